@@ -20,8 +20,8 @@ import torch
 pytest.importorskip("transformers")
 pytest.importorskip("peft")
 
+from launched import free_address, on_ranks
 from safetensors.torch import load_file
-from test_ranks import free_address
 from tuned_model import UNEVEN, llama, table, tune
 
 from hgms_core import ConfigError
@@ -63,17 +63,7 @@ def test_ranks_train_as_one_process_does_and_go_on_from_one_another(tmp_path: Pa
     tune(tmp_path / "one-uneven", UNEVEN)
     tune(tmp_path / "one-two", stop=3)
     assert len(logged(tmp_path / "one-two")) == 4
-    address, command = f"tcp://{free_address()}", [sys.executable, HERE / "tuned_model.py"]
-    processes = [
-        subprocess.Popen([*command, str(rank), "2", address, tmp_path], stderr=subprocess.PIPE, text=True) for rank in range(2)
-    ]
-    try:
-        ends = [process.communicate(timeout=300)[1] for process in processes]
-    finally:
-        for process in processes:
-            process.kill()
-            process.communicate()
-    assert [process.returncode for process in processes] == [0, 0], ends
+    on_ranks("tuned_model.py", 2, tmp_path)
     assert len(logged(tmp_path / "one")) == 6
     assert_alike(tmp_path / "two", tmp_path / "one")
     assert_alike(tmp_path / "two-uneven", tmp_path / "one-uneven")

@@ -5,7 +5,6 @@ from __future__ import annotations
 import logging
 import os
 import signal
-import socket
 import subprocess
 import sys
 from pathlib import Path
@@ -15,6 +14,7 @@ import psutil
 import pytest
 import torch
 from click.testing import CliRunner
+from launched import free_address, on_ranks
 
 from hgms_cli import main
 from hgms_core import Budget, ConfigError
@@ -71,22 +71,10 @@ def assert_same(ours: RunResult, alone: RunResult) -> None:
     torch.testing.assert_close(ours.x, alone.x, rtol=1e-6, atol=1e-12)
 
 
-def free_address() -> str:
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        return f"127.0.0.1:{free.getsockname()[1]}"
-
-
 @pytest.mark.parametrize("ranks", [2, pytest.param(3, marks=pytest.mark.slow)])
 def test_derivatives_of_a_loss_by_parts_are_those_of_the_whole(ranks: int) -> None:
     """Gradients, Hessian products by both modes, mixed products, and stacked gradients, to rounding."""
-    address = f"tcp://{free_address()}"
-    processes = [
-        subprocess.Popen([sys.executable, HERE / "derivatives.py", str(rank), str(ranks), address], stderr=subprocess.PIPE)
-        for rank in range(ranks)
-    ]
-    ends = [process.communicate(timeout=120)[1].decode() for process in processes]
-    assert [process.returncode for process in processes] == [0] * ranks, ends
+    on_ranks("derivatives.py", ranks, seconds=120)
 
 
 @pytest.mark.parametrize("method", METHODS, ids=lambda method: method["name"])

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +11,8 @@ import pytest
 pytest.importorskip("transformers")
 pytest.importorskip("peft")
 
-from test_ranks import assert_same, broken_off, free_address
+from launched import on_ranks
+from test_ranks import assert_same, broken_off
 
 from hgms_core import ConfigError
 from hgms_ranks.mesh import shape_of
@@ -84,18 +83,7 @@ def assert_alike(ours: RunResult, alone: RunResult) -> None:
 def test_a_base_in_parts_gives_the_losses_and_gradients_of_a_whole_one(tmp_path: Path) -> None:
     """Of a small Llama and of a model whose head is its embedding; each rank on rows of its own; in micro-batches, and with
     layers computed again; as stacked candidates; with half of the parameters on each of two ranks. Loaded by one."""
-    address = f"tcp://{free_address()}"
-    command = [sys.executable, HERE / "sharded_model.py"]
-    processes = [
-        subprocess.Popen([*command, str(rank), "2", address, tmp_path], stderr=subprocess.PIPE, text=True) for rank in range(2)
-    ]
-    try:
-        ends = [process.communicate(timeout=600)[1] for process in processes]
-    finally:
-        for process in processes:
-            process.kill()
-            process.communicate()
-    assert [process.returncode for process in processes] == [0, 0], ends
+    on_ranks("sharded_model.py", 2, tmp_path, seconds=600)
 
 
 @pytest.mark.parametrize(

@@ -37,7 +37,7 @@ Rows = Iterator[tuple[str, Row | BadRow]]
 class Named:
     """A row whose columns have names of their own: ``fields`` says which of them is which field."""
 
-    row: Row | BadRow | bytes
+    row: Unread
     fields: Mapping[str, str]
 
     def renamed(self) -> Row | BadRow:
@@ -130,7 +130,7 @@ def raw_rows(where: str, source: Source, watch: Callable[[int, int], None] = lam
     yield from ((place, Named(row, fields)) for place, row in rows) if fields else rows
 
 
-def _raw_rows(where: str, source: Source, watch: Callable[[int, int], None]) -> Iterator[tuple[str, Row | BadRow | bytes]]:
+def _raw_rows(where: str, source: Source, watch: Callable[[int, int], None]) -> Raw:
     if source.path is None:
         yield from _hub(where, source)
         return
