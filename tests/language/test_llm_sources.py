@@ -641,7 +641,8 @@ def test_they_hold_for_every_format_and_kind_of_file(tmp_path: Path) -> None:
 def test_a_row_without_such_a_column_is_a_bad_one_and_counts_as_one(tmp_path: Path) -> None:
     file = lines(tmp_path / "own.jsonl", [{"frage": "Q", "antwort": "A"}, {"frage": "Q", "answer": "A"}])
     fields = {"prompt": "frage", "completion": "antwort"}
-    with pytest.raises(DataError, match=r"line 2: no 'antwort', which 'fields' has for 'completion'; it has: frage, answer"):
+    says = r"line 2: no 'antwort', which 'fields' has for 'completion'; it has: frage, answer"
+    with pytest.raises(DataError, match=says):
         read("own", Source(path=str(file), fields=fields))
     examples, report = read("own", Source(path=str(file), fields=fields, max_bad_rows=1))
     assert (len(examples), report.bad) == (1, 1)
@@ -669,6 +670,11 @@ def test_where_no_format_fits_the_message_says_how_to_name_columns(tmp_path: Pat
     for source in (Source(path=path), Source(path=path, format="alpaca")):
         with pytest.raises(DataError, match=r'fields = \{ prompt = "COLUMN", completion = "COLUMN" \}'):
             read("own", source)
+    with pytest.raises(DataError, match="leave out format = 'alpaca' and say which is which"):
+        read("own", Source(path=path, format="alpaca"))
+    misspelt = Source(path=path, fields={"prompt": "frage", "completion": "antwrt"})
+    with pytest.raises(DataError, match=r"did you mean 'antwort'\?.*\n  no row is left: mend 'fields', or the file"):
+        read("own", misspelt)
 
 
 def test_a_configuration_without_them_is_what_it_was_before_there_were_any(tmp_path: Path) -> None:

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any, BinaryIO, cast
 
 from attrs import frozen
 
-from hgms_core import ConfigError, DataError, MissingExtra
+from hgms_core import ConfigError, DataError, MissingExtra, closest
 from hgms_llm.formats import RAW, BadRow, Row, detect
 
 if TYPE_CHECKING:
@@ -45,8 +45,12 @@ class Named:
         if isinstance(row, BadRow):
             return row
         if lacking := next(((name, column) for name, column in self.fields.items() if column not in row), None):
-            has = ", ".join(map(str, row)) or "nothing"
-            return BadRow(f"no {lacking[1]!r}, which 'fields' has for {lacking[0]!r}; it has: {has}")
+            name, column = lacking
+            near = closest(column, map(str, row))
+            hint = f" (did you mean {near!r}?)" if near else ""
+            return BadRow(
+                f"no {column!r}, which 'fields' has for {name!r}{hint}; it has: {', '.join(map(str, row)) or 'nothing'}"
+            )
         own = {key: value for key, value in row.items() if key not in self.fields and key not in self.fields.values()}
         return own | {name: row[column] for name, column in self.fields.items()}
 

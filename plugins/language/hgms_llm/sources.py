@@ -273,8 +273,11 @@ def _bad(
         lines.append(f"  mend these rows, or leave them out with max_bad_rows = {count} or more")
     elif better is not None and better is not form:
         lines.append(f'  the rows look like {better.name!r}: set format = "{better.name}" (or "auto")')
+    elif source.fields:
+        lines.append("  no row is left: mend 'fields', or the file")
     else:
-        lines.append(f"  no row is left: if columns have other names say which is which ({OWN_NAMES}), or mend the file")
+        first = "" if source.format == "auto" else f"leave out format = {source.format!r} and "
+        lines.append(f"  no row is left: if columns have other names {first}say which is which ({OWN_NAMES}), or mend the file")
     return "\n".join(lines)
 
 
