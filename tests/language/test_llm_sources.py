@@ -641,7 +641,7 @@ def test_they_hold_for_every_format_and_kind_of_file(tmp_path: Path) -> None:
 def test_a_row_without_such_a_column_is_a_bad_one_and_counts_as_one(tmp_path: Path) -> None:
     file = lines(tmp_path / "own.jsonl", [{"frage": "Q", "antwort": "A"}, {"frage": "Q", "answer": "A"}])
     fields = {"prompt": "frage", "completion": "antwort"}
-    says = r"line 2: no 'antwort', which 'fields' has for 'completion'; it has: frage, answer"
+    says = r"line 2: no 'antwort', which 'fields' has for 'completion' \(did you mean 'answer'\?\); it has: frage, answer"
     with pytest.raises(DataError, match=says):
         read("own", Source(path=str(file), fields=fields))
     examples, report = read("own", Source(path=str(file), fields=fields, max_bad_rows=1))
