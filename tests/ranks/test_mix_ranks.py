@@ -179,6 +179,7 @@ def others() -> list[psutil.Process]:
     return [child for child in psutil.Process().children() if "hgms_mix.follower" in child.cmdline()]
 
 
+@pytest.mark.slow  # CI sees a rank of a run die, and fine-tunings that go on
 def test_a_rank_that_dies_in_finetuning_is_named_and_the_same_command_goes_on(made: Path, tmp_path: Path) -> None:
     shutil.copytree(made / "begun", tmp_path / "runs")
     killed = on_two(made, tmp_path / "runs")

@@ -36,9 +36,9 @@ HG_MS: dict[str, Any] = {
 SMALL = {"steps": 3, "batch_size": 32}
 METHODS = [
     HG_MS,
-    {"name": "hg-ms-tilted", "generator": {"count": 3, **SMALL}},
+    pytest.param({"name": "hg-ms-tilted", "generator": {"count": 3, **SMALL}}, marks=pytest.mark.slow),
     {"name": "hg-baseline", "generator": SMALL},
-    {"name": "hg-ms-ula", "generator": {"count": 4, "steps": 3}},
+    pytest.param({"name": "hg-ms-ula", "generator": {"count": 4, "steps": 3}}, marks=pytest.mark.slow),
     {
         **HG_MS,
         "hypergradient": {
@@ -141,6 +141,7 @@ def test_a_rank_that_dies_is_named_and_the_run_resumes(tmp_path: Path) -> None:
     assert not [child for child in psutil.Process().children() if "hgms_run.follower" in child.cmdline()]
 
 
+@pytest.mark.slow  # CI sees torchrun start the ranks of a whole mix
 def test_torchrun_starts_the_ranks_as_well(tmp_path: Path) -> None:
     started = run_config(config(tmp_path / "started", 2))
     toml = tmp_path / "run.toml"

@@ -89,13 +89,14 @@ def test_a_base_in_parts_gives_the_losses_and_gradients_of_a_whole_one(tmp_path:
 @pytest.mark.parametrize(
     ("count", "hypergradient"),
     [
-        (4, {"derivative": "difference"}),
-        (2, {"derivative": "per-source"}),
-        (1, {"derivative": "difference", "batch": "own"}),
-        (3, {**VJP, "strategy": "difference"}),
-        (2, {**VJP, "strategy": "difference", "operator": "ggn", "batch_size": 6}),
+        pytest.param(4, {"derivative": "difference"}, id="difference", marks=pytest.mark.slow),
+        pytest.param(2, {"derivative": "per-source"}, id="per-source"),
+        pytest.param(1, {"derivative": "difference", "batch": "own"}, id="own", marks=pytest.mark.slow),
+        pytest.param(3, {**VJP, "strategy": "difference"}, id="implicit"),
+        pytest.param(
+            2, {**VJP, "strategy": "difference", "operator": "ggn", "batch_size": 6}, id="gauss-newton", marks=pytest.mark.slow
+        ),
     ],
-    ids=["difference", "per-source", "own", "implicit", "gauss-newton"],
 )
 def test_a_run_on_a_base_in_parts_is_that_on_a_whole_one(tmp_path: Path, count: int, hypergradient: dict[str, Any]) -> None:
     """θ, x, choices, costs and evaluations of all steps."""

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import importlib.metadata
 import importlib.util
+import io
 import os
 import shutil
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -102,7 +105,9 @@ def _convert(file: Path, digest: str, to: Path) -> None:
 
     transformers.logging.disable_progress_bar()
     where: dict[str, Any] = {"pretrained_model_name_or_path": str(file.parent), "gguf_file": file.name}
-    with torch.random.fork_rng(devices=[]):
+    # transformers' bar of the conversion is no line of a log
+    quiet = contextlib.nullcontext() if sys.stderr.isatty() else contextlib.redirect_stderr(io.StringIO())
+    with torch.random.fork_rng(devices=[]), quiet:
         source = transformers.AutoModelForCausalLM.from_pretrained(**where, dtype=torch.float32)
         config = source.config
         if hasattr(config, "quantization_config"):  # the numbers are written out: nothing is quantised any more

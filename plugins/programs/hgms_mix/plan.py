@@ -84,6 +84,10 @@ def show(planned: Mapping[str, Any]) -> None:
         for name, stage in planned["stages"].items()
     ]
     print_table(tuple(rows[0]), rows)
+    click.echo(
+        "  seconds on this machine, by the clock on the wall: reweight is reading and the budget; of the other stages "
+        f"{ROWS} rows were timed, and loading the model and saving come on top"
+    )
     counts = ", ".join(f"{count:,} {what}" for what, count in planned["rows"].items())
     click.echo(f"  rows: {counts}; an outer step: {planned['step_seconds']:.3g} s; reading: {planned['reading_seconds']:.3g} s")
     click.echo(f"  peak memory of what was tried: {planned['peak_bytes'] / 2**20:,.0f} MiB; a blank was not tried")
