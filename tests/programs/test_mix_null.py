@@ -183,7 +183,7 @@ def test_a_source_like_the_validation_rows_beside_noise_is_evidence(here: Path) 
 
 
 def test_an_interrupted_null_test_goes_on_to_the_same_weights(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from hgms_executors import Told
+    from hgms_executors import RemoteProgress
 
     mix_of("like.jsonl", "noise.jsonl", method=SMALL_STEPS, budget="4 steps")
     whole = json_of("null", "mix.toml", "--seeds", "2", "--out", "whole")
@@ -193,7 +193,7 @@ def test_an_interrupted_null_test_goes_on_to_the_same_weights(here: Path, monkey
             signal.raise_signal(signal.SIGINT)
 
     with monkeypatch.context() as patched:
-        patched.setattr(Told, "watch", press)
+        patched.setattr(RemoteProgress, "watch", press)
         broken = call("null", "mix.toml", "--seeds", "2", "--out", "broken")
     assert broken.exit_code == 130
     assert "interrupted after 1 of 2 runs\n  run the same command again to go on from there" in broken.stderr

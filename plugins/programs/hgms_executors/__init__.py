@@ -14,12 +14,12 @@ from hgms_executors.here import Here
 from hgms_executors.jobs import Ending, Executor, Job, Needs, Report, Tell, called, described
 from hgms_executors.local import Local, cores
 from hgms_executors.options import executor_options, stated_executor
+from hgms_executors.remote_progress import RemoteProgress
 from hgms_executors.together import BUSY, Piece, carried_out_together, unless_busy
-from hgms_executors.told import Told
 
 __all__ = [
-    "BUSY", "TRIES", "Board", "Ending", "Executor", "Here", "Job", "Local", "Needs", "Piece", "Report", "Tell", "Told",
-    "called", "carried_out", "carried_out_beside", "carried_out_together", "code_of", "cores", "described", "ending_of",
+    "BUSY", "TRIES", "Board", "Ending", "Executor", "Here", "Job", "Local", "Needs", "Piece", "RemoteProgress", "Report",
+    "Tell", "called", "carried_out", "carried_out_beside", "carried_out_together", "code_of", "cores", "described", "ending_of",
     "ensure_same", "executor_of", "executor_options", "installation", "packed", "stated_executor", "to_stderr",
     "tried_again", "unless_busy",
 ]  # fmt: skip

@@ -15,7 +15,7 @@ import numpy as np
 from hgms_cli import print_table
 from hgms_core import HgmsError
 from hgms_core.registry import Registry
-from hgms_executors import Executor, Here, Needs, Piece, Tell, Told, carried_out_together, to_stderr, unless_busy
+from hgms_executors import Executor, Here, Needs, Piece, RemoteProgress, Tell, carried_out_together, to_stderr, unless_busy
 from hgms_mix.certainty import spelled
 from hgms_mix.config import MixConfig
 from hgms_mix.mix import Mix
@@ -93,7 +93,7 @@ def learn(arguments: Mapping[str, Any], tell: Tell) -> Mapping[str, Any]:
     config = RunConfig.from_dict(arguments["config"], registry=Registry.load(arguments["plugins"]))
     gc.collect()  # the last run's model goes before this one's comes
     path = Path(arguments["path"])
-    result = run_config(config, resume=True, view=Told(tell), path=path, patience=PATIENCE)
+    result = run_config(config, resume=True, view=RemoteProgress(tell), path=path, patience=PATIENCE)
     return {"weights": weights_of(result.records[-1])}
 
 

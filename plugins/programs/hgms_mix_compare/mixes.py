@@ -15,7 +15,7 @@ from hgms_cli import finite
 from hgms_compare import scaled
 from hgms_core import ConfigError
 from hgms_core.registry import Registry
-from hgms_executors import Executor, Needs, Piece, Tell, Told, carried_out_together, to_stderr, unless_busy
+from hgms_executors import Executor, Needs, Piece, RemoteProgress, Tell, carried_out_together, to_stderr, unless_busy
 from hgms_mix import MixConfig
 from hgms_mix_compare.outcome import Outcome
 from hgms_run import tables_of, unannounced
@@ -107,7 +107,7 @@ def carry_out(contest: Contest, executor: Executor, say: Callable[[str], None] =
 def make(arguments: Mapping[str, Any], tell: Tell) -> Mapping[str, Any]:
     """The mix of ``arguments`` (see :meth:`Contest.piece`) as the job of an executor: its ``report``, as `hgms mix --json`
     prints it."""
-    registry, told = Registry.load(arguments["plugins"]), Told(tell)
+    registry, progress = Registry.load(arguments["plugins"]), RemoteProgress(tell)
     settings = {key: arguments[key] for key in ("seed", "out", "method", "scale")}
     config = hgms_mix.load(Path(arguments["grid"]), arguments["sets"], registry=registry, **settings)
-    return {"report": finite(hgms_mix.carry_out(config, say=told.say, view=told, patience=PATIENCE))}
+    return {"report": finite(hgms_mix.carry_out(config, say=progress.say, view=progress, patience=PATIENCE))}

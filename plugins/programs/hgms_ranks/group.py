@@ -200,13 +200,13 @@ def begun() -> tuple[Mapping[str, Any], Callable[[], None]]:
     """In a process that :func:`start` has started, first of all: what it is told, and what tells rank 0 that it has loaded."""
     out = os.fdopen(os.dup(1), "wb")
     os.dup2(2, 1)  # whatever a plugin prints is no answer
-    told: Mapping[str, Any] = json.loads(sys.stdin.readline())
+    settings: Mapping[str, Any] = json.loads(sys.stdin.readline())
     threading.Thread(target=lambda: (sys.stdin.read(), os._exit(0)), daemon=True).start()  # rank 0 is gone, or done
-    sys.path += [place for place in told["places"] if place not in sys.path]
-    torch.set_num_threads(told["threads"])
+    sys.path += [place for place in settings["places"] if place not in sys.path]
+    torch.set_num_threads(settings["threads"])
 
     def ready() -> None:
         out.write(READY)
         out.close()
 
-    return told, ready
+    return settings, ready

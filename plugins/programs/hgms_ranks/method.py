@@ -45,8 +45,8 @@ class OnRanks:
             problem = self._problem = make()
         if not self.sharded:
             return problem
-        told: dict[str, Any] = {name: _Told(self, name, getattr(problem, name)) for name in ("f", "g", "evaluate")}
-        return attrs.evolve(problem, **told)
+        shared: dict[str, Any] = {name: _OnAllRanks(self, name, getattr(problem, name)) for name in ("f", "g", "evaluate")}
+        return attrs.evolve(problem, **shared)
 
     def init(self, problem: Problem, seed: int) -> State:
         with self.ranks.together("step 0"):
@@ -71,7 +71,7 @@ class OnRanks:
 
 
 @frozen(eq=False)
-class _Told:
+class _OnAllRanks:
     """A function of the problem that rank 0 calls between steps, and the others with it: its value, without a graph."""
 
     run: OnRanks
@@ -91,21 +91,22 @@ def follow(method: Method, make: Callable[[], Problem], ranks: Ranks) -> None:
     """What another rank than 0 does: as it is told, until the run is over. An error that all ranks meet is rank 0's to tell."""
     before: State | None = None
     after: State | None = None
-    while (told := ranks.say(None)) is not None:
-        if told["do"] == "build":
+    while (message := ranks.say(None)) is not None:
+        if message["do"] == "build":
             problem = make()
             device = next(iter(problem.x0.values())).device
             continue
-        if told["do"] == "call":
+        if message["do"] == "call":
             with torch.no_grad():
-                getattr(problem, told["name"])(*_moved(told["args"], device))
+                getattr(problem, message["name"])(*_moved(message["args"], device))
             continue
-        if told["do"] == "init":
-            before, after = None, method.init(problem, told["seed"])
+        if message["do"] == "init":
+            before, after = None, method.init(problem, message["seed"])
             continue
-        state = {"after": after, "before": before}[told["from"]] if told["from"] != "sent" else _moved(told["state"], device)
+        known = {"after": after, "before": before}
+        state = _moved(message["state"], device) if message["from"] == "sent" else known[message["from"]]
         assert state is not None
-        following, _ = method.step(problem, state, told["progress"])
+        following, _ = method.step(problem, state, message["progress"])
         ensure_agreement(method.result(following)[0], ranks)
         before, after = state, following
 

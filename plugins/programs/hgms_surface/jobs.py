@@ -10,7 +10,7 @@ from weakref import WeakValueDictionary
 import attrs
 
 from hgms_core.registry import Registry
-from hgms_executors import Needs, Piece, Tell, Told, unless_busy
+from hgms_executors import Needs, Piece, RemoteProgress, Tell, unless_busy
 from hgms_mix import LEASES, claimed, digest, read, resolved
 from hgms_run import unannounced
 from hgms_surface.design import Point
@@ -47,13 +47,13 @@ def piece(runs: DesignRuns, point: Point) -> Piece:
 @unless_busy
 def work(arguments: Mapping[str, Any], tell: Tell) -> Mapping[str, Any]:
     """The point of ``arguments`` (see :func:`piece`) as the job of an executor; what came of it is in its folder."""
-    design, told = _design(arguments), Told(tell)
+    design, progress = _design(arguments), RemoteProgress(tell)
     runs = _KNOWN.get(design)
     if runs is None:
         config = read(arguments["config"], "the surface", registry=Registry.load(arguments["plugins"]))
         _KNOWN[design] = runs = DesignRuns(config=config, folder=Path(arguments["folder"]))
         _LAST[:] = [runs]  # for the next job
-    runs.show(told, told.say)
+    runs.show(progress, progress.say)
     point = Point(**{**arguments["point"], "weights": tuple(arguments["point"]["weights"])})
     with claimed(runs.place(point), patience=PATIENCE):
         if runs.finished(point) is None:  # else another process has finished it meanwhile

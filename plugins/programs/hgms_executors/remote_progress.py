@@ -12,11 +12,11 @@ EVERY = 0.2
 """Seconds between two reports of a job's progress."""
 
 
-class Told:
-    """Takes the place of :class:`hgms_run.Progress` in a job: its steps are told, not drawn.
+class RemoteProgress:
+    """Takes the place of :class:`hgms_run.Progress` in a job: its steps are sent, not drawn.
 
     >>> heard = []
-    >>> Told(lambda **event: heard.append(event)).watch(None, {"step": 3, "loss": 0.5, "rows": [1, 2]}, 0.25)
+    >>> RemoteProgress(lambda **event: heard.append(event)).watch(None, {"step": 3, "loss": 0.5, "rows": [1, 2]}, 0.25)
     >>> heard
     [{'event': 'step', 'share': 0.25, 'record': {'step': 3, 'loss': 0.5}}]
 
@@ -24,13 +24,13 @@ class Told:
 
     def __init__(self, tell: Tell) -> None:
         self.tell = tell
-        self._told = float("-inf")
+        self._last = float("-inf")
 
     def watch(self, _info: object, record: Mapping[str, Any], share: float) -> None:
         """As a run calls it after every step; plain values travel, and not more often than a person reads."""
         now = time.monotonic()
-        if now - self._told >= EVERY:
-            self._told = now
+        if now - self._last >= EVERY:
+            self._last = now
             shown = {key: value for key, value in record.items() if isinstance(value, (int, float, str))}
             self.tell(event="step", share=share, record=shown)
 
