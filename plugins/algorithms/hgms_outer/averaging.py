@@ -64,7 +64,8 @@ class DualAveraging:
         return {"weight": 0.0, "start": dict(theta), "sum": {name: torch.zeros_like(leaf) for name, leaf in theta.items()}}
 
     def step(self, theta: Tree, gradient: Tree, state: State, progress: float) -> tuple[Tree, State]:
-        weight = self.decay * state.get("weight", state.get("step", 0)) + 1  # a run of 0.7 counted its steps
+        before: float = state["weight"] if "weight" in state else state["step"]  # a run of 0.7 counted its steps
+        weight = self.decay * before + 1
         total = {name: self.decay * state["sum"][name] + _of_weights(theta[name], gradient[name]) for name in theta}
         scale = self.strength / (weight + self.prior_steps)
         moved = {name: state["start"][name] - scale * total[name] for name in theta}
