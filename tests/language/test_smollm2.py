@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -100,6 +101,26 @@ def test_a_full_disk_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, er
     monkeypatch.setattr(convert, "_convert", full)
     with pytest.raises(DataError, match=r"(?s)cannot write the model .* No space left on device\n  free 540 MB"):
         convert.folder()
+
+
+@pytest.mark.parametrize("terminal", [False, True])
+def test_the_bar_of_the_conversion_is_drawn_at_a_terminal_only(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], terminal: bool
+) -> None:
+    import transformers
+
+    class Loaded(Exception):
+        pass
+
+    def load(**where: Any) -> None:
+        sys.stderr.write("Converting 50%\n")
+        raise Loaded
+
+    monkeypatch.setattr(transformers.AutoModelForCausalLM, "from_pretrained", load)
+    monkeypatch.setattr(sys.stderr, "isatty", lambda: terminal)
+    with pytest.raises(Loaded):
+        convert._convert(tmp_path / "weights.gguf", "digest", tmp_path)
+    assert capsys.readouterr().err == ("Converting 50%\n" if terminal else "")
 
 
 # -- with the weights ---------------------------------------------------------------------------------------------------

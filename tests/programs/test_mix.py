@@ -757,7 +757,9 @@ def test_a_dry_run_says_what_a_mix_takes_and_leaves_no_folder(here: Path, budget
     if budget == "3 steps":
         assert stages["reweight"]["seconds"] == pytest.approx(3 * planned["step_seconds"] + planned["reading_seconds"])
     assert not (here / "runs").exists()
-    assert "MiB on disk" in call("mix.toml", "--dry-run").stdout
+    shown = call("mix.toml", "--dry-run").stdout
+    assert "MiB on disk" in shown
+    assert "reweight is reading and the budget; of the other stages 8 rows were timed" in shown
 
 
 def test_near_copies_between_sets_are_told_with_an_example(here: Path) -> None:

@@ -1,10 +1,11 @@
-"""A/A: how far each method of a grid parts two halves of one source, over its seeds.
+"""Every mix of a grid, and how far each method parts two halves of one source over its seeds (A/A).
 
     python benchmarks/llm/weights/halves.py runs/weights/denoising german-1 german-2 [--json FILE]
 
-For every method z = log(weight of the first half / weight of the second) of each seed, their mean with its 95 % t-interval, and
-the standard deviation of one run: a method that prefers neither half has an interval that holds 0; one that lets luck decide
-has a large deviation. Halves have the same rows in every run, so their luck is part of the mean.
+For each method z = log(weight of the first half / weight of the second) of every seed: their mean with its 95 % t-interval, and
+the standard deviation of one run. A method that prefers neither half has an interval that holds 0; one that lets luck decide
+has a large deviation. Halves have the same rows in every run, so their luck is part of the mean. The file has a row a mix:
+method, seed, weights, z, test losses, and processor seconds of all stages but evaluation.
 """
 
 from __future__ import annotations
@@ -12,59 +13,59 @@ from __future__ import annotations
 import argparse
 import json
 import math
-from collections import defaultdict
+import statistics
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-from scipy import stats
+from hgms_mix_compare.outcome import processor_seconds
+from hgms_results import Interval
 
 LEAST = 1e-6
 """A weight below it counts as this much: of zero there is no logarithm."""
 
 
-def parted(folder: Path, first: str, second: str) -> dict[str, dict[str, Any]]:
-    """By ``label-hash`` of the folder's runs: z of each seed, mean, half width, deviation.
-
-    Runs that do not have both sources, and those that are not done, are left out.
-    """
-    logs: dict[str, dict[int, float]] = defaultdict(dict)
+def mixes(folder: Path, first: str, second: str) -> list[dict[str, Any]]:
+    """The finished mixes as rows of the file. A method is its label with the hash of its run; z is None without both halves."""
+    rows = []
     for path in sorted(folder.glob("**/seed-*/report.json")):
         report = json.loads(path.read_text(encoding="utf-8"))
-        weights = {row["source"]: max(row["weight"], LEAST) for row in report["sources"]}
-        if first in weights and second in weights:
-            logs[path.parent.parent.name][report["seed"]] = math.log(weights[first] / weights[second])
-    return {label: {"seeds": seeds, **summary(list(seeds.values()))} for label, seeds in sorted(logs.items())}
+        weights = {row["source"]: row["weight"] for row in report["sources"]}
+        if report.get("test"):
+            logs = [math.log(max(weights[half], LEAST)) for half in (first, second) if half in weights]
+            losses = {name: row["token_loss"]["value"] for name, row in report["test"].items()}
+            rows.append({
+                "method": path.parent.parent.name, "seed": report["seed"], "weights": weights,
+                "z": logs[0] - logs[1] if len(logs) == 2 else None,
+                "test_losses": losses, "processor_seconds": processor_seconds(report),
+            })  # fmt: skip
+    return rows
 
 
-def summary(values: list[float]) -> dict[str, float | None]:
-    """Mean, half width of its 95 % t-interval, and standard deviation; None where one value has none.
+def line(method: str, values: list[float]) -> str:
+    """What is printed of a method.
 
-    >>> summary([1.0])
-    {'mean': 1.0, 'half_width': None, 'deviation': None}
-    >>> {name: round(value, 3) for name, value in summary([0.0, 1.0, 2.0]).items()}
-    {'mean': 1.0, 'half_width': 2.484, 'deviation': 1.0}
+    >>> line("hg-ms", [0.0, 1.0, 2.0])
+    'hg-ms                            +1.00 ± 2.48, of one run 1.00   seeds: 3'
+    >>> line("hg-ms", [1.0])
+    'hg-ms                            +1.00   seeds: 1'
     """
-    mean = float(np.mean(values))
-    if len(values) < 2:
-        return {"mean": mean, "half_width": None, "deviation": None}
-    deviation = float(np.std(values, ddof=1))
-    half_width = float(stats.t.ppf(0.975, len(values) - 1)) * deviation / math.sqrt(len(values))
-    return {"mean": mean, "half_width": half_width, "deviation": deviation}
+    interval = Interval.of(values)
+    spread = f" ± {interval.half_width:.2f}, of one run {statistics.stdev(values):.2f}" if len(values) > 1 else ""
+    return f"{method:32} {interval.mean:+.2f}{spread}   seeds: {len(values)}"
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
     parser.add_argument("folder", type=Path, help="that of the grid's runs")
     parser.add_argument("halves", nargs=2, metavar="HALF", help="the names of the two sources")
-    parser.add_argument("--json", type=Path, help="write it there, too")
+    parser.add_argument("--json", type=Path, help="write the mixes there, too")
     options = parser.parse_args()
-    rows = parted(options.folder, *options.halves)
-    if not rows:
+    rows = mixes(options.folder, *options.halves)
+    parted = [row for row in rows if row["z"] is not None]
+    if not parted:
         raise SystemExit(f"no finished mix with the sources {' and '.join(options.halves)} in {options.folder}")
-    for label, row in rows.items():
-        interval = "" if row["half_width"] is None else f" ± {row['half_width']:.2f}, of one run {row['deviation']:.2f}"
-        print(f"{label:32} {row['mean']:+.2f}{interval}   seeds: {len(row['seeds'])}")
+    for method in dict.fromkeys(row["method"] for row in parted):
+        print(line(method, [row["z"] for row in parted if row["method"] == method]))
     if options.json:
         options.json.write_text(json.dumps(rows, indent=1) + "\n", encoding="utf-8")
 
