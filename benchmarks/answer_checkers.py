@@ -14,9 +14,9 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
-from hgms_evaluation import Verifier, harness, questions
-from hgms_evaluation.questions import Question
-from hgms_evaluation.scores import score
+from hgms_mix.evaluation import Verifier, harness, questions
+from hgms_mix.evaluation.questions import Question
+from hgms_mix.evaluation.scores import score
 
 Form = Callable[[str, Mapping[str, Any]], str | None]
 """The text of a response, from the known answer and the question's row; None: this form does not fit this answer."""

@@ -13,8 +13,8 @@ import argparse
 import json
 from pathlib import Path
 
-from hgms_results.tables import table
-from hgms_run import Progress, RunResult, load, run_config
+from hgms.results.tables import table
+from hgms.runs import Progress, RunResult, load, run_config
 
 SETTINGS = Path(__file__).with_name("cleaning.toml")
 BRANCHES, CG = "method.generator", "method.hypergradient.solver"

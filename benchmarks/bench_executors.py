@@ -18,11 +18,11 @@ import time
 from pathlib import Path
 from typing import Any
 
-from hgms_compare.grid_file import load
-from hgms_compare.run_grid import run_grid
+from hgms.comparison.grid_file import load
+from hgms.comparison.run_grid import run_grid
+from hgms.executors import executor_of
 from hgms_core.host import Host
 from hgms_core.registry import Registry
-from hgms_executors import executor_of
 
 PLUGIN = Path(__file__).resolve().parents[1] / "tests" / "programs" / "grid_plugin.py"
 WORKERS = 2

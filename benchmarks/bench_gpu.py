@@ -28,14 +28,14 @@ from attrs import evolve
 from bench_pipeline import SIZES, cleaning, show, straight_down  # which puts tests/ on the path
 from helpers import moved
 
-from hgms_branches import Branches
+from hgms.compiled import Programs, RecordedProduct, linearized, matrix_route
+from hgms.generators.branches import Branches
+from hgms.hypergradients import Implicit
+from hgms.outer import Adam
+from hgms.runs import RunConfig
+from hgms.selectors import BestOfN
+from hgms.solvers import CG
 from hgms_core import Key, Linearization, Pipeline, Problem, State
-from hgms_graphs import Programs, RecordedProduct, linearized, matrix_route
-from hgms_hypergradients import Implicit
-from hgms_outer import Adam
-from hgms_run import RunConfig
-from hgms_selectors import BestOfN
-from hgms_solvers import CG
 
 COUNT, STEPS, BATCH, PRODUCTS, ROWS = 8, 20, 256, 30, 5000  # the paper, appendix on hyper-cleaning
 

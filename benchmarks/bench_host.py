@@ -21,9 +21,9 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from types import ModuleType
 
+from hgms.runs import RunConfig, run_config
 from hgms_core import hookimpl
 from hgms_core.host import Host
-from hgms_run import RunConfig, run_config
 
 PLUGIN = '''
 from typing import ClassVar
@@ -94,11 +94,11 @@ def listed(plugins: int, repeats: int) -> tuple[float, float]:
             (info / "METADATA").write_text(f"Metadata-Version: 2.1\nName: hgms-made-{number}\nVersion: 1.0\n")
             (info / "entry_points.txt").write_text(f"[hgms]\nmade-{number} = made_{number}\n")
         count = subprocess.run(
-            [sys.executable, "-m", "hgms_cli", "plugins"],
+            [sys.executable, "-m", "hgms.cli", "plugins"],
             env={**os.environ, "PYTHONPATH": folder}, capture_output=True, text=True, check=True,
         ).stdout.count(" hgms-made-")  # fmt: skip
         assert count == missing, f"{count} plugins listed"
-        pairs = [(seconds(["-c", "import torch"], site), seconds(["-m", "hgms_cli", "list"], site)) for _ in range(repeats)]
+        pairs = [(seconds(["-c", "import torch"], site), seconds(["-m", "hgms.cli", "list"], site)) for _ in range(repeats)]
     return statistics.median(first for first, _ in pairs), statistics.median(second - first for first, second in pairs)
 
 

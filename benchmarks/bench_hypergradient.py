@@ -28,10 +28,10 @@ from attrs import evolve, frozen
 from torch import Tensor
 from turns import arguments, clock_of, difference, machine, quartiles, ratios, show, take_turns, use_processors
 
+from hgms.compiled import Programs, calibrated, linearized, matrix_route
+from hgms.runs import RunConfig
+from hgms.solvers import CG
 from hgms_core import CallableSolver, Data, Estimate, Problem, Tree, implicit
-from hgms_graphs import Programs, calibrated, linearized, matrix_route
-from hgms_run import RunConfig
-from hgms_solvers import CG
 
 STEPS = 30
 RIDGES = (0.02, 0.05, 0.1, 0.2, 0.5, 1.0)  # the first with which CG uses up its steps is taken

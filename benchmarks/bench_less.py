@@ -24,8 +24,8 @@ from pathlib import Path
 import torch
 
 from hgms_core import Problem, State
-from hgms_less import Less
-from hgms_llm import BaseModel, Lora, Source, SourceMixture
+from hgms_mix.lm import BaseModel, Lora, Source, SourceMixture
+from hgms_mix.methods.less import Less
 
 KINDS: dict[str, dict[str, object]] = {
     "none": {"projection": None},

@@ -22,14 +22,14 @@ from typing import Any
 
 import torch
 
-from hgms_branches import Branches
+from hgms.compiled import calibrated, matrix_route
+from hgms.generators.branches import Branches
+from hgms.hypergradients import ThroughStep
+from hgms.outer import Adam
+from hgms.selectors import BestOfN
 from hgms_core import Key, Pipeline, Problem, gradient, groups, repeat
-from hgms_graphs import calibrated, matrix_route
-from hgms_hypergradients import ThroughStep
-from hgms_llm import BaseModel, Lora, Source, SourceMixture
-from hgms_llm.memory import peak_bytes, step_memory
-from hgms_outer import Adam
-from hgms_selectors import BestOfN
+from hgms_mix.lm import BaseModel, Lora, Source, SourceMixture
+from hgms_mix.lm.memory import peak_bytes, step_memory
 
 SHAPES: dict[str, dict[str, Any]] = {
     "tiny": {"model_type": "gpt2", "n_layer": 4, "n_embd": 256, "n_head": 4, "n_positions": 1024, "vocab_size": 8192},

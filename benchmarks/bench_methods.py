@@ -28,8 +28,8 @@ import torch
 from attrs import evolve
 from straight_down import METHODS, Stepper, Straight
 
+from hgms.runs import RunConfig
 from hgms_core import Method, Pipeline, Problem, Tree
-from hgms_run import RunConfig
 
 COLUMNS = ("pipeline [ms]", "straight down [ms]", "ratio", "q25", "q75", "overhead [µs]")
 

@@ -24,14 +24,14 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from hgms_branches import Branches
+from hgms.generators.branches import Branches
+from hgms.generators.ula import Ula
+from hgms.hypergradients import Implicit
+from hgms.outer import Adam
+from hgms.selectors import BestOfN
+from hgms.solvers import CG
 from hgms_core import Data, Key, Pipeline, Problem, Tree, repeat
 from hgms_core.stacking import STACK_BELOW, prefers_stack
-from hgms_hypergradients import Implicit
-from hgms_outer import Adam
-from hgms_selectors import BestOfN
-from hgms_solvers import CG
-from hgms_ula import Ula
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))
 from helpers import LiveMemory
@@ -250,7 +250,7 @@ def measure_list(rounds: int) -> dict[str, float]:
         after = os.times()
         processor[name].append(after.children_user + after.children_system - before.children_user - before.children_system)
 
-    listing = "import sys; from hgms_cli.group import main; sys.argv = ['hgms', 'list']; main()"
+    listing = "import sys; from hgms.cli.group import main; sys.argv = ['hgms', 'list']; main()"
     codes = {"import torch": "import torch", "hgms list": listing}
     seconds = turns(rounds, {name: partial(python, name, code) for name, code in codes.items()})
 

@@ -26,11 +26,11 @@ import torch
 from attrs import evolve, frozen
 from turns import difference, machine, quartiles, show, use_processors
 
+from hgms.compiled import Programs, calibrated, matrix_route
+from hgms.hypergradients import Implicit
+from hgms.runs import RunConfig
+from hgms.solvers import CG, KFAC, NystromCG, RecycledCG
 from hgms_core import Branch, Key, LinearSolver, MatVec, Method, Outcome, Problem, Solution, State, Tree
-from hgms_graphs import Programs, calibrated, matrix_route
-from hgms_hypergradients import Implicit
-from hgms_run import RunConfig
-from hgms_solvers import CG, KFAC, NystromCG, RecycledCG
 
 SOLVERS = ["cg", "warm", "nystrom", "recycled-cg", *(["kfac"] if importlib.util.find_spec("curvlinops") else [])]
 NEAR = 1.1e-6

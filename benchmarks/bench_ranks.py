@@ -4,7 +4,7 @@
 
 The run is benchmarks/ranks.toml (MNIST cleaning, eight branches) for a few outer steps; what is measured is between the ends of
 the first and the last but one. In the process of rank 0 a timer is put around torch.distributed's collectives, which
-hgms_ranks calls, for as long as this script lasts: a run knows nothing of it. A collective's seconds hold the wait for ranks
+hgms.distributed calls, for as long as this script lasts: a run knows nothing of it. A collective's seconds hold the wait for ranks
 that come later; those of the other ranks on the processor are read from /proc.
 
 ``--sizes`` measures a sum over ranks (``all_reduce`` of gloo) alone, by its size and the number of ranks, on processes of this
@@ -28,8 +28,8 @@ import torch
 import torch.distributed as dist
 import torch.multiprocessing as processes
 
+from hgms.runs import RunConfig, lay_options, run_config, tables_of
 from hgms_core.registry import Registry
-from hgms_run import RunConfig, lay_options, run_config, tables_of
 
 PROBLEM = Path(__file__).with_name("ranks.toml")
 CALLS = ("all_reduce", "all_gather", "broadcast")

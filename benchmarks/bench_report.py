@@ -144,7 +144,7 @@ def make(folder: Path, runs: int, steps: int, methods: tuple[str, ...] = METHODS
 
 def measure(folder: Path, out: Path) -> dict[str, float]:
     """`hgms report` in a process of its own: seconds by the clock and on the processor, and the highest resident memory."""
-    command = [sys.executable, "-m", "hgms_cli", "report", str(folder), "--out", str(out)]
+    command = [sys.executable, "-m", "hgms.cli", "report", str(folder), "--out", str(out)]
     started = time.perf_counter()
     process = subprocess.Popen(command, env={**os.environ, "OMP_NUM_THREADS": "1"})
     _, status, usage = os.wait4(process.pid, 0)

@@ -7,7 +7,7 @@ folder once more, file by file as a run leaves them, with their seed, other metr
 folders are 800,000 files and 4 GB. Steps, each in a process of its own:
 
 * ``find``: the run folders below a directory.
-* ``scan``: the same, and every result read: ``hgms_results.scan``, with which ``hgms report`` begins.
+* ``scan``: the same, and every result read: ``hgms.results.scan``, with which ``hgms report`` begins.
 * ``table``: after a scan, means, intervals and paired differences of each task.
 * ``report``: all that ``hgms report`` computes before it draws (rows of every run included).
 * ``compare``: `hgms compare` on a grid that is finished: load it, see what is left to do, gather, tables.
@@ -40,7 +40,7 @@ COLD = ("scan", "compare")
 
 
 def grid(out: Path, seeds: int) -> Any:
-    from hgms_compare.grid_file import load
+    from hgms.comparison.grid_file import load
     from hgms_core.registry import Registry
 
     table = {
@@ -53,8 +53,8 @@ def grid(out: Path, seeds: int) -> Any:
 
 def make(out: Path, runs: int) -> int:
     """Folders of so many runs; returns the number of seeds. Those that are there already are left as they are."""
-    from hgms_compare.run_grid import run_grid
-    from hgms_run.files import sealed
+    from hgms.comparison.run_grid import run_grid
+    from hgms.runs.files import sealed
 
     seeds = max(1, runs // (TASKS * METHODS))
     if not run_grid(grid(out, 1), jobs=0, progress=False).complete:
@@ -92,10 +92,10 @@ def forget(out: Path) -> None:
 
 def measure(step: str, out: Path, seeds: int) -> dict[str, float]:
     """Seconds of one step, by the clock and on the processor, without imports; and the highest resident memory."""
-    import hgms_report.compute as report
-    from hgms_compare.run_grid import run_grid
-    from hgms_results import scan, table
-    from hgms_results.folders import _run_folders
+    import hgms.report.compute as report
+    from hgms.comparison.run_grid import run_grid
+    from hgms.results import scan, table
+    from hgms.results.folders import _run_folders
 
     parts: dict[str, float] = {}
     started, spent = time.perf_counter(), time.process_time()

@@ -25,13 +25,13 @@ from torch import Tensor
 from torch.nn import functional
 from turns import arguments, clock_of, difference, machine, quartiles, ratios, show, take_turns, use_processors
 
-from hgms_branches import Branches
+from hgms.compiled import Programs
+from hgms.generators.branches import Branches
+from hgms.hypergradients import Implicit
+from hgms.outer import Sgd
+from hgms.selectors import BestOfN
+from hgms.solvers import CG
 from hgms_core import Data, Pipeline, Problem, Tree
-from hgms_graphs import Programs
-from hgms_hypergradients import Implicit
-from hgms_outer import Sgd
-from hgms_selectors import BestOfN
-from hgms_solvers import CG
 
 DECAY, RATE, SPREAD, RIDGE = 1e-3, 0.5, (0.5, 2.0), 2e-3
 TOLERANCE = 1e-5

@@ -21,8 +21,8 @@ from sklearn.datasets import load_digits
 from torch import Tensor
 from torch.nn import functional
 
+from hgms.solvers import CG, NystromCG
 from hgms_core import Outcome, implicit
-from hgms_solvers import CG, NystromCG
 
 Tree = dict[str, Tensor]
 

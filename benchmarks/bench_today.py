@@ -48,7 +48,7 @@ import json, os, sys, time
 import torch
 from attrs import evolve
 from hgms_core import Budget
-from hgms_run import RunConfig, run
+from hgms.runs import RunConfig, run
 
 work = json.loads(sys.argv[1])
 torch.set_num_threads(1)
@@ -119,7 +119,7 @@ class Worker:
 
 def environment(checkout: Path) -> dict[str, str]:
     """The variables with which Python imports a checkout's packages and finds the components that its pyproject.toml names."""
-    folders = [checkout, *(checkout / "plugins" / name for name in ("algorithms", "tasks", "language", "programs"))]
+    folders = [checkout, checkout / "plugins"]
     path = [str(_metadata(checkout)), *(str(folder) for folder in folders if folder.exists())]
     return {**os.environ, "PYTHONPATH": os.pathsep.join(path), "OMP_NUM_THREADS": "1"}
 

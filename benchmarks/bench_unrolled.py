@@ -22,9 +22,9 @@ from typing import Any
 import torch
 from bench_pipeline import cleaning
 
-from hgms_branches import Branches
+from hgms.generators.branches import Branches
+from hgms.hypergradients import Unrolled
 from hgms_core import Estimate, Key, Problem
-from hgms_hypergradients import Unrolled
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))
 from helpers import LiveMemory

@@ -21,10 +21,10 @@ from typing import Any
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from hgms.compiled import programs
+from hgms.solvers.pcg import begun, iteration
+from hgms.tasks.cleaning import HyperCleaning
 from hgms_core import Key, Linearization, LinearSystem, Loss, Problem, Tree, values
-from hgms_graphs import programs
-from hgms_solvers.pcg import begun, iteration
-from hgms_task_cleaning import HyperCleaning
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))
 from step_graphs import RIDGE, branches, multiplications, operations, step_graphs

@@ -13,7 +13,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from hgms_results.statistics import Interval, spell
+from hgms.results.statistics import Interval, spell
 
 FILE = Path(__file__).resolve().parent / "published.toml"
 HEAD = ("method", "task", "metric", "published", "source", "ours", "mark")

@@ -31,12 +31,12 @@ import pyarrow
 from attrs import frozen
 from pyarrow import parquet
 
-import hgms_report as report
+import hgms.report as report
+from hgms.report.parquet import runs as run_rows
+from hgms.results import recovered
+from hgms.results.statistics import Interval, compared, paired, spell
+from hgms.results.stored import role_in
 from hgms_core.registry import Registry
-from hgms_report.parquet import runs as run_rows
-from hgms_results import recovered
-from hgms_results.statistics import Interval, compared, paired, spell
-from hgms_results.stored import role_in
 
 sys.path.insert(0, str(Path(__file__).resolve().parent))  # where this file was loaded by its path
 import published
@@ -468,7 +468,7 @@ def readmes() -> dict[Path, set[str]]:
     """The README of every plugin of this repository that registers methods, and which."""
     by_readme: dict[Path, set[str]] = {}
     for component in Registry.load().components("method"):
-        for readme in ROOT.glob(f"plugins/*/{component.plugin.module}/README.md"):
+        for readme in ROOT.glob(f"plugins/{component.plugin.module.replace('.', '/')}/README.md"):
             by_readme.setdefault(readme, set()).add(component.name)
     return by_readme
 

@@ -11,8 +11,8 @@ import pyarrow as pa
 import pyarrow.parquet
 from click.testing import CliRunner
 
-from hgms_cli import group as cli
-from hgms_report import mixture
+from hgms.cli import group as cli
+from hgms.report import mixture
 
 FAMILIES = ("metric.", "setting.", "weight.", "cost_")
 """Columns that are told together: what follows is the name of a metric, a setting, a source, a kind of oracle call."""

@@ -83,7 +83,7 @@ def resolve(app: Sphinx, env: Any, node: Any, contents: Any) -> Any:
     places = {full: entry for full, entry in env.get_domain("py").objects.items() if full.rpartition(".")[2] == name}
     # of equal names the core's, then those of classes
     ours = sorted(places, key=lambda full: (full.count("."), not full.startswith("hgms_core."), full))
-    if ours and ours[0].count(".") == 1:
+    if ours and ours[0].rpartition(".")[0] not in env.get_domain("py").objects:  # no method of a class
         entry = places[ours[0]]
         return make_refnode(app.builder, node["refdoc"], entry.docname, entry.node_id, contents, ours[0])
     raise NoUri

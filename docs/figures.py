@@ -18,14 +18,14 @@ from typing import TYPE_CHECKING, Any
 import attrs
 import torch
 
-from hgms_branches import Branches
+from hgms.generators.branches import Branches
+from hgms.generators.ula import Ula
+from hgms.runs import RunConfig, run
+from hgms.selectors import BestOfN
+from hgms.solvers import CG
+from hgms.tasks.circle import CircleDegenerate, CircleKink
 from hgms_core import Candidates, Key, Problem, Tree
 from hgms_core.hypergrad import hypergradient
-from hgms_run import RunConfig, run
-from hgms_selectors import BestOfN
-from hgms_solvers import CG
-from hgms_task_circle import CircleDegenerate, CircleKink
-from hgms_ula import Ula
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

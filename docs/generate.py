@@ -25,23 +25,24 @@ import described
 import traced
 from click.testing import CliRunner
 
-import hgms_compare
+import hgms.comparison
+import hgms.config
+import hgms.integrations
+import hgms.report
+import hgms.results
+import hgms.runs
+import hgms.testing as testing
 import hgms_core
-import hgms_loops
-import hgms_report
-import hgms_results
-import hgms_run
-import hgms_testing as testing
-from hgms_cli import main as cli
+from hgms.cli import main as cli
+from hgms.executors.lookup import registered as executors
+from hgms.runs import config
+from hgms.runs.describe import range_of
 from hgms_core import hookspecs, registry
 from hgms_core.host import FIRST_PARTY, Host
 from hgms_core.registry import Registry
-from hgms_executors.chosen import registered as executors
-from hgms_run import config
-from hgms_run.describe import range_of
 
 DOCS = Path(__file__).resolve().parent
-PROGRAMS = (hgms_compare, hgms_loops, hgms_report, hgms_results, hgms_run)
+PROGRAMS = (hgms.comparison, hgms.integrations, hgms.report, hgms.results, hgms.runs)
 NO_COMPONENT = {"hgms_register_commands": "a command", "hgms_step_finished": "observers"}
 PART = re.compile(r"(<!-- generated: (\w+) -->\n).*?(<!-- end -->)", re.DOTALL)
 
@@ -69,8 +70,8 @@ def _context(command: click.Command, name: str, parent: click.Context) -> click.
 
 def run_keys() -> str:
     """The keys of a run's configuration that are not a component's."""
-    top = _meant(_fields(config.RunConfig, skip=("run",)), {"hgms_run": [config.RunConfig]})
-    settings = _meant(_fields(config.RunSettings), {"hgms_run": [config.RunSettings]})
+    top = _meant(_fields(config.RunConfig, skip=("run",)), {"hgms.runs": [config.RunConfig]})
+    settings = _meant(_fields(config.RunSettings), {"hgms.runs": [config.RunSettings]})
     budget = _meant(_fields(hgms_core.Budget), {"hgms_core": [hgms_core.Budget]})
     strings = 'As a string: `"60s"`, `"25 steps"`, `"1e5 calls"`; or as a table:'
     return (
@@ -84,7 +85,7 @@ def component_keys() -> str:
     """Each component's keys, by kind."""
     wrappers: dict[str, list[type]] = {}
     for wrapper in Registry.load().wrappers:
-        wrappers.setdefault(wrapper.__module__.partition(".")[0], []).append(wrapper)
+        wrappers.setdefault(package_of(wrapper), []).append(wrapper)
     shown = []
     for kind in registry.KINDS.values():
         shown.append(f"## {kind.label[0].upper()}{kind.label[1:]}s\n")
@@ -278,7 +279,9 @@ def _places() -> dict[tuple[str, str], str]:
 def _attribute_docs(module: Any) -> dict[str, str]:
     """The strings below the assignments of a package's modules: what documents a name that is no class or function."""
     docs = {}
-    for path in sorted(Path(inspect.getfile(module)).parent.rglob("*.py")):
+    packages = [hgms.config, module] if module is hgms.runs else [module]  # it exports names of the other
+    folders = [Path(inspect.getfile(package)).parent for package in packages]
+    for path in [path for folder in folders for path in sorted(folder.rglob("*.py"))]:
         body = ast.parse(path.read_text(encoding="utf-8")).body
         for statement, next_one in itertools.pairwise(body):
             if isinstance(next_one, ast.Expr) and isinstance(next_one.value, ast.Constant):
@@ -317,7 +320,9 @@ def traits() -> str:
                 wanted, place = getattr(component.target, "traits", ()), having
             else:
                 try:
-                    wanted = hgms_run.needs(hgms_run.built(component.name, registry.KINDS[kind].protocol, registry=components))
+                    wanted = hgms.runs.needs(
+                        hgms.runs.built(component.name, registry.KINDS[kind].protocol, registry=components)
+                    )
                 except hgms_core.HgmsError:  # it cannot be built from its defaults
                     wanted = ()
                 place = needing["method" if kind == "method" else "part"]
@@ -325,7 +330,7 @@ def traits() -> str:
                 place.setdefault(trait, []).append(f"`{component.name}`")
     rows = [
         (f"`{trait}`", _escaped(meaning), *(", ".join(place.get(trait, [])) for place in (having, *needing.values())))
-        for trait, meaning in hgms_run.TRAITS.items()
+        for trait, meaning in hgms.runs.TRAITS.items()
     ]
     return _columns(("trait", "the problem has", "tasks that have it", "methods that need it", "parts that need it"), rows)
 
@@ -347,17 +352,24 @@ def plugins() -> str:
     for info in Host.load().infos.values():
         brought.setdefault(info.module, []).extend(what for hook, what in NO_COMPONENT.items() if hook in info.hooks)
     for name, executor in executors(Host.load()).items():
-        brought.setdefault(executor.__module__.partition(".")[0], []).append(f"executor `{name}`")
+        brought.setdefault(package_of(executor), []).append(f"executor `{name}`")
     for module, what in _commands_and_models():
         brought.setdefault(module, []).append(what)
     shown, pages = [], []
-    for wing in ("algorithms", "tasks", "language", "programs"):
-        shown.append(f"### {wing.capitalize()}\n\n| package | brings |\n|---|---|")
-        for package in sorted(path.parent.name for path in (DOCS.parent / "plugins" / wing).glob("*/__init__.py")):
-            page = package.removeprefix("hgms_").replace("_", "-")
+    included = {
+        page: re.search(r"include\} (\S+)", page.read_text(encoding="utf-8")) for page in (DOCS / "plugins").glob("*.md")
+    }
+    page_of = {(page.parent / match[1]).resolve(): page.stem for page, match in included.items() if match}
+    root = DOCS.parent / "plugins"
+    for top in sorted(path.parent for path in root.glob("*/__init__.py")):
+        readmes = sorted(readme for readme in page_of if top in readme.parents)
+        shown += [f"### {top.name}\n\n| package | brings |\n|---|---|"] if readmes else []
+        for readme in readmes:
+            place = readme.parent if readme.name == "README.md" else readme.with_suffix("")  # of a module
+            package, page = ".".join(place.relative_to(root).parts), page_of[readme]
             pages.append(f"{page} <plugins/{page}>")
             shown.append(f"| [`{package}`](plugins/{page}.md) | {'; '.join(brought.get(package, ['what others import']))} |")
-        shown.append("")
+        shown += [""] if readmes else []
     return "\n".join([*shown, "```{toctree}", ":hidden:", "", *pages, "```", ""])
 
 
@@ -367,8 +379,8 @@ def _commands_and_models() -> Iterator[tuple[str, str]]:
         yield entries[-1].module, f"`hgms {command}`"
     for group, what in (("hgms.mix", "`hgms mix {}`"), ("hgms.models", "model `{}`")):
         for entry in sorted(importlib.metadata.entry_points(group=group)):
-            package = entry.module.partition(".")[0]
-            if package.startswith("hgms_"):
+            if entry.dist is not None and entry.dist.name == FIRST_PARTY:
+                package = entry.module if group == "hgms.models" else entry.module.rpartition(".")[0]
                 yield package, what.format(entry.name)
 
 
@@ -391,6 +403,11 @@ def columns() -> str:
     return parquet.tables()
 
 
+def package_of(cls: type) -> str:
+    """The package that exports a class: that of its module."""
+    return cls.__module__.rpartition(".")[0]
+
+
 def _ours(kind: str) -> list[registry.Component]:
     own = (FIRST_PARTY, None)
     return [component for component in Registry.load().components(kind) if component.plugin.distribution in own]
@@ -404,13 +421,13 @@ def _json_of(*arguments: str) -> Any:
 
 
 def _fields(cls: type, skip: tuple[str, ...] = ()) -> list[dict[str, Any]]:
-    hints = hgms_run.type_hints(cls)
+    hints = hgms.runs.type_hints(cls)
     rows = []
-    for key, attribute in hgms_run.init_fields(cls).items():
+    for key, attribute in hgms.runs.init_fields(cls).items():
         if key not in skip:
             required = attribute.default is attrs.NOTHING
-            default = None if required else hgms_run.plain(attribute.default, hints[attribute.name])
-            rows.append({"name": key, "type": hgms_run.spell(hints[attribute.name]), "required": required, "default": default})
+            default = None if required else hgms.runs.plain(attribute.default, hints[attribute.name])
+            rows.append({"name": key, "type": hgms.runs.spell(hints[attribute.name]), "required": required, "default": default})
     return rows
 
 

@@ -10,15 +10,15 @@ from typing import Any
 import attrs
 import torch
 
-from hgms_branches import Branches
+from hgms.generators.branches import Branches
+from hgms.hypergradients import Implicit, Unrolled
+from hgms.outer import Adam
+from hgms.runs import RunFolder, run
+from hgms.selectors import BestOfN
+from hgms.solvers import CG
+from hgms.tasks.quadratic import Quadratic
 from hgms_core import Budget, Candidates, Pipeline
 from hgms_core.host import Host
-from hgms_hypergradients import Implicit, Unrolled
-from hgms_outer import Adam
-from hgms_run import RunFolder, run
-from hgms_selectors import BestOfN
-from hgms_solvers import CG
-from hgms_task_quadratic import Quadratic
 
 GIVES = {
     "generator.init": "start: what the first step starts from",

@@ -38,7 +38,7 @@ OLDEST_PLUGIN_API = 2
 
 BROKEN_BY = {
     2: "Candidates carry `replay`, `last_step` and `next_step` as functions, a generator has no such methods; the record "
-    "Hypergradient is called Estimate; hgms_core.running and hgms_core.testing are packages (hgms_run, hgms_testing, …)"
+    "Hypergradient is called Estimate; hgms_core.running and hgms_core.testing are packages (hgms.runs, hgms.testing, …)"
 }
 """What a version changed in older plugins."""
 
@@ -90,7 +90,7 @@ def hgms_register_linear_solvers() -> Iterable[type[LinearSolver]]:
 
     >>> @hookimpl
     ... def hgms_register_linear_solvers():
-    ...     from hgms_solvers import CG                 # a class of your own
+    ...     from hgms.solvers import CG                 # a class of your own
     ...     return [CG]
 
     .. versionadded:: 0.1"""
@@ -150,7 +150,7 @@ def hgms_register_commands(cli: click.Group) -> None:
 
 @hookspec
 def hgms_register_executors() -> Iterable[type[Any]]:
-    """Executors, as classes: what carries out the runs of a grid, here or on a cluster (see ``hgms_executors``).
+    """Executors, as classes: what carries out the runs of a grid, here or on a cluster (see ``hgms.executors``).
 
     .. versionadded:: 0.8"""
 

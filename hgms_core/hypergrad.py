@@ -266,7 +266,7 @@ def hypergradient(
         f, g: the upper and lower loss, ``loss(theta, x) -> scalar``, pure functions of tensors.
         theta, x: a tensor, or dictionaries, lists and tuples of tensors in any depth; the losses get them as they are here. Of
             a module, :func:`trainable` gives x.
-        solver: a LinearSolver (``hgms_solvers.CG(ridge=1e-3)``) or any callable ``solve(matvec, b) -> v``.
+        solver: a LinearSolver (``hgms.solvers.CG(ridge=1e-3)``) or any callable ``solve(matvec, b) -> v``.
         strategy: how products with ∇²_xx g are made, see :func:`curvature`.
         v0: a starting vector for the solver, for example the ``solution.value`` of the last call.
 

@@ -44,10 +44,10 @@ class Pipeline:
 
     Errors: ConfigError in the first step for losses that draw random numbers, and where neither loss depends on θ.
 
-    >>> from hgms_branches import Branches
-    >>> from hgms_hypergradients import Unrolled
-    >>> from hgms_outer import Sgd
-    >>> from hgms_selectors import BestOfN
+    >>> from hgms.generators.branches import Branches
+    >>> from hgms.hypergradients import Unrolled
+    >>> from hgms.outer import Sgd
+    >>> from hgms.selectors import BestOfN
     >>> problem = Problem(theta0={"t": torch.zeros(1)}, x0={"x": torch.ones(1)},
     ...                   g=lambda t, x, _: ((x["x"] - t["t"]) ** 2).sum(), f=lambda t, x, _: ((x["x"] - 2) ** 2).sum())
     >>> method = Pipeline(generator=Branches(count=2, steps=20, lr=0.2), selector=BestOfN(),

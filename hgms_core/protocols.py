@@ -5,7 +5,7 @@ nothing else; data and state go through its methods, and state is a value: neste
 so that every run can be written to disk and resumed. Nothing has to inherit from these protocols.
 
 Any component may have ``lighter() -> list[str]``: what of its settings would take less memory, for the message of a run that
-does not fit (:func:`hgms_fields.lowering` writes it).
+does not fit (:func:`hgms.config.lowering` writes it).
 
 One outer step, in the order of the calls (:class:`hgms_core.Pipeline` makes them; the page of the hooks has all of them)::
 

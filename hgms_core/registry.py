@@ -211,7 +211,7 @@ def faults_of(kind: Kind, target: object, wrappers: Iterable[type] = ()) -> list
         return [*_name_faults(target.name), *_part_faults(target, wrappers)]
     if not inspect.isclass(target):
         return ["it is an object, not a class; return the class itself, without parentheses"]
-    plain = "it is not an attrs class; put @frozen(kw_only=True) above it, of hgms_fields or of attrs"
+    plain = "it is not an attrs class; put @frozen(kw_only=True) above it, of hgms.config or of attrs"
     faults = _name_faults(getattr(target, "name", None)) + (_init_faults(target) if attrs.has(target) else [plain])
     variables = [name for name in vars(kind.protocol).get("__annotations__", {}) if name != "name"]
     faults += [f"it has no class variable {name!r}" for name in variables if not hasattr(target, name)]

@@ -17,32 +17,29 @@ ROOT = Path(__file__).resolve().parents[1]
 PLUGINS = ROOT / "plugins"
 
 
-def packages(folder: str) -> list[str]:
-    """The packages in a folder of plugins/."""
-    return sorted(path.parent.name for path in (PLUGINS / folder).glob("*/__init__.py"))
+def packages() -> list[str]:
+    """The packages in those of the wheel, by their dotted names."""
+    inits = PLUGINS.glob("*/**/*/__init__.py")
+    return sorted(".".join(path.parent.relative_to(PLUGINS).parts) for path in inits)
 
 
-LIBRARIES = [
-    "hgms_adam",
-    "hgms_fields",
-    "hgms_gauss_newton",
-    "hgms_graphs",
-    "hgms_images",
-    "hgms_llm",
-    "hgms_optim",
-    "hgms_rows",
-]
-"""What several components share; hgms_adam and hgms_fields also serve the other libraries."""
+WHEEL = [["hgms_mix"], ["hgms"], ["hgms_core"]]
+"""What is in the wheel, a layer a line: each may import what stands below it."""
 
 PROGRAMS = [
-    ["hgms_exchange", "hgms_mix_compare", "hgms_surface"],
-    ["hgms_demo", "hgms_mix"],
-    ["hgms_compare", "hgms_ray", "hgms_report", "hgms_slurm"],
-    ["hgms_evaluation", "hgms_executors", "hgms_loops", "hgms_results", "hgms_testing", "hgms_uncertainty"],
-    ["hgms_new", "hgms_run"],
-    ["hgms_cli", "hgms_diagnosis", "hgms_ranks"],
+    ["demo", "testing"],
+    ["comparison", "report"],
+    ["executors", "integrations", "results", "uncertainty"],
+    ["runs"],
+    ["cli", "diagnosis", "distributed"],
 ]
-"""Programs, a layer a line: each may import what stands below it. hgms_evaluation is a stage of hgms_mix."""
+COMPONENTS = [["methods"], ["generators", "hypergradients", "outer", "selectors", "solvers", "tasks"]]
+LIBRARIES = [["compiled", "gauss_newton", "optim", "rows"], ["config"]]
+"""What several components share; `config` rises to the programs when components are declared by the core."""
+
+MIX = [["exchange", "surface"], ["stages"], ["evaluation", "methods"], ["lm"]]
+FAMILIES = ("hgms.generators", "hgms.methods", "hgms.tasks", "hgms_mix.methods")
+"""Packages whose folders are families of components."""
 
 CORE = [
     "registry",
@@ -61,43 +58,51 @@ KNOWN = ["adapters", "trees", "errors", "seeding", "data"]
 ADAPTERS = ["modules", "views : checks : columns", "arguments", "display", "shapes"]
 """Those of its adapters, which know trees, errors, seeds and data."""
 
-BELOW = ["hgms_adam", "hgms_fields"]
-LANGUAGE = ["hgms_evaluation", "hgms_exchange", "hgms_mix", "hgms_mix_compare", "hgms_surface"]
-"""Programs for language models."""
-SHARED = [name for name in LIBRARIES if name not in BELOW]
-STACK = sorted(name for layer in PROGRAMS for name in layer)
-COMPONENTS = sorted({*packages("algorithms"), *packages("tasks"), *packages("language")} - {*STACK, *LIBRARIES})
-EVERY = ["hgms_core", *LIBRARIES, *STACK, *COMPONENTS]
-
 
 def layers(name: str, *rows: Iterable[str], **more: Any) -> dict[str, Any]:
     return {"name": name, "type": "layers", "layers": [" | ".join(row) for row in rows], **more}
+
+
+def independent(name: str, modules: list[str]) -> dict[str, Any]:
+    return {"name": name, "type": "independence", "modules": modules}
 
 
 def forbidden(name: str, sources: list[str], targets: list[str], **more: Any) -> dict[str, Any]:
     return {"name": name, "type": "forbidden", "source_modules": sources, "forbidden_modules": targets, **more}
 
 
+def inside(top: str, rows: list[list[str]]) -> list[str]:
+    return [f"{top}.{name}" for row in rows for name in row]
+
+
 def contracts() -> Iterator[dict[str, Any]]:
-    yield layers("Programs are layers above the core", *PROGRAMS, ["hgms_core"])
-    yield layers("Components import no other, but for shared libraries", COMPONENTS, SHARED, BELOW, ["hgms_core"])
-    yield forbidden("Components and libraries import no program", [*COMPONENTS, *LIBRARIES], STACK)
-    others = [name for name in STACK if name not in LANGUAGE]
-    parts = [*COMPONENTS, *LIBRARIES]
-    parts.remove("hgms_graphs")  # which knows devices, not components: a run decides by it how its steps are carried out
-    parts.remove("hgms_fields")  # which knows types: settings of programs are checked as those of components are
-    yield forbidden("Programs name components as strings", others, parts)
-    yield forbidden("The stages of hgms_mix, and its hand-over, know language models only", LANGUAGE, COMPONENTS)
-    for name in EVERY:
-        hosts = [f"{program}.** -> hgms_core.{module}" for program in STACK for module in ("host", "registry")]
-        hosts += [f"{program} -> hgms_core.{module}" for program in STACK for module in ("host", "registry")]
-        yield forbidden(
-            f"Of {name} others import the public names only",
-            [other for other in EVERY if other != name],
-            [f"{name}.*"],
-            allow_indirect_imports=True,
-            **({"ignore_imports": hosts, "unmatched_ignore_imports_alerting": "none"} if name == "hgms_core" else {}),
-        )
+    programs, components = inside("hgms", PROGRAMS), inside("hgms", COMPONENTS)
+    yield layers("The packages of the wheel are layers", *WHEEL)
+    yield layers("hgms is made of layers", *PROGRAMS, *COMPONENTS, *LIBRARIES, containers=["hgms"], exhaustive=True)
+    yield layers("hgms_mix is made of layers", *MIX, containers=["hgms_mix"], exhaustive=True)
+    yield independent("Kinds of components import no other", components)
+    folders = [name for name in packages() if name.rpartition(".")[0] in FAMILIES and name != "hgms.tasks.images"]
+    yield independent("Families of components import no other", folders)
+    libraries = [f"hgms.{name}" for name in ("gauss_newton", "optim", "rows")]  # a run takes compiled and config
+    yield forbidden("Programs name components as strings", programs, [*components, *libraries])
+    language = inside("hgms_mix", [["evaluation", "exchange", "stages", "surface"]])
+    yield forbidden("The stages of a mix know language models only", language, [*components, "hgms_mix.methods"])
+    every = [name for name in packages() if name != "hgms.config"]
+    for name in every:
+        others = [other for other in every if not f"{name}.".startswith(f"{other}.")]
+        files = [path.stem for path in sorted(PLUGINS.joinpath(*name.split(".")).glob("*.py"))]
+        private = [f"{name}.{file}" for file in files if file not in ("__init__", "__main__", "adam")]
+        if private:  # hgms.optim.adam is public itself
+            yield forbidden(f"Of {name} others import the public names only", others, private, allow_indirect_imports=True)
+    hosts = [f"{name}{rest}" for name in (*programs, *language, "hgms.config") for rest in ("", ".**")]
+    yield forbidden(
+        "Of hgms_core others import the public names only",
+        ["hgms", "hgms_mix"],
+        ["hgms_core.*"],
+        allow_indirect_imports=True,
+        ignore_imports=[f"{name} -> hgms_core.{file}" for name in hosts for file in ("host", "registry")],
+        unmatched_ignore_imports_alerting="none",
+    )
     yield layers("The core's own layers", *[[row] for row in CORE], containers=["hgms_core"], exhaustive=True)
     yield layers("The core's adapters", *[[row] for row in ADAPTERS], containers=["hgms_core.adapters"], exhaustive=True)
     above = [f"hgms_core.{name}" for row in CORE for name in row.replace("|", ":").split(" : ") if name not in KNOWN]
@@ -107,17 +112,12 @@ def contracts() -> Iterator[dict[str, Any]]:
 def main() -> int:
     from importlinter.cli import lint_imports  # of the extra lint, which the tests do without
 
-    unknown = set(packages("programs")) - set(STACK)
-    if unknown:
-        print(f"programs without a layer: {', '.join(sorted(unknown))} @ PROGRAMS in {__file__}", file=sys.stderr)  # noqa: T201
-        return 1
-    table = {"root_packages": EVERY, "exclude_type_checking_imports": True}
+    table = {"root_packages": [name for row in WHEEL for name in row], "exclude_type_checking_imports": True}
     table["contracts"] = [{"id": str(number), **contract} for number, contract in enumerate(contracts())]
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder, "pyproject.toml")
         path.write_text(tomlkit.dumps({"tool": {"importlinter": table}}))
-        for wing in (".", "plugins/algorithms", "plugins/tasks", "plugins/language", "plugins/programs"):
-            sys.path.insert(0, str(ROOT / wing))
+        sys.path[:0] = [str(ROOT), str(PLUGINS)]
         return int(lint_imports(config_filename=str(path), no_cache=True) or 0)
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from hgms_compare.grid_file import load
+from hgms.comparison.grid_file import load
 from hgms_core.registry import Registry
 
 PLUGIN = Path(__file__).parent / "programs" / "grid_plugin.py"

@@ -8,9 +8,9 @@ import torch
 from helpers import F64
 from scipy.optimize import brentq
 
+from hgms.tasks.quadratic import Quadratic
+from hgms.tasks.sphere import Sphere
 from hgms_core import Method, Pipeline, Problem, Record, Tree
-from hgms_task_quadratic import Quadratic
-from hgms_task_sphere import Sphere
 
 CPU = torch.device("cpu")
 

@@ -26,11 +26,11 @@ torch.func.vmap(torch.func.grad(torch.sum))(torch.ones(2, 2))  # imports hundred
 """
 
 COMMANDS = """
-import hgms_cli.group, hgms_compare, hgms_report
+import hgms.cli.group, hgms.comparison, hgms.report
 for point in importlib.metadata.entry_points(group="hgms"):
     with contextlib.suppress(Exception):  # the command will say so
         importlib.import_module(point.module)
-main = hgms_cli.group.main
+main = hgms.cli.group.main
 """
 
 SCRIPTS = """

@@ -91,7 +91,7 @@ def network_sources(features: int = 5, hidden: int = 6, wrong: float = 0.0) -> P
 def language_sources(sets: int) -> Problem:
     """A tiny language model, two sources and ``sets`` validation sets, all of whose means are over tokens."""
     pytest.importorskip("transformers")
-    from hgms_llm import SourceMixture
+    from hgms_mix.lm import SourceMixture
 
     task = SourceMixture.testing_instance()
     validation = dict(zip(("doubles", "others"), [*task.validation.values(), task.sources["dots"]][:sets], strict=False))
@@ -137,7 +137,7 @@ def through(method: Any, problem: Problem, seed: int = 3, most: int = 1000) -> I
 
 def assert_goes_on(method: Any, problem: Problem, most: int = 1000) -> State:
     """A run whose state is written and read back before every step is the run without, bit for bit; its last state."""
-    from hgms_run import pack, unpack
+    from hgms.runs import pack, unpack
 
     plain = read_back = method.init(problem, 3)
     for _ in range(most):

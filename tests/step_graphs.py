@@ -13,12 +13,12 @@ from torch import Tensor
 from torch._subclasses import FakeTensorMode
 from torch.fx import GraphModule, Node
 
-from hgms_branches import Branches
+from hgms.compiled import CompiledProduct, Programs, linearized
+from hgms.compiled.trace import Trace, trace
+from hgms.generators.branches import Branches
+from hgms.selectors import BestOfN
+from hgms.solvers.pcg import begun, iteration, whole
 from hgms_core import Data, Key, LinearSystem, Problem, Tree
-from hgms_graphs import CompiledProduct, Programs, linearized
-from hgms_graphs.trace import Trace, trace
-from hgms_selectors import BestOfN
-from hgms_solvers.pcg import begun, iteration, whole
 
 RIDGE, SOLVED = 0.02, 4
 MULTIPLY = ("mm", "bmm", "addmm", "baddbmm", "mv", "addmv")

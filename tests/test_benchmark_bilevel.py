@@ -10,9 +10,9 @@ import pytest
 import torch
 from pyarrow import parquet
 
-from hgms_run import RunConfig, run_config
-from hgms_task_cleaning import HyperCleaning
-from hgms_task_regression import LogisticCv
+from hgms.runs import RunConfig, run_config
+from hgms.tasks.cleaning import HyperCleaning
+from hgms.tasks.regression import LogisticCv
 
 pytestmark = pytest.mark.plugins
 

@@ -20,7 +20,7 @@ ROOT = Path(__file__).resolve().parents[1]
 @pytest.fixture(autouse=True)
 def _interpreted(monkeypatch: pytest.MonkeyPatch) -> None:
     """Programs are the traced graphs: a compiler takes seconds for each."""
-    from hgms_graphs import programs
+    from hgms.compiled import programs
 
     def as_traced(graph: GraphModule, leaves: Sequence[Tensor]) -> Callable[..., Any]:
         return lambda inputs: graph(*inputs)

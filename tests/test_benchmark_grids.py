@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
-from hgms_compare.grid import Grid
-from hgms_compare.grid_file import load
+from hgms.comparison.grid import Grid
+from hgms.comparison.grid_file import load
 
 ROOT = Path(__file__).resolve().parent.parent / "benchmarks"
 GRIDS = sorted(path for path in ROOT.rglob("*.toml") if "[[method]]" in path.read_text(encoding="utf-8"))

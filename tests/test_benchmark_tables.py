@@ -11,7 +11,7 @@ import pytest
 from helpers import load_script
 from pyarrow import parquet
 
-from hgms_results.statistics import Interval
+from hgms.results.statistics import Interval
 
 pytestmark = pytest.mark.plugins
 

@@ -17,7 +17,7 @@ pytestmark = pytest.mark.plugins
 
 @pytest.mark.parametrize("name", ["denoising", "german", "mathematics", "ranking", "rate"])
 def test_a_grid_builds_and_each_method_has_the_tables_that_are_meant_for_it(name: str) -> None:
-    from hgms_mix_compare.mixes import Contest
+    from hgms_mix.stages.compare.mixes import Contest
 
     contest = Contest.of(WEIGHTS / f"{name}.toml")
     assert contest.reference == "uniform-long"

@@ -24,12 +24,12 @@ def campaign(*arguments: str, planted: str = "") -> tuple[int, str]:
 
 # Rows after the checkpoint stay, and come twice.
 NO_REWIND = """
-from hgms_run import RunFolder
+from hgms.runs import RunFolder
 RunFolder.rewind = lambda self, step: 0.0
 """
 
 CRASH = """
-from hgms_run import RunConfig
+from hgms.runs import RunConfig
 def broken(*_, **__): raise KeyError("planted")
 RunConfig.from_dict = broken
 """

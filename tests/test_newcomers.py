@@ -16,11 +16,11 @@ import torch
 from helpers import F64, normal
 from torch import Tensor, nn
 
-from hgms_branches import Branches
+from hgms.config.fingerprint import fingerprints
+from hgms.generators.branches import Branches
+from hgms.hypergradients import Unrolled
+from hgms.solvers import CG
 from hgms_core import Key, Problem, Tree, hypergradient
-from hgms_hypergradients import Unrolled
-from hgms_run.fingerprint import fingerprints
-from hgms_solvers import CG
 
 SCRIPTS = sorted((Path(__file__).resolve().parents[1] / "docs" / "examples" / "newcomers").glob("*.py"))
 LINES = 25

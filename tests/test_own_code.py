@@ -9,11 +9,11 @@ from pathlib import Path
 import pytest
 from processes import Ended, Server
 
-from hgms_compare import compare
+from hgms.comparison import compare
+from hgms.runs import RunConfig
+from hgms.runs.provenance import digests
+from hgms.solvers import CG, MINRES
 from hgms_core.errors import ConfigError
-from hgms_run import RunConfig
-from hgms_run.provenance import digests
-from hgms_solvers import CG, MINRES
 
 pytestmark = pytest.mark.plugins
 

@@ -15,36 +15,39 @@ import hgms_core
 
 ROOT = Path(__file__).resolve().parents[1]
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
-WINGS = ("algorithms", "tasks", "language", "programs")
-PACKAGES = {path.parent.name: path.parent for wing in WINGS for path in sorted((ROOT / "plugins" / wing).glob("*/__init__.py"))}
+TOPS = ("hgms", "hgms_mix")
+PACKAGES = {
+    ".".join(path.parent.relative_to(ROOT / "plugins").parts): path.parent
+    for top in TOPS
+    for path in sorted((ROOT / "plugins" / top).rglob("README.md"))
+}
+"""What is described on a page of its own."""
 NO_HOOKS = {
-    "hgms_adam", "hgms_diagnosis", "hgms_evaluation", "hgms_fields", "hgms_gauss_newton", "hgms_graphs", "hgms_images",
-    "hgms_loops", "hgms_optim", "hgms_ranks", "hgms_results", "hgms_rows", "hgms_uncertainty",
+    "hgms.config", "hgms.compiled", "hgms.diagnosis", "hgms.distributed", "hgms.gauss_newton", "hgms.integrations",
+    "hgms.optim", "hgms.results", "hgms.rows", "hgms.tasks.images", "hgms.uncertainty", "hgms_mix.evaluation",
 }  # fmt: skip
 """Libraries: what others import, without a component or command of its own."""
 
 
 def test_there_are_plugins() -> None:
-    assert {"hgms_solvers", "hgms_branches", "hgms_task_cleaning", "hgms_run"} <= set(PACKAGES)
+    assert {"hgms.solvers", "hgms.generators.branches", "hgms.tasks.cleaning", "hgms.runs"} <= set(PACKAGES)
     assert not list((ROOT / "plugins").glob("*.py"))
-    assert not [wing for wing in WINGS if (ROOT / "plugins" / wing / "__init__.py").exists()]  # source roots, not packages
+    assert {path.parent.name for path in (ROOT / "plugins").glob("*/__init__.py")} == set(TOPS)
 
 
-def test_the_wheel_holds_the_core_and_every_wing() -> None:
+def test_the_wheel_holds_the_core_and_every_package() -> None:
     wheel = PROJECT["tool"]["hatch"]["build"]["targets"]["wheel"]
     assert wheel["only-include"] == ["hgms_core", "plugins"]
-    assert wheel["sources"] == [f"plugins/{wing}" for wing in WINGS]
+    assert wheel["sources"] == ["plugins"]
 
 
 def test_every_package_is_an_entry_point() -> None:
     entries = PROJECT["project"]["entry-points"]
     programs = set(entries["hgms.programs"].values())
-    programs |= {value.partition(".")[0] for value in entries.get("hgms.mix", {}).values()}
+    programs |= {value.rpartition(".")[0] for value in entries.get("hgms.mix", {}).values()}
     models = {value.partition(":")[0] for value in entries["hgms.models"].values()}
     plugins = set(PACKAGES) - programs - models - NO_HOOKS
-    assert entries["hgms"] == {name.removeprefix("hgms_").replace("_", "-"): name for name in plugins}
-    wing = {name for name, path in PACKAGES.items() if path.parent.name == "programs"}
-    assert programs == wing - NO_HOOKS - {*entries["hgms"].values()}, "commands, and what brings executors alone"
+    assert set(entries["hgms"].values()) == plugins
 
 
 @pytest.mark.parametrize("package", PACKAGES)
@@ -103,4 +106,4 @@ def test_importing_the_core_is_light() -> None:
     assert "torch" in loaded
     heavy = {"transformers", "datasets", "pandas", "polars", "sklearn", "scipy", "matplotlib", "rich", "click", "cattrs"}
     assert not loaded & {*heavy, "tomlkit", "safetensors", "filelock"}
-    assert not loaded & set(PACKAGES)
+    assert not loaded & set(TOPS)

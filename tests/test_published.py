@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 from test_benchmark_tables import tables
 
+from hgms.results.statistics import Interval
 from hgms_core.registry import Registry
-from hgms_results.statistics import Interval
 
 pytestmark = pytest.mark.plugins
 
@@ -50,14 +50,14 @@ def test_readmes_hold_the_tables_of_the_file_and_the_records(roles: dict[str, st
     assert tables.stale_readmes() == []
     for path, methods in tables.readmes().items():
         assert tables.FIGURES.search(path.read_text(encoding="utf-8")) or all(roles[name] for name in methods), path
-    assert any(path.parent.name == "hgms_penalty" for path in tables.readmes())
+    assert any(path.parent.name == "penalty" for path in tables.readmes())
 
 
 def test_a_changed_figure_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
     table = published.entries()
     next(figure for figure in table["figure"] if figure["method"] == "less")["value"] = 99.0
     monkeypatch.setattr(published, "entries", lambda: table)
-    assert tables.stale_readmes() == ["plugins/language/hgms_less/README.md"]
+    assert tables.stale_readmes() == ["plugins/hgms_mix/methods/less/README.md"]
     assert tables.stale(tables.PAGE.read_text(encoding="utf-8")) == ["published"]
 
 

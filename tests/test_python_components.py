@@ -20,33 +20,33 @@ import pytest
 import torch
 from attrs import field
 
-import hgms_branches
-import hgms_hypergradients
-import hgms_less
-import hgms_llm
-import hgms_methods
-import hgms_outer
-import hgms_penalty
-import hgms_regmix
-import hgms_search
-import hgms_selectors
-import hgms_single_loop
-import hgms_solvers
-import hgms_task_circle
-import hgms_task_cleaning
-import hgms_task_quadratic
-import hgms_ula
-from hgms_compare import compare
+import hgms.generators.branches
+import hgms.generators.penalty
+import hgms.generators.search
+import hgms.generators.single_loop
+import hgms.generators.ula
+import hgms.hypergradients
+import hgms.methods
+import hgms.outer
+import hgms.selectors
+import hgms.solvers
+import hgms.tasks.circle
+import hgms.tasks.cleaning
+import hgms.tasks.quadratic
+import hgms_mix.lm
+import hgms_mix.methods.less
+import hgms_mix.methods.regmix
+from hgms.comparison import compare
+from hgms.config import frozen, positive
+from hgms.integrations import OuterSteps, lower_solution
+from hgms.runs import Patience, RunConfig, RunFolder, RunSettings, run
+from hgms.testing import instance_of
 from hgms_core import Budget, ConfigError, Pipeline, Problem
 from hgms_core.registry import Registry
-from hgms_fields import frozen, positive
-from hgms_loops import OuterSteps, lower_solution
-from hgms_run import Patience, RunConfig, RunFolder, RunSettings, run
-from hgms_testing import instance_of
 
 PACKAGES = (
-    hgms_branches, hgms_hypergradients, hgms_less, hgms_llm, hgms_methods, hgms_outer, hgms_penalty, hgms_regmix, hgms_search,
-    hgms_selectors, hgms_single_loop, hgms_solvers, hgms_task_circle, hgms_task_cleaning, hgms_task_quadratic, hgms_ula,
+    hgms.generators.branches, hgms.hypergradients, hgms_mix.methods.less, hgms_mix.lm, hgms.methods, hgms.outer, hgms.generators.penalty, hgms_mix.methods.regmix, hgms.generators.search,
+    hgms.selectors, hgms.generators.single_loop, hgms.solvers, hgms.tasks.circle, hgms.tasks.cleaning, hgms.tasks.quadratic, hgms.generators.ula,
 )  # fmt: skip
 PROBLEM = Problem(
     theta0={"t": torch.zeros(1)},
@@ -63,8 +63,8 @@ NAMES["outer_steps"] = partial(
     g=PROBLEM.g,
     upper=[{}],
     theta=torch.zeros(1),
-    solver=hgms_solvers.CG(),
-    optimizer=hgms_outer.Adam(),
+    solver=hgms.solvers.CG(),
+    optimizer=hgms.outer.Adam(),
 )
 NAMES |= {
     "run": run,
@@ -134,7 +134,7 @@ REFUSED = [
     ("Implicit()", f"missing: {SOLVER} @ Implicit.solver"),
     ("Implicit(solvr=CG())", "unknown argument 'solvr'; did you mean 'solver'? @ Implicit\n  available: batch_size,…"),
     # parts
-    ("Implicit(solver='cg')", f"expected {SOLVER}, got 'cg' @ Implicit.solver\n  write CG(), with `from hgms_solvers import…"),
+    ("Implicit(solver='cg')", f"expected {SOLVER}, got 'cg' @ Implicit.solver\n  write CG(), with `from hgms.solvers import…"),
     ("Implicit(solver='minress')", f"expected {SOLVER}, got 'minress' @ Implicit.solver\n  write MINRES(), with `from…"),
     ("Implicit(solver=CG)", f"expected {SOLVER}, got the class CG; write CG() for an object of it @ Implicit.solver"),
     ("Implicit(solver=torch.optim.SGD)", f"expected {SOLVER}, got the class SGD @ Implicit.solver\n  available: CG,…"),

@@ -17,7 +17,13 @@ from helpers import F64
 from torch import nn
 from torch.func import functional_call
 
-from hgms_branches import Branches
+from hgms.generators.branches import Branches
+from hgms.hypergradients import Implicit, Unrolled
+from hgms.integrations.lower_solution import lower_solution
+from hgms.outer import Adam, Sgd
+from hgms.runs import run
+from hgms.selectors import BestOfN
+from hgms.solvers import CG
 from hgms_core import (
     Budget,
     ConfigError,
@@ -32,12 +38,6 @@ from hgms_core import (
     slopes,
     trainable,
 )
-from hgms_hypergradients import Implicit, Unrolled
-from hgms_loops.lower_solution import lower_solution
-from hgms_outer import Adam, Sgd
-from hgms_run import run
-from hgms_selectors import BestOfN
-from hgms_solvers import CG
 
 pytestmark = pytest.mark.plugins
 

@@ -27,8 +27,8 @@ import scipy.optimize
 import torch
 from pyarrow import parquet
 
-import hgms_report as report
-from hgms_compare.grid_file import load
+import hgms.report as report
+from hgms.comparison.grid_file import load
 from hgms_core import Problem, Tree
 
 HERE = Path(__file__).resolve().parent

@@ -195,7 +195,7 @@ def _become(argv: Sequence[str], folder: Path, log: Path, memory: int, strike: S
 
 
 def _main(argv: Sequence[str]) -> int:
-    from hgms_cli.group import main
+    from hgms.cli.group import main
 
     try:
         main(list(argv), prog_name="hgms")

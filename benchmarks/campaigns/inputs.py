@@ -146,7 +146,7 @@ def of_run(folder: Path, chance: random.Random) -> list[str]:
     [(_, text)] = what.files
     table = tomlkit.parse(text).unwrap()
     if chance.random() < 0.7:  # every field with its default
-        from hgms_run import RunConfig
+        from hgms.runs import RunConfig
 
         table = RunConfig.from_dict(table).resolved()
         table["run"]["label"] = "variant"

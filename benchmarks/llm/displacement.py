@@ -20,7 +20,7 @@ from typing import Any
 import torch
 
 from hgms_core import Key, Problem, Tree, cross_product, upper_gradients
-from hgms_llm import BaseModel, Lora, Source, SourceMixture
+from hgms_mix.lm import BaseModel, Lora, Source, SourceMixture
 
 LENGTHS = (0.067, 0.1, 0.2, 0.4, 0.6, 1.0, 2.0)
 

@@ -11,11 +11,11 @@ from pathlib import Path
 import torch
 
 from hgms_core import Key
-from hgms_llm import Batches, Source
-from hgms_llm.passes import needed, passes
-from hgms_llm.table import cache_folder
-from hgms_llm.tokenizers import load_tokenizer
-from hgms_llm.tokens import drawn_table
+from hgms_mix.lm import Batches, Source
+from hgms_mix.lm.passes import needed, passes
+from hgms_mix.lm.table import cache_folder
+from hgms_mix.lm.tokenizers import load_tokenizer
+from hgms_mix.lm.tokens import drawn_table
 
 
 def main() -> None:

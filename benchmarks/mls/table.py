@@ -18,8 +18,8 @@ import tomllib
 from collections.abc import Sequence
 from pathlib import Path
 
-import hgms_report as report
-from hgms_results.statistics import Interval
+import hgms.report as report
+from hgms.results.statistics import Interval
 
 FIGURES = Path(__file__).resolve().parents[1] / "published.toml"
 ACCURACY, F1 = "test_accuracy", "cleaning_f1_redrawn"

@@ -18,12 +18,12 @@ import torch
 from attrs import evolve
 from torch import Tensor
 
+from hgms.generators.penalty import GradientNorm, ValueGap
+from hgms.hypergradients import Carried
+from hgms.outer import Sgd
+from hgms.selectors import First
+from hgms.tasks.toy import ToyPenalty
 from hgms_core import Pipeline, Problem, Tree
-from hgms_hypergradients import Carried
-from hgms_outer import Sgd
-from hgms_penalty import GradientNorm, ValueGap
-from hgms_selectors import First
-from hgms_task_toy import ToyPenalty
 
 PUBLISHED = {"v-pbgd": 260.7, "g-pbgd": 303.7}
 """Mean steps of the 1,000 starts in MLS-Bench (arXiv 2605.08678), task optimization-bilevel."""

@@ -17,10 +17,10 @@ import torch
 from torch import Tensor
 from torch.func import grad, hessian, jacfwd, vmap
 
+from hgms.generators.ula import Ula
+from hgms.tasks.minima import ManyMinima
+from hgms.tasks.sphere import Sphere, SphereClosedForm
 from hgms_core import Key, Problem, Tree
-from hgms_task_minima import ManyMinima
-from hgms_task_sphere import Sphere, SphereClosedForm
-from hgms_ula import Ula
 
 CPU, DOUBLE = torch.device("cpu"), torch.float64
 TEMPERATURES = (1e-4, 4e-4, 1.6e-3, 6.4e-3)

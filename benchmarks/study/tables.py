@@ -22,7 +22,7 @@ from typing import Any
 from attrs import evolve, frozen
 from pyarrow import parquet
 
-from hgms_results.statistics import Interval, paired, spell
+from hgms.results.statistics import Interval, paired, spell
 
 ROOT = Path(__file__).resolve().parents[2]
 RESULTS = ROOT / "benchmarks" / "results" / "study"

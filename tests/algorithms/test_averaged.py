@@ -11,12 +11,12 @@ from attrs import evolve
 from helpers import F64, KEY, assert_same, finite_differences, network_problem
 from torch import Tensor
 
-from hgms_branches import Branches
+from hgms.generators.branches import Branches
+from hgms.hypergradients import Averaged, Implicit, OneStep, Unrolled
+from hgms.outer import Sgd
+from hgms.selectors import BestOfN, First, Worst
+from hgms.solvers import CG
 from hgms_core import Candidates, ConfigError, Key, Pipeline, Problem, Selection, Tree
-from hgms_hypergradients import Averaged, Implicit, OneStep, Unrolled
-from hgms_outer import Sgd
-from hgms_selectors import BestOfN, First, Worst
-from hgms_solvers import CG
 
 pytestmark = pytest.mark.plugins
 

@@ -15,12 +15,12 @@ from attrs import evolve
 from helpers import F64, KEY, assert_same, counted, network_problem, normal
 from torch import Tensor
 
-from hgms_branches import Branches
+from hgms.generators.branches import Branches
+from hgms.hypergradients import Unrolled
+from hgms.outer import Adam
+from hgms.runs import plain as plain_table
+from hgms.selectors import First
 from hgms_core import Candidates, ConfigError, Cost, Key, Pipeline, Problem, State, Tree
-from hgms_hypergradients import Unrolled
-from hgms_outer import Adam
-from hgms_run import plain as plain_table
-from hgms_selectors import First
 
 pytestmark = pytest.mark.plugins
 

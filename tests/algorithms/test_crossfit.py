@@ -10,16 +10,16 @@ from attrs import evolve
 from helpers import F64, assert_same, normal
 from torch import Tensor
 
+from hgms.compiled import Programs
+from hgms.hypergradients import Fixed, Implicit
+from hgms.methods.crossfit import CrossFit, FlatBranches, fold_problem, weights
+from hgms.methods.crossfit.folds import Folds
+from hgms.methods.crossfit.lower import advanced, branch, numbers, part
+from hgms.outer import Sgd
+from hgms.rows import trained_on
+from hgms.selectors import BestOfN
+from hgms.solvers import CG
 from hgms_core import Branch, CallableSolver, Candidates, ConfigError, Data, Key, Problem, Rows, Tree
-from hgms_crossfit import CrossFit, FlatBranches, fold_problem, weights
-from hgms_crossfit.folds import Folds
-from hgms_crossfit.lower import advanced, branch, numbers, part
-from hgms_graphs import Programs
-from hgms_hypergradients import Fixed, Implicit
-from hgms_outer import Sgd
-from hgms_rows import trained_on
-from hgms_selectors import BestOfN
-from hgms_solvers import CG
 
 pytestmark = pytest.mark.plugins
 
@@ -243,7 +243,7 @@ def test_a_fixed_alpha_stays() -> None:
 )
 def test_compiled_steps_are_the_same(compiler: str, monkeypatch: pytest.MonkeyPatch) -> None:
     if compiler == "traced":  # all but the compiler, which takes most of a minute
-        monkeypatch.setattr("hgms_graphs.programs._inductor", lambda graph, leaves: lambda inputs: graph(*inputs))
+        monkeypatch.setattr("hgms.compiled.programs._inductor", lambda graph, leaves: lambda inputs: graph(*inputs))
     p, m = problem(), method(batch_size=8, upper_batch_size=4)
     compiled = evolve(p, compiler=Programs())
     written, quick = m.init(p, 0), m.init(compiled, 0)

@@ -14,20 +14,20 @@ from helpers import F64, network_problem, normal, spd
 from torch import Tensor
 from waiting import NoWaiting, Waits
 
-from hgms_branches import Branches
+from hgms.compiled import cuda_graphs as graphs
+from hgms.compiled.cuda_graphs import RecordedProduct, Recording, recorded
+from hgms.generators.branches import Branches
+from hgms.hypergradients import Implicit
+from hgms.methods import Tilted
+from hgms.outer import Adam
+from hgms.selectors import BestOfN
+from hgms.solvers import CG, NystromCG
+from hgms.solvers.pcg import iteration
+from hgms.tasks.circle import CircleDegenerate, CircleKink
+from hgms.tasks.cleaning import HyperCleaning
+from hgms.tasks.quadratic import Quadratic
+from hgms.tasks.regression import LogisticCv, RidgeCv
 from hgms_core import ConfigError, Linearization, LinearSystem, Pipeline, Problem, Strategy, Task, gradient, groups, repeat
-from hgms_graphs import graphs
-from hgms_graphs.graphs import RecordedProduct, Recording, recorded
-from hgms_hypergradients import Implicit
-from hgms_methods import Tilted
-from hgms_outer import Adam
-from hgms_selectors import BestOfN
-from hgms_solvers import CG, NystromCG
-from hgms_solvers.pcg import iteration
-from hgms_task_circle import CircleDegenerate, CircleKink
-from hgms_task_cleaning import HyperCleaning
-from hgms_task_quadratic import Quadratic
-from hgms_task_regression import LogisticCv, RidgeCv
 
 
 @pytest.fixture

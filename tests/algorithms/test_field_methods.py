@@ -10,15 +10,15 @@ from field_problems import CPU, pipeline, run, sphere_gap, tuned_penalty
 from helpers import F64, assert_same, counted, network_problem
 from torch import Tensor
 
-from hgms_branches import Branches
+from hgms.generators.branches import Branches
+from hgms.hypergradients import Implicit
+from hgms.outer import Sgd
+from hgms.runs import RunConfig
+from hgms.selectors import BestOfN
+from hgms.solvers import CG, FixedPoint, Neumann
+from hgms.tasks.quadratic import Quadratic
 from hgms_core import Key, Pipeline, Problem, Tree
 from hgms_core.trees import Ravel
-from hgms_hypergradients import Implicit
-from hgms_outer import Sgd
-from hgms_run import RunConfig
-from hgms_selectors import BestOfN
-from hgms_solvers import CG, FixedPoint, Neumann
-from hgms_task_quadratic import Quadratic
 
 pytestmark = pytest.mark.plugins
 

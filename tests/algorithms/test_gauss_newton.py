@@ -11,12 +11,12 @@ from helpers import F64, KEY, normal
 from torch import Tensor
 from torch.fx.experimental.proxy_tensor import make_fx
 
+from hgms.gauss_newton import Composite, by_difference, gauss_newton, says_outputs
+from hgms.hypergradients import Implicit
+from hgms.methods.tilted import tilted
+from hgms.solvers import CG
 from hgms_core import Branch, ConfigError, Data, Outcome, Problem, Ravel, Tree, roles
 from hgms_core.registry import Registry
-from hgms_gauss_newton import Composite, by_difference, gauss_newton, says_outputs
-from hgms_hypergradients import Implicit
-from hgms_methods.tilted import tilted
-from hgms_solvers import CG
 
 pytestmark = pytest.mark.plugins
 

@@ -13,7 +13,13 @@ from helpers import F64, KEY, assert_same, finite_differences, network_problem, 
 from source_problems import convex_sources, network_sources
 from torch import Tensor
 
-from hgms_branches import Branches
+from hgms.generators.branches import Branches
+from hgms.generators.ula import Ula
+from hgms.hypergradients import Fixed, Implicit, OneStep, ThroughStep, Unrolled
+from hgms.outer import Adam
+from hgms.selectors import BestOfN
+from hgms.solvers import CG
+from hgms.tasks.quadratic import Quadratic
 from hgms_core import (
     Branch,
     CallableSolver,
@@ -31,12 +37,6 @@ from hgms_core import (
     Tree,
     norm,
 )
-from hgms_hypergradients import Fixed, Implicit, OneStep, ThroughStep, Unrolled
-from hgms_outer import Adam
-from hgms_selectors import BestOfN
-from hgms_solvers import CG
-from hgms_task_quadratic import Quadratic
-from hgms_ula import Ula
 
 pytestmark = pytest.mark.plugins
 

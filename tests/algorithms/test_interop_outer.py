@@ -13,11 +13,11 @@ from click.testing import CliRunner
 from helpers import F64, assert_same, normal
 from torch import Tensor
 
-from hgms_cli import main
+from hgms.cli import main
+from hgms.outer import Schedule, Sgd, TorchOptimizer
+from hgms.runs import RunConfig, pack, run, unpack
+from hgms.testing import Check, parametrize_with_checks
 from hgms_core import Budget, ConfigError, Tree
-from hgms_outer import Schedule, Sgd, TorchOptimizer
-from hgms_run import RunConfig, pack, run, unpack
-from hgms_testing import Check, parametrize_with_checks
 
 pytestmark = pytest.mark.plugins
 

@@ -12,11 +12,11 @@ import torch
 from helpers import F64, assert_same, normal, spd
 from torch import Tensor
 
+from hgms.runs import RunConfig
+from hgms.solvers import CG, LinearOperatorSolver, ScipySolver
+from hgms.solvers.scipy_solver import Method
+from hgms.testing import Check, parametrize_with_checks
 from hgms_core import ConfigError, MissingExtra, Outcome, hypergradient
-from hgms_run import RunConfig
-from hgms_solvers import CG, LinearOperatorSolver, ScipySolver
-from hgms_solvers.scipy_solver import Method
-from hgms_testing import Check, parametrize_with_checks
 
 pytestmark = pytest.mark.plugins
 

@@ -11,14 +11,14 @@ from attrs import evolve
 from helpers import F64, KEY, finite_differences, normal
 from torch import Tensor
 
+from hgms.gauss_newton import Composite, gauss_newton
+from hgms.hypergradients import Implicit
+from hgms.methods.tilted import tilted
+from hgms.runs import RunConfig
+from hgms.solvers import CG, KFAC
+from hgms.solvers.kfac import Factored
 from hgms_core import Branch, ConfigError, Data, MissingExtra, Outcome, Problem, Ravel, Tree, hypergradient, roles
 from hgms_core.registry import Registry
-from hgms_gauss_newton import Composite, gauss_newton
-from hgms_hypergradients import Implicit
-from hgms_methods.tilted import tilted
-from hgms_run import RunConfig
-from hgms_solvers import CG, KFAC
-from hgms_solvers.kfac import Factored
 
 pytestmark = pytest.mark.plugins
 

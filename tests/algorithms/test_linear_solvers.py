@@ -10,8 +10,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
+from hgms.solvers import CG, MINRES, FixedPoint, Identity, Neumann, NystromCG
 from hgms_core import ConfigError, LinearSolver, Outcome
-from hgms_solvers import CG, MINRES, FixedPoint, Identity, Neumann, NystromCG
 
 pytestmark = pytest.mark.plugins
 

@@ -11,8 +11,8 @@ import pytest
 import torch
 from torch import Tensor
 
+from hgms.compiled import Product, RouteChoice, calibrated, choose, matmul, matrix_route
 from hgms_core import Data, Key, Problem, Tree
-from hgms_graphs import Product, RouteChoice, calibrated, choose, matmul, matrix_route
 
 CPU = torch.device("cpu")
 

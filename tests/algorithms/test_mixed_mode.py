@@ -9,13 +9,13 @@ import torch
 from attrs import evolve
 from helpers import F64, KEY, assert_same, counted, network_problem, normal
 
-from hgms_branches import Branches, Trajectory
-from hgms_branches.mixed import second_products
+from hgms.generators.branches import Branches, Trajectory
+from hgms.generators.branches.mixed_mode import second_products
+from hgms.hypergradients import Unrolled
+from hgms.outer import Sgd
+from hgms.runs import RunConfig
+from hgms.selectors import BestOfN, First
 from hgms_core import ConfigError, Pipeline, Problem, Tree
-from hgms_hypergradients import Unrolled
-from hgms_outer import Sgd
-from hgms_run import RunConfig
-from hgms_selectors import BestOfN, First
 
 pytestmark = pytest.mark.plugins
 

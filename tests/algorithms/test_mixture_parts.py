@@ -12,11 +12,11 @@ from attrs import evolve
 from helpers import F64, assert_same, normal
 from source_problems import assert_goes_on, convex_sources, network_sources, weights
 
+from hgms.hypergradients import Aligned
+from hgms.outer import Adam, DualAveraging
+from hgms.rows import mixture_slope
+from hgms.runs import run
 from hgms_core import Branch, ConfigError, Data, Estimate, Key, Pipeline, Problem, Tree
-from hgms_hypergradients import Aligned
-from hgms_outer import Adam, DualAveraging
-from hgms_rows import mixture_slope
-from hgms_run import run
 
 pytestmark = pytest.mark.plugins
 
@@ -248,8 +248,8 @@ def test_a_weight_too_small_to_tell_moves_nothing() -> None:
 
 
 def pipeline(**parts: Any) -> Pipeline:
-    from hgms_branches import Branches
-    from hgms_selectors import BestOfN
+    from hgms.generators.branches import Branches
+    from hgms.selectors import BestOfN
 
     generator = Branches(count=2, steps=3, optimizer="adamw", lr=0.02, batch_size=6)
     parts = {"hypergradient": Aligned(batch_size=12), "outer": DualAveraging(strength=10.0), **parts}

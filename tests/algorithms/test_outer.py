@@ -15,8 +15,8 @@ from helpers import F64, assert_same, normal
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from hgms.outer import Adam, AdamW, ExponentiatedGradient, ProjectedGradient, Projection, Schedule, Sgd
 from hgms_core import ConfigError, OuterOptimizer, State, Tree, norm
-from hgms_outer import Adam, AdamW, ExponentiatedGradient, ProjectedGradient, Projection, Schedule, Sgd
 
 pytestmark = pytest.mark.plugins
 

@@ -13,16 +13,25 @@ from attrs import evolve, field, frozen
 from helpers import F64, assert_same, counted, network_problem, normal
 from scipy.optimize import minimize_scalar
 
-from hgms_branches import Branches
+from hgms.generators.branches import Branches
+from hgms.generators.penalty import (
+    SCALEBIO,
+    DynamicBarrier,
+    FullyFirstOrder,
+    GradientNorm,
+    Minimax,
+    MoreauEnvelope,
+    ValueFree,
+    ValueGap,
+)
+from hgms.hypergradients import Carried, Implicit, Unrolled
+from hgms.outer import AdamW, Sgd
+from hgms.runs import pack, unpack
+from hgms.selectors import BestOfN, First
+from hgms.solvers import Identity
+from hgms.tasks.quadratic import Quadratic
+from hgms.tasks.sphere import Sphere
 from hgms_core import ConfigError, Data, Key, Pipeline, Problem, Tree
-from hgms_hypergradients import Carried, Implicit, Unrolled
-from hgms_outer import AdamW, Sgd
-from hgms_penalty import SCALEBIO, DynamicBarrier, FullyFirstOrder, GradientNorm, Minimax, MoreauEnvelope, ValueFree, ValueGap
-from hgms_run import pack, unpack
-from hgms_selectors import BestOfN, First
-from hgms_solvers import Identity
-from hgms_task_quadratic import Quadratic
-from hgms_task_sphere import Sphere
 
 pytestmark = pytest.mark.plugins
 CPU = torch.device("cpu")

@@ -14,16 +14,17 @@ from attrs import evolve
 from torch import Tensor
 from torch.fx import GraphModule
 
-from hgms_branches import Branches
+from hgms.compiled import CompiledProduct, Programs, levels, linearized, programs, programs_of
+from hgms.compiled import cuda_graphs as graphs
+from hgms.compiled.trace import flatten, split, trace, unflatten, without_mutations
+from hgms.gauss_newton import Composite
+from hgms.generators.branches import Branches
+from hgms.hypergradients import Implicit
+from hgms.methods import Tilted
+from hgms.outer import Adam
+from hgms.selectors import BestOfN, Worst
+from hgms.solvers import CG, MINRES
 from hgms_core import Branch, ConfigError, Data, Key, Linearization, Loss, Outcome, Pipeline, Problem, Ravel, State, Tree
-from hgms_gauss_newton import Composite
-from hgms_graphs import CompiledProduct, Programs, graphs, levels, linearized, programs, programs_of
-from hgms_graphs.trace import flatten, split, trace, unflatten, without_mutations
-from hgms_hypergradients import Implicit
-from hgms_methods import Tilted
-from hgms_outer import Adam
-from hgms_selectors import BestOfN, Worst
-from hgms_solvers import CG, MINRES
 
 F64 = torch.float64
 AT: dict[str, Any] = {"strategy": "vjp", "precision": None, "operator": None}

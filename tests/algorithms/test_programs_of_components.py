@@ -12,17 +12,18 @@ from helpers import assert_same, network_problem
 from torch import Tensor
 from torch.fx import GraphModule
 
-from hgms_branches import Branches, Trajectory, back
+from hgms.compiled import Programs, launch, programs
+from hgms.generators.branches import Branches, Trajectory
+from hgms.generators.branches import backward as back
+from hgms.generators.penalty import DynamicBarrier, FullyFirstOrder, GradientNorm, Minimax, MoreauEnvelope, ValueFree, ValueGap
+from hgms.generators.single_loop import Soba
+from hgms.generators.ula import Ula
+from hgms.hypergradients import Carried, Implicit, OneStep, ThroughStep, Unrolled
+from hgms.methods import LearnedStart
+from hgms.outer import Sgd
+from hgms.selectors import BestOfN, First, Worst
+from hgms.solvers import MINRES, FixedPoint, Neumann
 from hgms_core import Branch, Key, Pipeline, Problem
-from hgms_graphs import Programs, launch, programs
-from hgms_hypergradients import Carried, Implicit, OneStep, ThroughStep, Unrolled
-from hgms_methods import LearnedStart
-from hgms_outer import Sgd
-from hgms_penalty import DynamicBarrier, FullyFirstOrder, GradientNorm, Minimax, MoreauEnvelope, ValueFree, ValueGap
-from hgms_selectors import BestOfN, First, Worst
-from hgms_single_loop import Soba
-from hgms_solvers import MINRES, FixedPoint, Neumann
-from hgms_ula import Ula
 
 pytestmark = pytest.mark.extended
 

@@ -17,10 +17,10 @@ from torch import Tensor
 from torch._subclasses import FakeTensorMode
 from torch.fx import GraphModule
 
+from hgms.compiled.programs import _devices
+from hgms.compiled.trace import trace
+from hgms.tasks.cleaning import HyperCleaning
 from hgms_core import Key, Problem
-from hgms_graphs.programs import _devices
-from hgms_graphs.trace import trace
-from hgms_task_cleaning import HyperCleaning
 
 pytestmark = [pytest.mark.plugins, pytest.mark.extended]
 

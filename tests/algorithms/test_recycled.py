@@ -10,11 +10,11 @@ import torch
 from helpers import F64, KEY, assert_same, finite_differences, normal
 from torch import Tensor
 
+from hgms.hypergradients import Implicit
+from hgms.runs.checkpoint import load_state, save_state
+from hgms.solvers import CG, NystromCG, RecycledCG
+from hgms.solvers.recycled import inverse, updated
 from hgms_core import Branch, Estimate, Outcome, Problem, State, Tree
-from hgms_hypergradients import Implicit
-from hgms_run.checkpoint import load_state, save_state
-from hgms_solvers import CG, NystromCG, RecycledCG
-from hgms_solvers.recycled import inverse, updated
 
 pytestmark = pytest.mark.plugins
 

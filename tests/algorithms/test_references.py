@@ -9,13 +9,13 @@ import torch
 from attrs import evolve, fields
 from helpers import F64, assert_same, network_problem, normal
 
+from hgms.config.as_table import AT_REST
+from hgms.methods import LearnedStart, StartingAt, Tilted, references
+from hgms.methods.random_theta import drawn
+from hgms.methods.validation_only import on_validation
+from hgms.rows import joined
+from hgms.runs import RunConfig
 from hgms_core import ConfigError, Data, Method, Pipeline, Problem
-from hgms_methods import LearnedStart, StartingAt, Tilted, references
-from hgms_methods.random_theta import drawn
-from hgms_methods.validation_only import on_validation
-from hgms_rows import joined
-from hgms_run import RunConfig
-from hgms_run.as_table import AT_REST
 
 pytestmark = pytest.mark.plugins
 WRAPPERS = (Tilted, LearnedStart, StartingAt)

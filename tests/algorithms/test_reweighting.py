@@ -12,15 +12,15 @@ from attrs import evolve
 from helpers import F64, assert_same, finite_differences, normal
 from torch import Tensor
 
+from hgms.compiled import Programs
+from hgms.methods.reweighting import Agreement, LearningToReweight, MwNet, SmallLoss, shared
+from hgms.methods.reweighting.learning_to_reweight import aligned
+from hgms.methods.reweighting.mw_net import meta_gradient, weight_logits
+from hgms.runs import missing_traits
+from hgms.runs.traits import ensure_fits
+from hgms.tasks.cleaning import HyperCleaning
+from hgms.tasks.quadratic import Quadratic
 from hgms_core import ConfigError, Data, Key, Problem, Rows, Tree
-from hgms_graphs import Programs
-from hgms_reweighting import Agreement, LearningToReweight, MwNet, SmallLoss, shared
-from hgms_reweighting.learning_to_reweight import aligned
-from hgms_reweighting.mw_net import meta_gradient, weight_logits
-from hgms_run import missing_traits
-from hgms_run.traits import ensure_fits
-from hgms_task_cleaning import HyperCleaning
-from hgms_task_quadratic import Quadratic
 
 pytestmark = pytest.mark.plugins
 
@@ -383,7 +383,7 @@ def test_steps_as_programs_are_the_same_steps(name: str, monkeypatch: pytest.Mon
         count.append(len(leaves))
         return lambda inputs: graph(*inputs)
 
-    monkeypatch.setattr("hgms_graphs.programs._inductor", as_traced)
+    monkeypatch.setattr("hgms.compiled.programs._inductor", as_traced)
     method, plain, compiler = METHODS[name](), problem(), Programs()
     fast = evolve(plain, compiler=compiler)
     state, expected, seen = method.init(fast, 0), method.init(plain, 0), 0

@@ -9,15 +9,15 @@ import torch
 from attrs import evolve, frozen
 from helpers import F64, normal
 
-from hgms_branches import Branches
+from hgms.generators.branches import Branches
+from hgms.hypergradients import Implicit
+from hgms.outer import Sgd
+from hgms.selectors import BestOfN
+from hgms.solvers import CG, Neumann, Roulette
+from hgms.solvers.roulette import summed, weights
+from hgms.testing import problems
+from hgms.testing.methods import check_resume
 from hgms_core import Branch, Key, LinearSystem, MatVec, Outcome, Pipeline, Solution
-from hgms_hypergradients import Implicit
-from hgms_outer import Sgd
-from hgms_selectors import BestOfN
-from hgms_solvers import CG, Neumann, Roulette
-from hgms_solvers.roulette import summed, weights
-from hgms_testing import problems
-from hgms_testing.methods import check_resume
 
 pytestmark = pytest.mark.plugins
 SPECTRUM, B = torch.linspace(0.5, 1.5, 6, dtype=F64), normal(6, seed=2)

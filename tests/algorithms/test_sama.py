@@ -7,10 +7,10 @@ import torch
 from helpers import F64, KEY, assert_same, network_problem, normal
 from torch import Tensor
 
-from hgms_branches import Branches
+from hgms.generators.branches import Branches
+from hgms.hypergradients import Sama
+from hgms.runs import RunConfig
 from hgms_core import Branch, Pipeline, Problem, Tree
-from hgms_hypergradients import Sama
-from hgms_run import RunConfig
 
 pytestmark = pytest.mark.plugins
 

@@ -12,17 +12,17 @@ from attrs import evolve
 from field_problems import pipeline, run, tuned_penalty
 from helpers import F64, assert_same, counted, network_problem
 
-import hgms_run
-from hgms_branches import Branches
+import hgms.runs
+from hgms.generators.branches import Branches
+from hgms.generators.search import Search
+from hgms.hypergradients import Implicit
+from hgms.outer import Sgd
+from hgms.runs import RunConfig
+from hgms.runs import traits as compat
+from hgms.selectors import BestOfN, First
+from hgms.solvers import CG
+from hgms.tasks.sphere import Sphere
 from hgms_core import Budget, ConfigError, MissingExtra, Problem, State
-from hgms_hypergradients import Implicit
-from hgms_outer import Sgd
-from hgms_run import RunConfig
-from hgms_run import traits as compat
-from hgms_search import Search
-from hgms_selectors import BestOfN, First
-from hgms_solvers import CG
-from hgms_task_sphere import Sphere
 
 pytestmark = pytest.mark.plugins
 
@@ -114,7 +114,7 @@ def test_a_training_run_that_breaks_down_is_only_a_bad_trial(sampler: str) -> No
         return PROBLEM.g(theta, x, batch) + torch.where(theta["scale"] > 0.2, torch.nan, 0.0) * x["b"].sum()
 
     broken = evolve(PROBLEM, g=g)
-    result = hgms_run.run(search(sampler, startup=2), broken, Budget(outer_steps=8))
+    result = hgms.runs.run(search(sampler, startup=2), broken, Budget(outer_steps=8))
     losses = [row["upper_loss"] for row in result.records if row["step"]]
     assert None in losses  # what is not finite is written as nothing
     assert result.records[-1]["stop_loss"] == min(loss for loss in losses if loss is not None)

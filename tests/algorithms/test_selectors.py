@@ -11,8 +11,8 @@ from helpers import F64, KEY, assert_same, network_problem
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from hgms.selectors import BestOfN, First, Worst
 from hgms_core import Candidates, ConfigError, Cost, Problem, Selection, stack
-from hgms_selectors import BestOfN, First, Worst
 
 pytestmark = pytest.mark.plugins
 

@@ -13,15 +13,15 @@ from helpers import F64, KEY, assert_same, counted, network_problem, normal
 from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention
 
-from hgms_branches import Branches
+from hgms.generators.branches import Branches
+from hgms.generators.penalty import DynamicBarrier, GradientNorm
+from hgms.generators.single_loop import Soba
+from hgms.hypergradients import Carried, Implicit, Unrolled
+from hgms.outer import Schedule, Sgd
+from hgms.selectors import BestOfN, First
+from hgms.solvers import CG
 from hgms_core import Pipeline, Problem, Tree
 from hgms_core.trees import Ravel
-from hgms_hypergradients import Carried, Implicit, Unrolled
-from hgms_outer import Schedule, Sgd
-from hgms_penalty import DynamicBarrier, GradientNorm
-from hgms_selectors import BestOfN, First
-from hgms_single_loop import Soba
-from hgms_solvers import CG
 
 pytestmark = pytest.mark.plugins
 

@@ -10,8 +10,8 @@ from attrs import evolve, frozen
 from helpers import F64, assert_same, network_problem
 from source_problems import convex_sources
 
+from hgms.methods import StartingAt
 from hgms_core import ConfigError, Pipeline, State
-from hgms_methods import StartingAt
 
 PROBLEM = convex_sources({"a": 0.5, "b": 0.3, "c": 0.2}, rows=10)
 NETWORK = network_problem()

@@ -11,16 +11,16 @@ from attrs import evolve
 from helpers import F64, assert_same, network_problem
 from source_problems import convex_sources
 
-from hgms_branches import Branches
+from hgms.generators.branches import Branches
+from hgms.hypergradients import Implicit, Unrolled
+from hgms.methods import Tilted
+from hgms.methods.tilted import tilted
+from hgms.outer import ProjectedGradient
+from hgms.runs import pack, unpack
+from hgms.selectors import BestOfN, First
+from hgms.solvers import CG
+from hgms.tasks.sphere import Sphere
 from hgms_core import ConfigError, Data, Key, Pipeline, Problem, Tree
-from hgms_hypergradients import Implicit, Unrolled
-from hgms_methods import Tilted
-from hgms_methods.tilted import tilted
-from hgms_outer import ProjectedGradient
-from hgms_run import pack, unpack
-from hgms_selectors import BestOfN, First
-from hgms_solvers import CG
-from hgms_task_sphere import Sphere
 
 pytestmark = pytest.mark.plugins
 

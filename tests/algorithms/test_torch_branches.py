@@ -13,14 +13,14 @@ from helpers import F64, KEY, assert_same, finite_differences, network_problem, 
 from torch import Tensor
 from torch.optim import SGD, lr_scheduler
 
-from hgms_branches import Branches, Trajectory
+from hgms.generators.branches import Branches, Trajectory
+from hgms.hypergradients import Implicit, Unrolled
+from hgms.outer import Adam
+from hgms.runs import pack, unpack
+from hgms.selectors import BestOfN
+from hgms.solvers import CG
+from hgms.testing import Check, parametrize_with_checks
 from hgms_core import Candidates, ConfigError, Data, Key, Pipeline, Problem, Tree
-from hgms_hypergradients import Implicit, Unrolled
-from hgms_outer import Adam
-from hgms_run import pack, unpack
-from hgms_selectors import BestOfN
-from hgms_solvers import CG
-from hgms_testing import Check, parametrize_with_checks
 
 pytestmark = pytest.mark.plugins
 
@@ -325,7 +325,7 @@ def test_a_loss_without_data_and_parts_that_are_more_than_the_rows() -> None:
 
 
 def test_what_is_not_compiled_has_the_numbers_of_a_plain_run() -> None:
-    from hgms_graphs import Programs
+    from hgms.compiled import Programs
 
     for options in ({"optimizer": EVERY["RMSprop"]}, {"accumulate": 2, "lr": 0.1}):
         branches = Branches(count=2, steps=3, batch_size=5, **options)

@@ -9,10 +9,10 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner
 
-from hgms_cli import main
-from hgms_compare import compare
+from hgms.cli import main
+from hgms.comparison import compare
+from hgms.runs import RunConfig, RunResult, run_config
 from hgms_core.errors import ConfigError, MissingExtra
-from hgms_run import RunConfig, RunResult, run_config
 
 TOML = """
 seed = 0

@@ -12,14 +12,14 @@ from field_problems import pipeline, run, sphere_gap, tuned_penalty
 from helpers import F64, KEY, assert_same, counted, network_problem, normal
 from torch import Tensor
 
-from hgms_branches import Branches, Trajectory
+from hgms.generators.branches import Branches, Trajectory
+from hgms.hypergradients import Implicit, Unrolled
+from hgms.methods import LearnedStart
+from hgms.methods.learned_start import with_learned_start, without_start
+from hgms.outer import Adam, Schedule, Sgd, Split
+from hgms.selectors import BestOfN, First, Worst
+from hgms.solvers import CG
 from hgms_core import ConfigError, Key, Problem, Tree
-from hgms_hypergradients import Implicit, Unrolled
-from hgms_methods import LearnedStart
-from hgms_methods.learned_start import with_learned_start, without_start
-from hgms_outer import Adam, Schedule, Sgd, Split
-from hgms_selectors import BestOfN, First, Worst
-from hgms_solvers import CG
 
 pytestmark = pytest.mark.plugins
 

@@ -12,11 +12,11 @@ from attrs import evolve
 from helpers import F64, KEY, LiveMemory, assert_same, network_problem, normal
 from torch import Tensor
 
+from hgms.generators.ula import Ula
+from hgms.runs import RunConfig, run
+from hgms.selectors import BestOfN
+from hgms.tasks.sphere import Sphere
 from hgms_core import Candidates, ConfigError, Data, Key, Problem, State, Tree, repeat
-from hgms_run import RunConfig, run
-from hgms_selectors import BestOfN
-from hgms_task_sphere import Sphere
-from hgms_ula import Ula
 
 pytestmark = pytest.mark.plugins
 

@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 from made_runs import write_comparison, write_mixtures
 
-import hgms_report as report
+import hgms.report as report
 
 pytestmark = pytest.mark.browser
 

@@ -10,13 +10,13 @@ import pytest
 import torch
 from click.testing import CliRunner
 
-from hgms_cli import main
+from hgms.cli import main
+from hgms.runs import RunConfig, run
+from hgms.testing import Check, checks_of, checks_of_kind, failures_of, instance_of, parametrize_with_checks
+from hgms.testing.check import check as hgms_check
 from hgms_core import Composition, Key, registry
 from hgms_core.budget import Budget
 from hgms_core.registry import Registry
-from hgms_run import RunConfig, run
-from hgms_testing import Check, checks_of, checks_of_kind, failures_of, instance_of, parametrize_with_checks
-from hgms_testing.check import check as hgms_check
 
 pytestmark = pytest.mark.plugins
 
@@ -263,9 +263,9 @@ def test_task_is_what_the_protocol_says(task: str) -> None:
 
 
 def test_hgms_check_says_what_a_class_is_not_made_to_pass() -> None:
-    result = CliRunner().invoke(main, ["check", "hgms_solvers:Identity"])
+    result = CliRunner().invoke(main, ["check", "hgms.solvers:Identity"])
     assert result.exit_code == 0, result.output
     assert "  but  dense-solve: not to be passed: it solves nothing: v = scale·b is its definition\n" in result.output
     assert result.output.endswith("all 31 checks passed, but 1 that the class says it is not to pass\n")
-    rows = json.loads(CliRunner().invoke(main, ["check", "hgms_solvers:Identity", "--json"]).stdout)["results"]
+    rows = json.loads(CliRunner().invoke(main, ["check", "hgms.solvers:Identity", "--json"]).stdout)["results"]
     assert {row["check"] for row in rows if row["excuse"]} == {"dense-solve"}

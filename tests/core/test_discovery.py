@@ -14,7 +14,7 @@ import pytest
 import torch
 from fakes import Site
 
-from hgms_cli.inspect import plugin_row
+from hgms.cli.inspect import plugin_row
 from hgms_core import PLUGIN_API, Budget, RunInfo, hookimpl, hookspecs, sandbox
 from hgms_core import host as plugins
 from hgms_core.errors import PluginError

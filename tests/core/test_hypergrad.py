@@ -12,6 +12,7 @@ import torch
 from helpers import F64, assert_same, finite_differences, network_problem, normal, spd
 from torch import Tensor
 
+from hgms.integrations.lower_solution import lower_solution
 from hgms_core import (
     CallableSolver,
     ConfigError,
@@ -27,7 +28,6 @@ from hgms_core import (
     upper_gradients,
 )
 from hgms_core.hypergrad import implicit
-from hgms_loops.lower_solution import lower_solution
 
 STRATEGIES = ("vjp", "jvp", "difference")
 TOLERANCE = {"vjp": 1e-12, "jvp": 1e-12, "difference": 1e-7}

@@ -11,13 +11,13 @@ from helpers import F64, KEY, assert_same, counted, network_problem, normal
 from torch import Tensor, nn
 from torch.func import functional_call
 
-from hgms_branches import Branches
+from hgms.generators.branches import Branches
+from hgms.hypergradients import Fixed, Implicit, OneStep, Unrolled
+from hgms.integrations.lower_solution import lower_solution
+from hgms.outer import Sgd
+from hgms.selectors import BestOfN, First
+from hgms.solvers import CG
 from hgms_core import ConfigError, Data, Pipeline, Problem, Tree, groups, hypergradient, trainable, values
-from hgms_hypergradients import Fixed, Implicit, OneStep, Unrolled
-from hgms_loops.lower_solution import lower_solution
-from hgms_outer import Sgd
-from hgms_selectors import BestOfN, First
-from hgms_solvers import CG
 
 pytestmark = pytest.mark.plugins
 

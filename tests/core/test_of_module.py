@@ -14,7 +14,12 @@ from torch.func import functional_call, replace_all_batch_norm_modules_
 from torch.nn import functional
 from torch.nn.utils import parametrizations
 
-from hgms_branches import Branches
+from hgms.config.fingerprint import fingerprints
+from hgms.generators.branches import Branches
+from hgms.hypergradients import Implicit, Unrolled
+from hgms.outer import Sgd
+from hgms.selectors import BestOfN
+from hgms.solvers import CG
 from hgms_core import (
     ROLES,
     ConfigError,
@@ -30,11 +35,6 @@ from hgms_core import (
     values,
 )
 from hgms_core.seeding import global_states
-from hgms_hypergradients import Implicit, Unrolled
-from hgms_outer import Sgd
-from hgms_run.fingerprint import fingerprints
-from hgms_selectors import BestOfN
-from hgms_solvers import CG
 
 ROWS, FEATURES = 12, 3
 TRAIN = Data.of({"a": normal(ROWS, FEATURES), "y": normal(ROWS, seed=1)})
@@ -437,7 +437,7 @@ def test_stacked_candidates_have_the_losses_that_each_has_alone(layer: Callable[
 
 
 def test_steps_of_norms_and_dropout_are_traced_with_new_masks_for_each_batch() -> None:
-    from hgms_graphs.trace import flatten, trace
+    from hgms.compiled.trace import flatten, trace
 
     p = problem(network(nn.BatchNorm1d(6), nn.ReLU(inplace=True), nn.Dropout(0.4)))
 

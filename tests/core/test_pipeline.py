@@ -10,14 +10,14 @@ import torch
 from attrs import evolve
 from helpers import F64, assert_same, counted, network_problem
 
-from hgms_branches import Branches
+from hgms.generators.branches import Branches
+from hgms.generators.ula import Ula
+from hgms.hypergradients import Fixed, Implicit, OneStep, Unrolled
+from hgms.outer import Adam, ProjectedGradient, Projection, Sgd
+from hgms.selectors import BestOfN, First
+from hgms.solvers import CG
 from hgms_core import ConfigError, Key, Method, Pipeline, Problem, Record, State, hypergradient
 from hgms_core.records import Outcome
-from hgms_hypergradients import Fixed, Implicit, OneStep, Unrolled
-from hgms_outer import Adam, ProjectedGradient, Projection, Sgd
-from hgms_selectors import BestOfN, First
-from hgms_solvers import CG
-from hgms_ula import Ula
 
 pytestmark = pytest.mark.plugins
 

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from fakes import Site
 
-from hgms_cli.inspect import plugin_row
+from hgms.cli.inspect import plugin_row
 from hgms_core.errors import MissingExtra, PluginError
 from hgms_core.host import Host
 from hgms_core.registry import Registry

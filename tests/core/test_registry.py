@@ -10,13 +10,13 @@ import attrs
 import pytest
 from fakes import Site
 
-from hgms_cli.inspect import component_row, component_rows, kind_called
+from hgms.cli.inspect import component_row, component_rows, kind_called
+from hgms.runs import kinds_of
 from hgms_core import Composition, overlay
 from hgms_core.errors import PluginError, UnknownComponent
 from hgms_core.host import Host
 from hgms_core.pipeline import Pipeline
 from hgms_core.registry import KINDS, Registry, faults_of
-from hgms_run import kinds_of
 
 SOLVER = KINDS["solver"]
 
@@ -252,7 +252,7 @@ def test_other_faults_of_a_class() -> None:
         return b
 
     plain = type("Plain", (), {"solve": solve, "name": "plain"})
-    unmarked = "it is not an attrs class; put @frozen(kw_only=True) above it, of hgms_fields or of attrs"
+    unmarked = "it is not an attrs class; put @frozen(kw_only=True) above it, of hgms.config or of attrs"
     assert faults_of(SOLVER, plain) == [unmarked]
     assert faults_of(SOLVER, solver_class(solve, name=None)) == [
         'it has no name; give it a class variable: name: ClassVar[str] = "my-name"'

@@ -9,12 +9,12 @@ import pytest
 import torch
 from helpers import F64, normal
 
+from hgms.methods.learned_start import with_learned_start
+from hgms.methods.tilted import tilted
+from hgms.methods.validation_only import on_validation
+from hgms.runs.own_problem import traits_of_problem
+from hgms.tasks.cleaning import HyperCleaning
 from hgms_core import ConfigError, Data, Key, Problem, Rows, Tree
-from hgms_methods.learned_start import with_learned_start
-from hgms_methods.tilted import tilted
-from hgms_methods.validation_only import on_validation
-from hgms_run.own import traits_of_problem
-from hgms_task_cleaning import HyperCleaning
 
 
 def cleaning() -> Problem:

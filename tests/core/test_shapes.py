@@ -11,15 +11,15 @@ from attrs import evolve
 from helpers import F64, assert_same, normal
 from torch import Tensor, nn
 
-from hgms_branches import Branches, Trajectory
+from hgms.generators.branches import Branches, Trajectory
+from hgms.hypergradients import Implicit, Unrolled
+from hgms.integrations.lower_solution import lower_solution
+from hgms.methods import LearnedStart
+from hgms.outer import Sgd
+from hgms.runs import run
+from hgms.selectors import BestOfN
+from hgms.solvers import CG
 from hgms_core import Budget, ConfigError, Data, Pipeline, Problem, Shape, hypergradient
-from hgms_hypergradients import Implicit, Unrolled
-from hgms_loops.lower_solution import lower_solution
-from hgms_methods import LearnedStart
-from hgms_outer import Sgd
-from hgms_run import run
-from hgms_selectors import BestOfN
-from hgms_solvers import CG
 
 pytestmark = pytest.mark.plugins
 

@@ -15,13 +15,13 @@ from attrs import evolve, field, frozen
 from helpers import F64, assert_same, run_files
 from source_problems import convex_sources
 
-from hgms_branches import Branches
+from hgms.generators.branches import Branches
+from hgms.hypergradients import Fixed
+from hgms.outer import Sgd
+from hgms.runs import Interrupted, RunFolder, RunSettings, run
+from hgms.selectors import First
 from hgms_core import Data, Key, Pipeline, Problem, State, Tree
 from hgms_core.budget import Budget
-from hgms_hypergradients import Fixed
-from hgms_outer import Sgd
-from hgms_run import Interrupted, RunFolder, RunSettings, run
-from hgms_selectors import First
 
 # --- stratified draws --------------------------------------------------------------------------------------------------
 

@@ -50,7 +50,7 @@ def run_command(command: str, expected: str) -> str:
         return output
     from click.testing import CliRunner
 
-    from hgms_cli import main
+    from hgms.cli import main
 
     program, *arguments = shlex.split(command)
     assert program == "hgms", f"a console block holds hgms, {', '.join(programs.PROGRAMS)}: {command}"

@@ -14,7 +14,7 @@ import pytest
 from click.testing import CliRunner
 from processes import SCRIPTS, Server
 
-from hgms_cli import main
+from hgms.cli import main
 
 pytestmark = pytest.mark.plugins
 

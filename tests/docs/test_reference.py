@@ -15,8 +15,8 @@ import attrs
 import pytest
 
 import hgms_core
+from hgms.runs.describe import range_of
 from hgms_core.registry import Registry
-from hgms_run.describe import range_of
 
 sys.path.append(str(Path(__file__).resolve().parents[2] / "docs"))
 
@@ -139,11 +139,11 @@ def test_other_projects_can_link_to_every_public_name(inventory: dict[str, dict[
     assert {module.__name__ for module in MODULES} <= set(inventory["py:module"])
     members = {"start", "apply", "dot", "rows", "codes", "solution"}
     assert {f"hgms_core.LinearSystem.{name}" for name in members} <= set(inventory["py:method"])
-    assert {"hgms_run.RunFolder.records", "hgms_compare.Comparison.as_dict"} <= set(inventory["py:method"])
-    assert "hgms_run.RunResult.seconds" in inventory["py:property"]
+    assert {"hgms.runs.RunFolder.records", "hgms.comparison.Comparison.as_dict"} <= set(inventory["py:method"])
+    assert "hgms.runs.RunResult.seconds" in inventory["py:property"]
     entry = inventory["py:class"]["hgms_core.Problem"]
     assert (entry.uri, entry.project_name) == ("https://example.org/functions.html#hgms_core.Problem", "HGMS")
 
 
 def test_the_classes_of_components_are_there_too(inventory: dict[str, dict[str, Any]]) -> None:
-    assert {"hgms_solvers.CG", "hgms_branches.Branches", "hgms_outer.Adam"} <= set(inventory["py:class"])
+    assert {"hgms.solvers.CG", "hgms.generators.branches.Branches", "hgms.outer.Adam"} <= set(inventory["py:class"])

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from hgms_testing.kit import snapshot, tensors
+from hgms.testing.kit import snapshot, tensors
 
 
 class Draws:

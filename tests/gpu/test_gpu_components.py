@@ -10,10 +10,10 @@ import pytest
 import torch
 from placed import Draws, brought, elsewhere
 
+from hgms.testing import OF_KIND, Check, checks_of, failures_of, inputs_on, instance_of
+from hgms.testing.kit import difference, snapshot, tensors
 from hgms_core import Composition, registry
 from hgms_core.registry import Registry
-from hgms_testing import OF_KIND, Check, checks_of, failures_of, inputs_on, instance_of
-from hgms_testing.kit import difference, snapshot, tensors
 
 pytestmark = [pytest.mark.gpu, pytest.mark.plugins]
 

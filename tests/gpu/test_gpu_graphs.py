@@ -10,13 +10,13 @@ from attrs import evolve
 from helpers import assert_same, moved, network_problem
 from torch import Tensor
 
-from hgms_branches import Branches
+from hgms.compiled import cuda_graphs as graphs
+from hgms.generators.branches import Branches
+from hgms.hypergradients import Implicit
+from hgms.outer import Adam
+from hgms.selectors import BestOfN
+from hgms.solvers import CG
 from hgms_core import ConfigError, Pipeline
-from hgms_graphs import graphs
-from hgms_hypergradients import Implicit
-from hgms_outer import Adam
-from hgms_selectors import BestOfN
-from hgms_solvers import CG
 
 pytestmark = pytest.mark.gpu
 

@@ -16,20 +16,20 @@ import pytest
 import torch
 from attrs import evolve
 
+from hgms.runs import run
 from hgms_core import Budget, ConfigError, Pipeline, Problem
-from hgms_run import run
 
 pytest.importorskip("transformers", reason="the extra llm is not installed")
 pytest.importorskip("peft", reason="the extra llm is not installed")
 
-from hgms_branches import Branches
-from hgms_hypergradients import Carried, Implicit, OneStep, ThroughStep, Unrolled
-from hgms_llm import BaseModel, Lora, Source, SourceMixture
-from hgms_outer import Adam
-from hgms_penalty import DynamicBarrier, GradientNorm, Minimax, ValueGap
-from hgms_selectors import BestOfN, First
-from hgms_single_loop import Soba
-from hgms_solvers import CG
+from hgms.generators.branches import Branches
+from hgms.generators.penalty import DynamicBarrier, GradientNorm, Minimax, ValueGap
+from hgms.generators.single_loop import Soba
+from hgms.hypergradients import Carried, Implicit, OneStep, ThroughStep, Unrolled
+from hgms.outer import Adam
+from hgms.selectors import BestOfN, First
+from hgms.solvers import CG
+from hgms_mix.lm import BaseModel, Lora, Source, SourceMixture
 
 pytestmark = pytest.mark.gpu
 

@@ -13,9 +13,9 @@ from hgms_core import Key, gradient, groups, repeat
 pytest.importorskip("transformers", reason="the extra llm is not installed")
 pytest.importorskip("peft", reason="the extra llm is not installed")
 
-from hgms_llm import BaseModel, LanguageModel, Lora
-from hgms_llm.losses import Rows, UpperLoss
-from hgms_llm.memory import peak_bytes, step_memory
+from hgms_mix.lm import BaseModel, LanguageModel, Lora
+from hgms_mix.lm.losses import Rows, UpperLoss
+from hgms_mix.lm.memory import peak_bytes, step_memory
 
 pytestmark = pytest.mark.gpu
 

@@ -5,14 +5,14 @@ from __future__ import annotations
 import pytest
 import torch
 
-from hgms_branches import Branches
+from hgms.compiled import calibrated, matrix_route
+from hgms.generators.branches import Branches
+from hgms.hypergradients import Implicit
+from hgms.outer import Adam
+from hgms.runs import RunSettings, run
+from hgms.selectors import BestOfN
+from hgms.solvers import CG
 from hgms_core import Budget, Data, Pipeline, Problem, Tree
-from hgms_graphs import calibrated, matrix_route
-from hgms_hypergradients import Implicit
-from hgms_outer import Adam
-from hgms_run import RunSettings, run
-from hgms_selectors import BestOfN
-from hgms_solvers import CG
 
 pytestmark = pytest.mark.gpu
 

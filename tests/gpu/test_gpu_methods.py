@@ -8,13 +8,13 @@ import pytest
 import torch
 from placed import Draws, brought, elsewhere
 
+from hgms.runs import RunConfig
+from hgms.runs import traits as compat
+from hgms.testing import inputs_on, instance_of, methods
+from hgms.testing.kit import difference, snapshot
 from hgms_core import Composition, Key, Problem, registry
 from hgms_core.errors import ConfigError, DataError, MissingExtra
 from hgms_core.registry import Registry
-from hgms_run import RunConfig
-from hgms_run import traits as compat
-from hgms_testing import inputs_on, instance_of, methods
-from hgms_testing.kit import difference, snapshot
 
 pytestmark = [pytest.mark.gpu, pytest.mark.plugins]
 

@@ -11,16 +11,16 @@ import torch
 from attrs import evolve
 from placed import elsewhere
 
-from hgms_branches import Branches
+from hgms.generators.branches import Branches
+from hgms.hypergradients import Implicit
+from hgms.outer import Adam, TorchOptimizer
+from hgms.runs import RunFolder, device_called, run
+from hgms.selectors import BestOfN
+from hgms.solvers import CG, LinearOperatorSolver, ScipySolver
+from hgms.tasks.cleaning import HyperCleaning
+from hgms.testing import inputs_on, problems
+from hgms.testing.kit import difference, snapshot
 from hgms_core import Budget, ConfigError, Key, Pipeline, Problem
-from hgms_hypergradients import Implicit
-from hgms_outer import Adam, TorchOptimizer
-from hgms_run import RunFolder, device_called, run
-from hgms_selectors import BestOfN
-from hgms_solvers import CG, LinearOperatorSolver, ScipySolver
-from hgms_task_cleaning import HyperCleaning
-from hgms_testing import inputs_on, problems
-from hgms_testing.kit import difference, snapshot
 
 pytestmark = [pytest.mark.gpu, pytest.mark.plugins]
 

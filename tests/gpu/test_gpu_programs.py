@@ -12,14 +12,15 @@ from helpers import assert_same, moved, network_problem
 from placed import never_waiting
 from torch import Tensor
 
-from hgms_branches import Branches
+from hgms.compiled import Programs
+from hgms.compiled import cuda_graphs as graphs
+from hgms.compiled.cuda_graphs import Recording
+from hgms.generators.branches import Branches
+from hgms.hypergradients import Implicit
+from hgms.outer import Adam
+from hgms.selectors import BestOfN
+from hgms.solvers import CG, MINRES
 from hgms_core import Key, Pipeline, Problem
-from hgms_graphs import Programs, graphs
-from hgms_graphs.graphs import Recording
-from hgms_hypergradients import Implicit
-from hgms_outer import Adam
-from hgms_selectors import BestOfN
-from hgms_solvers import CG, MINRES
 
 pytestmark = [pytest.mark.gpu, pytest.mark.plugins]
 
@@ -27,7 +28,7 @@ pytestmark = [pytest.mark.gpu, pytest.mark.plugins]
 @pytest.fixture
 def recordings(device: torch.device, monkeypatch: pytest.MonkeyPatch) -> list[Recording]:
     """What was recorded for programs; on a CPU too."""
-    from hgms_graphs import programs
+    from hgms.compiled import programs
 
     kept: list[Recording] = []
 

@@ -19,10 +19,10 @@ from attrs import frozen
 from click.testing import CliRunner
 from processes import rows_written
 
-from hgms_cli import main
+from hgms.cli import main
+from hgms.runs import RunConfig, RunSettings, run, run_config
 from hgms_core import Budget, Problem, State
 from hgms_core.errors import OutOfMemory
-from hgms_run import RunConfig, RunSettings, run, run_config
 
 pytestmark = [pytest.mark.gpu, pytest.mark.plugins]
 
@@ -54,7 +54,7 @@ STEPS = 40
 DETERMINISTIC = """
 import sys, torch
 torch.use_deterministic_algorithms(True)
-from hgms_cli import main
+from hgms.cli import main
 main(sys.argv[1:])
 """
 

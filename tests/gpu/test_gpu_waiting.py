@@ -11,13 +11,13 @@ import torch
 from attrs import frozen
 from placed import never_waiting, waits
 
-from hgms_branches import Branches, Trajectory
+from hgms.generators.branches import Branches, Trajectory
+from hgms.generators.ula import Ula
+from hgms.hypergradients import Implicit, OneStep, ThroughStep, Unrolled
+from hgms.outer import Adam, Projection
+from hgms.selectors import BestOfN, First, Worst
+from hgms.solvers import CG, MINRES, FixedPoint, Identity, Neumann, NystromCG
 from hgms_core import Branch, Data, Key, LastStep, Pipeline, Problem, Tree, norm
-from hgms_hypergradients import Implicit, OneStep, ThroughStep, Unrolled
-from hgms_outer import Adam, Projection
-from hgms_selectors import BestOfN, First, Worst
-from hgms_solvers import CG, MINRES, FixedPoint, Identity, Neumann, NystromCG
-from hgms_ula import Ula
 
 pytestmark = [pytest.mark.gpu, pytest.mark.plugins]
 

@@ -16,11 +16,11 @@ from typing import Any
 import pytest
 
 from hgms_core import DataError, MissingExtra
-from hgms_evaluation import Extracted, Verifier, boxed, extract
-from hgms_evaluation import verifier as verifying
-from hgms_evaluation.answers import gsm8k_gold, math_gold, numbers
-from hgms_evaluation.questions import Question, load
-from hgms_evaluation.scores import score
+from hgms_mix.evaluation import Extracted, Verifier, boxed, extract
+from hgms_mix.evaluation import verifier as verifying
+from hgms_mix.evaluation.answers import gsm8k_gold, math_gold, numbers
+from hgms_mix.evaluation.questions import Question, load
+from hgms_mix.evaluation.scores import score
 
 data = pytest.mark.skipif("HGMS_DATA" not in os.environ, reason="HGMS_DATA is not set: no GSM8K and MATH to score")
 

@@ -12,12 +12,12 @@ import attrs
 import pytest
 import torch
 
+from hgms.runs import converter_for
 from hgms_core import CheckpointError, ConfigError, DataError, HgmsError
 from hgms_core.registry import Registry
-from hgms_evaluation import Evaluate, Judge, Verifier
-from hgms_evaluation.generate import Prompts, fingerprint, prompt_cap, replies
-from hgms_llm import BaseModel
-from hgms_run import converter_for
+from hgms_mix.evaluation import Evaluate, Judge, Verifier
+from hgms_mix.evaluation.generate import Prompts, fingerprint, prompt_cap, replies
+from hgms_mix.lm import BaseModel
 
 transformers = pytest.importorskip("transformers", reason="the extra hgms[llm] is not installed")
 
@@ -191,7 +191,7 @@ def verifier() -> Iterator[Verifier]:
 @pytest.fixture(autouse=True)
 def _one_worker(verifier: Verifier, monkeypatch: pytest.MonkeyPatch) -> None:
     """The runs of this file share one worker process: starting it takes a second."""
-    monkeypatch.setattr("hgms_evaluation.evaluate.Verifier", lambda: contextlib.nullcontext(verifier))
+    monkeypatch.setattr("hgms_mix.evaluation.evaluate.Verifier", lambda: contextlib.nullcontext(verifier))
 
 
 @pytest.fixture

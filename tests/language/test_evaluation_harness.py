@@ -14,13 +14,13 @@ import pytest
 import torch
 from helpers import load_script
 
-import hgms_evaluation
+import hgms_mix.evaluation
+from hgms.config import Invalid
+from hgms.runs import converter_for, plain
 from hgms_core import CheckpointError, ConfigError, DataError, MissingExtra
 from hgms_core.registry import Registry
-from hgms_evaluation import Evaluate, LmEval, Verifier, harness
-from hgms_fields import Invalid
-from hgms_llm import BaseModel, Message, prompt_tokens, template_for
-from hgms_run import converter_for, plain
+from hgms_mix.evaluation import Evaluate, LmEval, Verifier, harness
+from hgms_mix.lm import BaseModel, Message, prompt_tokens, template_for
 
 pytest.importorskip("transformers", reason="the extra hgms[llm] is not installed")
 needs_harness = pytest.mark.skipif(
@@ -335,6 +335,6 @@ def test_what_the_model_has_no_room_or_template_for(small: tuple[Any, Any], tmp_
 
 
 def test_where_the_harness_is_not_installed(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(hgms_evaluation.harness.importlib.util, "find_spec", lambda name: None)
+    monkeypatch.setattr(hgms_mix.evaluation.harness.importlib.util, "find_spec", lambda name: None)
     with pytest.raises(MissingExtra, match=r"pip install 'hgms\[lm-eval\]'"):
         Evaluate(lm_eval=LmEval(tasks=("gsm8k",))).check()

@@ -13,11 +13,12 @@ from typing import Any
 import attrs
 import pytest
 
+from hgms.config import Invalid
+from hgms.runs import converter_for, plain
 from hgms_core import ConfigError, HgmsError, MissingExtra
 from hgms_core.registry import Registry
-from hgms_evaluation import Evaluate, InspectJudge, Judge, asking, inspect_judge
-from hgms_fields import Invalid
-from hgms_run import converter_for, plain
+from hgms_mix.evaluation import Evaluate, InspectJudge, Judge, inspect_judge
+from hgms_mix.evaluation import judge_calls as asking
 
 needs_inspect = pytest.mark.skipif(
     importlib.util.find_spec("inspect_ai") is None, reason="inspect-ai is not installed: pip install 'hgms[inspect]'"

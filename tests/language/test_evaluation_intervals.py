@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hgms_evaluation import Range, bootstrap, half_widths, wilson
+from hgms_mix.evaluation import Range, bootstrap, half_widths, wilson
 
 # Accuracies in percent, as printed in the paper's tables of real-world results.
 GSM8K = (

@@ -23,10 +23,10 @@ import attrs
 import pytest
 
 from hgms_core import CheckpointError, ConfigError, HgmsError
-from hgms_evaluation import Evaluate, Judge, bootstrap, rating
-from hgms_evaluation.asking import ratings_path
-from hgms_evaluation.judge import messages
-from hgms_evaluation.questions import Question, judge_prompts, load, place
+from hgms_mix.evaluation import Evaluate, Judge, bootstrap, rating
+from hgms_mix.evaluation.judge import messages
+from hgms_mix.evaluation.judge_calls import ratings_path
+from hgms_mix.evaluation.questions import Question, judge_prompts, load, place
 
 pytest.importorskip("openai", reason="the extra hgms[llm] is not installed")
 
@@ -541,7 +541,7 @@ def test_a_template_that_wants_something_else_is_named() -> None:
 
 
 def judge_prompt() -> Any:
-    from hgms_evaluation.questions import JudgePrompt
+    from hgms_mix.evaluation.questions import JudgePrompt
 
     return JudgePrompt("", "")
 
@@ -589,7 +589,7 @@ def says_seven(folder: Path) -> None:
     import torch
     import transformers
 
-    from hgms_llm import BaseModel
+    from hgms_mix.lm import BaseModel
 
     tokenizer = BaseModel(config={"model_type": "llama"}, tokenizer="bytes").load_tokenizer()
     tokenizer.chat_template = "{% for m in messages %}{{ m['content'] }}\n{% endfor %}>"

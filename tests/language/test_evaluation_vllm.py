@@ -22,10 +22,10 @@ import pytest
 import torch
 
 from hgms_core import ConfigError, MissingExtra
-from hgms_evaluation import Evaluate, vllm_engine
-from hgms_evaluation.generate import Prompts, fingerprint, replies
-from hgms_evaluation.vllm_engine import RANKS, Engine
-from hgms_llm import BaseModel
+from hgms_mix.evaluation import Evaluate, vllm_engine
+from hgms_mix.evaluation.generate import Prompts, fingerprint, replies
+from hgms_mix.evaluation.vllm_engine import RANKS, Engine
+from hgms_mix.lm import BaseModel
 
 transformers = pytest.importorskip("transformers", reason="the extra hgms[llm] is not installed")
 peft = pytest.importorskip("peft", reason="the extra hgms[llm] is not installed")

@@ -12,7 +12,7 @@ from source_problems import assert_goes_on, convex_sources, in_another_order, la
 from torch import Tensor
 
 from hgms_core import ConfigError, Data, NumericalError, Problem, State, Tree
-from hgms_fastmix import FastMix
+from hgms_mix.methods.fastmix import FastMix
 
 pytestmark = pytest.mark.plugins
 

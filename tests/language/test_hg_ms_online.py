@@ -11,12 +11,12 @@ from attrs import evolve
 from helpers import F64, assert_same, normal
 from source_problems import assert_goes_on, convex_sources, language_sources, network_sources, weights
 
+from hgms.hypergradients import Fixed
+from hgms.outer import DualAveraging, Sgd
+from hgms.selectors import BestOfN, First
 from hgms_core import Candidates, ConfigError, Key, Pipeline, Problem, Selection, Tree
-from hgms_hypergradients import Fixed
-from hgms_online_mixing import AlignedMeans, MixtureBranches
-from hgms_online_mixing.training import mixture_rows
-from hgms_outer import DualAveraging, Sgd
-from hgms_selectors import BestOfN, First
+from hgms_mix.methods.online import AlignedMeans, MixtureBranches
+from hgms_mix.methods.online.training import mixture_rows
 
 pytestmark = pytest.mark.plugins
 
@@ -141,7 +141,7 @@ def test_a_source_without_a_row_so_far_does_not_move() -> None:
 
 
 def test_another_generators_candidates_are_measured_on_fresh_rows() -> None:
-    from hgms_branches import Branches
+    from hgms.generators.branches import Branches
 
     generator, estimator = Branches(count=1, steps=2, lr=0.1), AlignedMeans(upper_batch_size=4)
     candidates = generator.propose(PROBLEM, THETA, generator.init(PROBLEM, Key(0)), Key(1))

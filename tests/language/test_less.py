@@ -16,10 +16,10 @@ from source_problems import assert_goes_on, language_sources, network_sources, t
 from torch import Tensor
 
 from hgms_core import ConfigError, Key, NumericalError, Problem, Tree
-from hgms_less import Less
-from hgms_less.features import Preconditioner
-from hgms_less.projection import Projector
-from hgms_llm import adamw, adamw_part, adamw_start
+from hgms_mix.lm import adamw, adamw_part, adamw_start
+from hgms_mix.methods.less import Less
+from hgms_mix.methods.less.features import Preconditioner
+from hgms_mix.methods.less.projection import Projector
 
 pytestmark = pytest.mark.plugins
 
@@ -187,7 +187,7 @@ def test_ranking_is_stable_under_projector_seeds(kind: str) -> None:
 @pytest.mark.parametrize("kind", ["rademacher", "gaussian", "sparse"])
 def test_projection_is_one_linear_map_in_blocks(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
     projector = Projector(key=Key(5), dims=16, kind=kind)  # type: ignore[arg-type]
-    monkeypatch.setattr("hgms_less.projection.BLOCK", 16 * 10)  # ten coordinates a block
+    monkeypatch.setattr("hgms_mix.methods.less.projection.BLOCK", 16 * 10)  # ten coordinates a block
     leaves = [torch.eye(37, dtype=F64)[:, :25].reshape(37, 5, 5), torch.eye(37, dtype=F64)[:, 25:]]
     matrix = projector.apply(leaves)  # the images of all unit vectors: the matrix itself
     assert matrix.shape == (37, 16)

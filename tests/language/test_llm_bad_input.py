@@ -15,13 +15,13 @@ import pytest
 import torch
 from click.testing import CliRunner, Result
 
-from hgms_cli import main
+from hgms.cli import main
 
 pytest.importorskip("transformers", reason="transformers is not installed: pip install 'hgms[llm]'")
 pytest.importorskip("peft", reason="peft is not installed: pip install 'hgms[llm]'")
 
-from hgms_llm.store import warn
-from hgms_llm.tokenizers import byte_tokenizer
+from hgms_mix.lm.store import warn
+from hgms_mix.lm.tokenizers import byte_tokenizer
 
 pytestmark = [
     pytest.mark.plugins,
@@ -349,9 +349,9 @@ def silent() -> Iterator[str]:
 
 def test_a_judge_that_never_answers_loses_nothing(silent: str, tmp_path: Path) -> None:
     from hgms_core import HgmsError
-    from hgms_evaluation import Judge
-    from hgms_evaluation.asking import rate
-    from hgms_evaluation.judge import Request
+    from hgms_mix.evaluation import Judge
+    from hgms_mix.evaluation.judge import Request
+    from hgms_mix.evaluation.judge_calls import rate
 
     judge = Judge(base_url=silent, model="j", timeout=0.2, retries=1, backoff=0.01)
     with pytest.raises(HgmsError) as caught:
@@ -367,10 +367,10 @@ def test_ctrl_c_in_each_stage_and_going_on(monkeypatch: pytest.MonkeyPatch, requ
     import importlib
 
     inside = {
-        "reweight": ("hgms_run.loop", "check_numbers"),
-        "sample": ("hgms_mix.sample", "write_rows"),
-        "finetune": ("hgms_mix.trainers", "completion_loss"),
-        "evaluate": ("hgms_mix.evaluate", "row_losses"),
+        "reweight": ("hgms.runs.loop", "check_numbers"),
+        "sample": ("hgms_mix.stages.sample", "write_rows"),
+        "finetune": ("hgms_mix.stages.trainers", "completion_loss"),
+        "evaluate": ("hgms_mix.stages.evaluate", "row_losses"),
     }
     done: list[str] = []
     # A worker of pytest-xdist ignores Ctrl-C; a program does not.

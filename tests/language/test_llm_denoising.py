@@ -9,9 +9,9 @@ from typing import Any
 
 import pytest
 
+from hgms.results.statistics import paired
+from hgms.runs import RunConfig, RunSettings, run
 from hgms_core import Budget
-from hgms_results.statistics import paired
-from hgms_run import RunConfig, RunSettings, run
 
 pytestmark = [pytest.mark.slow, pytest.mark.skipif("HGMS_DATA" not in os.environ, reason="needs the Alpaca rows in HGMS_DATA")]
 GRID = Path(__file__).parents[2] / "benchmarks" / "llm" / "denoising-cpu.toml"

@@ -12,9 +12,9 @@ from hgms_core import Key, gradient, groups, repeat
 pytest.importorskip("transformers")
 pytest.importorskip("peft")
 
-from hgms_llm import BaseModel, LanguageModel, Lora
-from hgms_llm.losses import Rows, UpperLoss
-from hgms_llm.memory import peak_bytes, step_memory
+from hgms_mix.lm import BaseModel, LanguageModel, Lora
+from hgms_mix.lm.losses import Rows, UpperLoss
+from hgms_mix.lm.memory import peak_bytes, step_memory
 
 CPU = torch.device("cpu")
 HEADS = {"num_attention_heads": 4, "num_key_value_heads": 2}

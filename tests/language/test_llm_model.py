@@ -12,9 +12,9 @@ from hgms_core import ConfigError, Key, Tree, stack, twice_differentiable_attent
 
 pytest.importorskip("transformers")
 
-from hgms_llm import BaseModel, Lora
-from hgms_llm.language import LanguageModel
-from hgms_llm.lora import _down, _halves
+from hgms_mix.lm import BaseModel, Lora
+from hgms_mix.lm.language import LanguageModel
+from hgms_mix.lm.lora import _down, _halves
 
 VOCABULARY = 60
 LAYERS = {
@@ -204,7 +204,7 @@ def test_large_heads_are_computed_in_pieces(kind: str, how: dict[str, Any], monk
     expected, slopes = gradients(language(kind, **how), x, *rows(5))
     with torch.no_grad():
         value = model.nll(x, *rows(5))[0]
-    monkeypatch.setattr("hgms_llm.language.LOGITS", 7 * VOCABULARY)
+    monkeypatch.setattr("hgms_mix.lm.language.LOGITS", 7 * VOCABULARY)
     result, pieces = gradients(model, x, *rows(5))
     torch.testing.assert_close(result, expected, **CLOSE)
     torch.testing.assert_close(value, expected, **CLOSE)
@@ -227,7 +227,7 @@ def test_large_heads_have_a_second_derivative(monkeypatch: pytest.MonkeyPatch) -
     model = language("gpt2")
     x = noisy(model.start(Key(0), F64), 1)
     expected = hessian_product(model, x, rows(5))
-    monkeypatch.setattr("hgms_llm.language.LOGITS", 7 * VOCABULARY)
+    monkeypatch.setattr("hgms_mix.lm.language.LOGITS", 7 * VOCABULARY)
     torch.testing.assert_close(hessian_product(model, x, rows(5)), expected)
 
 

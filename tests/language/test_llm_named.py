@@ -12,8 +12,8 @@ from hgms_core import ConfigError, MissingExtra
 
 pytest.importorskip("transformers")
 
-from hgms_llm import BaseModel, model_folder, named_models
-from hgms_llm.store import warn
+from hgms_mix.lm import BaseModel, model_folder, named_models
+from hgms_mix.lm.store import warn
 
 PLACE = "task.model.path"
 MODULE = """
@@ -67,7 +67,7 @@ def test_a_folder_here_goes_first_and_that_is_said(
 def test_the_model_is_loaded_from_it_and_its_package_identifies_it(site: Site, tmp_path: Path) -> None:
     import torch
 
-    from hgms_llm.tokenizers import byte_tokenizer
+    from hgms_mix.lm.tokenizers import byte_tokenizer
 
     size = {"n_layer": 1, "n_head": 2, "n_embd": 8, "n_positions": 16}
     built = BaseModel(config={"model_type": "gpt2", **size}, tokenizer="bytes")

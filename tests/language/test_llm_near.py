@@ -7,9 +7,9 @@ import random
 import pytest
 
 from hgms_core import ConfigError
-from hgms_llm.formats import Message
-from hgms_llm.near import near_copies, shingles
-from hgms_llm.sources import Example
+from hgms_mix.lm.formats import Message
+from hgms_mix.lm.near_duplicates import near_copies, shingles
+from hgms_mix.lm.sources import Example
 
 pytest.importorskip("rensa", reason="rensa is not installed: pip install 'hgms[near]'")
 WORDS = [f"word{number}" for number in range(400)]

@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 import torch
 
-from hgms_llm import BaseModel, LanguageModel, Lora
-from hgms_llm.passes import needed, passes, start_tokens
+from hgms_mix.lm import BaseModel, LanguageModel, Lora
+from hgms_mix.lm.passes import needed, passes, start_tokens
 
 pytest.importorskip("transformers", reason="transformers is not installed")
 

@@ -10,7 +10,7 @@ from hgms_core import Key, Tree, cross_product, curvature, upper_gradients
 
 pytest.importorskip("transformers")
 
-from hgms_llm import BaseModel, LanguageModel, Lora
+from hgms_mix.lm import BaseModel, LanguageModel, Lora
 
 SIZE = {"n_layer": 2, "n_head": 2, "n_embd": 32, "n_positions": 32, "initializer_range": 0.1}
 FLOAT32_LENGTH = torch.finfo(torch.float32).eps ** (1 / 3)

@@ -15,17 +15,17 @@ import torch
 from attrs import evolve
 from fakes import Site
 
-import hgms_llm.parts
-import hgms_llm.store
-import hgms_llm.tokens
+import hgms_mix.lm.parts
+import hgms_mix.lm.store
+import hgms_mix.lm.tokens
 from hgms_core import DataError, Key
-from hgms_llm import read_examples
-from hgms_llm.parts import in_parts
-from hgms_llm.rows import examples_at, index_of
-from hgms_llm.sources import Source
-from hgms_llm.table import TokenTable
-from hgms_llm.tokenizers import byte_tokenizer
-from hgms_llm.tokens import Tokenising, drawn_table, token_table
+from hgms_mix.lm import read_examples
+from hgms_mix.lm.parts import in_parts
+from hgms_mix.lm.rows import examples_at, index_of
+from hgms_mix.lm.sources import Source
+from hgms_mix.lm.table import TokenTable
+from hgms_mix.lm.tokenizers import byte_tokenizer
+from hgms_mix.lm.tokens import Tokenising, drawn_table, token_table
 
 pytest.importorskip("transformers", reason="transformers is not installed")
 LEAVES = ("tokens", "mask", "offsets", "rows", "keys")
@@ -34,7 +34,7 @@ LEAVES = ("tokens", "mask", "offsets", "rows", "keys")
 @pytest.fixture
 def source(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Source:
     """95 rows, some too long, blank or bad, in parts of ten."""
-    monkeypatch.setattr(hgms_llm.parts, "ROWS", 10)
+    monkeypatch.setattr(hgms_mix.lm.parts, "ROWS", 10)
     with (tmp_path / "rows.jsonl").open("w") as stream:
         for row in range(95):
             answer = " " if row % 20 == 3 else "long " * 20 if row % 11 == 5 else f"answer {row}"
@@ -138,8 +138,10 @@ def test_a_cache_that_cannot_be_locked_is_named(source: Source, tmp_path: Path) 
 
 
 def test_an_index_that_is_not_read_as_it_was_written(source: Source, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    original = hgms_llm.store.load
-    monkeypatch.setattr(hgms_llm.store, "load", lambda path, *rest: None if path.suffix == ".index" else original(path, *rest))
+    original = hgms_mix.lm.store.load
+    monkeypatch.setattr(
+        hgms_mix.lm.store, "load", lambda path, *rest: None if path.suffix == ".index" else original(path, *rest)
+    )
     with pytest.raises(DataError, match="what was written there is not what is read"):
         index_of("s", source, tmp_path)
 
@@ -167,8 +169,8 @@ class Work:
 @pytest.fixture
 def work(site: Site, monkeypatch: pytest.MonkeyPatch) -> Any:
     """Work of which this process does the first row, and another one the second, which fails."""
-    monkeypatch.setattr(hgms_llm.parts, "ROWS", 1)
-    monkeypatch.setattr(hgms_llm.parts, "ALONE", 1)
+    monkeypatch.setattr(hgms_mix.lm.parts, "ROWS", 1)
+    monkeypatch.setattr(hgms_mix.lm.parts, "ALONE", 1)
     monkeypatch.setattr(torch, "get_num_threads", lambda: 2)
     site.module("their_work", WORK)
     return importlib.import_module("their_work").Work
@@ -186,9 +188,11 @@ def test_a_process_that_dies_is_reported_with_its_exit_code(work: Any) -> None:
 
 def test_ctrl_c_does_not_wait_for_other_processes(work: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     started: list[Any] = []
-    original = hgms_llm.parts.subprocess.Popen
+    original = hgms_mix.lm.parts.subprocess.Popen
     monkeypatch.setattr(
-        hgms_llm.parts.subprocess, "Popen", lambda *args, **options: started.append(original(*args, **options)) or started[-1]
+        hgms_mix.lm.parts.subprocess,
+        "Popen",
+        lambda *args, **options: started.append(original(*args, **options)) or started[-1],
     )
 
     def interrupted() -> Any:
@@ -209,11 +213,11 @@ def test_other_processes_make_the_same_parts(source: Source, tmp_path: Path, mon
     # it is not imported, though it lies in the working directory
     (tmp_path / "safetensors.py").write_text("raise AssertionError('a file of the working directory')")
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(hgms_llm.parts, "ALONE", 1)
+    monkeypatch.setattr(hgms_mix.lm.parts, "ALONE", 1)
     monkeypatch.setattr(torch, "get_num_threads", lambda: 2)
     mine: list[int] = []
-    original = hgms_llm.parts._part
-    monkeypatch.setattr(hgms_llm.parts, "_part", lambda work, chunk, path: (mine.append(1), original(work, chunk, path))[1])
+    original = hgms_mix.lm.parts._part
+    monkeypatch.setattr(hgms_mix.lm.parts, "_part", lambda work, chunk, path: (mine.append(1), original(work, chunk, path))[1])
     index = index_of("s", source, tmp_path / "cache")
     assert len(mine) == 1
     for leaf in ("rows", "keys", "whole"):

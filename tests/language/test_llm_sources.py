@@ -14,13 +14,13 @@ from typing import Any
 import pytest
 import torch
 
+from hgms.runs import plain
 from hgms_core import ConfigError, DataError, HgmsError, MissingExtra
-from hgms_llm.formats import FORMATS, BadRow, Message, detect
-from hgms_llm.models import BaseModel
-from hgms_llm.sources import Example, Source, check_names, content, read, read_examples
-from hgms_llm.tokenizers import load_tokenizer
-from hgms_llm.tokens import token_table
-from hgms_run import plain
+from hgms_mix.lm.formats import FORMATS, BadRow, Message, detect
+from hgms_mix.lm.models import BaseModel
+from hgms_mix.lm.sources import Example, Source, check_names, content, read, read_examples
+from hgms_mix.lm.tokenizers import load_tokenizer
+from hgms_mix.lm.tokens import token_table
 
 real = pytest.mark.skipif("HGMS_DATA" not in os.environ, reason="HGMS_DATA is not set: no real rows to read")
 
@@ -522,7 +522,7 @@ def test_messages_show_a_path_as_it_is_written(tmp_path: Path, monkeypatch: pyte
             read_examples("s", Source(path=path))
         assert "sk-secret" not in str(caught.value)
         assert path in str(caught.value)
-    from hgms_evaluation.questions import place
+    from hgms_mix.evaluation.questions import place
 
     for call in (
         lambda: place("gsm8k", "$OPENAI_API_KEY/x"),

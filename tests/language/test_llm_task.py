@@ -10,6 +10,7 @@ import pytest
 import torch
 from attrs import evolve
 
+from hgms.testing import check_component
 from hgms_core import (
     Branch,
     ConfigError,
@@ -25,20 +26,19 @@ from hgms_core import (
     groups,
     repeat,
 )
-from hgms_testing import check_component
 
 pytest.importorskip("transformers")
 pytest.importorskip("peft")
 
-from hgms_branches import Branches
-from hgms_gauss_newton import by_difference, gauss_newton
-from hgms_hypergradients import Implicit, ThroughStep, Unrolled
-from hgms_llm import BaseModel, Lora, Source, SourceMixture
-from hgms_llm.store import warn
-from hgms_outer import Adam
-from hgms_penalty import Minimax
-from hgms_selectors import BestOfN
-from hgms_solvers import CG, Neumann
+from hgms.gauss_newton import by_difference, gauss_newton
+from hgms.generators.branches import Branches
+from hgms.generators.penalty import Minimax
+from hgms.hypergradients import Implicit, ThroughStep, Unrolled
+from hgms.outer import Adam
+from hgms.selectors import BestOfN
+from hgms.solvers import CG, Neumann
+from hgms_mix.lm import BaseModel, Lora, Source, SourceMixture
+from hgms_mix.lm.store import warn
 
 F64 = torch.float64
 CPU = torch.device("cpu")
@@ -306,12 +306,12 @@ def test_a_given_mixture_is_by_name(files: dict[str, Source]) -> None:
 
 
 def test_every_table_is_made_once(files: dict[str, Source], monkeypatch: pytest.MonkeyPatch) -> None:
-    import hgms_llm.task
+    import hgms_mix.lm.task
 
     made: list[str] = []
-    original = hgms_llm.task.token_table
+    original = hgms_mix.lm.task.token_table
     monkeypatch.setattr(
-        hgms_llm.task, "token_table", lambda name, *args, **options: (made.append(name), original(name, *args, **options))[1]
+        hgms_mix.lm.task, "token_table", lambda name, *args, **options: (made.append(name), original(name, *args, **options))[1]
     )
     options = task(files)
     options.problem(0, CPU, F64)
@@ -441,8 +441,8 @@ def test_metrics(files: dict[str, Source], caplog: pytest.LogCaptureFixture) -> 
     ],
 )
 def test_every_method_by_its_name(files: dict[str, Source], method: Any, moves: bool) -> None:
+    from hgms.runs import RunConfig, run
     from hgms_core import Budget
-    from hgms_run import RunConfig, run
 
     table = {
         "task": {
@@ -471,7 +471,7 @@ def test_every_method_by_its_name(files: dict[str, Source], method: Any, moves: 
 
 
 def test_a_string_in_place_of_a_source_or_a_model_is_its_path() -> None:
-    from hgms_run import RunConfig
+    from hgms.runs import RunConfig
 
     def config(source: Any, model: Any) -> RunConfig:
         task = {"name": "source-mixture", "sources": {"a": source, "b": {"path": "b.jsonl"}}, "validation": {"a": source}}
@@ -492,8 +492,8 @@ def test_files_are_looked_at_before_the_model_is_loaded(files: dict[str, Source]
 
 
 def test_the_tokens_of_a_step_are_recorded(files: dict[str, Source], tmp_path: Path) -> None:
+    from hgms.runs import run
     from hgms_core import Budget
-    from hgms_run import run
 
     problem = problem_of(files)
     method = Pipeline(generator=one_step(), selector=BestOfN(), hypergradient=ThroughStep(), outer=Adam(lr=0.1))

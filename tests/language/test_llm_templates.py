@@ -14,12 +14,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from hgms_core import ConfigError, DataError, MissingExtra
-from hgms_llm.formats import Message
-from hgms_llm.models import BaseModel
-from hgms_llm.sources import Source, read_examples
-from hgms_llm.templates import TEMPLATES, template_for
-from hgms_llm.tokenizers import byte_tokenizer, gpt2_tokenizer, load_tokenizer, padded
-from hgms_llm.tokens import encode, prompt_tokens, stop_tokens
+from hgms_mix.lm.formats import Message
+from hgms_mix.lm.models import BaseModel
+from hgms_mix.lm.sources import Source, read_examples
+from hgms_mix.lm.templates import TEMPLATES, template_for
+from hgms_mix.lm.tokenizers import byte_tokenizer, gpt2_tokenizer, load_tokenizer, padded
+from hgms_mix.lm.tokens import encode, prompt_tokens, stop_tokens
 
 pytest.importorskip("transformers", reason="transformers is not installed")
 from tokenizers import Tokenizer, decoders, models, normalizers, processors

@@ -19,14 +19,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-import hgms_llm.tokens
+import hgms_mix.lm.tokens
 from hgms_core import ConfigError, DataError
-from hgms_llm.formats import Message
-from hgms_llm.overlaps import Overlap, overlap_warning, overlaps
-from hgms_llm.sources import Example, Source, read_examples
-from hgms_llm.table import TokenTable, cache_folder
-from hgms_llm.tokenizers import byte_tokenizer
-from hgms_llm.tokens import fingerprint, token_table
+from hgms_mix.lm.formats import Message
+from hgms_mix.lm.overlaps import Overlap, overlap_warning, overlaps
+from hgms_mix.lm.sources import Example, Source, read_examples
+from hgms_mix.lm.table import TokenTable, cache_folder
+from hgms_mix.lm.tokenizers import byte_tokenizer
+from hgms_mix.lm.tokens import fingerprint, token_table
 
 pytest.importorskip("transformers", reason="transformers is not installed")
 
@@ -223,13 +223,13 @@ def test_rows_that_do_not_exist_are_refused_and_no_rows_are_no_tokens() -> None:
 def built(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """The names of the sources that were read while tables were made."""
     seen: list[str] = []
-    original: Callable[..., Any] = hgms_llm.tokens.index_of
+    original: Callable[..., Any] = hgms_mix.lm.tokens.index_of
 
     def reading(name: str, source: Source, cache: Any) -> Any:
         seen.append(name)
         return original(name, source, cache)
 
-    monkeypatch.setattr(hgms_llm.tokens, "index_of", reading)
+    monkeypatch.setattr(hgms_mix.lm.tokens, "index_of", reading)
     return seen
 
 
@@ -375,21 +375,21 @@ def test_the_cache_folder_follows_the_environment(monkeypatch: pytest.MonkeyPatc
 SCRIPT = """
 import sys, time
 from pathlib import Path
-import hgms_llm.tokens
-from hgms_llm.sources import Source
-from hgms_llm.tokenizers import byte_tokenizer
+import hgms_mix.lm.tokens
+from hgms_mix.lm.sources import Source
+from hgms_mix.lm.tokenizers import byte_tokenizer
 path, cache, log = sys.argv[1:]
-reading = hgms_llm.tokens.index_of
+reading = hgms_mix.lm.tokens.index_of
 def slow(name, source, cache):
     with open(log, "a") as stream:
         stream.write("made\\n")
     time.sleep(1)
     return reading(name, source, cache)
-hgms_llm.tokens.index_of = slow
+hgms_mix.lm.tokens.index_of = slow
 tokenizer = byte_tokenizer()
 print("ready", flush=True)
 sys.stdin.readline()
-table = hgms_llm.tokens.token_table("s", Source(path=path), tokenizer, template="plain", max_length=64, cache_dir=cache)
+table = hgms_mix.lm.tokens.token_table("s", Source(path=path), tokenizer, template="plain", max_length=64, cache_dir=cache)
 print(table.size, table.tokens.sum().item())
 """
 

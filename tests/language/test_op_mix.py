@@ -13,9 +13,9 @@ from source_problems import assert_goes_on, convex_sources, in_another_order, ne
 from torch import Tensor
 
 from hgms_core import ConfigError, Data, Key, NumericalError
-from hgms_llm import interpolated
-from hgms_op_mix import OpMix
-from hgms_op_mix.law import Law, fit, propose
+from hgms_mix.lm import interpolated
+from hgms_mix.methods.op_mix import OpMix
+from hgms_mix.methods.op_mix.law import Law, fit, propose
 
 pytestmark = pytest.mark.plugins
 
@@ -62,7 +62,7 @@ def test_the_proposal_meets_the_conditions_of_a_minimum() -> None:
 
 def test_adapters_are_added_as_what_they_add() -> None:
     transformers = pytest.importorskip("transformers")
-    from hgms_llm import LanguageModel, Lora
+    from hgms_mix.lm import LanguageModel, Lora
 
     torch.manual_seed(0)
     base = transformers.GPT2LMHeadModel(transformers.GPT2Config(n_layer=1, n_embd=8, n_head=2, n_positions=16, vocab_size=20))

@@ -13,8 +13,8 @@ from helpers import F64, assert_same, counted, network_problem
 from source_problems import assert_goes_on, network_sources
 
 from hgms_core import ConfigError, Key
-from hgms_random_rows import RandomRows
-from hgms_random_rows.random_rows import drawn, shares
+from hgms_mix.methods.random_rows import RandomRows
+from hgms_mix.methods.random_rows.random_rows import drawn, shares
 
 pytestmark = pytest.mark.plugins
 
@@ -35,7 +35,7 @@ def test_every_row_comes_equally_often() -> None:
 
 def test_sizes_are_those_of_the_files_where_fewer_rows_are_kept(tmp_path: Path) -> None:
     pytest.importorskip("transformers")
-    from hgms_llm import Source, SourceMixture
+    from hgms_mix.lm import Source, SourceMixture
 
     task = SourceMixture.testing_instance()
     for name, count in (("many", 18), ("few", 6)):

@@ -12,9 +12,9 @@ from source_problems import assert_goes_on, language_sources, network_sources, t
 from torch import Tensor
 
 from hgms_core import ConfigError, Data, Key, NumericalError, Problem, Tree
-from hgms_llm import epoch_rows
-from hgms_rds import Rds
-from hgms_rds.rds import first_turns
+from hgms_mix.lm import epoch_rows
+from hgms_mix.methods.rds import Rds
+from hgms_mix.methods.rds.rds import first_turns
 
 pytestmark = pytest.mark.plugins
 
@@ -94,7 +94,7 @@ def test_rows_are_ranked_by_turns_of_validation_rows_or_sets(turns: str) -> None
 @pytest.mark.parametrize("adapter", [False, True])
 def test_representations_are_weighted_means_of_hidden_states(adapter: bool) -> None:
     pytest.importorskip("transformers")
-    from hgms_llm import Lora, SourceMixture
+    from hgms_mix.lm import Lora, SourceMixture
 
     task = evolve(SourceMixture.testing_instance(), adapter=Lora(rank=2, targets=("c_attn",)) if adapter else None)
     problem = task.problem(0, torch.device("cpu"), F64)
@@ -117,7 +117,7 @@ def test_representations_are_weighted_means_of_hidden_states(adapter: bool) -> N
 def test_places_are_counted_exactly_where_states_are_coarse() -> None:
     from types import SimpleNamespace
 
-    from hgms_llm.losses import Examples, Rows
+    from hgms_mix.lm.losses import Examples, Rows
 
     states = normal(2, 400, 3).to(torch.bfloat16)
     model: Any = SimpleNamespace(hidden=lambda x, tokens: states)

@@ -13,8 +13,8 @@ from source_problems import assert_goes_on, convex_sources, language_sources, ne
 from torch import Tensor
 
 from hgms_core import ConfigError, Data, Key, MissingExtra, NumericalError, Tree
-from hgms_regmix import RegMix
-from hgms_regmix.regression import Mixtures, best, fit
+from hgms_mix.methods.regmix import RegMix
+from hgms_mix.methods.regmix.regression import Mixtures, best, fit
 
 pytestmark = pytest.mark.plugins
 

@@ -13,8 +13,8 @@ from source_problems import assert_goes_on, convex_sources, network_sources, thr
 from torch import Tensor
 
 from hgms_core import ConfigError, Data, NumericalError, Problem, Tree
-from hgms_llm import adamw_part
-from hgms_rho_loss import RhoLoss
+from hgms_mix.lm import adamw_part
+from hgms_mix.methods.rho_loss import RhoLoss
 
 pytestmark = pytest.mark.plugins
 

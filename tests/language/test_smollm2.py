@@ -15,8 +15,8 @@ from hgms_core import DataError, MissingExtra
 
 pytest.importorskip("transformers")
 
-from hgms_llm import BaseModel, cache_folder, model_folder
-from hgms_smollm2 import convert
+from hgms_mix.lm import BaseModel, cache_folder, model_folder
+from hgms_mix.lm.smollm2 import convert
 
 CPU = torch.device("cpu")
 MODEL = BaseModel(path="smollm2-135m")

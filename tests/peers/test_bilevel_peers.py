@@ -13,8 +13,8 @@ import numpy as np
 import pytest
 import torch
 
-from hgms_task_cleaning import HyperCleaning
-from hgms_task_regression import LogisticCv
+from hgms.tasks.cleaning import HyperCleaning
+from hgms.tasks.regression import LogisticCv
 
 CLONE = os.environ.get("BENCHMARK_BILEVEL", "")
 BENCHMARKS = Path(__file__).resolve().parents[2] / "benchmarks" / "bilevel"

@@ -16,8 +16,8 @@ import torchopt
 from peer_problems import Peer, cleaning, dense, logistic
 from torch import Tensor
 
+from hgms.solvers import CG, MINRES, NystromCG
 from hgms_core import LinearSolver, hypergradient
-from hgms_solvers import CG, MINRES, NystromCG
 
 with warnings.catch_warnings():
     warnings.simplefilter("ignore", DeprecationWarning)  # jaxopt says on import that it is no longer maintained

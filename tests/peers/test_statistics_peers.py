@@ -10,8 +10,8 @@ import scikit_posthocs
 from scipy import stats
 from statsmodels.stats.multitest import multipletests
 
-from hgms_results import Ranks
-from hgms_results.statistics import compared
+from hgms.results import Ranks
+from hgms.results.statistics import compared
 
 pytestmark = pytest.mark.peers
 

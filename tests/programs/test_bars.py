@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from hgms_cli import Bars
-from hgms_cli import bars as module
+from hgms.cli import Bars
+from hgms.cli import bars as module
 
 
 class Handle:

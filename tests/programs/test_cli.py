@@ -16,9 +16,9 @@ from click.testing import CliRunner, Result
 from fakes import Site
 
 import hgms_core
-from hgms_cli import main
+from hgms.cli import main
+from hgms.runs import Interrupted
 from hgms_core import PLUGIN_API, NumericalError
-from hgms_run import Interrupted
 
 PLUGIN = '''
 from __future__ import annotations
@@ -473,7 +473,7 @@ def test_nothing_to_resume_is_said_with_what_there_is(fake: Site, tmp_path: Path
 @pytest.mark.plugins
 @pytest.mark.parametrize("how", [pytest.param("ascii", marks=pytest.mark.extended), "closed", "full pipe"])
 def test_streams_of_any_kind(tmp_path: Path, how: str) -> None:
-    command = f"{sys.executable} -m hgms_cli"
+    command = f"{sys.executable} -m hgms.cli"
     grid = f"compare --task quadratic --methods uniform --budget '1 step' --seeds 2 --jobs 0 --out {tmp_path}"
     line = {
         "ascii": f"PYTHONIOENCODING=ascii {command} {grid} && PYTHONIOENCODING=ascii {command} {grid} --json",
@@ -515,7 +515,7 @@ def test_exit_codes_of_a_run_that_fails_or_is_interrupted(fake: Site, tmp_path: 
     def stop(*_: Any, **__: Any) -> None:
         raise raised.pop(0)
 
-    monkeypatch.setattr("hgms_run.command.run_config", stop)
+    monkeypatch.setattr("hgms.runs.command.run_config", stop)
     failed = call("run", config_file(tmp_path))
     assert (failed.exit_code, failed.stderr) == (1, "error: step 3: nothing is finite\n")
     interrupted = call("run", config_file(tmp_path))
@@ -523,10 +523,10 @@ def test_exit_codes_of_a_run_that_fails_or_is_interrupted(fake: Site, tmp_path: 
 
 
 def test_demo_prints_its_table(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from hgms_compare import Comparison, load
-    from hgms_demo import demo
-    from hgms_results.statistics import Interval
-    from hgms_results.tables import Row, Table
+    from hgms.comparison import Comparison, load
+    from hgms.demo import demo
+    from hgms.results.statistics import Interval
+    from hgms.results.tables import Row, Table
 
     def fake_demo(out: Path, *, seeds: int, seconds: float, jobs: int, progress: bool) -> demo.Demo:
         count = Interval.of([10.0] * seeds)
@@ -576,7 +576,7 @@ def test_version() -> None:
 
 def test_the_command_line_loads_no_configuration_machinery_to_list() -> None:
     code = (
-        "import sys\nfrom hgms_cli import main\n"
+        "import sys\nfrom hgms.cli import main\n"
         "try: main(['list', '--json'])\nexcept SystemExit: pass\n"
         "print(sorted({'cattrs', 'tomlkit', 'scipy', 'matplotlib', 'sklearn', 'rich'} & set(sys.modules)), file=sys.stderr)\n"
     )
@@ -623,7 +623,7 @@ def test_a_command_gets_the_host_of_its_invocation_and_its_registry(site: Site) 
         "counting",
         """
         import click
-        from hgms_cli import plugin_option
+        from hgms.cli import plugin_option
         from hgms_core import hookimpl
 
         @hookimpl

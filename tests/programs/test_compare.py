@@ -24,18 +24,18 @@ from click.testing import CliRunner
 from processes import Server, rows_written, strike
 from scipy import stats
 
-from hgms_cli import main
-from hgms_compare import cell, coordinator
-from hgms_compare.comparison import Comparison
-from hgms_compare.from_python import compare
-from hgms_compare.grid_file import load
-from hgms_compare.run_grid import run_grid
+from hgms.cli import main
+from hgms.comparison import cell, coordinator
+from hgms.comparison.comparison import Comparison
+from hgms.comparison.from_python import compare
+from hgms.comparison.grid_file import load
+from hgms.comparison.run_grid import run_grid
+from hgms.demo.pictures import draw_weights
+from hgms.executors import Board, Ending, Local
+from hgms.results.tables import Point, table
+from hgms.runs import DiskError, Interrupted, Progress, RunFolder, RunResult, leased
 from hgms_core import ConfigError, RunInfo
 from hgms_core.budget import Budget
-from hgms_demo.pictures import draw_weights
-from hgms_executors import Board, Ending, Local
-from hgms_results.tables import Point, table
-from hgms_run import DiskError, Interrupted, Progress, RunFolder, RunResult, leased
 
 METRICS = {"metric.weight_clean_q10": 0.4, "metric.weight_clean_q50": 0.6, "metric.weight_clean_q90": 0.8} | {
     "metric.weight_corrupted_q10": 0.1, "metric.weight_corrupted_q50": 0.2, "metric.weight_corrupted_q90": 0.3
@@ -610,8 +610,8 @@ def test_stated_jobs_with_a_budget_in_seconds_say_that_timings_share_the_machine
             for job in jobs:
                 yield Ending(job=job, outcome={"status": "stopped", "error": "no time"})
 
-    monkeypatch.setattr("hgms_compare.run_grid.Local", Idle)
-    monkeypatch.setattr("hgms_compare.run_grid.cores", lambda: 8)
+    monkeypatch.setattr("hgms.comparison.run_grid.Local", Idle)
+    monkeypatch.setattr("hgms.comparison.run_grid.cores", lambda: 8)
     timed, counted = (
         load({"budget": text, "task": "bowl", "method": "walk", "run": {"out": str(tmp_path)}}) for text in ("5 s", "5 steps")
     )
@@ -737,8 +737,8 @@ import os, pty
 process, handle = pty.fork()
 if process == 0:
     import termios
-    from hgms_executors import Board
-    from hgms_run import Progress
+    from hgms.executors import Board
+    from hgms.runs import Progress
     flag = lambda: bool(termios.tcgetattr(0)[3] & termios.ECHOCTL)
     flags = [flag()]
     for view in (Progress(), Board(2)):

@@ -13,14 +13,14 @@ import torch
 from click.testing import CliRunner
 from helpers import F64, normal, spd
 
-from hgms_cli import main
+from hgms.cli import main
+from hgms.runs import RunConfig, run_config
+from hgms.runs import traits as compat
+from hgms.runs.traits import ensure_fits
+from hgms.testing.gradient_check import check_problem
 from hgms_core import ConfigError, Problem, Ravel, Tree
 from hgms_core.hypergrad import curvature, upper_gradients
 from hgms_core.registry import Registry
-from hgms_run import RunConfig, run_config
-from hgms_run import traits as compat
-from hgms_run.traits import ensure_fits
-from hgms_testing.gradient_check import check_problem
 
 pytestmark = pytest.mark.plugins
 
@@ -37,7 +37,7 @@ def small_mixture(folder: Path) -> Any:
     """The one task that has no defaults, on two small files of text and a small GPT-2."""
     pytest.importorskip("transformers", reason="the extra llm is not installed")
     pytest.importorskip("peft", reason="the extra llm is not installed")
-    from hgms_llm import BaseModel, Lora, Source, SourceMixture
+    from hgms_mix.lm import BaseModel, Lora, Source, SourceMixture
 
     def source(name: str, answers: str) -> Any:
         path = folder / f"{name}.jsonl"
@@ -143,8 +143,8 @@ class Silent:
 
 
 def build(name: str, **fields: Any) -> Any:
+    from hgms.runs import built
     from hgms_core.protocols import Method
-    from hgms_run import built
 
     return built(name, Method, [f"method.{key}={value}" for key, value in fields.items()])
 

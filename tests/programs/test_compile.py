@@ -16,19 +16,19 @@ from made_runs import write_run
 from torch import Tensor
 from torch.fx import GraphModule
 
-from hgms_cli import main
-from hgms_compare import compare, load
-from hgms_compare.coordinator import Coordinator
-from hgms_compare.grid import Cell
+from hgms.cli import main
+from hgms.comparison import compare, load
+from hgms.comparison.coordinator import Coordinator
+from hgms.comparison.grid import Cell
+from hgms.compiled import Programs, RouteChoice, programs, programs_of
+from hgms.executors import Local
+from hgms.report import build
+from hgms.report.markdown import markdown
+from hgms.report.page import html
+from hgms.runs import Compilation, Execution, Interrupted, RunConfig, RunFolder, RunResult, RunSettings, run
+from hgms.runs.loop import Clock
 from hgms_core import Budget, ConfigError, Problem, State
 from hgms_core.registry import Registry
-from hgms_executors import Local
-from hgms_graphs import Programs, RouteChoice, programs, programs_of
-from hgms_report import build
-from hgms_report.markdown import markdown
-from hgms_report.page import html
-from hgms_run import Compilation, Execution, Interrupted, RunConfig, RunFolder, RunResult, RunSettings, run
-from hgms_run.loop import Clock
 
 EXACT = RouteChoice(route="exact", reason="")
 MAKING = 100.0
@@ -60,7 +60,7 @@ def stopped(monkeypatch: pytest.MonkeyPatch, interpreted: None) -> None:
             return Time.now
 
     monkeypatch.setattr(Time, "now", 0.0)
-    monkeypatch.setattr("hgms_run.loop.Clock", Stopped)
+    monkeypatch.setattr("hgms.runs.loop.Clock", Stopped)
 
 
 @attrs.define
@@ -219,7 +219,7 @@ class TestTime:
             made.append(Programs(clock))
             return made[-1]
 
-        monkeypatch.setattr("hgms_run.execution.Programs", kept)
+        monkeypatch.setattr("hgms.runs.execution.Programs", kept)
         monkeypatch.setattr("time.process_time", lambda: -3.0)
         for settings in (RunSettings(compile=True, clock="cpu"), RunSettings(compile=True)):
             run(Walker(), problem(), Budget(outer_steps=1), settings=settings)
@@ -383,7 +383,7 @@ from typing import ClassVar
 from attrs import frozen
 
 from hgms_core import hookimpl
-from hgms_graphs import programs_of
+from hgms.compiled import programs_of
 
 @frozen(kw_only=True)
 class Plain:
@@ -435,7 +435,7 @@ class TestComparison:
     def decisions(self, monkeypatch: pytest.MonkeyPatch) -> Iterator[list[float]]:
         """The seconds of the steps that decide, in this order; a further one is a failure."""
         left: list[float] = []
-        monkeypatch.setattr("hgms_run.loop.Run.discarded_step", lambda run: (left.pop(0), run.info.budget.spent(0.0, 1, 1)))
+        monkeypatch.setattr("hgms.runs.loop.Run.discarded_step", lambda run: (left.pop(0), run.info.budget.spent(0.0, 1, 1)))
         yield left
         assert left == [], "fewer steps were asked than expected"
 

@@ -15,11 +15,11 @@ import pytest
 from attrs import evolve, field, frozen, validators
 from hypothesis import given, settings
 
+from hgms.runs import RunConfig, RunSettings, data_of, load, plain, spell
 from hgms_core import Budget, Composition, LinearSolver, Method, Pipeline, hookimpl
 from hgms_core.errors import ConfigError, DataError
 from hgms_core.host import Host
 from hgms_core.registry import KINDS, Registry, faults_of
-from hgms_run import RunConfig, RunSettings, data_of, load, plain, spell
 
 
 @frozen(kw_only=True)

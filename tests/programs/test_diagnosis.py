@@ -14,21 +14,21 @@ from attrs import evolve, field, frozen
 from click.testing import CliRunner
 from made_runs import write_run
 
-import hgms_report as report
-from hgms_branches import Branches
-from hgms_cli import main
+import hgms.report as report
+from hgms.cli import main
+from hgms.diagnosis import Diagnosing, Diagnosis, spectrum, warnings
+from hgms.generators.branches import Branches
+from hgms.hypergradients import Implicit, Unrolled
+from hgms.methods import LearnedStart, Tilted
+from hgms.outer import Sgd
+from hgms.report.markdown import markdown
+from hgms.report.page import html as page_of
+from hgms.runs import RunConfig, RunFolder, run, run_config
+from hgms.selectors import BestOfN
+from hgms.solvers import CG
+from hgms.tasks.quadratic import Quadratic
+from hgms.tasks.sphere import Sphere
 from hgms_core import Branch, Candidates, Cost, Estimate, Key, Method, Pipeline, Problem, Record, State, Tree, upper_gradients
-from hgms_diagnosis import Diagnosing, Diagnosis, spectrum, warnings
-from hgms_hypergradients import Implicit, Unrolled
-from hgms_methods import LearnedStart, Tilted
-from hgms_outer import Sgd
-from hgms_report.markdown import markdown
-from hgms_report.page import html as page_of
-from hgms_run import RunConfig, RunFolder, run, run_config
-from hgms_selectors import BestOfN
-from hgms_solvers import CG
-from hgms_task_quadratic import Quadratic
-from hgms_task_sphere import Sphere
 
 pytestmark = pytest.mark.plugins
 CPU, DOUBLE = torch.device("cpu"), torch.float64
@@ -162,7 +162,7 @@ def test_the_spectrum_of_a_large_operator_is_estimated() -> None:
 
 
 def test_the_tube_is_that_of_the_temperature() -> None:
-    from hgms_ula import Ula
+    from hgms.generators.ula import Ula
 
     problem = Quadratic(features=4, rows=20).problem(0, CPU, DOUBLE)
     row, _, _ = diagnosed(method(generator=Ula(count=2, steps=5, temperature=0.01)), problem)
@@ -281,7 +281,7 @@ def test_inside_wrappers_the_problem_is_the_one_that_the_pipeline_is_handed() ->
 
 
 def test_a_learned_start_is_diagnosed_too() -> None:
-    from hgms_branches import Trajectory
+    from hgms.generators.branches import Trajectory
 
     own = LearnedStart(method=method(generator=Trajectory(steps=4, lr=0.1), hypergradient=Unrolled()))
     row, _, _ = diagnosed(own, Quadratic(features=4, rows=20).problem(0, CPU, torch.float32))

@@ -14,8 +14,8 @@ import pytest
 import torch
 from click.testing import CliRunner, Result
 
-from hgms_cli import main
-from hgms_exchange.sampled import sampled
+from hgms.cli import main
+from hgms_mix.exchange.sample import sampled
 
 pytest.importorskip("transformers", reason="transformers is not installed: pip install 'hgms[llm]'")
 yaml = pytest.importorskip("yaml", reason="pyyaml is not installed: pip install 'hgms[llm]'")
@@ -56,7 +56,7 @@ def texts_of(folder: Path) -> Counter[str]:
 @pytest.fixture(scope="module")
 def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder with two sources of 40 and 60 rows, mixed 0.7 to 0.3: by a chat template, and by a named one."""
-    from hgms_llm.tokenizers import byte_tokenizer
+    from hgms_mix.lm.tokenizers import byte_tokenizer
 
     here = tmp_path_factory.mktemp("exchange")
     for name, first, count, answer in (("sums", 0, 40, None), ("dots, 2", 100, 60, "."), ("validation", 200, 8, None)):
@@ -122,8 +122,8 @@ def test_an_export_says_where_the_mix_trains_otherwise(here: Path, tmp_path: Pat
 
 @pytest.mark.parametrize("trainer", TRAINERS)
 def test_every_export_holds_the_sample_and_names_its_command(here: Path, tmp_path: Path, trainer: str) -> None:
-    from hgms_exchange.folder import TRAINERS as known
-    from hgms_mix import read_rows
+    from hgms_mix.exchange.folder import TRAINERS as known
+    from hgms_mix.stages import read_rows
 
     out = tmp_path / "out"
     done = json.loads(right("export", "chat.toml", "--to", trainer, "--out", out, "--json").stdout)
@@ -448,10 +448,10 @@ def test_there_and_back(here: Path, tmp_path: Path, trainer: str, file: str, mon
 
 
 def test_the_readme_says_what_a_weight_means_in_the_words_of_an_export() -> None:
-    import hgms_exchange
-    from hgms_exchange.folder import TRAINERS as known
+    import hgms_mix.exchange
+    from hgms_mix.exchange.folder import TRAINERS as known
 
-    readme = (Path(hgms_exchange.__file__).parent / "README.md").read_text()
+    readme = (Path(hgms_mix.exchange.__file__).parent / "README.md").read_text()
     assert set(known) == set(TRAINERS)
     for trainer in known.values():
         assert f"| `{trainer.name}` | {trainer.meaning} |" in readme

@@ -12,10 +12,10 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from hgms.outer import Adam, DualAveraging, Sgd
 from hgms_core import CheckpointError, ConfigError, Key
-from hgms_exchange.plan import Plan
-from hgms_exchange.rules import Alignment, Losses
-from hgms_outer import Adam, DualAveraging, Sgd
+from hgms_mix.exchange.plan import Plan
+from hgms_mix.exchange.rules import Alignment, Losses
 
 transformers = pytest.importorskip("transformers", reason="transformers is not installed: pip install 'hgms[llm]'")
 pytestmark = pytest.mark.plugins
@@ -179,7 +179,7 @@ class TestTraining:
     def trained(
         self, folder: Path, resume: str | None = None, callback: dict[str, Any] | None = None, **more: Any
     ) -> tuple[Any, Any]:
-        from hgms_exchange.online import MixtureCallback
+        from hgms_mix.exchange.online import MixtureCallback
 
         trainer = self.trainer(folder, **more)
         self.model = trainer.model
@@ -270,14 +270,14 @@ class TestTraining:
         ({"ignore_data_skip": True}, "skip"),
     ])  # fmt: skip
     def test_what_it_cannot_do_is_said(self, tmp_path: Path, change: dict[str, Any], why: str) -> None:
-        from hgms_exchange.online import MixtureCallback
+        from hgms_mix.exchange.online import MixtureCallback
 
         trainer = self.trainer(tmp_path, **change)
         with pytest.raises(ConfigError, match=why):
             MixtureCallback(sources=SIZES, outer=Sgd(lr=1.0)).attach(trainer)
 
     def test_several_processes_are_refused(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-        from hgms_exchange.online import MixtureCallback
+        from hgms_mix.exchange.online import MixtureCallback
 
         trainer = self.trainer(tmp_path)
         monkeypatch.setattr(type(trainer.args), "world_size", property(lambda _: 2))
@@ -287,7 +287,7 @@ class TestTraining:
     def test_data_that_do_not_fit_are_refused(self, tmp_path: Path) -> None:
         from torch.utils.data import IterableDataset
 
-        from hgms_exchange.online import MixtureCallback
+        from hgms_mix.exchange.online import MixtureCallback
 
         class Stream(IterableDataset[Any]):
             def __iter__(self) -> Iterator[Any]:
@@ -316,7 +316,7 @@ class TestTraining:
 
     def test_rows_are_mixed_once(self, tmp_path: Path) -> None:
         """A cell of a notebook that runs twice makes a second callback for the same trainer."""
-        from hgms_exchange.online import MixtureCallback
+        from hgms_mix.exchange.online import MixtureCallback
 
         trainer = self.trainer(tmp_path)
         MixtureCallback(sources=SIZES, outer=Sgd(lr=1.0)).attach(trainer)
@@ -364,7 +364,7 @@ class TestTraining:
         assert mixture.records
 
     def test_added_without_attach_it_says_so(self, tmp_path: Path) -> None:
-        from hgms_exchange.online import MixtureCallback
+        from hgms_mix.exchange.online import MixtureCallback
 
         trainer = self.trainer(tmp_path)
         trainer.add_callback(MixtureCallback(sources=SIZES, outer=Sgd(lr=1.0)))
@@ -379,8 +379,8 @@ class TestTrl:
         trl = pytest.importorskip("trl", reason="trl is not installed")
         from datasets import Dataset, concatenate_datasets
 
-        from hgms_exchange.online import MixtureCallback
-        from hgms_llm.tokenizers import byte_tokenizer
+        from hgms_mix.exchange.online import MixtureCallback
+        from hgms_mix.lm.tokenizers import byte_tokenizer
 
         parts = {
             "sums": Dataset.from_list([{"prompt": f"{n} + 1 =", "completion": f" {n + 1}"} for n in range(9)]),

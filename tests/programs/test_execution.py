@@ -12,18 +12,18 @@ import torch
 from click.testing import CliRunner
 from made_runs import write_run
 
-from hgms_cli import main
-from hgms_compare import compare, load
-from hgms_compare.coordinator import Coordinator
-from hgms_compare.run_grid import run_grid
+from hgms.cli import main
+from hgms.comparison import compare, load
+from hgms.comparison.coordinator import Coordinator
+from hgms.comparison.run_grid import run_grid
+from hgms.compiled import Product, RouteChoice
+from hgms.executors import Local
+from hgms.report import build
+from hgms.report.markdown import markdown
+from hgms.report.page import html
+from hgms.runs import Execution, Interrupted, RunConfig, RunFolder, RunSettings, run
 from hgms_core import Budget, CheckpointError, ConfigError, Problem, State
 from hgms_core.registry import Registry
-from hgms_executors import Local
-from hgms_graphs import Product, RouteChoice
-from hgms_report import build
-from hgms_report.markdown import markdown
-from hgms_report.page import html
-from hgms_run import Execution, Interrupted, RunConfig, RunFolder, RunSettings, run
 
 STEPS = Budget(outer_steps=4)
 MEASURED = Product(rows=9, shape=(9, 8, 7), seconds={"exact": 2.0, "fast": 1.0}, errors={"exact": 1e-7, "fast": 2e-7})
@@ -68,7 +68,7 @@ def problem() -> Problem:
 def decide(monkeypatch: pytest.MonkeyPatch, *choices: RouteChoice) -> None:
     """Lets the calibration choose so, in this order; a further one is a failure."""
     left = list(choices)
-    monkeypatch.setattr("hgms_run.execution.calibrated", lambda _problem: left.pop(0))
+    monkeypatch.setattr("hgms.runs.execution.calibrated", lambda _problem: left.pop(0))
 
 
 def environment(folder: Path) -> dict[str, Any]:
@@ -217,15 +217,15 @@ MEASURES = '''
 import os
 import time
 
-import hgms_run.execution
+import hgms.runs.execution
 from hgms_core import hookimpl
-from hgms_graphs import RouteChoice
+from hgms.compiled import RouteChoice
 
 @hookimpl
 def hgms_register_tasks():
     return []
 
-hgms_run.execution.calibrated = lambda problem: RouteChoice(route="fast", reason=f"{os.getpid()} at {time.perf_counter_ns()}")
+hgms.runs.execution.calibrated = lambda problem: RouteChoice(route="fast", reason=f"{os.getpid()} at {time.perf_counter_ns()}")
 '''
 
 

@@ -21,11 +21,9 @@ import pytest
 from click.testing import CliRunner
 from processes import Server, rows_written
 
-from hgms_cli import main
-from hgms_compare import coordinator
-from hgms_core import CheckpointError, ConfigError, PluginError, UnknownComponent
-from hgms_core.host import Host
-from hgms_executors import (
+from hgms.cli import main
+from hgms.comparison import coordinator
+from hgms.executors import (
     Here,
     Job,
     Local,
@@ -37,16 +35,18 @@ from hgms_executors import (
     ensure_same,
     executor_of,
     installation,
-    together,
     unless_busy,
 )
-from hgms_run import FolderInUse, HeldFolders, RunFolder, lease, leased
+from hgms.executors import shared_work as together
+from hgms.runs import FolderInUse, HeldFolders, RunFolder, lease, leased
+from hgms_core import CheckpointError, ConfigError, PluginError, UnknownComponent
+from hgms_core.host import Host
 
 PLUGIN = Path(__file__).parent / "grid_plugin.py"
 
 HOLD = """
 import pathlib, sys, time
-from hgms_run import leased
+from hgms.runs import leased
 with leased(pathlib.Path(sys.argv[1])):
     print("held", flush=True)
     time.sleep(600)
@@ -250,7 +250,7 @@ def alone(tmp_path_factory: pytest.TempPathFactory, server: Server) -> tuple[dic
 
 
 def start(folder: Path, *arguments: str) -> subprocess.Popen[str]:
-    command = [sys.executable, "-P", "-m", "hgms_cli", *COMPARE, *arguments]
+    command = [sys.executable, "-P", "-m", "hgms.cli", *COMPARE, *arguments]
     environment = {**os.environ, "OMP_NUM_THREADS": "1"}
     return subprocess.Popen(
         command, cwd=folder, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment
@@ -394,7 +394,7 @@ import sys
 from typing import ClassVar
 from attrs import define
 from hgms_core import hookimpl
-from hgms_executors import Ending, called
+from hgms.executors import Ending, called
 
 @define(kw_only=True)
 class Mine:
@@ -479,7 +479,7 @@ def test_without_its_extra_an_executor_says_what_installs_it(
 
 ELSEWHERE = '''
 from hgms_core import hookimpl
-from hgms_executors import carried_out, ending_of, packed
+from hgms.executors import carried_out, ending_of, packed
 
 class Elsewhere:
     """A machine with another version of the core."""
@@ -522,8 +522,8 @@ def test_a_class_that_is_no_executor_is_named(mine: Path) -> None:
 
 
 def test_objects_of_this_process_go_to_no_executor(tmp_path: Path) -> None:
-    from hgms_compare.grid_file import load
-    from hgms_compare.run_grid import run_grid
+    from hgms.comparison.grid_file import load
+    from hgms.comparison.run_grid import run_grid
 
     grid = load({"budget": "2 steps", "task": "quadratic", "method": "uniform", "run": {"out": str(tmp_path)}})
     import attrs
@@ -640,7 +640,7 @@ def test_another_installation_is_refused_by_name(tmp_path: Path) -> None:
     plugin = tmp_path / "plugin.py"
     plugin.write_text("a = 1\n")
     own = installation(code_of(["hgms_core", str(plugin)]))
-    assert {"python", "torch", "hgms_core", "hgms_executors", str(plugin)} <= own.keys()
+    assert {"python", "torch", "hgms_core", "hgms", str(plugin)} <= own.keys()
     ensure_same(own, "node-1")
     with pytest.raises(ConfigError) as caught:
         ensure_same({**own, "torch": "2.4.0", "hgms_core": "0123456789ab", "hgms_gone": "0123456789ab"}, "node-1")
@@ -651,8 +651,8 @@ def test_another_installation_is_refused_by_name(tmp_path: Path) -> None:
 
 
 def test_a_function_that_is_not_there_is_named() -> None:
-    with pytest.raises(ConfigError, match=r"a worker has no hgms_executors.jobs:cale"):
-        called("hgms_executors.jobs:cale")
+    with pytest.raises(ConfigError, match=r"a worker has no hgms.executors.jobs:cale"):
+        called("hgms.executors.jobs:cale")
     with pytest.raises(ConfigError, match="a worker has no hgms_nowhere:work"):
         called("hgms_nowhere:work")
 

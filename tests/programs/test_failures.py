@@ -15,17 +15,17 @@ import torch
 from click.testing import CliRunner, Result
 from torch.utils.checkpoint import checkpoint
 
-from hgms_branches import Branches
-from hgms_cli import main
-from hgms_compare.grid_file import load
+from hgms.cli import main
+from hgms.comparison.grid_file import load
+from hgms.generators.branches import Branches
+from hgms.hypergradients import Implicit
+from hgms.outer import Adam
+from hgms.runs import RunFolder, leased, run
+from hgms.runs.advice import explained
+from hgms.selectors import First
+from hgms.solvers import CG
 from hgms_core import Budget, Pipeline, Problem
 from hgms_core.errors import ConfigError
-from hgms_hypergradients import Implicit
-from hgms_outer import Adam
-from hgms_run import RunFolder, leased, run
-from hgms_run.advice import explained
-from hgms_selectors import First
-from hgms_solvers import CG
 
 pytestmark = pytest.mark.plugins
 

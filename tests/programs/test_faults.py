@@ -46,7 +46,7 @@ def contents(folder: Path) -> dict[str, bytes]:
 def start(folder: Path, *arguments: str, before: Sequence[str] = ()) -> subprocess.Popen[str]:
     """A coordinator in a process of its own, with ``before`` in front of its command."""
     environment = {**os.environ, "OMP_NUM_THREADS": "1"}
-    command = [*before, sys.executable, "-P", "-m", "hgms_cli", *COMPARE, *arguments]
+    command = [*before, sys.executable, "-P", "-m", "hgms.cli", *COMPARE, *arguments]
     pipes: dict[str, Any] = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
     return subprocess.Popen(command, cwd=folder, env=environment, **pipes)
 

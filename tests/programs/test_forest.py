@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 
-import hgms_report as report
+import hgms.report as report
+from hgms.results import Forest, Interval, Point, table
 from hgms_core import ConfigError
-from hgms_results import Forest, Interval, Point, table
 
 NONE = Interval.of([])
 

@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 import torch
 
-from hgms_compare.grid import Grid
-from hgms_compare.grid_file import load
-from hgms_compare.space import Choices, Range, parse, points
+from hgms.comparison.grid import Grid
+from hgms.comparison.grid_file import load
+from hgms.comparison.space import Choices, Range, parse, points
 from hgms_core import ConfigError
 from hgms_core.budget import Budget
 

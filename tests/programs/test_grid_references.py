@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from hgms_compare import load
+from hgms.comparison import load
+from hgms.methods.inner import innermost
 from hgms_core import ConfigError
-from hgms_methods.inner import innermost
 
 pytestmark = pytest.mark.plugins
 

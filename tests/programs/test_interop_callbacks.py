@@ -12,10 +12,10 @@ import torch
 from helpers import F64, assert_same
 from torch import Tensor, nn
 
+from hgms.integrations import OuterSteps
+from hgms.outer import Adam, Sgd
+from hgms.runs import load_state, save_state
 from hgms_core import ConfigError
-from hgms_loops import OuterSteps
-from hgms_outer import Adam, Sgd
-from hgms_run import load_state, save_state
 
 pytestmark = pytest.mark.plugins
 
@@ -221,7 +221,7 @@ class TestLightning:
         return trainer, module
 
     def callback(self, theta: Tensor, **fields: Any) -> Any:
-        from hgms_loops.lightning import HypergradientCallback
+        from hgms.integrations.lightning import HypergradientCallback
 
         defaults = {"f": f, "g": g, "upper": [AIM], "solver": identity, "every": 2, "optimizer": Sgd(lr=0.5)}
         return HypergradientCallback(theta=theta, **{**defaults, **fields})
@@ -276,7 +276,7 @@ class TestLightning:
     def test_the_class_can_be_pickled_and_is_lightnings(self) -> None:
         import lightning.pytorch as pl
 
-        import hgms_loops.lightning as module
+        import hgms.integrations.lightning as module
 
         assert issubclass(module.HypergradientCallback, pl.Callback)
         assert pickle.loads(pickle.dumps(module.HypergradientCallback)) is module.HypergradientCallback
@@ -294,7 +294,7 @@ def test_neither_package_is_imported_unless_it_is_used() -> None:
     import sys
 
     code = (
-        "import sys, hgms_loops, hgms_loops.lightning, hgms_loops.trainer\n"
+        "import sys, hgms.integrations, hgms.integrations.lightning, hgms.integrations.trainer\n"
         "print(sorted({'lightning', 'pytorch_lightning', 'transformers', 'scipy', 'linear_operator'} & set(sys.modules)))"
     )
     shown = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=120)
@@ -302,10 +302,10 @@ def test_neither_package_is_imported_unless_it_is_used() -> None:
 
 
 def test_a_name_that_is_not_there_is_an_attribute_error() -> None:
-    import hgms_loops.lightning
-    import hgms_loops.trainer
+    import hgms.integrations.lightning
+    import hgms.integrations.trainer
 
-    for module in (hgms_loops.lightning, hgms_loops.trainer):
+    for module in (hgms.integrations.lightning, hgms.integrations.trainer):
         with pytest.raises(AttributeError, match="no attribute 'HypergradientCallbak'"):
             _ = module.HypergradientCallbak
 

@@ -10,9 +10,9 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from hgms.outer import Adam, Sgd
+from hgms.solvers import MINRES
 from hgms_core import CheckpointError, ConfigError, hypergradient
-from hgms_outer import Adam, Sgd
-from hgms_solvers import MINRES
 
 pytestmark = pytest.mark.plugins
 
@@ -72,7 +72,7 @@ class TestTrainer:
         return (theta.exp()[batch["index"]] * self.losses(x, batch)).mean() + ridge
 
     def callback(self, theta: Tensor, **fields: Any) -> Any:
-        from hgms_loops.trainer import HypergradientCallback
+        from hgms.integrations.trainer import HypergradientCallback
 
         defaults: dict[str, Any] = {
             "f": self.upper, "g": self.lower, "upper": [self.batch(8, 10), self.batch(10, 12)], "lower": [self.batch(0, 8)],

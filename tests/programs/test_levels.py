@@ -11,8 +11,8 @@ import torch
 from helpers import F64, assert_same, finite_differences, normal, spd
 from torch import Tensor
 
+from hgms.integrations import lower_solution
 from hgms_core import CallableSolver, ConfigError, Problem, Solution, Tree, hypergradient
-from hgms_loops import lower_solution
 
 
 def dense(matvec: Callable[[Tensor], Tensor], b: Tensor) -> Tensor:
@@ -212,11 +212,11 @@ def test_stacked_candidates_have_lower_levels_of_their_own() -> None:
 
 def test_a_pipeline_on_a_problem_with_three_levels() -> None:
     """Branches of the middle level, each with lower solutions of its own; F's minimiser is θ = 1 by the closed form of F."""
-    from hgms_branches import Branches
+    from hgms.generators.branches import Branches
+    from hgms.hypergradients import Unrolled
+    from hgms.outer import Sgd
+    from hgms.selectors import BestOfN
     from hgms_core import Pipeline
-    from hgms_hypergradients import Unrolled
-    from hgms_outer import Sgd
-    from hgms_selectors import BestOfN
 
     def below(upper: Tree, z: Tensor) -> Tensor:
         return 0.5 * (z - 2 * upper["y"]).square().sum()  # z* = 2y
@@ -240,7 +240,7 @@ def test_a_pipeline_on_a_problem_with_three_levels() -> None:
 
 
 def test_no_program_is_made_of_a_level_with_another_below_it() -> None:
-    from hgms_graphs import Programs
+    from hgms.compiled import Programs
 
     programs = Programs()
     function = programs(("between", "key"), between)

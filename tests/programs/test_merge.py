@@ -11,9 +11,9 @@ from typing import Any
 import pytest
 from click.testing import CliRunner
 
-from hgms_cli import main
-from hgms_compare.from_python import compare
-from hgms_run import leased
+from hgms.cli import main
+from hgms.comparison.from_python import compare
+from hgms.runs import leased
 
 pytestmark = pytest.mark.usefixtures("bowl")
 

@@ -14,7 +14,7 @@ import pytest
 import torch
 from click.testing import CliRunner, Result
 
-from hgms_cli import main
+from hgms.cli import main
 
 transformers = pytest.importorskip("transformers", reason="transformers is not installed: pip install 'hgms[llm]'")
 pytest.importorskip("peft", reason="peft is not installed: pip install 'hgms[llm]'")
@@ -198,7 +198,7 @@ def test_validation_rows_alone_are_a_set_too(here: Path) -> None:
 
 
 def test_an_interrupted_mix_goes_on_to_the_same_files(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from hgms_mix.checkpoints import LossLog
+    from hgms_mix.stages.checkpoints import LossLog
 
     whole = report_of("mix.toml", "--out", "whole")
     keep = LossLog.append
@@ -220,7 +220,7 @@ def test_an_interrupted_mix_goes_on_to_the_same_files(here: Path, monkeypatch: p
 
 
 def test_ctrl_c_during_reweighting_keeps_the_steps(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from hgms_run import Progress
+    from hgms.runs import Progress
 
     whole = Path(report_of("reweight", "mix.toml", "--out", "whole")["folder"])
 
@@ -453,7 +453,7 @@ def test_a_mix_without_a_sample_table_says_what_is_missing(here: Path) -> None:
 
 
 def test_two_at_once_are_refused(here: Path) -> None:
-    from hgms_run import leased
+    from hgms.runs import leased
 
     report = report_of("sample", "mix.toml")
     with leased(Path(report["folder"]), ".mix.lease"):
@@ -463,9 +463,9 @@ def test_two_at_once_are_refused(here: Path) -> None:
 
 
 def test_a_sample_whose_source_changed_underneath_is_refused(here: Path) -> None:
-    from hgms_mix.config import load
-    from hgms_mix.finetune import chosen_rows
-    from hgms_mix.mix import Mix
+    from hgms_mix.stages.config import load
+    from hgms_mix.stages.finetune import chosen_rows
+    from hgms_mix.stages.mix import Mix
 
     mix = Mix(load(Path("mix.toml")), here / "folder")
     mix.run("sample")
@@ -476,7 +476,7 @@ def test_a_sample_whose_source_changed_underneath_is_refused(here: Path) -> None
 
 
 def test_only_rows_that_are_drawn_become_tokens(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from hgms_llm.tokens import Tokenising
+    from hgms_mix.lm.tokens import Tokenising
 
     seen: dict[str, set[int]] = {}
     original = Tokenising.__call__
@@ -527,9 +527,9 @@ def test_the_demo_finds_the_source_that_matches(tmp_path: Path) -> None:
 @pytest.mark.extended
 def test_the_demo_on_a_pretrained_model_says_what_to_do_next(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """Any folder of a model will do: here one that knows nothing, byte by byte, without a chat template."""
-    from hgms_llm import BaseModel
-    from hgms_llm.tokenizers import byte_tokenizer
-    from hgms_mix.demo import run_demo
+    from hgms_mix.lm import BaseModel
+    from hgms_mix.lm.tokenizers import byte_tokenizer
+    from hgms_mix.stages.demo import run_demo
 
     size = {"n_layer": 1, "n_head": 2, "n_embd": 16, "n_positions": 256}
     built = BaseModel(config={"model_type": "gpt2", **size}, tokenizer="bytes").load(torch.device("cpu"), vocabulary=259)
@@ -548,8 +548,8 @@ def test_the_demo_on_a_pretrained_model_says_what_to_do_next(tmp_path: Path, cap
 
 
 def test_the_demos_file_describes_its_mixes_wherever_it_is_written(tmp_path: Path) -> None:
-    from hgms_mix.config import load
-    from hgms_mix.demo import configs
+    from hgms_mix.stages.config import load
+    from hgms_mix.stages.demo import configs
 
     out = tmp_path / 'a "quoted" TEMPLATE'
     out.mkdir()
@@ -564,7 +564,7 @@ def test_the_demos_file_describes_its_mixes_wherever_it_is_written(tmp_path: Pat
 
 
 def test_the_demos_texts_share_no_prompt_and_are_the_same_each_time(tmp_path: Path) -> None:
-    from hgms_mix.texts import write
+    from hgms_mix.stages.texts import write
 
     write(tmp_path / "one")
     write(tmp_path / "two")
@@ -577,10 +577,10 @@ def test_the_demos_texts_share_no_prompt_and_are_the_same_each_time(tmp_path: Pa
 
 def test_no_text_of_the_demo_is_cut_and_its_words_are_words(tmp_path: Path) -> None:
     """A cut answer loses its end, which says the result: none may be left out or cut."""
-    from hgms_llm.table import left_out
-    from hgms_llm.tokenizers import byte_tokenizer
-    from hgms_mix.demo import configs
-    from hgms_mix.texts import write
+    from hgms_mix.lm.table import left_out
+    from hgms_mix.lm.tokenizers import byte_tokenizer
+    from hgms_mix.stages.demo import configs
+    from hgms_mix.stages.texts import write
 
     write(tmp_path / "texts")
     [config, _] = configs(tmp_path, 1)
@@ -597,7 +597,7 @@ def test_the_word_problems_are_solved_rightly() -> None:
     import random
     import re
 
-    from hgms_mix.texts import word_problem
+    from hgms_mix.stages.texts import word_problem
 
     generator = random.Random(0)
     for _ in range(300):
@@ -621,7 +621,7 @@ def test_one_base_is_in_memory_whenever_another_stage_loads_its_own(
     import gc
     import weakref
 
-    from hgms_llm import BaseModel
+    from hgms_mix.lm import BaseModel
 
     loaded: list[weakref.ref[Any]] = []
     alive = []
@@ -671,7 +671,7 @@ def test_a_ranking_that_compare_learned_is_sampled_from(here: Path) -> None:
 
 def pairs_tokenizer(folder: Path) -> Path:
     """A tokenizer with a token for each two digits beside those of the bytes, and a chat template: other lengths than bytes."""
-    from hgms_llm.tokenizers import byte_tokenizer
+    from hgms_mix.lm.tokenizers import byte_tokenizer
 
     tokenizer = byte_tokenizer()
     tokenizer.add_tokens([f"{i:02d}" for i in range(100)])
@@ -682,7 +682,7 @@ def pairs_tokenizer(folder: Path) -> Path:
 
 def test_a_small_model_learns_the_mixture_and_another_is_tuned(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The very rows that were drawn, in the tokens of the model that is tuned."""
-    from hgms_mix import finetune
+    from hgms_mix.stages import finetune
 
     target = pairs_tokenizer(here / "pairs")
     write_sums(Path("sums.jsonl"), 36, 40)  # from 0 + 36 to 1 + 35: prompts of six and seven bytes

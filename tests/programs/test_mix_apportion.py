@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from hgms_core import ConfigError
-from hgms_mix.apportion import apportion
+from hgms_mix.stages.apportion import apportion
 
 NAMES = tuple("abcdefgh")
 

@@ -6,7 +6,7 @@ import pytest
 from click.testing import CliRunner, Result
 from fakes import Site
 
-from hgms_cli import main
+from hgms.cli import main
 
 pytestmark = pytest.mark.plugins
 
@@ -39,7 +39,7 @@ def added(site: Site) -> Site:
 
 
 def call(*arguments: str) -> Result:
-    from hgms_mix.command import mix
+    from hgms_mix.stages.command import mix
 
     mix.__dict__.pop("others", None)  # read once in a process
     try:

@@ -15,15 +15,16 @@ from typing import Any
 import pytest
 from click.testing import CliRunner
 
-from hgms_cli import main
+from hgms.cli import main
+from hgms.executors import BUSY, Ending, Job, Local
+from hgms.executors import shared_work as together
+from hgms.runs import Interrupted
 from hgms_core import ConfigError, DataError
 from hgms_core.host import Host
 from hgms_core.registry import Registry
-from hgms_executors import BUSY, Ending, Job, Local, together
-from hgms_mix.config import load
-from hgms_mix_compare.mixes import Contest, carry_out
-from hgms_mix_compare.outcome import Outcome
-from hgms_run import Interrupted
+from hgms_mix.stages.compare.mixes import Contest, carry_out
+from hgms_mix.stages.compare.outcome import Outcome
+from hgms_mix.stages.config import load
 
 pytestmark = pytest.mark.plugins
 

@@ -14,15 +14,15 @@ from typing import Any
 import pytest
 import torch
 
+from hgms.runs import DiskError, Interrupted
 from hgms_core import CheckpointError, ConfigError, NumericalError, OutOfMemory
-from hgms_llm.models import BaseModel
-from hgms_mix.batches import collate, completion_loss
-from hgms_mix.checkpoints import SEAL, newest_checkpoint
-from hgms_mix.finetune import Finetune
-from hgms_mix.losses import row_losses
-from hgms_mix.training import tied_are_there, train
-from hgms_mix.untuned import untuned_losses
-from hgms_run import DiskError, Interrupted
+from hgms_mix.lm.models import BaseModel
+from hgms_mix.stages.base_losses import untuned_losses
+from hgms_mix.stages.batches import collate, completion_loss
+from hgms_mix.stages.checkpoints import SEAL, newest_checkpoint
+from hgms_mix.stages.finetune import Finetune
+from hgms_mix.stages.losses import row_losses
+from hgms_mix.stages.training import tied_are_there, train
 
 transformers = pytest.importorskip("transformers", reason="transformers is not installed: pip install 'hgms[llm]'")
 peft = pytest.importorskip("peft", reason="peft is not installed: pip install 'hgms[llm]'")
@@ -389,7 +389,7 @@ def test_settings_are_checked(field: str, value: Any, message: str) -> None:
 
 
 def a_table(rows: Rows) -> Any:
-    from hgms_llm import TokenTable
+    from hgms_mix.lm import TokenTable
 
     lengths = torch.tensor([len(tokens) for tokens, _ in rows])
     offsets = torch.cat([torch.zeros(1, dtype=torch.int64), lengths.cumsum(0)])

@@ -8,12 +8,12 @@ from typing import Any
 import pytest
 from click.testing import CliRunner
 
-from hgms_cli import main
-from hgms_compare.grid_file import load as load_grid
+from hgms.cli import main
+from hgms.comparison.grid_file import load as load_grid
+from hgms.runs import read_toml
 from hgms_core import ConfigError
-from hgms_mix.config import load
-from hgms_mix.summary import _scores
-from hgms_run import read_toml
+from hgms_mix.stages.config import load
+from hgms_mix.stages.summary import _scores
 
 GRID = """
 budget = "2 steps"

@@ -13,11 +13,11 @@ import pytest
 import torch
 from click.testing import CliRunner, Result
 
-from hgms_cli import main
+from hgms.cli import main
+from hgms.results import scan
+from hgms.uncertainty import in_words, over_seeds
 from hgms_core import DataError, Key
-from hgms_mix.certainty import null_result
-from hgms_results import scan
-from hgms_uncertainty import in_words, over_seeds
+from hgms_mix.stages.certainty import null_result
 
 pytest.importorskip("transformers", reason="transformers is not installed: pip install 'hgms[llm]'")
 pytest.importorskip("peft", reason="peft is not installed: pip install 'hgms[llm]'")
@@ -90,8 +90,8 @@ def json_of(*arguments: str) -> dict[str, Any]:
 
 
 def test_halves_are_every_row_once_and_drawn_anew_for_every_number(here: Path) -> None:
-    from hgms_mix.config import load
-    from hgms_mix.null import halved
+    from hgms_mix.stages.config import load
+    from hgms_mix.stages.null_halves import halved
 
     config = load(Path(mix_of("like.jsonl", "noise.jsonl")))
     tokenizer = config.task.model.load_tokenizer()
@@ -110,7 +110,7 @@ def test_halves_are_every_row_once_and_drawn_anew_for_every_number(here: Path) -
 def test_a_mixture_of_sources_is_shared_by_their_halves(here: Path) -> None:
     import attrs
 
-    from hgms_mix.config import load
+    from hgms_mix.stages.config import load
 
     config = load(Path(mix_of("like.jsonl", "noise.jsonl")))
     problem = attrs.evolve(config.task, halves=3).problem(0, torch.device("cpu"), torch.float64)
@@ -125,8 +125,8 @@ def test_a_mixture_of_sources_is_shared_by_their_halves(here: Path) -> None:
 
 
 def test_a_source_of_one_row_has_no_halves(here: Path) -> None:
-    from hgms_llm.halves import in_halves
-    from hgms_mix.config import load
+    from hgms_mix.lm.halves import in_halves
+    from hgms_mix.stages.config import load
 
     write("one.jsonl", range(1))
     tables = load(Path(mix_of("one.jsonl", "noise.jsonl"))).task
@@ -135,7 +135,7 @@ def test_a_source_of_one_row_has_no_halves(here: Path) -> None:
 
 
 def test_a_field_that_is_not_set_leaves_the_hash_of_a_file_as_it_was(here: Path) -> None:
-    from hgms_mix.config import load
+    from hgms_mix.stages.config import load
 
     config = load(Path(mix_of("like.jsonl", "noise.jsonl")))
     assert "halves" not in config.reweight.resolved()["task"]
@@ -183,7 +183,7 @@ def test_a_source_like_the_validation_rows_beside_noise_is_evidence(here: Path) 
 
 
 def test_an_interrupted_null_test_goes_on_to_the_same_weights(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from hgms_executors import RemoteProgress
+    from hgms.executors import RemoteProgress
 
     mix_of("like.jsonl", "noise.jsonl", method=SMALL_STEPS, budget="4 steps")
     whole = json_of("null", "mix.toml", "--seeds", "2", "--out", "whole")
@@ -213,7 +213,7 @@ def test_processes_learn_the_weights_of_one(here: Path) -> None:
 
 
 def test_runs_of_a_null_test_that_fail_are_named_with_their_reasons(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from hgms_mix import null
+    from hgms_mix.stages import null_halves as null
 
     keep = null.run_config
 
@@ -308,7 +308,7 @@ def test_a_damaged_null_test_is_none(text: str, tmp_path: Path) -> None:
 
 
 def test_what_is_to_be_warned_of() -> None:
-    from hgms_mix.certainty import warnings
+    from hgms_mix.stages.certainty import warnings
 
     def table(first: int) -> dict[str, Any]:
         return {"sources": [{"source": "a", "evidence": first}, {"source": "b", "evidence": -first}]}
@@ -336,7 +336,7 @@ def test_what_is_to_be_warned_of() -> None:
 
 
 def test_the_demo_knows_what_its_seeds_say() -> None:
-    from hgms_mix.demo import Demo
+    from hgms_mix.stages.demo import Demo
 
     def report(weight: float) -> dict[str, Any]:
         return {"sources": [{"source": "sums", "weight": weight}, {"source": "dots", "weight": 1 - weight}]}

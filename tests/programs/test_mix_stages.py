@@ -12,10 +12,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from hgms_core import CheckpointError, ConfigError
-from hgms_mix.evaluate import difference, means
-from hgms_mix.losses import RowLosses
-from hgms_mix.sample import Sample, read_rows, write_rows
-from hgms_mix.stages import StageFolder
+from hgms_mix.stages.evaluate import difference, means
+from hgms_mix.stages.losses import RowLosses
+from hgms_mix.stages.sample import Sample, read_rows, write_rows
+from hgms_mix.stages.stage import StageFolder
 
 NAN = float("nan")
 

@@ -12,17 +12,17 @@ import pytest
 import torch
 from click.testing import CliRunner
 
-from hgms_cli import main
+from hgms.cli import main
+from hgms.config import Invalid
+from hgms.runs import converter_for, plain
 from hgms_core import ConfigError, MissingExtra
 from hgms_core.registry import Registry
-from hgms_fields import Invalid
-from hgms_llm import BaseModel
-from hgms_mix.batches import IGNORED
-from hgms_mix.finetune import Finetune
-from hgms_mix.trainers import Job, Transformers
-from hgms_mix.training import train
-from hgms_mix.trl_trainer import OURS, RESERVED, Trl
-from hgms_run import converter_for, plain
+from hgms_mix.lm import BaseModel
+from hgms_mix.stages.batches import IGNORED
+from hgms_mix.stages.finetune import Finetune
+from hgms_mix.stages.trainers import Job, Transformers
+from hgms_mix.stages.training import train
+from hgms_mix.stages.trl_trainer import OURS, RESERVED, Trl
 
 transformers = pytest.importorskip("transformers", reason="transformers is not installed: pip install 'hgms[llm]'")
 peft = pytest.importorskip("peft", reason="peft is not installed: pip install 'hgms[llm]'")

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner
 
-from hgms_cli import main
+from hgms.cli import main
 
 pytestmark = pytest.mark.weights
 

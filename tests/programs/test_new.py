@@ -13,11 +13,11 @@ import pytest
 from click.testing import CliRunner, Result
 from fakes import Site
 
-from hgms_cli import main
+from hgms.cli import main
+from hgms.cli.new.command import TESTED_WITH, kebab
+from hgms.testing.methods import check_optimum
 from hgms_core import PLUGIN_API, __version__, registry
 from hgms_core import host as plugins
-from hgms_new.command import TESTED_WITH, kebab
-from hgms_testing.methods import check_optimum
 
 FILES = {
     ".github/workflows/tests.yml",

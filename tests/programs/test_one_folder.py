@@ -13,9 +13,9 @@ import pytest
 from click.testing import CliRunner, Result
 from processes import strike
 
-from hgms_cli import main
-from hgms_results import scan
-from hgms_run import leased, loop
+from hgms.cli import main
+from hgms.results import scan
+from hgms.runs import leased, loop
 
 pytest.importorskip("transformers", reason="transformers is not installed: pip install 'hgms[llm]'")
 pytest.importorskip("peft", reason="peft is not installed: pip install 'hgms[llm]'")
@@ -170,7 +170,7 @@ def test_data_that_are_gone_are_said_and_reports_do_without(here: Path) -> None:
 
 @pytest.mark.extended
 def test_a_mix_that_is_killed_while_it_learns_goes_on_to_the_same_bytes(here: Path) -> None:
-    command = [sys.executable, "-m", "hgms_cli", "mix", "reweight", "grid.toml", "--method", "hg-baseline"]
+    command = [sys.executable, "-m", "hgms.cli", "mix", "reweight", "grid.toml", "--method", "hg-baseline"]
     sets = ["--set", "budget=40 steps", "--set", "run.checkpoint_seconds=0"]
     assert mix("reweight", *sets, "--out", "whole").exit_code == 0
     [whole] = Path("whole").glob("source-mixture/*/seed-1")

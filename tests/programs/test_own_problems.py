@@ -16,12 +16,12 @@ import attrs
 import pytest
 import torch
 
-from hgms_compare import compare
+from hgms.comparison import compare
+from hgms.config import fingerprint
+from hgms.results import scan
+from hgms.runs.loop import Run
+from hgms.solvers import CG
 from hgms_core import ConfigError, Data, Key, Problem, State, Tree
-from hgms_results import scan
-from hgms_run import fingerprint
-from hgms_run.loop import Run
-from hgms_solvers import CG
 
 
 def bowl(seed: int = 0, *, rows: int = 6, metrics: bool = True, scale: float = 1.0) -> Problem:

@@ -1,6 +1,6 @@
 """The core and the programs know no plugin by name: of its components, their fields and metrics none stands there as a string.
 
-A string is a package's own word where the package, or the core, has an identifier of that name. Left out are hgms_mix and the
+A string is a package's own word where the package, or the core, has an identifier of that name. Left out are hgms_mix.stages and the
 demo, which are about certain components, and docstrings.
 """
 
@@ -15,53 +15,66 @@ from pathlib import Path
 import attrs
 import pytest
 
+from hgms.runs import type_hints
 from hgms_core import Composition
 from hgms_core.registry import Registry
-from hgms_run import type_hints
 
 pytestmark = pytest.mark.plugins
 
 ROOT = Path(__file__).parents[2]
 CORE = ROOT / "hgms_core"
-PACKAGES = [CORE, *(path for path in (ROOT / "plugins/programs").iterdir() if path.name not in ("hgms_mix", "hgms_demo"))]
+PLUGINS = ROOT / "plugins"
+PROGRAMS = ("cli", "comparison", "config", "diagnosis", "distributed", "executors", "integrations")
+PROGRAMS += ("report", "results", "runs", "testing", "uncertainty")
+PACKAGES = [
+    CORE,
+    *(PLUGINS / "hgms" / name for name in PROGRAMS),
+    *(PLUGINS / "hgms_mix" / name for name in ("exchange", "surface")),
+]
 
 RECORDED = {"hypergradient_norm", "upper_loss", "validation_loss"}
 """Columns of every record, which a task may also measure."""
 
 ALLOWED = {
     "hgms_core": {"last": "a value of keep", "floor": "a role of methods"},
-    "hgms_compare": {
+    "hgms.comparison": {
         "tpe": "a sampler of sweeps",
         "uniform": "the reference that theta0 is another name of",
         "exact": "a route of matrix products",
     },
-    "hgms_exchange": {
+    "hgms_mix.exchange": {
         **dict.fromkeys(("fixed", "source-mixture"), "what the mix file of an import is made of"),
         "revision": "a field of other trainers' configurations",
         "betas": "Adam's, in a rule of its own",
         "starts": "where an epoch's rows begin",
     },
-    "hgms_report": {"k": "a symbol on an axis", "skip": "plotly's word"},
-    "hgms_results": {
+    "hgms.report": {"k": "a symbol on an axis", "skip": "plotly's word"},
+    "hgms.results": {
         "uniform": "the default reference",
         **dict.fromkeys(("validation-only", "oracle-joint"), "the ends of the recovered share"),
         **dict.fromkeys(("uniform-tilted", "fixed", "oracle-clean"), "roles of runs that are older than their record"),
         "recovery_error": "the metric of tasks with sources that is about θ alone",
         "exact": "a route of matrix products",
     },
-    "hgms_run": {
+    "hgms.config": {
         **dict.fromkeys(("learn_start", "mixture", "reference", "tilt"), "defaults of a configuration file"),
-        "runs": "the default folder",
-        "scipy": "a library, whose version is recorded",
+        "identity": "a mark of functions that are told apart",
+        "last": "a value of keep",
     },
-    "hgms_surface": {"fixed": "the method of a mixture that is told", "top": "matplotlib's word"},
-    "hgms_testing": {
+    "hgms.integrations": {"runs": "a folder of trackers"},
+    "hgms.runs": {"runs": "the default folder", "scipy": "a library, whose version is recorded"},
+    "hgms_mix.surface": {"fixed": "the method of a mixture that is told", "top": "matplotlib's word"},
+    "hgms.testing": {
         "branches": "the part that the kit takes first",
         "penalty": "a variable of the kit's own problems",
         "projection": "a check",
         "restart": "a value of carry_rule",
     },
 }
+
+
+def name_of(package: Path) -> str:
+    return ".".join(package.relative_to(PLUGINS if PLUGINS in package.parents else ROOT).parts)
 
 
 @functools.cache
@@ -120,12 +133,12 @@ def foreign_strings(package: Path) -> Iterator[tuple[str, str]]:
                 yield f"{path.relative_to(ROOT)}:{node.lineno}: {node.value!r}", word
 
 
-@pytest.mark.parametrize("package", PACKAGES, ids=lambda path: path.name)
+@pytest.mark.parametrize("package", PACKAGES, ids=name_of)
 def test_no_string_is_the_name_of_a_plugin_s_thing(package: Path) -> None:
-    allowed = ALLOWED.get(package.name, {})
+    allowed = ALLOWED.get(name_of(package), {})
     assert [place for place, word in foreign_strings(package) if word not in allowed] == []
 
 
-@pytest.mark.parametrize("package", PACKAGES, ids=lambda path: path.name)
+@pytest.mark.parametrize("package", PACKAGES, ids=name_of)
 def test_what_is_allowed_is_still_there(package: Path) -> None:
-    assert set(ALLOWED.get(package.name, {})) <= {word for _, word in foreign_strings(package)}
+    assert set(ALLOWED.get(name_of(package), {})) <= {word for _, word in foreign_strings(package)}

@@ -10,13 +10,13 @@ from typing import Any
 import pytest
 from click.testing import CliRunner
 
-from hgms_cli import main
-from hgms_compare.from_python import compare
-from hgms_compare.grid_file import load
-from hgms_compare.parted import Parted
-from hgms_compare.planning import Cost, makespan, plan
+from hgms.cli import main
+from hgms.comparison.from_python import compare
+from hgms.comparison.grid_file import load
+from hgms.comparison.planning import Cost, makespan, plan
+from hgms.comparison.rank_times import Parted
+from hgms.executors import Ending, Job, called, described
 from hgms_core import Budget
-from hgms_executors import Ending, Job, called, described
 
 PLUGIN = Path(__file__).parent / "grid_plugin.py"
 
@@ -84,7 +84,7 @@ class Here:
 @pytest.fixture
 def here(hgms: Callable[..., Any], monkeypatch: pytest.MonkeyPatch) -> Callable[..., Any]:
     """The command without processes of its own."""
-    monkeypatch.setattr("hgms_executors.Local", lambda **_: Here())
+    monkeypatch.setattr("hgms.executors.Local", lambda **_: Here())
     return hgms
 
 
@@ -150,7 +150,7 @@ def test_ranks_are_foretold_by_amdahls_law_from_one_and_two() -> None:
 
 
 def test_a_method_without_parts_is_planned_but_not_on_ranks(here: Callable[..., Any], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("hgms_compare.parted.cores", lambda: 2)
+    monkeypatch.setattr("hgms.comparison.rank_times.cores", lambda: 2)
     shown = here("--ranks", "1,4", "--methods", "walk")
     assert shown.exit_code == 0, shown.stderr
     assert "not on ranks: bowl, walk: run.ranks = 2 places the parts of a pipeline" in shown.stdout
@@ -167,7 +167,7 @@ def test_a_method_without_parts_is_planned_but_not_on_ranks(here: Callable[..., 
 def test_ranks_that_cannot_be_measured_here_are_one_message(
     here: Callable[..., Any], monkeypatch: pytest.MonkeyPatch, cores: int, setting: str, message: str
 ) -> None:
-    monkeypatch.setattr("hgms_compare.parted.cores", lambda: cores)
+    monkeypatch.setattr("hgms.comparison.rank_times.cores", lambda: cores)
     done = here("--ranks", "2", "--set", setting)
     assert done.exit_code == 2
     assert message in done.stderr
@@ -177,7 +177,7 @@ def test_ranks_that_cannot_be_measured_here_are_one_message(
 @pytest.mark.plugins
 @pytest.mark.ranks
 def test_a_step_on_two_ranks_is_measured(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("hgms_compare.parted.cores", lambda: 2)
+    monkeypatch.setattr("hgms.comparison.rank_times.cores", lambda: 2)
     sizes = {"dataset": "digits", "train_size": 256, "validation_size": 64, "test_size": 64}
     table = {
         "budget": "30 steps", "seeds": 2, "task": {"name": "hyper-cleaning", **sizes}, "method": ["hg-ms"],

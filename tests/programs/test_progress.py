@@ -7,9 +7,9 @@ import signal
 
 import pytest
 
+from hgms.runs import Interrupted, Interrupts, Progress, progress
 from hgms_core import RunInfo
 from hgms_core.budget import Budget
-from hgms_run import Interrupted, Interrupts, Progress, progress
 
 INFO = RunInfo(task="t", method="hg-ms", seed=3, budget=Budget(outer_steps=10))
 

@@ -21,17 +21,17 @@ from hypothesis import given
 from hypothesis import strategies as st
 from made_runs import CONFIG, write_comparison, write_mixtures, write_run
 
-import hgms_report as report
-from hgms_cli import main
+import hgms.report as report
+from hgms.cli import main
+from hgms.report import Study, curves, tables
+from hgms.report.curves import Curve
+from hgms.report.figures import figures, source_colours, span, styles
+from hgms.report.formats import WRITERS
+from hgms.report.latex import latex
+from hgms.report.markdown import markdown
+from hgms.results import DARK, LIGHT, Look, few_seeds
+from hgms.results.statistics import Interval
 from hgms_core.errors import ConfigError
-from hgms_report import Study, curves, tables
-from hgms_report.curves import Curve
-from hgms_report.figures import figures, source_colours, span, styles
-from hgms_report.formats import WRITERS
-from hgms_report.latex import latex
-from hgms_report.markdown import markdown
-from hgms_results import DARK, LIGHT, Look, few_seeds
-from hgms_results.statistics import Interval
 
 
 @pytest.fixture(scope="module")
@@ -846,7 +846,7 @@ def test_a_missing_extra_is_named(
 
 @pytest.mark.plugins
 def test_real_runs(tmp_path: Path) -> None:
-    from hgms_run import RunConfig, run_config
+    from hgms.runs import RunConfig, run_config
 
     for task in ("quadratic", "sphere"):
         for method in ({"name": "hg-ms", "generator": {"steps": 5}}, {"name": "uniform", "generator": {"steps": 5}}):

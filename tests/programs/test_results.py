@@ -13,10 +13,10 @@ import numpy as np
 import pytest
 from made_runs import CONFIG, write_run
 
-from hgms_cli.terminal import printable
+from hgms.cli.terminal import printable
+from hgms.results import read_run, scan, scan_sweeps, short_names
+from hgms.runs import RunFolder, difference
 from hgms_core.errors import CheckpointError, ConfigError
-from hgms_results import read_run, scan, scan_sweeps, short_names
-from hgms_run import RunFolder, difference
 
 
 def config() -> str:
@@ -59,7 +59,7 @@ def test_columns_with_and_without_the_fast_reader(tmp_path: Path, monkeypatch: p
     if fast:
         pytest.importorskip("msgspec", reason="the extra report is not installed")
     else:
-        monkeypatch.setattr("hgms_results.columns._decoder", lambda wanted: None)
+        monkeypatch.setattr("hgms.results.columns._decoder", lambda wanted: None)
     rows = ['{"step": 0, "metric.value": 1}'] + [
         f'{{"step": {step}, "gap": {step / 8}, "outcome": "converged", "residual": [0.1, 0.3], "metric.value": 0.5}}'
         for step in (1, 2, 3)

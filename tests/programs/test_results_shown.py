@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 import torch
 
-from hgms_compare import Comparison, compare
+from hgms.comparison import Comparison, compare
+from hgms.runs import RunResult, run
 from hgms_core import Budget, ConfigError, MissingExtra, Problem
-from hgms_run import RunResult, run
 
 
 class Halve:

@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 from processes import Server, rows_written, strike
 
+from hgms.runs import RunConfig, RunFolder, run_config
 from hgms_core import CheckpointError
-from hgms_run import RunConfig, RunFolder, run_config
 
 pytestmark = pytest.mark.plugins
 

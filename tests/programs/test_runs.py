@@ -19,15 +19,15 @@ import torch
 from attrs import field, frozen
 from helpers import run_files
 
-from hgms_compare.usage import cuda_for, measured
+from hgms.comparison.usage import cuda_for, measured
+from hgms.results import read_run, scan
+from hgms.runs import DiskError, Interrupted, RunFolder, RunSettings, device_called, pack, run, unpack
+from hgms.runs.loop import Clock
+from hgms.runs.provenance import _git
 from hgms_core import CheckpointError, ConfigError, NumericalError, Problem, RunInfo, State
 from hgms_core.budget import Budget
 from hgms_core.errors import out_of_memory
 from hgms_core.host import Host
-from hgms_results import read_run, scan
-from hgms_run import DiskError, Interrupted, RunFolder, RunSettings, device_called, pack, run, unpack
-from hgms_run.loop import Clock
-from hgms_run.provenance import _git
 
 
 @frozen(kw_only=True)

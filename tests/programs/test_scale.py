@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 from click.testing import CliRunner
 
-from hgms_cli import main
-from hgms_compare.scale import scaled
+from hgms.cli import main
+from hgms.comparison.scale import scaled
 from hgms_core.errors import ConfigError
 
 GRID: dict[str, Any] = {

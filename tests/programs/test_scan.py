@@ -10,13 +10,13 @@ from typing import Any
 
 import pytest
 
-from hgms_compare.coordinator import Coordinator
-from hgms_compare.grid import Cell, Grid
-from hgms_compare.grid_file import load
-from hgms_compare.run_grid import run_grid
+from hgms.comparison.coordinator import Coordinator
+from hgms.comparison.grid import Cell, Grid
+from hgms.comparison.grid_file import load
+from hgms.comparison.run_grid import run_grid
+from hgms.results import StoredRun, folders, read_run, scan
+from hgms.runs import RunFolder, leased, parse_json, parse_toml
 from hgms_core.registry import Registry
-from hgms_results import StoredRun, folders, read_run, scan
-from hgms_run import RunFolder, leased, parse_json, parse_toml
 
 PLUGIN = Path(__file__).parent / "grid_plugin.py"
 
@@ -50,8 +50,8 @@ def test_a_finished_grid_is_neither_claimed_nor_resumed_nor_are_long_rows_read(
 
     read: list[str] = []
     columns = StoredRun.columns
-    monkeypatch.setattr("hgms_run.loop.Run.carry_out", never)
-    monkeypatch.setattr("hgms_compare.coordinator.carry_out", never)
+    monkeypatch.setattr("hgms.runs.loop.Run.carry_out", never)
+    monkeypatch.setattr("hgms.comparison.coordinator.carry_out", never)
     monkeypatch.setattr(RunFolder, "claimed", never)
     monkeypatch.setattr(RunFolder, "load", never)
     monkeypatch.setattr(StoredRun, "columns", lambda run, names: (read.append(run.label), columns(run, names))[1])

@@ -10,8 +10,8 @@ import torch
 from helpers import F64, assert_same, finite_differences, network_problem, normal, spd
 from torch import Tensor, nn
 
+from hgms.integrations.lower_solution import lower_solution
 from hgms_core import CallableSolver, LinearSystem, Outcome, Solution, Tree, hypergradient
-from hgms_loops.lower_solution import lower_solution
 
 A, C = spd(4, seed=1), normal(4, 3, seed=2)
 B = normal(4, seed=3)

@@ -9,9 +9,9 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from hgms_results import Ranks, recovered
-from hgms_results.statistics import Interval, compared, few_seeds, paired, spell
-from hgms_results.tables import Point, table
+from hgms.results import Ranks, recovered
+from hgms.results.statistics import Interval, compared, few_seeds, paired, spell
+from hgms.results.tables import Point, table
 
 VALUES = [0.91, 0.88, 0.93, 0.90, 0.89]
 

@@ -13,18 +13,18 @@ import numpy as np
 import pytest
 from click.testing import CliRunner, Result
 
-from hgms_cli import main
+from hgms.cli import main
 from hgms_core import ConfigError, DataError, Key
 from hgms_core.registry import Registry
 
 pytest.importorskip("sklearn", reason="scikit-learn is not installed: pip install 'hgms[sklearn]'")
 
-from hgms_surface import Findings, Runs, SurfaceSettings, design, fit, learn, read_runs, write_runs
-from hgms_surface.design import spread
-from hgms_surface.noise import noise_of
-from hgms_surface.proxy import rank_correlation, words
-from hgms_surface.recommend import Gap, gap
-from hgms_surface.words import sentences
+from hgms_mix.surface import Findings, Runs, SurfaceSettings, design, fit, learn, read_runs, write_runs
+from hgms_mix.surface.design import spread
+from hgms_mix.surface.noise import noise_of
+from hgms_mix.surface.proxy import rank_correlation, words
+from hgms_mix.surface.recommend import Gap, gap
+from hgms_mix.surface.words import sentences
 
 pytestmark = [
     pytest.mark.plugins,
@@ -198,7 +198,7 @@ def test_coverage_over_a_hundred_surfaces_of_the_prior() -> None:
     """On functions drawn from the prior itself intervals cover as often as they promise: neither less, nor always."""
     from sklearn.gaussian_process.kernels import Matern
 
-    from hgms_surface.process import CENTRES
+    from hgms_mix.surface.process import CENTRES
 
     runs, covered = tried(0, 0.0, 0.0), 0
     places = np.vstack([UNIFORM, runs.mixtures, spread(UNIFORM, 256, Key(0))])
@@ -285,7 +285,7 @@ def test_caution_that_costs_loss_is_said(found: Findings) -> None:
 
 @pytest.mark.parametrize("steepness", [0.0, 1.0])
 def test_a_steep_surface_is_no_reason_to_set_runs_aside(steepness: float) -> None:
-    from hgms_surface.outliers import gone_wrong
+    from hgms_mix.surface.outliers import gone_wrong
 
     for seed in range(5):
         runs = tried(seed, 1.0 - steepness, 0.01)
@@ -435,7 +435,7 @@ def losses(folder: Path) -> dict[str, Any]:
 
 
 def test_a_design_is_run_once_and_goes_on_where_it_was_broken_off(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from hgms_surface.runs import DesignRuns
+    from hgms_mix.surface.runs import DesignRuns
 
     keep, begun = DesignRuns.run, []
 
@@ -488,9 +488,9 @@ def test_a_design_is_run_once_and_goes_on_where_it_was_broken_off(here: Path, mo
 
 
 def test_a_run_broken_off_in_fine_tuning_ends_with_the_same_losses(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from hgms_mix.checkpoints import LossLog
-    from hgms_surface.runs import DesignRuns
-    from hgms_surface.train import load, points_of
+    from hgms_mix.stages.checkpoints import LossLog
+    from hgms_mix.surface.runs import DesignRuns
+    from hgms_mix.surface.train import load, points_of
 
     plan = load(Path("mix.toml"))
     runs = DesignRuns(config=plan.config, folder=Path("whole"))
@@ -520,11 +520,11 @@ def test_a_run_broken_off_in_fine_tuning_ends_with_the_same_losses(here: Path, m
 
 def test_a_run_is_the_same_as_a_job_of_values_alone(here: Path) -> None:
     """As another machine carries it out, which has read nothing yet; what another process is at is left to that."""
-    from hgms_executors import BUSY
-    from hgms_mix import claimed
-    from hgms_surface import jobs
-    from hgms_surface.runs import DesignRuns
-    from hgms_surface.train import load, points_of
+    from hgms.executors import BUSY
+    from hgms_mix.stages import claimed
+    from hgms_mix.surface import jobs
+    from hgms_mix.surface.runs import DesignRuns
+    from hgms_mix.surface.train import load, points_of
 
     plan = load(Path("mix.toml"), ["task.validation.more.path=test.jsonl"])
     alone, runs = (DesignRuns(config=plan.config, folder=Path(name)) for name in ("alone", "runs"))
@@ -596,9 +596,9 @@ def test_bad_plans_leave_with_2_before_anything_runs(arguments: list[str], messa
 
 def test_a_run_that_diverges_is_recorded_and_too_many_are_refused(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     from hgms_core import NumericalError
-    from hgms_mix.checkpoints import LossLog
-    from hgms_surface.runs import DesignRuns
-    from hgms_surface.train import carried, load, points_of
+    from hgms_mix.stages.checkpoints import LossLog
+    from hgms_mix.surface.runs import DesignRuns
+    from hgms_mix.surface.train import carried, load, points_of
 
     def diverge(self: Any, row: Any, steps: int) -> None:
         raise NumericalError("fine-tuning step 1: the loss is nan")
@@ -623,9 +623,9 @@ def test_a_run_that_diverges_is_recorded_and_too_many_are_refused(here: Path, mo
 
 
 def test_only_rows_that_are_drawn_become_tokens(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from hgms_llm import tokens
-    from hgms_surface.runs import DesignRuns
-    from hgms_surface.train import load, points_of
+    from hgms_mix.lm import tokens
+    from hgms_mix.surface.runs import DesignRuns
+    from hgms_mix.surface.train import load, points_of
 
     looked: list[int] = []
     keep = tokens.Tokenising.__call__
@@ -646,7 +646,7 @@ def test_only_rows_that_are_drawn_become_tokens(here: Path, monkeypatch: pytest.
 
 @pytest.mark.parametrize("method", ["", 'method = [{name = "hg-ms", label = "ours"}, "uniform"]'])
 def test_the_next_command_can_be_run_as_it_stands(method: str, here: Path) -> None:
-    from hgms_surface.train import following, load
+    from hgms_mix.surface.train import following, load
 
     text = Path("mix.toml").read_text().replace("[task.sources.echo]", '[task.sources."my echo\'s"]')
     Path("mix.toml").write_text(method + text)
@@ -682,7 +682,7 @@ def test_ranks_of_the_larger_model_are_compared() -> None:
 
 
 def test_the_next_command_has_the_plugins_and_the_consent_of_this_one(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from hgms_surface.train import load
+    from hgms_mix.surface.train import load
 
     monkeypatch.setenv("HGMS_TRUST_REMOTE_CODE", "1")
     (here / "mine.py").write_text("from hgms_core import hookimpl\n@hookimpl\ndef hgms_ready(): pass\n")

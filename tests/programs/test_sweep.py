@@ -13,11 +13,11 @@ from typing import Any
 import pytest
 import torch
 
-from hgms_compare import Comparison, compare
-from hgms_compare.grid_file import load
-from hgms_compare.sweep import plan
+from hgms.comparison import Comparison, compare
+from hgms.comparison.grid_file import load
+from hgms.comparison.sweep import plan
+from hgms.results import scan, scan_sweeps
 from hgms_core import ConfigError, MissingExtra
-from hgms_results import scan, scan_sweeps
 
 pytestmark = pytest.mark.usefixtures("bowl")
 
@@ -60,8 +60,8 @@ def test_the_lowest_validation_loss_is_chosen_and_all_is_recorded(tmp_path: Path
 
 
 def test_validation_loss_is_f_on_the_stop_rows_at_the_returned_state(tmp_path: Path) -> None:
+    from hgms.runs import RunFolder
     from hgms_core.registry import Registry
-    from hgms_run import RunFolder
 
     swept(tmp_path)
     problem = Registry.load().get("task", "bowl").target().problem(100, CPU, torch.float64)  # type: ignore[operator]
@@ -187,7 +187,7 @@ def test_two_coordinators_write_the_record_one_after_the_other(tmp_path: Path, m
         together.wait()
         sweep.write()
 
-    monkeypatch.setattr("hgms_compare.sweep.replace_file", slowly)
+    monkeypatch.setattr("hgms.comparison.sweep.replace_file", slowly)
     with ThreadPoolExecutor(2) as both:
         for written in [both.submit(write) for _ in range(2)]:
             written.result(60)

@@ -11,11 +11,11 @@ import pytest
 from click.testing import CliRunner
 from fakes import Site
 
-from hgms_cli import main
-from hgms_compare.grid import Grid
-from hgms_compare.grid_file import load
+from hgms.cli import main
+from hgms.comparison.grid import Grid
+from hgms.comparison.grid_file import load
+from hgms.runs import RunConfig
 from hgms_core import Composition, ConfigError
-from hgms_run import RunConfig
 
 PLUGIN = '''
 from typing import ClassVar, final

@@ -13,11 +13,11 @@ from attrs import field, fields, frozen, validators
 from click.shell_completion import ShellComplete
 from click.testing import CliRunner
 
-from hgms_cli import folded, main
+from hgms.cli import folded, main
+from hgms.config import decay_rate, decay_rates, optional_whole, positive, share
+from hgms.runs.describe import range_of
 from hgms_core import choice
 from hgms_core.registry import KINDS, Registry
-from hgms_fields import decay_rate, decay_rates, optional_whole, positive, share
-from hgms_run.describe import range_of
 
 pytestmark = pytest.mark.plugins
 REGISTRY = Registry.load()
@@ -222,7 +222,7 @@ def test_a_completer_that_fails_offers_nothing(monkeypatch: pytest.MonkeyPatch) 
     def broken(*_: Any) -> Any:
         raise RuntimeError("no plugins today")
 
-    monkeypatch.setattr("hgms_cli.complete.Registry", broken)
+    monkeypatch.setattr("hgms.cli.complete.Registry", broken)
     assert offered("check", "ny") == []
 
 

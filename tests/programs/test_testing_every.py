@@ -15,20 +15,11 @@ import torch
 from attrs import define, evolve, field, frozen
 from torch import Tensor
 
+from hgms.testing import check_component, checks_of, imports, inputs_on, parametrize_with_checks, problems, selectors, solvers
+from hgms.testing import every_kind as every
+from hgms.testing.check import check as hgms_check
+from hgms.testing.kit import Check, place, snapshot, tensors
 from hgms_core import CallableSolver, ConfigError, MatVec, MissingExtra, Solution
-from hgms_testing import (
-    check_component,
-    checks_of,
-    every,
-    imports,
-    inputs_on,
-    parametrize_with_checks,
-    problems,
-    selectors,
-    solvers,
-)
-from hgms_testing.check import check as hgms_check
-from hgms_testing.kit import Check, place, snapshot, tensors
 
 DOC = """An exact solver, through the matrix that its operator is.
 
@@ -278,7 +269,7 @@ def test_a_class_without_any_method_is_told_what_there_is() -> None:
 
 SUITE = """
 from test_testing_every import Exact
-from hgms_testing import parametrize_with_checks
+from hgms.testing import parametrize_with_checks
 
 @parametrize_with_checks([Exact()], expected_failures={failures})
 def test_conformance(component, check):
@@ -337,8 +328,8 @@ def test_without_pytest_the_decorator_says_what_to_install(monkeypatch: pytest.M
 def test_the_kit_is_imported_only_when_asked_for() -> None:
     code = """
 import sys, hgms_core
-print([name for name in sys.modules if name.startswith("hgms_testing")])
-import hgms_testing
+print([name for name in sys.modules if name.startswith("hgms.testing")])
+import hgms.testing
 print("pytest" in sys.modules)
 """
     assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout == "[]\nFalse\n"

@@ -15,7 +15,7 @@ import test_testing_parts as of_parts
 import test_testing_solvers as of_solvers
 import test_testing_wholes as of_wholes
 
-from hgms_testing import Check, CheckFailed, all_checks, checks_of_every_kind, kind_of
+from hgms.testing import Check, CheckFailed, all_checks, checks_of_every_kind, kind_of
 
 EVERY = "every"
 SOUND: dict[str, Any] = {

@@ -11,6 +11,7 @@ import pytest
 import torch
 from attrs import evolve, field, frozen
 
+from hgms.testing import check_component
 from hgms_core import (
     Branch,
     Candidates,
@@ -26,7 +27,6 @@ from hgms_core import (
     hypergradient,
     values,
 )
-from hgms_testing import check_component
 
 DOC = """A small sound component to break in many ways.
 

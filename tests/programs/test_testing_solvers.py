@@ -10,8 +10,8 @@ import torch
 from attrs import evolve, field, frozen, validators
 from torch import Tensor
 
+from hgms.testing import CheckFailed, check_component, checks_of, parametrize_with_checks
 from hgms_core import Key, LinearSystem, MatVec, Outcome, Solution
-from hgms_testing import CheckFailed, check_component, checks_of, parametrize_with_checks
 
 
 @frozen(kw_only=True)

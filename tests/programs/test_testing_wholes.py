@@ -15,12 +15,12 @@ import torch
 from attrs import evolve, frozen
 from torch import Tensor
 
+from hgms.testing import check_component, checks_of, tasks
+from hgms.testing.check import target_of
+from hgms.testing.generators import proposed
+from hgms.testing.instances import instance_of
 from hgms_core import Candidates, Cost, Data, Key, Problem, Record, State, Tree, gradient, hypergradient, stack
 from hgms_core.registry import Registry
-from hgms_testing import check_component, checks_of, tasks
-from hgms_testing.check import target_of
-from hgms_testing.generators import proposed
-from hgms_testing.instances import instance_of
 
 DOC = """A small sound component to break in many ways.
 

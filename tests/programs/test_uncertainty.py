@@ -11,8 +11,7 @@ import torch
 from helpers import F64
 from source_problems import convex_sources, network_sources
 
-from hgms_core import ConfigError, Key, Problem
-from hgms_uncertainty import (
+from hgms.uncertainty import (
     LEAST,
     Certainty,
     Effect,
@@ -27,7 +26,8 @@ from hgms_uncertainty import (
     over_seeds,
     with_pivot,
 )
-from hgms_uncertainty.seeds import hotelling
+from hgms.uncertainty.seeds import hotelling
+from hgms_core import ConfigError, Key, Problem
 
 EVEN = {"a": 0.25, "b": 0.25, "c": 0.25, "d": 0.25}
 
@@ -220,7 +220,7 @@ def test_folded_gradients_have_the_same_products_but_for_a_little() -> None:
     wide = {"x": torch.zeros(2, dtype=F64)}
     plain = alignments(problem, [wide], Key(0))
     assert torch.equal(plain.gains, alignments(problem, [wide], Key(0), memory=1).gains)  # two numbers are never folded
-    from hgms_uncertainty.alignment import _Fold
+    from hgms.uncertainty.alignment import _Fold
 
     a, b = (torch.randn(200_000, dtype=F64, generator=torch.Generator().manual_seed(seed)) for seed in (1, 2))
     b = b + a

@@ -18,10 +18,10 @@ import pytest
 from click.testing import CliRunner
 from made_runs import write_run
 
-import hgms_report as report
-from hgms_cli import main
+import hgms.report as report
+from hgms.cli import main
+from hgms.report.watch import LOOPBACK, Pages, serve, server
 from hgms_core import ConfigError
-from hgms_report.watch import LOOPBACK, Pages, serve, server
 
 Answer = tuple[int, dict[str, str], str]
 
@@ -164,7 +164,7 @@ def test_ctrl_c_ends_it_and_says_so(served: Served) -> None:
 @pytest.mark.slow
 @pytest.mark.skipif(os.name == "nt", reason="Ctrl-C is another matter there")
 def test_the_command_prints_where_it_serves_and_ends_with_ctrl_c(served: Served) -> None:
-    command = [sys.executable, "-m", "hgms_cli", "report", str(served.folder), "--watch"]
+    command = [sys.executable, "-m", "hgms.cli", "report", str(served.folder), "--watch"]
     with subprocess.Popen(command, stderr=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
         assert process.stderr is not None
         line = process.stderr.readline()

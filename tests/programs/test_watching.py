@@ -12,10 +12,10 @@ import pytest
 import torch
 from test_own_problems import Follow, bowl
 
+from hgms.report import build
+from hgms.runs import Patience, RunFolder, RunSettings, StopRun, pruned, run
 from hgms_core import Budget, CheckpointError, ConfigError, Method, RunInfo, hookimpl
 from hgms_core.host import Host
-from hgms_report import build
-from hgms_run import Patience, RunFolder, RunSettings, StopRun, pruned, run
 
 HALF: Any = Follow(0.25)
 

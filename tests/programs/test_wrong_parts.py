@@ -10,13 +10,13 @@ import attrs
 import pytest
 import torch
 
-from hgms_branches import Branches
+from hgms.generators.branches import Branches
+from hgms.hypergradients import OneStep, Unrolled
+from hgms.methods import Tilted
+from hgms.outer import Adam
+from hgms.runs import run
+from hgms.selectors import First
 from hgms_core import Candidates, ConfigError, Pipeline, Problem
-from hgms_hypergradients import OneStep, Unrolled
-from hgms_methods import Tilted
-from hgms_outer import Adam
-from hgms_run import run
-from hgms_selectors import First
 
 pytestmark = pytest.mark.plugins
 

@@ -6,8 +6,8 @@ import sys
 
 import torch
 
+from hgms.distributed import by_rows, join
 from hgms_core import Data, Problem, curvature
-from hgms_ranks import by_rows, join
 
 
 def loss(theta, x, batch):

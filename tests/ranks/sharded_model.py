@@ -9,11 +9,11 @@ import torch
 import torch.distributed as dist
 from torch.distributed.tensor import DTensor
 
+from hgms.distributed import join
 from hgms_core import ConfigError, Key, curvature, stack
-from hgms_llm import BaseModel, LanguageModel, Lora, step_memory
-from hgms_llm.gathered import gathered_bytes, share_bytes
-from hgms_llm.memory import probe
-from hgms_ranks import join
+from hgms_mix.lm import BaseModel, LanguageModel, Lora, step_memory
+from hgms_mix.lm.memory import probe
+from hgms_mix.lm.sharded_memory import gathered_bytes, share_bytes
 
 CPU, F64, VOCABULARY = torch.device("cpu"), torch.float64, 64
 LLAMA = {

@@ -24,12 +24,12 @@ from launched import free_address, on_ranks
 from safetensors.torch import load_file
 from tuned_model import UNEVEN, llama, table, tune
 
+from hgms.distributed import RankLost
 from hgms_core import ConfigError
-from hgms_mix import carry_out, load
-from hgms_mix.dealing import Dealt
-from hgms_mix.evaluate import row_losses
-from hgms_mix.finetune import Finetune, ensure_parts
-from hgms_ranks import RankLost
+from hgms_mix.stages import carry_out, load
+from hgms_mix.stages.evaluate import row_losses
+from hgms_mix.stages.finetune import Finetune, ensure_parts
+from hgms_mix.stages.rank_batches import Dealt
 
 pytestmark = [
     pytest.mark.plugins,
@@ -176,7 +176,7 @@ class Watching:
 
 
 def others() -> list[psutil.Process]:
-    return [child for child in psutil.Process().children() if "hgms_mix.follower" in child.cmdline()]
+    return [child for child in psutil.Process().children() if "hgms_mix.stages.follower" in child.cmdline()]
 
 
 @pytest.mark.slow  # CI sees a rank of a run die, and fine-tunings that go on
@@ -209,7 +209,7 @@ def test_a_rank_that_dies_in_finetuning_is_named_and_the_same_command_goes_on(ma
 def test_torchrun_starts_the_ranks_of_all_stages(made: Path, tmp_path: Path) -> None:
     command = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2", "--master-port", free_address()[10:]]
     done = subprocess.run(
-        [*command, "-m", "hgms_cli", "mix", made / "mix.toml", "--set", "run.ranks=2", "--out", tmp_path / "runs"],
+        [*command, "-m", "hgms.cli", "mix", made / "mix.toml", "--set", "run.ranks=2", "--out", tmp_path / "runs"],
         capture_output=True, text=True, env={**os.environ, "OMP_NUM_THREADS": "1"}, timeout=300, check=False,
     )  # fmt: skip
     assert done.returncode == 0, done.stderr

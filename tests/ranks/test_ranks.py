@@ -16,11 +16,11 @@ import torch
 from click.testing import CliRunner
 from launched import free_address, on_ranks
 
-from hgms_cli import main
+from hgms.cli import main
+from hgms.distributed import RankLost, start
+from hgms.runs import Execution, RunConfig, RunResult, RunSettings, run, run_config
 from hgms_core import Budget, ConfigError
 from hgms_core.registry import Registry
-from hgms_ranks import RankLost, start
-from hgms_run import Execution, RunConfig, RunResult, RunSettings, run, run_config
 
 pytestmark = [pytest.mark.plugins, pytest.mark.ranks]
 
@@ -128,7 +128,7 @@ def test_a_rank_that_dies_is_named_and_the_run_resumes(tmp_path: Path) -> None:
 
     def watch(_info: object, record: dict[str, Any], _share: float) -> None:
         if record["step"] == 7:
-            (follower,) = (child for child in psutil.Process().children() if "hgms_run.follower" in child.cmdline())
+            (follower,) = (child for child in psutil.Process().children() if "hgms.runs.follower" in child.cmdline())
             os.kill(follower.pid, signal.SIGKILL)
 
     lost = config(tmp_path / "lost", 2)
@@ -138,7 +138,7 @@ def test_a_rank_that_dies_is_named_and_the_run_resumes(tmp_path: Path) -> None:
     resumed = run_config(lost, resume=True)
     assert resumed.info.resumed_from == 7
     assert_same(resumed, alone)
-    assert not [child for child in psutil.Process().children() if "hgms_run.follower" in child.cmdline()]
+    assert not [child for child in psutil.Process().children() if "hgms.runs.follower" in child.cmdline()]
 
 
 @pytest.mark.slow  # CI sees torchrun start the ranks of a whole mix
@@ -149,7 +149,7 @@ def test_torchrun_starts_the_ranks_as_well(tmp_path: Path) -> None:
     command = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2", "--master-port", free_address()[10:]]
     environment = {**os.environ, "OMP_NUM_THREADS": "1"}
     done = subprocess.run(
-        [*command, "-m", "hgms_cli", "run", str(toml)],
+        [*command, "-m", "hgms.cli", "run", str(toml)],
         capture_output=True,
         text=True,
         env=environment,

@@ -14,9 +14,9 @@ pytest.importorskip("peft")
 from launched import on_ranks
 from test_ranks import assert_same, broken_off
 
+from hgms.distributed.mesh import shape_of
+from hgms.runs import RunConfig, RunResult, run_config
 from hgms_core import ConfigError
-from hgms_ranks.mesh import shape_of
-from hgms_run import RunConfig, RunResult, run_config
 
 pytestmark = [pytest.mark.plugins, pytest.mark.ranks]
 

@@ -17,13 +17,13 @@ import peft
 import torch
 import transformers
 
-from hgms_llm import TokenTable, called_through
-from hgms_llm.sharding import sharded
-from hgms_mix.evaluate import row_losses
-from hgms_mix.finetune import Finetune
-from hgms_mix.training import train
-from hgms_ranks import Ranks, as_launched, join
-from hgms_run import Interrupted
+from hgms.distributed import Ranks, as_launched, join
+from hgms.runs import Interrupted
+from hgms_mix.lm import TokenTable, called_through
+from hgms_mix.lm.sharding import sharded
+from hgms_mix.stages.evaluate import row_losses
+from hgms_mix.stages.finetune import Finetune
+from hgms_mix.stages.training import train
 
 SETTINGS = Finetune(
     lr=1e-2, epochs=2, micro_batch=2, accumulation=4, schedule="linear", warmup=2, clip=0.5, save_every=2, checkpointing=True

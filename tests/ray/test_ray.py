@@ -18,12 +18,12 @@ import pytest
 from click.testing import CliRunner
 from executor_grids import PLUGIN, WALK, contents, grid, steps
 
-from hgms_cli import main
-from hgms_compare.run_grid import run_grid
+from hgms.cli import main
+from hgms.comparison.run_grid import run_grid
+from hgms.executors import Needs
+from hgms.executors.ray import executor as module
+from hgms.executors.ray.executor import Ray
 from hgms_core import ConfigError, MissingExtra
-from hgms_executors import Needs
-from hgms_ray import executor as module
-from hgms_ray.executor import Ray
 
 pytestmark = pytest.mark.ray
 
@@ -133,7 +133,7 @@ def test_ctrl_c_saves_what_is_under_way(tmp_path: Path) -> None:
         '[[method]]\nname = "walk"\npause = 0.05\n'
     )
     words = ["compare", "grid.toml", "--plugin", str(PLUGIN), "--executor", "ray", "--jobs", "2", "--json"]
-    command = [sys.executable, "-P", "-m", "hgms_cli", *words]
+    command = [sys.executable, "-P", "-m", "hgms.cli", *words]
     process = subprocess.Popen(command, cwd=tmp_path, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
     while sum(path.read_bytes().count(b"\n") >= 5 for path in tmp_path.rglob("steps.jsonl")) < 2:
         assert process.poll() is None, process.communicate()
@@ -200,14 +200,14 @@ def test_a_job_that_needs_more_memory_than_there_is_waits_for_a_node_that_has_it
 
 
 def module_job() -> Any:
-    from hgms_executors import Job
+    from hgms.executors import Job
 
-    return Job(title="echo", function="hgms_executors.local:echo", arguments={"a": 1})
+    return Job(title="echo", function="hgms.executors.local:echo", arguments={"a": 1})
 
 
 def test_progress_is_read_from_the_folders(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     seen: list[float] = []
-    from hgms_executors import Board
+    from hgms.executors import Board
 
     class Looked(Board):
         def step(self, cell: object, share: float, record: Any) -> None:
@@ -215,7 +215,7 @@ def test_progress_is_read_from_the_folders(tmp_path: Path, capsys: pytest.Captur
             assert record["step"] >= 0
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("hgms_compare.run_grid.Board", Looked)
+        patch.setattr("hgms.comparison.run_grid.Board", Looked)
         patch.setattr(module, "LOOK", 0.1)
         run_grid(grid(tmp_path, {**WALK, "pause": 0.05}, seeds=1, budget="30 steps"), executor=Ray(jobs=1), progress=False)
     assert len(seen) >= 3

@@ -14,10 +14,10 @@ from typing import Any
 import pytest
 from executor_grids import PLUGIN, WALK, contents, grid, steps
 
-from hgms_compare.run_grid import run_grid
+from hgms.comparison.run_grid import run_grid
+from hgms.executors.slurm import executor as module
+from hgms.executors.slurm.executor import Slurm
 from hgms_core import ConfigError, MissingExtra
-from hgms_slurm import executor as module
-from hgms_slurm.executor import Slurm
 
 pytestmark = pytest.mark.slurm
 
@@ -89,7 +89,7 @@ def test_ctrl_c_saves_what_is_under_way(tmp_path: Path, terminal: bool) -> None:
         "executor.cluster=local",
         "--json",
     ]
-    command = [sys.executable, "-P", "-m", "hgms_cli", *words]
+    command = [sys.executable, "-P", "-m", "hgms.cli", *words]
     process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True)
     while sum(path.read_bytes().count(b"\n") >= 5 for path in tmp_path.rglob("steps.jsonl")) < 2:
         assert process.poll() is None, process.communicate()

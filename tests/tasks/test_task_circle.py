@@ -9,9 +9,9 @@ import scipy.integrate
 import torch
 
 import hgms_core
+from hgms.tasks.circle import CircleDegenerate, CircleKink
+from hgms.tasks.circle.functions import bump, bump_slope, wall, well
 from hgms_core import ConfigError
-from hgms_task_circle import CircleDegenerate, CircleKink
-from hgms_task_circle.functions import bump, bump_slope, wall, well
 
 CPU, DOUBLE = torch.device("cpu"), torch.float64
 

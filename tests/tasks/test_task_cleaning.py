@@ -19,9 +19,9 @@ import pytest
 import torch
 
 import hgms_core
+from hgms.tasks.cleaning import HyperCleaning
+from hgms.tasks.images import load_images
 from hgms_core import ConfigError, DataError, Key, MissingExtra
-from hgms_images import load_images
-from hgms_task_cleaning import HyperCleaning
 
 CPU, DOUBLE = torch.device("cpu"), torch.float64
 
@@ -89,7 +89,7 @@ def labels_of(noise: str, seed: int = 0, corruption: float = 1.0) -> tuple[torch
 
 
 def test_class_conditional_noise_confuses_each_class_in_its_own_way() -> None:
-    from hgms_task_cleaning.rows import confusion
+    from hgms.tasks.cleaning.rows import confusion
 
     true, noisy, problem = labels_of("class-conditional")
     assert bool((true != noisy).all())

@@ -12,9 +12,9 @@ from helpers import finite_differences
 from torch import Tensor, nn
 
 import hgms_core
+from hgms.tasks.imbalanced import ImbalancedLoss
+from hgms.tasks.imbalanced.rows import views
 from hgms_core import ConfigError, DataError, Key, Ravel, Tree
-from hgms_task_imbalanced import ImbalancedLoss
-from hgms_task_imbalanced.rows import views
 
 CPU, DOUBLE = torch.device("cpu"), torch.float64
 
@@ -129,7 +129,7 @@ def test_views_are_shifts_without_wrapping_and_keep_their_labels() -> None:
 
 
 def test_a_turn_keeps_the_centre_and_is_undone_by_its_opposite() -> None:
-    from hgms_task_imbalanced.rows import _turned
+    from hgms.tasks.imbalanced.rows import _turned
 
     pixels = torch.zeros(2, 1, 9, 9, dtype=DOUBLE)
     pixels[:, :, 3:6, 2:7] = 1.0

@@ -6,8 +6,8 @@ import pytest
 import torch
 from torch.func import grad, vmap
 
+from hgms.tasks.minima import ManyMinima
 from hgms_core import Key, Problem, Tree
-from hgms_task_minima import ManyMinima
 
 CPU, DOUBLE = torch.device("cpu"), torch.float64
 

@@ -7,8 +7,8 @@ import pytest
 import torch
 
 import hgms_core
+from hgms.tasks.quadratic import Quadratic
 from hgms_core import ConfigError
-from hgms_task_quadratic import Quadratic
 
 CPU, DOUBLE = torch.device("cpu"), torch.float64
 

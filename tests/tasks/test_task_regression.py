@@ -14,8 +14,8 @@ from helpers import finite_differences
 from sklearn.datasets import dump_svmlight_file, load_breast_cancer, load_diabetes, load_wine
 
 import hgms_core
+from hgms.tasks.regression import LogisticCv, RidgeCv, load_table
 from hgms_core import ConfigError, DataError, MissingExtra, NumericalError
-from hgms_task_regression import LogisticCv, RidgeCv, load_table
 
 CPU, DOUBLE = torch.device("cpu"), torch.float64
 

@@ -6,8 +6,8 @@ import pytest
 import torch
 
 import hgms_core
+from hgms.tasks.sphere import Sphere, SphereClosedForm
 from hgms_core import ConfigError
-from hgms_task_sphere import Sphere, SphereClosedForm
 
 CPU, DOUBLE = torch.device("cpu"), torch.float64
 

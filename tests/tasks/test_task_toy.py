@@ -11,7 +11,7 @@ import torch
 from attrs import evolve
 from helpers import load_script
 
-from hgms_task_toy import ToyPenalty
+from hgms.tasks.toy import ToyPenalty
 
 CPU, DOUBLE = torch.device("cpu"), torch.float64
 SCRIPT = Path(__file__).resolve().parents[2] / "benchmarks" / "mls" / "toy.py"

@@ -18,7 +18,7 @@ pytestmark = [pytest.mark.plugins, pytest.mark.thirdparty, pytest.mark.xdist_gro
 EXAMPLE = ROOT / "docs" / "examples" / "hgms-cyclical"
 
 # A program that believes matplotlib is not installed.
-BARE = "import sys; sys.modules['matplotlib'] = None; from hgms_cli import main; main(prog_name='hgms')"
+BARE = "import sys; sys.modules['matplotlib'] = None; from hgms.cli import main; main(prog_name='hgms')"
 
 
 @pytest.fixture(scope="module")
@@ -60,4 +60,4 @@ def test_it_imports_public_modules_only() -> None:
         lines = path.read_text(encoding="utf-8").splitlines()
         modules = {line.split()[1] for line in lines if line.startswith(("from hgms", "import hgms"))}
         foreign = {name for name in modules if not name.startswith("hgms_cyclical")}
-        assert foreign <= {"hgms_core", "hgms_fields", "hgms_cli", "hgms_report", "hgms_run"}, path
+        assert foreign <= {"hgms_core", "hgms.config", "hgms.cli", "hgms.report", "hgms.runs"}, path

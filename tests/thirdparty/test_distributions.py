@@ -54,7 +54,7 @@ hypergradient = { solver = { name = "chebyshev", low = 0.01, high = 40.0, rtol =
 COMMANDS = """
 import json, sys
 from click.testing import CliRunner
-from hgms_cli import main
+from hgms.cli import main
 told = {}
 for line in sys.argv[1:]:
     done = CliRunner().invoke(main, line.split("|"))

@@ -18,7 +18,7 @@ from typing import Any
 import pytest
 from click.testing import CliRunner
 
-from hgms_cli import main
+from hgms.cli import main
 from hgms_core.registry import KINDS
 
 pytestmark = [pytest.mark.plugins, pytest.mark.thirdparty, pytest.mark.xdist_group("new-plugin")]
@@ -36,8 +36,8 @@ for project in sys.argv[2:]:
 COMMANDS = """
 import importlib, json, sys
 from click.testing import CliRunner
-from hgms_cli import main
-from hgms_testing import imports
+from hgms.cli import main
+from hgms.testing import imports
 for line in sys.argv[1:]:
     if line.startswith("check|"):
         module = importlib.import_module(line.partition("|")[2].partition(":")[0])
@@ -181,7 +181,7 @@ def test_the_solver_goes_the_whole_way(site: Path, place: Path) -> None:
     project = place / "hgms-made-solver"
     shown = shell([sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider"], project, site)
     assert re.match(r"\d\d passed in ", shown.splitlines()[-1])
-    shown = shell([sys.executable, "-m", "hgms_cli", "run", "run.toml"], project, site)
+    shown = shell([sys.executable, "-m", "hgms.cli", "run", "run.toml"], project, site)
     assert shown.startswith("quadratic, hg-ms, seed 0: done\n")
     folder = project / shown.splitlines()[-1].strip()
     rows = [json.loads(line) for line in (folder / "steps.jsonl").read_text().splitlines()[1:]]
@@ -193,8 +193,10 @@ def test_our_wheel_holds_the_templates(tmp_path: Path) -> None:
     shell([sys.executable, "-c", BUILD, str(tmp_path), str(ROOT)], tmp_path)
     (wheel,) = tmp_path.glob("hgms-*.whl")
     with zipfile.ZipFile(wheel) as archive:
-        packed = {name for name in archive.namelist() if name.startswith("hgms_new/template/")}
-    programs = ROOT / "plugins" / "programs"
-    here = {path.relative_to(programs).as_posix() for path in (programs / "hgms_new" / "template").rglob("*") if path.is_file()}
+        packed = {name for name in archive.namelist() if name.startswith("hgms/cli/new/template/")}
+    programs = ROOT / "plugins"
+    here = {
+        path.relative_to(programs).as_posix() for path in (programs / "hgms/cli/new" / "template").rglob("*") if path.is_file()
+    }
     assert packed == here
     assert len(here) == 8 + 4 * len(KINDS)

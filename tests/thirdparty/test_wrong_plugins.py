@@ -20,11 +20,11 @@ import torch
 from attrs import frozen
 from click.testing import CliRunner, Result
 
-from hgms_cli import group as cli
+from hgms.cli import group as cli
+from hgms.testing import Check, imports
 from hgms_core.discovery import import_plugin
 from hgms_core.registry import KINDS, Registry
 from hgms_core.sandbox import watched
-from hgms_testing import Check, imports
 
 pytestmark = [pytest.mark.plugins, pytest.mark.extended]
 
@@ -214,7 +214,7 @@ CHECKED = [
         "name that is no name", "solver", "registration", "its name 'Mine' is not in kebab-case", ('= "mine"', '= "Mine"'),
     ),
     row(
-        "class that can be changed", "solver", "frozen", "use @frozen(kw_only=True), of hgms_fields",
+        "class that can be changed", "solver", "frozen", "use @frozen(kw_only=True), of hgms.config",
         ("@attrs.frozen(kw_only=True)", "@attrs.define(kw_only=True, unsafe_hash=True)"),
     ),
     row(
@@ -842,7 +842,7 @@ def test_all_of_them_at_once_in_a_process_of_their_own(fresh: Path, tmp_path: Pa
     environment["PYTHONPATH"] = os.pathsep.join(map(str, paths))
 
     def call(words: Sequence[str]) -> tuple[int, str, str]:
-        command = [sys.executable, "-m", "hgms_cli", *words]
+        command = [sys.executable, "-m", "hgms.cli", *words]
         done = subprocess.run(command, capture_output=True, text=True, env=environment, timeout=120)
         return done.returncode, done.stdout, done.stderr
 

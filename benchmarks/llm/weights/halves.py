@@ -17,8 +17,8 @@ import statistics
 from pathlib import Path
 from typing import Any
 
-from hgms_mix_compare.outcome import processor_seconds
-from hgms_results import Interval
+from hgms.results import Interval
+from hgms_mix.stages.compare.outcome import processor_seconds
 
 LEAST = 1e-6
 """A weight below it counts as this much: of zero there is no logarithm."""

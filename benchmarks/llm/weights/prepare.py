@@ -34,7 +34,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("folder", type=Path)
     folder = parser.parse_args().folder
-    from hgms_llm.sources import Source, chosen
+    from hgms_mix.lm.sources import Source, chosen
 
     path = Path(os.environ["HGMS_DATA"], "alpaca_de", "alpaca_de_6000.jsonl.gz")
     with gzip.open(path, "rt", encoding="utf-8") as stream:

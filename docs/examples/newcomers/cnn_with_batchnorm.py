@@ -6,7 +6,7 @@ from torch import nn
 from torch.nn.functional import cross_entropy
 from torch.utils.data import DataLoader, TensorDataset
 
-from hgms_compare import compare
+from hgms.comparison import compare
 from hgms_core import Problem
 
 pixels, label = (torch.as_tensor(array) for array in load_digits(return_X_y=True))

@@ -3,9 +3,9 @@
 import torch
 from torch import nn
 
-from hgms_compare import compare
+from hgms.comparison import compare
+from hgms.runs import run
 from hgms_core import Problem
-from hgms_run import run
 
 torch.manual_seed(0)
 model = torch.compile(nn.Sequential(nn.Linear(3, 16), nn.SiLU(), nn.Linear(16, 1)))

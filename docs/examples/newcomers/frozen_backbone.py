@@ -3,7 +3,7 @@
 import torch
 from torch import nn
 
-from hgms_compare import compare
+from hgms.comparison import compare
 from hgms_core import Problem
 
 torch.manual_seed(0)

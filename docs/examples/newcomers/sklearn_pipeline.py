@@ -5,7 +5,7 @@ from sklearn.datasets import load_diabetes
 from sklearn.pipeline import make_pipeline
 from sklearn.preprocessing import PolynomialFeatures, StandardScaler
 
-from hgms_compare import compare
+from hgms.comparison import compare
 from hgms_core import Problem
 
 features, target = load_diabetes(return_X_y=True)

@@ -4,7 +4,7 @@ import torch
 from torch import nn
 from torch.nn.functional import cross_entropy
 
-from hgms_compare import compare
+from hgms.comparison import compare
 from hgms_core import Problem
 
 

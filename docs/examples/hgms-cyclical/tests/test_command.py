@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner
 
-from hgms_cli import main
+from hgms.cli import main
 
 
 def output(*arguments: object, exit_code: int = 0) -> str:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from hgms_cyclical import CyclicalLangevin
 
-from hgms_testing import parametrize_with_checks
+from hgms.testing import parametrize_with_checks
 
 SAMPLER = CyclicalLangevin.testing_instance()
 DESCENT = CyclicalLangevin(count=2, cycle_steps=2, exploration=1.0, carry_rule="restart")

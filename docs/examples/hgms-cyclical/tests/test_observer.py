@@ -11,8 +11,8 @@ from click.testing import CliRunner
 from hgms_cyclical import hgms_run_finished, hgms_run_started, hgms_step_finished
 from hgms_cyclical.observer import FILE
 
-from hgms_cli import main
-from hgms_run import load, run_config
+from hgms.cli import main
+from hgms.runs import load, run_config
 
 RUN = """
 budget = "5 steps"

@@ -8,8 +8,8 @@ import torch
 from attrs import field, validators
 from torch import Tensor
 
+from hgms.config import frozen
 from hgms_core import LinearSolver, LinearSystem, MatVec, Outcome, Solution, hookimpl
-from hgms_fields import frozen
 
 
 @final

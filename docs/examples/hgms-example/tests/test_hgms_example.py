@@ -8,8 +8,8 @@ import pytest
 import torch
 from hgms_example import ChebyshevSolver
 
+from hgms.testing import parametrize_with_checks
 from hgms_core import ConfigError, Outcome
-from hgms_testing import parametrize_with_checks
 
 SPECTRUM = torch.logspace(-1, 1, 40, dtype=torch.float64)
 

@@ -23,7 +23,7 @@ NOT_DIRECT = "it needs an upper loss that depends on θ directly (∂_θ f ≠ 0
 
 def hgms(*arguments: str, code: int = 0) -> subprocess.CompletedProcess[str]:
     done = subprocess.run(
-        [sys.executable, "-m", "hgms_cli", *arguments], capture_output=True, text=True, timeout=300, check=False
+        [sys.executable, "-m", "hgms.cli", *arguments], capture_output=True, text=True, timeout=300, check=False
     )
     assert done.returncode == code, done.stdout + done.stderr
     return done

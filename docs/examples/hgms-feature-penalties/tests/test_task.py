@@ -12,8 +12,8 @@ from hgms_feature_penalties.task import loss, score, separation
 from sklearn.linear_model import LogisticRegression, Ridge
 from sklearn.metrics import roc_auc_score
 
+from hgms.testing import parametrize_with_checks
 from hgms_core import ConfigError, Key, MissingExtra, Problem, Tree, hypergradient
-from hgms_testing import parametrize_with_checks
 
 CPU, F64 = torch.device("cpu"), torch.float64
 SMALL = {"noise_features": 5}

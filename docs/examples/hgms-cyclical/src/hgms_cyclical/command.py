@@ -11,7 +11,7 @@ from typing import Any
 import click
 from attrs import define, field, frozen
 
-from hgms_cli import json_option, print_json, print_table
+from hgms.cli import json_option, print_json, print_table
 from hgms_core import CheckpointError, ConfigError
 from hgms_cyclical.observer import FILE
 

@@ -11,8 +11,8 @@ import torch
 from attrs import field, validators
 from torch import Tensor
 
+from hgms.config import frozen
 from hgms_core import Candidates, Cost, Key, Problem, State, Tree, detach, repeat, twice_differentiable_attention
-from hgms_fields import frozen
 
 whole: Any = [validators.instance_of(int), validators.gt(0)]
 share: Any = [validators.ge(0), validators.le(1)]

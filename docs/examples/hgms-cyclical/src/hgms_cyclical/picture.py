@@ -6,8 +6,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from hgms.report import COLOURS
 from hgms_core import ConfigError, MissingExtra
-from hgms_report import COLOURS
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

@@ -10,9 +10,9 @@ import torch
 from attrs import Attribute, field, validators
 from torch import Tensor
 
+from hgms.config import frozen, validation_shares
 from hgms_core import Batch, Data, Key, Problem, Tree, roles
 from hgms_feature_penalties.tables import DATASETS, load, split, with_noise
-from hgms_fields import frozen, validation_shares
 
 MOST = 900
 """Features of noise at most, so that there are fewer than 1,000 penalties, as the trait `few-upper` says."""

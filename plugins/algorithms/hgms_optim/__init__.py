@@ -1,9 +1,0 @@
-"""Optimisers and schedules of torch as functions of values: what components need to step one, save it and go on from there."""
-
-from __future__ import annotations
-
-from hgms_optim.stepper import Build as Build
-from hgms_optim.stepper import Stepper as Stepper
-from hgms_optim.stepper import needs_closure as needs_closure
-from hgms_optim.timetable import Schedule as Schedule
-from hgms_optim.timetable import Timetable as Timetable

@@ -1,0 +1,1 @@
+"""HGMS: bilevel optimization when the lower level has many minimisers."""

@@ -1,0 +1,101 @@
+"""``hgms list`` and ``hgms plugins``: what there is. Parse, call, print."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import attrs
+import click
+
+from hgms.cli.complete import kind_names
+from hgms.cli.prose import unmarked
+from hgms.cli.terminal import files_option, json_option, plugin_option, print_json, print_table
+from hgms_core import PLUGIN_API, UnknownComponent, __version__, unknown
+from hgms_core.host import Host, PluginInfo
+from hgms_core.registry import KINDS, Component, Kind, Registry
+
+
+def kind_called(word: str) -> Kind:
+    """A kind by its name, singular or plural."""
+    name = word.casefold().removesuffix("s")
+    if name in KINDS:
+        return KINDS[name]
+    raise UnknownComponent(unknown("kind of component", word, KINDS))
+
+
+def component_row(component: Component) -> dict[str, Any]:
+    """What a table says of a component."""
+    state = {"summary": component.summary, "status": "available", "install": None}
+    return {"kind": component.kind.name, "name": component.name, **_owner(component.plugin), **state}
+
+
+def component_rows(registry: Registry, kind: str | None = None) -> list[dict[str, Any]]:
+    """What there is to choose from, then the plugins that did not load: what they would bring nobody knows."""
+    rows = [component_row(component) for component in registry.components(kind)]
+    for info in registry.host.failed():
+        if info.status != "incomplete" and not info.program:
+            state = {"summary": info.error, "status": info.status, "install": info.install}
+            rows.append({"kind": "plugin", "name": info.name, **_owner(info), **state})
+    return rows
+
+
+def _owner(plugin: PluginInfo) -> dict[str, Any]:
+    return {"plugin": plugin.name, "distribution": plugin.distribution, "version": plugin.version}
+
+
+def plugin_row(info: PluginInfo) -> dict[str, Any]:
+    """What a table says of a plugin."""
+    row = attrs.asdict(info, filter=lambda field, _: field.name not in ("traceback", "extras", "program"))
+    return {**row, "hooks": list(info.hooks), "notes": list(info.notes), "seconds": round(info.seconds, 3)}
+
+
+@click.command("list", short_help="The components there are, by kind.")
+@click.argument("kind", required=False, shell_complete=kind_names)
+@plugin_option
+@json_option
+def list_components(kind: str | None, registry: Registry, as_json: bool) -> None:
+    """What there is to choose from: all components, or those of one KIND.
+
+    Kinds: generator, selector, solver, hypergradient, outer, task, method.
+    """
+    rows = component_rows(registry, kind_called(kind).name if kind else None)
+    if as_json:
+        print_json(rows)
+        return
+    for row in rows:
+        row["summary"] = unmarked(row["summary"] or "")
+        if row["status"] != "available":
+            row["summary"] = f"[not loaded: {row['install'] or 'see `hgms plugins -v`'}] {row['summary']}"
+    print_table(("kind", "name", "plugin", "summary"), rows)
+
+
+@click.command("plugins", short_help="Every plugin found, and what became of it.")
+@click.option("-v", "--verbose", is_flag=True, help="Show errors with their tracebacks.")
+@files_option
+@json_option
+def list_plugins(verbose: bool, files: Sequence[str], as_json: bool) -> None:
+    """Every plugin found: where it is from, whether it loaded, what it does."""
+    host = Host.load(files, tolerant=True)
+    commands: dict[str, list[str]] = {}
+    for entries in host.programs.values():
+        for entry in entries:
+            commands.setdefault(host.add_program(entry).name, []).append(f"`hgms {entry.name}`")
+    Registry(host)  # what is wrong with components shows only when they are collected
+    infos = host.infos.values()
+    rows = [plugin_row(info) for info in infos]
+    if as_json:
+        print_json([{**row, "traceback": info.traceback} if verbose else row for row, info in zip(rows, infos, strict=True)])
+        return
+    click.echo(f"hgms {__version__}, plugin API {PLUGIN_API}")
+    for row in rows:
+        hooks = [hook.removeprefix("hgms_") for hook in row["hooks"]]
+        row["hooks"] = ", ".join(commands.get(row["name"], hooks))
+        row["remarks"] = row["install"] or (row["error"] or "").partition("\n")[0] or "; ".join(row["notes"])
+    print_table(("name", "distribution", "version", "status", "hooks", "remarks"), rows)
+    if verbose:
+        for info in infos:
+            remarks = "\n".join([*filter(None, [info.error]), *info.notes])
+            if remarks or info.seconds >= 0.1:
+                click.echo(f"\n{info.name} ({info.owner}): {info.status}, imported in {info.seconds:.2f} s")
+                click.echo(f"{remarks}\n{info.traceback or ''}".strip())

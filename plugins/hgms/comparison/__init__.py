@@ -1,0 +1,30 @@
+"""Methods × tasks × seeds under one budget; the commands `compare`, `merge` and `plan`."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from hgms.comparison.comparison import Comparison
+from hgms.comparison.from_python import compare
+from hgms.comparison.grid import Grid
+from hgms.comparison.grid_file import load
+from hgms.comparison.scale import scaled
+from hgms.comparison.seeds import seeds_option
+from hgms.comparison.usage import measured
+from hgms_core import hookimpl
+
+if TYPE_CHECKING:
+    import click
+
+__all__ = ["Comparison", "Grid", "compare", "load", "measured", "scaled", "seeds_option"]
+
+
+@hookimpl
+def hgms_register_commands(cli: click.Group) -> None:
+    from hgms.comparison.command import compare
+    from hgms.comparison.merge_command import merge
+    from hgms.comparison.plan_command import plan
+
+    cli.add_command(compare)
+    cli.add_command(merge)
+    cli.add_command(plan)

@@ -1,0 +1,29 @@
+"""What a shell offers for the labels of a comparison."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import click
+
+from hgms.cli import Completer, component_names, quietly, with_commas
+
+
+def labels(kind: str) -> Completer:
+    """The labels of tasks or methods in the GRID that is named before; without one, the names of such components."""
+
+    @quietly
+    def of_grid(ctx: click.Context, parameter: click.Parameter, incomplete: str) -> list[str]:
+        grid = ctx.params.get("grid") or next(iter(ctx.args), None)  # click leaves it there while an option has no value yet
+        if grid is None:
+            return component_names(kind)(ctx, parameter, incomplete)
+        from hgms.runs import tables_of
+
+        entries = tables_of(Path(grid), "grid").get(kind, [])
+        tables = [
+            {"name": entry} if isinstance(entry, str) else entry
+            for entry in (entries if isinstance(entries, list) else [entries])
+        ]
+        return [str(table.get("label", table.get("name"))) for table in tables]
+
+    return with_commas(of_grid)

@@ -1,0 +1,212 @@
+"""Who carries out which run, and when: all runs of a task alike, what a lost worker had begun once more, and nothing that
+another process is at."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import time
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from typing import Any
+
+import attrs
+from attrs import define, field
+
+from hgms.comparison.cell import PROGRAMS, Ending, Report, carry_out, failed, job_of, newest
+from hgms.comparison.grid import Cell
+from hgms.comparison.usage import frozen_heap
+from hgms.executors import Executor, Job, tried_again
+from hgms.runs import Execution, HeldFolders, RunFolder, ignore
+from hgms_core import Budget
+
+POLL = 1.0
+"""Seconds between two looks at runs that other processes carry out."""
+
+Kind = tuple[str, Budget]
+
+
+def _kind(cell: Cell) -> Kind:
+    """What runs have in common that are carried out alike."""
+    return cell.task, cell.config.budget
+
+
+@define(eq=False)
+class Coordinator:
+    """``with Coordinator(executor) as coordinator: for ending in coordinator.carry_out(cells): …``
+
+    ``executor`` None carries the cells out in this process, one by one. ``plugins`` are files that every worker loads, ``code``
+    what must be the same there as here. All runs of a task are carried out alike: the first decides how, and the others wait
+    until it has; ``executions`` holds what was decided, by task and budget (a longer one may pay for more).
+
+    Several coordinators may be at the same cells, on any machines that share the folders: a run is whose worker has its lease,
+    the others look after it now and then, and take it up where nobody holds it any more.
+    """
+
+    executor: Executor | None = None
+    plugins: Sequence[str] = ()
+    code: tuple[str, ...] = ()
+    executions: dict[Kind, Execution] = field(factory=dict, init=False)
+    _warnings: set[str] = field(factory=set, init=False)
+    _running: dict[Job, Cell] = field(factory=dict, init=False)
+    _elsewhere: list[Cell] = field(factory=list, init=False)
+    _held: HeldFolders = field(factory=HeldFolders, init=False)
+    _awaited: int = field(default=0, init=False)
+    _idle: bool = field(default=True, init=False)
+    """Whether this round has begun no run."""
+
+    def __enter__(self) -> Coordinator:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self.executor is not None:
+            self.executor.close()
+
+    def carry_out(
+        self, cells: Iterable[Cell], *, began: Callable[[Cell], None] = ignore, report: Report = ignore,
+        say: Callable[[str], None] = ignore,
+    ) -> Iterator[Ending]:  # fmt: skip
+        """The endings of all cells, as they come. ``say`` gets what a person should know of lost workers and of others' runs.
+
+        Ctrl-C lets every running step finish and its state be saved, then goes on upwards.
+        """
+        waiting = deque(cells)
+        PROGRAMS.addFilter(self._is_new)
+        try:
+            with frozen_heap() if waiting and self.executor is None else contextlib.nullcontext():
+                while waiting or self._elsewhere:
+                    self._idle = True
+                    yield from (
+                        self._here(waiting, began, report)
+                        if self.executor is None
+                        else self._there(self.executor, waiting, began, report, say)
+                    )
+                    yield from self._look_after(waiting, report, say)
+        finally:
+            PROGRAMS.removeFilter(self._is_new)
+
+    def _here(self, waiting: deque[Cell], began: Callable[[Cell], None], report: Report) -> Iterator[Ending]:
+        while waiting:
+            self._pass_over(waiting)
+            if not waiting:
+                return
+            cell, self._idle = waiting.popleft(), False
+            began(cell)
+            ending = carry_out(cell, report, self.known(cell))
+            self.recall(cell)
+            if ending.status == "elsewhere":
+                self._elsewhere.append(cell)
+            else:
+                yield ending
+
+    def _there(
+        self, executor: Executor, waiting: deque[Cell], began: Callable[[Cell], None], report: Report,
+        say: Callable[[str], None],
+    ) -> Iterator[Ending]:  # fmt: skip
+        self._running.clear()
+
+        def tell(job: Job, event: Mapping[str, Any]) -> None:
+            cell = self._running[job]
+            self.recall(cell)
+            if event["event"] == "warning":
+                PROGRAMS.warning("%s", event["text"])
+            elif event["event"] == "step":
+                report(cell, event["share"], event["record"])
+            elif event["event"] == "look" and (row := newest(cell)) is not None:
+                report(cell, *row)
+
+        for end in tried_again(executor, _Ready(self, waiting, began), tell, say):
+            cell = self._running.pop(end.job)
+            self.recall(cell)
+            if end.outcome is not None:
+                ending = Ending(cell=cell, status=end.outcome["status"], error=end.outcome["error"])
+            else:
+                ending = failed(cell, end.error or end.lost)
+            if ending.status == "elsewhere":
+                self._elsewhere.append(cell)
+            else:
+                yield ending
+
+    def _look_after(self, waiting: deque[Cell], report: Report, say: Callable[[str], None]) -> Iterator[Ending]:
+        """The endings of runs that other processes carried out; those that nobody is at any more wait again."""
+        if not self._elsewhere:
+            self._awaited = 0
+            return
+        # Runs that wait may have to: until another process has decided how their task is carried out.
+        if (not waiting or self._idle) and not all(RunFolder(cell.path).summary.exists() for cell in self._elsewhere):
+            if (count := len(self._elsewhere)) != self._awaited:
+                say(f"waiting for {count} run{'s' * (count > 1)} that another process carries out")
+            self._awaited = count
+            time.sleep(POLL)
+        others, self._elsewhere = self._elsewhere, []
+        for cell in others:
+            self.recall(cell)
+            free = self._held.free(cell.path)  # asked first: who is done lets go of it afterwards
+            status, error = cell.state()
+            if status not in ("new", "begun"):
+                yield Ending(cell=cell, status=status, error=error)
+            elif free:
+                say(f"{cell}: nobody carries it out any more; it is taken up again")
+                waiting.append(cell)
+            else:
+                if (row := newest(cell)) is not None:
+                    report(cell, *row)
+                self._elsewhere.append(cell)
+
+    def take(self, waiting: deque[Cell], began: Callable[[Cell], None]) -> Job | None:
+        """The first run that may begin: its task's execution is known, or it is the one to decide it."""
+        self._pass_over(waiting)
+        undecided = {_kind(cell) for cell in [*self._running.values(), *self._elsewhere]} - self.executions.keys()
+        cell = next((cell for cell in waiting if _kind(cell) not in undecided), None)
+        if cell is None:
+            return None
+        waiting.remove(cell)
+        self._idle = False
+        job = job_of(cell, self.known(cell), self.plugins, self.code)
+        self._running[job] = cell
+        began(cell)
+        return job
+
+    def _pass_over(self, waiting: deque[Cell]) -> None:
+        """Of the next runs, those that another process is at, or has ended, are looked after instead of begun. All begin with
+        the same grid in the same order: without this each of many would wait for the lease of every run that another has."""
+        while waiting:
+            folder = RunFolder(waiting[0].path)
+            theirs = folder.in_use and not self._held.free(folder.path)
+            if not theirs and not (folder.summary.exists() and waiting[0].state()[0] == "done"):
+                return
+            self._elsewhere.append(waiting.popleft())
+
+    def recall(self, cell: Cell) -> None:
+        """Takes how a run is carried out, if its folder tells, for the other runs of its task."""
+        if _kind(cell) not in self.executions:
+            recorded = Execution.recorded(RunFolder(cell.path).read_environment())
+            if recorded is not None and recorded.compile is not None:  # else it is not decided yet
+                self.executions[_kind(cell)] = recorded
+
+    def known(self, cell: Cell) -> Execution | None:
+        """How a run is to be carried out, as far as runs of its task have decided it."""
+        if _kind(cell) in self.executions:
+            return self.executions[_kind(cell)]
+        alike = [execution for (task, _), execution in self.executions.items() if task == cell.task]
+        return attrs.evolve(alike[0], compile=None) if alike else None
+
+    def _is_new(self, record: logging.LogRecord) -> bool:
+        """Whether no other run gave the same warning, whatever its numbers."""
+        text = "".join(letter for letter in record.getMessage() if not letter.isdigit())
+        known = text in self._warnings
+        self._warnings.add(text)
+        return not known
+
+
+@define(eq=False)
+class _Ready:
+    """The jobs that may begin now; more may when it is iterated again."""
+
+    coordinator: Coordinator
+    waiting: deque[Cell]
+    began: Callable[[Cell], None]
+
+    def __iter__(self) -> Iterator[Job]:
+        while (job := self.coordinator.take(self.waiting, self.began)) is not None:
+            yield job

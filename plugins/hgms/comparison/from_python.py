@@ -1,0 +1,218 @@
+"""``hgms compare`` from Python: problems, tasks and methods as names, tables or objects.
+
+What a name and a table can say goes the way of a grid file. Objects that no other process could build (a problem of a notebook,
+a class that no plugin registers) stay as they are, and are compared in this process.
+"""
+
+from __future__ import annotations
+
+import shutil
+import tempfile
+import weakref
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import attrs
+
+from hgms.cli import in_notebook
+from hgms.comparison.comparison import Comparison
+from hgms.comparison.grid import SweepSettings
+from hgms.comparison.grid_file import PYTHON, Objects, load
+from hgms.comparison.run_grid import run_grid
+from hgms.config import checked
+from hgms.runs import Interrupted, OwnProblem, RunSettings, kinds_of, plain, show_object
+from hgms_core import Budget, ConfigError, Problem, Task
+from hgms_core.host import LOG
+from hgms_core.registry import KINDS, Registry
+
+
+class _Scratch:
+    """A folder that is there as long as this object."""
+
+    def __init__(self) -> None:
+        self.path = tempfile.mkdtemp(prefix="hgms-compare-")
+        weakref.finalize(self, shutil.rmtree, self.path, ignore_errors=True)
+
+
+@checked()
+def compare(
+    problems: Any,
+    methods: Any,
+    budget: str | Budget,
+    seeds: int | Sequence[int] = 5,
+    out: str | Path | None = None,
+    *,
+    run: RunSettings | Mapping[str, Any] | None = None,
+    metric: str | None = None,
+    higher_is_better: bool | Mapping[str, bool] | None = None,
+    reference: str | None = None,
+    references: bool = False,
+    sweep: SweepSettings | Mapping[str, Any] | None = None,
+    jobs: int | None = None,
+    retry_failed: bool = False,
+    progress: bool | None = None,
+    registry: Registry | None = None,
+) -> Comparison:
+    """Every problem with every method and seed under one budget, and a table for each problem.
+
+    Arguments:
+        problems: a :class:`Problem`; a function ``seed -> Problem``, so that a seed decides data and start as well; a task by
+            name, as a table of a grid file or as an object; a list of these, or a dictionary from labels to these.
+        methods: names (``"hg-ms"``), tables (``{"name": "hg-ms", "outer": {"lr": 0.1}}``, with objects for parts where you
+            like) or objects, such as a :class:`Pipeline` or one of a class of your own; a list, or a dictionary from labels.
+        budget: of each run: ``"60s"``, ``"25 steps"``, ``"1e5 calls"``.
+        seeds: a count (0, 1, …) or the numbers.
+        out: where run folders go, for ``hgms report`` and to go on: a second call reads finished runs and carries out what is
+            missing. None: they are kept as long as the comparison that is returned.
+        run: settings of ``[run]``, by name.
+        metric: what to compare by. Default: the first that ``evaluate`` or the task gives; a problem without any has
+            ``upper_loss``, f on the validation rows of the role `stop`.
+        higher_is_better: where the metric's name does not tell (that of an accuracy or a loss does).
+        reference: the label that differences are taken to (default: ``uniform``, if it is there, else the first).
+        references: whether every reference that fits is added, at its own best stopping and, as ``NAME-last``, at the end of
+            the budget. What does not fit a problem is said.
+        sweep: settings chosen on pilot seeds before. retry_failed: runs what failed before once more.
+        jobs: processes at a time, as ``hgms compare`` has it; 0: in this process. Problems, and objects of classes that are not
+            registered, live in this process alone: then runs are carried out here, one by one, and another number is refused
+            (a process that is forked from one in which torch has computed may hang).
+        progress: shows how it goes, on a terminal or below a notebook's cell; by default in a notebook alone.
+
+    A run belongs to its problem and method: digests of their values and code are in its configuration, so what has changed runs
+    anew in another folder, which is said, and what has not is read back. A function ``seed -> Problem`` is known by its code;
+    a run whose problem is another all the same is not used, and named as damaged. A run that fails is in ``failures``, and the
+    others go on.
+
+    Raises:
+        ConfigError: something is wrong, or a method needs what a problem lacks; all of it is listed, and nothing was run.
+
+    >>> import torch
+    >>> problem = Problem(theta0={"t": torch.zeros(1)}, x0={"x": torch.ones(1)},
+    ...                   g=lambda t, x, _: ((x["x"] - t["t"]) ** 2).sum(), f=lambda t, x, _: ((x["x"] - 2) ** 2).sum())
+    >>> comparison = compare(problem, ["hg-implicit", "uniform"], "20 steps", seeds=2)
+    >>> table = comparison.tables[0]
+    >>> [(row.method, round(row.metrics[table.metric].mean, 1)) for row in table.rows]     # f at the x of each
+    [('hg-implicit', 0.0), ('uniform', 2.4)]
+    """
+    registry = registry or Registry.load()
+    settings = dict(plain(run)) if isinstance(run, RunSettings) else dict(run or {})
+    scratch = _Scratch() if out is None else None
+    reading = _Reading(registry, _first(seeds), metric, higher_is_better)
+    whole: dict[str, Any] = {
+        "budget": plain(budget) if isinstance(budget, Budget) else budget,
+        "seeds": seeds if isinstance(seeds, int) else list(seeds),
+        "task": reading.entries("task", problems),
+        "method": reading.entries("method", methods),
+        "run": {key: value for key, value in settings.items() if value != "none"}
+        | {"out": str(out) if scratch is None else scratch.path},
+    }
+    whole |= {key: value for key, value in (("metric", metric), ("reference", reference)) if value is not None}
+    if references:
+        whole["references"] = True
+    if sweep is not None:
+        whole["sweep"] = dict(plain(sweep)) if isinstance(sweep, SweepSettings) else dict(sweep)
+    grid = load(whole, source=PYTHON, registry=registry, objects=reading.objects)
+    try:
+        comparison = run_grid(
+            grid, jobs=jobs, retry_failed=retry_failed, progress=in_notebook() if progress is None else progress,
+            say=lambda line: LOG.warning("%s", line),
+        )  # fmt: skip
+    except Interrupted as error:
+        if scratch is None:
+            raise
+        message = 'interrupted, and nothing is kept; with out="runs/mine" the same call would go on'
+        raise Interrupted(message, error.number) from None
+    return attrs.evolve(comparison, scratch=scratch)
+
+
+def _first(seeds: int | Sequence[int]) -> int:
+    """The seed whose problem says what a function makes."""
+    return 0 if isinstance(seeds, int) else min(seeds, default=0)
+
+
+class _Reading:
+    """What a person gave, as the entries of a grid file; ``objects`` are those that have no table, by kind and label."""
+
+    def __init__(self, registry: Registry, seed: int, metric: str | None, higher: bool | Mapping[str, bool] | None) -> None:
+        self.registry, self.seed, self.metric, self.higher = registry, seed, metric, higher
+        self.objects: Objects = {}
+
+    def entries(self, kind: str, value: Any) -> list[Any]:
+        """One, a list of them, or a dictionary from labels."""
+        pairs: list[tuple[str | None, Any]] = []
+        for item in value if isinstance(value, list | tuple) else [value]:
+            if isinstance(item, Mapping) and not isinstance(item.get("name"), str) and not (item.keys() & {"label", "on"}):
+                pairs += item.items()
+            else:
+                pairs.append((None, item))
+        return [self.entry(kind, label, item) for label, item in pairs]
+
+    def entry(self, kind: str, label: str | None, item: Any) -> Any:
+        named = {} if label is None else {"label": label}
+        if isinstance(item, str):
+            return {"name": item, **named}
+        if isinstance(item, Mapping):
+            return {**self.table(item), **named} if label is None or isinstance(item.get("name"), str) else item
+        if isinstance(item, type):
+            raise ConfigError(f"expected {_expected(kind)}; got the class {item.__name__}, write {item.__name__}(…)")
+        if kind == "task" and (isinstance(item, Problem) or (callable(item) and not isinstance(item, Task))):
+            return self.problem(label, item)
+        lacking = [name for name in KINDS[kind].methods() if not callable(getattr(item, name, None))]
+        if lacking:
+            raise ConfigError(f"expected {_expected(kind)}; got {show_object(item)}, which lacks {', '.join(lacking)}")
+        if self.is_registered(item):
+            return {**plain(item), **named}
+        name = str(getattr(item, "name", type(item).__name__))
+        return self.keep(kind, name, label, item)
+
+    def problem(self, label: str | None, problem: Problem | Callable[[int], Problem]) -> dict[str, Any]:
+        function = getattr(problem, "__name__", "")
+        default = function if function.isidentifier() and not isinstance(problem, Problem) else OwnProblem.name
+        others = sum(kind == "task" for kind, _ in self.objects)
+        called = label or (default if ("task", default) not in self.objects else f"{default}-{others + 1}")
+        own = OwnProblem.of(problem, called, seed=self.seed, metric=self.metric, higher=self.higher, measured=True)
+        return self.keep("task", OwnProblem.name, None if called == OwnProblem.name else called, own)
+
+    def keep(self, kind: str, name: str, label: str | None, item: Any) -> dict[str, Any]:
+        if (kind, label or name) in self.objects:
+            raise ConfigError(
+                f"two {kind}s are called {label or name!r}\n  give each a label: {{'{name}-1': …, '{name}-2': …}}"
+            )
+        self.objects[kind, label or name] = item
+        return {"name": name} | ({} if label is None else {"label": label})
+
+    def table(self, table: Mapping[str, Any]) -> dict[str, Any]:
+        """The parts in a table that are objects of registered classes become tables; others stay as they are."""
+        read: dict[str, Any] = {}
+        for key, value in table.items():
+            if isinstance(value, Mapping):
+                read[key] = self.table(value)
+            elif attrs.has(type(value)):
+                read[key] = plain(value) if self.is_registered(value) else value
+                if read[key] is value:
+                    self.objects["part", str(len(self.objects))] = value
+            else:
+                read[key] = value
+        return read
+
+    def is_registered(self, component: Any) -> bool:
+        """Whether another process could build it and its parts from their names and values."""
+        cls = type(component)
+        if not attrs.has(cls):
+            return False
+        kinds = kinds_of(cls)
+        known = [self.registry.find(kind.name, getattr(component, "name", "")) for kind in kinds]
+        if kinds and not any(other is not None and other.target is cls for other in known):
+            return False
+        try:
+            plain(component)
+        except ConfigError:
+            return False
+        parts = (getattr(component, part.name) for part in attrs.fields(cls))
+        return all(self.is_registered(part) for part in parts if attrs.has(type(part)))
+
+
+def _expected(kind: str) -> str:
+    if kind == "task":
+        return "a Problem, a function seed -> Problem, or a task (its name, a table, an object with problem)"
+    return "a method (its name, a table, or an object with init, step and result)"

@@ -1,0 +1,220 @@
+"""Grids: tasks × methods × seeds under one budget, built and checked as values (:mod:`hgms.comparison.grid_file` reads them).
+
+A cell is one run in its folder. What stands for a (task, method) pair may be varied, and replaced by what a sweep chose.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any, Literal
+
+import attrs
+from attrs import field, frozen, validators
+
+from hgms.runs import OwnProblem, RunConfig, RunFolder, RunSettings, init_fields, laid_over, put, structured
+from hgms_core import Budget, ConfigError, HgmsError, Method, unknown
+from hgms_core.registry import Registry
+
+MOST_SEEDS = 100_000
+"""More runs of one pair than anybody carries out."""
+
+
+def distinct_seeds(_settings: object, attribute: attrs.Attribute[Any], value: object) -> None:
+    """Seeds: a count, or the numbers themselves; at most MOST_SEEDS."""
+    numbers = [value] if isinstance(value, int) else list(value) if isinstance(value, (list, tuple)) else []
+    if isinstance(value, int) and value < 1:
+        raise ValueError(f"{attribute.name!r} must be a count > 0 or a list of numbers: {value}")
+    if not numbers:
+        raise ValueError(f"{attribute.name!r} must not be empty")
+    if (value if isinstance(value, int) else len(numbers)) > MOST_SEEDS:
+        raise ValueError(f"{attribute.name!r} must be at most {MOST_SEEDS:,} of them")
+    if any(number < 0 for number in numbers):
+        raise ValueError(f"{attribute.name!r} must be >= 0: {numbers}")
+    if len(set(numbers)) < len(numbers):
+        raise ValueError(f"{attribute.name!r} names a seed twice: {numbers}")
+
+
+@frozen(kw_only=True)
+class SweepSettings:
+    """The pilot sweep of a grid (see :mod:`hgms.comparison.sweep`).
+
+    ``trials`` is the number for *every* method with a ``space`` (by label, then by dotted field); the first trial is the
+    method's own settings. ``seeds`` must not be seeds of the grid; ``budget`` is that of one trial (None: the grid's);
+    ``seed`` is the sampler's.
+    """
+
+    trials: int = field(validator=validators.ge(2))
+    seeds: list[int] = field(factory=lambda: [100], validator=distinct_seeds)
+    budget: Budget | None = None
+    sampler: Literal["grid", "random", "tpe"] = field(default="random", validator=validators.in_(["grid", "random", "tpe"]))
+    seed: int = field(default=0, validator=validators.ge(0))
+    space: Mapping[str, Any] = field(factory=dict)
+
+
+@frozen(kw_only=True)
+class Entry:
+    """One task or method of a grid: its label, its table in the file, what it says for single tasks (``on``); ``component`` is
+    the object itself where it has no table (its ``table`` then holds its name); ``added`` says that no person named it
+    (:mod:`hgms.comparison.references`), so it is left out where it does not fit."""
+
+    kind: Literal["task", "method"]
+    label: str
+    table: dict[str, Any]
+    stated: bool = False
+    on: Mapping[str, Any] = field(factory=dict)
+    component: Any = None
+    added: bool = False
+
+    @property
+    def name(self) -> str:
+        return str(self.table["name"])
+
+    def at(self, task: str, values: Mapping[str, Any] | None = None) -> Any:
+        """The table (or the object) for the task of that label, with dotted fields set to ``values``."""
+        if self.component is not None:
+            component = self.component
+            for key, value in (values or {}).items():
+                component = with_field(component, key.split("."), value)
+            return component
+        table = copied(laid_over(self.table, self.on.get(task, {})))
+        for key, value in (values or {}).items():
+            put(table, key.split("."), value)
+        return table
+
+
+def copied(value: Any) -> Any:
+    """A table of its own. Objects in it stay the same."""
+    if isinstance(value, Mapping):
+        return {key: copied(item) for key, item in value.items()}
+    return [copied(item) for item in value] if isinstance(value, list) else value
+
+
+def with_field(component: Any, path: Sequence[str], value: Any) -> Any:
+    """The component with a field, or one of a part's, set to ``value``.
+
+    Errors: ConfigError for a field that is not there, and for a value that it does not take."""
+    name, *rest = path
+    fields = init_fields(type(component)) if attrs.has(type(component)) else {}
+    if name not in fields:
+        raise ConfigError(unknown(f"field of {type(component).__name__}", name, fields))
+    if rest:
+        value = with_field(getattr(component, fields[name].name), rest, value)
+    try:
+        return attrs.evolve(component, **{name: value})
+    except (ValueError, TypeError) as error:
+        raise ConfigError(str(error.args[0] if error.args else error)) from None
+
+
+@frozen(kw_only=True)
+class Cell:
+    """One run of a grid, in its folder. ``note`` says what it is if it is not a result (a trial of a sweep). ``around`` is the
+    text of its configuration before and after the line of the seed, where cells of one pair share it."""
+
+    config: RunConfig
+    path: Path
+    note: str = ""
+    around: tuple[str, str] | None = field(default=None, eq=False, repr=False)
+
+    @property
+    def task(self) -> str:
+        return self.config.run.task_label or self.config.task.name
+
+    @property
+    def method(self) -> str:
+        return self.config.run.label or self.config.method_name
+
+    def __str__(self) -> str:
+        return f"{self.task}, {self.method}, " + (f"{self.note}, " if self.note else "") + f"seed {self.config.seed}"
+
+    @property
+    def text(self) -> str:
+        """Its configuration, as its folder holds it."""
+        if self.around is None:
+            return self.config.to_toml()
+        return f"{self.around[0]}{_seed_line(self.config)}{self.around[1]}"
+
+    def state(self) -> tuple[str, str | None]:
+        """``new``, ``begun``, ``done``, ``failed`` or ``damaged``, and the reason of the last two."""
+        folder = RunFolder(self.path)
+        try:
+            if folder.config.exists() and not folder.holds(self.text):
+                return "damaged", "it holds a run of another configuration"
+            if other := self.other_problem(folder):
+                return "damaged", other
+            summary = folder.read_summary()
+            if summary is None:
+                return ("begun" if folder.config.exists() else "new"), None
+            if summary.get("status") == "done":
+                return "done", None
+            if summary.get("status") == "failed":
+                return "failed", str(summary.get("error") or "no reason on record")
+            return "damaged", f"summary.json has no status 'done' or 'failed': {summary.get('status')!r}"
+        except (HgmsError, OSError, ValueError, TypeError) as error:
+            return "damaged", str(error)
+
+    def other_problem(self, folder: RunFolder) -> str:
+        """What differs in the problem that a function of the seed made for the run in the folder, empty if nothing does."""
+        task = self.config.task
+        before = (folder.read_environment().get("task") or {}).get("instance") if isinstance(task, OwnProblem) else None
+        if not before or not isinstance(task, OwnProblem) or before == (now := task.instance(self.config.seed)):
+            return ""
+        what = ", ".join(key for key in {**before, **now} if before.get(key) != now.get(key))
+        return (
+            f"it holds a run of another problem ({what}), and the function that makes the one of this seed has not changed\n"
+            "  let all it draws come from the seed; if its data has changed, choose another folder"
+        )
+
+
+def _seed_line(config: RunConfig) -> str:
+    return f"\nseed = {config.seed}\n"
+
+
+def cells_of(config: RunConfig, seeds: Iterable[int]) -> Iterator[Cell]:
+    """The runs of a pair. Its hash and its text take a thousand times as long as a seed: all seeds share them."""
+    folder, (before, line, after) = config.path.parent, config.to_toml().partition(_seed_line(config))
+    around = (before, after) if line else None
+    for seed in seeds:
+        yield Cell(config=attrs.evolve(config, seed=seed), path=folder / f"seed-{seed}", around=around)
+
+
+@frozen(kw_only=True)
+class Grid:
+    """A checked grid: every configuration in it has been built once."""
+
+    tasks: Sequence[Entry]
+    methods: Sequence[Entry]
+    seeds: Sequence[int]
+    budget: Budget
+    run: RunSettings
+    metrics: Mapping[str, str]
+    """The primary metric of each task, by the task's label."""
+    reference: str
+    sweep: SweepSettings | None
+    pairs: Mapping[tuple[str, str], RunConfig]
+    """The configuration of every (task, method), by labels, for the first seed."""
+    registry: Registry = field(eq=False, repr=False)
+    left_out: Sequence[str] = ()
+    """Where a reference is not compared, which nobody named, and why."""
+    own: bool = False
+    """Whether it holds objects that no other process could build."""
+
+    @property
+    def out(self) -> Path:
+        return Path(self.run.out)
+
+    def cells(self, chosen: Mapping[tuple[str, str], RunConfig] | None = None) -> list[Cell]:
+        """All runs, seed by seed, so that a machine that slows down slows all methods alike. ``chosen`` replaces
+        configurations of pairs by those that a sweep found."""
+        pairs = {**self.pairs, **(chosen or {})}
+        by_seed = zip(*(cells_of(config, self.seeds) for config in pairs.values()), strict=True)
+        return list(itertools.chain.from_iterable(by_seed))
+
+    def varied(self, task: str, method: str, values: Mapping[str, Any]) -> RunConfig:
+        """The configuration of a pair with dotted fields of the method set to ``values``."""
+        base = self.pairs[task, method]
+        entry = next(entry for entry in self.methods if entry.label == method)
+        traits = frozenset(getattr(base.task, "traits", ()))
+        built = structured(entry.at(task, values), Method, self.registry, traits)
+        return attrs.evolve(base, method=built, method_name=entry.name)

@@ -1,0 +1,143 @@
+"""``hgms merge``: result folders of several machines joined into one."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shutil
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+
+from attrs import frozen
+
+from hgms.runs import ROWS, RunFolder, is_marker, leased, parse_json, read_file, replace_file
+from hgms_core import CheckpointError, ConfigError
+
+ASIDE = ".merged-"
+"""What a copy is called until it is whole, and what it takes the place of until then."""
+FREE = ("trials", "chosen", "chosen_values", "note")
+"""What a sweep's table says of the trials so far; the rest says which sweep it is."""
+
+
+@frozen(kw_only=True)
+class Step:
+    """What is to be done with one folder: ``copy`` what the target lacks, ``replace`` what has come further elsewhere, or
+    ``keep`` what is there."""
+
+    what: str
+    source: Path
+    target: Path
+
+
+def plan(sources: Sequence[Path], target: Path) -> list[Step]:
+    """What joins ``sources`` into ``target``; nothing is changed.
+
+    A run that is finished wins over one that is not, and of two that are not the one that has come further.
+
+    Raises:
+        ConfigError: two folders of one run differ in what they hold; both are named. Or a source is no folder, or is (in) the
+            target.
+    """
+    steps: dict[Path, Step] = {}
+    faults: list[str] = []
+    for source in sources:
+        if not source.is_dir():
+            raise ConfigError(f"there is no folder {source}")
+        if source.resolve() == target.resolve() or target.resolve() in source.resolve().parents:
+            raise ConfigError(f"{source} is, or is in, {target}, into which it is to be joined")
+        for folder in sorted(_folders(source)):
+            place = target / folder.relative_to(source)
+            before = steps.get(place)
+            other = before.source if before is not None and before.what != "keep" else place if place.is_dir() else None
+            try:
+                further = other is None or _further(folder, other)
+            except CheckpointError as error:
+                faults.append(str(error))
+                continue
+            if further:
+                steps[place] = Step(what="replace" if place.is_dir() else "copy", source=folder, target=place)
+            elif before is None:
+                steps[place] = Step(what="keep", source=folder, target=place)
+    if faults:
+        raise ConfigError("\n".join([*faults, "  remove the folders that are wrong, or leave that source out"]))
+    return list(steps.values())
+
+
+def carry_out(steps: Sequence[Step], tables: Mapping[Path, Path]) -> None:
+    """Each folder is copied beside its place, then moved there whole; broken off, the same goes on from there.
+
+    Errors: FolderInUse where a run is being carried out; what is done by then is kept."""
+    for step in steps:
+        if step.what == "keep":
+            continue
+        new = step.target.with_name(f"{ASIDE}{step.target.name}")
+        old = step.target.with_name(f"{ASIDE}old-{step.target.name}")
+        with contextlib.ExitStack() as held:
+            if not (step.source / "summary.json").exists():  # a finished one no longer changes, and may be where nobody writes
+                held.enter_context(leased(step.source))
+            if step.what == "replace":
+                held.enter_context(leased(step.target))
+            shutil.rmtree(new, ignore_errors=True)
+            shutil.copytree(step.source, new, ignore=_of_here, symlinks=True)
+            if step.what == "replace":
+                shutil.rmtree(old, ignore_errors=True)
+                os.replace(step.target, old)
+            os.replace(new, step.target)
+        shutil.rmtree(old, ignore_errors=True)
+    for table, place in tables.items():
+        place.parent.mkdir(parents=True, exist_ok=True)
+        replace_file(place, read_file(table, ROWS))
+
+
+def _of_here(folder: str, names: list[str]) -> set[str]:
+    """What a copy does without: who holds the folder there, and what a broken off merge has left."""
+    return {name for name in names if is_marker(name) or name.startswith(ASIDE)}
+
+
+def _folders(root: Path) -> Iterator[Path]:
+    """The folders of runs below ``root``; what is in one is its own."""
+    for directory, below, files in os.walk(root):
+        below[:] = sorted(name for name in below if not name.startswith(ASIDE))
+        if "config.toml" in files:
+            below.clear()
+            yield Path(directory)
+
+
+def sweeps(sources: Sequence[Path], target: Path) -> dict[Path, Path]:
+    """The tables of sweeps that the target lacks, and their places there; those that it has are made anew from the trials by
+    the next `hgms compare`.
+
+    Errors: ConfigError where two folders hold different sweeps of one method."""
+    lacking: dict[Path, Path] = {}
+    for source in sources:
+        for path in sorted(source.glob("sweeps/*/*/sweep.json")):
+            place = target / path.relative_to(source)
+            if not place.exists():
+                lacking[path] = place
+                continue
+            own, known = (parse_json(read_file(file, ROWS), file.name) for file in (path, place))
+            if any(own.get(key) != known.get(key) for key in (own.keys() | known.keys()) - set(FREE)):
+                raise ConfigError(f"{path} and {place} are different sweeps\n  remove the one that is wrong")
+    return lacking
+
+
+def _further(folder: Path, other: Path) -> bool:
+    """Whether the run in ``folder`` has come further than the same one in ``other``.
+
+    Errors: CheckpointError, with both places, where they are not the same run, or hold different rows."""
+    mine, theirs = RunFolder(folder), RunFolder(other)
+    if not theirs.config.exists():
+        return True
+    if not theirs.holds(read_file(mine.config).decode(errors="replace")):
+        raise CheckpointError(f"{folder} and {other} hold runs of different configurations")
+    done = [run.read_summary() for run in (mine, theirs)]
+    rows = [run.steps.read_bytes() if run.steps.exists() else b"" for run in (mine, theirs)]
+    own, known = (data[: data.rfind(b"\n") + 1] for data in rows)
+    same = own.startswith(known) or known.startswith(own)
+    if done[0] is not None and done[1] is not None:
+        same = own == known and done[0] == done[1]
+    if not same:
+        raise CheckpointError(f"{folder} and {other} hold the same run with different results")
+    if (done[0] is None) != (done[1] is None):
+        return done[0] is not None
+    return len(own) > len(known)

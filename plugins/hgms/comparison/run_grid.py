@@ -1,0 +1,217 @@
+"""Comparisons: a grid of runs carried out, and its end: a table for each task, what has no result, how settings were chosen.
+
+Carrying out is resuming: a cell is run only where its folder holds no result yet.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import itertools
+import os
+import signal
+import tempfile
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from hgms.comparison import sweep as sweeps
+from hgms.comparison.cell import Ending
+from hgms.comparison.comparison import Comparison, gather
+from hgms.comparison.coordinator import Coordinator
+from hgms.comparison.grid import Cell, Grid
+from hgms.executors import Board, Executor, Local, code_of, cores, to_stderr
+from hgms.results import uncollected
+from hgms.runs import (
+    DiskError,
+    Interrupted,
+    RunFolder,
+    difference,
+    ignore,
+    parse_toml,
+    plain,
+    read_file,
+    stoppable,
+    unannounced,
+)  # fmt: skip
+from hgms_core import ConfigError, HgmsError
+
+ROOM = 1 << 18
+"""Bytes that a disk has to take for a run to go on."""
+
+
+def run_grid(
+    grid: Grid,
+    *,
+    jobs: int | None = None,
+    executor: Executor | None = None,
+    retry_failed: bool = False,
+    fresh: bool = False,
+    progress: bool = True,
+    say: Callable[[str], None] = lambda _line: None,
+) -> Comparison:
+    """Carries out a grid: sweeps first, then every cell that has no result yet.
+
+    Finished cells are kept as they are, broken ones go on from their checkpoint, failed ones keep their reason unless
+    ``retry_failed``; what fails does not stop the rest. ``jobs`` processes at a time: by default one where the budget is in
+    seconds or the device is not the CPU, else one a core; 0 runs in this process, and so do objects that no other could build.
+    ``fresh`` gives every cell a process of its own. ``executor`` takes the place of these processes. ``say`` gets what a person
+    should know.
+
+    Several calls may be at one grid, from any machines that share its folder: each run is carried out by one of them, and all
+    end with the same tables.
+    """
+    if grid.own and (jobs or executor is not None):
+        raise ConfigError(
+            f"{f'jobs = {jobs}' if jobs else 'an executor'} takes processes that build problems and methods by name, and here "
+            "are objects of this process\n"
+            "  leave jobs out: the runs are then carried out here, one by one; or register them (hgms new plugin)"
+        )
+    host = grid.registry.host
+    host.notify("hgms_ready", settings=plain(grid.run))
+    planned = sweeps.plan(grid)
+    _ensure_writable(grid.out)
+    trial = grid.sweep.budget if grid.sweep else None
+    timed = any(budget is not None and budget.seconds is not None for budget in (grid.budget, trial))
+    for line in [*grid.left_out, *(changed(grid) if grid.own else ())]:
+        say(line)
+    if grid.own:
+        jobs = 0
+    elif jobs is None:
+        jobs = 1 if timed or grid.run.device != "cpu" else cores()
+    elif jobs > 1 and timed and grid.run.clock == "wall":  # processor time is each run's own
+        say(f"{jobs} runs at a time share this machine, and so do their seconds: do not read the timings as those of one alone")
+    wanted = {"new", "begun"} | ({"failed"} if retry_failed else set())
+    endings: dict[Path, Ending] = {}
+    finished: set[Path] = set()
+    files = unannounced(host)
+    code = code_of([*files, *(info.module for info in host.infos.values() if info.status in ("loaded", "incomplete"))])
+    try:
+        executor = executor or (Local(jobs=jobs, fresh=fresh) if jobs else None)
+        with stoppable(), Coordinator(executor, files, code) as coordinator:
+
+            def carry_out(cells: Sequence[Cell]) -> None:
+                for ending in _carried_out(coordinator, cells, wanted, progress, finished):
+                    endings[ending.cell.path] = ending
+
+            chosen = sweeps.carry_out(planned, carry_out)
+            cells = grid.cells(chosen)
+            carry_out(cells)
+    except KeyboardInterrupt as error:  # wherever it came, also between two runs
+        number = getattr(error, "number", signal.SIGINT)
+        raise Interrupted("interrupted; run the same command again to go on", number) from None
+    with uncollected():
+        return gather(grid, cells, planned, endings, finished)
+
+
+def _carried_out(
+    coordinator: Coordinator, cells: Sequence[Cell], wanted: set[str], progress: bool, finished: set[Path]
+) -> Iterator[Ending]:
+    """The endings of the cells that are in a state that is ``wanted``, shown as they come; those that are done are added to
+    ``finished``."""
+    for cell in cells:  # those that are finished, too: the others are carried out as they were
+        coordinator.recall(cell)
+    states = [(cell, cell.state()[0]) for cell in cells]
+    waiting = [cell for cell, state in states if state in wanted]
+    finished.update(cell.path for cell, state in states if state == "done")
+    with Board(len(waiting), bars=progress, echo=to_stderr if progress else ignore) as board:
+        for ending in coordinator.carry_out(waiting, began=board.began, report=board.step, say=board.say):
+            board.ended(ending.cell, ending.status, ending.error)
+            yield ending
+            if ending.status == "stopped":  # every other run would be, too
+                ensure_room(Path(ending.cell.config.run.out))
+
+
+def changed(grid: Grid) -> list[str]:
+    """What the folder holds runs of that are not used, since their problem or method is another by now."""
+    lines = []
+    for config in grid.pairs.values():
+        if config.path.parent.is_dir():
+            continue
+        label = config.run.label or config.method_name
+        for path in sorted(config.path.parent.parent.glob(f"{label}-*/seed-*/config.toml")):
+            with contextlib.suppress(HgmsError, UnicodeDecodeError, OSError):
+                keys = difference([parse_toml(read_file(path).decode(), path.name), config.resolved()])
+                keys = [key for key in keys if key.startswith(("task.", "method."))]
+                if not any(".identity" in key for key in keys):
+                    continue
+                what = ", ".join(key.replace(".identity", "") for key in keys[:6])
+                lines.append(f"{path.parent.parent} holds runs of another {what}: they are not used, {label} runs anew")
+                break
+    return lines
+
+
+def ensure_room(folder: Path) -> None:
+    """Better once than for every run. Errors: DiskError where the folder can take nothing more."""
+    try:
+        with tempfile.TemporaryFile(dir=folder) as stream:
+            stream.write(bytes(ROOM))
+            stream.flush()
+            os.fsync(stream.fileno())
+    except OSError as error:
+        what = "the disk is full" if error.errno in (errno.ENOSPC, errno.EDQUOT) else error.strerror or str(error)
+        raise DiskError(
+            f"cannot write into {folder}: {what}\n"
+            "  what is done is kept; free some space, then run the same command again: it goes on from there"
+        ) from None
+
+
+def _ensure_writable(folder: Path) -> None:
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryFile(dir=folder):
+            pass
+    except OSError as error:
+        raise ConfigError(f"cannot write into {folder}: {error.strerror or error}; choose another --out") from None
+
+
+def listing(grid: Grid) -> list[dict[str, Any]]:
+    """Every run of the grid: the sweep's trials, whose settings it says when it comes to them, then the cells."""
+    trials = []
+    for sweep in sweeps.plan(grid):
+        for number, seed in itertools.product(range(sweep.settings.trials), sweep.settings.seeds):
+            folder = RunFolder(sweep.path(number, seed))
+            state = (folder.read_summary() or {}).get("status", "begun" if folder.begun else "new")
+            row = {"task": sweep.task, "method": sweep.method, "trial": number, "seed": seed}
+            trials.append({**row, "state": str(state), "folder": folder.path})
+    cells: list[dict[str, Any]] = [
+        {"task": cell.task, "method": cell.method, "seed": cell.config.seed, "state": cell.state()[0], "folder": cell.path}
+        for cell in grid.cells()
+    ]
+    return [*trials, *({**cell, "trial": None} for cell in cells)] if trials else cells
+
+
+def work_left(grid: Grid, rows: Sequence[Mapping[str, Any]]) -> str:
+    """How much of a listing is left to do, and how long its steps take: as the budgets say that are in seconds, else as long as
+    the finished runs of the same method on the same task took."""
+    trial = (grid.sweep.budget if grid.sweep is not None else None) or grid.budget
+    left = [row for row in rows if row["state"] in ("new", "begun")]
+    took: dict[tuple[Any, ...], list[float]] = {}
+    for row in rows:
+        if row["state"] == "done" and len(known := took.setdefault(_alike(row), [])) < SAMPLE:
+            known.append(RunFolder(row["folder"]).records()[-1]["seconds"])
+    seconds, estimated, unknown = 0.0, False, 0
+    for row in left:
+        budget, known = trial if row.get("trial") is not None else grid.budget, took.get(_alike(row), [])
+        if budget.seconds is not None:
+            seconds += budget.seconds
+        elif known:
+            seconds, estimated = seconds + sum(known) / len(known), True
+        else:
+            unknown += 1
+    count = f"{len(left)} of {len(rows)} runs to do"
+    if not left or unknown == len(left):
+        return count + ("; how long they take is known when one of each method has ended" if left else "")
+    size = "at least " if unknown else "about " if estimated else ""
+    more = f"; of {unknown} none like it has ended, to tell how long they take" if unknown else ""
+    amount = f"{seconds:,.0f}" if seconds >= 10 else f"{seconds:.2g}"
+    return f"{count}: {size}{amount} s of steps, one run at a time{more}"
+
+
+SAMPLE = 5
+"""Finished runs that are looked at, to say how long one takes."""
+
+
+def _alike(row: Mapping[str, Any]) -> tuple[Any, ...]:
+    """What runs have in common that take about as long as each other."""
+    return row["task"], row["method"], row.get("trial") is not None

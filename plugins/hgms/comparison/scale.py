@@ -1,0 +1,64 @@
+"""Scales of a grid: one file for the machine of a paper and for the machine at hand.
+
+::
+
+    budget = "60s"
+    [run]
+    device = "cuda"
+
+    [scale.cpu]                                 # hgms compare grid.toml --scale cpu
+    budget = "30s"
+    run.device = "cpu"
+    task."*".train_size = 1000                  # all tasks
+    method.hg-ms.generator.count = 2            # one method, by its label
+
+A scale is laid over the file before anything in it is read, so its values are checked like any others.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from hgms.comparison.grid import copied
+from hgms.runs import laid_over
+from hgms_core import ConfigError, unknown
+
+ALL = "*"
+
+
+def scaled(table: Mapping[str, Any], name: str | None, source: str = "the grid") -> dict[str, Any]:
+    """The table without its scales, with the one called ``name`` laid over it.
+
+    >>> scaled({"budget": "60s", "method": ["a"], "scale": {"cpu": {"budget": "9s", "method": {"a": {"lr": 1}}}}}, "cpu")
+    {'budget': '9s', 'method': [{'name': 'a', 'lr': 1}]}
+    """
+    base: dict[str, Any] = copied(table)
+    scales = base.pop("scale", {})
+    if not isinstance(scales, Mapping) or not all(isinstance(changes, Mapping) for changes in scales.values()):
+        raise ConfigError(f"'scale' must hold one table for each scale @ {source}.scale")
+    if name is None:
+        return base
+    if name not in scales:
+        raise ConfigError(f"{unknown('scale', name, scales)}\n  @ {source}.scale")
+    over = dict(scales[name])
+    for kind in ("task", "method"):
+        if kind in over:
+            base[kind] = _entries(base.get(kind, []), over.pop(kind), kind, f"{source}.scale.{name}")
+    return laid_over(base, over)
+
+
+def _entries(entries: Any, changes: Any, kind: str, place: str) -> list[Any]:
+    """The [[task]] or [[method]] tables with the changes for all, then those for each label."""
+    if not isinstance(changes, Mapping) or not all(isinstance(change, Mapping) for change in changes.values()):
+        raise ConfigError(f"{kind!r} of a scale must hold a table of settings for each {kind} it names @ {place}.{kind}")
+    listed = entries if isinstance(entries, list) else [entries]
+    tables = [{"name": entry} if isinstance(entry, str) else entry for entry in listed]
+    if not all(isinstance(table, Mapping) for table in tables):
+        return listed  # which the grid says
+    by_label = [(str(table.get("label", table.get("name"))), table) for table in tables]
+    labels = [label for label, _ in by_label]
+    for label in changes:
+        if label != ALL and label not in labels:
+            raise ConfigError(f"{unknown(kind, label, labels)}\n  @ {place}.{kind}")
+    return [laid_over(laid_over(table, changes.get(ALL, {})), changes.get(label, {})) for label, table in by_label]

@@ -1,0 +1,186 @@
+"""Pilot sweeps: every method's settings chosen on validation loss alone, with the same number of trials for each.
+
+The first trial always has the method's own settings. A trial is a run for each pilot seed, which are none of the comparison's,
+in ``<out>/sweeps/<task>/<method>/trial-<k>/seed-<n>``; its value is the mean of their ``validation_loss`` (f on the validation
+rows at the returned state; no test row is looked at). The lowest wins. ``sweep.json`` beside the trials holds all of it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import math
+import os
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import attrs
+from attrs import define, field
+
+from hgms.comparison.grid import Cell, Grid, SweepSettings
+from hgms.comparison.samplers import SAMPLERS, Trial, Values, import_optuna
+from hgms.comparison.space import Choices, Space, parse
+from hgms.runs import ROWS, RunConfig, RunFolder, data_of, leased, parse_json, read_file, replace_file
+from hgms_core import Budget, CheckpointError, ConfigError, Key
+
+
+@define
+class Sweep:
+    """The trials of one method on one task; ``own`` are the method's own values."""
+
+    grid: Grid
+    settings: SweepSettings
+    task: str
+    method: str
+    space: Space
+    own: Values
+    trials: list[Trial] = field(factory=list)
+
+    @property
+    def folder(self) -> Path:
+        return self.grid.out / "sweeps" / self.task / self.method
+
+    @property
+    def budget(self) -> Budget:
+        """Of one trial."""
+        return self.settings.budget or self.grid.budget
+
+    @property
+    def chosen(self) -> Trial:
+        """The lowest loss; the method's own settings where all failed, or on a tie with them."""
+        return min(self.trials, key=lambda trial: (trial.loss, trial.number))
+
+    def add_trial(self) -> list[Cell]:
+        """The runs of the next trial."""
+        values = self.own
+        if self.trials:
+            key = Key(self.settings.seed).fold("sweep").fold(self.method)
+            values = SAMPLERS[self.settings.sampler](self.space, self.trials, key)
+        self.trials.append(Trial(number=len(self.trials), values=values))
+        return self.cells(self.trials[-1])
+
+    def config(self, trial: Trial) -> RunConfig:
+        if trial.number == 0:
+            return self.grid.pairs[self.task, self.method]
+        return self.grid.varied(self.task, self.method, trial.values)
+
+    def path(self, number: int, seed: int) -> Path:
+        return self.folder / f"trial-{number}" / f"seed-{seed}"
+
+    def cells(self, trial: Trial) -> list[Cell]:
+        config, note = attrs.evolve(self.config(trial), budget=self.budget), f"trial {trial.number}"
+        return [
+            Cell(config=attrs.evolve(config, seed=seed), path=self.path(trial.number, seed), note=note)
+            for seed in self.settings.seeds
+        ]
+
+    def read(self) -> None:
+        """The losses of all trials, from their folders."""
+        for trial in self.trials:
+            for seed in self.settings.seeds:
+                summary: Mapping[str, Any] | None = None
+                with contextlib.suppress(CheckpointError):
+                    summary = RunFolder(self.path(trial.number, seed)).read_summary()
+                loss = summary.get("validation_loss") if summary and summary.get("status") == "done" else None
+                trial.losses[seed] = loss if isinstance(loss, int | float) else None
+
+    def identity(self) -> dict[str, Any]:
+        """What the trials on disk must have been run for."""
+        return {
+            "sampler": self.settings.sampler,
+            "seed": self.settings.seed,
+            "seeds": list(self.settings.seeds),
+            "budget": str(self.budget),
+            "space": {
+                key: {"values": list(part.values)} if isinstance(part, Choices) else attrs.asdict(part)
+                for key, part in self.space.items()
+            },
+            "given": self.grid.pairs[self.task, self.method].resolved()["method"],
+            **data_of(self.grid.pairs[self.task, self.method].task),
+        }
+
+    def as_dict(self) -> dict[str, Any]:
+        best = self.chosen
+        trials = [
+            {
+                "number": trial.number,
+                "values": trial.values,
+                "losses": {str(seed): loss for seed, loss in trial.losses.items()},
+                "loss": trial.loss if math.isfinite(trial.loss) else None,
+            }
+            for trial in self.trials
+        ]
+        note = None if math.isfinite(best.loss) else "every trial failed; the given settings are kept"
+        chosen = {"chosen": best.number, "chosen_values": best.values, "note": note}
+        return {"task": self.task, "method": self.method, **self.identity(), "trials": trials, **chosen}
+
+    def write(self) -> None:
+        with leased(self.folder, patience=60.0):  # coordinators that wait for the same last trial go on at the same moment
+            replace_file(self.folder / "sweep.json", json.dumps(self.as_dict(), indent=2, ensure_ascii=False).encode())
+
+    def fault(self) -> str | None:
+        """Why the sweep that is on disk already is not this one; None if it is, or if there is none."""
+        path = self.folder / "sweep.json"
+        if not os.path.lexists(path):
+            return None
+        mine = json.loads(json.dumps(self.identity()))
+        try:
+            table = parse_json(read_file(path, ROWS), path.name)
+            before = {key: table.get(key) if key == "made_of" else table[key] for key in mine}  # older ones lack that
+        except (CheckpointError, KeyError, TypeError, IndexError):
+            return f"damaged sweep file {path}\n  remove the folder {self.folder}, or choose another --out"
+        how = "choose another --out, or remove that folder"
+        if mine.get("made_of") is not None and before["made_of"] is None:
+            return f"{self.folder} holds a sweep of before 0.7, which does not say what its data were\n  {how}"
+        differing = " and ".join("content of its data" if key == "made_of" else key for key in mine if mine[key] != before[key])
+        return f"{self.folder} holds a sweep with another {differing}\n  {how}" if differing else None
+
+
+def plan(grid: Grid) -> list[Sweep]:
+    """The sweeps of a grid: one for each method with a space, on each task. ConfigError where the folder holds others."""
+    settings = grid.sweep
+    if settings is None:
+        return []
+    sweeps = []
+    for task, method in grid.pairs:
+        if method in settings.space:
+            space = parse(settings.space[method])
+            resolved = grid.pairs[task, method].resolved()["method"]
+            own = {key: _at(resolved, key) for key in space}
+            sweeps.append(Sweep(grid=grid, settings=settings, task=task, method=method, space=space, own=own))
+    faults = [fault for sweep in sweeps if (fault := sweep.fault())]
+    if faults:
+        raise ConfigError("\n".join(faults))
+    if sweeps and settings.sampler == "tpe":
+        import_optuna()
+    return sweeps
+
+
+def carry_out(sweeps: list[Sweep], run: Callable[[list[Cell]], None]) -> dict[tuple[str, str], RunConfig]:
+    """Runs all trials, and returns the chosen configuration of every (task, method), for the comparison's budget.
+
+    Trial by trial over all methods, so that a machine that slows down slows all alike. Only ``tpe`` has to wait for the losses
+    of one round before the next.
+    """
+    if not sweeps:
+        return {}
+    settings = sweeps[0].settings
+    rounds = [1] * settings.trials if settings.sampler == "tpe" else [settings.trials]
+    for trials in rounds:
+        cells = [cell for _ in range(trials) for sweep in sweeps for cell in sweep.add_trial()]
+        for sweep in sweeps:
+            sweep.write()
+        run(cells)
+        for sweep in sweeps:
+            sweep.read()
+            sweep.write()
+    return {(sweep.task, sweep.method): sweep.config(sweep.chosen) for sweep in sweeps}
+
+
+def _at(table: Mapping[str, Any], key: str) -> Any:
+    """The value at a dotted key, None where there is none."""
+    value: Any = table
+    for part in key.split("."):
+        value = value.get(part) if isinstance(value, Mapping) else None
+    return value

@@ -1,0 +1,15 @@
+"""What makes steps faster: compiled programs, CUDA graphs, and the route of float32 matrix products."""
+
+from __future__ import annotations
+
+from hgms.compiled.cuda_graphs import RecordedProduct, Recording, recorded
+from hgms.compiled.forms import Numbers, form, launch
+from hgms.compiled.levels import CompiledProduct, linearized
+from hgms.compiled.matmul import Product, RouteChoice, calibrated, choose
+from hgms.compiled.programs import Programs, programs_of
+from hgms.compiled.route import matrix_route
+
+__all__ = [
+    "CompiledProduct", "Numbers", "Product", "Programs", "RecordedProduct", "Recording", "RouteChoice", "calibrated", "choose",
+    "form", "launch", "linearized", "matrix_route", "programs_of", "recorded",
+]  # fmt: skip

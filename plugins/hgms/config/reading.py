@@ -1,0 +1,313 @@
+"""Arguments read by the types of their fields: what a person may mean by them, and what is wrong with the others."""
+
+from __future__ import annotations
+
+import contextlib
+import math
+import os
+import types
+import typing
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from typing import Any, Literal, NoReturn
+
+import attrs
+
+from hgms.config.parts import KINDS, instead, part
+from hgms.config.words import got, origin_is, sentence, spelled
+from hgms_core import Budget, ConfigError, HgmsError, unknown
+
+Place = tuple[str | int, ...]
+"""Names of arguments, keys and positions, from an object down to a value in it."""
+
+Reader = Callable[[Any], Any]
+"""The value that a field gets, from what a person wrote for it."""
+
+
+class Invalid(Exception):
+    """Errors with their places, gathered from the bottom of what a person wrote upwards.
+
+    >>> error = Invalid((("ridge",), "'ridge' must be >= 0: -1.0"), (("clip",), "expected a number, got '3'"))
+    >>> print(error.render("CG"))
+    2 errors in CG:
+      'ridge' must be >= 0: -1.0 @ CG.ridge
+      expected a number, got '3' @ CG.clip
+    """
+
+    def __init__(self, *errors: tuple[Place, str]) -> None:
+        super().__init__(*errors)
+        self.errors = errors
+
+    def below(self, key: str | int) -> list[tuple[Place, str]]:
+        return [((key, *place), message) for place, message in self.errors]
+
+    def render(self, source: str, sets: tuple[Place, ...] = ()) -> str:
+        """One message with the place behind its first line; several ones under a heading. What lies below one of ``sets`` was
+        set by an option of the command line."""
+        messages = []
+        for place, message in self.errors:
+            keys = "".join(f"[{key}]" if isinstance(key, int) else f".{key}" for key in place)
+            where = f"--set {keys.removeprefix('.')}" if any(place[: len(path)] == path for path in sets) else source + keys
+            first, *rest = message.splitlines()
+            first = first.removesuffix(f" @ {place[-1]}") if place else first  # where a function of the core has said it
+            messages.append("\n  ".join([f"{first} @ {where}", *(line.strip() for line in rest)]))
+        if len(messages) == 1:
+            return messages[0]
+        return f"{len(messages)} errors in {source}:\n" + "\n".join("  " + text.replace("\n", "\n  ") for text in messages)
+
+
+def fail(message: str) -> NoReturn:
+    raise Invalid(((), message))
+
+
+def config_error(owner: str, errors: Sequence[tuple[Place, str]]) -> ConfigError:
+    """The error of an object called ``owner``. It has ``errors``, too, for an object that stands in another."""
+    error = ConfigError(Invalid(*errors).render(owner))
+    vars(error)["errors"] = errors
+    return error
+
+
+def complaint(check: Callable[[Any], object], value: object) -> str | None:
+    """What a validator says of a value; None where it takes it, or breaks down for another reason."""
+    try:
+        check(value)
+    except (ValueError, HgmsError) as error:
+        return sentence(error)
+    except Exception as error:
+        if isinstance(error, TypeError) and len(error.args) == 4:  # how attrs' instance_of speaks
+            return sentence(error)
+    return None
+
+
+# --- what may be given -------------------------------------------------------------------------------------------------
+
+
+def reader(hint: Any) -> Reader:
+    """What reads values of a type; what no reader knows is taken as it is."""
+    if hint is Any:
+        return lambda value: value
+    if hint in SCALARS:
+        return SCALARS[hint]
+    if hint in KINDS:
+        return lambda value: _part(value, hint)
+    if hint is Budget:
+        return _budget
+    if isinstance(hint, type) and attrs.has(hint):
+        return lambda value: _object(value, hint)
+    if isinstance(hint, type):
+        return lambda value: value if isinstance(value, hint) else _unexpected(hint, value)
+    return _generic(hint, typing.get_origin(hint), typing.get_args(hint))
+
+
+def _generic(hint: Any, origin: Any, arguments: tuple[Any, ...]) -> Reader:
+    if origin is Literal:
+        return lambda value: choice_of(value, hint, _unexpected)
+    if origin in (typing.Union, types.UnionType):
+        return _union(hint, arguments)
+    if origin_is(hint, tuple, list, Sequence):
+        return _sequence(hint, origin, arguments)
+    if origin_is(hint, Mapping):
+        return _mapping(hint, reader(arguments[1]))
+    if origin_is(hint, Callable):
+        return lambda value: value if callable(value) else _unexpected(hint, value)
+    if origin is Iterable:
+        return lambda value: value if hasattr(value, "__iter__") or hasattr(value, "__getitem__") else _unexpected(hint, value)
+    return lambda value: value
+
+
+def _plain(value: Any) -> Any:
+    """A single number of numpy's or torch's as Python's own."""
+    return value.item() if getattr(value, "ndim", None) == 0 and callable(getattr(value, "item", None)) else value
+
+
+def _number(value: Any) -> float:
+    if type(value) is not float:
+        value = _plain(value)
+        if isinstance(value, bool) or not isinstance(value, int | float):
+            _unexpected(float, value)
+        try:
+            value = float(value)
+        except OverflowError:
+            fail(f"expected a number, got {got(value)}, which is too large for one")
+    if math.isnan(value):
+        fail("expected a number, got nan")
+    return float(value)
+
+
+def _integer(value: Any) -> int:
+    if type(value) is not int:
+        value = _plain(value)
+        if isinstance(value, bool) or not isinstance(value, int):
+            _unexpected(int, value)
+    if not -(2**63) <= value < 2**63:
+        fail("expected an integer of at most 64 bits, got a larger one")
+    return int(value)
+
+
+def _truth(value: Any) -> bool:
+    value = _plain(value)
+    return value if isinstance(value, bool) else _unexpected(bool, value)
+
+
+def _text(value: Any) -> str:
+    if isinstance(value, os.PathLike):
+        value = os.fspath(value)
+    return value if type(value) is str else str(value) if isinstance(value, str) else _unexpected(str, value)
+
+
+SCALARS: dict[Any, Reader] = {bool: _truth, int: _integer, float: _number, str: _text}
+
+
+def choice_of(value: object, hint: Any, otherwise: Callable[[Any, object], NoReturn]) -> Any:
+    """The member of a ``Literal`` that a value is; words that are none are named with the nearest, others ``otherwise``."""
+    choices = typing.get_args(hint)
+    for choice in choices:
+        if type(value) is type(choice) and value == choice:
+            return choice
+    if isinstance(value, str) and all(isinstance(choice, str) for choice in choices):
+        fail(unknown("choice", value, choices))
+    otherwise(hint, value)
+
+
+def _part(value: Any, kind: Any) -> Any:
+    try:
+        component = part(value, kind)
+    except HgmsError as error:  # of a function that cannot be called as a solver
+        fail(str(error))
+    if component is None:
+        fail(f"expected {spelled(kind)}, got {got(value)}{instead(value, kind)}")
+    return component
+
+
+def _union(hint: Any, members: tuple[Any, ...]) -> Reader:
+    readers = [(member, reader(member)) for member in members if member is not type(None)]
+    optional = len(readers) < len(members)
+
+    def read(value: Any) -> Any:
+        if optional and value is None:
+            return None
+        failures, misspelt = [], []
+        for member, function in sorted(readers, key=lambda pair: type(value) is not pair[0]):
+            try:
+                return function(value)
+            except Invalid as error:
+                failures.append(error)
+                misspelt += [error] * (isinstance(value, str) and typing.get_origin(member) is Literal)
+        inside = [error for error in failures if error.errors[0][0]]  # wrong deep inside is nearer to what was meant
+        words = [member for member, _ in readers if not origin_is(member, Callable)]
+        if inside:
+            raise inside[0]
+        if misspelt and len(words) == 1:
+            more = ", or a function" if len(readers) > 1 else ""
+            raise Invalid(*((place, message + more) for place, message in misspelt[0].errors))
+        _unexpected(hint, value)
+
+    return read
+
+
+def _sequence(hint: Any, origin: Any, arguments: tuple[Any, ...]) -> Reader:
+    fixed = origin is tuple and arguments[-1] is not Ellipsis
+    readers = [reader(argument) for argument in arguments if argument is not Ellipsis]
+
+    def read(value: Any) -> Any:
+        if getattr(value, "ndim", None) == 1 and hasattr(value, "tolist"):
+            value = value.tolist()
+        if not isinstance(value, Sequence) or isinstance(value, str | bytes):
+            _unexpected(hint, value)
+        if fixed and len(value) != len(readers):
+            fail(f"expected {spelled(hint)}, got {len(value)} of them")
+        items = gathered((index, item, readers[index if fixed else 0]) for index, item in enumerate(value))
+        return list(items.values()) if origin is list else tuple(items.values())
+
+    return read
+
+
+def _mapping(hint: Any, function: Reader) -> Reader:
+    def read(value: Any) -> Any:
+        if not isinstance(value, Mapping):
+            _unexpected(hint, value)
+        for key in value:
+            if not isinstance(key, str):
+                fail(f"expected names as keys, got {got(key)}")
+        return gathered((key, item, function) for key, item in value.items())
+
+    return read
+
+
+def gathered(items: Iterable[tuple[Any, Any, Reader]]) -> dict[Any, Any]:
+    """Each (key, value, reader) as key and value; everything that is wrong at once."""
+    values, errors = {}, []
+    for key, item, function in items:
+        try:
+            values[key] = function(item)
+        except Invalid as error:
+            errors += error.below(key)
+    if errors:
+        raise Invalid(*errors)
+    return values
+
+
+def _budget(value: Any) -> Budget:
+    if not isinstance(value, Budget | str | Mapping):
+        _unexpected(Budget, value)
+    return _built(Budget, **value) if isinstance(value, Mapping) else _built(Budget, value)
+
+
+def _object(value: Any, cls: Any) -> Any:
+    """An object of the class, or the table of its fields, as a configuration has it."""
+    if isinstance(value, cls):
+        return value
+    if isinstance(value, Mapping) and all(isinstance(key, str) for key in value):
+        return _built(cls, **value)
+    _unexpected(cls, value)
+
+
+def _built(cls: Any, *args: Any, **arguments: Any) -> Any:
+    try:
+        return cls(*args, **arguments)
+    except (ValueError, TypeError, HgmsError) as error:
+        raise Invalid(*getattr(error, "errors", [((), sentence(error))])) from None
+
+
+# --- what may have been meant -------------------------------------------------------------------------------------------
+
+
+def _unexpected(hint: Any, value: object) -> NoReturn:
+    fail(f"expected {spelled(hint)}, got {got(value)}{_meant(hint, value)}")
+
+
+def _meant(hint: Any, value: Any) -> str:
+    """What to write, where the value is the right one in another form."""
+    if isinstance(value, type) and isinstance(hint, type) and issubclass(value, hint):
+        return f"; write {value.__name__}()"
+    name, members = type(value).__name__, typing.get_args(hint)
+    if any(origin_is(member, Callable) for member in members):
+        if hasattr(value, "param_groups"):
+            return f"; write a function that makes it: lambda params: {name}(params, …)"
+        if hasattr(value, "get_last_lr"):
+            return f"; write a function that makes it: lambda optimizer: {name}(optimizer, …)"
+    for guess in _guesses(value):
+        try:
+            return f"; write {reader(hint)(guess)!r}"
+        except Invalid:
+            continue
+    return ""
+
+
+def _guesses(value: Any) -> Iterator[Any]:
+    if type(value).__module__ == "torch":  # a dtype or a device
+        yield str(value).removeprefix("torch.")
+    if isinstance(value, str):
+        yield from [word for text, word in _WORDS.items() if text == value.casefold()]
+        for form in (int, float):
+            with contextlib.suppress(ValueError):
+                yield form(value)
+        yield (value,)
+    elif isinstance(value, float) and value.is_integer():
+        yield int(value)
+    elif getattr(value, "shape", None) is not None and math.prod(value.shape) == 1:
+        yield value.item()
+    elif isinstance(value, list | tuple) and len(value) == 1 and not isinstance(value[0], str):  # a guess is not guessed at
+        yield value[0]
+
+
+_WORDS = {"none": None, "true": True, "false": False}

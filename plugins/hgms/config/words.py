@@ -1,0 +1,103 @@
+"""Types and values in words, for messages."""
+
+from __future__ import annotations
+
+import inspect
+import types
+import typing
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, Literal
+
+import attrs
+from attrs import frozen
+
+from hgms.config.parts import KINDS, methods
+from hgms_core import Budget
+
+SCALARS: dict[Any, str] = {
+    bool: "True or False", int: "an integer", float: "a number", str: "a string", Path: "a path", Any: "anything",
+    type(None): "None",
+}  # fmt: skip
+
+
+def origin_is(hint: Any, *classes: Any) -> bool:
+    """Whether a type is a generic of one of these classes."""
+    origin = typing.get_origin(hint)
+    return isinstance(origin, type) and issubclass(origin, classes)
+
+
+@frozen
+class Words:
+    """Types in words, as they are called where their values are written: in Python (:data:`spelled`), or in a table of TOML.
+
+    ``known`` has the words for types that are no generics; ``literal`` writes a value.
+
+    >>> Words(known={int: "an integer"}.get, mapping="a table").spell(dict[str, int] | tuple[int, int])
+    'a table (an integer each) or 2 values (an integer, an integer)'
+
+    .. versionadded:: 0.5"""
+
+    known: Callable[[Any], str | None]
+    literal: Callable[[Any], str] = repr
+    fixed: str = ""
+    mapping: str = "a dictionary"
+    function: str = "a function"
+
+    def spell(self, hint: Any) -> str:
+        word = self.known(hint)
+        if word is not None:
+            return word
+        origin, arguments = typing.get_origin(hint), typing.get_args(hint)
+        if origin is Literal:
+            return " or ".join(map(self.literal, arguments))
+        if origin in (typing.Union, types.UnionType):
+            return " or ".join(map(self.spell, arguments))
+        if origin is tuple and Ellipsis not in arguments:
+            return f"{self.fixed}{len(arguments)} values ({', '.join(map(self.spell, arguments))})"
+        if origin_is(hint, tuple, list, Sequence):
+            return f"a list ({self.spell(arguments[0])} each)"
+        if origin_is(hint, Mapping):
+            return f"{self.mapping} ({self.spell(arguments[1])} each)"
+        if origin is Iterable:
+            return f"something to go through ({self.spell(arguments[0])} each)"
+        return self.function if origin_is(hint, Callable) else str(hint)
+
+
+def _known(hint: Any) -> str | None:
+    if hint in SCALARS:
+        return SCALARS[hint]
+    if hint in KINDS:
+        return f"{KINDS[hint]} (an object with {', '.join(sorted(methods(hint)))})"
+    if hint is Budget:
+        return "a budget like '60s', '25 steps' or '1e5 calls'"
+    if isinstance(hint, type) and attrs.has(hint):
+        names = [field.alias for field in attrs.fields(hint) if field.init]
+        return f"an object of {hint.__name__} or a dictionary of its arguments ({', '.join(names)})"
+    return f"an object of {hint.__name__}" if isinstance(hint, type) else None
+
+
+spelled = Words(_known).spell
+"""A type in words, for who writes Python."""
+
+
+def sentence(error: BaseException) -> str:
+    """The sentence of an exception; attrs' own ones carry more arguments behind it."""
+    return str(error.args[0]) if error.args else type(error).__name__
+
+
+def got(value: object) -> str:
+    """A value as a message shows it."""
+    if isinstance(value, type):
+        return f"the class {value.__name__}"
+    if inspect.isroutine(value):
+        return f"the function {value.__name__}"
+    shape = getattr(value, "shape", None)
+    if shape is not None:
+        return f"{_article(type(value).__name__)} of shape {list(shape)}"
+    text = repr(value)
+    return text if len(text) <= 80 and "\n" not in text else _article(type(value).__name__)
+
+
+def _article(name: str) -> str:
+    return f"{'an' if name[0] in 'aeiouAEIOU' else 'a'} {name}"

@@ -1,0 +1,311 @@
+"""One diagnosed outer step: every measure of it in one row, and what that took."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from functools import partial
+from typing import Any
+
+import attrs
+import torch
+from attrs import define, field
+from torch import Tensor
+
+from hgms.diagnosis.capture import Seen, capture, inner_problem, pipeline_of
+from hgms.diagnosis.choice import choice
+from hgms.diagnosis.float64 import doubled, in_double
+from hgms.diagnosis.spectrum import FLAT, Spectrum, spectrum
+from hgms.diagnosis.stationarity import Reference, bias, compared, flat
+from hgms_core import (
+    Batch,
+    Branch,
+    ConfigError,
+    Cost,
+    HgmsError,
+    Key,
+    Method,
+    Problem,
+    Ravel,
+    State,
+    Tree,
+    curvature,
+    out_of_memory,
+    values,
+)  # fmt: skip
+
+ROWS = 8192
+"""Rows at most that losses and ∇ₓg are computed on."""
+HESSIAN_ROWS = 1024
+"""Rows at most that products with the lower Hessian are computed on."""
+LONGER = 4
+"""How many times as long the longer lower run is."""
+STRATEGIES = ("vjp", "jvp", "difference")
+
+
+@define(eq=False, kw_only=True)
+class Diagnosing:
+    """Measures outer steps of ``method`` on ``problem`` and changes nothing of either: the step is done again from the state
+    before it, by the same keys, and what is drawn beside it has keys of its own.
+
+    ``build`` makes the problem in float64 (None: only casting its losses can). A measure that cannot be made is left out of
+    the row, and ``left_out`` says why."""
+
+    method: Method
+    problem: Problem = field(converter=lambda problem: attrs.evolve(problem, compiler=None))
+    seed: int
+    build: Callable[[], Problem] | None = None
+    _built: list[Problem] = field(factory=list, init=False)
+
+    def row(self, before: State, after: State, step: int, progress: float) -> dict[str, Any]:
+        """The diagnosis of the step that led from ``before`` to ``after``, its number ``step``, begun at the share ``progress``
+        of the budget."""
+        key = Key(self.seed).fold("diagnose", step)
+        measured = Measured({"step": step})
+        is_pipeline = pipeline_of(self.method) is not None
+        measured.row["of"] = "pipeline" if is_pipeline else "result"
+
+        def of_result() -> dict[str, Any]:
+            build = None if self.build is None else self._build
+            _of_point(measured, self.problem, *self.method.result(after), build, key)
+            return {}
+
+        def of_step() -> dict[str, Any]:
+            seen = capture(self.method, self.problem, before, progress)
+            measured.cost += seen.cost
+            build = None if self.build is None else partial(self._inner, before, progress)
+            _of_step(measured, seen, build, key)
+            return {}
+
+        measured.add("step", of_step if is_pipeline else of_result)
+        return measured.finished()
+
+    def _inner(self, before: State, progress: float) -> Problem:
+        return inner_problem(self.method, self._build(), before, progress)
+
+    def _build(self) -> Problem:
+        """The problem as its task makes it in float64, once a run."""
+        assert self.build is not None
+        if not self._built:
+            self._built.append(self.build())
+        return self._built[0]
+
+
+@define
+class Measured:
+    """A row that grows, with what it took and what had to be left out."""
+
+    row: dict[str, Any]
+    cost: Cost = field(factory=Cost)
+    left_out: dict[str, str] = field(factory=dict)
+
+    def add(self, name: str, measure: Callable[[], Mapping[str, Any]]) -> None:
+        """What ``measure`` returns; its first line where it cannot. No failure of a diagnosis ends a run."""
+        try:
+            self.row.update(measure())
+        except (
+            HgmsError,
+            RuntimeError,
+            ValueError,
+            TypeError,
+            AttributeError,
+            ArithmeticError,
+            LookupError,
+            MemoryError,
+        ) as error:
+            memory = out_of_memory(error)
+            if memory and torch.cuda.is_available():
+                torch.cuda.empty_cache()
+            self.left_out[name] = "not enough memory" if memory else (str(error) or type(error).__name__).splitlines()[0]
+
+    def finished(self) -> dict[str, Any]:
+        counts = {f"cost_{name}": count for name, count in self.cost.numbers().items()}
+        return {**self.row, **counts, "oracle_calls": self.cost.calls, "left_out": self.left_out}
+
+
+# --- of a pipeline's step ----------------------------------------------------------------------------------------------
+
+
+def _of_step(measured: Measured, seen: Seen, build: Callable[[], Problem] | None, key: Key) -> None:
+    estimate, h = seen.estimate, flat(seen.estimate.value)
+    measured.row |= {"hypergradient_norm": float(torch.linalg.vector_norm(h)), "selected": int(seen.selection.index)}
+    if (solution := estimate.solution) is not None:
+        measured.row |= {
+            "residual": float(solution.residual.max()), "curvature": float(solution.curvature.min()),
+            "outcome": estimate.outcome.label,
+        }  # fmt: skip
+    solver = getattr(seen.pipeline.hypergradient, "solver", None)
+    how = getattr(solver, "ridge", None), getattr(seen.pipeline.hypergradient, "strategy", "vjp")
+    _of_point(measured, seen.problem, seen.theta, seen.branch.x, build, key, *how)
+    kept = {"count": float(measured.row["flat_dimension"])} if "flat_dimension" in measured.row else {}
+    temperature = getattr(seen.pipeline.generator, "temperature", None)
+    if isinstance(temperature, float) and "normal_inverses" in measured.row:
+        measured.row["tube"] = math.sqrt(temperature * measured.row["normal_inverses"])
+    measured.add("longer", lambda: _longer(measured, seen, h, key))
+    measured.add("double", lambda: _double(measured, seen, h, build))
+    measured.add("gain", lambda: _gain(measured, seen, key))
+    if seen.candidates.count > 1:
+        measured.add("choice", lambda: _choice(measured, seen, *_upper(seen.problem, "select", key)))
+        if kept and "score_mean" in measured.row:
+            measured.add("bound", lambda: _bound(measured, kept["count"], seen.candidates.count))
+
+
+def _longer(measured: Measured, seen: Seen, h: Tensor, key: Key) -> dict[str, Any]:
+    """The hypergradient after LONGER times as many lower steps from the same start, by the same keys: the same candidate goes
+    on. A generator without ``steps`` proposes again from where it ended, at the same θ."""
+    generator, index, start = seen.pipeline.generator, seen.selection.index, seen.start
+    steps = getattr(generator, "steps", None)
+    if type(steps) is int and attrs.has(type(generator)):
+        more: Any = attrs.evolve(generator, steps=LONGER * steps)  # type: ignore[misc]
+        candidates = more.propose(seen.problem, seen.theta, start, seen.proposing)
+        measured.cost += candidates.cost
+    else:
+        candidates = seen.candidates
+        for turn in range(1, LONGER):
+            start = generator.carry(start, candidates, index, key.fold("carry", turn), seen.problem)
+            candidates = generator.propose(seen.problem, seen.theta, start, key.fold("propose", turn))
+            measured.cost += candidates.cost
+            index = index.clamp_max(candidates.count - 1)
+    estimate = seen.estimate_at(candidates.branch(index))
+    measured.cost += estimate.cost
+    cosine, ratio = compared(h, flat(estimate.value))
+    return {"longer_cosine": cosine, "longer_ratio": ratio}
+
+
+def _double(measured: Measured, seen: Seen, h: Tensor, build: Callable[[], Problem] | None) -> dict[str, Any]:
+    """The same estimate in float64: at the same x̂ where it takes no more than that, else of the branch run again in float64."""
+    problem, how = in_double(seen.problem, seen.theta, seen.branch.x, build)
+    if how == "already":
+        return {"double": how}
+    theta, memory, estimator = doubled(seen.theta), doubled(seen.memory), seen.pipeline.hypergradient
+    branch = Branch(x=doubled(seen.branch.x), aux=doubled(seen.branch.aux))
+    again = seen.estimate.cost.calls == 0  # it was carried along: casting it shows nothing
+    if not again:
+        try:
+            estimate = estimator.estimate(problem, theta, branch, seen.estimating, memory)[0]
+        except (HgmsError, TypeError, AttributeError):
+            again = True  # it goes back through the branch
+    if again:
+        candidates = seen.pipeline.generator.propose(problem, theta, doubled(seen.start), seen.proposing)
+        branch = candidates.branch(seen.selection.index)
+        away = flat(branch.x) - flat(seen.branch.x)
+        measured.cost += candidates.cost
+        if torch.linalg.vector_norm(away) > 0.1 * torch.linalg.vector_norm(flat(seen.branch.x)):
+            raise ConfigError("run again in float64 the branch ends elsewhere (its draws depend on the type)")
+        estimate = estimator.estimate(problem, theta, branch, seen.estimating, memory)[0]
+    measured.cost += estimate.cost
+    cosine, ratio = compared(h, flat(estimate.value))
+    return {"double": how, "double_cosine": cosine, "double_ratio": ratio}
+
+
+def _gain(measured: Measured, seen: Seen, key: Key) -> dict[str, Any]:
+    """The upper value on rows that neither chose nor were differentiated on, where there are some: of the first and the mean
+    candidate, of the selected one, and of that same candidate once the lower level is solved again at the next θ, from the same
+    start and by the same keys."""
+    role = next(name for name in ("stop", "differentiate", "select") if name in seen.problem.upper_data)
+    batch, rows = _upper(seen.problem, role, key)
+    index, f = int(seen.selection.index), seen.problem.f
+    found = values(f, seen.theta, seen.candidates.x, batch, rows=rows).double()
+    again = seen.pipeline.generator.propose(seen.problem, seen.theta_after, seen.start, seen.proposing)
+    with torch.no_grad():
+        after = float(f(seen.theta_after, again.at(index), batch))
+    measured.cost += again.cost + Cost(upper_values=len(found) + 1, rows=rows * (len(found) + 1))
+    selection, differentiation = float(found.mean() - found[index]), float(found[index]) - after
+    total = abs(selection) + abs(differentiation)
+    return {
+        "gain_rows": role, "value_first": float(found[0]), "value_mean": float(found.mean()),
+        "value_selected": float(found[index]), "value_after": after, "gain_selection": selection,
+        "gain_differentiation": differentiation, "selection_share": abs(selection) / total if total else None,
+    }  # fmt: skip
+
+
+def _choice(measured: Measured, seen: Seen, batch: Batch, rows: int) -> dict[str, Any]:
+    """The chosen candidate against the best other one, on the rows that choose."""
+    problem, chosen = seen.problem, int(seen.selection.index)
+    scores = values(problem.f, seen.theta, seen.candidates.x, batch, rows=rows).double()
+    measured.cost += Cost(upper_values=len(scores), rows=rows * len(scores))
+    best = scores.clone()
+    best[chosen] = torch.inf
+    other = int(best.argmin())
+    measured.row |= {
+        "candidates": len(scores), "score_mean": float(scores.mean()), "score_chosen": float(scores[chosen]),
+        "choice_gap": float(scores[other] - scores[chosen]),
+    }  # fmt: skip
+    data = problem.upper_data["select"]
+    pair = seen.candidates.at(chosen), seen.candidates.at(other)
+    with_rows = choice(lambda _, x, rows: problem.f(seen.theta, x, rows), {}, *pair, data, batch, min(rows, data.size))
+    measured.cost += Cost(upper_values=4, rows=4 * rows)
+    return with_rows
+
+
+def _bound(measured: Measured, dimension: float, count: int) -> dict[str, Any]:
+    """What the selection term of the paper's bound, C₁N^(−1/k), says of N, if it were tight: C₁ from how far the chosen score
+    lies below the mean one, (1 − N^(−1/k)) C₁; the error that is left; the N (its logarithm to base 10) that would halve it,
+    and the one at which it is the noise of the choice."""
+    k = max(1.0, round(dimension))
+    lead = measured.row["score_mean"] - measured.row["score_chosen"]
+    halving = math.log10(count) + k * math.log10(2)
+    row: dict[str, Any] = {"log10_candidates_to_halve": halving}
+    if dimension < 0.5 or lead <= 0:
+        return {} if dimension < 0.5 else row
+    constant = lead / -math.expm1(-math.log(count) / k)
+    row |= {"selection_constant": constant, "selection_error": constant * count ** (-1 / k)}
+    if error := measured.row.get("choice_error"):
+        row["log10_candidates_to_noise"] = max(0.0, k * math.log10(constant / error)) if constant > 0 else 0.0
+    return row
+
+
+def _upper(problem: Problem, role: str, key: Key) -> tuple[Batch, int]:
+    return problem.upper_data[role].sample(key.fold("upper", role), ROWS)
+
+
+# --- of a point --------------------------------------------------------------------------------------------------------
+
+
+def _of_point(
+    measured: Measured, problem: Problem, theta: Tree, x: Tree, build: Callable[[], Problem] | None, key: Key,
+    ridge: float | None = None, strategy: str = "vjp",
+) -> None:  # fmt: skip
+    """∇ₓg, the flat directions and the bias at (θ, x), in float64 where the problem can be had in it."""
+    reference = problem
+    try:
+        reference, _ = in_double(problem, theta, x, build)
+        theta, x = doubled(theta), doubled(x)
+    except (HgmsError, RuntimeError, TypeError):
+        pass  # in the type that it has
+    batch, rows = reference.lower_data.sample(key.fold("lower"), ROWS)
+    below, fewer = reference.lower_data.sample(key.fold("hessian"), HESSIAN_ROWS)
+    above, upper_rows = _upper(reference, "differentiate", key)
+    spec = Ravel.of(x)
+
+    def slope() -> dict[str, float]:
+        gradient = curvature(lambda x: reference.g(theta, x, batch), x, "difference").gradient
+        measured.cost += Cost(lower_gradients=1, rows=rows)
+        return {
+            "lower_gradient": float(torch.linalg.vector_norm(gradient)),
+            "x_norm": float(torch.linalg.vector_norm(spec.ravel(x))),
+        }
+
+    def rule(ridge: float) -> Reference:
+        return Reference(reference, theta, below, above, ridge, strategy if strategy in STRATEGIES else "vjp")  # type: ignore[arg-type]
+
+    def flatness() -> dict[str, Any]:
+        of: Spectrum = spectrum(rule(0.0).matvec(x), spec.ravel(x), ridge or 0.0, key.fold("spectrum"))
+        measured.cost += Cost(products=of.products, rows=of.products * fewer)
+        return {
+            "size": of.size, "largest": of.largest, "smallest": of.smallest, "flat_threshold": of.threshold,
+            "flat_dimension": of.flat, "flat_error": of.flat_error, "negative_dimension": of.negative,
+            "normal_curvature": of.normal, "normal_inverses": of.inverses, "spectrum": "all" if of.exact else "lanczos",
+        }  # fmt: skip
+
+    def moved() -> dict[str, Any]:
+        used = FLAT * measured.row["largest"] if ridge is None else ridge
+        gradient = curvature(lambda x: reference.g(theta, x, batch), x, "difference").gradient
+        row, products = bias(rule(used), x, gradient)
+        through = 2 * upper_rows + (products + 2) * fewer
+        measured.cost += Cost(lower_gradients=1, upper_gradients=2, products=products, cross_products=2, rows=rows + through)
+        return {"ridge": used, **row}
+
+    measured.add("lower_gradient", slope)
+    measured.add("spectrum", flatness)
+    measured.add("bias", moved)

@@ -1,0 +1,135 @@
+"""A method whose steps all ranks take together: rank 0 says which, the others follow."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, ClassVar
+
+import attrs
+import torch
+import torch.distributed as dist
+from attrs import define, field, frozen
+
+from hgms.distributed.group import Ranks
+from hgms_core import ConfigError, Method, Problem, Record, State, Tree
+
+
+@define(eq=False)
+class OnRanks:
+    """``method`` (:func:`hgms.distributed.placed`), as rank 0 carries it out. A run knows nothing of ranks: it calls ``init`` and
+    ``step`` as those of any method, resumes, evaluates and writes by itself.
+
+    Before each step the others are told the share of the budget, and the state where it is not the one that they have: of a run
+    that is resumed, on whatever number of ranks it was broken off. After it all ranks compare the sums of their θ.
+
+    ``sharded``: each rank holds a part of the problem's model, so that all of them compute each loss. What the run asks for
+    between steps (f, g, ``evaluate``), the others are then told, too."""
+
+    name: ClassVar[str] = "on-ranks"
+
+    method: Any
+    ranks: Ranks
+    sharded: bool = False
+    _step: int = field(default=0, init=False)
+    _problem: Problem | None = field(default=None, init=False)
+    _before: State | None = field(default=None, init=False)
+    _after: State | None = field(default=None, init=False)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(object.__getattribute__(self, "method"), name)  # finished, untrained, …
+
+    def build(self, make: Callable[[], Problem]) -> Problem:
+        """The problem as the run is to call it; all ranks make theirs at this time."""
+        with self.ranks.together("step 0"):
+            self.ranks.say({"do": "build"})
+            problem = self._problem = make()
+        if not self.sharded:
+            return problem
+        shared: dict[str, Any] = {name: _OnAllRanks(self, name, getattr(problem, name)) for name in ("f", "g", "evaluate")}
+        return attrs.evolve(problem, **shared)
+
+    def init(self, problem: Problem, seed: int) -> State:
+        with self.ranks.together("step 0"):
+            self.ranks.say({"do": "init", "seed": seed})
+            self._before, self._after = None, self.method.init(self._problem or problem, seed)
+        return self._after
+
+    def step(self, problem: Problem, state: State, progress: float = 0.0) -> tuple[State, Record]:
+        which = "after" if state is self._after else "before" if state is self._before else "sent"
+        message = {"do": "step", "from": which, "progress": progress}
+        self._step = int(state.get("step", 0)) + 1
+        with self.ranks.together(f"step {self._step}"):
+            self.ranks.say({**message, "state": state} if which == "sent" else message)
+            following, record = self.method.step(self._problem or problem, state, progress)
+            ensure_agreement(self.method.result(following)[0], self.ranks)
+        self._before, self._after = state, following
+        return following, record
+
+    def result(self, state: State) -> tuple[Tree, Tree]:
+        outcome: tuple[Tree, Tree] = self.method.result(state)
+        return outcome
+
+
+@frozen(eq=False)
+class _OnAllRanks:
+    """A function of the problem that rank 0 calls between steps, and the others with it: its value, without a graph."""
+
+    run: OnRanks
+    name: str
+    function: Any
+
+    def __call__(self, *args: Any) -> Any:
+        with self.run.ranks.together(f"step {self.run._step}"), torch.no_grad():
+            self.run.ranks.say({"do": "call", "name": self.name, "args": list(args)})
+            return self.function(*args)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(object.__getattribute__(self, "function"), name)
+
+
+def follow(method: Method, make: Callable[[], Problem], ranks: Ranks) -> None:
+    """What another rank than 0 does: as it is told, until the run is over. An error that all ranks meet is rank 0's to tell."""
+    before: State | None = None
+    after: State | None = None
+    while (message := ranks.say(None)) is not None:
+        if message["do"] == "build":
+            problem = make()
+            device = next(iter(problem.x0.values())).device
+            continue
+        if message["do"] == "call":
+            with torch.no_grad():
+                getattr(problem, message["name"])(*_moved(message["args"], device))
+            continue
+        if message["do"] == "init":
+            before, after = None, method.init(problem, message["seed"])
+            continue
+        known = {"after": after, "before": before}
+        state = _moved(message["state"], device) if message["from"] == "sent" else known[message["from"]]
+        assert state is not None
+        following, _ = method.step(problem, state, message["progress"])
+        ensure_agreement(method.result(following)[0], ranks)
+        before, after = state, following
+
+
+def ensure_agreement(theta: Tree, ranks: Ranks) -> None:
+    """ConfigError where another rank has come to another θ: it then computes otherwise, and nothing that follows would hold.
+    The sums of its leaves are compared, to the bit."""
+    if not theta:
+        return
+    own = torch.stack([leaf.double().sum() for leaf in theta.values()])
+    gathered = [torch.empty_like(own) for _ in range(ranks.count)]
+    dist.all_gather(gathered, own)
+    other = [rank for rank, sums in enumerate(gathered) if not torch.equal(sums.nan_to_num(), gathered[0].nan_to_num())]
+    if other:
+        raise ConfigError(
+            f"rank {other[0]} came to another θ than rank 0: they do not compute the same\n"
+            "  ranks need the same processor or GPU, the same torch and the same number of threads"
+        )
+
+
+def _moved(state: Any, device: torch.device) -> Any:
+    if isinstance(state, torch.Tensor):
+        return state.to(device)
+    if isinstance(state, list):
+        return [_moved(value, device) for value in state]
+    return {key: _moved(value, device) for key, value in state.items()} if isinstance(state, dict) else state

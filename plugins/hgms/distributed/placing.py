@@ -1,0 +1,123 @@
+"""The parts of a pipeline, placed on the ranks of a mesh. Each is called as the part inside it is."""
+
+from __future__ import annotations
+
+from typing import Any, ClassVar
+
+import attrs
+import torch
+import torch.distributed as dist
+from attrs import frozen
+from torch import Tensor
+
+from hgms.distributed.mesh import Mesh
+from hgms.distributed.rows import by_rows
+from hgms_core import (
+    Branch,
+    CandidateGenerator,
+    Candidates,
+    ConfigError,
+    Cost,
+    Estimate,
+    HyperGradient,
+    Key,
+    Pipeline,
+    Problem,
+    Selection,
+    Selector,
+    State,
+    Tree,
+)  # fmt: skip
+
+
+@frozen(kw_only=True)
+class PlacedGenerator:
+    """Candidates proposed by parts, where the generator can propose some of them (``count``, and ``propose_some(problem, theta,
+    start, key, members)``, which gives the rows ``members`` of what ``propose`` gives); else by all ranks together, by rows."""
+
+    name: ClassVar[str] = "placed"
+
+    generator: CandidateGenerator
+    mesh: Mesh
+
+    def init(self, problem: Problem, key: Key) -> State:
+        return self.generator.init(problem, key)
+
+    def propose(self, problem: Problem, theta: Tree, start: State, key: Key) -> Candidates:
+        problem = by_rows(problem, self.mesh.rows)
+        if dist.get_world_size(self.mesh.branches) == 1:
+            return self.generator.propose(problem, theta, start, key)
+        generator: Any = self.generator
+        members = self.mesh.members(generator.count)
+        some = generator.propose_some(problem, theta, start, key, members)
+        x, aux = (self.mesh.gathered(tree, generator.count) for tree in (some.x, some.aux))
+        losses = None if some.losses is None else self.mesh.gathered({"": some.losses}, generator.count)[""]
+        return attrs.evolve(some, x=x, aux=aux, losses=losses, cost=self._of_all(some.cost, next(iter(x.values()))))
+
+    def _of_all(self, cost: Cost, like: Tensor) -> Cost:
+        """What all parts took together."""
+        numbers = torch.tensor(list(cost.numbers().values()), device=like.device)
+        dist.all_reduce(numbers, group=self.mesh.branches)
+        return Cost(**dict(zip(cost.numbers(), numbers.tolist(), strict=True)))
+
+    def carry(self, start: State, candidates: Candidates, index: Tensor, key: Key, problem: Problem) -> State:
+        return self.generator.carry(start, candidates, index, key, problem)
+
+
+@frozen(kw_only=True)
+class PlacedSelector:
+    """Scores whose upper values all ranks compute together, by rows."""
+
+    name: ClassVar[str] = "placed"
+
+    selector: Selector
+    mesh: Mesh
+
+    def select(self, problem: Problem, theta: Tree, candidates: Candidates, key: Key) -> Selection:
+        return self.selector.select(by_rows(problem, self.mesh.world), theta, candidates, key)
+
+
+@frozen(kw_only=True)
+class PlacedHyperGradient:
+    """An estimate whose gradients and products all ranks compute together, by rows."""
+
+    name: ClassVar[str] = "placed"
+
+    hypergradient: HyperGradient
+    mesh: Mesh
+
+    def init(self, problem: Problem) -> State:
+        return self.hypergradient.init(problem)
+
+    def estimate(self, problem: Problem, theta: Tree, branch: Branch, key: Key, state: State) -> tuple[Estimate, State]:
+        return self.hypergradient.estimate(by_rows(problem, self.mesh.world), theta, branch, key, state)
+
+    def __getattr__(self, name: str) -> Any:
+        """``estimate_all``, where the estimator inside has it."""
+        if name != "estimate_all":
+            raise AttributeError(name)
+        estimate_all: Any = self.hypergradient.estimate_all  # type: ignore[attr-defined]
+        return lambda problem, *rest: estimate_all(by_rows(problem, self.mesh.world), *rest)
+
+
+def placed(method: Any, ranks: int, device: torch.device, even: bool = False) -> Any:
+    """The method with the parts of its pipeline on a mesh of all ranks; wrappers around it stay as they are. ``even``: all
+    ranks propose as many candidates, because they compute each loss together.
+
+    Errors: ConfigError for a method that is made of no parts."""
+    if hasattr(method, "method"):
+        return attrs.evolve(method, method=placed(method.method, ranks, device, even))
+    if not isinstance(method, Pipeline):
+        raise ConfigError(
+            f"run.ranks = {ranks} places the parts of a pipeline, and method {getattr(method, 'name', method)!r} is none\n"
+            "  leave run.ranks out, or write it as a Pipeline: generator, selector, hypergradient, outer optimiser"
+        )
+    generator: Any = method.generator
+    apart = callable(getattr(generator, "propose_some", None))
+    mesh = Mesh.of(ranks, generator.count if apart else 1, device, even)
+    return attrs.evolve(
+        method,
+        generator=PlacedGenerator(generator=generator, mesh=mesh),
+        selector=PlacedSelector(selector=method.selector, mesh=mesh),
+        hypergradient=PlacedHyperGradient(hypergradient=method.hypergradient, mesh=mesh),
+    )

@@ -1,0 +1,30 @@
+"""Where jobs are carried out: the protocol of executors, and the one that has processes of this machine."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from hgms.executors.board import Board, to_stderr
+from hgms.executors.digests import code_of, ensure_same, installation
+from hgms.executors.in_process import Here
+from hgms.executors.jobs import Ending, Executor, Job, Needs, Report, Tell, called, described
+from hgms.executors.local import Local, cores
+from hgms.executors.lookup import executor_of
+from hgms.executors.options import executor_options, stated_executor
+from hgms.executors.remote_progress import RemoteProgress
+from hgms.executors.retries import TRIES, tried_again
+from hgms.executors.shared_work import BUSY, Piece, carried_out_together, unless_busy
+from hgms.executors.transport import carried_out, carried_out_beside, ending_of, packed
+from hgms_core import hookimpl
+
+__all__ = [
+    "BUSY", "TRIES", "Board", "Ending", "Executor", "Here", "Job", "Local", "Needs", "Piece", "RemoteProgress", "Report",
+    "Tell", "called", "carried_out", "carried_out_beside", "carried_out_together", "code_of", "cores", "described", "ending_of",
+    "ensure_same", "executor_of", "executor_options", "installation", "packed", "stated_executor", "to_stderr",
+    "tried_again", "unless_busy",
+]  # fmt: skip
+
+
+@hookimpl
+def hgms_register_executors() -> list[type[Any]]:
+    return [Local]

@@ -1,0 +1,215 @@
+"""Jobs in processes of this machine (:mod:`hgms.executors.worker`): a killed one takes no other with it, and each has its share
+of the cores. Parent and worker exchange lines of JSON over the worker's standard input and output."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import queue
+import signal
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Iterable, Iterator, Mapping
+from typing import IO, Any, ClassVar
+
+from attrs import define, field, validators
+
+import hgms.config
+from hgms.executors.jobs import Ending, Job, Report
+
+_LAST = ("ended", "interrupted", "gone")
+"""The last that is heard of a job."""
+_LOOK = 1.0
+"""Seconds between two looks for a KeyboardInterrupt that no signal brings."""
+
+
+def cores() -> int:
+    """The cores this process may use."""
+    affinity = getattr(os, "sched_getaffinity", None)
+    return len(affinity(0)) if affinity is not None else os.cpu_count() or 1
+
+
+@hgms.config.define(eq=False)
+class Local:
+    """Processes of this machine, which stay for the next jobs.
+
+    ``jobs`` at a time, by default one a core; ``fresh`` gives each job a process of its own. A process that is
+    killed is seen at once.
+
+    >>> job = Job(title="a pair", function="hgms.executors.local:echo", arguments={"number": 2})
+    >>> executor = Local(jobs=1)
+    >>> from hgms.executors import tried_again
+    >>> [ending.outcome for ending in tried_again(executor, iter([job]))]
+    [{'number': 2}]
+    >>> executor.close()
+
+    .. versionadded:: 0.8"""
+
+    name: ClassVar[str] = "local"
+
+    jobs: int | None = field(default=None, validator=validators.optional(validators.ge(1)))
+    fresh: bool = False
+    _events: queue.Queue[tuple[_Worker, Mapping[str, Any]]] = field(factory=queue.Queue, init=False)
+    _idle: list[_Worker] = field(factory=list, init=False)
+    _running: dict[_Worker, Job] = field(factory=dict, init=False)
+
+    @property
+    def count(self) -> int:
+        return cores() if self.jobs is None else self.jobs
+
+    def carry_out(self, jobs: Iterable[Job], report: Report) -> Iterator[Ending]:
+        try:
+            yield from self._dispatch(jobs, report)
+        except KeyboardInterrupt:
+            self._interrupt()
+            raise
+
+    def close(self) -> None:
+        for worker in [*self._idle, *self._running]:
+            worker.close()
+        self._idle.clear()
+        self._running.clear()
+
+    def _dispatch(self, jobs: Iterable[Job], report: Report) -> Iterator[Ending]:
+        self._begin(jobs)
+        while self._running:
+            worker, event = self._heard()
+            if worker not in self._running:  # one that is closed has ended already
+                if event["event"] == "gone" and "code" not in event and worker in self._idle:
+                    self._idle.remove(worker)
+                    worker.close()
+            elif event["event"] not in _LAST:
+                report(self._running[worker], event)
+            else:
+                yield self._ending(worker, event)
+            self._begin(jobs)
+
+    def _heard(self) -> tuple[_Worker, Mapping[str, Any]]:
+        """The next thing that a worker says. Ray's KeyboardInterrupts, which no signal brings, come between two looks."""
+        while True:
+            with contextlib.suppress(queue.Empty):
+                return self._events.get(timeout=_LOOK)
+
+    def _begin(self, jobs: Iterable[Job]) -> None:
+        """Gives a worker to every job that may begin, as long as there is room; one that has nothing to do loads meanwhile."""
+        while len(self._running) < self.count and (job := next(iter(jobs), None)) is not None:
+            worker = self._idle.pop() if self._idle else self._start(job)
+            self._running[worker] = job
+            worker.send(job)
+        job = next(iter(self._running.values()), None)
+        if job is not None and job.prepare and len(self._running) + len(self._idle) < self.count:
+            self._idle.append(self._start(job))
+
+    def _ending(self, worker: _Worker, event: Mapping[str, Any]) -> Ending:
+        """How a worker's job ended, by its own word or because it is gone."""
+        job = self._running.pop(worker)
+        if event["event"] == "interrupted":
+            self._idle.append(worker)
+            raise KeyboardInterrupt
+        if event["event"] == "ended":
+            ending = Ending(job=job, outcome=event.get("outcome"), error=event.get("error", ""))
+        else:
+            ending = Ending(job=job, lost=worker.obituary(event.get("code")))
+        if self.fresh or (ending.lost and "code" not in event):
+            worker.close()
+        else:
+            self._idle.append(worker)
+        return ending
+
+    def _start(self, job: Job) -> _Worker:
+        """A worker that loads what this job and others of its kind need."""
+        threads = max(1, cores() // self.count)  # an equal share of the cores, and no more than the person said
+        with contextlib.suppress(KeyError, ValueError):
+            threads = min(threads, max(1, int(os.environ["OMP_NUM_THREADS"])))
+        libraries = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS", "NUMEXPR_NUM_THREADS")
+        environment = os.environ | dict.fromkeys(libraries, str(threads))
+        errors = tempfile.TemporaryFile()  # noqa: SIM115  (the worker's, as long as it lives)
+        # A session of its own: Ctrl-C reaches the parent alone, which passes it on when it is ready.
+        # The working directory is no place to import from (-P) before any other that this process knows.
+        # A GPU is nothing that a fork may share with the process that it comes from, so there it is one process.
+        settings = {
+            "threads": threads, "places": sys.path, "forks": not job.needs.gpus,
+            "function": job.function, "prepare": job.prepare, "arguments": job.arguments,
+        }  # fmt: skip
+        process = subprocess.Popen(
+            [sys.executable, "-P", "-m", "hgms.executors.worker"],
+            stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=errors, env=environment, text=True, start_new_session=True,
+        )  # fmt: skip
+        worker = _Worker(process, errors)
+        worker.write(settings)
+        threading.Thread(target=self._listen, args=(worker,), daemon=True).start()
+        return worker
+
+    def _listen(self, worker: _Worker) -> None:
+        assert worker.process.stdout is not None
+        with worker.process.stdout as stream:
+            for line in stream:
+                with contextlib.suppress(ValueError):  # a line that a kill cut off
+                    self._events.put((worker, json.loads(line)))
+        self._events.put((worker, {"event": "gone"}))
+
+    def _interrupt(self, seconds: float = 60.0) -> None:
+        """Asks the running workers to save and stop; those that do not in time, or at a second Ctrl-C, are killed."""
+        for worker in self._running:
+            with contextlib.suppress(OSError, ValueError):
+                worker.process.send_signal(signal.SIGINT)
+        left, until = set(self._running), time.monotonic() + seconds
+        with contextlib.suppress(KeyboardInterrupt, queue.Empty):
+            while left:
+                worker, event = self._events.get(timeout=max(0.0, until - time.monotonic()))
+                if event["event"] in _LAST:
+                    left.discard(worker)
+
+
+@define(eq=False)
+class _Worker:
+    """A worker's process, as its parent sees it."""
+
+    process: subprocess.Popen[str]
+    errors: IO[bytes]
+
+    def send(self, job: Job) -> None:
+        self.write({"function": job.function, "arguments": job.arguments})
+
+    def write(self, message: Mapping[str, Any]) -> None:
+        with contextlib.suppress(OSError):  # it died already: its end is on the queue
+            assert self.process.stdin is not None
+            self.process.stdin.write(json.dumps(message) + "\n")
+            self.process.stdin.flush()
+
+    def obituary(self, code: int | None) -> str:
+        """Why the process is gone, or the fork that carried the job out and ended with ``code``, as far as exit codes and
+        standard error tell."""
+        code = self.process.wait() if code is None else code
+        if code < 0:
+            name = signal.Signals(-code).name if -code in set(signal.Signals) else f"signal {-code}"
+            why = f"its process was killed by {name}" + (" (out of memory, most often)" if name == "SIGKILL" else "")
+        else:
+            why = f"its process ended with exit code {code}"
+        self.errors.seek(0)
+        last = self.errors.read().decode(errors="replace").strip().splitlines()[-3:]
+        self.errors.seek(0)  # the next fork writes where this one did
+        self.errors.truncate()
+        return why + ("; its last words: " + " | ".join(last) if last else "")
+
+    def close(self) -> None:
+        """Kills it with its fork: it is idle, or what it does is of no more use, and every folder it wrote can be resumed."""
+        if sys.platform == "win32":
+            self.process.kill()
+        else:
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(self.process.pid, signal.SIGKILL)
+        self.process.wait()
+        if self.process.stdin is not None:
+            with contextlib.suppress(OSError):
+                self.process.stdin.close()
+        self.errors.close()
+
+
+def echo(arguments: Mapping[str, Any], _tell: object) -> Mapping[str, Any]:
+    """A job's function that returns what it was called with: for trying an executor out."""
+    return arguments

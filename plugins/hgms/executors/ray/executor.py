@@ -1,0 +1,159 @@
+"""Jobs as tasks of Ray Core. A worker gets the name of a function and plain values, and calls it in the installation that it
+has; it refuses where that is not the driver's."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+import socket
+import time
+from collections.abc import Iterable, Iterator
+from typing import Any, ClassVar
+
+from attrs import field, validators
+
+import hgms.config
+from hgms.executors import Ending, Job, Report, carried_out_beside, ending_of, packed
+from hgms_core import ConfigError, MissingExtra
+
+LOOK = 1.0
+"""Seconds between two looks at jobs under way."""
+ANSWER = 10.0
+"""Seconds that the machine of an address has to answer."""
+PATIENCE = 60.0
+"""Seconds that jobs have to save what they did when a person stops them."""
+
+
+@hgms.config.define(eq=False)
+class Ray:
+    """Tasks of Ray, one for each job, with the CPUs, GPUs and memory that it needs.
+
+    ``address`` is ``HOST:PORT`` of a cluster, ``auto`` for the one that runs on this machine; None starts one here for as long
+    as it is needed: without a dashboard, with Ray's token authentication. ``jobs`` at a time; None: as many as the cluster has
+    room for. Ray itself takes nothing up again: whoever asked for a lost run asks once more, and it goes on from its folder,
+    which must be on a disk that all machines share.
+
+    Errors: MissingExtra without ray; ConfigError where there is no such cluster, where its Ray or Python is of another version,
+    and where a worker has another installation than this machine (digests of the code are compared).
+
+    .. versionadded:: 0.8"""
+
+    name: ClassVar[str] = "ray"
+
+    address: str | None = None
+    jobs: int | None = field(default=None, validator=validators.optional(validators.ge(1)))
+    _ray: Any = field(default=None, init=False)
+    _task: Any = field(default=None, init=False)
+
+    def carry_out(self, jobs: Iterable[Job], report: Report) -> Iterator[Ending]:
+        self._start()
+        running: dict[Any, Job] = {}
+        try:
+            while True:
+                room = self._room() - len(running)
+                while room > 0 and (job := next(iter(jobs), None)) is not None:
+                    running[self._submit(job)] = job
+                    room -= 1
+                if not running:
+                    return
+                ended, _ = self._ray.wait(list(running), timeout=LOOK)
+                for task in ended:
+                    yield self._ending(running.pop(task), task, report)
+                for job in running.values() if not ended else ():
+                    report(job, {"event": "look"})
+        except KeyboardInterrupt:
+            self._interrupt(list(running))
+            raise
+
+    def close(self) -> None:
+        if self._ray is not None:
+            self._ray.shutdown()
+            self._ray = None
+
+    def _start(self) -> None:
+        if self._ray is not None:
+            return
+        try:
+            import ray
+        except ImportError as error:
+            raise MissingExtra("the executor 'ray' needs ray, which is not installed\n  pip install 'hgms[ray]'") from error
+        os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
+        local: dict[str, Any] = {"include_dashboard": False, "num_cpus": self.jobs} if self.address is None else {}
+        where = "local" if self.address is None else self.address
+        _ensure_answer(where)
+        before = os.umask(0o077)  # the token that Ray writes is for nobody else to read
+        try:
+            ray.init(address=where, log_to_driver=False, logging_level=logging.ERROR, namespace="hgms", **local)
+        except (ConnectionError, ValueError) as error:
+            raise _nobody(where, error) from error
+        except RuntimeError as error:
+            raise ConfigError(f"Ray at {where} cannot be used from here: {_first_line(error)}") from error
+        finally:
+            os.umask(before)
+        _keep_quiet()
+        self._ray = ray
+        self._task = ray.remote(carried_out_beside)
+
+    def _room(self) -> int:
+        """How many jobs may be on the cluster at once; it may grow."""
+        return self.jobs or max(1, int(self._ray.cluster_resources().get("CPU", 1)))
+
+    def _submit(self, job: Job) -> Any:
+        needs = job.needs
+        options = {"num_cpus": needs.cpus, "num_gpus": needs.gpus, "max_retries": 0}
+        if needs.memory is not None:
+            options["memory"] = needs.memory
+        task = self._task.options(name=job.title, **options)
+        return task.remote(packed(job))
+
+    def _ending(self, job: Job, task: Any, report: Report) -> Ending:
+        try:
+            result = self._ray.get(task)
+        except self._ray.exceptions.TaskCancelledError:
+            raise KeyboardInterrupt from None
+        except self._ray.exceptions.RayError as error:
+            return Ending(job=job, lost=f"its worker is gone ({_first_line(error)})")
+        return ending_of(job, result, report)
+
+    def _interrupt(self, running: list[Any]) -> None:
+        """A KeyboardInterrupt in every task, which then saves what it did; those that do not in time are killed."""
+        with contextlib.suppress(KeyboardInterrupt):
+            for task in running:
+                self._ray.cancel(task, force=False)
+            until = time.monotonic() + PATIENCE
+            while running and time.monotonic() < until:
+                _, running = self._ray.wait(running, num_returns=len(running), timeout=LOOK)
+        for task in running:
+            self._ray.cancel(task, force=True)
+
+
+def _ensure_answer(where: str) -> None:
+    """Ray itself tries for minutes to reach a machine that does not answer."""
+    if where in ("local", "auto"):
+        return
+    host, _, port = where.rpartition(":")
+    try:
+        socket.create_connection((host, int(port)), timeout=ANSWER).close()
+    except (OSError, ValueError, OverflowError) as error:
+        raise _nobody(where, error) from error
+
+
+def _nobody(where: str, error: Exception) -> ConfigError:
+    how = "on this machine" if where == "auto" else "there; HOST:PORT is what it prints"
+    return ConfigError(
+        f"there is no Ray at {where}: {_first_line(error)}\n"
+        f"  start one (ray start --head, {how}), or leave --address out: then one runs here"
+    )
+
+
+def _keep_quiet() -> None:
+    """Ray prints what becomes of its workers on standard output, where a table or JSON is to be; we say it ourselves."""
+    with contextlib.suppress(ImportError):
+        from ray._private import worker
+
+        worker._worker_logs_enabled = False
+
+
+def _first_line(error: BaseException) -> str:
+    return (str(error).strip() or type(error).__name__).splitlines()[0][:200]

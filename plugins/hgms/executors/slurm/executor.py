@@ -1,0 +1,141 @@
+"""Jobs through SLURM, by submitit: a batch job for each, put back into the queue where its time is up."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import time
+from collections.abc import Iterable, Iterator, Mapping
+from pathlib import Path
+from typing import Any, ClassVar, Literal
+
+from attrs import field, validators
+
+import hgms.config
+from hgms.executors import Ending, Job, Report, carried_out, ending_of, packed
+from hgms.executors.slurm.stand_in import stand_in
+from hgms.runs import leave
+from hgms_core import ConfigError, MissingExtra
+
+LOOK = 2.0
+"""Seconds between two looks at the queue; submitit asks SLURM less often than that."""
+PATIENCE = 60.0
+"""Seconds that jobs have to save what they did when a person stops them."""
+
+
+@hgms.config.define(eq=False)
+class Slurm:
+    """Batch jobs of SLURM, at most ``jobs`` of them in the queue at a time.
+
+    ``partition``, ``account`` and ``qos`` are SLURM's; ``hours`` is a job's time where the job does not say: when it is up, the
+    job is put back into the queue and goes on from its checkpoint. ``folder`` keeps submitit's scripts, logs and pickles;
+    nobody else can read it. ``cluster = "local"`` tries all of it out in processes of this machine.
+
+    Errors: MissingExtra without submitit; ConfigError where there is no SLURM here, or it refuses a job, and where a node has
+    another installation than this machine.
+
+    .. versionadded:: 0.8"""
+
+    name: ClassVar[str] = "slurm"
+
+    jobs: int = field(default=64, validator=validators.ge(1))
+    partition: str | None = None
+    account: str | None = None
+    qos: str | None = None
+    hours: float = field(default=4.0, validator=validators.gt(0))
+    folder: str = ".hgms-slurm"
+    cluster: Literal["slurm", "local"] = "slurm"
+    _running: dict[Any, Job] = field(factory=dict, init=False)
+
+    def carry_out(self, jobs: Iterable[Job], report: Report) -> Iterator[Ending]:
+        submitit = _submitit()
+        running = self._running
+        try:
+            while True:
+                while len(running) < self.jobs and (job := next(iter(jobs), None)) is not None:
+                    running[self._submit(submitit, job)] = job
+                if not running:
+                    return
+                ended = [task for task in running if task.done()]
+                for task in ended:
+                    yield self._ending(submitit, running.pop(task), task, report)
+                if not ended:
+                    for job in running.values():
+                        report(job, {"event": "look"})
+                    time.sleep(LOOK if self.cluster == "slurm" else 0.1)
+        except KeyboardInterrupt:
+            self._interrupt()
+            raise
+
+    def close(self) -> None:
+        """Cancels what is in the queue still."""
+        for task in self._running:
+            with contextlib.suppress(Exception):
+                task.cancel(check=False)
+        self._running.clear()
+
+    def _submit(self, submitit: Any, job: Job) -> Any:
+        needs = job.needs
+        folder = Path(self.folder)
+        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        hours = needs.hours or self.hours
+        settings: dict[str, Any] = {
+            "name": "hgms", "timeout_min": max(1, round(60 * hours)), "cpus_per_task": needs.cpus, "tasks_per_node": 1,
+            "gpus_per_node": needs.gpus, "slurm_partition": self.partition, "slurm_account": self.account,
+            "slurm_qos": self.qos, "mem_gb": None if needs.memory is None else max(1, -(-needs.memory // 2**30)),
+        }  # fmt: skip
+        before = os.umask(0o077)  # what submitit pickles is for nobody else to write to
+        try:
+            local = self.cluster == "local"
+            executor = stand_in(submitit, folder) if local else submitit.AutoExecutor(folder=folder, cluster=self.cluster)
+            executor.update_parameters(**{key: value for key, value in settings.items() if value is not None})
+            return executor.submit(Work(), packed(job))
+        except (RuntimeError, submitit.core.utils.FailedJobError, submitit.core.utils.FailedSubmissionError) as error:
+            raise ConfigError(
+                f"SLURM cannot be used from here: {_first_line(error)}\n"
+                "  run this where sbatch is; --set executor.partition=NAME and executor.account=NAME say what to ask for"
+            ) from error
+        finally:
+            os.umask(before)
+
+    def _ending(self, submitit: Any, job: Job, task: Any, report: Report) -> Ending:
+        try:
+            result: Mapping[str, Any] = task.result()
+        except (submitit.core.utils.UncompletedJobError, submitit.core.utils.FailedJobError) as error:
+            return Ending(job=job, lost=f"its batch job {task.job_id} is gone ({_first_line(error)})")
+        return ending_of(job, result, report)
+
+    def _interrupt(self) -> None:
+        """Lets every job save what it did, then leave the queue."""
+        for task in self._running:
+            task.cancel(check=False)
+        until = time.monotonic() + PATIENCE
+        with contextlib.suppress(KeyboardInterrupt):
+            while time.monotonic() < until and not all(task.done() for task in self._running):
+                time.sleep(0.1)
+
+
+class Work:
+    """What submitit calls on a node: the job of a message."""
+
+    def __call__(self, message: Mapping[str, Any]) -> dict[str, Any]:
+        return carried_out(message)
+
+    def checkpoint(self, message: Mapping[str, Any]) -> Any:
+        """Its time is up, or somebody else has the node: the same once more, which goes on from the run's checkpoint."""
+        leave()
+        return _submitit().helpers.DelayedSubmission(Work(), message)
+
+
+def _submitit() -> Any:
+    try:
+        import submitit
+    except ImportError as error:
+        raise MissingExtra(
+            "the executor 'slurm' needs submitit, which is not installed\n  pip install 'hgms[slurm]'"
+        ) from error
+    return submitit
+
+
+def _first_line(error: BaseException) -> str:
+    return (str(error).strip() or type(error).__name__).splitlines()[0][:200]

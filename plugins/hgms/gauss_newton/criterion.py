@@ -1,0 +1,61 @@
+"""A loss as a criterion of outputs."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, final
+
+from attrs import frozen
+from torch import Tensor
+
+from hgms_core import Batch, ConfigError, Loss, Tree
+
+Outputs = Callable[[Tree, Batch], Any]
+"""``outputs(x, batch)``: a tensor, or a tree of tensors."""
+Criterion = Callable[[Tree, Tree, Any, Batch], Tensor]
+"""``criterion(theta, x, z, batch)``: a scalar."""
+
+
+@final
+@frozen(eq=False, kw_only=True)
+class Composite:
+    """The loss g(θ, x; batch) = criterion(θ, x, outputs(x; batch), batch), called as any loss.
+
+    Arguments:
+        outputs: what the model gives, of x and the batch alone (a network's logits, ``[B, C]``).
+        criterion: what is made of it, a scalar; convex in (x, z) for a Gauss–Newton matrix without negative curvature.
+        value: the same loss, where its value is to be computed in another order (None: as above).
+
+    >>> import torch
+    >>> loss = Composite(outputs=lambda x, batch: batch["a"] @ x["w"],
+    ...                  criterion=lambda theta, x, z, batch: theta["t"] * (z * z).sum())
+    >>> loss({"t": torch.tensor(2.0)}, {"w": torch.ones(2)}, {"a": torch.eye(2)})
+    tensor(4.)
+    """
+
+    outputs: Outputs
+    criterion: Criterion
+    value: Loss | None = None
+
+    def __call__(self, theta: Tree, x: Tree, batch: Batch) -> Tensor:
+        if self.value is not None:
+            return self.value(theta, x, batch)
+        return self.criterion(theta, x, self.outputs(x, batch), batch)
+
+
+def says_outputs(loss: Loss) -> bool:
+    """Whether the loss has ``outputs`` and ``criterion``."""
+    return hasattr(loss, "outputs") and hasattr(loss, "criterion")
+
+
+def composite(loss: Any, wanted_by: str) -> tuple[Outputs, Criterion]:
+    """(outputs, criterion) of a loss that says them.
+
+    Errors: ConfigError where it does not."""
+    if not says_outputs(loss):
+        raise ConfigError(
+            f"{wanted_by} needs a lower loss that says its outputs, and this problem's does not\n"
+            "  give the problem g = hgms.gauss_newton.Composite(outputs=…, criterion=…), so that g(θ, x, batch) is\n"
+            "  criterion(θ, x, outputs(x, batch), batch)"
+        )
+    return loss.outputs, loss.criterion

@@ -1,0 +1,63 @@
+"""One lower step as a differentiable function of θ and of the state before it."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from hgms.generators.branches.rule import Rule
+from hgms.generators.branches.torch_rule import TorchRule
+from hgms_core import Loss, Tree, twice_differentiable_attention
+
+Batches = Sequence[tuple[float, Tree]]
+"""The batches of a step, each with its share in the gradient."""
+
+
+def differentiable_step(
+    g: Loss, rule: Rule | TorchRule, theta: Tree, state: list[Tree], batches: Batches, numbers: Any, graph: bool
+) -> tuple[list[Tree], Tensor]:
+    """[x, and what the rule remembers] after one step, and the loss before it; with a ``graph`` as differentiable
+    functions of ``theta`` and of the state.
+
+    Operation for operation as in :func:`hgms.generators.branches.steps.advance`, so that a branch that is run again rounds as it did the
+    first time."""
+    x, slopes, value = gradient_of_step(g, theta, state[0], batches, graph)
+    with torch.set_grad_enabled(graph):
+        return rule.stepped(x, clipped(rule.clip, slopes, list(x)), state[1:], numbers), value
+
+
+def gradient_of_step(g: Loss, theta: Tree, x: Tree, batches: Batches, graph: bool) -> tuple[Tree, list[Tensor], Tensor]:
+    """x (as leaves where it has no graph), ∇_x g on all batches together, with a ``graph`` as a function of θ and x, and the
+    loss."""
+    leaves = [leaf if leaf.requires_grad else leaf.detach().requires_grad_() for leaf in x.values()]
+    x = dict(zip(x, leaves, strict=True))
+    with torch.enable_grad(), twice_differentiable_attention() if graph else contextlib.nullcontext():
+        value, slopes = None, []
+        for share, batch in batches:
+            part = g(theta, x, batch)
+            grads = torch.autograd.grad(part, leaves, create_graph=graph, materialize_grads=True)
+            if value is None:
+                value, slopes = _times(share, [part.detach()])[0], _times(share, grads)
+            else:
+                value = value + share * part.detach()
+                slopes = [slope + share * grad for slope, grad in zip(slopes, grads, strict=True)]
+    assert value is not None
+    return x, slopes, value
+
+
+def _times(share: float, leaves: Sequence[Tensor]) -> list[Tensor]:
+    return [*leaves] if share == 1 else [share * leaf for leaf in leaves]
+
+
+def clipped(bound: float | None, slopes: list[Tensor], names: list[str]) -> Tree:
+    """The gradients by name, scaled down to norm ``bound``."""
+    grads = dict(zip(names, slopes, strict=True))
+    if bound is None:
+        return grads
+    norm = torch.cat([slope.reshape(-1) for slope in slopes]).norm()
+    # The bound enters through clamp_min, whose derivative at a zero gradient is 0 and not 0·inf.
+    return {name: grad * (bound / norm.clamp_min(bound)) for name, grad in grads.items()}

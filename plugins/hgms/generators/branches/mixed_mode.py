@@ -1,0 +1,87 @@
+"""The way back through a run by mixed-mode differentiation: step by step, reverse over forward, no graph of the path."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from hgms.generators.branches.backward import Run
+from hgms.generators.branches.differentiable import clipped, gradient_of_step
+from hgms.generators.branches.rule import Coefficients, Rule
+from hgms.generators.branches.steps import pieces
+from hgms_core import Data, Loss, Problem, Tree, detach, slopes, twice_differentiable_attention
+
+
+def mixed_run(
+    problem: Problem,
+    theta: Tree,
+    rule: Rule,
+    x: Tree,
+    moments: list[Tree],
+    index: Tensor | None,
+    numbers: Sequence[Coefficients],
+    accumulate: int,
+    first: int,
+) -> Run:
+    """A run of one step for each of ``numbers``, to be gone back through from its end to step ``first``.
+
+    Kept are the state before each of these steps, the gradient it took (MixFlow-MG saves both), and no graph. On the way
+    back a step costs one Hessian product, which gives the mixed product too."""
+    g, data, still = problem.g, problem.lower_data, detach(theta)
+    state, start = [detach(x), *moments], x
+    states, steps, losses = [], [], []
+    for step, coefficients in enumerate(numbers):
+        rows = None if index is None else index[step]
+        point, taken, loss = gradient_of_step(g, still, state[0], pieces(data, rows, accumulate), graph=False)
+        losses.append(loss)
+        if step >= first:
+            states.append(state)
+            steps.append((rows, (coefficients, taken)))
+            start = start if step > first or first == 0 else state[0]
+        with torch.no_grad():
+            state = rule.stepped(detach(point), clipped(rule.clip, taken, list(x)), state[1:], coefficients)
+    return Run(theta, start, [*states, state], steps, losses, partial(_back, g, rule, data, accumulate))
+
+
+def _back(
+    g: Loss, rule: Rule, data: Data, accumulate: int, theta: Tree, state: list[Tree], rows: Tensor | None,
+    step: tuple[Coefficients, list[Tensor]], sums: Tree, along: list[Tree],
+) -> tuple[Tree, list[Tree]]:  # fmt: skip
+    """``sums`` and what the step's derivative in θ adds to them, and the derivative in the state before it, of ``along``."""
+    numbers, taken = step
+    x, *moments = ({name: leaf.detach().requires_grad_() for name, leaf in tree.items()} for tree in state)
+    taken = [slope.detach().requires_grad_() for slope in taken]
+    with torch.enable_grad():
+        after = rule.stepped(x, clipped(rule.clip, taken, list(x)), moments, numbers)
+    inputs = [*taken, *(leaf for tree in (x, *moments) for leaf in tree.values())]
+    ends, weights = [[leaf for tree in trees for leaf in tree.values()] for trees in (after, along)]
+    grads = iter(torch.autograd.grad(ends, inputs, weights, materialize_grads=True))
+    v = {name: next(grads) for name in x}
+    before = [{name: next(grads) for name in tree} for tree in (x, *moments)]
+    for share, batch in pieces(data, rows, accumulate):
+        mixed, product = second_products(g, theta, state[0], batch, v)
+        sums = {name: leaf + share * mixed[name] for name, leaf in sums.items()}
+        before[0] = {name: leaf + share * product[name] for name, leaf in before[0].items()}
+    return sums, before
+
+
+def second_products(g: Loss, theta: Tree, x: Tree, batch: Any, v: Tree) -> tuple[Tree, Tree]:
+    """(∇²_θx g · v, ∇²_xx g · v): the gradient, by reverse mode, of g's derivative along v, by forward mode.
+
+    The other order, forward over reverse, gives the same. In torch its reverse pass keeps a graph of itself while it has
+    tangents, which takes up to twice the memory (README).
+
+    >>> one = torch.ones(1)
+    >>> second_products(lambda t, x, _: (t["t"] * x["x"] ** 2).sum(), {"t": 3 * one}, {"x": 2 * one}, {}, {"x": one})
+    ({'t': tensor([4.])}, {'x': tensor([6.])})
+    """
+    upper, lower = ({name: leaf.detach().requires_grad_() for name, leaf in tree.items()} for tree in (theta, x))
+    with torch.enable_grad(), twice_differentiable_attention():
+        along = torch.func.jvp(lambda point: g(upper, point, batch), (lower,), (v,))[1]
+        grads = slopes(along, [*upper.values(), *lower.values()])
+    count = len(upper)
+    return dict(zip(upper, grads[:count], strict=True)), dict(zip(lower, grads[count:], strict=True))

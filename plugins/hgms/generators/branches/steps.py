@@ -1,0 +1,163 @@
+"""What runs are made of: where branches start, their rates, the gradients of each step, and steps in place."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Hashable, Sequence
+from typing import Any
+
+import torch
+from attrs import frozen
+from torch import Tensor
+
+from hgms.compiled import Recording, recorded
+from hgms.generators.branches.rule import Coefficients, Rule, move_
+from hgms_core import ConfigError, Data, Group, Key, Problem, State, Tree, choice, gradient, repeat
+
+
+def starts(start: State, count: int, members: list[int]) -> tuple[Tree, Tree]:
+    """Own copies of x and of the moments for some of ``count`` branches."""
+    carried = next(iter(start["x"].values())).shape[0]
+    if carried not in (1, count):
+        raise ConfigError(f"the carried state holds {carried} branches, this generator has count = {count}")
+
+    def own(tree: Tree) -> Tree:
+        # By views of rows: a list of row numbers would go to the device, and the GPU be waited for.
+        if carried == 1:
+            return repeat({name: leaf[0] for name, leaf in tree.items()}, len(members))
+        return {name: torch.stack([leaf[member] for member in members]) for name, leaf in tree.items()}
+
+    return own(start["x"]), own(start["moments"])
+
+
+def add_noise_(x: Tree, members: list[int], noise: float, unit: str, key: Key, of_zero: float = 0.0) -> None:
+    """Gaussian noise on every row but that of branch 0, the noise-free parent; drawn by a branch's own key. ``absolute``, or
+    ``relative`` to each leaf's root mean square, in whose place ``of_zero`` stands for a leaf that is zero."""
+    device = next(iter(x.values())).device
+    for row, member in enumerate(members):
+        if not noise or member == 0:
+            continue
+        generator = key.fold("noise", member).generator(device)
+        for leaf in x.values():
+            scale: float | Tensor = 1.0
+            if unit == "relative":
+                scale = leaf[row].square().mean().sqrt()
+                scale = torch.where(scale > 0, scale, of_zero)
+            drawn = torch.randn(leaf[row].shape, generator=generator, dtype=leaf.dtype, device=leaf.device)
+            leaf[row] += noise * scale * drawn
+
+
+def or_function(*words: str) -> Callable[[object, Any, object], None]:
+    """The attrs validator of a field that is one of some words, or a function (from Python only)."""
+    check = choice(*words)
+
+    def validate(instance: object, attribute: Any, value: object) -> None:
+        if not callable(value):
+            check(instance, attribute, value)
+
+    return validate
+
+
+def check_spread(instance: object, attribute: object, value: tuple[float, float] | None) -> None:
+    """Two factors, 0 < low ≤ high."""
+    if value is not None and not 0 < value[0] <= value[1]:
+        raise ValueError(f"a spread is two positive factors (low, high) with low <= high: {value}")
+
+
+def factors(spread: tuple[float, float] | None, count: int) -> list[float]:
+    """One for each branch, evenly spaced in the logarithm.
+
+    >>> factors((0.25, 4.0), 3)
+    [0.25, 1.0, 4.0]
+    """
+    if spread is None or count == 1:
+        return [1.0] * count
+    low, high = spread
+    return [low * (high / low) ** (i / (count - 1)) for i in range(count)]
+
+
+def scheduled(schedule: str, floor: float, period: int, steps: int, done: int) -> list[float]:
+    """The factor of each of ``steps`` steps on the rate, after ``done`` lower steps of the run.
+
+    ``cosine`` falls from 1 to ``floor`` over these steps, ``cosine-restarts`` over ``period`` lower steps, again and again.
+    """
+    if schedule == "constant":
+        return [1.0] * steps
+    turns = [step / steps if schedule == "cosine" else ((done + step) % period) / period for step in range(steps)]
+    return [floor + (1 - floor) * 0.5 * (1 + math.cos(math.pi * turn)) for turn in turns]
+
+
+@frozen(eq=False)
+class Slope:
+    """(∇_x g, g) on the batch of each step, taken at the leaves ``x``, which are the group's or a recording's copy of them."""
+
+    x: Tree
+    at: Callable[[int], tuple[list[Tensor], Tensor]]
+
+
+def pieces(data: Data, numbers: Tensor | None, count: int) -> list[tuple[float, Tree]]:
+    """The rows with these ``numbers`` (along the last axis; None: all) in ``count`` batches, each with its share of them."""
+    if count == 1 or not data.size:
+        return [(1.0, data.batch(numbers))]
+    if numbers is None:
+        numbers = torch.arange(data.size, device=data.device)
+    parts = numbers.tensor_split(min(count, numbers.shape[-1]), -1)
+    return [(part.shape[-1] / numbers.shape[-1], data.batch(part)) for part in parts]
+
+
+def slope_of(
+    problem: Problem, theta: Tree, group: Group, index: Tensor | None, owner: Hashable | None = None, accumulate: int = 1
+) -> Slope:
+    """The gradients of a group on rows ``index``, ``[steps, batch]`` (after an axis of members where each has its own; None:
+    all rows), recorded for an ``owner``, where there is one and the device records; ``accumulate``: batches of a step."""
+    data, loss = problem.lower_data, group.loss  # not the problem, to which a recording must not refer
+
+    def at(theta: Tree, x: Tree, numbers: Tensor | None) -> tuple[list[Tensor], Tensor]:
+        if accumulate == 1:
+            return gradient(loss, theta, x, data.batch(numbers))
+        total, value = [torch.zeros_like(leaf) for leaf in x.values()], torch.zeros(())
+        for share, batch in pieces(data, numbers, accumulate):
+            grads, part = gradient(loss, theta, x, batch)
+            torch._foreach_add_(total, grads, alpha=share)
+            value = value.to(part) + share * part
+        return total, value
+
+    def numbers(step: int) -> Tensor | None:
+        return None if index is None else index[..., step, :]
+
+    part, device = group.part, next(iter(group.x.values())).device
+    key = (owner, (part.start, part.stop) if isinstance(part, slice) else "single")
+    recording = recorded(problem, key, device, lambda: Recording(at, theta, group.x, numbers(0))) if owner is not None else None
+    if recording is None:
+        return Slope(group.x, lambda step: at(theta, group.x, numbers(step)))
+    recording.load(theta, group.x, numbers(0))
+
+    def again(step: int) -> tuple[list[Tensor], Tensor]:
+        if index is not None:
+            recording.arguments[2].copy_(numbers(step))
+        grads, loss = recording.run()
+        return grads, loss
+
+    return Slope(recording.arguments[1], again)
+
+
+def of_part(part: slice | int, numbers: list[float], like: Tensor) -> float | Tensor:
+    """Those of some branches: one number where all agree (the usual case, and the faster one), else one per member."""
+    own = numbers[part] if isinstance(part, slice) else [numbers[part]]
+    if all(number == own[0] for number in own):
+        return own[0]
+    return torch.tensor(own, dtype=like.dtype).to(like.device, non_blocking=True)
+
+
+def advance(
+    rule: Rule, group: Group, moments: Tree, slope: Slope, rates: Sequence[float | Tensor], decay: float | Tensor
+) -> Tensor:
+    """Moves ``group.x`` and ``moments`` in place through one step for each rate; returns the last lower losses."""
+    leaves, loss = list(slope.x.values()), torch.empty(())
+    for step, rate in enumerate(rates):
+        grads, loss = slope.at(step)
+        numbers = Coefficients.of(rule, rule.done + step + 1, rate, decay)
+        move_(rule, leaves, list(moments.values()), grads, numbers, isinstance(group.part, slice))
+    if slope.x is not group.x:
+        torch._foreach_copy_(list(group.x.values()), leaves)
+    return loss

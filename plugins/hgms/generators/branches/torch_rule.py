@@ -1,0 +1,160 @@
+"""Steps of an optimiser of torch: each branch has one of its own, on views of what the branches share."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import partial
+from typing import Any, NoReturn, cast
+
+import torch
+from attrs import fields, frozen
+from torch import Tensor
+
+from hgms.generators.branches.rule import clip_
+from hgms.generators.branches.steps import Slope
+from hgms.generators.branches.torch_step import DifferentiableStep, plain_step
+from hgms.optim import Build, Stepper, Timetable, needs_closure
+from hgms_core import ConfigError, Group, Problem, Tree, stack
+
+DIFFERENTIABLE = "Adadelta, Adagrad, Adam, Adamax, AdamW, ASGD, NAdam, RAdam, RMSprop, Rprop, SGD"
+
+
+@frozen(eq=False)
+class TorchRule:
+    """An optimiser of torch with its schedule. ``done`` is how many steps it has already taken."""
+
+    build: Build
+    times: Timetable
+    clip: float | None
+    done: int = 0
+
+    def check_linear(self) -> NoReturn:
+        raise ConfigError(
+            'a step is linear in ∇g only with optimizer = "sgd" and no clip, and this generator has an optimiser of torch\n'
+            "  change these, or use the hypergradient 'unrolled' with last = 1"
+        )
+
+    def check_differentiable(self) -> None:
+        """ConfigError where torch cannot differentiate a step of this optimiser."""
+        optimizer = self.times.optimizer
+        if not all("differentiable" in group for group in optimizer.param_groups):
+            raise ConfigError(
+                f"{type(optimizer).__name__} has no differentiable step, and `unrolled` goes back through every one\n"
+                f"  take one of torch.optim that has ({DIFFERENTIABLE}),\n"
+                "  or the hypergradient 'implicit', which differentiates at the end alone"
+            )
+
+    @property
+    def needs_closure(self) -> bool:
+        return needs_closure(self.times.optimizer)
+
+    def no_moments(self, x: Tree) -> Tree:
+        return {}
+
+    def parts(self, moments: Tree, names: Sequence[str]) -> list[Tree]:
+        return [moments]
+
+    def joined(self, parts: Sequence[Tree]) -> Tree:
+        return {name: leaf for memory in parts for name, leaf in memory.items()}
+
+    def numbers(self, step: int, rate: float, decay: float) -> tuple[int, float, float]:
+        """Of the step with this number in a run that begins now: its own number, and factors on learning rate and decay."""
+        return self.done + step, rate, decay
+
+    def stepped(self, x: Tree, grads: Tree, moments: Sequence[Tree], numbers: tuple[int, float, float]) -> list[Tree]:
+        """[x, memory] after a step, differentiable where gradients are recorded."""
+        memory = moments[0] if moments else {}
+        if not torch.is_grad_enabled():
+            return plain_step(self, x, grads, memory, numbers)
+        names: list[list[str]] = []
+        tensors = [*x.values(), *grads.values(), *memory.values()]
+        outputs = DifferentiableStep.apply(self, numbers, list(x), list(memory), names, *tensors)
+        return [dict(zip(x, outputs, strict=False)), dict(zip(names[0], outputs[len(x) :], strict=True))]
+
+
+def check_settings(generator: Any, optimizer: object) -> None:
+    """ConfigError where a generator has settings of its own rules beside a function that makes an ``optimizer``."""
+    if generator is None or not callable(optimizer):
+        return
+    if getattr(generator, "way_back", "graph") != "graph":
+        raise ConfigError(
+            "way_back = 'mixed' goes back through steps of \"sgd\" and \"adamw\", and 'optimizer' is a function here\n"
+            "  take one of the two by name, or leave way_back = 'graph'"
+        )
+    for name in ("lr", "momentum", "betas", "eps", "weight_decay"):
+        if getattr(generator, name) != getattr(fields(type(generator)), name).default:
+            raise ConfigError(
+                f"'{name}' is a setting of \"sgd\" and \"adamw\", and 'optimizer' is a function here\n"
+                f"  give it to the optimiser: optimizer=lambda params: torch.optim.RMSprop(params, {name}=…)"
+            )
+
+
+def timetable_of(problem: Problem, optimizer: str | Build, schedule: object, rate: float) -> Timetable:
+    """What a schedule of torch says (of one of our own rules with this ``rate``), kept with the problem: it is worked out from
+    the first step on."""
+    key = ("timetable", id(optimizer), id(schedule), rate)
+    if key not in problem.kept:
+        build = partial(torch.optim.SGD, lr=rate) if isinstance(optimizer, str) else optimizer
+        times = Timetable.of(build, problem.x0, schedule if callable(schedule) else None)
+        problem.kept[key] = times, optimizer, schedule  # kept as well, so that their ids stay theirs
+    kept: Timetable = problem.kept[key][0]
+    return kept
+
+
+def advance_torch(
+    rule: TorchRule,
+    group: Group,
+    moments: Tree,
+    slope: Slope,
+    rates: Sequence[Sequence[float]],
+    decays: Sequence[float],
+    remember: bool,
+) -> tuple[Tensor, list[Tree], int]:
+    """Moves ``group.x`` in place, each member by an optimiser of its own, through a step for each of ``rates``, which holds a
+    factor for each member; (the lower losses before the last step, each member's memory, gradients of each)."""
+    stacked, loss, calls = isinstance(group.part, slice), torch.empty(()), 0
+    members = [_member(slope.x, i if stacked else None) for i in range(len(decays))]
+    memories = [{name: leaf[i] for name, leaf in moments.items()} if stacked else moments for i in range(len(decays))]
+    steppers = [Stepper.of(rule.build, leaves, memory) for leaves, memory in zip(members, memories, strict=True)]
+
+    def slopes(step: int) -> Tensor:
+        nonlocal calls
+        calls += 1
+        grads, losses = slope.at(step)
+        if rule.clip is not None:
+            clip_(grads, rule.clip, stacked)
+        for i, leaves in enumerate(members):
+            for leaf, grad in zip(leaves.values(), grads, strict=True):
+                leaf.grad = grad[i] if stacked else grad
+        return losses
+
+    options: list[dict[str, Any]] = []
+    for step, factors in enumerate(rates):
+        options = rule.times.options(rule.done + step)
+        for stepper, rate, decay in zip(steppers, factors, decays, strict=True):
+            stepper.set(options, rate, decay)
+        if rule.needs_closure:
+            loss = cast("Any", steppers[0].optimizer).step(partial(slopes, step))
+            continue
+        loss = slopes(step)
+        for stepper in steppers:
+            stepper.optimizer.step()
+    if slope.x is not group.x:
+        torch._foreach_copy_(list(group.x.values()), list(slope.x.values()))
+    return loss, [stepper.memory(options) for stepper in steppers] if remember else [], calls
+
+
+def joined(memories: Sequence[Tree]) -> Tree:
+    """The memories of all branches, stacked."""
+    shapes = [{name: leaf.shape for name, leaf in memory.items()} for memory in memories]
+    if any(shape != shapes[0] for shape in shapes):
+        raise ConfigError(
+            "the optimiser remembers something of another size in each branch, so that one memory cannot take another's place\n"
+            '  take moments = "fresh", or count = 1'
+        )
+    return stack(memories)
+
+
+def _member(x: Tree, row: int | None) -> Tree:
+    """One branch's leaves, which share memory with ``x``."""
+    return {name: (leaf if row is None else leaf[row]).detach().requires_grad_() for name, leaf in x.items()}

@@ -1,0 +1,102 @@
+"""PBGD-Free: y descends f + γg, and θ follows ∂f/∂θ alone: the value of the lower level is not tracked."""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import ClassVar, Literal, final
+
+import torch
+from attrs import field
+from torch import Tensor
+
+from hgms.compiled import Numbers, launch, programs_of
+from hgms.config import frozen, lowering, not_negative, optional_whole, positive, whole
+from hgms.generators.penalty import shared
+from hgms_core import Candidates, Cost, Key, Loss, Problem, State, Tree
+
+
+@final
+@frozen(kw_only=True)
+class ValueFree:
+    """The lower state y of PBGD-Free, and the direct part of the upper gradient at the y that it has become.
+
+    At outer step k, T times with batches of their own, and then with one more upper batch::
+
+        y ← y − (η/γ) ∇_y [f(θ, y) + γ g(θ, y)]
+        h = ∇_θ f(θ, y)
+
+    The penalty's own part of h, γ (∇_θ g(θ, y) − ∇_θ min g), is left out. Where f hardly changes between the minimisers of g
+    and of f + γg (the paper's flatness condition) it is small; elsewhere the error does not vanish as γ grows. Goes with
+    hypergradient ``carried``.
+
+    Use where θ acts on f directly and f is flat around the lower solution, as with a representation θ that both levels share.
+    Avoid where θ acts through g alone, such as weights of training rows: h would be 0 (the trait ``direct-upper`` is needed).
+
+    Arguments:
+        steps: T. ``lr``: η. ``gamma``: γ.
+        batch_size, upper_batch_size: rows of a lower and an upper batch (None: all).
+        count, noise, carry_rule: N states on batches of their own, as in ``value-gap``.
+
+    Errors: ConfigError where all N candidates would be the same.
+
+    Cost: N T lower gradients and N (T + 1) upper gradients. Memory: N lower states.
+
+    >>> problem = Problem(theta0={"t": torch.ones(1)}, x0={"x": torch.zeros(1)},
+    ...                   g=lambda t, x, _: ((x["x"] - t["t"]) ** 2).sum(), f=lambda t, x, _: (x["x"] * t["t"]).sum())
+    >>> generator = ValueFree(lr=0.25, gamma=2.0)
+    >>> candidates = generator.propose(problem, problem.theta0, generator.init(problem, Key(0)), Key(0))
+    >>> candidates.x["x"], candidates.aux["theta.t"]                                      # y = (2 − 1/2)/4 = h
+    (tensor([[0.3750]]), tensor([[0.3750]]))
+
+    Source: Jiang, Xiao, Chen and Chen, *Beyond value functions: single-loop bilevel optimization under flatness conditions*
+    (2025, arXiv 2507.20400), PBGD-Free.
+
+    .. versionadded:: 0.6
+    """
+
+    name: ClassVar[str] = "value-free"
+    needs: ClassVar[frozenset[str]] = frozenset({"direct-upper"})
+
+    count: int = field(default=1, validator=whole)
+    steps: int = field(default=1, validator=whole)
+    lr: float = field(default=0.01, validator=positive)
+    gamma: float = field(default=10.0, validator=positive)
+    batch_size: int | None = field(default=None, validator=optional_whole)
+    upper_batch_size: int | None = field(default=None, validator=optional_whole)
+    noise: float = field(default=0.0, validator=not_negative)
+    carry_rule: Literal["selected", "per-branch"] = field(default="selected", validator=shared.carry_rules)
+
+    lighter = lowering(other=["batch_size", "count"])
+
+    init = shared.begin
+
+    def propose(self, problem: Problem, theta: Tree, start: State, key: Key) -> Candidates:
+        function = partial(self._moved, problem.g, problem.f)
+        programs = programs_of(problem) if self.steps <= shared.STEPS else None
+
+        def step(y: Tree, aux: Tree, key: Key) -> tuple[Tree, Tree, Tensor]:
+            below, above = shared.draw_each(problem, key, self, self.steps + 1)
+            settings = (self.name, self, problem.g, problem.f)
+            x, kept, loss = launch(programs, settings, function, (self.lr, self.gamma), y, theta, below[:-1], above)
+            return x, kept, loss
+
+        rows, upper_rows = shared.rows(problem, self)
+        counted = self.steps * rows + (self.steps + 1) * upper_rows
+        cost = Cost(lower_gradients=self.steps, upper_gradients=self.steps + 1, rows=counted)
+        return shared.branches(start, key, self, step, cost)
+
+    def _moved(
+        self, g: Loss, f: Loss, numbers: Numbers, y: Tree, theta: Tree, below: list[Tree], above: list[Tree]
+    ) -> tuple[Tree, Tree, Tensor]:
+        """The step of one branch as a function of tensors; ``numbers`` are η and γ."""
+        rate, gamma = numbers
+        loss = y[next(iter(y))].new_zeros(())
+        for batch, upper_batch in zip(below, above[:-1], strict=True):
+            y, loss = shared.penalised_step(g, f, rate, gamma, theta, y, batch, upper_batch)
+        upper = shared.tracked(theta)
+        with torch.enable_grad():
+            value = f(upper, y, above[-1])
+            (to_theta,) = shared.gradients(value, upper)
+        return y, {**shared.tagged("theta", to_theta), "upper_loss": value.detach()}, loss
+
+    carry = shared.carry

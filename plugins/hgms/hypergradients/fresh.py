@@ -1,0 +1,93 @@
+"""Equation (3) with another lower batch for every product: what stochastic approximation asks for."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from functools import partial
+
+import torch
+from attrs import evolve
+from torch import Tensor
+
+from hgms.compiled import Programs, form
+from hgms_core import (
+    Batch,
+    Cost,
+    Estimate,
+    Linearization,
+    LinearSolver,
+    Loss,
+    Ravel,
+    Strategy,
+    Tree,
+    cross_product,
+    curvature,
+    detach,
+    upper_gradients,
+)  # fmt: skip
+
+
+def on_fresh_batches(
+    f: Loss,
+    g: Loss,
+    above: Batch,
+    below: Batch,
+    more: Iterator[Batch],
+    theta: Tree,
+    x: Tree,
+    solver: LinearSolver,
+    strategy: Strategy,
+    v0: Tensor | None,
+    rows: tuple[int, int],
+    precision: torch.dtype | None,
+    programs: Programs | None,
+) -> Estimate:
+    """The implicit hypergradient whose products and mixed term each take the next lower batch of ``more``.
+
+    ‖∇_x g‖ is that of the first of them (of ``below`` where nothing was multiplied). A product with ``vjp`` takes a
+    gradient too, whose graph it goes back through, and the cost counts it.
+    """
+    theta, x, how = detach(theta), detach(x), (strategy, precision)
+    upper_loss, direct, rhs_tree = form(programs, ("upper gradients", f), partial(_upper, f))(theta, x, above)
+    spec = Ravel.of(x)
+    slope: Tensor | None = None
+    gradients = 0
+
+    def product(v: Tensor) -> Tensor:
+        nonlocal slope, gradients
+        wanted = strategy == "vjp" or slope is None
+        multiply = form(programs, ("fresh product", g, *how, wanted), partial(_product, g, *how, wanted))
+        result, at_x = multiply(theta, x, next(more), v)
+        gradients += wanted
+        slope = at_x if slope is None else slope
+        vector: Tensor = result
+        return vector
+
+    def mixed(v: Tensor) -> Tree:
+        mix = form(programs, ("fresh mixed product", g, *how), partial(_mixed, g, *how))
+        tree: Tree = mix(theta, x, next(more), spec.unravel(v))
+        return tree
+
+    rhs, passes = spec.ravel(rhs_tree), 2 if strategy == "difference" else 1
+    estimate = Linearization(upper_loss, direct, rhs, rhs, product, mixed, passes).hypergradient(solver, v0, rows)
+    if slope is None:
+        slope, gradients = curvature(lambda point: g(theta, point, below), x, strategy).gradient, 1
+    spent = Cost(lower_gradients=gradients - 1, rows=rows[1] * (gradients - 1))
+    return evolve(estimate, lower_gradient_norm=torch.linalg.vector_norm(slope), cost=estimate.cost + spent)
+
+
+def _upper(f: Loss, theta: Tree, x: Tree, above: Batch) -> tuple[Tensor, Tree, Tree]:
+    return upper_gradients(lambda t, y: f(t, y, above), theta, x)
+
+
+def _product(
+    g: Loss, strategy: Strategy, precision: torch.dtype | None, wanted: bool, theta: Tree, x: Tree, below: Batch, v: Tensor
+) -> tuple[Tensor, Tensor | None]:
+    """Hv on a batch, and ∇_x g where it is wanted."""
+    here = curvature(lambda point: g(theta, point, below), x, strategy, precision=precision)
+    slope = here.gradient if wanted else None
+    return here.matvec(v), slope
+
+
+def _mixed(g: Loss, strategy: Strategy, precision: torch.dtype | None, theta: Tree, x: Tree, below: Batch, v: Tree) -> Tree:
+    return cross_product(lambda t, y: g(t, y, below), theta, x, v, strategy, precision=precision)

@@ -1,0 +1,50 @@
+"""Equation (3) with another operator in the place of the lower Hessian."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+from attrs import evolve
+from torch import Tensor
+
+from hgms.gauss_newton import Product
+from hgms_core import (
+    Batch,
+    Estimate,
+    Linearization,
+    LinearSolver,
+    Ravel,
+    Strategy,
+    Tree,
+    detach,
+    twice_differentiable_attention,
+)  # fmt: skip
+
+Level = Callable[[Tree, Tree], Tensor]
+"""A loss with its batch already bound."""
+
+
+def with_operator(
+    product: Product,
+    batch: Batch,
+    f: Level,
+    g: Level,
+    theta: Tree,
+    x: Tree,
+    solver: LinearSolver,
+    v0: Tensor | None,
+    rows: tuple[int, int],
+    strategy: Strategy = "jvp",
+    precision: torch.dtype | None = None,
+) -> Estimate:
+    """The implicit hypergradient whose linear system is that of ``product(theta, x, batch, v)``; the mixed term is g's own, by
+    ``strategy``."""
+    theta, x = detach(theta), detach(x)
+    spec = Ravel.of(x)
+
+    def matvec(v: Tensor) -> Tensor:
+        with twice_differentiable_attention():
+            return spec.ravel(product(theta, x, batch, spec.unravel(v)))
+
+    return evolve(Linearization.of(f, g, theta, x, strategy, precision), matvec=matvec).hypergradient(solver, v0, rows)

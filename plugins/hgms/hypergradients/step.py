@@ -1,0 +1,97 @@
+"""The derivative of f after one SGD step: what `one-step` and `through-step` share."""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from hgms.compiled import Numbers, launch, programs_of
+from hgms_core import (
+    ConfigError,
+    Cost,
+    Estimate,
+    LastStep,
+    Loss,
+    Problem,
+    Sources,
+    Tree,
+    cross_product,
+    gradient,
+    norm,
+    upper_gradients,
+)  # fmt: skip
+
+
+def through(
+    problem: Problem,
+    theta: Tree,
+    step: LastStep,
+    above: Tree,
+    upper_rows: int,
+    derivative: Literal["exact", "difference", "per-source"],
+    displacement: float | None = None,
+    end: Tree | None = None,
+) -> Estimate:
+    """∇_θ of f(θ, x⁺(θ)) with x⁺ = a − η ∇_x g(θ, x; B) for the step (x, B, η), f on the rows ``above``::
+
+        h = ∇_θ f(θ, x⁺) − η ∇²_θx g(θ, x; B) v,      v = ∇_x f(θ, x⁺)
+
+    ``end`` is x⁺ where it is known; else the step is taken from a = x, for one lower gradient.
+    """
+    sources = _sources(problem) if derivative == "per-source" else None
+    how = (derivative, displacement, problem.precision)
+    programs = None if sources is not None else programs_of(problem)
+    key, function = ("through", problem.f, problem.g, *how), partial(_through, problem.f, problem.g, *how, sources)
+    loss, value, length = launch(programs, key, function, (step.rate,), step.x, theta, step.batch, above, end)
+    if sources is not None:
+        count = len(sources.names)
+        spent = Cost(lower_gradients=count, rows=count * step.rows)
+    else:
+        spent = Cost(cross_products=1, rows=(1 if derivative == "exact" else 2) * step.rows)
+    own = Cost(lower_gradients=1, rows=step.rows) if end is None else Cost()
+    cost = step.cost + own + spent + Cost(upper_gradients=1, rows=upper_rows)
+    return Estimate(value=value, upper_loss=loss, lower_gradient_norm=length, cost=cost)
+
+
+def _through(
+    f: Loss, g: Loss, derivative: str, displacement: float | None, precision: torch.dtype | None, sources: Sources | None,
+    rates: Numbers, x: Tree, theta: Tree, below: Tree, above: Tree, end: Tree | None,
+) -> tuple[Tensor, Tree, Tensor | None]:  # fmt: skip
+    """f after the step, h, and ‖∇_x g‖ where it was taken."""
+    (rate,) = rates
+    slope = None
+    if end is None:
+        grads, _ = gradient(g, theta, x, below)
+        slope = dict(zip(x, grads, strict=True))
+        end = {name: leaf - rate * slope[name] for name, leaf in x.items()}
+    loss, direct, v = upper_gradients(lambda theta, x: f(theta, x, above), theta, end)
+    if sources is not None:
+        mixed = _per_source(sources, theta, x, below, v)
+    else:
+        strategy: Literal["vjp", "difference"] = "vjp" if derivative == "exact" else "difference"
+        mixed = cross_product(lambda theta, x: g(theta, x, below), theta, x, v, strategy, displacement, precision)
+    value = {name: direct[name] - rate * mixed[name] for name in direct}
+    return loss, value, None if slope is None else norm(slope)
+
+
+def _sources(problem: Problem) -> Sources:
+    if problem.sources is None:
+        raise ConfigError('derivative = "per-source" needs a lower loss that mixes named sources; use "difference" or "exact"')
+    return problem.sources
+
+
+def _per_source(sources: Sources, theta: Tree, x: Tree, below: Tree, v: Tree) -> Tree:
+    """∂_θ Σ_s ω_s(θ) a_s with a_s = ⟨v, ∇ℓ_s(x; B)⟩: one graph, a backward pass a source."""
+    leaves = {name: leaf.detach().requires_grad_() for name, leaf in x.items()}
+    with torch.enable_grad():
+        slopes = []
+        for loss in sources.losses(leaves, below).unbind():
+            grads = torch.autograd.grad(loss, list(leaves.values()), retain_graph=True, materialize_grads=True)
+            slopes.append(torch.stack([(grad * v[name]).sum() for name, grad in zip(leaves, grads, strict=True)]).sum())
+        upper = {name: leaf.detach().requires_grad_() for name, leaf in theta.items()}
+        value = (sources.weights(upper) * torch.stack(slopes).detach()).sum()
+        mixed = torch.autograd.grad(value, list(upper.values()), materialize_grads=True)
+    return dict(zip(upper, mixed, strict=True))

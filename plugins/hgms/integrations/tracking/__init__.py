@@ -1,0 +1,50 @@
+"""Observers: what a run records also goes to TensorBoard, Weights & Biases or Trackio, where its ``[run] track`` names them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+from hgms.integrations.tracking.trackers import TRACKERS, ensure_installed, numbers
+from hgms_core import ConfigError, hookimpl, unknown
+
+if TYPE_CHECKING:
+    from hgms_core import RunInfo
+
+__all__: list[str] = []
+
+
+def names(settings: Mapping[str, Any]) -> list[str]:
+    """The trackers that the table ``[run]`` of a configuration names.
+
+    >>> names({"out": "runs", "track": ["tensorboard", "trackio"]})
+    ['tensorboard', 'trackio']
+    """
+    track: list[str] = settings.get("track", [])
+    for name in track:
+        if name not in TRACKERS:
+            raise ConfigError(unknown("tracker", name, TRACKERS).replace("\n", " @ run.track\n", 1))
+    return track
+
+
+@hookimpl
+def hgms_ready(settings: Mapping[str, Any]) -> None:
+    for name in names(settings):
+        ensure_installed(name)
+
+
+@hookimpl
+def hgms_run_started(run: RunInfo) -> None:
+    run.state["tracking"] = [TRACKERS[name](run) for name in names(run.config.get("run", {}))]
+
+
+@hookimpl
+def hgms_step_finished(run: RunInfo, record: dict[str, Any]) -> None:
+    for tracker in run.state.get("tracking", ()):
+        tracker.log(numbers(record), record["step"])
+
+
+@hookimpl
+def hgms_run_finished(run: RunInfo, summary: dict[str, Any] | None, error: BaseException | None) -> None:
+    for tracker in run.state.pop("tracking", ()):
+        tracker.close(summary, failed=error is not None)

@@ -1,0 +1,90 @@
+"""Outer steps as a callback of the Trainer of transformers: ``HypergradientCallback`` is made of these hooks when it is first
+asked for."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from hgms.integrations.outer_steps import OuterSteps, ensure_one_process, logged
+from hgms.runs import load_state, save_state
+from hgms_core import CheckpointError, ConfigError, MissingExtra
+
+FILE = "hypergradient.safetensors"
+
+
+class Hooks:
+    """Outer steps during ``Trainer.train``: :class:`hgms.integrations.OuterSteps` after every ``every``-th step.
+
+    Arguments: those of ``OuterSteps``; ``lower`` is required, since the Trainer shows its callbacks no batch. ``log`` gets each
+    row's numbers: ``trainer.add_callback(HypergradientCallback(…, log=trainer.log))``. Without it they go to
+    ``state.log_history``.
+
+    The names are those of ``records``, as ``hgms/upper_loss``; ``hgms/converged`` is 1 or 0. Every checkpoint gets a file
+    ``hypergradient.safetensors`` with θ, the outer optimiser and the place among the batches, from which a resumed training
+    goes on.
+
+    Errors: ConfigError without ``lower``, and in a training with several processes; CheckpointError where a training is resumed
+    from a checkpoint without that file.
+    """
+
+    def __init__(self, *, log: Callable[[dict[str, float]], None] | None = None, **arguments: Any) -> None:
+        if arguments.get("lower") is None:
+            raise ConfigError("'lower' is missing: the Trainer shows its callbacks no batch, so give batches for g")
+        self.log, self.steps, self._loaded = log, OuterSteps(**arguments), False
+        self.records = self.steps.records
+
+    def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        ensure_one_process(args.world_size)
+        if state.global_step > 0 and not self._loaded:
+            self.load(Path(args.output_dir) / f"checkpoint-{state.global_step}")
+        self._loaded = False
+
+    def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        if not self.steps.due(state.global_step):
+            return
+        progress = min(1.0, state.global_step / state.max_steps) if state.max_steps > 0 else 0.0
+        row = logged(self.steps.step(kwargs["model"], state.global_step, progress=progress))
+        if self.log is None:
+            state.log_history.append({**row, "step": state.global_step})
+            return
+        wanted = control.should_log
+        self.log(row)
+        control.should_log = wanted  # logging anything takes the Trainer's own row for logged
+
+    def on_save(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        self.save(Path(args.output_dir) / f"checkpoint-{state.global_step}")
+
+    def save(self, folder: str | Path) -> None:
+        """Writes the state into a checkpoint's folder, whole or not at all."""
+        save_state(Path(folder) / FILE, self.steps.state_dict())
+
+    def load(self, folder: str | Path) -> None:
+        """Takes the state from a checkpoint's folder; a training that is resumed next starts with it."""
+        path = Path(folder) / FILE
+        if not path.is_file():
+            raise CheckpointError(
+                f"the training goes on from a checkpoint, and {path} is not there: θ is unknown\n"
+                "  load it from the folder it is in with callback.load(…), or write θ as it is now there with callback.save(…)"
+            )
+        self.steps.load_state_dict(load_state(path))
+        self._loaded = True
+
+
+@functools.cache
+def _callback() -> type:
+    try:
+        from transformers import TrainerCallback
+    except ModuleNotFoundError as error:
+        raise MissingExtra(
+            f"the callback for the Trainer needs transformers ({error.name} is not installed)\n  pip install 'hgms[llm]'"
+        ) from error
+    return type("HypergradientCallback", (Hooks, TrainerCallback), {"__doc__": Hooks.__doc__, "__module__": __name__})
+
+
+def __getattr__(name: str) -> Any:
+    if name == "HypergradientCallback":
+        return _callback()
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

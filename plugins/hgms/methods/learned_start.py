@@ -1,0 +1,99 @@
+"""A learned lower start: where the lower level begins becomes one more upper variable."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any, ClassVar, final
+
+from attrs import Attribute, evolve, field, validators
+
+from hgms.config import frozen
+from hgms.methods.inner import another, around_a_pipeline, innermost
+from hgms_core import Loss, Method, Problem, Record, State, Tree
+
+START = "start."
+"""What the names of a learned start's leaves in θ begin with."""
+
+
+def _starts_from_theta(_wrapper: object, _attribute: Attribute[Any], value: Any) -> None:
+    generator = innermost(value).generator
+    if not getattr(generator, "can_learn_start", False):
+        raise ValueError(f"'learn_start' needs a generator that starts from θ, such as trajectory: {generator.name!r}")
+
+
+@final
+@frozen(kw_only=True)
+class LearnedStart:
+    """A pipeline that learns where its lower level starts: z joins the upper variables::
+
+        min_{θ, z} f(θ, x_K(θ, z)),      x_0 = z,  which begins at x0
+
+    Its leaves ``start.<name>`` are in the hypergradient and the outer update (and in their norms), and leave θ in ``result``.
+    The generator finds z through ``Problem.start``; losses, projection and evaluation see the other variables only. In a
+    configuration its field stands among those of the pipeline inside: ``learn_start = true``.
+
+    Use with generator ``trajectory`` and outer optimiser ``split``, which steps z by itself (IAPTT-GM). Avoid where many lower
+    minimisers are to be looked at: all candidates start from one point.
+
+    Arguments:
+        method: a pipeline whose generator ``can_learn_start``, or a wrapper around one.
+        learn_start: true; the key of a configuration.
+
+    Cost: that of the method.
+
+    >>> import torch
+    >>> problem = Problem(theta0={"t": torch.zeros(1)}, x0={"x": torch.ones(1)},
+    ...                   g=lambda t, x, _: (x["x"] - t["t"]).square().sum(), f=lambda t, x, _: x["x"].sum())
+    >>> lifted = with_learned_start(problem)
+    >>> lifted.theta0, lifted.start(lifted.theta0)
+    ({'t': tensor([0.]), 'start.x': tensor([1.])}, {'x': tensor([1.])})
+
+    Source: Liu, Liu, Zeng, Zhang, NeurIPS 2021 (arXiv 2110.00455), initialisation auxiliary.
+    """
+
+    name: ClassVar[str] = "learned-start"
+
+    method: Method = field(metadata={"flat": True}, validator=[around_a_pipeline, _starts_from_theta])
+    learn_start: bool = field(default=True, validator=validators.in_([True]))
+
+    @property
+    def needs(self) -> frozenset[str]:
+        return frozenset(getattr(self.method, "needs", ()))
+
+    def init(self, problem: Problem, seed: int) -> State:
+        return self.method.init(with_learned_start(problem), seed)
+
+    def step(self, problem: Problem, state: State, progress: float = 0.0) -> tuple[State, Record]:
+        return self.method.step(with_learned_start(problem), state, progress)
+
+    def result(self, state: State) -> tuple[Tree, Tree]:
+        theta, x = self.method.result(state)
+        return without_start(theta), x
+
+
+def with_learned_start(problem: Problem) -> Problem:
+    """The same problem with the lower level's start as further upper variables, which begin at x0."""
+    losses = problem.g, problem.f, problem.project, problem.evaluate
+    return another(problem, "learned-start", lambda: _with_start(problem, *losses))
+
+
+def _with_start(
+    problem: Problem, g: Loss, f: Loss, project: Callable[[Tree], Tree], evaluate: Callable[[Tree, Tree], Mapping[str, float]]
+) -> Problem:
+    rows, start = problem.rows, {START + name: leaf for name, leaf in problem.x0.items()}
+    return evolve(
+        problem,
+        theta0={**problem.theta0, **start},
+        references={name: {**theta, **start} for name, theta in problem.references.items()},
+        g=lambda theta, x, batch: g(without_start(theta), x, batch),
+        f=lambda theta, x, batch: f(without_start(theta), x, batch),
+        project=lambda theta: {**theta, **project(without_start(theta))},
+        evaluate=lambda theta, x: evaluate(without_start(theta), x),
+        rows=rows and evolve(rows, regulariser=lambda theta, x, batch: rows.regulariser(without_start(theta), x, batch)),
+        start=lambda theta: {name.removeprefix(START): leaf for name, leaf in theta.items() if name.startswith(START)},
+    )
+
+
+def without_start(theta: Tree) -> Tree:
+    """The upper variables of the problem itself."""
+    return {name: leaf for name, leaf in theta.items() if not name.startswith(START)}

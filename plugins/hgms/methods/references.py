@@ -1,0 +1,99 @@
+"""What a comparison is read beside: θ stays where it starts, and x is trained there."""
+
+from __future__ import annotations
+
+from attrs import evolve
+
+from hgms.methods.hg_ms import HG_MS, HG_MS_TILTED, ONE_BRANCH
+from hgms.methods.random_theta import RandomTheta
+from hgms.methods.starting_at import StartingAt
+from hgms.methods.tilted import Tilted
+from hgms.methods.validation_only import ValidationOnly
+from hgms_core import Composition
+
+STAYS = {"optimum": "its θ stays where it is"}
+
+UNIFORM = Composition(
+    name="uniform",
+    summary="Trains the lower level at the initial θ (equal weights): the floor of every comparison.",
+    source="no bilevel optimisation.",
+    role="floor",
+    parts={
+        "generator": {**HG_MS.parts["generator"], "count": 1},
+        "selector": {"name": "first"},
+        "hypergradient": {"name": "fixed"},
+        "outer": {"name": "sgd"},
+        "keep": "best",
+    },
+    on={"sources": {**ONE_BRANCH, "hypergradient": {"name": "fixed", "upper_batch_size": 16}, "outer": {"name": "sgd"}}},
+    testing_failures=STAYS,
+)
+
+THETA0 = evolve(
+    UNIFORM, name="theta0", summary="The same as uniform, for θ that are no weights: trains the lower level at the initial θ."
+)
+
+RANDOM_THETA = Composition(
+    name="random-theta",
+    summary="Trains the lower level at a θ drawn once around the initial one (for weights: at random logits), nothing learned.",
+    source="no bilevel optimisation.",
+    role="floor",
+    of=RandomTheta,
+    parts={**UNIFORM.parts, "theta_deviation": 1.0},
+    on=UNIFORM.on,
+    testing_failures=STAYS,
+)
+
+UNIFORM_TILTED = Composition(
+    name="uniform-tilted",
+    summary="Trains the lower level g + εf at the initial θ: joint training on training and validation rows, nothing learned.",
+    source="no bilevel optimisation; the reference of hg-ms-tilted.",
+    role="floor",
+    of=Tilted,
+    parts={**UNIFORM.parts, "tilt": HG_MS_TILTED.parts["tilt"]},
+    on=UNIFORM.on,
+    testing_failures=STAYS,
+)
+
+VALIDATION_ONLY = Composition(
+    name="validation-only",
+    summary="Trains the lower variables on validation rows alone (roles differentiate and select), at the initial θ.",
+    source="no bilevel optimisation; the limit of uniform-tilted as ε → ∞.",
+    role="floor",
+    of=ValidationOnly,
+    parts={"method": {"name": "uniform"}},
+    testing_failures=STAYS,
+)
+
+FIXED = Composition(
+    name="fixed",
+    summary="Keeps a given mixture of named sources (its field `mixture`): what a hand-made or published mixture is worth.",
+    source="no bilevel optimisation.",
+    role="floor",
+    of=StartingAt,
+    parts={**UNIFORM.parts, "generator": ONE_BRANCH["generator"], "mixture": {}},
+    on=UNIFORM.on,
+    testing={"mixture": {"near": 1.0}},
+)
+
+ORACLE_CLEAN = Composition(
+    name="oracle-clean",
+    summary="Trains on the uncorrupted examples only, as if somebody had told which they are: the ceiling.",
+    source="no bilevel optimisation; needs a task that knows the truth (its reference θ 'clean').",
+    role="ceiling",
+    of=StartingAt,
+    parts={**UNIFORM.parts, "reference": "clean"},
+    on=UNIFORM.on,
+)
+
+ORACLE_JOINT = Composition(
+    name="oracle-joint",
+    summary="Trains on the uncorrupted examples and the validation rows together: the ceiling of methods that train on both.",
+    source="no bilevel optimisation; needs a task that knows the truth (its reference θ 'clean').",
+    role="ceiling",
+    of=Tilted,
+    parts={**ORACLE_CLEAN.parts, "tilt": HG_MS_TILTED.parts["tilt"]},
+    on=UNIFORM.on,
+)
+
+METHODS = (UNIFORM, THETA0, RANDOM_THETA, FIXED, ORACLE_CLEAN, UNIFORM_TILTED, ORACLE_JOINT, VALIDATION_ONLY)

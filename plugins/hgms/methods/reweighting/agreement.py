@@ -1,0 +1,99 @@
+"""Self-selection: train on validation rows, keep the lower rows that the network then agrees with, train on both, repeat."""
+
+from __future__ import annotations
+
+from typing import ClassVar, Literal, final
+
+import torch
+from attrs import field
+
+from hgms.config import frozen, lowering, not_negative, optional_whole, positive, share, whole
+from hgms.methods.reweighting import joint, shared
+from hgms_core import Key, Problem, Record, State, Tree, choice
+
+
+@final
+@frozen(kw_only=True)
+class Agreement:
+    """Rounds of training from scratch on the lower rows that the last round agreed with, and on validation rows, always::
+
+        w⁰ = 0,      x_k = Adam on 1/n Σ_i w_iᵏ ℓ_i(x) + r(x) + ε f(x), from a newly drawn start
+        w_iᵏ⁺¹ = 1 where ℓ_i(x_k) ≤ the q-quantile of ℓ_j(x_k) over the validation rows j of the role `stop`, else 0
+
+    f is on the validation rows of the roles ``differentiate`` and ``select``. A row is kept that fits the network as well as
+    the most of the clean rows that it did not see. No hypergradient is taken and no θ is learned; θ reports the last choice, as
+    logits ±10.
+
+    Use beside every method that learns weights: it is what a few clean rows are worth without bilevel optimisation. Avoid where
+    g and f have different losses of a row, or validation rows lack the columns of lower rows.
+
+    Arguments:
+        steps, lr: Adam's steps in one round, an outer step, and its rate, which falls to 0 as a cosine within the round.
+        tilt: ε. ``share``: q.
+        batch_size, upper_batch_size: lower and validation rows of a step (None: all).
+        keep: ``best`` answers with the round of the lowest upper loss on rows of the role ``stop``; ``last`` with the last.
+
+    Errors: ConfigError for a problem whose θ weighs no lower rows, or without rows for ``stop``.
+
+    Cost of a round: ``steps`` lower gradients and as many upper gradients for each of the two roles, every lower row's loss,
+    and the losses of the rows of ``stop``.
+
+    >>> from hgms_core import Rows
+    >>> rows = Rows(losses=lambda x, batch: 0.5 * (x["x"] - batch["a"]).square())
+    >>> problem = Problem(theta0={"logits": torch.zeros(4)}, x0={"x": torch.zeros(1)}, rows=rows,
+    ...                   lower_data={"a": torch.tensor([1.0, 0.9, -1.0, 5.0])}, upper_data={"a": torch.tensor([0.8, 1.2])},
+    ...                   f=lambda t, x, batch: 0.5 * (x["x"] - batch["a"]).square().mean(),
+    ...                   g=lambda t, x, batch: (t["logits"].sigmoid() * rows.losses(x, batch)).mean())
+    >>> method = Agreement(steps=50, lr=0.1)
+    >>> state, record = method.step(problem, method.init(problem, 0), 0.0)
+    >>> state["theta"]["logits"]
+    tensor([ 10.,  10., -10., -10.])
+
+    Source: self-training as of Scudder, *Probability of error of some adaptive pattern-recognition machines*, IEEE Transactions
+    on Information Theory 11 (1965), with labels that are kept or dropped; this project.
+
+    .. versionadded:: 0.6
+    """
+
+    name: ClassVar[str] = "agreement"
+    needs: ClassVar[frozenset[str]] = frozenset({"row-weights", "stop-rows"})
+
+    steps: int = field(default=300, validator=whole)
+    lr: float = field(default=1e-2, validator=positive)
+    tilt: float = field(default=1.0, validator=not_negative)
+    share: float = field(default=0.9, validator=share)
+    batch_size: int | None = field(default=256, validator=optional_whole)
+    upper_batch_size: int | None = field(default=100, validator=optional_whole)
+    keep: Literal["last", "best"] = field(default="best", validator=choice("last", "best"))
+
+    lighter = lowering(other=["batch_size", "upper_batch_size"])
+
+    @classmethod
+    def testing_instance(cls) -> Agreement:
+        return cls(steps=20, lr=0.1)  # for problems of size 1
+
+    def init(self, problem: Problem, seed: int) -> State:
+        return shared.begin(self, problem, seed)
+
+    def step(self, problem: Problem, state: State, progress: float = 0.0) -> tuple[State, Record]:
+        rows, key = shared.rows_of(self, problem), Key(state["seed"]).fold("round", state["step"])
+        theta, x = state["theta"], problem.initial(key)
+        if not state["step"]:  # before the network has an opinion no lower row is kept
+            x, theta = problem.x0, self._kept(problem, torch.zeros_like(theta[rows.leaf], dtype=torch.bool))
+        x, lower, upper, cost = joint.train(
+            problem, self.name, theta, x, key, steps=self.steps, lr=self.lr, tilt=self.tilt, batch_size=self.batch_size,
+            upper_batch_size=self.upper_batch_size,
+        )  # fmt: skip
+        losses, spent = shared.all_losses(problem, rows, x)
+        usual, more = shared.usual_loss(self, problem, rows, x, self.share)
+        fits = losses <= usual
+        record: Record = {"upper_loss": upper, "lower_loss": lower, "kept": fits.double().mean()}
+        changes = {"x": x, "theta": self._kept(problem, fits)}
+        return shared.ended(self, problem, state, changes, [x], cost + spent + more, record)
+
+    def result(self, state: State) -> tuple[Tree, Tree]:
+        return shared.answer(self, state)
+
+    def _kept(self, problem: Problem, which: torch.Tensor) -> Tree:
+        rows = shared.rows_of(self, problem)
+        return shared.as_theta(problem, rows, shared.LARGEST * (2.0 * which - 1))

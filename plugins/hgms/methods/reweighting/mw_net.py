@@ -1,0 +1,158 @@
+"""A network that turns the loss of a row into its weight, learned through a virtual step of x."""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import ClassVar, Literal, final
+
+import torch
+from attrs import field
+from torch import Tensor
+
+from hgms.compiled import Numbers, launch, programs_of
+from hgms.config import decay_rate, frozen, lowering, optional_whole, positive, whole
+from hgms.methods.reweighting import shared
+from hgms.methods.reweighting.learning_to_reweight import aligned
+from hgms_core import Batch, Cost, Key, Loss, Problem, Record, Rows, State, Tree, choice, gradient
+
+
+@final
+@frozen(kw_only=True)
+class MwNet:
+    """The weight of a row is a function of its loss, V(ℓ; Θ) ∈ (0, 1), that is learned along with x. On one batch of B lower
+    rows, with ℓ_i at x, which V takes as numbers::
+
+        V(ℓ; Θ) = σ(a + uᵀ relu(p ℓ + q)),      Θ = (a, u, p, q)                     100 hidden units
+        x̂(Θ) = x − α ∇_x [1/B Σ_i V(ℓ_i; Θ) ℓ_i(x) + r(x)]                           virtual step
+        Θ ← Adam(Θ, ∇_Θ f(x̂(Θ))),   ∇_Θ f = −α/B Σ_i ⟨∇f(x̂), ∇ℓ_i(x)⟩ ∂V(ℓ_i)/∂Θ      meta step
+        x ← x − η ∇_x [1/B Σ_i V(ℓ_i; Θ) ℓ_i(x) + r(x)]                              actual step, at the new Θ
+
+    θ reports the logits of V(ℓ_i; Θ) for each lower row, at the x and Θ after the outer step.
+
+    Use as the reference of methods that learn a weight for each row, on ``Problem.rows``: some 300 numbers instead of n. Avoid
+    where a row's loss does not tell whether it helps.
+
+    Arguments:
+        steps: lower steps in one outer step.
+        optimizer, lr, momentum: the actual step; ``schedule``: lr over the budget, to 0 as a cosine or constant.
+        look_ahead: α. ``meta_lr``: Adam's rate for Θ. ``hidden``: units of V.
+        batch_size, upper_batch_size: lower rows, and validation rows of the role ``differentiate`` (None: all).
+        keep: ``best`` answers with the state of the lowest upper loss on rows of the role ``stop``; ``last`` with the last.
+
+    Errors: ConfigError for a problem whose θ weighs no lower rows, or without rows for ``stop`` where they are needed.
+
+    Cost of a lower step: 2 lower gradients (one pass forward, two back), 1 upper gradient, 1 cross product (in forward mode);
+    of an outer step besides, every lower row's loss. Memory: a graph of a gradient.
+
+    >>> net = first_net(100, Key(0), torch.zeros(1))
+    >>> weight_logits(net, torch.tensor([0.1, 2.0])).sigmoid()
+    tensor([0.5845, 0.7137])
+
+    Source: Shu, Xie, Yi, Zhao, Zhou, Xu, Meng, *Meta-Weight-Net: learning an explicit mapping for sample weighting*, NeurIPS
+    2019 (arXiv 1902.07379), algorithm 1.
+
+    .. versionadded:: 0.6
+    """
+
+    name: ClassVar[str] = "mw-net"
+
+    steps: int = field(default=20, validator=whole)
+    optimizer: Literal["sgd", "adam"] = field(default="adam", validator=choice("sgd", "adam"))
+    lr: float = field(default=3e-3, validator=positive)
+    momentum: float = field(default=0.9, validator=decay_rate)
+    schedule: Literal["constant", "cosine"] = field(default="cosine", validator=choice("constant", "cosine"))
+    look_ahead: float = field(default=1.0, validator=positive)
+    meta_lr: float = field(default=1e-2, validator=positive)
+    hidden: int = field(default=100, validator=whole)
+    batch_size: int | None = field(default=256, validator=optional_whole)
+    upper_batch_size: int | None = field(default=100, validator=optional_whole)
+    keep: Literal["last", "best"] = field(default="best", validator=choice("last", "best"))
+
+    lighter = lowering(other=["batch_size", "upper_batch_size"])
+
+    @property
+    def needs(self) -> frozenset[str]:
+        return shared.needs(self)
+
+    @classmethod
+    def testing_instance(cls) -> MwNet:
+        return cls(steps=4, lr=0.05, meta_lr=0.05)  # for problems of size 1
+
+    def init(self, problem: Problem, seed: int) -> State:
+        like = problem.theta0[shared.rows_of(self, problem).leaf]
+        net = first_net(self.hidden, Key(seed).fold("net"), like)
+        moments = shared.no_moments(self.optimizer, problem.x0)
+        return shared.begin(self, problem, seed, moments=moments, net=net, net_moments=shared.no_moments("adam", net))
+
+    def step(self, problem: Problem, state: State, progress: float = 0.0) -> tuple[State, Record]:
+        rows, theta, data = shared.rows_of(self, problem), state["theta"], problem.upper_data["differentiate"]
+        x, moments, net, net_moments, cost = *(state[name] for name in ("x", "moments", "net", "net_moments")), Cost()
+        rate, settings = shared.rate_of(self, progress), (self.name, self, rows, problem.f)
+        function = partial(self._moved, rows, problem.f)
+        for number in range(state["lower_steps"], state["lower_steps"] + self.steps):
+            below, size = shared.lower_batch(problem, state["seed"], number, self.batch_size)
+            above, upper_size = data.sample(Key(state["seed"]).fold("upper", number), self.upper_batch_size)
+            trees = (x, moments, net, net_moments, theta, below, above)
+            numbers = [*shared.numbers(rate, number + 1), *shared.numbers(self.meta_lr, number + 1)]
+            outcome = launch(programs_of(problem), settings, function, numbers, *trees)
+            x, moments, net, net_moments, lower, upper = outcome
+            cost += Cost(lower_gradients=2, upper_gradients=1, cross_products=1, rows=3 * size + upper_size)
+        losses, spent = shared.all_losses(problem, rows, x)
+        logits = weight_logits(net, losses)
+        changes = {
+            "x": x, "moments": moments, "net": net, "net_moments": net_moments,
+            "lower_steps": state["lower_steps"] + self.steps, "theta": shared.as_theta(problem, rows, logits),
+        }  # fmt: skip
+        record: Record = {"upper_loss": upper, "lower_loss": lower, "kept": logits.sigmoid().double().mean()}
+        return shared.ended(self, problem, state, changes, [x], cost + spent, record)
+
+    def result(self, state: State) -> tuple[Tree, Tree]:
+        return shared.answer(self, state)
+
+    def _moved(
+        self, rows: Rows, f: Loss, numbers: Numbers, x: Tree, moments: Tree, net: Tree, net_moments: Tree, theta: Tree,
+        below: Batch, above: Batch,
+    ) -> tuple[Tree, Tree, Tree, Tree, Tensor, Tensor]:  # fmt: skip
+        """One lower step as a function of tensors: x, V, their moments, the weighted loss at x and f after the virtual step."""
+        leaves = shared.tracked(x)
+        with torch.enable_grad():
+            losses, regulariser = rows.losses(leaves, below), rows.regulariser(theta, leaves, below)
+            inputs = losses.detach()
+            virtual = (weight_logits(net, inputs).sigmoid() * losses).mean() + regulariser
+            slope = shared.gradient_of(virtual, leaves, retain=True)
+        ahead = {name: leaf - self.look_ahead * slope[name] for name, leaf in x.items()}
+        upper_slopes, upper = gradient(f, theta, ahead, above)
+        gains = self.look_ahead * aligned(rows, x, dict(zip(x, upper_slopes, strict=True)), below)
+        net_slope = meta_gradient(net, inputs, gains)
+        net, net_moments = shared.moved("adam", 0.0, numbers[3:], net, net_slope, net_moments)
+        with torch.enable_grad():
+            actual = (weight_logits(net, inputs).sigmoid() * losses).mean() + regulariser
+            slope = shared.gradient_of(actual, leaves)
+        x, moments = shared.moved(self.optimizer, self.momentum, numbers[:3], x, slope, moments)
+        return x, moments, net, net_moments, actual.detach(), upper
+
+
+def first_net(hidden: int, key: Key, like: Tensor) -> Tree:
+    """Θ as ``torch.nn.Linear`` starts its layers, U(±1/√fan_in)."""
+    draw = key.generator()
+
+    def uniform(fan_in: int, *shape: int) -> Tensor:
+        return ((2 * torch.rand(*shape, generator=draw, dtype=torch.float64) - 1) / fan_in**0.5).to(like)
+
+    return {
+        "hidden.weight": uniform(1, hidden), "hidden.bias": uniform(1, hidden),
+        "output.weight": uniform(hidden, hidden), "output.bias": uniform(hidden, 1),
+    }  # fmt: skip
+
+
+def weight_logits(net: Tree, losses: Tensor) -> Tensor:
+    """V before its sigmoid, of each loss."""
+    inside = torch.relu(losses[:, None] * net["hidden.weight"] + net["hidden.bias"])
+    return inside @ net["output.weight"] + net["output.bias"]
+
+
+def meta_gradient(net: Tree, losses: Tensor, gains: Tensor) -> Tree:
+    """∇_Θ f(x̂(Θ)) where row i's weight, if it grew, would lower f by ``gains`` / B: −1/B Σ_i gains_i ∂V(ℓ_i; Θ)/∂Θ."""
+    leaves = shared.tracked(net)
+    with torch.enable_grad():
+        return shared.gradient_of(-(gains * weight_logits(leaves, losses).sigmoid()).mean(), leaves)

@@ -1,0 +1,169 @@
+"""What the methods here share: which rows a step sees, a step of x, the weights of rows as θ, and how an outer step ends."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from hgms.compiled import Numbers
+from hgms.optim.adam import adam_, corrections
+from hgms_core import Batch, ConfigError, Cost, Data, Key, Problem, Record, Rows, State, Tree, clone
+
+BETAS, EPS = (0.9, 0.999), 1e-8
+LARGEST = 10.0
+"""The logit of a weight, at most: σ(10) = 0.99995."""
+CHUNK = 1024
+"""Rows at a time where all lower rows are evaluated."""
+
+
+def rows_of(method: Any, problem: Problem) -> Rows:
+    """The problem's weights of lower rows."""
+    if problem.rows is None:
+        raise ConfigError(
+            f"method {method.name!r} needs one weight for each lower row (`Problem.rows`), and this problem has none"
+        )
+    return problem.rows
+
+
+def needs(method: Any) -> frozenset[str]:
+    return frozenset({"row-weights", "stop-rows"} if method.keep == "best" else {"row-weights"})
+
+
+def begin(method: Any, problem: Problem, seed: int, **more: Any) -> State:
+    """The state before the first step. ``more`` may hold further lower states; each has moments that start at zero."""
+    rows_of(method, problem)
+    if method.keep == "best" and "stop" not in problem.upper_data:
+        raise ConfigError('keep = "best" needs validation rows for the role `stop`, and this problem sets none apart')
+    return {
+        "seed": seed, "step": 0, "lower_steps": 0, "theta": dict(problem.theta0), "x": dict(problem.x0), "best": None,
+        "cost": Cost().numbers(), **more,
+    }  # fmt: skip
+
+
+def no_moments(optimizer: str, x: Tree) -> Tree:
+    """What ``momentum`` (m) and Adam (m and v) remember before the first step."""
+    kinds = "m" if optimizer == "sgd" else "mv"
+    return {f"{kind}.{name}": torch.zeros_like(leaf) for kind in kinds for name, leaf in x.items()}
+
+
+def numbers(rate: float, count: int) -> list[float]:
+    """What :func:`moved` takes for its step number ``count``, from 1 on."""
+    return [rate, *corrections(rate, count, BETAS)]
+
+
+def rate_of(method: Any, progress: float) -> float:
+    """The learning rate at this share of the budget."""
+    return float(method.lr * (0.5 * (1 + math.cos(math.pi * min(1.0, progress))) if method.schedule == "cosine" else 1.0))
+
+
+def moved(optimizer: str, momentum: float, steps: Numbers, x: Tree, slope: Tree, moments: Tree) -> tuple[Tree, Tree]:
+    """(x, moments) after one step of SGD with momentum or of Adam, as new tensors."""
+    rate, scale, correction = steps
+    if optimizer == "sgd":
+        first = {f"m.{name}": momentum * moments[f"m.{name}"] + slope[name] for name in x}
+        return {name: leaf - rate * first[f"m.{name}"] for name, leaf in x.items()}, first
+    x, moments = clone(x), clone(moments)
+    first_, second = ([moments[f"{kind}.{name}"] for name in x] for kind in "mv")
+    leaves, slopes = list(x.values()), [slope[name] for name in x]
+    adam_(leaves, slopes, first_, second, scale=scale, correction=correction, betas=BETAS, eps=EPS)
+    return x, moments
+
+
+def tracked(tree: Tree) -> Tree:
+    """Autograd leaves that share memory with ``tree``."""
+    return {name: leaf.detach().requires_grad_() for name, leaf in tree.items()}
+
+
+def gradient_of(value: Tensor, leaves: Tree, retain: bool = False) -> Tree:
+    """The gradient of a scalar in each leaf; zeros for what it does not depend on."""
+    slopes = torch.autograd.grad(value, list(leaves.values()), retain_graph=retain, materialize_grads=True)
+    return dict(zip(leaves, slopes, strict=True))
+
+
+def lower_batch(problem: Problem, seed: int, step: int, size: int | None) -> tuple[Batch, int]:
+    """The rows that lower step ``step`` of the run sees, and how many. Every epoch has an order of its own; rows that do not
+    fill a batch wait for the next one, so that none comes twice in a batch."""
+    data = problem.lower_data
+    epoch, place = divmod(step, max(1, data.size // size)) if size is not None else (0, 0)
+    drawn = data.draw(Key(seed).fold("epoch", epoch), size, max(1, data.size // (size or 1)))
+    return data.batch(None if drawn is None else drawn[place]), data.count(size)
+
+
+def joint_parts(problem: Problem) -> list[tuple[float, Data]]:
+    """The validation rows that x may be trained on, the roles ``differentiate`` and ``select``, each with its share of them."""
+    first, second = problem.upper_data["differentiate"], problem.upper_data["select"]
+    parts = [first] if first is second else [part for part in (first, second) if part.size]
+    total = sum(part.size for part in parts)
+    return [(part.size / total if total else 1.0, part) for part in parts]
+
+
+def joint_batches(problem: Problem, key: Key, size: int | None) -> tuple[list[Batch], int]:
+    """Rows of each of :func:`joint_parts`, ``size`` in all (None: every row), and how many."""
+    batches, count = [], 0
+    for number, (share, part) in enumerate(joint_parts(problem)):
+        batch, rows = part.sample(key.fold("upper", number), None if size is None else max(1, round(share * size)))
+        batches.append(batch)
+        count += rows
+    return batches, count
+
+
+@torch.no_grad()
+def all_losses(problem: Problem, rows: Rows, x: Tree) -> tuple[Tensor, Cost]:
+    """The loss of every lower row, ``[n]``, by chunks of rows."""
+    data = problem.lower_data
+    index = torch.arange(data.size, device=data.device).split(CHUNK)
+    losses = torch.cat([rows.losses(x, data.batch(part)) for part in index])
+    return losses, Cost(upper_values=len(index), rows=data.size)
+
+
+@torch.no_grad()
+def usual_loss(method: Any, problem: Problem, rows: Rows, x: Tree, share: float) -> tuple[Tensor, Cost]:
+    """The ``share``-quantile of ℓ over the validation rows of the role ``stop``, which x is not trained on."""
+    batch, count = problem.upper_data["stop"].sample(Key(0), None)
+    try:
+        losses = rows.losses(x, batch)
+    except KeyError as error:
+        what = (
+            f"method {method.name!r} compares losses of lower rows with those of validation rows, which have no column {error}"
+        )
+        raise ConfigError(what) from error
+    return losses.quantile(share), Cost(upper_values=1, rows=count)
+
+
+def as_theta(problem: Problem, rows: Rows, logits: Tensor) -> Tree:
+    """θ with these logits, within Θ; its other leaves stay where they start."""
+    leaf = problem.theta0[rows.leaf]
+    return problem.project({**problem.theta0, rows.leaf: logits.to(leaf).clamp(-LARGEST, LARGEST)})
+
+
+def ended(
+    method: Any, problem: Problem, state: State, changes: State, answers: Sequence[Tree], spent: Cost, record: Record
+) -> tuple[State, Record]:
+    """The state after an outer step, and its record. ``answers`` are the lower states that may be the result: of ``keep =
+    "best"`` the one with the lowest upper loss on the rows of the role ``stop`` so far, else the state's x."""
+    following = {**state, **changes, "step": state["step"] + 1}
+    best = state["best"]
+    if method.keep == "best":
+        batch, rows = problem.upper_data["stop"].sample(Key(0), None)
+        with torch.no_grad():
+            losses = [problem.f(following["theta"], x, batch) for x in answers]
+        record = {**record, "stop_loss": torch.stack(losses).min()}
+        for loss, x in zip(losses, answers, strict=True):
+            if best is None or not torch.isfinite(best["loss"]) or bool(loss < best["loss"]):
+                best = {"loss": loss, "theta": following["theta"], "x": x}
+        spent = spent + Cost(upper_values=len(answers), rows=len(answers) * rows)
+    cost = Cost(**state["cost"]) + spent
+    counts = {f"cost_{name}": number for name, number in cost.numbers().items()}
+    record = {"step": following["step"], **record, **counts, "oracle_calls": cost.calls}
+    return {**following, "best": best, "cost": cost.numbers()}, record
+
+
+def answer(method: Any, state: State) -> tuple[Tree, Tree]:
+    """(θ, x) of the best state, or of the last."""
+    if method.keep == "best" and state["best"] is not None:
+        return state["best"]["theta"], state["best"]["x"]
+    return state["theta"], state["x"]

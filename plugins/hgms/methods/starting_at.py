@@ -1,0 +1,76 @@
+"""Another first θ than the task's own: one of its named references, or a mixture of its data sources."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import ClassVar, final
+
+from attrs import evolve, field
+
+from hgms.config import frozen
+from hgms.methods.inner import around_a_pipeline
+from hgms_core import ConfigError, Method, Problem, Record, State, Tree
+
+
+@final
+@frozen(kw_only=True)
+class StartingAt:
+    """A pipeline that starts from another θ than the task's own: one of its references, or a mixture of its sources.
+
+    With a method that leaves θ where it is (hypergradient ``fixed``) that θ is trained at, and nothing is learned:
+    ``oracle-clean``, ``fixed``. In a configuration its fields stand among those of the pipeline inside:
+    ``reference = "clean"``, ``mixture = { code = 3.0, chat = 1.0 }``.
+
+    Arguments:
+        method: a pipeline, or a wrapper around one.
+        reference: the name of one of the problem's ``references``.
+        mixture: weights of the problem's data sources by name; what is not named has none.
+
+    Errors: ConfigError where the problem has no such reference, or no sources. Cost: that of the method.
+
+    >>> import torch
+    >>> problem = Problem(theta0={"t": torch.zeros(1)}, x0={}, references={"clean": {"t": torch.ones(1)}},
+    ...                   g=lambda t, x, _: t["t"].sum(), f=lambda t, x, _: t["t"].sum())
+    >>> first(problem, reference="clean", mixture=None)
+    {'t': tensor([1.])}
+
+    Source: no bilevel optimisation; floors and ceilings of comparisons.
+    """
+
+    name: ClassVar[str] = "starting-at"
+
+    method: Method = field(metadata={"flat": True}, validator=around_a_pipeline)
+    reference: str | None = None
+    mixture: Mapping[str, float] | None = field(default=None, hash=False)
+
+    @property
+    def needs(self) -> frozenset[str]:
+        """What θ it starts from, and what the method needs."""
+        reference = {f"reference:{self.reference}"} if self.reference is not None else set()
+        mixture = {"sources"} if self.mixture is not None else set()
+        return frozenset(reference | mixture | set(getattr(self.method, "needs", ())))
+
+    def init(self, problem: Problem, seed: int) -> State:
+        return self.method.init(evolve(problem, theta0=first(problem, self.reference, self.mixture)), seed)
+
+    def step(self, problem: Problem, state: State, progress: float = 0.0) -> tuple[State, Record]:
+        return self.method.step(problem, state, progress)
+
+    def result(self, state: State) -> tuple[Tree, Tree]:
+        return self.method.result(state)
+
+
+def first(problem: Problem, reference: str | None, mixture: Mapping[str, float] | None) -> Tree:
+    """The θ of that name, with the weights of that mixture laid over it."""
+    if reference is not None and reference not in problem.references:
+        known = ", ".join(sorted(problem.references)) or "none"
+        raise ConfigError(
+            f"this problem has no reference upper variable {reference!r} (it has: {known})\n"
+            "  choose a task that names it, or leave `reference` out"
+        )
+    theta = problem.theta0 if reference is None else problem.references[reference]
+    if mixture is None:
+        return theta
+    if problem.sources is None:
+        raise ConfigError("`mixture` gives weights to data sources, and this problem has none\n  leave it out")
+    return {**theta, **problem.sources.theta(mixture)}

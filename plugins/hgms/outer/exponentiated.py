@@ -1,0 +1,57 @@
+"""Exponentiated gradient: mirror descent on the simplex."""
+
+from __future__ import annotations
+
+from typing import ClassVar, final
+
+import torch
+from attrs import field
+
+from hgms.config import frozen, optional_positive, positive
+from hgms.outer.shape import Schedule, clipped
+from hgms_core import ConfigError, State, Tree
+
+
+@final
+@frozen(kw_only=True)
+class ExponentiatedGradient:
+    """p ← p·exp(−α h) / Σ p·exp(−α h), each leaf a probability vector.
+
+    Use when θ itself is a mixture on the simplex; it stays there by construction and moves multiplicatively. Avoid for logits.
+    A start off the simplex is normalised by the first step; an entry that is exactly 0 stays 0.
+
+    Arguments: ``lr`` α; ``clip`` bounds ‖h‖; ``schedule`` shapes α over the budget.
+
+    >>> outer = ExponentiatedGradient(lr=1.0)
+    >>> p = {"p": torch.tensor([0.5, 0.5])}
+    >>> outer.step(p, {"p": torch.log(torch.tensor([1.0, 3.0]))}, outer.init(p), 0.0)[0]["p"]
+    tensor([0.7500, 0.2500])
+
+    Errors: ConfigError where a leaf of the start has no positive finite entry (logits that start at 0, for example).
+
+    Source: Kivinen & Warmuth 1997.
+    """
+
+    name: ClassVar[str] = "exponentiated-gradient"
+    lr: float = field(default=0.1, validator=positive)
+    clip: float | None = field(default=None, validator=optional_positive)
+    schedule: Schedule = Schedule()
+
+    def init(self, theta: Tree) -> State:
+        for name, leaf in theta.items():
+            if not (leaf.clamp_min(0).sum() > 0 and torch.isfinite(leaf).all()):
+                raise ConfigError(
+                    f"exponentiated-gradient needs a positive start, and the upper variable {name!r} is not one\n"
+                    "  start from a probability vector, or use sgd or adam for logits"
+                )
+        return {"step": 0}
+
+    def step(self, theta: Tree, gradient: Tree, state: State, progress: float) -> tuple[Tree, State]:
+        direction = clipped(gradient, self.clip)
+        rate = self.lr * self.schedule.factor(state["step"], progress)
+        moved = {}
+        for name, leaf in theta.items():
+            # In logarithms, so that a large step cannot overflow.
+            logits = leaf.clamp_min(0).log() - rate * direction[name]
+            moved[name] = torch.softmax(logits.reshape(-1), 0).reshape(leaf.shape)
+        return moved, {"step": state["step"] + 1}

@@ -1,0 +1,94 @@
+"""What all outer optimisers share: a learning-rate schedule, a projection onto a set, and clipping by norm."""
+
+from __future__ import annotations
+
+import math
+from typing import Literal, final
+
+import torch
+from attrs import field
+from torch import Tensor
+
+from hgms.config import frozen, positive, share
+from hgms_core import Tree, choice, norm
+
+
+@final
+@frozen(kw_only=True)
+class Schedule:
+    """The factor on the learning rate.
+
+    ``constant``: 1. ``cosine``: from 1 to ``final`` over the budget, (1 + cos(π·progress))/2. ``inverse``:
+    (1 + t/``decay_steps``)^−``power`` after t outer steps.
+
+    >>> Schedule(kind="cosine", final=0.1).factor(step=0, progress=1.0)
+    0.1
+    >>> Schedule(kind="inverse", decay_steps=50).factor(step=50, progress=0.3)
+    0.5
+    """
+
+    kind: Literal["constant", "cosine", "inverse"] = field(
+        default="constant", validator=choice("constant", "cosine", "inverse")
+    )
+    final: float = field(default=0.0, validator=share)
+    decay_steps: int = field(default=50, validator=positive)
+    power: float = field(default=1.0, validator=positive)
+
+    def factor(self, step: int, progress: float) -> float:
+        if self.kind == "cosine":
+            return self.final + (1 - self.final) * 0.5 * (1 + math.cos(math.pi * min(1.0, progress)))
+        if self.kind == "inverse":
+            return float((1.0 + step / self.decay_steps) ** -self.power)
+        return 1.0
+
+
+@final
+@frozen(kw_only=True)
+class Projection:
+    """The nearest point of a set, in the Euclidean norm.
+
+    ``box``: every number into [``low``, ``high``]. ``ball``: all leaves together onto norm ≤ ``radius``. ``simplex``: each leaf
+    onto {p ≥ 0, Σp = 1}.
+
+    >>> Projection(kind="simplex").apply({"w": torch.tensor([0.5, 1.5])})["w"]
+    tensor([0., 1.])
+    """
+
+    kind: Literal["none", "box", "ball", "simplex"] = field(default="none", validator=choice("none", "box", "ball", "simplex"))
+    low: float = -1.0
+    high: float = field(default=1.0)
+    radius: float = field(default=1.0, validator=positive)
+
+    @high.validator
+    def _ordered(self, _attribute: object, value: float) -> None:
+        if value < self.low:
+            raise ValueError(f"'high' must be >= 'low' ({self.low}): {value}")
+
+    def apply(self, theta: Tree) -> Tree:
+        if self.kind == "box":
+            return {name: leaf.clamp(self.low, self.high) for name, leaf in theta.items()}
+        if self.kind == "ball":
+            scale = self.radius / norm(theta).clamp_min(self.radius)
+            return {name: leaf * scale for name, leaf in theta.items()}
+        if self.kind == "simplex":
+            return {name: onto_simplex(leaf) for name, leaf in theta.items()}
+        return theta
+
+
+def onto_simplex(point: Tensor) -> Tensor:
+    """The nearest probability vector: subtract the one threshold that makes the positive part sum to 1 (sorting finds it)."""
+    flat = point.reshape(-1)
+    ordered = flat.sort(descending=True).values
+    counts = torch.arange(1, flat.numel() + 1, device=flat.device, dtype=flat.dtype)
+    thresholds = (ordered.cumsum(0) - 1) / counts
+    active = (ordered > thresholds).sum().clamp_min(1)
+    # not thresholds[active - 1], for which the GPU would be waited for
+    return (flat - thresholds.index_select(0, (active - 1).reshape(1))).clamp_min(0).reshape(point.shape)
+
+
+def clipped(gradient: Tree, bound: float | None) -> Tree:
+    """The gradient scaled down to norm ``bound`` where it is longer (all leaves together)."""
+    if bound is None:
+        return gradient
+    scale = bound / norm(gradient).clamp_min(bound)
+    return {name: leaf * scale for name, leaf in gradient.items()}

@@ -1,0 +1,351 @@
+"""Reads runs and computes what a report says of them: which belong together, their means, paired differences, curves and
+diagnostics."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from attrs import evolve
+
+from hgms.report import mixture
+from hgms.report.curves import POINTS, Curve, Line, band, binned
+from hgms.report.study import Entry, Section, Study
+from hgms.results import DEFAULT_REFERENCES, ORDER, Interval, Point, Skipped, StoredRun, scan, scan_sweeps, short_names, table
+from hgms.runs import UNCOMPARED, Execution
+from hgms_core import Budget, CheckpointError, ConfigError, unknown
+from hgms_core.registry import Registry
+
+_MIXTURE = 150  # points of a small picture
+_CURVES = 250_000  # points of all curves of a page together; with very many curves each gets fewer
+_LOSS = "upper_loss"
+
+_Rows = Mapping[str, Any]
+"""Columns of a run's rows, or what was counted in them."""
+
+
+def build(
+    folders: Iterable[str | Path],
+    *,
+    metrics: Sequence[str] = (),
+    reference: str | None = None,
+    separate: bool = False,
+    title: str | None = None,
+    sweeps: str | Path | None = None,
+) -> Study:
+    """Reads all runs below ``folders`` and computes everything a report says.
+
+    ``metrics``: the first that a task has is its main one (default: the task's own first), all have curves. ``reference`` is
+    the method that differences are taken to (default: ``uniform`` where it ran). ``separate`` gives runs of different task
+    versions or budgets sections of their own. Pilot sweeps are read below ``folders``, or below
+    the folder ``sweeps``.
+
+    Raises:
+        ConfigError: no run at all; an unknown metric or reference; runs of one task that may not be compared.
+    """
+    folders = [Path(folder) for folder in folders]
+    runs, skipped = scan(folders)
+    runs, again = _once(runs)
+    skipped += again
+    if not runs:
+        where, plural = ", ".join(map(str, folders)), "s" * (len(skipped) != 1)
+        lines = [f"  {folder.path}: {folder.reason}" for folder in skipped[:20]]
+        raise ConfigError("\n".join([f"no finished run below {where} ({len(skipped)} folder{plural} left out)", *lines]))
+    known = dict.fromkeys(name for run in runs for name in [*run.higher_is_better, *run.metrics])
+    for metric in metrics:
+        if metric not in known:
+            raise ConfigError(unknown("metric", metric, known))
+    labels = {run.label for run in runs}
+    if reference is not None and reference not in labels:
+        raise ConfigError(unknown("method", reference, labels) + "\n  --reference names a method of these runs")
+
+    groups = _groups(runs, separate)
+    sections = []
+    count = 4 * len(groups) * max(len({run.label for run in group}) for _, group in groups.values())
+    points = max(60, min(POINTS, _CURVES // (count * max(1, len(metrics)))))
+    for heading, (name, group) in groups.items():
+        rows, damaged = _read(group, metrics)
+        skipped += damaged
+        if rows:
+            sections.append(_section(heading, name, rows, metrics, reference, points))
+    pilots, damaged = scan_sweeps(folders if sweeps is None else sweeps)
+    return Study(
+        title=title or "Bilevel methods compared",
+        sources=[str(folder) for folder in folders],
+        sections=sections,
+        skipped=skipped + damaged,
+        sweeps=pilots,
+    )
+
+
+# --- what belongs together ---------------------------------------------------------------------------------------------
+
+
+def _groups(runs: Sequence[StoredRun], separate: bool) -> dict[str, tuple[str, list[StoredRun]]]:
+    """The task's name and its runs, by title. One task under several budgets or versions is refused, or, if ``separate``,
+    several sections."""
+    groups: dict[str, tuple[str, list[StoredRun]]] = {}
+    mixed: list[str] = []
+    for name, group in sorted(_named(runs, lambda run: run.task, lambda run: run.task_label).items()):
+        budgets, versions = {run.budget for run in group}, {run.task_version for run in group}
+        if len(budgets) == 1 and len(versions) == 1:
+            groups[name] = name, group
+            continue
+        parts: dict[str, list[StoredRun]] = {}
+        for run in group:
+            budget = [f"budget {run.budget}"] if len(budgets) > 1 else []
+            version = [f"version {run.task_version or 'not recorded'}"] if len(versions) > 1 else []
+            parts.setdefault(", ".join(budget + version), []).append(run)
+        for differing, part in sorted(parts.items()):
+            groups[f"{name}, {differing}"] = name, part
+            methods = ", ".join(sorted({run.label for run in part}))
+            mixed.append(f"  {name}: {differing}: {len(part)} runs ({methods}), the first is {part[0].path}")
+    if mixed and not separate:
+        raise ConfigError(
+            "runs of one task under different budgets or task versions cannot be compared:\n"
+            + "\n".join(mixed)
+            + "\n  give only the folders that belong together, or add --separate for a section each"
+        )
+    return groups
+
+
+def _once(runs: Sequence[StoredRun]) -> tuple[list[StoredRun], list[Skipped]]:
+    """Runs without those of the same configuration and seed under another label, which no mean may count twice."""
+    seen: dict[str, StoredRun] = {}
+    skipped = []
+    for run in runs:
+        table = {key: value for key, value in run.config.items() if key != "run"}
+        first = seen.setdefault(_key({**table, "run": carried_out(run), "version": run.task_version}), run)
+        if first is not run:
+            skipped.append(Skipped(run.path, f"it is the same configuration and seed as {first.path}, under another label"))
+    return list(seen.values()), skipped
+
+
+def _methods(runs: Sequence[StoredRun]) -> dict[str, list[StoredRun]]:
+    """Runs by method. Where a method has several of one seed, which no mean may count twice, they were carried out differently:
+    then every way is a method of its own."""
+    methods: dict[str, list[StoredRun]] = {}
+    for name, alike in _named(runs, lambda run: run.method, lambda run: run.label).items():
+        if len({run.seed for run in alike}) == len(alike):
+            methods[name] = alike
+        else:
+            ways = {run: {**run.method, "run": carried_out(run)} for run in alike}
+            methods |= _named(alike, ways.__getitem__, dict.fromkeys(alike, name).__getitem__)
+    return methods
+
+
+def carried_out(run: StoredRun) -> dict[str, Any]:
+    """The settings of a run that are neither its method's nor names."""
+    return {key: value for key, value in run.settings.items() if key not in UNCOMPARED}
+
+
+def _named(
+    runs: Sequence[StoredRun], table_of: Callable[[StoredRun], Mapping[str, Any]], label_of: Callable[[StoredRun], str]
+) -> dict[str, list[StoredRun]]:
+    """Runs by the name of a table of theirs (the task's, the method's): its label, and what tells tables of one label apart."""
+    keys = {run: _key(table_of(run)) for run in runs}
+    labels: dict[str, str] = {}
+    for run in runs:
+        labels.setdefault(keys[run], label_of(run))
+    names = short_names({keys[run]: table_of(run) for run in runs}, labels)
+    groups: dict[str, list[StoredRun]] = {}
+    for run in runs:
+        groups.setdefault(names[keys[run]], []).append(run)
+    return groups
+
+
+def _key(table: Mapping[str, Any]) -> str:
+    return json.dumps(table, sort_keys=True, default=str)
+
+
+def _environments(runs: Sequence[StoredRun]) -> list[tuple[dict[str, Any], list[StoredRun]]]:
+    """Equal environments once, with their runs; the one with the most runs first."""
+
+    def where(environment: Mapping[str, Any]) -> dict[str, Any]:
+        # the task and the digests of components' code are of what was run, not of where; no two measurements are the same
+        table = {key: value for key, value in environment.items() if key not in ("task", "code", "execution")}
+        recorded = Execution.recorded(environment)
+        return table if recorded is None else table | recorded.choices()
+
+    groups: dict[str, tuple[dict[str, Any], list[StoredRun]]] = {}
+    for run in runs:
+        environment = where(run.environment)
+        before = environment.pop("before", [])  # where a run was begun that was resumed elsewhere, or with other code
+        earlier = [where(place) for place in before if isinstance(place, Mapping)] if isinstance(before, list) else []
+        if earlier := [place for place in earlier if place != environment]:
+            environment["before"] = earlier
+        groups.setdefault(_key(environment), (environment, []))[1].append(run)
+    return sorted(groups.values(), key=lambda group: -len(group[1]))
+
+
+# --- the rows of the runs ----------------------------------------------------------------------------------------------
+
+
+def _metric(runs: Sequence[StoredRun], metrics: Sequence[str]) -> tuple[str, dict[str, bool], list[str]]:
+    """The main metric, which way each is better, and all of them in the task's order."""
+    directions = next((dict(run.higher_is_better) for run in runs if run.higher_is_better), None)
+    if directions is None:  # older than the record of it: what the installed task says
+        task = Registry.load().find("task", runs[0].task_name)
+        directions = dict(getattr(getattr(task, "target", None), "metrics", {}))
+    names = list(dict.fromkeys([*directions, *(name for run in runs for name in run.metrics)]))
+    names = [name for name in names if any(name in run.metrics for run in runs)]
+    if not names:
+        return _LOSS, {_LOSS: False}, [_LOSS]
+    main = next((name for name in metrics if name in names), names[0])
+    return main, directions, names
+
+
+def _read(runs: Sequence[StoredRun], metrics: Sequence[str]) -> tuple[dict[StoredRun, _Rows], list[Skipped]]:
+    """The rows of all runs, reduced to what a report needs."""
+    main, _, names = _metric(runs, metrics)
+    drawn = dict.fromkeys([main, *(name for name in metrics if name in names)])
+    numbers = ["seconds", "oracle_calls", _LOSS, *(f"metric.{name}" for name in drawn if name != _LOSS)]
+    read: dict[StoredRun, _Rows] = {}
+    skipped = []
+    for run in runs:
+        if run.status == "failed":
+            read[run] = {}
+            continue
+        try:
+            required = [*numbers, *mixture.wanted(run)]
+            rows = run.columns([*required, "gap", "selected", "residual", "iterations", "outcome"])
+            words = [name for name in required if rows[name].dtype == object]
+            if words:
+                raise CheckpointError(f"steps.jsonl holds words where {' and '.join(words)} belong")
+        except (CheckpointError, OSError) as error:
+            skipped.append(Skipped(run.path, str(error)))
+            continue
+        rows["oracle_calls"][:1] = np.nan_to_num(rows["oracle_calls"][:1])  # the row before the first step has spent none
+        outcomes = rows["outcome"].tolist() if rows["outcome"].dtype == object else []
+        counted = Counter(outcome for outcome in outcomes if outcome is not None)
+        read[run] = {**rows, "selected": _chosen(rows["selected"]), "outcome": counted}
+    return read, skipped
+
+
+def _chosen(indices: np.ndarray) -> Counter[int]:
+    """How often each candidate was chosen; what is no index of one is not counted."""
+    known = indices[(indices >= 0) & (indices % 1 == 0) & (indices < 2**53)] if indices.dtype == float else np.empty(0)
+    return Counter(known.astype(int).tolist())
+
+
+# --- one section -------------------------------------------------------------------------------------------------------
+
+
+def _section(
+    title: str, name: str, rows: Mapping[StoredRun, _Rows], metrics: Sequence[str], reference: str | None, points: int
+) -> Section:
+    """The methods with their statistics, best mean first, then the references, and the differences between them."""
+    runs = list(rows)
+    main, directions, names = _metric(runs, metrics)
+    higher = directions.get(main)
+    methods = _methods(sorted(runs, key=lambda run: run.seed))
+    done = {label: [run for run in runs if run.status == "done"] for label, runs in methods.items()}
+    failed = {label: [run for run in runs if run.status != "done"] for label, runs in methods.items()}
+    default = next((label for label, runs in methods.items() if runs[0].method_name in DEFAULT_REFERENCES), None)
+    base = reference if reference in methods else default
+    values = {label: [_point(run, names) for run in runs] for label, runs in done.items()}
+    compared = table(
+        values, main, base, higher_is_better=higher is not False, failed={label: len(runs) for label, runs in failed.items()}
+    )
+    drawn = list(dict.fromkeys([main, *(name for name in metrics if name in names), _LOSS]))
+    budget = Budget.parse(runs[0].budget)
+    axis = "seconds" if budget.seconds else "step" if budget.outer_steps else "oracle_calls"
+    entries = []
+    for row in compared.rows:
+        own, none = {run: rows[run] for run in done[row.method]}, Interval.of([])
+        undefined = {name: sum(math.isnan(run.metrics.get(name, 0.0)) for run in values[row.method]) for name in names}
+        entries.append(
+            Entry(
+                label=row.method,
+                runs=done[row.method],
+                failed=failed[row.method],
+                metrics={name: row.metrics.get(name, none) for name in names},
+                nonfinite={name: count for name, count in undefined.items() if count},
+                difference=row.difference,
+                # without a direction there is no better and no worse
+                mark="; ".join(row.notes) if higher is not None else "",
+                role=row.role,
+                recovered=row.recovered,
+                ahead=row.winner and higher is not None,
+                ahead_of_floor=row.ahead_of_floor if higher is not None else None,
+                unjudged=any(point.unjudged(main) for point in values[row.method]),
+                curves=_curves(own, drawn, points),
+                mixture=mixture.mixture(own, axis, min(points, _MIXTURE)),
+                tokens=mixture.tokens(own),
+                **_diagnosis(own),
+            )
+        )
+    return Section(
+        title=title,
+        name=name,
+        task=runs[0].task_name,
+        version=runs[0].task_version,
+        budget=runs[0].budget,
+        metric=main,
+        metrics=list(dict.fromkeys([main, *(name for run in runs for name in run.scores.get("metrics", {})), *names])),
+        drawn=drawn,
+        directions=directions,
+        entries=sorted(entries, key=lambda entry: (ORDER.index(entry.role), *_rank(entry.metrics[main].mean, higher))),
+        reference=base,
+        pairs=compared.pairs,
+        axis=axis,
+        environments=_environments(runs),
+        floor=compared.floor if higher is not None else None,
+        few_seeds=compared.few_seeds if higher is not None else "",
+        unjudged=compared.unjudged,
+    )
+
+
+def _rank(mean: float, higher: bool | None) -> tuple[bool, float]:
+    return math.isnan(mean), 0.0 if math.isnan(mean) or higher is None else -mean if higher else mean
+
+
+def _point(run: StoredRun, names: Sequence[str]) -> Point:
+    metrics = dict(run.metrics)
+    if _LOSS in names and _LOSS not in metrics:
+        loss = run.summary.get(_LOSS)
+        metrics[_LOSS] = math.nan if loss is None else float(loss)
+    return evolve(Point.of(run), metrics={name: metrics[name] for name in names if name in metrics})
+
+
+def _curves(rows: Mapping[StoredRun, _Rows], metrics: Sequence[str], points: int) -> dict[tuple[str, str], Curve]:
+    """Of one method's runs, by axis and metric."""
+    curves = {
+        (axis, name): band([_line(columns, axis, name) for columns in rows.values()], points)
+        for axis in ("seconds", "oracle_calls")
+        for name in metrics
+    }
+    return {key: curve for key, curve in curves.items() if curve is not None}
+
+
+def _line(rows: _Rows, axis: str, name: str) -> Line:
+    y = rows[_LOSS if name == _LOSS else f"metric.{name}"]
+    reported = ~np.isnan(y)  # a row that has not been evaluated is no report
+    if name != _LOSS and reported.any() and not reported[-1]:
+        reported[-1] = True  # the last row is always evaluated: here to NaN
+    reported &= ~np.isnan(rows[axis])
+    return rows[axis][reported], y[reported]
+
+
+def _diagnosis(rows: Mapping[StoredRun, _Rows]) -> dict[str, Any]:
+    """How selection and differentiation went for one method, over all its seeds."""
+
+    def steps(name: str) -> Curve | None:
+        return binned([(columns["step"], columns[name]) for columns in rows.values() if columns[name].dtype == float])
+
+    branches: Counter[int] = sum((columns["selected"] for columns in rows.values()), Counter())
+    outcomes: Counter[str] = sum((columns["outcome"] for columns in rows.values()), Counter())
+    iterations = np.concatenate([[], *(columns["iterations"] for columns in rows.values())])
+    known = iterations[~np.isnan(iterations)] if iterations.dtype == float else iterations[:0]
+    return {
+        "gap": steps("gap"),
+        "residual": steps("residual"),
+        "branches": dict(sorted(branches.items())),
+        "outcomes": dict(outcomes.most_common()),
+        "iterations": float(np.median(known)) if known.size else math.nan,
+    }

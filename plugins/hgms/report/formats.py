@@ -1,0 +1,84 @@
+"""The formats of a report, by suffix; a file is written whole or not at all."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from pathlib import Path
+
+from hgms.report import parquet
+from hgms.report.compute import build
+from hgms.report.latex import latex
+from hgms.report.markdown import markdown
+from hgms.report.page import html
+from hgms.report.study import Study
+from hgms.runs import DiskError
+from hgms_core import ConfigError
+
+WRITERS: dict[str, Callable[[Study], str]] = {".html": html, ".md": markdown, ".tex": latex}
+SUFFIXES = (*WRITERS, ".parquet")
+"""The suffixes of a report's formats."""
+
+
+def suffix(path: Path, known: Sequence[str], what: str) -> str:
+    """The path's suffix, which decides the format; ConfigError where it is none of ``known``."""
+    ending = path.suffix.casefold()
+    if ending not in known:
+        shown = f"the suffix of {path} is {ending!r}" if ending else f"{path} has no suffix"
+        raise ConfigError(f"{shown}, which says nothing about the format of {what}; known: {', '.join(known)}")
+    return ending
+
+
+def write(study: Study, path: Path, *, steps: bool = False) -> list[Path]:
+    """Writes the report; its suffix decides the format. ``steps`` adds a table of all rows to Parquet. Returns the files.
+
+    Raises:
+        ConfigError: an unknown suffix, or ``steps`` for another format than Parquet.
+        MissingExtra: the format's library is not installed.
+    """
+    ending = suffix(path, SUFFIXES, "a report")
+    if steps and ending != ".parquet":
+        raise ConfigError("--steps adds the rows of every step to a Parquet report only; add it to --out report.parquet")
+    if ending in WRITERS:
+        text = WRITERS[ending](study)
+        with whole(path) as aside:
+            aside.write_bytes(text.encode(errors="backslashreplace"))  # paths may hold bytes that are no text
+        return [path]
+    with whole(path) as aside:
+        parquet.write_runs(study, aside)
+    if not steps:
+        return [path]
+    beside = path.with_suffix(".steps.parquet")
+    with whole(beside) as aside:
+        parquet.write_steps(study, aside)
+    return [path, beside]
+
+
+def report(folders: Iterable[str | Path], path: str | Path) -> Path:
+    """Writes a report of all runs below ``folders``, and returns its file. Raises what :func:`build` and :func:`write` raise.
+
+    .. versionadded:: 0.5
+    """
+    return write(build(folders), Path(path))[0]
+
+
+@contextlib.contextmanager
+def whole(path: Path) -> Iterator[Path]:
+    """A file to write to in the place of ``path``, which it takes at the end; after an error ``path`` is as it was.
+
+    Raises:
+        DiskError: the file cannot be written.
+    """
+    aside = path.with_name(f".{os.getpid()}.{path.name}")
+    try:
+        try:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            yield aside
+            aside.replace(path)
+        finally:
+            with contextlib.suppress(OSError):
+                aside.unlink(missing_ok=True)
+    except OSError as error:
+        old = "; the old file is as it was" if path.is_file() else ""
+        raise DiskError(f"cannot write {path}: {(error.strerror or str(error)).lower()}{old}") from error

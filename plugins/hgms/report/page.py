@@ -1,0 +1,138 @@
+"""The report as one HTML file that opens without a network: plotly.js is inside it, once."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from typing import Any
+
+from hgms.report import tables, trust
+from hgms.report.figures import Style, figures, source_colours, styles
+from hgms.report.study import Section, Study
+from hgms.results import DARK, DASHES, LIGHT, STYLE, StoredRun
+from hgms.runs import difference, flatten, read_file
+from hgms_core import MissingExtra, __version__
+
+_DASH_ARRAYS = dict(zip(DASHES, ("none", "7 4", "2 3", "7 3 2 3", "11 4"), strict=True))
+
+
+def html(study: Study, *, watch: bool = False) -> str:
+    """The page; with ``watch`` it asks every few seconds whether there is a newer one where it came from."""
+    try:
+        from jinja2 import Environment, PackageLoader, StrictUndefined
+        from plotly.offline import get_plotlyjs
+    except ModuleNotFoundError as error:
+        raise MissingExtra(
+            f"an HTML report needs {error.name}\n  install it with: pip install 'hgms[report]'\n"
+            "  (Markdown and LaTeX need nothing: --out report.md)"
+        ) from None
+    style, colours = styles(study), source_colours(study)
+    sections = [
+        _section(section, number, figures(section, style, colours), style) for number, section in enumerate(study.sections)
+    ]
+    loader = PackageLoader("hgms.report", ".")
+    environment = Environment(loader=loader, autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True)
+    shown = [figure for section in sections for figure in (*section["figures"], *(section["trust"] or {}).get("figures", []))]
+    specs = {figure["id"]: figure["spec"] for figure in shown}
+    return environment.get_template("template.html").render(
+        study=study,
+        version=__version__,
+        tables=tables,
+        sections=sections,
+        environments=_environments(study),
+        ranks=study.ranks,
+        style=style,
+        light=LIGHT,
+        dark=DARK,
+        dashes=_DASH_ARRAYS,
+        plots=_script_json(specs),
+        palette=_script_json({"light": LIGHT, "dark": DARK}),
+        forest_style=STYLE,
+        watch=watch,
+        plotly=get_plotlyjs(),
+    )
+
+
+def _section(section: Section, number: int, shown: list[dict[str, Any]], style: Style) -> dict[str, Any]:
+    """What the template shows of a section."""
+    results, *rest = tables.tables(section)
+    return {
+        "id": f"task-{number}",
+        "title": section.title,
+        "about": tables.about(section),
+        "verdict": section.verdict,
+        "winner": section.winner,
+        "forest": section.forest.html(style) if section.forest is not None else "",
+        "results": results,
+        "tables": {table.ident: table for table in rest},
+        "figures": [{"id": f"plot-{number}-{index}", **figure} for index, figure in enumerate(shown)],
+        "trust": _trust(section, number, style),
+        "methods": [entry.label for entry in section.entries],
+        "configurations": [_configuration(entry.label, entry.runs + entry.failed) for entry in section.entries],
+        "note": _environment_note(section),
+    }
+
+
+def _trust(section: Section, number: int, style: Style) -> dict[str, Any] | None:
+    """What the template shows of diagnosed steps; None where there are none."""
+    measured = trust.Trust.of(section)
+    if measured is None:
+        return None
+    return {
+        "table": trust.table(measured),
+        "warnings": measured.sentences,
+        "figures": [{"id": f"plot-{number}-t{index}", **figure} for index, figure in enumerate(trust.figures(measured, style))],
+    }
+
+
+def _script_json(value: object) -> str:
+    """JSON that may stand inside a script element."""
+    text = json.dumps(value, separators=(",", ":"), allow_nan=False, ensure_ascii=False)
+    return text.replace("<", "\\u003c").replace("\u2028", "\\u2028").replace("\u2029", "\\u2029")
+
+
+def _configuration(label: str, runs: Sequence[StoredRun]) -> dict[str, str]:
+    text = read_file(runs[0].path / "config.toml").decode(errors="replace")
+    return {"label": label, "path": str(runs[0].path), "text": text, "seeds": ", ".join(str(run.seed) for run in runs)}
+
+
+def _environments(study: Study) -> list[dict[str, Any]]:
+    """Every environment once, what differs between them first."""
+    groups: dict[str, tuple[dict[str, Any], list[StoredRun]]] = {}
+    for section in study.sections:
+        for table, runs in section.environments:
+            groups.setdefault(json.dumps(table, sort_keys=True, default=str), (table, []))[1].extend(runs)
+    differing = difference([table for table, _ in groups.values()]) if len(groups) > 1 else []
+    environments = []
+    for table, runs in groups.values():
+        rows = flatten(table)
+        keys = [*differing, *(key for key in rows if key not in differing)]
+        environments.append(
+            {
+                "runs": len(runs),
+                "paths": [str(run.path) for run in runs],
+                "rows": [(key.removeprefix("versions."), _value(rows.get(key, "·")), key in differing) for key in keys],
+                "empty": not rows,
+            }
+        )
+    return sorted(environments, key=lambda environment: -environment["runs"])
+
+
+def _value(value: Any) -> str:
+    """A list of plugins, ``name (owner)`` each, names every owner once."""
+    if not isinstance(value, list):
+        return str(value)
+    owned: dict[str, list[str]] = {}
+    for plugin in map(str, value):
+        name, mark, owner = plugin.partition(" (")
+        owned.setdefault(mark + owner, []).append(name)
+    return ", ".join(", ".join(names) + owner for owner, names in owned.items())
+
+
+def _environment_note(section: Section) -> str:
+    count = len(section.environments)
+    if count < 2:
+        return ""
+    differing = difference([table for table, _ in section.environments])
+    named = ", ".join(differing[:6]) + (" and more" if len(differing) > 6 else "")
+    return f"These runs were made in {count} different environments (they differ in {named}): seconds may not be comparable."

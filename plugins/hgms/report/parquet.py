@@ -1,0 +1,166 @@
+"""Parquet: one row for each run, and on request one for each step of each run.
+
+Of runs: texts, whole numbers, ``seconds`` and ``metric.<name>``, then ``weight.<source>`` of what was returned and means over
+the steps where a run has them, and ``setting.<dotted key>`` for every value of config.toml but the seed and the folder, as TOML
+writes it. Of steps: every number of the records (lists by their largest) and every text. ``task`` and ``method`` are the names
+of the report; null stands for what a run lacks, NaN for a metric that was not finite.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from hgms.report.mixture import PREFIX, TOKENS
+from hgms.report.study import Entry, Study
+from hgms.report.tables import seconds_per_step
+from hgms.results import StoredRun
+from hgms.runs import ROWS, flatten, read_file
+from hgms_core import CheckpointError, MissingExtra
+
+if TYPE_CHECKING:
+    import pyarrow
+
+_TEXTS = (
+    "task", "task_name", "method", "method_name", "role", "hash", "status", "error", "budget", "task_version", "folder",
+)  # fmt: skip
+_KEYS = ("task", "method", "seed", "step", "seconds")
+_COUNTS = ("seed", "outer_steps", "oracle_calls", "peak_memory_bytes")
+
+
+def _all(study: Study) -> list[tuple[str, Entry, StoredRun]]:
+    """Every run, with the title of its section."""
+    return [
+        (section.title, entry, run)
+        for section in study.sections
+        for entry in section.entries
+        for run in entry.runs + entry.failed
+    ]
+
+
+# --- runs --------------------------------------------------------------------------------------------------------------
+
+
+def write_runs(study: Study, path: Path) -> None:
+    table = runs(study)
+    import pyarrow.parquet
+
+    pyarrow.parquet.write_table(table, path)
+
+
+def runs(study: Study) -> pyarrow.Table:
+    """One row for each run. Raises MissingExtra without PyArrow."""
+    try:
+        import pyarrow as pa
+    except ModuleNotFoundError:
+        raise MissingExtra("a Parquet report needs pyarrow\n  install it with: pip install 'hgms[report]'") from None
+
+    rows = [_row(task, entry, run) for task, entry, run in _all(study)]
+    names = dict.fromkeys(name for row in rows for name in row)
+    metrics = [name for name in names if name.startswith(("metric.", PREFIX)) or name in ("seconds_per_step", *TOKENS)]
+    settings = [name for name in names if name.startswith("setting.")]
+    schema = pa.schema(
+        [(name, pa.string()) for name in _TEXTS]
+        + [(name, pa.int64()) for name in _COUNTS]
+        + [(name, pa.float64()) for name in ("seconds", *metrics)]
+        + [(name, pa.string()) for name in settings]
+    )
+    return pa.Table.from_pylist(rows, schema=schema)
+
+
+def _row(task: str, entry: Entry, run: StoredRun) -> dict[str, Any]:
+    config = {key: value for key, value in run.config.items() if key != "seed"}
+    config["run"] = {key: value for key, value in run.settings.items() if key != "out"}
+    own = ("task_name", "method_name", "role", "status", "error", "budget", "task_version", "seed", "seconds")
+    row = {
+        "task": task,
+        "method": entry.label,
+        **{name: getattr(run, name) for name in own},
+        "hash": run.hash or None,
+        "folder": _utf8(str(run.path)),
+        "outer_steps": _whole(run.summary.get("outer_steps")),
+        "oracle_calls": _whole(run.summary.get("oracle_calls")),
+        "peak_memory_bytes": _whole(run.resources.get("peak_memory_bytes")),
+        **{f"metric.{name}": value for name, value in run.metrics.items()},
+        **{f"setting.{key}": _toml(value) for key, value in flatten(config).items()},
+    }
+    mixture = entry.mixture
+    if mixture is not None and run in mixture.finals:
+        row |= {_utf8(PREFIX + source): weight for source, weight in zip(mixture.sources, mixture.finals[run], strict=True)}
+    if run in entry.tokens:
+        row |= {"seconds_per_step": seconds_per_step(run), **dict(zip(TOKENS, entry.tokens[run], strict=True))}
+    return row
+
+
+def _toml(value: Any) -> str:
+    return value if isinstance(value, str) else json.dumps(value, default=str)
+
+
+def _utf8(value: str) -> str:
+    """Paths, and rows of strangers, may hold what no encoding has."""
+    return value.encode(errors="backslashreplace").decode()
+
+
+def _whole(value: float | None) -> int | None:
+    return None if value is None else int(value)
+
+
+# --- steps -------------------------------------------------------------------------------------------------------------
+
+
+def write_steps(study: Study, path: Path) -> None:
+    """A row group for each run, so that the whole is never in memory."""
+    import pyarrow as pa
+    import pyarrow.parquet
+
+    names: dict[str, bool] = {}  # by name: whether it is a text
+    for _, _, run in _all(study):
+        for row in _ends(run.path / "steps.jsonl"):
+            for name, value in row.items():
+                names[name] = names.get(name, False) or isinstance(value, str)
+    names = {name: text for name, text in names.items() if name not in _KEYS}
+    label = pa.dictionary(pa.int32(), pa.string())
+    schema = pa.schema(
+        [("task", label), ("method", label), ("seed", pa.int64()), ("step", pa.int64()), ("seconds", pa.float64())]
+        + [(_utf8(name), pa.string() if text else pa.float64()) for name, text in names.items()]
+    )
+
+    def column(values: np.ndarray, text: bool) -> pa.Array:
+        if text:
+            return pa.array([_utf8(item) if isinstance(item, str) else None for item in values.tolist()], pa.string())
+        # NaN: the row lacks it, or holds a word where the other runs have numbers
+        return pa.array(values if values.dtype == float else np.full(len(values), np.nan), from_pandas=True)
+
+    with pyarrow.parquet.ParquetWriter(path, schema) as writer:
+        for task, entry, run in _all(study):
+            try:
+                columns = run.columns(["seconds", *names])
+            except CheckpointError:
+                continue  # a failed run whose rows are damaged as well
+            count = len(columns["step"])
+            keys = {
+                "task": pa.array([task] * count).dictionary_encode(),
+                "method": pa.array([entry.label] * count).dictionary_encode(),
+                "seed": pa.array(np.full(count, run.seed)),
+                "step": pa.array(columns["step"].astype(np.int64)),
+                "seconds": pa.array(columns["seconds"]),
+            }
+            rest = {_utf8(name): column(columns[name], text) for name, text in names.items()}
+            writer.write_table(pa.table(keys | rest, schema=schema))
+
+
+def _ends(path: Path) -> list[dict[str, Any]]:
+    """The first rows and the last one: together they have every field a method writes."""
+    if not os.path.lexists(path):
+        return []
+    rows = []
+    lines = read_file(path, ROWS).split(b"\n")[:-1]
+    for line in [*lines[:3], *lines[-1:]]:
+        with contextlib.suppress(ValueError, RecursionError):
+            rows.append(json.loads(line))
+    return [row for row in rows if isinstance(row, dict)]

@@ -1,0 +1,212 @@
+"""What a report says, as values. :mod:`hgms.report.compute` computes them; every format and every picture is made from them."""
+
+from __future__ import annotations
+
+import functools
+import math
+from collections.abc import Mapping
+from typing import Any
+
+from attrs import field, frozen
+
+from hgms.report.curves import Curve
+from hgms.report.mixture import Mixture
+from hgms.results import Forest, Interval, Ranks, Ratio, Skipped, StoredRun, StoredSweep, is_share, spell
+
+
+@frozen(kw_only=True)
+class Entry:
+    """One method's runs on one task.
+
+    ``metrics`` are means over the seeds where each is finite; ``nonfinite`` counts the others. ``difference`` is to the
+    section's reference, ``role`` is "floor" or "ceiling" for a reference, ``recovered`` the recovered share, ``ahead`` whether
+    its differences to all other methods and floors exclude zero, in its favour, ``ahead_of_floor`` that of the difference to
+    the best floor (None: there is none, or it is a reference itself), ``unjudged`` whether the main metric gets no verdict, as
+    losses of an x that was not trained to the end, or of a θ that weighs data sources. ``curves`` are by axis (``seconds`` or
+    ``oracle_calls``) and metric.
+    ``gap``, ``residual``, ``branches`` (how often each candidate was chosen), ``outcomes`` (how the linear solves ended) and
+    ``iterations`` (their median) are over all steps of all seeds; ``tokens`` are each run's means of a step forward and
+    backward.
+    """
+
+    label: str
+    runs: list[StoredRun]
+    failed: list[StoredRun]
+    metrics: dict[str, Interval]
+    nonfinite: dict[str, int]
+    difference: Interval | None
+    mark: str
+    role: str
+    recovered: Ratio | None
+    ahead: bool
+    ahead_of_floor: bool | None
+    unjudged: bool
+    curves: Mapping[tuple[str, str], Curve]
+    gap: Curve | None
+    residual: Curve | None
+    branches: dict[int, int]
+    outcomes: dict[str, int]
+    iterations: float
+    mixture: Mixture | None
+    tokens: dict[StoredRun, tuple[float, float]]
+
+    @property
+    def seeds(self) -> list[int]:
+        return [run.seed for run in self.runs]
+
+    @property
+    def solves(self) -> bool:
+        """Whether it solved linear systems."""
+        return bool(set(self.outcomes) - {"not-solved"})
+
+    def values(self, key: str) -> list[float]:
+        """A number of every summary: ``outer_steps``, ``oracle_calls``, or one of ``cost``; only where it is known."""
+        numbers = [run.summary.get(key, (run.summary.get("cost") or {}).get(key)) for run in self.runs]
+        return [float(value) for value in numbers if value is not None]
+
+    @property
+    def seconds(self) -> list[float]:
+        return [run.seconds for run in self.runs if not math.isnan(run.seconds)]
+
+    @property
+    def peak_memory(self) -> list[float]:
+        peaks = [run.resources.get("peak_memory_bytes") for run in self.runs]
+        return [float(value) for value in peaks if value is not None]
+
+
+@frozen(kw_only=True)
+class Section:
+    """One task under one budget and version: methods (best mean first), then references, and the differences between them.
+
+    ``name`` is the task's, without the budget and version that are in the title of one section of several; ``drawn`` are the
+    metrics with curves, ``directions`` says of every metric whether higher is better, ``axis`` is what the budget counts,
+    ``environments`` where the runs were made, ``floor`` the trivial reference with the best mean, ``few_seeds`` says so
+    where there are too few for a claim, ``unjudged`` why the main metric gets no verdict.
+    """
+
+    title: str
+    name: str
+    task: str
+    version: str | None
+    budget: str
+    metric: str
+    metrics: list[str]
+    drawn: list[str]
+    directions: Mapping[str, bool]
+    entries: list[Entry]
+    reference: str | None
+    pairs: Mapping[tuple[str, str], Interval]
+    axis: str
+    environments: list[tuple[dict[str, Any], list[StoredRun]]]
+    floor: str | None = None
+    few_seeds: str = ""
+    unjudged: str = ""
+
+    @property
+    def higher(self) -> bool | None:
+        """Whether a higher value of the main metric is better; None where nobody knows."""
+        return self.directions.get(self.metric)
+
+    @property
+    def winner(self) -> str | None:
+        return next((entry.label for entry in self.entries if entry.ahead), None)
+
+    @property
+    def runs(self) -> list[StoredRun]:
+        return [run for entry in self.entries for run in entry.runs + entry.failed]
+
+    @property
+    def values(self) -> dict[str, dict[int, float]]:
+        """The main metric by seed of every method and floor that takes part in verdicts."""
+        return {
+            entry.label: {run.seed: run.metrics[self.metric] for run in entry.runs if self.metric in run.metrics}
+            for entry in self.entries
+            if entry.runs and entry.role != "ceiling" and not entry.unjudged
+        }
+
+    @property
+    def forest(self) -> Forest | None:
+        """The paired differences as a picture; None where there is nothing to compare."""
+        return Forest.of(
+            self.pairs, [entry.label for entry in self.entries], self.reference, title=self.title,
+            metric=self.metric.replace("_", " "), share=is_share(self.metric), higher=self.higher, winner=self.winner,
+            excluded={entry.label: entry.mark or f"{len(entry.failed)} failed" for entry in self.entries},
+            references=[entry.label for entry in self.entries if entry.role],
+        )  # fmt: skip
+
+    @property
+    def mixtures(self) -> dict[str, Mixture]:
+        """Of the methods that learn weights of sources, by label."""
+        return {entry.label: entry.mixture for entry in self.entries if entry.mixture is not None}
+
+    def curves(self, axis: str, metric: str) -> dict[str, Curve]:
+        """By method; a share in percent."""
+        curves = {entry.label: entry.curves[axis, metric] for entry in self.entries if (axis, metric) in entry.curves}
+        return {label: curve.percent for label, curve in curves.items()} if is_share(metric) else curves
+
+    @property
+    def verdict(self) -> str:
+        """One sentence on who is ahead, and whether that is more than chance; or why that is not to be told."""
+        if self.unjudged:
+            return f"No verdict: {self.unjudged}."
+        ranked = [entry for entry in self.entries if not math.isnan(entry.metrics[self.metric].mean) and not entry.unjudged]
+        ranked = [entry for entry in ranked if entry.role != "ceiling"]
+        if len(ranked) < 2 or self.higher is None or ranked[0].role:
+            return ""
+        first = ranked[0].label
+        rest = {entry.label: self.pairs.get((first, entry.label)) for entry in ranked[1:]}
+        known = {label: pair for label, pair in rest.items() if pair is not None and pair.count > 1}
+        closest, pair = min(known.items(), key=lambda item: abs(item[1].mean), default=("", Interval.of([])))
+        share = is_share(self.metric)
+        lead = f"the closest is {closest}, at a difference of {spell(pair, share=share, signed=True)}{' points' * share}"
+        if self.winner is not None:
+            others = "every other method and every floor" if self.floor else "every other method"
+            return f"{first} is ahead of {others}; {lead}."
+        best = f"{first} has the best mean of the methods" if self.floor else f"{first} has the best mean"
+        if ranked[0].ahead_of_floor is False and all(pair.count > 1 for pair in known.values()) and len(known) == len(rest):
+            return f"{best}, and is not ahead of {self.floor}, which learns nothing about θ: no gain is shown."
+        if len(known) < len(rest):
+            return f"{best}; with fewer than two seeds in common nothing can be said about chance."
+        unsure = [label for label, pair in known.items() if not pair.excludes_zero]
+        if not unsure and self.few_seeds:
+            return f"{best}, each difference's interval excludes zero, and no winner is marked from so few seeds; {lead}."
+        if not unsure:
+            return f"{first} has the best mean of the methods that finished; not all of its runs did."
+        named = ", ".join(unsure[:3]) + (f" and {len(unsure) - 3} more" if len(unsure) > 3 else "")
+        return f"{best}, but no winner is marked: its difference to {named} may be chance."
+
+
+@frozen(kw_only=True)
+class Study:
+    """All of a report: a section for each task, the folders that were left out, the pilot sweeps."""
+
+    title: str
+    sources: list[str]
+    sections: list[Section]
+    skipped: list[Skipped] = field(factory=list)
+    sweeps: list[StoredSweep] = field(factory=list)
+
+    @property
+    def runs(self) -> list[StoredRun]:
+        return [run for section in self.sections for run in section.runs]
+
+    @property
+    def failed(self) -> list[StoredRun]:
+        return [run for section in self.sections for entry in section.entries for run in entry.failed]
+
+    @property
+    def labels(self) -> list[str]:
+        """Every method once, in an order that does not depend on who won: it gives the colours."""
+        return sorted({entry.label for section in self.sections for entry in section.entries})
+
+    @functools.cached_property
+    def ranks(self) -> Ranks | None:
+        """The mean ranks, over tasks × seeds, of the methods and floors that every task has; None for fewer than three."""
+        sections = [section for section in self.sections if section.higher is not None and not section.unjudged]
+        values = [section.values for section in sections]
+        labels = [label for label in (values[0] if values else ()) if all(label in known for known in values)]
+        blocks = []
+        for section, known in zip(sections, values, strict=True):
+            seeds = set.intersection(*(set(known[label]) for label in labels)) if labels else set()
+            blocks += [({label: known[label][seed] for label in labels}, section.higher is True) for seed in sorted(seeds)]
+        return Ranks.of(blocks) if len(labels) > 2 else None

@@ -1,0 +1,165 @@
+"""``hgms report --watch``: the page of runs that go on, served to browsers on this machine and made anew when there is news.
+
+One page is served, at ``/``, on the loopback address. Everything else is refused: other paths, methods that change something,
+and requests that name another host (a page from elsewhere whose name was made to lead here could otherwise read the report).
+The page asks every few seconds for the tag of the newest page, and loads itself again where that is another.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import html as escaping
+import os
+import sys
+import threading
+import time
+from collections.abc import Callable, Sequence
+from http import HTTPStatus
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from typing import Any
+
+from attrs import define, field
+
+from hgms.report.page import html
+from hgms.report.study import Study
+from hgms_core import ConfigError, HgmsError
+
+LOOPBACK = "127.0.0.1"
+NAMES = (LOOPBACK, "localhost")
+"""What a browser on this machine may call it."""
+
+
+@define
+class Pages:
+    """The newest page of the runs below ``folders``, made when they have changed; ``build`` makes the study. There are
+    ``interval`` seconds between two pages, or ``rest`` times as long as the last one took, where that is more."""
+
+    folders: Sequence[Path]
+    build: Callable[[], Study]
+    interval: float = 2.0
+    rest: float = 10.0
+    _page: bytes = b""
+    _seen: object = None
+    _next: float = 0.0
+    _lock: threading.Lock = field(factory=threading.Lock, init=False)
+
+    def newest(self) -> bytes:
+        """The page. While there is no finished run, or the folders cannot be read, it says so."""
+        with self._lock:
+            began = time.monotonic()
+            seen = self.state() if began >= self._next else self._seen
+            if seen != self._seen or not self._page:
+                try:
+                    self._page, self._seen = html(self.build(), watch=True).encode(errors="backslashreplace"), seen
+                except (HgmsError, OSError) as error:
+                    self._page, self._seen = waiting(str(error)).encode(errors="backslashreplace"), None
+            if began >= self._next:
+                self._next = time.monotonic() + max(self.interval, self.rest * (time.monotonic() - began))
+            return self._page
+
+    def state(self) -> object:
+        """What changes when a run begins or ends: small files, their sizes and times."""
+        known = []
+        for folder in self.folders:
+            for directory, below, files in os.walk(folder):
+                below[:] = [name for name in below if not name.startswith(".")]
+                for name in {"config.toml", "summary.json", "scores.json", "sweep.json"}.intersection(files):
+                    with contextlib.suppress(OSError):
+                        status = os.stat(os.path.join(directory, name), follow_symlinks=False)
+                        known.append((directory, name, status.st_size, status.st_mtime_ns))
+        return sorted(known)
+
+
+def waiting(reason: str) -> str:
+    """The page while there is nothing to report."""
+    return (
+        '<!doctype html><html lang="en"><head><meta charset="utf-8"><meta http-equiv="refresh" content="2">'
+        '<meta name="viewport" content="width=device-width, initial-scale=1"><meta name="color-scheme" content="light dark">'
+        '<link rel="icon" href="data:,"><title>hgms report</title></head>'
+        '<body style="font: 16px/1.5 system-ui, sans-serif; max-width: 60rem; margin: 2rem auto; padding: 0 1rem">'
+        "<h1>Nothing to report yet</h1><p>The report comes with the first run that ends.</p>"
+        f'<pre style="white-space: pre-wrap">{escaping.escape(reason)}</pre></body></html>'
+    )
+
+
+def server(pages: Pages, port: int = 0) -> ThreadingHTTPServer:
+    """A server of the newest page on the loopback address; port 0 is one that is free.
+
+    Raises:
+        ConfigError: the port is taken, or not one that may be used.
+    """
+    try:
+        return _Server((LOOPBACK, port), pages)
+    except OSError as error:
+        why = (error.strerror or str(error)).lower()
+        raise ConfigError(f"cannot serve on port {port}: {why}\n  choose another --port, or 0 for one that is free") from None
+
+
+class _Server(ThreadingHTTPServer):
+    daemon_threads = True  # a connection that a browser holds open does not keep the command from ending
+
+    def __init__(self, address: tuple[str, int], pages: Pages) -> None:
+        super().__init__(address, _Handler)
+        self.pages = pages
+
+    def handle_error(self, request: Any, client_address: Any) -> None:
+        """A browser that leaves in the middle of an answer is no error."""
+        if not isinstance(sys.exception(), OSError):
+            super().handle_error(request, client_address)
+
+
+class _Handler(BaseHTTPRequestHandler):
+    timeout = 10  # seconds for a request to arrive; a browser that opens connections ahead shall not hold a thread
+    server_version, sys_version = "hgms", ""
+    server: _Server
+
+    def do_GET(self) -> None:
+        if self.refused():
+            return
+        page = self.server.pages.newest()
+        tag = f'"{hashlib.sha256(page).hexdigest()[:32]}"'
+        self.answer(HTTPStatus.OK, page, tag)
+
+    do_HEAD = do_GET
+
+    def refused(self) -> bool:
+        """Whether the request is for another host or another page, which is then answered."""
+        port = self.connection.getsockname()[1]
+        if self.headers.get_all("Host") not in [[name if port == 80 else f"{name}:{port}"] for name in NAMES]:
+            self.answer(HTTPStatus.FORBIDDEN, b"this is no page of that host\n")
+            return True
+        if self.path != "/":
+            self.answer(HTTPStatus.NOT_FOUND, b"there is one page, at /\n")
+            return True
+        return False
+
+    def answer(self, status: HTTPStatus, body: bytes, tag: str = "") -> None:
+        self.send_response(status)
+        kind = "text/html" if status == HTTPStatus.OK else "text/plain"
+        self.send_header("Content-Type", f"{kind}; charset=utf-8")
+        self.send_header("Content-Length", str(len(body)))
+        if tag:
+            self.send_header("ETag", tag)
+        self.send_header("Cache-Control", "no-store")
+        self.send_header("X-Content-Type-Options", "nosniff")
+        self.send_header("Referrer-Policy", "no-referrer")
+        self.send_header("Cross-Origin-Resource-Policy", "same-origin")
+        self.send_header("X-Frame-Options", "DENY")
+        self.end_headers()
+        if self.command != "HEAD":
+            self.wfile.write(body)
+
+    def log_message(self, format: str, *args: Any) -> None:
+        """Requests are not printed."""
+
+
+def serve(pages: Pages, port: int, say: Callable[[str], None]) -> None:
+    """Serves until Ctrl-C."""
+    with server(pages, port) as made:
+        try:
+            say(f"http://{LOOPBACK}:{made.server_address[1]}/  (Ctrl-C ends)")
+            made.serve_forever(poll_interval=0.2)
+        except KeyboardInterrupt:
+            say("ended")

@@ -1,0 +1,50 @@
+"""What finished runs say: runs from disk, statistics over seeds, tables."""
+
+from __future__ import annotations
+
+from hgms.results.colours import DARK, DASHES, LIGHT, Look, looks
+from hgms.results.execution import execution_notes
+from hgms.results.folders import NULL_TEST, Skipped, read_run, scan, scan_sweeps, uncollected
+from hgms.results.forest import STYLE, Forest, notebook_html
+from hgms.results.ranks import Ranks
+from hgms.results.recovered import Ratio, recovered
+from hgms.results.statistics import Interval, compared, few_seeds, paired, spell
+from hgms.results.stored import StoredRun, StoredSweep, short_names
+from hgms.results.tables import DEFAULT_REFERENCES, ORDER, RECOVERED, Point, Row, Table, is_share, table
+
+__all__ = [
+    "DARK",
+    "DASHES",
+    "DEFAULT_REFERENCES",
+    "LIGHT",
+    "NULL_TEST",
+    "ORDER",
+    "RECOVERED",
+    "STYLE",
+    "Forest",
+    "Interval",
+    "Look",
+    "Point",
+    "Ranks",
+    "Ratio",
+    "Row",
+    "Skipped",
+    "StoredRun",
+    "StoredSweep",
+    "Table",
+    "compared",
+    "execution_notes",
+    "few_seeds",
+    "is_share",
+    "looks",
+    "notebook_html",
+    "paired",
+    "read_run",
+    "recovered",
+    "scan",
+    "scan_sweeps",
+    "short_names",
+    "spell",
+    "table",
+    "uncollected",
+]  # fmt: skip

@@ -1,0 +1,205 @@
+"""A forest plot: each method's paired difference to a reference with its interval, beside a line at zero.
+
+It is HTML with nothing to load: a table, so that it can be read aloud, copied and printed, whose middle column holds the
+picture. It is the first picture of a report and of a comparison in a notebook.
+"""
+
+from __future__ import annotations
+
+import html
+import math
+import statistics
+from collections.abc import Callable, Mapping, Sequence
+
+from attrs import frozen
+
+from hgms.results.colours import EITHER, Look, looks
+from hgms.results.statistics import Interval, spell
+
+MINUS = "\N{MINUS SIGN}"
+
+STYLE = """
+table.hgms-forest.hgms-forest { table-layout: auto; border-collapse: collapse; width: 100%; max-width: 60rem; margin: 0; }
+.hgms-forest.hgms-forest tbody tr { background: none; }
+.hgms-forest { font-size: .9rem; font-variant-numeric: tabular-nums; }
+.hgms-forest caption { text-align: left; font-weight: 600; padding: .2rem 0; caption-side: top; color: inherit; }
+.hgms-forest caption span { font-weight: 400; opacity: .8; }
+.hgms-forest :is(tr, th, td) { background: none; border: 0; text-align: left; padding: .15rem .5rem .15rem 0; }
+.hgms-forest th { font-weight: 500; width: 1%; white-space: nowrap; }
+.hgms-forest td.n { text-align: right; white-space: nowrap; width: 1%; padding-right: 0; }
+.hgms-forest .won > * { font-weight: 700; }
+.hgms-forest.hgms-forest tr.apart > * { border-top: 1px dotted; }
+.hgms-forest .track { position: relative; height: 1.5em; min-width: 7rem; }
+.hgms-forest .track > * { position: absolute; top: 50%; }
+.hgms-forest .zero { top: 0; bottom: 0; border-left: 1px dashed currentColor; opacity: .55; }
+.hgms-forest .bar { height: 3px; margin-top: -1.5px; border-radius: 2px; background: var(--c); }
+.hgms-forest .dot { width: 10px; height: 10px; margin: -5px 0 0 -5px; border-radius: 50%; background: var(--c); }
+.hgms-forest .won .dot { border-radius: 0; transform: rotate(45deg); }
+.hgms-forest .base .dot { background: none; border: 2px solid var(--c); box-sizing: border-box; }
+.hgms-forest .beyond { color: var(--c); transform: translate(-50%, -50%); line-height: 1; font-size: .8em; }
+.hgms-forest .axis { border-top: 1px solid currentColor; height: 1.4em; font-size: .78rem; opacity: .8; }
+.hgms-forest .axis span { transform: translateX(-50%); top: .15em; white-space: nowrap; }
+.hgms-forest .key { display: inline-block; width: .7em; height: .7em; margin-right: .4em; }
+.hgms-forest .key { border-radius: 50%; background: var(--c); }
+"""
+"""What a page with forest plots needs once, and the colours ``--c0`` … as it has them."""
+
+
+_WIDE = """
+.hgms .wide { overflow-x: auto; }
+.hgms .wide table { margin: .3rem 0; }
+.hgms .wide :is(th, td) { white-space: nowrap; text-align: left; }
+.hgms .wide tr.group > td { border-top: 1px solid currentColor; }"""
+
+
+def notebook_html(body: str) -> str:
+    """HTML as the last line of a cell shows it, in colours that can be seen in a light and a dark notebook."""
+    colours = " ".join(f"--c{number}: {colour};" for number, colour in enumerate(EITHER))
+    return f'<div class="hgms"><style>.hgms {{ {colours} }} {_WIDE}{STYLE}</style>{body}</div>'
+
+
+@frozen(kw_only=True)
+class Forest:
+    """The differences in one metric on one task, each method − ``reference``, in the order in which they are shown.
+
+    ``excluded`` are methods that take no part, and why; ``higher`` says which way is better (None: nobody knows);
+    ``references`` are those that a line sets apart from the methods before them."""
+
+    title: str
+    metric: str
+    share: bool
+    higher: bool | None
+    reference: str
+    differences: Mapping[str, Interval | None]
+    winner: str | None
+    excluded: Mapping[str, str]
+    references: Sequence[str] = ()
+
+    @classmethod
+    def of(
+        cls,
+        pairs: Mapping[tuple[str, str], Interval],
+        labels: Sequence[str],
+        reference: str | None,
+        *,
+        title: str,
+        metric: str,
+        share: bool,
+        higher: bool | None,
+        winner: str | None,
+        excluded: Mapping[str, str] | None = None,
+        references: Sequence[str] = (),
+    ) -> Forest | None:
+        """The differences to the ``reference`` among ``pairs``, or to the first of ``labels`` that has some where there is
+        none; None where there is nothing to compare."""
+        known = {a for (a, _), pair in pairs.items() if pair.count}
+        base = reference if reference in known else next((label for label in labels if label in known), None)
+        if base is None:
+            return None
+        differences = {
+            label: None if label == base else pairs.get((label, base), Interval.of([]))
+            for label in labels
+            if label == base or label in known
+        }
+        excluded = {label: (excluded or {}).get(label, "no value") for label in labels if label not in known}
+        return cls(
+            title=title, metric=metric, share=share, higher=higher, reference=base, differences=differences, winner=winner,
+            excluded=excluded, references=references,
+        )  # fmt: skip
+
+    @property
+    def limits(self) -> tuple[float, float]:
+        """The ends of the axis. Zero is on it; one method that is five times as far off as the rest does not set it."""
+        shown = [pair for pair in self.differences.values() if pair is not None and math.isfinite(pair.mean + _half(pair))]
+        reach = [abs(pair.mean) + _half(pair) for pair in shown]
+        if not reach or max(reach) == 0:
+            return -1.0, 1.0
+        most = min(max(reach), 5 * statistics.median(reach) or math.inf) if len(reach) > 2 else max(reach)
+        low = max(min([0.0, *(pair.mean - _half(pair) for pair in shown)]), -most)
+        high = min(max([0.0, *(pair.mean + _half(pair) for pair in shown)]), most)
+        room = 0.06 * (high - low)
+        return low - room, high + room
+
+    @property
+    def ticks(self) -> list[float]:
+        """Three to seven round numbers between the limits."""
+        low, high = self.limits
+        raw = (high - low) / 6
+        power = 10.0 ** math.floor(math.log10(raw))
+        step = next(factor * power for factor in (1, 2, 5, 10) if factor * power >= raw)
+        return [number * step for number in range(math.ceil(low / step), math.floor(high / step) + 1)]
+
+    @property
+    def caption(self) -> str:
+        """What is shown, in one line."""
+        unit = " (percentage points)" if self.share else ""
+        better = {True: ", better to the right", False: ", better to the left", None: ""}[self.higher]
+        return f"{self.metric}{unit}, difference to {self.reference}{better}"
+
+    def spell(self, label: str) -> str:
+        """What stands beside a method's interval."""
+        pair = self.differences[label]
+        if pair is None:
+            return "reference"
+        if not pair.count:
+            return "no seed in common"
+        text = spell(pair, share=self.share, signed=True)
+        return MINUS + text[1:] if text.startswith("-") else text
+
+    def html(self, styles: Mapping[str, Look] | None = None) -> str:
+        """A table; ``styles`` are the looks of all methods of the page."""
+        styles = styles or looks(self.differences)
+        low, high = self.limits
+
+        def at(value: float) -> str:
+            return f"{100 * (value - low) / (high - low):.2f}%"
+
+        zero = f'<i class="zero" style="left: {at(0)}"></i>'
+        rows: list[str] = []
+        apart = next((label for label in self.differences if label in self.references), None)
+        for label, pair in self.differences.items():
+            mark = _mark(pair, low, high, at)
+            kinds = ["base"] if pair is None else ["won"] if label == self.winner else []
+            kinds += ["apart"] if label == apart and rows else []
+            kind = f' class="{" ".join(kinds)}"' if kinds else ""
+            name = html.escape(label) + (" ★" if label == self.winner else "")
+            rows.append(
+                f'<tr{kind} style="--c: var(--c{styles[label].colour})"><th scope="row"><i class="key"></i>{name}</th>'
+                f'<td class="track">{zero}{mark}</td><td class="n">{html.escape(self.spell(label))}</td></tr>'
+            )
+        for label, why in self.excluded.items():
+            rows.append(f'<tr><th scope="row">{html.escape(label)}</th><td colspan="2">{html.escape(why)}</td></tr>')
+        scale = 100 if self.share else 1
+        ticks = "".join(f'<span style="left: {at(tick)}">{_plain(tick * scale)}</span>' for tick in self.ticks)
+        title = f"{html.escape(self.title)} <span>{html.escape(self.caption)}</span>"
+        axis = f'<tr aria-hidden="true"><th></th><td class="track axis">{ticks}</td><td class="n"></td></tr>'
+        return f'<table class="hgms-forest"><caption>{title}</caption><tbody>{"".join(rows)}{axis}</tbody></table>'
+
+
+def _mark(pair: Interval | None, low: float, high: float, at: Callable[[float], str]) -> str:
+    """The dot and the bar of a row; an arrow where one of them goes on beyond the axis."""
+    mean = 0.0 if pair is None else pair.mean
+    if not math.isfinite(mean):
+        return ""
+    half = 0.0 if pair is None else _half(pair)
+    left, right = max(mean - half, low), min(mean + half, high)
+    parts = []
+    if half and left < right:
+        parts.append(f'<i class="bar" style="left: {at(left)}; right: calc(100% - {at(right)})"></i>')
+    if mean - half < low:
+        parts.append('<i class="beyond" style="left: 0">◀</i>')
+    if mean + half > high:
+        parts.append('<i class="beyond" style="left: 100%">▶</i>')
+    if low <= mean <= high:
+        parts.append(f'<i class="dot" style="left: {at(mean)}"></i>')
+    return "".join(parts)
+
+
+def _half(pair: Interval) -> float:
+    """The half-width; 0 where one seed gives none."""
+    return 0.0 if math.isnan(pair.half_width) else pair.half_width
+
+
+def _plain(value: float) -> str:
+    text = f"{value:.4g}" if abs(value) > 1e-12 else "0"
+    return MINUS + text[1:] if text.startswith("-") else text

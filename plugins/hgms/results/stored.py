@@ -1,0 +1,251 @@
+"""One finished run on disk: what its small files say, and its rows (whole, or only named fields) when they are asked for."""
+
+from __future__ import annotations
+
+import functools
+import itertools
+import json
+import math
+import os
+import re
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from attrs import field, frozen
+
+from hgms.results.columns import last_seconds, read_columns
+from hgms.runs import ROWS, Execution, RunFolder, difference, flatten, opened
+from hgms_core import Budget, CheckpointError
+
+_EARLIER = {
+    **dict.fromkeys(("uniform", "theta0", "uniform-tilted", "validation-only", "fixed"), "floor"),
+    **dict.fromkeys(("oracle-clean", "oracle-joint"), "ceiling"),
+}
+"""The roles of methods whose runs are older than the record of it."""
+
+
+def role_in(summary: Mapping[str, Any], method: str) -> str:
+    """What a run's method is in comparisons: "floor", "ceiling", or nothing."""
+    return str(summary.get("role") or _EARLIER.get(method, ""))
+
+
+@frozen(eq=False, kw_only=True)
+class StoredRun:
+    """One finished (or failed) run on disk.
+
+    ``config`` is its whole configuration, ``environment`` its ``env.json``, ``resources`` what was measured beside it
+    (``{"peak_memory_bytes": …}``; empty where nothing was), ``scores`` what was measured of its result later, such as by
+    ``hgms mix`` (``{"metrics": {…}, "higher_is_better": {…}}``).
+    """
+
+    path: Path
+    config: Mapping[str, Any]
+    summary: Mapping[str, Any]
+    environment: Mapping[str, Any] = field(factory=dict)
+    resources: Mapping[str, Any] = field(factory=dict)
+    scores: Mapping[str, Any] = field(factory=dict)
+
+    @property
+    def task(self) -> Mapping[str, Any]:
+        """The task's table of the configuration."""
+        return _table(self.config["task"])
+
+    @property
+    def task_name(self) -> str:
+        return str(self.task["name"])
+
+    @property
+    def task_label(self) -> str:
+        """What the run's author called the task, else its name."""
+        return self._label("task_label") or self.task_name
+
+    @property
+    def task_version(self) -> str | None:
+        """None for runs older than the record of it."""
+        version = (self.environment.get("task") or {}).get("version")
+        return None if version is None else str(version)
+
+    @property
+    def higher_is_better(self) -> Mapping[str, bool]:
+        """The task's metrics in its own order, then later scores, True where higher is better; empty for runs older than the
+        record of it."""
+        own = (self.environment.get("task") or {}).get("metrics") or {}
+        return {**own, **self.scores.get("higher_is_better", {})} if own else own
+
+    @property
+    def method(self) -> Mapping[str, Any]:
+        """The method's table of the configuration."""
+        return _table(self.config["method"])
+
+    @property
+    def method_name(self) -> str:
+        return str(self.method["name"])
+
+    @property
+    def role(self) -> str:
+        """What its method is in comparisons: "floor", "ceiling", or nothing.
+
+        .. versionadded:: 0.6"""
+        return role_in(self.summary, self.method_name)
+
+    @property
+    def label(self) -> str:
+        """What the run's author called the method, else its name."""
+        return self._label("label") or self.method_name
+
+    @property
+    def settings(self) -> Mapping[str, Any]:
+        """The ``[run]`` table: how it was carried out."""
+        return self.config.get("run") or {}
+
+    @property
+    def execution(self) -> dict[str, str]:
+        """How its steps were carried out, where that is not as torch does by itself: ``{"matmul": "fast"}``."""
+        recorded = Execution.recorded(self.environment)
+        return {} if recorded is None else recorded.choices()
+
+    @property
+    def programs(self) -> Mapping[str, str]:
+        """How the functions of its steps ran that can be compiled, by name, where it was to compile them: "compiled", or "as
+        written" and why."""
+        recorded = Execution.recorded(self.environment)
+        return {} if recorded is None or recorded.compile is None else recorded.compile.outcomes
+
+    def _label(self, key: str) -> str:
+        label = self.settings.get(key)
+        return "" if label in (None, "none") else str(label)
+
+    @property
+    def hash(self) -> str:
+        """The configuration's hash, as the folder's name holds it; empty where the folder was renamed."""
+        match = re.search(r"-([0-9a-f]{8})$", self.path.parent.name)
+        return match[1] if match else ""
+
+    @property
+    def seed(self) -> int:
+        seed = self.config["seed"]
+        if type(seed) is not int:
+            raise TypeError(f"'seed' is no whole number: {str(seed)[:40]}")
+        return seed
+
+    @property
+    def budget(self) -> str:
+        table = self.config["budget"]
+        return str(Budget.parse(table) if isinstance(table, str) else Budget(**table))
+
+    @property
+    def status(self) -> str:
+        """``done`` or ``failed``."""
+        return str(self.summary["status"])
+
+    @property
+    def error(self) -> str | None:
+        return self.summary.get("error")
+
+    @property
+    def metrics(self) -> dict[str, float]:
+        """The last evaluation, and later scores; a metric that was not finite is NaN."""
+        metrics = {**(self.summary.get("metrics") or {}), **self.scores.get("metrics", {})}
+        return {name: _number(value) for name, value in metrics.items()}
+
+    @functools.cached_property
+    def seconds(self) -> float:
+        """The clock after the last step, without evaluation; NaN if it was not written."""
+        return last_seconds(self.path / "timings.jsonl")
+
+    def records(self) -> list[dict[str, Any]]:
+        """Every row of ``steps.jsonl`` with its ``seconds``."""
+        return RunFolder(self.path).records()
+
+    def fields(self) -> list[str]:
+        """The fields of the first rows (the start and two steps), in their order: what the run has columns of."""
+        return list(self._fields)
+
+    @functools.cached_property
+    def _fields(self) -> tuple[str, ...]:
+        names: dict[str, None] = {}
+        path = self.path / "steps.jsonl"
+        if os.path.lexists(path):
+            with opened(path, ROWS) as stream:
+                for line in itertools.islice(stream, 3):
+                    try:
+                        row = json.loads(line)
+                    except (ValueError, RecursionError):
+                        break  # `columns` says which line
+                    names |= dict.fromkeys(row if isinstance(row, dict) else ())
+        return tuple(map(sys.intern, names))
+
+    def columns(self, names: Sequence[str]) -> dict[str, np.ndarray]:
+        """The named fields of every row as arrays: float64 (NaN where a row lacks it), or objects where any is a string.
+
+        A list of numbers (a batch of linear solves) counts by its largest.
+
+        Raises:
+            CheckpointError: a line other than the last is not valid JSON; the steps do not follow each other (two runs in one
+                folder, say), or their clock or calls run backwards.
+        """
+        wanted = tuple(dict.fromkeys(name for name in ("step", *names) if name != "seconds"))
+        columns = read_columns(self.path / "steps.jsonl", wanted)
+        if "seconds" in names:
+            steps, seconds = read_columns(self.path / "timings.jsonl", ("step", "seconds")).values()
+            if not np.array_equal(steps, columns["step"]):
+                at = dict(zip(steps.tolist(), seconds.tolist(), strict=True))
+                seconds = np.array([at.get(step, np.nan) for step in columns["step"].tolist()], dtype=seconds.dtype)
+            columns["seconds"] = seconds
+        _check_rows(columns)
+        return {name: columns[name] for name in dict.fromkeys(("step", *names))}
+
+
+@frozen(kw_only=True)
+class StoredSweep:
+    """A pilot sweep's record: ``sweep.json`` as it was written."""
+
+    path: Path
+    table: Mapping[str, Any]
+
+
+def short_names(tables: Mapping[str, Mapping[str, Any]], label: Mapping[str, str]) -> dict[str, str]:
+    """A name for every table: its label, and where several share one, what they differ in.
+
+    >>> short_names({"a": {"name": "t", "rho": 0.4}, "b": {"name": "t", "rho": 0.6}}, {"a": "t", "b": "t"})
+    {'a': 't (rho = 0.4)', 'b': 't (rho = 0.6)'}
+    """
+    alike: dict[str, list[str]] = {}
+    for key in tables:
+        alike.setdefault(label[key], []).append(key)
+    differing = {name: difference([tables[key] for key in keys]) for name, keys in alike.items()}
+    names = {}
+    for key, table in tables.items():
+        flat = flatten(table)
+        values = ", ".join(f"{name} = {flat.get(name, 'none')}" for name in differing[label[key]])
+        names[key] = f"{label[key]} ({values})" if values else label[key]
+    return names
+
+
+def _check_rows(columns: Mapping[str, np.ndarray]) -> None:
+    steps = columns["step"]
+    numbers = steps.dtype != object
+    wrong = np.flatnonzero(~(steps >= 0) | (steps % 1 != 0)) if numbers else np.arange(1)
+    if wrong.size:
+        raise CheckpointError(f"line {wrong[0] + 1} of steps.jsonl has no number of a step")
+    if (back := np.flatnonzero(np.diff(steps) <= 0)).size:
+        here, step, last = back[0] + 2, *(int(steps[back[0] + after]) for after in (1, 0))
+        raise CheckpointError(f"line {here} of steps.jsonl: step {step} follows step {last}, as if two runs were written there")
+    for name, file in (("seconds", "timings.jsonl"), ("oracle_calls", "steps.jsonl")):
+        values = columns.get(name, np.empty(0))
+        if values.dtype == object:
+            raise CheckpointError(f"{file} holds words where {name} belong")
+        known = values[~np.isnan(values)]
+        if (known[:1] < 0).any() or (np.diff(known) < 0).any():
+            raise CheckpointError(f"{file}: the {name.replace('_', ' ')} of later steps are fewer than those of earlier ones")
+
+
+def _table(value: Any) -> Mapping[str, Any]:
+    return {"name": value} if isinstance(value, str) else value
+
+
+def _number(value: Any) -> float:
+    return float(value) if isinstance(value, int | float) and math.isfinite(value) else math.nan

@@ -1,0 +1,166 @@
+"""``hgms run``, ``hgms describe`` and ``hgms compat``: what runs, and what there is to run. Parse, call, print."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import click
+
+from hgms.cli import (
+    component_names,
+    json_option,
+    kind_called,
+    kind_then_name,
+    plugin_option,
+    print_json,
+    track_option,
+    trust_option,
+    with_commas,
+)  # fmt: skip
+from hgms.config import Invalid
+from hgms.config.convert import structured
+from hgms.config.invalid import PROTOCOLS
+from hgms.config.tables import lay, lay_options, tables_of
+from hgms.runs import compat as fits
+from hgms.runs import describe as descriptions
+from hgms.runs.config import RunConfig
+from hgms.runs.launch import run_config
+from hgms.runs.progress import Progress
+from hgms_core import Budget, ConfigError, UnknownComponent, unknown
+from hgms_core.registry import Component, Registry
+
+
+@click.command(short_help="Everything about one component.")
+@click.argument("words", metavar="[KIND] NAME", nargs=-1, required=True, shell_complete=kind_then_name)
+@plugin_option
+@json_option
+def describe(words: Sequence[str], registry: Registry, as_json: bool) -> None:
+    """Everything about one component: its documentation, and its fields with defaults, types and ranges; of a task its metrics,
+    its traits and the sizes of θ and x.
+
+    KIND may be left out where only one component has the NAME.
+    """
+    if len(words) > 2:
+        raise click.UsageError(f"one KIND and one NAME, not {len(words)} words")
+    *kind, name = words
+    component = registry.get(kind_called(kind[0]).name, name) if kind else _component(registry, name)
+    known = descriptions.description(component, registry)
+    if as_json:
+        print_json(known)
+    else:
+        descriptions.show(component, known)
+
+
+def _component(registry: Registry, name: str) -> Component:
+    """The one component of that name, whatever its kind."""
+    known = [item for item in registry.components() if item.kind.label]
+    hits = [item for item in known if item.name == name]
+    if not hits:
+        raise UnknownComponent(unknown("component", name, {item.name for item in known}))
+    if len(hits) > 1:
+        kinds = " or ".join(f"`hgms describe {item.kind.name} {name}`" for item in hits)
+        raise UnknownComponent(f"{len(hits)} components are called {name!r}\n  write {kinds}")
+    return hits[0]
+
+
+@click.command(short_help="Run what a configuration file describes.")
+@click.argument("config", type=click.Path(path_type=Path))
+@click.option("--set", "sets", multiple=True, metavar="KEY=VALUE", help="Lay a value over the file's. Repeatable.")
+@click.option("--seed", type=int, help="Another seed than the file's.")
+@click.option("--out", help="Where run folders go.")
+@click.option("--resume", is_flag=True, help="Go on from the run's checkpoint.")
+@track_option
+@trust_option
+@plugin_option
+@json_option
+def run(
+    config: Path, sets: Sequence[str], seed: int | None, out: str | None, resume: bool, track: Sequence[str],
+    registry: Registry, as_json: bool,
+) -> None:  # fmt: skip
+    """Run what a CONFIG file describes, into a run folder of its own."""
+    loaded = load(config, [*sets, *track], seed=seed, out=out, registry=registry)
+    with Progress(enabled=not as_json) as view:
+        result = run_config(loaded, resume=resume, view=view)
+    summary = {**result.summary, "seconds": result.seconds, "folder": str(result.info.folder)}
+    if as_json:
+        print_json({**summary, **({"warnings": result.diagnosis.warnings} if result.diagnosis.rows else {})})
+        return
+    click.echo(f"{summary['task']}, {summary['method']}, seed {summary['seed']}: {summary['status']}")
+    for name, value in (summary.get("metrics") or {}).items():
+        click.echo(f"  {name}: " + ("not finite" if value is None else f"{value:.6g}"))
+    for remark in summary.get("remarks") or []:
+        click.echo(f"  note: {remark}")
+    for warning in result.diagnosis.warnings:
+        click.echo(f"  warning: {warning}")
+    for phrase in result.diagnosis.unmeasured:
+        click.echo(f"  not measured: {phrase}")
+    calls, steps = summary.get("oracle_calls"), Budget(outer_steps=max(1, summary["outer_steps"]))
+    click.echo(f"  {steps}, {result.seconds:.1f} s" + (f", {calls} oracle calls" if calls else ""))
+    if result.diagnosis.rows:
+        beside = sum(row.get("oracle_calls") or 0 for row in result.diagnosis)
+        took = sum(row.get("seconds") or 0.0 for row in result.diagnosis)
+        click.echo(
+            f"  diagnosed {Budget(outer_steps=len(result.diagnosis))}, beside the budget: {took:.1f} s, {beside} oracle calls"
+        )
+    for remark in result.execution.remarks() if result.execution is not None else []:
+        click.echo(f"  {remark}")
+    click.echo(f"  {summary['folder']}")
+
+
+def load(
+    path: str | Path,
+    sets: Sequence[str] = (),
+    *,
+    seed: int | None = None,
+    out: str | None = None,
+    registry: Registry | None = None,
+) -> RunConfig:
+    """The configuration in a TOML file, with ``--set key.of.it=value``, ``--seed`` and ``--out`` laid over it."""
+    table = tables_of(Path(path), "configuration")
+    places = lay_options(table, sets, seed, out=out)
+    return RunConfig.from_dict(table, source=Path(path).name, registry=registry, sets=places)
+
+
+def _words(_context: click.Context, _option: click.Parameter, values: Sequence[str]) -> list[str]:
+    return [word.strip() for value in values for word in value.split(",") if word.strip()]
+
+
+@click.command(short_help="Which methods fit which tasks.")
+@click.option(
+    "--task", "tasks", multiple=True, callback=_words, metavar="NAME[,NAME]", help="Only these tasks.",
+    shell_complete=with_commas(component_names("task")),
+)  # fmt: skip
+@click.option(
+    "--method", "--methods", "methods", multiple=True, callback=_words, metavar="NAME[,NAME]",
+    shell_complete=with_commas(component_names("method")), help="Only these methods.",
+)  # fmt: skip
+@plugin_option
+@json_option
+def compat(tasks: list[str], methods: list[str], registry: Registry, as_json: bool) -> None:
+    """Which methods fit which tasks, known before anything runs.
+
+    ok: the task has all that the method and its parts need. no: it lacks what is listed below the table. ?: the task makes no
+    promise, or the method cannot be built without a configuration. Of one task, or one method, the reasons stand in the table.
+    """
+    rows = fits.rows_of(registry, methods, tasks)
+    if as_json:
+        print_json(rows)
+    else:
+        fits.show(rows)
+
+
+def built(
+    name: str, protocol: Any, fields: Sequence[str] = (), traits: frozenset[str] = frozenset(), registry: Registry | None = None
+) -> Any:
+    """The task or method called ``name``, with ``task.FIELD=VALUE`` or ``method.FIELD=VALUE`` laid over its defaults (a
+    method's on a task with ``traits``)."""
+
+    kind = PROTOCOLS[protocol].name
+    table: dict[str, Any] = {kind: {"name": name}}
+    places = [lay(table, assignment) for assignment in fields]
+    try:
+        return structured(table[kind], protocol, registry or Registry.load(), traits)
+    except Invalid as invalid:
+        raise ConfigError(Invalid(*invalid.below(kind)).render("the command line", tuple(places))) from None

@@ -1,0 +1,198 @@
+"""``hgms describe``: all there is to know about one component, as a table of JSON and as text for a terminal."""
+
+from __future__ import annotations
+
+import inspect
+import json
+import math
+import re
+import socket
+import textwrap
+from collections.abc import Iterator, Mapping
+from typing import Any
+from unittest import mock
+
+import attrs
+import click
+import tomlkit
+import torch
+
+from hgms.cli import component_row, folded, print_table, terminal_width, unmarked
+from hgms.config import Invalid
+from hgms.config.as_table import AT_REST, plain
+from hgms.config.convert import structured
+from hgms.config.invalid import init_fields, spell, type_hints
+from hgms.runs.traits import TRAITS, needs
+from hgms_core import Composition, HgmsError, Method, Pipeline
+from hgms_core.registry import Component, Registry, inside
+
+
+def description(component: Component, registry: Registry) -> dict[str, Any]:
+    """What ``hgms describe --json`` prints."""
+    row = component_row(component) | {"class": component.where}
+    target = component.target
+    row |= {"needs": _needs(component, registry)} if component.kind.name == "method" else {}
+    if isinstance(target, Composition):
+        on = {trait: plain(target.with_overrides({}, [trait])) for trait in target.on}
+        doc = f"{target.summary}\n\nSource: {target.source}"
+        return row | {"doc": doc, "parts": plain(target.parts), "on": on}
+    fields = _fields(target)
+    if target is Pipeline:  # in whose table those of wrappers may stand
+        wrapped = [field for wrapper in registry.wrappers for field in _fields(wrapper) if field["name"] != inside(wrapper)]
+        fields += [field | {"required": False, "default": AT_REST.get(field["name"])} for field in wrapped]
+    about = _about_task(target) if component.kind.name == "task" else {}
+    return row | {"doc": inspect.cleandoc(target.__doc__ or ""), "fields": fields} | about
+
+
+def show(component: Component, known: Mapping[str, Any]) -> None:
+    """The description on a terminal, folded to its width."""
+    columns = terminal_width()
+    owner = f"{component.plugin.owner}, plugin {component.plugin.name!r}, {component.where}"
+    _say(f"{component.kind.label} {component.name}  ({owner})", columns)
+    click.echo("\n" + folded(known["doc"], columns) + "\n")
+    for trait, part in (known.get("needs") or {}).items():
+        whose = "" if part == component.name else f" (its part {part!r})"
+        _say(f"Needs {trait}: {TRAITS.get(trait, 'of its own')}{whose}", columns)
+    if known.get("needs"):
+        click.echo()
+    if "metrics" in known:
+        for line in _task_lines(known):
+            _say(line, columns)
+        click.echo()
+    if "parts" in known:
+        click.echo(tomlkit.dumps({"method": {"name": component.name, **known["parts"]}}))
+        for trait, parts in known["on"].items():
+            click.echo(f"On a task with the trait {trait!r} its defaults are\n")
+            click.echo(tomlkit.dumps({"method": {"name": component.name, **parts}}))
+    elif known["fields"]:
+        print_table(("field", "default", "takes"), [_cells(field) for field in known["fields"]], columns)
+    else:
+        click.echo("It has no fields.")
+
+
+def _needs(component: Component, registry: Registry) -> dict[str, str]:
+    """The traits that a method needs at its defaults, each with the part that needs it."""
+    try:
+        return needs(structured({"name": component.name}, Method, registry))
+    except (Invalid, HgmsError):  # it has no defaults: what its class says
+        own = getattr(component.target, "needs", ())
+        return {} if isinstance(own, property) else dict.fromkeys(sorted(own), component.name)
+
+
+def _say(text: str, columns: int) -> None:
+    click.echo(textwrap.fill(text, columns, subsequent_indent="    ", break_long_words=False, break_on_hyphens=False))
+
+
+# --- fields --------------------------------------------------------------------------------------------------------------
+
+
+def _fields(target: type) -> list[dict[str, Any]]:
+    hints = type_hints(target)
+    fields = []
+    for key, attribute in init_fields(target).items():
+        required = attribute.default is attrs.NOTHING
+        default = None
+        if not required:
+            factory = attribute.default if isinstance(attribute.default, attrs.Factory) else None  # type: ignore[arg-type]
+            value = attribute.default if factory is None else (None if factory.takes_self else factory.factory())
+            try:
+                default = plain(value, hints[attribute.name])
+            except HgmsError:
+                default = f"{value!r}, from Python only"
+        row = {"name": key, "type": spell(hints[attribute.name]), "required": required, "default": default}
+        fields.append(row | {"range": range_of(attribute.validator)})
+    return fields
+
+
+def _cells(field: Mapping[str, Any]) -> dict[str, str]:
+    kind, none, _ = field["type"].partition(' or "none"')
+    limits = field["range"]
+    between = " " if limits.startswith(("<", ">", "≥", "≤", "in ")) else ": " if limits else ""
+    takes = f"{kind}{between}{limits}{none}"
+    return {
+        "field": field["name"],
+        "default": "(required)" if field["required"] else json.dumps(field["default"], ensure_ascii=False),
+        "takes": takes,
+    }
+
+
+def range_of(validator: Any) -> str:
+    """What a field's validator allows, in words; empty where that is what its type says.
+
+    >>> from attrs import validators
+    >>> range_of([validators.instance_of(int), validators.ge(1)]), range_of(validators.and_(validators.ge(0), validators.lt(1)))
+    ('≥ 1', 'in [0, 1)')
+    >>> range_of(validators.deep_iterable(validators.gt(0))), range_of(validators.in_(["a", "b"]))
+    ('each > 0', "one of 'a', 'b'")
+    """
+    bounds: dict[str, Any] = {}
+    words: list[str] = []
+    for part in _parts(validator):
+        if hasattr(part, "compare_op"):
+            bounds[part.compare_op] = part.bound
+        elif hasattr(part, "min_length"):
+            words.append(f"at least {part.min_length} long")
+        elif hasattr(part, "max_length"):
+            words.append(f"at most {part.max_length} long")
+        elif hasattr(part, "options"):
+            words.append("one of " + ", ".join(map(repr, part.options)))
+        elif hasattr(part, "member_validator"):
+            inner = range_of(part.member_validator)
+            words += [f"each {inner}"] * bool(inner)
+        elif inspect.isfunction(part) and part.__doc__:
+            sentence = re.split(r"[.:](?:\s|$)", unmarked(" ".join(part.__doc__.split())))[0]
+            words += [sentence[0].lower() + sentence[1:]] * ("validator" not in sentence)
+    low, high = (next((op for op in ops if op in bounds), None) for ops in ((">=", ">"), ("<=", "<")))
+    if low and high:
+        left, right = "[" if low == ">=" else "(", "]" if high == "<=" else ")"
+        words.insert(0, f"in {left}{bounds[low]}, {bounds[high]}{right}")
+    elif low or high:
+        op = low or high
+        assert op is not None
+        words.insert(0, f"{op.replace('>=', '≥').replace('<=', '≤')} {bounds[op]}")
+    return ", ".join(words)
+
+
+def _parts(validator: Any) -> Iterator[Any]:
+    """The validators that one is made of: all of several, and that of a value that may be None."""
+    inner = getattr(validator, "_validators", None) or getattr(validator, "validator", None)
+    if isinstance(validator, list | tuple):
+        inner = validator
+    if inner is None:
+        yield validator
+        return
+    for part in inner if isinstance(inner, list | tuple) else [inner]:
+        yield from _parts(part)
+
+
+# --- tasks ---------------------------------------------------------------------------------------------------------------
+
+
+def _about_task(target: Any) -> dict[str, Any]:
+    about: dict[str, Any] = {"metrics": dict(target.metrics), "traits": sorted(getattr(target, "traits", ()))}
+    required = [key for key, field in init_fields(target).items() if field.default is attrs.NOTHING]
+    if required:
+        return about | {"theta": None, "x": None, "unknown": f"it needs {', '.join(required)}"}
+    try:
+        with mock.patch.object(socket.socket, "connect", side_effect=OSError("nothing is downloaded for a description")):
+            problem = target().problem(0, torch.device("cpu"), torch.float32)
+    except Exception as error:  # it needs data or a library
+        return about | {"theta": None, "x": None, "unknown": f"{type(error).__name__}: {str(error).partition(chr(10))[0]}"}
+    theta, x = ({name: list(leaf.shape) for name, leaf in tree.items()} for tree in (problem.theta0, problem.x0))
+    return about | {"theta": theta, "x": x, "unknown": None}
+
+
+def _task_lines(known: Mapping[str, Any]) -> Iterator[str]:
+    for up, better in ((False, "lower"), (True, "higher")):
+        if names := [name for name, higher in known["metrics"].items() if higher is up]:
+            yield f"Metrics, {better} is better: {', '.join(names)}"
+    yield "Traits: " + ("none" if not known["traits"] else "")
+    for trait in known["traits"]:
+        yield f"  {trait}: {TRAITS.get(trait, 'of its own')}"
+    if known["theta"] is None:
+        yield f"θ and x: known only with settings or data of yours ({known['unknown']})"
+        return
+    for what, shapes in (("θ", known["theta"]), ("x", known["x"])):
+        count = sum(math.prod(shape) for shape in shapes.values())
+        leaves = ", ".join(f"{name} {shape}" for name, shape in shapes.items())
+        yield f"{what} at these defaults: {count:,} number{'s' * (count != 1)} ({leaves})"

@@ -1,0 +1,213 @@
+"""Files of runs: read without trust (no links, pipes or devices; bounds on size), written whole or not at all, and with
+checksums."""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import hashlib
+import json
+import os
+import stat
+import zlib
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import IO, Any
+
+from hgms.cli import finite
+from hgms_core import CheckpointError
+
+SMALL, ROWS = 2 * 2**20, 2 * 2**30
+"""The most bytes of a file that is parsed as a whole, and of one that holds the rows of a run."""
+
+_NO_LINK = getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_BINARY", 0)
+_APPEND = os.O_WRONLY | os.O_APPEND | os.O_CREAT | _NO_LINK
+
+
+class DiskError(CheckpointError):
+    """Writing failed (a full disk, lost rights). What was on disk before is intact."""
+
+    exit_code = 1
+
+
+@contextlib.contextmanager
+def opened(path: Path, most: int) -> Iterator[IO[bytes]]:
+    """A regular file, open for reading.
+
+    Raises:
+        CheckpointError: it is a link, a pipe, a device or larger than ``most`` bytes, or cannot be read.
+    """
+    # without O_NONBLOCK, opening a pipe waits for its other end
+    flags = os.O_RDONLY | _NO_LINK | getattr(os, "O_NONBLOCK", 0)
+    try:
+        if not hasattr(os, "O_NOFOLLOW") and path.is_symlink():
+            raise OSError(errno.ELOOP, "")
+        with os.fdopen(os.open(path, flags), "rb") as stream:
+            about = os.fstat(stream.fileno())
+            if not stat.S_ISREG(about.st_mode):
+                raise CheckpointError(f"{path.name} is no regular file")
+            if about.st_size > most:
+                size = f"{most >> 20} MiB" if most >> 20 else f"{most >> 10} KiB"
+                raise CheckpointError(f"{path.name} is larger than {size}")
+            yield stream
+    except OSError as error:
+        if error.errno == errno.ELOOP:
+            raise CheckpointError(f"{path.name} is a link, and links out of a folder are not followed") from None
+        raise CheckpointError(f"{path.name} cannot be read: {error.strerror or error}") from None
+
+
+def read_file(path: Path, most: int = SMALL) -> bytes:
+    """The bytes of a regular file, as :func:`opened` opens it."""
+    with opened(path, most) as stream:
+        return stream.read(os.fstat(stream.fileno()).st_size)  # no more than was allowed, should it grow
+
+
+@contextlib.contextmanager
+def writing(path: Path) -> Iterator[None]:
+    """DiskError, with what to do, where what is inside cannot write ``path``."""
+    try:
+        yield
+    except OSError as error:
+        full = error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+        what = "the disk is full" if error.errno == errno.ENOSPC else (error.strerror or str(error))
+        advice = "free some space" if full else f"see to it that {path.parent} is there and may be written to"
+        raise DiskError(
+            f"cannot write {path}: {what}\n"
+            f"  what was complete before is untouched; {advice}, then run the same again (hgms run: with --resume)"
+        ) from error
+
+
+def append(path: Path, data: bytes) -> None:
+    """Writes at the end of a file without a buffer, which would cost more than the writing."""
+    with writing(path):
+        handle = os.open(path, _APPEND, 0o666)
+        try:
+            while data:
+                data = data[os.write(handle, data) :]
+        finally:
+            os.close(handle)
+
+
+def appending(path: Path) -> IO[bytes]:
+    """The file, opened to write at its end; OSError where it is a symbolic link."""
+    return os.fdopen(os.open(path, _APPEND, 0o666), "ab")
+
+
+def replace_file(path: Path, data: bytes) -> None:
+    """The whole file or the old one: written aside, flushed to the disk, renamed. A symbolic link is replaced, not followed."""
+    aside = path.with_name(path.name + ".part")
+    with writing(path):
+        try:
+            aside.unlink(missing_ok=True)  # of a write that was killed
+            with os.fdopen(os.open(aside, os.O_WRONLY | os.O_CREAT | os.O_EXCL | _NO_LINK, 0o666), "wb") as stream:
+                stream.write(data)
+                stream.flush()
+                os.fsync(stream.fileno())
+            aside.replace(path)
+        except BaseException:
+            with contextlib.suppress(OSError):
+                aside.unlink(missing_ok=True)
+            raise
+
+
+def flush(path: Path) -> None:
+    """What was written to a file, or which files a folder has, survives a loss of power from here on."""
+    if os.name == "nt" and path.is_dir():
+        return  # Windows has no such call for folders
+    with writing(path):
+        handle = os.open(path, os.O_RDONLY)
+        try:
+            os.fsync(handle)
+        finally:
+            os.close(handle)
+
+
+# --- JSON with a checksum, and lines of JSON --------------------------------------------------------------------------------
+
+
+@contextlib.contextmanager
+def regular(path: Path, most: int = ROWS) -> Iterator[IO[bytes]]:
+    """A file of a run's folder, open for reading: a regular one, and no link."""
+    try:
+        with opened(path, most) as stream:
+            yield stream
+    except CheckpointError as error:
+        raise CheckpointError(damaged(path, str(error))) from None
+
+
+def contents(path: Path, most: int = ROWS) -> bytes:
+    with regular(path, most) as stream:
+        return stream.read()
+
+
+def as_json(value: Mapping[str, Any], indent: int | None = None) -> bytes:
+    return json.dumps(finite(value), indent=indent, allow_nan=False, ensure_ascii=False).encode(errors="backslashreplace")
+
+
+def sealed(table: Mapping[str, Any], indent: int) -> bytes:
+    """The table as JSON, with the sha256 of all the rest as its last entry."""
+    table = {**table, "checksum": _checksum(table)}
+    return json.dumps(table, indent=indent, ensure_ascii=False).encode(errors="backslashreplace")
+
+
+def unsealed(path: Path) -> dict[str, Any]:
+    """What :func:`sealed` wrote, if nothing of it has changed. Versions up to 0.2 wrote no checksum."""
+    table = json_object(path)
+    ensure_seal(table, path)
+    return table
+
+
+def ensure_seal(table: Mapping[str, Any], path: Path) -> None:
+    """CheckpointError where what was read from ``path`` has a checksum, and is not what that was made of.
+
+    .. versionadded:: 0.8"""
+    if "checksum" in table and table["checksum"] != _checksum({key: table[key] for key in table if key != "checksum"}):
+        raise CheckpointError(damaged(path, "its contents do not match its checksum (changed)"))
+
+
+def _checksum(table: Mapping[str, Any]) -> str:
+    return hashlib.sha256(json.dumps(table).encode()).hexdigest()
+
+
+def json_object(path: Path) -> dict[str, Any]:
+    try:
+        table = json.loads(contents(path))
+    except (ValueError, RecursionError) as error:
+        raise CheckpointError(damaged(path, f"it is not valid JSON ({error})")) from None
+    if not isinstance(table, dict):
+        raise CheckpointError(damaged(path, "it holds no JSON object"))
+    return table
+
+
+def lines(path: Path) -> Iterator[dict[str, Any]]:
+    """The complete lines. Only the last line may be half-written (a kill while appending); any other damage is named."""
+    if not path.exists():
+        return
+    for number, line in enumerate(contents(path).split(b"\n")[:-1], start=1):
+        try:
+            row = json.loads(line)
+            if not isinstance(row["step"], int):
+                raise TypeError
+        except (ValueError, RecursionError):
+            raise CheckpointError(damaged(path, f"line {number} is not valid JSON")) from None
+        except (TypeError, KeyError, IndexError):
+            raise CheckpointError(damaged(path, f"line {number} is no row of a step")) from None
+        yield row
+
+
+def stamped(line: bytes) -> bytes:
+    """A line of JSON with its own crc32 as the last entry."""
+    return b'%s, "crc32": %d}' % (line[:-1], zlib.crc32(line))
+
+
+def is_stamped(row: Mapping[str, Any]) -> bool:
+    """Whether a row is as :func:`stamped` wrote it."""
+    return row.get("crc32") == zlib.crc32(as_json({key: row[key] for key in row if key != "crc32"}))
+
+
+def damaged(path: Path, why: str) -> str:
+    """The message of a file that cannot be used as it is."""
+    return (
+        f"damaged run file {path}: {why}\n"
+        f"  nothing was changed; restore the file, or remove the folder {path.parent} and start anew"
+    )

@@ -1,0 +1,24 @@
+"""``python -m hgms.runs.follower``: another rank than 0 of a run, as that starts it."""
+
+from __future__ import annotations
+
+import torch
+
+from hgms.distributed import Ranks, begun, device_of, join
+from hgms.runs.config import RunConfig
+from hgms.runs.rank import follow_config
+from hgms_core.registry import Registry
+
+
+def main() -> None:
+    """A rank that another process has started (:func:`hgms.distributed.start`)."""
+    told, ready = begun()
+    config = RunConfig.from_dict(told["config"], registry=Registry.load(told["plugins"]))
+    device = device_of(torch.device(config.run.device), told["rank"])
+    ready()
+    join(told["rank"], told["count"], device, told["method"])
+    follow_config(config, device, Ranks(told["rank"], told["count"]))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,252 @@
+"""How runs begin: from Python, and from a configuration with its device, its problem and its own folder."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import attrs
+import torch
+
+from hgms.config import Invalid, checked
+from hgms.config.as_table import described, plain
+from hgms.config.convert import role_of, structured
+from hgms.config.tables import difference, parse_toml
+from hgms.distributed import OnRanks, device_of
+from hgms.runs.config import UNCOMPARED, RunConfig, RunSettings
+from hgms.runs.execution import Execution
+from hgms.runs.files import read_file, replace_file
+from hgms.runs.folder import RunFolder
+from hgms.runs.lease import leased
+from hgms.runs.loop import Run, ignore
+from hgms.runs.own_problem import OwnProblem
+from hgms.runs.provenance import digests, unannounced
+from hgms.runs.rank import OBJECTS_ON_RANKS, follow_launched, on_ranks
+from hgms.runs.result import RunResult, summarise
+from hgms.runs.traits import ensure_fits
+from hgms.runs.watchers import Watcher
+from hgms_core import Budget, CheckpointError, ConfigError, HgmsError, Method, Problem, RunInfo
+from hgms_core.host import LOG, Host
+from hgms_core.registry import Registry
+
+if TYPE_CHECKING:
+    from hgms.runs.progress import View
+
+
+@checked("method", "problem", "watch")
+def run(
+    method: Method | str | Mapping[str, Any],
+    problem: Problem,
+    budget: Budget | str,
+    *,
+    seed: int = 0,
+    info: RunInfo | None = None,
+    folder: RunFolder | str | Path | None = None,
+    resume: bool = False,
+    settings: RunSettings | Mapping[str, Any] = RunSettings(),
+    watch: Watcher | Sequence[Watcher] = ignore,
+    host: Host | None = None,
+) -> RunResult:
+    """Steps ``method`` on ``problem`` until the budget is spent; the last step may end a little after it.
+
+    ``method`` is an object, the name of a registered method (``"hg-ms"``) or a table with its name; ``budget`` may be written
+    as text (``"60s"``, ``"25 steps"``, ``"1e5 calls"``). θ and x of the result are shaped as those of the problem were given.
+    The clock runs during steps only; a budget in seconds starts after one discarded step that warms everything up.
+
+    ``watch(info, record, share of the budget)``, or several in a list, are called after every step, outside the clock. One that
+    returns ``True`` or raises :class:`StopRun` ends the run: it is done, and ``summary["stopped_by"]`` says why. Any other
+    exception is raised, and a run in a folder may go on later.
+
+    With a ``folder`` (a path, or a :class:`RunFolder`) the run is kept there as ``hgms run`` keeps its own, for ``hgms report``
+    to read. Every step is appended, and a checkpoint is written every ``settings.checkpoint_seconds``, at the end, on Ctrl-C,
+    SIGTERM and SIGHUP, and before an error leaves. ``resume`` goes on from there, and on the CPU ends with the very bytes an
+    uninterrupted run under a budget of steps or calls would have written; a finished run is read back. Without ``resume`` the
+    folder must hold no run. A run goes on with the problem and the method that it was begun with: digests of their values and
+    code, as far as these can be read, are in its ``config.toml``. ``settings`` say when to evaluate, what the clock counts, how
+    matrix products are computed and whether steps are compiled (device and dtype are the problem's). ``info`` names task,
+    method and seed in records and reports; by default they are "problem", the method's name and ``seed``.
+
+    Raises:
+        NumericalError: θ, x, the upper loss or the hypergradient stopped being finite, or all candidates did; the last good
+            state is on disk.
+        OutOfMemory: with what to lower; the last good state is on disk.
+        ConfigError: the method's name or table is wrong, or it needs what the problem lacks; the hypergradient asks for a
+            second derivative of a loss that has none.
+        CheckpointError: the folder is damaged, or holds another run; nothing was changed.
+
+    >>> from hgms_core import Problem
+    >>> class Halve:                                   # anything with init, step and result is a Method
+    ...     name = "halve"
+    ...     def init(self, problem, seed): return {"x": dict(problem.x0)}
+    ...     def step(self, problem, state, progress): return {"x": {"x": state["x"]["x"] / 2}}, {"size": state["x"]["x"].sum()}
+    ...     def result(self, state): return {}, state["x"]
+    >>> problem = Problem(theta0={}, x0={"x": torch.ones(1)}, g=lambda t, x, b: x["x"].sum(), f=lambda t, x, b: x["x"].sum())
+    >>> result = run(Halve(), problem, "3 steps")
+    >>> [record["size"] for record in result.records if record["step"]], result.x["x"]
+    ([1.0, 0.5, 0.25], tensor([0.1250]))
+    """
+    if not isinstance(problem, Problem):
+        raise ConfigError(
+            f"expected a Problem, got {show_object(problem)}\n"
+            "  of a registered task or a function seed -> Problem: hgms.comparison.compare"
+        )
+    if seed < 0:
+        raise ConfigError(f"'seed' must be >= 0: {seed} @ run.seed")
+    budget = Budget(budget)
+    settings = RunSettings(**settings) if isinstance(settings, Mapping) else settings
+    if settings.ranks > 1:
+        raise ConfigError(OBJECTS_ON_RANKS)
+    own = OwnProblem.of(problem) if folder is not None or isinstance(method, str | Mapping) else None
+    called, role, method = named_method(method, own, host)
+    device = next(iter(problem.x0.values())).device
+    info = info or RunInfo(task=OwnProblem.name, method=called, seed=seed, budget=budget)
+    if folder is not None:
+        folder = folder if isinstance(folder, RunFolder) else RunFolder(folder)
+        config = info.config or _described(info, method, own, device, settings)
+        info = attrs.evolve(info, folder=folder.path, config=config)
+    return Run(
+        method=method, make=lambda: problem, info=info, device=device, folder=folder, resume=resume, settings=settings,
+        watch=watch, host=host, restore=problem.restore, task=own, role=role,
+    ).carry_out()  # fmt: skip
+
+
+def named_method(
+    method: Method | str | Mapping[str, Any], problem: OwnProblem | None, host: Host | None
+) -> tuple[str, str, Method]:
+    """A method's name, its role, and the method: itself, or what its name or table says, with its defaults for this problem.
+
+    Errors: ConfigError for names, tables and objects that are no method, and where it needs what the problem lacks."""
+    if isinstance(method, str | Mapping):
+        registry, traits = Registry.load() if host is None else Registry(host), problem.traits if problem is not None else ()
+        try:
+            built: Method = structured(method, Method, registry, frozenset(traits))
+        except Invalid as invalid:
+            raise ConfigError(invalid.render("method")) from None
+        name = method if isinstance(method, str) else str(method["name"])
+        if problem is not None:
+            ensure_fits(built, problem, name)
+        return name, role_of(registry, name), built
+    if isinstance(method, type):
+        raise ConfigError(f"expected a method, got the class {method.__name__}; write {method.__name__}(…)")
+    lacking = [name for name in ("init", "step", "result") if not callable(getattr(method, name, None))]
+    if lacking:
+        raise ConfigError(
+            f"expected a method (an object with init, step and result), got {show_object(method)}, which lacks "
+            f"{', '.join(lacking)}\n"
+            "  write the name of a registered one, such as 'hg-ms' (`hgms list method` has all), or an object"
+        )
+    return str(getattr(method, "name", type(method).__name__)), str(getattr(method, "role", "")), method
+
+
+def show_object(value: object) -> str:
+    """An object in a message: short ones as they are, else their type."""
+    text = repr(value)
+    return text if len(text) <= 60 and "\n" not in text else f"an object of the class {type(value).__name__}"
+
+
+def _described(
+    info: RunInfo, method: Method, problem: OwnProblem | None, device: torch.device, settings: RunSettings
+) -> dict[str, Any]:
+    """What ``config.toml`` can say of a run from Python: fields, and digests of what TOML has no word for."""
+    table, code = plain(settings), digests(method)
+    fields = described(method, info.method)
+    return {
+        "seed": info.seed,
+        "task": {"name": info.task} | ({} if problem is None else {"identity": dict(problem.identity)}),
+        "method": fields | ({"code": code} if code and "identity" not in fields else {}),
+        "budget": plain(info.budget),
+        "run": {"device": str(device)} | {key: table[key] for key in ("evaluate_every", "evaluations", "clock")}
+        | {key: table[key] for key in ("matmul", "compile") if table[key] != "auto"},
+    }  # fmt: skip
+
+
+def run_config(
+    config: RunConfig,
+    *,
+    resume: bool = False,
+    view: View | None = None,
+    watch: Watcher | None = None,
+    path: Path | None = None,
+    patience: float | None = None,
+    ready: Callable[[Problem], None] = ignore,
+    execution: Execution | None = None,
+) -> RunResult:
+    """One run from a configuration, in the folder ``path`` (None: its own); ``view`` shows how it goes, or ``watch`` is called
+    after every step, ``ready`` before the first one. Another process that writes to the folder is waited for ``patience``
+    seconds (None: until it is seen to be alive).
+
+    A finished run that is resumed is read back, not run again. ``execution`` is how steps are to be carried out where the run
+    itself has not recorded it (None: it decides): runs to be compared take that of the first, ``result.execution``.
+    """
+    ensure_fits(config.method, config.task, config.method_name)
+    settings = config.run
+    if settings.threads is not None:
+        torch.set_num_threads(settings.threads)
+    device = device_called(settings.device)
+    follow_launched(config, device)
+    folder = RunFolder(path or config.path)
+    if resume and path is None and not folder.begun:
+        _warn(folder, config)
+
+    def build() -> Problem:
+        problem = config.task.problem(config.seed, here, getattr(torch, settings.dtype))
+        ready(problem)
+        return problem
+
+    host, here = config.host or Host.load(), device if settings.ranks == 1 else device_of(device, 0)
+    with on_ranks(config, device, unannounced(host)) as (method, settings):
+        make = partial(method.build, build) if isinstance(method, OnRanks) else build
+        return Run(
+            method=method, make=make, device=here, folder=folder, resume=resume,
+            info=attrs.evolve(config.info, folder=folder.path),
+            patience=patience, word="--resume", task=config.task,
+            settings=settings, watch=watch or (view.watch if view is not None else ignore), host=host,
+            execution=execution, role=config.role,
+        ).carry_out()  # fmt: skip
+
+
+def _warn(folder: RunFolder, config: RunConfig) -> None:
+    """Who asks to go on has a run in mind: if this configuration has none, which ones there are."""
+    lines = [f"there is nothing to resume in {folder.path}; a new run begins"]
+    label = config.run.label or config.method_name
+    for path in sorted(folder.path.parent.parent.glob(f"{label}-*/{folder.path.name}/config.toml"))[:5]:
+        with contextlib.suppress(HgmsError, UnicodeDecodeError, OSError):
+            keys = difference([parse_toml(read_file(path).decode(), path.name), config.info.config])
+            keys = [key for key in keys if key.removeprefix("run.") not in UNCOMPARED]
+            what = f"another {', '.join(keys[:5])}" if keys else "other data, or another version of the task or of a plugin"
+            lines.append(f"  {path.parent} holds a run with {what}")
+    LOG.warning("%s", "\n".join(lines))
+
+
+def device_called(name: str) -> torch.device:
+    """The device of that name; ConfigError where torch has none such."""
+    try:
+        device = torch.device(name)
+    except RuntimeError:
+        raise ConfigError(f"unknown device {name!r}; use 'cpu', 'cuda' or 'cuda:0' @ run.device") from None
+    if device.type == "cuda" and not torch.cuda.is_available():
+        raise ConfigError(f"device {name!r} asked for, but torch sees no CUDA device; use 'cpu' @ run.device")
+    if device.type == "mps" and not torch.backends.mps.is_available():
+        raise ConfigError(f"device {name!r} asked for, but torch sees no Apple GPU; use 'cpu' @ run.device")
+    if device.type == "cuda" and device.index is not None and device.index >= torch.cuda.device_count():
+        last = f"cuda:{torch.cuda.device_count() - 1}"
+        raise ConfigError(f"device {name!r} asked for, but the last that torch sees is {last!r}; use one it sees @ run.device")
+    return device
+
+
+def record_failure(folder: RunFolder, config: RunConfig, error: str) -> None:
+    """Writes the summary of a run that an exception or a killed process ended, so that it is not tried again unasked.
+    Errors: FolderInUse where another process carries it out by now."""
+    with leased(folder.path):
+        try:
+            records = folder.records()
+        except CheckpointError:
+            records = []
+        step = int(records[-1]["step"]) if records else 0
+        if not folder.config.exists():  # it ended before its first step
+            replace_file(folder.config, config.to_toml().encode())
+        role = {"role": config.role} if config.role else {}
+        folder.write_summary({**summarise(config.info, "failed", step, records, error), **role, "validation_loss": None})

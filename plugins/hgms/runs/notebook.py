@@ -1,0 +1,67 @@
+"""A result in a notebook: as a data frame, and by way of the report, which is a program above this one."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from importlib.metadata import entry_points
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import tomlkit
+
+from hgms.config.as_table import plain
+from hgms.runs.folder import RunFolder
+from hgms.runs.own_problem import higher_is_better
+from hgms_core import MissingExtra, PluginError, RunInfo
+
+if TYPE_CHECKING:
+    import pandas
+
+
+def frame(rows: Sequence[Mapping[str, Any]]) -> pandas.DataFrame:
+    """Rows as a pandas data frame.
+
+    Raises:
+        MissingExtra: pandas is not installed.
+
+    .. versionadded:: 0.5
+    """
+    try:
+        import pandas
+    except ModuleNotFoundError:
+        raise MissingExtra("a data frame needs pandas\n  install it with: pip install 'hgms[notebook]'") from None
+    return pandas.DataFrame(list(rows))
+
+
+def reporter() -> Any:
+    """The package behind `hgms report`, found as commands are found.
+
+    .. versionadded:: 0.5
+    """
+    for program in entry_points(group="hgms.programs", name="report"):
+        return program.load()
+    raise PluginError("no program `report` is installed; install hgms again")
+
+
+def write_run(
+    folder: Path, info: RunInfo, summary: Mapping[str, Any], records: Sequence[Mapping[str, Any]],
+    diagnosis: Iterable[Mapping[str, Any]] = (),
+) -> Path:  # fmt: skip
+    """A run that was kept in memory, as a folder that `hgms report` reads.
+
+    .. versionadded:: 0.5
+    """
+    config = info.config or {
+        "seed": info.seed, "task": {"name": info.task}, "method": {"name": info.method}, "budget": plain(info.budget),
+    }  # fmt: skip
+    directions = {name: higher_is_better(name) for name in summary.get("metrics") or {}}
+    known = {name: higher for name, higher in directions.items() if higher is not None}
+    place = RunFolder(folder)
+    place.create(tomlkit.dumps(config), {"task": {"version": "", "metrics": known}})
+    for record in records:
+        row = dict(record)
+        place.append(row, {"step": row["step"], "seconds": row.pop("seconds")})
+    for measured in diagnosis:
+        place.append_diagnosis(measured)
+    place.write_summary(summary)
+    return folder

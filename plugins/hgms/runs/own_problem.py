@@ -1,0 +1,302 @@
+"""Problems of a script or a notebook as tasks: what a run and a comparison have to know of them is found out by trying."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any, ClassVar
+
+import attrs
+import torch
+from attrs import field, frozen
+from torch import Tensor
+
+from hgms.config.fingerprint import fingerprint, fingerprints
+from hgms_core import (
+    ROLES,
+    Batch,
+    ConfigError,
+    Data,
+    Key,
+    Problem,
+    Tree,
+    check_function,
+    once_differentiable,
+    twice_differentiable_attention,
+)
+
+LOSS = "upper_loss"
+"""The metric of a problem that has none of its own: f on validation rows of the role `stop`."""
+
+_UP = {
+    "accuracy",
+    "acc",
+    "auc",
+    "auroc",
+    "ap",
+    "f1",
+    "precision",
+    "recall",
+    "score",
+    "r2",
+    "reward",
+    "closeness",
+    "correct",
+    "iou",
+}
+_DOWN = {
+    "loss", "error", "err", "distance", "rmse", "mse", "mae", "nll", "perplexity", "ppl", "regret", "risk", "gap", "residual",
+    "bias", "calibration", "ece", "brier", "entropy", "divergence", "seconds", "cost",
+}  # fmt: skip
+
+
+def higher_is_better(name: str) -> bool | None:
+    """Whether more of a metric is better, by the words of its name; None where these do not tell.
+
+    >>> higher_is_better("test_accuracy"), higher_is_better("val/loss"), higher_is_better("weight of class 3")
+    (True, False, None)
+    """
+    words = "".join(letter if letter.isalnum() else " " for letter in name.casefold()).split()
+    for word in reversed(words):  # an accuracy loss is a loss
+        if word in _UP or word in _DOWN:
+            return word in _UP
+    return None
+
+
+@frozen(kw_only=True, eq=False)
+class OwnProblem:
+    """A problem of this process, or a function ``seed -> Problem``, as a task.
+
+    ``identity`` says which problem it is (:func:`hgms.config.fingerprint.fingerprints`; of a function, its code): configurations
+    hold it, so that a run goes on with the problem that it was begun with and no other. ``make`` gives the problem of a seed;
+    device and dtype are the problem's own. ``metrics`` are those of ``evaluate`` whose better direction is known; a problem
+    without metrics has its upper loss on validation rows of the role `stop` where ``measured``. :meth:`of` finds these out.
+
+    .. versionadded:: 0.5"""
+
+    name: ClassVar[str] = "problem"
+    version: ClassVar[str] = ""
+
+    identity: Mapping[str, str]
+    make: Callable[[int], Problem] = field(metadata={"toml": False}, repr=False)
+    metrics: Mapping[str, bool] = field(factory=dict, metadata={"toml": False})
+    traits: frozenset[str] = field(default=frozenset(), metadata={"toml": False})
+    device: torch.device = field(default=torch.device("cpu"), metadata={"toml": False})
+    dtype: torch.dtype = field(default=torch.float32, metadata={"toml": False})
+    measured: bool = field(default=False, metadata={"toml": False})
+    _latest: dict[int, Problem] = field(factory=dict, init=False, repr=False)
+    _instances: dict[int, dict[str, str]] = field(factory=dict, init=False, repr=False)
+
+    @classmethod
+    def of(
+        cls,
+        problem: Problem | Callable[[int], Problem],
+        label: str = "problem",
+        *,
+        seed: int = 0,
+        metric: str | None = None,
+        higher: bool | Mapping[str, bool] | None = None,
+        measured: bool = False,
+    ) -> OwnProblem:
+        """What is known of ``problem`` once its evaluation and its losses (on a few rows) have been called at the start.
+        ``label`` is what messages call it; ``seed`` is whose problem is looked at where it is a function. ``metric`` and
+        ``higher``: what to compare by, and whether higher is better, of that metric or by the names of several.
+
+        Errors: ConfigError where a function gives no Problem, and for metrics that are none."""
+        try:
+            made = _made(problem, seed, label)
+        except ConfigError:
+            raise
+        except Exception as error:
+            raise ConfigError(f"the function {label!r} raised {type(error).__name__} for seed {seed}: {error}") from error
+        parts = fingerprints(made)  # before anything of it is called, which may change what a module remembers
+        names = _metrics(made, label)
+        directions: dict[str, bool] = dict(higher) if isinstance(higher, Mapping) else {}
+        if measured:
+            metric = metric or next(iter(names), LOSS)
+            if metric != LOSS and metric not in names:
+                raise ConfigError(
+                    f"evaluate of {label!r} gives no metric {metric!r}; it gives: {', '.join(names) or 'none'}\n"
+                    f"  compare by one of these, or by {LOSS!r}, f on the validation rows"
+                )
+            if isinstance(higher, bool):
+                directions[metric] = higher
+        known = {
+            name: directions.get(name, higher_is_better(name))
+            for name in dict.fromkeys([*([metric] if metric else []), *names])
+        }
+        if measured and metric is not None and known[metric] is None:
+            raise ConfigError(
+                f"nothing says whether more or less of {metric!r} is better @ {label}\n"
+                f"  add higher_is_better=True or False, or compare by another metric (metric=…): "
+                f"{', '.join(name for name in (*names, LOSS) if name != metric)}"
+            )
+        own = cls(
+            identity=parts if isinstance(problem, Problem) else {"make": fingerprint(problem)},
+            make=lambda seed: _made(problem, seed, label), traits=traits_of_problem(made),
+            metrics={name: up for name, up in known.items() if up is not None}, measured=metric == LOSS and LOSS not in names,
+            device=next(iter(made.x0.values())).device, dtype=next(iter(made.x0.values())).dtype,
+        )  # fmt: skip
+        own._latest[seed], own._instances[seed] = made, parts
+        return own
+
+    @property
+    def varies(self) -> bool:
+        """Whether each seed has a problem of its own."""
+        return "make" in self.identity
+
+    def made(self, seed: int) -> Problem:
+        """The problem of a seed, made once for all methods that follow each other on it."""
+        if seed not in self._latest:
+            problem = self.make(seed)
+            self._latest.clear()
+            self._latest[seed] = problem
+            self._instances.setdefault(seed, fingerprints(problem))
+        return self._latest[seed]
+
+    def instance(self, seed: int) -> dict[str, str]:
+        """What the problem of a seed is, where each has its own."""
+        if self.varies and seed not in self._instances:
+            self.made(seed)
+        return self._instances[seed] if self.varies else {}
+
+    def problem(self, seed: int, device: torch.device, dtype: torch.dtype) -> Problem:
+        """That of the seed, where it is."""
+        problem = self.made(seed)
+        if not self.measured:
+            return attrs.evolve(problem)  # what methods keep with a problem is one run's
+        rows = validation_rows(problem)
+        evaluate = problem.evaluate
+
+        def with_loss(theta: Tree, x: Tree) -> Mapping[str, float]:
+            with torch.no_grad():
+                return {**evaluate(theta, x), LOSS: float(problem.f(theta, x, rows.batch(None)))}
+
+        return attrs.evolve(problem, evaluate=with_loss)
+
+
+def validation_rows(problem: Problem) -> Data:
+    """Those of the role ``stop``, of ``differentiate`` where there are none."""
+    parts = [problem.upper_data.get(role, Data.none()) for role in ("stop", "differentiate")]
+    return next((part for part in parts if part.size), parts[-1])
+
+
+def _made(problem: Problem | Callable[[int], Problem], seed: int, label: str) -> Problem:
+    if isinstance(problem, Problem):
+        return problem
+    if isinstance(problem, torch.nn.Module):
+        raise ConfigError(
+            f"{label!r} is a module, and a comparison needs a Problem\n"
+            "  write Problem.of_module(model, loss, train, validation)"
+        )
+    check_function(label, problem, "seed")
+    made = problem(seed)
+    if not isinstance(made, Problem):
+        raise ConfigError(
+            f"the function {label!r} gave {_article(type(made).__name__)} for seed {seed}, and a comparison needs a Problem\n"
+            "  let it return Problem(theta0=…, x0=…, g=…, f=…), or Problem.of_module(…)"
+        )
+    return made
+
+
+def _metrics(problem: Problem, label: str) -> list[str]:
+    """The names of what ``evaluate`` gives at the start."""
+    try:
+        return list(problem.metrics(problem.theta0, problem.x0))
+    except ConfigError as error:
+        raise ConfigError(f"{error} @ {label}") from None
+    except Exception as error:
+        hint = (
+            "\n  it is called as evaluate(theta, x), that of a module as evaluate(theta, model)"
+            if isinstance(error, TypeError)
+            else ""
+        )
+        raise ConfigError(f"evaluate(theta0, x0) raised {type(error).__name__}: {error} @ {label}{hint}") from error
+
+
+def _article(name: str) -> str:
+    return f"{'an' if name[0].casefold() in 'aeiou' else 'a'} {name}"
+
+
+def traits_of_problem(problem: Problem) -> frozenset[str]:
+    """The traits of a problem (:data:`hgms.runs.TRAITS`), as far as a look at it tells. Cost: a gradient of each loss and a
+    product with the Hessian of g, on a few rows.
+
+    >>> problem = Problem(theta0={"t": torch.zeros(1)}, x0={"x": torch.ones(1)}, f=lambda t, x, _: x["x"].sum(),
+    ...                   g=lambda t, x, _: ((x["x"] - t["t"]) ** 2).sum())
+    >>> sorted(traits_of_problem(problem))
+    ['few-upper', 'smooth-lower', 'stop-rows']
+    """
+    traits = {f"reference:{name}" for name in problem.references}
+    if sum(leaf.numel() for leaf in problem.theta0.values()) <= 1000:
+        traits.add("few-upper")
+    if "stop" in problem.upper_data:
+        traits.add("stop-rows")
+    if any(problem.upper_data[role].size for role in ("differentiate", "select") if role in problem.upper_data):
+        traits.add("validation-rows")
+    if problem.sources is not None:
+        traits |= {"sources", "per-example-losses"}
+        if hasattr(problem.sources.examples, "representations"):
+            traits.add("representations")
+    if problem.rows is not None:
+        traits |= {"row-weights", "per-example-losses"}
+    with torch.random.fork_rng(devices=[]):
+        if _is_smooth(problem):
+            traits.add("smooth-lower")
+        if _is_direct(problem):
+            traits.add("direct-upper")
+    return frozenset(traits)
+
+
+def _few(data: Data) -> Batch:
+    return data.sample(Key(0).fold("traits"), 8)[0]
+
+
+def _leaves(tree: Tree) -> Tree:
+    return {name: leaf.detach().clone().requires_grad_() for name, leaf in tree.items()}
+
+
+def _is_smooth(problem: Problem) -> bool:
+    """Whether g can be differentiated twice. What else is wrong with it is for the run to say."""
+    theta, x = _leaves(problem.theta0), _leaves(problem.x0)
+    try:
+        with torch.enable_grad(), twice_differentiable_attention():
+            # what is once differentiable refuses a second derivative only where the first one is asked for with a gradient
+            one = torch.ones((), requires_grad=True)
+            loss = problem.g(theta, x, _few(problem.lower_data)) * one.to(next(iter(x.values())))
+            slopes = torch.autograd.grad(loss, list(x.values()), create_graph=True, allow_unused=True)
+            length = sum(slope.square().sum() for slope in slopes if slope is not None and slope.requires_grad)
+            if isinstance(length, Tensor):
+                if _refuses(length.grad_fn):
+                    return False
+                torch.autograd.grad(length, list(x.values()), allow_unused=True)
+    except Exception as error:
+        return not once_differentiable(error)
+    return True
+
+
+def _refuses(node: Any) -> bool:
+    """Whether a graph has a node that only raises: where it lies on no way to x its part would be lost without a word."""
+    waiting, known = [node], set()
+    while waiting:
+        node = waiting.pop()
+        if node is not None and node not in known:
+            known.add(node)
+            if "Error" in node.name() or "NotImplemented" in node.name():
+                return True
+            waiting += [before for before, _ in node.next_functions]
+    return False
+
+
+def _is_direct(problem: Problem) -> bool:
+    """Whether f depends on θ itself."""
+    theta = _leaves(problem.theta0)
+    if not theta:
+        return False
+    part = next((problem.upper_data[role] for role in ROLES if role in problem.upper_data), Data.none())
+    try:
+        with torch.enable_grad():
+            loss = problem.f(theta, problem.x0, _few(part))
+            slopes = torch.autograd.grad(loss, list(theta.values()), allow_unused=True) if loss.requires_grad else ()
+    except Exception:
+        return True
+    return any(slope is not None for slope in slopes)

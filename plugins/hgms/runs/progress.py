@@ -1,0 +1,84 @@
+"""The view of a run: bars on a terminal, and in a log a line now and then."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any, Protocol
+
+import click
+
+from hgms.cli import Bars, printable
+
+if TYPE_CHECKING:
+    from hgms_core import RunInfo
+
+
+LOG_SECONDS = 30.0
+"""Between two lines of a log."""
+
+
+class View(Protocol):
+    """What a run shows its steps to.
+
+    .. versionadded:: 0.8"""
+
+    def watch(self, info: RunInfo, record: Mapping[str, Any], share: float) -> None:
+        """The newest record, and the share of the budget that is spent; called after every step."""
+
+
+class Progress:
+    """``with Progress(enabled=True) as view: run(..., watch=view.watch)``: one line per run with its current numbers. Where
+    standard error is no terminal, the newest numbers are a line of it every ``LOG_SECONDS``, whatever the number of runs."""
+
+    def __init__(self, enabled: bool = True) -> None:
+        self.bars = Bars(enabled)
+        self._began: dict[str, tuple[float, int]] = {}
+        self._logged = time.monotonic()
+
+    def __enter__(self) -> Progress:
+        self.bars.__enter__()
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.bars.__exit__(*error)
+
+    def watch(self, info: RunInfo, record: Mapping[str, Any], share: float) -> None:
+        """Shows the newest record; called after every step."""
+        self.step(f"{info.method} seed {info.seed}", record, share)
+
+    def step(self, title: str, record: Mapping[str, Any], share: float, who: str = "") -> None:
+        """Shows the newest record of the run called ``title``, which has spent this share of its budget, and ``who`` carries it
+        out."""
+        now = time.monotonic()
+        began, first = self._began.setdefault(title, (now, int(record["step"])))
+        if not self.bars.enabled or not (self.bars.visible or now - self._logged >= LOG_SECONDS):
+            return
+        rate = (record["step"] - first) / (now - began) if now > began else None
+        left = (now - began) * (1 - share) / share if share > 0 and now > began else None
+        numbers = " · ".join([*([who] if who else []), _numbers(record, rate, left)])
+        if self.bars.visible:
+            self.bars.show(title, share, numbers)
+        else:
+            self._logged = now
+            click.echo(printable(f"{title}: {100 * share:.0f} % · {numbers}"), err=True)
+
+
+def _numbers(record: Mapping[str, Any], rate: float | None, left: float | None) -> str:
+    parts = [f"step {record['step']}"]
+    for label, key in (("f", "upper_loss"), ("g", "lower_loss"), ("gap", "gap"), ("|h|", "hypergradient_norm")):
+        value = record.get(key)
+        if isinstance(value, float) and not math.isinf(value):
+            parts.append(f"{label} {value:.3g}")
+    if record.get("outcome") not in (None, "not-solved"):
+        parts.append(f"solver {record['outcome']} in {record.get('iterations')}")
+    accuracies = [key for key in record if key.startswith("metric.") and key.endswith("_accuracy")]
+    if accuracies and record[key := min(accuracies, key=len)] is not None:  # of variants of one, the plain one
+        name = key.removeprefix("metric.").removesuffix("_accuracy").replace("_", " ")
+        parts.append(f"{name} {100 * record[key]:.1f} %")
+    if rate is not None:
+        parts.append(f"{rate:.1f} steps/s" if rate >= 0.1 or rate == 0 else f"{1 / rate:.0f} s a step")
+    if left is not None:
+        parts.append(f"{left:.0f} s left")
+    return " · ".join(parts)

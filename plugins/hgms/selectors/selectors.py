@@ -1,0 +1,120 @@
+"""Which of N candidates to differentiate through."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import ClassVar, final
+
+import torch
+from attrs import field
+from torch import Tensor
+
+from hgms.compiled import form, programs_of
+from hgms.config import frozen, lowering, optional_whole
+from hgms_core import Candidates, Cost, Key, Mode, Problem, Selection, Tree, detach, values
+
+
+def _selection(
+    problem: Problem, theta: Tree, candidates: Candidates, key: Key, batch_size: int | None, mode: Mode, chunk: int | None,
+    highest: bool = False,
+) -> Selection:  # fmt: skip
+    """By f of all candidates on one shared batch of the validation rows set apart for selecting."""
+    batch, rows = problem.upper_data["select"].sample(key, batch_size)
+
+    def scored(theta: Tree, x: Tree, batch: Tree) -> Tensor:
+        scores = values(f, theta, x, batch, rows=rows, mode=mode, chunk=chunk)
+        # A state with a non-finite number can still have a finite loss (a dead unit hides it); it is no candidate all the same.
+        return torch.where(Candidates(x=x).finite, scores, torch.full_like(scores, torch.nan))
+
+    f = problem.f
+    # Not the gap: two programs agree on the difference of nearly equal scores in a few digits only.
+    score = form(programs_of(problem), ("scores", f, mode, chunk), scored)
+    cost = Cost(upper_values=candidates.count, rows=candidates.count * rows)
+    return Selection.of(score(detach(theta), detach(candidates.x), batch), highest=highest, cost=cost)
+
+
+@final
+@frozen(kw_only=True)
+class BestOfN:
+    """The optimistic choice: i* = argmin_i f(θ, x_i) on one shared validation batch.
+
+    Every candidate is scored on the same rows, otherwise sampling noise decides. Ties go to the lowest index, and a candidate
+    that is not finite is never chosen.
+
+    Arguments:
+        batch_size: validation rows a score is computed on (all of the role ``select`` if None).
+        mode, chunk: stacked or looped evaluation (auto picks by size), and how many stacked candidates at a time.
+
+    Cost: N upper values.
+
+    >>> problem = Problem(theta0={}, x0={"x": torch.zeros(1)}, g=lambda t, x, _: x["x"].sum(), f=lambda t, x, _: x["x"].sum())
+    >>> chosen = BestOfN().select(problem, {}, Candidates(x={"x": torch.tensor([[3.0], [1.0], [torch.nan]])}), Key(0))
+    >>> int(chosen.index), float(chosen.gap), int(chosen.finite)
+    (1, 2.0, 2)
+
+    Source: HG-MS paper, Algorithm 1, line 3.
+    """
+
+    name: ClassVar[str] = "best-of-n"
+    batch_size: int | None = field(default=None, validator=optional_whole)
+    mode: Mode = "auto"
+    chunk: int | None = field(default=None, validator=optional_whole)
+
+    lighter = lowering(same=["chunk"], other=["batch_size"])
+
+    def select(self, problem: Problem, theta: Tree, candidates: Candidates, key: Key) -> Selection:
+        return _selection(problem, theta, candidates, key, self.batch_size, self.mode, self.chunk)
+
+
+@final
+@frozen(kw_only=True)
+class Worst:
+    """The pessimistic choice: i* = argmax_i f(θ, x_i) on one shared validation batch.
+
+    Over the iterates of one trajectory this is the truncation of IAPTT-GM. Arguments, ties and cost as in ``best-of-n``.
+
+    >>> problem = Problem(theta0={}, x0={"x": torch.zeros(1)}, g=lambda t, x, _: x["x"].sum(), f=lambda t, x, _: x["x"].sum())
+    >>> int(Worst().select(problem, {}, Candidates(x={"x": torch.tensor([[3.0], [1.0], [torch.nan]])}), Key(0)).index)
+    0
+
+    Source: Liu et al., *Towards gradient-based bilevel optimization with non-convex followers and beyond* (2021).
+    """
+
+    name: ClassVar[str] = "worst"
+    batch_size: int | None = field(default=None, validator=optional_whole)
+    mode: Mode = "auto"
+    chunk: int | None = field(default=None, validator=optional_whole)
+
+    lighter = lowering(same=["chunk"], other=["batch_size"])
+
+    def select(self, problem: Problem, theta: Tree, candidates: Candidates, key: Key) -> Selection:
+        return _selection(problem, theta, candidates, key, self.batch_size, self.mode, self.chunk, highest=True)
+
+
+@final
+@frozen(kw_only=True)
+class First:
+    """No choice: the first candidate that is finite. Scores nothing, so it costs nothing.
+
+    For generators that propose one candidate, and as the ablation that switches selection off.
+
+    >>> problem = Problem(theta0={}, x0={"x": torch.zeros(1)}, g=lambda t, x, _: x["x"].sum(), f=lambda t, x, _: x["x"].sum())
+    >>> int(First().select(problem, {}, Candidates(x={"x": torch.tensor([[torch.nan], [5.0], [1.0]])}), Key(0)).index)
+    1
+
+    Source: the one-candidate special case of Algorithm 1 of the HG-MS paper.
+    """
+
+    name: ClassVar[str] = "first"
+    testing_failures: ClassVar[Mapping[str, str]] = {"permutation": "it chooses by position"}
+
+    def select(self, problem: Problem, theta: Tree, candidates: Candidates, key: Key) -> Selection:
+        sound = candidates.finite
+        if candidates.count == 1:
+            index = torch.zeros((), dtype=torch.int64, device=sound.device)
+        else:
+            positions = torch.arange(candidates.count, device=sound.device)
+            index = torch.where(sound, positions, candidates.count - 1).min()
+        like = next(iter(candidates.x.values()))
+        scores, gap = like.new_full(sound.shape, torch.nan), like.new_full((), torch.inf)
+        return Selection(index=index, scores=scores, gap=gap, finite=sound.sum())

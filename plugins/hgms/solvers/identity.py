@@ -1,0 +1,66 @@
+"""The inverse Hessian replaced by a multiple of the identity."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import ClassVar, final
+
+import torch
+from attrs import field
+from torch import Tensor
+
+from hgms.config import frozen, not_negative, positive
+from hgms_core import LinearSystem, MatVec, Outcome, Solution
+
+
+@final
+@frozen(kw_only=True)
+class Identity:
+    """v = scale·b: the first-order estimate that stands (H + γI)⁻¹ for scale·I.
+
+    Use when products with the Hessian cost too much to solve with, or as the ablation that shows what solving buys. Avoid when
+    curvature differs much between directions: only the sign pattern of the hypergradient may then be trusted.
+
+    Arguments:
+        scale: > 0, in the units of 1/H; the inner step size makes this one step of the lower level, unrolled.
+        ridge: γ ≥ 0, in the units of H; enters the residual only.
+        rtol: relative residual up to which the outcome says CONVERGED, > 0.
+
+    Outcomes: CONVERGED if the residual happens to be at most ``rtol``, else NOT_SOLVED (nothing was iterated); NONFINITE.
+    ``x0`` is not used.
+
+    Cost: one product, to report the true residual ‖b − (H + γI) v‖/‖b‖.
+
+    >>> solution = Identity(scale=0.5).solve(lambda v: 2 * v, torch.ones(3))
+    >>> solution.value, solution.outcome.label
+    (tensor([0.5000, 0.5000, 0.5000]), 'converged')
+
+    Source: the T1–T2 approximation of Luketina et al. (2016); the first-order variant of DARTS (Liu et al., 2019) is near it.
+    """
+
+    name: ClassVar[str] = "identity"
+    testing_failures: ClassVar[Mapping[str, str]] = {"dense-solve": "it solves nothing: v = scale·b is its definition"}
+
+    scale: float = field(default=1.0, validator=positive)
+    ridge: float = field(default=0.0, validator=not_negative)
+    rtol: float = field(default=1e-6, validator=positive)
+
+    def solve(self, matvec: MatVec, b: Tensor, x0: Tensor | None = None) -> Solution:
+        system = LinearSystem.of(matvec, b, ridge=self.ridge, rtol=self.rtol)
+        return answered(system, self.scale * system.rhs)
+
+
+def answered(system: LinearSystem, x: Tensor, clip: float | None = None) -> Solution:
+    """The answer x that nothing was iterated for, with its residual: one product."""
+    product = system.apply(x)
+    residual, curvature = system.norm(system.rhs - product), system.dot(x, product) / system.dot(x, x)
+    finite = torch.isfinite(residual)
+    codes = torch.where(residual <= system.target, system.codes(Outcome.CONVERGED), system.codes(Outcome.NOT_SOLVED))
+    return system.solution(
+        x,
+        torch.where(finite, residual, system.size),
+        codes.masked_fill(~finite, Outcome.NONFINITE.code),
+        torch.zeros_like(codes),
+        curvature.masked_fill(~torch.isfinite(curvature), torch.inf),
+        clip,
+    )

@@ -1,0 +1,1 @@
+"""Tasks: problems with known answers, cleaning, imbalance, regression."""

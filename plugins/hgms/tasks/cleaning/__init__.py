@@ -1,0 +1,11 @@
+"""Task `hyper-cleaning`: one weight per training example, learned from a few clean validation images."""
+
+from __future__ import annotations
+
+from hgms.tasks.cleaning.task import HyperCleaning as HyperCleaning
+from hgms_core import hookimpl
+
+
+@hookimpl
+def hgms_register_tasks() -> list[type]:
+    return [HyperCleaning]

@@ -1,0 +1,126 @@
+"""From images to rows: a class-balanced validation set, a long tail of training images, and their shifted views."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+import torch
+import torch.nn.functional as F
+from attrs import frozen
+from torch import Tensor
+
+from hgms.tasks.images import Images
+from hgms_core import DataError, Key, Tree
+
+
+@frozen
+class Split:
+    """Row numbers of the training split, disjoint, in the order they are used."""
+
+    train: Tensor
+    validation: Tensor
+    test: Tensor
+
+
+def even(size: int, classes: int) -> list[int]:
+    """``size`` in ``classes`` parts that differ by at most one, the larger ones first.
+
+    >>> even(32, 10)
+    [4, 4, 3, 3, 3, 3, 3, 3, 3, 3]
+    """
+    return [size // classes + (c < size % classes) for c in range(classes)]
+
+
+def split(
+    label: Tensor, classes: int, validation_size: int, test_size: int, ratio: float, least: int, key: Key, where: str
+) -> Split:
+    """A class-balanced validation set, a class-balanced test set, and a long tail of what is left, drawn class by class.
+
+    Of the m images of class c that are left, max(round(ratioᶜ m), min(least, m)) are kept. Validation and test rows are
+    ordered so that any stretch of them is as balanced as it can be; the training rows are shuffled.
+    """
+    held = [even(validation_size, classes), even(test_size, classes)]
+    kept: list[list[Tensor]] = [[], [], []]
+    for c in range(classes):
+        rows = torch.nonzero(label == c).flatten()
+        rows = rows[torch.randperm(len(rows), generator=key.fold("class", c).generator())]
+        wanted = held[0][c] + held[1][c]
+        if wanted + 1 > len(rows):
+            raise DataError(
+                f"{where}: {len(rows)} images of class {c}, but {held[0][c]} are to validate, {held[1][c]} to test and one at "
+                "least to train on\n  lower validation_size or test_size"
+            )
+        left = len(rows) - wanted
+        count = max(round(ratio**c * left), min(least, left))
+        for part, piece in zip(kept, rows[: wanted + count].split([held[0][c], held[1][c], count]), strict=True):
+            part.append(piece)
+    train = torch.cat(kept[2])
+    train = train[torch.randperm(len(train), generator=key.fold("train").generator())]
+    return Split(train, _interleaved(kept[0]), _interleaved(kept[1]))
+
+
+def _interleaved(parts: Sequence[Tensor]) -> Tensor:
+    """One of each class, then another of each class, and so on."""
+    place = torch.cat([torch.arange(len(part)) for part in parts])
+    return torch.cat(list(parts))[torch.argsort(place, stable=True)]
+
+
+def class_weights(label: Tensor, classes: int) -> Tensor:
+    """u_c = n / (C n_c), the inverse frequency of every class that occurs, for every row: their mean is 1.
+
+    >>> class_weights(torch.tensor([0, 0, 0, 1]), 2)
+    tensor([0.6667, 0.6667, 0.6667, 2.0000], dtype=torch.float64)
+    """
+    counts = torch.bincount(label, minlength=classes).double()
+    return (len(label) / ((counts > 0).sum() * counts.clamp_min(1)))[label]
+
+
+def views(pixels: Tensor, label: Tensor, count: int, shift: int, degrees: float, key: Key) -> tuple[Tensor, Tensor]:
+    """``count`` views of every image, each shifted by whole pixels (uniform on {−shift, …, shift}²) after a turn by an angle
+    that is uniform on ±degrees; what comes in from outside is 0. With ``count`` 0, the images as they are.
+
+    Drawn on the CPU, so that every device and precision sees the same views.
+    """
+    if not count:
+        return pixels, label
+    rows, _, height, width = pixels.shape
+    generator = key.generator()
+    shifted = []
+    for _ in range(count):
+        turned = pixels.cpu()
+        angle = math.radians(degrees) * (2 * torch.rand(rows, generator=generator) - 1)
+        move = torch.randint(-shift, shift + 1, (rows, 2), generator=generator)
+        if degrees:
+            turned = _turned(turned, angle.to(turned.dtype))
+        padded = F.pad(turned, (shift, shift, shift, shift))
+        down, right = ((shift - move[:, axis])[:, None] + torch.arange(size) for axis, size in ((0, height), (1, width)))
+        row = torch.arange(rows)[:, None, None]
+        shifted.append(padded[row, :, down[:, :, None], right[:, None, :]].movedim(-1, 1))
+    return torch.cat(shifted).contiguous().to(pixels.device), label.repeat(count)
+
+
+def _turned(pixels: Tensor, angle: Tensor) -> Tensor:
+    """Every image about its centre, bilinear."""
+    height, width = pixels.shape[-2:]
+    cos, sin, zero = angle.cos(), angle.sin(), torch.zeros_like(angle)
+    # affine_grid works in coordinates from −1 to 1 along each axis, so an oblong image needs its ratio.
+    matrix = torch.stack([cos, -sin * height / width, zero, sin * width / height, cos, zero], dim=1).reshape(-1, 2, 3)
+    return F.grid_sample(pixels, F.affine_grid(matrix, list(pixels.shape), align_corners=False), align_corners=False)
+
+
+def maps(images: Images, rows: Tensor, device: torch.device, dtype: torch.dtype) -> Tree:
+    """The rows with ``pixels`` as ``[rows, colours, height, width]``."""
+    part = images.tensors(rows, device, dtype)
+    pixels = part["pixels"]
+    shape = tuple(pixels.shape[1:])
+    if len(shape) == 2:
+        pixels = pixels.unsqueeze(1)
+    elif len(shape) == 3 and shape[-1] in (1, 3, 4):
+        pixels = pixels.movedim(-1, 1).contiguous()
+    if pixels.dim() != 4 or min(pixels.shape[-2:]) < 4:
+        raise DataError(
+            f"{images.where}: images of shape {shape}, but height × width or height × width × colours is needed, 4 × 4 at least"
+            "\n  save them in that shape and use npz:FILE"
+        )
+    return {**part, "pixels": pixels}

@@ -1,0 +1,138 @@
+"""Ridge regression with one penalty per feature on a real table: value and hypergradient by one dense solve."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import ClassVar, final
+
+import attrs
+import numpy as np
+import torch
+from attrs import field
+from torch import Tensor
+
+from hgms.config import frozen, positive
+from hgms.tasks.regression.tables import METRICS, TRAITS, load_table, problem_of, split, split_shares, standardised, table_name
+from hgms_core import DataError, Key, Problem, Tree
+
+
+def _predictions(x: Tree, batch: Tree) -> Tensor:
+    return batch["a"] @ x["x"]
+
+
+def _half_square(predictions: Tensor, batch: Tree) -> Tensor:
+    return 0.5 * (predictions - batch["b"]).square().mean()
+
+
+def _fit(x: Tree, batch: Tree) -> Tensor:
+    return _half_square(_predictions(x, batch), batch)
+
+
+@final
+@attrs.frozen(eq=False)
+class RidgeClosedForm:
+    """x*(θ), F(θ) and ∇F(θ) of a :class:`RidgeCv` problem, from its rows, by dense linear algebra: O(d³) each."""
+
+    a: Tensor
+    b: Tensor
+    validation_a: Tensor
+    validation_b: Tensor
+
+    def _hessian(self, theta: Tree) -> Tensor:
+        return self.a.T @ self.a / self.a.shape[0] + torch.diag(theta["log_penalty"].exp())
+
+    def solution(self, theta: Tree) -> Tree:
+        """x*(θ) = (AᵀA/n + diag e^θ)⁻¹ Aᵀb/n."""
+        return {"x": torch.linalg.solve(self._hessian(theta), self.a.T @ self.b / self.a.shape[0])}
+
+    def value(self, theta: Tree) -> Tensor:
+        """F(θ) = f(x*(θ))."""
+        return _fit(self.solution(theta), {"a": self.validation_a, "b": self.validation_b})
+
+    def hypergradient(self, theta: Tree) -> Tree:
+        """∂F/∂θ_j = −e^{θ_j} x*_j v_j with (AᵀA/n + diag e^θ) v = ∇f(x*)."""
+        x = self.solution(theta)["x"]
+        slope = self.validation_a.T @ (self.validation_a @ x - self.validation_b) / self.validation_a.shape[0]
+        return {"log_penalty": -theta["log_penalty"].exp() * x * torch.linalg.solve(self._hessian(theta), slope)}
+
+
+@final
+@frozen(kw_only=True)
+class RidgeCv:
+    """Ridge regression on a real table: one log-penalty per feature, chosen on validation rows.
+
+    ::
+
+        g(θ, x) = (1/2n) Σ_i (a_iᵀx − b_i)² + ½ Σ_j e^{θ_j} x_j²,        f(x) = (1/2m) Σ_i (a'_iᵀx − b'_i)²,     θ0 = 0
+
+    Features and target are standardised with the training rows' means and standard deviations (so no intercept is needed and
+    losses are in units of the target's variance). Θ = [−bound, bound]^d, by projection. x*(θ), F(θ) and ∇F(θ) come from
+    :meth:`closed_form`.
+
+    Use when methods are to be compared on real data against exact values. Avoid for seeing what selection does: the lower
+    minimiser is unique.
+
+    Arguments:
+        dataset: ``sklearn:diabetes`` (or any of scikit-learn's embedded tables), ``libsvm:FILE``, ``openml:NAME@VERSION`` or
+            ``hub:NAME@REVISION``; the target is read as a number.
+        shares: of the rows that train, validate and test, drawn from the seed. ``bound``: see Θ.
+
+    Errors: DataError (a file that is missing or damaged, a table with missing values or a target that is no number),
+    MissingExtra (scikit-learn or datasets). Cost of ``evaluate``: three d × d solves.
+
+    >>> task, cpu, double = RidgeCv(), torch.device("cpu"), torch.float64
+    >>> problem, exact = task.problem(0, cpu, double), task.closed_form(0, cpu, double)
+    >>> round(problem.evaluate(problem.theta0, exact.solution(problem.theta0))["lower_distance"], 12)
+    0.0
+
+    Source: standard; Bengio (2000), Pedregosa (2016).
+    """
+
+    name: ClassVar[str] = "ridge-cv"
+    version: ClassVar[str] = "1"
+    traits: ClassVar[frozenset[str]] = TRAITS
+    metrics: ClassVar[Mapping[str, bool]] = METRICS | {"test_r2": True}
+
+    dataset: str = field(default="sklearn:diabetes", validator=table_name)
+    shares: tuple[float, float, float] = field(default=(0.5, 0.25, 0.25), validator=split_shares)
+    bound: float = field(default=10.0, validator=positive)
+
+    def _rows(self, seed: int, device: torch.device, dtype: torch.dtype) -> list[Tree]:
+        """Train, validation and test; standardised in float64, so that every device and precision sees the same rows."""
+        table = load_table(self.dataset)
+        try:
+            target = torch.from_numpy(np.asarray(table.target, np.float64))
+        except (TypeError, ValueError) as error:
+            raise DataError(f"{table.where}: the target is not a number ({error})\n  use logistic-cv for classes") from error
+        rows = split(table, self.shares, Key(seed).fold("ridge-cv"))
+        features = standardised([torch.from_numpy(table.features)[part] for part in rows])
+        mean, spread = target[rows[0]].mean(), target[rows[0]].std(correction=0)
+        if not spread > 0:
+            raise DataError(f"{table.where}: the target is {float(mean):g} on every training row\n  choose another table")
+        return [
+            {"a": a.to(device, dtype), "b": ((target[part] - mean) / spread).to(device, dtype)}
+            for a, part in zip(features, rows, strict=True)
+        ]
+
+    def closed_form(self, seed: int, device: torch.device, dtype: torch.dtype) -> RidgeClosedForm:
+        """The exact solution, value and hypergradient of ``problem`` with the same arguments."""
+        train, validation, _ = self._rows(seed, device, dtype)
+        return RidgeClosedForm(train["a"], train["b"], validation["a"], validation["b"])
+
+    def problem(self, seed: int, device: torch.device, dtype: torch.dtype) -> Problem:
+        parts = train, validation, test = self._rows(seed, device, dtype)
+        # Metrics are exact: in float64 whatever the run computes in.
+        exact = RidgeClosedForm(*(leaf.double() for leaf in (train["a"], train["b"], validation["a"], validation["b"])))
+
+        @torch.no_grad()
+        def evaluate(theta: Tree, x: Tree) -> dict[str, float]:
+            wide = {"log_penalty": theta["log_penalty"].double()}
+            fit = _fit(x, test)
+            stationarity = torch.linalg.vector_norm(exact.hypergradient(wide)["log_penalty"])
+            gap = torch.linalg.vector_norm(x["x"] - exact.solution(wide)["x"])
+            r2 = 1 - 2 * fit / test["b"].var(correction=0)
+            numbers = [exact.value(wide), stationarity, gap, _fit(x, validation), fit, r2]
+            return dict(zip(self.metrics, torch.stack([number.double() for number in numbers]).tolist(), strict=True))
+
+        zeros = torch.zeros_like(train["a"][0])
+        return problem_of(_predictions, _half_square, parts, zeros, zeros, self.bound, evaluate)

@@ -1,0 +1,194 @@
+"""Tables of numbers with a target, by name: scikit-learn's own, a LIBSVM file, OpenML, or the Hub; their split and problem."""
+
+from __future__ import annotations
+
+import os
+import zlib
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from attrs import Attribute, frozen
+from torch import Tensor
+
+from hgms.config import check_memory
+from hgms.gauss_newton import Composite
+from hgms_core import ROLES, Data, DataError, Key, MissingExtra, Problem, Tree
+
+TRAITS = frozenset({"smooth-lower", "few-upper", "per-example-losses", "stop-rows", "validation-rows", "closed-form"})
+METRICS = dict.fromkeys(("value_function", "stationarity", "lower_distance", "upper_loss", "test_loss"), False)
+
+EMBEDDED = ("diabetes", "breast-cancer", "wine", "iris", "digits")
+FORMS = f"sklearn:NAME ({', '.join(EMBEDDED)}), libsvm:FILE, openml:NAME@VERSION or hub:NAME@REVISION"
+
+
+@frozen(eq=False)
+class Table:
+    """n rows of features ``[n, d]`` in float64, one target each, and where they come from."""
+
+    features: np.ndarray
+    target: np.ndarray
+    where: str
+
+    def __attrs_post_init__(self) -> None:
+        if self.features.ndim != 2 or self.target.shape != self.features.shape[:1]:
+            raise DataError(
+                f"{self.where}: features of shape {self.features.shape} and targets of shape {self.target.shape}\n"
+                "  a table with one target per row is needed"
+            )
+        bad = np.flatnonzero(~np.isfinite(self.features).all(1))
+        if len(bad):
+            raise DataError(
+                f"{self.where}: row {bad[0]} has a missing or infinite value ({len(bad)} such rows)\n"
+                "  fill them in or drop them, and use libsvm:FILE"
+            )
+
+
+def table_name(instance: object, attribute: Attribute[str], value: str) -> None:
+    """The attrs validator of a field that names a table."""
+    kind, _, rest = value.partition(":") if isinstance(value, str) else ("", "", "")
+    if not (rest in EMBEDDED if kind == "sklearn" else kind in ("libsvm", "openml", "hub") and rest):
+        raise ValueError(f"{attribute.name!r} must be {FORMS}: {value!r}")
+
+
+def split_shares(instance: object, attribute: Attribute[Any], value: tuple[float, ...]) -> None:
+    """The attrs validator of the shares of rows that train, validate and test."""
+    if len(value) != 3 or min(value) <= 0 or sum(value) > 1 + 1e-9:
+        raise ValueError(f"{attribute.name!r} must be three positive shares (train, validation, test) of at most 1: {value}")
+
+
+def load_table(dataset: str, width: int | None = None) -> Table:
+    """The table that ``dataset`` (one of :data:`FORMS`) names. Targets are as stored.
+
+    A relative LIBSVM file that is not in the working directory is looked for below ``$HGMS_DATA``. ``width``: how many features
+    it has to have; a LIBSVM file, which does not store zeros, is filled up to it.
+
+    >>> load_table("sklearn:iris").features.shape
+    (150, 4)
+    """
+    table = _load(dataset, width)
+    if width not in (None, table.features.shape[1]):
+        raise DataError(f"{dataset}: {table.features.shape[1]} features, where {width} are needed")
+    return table
+
+
+def _load(dataset: str, width: int | None) -> Table:
+    kind, _, rest = dataset.partition(":")
+    if kind == "hub":
+        return _hub(rest)
+    try:
+        from sklearn import datasets
+    except ImportError as error:
+        raise MissingExtra(
+            f"the table {dataset} needs scikit-learn, which is not installed\n  pip install 'hgms[sklearn]'"
+        ) from error
+    if kind == "sklearn":
+        bunch = getattr(datasets, f"load_{rest.replace('-', '_')}")()
+        return Table(np.asarray(bunch.data, np.float64), np.asarray(bunch.target), dataset)
+    if kind == "libsvm":
+        path = Path(rest).expanduser()
+        if not path.exists():
+            path = Path(os.environ.get("HGMS_DATA", "")) / path  # an absolute one stays what it is
+        try:
+            if path.exists() and not path.is_file():  # a pipe or a device has no end
+                raise OSError("it is not a file")
+            features, target = datasets.load_svmlight_file(str(path), dtype=np.float64, n_features=width)
+        except (OSError, ValueError, EOFError, OverflowError, zlib.error) as error:
+            raise DataError(
+                f"{dataset}: cannot be read ({error})\n  check the path; lines are `target index:value …`"
+            ) from error
+        # One large index makes every row as long; and what is solved with the table is as wide as it is long.
+        check_memory(f"{dataset}: rows × largest index", *features.shape)
+        check_memory(f"{dataset}: largest index squared", features.shape[1], features.shape[1])
+        return Table(features.toarray(), target, dataset)
+    name, _, version = rest.partition("@")
+    try:
+        bunch = datasets.fetch_openml(name, version=int(version) if version else "active", as_frame=False, parser="liac-arff")
+    except Exception as error:  # scikit-learn passes on urllib's, its parser's and its own errors: all mean the same here
+        raise _unreachable(dataset, "OpenML", error) from error
+    return _numeric(bunch.data, bunch.target, dataset)
+
+
+def _hub(reference: str) -> Table:
+    try:
+        import datasets
+    except ImportError as error:
+        raise MissingExtra(
+            f"the table {reference} comes from the Hub through `datasets`, which is not installed\n  pip install 'hgms[hub]'"
+        ) from error
+    name, _, revision = reference.partition("@")
+    where = f"hub:{reference}"
+    try:
+        rows = datasets.load_dataset(name, split="train", revision=revision or None)
+    except Exception as error:  # the library raises its own, requests', httpx' and pyarrow's errors: all mean the same here
+        raise _unreachable(where, "the Hub", error) from error
+    columns = {column: np.asarray(rows[column]) for column in rows.column_names}
+    target = next((column for column in ("target", "label", "class", "y") if column in columns), rows.column_names[-1])
+    features = [values for column, values in columns.items() if column != target and values.dtype.kind in "iufb"]
+    if not features:
+        raise DataError(f"{where}: no column of numbers beside the target {target!r} (columns: {', '.join(columns)})")
+    return _numeric(np.stack(features, axis=1), columns[target], where)
+
+
+def _numeric(features: Any, target: np.ndarray, where: str) -> Table:
+    try:
+        return Table(np.asarray(features, np.float64), target, where)
+    except (TypeError, ValueError) as error:
+        raise DataError(f"{where}: its features are not all numbers ({error})\n  encode them, and use libsvm:FILE") from error
+
+
+def _unreachable(where: str, place: str, error: Exception) -> DataError:
+    return DataError(
+        f"{where}: could not be loaded from {place} ({type(error).__name__}: {error})\n"
+        "  check the name, the version and the network, or use a local file: libsvm:FILE"
+    )
+
+
+def split(table: Table, shares: tuple[float, ...], key: Key) -> list[Tensor]:
+    """Row numbers of the disjoint parts train, validation, test."""
+    order = torch.randperm(len(table.target), generator=key.generator())
+    sizes = [round(share * len(order)) for share in shares]
+    sizes[2] = min(sizes[2], len(order) - sizes[0] - sizes[1])  # what rounding took
+    if min(sizes) < 1:
+        raise DataError(f"{table.where}: {len(order)} rows are too few for the shares {shares}")
+    return list(order[: sum(sizes)].split(sizes))
+
+
+def standardised(parts: list[Tensor]) -> list[Tensor]:
+    """Features with mean 0 and standard deviation 1 over the first (the *training*) part; one that is constant there becomes 0
+    on it."""
+    mean, spread = parts[0].mean(0), parts[0].std(0, correction=0)
+    # a constant column's computed deviation is its rounding error
+    spread = torch.where(spread > 1e-12 * (1 + mean.abs()), spread, torch.ones_like(spread))
+    return [(part - mean) / spread for part in parts]
+
+
+def penalty(theta: Tree, x: Tree) -> Tensor:
+    """½ Σ e^θ x² with one θ a feature, ``[d]``, or one a vector of coefficients, ``[vectors, 1]``."""
+    return 0.5 * (theta["log_penalty"].exp() * x["x"] * x["x"]).sum()
+
+
+def problem_of(
+    outputs: Callable[[Tree, Tree], Tensor],
+    criterion: Callable[[Tensor, Tree], Tensor],
+    parts: list[Tree],
+    theta0: Tensor,
+    x0: Tensor,
+    bound: float,
+    evaluate: Callable[[Tree, Tree], Mapping[str, float]],
+) -> Problem:
+    """g = criterion(outputs) + penalty on the training rows, f = the same without it on the validation rows,
+    Θ = [−bound, bound]^p."""
+    train, validation, *_ = parts
+    return Problem(
+        theta0={"log_penalty": theta0.clamp(-bound, bound)},
+        x0={"x": x0},
+        g=Composite(outputs=outputs, criterion=lambda theta, x, z, batch: criterion(z, batch) + penalty(theta, x)),
+        f=Composite(outputs=outputs, criterion=lambda theta, x, z, batch: criterion(z, batch)),
+        lower_data=Data.of(train),
+        upper_data=dict.fromkeys(ROLES, Data.of(validation)),  # F is one function of all validation rows: every role sees them
+        project=lambda theta: {"log_penalty": theta["log_penalty"].clamp(-bound, bound)},
+        evaluate=evaluate,
+    )

@@ -1,0 +1,11 @@
+"""Task `toy-penalty`: the numerical example of the paper on penalty methods, from many starts at once."""
+
+from __future__ import annotations
+
+from hgms.tasks.toy.task import ToyPenalty as ToyPenalty
+from hgms_core import hookimpl
+
+
+@hookimpl
+def hgms_register_tasks() -> list[type]:
+    return [ToyPenalty]

@@ -1,0 +1,186 @@
+"""Checks of components of every kind: how the class is made, and what any use of it must leave alone."""
+
+from __future__ import annotations
+
+import pickle
+import random
+import re
+import tomllib
+from collections.abc import Iterator
+from typing import Any
+
+import attrs
+import numpy as np
+import tomlkit
+import torch
+
+from hgms.runs import Invalid, converter_for, meant, plain, plain_attribute, type_hints
+from hgms.testing import imports
+from hgms.testing.kit import Check, Exercise, demand, demand_equal, fail, place, snapshot, tensors
+from hgms_core.host import undone
+from hgms_core.registry import Kind, Registry, faults_of, summary_of
+
+
+def checks(kind: Kind, exercise: Exercise, registry: Registry | None = None) -> Iterator[Check]:
+    """The checks of every kind, for a component of this one; ``exercise`` is an ordinary use of such a component."""
+    yield from class_checks(kind)
+    for question in (check_frozen, check_hashable, check_pickle):
+        yield Check(kind.name, question)
+    yield Check(kind.name, check_toml, (registry,))
+    yield Check(kind.name, check_import)
+    for use in (check_inputs, check_global_rng, check_repeatable, check_precision):
+        yield Check(kind.name, use, (exercise,))
+
+
+def class_checks(kind: Kind) -> Iterator[Check]:
+    """Those that can be asked of a class too, before there is an instance."""
+    yield Check(kind.name, check_registration, (kind,))
+    for question in (check_docstring, check_source, check_types):
+        yield Check(kind.name, question)
+
+
+def _class(component: Any) -> type:
+    return component if isinstance(component, type) else type(component)
+
+
+def check_registration(component: Any, kind: Kind) -> None:
+    """A kebab-case name, an attrs class, every method of the protocol with the protocol's parameters; no name in `needs` is a
+    known trait misspelt."""
+    faults = faults_of(kind, _class(component))
+    demand(not faults, "; ".join(faults))
+    needs = getattr(_class(component), "needs", ())
+    for trait in () if isinstance(needs, property) else needs:
+        demand(not meant(trait), f"it needs {trait!r}, which no task has; did you mean {meant(trait)!r}?")
+
+
+def check_docstring(component: Any) -> None:
+    """A docstring with a first line to show in `hgms list`, and an example."""
+    doc = _class(component).__doc__ or ""
+    demand(summary_of(doc), "it has no docstring; its first line is what `hgms list` shows")
+    demand(">>>" in doc, "its docstring has no example (a line with >>>)")
+
+
+def check_source(component: Any) -> None:
+    """A docstring that says where the method comes from, in a line `Source: …`."""
+    source = re.search(r"^\s*Source:[ ]*\S", _class(component).__doc__ or "", re.MULTILINE)
+    demand(source, "its docstring has no line that starts with Source:")
+
+
+def check_types(component: Any) -> None:
+    """Every field's type can be evaluated, so that a configuration can be read into it; a number with a default is a field."""
+    cls = _class(component)
+    hints = type_hints(cls)
+    for name, value in vars(cls).items():
+        number = isinstance(value, int | float) and not isinstance(value, bool) and name[0] != "_" and name.islower()
+        demand(not number or name in hints, plain_attribute(cls, name))
+
+
+def check_frozen(component: Any) -> None:
+    """An instance cannot be changed: its fields are its hyper-parameters, and state is a value."""
+    for name in ("name", *(field.name for field in attrs.fields(type(component)))):
+        try:
+            setattr(component, name, getattr(component, name))
+        except (attrs.exceptions.FrozenError, AttributeError):
+            continue
+        fail(f"its attribute {name!r} can be set; use @frozen(kw_only=True), of hgms.config or of attrs")
+
+
+def check_hashable(component: Any) -> None:
+    """Two instances with equal fields are equal and have one hash."""
+    other = attrs.evolve(component)
+    demand(component == other, "two instances with equal fields are not equal")
+    try:
+        same = hash(component) == hash(other)
+    except TypeError as error:
+        fail(f"it cannot be hashed ({error}); use tuples for fields that are lists")
+    demand(same, "two equal instances have different hashes")
+
+
+def check_pickle(component: Any) -> None:
+    """It survives pickling, which takes it to another process."""
+    if type(component).__qualname__ not in vars(__import__(type(component).__module__, fromlist=["_"])):
+        return  # made on the spot, where pickle cannot find its class by name
+    again = pickle.loads(pickle.dumps(component))
+    demand(again == component, f"it comes back as {again!r}")
+
+
+def check_toml(component: Any, registry: Registry | None = None) -> None:
+    """Written as TOML and read again it is the same."""
+    table = tomllib.loads(tomlkit.dumps(plain(component)))
+    converter = converter_for(registry or Registry.load())
+    fields = {key: value for key, value in table.items() if key != "name"}
+    try:
+        again: Any = converter.structure(fields, type(component))
+    except Invalid as invalid:
+        fail(invalid.render("its own TOML"))
+    demand(again == component, f"it comes back as {again!r} instead of {component!r}")
+
+
+def check_import(component: Any) -> None:
+    """Importing its module touches neither CUDA nor the network nor a global random generator, changes no setting of the
+    process (torch's default dtype, threads, …), prints nothing, never exits."""
+    seen = imports.observed(type(component).__module__)
+    module = type(component).__module__
+    demand(not seen["error"], f"importing {module} ends in {seen['error']}")
+    demand(not seen["touched"], f"importing {module} touches {seen['touched']}")
+    demand(not seen["changed"], f"importing {module} changes {seen['changed']} for everybody")
+    demand(not seen["random"], f"importing {module} draws from (or seeds) a global random generator; draw from a Key")
+    demand(not seen["printed"], f"importing {module} prints {seen['printed']!r}")
+
+
+def check_inputs(component: Any, exercise: Exercise) -> None:
+    """What it is given stays as it was: tensors are not changed in place, dictionaries keep their entries, settings of the
+    process (torch's gradient mode, the working directory, …) their values."""
+    inputs, call = exercise(component, torch.float64, 0)
+    before = snapshot(inputs)
+    with undone() as settings:
+        call()
+    demand(not settings, f"the call changes {' and '.join(settings)} for everybody")
+    demand_equal(before, inputs, "after the call its input", "; work on a copy")
+
+
+def check_global_rng(component: Any, exercise: Exercise) -> None:
+    """The global random generators of torch, numpy and Python are left alone; every number comes from a Key."""
+    _, call = exercise(component, torch.float64, 0)
+    call()  # whoever seeds a generator leaves it as this first call did
+    with torch.random.fork_rng(devices=[place()] if place().type == "cuda" else []):
+        kept = random.getstate(), np.random.get_state()  # noqa: NPY002 - to see that nobody draws from it
+        torch.rand((), device=place()), torch.rand(()), random.random(), np.random.random()  # noqa: NPY002
+        before = _global_state()
+        call()
+        drawn = [name for name, state in _global_state().items() if state != before[name]]
+        random.setstate(kept[0])
+        np.random.set_state(kept[1])  # noqa: NPY002
+    instead = "use key.generator()"
+    if hasattr(component, "solve"):  # what it draws without a key comes from a seed of its own, the same in every call
+        instead = "give it a field `seed`, use Key(self.seed).generator(), and let with_key(key) set the seed to key.derive()"
+    demand(not drawn, f"it draws from the global generator of {' and '.join(drawn)}; {instead}")
+
+
+def _global_state() -> dict[str, str]:
+    legacy = np.random.get_state()  # noqa: NPY002 - to see that nobody draws from it
+    cuda = place().type == "cuda"
+    return {
+        **({"torch.cuda": str(hash(torch.cuda.get_rng_state(place()).numpy().tobytes()))} if cuda else {}),
+        "torch": str(hash(torch.get_rng_state().numpy().tobytes())),
+        "random": str(hash(random.getstate())),
+        "numpy.random": str(hash(pickle.dumps(legacy))),
+    }
+
+
+def check_repeatable(component: Any, exercise: Exercise) -> None:
+    """The same seed and inputs give the same result bit for bit, whatever it was used for in between."""
+    call = exercise(component, torch.float64, 0)[1]
+    first, second = snapshot(call()), snapshot(call())
+    exercise(component, torch.float64, 1)[1]()
+    for again in (second, exercise(component, torch.float64, 0)[1]()):
+        demand_equal(first, again, "used again,", "; it remembers something between calls or draws without its key")
+
+
+def check_precision(component: Any, exercise: Exercise) -> None:
+    """In float32 and in float64 the results have the dtype and the device of the inputs."""
+    for dtype in (torch.float32, torch.float64):
+        _, call = exercise(component, dtype, 0)
+        for where, leaf in tensors(snapshot(call())).items():
+            demand(leaf.device.type == place().type, f"{where} is on {leaf.device}, the inputs on {place()}")
+            demand(leaf.dtype == dtype or not leaf.dtype.is_floating_point, f"{where} is {leaf.dtype}, the inputs are {dtype}")

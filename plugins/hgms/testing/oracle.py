@@ -1,0 +1,173 @@
+"""What a component asks of the two losses, seen from inside them: calls, backward passes, rows, values and draws."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from attrs import Factory, define, evolve
+from torch import Tensor
+from torch.overrides import TorchFunctionMode
+
+from hgms.testing.kit import demand
+from hgms_core import Batch, Cost, Data, Loss, Problem, Tree
+
+Note = Callable[[int, Tensor], None]
+"""Is called with how many candidates were evaluated at once, and the tensor that was passed on."""
+
+
+class _Watched(torch.autograd.Function):
+    """The identity on several leaves. ``forth`` is called with the first when they come through, ``back`` when a backward pass
+    does, once for all rows of a ``vmap``."""
+
+    @staticmethod
+    def forward(forth: Note | None, back: Note | None, times: int, *leaves: Tensor) -> tuple[Tensor, ...]:
+        if forth is not None:
+            forth(times, leaves[0])
+        return tuple(leaf.clone() for leaf in leaves)
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: Any, output: Any) -> None:
+        ctx.back, ctx.times = inputs[1:3]
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> Any:
+        return None, None, None, *(grads if ctx.back is None else _watched(ctx.back, None, ctx.times, *grads))
+
+    @staticmethod
+    def jvp(ctx: Any, forth: None, back: None, times: None, *tangents: Tensor) -> Any:
+        return tuple(None if tangent is None else tangent.clone() for tangent in tangents)
+
+    @staticmethod
+    def vmap(info: Any, in_dims: Any, forth: Note | None, back: Note | None, times: int, *leaves: Tensor) -> Any:
+        return _watched(forth, back, times * info.batch_size, *leaves), in_dims[3:]
+
+
+_watched: Callable[..., tuple[Tensor, ...]] = _Watched.apply
+
+
+@define
+class Tally:
+    """What was asked of the losses since it was last cleared. ``passes`` are backward passes through a call: one for a
+    gradient, one for each product. ``rows`` went through calls, ``returned`` through backward passes; ``values`` are those of
+    g; ``on_stop`` are the backward passes on rows of the role ``stop``."""
+
+    calls: dict[str, int] = Factory(lambda: {"f": 0, "g": 0})
+    passes: dict[str, int] = Factory(lambda: {"f": 0, "g": 0})
+    rows: int = 0
+    returned: int = 0
+    on_stop: int = 0
+    values: list[Tensor] = Factory(list)
+
+    def clear(self) -> None:
+        self.__init__()  # type: ignore[misc]
+
+    def loss(self, name: str, loss: Loss) -> Loss:
+        """``loss(theta, x, batch)``, watched."""
+
+        def watched(theta: Tree, x: Tree, batch: Batch) -> Tensor:
+            rows = max(1, batch["index"].numel()) if "index" in batch else 1
+
+            def returned(times: int, _: Tensor) -> None:
+                self.passes[name] += times
+                self.returned += times * rows
+                if MARK in batch:
+                    self.on_stop += times
+
+            def called(times: int, value: Tensor) -> None:
+                self.calls[name] += times
+                self.rows += times * rows
+                if name == "g":
+                    self.values.append(value.detach().reshape(-1))
+
+            leaves = iter(_watched(None, returned, 1, *theta.values(), *x.values()))
+            theta, x = ({key: next(leaves) for key in tree} for tree in (theta, x))
+            return _watched(called, None, 1, loss(theta, x, batch))[0]
+
+        return watched
+
+
+MARK = "of-stop"
+"""The leaf that only batches of the role ``stop`` have in a watched problem."""
+
+
+def watched(problem: Problem) -> tuple[Problem, Tally]:
+    """The problem with the same numbers, and the tally of what is asked of it."""
+    tally, sources, rows = Tally(), problem.sources, problem.rows
+
+    def of_x(loss: Callable[[Tree, Batch], Tensor]) -> Callable[[Tree, Batch], Tensor]:
+        counted = tally.loss("g", lambda theta, x, batch: loss(x, batch))
+        return lambda x, batch: counted({}, x, batch)
+
+    if rows is not None:
+        rows = evolve(rows, losses=of_x(rows.losses))
+    if sources is not None:
+        pooled = tally.loss("g", sources.pooled)
+        examples: Any = of_x(sources.examples)
+        if hasattr(sources.examples, "representations"):
+            examples.representations = of_x(sources.examples.representations)
+        sources = evolve(sources, losses=of_x(sources.losses), examples=examples, pooled=pooled)
+    return evolve(
+        problem,
+        f=tally.loss("f", problem.f),
+        g=tally.loss("g", problem.g),
+        upper_data={role: _marked(data) if role == "stop" else data for role, data in problem.upper_data.items()},
+        sources=sources,
+        rows=rows,
+    ), tally
+
+
+def _marked(data: Data) -> Data:
+    def mark(batch: Batch) -> Batch:
+        return {**batch, MARK: batch["index"]} if "index" in batch else batch
+
+    return evolve(data, whole=mark(data.whole), rows=lambda index: mark(data.rows(index)))
+
+
+def demand_honest(cost: Cost, tally: Tally) -> None:
+    """The declared cost is that of what was done, for each loss and for the rows: see :func:`demand_close`."""
+    lower, upper = cost.lower_gradients + cost.products + cost.cross_products, cost.upper_values + cost.upper_gradients
+    demand(upper >= tally.calls["f"], f"f was called {tally.calls['f']} times, {upper} calls are declared")
+    for name, declared in (("f", upper), ("g", lower)):
+        demand_close(name, tally.calls[name], tally.passes[name], declared)
+    rows = f"{tally.rows} rows went through calls and {tally.returned} through backward passes, {cost.rows} are declared"
+    demand(_close(cost.rows, max(tally.rows, tally.returned)), rows)
+
+
+def demand_close(name: str, calls: int, passes: int, declared: int) -> None:
+    """Within a factor of two of the calls and of the backward passes, whichever are more: a gradient is one of each, a product
+    one backward pass through a graph that is there (which may give the cross product too), or two calls (differences)."""
+    counts = f"{name} was called {calls} times, with {passes} backward passes; {declared} calls are declared"
+    demand(_close(declared, max(calls, passes)), counts)
+
+
+def _close(declared: int, done: int) -> bool:
+    return done <= 2 * declared and declared <= 2 * done
+
+
+class _Draws(TorchFunctionMode):
+    """Keeps the random numbers that torch's functions draw from generators inside, in order."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.drawn: list[Tensor] = []
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        result = func(*args, **kwargs)
+        if isinstance(result, Tensor) and any(isinstance(argument, torch.Generator) for argument in (*args, *kwargs.values())):
+            self.drawn.append(result.detach().clone())
+        return result
+
+
+def drawn(call: Callable[..., Any], *arguments: Any) -> tuple[list[Tensor], Any]:
+    """The random numbers that are drawn in a call, in order, and what it returns."""
+    with _Draws() as mode:
+        result = call(*arguments)
+    return mode.drawn, result
+
+
+def same_draws(first: list[Tensor], second: list[Tensor]) -> bool:
+    """Whether numbers were drawn, and the very same ones both times."""
+    return bool(first) and len(first) == len(second) and all(torch.equal(a, b) for a, b in zip(first, second, strict=True))

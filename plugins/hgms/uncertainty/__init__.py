@@ -1,0 +1,30 @@
+"""How certain a learned mixture is: intervals and tests over seeds, over rows, and against halves of one source; in words."""
+
+from __future__ import annotations
+
+from hgms.uncertainty.alignment import Alignments, alignments, cost
+from hgms.uncertainty.halves import HalvesTest, Parted, halves_test
+from hgms.uncertainty.rows import over_rows
+from hgms.uncertainty.seeds import over_seeds
+from hgms.uncertainty.simplex import LEAST, centre, clr, with_pivot
+from hgms.uncertainty.verdict import Certainty, Effect, holm, in_words, listed
+
+__all__ = [
+    "LEAST",
+    "Alignments",
+    "Certainty",
+    "Effect",
+    "HalvesTest",
+    "Parted",
+    "alignments",
+    "centre",
+    "clr",
+    "cost",
+    "halves_test",
+    "holm",
+    "in_words",
+    "listed",
+    "over_rows",
+    "over_seeds",
+    "with_pivot",
+]  # fmt: skip

@@ -1,0 +1,1 @@
+"""Data mixtures for language models."""

@@ -1,0 +1,19 @@
+"""The stage `evaluate` of language models: GSM8K, MATH and MT-Bench, with intervals.
+
+Nothing heavy is loaded by importing this package: transformers, math-verify, openai and scipy come in with the first question.
+"""
+
+from __future__ import annotations
+
+from hgms_mix.evaluation.answers import Extracted, boxed, extract
+from hgms_mix.evaluation.evaluate import Evaluate
+from hgms_mix.evaluation.harness import LmEval
+from hgms_mix.evaluation.inspect_judge import InspectJudge
+from hgms_mix.evaluation.intervals import Range, bootstrap, half_widths, wilson
+from hgms_mix.evaluation.judge import Judge, rating
+from hgms_mix.evaluation.verifier import Verifier
+
+__all__ = [
+    "Evaluate", "Extracted", "InspectJudge", "Judge", "LmEval", "Range", "Verifier", "bootstrap", "boxed", "extract",
+    "half_widths", "rating", "wilson",
+]  # fmt: skip

@@ -1,0 +1,183 @@
+"""MT-Bench ratings by a judge model behind any OpenAI-compatible endpoint."""
+
+from __future__ import annotations
+
+import hashlib
+import importlib.util
+import json
+import os
+import re
+import string
+from collections.abc import Mapping, Sequence
+from typing import final
+from urllib.parse import urlsplit
+
+from attrs import field, frozen, validators
+
+from hgms_core import ConfigError, MissingExtra
+from hgms_mix.evaluation.questions import REFERENCES, JudgePrompt, Question
+
+OWN_HOST, OWN_KEY, NO_KEY = "api.openai.com", "OPENAI_API_KEY", "none"
+_RATING = re.compile(r"\[\[(\d+\.?\d*)\]\]")
+_LOOSE = re.compile(r"\[(\d+\.?\d*)\]")
+
+
+def _endpoint(_judge: object, _attribute: object, value: str) -> None:
+    try:
+        parts = urlsplit(value)
+        known = parts.scheme in ("http", "https") and bool(parts.hostname) and parts.port != 0
+    except ValueError:
+        parts, known = urlsplit(""), False
+    if "@" in parts.netloc:
+        why = "it is written beside every rating; name api_key_env instead"
+        raise ValueError(f"'base_url' must hold no user or password: {why}")
+    if not known:
+        raise ValueError(f"'base_url' must be an address like \"http://localhost:8000/v1\": {value!r}")
+
+
+@final
+@frozen(kw_only=True)
+class Judge:
+    """The judge of MT-Bench: where it is, and how patiently it is asked.
+
+    Use when: MT-Bench is among the benchmarks. Avoid comparing scores of different judges, or of one judge at different times:
+    a GPT-4 judge at temperature 0 still varies by about 0.2 points between passes over the same answers.
+
+    Args:
+        base_url, model: the endpoint (None: OpenAI's own), and the judge's name there.
+        api_key_env: the environment variable that holds the key; it may be unset where ``base_url`` is given. OPENAI_API_KEY is
+            sent to OpenAI; any other variable, or to any other host, only where the command says so too (``--send-key HOST``;
+            from Python HGMS_SEND_KEY=HOST). The key is written nowhere.
+        temperature, max_tokens: of the judge's own replies.
+        timeout: seconds for a reply, from its first byte to its last.
+        retries, backoff: how often a request that timed out, was turned away (429) or failed on the server's side (5xx, no
+            connection) is sent again, and the seconds before the first time; doubled each time up to 60. A server's
+            ``Retry-After`` has precedence, and holds for all requests.
+        attempts: how often a reply without a rating is asked for in all; then the rating counts as failed.
+        requests_per_minute, concurrency: at most so many requests are started in a minute, and under way at the same time.
+
+    Cost: one request per turn: 160 for MT-Bench.
+
+    >>> Judge(base_url="http://localhost:8000/v1", model="judge").attempts
+    3
+
+    Source: Zheng et al. (2023), "Judging LLM-as-a-judge with MT-Bench and Chatbot Arena", single-answer grading.
+    """
+
+    base_url: str | None = field(default=None, validator=validators.optional(_endpoint))
+    model: str = field(default="gpt-4o", validator=validators.min_len(1))
+    api_key_env: str = field(default="OPENAI_API_KEY", validator=validators.min_len(1))
+    temperature: float = field(default=0.0, validator=validators.ge(0))
+    max_tokens: int = field(default=2048, validator=validators.ge(1))
+    timeout: float = field(default=120.0, validator=validators.gt(0))
+    retries: int = field(default=6, validator=validators.ge(0))
+    backoff: float = field(default=1.0, validator=validators.ge(0))
+    attempts: int = field(default=3, validator=validators.ge(1))
+    requests_per_minute: float | None = field(default=None, validator=validators.optional(validators.gt(0)))
+    concurrency: int = field(default=4, validator=validators.ge(1))
+
+    @property
+    def where(self) -> str:
+        """The judge's name and place, as it stands in every record."""
+        return f"{self.model} at {self.base_url or 'https://api.openai.com/v1'}"
+
+    @property
+    def host(self) -> str:
+        return urlsplit(self.base_url).hostname or "" if self.base_url is not None else OWN_HOST
+
+    @property
+    def sends(self) -> str:
+        """What goes to the judge beside the questions and answers, in words."""
+        return "no key is sent" if self.key() == NO_KEY else f"the key in {self.api_key_env} is sent to {self.host}"
+
+    def key(self) -> str:
+        """The key, or a word in its place where a server of one's own needs none.
+
+        Raises:
+            ConfigError: OpenAI's endpoint and no key; or a key that the file alone wants to be sent somewhere.
+        """
+        key = os.environ.get(self.api_key_env, "")
+        secure = self.base_url is None or self.base_url.startswith("https:")
+        own = self.api_key_env == OWN_KEY and self.host == OWN_HOST and secure
+        if key and not own and self.host not in os.environ.get("HGMS_SEND_KEY", "").split(","):
+            if self.api_key_env == OWN_KEY and self.host != OWN_HOST:
+                return NO_KEY  # nobody asked for it: it is the default, and it is OpenAI's
+            raise ConfigError(
+                f"the file asks to send the environment variable {self.api_key_env} to {self.host} "
+                "@ evaluate.judge.api_key_env\n"
+                f"  if it is a key for that host, add --send-key {self.host} to the command"
+            )
+        if key or self.base_url is not None:
+            return key or NO_KEY
+        raise ConfigError(
+            f"the judge {self.model} needs a key: the environment variable {self.api_key_env} is not set\n"
+            "  set it, name another judge with [evaluate.judge] base_url and model,\n"
+            '  or set evaluate.judge = "none": answers are then only generated, and can be rated later'
+        )
+
+    def require(self) -> None:
+        """Raises MissingExtra or ConfigError where no request could be made."""
+        for package in ("openai", "tenacity"):
+            if importlib.util.find_spec(package) is None:
+                raise MissingExtra(f"rating MT-Bench needs {package}, which is not installed\n  pip install 'hgms[llm]'")
+        self.key()
+
+
+def rating(text: str) -> float | None:
+    """The first ``[[x]]`` of a judge's reply, else the first ``[x]``; None without one, or off the scale of 0 to 10.
+
+    >>> rating("Good. Rating: [[8]]"), rating("Rating: [7.5]"), rating("Rating: 9"), rating("[[11]]")
+    (8.0, 7.5, None, None)
+    """
+    match = _RATING.search(text) or _LOOSE.search(text)
+    return float(match.group(1)) if match and 0 <= float(match.group(1)) <= 10 else None
+
+
+def messages(prompts: Mapping[str, JudgePrompt], question: Question, answers: Sequence[str], turn: int) -> list[dict[str, str]]:
+    """What the judge is asked about turn 1 or 2: the whole conversation for the second, and the reference answers for
+    mathematics, reasoning and coding."""
+    name = ("single-math-v1" if question.category in REFERENCES else "single-v1") + ("-multi-turn" if turn == 2 else "")
+    values = {f"ref_answer_{place}": text for place, text in enumerate(question.references, 1)}
+    if turn == 1:
+        values |= {"question": question.turns[0], "answer": answers[0]}
+    else:
+        values |= {f"question_{place}": text for place, text in enumerate(question.turns, 1)}
+        values |= {f"answer_{place}": text for place, text in enumerate(answers, 1)}
+    user = _filled(name, prompts[name].template, values)
+    return [{"role": "system", "content": prompts[name].system}, {"role": "user", "content": user}]
+
+
+def _filled(name: str, template: str, values: Mapping[str, str]) -> str:
+    """The template, which comes from a file, with its fields; their attributes, items and widths are refused."""
+    parts = []
+    try:
+        for text, key, layout, conversion in string.Formatter().parse(template):
+            parts.append(text)
+            if key is None:
+                continue
+            if key not in values or layout or conversion:
+                raise ConfigError(
+                    f"the judge prompt {name!r} cannot be filled: {{{key[:40]}{layout and ':…'}}}\n"
+                    f"  known fields: {', '.join(values)}; a brace is written twice"
+                )
+            parts.append(values[key])
+    except ValueError as error:
+        raise ConfigError(f"the judge prompt {name!r} cannot be filled: {error}\n  a brace is written twice") from None
+    return "".join(parts)
+
+
+@frozen
+class Request:
+    """What the judge is asked about one turn of a question."""
+
+    id: int
+    turn: int
+    messages: list[dict[str, str]]
+
+    @property
+    def key(self) -> tuple[int, int]:
+        return self.id, self.turn
+
+    @property
+    def digest(self) -> str:
+        return hashlib.sha256(json.dumps(self.messages, sort_keys=True, ensure_ascii=False).encode()).hexdigest()

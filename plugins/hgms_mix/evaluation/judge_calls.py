@@ -1,0 +1,244 @@
+"""Asking the judge: which turns, how fast, how often again, and what is kept of its replies."""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import importlib
+import itertools
+import re
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
+
+from hgms_core import HgmsError
+from hgms_mix.evaluation import records
+from hgms_mix.evaluation.inspect_judge import InspectJudge
+from hgms_mix.evaluation.judge import Judge, Request, rating
+
+if TYPE_CHECKING:
+    from openai import OpenAI
+
+_LONGEST_WAIT: Final = 60.0
+_LARGEST_REPLY: Final = 2**24
+NEEDS: Final = ("id", "turn", "asked", "rating")
+
+Ratings = dict[tuple[int, int], dict[str, Any]]
+"""The records of a judge's ratings by question and turn."""
+
+
+def ratings_path(judge: Judge | InspectJudge, folder: Path) -> Path:
+    """Each judge has its own file."""
+    name = re.sub(r"[^A-Za-z0-9.-]+", "-", judge.model).strip("-.") or "judge"
+    return folder / f"mt-bench.ratings.{name}-{hashlib.sha256(judge.where.encode()).hexdigest()[:6]}.jsonl"
+
+
+def stored(judge: Judge | InspectJudge, folder: Path, requests: Sequence[Request]) -> Ratings:
+    """The records this judge has of exactly these answers; the last one counts."""
+    wanted = {request.key: request.digest for request in requests}
+    ratings = records.by_turn(ratings_path(judge, folder), NEEDS)
+    return {key: record for key, record in ratings.items() if wanted.get(key) == record["asked"]}
+
+
+def rate(judge: Judge | InspectJudge, folder: Path, requests: Sequence[Request], report: Callable[[str], None]) -> Ratings:
+    """Has every turn rated that is not yet, and returns all records. Ratings that failed before are asked for again.
+
+    Raises:
+        HgmsError: the judge cannot be reached, does not answer or refuses; what was rated is kept.
+    """
+    judge.require()
+    done = stored(judge, folder, requests)
+    todo = [request for request in requests if done.get(request.key, {}).get("rating") is None]
+    if not todo:
+        return done
+    path = ratings_path(judge, folder)
+    report(f"mt-bench: {judge.where} rates {len(todo)} of {len(requests)} turns ({judge.sends})")
+    kept = len(requests) - len(todo)
+    with records.Journal(path) as journal, _asked(judge, folder, todo) as answers:
+        try:
+            for record in answers:
+                journal.write(record)
+                done[record["id"], record["turn"]] = record
+                kept += record["rating"] is not None
+        except HgmsError as error:
+            raise HgmsError(
+                f"{error}\n  {kept} of {len(requests)} ratings are kept in {path}; the same command goes on from there"
+            ) from None
+    if not kept:
+        reason = next(record["reason"] for record in done.values())
+        raise HgmsError(f"no reply of the judge {judge.where} holds a rating: {reason}\n  the replies are in {path}")
+    return done
+
+
+@contextlib.contextmanager
+def _asked(judge: Judge | InspectJudge, folder: Path, todo: Sequence[Request]) -> Iterator[Iterator[dict[str, Any]]]:
+    """The records of what is asked, as they come."""
+    if isinstance(judge, InspectJudge):
+        yield judge.rated(todo, folder / "inspect")
+        return
+    with _client(judge) as client:
+        yield _Session(judge, client).rated(todo)
+
+
+class _Session:
+    """Requests to one judge from several threads. They start a fixed time apart, and none before a time that a server named."""
+
+    def __init__(self, judge: Judge, client: OpenAI) -> None:
+        self._judge, self._client = judge, client
+        self._gap = 60 / judge.requests_per_minute if judge.requests_per_minute else 0.0
+        self._next = 0.0
+        self._lock = threading.Lock()
+        self._stop = threading.Event()
+
+    def rated(self, todo: Sequence[Request]) -> Iterator[dict[str, Any]]:
+        """Records as they come. After the first failure nothing new is begun; what was under way is handed on."""
+        failure, waiting = None, iter(todo)
+        with ThreadPoolExecutor(self._judge.concurrency) as pool:
+            try:
+                under_way: set[Future[dict[str, Any]]] = {
+                    pool.submit(self._rate, request) for request in itertools.islice(waiting, self._judge.concurrency)
+                }
+                while under_way:
+                    ended, under_way = wait(under_way, return_when=FIRST_COMPLETED)
+                    for future in ended:
+                        error = future.exception()
+                        if error is None:
+                            yield future.result()
+                        else:
+                            failure = failure or error
+                            self._stop.set()
+                        following = None if self._stop.is_set() else next(waiting, None)
+                        if following is not None:
+                            under_way.add(pool.submit(self._rate, following))
+            finally:
+                self._stop.set()  # also where the caller is interrupted: nobody sleeps on
+        if failure is not None:
+            raise failure
+
+    def _rate(self, request: Request) -> dict[str, Any]:
+        record: dict[str, Any] = {
+            "id": request.id, "turn": request.turn, "judge": self._judge.where, "asked": request.digest,
+        }  # fmt: skip
+        for attempt in range(1, self._judge.attempts + 1):
+            text, reason = self._reply(request)
+            value = None if text is None else rating(text)
+            record |= {"rating": value, "attempts": attempt, "reply": text}
+            if value is not None:
+                record.pop("reason", None)
+                break
+            record["reason"] = reason or "no rating in the reply"
+        return record
+
+    def _reply(self, request: Request) -> tuple[str | None, str]:
+        """The judge's reply, or None and why it is of no use."""
+        import openai
+
+        try:
+            text = self._sent(request).choices[0].message.content
+        except openai.BadRequestError as error:
+            return None, f"refused: {_short(error)}"
+        except openai.APIStatusError as error:
+            raise HgmsError(f"the judge {self._judge.where} refuses: {_short(error)}") from None
+        except (openai.APIResponseValidationError, AttributeError, LookupError, TypeError, ValueError, RecursionError) as error:
+            return None, f"malformed: {_short(error)}"
+        if not isinstance(text, str) or not text.strip():
+            return None, "malformed: no text"
+        return text.encode(errors="replace").decode(), ""  # half a surrogate pair cannot be written
+
+    def _sent(self, request: Request) -> Any:
+        """What the endpoint sends back, with as many retries as it takes."""
+        from tenacity import RetryError, Retrying, retry_if_exception, stop_after_attempt, stop_when_event_set, wait_exponential
+
+        judge = self._judge
+        doubling = wait_exponential(multiplier=judge.backoff, max=_LONGEST_WAIT)
+
+        def pause(state: Any) -> float:
+            named = _retry_after(state.outcome.exception())
+            if named is None:
+                return float(doubling(state))
+            with self._lock:  # for every thread; this one waits there too
+                self._next = max(self._next, time.monotonic() + named)
+            return 0.0
+
+        def send() -> Any:
+            with self._lock:
+                start = max(self._next, time.monotonic())
+                self._next = start + self._gap
+            if self._stop.wait(max(0.0, start - time.monotonic())):
+                raise HgmsError("stopped")
+            calls: Any = self._client.chat.completions
+            return calls.create(
+                model=judge.model, messages=request.messages, temperature=judge.temperature, max_tokens=judge.max_tokens
+            )
+
+        def sleep(seconds: float) -> None:
+            self._stop.wait(seconds)
+
+        limit = stop_after_attempt(judge.retries + 1) | stop_when_event_set(self._stop)
+        try:
+            return Retrying(stop=limit, wait=pause, retry=retry_if_exception(_passing), sleep=sleep)(send)
+        except RetryError as error:
+            last, tries = error.last_attempt.exception(), error.last_attempt.attempt_number
+            raise HgmsError(
+                f"the judge {judge.where} does not answer: {_short(last)} ({tries} tries)\n"
+                "  is it there (evaluate.judge.base_url)? "
+                f"evaluate.judge.timeout is {judge.timeout:g} s a reply, retries {judge.retries}"
+            ) from None
+
+
+def _client(judge: Judge) -> OpenAI:
+    from openai import DefaultHttpxClient, OpenAI
+
+    # retries are ours: they keep to the pace, and a Retry-After holds for all threads
+    client = DefaultHttpxClient(event_hooks={"response": [lambda response: _limit(response, judge.timeout)]})
+    return OpenAI(base_url=judge.base_url, api_key=judge.key(), timeout=judge.timeout, max_retries=0, http_client=client)
+
+
+def _limit(response: Any, seconds: float) -> None:
+    """At most so many seconds and 16 MiB for a reply's body. The client limits each read, and a server that sends a byte now
+    and then never meets that."""
+    http: Any = importlib.import_module(type(response).__module__.partition(".")[0])  # httpx, or what openai has in its place
+    inner, end = response.stream, time.monotonic() + seconds
+
+    class Body(http.SyncByteStream):
+        def __iter__(self) -> Iterator[bytes]:
+            size = 0
+            for piece in inner:
+                size += len(piece)
+                if time.monotonic() > end:
+                    raise http.ReadTimeout("the reply takes too long", request=response.request)
+                if size > _LARGEST_REPLY:
+                    raise http.DecodingError("the reply is larger than 16 MiB", request=response.request)
+                yield piece
+
+        def close(self) -> None:
+            inner.close()
+
+    response.stream = Body()
+
+
+def _passing(error: BaseException) -> bool:
+    """Whether the same request may succeed later."""
+    import openai
+
+    if isinstance(error, openai.RateLimitError):
+        return getattr(error, "code", None) != "insufficient_quota"  # waiting does not pay the bill
+    if isinstance(error, openai.APIStatusError):
+        return error.status_code in (408, 409) or error.status_code >= 500
+    return isinstance(error, openai.APIConnectionError)
+
+
+def _retry_after(error: BaseException | None) -> float | None:
+    """The seconds a server asks to wait, at most ten minutes."""
+    response = getattr(error, "response", None)
+    try:
+        return min(max(float(response.headers["retry-after"]), 0.0), 600.0) if response is not None else None
+    except (KeyError, ValueError):
+        return None
+
+
+def _short(error: BaseException | None) -> str:
+    return f"{type(error).__name__}: {' '.join(str(error).split())[:200]}"

@@ -1,0 +1,103 @@
+"""One JSON object per line, appended as the work goes: what is written stays, and an interrupted write is dropped."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import IO, Any
+
+from hgms.runs import appending, replace_file
+from hgms_core import CheckpointError
+
+
+def by_turn(path: Path, needs: Sequence[str]) -> dict[tuple[int, int], dict[str, Any]]:
+    """The records of ``path`` (none if there is no such file) by question and turn, with the fields that are needed; of two for
+    a turn the later. A last line without its newline was cut off while it was being written: it is removed from the file, so
+    that what is appended next starts on a line of its own."""
+    if not path.exists():
+        return {}
+    data = path.read_bytes()
+    whole = data.rfind(b"\n") + 1
+    if whole < len(data):
+        with _appending(path) as file:
+            file.truncate(whole)
+    records = {}
+    for number, text in enumerate(data[:whole].split(b"\n")[:-1], 1):
+        try:
+            record = _object(text)
+            if missing := [name for name in needs if name not in record]:
+                raise ValueError(f"no {' and no '.join(map(repr, missing))}")
+        except (ValueError, RecursionError) as error:
+            raise CheckpointError(
+                f"{path}, line {number}: {error}\n  remove that line (its question is then asked again)"
+            ) from None
+        records[record["id"], record["turn"]] = record
+    return records
+
+
+class Journal:
+    """A file of records open for appending; each is on disk when ``write`` returns."""
+
+    def __init__(self, path: Path) -> None:
+        self._file = _appending(path)
+
+    def write(self, record: Mapping[str, Any]) -> None:
+        self._file.write(_line(record))
+        self._file.flush()
+        os.fsync(self._file.fileno())
+
+    def __enter__(self) -> Journal:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._file.close()
+
+
+def require_same_model(folder: Path, model: str, *, but: Path | None = None) -> None:
+    """Raises CheckpointError where settings in ``folder`` (other than those in ``but``) name another model's fingerprint."""
+    for path in sorted(folder.glob("*.settings.json")):
+        if path != but and table(path).get("model") != model:
+            which = path.name.removesuffix(".settings.json")
+            raise CheckpointError(f"{folder} holds answers of another model ({which})\n  choose another folder")
+
+
+def table(path: Path) -> dict[str, Any]:
+    """The JSON object in a file."""
+    try:
+        return _object(path.read_bytes())
+    except (ValueError, RecursionError) as error:
+        raise CheckpointError(
+            f"damaged file {path}: {error}\n  remove the folder {path.parent}; it is then made again"
+        ) from None
+
+
+def _object(text: bytes) -> dict[str, Any]:
+    value = json.loads(text)
+    if not isinstance(value, dict):
+        raise ValueError("not a JSON object")
+    return value
+
+
+def _appending(path: Path) -> IO[bytes]:
+    """Opened for writing; through a symbolic link somebody else's folder could have any file of ours written to."""
+    try:
+        return appending(path)
+    except OSError as error:
+        why = "it is a symbolic link" if path.is_symlink() else error.strerror or str(error)
+        raise CheckpointError(f"cannot write {path}: {why}\n  choose another folder, or remove it") from None
+
+
+def _line(record: Mapping[str, Any]) -> bytes:
+    return (json.dumps(record, ensure_ascii=False) + "\n").encode()
+
+
+def write(path: Path, records: Sequence[Mapping[str, Any]]) -> None:
+    """All records at once, in place of the old file."""
+    replace_file(path, b"".join(map(_line, records)))
+
+
+def replace(path: Path, value: object) -> None:
+    """The whole file as JSON, or the old one as it was."""
+    replace_file(path, (json.dumps(value, indent=2, ensure_ascii=False) + "\n").encode())

@@ -1,0 +1,88 @@
+"""From answers and ratings to the numbers in results.json."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, Final
+
+from hgms_mix.evaluation import intervals
+from hgms_mix.evaluation.answers import extract
+from hgms_mix.evaluation.judge import Request
+from hgms_mix.evaluation.questions import Benchmark, Question
+from hgms_mix.evaluation.verifier import Verifier
+
+PAPER_COUNTS: Final[Mapping[str, int]] = {"gsm8k": 1319, "math": 4989, "mt-bench": 80}
+
+
+def score(verifier: Verifier, name: Benchmark, question: Question, response: str) -> dict[str, Any]:
+    """The record of one answer to GSM8K or MATH: what was taken for the answer, by which rule, and the verdict."""
+    assert question.gold is not None
+    answer = extract(response, number=name == "gsm8k")
+    whole = answer.by == "whole response"
+    verdict = "wrong" if answer.text is None else verifier.verdict(question.gold, answer.text, whole=whole)
+    text = None if whole else answer.text
+    return {"id": question.id, "gold": question.gold, "answer": text, "by": answer.by, "verdict": verdict}
+
+
+def accuracy(name: Benchmark, rows: Sequence[Mapping[str, Any]], answers: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """The share of right answers in percent, with Wilson's interval; what was not decided or not found is counted."""
+    correct = sum(row["verdict"] == "right" for row in rows)
+    return {
+        "score": 100 * correct / len(rows),
+        "unit": "percent",
+        "correct": correct,
+        "n": len(rows),
+        "paper_n": PAPER_COUNTS[name],
+        "interval": wilson(correct, len(rows)),
+        "no_answer": sum(row["by"] == "nothing" for row in rows),
+        "undecided": sum(row["verdict"] == "undecided" for row in rows),
+        **lengths(answers),
+    }
+
+
+def summary(
+    requests: Sequence[Request], ratings: Mapping[tuple[int, int], Mapping[str, Any]], resamples: int, seed: int
+) -> dict[str, Any]:
+    """MT-Bench's score: the mean over rated turns. A turn without a rating is counted; ``if_failed`` is what the score would be
+    had each of them got the least or the most."""
+    known = {key: record["rating"] for key, record in ratings.items() if record["rating"] is not None}
+    by_question: dict[int, list[float]] = {}
+    for request in requests:
+        if request.key in known:
+            by_question.setdefault(request.id, []).append(known[request.key])
+    means = [_mean(values) for values in by_question.values()]
+    values = [value for question in by_question.values() for value in question]
+    failed = len(requests) - len(values)
+    method = {"method": "percentile bootstrap over questions", "level": 0.95, "resamples": resamples, "seed": seed}
+    return {
+        "score": _mean(values),
+        "unit": "points of 10",
+        "n": len({request.id for request in requests}),
+        "paper_n": PAPER_COUNTS["mt-bench"],
+        "turns": [_mean([rating for key, rating in known.items() if key[1] == turn]) for turn in (1, 2)],
+        "rated": len(values),
+        "failed": failed,
+        "if_failed": [(sum(values) + failed * bound) / len(requests) for bound in (0, 10)],
+        "interval": _interval(intervals.bootstrap(means, resamples=resamples, seed=seed), 1, method) if means else None,
+    }
+
+
+def _mean(values: Sequence[float]) -> Any:
+    return sum(values) / len(values) if values else None
+
+
+def wilson(correct: int, count: int) -> dict[str, Any]:
+    """Wilson's interval of a share in percent, as it stands in results."""
+    return _interval(intervals.wilson(correct, count), 100, {"method": "wilson", "level": 0.95})
+
+
+def _interval(ends: intervals.Range, scale: float, method: Mapping[str, Any]) -> dict[str, Any]:
+    return {"low": scale * ends.low, "high": scale * ends.high, "half_width": scale * ends.half_width, **method}
+
+
+def lengths(answers: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    return {
+        "prompts_truncated": sum(answer["truncated"] for answer in answers),
+        "answers_unfinished": sum(not answer["finished"] for answer in answers),
+        "new_tokens": sum(answer["new_tokens"] for answer in answers),
+    }

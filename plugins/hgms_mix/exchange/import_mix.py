@@ -1,0 +1,75 @@
+"""A mix file from another trainer's configuration: its sources, and its mixture as the method ``fixed``."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import attrs
+import tomlkit
+
+from hgms.runs import replace_file
+from hgms_core import ConfigError
+from hgms_mix.exchange.configuration import COMMIT
+from hgms_mix.exchange.trainer import Brought, Trainer
+
+SIZE = 1000
+
+
+def mix_file(brought: Brought, trainer: Trainer, origin: Path, validation: str | None = None) -> str:
+    """The text of a mix file. What the configuration cannot know is left to fill in, and said."""
+    if len(brought.sources) < 2:
+        raise ConfigError(
+            f"{origin} names one data set, and a mixture has at least two\n"
+            "  hgms mix reads a source a file: split it by where rows come from"
+        )
+    document = tomlkit.document()
+    document.add(tomlkit.comment(f"From {origin.name}, a configuration of {trainer.name}."))
+    for note in brought.notes:
+        document.add(tomlkit.comment(f"{note[0].upper()}{note[1:]}."))
+    document["budget"] = "1 step"
+    document["seed"] = 0
+    document["method"] = _table(name="fixed", mixture=_table(**brought.mixture))
+    task = _table(
+        name="source-mixture",
+        model=_table(path=brought.model or "MODEL"),
+        sources=_table(**{name: _table(**table) for name, table in brought.sources.items()}),
+    )
+    if brought.model is None:
+        task["model"].comment("the configuration names none")
+    if validation is not None:
+        task["validation"] = _table(validation=_table(path=validation))
+    document["task"] = task
+    if validation is None:
+        document.add(tomlkit.nl())
+        document.add(tomlkit.comment("Rows that look like what the model shall do; hgms mix needs some:"))
+        document.add(tomlkit.comment("[task.validation.NAME]"))
+        document.add(tomlkit.comment('path = "FILE.jsonl"'))
+        document.add(tomlkit.nl())
+    document["sample"] = _table(size=SIZE)
+    return tomlkit.dumps(document)
+
+
+def _table(**items: Any) -> Any:
+    table = tomlkit.table()
+    for key, value in items.items():
+        table[key] = value
+    return table
+
+
+def bring(trainer: Trainer, origin: Path, out: Path, validation: str | None = None) -> Brought:
+    """Reads ``origin`` and writes the mix file ``out``, which must not be there.
+
+    Errors: ConfigError for a configuration that cannot be read, or whose shares cannot be known.
+    """
+    if out.exists():
+        raise ConfigError(f"{out} is there already\n  choose another --out, or move it away")
+    if not origin.is_file():
+        raise ConfigError(f"there is no file {origin}")
+    brought = trainer.read(origin)
+    unknown = [name for name, table in brought.sources.items() if table.get("revision") == COMMIT]
+    if unknown:
+        note = f"put the commit of {', '.join(unknown)} in the place of {COMMIT}: `git ls-remote` prints it"
+        brought = attrs.evolve(brought, notes=[*brought.notes, note])
+    replace_file(out, mix_file(brought, trainer, origin, validation).encode())
+    return brought

@@ -1,0 +1,151 @@
+"""What a trainer is to the hand-over, and what exporters share: files of rows, YAML, and settings of the training."""
+
+from __future__ import annotations
+
+import importlib
+import json
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, final
+
+from attrs import frozen
+
+from hgms.runs import replace_file
+from hgms_core import ConfigError, MissingExtra
+from hgms_mix.exchange.sample import Part, Sampled
+
+UNNAMED = "MODEL"
+"""Where a mix has no base model with a name: a network with random weights is built anew in every program."""
+
+
+@final
+@frozen(kw_only=True)
+class Brought:
+    """What a configuration says of data: rows for each source (tables as ``[task.sources.NAME]`` has them), the share of each
+    in what is trained on, and the base model's name."""
+
+    sources: Mapping[str, Mapping[str, Any]]
+    mixture: Mapping[str, float]
+    model: str | None = None
+    notes: Sequence[str] = ()
+
+
+@final
+@frozen(kw_only=True)
+class Trainer:
+    """A trainer: what its weights mean, how a sample is written for it, and how its configuration is read.
+
+    ``whole`` gives what to write for each source in order to draw from all of its rows instead of the sample.
+    """
+
+    name: str
+    files: tuple[str, ...]
+    meaning: str
+    command: str
+    write: Callable[[Sampled, Path], Sequence[str]]
+    whole: Callable[[Sampled], Mapping[str, str]]
+    read: Callable[[Path], Brought]
+
+
+def write_rows(folder: Path, part: Part, rows: Iterable[Mapping[str, Any]]) -> str:
+    """A file of the rows, relative to ``folder``."""
+    lines = "".join(json.dumps(row, ensure_ascii=False, allow_nan=False) + "\n" for row in rows)
+    path = folder / "rows" / f"{part.stem}.jsonl"
+    path.parent.mkdir(parents=True, exist_ok=True)
+    replace_file(path, lines.encode())
+    return path.relative_to(folder).as_posix()
+
+
+def write_yaml(path: Path, table: Mapping[str, Any], head: str) -> None:
+    text = yaml().safe_dump(dict(table), sort_keys=False, allow_unicode=True, width=120)
+    replace_file(path, f"# {head}\n{text}".encode())
+
+
+def yaml() -> Any:
+    try:
+        return importlib.import_module("yaml")
+    except ModuleNotFoundError as error:
+        raise MissingExtra(
+            "configurations of trainers are YAML, and pyyaml is not installed\n  pip install 'hgms[llm]'"
+        ) from error
+
+
+def model_name(sample: Sampled) -> str:
+    """The base model as other programs find it from the export's folder: where it lies, or its name on the Hub."""
+    from hgms_mix.lm import model_folder
+
+    if sample.model.path is None:
+        return UNNAMED
+    folder = model_folder(sample.model.path, "task.model.path")
+    return str(folder.resolve()) if folder.is_dir() else str(sample.model.path)
+
+
+def normalised(weights: Mapping[str, float]) -> dict[str, float]:
+    """Weights with the sum one.
+
+    >>> normalised({"a": 3, "b": 1})
+    {'a': 0.75, 'b': 0.25}
+    """
+    total = sum(weights.values())
+    if total <= 0:
+        raise ConfigError("every data set has the weight 0, so there is no mixture")
+    return {name: weight / total for name, weight in weights.items()}
+
+
+def epochs(sample: Sampled) -> int:
+    """Passes over the sample. A trainer makes one at least; :func:`differences` says where the mix makes none."""
+    return max(1, int(sample.config.finetune.epochs))
+
+
+def differences(sample: Sampled) -> list[str]:
+    """What the training of an export does otherwise than ``hgms mix``, whatever the trainer."""
+    own = sample.config.finetune
+    if own.epochs == 0:
+        return [
+            "`hgms mix` trains nothing on these rows: with `[finetune] epochs = 0` its model is the one that learning ended "
+            "with. A training here makes another one: from the base model on, in one epoch over the rows."
+        ]
+    if own.start == "reweighted":
+        return [
+            '`hgms mix` goes on with the parameters that learning ended with (`[finetune] start = "reweighted"`). A training '
+            "here begins at the base model."
+        ]
+    return []
+
+
+def schedule(sample: Sampled) -> str:
+    """The learning rate's schedule by transformers' name for it."""
+    own = sample.config.finetune
+    return "constant_with_warmup" if own.schedule == "constant" and own.warmup else str(own.schedule)
+
+
+def settings(sample: Sampled) -> dict[str, Any]:
+    """``[finetune]`` in the words of transformers' TrainingArguments, which most trainers take."""
+    own = sample.config.finetune
+    return {
+        "learning_rate": own.lr,
+        "num_train_epochs": epochs(sample),
+        "per_device_train_batch_size": own.micro_batch,
+        "gradient_accumulation_steps": own.accumulation,
+        "weight_decay": own.weight_decay,
+        "lr_scheduler_type": schedule(sample),
+        "max_grad_norm": own.clip or 0.0,
+        "save_steps": own.save_every,
+        "seed": sample.seed,
+    }
+
+
+def warmup(sample: Sampled) -> dict[str, Any]:
+    """The warm-up for trainers on transformers before version 5, where a share and a number of steps are two settings."""
+    steps = sample.config.finetune.warmup
+    return {"warmup_ratio": steps} if 0 < steps < 1 else {"warmup_steps": int(steps)}
+
+
+def lora_alpha(lora: Any) -> int:
+    """LoRA's alpha, of which trainers read whole numbers only; ConfigError where it is none."""
+    if lora.alpha != int(lora.alpha):
+        raise ConfigError(
+            f"the adapter has alpha = {lora.alpha:g}, and this trainer reads a whole number\n"
+            "  set finetune.adapter to one with a whole alpha: the drawn rows do not depend on it"
+        )
+    return int(lora.alpha)

@@ -1,0 +1,109 @@
+"""Axolotl: ``axolotl train`` on conversations, or on segments where a named template wrote them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from hgms_core import ConfigError
+from hgms_mix.exchange.configuration import count_rows, is_tables, of_load_dataset, read_mapping
+from hgms_mix.exchange.messages import conversations
+from hgms_mix.exchange.sample import Part, Sampled, unused
+from hgms_mix.exchange.trainer import (
+    Brought,
+    Trainer,
+    epochs,
+    lora_alpha,
+    model_name,
+    normalised,
+    schedule,
+    warmup,
+    write_rows,
+    write_yaml,
+)
+
+
+def rows(sample: Sampled, part: Part) -> Iterator[dict[str, Any]]:
+    if sample.chat:
+        yield from conversations(part)
+        return
+    for pieces in sample.written(part):
+        yield {"segments": [{"label": learned, "text": text} for text, learned in pieces]}
+
+
+def write(sample: Sampled, folder: Path) -> Sequence[str]:
+    own, lora = sample.config.finetune, sample.adapter
+    kind = (
+        {"type": "chat_template", "roles_to_train": ["assistant"], "train_on_eos": "turn"}
+        if sample.chat
+        else {"type": "input_output"}
+    )
+    data = [{"path": write_rows(folder, part, rows(sample, part)), "ds_type": "json", **kind} for part in sample.parts]
+    adapter: dict[str, Any] = {}
+    if lora is not None:
+        adapter = {"adapter": "lora", "lora_r": lora.rank, "lora_alpha": lora_alpha(lora), "lora_dropout": lora.dropout}
+        adapter |= {"lora_target_linear": True} if lora.targets is None else {"lora_target_modules": list(lora.targets)}
+    table = {
+        "base_model": model_name(sample),
+        "datasets": data,
+        "shuffle_merged_datasets": True,
+        "train_on_inputs": False,
+        "val_set_size": 0,
+        "sequence_len": sample.config.task.max_length,
+        "micro_batch_size": own.micro_batch,
+        "gradient_accumulation_steps": own.accumulation,
+        "num_epochs": epochs(sample),
+        "optimizer": "adamw_torch",
+        "learning_rate": own.lr,
+        "lr_scheduler": schedule(sample),
+        **warmup(sample),
+        "weight_decay": own.weight_decay,
+        "max_grad_norm": own.clip or 0.0,
+        "gradient_checkpointing": own.checkpointing,
+        **adapter,
+        "seed": sample.seed,
+        "output_dir": "tuned",
+    }
+    write_yaml(folder / "axolotl.yaml", table, "axolotl train axolotl.yaml, in this folder")
+    return []
+
+
+def whole(sample: Sampled) -> Mapping[str, str]:
+    weights = sample.weights
+    most = min(part.available / weights[part.name] for part in sample.parts if weights[part.name] > 0)
+    return {part.name: f"`weight: {weights[part.name] * most / part.available:.6g}`" for part in sample.parts}
+
+
+def read(path: Path) -> Brought:
+    table = read_mapping(path, "configuration of axolotl")
+    listed = table.get("datasets")
+    if not is_tables(listed, "path"):
+        raise ConfigError(f"{path} has no 'datasets': a list of {{path, type, …}}, as axolotl reads it")
+    sources: dict[str, dict[str, Any]] = {}
+    weights: dict[str, float] = {}
+    for part in listed:
+        name, source = of_load_dataset(part, path)
+        name = unused(sources, name)
+        share = part.get("weight", 1.0)
+        if not isinstance(share, int | float) or not 0 < share <= 1:
+            raise ConfigError(
+                f"{path}: weight = {share!r} of {part['path']!r}; axolotl takes the share of a data set's rows, 0 < weight ≤ 1"
+            )
+        sources[name], weights[name] = source, share * count_rows(name, source)
+    return Brought(sources=sources, mixture=normalised(weights), model=table.get("base_model"))
+
+
+AXOLOTL = Trainer(
+    name="axolotl",
+    files=("axolotl.yaml",),
+    meaning=(
+        "`weight` (0 < weight ≤ 1, in the versions that have it: axolotl#3690) is the share of a data set's *own* rows that is "
+        "kept: a subsample, drawn before tokenising. It is no share of the mixture, and nothing is ever repeated. Data sets "
+        "are concatenated and shuffled"
+    ),
+    command="axolotl train axolotl.yaml",
+    write=write,
+    whole=whole,
+    read=read,
+)

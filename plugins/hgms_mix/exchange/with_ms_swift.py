@@ -1,0 +1,109 @@
+"""ms-swift: ``swift sft`` with a number of rows behind each file."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from hgms_core import ConfigError
+from hgms_mix.exchange.configuration import count_rows, located, name_of, numbers, of_hub, place_of, read_mapping
+from hgms_mix.exchange.messages import conversations, only_last, texts
+from hgms_mix.exchange.sample import Sampled, unused
+from hgms_mix.exchange.trainer import (
+    Brought,
+    Trainer,
+    lora_alpha,
+    model_name,
+    normalised,
+    settings,
+    warmup,
+    write_rows,
+    write_yaml,
+)
+
+
+def write(sample: Sampled, folder: Path) -> Sequence[str]:
+    data = []
+    for part in sample.parts:
+        rows = conversations(part) if sample.chat else texts(sample, part, "query", "response", eos=False)  # it adds the mark
+        data.append(f"{write_rows(folder, part, rows)}#{len(part.rows)}")
+    lora = sample.adapter
+    adapter: dict[str, Any] = {"tuner_type": "full"}
+    if lora is not None:
+        targets = ["all-linear"] if lora.targets is None else list(lora.targets)
+        adapter = {
+            "tuner_type": "lora",
+            "lora_rank": lora.rank,
+            "lora_alpha": lora_alpha(lora),
+            "lora_dropout": lora.dropout,
+            "target_modules": targets,
+        }
+    table = {
+        "model": model_name(sample),
+        "dataset": data,
+        "use_chat_template": sample.chat,
+        "max_length": sample.config.task.max_length,
+        **settings(sample),
+        **warmup(sample),
+        **adapter,
+        "output_dir": "tuned",
+    }
+    write_yaml(folder / "sft.yaml", table, "swift sft sft.yaml, in this folder")
+    return only_last(sample)
+
+
+def whole(sample: Sampled) -> Mapping[str, str]:
+    return {name: f"`FILE#{round(weight * sample.size)}`" for name, weight in sample.weights.items()}
+
+
+def read(path: Path) -> Brought:
+    table = read_mapping(path, "configuration of ms-swift")
+    listed = table.get("dataset")
+    listed = [listed] if isinstance(listed, str) else listed
+    if not isinstance(listed, list) or not listed or not all(isinstance(entry, str) for entry in listed):
+        raise ConfigError(f"{path} has no 'dataset': files or names of data sets, each with #ROWS behind it or not")
+    sources: dict[str, dict[str, Any]] = {}
+    counts: dict[str, int | None] = {}
+    for entry in listed:
+        name, source, count = _entry(entry, path)
+        name = unused(sources, name)
+        sources[name], counts[name] = source, count
+    shares = table.get("interleave_prob")
+    if shares is not None:
+        shares = shares.split() if isinstance(shares, str) and "," not in shares else shares
+        weights = dict(zip(sources, numbers(shares, len(sources), f"{path}: interleave_prob"), strict=True))
+    else:
+        weights = {name: float(count_rows(name, sources[name]) if count is None else count) for name, count in counts.items()}
+    return Brought(sources=sources, mixture=normalised(weights), model=table.get("model"))
+
+
+def _entry(entry: str, file: Path) -> tuple[str, dict[str, Any], int | None]:
+    """``[hf::|ms::]ID_OR_PATH[:SUBSET][#ROWS]``; what stands on the disk is taken as it stands."""
+    head, mark, tail = entry.rpartition("#")
+    place, count = (head, int(tail)) if mark and tail.isdigit() else (entry, None)
+    if place_of(place, file) is not None:
+        return name_of(place), {"path": located(place, file)}, count
+    hub, _, rest = place.partition("::") if "::" in place else ("ms", "", place)
+    if hub.lower() != "hf":
+        raise ConfigError(
+            f"{file}: {place!r} is no file here, and is looked for on ModelScope\n"
+            "  fetch it and name the file, or write hf:: before a data set of the Hugging Face Hub"
+        )
+    name, _, subset = rest.partition(":")
+    return name.split("/")[-1], of_hub(name, subset=subset), count
+
+
+MS_SWIFT = Trainer(
+    name="ms-swift",
+    files=("sft.yaml",),
+    meaning=(
+        "`FILE#N` takes N rows of a file: without repetition if it has as many, else all of them N // rows times and a draw "
+        "for the rest. `interleave_prob` instead are the chances that the next row comes from a data set, until "
+        "`stopping_strategy`: `first_exhausted` (default) or `all_exhausted`. Without either all rows are concatenated"
+    ),
+    command="swift sft sft.yaml",
+    write=write,
+    whole=whole,
+    read=read,
+)

@@ -1,0 +1,110 @@
+"""TRL: ``trl sft`` with a mixture of data sets."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from hgms_core import ConfigError
+from hgms_mix.exchange.configuration import count_rows, is_tables, numbers, of_load_dataset, read_mapping
+from hgms_mix.exchange.messages import dialogues, only_last
+from hgms_mix.exchange.sample import Sampled, unused
+from hgms_mix.exchange.trainer import Brought, Trainer, lora_alpha, model_name, normalised, settings, write_rows, write_yaml
+
+OLDER = (
+    "With transformers before 5.20 write `gradient_checkpointing` in the place of `activation_checkpointing`: it had that name "
+    "then."
+)
+ON_A_CPU = "Without a GPU trl wants to be told so: `trl sft --config sft.yaml --use_cpu true --bf16 false`."
+
+
+def adapter(sample: Sampled) -> dict[str, Any]:
+    lora = sample.adapter
+    if lora is None:
+        return {}
+    base = sample.config.finetune.model or sample.config.task.model
+    dtype = {} if base.dtype == "auto" else {"dtype": base.dtype}  # of the frozen base, which trl loads in float32
+    targets = {} if lora.targets is None else {"lora_target_modules": list(lora.targets)}
+    if lora.targets is not None and len(lora.targets) == 1:  # trl makes one name a pattern, which must match all of a module's
+        targets = {"lora_target_modules": [rf"(.*\.)?{re.escape(lora.targets[0])}"]}
+    return {
+        "use_peft": True,
+        "lora_r": lora.rank,
+        "lora_alpha": lora_alpha(lora),
+        "lora_dropout": lora.dropout,
+        **targets,
+        **dtype,
+    }
+
+
+def write(sample: Sampled, folder: Path) -> Sequence[str]:
+    data = [
+        {"path": "json", "data_files": write_rows(folder, part, dialogues(sample, part)), "fraction": sample.shares[part.name]}
+        for part in sample.parts
+    ]
+    answers = "assistant_only_loss" if sample.chat and sample.turns > 1 else "completion_only_loss"
+    own = sample.config.finetune.trainer
+    here = own.name == "trl"  # then [finetune.trainer] has settings of its own for it
+    options = {"packing": own.packing, "padding_free": own.padding_free, **own.sft} if here else {}
+    table = {
+        "model_name_or_path": model_name(sample),
+        "datasets": data,
+        answers: own.completion_only_loss if here else True,
+        "max_length": sample.config.task.max_length,
+        "activation_checkpointing": sample.config.finetune.checkpointing,  # transformers' name since 5.20; the older one goes
+        **settings(sample),
+        "warmup_steps": sample.config.finetune.warmup,
+        **adapter(sample),
+        **options,
+        "output_dir": "tuned",
+    }
+    write_yaml(folder / "sft.yaml", table, "trl sft --config sft.yaml, in this folder")
+    return [ON_A_CPU, OLDER, *only_last(sample)]
+
+
+def whole(sample: Sampled) -> Mapping[str, str]:
+    return {name: f"`fraction: {weight:.6g}`" for name, weight in sample.weights.items()}
+
+
+def read(path: Path) -> Brought:
+    table = read_mapping(path, "configuration of trl sft")
+    listed = table.get("datasets")
+    if listed is None and isinstance(table.get("dataset_name"), str):
+        listed = [
+            {
+                "path": table["dataset_name"],
+                "name": table.get("dataset_config"),
+                "split": table.get("dataset_train_split", "train"),
+            }
+        ]
+    if not is_tables(listed, "path"):
+        raise ConfigError(f"{path} has no 'datasets': a list of {{path, …}}, as `trl sft` reads it")
+    sources: dict[str, dict[str, Any]] = {}
+    for part in listed:
+        name, source = of_load_dataset(part, path)
+        sources[unused(sources, name)] = source
+    fractions = [part.get("fraction") for part in listed]
+    if all(fraction is None for fraction in fractions):
+        weights = {name: float(count_rows(name, source)) for name, source in sources.items()}
+    elif any(fraction is None for fraction in fractions):
+        raise ConfigError(f"{path}: trl wants 'fraction' for all data sets of a mixture, or for none")
+    else:
+        weights = dict(zip(sources, numbers(fractions, len(sources), f"{path}: fraction"), strict=True))
+    return Brought(sources=sources, mixture=normalised(weights), model=table.get("model_name_or_path"))
+
+
+TRL = Trainer(
+    name="trl",
+    files=("sft.yaml",),
+    meaning=(
+        "`fraction` is the share of a data set in the rows of the mixture; fractions are divided by their sum. The mixture is "
+        "as large as it can be without repeating a row, and takes the *first* rows of each file. Without fractions all rows "
+        "are concatenated"
+    ),
+    command="trl sft --config sft.yaml",
+    write=write,
+    whole=whole,
+    read=read,
+)

@@ -1,0 +1,108 @@
+"""Language models on data mixtures: sources, templates, token tables, base models, stacked adapters, the task `source-mixture`.
+
+Shared by the plugins for language models, which import these names and no others. Nothing here loads transformers before a
+model or a tokenizer is needed.
+"""
+
+from __future__ import annotations
+
+from hgms_core import hookimpl
+from hgms_mix.lm.digests import file_digest
+from hgms_mix.lm.formats import Message
+from hgms_mix.lm.halves import halves_of
+from hgms_mix.lm.language import LanguageModel
+from hgms_mix.lm.lora import Lora, interpolated
+from hgms_mix.lm.losses import Batches, token_loss
+from hgms_mix.lm.memory import StepMemory, predicted_memory, step_memory
+from hgms_mix.lm.model_names import model_folder, named_models
+from hgms_mix.lm.models import BaseModel
+from hgms_mix.lm.near_duplicates import Near, near_copies
+from hgms_mix.lm.overlaps import overlap_warning, overlaps
+from hgms_mix.lm.ranking import (
+    Phase,
+    adamw,
+    adamw_moved,
+    adamw_on_mixture,
+    adamw_part,
+    adamw_start,
+    check_role,
+    check_size,
+    epoch_rows,
+    first_state,
+    highest,
+    in_phases,
+    optional_count,
+    set_losses,
+    some_share,
+    source_counts,
+    source_sizes,
+    sources_of,
+)
+from hgms_mix.lm.rows import examples_at
+from hgms_mix.lm.sharding import called_through, is_in_parts
+from hgms_mix.lm.sources import Example, Source, content, read_examples
+from hgms_mix.lm.store import warn
+from hgms_mix.lm.table import TokenTable, cache_folder, check_fits
+from hgms_mix.lm.task import SourceMixture
+from hgms_mix.lm.templates import template_for
+from hgms_mix.lm.tokens import prompt_tokens, stop_tokens, token_table
+
+__all__ = [
+    "BaseModel",
+    "Batches",
+    "Example",
+    "LanguageModel",
+    "Lora",
+    "Message",
+    "Near",
+    "Phase",
+    "Source",
+    "SourceMixture",
+    "StepMemory",
+    "TokenTable",
+    "adamw",
+    "adamw_moved",
+    "adamw_on_mixture",
+    "adamw_part",
+    "adamw_start",
+    "cache_folder",
+    "called_through",
+    "check_fits",
+    "check_role",
+    "check_size",
+    "content",
+    "epoch_rows",
+    "examples_at",
+    "file_digest",
+    "first_state",
+    "halves_of",
+    "highest",
+    "in_phases",
+    "interpolated",
+    "is_in_parts",
+    "model_folder",
+    "named_models",
+    "near_copies",
+    "optional_count",
+    "overlap_warning",
+    "overlaps",
+    "predicted_memory",
+    "prompt_tokens",
+    "read_examples",
+    "set_losses",
+    "some_share",
+    "source_counts",
+    "source_sizes",
+    "sources_of",
+    "step_memory",
+    "stop_tokens",
+    "template_for",
+    "token_loss",
+    "token_table",
+    "warn",
+]  # fmt: skip
+
+
+@hookimpl
+def hgms_register_tasks() -> list[type]:
+    return [SourceMixture]

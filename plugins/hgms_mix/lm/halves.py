@@ -1,0 +1,34 @@
+"""Sources in two: random halves of token tables, which a method that can be believed cannot tell apart."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import torch
+
+from hgms_core import DataError, Key
+from hgms_mix.lm.table import TokenTable
+
+
+def halves_of(name: str) -> tuple[str, str]:
+    """What the halves of a source are called; no source has such a name.
+
+    >>> halves_of("sums")
+    ('sums/1', 'sums/2')
+    """
+    return f"{name}/1", f"{name}/2"
+
+
+def in_halves(tables: Mapping[str, TokenTable], key: Key) -> dict[str, TokenTable]:
+    """Every table as two of equally many rows (the first has an odd one), drawn by ``key`` and the source's name.
+
+    Errors: DataError for a table of one row.
+    """
+    halves: dict[str, TokenTable] = {}
+    for name, table in tables.items():
+        if table.size < 2:
+            raise DataError(f"source {name!r} has one row only, which has no halves @ task.sources.{name}\n  add rows to it")
+        order = torch.randperm(table.size, generator=key.fold("halves", name).generator())
+        parts = order.split(-(-table.size // 2))
+        halves |= {half: table.take(rows.sort().values) for half, rows in zip(halves_of(name), parts, strict=True)}
+    return halves

@@ -1,0 +1,312 @@
+"""A language model as a pure function: (lower variables, tokens) → the loss of each row."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from attrs import Factory, define
+from torch import Tensor, nn
+from torch.nn import functional
+
+from hgms_core import ConfigError, Key, Tree, twice_differentiable_attention
+from hgms_mix.lm.lora import Active, Adapters, Lora, checkpoint_layers, recomputed
+from hgms_mix.lm.passes import equal_parts, needed, passes, start_tokens
+from hgms_mix.lm.sharding import FIRST_ORDER, Sharded, once
+
+LOGITS = 2**26
+"""How many logits are held at a time (a quarter of a gigabyte in float32)."""
+
+
+@define(eq=False)
+class LanguageModel:
+    """A frozen base with adapters, or a model all of whose parameters are lower variables.
+
+    ``nll(x, tokens, mask)`` is the negative log-likelihood of the masked tokens of each row, with their number. ``x`` may
+    hold N stacked adapters; the rows are then ``[N, B, T]``. Rows are padded on the right, so the causal mask alone keeps
+    padding out of what is scored, and attention needs no mask (the fast kernels take none); rows padded on the left bring
+    ``attention``. Rows of similar length go through together (:mod:`~hgms_mix.lm.passes`), each pass as wide as its longest row:
+    the losses are those of the batch's full width, to rounding. At most ``rows`` rows of one candidate go through at a time
+    (None: all); with gradients, each such pass is computed again in the backward pass, so activations of one pass are held at a
+    time. Where dropout masks are drawn, rows are padded on the left, or torch.func transforms the model (a Hessian product),
+    passes are of the full width. ``tokens`` counts what went through.
+
+    ``parts`` is there where the base is parted among ranks, which then call this model equally often: a batch goes through in
+    as many passes as ``rows`` asks for, whatever the lengths of its rows. ``probed`` is what short rows took
+    (:func:`~hgms_mix.lm.memory.probe`), where that cannot be tried out by one rank alone.
+    """
+
+    model: Any
+    adapters: Adapters | None
+    rows: int | None = None
+    plain_head: bool = True
+    quantised: bool = False
+    checkpointed: list[nn.Module] | None = None
+    start_tokens: int = 0
+    parts: Any = None
+    probed: dict[int, int] = Factory(dict)
+    tokens: dict[str, int] = Factory(lambda: {"forward_tokens": 0, "backward_tokens": 0})
+
+    @classmethod
+    def of(
+        cls, model: nn.Module, spec: Lora | None, *, length: int, rows: int | None = None, checkpointing: bool = False
+    ) -> LanguageModel:
+        parts = model if isinstance(model, Sharded) else None
+        model = model if parts is None else parts.model
+        adapters = None if spec is None else Adapters.on(model, spec, length)
+        quantised = any(not leaf.is_floating_point() for leaf in model.parameters())
+        layers = checkpoint_layers(model, adapters) if checkpointing else None
+        options: Any = {"quantised": quantised, "checkpointed": layers, "start_tokens": start_tokens(model), "parts": parts}
+        language = cls(model, adapters, rows, **options)
+        language.plain_head = language._gathered(language._head_is_plain)
+        return language
+
+    def start(self, key: Key, dtype: torch.dtype) -> Tree:
+        """Where lower variables start: fresh adapters, or the model's own parameters."""
+        device = next(self.model.parameters()).device
+        if self.adapters is not None:
+            return self.adapters.start(key, device, dtype)
+        return {name: leaf.detach().to(dtype).clone() for name, leaf in self.model.named_parameters()}
+
+    def nll(
+        self, x: Tree, tokens: Tensor, mask: Tensor, seeds: tuple[int, ...] | None = None, attention: Tensor | None = None
+    ) -> tuple[Tensor, Tensor]:
+        """(Σ −log p of the masked tokens, how many) for each row: ``[B]``, or ``[N, B]`` for stacked adapters."""
+        count, batch = mask[..., 1:].sum(-1), tokens.shape[-2]
+        if seeds is not None or attention is not None or _transformed():
+            return self._full_width(x, tokens, mask, seeds, attention), count
+        lengths = needed(mask)
+        order, cut = passes(lengths, self.start_tokens, self.rows) if self.parts is None else equal_parts(lengths, self.rows)
+        by_length = order.unsqueeze(-1).expand_as(tokens)
+        tokens, mask = tokens.gather(-2, by_length), mask.gather(-2, by_length)
+        parts = []
+        for first, last, width in cut:
+            part, marked = (leaf[..., first:last, :width].reshape(-1, width) for leaf in (tokens, mask))
+            losses = self._pass(x, part, marked, again=(self.rows or batch) < batch)
+            parts.append(losses.reshape(*order.shape[:-1], -1))
+        return torch.cat(parts, dim=-1).gather(-1, order.argsort(dim=-1)), count
+
+    def _full_width(
+        self, x: Tree, tokens: Tensor, mask: Tensor, seeds: tuple[int, ...] | None, attention: Tensor | None
+    ) -> Tensor:
+        lead, length = tokens.shape[:-1], tokens.shape[-1]
+        parts, batch = [], lead[-1]
+        step = self.rows or batch
+        for first in range(0, batch, step):
+            cut = (..., slice(first, min(first + step, batch)), slice(None))
+            part, marked = (leaf[cut].reshape(-1, length) for leaf in (tokens, mask))
+            extra = None if attention is None else attention[cut].reshape(-1, length)
+            own = None if seeds is None else tuple(seed + first for seed in seeds)
+            parts.append(self._pass(x, part, marked, own, extra, again=step < batch).reshape(*lead[:-1], -1))
+        return torch.cat(parts, dim=-1)
+
+    def _pass(
+        self, x: Tree, tokens: Tensor, mask: Tensor, seeds: tuple[int, ...] | None = None, attention: Tensor | None = None,
+        *, again: bool,
+    ) -> Tensor:  # fmt: skip
+        """One pass; ``again``: computed a second time in the backward pass, for memory."""
+        if again and torch.is_grad_enabled() and any(leaf.requires_grad for leaf in x.values()):
+            losses: Tensor = recomputed(self._rows, x, tokens, mask, seeds, attention)
+            return losses
+        return self._rows(x, tokens, mask, seeds, attention)
+
+    def logits(self, x: Tree, tokens: Tensor, mask: Tensor, seeds: tuple[int, ...] | None = None) -> Tensor:
+        """The logits that the masked tokens of rows ``[B, T]`` are scored by, row after row: ``[n, V]``, in one pass."""
+        return self._called(self._wanted, x, seeds, tokens, mask[:, 1:])
+
+    def _rows(self, x: Tree, tokens: Tensor, mask: Tensor, seeds: tuple[int, ...] | None, attention: Tensor | None) -> Tensor:
+        return self._called(self._forward, x, seeds, tokens, mask, attention)
+
+    def _called(
+        self, function: Callable[..., Tensor], x: Tree, seeds: tuple[int, ...] | None, tokens: Tensor, *rest: Any
+    ) -> Tensor:
+        """``function(tokens, *rest)`` of the model with adapters, or parameters, x."""
+        if self.parts is not None and _transformed():
+            raise ConfigError(FIRST_ORDER)
+        if self.quantised and _transformed():
+            # The kernels of quantised weights drop tangents without a word: the derivative would be 0.
+            raise ConfigError(
+                "a loss has no second derivative here: a quantised base has none in forward mode, nor under torch.func\n"
+                "  take a hypergradient of first order (through-step with derivative = 'difference', carried, one-step with\n"
+                "  derivative = 'difference'), or implicit with strategy = 'difference'; or leave out task.model.quantize"
+            )
+        self._count(x, tokens)
+        # Under vmap and jvp the fused attention kernels are taken apart row by row, or fail.
+        with twice_differentiable_attention() if _transformed() else contextlib.nullcontext():
+            if self.adapters is not None:
+                with self.adapters.use(Active(x, seeds)):
+                    result: Tensor = self._gathered(function, tokens, *rest)
+                    return result
+            parameters = {f"model.{name}": leaf for name, leaf in x.items()}
+            result = torch.func.functional_call(_Call(self), parameters, (function, tokens, *rest))
+            return result
+
+    def _gathered(self, function: Callable[..., Any], *args: Any) -> Any:
+        """``function(*args)``, in which the model's modules may be called."""
+        if self.parts is None:
+            return function(*args)
+        result: Any = self.parts(function, *args)
+        if isinstance(result, Tensor) and result.requires_grad:
+            return once(result)  # the backward pass gives back what is gathered
+        self.parts.reshard()
+        return result
+
+    def _count(self, x: Tree, tokens: Tensor) -> None:
+        """Tokens, padding too, of one forward pass, and of the backward pass that a graph is kept for; under vmap, of all rows
+        of all candidates."""
+        leaves = [_unwrapped(leaf) for leaf in x.values()]
+        count = _unwrapped(tokens).numel()
+        if torch._C._functorch.is_batchedtensor(next(iter(x.values()))) and not torch._C._functorch.is_batchedtensor(tokens):
+            count *= leaves[0].shape[0]
+        self.tokens["forward_tokens"] += count
+        if torch.is_grad_enabled() and any(leaf.requires_grad for leaf in leaves):
+            self.tokens["backward_tokens"] += count
+
+    def _forward(self, tokens: Tensor, mask: Tensor, attention: Tensor | None) -> Tensor:
+        inputs = {"input_ids": tokens[:, :-1]}
+        if attention is not None:
+            inputs["attention_mask"] = attention[:, :-1]
+            inputs["position_ids"] = (attention[:, :-1].long().cumsum(-1) - 1).clamp_min(0)
+        target, wanted = tokens[:, 1:], mask[:, 1:]
+        if not self.plain_head:
+            return _masked(self.model(**inputs, use_cache=False).logits, target, wanted)
+        hidden = self._body(**inputs)
+        if _transformed():  # shapes may not depend on data here
+            return _masked(self._logits(hidden), target, wanted)
+        # The head is dear and only completion tokens are scored.
+        row, place = wanted.nonzero(as_tuple=True)
+        picked, goal = hidden[row, place], target[row, place]
+        losses = self.head_losses(picked, goal)
+        return torch.zeros(len(tokens), dtype=losses.dtype, device=losses.device).index_add(0, row, losses)
+
+    def _wanted(self, tokens: Tensor, wanted: Tensor) -> Tensor:
+        if not self.plain_head:
+            return _float(self.model(input_ids=tokens[:, :-1], use_cache=False).logits[wanted])
+        return self._logits(self._body(input_ids=tokens[:, :-1])[wanted])
+
+    def head_losses(self, hidden: Tensor, target: Tensor) -> Tensor:
+        """−log p of each target from what the body made of its place, ``[n]`` of ``[n, width]``: at most ``LOGITS`` logits at a
+        time."""
+        head = self.model.get_output_embeddings()
+        step = max(1, LOGITS // int(head.weight.shape[0]))
+        step -= step % 128 if step > 128 else 0  # whole tiles of a product
+        if len(target) <= step:
+            return self._scored(hidden, target)
+        pieces = [slice(first, first + step) for first in range(0, len(target), step)]
+        if torch.is_grad_enabled() and hidden.requires_grad:
+            weights = dict(head.named_parameters())
+            if not any(leaf.requires_grad for leaf in weights.values()):
+                losses: Tensor = _InPieces.apply(hidden, target, self._scored, pieces)
+                return losses
+            # By the time of the second run the model has its own weights back.
+            return torch.cat([recomputed(self._scored, hidden[piece], target[piece], weights) for piece in pieces])
+        return torch.cat([self._scored(hidden[piece], target[piece]) for piece in pieces])
+
+    def _scored(self, hidden: Tensor, target: Tensor, weights: Tree | None = None) -> Tensor:
+        return functional.cross_entropy(self._logits(hidden, weights), target, reduction="none")
+
+    def _logits(self, hidden: Tensor, weights: Tree | None = None) -> Tensor:
+        head = self.model.get_output_embeddings()
+        logits: Tensor = head(hidden) if weights is None else torch.func.functional_call(head, weights, (hidden,))
+        logits = _float(logits)
+        cap = getattr(self.model.config, "final_logit_softcapping", None)
+        return logits if cap is None else torch.tanh(logits / cap) * cap
+
+    @property
+    def precision(self) -> torch.dtype | None:
+        """The coarsest type of the frozen base's weights; None where the weights are lower variables, which have their own."""
+        types = {leaf.dtype for leaf in self.model.parameters() if leaf.is_floating_point()}
+        return None if self.adapters is None else max(types, key=lambda dtype: torch.finfo(dtype).eps)
+
+    @torch.no_grad()
+    def hidden(self, x: Tree, tokens: Tensor) -> Tensor:
+        """The last hidden states, ``[B, T, width]``: what the head would see of each place of rows padded on the right."""
+        self._count(x, tokens)
+        if self.adapters is not None:
+            with self.adapters.use(Active(x)):
+                states: Tensor = self._gathered(lambda: self._body(input_ids=tokens))
+                return states
+        body, prefix = getattr(self.model, self.model.base_model_prefix), f"{self.model.base_model_prefix}."
+        own = {name.removeprefix(prefix): leaf for name, leaf in x.items() if name.startswith(prefix)}
+        states = torch.func.functional_call(body, own, kwargs={"input_ids": tokens, "use_cache": False}).last_hidden_state
+        return torch.as_tensor(states)
+
+    def _body(self, **inputs: Any) -> Tensor:
+        hidden: Tensor = getattr(self.model, self.model.base_model_prefix)(**inputs, use_cache=False).last_hidden_state
+        return hidden
+
+    def _head_is_plain(self) -> bool:
+        """Whether body, head and soft cap are all there is between tokens and logits (some architectures scale in between)."""
+        if self.model.get_output_embeddings() is None or not hasattr(self.model, self.model.base_model_prefix):
+            return False
+        probe = torch.tensor([[0, 1, 2, 3]], device=next(self.model.parameters()).device)
+        with torch.no_grad():
+            whole = self.model(input_ids=probe, use_cache=False).logits
+            own = self._logits(self._body(input_ids=probe))
+        return bool(torch.allclose(whole.to(own.dtype), own, rtol=1e-3, atol=1e-3))
+
+
+class _InPieces(torch.autograd.Function):
+    """The losses of a frozen head, a piece of the places at a time. Each place's loss depends on that place alone, so its slope
+    is taken while its logits are there: none are kept, and none computed twice. Differentiated again, it is the plain graph."""
+
+    @staticmethod
+    def forward(
+        ctx: Any, hidden: Tensor, target: Tensor, scored: Callable[[Tensor, Tensor], Tensor], pieces: list[slice]
+    ) -> Tensor:
+        losses, slopes = [], []
+        # Whoever saves tensors in another way (a checkpoint around this) has no business with those of the inner graph.
+        with torch.enable_grad(), torch.autograd.graph.saved_tensors_hooks(lambda kept: kept, lambda kept: kept):
+            for piece in pieces:
+                leaf = hidden[piece].detach().requires_grad_()
+                loss = scored(leaf, target[piece])
+                slopes.append(torch.autograd.grad(loss.sum(), leaf)[0])
+                losses.append(loss.detach())
+        ctx.scored, ctx.pieces = scored, pieces
+        ctx.save_for_backward(hidden, target, torch.cat(slopes))
+        return torch.cat(losses)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+        hidden, target, slope = ctx.saved_tensors
+        if torch.is_grad_enabled():
+            losses = torch.cat([ctx.scored(hidden[piece], target[piece]) for piece in ctx.pieces])
+            (product,) = torch.autograd.grad(losses, hidden, grad, create_graph=True)
+        else:
+            product = (grad.unsqueeze(-1) * slope).to(hidden.dtype)
+        return product, None, None, None
+
+
+class _Call(nn.Module):
+    """The model as a submodule, so that ``functional_call`` can put other parameters into it."""
+
+    def __init__(self, owner: LanguageModel) -> None:
+        super().__init__()
+        self.model = owner.model
+
+    def forward(self, function: Callable[..., Tensor], *args: Any) -> Tensor:
+        return function(*args)
+
+
+def _float(logits: Tensor) -> Tensor:
+    return logits if logits.dtype == torch.float64 else logits.float()
+
+
+def _masked(logits: Tensor, target: Tensor, wanted: Tensor) -> Tensor:
+    """Σ −log p of the wanted targets of each row."""
+    losses = functional.cross_entropy(_float(logits).flatten(0, 1), target.flatten(), reduction="none")
+    return (losses.reshape(target.shape) * wanted).sum(-1)
+
+
+def _unwrapped(tensor: Tensor) -> Tensor:
+    """The tensor under the wrappers of torch.func transforms."""
+    while torch._C._functorch.is_functorch_wrapped_tensor(tensor):
+        tensor = torch._C._functorch.get_unwrapped(tensor)
+    return tensor
+
+
+def _transformed() -> bool:
+    """Whether this runs inside a torch.func transform (vmap or jvp)."""
+    return torch._C._functorch.peek_interpreter_stack() is not None

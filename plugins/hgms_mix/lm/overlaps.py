@@ -1,0 +1,132 @@
+"""What stands in two sets: a model must not have been trained or tuned on what it is judged on, and a row that stands in two
+sources, or often in one, is weighed more than once."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Mapping, Sequence
+from itertools import pairwise
+from typing import final
+
+import numpy as np
+from attrs import frozen
+
+from hgms_mix.lm.rows import Index, key_of, whole_of
+from hgms_mix.lm.sources import Example
+from hgms_mix.lm.table import TokenTable
+
+Rows = TokenTable | Index | Sequence[Example]
+SHOWN = 5
+COPIES = 0.05
+"""The share of copies in a source from which they are told: real sets hold some."""
+
+
+@final
+@frozen
+class Overlap:
+    """``count`` of the ``size`` rows of ``part`` set ``name`` have a prompt that ``other_part`` set ``other`` has as well;
+    ``rows`` are the numbers of the first few. Of two training sources it is the whole row, prompt and answer, that both have;
+    where ``name`` is ``other``, the rows are copies of an earlier one."""
+
+    part: str
+    name: str
+    other_part: str
+    other: str
+    count: int
+    size: int
+    rows: tuple[int, ...]
+
+    def __str__(self) -> str:
+        some = ", ".join(map(str, self.rows)) + (", …" if self.count > len(self.rows) else "")
+        share = f"{self.count} of {self.size} ({self.count / self.size:.1%})"
+        if (self.part, self.name) == (self.other_part, self.other):
+            return f"  {self.part} {self.name!r}: {share} are copies of an earlier row; rows {some}"
+        return f"  {self.part} {self.name!r} and {self.other_part} {self.other!r}: {share}; rows {some} of {self.name!r}"
+
+
+def overlaps(
+    train: Mapping[str, Rows], validation: Mapping[str, Rows] | None = None, test: Mapping[str, Rows] | None = None
+) -> tuple[Overlap, ...]:
+    """Exact matches of prompts (case folded, white space collapsed) of every validation and test set with every training
+    source, and of every test set with every validation set; and of whole rows, of every training source with the ones before it
+    and (from a share of 5 % on) with itself. Only pairs that share some.
+
+    Sets are token tables or indices, which carry digests of their prompts, or examples. Cost: a sort of every set, and one
+    look-up per row and pair of sets; 64-bit numbers a few times over in memory.
+
+    >>> from hgms_mix.lm.formats import Message
+    >>> def rows(*prompts):
+    ...     return [Example((Message("user", prompt), Message("assistant", "a")), row) for row, prompt in enumerate(prompts)]
+    >>> shared = overlaps({"s": rows("What is  1 + 1?")}, {"v": rows("what is 1 + 1?", "And 2 + 2?")})
+    >>> [(overlap.name, overlap.other, overlap.count, overlap.size) for overlap in shared]
+    [('v', 's', 1, 2)]
+    >>> copies = overlaps({"s": rows("Why?", "How?"), "t": rows("When?", "When?", "How?")})
+    >>> [(pair.name, pair.other, pair.count) for pair in copies]
+    [('t', 's', 1), ('t', 't', 1)]
+    """
+    parts = {"train": train, "validation": validation or {}, "test": test or {}}
+    keys = {part: {name: _prompts(rows) for name, rows in sets.items()} for part, sets in parts.items()}
+    known = {part: {name: np.unique(values) for name, (values, _) in pairs.items()} for part, pairs in keys.items()}
+    overlapping: list[Overlap] = []
+
+    def add(part: str, name: str, other_part: str, other: str, rows: np.ndarray, size: int) -> None:
+        if len(rows):
+            overlapping.append(Overlap(part, name, other_part, other, len(rows), size, tuple(rows[:SHOWN].tolist())))
+
+    for part, other_part in (("validation", "train"), ("test", "train"), ("test", "validation")):
+        for name, (values, rows) in keys[part].items():
+            for other, having in known[other_part].items():
+                add(part, name, other_part, other, rows[_among(values, having)], len(rows))
+    before: dict[str, np.ndarray] = {}
+    for name, source in train.items():
+        values, rows = _whole(source)
+        for other, earlier in before.items():
+            add("train", name, "train", other, rows[_among(values, earlier)], len(rows))
+        before[name], first = np.unique(values, return_index=True)
+        if len(rows) - len(first) >= max(1, COPIES * len(rows)):
+            add("train", name, "train", name, np.delete(rows, first), len(rows))
+    return tuple(overlapping)
+
+
+def _among(values: np.ndarray, known: np.ndarray) -> np.ndarray:
+    """Which values are known; ``known`` ascends."""
+    if not len(known):
+        return np.zeros(len(values), np.bool_)
+    is_there: np.ndarray = known[np.minimum(np.searchsorted(known, values), len(known) - 1)] == values
+    return is_there
+
+
+def _whole(rows: Rows) -> tuple[np.ndarray, np.ndarray]:
+    """Of each row a number that two rows share only where prompt and answer are the same, and the row's own."""
+    if isinstance(rows, Index):
+        return rows.whole, rows.rows
+    if not isinstance(rows, TokenTable):
+        return _numbers([whole_of(example) for example in rows]), _numbers([example.row for example in rows])
+    tokens, mask, cuts = rows.tokens.numpy(), rows.mask.numpy(), rows.offsets.tolist()
+    pieces = (tokens[first:last].tobytes() + mask[first:last].tobytes() for first, last in pairwise(cuts))
+    values = (int.from_bytes(hashlib.blake2b(piece, digest_size=8).digest(), "little", signed=True) for piece in pieces)
+    return np.fromiter(values, np.int64, rows.size), rows.rows.numpy()
+
+
+def _prompts(rows: Rows) -> tuple[np.ndarray, np.ndarray]:
+    if isinstance(rows, Index):
+        return rows.keys, rows.rows
+    if isinstance(rows, TokenTable):
+        return rows.keys.numpy(), rows.rows.numpy()
+    return _numbers([key_of(example.key) for example in rows]), _numbers([example.row for example in rows])
+
+
+def _numbers(values: Sequence[int]) -> np.ndarray:
+    return np.array(values, np.int64)
+
+
+def overlap_warning(overlapping: Sequence[Overlap]) -> str:
+    """What to tell a person: one line per pair of sets, and what to do; empty where nothing overlaps."""
+    lines = []
+    if judged := [str(overlap) for overlap in overlapping if overlap.part != "train"]:
+        lines += ["prompts that stand in two sets (exact matches; case and white space do not count):", *judged]
+        lines.append("  scores on such rows flatter whatever saw them before: take the rows out of one of the two sets")
+    if copied := [str(overlap) for overlap in overlapping if overlap.part == "train"]:
+        lines += ["rows that stand in two sources, or more than once in one (prompt and answer alike):", *copied]
+        lines.append("  such rows are weighed more than once, and weights between two sources that share them mean little")
+    return "\n".join(lines)

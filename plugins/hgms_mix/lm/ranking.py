@@ -1,0 +1,218 @@
+"""What methods on the rows of sources share: steps in phases, AdamW, epochs of rows, and which rows have the highest scores."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from typing import Any, Protocol
+
+import torch
+from attrs import validators
+from torch import Tensor
+
+from hgms.optim.adam import adam_, corrections
+from hgms_core import Batch, ConfigError, Cost, Data, Key, Loss, NumericalError, Problem, Record, Sources, State, Tree, gradient
+
+some_share: Any = [validators.gt(0), validators.le(1)]
+"""A number in (0, 1]."""
+optional_count: Any = validators.optional([validators.instance_of(int), validators.ge(0)])
+"""A whole number >= 0, or None."""
+
+Phase = Callable[[Problem, State], tuple[State, Record, Cost]]
+"""One step's work: what changes in the state, what the record shows of it, and its cost."""
+
+
+def first_state(seed: int, phase: str, sources: Sources) -> State:
+    """What every state of a method in phases has: ``at`` is how far its present ``phase`` is, θ begins with even weights."""
+    theta = sources.theta(dict.fromkeys(sources.names, 1.0))
+    return {"seed": seed, "step": 0, "phase": phase, "at": 0, "theta": theta, "cost": Cost().numbers()}
+
+
+def in_phases(
+    phases: Mapping[str, Phase], problem: Problem, state: State, *, finished: bool, **shown: Any
+) -> tuple[State, Record]:
+    """One step of a method that works in phases: that of ``state["phase"]``, or nothing if the method has finished.
+
+    Phases see a state whose own tensors, all counted by rows, are on the CPU; lower variables stay on their device. The state's
+    ``cost`` adds up what the phases spend.
+    """
+    step = state["step"] + 1
+    on_host = {name: value.cpu() if isinstance(value, Tensor) else value for name, value in state.items()}
+    changes, record, spent = ({}, {}, Cost()) if finished else phases[state["phase"]](problem, on_host)
+    cost = Cost(**state["cost"]) + spent
+    costs = {f"cost_{name}": number for name, number in cost.numbers().items()}
+    record = {"step": step, "phase": state["phase"], **shown, **record, **costs, "oracle_calls": cost.calls}
+    return {**state, **changes, "step": step, "cost": cost.numbers()}, record
+
+
+def sources_of(problem: Problem, use: str) -> Sources:
+    """The problem's sources; ConfigError where it has none, with what they are wanted for ("method 'x' mixes")."""
+    if problem.sources is None or problem.lower_data.strata is None:
+        raise ConfigError(f"{use} data sources, and this problem has none")
+    return problem.sources
+
+
+def check_role(problem: Problem, use: str, role: str) -> None:
+    """ConfigError where no validation rows have the role, with what they are wanted for ("method 'x' compares with")."""
+    if role not in problem.upper_data or problem.upper_data[role].size == 0:
+        raise ConfigError(f"{use} validation rows of the role {role!r}, and there are none")
+
+
+def check_size(size: int | None, pool: Data) -> None:
+    """Raises ConfigError where more rows are to be kept than there are."""
+    if size is not None and size > pool.size:
+        raise ConfigError(f"'size' must be at most the number of rows, {pool.size}: {size}")
+
+
+def epoch_rows(key: Key, count: int, update: int, batch_size: int) -> Tensor:
+    """Which of ``count`` rows an update sees: every epoch has an order of its own and sees each row once.
+
+    >>> sorted(epoch_rows(Key(0), 5, 0, 3).tolist() + epoch_rows(Key(0), 5, 1, 3).tolist())
+    [0, 1, 2, 3, 4]
+    """
+    epoch, at = divmod(update, math.ceil(count / batch_size))
+    order = torch.randperm(count, generator=key.fold("epoch", epoch).generator())
+    return order[at * batch_size : (at + 1) * batch_size]
+
+
+def highest(scores: Tensor, count: int) -> Tensor:
+    """The positions of the ``count`` highest scores, of equal ones those that stand first.
+
+    >>> highest(torch.tensor([0.1, 0.5, 0.5, 0.2]), 2)
+    tensor([1, 2])
+    """
+    return scores.sort(descending=True, stable=True).indices[:count]
+
+
+def source_counts(data: Data, rows: Tensor) -> dict[str, int]:
+    """How many of the rows each source holds.
+
+    >>> source_counts(Data(size=5, strata=(("a", 2), ("b", 3))), torch.tensor([1, 2, 3, 4]))
+    {'a': 1, 'b': 3}
+    """
+    strata = data.strata or ()
+    ends = torch.tensor([size for _, size in strata]).cumsum(0)
+    counts = torch.bincount(torch.bucketize(rows, ends, right=True), minlength=len(strata))
+    return {name: number for (name, _), number in zip(strata, counts.tolist(), strict=True)}
+
+
+def source_sizes(problem: Problem) -> dict[str, int]:
+    """How many rows each source has: in its file where the task keeps fewer of them, else in the pool.
+
+    >>> from hgms.testing.problems import mixture
+    >>> source_sizes(mixture())
+    {'near': 12, 'far': 12}
+    """
+    own = None if problem.sources is None else getattr(problem.sources.examples, "sizes", None)
+    return dict(own or problem.lower_data.strata or ())
+
+
+def set_losses(problem: Problem, x: Tree, role: str, chunk: int, step: int) -> tuple[Tensor, Cost]:
+    """The mean loss of every validation set that has rows of the role, ``[M]``, ``chunk`` rows at a time.
+
+    Cost: 1 upper value.
+
+    Raises:
+        NumericalError: a loss is not finite.
+
+    >>> from hgms.testing.problems import mixture
+    >>> problem = mixture()
+    >>> set_losses(problem, problem.x0, "select", chunk=4, step=1)[0].shape
+    torch.Size([1])
+    """
+    data, parts = problem.upper_data[role], sources_of(problem, "validation losses are for").parts
+    part = data.batch(None).get("source", torch.zeros(data.size, dtype=torch.int64)).reshape(-1).cpu()
+    losses = []
+    with torch.no_grad():
+        for number in part.unique().tolist():
+            pieces = torch.split((part == number).nonzero().squeeze(1), chunk)
+            sums = [len(piece) * problem.f(problem.theta0, x, data.rows(piece.to(data.device))).double() for piece in pieces]
+            loss = torch.stack(sums).sum().cpu() / sum(map(len, pieces))
+            if not torch.isfinite(loss):
+                raise NumericalError(
+                    f"step {step}: the loss of validation set {parts[number]!r} is {float(loss)}; lower lr, or check its rows"
+                )
+            losses.append(loss)
+    return torch.stack(losses), Cost(upper_values=1, rows=data.size)
+
+
+class Moments(Protocol):
+    """What AdamW is besides its learning rate; a method that has these fields is one."""
+
+    @property
+    def betas(self) -> tuple[float, float]: ...
+    @property
+    def eps(self) -> float: ...
+    @property
+    def weight_decay(self) -> float: ...
+
+
+def adamw(
+    loss: Loss, theta: Tree, batch: Batch, state: Tree, moments: Moments, *, lr: float, count: int, step: int
+) -> tuple[Tree, Tensor]:
+    """One update on a loss of a batch, and that loss's value; the decay is decoupled.
+
+    ``state`` holds leaves ``x.``, ``m.`` and ``v.``, and stays as it is; ``count`` is how many updates the moments will then
+    have seen, ``step`` the run's step, for the message.
+
+    Cost: 1 lower gradient. Memory: the state twice, and a gradient.
+
+    Raises:
+        NumericalError: the loss is not finite.
+
+    Source: Kingma and Ba 2015; Loshchilov and Hutter 2019.
+    """
+    grads, value = gradient(loss, theta, adamw_part(state, "x"), batch)
+    if not torch.isfinite(value):
+        raise NumericalError(f"step {step}: the training loss is {float(value)}; lower lr, or check the rows and the model")
+    return adamw_moved(grads, state, moments, lr=lr, count=count), value
+
+
+def adamw_moved(grads: list[Tensor], state: Tree, moments: Moments, *, lr: float, count: int) -> Tree:
+    """The update of :func:`adamw` by a gradient that is known, as the leaves of x in their order.
+
+    >>> from types import SimpleNamespace
+    >>> moments = SimpleNamespace(betas=(0.9, 0.999), eps=1e-8, weight_decay=0.0)
+    >>> adamw_moved([torch.tensor([4.0])], adamw_start({"w": torch.ones(1)}), moments, lr=0.5, count=1)["x.w"]
+    tensor([0.5000])
+    """
+    x, m, v = (adamw_part(state, part) for part in "xmv")
+    moved = list(torch._foreach_mul(list(x.values()), 1 - lr * moments.weight_decay))
+    first, second = ([leaf.clone() for leaf in tree.values()] for tree in (m, v))
+    scale, correction = corrections(lr, count, moments.betas)
+    adam_(moved, grads, first, second, scale=scale, correction=correction, betas=moments.betas, eps=moments.eps)
+    return _merged(*(dict(zip(x, leaves, strict=True)) for leaves in (moved, first, second)))
+
+
+def adamw_on_mixture(
+    problem: Problem, theta: Tree, state: Tree, moments: Moments, *,
+    lr: float, batch_size: int | None, key: Key, at: int, count: int, step: int,
+) -> tuple[Tree, Tensor, Cost]:  # fmt: skip
+    """``count`` updates of :func:`adamw` on g(θ, ·), after ``at`` of them, on batches that ``key`` and ``at`` draw.
+
+    The state, the last loss and the cost."""
+    data, loss = problem.lower_data, torch.empty(())
+    index = data.draw(key.fold(at), batch_size, count)
+    for number in range(count):
+        batch = data.batch(None if index is None else index[number])
+        state, loss = adamw(problem.g, theta, batch, state, moments, lr=lr, count=at + number + 1, step=step)
+    return state, loss, Cost(lower_gradients=count, rows=count * data.count(batch_size))
+
+
+def adamw_start(x: Tree) -> Tree:
+    """The state of training that begins at ``x``.
+
+    >>> sorted(adamw_start({"w": torch.ones(2)}))
+    ['m.w', 'v.w', 'x.w']
+    """
+    zeros = {name: torch.zeros_like(leaf) for name, leaf in x.items()}
+    return _merged(x, zeros, zeros)
+
+
+def adamw_part(state: Tree, part: str) -> Tree:
+    """x, m or v of a state."""
+    return {name.removeprefix(f"{part}."): leaf for name, leaf in state.items() if name.startswith(f"{part}.")}
+
+
+def _merged(x: Tree, m: Tree, v: Tree) -> Tree:
+    return {f"{part}.{name}": leaf for part, tree in zip("xmv", (x, m, v), strict=True) for name, leaf in tree.items()}

@@ -1,0 +1,230 @@
+"""A token table: all rows of a source as tokens, laid end to end; on disk in a file that is named by what it was made from,
+mapped into memory when it is read."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import shutil
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from typing import Any, final
+
+import attrs
+import numpy as np
+import torch
+from attrs import field, frozen
+from torch import Tensor
+
+from hgms_core import ConfigError
+from hgms_mix.lm.store import Leaf, load, locked, save
+
+
+@final
+@frozen(kw_only=True)
+class Report:
+    """What became of a source's rows: ``examples`` were read as asked (and ``bad`` rows left out of the file's ``total``);
+    ``blank`` have no answer to learn. ``looked`` of the others became tokens: of these, ``too_long`` have more than the allowed
+    tokens, and were dropped; ``truncated`` were cut; ``longest`` and ``shortest`` are in tokens, before any was cut."""
+
+    format: str = ""
+    total: int = 0
+    bad: int = 0
+    examples: int = 0
+    blank: int = 0
+    looked: int = 0
+    too_long: int = 0
+    truncated: int = 0
+    longest: int = 0
+    shortest: int = 0
+
+
+@final
+@frozen(eq=False)
+class TokenTable:
+    """Rows of tokens laid end to end: row ``i`` is ``tokens[offsets[i] : offsets[i + 1]]``, and ``mask`` marks its answers.
+
+    ``rows`` are the rows' numbers in the source, ``keys`` 64-bit digests of their normalised prompts (for exact matching),
+    ``digest`` identifies everything that made the table.
+
+    >>> table = TokenTable("s", torch.tensor([5, 6, 7], dtype=torch.int32), torch.tensor([False, True, True]),
+    ...                    torch.tensor([0, 1, 3]), torch.tensor([0, 1]), "digest", pad_id=9)
+    >>> table.gather(torch.tensor([[0], [1]]))[0].tolist()
+    [[[5, 9]], [[6, 7]]]
+    """
+
+    name: str
+    tokens: Tensor
+    mask: Tensor
+    offsets: Tensor
+    rows: Tensor
+    digest: str
+    keys: Tensor = field(factory=lambda: torch.zeros(0, dtype=torch.int64))
+    pad_id: int = 0
+    report: Report = Report()
+
+    @property
+    def size(self) -> int:
+        return len(self.offsets) - 1
+
+    @property
+    def lengths(self) -> Tensor:
+        """Tokens of each row."""
+        return self.offsets.diff()
+
+    @property
+    def places(self) -> dict[int, int]:
+        """Where in the table each row of the source is."""
+        return {row: position for position, row in enumerate(self.rows.tolist())}
+
+    def row(self, position: int) -> tuple[Tensor, Tensor]:
+        """Tokens and mask of one row."""
+        cut = slice(int(self.offsets[position]), int(self.offsets[position + 1]))
+        return self.tokens[cut], self.mask[cut]
+
+    def gather(self, index: Tensor) -> tuple[Tensor, Tensor]:
+        """Tokens (int64) and mask of the rows numbered by ``index`` (any shape), right-padded to the longest of them:
+        ``[*index.shape, T]``. Padding is ``pad_id`` and never in the mask."""
+        where, inside = self._positions(index)
+        tokens = torch.where(inside, self.tokens[where].long(), self.pad_id)
+        return tokens, self.mask[where] & inside
+
+    def _positions(self, index: Tensor) -> tuple[Tensor, Tensor]:
+        """For each asked row and column: a place in the flat tensors, and whether the row reaches that far."""
+        index = index.to(self.offsets.device)
+        if index.numel() and (int(index.min()) < 0 or int(index.max()) >= self.size):
+            raise IndexError(f"rows {int(index.min())} … {int(index.max())} of a table of {self.size}")
+        start = self.offsets[index]
+        length = self.offsets[index + 1] - start
+        columns = torch.arange(int(length.max()) if length.numel() else 0, device=start.device)
+        inside = columns < length.unsqueeze(-1)
+        return torch.where(inside, start.unsqueeze(-1) + columns, 0), inside
+
+    def take(self, index: Tensor) -> TokenTable:
+        """The table of these rows (a 1-D ``index``), in that order; its digest is that of this table and of the choice."""
+        index = index.to(self.offsets.device, torch.int64)
+        where, inside = self._positions(index)
+        flat = where[inside]
+        sha = hashlib.sha256(self.digest.encode() + index.cpu().numpy().tobytes())
+        return attrs.evolve(
+            self,
+            tokens=self.tokens[flat],
+            mask=self.mask[flat],
+            offsets=offsets_of(self.lengths[index]),
+            rows=self.rows[index],
+            keys=self.keys[index] if len(self.keys) else self.keys,
+            digest=sha.hexdigest(),
+        )
+
+
+def offsets_of(lengths: Tensor) -> Tensor:
+    return torch.cat([lengths.new_zeros(1), lengths.cumsum(0)])
+
+
+def left_out(parts: Mapping[str, Mapping[str, TokenTable]]) -> str:
+    """What to tell a person about rows that are not used, by part and name; empty where all are."""
+    lines = []
+    for part, tables in parts.items():
+        for name, table in tables.items():
+            report = table.report
+            read, looked = report.examples + report.bad, report.looked
+            some = {f"of {read}": {"bad": report.bad, "without an answer": report.blank}}
+            shown = f"of {read}" if looked >= report.examples - report.blank else f"of {looked} drawn"
+            some.setdefault(shown, {}).update({"too long": report.too_long, "cut": report.truncated})
+            for of, counts in some.items():
+                if listed := ", ".join(f"{count} {what}" for what, count in counts.items() if count):
+                    lines.append(f"  {part} {name!r}: {listed}, {of}")
+    return "\n".join(["rows left out or cut:", *lines]) if lines else ""
+
+
+TYPES = {"tokens": "int32", "mask": "bool", "offsets": "int64", "rows": "int64", "keys": "int64"}
+
+
+def check_fits(model: Any, everything: Mapping[str, Mapping[str, TokenTable]]) -> None:
+    """Raises ConfigError where the model has no vector for some token or position; its own error would be an index out of
+    range."""
+    tables = [table for tables in everything.values() for table in tables.values()]
+    longest = max(int(table.lengths.max()) for table in tables)
+    most = getattr(model.config, "max_position_embeddings", None)
+    if most is not None and longest > most:
+        raise ConfigError(
+            f"rows have up to {longest} tokens, and the model has {most} positions @ task.max_length\n"
+            f'  set max_length = {most} or less (with too_long = "truncate" to cut rows rather than drop them)'
+        )
+    highest, known = max(int(table.tokens.max()) for table in tables), model.get_input_embeddings().weight.shape[0]
+    if highest >= known:
+        raise ConfigError(
+            f"the tokenizer gives token {highest}, and the model knows {known} tokens only @ task.model.tokenizer\n"
+            "  take the model's own tokenizer"
+        )
+
+
+def cache_folder(kind: str = "tokens") -> Path:
+    """Where things of a kind are kept that need not be made twice: in ``$HGMS_CACHE``, or in ``hgms`` of the user's cache."""
+    own = os.environ.get("HGMS_CACHE")
+    root = Path(own) if own else Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache") / "hgms"
+    return root.expanduser() / kind
+
+
+def cached(folder: Path, digest: str, make: Callable[[Path], TableInPieces], *, keep: Callable[[Report], bool]) -> TokenTable:
+    """The table called ``digest``, from the folder or from ``make`` (which may use the folder it is given as long as it works);
+    two processes that want one table make it once. One whose report is not to ``keep`` is made anew.
+
+    Errors: DataError where the folder cannot be written.
+    """
+    path, parts = folder / f"{digest}.safetensors", folder / f"{digest}.parts"
+    if (table := _load(path, digest)) and keep(table.report):
+        return table
+    with locked(path):
+        # another process may have made it while this one waited
+        if (table := _load(path, digest)) and keep(table.report):
+            return table
+        pieces = make(parts)
+        about = {"digest": digest, "report": attrs.asdict(pieces.report)}
+        table = table_of(save(path, pieces.leaves, TYPES, "table", about), digest, pieces.report)
+        shutil.rmtree(parts, ignore_errors=True)
+    return table
+
+
+@frozen
+class TableInPieces:
+    """A table that may be larger than memory: its arrays, in pieces, and its report."""
+
+    leaves: Mapping[str, Leaf]
+    report: Report
+
+    def table(self, digest: str) -> TokenTable:
+        """The table in memory."""
+        return table_of({name: leaf.tensor() for name, leaf in self.leaves.items()}, digest, self.report)
+
+
+def table_of(leaves: Mapping[str, Tensor], digest: str, report: Report) -> TokenTable:
+    """The table of these arrays, for which no name and no padding is known yet."""
+    tokens, mask, offsets, rows, keys = (leaves[leaf] for leaf in TYPES)
+    return TokenTable("", tokens, mask, offsets, rows, digest, keys, report=report)
+
+
+def reordered(table: TokenTable, order: Tensor, rows: int = 4096) -> TableInPieces:
+    """These rows of a table, a few at a time, in this order."""
+    lengths = table.lengths[order]
+    count = int(lengths.sum())
+
+    def of(leaf: str) -> Leaf:
+        def pieces() -> Iterator[np.ndarray]:
+            for some in order.split(rows):
+                where, inside = table._positions(some)
+                yield getattr(table, leaf)[where[inside]].numpy()
+
+        return Leaf(TYPES[leaf], count, pieces)
+
+    plain = {leaf: Leaf.of(getattr(table, leaf)[order].numpy()) for leaf in ("rows", "keys")}
+    leaves = {"tokens": of("tokens"), "mask": of("mask"), "offsets": Leaf.of(offsets_of(lengths).numpy()), **plain}
+    return TableInPieces(leaves, table.report)
+
+
+def _load(path: Path, digest: str) -> TokenTable | None:
+    """The entry, mapped into memory; None where there is none, or (with a warning) where it is damaged."""
+    if (stored := load(path, TYPES, "table", {"digest": digest})) is None:
+        return None
+    leaves, about = stored
+    return table_of(leaves, digest, Report(**about["report"]))

@@ -1,0 +1,1 @@
+"""Methods that learn a mixture, or choose rows."""

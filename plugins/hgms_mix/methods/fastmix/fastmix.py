@@ -1,0 +1,169 @@
+"""FastMix: weights of sources that follow how each source's gradient agrees with that of the validation loss."""
+
+from __future__ import annotations
+
+import re
+from typing import ClassVar, final
+
+import torch
+from attrs import field
+from torch import Tensor
+
+import hgms_mix.lm
+from hgms.config import decay_rates, frozen, lowering, not_negative, optional_whole, positive, whole
+from hgms.optim.adam import adam_, corrections
+from hgms_core import ConfigError, Cost, Key, NumericalError, Problem, Record, Sources, State, Tree, gradient
+
+
+@final
+@frozen(kw_only=True)
+class FastMix:
+    """One model is trained on the mixture while the mixture is learned; one step is::
+
+        x ← AdamW on g(ω, x) = Σ_s ω_s ℓ_s(x),                 ``updates`` times, batches with equally many rows of each source
+        a_s = ⟨∇f(x), ∇ℓ_s(x)⟩                                 on a fresh batch
+        h = ∂/∂θ (−lr Σ_s ω_s(θ) a_s),      θ ← Adam(θ, h)      ω = softmax(θ)
+
+    h is the derivative in θ of f(x − lr Σ_s ω_s ∇ℓ_s(x)) to first order: a source whose gradient points where that of the
+    validation loss does gains weight. The products may be over some leaves of x alone; the authors take the output layer.
+
+    Use when one run has to do, and sources differ much. Avoid reading the weights of one run where they may not: Adam gives
+    noise full length, so that halves of one source part. Avoid too where a source's answers are very short (their gradients are
+    long, and products grow with length), and where the best mixture is no corner: the step looks one update ahead.
+
+    Arguments:
+        updates: of x, in one outer step.
+        lr, weight_decay, betas, eps, batch_size: AdamW of x (batch_size None: all rows).
+        outer_lr, outer_betas: Adam's, of θ (β₂ = 0.999 and ε = 1e-8 are the authors').
+        search_batch_size: lower rows of the products; None: ``batch_size``.
+        upper_batch_size: validation rows of ∇f, of the role ``differentiate``; None: all.
+        leaves: a regular expression; products are over the leaves of x whose names hold a match (empty: over all).
+
+    Errors: ConfigError for a problem without sources or validation rows, and ``leaves`` that match no name; NumericalError for
+    infinite losses.
+
+    Cost: ``updates`` + S lower gradients (the latter of 1/S of the rows) and 1 upper gradient a step. Memory: 3 lower
+    states between steps, 10 within one.
+
+    >>> FastMix(leaves="lm_head").outer_lr
+    0.01
+
+    Source: Tan et al., *FastMix: fast data mixture optimization via gradient descent*, ICLR 2026 (arXiv 2606.14971).
+    """
+
+    name: ClassVar[str] = "fastmix"
+    needs: ClassVar[frozenset[str]] = frozenset({"sources", "per-example-losses"})
+
+    updates: int = field(default=10, validator=whole)
+    lr: float = field(default=4e-4, validator=positive)
+    weight_decay: float = field(default=0.1, validator=not_negative)
+    betas: tuple[float, float] = field(default=(0.9, 0.95), validator=decay_rates)
+    eps: float = field(default=1e-8, validator=positive)
+    batch_size: int | None = field(default=16, validator=optional_whole)
+    outer_lr: float = field(default=0.01, validator=positive)
+    outer_betas: tuple[float, float] = field(default=(0.5, 0.999), validator=decay_rates)
+    search_batch_size: int | None = field(default=None, validator=optional_whole)
+    upper_batch_size: int | None = field(default=32, validator=optional_whole)
+    leaves: str = field(default="")
+
+    lighter = lowering(other=["batch_size", "search_batch_size", "upper_batch_size"])
+
+    @leaves.validator
+    def _an_expression(self, attribute: object, value: str) -> None:
+        try:
+            re.compile(value)
+        except re.error as error:
+            raise ValueError(f"'leaves' must be a regular expression: {value!r} ({error})") from None
+
+    @classmethod
+    def testing_instance(cls) -> FastMix:
+        """For ``hgms check``: rates for a problem of size 1."""
+        return cls(updates=1, lr=0.02, weight_decay=0.0, outer_lr=0.1)
+
+    def init(self, problem: Problem, seed: int) -> State:
+        sources = _sources(problem)
+        hgms_mix.lm.check_role(problem, "method 'fastmix' compares gradients with that of", "differentiate")
+        self._compared(problem.x0)
+        zeros = {name: torch.zeros_like(leaf) for name, leaf in problem.theta0.items()}
+        start = hgms_mix.lm.first_state(seed, "mix", sources)
+        return {
+            **start,
+            "theta": dict(problem.theta0),
+            "train": hgms_mix.lm.adamw_start(problem.x0),
+            "m": zeros,
+            "v": dict(zeros),
+        }
+
+    def step(self, problem: Problem, state: State, progress: float = 0.0) -> tuple[State, Record]:
+        return hgms_mix.lm.in_phases({"mix": self._mix}, problem, state, finished=False)
+
+    def result(self, state: State) -> tuple[Tree, Tree]:
+        return state["theta"], hgms_mix.lm.adamw_part(state["train"], "x")
+
+    def _mix(self, problem: Problem, state: State) -> tuple[State, Record, Cost]:
+        key, step = Key(state["seed"]), state["step"] + 1
+        train, loss, spent = hgms_mix.lm.adamw_on_mixture(
+            problem, state["theta"], state["train"], self, lr=self.lr, batch_size=self.batch_size,
+            key=key.fold("batches"), at=state["at"], count=self.updates, step=step,
+        )  # fmt: skip
+        x = hgms_mix.lm.adamw_part(train, "x")
+        products, upper, cost = self._products(problem, x, key.fold("search", step), step)
+        h = self._slope(problem, state["theta"], products)
+        theta, m, v = ({name: leaf.clone() for name, leaf in tree.items()} for tree in (state["theta"], state["m"], state["v"]))
+        scale, correction = corrections(self.outer_lr, step, self.outer_betas)
+        moving: list[list[Tensor]] = [[tree[name] for name in theta] for tree in (theta, h, m, v)]
+        adam_(*moving, scale=scale, correction=correction, betas=self.outer_betas, eps=1e-8)
+        changes: State = {"train": train, "theta": theta, "m": m, "v": v, "at": state["at"] + self.updates}
+        shown = {f"product.{name}": product for name, product in zip(_sources(problem).names, products, strict=True)}
+        return changes, {"lower_loss": loss, "upper_loss": upper, **shown}, spent + cost
+
+    def _products(self, problem: Problem, x: Tree, key: Key, step: int) -> tuple[Tensor, Tensor, Cost]:
+        """a_s of each source, 0 of one that the batch holds no row of; f; and the cost."""
+        sources = _sources(problem)
+        upper, count = problem.upper_data["differentiate"].sample(key.fold("upper"), self.upper_batch_size)
+        grads, value = gradient(problem.f, problem.theta0, x, upper)
+        if not torch.isfinite(value):
+            raise NumericalError(
+                f"step {step}: the validation loss is {float(value)}; lower lr, or check the rows and the model"
+            )
+        compared = self._compared(x)
+        target = [grads[place] for place in compared]
+        data = problem.lower_data
+        size = min(self.search_batch_size or self.batch_size or data.size, data.size)
+        index = data.numbers(key.fold("lower"), size, 1)[0]
+        source = data.rows(index)["source"]
+        products, held = torch.zeros(len(sources.names), dtype=torch.float64), source.unique().tolist()
+        for number in held:
+            own = data.rows(index[(source == number).to(index.device)])
+            grads, loss = gradient(sources.pooled, problem.theta0, x, own)
+            if not torch.isfinite(loss):
+                raise NumericalError(
+                    f"step {step}: the loss of source {sources.names[number]!r} is {float(loss)}; lower lr, or check its rows"
+                )
+            terms = [(grads[place] * leaf).sum(dtype=torch.float64) for place, leaf in zip(compared, target, strict=True)]
+            products[number] = torch.stack(terms).sum()
+        return products, value, Cost(lower_gradients=len(held), upper_gradients=1, rows=size + count)
+
+    def _slope(self, problem: Problem, theta: Tree, products: Tensor) -> Tree:
+        """∂/∂θ (−lr Σ_s ω_s(θ) a_s)."""
+        leaves = {name: leaf.detach().requires_grad_() for name, leaf in theta.items()}
+        with torch.enable_grad():
+            weights = _sources(problem).weights(leaves)
+            grads = torch.autograd.grad(-self.lr * (weights * products.to(weights)).sum(), list(leaves.values()))
+        return dict(zip(leaves, grads, strict=True))
+
+    def _compared(self, x: Tree) -> list[int]:
+        """Where the leaves stand that the products are over."""
+        places = [place for place, name in enumerate(x) if re.search(self.leaves, name)]
+        if not places:
+            known = ", ".join(list(x)[:8]) + (", …" if len(x) > 8 else "")
+            raise ConfigError(
+                f"no lower variable's name matches {self.leaves!r} @ method.leaves\n"
+                f"  there are: {known}\n"
+                "  leave it out to compare all of them: with adapters on a frozen base the output layer is none of them"
+            )
+        return places
+
+
+def _sources(problem: Problem) -> Sources:
+    return hgms_mix.lm.sources_of(problem, "method 'fastmix' mixes")

@@ -1,0 +1,11 @@
+"""LESS: choose training rows by the influence of their gradients on validation rows: method `less`."""
+
+from __future__ import annotations
+
+from hgms_core import hookimpl
+from hgms_mix.methods.less.less import Less as Less
+
+
+@hookimpl
+def hgms_register_methods() -> list[type]:
+    return [Less]

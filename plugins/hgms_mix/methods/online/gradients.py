@@ -1,0 +1,92 @@
+"""The gradient of every source's loss at one x, in one pass where that is faster, and how they agree with a target's."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+import hgms_mix.lm
+from hgms_core import Batch, Data, Key, NumericalError, Problem, Sources, Tree, gradient, groups
+
+
+def even_rows(data: Data, sources: Sources, key: Key, count: int, steps: int) -> Tensor:
+    """Numbers of ``count`` rows of every source, ``[steps, S, count]``, in the order of the sources."""
+    places = {name: place for place, (name, _) in enumerate(data.strata or ())}
+    index = data.numbers(key, count * len(places), steps).reshape(steps, len(places), count)
+    return index[:, [places[name] for name in sources.names]]
+
+
+def source_gradients(problem: Problem, x: Tree, index: Tensor, step: int) -> tuple[list[Tensor], Tensor]:
+    """∇_x ℓ_s on the rows ``index[s]``, as leaves ``[S, …]``, and the losses ``[S]``: one pass with S copies of x, each with
+    its own rows, or one source after the other where the model is so large that a pass of one keeps the machine busy.
+
+    The copies are views: only their gradients take memory."""
+    sources, count = hgms_mix.lm.sources_of(problem, "gradients are of"), len(index)
+    batch = problem.lower_data.rows(index.to(problem.lower_data.device))
+    copies = {name: leaf.expand(count, *leaf.shape) for name, leaf in x.items()}
+    parts, losses = [], []
+    for group in groups(sources.pooled, copies, own_batch=True, rows=index.shape[1]):
+        own = {name: group.rows_of(leaf) for name, leaf in batch.items()}
+        grads, values = gradient(group.loss, problem.theta0, group.x, own)
+        alone = isinstance(group.part, int)
+        parts.append([leaf[None] for leaf in grads] if alone else grads)
+        losses.append(values.reshape(-1))
+    values = torch.cat(losses)
+    if not torch.isfinite(values).all():
+        raise NumericalError(f"step {step}: the loss of a source is not finite; lower lr, or check the rows and the model")
+    return [torch.cat(leaves) for leaves in zip(*parts, strict=True)], values
+
+
+def directions_of(sources: Sources, theta: Tree, x: Tree, batch: Batch) -> tuple[Tree, Tensor, Tensor]:
+    """(u, n, ℓ): u_s = Σ_i ∇_x ℓ_i(x) over the batch's rows of source s, leaves ``[S, …]``; how many these are, ``[S]``; the
+    mean loss of all rows.
+
+    Rows of a source go through together: a pass for each source, of the batch's rows in all."""
+    count = len(sources.names)
+    u = {name: leaf.new_zeros(count, *leaf.shape) for name, leaf in x.items()}
+    held, losses = next(iter(x.values())).new_zeros(count), list[Tensor]()
+    for source in batch["source"].unique().tolist():
+        where = (batch["source"] == source).nonzero()[:, 0]
+        own = {name: leaf.index_select(0, where) for name, leaf in batch.items() if leaf.dim()}
+        grads, loss = gradient(sources.pooled, theta, x, own)
+        held[source] = len(where)
+        losses.append(loss * len(where))
+        torch._foreach_add_([leaf[source] for leaf in u.values()], grads, alpha=len(where))
+    return u, held, torch.stack(losses).sum() / held.sum()
+
+
+def norms(grads: Sequence[Tensor]) -> Tensor:
+    """The Euclidean norms of stacked vectors, ``[S]``.
+
+    >>> norms([torch.tensor([[3.0], [0.0]]), torch.tensor([[4.0], [1.0]])])
+    tensor([5., 1.])
+    """
+    return torch.stack([leaf.reshape(leaf.shape[0], -1).square().sum(1) for leaf in grads]).sum(0).sqrt()
+
+
+def at_most(grads: Sequence[Tensor], limit: float | None) -> list[Tensor]:
+    """Stacked vectors, the longer ones shortened to the ``limit`` (None: none is)."""
+    if limit is None:
+        return list(grads)
+    factor = (limit / (norms(grads) + 1e-6)).clamp_max(1)
+    return [leaf * factor.reshape(-1, *[1] * (leaf.dim() - 1)) for leaf in grads]
+
+
+def products(grads: Sequence[Tensor], others: Sequence[Tensor]) -> Tensor:
+    """⟨a_r, b_s⟩ of two stacks of vectors, ``[R, S]``.
+
+    >>> products([torch.tensor([[1.0, 2.0]])], [torch.tensor([[1.0, 0.0], [0.0, 1.0]])])
+    tensor([[1., 2.]])
+    """
+    return torch.stack([
+        a.reshape(a.shape[0], math.prod(a.shape[1:])) @ b.reshape(b.shape[0], math.prod(b.shape[1:])).T
+        for a, b in zip(grads, others, strict=True)
+    ]).sum(0)  # fmt: skip
+
+
+def mixed(grads: Sequence[Tensor], weights: Tensor) -> list[Tensor]:
+    """Σ_s ω_s g_s."""
+    return [torch.tensordot(weights.to(leaf), leaf, dims=1) for leaf in grads]

@@ -1,0 +1,103 @@
+"""What the four methods share: mixtures, batches drawn by a mixture, and training on them."""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+import hgms_mix.lm
+from hgms_core import ConfigError, Cost, Data, Key, Problem, Sources, Tree
+
+
+class Settings(Protocol):
+    """What training needs of a method: AdamW and the size of a batch."""
+
+    @property
+    def lr(self) -> float: ...
+    @property
+    def batch_size(self) -> int: ...
+    @property
+    def betas(self) -> tuple[float, float]: ...
+    @property
+    def eps(self) -> float: ...
+    @property
+    def weight_decay(self) -> float: ...
+
+
+def even(sources: Sources) -> Tensor:
+    """ω = 1/S."""
+    return torch.full((len(sources.names),), 1 / len(sources.names), dtype=torch.float64)
+
+
+def shares_of_rows(problem: Problem, sources: Sources) -> Tensor:
+    """ω_s = n_s / n: source s's share of all rows, by the sources' files where the task keeps fewer of them."""
+    sizes = hgms_mix.lm.source_sizes(problem)
+    counts = torch.tensor([sizes[name] for name in sources.names], dtype=torch.float64)
+    return counts / counts.sum()
+
+
+def theta_of(sources: Sources, weights: Tensor) -> Tree:
+    """θ with these weights of the sources."""
+    return sources.theta(dict(zip(sources.names, weights.tolist(), strict=True)))
+
+
+def tilted(weights: Tensor, scores: Tensor) -> Tensor:
+    """ω_s e^(scores_s), divided by its sum: a step of exponentiated gradient.
+
+    >>> tilted(torch.tensor([0.5, 0.5]), torch.tensor([3.0, 1.0]).log())
+    tensor([0.7500, 0.2500])
+    """
+    return torch.softmax(weights.log() + scores, 0)
+
+
+def mixture_rows(data: Data, sources: Sources, weights: Tensor, key: Key, batch_size: int, steps: int) -> Tensor:
+    """Numbers of rows, ``[steps, batch_size]``: source s has ω_s·batch_size rows of a batch, rounded up or down at random so
+    that this is its mean. Within one call no row of a source comes twice before all of them have come; rows are drawn by the
+    source's name, not by where it stands."""
+    strata, shares = data.strata or (), dict(zip(sources.names, weights.tolist(), strict=True))
+    sizes, first, firsts = dict(strata), 0, {}
+    for name, size in strata:
+        firsts[name], first = first, first + size
+    names = sorted(sizes)
+    ends = torch.tensor([0.0, *(shares[name] for name in names)], dtype=torch.float64).cumsum(0).mul(batch_size)
+    ends = ends.clamp_max(batch_size)
+    ends[-1] = batch_size
+    luck = torch.rand(steps, 1, generator=key.fold("counts").generator(), dtype=torch.float64)
+    counts = (ends + luck).floor().diff(dim=1).long()
+    parts = []
+    for position, name in enumerate(names):
+        total = int(counts[:, position].sum())
+        numbers = key.fold("rows", name).indices(sizes[name], max(1, total), 1)[0, :total]
+        parts.append(torch.split(firsts[name] + numbers, counts[:, position].tolist()))
+    return torch.stack([torch.cat(step) for step in zip(*parts, strict=True)])
+
+
+def trained(
+    problem: Problem, weights: Tensor, train: Tree, method: Settings, *, key: Key, done: int, count: int, step: int
+) -> tuple[Tree, Tensor, Cost]:
+    """``count`` updates of AdamW more, after ``done``, on batches drawn by the mixture; the last batch's loss.
+
+    Cost: 1 lower gradient an update."""
+    data, sources, loss = problem.lower_data, _sources(problem), torch.empty(())
+    index = mixture_rows(data, sources, weights, key.fold(done), method.batch_size, count)
+    for i in range(count):
+        train, loss = hgms_mix.lm.adamw(
+            sources.pooled, problem.theta0, data.rows(index[i].to(data.device)), train, method,
+            lr=method.lr, count=done + i + 1, step=step,
+        )  # fmt: skip
+    return train, loss, Cost(lower_gradients=count, rows=count * method.batch_size)
+
+
+def check_batch(sources: Sources, method: str, batch_size: int) -> None:
+    """ConfigError where a batch cannot hold rows of all sources."""
+    if batch_size < len(sources.names):
+        raise ConfigError(
+            f"method {method!r} needs rows of all {len(sources.names)} sources in a batch, and 'batch_size' is {batch_size}\n"
+            f"  set batch_size = {len(sources.names)} or more"
+        )
+
+
+def _sources(problem: Problem) -> Sources:
+    return hgms_mix.lm.sources_of(problem, "training by a mixture draws from")

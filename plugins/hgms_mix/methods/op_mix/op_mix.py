@@ -1,0 +1,177 @@
+"""OP-Mix: one short run a source; mixtures of these runs' ends stand for runs on mixtures."""
+
+from __future__ import annotations
+
+from typing import ClassVar, final
+
+import torch
+from attrs import field, validators
+from torch import Tensor
+
+import hgms_mix.lm
+from hgms.config import decay_rates, frozen, lowering, not_negative, optional_whole, positive, whole
+from hgms_core import ConfigError, Cost, Key, NumericalError, Problem, Record, Sources, State, Tree
+from hgms_mix.methods.op_mix.law import fit, propose
+
+
+@final
+@frozen(kw_only=True)
+class OpMix:
+    """A law of the validation losses of mixtures that are simulated, not trained::
+
+        x_s = x0 after ``steps`` AdamW updates on g(p_s, ·)              one probe for each source; p_s: ``own`` of source s,
+                                                                         the rest even
+        x(λ) = Σ_s λ_s x_s,   ω(λ) = Σ_s λ_s p_s                         λ: ``candidates`` points of the simplex
+        y_p(λ) = mean loss of validation set p at x(λ)                   rows of the role ``select``
+        ŷ_p(ω) = e^{c_p} + e^{t_p·ω},      fitted to (ω(λ), y_p(λ))
+        ω* = argmin (1/P) Σ_p e^{t_p·ω} + kl · KL(ω‖prior)
+
+    Adapters are added as what they add to their weights, Σ_s λ_s B_s A_s, not as their two factors. All probes see the same
+    batches. One step is up to ``updates`` updates of a probe, or the validation losses of one candidate.
+
+    Use when training on each source alone can be afforded, and many mixtures are to be compared. Avoid long probes: that the
+    mean of two ends is like the end of a mixture holds near where they start.
+
+    Arguments:
+        steps, updates: updates of each probe, and at most how many in one outer step.
+        lr, weight_decay, betas, eps, batch_size: AdamW of the lower level (batch_size None: all rows).
+        own: the share of its own source in a probe's mixture, above 1/S; 1: it is trained on that source alone.
+        candidates: points λ: the corners (the probes themselves), even weights, and random ones, even over the simplex.
+        kl: the weight of the prior, the mixture that the problem starts at (``task.prior``: even, by size, or of your own).
+        chunk: validation rows whose losses are computed at a time.
+        train_steps: updates of a fresh x at the learned mixture; 0: x is the best probe's; None: until the budget is spent.
+
+    Errors: ConfigError for a problem without sources or rows of the role ``select``, for fewer ``candidates`` than S + 2 and an
+    ``own`` of at most 1/S; NumericalError for infinite losses, and validation losses of at most 0.
+
+    Cost: S·``steps`` lower gradients and ``candidates`` upper values (of all rows of ``select``) before the mixture is known.
+    Memory: S + 2 lower states between steps, at most 2S + 9 within one.
+
+    >>> OpMix(steps=50, own=1.0).kl
+    0.05
+
+    Source: Hu et al., *Always learning, always mixing: efficient and simple data mixing all the time*, 2026 (arXiv 2605.15220).
+    """
+
+    name: ClassVar[str] = "op-mix"
+    needs: ClassVar[frozenset[str]] = frozenset({"sources", "per-example-losses"})
+
+    steps: int = field(default=100, validator=whole)
+    updates: int = field(default=10, validator=whole)
+    lr: float = field(default=1e-4, validator=positive)
+    weight_decay: float = field(default=0.0, validator=not_negative)
+    betas: tuple[float, float] = field(default=(0.9, 0.999), validator=decay_rates)
+    eps: float = field(default=1e-8, validator=positive)
+    batch_size: int | None = field(default=32, validator=optional_whole)
+    own: float = field(default=0.9, validator=hgms_mix.lm.some_share)
+    candidates: int = field(default=32, validator=validators.ge(4))
+    kl: float = field(default=0.05, validator=positive)
+    chunk: int = field(default=32, validator=whole)
+    train_steps: int | None = field(default=0, validator=hgms_mix.lm.optional_count)
+
+    lighter = lowering(same=["chunk"], other=["batch_size"])
+
+    @classmethod
+    def testing_instance(cls) -> OpMix:
+        """For ``hgms check``: done within 60 outer steps, at rates for a problem of size 1, with a prior that hardly counts."""
+        return cls(steps=20, lr=0.1, candidates=9, kl=1e-3)
+
+    def init(self, problem: Problem, seed: int) -> State:
+        sources = _sources(problem)
+        count = len(sources.names)
+        hgms_mix.lm.check_role(problem, "method 'op-mix' compares mixtures on", "select")
+        if count < 2:
+            raise ConfigError(f"method 'op-mix' mixes at least two sources, and this problem has one: {sources.names[0]}")
+        if self.candidates < count + 2:
+            raise ConfigError(f"a law of {count} sources has {count + 1} numbers: 'candidates' must be at least {count + 2}")
+        if self.own <= 1 / count:
+            raise ConfigError(f"'own' must be above 1/{count}, the even share of {count} sources: {self.own}")
+        return {
+            **hgms_mix.lm.first_state(seed, "probes", sources),
+            "theta": dict(problem.theta0),
+            "run": 0,
+            "probes": {},
+            "losses": torch.empty(0, 0, dtype=torch.float64),
+            "train": hgms_mix.lm.adamw_start(problem.x0),
+        }
+
+    def step(self, problem: Problem, state: State, progress: float = 0.0) -> tuple[State, Record]:
+        phases = {"probes": self._probe, "candidates": self._candidate, "train": self._train}
+        return hgms_mix.lm.in_phases(phases, problem, state, finished=self.finished(state))
+
+    def finished(self, state: State) -> bool:
+        """Whether the mixture is known and x is trained as long as it should be."""
+        return state["phase"] == "train" and self.train_steps is not None and state["at"] >= self.train_steps
+
+    def result(self, state: State) -> tuple[Tree, Tree]:
+        """(θ, x): the prior and the present probe's x, until there is more."""
+        return state["theta"], hgms_mix.lm.adamw_part(state["train"], "x")
+
+    @property
+    def untrained(self) -> str:
+        """Why x was not trained on the mixture; empty where it was."""
+        return "x is a probe's (train_steps = 0)" if self.train_steps == 0 else ""
+
+    def _probe(self, problem: Problem, state: State) -> tuple[State, Record, Cost]:
+        """Some updates of a probe; all see the same batches."""
+        sources, run, at = _sources(problem), state["run"], state["at"]
+        mixture = self._trained_on(len(sources.names))[run]
+        theta = sources.theta(dict(zip(sources.names, mixture.tolist(), strict=True)))
+        count = min(self.updates, self.steps - at)
+        changes, record, spent = self._updates(problem, theta, state, count, Key(state["seed"]).fold("batches"))
+        if changes["at"] == self.steps:
+            probes = {**state["probes"], str(run): hgms_mix.lm.adamw_part(changes["train"], "x")}
+            changes |= {"probes": probes, "run": run + 1, "at": 0, "train": hgms_mix.lm.adamw_start(problem.x0)}
+            if run + 1 == len(sources.names):
+                changes["phase"] = "candidates"
+        return changes, {"probe": sources.names[run], **record}, spent
+
+    def _candidate(self, problem: Problem, state: State) -> tuple[State, Record, Cost]:
+        """The validation losses of one mixture of the probes; after the last the laws and the mixture."""
+        sources, at, probes = _sources(problem), state["at"], list(state["probes"].values())
+        points = self._points(len(probes), Key(state["seed"]).fold("points"))
+        x, step = hgms_mix.lm.interpolated(probes, points[at].tolist()), state["step"] + 1
+        by_set, spent = hgms_mix.lm.set_losses(problem, x, "select", self.chunk, step)
+        if not (by_set > 0).all():
+            raise NumericalError(f"step {step}: the law of 'op-mix' is of validation losses above 0: {by_set.tolist()}")
+        losses = torch.cat([state["losses"].reshape(at, len(by_set)), by_set[None]])
+        changes: State = {"losses": losses, "at": at + 1}
+        record: Record = {"upper_loss": by_set.mean()}
+        if at + 1 == self.candidates:
+            mixtures = points @ self._trained_on(len(probes))
+            laws = [fit(mixtures, own) for own in losses.T]
+            omega = propose(laws, sources.weights(problem.theta0).cpu(), self.kl)
+            predicted = torch.stack([law(omega[None])[0] for law in laws]).mean()
+            means = losses.mean(1)
+            record |= {"predicted_loss": predicted, "law_error": max(law.error for law in laws), "lowest_loss": means.min()}
+            best = probes[int(means[: len(probes)].argmin())] if self.train_steps == 0 else problem.x0
+            theta = sources.theta(dict(zip(sources.names, omega.tolist(), strict=True)))
+            changes |= {"phase": "train", "at": 0, "theta": theta, "probes": {}, "train": hgms_mix.lm.adamw_start(best)}
+        return changes, record, spent
+
+    def _train(self, problem: Problem, state: State) -> tuple[State, Record, Cost]:
+        count = self.updates if self.train_steps is None else min(self.updates, self.train_steps - state["at"])
+        return self._updates(problem, state["theta"], state, count, Key(state["seed"]).fold("train"))
+
+    def _updates(self, problem: Problem, theta: Tree, state: State, count: int, key: Key) -> tuple[State, Record, Cost]:
+        train, loss, spent = hgms_mix.lm.adamw_on_mixture(
+            problem, theta, state["train"], self, lr=self.lr, batch_size=self.batch_size,
+            key=key, at=state["at"], count=count, step=state["step"] + 1,
+        )  # fmt: skip
+        return {"train": train, "at": state["at"] + count}, {"lower_loss": loss}, spent
+
+    def _trained_on(self, count: int) -> Tensor:
+        """p_s of each probe, ``[S, S]``."""
+        rest = (1 - self.own) / (count - 1)
+        return torch.full((count, count), rest, dtype=torch.float64).fill_diagonal_(self.own)
+
+    def _points(self, count: int, key: Key) -> Tensor:
+        """The λ of all candidates, ``[candidates, S]``."""
+        even = torch.full((1, count), 1 / count, dtype=torch.float64)
+        draw = torch.rand(self.candidates - count - 1, count, generator=key.generator(), dtype=torch.float64)
+        spacings = -draw.clamp_min(torch.finfo(torch.float64).tiny).log()
+        return torch.cat([torch.eye(count, dtype=torch.float64), even, spacings / spacings.sum(1, keepdim=True)])
+
+
+def _sources(problem: Problem) -> Sources:
+    return hgms_mix.lm.sources_of(problem, "method 'op-mix' mixes")

@@ -1,0 +1,111 @@
+"""Rows drawn at random from all rows: the reference of whatever chooses rows or mixes sources."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import ClassVar, final
+
+import torch
+from attrs import field
+from torch import Tensor
+
+import hgms_mix.lm
+from hgms.config import decay_rates, frozen, lowering, not_negative, positive, whole
+from hgms_core import Cost, Key, Problem, Record, State, Tree
+
+
+@final
+@frozen(kw_only=True)
+class RandomRows:
+    """Equal-compute random: x is trained on rows drawn at random from all rows, for as long as the budget lasts::
+
+        ω_s = n_s / n,      x ← AdamW on the mean loss of ``batch_size`` rows, each of source s with probability n_s / n
+
+    n_s is the number of rows in source s's file, also where the task keeps fewer (``task.cache``): a row is then drawn evenly
+    from those kept. Nothing is learned of the validation rows, and θ stays at ω.
+
+    ``hgms mix`` draws the fine-tuning set by ω: n_s / n of its rows from each source, at random. That is a simple random sample
+    of all rows but for the luck of how many come from which source.
+
+    Use always, beside whatever ranks rows or learns weights: with ``uniform``, which takes equally much of every source, it is
+    what a choice has to be ahead of at the same cost. Avoid reading it as even weights: large sources rule it.
+
+    Arguments:
+        lr, weight_decay, betas, eps, batch_size: AdamW of x.
+        updates: of x, in one outer step.
+        train_steps: updates in all; None: until the budget is spent; 0: x stays where it starts, and all of a mix's compute is
+            left for its other stages.
+
+    Errors: ConfigError for a problem without sources; NumericalError for infinite losses.
+
+    Cost: ``updates`` lower gradients a step. Memory: 3 lower states between steps, 7 within one (10 where ``updates`` > 1).
+
+    >>> RandomRows().train_steps is None, RandomRows.role
+    (True, 'floor')
+
+    Source: no selection; the reference of Ivison et al. 2025 (arXiv 2503.01807), which few methods there are ahead of.
+    """
+
+    name: ClassVar[str] = "random-rows"
+    role: ClassVar[str] = "floor"
+    needs: ClassVar[frozenset[str]] = frozenset({"sources", "per-example-losses"})
+    testing_failures: ClassVar[Mapping[str, str]] = {"optimum": "its θ stays where it is"}
+
+    lr: float = field(default=1e-4, validator=positive)
+    weight_decay: float = field(default=0.0, validator=not_negative)
+    betas: tuple[float, float] = field(default=(0.9, 0.999), validator=decay_rates)
+    eps: float = field(default=1e-8, validator=positive)
+    batch_size: int = field(default=16, validator=whole)
+    updates: int = field(default=1, validator=whole)
+    train_steps: int | None = field(default=None, validator=hgms_mix.lm.optional_count)
+
+    lighter = lowering(other=["batch_size"])
+
+    def init(self, problem: Problem, seed: int) -> State:
+        sources = hgms_mix.lm.sources_of(problem, "method 'random-rows' draws from")
+        state = hgms_mix.lm.first_state(seed, "train", sources)
+        return {**state, "theta": sources.theta(shares(problem)), "train": hgms_mix.lm.adamw_start(problem.x0)}
+
+    def step(self, problem: Problem, state: State, progress: float = 0.0) -> tuple[State, Record]:
+        return hgms_mix.lm.in_phases({"train": self._train}, problem, state, finished=self.finished(state))
+
+    def finished(self, state: State) -> bool:
+        """Whether x is trained as long as it should be."""
+        return self.train_steps is not None and state["at"] >= self.train_steps
+
+    def result(self, state: State) -> tuple[Tree, Tree]:
+        return state["theta"], hgms_mix.lm.adamw_part(state["train"], "x")
+
+    @property
+    def untrained(self) -> str:
+        """Why x was not trained on the mixture; empty where it was."""
+        return "x is where it starts (train_steps = 0)" if self.train_steps == 0 else ""
+
+    def _train(self, problem: Problem, state: State) -> tuple[State, Record, Cost]:
+        sources = hgms_mix.lm.sources_of(problem, "method 'random-rows' draws from")
+        train, at, loss = state["train"], state["at"], torch.empty(())
+        count = self.updates if self.train_steps is None else min(self.updates, self.train_steps - at)
+        for update in range(at, at + count):
+            rows = drawn(problem, Key(state["seed"]).fold("rows", update), self.batch_size)
+            train, loss = hgms_mix.lm.adamw(
+                sources.pooled, problem.theta0, problem.lower_data.rows(rows.to(problem.lower_data.device)), train, self,
+                lr=self.lr, count=update + 1, step=state["step"] + 1,
+            )  # fmt: skip
+        spent = Cost(lower_gradients=count, rows=count * self.batch_size)
+        return {"train": train, "at": at + count}, {"lower_loss": loss}, spent
+
+
+def shares(problem: Problem) -> dict[str, float]:
+    """n_s / n of each source."""
+    sizes = hgms_mix.lm.source_sizes(problem)
+    return {name: size / sum(sizes.values()) for name, size in sizes.items()}
+
+
+def drawn(problem: Problem, key: Key, count: int) -> Tensor:
+    """Numbers of rows of the pool, with replacement: each of source s with probability n_s / n, then of its rows, evenly."""
+    own, held = shares(problem), torch.tensor([rows for _, rows in problem.lower_data.strata or ()])
+    probability = torch.tensor([own[name] for name, _ in problem.lower_data.strata or ()], dtype=torch.float64)
+    generator = key.generator()
+    source = torch.multinomial(probability, count, replacement=True, generator=generator)
+    within = (torch.rand(count, generator=generator, dtype=torch.float64) * held[source]).long()
+    return held.cumsum(0)[source] - held[source] + within

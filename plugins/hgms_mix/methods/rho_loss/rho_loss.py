@@ -1,0 +1,186 @@
+"""RHO-LOSS: rows that are not yet learned, but that a model trained on held-out rows finds easy."""
+
+from __future__ import annotations
+
+import math
+from functools import partial
+from typing import ClassVar, Literal, final
+
+import torch
+from attrs import Attribute, field
+from torch import Tensor
+
+import hgms_mix.lm
+from hgms.config import decay_rates, frozen, lowering, not_negative, optional_whole, positive, whole
+from hgms_core import ConfigError, Cost, Key, Problem, Record, State, Tree
+from hgms_mix.methods.rho_loss import reference
+from hgms_mix.methods.rho_loss.reference import next_losses, row_losses, sources_of, update
+
+
+@final
+@frozen(kw_only=True)
+class RhoLoss:
+    """Reducible holdout loss: rank rows by what can still be learned of them::
+
+        score(z) = ℓ(x; z) − ℓ(x_ref; z)
+
+    x_ref has not seen z. The pool is split in two random halves; a reference is trained from x0 on each of them, and says
+    ℓ(x_ref; z), the irreducible loss, of the rows of the other half, once (the paper's form for data without a holdout set).
+    ``reference = "validation"`` trains a single one on the validation rows of the role ``differentiate`` instead: then a low
+    irreducible loss also means that a row is like the target. Of its states after each epoch (x0 among them) the one with the
+    lowest mean loss on the rows of the role ``stop`` is kept. The test set plays no part.
+
+    ``static``: x is x0 after ``target_steps`` updates on random rows of the pool; the ``keep`` share with the highest scores is
+    kept, and θ has the sources' shares of it. ``online``: every update draws ``big_batch`` rows of the pool, scores them at the
+    present x and moves x on the ``top`` share of them; θ has the sources' shares of all rows used so far.
+
+    One step is one update, or the losses of ``chunk`` rows. Dropout is off throughout.
+
+    Use when rows differ in how noisy they are. Avoid ``held-out`` where sources are off-target but learnable, and
+    ``target_steps = 0`` where sources differ in the level of their losses (long or formal texts): then the level decides.
+
+    Arguments:
+        mode: ``static`` or ``online``.
+        reference: what x_ref learns from, ``held-out`` rows or ``validation`` rows. ``reference_epochs``, ``reference_lr``: of
+            x_ref. ``target_steps``: before static scores (None: one pass over the pool).
+        lr, weight_decay, betas, eps: AdamW of x (the last three of x_ref too). ``batch_size``: rows of an update (not online).
+        big_batch, top: of an online update. ``keep``: share of all rows that static scores keep, or ``size``: their number.
+        chunk: rows whose losses are computed at a time.
+        train_steps: updates of a fresh x on the kept rows (0: x stays the one scored); online: of x. None: to the budget's end.
+
+    Errors: ConfigError for a problem without sources or rows of the role ``stop``; NumericalError for infinite losses.
+
+    Cost: an update of x is 1 lower gradient, one of x_ref too (1 upper gradient on validation rows); each pass over rows for
+    their losses is 1 upper value. Memory: at most 4 lower states (x, two moments, the best x_ref so far).
+
+    >>> RhoLoss(mode="online", train_steps=1000).top
+    0.1
+
+    Source: Mindermann et al., *Prioritized training on points that are learnable, worth learning, and not yet learnt*, 2022.
+    """
+
+    name: ClassVar[str] = "rho-loss"
+    needs: ClassVar[frozenset[str]] = frozenset({"sources", "per-example-losses"})
+
+    mode: Literal["static", "online"] = "static"
+    reference: Literal["held-out", "validation"] = "held-out"
+    reference_epochs: int = field(default=4, validator=whole)
+    reference_lr: float = field(default=1e-4, validator=positive)
+    target_steps: int | None = field(default=None, validator=hgms_mix.lm.optional_count)
+    lr: float = field(default=1e-4, validator=positive)
+    weight_decay: float = field(default=0.01, validator=not_negative)
+    betas: tuple[float, float] = field(default=(0.9, 0.999), validator=decay_rates)
+    eps: float = field(default=1e-8, validator=positive)
+    batch_size: int = field(default=32, validator=whole)
+    big_batch: int = field(default=320, validator=whole)
+    top: float = field(default=0.1, validator=hgms_mix.lm.some_share)
+    keep: float = field(default=0.05, validator=hgms_mix.lm.some_share)
+    size: int | None = field(default=None, validator=optional_whole)
+    chunk: int = field(default=32, validator=whole)
+    train_steps: int | None = field(default=0, validator=hgms_mix.lm.optional_count)
+
+    lighter = lowering(same=["chunk"], other=["batch_size"])
+
+    @train_steps.validator
+    def _long_enough(self, attribute: Attribute[int | None], value: int | None) -> None:
+        if self.mode == "online" and value == 0:
+            raise ValueError("'train_steps' must be > 0, or none, where mode is 'online': rows are chosen while x is trained")
+
+    def init(self, problem: Problem, seed: int) -> State:
+        sources, pool = sources_of(problem), problem.lower_data
+        for role in ("differentiate", "stop") if self.reference == "validation" else ("stop",):
+            if role not in problem.upper_data or problem.upper_data[role].size == 0:
+                raise ConfigError(f"method 'rho-loss' needs validation rows for its reference, and the role {role!r} has none")
+        hgms_mix.lm.check_size(self.size, pool)
+        missing = torch.full((pool.size,), torch.nan, dtype=torch.float64)
+        return {
+            **hgms_mix.lm.first_state(seed, "reference", sources),
+            "half": 0,
+            "order": torch.randperm(pool.size, generator=Key(seed).fold("halves").generator()),
+            "train": hgms_mix.lm.adamw_start(problem.x0),
+            "best": {"x": dict(problem.x0), "loss": None},
+            "irreducible": missing,
+            "ranking": missing,
+            "kept": torch.empty(0, dtype=torch.int64),
+            "used": torch.zeros(len(sources.names), dtype=torch.int64),
+        }
+
+    def step(self, problem: Problem, state: State, progress: float = 0.0) -> tuple[State, Record]:
+        phases: dict[str, hgms_mix.lm.Phase] = {
+            "reference": partial(reference.train, self),
+            "irreducible": partial(reference.score, self),
+            "target": self._target,
+            "scores": self._score,
+            "online": self._online,
+            "train": self._train,
+        }
+        return hgms_mix.lm.in_phases(phases, problem, state, finished=self.finished(state))
+
+    def finished(self, state: State) -> bool:
+        """Whether rows are chosen and x is trained as long as it should be."""
+        return state["phase"] in ("train", "online") and self.train_steps is not None and state["at"] >= self.train_steps
+
+    def result(self, state: State) -> tuple[Tree, Tree]:
+        """(θ, x); x is the reference's until there is another."""
+        return state["theta"], hgms_mix.lm.adamw_part(state["train"], "x")
+
+    @property
+    def untrained(self) -> str:
+        """Why x was not trained on the mixture; empty where it was."""
+        return "x did not learn from the chosen rows (train_steps = 0)" if self.train_steps == 0 else ""
+
+    def ranking(self, problem: Problem, state: State) -> Tensor:
+        """Each row's reducible loss when it was last computed; NaN where it was not, and everywhere until a static score is
+        known of every row: the best of some rows are not the best."""
+        ranking: Tensor = state["ranking"]
+        if self.mode == "static" and bool(ranking.isnan().any()):
+            return torch.full_like(ranking, torch.nan)
+        return ranking
+
+    def _target(self, problem: Problem, state: State) -> tuple[State, Record, Cost]:
+        pool, at = problem.lower_data, state["at"]
+        rows = hgms_mix.lm.epoch_rows(Key(state["seed"]).fold("target"), pool.size, at, self.batch_size)
+        trained, loss, spent = update(self, problem, state, pool, rows, self.lr)
+        over = at + 1 == (self.target_steps or math.ceil(pool.size / self.batch_size))
+        changes: State = {"train": trained, "at": 0 if over else at + 1, "phase": "scores" if over else "target"}
+        return changes, {"lower_loss": loss}, spent
+
+    def _score(self, problem: Problem, state: State) -> tuple[State, Record, Cost]:
+        pool = problem.lower_data
+        losses, index, spent = next_losses(self, problem, state, torch.arange(pool.size))
+        ranking = state["ranking"].index_copy(0, index, losses.double() - state["irreducible"][index])
+        changes: State = {"ranking": ranking, "at": state["at"] + len(index)}
+        if changes["at"] == pool.size:
+            kept = hgms_mix.lm.highest(ranking, self.size or max(1, round(self.keep * len(ranking))))
+            theta = sources_of(problem).theta(hgms_mix.lm.source_counts(pool, kept))
+            changes |= {"phase": "train", "at": 0, "kept": kept, "theta": theta}
+            if self.train_steps != 0:
+                changes["train"] = hgms_mix.lm.adamw_start(problem.x0)
+        return changes, {"lower_loss": losses.mean()}, spent
+
+    def _train(self, problem: Problem, state: State) -> tuple[State, Record, Cost]:
+        """One update on the kept rows, whose epochs go round."""
+        kept, at = state["kept"], state["at"]
+        epoch, place = divmod(at, math.ceil(len(kept) / self.batch_size))
+        order = torch.randperm(len(kept), generator=Key(state["seed"]).fold("train", epoch).generator())
+        rows = kept[order[place * self.batch_size : (place + 1) * self.batch_size]]
+        trained, loss, spent = update(self, problem, state, problem.lower_data, rows, self.lr)
+        return {"train": trained, "at": at + 1}, {"lower_loss": loss}, spent
+
+    def _online(self, problem: Problem, state: State) -> tuple[State, Record, Cost]:
+        pool, sources = problem.lower_data, sources_of(problem)
+        big = min(self.big_batch, pool.size)
+        index = hgms_mix.lm.epoch_rows(Key(state["seed"]).fold("online"), pool.size, state["at"], big)
+        losses = row_losses(self, problem, hgms_mix.lm.adamw_part(state["train"], "x"), pool, index, state)
+        scores = losses.double() - state["irreducible"][index]
+        chosen = index[hgms_mix.lm.highest(scores, max(1, int(self.top * len(index))))]
+        trained, loss, spent = update(self, problem, state, pool, chosen, self.lr)
+        used = state["used"] + torch.tensor(list(hgms_mix.lm.source_counts(pool, chosen).values()))
+        changes: State = {
+            "train": trained,
+            "at": state["at"] + 1,
+            "ranking": state["ranking"].index_copy(0, index, scores),
+            "used": used,
+            "theta": sources.theta(dict(zip(sources.names, used.tolist(), strict=True))),
+        }
+        return changes, {"lower_loss": loss, "reducible_loss": scores.mean()}, spent + Cost(upper_values=1, rows=len(index))

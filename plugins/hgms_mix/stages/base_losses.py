@@ -1,0 +1,58 @@
+"""Losses of the model before it is tuned, which tuning is read against. All mixes of an experiment have the same, so they are
+computed once."""
+
+from __future__ import annotations
+
+import contextlib
+import gc
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from hgms.runs import parse_json, plain, read_file, replace_file
+from hgms_core import CheckpointError
+from hgms_mix.stages.losses import RowLosses, row_losses
+from hgms_mix.stages.stage import digest
+
+if TYPE_CHECKING:
+    from hgms.distributed import Ranks
+    from hgms_mix.stages.mix import Mix
+
+
+def untuned_losses(mix: Mix, ranks: Ranks | None = None) -> dict[str, RowLosses]:
+    """Of every row of the test sets, by their names, from files in the experiment's folder where an earlier mix has computed
+    them. The model is loaded for it, and let go. All ``ranks`` call this together. Cost: one forward pass over the test sets,
+    once for an experiment."""
+    losses, base = dict[str, RowLosses](), None
+    first = ranks is None or ranks.rank == 0
+    for name, table in mix.tuned_tables("test").items():
+        path = _place(mix, table)
+        stored = _stored(path) if first and path is not None else None
+        lacking = first and stored is None
+        if lacking if ranks is None else ranks.any(lacking):
+            base = mix.base(ranks) if base is None else base
+            stored = row_losses(base, table, ranks=ranks)
+            if first and path is not None:
+                path.parent.mkdir(exist_ok=True)
+                replace_file(path, json.dumps(stored.as_dict()).encode())
+        if stored is not None:
+            losses[name] = stored
+    del base
+    gc.collect()
+    return losses
+
+
+def _place(mix: Mix, table: Any) -> Path | None:
+    """None for a model that is made from a configuration: it is small, and its weights are drawn."""
+    model = mix.config.finetune.model or mix.task.model
+    if model.path is None:
+        return None
+    made_of = [plain(model), model.digest(), table.digest]
+    return mix.folder.parent.parent / "untuned" / f"{digest(made_of)[:16]}.json"
+
+
+def _stored(path: Path) -> RowLosses | None:
+    """A damaged file is made again."""
+    with contextlib.suppress(CheckpointError, OSError, KeyError, TypeError, ValueError):
+        return RowLosses.of(parse_json(read_file(path), path.name))
+    return None

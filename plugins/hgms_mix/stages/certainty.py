@@ -1,0 +1,260 @@
+"""The stage `certainty`: how certain the mixture is, over rows, over the seeds that are there, and by its null test."""
+
+from __future__ import annotations
+
+import contextlib
+import math
+from collections.abc import Iterable, Iterator, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, final
+
+import torch
+from attrs import field, frozen, validators
+from torch import Tensor
+
+from hgms.results import NULL_TEST, Interval
+from hgms.runs import RunFolder, parse_json, plain, read_file
+from hgms.uncertainty import Certainty, alignments, cost, in_words, over_rows, over_seeds
+from hgms_core import CheckpointError, ConfigError, Key, OutOfMemory, out_of_memory
+from hgms_mix.stages.reweight import is_finished, weights_of
+from hgms_mix.stages.stage import Stage
+
+if TYPE_CHECKING:
+    from hgms_mix.stages.mix import Mix
+
+CORNER = 0.9
+"""The weight from which on a mixture counts as a corner."""
+
+
+@final
+@frozen(kw_only=True)
+class Resampling:
+    """Table ``[certainty]``: what the mixture's direction is measured on, to resample it.
+
+    Gradients of blocks of validation rows and of rows of each source are multiplied, at the states of x named by ``at``
+    (:func:`hgms.uncertainty.alignments`), and the blocks resampled (:func:`hgms.uncertainty.over_rows`).
+
+    Arguments:
+        validation_blocks, source_blocks: at most so many blocks of validation rows, and of rows of each source.
+        rows: in a block, where there are enough.
+        at: ``start`` and ``end`` of the run; the mean over both.
+        resamples: of the bootstrap.
+
+    Cost: (validation_blocks + S · source_blocks) gradients of ``rows`` rows for each of ``at``.
+
+    >>> Resampling(rows=8).at
+    ('start', 'end')
+    """
+
+    validation_blocks: int = field(default=24, validator=validators.ge(4))
+    source_blocks: int = field(default=8, validator=validators.ge(4))
+    rows: int = field(default=4, validator=validators.ge(1))
+    at: tuple[Literal["start", "end"], ...] = field(default=("start", "end"), validator=validators.min_len(1))
+    resamples: int = field(default=4000, validator=validators.ge(100))
+
+    def rows_taken(self, sources: int) -> int:
+        """Rows whose gradient is taken, at most.
+
+        >>> Resampling(at=("end",)).rows_taken(sources=5)
+        256
+        """
+        return len(set(self.at)) * (self.validation_blocks + sources * self.source_blocks) * self.rows
+
+
+class Certain(Stage):
+    """Writes nothing but its manifest. Later stages do not depend on it."""
+
+    name: ClassVar[str] = "certainty"
+    version: ClassVar[str] = "1"
+    beside: ClassVar[bool] = True
+
+    def inputs(self, mix: Mix) -> dict[str, Any]:
+        return {"settings": plain(mix.config.certainty)}
+
+    def title(self, mix: Mix) -> str:
+        settings = mix.config.certainty
+        sizes = settings.validation_blocks, settings.source_blocks, settings.rows
+        return cost(len(mix.done["reweight"].facts["weights"]), len(set(settings.at)), *sizes)
+
+    def run(self, mix: Mix, folder: Path) -> tuple[Iterable[Path], dict[str, Any]]:
+        try:
+            return [], measured(mix)
+        except ConfigError as error:
+            why = str(error).splitlines()[0]
+            mix.say(f"  not measured: {why}")
+            return [], {"left_out": why}
+        except (RuntimeError, MemoryError) as error:
+            if not out_of_memory(error):
+                raise
+            raise OutOfMemory("the stage certainty ran out of memory\n  lower certainty.rows or task.micro_batch") from error
+
+    def summary(self, mix: Mix, report: Mapping[str, Any]) -> dict[str, Any]:
+        return {"certainty": {**mix.done[self.name].facts, **together(mix)}}
+
+
+def measured(mix: Mix) -> dict[str, Any]:
+    """What can be said of the mixture's direction, of how far x moved, and of the validation loss at both ends."""
+    config, settings = mix.config, mix.config.certainty
+    problem = config.task.problem(config.seed, mix.device, getattr(torch, config.run.dtype))
+    assert problem.sources is not None
+    _, end = config.method.result(mix.state)
+    states = {"start": problem.x0, "end": {name: end[name] for name in problem.x0}}
+    key, names = Key(config.seed).fold("certainty"), problem.sources.names
+    prior = problem.sources.weights(problem.theta0).detach().double().cpu()
+    known = dict.fromkeys(settings.at)
+    seen = alignments(
+        problem, [states[state] for state in known], key,
+        validation_blocks=settings.validation_blocks, source_blocks=settings.source_blocks, rows=settings.rows,
+    )  # fmt: skip
+    by_slope, by_angle = (
+        over_rows(gains, names, prior, key, settings.resamples).as_dict() for gains in (seen.gains, seen.cosines)
+    )
+    losses = dict(zip(known, seen.losses, strict=True))
+    squares = [_squared(states["end"], states["start"]), _squared(states["start"])]
+    return {
+        "prior": dict(zip(names, prior.tolist(), strict=True)),
+        "rows": by_slope,
+        "rows_by_angle": by_angle,
+        "moved": math.sqrt(squares[0] / squares[1]) if squares[1] else math.sqrt(squares[0]),
+        "upper_loss": _change(losses) if len(losses) == 2 else None,
+    }
+
+
+def _squared(leaves: Mapping[str, Tensor], other: Mapping[str, Tensor] | None = None) -> float:
+    """‖x‖², or ‖x − other‖²."""
+    return sum(float((leaf - (0.0 if other is None else other[name])).double().square().sum()) for name, leaf in leaves.items())
+
+
+def _change(losses: Mapping[str, Tensor]) -> dict[str, float]:
+    """The validation loss at both ends, and the difference with its t-interval over blocks of rows, each with itself."""
+    gap = Interval.of((losses["end"] - losses["start"]).tolist())
+    return {
+        **{state: float(values.mean()) for state, values in losses.items()},
+        "change": gap.mean, "low": gap.mean - gap.half_width, "high": gap.mean + gap.half_width,
+    }  # fmt: skip
+
+
+def together(mix: Mix) -> dict[str, Any]:
+    """What rows, seeds and the null test say, in sentences, and what there is to be warned of."""
+    facts, weights = mix.done["certainty"].facts, mix.done["reweight"].facts["weights"]
+    prior = facts.get("prior") or dict.fromkeys(weights, 1 / len(weights))
+    name = "" if max(prior.values()) - min(prior.values()) < 1e-6 else "the run's own"
+    runs, null = siblings(mix), null_result(mix)
+    seeds = over_seeds(list(runs.values()), prior) if len(runs) > 1 else None
+    sentences = [f"{in_words(seeds, name)} (seeds differ, the data are the same)"] if seeds is not None else []
+    if "rows" in facts:
+        sentences.append(f"{in_words(Certainty.from_dict(facts['rows']), name)} (to first order)")
+    if null is not None:
+        sentences.append(f"null test: {null['verdict']}")
+    learned = mix.config.role not in ("floor", "ceiling")
+    if getattr(mix.config.method, "untrained", ""):
+        facts = {**facts, "upper_loss": None}  # of an x that the weights do not rest on
+    return {
+        "weights": weights,
+        "seeds": None if seeds is None else seeds.as_dict(),
+        "null": null,
+        "sentences": sentences,
+        "warnings": list(warnings(weights, facts, runs, null, seeds)) if learned else [],
+    }
+
+
+def warnings(
+    weights: Mapping[str, float],
+    facts: Mapping[str, Any],
+    runs: Mapping[int, Mapping[str, float]],
+    null: Mapping[str, Any] | None,
+    seeds: Certainty | None = None,
+) -> Iterator[str]:
+    """Why the weights of a mixture are not to be trusted as they are.
+
+    >>> list(warnings({"a": 0.97, "b": 0.03}, {}, {0: {"a": 0.97, "b": 0.03}}, None))
+    ['a has 0.97 of the weight, and there is no test of it: run more seeds, and hgms mix null']
+    """
+    upper, moved = facts.get("upper_loss"), facts.get("moved", 0.0)
+    if upper is not None:
+        change = f"{upper['change']:+.4g} [{upper['low']:.4g}, {upper['high']:.4g}]"
+        if upper["low"] > 0:
+            yield f"the validation loss rose by more than its noise ({change}; x moved by {moved:.2g} of its length)"
+        elif upper["low"] <= 0 <= upper["high"]:
+            yield (
+                f"x learned nothing that validation shows: it moved by {moved:.2g} of its length, and the validation loss "
+                f"changed within its noise ({change}); the weights are those of gradients at the start"
+            )
+    most = max(weights, key=weights.__getitem__)
+    tests = {"rows": facts.get("rows"), "null test": null}
+    signs = {test: _sign(table, most) for test, table in tests.items() if table is not None}
+    if weights[most] >= CORNER and not (signs and all(sign > 0 for sign in signs.values())):
+        against = " and the ".join(test for test, sign in signs.items() if sign <= 0)
+        how = f"no support for that from the {against}" if against else "no test of it: run more seeds, and hgms mix null"
+        yield f"{most} has {weights[most]:.2f} of the weight, and there is {how}"
+    leaders = {max(run, key=run.__getitem__) for run in runs.values()}
+    if len(leaders) > 1:
+        yield f"{len(runs)} seeds disagree on the largest source: {', '.join(sorted(leaders))}"
+    if seeds is not None and seeds.evidence and null is not None and not null["evidence"]:
+        yield f"{len(runs)} seeds agree, and the null test sees nothing: each amplifies the same luck of the rows"
+    if "rows" in facts:
+        for row in facts["rows"]["sources"]:
+            if row["evidence"] > 0 and _sign(facts["rows_by_angle"], row["source"]) < 0:
+                yield f"{row['source']} gains by the size of its gradients only: by their direction it is worse than the prior"
+
+
+def _sign(table: Mapping[str, Any], source: str) -> int:
+    return next((int(row["evidence"]) for row in table["sources"] if row["source"] == source), 0)
+
+
+def siblings(mix: Mix) -> dict[int, Mapping[str, float]]:
+    """The weights of finished runs by seed: of this configuration, method and data, whose hash is in the folder's name."""
+    done = {mix.config.seed: mix.done["reweight"].facts["weights"]}
+    for folder in mix.folder.parent.glob("seed-*"):
+        with contextlib.suppress(CheckpointError, ValueError):  # damaged, or no run's folder
+            if is_finished(run := RunFolder(folder)):
+                done.setdefault(int(folder.name.removeprefix("seed-")), weights_of(run.records()[-1]))
+    return dict(sorted(done.items()))
+
+
+def null_result(mix: Mix) -> dict[str, Any] | None:
+    """What `hgms mix null` found of this configuration, method and data, if it was run. A damaged file is none: the command
+    writes it anew."""
+    with contextlib.suppress(CheckpointError):
+        result = parse_json(read_file(mix.folder.parent / NULL_TEST / "null.json"), "null.json")
+        return result if _is_null_result(result) else None
+    return None
+
+
+def _is_null_result(table: Any) -> bool:
+    """Whether it holds what is read of it."""
+    kinds, of_source = {"verdict": str, "evidence": bool, "sources": list}, {"source": str, "evidence": int}
+    return _holds(table, kinds) and all(_holds(row, of_source) for row in table["sources"])
+
+
+def _holds(table: Any, kinds: Mapping[str, type]) -> bool:
+    return isinstance(table, dict) and all(isinstance(table.get(key), kind) for key, kind in kinds.items())
+
+
+def rows_of(certainty: Mapping[str, Any]) -> list[dict[str, str]]:
+    """The table for a person: weights with their intervals over seeds, and what rows and the null test say."""
+    words = {1: "more", -1: "less", 0: "cannot be told"}
+    table = []
+    for source, weight in certainty["weights"].items():
+        line = {"source": source, "weight": f"{weight:.3f}"}
+        if certainty.get("prior"):
+            line["prior"] = f"{certainty['prior'][source]:.3f}"
+        for column, test in (("over seeds", "seeds"), ("gain over the prior", "rows")):
+            if certainty.get(test):
+                effect = next(effect for effect in certainty[test]["sources"] if effect["source"] == source)
+                line[column] = spelled(effect["value"], effect["low"], effect["high"], signed=test == "rows")
+                line[f"{test} say"] = words[effect["evidence"]]
+        if certainty.get("null"):
+            line["null test says"] = words[_sign(certainty["null"], source)]
+        table.append(line)
+    return table
+
+
+def spelled(value: float, low: float | None, high: float | None, digits: int = 3, *, signed: bool = False) -> str:
+    """A value with its interval, if it has one.
+
+    >>> spelled(0.5, 0.25, 0.75, signed=True), spelled(1.0, None, None, digits=2)
+    ('+0.500 [+0.250, +0.750]', '1.00')
+    """
+    width = f"{'+' if signed else ''}.{digits}f"
+    return f"{value:{width}}" + ("" if low is None or high is None else f" [{low:{width}}, {high:{width}}]")

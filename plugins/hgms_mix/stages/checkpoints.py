@@ -1,0 +1,118 @@
+"""What a fine-tuning has saved: sealed checkpoints, and the losses so far."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import math
+import shutil
+from collections.abc import Callable, Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+from hgms.runs import Interrupts, appending, replace_file
+from hgms_core import CheckpointError, NumericalError
+from hgms_mix.stages.stage import file_digest
+
+SEAL = "sha256.json"
+"""In a checkpoint's folder, written last: the digests of the other files, and of the losses so far."""
+
+Watch = Callable[[int, int, float], None]
+"""``watch(optimiser step, steps in all, loss of the step)``."""
+
+
+def newest_checkpoint(folder: Path) -> Path | None:
+    """The newest complete checkpoint: one without a seal is half a checkpoint.
+
+    Errors: CheckpointError for a file that is not what was sealed.
+    """
+    for checkpoint in sorted(folder.glob("checkpoint-*"), key=step_of, reverse=True) if folder.is_dir() else []:
+        if not (checkpoint / SEAL).exists():
+            continue
+        try:
+            seal = json.loads((checkpoint / SEAL).read_bytes())
+            whole = seal["files"] == digests(checkpoint) and {"bytes", "sha256"} == set(seal["losses"])
+        except (OSError, ValueError, TypeError, KeyError, RecursionError):
+            whole = False
+        if not whole:
+            raise CheckpointError(
+                f"damaged checkpoint {checkpoint}: its files do not match the sha256 in {SEAL}\n"
+                "  remove it; fine-tuning then goes on from an earlier one, or from its beginning"
+            )
+        return checkpoint
+    return None
+
+
+def seal(checkpoint: Path, log: LossLog) -> None:
+    """Marks a checkpoint as complete, and removes those before it."""
+    content = {"files": digests(checkpoint), "losses": log.digest()}
+    replace_file(checkpoint / SEAL, json.dumps(content, indent=1).encode())
+    remove(earlier for earlier in checkpoint.parent.glob("checkpoint-*") if step_of(earlier) < step_of(checkpoint))
+
+
+def remove(checkpoints: Iterable[Path]) -> None:
+    """The seal goes first, so that a checkpoint which a kill leaves half removed is none."""
+    for checkpoint in sorted(checkpoints, key=step_of):
+        (checkpoint / SEAL).unlink(missing_ok=True)
+        shutil.rmtree(checkpoint, ignore_errors=True)
+
+
+def digests(checkpoint: Path) -> dict[str, str]:
+    """Of every file but the seal, whole or as a kill left it half-written."""
+    files = (path for path in sorted(checkpoint.iterdir()) if path.is_file() and not path.name.startswith(SEAL))
+    return {path.name: file_digest(path) for path in files}
+
+
+def step_of(checkpoint: Path | None) -> int:
+    return 0 if checkpoint is None else int(checkpoint.name.rpartition("-")[2])
+
+
+class LossLog:
+    """``losses.jsonl``: one line per optimiser step. Another rank than 0 has a log that is not ``written``."""
+
+    def __init__(self, path: Path, watch: Watch, interrupts: Interrupts, *, written: bool = True) -> None:
+        self.path, self.watch, self.interrupts, self.written = path, watch, interrupts, written
+
+    @property
+    def data(self) -> bytes:
+        return self.path.read_bytes() if self.path.exists() else b""
+
+    def rows(self) -> list[dict[str, Any]]:
+        rows = []
+        for number, line in enumerate(self.data.split(b"\n")[:-1], start=1):
+            try:
+                row = json.loads(line)
+                rows.append({**row, "step": int(row["step"]), "loss": float(row["loss"])})
+            except (ValueError, TypeError, KeyError, RecursionError):
+                raise self._damaged(f"line {number} is no step's loss") from None
+        return rows
+
+    def digest(self) -> dict[str, Any]:
+        return {"bytes": len(self.data), "sha256": hashlib.sha256(self.data).hexdigest()}
+
+    def rewind(self, checkpoint: Path | None) -> None:
+        """Drops what came after the checkpoint; what came before has to be what its seal says."""
+        step = step_of(checkpoint)
+        if checkpoint is not None:
+            sealed = json.loads((checkpoint / SEAL).read_bytes())["losses"]
+            if hashlib.sha256(self.data[: sealed["bytes"]]).hexdigest() != sealed["sha256"]:
+                raise self._damaged(f"it is not what it was at step {step}")
+        kept = [row for row in self.rows() if row["step"] <= step]
+        replace_file(self.path, b"".join(json.dumps(row).encode() + b"\n" for row in kept))
+
+    def append(self, row: Mapping[str, Any], steps: int) -> None:
+        if not math.isfinite(row["loss"]):
+            raise NumericalError(
+                f"fine-tuning step {row['step']}: the loss is {row['loss']}\n"
+                "  checkpoints from before are kept; lower finetune.lr, or set finetune.clip (1.0, say)"
+            )
+        if not self.written:
+            return
+        with appending(self.path) as stream:
+            stream.write(json.dumps(row).encode() + b"\n")
+        self.watch(row["step"], steps, row["loss"])
+
+    def _damaged(self, why: str) -> CheckpointError:
+        return CheckpointError(
+            f"damaged file {self.path}: {why}\n  remove the folder {self.path.parent}; that stage is then made again"
+        )

@@ -1,0 +1,147 @@
+"""What came of the mixes: test losses of the tuned models with their differences, the mixtures, and what all of it took."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import click
+from attrs import frozen
+
+from hgms.cli import print_table, printable
+from hgms.results import Interval, compared, few_seeds, spell
+from hgms.runs import counted
+
+Mixes = Mapping[tuple[str, int], Mapping[str, Any]]
+
+
+@frozen(kw_only=True)
+class Outcome:
+    """The reports of the mixes by label and seed, as ``hgms mix --json`` prints them; the ``roles`` of all methods by label."""
+
+    reports: Mixes
+    failures: Mapping[tuple[str, int], str]
+    roles: Mapping[str, str]
+    reference: str
+
+    @property
+    def tests(self) -> list[str]:
+        """The test sets, in the order of the file."""
+        return list(dict.fromkeys(name for report in self.reports.values() for name in report["test"]))
+
+    def losses(self, test: str) -> dict[str, dict[int, float]]:
+        """The mean loss of a token of a test set, by label and seed."""
+        return {
+            label: {
+                seed: report["test"][test]["token_loss"]["value"]
+                for (own, seed), report in self.reports.items()
+                if own == label and test in report["test"]
+            }
+            for label in self.roles
+        }
+
+    def pairs(self, test: str) -> dict[tuple[str, str], Interval]:
+        """All differences of losses, paired by seed; intervals by Holm's rule over the pairs in which a method takes part."""
+        return compared({label: values for label, values in self.losses(test).items() if values}, roles=dict(self.roles))
+
+    def rows(self, test: str) -> list[dict[str, Any]]:
+        losses, pairs = self.losses(test), self.pairs(test)
+        ranked = sorted((label for label in self.roles if losses[label]), key=lambda label: self._order(label, losses))
+        result = []
+        for label in ranked:
+            gap, mean = pairs.get((label, self.reference)), Interval.of([*losses[label].values()])
+            star = " *" if gap is not None and gap.excludes_zero and self.roles[label] != "ceiling" else ""
+            result.append(
+                {
+                    "method": label, "role": self.roles[label], f"loss on {test} ↓": spell(mean),
+                    f"− {self.reference}": spell(gap, signed=True) + star if gap is not None and gap.count else "",
+                    "mixture": self.mixture(label), "rows": self._span(label, lambda report: report["sample"]["size"]),
+                    "processor s": self._span(label, processor_seconds), "seeds": len(losses[label]),
+                }
+            )  # fmt: skip
+        return result
+
+    def mixture(self, label: str) -> str:
+        """The share of each source among the drawn rows, mean over seeds."""
+        shares: dict[str, list[float]] = {}
+        for (own, _), report in self.reports.items():
+            if own == label:
+                for name, share in drawn(report).items():
+                    shares.setdefault(name, []).append(share)
+        return " ".join(f"{name} {math.fsum(values) / len(values):.2f}" for name, values in shares.items())
+
+    def verdicts(self, test: str) -> list[str]:
+        """Who is ahead of the floors, in words."""
+        losses, pairs = self.losses(test), self.pairs(test)
+        methods = [label for label in self.roles if losses[label] and not self.roles[label]]
+        floors = [label for label in self.roles if losses[label] and self.roles[label] == "floor"]
+        lines = []
+        for label in sorted(methods, key=lambda label: _mean(losses[label])):
+            behind = [floor for floor in floors if not (pairs[label, floor].excludes_zero and pairs[label, floor].mean < 0)]
+            if floors:
+                words = f"not ahead of {', '.join(behind)}" if behind else "ahead of every reference that learns nothing"
+                lines.append(f"{test}: {label} is {words}")
+        return lines
+
+    def _order(self, label: str, losses: Mapping[str, Mapping[int, float]]) -> tuple[int, float]:
+        return ["", "floor", "ceiling"].index(self.roles[label]), _mean(losses[label])
+
+    def _span(self, label: str, number: Callable[[Mapping[str, Any]], float | None]) -> str:
+        values = [number(report) for (own, _), report in self.reports.items() if own == label]
+        known = [value for value in values if value is not None]
+        if not known:
+            return "–"
+        low, high = min(known), max(known)
+        return f"{low:.0f}" if round(low) == round(high) else f"{low:.0f}–{high:.0f}"
+
+    def print(self) -> None:
+        for test in self.tests:
+            rows = self.rows(test)
+            print_table(tuple(rows[0]), rows)
+        for test in self.tests:
+            for line in self.verdicts(test):
+                click.echo(f"  {printable(line)}")
+        if self.reports:
+            note = few_seeds(len({seed for _, seed in self.reports}))
+            click.echo("  * the interval, by Holm's rule over all pairs, excludes zero" + (f"; {note}" if note else ""))
+        for (label, seed), why in self.failures.items():
+            click.echo(f"  failed: {label}, seed {seed}: {printable(why.splitlines()[0])}")
+
+    def as_dict(self) -> dict[str, Any]:
+        return {
+            "reference": self.reference,
+            "tests": {
+                test: {
+                    "losses": self.losses(test),
+                    "differences": [
+                        {"method": a, "minus": b, "mean": gap.mean, "half_width": gap.half_width, "seeds": gap.count}
+                        for (a, b), gap in self.pairs(test).items()
+                    ],
+                    "verdicts": self.verdicts(test),
+                }
+                for test in self.tests
+            },
+            "mixes": [
+                {"method": label, "seed": seed, "folder": report["folder"], "shares": drawn(report),
+                 "processor_seconds": processor_seconds(report)}
+                for (label, seed), report in self.reports.items()
+            ],
+            "failures": [{"method": label, "seed": seed, "why": why} for (label, seed), why in self.failures.items()],
+        }  # fmt: skip
+
+
+def drawn(report: Mapping[str, Any]) -> dict[str, float]:
+    """The share of each source among the rows that were drawn."""
+    counts = report["sample"]["counts"]
+    total = sum(counts.values())
+    return {name: count / total for name, count in counts.items()}
+
+
+def processor_seconds(report: Mapping[str, Any]) -> float | None:
+    """Of all stages but evaluation; None where one was broken off and went on, so that its first part was not counted."""
+    return counted(report["stages"][name].get("processor_seconds") for name in ("reweight", "sample", "finetune"))
+
+
+def _mean(values: Mapping[int, float]) -> float:
+    return math.fsum(values.values()) / len(values)

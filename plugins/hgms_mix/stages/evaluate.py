@@ -1,0 +1,156 @@
+"""The stage `evaluate`: losses of the fine-tuned model on the test sets, and the benchmarks of hgms_mix.evaluation."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, ClassVar
+
+import torch
+from torch import Tensor
+
+from hgms.distributed import alone
+from hgms.runs import plain, replace_file
+from hgms_core import Key
+from hgms_mix.lm import is_in_parts
+from hgms_mix.stages.base_losses import untuned_losses
+from hgms_mix.stages.losses import RowLosses, row_losses
+from hgms_mix.stages.on_ranks import together
+from hgms_mix.stages.stage import Stage
+from hgms_mix.stages.training import without_peft_warnings
+
+if TYPE_CHECKING:
+    from hgms.distributed import Ranks
+    from hgms_mix.stages.mix import Mix
+
+UNIFORM = "uniform"
+"""The method that a mix is compared with."""
+RESAMPLES = 10_000
+
+
+class Evaluation(Stage):
+    """Writes the losses of every test row, so that two models can be compared row by row."""
+
+    name: ClassVar[str] = "evaluate"
+    version: ClassVar[str] = "1"
+
+    def check(self, mix: Mix) -> None:
+        mix.config.evaluate.check()
+
+    def inputs(self, mix: Mix) -> dict[str, Any]:
+        return {"settings": plain(mix.config.evaluate)}
+
+    def title(self, mix: Mix) -> str:
+        return ", ".join([*mix.task.test, *mix.config.evaluate.titles]) or "nothing to evaluate"
+
+    def parted(self, mix: Mix) -> bool:
+        return mix.config.run.ranks > 1 and bool(mix.task.test)
+
+    def run(self, mix: Mix, folder: Path) -> tuple[Iterable[Path], dict[str, Any]]:
+        evaluate, tests = mix.config.evaluate, dict[str, Any]()
+        with together(mix, self, folder) as ranks:
+            untuned = untuned_losses(mix, ranks)
+            model = tuned(mix, ranks)
+            for name, table in mix.tuned_tables("test").items():
+                of_rows, before = row_losses(model, table, ranks=ranks), untuned[name]
+                tests[name] = means(of_rows, seed=mix.config.seed) | {
+                    "untuned": float(before.total.sum() / before.tokens.sum()),
+                    "against_untuned": difference(of_rows, before, seed=mix.config.seed),
+                }
+                replace_file(losses_file(folder, name), json.dumps({"digest": table.digest, **of_rows.as_dict()}).encode())
+        benchmarks = {}
+        if evaluate.titles:
+            if ranks is not None and is_in_parts(model):
+                model = tuned(mix)  # rank 0 answers by itself
+            with alone():  # answers are one process's, and its libraries look for ranks in the environment
+                benchmarks = evaluate.run(model, mix.tuned_tokenizer, folder / "benchmarks", mix.say)
+        return [losses_file(folder, name) for name in tests], {"test": tests, "benchmarks": benchmarks}
+
+    def follow(self, mix: Mix, folder: Path, ranks: Ranks) -> None:
+        untuned_losses(mix, ranks)
+        model = tuned(mix, ranks)
+        for table in mix.tuned_tables("test").values():
+            row_losses(model, table, ranks=ranks)
+
+    def summary(self, mix: Mix, report: Mapping[str, Any]) -> dict[str, Any]:
+        facts = mix.done[self.name].facts
+        tests = {
+            name: {**row, "against_uniform": against_uniform(mix, report["comparable"], name)}
+            for name, row in facts["test"].items()
+        }
+        return {"test": tests, "benchmarks": facts["benchmarks"]}
+
+
+def losses_file(folder: Path, test: str) -> Path:
+    return folder / f"losses-{test}.json"
+
+
+def tuned(mix: Mix, ranks: Ranks | None = None) -> Any:
+    """The fine-tuned model, from its files; as all ``ranks`` hold it, where its base is in parts."""
+    finetuned = mix.done["finetune"]
+    path = finetuned.path / finetuned.facts["kind"]
+    if finetuned.facts["kind"] == "adapter":
+        from peft import PeftModel
+
+        with without_peft_warnings():
+            return PeftModel.from_pretrained(mix.base(ranks), path).eval()
+    from transformers import AutoModelForCausalLM
+
+    return AutoModelForCausalLM.from_pretrained(path, dtype=torch.float32).to(mix.device).eval()
+
+
+def against_uniform(mix: Mix, same: str, test: str) -> dict[str, Any] | None:
+    """Our loss − that of uniform weights on the same rows, where the same mix was made with them: same file, seed, folder."""
+    if mix.config.method_name == UNIFORM:
+        return None
+    ours = json.loads(losses_file(mix.folder / "evaluate", test).read_bytes())
+    for other in sorted(mix.folder.parent.parent.glob(f"{UNIFORM}-*/{mix.folder.name}")):
+        with contextlib.suppress(OSError, ValueError, KeyError):
+            report = json.loads((other / "report.json").read_bytes())
+            theirs = json.loads(losses_file(other / "evaluate", test).read_bytes())
+            if report["comparable"] == same and theirs["digest"] == ours["digest"]:
+                return difference(RowLosses.of(ours), RowLosses.of(theirs), seed=mix.config.seed)
+    return None
+
+
+def means(losses: RowLosses, *, seed: int = 0) -> dict[str, Any]:
+    """The mean over tokens (Σ loss / Σ tokens) and over examples (the mean of the rows' own means), each with its 95 %
+    percentile bootstrap interval over rows.
+
+    >>> flat = RowLosses(total=torch.tensor([2.0, 3.0]).double(), tokens=torch.tensor([2, 3]))
+    >>> means(flat)["token_loss"]
+    {'value': 1.0, 'low': 1.0, 'high': 1.0}
+    """
+    per_row, tokens = losses.per_row, losses.tokens.double()
+    total, count, means = _resampled(torch.stack([losses.total, tokens, per_row], 1), seed).unbind(1)
+    return {
+        "rows": len(per_row),
+        "tokens": int(tokens.sum()),
+        "token_loss": _interval(float(losses.total.sum() / tokens.sum()), total / count),
+        "example_loss": _interval(float(per_row.mean()), means / len(per_row)),
+    }
+
+
+def difference(ours: RowLosses, theirs: RowLosses, *, seed: int = 0) -> dict[str, Any]:
+    """Ours − theirs on the same rows, mean over tokens, with its bootstrap interval over rows (a row is drawn for both)."""
+    gap, tokens = ours.total - theirs.total, ours.tokens.double()
+    total, count = _resampled(torch.stack([gap, tokens], 1), seed).unbind(1)
+    return _interval(float(gap.sum() / tokens.sum()), total / count)
+
+
+def _resampled(columns: Tensor, seed: int) -> Tensor:
+    """Sums of the columns over rows drawn with replacement, ``[RESAMPLES, columns]``, some resamples at a time."""
+    rows, generator = len(columns), Key(seed).fold("bootstrap").generator()
+    step = max(1, 2**22 // rows)
+    sums = []
+    for first in range(0, RESAMPLES, step):
+        index = torch.randint(rows, (min(step, RESAMPLES - first), rows), generator=generator)
+        sums.append(columns[index].sum(1))
+    return torch.cat(sums)
+
+
+def _interval(value: float, draws: Tensor) -> dict[str, float]:
+    low, high = draws.quantile(torch.tensor([0.025, 0.975], dtype=draws.dtype)).tolist()
+    return {"value": value, "low": low, "high": high}

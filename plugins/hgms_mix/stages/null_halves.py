@@ -1,0 +1,130 @@
+"""``hgms mix null``: every source in two halves, the mixture of the halves learned several times, and how far they part."""
+
+from __future__ import annotations
+
+import gc
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import attrs
+import click
+import numpy as np
+
+from hgms.cli import print_table
+from hgms.executors import Executor, Here, Needs, Piece, RemoteProgress, Tell, carried_out_together, to_stderr, unless_busy
+from hgms.results import NULL_TEST
+from hgms.runs import RunConfig, RunFolder, leased, replace_file, run_config, unannounced
+from hgms.uncertainty import halves_test
+from hgms_core import HgmsError
+from hgms_core.registry import Registry
+from hgms_mix.stages.certainty import spelled
+from hgms_mix.stages.config import MixConfig
+from hgms_mix.stages.mix import Mix
+from hgms_mix.stages.reweight import is_finished, weights_of
+from hgms_mix.stages.summary import mix_path, name_of
+
+MOST_SPLITS = 1000
+PATIENCE = 0.5
+"""Seconds to wait for a run that another process makes."""
+
+
+def null_test(
+    config: MixConfig, *, seeds: int = 3, splits: int = 1, executor: Executor | None = None, bars: bool = False
+) -> dict[str, Any]:
+    """Learns the mixture of all halves with ``seeds`` seeds, from the file's on, and ``splits`` splits of them for each;
+    no two runs split alike. What is finished is not made again, what was interrupted goes on. ``executor`` carries the runs out
+    (None: this process, one by one), and several processes may be at the same test.
+
+    The result of :func:`hgms.uncertainty.halves_test`, with every run's weights; also in ``null-test/null.json`` beside
+    the mixes.
+
+    Cost: ``seeds`` · ``splits`` runs of the file's budget.
+
+    Raises:
+        Interrupted: Ctrl-C; the message says how to go on.
+        HgmsError: runs failed, and why; the others are kept.
+    """
+    folder, names = mix_path(config).parent / NULL_TEST, tuple(config.task.sources)  # type: ignore[attr-defined]
+    runs = [(seed, split) for seed in range(config.seed, config.seed + seeds) for split in range(splits)]
+    to_stderr(f"null test: {len(runs)} run{'s' * (len(runs) != 1)} of {config.budget} on {2 * len(names)} halves")
+    Mix(config, folder).check("reweight")
+    pieces = {run: piece(halved(config, *run), folder / "seed-{}-split-{}".format(*run)) for run in runs}
+    weights, failures = carried_out_together(list(pieces.values()), executor or Here(), bars=bars)
+    if failures:
+        why = "".join(f"\n  {failed}: {error}" for failed, error in failures.items())
+        raise HgmsError(
+            f"{len(failures)} of {len(runs)} runs of the null test failed{why}\n  run the same command to try again"
+        )
+    learned = [{"seed": seed, "split": split, "weights": weights[pieces[seed, split]]} for seed, split in runs]
+    table = np.array([[[row["weights"][half] for half in halves(source)] for source in names] for row in learned])
+    result = {
+        "name": name_of(config), "method": config.method_name, "budget": str(config.budget), "folder": str(folder),
+        **halves_test(table, names).as_dict(),
+        "weights": learned,
+    }  # fmt: skip
+    with leased(folder, patience=60.0):  # who else was at it writes the same
+        replace_file(folder / "null.json", json.dumps(result, indent=2, ensure_ascii=False).encode())
+    return result
+
+
+def piece(run: RunConfig, path: Path) -> Piece:
+    """One run of the test, in its folder, as a job."""
+    plugins = [] if run.host is None else unannounced(run.host)
+    arguments = {"config": run.resolved(), "path": str(path.absolute()), "plugins": plugins}
+
+    def finished() -> dict[str, float] | None:
+        folder = RunFolder(path)
+        last = folder.records()[-1:] if is_finished(folder) else []
+        whole = [row for row in last if row["step"] == (folder.read_summary() or {}).get("outer_steps")]
+        return weights_of(whole[0]) if whole else None  # rows are missing: the run itself says so when it is read back
+
+    return Piece(
+        title=path.name, path=path, function=f"{__name__}:learn", arguments=arguments, needs=Needs.of_run(run.run),
+        plugins=plugins, finished=finished, notice=lambda: "going on" if RunFolder(path).begun else "",
+        result=lambda outcome: outcome["weights"],
+    )  # fmt: skip
+
+
+@unless_busy
+def learn(arguments: Mapping[str, Any], tell: Tell) -> Mapping[str, Any]:
+    """The run of ``arguments`` (see :func:`piece`) as the job of an executor: the ``weights`` that it ends with."""
+    config = RunConfig.from_dict(arguments["config"], registry=Registry.load(arguments["plugins"]))
+    gc.collect()  # the last run's model goes before this one's comes
+    path = Path(arguments["path"])
+    result = run_config(config, resume=True, view=RemoteProgress(tell), path=path, patience=PATIENCE)
+    return {"weights": weights_of(result.records[-1])}
+
+
+def halves(source: str) -> tuple[str, str]:
+    from hgms_mix.lm import halves_of
+
+    return halves_of(source)
+
+
+def halved(config: MixConfig, seed: int, split: int) -> RunConfig:
+    """The run of the file on halves; which rows a half has is drawn anew for every seed and split."""
+    own: Any = config.task
+    task = attrs.evolve(own, halves=MOST_SPLITS * seed + split)
+    return attrs.evolve(config.reweight, seed=seed, task=task)
+
+
+def show(result: Mapping[str, Any]) -> None:
+    """The table of a null test for a person."""
+    click.echo(f"{result['name']}: {result['method']}, {result['runs']} runs of {result['budget']} on halves of every source")
+    rows = [
+        {
+            "source": row["source"],
+            "halves part by": spelled(row["halves"], row["low"], row["high"], 2),
+            "it parts from the others by": spelled(row["apart"], row["apart_low"], row["apart_high"], 2, signed=True),
+            "signal to null": "–" if row["ratio"] is None else f"{row['ratio']:.2f}",
+            "p": f"{row['p']:.3f}",
+            "verdict": row["verdict"],
+        }
+        for row in result["sources"]
+    ]
+    print_table(tuple(rows[0]), rows)
+    click.echo("log-odds, with 95 % intervals: over runs; with the luck that halves show. p after Holm's rule")
+    click.echo(f"  {result['verdict']}")
+    click.echo(f"  {result['folder']}")

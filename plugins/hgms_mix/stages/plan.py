@@ -1,0 +1,124 @@
+"""``hgms mix --dry-run``: what a mix will take in seconds, memory and disk, by two outer steps and a few rows."""
+
+from __future__ import annotations
+
+import resource
+import sys
+import time
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import click
+import torch
+from torch import Tensor
+from torch.utils._pytree import tree_leaves
+
+from hgms.cli import print_table
+from hgms_core import ConfigError, Key
+from hgms_mix.stages.config import MixConfig
+from hgms_mix.stages.mix import Mix
+
+ROWS = 8
+"""Rows that a pass is timed on."""
+
+
+def plan(config: MixConfig, say: Callable[[str], None] = lambda line: None) -> dict[str, Any]:
+    """Seconds and bytes on disk of each stage, rows, and bytes of memory at the peak of what was tried.
+
+    Reading and tokenising is done (and kept in the token cache, for the mix itself); of reweighting one outer step is made and
+    timed, after one that warms up; of certainty and fine-tuning a gradient on eight rows, of evaluation their loss. Benchmarks
+    and a ``finetune.model`` or ``finetune.adapter`` of its own are not tried: their seconds are None.
+    """
+    if config.task.model.shard:  # type: ignore[attr-defined]
+        raise ConfigError(
+            "a dry run is one process, which would hold the whole base of task.model.shard\n"
+            "  add --set task.model.shard=false where that fits, or begin the mix with a small budget"
+        )
+    mix = Mix(config, Path(), say)
+    mix.check("evaluate")
+    task, method, device = mix.task, config.method, mix.device
+    if device.type == "cuda":
+        torch.cuda.reset_peak_memory_stats(device)
+    say("dry run: reading the sources")
+    problem, reading = _timed(device, lambda: task.problem(config.seed, device, getattr(torch, config.run.dtype)))
+    say("dry run: two outer steps")
+    state = method.init(problem, config.seed)
+    state, _ = method.step(problem, state, 0.0)
+    (state, record), step = _timed(device, lambda: method.step(problem, state, 0.0))
+    spent = config.budget
+    steps = spent.outer_steps or (spent.oracle_calls or 0) * 2 / max(float(record.get("oracle_calls", 0)), 1)
+    reweighting = spent.seconds if spent.seconds is not None else steps * step
+
+    data, x = problem.lower_data, {name: leaf.detach().requires_grad_() for name, leaf in problem.x0.items()}
+    index = torch.randperm(data.size, generator=Key(config.seed).fold("plan").generator())[: min(ROWS, data.size)]
+    batch, loss = data.batch(index), problem.sources.pooled
+    leaves = list(x.values())
+    _, tuned = _timed(device, lambda: torch.autograd.grad(loss(problem.theta0, x, batch), leaves, allow_unused=True))
+    _, scored = _timed(device, lambda: loss(problem.theta0, problem.x0, batch))
+    row, tested = tuned / len(index), sum(table.size for table in mix.tables("test").values())
+    trained = sum(leaf.numel() for leaf in leaves)
+    own = config.finetune.model is not None or config.finetune.adapter is not None
+    drawn = min(config.sample.size, sum(rows.size for rows in task.rows().values()))
+    text = _bytes_of_rows(mix, drawn)
+    passing = None if own else row * drawn * config.finetune.epochs
+    scoring = None if own or config.evaluate.benchmarks else scored / len(index) * tested
+    stages = {
+        "reweight": {"seconds": reading + reweighting, "bytes": 2 * _held(state)},
+        "certainty": {"seconds": row * config.certainty.rows_taken(len(problem.sources.names)), "bytes": 0},
+        "sample": {"seconds": None, "bytes": text},
+        # the weights and Adam's two moments in each of two checkpoints, and the result
+        "finetune": {"seconds": passing, "bytes": None if own else 7 * 4 * trained},
+        "evaluate": {"seconds": scoring, "bytes": 64 * tested},
+    }
+    return {
+        "stages": stages, "step_seconds": step, "reading_seconds": reading, "peak_bytes": _peak(device),
+        "rows": {"learned on": data.size, "sampled": drawn, "tested": tested},
+    }  # fmt: skip
+
+
+def show(planned: Mapping[str, Any]) -> None:
+    """The table for a person."""
+    rows = [
+        {"stage": name, "seconds": _number(stage["seconds"]), "MiB on disk": _number(stage["bytes"], 2**20)}
+        for name, stage in planned["stages"].items()
+    ]
+    print_table(tuple(rows[0]), rows)
+    click.echo(
+        "  seconds on this machine, by the clock on the wall: reweight is reading and the budget; of the other stages "
+        f"{ROWS} rows were timed, and loading the model and saving come on top"
+    )
+    counts = ", ".join(f"{count:,} {what}" for what, count in planned["rows"].items())
+    click.echo(f"  rows: {counts}; an outer step: {planned['step_seconds']:.3g} s; reading: {planned['reading_seconds']:.3g} s")
+    click.echo(f"  peak memory of what was tried: {planned['peak_bytes'] / 2**20:,.0f} MiB; a blank was not tried")
+
+
+def _timed(device: torch.device, call: Callable[[], Any]) -> tuple[Any, float]:
+    wait = torch.cuda.synchronize if device.type == "cuda" else lambda: None
+    wait()
+    began = time.perf_counter()
+    result = call()
+    wait()
+    return result, time.perf_counter() - began
+
+
+def _held(state: Any) -> int:
+    """Bytes of a checkpoint of this state."""
+    return sum(leaf.numel() * leaf.element_size() for leaf in tree_leaves(state) if isinstance(leaf, Tensor))
+
+
+def _bytes_of_rows(mix: Mix, count: int) -> int:
+    """Of the file of drawn rows, packed: about a byte a token."""
+    lengths = torch.cat([table.lengths for table in mix.pool.values()]).double()
+    return int(count * float(lengths.mean()))
+
+
+def _peak(device: torch.device) -> int:
+    if device.type == "cuda":
+        return int(torch.cuda.max_memory_allocated(device))
+    most = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    return most if sys.platform == "darwin" else most * 1024
+
+
+def _number(value: float | None, unit: float = 1.0) -> str:
+    return "" if value is None else f"{value / unit:,.3g}" if value / unit < 1000 else f"{value / unit:,.0f}"

@@ -1,0 +1,141 @@
+"""``hgms mix surface``: parses, calls, prints."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import click
+
+from hgms.cli import json_option, plugin_option, print_json, trust_option
+from hgms.executors import Executor, Local, executor_options, stated_executor, to_stderr
+from hgms_core.registry import Registry
+
+FILE = click.Path(path_type=Path)
+
+
+@click.command(short_help="A mixture with error bars, from many short runs.")
+@click.argument("config", type=FILE, required=False)
+@click.option("--ratios", type=FILE, help="Fit finished runs instead: mixtures as olmix's ratios.csv has them.")
+@click.option("--metrics", type=FILE, help="… and their metrics, as olmix's metrics.csv has them. Lower is better.")
+@click.option("--points", type=int, help="Runs in all. The same as --set surface.points=N.")
+@click.option("--repeats", type=int, help="Runs of each anchor. The same as --set surface.repeats=N.")
+@click.option("--target", "targets", multiple=True, metavar="NAME=WEIGHT", help="A metric that decides. Repeatable.")
+@click.option("--prior", metavar="MIXTURE", help="uniform, rows, or NAME=WEIGHT,… to compare with.")
+@click.option("--set", "sets", multiple=True, metavar="KEY=VALUE", help="Lay a value over the file's. Repeatable.")
+@click.option("--seed", type=click.IntRange(min=0), help="Another seed than the file's.")
+@click.option("--out", metavar="FOLDER", help="Where results go.")
+@click.option("--device", metavar="NAME", help="cpu, cuda or cuda:N. The same as --set run.device=NAME.")
+@click.option("--dry-run", is_flag=True, help="Only say what it will cost: runs, seconds, tokens.")
+@click.option("--jobs", type=click.IntRange(min=1), help="Runs at a time, in processes.  [default: one by one, in this one]")
+@executor_options
+@click.option("--check", type=int, default=0, metavar="K", help="Run K mixtures with [finetune.model], and compare ranks.")
+@trust_option
+@plugin_option
+@json_option
+def surface(
+    config: Path | None,
+    ratios: Path | None,
+    metrics: Path | None,
+    targets: Sequence[str],
+    prior: str | None,
+    points: int | None,
+    repeats: int | None,
+    sets: Sequence[str],
+    as_json: bool,
+    registry: Registry,
+    dry_run: bool,
+    check: int,
+    executor: str | None,
+    address: str | None,
+    jobs: int | None,
+    **choices: Any,
+) -> None:
+    """Fine-tune on a design of mixtures, fit a response surface to the validation losses, and recommend a mixture: with an
+    interval for what it gains over the prior, the region that the best mixture lies in, and a picture.
+
+    \b
+    hgms mix surface mix.toml                                  train and fit; go on where it was broken off
+    hgms mix surface --ratios ratios.csv --metrics metrics.csv fit runs that somebody else made
+    """
+    where, sets = stated_executor(executor, address, jobs, sets, registry.host)
+    if where is None and jobs is not None:
+        where = Local(jobs=jobs)
+    laid = [*sets, *_laid(targets, prior, points=points, repeats=repeats)]
+    if (config is None) == (ratios is None and metrics is None):
+        raise click.UsageError("give either CONFIG, or --ratios and --metrics")
+    if config is not None:
+        report = _of_runs(
+            config, laid, dry_run=dry_run, as_json=as_json, check=check, executor=where, registry=registry, **choices
+        )
+    elif dry_run or check or where is not None or any(each is not None for each in (choices["device"], points, repeats)):
+        raise click.UsageError(
+            "--dry-run, --check, --device, --points, --repeats, --jobs and --executor are of no use without CONFIG: "
+            "nothing is trained"
+        )
+    else:
+        report = _of_files(ratios, metrics, laid, registry, choices, say=None if as_json else _shown)
+    if as_json:
+        print_json(report)
+
+
+def _of_runs(
+    config: Path, sets: Sequence[str], *, dry_run: bool, as_json: bool, executor: Executor | None, **choices: Any
+) -> dict[str, Any]:
+    """The report of a design that is run, or what it will cost."""
+    from hgms_mix.surface.train import carry_out, load, predict
+
+    plan = load(config, sets, **choices)
+    if dry_run:
+        return predict(plan, say=to_stderr if as_json else click.echo)
+    return carry_out(plan, say=to_stderr, show=None if as_json else _shown, executor=executor, bars=not as_json)
+
+
+def _of_files(
+    ratios: Path | None, metrics: Path | None, sets: Sequence[str], registry: Registry, choices: Any, *, say: Any
+) -> dict[str, Any]:
+    """The report of finished runs in tables."""
+    from hgms_mix.surface.learn import learn
+    from hgms_mix.surface.report import settings_laid, write
+    from hgms_mix.surface.tables import read_runs
+
+    if ratios is None or metrics is None:
+        raise click.UsageError("--ratios and --metrics go together")
+    settings = settings_laid(sets, registry)
+    findings = learn(read_runs(ratios, metrics, to_stderr), settings, seed=choices["seed"] or 0)
+    return write(findings, Path(choices["out"] or "surface"), say=say)
+
+
+def _shown(findings: Any, report: dict[str, Any]) -> None:
+    from hgms_mix.surface.words import show
+
+    show(findings, report)
+
+
+def _laid(targets: Sequence[str], prior: str | None, **numbers: int | None) -> list[str]:
+    """Options as what --set would say."""
+    laid = [f"surface.{key}={value}" for key, value in numbers.items() if value is not None]
+    if targets:
+        laid.append(f"surface.targets={_table(targets, '--target')}")
+    if prior is not None:
+        laid.append(f"surface.prior={_text(prior) if '=' not in prior else _table(prior.split(','), '--prior')}")
+    return laid
+
+
+def _text(text: str) -> str:
+    """A string as TOML writes it."""
+    return json.dumps(text, ensure_ascii=False)
+
+
+def _table(pairs: Sequence[str], option: str) -> str:
+    """NAME=WEIGHT pairs as an inline table of TOML."""
+    entries = []
+    for pair in pairs:
+        name, _, weight = pair.rpartition("=") if "=" in pair else (pair, "", "1")
+        try:
+            entries.append(f"{_text(name.strip())} = {float(weight)}")
+        except ValueError:
+            raise click.UsageError(f"{option} {pair}: expected NAME=WEIGHT, a number") from None
+    return "{" + ", ".join(entries) + "}"

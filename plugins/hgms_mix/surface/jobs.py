@@ -1,0 +1,66 @@
+"""The runs of a design as jobs, which may be carried out anywhere."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+from weakref import WeakValueDictionary
+
+import attrs
+
+from hgms.executors import Needs, Piece, RemoteProgress, Tell, unless_busy
+from hgms.runs import unannounced
+from hgms_core.registry import Registry
+from hgms_mix.stages import LEASES, claimed, digest, read, resolved
+from hgms_mix.surface.design import Point
+from hgms_mix.surface.runs import DesignRuns, Outcome
+
+PATIENCE = 0.5
+"""Seconds to wait for a run that another process makes."""
+_KNOWN: WeakValueDictionary[str, DesignRuns] = WeakValueDictionary()
+"""The designs of this process by what they are made of: what one of them has read need not be read again."""
+_LAST: list[DesignRuns] = []
+
+
+def piece(runs: DesignRuns, point: Point) -> Piece:
+    """The run of a point; its result is its :class:`Outcome`."""
+    plugins = [] if runs.given.host is None else unannounced(runs.given.host)
+    arguments = {
+        "config": resolved(runs.given), "folder": str(runs.folder.absolute()), "plugins": plugins, "point": attrs.asdict(point)
+    }  # fmt: skip
+    _KNOWN[_design(arguments)] = runs
+    title = " ".join(f"{weight:.2f} {name}" for name, weight in zip(runs.sources, point.weights, strict=True))
+    title += f", seed {point.seed}"
+
+    def words(outcome: Outcome) -> str:
+        name, loss = next(iter(outcome.metrics.items()))
+        return f"{name} {loss:.4f}"
+
+    return Piece(
+        title=title, path=runs.place(point), leases=LEASES[:1], function=f"{__name__}:work", arguments=arguments,
+        needs=Needs.of_run(runs.config.run), plugins=plugins, words=words,
+        finished=lambda: runs.finished(point), result=lambda _: runs.finished(point),
+    )  # fmt: skip
+
+
+@unless_busy
+def work(arguments: Mapping[str, Any], tell: Tell) -> Mapping[str, Any]:
+    """The point of ``arguments`` (see :func:`piece`) as the job of an executor; what came of it is in its folder."""
+    design, progress = _design(arguments), RemoteProgress(tell)
+    runs = _KNOWN.get(design)
+    if runs is None:
+        config = read(arguments["config"], "the surface", registry=Registry.load(arguments["plugins"]))
+        _KNOWN[design] = runs = DesignRuns(config=config, folder=Path(arguments["folder"]))
+        _LAST[:] = [runs]  # for the next job
+    runs.show(progress, progress.say)
+    point = Point(**{**arguments["point"], "weights": tuple(arguments["point"]["weights"])})
+    with claimed(runs.place(point), patience=PATIENCE):
+        if runs.finished(point) is None:  # else another process has finished it meanwhile
+            runs.run(point)
+    return {}
+
+
+def _design(arguments: Mapping[str, Any]) -> str:
+    """The same for all points of one design."""
+    return digest([arguments["config"], arguments["folder"]])

@@ -1,0 +1,137 @@
+"""From finished runs to surfaces, a recommended mixture, and what can be said of it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import attrs
+import numpy as np
+from attrs import frozen
+
+from hgms_core import ConfigError, Key
+from hgms_mix.surface.outliers import gone_wrong
+from hgms_mix.surface.process import Surface, fit
+from hgms_mix.surface.recommend import Gap, Recommendation, gap, recommend
+from hgms_mix.surface.settings import SurfaceSettings
+from hgms_mix.surface.tables import Runs
+
+TARGET = "target"
+"""What the weighted mean of the metrics that decide is called."""
+
+
+@frozen(kw_only=True, eq=False)
+class Findings:
+    """What the ``runs`` say: ``every`` run but those ``aside``, which went wrong. ``surface`` is that of the target, by which
+    ``recommendation`` was made; ``differences`` are the expected loss of the recommended mixture minus the prior's, by metric;
+    ``calibration`` is the root mean square of the target's standardised leave-one-out errors, ``covered`` the share of them in
+    a 95 % interval."""
+
+    every: Runs
+    runs: Runs
+    aside: Runs
+    prior: np.ndarray
+    targets: Mapping[str, float]
+    surface: Surface
+    recommendation: Recommendation
+    differences: Mapping[str, Gap]
+    calibration: float
+    covered: float
+
+    @property
+    def apart(self) -> bool:
+        """Whether the recommended mixture can be told apart from the prior, and is better."""
+        return self.recommendation.against_prior.high < 0
+
+    @property
+    def lost(self) -> list[float]:
+        """The target of the runs set aside."""
+        return [float(loss) for loss in weighted(self.aside, self.targets)]
+
+    @property
+    def prior_name(self) -> str:
+        return "uniform" if np.ptp(self.prior) < 1e-9 else "the prior"
+
+    def as_dict(self) -> dict[str, Any]:
+        """For JSON."""
+        recommendation, surface, sources = self.recommendation, self.surface, self.runs.sources
+
+        def named(weights: np.ndarray) -> dict[str, float]:
+            return dict(zip(sources, weights.tolist(), strict=True))
+
+        noise = None
+        if surface.noise is not None:
+            deviations = np.sqrt(surface.noise.variance(np.vstack([self.prior, np.eye(len(sources))])))
+            noise = {"prior": float(deviations[0]), **named(deviations[1:]), "degrees_of_freedom": surface.noise.freedom}
+        return {
+            "runs": len(self.runs.names),
+            "mixtures": len(np.unique(self.runs.mixtures.round(6), axis=0)),
+            "set_aside": list(self.aside.names),
+            "targets": dict(self.targets),
+            "prior": named(self.prior),
+            "recommended": named(recommendation.weights),
+            "region": {name: bounds.tolist() for name, bounds in zip(sources, recommendation.region, strict=True)},
+            "best_tried": named(recommendation.best),
+            "told_apart_from_prior": self.apart,
+            "difference_to_prior": attrs.asdict(recommendation.against_prior),
+            "difference_to_best_tried": attrs.asdict(recommendation.against_best),
+            "differences_by_metric": {name: attrs.asdict(value) for name, value in self.differences.items()},
+            "noise": noise,
+            "leave_one_out": {"root_mean_square": self.calibration, "covered": self.covered, "widening": surface.widening},
+        }
+
+
+def learn(runs: Runs, settings: SurfaceSettings, *, seed: int = 0, rows: Mapping[str, int] | None = None) -> Findings:
+    """Surfaces of all metrics, and the mixture that is best for the weighted mean of those that decide.
+
+    Runs with a loss that is not finite, or far above what all others allow (:func:`hgms_mix.surface.outliers.gone_wrong`), are set
+    aside. The mean is fitted itself, so that repeats show its noise, whatever correlation metrics have.
+
+    Cost: a second or two for each metric with some tens of mixtures.
+
+    Raises:
+        ConfigError: too few mixtures, or names that are not there.
+    """
+    sources, deciding = len(runs.sources), runs.deciding
+    if not deciding:
+        raise ConfigError("every metric begins with 'test_', and test sets do not decide\n  rename the one that shall")
+    targets = settings.target_weights(deciding)
+    wrong = ~np.isfinite(np.array([*runs.metrics.values()])).all(0)
+    kept = runs.only(~wrong)
+    if len(kept.names) > sources:
+        wrong[~wrong] = gone_wrong(kept.mixtures, weighted(kept, targets))
+    every, runs, aside = runs, runs.only(~wrong), runs.only(wrong)
+    tried = np.unique(runs.mixtures.round(6), axis=0)
+    if len(tried) < sources + 2:
+        lost = f" and {len(aside.names)} runs set aside, whose losses are not finite or far too high" if aside.names else ""
+        raise ConfigError(
+            f"{len(tried)} different mixtures of {sources} sources were run{lost}; a surface needs {sources + 2} at least\n"
+            f"  run more{', with a lower learning rate' if aside.names else ''}"
+        )
+    counts: Mapping[str, int | None] = {name: None if rows is None else rows[name] for name in runs.sources}
+    prior = settings.prior_over(counts)
+    key = Key(seed).fold("surface")
+    surface = fit(runs.mixtures, weighted(runs, targets), key.fold("fit", TARGET))
+    errors = surface.left_out()
+    recommendation = recommend(surface, prior, tried, key.fold("recommend"), caution=settings.caution)
+    differences = {}
+    for name, losses in runs.metrics.items():
+        of_metric = surface if [*targets] == [name] else fit(runs.mixtures, losses, key.fold("fit", name))
+        differences[name] = gap(of_metric, recommendation.weights, prior)
+    return Findings(
+        every=every,
+        runs=runs,
+        aside=aside,
+        prior=prior,
+        targets=targets,
+        surface=surface,
+        recommendation=recommendation,
+        differences=differences,
+        calibration=float(np.sqrt(np.mean(errors**2))),
+        covered=float(np.mean(np.abs(errors / surface.widening) < 1.96)),
+    )
+
+
+def weighted(runs: Runs, targets: Mapping[str, float]) -> np.ndarray:
+    """The target of each run."""
+    return np.asarray(sum(weight * runs.metrics[name] for name, weight in targets.items()))

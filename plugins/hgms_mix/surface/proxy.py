@@ -1,0 +1,87 @@
+"""Whether a surface of a small model holds for a larger one: the ranks of some mixtures in both."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+from attrs import frozen
+
+from hgms_core import Key
+from hgms_mix.surface.design import Point
+from hgms_mix.surface.learn import Findings
+
+RESAMPLES = 2000
+
+
+@frozen(kw_only=True)
+class RankCorrelation:
+    """Spearman's rank correlation over ``count`` mixtures with its 95 % percentile bootstrap interval (mixtures are drawn)."""
+
+    value: float
+    low: float
+    high: float
+    count: int
+
+    def __str__(self) -> str:
+        return f"{self.value:.2f} [{self.low:.2f}, {self.high:.2f}] over {self.count} mixtures"
+
+
+def chosen(findings: Findings, points: Sequence[Point], count: int) -> list[Point]:
+    """``count`` mixtures of the design from the best to the worst by the surface, at even steps of its ranks: the first run of
+    each. The prior is one of them."""
+    first: dict[tuple[float, ...], Point] = {}
+    for point in points:
+        first.setdefault(point.weights, point)
+    distinct = list(first.values())
+    means = findings.surface.mean(np.array([point.weights for point in distinct]))
+    order = np.argsort(means, kind="stable")
+    taken = [distinct[order[round(place)]] for place in np.linspace(0, len(order) - 1, min(count, len(order)))]
+    if not any(point.role == "prior" for point in taken) and len(taken) > 2:
+        ranks = {distinct[number].weights: rank for rank, number in enumerate(order)}
+        prior = next(point for point in distinct if point.role == "prior")
+        inner = min(range(1, len(taken) - 1), key=lambda i: abs(ranks[taken[i].weights] - ranks[prior.weights]))
+        taken[inner] = prior
+    return taken
+
+
+def rank_correlation(mine: np.ndarray, theirs: np.ndarray, key: Key) -> RankCorrelation:
+    """Of two columns; resamples in which one is constant say nothing and are left out.
+
+    >>> rank_correlation(np.array([1.0, 2.0, 3.0, 4.0]), np.array([1.0, 4.0, 9.0, 16.0]), Key(0)).value
+    1.0
+    """
+    from scipy.stats import rankdata
+
+    def spearman(rows: np.ndarray) -> float:
+        ranks = [rankdata(column[rows]) for column in (mine, theirs)]
+        a, b = (rank - rank.mean() for rank in ranks)
+        size = np.sqrt((a @ a) * (b @ b))
+        return float(a @ b / size) if size > 0 else np.nan
+
+    generator = np.random.default_rng(key.derive())
+    count = len(mine)
+    draws = np.array([spearman(generator.integers(count, size=count)) for _ in range(RESAMPLES)])
+    low, high = np.nanquantile(draws, [0.025, 0.975])
+    return RankCorrelation(value=round(spearman(np.arange(count)), 12), low=float(low), high=float(high), count=count)
+
+
+def words(correlation: RankCorrelation, gap: float, prior: str) -> dict[str, Any]:
+    """For the report, with a sentence."""
+    conclusion = (
+        "both models rank mixtures alike" if correlation.low > 0.5
+        else "that they rank mixtures alike is not shown" if correlation.high > 0
+        else "they do not rank mixtures alike: do not trust the surface for the larger model"
+    )  # fmt: skip
+    if math.isfinite(gap):
+        best = f"its loss at the best of them − at {prior}: {gap:+.4f}"
+    else:  # a loss that is not finite counts as infinite
+        best = f"{prior if gap < 0 else 'the best of them' if gap > 0 else f'the best of them and {prior}'} diverged"
+    return {
+        "rank_correlation": {"value": correlation.value, "low": correlation.low, "high": correlation.high},
+        "mixtures": correlation.count,
+        "best_minus_prior": gap if math.isfinite(gap) else None,
+        "sentence": f"rank correlation with finetune.model: {correlation}: {conclusion}; {best}",
+    }

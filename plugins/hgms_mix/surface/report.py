@@ -1,0 +1,68 @@
+"""What is written of a surface: surface.json, the tables, the picture."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import attrs
+
+from hgms.cli import finite
+from hgms.runs import Invalid, lay, replace_file, structured
+from hgms_core import ConfigError, MissingExtra
+from hgms_core.registry import Registry
+from hgms_mix.surface.learn import Findings
+from hgms_mix.surface.picture import draw
+from hgms_mix.surface.settings import SurfaceSettings
+from hgms_mix.surface.tables import write_runs
+
+
+def settings_laid(sets: Sequence[str], registry: Registry) -> SurfaceSettings:
+    """The settings that ``sets`` alone say."""
+    table: dict[str, Any] = {}
+    for assignment in sets:
+        lay(table, assignment)
+    others = [key for key in table if key != "surface"]
+    if others:
+        known = ", ".join(attribute.name for attribute in attrs.fields(SurfaceSettings))
+        raise ConfigError(f"there is no table {others[0]!r} without a configuration\n  surface.KEY can be set: {known}")
+    return settings_of(table.get("surface", {}), registry, "--set")
+
+
+def settings_of(table: object, registry: Registry, source: str) -> SurfaceSettings:
+    """The settings in a table ``surface`` of ``source``.
+
+    Raises:
+        ConfigError: all that is wrong with them, with places.
+    """
+    try:
+        settings: SurfaceSettings = structured(table, SurfaceSettings, registry)
+    except Invalid as invalid:
+        raise ConfigError(Invalid(*invalid.below("surface")).render(source, ())) from None
+    return settings
+
+
+def write(
+    findings: Findings,
+    folder: Path,
+    *,
+    say: Callable[[Findings, dict[str, Any]], None] | None,
+    more: Mapping[str, Any] | None = None,
+) -> dict[str, Any]:
+    """Writes ``surface.json``, ``ratios.csv``, ``metrics.csv`` and ``surface.png`` into ``folder``; the report. ``say`` gets
+    the findings and the report."""
+    folder.mkdir(parents=True, exist_ok=True)
+    tables = (folder / "ratios.csv", folder / "metrics.csv")
+    write_runs(findings.every, *tables)
+    written = [str(path) for path in tables]
+    try:
+        written.insert(0, str(draw(findings, folder / "surface.png")))
+    except MissingExtra as missing:
+        written.insert(0, f"no picture: {str(missing).replace(chr(10) + '  ', '; ')}")
+    report = {**findings.as_dict(), **(more or {}), "files": [*written, str(folder / "surface.json")]}
+    replace_file(folder / "surface.json", json.dumps(finite(report), indent=2, ensure_ascii=False).encode())
+    if say is not None:
+        say(findings, report)
+    return report

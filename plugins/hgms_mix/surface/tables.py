@@ -1,0 +1,131 @@
+"""`ratios.csv` and `metrics.csv`, as olmix reads them: a row a run, joined by the column `run`."""
+
+from __future__ import annotations
+
+import csv
+import io
+import math
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from attrs import frozen
+
+from hgms.runs import replace_file
+from hgms_core import DataError
+
+IDS = ("run", "run_id")
+OTHER = (*IDS, "name", "index")
+REPORTED = "test_"
+"""Metrics whose names begin with this never decide."""
+
+
+@frozen(kw_only=True, eq=False)
+class Runs:
+    """Finished runs: their names, the shares that their sources had, ``[N, S]``, and their metrics, lower is better."""
+
+    names: tuple[str, ...]
+    sources: tuple[str, ...]
+    mixtures: np.ndarray
+    metrics: Mapping[str, np.ndarray]
+
+    @property
+    def deciding(self) -> list[str]:
+        """The metrics that may decide: not those of test sets."""
+        return [name for name in self.metrics if not name.startswith(REPORTED)]
+
+    def only(self, which: np.ndarray) -> Runs:
+        """Those that a mask chooses."""
+        return Runs(
+            names=tuple(name for name, chosen in zip(self.names, which, strict=True) if chosen),
+            sources=self.sources,
+            mixtures=self.mixtures[which],
+            metrics={name: values[which] for name, values in self.metrics.items()},
+        )
+
+
+def write_runs(runs: Runs, ratios: Path, metrics: Path) -> None:
+    """Both files. Numbers are written so that reading gives the same ones."""
+    ids = [(run, run, number) for number, run in enumerate(runs.names)]
+    rows = [[*head, *mixture] for head, mixture in zip(ids, runs.mixtures.tolist(), strict=True)]
+    _write(ratios, ["run", "name", "index", *runs.sources], rows)
+    columns = [runs.metrics[name].tolist() for name in runs.metrics]
+    rows = [[*head, *values] for head, values in zip(ids, zip(*columns, strict=True), strict=True)]
+    _write(metrics, ["run", "name", "index", *runs.metrics], rows)
+
+
+def read_runs(ratios: Path, metrics: Path, say: Callable[[str], None] = lambda line: None) -> Runs:
+    """The runs that both files have, in the order of the ratios. As in olmix, the identifying column is ``run`` or ``run_id``;
+    ``name``, ``index`` and unnamed columns say nothing; every other column of ratios is a source, of metrics a metric; shares
+    sum to 1 within 0.01. A run that one file lacks, or that lacks a metric, is left out; ``say`` gets how many those are.
+
+    Raises:
+        DataError: a file that is not such a table, with its line.
+    """
+    id_of_ratios, sources, shares = _read(ratios, "a source")
+    id_of_metrics, names, values = _read(metrics, "a metric")
+    if len(sources) < 2:
+        raise DataError(f"{ratios} has {len(sources)} sources; a mixture has at least two")
+    for run, row in shares.items():
+        if not all(math.isfinite(share) and share >= 0 for share in row) or abs(sum(row) - 1) > 0.01:
+            raise DataError(
+                f"{ratios}, run {run}: shares must not be negative and sum to 1 (within 0.01); they sum to {sum(row):.4g}"
+            )
+    common = [run for run in shares if run in values and all(math.isfinite(value) for value in values[run])]
+    if not common:
+        raise DataError(f"no {id_of_ratios} of {ratios} is a {id_of_metrics} of {metrics} with all its metrics")
+    if others := (shares.keys() | values.keys()) - set(common):
+        some = ", ".join(sorted(others)[:3]) + (", …" if len(others) > 3 else "")
+        say(f"{len(others)} of {len(others) + len(common)} runs are not in both files with all metrics, and left out: {some}")
+    mixtures = np.array([shares[run] for run in common])
+    table = np.array([values[run] for run in common])
+    return Runs(
+        names=tuple(common), sources=tuple(sources), mixtures=mixtures / mixtures.sum(1, keepdims=True),
+        metrics={name: table[:, number] for number, name in enumerate(names)},
+    )  # fmt: skip
+
+
+def _read(path: Path, what: str) -> tuple[str, list[str], dict[str, list[float]]]:
+    """The identifying column, the names of the others, and their values by run; an empty cell is NaN."""
+    try:
+        rows = list(csv.reader(io.StringIO(path.read_text(encoding="utf-8-sig"))))
+    except OSError as error:
+        raise DataError(f"cannot read {path}: {error.strerror}") from None
+    except (UnicodeDecodeError, csv.Error) as error:
+        raise DataError(f"{path} is no CSV file in UTF-8: {error}") from None
+    header = [name.strip() for name in rows[0]] if rows else []
+    key = next((name for name in IDS if name in header), None)
+    if key is None:
+        raise DataError(f"{path} has no column 'run' or 'run_id' (columns: {', '.join(header) or 'none'})")
+    columns = [i for i, name in enumerate(header) if name not in OTHER and name and not name.startswith("Unnamed")]
+    if not columns:
+        raise DataError(f"{path} has no column for {what} (columns: {', '.join(header)})")
+    if repeated := [name for name, count in Counter(header[i] for i in columns).items() if count > 1]:
+        raise DataError(f"{path} has two columns {repeated[0]!r}")
+    values: dict[str, list[float]] = {}
+    for number, row in enumerate(rows[1:], start=2):
+        if not any(cell.strip() for cell in row):
+            continue
+        if len(row) != len(header):
+            raise DataError(f"{path}, line {number}: {len(row)} cells, the header has {len(header)}")
+        run = row[header.index(key)]
+        if run in values:
+            raise DataError(f"{path}, line {number}: the run {run!r} is there twice")
+        values[run] = [_number(row[i], path, number, header[i]) for i in columns]
+    return key, [header[i] for i in columns], values
+
+
+def _number(cell: str, path: Path, line: int, column: str) -> float:
+    try:
+        return float(cell) if cell.strip() else math.nan
+    except ValueError:
+        raise DataError(f"{path}, line {line}: {cell!r} in the column {column!r} is no number") from None
+
+
+def _write(path: Path, header: Sequence[str], rows: Sequence[Sequence[Any]]) -> None:
+    buffer = io.StringIO()
+    writer = csv.writer(buffer, lineterminator="\n")
+    writer.writerows([header, *rows])
+    replace_file(path, buffer.getvalue().encode())

@@ -1,0 +1,220 @@
+"""`hgms mix surface CONFIG`: the design is run, then fitted; optionally, some of it again with the larger model."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shlex
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import attrs
+import numpy as np
+from attrs import frozen
+
+from hgms.executors import Executor, Here, Piece, carried_out_together
+from hgms.runs import lay_options, tables_of
+from hgms_core import ConfigError, HgmsError, Key, NumericalError
+from hgms_core.registry import Registry
+from hgms_mix.stages import OF_GRIDS, MixConfig, claimed, read
+from hgms_mix.surface import proxy
+from hgms_mix.surface.cost import cost, spell
+from hgms_mix.surface.design import Point, design
+from hgms_mix.surface.jobs import piece
+from hgms_mix.surface.learn import Findings, learn, weighted
+from hgms_mix.surface.outliers import MOST
+from hgms_mix.surface.report import settings_of, write
+from hgms_mix.surface.runs import DesignRuns, Outcome, table_of
+from hgms_mix.surface.settings import SurfaceSettings
+
+BARE = re.compile(r"[A-Za-z0-9_-]+")
+"""Keys that TOML takes without quotes."""
+
+
+@frozen(kw_only=True)
+class Plan:
+    """What a mix file and the command line ask for. ``target`` is the configuration with the larger model, None where
+    ``[finetune.model]`` names none; ``options`` are those with which ``hgms mix`` reads the file as it is read here."""
+
+    path: Path
+    config: MixConfig
+    target: MixConfig | None
+    settings: SurfaceSettings
+    folder: Path
+    check: int
+    options: tuple[str, ...]
+
+
+def load(
+    path: Path,
+    sets: Sequence[str] = (),
+    *,
+    seed: int | None = None,
+    out: str | None = None,
+    device: str | None = None,
+    check: int = 0,
+    registry: Registry | None = None,
+) -> Plan:
+    """The plan of a mix file. Its method and budget are of no use here: mixtures are those of the design."""
+    table = {key: value for key, value in tables_of(path, "configuration").items() if key not in OF_GRIDS}
+    methods, table["method"] = table.get("method"), "uniform"
+    table.setdefault("budget", "1 steps")
+    registry = registry or Registry.load()
+    places = lay_options(table, sets, seed, out=out, device=device)
+    settings = settings_of(table.pop("surface", {}), registry, path.name)
+    config = read(table, path.name, places, registry)
+    larger = config.finetune.model is not None
+    if check and not larger:
+        raise ConfigError("--check K runs mixtures with the larger model, and there is no [finetune.model]\n  add the table")
+    if check and check < 3:
+        raise ConfigError(f"--check {check}: a rank correlation needs 3 mixtures at least, and means little below 8")
+    finetune = attrs.evolve(config.finetune, model=None, adapter=None) if larger else config.finetune
+    again: dict[str, Any] = {"--seed": seed, "--out": out, "--device": device}
+    if isinstance(methods, list):  # hgms mix takes one method of a grid, which the mixture then replaces
+        entry = next(iter(methods), None)
+        again["--method"] = entry.get("label", entry.get("name")) if isinstance(entry, dict) else entry
+    options = [word for option, value in again.items() if value is not None for word in (option, str(value))]
+    options += [word for place, text in zip(places, sets, strict=True) if place[0] != "surface" for word in ("--set", text)]
+    # plugins that no distribution announces: the others are found
+    files = [info.module for info in registry.host.infos.values() if info.distribution is None and info.status == "loaded"]
+    options += [word for file in files for word in ("--plugin", file)]
+    options += ["--trust-remote-code"] * (os.environ.get("HGMS_TRUST_REMOTE_CODE") == "1")
+    return Plan(
+        path=path,
+        config=attrs.evolve(config, finetune=finetune),
+        target=config if larger else None,
+        settings=settings,
+        folder=Path(config.run.out, config.run.task_label or path.stem, "surface"),
+        check=check,
+        options=tuple(options),
+    )
+
+
+def predict(plan: Plan, *, say: Callable[[str], None] = lambda line: None) -> dict[str, Any]:
+    """What carrying the plan out will cost: of the surface, and of the check with the larger model."""
+    runs = DesignRuns(config=plan.config, folder=plan.folder)
+    runs.check()
+    points = points_of(plan, runs)
+    for line in runs.limits():
+        say(line)
+    costs = {"surface": cost(runs, points, [runs.finished(point) for point in points])}
+    say(f"surface: {costs['surface']}")
+    if plan.check and plan.target is not None:
+        # which mixtures it will be is not known yet; all take the same time
+        larger = DesignRuns(config=plan.target, folder=plan.folder)
+        larger.check()
+        some = list({point.weights: point for point in reversed(points)}.values())[: plan.check]
+        costs["check"] = cost(larger, some, [None] * len(some))
+        say(f"check with finetune.model: {costs['check']}")
+    say(f"in all {spell(sum(part.seconds for part in costs.values()))}, and seconds for the fit")
+    return {name: part.as_dict() for name, part in costs.items()}
+
+
+def carry_out(
+    plan: Plan,
+    *,
+    say: Callable[[str], None] = lambda line: None,
+    show: Callable[[Findings, dict[str, Any]], None] | None = None,
+    executor: Executor | None = None,
+    bars: bool = False,
+) -> dict[str, Any]:
+    """Runs what is missing of the design, fits, writes; the report. ``executor`` carries the runs out (None: this process, one
+    by one), and several processes may be at the same design.
+
+    Raises:
+        Interrupted: Ctrl-C; the same command goes on.
+        HgmsError: runs failed, and why; the others are kept.
+    """
+    executor = executor or Here()
+    runs = DesignRuns(config=plan.config, folder=plan.folder)
+    runs.check()
+    if plan.target is not None:
+        say("the surface is learned with the task's model; finetune.model is for --check K")
+    points = points_of(plan, runs)
+    for line in runs.limits():
+        say(line)
+    outcomes = carried(runs, points, say, diverging=int(MOST * len(points)), executor=executor, bars=bars)
+    findings = learn(table_of(outcomes, runs.sources), plan.settings, seed=plan.config.seed, rows=runs.rows())
+    more: dict[str, Any] = {"tokens": sum(outcome.tokens for outcome in outcomes), "next": following(plan, findings)}
+    if plan.check and plan.target is not None:
+        larger = DesignRuns(config=plan.target, folder=plan.folder)
+        larger.check()
+        some = proxy.chosen(findings, points, plan.check)
+        say(f"check: {len(some)} mixtures with finetune.model")
+        theirs = carried(larger, some, say, diverging=len(some), executor=executor, bars=bars)
+        more["check"] = checked(findings, larger, some, theirs, plan.config.seed)
+    with claimed(plan.folder, patience=60.0):  # who else was at it writes the same
+        return write(findings, plan.folder, say=show, more=more)
+
+
+def following(plan: Plan, findings: Findings) -> str:
+    """The command that tunes on the recommended mixture, or on the prior where that is as good."""
+    weights = findings.recommendation.weights if findings.apart else findings.prior
+    names = [name if BARE.fullmatch(name) else json.dumps(name, ensure_ascii=False) for name in findings.runs.sources]
+    shares = ", ".join(f"{name} = {share:.4f}" for name, share in zip(names, weights, strict=True))
+    method = f'method={{name = "fixed", mixture = {{{shares}}}}}'
+    return shlex.join(["hgms", "mix", str(plan.path), *plan.options, "--set", "budget=1steps", "--set", method])
+
+
+def points_of(plan: Plan, runs: DesignRuns) -> list[Point]:
+    settings = plan.settings
+    settings.target_weights(runs.deciding)  # a name that is not there is said before anything runs
+    prior = settings.prior_over(runs.rows())
+    return design(prior, points=settings.points, repeats=settings.repeats, shrink=settings.shrink, seed=plan.config.seed)
+
+
+def carried(
+    runs: DesignRuns,
+    points: Sequence[Point],
+    say: Callable[[str], None],
+    *,
+    diverging: int,
+    executor: Executor | None = None,
+    bars: bool = False,
+) -> list[Outcome]:
+    """The outcomes of all points, those that are finished taken over.
+
+    Raises:
+        NumericalError: the losses of more than ``diverging`` runs are not finite.
+        HgmsError: runs failed, and why.
+    """
+    done = [outcome for outcome in map(runs.finished, points) if outcome is not None]
+    _check_diverged(done, diverging)
+
+    def watched(own: Piece) -> Piece:
+        def words(outcome: Outcome) -> str:
+            done.append(outcome)
+            _check_diverged(done, diverging)
+            return own.words(outcome)
+
+        return attrs.evolve(own, words=words)
+
+    pieces = [watched(piece(runs, point)) for point in points]
+    outcomes, failures = carried_out_together(pieces, executor or Here(), bars=bars, say=say)
+    if failures:
+        why = "".join(f"\n  {failed}: {error}" for failed, error in failures.items())
+        raise HgmsError(f"{len(failures)} of {len(points)} runs failed{why}\n  run the same command again for these")
+    return list(outcomes.values())
+
+
+def _check_diverged(outcomes: Sequence[Outcome], most: int) -> None:
+    diverged = sum(not outcome.is_finite for outcome in outcomes)
+    if diverged > most:
+        raise NumericalError(
+            f"the losses of {diverged} runs are not finite, too many to do without\n"
+            "  lower finetune.lr, or set finetune.clip (1.0, say)"
+        )
+
+
+def checked(
+    findings: Findings, runs: DesignRuns, points: Sequence[Point], outcomes: list[Outcome], seed: int
+) -> dict[str, Any]:
+    """How the larger model ranks some mixtures, beside the surface."""
+    theirs = weighted(table_of(outcomes, runs.sources), findings.targets)
+    theirs[np.isnan(theirs)] = np.inf  # diverged: behind all others
+    mine = findings.surface.mean(np.array([outcome.mixture for outcome in outcomes]))
+    correlation = proxy.rank_correlation(mine, theirs, Key(seed).fold("surface", "check"))
+    at_prior = next(i for i, point in enumerate(points) if point.role == "prior")
+    return proxy.words(correlation, float(theirs[mine.argmin()] - theirs[at_prior]), findings.prior_name)
