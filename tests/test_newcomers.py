@@ -16,7 +16,7 @@ import torch
 from helpers import F64, normal
 from torch import Tensor, nn
 
-from hgms.config.fingerprint import fingerprints
+from hgms.config.fingerprinting import fingerprints
 from hgms.generators.branches import Branches
 from hgms.hypergradients import Unrolled
 from hgms.solvers import CG

@@ -14,7 +14,7 @@ from torch.func import functional_call, replace_all_batch_norm_modules_
 from torch.nn import functional
 from torch.nn.utils import parametrizations
 
-from hgms.config.fingerprint import fingerprints
+from hgms.config.fingerprinting import fingerprints
 from hgms.generators.branches import Branches
 from hgms.hypergradients import Implicit, Unrolled
 from hgms.outer import Sgd

@@ -11,7 +11,7 @@ from typing import Any
 import attrs
 
 from hgms.config import origin_is
-from hgms.config.fingerprint import fingerprint
+from hgms.config.fingerprinting import fingerprint
 from hgms.config.invalid import init_fields, type_hints
 from hgms_core import Budget, ConfigError, Pipeline
 from hgms_core.registry import inside

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import torch
 
-from hgms.config.fingerprint import first_party
+from hgms.config.fingerprinting import first_party
 from hgms_core import ConfigError
 
 SHOWN = 4

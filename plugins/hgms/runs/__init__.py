@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 from hgms.config import Invalid
 from hgms.config.as_table import described, plain
 from hgms.config.convert import converter_for, role_of, structured, traits_of
-from hgms.config.fingerprint import fingerprint
+from hgms.config.fingerprinting import fingerprint
 from hgms.config.invalid import PROTOCOLS, init_fields, kinds_of, named, nearness, plain_attribute, spell, type_hints
 from hgms.config.tables import (
     difference,

@@ -10,7 +10,7 @@ import torch
 from attrs import field, frozen
 from torch import Tensor
 
-from hgms.config.fingerprint import fingerprint, fingerprints
+from hgms.config.fingerprinting import fingerprint, fingerprints
 from hgms_core import (
     ROLES,
     Batch,
@@ -66,7 +66,7 @@ def higher_is_better(name: str) -> bool | None:
 class OwnProblem:
     """A problem of this process, or a function ``seed -> Problem``, as a task.
 
-    ``identity`` says which problem it is (:func:`hgms.config.fingerprint.fingerprints`; of a function, its code): configurations
+    ``identity`` says which problem it is (:func:`hgms.config.fingerprinting.fingerprints`; of a function, its code): configurations
     hold it, so that a run goes on with the problem that it was begun with and no other. ``make`` gives the problem of a seed;
     device and dtype are the problem's own. ``metrics`` are those of ``evaluate`` whose better direction is known; a problem
     without metrics has its upper loss on validation rows of the role `stop` where ``measured``. :meth:`of` finds these out.

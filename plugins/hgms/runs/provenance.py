@@ -20,7 +20,7 @@ from typing import Any
 import attrs
 import torch
 
-from hgms.config.fingerprint import fingerprint, first_party
+from hgms.config.fingerprinting import fingerprint, first_party
 from hgms_core import ConfigError, HgmsError
 from hgms_core.host import Host
 
