@@ -1,9 +1,11 @@
-"""Two checkers of answers on the same recorded texts: ours, and that of the lm-eval harness, item by item.
+"""Two checkers of answers on the same recorded texts: ours, and that of the lm-eval harness, item
+by item.
 
     HGMS_DATA=… python benchmarks/answer_checkers.py [--questions 500]
 
-Each text is made of a real known answer of GSM8K or MATH in a form that a model may write it in. A table says, for each form
-and each filter of the harness, how many texts both call right, only ours, only the harness's, and neither.
+Each text is made of a real known answer of GSM8K or MATH in a form that a model may write it in. A
+table says, for each form and each filter of the harness, how many texts both call right, only ours,
+only the harness's, and neither.
 """
 
 from __future__ import annotations
@@ -19,7 +21,9 @@ from hgms_mix.evaluation.questions import Question
 from hgms_mix.evaluation.scores import score
 
 Form = Callable[[str, Mapping[str, Any]], str | None]
-"""The text of a response, from the known answer and the question's row; None: this form does not fit this answer."""
+"""The text of a response, from the known answer and the question's row; None: this form does not
+fit this answer.
+"""
 
 NUMBER: Mapping[str, tuple[bool, Form]] = {
     "the data set's own solution": (True, lambda gold, row: row["answer"]),
@@ -28,13 +32,25 @@ NUMBER: Mapping[str, tuple[bool, Form]] = {
     "`The answer is 18`, without a period": (True, lambda gold, row: f"The answer is {gold}"),
     "`The answer is 1,234.` (thousands)": (True, lambda gold, row: _grouped(gold)),
     "`The answer is $18.`": (True, lambda gold, row: f"The answer is ${gold}."),
-    "`The answer is 18.00.`": (True, lambda gold, row: f"The answer is {gold}.00." if "." not in gold else None),
+    "`The answer is 18.00.`": (
+        True,
+        lambda gold, row: f"The answer is {gold}.00." if "." not in gold else None,
+    ),
     r"`\boxed{18\text{ dollars}}`": (True, lambda gold, row: rf"\boxed{{{gold}\text{{ dollars}}}}"),
-    "`The answer is 18. That took 3 steps.`": (True, lambda gold, row: f"The answer is {gold}. That took 3 steps."),
-    "`#### 18` and then another question": (True, lambda gold, row: f"#### {gold}\n\nQuestion: What is 5 + 6?\n#### 11"),
+    "`The answer is 18. That took 3 steps.`": (
+        True,
+        lambda gold, row: f"The answer is {gold}. That took 3 steps.",
+    ),
+    "`#### 18` and then another question": (
+        True,
+        lambda gold, row: f"#### {gold}\n\nQuestion: What is 5 + 6?\n#### 11",
+    ),
     "wrong: 19 for 18": (False, lambda gold, row: f"{_solved(row)}#### {_plus(gold, 1)}"),
     "wrong: 1800 for 18": (False, lambda gold, row: f"The answer is {gold}00.\n#### {gold}00"),
-    "wrong: `180` where 18 is meant, and 18 earlier": (False, lambda gold, row: f"From {gold} we get #### {gold}0"),
+    "wrong: `180` where 18 is meant, and 18 earlier": (
+        False,
+        lambda gold, row: f"From {gold} we get #### {gold}0",
+    ),
 }
 LATEX: Mapping[str, tuple[bool, Form]] = {
     "the data set's own solution": (True, lambda gold, row: row["solution"]),
@@ -42,17 +58,34 @@ LATEX: Mapping[str, tuple[bool, Form]] = {
     "the answer alone in dollars": (True, lambda gold, row: f"${gold}$"),
     "the answer alone": (True, lambda gold, row: gold),
     "`The answer is $…$.`": (True, lambda gold, row: f"The answer is ${gold}$."),
-    r"`Since $x > 0$, it is $\boxed{…}$.`": (True, lambda gold, row: rf"Since $x > 0$, it is $\boxed{{{gold}}}$."),
+    r"`Since $x > 0$, it is $\boxed{…}$.`": (
+        True,
+        lambda gold, row: rf"Since $x > 0$, it is $\boxed{{{gold}}}$.",
+    ),
     r"`\dfrac` for `\frac`": (
         True,
-        lambda gold, row: "$" + gold.replace(r"\frac", r"\dfrac") + "$" if r"\frac" in gold else None,
+        lambda gold, row: (
+            "$" + gold.replace(r"\frac", r"\dfrac") + "$" if r"\frac" in gold else None
+        ),
     ),
     "a fraction as `a/b`": (True, lambda gold, row: _slashed(gold)),
-    "an integer as `7.0`": (True, lambda gold, row: f"${gold}.0$" if re.fullmatch(r"-?\d+", gold) else None),
-    "an integer as a sum": (True, lambda gold, row: f"${_plus(gold, -1)} + 1$" if re.fullmatch(r"-?\d+", gold) else None),
+    "an integer as `7.0`": (
+        True,
+        lambda gold, row: f"${gold}.0$" if re.fullmatch(r"-?\d+", gold) else None,
+    ),
+    "an integer as a sum": (
+        True,
+        lambda gold, row: f"${_plus(gold, -1)} + 1$" if re.fullmatch(r"-?\d+", gold) else None,
+    ),
     "`x = …`": (True, lambda gold, row: f"$x = {gold}$" if "=" not in gold else None),
-    "wrong: one more": (False, lambda gold, row: f"${_plus(gold, 1)}$" if re.fullmatch(r"-?\d+", gold) else None),
-    "wrong: the hundredfold": (False, lambda gold, row: f"${gold}00$" if re.fullmatch(r"-?[1-9]\d*", gold) else None),
+    "wrong: one more": (
+        False,
+        lambda gold, row: f"${_plus(gold, 1)}$" if re.fullmatch(r"-?\d+", gold) else None,
+    ),
+    "wrong: the hundredfold": (
+        False,
+        lambda gold, row: f"${gold}00$" if re.fullmatch(r"-?[1-9]\d*", gold) else None,
+    ),
 }
 
 
@@ -74,7 +107,9 @@ def _solved(row: Mapping[str, Any]) -> str:
 
 
 def theirs(task: Any, row: Mapping[str, Any], text: str) -> dict[str, bool]:
-    """What the harness's filters and metric say of a text, cut where the task stops a model, by filter."""
+    """What the harness's filters and metric say of a text, cut where the task stops a model, by
+    filter.
+    """
     from lm_eval.api.instance import Instance
 
     for stop in task.config.generation_kwargs["until"]:
@@ -83,12 +118,22 @@ def theirs(task: Any, row: Mapping[str, Any], text: str) -> dict[str, bool]:
     item.resps = [text]
     task._instances = [item]
     task.apply_filters()
-    answers = {name: answer if isinstance(answer, list) else [answer] for name, answer in item.filtered_resps.items()}
-    return {name: bool(task.process_results(dict(row), answer)["exact_match"]) for name, answer in answers.items()}
+    answers = {
+        name: answer if isinstance(answer, list) else [answer]
+        for name, answer in item.filtered_resps.items()
+    }
+    return {
+        name: bool(task.process_results(dict(row), answer)["exact_match"])
+        for name, answer in answers.items()
+    }
 
 
 def compared(
-    verifier: Verifier, name: str, task: Any, rows: Sequence[Mapping[str, Any]], forms: Mapping[str, tuple[bool, Form]]
+    verifier: Verifier,
+    name: str,
+    task: Any,
+    rows: Sequence[Mapping[str, Any]],
+    forms: Mapping[str, tuple[bool, Form]],
 ) -> Iterable[tuple[str, str, str, bool, bool]]:
     """(form, filter, text, ours, theirs) for every row that has the form."""
     read = questions._gsm8k if name == "gsm8k" else questions._math
@@ -104,11 +149,18 @@ def compared(
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--questions", type=int, default=500, help="spread evenly over each test set")
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument(
+        "--questions", type=int, default=500, help="spread evenly over each test set"
+    )
     most = parser.parse_args().questions
     with Verifier() as verifier:
-        for name, task_name, forms in (("gsm8k", "gsm8k", NUMBER), ("math", "hendrycks_math", LATEX)):
+        for name, task_name, forms in (
+            ("gsm8k", "gsm8k", NUMBER),
+            ("math", "hendrycks_math", LATEX),
+        ):
             task = harness.load(task_name)
             every = list(task.test_docs())
             rows = every[:: max(1, len(every) // most)][:most]
@@ -116,10 +168,18 @@ def main() -> None:
             for form, which, _, ours, right in compared(verifier, name, task, rows, forms):
                 counts.setdefault((form, which), Counter())[ours, right] += 1
             print(f"\n{task_name}: {len(rows)} of {len(every)} questions\n")
-            print("| the text | filter | texts | both right | only ours | only theirs | both wrong |")
+            print(
+                "| the text | filter | texts | both right | only ours | only theirs | both wrong |"
+            )
             print("|---|---|---|---|---|---|---|")
             for (form, which), count in counts.items():
-                cells = [count.total(), *(count[pair] for pair in ((True, True), (True, False), (False, True), (False, False)))]
+                cells = [
+                    count.total(),
+                    *(
+                        count[pair]
+                        for pair in ((True, True), (True, False), (False, True), (False, False))
+                    ),
+                ]
                 print(f"| {form} | {which} | " + " | ".join(map(str, cells)) + " |", flush=True)
 
 

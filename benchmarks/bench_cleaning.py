@@ -1,10 +1,12 @@
-"""MNIST hyper-cleaning by the paper's protocol: test accuracy after a fixed budget of seconds, over seeds.
+"""MNIST hyper-cleaning by the paper's protocol: test accuracy after a fixed budget of seconds, over
+seeds.
 
-    python benchmarks/bench_cleaning.py --out runs/cleaning [--seconds 120] [--seeds 5] [--first-seed 0] [--threads 1]
-        [--corruption 0.4 0.6 0.8] [--variants hg-ms "N = 1" ...]
+    python benchmarks/bench_cleaning.py --out runs/cleaning [--seconds 120] [--seeds 5]
+        [--first-seed 0] [--threads 1] [--corruption 0.4 0.6 0.8] [--variants hg-ms "N = 1" ...]
 
-Needs MNIST's IDX files under HGMS_DATA/mnist. Runs are resumable: the same command goes on where it stopped. Settings are
-those of ``benchmarks/cleaning.toml``; a variant changes some of them. Nothing that a run decides depends on test images.
+Needs MNIST's IDX files under HGMS_DATA/mnist. Runs are resumable: the same command goes on where it
+stopped. Settings are those of ``benchmarks/cleaning.toml``; a variant changes some of them. Nothing
+that a run decides depends on test images.
 """
 
 from __future__ import annotations
@@ -17,7 +19,8 @@ from hgms.results.tables import table
 from hgms.runs import Progress, RunResult, load, run_config
 
 SETTINGS = Path(__file__).with_name("cleaning.toml")
-BRANCHES, CG = "method.generator", "method.hypergradient.solver"
+BRANCHES = "method.generator"
+CG = "method.hypergradient.solver"
 
 VARIANTS: dict[str, list[str]] = {
     "hg-ms": [],
@@ -28,7 +31,9 @@ VARIANTS: dict[str, list[str]] = {
     "carry per-branch": [f"{BRANCHES}.carry_rule=per-branch"],
     "carry restart": [f"{BRANCHES}.carry_rule=restart"],
     "never restarted": [f"{BRANCHES}.restart_every=none"],
-    "one-step": ["method.hypergradient={name='one-step', lr=0.1, upper_batch_size=50, batch_size=2500}"],
+    "one-step": [
+        "method.hypergradient={name='one-step', lr=0.1, upper_batch_size=50, batch_size=2500}"
+    ],
     "all validation rows at once": ["method.hypergradient.upper_batch_size=none"],
     "shared validation": ["task.validation_split=[1.0, 1.0, 1.0]"],
     "uniform": ["method={name='uniform'}"],
@@ -38,10 +43,14 @@ VARIANTS: dict[str, list[str]] = {
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--out", required=True)
     parser.add_argument("--seconds", type=float, default=120.0)
-    parser.add_argument("--outer-steps", type=int, help="instead of --seconds: the same number of updates for all")
+    parser.add_argument(
+        "--outer-steps", type=int, help="instead of --seconds: the same number of updates for all"
+    )
     parser.add_argument("--seeds", type=int, default=5)
     parser.add_argument("--first-seed", type=int, default=0)
     parser.add_argument("--threads", type=int, default=2)
@@ -65,18 +74,26 @@ def main() -> None:
                         *options.sets,
                     ]
                     config = load(SETTINGS, sets, seed=seed, out=options.out)
-                    first = next((runs[0].execution for runs in results.values()), None)  # all are carried out alike
-                    results.setdefault(variant, []).append(run_config(config, resume=True, view=view, execution=first))
+                    first = next(
+                        (runs[0].execution for runs in results.values()), None
+                    )  # all are carried out alike
+                    results.setdefault(variant, []).append(
+                        run_config(config, resume=True, view=view, execution=first)
+                    )
         for row in table(results, "test_accuracy"):
             kept = [
-                [seconds["stop_loss"] for seconds in run.records if seconds.get("stop_loss")] for run in results[row.method]
+                [seconds["stop_loss"] for seconds in run.records if seconds.get("stop_loss")]
+                for run in results[row.method]
             ]
             stop = [min(seconds) for seconds in kept if seconds]
             line = {
                 "corruption": corruption,
                 "variant": row.method,
                 "test_accuracy": str(row.metrics["test_accuracy"].scaled(100)),
-                "each": [round(100 * run.summary["metrics"]["test_accuracy"], 2) for run in results[row.method]],
+                "each": [
+                    round(100 * run.summary["metrics"]["test_accuracy"], 2)
+                    for run in results[row.method]
+                ],
                 "stop_loss": round(sum(stop) / len(stop), 4) if stop else None,
                 "cleaning_f1": str(row.metrics["cleaning_f1"]),
                 "outer_steps": round(row.outer_steps.mean, 1),

@@ -1,12 +1,15 @@
-"""How much an executor costs: 1,000 short runs by two workers, with every tenth worker killed, through each executor.
+"""How much an executor costs: 1,000 short runs by two workers, with every tenth worker killed,
+through each executor.
 
-    OMP_NUM_THREADS=1 python benchmarks/bench_executors.py [--runs 1000] [--every 10] [--executors local,ray] [--json FILE]
+    OMP_NUM_THREADS=1 python benchmarks/bench_executors.py [--runs 1000] [--every 10] [--executors
+    local,ray] [--json FILE]
 
-The task and the method are those of tests/programs/grid_plugin.py: 12 outer steps, a checkpoint after each. The overhead of a
-run is what the whole took, times two workers, less what the runs themselves took (their own wall seconds; of a killed one those
-after the kill). Starting a worker in place of a killed one is overhead. Processor time of this process, which hands the runs
-out and reads their results, stands beside it: it bounds how many workers can be kept busy. All folders are compared with those
-of one process, without kills, bit for bit.
+The task and the method are those of tests/programs/grid_plugin.py: 12 outer steps, a checkpoint
+after each. The overhead of a run is what the whole took, times two workers, less what the runs
+themselves took (their own wall seconds; of a killed one those after the kill). Starting a worker in
+place of a killed one is overhead. Processor time of this process, which hands the runs out and
+reads their results, stands beside it: it bounds how many workers can be kept busy. All folders are
+compared with those of one process, without kills, bit for bit.
 """
 
 from __future__ import annotations
@@ -30,7 +33,13 @@ WORKERS = 2
 
 def grid(out: Path, runs: int, **method: Any) -> Any:
     settings = {"out": str(out), "threads": 1, "checkpoint_seconds": 0.0}
-    table = {"budget": "12 steps", "seeds": runs, "task": "bowl", "method": [{"name": "walk", **method}], "run": settings}
+    table = {
+        "budget": "12 steps",
+        "seeds": runs,
+        "task": "bowl",
+        "method": [{"name": "walk", **method}],
+        "run": settings,
+    }
     return load(table, registry=Registry.load([PLUGIN]))
 
 
@@ -39,9 +48,13 @@ def steps(out: Path) -> dict[str, bytes]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--runs", type=int, default=1000)
-    parser.add_argument("--every", type=int, default=10, help="kill the worker of every so manyth run; 0: of none")
+    parser.add_argument(
+        "--every", type=int, default=10, help="kill the worker of every so manyth run; 0: of none"
+    )
     parser.add_argument("--executors", default="local,ray")
     parser.add_argument("--json", type=Path)
     arguments = parser.parse_args()
@@ -51,24 +64,42 @@ def main() -> None:
         assert alone.complete
         expected = steps(Path(place) / "alone")
         for name in arguments.executors.split(","):
-            out, marks = Path(place) / name, Path(place) / f"marks-{name}"
+            out = Path(place) / name
+            marks = Path(place) / f"marks-{name}"
             marks.mkdir()
-            kills = {"breaks": "kill", "at": 5, "seed": arguments.every, "every": True, "once": str(marks)}
+            kills = {
+                "breaks": "kill",
+                "at": 5,
+                "seed": arguments.every,
+                "every": True,
+                "once": str(marks),
+            }
             kills = kills if arguments.every else {}
             executor = executor_of(name, {"jobs": WORKERS}, Host.load())
-            began, spent = time.perf_counter(), time.process_time()
-            comparison = run_grid(grid(out, arguments.runs, **kills), executor=executor, progress=False)
-            took, here = time.perf_counter() - began, time.process_time() - spent
+            began = time.perf_counter()
+            spent = time.process_time()
+            comparison = run_grid(
+                grid(out, arguments.runs, **kills), executor=executor, progress=False
+            )
+            took = time.perf_counter() - began
+            here = time.process_time() - spent
             losses = len(list(marks.iterdir()))
-            own = [json.loads(path.read_text())["wall_seconds"] for path in out.rglob("resources.json")]
+            own = [
+                json.loads(path.read_text())["wall_seconds"] for path in out.rglob("resources.json")
+            ]
             figures.append(
                 {
-                    "executor": name, "runs": arguments.runs, "killed": losses, "complete": comparison.complete,
-                    "equal": steps(out) == expected, "seconds": round(took, 1), "run_ms": round(1e3 * sum(own) / len(own), 1),
+                    "executor": name,
+                    "runs": arguments.runs,
+                    "killed": losses,
+                    "complete": comparison.complete,
+                    "equal": steps(out) == expected,
+                    "seconds": round(took, 1),
+                    "run_ms": round(1e3 * sum(own) / len(own), 1),
                     "overhead_ms": round(1e3 * (WORKERS * took - sum(own)) / arguments.runs, 1),
                     "coordinator_ms": round(1e3 * here / arguments.runs, 2),
                 }
-            )  # fmt: skip
+            )
             print(figures[-1], flush=True)
     if arguments.json:
         arguments.json.write_text(json.dumps(figures, indent=1))

@@ -1,16 +1,20 @@
-"""One outer step on a GPU in the paper's setting: N = 8 branches of 20 steps on 256 rows, CG of 30 products on all 5,000 rows.
+"""One outer step on a GPU in the paper's setting: N = 8 branches of 20 steps on 256 rows, CG of 30
+products on all 5,000 rows.
 
-    python benchmarks/bench_gpu.py [--json FILE] [--seconds 5] [--device cuda] [--only outer stacking compiled products profile]
-    python benchmarks/bench_gpu.py --device cpu --quick       only to try the script: everything small, on a CPU
+    python benchmarks/bench_gpu.py [--json FILE] [--seconds 5] [--device cuda] [--only outer
+    stacking compiled products profile] python benchmarks/bench_gpu.py --device cpu --quick
+    only to try the script: everything small, on a CPU
 
-The paper completes 312 outer updates of hyper-cleaning in 60 s on an H100. Variants differ in how work reaches the device, and
-in the precision of matrix products where a name says TF32: branches looped or stacked, kernels launched one by one or recorded
-(``cuda_graphs``), and ``straight down``, the same step as one writes it by hand. Parts of a step are timed with the device
-awaited between them, so they add up to a little more than the step.
+The paper completes 312 outer updates of hyper-cleaning in 60 s on an H100. Variants differ in how
+work reaches the device, and in the precision of matrix products where a name says TF32: branches
+looped or stacked, kernels launched one by one or recorded (``cuda_graphs``), and ``straight down``,
+the same step as one writes it by hand. Parts of a step are timed with the device awaited between
+them, so they add up to a little more than the step.
 
-``compiled`` is the method ``hg-ms`` as it ships on data of the size of digits and of MNIST, as it is written and as compiled
-programs (``run.compile``), each with and without ``cuda_graphs`` and on both routes of matrix products (``run.matmul``);
-``products`` is the same for one Hessian product and one solve. What making the programs took is a column of its own.
+``compiled`` is the method ``hg-ms`` as it ships on data of the size of digits and of MNIST, as it
+is written and as compiled programs (``run.compile``), each with and without ``cuda_graphs`` and on
+both routes of matrix products (``run.matmul``); ``products`` is the same for one Hessian product
+and one solve. What making the programs took is a column of its own.
 """
 
 from __future__ import annotations
@@ -37,23 +41,41 @@ from hgms.selectors import BestOfN
 from hgms.solvers import CG
 from hgms_core import Key, Linearization, Pipeline, Problem, State
 
-COUNT, STEPS, BATCH, PRODUCTS, ROWS = 8, 20, 256, 30, 5000  # the paper, appendix on hyper-cleaning
+# the paper, appendix on hyper-cleaning
+COUNT = 8
+STEPS = 20
+BATCH = 256
+PRODUCTS = 30
+ROWS = 5000
 
 DATA = {"digits": ((64, 32, 10), 600), "MNIST": ((784, 300, 10), ROWS)}
 """Layers and rows: learnable labels of random images, so that nothing has to be there."""
 QUICK = {"digits": ((16, 8, 10), 40)}
-FORMS = {"as written": (False, False), "recorded": (False, True), "compiled": (True, False), "compiled, recorded": (True, True)}
+FORMS = {
+    "as written": (False, False),
+    "recorded": (False, True),
+    "compiled": (True, False),
+    "compiled, recorded": (True, True),
+}
 """By name: whether steps are compiled, and whether components are asked for ``cuda_graphs``."""
 
 
 def method(mode: str, cuda_graphs: bool, optimizer: str = "sgd") -> Pipeline:
     return Pipeline(
         generator=Branches(
-            count=COUNT, steps=STEPS, lr=0.1, optimizer=optimizer, batch_size=BATCH, mode=mode, cuda_graphs=cuda_graphs
+            count=COUNT,
+            steps=STEPS,
+            lr=0.1,
+            optimizer=optimizer,
+            batch_size=BATCH,
+            mode=mode,
+            cuda_graphs=cuda_graphs,
         ),
         selector=BestOfN(mode=mode),
         # A tolerance that is not reached: every solve makes all products.
-        hypergradient=Implicit(solver=CG(ridge=1.0, rtol=1e-12, max_steps=PRODUCTS), cuda_graphs=cuda_graphs),
+        hypergradient=Implicit(
+            solver=CG(ridge=1.0, rtol=1e-12, max_steps=PRODUCTS), cuda_graphs=cuda_graphs
+        ),
         outer=Adam(lr=0.1),
     )
 
@@ -63,8 +85,12 @@ def wait(device: torch.device) -> None:
         torch.cuda.synchronize()
 
 
-def milliseconds(call: Callable[[], Any], device: torch.device, seconds: float) -> tuple[float, float]:
-    """The median and the fastest of as many calls as fit into ``seconds``, after three that warm up; of one where it is 0."""
+def milliseconds(
+    call: Callable[[], Any], device: torch.device, seconds: float
+) -> tuple[float, float]:
+    """The median and the fastest of as many calls as fit into ``seconds``, after three that warm
+    up; of one where it is 0.
+    """
     least = 3 if seconds else 1
     for _ in range(least):
         call()
@@ -79,26 +105,36 @@ def milliseconds(call: Callable[[], Any], device: torch.device, seconds: float) 
     return statistics.median(times), min(times)
 
 
-def parts(problem: Problem, pipeline: Pipeline, state: State, device: torch.device, seconds: float) -> dict[str, float]:
+def parts(
+    problem: Problem, pipeline: Pipeline, state: State, device: torch.device, seconds: float
+) -> dict[str, float]:
     from hgms_core import Branch
 
-    key, theta = Key(0).fold("step", 1), problem.theta0
+    key = Key(0).fold("step", 1)
+    theta = problem.theta0
     start = state["start"]
     candidates = pipeline.generator.propose(problem, theta, start, key)
     selection = pipeline.selector.select(problem, theta, candidates, key)
     branch = Branch(x=candidates.at(selection.index))
-    estimate, memory = pipeline.hypergradient.estimate(problem, theta, branch, key, state["hypergradient"])
+    estimate, memory = pipeline.hypergradient.estimate(
+        problem, theta, branch, key, state["hypergradient"]
+    )
     calls: dict[str, Callable[[], Any]] = {
         "propose [ms]": lambda: pipeline.generator.propose(problem, theta, start, key),
         "select [ms]": lambda: pipeline.selector.select(problem, theta, candidates, key),
-        "differentiate [ms]": lambda: pipeline.hypergradient.estimate(problem, theta, branch, key, memory),
+        "differentiate [ms]": lambda: pipeline.hypergradient.estimate(
+            problem, theta, branch, key, memory
+        ),
         "update [ms]": lambda: pipeline.outer.step(theta, estimate.value, state["outer"], 0.0),
     }
     return {name: milliseconds(call, device, seconds / 4)[0] for name, call in calls.items()}
 
 
 def compare_outer_step(
-    device: torch.device, seconds: float, layers: tuple[int, int, int] = (784, 300, 10), rows: int = ROWS
+    device: torch.device,
+    seconds: float,
+    layers: tuple[int, int, int] = (784, 300, 10),
+    rows: int = ROWS,
 ) -> dict[str, dict[str, float]]:
     problem = moved(cleaning(layers, rows=rows), device)
     variants: dict[str, tuple[str, bool, str, str]] = {
@@ -118,7 +154,9 @@ def compare_outer_step(
             state, _ = pipeline.step(problem, state)
         if optimizer == "sgd":  # another optimiser ends elsewhere
             after[name] = state["theta"]["w"].double()
-        median, fastest = milliseconds(lambda p=pipeline, s=state: p.step(problem, s), device, seconds)
+        median, fastest = milliseconds(
+            lambda p=pipeline, s=state: p.step(problem, s), device, seconds
+        )
         table[name] = {
             "step [ms]": median,
             "fastest [ms]": fastest,
@@ -131,23 +169,41 @@ def compare_outer_step(
     torch.set_float32_matmul_precision("highest")
     key = Key(0).fold("step", 0)
     median, fastest = milliseconds(
-        lambda: straight_down(problem, problem.theta0["w"], problem.x0, key, COUNT, PRODUCTS), device, seconds
+        lambda: straight_down(problem, problem.theta0["w"], problem.x0, key, COUNT, PRODUCTS),
+        device,
+        seconds,
     )
-    table["straight down"] = {"step [ms]": median, "fastest [ms]": fastest, "updates in 60 s": 60e3 / median}
+    table["straight down"] = {
+        "step [ms]": median,
+        "fastest [ms]": fastest,
+        "updates in 60 s": 60e3 / median,
+    }
     return table
 
 
-def compare_stacking(device: torch.device, seconds: float, several: Mapping[str, Any] = SIZES) -> dict[str, dict[str, float]]:
-    """A lower step of 8 branches, each on its own batch: looped, stacked, recorded, at several sizes."""
+def compare_stacking(
+    device: torch.device, seconds: float, several: Mapping[str, Any] = SIZES
+) -> dict[str, dict[str, float]]:
+    """A lower step of 8 branches, each on its own batch: looped, stacked, recorded, at several
+    sizes.
+    """
     table: dict[str, dict[str, float]] = {}
     for name, (sizes, batch_size) in several.items():
         problem = moved(cleaning(sizes, rows=2000), device)
         row: dict[str, float] = {}
-        for label, mode, graphs in (("loop", "loop", False), ("stacked", "stacked", False), ("recorded", "stacked", True)):
-            branches = Branches(count=8, steps=10, lr=1e-3, batch_size=batch_size, mode=mode, cuda_graphs=graphs)
+        for label, mode, graphs in (
+            ("loop", "loop", False),
+            ("stacked", "stacked", False),
+            ("recorded", "stacked", True),
+        ):
+            branches = Branches(
+                count=8, steps=10, lr=1e-3, batch_size=batch_size, mode=mode, cuda_graphs=graphs
+            )
             start = branches.init(problem, Key(0))
             median, _ = milliseconds(
-                lambda e=branches, s=start, p=problem: e.propose(p, p.theta0, s, Key(0)), device, seconds / 6
+                lambda e=branches, s=start, p=problem: e.propose(p, p.theta0, s, Key(0)),
+                device,
+                seconds / 6,
             )
             row[f"{label} [ms/step]"] = median / 10
         row["loop / stacked"] = row["loop [ms/step]"] / row["stacked [ms/step]"]
@@ -158,11 +214,17 @@ def compare_stacking(device: torch.device, seconds: float, several: Mapping[str,
 
 def hg_ms(cuda_graphs: bool) -> Any:
     parts = {part: {"cuda_graphs": cuda_graphs} for part in ("generator", "hypergradient")}
-    table = {"task": {"name": "hyper-cleaning"}, "method": {"name": "hg-ms", **parts}, "budget": "1 steps"}
+    table = {
+        "task": {"name": "hyper-cleaning"},
+        "method": {"name": "hg-ms", **parts},
+        "budget": "1 steps",
+    }
     return RunConfig.from_dict(table).method
 
 
-def compare_compiled(device: torch.device, seconds: float, sizes: Mapping[str, Any] = DATA) -> dict[str, dict[str, Any]]:
+def compare_compiled(
+    device: torch.device, seconds: float, sizes: Mapping[str, Any] = DATA
+) -> dict[str, dict[str, Any]]:
     """An outer step of ``hg-ms``, after ten that make and warm up what there is to make."""
     table: dict[str, dict[str, Any]] = {}
     for size, (layers, rows) in sizes.items():
@@ -171,7 +233,8 @@ def compare_compiled(device: torch.device, seconds: float, sizes: Mapping[str, A
         for route in ("exact", "fast"):
             for name, (compiled, recorded) in FORMS.items():
                 programs = Programs() if compiled else None
-                chosen, pipeline = evolve(problem, compiler=programs), hg_ms(recorded)
+                chosen = evolve(problem, compiler=programs)
+                pipeline = hg_ms(recorded)
                 with matrix_route(route, device):
                     begin = time.perf_counter()
                     state, _ = pipeline.step(chosen, pipeline.init(chosen, 0))
@@ -180,14 +243,18 @@ def compare_compiled(device: torch.device, seconds: float, sizes: Mapping[str, A
                     for _ in range(2):
                         state, _ = pipeline.step(chosen, state)
                     theta = state["theta"]["w"].double()
-                    median, fastest = milliseconds(lambda p=pipeline, c=chosen, s=state: p.step(c, s), device, seconds)
+                    median, fastest = milliseconds(
+                        lambda p=pipeline, c=chosen, s=state: p.step(c, s), device, seconds
+                    )
                 reference = theta if reference is None else reference
                 table[f"{size}, {name}, {route}"] = {
                     "step [ms]": median,
                     "fastest [ms]": fastest,
                     "first step [s]": first,
                     "making programs [s]": programs.seconds if programs else 0.0,
-                    "as written all the same": sum(how != "compiled" for how in programs.outcomes.values())
+                    "as written all the same": sum(
+                        how != "compiled" for how in programs.outcomes.values()
+                    )
                     if programs
                     else "–",
                     "θ differs by": float((theta - reference).norm() / reference.norm()),
@@ -195,35 +262,64 @@ def compare_compiled(device: torch.device, seconds: float, sizes: Mapping[str, A
     return table
 
 
-def compare_products(device: torch.device, seconds: float, sizes: Mapping[str, Any] = DATA) -> dict[str, dict[str, Any]]:
+def compare_products(
+    device: torch.device, seconds: float, sizes: Mapping[str, Any] = DATA
+) -> dict[str, dict[str, Any]]:
     """One Hessian product and one solve of 30 products, on all rows."""
     table: dict[str, dict[str, Any]] = {}
     for size, (layers, rows) in sizes.items():
         problem = moved(cleaning(layers, rows=rows), device)
-        below, above = problem.lower_data.batch(None), problem.upper_data["differentiate"].batch(None)
+        below = problem.lower_data.batch(None)
+        above = problem.upper_data["differentiate"].batch(None)
         solver = CG(ridge=1.0, rtol=1e-12, max_steps=PRODUCTS)
         for route in ("exact", "fast"):
             with matrix_route(route, device):
                 at = (problem.theta0, problem.x0)
                 plain = Linearization.of(
-                    lambda t, x, p=problem, b=above: p.f(t, x, b), lambda t, x, p=problem, b=below: p.g(t, x, b), *at, "vjp"
+                    lambda t, x, p=problem, b=above: p.f(t, x, b),
+                    lambda t, x, p=problem, b=below: p.g(t, x, b),
+                    *at,
+                    "vjp",
                 )
-                compiled = linearized(Programs(), (size, route), problem.f, problem.g, "vjp", None, None, *at, below, above)
-                forms: dict[str, Any] = {"as written": plain.matvec, "recorded": RecordedProduct(plain.matvec, plain.rhs)}
+                compiled = linearized(
+                    Programs(),
+                    (size, route),
+                    problem.f,
+                    problem.g,
+                    "vjp",
+                    None,
+                    None,
+                    *at,
+                    below,
+                    above,
+                )
+                forms: dict[str, Any] = {
+                    "as written": plain.matvec,
+                    "recorded": RecordedProduct(plain.matvec, plain.rhs),
+                }
                 if compiled is not None:
                     forms["compiled"] = compiled.matvec
                 expected = plain.matvec(plain.rhs)
                 for name, product in forms.items():
                     differs = float((product(plain.rhs) - expected).norm() / expected.norm())
                     one, _ = milliseconds(lambda h=product, v=plain.rhs: h(v), device, seconds / 2)
-                    solve, _ = milliseconds(lambda h=product, v=plain.rhs, s=solver: s.solve(h, v), device, seconds / 2)
-                    table[f"{size}, {name}, {route}"] = {"product [ms]": one, "solve [ms]": solve, "differs by": differs}
+                    solve, _ = milliseconds(
+                        lambda h=product, v=plain.rhs, s=solver: s.solve(h, v), device, seconds / 2
+                    )
+                    table[f"{size}, {name}, {route}"] = {
+                        "product [ms]": one,
+                        "solve [ms]": solve,
+                        "differs by": differs,
+                    }
     return table
 
 
-def profile(device: torch.device, layers: tuple[int, int, int] = (784, 300, 10), rows: int = ROWS) -> str:
+def profile(
+    device: torch.device, layers: tuple[int, int, int] = (784, 300, 10), rows: int = ROWS
+) -> str:
     """Which kernels a recorded step spends its time in."""
-    problem, pipeline = moved(cleaning(layers, rows=rows), device), method("stacked", True)
+    problem = moved(cleaning(layers, rows=rows), device)
+    pipeline = method("stacked", True)
     state = pipeline.init(problem, seed=0)
     for _ in range(3):
         state, _ = pipeline.step(problem, state)
@@ -237,15 +333,22 @@ def profile(device: torch.device, layers: tuple[int, int, int] = (784, 300, 10),
 
 
 def main(arguments: list[str] | None = None) -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--json", type=Path, help="also write the figures to this file")
     parser.add_argument("--seconds", type=float, default=5, help="a variant is timed this long")
     parser.add_argument("--device", default="cuda")
-    parser.add_argument("--quick", action="store_true", help="small sizes and a few calls: tries the script, measures nothing")
+    parser.add_argument(
+        "--quick",
+        action="store_true",
+        help="small sizes and a few calls: tries the script, measures nothing",
+    )
     choices = ["outer", "stacking", "compiled", "products", "profile"]
     parser.add_argument("--only", choices=choices, nargs="+", default=choices[:-1])
     options = parser.parse_args(arguments)
-    device, seconds = torch.device(options.device), 0.0 if options.quick else options.seconds
+    device = torch.device(options.device)
+    seconds = 0.0 if options.quick else options.seconds
     sizes = QUICK if options.quick else DATA
     name = torch.cuda.get_device_name(device) if device.type == "cuda" else "cpu"
     figures: dict[str, Any] = {"torch": torch.__version__, "device": name}
@@ -260,12 +363,16 @@ def main(arguments: list[str] | None = None) -> None:
             f"{COUNT} branches x {STEPS} steps x {BATCH} rows, {PRODUCTS} products",
             lambda: compare_outer_step(device, seconds, layers, rows),
         ),
-        "stacking": ("One lower step of 8 branches", lambda: compare_stacking(device, seconds, stacks)),
+        "stacking": (
+            "One lower step of 8 branches",
+            lambda: compare_stacking(device, seconds, stacks),
+        ),
         "compiled": ("One outer step of hg-ms", lambda: compare_compiled(device, seconds, sizes)),
         "products": (
-            f"One Hessian product, and a solve of {PRODUCTS}", lambda: compare_products(device, seconds, sizes)
+            f"One Hessian product, and a solve of {PRODUCTS}",
+            lambda: compare_products(device, seconds, sizes),
         ),
-    }  # fmt: skip
+    }
     for part in options.only:
         if part == "profile":
             print(profile(device, layers, rows))

@@ -2,9 +2,10 @@
 
     python benchmarks/bench_host.py [--observers 10] [--plugins 50] [--repeats 7] [--json FILE]
 
-The first is the time of ``Host.notify`` on the record of a real step, against no observer. The second is the processor time of
-a whole process beyond that of ``import torch``, the two taken in turns, with as many distributions made on the spot as are
-missing to that number. Targets: 1 ms, 0.5 s.
+The first is the time of ``Host.notify`` on the record of a real step, against no observer. The
+second is the processor time of a whole process beyond that of ``import torch``, the two taken in
+turns, with as many distributions made on the spot as are missing to that number. Targets: 1 ms, 0.5
+s.
 """
 
 from __future__ import annotations
@@ -50,7 +51,12 @@ def hgms_step_finished(run, record): pass
 def observed(observers: int) -> tuple[float, float]:
     """Milliseconds of a notification of that many observers, and of none, on a real record."""
     with TemporaryDirectory() as folder:
-        table = {"task": "quadratic", "method": "hg-ms", "budget": "3 steps", "run": {"out": folder}}
+        table = {
+            "task": "quadratic",
+            "method": "hg-ms",
+            "budget": "3 steps",
+            "run": {"out": folder},
+        }
         result = run_config(RunConfig.from_dict(table))
     record = result.records[-1]
     heard = []
@@ -77,7 +83,9 @@ def seconds(command: list[str], path: Path) -> float:
     """Processor seconds of a process; on an idle machine they are those of the clock."""
     before = resource.getrusage(resource.RUSAGE_CHILDREN)
     environment = {**os.environ, "PYTHONPATH": str(path)}
-    subprocess.run([sys.executable, *command], env=environment, check=True, stdout=subprocess.DEVNULL, cwd=path)
+    subprocess.run(
+        [sys.executable, *command], env=environment, check=True, stdout=subprocess.DEVNULL, cwd=path
+    )
     after = resource.getrusage(resource.RUSAGE_CHILDREN)
     return after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
 
@@ -91,32 +99,50 @@ def listed(plugins: int, repeats: int) -> tuple[float, float]:
             (site / f"made_{number}.py").write_text(PLUGIN.format(number=number))
             info = site / f"hgms_made_{number}-1.0.dist-info"
             info.mkdir()
-            (info / "METADATA").write_text(f"Metadata-Version: 2.1\nName: hgms-made-{number}\nVersion: 1.0\n")
+            (info / "METADATA").write_text(
+                f"Metadata-Version: 2.1\nName: hgms-made-{number}\nVersion: 1.0\n"
+            )
             (info / "entry_points.txt").write_text(f"[hgms]\nmade-{number} = made_{number}\n")
         count = subprocess.run(
             [sys.executable, "-m", "hgms.cli", "plugins"],
-            env={**os.environ, "PYTHONPATH": folder}, capture_output=True, text=True, check=True,
-        ).stdout.count(" hgms-made-")  # fmt: skip
+            env={**os.environ, "PYTHONPATH": folder},
+            capture_output=True,
+            text=True,
+            check=True,
+        ).stdout.count(" hgms-made-")
         assert count == missing, f"{count} plugins listed"
-        pairs = [(seconds(["-c", "import torch"], site), seconds(["-m", "hgms.cli", "list"], site)) for _ in range(repeats)]
-    return statistics.median(first for first, _ in pairs), statistics.median(second - first for first, second in pairs)
+        pairs = [
+            (seconds(["-c", "import torch"], site), seconds(["-m", "hgms.cli", "list"], site))
+            for _ in range(repeats)
+        ]
+    return statistics.median(first for first, _ in pairs), statistics.median(
+        second - first for first, second in pairs
+    )
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--observers", type=int, default=10)
     parser.add_argument("--plugins", type=int, default=50)
     parser.add_argument("--repeats", type=int, default=7)
     parser.add_argument("--json", type=Path, help="also write the figures to this file")
     options = parser.parse_args()
     with_observers, without = observed(options.observers)
-    print(f"a step with {options.observers} observers   {with_observers:.4f} ms (none: {without:.4f} ms)")
+    print(
+        f"a step with {options.observers} observers   {with_observers:.4f} ms (none: "
+        f"{without:.4f} ms)"
+    )
     torch, beyond = listed(options.plugins, options.repeats)
     print(f"import torch               {torch:.2f} s")
     print(f"hgms list, {options.plugins} plugins      {beyond:.2f} s beyond that")
     if options.json:
         step = {f"{options.observers} observers [ms]": with_observers, "no observer [ms]": without}
-        listing = {"import torch [s]": torch, f"hgms list beyond it, {options.plugins} plugins [s]": beyond}
+        listing = {
+            "import torch [s]": torch,
+            f"hgms list beyond it, {options.plugins} plugins [s]": beyond,
+        }
         options.json.write_text(json.dumps({"step": step, "list": listing}, indent=2) + "\n")
 
 

@@ -1,15 +1,20 @@
-"""One implicit hypergradient of the cleaning network (784-300-10, 5,000 rows, 30 CG steps): ours, by hand, TorchOpt, JAX.
+"""One implicit hypergradient of the cleaning network (784-300-10, 5,000 rows, 30 CG steps): ours,
+by hand, TorchOpt, JAX.
 
-    python benchmarks/bench_hypergradient.py [--json FILE] [--repetitions 9] [--processors 1] [--only "ours" "jax, …"]
+    python benchmarks/bench_hypergradient.py [--json FILE] [--repetitions 9] [--processors 1]
+    [--only "ours" "jax, …"]
 
-The problem is MNIST hyper-cleaning where $HGMS_DATA/mnist has the images (500 upper rows), else random images with labels that
-can be learnt, at a network trained for 600 steps. Sides take turns in one process on the same processors, in float32; the
-clock is the processor time of the process (on several processors the time of day). Before it starts, every side must give the
-hypergradient that our CG gives, to 1e-5; compiling is not timed. What is not installed is left out (``pip install
-"hgms[peers]"``). "As documented" is TorchOpt with the solver of its documentation's examples and its default, CG on the normal
-equations: two products a step, and after 30 steps another answer, which ours gives as well when it solves that system.
+The problem is MNIST hyper-cleaning where $HGMS_DATA/mnist has the images (500 upper rows), else
+random images with labels that can be learnt, at a network trained for 600 steps. Sides take turns
+in one process on the same processors, in float32; the clock is the processor time of the process
+(on several processors the time of day). Before it starts, every side must give the hypergradient
+that our CG gives, to 1e-5; compiling is not timed. What is not installed is left out (``pip install
+"hgms[peers]"``). "As documented" is TorchOpt with the solver of its documentation's examples and
+its default, CG on the normal equations: two products a step, and after 30 steps another answer,
+which ours gives as well when it solves that system.
 
-To add a side: write a function of a :class:`Point` that returns a call without arguments, and name it in SIDES.
+To add a side: write a function of a :class:`Point` that returns a call without arguments, and name
+it in SIDES.
 """
 
 from __future__ import annotations
@@ -26,7 +31,17 @@ from typing import Any, Literal
 import torch
 from attrs import evolve, frozen
 from torch import Tensor
-from turns import arguments, clock_of, difference, machine, quartiles, ratios, show, take_turns, use_processors
+from turns import (
+    arguments,
+    clock_of,
+    difference,
+    machine,
+    quartiles,
+    ratios,
+    show,
+    take_turns,
+    use_processors,
+)
 
 from hgms.compiled import Programs, calibrated, linearized, matrix_route
 from hgms.runs import RunConfig
@@ -66,19 +81,28 @@ class Point:
         return self.problem.g(theta, x, self.train)
 
 
-# 1. The point ------------------------------------------------------------------------------------------------------------
+# 1. The point
+# --------------------------------------------------------------------------------------------------
 
 
 def cleaning(dataset: str, **sizes: int) -> Problem:
     """The task as it ships; every validation image is differentiated."""
-    table = {"name": "hyper-cleaning", "dataset": dataset, "corruption": 0.6, "validation_split": [1.0, 1.0, 1.0], **sizes}
+    table = {
+        "name": "hyper-cleaning",
+        "dataset": dataset,
+        "corruption": 0.6,
+        "validation_split": [1.0, 1.0, 1.0],
+        **sizes,
+    }
     config = RunConfig.from_dict({"task": table, "method": "scalebio", "budget": "1 steps"})
     problem = config.task.problem(0, torch.device("cpu"), torch.float32)
     return problem if dataset != "digits" or sizes else _of_mnist_s_shape(problem)
 
 
 def _of_mnist_s_shape(problem: Problem, rows: int = 5000) -> Problem:
-    """The losses of a task, on random images of MNIST's shape whose labels a linear teacher gives."""
+    """The losses of a task, on random images of MNIST's shape whose labels a linear teacher
+    gives.
+    """
     generator = torch.Generator().manual_seed(0)
     teacher = torch.randn(784, 10, generator=generator)
 
@@ -86,17 +110,31 @@ def _of_mnist_s_shape(problem: Problem, rows: int = 5000) -> Problem:
         pixels = torch.rand(count, 784, generator=generator)
         return Data.of({"pixels": pixels, "label": ((pixels - 0.5) @ teacher).argmax(-1)})
 
-    shapes = {"hidden.weight": (300, 784), "hidden.bias": (300,), "output.weight": (10, 300), "output.bias": (10,)}
-    x0 = {name: torch.randn(*shape, generator=generator) / shape[-1] ** 0.5 for name, shape in shapes.items()}
-    train, validation = data(rows), data(rows // 10)
+    shapes = {
+        "hidden.weight": (300, 784),
+        "hidden.bias": (300,),
+        "output.weight": (10, 300),
+        "output.bias": (10,),
+    }
+    x0 = {
+        name: torch.randn(*shape, generator=generator) / shape[-1] ** 0.5
+        for name, shape in shapes.items()
+    }
+    train = data(rows)
+    validation = data(rows // 10)
     return evolve(
-        problem, theta0={"logits": torch.zeros(rows)}, x0=x0, lower_data=train,
+        problem,
+        theta0={"logits": torch.zeros(rows)},
+        x0=x0,
+        lower_data=train,
         upper_data=dict.fromkeys(problem.upper_data, validation),
-    )  # fmt: skip
+    )
 
 
 def trained(problem: Problem, steps: int, batch_size: int = 250) -> Tree:
-    """The lower state after some steps of Adam: on a random one CG would meet negative curvature before its steps are spent."""
+    """The lower state after some steps of Adam: on a random one CG would meet negative curvature
+    before its steps are spent.
+    """
     generator = torch.Generator().manual_seed(0)
     leaves = {name: leaf.clone().requires_grad_() for name, leaf in problem.x0.items()}
     optimiser = torch.optim.Adam(leaves.values(), lr=1e-3)
@@ -108,7 +146,9 @@ def trained(problem: Problem, steps: int, batch_size: int = 250) -> Tree:
     return {name: leaf.detach() for name, leaf in leaves.items()}
 
 
-def point(problem: Problem, training_steps: int = 600, steps: int = STEPS, decay: float = 1e-4) -> Point:
+def point(
+    problem: Problem, training_steps: int = 600, steps: int = STEPS, decay: float = 1e-4
+) -> Point:
     x = trained(problem, training_steps)
     for ridge in RIDGES:
         at = Point(problem, x, ridge, steps, decay)
@@ -117,7 +157,8 @@ def point(problem: Problem, training_steps: int = 600, steps: int = STEPS, decay
     raise SystemExit(f"with no ridge of {RIDGES} does CG make {steps} steps")
 
 
-# 2. The sides ------------------------------------------------------------------------------------------------------------
+# 2. The sides
+# --------------------------------------------------------------------------------------------------
 
 
 def estimate(at: Point) -> Estimate:
@@ -141,26 +182,41 @@ def ours(at: Point, route: Literal["exact", "fast"] | None = None) -> Callable[[
 
 def ours_compiled(at: Point) -> Callable[[], Tensor]:
     """The same by programs, as a run that compiles has them."""
-    programs, taken = Programs(), calibrated(at.problem).route
+    programs = Programs()
+    taken = calibrated(at.problem).route
 
     def call() -> Tensor:
         with matrix_route(taken):
             here = linearized(
-                programs, ("bench",), lambda theta, x, _: at.f(theta, x), lambda theta, x, _: at.g(theta, x), "vjp", None, None,
-                at.theta, at.x, {}, {},
-            )  # fmt: skip
+                programs,
+                ("bench",),
+                lambda theta, x, _: at.f(theta, x),
+                lambda theta, x, _: at.g(theta, x),
+                "vjp",
+                None,
+                None,
+                at.theta,
+                at.x,
+                {},
+                {},
+            )
             if here is None:
                 raise SystemExit(f"no programs: {programs.outcomes}")
-            return here.hypergradient(CG(ridge=at.ridge, rtol=1e-12, max_steps=at.steps)).value["logits"]
+            return here.hypergradient(CG(ridge=at.ridge, rtol=1e-12, max_steps=at.steps)).value[
+                "logits"
+            ]
 
     return call
 
 
 def by_hand(at: Point) -> Callable[[], Tensor]:
-    """The loop one would write: one retained graph of the gradient, one backward pass through it a step."""
+    """The loop one would write: one retained graph of the gradient, one backward pass through it
+    a step.
+    """
     theta = at.theta["logits"].detach().requires_grad_()
     leaves = [leaf.detach().requires_grad_() for leaf in at.x.values()]
-    sizes, shapes = [leaf.numel() for leaf in leaves], [leaf.shape for leaf in leaves]
+    sizes = [leaf.numel() for leaf in leaves]
+    shapes = [leaf.shape for leaf in leaves]
     tree = dict(zip(at.x, leaves, strict=True))
 
     def flat(parts: tuple[Tensor, ...]) -> Tensor:
@@ -172,34 +228,50 @@ def by_hand(at: Point) -> Callable[[], Tensor]:
     def call() -> Tensor:
         b = flat(torch.autograd.grad(at.f({"logits": theta}, tree), leaves))
         gradient = torch.autograd.grad(at.g({"logits": theta}, tree), leaves, create_graph=True)
-        v, r, p = torch.zeros_like(b), b.clone(), b.clone()
+        v = torch.zeros_like(b)
+        r = b.clone()
+        p = b.clone()
         rr = r.dot(r)
         for _ in range(at.steps):
-            ap = flat(torch.autograd.grad(gradient, leaves, split(p), retain_graph=True)) + at.ridge * p
+            ap = (
+                flat(torch.autograd.grad(gradient, leaves, split(p), retain_graph=True))
+                + at.ridge * p
+            )
             alpha = rr / p.dot(ap)
-            v, r = v + alpha * p, r - alpha * ap
+            v = v + alpha * p
+            r = r - alpha * ap
             following = r.dot(r)
-            p, rr = r + following / rr * p, following
+            p = r + following / rr * p
+            rr = following
         return -torch.autograd.grad(gradient, theta, split(v))[0]
 
     return call
 
 
 def with_torchopt(at: Point, solver: str) -> Callable[[], Tensor]:
-    """``custom_root`` of the stationarity condition. Its documentation's examples take ``solve_normal_cg``, which squares the
-    operator, so there the ridge belongs to the condition; ``solve_cg`` is the solver that does what the others do."""
+    """``custom_root`` of the stationarity condition. Its documentation's examples take
+    ``solve_normal_cg``, which squares the operator, so there the ridge belongs to the condition;
+    ``solve_cg`` is the solver that does what the others do.
+    """
     import torchopt
 
     names = list(at.x)
     own = at.ridge if solver == "solve_cg" else None
 
     def stationary(leaves: tuple[Tensor, ...], theta: Tensor) -> tuple[Tensor, ...]:
-        slopes = torch.func.grad(lambda point: at.g({"logits": theta}, dict(zip(names, point, strict=True))))(leaves)
+        slopes = torch.func.grad(
+            lambda point: at.g({"logits": theta}, dict(zip(names, point, strict=True)))
+        )(leaves)
         if own is not None:
             return slopes
-        return tuple(slope + at.ridge * (leaf - at.x[name]) for slope, leaf, name in zip(slopes, leaves, names, strict=True))
+        return tuple(
+            slope + at.ridge * (leaf - at.x[name])
+            for slope, leaf, name in zip(slopes, leaves, names, strict=True)
+        )
 
-    solve = getattr(torchopt.linear_solve, solver)(rtol=1e-12, atol=0.0, maxiter=at.steps, ridge=own)
+    solve = getattr(torchopt.linear_solve, solver)(
+        rtol=1e-12, atol=0.0, maxiter=at.steps, ridge=own
+    )
 
     @torchopt.diff.implicit.custom_root(stationary, argnums=1, solve=solve)
     def solved(_start: tuple[Tensor, ...], _theta: Tensor) -> tuple[Tensor, ...]:
@@ -208,7 +280,9 @@ def with_torchopt(at: Point, solver: str) -> Callable[[], Tensor]:
     def call() -> Tensor:
         theta = at.theta["logits"].detach().requires_grad_()
         leaves = solved(tuple(at.x.values()), theta)
-        return torch.autograd.grad(at.f({"logits": theta}, dict(zip(names, leaves, strict=True))), theta)[0]
+        return torch.autograd.grad(
+            at.f({"logits": theta}, dict(zip(names, leaves, strict=True))), theta
+        )[0]
 
     return call
 
@@ -229,21 +303,27 @@ def arrays(tree: Tree) -> dict[str, Any]:
 
 
 def normal_equations(at: Point) -> Tensor:
-    """CG on the squared operator: what a solver of the normal equations has to give after as many steps."""
+    """CG on the squared operator: what a solver of the normal equations has to give after as
+    many steps.
+    """
 
     def solve(matvec: Callable[[Tensor], Tensor], b: Tensor) -> Tensor:
         def shifted(v: Tensor) -> Tensor:
             return matvec(v) + at.ridge * v
 
-        return CG(rtol=1e-12, max_steps=at.steps).solve(lambda v: shifted(shifted(v)), shifted(b)).value
+        return (
+            CG(rtol=1e-12, max_steps=at.steps)
+            .solve(lambda v: shifted(shifted(v)), shifted(b))
+            .value
+        )
 
     return implicit(at.f, at.g, at.theta, at.x, CallableSolver(solve)).value["logits"]
 
 
 @frozen
 class Side:
-    """``start(point)`` is a call that gives the hypergradient; ``needs`` a library; ``expected(point)`` what it must give, to
-    a relative ``tolerance``."""
+    """``start(point)`` is a call that gives the hypergradient; ``needs`` a library;
+    ``expected(point)`` what it must give, to a relative ``tolerance``."""
 
     start: Callable[[Point], Callable[[], Any]]
     needs: str | None = None
@@ -258,7 +338,9 @@ SIDES = {
     "by hand": Side(by_hand),
     "torchopt, solve_cg": Side(partial(with_torchopt, solver="solve_cg"), "torchopt"),
     # The squared operator has the squared condition number, and float32's rounding shows.
-    "torchopt, as documented": Side(partial(with_torchopt, solver="solve_normal_cg"), "torchopt", normal_equations, 1e-3),
+    "torchopt, as documented": Side(
+        partial(with_torchopt, solver="solve_normal_cg"), "torchopt", normal_equations, 1e-3
+    ),
     "jaxopt, jitted": Side(partial(in_jax, program="jaxopt_hypergradient"), "jaxopt"),
     "jax, linearize + scan": Side(partial(in_jax, program="hypergradient"), "jax"),
 }
@@ -266,12 +348,17 @@ REFERENCES = ("by hand", "torchopt, as documented", "jaxopt, jitted", "jax, line
 """What the others are divided by."""
 
 
-# 3. Agreement, and the clock ---------------------------------------------------------------------------------------------
+# 3. Agreement, and the clock
+#    ---------------------------------------------------------------------------------------------
 
 
 def agreeing(at: Point, names: list[str]) -> tuple[dict[str, Callable[[], Any]], dict[str, float]]:
-    """The sides that are installed, and by how much each differs from ours; SystemExit where that is too much."""
-    calls, errors, expected = {}, {}, {}
+    """The sides that are installed, and by how much each differs from ours; SystemExit where
+    that is too much.
+    """
+    calls = {}
+    errors = {}
+    expected = {}
     for name in names:
         side = SIDES[name]
         if side.needs is None or importlib.util.find_spec(side.needs):
@@ -280,7 +367,9 @@ def agreeing(at: Point, names: list[str]) -> tuple[dict[str, Callable[[], Any]],
                 expected[side.expected] = side.expected(at)
             errors[name] = difference(calls[name](), expected[side.expected])
             if not errors[name] <= side.tolerance:
-                raise SystemExit(f"{name} computes something else: relative difference {errors[name]:.1e}")
+                raise SystemExit(
+                    f"{name} computes something else: relative difference {errors[name]:.1e}"
+                )
     return calls, errors
 
 
@@ -291,7 +380,11 @@ def measure(at: Point, names: list[str], rounds: int, processors: int) -> dict[s
         name: {
             "seconds": quartiles(seconds),
             "difference": errors[name],
-            **{f"/ {other}": ratios(seconds, spent[other]) for other in REFERENCES if other in spent and other != name},
+            **{
+                f"/ {other}": ratios(seconds, spent[other])
+                for other in REFERENCES
+                if other in spent and other != name
+            },
         }
         for name, seconds in spent.items()
     }
@@ -308,19 +401,27 @@ def main() -> None:
     dataset = "mnist" if root and (Path(root) / "mnist").exists() else "digits"
     at = point(cleaning(dataset))
     figures: dict[str, Any] = {
-        **machine(), "processors": options.processors, "images": dataset if dataset == "mnist" else "random", "ridge": at.ridge
-    }  # fmt: skip
+        **machine(),
+        "processors": options.processors,
+        "images": dataset if dataset == "mnist" else "random",
+        "ridge": at.ridge,
+    }
     figures["sides"] = measure(at, options.only, options.repetitions, options.processors)
     show(
-        f"One CG hypergradient, 784-300-10, {at.problem.lower_data.size} rows of {figures['images']}, {at.steps} steps, ridge "
+        f"One CG hypergradient, 784-300-10, {at.problem.lower_data.size} rows of "
+        f"{figures['images']}, {at.steps} steps, ridge "
         f"{at.ridge}, {options.processors} processor(s)",
         ("side", "seconds", "q25", "q75", *(f"/ {name}" for name in REFERENCES), "difference"),
         [
-            (name, *side["seconds"].values(), *(side.get(f"/ {other}", {}).get("median", "") for other in REFERENCES),
-             f"{side['difference']:.1e}")
+            (
+                name,
+                *side["seconds"].values(),
+                *(side.get(f"/ {other}", {}).get("median", "") for other in REFERENCES),
+                f"{side['difference']:.1e}",
+            )
             for name, side in figures["sides"].items()
         ],
-    )  # fmt: skip
+    )
     if options.json:
         options.json.write_text(json.dumps(figures, indent=2) + "\n", encoding="utf-8")
 

@@ -1,11 +1,15 @@
-"""How many runs a second a folder on this disk lets workers claim: leases taken and given back, renewed, and refused.
+"""How many runs a second a folder on this disk lets workers claim: leases taken and given back,
+renewed, and refused.
 
-    OMP_NUM_THREADS=1 python benchmarks/bench_leases.py [--runs 2000] [--folder FOLDER] [--json FILE]
+    OMP_NUM_THREADS=1 python benchmarks/bench_leases.py [--runs 2000] [--folder FOLDER] [--json
+    FILE]
 
-A lease is a file ``.lease`` in a run's folder (hgms/runs/lease.py). Measured by one process and by two at once, each on folders
-of its own: ``claim`` (a lease taken in a new folder, and given back), ``ensure`` (the question before each write whether it is
-still held), ``renew`` (its file touched, as the heartbeat does every twenty seconds). Then ``refused``: two processes ask for
-the same folders, and who comes second is turned away. Seconds are those of the clock; beside them stands processor time.
+A lease is a file ``.lease`` in a run's folder (hgms/runs/lease.py). Measured by one process and by
+two at once, each on folders of its own: ``claim`` (a lease taken in a new folder, and given back),
+``ensure`` (the question before each write whether it is still held), ``renew`` (its file touched,
+as the heartbeat does every twenty seconds). Then ``refused``: two processes ask for the same
+folders, and who comes second is turned away. Seconds are those of the clock; beside them stands
+processor time.
 
 It says what the disk below ``--folder`` takes. A network's file system answers later: run it there.
 """
@@ -29,7 +33,10 @@ NAMES = ("claim", "ensure", "renew", "refused")
 
 
 def timed(out: dict[str, list[float]], name: str, began: float, spent: float, count: int) -> None:
-    out[name] = [1e6 * (time.perf_counter() - began) / count, 1e6 * (time.process_time() - spent) / count]
+    out[name] = [
+        1e6 * (time.perf_counter() - began) / count,
+        1e6 * (time.process_time() - spent) / count,
+    ]
 
 
 def work(place: Path, number: int, runs: int, together: Barrier) -> dict[str, list[float]]:
@@ -37,19 +44,22 @@ def work(place: Path, number: int, runs: int, together: Barrier) -> dict[str, li
     out: dict[str, list[float]] = {}
     folders = [place / f"own-{number}" / f"seed-{seed}" for seed in range(runs)]
     together.wait()
-    began, spent = time.perf_counter(), time.process_time()
+    began = time.perf_counter()
+    spent = time.process_time()
     for folder in folders:
         with leased(folder):
             pass
     timed(out, "claim", began, spent, runs)
     with leased(folders[0]) as lease:
         together.wait()
-        began, spent = time.perf_counter(), time.process_time()
+        began = time.perf_counter()
+        spent = time.process_time()
         for _ in range(runs):
             lease.ensure()
         timed(out, "ensure", began, spent, runs)
         together.wait()
-        began, spent = time.perf_counter(), time.process_time()
+        began = time.perf_counter()
+        spent = time.process_time()
         for _ in range(runs):
             os.utime(lease.path)
         timed(out, "renew", began, spent, runs)
@@ -60,7 +70,8 @@ def work(place: Path, number: int, runs: int, together: Barrier) -> dict[str, li
                 held.enter_context(leased(folder))
         together.wait()
         if number == 1:
-            began, spent = time.perf_counter(), time.process_time()
+            began = time.perf_counter()
+            spent = time.process_time()
             for folder in shared[: runs // 10]:
                 with contextlib.suppress(FolderInUse), leased(folder):
                     raise AssertionError("two hold one folder")
@@ -75,9 +86,13 @@ def _work(place: Path, number: int, runs: int, together: Barrier, told: Any) -> 
 
 def measure(folder: Path | None, processes: int, runs: int) -> list[dict[str, list[float]]]:
     context = multiprocessing.get_context("fork")
-    together, told = context.Barrier(processes), context.SimpleQueue()
+    together = context.Barrier(processes)
+    told = context.SimpleQueue()
     with tempfile.TemporaryDirectory(dir=folder) as place:
-        workers = [context.Process(target=_work, args=(Path(place), k, runs, together, told)) for k in range(processes)]
+        workers = [
+            context.Process(target=_work, args=(Path(place), k, runs, together, told))
+            for k in range(processes)
+        ]
         for worker in workers:
             worker.start()
         figures = [told.get() for _ in workers]
@@ -87,26 +102,37 @@ def measure(folder: Path | None, processes: int, runs: int) -> list[dict[str, li
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--runs", type=int, default=2000)
-    parser.add_argument("--folder", type=Path, help="where to claim; by default the folder for temporary files")
+    parser.add_argument(
+        "--folder", type=Path, help="where to claim; by default the folder for temporary files"
+    )
     parser.add_argument("--json", type=Path)
     options = parser.parse_args()
     figures: list[dict[str, Any]] = []
     for processes in (1, 2):
         told = measure(options.folder, processes, options.runs)
         for name in NAMES:
-            clock, processor = zip(*([figure[name] for figure in told if name in figure] or [(0.0, 0.0)]), strict=True)
+            clock, processor = zip(
+                *([figure[name] for figure in told if name in figure] or [(0.0, 0.0)]), strict=True
+            )
             if not max(clock):
                 continue
             figure = {
-                "what": name, "processes": processes, "microseconds": max(clock), "processor_microseconds": max(processor),
+                "what": name,
+                "processes": processes,
+                "microseconds": max(clock),
+                "processor_microseconds": max(processor),
                 "a_second": len(clock) * 1e6 / max(clock),
-            }  # fmt: skip
+            }
             figures.append(figure)
             print(
-                f"{processes} process{'es' * (processes > 1)}, {name:8} {figure['microseconds']:8.1f} µs each "
-                f"({figure['processor_microseconds']:.1f} of processor), {figure['a_second']:10,.0f} a second together",
+                f"{processes} process{'es' * (processes > 1)}, {name:8} "
+                f"{figure['microseconds']:8.1f} µs each "
+                f"({figure['processor_microseconds']:.1f} of processor), "
+                f"{figure['a_second']:10,.0f} a second together",
                 flush=True,
             )
     if options.json:

@@ -1,12 +1,13 @@
 """LESS, timed: rows a second that it scores, against a plain backward pass for each row.
 
-    python benchmarks/bench_less.py [--json FILE] [--layers 4] [--width 256] [--rank 8] [--length 128] [--chunk 16]
-                                    [--repetitions 5] [--threads 1] [--device cpu]
+    python benchmarks/bench_less.py [--json FILE] [--layers 4] [--width 256] [--rank 8] [--length
+                                    128] [--chunk 16] [--repetitions 5] [--threads 1] [--device cpu]
 
-The model is a GPT-2 with random weights and LoRA adapters, the rows random text of one length (so that neither side is padded).
-The plain loop takes ∇ of one row's loss after another and does nothing with it; LESS takes the same gradients a chunk in one
-pass, makes Adam's step of each, projects, normalises and scores it. Ratios are of times in turns within this one run: read
-them, not the seconds. The target is 0.8.
+The model is a GPT-2 with random weights and LoRA adapters, the rows random text of one length (so
+that neither side is padded). The plain loop takes ∇ of one row's loss after another and does
+nothing with it; LESS takes the same gradients a chunk in one pass, makes Adam's step of each,
+projects, normalises and scores it. Ratios are of times in turns within this one run: read them, not
+the seconds. The target is 0.8.
 """
 
 from __future__ import annotations
@@ -46,7 +47,13 @@ def written(folder: Path, name: str, rows: int, length: int) -> Source:
 
 
 def problem(options: argparse.Namespace, folder: Path) -> Problem:
-    config = {"model_type": "gpt2", "n_layer": options.layers, "n_embd": options.width, "n_head": 4, "n_positions": 1024}
+    config = {
+        "model_type": "gpt2",
+        "n_layer": options.layers,
+        "n_embd": options.width,
+        "n_head": 4,
+        "n_positions": 1024,
+    }
     rows = options.chunk * options.repetitions * 2
     task = SourceMixture(
         sources={name: written(folder, name, rows, options.length) for name in ("one", "two")},
@@ -71,7 +78,9 @@ def plain_loop(task_problem: Problem, first: int, count: int) -> None:
     """One ordinary backward pass a row, at x0."""
     x = {name: leaf.detach().requires_grad_() for name, leaf in task_problem.x0.items()}
     for row in range(first, first + count):
-        loss = task_problem.f(task_problem.theta0, x, task_problem.lower_data.rows(torch.tensor([row])))
+        loss = task_problem.f(
+            task_problem.theta0, x, task_problem.lower_data.rows(torch.tensor([row]))
+        )
         torch.autograd.grad(loss, list(x.values()))
 
 
@@ -87,9 +96,18 @@ def seconds(action: Callable[[], None], device: torch.device) -> float:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--json", type=Path)
-    for name, default in (("layers", 4), ("width", 256), ("rank", 8), ("length", 128), ("chunk", 16), ("repetitions", 5)):
+    for name, default in (
+        ("layers", 4),
+        ("width", 256),
+        ("rank", 8),
+        ("length", 128),
+        ("chunk", 16),
+        ("repetitions", 5),
+    ):
         parser.add_argument(f"--{name}", type=int, default=default)
     parser.add_argument("--threads", type=int, default=1)
     parser.add_argument("--device", default="cpu")
@@ -108,7 +126,9 @@ def main() -> None:
         times: dict[str, list[float]] = {kind: [] for kind in ("plain loop", *KINDS)}
         for turn in range(options.repetitions + 1):
             first = turn * options.chunk
-            times["plain loop"].append(seconds(lambda: plain_loop(task_problem, first, options.chunk), device))  # noqa: B023
+            times["plain loop"].append(
+                seconds(lambda: plain_loop(task_problem, first, options.chunk), device)
+            )
             for kind, method in methods.items():
 
                 def score(kind: str = kind, method: Less = method) -> None:
@@ -116,19 +136,30 @@ def main() -> None:
 
                 times[kind].append(seconds(score, device))
     plain = times["plain loop"][1:]  # the first turn warms up
-    report = {"device": str(device), "lower variables": size, "chunk": options.chunk, "length": options.length, "kinds": {}}
+    report = {
+        "device": str(device),
+        "lower variables": size,
+        "chunk": options.chunk,
+        "length": options.length,
+        "kinds": {},
+    }
     print(
-        f"{size} lower variables, {options.chunk} rows of {options.length} tokens a pass, {device}, {options.threads} thread(s)"
+        f"{size} lower variables, {options.chunk} rows of {options.length} tokens a pass, "
+        f"{device}, {options.threads} thread(s)"
     )
     print(f"{'plain loop':>16}  {options.chunk / statistics.median(plain):8.1f} rows/s")
     for kind in KINDS:
         own = times[kind][1:]
-        ratio = statistics.median(plain_seconds / other for plain_seconds, other in zip(plain, own, strict=True))
+        ratio = statistics.median(
+            plain_seconds / other for plain_seconds, other in zip(plain, own, strict=True)
+        )
         rate = options.chunk / statistics.median(own)
         report["kinds"][kind] = {"rows per second": rate, "ratio": ratio}  # type: ignore[index]
         print(f"{kind:>16}  {rate:8.1f} rows/s   {ratio:.2f} of the plain loop's")
     if options.json:
-        options.json.write_text(json.dumps({**report, "argv": sys.argv[1:]}, indent=2), encoding="utf-8")
+        options.json.write_text(
+            json.dumps({**report, "argv": sys.argv[1:]}, indent=2), encoding="utf-8"
+        )
 
 
 if __name__ == "__main__":

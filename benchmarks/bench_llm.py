@@ -1,13 +1,17 @@
-"""One outer step of source reweighting against its floor: the same passes, each alone, on the same model and batches.
+"""One outer step of source reweighting against its floor: the same passes, each alone, on the same
+model and batches.
 
     python benchmarks/bench_llm.py                                    # a small GPT-2 on the CPU
-    python benchmarks/bench_llm.py --shape smollm2-135m --clock cpu   # that model's shape, random weights
-    python benchmarks/bench_llm.py --shape qwen-2-7b --length 512     # the true shape, random weights, on a GPU
+    python benchmarks/bench_llm.py --shape smollm2-135m --clock cpu   # that model's shape, random
+    weights python benchmarks/bench_llm.py --shape qwen-2-7b --length 512     # the true shape,
+    random weights, on a GPU
 
-The floor of a step with N candidates: N training passes (forward and backward), N scoring forward passes, one validation pass
-(forward and backward), and for the hypergradient one training pass on a fresh batch and two forward passes. Beside it plain
-fine-tuning of the same adapter with transformers' Trainer, on rows of the same size. Prints the ratio, tokens, model FLOP
-utilisation where the device's peak is known, the measured peak of memory beside the one predicted, and what a pass is made of.
+The floor of a step with N candidates: N training passes (forward and backward), N scoring forward
+passes, one validation pass (forward and backward), and for the hypergradient one training pass on a
+fresh batch and two forward passes. Beside it plain fine-tuning of the same adapter with
+transformers' Trainer, on rows of the same size. Prints the ratio, tokens, model FLOP utilisation
+where the device's peak is known, the measured peak of memory beside the one predicted, and what a
+pass is made of.
 """
 
 from __future__ import annotations
@@ -32,26 +36,62 @@ from hgms_mix.lm import BaseModel, Lora, Source, SourceMixture
 from hgms_mix.lm.memory import peak_bytes, step_memory
 
 SHAPES: dict[str, dict[str, Any]] = {
-    "tiny": {"model_type": "gpt2", "n_layer": 4, "n_embd": 256, "n_head": 4, "n_positions": 1024, "vocab_size": 8192},
+    "tiny": {
+        "model_type": "gpt2",
+        "n_layer": 4,
+        "n_embd": 256,
+        "n_head": 4,
+        "n_positions": 1024,
+        "vocab_size": 8192,
+    },
     "gpt2": {"model_type": "gpt2", "vocab_size": 50257},
     "smollm2-135m": {
-        "model_type": "llama", "hidden_size": 576, "intermediate_size": 1536, "num_hidden_layers": 30, "num_attention_heads": 9,
-        "num_key_value_heads": 3, "vocab_size": 49152, "max_position_embeddings": 8192, "tie_word_embeddings": True,
+        "model_type": "llama",
+        "hidden_size": 576,
+        "intermediate_size": 1536,
+        "num_hidden_layers": 30,
+        "num_attention_heads": 9,
+        "num_key_value_heads": 3,
+        "vocab_size": 49152,
+        "max_position_embeddings": 8192,
+        "tie_word_embeddings": True,
     },
     "qwen-2-7b": {
-        "model_type": "qwen2", "hidden_size": 3584, "intermediate_size": 18944, "num_hidden_layers": 28,
-        "num_attention_heads": 28, "num_key_value_heads": 4, "vocab_size": 152064, "max_position_embeddings": 32768,
+        "model_type": "qwen2",
+        "hidden_size": 3584,
+        "intermediate_size": 18944,
+        "num_hidden_layers": 28,
+        "num_attention_heads": 28,
+        "num_key_value_heads": 4,
+        "vocab_size": 152064,
+        "max_position_embeddings": 32768,
     },
     "llama-3-8b": {
-        "model_type": "llama", "hidden_size": 4096, "intermediate_size": 14336, "num_hidden_layers": 32,
-        "num_attention_heads": 32, "num_key_value_heads": 8, "vocab_size": 128256, "max_position_embeddings": 8192,
+        "model_type": "llama",
+        "hidden_size": 4096,
+        "intermediate_size": 14336,
+        "num_hidden_layers": 32,
+        "num_attention_heads": 32,
+        "num_key_value_heads": 8,
+        "vocab_size": 128256,
+        "max_position_embeddings": 8192,
     },
     "qwen-2.5-32b": {
-        "model_type": "qwen2", "hidden_size": 5120, "intermediate_size": 27648, "num_hidden_layers": 64,
-        "num_attention_heads": 40, "num_key_value_heads": 8, "vocab_size": 152064, "max_position_embeddings": 32768,
+        "model_type": "qwen2",
+        "hidden_size": 5120,
+        "intermediate_size": 27648,
+        "num_hidden_layers": 64,
+        "num_attention_heads": 40,
+        "num_key_value_heads": 8,
+        "vocab_size": 152064,
+        "max_position_embeddings": 32768,
     },
-}  # fmt: skip
-PEAK_FLOPS = {"H100": 989e12, "H200": 989e12, "A100": 312e12}  # dense bfloat16, as the makers give them
+}
+PEAK_FLOPS = {
+    "H100": 989e12,
+    "H200": 989e12,
+    "A100": 312e12,
+}  # dense bfloat16, as the makers give them
 
 
 def arguments() -> argparse.Namespace:
@@ -61,14 +101,24 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--batch", type=int, default=8)
     parser.add_argument("--length", type=int, default=128)
     parser.add_argument("--rank", type=int, default=16)
-    parser.add_argument("--dtype", choices=["auto", "float32", "bfloat16"], default="auto", help="of the frozen base")
+    parser.add_argument(
+        "--dtype",
+        choices=["auto", "float32", "bfloat16"],
+        default="auto",
+        help="of the frozen base",
+    )
     parser.add_argument("--chunk", type=int, default=None)
     parser.add_argument("--micro-batch", type=int, default=None)
     parser.add_argument("--checkpointing", action="store_true")
     parser.add_argument("--repeats", type=int, default=5)
-    parser.add_argument("--profile", action="store_true", help="the 15 kernels of a step that take most time")
     parser.add_argument(
-        "--clock", choices=["wall", "cpu"], default="wall", help="cpu: seconds of the processor, for a busy machine"
+        "--profile", action="store_true", help="the 15 kernels of a step that take most time"
+    )
+    parser.add_argument(
+        "--clock",
+        choices=["wall", "cpu"],
+        default="wall",
+        help="cpu: seconds of the processor, for a busy machine",
     )
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
     return parser.parse_args()
@@ -77,7 +127,11 @@ def arguments() -> argparse.Namespace:
 def rows(folder: Path, name: str, count: int, length: int) -> Source:
     """Rows of exactly ``length`` bytes, so that every batch has the same shape."""
     path = folder / f"{name}.jsonl"
-    path.write_text("".join(f'{{"prompt": "{i % 10}", "completion": "{"a" * 2 * length}"}}\n' for i in range(count)))
+    path.write_text(
+        "".join(
+            f'{{"prompt": "{i % 10}", "completion": "{"a" * 2 * length}"}}\n' for i in range(count)
+        )
+    )
     return Source(path=str(path))
 
 
@@ -120,7 +174,11 @@ def attention_kernels(call: Callable[[], Any]) -> str:
     """Which kernels of scaled dot-product attention a call runs."""
     with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]) as profile:
         call()
-    kernels = {event.key.removeprefix("aten::") for event in profile.key_averages() if "_scaled_dot_product" in event.key}
+    kernels = {
+        event.key.removeprefix("aten::")
+        for event in profile.key_averages()
+        if "_scaled_dot_product" in event.key
+    }
     return ", ".join(sorted(kernels)) or "none of torch's"
 
 
@@ -128,7 +186,9 @@ def print_profile(call: Callable[[], Any], device: torch.device) -> None:
     kind = "cuda" if device.type == "cuda" else "cpu"
     activities = [torch.profiler.ProfilerActivity.CPU]
     if device.type == "cuda":
-        activities = [torch.profiler.ProfilerActivity.CUDA]  # the kernels alone: tracing the host takes long and much memory
+        activities = [
+            torch.profiler.ProfilerActivity.CUDA
+        ]  # the kernels alone: tracing the host takes long and much memory
     with torch.profiler.profile(activities=activities) as profile:
         call()
         if device.type == "cuda":
@@ -144,11 +204,18 @@ def print_profile(call: Callable[[], Any], device: torch.device) -> None:
         return
     print(f"\nof {total / 1e6:.3f} s in kernels:")
     for event in events[:15]:
-        print(f"{taken(event) / 1e3:10.1f} ms {taken(event) / total:6.1%} {event.count:7d} × {event.key[:110]}")
+        print(
+            f"{taken(event) / 1e3:10.1f} ms {taken(event) / total:6.1%} {event.count:7d} × "
+            f"{event.key[:110]}"
+        )
 
 
-def head_seconds(problem: Problem, options: argparse.Namespace, device: torch.device) -> tuple[float, float]:
-    """Of logits and loss at all places of one candidate's rows: without a gradient, and with one to the places."""
+def head_seconds(
+    problem: Problem, options: argparse.Namespace, device: torch.device
+) -> tuple[float, float]:
+    """Of logits and loss at all places of one candidate's rows: without a gradient, and with one
+    to the places.
+    """
     model: Any = problem.g.rows.model  # type: ignore[attr-defined]
     weight = model.model.get_output_embeddings().weight
     count = options.batch * (options.length - 1)
@@ -163,16 +230,24 @@ def head_seconds(problem: Problem, options: argparse.Namespace, device: torch.de
         leaf = hidden.detach().requires_grad_()
         torch.autograd.grad(model.head_losses(leaf, target).sum(), leaf)
 
-    return tuple(seconds(call, device, options.repeats, options.clock) for call in (forward, training))  # type: ignore[return-value]
+    return tuple(
+        seconds(call, device, options.repeats, options.clock) for call in (forward, training)
+    )  # type: ignore[return-value]
 
 
 def trainer_seconds(options: argparse.Namespace, device: torch.device) -> float:
-    """Of one optimiser step of transformers' Trainer on the rows of a training pass: the median, the first left out."""
+    """Of one optimiser step of transformers' Trainer on the rows of a training pass: the median,
+    the first left out.
+    """
     import peft
     import transformers
 
-    base = BaseModel(config=SHAPES[options.shape], tokenizer="bytes", dtype=options.dtype).load(device)
-    adapter = peft.LoraConfig(r=options.rank, lora_alpha=2 * options.rank, target_modules=list(targets(options.shape)))
+    base = BaseModel(config=SHAPES[options.shape], tokenizer="bytes", dtype=options.dtype).load(
+        device
+    )
+    adapter = peft.LoraConfig(
+        r=options.rank, lora_alpha=2 * options.rank, target_modules=list(targets(options.shape))
+    )
     model = peft.get_peft_model(base, adapter)
     row = {"input_ids": [97] * options.length, "labels": [97] * options.length}
     now = time.perf_counter if options.clock == "wall" else time.process_time
@@ -189,22 +264,35 @@ def trainer_seconds(options: argparse.Namespace, device: torch.device) -> float:
 
     with TemporaryDirectory() as folder:
         settings = transformers.TrainingArguments(
-            output_dir=folder, per_device_train_batch_size=options.batch, max_steps=options.repeats + 1, report_to=[],
-            save_strategy="no", logging_strategy="no", disable_tqdm=True, use_cpu=device.type == "cpu", learning_rate=1e-4,
-        )  # fmt: skip
+            output_dir=folder,
+            per_device_train_batch_size=options.batch,
+            max_steps=options.repeats + 1,
+            report_to=[],
+            save_strategy="no",
+            logging_strategy="no",
+            disable_tqdm=True,
+            use_cpu=device.type == "cpu",
+            learning_rate=1e-4,
+        )
         transformers.Trainer(model, settings, train_dataset=[row] * 64, callbacks=[Clock()]).train()
     return statistics.median(times[1:])
 
 
 def flops_of(problem: Problem, tokens: dict[str, int], length: int) -> float:
-    """Model FLOPs: a frozen weight costs 2 a token forward and 2 back (it has no gradient of its own), also the head's, but
-    not the table of input embeddings; attention under a causal mask 2·width·length a layer forward and twice that back."""
+    """Model FLOPs: a frozen weight costs 2 a token forward and 2 back (it has no gradient of its
+    own), also the head's, but not the table of input embeddings; attention under a causal mask
+    2·width·length a layer forward and twice that back.
+    """
     model: Any = problem.g.rows.model.model  # type: ignore[attr-defined]
     config = model.config
-    head, table = model.get_output_embeddings().weight, model.get_input_embeddings().weight
-    weights = sum(leaf.numel() for leaf in model.parameters()) - (table.numel() if head is not table else 0)
+    head = model.get_output_embeddings().weight
+    table = model.get_input_embeddings().weight
+    weights = sum(leaf.numel() for leaf in model.parameters()) - (
+        table.numel() if head is not table else 0
+    )
     attention = 2 * config.hidden_size * length * config.num_hidden_layers
-    forward, backward = tokens["forward_tokens"], tokens["backward_tokens"]
+    forward = tokens["forward_tokens"]
+    backward = tokens["backward_tokens"]
     return forward * (2 * weights + attention) + backward * (2 * weights + 2 * attention)
 
 
@@ -223,17 +311,29 @@ def main() -> None:
 
 
 def measure(options: argparse.Namespace, problem: Problem, device: torch.device) -> None:
-    count, batch = options.branches, options.batch
+    count = options.branches
+    batch = options.batch
     method = Pipeline(
-        generator=Branches(count=count, steps=1, lr=1e-4, noise=1e-5, batch_size=batch, mode="stacked", chunk=options.chunk),
+        generator=Branches(
+            count=count,
+            steps=1,
+            lr=1e-4,
+            noise=1e-5,
+            batch_size=batch,
+            mode="stacked",
+            chunk=options.chunk,
+        ),
         selector=BestOfN(batch_size=batch, mode="stacked", chunk=options.chunk),
         hypergradient=ThroughStep(upper_batch_size=batch),
         outer=Adam(lr=0.05),
     )
     state = method.init(problem, 0)
-    theta, x = problem.theta0, problem.x0
+    theta = problem.theta0
+    x = problem.x0
     below = problem.lower_data.batch(problem.lower_data.draw(Key(0), batch, 1)[0])
-    above = problem.upper_data["select"].batch(problem.upper_data["select"].draw(Key(0), batch, 1)[0])
+    above = problem.upper_data["select"].batch(
+        problem.upper_data["select"].draw(Key(0), batch, 1)[0]
+    )
 
     def forward(loss: Any, rows: Any) -> None:
         with torch.no_grad():
@@ -244,7 +344,8 @@ def measure(options: argparse.Namespace, problem: Problem, device: torch.device)
     peak = peak_bytes(lambda: method.step(problem, state), device, [*base, *x.values()])
     tokens = {name: value - before[name] for name, value in problem.counters().items()}
     step = seconds(lambda: method.step(problem, state), device, options.repeats, options.clock)
-    # Training passes of all N candidates, ``chunk`` of them stacked, beside N of them one after the other.
+    # Training passes of all N candidates, ``chunk`` of them stacked, beside N of them one after the
+    # other.
     parts = groups(problem.g, repeat(x, count), own_batch=True, mode="stacked", chunk=options.chunk)
     index = torch.stack([problem.lower_data.draw(Key(i), batch, 1)[0] for i in range(count)])
 
@@ -253,14 +354,21 @@ def measure(options: argparse.Namespace, problem: Problem, device: torch.device)
             gradient(group.loss, theta, group.x, problem.lower_data.batch(index[group.part]))
 
     stacked = seconds(train_stacked, device, options.repeats, options.clock)
-    train = seconds(lambda: gradient(problem.g, theta, x, below), device, options.repeats, options.clock)
+    train = seconds(
+        lambda: gradient(problem.g, theta, x, below), device, options.repeats, options.clock
+    )
     score = seconds(lambda: forward(problem.f, above), device, options.repeats, options.clock)
-    validate = seconds(lambda: gradient(problem.f, theta, x, above), device, options.repeats, options.clock)
+    validate = seconds(
+        lambda: gradient(problem.f, theta, x, above), device, options.repeats, options.clock
+    )
     plain = seconds(lambda: forward(problem.g, below), device, options.repeats, options.clock)
     feed = seconds(lambda: problem.lower_data.batch(index), device, options.repeats, options.clock)
     floor = (count + 1) * train + count * score + validate + 2 * plain
 
-    print(f"{options.shape}, N = {count}, batch {batch} × {options.length} tokens, rank {options.rank}, {device}")
+    print(
+        f"{options.shape}, N = {count}, batch {batch} × {options.length} tokens, rank "
+        f"{options.rank}, {device}"
+    )
     for label, value in (
         ("outer step", step),
         ("floor", floor),
@@ -275,23 +383,42 @@ def measure(options: argparse.Namespace, problem: Problem, device: torch.device)
         print(f"{label:<44}{value:10.4f} s")
     print(f"{'step / floor':<44}{step / floor:10.3f}")
     print(f"{'stacked / one after the other':<44}{stacked / (count * train):10.3f}")
-    print(f"{'tokens a step':<44}{tokens['forward_tokens']} forward, {tokens['backward_tokens']} backward")
+    print(
+        f"{'tokens a step':<44}{tokens['forward_tokens']} forward, {tokens['backward_tokens']} "
+        "backward"
+    )
     flops = flops_of(problem, tokens, options.length)
-    print(f"{'tokens a second':<44}{(tokens['forward_tokens'] + tokens['backward_tokens']) / step:10.0f} (both passes)")
+    print(
+        f"{'tokens a second':<44}{(tokens['forward_tokens'] + tokens['backward_tokens']) / step:10.0f} "
+        "(both passes)"
+    )
     print(f"{'model FLOPs a step':<44}{flops:.3e} ({flops / step / 1e12:.2f} TFLOP/s)")
     rows_a_pass = batch * options.length
     trainer = trainer_seconds(options, device)
-    print(f"{'a step of the Trainer':<44}{trainer:10.4f} s   (a training pass here: {train / trainer:.3f} of it)")
+    print(
+        f"{'a step of the Trainer':<44}{trainer:10.4f} s   (a training pass here: "
+        f"{train / trainer:.3f} of it)"
+    )
     print(f"{'  its tokens a second':<44}{2 * rows_a_pass / trainer:10.0f} (both passes)")
     known = next(
-        (peak for name, peak in PEAK_FLOPS.items() if device.type == "cuda" and name in torch.cuda.get_device_name()), None
+        (
+            peak
+            for name, peak in PEAK_FLOPS.items()
+            if device.type == "cuda" and name in torch.cuda.get_device_name()
+        ),
+        None,
     )
     if known is not None:
         print(f"{'model FLOP utilisation':<44}{flops / step / known:10.1%}")
         rows_tokens = {"forward_tokens": batch * options.length, "backward_tokens": 0}
-        for label, taken, both in (("  of a forward pass", plain, False), ("  of a training pass", train, True)):
+        for label, taken, both in (
+            ("  of a forward pass", plain, False),
+            ("  of a training pass", train, True),
+        ):
             row_counts = {**rows_tokens, "backward_tokens": batch * options.length if both else 0}
-            print(f"{label:<44}{flops_of(problem, row_counts, options.length) / taken / known:10.1%}")
+            print(
+                f"{label:<44}{flops_of(problem, row_counts, options.length) / taken / known:10.1%}"
+            )
     head, head_back = head_seconds(problem, options, device)
     for label, value in (
         ("head and loss, forward", head),
@@ -301,7 +428,14 @@ def measure(options: argparse.Namespace, problem: Problem, device: torch.device)
     ):
         print(f"{label:<44}{value:10.4f} s")
     print(f"{'attention':<44}{attention_kernels(lambda: forward(problem.g, below))}")
-    memory = step_memory(problem.g.rows.model, x, candidates=count, batch=batch, chunk=options.chunk, length=options.length)
+    memory = step_memory(
+        problem.g.rows.model,
+        x,
+        candidates=count,
+        batch=batch,
+        chunk=options.chunk,
+        length=options.length,
+    )
     print(f"{'predicted':<44}{memory}")
     measured = f"{peak / 2**30:.2f} GiB ({memory.peak / peak - 1:+.1%} predicted)"
     print(f"{'measured peak':<44}{measured}")

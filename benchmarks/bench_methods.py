@@ -1,14 +1,18 @@
-"""One outer step of every method against the same step written straight down in PyTorch, on hyper-cleaning.
+"""One outer step of every method against the same step written straight down in PyTorch, on
+hyper-cleaning.
 
-    python benchmarks/bench_methods.py [--json FILE] [--only v-pbgd scalebio ...] [--pairs 31] [--seconds 0.3] [--dataset mnist]
+    python benchmarks/bench_methods.py [--json FILE] [--only v-pbgd scalebio ...] [--pairs 31]
+    [--seconds 0.3] [--dataset mnist]
 
-MNIST (784-300-10, 5,000 training images) where $HGMS_DATA/mnist has it, else scikit-learn's digits, whose small network shows
-what a step of the pipeline costs by itself. A pair is one block of steps of each side, in random order; the clock is the
-processor time of this process (other programs disturb it less than the time of day), one thread, garbage collection between
-blocks only. Read the ratio (median over the pairs, with quartiles), not the milliseconds. Before the clock starts, both sides
-make two steps on whole batches and must agree.
+MNIST (784-300-10, 5,000 training images) where $HGMS_DATA/mnist has it, else scikit-learn's digits,
+whose small network shows what a step of the pipeline costs by itself. A pair is one block of steps
+of each side, in random order; the clock is the processor time of this process (other programs
+disturb it less than the time of day), one thread, garbage collection between blocks only. Read the
+ratio (median over the pairs, with quartiles), not the milliseconds. Before the clock starts, both
+sides make two steps on whole batches and must agree.
 
-To add a method: write the stepper that a person would write for this problem alone into straight_down.py.
+To add a method: write the stepper that a person would write for this problem alone into
+straight_down.py.
 """
 
 from __future__ import annotations
@@ -36,7 +40,9 @@ COLUMNS = ("pipeline [ms]", "straight down [ms]", "ratio", "q25", "q75", "overhe
 
 def composed(name: str) -> Method:
     """A registered method with the settings it ships with."""
-    method = RunConfig.from_dict({"task": "hyper-cleaning", "method": name, "budget": "1 steps"}).method
+    method = RunConfig.from_dict(
+        {"task": "hyper-cleaning", "method": name, "budget": "1 steps"}
+    ).method
     if not isinstance(innermost(method), Pipeline):
         raise SystemExit(f"{name} is not a pipeline")
     return method
@@ -53,9 +59,14 @@ def whole(method: Any) -> Any:
         return evolve(method, method=whole(method.method))
 
     def unbatched(part: Any) -> Any:
-        return evolve(part, **{name: None for name in ("batch_size", "upper_batch_size") if hasattr(part, name)})
+        return evolve(
+            part,
+            **{name: None for name in ("batch_size", "upper_batch_size") if hasattr(part, name)},
+        )
 
-    return evolve(method, generator=unbatched(method.generator), hypergradient=unbatched(method.hypergradient))
+    return evolve(
+        method, generator=unbatched(method.generator), hypergradient=unbatched(method.hypergradient)
+    )
 
 
 def through(problem: Problem, method: Method) -> Stepper:
@@ -72,9 +83,11 @@ def through(problem: Problem, method: Method) -> Stepper:
 
 def agree(problem: Problem, method: Method, straight: Straight) -> None:
     """Two steps on whole batches give the same (θ, x)."""
-    ours, other = through(problem, whole(method)), straight(problem, innermost(whole(method)))
+    ours = through(problem, whole(method))
+    other = straight(problem, innermost(whole(method)))
     for _ in range(2):
-        trees, expected = ours(), other()
+        trees = ours()
+        expected = other()
     for mine, theirs in zip(trees, expected, strict=True):
         for name in theirs:
             torch.testing.assert_close(mine[name], theirs[name].detach(), rtol=1e-3, atol=1e-5)
@@ -92,12 +105,15 @@ def block(step: Stepper, steps: int) -> float:
     return spent / steps
 
 
-def measure(problem: Problem, method: Method, straight: Straight, pairs: int, seconds: float) -> dict[str, float]:
+def measure(
+    problem: Problem, method: Method, straight: Straight, pairs: int, seconds: float
+) -> dict[str, float]:
     sides = (through(problem, method), straight(problem, innermost(method)))
     for side in sides:
         block(side, 1)  # allocators and kernels warm up
     steps = max(1, round(seconds / block(sides[1], 1)))
-    order, measured = random.Random(0), []
+    order = random.Random(0)
+    measured = []
     for _ in range(pairs):
         spent = [0.0, 0.0]
         for side in order.sample((0, 1), 2):
@@ -111,12 +127,16 @@ def measure(problem: Problem, method: Method, straight: Straight, pairs: int, se
 
 def cleaning(dataset: str) -> Problem:
     task = {"name": "hyper-cleaning", "dataset": dataset, "corruption": 0.6}
-    task_object = RunConfig.from_dict({"task": task, "method": "scalebio", "budget": "1 steps"}).task
+    task_object = RunConfig.from_dict(
+        {"task": task, "method": "scalebio", "budget": "1 steps"}
+    ).task
     return task_object.problem(0, torch.device("cpu"), torch.float32)
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--json", type=Path, help="also write the figures to this file")
     parser.add_argument("--only", choices=list(METHODS), nargs="+", default=list(METHODS))
     root = os.environ.get("HGMS_DATA")
@@ -126,17 +146,28 @@ def main() -> None:
     parser.add_argument("--seconds", type=float, default=0.3, help="processor time of a block")
     options = parser.parse_args()
     torch.set_num_threads(1)
-    problem, small = cleaning(options.dataset), cleaning("digits")
+    problem = cleaning(options.dataset)
+    small = cleaning("digits")
     machine = platform.processor() or platform.machine()
-    figures: dict[str, Any] = {"dataset": options.dataset, "torch": torch.__version__, "machine": machine}
-    print(f"hyper-cleaning on {options.dataset}, one thread, {options.pairs} pairs of blocks of {options.seconds} s\n")
+    figures: dict[str, Any] = {
+        "dataset": options.dataset,
+        "torch": torch.__version__,
+        "machine": machine,
+    }
+    print(
+        f"hyper-cleaning on {options.dataset}, one thread, {options.pairs} pairs of blocks of "
+        f"{options.seconds} s\n"
+    )
     print("| method | " + " | ".join(COLUMNS) + " |\n|---|" + "---:|" * len(COLUMNS))
     for name in options.only:
         method = composed(name)
         agree(small, method, METHODS[name])
         figures[name] = measure(problem, method, METHODS[name], options.pairs, options.seconds)
         digits = (2, 2, 3, 3, 3, 0)
-        cells = [f"{value:.{places}f}" for value, places in zip(figures[name].values(), digits, strict=True)]
+        cells = [
+            f"{value:.{places}f}"
+            for value, places in zip(figures[name].values(), digits, strict=True)
+        ]
         print(f"| {name} | " + " | ".join(cells) + " |", flush=True)
     if options.json:
         options.json.write_text(json.dumps(figures, indent=2, ensure_ascii=False) + "\n")

@@ -1,9 +1,11 @@
-"""The pipeline, timed: its overhead over plain PyTorch, stacked against looped branches, chains' memory, `hgms list`.
+"""The pipeline, timed: its overhead over plain PyTorch, stacked against looped branches, chains'
+memory, `hgms list`.
 
-    python benchmarks/bench_pipeline.py [--json FILE] [--repetitions 9] [--threads 1] [--only outer stacking memory list]
+    python benchmarks/bench_pipeline.py [--json FILE] [--repetitions 9] [--threads 1] [--only outer
+    stacking memory list]
 
-Times are medians of repetitions that take turns within this one run; read the ratios (medians of the turns' own ratios), not
-the seconds. One thread by default: with more, a busy machine decides.
+Times are medians of repetitions that take turns within this one run; read the ratios (medians of
+the turns' own ratios), not the seconds. One thread by default: with more, a busy machine decides.
 """
 
 from __future__ import annotations
@@ -36,12 +38,19 @@ from hgms_core.stacking import STACK_BELOW, prefers_stack
 sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))
 from helpers import LiveMemory
 
-COUNT, STEPS, BATCH, RATE, RIDGE, PRODUCTS, OUTER_RATE = 4, 20, 256, 0.1, 1.0, 10, 0.1
+COUNT = 4
+STEPS = 20
+BATCH = 256
+RATE = 0.1
+RIDGE = 1.0
+PRODUCTS = 10
+OUTER_RATE = 0.1
 
 
 def losses(x: Tree, batch: Tree) -> Tensor:
     hidden = torch.sigmoid(functional.linear(batch["a"], x["w1"], x["b1"]))
-    # A gather instead of cross_entropy, whose batching rule under vmap takes twice as many operations.
+    # A gather instead of cross_entropy, whose batching rule under vmap takes twice as many
+    # operations.
     logs = functional.linear(hidden, x["w2"], x["b2"]).log_softmax(-1)
     return -logs.gather(-1, batch["y"].unsqueeze(-1)).squeeze(-1)
 
@@ -75,9 +84,12 @@ def cleaning(sizes: tuple[int, int, int], rows: int) -> Problem:
         "w2": torch.randn(classes, hidden, generator=generator) / hidden**0.5,
         "b2": torch.zeros(classes),
     }
-    train, validation = data(rows), data(rows // 10)
+    train = data(rows)
+    validation = data(rows // 10)
     roles = dict.fromkeys(("differentiate", "select", "stop"), validation)
-    return Problem(theta0={"w": torch.zeros(rows)}, x0=x0, g=lower, f=upper, lower_data=train, upper_data=roles)
+    return Problem(
+        theta0={"w": torch.zeros(rows)}, x0=x0, g=lower, f=upper, lower_data=train, upper_data=roles
+    )
 
 
 def turns(rounds: int, contestants: Mapping[str, Callable[[], object]]) -> dict[str, list[float]]:
@@ -97,22 +109,35 @@ def ratio(above: list[float], below: list[float]) -> float:
     return statistics.median(a / b for a, b in zip(above, below, strict=True))
 
 
-# 1. One outer step, through Pipeline and written straight down -----------------------------------------------------------
+# 1. One outer step, through Pipeline and written straight down
+#    -----------------------------------------------------------
 
 
 def straight_down(
-    problem: Problem, theta: Tensor, start: Tree, key: Key, count: int = COUNT, products: int = PRODUCTS
+    problem: Problem,
+    theta: Tensor,
+    start: Tree,
+    key: Key,
+    count: int = COUNT,
+    products: int = PRODUCTS,
 ) -> tuple[Tensor, Tree]:
-    """One outer step of HG-MS as one writes it for this problem alone: no records, no counts, no choices."""
-    train, validation = problem.lower_data.whole, problem.upper_data["differentiate"].whole
+    """One outer step of HG-MS as one writes it for this problem alone: no records, no counts, no
+    choices.
+    """
+    train = problem.lower_data.whole
+    validation = problem.upper_data["differentiate"].whole
     rows = theta.shape[0]
-    branches, scores = [], []
+    branches = []
+    scores = []
     for member in range(count):
         index = key.fold("propose", "batches", member).indices(rows, BATCH, STEPS, theta.device)
         x = {name: leaf.clone().requires_grad_() for name, leaf in start.items()}
         for step in range(STEPS):
             drawn = index[step]
-            loss = (torch.sigmoid(theta[drawn]) * losses(x, {"a": train["a"][drawn], "y": train["y"][drawn]})).mean()
+            loss = (
+                torch.sigmoid(theta[drawn])
+                * losses(x, {"a": train["a"][drawn], "y": train["y"][drawn]})
+            ).mean()
             grads = torch.autograd.grad(loss + decay(x), list(x.values()))
             with torch.no_grad():
                 for leaf, grad in zip(x.values(), grads, strict=True):
@@ -123,7 +148,9 @@ def straight_down(
     x = branches[int(torch.stack(scores).argmin())]
     leaves = list(x.values())
 
-    rhs = torch.cat([slope.reshape(-1) for slope in torch.autograd.grad(losses(x, validation).mean(), leaves)])
+    rhs = torch.cat(
+        [slope.reshape(-1) for slope in torch.autograd.grad(losses(x, validation).mean(), leaves)]
+    )
     weighted = (torch.sigmoid(theta) * losses(x, train)).mean() + decay(x)
     slopes = torch.autograd.grad(weighted, leaves, create_graph=True)
     sizes = [leaf.numel() for leaf in leaves]
@@ -133,18 +160,23 @@ def straight_down(
         products = torch.autograd.grad(slopes, leaves, parts, retain_graph=True)
         return torch.cat([leaf.reshape(-1) for leaf in products]) + RIDGE * v
 
-    v, residual = torch.zeros_like(rhs), rhs
-    direction, size = rhs, rhs @ rhs
+    v = torch.zeros_like(rhs)
+    residual = rhs
+    direction = rhs
+    size = rhs @ rhs
     for _ in range(products):
         image = product(direction)
         alpha = size / (direction @ image)
-        v, residual = v + alpha * direction, residual - alpha * image
+        v = v + alpha * direction
+        residual = residual - alpha * image
         size, before = residual @ residual, size
         direction = residual + size / before * direction
 
     parts = [part.view(leaf.shape) for part, leaf in zip(v.split(sizes), leaves, strict=True)]
     still = {name: leaf.detach() for name, leaf in x.items()}
-    _, along = torch.func.jvp(lambda point: losses(point, train), (still,), (dict(zip(x, parts, strict=True)),))
+    _, along = torch.func.jvp(
+        lambda point: losses(point, train), (still,), (dict(zip(x, parts, strict=True)),)
+    )
     weight = torch.sigmoid(theta)
     hypergradient = -weight * (1 - weight) * along / rows
     # The first step of Adam.
@@ -161,17 +193,25 @@ def compare_outer_step(rounds: int) -> dict[str, float]:
     )
     state = method.init(problem, seed=0)
     key = Key(0).fold("step", 0)
-    theta, x = problem.theta0["w"], problem.x0
+    theta = problem.theta0["w"]
+    x = problem.x0
     after, record = method.step(problem, state)
     by_hand, lower_state = straight_down(problem, theta, x, key)
     if record["cost_products"] != PRODUCTS:
-        raise SystemExit(f"CG took {record['cost_products']} products and not {PRODUCTS}: the two do not do the same")
+        raise SystemExit(
+            f"CG took {record['cost_products']} products and not {PRODUCTS}: the two do not do "
+            "the same"
+        )
     torch.testing.assert_close(after["x"], lower_state, rtol=1e-4, atol=1e-6)
-    moved, expected = after["theta"]["w"] - theta, by_hand - theta
+    moved = after["theta"]["w"] - theta
+    expected = by_hand - theta
     torch.testing.assert_close(moved, expected, rtol=1e-2, atol=1e-2 * OUTER_RATE)
     seconds = turns(
         rounds,
-        {"pipeline": lambda: method.step(problem, state), "straight down": lambda: straight_down(problem, theta, x, key)},
+        {
+            "pipeline": lambda: method.step(problem, state),
+            "straight down": lambda: straight_down(problem, theta, x, key),
+        },
     )
     return {
         "pipeline [s]": statistics.median(seconds["pipeline"]),
@@ -181,7 +221,8 @@ def compare_outer_step(rounds: int) -> dict[str, float]:
     }
 
 
-# 2. Stacked against looped branches --------------------------------------------------------------------------------------
+# 2. Stacked against looped branches
+#    --------------------------------------------------------------------------------------
 
 SIZES = {
     "64-32-10, batch 64": ((64, 32, 10), 64),
@@ -194,19 +235,25 @@ SIZES = {
 
 
 def compare_stacking(rounds: int, count: int = 8) -> dict[str, dict[str, float | str]]:
-    """The gradient step of N branches, each on its own batch, as one computation and one after the other."""
+    """The gradient step of N branches, each on its own batch, as one computation and one after
+    the other.
+    """
     table: dict[str, dict[str, float | str]] = {}
     for name, (sizes, batch_size) in SIZES.items():
         problem = cleaning(sizes, rows=2000)
         x = repeat(problem.x0, count)
         inner = 10 if batch_size == 64 else 2
         branches = {
-            mode: Branches(count=count, steps=inner, lr=1e-3, batch_size=batch_size, mode=mode) for mode in ("stacked", "loop")
+            mode: Branches(count=count, steps=inner, lr=1e-3, batch_size=batch_size, mode=mode)
+            for mode in ("stacked", "loop")
         }
         start = branches["loop"].init(problem, Key(0))
         seconds = turns(
             rounds,
-            {mode: partial(generator.propose, problem, problem.theta0, start, Key(0)) for mode, generator in branches.items()},
+            {
+                mode: partial(generator.propose, problem, problem.theta0, start, Key(0))
+                for mode, generator in branches.items()
+            },
         )
         faster = "stacked" if ratio(seconds["loop"], seconds["stacked"]) > 1 else "loop"
         table[name] = {
@@ -221,11 +268,14 @@ def compare_stacking(rounds: int, count: int = 8) -> dict[str, dict[str, float |
     return table
 
 
-# 3. Peak memory of chains ------------------------------------------------------------------------------------------------
+# 3. Peak memory of chains
+# ------------------------------------------------------------------------------------------------
 
 
 def measure_memory() -> dict[str, float]:
-    """Peak bytes of tensors that a proposal makes, in lower states |x| (784-300-10, 64 rows, decay in g)."""
+    """Peak bytes of tensors that a proposal makes, in lower states |x| (784-300-10, 64 rows,
+    decay in g).
+    """
     peaks = {}
     problem = cleaning((784, 300, 10), rows=64)
     size = sum(leaf.nbytes for leaf in problem.x0.values())
@@ -234,11 +284,14 @@ def measure_memory() -> dict[str, float]:
             ula = Ula(count=count, steps=2, lr=1e-3, mode=mode, chunk=chunk)  # type: ignore[arg-type]
             with LiveMemory() as memory:
                 ula.propose(problem, problem.theta0, ula.init(problem, Key(0)), Key(0))
-            peaks[f"N = {count}, {mode}, chunk {chunk} (bound {2 * count + 6})"] = memory.peak / size
+            peaks[f"N = {count}, {mode}, chunk {chunk} (bound {2 * count + 6})"] = (
+                memory.peak / size
+            )
     return peaks
 
 
-# 4. hgms list ------------------------------------------------------------------------------------------------------------
+# 4. hgms list
+# --------------------------------------------------------------------------------------------------
 
 
 def measure_list(rounds: int) -> dict[str, float]:
@@ -248,14 +301,21 @@ def measure_list(rounds: int) -> dict[str, float]:
         before = os.times()
         subprocess.run([sys.executable, "-c", code], check=True, capture_output=True)
         after = os.times()
-        processor[name].append(after.children_user + after.children_system - before.children_user - before.children_system)
+        processor[name].append(
+            after.children_user
+            + after.children_system
+            - before.children_user
+            - before.children_system
+        )
 
     listing = "import sys; from hgms.cli.group import main; sys.argv = ['hgms', 'list']; main()"
     codes = {"import torch": "import torch", "hgms list": listing}
     seconds = turns(rounds, {name: partial(python, name, code) for name, code in codes.items()})
 
     def beyond(times: dict[str, list[float]]) -> float:
-        return statistics.median(a - b for a, b in zip(times["hgms list"], times["import torch"], strict=True))
+        return statistics.median(
+            a - b for a, b in zip(times["hgms list"], times["import torch"], strict=True)
+        )
 
     return {
         "import torch [s]": statistics.median(seconds["import torch"]),
@@ -270,7 +330,8 @@ def show(title: str, figures: Mapping[str, object]) -> None:
     for name, value in figures.items():
         if isinstance(value, Mapping):
             cells = "  ".join(
-                f"{key} {number:.4g}" if isinstance(number, float) else f"{key} {number}" for key, number in value.items()
+                f"{key} {number:.4g}" if isinstance(number, float) else f"{key} {number}"
+                for key, number in value.items()
             )
             print(f"  {name:24} {cells}")
         else:
@@ -278,7 +339,9 @@ def show(title: str, figures: Mapping[str, object]) -> None:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--json", type=Path, help="also write the figures to this file")
     parser.add_argument("--repetitions", type=int, default=9)
     parser.add_argument("--threads", type=int, default=1)
@@ -293,7 +356,10 @@ def main() -> None:
     }
     measured: dict[str, tuple[str, Callable[[], Mapping[str, object]]]] = {
         "outer": (
-            f"One outer step, 784-300-10, n = 5000: {COUNT} branches x {STEPS} SGD steps x {BATCH} rows, {PRODUCTS} products",
+            (
+                f"One outer step, 784-300-10, n = 5000: {COUNT} branches x {STEPS} SGD steps x "
+                f"{BATCH} rows, {PRODUCTS} products"
+            ),
             lambda: compare_outer_step(options.repetitions),
         ),
         "stacking": (

@@ -1,15 +1,19 @@
-"""Gauss–Newton products to a relative residual of 1e-6 along an outer trajectory, of every solver that may save some.
+"""Gauss–Newton products to a relative residual of 1e-6 along an outer trajectory, of every solver
+that may save some.
 
-    python benchmarks/bench_products.py [--json FILE] [--dataset mnist] [--trajectories shipped slow followed] [--ridges 0.02]
-                                        [--steps 16] [--solvers cg recycled-cg …]
+    python benchmarks/bench_products.py [--json FILE] [--dataset mnist] [--trajectories shipped slow
+                                        followed] [--ridges 0.02] [--steps 16] [--solvers cg
+                                        recycled-cg …]
 
-Every solver meets the same systems: the lower loss of hyper-cleaning on all training rows at the states (θ, x) that a method
-goes through. ``shipped`` is `hg-ms` as registered, whose branches go far in every outer step; ``slow`` is `hg-implicit` that
-has trained for 20 outer steps and then takes 20 lower steps at a rate of 1e-3. Both draw a new lower state after ten outer
-steps, once within a trajectory. ``followed`` is ``slow`` without that: a lower solution is followed and not found again. Ridge
-0.02 is the one `hg-ms` ships with. The first system of a trajectory, with nothing to start from, is in no figure. Products
-count sketches, checks and warm starts; the factors of K-FAC are in the seconds alone. The product is a compiled program, the
-loops around it are not, so that all solvers differ in nothing else; compiling is in no figure.
+Every solver meets the same systems: the lower loss of hyper-cleaning on all training rows at the
+states (θ, x) that a method goes through. ``shipped`` is `hg-ms` as registered, whose branches go
+far in every outer step; ``slow`` is `hg-implicit` that has trained for 20 outer steps and then
+takes 20 lower steps at a rate of 1e-3. Both draw a new lower state after ten outer steps, once
+within a trajectory. ``followed`` is ``slow`` without that: a lower solution is followed and not
+found again. Ridge 0.02 is the one `hg-ms` ships with. The first system of a trajectory, with
+nothing to start from, is in no figure. Products count sketches, checks and warm starts; the factors
+of K-FAC are in the seconds alone. The product is a compiled program, the loops around it are not,
+so that all solvers differ in nothing else; compiling is in no figure.
 """
 
 from __future__ import annotations
@@ -30,22 +34,50 @@ from hgms.compiled import Programs, calibrated, matrix_route
 from hgms.hypergradients import Implicit
 from hgms.runs import RunConfig
 from hgms.solvers import CG, KFAC, NystromCG, RecycledCG
-from hgms_core import Branch, Key, LinearSolver, MatVec, Method, Outcome, Problem, Solution, State, Tree
+from hgms_core import (
+    Branch,
+    Key,
+    LinearSolver,
+    MatVec,
+    Method,
+    Outcome,
+    Problem,
+    Solution,
+    State,
+    Tree,
+)
 
-SOLVERS = ["cg", "warm", "nystrom", "recycled-cg", *(["kfac"] if importlib.util.find_spec("curvlinops") else [])]
+SOLVERS = [
+    "cg",
+    "warm",
+    "nystrom",
+    "recycled-cg",
+    *(["kfac"] if importlib.util.find_spec("curvlinops") else []),
+]
 NEAR = 1.1e-6
-"""In single precision some solves stagnate just above the tolerance. They count as they are, up to this residual."""
+"""In single precision some solves stagnate just above the tolerance. They count as they are, up
+to this residual.
+"""
 HEAD = ("solver", "trajectory", "ridge", "products", "quartiles", "/ cg", "seconds / cg")
 
 
 def configured(dataset: str, **method: Any) -> tuple[Method, Problem]:
-    task = {"name": "hyper-cleaning", "dataset": dataset, "corruption": 0.4, "validation_split": [0.75, 0.1, 0.15]}
+    task = {
+        "name": "hyper-cleaning",
+        "dataset": dataset,
+        "corruption": 0.4,
+        "validation_split": [0.75, 0.1, 0.15],
+    }
     config = RunConfig.from_dict({"task": task, "method": method, "budget": "100 steps"})
     return config.method, config.task.problem(0, torch.device("cpu"), torch.float32)
 
 
-def through(method: Method, problem: Problem, state: State, steps: int) -> Iterator[tuple[State, Tree]]:
-    """The state after each step, and the θ that the step's hypergradient was taken at (its x is the new state's)."""
+def through(
+    method: Method, problem: Problem, state: State, steps: int
+) -> Iterator[tuple[State, Tree]]:
+    """The state after each step, and the θ that the step's hypergradient was taken at (its x is
+    the new state's).
+    """
     for _ in range(steps):
         theta = state["theta"]
         state, _ = method.step(problem, state, 0.0)
@@ -68,7 +100,9 @@ def trajectory(name: str, dataset: str, steps: int) -> tuple[Problem, list[tuple
 
 @frozen
 class Plainly:
-    """A solver that is handed the product as a mere function, so that its loop is the same Python as the others'."""
+    """A solver that is handed the product as a mere function, so that its loop is the same
+    Python as the others'.
+    """
 
     solver: LinearSolver
     name: ClassVar[str] = "plainly"
@@ -81,15 +115,26 @@ def estimators(ridge: float, names: list[str]) -> dict[str, Implicit]:
     limits: dict[str, Any] = {"ridge": ridge, "rtol": 1e-6, "max_steps": 1000}
     every = {
         "cg": ("cg", Implicit(operator="ggn", solver=Plainly(CG(**limits)))),
-        "warm": ("cg, warm start", Implicit(operator="ggn", solver=Plainly(CG(**limits)), warm_start=True)),
-        "nystrom": ("nystrom, rank 20", Implicit(operator="ggn", solver=NystromCG(rank=20, **limits))),
-        "recycled-cg": ("recycled-cg, rank 60", Implicit(operator="ggn", solver=RecycledCG(rank=60, **limits))),
+        "warm": (
+            "cg, warm start",
+            Implicit(operator="ggn", solver=Plainly(CG(**limits)), warm_start=True),
+        ),
+        "nystrom": (
+            "nystrom, rank 20",
+            Implicit(operator="ggn", solver=NystromCG(rank=20, **limits)),
+        ),
+        "recycled-cg": (
+            "recycled-cg, rank 60",
+            Implicit(operator="ggn", solver=RecycledCG(rank=60, **limits)),
+        ),
         "kfac": ("kfac", Implicit(operator="ggn", solver=KFAC(**limits))),
     }
     return dict(every[name] for name in names)
 
 
-def compare(name: str, dataset: str, ridge: float, steps: int, names: list[str]) -> list[dict[str, Any]]:
+def compare(
+    name: str, dataset: str, ridge: float, steps: int, names: list[str]
+) -> list[dict[str, Any]]:
     problem, states = trajectory(name, dataset, steps + 1)
     problem = evolve(problem, compiler=Programs())
     solvers = estimators(ridge, names)
@@ -101,7 +146,9 @@ def compare(name: str, dataset: str, ridge: float, steps: int, names: list[str])
         exact = None
         for solver, estimator in solvers.items():
             begin = time.process_time()
-            estimate, memories[solver] = estimator.estimate(problem, theta, Branch(x=x), Key(0), memories[solver])
+            estimate, memories[solver] = estimator.estimate(
+                problem, theta, Branch(x=x), Key(0), memories[solver]
+            )
             seconds[solver].append(time.process_time() - begin)
             products[solver].append(estimate.cost.products)
             exact = estimate.value["logits"] if exact is None else exact
@@ -109,19 +156,27 @@ def compare(name: str, dataset: str, ridge: float, steps: int, names: list[str])
             assert estimate.solution is not None
             residuals[solver].append(float(estimate.solution.residual))
             near = estimate.outcome is Outcome.STAGNATED and residuals[solver][-1] < NEAR
-            assert estimate.outcome is Outcome.CONVERGED or near, (solver, estimate.outcome, residuals[solver][-1])
+            assert estimate.outcome is Outcome.CONVERGED or near, (
+                solver,
+                estimate.outcome,
+                residuals[solver][-1],
+            )
             assert off < 1e-3, f"{solver} computes something else: relative difference {off:.1e}"
         print(name, {solver: counts[-1] for solver, counts in products.items()}, flush=True)
     return [
         {
-            "what": solver, "trajectory": name, "dataset": dataset, "ridge": ridge, "each": products[solver],
+            "what": solver,
+            "trajectory": name,
+            "dataset": dataset,
+            "ridge": ridge,
+            "each": products[solver],
             "products": quartiles([float(count) for count in products[solver][1:]]),
             "ratio": sum(products[solver][1:]) / sum(products["cg"][1:]),
             "seconds ratio": sum(seconds[solver][1:]) / sum(seconds["cg"][1:]),
             "largest residual": max(residuals[solver]),
         }
         for solver in solvers
-    ]  # fmt: skip
+    ]
 
 
 def same_work(row: dict[str, Any]) -> tuple[Any, ...]:
@@ -133,19 +188,39 @@ def cells(row: dict[str, Any]) -> tuple[str, ...]:
     counts = row["products"]
     spread = f"{counts['q25']:g}–{counts['q75']:g}"
     ratios = (f"{row[name]:.2f}" for name in ("ratio", "seconds ratio"))
-    return (row["what"], row["trajectory"], f"{row['ridge']:g}", f"{counts['median']:g}", spread, *ratios)
+    return (
+        row["what"],
+        row["trajectory"],
+        f"{row['ridge']:g}",
+        f"{counts['median']:g}",
+        spread,
+        *ratios,
+    )
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--json", type=Path, help="also write the figures to this file; what is not measured keeps its own")
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument(
+        "--json",
+        type=Path,
+        help="also write the figures to this file; what is not measured keeps its own",
+    )
     parser.add_argument("--dataset", default="mnist", choices=["mnist", "digits"])
     parser.add_argument(
-        "--trajectories", nargs="+", default=["shipped", "slow", "followed"], choices=["shipped", "slow", "followed"]
+        "--trajectories",
+        nargs="+",
+        default=["shipped", "slow", "followed"],
+        choices=["shipped", "slow", "followed"],
     )
     parser.add_argument("--ridges", nargs="+", type=float, default=[0.02])
-    parser.add_argument("--steps", type=int, default=16, help="systems of a trajectory after its first")
-    parser.add_argument("--solvers", nargs="+", default=SOLVERS, choices=SOLVERS, help="cg is always among them")
+    parser.add_argument(
+        "--steps", type=int, default=16, help="systems of a trajectory after its first"
+    )
+    parser.add_argument(
+        "--solvers", nargs="+", default=SOLVERS, choices=SOLVERS, help="cg is always among them"
+    )
     options = parser.parse_args()
     names = [name for name in SOLVERS if name in {"cg", *options.solvers}]
     use_processors(1)
@@ -157,10 +232,16 @@ def main() -> None:
             for ridge in options.ridges:
                 rows = compare(name, options.dataset, ridge, options.steps, names)
                 show("Products to a relative residual of 1e-6", HEAD, [cells(row) for row in rows])
-                kept = [row for row in figures["products"] if same_work(row) not in {same_work(new) for new in rows}]
+                kept = [
+                    row
+                    for row in figures["products"]
+                    if same_work(row) not in {same_work(new) for new in rows}
+                ]
                 figures = {**machine(), "products": kept + rows}
                 if options.json:
-                    options.json.write_text(json.dumps(figures, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
+                    options.json.write_text(
+                        json.dumps(figures, indent=1, ensure_ascii=False) + "\n", encoding="utf-8"
+                    )
 
 
 if __name__ == "__main__":

@@ -1,14 +1,18 @@
-"""One rank against two, with what ranks say to each other shown apart: by the clock, on the processor, in calls and bytes.
+"""One rank against two, with what ranks say to each other shown apart: by the clock, on the
+processor, in calls and bytes.
 
-    export HGMS_DATA=…; OMP_NUM_THREADS=1 python benchmarks/bench_ranks.py [--ranks 1,2] [--steps 6] [--set KEY=VALUE]
+    export HGMS_DATA=…; OMP_NUM_THREADS=1 python benchmarks/bench_ranks.py [--ranks 1,2] [--steps 6]
+    [--set KEY=VALUE]
 
-The run is benchmarks/ranks.toml (MNIST cleaning, eight branches) for a few outer steps; what is measured is between the ends of
-the first and the last but one. In the process of rank 0 a timer is put around torch.distributed's collectives, which
-hgms.distributed calls, for as long as this script lasts: a run knows nothing of it. A collective's seconds hold the wait for ranks
-that come later; those of the other ranks on the processor are read from /proc.
+The run is benchmarks/ranks.toml (MNIST cleaning, eight branches) for a few outer steps; what is
+measured is between the ends of the first and the last but one. In the process of rank 0 a timer is
+put around torch.distributed's collectives, which hgms.distributed calls, for as long as this script
+lasts: a run knows nothing of it. A collective's seconds hold the wait for ranks that come later;
+those of the other ranks on the processor are read from /proc.
 
-``--sizes`` measures a sum over ranks (``all_reduce`` of gloo) alone, by its size and the number of ranks, on processes of this
-machine: least and median of 50 calls. Where ranks are more than cores they take turns, so processor time is what to read.
+``--sizes`` measures a sum over ranks (``all_reduce`` of gloo) alone, by its size and the number of
+ranks, on processes of this machine: least and median of 50 calls. Where ranks are more than cores
+they take turns, so processor time is what to read.
 """
 
 from __future__ import annotations
@@ -38,19 +42,29 @@ REPEATS = 50
 
 
 class Timed:
-    """Totals of the collectives of this process, by name: calls, bytes, seconds of the clock and of the processor."""
+    """Totals of the collectives of this process, by name: calls, bytes, seconds of the clock and
+    of the processor.
+    """
 
     def __init__(self) -> None:
         self.totals = {name: [0.0, 0.0, 0.0, 0.0] for name in CALLS}
 
     def around(self, name: str, call: Callable[..., Any]) -> Callable[..., Any]:
         def timed(*arguments: Any, **more: Any) -> Any:
-            own = next(item for item in reversed(arguments) if isinstance(item, torch.Tensor))  # of a gather: this rank's part
-            began, spent = time.perf_counter(), time.process_time()
+            own = next(
+                item for item in reversed(arguments) if isinstance(item, torch.Tensor)
+            )  # of a gather: this rank's part
+            began = time.perf_counter()
+            spent = time.process_time()
             try:
                 return call(*arguments, **more)
             finally:
-                took = (1.0, own.numel() * own.element_size(), time.perf_counter() - began, time.process_time() - spent)
+                took = (
+                    1.0,
+                    own.numel() * own.element_size(),
+                    time.perf_counter() - began,
+                    time.process_time() - spent,
+                )
                 self.totals[name] = [a + b for a, b in zip(self.totals[name], took, strict=True)]
 
         return timed
@@ -72,34 +86,47 @@ def others() -> float:
     ticks = 0
     for task in Path("/proc/self/task").iterdir():
         for pid in (task / "children").read_text().split():
-            ticks += sum(map(int, Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[11:13]))
+            ticks += sum(
+                map(int, Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[11:13])
+            )
     return ticks / os.sysconf("SC_CLK_TCK")
 
 
 def measure(ranks: int, steps: int, sets: list[str]) -> dict[str, Any]:
     """A step of the run on so many ranks."""
-    table, timer = tables_of(PROBLEM, "configuration"), Timed()
+    table = tables_of(PROBLEM, "configuration")
+    timer = Timed()
     lay_options(table, [*sets, f"run.ranks={ranks}", f"budget={steps} steps"])
     config = RunConfig.from_dict(table, source=PROBLEM.name, registry=Registry.load())
     marks: list[tuple[float, float, float, float, dict[str, list[float]]]] = []
 
     def watch(_info: object, record: Any, _share: float) -> None:
         totals = {name: list(numbers) for name, numbers in timer.totals.items()}
-        marks.append((float(record["seconds"]), time.perf_counter(), time.process_time(), others(), totals))
+        marks.append(
+            (float(record["seconds"]), time.perf_counter(), time.process_time(), others(), totals)
+        )
 
     with tempfile.TemporaryDirectory() as place, timer.everywhere():
         run_config(config, path=Path(place) / "run", watch=watch)
-    first, last = marks[1], marks[-2]  # after the first step, and before the one that is evaluated
+    # after the first step, and before the one that is evaluated
+    first = marks[1]
+    last = marks[-2]
     count = len(marks) - 3
     clock, _, own, theirs = (b - a for a, b in zip(first[:4], last[:4], strict=True))
     calls = {}
     for name in CALLS:
         numbers = [(b - a) / count for a, b in zip(first[4][name], last[4][name], strict=True)]
-        calls[name] = dict(zip(("calls", "bytes", "seconds", "processor_seconds"), numbers, strict=True))
+        calls[name] = dict(
+            zip(("calls", "bytes", "seconds", "processor_seconds"), numbers, strict=True)
+        )
     return {
-        "ranks": ranks, "steps": count, "seconds": clock / count, "processor_seconds": own / count,
-        "processor_seconds_of_others": theirs / count, "collectives": calls,
-    }  # fmt: skip
+        "ranks": ranks,
+        "steps": count,
+        "seconds": clock / count,
+        "processor_seconds": own / count,
+        "processor_seconds_of_others": theirs / count,
+        "collectives": calls,
+    }
 
 
 def sum_over(rank: int, count: int, place: str) -> None:
@@ -109,19 +136,24 @@ def sum_over(rank: int, count: int, place: str) -> None:
     figures = []
     for size in SIZES:
         value = torch.ones(max(size // 4, 1))
-        clock, processor = [], []
+        clock = []
+        processor = []
         for _ in range(REPEATS + 3):
             dist.barrier()
-            began, spent = time.perf_counter(), time.process_time()
+            began = time.perf_counter()
+            spent = time.process_time()
             dist.all_reduce(value)
             clock.append(time.perf_counter() - began)
             processor.append(time.process_time() - spent)
         figures.append(
             {
-                "ranks": count, "bytes": size, "least_seconds": min(clock[3:]), "median_seconds": statistics.median(clock[3:]),
+                "ranks": count,
+                "bytes": size,
+                "least_seconds": min(clock[3:]),
+                "median_seconds": statistics.median(clock[3:]),
                 "processor_seconds": statistics.mean(processor[3:]),
             }
-        )  # fmt: skip
+        )
     if rank == 0:
         Path(place, "figures").write_text(json.dumps(figures))
     dist.destroy_process_group()
@@ -137,7 +169,9 @@ def sums(ranks: list[int]) -> list[dict[str, Any]]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--ranks", default="1,2")
     parser.add_argument("--steps", type=int, default=6)
     parser.add_argument("--set", dest="sets", action="append", default=[], metavar="KEY=VALUE")
@@ -149,19 +183,29 @@ def main() -> None:
         figures = sums([count for count in ranks if count > 1])
         for row in figures:
             print(
-                f"{row['ranks']} ranks, {row['bytes']:>9,} bytes: {1e6 * row['least_seconds']:9.0f} µs at least, "
-                f"{1e6 * row['median_seconds']:9.0f} median, {1e6 * row['processor_seconds']:8.0f} of processor a rank"
+                f"{row['ranks']} ranks, {row['bytes']:>9,} bytes: "
+                f"{1e6 * row['least_seconds']:9.0f} µs at least, "
+                f"{1e6 * row['median_seconds']:9.0f} median, "
+                f"{1e6 * row['processor_seconds']:8.0f} of processor a rank"
             )
     else:
         figures = [measure(count, options.steps, options.sets) for count in ranks]
         for row in figures:
             print(
-                f"{row['ranks']} rank{'s' * (row['ranks'] > 1)}: {row['seconds']:.3f} s a step; processor "
-                f"{row['processor_seconds']:.3f} s of rank 0, {row['processor_seconds_of_others']:.3f} of others"
+                f"{row['ranks']} rank{'s' * (row['ranks'] > 1)}: {row['seconds']:.3f} s a step; "
+                "processor "
+                f"{row['processor_seconds']:.3f} s of rank 0, "
+                f"{row['processor_seconds_of_others']:.3f} of others"
             )
             for name, told in row["collectives"].items():
-                took = f"{told['seconds']:.3f} s with waiting, {told['processor_seconds']:.3f} s of processor"
-                print(f"    {name:10} {told['calls']:7.1f} calls, {told['bytes'] / 1e6:8.3f} MB, {took}")
+                took = (
+                    f"{told['seconds']:.3f} s with waiting, {told['processor_seconds']:.3f} s "
+                    "of processor"
+                )
+                print(
+                    f"    {name:10} {told['calls']:7.1f} calls, {told['bytes'] / 1e6:8.3f} MB, "
+                    f"{took}"
+                )
     if options.json:
         options.json.write_text(json.dumps(figures, indent=1))
 

@@ -2,8 +2,9 @@
 
     python benchmarks/bench_report.py [--runs 1000] [--steps 1000] [--keep FOLDER] [--json FILE]
 
-The runs are made up (four tasks, ten methods), but are written as the runner writes them, every field of every line; the report
-is a process of its own, timed from its start to its end. Asked for: under 20 s, 1 GB and 15 MB. Leaves with 1 where it is not.
+The runs are made up (four tasks, ten methods), but are written as the runner writes them, every
+field of every line; the report is a process of its own, timed from its start to its end. Asked for:
+under 20 s, 1 GB and 15 MB. Leaves with 1 where it is not.
 """
 
 from __future__ import annotations
@@ -22,13 +23,28 @@ from typing import Any
 
 LIMITS = {"seconds": 20.0, "processor_seconds": 20.0, "peak_memory_bytes": 1e9, "html_bytes": 15e6}
 METHODS = (
-    "hg-ms", "hg-baseline", "scalebio", "v-pbgd", "g-pbgd", "iaptt-gm", "soba", "stocbio", "random-search", "uniform",
-)  # fmt: skip
+    "hg-ms",
+    "hg-baseline",
+    "scalebio",
+    "v-pbgd",
+    "g-pbgd",
+    "iaptt-gm",
+    "soba",
+    "stocbio",
+    "random-search",
+    "uniform",
+)
 TASKS = ("hyper-cleaning", "imbalanced-loss", "ridge-cv", "logistic-cv")
 METRICS = {
-    "test_accuracy": True, "train_accuracy": True, "memorised": False, "validation_loss": False, "cleaning_f1": True,
-    "weight_clean": True, "weight_corrupted": False, "wrong_labels": False,
-}  # fmt: skip
+    "test_accuracy": True,
+    "train_accuracy": True,
+    "memorised": False,
+    "validation_loss": False,
+    "cleaning_f1": True,
+    "weight_clean": True,
+    "weight_corrupted": False,
+    "wrong_labels": False,
+}
 CONFIG = """schema = 1
 seed = {seed}
 
@@ -67,14 +83,28 @@ threads = 1
 evaluate_every = 1
 """
 ENVIRONMENT = {
-    "python": "3.11", "platform": "Linux", "device": "cpu", "threads": 1, "versions": {"torch": "2.13.0", "hgms": "0.1.0"},
-}  # fmt: skip
+    "python": "3.11",
+    "platform": "Linux",
+    "device": "cpu",
+    "threads": 1,
+    "versions": {"torch": "2.13.0", "hgms": "0.1.0"},
+}
 
 
-def rows(random_: random.Random, rank: int, steps: int) -> tuple[list[str], list[str], dict[str, float], int]:
-    """The lines of a run that learns at its own pace, its clock, its last metrics and its oracle calls."""
-    top, pace, count = 0.95 - 0.02 * rank + random_.gauss(0, 0.008), (20 + 6 * rank) * steps / 300, 1 + rank % 4
-    lines, clock, seconds, calls, metrics = [], [], 0.0, 0, {}
+def rows(
+    random_: random.Random, rank: int, steps: int
+) -> tuple[list[str], list[str], dict[str, float], int]:
+    """The lines of a run that learns at its own pace, its clock, its last metrics and its oracle
+    calls.
+    """
+    top = 0.95 - 0.02 * rank + random_.gauss(0, 0.008)
+    pace = (20 + 6 * rank) * steps / 300
+    count = 1 + rank % 4
+    lines = []
+    clock = []
+    seconds = 0.0
+    calls = 0
+    metrics = {}
     for step in range(steps + 1):
         accuracy = top - (top - 0.1) * math.exp(-step / pace) + random_.gauss(0, 0.006)
         values = [
@@ -93,16 +123,28 @@ def rows(random_: random.Random, rank: int, steps: int) -> tuple[list[str], list
             selected = min(int(random_.expovariate(1.0)), count - 1)
             calls += 40 + 5 * count
             row |= {
-                "upper_loss": 2.4 - 2 * accuracy, "lower_loss": 1.1 - accuracy, "selected": selected,
-                "gap": abs(random_.gauss(0, 0.02)), "scores": [2.1 - accuracy + 0.01 * k for k in range(count)],
-                "finite_candidates": count, "hypergradient_norm": 0.01 + random_.random() / 100,
-                "lower_gradient_norm": 0.03 * random_.random(), "update_norm": 10 * random_.random(),
-                "residual": 0.2 * math.exp(-step / pace) * random_.random(), "iterations": 4,
-                "curvature": 0.02 + random_.random() / 10, "stop_loss": 2.2 - 2 * accuracy,
+                "upper_loss": 2.4 - 2 * accuracy,
+                "lower_loss": 1.1 - accuracy,
+                "selected": selected,
+                "gap": abs(random_.gauss(0, 0.02)),
+                "scores": [2.1 - accuracy + 0.01 * k for k in range(count)],
+                "finite_candidates": count,
+                "hypergradient_norm": 0.01 + random_.random() / 100,
+                "lower_gradient_norm": 0.03 * random_.random(),
+                "update_norm": 10 * random_.random(),
+                "residual": 0.2 * math.exp(-step / pace) * random_.random(),
+                "iterations": 4,
+                "curvature": 0.02 + random_.random() / 10,
+                "stop_loss": 2.2 - 2 * accuracy,
                 "outcome": "converged" if random_.random() < step / steps else "iteration-limit",
-                "cost_lower_gradients": 40 * step, "cost_upper_values": 3 * step, "cost_upper_gradients": step,
-                "cost_products": 4 * step, "cost_cross_products": step, "cost_rows": 14000 * step, "oracle_calls": calls,
-            }  # fmt: skip
+                "cost_lower_gradients": 40 * step,
+                "cost_upper_values": 3 * step,
+                "cost_upper_gradients": step,
+                "cost_products": 4 * step,
+                "cost_cross_products": step,
+                "cost_rows": 14000 * step,
+                "oracle_calls": calls,
+            }
             seconds += 0.02 + 0.01 * random_.random()
         row |= {f"metric.{name}": value for name, value in metrics.items()}
         lines.append(json.dumps(row))
@@ -110,8 +152,16 @@ def rows(random_: random.Random, rank: int, steps: int) -> tuple[list[str], list
     return lines, clock, metrics, calls
 
 
-def make(folder: Path, runs: int, steps: int, methods: tuple[str, ...] = METHODS, tasks: tuple[str, ...] = TASKS) -> int:
-    """Run folders below ``folder``; the bytes written. One run's lines serve all tasks, or making them would take longest."""
+def make(
+    folder: Path,
+    runs: int,
+    steps: int,
+    methods: tuple[str, ...] = METHODS,
+    tasks: tuple[str, ...] = TASKS,
+) -> int:
+    """Run folders below ``folder``; the bytes written. One run's lines serve all tasks, or
+    making them would take longest.
+    """
     written = 0
     seeds = -(-runs // (len(methods) * len(tasks)))
     for rank, method in enumerate(methods):
@@ -121,16 +171,30 @@ def make(folder: Path, runs: int, steps: int, methods: tuple[str, ...] = METHODS
                 path = folder / task / f"{method}-{rank:08x}" / f"seed-{seed}"
                 path.mkdir(parents=True)
                 config = CONFIG.format(
-                    seed=seed, task=task, method=method, count=1 + rank % 4, rate=0.01 * (1 + rank), steps=steps
+                    seed=seed,
+                    task=task,
+                    method=method,
+                    count=1 + rank % 4,
+                    rate=0.01 * (1 + rank),
+                    steps=steps,
                 )
                 summary = {
-                    "status": "done", "task": task, "method": method, "seed": seed, "budget": f"{steps} outer steps",
-                    "outer_steps": steps, "upper_loss": 0.5, "metrics": metrics, "oracle_calls": calls,
+                    "status": "done",
+                    "task": task,
+                    "method": method,
+                    "seed": seed,
+                    "budget": f"{steps} outer steps",
+                    "outer_steps": steps,
+                    "upper_loss": 0.5,
+                    "metrics": metrics,
+                    "oracle_calls": calls,
                     "cost": {"lower_gradients": 40 * steps},
-                }  # fmt: skip
+                }
                 files = {
                     "config.toml": config,
-                    "env.json": json.dumps({**ENVIRONMENT, "task": {"version": "1", "metrics": METRICS}}),
+                    "env.json": json.dumps(
+                        {**ENVIRONMENT, "task": {"version": "1", "metrics": METRICS}}
+                    ),
                     "steps.jsonl": "\n".join(lines) + "\n",
                     "timings.jsonl": "\n".join(clock) + "\n",
                     "summary.json": json.dumps(summary),
@@ -143,7 +207,9 @@ def make(folder: Path, runs: int, steps: int, methods: tuple[str, ...] = METHODS
 
 
 def measure(folder: Path, out: Path) -> dict[str, float]:
-    """`hgms report` in a process of its own: seconds by the clock and on the processor, and the highest resident memory."""
+    """`hgms report` in a process of its own: seconds by the clock and on the processor, and the
+    highest resident memory.
+    """
     command = [sys.executable, "-m", "hgms.cli", "report", str(folder), "--out", str(out)]
     started = time.perf_counter()
     process = subprocess.Popen(command, env={**os.environ, "OMP_NUM_THREADS": "1"})
@@ -162,7 +228,9 @@ def measure(folder: Path, out: Path) -> dict[str, float]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--runs", type=int, default=1000)
     parser.add_argument("--steps", type=int, default=1000)
     parser.add_argument("--keep", type=Path, help="make the runs and the page here, and leave them")
@@ -175,11 +243,18 @@ def main() -> None:
         measured = measure(folder / "runs", folder / "report.html")
     for name, value in measured.items():
         factor, unit = (1.0, "s") if name.endswith("seconds") else (1e-6, "MB")
-        shown, limit = value * factor, LIMITS[name] * factor
-        print(f"{name:20} {shown:8.1f} {unit:3} (limit {limit:.0f})  {'ok' if value < LIMITS[name] else 'TOO MUCH'}")
+        shown = value * factor
+        limit = LIMITS[name] * factor
+        print(
+            f"{name:20} {shown:8.1f} {unit:3} (limit {limit:.0f})  "
+            f"{'ok' if value < LIMITS[name] else 'TOO MUCH'}"
+        )
     if options.json:
         options.json.write_text(
-            json.dumps({"runs": options.runs, "steps": options.steps, "bytes": written, **measured}, indent=2)
+            json.dumps(
+                {"runs": options.runs, "steps": options.steps, "bytes": written, **measured},
+                indent=2,
+            )
         )
     raise SystemExit(any(measured[name] >= limit for name, limit in LIMITS.items()))
 

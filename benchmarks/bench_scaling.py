@@ -1,10 +1,13 @@
-"""Where which cost of an outer step begins: the step of bench_small.py at growing sizes, ours and jitted JAX.
+"""Where which cost of an outer step begins: the step of bench_small.py at growing sizes, ours and
+jitted JAX.
 
-    python benchmarks/bench_scaling.py [--json FILE] [--picture FILE] [--repetitions 5] [--seconds 0.1] [--only n d N K]
+    python benchmarks/bench_scaling.py [--json FILE] [--picture FILE] [--repetitions 5] [--seconds
+    0.1] [--only n d N K]
 
-From 100 rows, 20 unknowns, N = 4 candidates and K = 20 lower steps, one size grows and the others stay. At every size both
-sides must agree before the clock starts (:func:`bench_small.agreeing`). Seconds are processor time on one processor, medians of
-repetitions that take turns. ``--draw`` makes the picture from a file of figures alone.
+From 100 rows, 20 unknowns, N = 4 candidates and K = 20 lower steps, one size grows and the others
+stay. At every size both sides must agree before the clock starts (:func:`bench_small.agreeing`).
+Seconds are processor time on one processor, medians of repetitions that take turns. ``--draw``
+makes the picture from a file of figures alone.
 """
 
 from __future__ import annotations
@@ -32,7 +35,9 @@ def sweep(name: str, rounds: int, seconds: float) -> list[dict[str, Any]]:
     rows = []
     for size in sizes:
         sides = measure(evolve(Work(), **{field: size}), rounds, seconds, 1)
-        rows.append({"size": size, "sides": {side: figures["seconds"] for side, figures in sides.items()}})
+        rows.append(
+            {"size": size, "sides": {side: figures["seconds"] for side, figures in sides.items()}}
+        )
     return rows
 
 
@@ -45,8 +50,12 @@ def draw(figures: dict[str, Any], path: Path) -> None:
     for panel, (name, rows) in zip(panels, figures["sweeps"].items(), strict=True):
         sizes = [row["size"] for row in rows]
         for number, side in enumerate(rows[0]["sides"]):
-            median, low, high = ([1e3 * row["sides"][side][key] for row in rows] for key in ("median", "q25", "q75"))
-            panel.plot(sizes, median, "o-", color=f"C{number}", markersize=3, linewidth=1.6, label=side)
+            median, low, high = (
+                [1e3 * row["sides"][side][key] for row in rows] for key in ("median", "q25", "q75")
+            )
+            panel.plot(
+                sizes, median, "o-", color=f"C{number}", markersize=3, linewidth=1.6, label=side
+            )
             panel.fill_between(sizes, low, high, color=f"C{number}", alpha=0.25, linewidth=0)
         panel.set(xscale="log", yscale="log", xlabel=SWEEPS[name][1])
         panel.grid(alpha=0.3)
@@ -57,10 +66,16 @@ def draw(figures: dict[str, Any], path: Path) -> None:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--json", type=Path, help="also write the figures to this file")
-    parser.add_argument("--picture", type=Path, help=f"draw the curves into this file ({PICTURE.name} of the pages)")
-    parser.add_argument("--draw", type=Path, metavar="FILE", help="measure nothing, draw these figures")
+    parser.add_argument(
+        "--picture", type=Path, help=f"draw the curves into this file ({PICTURE.name} of the pages)"
+    )
+    parser.add_argument(
+        "--draw", type=Path, metavar="FILE", help="measure nothing, draw these figures"
+    )
     parser.add_argument("--repetitions", type=int, default=5)
     parser.add_argument("--seconds", type=float, default=0.1, help="of a block of steps")
     parser.add_argument("--only", choices=list(SWEEPS), nargs="+", default=list(SWEEPS))
@@ -77,11 +92,14 @@ def main() -> None:
             f"Milliseconds an outer step, by {SWEEPS[name][1]}",
             (name, *sides, "ratio"),
             [
-                (row["size"], *(1e3 * row["sides"][side]["median"] for side in sides),
-                 row["sides"][sides[0]]["median"] / row["sides"][sides[-1]]["median"])
+                (
+                    row["size"],
+                    *(1e3 * row["sides"][side]["median"] for side in sides),
+                    row["sides"][sides[0]]["median"] / row["sides"][sides[-1]]["median"],
+                )
                 for row in rows
             ],
-        )  # fmt: skip
+        )
     if options.json:
         options.json.write_text(json.dumps(figures, indent=2) + "\n", encoding="utf-8")
     if options.picture:

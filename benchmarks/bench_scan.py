@@ -1,20 +1,26 @@
-"""How long results of very many runs take to be read: 1,000, 10,000 and 100,000 finished runs, step by step.
+"""How long results of very many runs take to be read: 1,000, 10,000 and 100,000 finished runs, step
+by step.
 
-    OMP_NUM_THREADS=1 python benchmarks/bench_scan.py [--runs 1000,10000,100000] [--steps find,scan,…] [--json FILE]
+    OMP_NUM_THREADS=1 python benchmarks/bench_scan.py [--runs 1000,10000,100000] [--steps
+    find,scan,…] [--json FILE]
 
-The grid has four tasks and 25 methods, so 100 pairs. Seed 0 of each pair is carried out (twelve steps); the other seeds are its
-folder once more, file by file as a run leaves them, with their seed, other metrics and a new seal in ``summary.json``. 100,000
-folders are 800,000 files and 4 GB. Steps, each in a process of its own:
+The grid has four tasks and 25 methods, so 100 pairs. Seed 0 of each pair is carried out (twelve
+steps); the other seeds are its folder once more, file by file as a run leaves them, with their
+seed, other metrics and a new seal in ``summary.json``. 100,000 folders are 800,000 files and 4 GB.
+Steps, each in a process of its own:
 
 * ``find``: the run folders below a directory.
-* ``scan``: the same, and every result read: ``hgms.results.scan``, with which ``hgms report`` begins.
+* ``scan``: the same, and every result read: ``hgms.results.scan``, with which ``hgms report``
+  begins.
 * ``table``: after a scan, means, intervals and paired differences of each task.
 * ``report``: all that ``hgms report`` computes before it draws (rows of every run included).
-* ``compare``: `hgms compare` on a grid that is finished: load it, see what is left to do, gather, tables.
+* ``compare``: `hgms compare` on a grid that is finished: load it, see what is left to do, gather,
+  tables.
 * ``plan``: what is left of the grid, as `hgms plan` looks for it.
 
-Of ``scan`` and ``compare`` there is a cold figure as well: the kernel is told to drop what it has of the files' contents
-(``posix_fadvise``), though not of their names. Asked for: 100,000 results within 60 s on one core.
+Of ``scan`` and ``compare`` there is a cold figure as well: the kernel is told to drop what it has
+of the files' contents (``posix_fadvise``), though not of their names. Asked for: 100,000 results
+within 60 s on one core.
 """
 
 from __future__ import annotations
@@ -33,7 +39,8 @@ from pathlib import Path
 from typing import Any
 
 PLUGIN = Path(__file__).resolve().parents[1] / "tests" / "programs" / "grid_plugin.py"
-TASKS, METHODS = 4, 25
+TASKS = 4
+METHODS = 25
 LIMIT = 60.0
 STEPS = ("find", "scan", "table", "report", "compare", "plan")
 COLD = ("scan", "compare")
@@ -44,15 +51,24 @@ def grid(out: Path, seeds: int) -> Any:
     from hgms_core.registry import Registry
 
     table = {
-        "budget": "12 steps", "seeds": seeds, "run": {"out": str(out), "threads": 1},
-        "task": [{"name": "bowl", "label": f"bowl-{rows}", "rows": rows} for rows in range(5, 5 + TASKS)],
-        "method": [{"name": "walk", "label": f"walk-{k:02}", "noise": 0.01 * (1 + k)} for k in range(METHODS)],
-    }  # fmt: skip
+        "budget": "12 steps",
+        "seeds": seeds,
+        "run": {"out": str(out), "threads": 1},
+        "task": [
+            {"name": "bowl", "label": f"bowl-{rows}", "rows": rows} for rows in range(5, 5 + TASKS)
+        ],
+        "method": [
+            {"name": "walk", "label": f"walk-{k:02}", "noise": 0.01 * (1 + k)}
+            for k in range(METHODS)
+        ],
+    }
     return load(table, registry=Registry.load([PLUGIN]))
 
 
 def make(out: Path, runs: int) -> int:
-    """Folders of so many runs; returns the number of seeds. Those that are there already are left as they are."""
+    """Folders of so many runs; returns the number of seeds. Those that are there already are
+    left as they are.
+    """
     from hgms.comparison.run_grid import run_grid
     from hgms.runs.files import sealed
 
@@ -60,8 +76,13 @@ def make(out: Path, runs: int) -> int:
     if not run_grid(grid(out, 1), jobs=0, progress=False).complete:
         raise SystemExit("a run of the first seed has failed")
     for first in sorted(out.glob("*/*/seed-0")):
-        files = {path.name: path.read_bytes() for path in first.iterdir() if not path.name.startswith(".")}
-        config, summary = files.pop("config.toml").decode(), json.loads(files.pop("summary.json"))
+        files = {
+            path.name: path.read_bytes()
+            for path in first.iterdir()
+            if not path.name.startswith(".")
+        }
+        config = files.pop("config.toml").decode()
+        summary = json.loads(files.pop("summary.json"))
         del summary["checksum"]
         for seed in range(1, seeds):
             folder = first.with_name(f"seed-{seed}")
@@ -69,7 +90,9 @@ def make(out: Path, runs: int) -> int:
                 continue
             folder.mkdir()
             noise = random.Random(seed)
-            metrics = {name: value + noise.gauss(0, 0.1) for name, value in summary["metrics"].items()}
+            metrics = {
+                name: value + noise.gauss(0, 0.1) for name, value in summary["metrics"].items()
+            }
             own = {
                 "config.toml": config.replace("\nseed = 0\n", f"\nseed = {seed}\n", 1).encode(),
                 "summary.json": sealed({**summary, "seed": seed, "metrics": metrics}, indent=2),
@@ -91,14 +114,17 @@ def forget(out: Path) -> None:
 
 
 def measure(step: str, out: Path, seeds: int) -> dict[str, float]:
-    """Seconds of one step, by the clock and on the processor, without imports; and the highest resident memory."""
+    """Seconds of one step, by the clock and on the processor, without imports; and the highest
+    resident memory.
+    """
     import hgms.report.compute as report
     from hgms.comparison.run_grid import run_grid
     from hgms.results import scan, table
     from hgms.results.folders import _run_folders
 
     parts: dict[str, float] = {}
-    started, spent = time.perf_counter(), time.process_time()
+    started = time.perf_counter()
+    spent = time.process_time()
 
     def lap(name: str) -> None:
         parts[name] = time.perf_counter() - started - sum(parts.values())
@@ -111,7 +137,8 @@ def measure(step: str, out: Path, seeds: int) -> dict[str, float]:
         assert len(found) == runs
         assert not skipped
         if step == "table":
-            started, spent = time.perf_counter(), time.process_time()
+            started = time.perf_counter()
+            spent = time.process_time()
             by_task: dict[str, dict[str, list[Any]]] = {}
             for run in found:
                 by_task.setdefault(run.task_label, {}).setdefault(run.label, []).append(run)
@@ -130,12 +157,21 @@ def measure(step: str, out: Path, seeds: int) -> dict[str, float]:
         else:
             assert len(run_grid(loaded, jobs=0, progress=False).runs) == runs
             lap("run")
-    taken = {"seconds": time.perf_counter() - started, "processor_seconds": time.process_time() - spent}
-    return {**taken, "peak_bytes": 1024 * resource.getrusage(resource.RUSAGE_SELF).ru_maxrss, **parts}
+    taken = {
+        "seconds": time.perf_counter() - started,
+        "processor_seconds": time.process_time() - spent,
+    }
+    return {
+        **taken,
+        "peak_bytes": 1024 * resource.getrusage(resource.RUSAGE_SELF).ru_maxrss,
+        **parts,
+    }
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--runs", default="1000,10000,100000")
     parser.add_argument("--steps", default=",".join(STEPS))
     parser.add_argument("--warm", action="store_true", help="leave the cold figures out")
@@ -158,20 +194,52 @@ def main() -> None:
                 for cold in (True, False) if step in COLD and not options.warm else (False,):
                     if cold:
                         forget(out)
-                    command = [sys.executable, __file__, "--keep", str(out), "--one", step, str(seeds)]
-                    told = subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True).stdout
-                    figure = {"runs": runs, "step": step, "cold": cold, **json.loads(told.splitlines()[-1])}
+                    command = [
+                        sys.executable,
+                        __file__,
+                        "--keep",
+                        str(out),
+                        "--one",
+                        step,
+                        str(seeds),
+                    ]
+                    told = subprocess.run(
+                        command, check=True, stdout=subprocess.PIPE, text=True
+                    ).stdout
+                    figure = {
+                        "runs": runs,
+                        "step": step,
+                        "cold": cold,
+                        **json.loads(told.splitlines()[-1]),
+                    }
                     figures.append(figure)
-                    parts = ", ".join(f"{key} {figure[key]:.2f}" for key in ("load", "cells", "states", "run") if key in figure)
-                    took = f"{figure['seconds']:8.2f} s, {figure['processor_seconds']:8.2f} s of processor"
+                    parts = ", ".join(
+                        f"{key} {figure[key]:.2f}"
+                        for key in ("load", "cells", "states", "run")
+                        if key in figure
+                    )
+                    took = (
+                        f"{figure['seconds']:8.2f} s, {figure['processor_seconds']:8.2f} s of "
+                        "processor"
+                    )
                     memory = f"{figure['peak_bytes'] / 1e6:6.0f} MB"
-                    print(f"  {step:8} {'cold' if cold else 'warm'} {took}, {memory}{'; ' * bool(parts)}{parts}", flush=True)
+                    print(
+                        (
+                            f"  {step:8} {'cold' if cold else 'warm'} {took}, "
+                            f"{memory}{'; ' * bool(parts)}{parts}"
+                        ),
+                        flush=True,
+                    )
     finally:
         if options.keep is None:
             shutil.rmtree(place)
     if options.json:
         options.json.write_text(json.dumps(figures, indent=1))
-    slow = [figure for figure in figures if figure["step"] in ("scan", "compare") and figure["seconds"] > LIMIT]
+    slow = [
+        figure
+        for figure in figures
+        if figure["step"] in ("scan", "compare") and figure["seconds"] > LIMIT
+    ]
     raise SystemExit(bool(slow))
 
 

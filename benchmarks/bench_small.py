@@ -1,11 +1,14 @@
-"""A whole outer step so small that calls decide, through Pipeline.step and as one jitted JAX program.
+"""A whole outer step so small that calls decide, through Pipeline.step and as one jitted JAX
+program.
 
-    python benchmarks/bench_small.py [--json FILE] [--repetitions 15] [--seconds 0.2] [--processors 1]
+    python benchmarks/bench_small.py [--json FILE] [--repetitions 15] [--seconds 0.2] [--processors
+    1]
 
-20 unknowns, 100 rows with a weight each: N = 4 branches of 20 gradient steps on all rows, the best on validation, the implicit
-hypergradient by 10 steps of CG, a step of SGD on the weights. The branches differ by their rates and not by noise, so that both
-sides have the same numbers; three steps of both must agree to 1e-5 before the clock starts. Every step is awaited. Sides take
-turns in one process on the same processors, in float32; the clock is the processor time of the process.
+20 unknowns, 100 rows with a weight each: N = 4 branches of 20 gradient steps on all rows, the best
+on validation, the implicit hypergradient by 10 steps of CG, a step of SGD on the weights. The
+branches differ by their rates and not by noise, so that both sides have the same numbers; three
+steps of both must agree to 1e-5 before the clock starts. Every step is awaited. Sides take turns in
+one process on the same processors, in float32; the clock is the processor time of the process.
 
 To add a side: write a function of a :class:`Work` that returns a stepper, and name it in SIDES.
 """
@@ -23,7 +26,17 @@ import torch
 from attrs import evolve, frozen
 from torch import Tensor
 from torch.nn import functional
-from turns import arguments, clock_of, difference, machine, quartiles, ratios, show, take_turns, use_processors
+from turns import (
+    arguments,
+    clock_of,
+    difference,
+    machine,
+    quartiles,
+    ratios,
+    show,
+    take_turns,
+    use_processors,
+)
 
 from hgms.compiled import Programs
 from hgms.generators.branches import Branches
@@ -33,10 +46,15 @@ from hgms.selectors import BestOfN
 from hgms.solvers import CG
 from hgms_core import Data, Pipeline, Problem, Tree
 
-DECAY, RATE, SPREAD, RIDGE = 1e-3, 0.5, (0.5, 2.0), 2e-3
+DECAY = 1e-3
+RATE = 0.5
+SPREAD = (0.5, 2.0)
+RIDGE = 2e-3
 TOLERANCE = 1e-5
 START_AGAIN = 20
-"""Outer steps after which a side begins at its first θ again: the sides make unequal numbers of steps in the same time."""
+"""Outer steps after which a side begins at its first θ again: the sides make unequal numbers of
+steps in the same time.
+"""
 
 
 @frozen
@@ -58,7 +76,9 @@ class Work:
         """Of the branches' rates, evenly spaced in the logarithm."""
         low, high = SPREAD
         count = self.candidates
-        return [1.0] if count == 1 else [low * (high / low) ** (i / (count - 1)) for i in range(count)]
+        return (
+            [1.0] if count == 1 else [low * (high / low) ** (i / (count - 1)) for i in range(count)]
+        )
 
 
 Stepper = Callable[[], tuple[Any, Any]]
@@ -78,8 +98,10 @@ def upper(theta: Tree, x: Tree, batch: Tree) -> Tensor:
 
 
 def problem(work: Work) -> Problem:
-    """Two classes that a linear teacher separates; validation has another teacher, so that ∇f is no small difference of large
-    sums. Columns have scales from 1 down to 1/10, so that CG has something to do, and rows a length of about 1."""
+    """Two classes that a linear teacher separates; validation has another teacher, so that ∇f is no
+    small difference of large sums. Columns have scales from 1 down to 1/10, so that CG has
+    something to do, and rows a length of about 1.
+    """
     generator = torch.Generator().manual_seed(0)
     scales = torch.logspace(0, -1, work.unknowns)
     scales = scales / scales.norm()
@@ -89,17 +111,24 @@ def problem(work: Work) -> Problem:
         a = torch.randn(count, work.unknowns, generator=generator) * scales
         return {"a": a, "y": torch.sign(a @ teacher)}
 
-    train, validation = data(work.rows), data(max(work.rows // 4, 20))
+    train = data(work.rows)
+    validation = data(max(work.rows // 4, 20))
     roles = dict.fromkeys(("differentiate", "select", "stop"), Data.of(validation))
     return Problem(
-        theta0={"w": torch.zeros(work.rows)}, x0={"x": torch.zeros(work.unknowns)}, g=lower, f=upper,
-        lower_data=Data.of(train), upper_data=roles,
-    )  # fmt: skip
+        theta0={"w": torch.zeros(work.rows)},
+        x0={"x": torch.zeros(work.unknowns)},
+        g=lower,
+        f=upper,
+        lower_data=Data.of(train),
+        upper_data=roles,
+    )
 
 
 def pipeline(work: Work) -> Pipeline:
     return Pipeline(
-        generator=Branches(count=work.candidates, steps=work.lower_steps, lr=RATE, lr_spread=SPREAD),
+        generator=Branches(
+            count=work.candidates, steps=work.lower_steps, lr=RATE, lr_spread=SPREAD
+        ),
         selector=BestOfN(),
         # A tolerance that is not reached: every solve makes all its steps.
         hypergradient=Implicit(solver=CG(ridge=RIDGE, rtol=1e-12, max_steps=work.products)),
@@ -108,17 +137,22 @@ def pipeline(work: Work) -> Pipeline:
 
 
 def ours(work: Work, compiled: bool = False) -> Stepper:
-    method, of_size = pipeline(work), evolve(problem(work), compiler=Programs() if compiled else None)
+    method = pipeline(work)
+    of_size = evolve(problem(work), compiler=Programs() if compiled else None)
     state = first = method.init(of_size, seed=0)
     count = 0
 
     def step() -> tuple[Tensor, Tensor]:
         nonlocal state, count
-        state, count = (first if count % START_AGAIN == 0 else state), count + 1
+        state = first if count % START_AGAIN == 0 else state
+        count = count + 1
         state, record = method.step(of_size, state)
         # At 2,000 unknowns the residual is at float32's end (5e-8) one step before the last.
         if record["iterations"] < work.products - 1:
-            raise SystemExit(f"CG made {int(record['iterations'])} steps and not {work.products}: the sides do not do the same")
+            raise SystemExit(
+                f"CG made {int(record['iterations'])} steps and not {work.products}: the sides "
+                "do not do the same"
+            )
         return state["theta"]["w"], state["x"]["x"]
 
     return step
@@ -135,7 +169,9 @@ def in_jax(work: Work) -> Stepper:
         for data in (with_data.lower_data, with_data.upper_data["differentiate"])
     )
     factors = jnp.asarray(np.array(work.factors, dtype=np.float32))
-    program = outer_step(DECAY, factors, RATE, work.lower_steps, RIDGE, work.products, work.outer_lr)
+    program = outer_step(
+        DECAY, factors, RATE, work.lower_steps, RIDGE, work.products, work.outer_lr
+    )
     theta, x = first = jnp.zeros(work.rows), {"x": jnp.zeros(work.unknowns)}
     count = 0
 
@@ -148,7 +184,9 @@ def in_jax(work: Work) -> Stepper:
     return step
 
 
-SIDES: dict[str, tuple[Callable[[Work], Stepper], str | None]] = {  # and the library without which a side is left out
+SIDES: dict[
+    str, tuple[Callable[[Work], Stepper], str | None]
+] = {  # and the library without which a side is left out
     "ours": (ours, None),
     "ours, compiled": (partial(ours, compiled=True), None),
     "jax, one program": (in_jax, "jax"),
@@ -156,8 +194,14 @@ SIDES: dict[str, tuple[Callable[[Work], Stepper], str | None]] = {  # and the li
 
 
 def agreeing(work: Work) -> tuple[dict[str, Stepper], dict[str, float]]:
-    """The sides that are installed, after three steps, and by how much the movement of θ and x differs from ours."""
-    steppers = {name: start(work) for name, (start, needs) in SIDES.items() if needs is None or importlib.util.find_spec(needs)}
+    """The sides that are installed, after three steps, and by how much the movement of θ and x
+    differs from ours.
+    """
+    steppers = {
+        name: start(work)
+        for name, (start, needs) in SIDES.items()
+        if needs is None or importlib.util.find_spec(needs)
+    }
     ends = {}
     for name, step in steppers.items():
         for _ in range(3):
@@ -166,7 +210,10 @@ def agreeing(work: Work) -> tuple[dict[str, Stepper], dict[str, float]]:
     errors = {name: max(map(difference, end, ends["ours"])) for name, end in ends.items()}
     for name, error in errors.items():
         if not error <= TOLERANCE:
-            raise SystemExit(f"{name} computes something else: relative difference {error:.1e} after three steps of {work}")
+            raise SystemExit(
+                f"{name} computes something else: relative difference {error:.1e} after three "
+                f"steps of {work}"
+            )
     return steppers, errors
 
 
@@ -194,11 +241,15 @@ def main() -> None:
         "One outer step: 20 unknowns, 100 rows, N = 4, 20 lower steps, 10 CG steps",
         ("side", "milliseconds", "q25", "q75", "/ jax", "q25", "q75", "difference"),
         [
-            (name, *(1e3 * value for value in side["seconds"].values()),
-             *side.get("/ jax, one program", {"": ""} ).values(), f"{side['difference']:.1e}")
+            (
+                name,
+                *(1e3 * value for value in side["seconds"].values()),
+                *side.get("/ jax, one program", {"": ""}).values(),
+                f"{side['difference']:.1e}",
+            )
             for name, side in sides.items()
         ],
-    )  # fmt: skip
+    )
     if options.json:
         figures = {**machine(), "processors": options.processors, "sides": sides}
         options.json.write_text(json.dumps(figures, indent=2) + "\n", encoding="utf-8")

@@ -2,8 +2,8 @@
 
     python benchmarks/bench_solvers.py [--json FILE] [--threads 2]
 
-Every solver sees the same systems; read products and ratios, not seconds. What one hypergradient takes beside other libraries:
-``bench_hypergradient.py``.
+Every solver sees the same systems; read products and ratios, not seconds. What one hypergradient
+takes beside other libraries: ``bench_hypergradient.py``.
 """
 
 from __future__ import annotations
@@ -27,11 +27,13 @@ from hgms_core import Outcome, implicit
 Tree = dict[str, Tensor]
 
 
-# Products to a relative residual of 1e-6 --------------------------------------------------------------------------------
+# Products to a relative residual of 1e-6
+# --------------------------------------------------------------------------------------------------
 
 
 def ill_conditioned() -> tuple[Tree, Tree, Callable, Callable]:
-    """Hyper-cleaning of scikit-learn's digits with a 64–32–10 tanh network, 1000 rows, half the labels redrawn, float64.
+    """Hyper-cleaning of scikit-learn's digits with a 64–32–10 tanh network, 1000 rows, half the
+    labels redrawn, float64.
 
     The weight decay of 5e-4 alone keeps the lower Hessian positive definite.
     """
@@ -39,8 +41,12 @@ def ill_conditioned() -> tuple[Tree, Tree, Callable, Callable]:
     generator = torch.Generator().manual_seed(0)
     kwargs = {"generator": generator, "dtype": torch.float64}
     order = torch.randperm(len(digits), generator=generator)
-    inputs, labels = torch.tensor(pictures)[order] / 16, torch.tensor(digits)[order]
-    a, y, b, z = inputs[:1000], labels[:1000].clone(), inputs[1000:], labels[1000:]
+    inputs = torch.tensor(pictures)[order] / 16
+    labels = torch.tensor(digits)[order]
+    a = inputs[:1000]
+    y = labels[:1000].clone()
+    b = inputs[1000:]
+    z = labels[1000:]
     y[:500] = torch.randint(10, (500,), generator=generator)
     x = {
         "w1": torch.randn(32, 64, **kwargs) / 8,
@@ -51,10 +57,14 @@ def ill_conditioned() -> tuple[Tree, Tree, Callable, Callable]:
 
     def loss(x: Tree, inputs: Tensor, labels: Tensor) -> Tensor:
         hidden = torch.tanh(functional.linear(inputs, x["w1"], x["b1"]))
-        return functional.cross_entropy(functional.linear(hidden, x["w2"], x["b2"]), labels, reduction="none")
+        return functional.cross_entropy(
+            functional.linear(hidden, x["w2"], x["b2"]), labels, reduction="none"
+        )
 
     def g(theta: Tree, x: Tree) -> Tensor:
-        return (theta["t"].sigmoid() * loss(x, a, y)).mean() + 5e-4 * sum((leaf**2).sum() for leaf in x.values())
+        return (theta["t"].sigmoid() * loss(x, a, y)).mean() + 5e-4 * sum(
+            (leaf**2).sum() for leaf in x.values()
+        )
 
     def f(theta: Tree, x: Tree) -> Tensor:
         return loss(x, b, z).mean()
@@ -65,7 +75,12 @@ def ill_conditioned() -> tuple[Tree, Tree, Callable, Callable]:
 def minimise(g: Callable, theta: Tree, x: Tree, steps: int) -> Tree:
     leaves = {name: leaf.clone().requires_grad_() for name, leaf in x.items()}
     optimiser = torch.optim.LBFGS(
-        leaves.values(), max_iter=steps, tolerance_grad=1e-8, tolerance_change=0, line_search_fn="strong_wolfe", history_size=50
+        leaves.values(),
+        max_iter=steps,
+        tolerance_grad=1e-8,
+        tolerance_change=0,
+        line_search_fn="strong_wolfe",
+        history_size=50,
     )
 
     def closure() -> Tensor:
@@ -79,7 +94,9 @@ def minimise(g: Callable, theta: Tree, x: Tree, steps: int) -> Tree:
 
 
 def compare_products(outer_steps: int, ranks: tuple[int, ...]) -> list[dict]:
-    """Every solver sees the same outer trajectory: steps along plain CG's hypergradient, at most 0.02 in each θ_i."""
+    """Every solver sees the same outer trajectory: steps along plain CG's hypergradient, at most
+    0.02 in each θ_i.
+    """
     theta, x, f, g = ill_conditioned()
     x = minimise(g, theta, x, 6000)
     table = []
@@ -90,11 +107,15 @@ def compare_products(outer_steps: int, ranks: tuple[int, ...]) -> list[dict]:
         solvers |= {f"nystrom rank {ranks[0]}, warm start": NystromCG(rank=ranks[0], **limit)}
         products = {name: [] for name in solvers}
         seconds = {name: [] for name in solvers}
-        at, point, last = dict(theta), x, dict.fromkeys(solvers)
+        at = dict(theta)
+        point = x
+        last = dict.fromkeys(solvers)
         for _ in range(outer_steps):
             for name, solver in solvers.items():
                 start = time.perf_counter()
-                result = implicit(f, g, at, point, solver, v0=last[name] if "warm" in name else None)
+                result = implicit(
+                    f, g, at, point, solver, v0=last[name] if "warm" in name else None
+                )
                 seconds[name].append(time.perf_counter() - start)
                 assert result.outcome is Outcome.CONVERGED, (name, result.outcome)
                 products[name].append(result.solution.products)
@@ -103,7 +124,8 @@ def compare_products(outer_steps: int, ranks: tuple[int, ...]) -> list[dict]:
                     h = result.value["t"]
             at = {"t": at["t"] - 0.02 * h / h.abs().max()}
             point = minimise(g, at, point, 400)
-        # The first solve of a trajectory has nothing to start from, so it is not what a warm start costs.
+        # The first solve of a trajectory has nothing to start from, so it is not what a warm start
+        # costs.
         plain = statistics.median(products["cg"][1:])
         for name in solvers:
             median = statistics.median(products[name][1:])
@@ -114,7 +136,8 @@ def compare_products(outer_steps: int, ranks: tuple[int, ...]) -> list[dict]:
                     "products": median,
                     "ratio": median / plain,
                     "seconds": statistics.median(seconds[name][1:]),
-                    "seconds ratio": statistics.median(seconds[name][1:]) / statistics.median(seconds["cg"][1:]),
+                    "seconds ratio": statistics.median(seconds[name][1:])
+                    / statistics.median(seconds["cg"][1:]),
                 }
             )
     return table
@@ -123,7 +146,10 @@ def compare_products(outer_steps: int, ranks: tuple[int, ...]) -> list[dict]:
 def show(title: str, table: list[dict]) -> None:
     print(f"\n{title}")
     keys = list(table[0])
-    cells = [[f"{row[key]:.3g}" if isinstance(row[key], float) else str(row[key]) for key in keys] for row in table]
+    cells = [
+        [f"{row[key]:.3g}" if isinstance(row[key], float) else str(row[key]) for key in keys]
+        for row in table
+    ]
     widths = [max(len(key), *(len(row[i]) for row in cells)) for i, key in enumerate(keys)]
     for row in [keys, *cells]:
         first, *others = (cell.rjust(width) for cell, width in zip(row, widths, strict=True))
@@ -145,7 +171,10 @@ def main() -> None:
     }
     figures["products"] = compare_products(options.outer_steps, tuple(options.ranks))
     show(
-        "Products to a relative residual of 1e-6, 64-32-10 tanh network on digits (sketch and check included)",
+        (
+            "Products to a relative residual of 1e-6, 64-32-10 tanh network on digits (sketch and "
+            "check included)"
+        ),
         figures["products"],
     )
     if options.json:

@@ -1,17 +1,21 @@
-"""This checkout against another, or one setting against another: seconds of an outer step, and outer steps in a budget.
+"""This checkout against another, or one setting against another: seconds of an outer step, and
+outer steps in a budget.
 
-    python benchmarks/bench_today.py --against v0.3.0                             a commit, or the folder of a checkout
-    python benchmarks/bench_today.py --set compile=true --against-set compile=false     settings of [run], in this checkout
-    python benchmarks/bench_today.py --against v0.3.0 --budget 60 --dataset mnist --only hg-ms hg-ms-tilted
-    python benchmarks/bench_today.py --first --set compile=true --dataset mnist --only hg-ms
-    [--json FILE] [--dataset digits] [--only METHOD …] [--pairs 11] [--seconds 0.3]
+    python benchmarks/bench_today.py --against v0.3.0                             a commit, or the
+    folder of a checkout python benchmarks/bench_today.py --set compile=true --against-set
+    compile=false     settings of [run], in this checkout python benchmarks/bench_today.py --against
+    v0.3.0 --budget 60 --dataset mnist --only hg-ms hg-ms-tilted python benchmarks/bench_today.py
+    --first --set compile=true --dataset mnist --only hg-ms [--json FILE] [--dataset digits] [--only
+    METHOD …] [--pairs 11] [--seconds 0.3]
 
-Hyper-cleaning (float32, one thread, corruption 0.6), the method as it ships. Each side is a worker, a process with its checkout
-on the path, and carries out a run as ``hgms run`` does, so every setting of ``[run]`` means what it means there and what a run
-does not charge to its budget is not counted. Steps: workers make blocks of steps in turns, in random order; read the ratio of
-processor time (median over the pairs, with quartiles). ``--budget``: outer steps that fit into so many seconds of processor
-time. ``--first``: seconds on the wall until the first step is there, with an empty cache of compiled code, and again with the
-cache that this left. ``--language``: one step on a small language model (N = 4), by each checkout's own ``bench_llm.py``.
+Hyper-cleaning (float32, one thread, corruption 0.6), the method as it ships. Each side is a worker,
+a process with its checkout on the path, and carries out a run as ``hgms run`` does, so every
+setting of ``[run]`` means what it means there and what a run does not charge to its budget is not
+counted. Steps: workers make blocks of steps in turns, in random order; read the ratio of processor
+time (median over the pairs, with quartiles). ``--budget``: outer steps that fit into so many
+seconds of processor time. ``--first``: seconds on the wall until the first step is there, with an
+empty cache of compiled code, and again with the cache that this left. ``--language``: one step on a
+small language model (N = 4), by each checkout's own ``bench_llm.py``.
 """
 
 from __future__ import annotations
@@ -35,14 +39,26 @@ from turns import machine, quartiles, ratios, use_processors
 
 ROOT = Path(__file__).resolve().parents[1]
 COMPARED = (
-    "hg-ms", "hg-ms-tilted", "hg-baseline", "v-pbgd", "g-pbgd", "scalebio", "bome", "soba", "iaptt-gm", "amigo", "stocbio",
-    "darts", "fixed-point",
-)  # fmt: skip
+    "hg-ms",
+    "hg-ms-tilted",
+    "hg-baseline",
+    "v-pbgd",
+    "g-pbgd",
+    "scalebio",
+    "bome",
+    "soba",
+    "iaptt-gm",
+    "amigo",
+    "stocbio",
+    "darts",
+    "fixed-point",
+)
 
 METADATA = tempfile.TemporaryDirectory(prefix="hgms-bench-")
 ENDLESS = "1000000000 steps"
 
-# A run that stops after every block of steps until it is told the length of the next; it uses what both checkouts have.
+# A run that stops after every block of steps until it is told the length of the next; it uses what
+# both checkouts have.
 WORKER = """
 import json, os, sys, time
 import torch
@@ -81,17 +97,35 @@ answer([len(result.records) - 1, time.perf_counter() - begin])
 class Worker:
     """A run in a process of its own, in one of the checkouts."""
 
-    def __init__(self, checkout: Path, settings: dict[str, Any], dataset: str, method: str, budget: str, **extra: str) -> None:
+    def __init__(
+        self,
+        checkout: Path,
+        settings: dict[str, Any],
+        dataset: str,
+        method: str,
+        budget: str,
+        **extra: str,
+    ) -> None:
         work = {
-            "dataset": dataset, "method": method, "settings": settings, "budget": budget, "endless": budget == ENDLESS
-        }  # fmt: skip
+            "dataset": dataset,
+            "method": method,
+            "settings": settings,
+            "budget": budget,
+            "endless": budget == ENDLESS,
+        }
         self.process = subprocess.Popen(
-            [sys.executable, "-c", WORKER, json.dumps(work)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
-            env={**environment(checkout), **extra}, cwd=checkout,
-        )  # fmt: skip
+            [sys.executable, "-c", WORKER, json.dumps(work)],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+            env={**environment(checkout), **extra},
+            cwd=checkout,
+        )
 
     def answer(self) -> tuple[float, float]:
-        """Processor time of the block that ends (of a budget: its steps), and seconds on the wall since the run began."""
+        """Processor time of the block that ends (of a budget: its steps), and seconds on the
+        wall since the run began.
+        """
         assert self.process.stdout is not None
         line = self.process.stdout.readline()
         if not line:
@@ -118,7 +152,9 @@ class Worker:
 
 
 def environment(checkout: Path) -> dict[str, str]:
-    """The variables with which Python imports a checkout's packages and finds the components that its pyproject.toml names."""
+    """The variables with which Python imports a checkout's packages and finds the components
+    that its pyproject.toml names.
+    """
     folders = [checkout, checkout / "plugins"]
     path = [str(_metadata(checkout)), *(str(folder) for folder in folders if folder.exists())]
     return {**os.environ, "PYTHONPATH": os.pathsep.join(path), "OMP_NUM_THREADS": "1"}
@@ -133,10 +169,14 @@ def _metadata(checkout: Path) -> Path:
     head = ["Metadata-Version: 2.4", "Name: hgms", f"Version: {project['version']}"]
     head += [f"Requires-Dist: {need}" for need in project["dependencies"]]
     for extra, needs in project["optional-dependencies"].items():
-        head += [f"Provides-Extra: {extra}", *(f"Requires-Dist: {need}; extra == '{extra}'" for need in needs)]
+        head += [
+            f"Provides-Extra: {extra}",
+            *(f"Requires-Dist: {need}; extra == '{extra}'" for need in needs),
+        ]
     (folder / "METADATA").write_text("\n".join(head) + "\n", encoding="utf-8")
     lines = [
-        f"[{group}]\n" + "".join(f"{k} = {v}\n" for k, v in rows.items()) for group, rows in project["entry-points"].items()
+        f"[{group}]\n" + "".join(f"{k} = {v}\n" for k, v in rows.items())
+        for group, rows in project["entry-points"].items()
     ]
     (folder / "entry_points.txt").write_text("\n".join(lines), encoding="utf-8")
     return folder.parent
@@ -150,7 +190,9 @@ def checked_out(what: str | None) -> Iterator[Path]:
         return
     with tempfile.TemporaryDirectory() as folder:
         place = Path(folder) / "checkout"
-        subprocess.run(["git", "-C", ROOT, "worktree", "add", "-q", "--detach", place, what], check=True)
+        subprocess.run(
+            ["git", "-C", ROOT, "worktree", "add", "-q", "--detach", place, what], check=True
+        )
         try:
             yield place
         finally:
@@ -161,10 +203,14 @@ Sides = dict[str, tuple[Path, dict[str, Any]]]
 """``this`` and ``other``: a checkout and its settings."""
 
 
-def compare_steps(sides: Sides, dataset: str, method: str, pairs: int, seconds: float) -> dict[str, Any]:
+def compare_steps(
+    sides: Sides, dataset: str, method: str, pairs: int, seconds: float
+) -> dict[str, Any]:
     with ExitStack() as stack:
         workers = {
-            name: stack.enter_context(Worker(checkout, settings, dataset, method, "1000000000 steps"))
+            name: stack.enter_context(
+                Worker(checkout, settings, dataset, method, "1000000000 steps")
+            )
             for name, (checkout, settings) in sides.items()
         }
         for worker in workers.values():
@@ -172,26 +218,36 @@ def compare_steps(sides: Sides, dataset: str, method: str, pairs: int, seconds: 
             worker.block(1)  # compiles, and warms up
             worker.block(2)
         steps = max(1, round(seconds / max(worker.block(1) for worker in workers.values())))
-        order, spent = random.Random(0), {name: [] for name in sides}
+        order = random.Random(0)
+        spent = {name: [] for name in sides}
         for _ in range(pairs):
             for name in order.sample(list(sides), len(sides)):
                 spent[name].append(workers[name].block(steps))
-    return {name: quartiles(values) for name, values in spent.items()} | {"ratio": ratios(spent["this"], spent["other"])}
+    return {name: quartiles(values) for name, values in spent.items()} | {
+        "ratio": ratios(spent["this"], spent["other"])
+    }
 
 
-def compare_budgets(sides: Sides, dataset: str, method: str, seconds: float, repetitions: int) -> dict[str, Any]:
+def compare_budgets(
+    sides: Sides, dataset: str, method: str, seconds: float, repetitions: int
+) -> dict[str, Any]:
     """Outer steps in a budget; sides take turns."""
-    order, steps = random.Random(0), {name: [] for name in sides}
+    order = random.Random(0)
+    steps = {name: [] for name in sides}
     for _ in range(repetitions):
         for name in order.sample(list(sides), len(sides)):
             checkout, settings = sides[name]
             with Worker(checkout, settings, dataset, method, f"{seconds} s") as worker:
                 steps[name].append(worker.answer()[0])
-    return {name: quartiles(values) for name, values in steps.items()} | {"ratio": ratios(steps["this"], steps["other"])}
+    return {name: quartiles(values) for name, values in steps.items()} | {
+        "ratio": ratios(steps["this"], steps["other"])
+    }
 
 
 def time_first_step(sides: Sides, dataset: str, method: str) -> dict[str, Any]:
-    """Seconds on the wall until the first outer step is there: an empty cache, then the cache that it left."""
+    """Seconds on the wall until the first outer step is there: an empty cache, then the cache
+    that it left.
+    """
     checkout, settings = sides["this"]
     spent: dict[str, Any] = {}
     with tempfile.TemporaryDirectory() as cache:
@@ -207,18 +263,39 @@ def time_first_step(sides: Sides, dataset: str, method: str) -> dict[str, Any]:
 
 
 def compare_language(sides: Sides, repetitions: int) -> dict[str, Any]:
-    """Processor seconds of one outer step on a language model, by the script of each checkout; sides take turns."""
-    order, spent = random.Random(0), {name: [] for name in sides}
+    """Processor seconds of one outer step on a language model, by the script of each checkout;
+    sides take turns.
+    """
+    order = random.Random(0)
+    spent = {name: [] for name in sides}
     for _ in range(repetitions):
         for name in order.sample(list(sides), len(sides)):
             checkout, _settings = sides[name]
-            script = [sys.executable, "benchmarks/bench_llm.py", "--chunk", "1", "--clock", "cpu", "--repeats", "3"]
-            done = subprocess.run(script, text=True, capture_output=True, env=environment(checkout), cwd=checkout, check=False)
+            script = [
+                sys.executable,
+                "benchmarks/bench_llm.py",
+                "--chunk",
+                "1",
+                "--clock",
+                "cpu",
+                "--repeats",
+                "3",
+            ]
+            done = subprocess.run(
+                script,
+                text=True,
+                capture_output=True,
+                env=environment(checkout),
+                cwd=checkout,
+                check=False,
+            )
             if done.returncode:
                 raise SystemExit(done.stderr)
             line = next(line for line in done.stdout.splitlines() if line.startswith("outer step"))
             spent[name].append(float(line.split()[2]))
-    return {name: quartiles(values) for name, values in spent.items()} | {"ratio": ratios(spent["this"], spent["other"])}
+    return {name: quartiles(values) for name, values in spent.items()} | {
+        "ratio": ratios(spent["this"], spent["other"])
+    }
 
 
 def setting(text: str) -> tuple[str, Any]:
@@ -230,10 +307,20 @@ def setting(text: str) -> tuple[str, Any]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--json", type=Path, help="also write the figures to this file")
-    parser.add_argument("--against", metavar="CHECKOUT", help="a commit or a folder; without it, this checkout")
-    pairs: dict[str, Any] = {"type": setting, "nargs": "+", "action": "extend", "default": [], "metavar": "KEY=VALUE"}
+    parser.add_argument(
+        "--against", metavar="CHECKOUT", help="a commit or a folder; without it, this checkout"
+    )
+    pairs: dict[str, Any] = {
+        "type": setting,
+        "nargs": "+",
+        "action": "extend",
+        "default": [],
+        "metavar": "KEY=VALUE",
+    }
     parser.add_argument("--set", help="settings of this side's [run]; also several times", **pairs)
     parser.add_argument("--against-set", help="of the other side's", **pairs)
     parser.add_argument("--only", nargs="+", default=COMPARED, metavar="METHOD")
@@ -242,33 +329,56 @@ def main() -> None:
     parser.add_argument("--seconds", type=float, default=0.3, help="processor time of a block")
     parser.add_argument("--budget", type=float, help="count outer steps in so many seconds instead")
     parser.add_argument("--repetitions", type=int, default=1, help="of a budget")
-    parser.add_argument("--language", action="store_true", help="a step on a language model instead")
+    parser.add_argument(
+        "--language", action="store_true", help="a step on a language model instead"
+    )
     parser.add_argument("--first", action="store_true", help="time the first step instead")
     options = parser.parse_args()
     if not options.first:  # compiling may use all processors
         use_processors(1)
     figures: dict[str, Any] = {
-        **machine(), "dataset": options.dataset, "against": options.against or "this checkout", "set": dict(options.set),
-        "against set": dict(options.against_set), "budget": options.budget, "methods": {},
-    }  # fmt: skip
+        **machine(),
+        "dataset": options.dataset,
+        "against": options.against or "this checkout",
+        "set": dict(options.set),
+        "against set": dict(options.against_set),
+        "budget": options.budget,
+        "methods": {},
+    }
     with checked_out(options.against) as other:
-        sides: Sides = {"this": (ROOT, dict(options.set)), "other": (other, dict(options.against_set))}
+        sides: Sides = {
+            "this": (ROOT, dict(options.set)),
+            "other": (other, dict(options.against_set)),
+        }
         if options.language:
-            figures["methods"]["hg-ms on a language model"] = compare_language(sides, max(options.repetitions, 3))
+            figures["methods"]["hg-ms on a language model"] = compare_language(
+                sides, max(options.repetitions, 3)
+            )
             options.only = ()
             print(json.dumps(figures["methods"], indent=1))
         for method in options.only:
             if options.first:
                 figures["methods"][method] = time_first_step(sides, options.dataset, method)
-                print(method, *(f"{name} {value:.2f} s" for name, value in figures["methods"][method].items()), flush=True)
+                print(
+                    method,
+                    *(
+                        f"{name} {value:.2f} s"
+                        for name, value in figures["methods"][method].items()
+                    ),
+                    flush=True,
+                )
                 continue
             if options.budget:
-                row = compare_budgets(sides, options.dataset, method, options.budget, options.repetitions)
+                row = compare_budgets(
+                    sides, options.dataset, method, options.budget, options.repetitions
+                )
             else:
                 row = compare_steps(sides, options.dataset, method, options.pairs, options.seconds)
             figures["methods"][method] = row
             unit = 1 if options.budget else 1e3
-            cells = [unit * row[name]["median"] for name in ("this", "other")] + list(row["ratio"].values())
+            cells = [unit * row[name]["median"] for name in ("this", "other")] + list(
+                row["ratio"].values()
+            )
             print(f"{method:16s}", *(f"{cell:10.3f}" for cell in cells), flush=True)
     if options.json:
         options.json.write_text(json.dumps(figures, indent=2) + "\n", encoding="utf-8")

@@ -1,9 +1,11 @@
-"""The two ways back through an unrolled run: through the graph of its path, and step by step by mixed-mode differentiation.
+"""The two ways back through an unrolled run: through the graph of its path, and step by step by
+mixed-mode differentiation.
 
     python benchmarks/bench_unrolled.py [--json FILE] [--repetitions 1] [--threads 1]
 
-A run of K AdamW steps on 5,000 images with a weight each, then the derivative of the validation loss in the weights. Memory is
-the peak of the tensors that run and derivative make, in lower states |x|; times are medians, in processor seconds.
+A run of K AdamW steps on 5,000 images with a weight each, then the derivative of the validation
+loss in the weights. Memory is the peak of the tensors that run and derivative make, in lower states
+|x|; times are medians, in processor seconds.
 """
 
 from __future__ import annotations
@@ -38,9 +40,19 @@ WAYS = ("graph", "mixed")
 
 
 def hypergradient(problem: Problem, steps: int, rows: int, way_back: Any) -> Estimate:
-    generator = Branches(count=1, steps=steps, optimizer="adamw", lr=1e-3, batch_size=rows, keep_graph=True, way_back=way_back)
+    generator = Branches(
+        count=1,
+        steps=steps,
+        optimizer="adamw",
+        lr=1e-3,
+        batch_size=rows,
+        keep_graph=True,
+        way_back=way_back,
+    )
     candidates = generator.propose(problem, problem.theta0, generator.init(problem, Key(0)), Key(0))
-    return Unrolled().estimate(problem, problem.theta0, candidates.branch(torch.tensor(0)), Key(0), {})[0]
+    return Unrolled().estimate(
+        problem, problem.theta0, candidates.branch(torch.tensor(0)), Key(0), {}
+    )[0]
 
 
 def processor(run: Callable[[], object]) -> float:
@@ -64,16 +76,25 @@ def measure(repetitions: int) -> dict[str, dict[str, dict[str, float]]]:
                 cell[f"{way}, memory [|x|]"] = memory.peak / size
             error = (values["mixed"] - values["graph"]).norm() / values["graph"].norm()
             for way in WAYS:
-                seconds = [processor(partial(hypergradient, problem, steps, rows, way)) for _ in range(repetitions)]
+                seconds = [
+                    processor(partial(hypergradient, problem, steps, rows, way))
+                    for _ in range(repetitions)
+                ]
                 cell[f"{way} [processor s]"] = statistics.median(seconds)
             cell["difference"] = float(error)
             figures[name][f"K = {steps}"] = cell
-            print(f"{name}, K = {steps}: " + ", ".join(f"{key} {value:.4g}" for key, value in cell.items()), flush=True)
+            print(
+                f"{name}, K = {steps}: "
+                + ", ".join(f"{key} {value:.4g}" for key, value in cell.items()),
+                flush=True,
+            )
     return figures
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--json", type=Path, help="also write the figures to this file")
     parser.add_argument("--repetitions", type=int, default=1)
     parser.add_argument("--threads", type=int, default=1)

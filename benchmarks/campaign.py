@@ -1,14 +1,18 @@
-"""A standing campaign against the command line: kills, damaged files, hostile input. One line per violation.
+"""A standing campaign against the command line: kills, damaged files, hostile input. One line per
+violation.
 
 ::
 
-    python benchmarks/campaign.py kills --count 1000    # runs, comparisons, mixes: killed and resumed, against undisturbed ones
-    python benchmarks/campaign.py damage --count 1000    # files of run folders flipped, cut, replaced; then --resume and report
+    python benchmarks/campaign.py kills --count 1000
+        # runs, comparisons, mixes: killed and resumed, against undisturbed ones
+    python benchmarks/campaign.py damage --count 1000
+        # files of run folders flipped, cut, replaced; then --resume and report
     python benchmarks/campaign.py inputs --count 10000  # configurations, grids, data, command lines, run folders of strangers
 
-Every trial has a number and is a function of it and ``--seed`` alone (but for the instants of signals); ``--only NUMBER``
-repeats one and keeps its folder, ``--kind`` takes the trials of one kind. Leaves with 1 if anything was violated. Most of the
-time goes into flushing files: with ``TMPDIR`` in memory (/dev/shm) it is several times as fast.
+Every trial has a number and is a function of it and ``--seed`` alone (but for the instants of
+signals); ``--only NUMBER`` repeats one and keeps its folder, ``--kind`` takes the trials of one
+kind. Leaves with 1 if anything was violated. Most of the time goes into flushing files: with
+``TMPDIR`` in memory (/dev/shm) it is several times as fast.
 """
 
 from __future__ import annotations
@@ -16,8 +20,14 @@ from __future__ import annotations
 import os
 
 for name in ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"):
-    os.environ[name] = "1"  # before anything is imported: a process that forks may have no other threads
-os.environ |= {"ARROW_DEFAULT_MEMORY_POOL": "system", "HF_HUB_OFFLINE": "1", "TOKENIZERS_PARALLELISM": "false"}
+    os.environ[name] = (
+        "1"  # before anything is imported: a process that forks may have no other threads
+    )
+os.environ |= {
+    "ARROW_DEFAULT_MEMORY_POOL": "system",
+    "HF_HUB_OFFLINE": "1",
+    "TOKENIZERS_PARALLELISM": "false",
+}
 
 import argparse  # noqa: E402
 import contextlib  # noqa: E402
@@ -36,7 +46,9 @@ from campaigns import child, damage, inputs, kills  # noqa: E402
 
 SMALL = f", {kills.TASKS['hyper-cleaning']}"
 SOME = {"seed": 0, "steps": 2, "checkpoint": 30.0}
-READY = kills.RUN.format(task="hyper-cleaning", settings=SMALL, method="hg-ms", every=1, dtype="float32", **SOME)
+READY = kills.RUN.format(
+    task="hyper-cleaning", settings=SMALL, method="hg-ms", every=1, dtype="float32", **SOME
+)
 READY_GRID = kills.GRID.format(first="hg-implicit", second="soba", sampler="random", **SOME)
 READY_MIX = kills.mix_file(method="hg-ms", **SOME)
 
@@ -44,11 +56,15 @@ Trial = Callable[[random.Random, Path, str], Iterator[str]]
 
 
 def main(arguments: list[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("campaign", choices=["kills", "damage", "inputs"])
     parser.add_argument("--count", type=int, default=100, help="of kills, damages or inputs")
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--only", type=int, metavar="NUMBER", help="this trial alone; its folder is kept")
+    parser.add_argument(
+        "--only", type=int, metavar="NUMBER", help="this trial alone; its folder is kept"
+    )
     parser.add_argument("--kind", help="of trials, where a campaign has several")
     chosen = parser.parse_args(arguments)
 
@@ -58,7 +74,9 @@ def main(arguments: list[str] | None = None) -> int:
     if chosen.kind:
         kinds = {chosen.kind: kinds[chosen.kind]}
     prepare(scratch / "ready", set(kinds))
-    began, violations, number = time.monotonic(), 0, chosen.only or 0
+    began = time.monotonic()
+    violations = 0
+    number = chosen.only or 0
     signal.signal(signal.SIGTERM, signal.default_int_handler)
     with contextlib.suppress(KeyboardInterrupt):  # what was found until then is told
         while chosen.only is not None or sum(counts.values()) < chosen.count:
@@ -67,7 +85,10 @@ def main(arguments: list[str] | None = None) -> int:
             folder = scratch / str(number)
             for violation in trial(chance, folder, kind):
                 violations += 1
-                print(f"{chosen.campaign} --seed {chosen.seed} --only {number}: {kind}: {violation}", flush=True)
+                print(
+                    f"{chosen.campaign} --seed {chosen.seed} --only {number}: {kind}: {violation}",
+                    flush=True,
+                )
             number += 1
             if chosen.only is not None:
                 print(f"its folder: {folder}")
@@ -76,7 +97,11 @@ def main(arguments: list[str] | None = None) -> int:
     if chosen.only is None:
         shutil.rmtree(scratch, ignore_errors=True)
     seconds = time.monotonic() - began
-    print(f"{chosen.campaign}: {sum(counts.values())} in {number} trials, {violations} violations, {seconds:.0f} s")
+    print(
+        f"{chosen.campaign}: {sum(counts.values())} in {number} trials, {violations} "
+        "violations, "
+        f"{seconds:.0f} s"
+    )
     for what, count in sorted(counts.items()):
         print(f"  {what}: {count}")
     return 1 if violations else 0
@@ -87,7 +112,9 @@ def _campaign(name: str, counts: Counter[str]) -> tuple[dict[str, float], Trial]
     if name == "kills":
         wholes: dict[kills.Command, kills.Whole] = {}
         shares = {"run": 0.8, "compare": 0.15, "mix": 0.05}
-        return shares, lambda chance, folder, kind: kills.trial(chance, folder, wholes, counts, kind)
+        return shares, lambda chance, folder, kind: kills.trial(
+            chance, folder, wholes, counts, kind
+        )
     if name == "damage":
         return damage.KINDS, lambda chance, folder, kind: damage.trial(chance, folder, counts, kind)
     return inputs.KINDS, lambda chance, folder, kind: inputs.trial(chance, folder, counts, kind)
@@ -96,11 +123,21 @@ def _campaign(name: str, counts: Counter[str]) -> tuple[dict[str, float], Trial]
 def prepare(folder: Path, kinds: set[str]) -> None:
     """Imports what the commands import, once; its runs are those that reports are asked of."""
     folder.mkdir(parents=True)
-    for name, text in (("run.toml", READY), ("grid.toml", READY_GRID), ("mix.toml", READY_MIX), *kills.SOURCES):
+    for name, text in (
+        ("run.toml", READY),
+        ("grid.toml", READY_GRID),
+        ("mix.toml", READY_MIX),
+        *kills.SOURCES,
+    ):
         (folder / name).write_text(text)
     commands = [("run", "run.toml")]
     if kinds & {"compare", "report", "words"}:
-        commands += [("compare", "grid.toml", "--jobs", "0"), ("report", "runs"), ("plot", "runs"), ("list",)]
+        commands += [
+            ("compare", "grid.toml", "--jobs", "0"),
+            ("report", "runs"),
+            ("plot", "runs"),
+            ("list",),
+        ]
     if "mix" in kinds:
         commands += [("mix", "mix.toml")]
     child.ready(*commands, folder=folder)

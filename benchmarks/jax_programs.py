@@ -1,8 +1,9 @@
 """The other side of the benchmarks: the same work in JAX, one jitted program each.
 
-Loops are ``lax.scan``, products with the Hessian come from one ``jax.linearize`` of the gradient, branches are ``vmap``ped, and
-nothing goes back to Python within a program. CG makes a fixed number of steps and judges nothing (no residual, no curvature, no
-outcome): JAX can be as fast as this, and a solver that also says how good its answer is does more.
+Loops are ``lax.scan``, products with the Hessian come from one ``jax.linearize`` of the gradient,
+branches are ``vmap``ped, and nothing goes back to Python within a program. CG makes a fixed number
+of steps and judges nothing (no residual, no curvature, no outcome): JAX can be as fast as this, and
+a solver that also says how good its answer is does more.
 """
 
 from __future__ import annotations
@@ -27,7 +28,9 @@ def conjugate_gradients(product: Callable[[Tree], Tree], b: Tree, ridge: float, 
     def dot(a: Tree, b: Tree) -> Array:
         return sum(jnp.vdot(a[name], b[name]) for name in a)
 
-    def step(carry: tuple[Tree, Tree, Tree, Array], _: None) -> tuple[tuple[Tree, Tree, Tree, Array], None]:
+    def step(
+        carry: tuple[Tree, Tree, Tree, Array], _: None
+    ) -> tuple[tuple[Tree, Tree, Tree, Array], None]:
         v, r, p, rr = carry
         ap = jax.tree.map(lambda hp, p: hp + ridge * p, product(p), p)
         alpha = rr / dot(p, ap)
@@ -44,11 +47,20 @@ def conjugate_gradients(product: Callable[[Tree], Tree], b: Tree, ridge: float, 
 
 def weighted(losses: Losses, decay: float, theta: Array, x: Tree, data: Data) -> Array:
     """The lower level of hyper-cleaning: mean σ(θ_i)·loss_i + decay·‖x‖²."""
-    return (jax.nn.sigmoid(theta) * losses(x, data)).mean() + decay * sum((leaf * leaf).sum() for leaf in x.values())
+    return (jax.nn.sigmoid(theta) * losses(x, data)).mean() + decay * sum(
+        (leaf * leaf).sum() for leaf in x.values()
+    )
 
 
 def implicit(
-    losses: Losses, decay: float, theta: Array, x: Tree, train: Data, validation: Data, ridge: float, steps: int
+    losses: Losses,
+    decay: float,
+    theta: Array,
+    x: Tree,
+    train: Data,
+    validation: Data,
+    ridge: float,
+    steps: int,
 ) -> Array:
     """−∇²_θx g·v with (∇²_xx g + ridge)·v ≈ ∇_x f: f does not depend on θ."""
     g = partial(weighted, losses, decay)
@@ -62,7 +74,8 @@ def implicit(
     return -jax.grad(along)(theta)
 
 
-# 1. A hypergradient of the cleaning network ------------------------------------------------------------------------------
+# 1. A hypergradient of the cleaning network
+#    ------------------------------------------------------------------------------
 
 
 def network_losses(x: Tree, data: Data) -> Array:
@@ -72,7 +85,9 @@ def network_losses(x: Tree, data: Data) -> Array:
     return -jnp.take_along_axis(logs, data["label"][:, None], 1)[:, 0]
 
 
-def hypergradient(decay: float, ridge: float, steps: int) -> Callable[[Array, Tree, Data, Data], Array]:
+def hypergradient(
+    decay: float, ridge: float, steps: int
+) -> Callable[[Array, Tree, Data, Data], Array]:
     """The CG hypergradient of the cleaning network as one program of (θ, x, train, validation)."""
 
     @jax.jit
@@ -82,7 +97,9 @@ def hypergradient(decay: float, ridge: float, steps: int) -> Callable[[Array, Tr
     return program
 
 
-def jaxopt_hypergradient(decay: float, ridge: float, steps: int) -> Callable[[Array, Tree, Data, Data], Array]:
+def jaxopt_hypergradient(
+    decay: float, ridge: float, steps: int
+) -> Callable[[Array, Tree, Data, Data], Array]:
     """The same by ``jaxopt.implicit_diff.custom_root`` and its CG."""
     from jaxopt import implicit_diff, linear_solve
 
@@ -93,13 +110,18 @@ def jaxopt_hypergradient(decay: float, ridge: float, steps: int) -> Callable[[Ar
 
     @jax.jit
     def program(theta: Array, x: Tree, train: Data, validation: Data) -> Array:
-        solver = implicit_diff.custom_root(optimality, solve=solve)(lambda _start, _theta, _train: x)
-        return jax.grad(lambda theta: network_losses(solver(x, theta, train), validation).mean())(theta)
+        solver = implicit_diff.custom_root(optimality, solve=solve)(
+            lambda _start, _theta, _train: x
+        )
+        return jax.grad(lambda theta: network_losses(solver(x, theta, train), validation).mean())(
+            theta
+        )
 
     return program
 
 
-# 2. An outer step of HG-MS on a linear model -----------------------------------------------------------------------------
+# 2. An outer step of HG-MS on a linear model
+#    -----------------------------------------------------------------------------
 
 
 def linear_losses(x: Tree, data: Data) -> Array:
@@ -108,27 +130,41 @@ def linear_losses(x: Tree, data: Data) -> Array:
 
 
 def outer_step(
-    decay: float, lr_factors: Array, lr: float, steps: int, ridge: float, products: int, outer_lr: float
+    decay: float,
+    lr_factors: Array,
+    lr: float,
+    steps: int,
+    ridge: float,
+    products: int,
+    outer_lr: float,
 ) -> Callable[[Array, Tree, Data, Data], tuple[Array, Tree, dict[str, Any]]]:
-    """N branches of gradient descent with a rate each, the best of them on validation, its CG hypergradient, a step of SGD:
-    one program (θ, x, train, validation) → (θ, x, record)."""
+    """N branches of gradient descent with a rate each, the best of them on validation, its CG
+    hypergradient, a step of SGD: one program (θ, x, train, validation) → (θ, x, record)."""
 
     def branch(theta: Array, x: Tree, train: Data, rate: Array) -> Tree:
         slope = jax.grad(partial(weighted, linear_losses, decay), argnums=1)
 
         def step(x: Tree, _: None) -> tuple[Tree, None]:
-            return jax.tree.map(lambda leaf, grad: leaf - rate * grad, x, slope(theta, x, train)), None
+            return jax.tree.map(
+                lambda leaf, grad: leaf - rate * grad, x, slope(theta, x, train)
+            ), None
 
         return lax.scan(step, x, None, length=steps)[0]
 
     @jax.jit
-    def program(theta: Array, x: Tree, train: Data, validation: Data) -> tuple[Array, Tree, dict[str, Any]]:
+    def program(
+        theta: Array, x: Tree, train: Data, validation: Data
+    ) -> tuple[Array, Tree, dict[str, Any]]:
         ends = jax.vmap(lambda rate: branch(theta, x, train, rate))(lr * lr_factors)
         scores = jax.vmap(lambda x: linear_losses(x, validation).mean())(ends)
         selected = scores.argmin()
         x = jax.tree.map(lambda leaf: leaf[selected], ends)
         h = implicit(linear_losses, decay, theta, x, train, validation, ridge, products)
-        record = {"upper_loss": scores[selected], "selected": selected, "hypergradient_norm": jnp.linalg.norm(h)}
+        record = {
+            "upper_loss": scores[selected],
+            "selected": selected,
+            "hypergradient_norm": jnp.linalg.norm(h),
+        }
         return theta - outer_lr * h, x, record
 
     return program

@@ -1,11 +1,13 @@
-"""How many kernels a step of ``hg-ms`` is, counted where there is no GPU: operations as they are written, and kernels compiled.
+"""How many kernels a step of ``hg-ms`` is, counted where there is no GPU: operations as they are
+written, and kernels compiled.
 
     python benchmarks/kernels.py [--json benchmarks/results/kernels.json] [--dataset digits]
 
-For the cleaning network, each part of a step: the operations of the eager code (views and empty tensors left out; what each
-would launch on a GPU), those of its traced graph, the products of matrices among these, and the kernels that torch's inductor
-generates for the rest on the CPU. A GPU has another generator with other rules of fusion, so its number is about that one and
-not the same. Nothing is timed.
+For the cleaning network, each part of a step: the operations of the eager code (views and empty
+tensors left out; what each would launch on a GPU), those of its traced graph, the products of
+matrices among these, and the kernels that torch's inductor generates for the rest on the CPU. A GPU
+has another generator with other rules of fusion, so its number is about that one and not the same.
+Nothing is timed.
 """
 
 from __future__ import annotations
@@ -29,7 +31,16 @@ from hgms_core import Key, Linearization, LinearSystem, Loss, Problem, Tree, val
 sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))
 from step_graphs import RIDGE, branches, multiplications, operations, step_graphs
 
-FREE = {"empty", "empty_like", "empty_strided", "new_empty", "detach", "alias", "lift_fresh", "_local_scalar_dense"}
+FREE = {
+    "empty",
+    "empty_like",
+    "empty_strided",
+    "new_empty",
+    "detach",
+    "alias",
+    "lift_fresh",
+    "_local_scalar_dense",
+}
 
 
 class Operations(TorchDispatchMode):
@@ -60,14 +71,28 @@ def eager(problem: Problem) -> dict[str, int]:
         return loss(theta, x, batch)
 
     def linearized() -> Linearization:
-        return Linearization.of(partial(on, problem.f, above), partial(on, problem.g, below), problem.theta0, problem.x0, "vjp")
+        return Linearization.of(
+            partial(on, problem.f, above),
+            partial(on, problem.g, below),
+            problem.theta0,
+            problem.x0,
+            "vjp",
+        )
 
     def scores() -> torch.Tensor:
-        scored = values(problem.f, problem.theta0, candidates.x, problem.upper_data["select"].batch(None), mode="stacked")
+        scored = values(
+            problem.f,
+            problem.theta0,
+            candidates.x,
+            problem.upper_data["select"].batch(None),
+            mode="stacked",
+        )
         return torch.where(candidates.finite, scored, torch.full_like(scored, torch.nan))
 
-    below, above = problem.lower_data.batch(None), problem.upper_data["differentiate"].batch(None)
-    candidates, here = propose(1), linearized()
+    below = problem.lower_data.batch(None)
+    above = problem.upper_data["differentiate"].batch(None)
+    candidates = propose(1)
+    here = linearized()
     system = LinearSystem.of(here.matvec, here.rhs, ridge=RIDGE)
     state = begun(system, None, 1, None, None)
     return {
@@ -81,7 +106,9 @@ def eager(problem: Problem) -> dict[str, int]:
 
 
 def generated(graph: torch.fx.GraphModule, leaves: Any) -> int:
-    """Kernels of the program on the CPU, beside products of matrices and other calls of libraries."""
+    """Kernels of the program on the CPU, beside products of matrices and other calls of
+    libraries.
+    """
     from torch._inductor import metrics
 
     metrics.reset()
@@ -96,15 +123,19 @@ def count(problem: Problem) -> dict[str, dict[str, int]]:
         if name not in written:
             continue
         table[name] = {
-            "eager operations": written[name], "operations traced": len(operations(graph)),
-            "products of matrices": multiplications(graph), "kernels generated": generated(graph, leaves),
-        }  # fmt: skip
+            "eager operations": written[name],
+            "operations traced": len(operations(graph)),
+            "products of matrices": multiplications(graph),
+            "kernels generated": generated(graph, leaves),
+        }
         print(name, table[name], flush=True)
     return table
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--json", type=Path, help="also write the figures to this file")
     parser.add_argument("--dataset", default="digits")
     options = parser.parse_args()

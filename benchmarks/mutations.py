@@ -1,8 +1,8 @@
 """Thirty deliberate mistakes, and whether the tests catch them.
 
-Every mutation of ``mutations.toml`` is applied, one at a time, to a scratch copy of the working tree; the tests that it names
-are run there, and at least one has to fail. Before that the same tests have to pass on the unbroken copy. The working tree is
-only read.
+Every mutation of ``mutations.toml`` is applied, one at a time, to a scratch copy of the working
+tree; the tests that it names are run there, and at least one has to fail. Before that the same
+tests have to pass on the unbroken copy. The working tree is only read.
 
 ::
 
@@ -10,9 +10,10 @@ only read.
     python benchmarks/mutations.py --list
     python benchmarks/mutations.py --only 7 12
 
-A mutation says ``what`` is wrong, replaces the text ``old`` by ``new``, and names ``tests``. It knows no path, so it survives a
-move: ``old`` is searched in all modules of ``hgms_core`` and ``plugins`` (line breaks and indentation do not matter) and has to
-stand in exactly one place; a test function is searched in all test files. What is not found, or found in several places, counts
+A mutation says ``what`` is wrong, replaces the text ``old`` by ``new``, and names ``tests``. It
+knows no path, so it survives a move: ``old`` is searched in all modules of ``hgms_core`` and
+``plugins`` (line breaks and indentation do not matter) and has to stand in exactly one place; a
+test function is searched in all test files. What is not found, or found in several places, counts
 as not caught.
 
 Exit code: 0 if all are caught, else 1.
@@ -69,10 +70,16 @@ class Mutation:
     def applied(self, modules: Sequence[Path]) -> tuple[Path, str]:
         """The one module that holds ``old``, and its text with ``new`` instead."""
         pattern = re.compile(r"\s+".join(map(re.escape, self.old.split())))
-        hits = [(path, match) for path in modules for match in pattern.finditer(path.read_text(encoding="utf-8"))]
+        hits = [
+            (path, match)
+            for path in modules
+            for match in pattern.finditer(path.read_text(encoding="utf-8"))
+        ]
         if len(hits) != 1:
             places = ", ".join(sorted({path.name for path, _ in hits}))
-            raise Trouble(f"snippet found in {len(hits)} places ({places})" if hits else "snippet not found")
+            raise Trouble(
+                f"snippet found in {len(hits)} places ({places})" if hits else "snippet not found"
+            )
         path, match = hits[0]
         return path, match.string[: match.start()] + self.new + match.string[match.end() :]
 
@@ -85,21 +92,42 @@ def mutations() -> list[Mutation]:
 
 def copy_tree(source: Path, target: Path) -> None:
     """The files that git tracks, or would track."""
-    command = ["git", "-C", str(source), "ls-files", "-z", "--cached", "--others", "--exclude-standard"]
-    for name in subprocess.run(command, check=True, capture_output=True, text=True).stdout.split("\0"):
+    command = [
+        "git",
+        "-C",
+        str(source),
+        "ls-files",
+        "-z",
+        "--cached",
+        "--others",
+        "--exclude-standard",
+    ]
+    for name in subprocess.run(command, check=True, capture_output=True, text=True).stdout.split(
+        "\0"
+    ):
         if name and (source / name).is_file():
             (target / name).parent.mkdir(parents=True, exist_ok=True)
             shutil.copyfile(source / name, target / name)
 
 
 class Tree:
-    """A checkout: its packages and the folders to import them from, its modules, its test functions."""
+    """A checkout: its packages and the folders to import them from, its modules, its test
+    functions.
+    """
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder.resolve()
-        files = [path for place in ("hgms_core", "plugins", "tests") for path in sorted((self.folder / place).rglob("*.py"))]
-        self.modules = [path for path in files if "tests" not in path.relative_to(self.folder).parts]
-        self._functions = {path: list(_functions(path)) for path in files if path.name.startswith("test_")}
+        files = [
+            path
+            for place in ("hgms_core", "plugins", "tests")
+            for path in sorted((self.folder / place).rglob("*.py"))
+        ]
+        self.modules = [
+            path for path in files if "tests" not in path.relative_to(self.folder).parts
+        ]
+        self._functions = {
+            path: list(_functions(path)) for path in files if path.name.startswith("test_")
+        }
         packages = [path.parent for path in self.modules if path.name == "__init__.py"]
         top = [package for package in packages if package.parent not in packages]
         self.packages = [package.name for package in top]
@@ -120,17 +148,35 @@ class Tree:
             nodes += places
         return list(dict.fromkeys(nodes))
 
-    def run(self, nodes: Sequence[str], patience: float = PATIENCE) -> subprocess.CompletedProcess[str]:
+    def run(
+        self, nodes: Sequence[str], patience: float = PATIENCE
+    ) -> subprocess.CompletedProcess[str]:
         options = ["-x", "-q", "--tb=line", "-p", "no:cacheprovider", "-p", "no:randomly"]
         environment = os.environ | {
-            "PYTHONPATH": os.pathsep.join([*map(str, self.places), *filter(None, [os.environ.get("PYTHONPATH")])]),
-            "PYTHONDONTWRITEBYTECODE": "1",  # else a change of one character within a second could go unnoticed
+            "PYTHONPATH": os.pathsep.join(
+                [*map(str, self.places), *filter(None, [os.environ.get("PYTHONPATH")])]
+            ),
+            # else a change of one character within a second could go unnoticed
+            "PYTHONDONTWRITEBYTECODE": "1",
             "OMP_NUM_THREADS": "1",
         }
         return subprocess.run(
-            [sys.executable, "-c", RUN, str(self.folder), ",".join(self.packages), *options, *nodes],
-            cwd=self.folder, env=environment, capture_output=True, text=True, timeout=patience, check=False,
-        )  # fmt: skip
+            [
+                sys.executable,
+                "-c",
+                RUN,
+                str(self.folder),
+                ",".join(self.packages),
+                *options,
+                *nodes,
+            ],
+            cwd=self.folder,
+            env=environment,
+            capture_output=True,
+            text=True,
+            timeout=patience,
+            check=False,
+        )
 
 
 def _functions(path: Path) -> Iterator[str]:
@@ -139,7 +185,11 @@ def _functions(path: Path) -> Iterator[str]:
         if isinstance(statement, ast.FunctionDef):
             yield statement.name
         elif isinstance(statement, ast.ClassDef):
-            yield from (f"{statement.name}::{part.name}" for part in statement.body if isinstance(part, ast.FunctionDef))
+            yield from (
+                f"{statement.name}::{part.name}"
+                for part in statement.body
+                if isinstance(part, ast.FunctionDef)
+            )
 
 
 def tried(mutation: Mutation, scratch: Tree) -> tuple[bool, str]:
@@ -177,10 +227,16 @@ def main(arguments: Sequence[str] | None = None) -> int:
     numbered = dict(enumerate(mutations(), start=1))
     if unknown := sorted(set(options.only or ()) - set(numbered)):
         parser.error(f"--only takes numbers from 1 to {len(numbered)}: {unknown}")
-    chosen = {number: mutation for number, mutation in numbered.items() if options.only is None or number in options.only}
+    chosen = {
+        number: mutation
+        for number, mutation in numbered.items()
+        if options.only is None or number in options.only
+    }
     if options.list:
         for number, mutation in chosen.items():
-            print(f"{number:3} {mutation.area:14} {mutation.what}\n{'':19}{', '.join(mutation.tests)}")
+            print(
+                f"{number:3} {mutation.area:14} {mutation.what}\n{'':19}{', '.join(mutation.tests)}"
+            )
         return 0
 
     with tempfile.TemporaryDirectory(prefix="hgms-mutations-") as folder:
@@ -192,7 +248,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
                 nodes += scratch.nodes(mutation.tests)
         outcome = scratch.run(list(dict.fromkeys(nodes)), patience=PATIENCE * len(chosen))
         if outcome.returncode != 0:
-            print(f"the unbroken copy does not pass:\n{outcome.stdout[-3000:]}{outcome.stderr[-3000:]}")
+            print(
+                "the unbroken copy does not pass:\n"
+                f"{outcome.stdout[-3000:]}{outcome.stderr[-3000:]}"
+            )
             return 1
         print(f"unbroken: {outcome.stdout.strip().splitlines()[-1]}\n", flush=True)
         missed = 0
@@ -202,7 +261,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
             missed += not caught
             verdict = "caught" if caught else "MISSED"
             seconds = time.monotonic() - began
-            print(f"{number:3} {verdict} {seconds:5.1f} s  {mutation.area:14} {mutation.what}\n{'':19}{why}", flush=True)
+            print(
+                (
+                    f"{number:3} {verdict} {seconds:5.1f} s  {mutation.area:14} {mutation.what}\n"
+                    f"{'':19}{why}"
+                ),
+                flush=True,
+            )
     print(f"\n{len(chosen) - missed} of {len(chosen)} caught")
     return int(missed > 0)
 

@@ -1,8 +1,8 @@
 """Published figures beside ours: benchmarks/published.toml and the raw records, as rows of tables.
 
-A mark says in words how ours stands to what is published: ``reproduced`` where the interval of the difference of the two means
-includes zero, ``above`` or ``below`` where it does not, ``not the same protocol`` where the file says what differs, ``not run``
-where there is no record of ours.
+A mark says in words how ours stands to what is published: ``reproduced`` where the interval of the
+difference of the two means includes zero, ``above`` or ``below`` where it does not, ``not the same
+protocol`` where the file says what differs, ``not run`` where there is no record of ours.
 """
 
 from __future__ import annotations
@@ -29,7 +29,9 @@ def entries() -> dict[str, Any]:
 def methods() -> set[str]:
     """Those that have an entry."""
     table = entries()
-    return {figure["method"] for figure in table["figure"]} | {name for none in table["none"] for name in none["methods"]}
+    return {figure["method"] for figure in table["figure"]} | {
+        name for none in table["none"] for name in none["methods"]
+    }
 
 
 def published(figure: Mapping[str, Any]) -> Interval:
@@ -39,9 +41,11 @@ def published(figure: Mapping[str, Any]) -> Interval:
     return Interval(figure["value"], figure.get("half_width", math.nan), 1)
 
 
-def ours(figure: Mapping[str, Any], protocol: Mapping[str, Any], records: Records) -> tuple[str, Interval] | None:
-    """Of the first file with runs of the method: its name, and the interval over our seeds in the unit of what is published;
-    of curves, each seed's best."""
+def ours(
+    figure: Mapping[str, Any], protocol: Mapping[str, Any], records: Records
+) -> tuple[str, Interval] | None:
+    """Of the first file with runs of the method: its name, and the interval over our seeds in the
+    unit of what is published; of curves, each seed's best."""
     if "measured" in figure:
         return figure["where"], Interval(*figure["measured"], 1)
     for name in protocol.get("records", ()):
@@ -74,7 +78,8 @@ def rows(only: set[str], records: Records) -> list[list[str]]:
     for figure in table["figure"]:
         if figure["method"] in only:
             protocol = table["protocol"][figure["protocol"]]
-            theirs, mine = published(figure), ours(figure, protocol, records)
+            theirs = published(figure)
+            mine = ours(figure, protocol, records)
             shown = f"{_spelt(mine[1], protocol)} ({mine[0]})" if mine else "–"
             # as many digits as were published
             text = spell(theirs) if "seeds" in figure else f"{figure['value']:g}"
@@ -82,17 +87,30 @@ def rows(only: set[str], records: Records) -> list[list[str]]:
                 text = f"{figure['value']:.2f} ± {figure['half_width']:.2f}"
             verdict = mark(theirs, mine[1] if mine else None, protocol)
             about = [protocol[key] for key in ("task", "metric")]
-            lines.append([f"`{figure['method']}`", *about, text, protocol["source"], shown, verdict])
-    reasons = [([f"`{name}`" for name in none["methods"] if name in only], none["why"]) for none in table["none"]]
-    return lines + [[", ".join(names), "–", "–", f"none ({why})", "–", "–", "–"] for names, why in reasons if names]
+            lines.append(
+                [f"`{figure['method']}`", *about, text, protocol["source"], shown, verdict]
+            )
+    reasons = [
+        ([f"`{name}`" for name in none["methods"] if name in only], none["why"])
+        for none in table["none"]
+    ]
+    return lines + [
+        [", ".join(names), "–", "–", f"none ({why})", "–", "–", "–"]
+        for names, why in reasons
+        if names
+    ]
 
 
 def _spelt(interval: Interval, protocol: Mapping[str, Any]) -> str:
-    return spell(interval.scaled(0.01), share=True) if "(%)" in protocol["metric"] else spell(interval)
+    return (
+        spell(interval.scaled(0.01), share=True) if "(%)" in protocol["metric"] else spell(interval)
+    )
 
 
 def differences(only: set[str]) -> list[str]:
-    """What is not the same in ours, a sentence for each source that says so of one of the methods."""
+    """What is not the same in ours, a sentence for each source that says so of one of the
+    methods.
+    """
     table = entries()
     said = {}
     for figure in table["figure"]:

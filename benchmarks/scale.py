@@ -1,9 +1,11 @@
-"""What grids and ranks take on more workers than this machine has, computed from what was measured on it.
+"""What grids and ranks take on more workers than this machine has, computed from what was measured
+on it.
 
     python benchmarks/scale.py [--write]
 
-prints the tables of docs/explanation/scale.md, which says what each figure means; ``--write`` puts them there. The figures of
-MEASURED are those of the scripts named beside them; everything else here follows from them by the page's equations.
+prints the tables of docs/explanation/scale.md, which says what each figure means; ``--write`` puts
+them there. The figures of MEASURED are those of the scripts named beside them; everything else here
+follows from them by the page's equations.
 """
 
 from __future__ import annotations
@@ -13,42 +15,61 @@ import math
 from pathlib import Path
 
 PAGE = Path(__file__).resolve().parents[1] / "docs" / "explanation" / "scale.md"
-BEGIN, END = "<!-- scale -->\n", "<!-- end of scale -->\n"
+BEGIN = "<!-- scale -->\n"
+END = "<!-- end of scale -->\n"
 MANY = (1, 2, 8, 64, 512)
 
 MEASURED = {
-    "load": 4.7,  # s of processor: a process that imports and lists components (time, beside bench_scan.py)
-    "look": 0.11e-3,  # s of processor a run: is there a result already (bench_scan.py, plan, 100,000 runs)
-    "gather": 0.31e-3,  # s of processor a run: its result read, tables (bench_scan.py, compare less plan)
-    "hand_out": 2.8e-3,  # s of processor a run: of who hands it out (bench_executors.py, coordinator_ms less look and gather)
-    "around": 40e-3,  # s a run on its worker: all that is not the run itself (bench_executors.py, overhead_ms)
+    # s of processor: a process that imports and lists components (time, beside bench_scan.py)
+    "load": 4.7,
+    # s of processor a run: is there a result already (bench_scan.py, plan, 100,000 runs)
+    "look": 0.11e-3,
+    # s of processor a run: its result read, tables (bench_scan.py, compare less plan)
+    "gather": 0.31e-3,
+    # s of processor a run: of who hands it out (bench_executors.py, coordinator_ms less look and
+    # gather)
+    "hand_out": 2.8e-3,
+    # s a run on its worker: all that is not the run itself (bench_executors.py, overhead_ms)
+    "around": 40e-3,
     "latency": 98e-6,  # s: a sum of 4 bytes over two ranks (bench_ranks.py --sizes, least)
     "large": (8_388_608, 9.416e-3),  # bytes and s: a large one
 }
-RANKS = {  # s of a step on one rank and on two by the clock (40 s over steps), calls and bytes a step (bench_ranks.py)
+# s of a step on one rank and on two by the clock (40 s over steps), calls and bytes a step
+# (bench_ranks.py)
+RANKS = {
     "task.hidden = 300": (40 / (52 / 3), 40 / (89 / 3), 36, 17.2e6),
     "task.hidden = 32": (40 / 70, 40 / 96, 29, 1.85e6),
 }
 
 
 def grid(runs: int, seconds: float, workers: int, coordinators: int = 1) -> tuple[float, str]:
-    """Seconds that so many runs of so many seconds take, and which term is the largest beside the runs themselves.
+    """Seconds that so many runs of so many seconds take, and which term is the largest beside the
+    runs themselves.
 
-    One coordinator hands out all runs; or each worker is a coordinator with the whole grid before it."""
+    One coordinator hands out all runs; or each worker is a coordinator with the whole grid before
+    it.
+    """
     m = MEASURED
     rounds = math.ceil(runs / workers)
-    look = runs * m["look"] * (1 if coordinators == 1 else 2)  # those that others have are looked at once more
+    look = (
+        runs * m["look"] * (1 if coordinators == 1 else 2)
+    )  # those that others have are looked at once more
     terms = {
-        "start": m["load"], "looking for results": look, "around each run": rounds * m["around"],
-        "gathering": runs * m["gather"], "the last round": rounds * seconds - runs * seconds / workers,
-    }  # fmt: skip
+        "start": m["load"],
+        "looking for results": look,
+        "around each run": rounds * m["around"],
+        "gathering": runs * m["gather"],
+        "the last round": rounds * seconds - runs * seconds / workers,
+    }
     if coordinators == 1:
         terms["handing out"] = max(0.0, runs * m["hand_out"] - rounds * (seconds + m["around"]))
     return runs * seconds / workers + sum(terms.values()), max(terms, key=lambda name: terms[name])
 
 
 def sums(ranks: int, calls: float, size: float) -> float:
-    """Seconds a step of collectives in a ring: 2 (R − 1) messages in turn, 2 (R − 1)/R of the bytes through each rank."""
+    """Seconds a step of collectives in a ring: 2 (R − 1) messages in turn, 2 (R − 1)/R of the
+    bytes through each rank.
+    """
     if ranks == 1:
         return 0.0
     alpha = MEASURED["latency"] / 2
@@ -58,7 +79,9 @@ def sums(ranks: int, calls: float, size: float) -> float:
 
 
 def step(ranks: int, one: float, two: float, calls: float, size: float) -> float:
-    """Seconds of a step: Amdahl's law through one rank and two, and what sums take beyond those of two."""
+    """Seconds of a step: Amdahl's law through one rank and two, and what sums take beyond those
+    of two.
+    """
     if ranks == 1:
         return one
     share = 2 * (1 - two / one)
@@ -75,7 +98,11 @@ def span(seconds: float) -> str:
 def tables() -> str:
     lines = []
     for heading, coordinators in (("One coordinator", 1), ("The same command on every machine", 2)):
-        lines += [f"{heading}:", "", "| grid | " + " | ".join(f"{count} workers" for count in MANY[1:]) + " |"]
+        lines += [
+            f"{heading}:",
+            "",
+            "| grid | " + " | ".join(f"{count} workers" for count in MANY[1:]) + " |",
+        ]
         lines.append("| --- |" + " --- |" * len(MANY[1:]))
         for runs, seconds in ((1_000, 60.0), (100_000, 60.0), (100_000, 1.0)):
             cells = []
@@ -84,20 +111,31 @@ def tables() -> str:
                 cells.append(f"{span(took)}, {runs * seconds / workers / took:.0%}: {largest}")
             lines.append(f"| {runs:,} runs of {seconds:.0f} s | " + " | ".join(cells) + " |")
         lines.append("")
-    lines += ["One run on R ranks:", "", "| problem | " + " | ".join(f"R = {count}" for count in MANY) + " | best R |"]
+    lines += [
+        "One run on R ranks:",
+        "",
+        "| problem | " + " | ".join(f"R = {count}" for count in MANY) + " | best R |",
+    ]
     lines.append("| --- |" + " --- |" * (len(MANY) + 1))
     for name, (one, two, calls, size) in RANKS.items():
         known = [step(count, one, two, calls, size) for count in MANY]
         best = min(range(1, 513), key=lambda count: step(count, one, two, calls, size))
-        cells = [f"{took:.2f} s, {one / took / count:.0%}" for took, count in zip(known, MANY, strict=True)]
+        cells = [
+            f"{took:.2f} s, {one / took / count:.0%}"
+            for took, count in zip(known, MANY, strict=True)
+        ]
         lines.append(
-            f"| `{name}` | " + " | ".join(cells) + f" | {best} ({one / step(best, one, two, calls, size):.1f} times) |"
+            f"| `{name}` | "
+            + " | ".join(cells)
+            + f" | {best} ({one / step(best, one, two, calls, size):.1f} times) |"
         )
     return "\n".join(lines) + "\n"
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--write", action="store_true")
     if not parser.parse_args().write:
         print(tables())

@@ -1,10 +1,13 @@
-"""How fast, in one table: what is required, what is aimed at, and what is measured (``tox -e bench``; docs/benchmarks.md).
+"""How fast, in one table: what is required, what is aimed at, and what is measured (``tox -e
+bench``; docs/benchmarks.md).
 
-    python benchmarks/speed.py [--json FILE] [--against a87e5bd] [--budget 60] [--only hypergradient small …] [--quick]
+    python benchmarks/speed.py [--json FILE] [--against a87e5bd] [--budget 60] [--only hypergradient
+    small …] [--quick]
 
-Every part is a script of this folder, run by itself with --json; here its figures become one row for each piece of work. Within
-a part the sides take turns. Ratios are medians with quartiles. What cannot be measured here (no JAX, no git) is left empty.
-``--against`` is the commit or the checkout that "before" means.
+Every part is a script of this folder, run by itself with --json; here its figures become one row
+for each piece of work. Within a part the sides take turns. Ratios are medians with quartiles. What
+cannot be measured here (no JAX, no git) is left empty. ``--against`` is the commit or the checkout
+that "before" means.
 """
 
 from __future__ import annotations
@@ -32,8 +35,10 @@ Figures = dict[str, Any]
 
 @frozen
 class Row:
-    """A piece of work: which ``part`` measures it, and what of the part's figures is its value: a ratio or seconds with
-    quartiles, and a word on whose they are. A value must be at most (``greater``: at least) ``required``."""
+    """A piece of work: which ``part`` measures it, and what of the part's figures is its value: a
+    ratio or seconds with quartiles, and a word on whose they are. A value must be at most
+    (``greater``: at least) ``required``.
+    """
 
     work: str
     part: str
@@ -61,14 +66,18 @@ def _worst(figures: Figures) -> tuple[dict[str, float], str]:
 
 
 def _fewest(figures: Figures) -> tuple[dict[str, float], str]:
-    """The solver that needs fewest products, on the trajectory and at the ridge where that is most."""
+    """The solver that needs fewest products, on the trajectory and at the ridge where that is
+    most.
+    """
     best: dict[tuple[str, float], dict[str, Any]] = {}
     for row in figures["products"]:
         where = row["trajectory"], row["ridge"]
         if where not in best or row["ratio"] < best[where]["ratio"]:
             best[where] = row
     row = max(best.values(), key=lambda row: row["ratio"])
-    return dict.fromkeys(("median", "q25", "q75"), row["ratio"]), f"{row['what']}, {row['trajectory']}, ridge {row['ridge']:g}"
+    return dict.fromkeys(
+        ("median", "q25", "q75"), row["ratio"]
+    ), f"{row['what']}, {row['trajectory']}, ridge {row['ridge']:g}"
 
 
 def _first(kind: str) -> Callable[[Figures], tuple[dict[str, float], str]]:
@@ -80,15 +89,40 @@ def _first(kind: str) -> Callable[[Figures], tuple[dict[str, float], str]]:
 
 
 ROWS = (
-    Row("CG hypergradient, cleaning network, / jitted jaxopt", "hypergradient", _side(SHIPPED, "jaxopt, jitted"), 1.0, 0.75),
-    Row("the same / TorchOpt as documented", "hypergradient", _side(SHIPPED, "torchopt, as documented"), 0.35, 0.25),
+    Row(
+        "CG hypergradient, cleaning network, / jitted jaxopt",
+        "hypergradient",
+        _side(SHIPPED, "jaxopt, jitted"),
+        1.0,
+        0.75,
+    ),
+    Row(
+        "the same / TorchOpt as documented",
+        "hypergradient",
+        _side(SHIPPED, "torchopt, as documented"),
+        0.35,
+        0.25,
+    ),
     Row("small outer step / jitted JAX", "small", _side(SHIPPED, "jax, one program"), 10, 3),
     Row("`hg-ms` on digits, seconds a step / before", "digits", _method("hg-ms"), 0.33, 0.2),
-    Row("`hg-ms` on MNIST, outer steps in a budget / before", "budget", _method("hg-ms"), 2.0, 3.0, True),
+    Row(
+        "`hg-ms` on MNIST, outer steps in a budget / before",
+        "budget",
+        _method("hg-ms"),
+        2.0,
+        3.0,
+        True,
+    ),
     Row("`hg-ms-tilted` on MNIST, the same", "budget", _method("hg-ms-tilted"), 2.0, 3.0, True),
     Row("every other method on digits, seconds a step / before", "others", _worst, 1.0, 0.5),
     Row("products to 1e-6 along a trajectory / plain CG", "products", _fewest, 0.4, 0.15),
-    Row("language-model step, N = 4, / before", "language", _method("hg-ms on a language model"), 0.8, 0.6),
+    Row(
+        "language-model step, N = 4, / before",
+        "language",
+        _method("hg-ms on a language model"),
+        0.8,
+        0.6,
+    ),
     Row("first step of `hg-ms` on MNIST, cold (s)", "first", _first("cold"), 60, 25),
     Row("the same, warm cache (s)", "first", _first("warm"), 10, 4),
 )
@@ -119,10 +153,30 @@ def commands(options: argparse.Namespace) -> dict[str, list[str]]:
         "small": ["bench_small.py", *few],
         "digits": [*against, "--only", "hg-ms", *fewer, *settings],
         "others": [*against, "--only", *others, *fewer, *settings],
-        "budget": [*against, "--budget", budget, "--dataset", "mnist", "--only", "hg-ms", "hg-ms-tilted", *settings],
+        "budget": [
+            *against,
+            "--budget",
+            budget,
+            "--dataset",
+            "mnist",
+            "--only",
+            "hg-ms",
+            "hg-ms-tilted",
+            *settings,
+        ],
         "products": ["bench_products.py"],
         "language": [*against, "--language"],
-        "first": ["bench_today.py", "--first", "--dataset", "mnist", "--only", "hg-ms", "--set", "compile=true", *settings],
+        "first": [
+            "bench_today.py",
+            "--first",
+            "--dataset",
+            "mnist",
+            "--only",
+            "hg-ms",
+            "--set",
+            "compile=true",
+            *settings,
+        ],
     }
 
 
@@ -131,7 +185,9 @@ def run(command: list[str]) -> Figures | None:
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "figures.json"
         script, *arguments = command
-        done = subprocess.run([sys.executable, HERE / script, *arguments, "--json", path], check=False)
+        done = subprocess.run(
+            [sys.executable, HERE / script, *arguments, "--json", path], check=False
+        )
         if done.returncode or not path.exists():
             print(f"\n{script} {' '.join(arguments)} failed", file=sys.stderr)
             return None
@@ -140,27 +196,57 @@ def run(command: list[str]) -> Figures | None:
 
 def measured(parts: dict[str, Figures]) -> Iterator[dict[str, Any]]:
     for row in ROWS:
-        entry: dict[str, Any] = {"work": row.work, "required": row.required, "aim": row.aim, "greater": row.greater}
+        entry: dict[str, Any] = {
+            "work": row.work,
+            "required": row.required,
+            "aim": row.aim,
+            "greater": row.greater,
+        }
         try:
             value, whose = row.value(parts[row.part])
-            met = {"required met": row.meets(value["median"], row.required), "aim met": row.meets(value["median"], row.aim)}
+            met = {
+                "required met": row.meets(value["median"], row.required),
+                "aim met": row.meets(value["median"], row.aim),
+            }
             yield {**entry, **value, **met, "of": whose}
         except KeyError:  # the part failed, or the library is not installed
             yield entry
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--json", type=Path, help="also write the figures to this file; parts that are not run keep theirs")
-    parser.add_argument("--against", default=BEFORE, help="a commit or a folder: what 'before' means")
-    parser.add_argument("--budget", type=float, default=60, help="seconds of processor time that outer steps are counted in")
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument(
+        "--json",
+        type=Path,
+        help="also write the figures to this file; parts that are not run keep theirs",
+    )
+    parser.add_argument(
+        "--against", default=BEFORE, help="a commit or a folder: what 'before' means"
+    )
+    parser.add_argument(
+        "--budget",
+        type=float,
+        default=60,
+        help="seconds of processor time that outer steps are counted in",
+    )
     parts_of_table = list(dict.fromkeys(row.part for row in ROWS))
     parser.add_argument("--only", choices=parts_of_table, nargs="+", default=parts_of_table)
-    parser.add_argument("--quick", action="store_true", help="fewer repetitions, and a budget of 5 s")
     parser.add_argument(
-        "--set", nargs="+", action="extend", default=[], metavar="KEY=VALUE",
-        help="settings of [run] for the runs of this checkout (compile=true: also where the budget is too short for auto)",
-    )  # fmt: skip
+        "--quick", action="store_true", help="fewer repetitions, and a budget of 5 s"
+    )
+    parser.add_argument(
+        "--set",
+        nargs="+",
+        action="extend",
+        default=[],
+        metavar="KEY=VALUE",
+        help=(
+            "settings of [run] for the runs of this checkout (compile=true: also where the "
+            "budget is too short for auto)"
+        ),
+    )
     options = parser.parse_args()
     parts: dict[str, Figures] = {}
     if options.json and options.json.exists():
@@ -173,7 +259,9 @@ def main() -> None:
                 parts[name] = figures
             if options.json:  # after every part: a later one may be interrupted
                 table = {**machine(), "rows": list(measured(parts)), "parts": parts}
-                options.json.write_text(json.dumps(table, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
+                options.json.write_text(
+                    json.dumps(table, indent=1, ensure_ascii=False) + "\n", encoding="utf-8"
+                )
     show("How fast", SPEED, [tuple(speed_row(row)) for row in measured(parts)])
 
 

@@ -1,18 +1,21 @@
-"""The tables of docs/benchmarks.md and those of published figures in plugins' READMEs, made from the raw records in
-benchmarks/results and from benchmarks/published.toml.
+"""The tables of docs/benchmarks.md and those of published figures in plugins' READMEs, made from
+the raw records in benchmarks/results and from benchmarks/published.toml.
 
-    python benchmarks/tables.py                                    write the tables into the page, and draw its picture
-    python benchmarks/tables.py --check                            say which tables are not what the records make; status 1
-    python benchmarks/tables.py runs cleaning runs/paper/cleaning  keep the runs below a folder as results/cleaning.parquet
-    python benchmarks/tables.py runs demo hgms-demo/runs           keep what `hgms demo` has run, for the README
-    python benchmarks/tables.py runs cleaning more-runs --add      add to what is kept: a campaign may be run in parts
-    python benchmarks/tables.py figures methods methods.json       keep a bench script's --json as results/methods.parquet
+    python benchmarks/tables.py                                    write the tables into the page,
+    and draw its picture python benchmarks/tables.py --check                            say which
+    tables are not what the records make; status 1 python benchmarks/tables.py runs cleaning
+    runs/paper/cleaning  keep the runs below a folder as results/cleaning.parquet python
+    benchmarks/tables.py runs demo hgms-demo/runs           keep what `hgms demo` has run, for the
+    README python benchmarks/tables.py runs cleaning more-runs --add      add to what is kept: a
+    campaign may be run in parts python benchmarks/tables.py figures methods methods.json       keep
+    a bench script's --json as results/methods.parquet
 
-A file of runs has a row for each run: every metric, setting, cost and the environment; beside it ``NAME.curves.parquet`` has
-the main metric wherever it was evaluated. A file of figures has a row for each number. ``speed.json`` and ``scaling.json`` are
-what speed.py and bench_scaling.py write. On the page, a table stands between ``<!-- table: NAME -->`` and ``<!-- end of table
--->``, in a README between ``<!-- published figures -->`` and ``<!-- end of published figures -->``. Where the records of a
-table are not there, a sentence says so.
+A file of runs has a row for each run: every metric, setting, cost and the environment; beside it
+``NAME.curves.parquet`` has the main metric wherever it was evaluated. A file of figures has a row
+for each number. ``speed.json`` and ``scaling.json`` are what speed.py and bench_scaling.py write.
+On the page, a table stands between ``<!-- table: NAME -->`` and ``<!-- end of table -->``, in a
+README between ``<!-- published figures -->`` and ``<!-- end of published figures -->``. Where the
+records of a table are not there, a sentence says so.
 """
 
 from __future__ import annotations
@@ -44,48 +47,80 @@ import published
 ROOT = Path(__file__).resolve().parents[1]
 RESULTS = ROOT / "benchmarks" / "results"
 PAGE = ROOT / "docs" / "benchmarks.md"
-MARKED = re.compile(r"(?<=<!-- table: )([a-z0-9-]+)( -->\n)(.*?)(?=<!-- end of table -->)", re.DOTALL)
+MARKED = re.compile(
+    r"(?<=<!-- table: )([a-z0-9-]+)( -->\n)(.*?)(?=<!-- end of table -->)", re.DOTALL
+)
 DEMO = re.compile(r"(?<=<!-- demo -->\n)(.*?)(?=<!-- end of demo -->)", re.DOTALL)
-FIGURES = re.compile(r"(?<=<!-- published figures -->\n)(.*?)(?=<!-- end of published figures -->)", re.DOTALL)
+FIGURES = re.compile(
+    r"(?<=<!-- published figures -->\n)(.*?)(?=<!-- end of published figures -->)", re.DOTALL
+)
 
-# --- keeping records ---------------------------------------------------------------------------------------------------
+# --- keeping records
+# --------------------------------------------------------------------------------------------------
 
 
 def keep_runs(name: str, folders: Sequence[Path], *, add: bool = False) -> list[Path]:
-    """One row for each run below the folders, and the points of its curves. Paths of this machine are left out. ``add``: beside
-    the runs that were kept before; of the same task, method and seed the new one counts."""
+    """One row for each run below the folders, and the points of its curves. Paths of this machine
+    are left out. ``add``: beside the runs that were kept before; of the same task, method and seed
+    the new one counts.
+    """
     study = report.build(folders)
     for skipped_run in study.skipped:
         print(f"left out: {skipped_run.path}: {skipped_run.reason}", file=sys.stderr)
-    table, points = run_rows(study).drop_columns(["folder"]), []
-    stored = [run for section in study.sections for entry in section.entries for run in entry.runs + entry.failed]
+    table = run_rows(study).drop_columns(["folder"])
+    points = []
+    stored = [
+        run
+        for section in study.sections
+        for entry in section.entries
+        for run in entry.runs + entry.failed
+    ]
     facts: dict[str, list[Any]] = {}
     for run in stored:
         own = {"cost." + key: value for key, value in (run.summary.get("cost") or {}).items()}
-        own |= {"environment." + key: run.environment.get(key) for key in ("python", "platform", "processor", "threads", "git")}
-        own |= {"environment." + key: run.environment["versions"].get(key) for key in ("hgms", "torch", "numpy")}
+        own |= {
+            "environment." + key: run.environment.get(key)
+            for key in ("python", "platform", "processor", "threads", "git")
+        }
+        own |= {
+            "environment." + key: run.environment["versions"].get(key)
+            for key in ("hgms", "torch", "numpy")
+        }
         for key, value in own.items():
             facts.setdefault(key, [None] * len(stored))[len(points)] = value
         metric = f"metric.{next(iter(run.higher_is_better))}"
         columns = run.columns(["seconds", "oracle_calls", metric])
         points.append(
             [
-                {"task": run.task_label, "method": run.label, "seed": run.seed, "step": int(step), "seconds": seconds,
-                 "oracle_calls": calls, metric: value}
+                {
+                    "task": run.task_label,
+                    "method": run.label,
+                    "seed": run.seed,
+                    "step": int(step),
+                    "seconds": seconds,
+                    "oracle_calls": calls,
+                    metric: value,
+                }
                 for step, seconds, calls, value in zip(*columns.values(), strict=True)
                 if math.isfinite(value)
             ]
-        )  # fmt: skip
+        )
     for key, values in facts.items():
         table = table.append_column(key, pyarrow.array(values))
     every = [point for own in points for point in own]
-    names = dict.fromkeys(name for point in every for name in point)  # tasks of one study may have different metrics
-    curves = pyarrow.Table.from_pylist([{name: point.get(name) for name in names} for point in every])
+    names = dict.fromkeys(
+        name for point in every for name in point
+    )  # tasks of one study may have different metrics
+    curves = pyarrow.Table.from_pylist(
+        [{name: point.get(name) for name in names} for point in every]
+    )
     return [_written(name, table, add), _written(f"{name}.curves", curves, add)]
 
 
 def keep_figures(name: str, path: Path) -> list[Path]:
-    """One row for each number of a JSON file, under the keys that lead to it; its texts in every row."""
+    """One row for each number of a JSON file, under the keys that lead to it; its texts in every
+    row.
+    """
     figures = json.loads(path.read_text(encoding="utf-8"))
     about = {key: str(value) for key, value in figures.items() if not isinstance(value, Mapping)}
     rows = [
@@ -119,13 +154,18 @@ def _written(name: str, table: pyarrow.Table, add: bool = False) -> Path:
     if add and path.exists():
         before = parquet.read_table(path)
         new = set(zip(*(table[key].to_pylist() for key in RUN), strict=True))
-        others = [run not in new for run in zip(*(before[key].to_pylist() for key in RUN), strict=True)]
-        table = pyarrow.concat_tables([before.filter(pyarrow.array(others)), table], promote_options="permissive")
+        others = [
+            run not in new for run in zip(*(before[key].to_pylist() for key in RUN), strict=True)
+        ]
+        table = pyarrow.concat_tables(
+            [before.filter(pyarrow.array(others)), table], promote_options="permissive"
+        )
     parquet.write_table(table, path, compression="zstd")
     return path
 
 
-# --- tables ------------------------------------------------------------------------------------------------------------
+# --- tables
+# --------------------------------------------------------------------------------------------------
 
 Values = Mapping[str, Mapping[int, float]]
 """A metric of each method, by seed."""
@@ -139,7 +179,9 @@ def rows_of(name: str) -> list[dict[str, Any]]:
 
 @lru_cache
 def _read(path: Path, _changed: int) -> list[dict[str, Any]]:
-    return [row for row in parquet.read_table(path).to_pylist() if row.get("status", "done") == "done"]
+    return [
+        row for row in parquet.read_table(path).to_pylist() if row.get("status", "done") == "done"
+    ]
 
 
 def roles_of(rows: Sequence[Mapping[str, Any]]) -> dict[str, str]:
@@ -147,7 +189,9 @@ def roles_of(rows: Sequence[Mapping[str, Any]]) -> dict[str, str]:
     return {row["method"]: role_in({"role": row.get("role")}, row["method_name"]) for row in rows}
 
 
-def values_of(rows: Sequence[Mapping[str, Any]], task: str, metric: str) -> dict[str, dict[int, float]]:
+def values_of(
+    rows: Sequence[Mapping[str, Any]], task: str, metric: str
+) -> dict[str, dict[int, float]]:
     by_seed: dict[str, dict[int, float]] = {}
     for row in rows:
         if row["task"] == task:
@@ -164,8 +208,12 @@ def mean(values: Mapping[int, float]) -> str:
     return spell(Interval.of(list(values.values())), share=True)
 
 
-def difference(values: Values, method: str, other: str, holm: Mapping[tuple[str, str], Interval]) -> str:
-    """one − other with the interval of this pair alone; bold where Holm's rule over all pairs excludes zero too."""
+def difference(
+    values: Values, method: str, other: str, holm: Mapping[tuple[str, str], Interval]
+) -> str:
+    """one − other with the interval of this pair alone; bold where Holm's rule over all pairs
+    excludes zero too.
+    """
     shown = spell(paired(values[method], values[other]), share=True, signed=True)
     return f"**{shown}**" if holm[method, other].excludes_zero else shown
 
@@ -175,7 +223,9 @@ REFERENCES = ("uniform", "validation-only", "uniform-tilted", "oracle-clean", "o
 
 
 def cleaning() -> tuple[list[dict[str, Any]], dict[str, dict[str, dict[int, float]]], list[str]]:
-    """The rows, the test accuracies by corruption rate, and the methods: those that learn θ first."""
+    """The rows, the test accuracies by corruption rate, and the methods: those that learn θ
+    first.
+    """
     rows = rows_of("cleaning")
     values = {rate: values_of(rows, f"cleaning-{rate}", "test_accuracy") for rate in RATES}
     values = {rate: by_method for rate, by_method in values.items() if by_method}
@@ -193,20 +243,29 @@ def cleaning_accuracy() -> str:
     table = []
     for name in names:
         steps = [row["outer_steps"] for row in rows if row["method"] == name]
-        cells = [mean(by_method[name]) if name in by_method else "–" for by_method in values.values()]
+        cells = [
+            mean(by_method[name]) if name in by_method else "–" for by_method in values.values()
+        ]
         table.append([f"`{name}`", *cells, f"{min(steps)}–{max(steps)}"])
     return markdown(["method", *(f"ρ = {rate}" for rate in values), "outer steps (min–max)"], table)
 
 
 def cleaning_references() -> str:
     """What learning θ adds: each method against the references, the hardest rate first."""
-    references, table = ("uniform", "uniform-tilted", "validation-only"), []
+    references = ("uniform", "uniform-tilted", "validation-only")
+    table = []
     rows, by_rate, _ = cleaning()
     for rate, values in sorted(by_rate.items(), reverse=True):
         holm = compared(values, roles=roles_of(rows))
         table += [
-            [rate, f"`{name}`", *(difference(values, name, reference, holm) for reference in references)]
-            for name in sorted(set(values) - set(REFERENCES), key=lambda name: _best({"": values}, name))
+            [
+                rate,
+                f"`{name}`",
+                *(difference(values, name, reference, holm) for reference in references),
+            ]
+            for name in sorted(
+                set(values) - set(REFERENCES), key=lambda name: _best({"": values}, name)
+            )
         ]
     return markdown(["ρ", "method", *(f"− `{reference}`" for reference in references)], table)
 
@@ -218,7 +277,10 @@ def cleaning_pairs() -> str:
     table = []
     for name in names:
         if name not in (*REFERENCES, "hg-ms-tilted"):
-            cells = [difference(by_method, "hg-ms-tilted", name, holm[rate]) for rate, by_method in values.items()]
+            cells = [
+                difference(by_method, "hg-ms-tilted", name, holm[rate])
+                for rate, by_method in values.items()
+            ]
             table.append([f"`{name}`", *cells])
     return markdown(["`hg-ms-tilted` −", *(f"ρ = {rate}" for rate in values)], table)
 
@@ -229,16 +291,24 @@ def cleaning_weights() -> str:
     table = []
     for name in names:
         if name not in REFERENCES:
-            cells = [mean(values_of(rows, f"cleaning-{rate}", "cleaning_f1")[name]) for rate in values]
+            cells = [
+                mean(values_of(rows, f"cleaning-{rate}", "cleaning_f1")[name]) for rate in values
+            ]
             table.append([f"`{name}`", *cells])
-    uniform = [mean(values_of(rows, f"cleaning-{rate}", "cleaning_f1")["uniform"]) for rate in values]
-    return markdown(["method", *(f"ρ = {rate}" for rate in values)], [*table, ["all weights kept (`uniform`)", *uniform]])
+    uniform = [
+        mean(values_of(rows, f"cleaning-{rate}", "cleaning_f1")["uniform"]) for rate in values
+    ]
+    return markdown(
+        ["method", *(f"ρ = {rate}" for rate in values)],
+        [*table, ["all weights kept (`uniform`)", *uniform]],
+    )
 
 
 def imbalanced() -> str:
     rows = rows_of("imbalanced")
     values = values_of(rows, "imbalanced", "test_balanced_accuracy")
-    holm, table = compared(values, roles=roles_of(rows)), []
+    holm = compared(values, roles=roles_of(rows))
+    table = []
     for name in sorted(values, key=lambda name: (name in REFERENCES, *_best({"": values}, name))):
         steps = [row["outer_steps"] for row in rows if row["method"] == name]
         away = [
@@ -247,51 +317,97 @@ def imbalanced() -> str:
         ]
         table.append([f"`{name}`", mean(values[name]), *away, f"{min(steps)}–{max(steps)}"])
     return markdown(
-        ["method", "balanced accuracy", "− `uniform-tilted`", "− `validation-only`", "outer steps (min–max)"], table
+        [
+            "method",
+            "balanced accuracy",
+            "− `uniform-tilted`",
+            "− `validation-only`",
+            "outer steps (min–max)",
+        ],
+        table,
     )
 
 
 def candidates() -> str:
     """hg-ms with N branches at equal seconds, against one."""
     rows = rows_of("candidates")
-    values, losses = (values_of(rows, "cleaning-0.8", metric) for metric in ("test_accuracy", "validation_loss"))
-    holm, table = compared(values), []
+    values, losses = (
+        values_of(rows, "cleaning-0.8", metric) for metric in ("test_accuracy", "validation_loss")
+    )
+    holm = compared(values)
+    table = []
     for name in sorted(values):
         steps = [row["outer_steps"] for row in rows if row["method"] == name]
         away = difference(values, name, "n-1", holm) if name != "n-1" else "–"
         loss = spell(Interval.of(list(losses[name].values())))
-        table.append([name.removeprefix("n-"), mean(values[name]), away, loss, f"{min(steps)}–{max(steps)}"])
-    return markdown(["N", "test accuracy", "− N = 1", "validation loss", "outer steps (min–max)"], table)
+        table.append(
+            [name.removeprefix("n-"), mean(values[name]), away, loss, f"{min(steps)}–{max(steps)}"]
+        )
+    return markdown(
+        ["N", "test accuracy", "− N = 1", "validation loss", "outer steps (min–max)"], table
+    )
 
 
 def cleaning_speed() -> str:
-    """Equal seconds with compiled steps and the fast route of products, against steps as written and exact products."""
-    written, compiled = rows_of("cleaning-written"), rows_of("cleaning-compiled")
+    """Equal seconds with compiled steps and the fast route of products, against steps as written
+    and exact products.
+    """
+    written = rows_of("cleaning-written")
+    compiled = rows_of("cleaning-compiled")
     table = []
     for rate in RATES:
-        before, after = (values_of(rows, f"cleaning-{rate}", "test_accuracy") for rows in (written, compiled))
+        before, after = (
+            values_of(rows, f"cleaning-{rate}", "test_accuracy") for rows in (written, compiled)
+        )
         for name in sorted(before.keys() & after.keys()):
             seeds = before[name].keys() & after[name].keys()
             pairs = [
                 (row["outer_steps"], other["outer_steps"])
-                for row in written for other in compiled
+                for row in written
+                for other in compiled
                 if all(row[key] == other[key] for key in ("task", "method", "seed"))
                 and (row["task"], row["method"]) == (f"cleaning-{rate}", name)
-            ]  # fmt: skip
+            ]
             steps = sum(new for _, new in pairs) / sum(old for old, _ in pairs)
-            shown = [mean({seed: values[name][seed] for seed in seeds}) for values in (before, after)]
+            shown = [
+                mean({seed: values[name][seed] for seed in seeds}) for values in (before, after)
+            ]
             away = spell(paired(after[name], before[name]), share=True, signed=True)
             table.append([rate, f"`{name}`", *shown, away, f"{steps:.2f}", str(len(seeds))])
-    return markdown(["ρ", "method", "as written", "compiled, fast", "difference", "outer steps, ratio", "seeds"], table)
+    return markdown(
+        [
+            "ρ",
+            "method",
+            "as written",
+            "compiled, fast",
+            "difference",
+            "outer steps, ratio",
+            "seeds",
+        ],
+        table,
+    )
 
 
-# --- evidence ----------------------------------------------------------------------------------------------------------
+# --- evidence
+# --------------------------------------------------------------------------------------------------
 
 CAMPAIGNS = {  # the file of records: what it is called, its metric, and by which grid it is made
     "evidence-cleaning": ("MNIST cleaning, 60 s", "test_accuracy", "evidence/cleaning.toml"),
-    "evidence-fashion": ("Fashion-MNIST cleaning, 60 s", "test_accuracy", "evidence/cleaning.toml --scale fashion"),
-    "evidence-digits": ("digits cleaning, 15 s", "test_accuracy", "evidence/cleaning.toml --scale digits"),
-    "evidence-imbalanced": ("imbalanced, ten images at least", "test_balanced_accuracy", "evidence/imbalanced.toml"),
+    "evidence-fashion": (
+        "Fashion-MNIST cleaning, 60 s",
+        "test_accuracy",
+        "evidence/cleaning.toml --scale fashion",
+    ),
+    "evidence-digits": (
+        "digits cleaning, 15 s",
+        "test_accuracy",
+        "evidence/cleaning.toml --scale digits",
+    ),
+    "evidence-imbalanced": (
+        "imbalanced, ten images at least",
+        "test_balanced_accuracy",
+        "evidence/imbalanced.toml",
+    ),
     "evidence-mls": ("MLS-Bench cleaning, 60 s", "test_accuracy", "mls/linear.toml"),
 }
 SCALE = ("validation-only", "oracle-joint")
@@ -301,8 +417,10 @@ CLAIM = 10
 
 @frozen(kw_only=True)
 class Study:
-    """The runs of one task: values of the metric by label and seed, methods and roles by label, and all pairs by Holm's rule.
-    Each form of a reference is a floor: at its best stopping, ``-last`` at the end of the budget, ``-flat`` by another step."""
+    """The runs of one task: values of the metric by label and seed, methods and roles by label, and
+    all pairs by Holm's rule. Each form of a reference is a floor: at its best stopping, ``-last``
+    at the end of the budget, ``-flat`` by another step.
+    """
 
     task: str
     methods: Mapping[str, str]
@@ -313,29 +431,51 @@ class Study:
 
     @classmethod
     def of(cls, rows: Sequence[Mapping[str, Any]], task: str, metric: str) -> Study:
-        values, roles = values_of(rows, task, metric), roles_of(rows)
-        steps = {name: [row["outer_steps"] for row in rows if (row["task"], row["method"]) == (task, name)] for name in values}
+        values = values_of(rows, task, metric)
+        roles = roles_of(rows)
+        steps = {
+            name: [
+                row["outer_steps"] for row in rows if (row["task"], row["method"]) == (task, name)
+            ]
+            for name in values
+        }
         spans = {name: f"{min(own)}–{max(own)}" for name, own in steps.items()}
         methods = {row["method"]: row["method_name"] for row in rows}
-        return cls(task=task, methods=methods, values=values, roles=roles, steps=spans, holm=compared(values, roles=roles))
+        return cls(
+            task=task,
+            methods=methods,
+            values=values,
+            roles=roles,
+            steps=spans,
+            holm=compared(values, roles=roles),
+        )
 
     def mean(self, name: str) -> float:
         return sum(self.values[name].values()) / len(self.values[name])
 
     def named(self, role: str) -> list[str]:
         """The methods of a role, the best mean first."""
-        return sorted((name for name in self.values if self.roles[name] == role), key=lambda name: (-self.mean(name), name))
+        return sorted(
+            (name for name in self.values if self.roles[name] == role),
+            key=lambda name: (-self.mean(name), name),
+        )
 
     @property
     def seeds(self) -> int:
         return min(len(by_seed) for by_seed in self.values.values())
 
     def share(self, name: str) -> str:
-        """The recovered share, between the forms of its two ends that have the best means; nothing where one is not there."""
+        """The recovered share, between the forms of its two ends that have the best means;
+        nothing where one is not there.
+        """
         forms = [[label for label in self.values if self.methods[label] == end] for end in SCALE]
         if not all(forms) or self.methods[name] in SCALE:
             return "–"
-        return str(recovered(self.values[name], *(self.values[max(labels, key=self.mean)] for labels in forms)))
+        return str(
+            recovered(
+                self.values[name], *(self.values[max(labels, key=self.mean)] for labels in forms)
+            )
+        )
 
     def ahead(self, name: str) -> bool:
         """Whether a method is ahead of every trivial reference by Holm's rule."""
@@ -345,8 +485,14 @@ class Study:
     def verdict(self, name: str) -> str:
         if self.ahead(name):
             return "ahead of every reference that learns nothing"
-        behind = [floor for floor in self.named("floor") if not self.holm[name, floor].excludes_zero]
-        lost = [floor for floor in self.named("floor") if floor not in behind and self.holm[name, floor].mean < 0]
+        behind = [
+            floor for floor in self.named("floor") if not self.holm[name, floor].excludes_zero
+        ]
+        lost = [
+            floor
+            for floor in self.named("floor")
+            if floor not in behind and self.holm[name, floor].mean < 0
+        ]
         return f"**behind `{lost[0]}`**" if lost else f"not ahead of `{behind[0]}`"
 
 
@@ -360,7 +506,9 @@ def absent(name: str) -> str:
 
 
 def evidence(name: str) -> str:
-    """Every method and reference of a campaign: mean, difference to the best trivial reference, recovered share, verdict."""
+    """Every method and reference of a campaign: mean, difference to the best trivial reference,
+    recovered share, verdict.
+    """
     table = []
     for study in studies(name, CAMPAIGNS[name][1]):
         floors = study.named("floor")
@@ -371,9 +519,21 @@ def evidence(name: str) -> str:
             verdict = (
                 study.verdict(method)
                 if learns
-                else {"floor": "reference", "ceiling": "knows the truth"}.get(study.roles[method], "–")
+                else {"floor": "reference", "ceiling": "knows the truth"}.get(
+                    study.roles[method], "–"
+                )
             )
-            table.append([study.task, f"`{method}`", mean(study.values[method]), away, share, study.steps[method], verdict])
+            table.append(
+                [
+                    study.task,
+                    f"`{method}`",
+                    mean(study.values[method]),
+                    away,
+                    share,
+                    study.steps[method],
+                    verdict,
+                ]
+            )
     head = [
         "task",
         "method",
@@ -388,23 +548,55 @@ def evidence(name: str) -> str:
 
 def judged() -> list[tuple[str, Study]]:
     """All that claims are made of: the campaigns, the tables of 15 and 20 s, and the demo."""
-    campaigns = [(title, study) for name, (title, metric, _) in CAMPAIGNS.items() for study in studies(name, metric)]
+    campaigns = [
+        (title, study)
+        for name, (title, metric, _) in CAMPAIGNS.items()
+        for study in studies(name, metric)
+    ]
     short = [("MNIST cleaning, 15 s", study) for study in studies("cleaning", "test_accuracy")]
     short += [("digits cleaning, the demo", study) for study in studies("demo", "test_accuracy")]
-    return [*campaigns, *short, *(("imbalanced, 20 s", study) for study in studies("imbalanced", "test_balanced_accuracy"))]
+    return [
+        *campaigns,
+        *short,
+        *(("imbalanced, 20 s", study) for study in studies("imbalanced", "test_balanced_accuracy")),
+    ]
 
 
 def established() -> str:
-    """What is ahead of every reference that learns nothing, by Holm's rule and with seeds enough for a claim."""
+    """What is ahead of every reference that learns nothing, by Holm's rule and with seeds enough
+    for a claim.
+    """
     table = []
     for title, study in judged():
         for method in study.named(""):
             if study.ahead(method) and study.seeds >= CLAIM:
                 floor = study.named("floor")[0]
                 away = difference(study.values, method, floor, study.holm)
-                table.append([title, study.task, f"`{method}`", f"`{floor}`", away, study.share(method), _seeds(study)])
-    head = ["what", "task", "method", "best trivial reference", "difference", "recovered share", "seeds"]
-    return markdown(head, table) if table else "No method is ahead of every reference that learns nothing.\n"
+                table.append(
+                    [
+                        title,
+                        study.task,
+                        f"`{method}`",
+                        f"`{floor}`",
+                        away,
+                        study.share(method),
+                        _seeds(study),
+                    ]
+                )
+    head = [
+        "what",
+        "task",
+        "method",
+        "best trivial reference",
+        "difference",
+        "recovered share",
+        "seeds",
+    ]
+    return (
+        markdown(head, table)
+        if table
+        else "No method is ahead of every reference that learns nothing.\n"
+    )
 
 
 def _seeds(study: Study) -> str:
@@ -417,11 +609,34 @@ def open_questions() -> str:
     for title, study in judged():
         claimed = study.seeds >= CLAIM and any(map(study.ahead, study.named("")))
         if study.named("") and study.named("floor") and not claimed:
-            method, floor = study.named("")[0], study.named("floor")[0]
+            method = study.named("")[0]
+            floor = study.named("floor")[0]
             away = difference(study.values, method, floor, study.holm)
-            table.append([title, study.task, f"`{method}`", f"`{floor}`", away, study.share(method), _seeds(study)])
-    head = ["what", "task", "method with the best mean", "best trivial reference", "difference", "recovered share", "seeds"]
-    return markdown(head, table) if table else "Every task has a method that is ahead of every reference that learns nothing.\n"
+            table.append(
+                [
+                    title,
+                    study.task,
+                    f"`{method}`",
+                    f"`{floor}`",
+                    away,
+                    study.share(method),
+                    _seeds(study),
+                ]
+            )
+    head = [
+        "what",
+        "task",
+        "method with the best mean",
+        "best trivial reference",
+        "difference",
+        "recovered share",
+        "seeds",
+    ]
+    return (
+        markdown(head, table)
+        if table
+        else "Every task has a method that is ahead of every reference that learns nothing.\n"
+    )
 
 
 def winners() -> str:
@@ -432,36 +647,56 @@ def winners() -> str:
             beaten = [name for name in learning[1:] if study.holm[learning[0], name].excludes_zero]
             level = [f"`{name}`" for name in learning[1:] if name not in beaten]
             table.append(
-                [title, study.task, f"`{learning[0]}`", f"{len(beaten)} of {len(learning) - 1}", ", ".join(level) or "none"]
+                [
+                    title,
+                    study.task,
+                    f"`{learning[0]}`",
+                    f"{len(beaten)} of {len(learning) - 1}",
+                    ", ".join(level) or "none",
+                ]
             )
     return markdown(["what", "task", "best mean", "ahead of", "not told apart from it"], table)
 
 
-# --- the demo ----------------------------------------------------------------------------------------------------------
+# --- the demo
+# --------------------------------------------------------------------------------------------------
 
 
 def demo() -> str:
-    """What `hgms demo` printed, from its run folders kept as records of that name: methods, floors, ceiling."""
-    rows, table = rows_of("demo"), []
+    """What `hgms demo` printed, from its run folders kept as records of that name: methods,
+    floors, ceiling.
+    """
+    rows = rows_of("demo")
+    table = []
     for study in studies("demo", "test_accuracy"):
         for method in [name for role in ("", "floor", "ceiling") for name in study.named(role)]:
             away = [
-                difference(study.values, method, floor, study.holm) if not study.roles[method] else "–"
+                difference(study.values, method, floor, study.holm)
+                if not study.roles[method]
+                else "–"
                 for floor in ("uniform", "validation-only", "uniform-tilted")
             ]
             share = study.share(method)
-            what = {"": "learns θ", "floor": "learns nothing", "ceiling": "knows the truth"}[study.roles[method]]
-            table.append([f"`{method}`", what, mean(study.values[method]), *away, share, study.steps[method]])
+            what = {"": "learns θ", "floor": "learns nothing", "ceiling": "knows the truth"}[
+                study.roles[method]
+            ]
+            table.append(
+                [f"`{method}`", what, mean(study.values[method]), *away, share, study.steps[method]]
+            )
     floors = [f"− `{floor}`" for floor in ("uniform", "validation-only", "uniform-tilted")]
     head = ["method", "", "test accuracy (%)", *floors, "recovered share", "outer steps"]
     seeds = len({row["seed"] for row in rows})
     if not rows:
         return "\nNot kept yet.\n\n"
-    said = f"{rows[0]['budget']} of processor time a run, {seeds} seeds, 95 % intervals; **bold**: also by Holm's rule.\n"
+    said = (
+        f"{rows[0]['budget']} of processor time a run, {seeds} seeds, 95 % intervals; "
+        "**bold**: also by Holm's rule.\n"
+    )
     return "\n".join(["", markdown(head, table), said, ""])
 
 
-# --- published figures -------------------------------------------------------------------------------------------------
+# --- published figures
+# --------------------------------------------------------------------------------------------------
 
 
 def readmes() -> dict[Path, set[str]]:
@@ -481,16 +716,23 @@ def with_figures(text: str, only: set[str]) -> str:
 def figures(only: set[str]) -> str:
     """The published figures of some methods, ours and a mark; what differs in ours below."""
     said = [f"{what}." for what in published.differences(only)]
-    return "\n".join([markdown(published.HEAD, published.rows(only, rows_of)), *(f"- {line}\n" for line in said)])
+    return "\n".join(
+        [markdown(published.HEAD, published.rows(only, rows_of)), *(f"- {line}\n" for line in said)]
+    )
 
 
 def memory() -> str:
-    """Peak memory of N Langevin chains in lower states, as evaluated by default and stacked without a chunk."""
+    """Peak memory of N Langevin chains in lower states, as evaluated by default and stacked
+    without a chunk.
+    """
     quantities = {row["quantity"]: row["value"] for row in rows_of("memory")}
     table = []
     for count in (2, 8):
         bound = 2 * count + 6
-        sizes = [quantities[f"N = {count}, {how} (bound {bound})"] for how in ("auto, chunk None", "stacked, chunk None")]
+        sizes = [
+            quantities[f"N = {count}, {how} (bound {bound})"]
+            for how in ("auto, chunk None", "stacked, chunk None")
+        ]
         table.append([str(count), f"{sizes[0]:.1f}", str(bound), f"{sizes[1]:.1f}"])
     return markdown(["N", "as evaluated by default", "bound", "stacked without a chunk"], table)
 
@@ -499,7 +741,9 @@ SPEED = ("work", "measured", "quartiles", "required", "aim", "met", "of")
 
 
 def speed_row(row: Mapping[str, Any]) -> list[str]:
-    """A row of speed.py's table: a ratio (or seconds), what it has to be, and which of the two it reaches."""
+    """A row of speed.py's table: a ratio (or seconds), what it has to be, and which of the two
+    it reaches.
+    """
     sign = "≥" if row["greater"] else "≤"
     limits = [f"{sign} {row[name]:g}" for name in ("required", "aim")]
     if "median" not in row:
@@ -525,24 +769,38 @@ def speed() -> str:
 
 def speed_hypergradient() -> str:
     """Every side of the hypergradient, and its share of two others' time."""
-    sides, others = (
-        figures_of("speed")["parts"]["hypergradient"]["sides"],
-        ("by hand", "jaxopt, jitted", "jax, linearize + scan"),
-    )
+    sides = figures_of("speed")["parts"]["hypergradient"]["sides"]
+    others = ("by hand", "jaxopt, jitted", "jax, linearize + scan")
     table = []
     for name, side in sides.items():
-        shares = [f"{side[f'/ {other}']['median']:.2f}" if f"/ {other}" in side else "1" for other in others]
-        table.append([name, f"{side['seconds']['median']:.2f}", _range(side["seconds"]), *shares, f"{side['difference']:.0e}"])
-    return markdown(["side", "seconds", "quartiles", *(f"/ {other}" for other in others), "differs by"], table)
+        shares = [
+            f"{side[f'/ {other}']['median']:.2f}" if f"/ {other}" in side else "1"
+            for other in others
+        ]
+        table.append(
+            [
+                name,
+                f"{side['seconds']['median']:.2f}",
+                _range(side["seconds"]),
+                *shares,
+                f"{side['difference']:.0e}",
+            ]
+        )
+    return markdown(
+        ["side", "seconds", "quartiles", *(f"/ {other}" for other in others), "differs by"], table
+    )
 
 
 def speed_methods() -> str:
     """An outer step of every method, in this checkout and in the one before."""
-    parts, table = figures_of("speed")["parts"], []
+    parts = figures_of("speed")["parts"]
+    table = []
     for part in ("digits", "others"):
         for name, row in parts[part]["methods"].items():
             cells = [f"{1e3 * row[side]['median']:.3g}" for side in ("this", "other")]
-            table.append([f"`{name}`", *cells, f"{row['ratio']['median']:.2f}", _range(row["ratio"])])
+            table.append(
+                [f"`{name}`", *cells, f"{row['ratio']['median']:.2f}", _range(row["ratio"])]
+            )
     return markdown(["method", "now (ms)", "before (ms)", "ratio", "quartiles"], table)
 
 
@@ -553,13 +811,18 @@ def products() -> str:
         each = " ".join(map(str, row["each"]))
         shares = [f"{row[name]:.2f}" for name in ("ratio", "seconds ratio")]
         table.append([row["what"], row["trajectory"], f"{row['ridge']:g}", each, *shares])
-    return markdown(["solver", "trajectory", "ridge", "products of each system", "/ cg", "seconds / cg"], table)
+    return markdown(
+        ["solver", "trajectory", "ridge", "products of each system", "/ cg", "seconds / cg"], table
+    )
 
 
 def kernels() -> str:
     """Operations and kernels of each part of a step."""
     rows = figures_of("kernels")["kernels"]
-    return markdown(["part", *next(iter(rows.values()))], [[name, *map(str, row.values())] for name, row in rows.items()])
+    return markdown(
+        ["part", *next(iter(rows.values()))],
+        [[name, *map(str, row.values())] for name, row in rows.items()],
+    )
 
 
 def speed_machine() -> str:
@@ -575,13 +838,19 @@ def environment() -> str:
         rows = parquet.read_table(RESULTS / f"{name}.parquet").to_pylist()
         if "environment.torch" in rows[0]:
             where = [f"environment.{key}" for key in ("threads", "torch", "python")]
-            facts = {key: ", ".join(sorted({str(row[key]) for row in rows})) for key in ("budget", "setting.run.clock", *where)}
+            facts = {
+                key: ", ".join(sorted({str(row[key]) for row in rows}))
+                for key in ("budget", "setting.run.clock", *where)
+            }
             seeds = sorted({row["seed"] for row in rows})
             table.append([f"`{name}`", str(len(rows)), ", ".join(map(str, seeds)), *facts.values()])
-    return markdown(["records", "runs", "seeds", "budget", "clock", "threads", "torch", "Python"], table)
+    return markdown(
+        ["records", "runs", "seeds", "budget", "clock", "threads", "torch", "Python"], table
+    )
 
 
-# --- the picture -------------------------------------------------------------------------------------------------------
+# --- the picture
+# --------------------------------------------------------------------------------------------------
 
 PICTURE = PAGE.parent / "images" / "cleaning-methods.png"
 DRAWN = (
@@ -599,7 +868,9 @@ DRAWN = (
 
 
 def draw() -> None:
-    """Mean test accuracy over the seeds against seconds, a panel for each corruption rate; references dashed."""
+    """Mean test accuracy over the seeds against seconds, a panel for each corruption rate;
+    references dashed.
+    """
     import numpy as np
     from matplotlib.figure import Figure
 
@@ -607,23 +878,39 @@ def draw() -> None:
     tasks = sorted({row["task"] for row in rows})
     figure = Figure(figsize=(4.2 * len(tasks), 4), layout="constrained")
     grid = np.linspace(1.5, 15, 136)
-    for panel, task in zip(figure.subplots(1, len(tasks), sharey=True, squeeze=False)[0], tasks, strict=True):
+    for panel, task in zip(
+        figure.subplots(1, len(tasks), sharey=True, squeeze=False)[0], tasks, strict=True
+    ):
         for number, name in enumerate(DRAWN):
-            held, mine = [], [row for row in rows if (row["task"], row["method"]) == (task, name)]
+            held = []
+            mine = [row for row in rows if (row["task"], row["method"]) == (task, name)]
             for seed in sorted({row["seed"] for row in mine}):
                 own = [row for row in mine if row["seed"] == seed]
-                points = [(row["seconds"], 100 * row["metric.test_accuracy"]) for row in own if row["seconds"] > 0]
+                points = [
+                    (row["seconds"], 100 * row["metric.test_accuracy"])
+                    for row in own
+                    if row["seconds"] > 0
+                ]
                 held.append(np.interp(grid, *zip(*points, strict=True)))
             line = "--" if name in REFERENCES else "-"
-            panel.plot(grid, np.mean(held, axis=0), line, color=f"C{number}", linewidth=1.6, label=name)
-        panel.set(title=f"ρ = {task.removeprefix('cleaning-')}", xlabel="seconds of processor time", ylim=(60, 95))
+            panel.plot(
+                grid, np.mean(held, axis=0), line, color=f"C{number}", linewidth=1.6, label=name
+            )
+        panel.set(
+            title=f"ρ = {task.removeprefix('cleaning-')}",
+            xlabel="seconds of processor time",
+            ylim=(60, 95),
+        )
     panels = figure.axes
     panels[0].set_ylabel("test accuracy (%)")
-    figure.legend(*panels[0].get_legend_handles_labels(), loc="outside lower center", ncols=5, frameon=False)
+    figure.legend(
+        *panels[0].get_legend_handles_labels(), loc="outside lower center", ncols=5, frameon=False
+    )
     figure.savefig(PICTURE, dpi=110)
 
 
-# --- the page ----------------------------------------------------------------------------------------------------------
+# --- the page
+# --------------------------------------------------------------------------------------------------
 
 TABLES: dict[str, Callable[[], str]] = {
     "environment": environment,
@@ -656,12 +943,21 @@ def page(text: str) -> str:
 
 def stale(text: str) -> list[str]:
     """The tables on the page that are not what the records make."""
-    return [match[1] for match in MARKED.finditer(text) if match[3].strip() != TABLES[match[1]]().strip()]
+    return [
+        match[1]
+        for match in MARKED.finditer(text)
+        if match[3].strip() != TABLES[match[1]]().strip()
+    ]
 
 
 def made_readmes() -> dict[Path, str]:
-    """The READMEs with their tables made anew: published figures in those of plugins, the demo in that of the project."""
-    texts = {path: with_figures(path.read_text(encoding="utf-8"), only) for path, only in readmes().items()}
+    """The READMEs with their tables made anew: published figures in those of plugins, the demo
+    in that of the project.
+    """
+    texts = {
+        path: with_figures(path.read_text(encoding="utf-8"), only)
+        for path, only in readmes().items()
+    }
     front = ROOT / "README.md"
     return {**texts, front: DEMO.sub(lambda _: demo(), front.read_text(encoding="utf-8"))}
 
@@ -669,11 +965,17 @@ def made_readmes() -> dict[Path, str]:
 def stale_readmes() -> list[str]:
     """The READMEs whose tables are not what the records make."""
     texts = made_readmes().items()
-    return [str(path.relative_to(ROOT)) for path, text in texts if path.read_text(encoding="utf-8") != text]
+    return [
+        str(path.relative_to(ROOT))
+        for path, text in texts
+        if path.read_text(encoding="utf-8") != text
+    ]
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--check", action="store_true")
     commands = parser.add_subparsers(dest="command")
     for command in ("runs", "figures"):
@@ -681,7 +983,9 @@ def main() -> int:
         own.add_argument("name")
         own.add_argument("sources", type=Path, nargs="+" if command == "runs" else 1)
         if command == "runs":
-            own.add_argument("--add", action="store_true", help="beside the runs that are kept already")
+            own.add_argument(
+                "--add", action="store_true", help="beside the runs that are kept already"
+            )
     options = parser.parse_args()
     if options.command:
         kept = (

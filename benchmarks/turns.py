@@ -1,4 +1,6 @@
-"""What the benchmarks against other sides share: processors, repetitions that take turns, quartiles, the machine's name."""
+"""What the benchmarks against other sides share: processors, repetitions that take turns,
+quartiles, the machine's name.
+"""
 
 from __future__ import annotations
 
@@ -24,8 +26,9 @@ Sides = Mapping[str, Callable[[], Any]]
 def use_processors(count: int) -> None:
     """This process, and what it starts, runs on ``count`` processors, torch with as many threads.
 
-    XLA's CPU client makes a thread for each processor that it may use when JAX is imported, so this comes first. An affinity
-    binds all of its pools; the XLA flags that are in use for this (``--xla_cpu_multi_thread_eigen=false``) bind one of them.
+    XLA's CPU client makes a thread for each processor that it may use when JAX is imported, so this
+    comes first. An affinity binds all of its pools; the XLA flags that are in use for this
+    (``--xla_cpu_multi_thread_eigen=false``) bind one of them.
     """
     if hasattr(os, "sched_setaffinity"):
         os.sched_setaffinity(0, sorted(os.sched_getaffinity(0))[:count])
@@ -34,7 +37,9 @@ def use_processors(count: int) -> None:
 
 def arguments(description: str | None, repetitions: int) -> argparse.ArgumentParser:
     """What every benchmark of sides that take turns is told."""
-    parser = argparse.ArgumentParser(description=description, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=description, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--json", type=Path, help="also write the figures to this file")
     parser.add_argument("--repetitions", type=int, default=repetitions)
     parser.add_argument("--processors", type=int, default=1)
@@ -42,13 +47,19 @@ def arguments(description: str | None, repetitions: int) -> argparse.ArgumentPar
 
 
 def clock_of(processors: int) -> Callable[[], float]:
-    """The processor time of this process on one processor, which other programs disturb least; on several the time of day."""
+    """The processor time of this process on one processor, which other programs disturb least;
+    on several the time of day.
+    """
     return time.process_time if processors == 1 else time.perf_counter
 
 
-def take_turns(sides: Sides, rounds: int, seconds: float, clock: Callable[[], float]) -> dict[str, list[float]]:
-    """Seconds of one call of each side in each round. In a round every side has one block of calls of about ``seconds``, in
-    random order, so that a slow moment of the machine hits all of them; garbage is collected between blocks only."""
+def take_turns(
+    sides: Sides, rounds: int, seconds: float, clock: Callable[[], float]
+) -> dict[str, list[float]]:
+    """Seconds of one call of each side in each round. In a round every side has one block of calls
+    of about ``seconds``, in random order, so that a slow moment of the machine hits all of them;
+    garbage is collected between blocks only.
+    """
 
     def block(call: Callable[[], Any], calls: int) -> float:
         gc.collect()
@@ -67,7 +78,8 @@ def take_turns(sides: Sides, rounds: int, seconds: float, clock: Callable[[], fl
         if once < seconds / 10:  # a single call is too short for the clock
             once = block(call, 10)
         calls[name] = max(1, round(seconds / max(once, 1e-6)))
-    order, spent = random.Random(0), {name: [] for name in sides}
+    order = random.Random(0)
+    spent = {name: [] for name in sides}
     for _ in range(rounds):
         for name in order.sample(list(sides), len(sides)):
             spent[name].append(block(sides[name], calls[name]))
@@ -102,7 +114,8 @@ def difference(value: Any, expected: Any) -> float:
     1.0
     """
     mine, other = (
-        leaf.double() if isinstance(leaf, Tensor) else torch.from_numpy(np.array(leaf)).double() for leaf in (value, expected)
+        leaf.double() if isinstance(leaf, Tensor) else torch.from_numpy(np.array(leaf)).double()
+        for leaf in (value, expected)
     )
     return float((mine - other).norm() / other.norm())
 
@@ -113,7 +126,9 @@ def machine() -> dict[str, str]:
     information = Path("/proc/cpuinfo")
     if information.exists():
         models = [
-            line.partition(":")[2].strip() for line in information.read_text().splitlines() if line.startswith("model name")
+            line.partition(":")[2].strip()
+            for line in information.read_text().splitlines()
+            if line.startswith("model name")
         ]
         name = f"{models[0]}, {len(models)} cores" if models else name
     versions = {}
@@ -129,4 +144,9 @@ def show(title: str, head: tuple[str, ...], rows: list[tuple[object, ...]]) -> N
     """A table in Markdown; numbers with three digits."""
     print(f"\n{title}\n\n| {' | '.join(head)} |\n|---|" + "---:|" * (len(head) - 1))
     for row in rows:
-        print("| " + " | ".join(f"{cell:.3g}" if isinstance(cell, float) else str(cell) for cell in row) + " |", flush=True)
+        print(
+            "| "
+            + " | ".join(f"{cell:.3g}" if isinstance(cell, float) else str(cell) for cell in row)
+            + " |",
+            flush=True,
+        )

@@ -1,4 +1,6 @@
-"""The columns that `hgms report` writes to Parquet: read from files of real runs, each with what it means."""
+"""The columns that `hgms report` writes to Parquet: read from files of real runs, each with what
+it means.
+"""
 
 from __future__ import annotations
 
@@ -15,10 +17,15 @@ from hgms.cli import group as cli
 from hgms.report import mixture
 
 FAMILIES = ("metric.", "setting.", "weight.", "cost_")
-"""Columns that are told together: what follows is the name of a metric, a setting, a source, a kind of oracle call."""
+"""Columns that are told together: what follows is the name of a metric, a setting, a source, a
+kind of oracle call.
+"""
 
 MEANING = {
-    "task": "what the report calls the task; two tasks that differ in settings are told apart by what differs",
+    "task": (
+        "what the report calls the task; two tasks that differ in settings are told apart by "
+        "what differs"
+    ),
     "task_name": "what the task is registered as",
     "method": "what the report calls the method: its label, or its name",
     "method_name": "what the method is registered as",
@@ -32,14 +39,31 @@ MEANING = {
     "seed": "",
     "outer_steps": "outer steps done",
     "oracle_calls": "all calls of the oracles, as a budget in calls counts them",
-    "peak_memory_bytes": "of the process, libraries included, in bytes; runs of `hgms compare` only",
-    "seconds": "spent in steps, on the budget's clock (to the end of the run; in a row of a step, up to it)",
-    "metric.": "what the task's `evaluate` returned: of the result, or at that step (null where it was not evaluated)",
-    "weight.": "weight of a data source: of what was returned, or at that step; between 0 and 1, they add up to 1",
+    "peak_memory_bytes": (
+        "of the process, libraries included, in bytes; runs of `hgms compare` only"
+    ),
+    "seconds": (
+        "spent in steps, on the budget's clock (to the end of the run; in a row of a "
+        "step, up to it)"
+    ),
+    "metric.": (
+        "what the task's `evaluate` returned: of the result, or at that step (null where "
+        "it was not evaluated)"
+    ),
+    "weight.": (
+        "weight of a data source: of what was returned, or at that step; between 0 and 1, "
+        "they add up to 1"
+    ),
     "seconds_per_step": "seconds over steps, of runs on language models",
-    "step_forward_tokens": "tokens, padding included, that went forward through the language model in a step (runs: the mean)",
+    "step_forward_tokens": (
+        "tokens, padding included, that went forward through the language "
+        "model in a step (runs: the mean)"
+    ),
     "step_backward_tokens": "the same, backward",
-    "setting.": "each value of `config.toml` but the seed and the folder, as TOML writes it, under its dotted key",
+    "setting.": (
+        "each value of `config.toml` but the seed and the folder, as TOML writes it, "
+        "under its dotted key"
+    ),
     "step": "outer steps done",
     "cost_": "oracle calls of a kind so far; `cost_rows` examples",
     "upper_loss": "f at the selected state",
@@ -80,12 +104,24 @@ def _schemas() -> tuple[pa.Schema, pa.Schema]:
         os.chdir(folder)
         try:
             for arguments in (
-                ["compare", "--task", "quadratic", "--methods", "uniform,hg-ms", "--budget", "2 steps", "--jobs", "0"],
+                [
+                    "compare",
+                    "--task",
+                    "quadratic",
+                    "--methods",
+                    "uniform,hg-ms",
+                    "--budget",
+                    "2 steps",
+                    "--jobs",
+                    "0",
+                ],
                 ["report", "runs", "--out", "report.parquet", "--steps"],
             ):
                 result = CliRunner().invoke(cli.main, arguments, catch_exceptions=False)
                 assert result.exit_code == 0, result.output
-            return pa.parquet.read_schema("report.parquet"), pa.parquet.read_schema("report.steps.parquet")
+            return pa.parquet.read_schema("report.parquet"), pa.parquet.read_schema(
+                "report.steps.parquet"
+            )
         finally:
             os.chdir(before)
 

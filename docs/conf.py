@@ -1,4 +1,6 @@
-"""Sphinx: Markdown pages and executed notebooks, the furo theme, and pictures of real runs (docs/figures.py)."""
+"""Sphinx: Markdown pages and executed notebooks, the furo theme, and pictures of real runs
+(docs/figures.py).
+"""
 
 from __future__ import annotations
 
@@ -36,12 +38,18 @@ html_theme = "furo"
 html_static_path = ["_static"]
 html_css_files = ["site.css"]
 html_title = f"HGMS {release}"
-html_math_renderer = "mathml"  # browsers show it by themselves: a page needs no network and no script
-# Links to files of the repository that are no pages (source, licence) are not Sphinx's to resolve; tests/docs follows them.
+html_math_renderer = (
+    "mathml"  # browsers show it by themselves: a page needs no network and no script
+)
+# Links to files of the repository that are no pages (source, licence) are not Sphinx's to resolve;
+# tests/docs follows them.
 suppress_warnings = ["myst.xref_missing"]
 
 # `tox -e links` asks every outside address once. These answer no program, or only after a login.
-linkcheck_ignore = [r"https://(www\.)?(dl\.acm|jstor|sciencedirect|openreview)\.", r"https?://(localhost|127\.0\.0\.1)"]
+linkcheck_ignore = [
+    r"https://(www\.)?(dl\.acm|jstor|sciencedirect|openreview)\.",
+    r"https?://(localhost|127\.0\.0\.1)",
+]
 linkcheck_timeout = 20
 linkcheck_retries = 2
 linkcheck_workers = 4
@@ -51,7 +59,9 @@ NEW = Path(tempfile.mkdtemp(prefix="hgms-figures-"))
 
 
 def draw(app: Sphinx) -> None:
-    """Runs what the figures show. Numbers that are not those beside the committed pictures are a warning, so an error."""
+    """Runs what the figures show. Numbers that are not those beside the committed pictures are a
+    warning, so an error.
+    """
     whole = Path(app.srcdir) == Path(__file__).parent  # not the reference alone, which shows none
     if not whole or app.builder.format != "html" or app.builder.name == "linkcheck":
         return
@@ -60,7 +70,9 @@ def draw(app: Sphinx) -> None:
     from sphinx.util import logging
 
     for line in figures.write(NEW)[:5]:
-        logging.getLogger(__name__).warning("figures are stale, run `python docs/figures.py`: %s", line)
+        logging.getLogger(__name__).warning(
+            "figures are stale, run `python docs/figures.py`: %s", line
+        )
 
 
 def show(app: Sphinx, exception: Exception | None) -> None:
@@ -73,34 +85,56 @@ def show(app: Sphinx, exception: Exception | None) -> None:
 
 
 def resolve(app: Sphinx, env: Any, node: Any, contents: Any) -> Any:
-    """A type of ours in a signature leads to where it is described, whichever package it is in. Types of others stay text."""
+    """A type of ours in a signature leads to where it is described, whichever package it is in.
+    Types of others stay text.
+    """
     from sphinx.errors import NoUri
     from sphinx.util.nodes import make_refnode
 
     if node["refdomain"] != "py":
         return None
     name = node["reftarget"].rpartition(".")[2]
-    places = {full: entry for full, entry in env.get_domain("py").objects.items() if full.rpartition(".")[2] == name}
+    places = {
+        full: entry
+        for full, entry in env.get_domain("py").objects.items()
+        if full.rpartition(".")[2] == name
+    }
     # of equal names the core's, then those of classes
-    ours = sorted(places, key=lambda full: (full.count("."), not full.startswith("hgms_core."), full))
-    if ours and ours[0].rpartition(".")[0] not in env.get_domain("py").objects:  # no method of a class
+    ours = sorted(
+        places, key=lambda full: (full.count("."), not full.startswith("hgms_core."), full)
+    )
+    if (
+        ours and ours[0].rpartition(".")[0] not in env.get_domain("py").objects
+    ):  # no method of a class
         entry = places[ours[0]]
-        return make_refnode(app.builder, node["refdoc"], entry.docname, entry.node_id, contents, ours[0])
+        return make_refnode(
+            app.builder, node["refdoc"], entry.docname, entry.node_id, contents, ours[0]
+        )
     raise NoUri
 
 
 def formula(translator: Any, node: Any) -> None:
-    """TeX as MathML. A command that the converter does not know would stand on the page as it is: a warning, so an error."""
+    """TeX as MathML. A command that the converter does not know would stand on the page as it
+    is: a warning, so an error.
+    """
     from docutils.nodes import SkipNode
     from latex2mathml.converter import convert
     from sphinx.util import logging
 
     block = node.tagname == "math_block"
-    tex = node.astext().replace("\\langle", "⟨").replace("\\rangle", "⟩")  # known alone, but not behind \bigl
-    text = convert(tex, display="block" if block else "inline").replace("<mi>\\arg</mi>", "<mo>arg</mo>")
+    tex = (
+        node.astext().replace("\\langle", "⟨").replace("\\rangle", "⟩")
+    )  # known alone, but not behind \bigl
+    text = convert(tex, display="block" if block else "inline").replace(
+        "<mi>\\arg</mi>", "<mo>arg</mo>"
+    )
     for unknown in re.findall(r">(\\\w+)<", text):
-        logging.getLogger(__name__).warning("a formula has %s, which has no MathML here", unknown, location=node)
-    translator.body.append(f'<div style="overflow: auto hidden; padding: 0.4em 0">{text}</div>' if block else text)
+        logging.getLogger(__name__).warning(
+            "a formula has %s, which has no MathML here", unknown, location=node
+        )
+    translator.body.append(
+        f'<div style="overflow: auto hidden; padding: 0.4em 0">{text}</div>' if block else text
+    )
     raise SkipNode
 
 

@@ -1,7 +1,8 @@
-"""What Python says of a public name, for the reference: typed signatures, tables of fields, lists of members.
+"""What Python says of a public name, for the reference: typed signatures, tables of fields, lists
+of members.
 
-A field's meaning is read from the class's docstring, where that has an ``Arguments:`` section, or from a string below the
-field; else it stands in ``fields.toml`` beside this file.
+A field's meaning is read from the class's docstring, where that has an ``Arguments:`` section, or
+from a string below the field; else it stands in ``fields.toml`` beside this file.
 """
 
 from __future__ import annotations
@@ -21,7 +22,9 @@ from typing import Any
 
 import attrs
 
-MEANINGS: Mapping[str, Mapping[str, str]] = tomllib.loads((Path(__file__).parent / "fields.toml").read_text(encoding="utf-8"))
+MEANINGS: Mapping[str, Mapping[str, str]] = tomllib.loads(
+    (Path(__file__).parent / "fields.toml").read_text(encoding="utf-8")
+)
 """What the fields of a class mean, by ``package.Class`` and the field's name."""
 
 SHORT = 60
@@ -29,18 +32,38 @@ SHORT = 60
 
 
 def signature(thing: Any) -> str:
-    """Parameters with types and defaults, and what is returned, on one line. A default that is no plain value is ``...``."""
+    """Parameters with types and defaults, and what is returned, on one line. A default that is
+    no plain value is ``...``.
+    """
     whole = inspect.signature(thing)
     # of a field with a converter attrs knows no type
-    types_ = {field.alias: field.type for field in attrs.fields(thing)} if inspect.isclass(thing) and attrs.has(thing) else {}
-    shown = [parameter.replace(default=_default(parameter.default)) for parameter in whole.parameters.values()]
+    types_ = (
+        {field.alias: field.type for field in attrs.fields(thing)}
+        if inspect.isclass(thing) and attrs.has(thing)
+        else {}
+    )
+    shown = [
+        parameter.replace(default=_default(parameter.default))
+        for parameter in whole.parameters.values()
+    ]
     typed = [
-        item.replace(annotation=types_.get(item.name, item.annotation)) if item.annotation is item.empty else item
+        item.replace(annotation=types_.get(item.name, item.annotation))
+        if item.annotation is item.empty
+        else item
         for item in shown
     ]
-    kept = [item for item in typed if item.name not in ("self", "cls") or item.annotation is not item.empty]
+    kept = [
+        item
+        for item in typed
+        if item.name not in ("self", "cls") or item.annotation is not item.empty
+    ]
     returned = whole.return_annotation if not inspect.isclass(thing) else inspect.Signature.empty
-    text = str(whole.replace(parameters=[_spelt(parameter) for parameter in kept], return_annotation=inspect.Signature.empty))
+    text = str(
+        whole.replace(
+            parameters=[_spelt(parameter) for parameter in kept],
+            return_annotation=inspect.Signature.empty,
+        )
+    )
     return text + ("" if returned is inspect.Signature.empty else f" -> {annotation(returned)}")
 
 
@@ -61,10 +84,15 @@ class _Plain:
 
 def _default(value: Any) -> Any:
     """A default that can stand in a signature as it is."""
-    simple = value is inspect.Parameter.empty or value is None or isinstance(value, bool | int | float | str)
+    simple = (
+        value is inspect.Parameter.empty
+        or value is None
+        or isinstance(value, bool | int | float | str)
+    )
     return (
         value
-        if simple or (isinstance(value, tuple) and all(isinstance(part, int | float | str) for part in value))
+        if simple
+        or (isinstance(value, tuple) and all(isinstance(part, int | float | str) for part in value))
         else _Dots()
     )
 
@@ -89,7 +117,11 @@ def annotation(hint: Any) -> str:
 
 def fields(cls: type) -> list[attrs.Attribute[Any]]:
     """The public fields of an attrs class."""
-    return [field for field in attrs.fields(cls) if not field.name.startswith("_")] if attrs.has(cls) else []
+    return (
+        [field for field in attrs.fields(cls) if not field.name.startswith("_")]
+        if attrs.has(cls)
+        else []
+    )
 
 
 def default_of(field: attrs.Attribute[Any]) -> str:
@@ -119,9 +151,15 @@ def _made(cls: type) -> Any:
 
 
 def meanings(cls: type, module: str) -> dict[str, str]:
-    """What each field means: from the docstring's ``Arguments:``, from the string below the field, and from ``fields.toml``."""
+    """What each field means: from the docstring's ``Arguments:``, from the string below the
+    field, and from ``fields.toml``.
+    """
     names = {field.name for field in attrs.fields(cls)} if attrs.has(cls) else set()
-    read = {name: text for name, text in {**arguments(cls.__doc__), **notes(cls)}.items() if name in names}
+    read = {
+        name: text
+        for name, text in {**arguments(cls.__doc__), **notes(cls)}.items()
+        if name in names
+    }
     return {**read, **MEANINGS.get(f"{module}.{cls.__name__}", {})}
 
 
@@ -133,31 +171,43 @@ def notes(cls: type) -> dict[str, str]:
         statement.target.id: " ".join(note.value.value.split()).rstrip(".")
         for statement, note in itertools.pairwise(getattr(statements, "body", []))
         if isinstance(statement, ast.AnnAssign) and isinstance(statement.target, ast.Name)
-        if isinstance(note, ast.Expr) and isinstance(note.value, ast.Constant) and isinstance(note.value.value, str)
+        if isinstance(note, ast.Expr)
+        and isinstance(note.value, ast.Constant)
+        and isinstance(note.value.value, str)
     }
 
 
 def arguments(doc: str | None) -> dict[str, str]:
-    """The entries of a docstring's ``Arguments:``, by name; several names may share one: ``a, b: text``, or, further on in the
-    text of another, ````a``, ``b``: text``. The first of them has a long one, and the others refer to it."""
+    """The entries of a docstring's ``Arguments:``, by name; several names may share one: ``a, b:
+    text``, or, further on in the text of another, ````a``, ``b``: text``. The first of them has a
+    long one, and the others refer to it.
+    """
     entries: dict[str, str] = {}
     for part in inspect.cleandoc(doc or "").split("\n\n"):
         head, _, rest = part.partition("\n")
         if head != "Arguments:":
             continue
         for item in re.split(r"\n(?=\S)", inspect.cleandoc(rest)):
-            text = re.sub(r"^([\w, ]+): ", lambda match: re.sub(r"\w+", r"``\g<0>``", match[1]) + ": ", " ".join(item.split()))
+            text = re.sub(
+                r"^([\w, ]+): ",
+                lambda match: re.sub(r"\w+", r"``\g<0>``", match[1]) + ": ",
+                " ".join(item.split()),
+            )
             pieces = re.split(r"(?:^|(?<=[.;] ))((?:``\w+``(?:, | and )?)+): ", text)
             for names, meaning in zip(pieces[1::2], pieces[2::2], strict=True):
                 first, *others = re.findall(r"``(\w+)``", names)
                 entries[first] = whole = meaning.strip().rstrip(";,.")
-                entries |= dict.fromkeys(others, whole if len(whole) <= SHORT else f"see ``{first}``")
+                entries |= dict.fromkeys(
+                    others, whole if len(whole) <= SHORT else f"see ``{first}``"
+                )
     return entries
 
 
 @attrs.frozen
 class Member:
-    """A method or property: its name, the directive that describes it with its argument and options, and the docstring."""
+    """A method or property: its name, the directive that describes it with its argument and
+    options, and the docstring.
+    """
 
     name: str
     directive: str
@@ -176,12 +226,28 @@ def members(cls: type) -> list[Member]:
             continue
         if isinstance(member, property):
             returned = inspect.signature(member.fget).return_annotation  # type: ignore[arg-type]
-            options = () if returned is inspect.Signature.empty else (f":type: {annotation(returned)}",)
+            options = (
+                () if returned is inspect.Signature.empty else (f":type: {annotation(returned)}",)
+            )
             shown.append(Member(name, "py:property", full, options, inspect.getdoc(member) or ""))
         elif inspect.isfunction(function):
-            options = (f":{type(member).__name__}:",) if isinstance(member, classmethod | staticmethod) else ()
-            called = getattr(cls, name) if isinstance(member, classmethod) else function  # without cls
-            shown.append(Member(name, "py:method", full + signature(called), options, inspect.getdoc(function) or ""))
+            options = (
+                (f":{type(member).__name__}:",)
+                if isinstance(member, classmethod | staticmethod)
+                else ()
+            )
+            called = (
+                getattr(cls, name) if isinstance(member, classmethod) else function
+            )  # without cls
+            shown.append(
+                Member(
+                    name,
+                    "py:method",
+                    full + signature(called),
+                    options,
+                    inspect.getdoc(function) or "",
+                )
+            )
     return shown
 
 
@@ -191,9 +257,15 @@ def is_class(thing: Any) -> bool:
 
 
 def value(name: str, thing: Any) -> tuple[str, str, tuple[str, ...]]:
-    """The directive of a name that is no function or class: a type by another name, or a constant."""
+    """The directive of a name that is no function or class: a type by another name, or a
+    constant.
+    """
     if thing is Any or typing.get_origin(thing) is not None:
         return "py:type", name, (f":canonical: {annotation(thing)}",)
     shown = repr(thing)
     short = len(shown) < 100 and not shown.startswith("<")
-    return "py:data", name, (f":type: {type(thing).__name__}", *([f":value: {shown}"] if short else []))
+    return (
+        "py:data",
+        name,
+        (f":type: {type(thing).__name__}", *([f":value: {shown}"] if short else [])),
+    )

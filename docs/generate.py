@@ -1,6 +1,8 @@
-"""Writes the generated parts of these pages from the code: ``python docs/generate.py`` (``--check`` only says what is stale).
+"""Writes the generated parts of these pages from the code: ``python docs/generate.py`` (``--check``
+only says what is stale).
 
-A generated part stands between ``<!-- generated: NAME -->`` and ``<!-- end -->``; the function NAME below makes it.
+A generated part stands between ``<!-- generated: NAME -->`` and ``<!-- end -->``; the function NAME
+below makes it.
 """
 
 from __future__ import annotations
@@ -56,16 +58,25 @@ def commands() -> str:
         assert command is not None
         context = _context(command, name, parent)
         names = sorted(command.list_commands(context)) if isinstance(command, click.Group) else []
-        inside = {part: command.get_command(context, part) for part in names} if isinstance(command, click.Group) else {}
-        contexts = [_context(below, part, context) for part, below in inside.items() if below is not None] or [context]
+        inside = (
+            {part: command.get_command(context, part) for part in names}
+            if isinstance(command, click.Group)
+            else {}
+        )
+        contexts = [
+            _context(below, part, context) for part, below in inside.items() if below is not None
+        ] or [context]
         shown += [
-            f"## {command_context.command_path}\n\n```text\n{command_context.get_help()}\n```\n" for command_context in contexts
+            f"## {command_context.command_path}\n\n```text\n{command_context.get_help()}\n```\n"
+            for command_context in contexts
         ]
     return "\n".join(shown)
 
 
 def _context(command: click.Command, name: str, parent: click.Context) -> click.Context:
-    return click.Context(command, info_name=name, parent=parent, terminal_width=100, max_content_width=100)
+    return click.Context(
+        command, info_name=name, parent=parent, terminal_width=100, max_content_width=100
+    )
 
 
 def run_keys() -> str:
@@ -94,14 +105,23 @@ def component_keys() -> str:
             shown.append(f"### `{component.name}`\n\n{_escaped(description['summary'])}\n")
             if component.plugin.name != "core":
                 name = component.plugin.name
-                shown.append(f"Equations, deviations, cost: [plugin `{name}`](../plugins/{name}.md).\n")
+                shown.append(
+                    f"Equations, deviations, cost: [plugin `{name}`](../plugins/{name}.md).\n"
+                )
             if "parts" in description:
                 shown.append(f"```toml\n{_toml(description['name'], description['parts'])}```\n")
                 for trait, parts in description["on"].items():
-                    shown.append(f"On a task with the trait `{trait}`:\n\n```toml\n{_toml(description['name'], parts)}```\n")
+                    shown.append(
+                        f"On a task with the trait `{trait}`:\n\n```toml\n"
+                        f"{_toml(description['name'], parts)}```\n"
+                    )
                 continue
-            target, module = component.target, component.plugin.module
-            if component.plugin.name != "core" and getattr(importlib.import_module(module), target.__name__, None) is target:
+            target = component.target
+            module = component.plugin.module
+            if (
+                component.plugin.name != "core"
+                and getattr(importlib.import_module(module), target.__name__, None) is target
+            ):
                 shown.append(_directive("py:class", target.__name__, [f":module: {module}"]) + "\n")
             if description["fields"]:
                 classes = {module: [target], **(wrappers if target is hgms_core.Pipeline else {})}
@@ -110,26 +130,40 @@ def component_keys() -> str:
 
 
 def _meant(rows: list[dict[str, Any]], classes: Mapping[str, list[type]]) -> list[dict[str, Any]]:
-    """The rows of a table with each key's range and meaning, from the fields of classes by their packages."""
+    """The rows of a table with each key's range and meaning, from the fields of classes by their
+    packages.
+    """
     known = {
-        field.alias or field.name: (range_of(field.validator), described.meanings(cls, module).get(field.name, ""))
+        field.alias or field.name: (
+            range_of(field.validator),
+            described.meanings(cls, module).get(field.name, ""),
+        )
         for module, group in classes.items()
         for cls in group
         for field in described.fields(cls)
     }
-    return [row | dict(zip(("range", "meaning"), known.get(row["name"], ("", "")), strict=True)) for row in rows]
+    return [
+        row | dict(zip(("range", "meaning"), known.get(row["name"], ("", "")), strict=True))
+        for row in rows
+    ]
 
 
 def hooks() -> str:
-    """Every hook: its signature, purpose, when it is called, an example, and since when there is one."""
+    """Every hook: its signature, purpose, when it is called, an example, and since when there is
+    one.
+    """
     shown = []
     for name, hook in vars(hookspecs).items():
         if name.startswith("hgms_"):
             arguments = ", ".join(
-                f"{parameter.name}: {parameter.annotation}" for parameter in inspect.signature(hook).parameters.values()
+                f"{parameter.name}: {parameter.annotation}"
+                for parameter in inspect.signature(hook).parameters.values()
             )
             returned = inspect.signature(hook).return_annotation
-            shown.append(f"## `{name}`\n\n```text\n{name}({arguments}) -> {returned}\n```\n\n{_whole_doc(hook)}\n")
+            shown.append(
+                f"## `{name}`\n\n```text\n{name}({arguments}) -> {returned}\n```\n\n"
+                f"{_whole_doc(hook)}\n"
+            )
     return "\n".join(shown)
 
 
@@ -144,7 +178,9 @@ def programs() -> str:
 
 
 def full() -> str:
-    """Every public name of the core in full, but for the protocols, which have a page of their own."""
+    """Every public name of the core in full, but for the protocols, which have a page of their
+    own.
+    """
     return _described((hgms_core,))
 
 
@@ -158,7 +194,9 @@ def _described(modules: tuple[Any, ...]) -> str:
     shown = []
     for module in modules:
         if len(modules) > 1:
-            shown.append(f"## `{module.__name__}`\n\n{_safe(registry.summary_of(module.__doc__))}\n")
+            shown.append(
+                f"## `{module.__name__}`\n\n{_safe(registry.summary_of(module.__doc__))}\n"
+            )
         shown.append(f"```{{py:module}} {module.__name__}\n```\n")
         shown += [_entry(module, name, "#" * (2 + (len(modules) > 1))) for name in _in_full(module)]
     return "\n".join(shown)
@@ -167,7 +205,11 @@ def _described(modules: tuple[Any, ...]) -> str:
 def _in_full(module: Any) -> list[str]:
     """The names described at length. Protocols and hooks have pages of their own."""
     protocols = {kind.protocol for kind in registry.KINDS.values()}
-    return [name for name in module.__all__ if not any(getattr(module, name) is protocol for protocol in protocols)]
+    return [
+        name
+        for name in module.__all__
+        if not any(getattr(module, name) is protocol for protocol in protocols)
+    ]
 
 
 def _entry(module: Any, name: str, level: str) -> str:
@@ -178,13 +220,22 @@ def _entry(module: Any, name: str, level: str) -> str:
         parts += [_directive("py:function", name + described.signature(thing)), _prose(thing)]
     elif described.is_class(thing):
         kind = "py:exception" if issubclass(thing, BaseException) else "py:class"
-        parts += [_directive(kind, name + (described.signature(thing) if attrs.has(thing) else "")), _prose(thing)]
+        parts += [
+            _directive(kind, name + (described.signature(thing) if attrs.has(thing) else "")),
+            _prose(thing),
+        ]
         parts.append(_field_table(thing, module.__name__))
         for member in described.members(thing):
             meaning = described.MEANINGS.get(f"{module.__name__}.{name}", {}).get(member.name, "")
-            parts += [_directive(member.directive, member.text, member.options), _prose_of(member.doc or meaning)]
+            parts += [
+                _directive(member.directive, member.text, member.options),
+                _prose_of(member.doc or meaning),
+            ]
     else:
-        parts += [_directive(*described.value(name, thing)), _prose_of(_attribute_docs(module).get(name, ""))]
+        parts += [
+            _directive(*described.value(name, thing)),
+            _prose_of(_attribute_docs(module).get(name, "")),
+        ]
     return "\n\n".join(filter(None, parts)) + "\n"
 
 
@@ -196,10 +247,15 @@ def _field_table(cls: type, module: str) -> str:
     """The fields of a class: type, default, range where there is one, meaning."""
     meanings = described.meanings(cls, module)
     rows = [
-        (f"`{field.alias or field.name}`", f"`{described.annotation(field.type)}`", described.default_of(field),
-         range_of(field.validator), _safe(meanings.get(field.name, "")))
+        (
+            f"`{field.alias or field.name}`",
+            f"`{described.annotation(field.type)}`",
+            described.default_of(field),
+            range_of(field.validator),
+            _safe(meanings.get(field.name, "")),
+        )
         for field in described.fields(cls)
-    ]  # fmt: skip
+    ]
     return _columns(("field", "type", "default", "range", "meaning"), rows)
 
 
@@ -208,19 +264,29 @@ def _columns(names: tuple[str, ...], rows: list[tuple[str, ...]]) -> str:
     if not rows:
         return ""
     kept = [i for i in range(len(names)) if any(row[i] for row in rows)]
-    lines = ["| " + " | ".join(row[i].replace("|", "\\|") for i in kept) + " |" for row in (names, *rows)]
+    lines = [
+        "| " + " | ".join(row[i].replace("|", "\\|") for i in kept) + " |" for row in (names, *rows)
+    ]
     return "\n".join([lines[0], "|" + "---|" * len(kept), *lines[1:]])
 
 
 def _prose(thing: Any) -> str:
-    """A docstring as Markdown, but for the arguments of a class, which stand in the table of its fields."""
+    """A docstring as Markdown, but for the arguments of a class, which stand in the table of its
+    fields.
+    """
     doc = inspect.getdoc(thing) or ""
     parts = doc.split("\n\n")
-    return _prose_of("\n\n".join(part for part in parts if not (attrs.has(thing) and part.startswith("Arguments:\n"))))
+    return _prose_of(
+        "\n\n".join(
+            part for part in parts if not (attrs.has(thing) and part.startswith("Arguments:\n"))
+        )
+    )
 
 
 def _prose_of(doc: str) -> str:
-    """A docstring as Markdown. What is indented below a line is a list if that line is a heading, else an equation."""
+    """A docstring as Markdown. What is indented below a line is a list if that line is a
+    heading, else an equation.
+    """
     shown = []
     for part in doc.split("\n\n"):
         head, _, rest = part.partition("\n")
@@ -230,7 +296,9 @@ def _prose_of(doc: str) -> str:
             shown.append(f"```text\n{textwrap.dedent(part)}\n```")
         elif rest.startswith("    ") and head.endswith(":"):
             items = re.split(r"\n(?=\S)", textwrap.dedent(rest))
-            listed = [re.sub(r"^([\w, ]+):(?= )", r"- `\1`:", " ".join(item.split())) for item in items]
+            listed = [
+                re.sub(r"^([\w, ]+):(?= )", r"- `\1`:", " ".join(item.split())) for item in items
+            ]
             text = "\n".join(listed) if listed[0].startswith("- ") else " ".join(rest.split())
             shown.append(f"**{head}**\n\n{_safe(text)}")
         else:
@@ -242,26 +310,35 @@ def _safe(text: str) -> str:
     """Prose of a docstring whose signs mean nothing to Markdown outside of code."""
     plain = re.sub(r":\w+:`~?([^`]*)`", r"`\1`", text).replace("``", "`").replace("::", ":")
     kept = r"(`[^`]*`|(?<!\S)\*\w[\w ]*\*(?!\S))"  # code, and words that are stressed
-    return "".join(part if i % 2 else re.sub(r"([*_<$\[])", r"\\\1", part) for i, part in enumerate(re.split(kept, plain)))
+    return "".join(
+        part if i % 2 else re.sub(r"([*_<$\[])", r"\\\1", part)
+        for i, part in enumerate(re.split(kept, plain))
+    )
 
 
 def _names(module: Any, first: str) -> str:
-    """A module's public names: first paragraph, and since when (``first`` where nothing else is said)."""
+    """A module's public names: first paragraph, and since when (``first`` where nothing else is
+    said).
+    """
     notes = _attribute_docs(module)
     places = _places()
     rows = []
     for name in module.__all__:
         thing = getattr(module, name)
-        text = notes.get(name) or (inspect.getdoc(thing) if inspect.isroutine(thing) or described.is_class(thing) else "")
+        text = notes.get(name) or (
+            inspect.getdoc(thing) if inspect.isroutine(thing) or described.is_class(thing) else ""
+        )
         since = re.search(r"versionadded:: (\S+)", text or "")
         shown = f"[`{name}`]({places[module.__name__, name]})"
-        rows.append(f"| {shown} | {_escaped(registry.summary_of(text))} | {since[1] if since else first} |")
+        rows.append(
+            f"| {shown} | {_escaped(registry.summary_of(text))} | {since[1] if since else first} |"
+        )
     return "| name | what it is | since |\n|---|---|---|\n" + "\n".join(rows) + "\n"
 
 
 def _places() -> dict[tuple[str, str], str]:
-    """Where each name of a module is described in full; of headings of one page that differ in case alone, later ones are
-    numbered."""
+    """Where each name of a module is described in full; of headings of one page that differ in case
+    alone, later ones are numbered."""
     places = {}
     for page, modules in {"functions.md": (hgms_core,), "programs.md": PROGRAMS}.items():
         taken: list[str] = []
@@ -272,14 +349,20 @@ def _places() -> dict[tuple[str, str], str]:
                 places[module.__name__, name] = f"{page}#{name.lower()}{number}"
                 taken.append(name.lower())
     for kind in registry.KINDS.values():
-        places["hgms_core", kind.protocol.__name__] = f"protocols.md#{kind.protocol.__name__.lower()}"
+        places["hgms_core", kind.protocol.__name__] = (
+            f"protocols.md#{kind.protocol.__name__.lower()}"
+        )
     return places
 
 
 def _attribute_docs(module: Any) -> dict[str, str]:
-    """The strings below the assignments of a package's modules: what documents a name that is no class or function."""
+    """The strings below the assignments of a package's modules: what documents a name that is no
+    class or function.
+    """
     docs = {}
-    packages = [hgms.config, module] if module is hgms.runs else [module]  # it exports names of the other
+    packages = (
+        [hgms.config, module] if module is hgms.runs else [module]
+    )  # it exports names of the other
     folders = [Path(inspect.getfile(package)).parent for package in packages]
     for path in [path for folder in folders for path in sorted(folder.rglob("*.py"))]:
         body = ast.parse(path.read_text(encoding="utf-8")).body
@@ -303,25 +386,38 @@ def kinds() -> str:
     shown = ["```{py:currentmodule} hgms_core\n```"]
     for kind in registry.KINDS.values():
         name = kind.protocol.__name__
-        shown += [f"## {name}", f"Registered by `{kind.hook}`.", _directive("py:class", name), _whole_doc(kind.protocol)]
+        shown += [
+            f"## {name}",
+            f"Registered by `{kind.hook}`.",
+            _directive("py:class", name),
+            _whole_doc(kind.protocol),
+        ]
         for member in described.members(kind.protocol):
-            shown += [_directive(member.directive, member.text, member.options), _prose_of(member.doc)]
+            shown += [
+                _directive(member.directive, member.text, member.options),
+                _prose_of(member.doc),
+            ]
     return "\n\n".join(filter(None, shown)) + "\n"
 
 
 def traits() -> str:
-    """Each trait: what it means, the tasks that have it, the methods and parts that need it with their defaults."""
+    """Each trait: what it means, the tasks that have it, the methods and parts that need it with
+    their defaults.
+    """
     components = Registry.load()
     having: dict[str, list[str]] = {}
     needing: dict[str, dict[str, list[str]]] = {"method": {}, "part": {}}
     for kind in registry.KINDS:
         for component in _ours(kind):
             if kind == "task":
-                wanted, place = getattr(component.target, "traits", ()), having
+                wanted = getattr(component.target, "traits", ())
+                place = having
             else:
                 try:
                     wanted = hgms.runs.needs(
-                        hgms.runs.built(component.name, registry.KINDS[kind].protocol, registry=components)
+                        hgms.runs.built(
+                            component.name, registry.KINDS[kind].protocol, registry=components
+                        )
                     )
                 except hgms_core.HgmsError:  # it cannot be built from its defaults
                     wanted = ()
@@ -329,10 +425,23 @@ def traits() -> str:
             for trait in wanted:
                 place.setdefault(trait, []).append(f"`{component.name}`")
     rows = [
-        (f"`{trait}`", _escaped(meaning), *(", ".join(place.get(trait, [])) for place in (having, *needing.values())))
+        (
+            f"`{trait}`",
+            _escaped(meaning),
+            *(", ".join(place.get(trait, [])) for place in (having, *needing.values())),
+        )
         for trait, meaning in hgms.runs.TRAITS.items()
     ]
-    return _columns(("trait", "the problem has", "tasks that have it", "methods that need it", "parts that need it"), rows)
+    return _columns(
+        (
+            "trait",
+            "the problem has",
+            "tasks that have it",
+            "methods that need it",
+            "parts that need it",
+        ),
+        rows,
+    )
 
 
 def step() -> str:
@@ -350,25 +459,37 @@ def plugins() -> str:
     for (module, kind), components in names.items():
         brought.setdefault(module, []).append(f"{kind} {', '.join(components)}")
     for info in Host.load().infos.values():
-        brought.setdefault(info.module, []).extend(what for hook, what in NO_COMPONENT.items() if hook in info.hooks)
+        brought.setdefault(info.module, []).extend(
+            what for hook, what in NO_COMPONENT.items() if hook in info.hooks
+        )
     for name, executor in executors(Host.load()).items():
         brought.setdefault(package_of(executor), []).append(f"executor `{name}`")
     for module, what in _commands_and_models():
         brought.setdefault(module, []).append(what)
-    shown, pages = [], []
+    shown = []
+    pages = []
     included = {
-        page: re.search(r"include\} (\S+)", page.read_text(encoding="utf-8")) for page in (DOCS / "plugins").glob("*.md")
+        page: re.search(r"include\} (\S+)", page.read_text(encoding="utf-8"))
+        for page in (DOCS / "plugins").glob("*.md")
     }
-    page_of = {(page.parent / match[1]).resolve(): page.stem for page, match in included.items() if match}
+    page_of = {
+        (page.parent / match[1]).resolve(): page.stem for page, match in included.items() if match
+    }
     root = DOCS.parent / "plugins"
     for top in sorted(path.parent for path in root.glob("*/__init__.py")):
         readmes = sorted(readme for readme in page_of if top in readme.parents)
         shown += [f"### {top.name}\n\n| package | brings |\n|---|---|"] if readmes else []
         for readme in readmes:
-            place = readme.parent if readme.name == "README.md" else readme.with_suffix("")  # of a module
-            package, page = ".".join(place.relative_to(root).parts), page_of[readme]
+            place = (
+                readme.parent if readme.name == "README.md" else readme.with_suffix("")
+            )  # of a module
+            package = ".".join(place.relative_to(root).parts)
+            page = page_of[readme]
             pages.append(f"{page} <plugins/{page}>")
-            shown.append(f"| [`{package}`](plugins/{page}.md) | {'; '.join(brought.get(package, ['what others import']))} |")
+            shown.append(
+                f"| [`{package}`](plugins/{page}.md) | "
+                f"{'; '.join(brought.get(package, ['what others import']))} |"
+            )
         shown += [""] if readmes else []
     return "\n".join([*shown, "```{toctree}", ":hidden:", "", *pages, "```", ""])
 
@@ -380,7 +501,9 @@ def _commands_and_models() -> Iterator[tuple[str, str]]:
     for group, what in (("hgms.mix", "`hgms mix {}`"), ("hgms.models", "model `{}`")):
         for entry in sorted(importlib.metadata.entry_points(group=group)):
             if entry.dist is not None and entry.dist.name == FIRST_PARTY:
-                package = entry.module if group == "hgms.models" else entry.module.rpartition(".")[0]
+                package = (
+                    entry.module if group == "hgms.models" else entry.module.rpartition(".")[0]
+                )
                 yield package, what.format(entry.name)
 
 
@@ -389,7 +512,10 @@ def kit() -> str:
     every = testing.checks_of_every_kind()
     groups = {
         "Every kind": every,
-        **{registry.KINDS[kind].label.capitalize() + "s": checks for kind, checks in testing.all_checks().items()},
+        **{
+            registry.KINDS[kind].label.capitalize() + "s": checks
+            for kind, checks in testing.all_checks().items()
+        },
     }
     shown = []
     for title, checks in groups.items():
@@ -410,7 +536,11 @@ def package_of(cls: type) -> str:
 
 def _ours(kind: str) -> list[registry.Component]:
     own = (FIRST_PARTY, None)
-    return [component for component in Registry.load().components(kind) if component.plugin.distribution in own]
+    return [
+        component
+        for component in Registry.load().components(kind)
+        if component.plugin.distribution in own
+    ]
 
 
 def _json_of(*arguments: str) -> Any:
@@ -426,17 +556,31 @@ def _fields(cls: type, skip: tuple[str, ...] = ()) -> list[dict[str, Any]]:
     for key, attribute in hgms.runs.init_fields(cls).items():
         if key not in skip:
             required = attribute.default is attrs.NOTHING
-            default = None if required else hgms.runs.plain(attribute.default, hints[attribute.name])
-            rows.append({"name": key, "type": hgms.runs.spell(hints[attribute.name]), "required": required, "default": default})
+            default = (
+                None if required else hgms.runs.plain(attribute.default, hints[attribute.name])
+            )
+            rows.append(
+                {
+                    "name": key,
+                    "type": hgms.runs.spell(hints[attribute.name]),
+                    "required": required,
+                    "default": default,
+                }
+            )
     return rows
 
 
 def _table(fields: list[dict[str, Any]]) -> str:
     rows = [
-        (f"`{row['name']}`", _escaped(row["type"]), "required" if row["required"] else f"`{_value(row['default'])}`",
-         _safe(row["range"]), _safe(row["meaning"]))
+        (
+            f"`{row['name']}`",
+            _escaped(row["type"]),
+            "required" if row["required"] else f"`{_value(row['default'])}`",
+            _safe(row["range"]),
+            _safe(row["meaning"]),
+        )
         for row in fields
-    ]  # fmt: skip
+    ]
     return _columns(("key", "type", "default", "range", "meaning"), rows) + "\n"
 
 
@@ -510,7 +654,11 @@ def fresh(text: str) -> str:
 
 def stale() -> dict[Path, str]:
     """Pages that differ from what the code says, with what they should be."""
-    pages = [path for path in sorted(DOCS.rglob("*.md")) if "_build" not in path.parts and "examples" not in path.parts]
+    pages = [
+        path
+        for path in sorted(DOCS.rglob("*.md"))
+        if "_build" not in path.parts and "examples" not in path.parts
+    ]
     wanted = {path: fresh(path.read_text(encoding="utf-8")) for path in pages}
     return {path: text for path, text in wanted.items() if text != path.read_text(encoding="utf-8")}
 

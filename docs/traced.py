@@ -1,4 +1,6 @@
-"""One outer step, watched: which calls a Pipeline makes of its parts, the problem and the observers, in their order."""
+"""One outer step, watched: which calls a Pipeline makes of its parts, the problem and the
+observers, in their order.
+"""
 
 from __future__ import annotations
 
@@ -46,7 +48,9 @@ class Trace:
     lines: list[tuple[int, str]] = attrs.field(factory=list)
     depth: int = 0
 
-    def watched(self, label: str, call: Callable[..., Any], names: tuple[str, ...] = ()) -> Callable[..., Any]:
+    def watched(
+        self, label: str, call: Callable[..., Any], names: tuple[str, ...] = ()
+    ) -> Callable[..., Any]:
         def noted(*args: Any, **kwargs: Any) -> Any:
             shown = ", ".join(names[: len(args)] + tuple(kwargs))
             self.lines.append((self.depth, f"{label}({shown})"))
@@ -63,21 +67,28 @@ class Watched:
     """A component whose calls are noted; everything else is the component's."""
 
     def __init__(self, trace: Trace, label: str, part: Any) -> None:
-        self.trace, self.label, self.part = trace, label, part
+        self.trace = trace
+        self.label = label
+        self.part = part
 
     def __getattr__(self, name: str) -> Any:
         value = getattr(self.part, name)
         if f"{self.label}.{name}" not in GIVES:
             return value
         parameters = value.__code__.co_varnames[1 : value.__code__.co_argcount]
-        return self.trace.watched(f"{self.label}.{name}", self._watching_the_way_back(value), parameters)
+        return self.trace.watched(
+            f"{self.label}.{name}", self._watching_the_way_back(value), parameters
+        )
 
     def _watching_the_way_back(self, call: Callable[..., Any]) -> Callable[..., Any]:
         def watching(*args: Any, **kwargs: Any) -> Any:
             value = call(*args, **kwargs)
             if isinstance(value, Candidates):
                 value = attrs.evolve(
-                    value, replay=self.trace.watched("candidates.replay", value.replay, ("index", "theta", "last"))
+                    value,
+                    replay=self.trace.watched(
+                        "candidates.replay", value.replay, ("index", "theta", "last")
+                    ),
                 )
             return value
 
@@ -85,11 +96,19 @@ class Watched:
 
 
 def calls_of_a_step() -> str:
-    """The calls of a run of one step, with an implicit hypergradient; where an unrolled one differs is shown below it."""
+    """The calls of a run of one step, with an implicit hypergradient; where an unrolled one
+    differs is shown below it.
+    """
     whole = _trace(lambda trace: Implicit(solver=Watched(trace, "solver", CG(max_steps=2))))
     unrolled = _trace(lambda trace: Unrolled())
     inner = unrolled[unrolled.index(next(line for line in unrolled if "estimate" in line[1])) :]
-    lines = [*_shown(whole), "", "an estimator that follows the branch asks for it once more:", "", *_shown(inner[:2])]
+    lines = [
+        *_shown(whole),
+        "",
+        "an estimator that follows the branch asks for it once more:",
+        "",
+        *_shown(inner[:2]),
+    ]
     return "\n".join(lines)
 
 
@@ -113,7 +132,13 @@ def _trace(estimator: Callable[[Trace], Any]) -> list[tuple[int, str]]:
             trace.watched(hook, lambda **_: None)(**arguments)
 
     with TemporaryDirectory() as folder:
-        run(Watched(trace, "method", method), problem, Budget(outer_steps=1), folder=RunFolder(Path(folder)), host=Observers())  # type: ignore[arg-type]
+        run(
+            Watched(trace, "method", method),
+            problem,
+            Budget(outer_steps=1),
+            folder=RunFolder(Path(folder)),
+            host=Observers(),
+        )  # type: ignore[arg-type]
     return trace.lines
 
 

@@ -1,18 +1,20 @@
-"""The pages' console blocks say what the commands print now: ``python docs/transcripts.py [--check] [PAGE …]``.
+"""The pages' console blocks say what the commands print now: ``python docs/transcripts.py [--check]
+[PAGE …]``.
 
-Runs every block of a page (tests/docs/run_page.py) and writes the output of each ``$ hgms …`` anew. The rules:
+Runs every block of a page (tests/docs/run_page.py) and writes the output of each ``$ hgms …`` anew.
+The rules:
 
-- what is different in every run is masked by ``...``: seconds, memory, versions, dates, absolute paths, and the hash in a run
-  folder's name; the warning that a plugin was slow to import is left out; the lines that count the finished runs of a
-  comparison (``[3/6] …``) become one line ``...``;
-- where the author put ``...`` on a line of its own, text is left out there, unless the whole has at most ``SHORT`` lines: then
-  it is shown;
+- what is different in every run is masked by ``...``: seconds, memory, versions, dates, absolute
+  paths, and the hash in a run folder's name; the warning that a plugin was slow to import is left
+  out; the lines that count the finished runs of a comparison (``[3/6] …``) become one line ``...``;
+- where the author put ``...`` on a line of its own, text is left out there, unless the whole has at
+  most ``SHORT`` lines: then it is shown;
 - a line longer than ``WIDE`` characters keeps an author's ``...`` inside it;
 - a command without output on the page stays without.
 
-The tests compare in the same way. Numbers with a decimal point may differ by ``CLOSE`` (processors round differently, and a run
-makes much of it), differences by as much of the largest number of their line, those behind ± by any amount, and columns may be
-as wide as they like.
+The tests compare in the same way. Numbers with a decimal point may differ by ``CLOSE`` (processors
+round differently, and a run makes much of it), differences by as much of the largest number of
+their line, those behind ± by any amount, and columns may be as wide as they like.
 """
 
 from __future__ import annotations
@@ -52,9 +54,13 @@ MASKS = (
 
 
 def masked(output: str, folder: str = "") -> list[str]:
-    """The lines of an output without what varies, without blank lines around tables and at the ends."""
+    """The lines of an output without what varies, without blank lines around tables and at the
+    ends.
+    """
     lines: list[str] = []
-    for line in output.replace(folder + os.sep, CUT + "/").splitlines() if folder else output.splitlines():
+    for line in (
+        output.replace(folder + os.sep, CUT + "/").splitlines() if folder else output.splitlines()
+    ):
         if SLOW.match(line):
             continue
         if not PROGRESS.match(line):
@@ -81,14 +87,19 @@ def _mask_columns(lines: list[str]) -> None:
                 cell = lines[row][name.start() : end]
                 if name[0] in VARYING_COLUMNS and cell.strip():
                     instead = CUT.ljust(len(cell)) if end is not None else CUT
-                    lines[row] = lines[row][: name.start()] + instead + (lines[row][end:] if end is not None else "")
+                    lines[row] = (
+                        lines[row][: name.start()]
+                        + instead
+                        + (lines[row][end:] if end is not None else "")
+                    )
 
 
 def renewed(shown: str, output: str, folder: str = "") -> str:
     """What the page should show, given what it shows and what the command printed."""
     if not shown.strip():
         return shown
-    old, now = [line.rstrip() for line in shown.rstrip("\n").splitlines()], masked(output, folder)
+    old = [line.rstrip() for line in shown.rstrip("\n").splitlines()]
+    now = masked(output, folder)
     lines = _narrowed(old, now) if CUT not in old or len(now) <= SHORT else _cut(old, now)
     return "".join(f"{line}\n" for line in lines)
 
@@ -97,17 +108,25 @@ def _narrowed(old: list[str], now: list[str]) -> list[str]:
     """All lines; a long one as the author has shortened it."""
     shortened = [line for line in old if CUT in line and line != CUT]
     return [
-        next((short for short in shortened if _stands_for(short, line)), line) if len(line) > WIDE else line for line in now
+        next((short for short in shortened if _stands_for(short, line)), line)
+        if len(line) > WIDE
+        else line
+        for line in now
     ]
 
 
 def _cut(old: list[str], now: list[str]) -> list[str]:
-    """The parts that the author shows, found again in what is printed now, each as long as it was."""
+    """The parts that the author shows, found again in what is printed now, each as long as it
+    was.
+    """
     lines: list[str] = []
     place = 0
-    first_cut, last_cut = old[0] == CUT, old[-1] == CUT
+    first_cut = old[0] == CUT
+    last_cut = old[-1] == CUT
     text = "\n".join(old[int(first_cut) : len(old) - int(last_cut)])
-    segments = [part.split("\n") for part in re.split(rf"(?m)^{re.escape(CUT)}$\n?", text) if part.strip()]
+    segments = [
+        part.split("\n") for part in re.split(rf"(?m)^{re.escape(CUT)}$\n?", text) if part.strip()
+    ]
     segments = [part[:-1] if not part[-1] else part for part in segments]
     for number, part in enumerate(segments):
         if number or first_cut:
@@ -140,7 +159,8 @@ def _stands_for(short: str, line: str) -> bool:
 
 def differences(shown: str, wanted: str) -> list[str]:
     """Lines in which a page differs from what it should show, beyond what may differ."""
-    old, new = _comparable(shown), _comparable(wanted)
+    old = _comparable(shown)
+    new = _comparable(wanted)
     if len(old) == len(new) and all(_same(a, b) for a, b in zip(old, new, strict=True)):
         return []
     pairs = difflib.ndiff([" ".join(line) for line in old], [" ".join(line) for line in new])
@@ -156,15 +176,20 @@ def _same(a: list[str], b: list[str]) -> bool:
         return False
     largest = max((abs(number) for number in map(_number, a) if number is not None), default=0.0)
     before = ["", *a]
-    return all(x == y or _close(x, y, before[i], largest) for i, (x, y) in enumerate(zip(a, b, strict=True)))
+    return all(
+        x == y or _close(x, y, before[i], largest)
+        for i, (x, y) in enumerate(zip(a, b, strict=True))
+    )
 
 
 def _close(x: str, y: str, before: str, largest: float) -> bool:
-    a, b = _number(x), _number(y)
+    a = _number(x)
+    b = _number(y)
     if a is None or b is None:
         return False
     size = max(abs(a), abs(b))
-    # a difference (+0.09) is as uncertain as the numbers it is taken of, which stand in the same line
+    # a difference (+0.09) is as uncertain as the numbers it is taken of, which stand in the same
+    # line
     scale = largest if x[0] in "+-" else size
     return before == "±" or size < ROUNDING or abs(a - b) <= CLOSE * scale
 
@@ -176,20 +201,30 @@ def _number(token: str) -> float | None:
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description="Writes the output of the console blocks of pages anew.")
+    parser = argparse.ArgumentParser(
+        description="Writes the output of the console blocks of pages anew."
+    )
     parser.add_argument("--check", action="store_true", help="only say what is stale")
     parser.add_argument("pages", nargs="*", type=Path, metavar="PAGE")
     arguments = parser.parse_args()
     pages = arguments.pages or [
         page
         for page in [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
-        if not {"_build", "examples"} & set(page.parts) and "\n```console\n" in page.read_text(encoding="utf-8")
+        if not {"_build", "examples"} & set(page.parts)
+        and "\n```console\n" in page.read_text(encoding="utf-8")
     ]
     stale = False
     for page in pages:
         with tempfile.TemporaryDirectory() as folder:
-            command = [sys.executable, str(RUN_PAGE), str(page.resolve()), *([] if arguments.check else ["--write"])]
-            done = subprocess.run(command, cwd=folder, capture_output=True, text=True, encoding="utf-8", check=False)
+            command = [
+                sys.executable,
+                str(RUN_PAGE),
+                str(page.resolve()),
+                *([] if arguments.check else ["--write"]),
+            ]
+            done = subprocess.run(
+                command, cwd=folder, capture_output=True, text=True, encoding="utf-8", check=False
+            )
         stale |= done.returncode != 0
         print(f"{page}: {done.stdout.strip() if done.returncode == 0 else done.stderr.strip()}")
     return int(stale)

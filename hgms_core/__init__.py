@@ -1,9 +1,9 @@
 """HGMS core: protocols, pipeline, hypergradient calculus, plugin host and registry.
 
-Everything a plugin needs is here, listed in ``__all__``. Programs (the command line, runs, comparisons, reports) are packages
-of their own on top of it, and may also import ``hgms_core.host`` and ``hgms_core.registry``."""
-
-# ruff: noqa: I001  (names as lines, not one a line)
+Everything a plugin needs is here, listed in ``__all__``. Programs (the command line, runs,
+comparisons, reports) are packages of their own on top of it, and may also import ``hgms_core.host``
+and ``hgms_core.registry``.
+"""
 
 from __future__ import annotations
 
@@ -15,21 +15,61 @@ from hgms_core.adapters.shapes import Nested, Shape, check_floating
 from hgms_core.budget import Budget
 from hgms_core.data import ROLES, Batch, Data, Rows, roles
 from hgms_core.errors import (
-    CheckpointError, ConfigError, DataError, HgmsError, MissingExtra, NumericalError, OutOfMemory, PluginError,
-    UnknownComponent, choice, closest, once_differentiable, one_of, out_of_memory, shortened, unknown,
-)  # fmt: skip
+    CheckpointError,
+    ConfigError,
+    DataError,
+    HgmsError,
+    MissingExtra,
+    NumericalError,
+    OutOfMemory,
+    PluginError,
+    UnknownComponent,
+    choice,
+    closest,
+    once_differentiable,
+    one_of,
+    out_of_memory,
+    shortened,
+    unknown,
+)
 from hgms_core.hookspecs import PLUGIN_API, RunInfo, hookimpl
 from hgms_core.hypergrad import (
-    Linearization, Strategy, cross_product, curvature, difference_step, differences_named, hypergradient, implicit,
-    twice_differentiable_attention, upper_gradients,
-)  # fmt: skip
+    Linearization,
+    Strategy,
+    cross_product,
+    curvature,
+    difference_step,
+    differences_named,
+    hypergradient,
+    implicit,
+    twice_differentiable_attention,
+    upper_gradients,
+)
 from hgms_core.linear import CallableSolver, LinearSystem, as_solver
 from hgms_core.pipeline import Composition, Pipeline, overlay
 from hgms_core.problem import Loss, Problem, Sources
 from hgms_core.protocols import (
-    CandidateGenerator, HyperGradient, LinearSolver, MatVec, Method, OuterOptimizer, Selector, State, Task,
-)  # fmt: skip
-from hgms_core.records import Branch, Candidates, Cost, Estimate, LastStep, Outcome, Record, Selection, Solution
+    CandidateGenerator,
+    HyperGradient,
+    LinearSolver,
+    MatVec,
+    Method,
+    OuterOptimizer,
+    Selector,
+    State,
+    Task,
+)
+from hgms_core.records import (
+    Branch,
+    Candidates,
+    Cost,
+    Estimate,
+    LastStep,
+    Outcome,
+    Record,
+    Selection,
+    Solution,
+)
 from hgms_core.seeding import Key
 from hgms_core.stacking import Group, Mode, gradient, groups, values
 from hgms_core.trees import Ravel, Tree, clone, detach, norm, repeat, slopes, stack
@@ -37,14 +77,92 @@ from hgms_core.trees import Ravel, Tree, clone, detach, norm, repeat, slopes, st
 __version__ = "0.8.0"
 
 __all__ = [
-    "PLUGIN_API", "ROLES", "Batch", "Branch", "Budget", "CallableSolver", "CandidateGenerator", "Candidates", "CheckpointError",
-    "Composition", "ConfigError", "Cost", "Data", "DataError", "Estimate", "Group", "HgmsError", "HyperGradient", "Key",
-    "LastStep", "LinearSolver", "LinearSystem", "Linearization", "Loss", "MatVec", "Method", "MissingExtra", "Mode", "Nested",
-    "NumericalError", "OutOfMemory", "Outcome", "OuterOptimizer", "Pipeline", "PluginError", "Problem", "Ravel", "Record",
-    "Rows", "RunInfo", "Selection", "Selector", "Shape", "Solution", "Sources", "State", "Strategy", "Task", "Tree",
-    "UnknownComponent", "as_html", "as_solver", "as_text", "check_floating", "check_function", "check_losses", "check_part",
-    "choice", "clone", "closest", "cross_product", "curvature", "detach", "difference_step", "differences_named",
-    "fresh_parameters", "gradient", "groups", "hookimpl", "hypergradient", "implicit", "norm", "once_differentiable", "one_of",
-    "out_of_memory", "overlay", "pure", "repeat", "roles", "shortened", "sizes", "slopes", "stack", "trainable",
-    "twice_differentiable_attention", "unknown", "upper_gradients", "values",
-]  # fmt: skip
+    "PLUGIN_API",
+    "ROLES",
+    "Batch",
+    "Branch",
+    "Budget",
+    "CallableSolver",
+    "CandidateGenerator",
+    "Candidates",
+    "CheckpointError",
+    "Composition",
+    "ConfigError",
+    "Cost",
+    "Data",
+    "DataError",
+    "Estimate",
+    "Group",
+    "HgmsError",
+    "HyperGradient",
+    "Key",
+    "LastStep",
+    "LinearSolver",
+    "LinearSystem",
+    "Linearization",
+    "Loss",
+    "MatVec",
+    "Method",
+    "MissingExtra",
+    "Mode",
+    "Nested",
+    "NumericalError",
+    "OutOfMemory",
+    "Outcome",
+    "OuterOptimizer",
+    "Pipeline",
+    "PluginError",
+    "Problem",
+    "Ravel",
+    "Record",
+    "Rows",
+    "RunInfo",
+    "Selection",
+    "Selector",
+    "Shape",
+    "Solution",
+    "Sources",
+    "State",
+    "Strategy",
+    "Task",
+    "Tree",
+    "UnknownComponent",
+    "as_html",
+    "as_solver",
+    "as_text",
+    "check_floating",
+    "check_function",
+    "check_losses",
+    "check_part",
+    "choice",
+    "clone",
+    "closest",
+    "cross_product",
+    "curvature",
+    "detach",
+    "difference_step",
+    "differences_named",
+    "fresh_parameters",
+    "gradient",
+    "groups",
+    "hookimpl",
+    "hypergradient",
+    "implicit",
+    "norm",
+    "once_differentiable",
+    "one_of",
+    "out_of_memory",
+    "overlay",
+    "pure",
+    "repeat",
+    "roles",
+    "shortened",
+    "sizes",
+    "slopes",
+    "stack",
+    "trainable",
+    "twice_differentiable_attention",
+    "unknown",
+    "upper_gradients",
+    "values",
+]

@@ -11,26 +11,42 @@ from attrs import field, frozen
 from hgms_core.errors import ConfigError, closest, one_of
 
 _UNITS = {
-    "s": ("seconds", 1), "sec": ("seconds", 1), "second": ("seconds", 1), "seconds": ("seconds", 1),
-    "min": ("seconds", 60), "minute": ("seconds", 60), "minutes": ("seconds", 60),
-    "h": ("seconds", 3600), "hour": ("seconds", 3600), "hours": ("seconds", 3600),
-    "step": ("outer_steps", 1), "steps": ("outer_steps", 1),
-    "outer step": ("outer_steps", 1), "outer steps": ("outer_steps", 1),
-    "call": ("oracle_calls", 1), "calls": ("oracle_calls", 1), "oracle call": ("oracle_calls", 1),
+    "s": ("seconds", 1),
+    "sec": ("seconds", 1),
+    "second": ("seconds", 1),
+    "seconds": ("seconds", 1),
+    "min": ("seconds", 60),
+    "minute": ("seconds", 60),
+    "minutes": ("seconds", 60),
+    "h": ("seconds", 3600),
+    "hour": ("seconds", 3600),
+    "hours": ("seconds", 3600),
+    "step": ("outer_steps", 1),
+    "steps": ("outer_steps", 1),
+    "outer step": ("outer_steps", 1),
+    "outer steps": ("outer_steps", 1),
+    "call": ("oracle_calls", 1),
+    "calls": ("oracle_calls", 1),
+    "oracle call": ("oracle_calls", 1),
     "oracle calls": ("oracle_calls", 1),
-}  # fmt: skip
+}
 
 
 def _amount(budget: object, attribute: Any, value: Any) -> None:
     whole = attribute.name != "seconds"
     right = type(value) is int or (type(value) is float and not whole)  # True is no number of steps
     if value is not None and not (right and 0 < value < float("inf")):
-        raise ConfigError(f"{attribute.name!r} must be {'a whole number > 0' if whole else '> 0 and finite'}: {value!r}")
+        raise ConfigError(
+            f"{attribute.name!r} must be "
+            f"{'a whole number > 0' if whole else '> 0 and finite'}: "
+            f"{value!r}"
+        )
 
 
 @frozen(kw_only=True, init=False)
 class Budget:
-    """Exactly one of: wall-clock seconds (without evaluation), outer steps, oracle calls; or a text, as :meth:`parse` takes it.
+    """Exactly one of: wall-clock seconds (without evaluation), outer steps, oracle calls; or a
+    text, as :meth:`parse` takes it.
 
     >>> Budget("60s")
     Budget(seconds=60.0, outer_steps=None, oracle_calls=None)
@@ -46,8 +62,14 @@ class Budget:
         for name in limits:
             one_of("limit of a budget", name, [limit.name for limit in attrs.fields(Budget)])
         if text is not None:
-            limits |= attrs.asdict(text if isinstance(text, Budget) else self.parse(text), filter=lambda _, limit: limit)
-        numbers = {name: limit.item() if getattr(limit, "ndim", None) == 0 else limit for name, limit in limits.items()}
+            limits |= attrs.asdict(
+                text if isinstance(text, Budget) else self.parse(text),
+                filter=lambda _, limit: limit,
+            )
+        numbers = {
+            name: limit.item() if getattr(limit, "ndim", None) == 0 else limit
+            for name, limit in limits.items()
+        }
         self.__attrs_init__(**numbers)
 
     def __attrs_post_init__(self) -> None:
@@ -62,11 +84,16 @@ class Budget:
     @classmethod
     def parse(cls, text: str) -> Budget:
         """``"60s"``, ``"2 min"``, ``"25 steps"`` or ``"1e5 calls"``."""
-        match = re.fullmatch(r"([0-9]+\.?[0-9]*|\.[0-9]+)(e\+?[0-9]+)? ?([a-z ]+)", " ".join(str(text).casefold().split()))
+        match = re.fullmatch(
+            r"([0-9]+\.?[0-9]*|\.[0-9]+)(e\+?[0-9]+)? ?([a-z ]+)",
+            " ".join(str(text).casefold().split()),
+        )
         if match is None or match[3] not in _UNITS:
             near = closest(match[3], _UNITS) if match else None
             hint = (
-                f"did you mean '{match[1]} {near}'?" if match and near else "write for example '60s', '25 steps' or '1e5 calls'"
+                f"did you mean '{match[1]} {near}'?"
+                if match and near
+                else "write for example '60s', '25 steps' or '1e5 calls'"
             )
             raise ConfigError(f"cannot read the budget {text!r}; {hint}")
         amount, (name, factor) = float(match[1] + (match[2] or "")), _UNITS[match[3]]
@@ -90,5 +117,9 @@ class Budget:
     def __str__(self) -> str:
         if self.seconds is not None:
             return f"{self.seconds:g} s"
-        count, unit = (self.outer_steps, "outer step") if self.oracle_calls is None else (self.oracle_calls, "oracle call")
+        count, unit = (
+            (self.outer_steps, "outer step")
+            if self.oracle_calls is None
+            else (self.oracle_calls, "oracle call")
+        )
         return f"{count} {unit}{'s' * (count != 1)}"

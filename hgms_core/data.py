@@ -25,13 +25,15 @@ Batch = Tree
 class Data:
     """The rows a loss is computed on.
 
-    ``rows(index)`` is the batch of the rows with these numbers; ``index`` is an integer tensor of any shape, whose axes lead
-    every leaf of the batch. ``whole`` is the batch of all ``size`` rows. It may be empty: ``batch(None)`` then takes all rows
-    from ``rows``. ``Data.none()`` is for a loss without data.
+    ``rows(index)`` is the batch of the rows with these numbers; ``index`` is an integer tensor of
+    any shape, whose axes lead every leaf of the batch. ``whole`` is the batch of all ``size`` rows.
+    It may be empty: ``batch(None)`` then takes all rows from ``rows``. ``Data.none()`` is for a
+    loss without data.
 
-    ``strata`` are the names and sizes of consecutive groups of rows (the sources of a mixture). A batch then holds equally many
-    rows of each, up to one; which groups get the odd rows is drawn anew for each batch. A group's rows are drawn by its name,
-    not by where it stands, and within one call none comes twice before all of the group have come.
+    ``strata`` are the names and sizes of consecutive groups of rows (the sources of a mixture). A
+    batch then holds equally many rows of each, up to one; which groups get the odd rows is drawn
+    anew for each batch. A group's rows are drawn by its name, not by where it stands, and within
+    one call none comes twice before all of the group have come.
 
     >>> table = torch.arange(10.0)
     >>> data = Data(size=10, whole={"t": table}, rows=lambda index: {"t": table[index]})
@@ -45,27 +47,35 @@ class Data:
     device: torch.device = torch.device("cpu")
     strata: tuple[tuple[str, int], ...] | None = None
 
-    __repr__, _repr_html_, _rows = as_text, as_html, data_rows
+    __repr__ = as_text
+    _repr_html_ = as_html
+    _rows = data_rows
 
     @classmethod
     def none(cls) -> Data:
         return cls(0)
 
     @classmethod
-    def of(cls, rows: Any, dtype: torch.dtype | None = None, device: torch.device | None = None) -> Data:
-        """The rows of a table that fits into memory, read once; a batch also holds each row's number as ``index``.
+    def of(
+        cls, rows: Any, dtype: torch.dtype | None = None, device: torch.device | None = None
+    ) -> Data:
+        """The rows of a table that fits into memory, read once; a batch also holds each row's
+        number as ``index``.
 
-        A table is a dictionary of columns (tensors, numpy arrays, columns of pandas or polars, lists of numbers); a frame; a
-        dataset with numbered rows of torch or of the library ``datasets``, or a list of rows (dictionaries, or tuples, whose
-        columns are called ``0``, ``1``, …); a ``DataLoader`` (the rows of its dataset, by its ``collate_fn``); or a tuple of
+        A table is a dictionary of columns (tensors, numpy arrays, columns of pandas or polars,
+        lists of numbers); a frame; a dataset with numbered rows of torch or of the library
+        ``datasets``, or a list of rows (dictionaries, or tuples, whose columns are called ``0``,
+        ``1``, …); a ``DataLoader`` (the rows of its dataset, by its ``collate_fn``); or a tuple of
         arrays (X, y), again ``0`` and ``1``. Larger ones take ``Data(size=…, rows=…)``.
 
-        Tensors keep their type. Of arrays and Python numbers floats become ``dtype`` (torch's default, float32; within
-        ``Problem(lower_data=…)`` the type of x), whole numbers int64, but bytes stay bytes. Columns are moved to ``device``
-        (None: stay where they are; within ``Problem(lower_data=…)`` x's).
+        Tensors keep their type. Of arrays and Python numbers floats become ``dtype`` (torch's
+        default, float32; within ``Problem(lower_data=…)`` the type of x), whole numbers int64, but
+        bytes stay bytes. Columns are moved to ``device`` (None: stay where they are; within
+        ``Problem(lower_data=…)`` x's).
 
-        Errors: ConfigError where columns differ in length or device, hold no numbers, or change when they are read again (a
-        random transform), and where a table has no rows, or no number of rows.
+        Errors: ConfigError where columns differ in length or device, hold no numbers, or change
+        when they are read again (a random transform), and where a table has no rows, or no number
+        of rows.
 
         >>> data = Data.of(([[0.0, 1.0], [2.0, 3.0]], [0, 1]))
         >>> data.batch(torch.tensor([1]))
@@ -76,28 +86,47 @@ class Data:
         table = columns_of(rows, dtype or torch.get_default_dtype())
         counts = {name: leaf.shape[0] for name, leaf in table.items()}
         if not any(counts.values()):
-            raise ConfigError(f"the table has no {'rows' if counts else 'columns'}; a loss without data takes `Data.none()`")
+            raise ConfigError(
+                f"the table has no {'rows' if counts else 'columns'}; a loss without data "
+                "takes "
+                "`Data.none()`"
+            )
         if len(set(counts.values())) != 1:
             known = ", ".join(f"{name} {count}" for name, count in counts.items())
             raise ConfigError(f"a table's columns must have the same number of rows: {known}")
         table = table if device is None else {name: leaf.to(device) for name, leaf in table.items()}
         devices = {leaf.device for leaf in table.values()}
         if len(devices) > 1:
-            raise ConfigError(f"a table's columns must be on one device: {', '.join(sorted(map(str, devices)))}")
-        size, device = max(counts.values()), devices.pop()
+            raise ConfigError(
+                f"a table's columns must be on one device: {', '.join(sorted(map(str, devices)))}"
+            )
+        size = max(counts.values())
+        device = devices.pop()
         numbers = torch.arange(size, device=device)
-        if "index" in table and not (table["index"].shape == numbers.shape and bool((table["index"] == numbers).all())):
-            raise ConfigError("the column 'index' would hide the number of each row, which batches hold as 'index'; rename it")
+        if "index" in table and not (
+            table["index"].shape == numbers.shape and bool((table["index"] == numbers).all())
+        ):
+            raise ConfigError(
+                "the column 'index' would hide the number of each row, which batches hold as "
+                "'index'; rename it"
+            )
         whole = {**table, "index": numbers}
 
         def taken(index: Tensor) -> Batch:
-            flat = index.reshape(-1)  # index_select copies whole rows, three times as fast as table[index]
-            return {name: leaf.index_select(0, flat).reshape(index.shape + leaf.shape[1:]) for name, leaf in whole.items()}
+            flat = index.reshape(
+                -1
+            )  # index_select copies whole rows, three times as fast as table[index]
+            return {
+                name: leaf.index_select(0, flat).reshape(index.shape + leaf.shape[1:])
+                for name, leaf in whole.items()
+            }
 
         return cls(size, whole, taken, device)
 
     def draw(self, key: Key, batch_size: int | None, steps: int) -> Tensor | None:
-        """What ``rows`` takes, ``[steps, batch_size]``, or None where each step sees the whole data."""
+        """What ``rows`` takes, ``[steps, batch_size]``, or None where each step sees the whole
+        data.
+        """
         if batch_size is None or batch_size >= self.size:
             return None
         return self.numbers(key, batch_size, steps)
@@ -106,22 +135,36 @@ class Data:
         """Numbers of rows, ``[steps, batch_size]``, also where a batch is larger than the data."""
         if self.strata is None:
             return key.indices(self.size, batch_size, steps, self.device)
-        return self._stratified(key, batch_size, steps, self.strata).to(self.device, non_blocking=True)
+        return self._stratified(key, batch_size, steps, self.strata).to(
+            self.device, non_blocking=True
+        )
 
-    def _stratified(self, key: Key, batch_size: int, steps: int, strata: tuple[tuple[str, int], ...]) -> Tensor:
+    def _stratified(
+        self, key: Key, batch_size: int, steps: int, strata: tuple[tuple[str, int], ...]
+    ) -> Tensor:
         even, odd = divmod(batch_size, len(strata))
         # By name, so that the same rows are drawn in whichever order the groups stand.
-        names, generator = sorted(name for name, _ in strata), key.fold("odd").generator()
-        luck = [torch.randperm(len(names), generator=generator)[:odd].tolist() if odd else [] for _ in range(steps)]
+        names = sorted(name for name, _ in strata)
+        generator = key.fold("odd").generator()
+        luck = [
+            torch.randperm(len(names), generator=generator)[:odd].tolist() if odd else []
+            for _ in range(steps)
+        ]
         chosen = [[names[i] for i in sorted(step)] for step in luck]
-        own, first = {}, 0
+        own = {}
+        first = 0
         for name, size in strata:
             counts = [even + (name in step) for step in chosen]
-            numbers = key.fold("stratum", name).indices(size, max(1, sum(counts)), 1)[0, : sum(counts)]
+            numbers = key.fold("stratum", name).indices(size, max(1, sum(counts)), 1)[
+                0, : sum(counts)
+            ]
             own[name] = torch.split(first + numbers, counts)
             first += size
         batches = [
-            [*(own[name][step][:even] for name, _ in strata), *(own[name][step][even:] for name in more)]
+            [
+                *(own[name][step][:even] for name, _ in strata),
+                *(own[name][step][even:] for name in more),
+            ]
             for step, more in enumerate(chosen)
         ]
         return torch.stack([torch.cat(parts) for parts in batches])
@@ -129,16 +172,20 @@ class Data:
     def batch(self, index: Tensor | None) -> Batch:
         if index is not None:
             return self.rows(index)
-        return self.whole or (self.rows(torch.arange(self.size, device=self.device)) if self.size else {})
+        return self.whole or (
+            self.rows(torch.arange(self.size, device=self.device)) if self.size else {}
+        )
 
     def sample(self, key: Key, size: int | None) -> tuple[Batch, int]:
-        """One batch of ``size`` rows drawn by ``key`` (all if None), and how many rows it counts (:meth:`count`).
+        """One batch of ``size`` rows drawn by ``key`` (all if None), and how many rows it counts
+        (:meth:`count`).
 
         >>> batch, rows = Data.of({"t": torch.arange(10.0)}).sample(Key(0), 4)
         >>> batch["t"].shape, rows
         (torch.Size([4]), 4)
 
-        .. versionadded:: 0.3"""
+        .. versionadded:: 0.3
+        """
         numbers = self.draw(key, size, 1)
         return self.batch(None if numbers is None else numbers[0]), self.count(size)
 
@@ -149,35 +196,45 @@ class Data:
 
 @frozen(kw_only=True, eq=False)
 class Rows:
-    """One weight for each lower row: θ's leaf ``leaf``, ``[n]``, holds the logits, row i weighs σ(θ_i)::
+    """One weight for each lower row: θ's leaf ``leaf``, ``[n]``, holds the logits, row i weighs
+    σ(θ_i)::
 
-        g(θ, x; batch) = mean_i σ(θ_i) ℓ_i(x; batch) + r(θ, x; batch)           i: the rows of the batch, batch["index"]
+        g(θ, x; batch) = mean_i σ(θ_i) ℓ_i(x; batch) + r(θ, x; batch)
+            i: the rows of the batch, batch["index"]
 
-    ``losses(x, batch)`` are the ℓ_i, ``[B]``, without weight and regulariser; ``regulariser`` is r, which knows nothing of θ's
-    leaf. So a method may weigh the rows of a batch as it likes, by numbers that are no sigmoid of anything.
+    ``losses(x, batch)`` are the ℓ_i, ``[B]``, without weight and regulariser; ``regulariser`` is r,
+    which knows nothing of θ's leaf. So a method may weigh the rows of a batch as it likes, by
+    numbers that are no sigmoid of anything.
 
     >>> rows = Rows(losses=lambda x, batch: (x["x"] - batch["a"]).square())
     >>> rows.leaf, rows.losses({"x": torch.zeros(1)}, {"a": torch.tensor([1.0, 2.0])})
     ('logits', tensor([1., 4.]))
 
-    .. versionadded:: 0.6"""
+    .. versionadded:: 0.6
+    """
 
     leaf: str = "logits"
     losses: Callable[[Tree, Batch], Tensor]
-    regulariser: Callable[[Tree, Tree, Batch], Tensor] = lambda theta, x, batch: next(iter(x.values())).new_zeros(())
+    regulariser: Callable[[Tree, Tree, Batch], Tensor] = lambda theta, x, batch: next(
+        iter(x.values())
+    ).new_zeros(())
 
 
 ROLES = ("differentiate", "select", "stop")
-"""What validation data is used for: differentiating f, selecting a candidate, deciding when a state is the best so far."""
+"""What validation data is used for: differentiating f, selecting a candidate, deciding when a
+state is the best so far.
+"""
 
 
 def roles(validation: Tree, shares: tuple[float, ...]) -> dict[str, Data]:
-    """The validation rows each role sees: consecutive parts (views, not copies), or all of them for shares (1, 1, 1).
+    """The validation rows each role sees: consecutive parts (views, not copies), or all of them for
+    shares (1, 1, 1).
 
     >>> {role: data.size for role, data in roles({"a": torch.zeros(10)}, (0.6, 0.2, 0.2)).items()}
     {'differentiate': 6, 'select': 2, 'stop': 2}
 
-    .. versionadded:: 0.2"""
+    .. versionadded:: 0.2
+    """
     whole = Data.of(validation)
     if all(share == 1 for share in shares):
         return dict.fromkeys(ROLES, whole)
@@ -186,7 +243,8 @@ def roles(validation: Tree, shares: tuple[float, ...]) -> dict[str, Data]:
     for role, first, end in zip(ROLES, ends, ends[1:], strict=False):
         if first == end:
             raise ConfigError(
-                f"validation_split = {shares} leaves the role {role!r} none of the {whole.size} validation rows\n"
+                f"validation_split = {shares} leaves the role {role!r} none of the {whole.size} "
+                "validation rows\n"
                 "  raise its share or validation_size"
             )
         parts[role] = Data.of({name: leaf[first:end] for name, leaf in validation.items()})
@@ -194,7 +252,9 @@ def roles(validation: Tree, shares: tuple[float, ...]) -> dict[str, Data]:
 
 
 def data_of(rows: Any, place: str, like: Tensor) -> Data:
-    """The rows, of the type and on the device of a tensor; an error says the ``place`` that they were given at."""
+    """The rows, of the type and on the device of a tensor; an error says the ``place`` that they
+    were given at.
+    """
     try:
         return Data.of(rows, like.dtype, like.device)
     except ConfigError as error:
@@ -206,16 +266,24 @@ class Roles(dict[str, Data]):
 
     def __missing__(self, role: str) -> Data:
         raise ConfigError(
-            f"there are no validation rows for the role {role!r}, only for: {', '.join(self) or 'none'}\n"
+            f"there are no validation rows for the role {role!r}, only for: "
+            f"{', '.join(self) or 'none'}\n"
             "  give `upper_data` one table for all roles, or one for this role, too"
         )
 
 
 def by_role(rows: Any, place: str, like: Tensor) -> Roles:
-    """Validation rows of any kind: a table for each of some roles by name, or one for all of them."""
+    """Validation rows of any kind: a table for each of some roles by name, or one for all of
+    them.
+    """
     several = rows if isinstance(rows, Mapping) else {}
-    if several and (set(several) & set(ROLES) or all(isinstance(rows, Data) or is_table(rows) for rows in several.values())):
+    if several and (
+        set(several) & set(ROLES)
+        or all(isinstance(rows, Data) or is_table(rows) for rows in several.values())
+    ):
         for role in rows:
             one_of("role of validation rows", role, ROLES)
-        return Roles({role: data_of(table, f"{place}[{role!r}]", like) for role, table in rows.items()})
+        return Roles(
+            {role: data_of(table, f"{place}[{role!r}]", like) for role, table in rows.items()}
+        )
     return Roles(dict.fromkeys(ROLES, data_of(rows, place, like)))

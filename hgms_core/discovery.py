@@ -1,4 +1,6 @@
-"""Where plugins come from: installed distributions, modules, single files; and what importing one does to everybody else."""
+"""Where plugins come from: installed distributions, modules, single files; and what importing
+one does to everybody else.
+"""
 
 from __future__ import annotations
 
@@ -19,8 +21,11 @@ from attrs import field, frozen
 
 from hgms_core.errors import MissingExtra, PluginError, closest
 
-GROUP, PROGRAMS = "hgms", "hgms.programs"
-"""The entry-point groups of components and observers, and of programs: of the latter each entry is a command."""
+GROUP = "hgms"
+PROGRAMS = "hgms.programs"
+"""The entry-point groups of components and observers, and of programs: of the latter each entry
+is a command.
+"""
 FIRST_PARTY = "hgms"
 
 
@@ -37,19 +42,32 @@ class Entry:
 
 
 def installed() -> dict[str, list[Entry]]:
-    """The entry points of both groups in the order of their names; ours first among equals, so that a third party cannot take a
-    built-in plugin's name."""
+    """The entry points of both groups in the order of their names; ours first among equals, so that
+    a third party cannot take a built-in plugin's name."""
     every = importlib.metadata.entry_points()
-    owners: dict[int, Any] = {}  # a distribution's metadata is parsed once, however many entry points it has
+    owners: dict[
+        int, Any
+    ] = {}  # a distribution's metadata is parsed once, however many entry points it has
     entries: dict[str, list[Entry]] = {GROUP: [], PROGRAMS: []}
     for group in entries:
         for point in every.select(group=group):
             if id(point.dist) not in owners:
-                owners[id(point.dist)] = point.dist.metadata if point.dist else {"Name": "(unknown)", "Version": "?"}
-            owner, load = owners[id(point.dist)], functools.partial(_loaded, point)
-            entry = Entry(point.name, point.value, owner["Name"], owner["Version"], tuple(point.extras), load)
+                owners[id(point.dist)] = (
+                    point.dist.metadata if point.dist else {"Name": "(unknown)", "Version": "?"}
+                )
+            owner = owners[id(point.dist)]
+            load = functools.partial(_loaded, point)
+            entry = Entry(
+                point.name, point.value, owner["Name"], owner["Version"], tuple(point.extras), load
+            )
             entries[group].append(entry)
-        entries[group].sort(key=lambda entry: (canonical(entry.name), entry.distribution != FIRST_PARTY, entry.distribution))
+        entries[group].sort(
+            key=lambda entry: (
+                canonical(entry.name),
+                entry.distribution != FIRST_PARTY,
+                entry.distribution,
+            )
+        )
     return entries
 
 
@@ -61,7 +79,8 @@ def _loaded(entry: importlib.metadata.EntryPoint) -> object:
             near = closest(name, dir(loaded))
             hint = f"; did you mean {near!r}?" if near else ""
             raise PluginError(
-                f"its entry point {entry.name} = {entry.value!r} names {name!r}, which {entry.module} does not have{hint}\n"
+                f"its entry point {entry.name} = {entry.value!r} names {name!r}, which "
+                f"{entry.module} does not have{hint}\n"
                 f"  an entry point names the module: {entry.name} = {entry.module!r}"
             )
         loaded = getattr(loaded, name)
@@ -69,11 +88,16 @@ def _loaded(entry: importlib.metadata.EntryPoint) -> object:
 
 
 def import_plugin(where: str) -> ModuleType:
-    """A module by its name, or from a file under a name that cannot clash with an installed module's."""
+    """A module by its name, or from a file under a name that cannot clash with an installed
+    module's.
+    """
     path = Path(where).expanduser()
     if path.suffix != ".py":
         if path.is_dir() and (os.sep in where or not _is_module(where)):
-            advice = f"name the file with the hooks ({path / '__init__.py'}), or install the package (pip install -e {where})"
+            advice = (
+                f"name the file with the hooks ({path / '__init__.py'}), or install the "
+                f"package (pip install -e {where})"
+            )
             raise PluginError(f"{where} is a folder; {advice}")
         if os.sep in where or path.is_file():
             raise PluginError(f"{where} is not a Python file (a plugin file ends in .py)")
@@ -81,14 +105,24 @@ def import_plugin(where: str) -> ModuleType:
         if beside.is_file() and not _is_module(where):
             raise PluginError(f"there is no module {where}; did you mean the file ./{beside}?")
         if not re.fullmatch(r"\w+(\.\w+)*", where):
-            raise PluginError(f"{where!r} is neither a file that ends in .py nor the name of a module")
+            raise PluginError(
+                f"{where!r} is neither a file that ends in .py nor the name of a module"
+            )
         return importlib.import_module(where)
     if not path.is_file():
-        near = closest(path.name, [file.name for file in path.parent.glob("*.py")]) if path.parent.is_dir() else None
-        raise PluginError(f"there is no file {where}" + (f"; did you mean {path.with_name(near)}?" if near else ""))
+        near = (
+            closest(path.name, [file.name for file in path.parent.glob("*.py")])
+            if path.parent.is_dir()
+            else None
+        )
+        raise PluginError(
+            f"there is no file {where}"
+            + (f"; did you mean {path.with_name(near)}?" if near else "")
+        )
     name = "hgms_file_" + re.sub(r"\W", "_", path.stem)
     if name in sys.modules and getattr(sys.modules[name], "__file__", None) != str(path.resolve()):
-        name += f"_{zlib.crc32(str(path.resolve()).encode()):x}"  # another folder's file of that name: both stay
+        # another folder's file of that name: both stay
+        name += f"_{zlib.crc32(str(path.resolve()).encode()):x}"
     spec = importlib.util.spec_from_file_location(name, path.resolve())
     if spec is None or spec.loader is None:
         raise PluginError(f"{where} cannot be imported")
@@ -112,7 +146,9 @@ def _is_module(where: str) -> bool:
 
 
 def install_line(plugin: Any, error: BaseException) -> str | None:
-    """The command that installs what ``error`` misses, if that is an optional extra of the plugin's distribution."""
+    """The command that installs what ``error`` misses, if that is an optional extra of the
+    plugin's distribution.
+    """
     if isinstance(error, MissingExtra):
         line = re.search(r"pip install '?[^'\s`]+'?", str(error))
         return line[0] if line else None
@@ -126,13 +162,19 @@ def install_line(plugin: Any, error: BaseException) -> str | None:
 
 
 def _extra_of(distribution: str, likely: Sequence[str], module: str) -> str | None:
-    """The extra that brings ``module``: named by the entry point, called like it, or requiring a project called like it."""
+    """The extra that brings ``module``: named by the entry point, called like it, or requiring a
+    project called like it.
+    """
     try:
         metadata = importlib.metadata.distribution(distribution)
     except importlib.metadata.PackageNotFoundError:
         return None
-    extras, wanted = metadata.metadata.get_all("Provides-Extra") or [], canonical(module)
-    requirements = [re.match(r"([\w.-]+).*extra\s*==\s*['\"]([^'\"]+)", text) for text in metadata.requires or []]
+    extras = metadata.metadata.get_all("Provides-Extra") or []
+    wanted = canonical(module)
+    requirements = [
+        re.match(r"([\w.-]+).*extra\s*==\s*['\"]([^'\"]+)", text)
+        for text in metadata.requires or []
+    ]
     candidates = [extra for extra in likely if extra in extras]
     candidates += [extra for extra in extras if canonical(extra) == wanted]
     candidates += [match[2] for match in requirements if match and canonical(match[1]) == wanted]
@@ -140,5 +182,7 @@ def _extra_of(distribution: str, likely: Sequence[str], module: str) -> str | No
 
 
 def canonical(name: str) -> str:
-    """How names are told apart: case and the kind of separator do not count, ``Fast_CG`` is ``fast-cg``."""
+    """How names are told apart: case and the kind of separator do not count, ``Fast_CG`` is
+    ``fast-cg``.
+    """
     return re.sub(r"[-_.]+", "-", name).lower()

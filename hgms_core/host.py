@@ -1,13 +1,17 @@
-"""The plugin host: finds plugins, loads them one by one, says what became of each, and calls their observers.
+"""The plugin host: finds plugins, loads them one by one, says what became of each, and calls their
+observers.
 
-A plugin is a module with functions marked ``@hgms_core.hookimpl`` (see :mod:`hgms_core.hookspecs`), found through the
-entry-point group ``hgms`` of an installed distribution or named as a single file (``--plugin ./my_solver.py``).
+A plugin is a module with functions marked ``@hgms_core.hookimpl`` (see :mod:`hgms_core.hookspecs`),
+found through the entry-point group ``hgms`` of an installed distribution or named as a single file
+(``--plugin ./my_solver.py``).
 
-A plugin that fails: of somebody else, one warning and a row in ``hgms plugins``; for want of an optional extra, that row alone,
-with the line that installs it; a part of HGMS itself, or a file named by the user, an error.
+A plugin that fails: of somebody else, one warning and a row in ``hgms plugins``; for want of an
+optional extra, that row alone, with the line that installs it; a part of HGMS itself, or a file
+named by the user, an error.
 
-``HGMS_DISABLE_PLUGINS=a,b`` blocks plugins, ``HGMS_PLUGINS=a,b`` loads only those (empty: none), and ``HGMS_STRICT_PLUGINS=1``
-turns every failure into an error."""
+``HGMS_DISABLE_PLUGINS=a,b`` blocks plugins, ``HGMS_PLUGINS=a,b`` loads only those (empty: none),
+and ``HGMS_STRICT_PLUGINS=1`` turns every failure into an error.
+"""
 
 from __future__ import annotations
 
@@ -26,21 +30,34 @@ import pluggy
 from attrs import frozen
 
 from hgms_core import hookspecs
-from hgms_core.discovery import FIRST_PARTY, GROUP, PROGRAMS, Entry, canonical, import_plugin, install_line, installed
+from hgms_core.discovery import (
+    FIRST_PARTY,
+    GROUP,
+    PROGRAMS,
+    Entry,
+    canonical,
+    import_plugin,
+    install_line,
+    installed,
+)
 from hgms_core.errors import ConfigError, HgmsError, MissingExtra, PluginError, closest
 from hgms_core.sandbox import Watch, watched
 from hgms_core.sandbox import undone as undone
 
 LOG = logging.getLogger("hgms.plugins")
 SLOW = 1.0
-"""Seconds that the import of somebody's plugin may take before it is said: every command waits for it."""
+"""Seconds that the import of somebody's plugin may take before it is said: every command waits
+for it.
+"""
 Status = Literal["loaded", "incomplete", "failed", "missing-extra", "blocked"]
 
 
 @frozen(kw_only=True)
 class PluginInfo:
-    """What became of one plugin. ``incomplete``: it loaded, but some of its components were refused. ``seconds`` its import
-    took; ``notes`` are what else a person should know of it; a ``program`` brings commands."""
+    """What became of one plugin. ``incomplete``: it loaded, but some of its components were
+    refused. ``seconds`` its import took; ``notes`` are what else a person should know of it; a
+    ``program`` brings commands.
+    """
 
     name: str
     module: str
@@ -59,7 +76,10 @@ class PluginInfo:
     @classmethod
     def of(cls, entry: Entry, **settings: Any) -> PluginInfo:
         """Of an installed plugin, before it is loaded."""
-        about = {name: getattr(entry, name) for name in ("name", "module", "distribution", "version", "extras")}
+        about = {
+            name: getattr(entry, name)
+            for name in ("name", "module", "distribution", "version", "extras")
+        }
         return cls(**(about | settings))
 
     @property
@@ -74,8 +94,10 @@ class PluginInfo:
 
 
 class Host:
-    """The plugins that a command or a program works with; entry points are read once, components loaded by :meth:`load`.
-    ``tolerant`` records every failure instead of raising it (``hgms plugins``)."""
+    """The plugins that a command or a program works with; entry points are read once, components
+    loaded by :meth:`load`. ``tolerant`` records every failure instead of raising it (``hgms
+    plugins``).
+    """
 
     def __init__(self, *, tolerant: bool = False) -> None:
         self.strict = os.environ.get("HGMS_STRICT_PLUGINS", "") not in ("", "0") and not tolerant
@@ -87,8 +109,12 @@ class Host:
         self._complete = False
 
     @classmethod
-    def load(cls, plugins: Iterable[str | Path | ModuleType] = (), *, tolerant: bool = False) -> Host:
-        """Every installed plugin that the environment lets in, in the order of their names, then ``plugins``."""
+    def load(
+        cls, plugins: Iterable[str | Path | ModuleType] = (), *, tolerant: bool = False
+    ) -> Host:
+        """Every installed plugin that the environment lets in, in the order of their names, then
+        ``plugins``.
+        """
         return cls(tolerant=tolerant).complete(plugins)
 
     @functools.cached_property
@@ -97,7 +123,9 @@ class Host:
 
     @functools.cached_property
     def programs(self) -> dict[str, list[Entry]]:
-        """Who brings each command, by its name; ours last, so that an installed program can replace it."""
+        """Who brings each command, by its name; ours last, so that an installed program can
+        replace it.
+        """
         entries: dict[str, list[Entry]] = {}
         for entry in self.installed[PROGRAMS]:
             entries.setdefault(entry.name, []).insert(0, entry)
@@ -120,63 +148,92 @@ class Host:
                 return info
         name = Path(where).stem if where.endswith(".py") else where
         info = PluginInfo(name=where if name in self.infos else name, module=where)
-        return self._loaded(info, lambda: plugin if isinstance(plugin, ModuleType) else import_plugin(where))
+        return self._loaded(
+            info, lambda: plugin if isinstance(plugin, ModuleType) else import_plugin(where)
+        )
 
     def add_program(self, entry: Entry) -> PluginInfo:
-        """The program behind a command (:attr:`programs`). It is called like its module, since it may bring several."""
+        """The program behind a command (:attr:`programs`). It is called like its module, since
+        it may bring several.
+        """
         if entry.module in self.infos:
             return self.infos[entry.module]
         return self._loaded(PluginInfo.of(entry, name=entry.module, program=True), entry.load)
 
     def implementations(self, hook: str) -> list[tuple[PluginInfo, pluggy.HookImpl]]:
-        """Who implements ``hook``, in the order of loading (pluggy's own calls go the other way round)."""
+        """Who implements ``hook``, in the order of loading (pluggy's own calls go the other way
+        round).
+        """
         caller = getattr(self._manager.hook, hook)
         return [(self.infos[impl.plugin_name], impl) for impl in caller.get_hookimpls()]
 
     def notify(self, hook: str, **arguments: Any) -> None:
-        """Call the observers of ``hook`` one at a time. One that raises is reported once, and its plugin hears no more;
-        ConfigError and MissingExtra at the start of a run stop it: better now than a night without the curves."""
+        """Call the observers of ``hook`` one at a time. One that raises is reported once, and its
+        plugin hears no more; ConfigError and MissingExtra at the start of a run stop it: better now
+        than a night without the curves.
+        """
         for info, impl in self.implementations(hook):
             if info.name in self._silenced:
                 continue
             try:
                 impl.function(*[_own_copy(arguments[name]) for name in impl.argnames])
             except (Exception, SystemExit) as error:
-                if hook in ("hgms_ready", "hgms_run_started") and isinstance(error, ConfigError | MissingExtra):
+                if hook in ("hgms_ready", "hgms_run_started") and isinstance(
+                    error, ConfigError | MissingExtra
+                ):
                     raise
                 if self.strict:
                     error.add_note(f"raised by {hook} of the plugin {info.name!r} ({info.owner})")
                     raise
                 self._silenced.add(info.name)
                 text = f"{hook} raised {describe(error)}"
-                self._update(info, status="incomplete", error=text, traceback="".join(traceback.format_exception(error)))
+                self._update(
+                    info,
+                    status="incomplete",
+                    error=text,
+                    traceback="".join(traceback.format_exception(error)),
+                )
                 rest = "its observers are not called again, the run goes on"
                 LOG.warning("plugin %r (%s): %s; %s", info.name, info.owner, text, rest)
 
     def blame(self, info: PluginInfo, error: BaseException, *, part: bool = False) -> None:
-        """Deal with a failure of a plugin, or of a ``part`` of it, as the module's docstring says."""
+        """Deal with a failure of a plugin, or of a ``part`` of it, as the module's docstring
+        says.
+        """
         install = install_line(info, error)
         status: Status = "missing-extra" if install else ("incomplete" if part else "failed")
         info = self.infos.get(info.name, info)
         text = describe(error)
         earlier = f"{info.error}\n" if info.error else ""
         self._update(
-            info, status=status, error=earlier + text, install=install, traceback="".join(traceback.format_exception(error))
+            info,
+            status=status,
+            error=earlier + text,
+            install=install,
+            traceback="".join(traceback.format_exception(error)),
         )
         what = f"plugin {info.name!r} ({info.owner})"
-        message = f"{what}: {text}" if isinstance(error, HgmsError) else f"{what} failed to load: {text}"
+        message = (
+            f"{what}: {text}" if isinstance(error, HgmsError) else f"{what} failed to load: {text}"
+        )
         if install:
             if self.strict:
                 raise MissingExtra(f"{message}\n  {install}") from error
             return
         if self.strict or (info.vital and not self.tolerant):
-            hint = "" if isinstance(error, HgmsError) else "\n  `hgms plugins -v` shows the traceback"
+            hint = (
+                "" if isinstance(error, HgmsError) else "\n  `hgms plugins -v` shows the traceback"
+            )
             raise PluginError(f"{message}{hint}") from error
         first, *rest = (line.strip(" -") for line in message.splitlines())
         LOG.warning("%s (`hgms plugins -v` shows more)", " ".join([first, "; ".join(rest)]).strip())
 
     def failed(self) -> list[PluginInfo]:
-        return [info for info in self.infos.values() if info.status in ("failed", "incomplete", "missing-extra")]
+        return [
+            info
+            for info in self.infos.values()
+            if info.status in ("failed", "incomplete", "missing-extra")
+        ]
 
     def note(self, info: PluginInfo, text: str) -> None:
         """Something to say, once, of a plugin that works all the same."""
@@ -191,7 +248,9 @@ class Host:
         with watched() as watch:
             yield watch
         if watch.changed:
-            self.note(info, f"it changed {' and '.join(watch.changed)}, for everybody; this was undone")
+            self.note(
+                info, f"it changed {' and '.join(watch.changed)}, for everybody; this was undone"
+            )
 
     def _update(self, info: PluginInfo, **changes: Any) -> None:
         self.infos[info.name] = attrs.evolve(self.infos.get(info.name, info), **changes)
@@ -199,7 +258,8 @@ class Host:
     def _load_installed(self) -> None:
         entries = self.installed[GROUP]
         names = {entry.name for entry in entries}
-        allowed, blocked = _names("HGMS_PLUGINS"), _names("HGMS_DISABLE_PLUGINS") or set()
+        allowed = _names("HGMS_PLUGINS")
+        blocked = _names("HGMS_DISABLE_PLUGINS") or set()
         for name in sorted((allowed or set()) - names):
             if not self.tolerant:
                 raise PluginError(_not_installed("HGMS_PLUGINS", name, names))
@@ -211,8 +271,16 @@ class Host:
             twin = owners.setdefault(canonical(entry.name), info)
             if twin is not info:
                 info = attrs.evolve(info, name=f"{entry.name} ({entry.distribution})")
-                alike = "" if twin.name == entry.name else " (case, - and _ do not tell names apart)"
-                self.blame(info, PluginError(f"a plugin of {twin.owner} is already called {twin.name!r}{alike}; rename one"))
+                alike = (
+                    "" if twin.name == entry.name else " (case, - and _ do not tell names apart)"
+                )
+                self.blame(
+                    info,
+                    PluginError(
+                        f"a plugin of {twin.owner} is already called {twin.name!r}{alike}; "
+                        "rename one"
+                    ),
+                )
             elif entry.name in blocked or (allowed is not None and entry.name not in allowed):
                 variable = "HGMS_DISABLE_PLUGINS" if entry.name in blocked else "HGMS_PLUGINS"
                 self._update(info, status="blocked", error=f"by {variable}")
@@ -226,7 +294,9 @@ class Host:
                 self._register(info, load())
         except KeyboardInterrupt:
             raise
-        except BaseException as error:  # sys.exit, pytest's skip, …: whatever it is, the others go on
+        except (
+            BaseException
+        ) as error:  # sys.exit, pytest's skip, …: whatever it is, the others go on
             if self._manager.has_plugin(info.name):
                 self._manager.unregister(name=info.name)
             self.blame(info, error)
@@ -259,7 +329,9 @@ class Host:
                 raise PluginError(f"unknown hook {hook!r}; {hint}")
             hooks.append(hook)
         if not hooks:
-            raise PluginError("it implements no hook; mark its functions with @hookimpl (called hgms_register_…)")
+            raise PluginError(
+                "it implements no hook; mark its functions with @hookimpl (called hgms_register_…)"
+            )
         try:
             self._manager.register(plugin, name=info.name)
         except pluggy.PluginValidationError as error:
@@ -268,7 +340,9 @@ class Host:
 
 
 def _place(where: str) -> str:
-    """A file by its whole path, so that one file named in two ways is one plugin; a module by its name."""
+    """A file by its whole path, so that one file named in two ways is one plugin; a module by
+    its name.
+    """
     return str(Path(where).expanduser().resolve()) if where.endswith(".py") else where
 
 
@@ -280,7 +354,9 @@ def _own_copy(value: Any) -> Any:
 
 
 def _ensure_api(plugin: object) -> None:
-    wanted, here, oldest = getattr(plugin, "hgms_plugin_api", None), hookspecs.PLUGIN_API, hookspecs.OLDEST_PLUGIN_API
+    wanted = getattr(plugin, "hgms_plugin_api", None)
+    here = hookspecs.PLUGIN_API
+    oldest = hookspecs.OLDEST_PLUGIN_API
     if wanted is None:
         return
     if not isinstance(wanted, int) or isinstance(wanted, bool):
@@ -289,10 +365,16 @@ def _ensure_api(plugin: object) -> None:
         advice = "upgrade hgms (pip install -U hgms), or install an older version of the plugin"
         raise PluginError(f"it was written for plugin API {wanted}, this hgms has {here}; {advice}")
     if wanted < oldest:
-        changes = "".join(f"\n  {version}: {what}" for version, what in hookspecs.BROKEN_BY.items() if version > wanted)
+        changes = "".join(
+            f"\n  {version}: {what}"
+            for version, what in hookspecs.BROKEN_BY.items()
+            if version > wanted
+        )
         raise PluginError(
-            f"it was written for plugin API {wanted}, this hgms has {f'{oldest} to {here}' if oldest < here else here}; "
-            f"install a newer version of the plugin, or an older hgms; its author writes hgms_plugin_api = {here} and follows "
+            f"it was written for plugin API {wanted}, this hgms has "
+            f"{f'{oldest} to {here}' if oldest < here else here}; "
+            "install a newer version of the plugin, or an older hgms; its author writes "
+            f"hgms_plugin_api = {here} and follows "
             f"the changelog:{changes}"
         )
 
@@ -302,7 +384,11 @@ def describe(error: BaseException) -> str:
     text = str(error).strip()
     if isinstance(error, SystemExit):
         return f"SystemExit: it calls sys.exit({text})"
-    return text if isinstance(error, HgmsError) else f"{type(error).__name__}: {text.splitlines()[0] if text else '(no text)'}"
+    return (
+        text
+        if isinstance(error, HgmsError)
+        else f"{type(error).__name__}: {text.splitlines()[0] if text else '(no text)'}"
+    )
 
 
 def _names(variable: str) -> set[str] | None:

@@ -1,11 +1,13 @@
-"""Hypergradient calculus: products with the lower Hessian, the mixed derivative, and ``hypergradient`` itself.
+"""Hypergradient calculus: products with the lower Hessian, the mixed derivative, and
+``hypergradient`` itself.
 
-For an optimistic lower solution x*(θ) with a Hessian that may be singular along the manifold of minimisers (equation (3) of the
-HG-MS paper; the pseudoinverse becomes a ridge-regularised solve)::
+For an optimistic lower solution x*(θ) with a Hessian that may be singular along the manifold of
+minimisers (equation (3) of the HG-MS paper; the pseudoinverse becomes a ridge-regularised solve)::
 
     ∇F(θ) = ∇_θ f(θ, x*) − ∇²_θx g(θ, x*) v,      (∇²_xx g(θ, x*) + γI) v = ∇_x f(θ, x*)
 
-All products are matrix-free, and built here alone."""
+All products are matrix-free, and built here alone.
+"""
 
 from __future__ import annotations
 
@@ -34,8 +36,8 @@ Lower = Callable[[Tree], Tensor]
 
 @contextlib.contextmanager
 def twice_differentiable_attention() -> Iterator[None]:
-    """Inside, scaled dot-product attention has a second derivative: that of the math kernel (flash and memory-efficient kernels
-    have none). A loss that has none at all is refused with what to do.
+    """Inside, scaled dot-product attention has a second derivative: that of the math kernel (flash
+    and memory-efficient kernels have none). A loss that has none at all is refused with what to do.
 
     .. versionadded:: 0.2"""
     with explained(), sdpa_kernel(SDPBackend.MATH):
@@ -44,8 +46,10 @@ def twice_differentiable_attention() -> Iterator[None]:
 
 @frozen(eq=False)
 class Curvature:
-    """Hessian products of the lower loss at one point (or N stacked ones): ``matvec`` maps a flat ``[d]`` (``[N, d]``) to H·v;
-    ``gradient`` is ∇_x g, flat, evaluated when it is read (with ``vjp`` it is there already)."""
+    """Hessian products of the lower loss at one point (or N stacked ones): ``matvec`` maps a flat
+    ``[d]`` (``[N, d]``) to H·v; ``gradient`` is ∇_x g, flat, evaluated when it is read (with
+    ``vjp`` it is there already).
+    """
 
     matvec: Callable[[Tensor], Tensor]
     slope: Callable[[], Tensor]
@@ -57,18 +61,25 @@ class Curvature:
 
 
 def curvature(
-    g: Lower, x: Tree, strategy: Strategy = "vjp", stacked: bool = False, precision: torch.dtype | None = None
+    g: Lower,
+    x: Tree,
+    strategy: Strategy = "vjp",
+    stacked: bool = False,
+    precision: torch.dtype | None = None,
 ) -> Curvature:
     """Products with ∇²_xx g at ``x``, three ways (one product each costs about two gradients):
 
-    - ``vjp``: the gradient's graph is built once and each product is one backward pass through it. Exact, the fastest for many
-      products; keeps one graph of the gradient in memory.
-    - ``jvp``: forward-mode through the gradient, traced anew for each product. Exact, keeps no graph, slower.
-    - ``difference``: (∇g(x + εv) − ∇g(x − εv)) / 2ε with ε scaled to v. First-order memory and works through kernels without
-      second derivatives; relative error about the machine precision to the power 2/3. ``precision`` is the type g is computed
-      in where that is coarser than x's (:attr:`Problem.precision`).
+    - ``vjp``: the gradient's graph is built once and each product is one backward pass through it.
+      Exact, the fastest for many products; keeps one graph of the gradient in memory.
+    - ``jvp``: forward-mode through the gradient, traced anew for each product. Exact, keeps no
+      graph, slower.
+    - ``difference``: (∇g(x + εv) − ∇g(x − εv)) / 2ε with ε scaled to v. First-order memory and
+      works through kernels without second derivatives; relative error about the machine precision
+      to the power 2/3. ``precision`` is the type g is computed in where that is coarser than x's
+      (:attr:`Problem.precision`).
 
-    With ``stacked``, g maps a stacked tree to ``[N]`` losses that do not interact, and rows are N separate systems.
+    With ``stacked``, g maps a stacked tree to ``[N]`` losses that do not interact, and rows are N
+    separate systems.
 
     >>> A = torch.tensor([[2.0, 1.0], [1.0, 3.0]])
     >>> at = curvature(lambda x: 0.5 * x["x"] @ A @ x["x"], {"x": torch.ones(2)})
@@ -82,13 +93,17 @@ def curvature(
         leaves = require_grad(point)
         with torch.enable_grad(), twice_differentiable_attention():
             grads = torch.autograd.grad(
-                g(leaves).sum(), list(leaves.values()), create_graph=create_graph, materialize_grads=True
+                g(leaves).sum(),
+                list(leaves.values()),
+                create_graph=create_graph,
+                materialize_grads=True,
             )
         return list(grads), list(leaves.values())
 
     if strategy == "vjp":
         grads, leaves = gradient_at(x, create_graph=True)
-        # A leaf in which g is linear has a constant gradient: it contributes nothing and has no graph.
+        # A leaf in which g is linear has a constant gradient: it contributes nothing and has no
+        # graph.
         curved = [i for i, grad in enumerate(grads) if grad.requires_grad]
 
         def through_graph(v: Tensor) -> Tensor:
@@ -96,7 +111,11 @@ def curvature(
                 return torch.zeros_like(v)
             parts = spec.unravel_leaves(v)
             products = torch.autograd.grad(
-                [grads[i] for i in curved], leaves, [parts[i] for i in curved], retain_graph=True, materialize_grads=True
+                [grads[i] for i in curved],
+                leaves,
+                [parts[i] for i in curved],
+                retain_graph=True,
+                materialize_grads=True,
             )
             return spec.ravel_leaves(products)
 
@@ -129,18 +148,21 @@ def curvature(
 
 
 def difference_step(x: Tensor, v: Tensor, precision: torch.dtype | None = None) -> Tensor:
-    """The step of a central difference at x along v, both flat: ε^(1/3)·(1 + ‖x‖)/‖v‖, which balances truncation and rounding;
-    at a coarser ``precision`` (3ε)^(1/3)/‖v‖, the least of ε/τ + τ²/6, and at most 3 % of (1 + ‖x‖)/‖v‖. (Adapters in
-    bfloat16, measured: of norm 13, pretrained, 0.1 to 0.4 are good; of norm 1 to 2, tiny and random, 0.03 to 0.1.)
+    """The step of a central difference at x along v, both flat: ε^(1/3)·(1 + ‖x‖)/‖v‖, which
+    balances truncation and rounding; at a coarser ``precision`` (3ε)^(1/3)/‖v‖, the least of ε/τ +
+    τ²/6, and at most 3 % of (1 + ‖x‖)/‖v‖. (Adapters in bfloat16, measured: of norm 13, pretrained,
+    0.1 to 0.4 are good; of norm 1 to 2, tiny and random, 0.03 to 0.1.)
 
     >>> difference_step(torch.zeros(2), torch.tensor([0.0, 10.0]))
     tensor([0.0005])
 
-    .. versionadded:: 0.8"""
+    .. versionadded:: 0.8
+    """
     size: Tensor = 1 + torch.linalg.vector_norm(x, dim=-1, keepdim=True)
     length = torch.linalg.vector_norm(v, dim=-1, keepdim=True)
     length = torch.where(length > 0, length, torch.ones_like(length))
-    eps, coarse = torch.finfo(x.dtype).eps, torch.finfo(precision or x.dtype).eps
+    eps = torch.finfo(x.dtype).eps
+    coarse = torch.finfo(precision or x.dtype).eps
     root: float = (3 * coarse if coarse > eps else eps) ** (1 / 3)
     return (size * 0.03).clamp_max(root) / length if coarse > eps else size * root / length
 
@@ -154,13 +176,15 @@ def cross_product(
     displacement: float | None = None,
     precision: torch.dtype | None = None,
 ) -> Tree:
-    """∇²_θx g(θ, x)·v, with the shapes of θ, without a second backward pass through the lower model.
+    """∇²_θx g(θ, x)·v, with the shapes of θ, without a second backward pass through the lower
+    model.
 
-    It is ∂_θ of the directional derivative of g along v: forward mode in x, then reverse mode in θ alone. For g = Σ w_i(θ)
-    ℓ_i(x) that is one forward pass of the losses with tangents. ``difference`` takes a central difference of ∇_θ g along v
-    instead (two forward passes; needs no forward-mode derivative), ``displacement`` long in x to each side (None: the length
-    that balances truncation and rounding at x's precision, or at the coarser ``precision`` that g is computed in,
-    :attr:`Problem.precision`).
+    It is ∂_θ of the directional derivative of g along v: forward mode in x, then reverse mode in θ
+    alone. For g = Σ w_i(θ) ℓ_i(x) that is one forward pass of the losses with tangents.
+    ``difference`` takes a central difference of ∇_θ g along v instead (two forward passes; needs no
+    forward-mode derivative), ``displacement`` long in x to each side (None: the length that
+    balances truncation and rounding at x's precision, or at the coarser ``precision`` that g is
+    computed in, :attr:`Problem.precision`).
 
     >>> g = lambda theta, x: (theta["t"] * x["x"] ** 2).sum()
     >>> cross_product(g, {"t": torch.ones(1)}, {"x": torch.tensor([3.0])}, {"x": torch.ones(1)})
@@ -171,39 +195,55 @@ def cross_product(
     names = list(leaves)
     if strategy == "difference":
         spec = Ravel.of(x)
-        flat, direction = spec.ravel(detach(x)), spec.ravel(v)
+        flat = spec.ravel(detach(x))
+        direction = spec.ravel(v)
         step = difference_step(flat, direction, precision)
         if displacement is not None:
             length = torch.linalg.vector_norm(direction)
-            step = (displacement / torch.where(length > 0, length, torch.ones_like(length))).reshape(1)
+            step = (
+                displacement / torch.where(length > 0, length, torch.ones_like(length))
+            ).reshape(1)
 
         def upper_slope(point: Tensor) -> list[Tensor]:
             with torch.enable_grad():
                 return slopes(g(leaves, spec.unravel(point)), list(leaves.values()))
 
-        plus, minus = upper_slope(flat + step * direction), upper_slope(flat - step * direction)
-        return {name: (p - m) / (2 * step.squeeze(-1)) for name, p, m in zip(names, plus, minus, strict=True)}
+        plus = upper_slope(flat + step * direction)
+        minus = upper_slope(flat - step * direction)
+        return {
+            name: (p - m) / (2 * step.squeeze(-1))
+            for name, p, m in zip(names, plus, minus, strict=True)
+        }
     with torch.enable_grad(), twice_differentiable_attention():
-        slope: Tensor = torch.func.jvp(lambda point: g(leaves, point), (detach(x),), (detach(v),))[1]
+        slope: Tensor = torch.func.jvp(lambda point: g(leaves, point), (detach(x),), (detach(v),))[
+            1
+        ]
         return dict(zip(names, slopes(slope, list(leaves.values())), strict=True))
 
 
 def upper_gradients(f: Bound, theta: Tree, x: Tree) -> tuple[Tensor, Tree, Tree]:
     """(f, ∇_θ f, ∇_x f) in one backward pass; zeros where f does not depend on a variable."""
-    upper, lower = require_grad(theta), require_grad(x)
+    upper = require_grad(theta)
+    lower = require_grad(x)
     with torch.enable_grad():
         value = f(upper, lower)
         grads = slopes(value, [*upper.values(), *lower.values()])
     count = len(upper)
-    return value.detach(), dict(zip(upper, grads[:count], strict=True)), dict(zip(lower, grads[count:], strict=True))
+    return (
+        value.detach(),
+        dict(zip(upper, grads[:count], strict=True)),
+        dict(zip(lower, grads[count:], strict=True)),
+    )
 
 
 @frozen(eq=False)
 class Linearization:
-    """Both levels at one (θ, x): ``direct`` is ∇_θ f; ``rhs`` and ``slope`` are ∇_x f and ∇_x g, flat; ``matvec`` maps a flat v
-    to ∇²_xx g·v and ``mixed`` to ∇²_θx g·v, with the shapes of θ. A batch goes through g ``passes`` times in one product.
+    """Both levels at one (θ, x): ``direct`` is ∇_θ f; ``rhs`` and ``slope`` are ∇_x f and ∇_x g,
+    flat; ``matvec`` maps a flat v to ∇²_xx g·v and ``mixed`` to ∇²_θx g·v, with the shapes of θ. A
+    batch goes through g ``passes`` times in one product.
 
-    .. versionadded:: 0.2"""
+    .. versionadded:: 0.2
+    """
 
     upper_loss: Tensor
     direct: Tree
@@ -215,10 +255,17 @@ class Linearization:
 
     @classmethod
     def of(
-        cls, f: Bound, g: Bound, theta: Tree, x: Tree, strategy: Strategy = "vjp", precision: torch.dtype | None = None
+        cls,
+        f: Bound,
+        g: Bound,
+        theta: Tree,
+        x: Tree,
+        strategy: Strategy = "vjp",
+        precision: torch.dtype | None = None,
     ) -> Linearization:
         """Cost: 1 upper and 1 lower gradient."""
-        theta, x = detach(theta), detach(x)
+        theta = detach(theta)
+        x = detach(x)
         spec = Ravel.of(x)
         upper_loss, direct, rhs = upper_gradients(f, theta, x)
         at_x = curvature(lambda point: g(theta, point), x, strategy, precision=precision)
@@ -229,23 +276,46 @@ class Linearization:
         passes = 2 if strategy == "difference" else 1
         return cls(upper_loss, direct, spec.ravel(rhs), at_x.gradient, at_x.matvec, mixed, passes)
 
-    def hypergradient(self, solver: Any, v0: Tensor | None = None, rows: tuple[int, int] = (1, 1)) -> Estimate:
-        """Equation (3) of the paper. ``rows`` are the examples in one call of (f, g), for the cost."""
+    def hypergradient(
+        self, solver: Any, v0: Tensor | None = None, rows: tuple[int, int] = (1, 1)
+    ) -> Estimate:
+        """Equation (3) of the paper. ``rows`` are the examples in one call of (f, g), for the
+        cost.
+        """
         solution = as_solver(solver).solve(self.matvec, self.rhs, v0)
         mixed = self.mixed(solution.value)
         value = {name: self.direct[name] - mixed[name] for name in self.direct}
         through = rows[0] + rows[1] * (1 + self.passes * (solution.products + 1))
-        cost = Cost(upper_gradients=1, lower_gradients=1, products=solution.products, cross_products=1, rows=through)
+        cost = Cost(
+            upper_gradients=1,
+            lower_gradients=1,
+            products=solution.products,
+            cross_products=1,
+            rows=through,
+        )
         size = torch.linalg.vector_norm(self.slope)
-        return Estimate(value=value, upper_loss=self.upper_loss, lower_gradient_norm=size, solution=solution, cost=cost)
+        return Estimate(
+            value=value,
+            upper_loss=self.upper_loss,
+            lower_gradient_norm=size,
+            solution=solution,
+            cost=cost,
+        )
 
 
 def implicit(
-    f: Bound, g: Bound, theta: Tree, x: Tree, solver: Any, strategy: Strategy = "vjp", v0: Tensor | None = None,
-    rows: tuple[int, int] = (1, 1), precision: torch.dtype | None = None,
-) -> Estimate:  # fmt: skip
-    """The implicit hypergradient at a given lower state: equation (3) of the paper. ``rows`` are the examples in one call of
-    (f, g), for the cost; ``precision`` as in :func:`curvature`."""
+    f: Bound,
+    g: Bound,
+    theta: Tree,
+    x: Tree,
+    solver: Any,
+    strategy: Strategy = "vjp",
+    v0: Tensor | None = None,
+    rows: tuple[int, int] = (1, 1),
+    precision: torch.dtype | None = None,
+) -> Estimate:
+    """The implicit hypergradient at a given lower state: equation (3) of the paper. ``rows`` are
+    the examples in one call of (f, g), for the cost; ``precision`` as in :func:`curvature`."""
     return Linearization.of(f, g, theta, x, strategy, precision).hypergradient(solver, v0, rows)
 
 
@@ -259,34 +329,38 @@ def hypergradient(
     strategy: Strategy = "vjp",
     v0: Tensor | None = None,
 ) -> Estimate:
-    """∇F(θ) = ∇_θ f − ∇²_θx g·v with (∇²_xx g + γI) v = ∇_x f, at the lower solution ``x``, for anybody's own two losses: no
-    registry, no configuration, no Problem.
+    """∇F(θ) = ∇_θ f − ∇²_θx g·v with (∇²_xx g + γI) v = ∇_x f, at the lower solution ``x``, for
+    anybody's own two losses: no registry, no configuration, no Problem.
 
     Arguments:
         f, g: the upper and lower loss, ``loss(theta, x) -> scalar``, pure functions of tensors.
-        theta, x: a tensor, or dictionaries, lists and tuples of tensors in any depth; the losses get them as they are here. Of
-            a module, :func:`trainable` gives x.
-        solver: a LinearSolver (``hgms.solvers.CG(ridge=1e-3)``) or any callable ``solve(matvec, b) -> v``.
+        theta, x: a tensor, or dictionaries, lists and tuples of tensors in any depth; the losses
+            get them as they are here. Of a module, :func:`trainable` gives x.
+        solver: a LinearSolver (``hgms.solvers.CG(ridge=1e-3)``) or any callable ``solve(matvec, b)
+            -> v``.
         strategy: how products with ∇²_xx g are made, see :func:`curvature`.
         v0: a starting vector for the solver, for example the ``solution.value`` of the last call.
 
     Returns:
-        an :class:`Estimate`: ``value`` (nested as θ is; a tensor for a tensor), and how good it is: ``outcome``, ``residual``,
-        ``iterations``, ``curvature`` and ``lower_gradient_norm`` (‖∇_x g‖: the formula assumes 0).
+        an :class:`Estimate`: ``value`` (nested as θ is; a tensor for a tensor), and how good it is:
+        ``outcome``, ``residual``, ``iterations``, ``curvature`` and ``lower_gradient_norm`` (‖∇_x
+        g‖: the formula assumes 0).
 
-    Errors: ConfigError for a loss that is no pure function (dropout or batch normalisation in training mode), for one without
-    the second derivative that ``strategy`` takes, for a θ that neither loss uses, and for leaves that are not floating-point.
+    Errors: ConfigError for a loss that is no pure function (dropout or batch normalisation in
+    training mode), for one without the second derivative that ``strategy`` takes, for a θ that
+    neither loss uses, and for leaves that are not floating-point.
 
-    Cost: 1 upper gradient, 1 lower gradient, one Hessian product an iteration, 1 cross product. The solver never raises for
-    non-convergence; read ``outcome``.
+    Cost: 1 upper gradient, 1 lower gradient, one Hessian product an iteration, 1 cross product. The
+    solver never raises for non-convergence; read ``outcome``.
 
     >>> f = lambda theta, x: 0.5 * ((x - 1) ** 2).sum()
-    >>> g = lambda theta, x: 0.5 * ((x - theta) ** 2).sum()         # x*(θ) = θ, so F(θ) = ½‖θ − 1‖²
+    >>> g = lambda theta, x: 0.5 * ((x - theta) ** 2).sum()  # x*(θ) = θ, so F(θ) = ½‖θ − 1‖²
     >>> theta = torch.tensor([3.0, 1.0])
     >>> hypergradient(f, g, theta, theta.clone(), solver=lambda matvec, b: b).value
     tensor([2., 0.])
 
-    Source: HG-MS paper, equation (3); for a unique lower solution, the implicit function theorem."""
+    Source: HG-MS paper, equation (3); for a unique lower solution, the implicit function theorem.
+    """
     (above, upper), (below, lower) = Shape.of(theta, "'theta'", "theta"), Shape.of(x, "'x'", "x")
     for what, tree in (("'theta'", upper), ("'x'", lower)):
         check_floating(what, tree)
@@ -295,7 +369,10 @@ def hypergradient(
 
     size = Ravel.of(lower).size
     if v0 is not None and v0.shape != (size,):
-        raise ConfigError(f"'v0' must be a vector of as many numbers as x has, {size}, and its shape is {list(v0.shape)}")
+        raise ConfigError(
+            f"'v0' must be a vector of as many numbers as x has, {size}, and its shape is "
+            f"{list(v0.shape)}"
+        )
 
     def bound(name: str, loss: Callable[..., Tensor]) -> Bound:
         check_function(name, loss, "theta", "x")
@@ -303,7 +380,9 @@ def hypergradient(
 
     losses = bound("f", f), bound("g", g)
     with differences_named():
-        estimate = implicit(pure(losses[0], "f"), pure(losses[1], "g"), upper, lower, solver, strategy, v0)
+        estimate = implicit(
+            pure(losses[0], "f"), pure(losses[1], "g"), upper, lower, solver, strategy, v0
+        )
     if not any(bool(leaf.any()) for leaf in estimate.value.values()):
         check_used(*losses, upper, lower)
     return evolve(estimate, value=above.restore(estimate.value))
@@ -311,7 +390,9 @@ def hypergradient(
 
 @contextlib.contextmanager
 def differences_named() -> Iterator[None]:
-    """Inside, a second derivative that torch lacks is a :class:`ConfigError` that names the strategy without one."""
+    """Inside, a second derivative that torch lacks is a :class:`ConfigError` that names the
+    strategy without one.
+    """
     try:
         yield
     except RuntimeError as error:

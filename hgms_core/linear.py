@@ -1,7 +1,10 @@
-"""What every linear solver needs: a counted operator with the ridge in it, a safe start, and an honest answer.
+"""What every linear solver needs: a counted operator with the ridge in it, a safe start, and an
+honest answer.
 
-A solver that goes through :class:`LinearSystem` keeps the promises of :class:`hgms_core.LinearSolver` without effort: inputs
-are not changed, a batch is rows, nothing non-finite is returned, the residual is that of the value before clipping."""
+A solver that goes through :class:`LinearSystem` keeps the promises of
+:class:`hgms_core.LinearSolver` without effort: inputs are not changed, a batch is rows, nothing
+non-finite is returned, the residual is that of the value before clipping.
+"""
 
 from __future__ import annotations
 
@@ -20,10 +23,12 @@ from hgms_core.records import Outcome, Solution
 
 @define(eq=False)
 class LinearSystem:
-    """(H + ridge·I) v = b with b scaled to a largest entry of 1, so that nothing overflows or vanishes when it is squared.
+    """(H + ridge·I) v = b with b scaled to a largest entry of 1, so that nothing overflows or
+    vanishes when it is squared.
 
-    ``rhs`` is the scaled b (zero where b is not finite), ``size`` its norm, ``target`` the residual norm to reach, all per
-    system; ``products`` counts the calls of the operator. Vectors in the scaled system are in units of ``unit``.
+    ``rhs`` is the scaled b (zero where b is not finite), ``size`` its norm, ``target`` the residual
+    norm to reach, all per system; ``products`` counts the calls of the operator. Vectors in the
+    scaled system are in units of ``unit``.
 
     >>> system = LinearSystem.of(lambda v: 2 * v, torch.tensor([3.0, 6.0]), ridge=1.0)
     >>> system.rhs, system.apply(system.rhs), system.products
@@ -58,14 +63,18 @@ class LinearSystem:
 
     @staticmethod
     def pick(which: Tensor, first: Tensor, second: Tensor) -> Tensor:
-        """``first`` in the systems that ``which`` names, ``second`` elsewhere. A single system on a CPU, where nothing waits
-        for the answer, takes either as it is: no pass over the vectors."""
-        if which.dim() == 0 and which.device.type == "cpu" and type(which) is Tensor:  # not one that is traced
+        """``first`` in the systems that ``which`` names, ``second`` elsewhere. A single system on a
+        CPU, where nothing waits for the answer, takes either as it is: no pass over the vectors."""
+        if (
+            which.dim() == 0 and which.device.type == "cpu" and type(which) is Tensor
+        ):  # not one that is traced
             return first if which else second
         return torch.where(which.unsqueeze(-1), first, second)
 
     @classmethod
-    def of(cls, matvec: MatVec, b: Tensor, *, ridge: float = 0.0, rtol: float = 0.0, atol: float = 0.0) -> LinearSystem:
+    def of(
+        cls, matvec: MatVec, b: Tensor, *, ridge: float = 0.0, rtol: float = 0.0, atol: float = 0.0
+    ) -> LinearSystem:
         b = b.detach()
         finite = torch.isfinite(b).all(-1)
         b = torch.where(cls.rows(finite), b, torch.zeros_like(b))
@@ -83,8 +92,8 @@ class LinearSystem:
         return torch.add(product, v, alpha=self.ridge) if self.ridge else product
 
     def start(self, x0: Tensor | None) -> tuple[Tensor, Tensor]:
-        """The first iterate and its residual: ``x0`` (one product) or zero (none), from which a system also starts whose ``x0``
-        is worse, or not finite."""
+        """The first iterate and its residual: ``x0`` (one product) or zero (none), from which a
+        system also starts whose ``x0`` is worse, or not finite."""
         zero = torch.zeros_like(self.rhs)
         if x0 is None:
             return zero, self.rhs
@@ -95,12 +104,22 @@ class LinearSystem:
 
     def codes(self, outcome: Outcome) -> Tensor:
         """The outcome for every system; non-finite right-hand sides already say so."""
-        return torch.full_like(self.finite, outcome.code, dtype=torch.int64).masked_fill(~self.finite, Outcome.NONFINITE.code)
+        return torch.full_like(self.finite, outcome.code, dtype=torch.int64).masked_fill(
+            ~self.finite, Outcome.NONFINITE.code
+        )
 
     def solution(
-        self, x: Tensor, residual: Tensor, codes: Tensor, iterations: Tensor, curvature: Tensor, clip: float | None = None
+        self,
+        x: Tensor,
+        residual: Tensor,
+        codes: Tensor,
+        iterations: Tensor,
+        curvature: Tensor,
+        clip: float | None = None,
     ) -> Solution:
-        """The answer in the units of b, from the scaled iterate and its residual norm; ``clip`` projects it onto a ball."""
+        """The answer in the units of b, from the scaled iterate and its residual norm; ``clip``
+        projects it onto a ball.
+        """
         value = x * self.unit
         usable = torch.isfinite(value).all(-1) & torch.isfinite(residual)
         value = torch.where(self.rows(usable), value, torch.zeros_like(value))
@@ -110,9 +129,16 @@ class LinearSystem:
         residual = torch.where(self.finite, residual, torch.ones_like(residual))
         if clip is not None:
             length = self.norm(value)
-            value = value * self.rows(torch.where(length > clip, clip / length, torch.ones_like(length)))
+            value = value * self.rows(
+                torch.where(length > clip, clip / length, torch.ones_like(length))
+            )
         return Solution(
-            value=value, codes=codes, residual=residual, iterations=iterations, curvature=curvature, products=self.products
+            value=value,
+            codes=codes,
+            residual=residual,
+            iterations=iterations,
+            curvature=curvature,
+            products=self.products,
         )
 
 
@@ -129,8 +155,9 @@ def as_solver(solver: Any) -> Any:
 
 @frozen
 class CallableSolver:
-    """Any ``solve(matvec, b) -> x`` as a LinearSolver: the convention of TorchOpt, JAXopt and wrappers of SciPy. It cannot say
-    how it ended: one more product checks its answer, and converged means a relative residual of at most ``rtol``.
+    """Any ``solve(matvec, b) -> x`` as a LinearSolver: the convention of TorchOpt, JAXopt and
+    wrappers of SciPy. It cannot say how it ended: one more product checks its answer, and converged
+    means a relative residual of at most ``rtol``.
 
     >>> solver = CallableSolver(lambda matvec, b: b / 2)
     >>> solver.solve(lambda v: 2 * v, torch.ones(3)).outcome.label
@@ -141,7 +168,9 @@ class CallableSolver:
     rtol: float = 1e-4
     name = "callable"
 
-    def solve(self, matvec: Callable[[Tensor], Tensor], b: Tensor, x0: Tensor | None = None) -> Solution:
+    def solve(
+        self, matvec: Callable[[Tensor], Tensor], b: Tensor, x0: Tensor | None = None
+    ) -> Solution:
         products = 0
 
         def counted(v: Tensor) -> Tensor:
@@ -152,13 +181,27 @@ class CallableSolver:
         returned: Any = self.function(counted, b)
         if not isinstance(returned, Tensor) or returned.shape != b.shape:
             shape = list(returned.shape) if isinstance(returned, Tensor) else kind_of(returned)
-            raise ConfigError(f"'solver' must return a tensor like b, {list(b.shape)}, and it returns {shape}")
+            raise ConfigError(
+                f"'solver' must return a tensor like b, {list(b.shape)}, and it returns {shape}"
+            )
         value = returned.detach()
         finite = torch.isfinite(value).all(-1)
         value = torch.where(finite[..., None], value, torch.zeros_like(value))
         size = torch.linalg.vector_norm(b, dim=-1)
-        residual = torch.linalg.vector_norm(b - matvec(value), dim=-1) / torch.where(size > 0, size, torch.ones_like(size))
-        codes = torch.where(residual <= self.rtol, Outcome.CONVERGED.code, Outcome.ITERATION_LIMIT.code)
+        residual = torch.linalg.vector_norm(b - matvec(value), dim=-1) / torch.where(
+            size > 0, size, torch.ones_like(size)
+        )
+        codes = torch.where(
+            residual <= self.rtol, Outcome.CONVERGED.code, Outcome.ITERATION_LIMIT.code
+        )
         codes = torch.where(finite, codes, Outcome.NONFINITE.code)
-        steps, unknown = torch.full_like(codes, products), torch.full_like(residual, torch.inf)
-        return Solution(value=value, codes=codes, residual=residual, iterations=steps, curvature=unknown, products=products + 1)
+        steps = torch.full_like(codes, products)
+        unknown = torch.full_like(residual, torch.inf)
+        return Solution(
+            value=value,
+            codes=codes,
+            residual=residual,
+            iterations=steps,
+            curvature=unknown,
+            products=products + 1,
+        )

@@ -1,4 +1,6 @@
-"""Propose, select, differentiate, update: the Method made of four parts; and the same with its parts given by name."""
+"""Propose, select, differentiate, update: the Method made of four parts; and the same with its
+parts given by name.
+"""
 
 from __future__ import annotations
 
@@ -21,7 +23,9 @@ from hgms_core.seeding import Key, global_states
 from hgms_core.trees import Tree, norm, take
 
 
-def _part(label: str, protocol: type, *methods: str) -> Callable[[object, Attribute[Any], object], None]:
+def _part(
+    label: str, protocol: type, *methods: str
+) -> Callable[[object, Attribute[Any], object], None]:
     def check(pipeline: object, attribute: Attribute[Any], value: object) -> None:
         check_part(f"Pipeline.{attribute.name}", value, label, methods)
         for method in methods:
@@ -37,28 +41,40 @@ def _part(label: str, protocol: type, *methods: str) -> Callable[[object, Attrib
 class Pipeline:
     """HG-MS's outer loop with replaceable parts (Algorithm 1 of the paper).
 
-    One step: N candidates, the selected one, a hypergradient through it, an outer update and a projection onto Θ. ``keep =
-    "best"`` returns the state with the lowest upper loss on the validation rows of the role ``stop`` (held-out stopping, one
-    more upper value a step) instead of the last one. ``answer = "last"`` returns the last candidate as x (the end of a
-    trajectory, where selecting only truncates it). Another problem or another first θ is the business of a wrapper.
+    One step: N candidates, the selected one, a hypergradient through it, an outer update and a
+    projection onto Θ. ``keep = "best"`` returns the state with the lowest upper loss on the
+    validation rows of the role ``stop`` (held-out stopping, one more upper value a step) instead of
+    the last one. ``answer = "last"`` returns the last candidate as x (the end of a trajectory,
+    where selecting only truncates it). Another problem or another first θ is the business of a
+    wrapper.
 
-    Errors: ConfigError in the first step for losses that draw random numbers, and where neither loss depends on θ.
+    Errors: ConfigError in the first step for losses that draw random numbers, and where neither
+        loss depends on θ.
 
     >>> from hgms.generators.branches import Branches
     >>> from hgms.hypergradients import Unrolled
     >>> from hgms.outer import Sgd
     >>> from hgms.selectors import BestOfN
-    >>> problem = Problem(theta0={"t": torch.zeros(1)}, x0={"x": torch.ones(1)},
-    ...                   g=lambda t, x, _: ((x["x"] - t["t"]) ** 2).sum(), f=lambda t, x, _: ((x["x"] - 2) ** 2).sum())
-    >>> method = Pipeline(generator=Branches(count=2, steps=20, lr=0.2), selector=BestOfN(),
-    ...                   hypergradient=Unrolled(), outer=Sgd(lr=0.2))
+    >>> problem = Problem(
+    ...     theta0={"t": torch.zeros(1)},
+    ...     x0={"x": torch.ones(1)},
+    ...     g=lambda t, x, _: ((x["x"] - t["t"]) ** 2).sum(),
+    ...     f=lambda t, x, _: ((x["x"] - 2) ** 2).sum(),
+    ... )
+    >>> method = Pipeline(
+    ...     generator=Branches(count=2, steps=20, lr=0.2),
+    ...     selector=BestOfN(),
+    ...     hypergradient=Unrolled(),
+    ...     outer=Sgd(lr=0.2),
+    ... )
     >>> state = method.init(problem, seed=0)
     >>> for _ in range(30):
     ...     state, record = method.step(problem, state)
     >>> round(float(method.result(state)[0]["t"]), 2)
     2.0
 
-    Source: HG-MS paper, Algorithm 1."""
+    Source: HG-MS paper, Algorithm 1.
+    """
 
     name: ClassVar[str] = "pipeline"
 
@@ -66,10 +82,16 @@ class Pipeline:
         validator=_part("a candidate generator", CandidateGenerator, "init", "propose", "carry")
     )
     selector: Selector = field(validator=_part("a selector", Selector, "select"))
-    hypergradient: HyperGradient = field(validator=_part("a hypergradient estimator", HyperGradient, "init", "estimate"))
-    outer: OuterOptimizer = field(validator=_part("an outer optimiser", OuterOptimizer, "init", "step"))
+    hypergradient: HyperGradient = field(
+        validator=_part("a hypergradient estimator", HyperGradient, "init", "estimate")
+    )
+    outer: OuterOptimizer = field(
+        validator=_part("an outer optimiser", OuterOptimizer, "init", "step")
+    )
     keep: Literal["last", "best"] = field(default="last", validator=choice("last", "best"))
-    answer: Literal["selected", "last"] = field(default="selected", validator=choice("selected", "last"))
+    answer: Literal["selected", "last"] = field(
+        default="selected", validator=choice("selected", "last")
+    )
 
     _repr_html_ = as_html
 
@@ -79,22 +101,38 @@ class Pipeline:
 
     def init(self, problem: Problem, seed: int) -> State:
         if self.keep == "best" and "stop" not in problem.upper_data:
-            raise ConfigError('keep = "best" needs validation rows for the role `stop`, and this task sets none apart')
+            raise ConfigError(
+                'keep = "best" needs validation rows for the role `stop`, and this task sets '
+                "none apart"
+            )
         if not problem.x0:
             raise ConfigError("'x0' holds no tensor, so there is no lower level to solve")
-        start, hypergradient = self.generator.init(problem, Key(seed).fold("init")), self.hypergradient.init(problem)
+        start = self.generator.init(problem, Key(seed).fold("init"))
+        hypergradient = self.hypergradient.init(problem)
         return {
-            "seed": seed, "step": 0, "theta": dict(problem.theta0), "x": dict(problem.x0), "start": start,
-            "hypergradient": hypergradient, "outer": self.outer.init(problem.theta0), "cost": Cost().numbers(), "best": None,
-        }  # fmt: skip
+            "seed": seed,
+            "step": 0,
+            "theta": dict(problem.theta0),
+            "x": dict(problem.x0),
+            "start": start,
+            "hypergradient": hypergradient,
+            "outer": self.outer.init(problem.theta0),
+            "cost": Cost().numbers(),
+            "best": None,
+        }
 
     def step(self, problem: Problem, state: State, progress: float = 0.0) -> tuple[State, Record]:
-        with nullcontext() if state["step"] else losses_checked(problem, state["theta"], state["x"], Key(state["seed"])):
+        with (
+            nullcontext()
+            if state["step"]
+            else losses_checked(problem, state["theta"], state["x"], Key(state["seed"]))
+        ):
             return self._step(problem, state, progress)
 
     def _step(self, problem: Problem, state: State, progress: float) -> tuple[State, Record]:
         key = Key(state["seed"]).fold("step", state["step"])
-        theta, start = state["theta"], state["start"]
+        theta = state["theta"]
+        start = state["start"]
         if "progress" in start:  # of a generator with a schedule over the budget
             start = {**start, "progress": progress}
         device = next(iter(state["x"].values())).device
@@ -102,15 +140,20 @@ class Pipeline:
 
         candidates = self.generator.propose(problem, theta, start, key.fold("propose"))
         selection = self.selector.select(problem, theta, candidates, key.fold("select"))
-        branch, estimator = candidates.branch(selection.index), self.hypergradient
+        branch = candidates.branch(selection.index)
+        estimator = self.hypergradient
         rest = key.fold("differentiate"), state["hypergradient"]
-        estimate_at: Any = getattr(estimator, "estimate_all", estimator.estimate)  # by more candidates than the selected one
+        estimate_at: Any = getattr(
+            estimator, "estimate_all", estimator.estimate
+        )  # by more candidates than the selected one
         at = (candidates, selection) if hasattr(estimator, "estimate_all") else (branch,)
         outcome = estimate_at(problem, theta, *at, *rest)
         check_estimate(f"{type(estimator).__name__}.estimate", outcome, theta)
         estimate, memory = outcome
         spent = candidates.cost + estimate.cost
-        moved = drawn and any(not torch.equal(a, b) for a, b in zip(drawn, global_states(device), strict=True))
+        moved = drawn and any(
+            not torch.equal(a, b) for a, b in zip(drawn, global_states(device), strict=True)
+        )
         updated, outer = self.outer.step(theta, estimate.value, state["outer"], progress)
         updated = problem.project(updated)
 
@@ -118,7 +161,9 @@ class Pipeline:
         record: Record = {
             "step": state["step"] + 1,
             "upper_loss": estimate.upper_loss,
-            "lower_loss": take({"loss": candidates.losses}, selection.index)["loss"] if candidates.losses is not None else None,
+            "lower_loss": take({"loss": candidates.losses}, selection.index)["loss"]
+            if candidates.losses is not None
+            else None,
             "selected": selection.index,
             "gap": selection.gap,
             "scores": selection.scores,
@@ -130,7 +175,8 @@ class Pipeline:
             "iterations": estimate.iterations,
             "curvature": estimate.curvature,
         }
-        best, x = state["best"], branch.x if self.answer == "selected" else candidates.at(candidates.count - 1)
+        best = state["best"]
+        x = branch.x if self.answer == "selected" else candidates.at(candidates.count - 1)
         if self.keep == "best":
             batch, rows = problem.upper_data["stop"].sample(key, None)
             with torch.no_grad():
@@ -144,13 +190,22 @@ class Pipeline:
         record["oracle_calls"] = cost.calls
         start = self.generator.carry(start, candidates, selection.index, key.fold("carry"), problem)
         if drawn:  # once, at the start: what is wrong with the losses themselves
-            idle = bool(theta and spent.upper_gradients) and not any(bool(leaf.any()) for leaf in estimate.value.values())
+            idle = bool(theta and spent.upper_gradients) and not any(
+                bool(leaf.any()) for leaf in estimate.value.values()
+            )
             if moved or idle:
                 check_losses(problem, theta, branch.x, key)
         return {
-            **state, "step": state["step"] + 1, "theta": updated, "x": x, "start": start, "hypergradient": memory,
-            "outer": outer, "cost": counts, "best": best,
-        }, record  # fmt: skip
+            **state,
+            "step": state["step"] + 1,
+            "theta": updated,
+            "x": x,
+            "start": start,
+            "hypergradient": memory,
+            "outer": outer,
+            "cost": counts,
+            "best": best,
+        }, record
 
     def result(self, state: State) -> tuple[Tree, Tree]:
         kept = state["best"] if self.keep == "best" and state["best"] is not None else state
@@ -159,18 +214,30 @@ class Pipeline:
 
 @frozen(kw_only=True)
 class Composition:
-    """A method that is a :class:`Pipeline` with parts of its own, given by name as they would be in a TOML file.
+    """A method that is a :class:`Pipeline` with parts of its own, given by name as they would be in
+    a TOML file.
 
-    So it needs no import of the plugins its parts come from, and whoever uses it may override any field, or a whole part by
-    another name. ``source`` says where the method comes from; ``of`` is another method class than the Pipeline, such as a
-    wrapper, whose fields stand among the pipeline's. ``on`` holds other defaults for tasks with a trait, laid over the parts.
-    ``role`` is that of :class:`Method`. ``testing`` is laid over the parts where the conformance kit asks, on problems of size
-    1; ``testing_failures`` holds the reason for each check that its definition does not pass.
+    So it needs no import of the plugins its parts come from, and whoever uses it may override any
+    field, or a whole part by another name. ``source`` says where the method comes from; ``of`` is
+    another method class than the Pipeline, such as a wrapper, whose fields stand among the
+    pipeline's. ``on`` holds other defaults for tasks with a trait, laid over the parts. ``role`` is
+    that of :class:`Method`. ``testing`` is laid over the parts where the conformance kit asks, on
+    problems of size 1; ``testing_failures`` holds the reason for each check that its definition
+    does not pass.
 
-    >>> Composition(name="hg-tiny", summary="One branch, conjugate gradients.", source="an example", parts={
-    ...     "generator": {"name": "branches", "count": 1}, "selector": {"name": "first"},
-    ...     "hypergradient": {"name": "implicit", "solver": {"name": "cg"}}, "outer": {"name": "adam", "lr": 0.1},
-    ... }).with_overrides({"outer": {"lr": 0.2}, "hypergradient": {"solver": {"name": "minres"}}})["outer"]
+    >>> Composition(
+    ...     name="hg-tiny",
+    ...     summary="One branch, conjugate gradients.",
+    ...     source="an example",
+    ...     parts={
+    ...         "generator": {"name": "branches", "count": 1},
+    ...         "selector": {"name": "first"},
+    ...         "hypergradient": {"name": "implicit", "solver": {"name": "cg"}},
+    ...         "outer": {"name": "adam", "lr": 0.1},
+    ...     },
+    ... ).with_overrides({"outer": {"lr": 0.2}, "hypergradient": {"solver": {"name": "minres"}}})[
+    ...     "outer"
+    ... ]
     {'name': 'adam', 'lr': 0.2}
     """
 
@@ -179,12 +246,16 @@ class Composition:
     source: str
     parts: Mapping[str, Any] = field(hash=False)
     of: type[Any] = Pipeline
-    role: Literal["", "floor", "ceiling"] = field(default="", validator=choice("", "floor", "ceiling"))
+    role: Literal["", "floor", "ceiling"] = field(
+        default="", validator=choice("", "floor", "ceiling")
+    )
     on: Mapping[str, Mapping[str, Any]] = field(factory=dict, hash=False)
     testing: Mapping[str, Any] = field(factory=dict, hash=False)
     testing_failures: Mapping[str, str] = field(factory=dict, hash=False)
 
-    def with_overrides(self, table: Mapping[str, Any], traits: Iterable[str] = ()) -> dict[str, Any]:
+    def with_overrides(
+        self, table: Mapping[str, Any], traits: Iterable[str] = ()
+    ) -> dict[str, Any]:
         """The parts on a task with these traits, with ``table`` laid over them."""
         parts: Mapping[str, Any] = self.parts
         for trait in sorted(set(traits) & set(self.on)):
@@ -193,18 +264,23 @@ class Composition:
 
 
 def overlay(base: Mapping[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:
-    """``over`` on top of ``base``: tables are merged key by key; a table that names another component replaces the whole.
+    """``over`` on top of ``base``: tables are merged key by key; a table that names another
+    component replaces the whole.
 
     >>> overlay({"solver": {"name": "cg", "rtol": 1e-3}}, {"solver": {"max_steps": 5}})
     {'solver': {'name': 'cg', 'rtol': 0.001, 'max_steps': 5}}
     """
-    merged = {key: dict(value) if isinstance(value, Mapping) else value for key, value in base.items()}
+    merged = {
+        key: dict(value) if isinstance(value, Mapping) else value for key, value in base.items()
+    }
     for key, value in over.items():
         below = merged.get(key)
         if isinstance(below, Mapping):
             if "name" in below and isinstance(value, str) and value != "none":
                 value = {"name": value}
-            if isinstance(value, Mapping) and value.get("name", below.get("name")) == below.get("name"):
+            if isinstance(value, Mapping) and value.get("name", below.get("name")) == below.get(
+                "name"
+            ):
                 value = overlay(below, value)
         merged[key] = dict(value) if isinstance(value, Mapping) else value
     return merged

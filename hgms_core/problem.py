@@ -21,9 +21,11 @@ from hgms_core.seeding import Key
 from hgms_core.trees import Tree, detach
 
 Loss = Callable[[Tree, Tree, Batch], Tensor]
-"""``loss(theta, x, batch) -> scalar``: a pure function of tensors, so that it can be differentiated, stacked and replayed.
+"""``loss(theta, x, batch) -> scalar``: a pure function of tensors, so that it can be
+differentiated, stacked and replayed.
 
-.. versionadded:: 0.2"""
+.. versionadded:: 0.2
+"""
 
 
 @frozen(kw_only=True, eq=False)
@@ -32,22 +34,26 @@ class Sources:
 
         g(θ, x; batch) = Σ_s ω_s(θ) ℓ_s(x; batch),      ω(θ) on the simplex
 
-    ``names`` are in the order of ω; ``weights(θ)`` gives ω, ``[S]``, and ``theta(weights by name)`` an upper variable with
-    these weights. ``losses(x, batch)`` are the ℓ_s, ``[S]``, each an unbiased estimate of its source's mean loss whatever the
-    batch holds of it; ``examples(x, batch)`` is the loss of each row, ``[B]``, without anything random. ``pooled(θ, x, batch)``
-    is the loss of training on lower rows as they come, whatever their sources: each row counts as it does in its source's mean
-    (by its tokens, where that is a mean over tokens), nothing is random, and θ does not matter. ``parts`` name the validation
-    sets, where there are several. A batch has the leaf ``source``: each row's position in ``names`` (of validation rows, in
-    ``parts``).
+    ``names`` are in the order of ω; ``weights(θ)`` gives ω, ``[S]``, and ``theta(weights by name)``
+    an upper variable with these weights. ``losses(x, batch)`` are the ℓ_s, ``[S]``, each an
+    unbiased estimate of its source's mean loss whatever the batch holds of it; ``examples(x,
+    batch)`` is the loss of each row, ``[B]``, without anything random. ``pooled(θ, x, batch)`` is
+    the loss of training on lower rows as they come, whatever their sources: each row counts as it
+    does in its source's mean (by its tokens, where that is a mean over tokens), nothing is random,
+    and θ does not matter. ``parts`` name the validation sets, where there are several. A batch has
+    the leaf ``source``: each row's position in ``names`` (of validation rows, in ``parts``).
 
-    .. versionadded:: 0.2"""
+    .. versionadded:: 0.2
+    """
 
     names: tuple[str, ...]
     weights: Callable[[Tree], Tensor]
     theta: Callable[[Mapping[str, float]], Tree]
     losses: Callable[[Tree, Batch], Tensor]
     examples: Callable[[Tree, Batch], Tensor]
-    pooled: Loss = Factory(lambda self: lambda theta, x, batch: self.examples(x, batch).mean(-1), takes_self=True)
+    pooled: Loss = Factory(
+        lambda self: lambda theta, x, batch: self.examples(x, batch).mean(-1), takes_self=True
+    )
     parts: tuple[str, ...] = ("validation",)
 
 
@@ -60,13 +66,19 @@ def _nothing(theta: Tree, x: Tree) -> Mapping[str, float]:
 
 
 def _any(value: Any) -> Any:
-    return value  # for type checkers: what callers may give; Problem.__attrs_post_init__ says what becomes of it
+    # for type checkers: what callers may give; Problem.__attrs_post_init__ says what becomes of it
+    return value
 
 
 _CALLED = {
-    "g": ("theta", "x", "batch"), "f": ("theta", "x", "batch"), "project": ("theta",), "evaluate": ("theta", "x"),
-    "fresh": ("key",), "start": ("theta",), "counters": (),
-}  # fmt: skip
+    "g": ("theta", "x", "batch"),
+    "f": ("theta", "x", "batch"),
+    "project": ("theta",),
+    "evaluate": ("theta", "x"),
+    "fresh": ("key",),
+    "start": ("theta",),
+    "counters": (),
+}
 """With what the functions of a problem are called."""
 
 
@@ -75,21 +87,27 @@ _CALLED = {
 class Problem:
     """min_θ f(θ, x) over x ∈ argmin_x g(θ, x), ready to run.
 
-    ``theta0`` and ``x0`` are where a run starts; ``g`` and ``f`` the lower and upper loss; ``lower_data`` what g is computed on
-    and ``upper_data`` what f is computed on, by role, so that selection, differentiation and stopping can use different
-    validation rows (both take rows of any kind, :meth:`Data.of`, and ``upper_data`` one table for all roles); ``project`` maps
-    θ onto Θ; ``evaluate(theta, x)`` gives the metrics that are reported (outside the budget's clock, and outside every
-    decision). ``fresh(key)`` draws another initial lower state; ``references`` names special upper variables, such as the
-    weights that know which labels are right. ``sources`` is there where θ weights named data sources, ``rows`` where it weights
-    lower rows. ``counters()`` gives numbers that only grow, such as tokens processed: every step records by how much they grew.
-    ``start(theta)`` is there where the lower level's start is learned: the state to start from, as a differentiable function of
-    θ. ``precision`` is the type the losses are computed in where that is coarser than x's (adapters in float32 on a base in
-    bfloat16): finite differences are then taken over a length that fits it. ``compiler`` makes programs of what components run
-    often (None: none). ``kept`` is for what they keep as long as the problem; ``attrs.evolve`` leaves it behind.
+    ``theta0`` and ``x0`` are where a run starts; ``g`` and ``f`` the lower and upper loss;
+    ``lower_data`` what g is computed on and ``upper_data`` what f is computed on, by role, so that
+    selection, differentiation and stopping can use different validation rows (both take rows of any
+    kind, :meth:`Data.of`, and ``upper_data`` one table for all roles); ``project`` maps θ onto Θ;
+    ``evaluate(theta, x)`` gives the metrics that are reported (outside the budget's clock, and
+    outside every decision). ``fresh(key)`` draws another initial lower state; ``references`` names
+    special upper variables, such as the weights that know which labels are right. ``sources`` is
+    there where θ weights named data sources, ``rows`` where it weights lower rows. ``counters()``
+    gives numbers that only grow, such as tokens processed: every step records by how much they
+    grew. ``start(theta)`` is there where the lower level's start is learned: the state to start
+    from, as a differentiable function of θ. ``precision`` is the type the losses are computed in
+    where that is coarser than x's (adapters in float32 on a base in bfloat16): finite differences
+    are then taken over a length that fits it. ``compiler`` makes programs of what components run
+    often (None: none). ``kept`` is for what they keep as long as the problem; ``attrs.evolve``
+    leaves it behind.
 
-    θ and x may be nested (:data:`Nested`); ``g``, ``f``, ``project``, ``evaluate``, ``fresh``, ``start`` and ``references``
-    then take and give that shape. The attributes of the problem, which methods and ``attrs.evolve`` take, are flat all the
-    same; ``shapes`` leads back (:meth:`restore`)."""
+    θ and x may be nested (:data:`Nested`); ``g``, ``f``, ``project``, ``evaluate``, ``fresh``,
+    ``start`` and ``references`` then take and give that shape. The attributes of the problem, which
+    methods and ``attrs.evolve`` take, are flat all the same; ``shapes`` leads back
+    (:meth:`restore`).
+    """
 
     theta0: Tree = field(converter=_any)
     x0: Tree = field(converter=_any)
@@ -110,7 +128,9 @@ class Problem:
     shapes: tuple[Shape, Shape] | None = field(default=None, repr=False)
     kept: dict[Any, Any] = field(init=False, factory=dict, repr=False)
 
-    __repr__, _repr_html_, _rows = as_text, as_html, problem_rows
+    __repr__ = as_text
+    _repr_html_ = as_html
+    _rows = problem_rows
 
     def __attrs_post_init__(self) -> None:
         for name, arguments in _CALLED.items():
@@ -125,27 +145,54 @@ class Problem:
         like = next(iter(self.x0.values()), torch.empty(0))
         object.__setattr__(self, "lower_data", data_of(self.lower_data, "Problem.lower_data", like))
         object.__setattr__(self, "upper_data", by_role(self.upper_data, "Problem.upper_data", like))
-        if self.rows is not None and self.theta0.get(self.rows.leaf, like[None]).shape != (self.lower_data.size,):
-            raise ConfigError(f"'rows' needs a leaf {self.rows.leaf!r} of θ with a number for each of the lower rows")
+        if self.rows is not None and self.theta0.get(self.rows.leaf, like[None]).shape != (
+            self.lower_data.size,
+        ):
+            raise ConfigError(
+                f"'rows' needs a leaf {self.rows.leaf!r} of θ with a number for each of the "
+                "lower rows"
+            )
 
     def _flattened(self) -> dict[str, Any]:
-        """What has to be another where θ or x is no flat dictionary: the tree, and the functions that a person wrote for it."""
-        if self.shapes is not None:  # of attrs.evolve: all is flat already, but perhaps another start
-            own = {name: (shape, getattr(self, name)) for name, shape in zip(("theta0", "x0"), self.shapes, strict=True)}
-            nested = {name: pair for name, pair in own.items() if not Shape.of(pair[1], repr(name), "")[0].flat}
-            return {name: shape.flatten(value, repr(name)) for name, (shape, value) in nested.items()}
+        """What has to be another where θ or x is no flat dictionary: the tree, and the functions
+        that a person wrote for it.
+        """
+        if (
+            self.shapes is not None
+        ):  # of attrs.evolve: all is flat already, but perhaps another start
+            own = {
+                name: (shape, getattr(self, name))
+                for name, shape in zip(("theta0", "x0"), self.shapes, strict=True)
+            }
+            nested = {
+                name: pair
+                for name, pair in own.items()
+                if not Shape.of(pair[1], repr(name), "")[0].flat
+            }
+            return {
+                name: shape.flatten(value, repr(name)) for name, (shape, value) in nested.items()
+            }
         theta, theta0 = Shape.of(self.theta0, "'theta0'", "theta")
         x, x0 = Shape.of(self.x0, "'x0'", "x")
         if theta.flat and x.flat:
             return {}
         if self.sources is not None:
-            raise ConfigError("a problem with `sources` takes flat dictionaries of tensors for θ and x")
-        g, f, project, evaluate, fresh, start = self.g, self.f, self.project, self.evaluate, self.fresh, self.start
+            raise ConfigError(
+                "a problem with `sources` takes flat dictionaries of tensors for θ and x"
+            )
+        g = self.g
+        f = self.f
+        project = self.project
+        evaluate = self.evaluate
+        fresh = self.fresh
+        start = self.start
         flat: dict[str, Any] = {"shapes": (theta, x), "theta0": theta0, "x0": x0}
         flat["g"] = wraps(g)(lambda a, b, batch: g(theta.restore(a), x.restore(b), batch))
         flat["f"] = wraps(f)(lambda a, b, batch: f(theta.restore(a), x.restore(b), batch))
         if project is not _everywhere:
-            flat["project"] = lambda a: theta.flatten(project(theta.restore(a)), "what `project` returns")
+            flat["project"] = lambda a: theta.flatten(
+                project(theta.restore(a)), "what `project` returns"
+            )
         if evaluate is not _nothing:
             flat["evaluate"] = lambda a, b: evaluate(theta.restore(a), x.restore(b))
         if fresh is not None:
@@ -155,20 +202,32 @@ class Problem:
         if rows := self.rows:
             flat["rows"] = evolve(rows, losses=lambda b, batch: rows.losses(x.restore(b), batch))
             more = rows.regulariser
-            flat["rows"] = evolve(flat["rows"], regulariser=lambda a, b, batch: more(theta.restore(a), x.restore(b), batch))
-        named = {name: theta.flatten(value, f"references[{name!r}]") for name, value in self.references.items()}
+            flat["rows"] = evolve(
+                flat["rows"],
+                regulariser=lambda a, b, batch: more(theta.restore(a), x.restore(b), batch),
+            )
+        named = {
+            name: theta.flatten(value, f"references[{name!r}]")
+            for name, value in self.references.items()
+        }
         return {**flat, "references": named}
 
     def restore(self, theta: Tree, x: Tree) -> tuple[Nested, Nested]:
-        """θ and x, flat as a method has them, in the shapes in which ``theta0`` and ``x0`` were given.
+        """θ and x, flat as a method has them, in the shapes in which ``theta0`` and ``x0`` were
+        given.
 
         >>> loss = lambda theta, x, batch: (x[0] - theta).square().sum()
         >>> problem = Problem(theta0=torch.zeros(2), x0=[torch.ones(2)], g=loss, f=loss)
         >>> problem.x0, problem.restore(problem.theta0, problem.x0)
         ({'0': tensor([1., 1.])}, (tensor([0., 0.]), [tensor([1., 1.])]))
 
-        .. versionadded:: 0.5"""
-        return (theta, x) if self.shapes is None else (self.shapes[0].restore(theta), self.shapes[1].restore(x))
+        .. versionadded:: 0.5
+        """
+        return (
+            (theta, x)
+            if self.shapes is None
+            else (self.shapes[0].restore(theta), self.shapes[1].restore(x))
+        )
 
     of_module = classmethod(of_module)
 
@@ -181,7 +240,9 @@ class Problem:
         return x
 
     def metrics(self, theta: Tree, x: Tree) -> dict[str, float]:
-        """What ``evaluate`` measures, as plain numbers; ConfigError where it is no dictionary of them.
+        """What ``evaluate`` measures, as plain numbers; ConfigError where it is no dictionary of
+        them.
 
-        .. versionadded:: 0.5"""
+        .. versionadded:: 0.5
+        """
         return numbers_by_name(self.evaluate(theta, x))

@@ -1,4 +1,6 @@
-"""The values that pass between components: candidates, selections, solutions, hypergradients and their costs."""
+"""The values that pass between components: candidates, selections, solutions, hypergradients and
+their costs.
+"""
 
 from __future__ import annotations
 
@@ -19,20 +21,31 @@ from hgms_core.trees import Tree, take
 
 
 class Outcome(enum.Enum):
-    """How a linear solve ended. The value is the sentence to show; ``code`` is what a tensor holds."""
+    """How a linear solve ended. The value is the sentence to show; ``code`` is what a tensor
+    holds.
+    """
 
     CONVERGED = "the residual reached the tolerance"
-    ITERATION_LIMIT = "the iteration limit was reached first; raise max_steps or the ridge, or loosen the tolerance"
+    ITERATION_LIMIT = (
+        "the iteration limit was reached first; raise max_steps or the ridge, or "
+        "loosen the tolerance"
+    )
     NEGATIVE_CURVATURE = (
-        "a direction of non-positive curvature was met (the lower Hessian plus ridge is not positive definite here) and the "
-        "iterate before it is returned; raise the ridge, use minres, or let the lower level run longer"
+        "a direction of non-positive curvature was met (the lower Hessian plus ridge is not "
+        "positive definite here) and the "
+        "iterate before it is returned; raise the ridge, use minres, or let the lower level run "
+        "longer"
     )
     STAGNATED = (
-        "the residual stopped falling at the precision of the numbers: the system is singular and inconsistent or the "
+        "the residual stopped falling at the precision of the numbers: the system is singular "
+        "and inconsistent or the "
         "tolerance is too tight; raise the ridge, loosen the tolerance, or use float64"
     )
     DIVERGED = "the iteration grew instead of shrinking; lower the step size or use cg"
-    NONFINITE = "a derivative of a loss is not finite; a solver returns its last finite iterate (check the losses for overflow)"
+    NONFINITE = (
+        "a derivative of a loss is not finite; a solver returns its last finite iterate "
+        "(check the losses for overflow)"
+    )
     NOT_SOLVED = "no system was solved: this estimator does not use one"
 
     @property
@@ -47,7 +60,8 @@ class Outcome(enum.Enum):
 
 @frozen(kw_only=True)
 class Cost:
-    """Oracle calls. A call on a batch counts one; ``rows`` adds up the examples that went through all the calls.
+    """Oracle calls. A call on a batch counts one; ``rows`` adds up the examples that went through
+    all the calls.
 
     >>> (Cost(lower_gradients=20) + Cost(upper_values=1)).calls
     21
@@ -78,13 +92,15 @@ _COUNTS = tuple(count.name for count in fields(Cost))
 
 @frozen(kw_only=True)
 class LastStep:
-    """How a branch came to where it is: x⁺ = a − rate·∇_x g(θ, x; batch), where a (x after decay, less what momentum adds) does
-    not depend on this step's gradient. Or the plain step it would take next, where a is x.
+    """How a branch came to where it is: x⁺ = a − rate·∇_x g(θ, x; batch), where a (x after decay,
+    less what momentum adds) does not depend on this step's gradient. Or the plain step it would
+    take next, where a is x.
 
-    ``x`` is the state before that step, ``batch`` the lower batch it is taken on, ``rows`` how many rows that holds, ``cost``
-    what it took to compute all this again.
+    ``x`` is the state before that step, ``batch`` the lower batch it is taken on, ``rows`` how many
+    rows that holds, ``cost`` what it took to compute all this again.
 
-    .. versionadded:: 0.2"""
+    .. versionadded:: 0.2
+    """
 
     x: Tree
     batch: Tree
@@ -95,20 +111,26 @@ class LastStep:
 
 @frozen(kw_only=True)
 class Branch:
-    """The selected candidate, its baggage, and the ways back through it, where its generator knows some (else None).
+    """The selected candidate, its baggage, and the ways back through it, where its generator knows
+    some (else None).
 
-    ``x`` is the selected lower state (detached), ``aux`` what its generator sent along with it (optimiser moments, ScaleBiO's
-    u, an upper gradient that came out of the same pass). ``replay(theta, last)`` runs the branch again at any θ. It
-    returns where the branch then ends, differentiable in that θ through its ``last`` steps (None: all of them), and the cost of
-    this run and of going back through it. Where no leaf of θ requires a gradient there is no graph, and the run alone is
-    counted. ``last_step()`` is the branch's last step, from generators whose last step is linear in ∇_x g; ``next_step(key)``
-    is one plain step more from ``x``, on a batch drawn by ``key``.
+    ``x`` is the selected lower state (detached), ``aux`` what its generator sent along with it
+    (optimiser moments, ScaleBiO's u, an upper gradient that came out of the same pass).
+    ``replay(theta, last)`` runs the branch again at any θ. It returns where the branch then ends,
+    differentiable in that θ through its ``last`` steps (None: all of them), and the cost of this
+    run and of going back through it. Where no leaf of θ requires a gradient there is no graph, and
+    the run alone is counted. ``last_step()`` is the branch's last step, from generators whose last
+    step is linear in ∇_x g; ``next_step(key)`` is one plain step more from ``x``, on a batch drawn
+    by ``key``.
 
-    >>> branch = Branch(x={"x": torch.ones(2)}, replay=lambda theta, last: ({"x": theta["a"] + 1}, Cost()))
+    >>> branch = Branch(
+    ...     x={"x": torch.ones(2)}, replay=lambda theta, last: ({"x": theta["a"] + 1}, Cost())
+    ... )
     >>> branch.replay({"a": torch.zeros(2)}, None)[0]["x"]
     tensor([1., 1.])
 
-    .. versionadded:: 0.1"""
+    .. versionadded:: 0.1
+    """
 
     x: Tree
     replay: Callable[[Tree, int | None], tuple[Tree, Cost]] | None = None
@@ -121,17 +143,21 @@ class Branch:
 class Candidates:
     """N lower states as one stacked tree, their baggage, and the ways back to θ.
 
-    ``x`` is scored, differentiated at, evaluated and carried; ``aux`` (optimiser moments and the like) only travels along.
-    ``losses`` holds the last lower loss each candidate saw, ``[N]``. What leads back through a candidate are functions of its
-    number; None where there is no such way:
+    ``x`` is scored, differentiated at, evaluated and carried; ``aux`` (optimiser moments and the
+    like) only travels along. ``losses`` holds the last lower loss each candidate saw, ``[N]``. What
+    leads back through a candidate are functions of its number; None where there is no such way:
 
-    - ``replay(index, theta, last)``: the candidate as a differentiable function of any θ (:class:`Branch`), and its cost.
-    - ``last_step(index)``: its last step, where that is linear in ∇_x g (ConfigError where the settings make it another).
-    - ``next_step(index, x, key)``: one plain step x − rate·∇_x g(θ, x; batch) more from its ``x``, at its last rate, on a lower
-      batch that ``key`` draws anew. No selection has looked at this batch.
+    - ``replay(index, theta, last)``: the candidate as a differentiable function of any θ
+      (:class:`Branch`), and its cost.
+    - ``last_step(index)``: its last step, where that is linear in ∇_x g (ConfigError where the
+      settings make it another).
+    - ``next_step(index, x, key)``: one plain step x − rate·∇_x g(θ, x; batch) more from its ``x``,
+      at its last rate, on a lower batch that ``key`` draws anew. No selection has looked at this
+      batch.
 
-    They hold what they need to run a candidate again (problem, θ, start, key), and not the other candidates: a :class:`Branch`
-    would keep these alive."""
+    They hold what they need to run a candidate again (problem, θ, start, key), and not the other
+    candidates: a :class:`Branch` would keep these alive.
+    """
 
     x: Tree
     aux: Tree = Factory(dict)
@@ -155,7 +181,10 @@ class Candidates:
         >>> branch.x, branch.replay is None
         ({'x': tensor(2.)}, True)
         """
-        x, replay, last_step, next_step = self.at(index), self.replay, self.last_step, self.next_step
+        x = self.at(index)
+        replay = self.replay
+        last_step = self.last_step
+        next_step = self.next_step
         return Branch(
             x=x,
             aux=take(self.aux, index),
@@ -167,7 +196,8 @@ class Candidates:
     @property
     def finite(self) -> Tensor:
         """Which candidates hold only finite numbers, ``[N]``."""
-        # A number that is not finite makes its row's sum so: one fast pass; testing every number takes twenty times as long.
+        # A number that is not finite makes its row's sum so: one fast pass; testing every number
+        # takes twenty times as long.
         rows = [leaf.reshape(self.count, -1) for leaf in self.x.values()]
         sums = [row.sum(1, dtype=torch.promote_types(row.dtype, torch.float32)) for row in rows]
         return torch.isfinite(torch.stack(sums)).all(0)
@@ -175,8 +205,10 @@ class Candidates:
 
 @frozen(kw_only=True)
 class Selection:
-    """Which candidate was chosen. ``gap`` is the distance between the best two finite scores (inf if there is only one);
-    ``finite`` how many scores were finite, as a tensor, so that nothing waits for the GPU."""
+    """Which candidate was chosen. ``gap`` is the distance between the best two finite scores (inf
+    if there is only one); ``finite`` how many scores were finite, as a tensor, so that nothing
+    waits for the GPU.
+    """
 
     index: Tensor
     scores: Tensor
@@ -186,8 +218,8 @@ class Selection:
 
     @classmethod
     def of(cls, scores: Tensor, *, highest: bool = False, cost: Cost | None = None) -> Selection:
-        """The lowest (``highest``: the highest) finite score of ``[N]``; ties go to the lowest index. No number leaves the
-        device.
+        """The lowest (``highest``: the highest) finite score of ``[N]``; ties go to the lowest
+        index. No number leaves the device.
 
         >>> chosen = Selection.of(torch.tensor([3.0, 1.0, torch.nan]))
         >>> int(chosen.index), float(chosen.gap), int(chosen.finite)
@@ -208,11 +240,13 @@ class Selection:
 
 @frozen(kw_only=True)
 class Solution:
-    """What a linear solver returns for (H + ridge·I) v = b, one system ``[d]`` or a batch ``[N, d]``.
+    """What a linear solver returns for (H + ridge·I) v = b, one system ``[d]`` or a batch ``[N,
+    d]``.
 
-    ``residual`` is ‖b − (H + ridge·I) v‖ / ‖b‖ of the returned value *before clipping* (0 where b = 0), ``curvature`` the
-    smallest Rayleigh quotient pᵀ(H + ridge·I)p / pᵀp met (inf if none), ``iterations`` per system, ``products`` the number of
-    calls of the operator."""
+    ``residual`` is ‖b − (H + ridge·I) v‖ / ‖b‖ of the returned value *before clipping* (0 where b =
+    0), ``curvature`` the smallest Rayleigh quotient pᵀ(H + ridge·I)p / pᵀp met (inf if none),
+    ``iterations`` per system, ``products`` the number of calls of the operator.
+    """
 
     value: Tensor
     codes: Tensor
@@ -221,7 +255,9 @@ class Solution:
     curvature: Tensor
     products: int
 
-    __repr__, _repr_html_, _rows = as_text, as_html, solution_rows
+    __repr__ = as_text
+    _repr_html_ = as_html
+    _rows = solution_rows
 
     @property
     def outcome(self) -> Outcome:
@@ -242,9 +278,11 @@ class Solution:
 class Estimate:
     """An estimate of ∇F(θ), and how good it is.
 
-    ``value`` has the shapes of θ, flat; from :func:`hypergradient` it is nested as θ is. ``solution`` is the linear solve
-    behind it (None for estimators without one), ``lower_gradient_norm`` is ‖∇_x g‖ at the state differentiated at (0 at an
-    exact lower solution)."""
+    ``value`` has the shapes of θ, flat; from :func:`hypergradient` it is nested as θ is.
+    ``solution`` is the linear solve behind it (None for estimators without one),
+    ``lower_gradient_norm`` is ‖∇_x g‖ at the state differentiated at (0 at an exact lower
+    solution).
+    """
 
     value: Nested
     upper_loss: Tensor
@@ -252,20 +290,29 @@ class Estimate:
     solution: Solution | None = None
     cost: Cost = Cost()
 
-    __repr__, _repr_html_, _rows = as_text, as_html, estimate_rows
+    __repr__ = as_text
+    _repr_html_ = as_html
+    _rows = estimate_rows
 
     def _flat(self) -> Tree:
         return Shape.of(self.value, "'value'", "theta")[1]
 
     @property
     def outcome(self) -> Outcome:
-        """How the linear solve ended; NONFINITE also where the mixed term, the direct one or ∇_x g is not finite."""
+        """How the linear solve ended; NONFINITE also where the mixed term, the direct one or ∇_x
+        g is not finite.
+        """
         if self.solution is None:
             return Outcome.NOT_SOLVED
         code = total = self.solution.codes.max().to(torch.float32)
-        for leaf in (*self._flat().values(), *([] if self.lower_gradient_norm is None else [self.lower_gradient_norm])):
+        for leaf in (
+            *self._flat().values(),
+            *([] if self.lower_gradient_norm is None else [self.lower_gradient_norm]),
+        ):
             total = total + leaf.sum(dtype=torch.promote_types(leaf.dtype, torch.float32))
-        worst, total = torch.stack([code.to(total), total]).tolist()  # at once, so that a GPU is waited for once
+        worst, total = torch.stack(
+            [code.to(total), total]
+        ).tolist()  # at once, so that a GPU is waited for once
         return list(Outcome)[int(worst)] if math.isfinite(total) else Outcome.NONFINITE
 
     @property
@@ -282,4 +329,6 @@ class Estimate:
 
 
 Record = dict[str, Any]
-"""One outer step as a flat row: tensors until the runner turns them into numbers, all in one transfer."""
+"""One outer step as a flat row: tensors until the runner turns them into numbers, all in one
+transfer.
+"""

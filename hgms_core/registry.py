@@ -1,4 +1,6 @@
-"""The registry: turns a name that a person typed into a component. Only the configuration and the command line use it."""
+"""The registry: turns a name that a person typed into a component. Only the configuration and
+the command line use it.
+"""
 
 from __future__ import annotations
 
@@ -24,7 +26,9 @@ NAME = re.compile(r"[a-z][a-z0-9]*(-[a-z0-9]+)*")
 
 @frozen
 class Kind:
-    """A noun of :mod:`hgms_core.protocols`: its name on the command line, in messages, its hook and its protocol."""
+    """A noun of :mod:`hgms_core.protocols`: its name on the command line, in messages, its hook
+    and its protocol.
+    """
 
     name: str
     label: str
@@ -37,17 +41,33 @@ class Kind:
 
     def methods(self) -> dict[str, inspect.Signature]:
         members = vars(self.protocol).items()
-        return {name: inspect.signature(value) for name, value in members if inspect.isfunction(value) and name[0] != "_"}
+        return {
+            name: inspect.signature(value)
+            for name, value in members
+            if inspect.isfunction(value) and name[0] != "_"
+        }
 
 
 KINDS: dict[str, Kind] = {
     kind.name: kind
     for kind in (
-        Kind("generator", "candidate generator", "hgms_register_generators", protocols.CandidateGenerator),
+        Kind(
+            "generator",
+            "candidate generator",
+            "hgms_register_generators",
+            protocols.CandidateGenerator,
+        ),
         Kind("selector", "selector", "hgms_register_selectors", protocols.Selector),
         Kind("solver", "linear solver", "hgms_register_linear_solvers", protocols.LinearSolver),
-        Kind("hypergradient", "hypergradient estimator", "hgms_register_hypergradients", protocols.HyperGradient),
-        Kind("outer", "outer optimiser", "hgms_register_outer_optimizers", protocols.OuterOptimizer),
+        Kind(
+            "hypergradient",
+            "hypergradient estimator",
+            "hgms_register_hypergradients",
+            protocols.HyperGradient,
+        ),
+        Kind(
+            "outer", "outer optimiser", "hgms_register_outer_optimizers", protocols.OuterOptimizer
+        ),
         Kind("task", "task", "hgms_register_tasks", protocols.Task),
         Kind("method", "method", "hgms_register_methods", protocols.Method),
     )
@@ -65,7 +85,11 @@ class Component:
 
     @property
     def summary(self) -> str:
-        return self.target.summary if isinstance(self.target, Composition) else summary_of(self.target.__doc__)
+        return (
+            self.target.summary
+            if isinstance(self.target, Composition)
+            else summary_of(self.target.__doc__)
+        )
 
     @property
     def where(self) -> str:
@@ -81,27 +105,48 @@ class Registry:
         self.host = host
         self._components: dict[str, dict[str, Component]] = {kind: {} for kind in KINDS}
         self._clashes: dict[tuple[str, str], PluginError] = {}
-        core = PluginInfo(name="core", module="hgms_core", distribution=FIRST_PARTY, version=hgms_core.__version__)
+        core = PluginInfo(
+            name="core", module="hgms_core", distribution=FIRST_PARTY, version=hgms_core.__version__
+        )
         self._add(Component(kind=KINDS["method"], name=Pipeline.name, target=Pipeline, plugin=core))
         self.wrappers: list[type] = []
-        """Classes of methods whose fields may stand among those of the pipeline inside (:func:`inside`)."""
+        """Classes of methods whose fields may stand among those of the pipeline inside
+        (:func:`inside`).
+        """
         for kind in KINDS.values():
             hooks = sorted(host.implementations(kind.hook), key=lambda pair: _rank(pair[0]))
-            returned = [(info, target) for info, impl in hooks for target in self._returned(kind, info, impl)]
+            returned = [
+                (info, target)
+                for info, impl in hooks
+                for target in self._returned(kind, info, impl)
+            ]
             if kind.name == "method":
-                classes = [target.of if isinstance(target, Composition) else target for _, target in returned]
-                self.wrappers = list(dict.fromkeys(cls for cls in classes if inside(cls) and not faults_of(kind, cls)))
+                classes = [
+                    target.of if isinstance(target, Composition) else target
+                    for _, target in returned
+                ]
+                self.wrappers = list(
+                    dict.fromkeys(
+                        cls for cls in classes if inside(cls) and not faults_of(kind, cls)
+                    )
+                )
             for info, target in returned:
                 faults = faults_of(kind, target, self.wrappers)
                 if faults:
                     lines = "".join(f"\n  - {fault}" for fault in faults)
-                    self.host.blame(info, PluginError(f"{_called(target)} is not {kind.with_article}:{lines}"), part=True)
+                    self.host.blame(
+                        info,
+                        PluginError(f"{_called(target)} is not {kind.with_article}:{lines}"),
+                        part=True,
+                    )
                 else:
                     self._add(Component(kind=kind, name=target.name, target=target, plugin=info))
 
     @classmethod
     def load(cls, plugins: str | Path | Iterable[str | Path | ModuleType] = ()) -> Registry:
-        """The components of every installed plugin, and of ``plugins``. About 20 ms once their modules are imported."""
+        """The components of every installed plugin, and of ``plugins``. About 20 ms once their
+        modules are imported.
+        """
         return cls(Host.load([plugins] if isinstance(plugins, str | Path) else plugins))
 
     def components(self, kind: str | None = None) -> list[Component]:
@@ -113,7 +158,9 @@ class Registry:
         return None if (kind, name) in self._clashes else self._components[kind].get(name)
 
     def get(self, kind: str, name: str) -> Component:
-        """The component, or an error with the nearest name, the list, and the plugins that are missing."""
+        """The component, or an error with the nearest name, the list, and the plugins that are
+        missing.
+        """
         if (component := self.find(kind, name)) is None:
             raise UnknownComponent("\n  ".join(self.unknown(kind, name)))
         return component
@@ -122,20 +169,37 @@ class Registry:
         """The message for an unknown name, line by line."""
         if (kind, name) in self._clashes:
             return [line.strip() for line in str(self._clashes[kind, name]).splitlines()]
-        lines = [line.strip() for line in unknown(KINDS[kind].label, name, self._components[kind]).splitlines()]
+        lines = [
+            line.strip()
+            for line in unknown(KINDS[kind].label, name, self._components[kind]).splitlines()
+        ]
         for info in self.host.failed():
             state = "is not whole" if info.status == "incomplete" else "did not load"
             lines.append(f"note: plugin {info.name!r} ({info.owner}) {state}: {info.error}")
-            lines.append(f"      -> {info.install}" if info.install else "      `hgms plugins -v` shows the traceback")
+            lines.append(
+                f"      -> {info.install}"
+                if info.install
+                else "      `hgms plugins -v` shows the traceback"
+            )
         return [*lines, f"`hgms list {kind}` says what each does"]
 
     def _returned(self, kind: Kind, info: PluginInfo, impl: Any) -> list[Any]:
         try:
             with self.host.watched(info):
                 returned = impl.function()
-            if inspect.isclass(returned) or not isinstance(returned, Iterable) or isinstance(returned, (str, Mapping)):
-                what = f"the class {returned.__name__}" if inspect.isclass(returned) else f"{type(returned).__name__}"
-                raise PluginError(f"{impl.function.__name__} returned {what}; return a list of classes")
+            if (
+                inspect.isclass(returned)
+                or not isinstance(returned, Iterable)
+                or isinstance(returned, (str, Mapping))
+            ):
+                what = (
+                    f"the class {returned.__name__}"
+                    if inspect.isclass(returned)
+                    else f"{type(returned).__name__}"
+                )
+                raise PluginError(
+                    f"{impl.function.__name__} returned {what}; return a list of classes"
+                )
             return list(returned)
         except (Exception, SystemExit) as error:
             if not isinstance(error, HgmsError):
@@ -144,8 +208,10 @@ class Registry:
             return []
 
     def _add(self, component: Component) -> None:
-        """A name has one owner. Ours keeps it against a third party's; of two third parties' neither is guessed to be meant,
-        and the clash is an error where the name is used. What a person named (a file) clashes at once."""
+        """A name has one owner. Ours keeps it against a third party's; of two third parties'
+        neither is guessed to be meant, and the clash is an error where the name is used. What a
+        person named (a file) clashes at once.
+        """
         known = self._components[component.kind.name]
         other = known.setdefault(component.name, component)
         if other is component:
@@ -159,21 +225,37 @@ class Registry:
 
 
 def _rank(info: PluginInfo) -> int:
-    # ours first, so that nobody takes a name of theirs; then third parties; then what a person named
+    # ours first, so that nobody takes a name of theirs; then third parties; then what a person
+    # named
     return 2 if info.distribution is None else int(info.distribution != FIRST_PARTY)
 
 
 def _clash(first: Component, second: Component) -> str:
     pair = (first, second)
     width = max(len(component.where) for component in pair)
-    who = "two plugins register" if first.plugin != second.plugin else f"plugin {first.plugin.name!r} registers twice"
-    owners = "".join(f"\n  {item.where:<{width}}  ({item.plugin.owner}, plugin {item.plugin.name!r})" for item in pair)
+    who = (
+        "two plugins register"
+        if first.plugin != second.plugin
+        else f"plugin {first.plugin.name!r} registers twice"
+    )
+    owners = "".join(
+        f"\n  {item.where:<{width}}  ({item.plugin.owner}, plugin {item.plugin.name!r})"
+        for item in pair
+    )
     blockable = [item.plugin.name for item in reversed(pair) if not item.plugin.vital]
     blockable += [item.plugin.name for item in pair if item.plugin.distribution]
     block = f"block one with HGMS_DISABLE_PLUGINS={blockable[0]}" if blockable else "rename one"
     own = blockable and second.plugin.distribution is None
-    advice = f"rename yours ({second.plugin.module}), or {block}" if own else block + ", or rename it" * bool(blockable)
-    kept = f"; {first.plugin.owner}'s is the one that is used" if first.plugin.vital and not second.plugin.vital else ""
+    advice = (
+        f"rename yours ({second.plugin.module}), or {block}"
+        if own
+        else block + ", or rename it" * bool(blockable)
+    )
+    kept = (
+        f"; {first.plugin.owner}'s is the one that is used"
+        if first.plugin.vital and not second.plugin.vital
+        else ""
+    )
     return f"{who} the {first.kind.label} {first.name!r}{kept}:{owners}\n  {advice}"
 
 
@@ -183,8 +265,8 @@ def summary_of(doc: str | None) -> str:
 
 
 def inside(cls: object) -> str | None:
-    """The field of a wrapper that holds the method inside, marked ``metadata={"flat": True}``: in a table the fields of both
-    stand side by side. None for what is no wrapper.
+    """The field of a wrapper that holds the method inside, marked ``metadata={"flat": True}``: in a
+    table the fields of both stand side by side. None for what is no wrapper.
 
     >>> from hgms_core import Method
     >>> @attrs.frozen
@@ -199,26 +281,38 @@ def inside(cls: object) -> str | None:
 
 
 def layers_of(cls: type, table: Mapping[str, Any]) -> list[type[Any]]:
-    """The classes whose fields a method's table holds, from the inside: a wrapper's stand among a pipeline's, unless the table
-    has the method inside as a table of its own."""
+    """The classes whose fields a method's table holds, from the inside: a wrapper's stand among a
+    pipeline's, unless the table has the method inside as a table of its own."""
     field = inside(cls)
     return [cls] if field is None or field in table else [Pipeline, cls]
 
 
 def faults_of(kind: Kind, target: object, wrappers: Iterable[type] = ()) -> list[str]:
-    """Why ``target`` cannot be registered as this kind; a composition of a pipeline may have the fields of ``wrappers`` too."""
+    """Why ``target`` cannot be registered as this kind; a composition of a pipeline may have the
+    fields of ``wrappers`` too.
+    """
     if kind.name == "method" and isinstance(target, Composition):
         return [*_name_faults(target.name), *_part_faults(target, wrappers)]
     if not inspect.isclass(target):
         return ["it is an object, not a class; return the class itself, without parentheses"]
-    plain = "it is not an attrs class; put @frozen(kw_only=True) above it, of hgms.config or of attrs"
-    faults = _name_faults(getattr(target, "name", None)) + (_init_faults(target) if attrs.has(target) else [plain])
+    plain = (
+        "it is not an attrs class; put @frozen(kw_only=True) above it, of hgms.config or of attrs"
+    )
+    faults = _name_faults(getattr(target, "name", None)) + (
+        _init_faults(target) if attrs.has(target) else [plain]
+    )
     variables = [name for name in vars(kind.protocol).get("__annotations__", {}) if name != "name"]
-    faults += [f"it has no class variable {name!r}" for name in variables if not hasattr(target, name)]
+    faults += [
+        f"it has no class variable {name!r}" for name in variables if not hasattr(target, name)
+    ]
     faults += _declared_faults(target) if kind.name == "task" else []
     for name in ("traits", "needs"):
-        if isinstance(names := getattr(target, name, None) or (), str) or not isinstance(names, Iterable | property):
-            faults.append(f"its {name} are {names!r}; write a set of names, such as frozenset({{'sources'}})")
+        if isinstance(names := getattr(target, name, None) or (), str) or not isinstance(
+            names, Iterable | property
+        ):
+            faults.append(
+                f"its {name} are {names!r}; write a set of names, such as frozenset({{'sources'}})"
+            )
     for name, wanted in kind.methods().items():
         faults += method_faults(target, name, wanted)
     return faults
@@ -227,7 +321,9 @@ def faults_of(kind: Kind, target: object, wrappers: Iterable[type] = ()) -> list
 def _name_faults(name: object) -> list[str]:
     if not isinstance(name, str):
         return ['it has no name; give it a class variable: name: ClassVar[str] = "my-name"']
-    return [] if NAME.fullmatch(name) else [f"its name {name!r} is not in kebab-case (like 'my-name')"]
+    return (
+        [] if NAME.fullmatch(name) else [f"its name {name!r} is not in kebab-case (like 'my-name')"]
+    )
 
 
 def _init_faults(target: type) -> list[str]:
@@ -235,9 +331,19 @@ def _init_faults(target: type) -> list[str]:
     parameters = inspect.signature(target).parameters.values()
     if any(item.kind is item.VAR_KEYWORD for item in parameters):
         return []
-    names = {item.name for item in parameters if item.kind in (item.POSITIONAL_OR_KEYWORD, item.KEYWORD_ONLY)}
-    lost = [field.alias for field in attrs.fields(target) if field.init and field.alias not in names]
-    return [f"its __init__ does not take {', '.join(map(repr, lost))} by name; let attrs write it"] if lost else []
+    names = {
+        item.name
+        for item in parameters
+        if item.kind in (item.POSITIONAL_OR_KEYWORD, item.KEYWORD_ONLY)
+    }
+    lost = [
+        field.alias for field in attrs.fields(target) if field.init and field.alias not in names
+    ]
+    return (
+        [f"its __init__ does not take {', '.join(map(repr, lost))} by name; let attrs write it"]
+        if lost
+        else []
+    )
 
 
 def _declared_faults(target: type) -> list[str]:
@@ -245,42 +351,82 @@ def _declared_faults(target: type) -> list[str]:
     version, metrics = (getattr(target, name, None) for name in ("version", "metrics"))
     if not isinstance(version, str | None):
         faults.append(f'its version is {version!r}; write a string, such as "1"')
-    if metrics is not None and not (isinstance(metrics, Mapping) and all(isinstance(up, bool) for up in metrics.values())):
-        faults.append(f'its metrics are {metrics!r}; write whether higher is better for each, such as {{"test_error": False}}')
+    if metrics is not None and not (
+        isinstance(metrics, Mapping) and all(isinstance(up, bool) for up in metrics.values())
+    ):
+        faults.append(
+            f"its metrics are {metrics!r}; write whether higher is better for each, such as "
+            '{"test_error": False}'
+        )
     return faults
 
 
 def _part_faults(target: Composition, wrappers: Iterable[type]) -> list[str]:
     layers = layers_of(target.of, target.parts)
     own = {key: part for cls in layers for key, part in _fields_beside(cls, layers[0]).items()}
-    known = {*own, *(key for cls in wrappers if layers[0] is Pipeline for key in _fields_beside(cls, Pipeline))}
-    faults = [unknown(f"part of a {layers[0].name}", key, known) for key in target.parts if key not in known]
-    missing = [key for key, part in own.items() if part.default is attrs.NOTHING and key not in target.parts]
+    known = {
+        *own,
+        *(
+            key
+            for cls in wrappers
+            if layers[0] is Pipeline
+            for key in _fields_beside(cls, Pipeline)
+        ),
+    }
+    faults = [
+        unknown(f"part of a {layers[0].name}", key, known)
+        for key in target.parts
+        if key not in known
+    ]
+    missing = [
+        key
+        for key, part in own.items()
+        if part.default is attrs.NOTHING and key not in target.parts
+    ]
     return faults + [f"it has no part {key!r}" for key in missing]
 
 
 def _fields_beside(cls: type[Any], first: type) -> dict[str, attrs.Attribute[Any]]:
-    return {key: part for key, part in attrs.fields_dict(cls).items() if cls is first or key != inside(cls)}
+    return {
+        key: part
+        for key, part in attrs.fields_dict(cls).items()
+        if cls is first or key != inside(cls)
+    }
 
 
 def method_faults(target: type, name: str, wanted: inspect.Signature) -> list[str]:
-    """The core calls with the protocol's parameters, by position or by name; more parameters need defaults."""
+    """The core calls with the protocol's parameters, by position or by name; more parameters
+    need defaults.
+    """
     method = getattr(target, name, None)
     expected = list(wanted.parameters.values())[1:]
-    defaults = {item.name: "" if item.default is item.empty else f"={item.default!r}" for item in expected}
+    defaults = {
+        item.name: "" if item.default is item.empty else f"={item.default!r}" for item in expected
+    }
     protocol = f"{name}({', '.join(key + default for key, default in defaults.items())})"
     if not callable(method):
         return [f"it misses the method {protocol}"]
     static = isinstance(inspect.getattr_static(target, name), (staticmethod, classmethod))
     parameters = list(inspect.signature(method).parameters.values())[0 if static else 1 :]
-    names = [item.name for item in parameters if item.kind in (item.POSITIONAL_OR_KEYWORD, item.POSITIONAL_ONLY)]
+    names = [
+        item.name
+        for item in parameters
+        if item.kind in (item.POSITIONAL_OR_KEYWORD, item.POSITIONAL_ONLY)
+    ]
     if len(names) < len(expected) and any(item.kind is item.VAR_POSITIONAL for item in parameters):
         return []
     if names[: len(expected)] != list(defaults):
         return [f"its method {name}({', '.join(names)}) should be {protocol}"]
-    needed = [item for item in parameters if item.default is item.empty and not item.kind.name.startswith("VAR_")]
+    needed = [
+        item
+        for item in parameters
+        if item.default is item.empty and not item.kind.name.startswith("VAR_")
+    ]
     extra = [item.name for item in needed if defaults.get(item.name, "more")]
-    return [f"its method {name}: the parameter {key!r} needs a default (the protocol is {protocol})" for key in extra]
+    return [
+        f"its method {name}: the parameter {key!r} needs a default (the protocol is {protocol})"
+        for key in extra
+    ]
 
 
 def _called(target: object) -> str:

@@ -1,4 +1,6 @@
-"""The import of a plugin is watched: what it changes for the whole process is put back, what it prints goes to stderr."""
+"""The import of a plugin is watched: what it changes for the whole process is put back, what it
+prints goes to stderr.
+"""
 
 from __future__ import annotations
 
@@ -38,9 +40,12 @@ class Watch:
 
 @contextlib.contextmanager
 def watched() -> Iterator[Watch]:
-    """Inside, a plugin's own code runs: its import, or a registering hook. What it prints goes to stderr, so that it cannot
-    spoil ``--json``; :func:`settings` are put back; a deprecated hook is noted, since nobody would see a warning."""
-    watch, started = Watch(), time.perf_counter()
+    """Inside, a plugin's own code runs: its import, or a registering hook. What it prints goes to
+    stderr, so that it cannot spoil ``--json``; :func:`settings` are put back; a deprecated hook is
+    noted, since nobody would see a warning.
+    """
+    watch = Watch()
+    started = time.perf_counter()
     caught: list[warnings.WarningMessage] = []
     try:
         with (
@@ -58,12 +63,16 @@ def watched() -> Iterator[Watch]:
             if issubclass(warning.category, HookDeprecated):
                 watch.deprecated.append(str(warning.message))
             else:  # not ours to judge
-                warnings.warn_explicit(warning.message, warning.category, warning.filename, warning.lineno)
+                warnings.warn_explicit(
+                    warning.message, warning.category, warning.filename, warning.lineno
+                )
 
 
 @contextlib.contextmanager
 def undone() -> Iterator[list[str]]:
-    """Puts back the :func:`settings` that were changed inside, and says which in the list that it yields."""
+    """Puts back the :func:`settings` that were changed inside, and says which in the list that
+    it yields.
+    """
     changed: list[str] = []
     before = settings()
     try:
@@ -78,7 +87,9 @@ def undone() -> Iterator[list[str]]:
 
 
 class HookDeprecated(DeprecationWarning):
-    """The warning of a hook that will go: ``@hookspec(warn_on_impl=HookDeprecated("since 0.4; implement … instead"))``."""
+    """The warning of a hook that will go: ``@hookspec(warn_on_impl=HookDeprecated("since 0.4;
+    implement … instead"))``.
+    """
 
 
 def settings() -> Settings:
@@ -88,15 +99,27 @@ def settings() -> Settings:
         "torch's default device": (torch.get_default_device(), torch.set_default_device),
         "torch's number of threads": (torch.get_num_threads(), torch.set_num_threads),
         "torch's gradient mode": (torch.is_grad_enabled(), torch.set_grad_enabled),
-        "torch's deterministic mode": (torch.are_deterministic_algorithms_enabled(), torch.use_deterministic_algorithms),
-        "torch's precision of float32 products": (torch.get_float32_matmul_precision(), torch.set_float32_matmul_precision),
+        "torch's deterministic mode": (
+            torch.are_deterministic_algorithms_enabled(),
+            torch.use_deterministic_algorithms,
+        ),
+        "torch's precision of float32 products": (
+            torch.get_float32_matmul_precision(),
+            torch.set_float32_matmul_precision,
+        ),
         "the working directory": (_folder(), lambda old: os.chdir(old) if old else None),
         "sys.excepthook": (sys.excepthook, lambda old: setattr(sys, "excepthook", old)),
         "the level below which nothing is logged": (logging.root.manager.disable, logging.disable),
-        **{name: (os.environ.get(name), functools.partial(_set_variable, name)) for name in VARIABLES},
+        **{
+            name: (os.environ.get(name), functools.partial(_set_variable, name))
+            for name in VARIABLES
+        },
     }
     if threading.current_thread() is threading.main_thread():
-        values["the handler of Ctrl-C"] = (signal.getsignal(signal.SIGINT), lambda old: signal.signal(signal.SIGINT, old))
+        values["the handler of Ctrl-C"] = (
+            signal.getsignal(signal.SIGINT),
+            lambda old: signal.signal(signal.SIGINT, old),
+        )
     return values
 
 

@@ -1,7 +1,9 @@
 """Seeds: every random number comes from a generator derived from (seed, what it is for, step).
 
-The global generators of torch, numpy and random are never touched, so two runs with one seed are equal, a resumed run equals an
-uninterrupted one, and two parts of a program cannot disturb each other's draws."""
+The global generators of torch, numpy and random are never touched, so two runs with one seed are
+equal, a resumed run equals an uninterrupted one, and two parts of a program cannot disturb each
+other's draws.
+"""
 
 from __future__ import annotations
 
@@ -13,8 +15,12 @@ from torch import Tensor
 
 
 def global_states(device: torch.device) -> list[Tensor]:
-    """Where torch's global generators of the CPU and of ``device`` stand: whoever draws from them moves them."""
-    return [torch.get_rng_state()] + ([torch.cuda.get_rng_state(device)] if device.type == "cuda" else [])
+    """Where torch's global generators of the CPU and of ``device`` stand: whoever draws from
+    them moves them.
+    """
+    return [torch.get_rng_state()] + (
+        [torch.cuda.get_rng_state(device)] if device.type == "cuda" else []
+    )
 
 
 @frozen
@@ -41,11 +47,15 @@ class Key:
         """A fresh torch generator for this key."""
         return torch.Generator(device=device).manual_seed(self.derive())
 
-    def indices(self, size: int, batch_size: int, steps: int, device: torch.device | str = "cpu") -> Tensor:
-        """``[steps, batch_size]`` row numbers below ``size``: consecutive pieces of reshuffled epochs.
+    def indices(
+        self, size: int, batch_size: int, steps: int, device: torch.device | str = "cpu"
+    ) -> Tensor:
+        """``[steps, batch_size]`` row numbers below ``size``: consecutive pieces of reshuffled
+        epochs.
 
-        Within one call no row comes twice before every row has come once. The numbers are drawn on the CPU, so a GPU run sees
-        the batches that a CPU run sees."""
+        Within one call no row comes twice before every row has come once. The numbers are drawn on
+        the CPU, so a GPU run sees the batches that a CPU run sees.
+        """
         generator = self.generator()
         needed = steps * batch_size
         epochs = [torch.randperm(size, generator=generator) for _ in range(-(-needed // size))]

@@ -1,9 +1,12 @@
 """Losses of N stacked candidates: one vmapped computation, or one candidate after the other.
 
-``auto`` decides from the sizes (:func:`prefers_stack`), never from a clock, so that a run is the same every time. A loss may
-know how to evaluate stacked candidates itself: a method ``stacked(theta, x, batch, own_batch) -> [N]``, which is then used
-instead of ``torch.func.vmap`` (a language model shares its frozen base among the candidates, and checkpoints activations, which
-vmap cannot). On a CPU, and with ``stacked = None``, one candidate is evaluated after the other unless asked otherwise."""
+``auto`` decides from the sizes (:func:`prefers_stack`), never from a clock, so that a run is the
+same every time. A loss may know how to evaluate stacked candidates itself: a method
+``stacked(theta, x, batch, own_batch) -> [N]``, which is then used instead of ``torch.func.vmap`` (a
+language model shares its frozen base among the candidates, and checkpoints activations, which vmap
+cannot). On a CPU, and with ``stacked = None``, one candidate is evaluated after the other unless
+asked otherwise.
+"""
 
 from __future__ import annotations
 
@@ -19,15 +22,21 @@ from hgms_core.problem import Loss
 from hgms_core.trees import Tree
 
 Mode = Literal["auto", "stacked", "loop"]
-"""How N candidates are evaluated: in one computation, one after the other, or whichever is likely faster (``auto``)."""
+"""How N candidates are evaluated: in one computation, one after the other, or whichever is
+likely faster (``auto``).
+"""
 
 STACK_BELOW = 5_000_000
-"""Multiply-adds of one candidate's forward pass up to which stacking is faster on a CPU (`benchmarks/bench_pipeline.py`)."""
+"""Multiply-adds of one candidate's forward pass up to which stacking is faster on a CPU
+(`benchmarks/bench_pipeline.py`).
+"""
 
 
 def prefers_stack(x: Tree, rows: int, mode: Mode) -> bool:
-    """Whether to evaluate the stacked ``x`` at once on batches of ``rows`` examples. On a GPU always (each kernel is otherwise
-    too small); on a CPU up to STACK_BELOW (a parameter costs about one multiply-add an example): beyond, N spill the cache."""
+    """Whether to evaluate the stacked ``x`` at once on batches of ``rows`` examples. On a GPU
+    always (each kernel is otherwise too small); on a CPU up to STACK_BELOW (a parameter costs about
+    one multiply-add an example): beyond, N spill the cache.
+    """
     leaf = next(iter(x.values()))
     if mode != "auto" or leaf.shape[0] == 1:
         return mode == "stacked"
@@ -37,8 +46,10 @@ def prefers_stack(x: Tree, rows: int, mode: Mode) -> bool:
 
 @frozen(eq=False)
 class Group:
-    """Some of N stacked candidates, evaluated together: views of their rows, and the loss that fits them. ``part`` selects the
-    rows from anything with a leading axis N: a slice of a stacked group, a number of a single candidate without the axis."""
+    """Some of N stacked candidates, evaluated together: views of their rows, and the loss that fits
+    them. ``part`` selects the rows from anything with a leading axis N: a slice of a stacked group,
+    a number of a single candidate without the axis.
+    """
 
     part: slice | int
     x: Tree
@@ -49,11 +60,19 @@ class Group:
 
 
 def groups(
-    loss: Loss, x: Tree, *, own_batch: bool = False, rows: int = 1, mode: Mode = "auto", chunk: int | None = None
+    loss: Loss,
+    x: Tree,
+    *,
+    own_batch: bool = False,
+    rows: int = 1,
+    mode: Mode = "auto",
+    chunk: int | None = None,
 ) -> list[Group]:
-    """The N candidates, split into groups that are evaluated one after the other: each alone (``mode = "loop"``) or stacked, at
-    most ``chunk`` of them at a time, which bounds the memory of activations. ``auto`` picks by their size, and by ``rows`` of
-    one candidate's batch. With ``own_batch`` each candidate has its own; else all share one. A group's ``x`` are views."""
+    """The N candidates, split into groups that are evaluated one after the other: each alone
+    (``mode = "loop"``) or stacked, at most ``chunk`` of them at a time, which bounds the memory of
+    activations. ``auto`` picks by their size, and by ``rows`` of one candidate's batch. With
+    ``own_batch`` each candidate has its own; else all share one. A group's ``x`` are views.
+    """
     one_of("mode", mode, get_args(Mode))
     count = next(iter(x.values())).shape[0]
     if mode == "auto" and count > 1 and hasattr(loss, "stacked"):
@@ -63,7 +82,10 @@ def groups(
         return [Group(i, {name: leaf[i] for name, leaf in x.items()}, loss) for i in range(count)]
     step = chunk or count
     parts = [slice(first, min(first + step, count)) for first in range(0, count, step)]
-    return [Group(part, {name: leaf[part] for name, leaf in x.items()}, _vmapped(loss, own_batch)) for part in parts]
+    return [
+        Group(part, {name: leaf[part] for name, leaf in x.items()}, _vmapped(loss, own_batch))
+        for part in parts
+    ]
 
 
 def _vmapped(loss: Loss, own_batch: bool) -> Loss:
@@ -80,7 +102,14 @@ def _vmapped(loss: Loss, own_batch: bool) -> Loss:
 
 
 def values(
-    loss: Loss, theta: Tree, x: Tree, batch: Batch, *, rows: int = 1, mode: Mode = "auto", chunk: int | None = None
+    loss: Loss,
+    theta: Tree,
+    x: Tree,
+    batch: Batch,
+    *,
+    rows: int = 1,
+    mode: Mode = "auto",
+    chunk: int | None = None,
 ) -> Tensor:
     """``loss`` of every candidate on one shared batch, ``[N]``, without a graph. Cost: N values.
 
@@ -96,8 +125,9 @@ def values(
 def gradient(loss: Loss, theta: Tree, x: Tree, batch: Batch) -> tuple[list[Tensor], Tensor]:
     """(∇_x loss as a list of leaves, the loss itself), for one candidate or for a stacked group.
 
-    Stacked candidates do not interact, so the gradient of the sum of their losses holds each one's own gradient: one ordinary
-    backward pass over a vmapped forward pass. Cost: one gradient a candidate.
+    Stacked candidates do not interact, so the gradient of the sum of their losses holds each one's
+    own gradient: one ordinary backward pass over a vmapped forward pass. Cost: one gradient a
+    candidate.
 
     >>> gradient(lambda theta, x, batch: (x["x"] ** 2).sum(), {}, {"x": torch.tensor([3.0])}, {})
     ([tensor([6.])], tensor(9.))

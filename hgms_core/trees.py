@@ -1,7 +1,7 @@
 """Trees: lower and upper variables are flat dictionaries of named tensors.
 
-A tree has no nesting, so its names are those of ``nn.Module.named_parameters`` and of a safetensors file. A *stacked* tree
-carries N candidates: every leaf has the same leading axis N."""
+A tree has no nesting, so its names are those of ``nn.Module.named_parameters`` and of a safetensors
+file. A *stacked* tree carries N candidates: every leaf has the same leading axis N."""
 
 from __future__ import annotations
 
@@ -36,20 +36,26 @@ def stack(trees: Sequence[Mapping[str, Tensor]]) -> Tree:
 
 
 def repeat(tree: Mapping[str, Tensor], n: int) -> Tree:
-    """n copies of ``tree`` along a new leading axis (memory is written, so each row can be changed on its own)."""
+    """n copies of ``tree`` along a new leading axis (memory is written, so each row can be
+    changed on its own).
+    """
     return {name: leaf.detach().expand(n, *leaf.shape).clone() for name, leaf in tree.items()}
 
 
 def take(tree: Mapping[str, Tensor], index: int | Tensor) -> Tree:
-    """Row ``index`` of a stacked tree; a tensor index stays on its device, so nothing waits for the GPU. A row of several is
-    copied, so that the others can be freed; a tensor index into a single row gives a view of it."""
+    """Row ``index`` of a stacked tree; a tensor index stays on its device, so nothing waits for the
+    GPU. A row of several is copied, so that the others can be freed; a tensor index into a single
+    row gives a view of it.
+    """
     if isinstance(index, Tensor):
         if all(leaf.shape[0] == 1 for leaf in tree.values()):
             return {name: leaf.squeeze(0) for name, leaf in tree.items()}
         if index.device.type != "cpu":
             row = index.reshape(1)
             return {name: leaf.index_select(0, row)[0] for name, leaf in tree.items()}
-        index = int(index)  # ten times as fast as index_select on a CPU, where there is nothing to wait for
+        index = int(
+            index
+        )  # ten times as fast as index_select on a CPU, where there is nothing to wait for
     return {name: leaf[index].clone() for name, leaf in tree.items()}
 
 
@@ -66,14 +72,16 @@ def norm(tree: Mapping[str, Tensor]) -> Tensor:
 
 
 def slopes(value: Tensor, leaves: Sequence[Tensor]) -> list[Tensor]:
-    """The gradient of a scalar in each leaf, in one backward pass; zeros for what it does not depend on. It frees the graph: of
-    several losses of one pass take ``torch.autograd.grad(loss, leaves, retain_graph=True)``, all but the last.
+    """The gradient of a scalar in each leaf, in one backward pass; zeros for what it does not
+    depend on. It frees the graph: of several losses of one pass take ``torch.autograd.grad(loss,
+    leaves, retain_graph=True)``, all but the last.
 
     >>> x = torch.ones(2, requires_grad=True)
     >>> slopes((3 * x).sum(), [x]), slopes(torch.tensor(1.0), [x])
     ([tensor([3., 3.])], [tensor([0., 0.])])
 
-    .. versionadded:: 0.3"""
+    .. versionadded:: 0.3
+    """
     if not value.requires_grad:
         return [torch.zeros_like(leaf) for leaf in leaves]
     return list(torch.autograd.grad(value, list(leaves), materialize_grads=True))
@@ -110,7 +118,9 @@ class Ravel:
     def ravel_leaves(self, leaves: Sequence[Tensor]) -> Tensor:
         if len(leaves) == 1:
             return leaves[0].reshape(*leaves[0].shape[: self.batch_dims], -1)
-        return torch.cat([leaf.reshape(*leaf.shape[: self.batch_dims], -1) for leaf in leaves], dim=-1)
+        return torch.cat(
+            [leaf.reshape(*leaf.shape[: self.batch_dims], -1) for leaf in leaves], dim=-1
+        )
 
     def unravel_leaves(self, vector: Tensor) -> list[Tensor]:
         lead = vector.shape[:-1]

@@ -1,4 +1,6 @@
-"""Settings all tests share. Being here also makes ``tests/helpers.py`` importable as ``helpers``."""
+"""Settings all tests share. Being here also makes ``tests/helpers.py`` importable as
+``helpers``.
+"""
 
 from __future__ import annotations
 
@@ -40,7 +42,9 @@ def server() -> Iterator[Server]:
 
 @pytest.fixture
 def site(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Site]:
-    """No plugin is installed but what the test installs: a distribution called hgms stands before the real one."""
+    """No plugin is installed but what the test installs: a distribution called hgms stands
+    before the real one.
+    """
     root = tmp_path / "site"
     root.mkdir()
     monkeypatch.syspath_prepend(root)
@@ -55,15 +59,18 @@ def site(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Site]:
 
 
 def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
-    """Of tests that are for a GPU alone, the modules are not even imported where `-m` leaves them out in so many words, as the
-    README's command does: each process would spend seconds on that. `.ci/run` imports them in its second call."""
+    """Of tests that are for a GPU alone, the modules are not even imported where `-m` leaves them
+    out in so many words, as the README's command does: each process would spend seconds on that.
+    `.ci/run` imports them in its second call.
+    """
     return True if collection_path == GPU and "not gpu" in config.option.markexpr else None
 
 
 @pytest.hookimpl(wrapper=True)
 def pytest_collection() -> Generator[None, object, object]:
-    """What is collected and imported stays: to look for garbage in it again and again takes a third of the time, and to look
-    through it later, in every test that collects garbage, takes a second."""
+    """What is collected and imported stays: to look for garbage in it again and again takes a third
+    of the time, and to look through it later, in every test that collects garbage, takes a second.
+    """
     gc.disable()
     try:
         return (yield)
@@ -74,7 +81,12 @@ def pytest_collection() -> Generator[None, object, object]:
 
 
 def pytest_configure() -> None:
-    """Signals are heard, also by a suite that was started in the background or by nohup, where they are ignored."""
-    for number, handler in ((signal.SIGINT, signal.default_int_handler), (signal.SIGHUP, signal.SIG_DFL)):
+    """Signals are heard, also by a suite that was started in the background or by nohup, where
+    they are ignored.
+    """
+    for number, handler in (
+        (signal.SIGINT, signal.default_int_handler),
+        (signal.SIGHUP, signal.SIG_DFL),
+    ):
         if signal.getsignal(number) is signal.SIG_IGN:
             signal.signal(number, handler)

@@ -1,4 +1,6 @@
-"""Distributions made on the spot: fake plugins that are installed as far as importlib.metadata can tell."""
+"""Distributions made on the spot: fake plugins that are installed as far as importlib.metadata
+can tell.
+"""
 
 from __future__ import annotations
 
@@ -43,7 +45,9 @@ PROGRAMS, TABLES, MIX = (
     {entry.name: entry.value for entry in importlib.metadata.entry_points(group=group)}
     for group in ("hgms.programs", "hgms.tables", "hgms.mix")
 )
-"""Our commands, and the tables that they read of a file: they stay while a test hides every plugin."""
+"""Our commands, and the tables that they read of a file: they stay while a test hides every
+plugin.
+"""
 
 
 class Site:

@@ -1,4 +1,6 @@
-"""Small problems in float64 whose every quantity can be computed another way, and counters of what was really called."""
+"""Small problems in float64 whose every quantity can be computed another way, and counters of
+what was really called.
+"""
 
 from __future__ import annotations
 
@@ -45,7 +47,9 @@ def spd(size: int, seed: int = 0, low: float = 0.5) -> Tensor:
 
 
 def network_loss(theta: Tree, x: Tree, batch: Tree) -> Tensor:
-    """Weighted logistic regression through one hidden layer, with an L2 term: nonlinear in θ and in x."""
+    """Weighted logistic regression through one hidden layer, with an L2 term: nonlinear in θ and
+    in x.
+    """
     hidden = torch.tanh(batch["a"] @ x["w"] + x["b"])
     losses = torch.nn.functional.softplus(-batch["y"] * (hidden @ x["v"]))
     weights = torch.sigmoid(theta["weights"][batch["index"]]) * torch.exp(theta["scale"])
@@ -68,7 +72,11 @@ def network_problem(rows: int = 24, features: int = 3, hidden: int = 4) -> Probl
     """A small non-convex problem with data, three leaves in x and two in θ."""
     return Problem(
         theta0={"weights": 0.3 * normal(rows, seed=5), "scale": torch.tensor(0.2, dtype=F64)},
-        x0={"w": 0.5 * normal(features, hidden, seed=1), "b": 0.1 * normal(hidden, seed=2), "v": 0.5 * normal(hidden, seed=3)},
+        x0={
+            "w": 0.5 * normal(features, hidden, seed=1),
+            "b": 0.1 * normal(hidden, seed=2),
+            "v": 0.5 * normal(hidden, seed=3),
+        },
         g=network_loss,
         f=network_upper,
         lower_data=table(rows, features, seed=10),
@@ -82,18 +90,24 @@ def network_problem(rows: int = 24, features: int = 3, hidden: int = 4) -> Probl
             "b": torch.zeros(hidden, dtype=F64),
             "v": torch.randn(hidden, generator=key.fold("v").generator(), dtype=F64),
         },
-        references={"even": {"weights": torch.ones(rows, dtype=F64), "scale": torch.zeros((), dtype=F64)}},
+        references={
+            "even": {"weights": torch.ones(rows, dtype=F64), "scale": torch.zeros((), dtype=F64)}
+        },
     )
 
 
 def moved(problem: Problem, device: torch.device) -> Problem:
-    """The same problem with its tables, θ0 and x0 on another device; what it could draw anew there is left out."""
+    """The same problem with its tables, θ0 and x0 on another device; what it could draw anew
+    there is left out.
+    """
 
     def tree(leaves: Tree) -> Tree:
         return {name: leaf.to(device) for name, leaf in leaves.items()}
 
     def data(found: Data) -> Data:
-        return Data.of({name: leaf.to(device) for name, leaf in found.whole.items() if name != "index"})
+        return Data.of(
+            {name: leaf.to(device) for name, leaf in found.whole.items() if name != "index"}
+        )
 
     return evolve(
         problem,
@@ -107,10 +121,14 @@ def moved(problem: Problem, device: torch.device) -> Problem:
 
 
 def counted(problem: Problem) -> tuple[Problem, Counter[str]]:
-    """The same problem, and how often its losses were really evaluated (``g``, ``f``, ``pooled``) and on how many rows."""
+    """The same problem, and how often its losses were really evaluated (``g``, ``f``,
+    ``pooled``) and on how many rows.
+    """
     calls: Counter[str] = Counter()
 
-    def count(name: str, loss: Callable[[Tree, Tree, Tree], Tensor]) -> Callable[[Tree, Tree, Tree], Tensor]:
+    def count(
+        name: str, loss: Callable[[Tree, Tree, Tree], Tensor]
+    ) -> Callable[[Tree, Tree, Tree], Tensor]:
         def counting(theta: Tree, x: Tree, batch: Tree) -> Tensor:
             calls[name] += 1
             calls[f"{name}_rows"] += batch["index"].shape[0]
@@ -118,7 +136,11 @@ def counted(problem: Problem) -> tuple[Problem, Counter[str]]:
 
         return counting
 
-    sources = None if problem.sources is None else evolve(problem.sources, pooled=count("pooled", problem.sources.pooled))
+    sources = (
+        None
+        if problem.sources is None
+        else evolve(problem.sources, pooled=count("pooled", problem.sources.pooled))
+    )
     return evolve(problem, g=count("g", problem.g), f=count("f", problem.f), sources=sources), calls
 
 
@@ -139,7 +161,9 @@ def assert_same(actual: Any, expected: Any, rtol: float = 0.0, atol: float = 0.0
 
 
 def finite_differences(value: Callable[[Tree], Tensor], theta: Tree, step: float = 1e-5) -> Tree:
-    """∇ of ``value`` by central differences, one entry at a time: the slowest and safest way there is."""
+    """∇ of ``value`` by central differences, one entry at a time: the slowest and safest way
+    there is.
+    """
     found = {}
     for name, leaf in theta.items():
         slopes = torch.zeros(leaf.numel(), dtype=leaf.dtype)
@@ -188,4 +212,8 @@ class LiveMemory(TorchDispatchMode):
 
 def run_files(path: Path) -> dict[str, bytes]:
     """Everything in a run's folder that has to be the same for every run of one seed."""
-    return {file.name: file.read_bytes() for file in path.iterdir() if file.name.startswith(("checkpoint", "steps", "summary"))}
+    return {
+        file.name: file.read_bytes()
+        for file in path.iterdir()
+        if file.name.startswith(("checkpoint", "steps", "summary"))
+    }

@@ -46,11 +46,15 @@ def write_run(
     path: Path | None = None,
     files: Mapping[str, str | None] | None = None,
 ) -> Path:
-    """A run whose ``metric`` halves its way from 1 to ``value``, lower is better; ``value=None`` ends in NaN, ``error`` failed.
+    """A run whose ``metric`` halves its way from 1 to ``value``, lower is better; ``value=None``
+    ends in NaN, ``error`` failed.
 
     ``files`` lays other texts over the run's files; None leaves one out.
     """
-    path = path or folder / task / f"{method}-{abs(hash((rho, lr, steps))) % 16**8:08x}" / f"seed-{seed}"
+    path = (
+        path
+        or folder / task / f"{method}-{abs(hash((rho, lr, steps))) % 16**8:08x}" / f"seed-{seed}"
+    )
     path.mkdir(parents=True)
     rows: list[dict[str, Any]] = [{"step": 0, f"metric.{metric}": 1.0}]
     for step in range(1, steps + 1):
@@ -71,15 +75,26 @@ def write_run(
         )
     about = {} if version is None else {"task": {"version": version, "metrics": {metric: False}}}
     summary = {
-        "status": "failed" if error else "done", **({"error": error} if error else {}), "task": task, "method": method,
-        "seed": seed, "outer_steps": steps, "upper_loss": 2.0 / steps, "oracle_calls": 10 * steps,
-        "cost": {"lower_gradients": 8 * steps}, "metrics": {} if error else {metric: value},
-    }  # fmt: skip
+        "status": "failed" if error else "done",
+        **({"error": error} if error else {}),
+        "task": task,
+        "method": method,
+        "seed": seed,
+        "outer_steps": steps,
+        "upper_loss": 2.0 / steps,
+        "oracle_calls": 10 * steps,
+        "cost": {"lower_gradients": 8 * steps},
+        "metrics": {} if error else {metric: value},
+    }
     whole: dict[str, str | None] = {
-        "config.toml": CONFIG.format(seed=seed, task=task, rho=rho, method=method, lr=lr, steps=steps),
+        "config.toml": CONFIG.format(
+            seed=seed, task=task, rho=rho, method=method, lr=lr, steps=steps
+        ),
         "env.json": json.dumps({"device": "cpu", "python": "3.11", **(environment or {}), **about}),
         "steps.jsonl": "".join(json.dumps(row) + "\n" for row in rows),
-        "timings.jsonl": "".join(json.dumps({"step": row["step"], "seconds": 0.25 * row["step"]}) + "\n" for row in rows),
+        "timings.jsonl": "".join(
+            json.dumps({"step": row["step"], "seconds": 0.25 * row["step"]}) + "\n" for row in rows
+        ),
         "summary.json": json.dumps(summary),
         **(files or {}),
     }
@@ -90,10 +105,17 @@ def write_run(
 
 
 def write_comparison(folder: Path, *, steps: int = 12, seeds: int = 3) -> Path:
-    """Two tasks, four methods, some seeds: a clear winner on one task and none on the other, one method worse than uniform,
-    one failed and one unfinished run, an empty and a damaged folder, two environments and a pilot sweep."""
+    """Two tasks, four methods, some seeds: a clear winner on one task and none on the other, one
+    method worse than uniform, one failed and one unfinished run, an empty and a damaged folder, two
+    environments and a pilot sweep.
+    """
     values = {"hg-ms": 0.10, "baseline": 0.20, "uniform": 0.40, "lost": 0.60}
-    offsets = {"hg-ms": (-1, 0, 1), "baseline": (0, 2, -1), "uniform": (1, -1, 0), "lost": (1, 0, 0)}
+    offsets = {
+        "hg-ms": (-1, 0, 1),
+        "baseline": (0, 2, -1),
+        "uniform": (1, -1, 0),
+        "lost": (1, 0, 0),
+    }
     for rho in (0.4, 0.6):
         for method, value in values.items():
             for seed in range(seeds):
@@ -101,17 +123,39 @@ def write_comparison(folder: Path, *, steps: int = 12, seeds: int = 3) -> Path:
                 spread = (0.0004 if rho == 0.4 else 0.2) * offsets[method][seed % 3]
                 failed = rho == 0.4 and method == "baseline" and seed == 2
                 write_run(
-                    folder, rho=rho, method=method, seed=seed, steps=steps, value=value + spread,
+                    folder,
+                    rho=rho,
+                    method=method,
+                    seed=seed,
+                    steps=steps,
+                    value=value + spread,
                     error="step 3: the hypergradient is not finite & <lost>" if failed else None,
                     environment={"threads": 2} if method == "lost" else {"threads": 1},
-                )  # fmt: skip
-    write_run(folder, path=folder / "ring" / "later" / "seed-7", seed=7, steps=steps, files={"summary.json": None})
-    write_run(folder, path=folder / "ring" / "torn" / "seed-8", seed=8, steps=steps, files={"steps.jsonl": '{"step": \n{}\n'})
+                )
+    write_run(
+        folder,
+        path=folder / "ring" / "later" / "seed-7",
+        seed=7,
+        steps=steps,
+        files={"summary.json": None},
+    )
+    write_run(
+        folder,
+        path=folder / "ring" / "torn" / "seed-8",
+        seed=8,
+        steps=steps,
+        files={"steps.jsonl": '{"step": \n{}\n'},
+    )
     (folder / "ring" / "later" / "seed-9").mkdir()
     sweep = folder / "sweeps" / "ring" / "hg-ms"
     sweep.mkdir(parents=True)
     trials = [
-        {"number": number, "values": {"lr": rate} if number else {}, "losses": {"100": loss}, "loss": loss}
+        {
+            "number": number,
+            "values": {"lr": rate} if number else {},
+            "losses": {"100": loss},
+            "loss": loss,
+        }
         for number, (rate, loss) in enumerate([(0.5, 0.31), (0.05, 0.27), (5.0, None)])
     ]
     (sweep / "sweep.json").write_text(
@@ -133,19 +177,24 @@ def write_comparison(folder: Path, *, steps: int = 12, seeds: int = 3) -> Path:
     return folder
 
 
-def write_mixtures(folder: Path, *, budgets: Sequence[float] = (3600.0, 32400.0), sources: int = 5) -> Path:
-    """Two methods that learn and one that does not on named sources, three seeds, several budgets, one failed run.
+def write_mixtures(
+    folder: Path, *, budgets: Sequence[float] = (3600.0, 32400.0), sources: int = 5
+) -> Path:
+    """Two methods that learn and one that does not on named sources, three seeds, several budgets,
+    one failed run.
 
-    ``hg-ms`` goes from equal weights to 0.9 and 0.05 on the first two sources; ``scalebio`` does the same with the last two,
-    but in seed 2 with the first two; ``uniform`` stays. A step costs 1,000 tokens forward and 500 backward, of ``scalebio``
-    half of that.
+    ``hg-ms`` goes from equal weights to 0.9 and 0.05 on the first two sources; ``scalebio`` does
+    the same with the last two, but in seed 2 with the first two; ``uniform`` stays. A step costs
+    1,000 tokens forward and 500 backward, of ``scalebio`` half of that.
     """
     names = [f"source-{number}" for number in range(sources)]
     for budget in budgets:
         for method, rate in (("hg-ms", 60.0), ("scalebio", 30.0), ("uniform", 60.0)):
             for seed in range(3):
                 steps = round(budget / 3600 * 10)
-                rows: list[dict[str, Any]] = [{"step": 0, "metric.test_loss": 3.0, "metric.recovery_error": 1.6}]
+                rows: list[dict[str, Any]] = [
+                    {"step": 0, "metric.test_loss": 3.0, "metric.recovery_error": 1.6}
+                ]
                 for step in range(1, steps + 1):
                     share = 0.0 if method == "uniform" else step / steps
                     first = names if method == "hg-ms" or seed == 2 else names[::-1]
@@ -155,32 +204,56 @@ def write_mixtures(folder: Path, *, budgets: Sequence[float] = (3600.0, 32400.0)
                         first[1]: 0.05 - 0.01 * (seed - 1),
                     }
                     row = {"step": step, "upper_loss": 3.0 - share, "oracle_calls": 10 * step}
-                    row |= {f"weight.{name}": (1 - share) / sources + share * goal[name] for name in names}
+                    row |= {
+                        f"weight.{name}": (1 - share) / sources + share * goal[name]
+                        for name in names
+                    }
                     row |= {
                         "step_forward_tokens": 1000.0 / (1 + (rate < 60)),
                         "step_backward_tokens": 500.0 / (1 + (rate < 60)),
                     }
                     rows.append(row)
-                rows[-1] |= {"metric.test_loss": 3.0 - share + 0.01 * seed, "metric.recovery_error": 1.6 * (1 - share)}
-                error = "out of memory" if method == "scalebio" and seed == 1 and budget == budgets[-1] else None
-                metrics = {name: rows[-1][f"metric.{name}"] for name in ("test_loss", "recovery_error")}
+                rows[-1] |= {
+                    "metric.test_loss": 3.0 - share + 0.01 * seed,
+                    "metric.recovery_error": 1.6 * (1 - share),
+                }
+                error = (
+                    "out of memory"
+                    if method == "scalebio" and seed == 1 and budget == budgets[-1]
+                    else None
+                )
+                metrics = {
+                    name: rows[-1][f"metric.{name}"] for name in ("test_loss", "recovery_error")
+                }
                 summary = {
-                    "status": "failed" if error else "done", **({"error": error} if error else {}), "task": "source-mixture",
-                    "method": method, "seed": seed, "outer_steps": steps, "upper_loss": 3.0 - share, "oracle_calls": 10 * steps,
+                    "status": "failed" if error else "done",
+                    **({"error": error} if error else {}),
+                    "task": "source-mixture",
+                    "method": method,
+                    "seed": seed,
+                    "outer_steps": steps,
+                    "upper_loss": 3.0 - share,
+                    "oracle_calls": 10 * steps,
                     "metrics": {} if error else metrics,
-                }  # fmt: skip
+                }
                 about = {"version": "1", "metrics": {"test_loss": False, "recovery_error": False}}
-                text = CONFIG.format(seed=seed, task="source-mixture", rho=0.4, method=method, lr=0.5, steps=steps)
+                text = CONFIG.format(
+                    seed=seed, task="source-mixture", rho=0.4, method=method, lr=0.5, steps=steps
+                )
                 write_run(
-                    folder, path=folder / "source-mixture" / f"{method}-{budget:08.0f}" / f"seed-{seed}",
+                    folder,
+                    path=folder / "source-mixture" / f"{method}-{budget:08.0f}" / f"seed-{seed}",
                     files={
-                        "config.toml": text.replace(f"outer_steps = {steps}", f"seconds = {budget}"),
+                        "config.toml": text.replace(
+                            f"outer_steps = {steps}", f"seconds = {budget}"
+                        ),
                         "env.json": json.dumps({"device": "cpu", "task": about}),
                         "steps.jsonl": "".join(json.dumps(row) + "\n" for row in rows),
                         "timings.jsonl": "".join(
-                            json.dumps({"step": row["step"], "seconds": rate * row["step"]}) + "\n" for row in rows
+                            json.dumps({"step": row["step"], "seconds": rate * row["step"]}) + "\n"
+                            for row in rows
                         ),
                         "summary.json": json.dumps(summary),
                     },
-                )  # fmt: skip
+                )
     return folder

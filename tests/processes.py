@@ -1,6 +1,8 @@
-"""Commands, and the blocks of pages, in processes of their own that start at once: a server imports once, and forks for each.
+"""Commands, and the blocks of pages, in processes of their own that start at once: a server imports
+once, and forks for each.
 
-An interpreter with torch takes seconds to start, which a test of many commands would spend on importing.
+An interpreter with torch takes seconds to start, which a test of many commands would spend on
+importing.
 """
 
 from __future__ import annotations
@@ -78,14 +80,18 @@ class Ended:
 
 
 class Server:
-    """Starts `hgms …` in a folder, any number of times, one after the other. What it writes is in the files ``out`` and
-    ``err`` there. With ``program = SCRIPTS`` it starts scripts instead (a folder to run in, the script, its arguments), which
-    may take five minutes each, and has imported libraries alone."""
+    """Starts `hgms …` in a folder, any number of times, one after the other. What it writes is in
+    the files ``out`` and ``err`` there. With ``program = SCRIPTS`` it starts scripts instead (a
+    folder to run in, the script, its arguments), which may take five minutes each, and has imported
+    libraries alone.
+    """
 
     def __init__(self, program: str = COMMANDS) -> None:
         environment = {**os.environ, "OMP_NUM_THREADS": "1"}
         command = [sys.executable, "-P", "-c", LIBRARIES + program + SERVER]
-        self._process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, env=environment, text=True)
+        self._process = subprocess.Popen(
+            command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, env=environment, text=True
+        )
         assert self._line() == "ready"
 
     def _line(self) -> str:
@@ -107,7 +113,11 @@ class Server:
         """A command from its start to its end."""
         self.start(folder, *arguments)
         code = self.end()
-        return Ended(code, (folder / "out").read_text(encoding="utf-8"), (folder / "err").read_text(encoding="utf-8"))
+        return Ended(
+            code,
+            (folder / "out").read_text(encoding="utf-8"),
+            (folder / "err").read_text(encoding="utf-8"),
+        )
 
     def close(self) -> None:
         self._process.communicate(timeout=60)
@@ -119,8 +129,10 @@ def rows_written(folder: Path) -> int:
 
 
 def strike(process: int, folder: Path, rows: int, blow: int, wait: float = 0.0) -> None:
-    """Sends the signal ``blow`` once the runs below ``folder`` have written so many rows, and ``wait`` seconds more, however
-    long that takes on a busy machine; a process that is gone is noticed."""
+    """Sends the signal ``blow`` once the runs below ``folder`` have written so many rows, and
+    ``wait`` seconds more, however long that takes on a busy machine; a process that is gone is
+    noticed.
+    """
     until = time.monotonic() + 600
     while rows_written(folder) < rows:
         try:

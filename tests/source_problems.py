@@ -1,4 +1,6 @@
-"""Small problems with named data sources, in float64: what methods that choose rows or mixtures work on."""
+"""Small problems with named data sources, in float64: what methods that choose rows or mixtures
+work on.
+"""
 
 from __future__ import annotations
 
@@ -27,11 +29,18 @@ def _distances(x: Tree, batch: Tree) -> Tensor:
 
 
 def _problem(
-    examples: object, x0: Tree, tables: Mapping[str, Tree], upper: Mapping[str, Data], parts: tuple[str, ...]
+    examples: object,
+    x0: Tree,
+    tables: Mapping[str, Tree],
+    upper: Mapping[str, Data],
+    parts: tuple[str, ...],
 ) -> Problem:
     """g = Σ_s ω_s · mean loss of source s, ω = softmax(θ); f = mean loss of validation rows."""
     names = tuple(tables)
-    pool = {key: torch.cat([table[key] for table in tables.values()]) for key in next(iter(tables.values()))}
+    pool = {
+        key: torch.cat([table[key] for table in tables.values()])
+        for key in next(iter(tables.values()))
+    }
     sizes = [len(next(iter(table.values()))) for table in tables.values()]
     pool["source"] = torch.repeat_interleave(torch.arange(len(names)), torch.tensor(sizes))
     data = evolve(Data.of(pool), strata=tuple(zip(names, sizes, strict=True)))
@@ -68,8 +77,8 @@ def _problem(
 
 
 def network_sources(features: int = 5, hidden: int = 6, wrong: float = 0.0) -> Problem:
-    """Three sources of 20, 12 and 8 rows: near the validation rows (``near``), with signs turned (``turned``), and noise
-    (``noise``). Two validation sets, which differ in the rows' features."""
+    """Three sources of 20, 12 and 8 rows: near the validation rows (``near``), with signs turned
+    (``turned``), and noise (``noise``). Two validation sets, which differ in the rows' features."""
     target = normal(features, seed=50)
 
     def table(rows: int, seed: int, sign: float, shift: float = 0.0) -> Tree:
@@ -79,37 +88,66 @@ def network_sources(features: int = 5, hidden: int = 6, wrong: float = 0.0) -> P
     def validation(rows: int, seed: int) -> Data:
         halves = [table(rows - rows // 2, seed, 1.0, 0.5), table(rows // 2, seed + 2, 1.0, -0.5)]
         part = torch.arange(2).repeat_interleave(torch.tensor([rows - rows // 2, rows // 2]))
-        return Data.of({key: torch.cat([half[key] for half in halves]) for key in halves[0]} | {"source": part})
+        return Data.of(
+            {key: torch.cat([half[key] for half in halves]) for key in halves[0]} | {"source": part}
+        )
 
     noise = {"a": normal(8, features, seed=70), "y": normal(8, seed=71)}
-    x0 = {"w": 0.5 * normal(features, hidden, seed=1), "b": 0.1 * normal(hidden, seed=2), "v": 0.5 * normal(hidden, seed=3)}
-    upper = {"differentiate": validation(9, 80), "select": validation(8, 90), "stop": validation(7, 100)}
+    x0 = {
+        "w": 0.5 * normal(features, hidden, seed=1),
+        "b": 0.1 * normal(hidden, seed=2),
+        "v": 0.5 * normal(hidden, seed=3),
+    }
+    upper = {
+        "differentiate": validation(9, 80),
+        "select": validation(8, 90),
+        "stop": validation(7, 100),
+    }
     tables = {"near": table(20, 60, 1.0), "turned": table(12, 65, -1.0), "noise": noise}
     return _problem(_examples, x0, tables, upper, ("right", "left"))
 
 
 def language_sources(sets: int) -> Problem:
-    """A tiny language model, two sources and ``sets`` validation sets, all of whose means are over tokens."""
+    """A tiny language model, two sources and ``sets`` validation sets, all of whose means are
+    over tokens.
+    """
     pytest.importorskip("transformers")
     from hgms_mix.lm import SourceMixture
 
     task = SourceMixture.testing_instance()
-    validation = dict(zip(("doubles", "others"), [*task.validation.values(), task.sources["dots"]][:sets], strict=False))
+    validation = dict(
+        zip(
+            ("doubles", "others"),
+            [*task.validation.values(), task.sources["dots"]][:sets],
+            strict=False,
+        )
+    )
     task = evolve(task, average="token", validation=validation, validation_split=(1, 1, 1))
     return task.problem(0, torch.device("cpu"), F64)
 
 
 def token_losses(problem: Problem, x: Tree, data: Data, index: Tensor) -> Tensor:
-    """What each row adds to its table's mean over tokens: its tokens' loss over the mean number of tokens in such a row."""
+    """What each row adds to its table's mean over tokens: its tokens' loss over the mean number
+    of tokens in such a row.
+    """
     assert problem.sources is not None
-    everything, batch = data.batch(None), data.rows(index)
-    tokens, lengths = everything["mask"][:, 1:].sum(1), batch["mask"][:, 1:].sum(1)
-    means = torch.stack([tokens[everything["source"] == number].double().mean() for number in everything["source"].unique()])
+    everything = data.batch(None)
+    batch = data.rows(index)
+    tokens = everything["mask"][:, 1:].sum(1)
+    lengths = batch["mask"][:, 1:].sum(1)
+    means = torch.stack(
+        [
+            tokens[everything["source"] == number].double().mean()
+            for number in everything["source"].unique()
+        ]
+    )
     return problem.sources.examples(x, batch) * lengths / means[batch["source"]]
 
 
 def convex_sources(best: Mapping[str, float], rows: int = 40) -> Problem:
-    """Rows around one unit vector a source; validation rows around the mixture ``best`` of them, which is the minimiser."""
+    """Rows around one unit vector a source; validation rows around the mixture ``best`` of them,
+    which is the minimiser.
+    """
     count = len(best)
     corners = torch.eye(count, dtype=F64)
 
@@ -119,12 +157,23 @@ def convex_sources(best: Mapping[str, float], rows: int = 40) -> Problem:
 
     centre = torch.tensor(list(best.values()), dtype=F64) @ corners
     zero = {"source": torch.zeros(20, dtype=torch.int64)}
-    upper = {role: Data.of(around(centre, 20, 200 + i) | zero) for i, role in enumerate(("differentiate", "select", "stop"))}
+    upper = {
+        role: Data.of(around(centre, 20, 200 + i) | zero)
+        for i, role in enumerate(("differentiate", "select", "stop"))
+    }
     tables = {name: around(corners[i], rows, 300 + i) for i, name in enumerate(best)}
-    return _problem(_distances, {"x": torch.full((count,), 1 / count, dtype=F64)}, tables, upper, ("validation",))
+    return _problem(
+        _distances,
+        {"x": torch.full((count,), 1 / count, dtype=F64)},
+        tables,
+        upper,
+        ("validation",),
+    )
 
 
-def through(method: Any, problem: Problem, seed: int = 3, most: int = 1000) -> Iterator[tuple[State, dict[str, Any]]]:
+def through(
+    method: Any, problem: Problem, seed: int = 3, most: int = 1000
+) -> Iterator[tuple[State, dict[str, Any]]]:
     """Every state and row until the method says that it has finished."""
     state = method.init(problem, seed)
     for _ in range(most):
@@ -136,7 +185,9 @@ def through(method: Any, problem: Problem, seed: int = 3, most: int = 1000) -> I
 
 
 def assert_goes_on(method: Any, problem: Problem, most: int = 1000) -> State:
-    """A run whose state is written and read back before every step is the run without, bit for bit; its last state."""
+    """A run whose state is written and read back before every step is the run without, bit for
+    bit; its last state.
+    """
     from hgms.runs import pack, unpack
 
     plain = read_back = method.init(problem, 3)
@@ -151,7 +202,9 @@ def assert_goes_on(method: Any, problem: Problem, most: int = 1000) -> State:
 
 
 def watched(problem: Problem) -> tuple[Problem, dict[str, list[Tensor]]]:
-    """The same problem, and the numbers of all rows that are read, by role (``pool`` for the lower level)."""
+    """The same problem, and the numbers of all rows that are read, by role (``pool`` for the
+    lower level).
+    """
     seen: dict[str, list[Tensor]] = {role: [] for role in ("pool", *problem.upper_data)}
 
     def watch(role: str, data: Data) -> Data:
@@ -172,8 +225,12 @@ def weights(problem: Problem, theta: Tree) -> Tensor:
 
 
 def in_another_order(problem: Problem) -> Problem:
-    """The same problem, whose rows stand source by source in the reverse of the order of its sources."""
-    strata, first, blocks = problem.lower_data.strata or (), 0, []
+    """The same problem, whose rows stand source by source in the reverse of the order of its
+    sources.
+    """
+    strata = problem.lower_data.strata or ()
+    first = 0
+    blocks = []
     for _, size in strata:
         blocks.append(torch.arange(first, first + size))
         first += size

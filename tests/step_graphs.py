@@ -1,4 +1,6 @@
-"""The graphs of what a run compiles, traced without computing anything: on the meta device, whose tensors hold no numbers."""
+"""The graphs of what a run compiles, traced without computing anything: on the meta device,
+whose tensors hold no numbers.
+"""
 
 from __future__ import annotations
 
@@ -20,19 +22,33 @@ from hgms.selectors import BestOfN
 from hgms.solvers.pcg import begun, iteration, whole
 from hgms_core import Data, Key, LinearSystem, Problem, Tree
 
-RIDGE, SOLVED = 0.02, 4
+RIDGE = 0.02
+SOLVED = 4
 MULTIPLY = ("mm", "bmm", "addmm", "baddbmm", "mv", "addmv")
-READS = ("_local_scalar_dense", "item", "nonzero", "equal", "is_nonzero", "masked_select", "_unique2", "unique_consecutive")
+READS = (
+    "_local_scalar_dense",
+    "item",
+    "nonzero",
+    "equal",
+    "is_nonzero",
+    "masked_select",
+    "_unique2",
+    "unique_consecutive",
+)
 """Operations for which a device has to be waited for."""
 
 
 @define(eq=False)
 class Tracing(Programs):  # type: ignore[misc]  # which is final, but for what looks at it
-    """Keeps the graph of every program, with its inputs, and runs it as it is. Nothing is checked or compiled."""
+    """Keeps the graph of every program, with its inputs, and runs it as it is. Nothing is
+    checked or compiled.
+    """
 
     graphs: dict[str, tuple[GraphModule, Sequence[Tensor]]] = field(factory=dict)
 
-    def traced(self, name: str, function: Callable[..., Any], arguments: Sequence[Any]) -> Trace | None:
+    def traced(
+        self, name: str, function: Callable[..., Any], arguments: Sequence[Any]
+    ) -> Trace | None:
         return trace(function, arguments)
 
     def compiled(self, name: str, graph: GraphModule, leaves: Sequence[Tensor]) -> Any:
@@ -41,7 +57,9 @@ class Tracing(Programs):  # type: ignore[misc]  # which is final, but for what l
 
 
 def on_meta(problem: Problem) -> Problem:
-    """The problem with tensors that hold no numbers, on a device that is not the CPU; used in :func:`nothing_computed`."""
+    """The problem with tensors that hold no numbers, on a device that is not the CPU; used in
+    :func:`nothing_computed`.
+    """
 
     def empty(leaves: Tree) -> Tree:
         return {
@@ -53,9 +71,14 @@ def on_meta(problem: Problem) -> Problem:
         return Data.of({name: leaf for name, leaf in empty(rows.whole).items() if name != "index"})
 
     return evolve(
-        problem, theta0=empty(problem.theta0), x0=empty(problem.x0), lower_data=data(problem.lower_data),
-        upper_data={role: data(rows) for role, rows in problem.upper_data.items()}, fresh=None, references={},
-    )  # fmt: skip
+        problem,
+        theta0=empty(problem.theta0),
+        x0=empty(problem.x0),
+        lower_data=data(problem.lower_data),
+        upper_data={role: data(rows) for role, rows in problem.upper_data.items()},
+        fresh=None,
+        references={},
+    )
 
 
 def nothing_computed(device: str) -> AbstractContextManager[Any]:
@@ -64,20 +87,35 @@ def nothing_computed(device: str) -> AbstractContextManager[Any]:
 
 def branches(count: int = 2, steps: int = 1) -> Branches:
     """Those of ``hg-ms``, but for the number of steps."""
-    return Branches(count=count, steps=steps, optimizer="adamw", lr=2e-2, batch_size=256, schedule="cosine", mode="stacked")
+    return Branches(
+        count=count,
+        steps=steps,
+        optimizer="adamw",
+        lr=2e-2,
+        batch_size=256,
+        schedule="cosine",
+        mode="stacked",
+    )
 
 
-def step_graphs(problem: Problem, device: str, strategy: Any = "vjp") -> dict[str, tuple[GraphModule, Sequence[Tensor]]]:
-    """The graph of each function that ``hg-ms`` compiles for a problem, with its inputs: a lower step of two branches, the
-    selection, what a linearisation computes once, a Hessian product, the mixed product, and an iteration of CG."""
+def step_graphs(
+    problem: Problem, device: str, strategy: Any = "vjp"
+) -> dict[str, tuple[GraphModule, Sequence[Tensor]]]:
+    """The graph of each function that ``hg-ms`` compiles for a problem, with its inputs: a lower
+    step of two branches, the selection, what a linearisation computes once, a Hessian product, the
+    mixed product, and an iteration of CG.
+    """
     with nothing_computed(device):
         placed = on_meta(problem) if device == "meta" else problem
         programs = Tracing()
         placed = evolve(placed, compiler=programs)
         generator = branches()
-        candidates = generator.propose(placed, placed.theta0, generator.init(placed, Key(0)), Key(1))
+        candidates = generator.propose(
+            placed, placed.theta0, generator.init(placed, Key(0)), Key(1)
+        )
         BestOfN(mode="stacked").select(placed, placed.theta0, candidates, Key(0))
-        below, above = placed.lower_data.batch(None), placed.upper_data["differentiate"].batch(None)
+        below = placed.lower_data.batch(None)
+        above = placed.upper_data["differentiate"].batch(None)
         levels = (placed.f, placed.g, strategy, None, None, placed.theta0, placed.x0, below, above)
         here = linearized(programs, ("step",), *levels)
         assert here is not None
@@ -86,17 +124,35 @@ def step_graphs(problem: Problem, device: str, strategy: Any = "vjp") -> dict[st
         assert isinstance(here.matvec, CompiledProduct)
         advance = here.matvec.loop("iteration", (), RIDGE, partial(iteration, max_steps=1), 1)
         advance(begun(LinearSystem.of(here.matvec, here.rhs, ridge=RIDGE), None, 1, None, None))
-        # The program of a small system, whatever the size of this one. Whether it has finished is a number, so not asked here.
-        residuals, graph = list(here.matvec.residuals), here.matvec.graph
+        # The program of a small system, whatever the size of this one. Whether it has finished is a
+        # number, so not asked here.
+        residuals = list(here.matvec.residuals)
+        graph = here.matvec.graph
 
         def solved(residuals: list[Tensor], b: Tensor) -> Any:
-            return whole(lambda v: graph(*residuals, v)[0], b, None, None, RIDGE, 1e-3, 0.0, SOLVED, None, SOLVED)
+            return whole(
+                lambda v: graph(*residuals, v)[0],
+                b,
+                None,
+                None,
+                RIDGE,
+                1e-3,
+                0.0,
+                SOLVED,
+                None,
+                SOLVED,
+            )
 
         programs(("solve",), solved)(residuals, here.rhs)
     names = {
-        "branches": "lower step", "scores": "scores", "linearization": "linearisation", "product": "Hessian product",
-        "mixed product": "mixed product", "iteration": "iteration of CG", "solve": f"small solve, {SOLVED} iterations",
-    }  # fmt: skip
+        "branches": "lower step",
+        "scores": "scores",
+        "linearization": "linearisation",
+        "product": "Hessian product",
+        "mixed product": "mixed product",
+        "iteration": "iteration of CG",
+        "solve": f"small solve, {SOLVED} iterations",
+    }
     assert programs.graphs.keys() == names.keys()
     return {called: programs.graphs[name] for name, called in names.items()}
 
@@ -104,7 +160,11 @@ def step_graphs(problem: Problem, device: str, strategy: Any = "vjp") -> dict[st
 def operations(graph: GraphModule) -> list[Node]:
     """Those that compute something: no views, no parts of a tuple."""
     calls = [node for node in graph.graph.nodes if node.op == "call_function"]
-    return [node for node in calls if isinstance(node.target, torch._ops.OpOverload) and not node.target.is_view]
+    return [
+        node
+        for node in calls
+        if isinstance(node.target, torch._ops.OpOverload) and not node.target.is_view
+    ]
 
 
 def name_of(node: Node) -> str:
@@ -117,7 +177,9 @@ def multiplications(graph: GraphModule) -> int:
 
 
 def waiting(graph: GraphModule) -> list[str]:
-    """Operations that read a number off the device or bring one there, and what is computed elsewhere from the inputs."""
+    """Operations that read a number off the device or bring one there, and what is computed
+    elsewhere from the inputs.
+    """
     varies: set[Node] = set()
     bad = []
     for node in graph.graph.nodes:

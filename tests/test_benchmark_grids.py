@@ -1,4 +1,6 @@
-"""The grids under benchmarks/ describe what exists: every one builds, at every scale, with every method fitting its task."""
+"""The grids under benchmarks/ describe what exists: every one builds, at every scale, with every
+method fitting its task.
+"""
 
 from __future__ import annotations
 
@@ -13,7 +15,9 @@ from hgms.comparison.grid import Grid
 from hgms.comparison.grid_file import load
 
 ROOT = Path(__file__).resolve().parent.parent / "benchmarks"
-GRIDS = sorted(path for path in ROOT.rglob("*.toml") if "[[method]]" in path.read_text(encoding="utf-8"))
+GRIDS = sorted(
+    path for path in ROOT.rglob("*.toml") if "[[method]]" in path.read_text(encoding="utf-8")
+)
 
 
 @pytest.mark.plugins
@@ -29,9 +33,17 @@ def test_a_grid_builds_at_every_scale(path: Path) -> None:
 def test_the_paper_s_experiments_are_there_with_its_five_methods() -> None:
     for name in ("cleaning", "imbalanced"):
         table = tomllib.loads((ROOT / "paper" / f"{name}.toml").read_text(encoding="utf-8"))
-        assert {"hg-ms", "hg-baseline", "v-pbgd", "g-pbgd", "iaptt-gm"} <= {one["name"] for one in table["method"]}
+        assert {"hg-ms", "hg-baseline", "v-pbgd", "g-pbgd", "iaptt-gm"} <= {
+            one["name"] for one in table["method"]
+        }
         assert "cpu" in table["scale"]
-    assert {path.stem for path in GRIDS} >= {"cleaning", "cleaning-sweep", "imbalanced", "imbalanced-sweep", "softmax-cleaning"}
+    assert {path.stem for path in GRIDS} >= {
+        "cleaning",
+        "cleaning-sweep",
+        "imbalanced",
+        "imbalanced-sweep",
+        "softmax-cleaning",
+    }
 
 
 LLM = ROOT / "paper" / "llm"
@@ -46,8 +58,8 @@ def methods(grid: Grid) -> dict[str, Any]:
     return {label: config.method for (_, label), config in grid.pairs.items()}
 
 
-# The paper's tables of hyper-parameters: lower rate, noise and outer rate of hg-ms; lower and outer rate of hg-baseline; lower
-# rate, α and outer rate of scalebio; branches; budget in hours.
+# The paper's tables of hyper-parameters: lower rate, noise and outer rate of hg-ms; lower and outer
+# rate of hg-baseline; lower rate, α and outer rate of scalebio; branches; budget in hours.
 @pytest.mark.plugins
 @pytest.mark.parametrize(
     ("name", "branched", "baseline", "scalebio", "count", "hours"),
@@ -62,23 +74,44 @@ def methods(grid: Grid) -> dict[str, Any]:
     ],
 )
 def test_language_models_have_the_paper_s_settings(
-    name: str, branched: tuple[float, ...], baseline: tuple[float, ...], scalebio: tuple[float, ...], count: int, hours: float
+    name: str,
+    branched: tuple[float, ...],
+    baseline: tuple[float, ...],
+    scalebio: tuple[float, ...],
+    count: int,
+    hours: float,
 ) -> None:
     grid = llm(name)
-    assert {one.label for one in grid.methods} == {"hg-ms", "hg-baseline", "scalebio", "uniform", "less", "rho-loss"}
+    assert {one.label for one in grid.methods} == {
+        "hg-ms",
+        "hg-baseline",
+        "scalebio",
+        "uniform",
+        "less",
+        "rho-loss",
+    }
     assert (grid.seeds, grid.budget.seconds) == ((2424,), 3600 * hours)
     one, other, third = (methods(grid)[label] for label in ("hg-ms", "hg-baseline", "scalebio"))
     assert (one.generator.lr, one.generator.noise, one.outer.lr) == branched
-    assert (one.generator.name, one.generator.steps, one.generator.optimizer, one.generator.count) == (
-        "branches",
+    assert (
+        one.generator.name,
+        one.generator.steps,
+        one.generator.optimizer,
+        one.generator.count,
+    ) == ("branches", 1, "sgd", count)
+    assert (other.generator.lr, other.outer.lr, other.generator.count, other.generator.noise) == (
+        *baseline,
         1,
-        "sgd",
-        count,
+        0,
     )
-    assert (other.generator.lr, other.outer.lr, other.generator.count, other.generator.noise) == (*baseline, 1, 0)
     assert [each.hypergradient.name for each in (one, other)] == ["through-step"] * 2
     assert [each.outer.name for each in (one, other, third)] == ["adam", "adam", "sgd"]
-    assert (third.generator.lr, third.generator.alpha, third.outer.lr, third.generator.optimizer) == (*scalebio, "sgd")
+    assert (
+        third.generator.lr,
+        third.generator.alpha,
+        third.outer.lr,
+        third.generator.optimizer,
+    ) == (*scalebio, "sgd")
     task: Any = next(iter(grid.pairs.values())).task
     math = name.startswith("math")
     assert len(task.sources) == (10 if math else 18)
@@ -107,11 +140,22 @@ def test_the_ledger_and_the_branch_study_are_those_of_the_main_table() -> None:
 
 @pytest.mark.plugins
 def test_gpt2_studies_know_their_best_mixture() -> None:
-    for name, best in (("gpt2-denoising", {"clean": 1.0, "corrupted": 0.0}), ("gpt2-multilingual", {"zh": 0.6, "en": 0.4})):
+    for name, best in (
+        ("gpt2-denoising", {"clean": 1.0, "corrupted": 0.0}),
+        ("gpt2-multilingual", {"zh": 0.6, "en": 0.4}),
+    ):
         grid = llm(name)
         task: Any = next(iter(grid.pairs.values())).task
         assert task.reference == best
         assert (task.adapter, task.max_length) == (None, 128)
     verified = methods(grid)["hg-ms"]
-    assert (verified.generator.count, verified.generator.steps, verified.generator.lr) == (2, 8, 1e-3)
-    assert (verified.generator.batch_size, verified.selector.batch_size, verified.outer.lr) == (8, 8 * 64, 1.5)
+    assert (verified.generator.count, verified.generator.steps, verified.generator.lr) == (
+        2,
+        8,
+        1e-3,
+    )
+    assert (verified.generator.batch_size, verified.selector.batch_size, verified.outer.lr) == (
+        8,
+        8 * 64,
+        1.5,
+    )

@@ -1,4 +1,6 @@
-"""A few minutes of the standing campaign, and that it says so when something is wrong: one that cannot fail is worthless."""
+"""A few minutes of the standing campaign, and that it says so when something is wrong: one that
+cannot fail is worthless.
+"""
 
 from __future__ import annotations
 
@@ -17,7 +19,9 @@ def campaign(*arguments: str, planted: str = "") -> tuple[int, str]:
     """The exit code and the lines of a campaign, with a mistake planted in what it tries."""
     program = f"import sys; sys.path.insert(0, {str(BENCHMARKS)!r}); import campaign\n{planted}\n"
     program += f"sys.exit(campaign.main({[*arguments]!r}))"
-    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=900, check=False)
+    done = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, timeout=900, check=False
+    )
     assert "Traceback" not in done.stderr, done.stderr
     return done.returncode, done.stdout
 
@@ -45,12 +49,28 @@ config.read_toml = lambda text, source: Path("../outside/left").write_text("x") 
 @pytest.mark.parametrize(
     ("arguments", "planted", "told"),
     [
-        pytest.param(("inputs", "--count", "1", "--kind", "data"), CRASH, "a traceback: ", id="traceback"),
-        pytest.param(("inputs", "--count", "1", "--kind", "data"), LEAK, "left is new", id="outside", marks=pytest.mark.slow),
-        pytest.param(("kills", "--count", "40", "--kind", "run"), NO_REWIND, " differs", id="lost", marks=pytest.mark.slow),
+        pytest.param(
+            ("inputs", "--count", "1", "--kind", "data"), CRASH, "a traceback: ", id="traceback"
+        ),
+        pytest.param(
+            ("inputs", "--count", "1", "--kind", "data"),
+            LEAK,
+            "left is new",
+            id="outside",
+            marks=pytest.mark.slow,
+        ),
+        pytest.param(
+            ("kills", "--count", "40", "--kind", "run"),
+            NO_REWIND,
+            " differs",
+            id="lost",
+            marks=pytest.mark.slow,
+        ),
     ],
 )
-def test_a_planted_mistake_is_a_violation(arguments: tuple[str, ...], planted: str, told: str) -> None:
+def test_a_planted_mistake_is_a_violation(
+    arguments: tuple[str, ...], planted: str, told: str
+) -> None:
     code, lines = campaign(*arguments, planted=planted)
     assert code == 1, lines
     assert told in lines

@@ -1,5 +1,5 @@
-"""benchmarks/mutations.py: every break can still be made, and the tests that are to catch it are there. Whether they do, the
-script says, which takes minutes."""
+"""benchmarks/mutations.py: every break can still be made, and the tests that are to catch it are
+there. Whether they do, the script says, which takes minutes."""
 
 from __future__ import annotations
 
@@ -22,7 +22,9 @@ def test_there_are_thirty() -> None:
 
 
 @pytest.mark.parametrize(
-    "mutation", MUTATIONS, ids=[f"{number}-{mutation.area}" for number, mutation in enumerate(MUTATIONS, 1)]
+    "mutation",
+    MUTATIONS,
+    ids=[f"{number}-{mutation.area}" for number, mutation in enumerate(MUTATIONS, 1)],
 )
 def test_a_break_stands_in_one_place_and_has_its_tests(mutation: script.Mutation) -> None:  # type: ignore[name-defined]
     path, broken = mutation.applied(TREE.modules)

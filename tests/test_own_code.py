@@ -1,4 +1,6 @@
-"""A component in a file of one's own, edited and compared again and again: results belong to the code that made them."""
+"""A component in a file of one's own, edited and compared again and again: results belong to the
+code that made them.
+"""
 
 from __future__ import annotations
 
@@ -53,7 +55,9 @@ def hgms(folder: Path, server: Server) -> Callable[..., Ended]:
     return functools.partial(server.run, folder)
 
 
-def test_an_edited_file_is_run_again_and_the_older_result_is_kept_apart(folder: Path, hgms: Callable[..., Ended]) -> None:
+def test_an_edited_file_is_run_again_and_the_older_result_is_kept_apart(
+    folder: Path, hgms: Callable[..., Ended]
+) -> None:
     written = folder / "mine.py"
     tables = []
     for value in ("b", "-b", "-b"):
@@ -81,9 +85,10 @@ def test_a_component_that_raises_is_found_again(folder: Path, hgms: Callable[...
     (folder / "mine.py").write_text(SOLVER.format(value="b.no_such_thing"))
     done = hgms("compare", "grid.toml", "--plugin", "./mine.py", "--jobs", "0")
     assert done.returncode == 1
-    assert "AttributeError: 'Tensor' object has no attribute 'no_such_thing' (mine.py:10; all of it is in traceback.txt)" in (
-        done.stdout + done.stderr
-    )
+    assert (
+        "AttributeError: 'Tensor' object has no attribute 'no_such_thing' (mine.py:10; all of it "
+        "is in traceback.txt)"
+    ) in (done.stdout + done.stderr)
     (kept,) = folder.glob("runs/quadratic/*/seed-0/traceback.txt")
     assert kept.read_text().startswith("Traceback (most recent call last)")
     assert "in solve" in kept.read_text()
@@ -126,7 +131,9 @@ class TestObjects:
         assert found.complete
         (path,) = tmp_path.glob("quadratic/hg-ms-*/seed-0/config.toml")
         assert '[method.hypergradient.solver]\nname = "own"' in path.read_text()
-        with pytest.raises(ConfigError, match="jobs = 2 takes processes that build problems and methods by name"):
+        with pytest.raises(
+            ConfigError, match="jobs = 2 takes processes that build problems and methods by name"
+        ):
             compare("quadratic", table, "1 steps", 1, tmp_path, jobs=2)
 
     def test_candidates_that_never_differ_are_noted(self, tmp_path: Path) -> None:

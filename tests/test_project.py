@@ -23,14 +23,26 @@ PACKAGES = {
 }
 """What is described on a page of its own."""
 NO_HOOKS = {
-    "hgms.config", "hgms.compiled", "hgms.diagnosis", "hgms.distributed", "hgms.gauss_newton", "hgms.integrations",
-    "hgms.optim", "hgms.results", "hgms.rows", "hgms.tasks.images", "hgms.uncertainty", "hgms_mix.evaluation",
-}  # fmt: skip
+    "hgms.config",
+    "hgms.compiled",
+    "hgms.diagnosis",
+    "hgms.distributed",
+    "hgms.gauss_newton",
+    "hgms.integrations",
+    "hgms.optim",
+    "hgms.results",
+    "hgms.rows",
+    "hgms.tasks.images",
+    "hgms.uncertainty",
+    "hgms_mix.evaluation",
+}
 """Libraries: what others import, without a component or command of its own."""
 
 
 def test_there_are_plugins() -> None:
-    assert {"hgms.solvers", "hgms.generators.branches", "hgms.tasks.cleaning", "hgms.runs"} <= set(PACKAGES)
+    assert {"hgms.solvers", "hgms.generators.branches", "hgms.tasks.cleaning", "hgms.runs"} <= set(
+        PACKAGES
+    )
     assert not list((ROOT / "plugins").glob("*.py"))
     assert {path.parent.name for path in (ROOT / "plugins").glob("*/__init__.py")} == set(TOPS)
 
@@ -60,7 +72,9 @@ def test_every_package_has_a_readme(package: str) -> None:
 def test_every_test_for_a_gpu_says_so() -> None:
     """The files of that folder are not imported where the marker is left out."""
     for path in (ROOT / "tests" / "gpu").glob("test_*.py"):
-        assert re.search(r"^pytestmark = \[?pytest\.mark\.gpu\b", path.read_text(encoding="utf-8"), re.MULTILINE), path.name
+        assert re.search(
+            r"^pytestmark = \[?pytest\.mark\.gpu\b", path.read_text(encoding="utf-8"), re.MULTILINE
+        ), path.name
 
 
 def test_the_version_is_one() -> None:
@@ -70,12 +84,17 @@ def test_the_version_is_one() -> None:
 
 def _names(requirements: list[str]) -> set[str]:
     """The projects that are required, in canonical spelling, without ourselves."""
-    found = {re.split(r"[\[<>=!~; ]", requirement, maxsplit=1)[0].lower().replace("_", "-") for requirement in requirements}
+    found = {
+        re.split(r"[\[<>=!~; ]", requirement, maxsplit=1)[0].lower().replace("_", "-")
+        for requirement in requirements
+    }
     return found - {"hgms"}
 
 
 def _pinned(file: str) -> set[str]:
-    lines = [line for line in (ROOT / file).read_text().splitlines() if line and not line.startswith("#")]
+    lines = [
+        line for line in (ROOT / file).read_text().splitlines() if line and not line.startswith("#")
+    ]
     assert all(re.fullmatch(r"[\w.-]+==[\w.]+", line) for line in lines)
     return _names(lines)
 
@@ -93,17 +112,36 @@ def test_every_dependency_is_pinned() -> None:
 def test_the_core_can_be_read_in_an_afternoon() -> None:
     """`docs/explanation/design.md` says why there are two numbers."""
     for folder, most in (("hgms_core", 3400), ("hgms_core/adapters", 1060)):
-        lines = {path.name: len(path.read_text(encoding="utf-8").splitlines()) for path in (ROOT / folder).glob("*.py")}
+        lines = {
+            path.name: len(path.read_text(encoding="utf-8").splitlines())
+            for path in (ROOT / folder).glob("*.py")
+        }
         assert sum(lines.values()) <= most, f"{folder} has {sum(lines.values())} lines"
         assert max(lines.values()) <= 350, max(lines, key=lines.__getitem__)
 
 
 def test_importing_the_core_is_light() -> None:
     """No plugin, no command line, no plotting, no data library."""
-    code = "import sys, json, hgms_core; print(json.dumps(sorted({name.partition('.')[0] for name in sys.modules})))"
-    shown = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=120)
+    code = (
+        "import sys, json, hgms_core; print(json.dumps(sorted({name.partition('.')[0] for "
+        "name in sys.modules})))"
+    )
+    shown = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=120
+    )
     loaded = set(json.loads(shown.stdout))
     assert "torch" in loaded
-    heavy = {"transformers", "datasets", "pandas", "polars", "sklearn", "scipy", "matplotlib", "rich", "click", "cattrs"}
+    heavy = {
+        "transformers",
+        "datasets",
+        "pandas",
+        "polars",
+        "sklearn",
+        "scipy",
+        "matplotlib",
+        "rich",
+        "click",
+        "cattrs",
+    }
     assert not loaded & {*heavy, "tomlkit", "safetensors", "filelock"}
     assert not loaded & set(TOPS)

@@ -1,4 +1,6 @@
-"""Published figures beside ours: every method has an entry, the tables are those of the file and the records, marks by hand."""
+"""Published figures beside ours: every method has an entry, the tables are those of the file and
+the records, marks by hand.
+"""
 
 from __future__ import annotations
 
@@ -18,7 +20,10 @@ published = tables.published
 
 @pytest.fixture(scope="module")
 def roles() -> dict[str, str]:
-    return {component.name: getattr(component.target, "role", "") for component in Registry.load().components("method")}
+    return {
+        component.name: getattr(component.target, "role", "")
+        for component in Registry.load().components("method")
+    }
 
 
 def test_every_method_that_is_no_reference_has_an_entry(roles: dict[str, str]) -> None:
@@ -49,7 +54,9 @@ def test_every_figure_says_what_was_run_and_where_it_stands() -> None:
 def test_readmes_hold_the_tables_of_the_file_and_the_records(roles: dict[str, str]) -> None:
     assert tables.stale_readmes() == []
     for path, methods in tables.readmes().items():
-        assert tables.FIGURES.search(path.read_text(encoding="utf-8")) or all(roles[name] for name in methods), path
+        assert tables.FIGURES.search(path.read_text(encoding="utf-8")) or all(
+            roles[name] for name in methods
+        ), path
     assert any(path.parent.name == "penalty" for path in tables.readmes())
 
 
@@ -61,9 +68,20 @@ def test_a_changed_figure_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
     assert tables.stale(tables.PAGE.read_text(encoding="utf-8")) == ["published"]
 
 
-RUNS = [{"task": "t", "method": "a", "seed": seed, "metric.accuracy": 0.89 + 0.01 * seed} for seed in range(3)]
-CURVE = [{**row, "metric.accuracy": value} for row, value in zip(RUNS[:1] * 3, (0.5, 0.95, 0.9), strict=True)]
-PROTOCOL = {"metric": "accuracy (%)", "records": ["gone", "there"], "label": "t", "ours": "accuracy"}
+RUNS = [
+    {"task": "t", "method": "a", "seed": seed, "metric.accuracy": 0.89 + 0.01 * seed}
+    for seed in range(3)
+]
+CURVE = [
+    {**row, "metric.accuracy": value}
+    for row, value in zip(RUNS[:1] * 3, (0.5, 0.95, 0.9), strict=True)
+]
+PROTOCOL = {
+    "metric": "accuracy (%)",
+    "records": ["gone", "there"],
+    "label": "t",
+    "ours": "accuracy",
+}
 
 
 def records(name: str) -> list[dict[str, Any]]:
@@ -81,7 +99,9 @@ def records(name: str) -> list[dict[str, Any]]:
         ({"value": 90.0}, {"differs": "the rates"}, "not the same protocol"),
     ],
 )
-def test_the_mark_is_by_the_interval_of_the_difference(figure: dict[str, Any], more: dict[str, Any], mark: str) -> None:
+def test_the_mark_is_by_the_interval_of_the_difference(
+    figure: dict[str, Any], more: dict[str, Any], mark: str
+) -> None:
     name, mine = published.ours({"method": "a", **figure}, PROTOCOL, records)
     assert (name, mine.mean, mine.count) == ("`there`", pytest.approx(90.0), 3)
     assert mine.half_width == pytest.approx(4.302653 / math.sqrt(3))
@@ -96,4 +116,7 @@ def test_the_best_over_a_run_is_that_of_its_curve() -> None:
 def test_what_has_no_record_is_not_run() -> None:
     assert published.ours({"method": "b", "value": 1.0}, PROTOCOL, records) is None
     assert published.mark(Interval(1.0, math.nan, 1), None, PROTOCOL) == "not run"
-    assert published.mark(Interval(1.0, math.nan, 1), None, {"not_run": "needs a GPU"}) == "not run: needs a GPU"
+    assert (
+        published.mark(Interval(1.0, math.nan, 1), None, {"not_run": "needs a GPU"})
+        == "not run: needs a GPU"
+    )

@@ -1,13 +1,15 @@
-"""benchopt's bilevel benchmark with our methods beside its own solvers: problems out, records in, a table and a picture.
+"""benchopt's bilevel benchmark with our methods beside its own solvers: problems out, records in, a
+table and a picture.
 
-    python benchmarks/bilevel/compared.py export GRID FOLDER           every problem of a grid as a .npz file
-    python benchmarks/bilevel/compared.py keep GRID RUNS FILE.npz …    our runs below RUNS and what peers.py wrote, as records
-    python benchmarks/bilevel/compared.py                              write the tables into README.md here, draw the picture
-    python benchmarks/bilevel/compared.py --check                      status 1 if a table is not what the records make
+    python benchmarks/bilevel/compared.py export GRID FOLDER           every problem of a grid as a
+    .npz file python benchmarks/bilevel/compared.py keep GRID RUNS FILE.npz …    our runs below RUNS
+    and what peers.py wrote, as records python benchmarks/bilevel/compared.py
+    write the tables into README.md here, draw the picture python benchmarks/bilevel/compared.py
+    --check                      status 1 if a table is not what the records make
 
-Every point of every run, ours and theirs, is measured by the task's own ``evaluate``: the value function F(θ) by an exact lower
-solve in float64, or the error on test rows. F* is the lowest F of all those points and of two
-bounded quasi-Newton descents with exact hypergradients.
+Every point of every run, ours and theirs, is measured by the task's own ``evaluate``: the value
+function F(θ) by an exact lower solve in float64, or the error on test rows. F* is the lowest F of
+all those points and of two bounded quasi-Newton descents with exact hypergradients.
 """
 
 from __future__ import annotations
@@ -33,16 +35,22 @@ from hgms_core import Problem, Tree
 
 HERE = Path(__file__).resolve().parent
 RECORDS = HERE.parent / "results" / "bilevel"
-PAGE, PICTURE = HERE / "README.md", HERE / "suboptimality.png"
-MARKED = re.compile(r"(?<=<!-- table: )([a-z0-9-]+)( -->\n)(.*?)(?=<!-- end of table -->)", re.DOTALL)
+PAGE = HERE / "README.md"
+PICTURE = HERE / "suboptimality.png"
+MARKED = re.compile(
+    r"(?<=<!-- table: )([a-z0-9-]+)( -->\n)(.*?)(?=<!-- end of table -->)", re.DOTALL
+)
 CPU = torch.device("cpu")
 
-# --- problems out ------------------------------------------------------------------------------------------------------------
+# --- problems out
+# --------------------------------------------------------------------------------------------------
 
 
 def tasks_of(path: Path) -> tuple[dict[str, Any], list[int]]:
     """The tasks of a grid by their labels, and its seeds."""
-    grid = load(tomllib.loads(path.read_text(encoding="utf-8")), source=path.name, sets=['run.device="cpu"'])
+    grid = load(
+        tomllib.loads(path.read_text(encoding="utf-8")), source=path.name, sets=['run.device="cpu"']
+    )
     return {task: config.task for (task, _), config in grid.pairs.items()}, list(grid.seeds)
 
 
@@ -54,9 +62,15 @@ def kind_of(problem: Problem) -> str:
 
 
 def flat(kind: str, theta: Tree, x: Tree) -> tuple[np.ndarray, np.ndarray]:
-    """(θ, x) as the benchmark stores them: coefficients feature by feature, a bias as that of a last feature."""
+    """(θ, x) as the benchmark stores them: coefficients feature by feature, a bias as that of a
+    last feature.
+    """
     upper = theta["logits" if kind == "mnist" else "log_penalty"].flatten()
-    lower = torch.cat([x["output.weight"], x["output.bias"][:, None]], dim=1) if kind == "mnist" else x["x"]
+    lower = (
+        torch.cat([x["output.weight"], x["output.bias"][:, None]], dim=1)
+        if kind == "mnist"
+        else x["x"]
+    )
     return upper.numpy(), lower.T.flatten().numpy()
 
 
@@ -65,22 +79,41 @@ def nested(kind: str, problem: Problem, theta: np.ndarray, x: np.ndarray) -> tup
     name, leaf = next(iter(problem.theta0.items()))
     upper = {name: torch.from_numpy(np.array(theta)).to(leaf).reshape(leaf.shape)}
     if kind == "mnist":
-        columns = torch.from_numpy(np.array(x)).to(leaf).reshape(-1, problem.x0["output.bias"].numel()).T
-        return upper, {"output.weight": columns[:, :-1].contiguous(), "output.bias": columns[:, -1].contiguous()}
+        columns = (
+            torch.from_numpy(np.array(x)).to(leaf).reshape(-1, problem.x0["output.bias"].numel()).T
+        )
+        return upper, {
+            "output.weight": columns[:, :-1].contiguous(),
+            "output.bias": columns[:, -1].contiguous(),
+        }
     shape = problem.x0["x"].shape
-    return upper, {"x": torch.from_numpy(np.array(x)).to(leaf).reshape(shape[1], shape[0]).T.contiguous()}
+    return upper, {
+        "x": torch.from_numpy(np.array(x)).to(leaf).reshape(shape[1], shape[0]).T.contiguous()
+    }
 
 
 def exported(problem: Problem, seed: int, reg: float = 0.0) -> dict[str, np.ndarray]:
     """The arrays of a problem and its first point, for peers.py."""
-    kind, arrays = kind_of(problem), {}
-    for name, rows in (("train", problem.lower_data.whole), ("validation", problem.upper_data["stop"].whole)):
+    kind = kind_of(problem)
+    arrays = {}
+    for name, rows in (
+        ("train", problem.lower_data.whole),
+        ("validation", problem.upper_data["stop"].whole),
+    ):
         features = rows["pixels" if kind == "mnist" else "a"]
-        features = torch.cat([features, features.new_ones(len(features), 1)], dim=1) if kind == "mnist" else features
+        features = (
+            torch.cat([features, features.new_ones(len(features), 1)], dim=1)
+            if kind == "mnist"
+            else features
+        )
         arrays |= {f"{name}_a": features.numpy(), f"{name}_label": rows["label"].numpy()}
     theta0, x0 = flat(kind, problem.theta0, problem.x0)
     numbers = {"kind": kind, "seed": seed, "reg": reg}
-    return arrays | {"theta0": theta0, "x0": x0} | {name: np.array(value) for name, value in numbers.items()}
+    return (
+        arrays
+        | {"theta0": theta0, "x0": x0}
+        | {name: np.array(value) for name, value in numbers.items()}
+    )
 
 
 def export(grid: Path, folder: Path, count: int | None) -> None:
@@ -89,43 +122,75 @@ def export(grid: Path, folder: Path, count: int | None) -> None:
     for label, task in tasks.items():
         for seed in seeds[:count]:
             problem = task.problem(seed, CPU, torch.float32)
-            np.savez(folder / f"{label}-{seed}.npz", **exported(problem, seed, getattr(task, "omega", 0.0)))
+            np.savez(
+                folder / f"{label}-{seed}.npz",
+                **exported(problem, seed, getattr(task, "omega", 0.0)),
+            )
 
 
-# --- records in --------------------------------------------------------------------------------------------------------------
+# --- records in
+# --------------------------------------------------------------------------------------------------
 
 
 def ours(runs: Path) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
     """(a row for each run, a row for each of its points)."""
-    rows, points = [], []
+    rows = []
+    points = []
     for section in report.build([runs]).sections:
         for run in [run for entry in section.entries for run in entry.runs]:
             about = {"task": run.task_label, "method": run.label, "of": "hgms", "seed": run.seed}
             metrics = [f"metric.{name}" for name in run.higher_is_better]
             columns = run.columns(["seconds", *metrics])
             lines = [
-                dict(zip(("step", "seconds", *metrics), line, strict=True)) for line in zip(*columns.values(), strict=True)
+                dict(zip(("step", "seconds", *metrics), line, strict=True))
+                for line in zip(*columns.values(), strict=True)
             ]
-            lines = [line for line in lines if any(math.isfinite(line[name]) for name in metrics)]  # rows between evaluations
+            lines = [
+                line for line in lines if any(math.isfinite(line[name]) for name in metrics)
+            ]  # rows between evaluations
             points += [about | line | {"step": int(line["step"])} for line in lines]
-            versions = {f"environment.{name}": run.environment["versions"].get(name) for name in ("hgms", "torch", "numpy")}
-            rows.append(about | {"steps": int(lines[-1]["step"]), "budget": run.budget} | versions | lines[-1])
+            versions = {
+                f"environment.{name}": run.environment["versions"].get(name)
+                for name in ("hgms", "torch", "numpy")
+            }
+            rows.append(
+                about
+                | {"steps": int(lines[-1]["step"]), "budget": run.budget}
+                | versions
+                | lines[-1]
+            )
     return rows, points
 
 
-def theirs(path: Path, task: Any, label: str, seed: int) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
+def theirs(
+    path: Path, task: Any, label: str, seed: int
+) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
     """The same of what peers.py wrote; its seconds, and our measures of its points."""
-    problem, stored = task.problem(seed, CPU, torch.float32), np.load(path)
-    kind, rows, points = kind_of(problem), [], []
-    versions = {f"environment.{name}": version for name, version in (str(text).split() for text in stored["versions"])}
+    problem = task.problem(seed, CPU, torch.float32)
+    stored = np.load(path)
+    kind = kind_of(problem)
+    rows = []
+    points = []
+    versions = {
+        f"environment.{name}": version
+        for name, version in (str(text).split() for text in stored["versions"])
+    }
     for text in dict.fromkeys(key.rpartition("|")[0] for key in stored.files if "|" in key):
         about = {"task": label, "method": text, "of": "benchmark_bilevel", "seed": seed}
         columns = [stored[f"{text}|{name}"] for name in ("seconds", "rounds", "theta", "x")]
         for seconds, rounds, theta, x in zip(*columns, strict=True):
-            values = problem.evaluate(*nested(kind, problem, theta, x)) if np.isfinite(theta).all() else {}
+            values = (
+                problem.evaluate(*nested(kind, problem, theta, x))
+                if np.isfinite(theta).all()
+                else {}
+            )
             measured = {f"metric.{name}": value for name, value in values.items()}
             points.append(about | {"step": int(rounds), "seconds": float(seconds)} | measured)
-        own = {key.partition("|")[2]: float(stored[key]) for key in stored.files if key.startswith(f"{text}|own.")}
+        own = {
+            key.partition("|")[2]: float(stored[key])
+            for key in stored.files
+            if key.startswith(f"{text}|own.")
+        }
         rows.append(about | {"steps": points[-1]["step"]} | versions | points[-1] | own)
     return rows, points
 
@@ -140,11 +205,20 @@ def lowest(task: Any, seed: int, points: Sequence[Mapping[str, Any]]) -> float:
         _, value, slope = exact.exactly(tree)
         return float(value), slope["log_penalty"].flatten().numpy()
 
-    bounds, options = [(-task.bound, task.bound)] * theta0.numel(), {"ftol": 1e-14, "gtol": 1e-10, "maxiter": 100}
-    values = [point["metric.value_function"] for point in points if math.isfinite(point.get("metric.value_function", math.nan))]
+    bounds = [(-task.bound, task.bound)] * theta0.numel()
+    options = {"ftol": 1e-14, "gtol": 1e-10, "maxiter": 100}
+    values = [
+        point["metric.value_function"]
+        for point in points
+        if math.isfinite(point.get("metric.value_function", math.nan))
+    ]
     for share in (0.2, 0.6):
         start = np.full(theta0.numel(), -share * task.bound)
-        values.append(scipy.optimize.minimize(both, start, jac=True, method="L-BFGS-B", bounds=bounds, options=options).fun)
+        values.append(
+            scipy.optimize.minimize(
+                both, start, jac=True, method="L-BFGS-B", bounds=bounds, options=options
+            ).fun
+        )
     return float(min(values))
 
 
@@ -155,7 +229,8 @@ def keep(grid: Path, runs: Path, files: Sequence[Path]) -> list[Path]:
     for path in files:
         label, _, seed = path.stem.rpartition("-")
         more = theirs(path, tasks[label], label, int(seed))
-        rows, points = rows + more[0], points + more[1]
+        rows = rows + more[0]
+        points = points + more[1]
     minima = {}
     for label, task in tasks.items():
         for seed in sorted({row["seed"] for row in rows if row["task"] == label}):
@@ -174,7 +249,8 @@ def write(name: str, rows: Sequence[Mapping[str, Any]]) -> Path:
     return RECORDS / f"{name}.parquet"
 
 
-# --- the table and the picture -----------------------------------------------------------------------------------------------
+# --- the table and the picture
+# --------------------------------------------------------------------------------------------------
 
 Curve = tuple[np.ndarray, np.ndarray]
 
@@ -190,8 +266,12 @@ def curves(name: str) -> dict[str, dict[tuple[str, str], list[Curve]]]:
     for point in read(f"{name}.curves"):
         least = minimum[point["task"], point["seed"]]
         measure = point["metric.test_accuracy" if least is None else "metric.value_function"]
-        value = math.nan if measure is None else 1 - measure if least is None else measure - least  # None: it had diverged
-        lines.setdefault((point["task"], point["method"], point["of"], point["seed"]), []).append((point["seconds"], value))
+        value = (
+            math.nan if measure is None else 1 - measure if least is None else measure - least
+        )  # None: it had diverged
+        lines.setdefault((point["task"], point["method"], point["of"], point["seed"]), []).append(
+            (point["seconds"], value)
+        )
     by_task: dict[str, dict[tuple[str, str], list[Curve]]] = {}
     for (task, method, of, _), line in lines.items():
         seconds, values = map(np.array, zip(*line, strict=True))
@@ -211,13 +291,27 @@ def table_of(name: str) -> str:
     for methods in curves(name).values():
         end = max(seconds[-1] for lines in methods.values() for seconds, _ in lines)
         times = [round(end * share, 1) for share in (0.1, 1 / 3, 1)]
-        last = {name: np.median([at(line, times[-1]) for line in lines]) for name, lines in methods.items()}
+        last = {
+            name: np.median([at(line, times[-1]) for line in lines])
+            for name, lines in methods.items()
+        }
         rows = sorted(methods.items(), key=lambda item: np.nan_to_num(last[item[0]], nan=math.inf))
         steps = {(row["method"], row["of"]): row["steps"] for row in read(name)}
-        text += [f"| {' | '.join(['solver', 'of', *(f'{time:g} s' for time in times), 'rounds', 'seeds'])} |", "|" + "---|" * 7]
+        text += [
+            (
+                "| "
+                f"{' | '.join(['solver', 'of', *(f'{time:g} s' for time in times), 'rounds', 'seeds'])} "
+                "|"
+            ),
+            "|" + "---|" * 7,
+        ]
         for (method, of), lines in rows:
             cells = [f"{np.median([at(line, time) for line in lines]):.2e}" for time in times]
-            text.append(f"| {' | '.join([f'`{method}`', of, *cells, str(steps[method, of]), str(len(lines))])} |")
+            text.append(
+                "| "
+                f"{' | '.join([f'`{method}`', of, *cells, str(steps[method, of]), str(len(lines))])} "
+                "|"
+            )
     return "\n".join(text) + "\n"
 
 
@@ -226,18 +320,31 @@ def page(text: str) -> str:
 
 
 def draw(names: Sequence[str]) -> None:
-    """A panel for each problem: the median of the seeds against processor seconds; theirs dashed."""
+    """A panel for each problem: the median of the seeds against processor seconds; theirs
+    dashed.
+    """
     from matplotlib.figure import Figure
 
     panels = [(name, task, methods) for name in names for task, methods in curves(name).items()]
     figure = Figure(figsize=(5.6 * len(panels), 5.2), layout="constrained")
-    for panel, (_, task, methods) in zip(figure.subplots(1, len(panels), squeeze=False)[0], panels, strict=True):
+    for panel, (_, task, methods) in zip(
+        figure.subplots(1, len(panels), squeeze=False)[0], panels, strict=True
+    ):
         end = max(seconds[-1] for lines in methods.values() for seconds, _ in lines)
         grid = np.geomspace(end / 100, end, 100)
-        for number, ((method, of), lines) in enumerate(sorted(methods.items(), key=lambda item: item[0][1])):
+        for number, ((method, of), lines) in enumerate(
+            sorted(methods.items(), key=lambda item: item[0][1])
+        ):
             values = np.median([[at(line, time) for time in grid] for line in lines], axis=0)
             label = method.partition("[")[0] + ("" if of == "hgms" else " (theirs)")
-            panel.plot(grid, values, "-" if of == "hgms" else "--", color=f"C{number % 10}", linewidth=1.6, label=label)
+            panel.plot(
+                grid,
+                values,
+                "-" if of == "hgms" else "--",
+                color=f"C{number % 10}",
+                linewidth=1.6,
+                label=label,
+            )
         panel.set(title=task, xlabel="processor seconds", xscale="log", yscale="log")
         panel.legend(frameon=False, fontsize=7)
     figure.axes[0].set_ylabel("F(θ) − F*, or test error")
@@ -245,7 +352,9 @@ def draw(names: Sequence[str]) -> None:
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--check", action="store_true")
     commands = parser.add_subparsers(dest="command")
     own = commands.add_parser("export")

@@ -1,10 +1,13 @@
-"""LIBSVM files with the shape of the benchmark's, for machines without them: made-up data, good for timing only.
+"""LIBSVM files with the shape of the benchmark's, for machines without them: made-up data, good for
+timing only.
 
-    python benchmarks/bilevel/stand_ins.py FOLDER                 ijcnn1.bz2 and ijcnn1.t.bz2, 49,990 and 91,701 rows of 22
-    python benchmarks/bilevel/stand_ins.py FOLDER --covtype 0.1   covtype.bz2 as well: a tenth of 581,012 rows of 54, 7 classes
+    python benchmarks/bilevel/stand_ins.py FOLDER                 ijcnn1.bz2 and ijcnn1.t.bz2,
+    49,990 and 91,701 rows of 22 python benchmarks/bilevel/stand_ins.py FOLDER --covtype 0.1
+    covtype.bz2 as well: a tenth of 581,012 rows of 54, 7 classes
 
-Columns are of the original's kind (ijcnn1: the first ten a row's turn among ten, twelve numbers; covtype: ten numbers of very
-different size, forty-four zeros and ones), classes about as frequent, and their borders not linear.
+Columns are of the original's kind (ijcnn1: the first ten a row's turn among ten, twelve numbers;
+covtype: ten numbers of very different size, forty-four zeros and ones), classes about as frequent,
+and their borders not linear.
 """
 
 from __future__ import annotations
@@ -31,12 +34,19 @@ def ijcnn1(rows: int, rng: np.random.Generator) -> tuple[np.ndarray, np.ndarray]
     for column in range(1, 12):
         numbers[:, column] += 0.5 * numbers[:, column - 1]
     slope = np.array([4.0, -3, 2, 0, 0, 0, 1, 0, 0, -1, 0, 0])
-    score = numbers @ slope + 6 * numbers[:, 3] * numbers[:, 4] + turn @ np.linspace(-1.5, 1.5, 10) - 3.2
+    score = (
+        numbers @ slope
+        + 6 * numbers[:, 3] * numbers[:, 4]
+        + turn @ np.linspace(-1.5, 1.5, 10)
+        - 3.2
+    )
     return np.hstack([turn, numbers]), np.where(rng.random(rows) < 1 / (1 + np.exp(-score)), 1, -1)
 
 
 def covtype(rows: int, rng: np.random.Generator) -> tuple[np.ndarray, np.ndarray]:
-    """Classes 1 … 7 of about covtype's frequencies, by a score for each with a product of two numbers in it."""
+    """Classes 1 … 7 of about covtype's frequencies, by a score for each with a product of two
+    numbers in it.
+    """
     numbers = rng.normal(size=(rows, 10))
     zones = np.hstack([np.eye(4)[rng.integers(0, 4, rows)], np.eye(40)[rng.integers(0, 40, rows)]])
     columns = np.hstack([numbers, zones])
@@ -48,15 +58,22 @@ def covtype(rows: int, rng: np.random.Generator) -> tuple[np.ndarray, np.ndarray
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("folder", type=Path)
-    parser.add_argument("--covtype", type=float, default=0.0, metavar="SHARE", help="of covtype's rows")
+    parser.add_argument(
+        "--covtype", type=float, default=0.0, metavar="SHARE", help="of covtype's rows"
+    )
     options = parser.parse_args()
     options.folder.mkdir(parents=True, exist_ok=True)
     for name, rows, seed in (("ijcnn1.bz2", 49_990, 0), ("ijcnn1.t.bz2", 91_701, 1)):
         write(options.folder / name, *ijcnn1(rows, np.random.default_rng(seed)))
     if options.covtype:
-        write(options.folder / "covtype.bz2", *covtype(round(options.covtype * 581_012), np.random.default_rng(2)))
+        write(
+            options.folder / "covtype.bz2",
+            *covtype(round(options.covtype * 581_012), np.random.default_rng(2)),
+        )
 
 
 if __name__ == "__main__":

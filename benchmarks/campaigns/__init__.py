@@ -1,1 +1,3 @@
-"""The parts of ``benchmarks/campaign.py``: commands in forked children, kills, damaged files, hostile input."""
+"""The parts of ``benchmarks/campaign.py``: commands in forked children, kills, damaged files,
+hostile input.
+"""

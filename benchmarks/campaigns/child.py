@@ -1,7 +1,8 @@
-"""A command line in a forked child, which costs a few milliseconds because its parent has imported everything.
+"""A command line in a forked child, which costs a few milliseconds because its parent has imported
+everything.
 
-The child works in a folder of its own, may use so much memory and so many seconds, and may be struck: killed by a signal at a
-moment, or in the midst of one of its own writes.
+The child works in a folder of its own, may use so much memory and so many seconds, and may be
+struck: killed by a signal at a moment, or in the midst of one of its own writes.
 """
 
 from __future__ import annotations
@@ -29,8 +30,8 @@ HEARD = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 @frozen
 class Ending:
-    """How a command ended: its exit code (or minus the signal), what it printed, how long it took, and its ``operations`` on
-    files, where they were counted."""
+    """How a command ended: its exit code (or minus the signal), what it printed, how long it took,
+    and its ``operations`` on files, where they were counted."""
 
     code: int
     out: str
@@ -42,8 +43,8 @@ class Ending:
 
 @define
 class Strike:
-    """Counts the operations that change files, and kills its process at the ``at``-th: before it, after it, or with half of the
-    bytes written. ``at`` = 0 only counts."""
+    """Counts the operations that change files, and kills its process at the ``at``-th: before it,
+    after it, or with half of the bytes written. ``at`` = 0 only counts."""
 
     at: int = 0
     when: str = "before"
@@ -51,7 +52,17 @@ class Strike:
 
     def install(self) -> None:
         """Puts itself around the functions through which Python changes files."""
-        for name in ("replace", "rename", "unlink", "remove", "fsync", "mkdir", "truncate", "link", "symlink"):
+        for name in (
+            "replace",
+            "rename",
+            "unlink",
+            "remove",
+            "fsync",
+            "mkdir",
+            "truncate",
+            "link",
+            "symlink",
+        ):
             setattr(os, name, self._around(getattr(os, name)))
         os.write = self._halved(os.write)  # type: ignore[assignment]
         real = io.open
@@ -82,7 +93,9 @@ class Strike:
 
         return struck
 
-    def _halved(self, write: Callable[..., Any], flush: Callable[[], None] = lambda: None) -> Callable[..., Any]:
+    def _halved(
+        self, write: Callable[..., Any], flush: Callable[[], None] = lambda: None
+    ) -> Callable[..., Any]:
         def struck(*arguments: Any) -> Any:
             *before, data = arguments
             if self._due():
@@ -105,8 +118,10 @@ def call(
     signals: Sequence[tuple[float, int]] = (),
     enough: Callable[[], bool] = lambda: False,
 ) -> Ending:
-    """``hgms ARGV`` in ``folder``. ``signals`` are (seconds after the start, signal); ``enough`` is asked after a second, and
-    from then on every quarter of one, whether what was to be seen has been seen: then the command is killed."""
+    """``hgms ARGV`` in ``folder``. ``signals`` are (seconds after the start, signal); ``enough`` is
+    asked after a second, and from then on every quarter of one, whether what was to be seen has
+    been seen: then the command is killed.
+    """
     folder.mkdir(parents=True, exist_ok=True)
     log = folder.parent / "log"
     log.mkdir(exist_ok=True)
@@ -139,15 +154,21 @@ def call(
                     os.killpg(child, signal.SIGKILL)
             time.sleep(0.0005 if coming else 0.003)
         status = ended() or 0
-    texts = [(log / name).read_bytes()[: 1 << 24].decode(errors="replace") for name in ("out", "err")]
+    texts = [
+        (log / name).read_bytes()[: 1 << 24].decode(errors="replace") for name in ("out", "err")
+    ]
     counted = log / "operations"
     operations = int(counted.read_text() or 0) if counted.exists() else 0
-    return Ending(os.waitstatus_to_exitcode(status - 1), *texts, time.monotonic() - began, operations, late)
+    return Ending(
+        os.waitstatus_to_exitcode(status - 1), *texts, time.monotonic() - began, operations, late
+    )
 
 
 @contextlib.contextmanager
 def _reaped(child: int) -> Iterator[Callable[[], int | None]]:
-    """Asks whether the child has ended (its status + 1, so that it is true); in the end nothing of it is left."""
+    """Asks whether the child has ended (its status + 1, so that it is true); in the end nothing
+    of it is left.
+    """
     known: list[int] = []
 
     def ended() -> int | None:
@@ -166,18 +187,24 @@ def _reaped(child: int) -> Iterator[Callable[[], int | None]]:
             os.waitpid(child, 0)
 
 
-def _become(argv: Sequence[str], folder: Path, log: Path, memory: int, strike: Strike | None) -> None:
+def _become(
+    argv: Sequence[str], folder: Path, log: Path, memory: int, strike: Strike | None
+) -> None:
     """The child: from here on it is a process of its own, which never returns."""
     code = 70
     try:
         with contextlib.suppress(PermissionError):
             os.setpgid(0, 0)
         for number in HEARD:
-            signal.signal(number, signal.default_int_handler if number == signal.SIGINT else signal.SIG_DFL)
+            signal.signal(
+                number, signal.default_int_handler if number == signal.SIGINT else signal.SIG_DFL
+            )
         for number, name in enumerate(("out", "err"), start=1):
             os.dup2(os.open(log / name, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), number)
         os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
-        sys.stdout, sys.stderr = (io.TextIOWrapper(io.FileIO(number, "w", closefd=False), "utf-8") for number in (1, 2))
+        sys.stdout, sys.stderr = (
+            io.TextIOWrapper(io.FileIO(number, "w", closefd=False), "utf-8") for number in (1, 2)
+        )
         os.chdir(folder)
         resource.setrlimit(resource.RLIMIT_AS, (memory, memory))
         resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
@@ -211,7 +238,9 @@ def _main(argv: Sequence[str]) -> int:
 
 
 def ready(*commands: Sequence[str], folder: Path) -> None:
-    """Imports all that the commands import, so that no child does; the commands themselves run in a child."""
+    """Imports all that the commands import, so that no child does; the commands themselves run
+    in a child.
+    """
     import sklearn.datasets  # noqa: F401
     import torch
 

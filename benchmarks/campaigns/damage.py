@@ -1,6 +1,7 @@
 """Damaged run folders: one file flipped, cut, replaced; then the run is resumed or reported.
 
-Resuming must either refuse, with everything left as it was, or end with the result of the undamaged run.
+Resuming must either refuse, with everything left as it was, or end with the result of the undamaged
+run.
 """
 
 from __future__ import annotations
@@ -54,9 +55,25 @@ def drop(path: Path, chance: random.Random) -> None:
 
 
 SHAPES = [
-    "null", "[]", "{}", "3", '"text"', "true", "[[[]]]", "[" * 100_000, '{"a":' * 100_000, "9" * 10_000, "NaN", "", "\x00" * 50,
-    '{"step": "two"}', '{"step": -1}', '{"step": 1e400, "tensors": 3}', '{"step": null, "seconds": null}', "\ufeff{}",
-]  # fmt: skip
+    "null",
+    "[]",
+    "{}",
+    "3",
+    '"text"',
+    "true",
+    "[[[]]]",
+    "[" * 100_000,
+    '{"a":' * 100_000,
+    "9" * 10_000,
+    "NaN",
+    "",
+    "\x00" * 50,
+    '{"step": "two"}',
+    '{"step": -1}',
+    '{"step": 1e400, "tensors": 3}',
+    '{"step": null, "seconds": null}',
+    "\ufeff{}",
+]
 
 
 def shape(path: Path, chance: random.Random) -> None:
@@ -74,7 +91,21 @@ def value(path: Path, chance: random.Random) -> None:
         return cut(path, chance)
     place = chance.choice(places)
     other = chance.choice(
-        ["null", "-1", "1e308", "1e999", "true", '"text"', "[]", "{}", "9" * 5000, "0", "3", '"../x"', '"/etc"']
+        [
+            "null",
+            "-1",
+            "1e308",
+            "1e999",
+            "true",
+            '"text"',
+            "[]",
+            "{}",
+            "9" * 5000,
+            "0",
+            "3",
+            '"../x"',
+            '"/etc"',
+        ]
     )
     path.write_text(text[: place.start()] + other + text[place.end() :])
     return None
@@ -102,7 +133,9 @@ def linked_copy(path: Path, chance: random.Random) -> None:
 
 def part_link(path: Path, chance: random.Random) -> None:
     """A link where something half-written would be put."""
-    path.with_name(path.name + chance.choice([".part", ".tmp", ".lock"])).symlink_to(outside_of(path) / "precious.json")
+    path.with_name(path.name + chance.choice([".part", ".tmp", ".lock"])).symlink_to(
+        outside_of(path) / "precious.json"
+    )
 
 
 DAMAGES: dict[str, tuple[float, Callable[[Path, random.Random], None]]] = {
@@ -128,9 +161,14 @@ _begun: dict[tuple[str, ...], tuple[kills.Command, Path, kills.Whole]] = {}
 
 def trial(chance: random.Random, scratch: Path, counts: Counter[str], kind: str) -> Iterator[str]:
     what, begun, whole = _folder(random.Random(chance.randrange(12)), scratch.parent, kind)
-    folder, outside = scratch / "work", verdict.beside(scratch)
+    folder = scratch / "work"
+    outside = verdict.beside(scratch)
     shutil.copytree(begun, folder, symlinks=True)
-    files = sorted(path for path in folder.rglob("*") if path.is_file() and path.name != ".lock" and path.suffix != ".png")
+    files = sorted(
+        path
+        for path in folder.rglob("*")
+        if path.is_file() and path.name != ".lock" and path.suffix != ".png"
+    )
     files = [path for path in files if path.parent != folder]  # the inputs are the user's own
     if not files:
         return
@@ -138,39 +176,63 @@ def trial(chance: random.Random, scratch: Path, counts: Counter[str], kind: str)
     [damage] = chance.choices(list(DAMAGES), [weight for weight, _ in DAMAGES.values()])
     DAMAGES[damage][1](path, chance)
     counts[f"{kind}: {damage}"] += 1
-    before, around = verdict.snapshot(folder), verdict.snapshot(outside)
+    before = verdict.snapshot(folder)
+    around = verdict.snapshot(outside)
 
     if kind == "report":
         suffix = chance.choice(["html", "html", "md", "tex", "parquet"])
-        argv = ("report", "runs", "--out", f"page.{suffix}", *chance.choice([(), ("--json",), ("--steps",)]))
+        argv = (
+            "report",
+            "runs",
+            "--out",
+            f"page.{suffix}",
+            *chance.choice([(), ("--json",), ("--steps",)]),
+        )
     else:
         argv = what.again or what.argv
     ending = call(argv, folder, seconds=60.0 if kind == "mix" else 10.0)
     where = f"{what.what}, {path.name} {damage}"
     wrong = list(verdict.faults(ending))
-    wrong += [f"outside the folder {change}" for change in verdict.changed(around, verdict.snapshot(outside), new=True)]
+    wrong += [
+        f"outside the folder {change}"
+        for change in verdict.changed(around, verdict.snapshot(outside), new=True)
+    ]
     after = verdict.snapshot(folder)
     if kind == "report":
         written = {name for name in after if name.startswith("page")}
         after = {name: held for name, held in after.items() if name not in written}
         wrong += verdict.changed(before, after, new=True)
         wrong += [
-            f"{name} holds the secret" for name in sorted(written) if verdict.SECRET.encode() in (folder / name).read_bytes()
+            f"{name} holds the secret"
+            for name in sorted(written)
+            if verdict.SECRET.encode() in (folder / name).read_bytes()
         ]
     elif ending.code == 2:
         # a stage that begins again says so in its manifest before it looks further
         own = ("manifest.json", "manifest.json.part", "mix.toml") if kind == "mix" else ()
         differing = verdict.changed(before, after, new=True)
-        wrong += [f"refused, but {change}" for change in differing if change.split()[0].rpartition("/")[2] not in own]
+        wrong += [
+            f"refused, but {change}"
+            for change in differing
+            if change.split()[0].rpartition("/")[2] not in own
+        ]
     elif ending.code == 0:
-        left = {name: held for name, held in kills.left(folder).items() if name in whole.left or name not in before}
+        left = {
+            name: held
+            for name, held in kills.left(folder).items()
+            if name in whole.left or name not in before
+        }
         wrong += [f"accepted, but {change}" for change in kills.compared(whole.left, left)]
     yield from (f"{where}: {change}" for change in wrong[:1])
 
 
-def _folder(chance: random.Random, scratch: Path, kind: str) -> tuple[kills.Command, Path, kills.Whole]:
+def _folder(
+    chance: random.Random, scratch: Path, kind: str
+) -> tuple[kills.Command, Path, kills.Whole]:
     """A folder that a command has left: finished for reports, else broken off in the midst."""
-    what = kills.command(chance, {"resume": "run", "report": chance.choice(["run", "compare"]), "mix": "mix"}[kind])
+    what = kills.command(
+        chance, {"resume": "run", "report": chance.choice(["run", "compare"]), "mix": "mix"}[kind]
+    )
     what = _steady(what)
     key = (kind, what.what, *(text for _, text in what.files))
     if key not in _begun:
@@ -188,7 +250,10 @@ def _folder(chance: random.Random, scratch: Path, kind: str) -> tuple[kills.Comm
 
 def _steady(what: kills.Command) -> kills.Command:
     """The command with a checkpoint after every step."""
-    files = tuple((name, re.sub(r"checkpoint_seconds = \S+", "checkpoint_seconds = 0.0", text)) for name, text in what.files)
+    files = tuple(
+        (name, re.sub(r"checkpoint_seconds = \S+", "checkpoint_seconds = 0.0", text))
+        for name, text in what.files
+    )
     return kills.Command(what.what, files, what.argv, what.again, what.seconds)
 
 

@@ -1,4 +1,6 @@
-"""Hostile input: configurations, grids, data, command lines and run folders, each a sound one with something wrong in it."""
+"""Hostile input: configurations, grids, data, command lines and run folders, each a sound one
+with something wrong in it.
+"""
 
 from __future__ import annotations
 
@@ -23,7 +25,25 @@ from campaigns.damage import DAMAGES
 KINDS = {"run": 0.4, "compare": 0.17, "mix": 0.06, "data": 0.12, "words": 0.1, "report": 0.15}
 
 VALUES: list[Any] = [
-    *(0, -1, 1, 2, 2**31, 2**63, 10**20, 10**400, -(10**30), 0.0, -0.5, 1e-320, 1e30, 1e308, float("nan"), float("inf"), True),
+    *(
+        0,
+        -1,
+        1,
+        2,
+        2**31,
+        2**63,
+        10**20,
+        10**400,
+        -(10**30),
+        0.0,
+        -0.5,
+        1e-320,
+        1e30,
+        1e308,
+        float("nan"),
+        float("inf"),
+        True,
+    ),
     *(
         "",
         "none",
@@ -52,11 +72,35 @@ VALUES: list[Any] = [
         "60s",
         "1e999 s",
     ),
-    *([], [[]], [1, "a"], {}, [{}], {"name": "cg"}, {"name": 3}, {"name": "no-such"}, {"a": {"b": {"c": 1}}}),
-    *(tomlkit.datetime("1979-05-27T07:32:00Z"), tomlkit.date("1979-05-27"), tomlkit.time("07:32:00")),
+    *(
+        [],
+        [[]],
+        [1, "a"],
+        {},
+        [{}],
+        {"name": "cg"},
+        {"name": 3},
+        {"name": "no-such"},
+        {"a": {"b": {"c": 1}}},
+    ),
+    *(
+        tomlkit.datetime("1979-05-27T07:32:00Z"),
+        tomlkit.date("1979-05-27"),
+        tomlkit.time("07:32:00"),
+    ),
 ]
 
-FOLDERS = ["runs/../runs", "", ".", "/proc/nothing", "/dev/null/x", "x" * 300, "a\x00b", "~nobody-at-all/x", "run.toml"]
+FOLDERS = [
+    "runs/../runs",
+    "",
+    ".",
+    "/proc/nothing",
+    "/dev/null/x",
+    "x" * 300,
+    "a\x00b",
+    "~nobody-at-all/x",
+    "run.toml",
+]
 """Values of ``out``: it may be anywhere, so only such as leave nothing behind outside."""
 
 Place = tuple[Any, ...]
@@ -76,7 +120,8 @@ def mutate(table: dict[str, Any], chance: random.Random) -> None:
     holder: Any = table
     for key in place[:-1]:
         holder = holder[key]
-    key, way = place[-1], chance.random()
+    key = place[-1]
+    way = chance.random()
     if way < 0.65 or isinstance(holder, list):
         holder[key] = copy.deepcopy(chance.choice(FOLDERS if key == "out" else VALUES))
     elif way < 0.75:
@@ -91,7 +136,9 @@ def mutate(table: dict[str, Any], chance: random.Random) -> None:
 
 
 def garble(text: bytes, chance: random.Random) -> bytes:
-    """The same bytes with a piece changed, doubled, cut, or something deep, long or strange put in."""
+    """The same bytes with a piece changed, doubled, cut, or something deep, long or strange put
+    in.
+    """
     at = chance.randrange(len(text) + 1)
     strange = [
         *(
@@ -138,7 +185,8 @@ def wrong(table: dict[str, Any], chance: random.Random) -> bytes:
     return garble(text, chance) if chance.random() < 0.2 else text
 
 
-# --- the inputs --------------------------------------------------------------------------------------------------------------
+# --- the inputs
+# --------------------------------------------------------------------------------------------------
 
 
 def of_run(folder: Path, chance: random.Random) -> list[str]:
@@ -159,10 +207,20 @@ def of_compare(folder: Path, chance: random.Random) -> list[str]:
     [(_, text)] = what.files
     table = tomlkit.parse(text).unwrap()
     if chance.random() < 0.5:
-        table |= {"metric": "value", "reference": "other", "scale": {"small": {"method": {"other": {"outer": {"lr": 0.1}}}}}}
+        table |= {
+            "metric": "value",
+            "reference": "other",
+            "scale": {"small": {"method": {"other": {"outer": {"lr": 0.1}}}}},
+        }
         table["method"][1]["on"] = {"sphere": {"outer": {"lr": 0.1}}}
     (folder / "grid.toml").write_bytes(wrong(table, chance))
-    return ["compare", "grid.toml", "--jobs", "0", *chance.choice([[], ["--json"], ["--dry-run"], ["--scale", "small"]])]
+    return [
+        "compare",
+        "grid.toml",
+        "--jobs",
+        "0",
+        *chance.choice([[], ["--json"], ["--dry-run"], ["--scale", "small"]]),
+    ]
 
 
 def of_mix(folder: Path, chance: random.Random) -> list[str]:
@@ -179,9 +237,11 @@ def of_mix(folder: Path, chance: random.Random) -> list[str]:
 
 def of_data(folder: Path, chance: random.Random) -> list[str]:
     """Image sets and tables, plain and compressed."""
-    form, task = chance.choice(["idx", "npz", "libsvm"]), chance.choice(["hyper-cleaning", "imbalanced-loss"])
+    form = chance.choice(["idx", "npz", "libsvm"])
+    task = chance.choice(["hyper-cleaning", "imbalanced-loss"])
     numbers = np.random.default_rng(chance.randrange(1000))
-    images, labels = numbers.integers(0, 256, (300, 4, 4), np.uint8), np.arange(300) % 10
+    images = numbers.integers(0, 256, (300, 4, 4), np.uint8)
+    labels = np.arange(300) % 10
     if form == "libsvm":
         task = chance.choice(["ridge-cv", "logistic-cv"])
         text = "".join(f"{i % 3} 1:{i} 2:{i * i % 7} 5:{i % 11}\n" for i in range(60)).encode()
@@ -210,12 +270,18 @@ def of_data(folder: Path, chance: random.Random) -> list[str]:
         (folder / "set.npz").write_bytes(data if chance.random() < 0.5 else garble(data, chance))
         name = "npz:set.npz"
     else:
-        for kind, sizes, held in (("images-idx3", [300, 4, 4], images), ("labels-idx1", [300], labels.astype(np.uint8))):
+        for kind, sizes, held in (
+            ("images-idx3", [300, 4, 4], images),
+            ("labels-idx1", [300], labels.astype(np.uint8)),
+        ):
             data = struct.pack(f">{1 + len(sizes)}I", 0x800 + len(sizes), *sizes) + held.tobytes()
             way = chance.random()
             if way < 0.3:
                 odd_sizes = [chance.choice([0, 1, 2**16, 2**31, 2**32 - 1, 300]) for _ in sizes]
-                data = struct.pack(f">{1 + len(sizes)}I", 0x800 + len(sizes), *odd_sizes) + held.tobytes()
+                data = (
+                    struct.pack(f">{1 + len(sizes)}I", 0x800 + len(sizes), *odd_sizes)
+                    + held.tobytes()
+                )
             elif way < 0.7:
                 data = garble(data, chance)
             ending = chance.choice(["", ".gz"])
@@ -224,8 +290,14 @@ def of_data(folder: Path, chance: random.Random) -> list[str]:
                 data = garble(data, chance) if chance.random() < 0.3 else data
             (folder / f"train-{kind}-ubyte{ending}").write_bytes(data)
         name = "idx:."
-    sizes = ", train_size = 60, validation_size = 50, test_size = 50, hidden = 4" if task == "hyper-cleaning" else ""
-    sizes = ", validation_size = 50, test_size = 50, hidden = 4" if task == "imbalanced-loss" else sizes
+    sizes = (
+        ", train_size = 60, validation_size = 50, test_size = 50, hidden = 4"
+        if task == "hyper-cleaning"
+        else ""
+    )
+    sizes = (
+        ", validation_size = 50, test_size = 50, hidden = 4" if task == "imbalanced-loss" else sizes
+    )
     text = 'budget = "1 step"\nmethod = { name = "hg-implicit", generator.steps = 2 }\n'
     text += f'task = {{ name = "{task}", dataset = "{name}"{sizes} }}\n'
     (folder / "run.toml").write_text(text)
@@ -233,14 +305,74 @@ def of_data(folder: Path, chance: random.Random) -> list[str]:
 
 
 WORDS = [
-    "run", "compare", "report", "plot", "list", "describe", "compat", "plugins", "mix", "new", "method", "solver",
-    "hg-ms", "cg", "run.toml", "grid.toml", "quadratic", "no-such", "-", "--", "--json", "--set", "--seed", "--out",
-    "--resume", "--debug-not", "--help", "--jobs", "--methods", "--task", "--budget", "--seeds", "--metric", "--plugin",
-    "--scale", "--dry-run", "0", "-1", "1,1", "0-99999999999", "=", "a.b=1", "method.outer.lr=nan", "method.outer.lr=",
-    "run.device=mps", "seed=1e3", "seed=1979-05-27", "é🙂", "/dev/zero", "/dev/null", "./plugin.py", "./broken.py",
-    "secret", ".", "runs", "page.html", "page.nope",
-]  # fmt: skip
-WORDS += ["", "2 steps", "9" * 400, "9" * 5000, "run.threads=" + "9" * 26, "task.rows=" + "9" * 12, "x" * 5000, "\x1b[31m"]
+    "run",
+    "compare",
+    "report",
+    "plot",
+    "list",
+    "describe",
+    "compat",
+    "plugins",
+    "mix",
+    "new",
+    "method",
+    "solver",
+    "hg-ms",
+    "cg",
+    "run.toml",
+    "grid.toml",
+    "quadratic",
+    "no-such",
+    "-",
+    "--",
+    "--json",
+    "--set",
+    "--seed",
+    "--out",
+    "--resume",
+    "--debug-not",
+    "--help",
+    "--jobs",
+    "--methods",
+    "--task",
+    "--budget",
+    "--seeds",
+    "--metric",
+    "--plugin",
+    "--scale",
+    "--dry-run",
+    "0",
+    "-1",
+    "1,1",
+    "0-99999999999",
+    "=",
+    "a.b=1",
+    "method.outer.lr=nan",
+    "method.outer.lr=",
+    "run.device=mps",
+    "seed=1e3",
+    "seed=1979-05-27",
+    "é🙂",
+    "/dev/zero",
+    "/dev/null",
+    "./plugin.py",
+    "./broken.py",
+    "secret",
+    ".",
+    "runs",
+    "page.html",
+    "page.nope",
+]
+WORDS += [
+    "",
+    "2 steps",
+    "9" * 400,
+    "9" * 5000,
+    "run.threads=" + "9" * 26,
+    "task.rows=" + "9" * 12,
+    "x" * 5000,
+    "\x1b[31m",
+]
 WORDS += ["method.generator={name=" + "[" * 2000]
 
 
@@ -251,8 +383,15 @@ def of_words(folder: Path, chance: random.Random) -> list[str]:
             (folder / name).write_text(text)
     (folder / "plugin.py").write_text("")
     (folder / "broken.py").write_text("raise SystemExit('no')\n")
-    first = chance.choice(["run", "compare", "report", "plot", "list", "describe", "compat", "plugins", "mix", "new"])
-    usual = {"run": ["run.toml"], "compare": ["grid.toml", "--jobs", "0"], "report": ["runs"], "describe": ["solver", "cg"]}
+    first = chance.choice(
+        ["run", "compare", "report", "plot", "list", "describe", "compat", "plugins", "mix", "new"]
+    )
+    usual = {
+        "run": ["run.toml"],
+        "compare": ["grid.toml", "--jobs", "0"],
+        "report": ["runs"],
+        "describe": ["solver", "cg"],
+    }
     words = [first, *(usual.get(first, []) if chance.random() < 0.7 else [])]
     for _ in range(chance.choice([1, 1, 2, 3])):
         words.insert(chance.randint(1, len(words)), chance.choice(WORDS))
@@ -263,22 +402,42 @@ def of_report(folder: Path, chance: random.Random) -> list[str]:
     """Folders of runs of a stranger: their files and names are not what a run has left."""
     shutil.copytree(folder.parent.parent / "ready" / "runs", folder / "runs")
     for _ in range(chance.choice([1, 2, 4])):
-        files = sorted(path for path in (folder / "runs").rglob("*") if path.is_file() and path.name != ".lock")
+        files = sorted(
+            path for path in (folder / "runs").rglob("*") if path.is_file() and path.name != ".lock"
+        )
         path = chance.choice(files)
         if chance.random() < 0.5:
             _toned(path, chance)
         elif chance.random() < 0.8:
-            name = chance.choice(["another value", "another shape", "another value", "cut", *DAMAGES])
+            name = chance.choice(
+                ["another value", "another shape", "another value", "cut", *DAMAGES]
+            )
             DAMAGES[name][1](path, chance)
         else:
             odd = chance.choice(
-                ["<script>alert(1)</script>", "# heading", "\x1b[31m", "a|b", "é🙂", "x" * 200, "-rf", "seed-1e3", "a\nb"]
+                [
+                    "<script>alert(1)</script>",
+                    "# heading",
+                    "\x1b[31m",
+                    "a|b",
+                    "é🙂",
+                    "x" * 200,
+                    "-rf",
+                    "seed-1e3",
+                    "a\nb",
+                ]
             )
             place = path.parent.parent / odd.replace("/", "")
             if not place.exists():
                 path.parent.rename(place)
     suffix = chance.choice(["html", "html", "md", "tex", "parquet"])
-    argv = ["report", "runs", "--out", f"page.{suffix}", *chance.choice([[], ["--json"], ["--steps"], ["--separate"]])]
+    argv = [
+        "report",
+        "runs",
+        "--out",
+        f"page.{suffix}",
+        *chance.choice([[], ["--json"], ["--steps"], ["--separate"]]),
+    ]
     return argv if chance.random() < 0.85 else ["plot", "runs", "--out", "page.svg"]
 
 
@@ -297,36 +456,68 @@ def _toned(path: Path, chance: random.Random) -> None:
     ]
     text = path.read_bytes()
     word = chance.choice(
-        [b"hg-", b"quadratic", b"value", b"upper_loss", b"selected", b"done", b"outer_steps", b"python", b"steps"]
+        [
+            b"hg-",
+            b"quadratic",
+            b"value",
+            b"upper_loss",
+            b"selected",
+            b"done",
+            b"outer_steps",
+            b"python",
+            b"steps",
+        ]
     )
     at = text.find(word)
-    path.write_bytes(text if at < 0 else text[:at] + chance.choice(odd).encode() + text[at + len(word) :])
+    path.write_bytes(
+        text if at < 0 else text[:at] + chance.choice(odd).encode() + text[at + len(word) :]
+    )
 
 
-MAKERS = {"run": of_run, "compare": of_compare, "mix": of_mix, "data": of_data, "words": of_words, "report": of_report}
+MAKERS = {
+    "run": of_run,
+    "compare": of_compare,
+    "mix": of_mix,
+    "data": of_data,
+    "words": of_words,
+    "report": of_report,
+}
 
 
 def trial(chance: random.Random, scratch: Path, counts: Counter[str], kind: str) -> Iterator[str]:
-    folder, outside = scratch / "work", verdict.beside(scratch)
+    folder = scratch / "work"
+    outside = verdict.beside(scratch)
     folder.mkdir()
     argv = MAKERS[kind](folder, chance)
-    before, around = verdict.snapshot(folder), verdict.snapshot(outside)
+    before = verdict.snapshot(folder)
+    around = verdict.snapshot(outside)
     running: list[bool] = []
 
     def enough() -> bool:
-        """It was accepted: a first row is written, so what it does from here on is what it was asked to do."""
+        """It was accepted: a first row is written, so what it does from here on is what it was
+        asked to do.
+        """
         if any((folder).rglob("steps.jsonl")) and kind != "report":
             running.append(True)
         return bool(running)
 
     ending = call(argv, folder, enough=enough)
-    outcome = "stopped" if running else {0: "accepted", 1: "failed", 2: "refused"}.get(ending.code, "other")
+    outcome = (
+        "stopped"
+        if running
+        else {0: "accepted", 1: "failed", 2: "refused"}.get(ending.code, "other")
+    )
     counts[f"{kind}: {outcome}"] += 1
     faults = list(verdict.faults(ending, stopped=bool(running)))
-    faults += [f"outside the folder {fault}" for fault in verdict.changed(around, verdict.snapshot(outside), new=True)]
+    faults += [
+        f"outside the folder {fault}"
+        for fault in verdict.changed(around, verdict.snapshot(outside), new=True)
+    ]
     after = verdict.snapshot(folder)
     out = argv[argv.index("--out") + 1] if "--out" in argv[:-1] else ""
-    faults += [fault for fault in verdict.changed(before, after) if not out or not fault.startswith(out)]
+    faults += [
+        fault for fault in verdict.changed(before, after) if not out or not fault.startswith(out)
+    ]
     for path in folder.glob("page*"):
         if path.is_file():
             text = path.read_bytes()

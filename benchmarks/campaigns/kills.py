@@ -1,4 +1,6 @@
-"""Kills: a command broken off again and again, at seeded moments, and resumed, must leave what it leaves undisturbed."""
+"""Kills: a command broken off again and again, at seeded moments, and resumed, must leave what
+it leaves undisturbed.
+"""
 
 from __future__ import annotations
 
@@ -23,7 +25,9 @@ TASKS = {
     "circle-kink": "",
     "circle-degenerate": "",
     "hyper-cleaning": "train_size = 60, validation_size = 20, test_size = 30, hidden = 4",
-    "imbalanced-loss": "validation_size = 20, test_size = 20, channels = [2, 2], hidden = 4, views = 1",
+    "imbalanced-loss": (
+        "validation_size = 20, test_size = 20, channels = [2, 2], hidden = 4, views = 1"
+    ),
     "ridge-cv": "",
     "logistic-cv": 'dataset = "sklearn:iris"',
 }
@@ -132,7 +136,10 @@ def _methods(task: str) -> list[str]:
 def sums(first: int, count: int, completion: str | None = None) -> str:
     """Rows of a source: sums whose prompts are all different."""
     rows = ((i // 40, i % 40) for i in range(first, first + count))
-    return "".join(json.dumps({"prompt": f"{a} + {b} =", "completion": completion or str(a + b)}) + "\n" for a, b in rows)
+    return "".join(
+        json.dumps({"prompt": f"{a} + {b} =", "completion": completion or str(a + b)}) + "\n"
+        for a, b in rows
+    )
 
 
 SOURCES = (
@@ -145,10 +152,15 @@ SOURCES = (
 
 def command(chance: random.Random, kind: str) -> Command:
     """A command of the kind run, compare or mix."""
-    common = {"seed": chance.randint(0, 1), "checkpoint": chance.choice([0.0, 0.0, 0.0, 0.05, 30.0])}
+    common = {
+        "seed": chance.randint(0, 1),
+        "checkpoint": chance.choice([0.0, 0.0, 0.0, 0.05, 30.0]),
+    }
     if kind == "run":
         task, method = chance.choice(pairs())
-        steps, every, dtype = chance.choice([2, 5]), chance.choice([1, 3]), chance.choice(["float32", "float64"])
+        steps = chance.choice([2, 5])
+        every = chance.choice([1, 3])
+        dtype = chance.choice(["float32", "float64"])
         text = RUN.format(
             task=task,
             method=method,
@@ -163,45 +175,82 @@ def command(chance: random.Random, kind: str) -> Command:
     if kind == "compare":
         first, second = chance.sample(["hg-baseline", "hg-implicit", "hg-ms", "soba", "uniform"], 2)
         sampler = chance.choice(["grid", "random"])
-        text = GRID.format(first=first, second=second, steps=chance.choice([2, 3]), sampler=sampler, **common)
+        text = GRID.format(
+            first=first, second=second, steps=chance.choice([2, 3]), sampler=sampler, **common
+        )
         jobs = "2" if chance.random() < 0.05 else "0"
         return Command(
-            f"compare {first} and {second}, {jobs} jobs", (("grid.toml", text),), ("compare", "grid.toml", "--jobs", jobs)
+            f"compare {first} and {second}, {jobs} jobs",
+            (("grid.toml", text),),
+            ("compare", "grid.toml", "--jobs", jobs),
         )
-    method = chance.choice(["uniform", "hg-ms", "hg-implicit", "hg-baseline"])  # a ranking needs more steps
+    method = chance.choice(
+        ["uniform", "hg-ms", "hg-implicit", "hg-baseline"]
+    )  # a ranking needs more steps
     text = mix_file(method=method, steps=chance.choice([2, 3]), **common)
     return Command(f"mix {method}", (("mix.toml", text), *SOURCES), ("mix", "mix.toml"))
 
 
-def trial(chance: random.Random, scratch: Path, wholes: dict[Command, Whole], counts: Counter[str], kind: str) -> Iterator[str]:
+def trial(
+    chance: random.Random,
+    scratch: Path,
+    wholes: dict[Command, Whole],
+    counts: Counter[str],
+    kind: str,
+) -> Iterator[str]:
     """What was wrong with one command that was killed some times; counts the kills."""
     what = command(chance, kind)
     if what not in wholes:
         wholes[what] = undisturbed(what, scratch / "whole")
-    whole, folder, struck = wholes[what], scratch / "killed" / "work", 0
+    whole = wholes[what]
+    folder = scratch / "killed" / "work"
+    struck = 0
     what.lay(folder)
     blows = chance.choice([1, 2, 4, 8])
     for number in range(blows + 1):
-        strike, signals = _blow(chance, whole.ending, again=struck > 0) if number < blows else (Strike(), [])
+        strike, signals = (
+            _blow(chance, whole.ending, again=struck > 0) if number < blows else (Strike(), [])
+        )
         ending = _go(what, folder, again=number > 0, strike=strike, signals=signals)
         if number < blows and _was_struck(ending, signals):
             struck += 1
-            counts[f"{kind}: {'SIGKILL while writing' if strike.at else signal.Signals(signals[0][1]).name}"] += 1
+            counts[
+                (
+                    f"{kind}: "
+                    f"{'SIGKILL while writing' if strike.at else signal.Signals(signals[0][1]).name}"
+                )
+            ] += 1
         elif ending.late or ending.code not in (0, whole.ending.code) or "Traceback" in ending.err:
             late = f"over {what.seconds:.0f} s, " if ending.late else ""
-            yield f"{what.what}: after {struck} kills {late}it ended with {ending.code}: {_last(ending)}"
+            yield (
+                f"{what.what}: after {struck} kills {late}it ended with {ending.code}: "
+                f"{_last(ending)}"
+            )
             return
         else:
             break  # it was quicker
     differing = compared(whole.left, left(folder))
     if whole.ending.code not in (0, 1) or differing:
-        yield f"{what.what}: ended with {whole.ending.code}; after {struck} kills {', '.join(differing)}"
+        yield (
+            f"{what.what}: ended with {whole.ending.code}; after {struck} kills "
+            f"{', '.join(differing)}"
+        )
 
 
-def _go(what: Command, folder: Path, *, again: bool, strike: Strike, signals: list[tuple[float, int]]) -> Ending:
-    """Begins, or goes on; where nothing was kept yet, going on may be refused, and a person begins again."""
+def _go(
+    what: Command, folder: Path, *, again: bool, strike: Strike, signals: list[tuple[float, int]]
+) -> Ending:
+    """Begins, or goes on; where nothing was kept yet, going on may be refused, and a person
+    begins again.
+    """
     kept = any(folder.rglob("checkpoint.json"))
-    ending = call(what.again or what.argv if again else what.argv, folder, seconds=what.seconds, strike=strike, signals=signals)
+    ending = call(
+        what.again or what.argv if again else what.argv,
+        folder,
+        seconds=what.seconds,
+        strike=strike,
+        signals=signals,
+    )
     if ending.code == 2 and again and not kept:
         ending = call(what.argv, folder, seconds=what.seconds, strike=Strike(), signals=())
     return ending
@@ -210,7 +259,8 @@ def _go(what: Command, folder: Path, *, again: bool, strike: Strike, signals: li
 def _was_struck(ending: Ending, signals: list[tuple[float, int]]) -> bool:
     if ending.late:
         return False
-    # "Aborted!" is click's own word for a Ctrl-C in the instants before our command begins or after it is done
+    # "Aborted!" is click's own word for a Ctrl-C in the instants before our command begins or after
+    # it is done
     heard = bool(signals) and (ending.code not in (0, 1, 2) or ending.err.strip() == "Aborted!")
     return ending.code == -signal.SIGKILL or heard
 
@@ -222,18 +272,28 @@ def undisturbed(what: Command, place: Path) -> Whole:
     return Whole(ending, left(place / "work"))
 
 
-def _blow(chance: random.Random, whole: Ending, *, again: bool) -> tuple[Strike, list[tuple[float, int]]]:
-    """A kill in the midst of the command's operations on files, at any moment, or a signal that can be heard."""
+def _blow(
+    chance: random.Random, whole: Ending, *, again: bool
+) -> tuple[Strike, list[tuple[float, int]]]:
+    """A kill in the midst of the command's operations on files, at any moment, or a signal that
+    can be heard.
+    """
     way = chance.random()
     if way < 0.6:
         at = chance.randint(1, max(1, whole.operations if not again else whole.operations // 2 + 5))
         return Strike(at, chance.choice(["before", "midst", "after"])), []
-    number = signal.SIGKILL if way < 0.9 else chance.choice([signal.SIGTERM, signal.SIGTERM, signal.SIGINT, signal.SIGHUP])
+    number = (
+        signal.SIGKILL
+        if way < 0.9
+        else chance.choice([signal.SIGTERM, signal.SIGTERM, signal.SIGINT, signal.SIGHUP])
+    )
     return Strike(), [(chance.uniform(0, whole.seconds), number)]
 
 
 def left(folder: Path) -> dict[str, bytes]:
-    """All that has to be the same whatever happened in between: every file by its name, without clocks."""
+    """All that has to be the same whatever happened in between: every file by its name, without
+    clocks.
+    """
     rows = {}
     for path in sorted(folder.rglob("*")):
         if path.is_file():
@@ -249,10 +309,16 @@ def left(folder: Path) -> dict[str, bytes]:
 
 
 def _meaning(config: bytes) -> bytes:
-    """What a configuration says, without what changes no result; its bytes where it says nothing."""
+    """What a configuration says, without what changes no result; its bytes where it says
+    nothing.
+    """
     try:
         table = tomllib.loads(config.decode())
-        run = {key: value for key, value in table["run"].items() if key not in ("out", "label", "task_label")}
+        run = {
+            key: value
+            for key, value in table["run"].items()
+            if key not in ("out", "label", "task_label")
+        }
         return json.dumps({**table, "run": run}, sort_keys=True, default=str).encode()
     except (ValueError, KeyError, AttributeError, RecursionError):
         return config
@@ -260,8 +326,16 @@ def _meaning(config: bytes) -> bytes:
 
 def _without_clock(value: Any) -> Any:
     if isinstance(value, dict):
-        clocks = ("seconds", "peak", "key")  # a stage's key is made of all files before it, clocks too
-        return {key: _without_clock(below) for key, below in value.items() if not any(clock in key for clock in clocks)}
+        clocks = (
+            "seconds",
+            "peak",
+            "key",
+        )  # a stage's key is made of all files before it, clocks too
+        return {
+            key: _without_clock(below)
+            for key, below in value.items()
+            if not any(clock in key for clock in clocks)
+        }
     return [_without_clock(below) for below in value] if isinstance(value, list) else value
 
 
@@ -269,7 +343,11 @@ def compared(whole: dict[str, bytes], other: dict[str, bytes]) -> list[str]:
     """In what two folders differ."""
     lacking = [f"{name} is missing" for name in whole if name not in other]
     more = [f"{name} was left" for name in other if name not in whole]
-    return lacking + more + [f"{name} differs" for name in whole if name in other and whole[name] != other[name]]
+    return (
+        lacking
+        + more
+        + [f"{name} differs" for name in whole if name in other and whole[name] != other[name]]
+    )
 
 
 def _last(ending: Ending) -> str:

@@ -1,12 +1,15 @@
-"""How far apart the two points of a finite difference should lie where the base is bfloat16: on real weights.
+"""How far apart the two points of a finite difference should lie where the base is bfloat16: on
+real weights.
 
-    python benchmarks/llm/displacement.py                  # needs HGMS_DATA and the model smollm2-135m
+    python benchmarks/llm/displacement.py                  # needs HGMS_DATA and the model
+    smollm2-135m
 
-The mixed derivative ∇²_θx g·v of `through-step` with `derivative = "difference"` is a central difference of ∇_θ g over the
-length τ to each side of x. Here v = ∇_x f of the float32 model, and the exact product of the float32 model is the truth, on a
-few batches at a fresh adapter and at a trained one. Printed are relative errors (2-norm over sources, after the mean over
-sources is taken off: softmax does not see it) and how many signs are right, by τ; last the default, which comes from the base's
-type.
+The mixed derivative ∇²_θx g·v of `through-step` with `derivative = "difference"` is a central
+difference of ∇_θ g over the length τ to each side of x. Here v = ∇_x f of the float32 model, and
+the exact product of the float32 model is the truth, on a few batches at a fresh adapter and at a
+trained one. Printed are relative errors (2-norm over sources, after the mean over sources is taken
+off: softmax does not see it) and how many signs are right, by τ; last the default, which comes from
+the base's type.
 """
 
 from __future__ import annotations
@@ -26,12 +29,15 @@ LENGTHS = (0.067, 0.1, 0.2, 0.4, 0.6, 1.0, 2.0)
 
 
 def task(data: Path, dtype: str, length: int) -> SourceMixture:
-    german, english = data / "alpaca_de/alpaca_de_6000.jsonl.gz", data / "alpaca_de/alpaca_en_aligned_6000.jsonl.gz"
+    german = data / "alpaca_de/alpaca_de_6000.jsonl.gz"
+    english = data / "alpaca_de/alpaca_en_aligned_6000.jsonl.gz"
     return SourceMixture(
         sources={
             "german": Source(path=str(german), skip=0, rows=400),
             "english": Source(path=str(english), skip=400, rows=400),
-            "code": Source(path=str(data / "code_alpaca/code_alpaca_2000.jsonl.gz"), skip=0, rows=400),
+            "code": Source(
+                path=str(data / "code_alpaca/code_alpaca_2000.jsonl.gz"), skip=0, rows=400
+            ),
             "dots": Source(path=str(german), skip=800, rows=400, completion="."),
         },
         validation={"german": Source(path=str(german), skip=1200, rows=200)},
@@ -64,9 +70,13 @@ def main() -> None:
     torch.set_num_threads(int(os.environ.get("OMP_NUM_THREADS", "1")))
     data = Path(os.environ["HGMS_DATA"])
     fine, coarse = (
-        task(data, dtype, options.length).problem(0, torch.device("cpu"), torch.float32) for dtype in ("float32", "bfloat16")
+        task(data, dtype, options.length).problem(0, torch.device("cpu"), torch.float32)
+        for dtype in ("float32", "bfloat16")
     )
-    states = {"fresh adapter": fine.x0, f"after {options.steps} steps": trained(coarse, options.steps, options.batch)}
+    states = {
+        "fresh adapter": fine.x0,
+        f"after {options.steps} steps": trained(coarse, options.steps, options.batch),
+    }
     for label, x in states.items():
         table(label, x, fine, coarse, options.batches, options.batch)
 
@@ -81,21 +91,36 @@ def table(label: str, x: Tree, fine: Problem, coarse: Problem, batches: int, bat
         above = above.batch(above.draw(Key(number).fold("above"), batch, 1)[0])
         _, _, v = upper_gradients(lambda t, x, above=above: fine.f(t, x, above), fine.theta0, x)
 
-        def mixed(problem: Problem, strategy: Any, tau: float | None, v: Tree = v, below: Any = below) -> torch.Tensor:
+        def mixed(
+            problem: Problem, strategy: Any, tau: float | None, v: Tree = v, below: Any = below
+        ) -> torch.Tensor:
             g = functools.partial(_at, problem, below)
-            (value,) = cross_product(g, problem.theta0, x, v, strategy, tau, problem.precision).values()
+            (value,) = cross_product(
+                g, problem.theta0, x, v, strategy, tau, problem.precision
+            ).values()
             return value - value.mean()
 
         exact = mixed(fine, "jvp", None)
-        tries = {f"{tau:g}": (coarse, tau) for tau in LENGTHS} | {"default": (coarse, None), "float32, default": (fine, None)}
+        tries = {f"{tau:g}": (coarse, tau) for tau in LENGTHS} | {
+            "default": (coarse, None),
+            "float32, default": (fine, None),
+        }
         for name, (problem, tau) in tries.items():
             estimate = mixed(problem, "difference", tau)
             right = int((estimate.sign() == exact.sign()).sum())
-            rows.setdefault(name, []).append((float((estimate - exact).norm() / exact.norm()), right))
+            rows.setdefault(name, []).append(
+                (float((estimate - exact).norm() / exact.norm()), right)
+            )
     for name, pairs in rows.items():
         errors = " ".join(f"{error:6.2f}" for error, _ in pairs)
         signs = " ".join(str(right) for _, right in pairs)
-        print(f"  {name:<18}{errors}   mean {sum(error for error, _ in pairs) / batches:5.2f}   signs {signs} of 4", flush=True)
+        print(
+            (
+                f"  {name:<18}{errors}   mean {sum(error for error, _ in pairs) / batches:5.2f}   "
+                f"signs {signs} of 4"
+            ),
+            flush=True,
+        )
 
 
 def _at(problem: Problem, below: Tree, theta: Tree, x: Tree) -> torch.Tensor:

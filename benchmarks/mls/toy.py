@@ -1,11 +1,12 @@
-"""The steps that V-PBGD and G-PBGD take on the toy problem of Shen and Chen (2023), section 5.1, from 1,000 starts:
+"""The steps that V-PBGD and G-PBGD take on the toy problem of Shen and Chen (2023), section 5.1,
+from 1,000 starts:
 
     python benchmarks/mls/toy.py [--seed 0] [--json FILE]
 
-The settings are the published ones: γ = 10 from the first step, α = 0.1/γ for both variables, θ projected onto [0, 3]. A start
-has converged when its projected gradient, (old − new)/α of both variables, is at most 1e-5 long. The code of the authors and of
-MLS-Bench has 1 + (e^{2−4θ})² where the derivative ∂f/∂θ has (1 + e^{2−4θ})²; ``published`` follows that code, ``exact`` the
-function f.
+The settings are the published ones: γ = 10 from the first step, α = 0.1/γ for both variables, θ
+projected onto [0, 3]. A start has converged when its projected gradient, (old − new)/α of both
+variables, is at most 1e-5 long. The code of the authors and of MLS-Bench has 1 + (e^{2−4θ})² where
+the derivative ∂f/∂θ has (1 + e^{2−4θ})²; ``published`` follows that code, ``exact`` the function f.
 """
 
 from __future__ import annotations
@@ -27,8 +28,11 @@ from hgms_core import Pipeline, Problem, Tree
 
 PUBLISHED = {"v-pbgd": 260.7, "g-pbgd": 303.7}
 """Mean steps of the 1,000 starts in MLS-Bench (arXiv 2605.08678), task optimization-bilevel."""
-GAMMA, RATE, TOLERANCE = 10.0, 0.1, 1e-5
-# The published V-PBGD knows that min g = 0 and needs no ω; here ω finds it, in 20 steps of rate 0.1 each time.
+GAMMA = 10.0
+RATE = 0.1
+TOLERANCE = 1e-5
+# The published V-PBGD knows that min g = 0 and needs no ω; here ω finds it, in 20 steps of rate 0.1
+# each time.
 GENERATORS: dict[str, ValueGap | GradientNorm] = {
     "v-pbgd": ValueGap(steps=20, inner_lr=0.1, lr=RATE, gamma=GAMMA, gamma_steps=0),
     "v-pbgd, one step on ω": ValueGap(steps=1, inner_lr=0.1, lr=RATE, gamma=GAMMA, gamma_steps=0),
@@ -40,21 +44,31 @@ def published_upper(theta: Tree, x: Tree, batch: Tree) -> Tensor:
     """A function of the gradient that the published code follows; its value means nothing.
 
     −arctan(e^{2−4θ}) has the derivative 4e^{2−4θ}/(1 + e^{2(2−4θ)})."""
-    t, y = theta["theta"], x["x"]
+    t = theta["theta"]
+    y = x["x"]
     slow = 4 * t - 2
     in_theta = -(-slow).exp().atan() * (4 * y.detach() + 2).cos() + 0.5 * (slow.square() + 1).log()
     return (in_theta + (4 * y + 2).cos() * slow.detach().sigmoid()).sum()
 
 
-def steps_to_convergence(generator: ValueGap | GradientNorm, problem: Problem, most: int = 20_000) -> Tensor:
-    """The steps of each start until its projected gradient is short enough, ``[starts]``; ``most`` where it never is."""
-    method = Pipeline(generator=generator, selector=First(), hypergradient=Carried(), outer=Sgd(lr=RATE))
-    state, alpha = method.init(problem, 0), RATE / GAMMA
+def steps_to_convergence(
+    generator: ValueGap | GradientNorm, problem: Problem, most: int = 20_000
+) -> Tensor:
+    """The steps of each start until its projected gradient is short enough, ``[starts]``;
+    ``most`` where it never is.
+    """
+    method = Pipeline(
+        generator=generator, selector=First(), hypergradient=Carried(), outer=Sgd(lr=RATE)
+    )
+    state = method.init(problem, 0)
+    alpha = RATE / GAMMA
     steps = torch.full_like(problem.theta0["theta"], float(most))
     for step in range(1, most + 1):
         before = torch.stack([state["theta"]["theta"], state["x"]["x"]])
         state, _ = method.step(problem, state)
-        length = (before - torch.stack([state["theta"]["theta"], state["x"]["x"]])).norm(dim=0) / alpha
+        length = (before - torch.stack([state["theta"]["theta"], state["x"]["x"]])).norm(
+            dim=0
+        ) / alpha
         steps = torch.where((length <= TOLERANCE) & (steps == most), float(step), steps)
         if bool((steps < most).all()):
             break
@@ -67,7 +81,9 @@ def main() -> None:
     parser.add_argument("--starts", type=int, default=1000)
     parser.add_argument("--json", type=Path)
     options = parser.parse_args()
-    exact = ToyPenalty(starts=options.starts).problem(options.seed, torch.device("cpu"), torch.float64)
+    exact = ToyPenalty(starts=options.starts).problem(
+        options.seed, torch.device("cpu"), torch.float64
+    )
     rows = []
     for gradient, problem in (("published", evolve(exact, f=published_upper)), ("exact", exact)):
         for name, generator in GENERATORS.items():

@@ -1,4 +1,5 @@
-"""What the paper's bounds predict, measured apart from any run: P1, P2, P3 and S of docs/explanation/where-n-pays.md.
+"""What the paper's bounds predict, measured apart from any run: P1, P2, P3 and S of
+docs/explanation/where-n-pays.md.
 
     python benchmarks/study/propositions.py FILE.json       about one minute of processor time
     python benchmarks/tables.py figures study/propositions FILE.json
@@ -22,7 +23,8 @@ from hgms.tasks.minima import ManyMinima
 from hgms.tasks.sphere import Sphere, SphereClosedForm
 from hgms_core import Key, Problem, Tree
 
-CPU, DOUBLE = torch.device("cpu"), torch.float64
+CPU = torch.device("cpu")
+DOUBLE = torch.float64
 TEMPERATURES = (1e-4, 4e-4, 1.6e-3, 6.4e-3)
 RIDGES = (1e-4, 1e-3, 1e-2, 1e-1, 1.0)
 COUNTS = (32, 64, 128, 256, 512, 1024)
@@ -30,7 +32,8 @@ COUNTS = (32, 64, 128, 256, 512, 1024)
 
 def slope(x: list[float], y: list[float]) -> float:
     """The least-squares exponent p of y ∝ x^p."""
-    a, b = torch.tensor(x, dtype=DOUBLE).log(), torch.tensor(y, dtype=DOUBLE).log()
+    a = torch.tensor(x, dtype=DOUBLE).log()
+    b = torch.tensor(y, dtype=DOUBLE).log()
     return float(((a - a.mean()) * (b - b.mean())).sum() / (a - a.mean()).square().sum())
 
 
@@ -48,17 +51,31 @@ def uniform(exact: SphereClosedForm, theta: Tree, count: int, key: Key) -> Tenso
 
 def tube(problem: Problem, exact: SphereClosedForm) -> dict[str, float]:
     """P1: how far Langevin chains are from S(θ0), by temperature, and the selected of 16."""
-    theta, found, distances = problem.theta0, {}, []
+    theta = problem.theta0
+    found = {}
+    distances = []
     for i, temperature in enumerate(TEMPERATURES):
-        ula = Ula(count=2000, steps=400, lr=0.05, temperature=temperature, spread=0.0, carry_rule="per-branch", mode="stacked")
+        ula = Ula(
+            count=2000,
+            steps=400,
+            lr=0.05,
+            temperature=temperature,
+            spread=0.0,
+            carry_rule="per-branch",
+            mode="stacked",
+        )
         start = uniform(exact, theta, 2000, Key(i).fold("start"))
         x = ula.propose(problem, theta, {"x": {"x": start}}, Key(i).fold("chains")).x["x"]
         distance = vmap(lambda point: exact.off_manifold(theta, {"x": point}))(x)
         distances.append(root(distance))
         found[f"distance at {temperature:g}"] = distances[-1]
         if temperature == 1.6e-3:
-            chosen = vmap(lambda point: problem.f(theta, {"x": point}, {}))(x).reshape(-1, 16).argmin(1)
-            found["selected of 16 / one"] = root(distance.reshape(-1, 16).gather(1, chosen[:, None])[:, 0]) / distances[-1]
+            chosen = (
+                vmap(lambda point: problem.f(theta, {"x": point}, {}))(x).reshape(-1, 16).argmin(1)
+            )
+            found["selected of 16 / one"] = (
+                root(distance.reshape(-1, 16).gather(1, chosen[:, None])[:, 0]) / distances[-1]
+            )
     return {**found, "slope": slope(list(TEMPERATURES), distances)}
 
 
@@ -77,9 +94,14 @@ def estimate(problem: Problem, x: Tensor, ridge: float) -> Tensor:
     return grad(f)(t, x) - cross.T @ torch.linalg.solve(curvature, grad(f, argnums=1)(t, x))
 
 
-def selection(problem: Problem, exact: SphereClosedForm) -> tuple[dict[str, float], dict[str, float]]:
-    """P2: the squared error of the best of N uniform points; and of P3, that of the hypergradient there."""
-    theta, best = problem.theta0, exact.solution(problem.theta0)["x"]
+def selection(
+    problem: Problem, exact: SphereClosedForm
+) -> tuple[dict[str, float], dict[str, float]]:
+    """P2: the squared error of the best of N uniform points; and of P3, that of the
+    hypergradient there.
+    """
+    theta = problem.theta0
+    best = exact.solution(problem.theta0)["x"]
     truth = exact.hypergradient(theta)["theta"]
     errors: dict[int, list[Tensor]] = {count: [] for count in COUNTS}
     wrong: dict[int, list[Tensor]] = {count: [] for count in COUNTS}
@@ -91,27 +113,47 @@ def selection(problem: Problem, exact: SphereClosedForm) -> tuple[dict[str, floa
             chosen = x[torch.arange(100), scores[:, :count].argmin(1)]
             errors[count].append(chosen - best)
             if piece < 5:
-                wrong[count].append(vmap(lambda point: estimate(problem, point, 1e-4))(chosen) - truth)
+                wrong[count].append(
+                    vmap(lambda point: estimate(problem, point, 1e-4))(chosen) - truth
+                )
     squared = {count: root(torch.cat(errors[count])) ** 2 for count in COUNTS}
     gradient = {count: root(torch.cat(wrong[count])) for count in COUNTS}
     by_count = {f"squared error at {count}": value for count, value in squared.items()}
     fitted = {"slope": slope(list(map(float, COUNTS)), list(squared.values()))}
-    return {**by_count, **fitted}, {"slope by N": slope(list(map(float, COUNTS)), list(gradient.values()))}
+    return {**by_count, **fitted}, {
+        "slope by N": slope(list(map(float, COUNTS)), list(gradient.values()))
+    }
 
 
 def ridges(problem: Problem, exact: SphereClosedForm) -> dict[str, float]:
-    """P3: the hypergradient's error by ridge, at x* and at points of the tube of λ = 1e-3 around it."""
-    best, truth = exact.solution(problem.theta0)["x"], exact.hypergradient(problem.theta0)["theta"]
+    """P3: the hypergradient's error by ridge, at x* and at points of the tube of λ = 1e-3 around
+    it.
+    """
+    best = exact.solution(problem.theta0)["x"]
+    truth = exact.hypergradient(problem.theta0)["theta"]
     curvature = hessian(lambda x: problem.g(problem.theta0, {"x": x}, {}))(best)
     values, vectors = torch.linalg.eigh(curvature)
     normal = values > 1e-8  # the others are tangents of S(θ0)
-    draws = torch.randn(2000, int(normal.sum()), generator=Key(0).fold("tube").generator(), dtype=DOUBLE)
+    draws = torch.randn(
+        2000, int(normal.sum()), generator=Key(0).fold("tube").generator(), dtype=DOUBLE
+    )
     points = best + draws @ (vectors[:, normal] * (1e-3 / values[normal]).sqrt()).T
     at_best = [float((estimate(problem, best, ridge) - truth).norm()) for ridge in RIDGES]
-    beside = [root(vmap(lambda x, ridge=ridge: estimate(problem, x, ridge))(points) - truth) for ridge in RIDGES]
-    by_ridge = {f"error at x*, {ridge:g}": error for ridge, error in zip(RIDGES, at_best, strict=True)}
-    by_ridge |= {f"error in the tube, {ridge:g}": error for ridge, error in zip(RIDGES, beside, strict=True)}
-    return {**by_ridge, "slope at x*": slope(list(RIDGES[:3]), at_best[:3]), "best ridge": RIDGES[beside.index(min(beside))]}
+    beside = [
+        root(vmap(lambda x, ridge=ridge: estimate(problem, x, ridge))(points) - truth)
+        for ridge in RIDGES
+    ]
+    by_ridge = {
+        f"error at x*, {ridge:g}": error for ridge, error in zip(RIDGES, at_best, strict=True)
+    }
+    by_ridge |= {
+        f"error in the tube, {ridge:g}": error for ridge, error in zip(RIDGES, beside, strict=True)
+    }
+    return {
+        **by_ridge,
+        "slope at x*": slope(list(RIDGES[:3]), at_best[:3]),
+        "best ridge": RIDGES[beside.index(min(beside))],
+    }
 
 
 def trained(problem: Problem, key: Key, starts: int, steps: int = 600) -> Tree:
@@ -134,34 +176,53 @@ def values_on(problem: Problem, x: Tree, rows: Tree) -> Tensor:
 
 
 def minima(ambiguous: float, seeds: int = 10, starts: int = 64) -> dict[str, float]:
-    """S: the spread of f over minima of θ0, what a selection on few rows gains, and how far it flatters itself."""
+    """S: the spread of f over minima of θ0, what a selection on few rows gains, and how far it
+    flatters itself.
+    """
     fresh = ManyMinima(train_size=1, test_size=1, validation_size=20000, validation_split=(1, 1, 1))
     rows = []
     for seed in range(seeds):
         problem = ManyMinima(ambiguous=ambiguous).problem(seed, CPU, torch.float32)
         large = fresh.problem(1000 + seed, CPU, torch.float32).upper_data["select"].whole
-        rows.append(spread(problem, trained(problem, Key(seed).fold("starts"), starts), large, Key(seed).fold("subsets")))
+        rows.append(
+            spread(
+                problem,
+                trained(problem, Key(seed).fold("starts"), starts),
+                large,
+                Key(seed).fold("subsets"),
+            )
+        )
     return {name: sum(own[name] for own in rows) / len(rows) for name in rows[0]}
 
 
 def spread(problem: Problem, x: Tree, large: Tree, key: Key) -> dict[str, float]:
-    """The figures of one seed: ``x`` holds its minima, ``large`` rows that nothing was selected on."""
-    few, starts = problem.upper_data["select"].whole, len(x["output.bias"])
-    true, seen = values_on(problem, x, large), values_on(problem, x, few)
+    """The figures of one seed: ``x`` holds its minima, ``large`` rows that nothing was selected
+    on.
+    """
+    few = problem.upper_data["select"].whole
+    starts = len(x["output.bias"])
+    true = values_on(problem, x, large)
+    seen = values_on(problem, x, few)
     level = vmap(lambda y: problem.g(problem.theta0, y, problem.lower_data.whole))(x).double()
-    each_row = [{name: leaf[i : i + 1] for name, leaf in few.items()} for i in range(len(few["label"]))]
+    each_row = [
+        {name: leaf[i : i + 1] for name, leaf in few.items()} for i in range(len(few["label"]))
+    ]
     single = torch.stack([values_on(problem, x, row) for row in each_row])
     figures = {
         "deviation of f over minima": float(true.std()),
-        "standard error of f on the rows of selection": float(single.std(0).mean()) / math.sqrt(len(each_row)),
+        "standard error of f on the rows of selection": float(single.std(0).mean())
+        / math.sqrt(len(each_row)),
         "deviation of g over minima": float(level.std()),
         "sigma": float((true - seen).std()),
     }
     generator = key.generator()
     for count in (2, 4, 8, 16):
-        subsets = torch.stack([torch.randperm(starts, generator=generator)[:count] for _ in range(2000)])
+        subsets = torch.stack(
+            [torch.randperm(starts, generator=generator)[:count] for _ in range(2000)]
+        )
         chosen = subsets.gather(1, seen[subsets].argmin(1, keepdim=True))[:, 0]
-        gain, possible = true.mean() - true[chosen].mean(), true.mean() - true[subsets].min(1).values.mean()
+        gain = true.mean() - true[chosen].mean()
+        possible = true.mean() - true[subsets].min(1).values.mean()
         figures[f"gain of {count}"] = float(gain)
         figures[f"gain of {count}, of the best possible"] = float(gain) / float(possible)
         figures[f"optimism of {count}"] = float((true - seen)[chosen].mean() - (true - seen).mean())
@@ -174,7 +235,8 @@ def main() -> int:
     found: dict[str, object] = {"torch": torch.__version__, "threads": 1}
     for k in range(1, 6):
         task = Sphere(k=k, d=10)
-        problem, exact = task.problem(0, CPU, DOUBLE), task.closed_form(0, CPU, DOUBLE)
+        problem = task.problem(0, CPU, DOUBLE)
+        exact = task.closed_form(0, CPU, DOUBLE)
         best_of_n, by_count = selection(problem, exact)
         hypergradient = {**ridges(problem, exact), **by_count}
         found[f"sphere-{k}"] = {"P1": tube(problem, exact), "P2": best_of_n, "P3": hypergradient}

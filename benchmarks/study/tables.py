@@ -1,10 +1,13 @@
-"""The tables and the picture of docs/explanation/where-n-pays.md, made from the raw records in benchmarks/results/study.
+"""The tables and the picture of docs/explanation/where-n-pays.md, made from the raw records in
+benchmarks/results/study.
 
     python benchmarks/study/tables.py           write the tables into the page, and draw its picture
-    python benchmarks/study/tables.py --check   say which tables are not what the records make; status 1
+    python benchmarks/study/tables.py --check   say which tables are not what the records make;
+    status 1
 
-Records come there by ``python benchmarks/tables.py runs study/NAME runs/study/NAME`` and ``… figures study/propositions FILE``.
-The rule that decides is section 3 of the page. What was not run yet has no rows.
+Records come there by ``python benchmarks/tables.py runs study/NAME runs/study/NAME`` and ``…
+figures study/propositions FILE``. The rule that decides is section 3 of the page. What was not run
+yet has no rows.
 """
 
 from __future__ import annotations
@@ -32,7 +35,9 @@ PICTURE = ROOT / "docs" / "images" / "where-n-pays.png"
 
 def _beside() -> ModuleType:
     """benchmarks/tables.py, whose form of page these tables have."""
-    spec = importlib.util.spec_from_file_location("hgms_benchmark_tables", ROOT / "benchmarks" / "tables.py")
+    spec = importlib.util.spec_from_file_location(
+        "hgms_benchmark_tables", ROOT / "benchmarks" / "tables.py"
+    )
     assert spec is not None
     assert spec.loader is not None
     module = importlib.util.module_from_spec(spec)
@@ -41,11 +46,14 @@ def _beside() -> ModuleType:
 
 
 BENCHMARKS = _beside()
-markdown, MARKED = BENCHMARKS.markdown, BENCHMARKS.MARKED
+markdown = BENCHMARKS.markdown
+MARKED = BENCHMARKS.MARKED
 
-COUNTS, FACTORS = (2, 4, 8, 16), ("shared", "diverse")
+COUNTS = (2, 4, 8, 16)
+FACTORS = ("shared", "diverse")
 CANDIDATES = tuple(f"{factor}-{count}" for factor in FACTORS for count in COUNTS)
-FIRST, RESTART = "n-1", "n-1-restart"
+FIRST = "n-1"
+RESTART = "n-1-restart"
 LABELS = (FIRST, RESTART, *CANDIDATES)
 HIGHER = {"value": False, "upper_gap": False, "test_accuracy": True, "test_balanced_accuracy": True}
 METRICS = {
@@ -61,7 +69,8 @@ IMAGES = ("cleaning-0.8", "imbalanced-10")
 Values = dict[str, dict[int, float]]
 """A metric of each label, by seed."""
 
-# --- from records to values --------------------------------------------------------------------------------------------
+# --- from records to values
+# --------------------------------------------------------------------------------------------------
 
 
 @cache
@@ -77,13 +86,18 @@ def file_of(task: str, equal: str) -> str:
 
 
 def values(task: str, equal: str) -> Values:
-    """The metric at equal ``time``, ``updates`` or ``calls``; nothing where there are no records."""
-    name, metric = file_of(task, equal), f"metric.{METRICS[task]}"
+    """The metric at equal ``time``, ``updates`` or ``calls``; nothing where there are no
+    records.
+    """
+    name = file_of(task, equal)
+    metric = f"metric.{METRICS[task]}"
     rows = [row for row in records(name) if row["task"] == task]
     found: Values = {}
     if task in IMAGES or equal == "time":
         for row in rows:
-            found.setdefault(row["method"], {})[row["seed"]] = row[metric] if row["status"] == "done" else math.nan
+            found.setdefault(row["method"], {})[row["seed"]] = (
+                row[metric] if row["status"] == "done" else math.nan
+            )
     else:
         along = "step" if equal == "updates" else "oracle_calls"
         points = curves(name, task)
@@ -92,14 +106,20 @@ def values(task: str, equal: str) -> Values:
             found[row["method"]][row["seed"]] = math.nan
         most = limit(task, along) if points else 0
         for (method, seed), own in points.items():
-            within = [point for point in own if point["step"] == 0 or point[along] <= most]  # step 0 has spent nothing
+            within = [
+                point for point in own if point["step"] == 0 or point[along] <= most
+            ]  # step 0 has spent nothing
             found[method][seed] = within[-1][metric]
     return _with_failures(found, higher=HIGHER[METRICS[task]])
 
 
 def curves(name: str, task: str) -> dict[tuple[str, int], list[dict[str, Any]]]:
     """The points of the runs that ended, by label and seed."""
-    done = {(row["method"], row["seed"]) for row in records(name) if row["task"] == task and row["status"] == "done"}
+    done = {
+        (row["method"], row["seed"])
+        for row in records(name)
+        if row["task"] == task and row["status"] == "done"
+    }
     points: dict[tuple[str, int], list[dict[str, Any]]] = {}
     for point in records(f"{name}.curves"):
         if point["task"] == task and (point["method"], point["seed"]) in done:
@@ -114,7 +134,9 @@ def limit(task: str, along: str) -> float:
 
 def _with_failures(found: Values, *, higher: bool) -> Values:
     """A run without a value counts as the worst finished run of its task."""
-    finite = [value for by_seed in found.values() for value in by_seed.values() if math.isfinite(value)]
+    finite = [
+        value for by_seed in found.values() for value in by_seed.values() if math.isfinite(value)
+    ]
     if not finite:
         return {}
     worst = min(finite) if higher else max(finite)
@@ -124,12 +146,15 @@ def _with_failures(found: Values, *, higher: bool) -> Values:
     }
 
 
-# --- the rule ----------------------------------------------------------------------------------------------------------
+# --- the rule
+# --------------------------------------------------------------------------------------------------
 
 
 @frozen
 class Test:
-    """One (task, N, factor): differences to both N = 1 labels, in favour of N where positive, and what the rule says."""
+    """One (task, N, factor): differences to both N = 1 labels, in favour of N where positive,
+    and what the rule says.
+    """
 
     task: str
     label: str
@@ -144,7 +169,9 @@ class Test:
 
 
 def difference(mine: Mapping[int, float], theirs: Mapping[int, float], sign: int = 1) -> Interval:
-    """sign·(mine − theirs) by seed; what is below a millionth of the values in every seed is rounding, and zero."""
+    """sign·(mine − theirs) by seed; what is below a millionth of the values in every seed is
+    rounding, and zero.
+    """
     interval = paired(mine, theirs)
     size = max(max(abs(mine[seed]), abs(theirs[seed])) for seed in mine)
     if all(abs(mine[seed] - theirs[seed]) <= 1e-6 * size for seed in mine):
@@ -153,7 +180,9 @@ def difference(mine: Mapping[int, float], theirs: Mapping[int, float], sign: int
 
 
 def chance(interval: Interval) -> float:
-    """The two-sided p-value of the paired t-test; 0 where the difference is the same in every seed, and not zero."""
+    """The two-sided p-value of the paired t-test; 0 where the difference is the same in every
+    seed, and not zero.
+    """
     from scipy import special, stats
 
     if interval.count < 2:
@@ -174,15 +203,20 @@ def tests(equal: str, images: bool) -> list[Test]:
         found = values(task, equal) if (task in IMAGES) is images else {}
         sign = 1 if HIGHER[metric] else -1
         for label in CANDIDATES if set(LABELS) <= found.keys() else ():
-            first, restart = (difference(found[label], found[other], sign) for other in (FIRST, RESTART))
-            plain.append(Test(task, label, first, restart, same=first.half_width == 0 and first.mean != 0))
+            first, restart = (
+                difference(found[label], found[other], sign) for other in (FIRST, RESTART)
+            )
+            plain.append(
+                Test(task, label, first, restart, same=first.half_width == 0 and first.mean != 0)
+            )
     if not plain:
         return []
     chances = [test.chances for test in plain]
     differ = multipletests([pair[0] for pair in chances], alpha=0.05, method="holm")[0]
     both = multipletests([max(pair) for pair in chances], alpha=0.05, method="holm")[0]
     return [
-        evolve(test, verdict=_verdict(test, bool(one), bool(two))) for test, one, two in zip(plain, differ, both, strict=True)
+        evolve(test, verdict=_verdict(test, bool(one), bool(two)))
+        for test, one, two in zip(plain, differ, both, strict=True)
     ]
 
 
@@ -196,16 +230,25 @@ def _verdict(test: Test, differs: bool, from_both: bool) -> str:
 
 @cache
 def verdicts(equal: str) -> dict[tuple[str, str], Test]:
-    return {(test.task, test.label): test for images in (False, True) for test in tests(equal, images)}
+    return {
+        (test.task, test.label): test for images in (False, True) for test in tests(equal, images)
+    }
 
 
-# --- tables ------------------------------------------------------------------------------------------------------------
+# --- tables
+# --------------------------------------------------------------------------------------------------
 
 
 def verdict_table(equal: str) -> str:
     found = verdicts(equal)
     rows = [
-        [f"`{task}`", *(found[task, label].verdict + (" (same)" if found[task, label].same else "") for label in CANDIDATES)]
+        [
+            f"`{task}`",
+            *(
+                found[task, label].verdict + (" (same)" if found[task, label].same else "")
+                for label in CANDIDATES
+            ),
+        ]
         for task in METRICS
         if (task, FIRST_CANDIDATE) in found
     ]
@@ -228,12 +271,22 @@ def value_table(equal: str) -> str:
             labels = (FIRST, RESTART, "shared-16", *(f"diverse-{count}" for count in COUNTS))
             cells = [shown(task, Interval.of(list(found[label].values()))) for label in labels]
             table.append([f"`{task}` {'↑' if HIGHER[metric] else '↓'}", *cells])
-    return markdown(["task", "N = 1", "N = 1, restarts", "shared 16", *(f"diverse {count}" for count in COUNTS)], table)
+    return markdown(
+        [
+            "task",
+            "N = 1",
+            "N = 1, restarts",
+            "shared 16",
+            *(f"diverse {count}" for count in COUNTS),
+        ],
+        table,
+    )
 
 
 def difference_table(equal: str) -> str:
     """What N is ahead of N = 1, positive where better; bold where N pays."""
-    found, table = verdicts(equal), []
+    found = verdicts(equal)
+    table = []
     for task in METRICS:
         if (task, FIRST_CANDIDATE) in found:
             for other in ("first", "restart"):
@@ -250,16 +303,29 @@ def cost_table() -> str:
     """Updates and oracle calls within equal time, the median run of a label."""
     table = []
     for task in METRICS:
-        rows = [row for row in records(file_of(task, "time")) if row["task"] == task and row["status"] == "done"]
+        rows = [
+            row
+            for row in records(file_of(task, "time"))
+            if row["task"] == task and row["status"] == "done"
+        ]
         if rows:
             cells = []
             for label in (FIRST, *(f"diverse-{count}" for count in COUNTS)):
                 own = [row for row in rows if row["method"] == label]
-                steps, calls = (statistics.median(row[key] for row in own) for key in ("outer_steps", "oracle_calls"))
+                steps, calls = (
+                    statistics.median(row[key] for row in own)
+                    for key in ("outer_steps", "oracle_calls")
+                )
                 cells.append(f"{steps:g} ({calls:,.0f})")
-            limits = ["–", "–"] if task in IMAGES else [f"{limit(task, along):,.0f}" for along in ("step", "oracle_calls")]
+            limits = (
+                ["–", "–"]
+                if task in IMAGES
+                else [f"{limit(task, along):,.0f}" for along in ("step", "oracle_calls")]
+            )
             table.append([f"`{task}`", *cells, *limits, str(len({row["seed"] for row in rows}))])
-    return markdown(["task", "N = 1", *(f"diverse {count}" for count in COUNTS), "U", "C", "seeds"], table)
+    return markdown(
+        ["task", "N = 1", *(f"diverse {count}" for count in COUNTS), "U", "C", "seeds"], table
+    )
 
 
 def figures(case: str) -> dict[str, float]:
@@ -271,7 +337,9 @@ def p_one() -> str:
     for k in range(1, 6):
         own = figures(f"sphere-{k}")
         table.append([str(k), f"{own['P1: slope']:.3f}", f"{own['P1: selected of 16 / one']:.2f}"])
-    return markdown(["k", "slope of the distance by λ (0.5)", "selected of 16 / one (≤ 2.0)"], table)
+    return markdown(
+        ["k", "slope of the distance by λ (0.5)", "selected of 16 / one (≤ 2.0)"], table
+    )
 
 
 def p_two() -> str:
@@ -279,10 +347,17 @@ def p_two() -> str:
     for k in range(1, 6):
         own = figures(f"sphere-{k}")
         table.append(
-            [str(k), f"{own['P2: slope']:.2f}", f"{-2 / k:.2f}", f"{-1 / k:.2f}",
-             *(f"{own[f'P2: squared error at {count}']:.1e}" for count in (32, 1024))]
-        )  # fmt: skip
-    return markdown(["k", "slope by N", "−2/k", "bound −1/k", "squared error, N = 32", "N = 1024"], table)
+            [
+                str(k),
+                f"{own['P2: slope']:.2f}",
+                f"{-2 / k:.2f}",
+                f"{-1 / k:.2f}",
+                *(f"{own[f'P2: squared error at {count}']:.1e}" for count in (32, 1024)),
+            ]
+        )
+    return markdown(
+        ["k", "slope by N", "−2/k", "bound −1/k", "squared error, N = 32", "N = 1024"], table
+    )
 
 
 def p_three() -> str:
@@ -291,14 +366,35 @@ def p_three() -> str:
     table = []
     for k in range(1, 6):
         own = figures(f"sphere-{k}")
-        errors = [own[f"P3: error at x*, {ridge}"] for ridge in ("0.0001", "0.001", "0.01", "0.1", "1")]
-        beside = [own[f"P3: error in the tube, {ridge}"] for ridge in ("0.0001", "0.001", "0.01", "0.1", "1")]
-        whole = statistics.linear_regression([-4, -3, -2, -1, 0], [log10(error) for error in errors]).slope
+        errors = [
+            own[f"P3: error at x*, {ridge}"] for ridge in ("0.0001", "0.001", "0.01", "0.1", "1")
+        ]
+        beside = [
+            own[f"P3: error in the tube, {ridge}"]
+            for ridge in ("0.0001", "0.001", "0.01", "0.1", "1")
+        ]
+        whole = statistics.linear_regression(
+            [-4, -3, -2, -1, 0], [log10(error) for error in errors]
+        ).slope
         table.append(
-            [str(k), f"{own['P3: slope at x*']:.3f}", f"{whole:.3f}", f"{own['P3: best ridge']:g}",
-             f"{beside[0] / min(beside):.3f}", f"{own['P3: slope by N']:.2f}", f"{own['P2: slope'] / 2:.2f}"]
-        )  # fmt: skip
-    head = ["k", "slope at x\\*, γ ≤ 0.01 (1)", "all γ (1)", "best γ in the tube", "error at γ = 1e-4 / least", "slope by N"]
+            [
+                str(k),
+                f"{own['P3: slope at x*']:.3f}",
+                f"{whole:.3f}",
+                f"{own['P3: best ridge']:g}",
+                f"{beside[0] / min(beside):.3f}",
+                f"{own['P3: slope by N']:.2f}",
+                f"{own['P2: slope'] / 2:.2f}",
+            ]
+        )
+    head = [
+        "k",
+        "slope at x\\*, γ ≤ 0.01 (1)",
+        "all γ (1)",
+        "best γ in the tube",
+        "error at γ = 1e-4 / least",
+        "slope by N",
+    ]
     return markdown([*head, "half of P2's"], table)
 
 
@@ -310,7 +406,10 @@ def selection() -> str:
             [name, f"`{case}`", f"{own[key]:.4f}"]
             for name, key in (
                 ("deviation of f over minima, fresh rows", "deviation of f over minima"),
-                ("standard error of f at one minimum, 40 rows", "standard error of f on the rows of selection"),
+                (
+                    "standard error of f at one minimum, 40 rows",
+                    "standard error of f on the rows of selection",
+                ),
                 ("deviation of g over minima", "deviation of g over minima"),
             )
         ]
@@ -322,10 +421,23 @@ def optimism() -> str:
     for case in ("minima-tied", "minima-control"):
         own = figures(case)
         for count in COUNTS:
-            row = [own[key.format(count)] for key in ("gain of {}", "optimism of {}", "bound of {}")]
+            row = [
+                own[key.format(count)] for key in ("gain of {}", "optimism of {}", "bound of {}")
+            ]
             share = own[f"gain of {count}, of the best possible"]
-            table.append([f"`{case}`", str(count), f"{row[0]:.4f}", f"{100 * share:.0f} %", f"{row[1]:.4f}", f"{row[2]:.4f}"])
-    return markdown(["task", "N", "gain in f", "of what N could gain", "optimism", "σ√(2 log N)"], table)
+            table.append(
+                [
+                    f"`{case}`",
+                    str(count),
+                    f"{row[0]:.4f}",
+                    f"{100 * share:.0f} %",
+                    f"{row[1]:.4f}",
+                    f"{row[2]:.4f}",
+                ]
+            )
+    return markdown(
+        ["task", "N", "gain in f", "of what N could gain", "optimism", "σ√(2 log N)"], table
+    )
 
 
 TABLES: dict[str, Callable[[], str]] = {
@@ -344,7 +456,8 @@ TABLES: dict[str, Callable[[], str]] = {
     "optimism": optimism,
 }
 
-# --- the picture and the page ------------------------------------------------------------------------------------------
+# --- the picture and the page
+# --------------------------------------------------------------------------------------------------
 
 
 def draw() -> None:
@@ -353,26 +466,48 @@ def draw() -> None:
 
     tasks = [task for task in METRICS if values(task, "time")]
     columns = 5
-    figure = Figure(figsize=(3.1 * columns, 2.7 * math.ceil(len(tasks) / columns)), layout="constrained")
+    figure = Figure(
+        figsize=(3.1 * columns, 2.7 * math.ceil(len(tasks) / columns)), layout="constrained"
+    )
     panels = figure.subplots(math.ceil(len(tasks) / columns), columns, squeeze=False).ravel()
     for panel, task in zip(panels, tasks, strict=False):
         for equal, line in (("time", "-"), ("updates", "--")):
             found = values(task, equal)
             for number, factor in enumerate(FACTORS if found else ()):
-                means = [Interval.of(list(found[label].values())) for label in (FIRST, *(f"{factor}-{n}" for n in COUNTS))]
-                heights, halves = [one.mean for one in means], [one.half_width for one in means]
+                means = [
+                    Interval.of(list(found[label].values()))
+                    for label in (FIRST, *(f"{factor}-{n}" for n in COUNTS))
+                ]
+                heights = [one.mean for one in means]
+                halves = [one.half_width for one in means]
                 panel.errorbar(
-                    (1, *COUNTS), heights, halves, fmt=line, color=f"C{number}", capsize=2, label=f"{factor}, equal {equal}"
+                    (1, *COUNTS),
+                    heights,
+                    halves,
+                    fmt=line,
+                    color=f"C{number}",
+                    capsize=2,
+                    label=f"{factor}, equal {equal}",
                 )
             if found and equal == "time":
                 panel.axhline(
-                    statistics.mean(found[RESTART].values()), color="grey", linewidth=1, label="N = 1, restarts, time"
+                    statistics.mean(found[RESTART].values()),
+                    color="grey",
+                    linewidth=1,
+                    label="N = 1, restarts, time",
                 )
         panel.set_xscale("log", base=2)
-        panel.set(title=task, xticks=(1, *COUNTS), xticklabels=(1, *COUNTS), ylabel=METRICS[task].replace("_", " "))
+        panel.set(
+            title=task,
+            xticks=(1, *COUNTS),
+            xticklabels=(1, *COUNTS),
+            ylabel=METRICS[task].replace("_", " "),
+        )
     for panel in panels[len(tasks) :]:
         panel.axis("off")
-    figure.legend(*panels[0].get_legend_handles_labels(), loc="outside lower center", ncols=5, frameon=False)
+    figure.legend(
+        *panels[0].get_legend_handles_labels(), loc="outside lower center", ncols=5, frameon=False
+    )
     figure.savefig(PICTURE, dpi=90)
 
 
@@ -382,7 +517,9 @@ def page(text: str) -> str:
 
 def stale(text: str, made: Mapping[str, Callable[[], str]] = TABLES) -> list[str]:
     """The tables on the page that are not what the records make."""
-    return [match[1] for match in MARKED.finditer(text) if match[3].strip() != made[match[1]]().strip()]
+    return [
+        match[1] for match in MARKED.finditer(text) if match[3].strip() != made[match[1]]().strip()
+    ]
 
 
 def main() -> int:

@@ -1,4 +1,6 @@
-"""What is wrong with arguments: misspelt or missing, functions that take others, parts of another kind."""
+"""What is wrong with arguments: misspelt or missing, functions that take others, parts of
+another kind.
+"""
 
 from __future__ import annotations
 
@@ -39,15 +41,20 @@ def check_function(what: str, function: Any, *arguments: str) -> None:
         return
     try:
         signature.bind(*arguments)
-        swapped = sorted(own := list(signature.parameters)[: len(arguments)]) == sorted(arguments) and own != list(arguments)
+        swapped = sorted(own := list(signature.parameters)[: len(arguments)]) == sorted(
+            arguments
+        ) and own != list(arguments)
     except TypeError:
         swapped = True
     if swapped:
-        raise ConfigError(f"{what!r} is called as {call}, and this one takes ({', '.join(signature.parameters)})")
+        raise ConfigError(
+            f"{what!r} is called as {call}, and this one takes ({', '.join(signature.parameters)})"
+        )
 
 
 def check_part(place: str, value: object, label: str, methods: Collection[str]) -> None:
-    """ConfigError where ``value`` lacks methods of a part of that kind (``label``), such as a name or a class in its place.
+    """ConfigError where ``value`` lacks methods of a part of that kind (``label``), such as a name
+    or a class in its place.
 
     >>> check_part("Pipeline.selector", "first", "a selector", ["select"])
     Traceback (most recent call last):
@@ -55,22 +62,32 @@ def check_part(place: str, value: object, label: str, methods: Collection[str]) 
     hgms_core.errors.ConfigError: expected a selector (an object with select), got 'first' @ Pipeline.selector
       a name stands for an object in configurations only; `hgms list` shows where each is imported from
 
-    .. versionadded:: 0.5"""
-    fits, kind = all(callable(getattr(value, name, None)) for name in methods), getattr(value, "__name__", type(value).__name__)
+    .. versionadded:: 0.5
+    """
+    fits = all(callable(getattr(value, name, None)) for name in methods)
+    kind = getattr(value, "__name__", type(value).__name__)
     if fits and not isinstance(value, type):
         return
     expected = f"expected {label} (an object with {', '.join(methods)}), got"
     if isinstance(value, str):
-        hint = "a name stands for an object in configurations only; `hgms list` shows where each is imported from"
+        hint = (
+            "a name stands for an object in configurations only; `hgms list` shows where each "
+            "is imported from"
+        )
         raise ConfigError(f"{expected} {value!r} @ {place}\n  {hint}")
     if hasattr(value, "add_param_group"):
-        hint = f"it holds its own parameters and state; write `TorchOptimizer(optimizer={kind!r}, settings={{…}})`"
+        hint = (
+            "it holds its own parameters and state; write "
+            f"`TorchOptimizer(optimizer={kind!r}, settings={{…}})`"
+        )
         raise ConfigError(f"{expected} torch's {kind} @ {place}\n  {hint}")
     raise ConfigError(f"{expected} {kind_of(value)}{f'; write {kind}()' if fits else ''} @ {place}")
 
 
 def arguments_named(cls: Class) -> Class:
-    """A class whose constructor says by a ConfigError which argument is misspelt or missing, and which ones there are."""
+    """A class whose constructor says by a ConfigError which argument is misspelt or missing, and
+    which ones there are.
+    """
     decorated: Any = cls
     write = decorated.__init__
 
@@ -82,11 +99,21 @@ def arguments_named(cls: Class) -> Class:
             own = inspect.signature(write).parameters
             for name in arguments:
                 if name not in own:
-                    raise ConfigError(f"{unknown('argument', name, list(own)[1:])} @ {cls.__name__}") from None
-            missing = [name for name, item in own.items() if item.default is item.empty and name not in arguments][1:]
-            by_name = ", ".join(f"{name}=…" for name, item in own.items() if item.kind is item.KEYWORD_ONLY)
+                    raise ConfigError(
+                        f"{unknown('argument', name, list(own)[1:])} @ {cls.__name__}"
+                    ) from None
+            missing = [
+                name
+                for name, item in own.items()
+                if item.default is item.empty and name not in arguments
+            ][1:]
+            by_name = ", ".join(
+                f"{name}=…" for name, item in own.items() if item.kind is item.KEYWORD_ONLY
+            )
             if args and by_name:
-                raise ConfigError(f"{cls.__name__} takes its arguments by name: {by_name}") from None
+                raise ConfigError(
+                    f"{cls.__name__} takes its arguments by name: {by_name}"
+                ) from None
             if missing and not args:
                 raise ConfigError(f"{cls.__name__} needs {', '.join(map(repr, missing))}") from None
             raise

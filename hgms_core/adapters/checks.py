@@ -1,4 +1,6 @@
-"""What is wrong with the losses that a person wrote, said where a run starts instead of deep inside it."""
+"""What is wrong with the losses that a person wrote, said where a run starts instead of deep
+inside it.
+"""
 
 from __future__ import annotations
 
@@ -13,7 +15,16 @@ from hgms_core.adapters.arguments import kind_of
 from hgms_core.adapters.display import sizes
 from hgms_core.adapters.shapes import Shape
 from hgms_core.data import Batch
-from hgms_core.errors import DRAWS, VARIES, ConfigError, HgmsError, NumericalError, closest, explained, out_of_memory
+from hgms_core.errors import (
+    DRAWS,
+    VARIES,
+    ConfigError,
+    HgmsError,
+    NumericalError,
+    closest,
+    explained,
+    out_of_memory,
+)
 from hgms_core.seeding import Key, global_states
 from hgms_core.trees import Tree, clone, require_grad
 
@@ -22,22 +33,34 @@ if TYPE_CHECKING:
 
 Bound = Callable[[Tree, Tree], Tensor]
 """A loss with the batch already bound: ``loss(theta, x)``."""
-FEW, MANY = 8, 4096
+FEW = 8
+MANY = 4096
 """Rows that a loss is tried on: before the first step, and to explain why it failed."""
-COPIES = "leave out `torch.no_grad()`, `.detach()`, `.item()`, `.data` and numpy: what they give is no longer {}"
-OTHERS = "\n  a module or a tensor from around the loss has none: compute with what the loss is handed"
+COPIES = (
+    "leave out `torch.no_grad()`, `.detach()`, `.item()`, `.data` and numpy: what they give "
+    "is no longer {}"
+)
+OTHERS = (
+    "\n  a module or a tensor from around the loss has none: compute with what the loss is handed"
+)
 
 
 def check_losses(problem: Problem, theta: Tree, x: Tree, key: Key, few: int = FEW) -> None:
-    """ConfigError where a loss, or the projection, of ``problem`` cannot be what a run needs, tried at (θ, x) on ``few`` rows:
+    """ConfigError where a loss, or the projection, of ``problem`` cannot be what a run needs, tried
+    at (θ, x) on ``few`` rows:
 
-    a loss returns one finite number, is a function of its arguments (no random draws, which :func:`check_repeats` looks for)
-    and has a gradient: g in x, f in x or θ, and one of them in θ. Cost: a value and a gradient of each, in no budget.
+    a loss returns one finite number, is a function of its arguments (no random draws, which
+    :func:`check_repeats` looks for) and has a gradient: g in x, f in x or θ, and one of them in θ.
+    Cost: a value and a gradient of each, in no budget.
 
-    .. versionadded:: 0.5"""
+    .. versionadded:: 0.5
+    """
     check_alike("what `project` returns", problem.project(clone(theta)), theta)
     uses: dict[str, list[bool]] = {}
-    for name, loss, rows in (("g", problem.g, problem.lower_data), ("f", problem.f, problem.upper_data["differentiate"])):
+    for name, loss, rows in (
+        ("g", problem.g, problem.lower_data),
+        ("f", problem.f, problem.upper_data["differentiate"]),
+    ):
         batch, _ = rows.sample(key.fold("few"), few)
         device = next((leaf.device for leaf in x.values()), torch.device("cpu"))
         drawn = global_states(device)
@@ -45,7 +68,9 @@ def check_losses(problem: Problem, theta: Tree, x: Tree, key: Key, few: int = FE
             first, *uses[name] = used(bound := _bound(name, loss, batch), theta, x)
             with torch.no_grad():
                 again = bound(theta, x)
-            moved = any(not torch.equal(a, b) for a, b in zip(drawn, global_states(device), strict=True))
+            moved = any(
+                not torch.equal(a, b) for a, b in zip(drawn, global_states(device), strict=True)
+            )
             if moved or not torch.allclose(first, again, rtol=1e-3, equal_nan=True):
                 check_repeats(bound, theta, x, DRAWS if moved else VARIES)
             _check_finite(name, first, batch)
@@ -64,18 +89,27 @@ def losses_checked(problem: Problem, theta: Tree, x: Tree, key: Key) -> Iterator
 
 
 def used(loss: Bound, theta: Tree, x: Tree) -> tuple[Tensor, bool, bool]:
-    """The value of a loss, and whether it has a gradient in θ, and in x. Cost: a value and a gradient."""
-    upper, lower = require_grad(theta), require_grad(x)
+    """The value of a loss, and whether it has a gradient in θ, and in x. Cost: a value and a
+    gradient.
+    """
+    upper = require_grad(theta)
+    lower = require_grad(x)
     with torch.enable_grad(), explained():
         value = loss(upper, lower)
         leaves = [*upper.values(), *lower.values()]
-        grads = torch.autograd.grad(value, leaves, allow_unused=True) if value.requires_grad else [None] * len(leaves)
+        grads = (
+            torch.autograd.grad(value, leaves, allow_unused=True)
+            if value.requires_grad
+            else [None] * len(leaves)
+        )
     known = [grad is not None for grad in grads]
     return value.detach(), any(known[: len(upper)]), any(known[len(upper) :])
 
 
 def check_used(f: Bound, g: Bound, theta: Tree, x: Tree) -> None:
-    """ConfigError where the losses lack a gradient: asked where h is zero, as it is at an optimum. Cost: two gradients."""
+    """ConfigError where the losses lack a gradient: asked where h is zero, as it is at an
+    optimum. Cost: two gradients.
+    """
     _check_uses(used(f, theta, x)[1:], used(g, theta, x)[1:], theta, x)
 
 
@@ -87,9 +121,14 @@ def _check_uses(f: Sequence[bool], g: Sequence[bool], theta: Tree, x: Tree) -> N
             f"  use its leaves in g or f; {COPIES.format('θ')}"
         )
     if not any(f):
-        raise ConfigError(f"f has no gradient with respect to θ or x\n  {COPIES.format('θ or x')}{OTHERS}")
+        raise ConfigError(
+            f"f has no gradient with respect to θ or x\n  {COPIES.format('θ or x')}{OTHERS}"
+        )
     if x and not g[1]:
-        raise ConfigError(f"g has no gradient with respect to x ({lower})\n  use its leaves in g; {COPIES.format('x')}{OTHERS}")
+        raise ConfigError(
+            f"g has no gradient with respect to x ({lower})\n"
+            f"  use its leaves in g; {COPIES.format('x')}{OTHERS}"
+        )
 
 
 def check_repeats(loss: Bound, theta: Tree, x: Tree, message: str = DRAWS) -> None:
@@ -104,44 +143,62 @@ def check_alike(what: str, tree: object, other: Tree) -> None:
     if not isinstance(tree, Mapping):
         hint = "; add a `return`" if tree is None else ""
         raise ConfigError(f"{what} must be like {sizes(other)}, and it is {kind_of(tree)}{hint}")
-    shapes = [{name: getattr(leaf, "shape", None) for name, leaf in leaves.items()} for leaves in (tree, other)]
+    shapes = [
+        {name: getattr(leaf, "shape", None) for name, leaf in leaves.items()}
+        for leaves in (tree, other)
+    ]
     if shapes[0] != shapes[1]:
-        raise ConfigError(f"{what} must be like {sizes(other)}, and it is {sizes(Shape.of(dict(tree), what, '')[1])}")
+        raise ConfigError(
+            f"{what} must be like {sizes(other)}, and it is "
+            f"{sizes(Shape.of(dict(tree), what, '')[1])}"
+        )
 
 
 def check_estimate(what: str, outcome: Any, theta: Tree) -> None:
-    """ConfigError where an estimator returned anything but an Estimate with the shapes of θ, and a state."""
+    """ConfigError where an estimator returned anything but an Estimate with the shapes of θ, and
+    a state.
+    """
     items = outcome if isinstance(outcome, tuple) else (outcome,)
     if len(items) != 2 or not hasattr(items[0], "cost") or not isinstance(items[1], Mapping):
-        raise ConfigError(f"{what} must return (Estimate, state), and it returns {' and '.join(map(kind_of, items))}")
+        raise ConfigError(
+            f"{what} must return (Estimate, state), and it returns "
+            f"{' and '.join(map(kind_of, items))}"
+        )
     check_alike(f"the value of the Estimate that {what} returns", items[0].value, theta)
 
 
 def numbers_by_name(measured: Any) -> dict[str, float]:
-    """What ``evaluate`` returned, as plain numbers; ConfigError where it is no dictionary of them."""
+    """What ``evaluate`` returned, as plain numbers; ConfigError where it is no dictionary of
+    them.
+    """
     if not isinstance(measured, Mapping):
         hint = "add a `return`" if measured is None else "write {'name': number}"
-        raise ConfigError(f"`evaluate` must return numbers by name, and it returns {kind_of(measured)}\n  {hint}")
+        raise ConfigError(
+            f"`evaluate` must return numbers by name, and it returns {kind_of(measured)}\n  {hint}"
+        )
     numbers = {}
     for name, value in measured.items():
         try:
             numbers[str(name)] = float(value)
         except (TypeError, ValueError, RuntimeError):
             shown = list(value.shape) if isinstance(value, Tensor) else kind_of(value)
-            raise ConfigError(f"`evaluate` must return numbers by name, and {name!r} is {shown}") from None
+            raise ConfigError(
+                f"`evaluate` must return numbers by name, and {name!r} is {shown}"
+            ) from None
     return numbers
 
 
 def pure(loss: Bound, name: str = "a loss") -> Bound:
-    """The loss, refused where its first call gives no number, or draws from torch's global generators and a second one has
-    another value."""
+    """The loss, refused where its first call gives no number, or draws from torch's global
+    generators and a second one has another value."""
     called = False
 
     def watched(theta: Tree, x: Tree) -> Tensor:
         nonlocal called
         if called:
             return loss(theta, x)
-        called, device = True, next(iter(x.values())).device
+        called = True
+        device = next(iter(x.values())).device
         before = global_states(device)
         with _with_arguments(name, theta, x):
             value = check_number(name, loss(theta, x))
@@ -155,14 +212,22 @@ def pure(loss: Bound, name: str = "a loss") -> Bound:
 def check_number(name: str, value: Any) -> Tensor:
     """What a loss returned; ConfigError where it is not one floating-point number in a tensor."""
     if not isinstance(value, Tensor):
-        advice = {"NoneType": "add a `return`", "tuple": "return the loss alone"}.get(type(value).__name__)
+        advice = {"NoneType": "add a `return`", "tuple": "return the loss alone"}.get(
+            type(value).__name__
+        )
         text = f"{name} must return a tensor with one number, and it returns {kind_of(value)}"
         raise ConfigError(f"{text}\n  {advice or COPIES.format('a tensor')}")
     if value.dim():
-        raise ConfigError(f"{name} must return one number, and it returns {list(value.shape)}\n  write `.mean()` or `.sum()`")
+        raise ConfigError(
+            f"{name} must return one number, and it returns {list(value.shape)}\n"
+            "  write `.mean()` or `.sum()`"
+        )
     if not value.is_floating_point():
         kind = str(value.dtype).removeprefix("torch.")
-        raise ConfigError(f"{name} must return a floating-point number, and it returns {kind}, which has no gradient")
+        raise ConfigError(
+            f"{name} must return a floating-point number, and it returns {kind}, which has no "
+            "gradient"
+        )
     return value
 
 
@@ -173,14 +238,27 @@ def _bound(name: str, loss: Callable[..., Any], batch: Batch) -> Bound:
 def _check_finite(name: str, value: Tensor, batch: Batch) -> None:
     if torch.isfinite(value):
         return
-    broken = [column for column, leaf in batch.items() if leaf.is_floating_point() and not torch.isfinite(leaf).all()]
-    where = f"; {', '.join(map(repr, broken))} of the batch holds numbers that are not finite" if broken else ""
-    raise NumericalError(f"{name} is {float(value)} before the first step{where}\n  look at the start, and for log(0) and 0/0")
+    broken = [
+        column
+        for column, leaf in batch.items()
+        if leaf.is_floating_point() and not torch.isfinite(leaf).all()
+    ]
+    where = (
+        f"; {', '.join(map(repr, broken))} of the batch holds numbers that are not finite"
+        if broken
+        else ""
+    )
+    raise NumericalError(
+        f"{name} is {float(value)} before the first step{where}\n"
+        "  look at the start, and for log(0) and 0/0"
+    )
 
 
 @contextlib.contextmanager
 def _with_arguments(name: str, theta: Tree, x: Tree, batch: Batch | None = None) -> Iterator[None]:
-    """Inside, what a loss raises says what the loss was called with: where it is tried on a ``batch``, by a ConfigError."""
+    """Inside, what a loss raises says what the loss was called with: where it is tried on a
+    ``batch``, by a ConfigError.
+    """
     try:
         yield
     except (HgmsError, MemoryError):
@@ -193,15 +271,29 @@ def _with_arguments(name: str, theta: Tree, x: Tree, batch: Batch | None = None)
         if isinstance(error, KeyError) and error.args:
             near = closest(str(error.args[0]), [leaf for tree in trees.values() for leaf in tree])
             hint = f"; did you mean {near!r}?" if near else ""
-            raise ConfigError(f"{name} asks for {error.args[0]!r}, which is not there{hint}{had}") from error
+            raise ConfigError(
+                f"{name} asks for {error.args[0]!r}, which is not there{hint}{had}"
+            ) from error
         if batch is None:
             error.add_note(f"{name} was called with{had}")
             raise
         text = (str(error) or "no message").splitlines()[0]
         if "dtype" in text or "type (" in text or "scalar type" in text:
-            had += "\n  tensors keep their type; `batch[name].float()`, or `.long()`, in the loss makes another of it"
+            had += (
+                "\n  tensors keep their type; `batch[name].float()`, or `.long()`, in the "
+                "loss makes another of it"
+            )
         if isinstance(error, TypeError):
-            had += "\n  losses are called as (theta, x, batch), those of a module as (model, batch) or (theta, model, batch)"
+            had += (
+                "\n  losses are called as (theta, x, batch), those of a module as (model, "
+                "batch) or (theta, model, batch)"
+            )
         if "same device" in text:
-            had += "".join(f"\n  {label} is on {next(iter(tree.values())).device}" for label, tree in trees.items() if tree)
-        raise ConfigError(f"{name} fails on a few rows: {type(error).__name__}: {text}{had}") from error
+            had += "".join(
+                f"\n  {label} is on {next(iter(tree.values())).device}"
+                for label, tree in trees.items()
+                if tree
+            )
+        raise ConfigError(
+            f"{name} fails on a few rows: {type(error).__name__}: {text}{had}"
+        ) from error

@@ -1,4 +1,6 @@
-"""How values show themselves: rows of a label and a text, plain on a terminal and as HTML in a notebook."""
+"""How values show themselves: rows of a label and a text, plain on a terminal and as HTML in a
+notebook.
+"""
 
 from __future__ import annotations
 
@@ -25,23 +27,41 @@ def as_text(value: Any) -> str:
     except RuntimeError:  # inside a transform of torch tensors have no numbers
         return object.__repr__(value)
     width = max(len(label) for label, _ in rows)
-    return "\n".join([type(value).__name__, *(f"  {label.ljust(width)}  {text}" for label, text in rows)])
+    return "\n".join(
+        [type(value).__name__, *(f"  {label.ljust(width)}  {text}" for label, text in rows)]
+    )
 
 
 def as_html(value: Any) -> str:
-    """``_repr_html_ = as_html`` of such a class, or of a component: its fields, those first that differ from their defaults.
+    """``_repr_html_ = as_html`` of such a class, or of a component: its fields, those first that
+    differ from their defaults.
 
-    .. versionadded:: 0.5"""
+    .. versionadded:: 0.5
+    """
     rows = value._rows() if hasattr(value, "_rows") else _fields(value)
     cell = '<{0} style="text-align: left; vertical-align: top; background: none">{1}</{0}>'.format
-    body = "".join(f"<tr>{cell('th', html.escape(a))}{cell('td', html.escape(b))}</tr>" for a, b in rows)
-    return f'<strong>{html.escape(type(value).__name__)}</strong><table style="margin: 0">{body}</table>'
+    body = "".join(
+        f"<tr>{cell('th', html.escape(a))}{cell('td', html.escape(b))}</tr>" for a, b in rows
+    )
+    return (
+        f'<strong>{html.escape(type(value).__name__)}</strong><table style="margin: '
+        f'0">{body}</table>'
+    )
 
 
 def changed(component: Any) -> dict[str, bool]:
-    """Of a class made with attrs: the fields, and whether they have another value than their default."""
-    usual = {field.name: field.default for field in attrs.fields(type(component)) if field.init and field.repr}
-    made = {name: d.factory(*[component] * d.takes_self) if hasattr(d, "factory") else d for name, d in usual.items()}
+    """Of a class made with attrs: the fields, and whether they have another value than their
+    default.
+    """
+    usual = {
+        field.name: field.default
+        for field in attrs.fields(type(component))
+        if field.init and field.repr
+    }
+    made = {
+        name: d.factory(*[component] * d.takes_self) if hasattr(d, "factory") else d
+        for name, d in usual.items()
+    }
     return {name: repr(getattr(component, name)) != repr(default) for name, default in made.items()}
 
 
@@ -53,9 +73,15 @@ def _fields(component: Any) -> list[tuple[str, str]]:
 
 
 def brief(value: Any) -> str:
-    """Of a component the fields that differ from their defaults; of anything else at most 80 characters."""
+    """Of a component the fields that differ from their defaults; of anything else at most 80
+    characters.
+    """
     if attrs.has(type(value)):
-        own = [f"{name}={brief(getattr(value, name))}" for name, differs in changed(value).items() if differs]
+        own = [
+            f"{name}={brief(getattr(value, name))}"
+            for name, differs in changed(value).items()
+            if differs
+        ]
         return f"{type(value).__name__}({', '.join(own)})"
     return text if len(text := repr(value)) <= 80 else f"{text[:79]}…"
 
@@ -65,27 +91,45 @@ def sizes(nested: Nested, most: int = 4) -> str:
 
     .. versionadded:: 0.5"""
     _, tree = Shape.of(nested, "a tree", "")
-    kinds = " and ".join(sorted({str(leaf.dtype).removeprefix("torch.") for leaf in tree.values()})) or "nothing"
+    kinds = (
+        " and ".join(sorted({str(leaf.dtype).removeprefix("torch.") for leaf in tree.values()}))
+        or "nothing"
+    )
     if len(tree) > most:
-        return f"{len(tree)} tensors, {sum(leaf.numel() for leaf in tree.values()):,} numbers, {kinds}"
-    return ", ".join([*(f"{name} {list(leaf.shape)}".strip() for name, leaf in tree.items()), kinds])
+        return (
+            f"{len(tree)} tensors, {sum(leaf.numel() for leaf in tree.values()):,} numbers, {kinds}"
+        )
+    return ", ".join(
+        [*(f"{name} {list(leaf.shape)}".strip() for name, leaf in tree.items()), kinds]
+    )
 
 
 def number(value: Tensor) -> str:
     """The number in a tensor; of several the least and the greatest."""
-    ends = [f"{float(end):.4g}" for end in torch.aminmax(value.detach())] if value.numel() else ["none"]
+    ends = (
+        [f"{float(end):.4g}" for end in torch.aminmax(value.detach())]
+        if value.numel()
+        else ["none"]
+    )
     return " to ".join(dict.fromkeys(ends))
 
 
-# --- what the core's own values show -----------------------------------------------------------------------------------
+# --- what the core's own values show
+# --------------------------------------------------------------------------------------------------
 
 
 def solution_rows(solution: Any) -> Rows:
     count = solution.codes.numel()
-    worst = f"{int(solution.converged.sum())} of {count} systems converged, the worst: " if count > 1 else ""
+    worst = (
+        f"{int(solution.converged.sum())} of {count} systems converged, the worst: "
+        if count > 1
+        else ""
+    )
     yield "value", f"{sizes({'v': solution.value})}, norm {number(solution.value.norm())}"
     yield "outcome", f"{worst}{solution.outcome.label}: {solution.outcome.value}"
-    yield from ((name, number(getattr(solution, name))) for name in ("residual", "iterations", "curvature"))
+    yield from (
+        (name, number(getattr(solution, name))) for name in ("residual", "iterations", "curvature")
+    )
     yield "products", str(solution.products)
 
 
@@ -101,13 +145,23 @@ def estimate_rows(estimate: Any) -> Rows:
 
 def data_rows(data: Any) -> Rows:
     yield "rows", f"{data.size:,}" + (f" in {len(data.strata)} groups" if data.strata else "")
-    columns = [f"{name} {str(leaf.dtype)[6:]} {[*leaf.shape[1:]] or ''}".strip() for name, leaf in data.whole.items()]
+    columns = [
+        f"{name} {str(leaf.dtype)[6:]} {[*leaf.shape[1:]] or ''}".strip()
+        for name, leaf in data.whole.items()
+    ]
     yield "columns", ", ".join(columns[:9] + ["…"] * (len(columns) > 9)) or "those that a batch has"
 
 
 def problem_rows(problem: Any) -> Rows:
-    yield from (("θ", sizes(problem.theta0)), ("x", sizes(problem.x0)), ("lower rows", f"{problem.lower_data.size:,}"))
-    yield "upper rows", ", ".join(f"{role} {data.size:,}" for role, data in problem.upper_data.items())
+    yield from (
+        ("θ", sizes(problem.theta0)),
+        ("x", sizes(problem.x0)),
+        ("lower rows", f"{problem.lower_data.size:,}"),
+    )
+    yield (
+        "upper rows",
+        ", ".join(f"{role} {data.size:,}" for role, data in problem.upper_data.items()),
+    )
     always = ("theta0", "x0", "g", "f", "lower_data", "upper_data")
     more = [name for name, differs in changed(problem).items() if differs and name not in always]
     yield "also has", ", ".join(more) or "nothing"

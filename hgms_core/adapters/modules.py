@@ -24,23 +24,29 @@ PARALLEL = (nn.DataParallel, nn.parallel.DistributedDataParallel)
 
 
 def trainable(module: nn.Module) -> Tree:
-    """The parameters of a module that training changes, by their names: a lower start x0 for ``torch.func.functional_call``.
+    """The parameters of a module that training changes, by their names: a lower start x0 for
+    ``torch.func.functional_call``.
 
-    Copies, cut off from the module. Frozen parameters and buffers are left out: ``functional_call`` takes those of the module
-    itself. A tied weight comes once, under its first name.
+    Copies, cut off from the module. Frozen parameters and buffers are left out: ``functional_call``
+    takes those of the module itself. A tied weight comes once, under its first name.
 
     >>> model = nn.Sequential(nn.Linear(2, 3), nn.BatchNorm1d(3), nn.Linear(3, 1))
     >>> _ = model[0].requires_grad_(False)
     >>> sorted(trainable(model))
     ['1.bias', '1.weight', '2.bias', '2.weight']
 
-    .. versionadded:: 0.3"""
-    return {name: leaf.detach().clone() for name, leaf in module.named_parameters() if leaf.requires_grad}
+    .. versionadded:: 0.3
+    """
+    return {
+        name: leaf.detach().clone()
+        for name, leaf in module.named_parameters()
+        if leaf.requires_grad
+    }
 
 
 def fresh_parameters(model: nn.Module) -> Callable[[Key], Tree]:
-    """``fresh`` of a problem on this module: its parameters drawn anew by each layer's own ``reset_parameters``, by a key.
-    Not for a module that was trained before.
+    """``fresh`` of a problem on this module: its parameters drawn anew by each layer's own
+    ``reset_parameters``, by a key. Not for a module that was trained before.
 
     >>> draw = fresh_parameters(nn.Linear(2, 1))
     >>> [bool((draw(Key(0))["weight"] == draw(Key(seed))["weight"]).all()) for seed in (0, 1)]
@@ -49,22 +55,38 @@ def fresh_parameters(model: nn.Module) -> Callable[[Key], Tree]:
     Errors: ConfigError where a layer with trainable parameters has no such method.
 
     .. versionadded:: 0.5"""
-    like, own, layers = start(model), inner(model), {}
+    like = start(model)
+    own = inner(model)
+    layers = {}
     for name, part in own.named_modules():
         if any(leaf.requires_grad for leaf in part.parameters(recurse=False)):
             layers[name] = list(part.parameters(recurse=False))
-            what = f"{name or 'the module'} ({type(part).__name__}) cannot be drawn anew: it has no method `reset_parameters`"
-            refuse(_reset(part) is None, what, "give `fresh=` a function of a key that returns the parameters by name")
+            what = (
+                f"{name or 'the module'} ({type(part).__name__}) cannot be drawn anew: it has "
+                "no method `reset_parameters`"
+            )
+            refuse(
+                _reset(part) is None,
+                what,
+                "give `fresh=` a function of a key that returns the parameters by name",
+            )
 
     def fresh(key: Key) -> Tree:
         # On the CPU, so that a GPU starts from what a CPU starts from.
-        copies = {leaf: nn.Parameter(leaf.detach().to("cpu", copy=True)) for leaves in layers.values() for leaf in leaves}
+        copies = {
+            leaf: nn.Parameter(leaf.detach().to("cpu", copy=True))
+            for leaves in layers.values()
+            for leaf in leaves
+        }
         drawn = replica(own, copies)
         with torch.random.fork_rng(devices=[]):
             torch.default_generator.manual_seed(key.derive())
             for name in reversed(layers):  # the outer after the inner, as where they are built
                 _reset(drawn.get_submodule(name))()
-        return {name: drawn.get_parameter(place).detach().to(like[name]) for name, place in places(model, own).items()}
+        return {
+            name: drawn.get_parameter(place).detach().to(like[name])
+            for name, place in places(model, own).items()
+        }
 
     return fresh
 
@@ -74,33 +96,73 @@ def _reset(layer: nn.Module) -> Any:
 
 
 def start(model: nn.Module) -> Tree:
-    """The trainable parameters as x0, in one precision: float32 where the module is coarser, since a small update would round
-    to nothing."""
+    """The trainable parameters as x0, in one precision: float32 where the module is coarser, since
+    a small update would round to nothing."""
     leaves = [leaf for leaf in model.parameters() if leaf.requires_grad]
     where = sorted({str(leaf.device) for leaf in leaves})
-    refuse(any(map(is_lazy, model.parameters())), "the module has layers without a size yet", "call it once on a batch")
-    refuse(not leaves, "no parameter of the module requires a gradient", "`requires_grad_(True)` on what is to be trained")
-    refuse("meta" in where, "parameters of the module have no values", "`to_empty(device=…)`, and load or draw them")
-    refuse(len(where) > 1, f"the trained parameters are on {' and '.join(where)}", "put them on one device")
-    precision = functools.reduce(torch.promote_types, (leaf.dtype for leaf in leaves), torch.float32)
+    refuse(
+        any(map(is_lazy, model.parameters())),
+        "the module has layers without a size yet",
+        "call it once on a batch",
+    )
+    refuse(
+        not leaves,
+        "no parameter of the module requires a gradient",
+        "`requires_grad_(True)` on what is to be trained",
+    )
+    refuse(
+        "meta" in where,
+        "parameters of the module have no values",
+        "`to_empty(device=…)`, and load or draw them",
+    )
+    refuse(
+        len(where) > 1,
+        f"the trained parameters are on {' and '.join(where)}",
+        "put them on one device",
+    )
+    precision = functools.reduce(
+        torch.promote_types, (leaf.dtype for leaf in leaves), torch.float32
+    )
     return {name: leaf.to(precision) for name, leaf in trainable(model).items()}
 
 
 def inner(model: Any) -> Any:
-    """The module inside torch.compile, DataParallel or DistributedDataParallel; refused where its losses cannot be pure."""
+    """The module inside torch.compile, DataParallel or DistributedDataParallel; refused where
+    its losses cannot be pure.
+    """
     what = f"'model' must be an nn.Module, not a {type(model).__name__}"
-    refuse(not isinstance(model, nn.Module), what, "with losses of tensors: Problem(theta0=…, x0=…, g=…, f=…)")
+    refuse(
+        not isinstance(model, nn.Module),
+        what,
+        "with losses of tensors: Problem(theta0=…, x0=…, g=…, f=…)",
+    )
     while isinstance(model, PARALLEL) or "_orig_mod" in model._modules:
         model = model.module if isinstance(model, PARALLEL) else model._orig_mod
     scripted = isinstance(model, torch.jit.ScriptModule)
-    refuse(scripted, "a scripted module cannot compute with other parameters", "give it as it was before torch.jit")
+    refuse(
+        scripted,
+        "a scripted module cannot compute with other parameters",
+        "give it as it was before torch.jit",
+    )
     for name, part in model.named_modules():
-        kind, way = f"{name or 'the module'} ({type(part).__name__})", "`model.gradient_checkpointing_disable()` ahead"
+        kind = f"{name or 'the module'} ({type(part).__name__})"
+        way = "`model.gradient_checkpointing_disable()` ahead"
         again = part.training and getattr(part, "gradient_checkpointing", False)
         refuse(again, f"{kind} computes its activations twice, the second time without x", way)
-        rate = part.dropout if part.training and isinstance(part, nn.MultiheadAttention | nn.RNNBase) else 0.0
-        way = "set its attribute `dropout` to 0.0 (layers nn.Dropout may stay), or take `model.eval()`"
-        refuse(rate > 0, f"{kind} has a dropout of its own, {rate}, whose masks cannot be drawn by a key", way)
+        rate = (
+            part.dropout
+            if part.training and isinstance(part, nn.MultiheadAttention | nn.RNNBase)
+            else 0.0
+        )
+        way = (
+            "set its attribute `dropout` to 0.0 (layers nn.Dropout may stay), or take "
+            "`model.eval()`"
+        )
+        refuse(
+            rate > 0,
+            f"{kind} has a dropout of its own, {rate}, whose masks cannot be drawn by a key",
+            way,
+        )
     return model
 
 
@@ -111,74 +173,126 @@ def places(model: nn.Module, own: nn.Module) -> dict[str, str]:
 
 
 def of_module(
-    cls: type[Problem], /, model: nn.Module, loss: Callable[..., Tensor], train: Any, validation: Any, *, theta0: Any = None,
-    lower: Callable[..., Tensor] | None = None, upper: Callable[..., Tensor] | None = None,
-    evaluate: Callable[..., Mapping[str, float]] | None = None, fresh: Callable[[Key], Tree] | None = None, **more: Any,
-) -> Problem:  # fmt: skip
-    """A problem whose lower level trains a module of yours. By default θ weighs the rows of the training data::
+    cls: type[Problem],
+    /,
+    model: nn.Module,
+    loss: Callable[..., Tensor],
+    train: Any,
+    validation: Any,
+    *,
+    theta0: Any = None,
+    lower: Callable[..., Tensor] | None = None,
+    upper: Callable[..., Tensor] | None = None,
+    evaluate: Callable[..., Mapping[str, float]] | None = None,
+    fresh: Callable[[Key], Tree] | None = None,
+    **more: Any,
+) -> Problem:
+    """A problem whose lower level trains a module of yours. By default θ weighs the rows of the
+    training data::
 
         g(θ, x; batch) = mean_i σ(θ_i) ℓ_i(x),      f(θ, x; batch) = mean_j ℓ_j(x),      θ0 = 0
 
-    x are the module's trainable parameters by name, a tied one once; the result goes back into it by
-    ``model.load_state_dict(result.x, strict=False)``. Frozen parameters and buffers are constants. A run changes nothing in
-    the module. In the functions below ``model`` is a copy that computes with x: call it, or its methods and layers.
+    x are the module's trainable parameters by name, a tied one once; the result goes back into it
+    by ``model.load_state_dict(result.x, strict=False)``. Frozen parameters and buffers are
+    constants. A run changes nothing in the module. In the functions below ``model`` is a copy that
+    computes with x: call it, or its methods and layers.
 
     Arguments:
-        model: an ``nn.Module``; of one under ``torch.compile``, DataParallel or DistributedDataParallel, what is inside (a
-            run compiles whole steps by itself). Layers are in the mode that they have: dropout and batch normalisation in
-            training mode act as such in g.
-        loss: ``loss(model, batch)``, the losses of the rows, ``[B]``, or with ``lower`` also a scalar.
-        train, validation: what ``Data.of`` takes, or a ``Data``; ``validation`` may be one for each role.
+        model: an ``nn.Module``; of one under ``torch.compile``, DataParallel or
+            DistributedDataParallel, what is inside (a run compiles whole steps by itself). Layers
+            are in the mode that they have: dropout and batch normalisation in training mode act as
+            such in g.
+        loss: ``loss(model, batch)``, the losses of the rows, ``[B]``, or with ``lower`` also a
+            scalar.
+        train, validation: what ``Data.of`` takes, or a ``Data``; ``validation`` may be one for each
+            role.
         theta0: where θ starts, a tree of any shape.
         lower, upper: ``lower(theta, model, batch)`` is g, ``upper(theta, model, batch)`` is f.
-        evaluate: ``evaluate(theta, model)``, the metrics that are reported, of the module in evaluation mode.
-        fresh: ``fresh(key)``, another initial x, such as :func:`fresh_parameters` makes; None: all start at the module's
-            own parameters.
+        evaluate: ``evaluate(theta, model)``, the metrics that are reported, of the module in
+            evaluation mode.
+        fresh: ``fresh(key)``, another initial x, such as :func:`fresh_parameters` makes; None: all
+            start at the module's own parameters.
         more: other fields of the problem (``project``, ``references``, …).
 
-    **Batch normalisation** in training mode takes the statistics of the batch, in g and in f; to evaluate, those that x has
-    on the training rows. In evaluation mode its running statistics are constants. **Dropout** (``nn.Dropout`` and its kin)
-    acts in g alone, with masks that are a function of the batch's row numbers: what evaluates a batch again sees the same.
-    **Parameters in bfloat16** are float32 in x, rounded for each pass.
+    **Batch normalisation** in training mode takes the statistics of the batch, in g and in f; to
+    evaluate, those that x has on the training rows. In evaluation mode its running statistics are
+    constants. **Dropout** (``nn.Dropout`` and its kin) acts in g alone, with masks that are a
+    function of the batch's row numbers: what evaluates a batch again sees the same. **Parameters in
+    bfloat16** are float32 in x, rounded for each pass.
 
-    Errors: ConfigError for a module without trainable parameters, with some on several devices, or whose loss would be no
-    function of x, with the way out; for losses that are not of rows where there is no ``lower``.
+    Errors: ConfigError for a module without trainable parameters, with some on several devices, or
+    whose loss would be no function of x, with the way out; for losses that are not of rows where
+    there is no ``lower``.
 
     >>> from hgms_core import Problem
     >>> model, rows = torch.nn.Linear(1, 1), {"a": torch.ones(4, 1)}
-    >>> problem = Problem.of_module(model, lambda model, batch: model(batch["a"]).square().squeeze(1), rows, rows)
+    >>> problem = Problem.of_module(
+    ...     model, lambda model, batch: model(batch["a"]).square().squeeze(1), rows, rows
+    ... )
     >>> sorted(problem.x0), problem.restore(problem.theta0, problem.x0)[0]
     (['bias', 'weight'], tensor([0., 0., 0., 0.]))
 
-    .. versionadded:: 0.5"""
+    .. versionadded:: 0.5
+    """
     for name in more:
         others = {"project", "references", "sources", "counters", "start", "compiler"}
-        one_of("argument of Problem.of_module", name, {"theta0", "lower", "upper", "evaluate", "fresh"} | others)
-    return cls(**fields(model, loss, train, theta0, lower, upper, evaluate), upper_data=validation, fresh=fresh, **more)
+        one_of(
+            "argument of Problem.of_module",
+            name,
+            {"theta0", "lower", "upper", "evaluate", "fresh"} | others,
+        )
+    return cls(
+        **fields(model, loss, train, theta0, lower, upper, evaluate),
+        upper_data=validation,
+        fresh=fresh,
+        **more,
+    )
 
 
 def fields(
-    model: nn.Module, loss: Function, train: Any, theta0: Any, lower: Function | None, upper: Function | None,
+    model: nn.Module,
+    loss: Function,
+    train: Any,
+    theta0: Any,
+    lower: Function | None,
+    upper: Function | None,
     evaluate: Function | None,
-) -> dict[str, Any]:  # fmt: skip
+) -> dict[str, Any]:
     """What :meth:`Problem.of_module` makes a problem of."""
-    own, x0 = inner(model), start(model)
-    names, like = places(model, own), next(iter(x0.values()))
+    own = inner(model)
+    x0 = start(model)
+    names = places(model, own)
+    like = next(iter(x0.values()))
     data = data_of(train, "train", like)
     few = lower is None and theta0 is not None and getattr(theta0, "shape", None) != (data.size,)
-    refuse(few, f"'theta0' must be a tensor of {data.size} numbers, a weight for each training row", "or give `lower` as well")
+    refuse(
+        few,
+        f"'theta0' must be a tensor of {data.size} numbers, a weight for each training row",
+        "or give `lower` as well",
+    )
     kinds = {leaf.dtype for leaf in own.parameters() if leaf.is_floating_point()}
     coarsest = max(kinds, key=lambda kind: torch.finfo(kind).eps)
 
     def of_rows(model: nn.Module, batch: Batch) -> Tensor:
         losses: Tensor = loss(model, batch)
-        refuse(not isinstance(losses, Tensor), f"'loss' gives {kind_of(losses)}", "return the losses of the rows, a tensor [B]")
+        refuse(
+            not isinstance(losses, Tensor),
+            f"'loss' gives {kind_of(losses)}",
+            "return the losses of the rows, a tensor [B]",
+        )
         return losses
 
     def weighted(theta: Tensor, model: nn.Module, batch: Batch) -> Tensor:
-        losses, index = of_rows(model, batch), batch["index"]
-        what = f"'loss' gives {tuple(losses.shape)} for {len(index)} rows, and θ holds a weight for the loss of each row"
-        way = 'return a loss a row (reduction="none"), or give `lower(theta, model, batch)` and `theta0`'
+        losses = of_rows(model, batch)
+        index = batch["index"]
+        what = (
+            f"'loss' gives {tuple(losses.shape)} for {len(index)} rows, and θ holds a weight "
+            "for the loss of each row"
+        )
+        way = (
+            'return a loss a row (reduction="none"), or give `lower(theta, model, batch)` and '
+            "`theta0`"
+        )
         refuse(losses.shape != index.shape, what, way)
         return (theta[index].sigmoid() * losses).mean()
 
@@ -186,15 +300,26 @@ def fields(
     for name, function in (("lower", lower), ("upper", upper)):
         check_function(name, function or weighted, "theta", "model", "batch")
     check_function("evaluate", evaluate or (lambda theta, model: {}), "theta", "model")
-    way = "such as lambda model, batch: cross_entropy(model(batch['0']), batch['1'], reduction='none')"
-    refuse(isinstance(loss, nn.Module), f"'loss' must be a function of (model, batch), not a {type(loss).__name__}", way)
+    way = (
+        "such as lambda model, batch: cross_entropy(model(batch['0']), batch['1'], "
+        "reduction='none')"
+    )
+    refuse(
+        isinstance(loss, nn.Module),
+        f"'loss' must be a function of (model, batch), not a {type(loss).__name__}",
+        way,
+    )
 
     def bound(training: bool, function: Function) -> Function:
         view = View(own, names, training)
 
         def value(theta: Any, x: Tree, batch: Batch) -> Tensor:
             outcome: Tensor = view.at(x, functools.partial(function, theta), batch)
-            return outcome.to(like.dtype) if isinstance(outcome, Tensor) and outcome.is_floating_point() else outcome
+            return (
+                outcome.to(like.dtype)
+                if isinstance(outcome, Tensor) and outcome.is_floating_point()
+                else outcome
+            )
 
         if view.recurrent:
             value.stacked = None  # type: ignore[attr-defined]  # vmap has no rule for these layers
@@ -202,7 +327,9 @@ def fields(
 
     plain = bound(True, lambda theta, model, batch: of_rows(model, batch))
     parts = {
-        "theta0": torch.zeros(data.size, dtype=like.dtype, device=like.device) if theta0 is None else theta0,
+        "theta0": torch.zeros(data.size, dtype=like.dtype, device=like.device)
+        if theta0 is None
+        else theta0,
         "x0": x0,
         "g": bound(True, lower or weighted),
         "rows": None if lower else Rows(leaf="theta", losses=functools.partial(plain, None)),

@@ -1,7 +1,9 @@
-"""A module as a function of its trainable parameters: copies of it that have none of them, and are lent some for each call.
+"""A module as a function of its trainable parameters: copies of it that have none of them, and are
+lent some for each call.
 
-The copies share its frozen parameters. So a loss is a function of x, whatever layers there are, and a run leaves the module as
-it was."""
+The copies share its frozen parameters. So a loss is a function of x, whatever layers there are, and
+a run leaves the module as it was.
+"""
 
 from __future__ import annotations
 
@@ -22,8 +24,11 @@ from hgms_core.trees import Tree
 
 Function = Callable[..., Any]
 MASKED = (nn.Dropout, nn.Dropout1d, nn.Dropout2d, nn.Dropout3d)
-CHUNK, CHUNKS = 256, 32
-"""Rows of a batch, and batches at most, that give batch normalisation the statistics it is evaluated with."""
+CHUNK = 256
+CHUNKS = 32
+"""Rows of a batch, and batches at most, that give batch normalisation the statistics it is
+evaluated with.
+"""
 
 
 def refuse(wrong: bool, what: str, instead: str) -> None:
@@ -32,14 +37,23 @@ def refuse(wrong: bool, what: str, instead: str) -> None:
 
 
 def replica(model: nn.Module, others: Mapping[Any, nn.Parameter]) -> nn.Module:
-    """A copy of the module with ``others`` in place of some parameters, which shares the rest; buffers are copies."""
-    leaves = [leaf for part in model.modules() for leaf in (*part._parameters.values(), *vars(part).values())]
+    """A copy of the module with ``others`` in place of some parameters, which shares the rest;
+    buffers are copies.
+    """
+    leaves = [
+        leaf
+        for part in model.modules()
+        for leaf in (*part._parameters.values(), *vars(part).values())
+    ]
     try:
-        return copy.deepcopy(model, {id(leaf): others.get(leaf, leaf) for leaf in leaves if isinstance(leaf, Tensor)})
+        return copy.deepcopy(
+            model, {id(leaf): others.get(leaf, leaf) for leaf in leaves if isinstance(leaf, Tensor)}
+        )
     except Exception as error:  # whatever a layer's own way to be copied raises
         raise ConfigError(
             f"a {type(model).__name__} cannot be copied: {error}\n"
-            "  write the losses with torch.func.functional_call: Problem(x0=trainable(model), g=…, f=…)"
+            "  write the losses with torch.func.functional_call: Problem(x0=trainable(model), "
+            "g=…, f=…)"
         ) from error
 
 
@@ -58,20 +72,38 @@ def without_fused() -> Iterator[None]:
 
 
 class View(nn.Module):
-    """``view.at(x, function, batch)`` is ``function(model, batch)`` of a model that computes with x.
+    """``view.at(x, function, batch)`` is ``function(model, batch)`` of a model that computes with
+    x.
 
-    In a ``training`` view layers are in the mode that they have, but dropout's masks are drawn by the batch; else they are in
-    evaluation mode. Batch normalisation in training mode has no state: it takes its statistics from the batch in either view,
-    but where ``tracking`` keeps them (:meth:`tracked`)."""
+    In a ``training`` view layers are in the mode that they have, but dropout's masks are drawn by
+    the batch; else they are in evaluation mode. Batch normalisation in training mode has no state:
+    it takes its statistics from the batch in either view, but where ``tracking`` keeps them
+    (:meth:`tracked`).
+    """
 
-    def __init__(self, model: nn.Module, names: Mapping[str, str], training: bool, tracking: bool = False) -> None:
+    def __init__(
+        self, model: nn.Module, names: Mapping[str, str], training: bool, tracking: bool = False
+    ) -> None:
         super().__init__()
-        hollow = {leaf: nn.Parameter(leaf.detach().to("meta")) for leaf in model.parameters() if leaf.requires_grad}
-        self.model = replica(model, hollow)  # which fails without x, rather than computing with other weights
-        self.lent = {name: (f"model.{place}", model.get_parameter(place).dtype) for name, place in names.items()}
+        hollow = {
+            leaf: nn.Parameter(leaf.detach().to("meta"))
+            for leaf in model.parameters()
+            if leaf.requires_grad
+        }
+        self.model = replica(
+            model, hollow
+        )  # which fails without x, rather than computing with other weights
+        self.lent = {
+            name: (f"model.{place}", model.get_parameter(place).dtype)
+            for name, place in names.items()
+        }
         parts: list[Any] = list(self.model.modules())
         self.recurrent = any(isinstance(part, nn.RNNBase) for part in parts)
-        self.norms: list[Any] = [part for part in parts if part.training and getattr(part, "running_mean", None) is not None]
+        self.norms: list[Any] = [
+            part
+            for part in parts
+            if part.training and getattr(part, "running_mean", None) is not None
+        ]
         for part in parts:
             if "_orig_mod" in part._modules:
                 part.forward = part._orig_mod.forward
@@ -90,7 +122,8 @@ class View(nn.Module):
         self.masks = 0
 
     def at(self, x: Tree, function: Function, batch: Batch) -> Any:
-        where, before = next(iter(x.values())).device, [leaf._version for _, leaf in self.constants]
+        where = next(iter(x.values())).device
+        before = [leaf._version for _, leaf in self.constants]
         self.batch = {name: leaf.to(where) for name, leaf in batch.items()}
         lent = {place: x[name].to(kind) for name, (place, kind) in self.lent.items()}
         try:
@@ -98,13 +131,26 @@ class View(nn.Module):
                 outcome = functional_call(self, lent, (function,))
         except ValueError as error:
             what = "batch normalisation in training mode has no statistics of a batch of one row"
-            refuse("more than 1 value per channel" in str(error), what, "a larger `batch_size`; or `layer.eval()` ahead")
+            refuse(
+                "more than 1 value per channel" in str(error),
+                what,
+                "a larger `batch_size`; or `layer.eval()` ahead",
+            )
             raise
         finally:
-            self.batch, self.masks = {}, 0  # between calls it is always the same, for what compares problems by their values
+            # between calls it is always the same, for what compares problems by their values
+            self.batch = {}
+            self.masks = 0
         for (name, leaf), version in zip(self.constants, before, strict=True):
-            what = f"the buffer {name.removeprefix('model.')} changes in every pass, so that the loss is no function of x"
-            refuse(leaf._version != version, what, "put its layer into evaluation mode ahead: `layer.eval()`")
+            what = (
+                f"the buffer {name.removeprefix('model.')} changes in every pass, so that the "
+                "loss is no function of x"
+            )
+            refuse(
+                leaf._version != version,
+                what,
+                "put its layer into evaluation mode ahead: `layer.eval()`",
+            )
         return outcome
 
     def forward(self, function: Function) -> Any:
@@ -112,7 +158,9 @@ class View(nn.Module):
 
     @contextlib.contextmanager
     def tracked(self, x: Tree, loss: Function, data: Data) -> Iterator[None]:
-        """Inside, batch normalisation has the statistics that it has at x: their mean over batches of rows of ``data``."""
+        """Inside, batch normalisation has the statistics that it has at x: their mean over
+        batches of rows of ``data``.
+        """
         numbers = data.draw(Key(0).fold("statistics"), CHUNK, min(CHUNKS, -(-data.size // CHUNK)))
         for norm in self.norms:
             norm.train()
@@ -125,21 +173,35 @@ class View(nn.Module):
             norm.reset_running_stats()
 
     def _mask(self, layer: Any, inputs: Any, output: Tensor) -> Tensor:
-        """Dropout with a mask that is a function of the rows of the batch, and of how many masks this pass had before: replays,
-        products and stacked candidates see the same."""
+        """Dropout with a mask that is a function of the rows of the batch, and of how many masks
+        this pass had before: replays, products and stacked candidates see the same."""
         way = "`Data.of` adds it; or take `model.eval()`"
-        refuse("index" not in self.batch, "dropout draws its masks by the batch's column `index`, which is not there", way)
-        shape = output.shape if isinstance(layer, nn.Dropout) else output.shape[:2] + (1,) * (output.dim() - 2)
+        refuse(
+            "index" not in self.batch,
+            "dropout draws its masks by the batch's column `index`, which is not there",
+            way,
+        )
+        shape = (
+            output.shape
+            if isinstance(layer, nn.Dropout)
+            else output.shape[:2] + (1,) * (output.dim() - 2)
+        )
         self.masks += 1
-        seed = _hash(_hash(self.batch["index"].to(torch.int32) + 1).sum(dtype=torch.int32) + self.masks)
+        seed = _hash(
+            _hash(self.batch["index"].to(torch.int32) + 1).sum(dtype=torch.int32) + self.masks
+        )
         numbers = torch.arange(math.prod(shape), dtype=torch.int32, device=output.device)
-        kept = _hash(numbers * -0x61C8864F ^ seed) > int(layer.p * 2**31) - 1  # which int32 can hold
+        kept = (
+            _hash(numbers * -0x61C8864F ^ seed) > int(layer.p * 2**31) - 1
+        )  # which int32 can hold
         return torch.where(kept.reshape(shape), output / ((1 - layer.p) or 1.0), 0.0)
 
 
 def _hash(numbers: Tensor) -> Tensor:
-    """int32 numbers from 0 on that look drawn (the finaliser of MurmurHash3, but that its shifts keep the sign), by operations
-    that every transform of torch knows. Products keep their last 32 bits."""
+    """int32 numbers from 0 on that look drawn (the finaliser of MurmurHash3, but that its shifts
+    keep the sign), by operations that every transform of torch knows. Products keep their last 32
+    bits.
+    """
     numbers = (numbers ^ (numbers >> 16)) * -0x7A143595
     numbers = (numbers ^ (numbers >> 13)) * -0x3D4D51CB
     return numbers ^ (numbers >> 16)

@@ -1,4 +1,6 @@
-"""Branches against torch.optim run by hand on the same batches, and everything that may differ between branches."""
+"""Branches against torch.optim run by hand on the same batches, and everything that may differ
+between branches.
+"""
 
 from __future__ import annotations
 
@@ -25,7 +27,8 @@ from hgms_core import Candidates, ConfigError, Cost, Key, Pipeline, Problem, Sta
 pytestmark = pytest.mark.plugins
 
 PROBLEM = network_problem()
-THETA, DATA = PROBLEM.theta0, PROBLEM.lower_data
+THETA = PROBLEM.theta0
+DATA = PROBLEM.lower_data
 
 
 def propose(branches: Branches, key: Key = KEY, start: State | None = None) -> Candidates:
@@ -33,7 +36,9 @@ def propose(branches: Branches, key: Key = KEY, start: State | None = None) -> C
 
 
 def batches(branches: Branches, member: int, key: Key = KEY) -> list[Tree]:
-    label: tuple[str | int, ...] = ("batches",) if branches.batches == "shared" else ("batches", member)
+    label: tuple[str | int, ...] = (
+        ("batches",) if branches.batches == "shared" else ("batches", member)
+    )
     index = DATA.draw(key.fold(*label), branches.batch_size, branches.steps)
     return [DATA.batch(None if index is None else index[step]) for step in range(branches.steps)]
 
@@ -75,9 +80,19 @@ every_optimizer = pytest.mark.parametrize("name", OPTIMIZERS)
 @pytest.mark.parametrize("policy", ["independent", "shared"])
 @pytest.mark.parametrize("batch_size", [5, None])
 @pytest.mark.parametrize("mode", ["loop", "stacked"])
-def test_each_branch_is_torch_optim(name: str, policy: str, batch_size: int | None, mode: str) -> None:
+def test_each_branch_is_torch_optim(
+    name: str, policy: str, batch_size: int | None, mode: str
+) -> None:
     options, optimizer = OPTIMIZERS[name]
-    branches = Branches(count=3, steps=7, batch_size=batch_size, batches=policy, mode=mode, whole_batch_noise=0.0, **options)
+    branches = Branches(
+        count=3,
+        steps=7,
+        batch_size=batch_size,
+        batches=policy,
+        mode=mode,
+        whole_batch_noise=0.0,
+        **options,
+    )
     found = propose(branches)
     for i in range(3):
         assert_same(found.at(i), by_hand(optimizer, batches(branches, i)), rtol=1e-11, atol=1e-13)
@@ -90,7 +105,8 @@ def test_sgd_decay_is_decoupled() -> None:
         leaves = {name: leaf.requires_grad_() for name, leaf in x.items()}
         grads = torch.autograd.grad(PROBLEM.g(THETA, leaves, batch), list(leaves.values()))
         x = {
-            name: (1 - 0.3 * 0.2) * leaf.detach() - 0.3 * grad for (name, leaf), grad in zip(leaves.items(), grads, strict=True)
+            name: (1 - 0.3 * 0.2) * leaf.detach() - 0.3 * grad
+            for (name, leaf), grad in zip(leaves.items(), grads, strict=True)
         }
     assert_same(propose(branches).at(0), x, rtol=1e-12)
 
@@ -111,7 +127,9 @@ def test_spreads_are_log_spaced_factors(mode: str) -> None:
     found = propose(branches)
     for i, (rate, decay) in enumerate([(0.25, 0.5), (1.0, 1.0), (4.0, 2.0)]):
         expected = by_hand(
-            lambda p, rate=rate, decay=decay: torch.optim.AdamW(p, lr=0.05 * rate, weight_decay=0.2 * decay),  # type: ignore[misc]
+            lambda p, rate=rate, decay=decay: torch.optim.AdamW(
+                p, lr=0.05 * rate, weight_decay=0.2 * decay
+            ),  # type: ignore[misc]
             batches(branches, i),
         )
         assert_same(found.at(i), expected, rtol=1e-10, atol=1e-13)
@@ -146,11 +164,20 @@ def test_the_cosine_schedule_is_that_of_torch() -> None:
 
 
 def test_warm_restarts_are_those_of_torch_over_outer_steps() -> None:
-    # 7 lower steps an outer step and a period of 5: the restarts fall inside and across the outer steps.
+    # 7 lower steps an outer step and a period of 5: the restarts fall inside and across the outer
+    # steps.
     branches = Branches(
-        count=2, steps=7, lr=0.5, batch_size=5, schedule="cosine-restarts", floor=0.2, period=5, carry_rule="base"
+        count=2,
+        steps=7,
+        lr=0.5,
+        batch_size=5,
+        schedule="cosine-restarts",
+        floor=0.2,
+        period=5,
+        carry_rule="base",
     )
-    state, drawn = branches.init(PROBLEM, KEY), []
+    state = branches.init(PROBLEM, KEY)
+    drawn = []
     for outer in range(3):
         key = KEY.fold(outer)
         drawn += batches(branches, 0, key)
@@ -160,9 +187,13 @@ def test_warm_restarts_are_those_of_torch_over_outer_steps() -> None:
         expected = by_hand(
             lambda p: torch.optim.SGD(p, lr=0.5),
             drawn,
-            schedule=lambda o: torch.optim.lr_scheduler.CosineAnnealingWarmRestarts(o, T_0=5, eta_min=0.1),
+            schedule=lambda o: torch.optim.lr_scheduler.CosineAnnealingWarmRestarts(
+                o, T_0=5, eta_min=0.1
+            ),
         )
-    assert_same({name: leaf[0] for name, leaf in state["x"].items()}, expected, rtol=1e-10, atol=1e-14)
+    assert_same(
+        {name: leaf[0] for name, leaf in state["x"].items()}, expected, rtol=1e-10, atol=1e-14
+    )
 
 
 def starts(branches: Branches) -> Tree:
@@ -173,17 +204,26 @@ def starts(branches: Branches) -> Tree:
 @pytest.mark.parametrize("scale", ["absolute", "relative"])
 def test_noise_has_the_asked_size_and_spares_branch_zero(scale: str) -> None:
     problem = evolve(
-        PROBLEM, x0={"w": 3 * torch.ones(400, 5, dtype=F64), "b": torch.zeros(300, dtype=F64)}, g=lambda t, x, b: x["w"].sum()
+        PROBLEM,
+        x0={"w": 3 * torch.ones(400, 5, dtype=F64), "b": torch.zeros(300, dtype=F64)},
+        g=lambda t, x, b: x["w"].sum(),
     )
     branches = Branches(count=3, steps=1, lr=1e-300, noise=0.1, noise_scale=scale)
     x = branches.propose(problem, THETA, branches.init(problem, KEY), KEY).x
-    for name, unit in (("w", 1.0 if scale == "absolute" else 3.0), ("b", 1.0 if scale == "absolute" else 0.0)):
+    for name, unit in (
+        ("w", 1.0 if scale == "absolute" else 3.0),
+        ("b", 1.0 if scale == "absolute" else 0.0),
+    ):
         noise = x[name] - problem.x0[name]
         assert not noise[0].any()
         size = noise[1:].reshape(2, -1)
-        error = 4 * 0.1 * unit / (2 * size.shape[1]) ** 0.5  # four standard errors of a standard deviation
+        error = (
+            4 * 0.1 * unit / (2 * size.shape[1]) ** 0.5
+        )  # four standard errors of a standard deviation
         assert size.std(1).tolist() == pytest.approx([0.1 * unit] * 2, abs=error)
-        assert abs(float((size[0] * size[1]).mean())) <= 4 * (0.1 * unit) ** 2 / size.shape[1] ** 0.5
+        assert (
+            abs(float((size[0] * size[1]).mean())) <= 4 * (0.1 * unit) ** 2 / size.shape[1] ** 0.5
+        )
 
 
 @pytest.mark.parametrize(
@@ -199,10 +239,13 @@ def test_noise_has_the_asked_size_and_spares_branch_zero(scale: str) -> None:
         ({"count": 1}, True),
     ],
 )
-def test_where_nothing_else_tells_the_branches_apart_noise_does(settings: dict[str, Any], told_apart: bool) -> None:
+def test_where_nothing_else_tells_the_branches_apart_noise_does(
+    settings: dict[str, Any], told_apart: bool
+) -> None:
     """And where something does, nothing has changed."""
     branches = Branches(**{"count": 3, "steps": 2, **settings})
-    x, plain = propose(branches).x["w"], propose(evolve(branches, whole_batch_noise=0.0)).x["w"]
+    x = propose(branches).x["w"]
+    plain = propose(evolve(branches, whole_batch_noise=0.0)).x["w"]
     assert torch.equal(x[0], plain[0])
     assert torch.equal(x, plain) is told_apart
     assert len(torch.unique(x, dim=0)) == branches.count
@@ -211,15 +254,21 @@ def test_where_nothing_else_tells_the_branches_apart_noise_does(settings: dict[s
 
 def test_the_noise_on_whole_batches_is_relative_and_starts_what_is_zero() -> None:
     problem = evolve(
-        PROBLEM, x0={"w": 3 * torch.ones(400, 5, dtype=F64), "b": torch.zeros(300, dtype=F64)}, g=lambda t, x, b: x["w"].sum()
+        PROBLEM,
+        x0={"w": 3 * torch.ones(400, 5, dtype=F64), "b": torch.zeros(300, dtype=F64)},
+        g=lambda t, x, b: x["w"].sum(),
     )
     branches = Branches(count=3, steps=1, lr=1e-300)
-    assert "whole_batch_noise" not in plain_table(branches)  # what was configured before keeps its hash
+    assert "whole_batch_noise" not in plain_table(
+        branches
+    )  # what was configured before keeps its hash
     x = branches.propose(problem, THETA, branches.init(problem, KEY), KEY).x
     for name, unit in (("w", 3.0), ("b", 1.0)):
         noise = (x[name] - problem.x0[name]).reshape(3, -1)
         assert not noise[0].any()
-        error = 4 * 0.1 * unit / (2 * noise.shape[1]) ** 0.5  # four standard errors of a standard deviation
+        error = (
+            4 * 0.1 * unit / (2 * noise.shape[1]) ** 0.5
+        )  # four standard errors of a standard deviation
         assert noise[1:].std(1).tolist() == pytest.approx([0.1 * unit] * 2, abs=error)
 
 
@@ -247,16 +296,40 @@ def test_batches_are_shared_or_independent(policy: str, expected: int) -> None:
 
 CASES = {
     "sgd": Branches(count=3, steps=5, lr=0.3, batch_size=5, noise=0.05),
-    "momentum-clip": Branches(count=3, steps=5, lr=0.3, momentum=0.7, clip=0.05, batch_size=5, lr_spread=(0.5, 2.0)),
-    "adamw": Branches(count=3, steps=5, optimizer="adamw", lr=0.05, weight_decay=0.1, batch_size=5, decay_spread=(0.5, 2.0)),
-    "shared-cosine": Branches(count=3, steps=5, lr=0.3, batch_size=5, batches="shared", noise=0.1, schedule="cosine"),
-    "full-restarts": Branches(count=3, steps=5, lr=0.3, noise=0.1, schedule="cosine-restarts", period=3, carry_rule="restart"),
-    "per-branch": Branches(count=3, steps=5, optimizer="adamw", lr=0.05, batch_size=5, carry_rule="per-branch"),
+    "momentum-clip": Branches(
+        count=3, steps=5, lr=0.3, momentum=0.7, clip=0.05, batch_size=5, lr_spread=(0.5, 2.0)
+    ),
+    "adamw": Branches(
+        count=3,
+        steps=5,
+        optimizer="adamw",
+        lr=0.05,
+        weight_decay=0.1,
+        batch_size=5,
+        decay_spread=(0.5, 2.0),
+    ),
+    "shared-cosine": Branches(
+        count=3, steps=5, lr=0.3, batch_size=5, batches="shared", noise=0.1, schedule="cosine"
+    ),
+    "full-restarts": Branches(
+        count=3,
+        steps=5,
+        lr=0.3,
+        noise=0.1,
+        schedule="cosine-restarts",
+        period=3,
+        carry_rule="restart",
+    ),
+    "per-branch": Branches(
+        count=3, steps=5, optimizer="adamw", lr=0.05, batch_size=5, carry_rule="per-branch"
+    ),
 }
 every_case = pytest.mark.parametrize("case", CASES)
 
 
-def replayed(branches: Branches, problem: Problem, start: State, index: Tensor, theta: Tree) -> tuple[Tree, Cost]:
+def replayed(
+    branches: Branches, problem: Problem, start: State, index: Tensor, theta: Tree
+) -> tuple[Tree, Cost]:
     """The candidate that ``branches`` proposes at THETA, run again at another θ."""
     candidates = branches.propose(problem, THETA, start, KEY)
     assert candidates.replay is not None
@@ -266,7 +339,13 @@ def replayed(branches: Branches, problem: Problem, start: State, index: Tensor, 
 def second_start(branches: Branches) -> State:
     """A start with history: what is carried after one outer step."""
     state = branches.init(PROBLEM, KEY)
-    return branches.carry(state, propose(branches, KEY.fold("before"), state), torch.tensor(1), KEY.fold("carry"), PROBLEM)
+    return branches.carry(
+        state,
+        propose(branches, KEY.fold("before"), state),
+        torch.tensor(1),
+        KEY.fold("carry"),
+        PROBLEM,
+    )
 
 
 @every_case
@@ -277,7 +356,12 @@ def test_stacked_looped_and_chunked_agree(case: str) -> None:
         for mode, chunk in [("loop", None), ("stacked", None), ("stacked", 2)]
     )
     for other in (stacked, chunked):
-        assert_same((other.x, other.aux, other.losses), (loop.x, loop.aux, loop.losses), rtol=1e-10, atol=1e-13)
+        assert_same(
+            (other.x, other.aux, other.losses),
+            (loop.x, loop.aux, loop.losses),
+            rtol=1e-10,
+            atol=1e-13,
+        )
         assert other.cost == loop.cost
 
 
@@ -290,26 +374,52 @@ def test_a_replayed_branch_is_the_proposed_one(case: str, member: int) -> None:
     for last in (None, 2, 100):
         theta = {name: leaf.clone().requires_grad_() for name, leaf in THETA.items()}
         replayed, cost = proposed.replay(torch.tensor(member), theta, last)
-        assert_same({name: leaf.detach() for name, leaf in replayed.items()}, proposed.at(member), rtol=1e-10, atol=1e-13)
+        assert_same(
+            {name: leaf.detach() for name, leaf in replayed.items()},
+            proposed.at(member),
+            rtol=1e-10,
+            atol=1e-13,
+        )
         assert all(leaf.requires_grad for leaf in replayed.values())
         assert (cost.lower_gradients, cost.products) == (5, 2 if last == 2 else 5)
 
 
 @pytest.mark.parametrize("last", [None, 2])
-@pytest.mark.parametrize("options", [{"weight_decay": 0.1}, {"batches": "shared"}, {"moments": "fresh", "schedule": "cosine"}])
-def test_a_kept_graph_saves_the_second_run_and_changes_nothing(options: dict[str, Any], last: int | None) -> None:
-    ends, calls = [], []
+@pytest.mark.parametrize(
+    "options",
+    [{"weight_decay": 0.1}, {"batches": "shared"}, {"moments": "fresh", "schedule": "cosine"}],
+)
+def test_a_kept_graph_saves_the_second_run_and_changes_nothing(
+    options: dict[str, Any], last: int | None
+) -> None:
+    ends = []
+    calls = []
     for keep_graph in (False, True):
         problem, seen = counted(PROBLEM)
-        generator = Branches(count=1, steps=4, optimizer="adamw", lr=0.05, batch_size=5, keep_graph=keep_graph, **options)
-        method = Pipeline(generator=generator, selector=First(), hypergradient=Unrolled(last=last), outer=Adam(lr=0.1))
+        generator = Branches(
+            count=1,
+            steps=4,
+            optimizer="adamw",
+            lr=0.05,
+            batch_size=5,
+            keep_graph=keep_graph,
+            **options,
+        )
+        method = Pipeline(
+            generator=generator,
+            selector=First(),
+            hypergradient=Unrolled(last=last),
+            outer=Adam(lr=0.1),
+        )
         state = method.init(problem, 0)
         for _ in range(3):
             state, record = method.step(problem, state)
         assert record["cost_lower_gradients"] == seen["g"]
         ends.append({name: part for name, part in state.items() if name != "cost"})
         calls.append(seen["g"])
-    assert_same(*ends, rtol=1e-12, atol=1e-15)  # the gradient itself may round differently with a graph
+    assert_same(
+        *ends, rtol=1e-12, atol=1e-15
+    )  # the gradient itself may round differently with a graph
     assert calls == [24, 12 if last is None else 24]
 
 
@@ -319,8 +429,11 @@ def test_a_kept_graph_is_the_replay_also_for_several_branches(name: str) -> None
     for count in (1, 3):
         plain = Branches(count=count, steps=4, batch_size=5, clip=0.5, **options)
         kept = evolve(plain, keep_graph=True)
-        one, other = propose(plain), propose(kept)
-        assert_same((one.x, one.aux, one.losses), (other.x, other.aux, other.losses), rtol=1e-10, atol=1e-13)
+        one = propose(plain)
+        other = propose(kept)
+        assert_same(
+            (one.x, one.aux, one.losses), (other.x, other.aux, other.losses), rtol=1e-10, atol=1e-13
+        )
         for candidates, calls in ((one, 4), (other, 4 if count > 1 else 0)):
             assert candidates.replay is not None
             assert candidates.replay(torch.tensor(0), THETA, None)[1].lower_gradients == calls
@@ -328,19 +441,29 @@ def test_a_kept_graph_is_the_replay_also_for_several_branches(name: str) -> None
 
 def test_a_kept_graph_is_used_at_its_own_theta_only() -> None:
     plain = Branches(count=1, steps=4, optimizer="adamw", lr=0.05, batch_size=5)
-    start, index = plain.init(PROBLEM, KEY), torch.tensor(0)
+    start = plain.init(PROBLEM, KEY)
+    index = torch.tensor(0)
     problem, seen = counted(PROBLEM)
     other = {name: leaf + 0.3 for name, leaf in THETA.items()}
-    own = {name: leaf.clone().requires_grad_() for name, leaf in THETA.items()}  # the same numbers elsewhere
+    own = {
+        name: leaf.clone().requires_grad_() for name, leaf in THETA.items()
+    }  # the same numbers elsewhere
     held = evolve(plain, keep_graph=True).propose(problem, THETA, start, KEY)
     assert held.replay is not None
-    for theta, calls in ((own, 0), (other, 4), ({name: leaf.requires_grad_() for name, leaf in other.items()}, 4)):
+    for theta, calls in (
+        (own, 0),
+        (other, 4),
+        ({name: leaf.requires_grad_() for name, leaf in other.items()}, 4),
+    ):
         before = seen["g"]
         end, cost = held.replay(index, theta, None)
         assert seen["g"] - before == cost.lower_gradients == calls
         expected, run_again = replayed(plain, PROBLEM, start, index, theta)
         assert_same(end, expected, rtol=1e-12)
-        assert (cost.products, cost.cross_products) == (run_again.products, run_again.cross_products)
+        assert (cost.products, cost.cross_products) == (
+            run_again.products,
+            run_again.cross_products,
+        )
     at = {name: leaf.clone() for name, leaf in THETA.items()}
     held = evolve(plain, keep_graph=True).propose(PROBLEM, at, start, KEY)
     at["scale"].add_(0.5)  # θ itself changed in place: its values are other ones now
@@ -376,12 +499,17 @@ def test_the_ways_back_keep_no_other_candidate_alive() -> None:
 @every_case
 def test_a_proposal_repeats_itself_and_touches_nothing_else(case: str) -> None:
     start = second_start(CASES[case])
-    before, rng = copy.deepcopy(start), torch.get_rng_state()
-    one, two = propose(CASES[case], start=start), propose(CASES[case], start=start)
+    before = copy.deepcopy(start)
+    rng = torch.get_rng_state()
+    one = propose(CASES[case], start=start)
+    two = propose(CASES[case], start=start)
     assert_same((one.x, one.aux, one.losses), (two.x, two.aux, two.losses))
     assert_same(start, before)
     assert torch.equal(torch.get_rng_state(), rng)
-    assert not torch.equal(one.x["w"], propose(CASES[case], KEY.fold("other"), start).x["w"]) or CASES[case].batch_size is None
+    assert (
+        not torch.equal(one.x["w"], propose(CASES[case], KEY.fold("other"), start).x["w"])
+        or CASES[case].batch_size is None
+    )
 
 
 @every_optimizer
@@ -389,7 +517,9 @@ def test_a_proposal_repeats_itself_and_touches_nothing_else(case: str) -> None:
 def test_continuing_with_carried_moments_is_one_long_run(name: str, rule: str) -> None:
     options, optimizer = OPTIMIZERS[name]
     branches = Branches(count=3, steps=4, batch_size=5, carry_rule=rule, **options)
-    state, histories = branches.init(PROBLEM, KEY), [[], [], []]  # type: ignore[var-annotated]
+    # type: ignore[var-annotated]
+    state = branches.init(PROBLEM, KEY)
+    histories = [[], [], []]
     for outer, choice in enumerate([2, 1, 2]):
         key = KEY.fold(outer)
         histories = [[*history, *batches(branches, i, key)] for i, history in enumerate(histories)]
@@ -408,7 +538,9 @@ def test_fresh_moments_start_again() -> None:
     assert state["optimizer_steps"] == 0
     assert not any(leaf.any() for leaf in state["moments"].values())
     start = {name: leaf[0] for name, leaf in state["x"].items()}
-    expected = by_hand(lambda p: torch.optim.AdamW(p, lr=0.05, weight_decay=0.0), batches(branches, 0), start)
+    expected = by_hand(
+        lambda p: torch.optim.AdamW(p, lr=0.05, weight_decay=0.0), batches(branches, 0), start
+    )
     assert_same(propose(branches, start=state).at(0), expected, rtol=1e-10, atol=1e-13)
 
 
@@ -416,7 +548,9 @@ def test_restarts_draw_a_new_lower_state_each_time() -> None:
     branches = Branches(count=2, steps=2, optimizer="adamw", carry_rule="restart")
     state = branches.init(PROBLEM, KEY)
     found = propose(branches)
-    one, two = (branches.carry(state, found, torch.tensor(0), KEY.fold(i), PROBLEM) for i in range(2))
+    one, two = (
+        branches.carry(state, found, torch.tensor(0), KEY.fold(i), PROBLEM) for i in range(2)
+    )
     assert PROBLEM.fresh is not None
     assert_same({name: leaf[0] for name, leaf in one["x"].items()}, PROBLEM.fresh(KEY.fold(0)))
     assert not torch.equal(one["x"]["w"], two["x"]["w"])
@@ -430,19 +564,28 @@ def test_the_losses_are_the_last_ones_seen_and_the_cost_is_counted() -> None:
     found = propose(branches)
     assert found.losses is not None
     for i in range(2):
-        assert_same(found.losses[i], PROBLEM.g(THETA, PROBLEM.x0, batches(branches, i)[0]), rtol=1e-13)
+        assert_same(
+            found.losses[i], PROBLEM.g(THETA, PROBLEM.x0, batches(branches, i)[0]), rtol=1e-13
+        )
     assert (found.cost.lower_gradients, found.cost.rows) == (2, 10)
     assert found.count == 2
 
 
 def test_a_state_of_another_count_is_refused() -> None:
     start = Branches(count=3, carry_rule="per-branch").init(PROBLEM, KEY)
-    with pytest.raises(ConfigError, match="the carried state holds 3 branches, this generator has count = 2"):
+    with pytest.raises(
+        ConfigError, match="the carried state holds 3 branches, this generator has count = 2"
+    ):
         propose(Branches(count=2, carry_rule="per-branch"), start=start)
 
 
 def test_a_problem_without_data_and_without_theta_works() -> None:
-    problem = Problem(theta0={}, x0={"x": normal(3)}, g=lambda t, x, _: (x["x"] ** 2).sum(), f=lambda t, x, _: x["x"].sum())
+    problem = Problem(
+        theta0={},
+        x0={"x": normal(3)},
+        g=lambda t, x, _: (x["x"] ** 2).sum(),
+        f=lambda t, x, _: x["x"].sum(),
+    )
     for mode in ("loop", "stacked"):
         branches = Branches(count=2, steps=60, lr=0.2, batch_size=8, mode=mode)
         found = branches.propose(problem, {}, branches.init(problem, KEY), KEY)
@@ -478,8 +621,12 @@ def test_restart_every_draws_a_new_state_and_forgets_the_moments() -> None:
         f=lambda theta, x, batch: x["x"].sum(),
         fresh=fresh,
     )
-    branches = Branches(count=2, steps=3, lr=0.1, momentum=0.5, restart_every=2, carry_rule="per-branch")
-    start, rows, restarted = branches.init(problem, Key(0)), [], []
+    branches = Branches(
+        count=2, steps=3, lr=0.1, momentum=0.5, restart_every=2, carry_rule="per-branch"
+    )
+    start = branches.init(problem, Key(0))
+    rows = []
+    restarted = []
     for outer in range(4):
         key = Key(0).fold(outer)
         found = branches.propose(problem, {}, start, key)
@@ -489,6 +636,8 @@ def test_restart_every_draws_a_new_state_and_forgets_the_moments() -> None:
         moments = start["moments"]["m.x"]
         assert bool((moments == 0).all()) is restarted[-1]
         assert start["optimizer_steps"] == (0 if restarted[-1] else 3)
-        assert start["lower_steps"] == 3 * (outer + 1)  # schedules over the whole run go on counting
+        assert start["lower_steps"] == 3 * (
+            outer + 1
+        )  # schedules over the whole run go on counting
     assert restarted == [False, True, False, True]
     assert rows == [2, 1, 2, 1]

@@ -1,4 +1,6 @@
-"""The field's methods that are compositions: each step from the dense equations, and where each ends."""
+"""The field's methods that are compositions: each step from the dense equations, and where each
+ends.
+"""
 
 from __future__ import annotations
 
@@ -34,7 +36,9 @@ def method(name: str, **parts: Any) -> Pipeline:
 
 
 def scalar() -> Problem:
-    """g = x² − θx + ½θ² (Hessian 2, mixed derivative −1, x* = θ/2) and f = ½(x − 3)² + θ, so F' = ½(x* − 3) + 1."""
+    """g = x² − θx + ½θ² (Hessian 2, mixed derivative −1, x* = θ/2) and f = ½(x − 3)² + θ, so F'
+    = ½(x* − 3) + 1.
+    """
     one = torch.ones(1, dtype=F64)
     return Problem(
         theta0={"t": 2 * one},
@@ -62,7 +66,9 @@ def test_amigo_goes_on_from_its_last_linear_solution() -> None:
     solver = {"name": "fixed-point", "lr": 0.25, "max_steps": 2}
     made = method("amigo", generator=LOWER, hypergradient={"solver": solver}, outer=SGD)
     state, _ = made.step(scalar(), made.init(scalar(), 0))
-    theta, x, v = 2 - 0.1 * (1 - 3 / 8), 2.0, -3 / 8
+    theta = 2 - 0.1 * (1 - 3 / 8)
+    x = 2.0
+    v = -3 / 8
     assert float(state["theta"]["t"]) == pytest.approx(theta)
     state, _ = made.step(scalar(), state)
     for _ in range(2):
@@ -82,9 +88,13 @@ def test_stocbio_by_hand() -> None:
 
 
 def test_darts_by_hand() -> None:
-    # w: 5 → 3; w' = 3 − ¼·4 = 2, ∇f(w') = −1; h = ∂_θf − ξ·(−1)·(−1) = 1 − ¼, exactly, as g is quadratic.
+    # w: 5 → 3; w' = 3 − ¼·4 = 2, ∇f(w') = −1; h = ∂_θf − ξ·(−1)·(−1) = 1 − ¼, exactly, as g is
+    # quadratic.
     made = method(
-        "darts", generator={"lr": 0.25, "momentum": 0.0}, hypergradient={"lr": 0.25, "derivative": "difference"}, outer=SGD
+        "darts",
+        generator={"lr": 0.25, "momentum": 0.0},
+        hypergradient={"lr": 0.25, "derivative": "difference"},
+        outer=SGD,
     )
     state, _ = made.step(scalar(), made.init(scalar(), 0))
     assert float(state["x"]["x"]) == 3.0
@@ -92,19 +102,28 @@ def test_darts_by_hand() -> None:
 
 
 def dense(key: Key, batch_size: int, products: int) -> tuple[list[Tensor], Tensor, Tensor, Tensor]:
-    """The Hessians of the batches that ``products`` fresh products see, the mixed derivative of the next, and ∇f."""
-    xs, ts = Ravel.of(PROBLEM.x0), Ravel.of(PROBLEM.theta0)
-    x, t = xs.ravel(PROBLEM.x0), ts.ravel(PROBLEM.theta0)
+    """The Hessians of the batches that ``products`` fresh products see, the mixed derivative of
+    the next, and ∇f.
+    """
+    xs = Ravel.of(PROBLEM.x0)
+    ts = Ravel.of(PROBLEM.theta0)
+    x = xs.ravel(PROBLEM.x0)
+    t = ts.ravel(PROBLEM.theta0)
 
     def g(batch: Tree) -> Any:
         return lambda t, x: PROBLEM.g(ts.unravel(t), xs.unravel(x), batch)
 
-    drawn = [PROBLEM.lower_data.draw(key.fold("lower", count), batch_size, 1) for count in range(1, products + 2)]
+    drawn = [
+        PROBLEM.lower_data.draw(key.fold("lower", count), batch_size, 1)
+        for count in range(1, products + 2)
+    ]
     batches = [PROBLEM.lower_data.batch(index[0]) for index in drawn if index is not None]
     hessians = [torch.func.hessian(g(batch), 1)(t, x) for batch in batches[:-1]]
     mixed = torch.func.jacrev(torch.func.grad(g(batches[-1]), 1), 0)(t, x)
     rows = PROBLEM.upper_data["differentiate"].whole
-    direct, slope = torch.func.grad(lambda t, x: PROBLEM.f(ts.unravel(t), xs.unravel(x), rows), (0, 1))(t, x)
+    direct, slope = torch.func.grad(
+        lambda t, x: PROBLEM.f(ts.unravel(t), xs.unravel(x), rows), (0, 1)
+    )(t, x)
     return hessians, mixed, direct, slope
 
 
@@ -112,12 +131,15 @@ def dense(key: Key, batch_size: int, products: int) -> tuple[list[Tensor], Tenso
 def test_fresh_batches_are_one_a_product(strategy: Any) -> None:
     from hgms_core import Branch
 
-    key, lr = Key(5), 0.4
+    key = Key(5)
+    lr = 0.4
     branch = Branch(x=PROBLEM.x0)
-    estimator = Implicit(solver=Neumann(lr=lr, steps=4), batch_size=6, batches="fresh", strategy=strategy)
+    estimator = Implicit(
+        solver=Neumann(lr=lr, steps=4), batch_size=6, batches="fresh", strategy=strategy
+    )
     found, _ = estimator.estimate(PROBLEM, PROBLEM.theta0, branch, key, estimator.init(PROBLEM))
-    # Four terms are four steps of v ← v + lr(b − H v) from 0; the first product is with H of batch 1 after the first step, and
-    # the last product only measures the residual.
+    # Four terms are four steps of v ← v + lr(b − H v) from 0; the first product is with H of batch
+    # 1 after the first step, and the last product only measures the residual.
     hessians, mixed, direct, slope = dense(key, 6, 4)
     v = lr * slope
     for hessian in hessians[:3]:
@@ -138,10 +160,16 @@ def test_what_an_implicit_estimate_costs_is_what_was_called(strategy: Any, batch
 
     problem, seen = counted(PROBLEM)
     branch = Branch(x=PROBLEM.x0)
-    estimator = Implicit(solver=Neumann(lr=0.4, steps=4), batch_size=6, batches=batches, strategy=strategy)
-    cost = estimator.estimate(problem, PROBLEM.theta0, branch, Key(5), estimator.init(problem))[0].cost
+    estimator = Implicit(
+        solver=Neumann(lr=0.4, steps=4), batch_size=6, batches=batches, strategy=strategy
+    )
+    cost = estimator.estimate(problem, PROBLEM.theta0, branch, Key(5), estimator.init(problem))[
+        0
+    ].cost
     passes = 2 if strategy == "difference" else 1
-    again = 0 if strategy == "vjp" else 4  # a product with vjp goes back through the graph of a gradient: no evaluation
+    again = (
+        0 if strategy == "vjp" else 4
+    )  # a product with vjp goes back through the graph of a gradient: no evaluation
     assert (cost.upper_gradients, cost.products, cost.cross_products) == (1, 4, 1)
     assert cost.lower_gradients == (4 if batches == "fresh" and strategy == "vjp" else 1)
     assert seen["g"] == cost.lower_gradients + passes * again + passes
@@ -151,7 +179,9 @@ def test_what_an_implicit_estimate_costs_is_what_was_called(strategy: Any, batch
 
 def test_the_rows_of_a_step_by_differences_are_those_that_went_through() -> None:
     problem, seen = counted(PROBLEM)
-    made = method("darts", generator={"batch_size": 5}, hypergradient={"batch_size": 6, "upper_batch_size": 7})
+    made = method(
+        "darts", generator={"batch_size": 5}, hypergradient={"batch_size": 6, "upper_batch_size": 7}
+    )
     state = made.init(problem, 0)
     for _ in range(2):
         state, record = made.step(problem, state)
@@ -160,7 +190,12 @@ def test_the_rows_of_a_step_by_differences_are_those_that_went_through() -> None
 
 def test_fresh_batches_of_everything_are_one_batch() -> None:
     one, fresh = (
-        pipeline(Branches(count=1, steps=2), BestOfN(), Implicit(solver=FixedPoint(lr=0.3, max_steps=3), batches=how), Sgd())
+        pipeline(
+            Branches(count=1, steps=2),
+            BestOfN(),
+            Implicit(solver=FixedPoint(lr=0.3, max_steps=3), batches=how),
+            Sgd(),
+        )
         for how in ("one", "fresh")
     )
     results = [each.step(PROBLEM, each.init(PROBLEM, 0))[0]["theta"] for each in (one, fresh)]
@@ -170,9 +205,21 @@ def test_fresh_batches_of_everything_are_one_batch() -> None:
 LOWER_RUN = {"steps": 8, "lr": 0.8}
 ADAM = {"lr": 0.1, "schedule": {"kind": "cosine"}}
 CONVERGING: dict[str, dict[str, Any]] = {
-    "fixed-point": {"generator": LOWER_RUN, "hypergradient": {"solver": {"lr": 0.8, "max_steps": 15}}, "outer": ADAM},
-    "amigo": {"generator": LOWER_RUN, "hypergradient": {"solver": {"lr": 0.8, "max_steps": 4}}, "outer": ADAM},
-    "stocbio": {"generator": LOWER_RUN, "hypergradient": {"solver": {"lr": 0.8, "steps": 15}}, "outer": ADAM},
+    "fixed-point": {
+        "generator": LOWER_RUN,
+        "hypergradient": {"solver": {"lr": 0.8, "max_steps": 15}},
+        "outer": ADAM,
+    },
+    "amigo": {
+        "generator": LOWER_RUN,
+        "hypergradient": {"solver": {"lr": 0.8, "max_steps": 4}},
+        "outer": ADAM,
+    },
+    "stocbio": {
+        "generator": LOWER_RUN,
+        "hypergradient": {"solver": {"lr": 0.8, "steps": 15}},
+        "outer": ADAM,
+    },
 }
 
 
@@ -190,28 +237,51 @@ def test_darts_is_right_in_one_dimension_and_biased_in_more() -> None:
         "hypergradient": {"lr": 0.5},
         "outer": {"name": "adam", "lr": 0.1, "betas": [0.9, 0.999], "schedule": {"kind": "cosine"}},
     }
-    task = Quadratic(rows=12, validation_rows=40, features=1, condition=1.0, noise=2.0, penalty="shared")
-    problem, exact = task.problem(1, CPU, F64), task.closed_form(1, CPU, F64)
+    task = Quadratic(
+        rows=12, validation_rows=40, features=1, condition=1.0, noise=2.0, penalty="shared"
+    )
+    problem = task.problem(1, CPU, F64)
+    exact = task.closed_form(1, CPU, F64)
     theta, _, _ = run(method("darts", **parts), problem, 150)
     assert float(exact.hypergradient(theta)["log_penalty"].abs()) < 2e-3
     problem, exact, best = tuned_penalty()
     theta, x, _ = run(method("darts", **parts), problem, 150)
     assert abs(float(theta["log_penalty"]) - best) > 0.02
-    assert_same(x, exact.solution(theta), rtol=0.05, atol=0.05)  # the lower level is solved; it is θ that is off
+    assert_same(
+        x, exact.solution(theta), rtol=0.05, atol=0.05
+    )  # the lower level is solved; it is θ that is off
 
 
 ON_THE_SPHERE: dict[str, dict[str, Any]] = {
-    "fixed-point": {"generator": {"lr": 0.1}, "hypergradient": {"solver": {"lr": 0.1}}, "outer": {"name": "sgd", "lr": 0.1}},
-    "amigo": {"generator": {"lr": 0.1}, "hypergradient": {"solver": {"lr": 0.1}}, "outer": {"name": "sgd", "lr": 0.1}},
-    "stocbio": {"generator": {"lr": 0.1}, "hypergradient": {"solver": {"lr": 0.1}}, "outer": {"name": "sgd", "lr": 0.1}},
-    "darts": {"generator": {"lr": 0.1, "momentum": 0.0}, "hypergradient": {"lr": 0.1}, "outer": {"name": "sgd", "lr": 0.1}},
+    "fixed-point": {
+        "generator": {"lr": 0.1},
+        "hypergradient": {"solver": {"lr": 0.1}},
+        "outer": {"name": "sgd", "lr": 0.1},
+    },
+    "amigo": {
+        "generator": {"lr": 0.1},
+        "hypergradient": {"solver": {"lr": 0.1}},
+        "outer": {"name": "sgd", "lr": 0.1},
+    },
+    "stocbio": {
+        "generator": {"lr": 0.1},
+        "hypergradient": {"solver": {"lr": 0.1}},
+        "outer": {"name": "sgd", "lr": 0.1},
+    },
+    "darts": {
+        "generator": {"lr": 0.1, "momentum": 0.0},
+        "hypergradient": {"lr": 0.1},
+        "outer": {"name": "sgd", "lr": 0.1},
+    },
 }
 
 
 @pytest.fixture(scope="module")
 def selected_gap() -> float:
     branches = Branches(count=12, steps=20, lr=0.1, noise=0.3)
-    return sphere_gap(pipeline(branches, BestOfN(), Implicit(solver=CG(ridge=1e-2)), Sgd(lr=0.2)), 60)
+    return sphere_gap(
+        pipeline(branches, BestOfN(), Implicit(solver=CG(ridge=1e-2)), Sgd(lr=0.2)), 60
+    )
 
 
 @pytest.mark.extended

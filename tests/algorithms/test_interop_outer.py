@@ -1,4 +1,6 @@
-"""torch's optimisers as outer optimisers: the numbers of the optimiser kept alive, as a value that can be written down."""
+"""torch's optimisers as outer optimisers: the numbers of the optimiser kept alive, as a value
+that can be written down.
+"""
 
 from __future__ import annotations
 
@@ -39,7 +41,10 @@ every_class = pytest.mark.parametrize("name", EVERY)
 
 
 @parametrize_with_checks(
-    [TorchOptimizer(optimizer=name, settings={"lr": 0.1}) for name in ("Adam", "RAdam", "NAdam", "Adagrad", "Rprop", "SGD")]
+    [
+        TorchOptimizer(optimizer=name, settings={"lr": 0.1})
+        for name in ("Adam", "RAdam", "NAdam", "Adagrad", "Rprop", "SGD")
+    ]
 )
 def test_conformance(component: Any, check: Check) -> None:
     check(component)
@@ -51,7 +56,10 @@ def start(dtype: torch.dtype = F64) -> Tree:
 
 def slope(theta: Tree, step: int) -> Tree:
     """Of a bent loss, with noise that is the same for the same step."""
-    return {name: leaf**3 + 0.3 * normal(*leaf.shape, seed=100 + step).to(leaf) for name, leaf in theta.items()}
+    return {
+        name: leaf**3 + 0.3 * normal(*leaf.shape, seed=100 + step).to(leaf)
+        for name, leaf in theta.items()
+    }
 
 
 def alive(name: str, dtype: torch.dtype, steps: int) -> Tree:
@@ -59,7 +67,9 @@ def alive(name: str, dtype: torch.dtype, steps: int) -> Tree:
     leaves = {key: leaf.clone().requires_grad_() for key, leaf in start(dtype).items()}
     optimizer = getattr(torch.optim, name)(list(leaves.values()), **EVERY[name])
     for step in range(steps):
-        for key, gradient in slope({key: leaf.detach() for key, leaf in leaves.items()}, step).items():
+        for key, gradient in slope(
+            {key: leaf.detach() for key, leaf in leaves.items()}, step
+        ).items():
             leaves[key].grad = gradient
         optimizer.step()
     return {key: leaf.detach() for key, leaf in leaves.items()}
@@ -91,7 +101,9 @@ def test_its_state_goes_on_from_a_file_bit_for_bit(name: str) -> None:
 
 
 def test_nothing_it_is_given_changes() -> None:
-    outer = TorchOptimizer(optimizer="SGD", settings={"lr": 0.1, "momentum": 0.9, "weight_decay": 0.1})
+    outer = TorchOptimizer(
+        optimizer="SGD", settings={"lr": 0.1, "momentum": 0.9, "weight_decay": 0.1}
+    )
     theta = start()
     gradient = slope(theta, 0)
     _, state = outer.step(theta, gradient, outer.init(theta), 0.0)
@@ -116,29 +128,40 @@ def test_a_schedule_of_torch_goes_a_step_further_with_each_outer_step(name: str,
     optimizer = getattr(torch.optim, name)(list(leaves.values()), **EVERY[name])
     schedule = SCHEDULES[kind](optimizer)
     outer = TorchOptimizer(optimizer=name, settings=EVERY[name], schedule=SCHEDULES[kind])
-    theta, state = start(), outer.init(start())
+    theta = start()
+    state = outer.init(start())
     for step in range(6):
-        for key, gradient in slope({key: leaf.detach() for key, leaf in leaves.items()}, step).items():
+        for key, gradient in slope(
+            {key: leaf.detach() for key, leaf in leaves.items()}, step
+        ).items():
             leaves[key].grad = gradient
         optimizer.step()
         schedule.step()
         theta, state = stepped(outer, theta, state, range(step, step + 1))
-        structure, tensors = pack(state)  # each time as another process that has never seen the schedule
-        state, outer = unpack(json.loads(json.dumps(structure)), tensors), attrs.evolve(outer)
+        structure, tensors = pack(
+            state
+        )  # each time as another process that has never seen the schedule
+        state = unpack(json.loads(json.dumps(structure)), tensors)
+        outer = attrs.evolve(outer)
     assert_same(theta, {key: leaf.detach() for key, leaf in leaves.items()})
 
 
 def test_a_schedule_over_the_budget_is_that_of_the_other_optimisers() -> None:
-    ours, theirs = (
-        Sgd(lr=0.2, schedule=Schedule(kind="cosine", final=0.1)),
-        TorchOptimizer(optimizer="SGD", settings={"lr": 0.2}, schedule=Schedule(kind="cosine", final=0.1)),
+    ours = Sgd(lr=0.2, schedule=Schedule(kind="cosine", final=0.1))
+    theirs = TorchOptimizer(
+        optimizer="SGD", settings={"lr": 0.2}, schedule=Schedule(kind="cosine", final=0.1)
     )
-    one, other = (outer.step(start(), slope(start(), 0), outer.init(start()), 0.3)[0] for outer in (ours, theirs))
+    one, other = (
+        outer.step(start(), slope(start(), 0), outer.init(start()), 0.3)[0]
+        for outer in (ours, theirs)
+    )
     assert_same(one, other, rtol=1e-14)
 
 
 def test_a_schedule_that_looks_at_a_loss_is_refused() -> None:
-    outer = TorchOptimizer(schedule=lambda optimizer: torch.optim.lr_scheduler.ReduceLROnPlateau(optimizer))
+    outer = TorchOptimizer(
+        schedule=lambda optimizer: torch.optim.lr_scheduler.ReduceLROnPlateau(optimizer)
+    )
     with pytest.raises(ConfigError, match="looks at a loss"):
         outer.init(start())
 
@@ -184,13 +207,17 @@ def test_a_class_of_ones_own_from_python() -> None:
 def test_a_memory_that_no_file_can_hold_is_refused() -> None:
     outer = TorchOptimizer(optimizer=Hoarder)
     with pytest.raises(ConfigError, match="keeps a object in its state"):
-        outer.step({"t": torch.zeros(2)}, {"t": torch.ones(2)}, outer.init({"t": torch.zeros(2)}), 0.0)
+        outer.step(
+            {"t": torch.zeros(2)}, {"t": torch.ones(2)}, outer.init({"t": torch.zeros(2)}), 0.0
+        )
 
 
 def test_a_memory_that_belongs_to_no_parameter_is_refused() -> None:
     outer = TorchOptimizer(optimizer=Shared)
     with pytest.raises(ConfigError, match="a state besides those of its parameters"):
-        outer.step({"t": torch.zeros(2)}, {"t": torch.ones(2)}, outer.init({"t": torch.zeros(2)}), 0.0)
+        outer.step(
+            {"t": torch.zeros(2)}, {"t": torch.ones(2)}, outer.init({"t": torch.zeros(2)}), 0.0
+        )
 
 
 def test_matrices_only_is_said_in_torchs_words() -> None:
@@ -223,7 +250,9 @@ def read(fields: str) -> Any:
 
 def test_a_table_of_settings_survives_a_file() -> None:
     config = read('optimizer = "NAdam"\nsettings = { lr = 0.05, betas = [0.8, 0.99] }')
-    assert config.method.outer == TorchOptimizer(optimizer="NAdam", settings={"lr": 0.05, "betas": (0.8, 0.99)})
+    assert config.method.outer == TorchOptimizer(
+        optimizer="NAdam", settings={"lr": 0.05, "betas": (0.8, 0.99)}
+    )
     assert RunConfig.from_toml(config.to_toml()) == config
 
 
@@ -241,7 +270,9 @@ def test_a_table_of_settings_survives_a_file() -> None:
         ("settings = 0.1", "expected a table"),
     ],
 )
-def test_bad_input_ends_with_a_message_and_no_traceback(fields: str, said: str, tmp_path: Path) -> None:
+def test_bad_input_ends_with_a_message_and_no_traceback(
+    fields: str, said: str, tmp_path: Path
+) -> None:
     config = tmp_path / "run.toml"
     config.write_text(TEXT.format(fields), encoding="utf-8")
     result = CliRunner().invoke(main, ["run", str(config), "--out", str(tmp_path / "runs")])

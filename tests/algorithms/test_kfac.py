@@ -1,4 +1,6 @@
-"""K-FAC through curvlinops: its factors against their definition, where it is exact, and whom it serves."""
+"""K-FAC through curvlinops: its factors against their definition, where it is exact, and whom it
+serves.
+"""
 
 from __future__ import annotations
 
@@ -17,12 +19,26 @@ from hgms.methods.tilted import tilted
 from hgms.runs import RunConfig
 from hgms.solvers import CG, KFAC
 from hgms.solvers.kfac import Factored
-from hgms_core import Branch, ConfigError, Data, MissingExtra, Outcome, Problem, Ravel, Tree, hypergradient, roles
+from hgms_core import (
+    Branch,
+    ConfigError,
+    Data,
+    MissingExtra,
+    Outcome,
+    Problem,
+    Ravel,
+    Tree,
+    hypergradient,
+    roles,
+)
 from hgms_core.registry import Registry
 
 pytestmark = pytest.mark.plugins
 
-ROWS, CLASSES, OMEGA, RIDGE = 9, 3, 1e-2, 0.1
+ROWS = 9
+CLASSES = 3
+OMEGA = 1e-2
+RIDGE = 0.1
 
 
 def deep(x: Tree, batch: Tree) -> Tensor:
@@ -35,12 +51,20 @@ def shallow(x: Tree, batch: Tree) -> Tensor:
 
 def weighted(theta: Tree, x: Tree, z: Tensor, batch: Tree) -> Tensor:
     losses = -z.log_softmax(-1).gather(-1, batch["y"][:, None])[:, 0]
-    return (theta["t"][batch["index"]].sigmoid() * losses).mean() + OMEGA * sum((leaf * leaf).sum() for leaf in x.values())
+    return (theta["t"][batch["index"]].sigmoid() * losses).mean() + OMEGA * sum(
+        (leaf * leaf).sum() for leaf in x.values()
+    )
 
 
-DEEP, SHALLOW = Composite(outputs=deep, criterion=weighted), Composite(outputs=shallow, criterion=weighted)
+DEEP = Composite(outputs=deep, criterion=weighted)
+SHALLOW = Composite(outputs=shallow, criterion=weighted)
 THETA = {"t": normal(ROWS, seed=1)}
-X = {"w1": normal(4, 5, seed=2), "b1": normal(4, seed=3), "w2": normal(CLASSES, 4, seed=4), "b2": normal(CLASSES, seed=5)}
+X = {
+    "w1": normal(4, 5, seed=2),
+    "b1": normal(4, seed=3),
+    "w2": normal(CLASSES, 4, seed=4),
+    "b2": normal(CLASSES, seed=5),
+}
 FLAT = {"b": normal(CLASSES, seed=6), "w": normal(CLASSES, 5, seed=7)}
 DATA = Data.of({"a": normal(ROWS, 5, seed=8), "y": torch.arange(ROWS) % CLASSES})
 BATCH = DATA.batch(None)
@@ -56,7 +80,8 @@ def inverse(loss: Any, x: Tree, batch: Tree, theta: Tree = THETA) -> Tensor:
 
 
 def gauss_newton_matrix(loss: Any, x: Tree, batch: Tree) -> Tensor:
-    spec, product = Ravel.of(x), gauss_newton(loss)
+    spec = Ravel.of(x)
+    product = gauss_newton(loss)
     eye = torch.eye(spec.size, dtype=F64)
     return torch.stack([spec.ravel(product(THETA, x, batch, spec.unravel(e))) for e in eye], dim=1)
 
@@ -64,13 +89,18 @@ def gauss_newton_matrix(loss: Any, x: Tree, batch: Tree) -> Tensor:
 def blocks(matrix: Tensor, x: Tree, layers: tuple[tuple[str, ...], ...]) -> Tensor:
     """The matrix with what joins two layers left out."""
     owner = torch.cat(
-        [torch.full((leaf.numel(),), [name in layer for layer in layers].index(True)) for name, leaf in x.items()]
+        [
+            torch.full((leaf.numel(),), [name in layer for layer in layers].index(True))
+            for name, leaf in x.items()
+        ]
     )
     return matrix * (owner[:, None] == owner[None, :])
 
 
 def test_with_one_row_and_one_layer_it_is_the_inverse() -> None:
-    exact = torch.linalg.inv(gauss_newton_matrix(SHALLOW, FLAT, ONE) + RIDGE * torch.eye(18, dtype=F64))
+    exact = torch.linalg.inv(
+        gauss_newton_matrix(SHALLOW, FLAT, ONE) + RIDGE * torch.eye(18, dtype=F64)
+    )
     torch.testing.assert_close(inverse(SHALLOW, FLAT, ONE), exact, rtol=1e-8, atol=1e-10)
 
 
@@ -81,14 +111,20 @@ def test_with_one_row_it_is_the_inverse_of_the_layers_blocks() -> None:
 
 
 def by_definition(parts: list[tuple[Tree, Tensor]]) -> Tensor:
-    """(B ⊗ A + (γ + 2ω)I)⁻¹ of a softmax layer: A = mean of [a, 1][a, 1]ᵀ, B = Σ w_i (diag(p) − ppᵀ), with weights."""
+    """(B ⊗ A + (γ + 2ω)I)⁻¹ of a softmax layer: A = mean of [a, 1][a, 1]ᵀ, B = Σ w_i (diag(p) −
+    ppᵀ), with weights.
+    """
     inputs = torch.cat([batch["a"] for batch, _ in parts])
     inputs = torch.cat([inputs, torch.ones(len(inputs), 1, dtype=F64)], dim=1)
     outside = torch.zeros(CLASSES, CLASSES, dtype=F64)
     for batch, weight in parts:
         chance = shallow(FLAT, batch).softmax(-1)
-        outside += torch.einsum("n,ncd->cd", weight, torch.diag_embed(chance) - chance[:, :, None] * chance[:, None, :])
-    joint = torch.kron(outside, inputs.T @ inputs / len(inputs)) + (RIDGE + 2 * OMEGA) * torch.eye(18, dtype=F64)
+        outside += torch.einsum(
+            "n,ncd->cd", weight, torch.diag_embed(chance) - chance[:, :, None] * chance[:, None, :]
+        )
+    joint = torch.kron(outside, inputs.T @ inputs / len(inputs)) + (RIDGE + 2 * OMEGA) * torch.eye(
+        18, dtype=F64
+    )
     place = torch.arange(18).reshape(CLASSES, 6)
     order = torch.cat([place[:, 5], place[:, :5].flatten()])  # b comes before w in x
     return torch.linalg.inv(joint)[order][:, order]
@@ -100,23 +136,40 @@ def test_its_factors_are_those_of_the_definition() -> None:
 
 
 def test_a_tilted_loss_has_the_rows_of_both() -> None:
-    upper = Composite(outputs=shallow, criterion=lambda t, x, z, b: -z.log_softmax(-1).gather(-1, b["y"][:, None]).mean())
+    upper = Composite(
+        outputs=shallow,
+        criterion=lambda t, x, z, b: -z.log_softmax(-1).gather(-1, b["y"][:, None]).mean(),
+    )
     above = {"a": normal(4, 5, seed=9), "y": torch.tensor([2, 1, 0, 1])}
-    problem = Problem(theta0=THETA, x0=FLAT, g=SHALLOW, f=upper, lower_data=DATA, upper_data=roles(above, (1, 1, 1)))
+    problem = Problem(
+        theta0=THETA,
+        x0=FLAT,
+        g=SHALLOW,
+        f=upper,
+        lower_data=DATA,
+        upper_data=roles(above, (1, 1, 1)),
+    )
     joint = tilted(problem, 0.7)
-    exact = by_definition([(BATCH, THETA["t"].sigmoid() / ROWS), (above, torch.full((4,), 0.7 / 4, dtype=F64))])
-    torch.testing.assert_close(inverse(joint.g, FLAT, joint.lower_data.batch(None)), exact, rtol=1e-8, atol=1e-10)
+    exact = by_definition(
+        [(BATCH, THETA["t"].sigmoid() / ROWS), (above, torch.full((4,), 0.7 / 4, dtype=F64))]
+    )
+    torch.testing.assert_close(
+        inverse(joint.g, FLAT, joint.lower_data.batch(None)), exact, rtol=1e-8, atol=1e-10
+    )
 
 
 def solved(theta: Tree) -> Tree:
     """The lower solution of the shallow, strongly convex loss, by Newton's method."""
-    spec, flat = Ravel.of(FLAT), torch.zeros(18, dtype=F64)
+    spec = Ravel.of(FLAT)
+    flat = torch.zeros(18, dtype=F64)
     for _ in range(12):
 
         def value(at: Tensor) -> Tensor:
             return SHALLOW(theta, spec.unravel(at), BATCH)
 
-        flat = flat - torch.linalg.solve(torch.func.hessian(value)(flat), torch.func.grad(value)(flat))
+        flat = flat - torch.linalg.solve(
+            torch.func.hessian(value)(flat), torch.func.grad(value)(flat)
+        )
     return spec.unravel(flat)
 
 
@@ -128,45 +181,63 @@ class TestImplicit:
         return -shallow(x, batch).log_softmax(-1).gather(-1, batch["y"][:, None]).mean()
 
     def problem(self) -> Problem:
-        return Problem(theta0=THETA, x0=FLAT, g=SHALLOW, f=self.f, lower_data=DATA, upper_data=self.UPPER)
+        return Problem(
+            theta0=THETA, x0=FLAT, g=SHALLOW, f=self.f, lower_data=DATA, upper_data=self.UPPER
+        )
 
     @pytest.mark.parametrize("operator", ["hessian", "ggn"])
-    def test_before_conjugate_gradients_it_is_the_slope_of_the_value_function(self, operator: Any) -> None:
+    def test_before_conjugate_gradients_it_is_the_slope_of_the_value_function(
+        self, operator: Any
+    ) -> None:
         pytest.importorskip("curvlinops")
-        problem, above = self.problem(), self.UPPER["differentiate"].batch(None)
+        problem = self.problem()
+        above = self.UPPER["differentiate"].batch(None)
         estimator = Implicit(solver=KFAC(rtol=1e-11), operator=operator)
-        estimate, _ = estimator.estimate(problem, THETA, Branch(x=solved(THETA)), KEY, estimator.init(problem))
+        estimate, _ = estimator.estimate(
+            problem, THETA, Branch(x=solved(THETA)), KEY, estimator.init(problem)
+        )
         assert estimate.outcome is Outcome.CONVERGED
         slope = finite_differences(lambda theta: self.f(theta, solved(theta), above), THETA)
         torch.testing.assert_close(estimate.value["t"], slope["t"], rtol=1e-6, atol=1e-9)
 
     def test_by_itself_it_says_that_it_did_not_solve(self) -> None:
         pytest.importorskip("curvlinops")
-        problem, estimator = self.problem(), Implicit(solver=KFAC(max_steps=0))
-        estimate, _ = estimator.estimate(problem, THETA, Branch(x=solved(THETA)), KEY, estimator.init(problem))
+        problem = self.problem()
+        estimator = Implicit(solver=KFAC(max_steps=0))
+        estimate, _ = estimator.estimate(
+            problem, THETA, Branch(x=solved(THETA)), KEY, estimator.init(problem)
+        )
         assert estimate.outcome is Outcome.NOT_SOLVED
         assert estimate.cost.products == 1
         assert 0 < estimate.residual < 1
 
     def test_a_task_s_convolutions_are_factored_too(self) -> None:
         pytest.importorskip("curvlinops")
-        task = Registry.load().get("task", "imbalanced-loss").target(
-            validation_size=20, test_size=20, views=0, hidden=3, channels=(2, 2), smooth=True
-        )  # fmt: skip
+        task = (
+            Registry.load()
+            .get("task", "imbalanced-loss")
+            .target(
+                validation_size=20, test_size=20, views=0, hidden=3, channels=(2, 2), smooth=True
+            )
+        )
         problem = task.problem(0, torch.device("cpu"), F64)
         settings: dict[str, Any] = {"ridge": 0.1, "rtol": 1e-9, "max_steps": 500}
         values = []
         for solver in (KFAC(**settings), CG(**settings)):
             estimator = Implicit(solver=solver, operator="ggn")
-            estimate, _ = estimator.estimate(problem, problem.theta0, Branch(x=problem.x0), KEY, estimator.init(problem))
+            estimate, _ = estimator.estimate(
+                problem, problem.theta0, Branch(x=problem.x0), KEY, estimator.init(problem)
+            )
             assert estimate.outcome is Outcome.CONVERGED
             values.append(estimate.value["delta_raw"])
         torch.testing.assert_close(*values, rtol=1e-6, atol=1e-9)
 
 
 def dense_inverse_of_two_layers(theta: Tree, ridge: float) -> Tensor:
-    """⊕ (B_l ⊗ A_l + (γ + 2ω)I)⁻¹ of the two layers of ``deep``: A_l the mean of [a, 1][a, 1]ᵀ of a layer's inputs, B_l the
-    sum of Jᵀ w_i (diag(p) − ppᵀ) J over rows, J the derivative of a row's outputs in those of the layer."""
+    """⊕ (B_l ⊗ A_l + (γ + 2ω)I)⁻¹ of the two layers of ``deep``: A_l the mean of [a, 1][a, 1]ᵀ of a
+    layer's inputs, B_l the sum of Jᵀ w_i (diag(p) − ppᵀ) J over rows, J the derivative of a row's
+    outputs in those of the layer.
+    """
     hidden = F.linear(BATCH["a"], X["w1"], X["b1"])
     chance = deep(X, BATCH).softmax(-1)
     within = torch.diag_embed(chance) - chance[:, :, None] * chance[:, None, :]
@@ -181,7 +252,9 @@ def dense_inverse_of_two_layers(theta: Tree, ridge: float) -> Tensor:
         inputs = torch.cat([inputs, torch.ones(ROWS, 1, dtype=F64)], dim=1)
         joint = torch.kron(outside.contiguous(), inputs.T @ inputs / ROWS)
         at = torch.cat([places[f"w{layer}"], places[f"b{layer}"][:, None]], dim=1).flatten().long()
-        inverses[at[:, None], at[None]] = torch.linalg.inv(joint + (ridge + 2 * OMEGA) * torch.eye(len(at), dtype=F64))
+        inverses[at[:, None], at[None]] = torch.linalg.inv(
+            joint + (ridge + 2 * OMEGA) * torch.eye(len(at), dtype=F64)
+        )
     return inverses
 
 
@@ -194,12 +267,18 @@ def test_the_method_s_hypergradient_is_that_of_the_dense_inverse() -> None:
 
     problem = Problem(theta0=THETA, x0=X, g=DEEP, f=f, lower_data=DATA, upper_data=validation)
     table = {"task": "quadratic", "method": "kfac", "budget": "1 steps"}
-    method = evolve(RunConfig.from_dict(table).method.hypergradient, batch_size=None, upper_batch_size=None)
+    method = evolve(
+        RunConfig.from_dict(table).method.hypergradient, batch_size=None, upper_batch_size=None
+    )
     estimate, _ = method.estimate(problem, THETA, Branch(x=X), KEY, method.init(problem))
 
-    theta, x = ({name: leaf.clone().requires_grad_() for name, leaf in tree.items()} for tree in (THETA, X))
+    theta, x = (
+        {name: leaf.clone().requires_grad_() for name, leaf in tree.items()} for tree in (THETA, X)
+    )
     spec = Ravel.of(X)
-    above = torch.autograd.grad(f(theta, x, validation["differentiate"].batch(None)), list(x.values()))
+    above = torch.autograd.grad(
+        f(theta, x, validation["differentiate"].batch(None)), list(x.values())
+    )
     v = dense_inverse_of_two_layers(THETA, method.solver.ridge) @ spec.ravel_leaves(above)
     grads = torch.autograd.grad(DEEP(theta, x, BATCH), list(x.values()), create_graph=True)
     mixed = torch.autograd.grad(grads, [theta["t"]], spec.unravel_leaves(v))[0]
@@ -208,22 +287,31 @@ def test_the_method_s_hypergradient_is_that_of_the_dense_inverse() -> None:
 
 def test_the_inverse_itself_is_clipped_and_says_so_where_it_is_exact() -> None:
     b = normal(5, seed=3)
-    exact = Factored(inverse=lambda r: r / 3, ridge=1.0, rtol=1e-9, atol=0.0, clip=None).solve(lambda v: 2 * v, b)
+    exact = Factored(inverse=lambda r: r / 3, ridge=1.0, rtol=1e-9, atol=0.0, clip=None).solve(
+        lambda v: 2 * v, b
+    )
     assert exact.outcome is Outcome.CONVERGED
     torch.testing.assert_close(exact.value, b / 3)
-    clipped = Factored(inverse=lambda r: r / 3, ridge=1.0, rtol=1e-9, atol=0.0, clip=0.1).solve(lambda v: 2 * v, b)
+    clipped = Factored(inverse=lambda r: r / 3, ridge=1.0, rtol=1e-9, atol=0.0, clip=0.1).solve(
+        lambda v: 2 * v, b
+    )
     torch.testing.assert_close(clipped.value, 0.1 * b / b.norm())
     assert clipped.products == 1
 
 
 def test_without_a_loss_it_is_cg() -> None:
-    theta, x = THETA["t"], FLAT["w"].flatten()
+    theta = THETA["t"]
+    x = FLAT["w"].flatten()
     answers = [
         hypergradient(
-            lambda t, x: x.sin().sum(), lambda t, x: (x**2).sum() + t.sum() * x.sum(), theta, x, solver=solver
+            lambda t, x: x.sin().sum(),
+            lambda t, x: (x**2).sum() + t.sum() * x.sum(),
+            theta,
+            x,
+            solver=solver,
         ).value
         for solver in (KFAC(ridge=0.3), CG(ridge=0.3))
-    ]  # fmt: skip
+    ]
     assert torch.equal(*answers)
 
 
@@ -236,14 +324,20 @@ def test_without_a_loss_it_is_cg() -> None:
             {**FLAT, "scale": normal(CLASSES, seed=11)},
             "scale of x is no weight or bias of one",
         ),
-        (Composite(outputs=lambda x, b: shallow(x, b).sum(-1), criterion=weighted), FLAT, "outputs of the shape"),
         (
-            Composite(outputs=shallow, criterion=lambda t, x, z, b: z.square().mean() * z.square().sum()),
+            Composite(outputs=lambda x, b: shallow(x, b).sum(-1), criterion=weighted),
+            FLAT,
+            "outputs of the shape",
+        ),
+        (
+            Composite(
+                outputs=shallow, criterion=lambda t, x, z, b: z.square().mean() * z.square().sum()
+            ),
             FLAT,
             "a criterion that is a sum over rows",
         ),
     ],
-)  # fmt: skip
+)
 def test_whom_it_does_not_serve(loss: Any, x: Tree, words: str) -> None:
     pytest.importorskip("curvlinops")
     with pytest.raises(ConfigError, match=words):

@@ -1,4 +1,6 @@
-"""The dynamic Lanczos process: Krylov iterates on a fixed matrix, the equations on a moving one, and a resumed run."""
+"""The dynamic Lanczos process: Krylov iterates on a fixed matrix, the equations on a moving one,
+and a resumed run.
+"""
 
 from __future__ import annotations
 
@@ -19,14 +21,20 @@ from hgms_core import Branch, Estimate, Outcome, Pipeline, Problem, Solution, St
 
 pytestmark = pytest.mark.plugins
 
-SIZE, RIDGE, M = 40, 0.1, 6
+SIZE = 40
+RIDGE = 0.1
+M = 6
 EYE = torch.eye(SIZE, dtype=F64)
 
 
 def matrix(step: int = 0, by: float = 0.0) -> Tensor:
-    """Positive definite, with eigenvalues from 0.3 to 10 and eigenvectors that turn from step to step."""
+    """Positive definite, with eigenvalues from 0.3 to 10 and eigenvectors that turn from step to
+    step.
+    """
     skew = normal(SIZE, SIZE, seed=1) - normal(SIZE, SIZE, seed=1).T
-    turn = torch.linalg.matrix_exp(skew + step * by * (normal(SIZE, SIZE, seed=2) - normal(SIZE, SIZE, seed=2).T) / SIZE**0.5)
+    turn = torch.linalg.matrix_exp(
+        skew + step * by * (normal(SIZE, SIZE, seed=2) - normal(SIZE, SIZE, seed=2).T) / SIZE**0.5
+    )
     return turn * torch.logspace(-0.5, 1, SIZE, dtype=F64) @ turn.T
 
 
@@ -46,7 +54,9 @@ def steps_on(
 
 
 def krylov(h: Tensor, b: Tensor, start: Tensor, count: int) -> Tensor:
-    """The point of start + span{r, Hr, …} whose residual is orthogonal to that span: the iterate of conjugate gradients."""
+    """The point of start + span{r, Hr, …} whose residual is orthogonal to that span: the iterate
+    of conjugate gradients.
+    """
     r = b - h @ start
     columns = [r / r.norm()]
     for _ in range(count - 1):
@@ -59,7 +69,8 @@ def krylov(h: Tensor, b: Tensor, start: Tensor, count: int) -> Tensor:
 
 
 class TestFixed:
-    H, B = matrix(), normal(SIZE, seed=3)
+    H = matrix()
+    B = normal(SIZE, seed=3)
 
     def test_its_steps_are_those_of_restarted_conjugate_gradients(self) -> None:
         answers = steps_on(LancBiO(restart=M, ridge=RIDGE), [self.H] * (2 * M), [self.B] * (2 * M))
@@ -68,7 +79,9 @@ class TestFixed:
             j = k % M + 1
             exact = krylov(self.H + RIDGE * EYE, self.B, anchor, j)
             torch.testing.assert_close(solution.value, exact, rtol=1e-10, atol=1e-11)
-            cg = CG(ridge=RIDGE, max_steps=j, rtol=1e-12).solve(lambda v: self.H @ v, self.B, anchor if k >= M else None)
+            cg = CG(ridge=RIDGE, max_steps=j, rtol=1e-12).solve(
+                lambda v: self.H @ v, self.B, anchor if k >= M else None
+            )
             torch.testing.assert_close(solution.value, cg.value, rtol=1e-9, atol=1e-10)
             true = (self.B - self.H @ exact - RIDGE * exact).norm() / self.B.norm()
             torch.testing.assert_close(solution.residual, true, rtol=1e-9, atol=0)
@@ -92,12 +105,18 @@ class TestFixed:
         torch.testing.assert_close(solution.value, plain.value, rtol=1e-9, atol=1e-10)
         torch.testing.assert_close(solution.residual, plain.residual, rtol=1e-8, atol=0)
         assert int(solution.iterations) == M
-        assert (solution.products, calls) == (M + (start is not None), 2 * (M + (start is not None)))
+        assert (solution.products, calls) == (
+            M + (start is not None),
+            2 * (M + (start is not None)),
+        )
 
     def test_enough_steps_solve_as_minres_does(self) -> None:
         ours, other = (
             solver.solve(lambda v: self.H @ v, self.B)
-            for solver in (LancBiO(restart=SIZE, ridge=RIDGE, rtol=1e-10), MINRES(ridge=RIDGE, rtol=1e-10))
+            for solver in (
+                LancBiO(restart=SIZE, ridge=RIDGE, rtol=1e-10),
+                MINRES(ridge=RIDGE, rtol=1e-10),
+            )
         )
         assert ours.outcome is other.outcome is Outcome.CONVERGED
         exact = torch.linalg.solve(self.H + RIDGE * EYE, self.B)
@@ -106,9 +125,14 @@ class TestFixed:
         assert int(ours.iterations) <= SIZE
 
     def test_a_solved_system_costs_a_check_and_goes_on_from_its_solution(self) -> None:
-        h, b = torch.tensor([1.0, 3.0], dtype=F64).repeat(SIZE // 2).diag(), self.B
+        h = torch.tensor([1.0, 3.0], dtype=F64).repeat(SIZE // 2).diag()
+        b = self.B
         answers = steps_on(LancBiO(), [h] * 3, [b] * 3)
-        assert [solution.outcome.label for solution, _ in answers] == ["iteration-limit", "converged", "converged"]
+        assert [solution.outcome.label for solution, _ in answers] == [
+            "iteration-limit",
+            "converged",
+            "converged",
+        ]
         assert [solution.products for solution, _ in answers] == [1, 2, 1]
         assert [int(solution.iterations) for solution, _ in answers] == [1, 1, 0]
         torch.testing.assert_close(answers[-1][0].value, b / h.diagonal(), rtol=1e-12, atol=0)
@@ -123,19 +147,22 @@ class TestFixed:
 
 
 class TestMoving:
-    HS, BS = (
-        [matrix(step, by=0.05) for step in range(2 * M)],
-        [normal(SIZE, seed=6) + 0.1 * normal(SIZE, seed=7 + k) for k in range(2 * M)],
-    )
+    HS = [matrix(step, by=0.05) for step in range(2 * M)]
+    BS = [normal(SIZE, seed=6) + 0.1 * normal(SIZE, seed=7 + k) for k in range(2 * M)]
 
     def test_each_step_is_that_of_the_equations(self) -> None:
-        """v̄ + Q T⁻¹ Qᵀ(b − w) with α_j, β_j and q_{j+1} of the matrix of step j, and w of the first of the epoch."""
+        """v̄ + Q T⁻¹ Qᵀ(b − w) with α_j, β_j and q_{j+1} of the matrix of step j, and w of the
+        first of the epoch.
+        """
         answers = steps_on(LancBiO(restart=M, ridge=RIDGE), self.HS, self.BS)
         v = torch.zeros(SIZE, dtype=F64)
         for k, (solution, _) in enumerate(answers):
-            h, b, j = self.HS[k] + RIDGE * EYE, self.BS[k], k % M
+            h = self.HS[k] + RIDGE * EYE
+            b = self.BS[k]
+            j = k % M
             if not j:
-                anchor, w = v, h @ v
+                anchor = v
+                w = h @ v
                 q = ((b - w) / (b - w).norm()).unsqueeze(1)
                 t = torch.zeros(M + 1, M + 1, dtype=F64)
             u = h @ q[:, j]
@@ -146,20 +173,28 @@ class TestMoving:
             u = u - q @ torch.linalg.lstsq(q, u.unsqueeze(1)).solution.squeeze(1)
             t[j, j + 1] = t[j + 1, j] = u.norm()
             expected = b - w - q @ (t[: j + 1, : j + 1] @ y) - u * y[-1]
-            torch.testing.assert_close(solution.residual, expected.norm() / b.norm(), rtol=1e-8, atol=0)
+            torch.testing.assert_close(
+                solution.residual, expected.norm() / b.norm(), rtol=1e-8, atol=0
+            )
             q = torch.cat([q, (u / u.norm()).unsqueeze(1)], 1)
 
     def test_it_follows_the_solution_closer_than_one_warm_step_of_cg(self) -> None:
         """For 1 + 1/m products a system, against two."""
-        hs, b = [matrix(step, by=1e-3) for step in range(40)], self.BS[0]
-        ours = [solution.value for solution, _ in steps_on(LancBiO(restart=10, ridge=RIDGE), hs, [b] * 40)]
-        last, warm = None, []
+        hs = [matrix(step, by=1e-3) for step in range(40)]
+        b = self.BS[0]
+        ours = [
+            solution.value
+            for solution, _ in steps_on(LancBiO(restart=10, ridge=RIDGE), hs, [b] * 40)
+        ]
+        last = None
+        warm = []
         for h in hs:
             last = CG(ridge=RIDGE, max_steps=1).solve(lambda v, h=h: h @ v, b, last).value
             warm.append(last)
         exact = [torch.linalg.solve(h + RIDGE * EYE, b) for h in hs]
         errors = [
-            sum(float((v - e).norm() / e.norm()) for v, e in zip(vs[20:], exact[20:], strict=True)) for vs in (ours, warm)
+            sum(float((v - e).norm() / e.norm()) for v, e in zip(vs[20:], exact[20:], strict=True))
+            for vs in (ours, warm)
         ]
         assert errors[0] < 0.2 * errors[1]
 
@@ -170,7 +205,11 @@ class TestOutcomes:
     def test_negative_curvature_gives_the_iterate_before_it_and_another_epoch(self) -> None:
         indefinite = matrix() - 0.5 * EYE
         answers = steps_on(LancBiO(restart=30), [indefinite] * 30, [self.B] * 30)
-        bad = [k for k, (solution, _) in enumerate(answers) if solution.outcome is Outcome.NEGATIVE_CURVATURE]
+        bad = [
+            k
+            for k, (solution, _) in enumerate(answers)
+            if solution.outcome is Outcome.NEGATIVE_CURVATURE
+        ]
         first = bad[0]
         assert first > 0
         assert_same(answers[first][0].value, answers[first - 1][0].value, rtol=1e-10, atol=1e-12)
@@ -202,11 +241,15 @@ class TestOutcomes:
     def test_a_right_hand_side_that_is_not_finite_or_zero(self) -> None:
         solver = LancBiO(restart=5)
         memory = steps_on(solver, [matrix()] * 2, [self.B] * 2)[-1][1]
-        solution, after = solver.solve_from(lambda v: matrix() @ v, torch.full_like(self.B, torch.nan), None, memory)
+        solution, after = solver.solve_from(
+            lambda v: matrix() @ v, torch.full_like(self.B, torch.nan), None, memory
+        )
         assert solution.outcome is Outcome.NONFINITE
         assert not solution.value.any()
         assert after is memory
-        solution, _ = solver.solve_from(lambda v: matrix() @ v, torch.zeros_like(self.B), None, memory)
+        solution, _ = solver.solve_from(
+            lambda v: matrix() @ v, torch.zeros_like(self.B), None, memory
+        )
         assert (solution.outcome, bool(solution.value.any())) == (Outcome.CONVERGED, False)
 
     def test_residuals_may_rise_but_from_epoch_to_epoch_the_error_falls(self) -> None:
@@ -227,8 +270,10 @@ class TestOutcomes:
         assert solution.products == fresh.products + 1
 
     def test_clip_bounds_what_is_returned_but_not_what_goes_on(self) -> None:
-        hs, bs = [matrix()] * 8, [self.B] * 8
-        free, bound = steps_on(LancBiO(restart=4), hs, bs), steps_on(LancBiO(restart=4, clip=0.1), hs, bs)
+        hs = [matrix()] * 8
+        bs = [self.B] * 8
+        free = steps_on(LancBiO(restart=4), hs, bs)
+        bound = steps_on(LancBiO(restart=4, clip=0.1), hs, bs)
         for (a, kept), (b, same) in zip(free, bound, strict=True):
             assert float(b.value.norm()) == pytest.approx(0.1)
             assert_same(kept, same)
@@ -237,7 +282,9 @@ class TestOutcomes:
 
 def curved(theta: Tree, x: Tree, batch: Tree) -> Tensor:
     """A strongly convex lower level whose Hessian changes with x."""
-    return (torch.logspace(-1, 1, SIZE, dtype=F64) * x["x"] ** 2 / 2 + x["x"] ** 4 / 12).sum() - theta["t"] @ x["x"]
+    return (
+        torch.logspace(-1, 1, SIZE, dtype=F64) * x["x"] ** 2 / 2 + x["x"] ** 4 / 12
+    ).sum() - theta["t"] @ x["x"]
 
 
 def value(theta: Tree, x: Tree, batch: Tree) -> Tensor:
@@ -253,14 +300,21 @@ def lower_solution(theta: Tree) -> Tree:
 
 
 class TestImplicit:
-    PROBLEM = Problem(theta0={"t": normal(SIZE, seed=9)}, x0={"x": torch.zeros(SIZE, dtype=F64)}, g=curved, f=value)
+    PROBLEM = Problem(
+        theta0={"t": normal(SIZE, seed=9)},
+        x0={"x": torch.zeros(SIZE, dtype=F64)},
+        g=curved,
+        f=value,
+    )
     ESTIMATOR = Implicit(solver=LancBiO(restart=4))
 
     def run(self, state: State, steps: range) -> tuple[list[Estimate], State]:
         estimates = []
         for step in steps:
             theta = {"t": self.PROBLEM.theta0["t"] + 1e-3 * min(step, 20)}
-            estimate, state = self.ESTIMATOR.estimate(self.PROBLEM, theta, Branch(x=lower_solution(theta)), KEY, state)
+            estimate, state = self.ESTIMATOR.estimate(
+                self.PROBLEM, theta, Branch(x=lower_solution(theta)), KEY, state
+            )
             estimates.append(estimate)
         return estimates, state
 
@@ -278,7 +332,9 @@ class TestImplicit:
         _, half = self.run(self.ESTIMATOR.init(self.PROBLEM), range(cut))
         save_state(tmp_path / "state.safetensors", half)
         rest, again = self.run(load_state(tmp_path / "state.safetensors"), range(cut, 7))
-        assert_same([estimate.value for estimate in rest], [estimate.value for estimate in whole[cut:]])
+        assert_same(
+            [estimate.value for estimate in rest], [estimate.value for estimate in whole[cut:]]
+        )
         assert_same(again, end)
 
 
@@ -307,6 +363,10 @@ class TestMethod:
     def test_it_reaches_the_closed_form_optimum(self) -> None:
         problem, exact, best = tuned_penalty()
         parts = {"lr": 0.8, "steps": 8}
-        theta, x, _ = run(method(generator=parts, hypergradient={"solver": {"ridge": 0.0}}, outer={"lr": 2.0}), problem, 200)
+        theta, x, _ = run(
+            method(generator=parts, hypergradient={"solver": {"ridge": 0.0}}, outer={"lr": 2.0}),
+            problem,
+            200,
+        )
         assert float(theta["log_penalty"]) == pytest.approx(best, abs=0.01)
         assert_same(x, exact.solution(theta), rtol=1e-2, atol=1e-2)

@@ -1,4 +1,6 @@
-"""The way back by mixed-mode differentiation equals that through the graph of the path, step for step and option for option."""
+"""The way back by mixed-mode differentiation equals that through the graph of the path, step for
+step and option for option.
+"""
 
 from __future__ import annotations
 
@@ -23,10 +25,22 @@ PROBLEM = network_problem(rows=12)
 THETA = PROBLEM.theta0
 PATHS: dict[str, Any] = {
     "sgd": Branches(count=2, steps=4, lr=0.5, batch_size=5, noise=0.1, weight_decay=0.05),
-    "momentum": Branches(count=2, steps=4, lr=0.4, momentum=0.8, batch_size=5, schedule="cosine", floor=0.1),
-    "adamw": Branches(count=2, steps=4, optimizer="adamw", lr=0.05, batch_size=5, weight_decay=0.1, lr_spread=(0.5, 2.0)),
+    "momentum": Branches(
+        count=2, steps=4, lr=0.4, momentum=0.8, batch_size=5, schedule="cosine", floor=0.1
+    ),
+    "adamw": Branches(
+        count=2,
+        steps=4,
+        optimizer="adamw",
+        lr=0.05,
+        batch_size=5,
+        weight_decay=0.1,
+        lr_spread=(0.5, 2.0),
+    ),
     "clipped": Branches(count=2, steps=4, lr=2.0, clip=0.05, whole_batch_noise=0.3),
-    "in parts": Branches(count=2, steps=4, optimizer="adamw", lr=0.05, batch_size=5, accumulate=2, clip=0.1),
+    "in parts": Branches(
+        count=2, steps=4, optimizer="adamw", lr=0.05, batch_size=5, accumulate=2, clip=0.1
+    ),
     "kept": Branches(count=1, steps=4, optimizer="adamw", lr=0.05, batch_size=5, keep_graph=True),
     "trajectory": Trajectory(steps=4, optimizer="adamw", lr=0.05, batch_size=5),
     "kept trajectory": Trajectory(steps=4, lr=0.4, momentum=0.8, batch_size=5, keep_graph=True),
@@ -55,18 +69,29 @@ def test_it_is_the_derivative_of_the_graph(path: str, last: int | None) -> None:
 
 
 def test_a_learned_start_has_its_derivative() -> None:
-    problem = evolve(PROBLEM, start=lambda theta: {name: leaf * theta["scale"] for name, leaf in PROBLEM.x0.items()})
+    problem = evolve(
+        PROBLEM,
+        start=lambda theta: {name: leaf * theta["scale"] for name, leaf in PROBLEM.x0.items()},
+    )
     generator = Trajectory(steps=4, optimizer="adamw", lr=0.05)
     for last in (None, 2):
         expected, _ = ended(generator, last, problem)
-        assert_same(ended(evolve(generator, way_back="mixed"), last, problem)[0], expected, rtol=1e-11, atol=1e-15)
+        assert_same(
+            ended(evolve(generator, way_back="mixed"), last, problem)[0],
+            expected,
+            rtol=1e-11,
+            atol=1e-15,
+        )
 
 
 def test_it_calls_the_loss_once_a_step_on_each_way() -> None:
-    # The graph of a path calls it once a step; going back costs one more call, in which ∇g has its tangent.
+    # The graph of a path calls it once a step; going back costs one more call, in which ∇g has its
+    # tangent.
     problem, calls = counted(PROBLEM)
     generator = Branches(count=1, steps=6, optimizer="adamw", lr=0.05, way_back="mixed")
-    branch = generator.propose(problem, THETA, generator.init(problem, KEY), KEY).branch(torch.tensor(0))
+    branch = generator.propose(problem, THETA, generator.init(problem, KEY), KEY).branch(
+        torch.tensor(0)
+    )
     calls.clear()
     estimate, _ = Unrolled().estimate(problem, THETA, branch, KEY, {})
     assert calls["g"] == 12
@@ -76,10 +101,13 @@ def test_it_calls_the_loss_once_a_step_on_each_way() -> None:
 
 def test_no_graph_of_the_path_is_held() -> None:
     generator = Branches(count=1, steps=5, lr=0.3, way_back="mixed")
-    branch = generator.propose(PROBLEM, THETA, generator.init(PROBLEM, KEY), KEY).branch(torch.tensor(0))
+    branch = generator.propose(PROBLEM, THETA, generator.init(PROBLEM, KEY), KEY).branch(
+        torch.tensor(0)
+    )
     leaves = {name: leaf.clone().requires_grad_() for name, leaf in THETA.items()}
     end, _ = branch.replay(leaves, None)
-    nodes, waiting = set(), [leaf.grad_fn for leaf in end.values()]
+    nodes = set()
+    waiting = [leaf.grad_fn for leaf in end.values()]
     while waiting:
         node = waiting.pop()
         if node is not None and node not in nodes:
@@ -89,8 +117,12 @@ def test_no_graph_of_the_path_is_held() -> None:
 
 
 def test_products_are_those_of_double_backward() -> None:
-    batch, v = PROBLEM.lower_data.whole, {name: normal(*leaf.shape, seed=9) for name, leaf in PROBLEM.x0.items()}
-    leaves, x = ({name: leaf.clone().requires_grad_() for name, leaf in tree.items()} for tree in (THETA, PROBLEM.x0))
+    batch = PROBLEM.lower_data.whole
+    v = {name: normal(*leaf.shape, seed=9) for name, leaf in PROBLEM.x0.items()}
+    leaves, x = (
+        {name: leaf.clone().requires_grad_() for name, leaf in tree.items()}
+        for tree in (THETA, PROBLEM.x0)
+    )
     grads = torch.autograd.grad(PROBLEM.g(leaves, x, batch), list(x.values()), create_graph=True)
     wanted = torch.autograd.grad(grads, [*leaves.values(), *x.values()], list(v.values()))
     mixed, product = second_products(PROBLEM.g, THETA, PROBLEM.x0, batch, v)
@@ -100,8 +132,12 @@ def test_products_are_those_of_double_backward() -> None:
 def test_several_candidates_are_selected_and_gone_back_through() -> None:
     ends = []
     for way_back in ("graph", "mixed"):
-        generator = Branches(count=3, steps=4, optimizer="adamw", lr=0.05, noise=0.2, batch_size=5, way_back=way_back)
-        method = Pipeline(generator=generator, selector=BestOfN(), hypergradient=Unrolled(), outer=Sgd(lr=0.5))
+        generator = Branches(
+            count=3, steps=4, optimizer="adamw", lr=0.05, noise=0.2, batch_size=5, way_back=way_back
+        )
+        method = Pipeline(
+            generator=generator, selector=BestOfN(), hypergradient=Unrolled(), outer=Sgd(lr=0.5)
+        )
         state = method.init(PROBLEM, seed=1)
         for _ in range(3):
             state, _ = method.step(PROBLEM, state)
@@ -111,9 +147,12 @@ def test_several_candidates_are_selected_and_gone_back_through() -> None:
 
 def test_the_method_is_hg_baseline_with_another_way_back() -> None:
     def method(name: str) -> Any:
-        return RunConfig.from_dict({"task": "quadratic", "method": name, "budget": "1 steps"}).method
+        return RunConfig.from_dict(
+            {"task": "quadratic", "method": name, "budget": "1 steps"}
+        ).method
 
-    mixflow, baseline = method("mixflow"), method("hg-baseline")
+    mixflow = method("mixflow")
+    baseline = method("hg-baseline")
     assert mixflow == evolve(baseline, generator=evolve(baseline.generator, way_back="mixed"))
     assert isinstance(mixflow.selector, First)
 

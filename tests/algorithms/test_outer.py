@@ -1,4 +1,6 @@
-"""Outer optimisers against torch.optim, and projections against a solver that knows nothing of sorting."""
+"""Outer optimisers against torch.optim, and projections against a solver that knows nothing of
+sorting.
+"""
 
 from __future__ import annotations
 
@@ -15,7 +17,15 @@ from helpers import F64, assert_same, normal
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from hgms.outer import Adam, AdamW, ExponentiatedGradient, ProjectedGradient, Projection, Schedule, Sgd
+from hgms.outer import (
+    Adam,
+    AdamW,
+    ExponentiatedGradient,
+    ProjectedGradient,
+    Projection,
+    Schedule,
+    Sgd,
+)
 from hgms_core import ConfigError, OuterOptimizer, State, Tree, norm
 
 pytestmark = pytest.mark.plugins
@@ -35,8 +45,14 @@ PAIRS: dict[str, tuple[Any, Any]] = {
     "sgd": (Sgd(lr=0.1), lambda p: torch.optim.SGD(p, lr=0.1)),
     "momentum": (Sgd(lr=0.1, momentum=0.9), lambda p: torch.optim.SGD(p, lr=0.1, momentum=0.9)),
     "projected": (ProjectedGradient(lr=0.1), lambda p: torch.optim.SGD(p, lr=0.1)),
-    "adam": (Adam(lr=0.1, betas=(0.8, 0.9), eps=1e-5), lambda p: torch.optim.Adam(p, lr=0.1, betas=(0.8, 0.9), eps=1e-5)),
-    "adamw": (AdamW(lr=0.1, weight_decay=0.2), lambda p: torch.optim.AdamW(p, lr=0.1, weight_decay=0.2)),
+    "adam": (
+        Adam(lr=0.1, betas=(0.8, 0.9), eps=1e-5),
+        lambda p: torch.optim.Adam(p, lr=0.1, betas=(0.8, 0.9), eps=1e-5),
+    ),
+    "adamw": (
+        AdamW(lr=0.1, weight_decay=0.2),
+        lambda p: torch.optim.AdamW(p, lr=0.1, weight_decay=0.2),
+    ),
 }
 EVERYTHING = [pair[0] for pair in PAIRS.values()] + [ExponentiatedGradient(lr=0.1)]
 
@@ -57,7 +73,8 @@ def with_torch(make: Any, clip: float | None = None, rates: Any = None) -> Tree:
 
 
 def with_ours(outer: Any, start: Tree = THETA) -> tuple[Tree, State]:
-    theta, state = start, outer.init(start)
+    theta = start
+    state = outer.init(start)
     for step in range(STEPS):
         theta, state = outer.step(theta, slopes(step), state, step / STEPS)
     return theta, state
@@ -75,7 +92,9 @@ def test_each_is_torch_optim(name: str) -> None:
 def test_clipping_bounds_all_leaves_together(name: str) -> None:
     ours, theirs = PAIRS[name]
     theta, _ = with_ours(evolve(ours, clip=2.0))
-    assert_same(theta, with_torch(theirs, clip=2.0), rtol=1e-4, atol=1e-6)  # torch divides by the norm + 1e-6
+    assert_same(
+        theta, with_torch(theirs, clip=2.0), rtol=1e-4, atol=1e-6
+    )  # torch divides by the norm + 1e-6
     longest = max(float(norm(slopes(step))) for step in range(STEPS))
     shortest = min(float(norm(slopes(step))) for step in range(STEPS))
     assert shortest < 2.0 < longest
@@ -88,7 +107,10 @@ def test_a_zero_gradient_is_clipped_to_zero() -> None:
 
 
 SCHEDULES = {
-    "cosine": (Schedule(kind="cosine", final=0.1), lambda t: 0.1 + 0.9 * 0.5 * (1 + math.cos(math.pi * t / STEPS))),
+    "cosine": (
+        Schedule(kind="cosine", final=0.1),
+        lambda t: 0.1 + 0.9 * 0.5 * (1 + math.cos(math.pi * t / STEPS)),
+    ),
     "inverse": (Schedule(kind="inverse", decay_steps=3), lambda t: 1 / (1 + t / 3)),
     "constant": (Schedule(), lambda t: 1.0),
 }
@@ -130,10 +152,14 @@ vectors = st.lists(st.floats(-5, 5), min_size=1, max_size=6)
 
 @given(vectors)
 @settings(max_examples=60, deadline=None)
-def test_the_simplex_projection_is_the_root_of_its_optimality_condition(values: list[float]) -> None:
+def test_the_simplex_projection_is_the_root_of_its_optimality_condition(
+    values: list[float],
+) -> None:
     # KKT: p = max(z − τ, 0) with Σp = 1. τ by bracketing, without sorting.
     z = np.array(values)
-    tau = scipy.optimize.brentq(lambda t: np.maximum(z - t, 0).sum() - 1, z.min() - 2, z.max(), xtol=1e-14, rtol=1e-14)
+    tau = scipy.optimize.brentq(
+        lambda t: np.maximum(z - t, 0).sum() - 1, z.min() - 2, z.max(), xtol=1e-14, rtol=1e-14
+    )
     found = Projection(kind="simplex").apply({"p": torch.tensor(values, dtype=F64)})["p"]
     assert_same(found, torch.from_numpy(np.maximum(z - tau, 0)), rtol=0, atol=1e-9)
 
@@ -161,17 +187,23 @@ PROJECTIONS = {
 @pytest.mark.parametrize("kind", PROJECTIONS)
 @given(seed=st.integers(0, 1000), scale=st.sampled_from([0.0, 1e-3, 1.0, 1e6]))
 @settings(max_examples=25, deadline=None)
-def test_a_projection_is_feasible_idempotent_and_nonexpansive(kind: str, seed: int, scale: float) -> None:
+def test_a_projection_is_feasible_idempotent_and_nonexpansive(
+    kind: str, seed: int, scale: float
+) -> None:
     projection = PROJECTIONS[kind]
     point = {"a": scale * normal(3, 2, seed=seed), "b": scale * normal(4, seed=seed + 1)}
     other = {name: leaf + normal(*leaf.shape, seed=seed + 2) for name, leaf in point.items()}
-    found, moved = projection.apply(point), projection.apply(other)
+    found = projection.apply(point)
+    moved = projection.apply(other)
     if kind == "box":
         assert all(bool(((leaf >= -0.5) & (leaf <= 0.25)).all()) for leaf in found.values())
     if kind == "ball":
         assert float(norm(found)) <= 0.7 * (1 + 1e-14)
     if kind == "simplex":
-        assert all(bool((leaf >= 0).all()) and float(leaf.sum()) == pytest.approx(1, abs=1e-9) for leaf in found.values())
+        assert all(
+            bool((leaf >= 0).all()) and float(leaf.sum()) == pytest.approx(1, abs=1e-9)
+            for leaf in found.values()
+        )
     assert_same(projection.apply(found), found, rtol=1e-12, atol=1e-10)
     between = norm({name: found[name] - moved[name] for name in found})
     apart = norm({name: point[name] - other[name] for name in point})
@@ -185,9 +217,11 @@ def test_the_ball_is_for_all_leaves_together_and_keeps_the_direction() -> None:
 
 
 def test_projected_gradient_minimises_a_quadratic_on_a_box() -> None:
-    centre, scale = torch.tensor([2.0, -3.0, 0.3], dtype=F64), torch.tensor([1.0, 4.0, 2.0], dtype=F64)
+    centre = torch.tensor([2.0, -3.0, 0.3], dtype=F64)
+    scale = torch.tensor([1.0, 4.0, 2.0], dtype=F64)
     outer = ProjectedGradient(lr=0.2, projection=Projection(kind="box", low=-1.0, high=1.0))
-    theta, state = {"t": torch.zeros(3, dtype=F64)}, outer.init({"t": torch.zeros(3, dtype=F64)})
+    theta = {"t": torch.zeros(3, dtype=F64)}
+    state = outer.init({"t": torch.zeros(3, dtype=F64)})
     for _ in range(200):
         theta, state = outer.step(theta, {"t": scale * (theta["t"] - centre)}, state, 0.0)
     assert_same(theta["t"], torch.tensor([1.0, -1.0, 0.3], dtype=F64), rtol=1e-12)
@@ -204,29 +238,39 @@ def test_exponentiated_gradient_finds_a_mixture() -> None:
     # min ½‖p − q‖² over the simplex has the solution q; and min ⟨c, p⟩ the best vertex.
     q = torch.tensor([0.1, 0.2, 0.7], dtype=F64)
     outer = ExponentiatedGradient(lr=1.0)
-    theta, state = {"p": torch.full((3,), 1 / 3, dtype=F64)}, outer.init({"p": torch.full((3,), 1 / 3, dtype=F64)})
+    theta = {"p": torch.full((3,), 1 / 3, dtype=F64)}
+    state = outer.init({"p": torch.full((3,), 1 / 3, dtype=F64)})
     for _ in range(400):
         theta, state = outer.step(theta, {"p": theta["p"] - q}, state, 0.0)
         assert float(theta["p"].sum()) == pytest.approx(1.0, abs=1e-12)
     assert_same(theta["p"], q, rtol=1e-6)
     vertex = {"p": torch.full((3,), 1 / 3, dtype=F64)}
     for _ in range(100):
-        vertex, state = outer.step(vertex, {"p": torch.tensor([0.0, -1.0, 1.0], dtype=F64)}, state, 0.0)
+        vertex, state = outer.step(
+            vertex, {"p": torch.tensor([0.0, -1.0, 1.0], dtype=F64)}, state, 0.0
+        )
     assert_same(vertex["p"], torch.tensor([0.0, 1.0, 0.0], dtype=F64), atol=1e-12)
 
 
 def test_exponentiated_gradient_is_mirror_descent_and_safe() -> None:
-    p, h = torch.tensor([0.2, 0.0, 0.8], dtype=F64), torch.tensor([1.0, -5.0, -2.0], dtype=F64)
+    p = torch.tensor([0.2, 0.0, 0.8], dtype=F64)
+    h = torch.tensor([1.0, -5.0, -2.0], dtype=F64)
     outer = ExponentiatedGradient(lr=0.3)
     weights = p * torch.exp(-0.3 * h)
-    assert_same(outer.step({"p": p}, {"p": h}, outer.init({"p": p}), 0.0)[0]["p"], weights / weights.sum(), rtol=1e-12)
+    assert_same(
+        outer.step({"p": p}, {"p": h}, outer.init({"p": p}), 0.0)[0]["p"],
+        weights / weights.sum(),
+        rtol=1e-12,
+    )
     huge = ExponentiatedGradient(lr=1e3).step({"p": p}, {"p": h}, {"step": 0}, 0.0)[0]["p"]
     assert_same(huge, torch.tensor([0.0, 0.0, 1.0], dtype=F64))
 
 
 @pytest.mark.parametrize("start", [[0.0, 0.0], [-1.0, -2.0], [1.0, math.nan]])
 def test_exponentiated_gradient_refuses_logits(start: list[float]) -> None:
-    with pytest.raises(ConfigError, match="needs a positive start, and the upper variable 'p' is not one"):
+    with pytest.raises(
+        ConfigError, match="needs a positive start, and the upper variable 'p' is not one"
+    ):
         ExponentiatedGradient().init({"p": torch.tensor(start)})
 
 
@@ -237,7 +281,11 @@ def test_exponentiated_gradient_refuses_logits(start: list[float]) -> None:
         (Sgd, {"momentum": 1.0}, "'momentum' must be < 1"),
         (Adam, {"betas": (0.9, 1.0)}, "'betas' must be two numbers in"),
         (AdamW, {"weight_decay": -1.0}, "'weight_decay' must be >= 0"),
-        (Projection, {"kind": "box", "low": 2.0, "high": 1.0}, "'high' must be >= 'low' \\(2.0\\): 1.0"),
+        (
+            Projection,
+            {"kind": "box", "low": 2.0, "high": 1.0},
+            "'high' must be >= 'low' \\(2.0\\): 1.0",
+        ),
         (Projection, {"radius": 0.0}, "'radius' must be > 0"),
         (Schedule, {"final": 1.5}, "'final' must be <= 1"),
         (Schedule, {"kind": "step"}, "unknown choice 'step'"),

@@ -1,4 +1,6 @@
-"""The penalty methods: by hand, against plain autograd, to the closed form, on a manifold of minima, counted."""
+"""The penalty methods: by hand, against plain autograd, to the closed form, on a manifold of
+minima, counted.
+"""
 
 from __future__ import annotations
 
@@ -38,18 +40,27 @@ CPU = torch.device("cpu")
 
 
 def method(generator: Any, outer: Any = None, **parts: Any) -> Pipeline:
-    given = {"selector": First(), "hypergradient": Carried(), "outer": outer or Sgd(lr=0.1), **parts}
+    given = {
+        "selector": First(),
+        "hypergradient": Carried(),
+        "outer": outer or Sgd(lr=0.1),
+        **parts,
+    }
     return Pipeline(generator=generator, **given)
 
 
-def advance(pipeline: Pipeline, problem: Problem, steps: int, state: Any = None, seed: int = 0) -> tuple[Any, Any]:
-    state, record = state or pipeline.init(problem, seed), {}
+def advance(
+    pipeline: Pipeline, problem: Problem, steps: int, state: Any = None, seed: int = 0
+) -> tuple[Any, Any]:
+    state = state or pipeline.init(problem, seed)
+    record = {}
     for _ in range(steps):
         state, record = pipeline.step(problem, state)
     return state, record
 
 
-# By hand: g = (x − t)², f = (x − 3)² + t at t = 1, x = 0, so ∇_x g = −2, ∇_t g = 2, ∇_x f = −6, ∇_t f = 1, f = 10, g = 1.
+# By hand: g = (x − t)², f = (x − 3)² + t at t = 1, x = 0, so ∇_x g = −2, ∇_t g = 2, ∇_x f = −6, ∇_t
+# f = 1, f = 10, g = 1.
 SCALAR = Problem(
     theta0={"t": torch.ones(1, dtype=F64)},
     x0={"x": torch.zeros(1, dtype=F64)},
@@ -57,19 +68,30 @@ SCALAR = Problem(
     f=lambda t, x, _: ((x["x"] - 3) ** 2 + t["t"]).sum(),
 )
 HAND = {
-    # ω = 0 + 0.25·2 = 0.5, c = 1/4.   ∇_y L = (−6 + 4·(−2))/4 = −3.5.   ∇_t L = (1 + 4·(2 − 2·0.5))/4 = 1.25.
+    # ω = 0 + 0.25·2 = 0.5, c = 1/4.   ∇_y L = (−6 + 4·(−2))/4 = −3.5.   ∇_t L = (1 + 4·(2 −
+    # 2·0.5))/4 = 1.25.
     "value-gap": (ValueGap(steps=1, inner_lr=0.25, lr=0.1, gamma=4.0, gamma_steps=0), 0.35, 0.875),
     # the same without c: four times as far in y and t
-    "value-gap plain": (ValueGap(steps=1, inner_lr=0.25, lr=0.1, gamma=4.0, gamma_steps=0, normalise=False), 1.4, 0.5),
+    "value-gap plain": (
+        ValueGap(steps=1, inner_lr=0.25, lr=0.1, gamma=4.0, gamma_steps=0, normalise=False),
+        1.4,
+        0.5,
+    ),
     # γ_0 = 4 of a ramp to 8 in 10 steps
-    "value-gap ramp": (ValueGap(steps=1, inner_lr=0.25, lr=0.1, gamma=8.0, gamma_start=4.0, gamma_steps=10), 0.35, 0.875),
+    "value-gap ramp": (
+        ValueGap(steps=1, inner_lr=0.25, lr=0.1, gamma=8.0, gamma_start=4.0, gamma_steps=10),
+        0.35,
+        0.875,
+    ),
     # ½·4·(2(y − t))² = 8(y − t)².   ∇_y L = (−6 − 16)/4 = −5.5.   ∇_t L = (1 + 16)/4 = 4.25.
     "gradient-norm": (GradientNorm(lr=0.1, gamma=4.0, gamma_steps=0), 0.55, 0.575),
-    # y^1 = 0.5, ∇q = (2 − 1, −2), ⟨∇f, ∇q⟩ = 1 + 12, λ = 3 − 13/5 = 0.4.   y: −6 − 0.8 = −6.8.   t: 1 + 0.4 = 1.4.
+    # y^1 = 0.5, ∇q = (2 − 1, −2), ⟨∇f, ∇q⟩ = 1 + 12, λ = 3 − 13/5 = 0.4.   y: −6 − 0.8 = −6.8.   t:
+    # 1 + 0.4 = 1.4.
     "dynamic-barrier": (DynamicBarrier(steps=1, inner_lr=0.25, lr=0.1, eta=3.0), 0.68, 0.86),
     # the same with η = 2 < 13/5: the barrier is slack, λ = 0, and only f counts
     "dynamic-barrier slack": (DynamicBarrier(steps=1, inner_lr=0.25, lr=0.1, eta=2.0), 0.6, 0.9),
-    # z = 0.25·2 = 0.5.   y: −6/4 − 2 = −3.5.   ∇_t at y = 0.35, z = 0.5: 1 + 4 (2·0.65 − 2·0.5) = 2.2.
+    # z = 0.25·2 = 0.5.   y: −6/4 − 2 = −3.5.   ∇_t at y = 0.35, z = 0.5: 1 + 4 (2·0.65 − 2·0.5) =
+    # 2.2.
     "fully-first-order": (FullyFirstOrder(inner_lr=0.25, lr=0.1, penalty=4.0), 0.35, 0.78),
     # z = 0.5.   y: −6/4 − 2 − (0 − 0.5)/0.5 = −2.5.   t: 1/4 + 2 − 2·0.5 = 1.25.
     "moreau-envelope": (MoreauEnvelope(inner_lr=0.25, lr=0.1, gamma=0.5, penalty=4.0), 0.25, 0.875),
@@ -86,7 +108,9 @@ def test_one_step_by_hand(case: str) -> None:
     assert state["theta"]["t"].item() == pytest.approx(t, abs=1e-14)
     moved_first = case.startswith(("fully", "value-free"))  # f is taken at the new y
     assert float(record["upper_loss"]) == pytest.approx(1 + (3 - y) ** 2 if moved_first else 10)
-    assert float(record["lower_loss"]) == pytest.approx((1 - y) ** 2 if case.startswith("fully") else 1)
+    assert float(record["lower_loss"]) == pytest.approx(
+        (1 - y) ** 2 if case.startswith("fully") else 1
+    )
     if case.startswith(("gradient", "dynamic")):
         assert float(record["lower_gradient_norm"]) == 2
 
@@ -109,7 +133,8 @@ def test_two_steps_of_the_game_by_hand() -> None:
     )
 
 
-# Straight down: the same methods with torch's own optimisers and backward(), on the batches the pipeline draws --------------
+# Straight down: the same methods with torch's own optimisers and backward(), on the batches the
+# pipeline draws --------------
 
 Parameters = dict[str, torch.nn.Parameter]
 
@@ -125,20 +150,32 @@ def fixed(tree: Any) -> Tree:
 class Rows:
     """The batches of branch 0 at outer step k of a run with seed 0."""
 
-    def __init__(self, problem: Problem, k: int, size: int | None, upper_size: int | None, steps: int) -> None:
+    def __init__(
+        self, problem: Problem, k: int, size: int | None, upper_size: int | None, steps: int
+    ) -> None:
         key = Key(0).fold("step", k).fold("propose").fold("branch", 0)
         above = problem.upper_data["differentiate"]
         self.lower = [problem.lower_data.whole] * steps
         self.upper = above.whole
         if size is not None:
-            self.lower = [problem.lower_data.rows(i) for i in key.fold("lower").indices(problem.lower_data.size, size, steps)]
+            self.lower = [
+                problem.lower_data.rows(i)
+                for i in key.fold("lower").indices(problem.lower_data.size, size, steps)
+            ]
         if upper_size is not None:
             self.upper = above.rows(key.fold("upper").indices(above.size, upper_size, 1)[0])
 
 
-def straight_value_gap(problem: Problem, one: ValueGap, rate: float, outer_steps: int) -> tuple[Any, ...]:
-    theta, y, omega = parameters(problem.theta0), parameters(problem.x0), parameters(problem.x0)
-    optimizers = [torch.optim.SGD(theta.values(), rate), torch.optim.SGD(y.values(), one.lr, momentum=one.momentum)]
+def straight_value_gap(
+    problem: Problem, one: ValueGap, rate: float, outer_steps: int
+) -> tuple[Any, ...]:
+    theta = parameters(problem.theta0)
+    y = parameters(problem.x0)
+    omega = parameters(problem.x0)
+    optimizers = [
+        torch.optim.SGD(theta.values(), rate),
+        torch.optim.SGD(y.values(), one.lr, momentum=one.momentum),
+    ]
     inner = torch.optim.SGD(omega.values(), one.inner_lr)
     for k in range(outer_steps):
         rows = Rows(problem, k, one.batch_size, one.upper_batch_size, one.steps + 1)
@@ -146,7 +183,9 @@ def straight_value_gap(problem: Problem, one: ValueGap, rate: float, outer_steps
             inner.zero_grad()
             problem.g(fixed(theta), omega, rows.lower[t]).backward()
             inner.step()
-        gamma = min(one.gamma, one.gamma_start + (one.gamma - one.gamma_start) * k / one.gamma_steps)
+        gamma = min(
+            one.gamma, one.gamma_start + (one.gamma - one.gamma_start) * k / one.gamma_steps
+        )
         scale = min(1 / gamma, 1.0) if one.normalise and gamma else 1.0
         for optimizer in optimizers:
             optimizer.zero_grad()
@@ -157,19 +196,31 @@ def straight_value_gap(problem: Problem, one: ValueGap, rate: float, outer_steps
     return theta, y, {"omega": omega}
 
 
-def straight_gradient_norm(problem: Problem, one: GradientNorm, rate: float, outer_steps: int) -> tuple[Any, ...]:
-    theta, y = parameters(problem.theta0), parameters(problem.x0)
-    optimizers = [torch.optim.SGD(theta.values(), rate), torch.optim.SGD(y.values(), one.lr, momentum=one.momentum)]
+def straight_gradient_norm(
+    problem: Problem, one: GradientNorm, rate: float, outer_steps: int
+) -> tuple[Any, ...]:
+    theta = parameters(problem.theta0)
+    y = parameters(problem.x0)
+    optimizers = [
+        torch.optim.SGD(theta.values(), rate),
+        torch.optim.SGD(y.values(), one.lr, momentum=one.momentum),
+    ]
     for k in range(outer_steps):
         rows = Rows(problem, k, one.batch_size, one.upper_batch_size, 1)
-        gamma = min(one.gamma, one.gamma_start + (one.gamma - one.gamma_start) * k / one.gamma_steps)
+        gamma = min(
+            one.gamma, one.gamma_start + (one.gamma - one.gamma_start) * k / one.gamma_steps
+        )
         scale = min(1 / gamma, 1.0) if one.normalise and gamma else 1.0
         for optimizer in optimizers:
             optimizer.zero_grad()
-        key, data = Key(0).fold("step", k, "propose", "branch", 0, "lower"), problem.lower_data
+        key = Key(0).fold("step", k, "propose", "branch", 0, "lower")
+        data = problem.lower_data
         pair = [data.draw(key.fold(i), one.batch_size, 1) for i in range(2)]
         batches = [data.whole if index is None else data.rows(index[0]) for index in pair]
-        first, second = (torch.autograd.grad(problem.g(theta, y, b), list(y.values()), create_graph=True) for b in batches)
+        first, second = (
+            torch.autograd.grad(problem.g(theta, y, b), list(y.values()), create_graph=True)
+            for b in batches
+        )
         penalty = sum((a * b).sum() for a, b in zip(first, second, strict=True))
         (scale * (problem.f(theta, y, rows.upper) + gamma / 2 * penalty)).backward()
         for optimizer in optimizers:
@@ -177,10 +228,18 @@ def straight_gradient_norm(problem: Problem, one: GradientNorm, rate: float, out
     return theta, y, {}
 
 
-def straight_minimax(problem: Problem, one: Minimax, rate: float, outer_steps: int) -> tuple[Any, ...]:
-    theta, w, u = parameters(problem.theta0), parameters(problem.x0), parameters(problem.x0)
+def straight_minimax(
+    problem: Problem, one: Minimax, rate: float, outer_steps: int
+) -> tuple[Any, ...]:
+    theta = parameters(problem.theta0)
+    w = parameters(problem.x0)
+    u = parameters(problem.x0)
     kind: Any = torch.optim.AdamW if one.optimizer == "adamw" else torch.optim.SGD
-    more = {"betas": one.betas, "eps": one.eps, "weight_decay": one.weight_decay} if one.optimizer == "adamw" else {}
+    more = (
+        {"betas": one.betas, "eps": one.eps, "weight_decay": one.weight_decay}
+        if one.optimizer == "adamw"
+        else {}
+    )
     of_w = kind(w.values(), one.lr, **more)
     of_u = kind(u.values(), one.lr_u or one.lr, maximize=True, **more)
     for k in range(outer_steps):
@@ -205,8 +264,11 @@ def straight_minimax(problem: Problem, one: Minimax, rate: float, outer_steps: i
     return theta, w, {"u": u}
 
 
-def straight_dynamic_barrier(problem: Problem, one: DynamicBarrier, rate: float, outer_steps: int) -> tuple[Any, ...]:
-    theta, y = parameters(problem.theta0), parameters(problem.x0)
+def straight_dynamic_barrier(
+    problem: Problem, one: DynamicBarrier, rate: float, outer_steps: int
+) -> tuple[Any, ...]:
+    theta = parameters(problem.theta0)
+    y = parameters(problem.x0)
     both = [*theta.values(), *y.values()]
     for k in range(outer_steps):
         rows = Rows(problem, k, one.batch_size, one.upper_batch_size, 1)
@@ -218,10 +280,17 @@ def straight_dynamic_barrier(problem: Problem, one: DynamicBarrier, rate: float,
             inner.step()
         gap = problem.g(theta, y, rows.lower[0]) - problem.g(theta, fixed(end), rows.lower[0])
         down = torch.cat([each.reshape(-1) for each in torch.autograd.grad(gap, both)])
-        f = torch.cat([each.reshape(-1) for each in torch.autograd.grad(problem.f(theta, y, rows.upper), both)])
+        f = torch.cat(
+            [
+                each.reshape(-1)
+                for each in torch.autograd.grad(problem.f(theta, y, rows.upper), both)
+            ]
+        )
         weight = max(float((one.eta * down @ down - f @ down) / (down @ down)), 0.0)
         direction = f + weight * down
-        sizes = [rate] * sum(leaf.numel() for leaf in theta.values()) + [one.lr] * sum(leaf.numel() for leaf in y.values())
+        sizes = [rate] * sum(leaf.numel() for leaf in theta.values()) + [one.lr] * sum(
+            leaf.numel() for leaf in y.values()
+        )
         moves = (torch.tensor(sizes, dtype=F64) * direction).split([leaf.numel() for leaf in both])
         with torch.no_grad():
             for leaf, move in zip(both, moves, strict=True):
@@ -230,15 +299,24 @@ def straight_dynamic_barrier(problem: Problem, one: DynamicBarrier, rate: float,
 
 
 def drawn(problem: Problem, k: int, evaluation: int, one: Any) -> tuple[Tree, Tree]:
-    """The batches of an evaluation of branch 0 at outer step k, where each is drawn by a key of its own."""
+    """The batches of an evaluation of branch 0 at outer step k, where each is drawn by a key of
+    its own.
+    """
     key = Key(0).fold("step", k, "propose", "branch", 0, "evaluation", evaluation)
-    pairs = (problem.lower_data, "lower", one.batch_size), (problem.upper_data["differentiate"], "upper", one.upper_batch_size)
+    pairs = (
+        (problem.lower_data, "lower", one.batch_size),
+        (problem.upper_data["differentiate"], "upper", one.upper_batch_size),
+    )
     below, above = (data.sample(key.fold(name), size)[0] for data, name, size in pairs)
     return below, above
 
 
-def straight_fully_first_order(problem: Problem, one: FullyFirstOrder, rate: float, outer_steps: int) -> tuple[Any, ...]:
-    theta, y, z = parameters(problem.theta0), parameters(problem.x0), parameters(problem.x0)
+def straight_fully_first_order(
+    problem: Problem, one: FullyFirstOrder, rate: float, outer_steps: int
+) -> tuple[Any, ...]:
+    theta = parameters(problem.theta0)
+    y = parameters(problem.x0)
+    z = parameters(problem.x0)
     outer, of_y, of_z = (torch.optim.SGD(tree.values(), rate) for tree in (theta, y, z))
     for k in range(outer_steps):
         multiplier = one.penalty * (k + 1) ** one.growth
@@ -249,7 +327,9 @@ def straight_fully_first_order(problem: Problem, one: FullyFirstOrder, rate: flo
             of_y.zero_grad()
             of_z.zero_grad()
             problem.g(fixed(theta), z, below).backward()
-            (problem.f(fixed(theta), y, above) + multiplier * problem.g(fixed(theta), y, below)).backward()
+            (
+                problem.f(fixed(theta), y, above) + multiplier * problem.g(fixed(theta), y, below)
+            ).backward()
             of_y.step()
             of_z.step()
         below, above = drawn(problem, k, one.steps, one)
@@ -260,16 +340,24 @@ def straight_fully_first_order(problem: Problem, one: FullyFirstOrder, rate: flo
     return theta, y, {"z": z}
 
 
-def straight_moreau_envelope(problem: Problem, one: MoreauEnvelope, rate: float, outer_steps: int) -> tuple[Any, ...]:
-    theta, y, z = parameters(problem.theta0), parameters(problem.x0), parameters(problem.x0)
-    outer, of_y, of_z = (torch.optim.SGD(t.values(), r) for t, r in ((theta, rate), (y, one.lr), (z, one.inner_lr)))
+def straight_moreau_envelope(
+    problem: Problem, one: MoreauEnvelope, rate: float, outer_steps: int
+) -> tuple[Any, ...]:
+    theta = parameters(problem.theta0)
+    y = parameters(problem.x0)
+    z = parameters(problem.x0)
+    outer, of_y, of_z = (
+        torch.optim.SGD(t.values(), r) for t, r in ((theta, rate), (y, one.lr), (z, one.inner_lr))
+    )
 
     def distance(a: Any, b: Any) -> torch.Tensor:
         return sum(((a[name] - b[name]) ** 2).sum() for name in a) / (2 * one.gamma)
 
     for k in range(outer_steps):
         of_z.zero_grad()
-        (problem.g(fixed(theta), z, drawn(problem, k, 0, one)[0]) + distance(z, fixed(y))).backward()
+        (
+            problem.g(fixed(theta), z, drawn(problem, k, 0, one)[0]) + distance(z, fixed(y))
+        ).backward()
         of_z.step()
         below, above = drawn(problem, k, 1, one)
         for optimizer in (outer, of_y):
@@ -282,14 +370,20 @@ def straight_moreau_envelope(problem: Problem, one: MoreauEnvelope, rate: float,
     return theta, y, {"z": z}
 
 
-def straight_value_free(problem: Problem, one: ValueFree, rate: float, outer_steps: int) -> tuple[Any, ...]:
-    theta, y = parameters(problem.theta0), parameters(problem.x0)
-    outer, of_y = torch.optim.SGD(theta.values(), rate), torch.optim.SGD(y.values(), one.lr / one.gamma)
+def straight_value_free(
+    problem: Problem, one: ValueFree, rate: float, outer_steps: int
+) -> tuple[Any, ...]:
+    theta = parameters(problem.theta0)
+    y = parameters(problem.x0)
+    outer = torch.optim.SGD(theta.values(), rate)
+    of_y = torch.optim.SGD(y.values(), one.lr / one.gamma)
     for k in range(outer_steps):
         for t in range(one.steps):
             below, above = drawn(problem, k, t, one)
             of_y.zero_grad()
-            (problem.f(fixed(theta), y, above) + one.gamma * problem.g(fixed(theta), y, below)).backward()
+            (
+                problem.f(fixed(theta), y, above) + one.gamma * problem.g(fixed(theta), y, below)
+            ).backward()
             of_y.step()
         outer.zero_grad()
         problem.f(theta, fixed(y), drawn(problem, k, one.steps, one)[1]).backward()
@@ -301,7 +395,15 @@ RAMP = {"gamma": 5.0, "gamma_start": 0.5, "gamma_steps": 3, "lr": 0.2}
 STRAIGHT: dict[str, tuple[Any, Callable[..., tuple[Any, ...]]]] = {
     "value-gap": (ValueGap(steps=2, inner_lr=0.3, **RAMP), straight_value_gap),
     "value-gap, momentum, batches": (
-        ValueGap(steps=3, inner_lr=0.3, momentum=0.9, batch_size=5, upper_batch_size=4, normalise=False, **RAMP),
+        ValueGap(
+            steps=3,
+            inner_lr=0.3,
+            momentum=0.9,
+            batch_size=5,
+            upper_batch_size=4,
+            normalise=False,
+            **RAMP,
+        ),
         straight_value_gap,
     ),
     "gradient-norm": (GradientNorm(**RAMP), straight_gradient_norm),
@@ -310,29 +412,46 @@ STRAIGHT: dict[str, tuple[Any, Callable[..., tuple[Any, ...]]]] = {
         straight_gradient_norm,
     ),
     "minimax, sgd": (Minimax(alpha=3.0, lr=0.1, lr_u=0.2), straight_minimax),
-    "minimax, sgd, stages": (Minimax(alpha=3.0, lr=0.1, stage_factor=2.0, stage_steps=2, batch_size=5), straight_minimax),
+    "minimax, sgd, stages": (
+        Minimax(alpha=3.0, lr=0.1, stage_factor=2.0, stage_steps=2, batch_size=5),
+        straight_minimax,
+    ),
     "minimax, clip": (Minimax(alpha=3.0, lr=0.1, clip=0.01, upper_batch_size=4), straight_minimax),
     "minimax, adamw, warm-up": (
         Minimax(optimizer="adamw", alpha=3.0, lr=0.05, weight_decay=0.1, warmup=2, batch_size=5),
         straight_minimax,
     ),
-    "dynamic-barrier": (DynamicBarrier(steps=3, inner_lr=0.3, lr=0.2, eta=0.7), straight_dynamic_barrier),
+    "dynamic-barrier": (
+        DynamicBarrier(steps=3, inner_lr=0.3, lr=0.2, eta=0.7),
+        straight_dynamic_barrier,
+    ),
     "dynamic-barrier, batches": (
         DynamicBarrier(steps=1, inner_lr=0.3, lr=0.2, eta=2.0, batch_size=5, upper_batch_size=4),
         straight_dynamic_barrier,
     ),
-    "fully-first-order": (FullyFirstOrder(steps=2, inner_lr=0.3, lr=0.2, penalty=2.0), straight_fully_first_order),
-    "fully-first-order, decay, batches": (
-        FullyFirstOrder(inner_lr=0.3, lr=0.2, decay=4 / 7, growth=1 / 3, batch_size=5, upper_batch_size=4),
+    "fully-first-order": (
+        FullyFirstOrder(steps=2, inner_lr=0.3, lr=0.2, penalty=2.0),
         straight_fully_first_order,
     ),
-    "moreau-envelope": (MoreauEnvelope(inner_lr=0.3, lr=0.2, gamma=0.7, penalty=2.0), straight_moreau_envelope),
+    "fully-first-order, decay, batches": (
+        FullyFirstOrder(
+            inner_lr=0.3, lr=0.2, decay=4 / 7, growth=1 / 3, batch_size=5, upper_batch_size=4
+        ),
+        straight_fully_first_order,
+    ),
+    "moreau-envelope": (
+        MoreauEnvelope(inner_lr=0.3, lr=0.2, gamma=0.7, penalty=2.0),
+        straight_moreau_envelope,
+    ),
     "moreau-envelope, batches": (
         MoreauEnvelope(inner_lr=0.3, lr=0.2, growth=0.3, batch_size=5, upper_batch_size=4),
         straight_moreau_envelope,
     ),
     "value-free": (ValueFree(steps=3, lr=0.2, gamma=3.0), straight_value_free),
-    "value-free, batches": (ValueFree(lr=0.2, batch_size=5, upper_batch_size=4), straight_value_free),
+    "value-free, batches": (
+        ValueFree(lr=0.2, batch_size=5, upper_batch_size=4),
+        straight_value_free,
+    ),
 }
 
 
@@ -351,10 +470,12 @@ def test_five_steps_equal_plain_autograd(case: str) -> None:
             assert_same(state["start"]["aux"][f"{variable}.{name}"][0], leaf.detach(), **tolerance)
 
 
-# What is evaluated ---------------------------------------------------------------------------------------------------------
+# What is evaluated
+# --------------------------------------------------------------------------------------------------
 
 COUNTS = {
-    # (generator, calls of g, calls of f, lower gradients, products, rows of g that the cost counts beyond calls)
+    # (generator, calls of g, calls of f, lower gradients, products, rows of g that the cost counts
+    # beyond calls)
     "value-gap": (ValueGap(steps=3, batch_size=5, upper_batch_size=4), 5, {"lower_gradients": 5}),
     "gradient-norm": (
         GradientNorm(batch_size=5, upper_batch_size=4),
@@ -362,14 +483,26 @@ COUNTS = {
         {"lower_gradients": 2, "products": 2, "cross_products": 2},
     ),
     "minimax": (Minimax(batch_size=5, upper_batch_size=4), 2, {"lower_gradients": 2}),
-    "dynamic-barrier": (DynamicBarrier(steps=3, batch_size=5, upper_batch_size=4), 4, {"lower_gradients": 4}),
+    "dynamic-barrier": (
+        DynamicBarrier(steps=3, batch_size=5, upper_batch_size=4),
+        4,
+        {"lower_gradients": 4},
+    ),
     "fully-first-order": (
         FullyFirstOrder(steps=2, batch_size=5, upper_batch_size=4),
         6,
         {"lower_gradients": 6, "upper_gradients": 3},
     ),
-    "moreau-envelope": (MoreauEnvelope(batch_size=5, upper_batch_size=4), 3, {"lower_gradients": 3}),
-    "value-free": (ValueFree(steps=2, batch_size=5, upper_batch_size=4), 2, {"lower_gradients": 2, "upper_gradients": 3}),
+    "moreau-envelope": (
+        MoreauEnvelope(batch_size=5, upper_batch_size=4),
+        3,
+        {"lower_gradients": 3},
+    ),
+    "value-free": (
+        ValueFree(steps=2, batch_size=5, upper_batch_size=4),
+        2,
+        {"lower_gradients": 2, "upper_gradients": 3},
+    ),
 }
 
 
@@ -383,7 +516,11 @@ def test_nothing_is_evaluated_twice_and_all_is_counted(case: str, count: int) ->
     above = cost.get("upper_gradients", 1)
     assert calls["f"] == 2 * count * above
     assert calls["g_rows"] == 2 * count * calls_of_g * 5
-    found = {name.removeprefix("cost_"): value for name, value in record.items() if name.startswith("cost_") and value}
+    found = {
+        name.removeprefix("cost_"): value
+        for name, value in record.items()
+        if name.startswith("cost_") and value
+    }
     below = {name: value for name, value in cost.items() if name != "upper_gradients"}
     assert found == {
         **{name: 2 * count * value for name, value in below.items()},
@@ -395,13 +532,22 @@ def test_nothing_is_evaluated_twice_and_all_is_counted(case: str, count: int) ->
 def test_one_whole_batch_is_passed_once_for_the_squared_gradient() -> None:
     problem, calls = counted(network_problem())
     _, record = advance(method(GradientNorm(batch_size=10**6)), problem, 1)
-    assert calls["g"] == record["cost_lower_gradients"] == record["cost_products"] == record["cost_cross_products"] == 1
+    assert (
+        calls["g"]
+        == record["cost_lower_gradients"]
+        == record["cost_products"]
+        == record["cost_cross_products"]
+        == 1
+    )
 
 
 def test_minibatches_leave_the_penalty_of_the_squared_gradient_unbiased() -> None:
-    """Over every pair of batches the two estimates have the mean of the whole batch, which is 0 at a stationary point; the
-    square of one batch's gradient would push each weight down by its share of the variance."""
-    rows, size = 6, 2
+    """Over every pair of batches the two estimates have the mean of the whole batch, which is 0 at
+    a stationary point; the square of one batch's gradient would push each weight down by its share
+    of the variance.
+    """
+    rows = 6
+    size = 2
     targets = torch.tensor([3.0, -1.0, 0.5, 2.0, -2.5, 1.0], dtype=F64)
     weights = torch.linspace(0.2, 1.2, rows, dtype=F64)
     centre = (weights * targets).sum() / weights.sum()
@@ -418,19 +564,32 @@ def test_minibatches_leave_the_penalty_of_the_squared_gradient_unbiased() -> Non
             lower_data=Data.of({"target": targets}),
         )
         exact = GradientNorm(gamma=1.0, gamma_steps=0)
-        (wanted,) = exact.propose(problem, problem.theta0, exact.init(problem, Key(0)), Key(0)).aux["theta.w"]
+        (wanted,) = exact.propose(problem, problem.theta0, exact.init(problem, Key(0)), Key(0)).aux[
+            "theta.w"
+        ]
         assert bool(wanted.abs().max() < 1e-12) == stationary
         pairs = list(itertools.product(itertools.combinations(range(rows), size), repeat=2))
         found = []
         for pair in pairs:
             queue = [torch.tensor([batch]) for batch in pair]
-            drawn = evolve(problem, lower_data=Drawn(rows, {}, problem.lower_data.rows, queue=queue))
+            drawn = evolve(
+                problem, lower_data=Drawn(rows, {}, problem.lower_data.rows, queue=queue)
+            )
             generator = evolve(exact, batch_size=size)
-            found.append(generator.propose(drawn, problem.theta0, generator.init(drawn, Key(0)), Key(0)).aux["theta.w"][0])
+            found.append(
+                generator.propose(drawn, problem.theta0, generator.init(drawn, Key(0)), Key(0)).aux[
+                    "theta.w"
+                ][0]
+            )
             assert not queue
         assert_same(torch.stack(found).mean(0), wanted, atol=1e-12)
-        squared = [slope_of_square(g, problem, list(batch)) for batch in itertools.combinations(range(rows), size)]
-        assert not stationary or bool((torch.stack(squared).mean(0) > 0.01).all())  # what the two batches are for
+        squared = [
+            slope_of_square(g, problem, list(batch))
+            for batch in itertools.combinations(range(rows), size)
+        ]
+        assert not stationary or bool(
+            (torch.stack(squared).mean(0) > 0.01).all()
+        )  # what the two batches are for
 
 
 @frozen
@@ -444,17 +603,25 @@ class Drawn(Data):
 
 
 def slope_of_square(g: Any, problem: Problem, rows: list[int]) -> torch.Tensor:
-    theta, x = parameters(problem.theta0), parameters(problem.x0)
-    (slope,) = torch.autograd.grad(g(theta, x, problem.lower_data.rows(torch.tensor(rows))), [x["y"]], create_graph=True)
+    theta = parameters(problem.theta0)
+    x = parameters(problem.x0)
+    (slope,) = torch.autograd.grad(
+        g(theta, x, problem.lower_data.rows(torch.tensor(rows))), [x["y"]], create_graph=True
+    )
     return torch.autograd.grad(slope.square().sum() / 2, theta["w"])[0]
 
 
 def test_two_batches_of_the_squared_gradient_are_drawn_independently() -> None:
-    """Batches cut from one shuffled epoch never share a row; of independent ones of half the rows half a batch is shared."""
-    problem, seen = network_problem(), []
+    """Batches cut from one shuffled epoch never share a row; of independent ones of half the
+    rows half a batch is shared.
+    """
+    problem = network_problem()
+    seen = []
     data = problem.lower_data
     watched = evolve(data, rows=lambda index: seen.append(index.tolist()) or data.rows(index))
-    advance(method(GradientNorm(batch_size=data.size // 2)), evolve(problem, lower_data=watched), 40)
+    advance(
+        method(GradientNorm(batch_size=data.size // 2)), evolve(problem, lower_data=watched), 40
+    )
     shared = [len(set(a) & set(b)) for a, b in zip(seen[::2], seen[1::2], strict=True)]
     assert sum(shared) / len(shared) == pytest.approx(data.size / 4, abs=1)
 
@@ -473,7 +640,8 @@ def test_the_two_lower_values_of_the_gap_see_one_batch() -> None:
         assert float(record["hypergradient_norm"]) < 1e-9
 
 
-# N candidates --------------------------------------------------------------------------------------------------------------
+# N candidates
+# --------------------------------------------------------------------------------------------------
 
 GENERATORS = {
     "value-gap": ValueGap(count=3, batch_size=5, momentum=0.5, gamma_steps=0),
@@ -488,9 +656,13 @@ GENERATORS = {
 
 @pytest.mark.parametrize("noise", [0.0, 0.1])
 @pytest.mark.parametrize("name", GENERATORS)
-def test_branches_are_single_runs_of_their_own_and_bring_their_own_gradient(name: str, noise: float) -> None:
-    problem, generator = network_problem(), evolve(GENERATORS[name], noise=noise)
-    start, key = generator.init(problem, Key(0)), Key(3)
+def test_branches_are_single_runs_of_their_own_and_bring_their_own_gradient(
+    name: str, noise: float
+) -> None:
+    problem = network_problem()
+    generator = evolve(GENERATORS[name], noise=noise)
+    start = generator.init(problem, Key(0))
+    key = Key(3)
     found = generator.propose(problem, problem.theta0, start, key)
     alone = evolve(generator, count=1, noise=0.0).propose(problem, problem.theta0, start, key)
     assert_same({k: v[:1] for k, v in found.x.items()}, alone.x)  # branch 0 is free of noise
@@ -511,7 +683,9 @@ def test_the_selected_branch_moves_theta_and_is_carried_with_all_it_kept(name: s
         pipeline = method(generator, Sgd(lr=1.0), selector=BestOfN())
         before = pipeline.init(problem, 0)
         state, record = pipeline.step(problem, before)
-        found = generator.propose(problem, problem.theta0, before["start"], Key(0).fold("step", 0).fold("propose"))
+        found = generator.propose(
+            problem, problem.theta0, before["start"], Key(0).fold("step", 0).fold("propose")
+        )
         index = int(record["selected"])
         assert_same(state["x"], {k: v[index] for k, v in found.x.items()})
         moved = {k: problem.theta0[k] - state["theta"][k] for k in problem.theta0}
@@ -526,13 +700,17 @@ def test_the_selected_branch_moves_theta_and_is_carried_with_all_it_kept(name: s
 
 def test_equal_candidates_are_refused_with_what_to_do() -> None:
     for generator in GENERATORS.values():
-        with pytest.raises(ConfigError, match=r"all 3 candidates would be the same\n  set noise > 0"):
+        with pytest.raises(
+            ConfigError, match=r"all 3 candidates would be the same\n  set noise > 0"
+        ):
             method(evolve(generator, batch_size=None)).init(network_problem(), 0)
         method(evolve(generator, batch_size=None, upper_batch_size=4)).init(network_problem(), 0)
         method(evolve(generator, batch_size=None, noise=0.1)).init(network_problem(), 0)
         start = evolve(generator, carry_rule="per-branch").init(network_problem(), Key(0))
         with pytest.raises(ConfigError, match="holds 3 branches, this generator has count = 2"):
-            evolve(generator, count=2).propose(network_problem(), network_problem().theta0, start, Key(0))
+            evolve(generator, count=2).propose(
+                network_problem(), network_problem().theta0, start, Key(0)
+            )
 
 
 def test_noise_sets_branches_apart_once_or_at_every_step() -> None:
@@ -543,22 +721,30 @@ def test_noise_sets_branches_apart_once_or_at_every_step() -> None:
         assert_same({k: v[0] for k, v in apart["x"].items()}, problem.x0)
         spread = torch.cat([(apart["x"][k][1:] - problem.x0[k]).reshape(-1) for k in problem.x0])
         assert 0.06 < float(spread.std()) < 0.14
-        for twin in {"value-gap": ["omega"], "minimax": ["u"], "fully-first-order": ["z"], "moreau-envelope": ["z"]}.get(
-            name, []
-        ):
+        for twin in {
+            "value-gap": ["omega"],
+            "minimax": ["u"],
+            "fully-first-order": ["z"],
+            "moreau-envelope": ["z"],
+        }.get(name, []):
             assert_same({k: apart["aux"][f"{twin}.{k}"] for k in problem.x0}, apart["x"])
         pipeline = method(evolve(noisy, carry_rule="per-branch"), selector=BestOfN())
-        found = noisy.propose(problem, problem.theta0, apart, Key(1))  # nothing is added to branches of their own
+        found = noisy.propose(
+            problem, problem.theta0, apart, Key(1)
+        )  # nothing is added to branches of their own
         assert_same(found.x, noisy.propose(problem, problem.theta0, apart, Key(2)).x)
         common = noisy.init(problem, Key(0))
         assert_same({k: v[0] for k, v in common["x"].items()}, problem.x0)
-        one, other = (noisy.propose(problem, problem.theta0, common, Key(seed)).x["w"] for seed in (1, 2))
+        one, other = (
+            noisy.propose(problem, problem.theta0, common, Key(seed)).x["w"] for seed in (1, 2)
+        )
         assert torch.equal(one[0], other[0])
         assert not torch.equal(one[1], other[1])
         advance(pipeline, problem, 2)
 
 
-# Blocks --------------------------------------------------------------------------------------------------------------------
+# Blocks
+# --------------------------------------------------------------------------------------------------
 
 
 def test_only_the_drawn_blocks_move_and_only_they_have_moments() -> None:
@@ -569,12 +755,20 @@ def test_only_the_drawn_blocks_move_and_only_they_have_moments() -> None:
     for _ in range(24):
         before, (state, _) = state, pipeline.step(problem, state)
         moved = {
-            "w": [name for name in problem.x0 if not torch.equal(state["x"][name], before["x"][name])],
-            "u": [k for k in problem.x0 if not torch.equal(*(s["start"]["aux"][f"u.{k}"] for s in (state, before)))],
+            "w": [
+                name for name in problem.x0 if not torch.equal(state["x"][name], before["x"][name])
+            ],
+            "u": [
+                k
+                for k in problem.x0
+                if not torch.equal(*(s["start"]["aux"][f"u.{k}"] for s in (state, before)))
+            ],
         }
         for which in "wu":
             assert len(moved[which]) == 1
-            assert [f"m{which}.{moved[which][0]}"] == [k for k in state["start"]["aux"] if k.startswith(f"m{which}.")]
+            assert [f"m{which}.{moved[which][0]}"] == [
+                k for k in state["start"]["aux"] if k.startswith(f"m{which}.")
+            ]
         drawn.append((moved["w"][0], moved["u"][0]))
     assert all(drawn[k] == drawn[k + 1] for k in range(0, 24, 2))
     assert {w for w, _ in drawn} == set(problem.x0) == {u for _, u in drawn}
@@ -584,18 +778,28 @@ def test_only_the_drawn_blocks_move_and_only_they_have_moments() -> None:
 
 
 def test_whole_layers_are_drawn_and_what_is_in_none_always_moves() -> None:
-    """LISA: two of four layers for a period of three steps, with both halves of an adapter; embeddings and head each step."""
+    """LISA: two of four layers for a period of three steps, with both halves of an adapter;
+    embeddings and head each step.
+    """
     layers = [f"model.layers.{i}" for i in range(4)]
     parts = ("self_attn.q_proj.lora_A.weight", "self_attn.q_proj.lora_B.weight", "norm.weight")
-    names = ["model.embed_tokens.weight", *(f"{layer}.{part}" for layer in layers for part in parts), "lm_head.weight"]
+    names = [
+        "model.embed_tokens.weight",
+        *(f"{layer}.{part}" for layer in layers for part in parts),
+        "lm_head.weight",
+    ]
     target = {name: normal(2, seed=number) for number, name in enumerate(names)}
     problem = Problem(
         theta0={"t": torch.ones(1, dtype=F64)},
         x0={name: torch.zeros(2, dtype=F64) for name in names},
-        g=lambda t, x, _: sum(0.5 * ((x[name] - target[name]) ** 2).sum() for name in names) + 0 * t["t"].sum(),
+        g=lambda t, x, _: (
+            sum(0.5 * ((x[name] - target[name]) ** 2).sum() for name in names) + 0 * t["t"].sum()
+        ),
         f=lambda t, x, _: sum(0.5 * (x[name] ** 2).sum() for name in names),
     )
-    generator = Minimax(optimizer="adamw", blocks=2, block_every=3, lr=0.1, alpha=2.0, weight_decay=0.1)
+    generator = Minimax(
+        optimizer="adamw", blocks=2, block_every=3, lr=0.1, alpha=2.0, weight_decay=0.1
+    )
     pipeline = method(generator)
     state = pipeline.init(problem, 0)
     always = {"model.embed_tokens.weight", "lm_head.weight"}
@@ -610,7 +814,8 @@ def test_whole_layers_are_drawn_and_what_is_in_none_always_moves() -> None:
         drawn.append(active)
     assert all(drawn[k] == drawn[k - k % 3] for k in range(12))
     assert set().union(*drawn) == set(layers)
-    # The moments of what always moves go on over the draws, as in torch's optimiser on that leaf alone.
+    # The moments of what always moves go on over the draws, as in torch's optimiser on that leaf
+    # alone.
     w = torch.zeros(2, dtype=F64, requires_grad=True)
     optimizer = torch.optim.AdamW([w], lr=0.1, weight_decay=0.1)
     for _ in range(12):
@@ -636,8 +841,13 @@ def test_a_cosine_takes_both_rates_to_zero_over_the_budget() -> None:
 
 def test_scalebio_on_sources_is_as_its_authors_run_it() -> None:
     parts = SCALEBIO.with_overrides({}, ["sources"])
-    generator, outer = parts["generator"], parts["outer"]
-    assert (generator["optimizer"], generator["weight_decay"], generator["schedule"]) == ("adamw", 5e-4, "cosine")
+    generator = parts["generator"]
+    outer = parts["outer"]
+    assert (generator["optimizer"], generator["weight_decay"], generator["schedule"]) == (
+        "adamw",
+        5e-4,
+        "cosine",
+    )
     assert (outer["name"], outer["lr"], outer["weight_decay"]) == ("adamw", 1e-2, 1e-2)
     assert outer["schedule"] == {"kind": "cosine", "final": 0.0}
 
@@ -646,44 +856,64 @@ def test_all_blocks_are_all_leaves_and_leaves_of_one_module_move_together() -> N
     problem = network_problem()
     all_blocks = Minimax(optimizer="sgd", blocks=3, batch_size=5)
     assert_same(
-        advance(method(all_blocks), problem, 3)[0]["x"], advance(method(evolve(all_blocks, blocks=None)), problem, 3)[0]["x"]
+        advance(method(all_blocks), problem, 3)[0]["x"],
+        advance(method(evolve(all_blocks, blocks=None)), problem, 3)[0]["x"],
     )
-    with pytest.raises(ConfigError, match="'blocks' must be <= 3, the number of layers of the lower variable: 4"):
+    with pytest.raises(
+        ConfigError, match="'blocks' must be <= 3, the number of layers of the lower variable: 4"
+    ):
         method(evolve(all_blocks, blocks=4)).init(problem, 0)
     layers = Problem(
         theta0={"t": torch.ones(1, dtype=F64)},
-        x0={name: torch.zeros(2, dtype=F64) for name in ("a.weight", "a.bias", "b.weight", "b.bias")},
+        x0={
+            name: torch.zeros(2, dtype=F64) for name in ("a.weight", "a.bias", "b.weight", "b.bias")
+        },
         g=lambda t, x, _: sum(((leaf - t["t"]) ** 2).sum() for leaf in x.values()),
         f=lambda t, x, _: sum(leaf.sum() for leaf in x.values()),
     )
     x = advance(method(evolve(all_blocks, blocks=1)), layers, 1)[0]["x"]
-    assert sorted(name for name, leaf in x.items() if leaf.any()) in (["a.bias", "a.weight"], ["b.bias", "b.weight"])
+    assert sorted(name for name, leaf in x.items() if leaf.any()) in (
+        ["a.bias", "a.weight"],
+        ["b.bias", "b.weight"],
+    )
 
 
-# Against the truth ---------------------------------------------------------------------------------------------------------
+# Against the truth
+# --------------------------------------------------------------------------------------------------
 
-RIDGE = Quadratic(features=6, rows=12, validation_rows=100, penalty="shared", noise=2.0, condition=3.0)
+RIDGE = Quadratic(
+    features=6, rows=12, validation_rows=100, penalty="shared", noise=2.0, condition=3.0
+)
 
 
 def penalised_minimiser(kind: str, gamma: float | None) -> float:
-    """argmin_θ min_x f + γ·penalty by dense algebra in x and a scalar search in θ; F itself for γ = None."""
-    problem, exact = RIDGE.problem(1, CPU, F64), RIDGE.closed_form(1, CPU, F64)
-    n, m = exact.a.shape[0], exact.validation_a.shape[0]
-    above, above_b = exact.validation_a.T @ exact.validation_a / m, exact.validation_a.T @ exact.validation_b / m
+    """argmin_θ min_x f + γ·penalty by dense algebra in x and a scalar search in θ; F itself for
+    γ = None.
+    """
+    problem = RIDGE.problem(1, CPU, F64)
+    exact = RIDGE.closed_form(1, CPU, F64)
+    n = exact.a.shape[0]
+    m = exact.validation_a.shape[0]
+    above = exact.validation_a.T @ exact.validation_a / m
+    above_b = exact.validation_a.T @ exact.validation_b / m
 
     def value(log_penalty: float) -> float:
         theta = {"log_penalty": torch.tensor([log_penalty], dtype=F64)}
         best = exact.solution(theta)
         if gamma is None:
             return float(exact.value(theta))
-        hessian = exact.a.T @ exact.a / n + theta["log_penalty"].exp() * torch.eye(RIDGE.features, dtype=F64)
+        hessian = exact.a.T @ exact.a / n + theta["log_penalty"].exp() * torch.eye(
+            RIDGE.features, dtype=F64
+        )
         weight = hessian if kind == "gap" else hessian @ hessian
         x = {"x": torch.linalg.solve(above + gamma * weight, above_b + gamma * weight @ best["x"])}
         error = x["x"] - best["x"]
         penalty = 0.5 * error @ weight @ error  # g − min g = ½ eᵀHe, and ½‖∇g‖² = ½ eᵀH²e
         return float(problem.f(theta, x, problem.upper_data["select"].whole) + gamma * penalty)
 
-    return float(minimize_scalar(value, bounds=(-5, 3), method="bounded", options={"xatol": 1e-10}).x)
+    return float(
+        minimize_scalar(value, bounds=(-5, 3), method="bounded", options={"xatol": 1e-10}).x
+    )
 
 
 def log_penalty(generator: Any, rate: float, steps: int) -> float:
@@ -697,10 +927,18 @@ def test_fixed_penalties_converge_to_the_penalised_optimum(gamma: float) -> None
     """Five times nearer to it than it is to the true optimum, so the two cannot be confused."""
     settings: dict[str, Any] = {"gamma": gamma, "gamma_start": 4.0, "gamma_steps": 100}
     steps, rate = (400, 0.25) if gamma == 4 else (500, 0.1)
-    best, gap, norm = penalised_minimiser("gap", None), penalised_minimiser("gap", gamma), penalised_minimiser("norm", gamma)
+    best = penalised_minimiser("gap", None)
+    gap = penalised_minimiser("gap", gamma)
+    norm = penalised_minimiser("norm", gamma)
     found = {
-        "value-gap": (log_penalty(ValueGap(lr=0.3, inner_lr=0.7, **settings), rate * gamma, steps), gap),
-        "minimax": (log_penalty(Minimax(lr=0.3 / gamma, lr_u=0.7 / gamma, alpha=gamma), rate, steps), gap),
+        "value-gap": (
+            log_penalty(ValueGap(lr=0.3, inner_lr=0.7, **settings), rate * gamma, steps),
+            gap,
+        ),
+        "minimax": (
+            log_penalty(Minimax(lr=0.3 / gamma, lr_u=0.7 / gamma, alpha=gamma), rate, steps),
+            gap,
+        ),
         "gradient-norm": (log_penalty(GradientNorm(lr=0.3, **settings), rate * gamma, steps), norm),
     }
     for name, (reached, expected) in found.items():
@@ -709,12 +947,16 @@ def test_fixed_penalties_converge_to_the_penalised_optimum(gamma: float) -> None
 
 def test_f2sa_s_upper_gradient_tends_to_the_hypergradient_as_one_over_its_multiplier() -> None:
     """At a θ that stays, with the whole data and many steps."""
-    problem, exact = RIDGE.problem(1, CPU, F64), RIDGE.closed_form(1, CPU, F64)
+    problem = RIDGE.problem(1, CPU, F64)
+    exact = RIDGE.closed_form(1, CPU, F64)
     theta = {"log_penalty": torch.tensor([0.3], dtype=F64)}
-    wanted, errors = exact.hypergradient(theta)["log_penalty"], []
+    wanted = exact.hypergradient(theta)["log_penalty"]
+    errors = []
     for penalty in (10.0, 100.0, 1000.0):
         generator = FullyFirstOrder(steps=300, lr=0.3, inner_lr=0.3, penalty=penalty, growth=0.0)
-        h = generator.propose(problem, theta, generator.init(problem, Key(0)), Key(0)).aux["theta.log_penalty"][0]
+        h = generator.propose(problem, theta, generator.init(problem, Key(0)), Key(0)).aux[
+            "theta.log_penalty"
+        ][0]
         errors.append(float((h - wanted).abs().max()))
     assert errors[0] / errors[1] == pytest.approx(10, rel=0.3)
     assert errors[1] / errors[2] == pytest.approx(10, rel=0.1)
@@ -732,8 +974,11 @@ def test_meha_with_a_wide_envelope_is_the_value_gap() -> None:
 
 def test_the_proximal_point_of_meha_is_that_of_the_envelope() -> None:
     """With θ and y held, z tends to argmin_z g + ‖z − y‖²/(2γ), by dense algebra."""
-    problem, exact = RIDGE.problem(1, CPU, F64), RIDGE.closed_form(1, CPU, F64)
-    hessian = exact.a.T @ exact.a / len(exact.a) + problem.theta0["log_penalty"].exp() * torch.eye(RIDGE.features, dtype=F64)
+    problem = RIDGE.problem(1, CPU, F64)
+    exact = RIDGE.closed_form(1, CPU, F64)
+    hessian = exact.a.T @ exact.a / len(exact.a) + problem.theta0["log_penalty"].exp() * torch.eye(
+        RIDGE.features, dtype=F64
+    )
     y = {name: leaf + 1 for name, leaf in problem.x0.items()}
     held = evolve(problem, x0=y)
     generator = MoreauEnvelope(inner_lr=0.3, lr=1e-300, gamma=0.8)
@@ -757,8 +1002,11 @@ def test_the_penalised_optimum_is_wrong_by_the_order_of_one_over_gamma() -> None
 
 @pytest.mark.extended
 def test_a_growing_penalty_and_a_barrier_come_near_the_true_optimum() -> None:
-    best, small = penalised_minimiser("gap", None), penalised_minimiser("gap", 4.0)
-    grown = log_penalty(ValueGap(lr=0.3, inner_lr=0.7, gamma=40.0, gamma_start=4.0, gamma_steps=1000), 1.0, 1000)
+    best = penalised_minimiser("gap", None)
+    small = penalised_minimiser("gap", 4.0)
+    grown = log_penalty(
+        ValueGap(lr=0.3, inner_lr=0.7, gamma=40.0, gamma_start=4.0, gamma_steps=1000), 1.0, 1000
+    )
     assert abs(grown - best) < abs(small - best) / 4
     barrier = log_penalty(DynamicBarrier(steps=5, inner_lr=0.5, lr=0.03, eta=0.5), 0.15, 400)
     assert abs(barrier - best) < 0.05
@@ -780,11 +1028,15 @@ def on_sphere(generator: Any, rate: float, seed: int, **parts: Any) -> dict[str,
 @pytest.mark.extended
 @pytest.mark.parametrize("name", ON_SPHERE)
 def test_on_a_manifold_of_minima_selection_makes_up_for_the_slow_drift_along_it(name: str) -> None:
-    """A penalty moves y along the manifold by f alone, γ times slower than g moves it onto it: one run that starts at the worst
-    minimiser works with a wrong x meanwhile, and of several runs the best one is less wrong."""
+    """A penalty moves y along the manifold by f alone, γ times slower than g moves it onto it: one
+    run that starts at the worst minimiser works with a wrong x meanwhile, and of several runs the
+    best one is less wrong.
+    """
     generator, rate = ON_SPHERE[name]
     alone = on_sphere(generator, rate, seed=0)
-    assert alone["manifold_distance"] < 0.05  # a lower minimiser up to the penalty's bias of order 1/γ,
+    assert (
+        alone["manifold_distance"] < 0.05
+    )  # a lower minimiser up to the penalty's bias of order 1/γ,
     assert alone["solution_distance"] > 0.5  # and not the optimistic one
     spread = evolve(generator, count=5, noise=0.5, carry_rule="per-branch")
     for seed in (0, 1):
@@ -795,8 +1047,13 @@ def test_on_a_manifold_of_minima_selection_makes_up_for_the_slow_drift_along_it(
 
 
 def test_a_barrier_drifts_to_the_optimistic_minimiser_as_fast_as_its_rates_let_it() -> None:
-    """BOME follows ∇f wherever the gap allows, so it too moves along the manifold: at a small budget it stops short of F*."""
-    slow, fast = (on_sphere(DynamicBarrier(steps=5, inner_lr=0.2, lr=rate, eta=0.5), rate, 0) for rate in (0.02, 0.1))
+    """BOME follows ∇f wherever the gap allows, so it too moves along the manifold: at a small
+    budget it stops short of F*.
+    """
+    slow, fast = (
+        on_sphere(DynamicBarrier(steps=5, inner_lr=0.2, lr=rate, eta=0.5), rate, 0)
+        for rate in (0.02, 0.1)
+    )
     assert slow["manifold_distance"] < 0.06
     assert slow["solution_distance"] > 0.4
     assert slow["upper_gap"] > 0.1
@@ -805,13 +1062,18 @@ def test_a_barrier_drifts_to_the_optimistic_minimiser_as_fast_as_its_rates_let_i
 
 
 def test_the_gradient_norm_is_content_with_a_maximum() -> None:
-    """∇g vanishes at the sphere's centre too. Of several runs, one that is held there can have the lowest f."""
-    generator = GradientNorm(gamma=20.0, gamma_steps=0, lr=0.1, count=5, noise=0.5, carry_rule="per-branch")
+    """∇g vanishes at the sphere's centre too. Of several runs, one that is held there can have
+    the lowest f.
+    """
+    generator = GradientNorm(
+        gamma=20.0, gamma_steps=0, lr=0.1, count=5, noise=0.5, carry_rule="per-branch"
+    )
     stuck = on_sphere(generator, 0.2, 0, selector=BestOfN())
     assert stuck["manifold_distance"] > 0.9
 
 
-# State, and what does not fit ----------------------------------------------------------------------------------------------
+# State, and what does not fit
+# --------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("name", GENERATORS)
@@ -829,9 +1091,13 @@ def test_a_run_read_back_from_disk_goes_on_the_same(name: str) -> None:
 
 @pytest.mark.parametrize("name", GENERATORS)
 def test_a_penalty_step_is_not_replayed(name: str) -> None:
-    with pytest.raises(ConfigError, match=r"candidates are no trajectory.*\n  use hypergradient 'carried'"):
+    with pytest.raises(
+        ConfigError, match=r"candidates are no trajectory.*\n  use hypergradient 'carried'"
+    ):
         advance(method(GENERATORS[name], hypergradient=Unrolled()), network_problem(), 1)
-    advance(method(GENERATORS[name], hypergradient=Implicit(solver=Identity())), network_problem(), 1)
+    advance(
+        method(GENERATORS[name], hypergradient=Implicit(solver=Identity())), network_problem(), 1
+    )
 
 
 def test_carried_wants_a_generator_that_brings_the_gradient() -> None:

@@ -1,7 +1,9 @@
-"""What a GPU would be asked to do by the programs of a step, read off their graphs: no device has to be there for that.
+"""What a GPU would be asked to do by the programs of a step, read off their graphs: no device has
+to be there for that.
 
-Tensors of the meta device hold no numbers and are not on the CPU, so a function can be traced with them as it would be with
-those of a GPU, and what would wait for one, or bring numbers to it, shows in the graph.
+Tensors of the meta device hold no numbers and are not on the CPU, so a function can be traced with
+them as it would be with those of a GPU, and what would wait for one, or bring numbers to it, shows
+in the graph.
 """
 
 from __future__ import annotations
@@ -12,7 +14,16 @@ from typing import Any
 import pytest
 import torch
 from attrs import evolve
-from step_graphs import Tracing, branches, multiplications, name_of, on_meta, operations, step_graphs, waiting
+from step_graphs import (
+    Tracing,
+    branches,
+    multiplications,
+    name_of,
+    on_meta,
+    operations,
+    step_graphs,
+    waiting,
+)
 from torch import Tensor
 from torch._subclasses import FakeTensorMode
 from torch.fx import GraphModule
@@ -25,9 +36,11 @@ from hgms_core import Key, Problem
 pytestmark = [pytest.mark.plugins, pytest.mark.extended]
 
 MULTIPLICATIONS = {
-    "lower step": 5,  # two layers forward; backward one for each matrix and one for what is between them
+    # two layers forward; backward one for each matrix and one for what is between them
+    "lower step": 5,
     "scores": 2,
-    "linearisation": 11,  # 5 for each level's gradient; one of a zero tangent, which forward mode does not leave out
+    # 5 for each level's gradient; one of a zero tangent, which forward mode does not leave out
+    "linearisation": 11,
     # a·V₁; h·V₂ and ḣ·W₂; δ·V₂ᵀ and δ̇·W₂ᵀ; ḣᵀδ and hᵀδ̇; aᵀδ̇₁ (docs/explanation/programs.md)
     "Hessian product": 8,
     "mixed product": 3,
@@ -91,7 +104,10 @@ def test_what_waits_would_be_seen() -> None:
         return x.cpu() + 1
 
     with FakeTensorMode(allow_non_fake_inputs=True):
-        for function, expected in ((brings, "brings a tensor of the CPU"), (leaves, "computes on the CPU")):
+        for function, expected in (
+            (brings, "brings a tensor of the CPU"),
+            (leaves, "computes on the CPU"),
+        ):
             (bad, *_) = waiting(trace(function, [torch.empty(3, device="meta")]).graph)
             assert expected in bad
         with pytest.raises(Exception, match=r"nonzero|data-dependent|dynamic"):

@@ -1,4 +1,6 @@
-"""Conjugate gradients that remember: the model against its formula, sequences of systems, and a resumed run."""
+"""Conjugate gradients that remember: the model against its formula, sequences of systems, and a
+resumed run.
+"""
 
 from __future__ import annotations
 
@@ -18,13 +20,16 @@ from hgms_core import Branch, Estimate, Outcome, Problem, State, Tree
 
 pytestmark = pytest.mark.plugins
 
-SIZE, RIDGE = 120, 1e-3
+SIZE = 120
+RIDGE = 1e-3
 SPECTRUM = torch.logspace(-4, 0, SIZE, dtype=F64)
 
 
 def drifting(step: int, by: float = 0.01) -> Tensor:
     """Matrices with the same eigenvalues whose eigenvectors turn from step to step."""
-    turn = torch.linalg.matrix_exp(step * by * (normal(SIZE, SIZE, seed=1) - normal(SIZE, SIZE, seed=1).T) / SIZE**0.5)
+    turn = torch.linalg.matrix_exp(
+        step * by * (normal(SIZE, SIZE, seed=1) - normal(SIZE, SIZE, seed=1).T) / SIZE**0.5
+    )
     return turn * SPECTRUM @ turn.T
 
 
@@ -37,7 +42,10 @@ def symmetric_flip(matrix: Tensor) -> Tensor:
 def model(memory: Tree) -> Tensor:
     """B, dense."""
     basis = memory["basis"]
-    return memory["rest"] * torch.eye(SIZE, dtype=F64) + basis.T * (memory["values"] - memory["rest"]) @ basis
+    return (
+        memory["rest"] * torch.eye(SIZE, dtype=F64)
+        + basis.T * (memory["values"] - memory["rest"]) @ basis
+    )
 
 
 def pairs_of(matrix: Tensor, count: int, seed: int) -> list[tuple[Tensor, Tensor]]:
@@ -47,22 +55,33 @@ def pairs_of(matrix: Tensor, count: int, seed: int) -> list[tuple[Tensor, Tensor
 
 class TestModel:
     def test_uncut_it_is_the_block_formula(self) -> None:
-        """B⁺ = B − BP (PᵀBP)⁻¹ PᵀB + Y (PᵀY)⁻¹ Yᵀ on span[U, P], twice in a row, the second time with another matrix."""
+        """B⁺ = B − BP (PᵀBP)⁻¹ PᵀB + Y (PᵀY)⁻¹ Yᵀ on span[U, P], twice in a row, the second time
+        with another matrix.
+        """
         memory = updated({}, pairs_of(drifting(0), 5, seed=2), RIDGE, 50)
-        before, basis = model(memory), memory["basis"]
+        before = model(memory)
+        basis = memory["basis"]
         pairs = pairs_of(drifting(1), 4, seed=3)
         p = torch.stack([v for v, _ in pairs], 1)
         y = torch.stack([image for _, image in pairs], 1) + RIDGE * p
-        whole = before - before @ p @ torch.linalg.solve(p.T @ before @ p, p.T @ before) + y @ torch.linalg.solve(p.T @ y, y.T)
+        whole = (
+            before
+            - before @ p @ torch.linalg.solve(p.T @ before @ p, p.T @ before)
+            + y @ torch.linalg.solve(p.T @ y, y.T)
+        )
         frame = torch.linalg.qr(torch.cat([basis.T, p], 1)).Q
         after = model(updated(memory, pairs, RIDGE, 50))
-        torch.testing.assert_close(frame.T @ after @ frame, frame.T @ whole @ frame, rtol=1e-8, atol=1e-9)
+        torch.testing.assert_close(
+            frame.T @ after @ frame, frame.T @ whole @ frame, rtol=1e-8, atol=1e-9
+        )
 
     def test_its_curvature_along_new_directions_is_the_matrix_s(self) -> None:
         pairs = pairs_of(drifting(0), 6, seed=4)
         after = model(updated({}, pairs, RIDGE, 50))
         p = torch.stack([v for v, _ in pairs], 1)
-        torch.testing.assert_close(p.T @ after @ p, p.T @ (drifting(0) @ p + RIDGE * p), rtol=1e-8, atol=1e-10)
+        torch.testing.assert_close(
+            p.T @ after @ p, p.T @ (drifting(0) @ p + RIDGE * p), rtol=1e-8, atol=1e-10
+        )
 
     def test_it_keeps_the_largest_and_stays_positive_definite_and_orthonormal(self) -> None:
         memory: Tree = {}
@@ -70,13 +89,17 @@ class TestModel:
             memory = updated(memory, pairs_of(drifting(step), 20, seed=step), RIDGE, 30)
             kept = min(30, 20 * (step + 1))
             assert memory["basis"].shape == (kept, SIZE)
-            torch.testing.assert_close(memory["basis"] @ memory["basis"].T, torch.eye(kept, dtype=F64), rtol=0, atol=1e-9)
+            torch.testing.assert_close(
+                memory["basis"] @ memory["basis"].T, torch.eye(kept, dtype=F64), rtol=0, atol=1e-9
+            )
             assert torch.linalg.eigvalsh(model(memory))[0] > 0
 
     def test_its_inverse_is_what_preconditions(self) -> None:
         memory = updated({}, pairs_of(drifting(0), 8, seed=5), RIDGE, 6)
         r = normal(SIZE, seed=6)
-        torch.testing.assert_close(inverse(memory)(r), memory["rest"] * torch.linalg.solve(model(memory), r))
+        torch.testing.assert_close(
+            inverse(memory)(r), memory["rest"] * torch.linalg.solve(model(memory), r)
+        )
 
     def test_what_has_no_positive_curvature_teaches_nothing(self) -> None:
         v = normal(SIZE, seed=7)
@@ -88,9 +111,11 @@ class TestModel:
 
 class TestSequence:
     def test_a_solve_is_that_of_a_dense_solver_whatever_it_remembers(self) -> None:
-        solver, memory = RecycledCG(ridge=RIDGE, rtol=1e-10, rank=20, max_steps=500), {}
+        solver = RecycledCG(ridge=RIDGE, rtol=1e-10, rank=20, max_steps=500)
+        memory = {}
         for step in range(4):
-            matrix, b = drifting(step, by=0.3), normal(SIZE, seed=20 + step)
+            matrix = drifting(step, by=0.3)
+            b = normal(SIZE, seed=20 + step)
             kept = {name: leaf.clone() for name, leaf in memory.items()}
             solution, following = solver.solve_from(lambda v, at=matrix: at @ v, b, None, memory)
             assert_same(memory, kept)  # never changed in place
@@ -101,34 +126,54 @@ class TestSequence:
 
     def test_it_takes_fewer_products_than_cg_warm_starts_and_a_sketch(self) -> None:
         limits: dict[str, Any] = {"ridge": RIDGE, "max_steps": 1000}
-        recycled, memory = RecycledCG(rank=40, **limits), {}
+        recycled = RecycledCG(rank=40, **limits)
+        memory = {}
         products = {"cg": 0, "warm": 0, "nystrom": 0, "recycled": 0}
-        b, warm, v = normal(SIZE, seed=9), None, None
+        b = normal(SIZE, seed=9)
+        warm = None
+        v = None
         for step in range(6):
             matrix = drifting(step)
             b = b + 0.02 * normal(SIZE, seed=30 + step)
             plain, again, sketched = (
                 solver.solve(lambda v, at=matrix: at @ v, b, x0)
-                for solver, x0 in ((CG(**limits), None), (CG(**limits), warm), (NystromCG(rank=20, **limits), None))
+                for solver, x0 in (
+                    (CG(**limits), None),
+                    (CG(**limits), warm),
+                    (NystromCG(rank=20, **limits), None),
+                )
             )
             ours, memory = recycled.solve_from(lambda v, at=matrix: at @ v, b, v, memory)
-            warm, v = again.value, ours.value
+            warm = again.value
+            v = ours.value
             if step:  # the first has nothing to remember
-                for name, solution in (("cg", plain), ("warm", again), ("nystrom", sketched), ("recycled", ours)):
+                for name, solution in (
+                    ("cg", plain),
+                    ("warm", again),
+                    ("nystrom", sketched),
+                    ("recycled", ours),
+                ):
                     products[name] += solution.products
         assert products["recycled"] < 0.4 * products["cg"]
         assert products["recycled"] < 0.7 * min(products["warm"], products["nystrom"])
 
     def test_the_same_system_again_takes_few_steps(self) -> None:
         few = torch.tensor([1.0, 2.0, 30.0, 400.0], dtype=F64).repeat(30)
-        solver, b = RecycledCG(ridge=1.0, rank=10), normal(SIZE, seed=10)
+        solver = RecycledCG(ridge=1.0, rank=10)
+        b = normal(SIZE, seed=10)
         first, memory = solver.solve_from(lambda v: few * v, b, None, {})
         second, _ = solver.solve_from(lambda v: few * v, b, None, memory)
-        assert (int(first.iterations), int(second.iterations)) == (4, 0)  # the start B⁻¹b is the solution
+        assert (int(first.iterations), int(second.iterations)) == (
+            4,
+            0,
+        )  # the start B⁻¹b is the solution
 
     def test_it_forgets_what_is_of_no_use(self) -> None:
-        """After a jump of the matrix the memory would mislead: it costs one product more than none, and is a new one then."""
-        solver, b = RecycledCG(ridge=RIDGE, rank=20, max_steps=500), normal(SIZE, seed=14)
+        """After a jump of the matrix the memory would mislead: it costs one product more than
+        none, and is a new one then.
+        """
+        solver = RecycledCG(ridge=RIDGE, rank=20, max_steps=500)
+        b = normal(SIZE, seed=14)
         _, memory = solver.solve_from(lambda v: drifting(0) @ v, b, None, {})
         elsewhere = 3 * symmetric_flip(drifting(0))
         plain = CG(ridge=RIDGE, max_steps=500).solve(lambda v: elsewhere @ v, b)
@@ -147,7 +192,8 @@ class TestSequence:
             calls += 1
             return drifting(0) @ v
 
-        solver, memory = RecycledCG(ridge=RIDGE, rank=5), {}
+        solver = RecycledCG(ridge=RIDGE, rank=5)
+        memory = {}
         for _ in range(2):
             calls = 0
             solution, memory = solver.solve_from(product, normal(SIZE, seed=11), None, memory)
@@ -182,7 +228,9 @@ def lower_solution(theta: Tree) -> Tree:
 
 
 class TestImplicit:
-    PROBLEM = Problem(theta0={"t": normal(40, seed=13)}, x0={"x": torch.zeros(40, dtype=F64)}, g=curved, f=value)
+    PROBLEM = Problem(
+        theta0={"t": normal(40, seed=13)}, x0={"x": torch.zeros(40, dtype=F64)}, g=curved, f=value
+    )
     ESTIMATOR = Implicit(solver=RecycledCG(rank=30, rtol=1e-10, max_steps=200), warm_start=True)
 
     def run(self, state: State, steps: range) -> tuple[list[Estimate], State]:
@@ -209,10 +257,14 @@ class TestImplicit:
         _, half = self.run(self.ESTIMATOR.init(self.PROBLEM), range(3))
         save_state(tmp_path / "state.safetensors", half)
         rest, again = self.run(load_state(tmp_path / "state.safetensors"), range(3, 5))
-        assert_same([estimate.value for estimate in rest], [estimate.value for estimate in whole[3:]])
+        assert_same(
+            [estimate.value for estimate in rest], [estimate.value for estimate in whole[3:]]
+        )
         assert_same(again, end)
 
     def test_a_solver_without_a_memory_has_none_in_the_state(self) -> None:
         estimator = Implicit(solver=CG())
-        _, state = estimator.estimate(self.PROBLEM, self.PROBLEM.theta0, Branch(x=self.PROBLEM.x0), KEY, {"v": None})
+        _, state = estimator.estimate(
+            self.PROBLEM, self.PROBLEM.theta0, Branch(x=self.PROBLEM.x0), KEY, {"v": None}
+        )
         assert state == {"v": None}

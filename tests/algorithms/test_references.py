@@ -1,4 +1,6 @@
-"""The references of every comparison: θ fixed and x trained on validation rows alone, on both, or on the true labels too."""
+"""The references of every comparison: θ fixed and x trained on validation rows alone, on both,
+or on the true labels too.
+"""
 
 from __future__ import annotations
 
@@ -24,11 +26,16 @@ EXACT = {"steps": 200, "optimizer": "sgd", "lr": 0.2, "batch_size": "none", "sch
 
 
 def method(name: str, **parts: Any) -> Method:
-    return RunConfig.from_dict({"task": "quadratic", "method": {"name": name, **parts}, "budget": "1 steps"}).method
+    return RunConfig.from_dict(
+        {"task": "quadratic", "method": {"name": name, **parts}, "budget": "1 steps"}
+    ).method
 
 
 def test_every_key_at_rest_is_that_of_the_pipeline_or_of_a_wrapper_that_ships() -> None:
-    keys = {one.name: one.default for one in (*fields(Pipeline), *(one for cls in WRAPPERS for one in fields(cls)))}
+    keys = {
+        one.name: one.default
+        for one in (*fields(Pipeline), *(one for cls in WRAPPERS for one in fields(cls)))
+    }
     assert set(AT_REST) == set(keys) - {"method", "generator", "selector", "hypergradient", "outer"}
     assert {key: rest for key, rest in AT_REST.items() if key in ("keep", "answer")} == {
         "keep": keys["keep"],
@@ -44,14 +51,24 @@ def test_every_key_at_rest_is_that_of_the_pipeline_or_of_a_wrapper_that_ships() 
         ({"tilt": 2}, {Tilted}),
         ({"reference": "clean", "tilt": 0.5}, {Tilted, StartingAt}),
         ({"mixture": {"a": 1.0}}, {StartingAt}),
-        ({"generator": "trajectory", "learn_start": True, "tilt": 0.1, "reference": "clean"}, set(WRAPPERS)),
+        (
+            {"generator": "trajectory", "learn_start": True, "tilt": 0.1, "reference": "clean"},
+            set(WRAPPERS),
+        ),
     ],
 )
-def test_keys_beside_the_parts_put_their_wrapper_around(keys: dict[str, Any], wrappers: set[type]) -> None:
-    """On a method of these parts, whichever package it comes from; the configuration is read back the same."""
+def test_keys_beside_the_parts_put_their_wrapper_around(
+    keys: dict[str, Any], wrappers: set[type]
+) -> None:
+    """On a method of these parts, whichever package it comes from; the configuration is read
+    back the same.
+    """
     for name in ("hg-ms", "soba") if "generator" not in keys else ("hg-ms",):
-        config = RunConfig.from_dict({"task": "quadratic", "method": {"name": name, **keys}, "budget": "1 steps"})
-        layers, inner = set(), config.method
+        config = RunConfig.from_dict(
+            {"task": "quadratic", "method": {"name": name, **keys}, "budget": "1 steps"}
+        )
+        layers = set()
+        inner = config.method
         while not isinstance(inner, Pipeline):
             layers.add(type(inner))
             inner = inner.method  # type: ignore[attr-defined]
@@ -65,7 +82,9 @@ def test_keys_beside_the_parts_put_their_wrapper_around(keys: dict[str, Any], wr
 def test_wrappers_are_for_pipelines() -> None:
     with pytest.raises(ConfigError, match="unknown key 'tilt'"):
         method("validation-only", tilt=1.0)
-    with pytest.raises(ConfigError, match="'method' must be a pipeline, or a wrapper around one: 'search'"):
+    with pytest.raises(
+        ConfigError, match="'method' must be a pipeline, or a wrapper around one: 'search'"
+    ):
         Tilted(method=method("random-search"), tilt=1.0)
 
 
@@ -73,18 +92,28 @@ def points(rows: int, around: float, seed: int) -> Data:
     return Data.of({"a": around + normal(rows, 2, seed=seed)})
 
 
-# x* = (mean of the training rows + θ) under g, the mean of validation rows under f; θ = 5 is the reference "clean".
+# x* = (mean of the training rows + θ) under g, the mean of validation rows under f; θ = 5 is the
+# reference "clean".
 PROBLEM = Problem(
     theta0={"t": torch.zeros(1, dtype=F64)},
     x0={"x": torch.zeros(2, dtype=F64)},
     g=lambda theta, x, batch: 0.5 * (x["x"] - theta["t"] - batch["a"]).square().sum(-1).mean(),
     f=lambda theta, x, batch: 0.5 * (x["x"] - batch["a"]).square().sum(-1).mean(),
     lower_data=points(12, 3.0, 1),
-    upper_data={"differentiate": points(9, -1.0, 2), "select": points(5, -2.0, 3), "stop": points(4, 1.0, 4)},
+    upper_data={
+        "differentiate": points(9, -1.0, 2),
+        "select": points(5, -2.0, 3),
+        "stop": points(4, 1.0, 4),
+    },
     references={"clean": {"t": torch.full((1,), 5.0, dtype=F64)}},
 )
 TRAIN, FIRST, SECOND = (
-    data.whole["a"] for data in (PROBLEM.lower_data, PROBLEM.upper_data["differentiate"], PROBLEM.upper_data["select"])
+    data.whole["a"]
+    for data in (
+        PROBLEM.lower_data,
+        PROBLEM.upper_data["differentiate"],
+        PROBLEM.upper_data["select"],
+    )
 )
 EXPECTED = {
     "uniform": TRAIN.mean(0),
@@ -125,7 +154,9 @@ def test_random_theta_is_drawn_once_by_the_seed_around_the_first_and_projected()
 
 def test_roles_of_all_references() -> None:
     floors = {"uniform", "theta0", "random-theta", "uniform-tilted", "validation-only", "fixed"}
-    roles = dict.fromkeys(floors, "floor") | dict.fromkeys(("oracle-clean", "oracle-joint"), "ceiling")
+    roles = dict.fromkeys(floors, "floor") | dict.fromkeys(
+        ("oracle-clean", "oracle-joint"), "ceiling"
+    )
     assert {item.name: item.role for item in references.METHODS} == roles
 
 
@@ -157,19 +188,26 @@ def test_texts_of_two_lengths_are_joined() -> None:
         return Data(len(lengths), {}, rows)
 
     batch = joined(texts([2, 3], 10), texts([5, 1], 20)).rows(torch.tensor([[1, 2], [3, 0]]))
-    assert batch["tokens"].tolist() == [[[11, 11, 11, 0, 0], [20] * 5], [[21, 0, 0, 0, 0], [10, 10, 0, 0, 0]]]
+    assert batch["tokens"].tolist() == [
+        [[11, 11, 11, 0, 0], [20] * 5],
+        [[21, 0, 0, 0, 0], [10, 10, 0, 0, 0]],
+    ]
     assert batch["mask"].sum(-1).tolist() == [[3, 5], [1, 2]]
 
 
 def test_shared_rows_are_taken_once_and_roles_keep_theirs() -> None:
-    shared = evolve(PROBLEM, upper_data=dict.fromkeys(PROBLEM.upper_data, PROBLEM.upper_data["differentiate"]))
+    shared = evolve(
+        PROBLEM, upper_data=dict.fromkeys(PROBLEM.upper_data, PROBLEM.upper_data["differentiate"])
+    )
     assert on_validation(shared).lower_data.size == 9
     assert on_validation(PROBLEM).upper_data == PROBLEM.upper_data
 
 
 def test_training_rows_and_stopping_rows_do_not_reach_what_validation_alone_trains() -> None:
     problem = network_problem()
-    made = method("validation-only", method={"generator": {"steps": 5, "batch_size": 6}, "keep": "last"})
+    made = method(
+        "validation-only", method={"generator": {"steps": 5, "batch_size": 6}, "keep": "last"}
+    )
     other = network_problem(rows=30)
     changed = evolve(
         problem,
@@ -192,8 +230,21 @@ def test_training_rows_and_stopping_rows_do_not_reach_what_validation_alone_trai
 @pytest.mark.parametrize(
     "task",
     [
-        {"name": "hyper-cleaning", "train_size": 60, "validation_size": 50, "test_size": 50, "hidden": 5},
-        {"name": "imbalanced-loss", "validation_size": 100, "test_size": 100, "channels": [2, 2], "hidden": 5, "views": 0},
+        {
+            "name": "hyper-cleaning",
+            "train_size": 60,
+            "validation_size": 50,
+            "test_size": 50,
+            "hidden": 5,
+        },
+        {
+            "name": "imbalanced-loss",
+            "validation_size": 100,
+            "test_size": 100,
+            "channels": [2, 2],
+            "hidden": 5,
+            "views": 0,
+        },
         {"name": "ridge-cv"},
         {"name": "logistic-cv"},
     ],
@@ -201,7 +252,10 @@ def test_training_rows_and_stopping_rows_do_not_reach_what_validation_alone_trai
 )
 def test_the_references_learn_on_every_task_with_rows(name: str, task: dict[str, Any]) -> None:
     parts: dict[str, Any] = {"generator": {"steps": 20}}
-    table = {"task": task, "method": {"name": name, **({"method": parts} if name == "validation-only" else parts)}}
+    table = {
+        "task": task,
+        "method": {"name": name, **({"method": parts} if name == "validation-only" else parts)},
+    }
     config = RunConfig.from_dict({**table, "budget": "3 steps"})
     assert RunConfig.from_toml(config.to_toml()) == config
     problem = config.task.problem(0, CPU, F64)
@@ -210,5 +264,7 @@ def test_the_references_learn_on_every_task_with_rows(name: str, task: dict[str,
         state, _ = config.method.step(problem, state, 0.0)
     theta, x = config.method.result(state)
     stop = problem.upper_data["stop"].batch(None)
-    assert float(problem.f(theta, x, stop)) < 0.95 * float(problem.f(problem.theta0, problem.x0, stop))
+    assert float(problem.f(theta, x, stop)) < 0.95 * float(
+        problem.f(problem.theta0, problem.x0, stop)
+    )
     assert_same(theta, problem.theta0)

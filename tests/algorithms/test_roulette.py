@@ -1,4 +1,6 @@
-"""The randomised Neumann series: its mean is the solution, its draws come from the key, and a run with it can be resumed."""
+"""The randomised Neumann series: its mean is the solution, its draws come from the key, and a
+run with it can be resumed.
+"""
 
 from __future__ import annotations
 
@@ -20,7 +22,8 @@ from hgms.testing.methods import check_resume
 from hgms_core import Branch, Key, LinearSystem, MatVec, Outcome, Pipeline, Solution
 
 pytestmark = pytest.mark.plugins
-SPECTRUM, B = torch.linspace(0.5, 1.5, 6, dtype=F64), normal(6, seed=2)
+SPECTRUM = torch.linspace(0.5, 1.5, 6, dtype=F64)
+B = normal(6, seed=2)
 
 
 def product(v: torch.Tensor) -> torch.Tensor:
@@ -50,13 +53,17 @@ def test_the_number_of_terms_is_drawn_as_it_says() -> None:
 
 
 def test_no_survival_is_the_neumann_series() -> None:
-    plain, random = Neumann(lr=0.5, steps=7, ridge=0.1), Roulette(lr=0.5, steps=7, ridge=0.1, survival=0.0)
+    plain = Neumann(lr=0.5, steps=7, ridge=0.1)
+    random = Roulette(lr=0.5, steps=7, ridge=0.1, survival=0.0)
     for matvec in (product, lambda v: v @ torch.diag(SPECTRUM)):
-        wanted, came = plain.solve(matvec, B), random.with_key(Key(3)).solve(matvec, B)
+        wanted = plain.solve(matvec, B)
+        came = random.with_key(Key(3)).solve(matvec, B)
         torch.testing.assert_close(came.value, wanted.value, rtol=1e-13, atol=0)
         torch.testing.assert_close(came.residual, wanted.residual, rtol=1e-10, atol=0)
         assert (came.products, int(came.iterations)) == (7, 7)
-        torch.testing.assert_close(came.curvature, wanted.curvature, rtol=0.05, atol=0)  # of one term less
+        torch.testing.assert_close(
+            came.curvature, wanted.curvature, rtol=0.05, atol=0
+        )  # of one term less
 
 
 def test_the_key_decides_and_nothing_else() -> None:
@@ -72,7 +79,9 @@ def test_terms_that_grow_end_the_series() -> None:
     wild = Roulette(lr=0.8, steps=200).solve(lambda v: torch.cat([-v[:1], v[1:]]), B)
     assert wild.outcome is Outcome.DIVERGED
     assert wild.products < 20
-    pair = Roulette(lr=0.8, steps=60).solve(lambda v: torch.stack([v[0], -v[1]]), torch.stack([B, B]))
+    pair = Roulette(lr=0.8, steps=60).solve(
+        lambda v: torch.stack([v[0], -v[1]]), torch.stack([B, B])
+    )
     assert pair.converged.tolist() == [True, False]
 
 
@@ -99,7 +108,9 @@ def test_an_estimator_gives_a_key_of_its_own_before_all_else() -> None:
     known = problems.ridge()
     seen: list[Any] = []
     for key in (Key(1), Key(1), Key(2)):
-        Implicit(solver=Tells(seen)).estimate(known.problem, known.theta, Branch(x=known.branch().x), key, {"v": None})
+        Implicit(solver=Tells(seen)).estimate(
+            known.problem, known.theta, Branch(x=known.branch().x), key, {"v": None}
+        )
     assert seen[1::2] == ["at"] * 3
     keys = seen[::2]
     assert keys[0] == keys[1] != keys[2]
@@ -109,8 +120,14 @@ def test_an_estimator_gives_a_key_of_its_own_before_all_else() -> None:
 def test_a_run_with_it_draws_anew_in_every_step_and_can_be_resumed() -> None:
     solver = Roulette(lr=0.5, steps=2, survival=0.9)
     generator = Branches(count=2, steps=3, lr=0.3, batch_size=6)
-    method = Pipeline(generator=generator, selector=BestOfN(), hypergradient=Implicit(solver=solver), outer=Sgd(lr=0.1))
-    state, counts = method.init(problems.tracking(), 0), []
+    method = Pipeline(
+        generator=generator,
+        selector=BestOfN(),
+        hypergradient=Implicit(solver=solver),
+        outer=Sgd(lr=0.1),
+    )
+    state = method.init(problems.tracking(), 0)
+    counts = []
     for _ in range(6):
         state, record = method.step(problems.tracking(), state)
         counts.append(int(record["iterations"]))

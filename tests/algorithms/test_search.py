@@ -1,4 +1,6 @@
-"""Search without derivatives: what is proposed, what is kept, that it resumes, and how near it comes."""
+"""Search without derivatives: what is proposed, what is kept, that it resumes, and how near it
+comes.
+"""
 
 from __future__ import annotations
 
@@ -32,11 +34,17 @@ every_sampler = pytest.mark.parametrize("sampler", SAMPLERS)
 
 
 def search(sampler: str, **options: Any) -> Search:
-    parts = {"generator": Branches(count=2, steps=3, lr=0.3, batch_size=6), "selector": BestOfN(), **options}
+    parts = {
+        "generator": Branches(count=2, steps=3, lr=0.3, batch_size=6),
+        "selector": BestOfN(),
+        **options,
+    }
     return Search(sampler=sampler, **parts)
 
 
-def steps(method: Search, state: State, count: int, problem: Problem = PROBLEM) -> tuple[State, list[dict[str, Any]]]:
+def steps(
+    method: Search, state: State, count: int, problem: Problem = PROBLEM
+) -> tuple[State, list[dict[str, Any]]]:
     rows = []
     for _ in range(count):
         state, row = method.step(problem, state)
@@ -45,7 +53,8 @@ def steps(method: Search, state: State, count: int, problem: Problem = PROBLEM) 
 
 
 def test_two_steps_by_hand() -> None:
-    # x ← x/2 + θ/2 from x0 = 4, f = (x − 3)². θ0 = 0 gives x = 2 and f = 1; a further θ gives x = 2 + θ/2, f = (θ/2 − 1)².
+    # x ← x/2 + θ/2 from x0 = 4, f = (x − 3)². θ0 = 0 gives x = 2 and f = 1; a further θ gives x = 2
+    # + θ/2, f = (θ/2 − 1)².
     one = torch.ones(1, dtype=F64)
     problem = Problem(
         theta0={"t": 0 * one},
@@ -54,7 +63,9 @@ def test_two_steps_by_hand() -> None:
         f=lambda t, x, _: (x["x"] - 3).square().sum(),
         project=lambda theta: {"t": theta["t"].clamp(max=0.5)},
     )
-    method = Search(generator=Branches(count=1, steps=1, lr=0.5), selector=First(), low=1.0, high=1.5)
+    method = Search(
+        generator=Branches(count=1, steps=1, lr=0.5), selector=First(), low=1.0, high=1.5
+    )
     state, (first,) = steps(method, method.init(problem, 0), 1, problem)
     assert first["upper_loss"] == first["stop_loss"] == 1.0
     assert first["improved"]
@@ -73,7 +84,14 @@ def test_two_steps_by_hand() -> None:
 @every_sampler
 def test_proposals_fill_the_box(sampler: str) -> None:
     problem, _, _ = tuned_penalty()
-    method = Search(generator=Branches(count=1, steps=1), selector=First(), sampler=sampler, low=-1.0, high=2.0, startup=200)
+    method = Search(
+        generator=Branches(count=1, steps=1),
+        selector=First(),
+        sampler=sampler,
+        low=-1.0,
+        high=2.0,
+        startup=200,
+    )
     seen: list[float] = []
     spied = evolve(problem, project=lambda theta: seen.append(float(theta["log_penalty"])) or theta)  # type: ignore[func-returns-value]
     steps(method, method.init(spied, 0), 60, spied)
@@ -111,7 +129,10 @@ def test_what_is_kept_is_the_lowest(sampler: str) -> None:
 @every_sampler
 def test_a_training_run_that_breaks_down_is_only_a_bad_trial(sampler: str) -> None:
     def g(theta: Any, x: Any, batch: Any) -> torch.Tensor:
-        return PROBLEM.g(theta, x, batch) + torch.where(theta["scale"] > 0.2, torch.nan, 0.0) * x["b"].sum()
+        return (
+            PROBLEM.g(theta, x, batch)
+            + torch.where(theta["scale"] > 0.2, torch.nan, 0.0) * x["b"].sum()
+        )
 
     broken = evolve(PROBLEM, g=g)
     result = hgms.runs.run(search(sampler, startup=2), broken, Budget(outer_steps=8))
@@ -123,7 +144,11 @@ def test_a_training_run_that_breaks_down_is_only_a_bad_trial(sampler: str) -> No
 
 def test_the_counts_are_the_calls_that_happened() -> None:
     problem, calls = counted(PROBLEM)
-    method = search("random", generator=Branches(count=2, steps=3, batch_size=6, mode="loop"), selector=BestOfN(mode="loop"))
+    method = search(
+        "random",
+        generator=Branches(count=2, steps=3, batch_size=6, mode="loop"),
+        selector=BestOfN(mode="loop"),
+    )
     _, rows = steps(method, method.init(problem, 0), 3, problem)
     assert calls["g"] == rows[-1]["cost_lower_gradients"] == 18
     assert calls["f"] == rows[-1]["cost_upper_values"] == 9
@@ -140,7 +165,9 @@ def test_without_rows_to_stop_on_it_compares_on_those_to_select_on() -> None:
 
 def test_tpe_is_refused_where_it_cannot_work() -> None:
     many = evolve(PROBLEM, theta0={"weights": torch.zeros(1001, dtype=F64)})
-    with pytest.raises(ConfigError, match=r"one density for each upper variable, and this problem has 1001 of them"):
+    with pytest.raises(
+        ConfigError, match=r"one density for each upper variable, and this problem has 1001 of them"
+    ):
         search("tpe").init(many, 0)
     search("random").init(many, 0)
     assert compat.needs(search("tpe")) == {"few-upper": "search"}
@@ -170,10 +197,16 @@ def test_a_box_has_an_inside() -> None:
 
 @pytest.mark.parametrize("name", ["random-search", "tpe"])
 def test_the_compositions_are_searches(name: str) -> None:
-    table = {"task": "quadratic", "method": {"name": name, "generator": {"steps": 5}, "low": -1.0}, "budget": "3 steps"}
+    table = {
+        "task": "quadratic",
+        "method": {"name": name, "generator": {"steps": 5}, "low": -1.0},
+        "budget": "3 steps",
+    }
     config = RunConfig.from_dict(table)
     assert isinstance(config.method, Search)
-    assert config.method.generator == Branches(count=2, steps=5, optimizer="adamw", lr=2e-2, batch_size=256, schedule="cosine")
+    assert config.method.generator == Branches(
+        count=2, steps=5, optimizer="adamw", lr=2e-2, batch_size=256, schedule="cosine"
+    )
     assert RunConfig.from_toml(config.to_toml()) == config
     assert config.method_name == name
 
@@ -184,19 +217,25 @@ NEAR = {"random": 0.3, "tpe": 0.2}
 @every_sampler
 def test_it_comes_near_the_closed_form_optimum(sampler: str) -> None:
     problem, _, best = tuned_penalty()
-    method = Search(generator=Branches(count=1, steps=30, lr=0.8), selector=First(), sampler=sampler)
+    method = Search(
+        generator=Branches(count=1, steps=30, lr=0.8), selector=First(), sampler=sampler
+    )
     theta, _, _ = run(method, problem, 60)
     assert float(theta["log_penalty"]) == pytest.approx(best, abs=NEAR[sampler])
 
 
 def test_a_hypergradient_beats_it_at_equal_calls() -> None:
-    # 4 upper variables and a sphere of minimisers; both select among 8 branches, one follows a hypergradient.
+    # 4 upper variables and a sphere of minimisers; both select among 8 branches, one follows a
+    # hypergradient.
     problem = Sphere(k=3, d=6).problem(0, torch.device("cpu"), F64)
     branches = Branches(count=8, steps=20, lr=0.1, noise=0.3)
-    guided = pipeline(branches, BestOfN(), Implicit(solver=CG(ridge=1e-2, max_steps=6)), Sgd(lr=0.2))
+    guided = pipeline(
+        branches, BestOfN(), Implicit(solver=CG(ridge=1e-2, max_steps=6)), Sgd(lr=0.2)
+    )
     theta, x, record = run(guided, problem, 40)
     method = Search(generator=branches, selector=BestOfN(), low=-1.0, high=1.0)
-    state, spent = method.init(problem, 0), 0
+    state = method.init(problem, 0)
+    spent = 0
     while spent < record["oracle_calls"]:
         state, row = method.step(problem, state)
         spent = row["oracle_calls"]

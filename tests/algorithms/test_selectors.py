@@ -18,14 +18,21 @@ pytestmark = pytest.mark.plugins
 
 SCORED = {"best-of-n": (BestOfN(), 1.0), "worst": (Worst(), -1.0)}
 both = pytest.mark.parametrize("name", SCORED)
-IDENTITY = Problem(theta0={}, x0={"x": torch.zeros((), dtype=F64)}, g=lambda t, x, _: x["x"], f=lambda t, x, _: x["x"])
+IDENTITY = Problem(
+    theta0={},
+    x0={"x": torch.zeros((), dtype=F64)},
+    g=lambda t, x, _: x["x"],
+    f=lambda t, x, _: x["x"],
+)
 NETWORK = network_problem()
 bad = st.sampled_from([float("nan"), float("inf"), float("-inf")])
 number = st.integers(-4, 4).map(float)
 
 
 def choose(selector: Any, scores: list[float]) -> Selection:
-    found: Selection = selector.select(IDENTITY, {}, Candidates(x={"x": torch.tensor(scores, dtype=F64)}), KEY)
+    found: Selection = selector.select(
+        IDENTITY, {}, Candidates(x={"x": torch.tensor(scores, dtype=F64)}), KEY
+    )
     return found
 
 
@@ -41,7 +48,9 @@ def test_the_choice_is_the_first_best_finite_score(name: str, scores: list[float
     if finite:
         ranked = sorted(finite)
         assert int(found.index) == ranked[0][1]
-        assert float(found.gap) == (ranked[1][0] - ranked[0][0] if len(ranked) > 1 else float("inf"))
+        assert float(found.gap) == (
+            ranked[1][0] - ranked[0][0] if len(ranked) > 1 else float("inf")
+        )
     else:
         assert float(found.gap) == float("inf")
 
@@ -53,7 +62,9 @@ def test_the_choice_moves_with_the_candidates(name: str, order: list[int]) -> No
     selector, _ = SCORED[name]
     x = stack([{key: leaf + 0.1 * i**2 for key, leaf in NETWORK.x0.items()} for i in range(5)])
     plain = selector.select(NETWORK, NETWORK.theta0, Candidates(x=x), KEY)
-    moved = selector.select(NETWORK, NETWORK.theta0, Candidates(x={key: leaf[order] for key, leaf in x.items()}), KEY)
+    moved = selector.select(
+        NETWORK, NETWORK.theta0, Candidates(x={key: leaf[order] for key, leaf in x.items()}), KEY
+    )
     assert order[int(moved.index)] == int(plain.index)
     assert_same(moved.scores, plain.scores[order], rtol=1e-13)
     assert_same(moved.gap, plain.gap, rtol=1e-11)
@@ -61,9 +72,13 @@ def test_the_choice_moves_with_the_candidates(name: str, order: list[int]) -> No
 
 @both
 @pytest.mark.parametrize("value", [torch.nan, torch.inf])
-def test_a_state_with_a_bad_number_and_a_finite_loss_is_no_candidate(name: str, value: float) -> None:
+def test_a_state_with_a_bad_number_and_a_finite_loss_is_no_candidate(
+    name: str, value: float
+) -> None:
     selector, sign = SCORED[name]
-    problem = evolve(IDENTITY, x0={"x": torch.zeros((), dtype=F64), "dead": torch.zeros(2, dtype=F64)})
+    problem = evolve(
+        IDENTITY, x0={"x": torch.zeros((), dtype=F64), "dead": torch.zeros(2, dtype=F64)}
+    )
     dead = torch.zeros(3, 2, dtype=F64)
     dead[0, 1] = value
     scores = sign * torch.tensor([1.0, 2.0, 3.0], dtype=F64)
@@ -77,7 +92,14 @@ def test_first_takes_the_first_finite_state_and_scores_nothing() -> None:
     x["y"][0, 1] = torch.inf
     found = First().select(IDENTITY, {}, Candidates(x=x), KEY)
     assert (int(found.index), int(found.finite), found.cost) == (2, 2, Cost())
-    assert int(First().select(IDENTITY, {}, Candidates(x={"x": torch.full((3,), torch.nan)}), KEY).finite) == 0
+    assert (
+        int(
+            First()
+            .select(IDENTITY, {}, Candidates(x={"x": torch.full((3,), torch.nan)}), KEY)
+            .finite
+        )
+        == 0
+    )
 
 
 @both
@@ -104,7 +126,9 @@ def test_all_scores_come_from_one_batch_that_changes_with_the_key(name: str) -> 
 def test_stacked_looped_and_chunked_scores_agree(name: str) -> None:
     x = stack([{key: leaf + 0.1 * i for key, leaf in NETWORK.x0.items()} for i in range(5)])
     found = [
-        evolve(SCORED[name][0], mode=mode, chunk=chunk).select(NETWORK, NETWORK.theta0, Candidates(x=x), KEY).scores
+        evolve(SCORED[name][0], mode=mode, chunk=chunk)
+        .select(NETWORK, NETWORK.theta0, Candidates(x=x), KEY)
+        .scores
         for mode, chunk in [("loop", None), ("stacked", None), ("stacked", 2)]
     ]
     assert_same(found[1], found[0], rtol=1e-13)
@@ -113,7 +137,9 @@ def test_stacked_looped_and_chunked_scores_agree(name: str) -> None:
 
 @both
 def test_scores_are_on_the_rows_set_apart_for_selecting(name: str) -> None:
-    found = SCORED[name][0].select(NETWORK, NETWORK.theta0, Candidates(x=stack([NETWORK.x0] * 2)), KEY)
+    found = SCORED[name][0].select(
+        NETWORK, NETWORK.theta0, Candidates(x=stack([NETWORK.x0] * 2)), KEY
+    )
     expected = NETWORK.f(NETWORK.theta0, NETWORK.x0, NETWORK.upper_data["select"].whole)
     assert_same(found.scores, expected.expand(2), rtol=1e-14)
 

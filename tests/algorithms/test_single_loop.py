@@ -33,7 +33,8 @@ def soba(generator: Soba, lr: float = 0.1, schedule: Schedule | None = None) -> 
 
 
 def test_one_step_by_hand() -> None:
-    # g = ½θx², f = ½(x − 1)² + θ²: D_x = θx, D_v = θv + x − 1, D_θ = xv + 2θ at θ = 2, x = 3, v = −1.
+    # g = ½θx², f = ½(x − 1)² + θ²: D_x = θx, D_v = θv + x − 1, D_θ = xv + 2θ at θ = 2, x = 3, v =
+    # −1.
     one = torch.ones(1, dtype=F64)
     problem = Problem(
         theta0={"t": 2 * one},
@@ -41,7 +42,11 @@ def test_one_step_by_hand() -> None:
         g=lambda t, x, _: 0.5 * (t["t"] * x["x"].square()).sum(),
         f=lambda t, x, _: 0.5 * (x["x"] - 1).square().sum() + t["t"].square().sum(),
     )
-    method = soba(Soba(lr=0.1, v_lr=0.5, decay=0.5), lr=0.2, schedule=Schedule(kind="inverse", decay_steps=1, power=0.5))
+    method = soba(
+        Soba(lr=0.1, v_lr=0.5, decay=0.5),
+        lr=0.2,
+        schedule=Schedule(kind="inverse", decay_steps=1, power=0.5),
+    )
     state = method.init(problem, 0)
     state["start"]["v"]["x"] = -one
     state, record = method.step(problem, state)
@@ -63,15 +68,22 @@ def test_one_step_by_hand() -> None:
 def test_the_directions_are_those_of_the_dense_derivatives(batch_size: int | None) -> None:
     generator = Soba(lr=0.3, v_lr=0.2, batch_size=batch_size, upper_batch_size=batch_size)
     start = generator.init(PROBLEM, KEY)
-    start["v"] = {name: normal(*leaf.shape, seed=70 + i) for i, (name, leaf) in enumerate(PROBLEM.x0.items())}
+    start["v"] = {
+        name: normal(*leaf.shape, seed=70 + i) for i, (name, leaf) in enumerate(PROBLEM.x0.items())
+    }
     found = generator.propose(PROBLEM, PROBLEM.theta0, start, KEY)
 
-    lower, upper = PROBLEM.lower_data, PROBLEM.upper_data["differentiate"]
+    lower = PROBLEM.lower_data
+    upper = PROBLEM.upper_data["differentiate"]
     below = lower.draw(KEY.fold("lower"), batch_size, 1)
     above = upper.draw(KEY.fold("upper"), batch_size, 1)
-    batch, rows = lower.batch(None if below is None else below[0]), upper.batch(None if above is None else above[0])
-    xs, ts = Ravel.of(PROBLEM.x0), Ravel.of(PROBLEM.theta0)
-    x, t, v = xs.ravel(PROBLEM.x0), ts.ravel(PROBLEM.theta0), xs.ravel(start["v"])
+    batch = lower.batch(None if below is None else below[0])
+    rows = upper.batch(None if above is None else above[0])
+    xs = Ravel.of(PROBLEM.x0)
+    ts = Ravel.of(PROBLEM.theta0)
+    x = xs.ravel(PROBLEM.x0)
+    t = ts.ravel(PROBLEM.theta0)
+    v = xs.ravel(start["v"])
 
     def g(t: Tensor, x: Tensor) -> Tensor:
         return PROBLEM.g(ts.unravel(t), xs.unravel(x), batch)
@@ -80,12 +92,21 @@ def test_the_directions_are_those_of_the_dense_derivatives(batch_size: int | Non
         return PROBLEM.f(ts.unravel(t), xs.unravel(x), rows)
 
     slope = torch.func.grad(g, 1)
-    hessian, mixed = torch.func.jacrev(slope, 1)(t, x), torch.func.jacrev(slope, 0)(t, x)
+    hessian = torch.func.jacrev(slope, 1)(t, x)
+    mixed = torch.func.jacrev(slope, 0)(t, x)
     f_t, f_x = torch.func.grad(f, (0, 1))(t, x)
     close = {"rtol": 1e-12, "atol": 1e-14}
     assert_same(found.at(0), xs.unravel(x - 0.3 * slope(t, x)), **close)
-    assert_same({name: found.aux[f"v.{name}"][0] for name in PROBLEM.x0}, xs.unravel(v - 0.2 * (hessian @ v + f_x)), **close)
-    assert_same({name: found.aux[f"theta.{name}"][0] for name in PROBLEM.theta0}, ts.unravel(mixed.T @ v + f_t), **close)
+    assert_same(
+        {name: found.aux[f"v.{name}"][0] for name in PROBLEM.x0},
+        xs.unravel(v - 0.2 * (hessian @ v + f_x)),
+        **close,
+    )
+    assert_same(
+        {name: found.aux[f"theta.{name}"][0] for name in PROBLEM.theta0},
+        ts.unravel(mixed.T @ v + f_t),
+        **close,
+    )
     assert found.losses is not None
     assert float(found.losses[0]) == pytest.approx(float(g(t, x)), rel=1e-12)
 
@@ -101,11 +122,16 @@ def test_losses_that_miss_a_variable_or_a_second_derivative() -> None:
     start = Soba().init(problem, KEY)
     start["v"] = {"curved": one, "linear": one}
     found = Soba(lr=0.1, v_lr=0.1).propose(problem, problem.theta0, start, KEY)
-    assert_same({name: found.aux[f"theta.{name}"][0] for name in problem.theta0}, {"used": 2 * one, "unused": 0 * one})
+    assert_same(
+        {name: found.aux[f"theta.{name}"][0] for name in problem.theta0},
+        {"used": 2 * one, "unused": 0 * one},
+    )
     assert_same(found.aux["v.linear"][0], 0.9 * one)
     assert_same(found.aux["v.curved"][0], 0.8 * one)
     # A constant upper loss and a lower loss without any curvature move v and θ nowhere.
-    flat = evolve(problem, g=lambda t, x, _: x["linear"].sum(), f=lambda t, x, _: torch.zeros((), dtype=F64))
+    flat = evolve(
+        problem, g=lambda t, x, _: x["linear"].sum(), f=lambda t, x, _: torch.zeros((), dtype=F64)
+    )
     still = Soba(lr=0.1).propose(flat, problem.theta0, start, KEY)
     assert_same({name: still.aux[f"v.{name}"][0] for name in problem.x0}, start["v"])
 
@@ -127,7 +153,8 @@ def test_replay_is_the_step_as_a_function_of_theta() -> None:
     start = generator.init(PROBLEM, KEY)
     leaves = {name: leaf.clone().requires_grad_() for name, leaf in PROBLEM.theta0.items()}
     candidates = generator.propose(PROBLEM, PROBLEM.theta0, start, KEY)
-    proposed, replay = candidates.at(0), candidates.replay
+    proposed = candidates.at(0)
+    replay = candidates.replay
     assert replay is not None
     x, cost = replay(torch.tensor(0), leaves, None)
     assert_same({name: leaf.detach() for name, leaf in x.items()}, proposed, rtol=1e-14)
@@ -150,7 +177,10 @@ def test_replay_is_the_step_as_a_function_of_theta() -> None:
 def test_without_upper_variables_the_lower_level_goes_on() -> None:
     x0 = {"x": torch.ones(2, dtype=F64)}
     problem = Problem(
-        theta0={}, x0=x0, g=lambda t, x, _: x["x"].square().sum() / 2, f=lambda t, x, _: (x["x"] - 3).square().sum() / 2
+        theta0={},
+        x0=x0,
+        g=lambda t, x, _: x["x"].square().sum() / 2,
+        f=lambda t, x, _: (x["x"] - 3).square().sum() / 2,
     )
     for generator in (Soba(lr=0.25, v_lr=0.5), DynamicBarrier(lr=0.25, inner_lr=0.5, steps=2)):
         moved = generator.propose(problem, {}, generator.init(problem, KEY), KEY)
@@ -191,13 +221,21 @@ def test_it_reaches_the_closed_form_optimum() -> None:
 def test_it_does_not_select_and_falls_short_on_the_sphere() -> None:
     followed = sphere_gap(soba(Soba(lr=0.1, v_lr=0.1, max_norm=10.0), lr=0.05), 300)
     branches = Branches(count=12, steps=20, lr=0.1, noise=0.3)
-    selected = sphere_gap(pipeline(branches, BestOfN(), Implicit(solver=CG(ridge=1e-2)), Sgd(lr=0.2)), 60)
+    selected = sphere_gap(
+        pipeline(branches, BestOfN(), Implicit(solver=CG(ridge=1e-2)), Sgd(lr=0.2)), 60
+    )
     assert selected < 0.01
     assert followed > 0.05
 
 
-@pytest.mark.parametrize("generator", [Soba(lr=0.1, v_lr=0.1), GradientNorm(lr=0.1, gamma=1.0)], ids=lambda each: each.name)
-def test_attention_inside_the_lower_loss_has_its_second_derivative(generator: Soba | GradientNorm) -> None:
+@pytest.mark.parametrize(
+    "generator",
+    [Soba(lr=0.1, v_lr=0.1), GradientNorm(lr=0.1, gamma=1.0)],
+    ids=lambda each: each.name,
+)
+def test_attention_inside_the_lower_loss_has_its_second_derivative(
+    generator: Soba | GradientNorm,
+) -> None:
     """The fused kernels have only the first one; the result is that of attention written out."""
 
     def written_out(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
@@ -207,7 +245,9 @@ def test_attention_inside_the_lower_loss_has_its_second_derivative(generator: So
         return Problem(
             theta0={"t": normal(1, seed=1)},
             x0={"x": normal(24, seed=2)},
-            g=lambda t, x, _: (attention(*(3 * [x["x"].view(1, 2, 3, 4)])).square().sum() - t["t"].sum()).square(),
+            g=lambda t, x, _: (
+                attention(*(3 * [x["x"].view(1, 2, 3, 4)])).square().sum() - t["t"].sum()
+            ).square(),
             f=lambda t, x, _: (x["x"] - 1).square().sum(),
         )
 

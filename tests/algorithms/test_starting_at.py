@@ -29,7 +29,9 @@ class Still:
     propose = carry = select = estimate = step = init
 
 
-def starting_at(mixture: dict[str, float] | None = None, reference: str | None = None) -> StartingAt:
+def starting_at(
+    mixture: dict[str, float] | None = None, reference: str | None = None
+) -> StartingAt:
     still: Any = Still()
     method = Pipeline(generator=still, selector=still, hypergradient=still, outer=still)
     return StartingAt(method=method, mixture=mixture, reference=reference)
@@ -38,16 +40,26 @@ def starting_at(mixture: dict[str, float] | None = None, reference: str | None =
 def test_a_mixture_is_where_theta_starts() -> None:
     theta = starting_at({"c": 3.0, "a": 1.0}).init(PROBLEM, 0)["theta"]
     assert PROBLEM.sources is not None
-    torch.testing.assert_close(PROBLEM.sources.weights(theta), torch.tensor([0.25, 0.0, 0.75], dtype=F64), rtol=0, atol=1e-9)
+    torch.testing.assert_close(
+        PROBLEM.sources.weights(theta),
+        torch.tensor([0.25, 0.0, 0.75], dtype=F64),
+        rtol=0,
+        atol=1e-9,
+    )
     beside = evolve(PROBLEM, theta0={**PROBLEM.theta0, "scale": torch.ones(1, dtype=F64)})
-    assert_same(starting_at({"c": 3.0, "a": 1.0}).init(beside, 0)["theta"], {**theta, "scale": torch.ones(1, dtype=F64)})
+    assert_same(
+        starting_at({"c": 3.0, "a": 1.0}).init(beside, 0)["theta"],
+        {**theta, "scale": torch.ones(1, dtype=F64)},
+    )
     assert_same(starting_at().init(PROBLEM, 0)["theta"], PROBLEM.theta0)
     assert starting_at({"c": 1.0}).needs == {"sources"}
     assert starting_at().needs == frozenset()
 
 
 def test_a_mixture_of_a_problem_without_sources_or_of_unknown_ones_is_refused() -> None:
-    with pytest.raises(ConfigError, match="`mixture` gives weights to data sources, and this problem has none"):
+    with pytest.raises(
+        ConfigError, match="`mixture` gives weights to data sources, and this problem has none"
+    ):
         starting_at({"a": 1.0}).init(evolve(PROBLEM, sources=None), 0)
     with pytest.raises(ConfigError, match="'bees'"):
         starting_at({"a": 0.5, "bees": 0.5}).init(PROBLEM, 0)

@@ -1,4 +1,6 @@
-"""The tilted lower level g + εf: what it is, what it costs, and that it finds the optimistic solution as ε → 0."""
+"""The tilted lower level g + εf: what it is, what it costs, and that it finds the optimistic
+solution as ε → 0.
+"""
 
 from __future__ import annotations
 
@@ -28,14 +30,17 @@ pytestmark = pytest.mark.plugins
 def test_a_tilted_batch_carries_validation_rows_and_the_loss_is_the_sum() -> None:
     problem = network_problem()
     seen = tilted(problem, 0.25)
-    index, beside = torch.tensor([[0, 3], [5, 2]]), torch.tensor([[14, 3], [0, 14]])
+    index = torch.tensor([[0, 3], [5, 2]])
+    beside = torch.tensor([[14, 3], [0, 14]])
     batch = seen.lower_data.rows(index + problem.lower_data.size * beside)
     upper = problem.upper_data["differentiate"]
     above = upper.rows(beside)
     for name, leaf in above.items():
         assert torch.equal(batch[f"upper.{name}"], leaf)
     one = {name: leaf[0] for name, leaf in batch.items()}
-    expected = problem.g(problem.theta0, problem.x0, problem.lower_data.rows(index[0])) + 0.25 * problem.f(
+    expected = problem.g(
+        problem.theta0, problem.x0, problem.lower_data.rows(index[0])
+    ) + 0.25 * problem.f(
         problem.theta0, problem.x0, {name: leaf[0] for name, leaf in above.items()}
     )
     assert torch.allclose(seen.g(problem.theta0, problem.x0, one), expected, rtol=1e-12)
@@ -51,7 +56,9 @@ def tilting(tilt: float, **parts: Any) -> Tilted:
 
 
 def rows_of(lower: int, upper: int) -> Problem:
-    """g and f are the means of two columns; a batch says by ``index`` and ``upper.index`` which rows it holds."""
+    """g and f are the means of two columns; a batch says by ``index`` and ``upper.index`` which
+    rows it holds.
+    """
     return Problem(
         theta0={},
         x0={"x": torch.zeros(1, dtype=F64)},
@@ -65,18 +72,26 @@ def rows_of(lower: int, upper: int) -> Problem:
 def pairs(problem: Problem, key: Key, batch_size: int, steps: int) -> list[tuple[int, int]]:
     data = tilted(problem, 1.0).lower_data
     batch = data.batch(data.draw(key, batch_size, steps))
-    return list(zip(batch["index"].flatten().tolist(), batch["upper.index"].flatten().tolist(), strict=True))
+    return list(
+        zip(batch["index"].flatten().tolist(), batch["upper.index"].flatten().tolist(), strict=True)
+    )
 
 
 @pytest.mark.parametrize(("lower", "upper"), [(50, 500), (100, 7919), (500, 50), (7919, 13)])
-def test_every_validation_row_comes_along_and_none_again_before_all_have(lower: int, upper: int) -> None:
+def test_every_validation_row_comes_along_and_none_again_before_all_have(
+    lower: int, upper: int
+) -> None:
     steps = -(-max(lower, upper) // 10)
     found = pairs(rows_of(lower, upper), Key(0), 10, steps)
     seen = [beside for _, beside in found]
     assert set(seen) == set(range(upper))
     assert len(set(seen[:upper])) == upper
     # One draw of 10 rows a step, as an outer step with its own key makes them
-    several = [beside for step in range(10) for _, beside in pairs(rows_of(lower, upper), Key(0).fold(step), 10, 1)]
+    several = [
+        beside
+        for step in range(10)
+        for _, beside in pairs(rows_of(lower, upper), Key(0).fold(step), 10, 1)
+    ]
     assert len(set(several)) > min(upper - 1, 40)
 
 
@@ -84,11 +99,14 @@ def test_a_lower_row_does_not_always_bring_the_same_validation_row() -> None:
     found = pairs(rows_of(20, 500), Key(0), 10, 200)
     for row in range(20):
         assert len({beside for own, beside in found if own == row}) > 50
-    assert [own for own, _ in found] == rows_of(20, 500).lower_data.draw(Key(0), 10, 200).flatten().tolist()
+    assert [own for own, _ in found] == rows_of(20, 500).lower_data.draw(
+        Key(0), 10, 200
+    ).flatten().tolist()
 
 
 def test_the_tilted_gradient_of_a_batch_is_unbiased() -> None:
-    problem, weight = rows_of(12, 30), 0.25
+    problem = rows_of(12, 30)
+    weight = 0.25
     seen = tilted(problem, weight)
 
     def slope(batch: Tree) -> float:
@@ -101,12 +119,16 @@ def test_the_tilted_gradient_of_a_batch_is_unbiased() -> None:
     slopes = [slope(data.batch(index)) for index in drawn]
     assert sum(slopes) / len(slopes) == pytest.approx(slope(data.batch(None)), rel=1e-12)
     # and over keys each batch has that mean
-    single = torch.tensor([slope(data.batch(data.draw(Key(seed), 6, 1)[0])) for seed in range(2000)])
+    single = torch.tensor(
+        [slope(data.batch(data.draw(Key(seed), 6, 1)[0])) for seed in range(2000)]
+    )
     error = float(single.std()) / len(single) ** 0.5
     assert abs(float(single.mean()) - slope(data.batch(None))) < 4 * error
 
 
-def test_a_tilted_branch_on_batches_is_replayed_and_a_resumed_run_is_the_uninterrupted_one() -> None:
+def test_a_tilted_branch_on_batches_is_replayed_and_a_resumed_run_is_the_uninterrupted_one() -> (
+    None
+):
     problem = network_problem()
     method = tilting(
         0.5,
@@ -115,7 +137,8 @@ def test_a_tilted_branch_on_batches_is_replayed_and_a_resumed_run_is_the_uninter
         hypergradient=Unrolled(),
         outer=ProjectedGradient(lr=0.1),
     )
-    seen, generator = tilted(problem, 0.5), method.method.generator
+    seen = tilted(problem, 0.5)
+    generator = method.method.generator
     start = generator.init(seen, Key(0))
     found = generator.propose(seen, problem.theta0, start, Key(1))
     assert found.replay is not None
@@ -145,10 +168,15 @@ def test_every_call_counts_for_both_losses() -> None:
     plain: Any = method.method
     _, reference = plain.step(problem, plain.init(problem, seed=0))
     assert record["cost_lower_gradients"] == reference["cost_lower_gradients"]
-    assert record["cost_upper_gradients"] == reference["cost_upper_gradients"] + reference["cost_lower_gradients"]
+    assert (
+        record["cost_upper_gradients"]
+        == reference["cost_upper_gradients"] + reference["cost_lower_gradients"]
+    )
     assert record["cost_products"] == 2 * reference["cost_products"]
-    # the three whole lower passes of each kind bring the validation rows along; f's own pass has no more rows than before
-    upper, lower = problem.upper_data["differentiate"].size, problem.lower_data.size
+    # the three whole lower passes of each kind bring the validation rows along; f's own pass has no
+    # more rows than before
+    upper = problem.upper_data["differentiate"].size
+    lower = problem.lower_data.size
     passes = (reference["cost_rows"] - upper) // lower
     assert reference["cost_rows"] == passes * lower + upper
     assert record["cost_rows"] == passes * (lower + upper) + upper
@@ -156,7 +184,8 @@ def test_every_call_counts_for_both_losses() -> None:
 
 def test_a_tilted_batch_counts_the_rows_it_brings_along() -> None:
     problem = network_problem()
-    lower, upper = problem.lower_data, problem.upper_data["differentiate"]
+    lower = problem.lower_data
+    upper = problem.upper_data["differentiate"]
     data = tilted(problem, 0.5).lower_data
     assert data.count(3) == next(iter(data.rows(torch.arange(3)).values())).shape[0] * 2 == 6
     assert data.count(None) == data.count(10**6) == lower.size + upper.size
@@ -166,7 +195,8 @@ def test_a_tilted_batch_counts_the_rows_it_brings_along() -> None:
 def test_the_hypergradient_is_that_of_the_tilted_path() -> None:
     """Unrolled through the tilted steps, against autograd through the same steps written out."""
     problem = network_problem()
-    weight, lr = 0.3, 0.1
+    weight = 0.3
+    lr = 0.1
     method = tilting(
         weight,
         generator=Branches(count=1, steps=2, lr=lr),
@@ -184,13 +214,17 @@ def test_the_hypergradient_is_that_of_the_tilted_path() -> None:
         loss = problem.g(theta, x, problem.lower_data.whole) + weight * problem.f(theta, x, above)
         grads = torch.autograd.grad(loss, list(x.values()), create_graph=True)
         x = {name: leaf - lr * grad for (name, leaf), grad in zip(x.items(), grads, strict=True)}
-    expected = torch.autograd.grad(problem.f(theta, x, above), list(theta.values()), materialize_grads=True)
+    expected = torch.autograd.grad(
+        problem.f(theta, x, above), list(theta.values()), materialize_grads=True
+    )
     for (name, leaf), grad in zip(problem.theta0.items(), expected, strict=True):
         assert torch.allclose(following["theta"][name], leaf - grad, rtol=1e-9, atol=1e-12)
 
 
 def _gap(tilt: float) -> float:
-    """F(θ) − F* that tilted candidates reach on the sphere, where descent on g alone stays at the worst minimiser."""
+    """F(θ) − F* that tilted candidates reach on the sphere, where descent on g alone stays at
+    the worst minimiser.
+    """
     task = Sphere(k=1, d=3)
     problem = task.problem(0, torch.device("cpu"), F64)
     method = tilting(
@@ -210,19 +244,29 @@ def _gap(tilt: float) -> float:
 
 @pytest.mark.extended
 def test_the_optimistic_optimum_is_reached_as_the_tilt_vanishes() -> None:
-    """θ minimises F_ε = F + O(ε) with an error of O(ε) in θ, hence O(ε²) in F: halving the tilt quarters the gap."""
+    """θ minimises F_ε = F + O(ε) with an error of O(ε) in θ, hence O(ε²) in F: halving the tilt
+    quarters the gap.
+    """
     gaps = [_gap(tilt) for tilt in (0.2, 0.1, 0.05)]
     assert _gap(0.0) > 10 * gaps[0]
-    assert [after / before for before, after in itertools.pairwise(gaps)] == pytest.approx([0.25, 0.25], abs=0.05)
+    assert [after / before for before, after in itertools.pairwise(gaps)] == pytest.approx(
+        [0.25, 0.25], abs=0.05
+    )
 
 
 def test_a_negative_tilt_is_refused() -> None:
-    parts = {"generator": Branches(), "selector": First(), "hypergradient": Unrolled(), "outer": ProjectedGradient(lr=0.1)}
+    parts = {
+        "generator": Branches(),
+        "selector": First(),
+        "hypergradient": Unrolled(),
+        "outer": ProjectedGradient(lr=0.1),
+    }
     with pytest.raises((ValueError, ConfigError), match="tilt"):
         tilting(-1.0, **parts)
 
 
-# --- with batches made when asked for ------------------------------------------------------------------------------------
+# --- with batches made when asked for
+# --------------------------------------------------------------------------------------------------
 
 SOURCES = convex_sources({"a": 0.5, "b": 0.3, "c": 0.2}, rows=10)
 LOGITS = {"logits": torch.tensor([0.2, -0.1, 0.5], dtype=F64)}
@@ -240,19 +284,25 @@ def lazily(data: Data, gathered: list[int]) -> Data:
 
 @pytest.mark.parametrize("below", [False, True])
 @pytest.mark.parametrize("above", [False, True])
-def test_a_tilted_whole_batch_has_every_row_once_made_early_or_late(below: bool, above: bool) -> None:
+def test_a_tilted_whole_batch_has_every_row_once_made_early_or_late(
+    below: bool, above: bool
+) -> None:
     gathered: list[int] = []
     problem = SOURCES
     if below:
         problem = evolve(problem, lower_data=lazily(problem.lower_data, gathered))
     if above:
         upper = problem.upper_data
-        problem = evolve(problem, upper_data={**upper, "differentiate": lazily(upper["differentiate"], gathered)})
+        problem = evolve(
+            problem, upper_data={**upper, "differentiate": lazily(upper["differentiate"], gathered)}
+        )
     seen = tilted(problem, 0.25)
     assert gathered == []
     found = seen.g(LOGITS, SOURCES.x0, seen.lower_data.batch(None))
     expected = SOURCES.g(LOGITS, SOURCES.x0, SOURCES.lower_data.whole)
-    expected = expected + 0.25 * SOURCES.f(LOGITS, SOURCES.x0, SOURCES.upper_data["differentiate"].whole)
+    expected = expected + 0.25 * SOURCES.f(
+        LOGITS, SOURCES.x0, SOURCES.upper_data["differentiate"].whole
+    )
     assert_same(found, expected, rtol=1e-14)
     assert gathered == [30] * below + [20] * above
     assert seen.lower_data.count(None) == 50
@@ -262,5 +312,7 @@ def test_a_tilted_whole_batch_has_every_row_once_made_early_or_late(below: bool,
 def test_a_tilted_loss_without_data_of_its_own_still_sees_the_validation_rows() -> None:
     problem = evolve(SOURCES, g=lambda t, x, b: x["x"].sum(), lower_data=Data.none())
     seen = tilted(problem, 0.5)
-    expected = SOURCES.x0["x"].sum() + 0.5 * SOURCES.f(LOGITS, SOURCES.x0, SOURCES.upper_data["differentiate"].whole)
+    expected = SOURCES.x0["x"].sum() + 0.5 * SOURCES.f(
+        LOGITS, SOURCES.x0, SOURCES.upper_data["differentiate"].whole
+    )
     assert_same(seen.g(LOGITS, SOURCES.x0, seen.lower_data.batch(None)), expected, rtol=1e-14)

@@ -1,4 +1,6 @@
-"""Branches by optimisers and schedules of torch, and batches in parts: against the same written by hand, and differences."""
+"""Branches by optimisers and schedules of torch, and batches in parts: against the same written
+by hand, and differences.
+"""
 
 from __future__ import annotations
 
@@ -25,13 +27,18 @@ from hgms_core import Candidates, ConfigError, Data, Key, Pipeline, Problem, Tre
 pytestmark = pytest.mark.plugins
 
 PROBLEM = network_problem()
-THETA, DATA = PROBLEM.theta0, PROBLEM.lower_data
+THETA = PROBLEM.theta0
+DATA = PROBLEM.lower_data
 Build = Callable[[list[Tensor]], torch.optim.Optimizer]
 
 EVERY: dict[str, Build] = {
-    "RMSprop": lambda p: torch.optim.RMSprop(p, lr=0.01, momentum=0.5, centered=True, weight_decay=0.1),
+    "RMSprop": lambda p: torch.optim.RMSprop(
+        p, lr=0.01, momentum=0.5, centered=True, weight_decay=0.1
+    ),
     "NAdam": lambda p: torch.optim.NAdam(p, lr=0.05, weight_decay=0.1, decoupled_weight_decay=True),
-    "Adagrad": lambda p: torch.optim.Adagrad(p, lr=0.1, lr_decay=0.1, initial_accumulator_value=0.01),
+    "Adagrad": lambda p: torch.optim.Adagrad(
+        p, lr=0.1, lr_decay=0.1, initial_accumulator_value=0.01
+    ),
     "SGD": lambda p: SGD(p, lr=0.2, momentum=0.9, nesterov=True, weight_decay=0.1),
     "damped": lambda p: SGD(p, lr=0.2, momentum=0.8, dampening=0.3, maximize=True),
     "Adam": lambda p: torch.optim.Adam(p, lr=0.05, amsgrad=True),
@@ -41,7 +48,7 @@ EVERY: dict[str, Build] = {
     "Adadelta": lambda p: torch.optim.Adadelta(p, lr=1.0),
     "ASGD": lambda p: torch.optim.ASGD(p, lr=0.1, t0=2.0),
     "Rprop": lambda p: torch.optim.Rprop(p, lr=0.05),
-}  # fmt: skip
+}
 
 
 class Unhashable:
@@ -54,7 +61,9 @@ class Unhashable:
 OTHERS: dict[str, Build] = {
     "unhashable": Unhashable(),
     "Adafactor": lambda p: torch.optim.Adafactor(p, lr=0.1),
-    "groups": lambda p: SGD([{"params": p[1:], "lr": 0.1}, {"params": p[:1]}], lr=0.3, momentum=0.5),
+    "groups": lambda p: SGD(
+        [{"params": p[1:], "lr": 0.1}, {"params": p[:1]}], lr=0.3, momentum=0.5
+    ),
     "class": torch.optim.RMSprop,
 }
 
@@ -64,12 +73,16 @@ def rmsprop(params: list[Tensor]) -> torch.optim.Optimizer:
 
 
 @pytest.mark.slow
-@parametrize_with_checks([Branches(optimizer=rmsprop)], {"toml": "a function cannot be written into a file"})
+@parametrize_with_checks(
+    [Branches(optimizer=rmsprop)], {"toml": "a function cannot be written into a file"}
+)
 def test_conformance(component: Any, check: Check) -> None:
     check(component)
 
 
-def propose(branches: Branches, problem: Problem = PROBLEM, start: Any = None, key: Key = KEY) -> Candidates:
+def propose(
+    branches: Branches, problem: Problem = PROBLEM, start: Any = None, key: Key = KEY
+) -> Candidates:
     return branches.propose(problem, THETA, start or branches.init(problem, KEY), key)
 
 
@@ -81,9 +94,16 @@ def drawn(branches: Branches, member: int, key: Key = KEY) -> list[Tree]:
 class ByHand:
     """The branch as anybody would write it."""
 
-    def __init__(self, build: Build, schedule: Any = None, start: Tree = PROBLEM.x0, clip: float | None = None) -> None:
+    def __init__(
+        self,
+        build: Build,
+        schedule: Any = None,
+        start: Tree = PROBLEM.x0,
+        clip: float | None = None,
+    ) -> None:
         self.leaves = {name: leaf.clone().requires_grad_() for name, leaf in start.items()}
-        self.optimizer, self.clip = build(list(self.leaves.values())), clip
+        self.optimizer = build(list(self.leaves.values()))
+        self.clip = clip
         self.schedule = schedule and schedule(self.optimizer)
 
     def run(self, batches: list[Tree]) -> Tree:
@@ -92,7 +112,9 @@ class ByHand:
             PROBLEM.g(THETA, self.leaves, batch).backward()
             if self.clip is not None:
                 grads = [leaf.grad for leaf in self.leaves.values() if leaf.grad is not None]
-                scale = self.clip / torch.cat([grad.reshape(-1) for grad in grads]).norm().clamp_min(self.clip)
+                scale = self.clip / torch.cat(
+                    [grad.reshape(-1) for grad in grads]
+                ).norm().clamp_min(self.clip)
                 torch._foreach_mul_(grads, float(scale))
             self.optimizer.step()
             if self.schedule is not None:
@@ -104,12 +126,20 @@ class ByHand:
 @pytest.mark.parametrize("mode", ["stacked", "loop"])
 def test_each_branch_is_the_optimiser_by_hand_over_outer_steps(name: str, mode: Any) -> None:
     build = {**EVERY, **OTHERS}[name]
-    branches = Branches(count=2, steps=3, optimizer=build, batch_size=5, mode=mode, carry_rule="per-branch")
-    hands, start = [ByHand(build), ByHand(build)], None
+    branches = Branches(
+        count=2, steps=3, optimizer=build, batch_size=5, mode=mode, carry_rule="per-branch"
+    )
+    hands = [ByHand(build), ByHand(build)]
+    start = None
     for step in range(2):
         candidates = propose(branches, start=start, key=KEY.fold(step))
         for i, hand in enumerate(hands):
-            assert_same(candidates.at(i), hand.run(drawn(branches, i, KEY.fold(step))), rtol=1e-11, atol=1e-13)
+            assert_same(
+                candidates.at(i),
+                hand.run(drawn(branches, i, KEY.fold(step))),
+                rtol=1e-11,
+                atol=1e-13,
+            )
         state = start or branches.init(PROBLEM, KEY)
         start = branches.carry(state, candidates, torch.tensor(1), KEY, PROBLEM)
         structure, tensors = pack(start)
@@ -131,7 +161,10 @@ def test_spreads_clipping_and_the_winners_memory() -> None:
     )
     candidates = propose(branches)
     hands = [
-        ByHand(lambda p, r=rate, d=decay: torch.optim.RMSprop(p, lr=0.02 * r, weight_decay=0.1 * d), clip=0.2)  # type: ignore[misc]
+        ByHand(
+            lambda p, r=rate, d=decay: torch.optim.RMSprop(p, lr=0.02 * r, weight_decay=0.1 * d),
+            clip=0.2,
+        )  # type: ignore[misc]
         for rate, decay in ((0.25, 0.5), (1.0, 1.0), (4.0, 2.0))
     ]
     for i, hand in enumerate(hands):
@@ -141,7 +174,9 @@ def test_spreads_clipping_and_the_winners_memory() -> None:
         leaf, entry, _ = name.split("|")
         expected = hands[2].optimizer.state[hands[2].leaves[leaf]][entry]
         assert_same(memory[0], expected.to(F64), rtol=1e-11, atol=1e-13)
-    fresh = evolve(branches, moments="fresh").carry(branches.init(PROBLEM, KEY), candidates, torch.tensor(2), KEY, PROBLEM)
+    fresh = evolve(branches, moments="fresh").carry(
+        branches.init(PROBLEM, KEY), candidates, torch.tensor(2), KEY, PROBLEM
+    )
     assert (fresh["moments"], fresh["optimizer_steps"]) == ({}, 0)
 
 
@@ -158,11 +193,16 @@ SCHEDULES: dict[str, Any] = {
 def test_schedules_of_torch_go_on_over_outer_steps(name: str) -> None:
     build: Build = lambda p: SGD(p, lr=0.1, momentum=0.5)  # noqa: E731
     branches = Branches(count=1, steps=3, optimizer=build, schedule=SCHEDULES[name], batch_size=5)
-    hand, start = ByHand(build, SCHEDULES[name]), branches.init(PROBLEM, KEY)
+    hand = ByHand(build, SCHEDULES[name])
+    start = branches.init(PROBLEM, KEY)
     for step in range(2):
         candidates = branches.propose(PROBLEM, THETA, start, KEY.fold(step))
-        assert_same(candidates.at(0), hand.run(drawn(branches, 0, KEY.fold(step))), rtol=1e-11, atol=1e-13)
-        replayed, _ = candidates.replay(torch.tensor(0), THETA, None) if candidates.replay else ({}, None)
+        assert_same(
+            candidates.at(0), hand.run(drawn(branches, 0, KEY.fold(step))), rtol=1e-11, atol=1e-13
+        )
+        replayed, _ = (
+            candidates.replay(torch.tensor(0), THETA, None) if candidates.replay else ({}, None)
+        )
         assert_same(replayed, candidates.at(0))
         start = branches.carry(start, candidates, torch.tensor(0), KEY, PROBLEM)
 
@@ -181,16 +221,18 @@ def bent(theta: Tree, x: Tree, batch: Tree) -> Tensor:
 
 
 BENT = Problem(
-    theta0={"t": torch.tensor([0.7, -0.4], dtype=F64)}, x0={"x": torch.tensor([0.5, 0.2, 1.0], dtype=F64)}, g=bent,
+    theta0={"t": torch.tensor([0.7, -0.4], dtype=F64)},
+    x0={"x": torch.tensor([0.5, 0.2, 1.0], dtype=F64)},
+    g=bent,
     f=lambda theta, x, _: (x["x"] - 1).pow(2).sum(),
-)  # fmt: skip
+)
 
 
 @pytest.mark.parametrize("last", [None, 2])
 @pytest.mark.parametrize("name", EVERY)
 def test_the_way_back_against_differences(name: str, last: int | None) -> None:
-    """Also where a coordinate never had a gradient, so that a root has no slope there; and through the last steps alone, whose
-    start then stands still."""
+    """Also where a coordinate never had a gradient, so that a root has no slope there; and through
+    the last steps alone, whose start then stands still."""
     branches = Branches(count=1, steps=4, optimizer=EVERY[name])
     candidates = branches.propose(BENT, BENT.theta0, branches.init(BENT, KEY), KEY)
     assert candidates.replay is not None
@@ -214,62 +256,104 @@ def test_the_way_back_against_differences(name: str, last: int | None) -> None:
     start = branches.init(BENT, KEY)
     if last is not None:
         first = evolve(branches, steps=2)
-        start = first.carry(start, first.propose(BENT, BENT.theta0, start, KEY), torch.tensor(0), KEY, BENT)
-    torch.testing.assert_close(gradient, differences(start, 4 if last is None else 2), rtol=2e-6, atol=1e-7)
+        start = first.carry(
+            start, first.propose(BENT, BENT.theta0, start, KEY), torch.tensor(0), KEY, BENT
+        )
+    torch.testing.assert_close(
+        gradient, differences(start, 4 if last is None else 2), rtol=2e-6, atol=1e-7
+    )
 
 
 @pytest.mark.parametrize("keep_graph", [False, True])
 def test_the_iterates_of_a_trajectory(keep_graph: bool) -> None:
-    trajectory = Trajectory(steps=5, every=2, optimizer=EVERY["NAdam"], batch_size=5, keep_graph=keep_graph)
+    trajectory = Trajectory(
+        steps=5, every=2, optimizer=EVERY["NAdam"], batch_size=5, keep_graph=keep_graph
+    )
     start = trajectory.init(PROBLEM, KEY)
     before = {name: leaf.clone() for name, leaf in start["x"].items()}
-    candidates, hand = trajectory.propose(PROBLEM, THETA, start, KEY), ByHand(EVERY["NAdam"])
+    candidates = trajectory.propose(PROBLEM, THETA, start, KEY)
+    hand = ByHand(EVERY["NAdam"])
     rows = DATA.draw(KEY.fold("batches"), 5, 5)
     assert rows is not None
     assert candidates.replay is not None
     for row, steps in enumerate(([0, 1], [2, 3], [4])):
-        assert_same(candidates.at(row), hand.run([DATA.batch(rows[step]) for step in steps]), rtol=1e-11, atol=1e-13)
-        assert_same(candidates.replay(torch.tensor(row), THETA, None)[0], candidates.at(row), rtol=1e-11, atol=1e-13)
+        assert_same(
+            candidates.at(row),
+            hand.run([DATA.batch(rows[step]) for step in steps]),
+            rtol=1e-11,
+            atol=1e-13,
+        )
+        assert_same(
+            candidates.replay(torch.tensor(row), THETA, None)[0],
+            candidates.at(row),
+            rtol=1e-11,
+            atol=1e-13,
+        )
     assert (candidates.cost.lower_gradients, start["x"].keys()) == (5, before.keys())
     assert_same(start["x"], before)
 
     def value(theta: Tree) -> Tensor:
         assert candidates.replay is not None
-        return torch.stack([leaf.pow(2).sum() for leaf in candidates.replay(torch.tensor(1), theta, None)[0].values()]).sum()
+        return torch.stack(
+            [
+                leaf.pow(2).sum()
+                for leaf in candidates.replay(torch.tensor(1), theta, None)[0].values()
+            ]
+        ).sum()
 
     theta = {name: leaf.clone().requires_grad_() for name, leaf in THETA.items()}
-    gradient = dict(zip(theta, torch.autograd.grad(value(theta), list(theta.values())), strict=True))
-    assert_same(gradient, finite_differences(lambda at: value(at).detach(), THETA), rtol=1e-6, atol=1e-8)
+    gradient = dict(
+        zip(theta, torch.autograd.grad(value(theta), list(theta.values())), strict=True)
+    )
+    assert_same(
+        gradient, finite_differences(lambda at: value(at).detach(), THETA), rtol=1e-6, atol=1e-8
+    )
 
 
 def test_an_unrolled_pipeline_with_and_without_the_kept_graph_and_resumed() -> None:
     def method(keep_graph: bool) -> Pipeline:
         return Pipeline(
             generator=Branches(
-                count=1, steps=3, optimizer=EVERY["RMSprop"], schedule=SCHEDULES["StepLR"], batch_size=5, keep_graph=keep_graph
+                count=1,
+                steps=3,
+                optimizer=EVERY["RMSprop"],
+                schedule=SCHEDULES["StepLR"],
+                batch_size=5,
+                keep_graph=keep_graph,
             ),
-            selector=BestOfN(), hypergradient=Unrolled(), outer=Adam(lr=0.1),
-        )  # fmt: skip
+            selector=BestOfN(),
+            hypergradient=Unrolled(),
+            outer=Adam(lr=0.1),
+        )
 
     states = []
     for keep_graph in (False, True, False):
-        pipeline, state = method(keep_graph), method(keep_graph).init(PROBLEM, seed=0)
+        pipeline = method(keep_graph)
+        state = method(keep_graph).init(PROBLEM, seed=0)
         for _ in range(3):
             state, _ = pipeline.step(PROBLEM, state)
-            if len(states) == 2:  # the third one goes on from what was written, on a problem that is made again
+            if (
+                len(states) == 2
+            ):  # the third one goes on from what was written, on a problem that is made again
                 structure, tensors = pack(state)
-                state, pipeline = unpack(json.loads(json.dumps(structure)), tensors), method(keep_graph)
+                state = unpack(json.loads(json.dumps(structure)), tensors)
+                pipeline = method(keep_graph)
         states.append(state)
     assert_same(states[0]["theta"], states[1]["theta"], rtol=1e-10, atol=1e-12)
-    assert_same([states[0][key] for key in ("theta", "x")], [states[2][key] for key in ("theta", "x")])
+    assert_same(
+        [states[0][key] for key in ("theta", "x")], [states[2][key] for key in ("theta", "x")]
+    )
     assert_same(states[0]["start"]["moments"], states[2]["start"]["moments"])
 
 
 def test_lbfgs_solves_each_branch_and_counts_its_gradients() -> None:
     build: Build = lambda p: torch.optim.LBFGS(p, max_iter=5, line_search_fn="strong_wolfe")  # noqa: E731
-    branches = Branches(count=2, steps=2, optimizer=build, moments="fresh", noise=0.1, noise_scale="absolute")
+    branches = Branches(
+        count=2, steps=2, optimizer=build, moments="fresh", noise=0.1, noise_scale="absolute"
+    )
     candidates = propose(branches)
-    calls, hand = 0, ByHand(build)
+    calls = 0
+    hand = ByHand(build)
     for _ in range(2):
 
         def closure() -> Tensor:
@@ -281,26 +365,47 @@ def test_lbfgs_solves_each_branch_and_counts_its_gradients() -> None:
             return loss
 
         hand.optimizer.step(closure)  # type: ignore[arg-type]
-    assert_same(candidates.at(0), {name: leaf.detach() for name, leaf in hand.leaves.items()}, rtol=1e-11, atol=1e-13)
+    assert_same(
+        candidates.at(0),
+        {name: leaf.detach() for name, leaf in hand.leaves.items()},
+        rtol=1e-11,
+        atol=1e-13,
+    )
     single = propose(evolve(branches, count=1, moments="carry"))
     assert single.cost.lower_gradients == calls
     assert candidates.cost.lower_gradients > calls
-    state = evolve(branches, count=1).carry(branches.init(PROBLEM, KEY), single, torch.tensor(0), KEY, PROBLEM)
-    again = evolve(branches, count=1, moments="carry").propose(PROBLEM, THETA, {**state, "moments": single.aux}, KEY)
+    state = evolve(branches, count=1).carry(
+        branches.init(PROBLEM, KEY), single, torch.tensor(0), KEY, PROBLEM
+    )
+    again = evolve(branches, count=1, moments="carry").propose(
+        PROBLEM, THETA, {**state, "moments": single.aux}, KEY
+    )
     hand.optimizer.step(closure)  # type: ignore[arg-type]
     hand.optimizer.step(closure)  # type: ignore[arg-type]
-    assert_same(again.at(0), {name: leaf.detach() for name, leaf in hand.leaves.items()}, rtol=1e-11, atol=1e-13)
+    assert_same(
+        again.at(0),
+        {name: leaf.detach() for name, leaf in hand.leaves.items()},
+        rtol=1e-11,
+        atol=1e-13,
+    )
     assert single.replay is not None
     assert_same(single.replay(torch.tensor(0), THETA, None)[0], single.at(0))
 
 
-@pytest.mark.parametrize("options", [{}, {"momentum": 0.5}, {"optimizer": EVERY["RMSprop"]}, {"clip": 0.1}])
+@pytest.mark.parametrize(
+    "options", [{}, {"momentum": 0.5}, {"optimizer": EVERY["RMSprop"]}, {"clip": 0.1}]
+)
 @pytest.mark.parametrize("batch_size", [7, None])
 @pytest.mark.parametrize("mode", ["stacked", "loop"])
-def test_batches_in_parts_are_the_whole_batch(options: Any, batch_size: int | None, mode: Any) -> None:
-    whole = Branches(count=2, steps=3, batch_size=batch_size, mode=mode, whole_batch_noise=0.1, **options)
+def test_batches_in_parts_are_the_whole_batch(
+    options: Any, batch_size: int | None, mode: Any
+) -> None:
+    whole = Branches(
+        count=2, steps=3, batch_size=batch_size, mode=mode, whole_batch_noise=0.1, **options
+    )
     parts = evolve(whole, accumulate=3)
-    plain, parted = propose(whole), propose(parts)
+    plain = propose(whole)
+    parted = propose(parts)
     assert_same(parted.x, plain.x, rtol=1e-11, atol=1e-13)
     assert_same(parted.losses, plain.losses, rtol=1e-11)
     assert parted.cost.lower_gradients == 3 * plain.cost.lower_gradients
@@ -310,7 +415,11 @@ def test_batches_in_parts_are_the_whole_batch(options: Any, batch_size: int | No
         theta = {name: leaf.clone().requires_grad_() for name, leaf in THETA.items()}
         assert candidates.replay is not None
         end, cost = candidates.replay(torch.tensor(1), theta, None)
-        gradients.append(torch.autograd.grad(sum(leaf.pow(2).sum() for leaf in end.values()), list(theta.values())))
+        gradients.append(
+            torch.autograd.grad(
+                sum(leaf.pow(2).sum() for leaf in end.values()), list(theta.values())
+            )
+        )
     assert cost.lower_gradients == 9
     assert_same(list(gradients[1]), list(gradients[0]), rtol=1e-9, atol=1e-12)
 
@@ -321,7 +430,9 @@ def test_a_loss_without_data_and_parts_that_are_more_than_the_rows() -> None:
     plain = evolve(branches, accumulate=1).propose(BENT, BENT.theta0, branches.init(BENT, KEY), KEY)
     assert_same(candidates.x, plain.x)
     assert candidates.cost.lower_gradients == 2
-    assert propose(Branches(count=1, steps=2, batch_size=3, accumulate=10)).cost.lower_gradients == 6
+    assert (
+        propose(Branches(count=1, steps=2, batch_size=3, accumulate=10)).cost.lower_gradients == 6
+    )
 
 
 def test_what_is_not_compiled_has_the_numbers_of_a_plain_run() -> None:
@@ -335,12 +446,30 @@ def test_what_is_not_compiled_has_the_numbers_of_a_plain_run() -> None:
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"optimizer": lambda p: torch.optim.RMSprop(p), "lr": 0.5}, r"'lr' is a setting of .*\n.*give it to the optimiser"),
-        ({"optimizer": lambda p: None}, r"must return an optimiser of torch.optim, and returns a NoneType"),
-        ({"optimizer": lambda p: SGD([torch.zeros(1)])}, "must hold the parameters that it is called with"),
-        ({"optimizer": lambda p: SGD(p, rate=1)}, "cannot be called with the list of parameters.*'rate'"),
-        ({"schedule": lambda o: 3}, "must return a scheduler of the optimiser that it gets, and returns a int"),
-        ({"schedule": lambda o: lr_scheduler.ReduceLROnPlateau(o)}, r"looks at a loss.*\n  take one that does"),
+        (
+            {"optimizer": lambda p: torch.optim.RMSprop(p), "lr": 0.5},
+            r"'lr' is a setting of .*\n.*give it to the optimiser",
+        ),
+        (
+            {"optimizer": lambda p: None},
+            r"must return an optimiser of torch.optim, and returns a NoneType",
+        ),
+        (
+            {"optimizer": lambda p: SGD([torch.zeros(1)])},
+            "must hold the parameters that it is called with",
+        ),
+        (
+            {"optimizer": lambda p: SGD(p, rate=1)},
+            "cannot be called with the list of parameters.*'rate'",
+        ),
+        (
+            {"schedule": lambda o: 3},
+            "must return a scheduler of the optimiser that it gets, and returns a int",
+        ),
+        (
+            {"schedule": lambda o: lr_scheduler.ReduceLROnPlateau(o)},
+            r"looks at a loss.*\n  take one that does",
+        ),
         ({"schedule": lambda: 3}, "cannot be called with the optimiser"),
         (
             {"optimizer": SGD([torch.zeros(1)], lr=0.1)},
@@ -361,19 +490,28 @@ def test_what_is_refused(options: Any, message: str) -> None:
 @pytest.mark.parametrize("name", ["Adafactor", "LBFGS"])
 def test_the_way_back_is_refused_where_torch_has_none(name: str) -> None:
     branches = Branches(count=1, steps=2, optimizer=getattr(torch.optim, name))
-    pipeline = Pipeline(generator=branches, selector=BestOfN(), hypergradient=Unrolled(), outer=Adam())
-    with pytest.raises(ConfigError, match=rf"{name} has no differentiable step.*\n.*RMSprop.*\n.*'implicit'"):
+    pipeline = Pipeline(
+        generator=branches, selector=BestOfN(), hypergradient=Unrolled(), outer=Adam()
+    )
+    with pytest.raises(
+        ConfigError, match=rf"{name} has no differentiable step.*\n.*RMSprop.*\n.*'implicit'"
+    ):
         pipeline.step(PROBLEM, pipeline.init(PROBLEM, seed=0))
     other = evolve(pipeline, hypergradient=Implicit(solver=CG(ridge=1.0)))
     other.step(PROBLEM, other.init(PROBLEM, seed=0))
 
 
 def test_memories_of_other_sizes_cannot_be_selected() -> None:
-    branches = Branches(count=2, steps=1, optimizer=lambda p: torch.optim.LBFGS(p, max_iter=3), noise=0.5)
+    branches = Branches(
+        count=2, steps=1, optimizer=lambda p: torch.optim.LBFGS(p, max_iter=3), noise=0.5
+    )
     data = Data.none()
     problem = Problem(
-        theta0=BENT.theta0, x0=BENT.x0, f=BENT.f, lower_data=data,
+        theta0=BENT.theta0,
+        x0=BENT.x0,
+        f=BENT.f,
+        lower_data=data,
         g=lambda theta, x, _: (x["x"] - normal(3)).abs().clamp_min(1e-3).sqrt().sum(),
-    )  # fmt: skip
+    )
     with pytest.raises(ConfigError, match=r'another size in each branch.*\n.*moments = "fresh"'):
         branches.propose(problem, problem.theta0, branches.init(problem, KEY), KEY)

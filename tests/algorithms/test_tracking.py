@@ -1,4 +1,6 @@
-"""Tracking: what was recorded arrives, also after a resume; what was asked for and cannot be had stops the run."""
+"""Tracking: what was recorded arrives, also after a resume; what was asked for and cannot be had
+stops the run.
+"""
 
 from __future__ import annotations
 
@@ -38,7 +40,10 @@ def _scalars(folder: Path) -> dict[str, list[tuple[int, float]]]:
 
     events = EventAccumulator(str(folder / "tensorboard"))
     events.Reload()
-    return {tag: [(event.step, event.value) for event in events.Scalars(tag)] for tag in events.Tags()["scalars"]}
+    return {
+        tag: [(event.step, event.value) for event in events.Scalars(tag)]
+        for tag in events.Tags()["scalars"]
+    }
 
 
 def test_nothing_is_tracked_unless_asked(tmp_path: Path) -> None:
@@ -51,14 +56,21 @@ def test_tensorboard_holds_every_number_of_every_step(tmp_path: Path) -> None:
     result = _run(tmp_path, "tensorboard")
     scalars = _scalars(result.info.folder)
     rows = [row for row in result.records if row["step"]]
-    assert scalars["upper_loss"] == [(row["step"], pytest.approx(row["upper_loss"], rel=1e-6)) for row in rows]
-    assert scalars["scores/1"] == [(row["step"], pytest.approx(row["scores"][1], rel=1e-6)) for row in rows]
+    assert scalars["upper_loss"] == [
+        (row["step"], pytest.approx(row["upper_loss"], rel=1e-6)) for row in rows
+    ]
+    assert scalars["scores/1"] == [
+        (row["step"], pytest.approx(row["scores"][1], rel=1e-6)) for row in rows
+    ]
     assert any(tag.startswith("metric/") for tag in scalars)
 
 
 @pytest.mark.parametrize(
     ("name", "error", "words"),
-    [("tensorbord", ConfigError, "did you mean 'tensorboard'"), ("wandb", MissingExtra, "hgms[wandb]")],
+    [
+        ("tensorbord", ConfigError, "did you mean 'tensorboard'"),
+        ("wandb", MissingExtra, "hgms[wandb]"),
+    ],
 )
 def test_what_cannot_be_had_stops_the_run_before_its_first_step(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, error: type[Exception], words: str
@@ -68,13 +80,27 @@ def test_what_cannot_be_had_stops_the_run_before_its_first_step(
         _run(tmp_path, name)
     assert words in str(raised.value)
     assert not list(tmp_path.rglob("steps.jsonl"))
-    with pytest.raises(error, match=re.escape(words)):  # a comparison: before any of its runs has failed for it
-        compare("quadratic", "uniform", "2 steps", 1, tmp_path / "compared", jobs=0, run={"track": [name]})
+    with pytest.raises(
+        error, match=re.escape(words)
+    ):  # a comparison: before any of its runs has failed for it
+        compare(
+            "quadratic",
+            "uniform",
+            "2 steps",
+            1,
+            tmp_path / "compared",
+            jobs=0,
+            run={"track": [name]},
+        )
     assert not (tmp_path / "compared").exists()
 
 
-def test_wandb_and_trackio_get_the_rows_they_are_given(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Both libraries stand behind the same calls; here their place is taken by a recorder with those calls."""
+def test_wandb_and_trackio_get_the_rows_they_are_given(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Both libraries stand behind the same calls; here their place is taken by a recorder with
+    those calls.
+    """
     seen: dict[str, list[object]] = {"rows": [], "inits": [], "ends": []}
 
     class Recorder:
@@ -98,12 +124,20 @@ def test_wandb_and_trackio_get_the_rows_they_are_given(tmp_path: Path, monkeypat
     result = _run(tmp_path, "wandb", "trackio")
     expected = [(row["step"], row.get("upper_loss")) for row in result.records for _ in range(2)]
     assert seen["rows"] == expected
-    assert all(event["config"]["method"]["name"] == "hg-ms" and event["resume"] == "allow" for event in seen["inits"])
-    assert seen["ends"][0] == (0, {f"final/{name}": value for name, value in result.summary["metrics"].items()})
+    assert all(
+        event["config"]["method"]["name"] == "hg-ms" and event["resume"] == "allow"
+        for event in seen["inits"]
+    )
+    assert seen["ends"][0] == (
+        0,
+        {f"final/{name}": value for name, value in result.summary["metrics"].items()},
+    )
 
 
 def test_who_follows_a_run_is_no_part_of_it(tmp_path: Path) -> None:
-    """The same hash, the same folder; a run goes on, and is read back, whoever followed it before."""
+    """The same hash, the same folder; a run goes on, and is read back, whoever followed it
+    before.
+    """
     pytest.importorskip("tensorboard", reason="the extra tensorboard is not installed")
     alone = RunConfig.from_toml(TOML.format(out=tmp_path, steps=3, track=[]))
     followed = RunConfig.from_toml(TOML.format(out=tmp_path, steps=3, track=["tensorboard"]))
@@ -115,10 +149,26 @@ def test_who_follows_a_run_is_no_part_of_it(tmp_path: Path) -> None:
 
 
 @pytest.mark.extended
-def test_the_command_line_and_workers_hand_it_down(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_command_line_and_workers_hand_it_down(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     pytest.importorskip("tensorboard", reason="the extra tensorboard is not installed")
-    words = ["compare", "--task", "quadratic", "--methods", "uniform", "--budget", "2 steps", "--seeds", "1", "--jobs", "1"]
-    done = CliRunner().invoke(main, [*words, "--track", "tensorboard", "--out", str(tmp_path / "option")])
+    words = [
+        "compare",
+        "--task",
+        "quadratic",
+        "--methods",
+        "uniform",
+        "--budget",
+        "2 steps",
+        "--seeds",
+        "1",
+        "--jobs",
+        "1",
+    ]
+    done = CliRunner().invoke(
+        main, [*words, "--track", "tensorboard", "--out", str(tmp_path / "option")]
+    )
     assert done.exit_code == 0, done.output
     monkeypatch.setenv("HGMS_TRACK", "tensorbord")
     refused = CliRunner().invoke(main, [*words, "--out", str(tmp_path / "variable")])

@@ -1,4 +1,6 @@
-"""Candidates along one trajectory, the learned start and IAPTT-GM: by hand, by differences and against closed forms."""
+"""Candidates along one trajectory, the learned start and IAPTT-GM: by hand, by differences and
+against closed forms.
+"""
 
 from __future__ import annotations
 
@@ -39,7 +41,9 @@ graph_or_not = pytest.mark.parametrize("keep_graph", [False, True])
 @every_optimizer
 @graph_or_not
 @pytest.mark.parametrize("every", [1, 4])
-def test_candidates_are_the_iterates_of_torch_optim(name: str, keep_graph: bool, every: int) -> None:
+def test_candidates_are_the_iterates_of_torch_optim(
+    name: str, keep_graph: bool, every: int
+) -> None:
     options, optimizer = OPTIMIZERS[name]
     trajectory = Trajectory(steps=6, every=every, batch_size=5, keep_graph=keep_graph, **options)
     found = trajectory.propose(PROBLEM, PROBLEM.theta0, trajectory.init(PROBLEM, KEY), KEY)
@@ -57,12 +61,19 @@ def test_candidates_are_the_iterates_of_torch_optim(name: str, keep_graph: bool,
         steps.step()
         if step + 1 in kept:
             row = kept.index(step + 1)
-            assert_same(found.at(row), {key: leaf.detach() for key, leaf in leaves.items()}, rtol=1e-11, atol=1e-13)
+            assert_same(
+                found.at(row),
+                {key: leaf.detach() for key, leaf in leaves.items()},
+                rtol=1e-11,
+                atol=1e-13,
+            )
             assert float(found.losses[row]) == pytest.approx(float(loss.detach()), rel=1e-11)
     assert not any(leaf.requires_grad for leaf in found.x.values())
 
 
-def slope(trajectory: Trajectory, problem: Problem, theta: Tree, index: int, last: int | None) -> Tree:
+def slope(
+    trajectory: Trajectory, problem: Problem, theta: Tree, index: int, last: int | None
+) -> Tree:
     """∂/∂θ of a fixed linear function of candidate ``index``."""
     leaves = {name: leaf.detach().requires_grad_() for name, leaf in theta.items()}
     candidates = trajectory.propose(problem, theta, trajectory.init(problem, KEY), KEY)
@@ -77,9 +88,13 @@ def slope(trajectory: Trajectory, problem: Problem, theta: Tree, index: int, las
 @every_optimizer
 @pytest.mark.parametrize("index", [0, 2])
 @pytest.mark.parametrize("keep_graph", [False, True])
-def test_a_candidate_is_differentiated_through_its_own_steps_and_to_its_start(name: str, index: int, keep_graph: bool) -> None:
+def test_a_candidate_is_differentiated_through_its_own_steps_and_to_its_start(
+    name: str, index: int, keep_graph: bool
+) -> None:
     problem = with_learned_start(PROBLEM)
-    trajectory = Trajectory(steps=4, batch_size=6, clip=0.5, keep_graph=keep_graph, **OPTIMIZERS[name][0])
+    trajectory = Trajectory(
+        steps=4, batch_size=6, clip=0.5, keep_graph=keep_graph, **OPTIMIZERS[name][0]
+    )
     found = slope(trajectory, problem, problem.theta0, index, None)
     start = trajectory.init(problem, KEY)
     plain = evolve(trajectory, keep_graph=False)
@@ -89,10 +104,14 @@ def test_a_candidate_is_differentiated_through_its_own_steps_and_to_its_start(na
         weights = {key: normal(*leaf.shape, seed=40 + i) for i, (key, leaf) in enumerate(x.items())}
         return torch.stack([(weights[key] * leaf).sum() for key, leaf in x.items()]).sum()
 
-    direction = {key: normal(*leaf.shape, seed=60 + i) for i, (key, leaf) in enumerate(problem.theta0.items())}
+    direction = {
+        key: normal(*leaf.shape, seed=60 + i)
+        for i, (key, leaf) in enumerate(problem.theta0.items())
+    }
     step = 1e-5
     ahead, behind = (
-        value({key: leaf + sign * step * direction[key] for key, leaf in problem.theta0.items()}) for sign in (1, -1)
+        value({key: leaf + sign * step * direction[key] for key, leaf in problem.theta0.items()})
+        for sign in (1, -1)
     )
     along = sum(float((found[key] * direction[key]).sum()) for key in found)
     assert along == pytest.approx(float(ahead - behind) / (2 * step), rel=1e-5)
@@ -104,7 +123,13 @@ def test_the_kept_graph_and_the_replay_are_one_derivative(last: int) -> None:
     for index in (1, 3):
         for through in (None, last):
             kept, replayed = (
-                slope(Trajectory(steps=4, lr=0.3, batch_size=6, keep_graph=keep), PROBLEM, PROBLEM.theta0, index, through)
+                slope(
+                    Trajectory(steps=4, lr=0.3, batch_size=6, keep_graph=keep),
+                    PROBLEM,
+                    PROBLEM.theta0,
+                    index,
+                    through,
+                )
                 for keep in (True, False)
             )
             assert_same(kept, replayed, rtol=1e-11, atol=1e-14)
@@ -116,13 +141,16 @@ def test_a_kept_graph_can_be_gone_through_twice() -> None:
     assert found.replay is not None
     leaves = {name: leaf.clone().requires_grad_() for name, leaf in PROBLEM.theta0.items()}
     x, _ = found.replay(torch.tensor(2), leaves, None)
-    first, second = (torch.autograd.grad(x["w"].sum(), leaves["weights"], retain_graph=True)[0] for _ in range(2))
+    first, second = (
+        torch.autograd.grad(x["w"].sum(), leaves["weights"], retain_graph=True)[0] for _ in range(2)
+    )
     assert torch.equal(first, second)
 
 
 def test_a_kept_graph_is_used_at_its_own_theta_only() -> None:
     plain = Trajectory(steps=4, lr=0.3, batch_size=6)
-    start, problem = plain.init(PROBLEM, KEY), with_learned_start(PROBLEM)
+    start = plain.init(PROBLEM, KEY)
+    problem = with_learned_start(PROBLEM)
     held = evolve(plain, keep_graph=True).propose(problem, problem.theta0, start, KEY)
     again = plain.propose(problem, problem.theta0, start, KEY).replay
     assert held.replay is not None
@@ -132,7 +160,10 @@ def test_a_kept_graph_is_used_at_its_own_theta_only() -> None:
         assert held.replay(torch.tensor(2), theta, None)[1].lower_gradients == 0
         assert held.replay(torch.tensor(2), problem.theta0, None)[1].calls == 0
         theta = {**problem.theta0, name: problem.theta0[name] + 0.3}
-        (end, cost), (expected, _) = (held.replay(torch.tensor(2), theta, None), again(torch.tensor(2), theta, None))
+        (end, cost), (expected, _) = (
+            held.replay(torch.tensor(2), theta, None),
+            again(torch.tensor(2), theta, None),
+        )
         assert_same(end, expected, rtol=1e-13)
         assert cost.calls == cost.lower_gradients == 3
 
@@ -153,26 +184,39 @@ def test_carry_rules() -> None:
         trajectory = Trajectory(steps=4, lr=0.3, carry_rule=rule)
         found = trajectory.propose(PROBLEM, PROBLEM.theta0, trajectory.init(PROBLEM, KEY), KEY)
         carried = trajectory.carry({}, found, torch.tensor(1), Key(7), PROBLEM)
-        expected = {"selected": found.at(1), "last": found.at(3), "restart": PROBLEM.initial(Key(7))}[rule]
+        expected = {
+            "selected": found.at(1),
+            "last": found.at(3),
+            "restart": PROBLEM.initial(Key(7)),
+        }[rule]
         assert_same(carried["x"], expected)
 
 
 def test_thinning_keeps_the_end() -> None:
     thin, full = (Trajectory(steps=5, every=every, lr=0.3) for every in (2, 1))
-    kept, whole = (each.propose(PROBLEM, PROBLEM.theta0, each.init(PROBLEM, KEY), KEY) for each in (thin, full))
+    kept, whole = (
+        each.propose(PROBLEM, PROBLEM.theta0, each.init(PROBLEM, KEY), KEY) for each in (thin, full)
+    )
     for row, step in enumerate((2, 4, 5)):
         assert_same(kept.at(row), whole.at(step - 1))
     assert kept.replay is not None
     x, _ = kept.replay(torch.tensor(2), PROBLEM.theta0, None)
-    assert_same({name: leaf.detach() for name, leaf in x.items()}, kept.at(2), rtol=1e-13, atol=1e-15)
+    assert_same(
+        {name: leaf.detach() for name, leaf in x.items()}, kept.at(2), rtol=1e-13, atol=1e-15
+    )
 
 
-# --- the learned start ---------------------------------------------------------------------------------------------------
+# --- the learned start
+# --------------------------------------------------------------------------------------------------
 
 
-def iaptt(generator: Trajectory, upper: Any = None, start: Any = None, **options: Any) -> LearnedStart:
+def iaptt(
+    generator: Trajectory, upper: Any = None, start: Any = None, **options: Any
+) -> LearnedStart:
     outer = Split(upper=upper or Sgd(lr=0.1), start=start or Sgd(lr=0.1))
-    return LearnedStart(method=pipeline(generator, Worst(), Unrolled(), outer, answer="last", **options))
+    return LearnedStart(
+        method=pipeline(generator, Worst(), Unrolled(), outer, answer="last", **options)
+    )
 
 
 def by_hand_problem() -> Problem:
@@ -189,8 +233,8 @@ def by_hand_problem() -> Problem:
 
 @graph_or_not
 def test_one_step_of_iaptt_by_hand(keep_graph: bool) -> None:
-    # From z = 4 with step ½ towards θ = 0 the iterates are 2, 1, ½, with f = ½, 0, ⅛: the first is the worst.
-    # y_1 = z/2 + θ/2, so ∂f = (y_1 − 1)/2 = ½ for z, and ½ + 1 (the direct term) for θ.
+    # From z = 4 with step ½ towards θ = 0 the iterates are 2, 1, ½, with f = ½, 0, ⅛: the first is
+    # the worst. y_1 = z/2 + θ/2, so ∂f = (y_1 − 1)/2 = ½ for z, and ½ + 1 (the direct term) for θ.
     problem = by_hand_problem()
     method = iaptt(Trajectory(steps=3, lr=0.5, keep_graph=keep_graph), Sgd(lr=0.1), Sgd(lr=2.0))
     state, record = method.step(problem, method.init(problem, 0))
@@ -203,8 +247,9 @@ def test_one_step_of_iaptt_by_hand(keep_graph: bool) -> None:
     theta, x = method.result(state)
     assert list(theta) == ["t"]
     assert x == {"x": torch.tensor([0.5], dtype=F64)}
-    # The next run starts from z = 3 whatever was carried. Its third iterate z/8 + 7θ/8 = 0.24375 is the worst: ∂f is
-    # ⅞·(0.24375 − 1) + 1 for θ, which the projection stops, and ⅛·(0.24375 − 1) for z, which it does not touch.
+    # The next run starts from z = 3 whatever was carried. Its third iterate z/8 + 7θ/8 = 0.24375 is
+    # the worst: ∂f is ⅞·(0.24375 − 1) + 1 for θ, which the projection stops, and ⅛·(0.24375 − 1)
+    # for z, which it does not touch.
     state, record = method.step(problem, state)
     assert int(record["selected"]) == 2
     assert float(record["scores"][0]) == pytest.approx(0.5 * ((3 - 0.15) / 2 - 1) ** 2 - 0.15)
@@ -214,7 +259,10 @@ def test_one_step_of_iaptt_by_hand(keep_graph: bool) -> None:
 
 
 def test_a_learned_start_wants_a_generator_that_knows_it() -> None:
-    with pytest.raises(ConfigError, match="'learn_start' needs a generator that starts from θ, such as trajectory: 'branches'"):
+    with pytest.raises(
+        ConfigError,
+        match="'learn_start' needs a generator that starts from θ, such as trajectory: 'branches'",
+    ):
         LearnedStart(method=pipeline(Branches(), First(), Unrolled(), Sgd()))
 
 
@@ -228,7 +276,12 @@ def test_references_and_names_of_a_learned_start() -> None:
 
 @pytest.mark.parametrize("keep", ["last", "best"])
 def test_two_runs_are_equal_and_a_saved_state_continues(keep: str) -> None:
-    method = iaptt(Trajectory(steps=4, lr=0.3, batch_size=6, keep_graph=True), Adam(lr=0.05), Sgd(lr=0.3), keep=keep)
+    method = iaptt(
+        Trajectory(steps=4, lr=0.3, batch_size=6, keep_graph=True),
+        Adam(lr=0.05),
+        Sgd(lr=0.3),
+        keep=keep,
+    )
 
     def steps(state: Any, count: int) -> tuple[Any, list[Any]]:
         rows = []
@@ -242,16 +295,22 @@ def test_two_runs_are_equal_and_a_saved_state_continues(keep: str) -> None:
     again, tail = steps(copy.deepcopy(half), 3)
     for one, other in zip(method.result(whole), method.result(again), strict=True):
         assert_same(one, other)
-    assert [float(row["upper_loss"]) for row in rows[2:]] == [float(row["upper_loss"]) for row in tail]
+    assert [float(row["upper_loss"]) for row in rows[2:]] == [
+        float(row["upper_loss"]) for row in tail
+    ]
     assert method.result(whole)[0].keys() == {"weights", "scale"}
 
 
 def test_split_is_its_two_optimisers() -> None:
     theta = {"a": normal(3), "start.x": normal(4, seed=1)}
     slopes = {"a": normal(3, seed=2), "start.x": normal(4, seed=3)}
-    outer, state = Split(upper=Adam(lr=0.1), start=Sgd(lr=0.3, momentum=0.5)), None
-    state, adam, sgd = outer.init(theta), outer.upper.init({"a": theta["a"]}), outer.start.init({"start.x": theta["start.x"]})
-    one, other = {"a": theta["a"]}, {"start.x": theta["start.x"]}
+    outer = Split(upper=Adam(lr=0.1), start=Sgd(lr=0.3, momentum=0.5))
+    state = None
+    state = outer.init(theta)
+    adam = outer.upper.init({"a": theta["a"]})
+    sgd = outer.start.init({"start.x": theta["start.x"]})
+    one = {"a": theta["a"]}
+    other = {"start.x": theta["start.x"]}
     for _ in range(3):
         theta, state = outer.step(theta, slopes, state, 0.0)
         one, adam = outer.upper.step(one, {"a": slopes["a"]}, adam, 0.0)
@@ -269,14 +328,17 @@ def test_a_power_schedule_falls_like_one_over_the_root() -> None:
     assert [schedule.factor(step, 0.0) for step in (0, 3, 99)] == pytest.approx([1, 0.5, 0.1])
 
 
-# --- where it goes -------------------------------------------------------------------------------------------------------
+# --- where it goes
+# --------------------------------------------------------------------------------------------------
 
 
 def test_iaptt_reaches_the_closed_form_optimum() -> None:
-    # At θ* a start z = x*(θ*) makes every iterate optimal, so the pessimistic value there is F*, and it is never below F*
-    # where the run reaches the lower solution.
+    # At θ* a start z = x*(θ*) makes every iterate optimal, so the pessimistic value there is F*,
+    # and it is never below F* where the run reaches the lower solution.
     problem, exact, best = tuned_penalty()
-    method = iaptt(Trajectory(steps=25, lr=0.8, keep_graph=True), Adam(lr=0.1, schedule=COSINE), Sgd(lr=1.0))
+    method = iaptt(
+        Trajectory(steps=25, lr=0.8, keep_graph=True), Adam(lr=0.1, schedule=COSINE), Sgd(lr=1.0)
+    )
     theta, x, _ = run(method, problem, 120)
     assert float(theta["log_penalty"]) == pytest.approx(best, abs=0.05)
     assert float(exact.value(theta)) == pytest.approx(
@@ -288,7 +350,9 @@ def test_iaptt_reaches_the_closed_form_optimum() -> None:
 def test_hg_ms_along_a_trajectory_reaches_the_closed_form_optimum() -> None:
     problem, _, best = tuned_penalty()
     trajectory = Trajectory(steps=20, every=5, lr=0.8, carry_rule="last")
-    method = pipeline(trajectory, BestOfN(), Implicit(solver=CG(rtol=1e-10)), Adam(lr=0.1, schedule=COSINE))
+    method = pipeline(
+        trajectory, BestOfN(), Implicit(solver=CG(rtol=1e-10)), Adam(lr=0.1, schedule=COSINE)
+    )
     theta, _, record = run(method, problem, 80)
     assert record["scores"].shape == (4,)
     assert float(theta["log_penalty"]) == pytest.approx(best, abs=0.02)
@@ -300,8 +364,16 @@ COSINE = Schedule(kind="cosine")
 @pytest.mark.extended
 def test_pessimism_does_no_better_than_optimism_where_minimisers_are_many() -> None:
     selecting = sphere_gap(
-        pipeline(Branches(count=12, steps=20, lr=0.1, noise=0.3), BestOfN(), Implicit(solver=CG(ridge=1e-2)), Sgd(lr=0.2)), 60
+        pipeline(
+            Branches(count=12, steps=20, lr=0.1, noise=0.3),
+            BestOfN(),
+            Implicit(solver=CG(ridge=1e-2)),
+            Sgd(lr=0.2),
+        ),
+        60,
     )
-    pessimistic = sphere_gap(iaptt(Trajectory(steps=20, lr=0.1, keep_graph=True), Sgd(lr=0.1), Sgd(lr=0.1)), 60)
+    pessimistic = sphere_gap(
+        iaptt(Trajectory(steps=20, lr=0.1, keep_graph=True), Sgd(lr=0.1), Sgd(lr=0.1)), 60
+    )
     assert selecting < 0.01
     assert pessimistic > 3 * selecting

@@ -1,6 +1,8 @@
-"""The report's page in a real headless Chromium: `tox -e browser`, or `pytest -m browser tests/browser`.
+"""The report's page in a real headless Chromium: `tox -e browser`, or `pytest -m browser
+tests/browser`.
 
-HGMS_CHROMIUM names the executable where it is not on the PATH as chromium, chromium-browser or google-chrome.
+HGMS_CHROMIUM names the executable where it is not on the PATH as chromium, chromium-browser or
+google-chrome.
 """
 
 from __future__ import annotations
@@ -20,9 +22,18 @@ import hgms.report as report
 
 pytestmark = pytest.mark.browser
 
-sync_api = pytest.importorskip("playwright.sync_api", reason="playwright is not installed: pip install playwright")
-FLAGS = ["--no-sandbox", "--disable-gpu", "--disable-background-networking", "--disable-component-update", "--disable-sync"]
-WIDE, PHONE = {"width": 1280, "height": 900}, {"width": 390, "height": 844}
+sync_api = pytest.importorskip(
+    "playwright.sync_api", reason="playwright is not installed: pip install playwright"
+)
+FLAGS = [
+    "--no-sandbox",
+    "--disable-gpu",
+    "--disable-background-networking",
+    "--disable-component-update",
+    "--disable-sync",
+]
+WIDE = {"width": 1280, "height": 900}
+PHONE = {"width": 390, "height": 844}
 
 
 @pytest.fixture(scope="module")
@@ -47,11 +58,15 @@ class Opened:
     """A page with everything it complained about and everything it asked for."""
 
     def __init__(self, browser: Any, path: Path, viewport: dict[str, int], scheme: str) -> None:
-        self.context = browser.new_context(viewport=viewport, color_scheme=scheme, reduced_motion="reduce")
+        self.context = browser.new_context(
+            viewport=viewport, color_scheme=scheme, reduced_motion="reduce"
+        )
         self.page = self.context.new_page()
         self.messages: list[str] = []
         self.requests: list[str] = []
-        self.page.on("console", lambda message: self.messages.append(f"{message.type}: {message.text}"))
+        self.page.on(
+            "console", lambda message: self.messages.append(f"{message.type}: {message.text}")
+        )
         self.page.on("pageerror", lambda error: self.messages.append(f"error: {error}"))
         self.page.on("request", lambda request: self.requests.append(request.url))
         self.page.goto(path.as_uri())
@@ -64,7 +79,9 @@ class Opened:
             plots.nth(number).locator(".main-svg").first.wait_for(state="attached", timeout=20_000)
 
     def color(self, selector: str, what: str) -> tuple[float, ...]:
-        text = self.page.locator(selector).first.evaluate(f"element => getComputedStyle(element).{what}")
+        text = self.page.locator(selector).first.evaluate(
+            f"element => getComputedStyle(element).{what}"
+        )
         return tuple(float(part) for part in text[text.index("(") + 1 : -1].split(",")[:3])
 
 
@@ -91,7 +108,9 @@ def until(page: Any, expression: str, argument: object = None) -> None:
 
 def luminance(color: tuple[float, ...]) -> float:
     parts = [value / 255 for value in color]
-    linear = [value / 12.92 if value <= 0.03928 else ((value + 0.055) / 1.055) ** 2.4 for value in parts]
+    linear = [
+        value / 12.92 if value <= 0.03928 else ((value + 0.055) / 1.055) ** 2.4 for value in parts
+    ]
     return 0.2126 * linear[0] + 0.7152 * linear[1] + 0.0722 * linear[2]
 
 
@@ -101,7 +120,9 @@ def contrast(first: tuple[float, ...], second: tuple[float, ...]) -> float:
     return (high + 0.05) / (low + 0.05)
 
 
-def test_the_plots_are_drawn_without_a_complaint_or_a_request(open_page: Any, page_file: Path) -> None:
+def test_the_plots_are_drawn_without_a_complaint_or_a_request(
+    open_page: Any, page_file: Path
+) -> None:
     opened = open_page()
     opened.draw_all()
     page = opened.page
@@ -116,11 +137,15 @@ def test_the_plots_are_drawn_without_a_complaint_or_a_request(open_page: Any, pa
     # a band and a line for each of the four methods
     assert page.locator("#plot-0-0 .js-line").count() == 8
     assert (
-        page.locator("#plot-0-0 .js-fill").evaluate_all("paths => paths.filter(p => p.getAttribute('d').length > 10).length")
+        page.locator("#plot-0-0 .js-fill").evaluate_all(
+            "paths => paths.filter(p => p.getAttribute('d').length > 10).length"
+        )
         == 4
     )
     assert opened.messages == []
-    assert {url for url in opened.requests if not url.startswith(("data:", "blob:"))} == {page_file.as_uri()}
+    assert {url for url in opened.requests if not url.startswith(("data:", "blob:"))} == {
+        page_file.as_uri()
+    }
 
 
 def test_hover_and_zoom(open_page: Any) -> None:
@@ -136,7 +161,14 @@ def test_hover_and_zoom(open_page: Any) -> None:
     page.mouse.down()
     page.mouse.move(box["x"] + box["width"] * 0.9, box["y"] + box["height"] * 0.9, steps=8)
     page.mouse.up()
-    until(page, "before => Math.abs(document.getElementById('plot-0-0')._fullLayout.xaxis.range[0] - before[0]) > 0.1", before)
+    until(
+        page,
+        (
+            "before => Math.abs(document.getElementById('plot-0-0')._fullLayout.xaxis.range[0] - "
+            "before[0]) > 0.1"
+        ),
+        before,
+    )
     after = page.evaluate("document.getElementById('plot-0-0')._fullLayout.xaxis.range")
     assert after[1] - after[0] < 0.6 * (before[1] - before[0])
 
@@ -148,7 +180,10 @@ def test_a_click_on_a_method_hides_it_in_every_plot_of_its_section(open_page: An
     button = page.locator("#task-0 .legend button", has_text="hg-ms")
     button.click()
     assert button.get_attribute("aria-pressed") == "false"
-    shown = "id => document.getElementById(id)._fullData.filter(t => t.visible === true && t.name === 'hg-ms').length"
+    shown = (
+        "id => document.getElementById(id)._fullData.filter(t => t.visible === true && "
+        "t.name === 'hg-ms').length"
+    )
     assert page.evaluate(shown, "plot-0-0") == page.evaluate(shown, "plot-0-1") == 0
     assert page.evaluate(shown, "plot-1-0") == 2
     button.click()
@@ -174,7 +209,9 @@ def test_zoom_to_the_end_shows_the_ends_of_the_curves_that_are_shown(open_page: 
 
 
 @pytest.mark.parametrize("viewport", [WIDE, PHONE], ids=["laptop", "phone"])
-def test_the_first_picture_is_a_forest_plot_that_nothing_cuts_off(open_page: Any, viewport: dict[str, int]) -> None:
+def test_the_first_picture_is_a_forest_plot_that_nothing_cuts_off(
+    open_page: Any, viewport: dict[str, int]
+) -> None:
     page = open_page(viewport).page
     forest = page.locator(".hgms-forest").first
     assert forest.bounding_box()["y"] < page.locator("table.sortable").first.bounding_box()["y"]
@@ -183,8 +220,11 @@ def test_the_first_picture_is_a_forest_plot_that_nothing_cuts_off(open_page: Any
         if box := part.bounding_box():
             assert box["x"] >= 0
             assert box["x"] + box["width"] <= viewport["width"], part.text_content()
-    zero, dots = forest.locator(".zero").first.bounding_box()["x"], forest.locator(".dot")
-    assert dots.first.bounding_box()["x"] < zero < dots.last.bounding_box()["x"]  # lower is better: hg-ms, …, lost
+    zero = forest.locator(".zero").first.bounding_box()["x"]
+    dots = forest.locator(".dot")
+    assert (
+        dots.first.bounding_box()["x"] < zero < dots.last.bounding_box()["x"]
+    )  # lower is better: hg-ms, …, lost
 
 
 def test_what_is_wider_than_the_page_fades_out(open_page: Any) -> None:
@@ -216,13 +256,17 @@ def test_sorting_by_click_and_by_key_both_ways(open_page: Any) -> None:
     assert numbers() == sorted(numbers(), reverse=True)
     table.locator("thead th").first.locator("button").click()
     assert head.get_attribute("aria-sort") is None
-    names = table.evaluate("table => [...table.tBodies[0].rows].map(row => row.cells[0].textContent.trim())")
+    names = table.evaluate(
+        "table => [...table.tBodies[0].rows].map(row => row.cells[0].textContent.trim())"
+    )
     assert names == sorted(names)
     # what is missing stays last, whichever way
     difference = table.locator("thead th").nth(2).locator("button")
     for _ in range(2):
         difference.click()
-        assert table.evaluate("table => table.tBodies[0].rows[3].cells[2].textContent.trim()") == "–"
+        assert (
+            table.evaluate("table => table.tBodies[0].rows[3].cells[2].textContent.trim()") == "–"
+        )
 
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])
@@ -235,7 +279,9 @@ def test_nothing_is_wider_than_a_phone(open_page: Any, scheme: str) -> None:
     assert page.evaluate("document.documentElement.scrollWidth") <= PHONE["width"]
     assert page.evaluate("document.body.scrollWidth") <= PHONE["width"]
     # a wide table scrolls in its own box
-    assert page.locator("#task-0-pairs .scroll").evaluate("box => box.scrollWidth > box.clientWidth")
+    assert page.locator("#task-0-pairs .scroll").evaluate(
+        "box => box.scrollWidth > box.clientWidth"
+    )
     for plot in page.locator(".plot .main-svg").all():
         assert plot.bounding_box()["width"] <= PHONE["width"]
     assert opened.messages == []
@@ -262,7 +308,8 @@ def test_text_can_be_read_in_both_themes(open_page: Any, scheme: str) -> None:
     tick = opened.color("#plot-0-0 .xtick text", "fill")
     assert contrast(tick, background) >= 4.5
     lines = opened.page.evaluate(
-        "document.getElementById('plot-0-0')._fullData.filter(t => !t.meta.band).map(t => t.line.color)"
+        "document.getElementById('plot-0-0')._fullData.filter(t => !t.meta.band).map(t => "
+        "t.line.color)"
     )
     assert len(set(lines)) == 4
     for line in lines:
@@ -287,22 +334,28 @@ def test_print_draws_what_was_never_scrolled_to(open_page: Any) -> None:
 
 
 @pytest.mark.parametrize(("viewport", "scheme"), [(WIDE, "light"), (PHONE, "dark")])
-def test_mixtures_are_drawn_as_areas(browser: Any, tmp_path: Path, viewport: dict[str, int], scheme: str) -> None:
+def test_mixtures_are_drawn_as_areas(
+    browser: Any, tmp_path: Path, viewport: dict[str, int], scheme: str
+) -> None:
     folder = write_mixtures(tmp_path / "runs", sources=10)
     [path] = report.write(report.build([folder], separate=True), tmp_path / "report.html")
     opened = Opened(browser, path, viewport, scheme)
     opened.draw_all()
     page = opened.page
-    plot = page.locator("#task-0 figure", has=page.locator("h3", has_text="Mixture over time")).locator(".plot")
+    plot = page.locator(
+        "#task-0 figure", has=page.locator("h3", has_text="Mixture over time")
+    ).locator(".plot")
     assert plot.count() == 2
     for number in range(2):
         fills = plot.nth(number).locator(".scatterlayer .js-fill")
         assert (
-            fills.evaluate_all("paths => paths.filter(p => p.getAttribute('d').length > 10).length") == 8
+            fills.evaluate_all("paths => paths.filter(p => p.getAttribute('d').length > 10).length")
+            == 8
         )  # seven sources have a colour, the others are one area
         assert "source-0" in (plot.nth(number).locator(".legend").text_content() or "")
     heights = page.evaluate(
-        "[...document.querySelectorAll('#ledgers tr.group td')].map(e => getComputedStyle(e).borderTopWidth)"
+        "[...document.querySelectorAll('#ledgers tr.group td')].map(e => "
+        "getComputedStyle(e).borderTopWidth)"
     )
     assert set(heights) == {"2px"}
     assert page.evaluate("document.documentElement.scrollWidth") <= viewport["width"]
@@ -312,7 +365,9 @@ def test_mixtures_are_drawn_as_areas(browser: Any, tmp_path: Path, viewport: dic
 
 def test_headings_and_regions_have_names(open_page: Any) -> None:
     page = open_page().page
-    levels = page.evaluate("[...document.querySelectorAll('h1, h2, h3')].map(h => Number(h.tagName[1]))")
+    levels = page.evaluate(
+        "[...document.querySelectorAll('h1, h2, h3')].map(h => Number(h.tagName[1]))"
+    )
     assert levels[0] == 1
     assert levels.count(1) == 1
     assert all(after - before <= 1 for before, after in pairwise(levels))
@@ -323,5 +378,7 @@ def test_headings_and_regions_have_names(open_page: Any) -> None:
     assert unnamed == 0
     idents = page.evaluate("[...document.querySelectorAll('[id]')].map(e => e.id)")
     assert len(idents) == len(set(idents))
-    targets = page.evaluate("[...document.querySelectorAll('nav a')].map(a => a.getAttribute('href').slice(1))")
+    targets = page.evaluate(
+        "[...document.querySelectorAll('nav a')].map(a => a.getAttribute('href').slice(1))"
+    )
     assert set(targets) <= set(idents)

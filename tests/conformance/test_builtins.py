@@ -1,4 +1,6 @@
-"""Every built-in component against every check of the conformance kit, and every composition on a small problem."""
+"""Every built-in component against every check of the conformance kit, and every composition on
+a small problem.
+"""
 
 from __future__ import annotations
 
@@ -12,7 +14,14 @@ from click.testing import CliRunner
 
 from hgms.cli import main
 from hgms.runs import RunConfig, run
-from hgms.testing import Check, checks_of, checks_of_kind, failures_of, instance_of, parametrize_with_checks
+from hgms.testing import (
+    Check,
+    checks_of,
+    checks_of_kind,
+    failures_of,
+    instance_of,
+    parametrize_with_checks,
+)
 from hgms.testing.check import check as hgms_check
 from hgms_core import Composition, Key, registry
 from hgms_core.budget import Budget
@@ -21,19 +30,28 @@ from hgms_core.registry import Registry
 pytestmark = pytest.mark.plugins
 
 REGISTRY = Registry.load()
-"""Loaded once: that takes some 30 ms, which hundreds of tests would spend on finding what is installed."""
+"""Loaded once: that takes some 30 ms, which hundreds of tests would spend on finding what is
+installed.
+"""
 COMPONENTS = REGISTRY.components()
 CLASSES = [component for component in COMPONENTS if not isinstance(component.target, Composition)]
-# `fixed` keeps a mixture of data sources, which the task below does not have: tests/language/test_llm_task.py runs it.
-# `theta0` is `uniform` by another name, as test_theta0_is_uniform_by_another_name says.
-COMPOSITIONS = [item.name for item in COMPONENTS if isinstance(item.target, Composition) and item.name != "theta0"]
+# `fixed` keeps a mixture of data sources, which the task below does not have:
+# tests/language/test_llm_task.py runs it. `theta0` is `uniform` by another name, as
+# test_theta0_is_uniform_by_another_name says.
+COMPOSITIONS = [
+    item.name
+    for item in COMPONENTS
+    if isinstance(item.target, Composition) and item.name != "theta0"
+]
 OF_SOURCES = ("fixed", "hg-ms-mixture", "hg-ms-online", "uniform-online")
 """Compositions that need data sources."""
 METHODS = [name for name in COMPOSITIONS if name not in OF_SOURCES]
 WRAPPERS = ("hg-ms-tilted", "iaptt-gm")
 """Compositions that their classes are asked as."""
 HERE = ("hg-ms", "hg-implicit", "hg-baseline", "soba", "v-pbgd", "random-search", "uniform")
-"""Compositions that the README's command asks; the rest are in ``extended``, since what they are made of is asked anyway."""
+"""Compositions that the README's command asks; the rest are in ``extended``, since what they are
+made of is asked anyway.
+"""
 FEW = {"hg-ms-crossfit": {"steps": 2, "warmup": 4}}
 """Lower steps of methods that have no generator to say them."""
 EXPECTED = {
@@ -65,8 +83,25 @@ EXPECTED = {
         "scipy",
         "linear-operator",
     },
-    "hypergradient": {"implicit", "unrolled", "one-step", "through-step", "sama", "averaged", "carried", "fixed"},
-    "outer": {"sgd", "adam", "adamw", "projected-gradient", "exponentiated-gradient", "split", "torch"},
+    "hypergradient": {
+        "implicit",
+        "unrolled",
+        "one-step",
+        "through-step",
+        "sama",
+        "averaged",
+        "carried",
+        "fixed",
+    },
+    "outer": {
+        "sgd",
+        "adam",
+        "adamw",
+        "projected-gradient",
+        "exponentiated-gradient",
+        "split",
+        "torch",
+    },
     "task": {
         "quadratic",
         "circle-kink",
@@ -135,16 +170,31 @@ def test_everything_promised_is_registered() -> None:
 
 
 DEAR = {
-    "op-mix-equal-sources", "doge-equal-sources", "regmix-equal-sources", "aioli-equal-sources", "flat-branches-wells",
-    "crossfit-failure", "crossfit-roles", "crossfit-resume", "crossfit-repeatable", "crossfit-records", "crossfit-precision",
-    "crossfit-budget", "crossfit-optimum",
-}  # fmt: skip
+    "op-mix-equal-sources",
+    "doge-equal-sources",
+    "regmix-equal-sources",
+    "aioli-equal-sources",
+    "flat-branches-wells",
+    "crossfit-failure",
+    "crossfit-roles",
+    "crossfit-resume",
+    "crossfit-repeatable",
+    "crossfit-records",
+    "crossfit-precision",
+    "crossfit-budget",
+    "crossfit-optimum",
+}
 """Checks of classes that take seconds each: in ``extended``, too."""
 
 
 def asked_of_classes() -> Any:
-    names, rows = parametrize_with_checks([instance_of(listed.target, registry=REGISTRY) for listed in CLASSES]).args
-    dear = {row.id: pytest.param(*row.values, id=row.id, marks=[*row.marks, pytest.mark.extended]) for row in rows}
+    names, rows = parametrize_with_checks(
+        [instance_of(listed.target, registry=REGISTRY) for listed in CLASSES]
+    ).args
+    dear = {
+        row.id: pytest.param(*row.values, id=row.id, marks=[*row.marks, pytest.mark.extended])
+        for row in rows
+    }
     assert dear.keys() >= DEAR
     return pytest.mark.parametrize(names, [dear[row.id] if row.id in DEAR else row for row in rows])
 
@@ -154,22 +204,36 @@ def test_conformance(component: Any, check: Check) -> None:
     check(component)
 
 
-@pytest.mark.parametrize("component", CLASSES, ids=lambda component: f"{component.kind.name}-{component.name}")
-def test_hgms_check_asks_the_same(component: registry.Component, monkeypatch: pytest.MonkeyPatch) -> None:
-    """So that every class passes ``hgms check`` as it stands: same instance, same checks, same excuses as above."""
+@pytest.mark.parametrize(
+    "component", CLASSES, ids=lambda component: f"{component.kind.name}-{component.name}"
+)
+def test_hgms_check_asks_the_same(
+    component: registry.Component, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """So that every class passes ``hgms check`` as it stands: same instance, same checks, same
+    excuses as above.
+    """
     looked_at: dict[str, Any] = {}
-    monkeypatch.setattr(Check, "fault", lambda check, item: looked_at.update({check.name: item}) or "")
+    monkeypatch.setattr(
+        Check, "fault", lambda check, item: looked_at.update({check.name: item}) or ""
+    )
     assert isinstance(component.target, type)
     results = {result.check for result in hgms_check(component.target, component.kind, REGISTRY)}
     instance = instance_of(component.target, registry=REGISTRY)
-    assert results == {"construction"} | {check.name for check in checks_of(instance, component.kind, REGISTRY)}
+    assert results == {"construction"} | {
+        check.name for check in checks_of(instance, component.kind, REGISTRY)
+    }
     assert all(item is component.target or item == instance for item in looked_at.values())
 
 
 def test_no_excuse_is_given_twice_or_in_vain() -> None:
-    """An excuse is for what a definition cannot do; whatever solves, chooses or differentiates has none."""
+    """An excuse is for what a definition cannot do; whatever solves, chooses or differentiates
+    has none.
+    """
     excused = {
-        f"{component.kind.name} {component.name}": set(getattr(component.target, "testing_failures", ()))
+        f"{component.kind.name} {component.name}": set(
+            getattr(component.target, "testing_failures", ())
+        )
         for component in CLASSES
     }
     one_step = {"closed-form-ridge", "central-difference"}
@@ -181,7 +245,12 @@ def test_no_excuse_is_given_twice_or_in_vain() -> None:
         "hypergradient one-step": one_step,
         "hypergradient through-step": one_step,
         "hypergradient sama": one_step,
-        "hypergradient fixed": {*one_step, "closed-form-bowl", "closed-form-sphere", "closed-form-sources"},
+        "hypergradient fixed": {
+            *one_step,
+            "closed-form-bowl",
+            "closed-form-sphere",
+            "closed-form-sources",
+        },
         "hypergradient aligned": {"closed-form-sources"},
         "hypergradient aligned-means": {"closed-form-sources"},
         "outer dual-averaging": {"quadratic", "simplex"},
@@ -190,25 +259,45 @@ def test_no_excuse_is_given_twice_or_in_vain() -> None:
 
 @pytest.mark.parametrize("name", WRAPPERS)
 def test_a_wrapper_is_asked_as_its_composition(name: str) -> None:
-    """The class's own instance, which ``test_conformance`` asks, is the composition's in every check."""
+    """The class's own instance, which ``test_conformance`` asks, is the composition's in every
+    check.
+    """
     composition = REGISTRY.get("method", name).target
     assert isinstance(composition, Composition)
     for check in checks_of_kind("method"):
-        assert instance_of(composition.of, registry=REGISTRY) == instance_of(composition, check, REGISTRY)
+        assert instance_of(composition.of, registry=REGISTRY) == instance_of(
+            composition, check, REGISTRY
+        )
 
 
 @pytest.mark.parametrize("check", checks_of_kind("method"), ids=lambda check: check.name)
-@pytest.mark.parametrize("name", [
-    name if name in HERE else pytest.param(name, marks=pytest.mark.extended) for name in COMPOSITIONS if name not in WRAPPERS
-])  # fmt: skip
+@pytest.mark.parametrize(
+    "name",
+    [
+        name if name in HERE else pytest.param(name, marks=pytest.mark.extended)
+        for name in COMPOSITIONS
+        if name not in WRAPPERS
+    ],
+)
 def test_composition_conforms(name: str, check: Check) -> None:
-    """Made for means over thousands of rows, or for language models: some say with which rates to be asked (`testing`)."""
+    """Made for means over thousands of rows, or for language models: some say with which rates
+    to be asked (`testing`).
+    """
     composition = REGISTRY.get("method", name).target
     fault = check.fault(instance_of(composition, check, REGISTRY))
     if check.name in failures_of(composition, checks_of_kind("method")):
         assert check.name == "optimum"
-        assert name in {"uniform", "random-theta", "uniform-tilted", "validation-only", "pbgd-free", "uniform-online"}
-        before, after = re.match(r"the distance was (\S+) at the start and is (\S+) after 60 steps", fault).groups()
+        assert name in {
+            "uniform",
+            "random-theta",
+            "uniform-tilted",
+            "validation-only",
+            "pbgd-free",
+            "uniform-online",
+        }
+        before, after = re.match(
+            r"the distance was (\S+) at the start and is (\S+) after 60 steps", fault
+        ).groups()
         assert before == after, "its θ stays where it is"
     else:
         assert not fault
@@ -220,7 +309,9 @@ def test_composition_round_trips_and_steps(name: str) -> None:
         pytest.importorskip("curvlinops", reason="the solver kfac needs curvlinops")
     composition = REGISTRY.get("method", name).target
     assert isinstance(composition, Composition)
-    generator = {"generator": {"steps": 2}} if "steps" in composition.parts.get("generator", ()) else {}
+    generator = (
+        {"generator": {"steps": 2}} if "steps" in composition.parts.get("generator", ()) else {}
+    )
     table = {
         "task": {
             "name": "hyper-cleaning",
@@ -239,33 +330,53 @@ def test_composition_round_trips_and_steps(name: str) -> None:
     assert config.method_name == name
     before = torch.random.get_rng_state()
     first, again = (
-        run(config.method, config.task.problem(0, torch.device("cpu"), torch.float32), Budget(outer_steps=3)) for _ in range(2)
+        run(
+            config.method,
+            config.task.problem(0, torch.device("cpu"), torch.float32),
+            Budget(outer_steps=3),
+        )
+        for _ in range(2)
     )
     assert torch.equal(before, torch.random.get_rng_state())
-    assert [{**row, "seconds": 0} for row in first.records] == [{**row, "seconds": 0} for row in again.records]
+    assert [{**row, "seconds": 0} for row in first.records] == [
+        {**row, "seconds": 0} for row in again.records
+    ]
     assert first.summary["metrics"]["test_accuracy"] >= 0
 
 
 @pytest.mark.parametrize("task", sorted(EXPECTED["task"]))
 def test_task_is_what_the_protocol_says(task: str) -> None:
     built = RunConfig.from_dict({"task": task, "method": "hg-implicit", "budget": "1 steps"}).task
-    problem, same, other = (built.problem(seed, torch.device("cpu"), torch.float64) for seed in (0, 0, 1))
+    problem, same, other = (
+        built.problem(seed, torch.device("cpu"), torch.float64) for seed in (0, 0, 1)
+    )
     assert set(problem.evaluate(problem.theta0, problem.x0)) == set(built.metrics)
     batch = problem.lower_data.whole
-    values = [float(drawn.g(drawn.theta0, drawn.x0, drawn.lower_data.whole)) for drawn in (problem, same)]
+    values = [
+        float(drawn.g(drawn.theta0, drawn.x0, drawn.lower_data.whole)) for drawn in (problem, same)
+    ]
     assert values[0] == values[1]
     assert problem.g(problem.theta0, problem.x0, batch).dtype == torch.float64
     for role in ("differentiate", "select", "stop"):
         assert problem.f(problem.theta0, problem.x0, problem.upper_data[role].whole).dim() == 0
     if problem.fresh is not None:
-        assert not torch.equal(*(next(iter(problem.initial(Key(seed)).values())) for seed in (0, 1)))
+        assert not torch.equal(
+            *(next(iter(problem.initial(Key(seed)).values())) for seed in (0, 1))
+        )
     assert set(other.theta0) == set(problem.theta0)
 
 
 def test_hgms_check_says_what_a_class_is_not_made_to_pass() -> None:
     result = CliRunner().invoke(main, ["check", "hgms.solvers:Identity"])
     assert result.exit_code == 0, result.output
-    assert "  but  dense-solve: not to be passed: it solves nothing: v = scale·b is its definition\n" in result.output
-    assert result.output.endswith("all 31 checks passed, but 1 that the class says it is not to pass\n")
-    rows = json.loads(CliRunner().invoke(main, ["check", "hgms.solvers:Identity", "--json"]).stdout)["results"]
+    assert (
+        "  but  dense-solve: not to be passed: it solves nothing: v = scale·b is its definition\n"
+        in result.output
+    )
+    assert result.output.endswith(
+        "all 31 checks passed, but 1 that the class says it is not to pass\n"
+    )
+    rows = json.loads(
+        CliRunner().invoke(main, ["check", "hgms.solvers:Identity", "--json"]).stdout
+    )["results"]
     assert {row["check"] for row in rows if row["excuse"]} == {"dense-solve"}

@@ -32,7 +32,8 @@ class Rows(Dataset[Any]):
     """A map-style dataset of whatever ``item`` makes of a number."""
 
     def __init__(self, item: Any, count: int = 6) -> None:
-        self.item, self.count = item, count
+        self.item = item
+        self.count = count
 
     def __len__(self) -> int:
         return self.count
@@ -81,10 +82,16 @@ NAMED: dict[str, Any] = {
     "a dataset of tensors by name": lambda: StackDataset(**tensors()),
     "a list of dictionaries": lambda: [{"a": A[i], "y": Y[i]} for i in range(6)],
     "datasets": lambda: hub(a=A.tolist(), y=Y.tolist()),
-    "datasets, a column left out": lambda: _with_columns(hub(a=A.tolist(), y=Y.tolist(), text=["t"] * 6), ["a", "y"]),
+    "datasets, a column left out": lambda: _with_columns(
+        hub(a=A.tolist(), y=Y.tolist(), text=["t"] * 6), ["a", "y"]
+    ),
     "datasets with a transform": lambda: hub(a=A.tolist(), y=Y.tolist()).with_transform(_arrays),
-    "a loader": lambda: DataLoader(Rows(lambda i: {"a": A[i], "y": int(Y[i])}), batch_size=4, shuffle=True),
-    "a loader of datasets": lambda: DataLoader(hub(a=A.tolist(), y=Y.tolist()).with_format("torch"), batch_size=4),
+    "a loader": lambda: DataLoader(
+        Rows(lambda i: {"a": A[i], "y": int(Y[i])}), batch_size=4, shuffle=True
+    ),
+    "a loader of datasets": lambda: DataLoader(
+        hub(a=A.tolist(), y=Y.tolist()).with_format("torch"), batch_size=4
+    ),
 }
 
 
@@ -104,7 +111,8 @@ def test_a_table_by_names(kind: str) -> None:
     assert data.whole["a"].dtype == torch.float32
     assert data.whole["y"].dtype == torch.int64
     assert_same(
-        data.sample(Key(0), 4)[0], {name: leaf[data.sample(Key(0), 4)[0]["index"]] for name, leaf in data.whole.items()}
+        data.sample(Key(0), 4)[0],
+        {name: leaf[data.sample(Key(0), 4)[0]["index"]] for name, leaf in data.whole.items()},
     )
 
 
@@ -113,34 +121,67 @@ NUMBERED: dict[str, Any] = {
     "TensorDataset": lambda: TensorDataset(*tensors().values()),
     "a dataset of tuples": lambda: Rows(lambda i: (A[i], int(Y[i]))),
     "a list of tuples": lambda: list(zip(A, Y, strict=True)),
-    "a loader": lambda: DataLoader(TensorDataset(*tensors().values()), batch_size=4, shuffle=True, drop_last=True),
-    "a part": lambda: Subset(TensorDataset(*(torch.cat([leaf[:1], leaf]) for leaf in tensors().values())), range(1, 7)),
+    "a loader": lambda: DataLoader(
+        TensorDataset(*tensors().values()), batch_size=4, shuffle=True, drop_last=True
+    ),
+    "a part": lambda: Subset(
+        TensorDataset(*(torch.cat([leaf[:1], leaf]) for leaf in tensors().values())), range(1, 7)
+    ),
 }
 
 
 @pytest.mark.parametrize("kind", NUMBERED)
 def test_a_table_without_names_is_numbered(kind: str) -> None:
-    assert_same(Data.of(NUMBERED[kind]()).whole, {"0": tensors()["a"], "1": tensors()["y"], "index": torch.arange(6)})
+    assert_same(
+        Data.of(NUMBERED[kind]()).whole,
+        {"0": tensors()["a"], "1": tensors()["y"], "index": torch.arange(6)},
+    )
 
 
-@pytest.mark.parametrize("frame", [lambda: pd.DataFrame({"b": A[:, 0], "c": A[:, 1], "y": Y}, index=[*"fedcba"]), polars])
+@pytest.mark.parametrize(
+    "frame", [lambda: pd.DataFrame({"b": A[:, 0], "c": A[:, 1], "y": Y}, index=[*"fedcba"]), polars]
+)
 def test_a_frame(frame: Any) -> None:
     whole = Data.of(frame()).whole
-    assert_same(whole, {"b": tensors()["a"][:, 0], "c": tensors()["a"][:, 1], "y": tensors()["y"], "index": torch.arange(6)})
+    assert_same(
+        whole,
+        {
+            "b": tensors()["a"][:, 0],
+            "c": tensors()["a"][:, 1],
+            "y": tensors()["y"],
+            "index": torch.arange(6),
+        },
+    )
     frame = frame()
     assert_same(Data.of({"b": frame["b"], "y": frame["y"]}).whole["b"], whole["b"])
 
 
 def test_types() -> None:
-    table = {"f": A[:, 0], "h": A[:, 0].astype(np.float16), "t": torch.from_numpy(A[:, 0]), "b": Y > 0, "p": Y.astype(np.uint8)}
-    kinds = {name: leaf.dtype for name, leaf in Data.of({**table, "u": Y.astype(np.uint16)}).whole.items()}
+    table = {
+        "f": A[:, 0],
+        "h": A[:, 0].astype(np.float16),
+        "t": torch.from_numpy(A[:, 0]),
+        "b": Y > 0,
+        "p": Y.astype(np.uint8),
+    }
+    kinds = {
+        name: leaf.dtype
+        for name, leaf in Data.of({**table, "u": Y.astype(np.uint16)}).whole.items()
+    }
     assert kinds == {
-        "f": torch.float32, "h": torch.float32, "t": F64, "b": torch.bool, "p": torch.uint8, "u": torch.int64,
+        "f": torch.float32,
+        "h": torch.float32,
+        "t": F64,
+        "b": torch.bool,
+        "p": torch.uint8,
+        "u": torch.int64,
         "index": torch.int64,
-    }  # fmt: skip
+    }
     assert Data.of(table, dtype=F64).whole["f"].dtype == F64
     assert_same(Data.of(table, dtype=F64).whole["f"], table["t"])
-    assert Data.of(Rows(lambda i: (0.5, torch.zeros((), dtype=F64)))).whole["0"].dtype == torch.float32
+    assert (
+        Data.of(Rows(lambda i: (0.5, torch.zeros((), dtype=F64)))).whole["0"].dtype == torch.float32
+    )
     assert Data.of(Rows(lambda i: (0.5, torch.zeros((), dtype=F64)))).whole["1"].dtype == F64
     nullable = pd.DataFrame({"n": pd.array([1, 2], dtype="Int64"), "c": pd.Categorical([3, 4])})
     assert [leaf.tolist() for leaf in Data.of(nullable).whole.values()] == [[1, 2], [3, 4], [0, 1]]
@@ -152,7 +193,11 @@ def test_types() -> None:
 
 def test_a_loader_gives_the_rows_that_its_sampler_lets_through_as_it_puts_them_together() -> None:
     ragged = Rows(lambda i: {"a": torch.arange(1.0, 2.0 + i)}, 3)
-    assert Data.of(DataLoader(ragged, collate_fn=padded)).whole["a"].tolist() == [[1, 0, 0], [1, 2, 0], [1, 2, 3]]
+    assert Data.of(DataLoader(ragged, collate_fn=padded)).whole["a"].tolist() == [
+        [1, 0, 0],
+        [1, 2, 0],
+        [1, 2, 3],
+    ]
     part = DataLoader(TensorDataset(torch.arange(5.0)), sampler=SubsetRandomSampler([3, 1]))
     assert Data.of(part).whole["0"].tolist() == [3, 1]
 
@@ -167,17 +212,32 @@ REFUSED: dict[str, tuple[Any, str]] = {
     "a number": (lambda: {"a": 3.0}, "the column 'a' is a float"),
     "a tensor alone": (lambda: torch.zeros(3), r"this is a Tensor\n  give it a name, {'x': …}"),
     "an array alone": (lambda: A, r"this is a ndarray\n  give it a name"),
-    "a file": (lambda: "train.csv", r"this is a str\n  read the file first, .*pandas.read_csv\('train.csv'\)"),
-    "a frame among arrays": (lambda: (pd.DataFrame(A), Y), r"the column '0' is a DataFrame; write `.to_numpy\(\)`"),
-    "a list of arrays": (lambda: [A, Y], r"a list holds rows, .* give columns as a tuple \(X, y\), or {'x': X, 'y': y}"),
+    "a file": (
+        lambda: "train.csv",
+        r"this is a str\n  read the file first, .*pandas.read_csv\('train.csv'\)",
+    ),
+    "a frame among arrays": (
+        lambda: (pd.DataFrame(A), Y),
+        r"the column '0' is a DataFrame; write `.to_numpy\(\)`",
+    ),
+    "a list of arrays": (
+        lambda: [A, Y],
+        r"a list holds rows, .* give columns as a tuple \(X, y\), or {'x': X, 'y': y}",
+    ),
     "an iterator": (
         lambda: iter([1]),
         r"this is a list_iterator, without a length\n  .*list\(itertools.islice\(rows, 10_000\)\)",
     ),
     "a stream": (Stream, "this is a Stream, without a length"),
     "a loader of a stream": (lambda: DataLoader(Stream()), "this is a Stream, without a length"),
-    "a stream of datasets": (lambda: hub(a=[1]).to_iterable_dataset(), "this is an IterableDataset, without a length"),
-    "several splits": (lambda: _splits(), r"the column 'train' is a Dataset; choose one of the tables, rows\['train'\]"),
+    "a stream of datasets": (
+        lambda: hub(a=[1]).to_iterable_dataset(),
+        "this is an IterableDataset, without a length",
+    ),
+    "several splits": (
+        lambda: _splits(),
+        r"the column 'train' is a Dataset; choose one of the tables, rows\['train'\]",
+    ),
     "text": (
         lambda: {"a": A, "t": ["x"] * 6},
         r"'t' holds strings, and columns are numbers\n  .*`pandas.factorize\(column\)\[0\]`",
@@ -185,27 +245,53 @@ REFUSED: dict[str, tuple[Any, str]] = {
     "text of pandas": (lambda: pd.DataFrame({"t": ["x", "y"]}), "'t' holds strings"),
     "text of datasets": (lambda: hub(t=["x", "y"]), "'t' holds strings"),
     "text of a dataset": (lambda: Rows(lambda i: ("x", i)), "'0' holds strings"),
-    "a string": (lambda: {"a": A, "DESCR": "text"}, "'DESCR' is a str; leave it out, or make numbers of it"),
+    "a string": (
+        lambda: {"a": A, "DESCR": "text"},
+        "'DESCR' is a str; leave it out, or make numbers of it",
+    ),
     "dates": (lambda: pd.DataFrame({"d": pd.to_datetime(["2026-01-01"])}), "'d' holds dates"),
-    "missing": (lambda: pd.DataFrame({"n": [1, None, object()]}), "'n' holds objects or missing values"),
-    "ragged": (lambda: {"a": [[1.0], [1.0, 2.0]]}, r"the rows of the column 'a' have different sizes\n  pad them"),
-    "ragged tensors": (lambda: {"a": [torch.ones(1), torch.ones(2)]}, "the rows of the column 'a' have different sizes"),
+    "missing": (
+        lambda: pd.DataFrame({"n": [1, None, object()]}),
+        "'n' holds objects or missing values",
+    ),
+    "ragged": (
+        lambda: {"a": [[1.0], [1.0, 2.0]]},
+        r"the rows of the column 'a' have different sizes\n  pad them",
+    ),
+    "ragged tensors": (
+        lambda: {"a": [torch.ones(1), torch.ones(2)]},
+        "the rows of the column 'a' have different sizes",
+    ),
     "ragged items": (
         lambda: Rows(lambda i: torch.ones(i + 1)),
         r"the rows cannot be put together: stack expects.*\n.*collate_fn",
     ),
-    "objects": (lambda: Rows(lambda i: object()), r"the rows cannot be put together: default_collate: .*object"),
+    "objects": (
+        lambda: Rows(lambda i: object()),
+        r"the rows cannot be put together: default_collate: .*object",
+    ),
     "random": (
         lambda: Rows(lambda i: (i, float(next(DRAW)))),
         r"reading the same rows twice gives other values of 1: a random",
     ),
     "weights of rows": (
-        lambda: DataLoader(TensorDataset(torch.ones(3)), sampler=WeightedRandomSampler([1.0, 2.0, 3.0], 3)),
+        lambda: DataLoader(
+            TensorDataset(torch.ones(3)), sampler=WeightedRandomSampler([1.0, 2.0, 3.0], 3)
+        ),
         r"drawn evenly here, and the loader has a WeightedRandomSampler\n  give its dataset",
     ),
-    "batches": (lambda: DataLoader(TensorDataset(torch.ones(3)), batch_size=None), "a loader with batch_size=None"),
-    "an own index": (lambda: {"a": A, "index": Y}, "the column 'index' would hide the number of each row"),
-    "a nested column": (lambda: {"a": {"b": A}}, "the column 'a' is a dict; give its parts as columns"),
+    "batches": (
+        lambda: DataLoader(TensorDataset(torch.ones(3)), batch_size=None),
+        "a loader with batch_size=None",
+    ),
+    "an own index": (
+        lambda: {"a": A, "index": Y},
+        "the column 'index' would hide the number of each row",
+    ),
+    "a nested column": (
+        lambda: {"a": {"b": A}},
+        "the column 'a' is a dict; give its parts as columns",
+    ),
     "sparse": (lambda: {"a": _sparse()}, r"the column 'a' is a csr_matrix; write `.toarray\(\)`"),
 }
 
@@ -227,24 +313,37 @@ def test_what_is_no_table_is_refused(kind: str) -> None:
 
 def problem(**data: Any) -> Problem:
     return Problem(
-        theta0=torch.ones(1), x0=torch.ones(2, dtype=F64), g=lambda t, x, b: x.sum(), f=lambda t, x, b: x.sum(), **data
+        theta0=torch.ones(1),
+        x0=torch.ones(2, dtype=F64),
+        g=lambda t, x, b: x.sum(),
+        f=lambda t, x, b: x.sum(),
+        **data,
     )
 
 
 def test_a_problem_takes_rows_as_they_are_in_the_type_of_x() -> None:
     made = problem(lower_data=(A, Y), upper_data=pd.DataFrame({"y": Y}))
     assert made.lower_data.whole["0"].dtype == F64
-    assert {role: data.size for role, data in made.upper_data.items()} == {"differentiate": 6, "select": 6, "stop": 6}
+    assert {role: data.size for role, data in made.upper_data.items()} == {
+        "differentiate": 6,
+        "select": 6,
+        "stop": 6,
+    }
     assert Data.of((A, Y), device=torch.device("meta")).device.type == "meta"
     data = Data.of((A, Y))
     assert problem(lower_data=data).lower_data is data
     split = problem(upper_data={"select": (A, Y), "differentiate": data})
     assert split.upper_data["differentiate"] is data
     assert "stop" not in split.upper_data
-    with pytest.raises(ConfigError, match="no validation rows for the role 'stop', only for: select, differentiate"):
+    with pytest.raises(
+        ConfigError, match="no validation rows for the role 'stop', only for: select, differentiate"
+    ):
         split.upper_data["stop"]
     assert problem().upper_data["select"].size == 0
-    with pytest.raises(ConfigError, match="unknown role of validation rows 'diferentiate'; did you mean 'differentiate'"):
+    with pytest.raises(
+        ConfigError,
+        match="unknown role of validation rows 'diferentiate'; did you mean 'differentiate'",
+    ):
         problem(upper_data={"diferentiate": data, "select": data})
     with pytest.raises(ConfigError, match="unknown role of validation rows 'test'"):
         problem(upper_data={"test": {"a": A}})

@@ -1,4 +1,6 @@
-"""What plugins do while they are found, imported and asked: noted, undone, and never in the way of the others."""
+"""What plugins do while they are found, imported and asked: noted, undone, and never in the way
+of the others.
+"""
 
 from __future__ import annotations
 
@@ -38,19 +40,24 @@ def installed(site: Site, source: str, name: str = "odd") -> Host:
 
 class TestTheApiItWasWrittenFor:
     def test_the_present_one_is_fine(self, site: Site) -> None:
-        assert installed(site, f"hgms_plugin_api = {PLUGIN_API}\n{HOOK}").infos["odd"].status == "loaded"
+        assert (
+            installed(site, f"hgms_plugin_api = {PLUGIN_API}\n{HOOK}").infos["odd"].status
+            == "loaded"
+        )
 
     @pytest.mark.parametrize(
         ("wanted", "message"),
         [
             (
                 "99",
-                "it was written for plugin API 99, this hgms has 2; upgrade hgms (pip install -U hgms), or install an "
+                "it was written for plugin API 99, this hgms has 2; upgrade hgms (pip install -U "
+                "hgms), or install an "
                 "older version of the plugin",
             ),
             (
                 "1",
-                "it was written for plugin API 1, this hgms has 2; install a newer version of the plugin, or an older hgms; "
+                "it was written for plugin API 1, this hgms has 2; install a newer version of "
+                "the plugin, or an older hgms; "
                 "its author writes hgms_plugin_api = 2 and follows the changelog:\n"
                 f"  2: {hookspecs.BROKEN_BY[2]}",
             ),
@@ -62,7 +69,9 @@ class TestTheApiItWasWrittenFor:
         info = installed(site, f"hgms_plugin_api = {wanted}\n{HOOK}").infos["odd"]
         assert (info.status, info.error) == ("failed", message)
 
-    def test_older_ones_work_as_long_as_they_are_kept(self, site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_older_ones_work_as_long_as_they_are_kept(
+        self, site: Site, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
         monkeypatch.setattr(hookspecs, "PLUGIN_API", 3)
         monkeypatch.setattr(hookspecs, "OLDEST_PLUGIN_API", 2)
         assert installed(site, f"hgms_plugin_api = 2\n{HOOK}").infos["odd"].status == "loaded"
@@ -75,7 +84,8 @@ class TestHowTheApiGrows:
     """A host with tomorrow's specifications and yesterday's plugins."""
 
     def host(self, specification: object, plugin: object) -> Host:
-        tomorrow, module = ModuleType("tomorrow"), ModuleType("yesterday")
+        tomorrow = ModuleType("tomorrow")
+        module = ModuleType("yesterday")
         tomorrow.hgms_tomorrow = specification  # type: ignore[attr-defined]
         module.hgms_tomorrow = plugin  # type: ignore[attr-defined]
         host = Host()
@@ -101,7 +111,9 @@ class TestHowTheApiGrows:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
 
-            @pluggy.HookspecMarker("hgms")(warn_on_impl=sandbox.HookDeprecated("hgms_tomorrow goes in 0.6; use hgms_ready"))
+            @pluggy.HookspecMarker("hgms")(
+                warn_on_impl=sandbox.HookDeprecated("hgms_tomorrow goes in 0.6; use hgms_ready")
+            )
             def hgms_tomorrow() -> None: ...
 
         @hookimpl
@@ -110,7 +122,10 @@ class TestHowTheApiGrows:
         implementation.__name__ = "hgms_tomorrow"
         host = self.host(hgms_tomorrow, implementation)
         (info,) = host.infos.values()
-        assert (info.status, info.notes) == ("loaded", ("hgms_tomorrow goes in 0.6; use hgms_ready",))
+        assert (info.status, info.notes) == (
+            "loaded",
+            ("hgms_tomorrow goes in 0.6; use hgms_ready",),
+        )
         assert [record.getMessage() for record in caplog.records] == [
             "plugin 'yesterday' (file yesterday): hgms_tomorrow goes in 0.6; use hgms_ready"
         ]
@@ -124,10 +139,13 @@ def test_a_slow_import_is_reported_with_its_time(
     assert info.status == "loaded"
     assert info.seconds > 0.1
     (note,) = info.notes
-    assert note == f"its import took {info.seconds:.1f} s, and every command waits for it; import heavy things at use"
-    assert [record.getMessage() for record in caplog.records if record.levelno >= logging.WARNING] == [
-        f"plugin 'odd' (hgms-odd 1.0): {note}"
-    ]
+    assert note == (
+        f"its import took {info.seconds:.1f} s, and every command waits for it; import heavy "
+        "things at use"
+    )
+    assert [
+        record.getMessage() for record in caplog.records if record.levelno >= logging.WARNING
+    ] == [f"plugin 'odd' (hgms-odd 1.0): {note}"]
     assert plugin_row(info)["seconds"] == round(info.seconds, 3)
 
 
@@ -139,12 +157,16 @@ def test_what_it_prints_is_noted(site: Site, capsys: pytest.CaptureFixture[str])
 
 
 CHANGES = {
-    "torch.set_default_dtype(torch.float64)": "torch's default dtype from torch.float32 to torch.float64",
+    "torch.set_default_dtype(torch.float64)": (
+        "torch's default dtype from torch.float32 to torch.float64"
+    ),
     "torch.set_default_device('meta')": "torch's default device from cpu to meta",
     "torch.set_num_threads(torch.get_num_threads() + 1)": "torch's number of threads from",
     "torch.set_grad_enabled(False)": "torch's gradient mode from True to False",
     "torch.use_deterministic_algorithms(True)": "torch's deterministic mode from False to True",
-    "torch.set_float32_matmul_precision('medium')": "torch's precision of float32 products from highest to medium",
+    "torch.set_float32_matmul_precision('medium')": (
+        "torch's precision of float32 products from highest to medium"
+    ),
     "os.chdir('/')": "the working directory from",
     "signal.signal(signal.SIGINT, signal.SIG_IGN)": "the handler of Ctrl-C from",
 }
@@ -152,21 +174,31 @@ CHANGES = {
 
 @pytest.mark.parametrize("change", CHANGES)
 @pytest.mark.parametrize("when", ["imported", "asked"])
-def test_what_it_changes_for_everybody_is_undone_and_said(site: Site, change: str, when: str) -> None:
+def test_what_it_changes_for_everybody_is_undone_and_said(
+    site: Site, change: str, when: str
+) -> None:
     before = {name: value for name, (value, _) in sandbox.settings().items()}
     body = "from hgms_core import hookimpl\nimport os, signal, torch\n"
     hook = "@hookimpl\ndef hgms_register_linear_solvers():\n"
-    source = body + (change + "\n" + hook if when == "imported" else hook + f"    {change}\n") + "    return []\n"
+    source = (
+        body
+        + (change + "\n" + hook if when == "imported" else hook + f"    {change}\n")
+        + "    return []\n"
+    )
     info = installed(site, source).infos["odd"]
     assert {name: value for name, (value, _) in sandbox.settings().items()} == before
     assert info.status == "loaded"
-    (note,) = [text for text in info.notes if "took" not in text]  # a switch of torch's may import much
+    (note,) = [
+        text for text in info.notes if "took" not in text
+    ]  # a switch of torch's may import much
     assert note.startswith(f"it changed {CHANGES[change]}")
     assert note.endswith("for everybody; this was undone")
 
 
 def test_a_failing_import_changes_nothing_either(site: Site) -> None:
-    info = installed(site, "import torch\ntorch.set_default_dtype(torch.float64)\n1 / 0\n").infos["odd"]
+    info = installed(site, "import torch\ntorch.set_default_dtype(torch.float64)\n1 / 0\n").infos[
+        "odd"
+    ]
     assert info.status == "failed"
     assert torch.get_default_dtype() == torch.float32
 
@@ -176,7 +208,8 @@ def test_an_entry_point_to_a_missing_attribute(site: Site) -> None:
     site.install("hgms-odd", {"odd": "odd_plugin:plugins"})
     info = Host.load().infos["odd"]
     assert info.error == (
-        "its entry point odd = 'odd_plugin:plugins' names 'plugins', which odd_plugin does not have; did you mean 'plugin'?\n"
+        "its entry point odd = 'odd_plugin:plugins' names 'plugins', which odd_plugin does not "
+        "have; did you mean 'plugin'?\n"
         "  an entry point names the module: odd = 'odd_plugin'"
     )
 
@@ -190,23 +223,32 @@ def test_names_that_differ_by_case_or_separator_only(site: Site, second: str) ->
     infos = Host.load().infos
     assert infos["fast-cg"].status == "loaded"
     assert infos[f"{second} (hgms-b)"].error == (
-        "a plugin of hgms-a 1.0 is already called 'fast-cg' (case, - and _ do not tell names apart); rename one"
+        "a plugin of hgms-a 1.0 is already called 'fast-cg' (case, - and _ do not tell names "
+        "apart); rename one"
     )
 
 
 class TestHooksThatExit:
     def test_a_registering_hook(self, site: Site) -> None:
         host = installed(site, HOOK + "@hookimpl\ndef hgms_register_tasks(): raise SystemExit(3)\n")
-        assert host.infos["odd"].error == "hgms_register_tasks raised SystemExit: it calls sys.exit(3)"
+        assert (
+            host.infos["odd"].error == "hgms_register_tasks raised SystemExit: it calls sys.exit(3)"
+        )
 
     def test_an_observer(self, site: Site, caplog: pytest.LogCaptureFixture) -> None:
         host = installed(site, HOOK + "@hookimpl\ndef hgms_step_finished(): raise SystemExit(3)\n")
         host.notify("hgms_step_finished", run=RUN, record={})
-        assert "hgms_step_finished raised SystemExit: it calls sys.exit(3); its observers are not called again" in caplog.text
+        assert (
+            "hgms_step_finished raised SystemExit: it calls sys.exit(3); its observers are not "
+            "called again"
+        ) in caplog.text
 
 
 def test_an_observer_cannot_change_what_is_recorded(site: Site) -> None:
-    spoil = "@hookimpl\ndef hgms_step_finished(record):\n    record['step'] = 99\n    record['scores'].clear()\n"
+    spoil = (
+        "@hookimpl\ndef hgms_step_finished(record):\n    record['step'] = 99\n"
+        "    record['scores'].clear()\n"
+    )
     host = installed(site, HOOK + spoil)
     record = {"step": 1, "scores": [0.5]}
     host.notify("hgms_step_finished", run=RUN, record=record)
@@ -218,13 +260,18 @@ class TestFilesNamedByAPerson:
         (tmp_path / "my_solver.py").write_text(HOOK)
         with pytest.raises(PluginError) as caught:
             Host().add(str(tmp_path / "my_sovler.py"))
-        assert f"there is no file {tmp_path / 'my_sovler.py'}; did you mean {tmp_path / 'my_solver.py'}?" in str(caught.value)
+        assert (
+            f"there is no file {tmp_path / 'my_sovler.py'}; did you mean "
+            f"{tmp_path / 'my_solver.py'}?"
+        ) in str(caught.value)
 
     def test_no_python_file(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.chdir(tmp_path)
         (tmp_path / "notes.txt").write_text("hello")
         for where in (str(tmp_path / "notes.txt"), "notes.txt"):
-            with pytest.raises(PluginError, match=r"notes\.txt is not a Python file \(a plugin file ends in \.py\)"):
+            with pytest.raises(
+                PluginError, match=r"notes\.txt is not a Python file \(a plugin file ends in \.py\)"
+            ):
                 Host().add(where)
 
     def test_one_that_python_cannot_read(self, tmp_path: Path) -> None:

@@ -8,7 +8,18 @@ import pytest
 import torch
 from attrs import field, frozen
 
-from hgms_core import CallableSolver, Cost, Data, Estimate, Outcome, Problem, Solution, as_html, hypergradient, sizes
+from hgms_core import (
+    CallableSolver,
+    Cost,
+    Data,
+    Estimate,
+    Outcome,
+    Problem,
+    Solution,
+    as_html,
+    hypergradient,
+    sizes,
+)
 
 
 def lower(theta: Any, x: Any, *_: Any) -> torch.Tensor:
@@ -21,7 +32,14 @@ def upper(theta: Any, x: Any, *_: Any) -> torch.Tensor:
 
 def problem(**more: Any) -> Problem:
     rows = Data.of({"image": torch.rand(40, 8, 8), "label": torch.zeros(40, dtype=torch.long)})
-    return Problem(theta0={"w": torch.rand(40)}, x0={"x": torch.rand(1000)}, g=lower, f=upper, lower_data=rows, **more)
+    return Problem(
+        theta0={"w": torch.rand(40)},
+        x0={"x": torch.rand(1000)},
+        g=lower,
+        f=upper,
+        lower_data=rows,
+        **more,
+    )
 
 
 def shown(value: Any) -> dict[str, str]:
@@ -49,10 +67,18 @@ def test_an_estimate_says_what_it_is_worth() -> None:
 
 def test_of_many_systems_the_worst_and_the_range_are_shown() -> None:
     codes = torch.tensor([Outcome.CONVERGED.code, Outcome.ITERATION_LIMIT.code])
-    numbers = {"residual": torch.tensor([0.0, 0.5]), "iterations": torch.tensor([3, 9]), "curvature": torch.tensor([1.0, 2.0])}
+    numbers = {
+        "residual": torch.tensor([0.0, 0.5]),
+        "iterations": torch.tensor([3, 9]),
+        "curvature": torch.tensor([1.0, 2.0]),
+    }
     rows = shown(Solution(value=torch.ones(2, 9), codes=codes, products=9, **numbers))
     assert rows["outcome"].startswith("1 of 2 systems converged, the worst: iteration-limit: ")
-    assert (rows["residual"], rows["iterations"], rows["curvature"]) == ("0 to 0.5", "3 to 9", "1 to 2")
+    assert (rows["residual"], rows["iterations"], rows["curvature"]) == (
+        "0 to 0.5",
+        "3 to 9",
+        "1 to 2",
+    )
 
 
 def test_a_problem_and_its_data_hold_no_numbers() -> None:
@@ -62,7 +88,10 @@ def test_a_problem_and_its_data_hold_no_numbers() -> None:
     assert rows["lower rows"] == "40"
     assert rows["also has"] == "evaluate, fresh"
     assert shown(problem())["also has"] == "nothing"
-    assert shown(problem().lower_data) == {"rows": "40", "columns": "image float32 [8, 8], label int64, index int64"}
+    assert shown(problem().lower_data) == {
+        "rows": "40",
+        "columns": "image float32 [8, 8], label int64, index int64",
+    }
     many = Data.of({f"c{number}": torch.zeros(2) for number in range(99)})
     assert len(repr(many)) < 300
 
@@ -72,7 +101,10 @@ def test_many_tensors_are_counted() -> None:
     assert sizes(tree) == "9 tensors, 54 numbers, float32"
     assert sizes(torch.zeros(3)) == "[3], float32"
     assert sizes([{"a": torch.zeros(3)}]) == "0.a [3], float32"
-    assert sizes({"a": torch.zeros(1), "b": torch.zeros(2, dtype=torch.float64)}) == "a [1], b [2], float32 and float64"
+    assert (
+        sizes({"a": torch.zeros(1), "b": torch.zeros(2, dtype=torch.float64)})
+        == "a [1], b [2], float32 and float64"
+    )
 
 
 def test_inside_a_transform_nothing_fails() -> None:
@@ -111,6 +143,10 @@ def test_a_component_shows_first_what_is_not_as_by_default() -> None:
     assert "http" not in text
 
 
-@pytest.mark.parametrize("value", [Cost(), CallableSolver(lambda matvec, b: b)], ids=["all by default", "a function"])
+@pytest.mark.parametrize(
+    "value", [Cost(), CallableSolver(lambda matvec, b: b)], ids=["all by default", "a function"]
+)
 def test_any_class_made_with_attrs_can_show_itself(value: Any) -> None:
-    assert as_html(value).startswith(f'<strong>{type(value).__name__}</strong><table style="margin: 0"><tr>')
+    assert as_html(value).startswith(
+        f'<strong>{type(value).__name__}</strong><table style="margin: 0"><tr>'
+    )

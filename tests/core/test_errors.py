@@ -30,7 +30,10 @@ def test_names_are_told_apart_without_case_and_separator() -> None:
     ("text", "once"),
     [
         ("derivative for aten::_flash_attention_backward is not implemented", True),
-        ("trying to differentiate twice a function that was marked with @once_differentiable", True),
+        (
+            "trying to differentiate twice a function that was marked with @once_differentiable",
+            True,
+        ),
         ("shapes do not match", False),
     ],
 )
@@ -40,7 +43,9 @@ def test_missing_second_derivatives_are_known_by_torch_s_words(text: str, once: 
 
 def test_other_errors_are_not_taken_for_a_lack_of_memory() -> None:
     assert not out_of_memory(RuntimeError("shapes do not match"))
-    assert out_of_memory(RuntimeError("[enforce fail at alloc_cpu.cpp] DefaultCPUAllocator: can't allocate memory"))
+    assert out_of_memory(
+        RuntimeError("[enforce fail at alloc_cpu.cpp] DefaultCPUAllocator: can't allocate memory")
+    )
 
 
 @pytest.mark.parametrize("count", [40, 41, 60])

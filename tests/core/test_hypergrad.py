@@ -1,4 +1,6 @@
-"""Hessian products, mixed derivatives and ``hypergradient`` against dense derivatives and closed forms."""
+"""Hessian products, mixed derivatives and ``hypergradient`` against dense derivatives and closed
+forms.
+"""
 
 from __future__ import annotations
 
@@ -33,7 +35,9 @@ STRATEGIES = ("vjp", "jvp", "difference")
 TOLERANCE = {"vjp": 1e-12, "jvp": 1e-12, "difference": 1e-7}
 every_strategy = pytest.mark.parametrize("strategy", STRATEGIES)
 PROBLEM = network_problem()
-THETA, X, WHOLE = PROBLEM.theta0, PROBLEM.x0, PROBLEM.lower_data.whole
+THETA = PROBLEM.theta0
+X = PROBLEM.x0
+WHOLE = PROBLEM.lower_data.whole
 SPEC = Ravel.of(X)
 
 
@@ -52,7 +56,9 @@ def test_products_are_those_of_the_dense_hessian(strategy: Any) -> None:
     hessian = dense_hessian(lower, X)
     for seed in range(3):
         v = normal(SPEC.size, seed=seed)
-        torch.testing.assert_close(at.matvec(v), hessian @ v, rtol=TOLERANCE[strategy], atol=TOLERANCE[strategy])
+        torch.testing.assert_close(
+            at.matvec(v), hessian @ v, rtol=TOLERANCE[strategy], atol=TOLERANCE[strategy]
+        )
     flat = SPEC.ravel(X).requires_grad_()
     (slope,) = torch.autograd.grad(lower(SPEC.unravel(flat)), flat)
     torch.testing.assert_close(at.gradient, slope, rtol=1e-13, atol=1e-14)
@@ -60,14 +66,20 @@ def test_products_are_those_of_the_dense_hessian(strategy: Any) -> None:
 
 @every_strategy
 def test_stacked_products_are_those_of_each_row(strategy: Any) -> None:
-    states = [PROBLEM.x0, {name: leaf + 0.3 for name, leaf in X.items()}, {name: -leaf for name, leaf in X.items()}]
+    states = [
+        PROBLEM.x0,
+        {name: leaf + 0.3 for name, leaf in X.items()},
+        {name: -leaf for name, leaf in X.items()},
+    ]
     stacked = stack(states)
     at = curvature(lambda x: torch.func.vmap(lower)(x), stacked, strategy, stacked=True)
     v = normal(3, SPEC.size)
     found = at.matvec(v)
     for i, state in enumerate(states):
         alone = curvature(lower, state, "vjp")
-        torch.testing.assert_close(found[i], alone.matvec(v[i]), rtol=TOLERANCE[strategy], atol=TOLERANCE[strategy])
+        torch.testing.assert_close(
+            found[i], alone.matvec(v[i]), rtol=TOLERANCE[strategy], atol=TOLERANCE[strategy]
+        )
         torch.testing.assert_close(at.gradient[i], alone.gradient, rtol=1e-13, atol=1e-14)
 
 
@@ -90,7 +102,9 @@ def test_a_zero_direction_is_safe_in_float32() -> None:
 def test_a_linear_lower_loss_has_a_zero_hessian(strategy: Any) -> None:
     slope = normal(3)
     at = curvature(lambda x: slope @ x["x"], {"x": normal(3, seed=1)}, strategy)
-    torch.testing.assert_close(at.matvec(normal(3, seed=2)), torch.zeros(3, dtype=F64), rtol=0, atol=1e-9)
+    torch.testing.assert_close(
+        at.matvec(normal(3, seed=2)), torch.zeros(3, dtype=F64), rtol=0, atol=1e-9
+    )
     assert_same(at.gradient, slope)
 
 
@@ -105,7 +119,9 @@ def test_leaves_that_are_linear_or_unused_contribute_nothing(strategy: Any) -> N
 def double_backward(theta: Tree, x: Tree, v: Tree) -> Tree:
     upper = {name: leaf.clone().requires_grad_() for name, leaf in theta.items()}
     point = {name: leaf.clone().requires_grad_() for name, leaf in x.items()}
-    slopes = torch.autograd.grad(PROBLEM.g(upper, point, WHOLE), list(point.values()), create_graph=True)
+    slopes = torch.autograd.grad(
+        PROBLEM.g(upper, point, WHOLE), list(point.values()), create_graph=True
+    )
     product = sum((slope * v[name]).sum() for slope, name in zip(slopes, point, strict=True))
     return dict(zip(upper, torch.autograd.grad(product, list(upper.values())), strict=True))
 
@@ -114,49 +130,86 @@ def double_backward(theta: Tree, x: Tree, v: Tree) -> Tree:
 def test_the_cross_product_is_double_backward(strategy: Any) -> None:
     v = SPEC.unravel(normal(SPEC.size, seed=4))
     found = cross_product(lambda t, x: PROBLEM.g(t, x, WHOLE), THETA, X, v, strategy)
-    assert_same(found, double_backward(THETA, X, v), rtol=TOLERANCE[strategy], atol=1e-3 * TOLERANCE[strategy])
+    assert_same(
+        found,
+        double_backward(THETA, X, v),
+        rtol=TOLERANCE[strategy],
+        atol=1e-3 * TOLERANCE[strategy],
+    )
     assert not any(leaf.requires_grad for leaf in found.values())
 
 
 @every_strategy
 def test_the_cross_product_is_zero_where_theta_or_the_mix_is_missing(strategy: Any) -> None:
-    theta, x, v = {"t": normal(2)}, {"x": normal(3)}, {"x": normal(3, seed=1)}
-    for g in (lambda t, p: (p["x"] ** 2).sum(), lambda t, p: (p["x"] ** 2).sum() + (t["t"] ** 2).sum()):
-        torch.testing.assert_close(cross_product(g, theta, x, v, strategy)["t"], torch.zeros(2, dtype=F64), rtol=0, atol=1e-9)
+    theta = {"t": normal(2)}
+    x = {"x": normal(3)}
+    v = {"x": normal(3, seed=1)}
+    for g in (
+        lambda t, p: (p["x"] ** 2).sum(),
+        lambda t, p: (p["x"] ** 2).sum() + (t["t"] ** 2).sum(),
+    ):
+        torch.testing.assert_close(
+            cross_product(g, theta, x, v, strategy)["t"],
+            torch.zeros(2, dtype=F64),
+            rtol=0,
+            atol=1e-9,
+        )
 
 
 @pytest.mark.parametrize("displacement", [0.25, 2.0])
 def test_a_displacement_is_how_far_the_two_ends_lie_apart(displacement: float) -> None:
-    """g = θx³: the central difference of ∇_θ g over τ to each side of x along a unit vector is 3x² + τ²; v scales it."""
-    theta, x = {"t": torch.ones((), dtype=F64)}, {"x": torch.tensor(3.0, dtype=F64)}
+    """g = θx³: the central difference of ∇_θ g over τ to each side of x along a unit vector is
+    3x² + τ²; v scales it.
+    """
+    theta = {"t": torch.ones((), dtype=F64)}
+    x = {"x": torch.tensor(3.0, dtype=F64)}
     for size in (1.0, -40.0):
         v = {"x": torch.tensor(size, dtype=F64)}
-        found = cross_product(lambda t, p: t["t"] * p["x"] ** 3, theta, x, v, "difference", displacement)
-        assert_same(found, {"t": torch.tensor(size * (27 + displacement**2), dtype=F64)}, rtol=1e-13)
-    nothing = cross_product(lambda t, p: t["t"] * p["x"], theta, x, {"x": 0 * x["x"]}, "difference", displacement)
+        found = cross_product(
+            lambda t, p: t["t"] * p["x"] ** 3, theta, x, v, "difference", displacement
+        )
+        assert_same(
+            found, {"t": torch.tensor(size * (27 + displacement**2), dtype=F64)}, rtol=1e-13
+        )
+    nothing = cross_product(
+        lambda t, p: t["t"] * p["x"], theta, x, {"x": 0 * x["x"]}, "difference", displacement
+    )
     assert_same(nothing, {"t": torch.zeros((), dtype=F64)})
 
 
 def test_differences_of_a_loss_in_bfloat16_reach_as_far_as_its_rounding_asks() -> None:
-    """g = Σ θ_i x_i⁴/12 with x rounded to bfloat16 on the way: H = diag(θ x²), ∇²_θx g v = x³ v/3."""
-    theta, x = {"t": torch.tensor([1.0, 2.0, 0.5])}, {"x": torch.tensor([1.1, -2.3, 1.7])}
+    """g = Σ θ_i x_i⁴/12 with x rounded to bfloat16 on the way: H = diag(θ x²), ∇²_θx g v = x³
+    v/3.
+    """
+    theta = {"t": torch.tensor([1.0, 2.0, 0.5])}
+    x = {"x": torch.tensor([1.1, -2.3, 1.7])}
     v = torch.tensor([0.3, -0.5, 0.8])
 
     def g(t: Tree, p: Tree) -> Tensor:
         return (t["t"] * p["x"].bfloat16().float() ** 4).sum() / 12
 
     def errors(precision: torch.dtype | None) -> tuple[float, float, float]:
-        hessian, right = theta["t"] * x["x"] ** 2, x["x"] ** 3 * v / 3
+        hessian = theta["t"] * x["x"] ** 2
+        right = x["x"] ** 3 * v / 3
         product = curvature(lambda p: g(theta, p), x, "difference", precision=precision).matvec(v)
         mixed = cross_product(g, theta, x, {"x": v}, "difference", precision=precision)["t"]
         asked: list[Tensor] = []
         found = implicit(
-            lambda t, p: (v * p["x"]).sum(), g, theta, x, lambda matvec, b: asked.append(matvec(b)) or b, "difference",
+            lambda t, p: (v * p["x"]).sum(),
+            g,
+            theta,
+            x,
+            lambda matvec, b: asked.append(matvec(b)) or b,
+            "difference",
             precision=precision,
-        )  # fmt: skip
+        )
         assert_same(asked[0], product)
         whole = float((found.value["t"] + right).norm() / right.norm())
-        return float((product - hessian * v).norm() / (hessian * v).norm()), float((mixed - right).norm() / right.norm()), whole
+        return (
+            float((product - hessian * v).norm() / (hessian * v).norm()),
+            float((mixed - right).norm() / right.norm()),
+            whole,
+        )
 
     assert max(errors(torch.bfloat16)) < 0.05
     assert min(errors(None)) > 0.1
@@ -177,13 +230,20 @@ def test_attention_has_a_second_derivative_inside_the_context_alone() -> None:
         product()
     with sdpa_kernel(SDPBackend.FLASH_ATTENTION), twice_differentiable_attention():
         found = product()
-    scores = (leaf @ leaf.transpose(-1, -2) / 2).masked_fill(~torch.ones(6, 6).tril().bool(), -torch.inf)
-    (slope,) = torch.autograd.grad((scores.softmax(-1) @ leaf).pow(2).sum(), leaf, create_graph=True)
-    torch.testing.assert_close(found, torch.autograd.grad(slope.pow(2).sum(), leaf)[0], rtol=1e-9, atol=1e-9)
+    scores = (leaf @ leaf.transpose(-1, -2) / 2).masked_fill(
+        ~torch.ones(6, 6).tril().bool(), -torch.inf
+    )
+    (slope,) = torch.autograd.grad(
+        (scores.softmax(-1) @ leaf).pow(2).sum(), leaf, create_graph=True
+    )
+    torch.testing.assert_close(
+        found, torch.autograd.grad(slope.pow(2).sum(), leaf)[0], rtol=1e-9, atol=1e-9
+    )
 
 
 def test_upper_gradients_are_zero_for_what_does_not_enter() -> None:
-    theta, x = {"t": normal(2)}, {"x": normal(3)}
+    theta = {"t": normal(2)}
+    x = {"x": normal(3)}
     value, direct, slope = upper_gradients(lambda t, p: (p["x"] ** 2).sum(), theta, x)
     assert_same(direct, {"t": torch.zeros(2, dtype=F64)})
     assert_same(slope, {"x": 2 * x["x"]})
@@ -192,9 +252,12 @@ def test_upper_gradients_are_zero_for_what_does_not_enter() -> None:
     assert_same([direct["t"].sum(), slope["x"].sum()], [0.0, 0.0])
 
 
-# --- hypergradient(): f = ½‖x − c‖² + ½ aθᵀθ, g = ½ xᵀAx − xᵀBθ, so x* = A⁻¹Bθ and ∇F = aθ + BᵀA⁻¹(x* − c)
+# --- hypergradient(): f = ½‖x − c‖² + ½ aθᵀθ, g = ½ xᵀAx − xᵀBθ, so x* = A⁻¹Bθ and ∇F = aθ +
+# BᵀA⁻¹(x* − c)
 
-A, B, C = spd(5), normal(5, 3, seed=1), normal(5, seed=2)
+A = spd(5)
+B = normal(5, 3, seed=1)
+C = normal(5, seed=2)
 
 
 def quadratic_lower(theta: Tensor, x: Tensor) -> Tensor:
@@ -212,12 +275,16 @@ def exact(theta: Tensor) -> tuple[Tensor, Tensor]:
 
 def dense(matvec: Callable[[Tensor], Tensor], b: Tensor) -> Tensor:
     """Columns of the operator, then a dense solve."""
-    return torch.linalg.solve(torch.stack([matvec(e) for e in torch.eye(len(b), dtype=b.dtype)], dim=1), b)
+    return torch.linalg.solve(
+        torch.stack([matvec(e) for e in torch.eye(len(b), dtype=b.dtype)], dim=1), b
+    )
 
 
 def scipy_cg(matvec: Callable[[Tensor], Tensor], b: Tensor) -> Tensor:
     operator = scipy.sparse.linalg.LinearOperator(
-        (len(b), len(b)), matvec=lambda v: matvec(torch.from_numpy(np.ascontiguousarray(v))).numpy(), dtype=np.float64
+        (len(b), len(b)),
+        matvec=lambda v: matvec(torch.from_numpy(np.ascontiguousarray(v))).numpy(),
+        dtype=np.float64,
     )
     value, _ = scipy.sparse.linalg.cg(operator, b.numpy(), rtol=1e-12)
     return torch.from_numpy(value)
@@ -236,7 +303,9 @@ def fixed_point(matvec: Callable[[Tensor], Tensor], b: Tensor, **_options: Any) 
 def test_the_hypergradient_is_the_closed_form_with_any_callable(strategy: Any, solver: Any) -> None:
     theta = normal(3, seed=3)
     x, expected = exact(theta)
-    found = hypergradient(quadratic_upper, quadratic_lower, theta, x, solver=solver, strategy=strategy)
+    found = hypergradient(
+        quadratic_upper, quadratic_lower, theta, x, solver=solver, strategy=strategy
+    )
     assert_same(found.value, expected, rtol=1e-6 if strategy == "difference" else 1e-10)
     assert found.outcome is Outcome.CONVERGED
     assert found.residual is not None
@@ -247,7 +316,8 @@ def test_the_hypergradient_is_the_closed_form_with_any_callable(strategy: Any, s
 
 
 def test_dictionaries_come_back_as_they_were_given() -> None:
-    theta, names = normal(3, seed=3), ("first", "second")
+    theta = normal(3, seed=3)
+    names = ("first", "second")
     x, expected = exact(theta)
     upper = {"first": theta[:1], "second": theta[1:]}
 
@@ -269,13 +339,18 @@ def test_only_one_of_the_two_may_be_a_dictionary() -> None:
     theta = normal(3, seed=3)
     x, expected = exact(theta)
     found = hypergradient(
-        lambda t, p: quadratic_upper(t["t"], p), lambda t, p: quadratic_lower(t["t"], p), {"t": theta}, x, solver=dense
+        lambda t, p: quadratic_upper(t["t"], p),
+        lambda t, p: quadratic_lower(t["t"], p),
+        {"t": theta},
+        x,
+        solver=dense,
     )
     assert_same(found.value, {"t": expected}, rtol=1e-12)
 
 
 def test_the_hypergradient_is_the_slope_of_the_value() -> None:
-    # An independent route on a nonlinear problem: solve the lower level by Newton's method at θ ± ε and difference F.
+    # An independent route on a nonlinear problem: solve the lower level by Newton's method at θ ± ε
+    # and difference F.
     def g(theta: Tensor, x: Tensor) -> Tensor:
         return 0.5 * x @ A @ x + (x**4).sum() / 4 - x @ B @ torch.sin(theta)
 
@@ -294,32 +369,41 @@ def test_the_hypergradient_is_the_slope_of_the_value() -> None:
 
 def test_an_upper_loss_without_x_leaves_the_direct_term() -> None:
     theta = normal(3)
-    found = hypergradient(lambda t, x: (t**2).sum(), quadratic_lower, theta, normal(5), solver=dense)
+    found = hypergradient(
+        lambda t, x: (t**2).sum(), quadratic_lower, theta, normal(5), solver=dense
+    )
     assert_same(found.value, 2 * theta)
 
 
 def test_an_upper_loss_without_theta_leaves_the_implicit_term() -> None:
     theta = normal(3, seed=3)
     x, expected = exact(theta)
-    found = hypergradient(lambda t, p: 0.5 * (p - C).square().sum(), quadratic_lower, theta, x, solver=dense)
+    found = hypergradient(
+        lambda t, p: 0.5 * (p - C).square().sum(), quadratic_lower, theta, x, solver=dense
+    )
     assert_same(found.value, expected - 0.1 * theta, rtol=1e-12)
 
 
 def test_a_lower_loss_without_theta_leaves_the_direct_term() -> None:
     theta = normal(3)
-    found = hypergradient(quadratic_upper, lambda t, x: 0.5 * x @ A @ x, theta, normal(5), solver=dense)
+    found = hypergradient(
+        quadratic_upper, lambda t, x: 0.5 * x @ A @ x, theta, normal(5), solver=dense
+    )
     assert_same(found.value, 0.1 * theta)
 
 
 def test_a_linear_lower_loss_is_a_zero_system() -> None:
     theta = normal(3)
-    found = hypergradient(quadratic_upper, lambda t, x: x @ B @ t, theta, normal(5), solver=lambda matvec, b: b)
+    found = hypergradient(
+        quadratic_upper, lambda t, x: x @ B @ t, theta, normal(5), solver=lambda matvec, b: b
+    )
     assert found.residual == 1.0
     assert found.outcome is Outcome.ITERATION_LIMIT
 
 
 def test_the_arguments_are_not_changed() -> None:
-    theta, x = normal(3).requires_grad_(), normal(5)
+    theta = normal(3).requires_grad_()
+    x = normal(5)
     before = theta.detach().clone(), x.clone()
     hypergradient(quadratic_upper, quadratic_lower, theta, x, solver=dense)
     assert_same([theta.detach(), x], list(before))
@@ -339,12 +423,15 @@ def test_the_cost_is_what_was_called() -> None:
         rows=(7, 11),
     )
     # five columns and one product to check the answer
-    expected = Cost(upper_gradients=1, lower_gradients=1, products=6, cross_products=1, rows=7 + 11 * 8)
+    expected = Cost(
+        upper_gradients=1, lower_gradients=1, products=6, cross_products=1, rows=7 + 11 * 8
+    )
     assert found.cost == expected
 
 
 def test_an_unknown_strategy_names_the_nearest() -> None:
-    theta, x = {"t": normal(3)}, {"x": normal(5)}
+    theta = {"t": normal(3)}
+    x = {"x": normal(5)}
 
     def g(t: Tree, p: Tree) -> Tensor:
         return quadratic_lower(t["t"], p["x"])
@@ -357,7 +444,11 @@ def test_an_unknown_strategy_names_the_nearest() -> None:
     ]
     for call in calls:
         with pytest.raises(
-            ConfigError, match=r"unknown (strategy|choice) 'vpj'; did you mean 'vjp'\?.*\n  available: difference, jvp, vjp"
+            ConfigError,
+            match=(
+                r"unknown (strategy|choice) 'vpj'; did you mean 'vjp'\?.*\n  available: "
+                r"difference, jvp, vjp"
+            ),
         ):
             call()
 
@@ -365,24 +456,36 @@ def test_an_unknown_strategy_names_the_nearest() -> None:
 @pytest.mark.parametrize("broken", ["mixed", "direct", "slope"])
 def test_a_hypergradient_that_is_not_finite_says_so_whatever_the_solve_did(broken: str) -> None:
     """Where the linear system is sound: √ has no derivative at 0."""
-    zero, x = torch.zeros(2, dtype=F64), torch.tensor([1.0, 0.0], dtype=F64)
+    zero = torch.zeros(2, dtype=F64)
+    x = torch.tensor([1.0, 0.0], dtype=F64)
 
     def g(t: Tensor, p: Tensor) -> Tensor:
-        term = {"mixed": (p[0] * t.sqrt()).sum(), "slope": p[0] * t.sum() + (p[0] - 1).abs().sqrt(), "direct": p[0] * t.sum()}
+        term = {
+            "mixed": (p[0] * t.sqrt()).sum(),
+            "slope": p[0] * t.sum() + (p[0] - 1).abs().sqrt(),
+            "direct": p[0] * t.sum(),
+        }
         return 0.5 * p.square().sum() + term[broken]
 
     def f(t: Tensor, p: Tensor) -> Tensor:
         return p[0] + (t.sqrt().sum() if broken == "direct" else 0.0)
 
     strategy: Any = "difference" if broken == "slope" else "vjp"  # which looks beside the kink
-    found = hypergradient(f, g, zero, x, solver=CallableSolver(lambda matvec, b: b), strategy=strategy)
+    found = hypergradient(
+        f, g, zero, x, solver=CallableSolver(lambda matvec, b: b), strategy=strategy
+    )
     assert found.outcome is Outcome.NONFINITE
-    assert not (torch.isfinite(found.value).all() and torch.isfinite(found.lower_gradient_norm or torch.tensor(0.0)))
+    assert not (
+        torch.isfinite(found.value).all()
+        and torch.isfinite(found.lower_gradient_norm or torch.tensor(0.0))
+    )
 
 
 def test_a_callable_that_returns_nan_is_reported_and_not_passed_on() -> None:
     theta = normal(3)
-    found = hypergradient(quadratic_upper, quadratic_lower, theta, normal(5), solver=lambda matvec, b: b * torch.nan)
+    found = hypergradient(
+        quadratic_upper, quadratic_lower, theta, normal(5), solver=lambda matvec, b: b * torch.nan
+    )
     assert found.outcome is Outcome.NONFINITE
     assert torch.isfinite(found.value).all()
 
@@ -390,7 +493,12 @@ def test_a_callable_that_returns_nan_is_reported_and_not_passed_on() -> None:
 def test_a_callable_that_stops_early_is_told_apart() -> None:
     solver = CallableSolver(lambda matvec, b: 0.9 * b, rtol=0.05)
     assert solver.solve(lambda v: v, torch.ones(3)).outcome is Outcome.ITERATION_LIMIT
-    assert CallableSolver(lambda matvec, b: 0.9 * b, rtol=0.2).solve(lambda v: v, torch.ones(3)).outcome is Outcome.CONVERGED
+    assert (
+        CallableSolver(lambda matvec, b: 0.9 * b, rtol=0.2)
+        .solve(lambda v: v, torch.ones(3))
+        .outcome
+        is Outcome.CONVERGED
+    )
     assert solver.solve(lambda v: v, torch.zeros(3)).residual == 0
 
 
@@ -413,4 +521,8 @@ def test_attention_can_be_differentiated_twice(strategy: Any) -> None:
 
     w = torch.tensor(0.7, dtype=F64)
     expected = torch.autograd.functional.hessian(written_out, w)
-    assert_same(curvature(fused, {"w": w}, strategy).matvec(torch.ones(1, dtype=F64)), expected.reshape(1), rtol=1e-6)
+    assert_same(
+        curvature(fused, {"w": w}, strategy).matvec(torch.ones(1, dtype=F64)),
+        expected.reshape(1),
+        rtol=1e-6,
+    )

@@ -1,4 +1,6 @@
-"""Losses on modules: what is no function of its arguments is refused with the way out, what is frozen stays what it is."""
+"""Losses on modules: what is no function of its arguments is refused with the way out, what is
+frozen stays what it is.
+"""
 
 from __future__ import annotations
 
@@ -17,11 +19,23 @@ from hgms.integrations.lower_solution import lower_solution
 from hgms.outer import Sgd
 from hgms.selectors import BestOfN, First
 from hgms.solvers import CG
-from hgms_core import ConfigError, Data, Pipeline, Problem, Tree, groups, hypergradient, trainable, values
+from hgms_core import (
+    ConfigError,
+    Data,
+    Pipeline,
+    Problem,
+    Tree,
+    groups,
+    hypergradient,
+    trainable,
+    values,
+)
 
 pytestmark = pytest.mark.plugins
 
-ROWS, TARGET, ABOVE = normal(12, 3), normal(12, seed=1), normal(9, 3, seed=2)
+ROWS = normal(12, 3)
+TARGET = normal(12, seed=1)
+ABOVE = normal(9, 3, seed=2)
 
 
 def network(*middle: nn.Module) -> nn.Sequential:
@@ -29,10 +43,14 @@ def network(*middle: nn.Module) -> nn.Sequential:
     return nn.Sequential(nn.Linear(3, 4), *middle, nn.Tanh(), nn.Linear(4, 1)).double()
 
 
-def losses(module: nn.Module) -> tuple[Callable[[Tensor, Tree], Tensor], Callable[[Tensor, Tree], Tensor]]:
+def losses(
+    module: nn.Module,
+) -> tuple[Callable[[Tensor, Tree], Tensor], Callable[[Tensor, Tree], Tensor]]:
     def lower(theta: Tensor, x: Tree) -> Tensor:
         found = (functional_call(module, x, (ROWS,)).squeeze(1) - TARGET).square()
-        return (theta.sigmoid() * found).mean() + 0.5 * torch.stack([leaf.square().sum() for leaf in x.values()]).sum()
+        return (theta.sigmoid() * found).mean() + 0.5 * torch.stack(
+            [leaf.square().sum() for leaf in x.values()]
+        ).sum()
 
     def upper(theta: Tensor, x: Tree) -> Tensor:
         return (functional_call(module, x, (ABOVE,)).squeeze(1) - 1).square().mean()
@@ -52,7 +70,11 @@ def problem(module: nn.Module) -> Problem:
 
 def at(module: nn.Module, **options: Any) -> Any:
     return hypergradient(
-        *losses(module), torch.zeros(12, dtype=F64), trainable(module), solver=CG(ridge=1.0, rtol=1e-10), **options
+        *losses(module),
+        torch.zeros(12, dtype=F64),
+        trainable(module),
+        solver=CG(ridge=1.0, rtol=1e-10),
+        **options,
     )
 
 
@@ -85,7 +107,11 @@ def test_a_lower_solution_refuses_dropout_on_the_way_back() -> None:
             x["0.bias"].sum().backward()
 
 
-@pytest.mark.parametrize("hypergradient", [Implicit(solver=CG(ridge=1.0)), OneStep(), Unrolled()], ids=lambda each: each.name)
+@pytest.mark.parametrize(
+    "hypergradient",
+    [Implicit(solver=CG(ridge=1.0)), OneStep(), Unrolled()],
+    ids=lambda each: each.name,
+)
 def test_the_first_step_of_a_pipeline_refuses_dropout(hypergradient: Any) -> None:
     with pytest.raises(ConfigError, match="a loss draws random numbers"):
         first_step(problem(network(nn.Dropout())), hypergradient=hypergradient)
@@ -93,7 +119,10 @@ def test_the_first_step_of_a_pipeline_refuses_dropout(hypergradient: Any) -> Non
 
 def test_stacked_candidates_refuse_dropout_and_running_statistics_in_the_same_words() -> None:
     branches = Branches(count=2, steps=1, mode="stacked")
-    for middle, message in ((nn.Dropout(), "a loss draws random numbers"), (nn.BatchNorm1d(4), "a loss changes tensors that")):
+    for middle, message in (
+        (nn.Dropout(), "a loss draws random numbers"),
+        (nn.BatchNorm1d(4), "a loss changes tensors that"),
+    ):
         made = problem(network(middle))
         with pytest.raises(ConfigError, match=message):
             branches.propose(made, made.theta0, branches.init(made, KEY), KEY)
@@ -104,9 +133,19 @@ def test_batch_normalisation_is_refused_where_it_learns_its_statistics(strategy:
     with pytest.raises(ConfigError, match=r"running statistics\n.*track_running_stats=False"):
         at(network(nn.BatchNorm1d(4)), strategy=strategy)
     still = network(nn.BatchNorm1d(4)).eval()
-    assert_same(at(still, strategy=strategy).value, at(still, strategy="difference").value, rtol=1e-5, atol=1e-9)
+    assert_same(
+        at(still, strategy=strategy).value,
+        at(still, strategy="difference").value,
+        rtol=1e-5,
+        atol=1e-9,
+    )
     without = network(nn.BatchNorm1d(4, track_running_stats=False))
-    assert_same(at(without, strategy=strategy).value, at(without, strategy="difference").value, rtol=1e-5, atol=1e-9)
+    assert_same(
+        at(without, strategy=strategy).value,
+        at(without, strategy="difference").value,
+        rtol=1e-5,
+        atol=1e-9,
+    )
 
 
 @pytest.mark.slow
@@ -117,8 +156,12 @@ def test_a_compiled_module_is_told_the_strategies_that_work() -> None:
 
 
 def test_a_kernel_with_a_first_derivative_alone_is_told_the_strategy_that_works() -> None:
-    module = nn.Sequential(nn.utils.parametrizations.weight_norm(nn.Linear(3, 4)), nn.Linear(4, 1)).double()
-    with pytest.raises(ConfigError, match=r'no second derivative here: .*\n.*strategy = "difference"'):
+    module = nn.Sequential(
+        nn.utils.parametrizations.weight_norm(nn.Linear(3, 4)), nn.Linear(4, 1)
+    ).double()
+    with pytest.raises(
+        ConfigError, match=r'no second derivative here: .*\n.*strategy = "difference"'
+    ):
         at(module)
     assert at(module, strategy="difference").outcome.label == "converged"
 
@@ -138,10 +181,15 @@ def test_frozen_parameters_and_buffers_are_no_lower_variables_and_tied_weights_c
 
 def test_a_state_dict_with_counters_is_refused_where_it_comes_in() -> None:
     module = network(nn.BatchNorm1d(4))
-    with pytest.raises(ConfigError, match=r"'x' must hold floating-point tensors, and '1.num_batches_tracked' is int64\n"):
+    with pytest.raises(
+        ConfigError,
+        match=r"'x' must hold floating-point tensors, and '1.num_batches_tracked' is int64\n",
+    ):
         hypergradient(*losses(module), torch.zeros(12), module.state_dict(), solver=CG())
     with pytest.raises(ConfigError, match="'x0' must hold floating-point tensors"):
-        Problem(theta0={}, x0=module.state_dict(), g=lambda t, x, b: x["a"], f=lambda t, x, b: x["a"])
+        Problem(
+            theta0={}, x0=module.state_dict(), g=lambda t, x, b: x["a"], f=lambda t, x, b: x["a"]
+        )
 
 
 @pytest.mark.parametrize(
@@ -158,12 +206,27 @@ def test_columns_that_are_no_table_are_refused(table: Any, message: str) -> None
 
 
 def test_losses_without_theta_are_refused_and_a_zero_hypergradient_is_not() -> None:
-    theta, x = torch.ones(2, dtype=F64), normal(3)
-    with pytest.raises(ConfigError, match=r"neither loss depends on θ \(theta\), so there is nothing to learn"):
+    theta = torch.ones(2, dtype=F64)
+    x = normal(3)
+    with pytest.raises(
+        ConfigError, match=r"neither loss depends on θ \(theta\), so there is nothing to learn"
+    ):
         hypergradient(lambda t, p: p.sum(), lambda t, p: p.square().sum(), theta, x, solver=CG())
     with pytest.raises(ConfigError, match="neither loss depends on θ"):  # a copy is another tensor
-        hypergradient(lambda t, p: p.sum(), lambda t, p: (p * t.detach().sum()).square().sum(), theta, x, solver=CG())
-    found = hypergradient(lambda t, p: p.sum(), lambda t, p: (p**2).sum() + (t - 1).square().sum(), theta, x, solver=CG())
+        hypergradient(
+            lambda t, p: p.sum(),
+            lambda t, p: (p * t.detach().sum()).square().sum(),
+            theta,
+            x,
+            solver=CG(),
+        )
+    found = hypergradient(
+        lambda t, p: p.sum(),
+        lambda t, p: (p**2).sum() + (t - 1).square().sum(),
+        theta,
+        x,
+        solver=CG(),
+    )
     assert_same(found.value, torch.zeros(2, dtype=F64))
     half = hypergradient(
         lambda t, p: (p["a"] * t["used"]).sum(),
@@ -203,5 +266,7 @@ def test_misspelt_modes_and_strategies_are_refused() -> None:
     ):
         with pytest.raises(ConfigError, match="unknown mode 'stakced'; did you mean 'stacked'"):
             call()
-    with pytest.raises(ConfigError, match=r"unknown choice 'looop'; did you mean 'loop'\? @ .*\.mode"):
+    with pytest.raises(
+        ConfigError, match=r"unknown choice 'looop'; did you mean 'loop'\? @ .*\.mode"
+    ):
         BestOfN(mode="looop")  # type: ignore[arg-type]

@@ -1,4 +1,6 @@
-"""`Problem.of_module`: a module's losses are functions of x, equal to those of the module itself, and a run leaves it alone."""
+"""`Problem.of_module`: a module's losses are functions of x, equal to those of the module
+itself, and a run leaves it alone.
+"""
 
 from __future__ import annotations
 
@@ -36,7 +38,8 @@ from hgms_core import (
 )
 from hgms_core.seeding import global_states
 
-ROWS, FEATURES = 12, 3
+ROWS = 12
+FEATURES = 3
 TRAIN = Data.of({"a": normal(ROWS, FEATURES), "y": normal(ROWS, seed=1)})
 UPPER = dict.fromkeys(ROLES, Data.of({"a": normal(8, FEATURES, seed=2), "y": normal(8, seed=3)}))
 
@@ -73,10 +76,14 @@ def by_hand(model: nn.Module, theta: Tensor, x: Tree, batch: Tree) -> Tensor:
 def products(g: Callable[[Tree], Tensor], x: Tree) -> dict[str, Tensor]:
     """A Hessian product at x, by every strategy."""
     v = normal(sum(leaf.numel() for leaf in x.values()), seed=9).to(next(iter(x.values())).dtype)
-    return {strategy: curvature(g, x, strategy).matvec(v) for strategy in ("vjp", "jvp", "difference")}  # type: ignore[arg-type]
+    return {
+        strategy: curvature(g, x, strategy).matvec(v) for strategy in ("vjp", "jvp", "difference")
+    }  # type: ignore[arg-type]
 
 
-def assert_products(g: Callable[[Tree], Tensor], x: Tree, expected: Callable[[Tree], Tensor]) -> None:
+def assert_products(
+    g: Callable[[Tree], Tensor], x: Tree, expected: Callable[[Tree], Tensor]
+) -> None:
     """Products with g are those with an independent loss, by all strategies."""
     want = products(expected, x)["vjp"]
     assert float(want.norm()) > 1e-3
@@ -109,13 +116,19 @@ def stepped(p: Problem, method: Pipeline, steps: int = 2) -> tuple[Tree, Tree]:
 def test_the_losses_by_default_are_a_weighted_mean_and_a_mean() -> None:
     model = network()
     p = problem(model)
-    theta, x, batch = shape_of(p), {name: leaf + 0.1 for name, leaf in p.x0.items()}, rows()
+    theta = shape_of(p)
+    x = {name: leaf + 0.1 for name, leaf in p.x0.items()}
+    batch = rows()
     assert_same(p.g(theta, x, batch), by_hand(model, theta["theta"], x, batch))
     assert_same(p.f(theta, x, batch), loss(lambda a: functional_call(model, x, (a,)), batch).mean())
     start, parameters = p.restore(p.theta0, p.x0)
     assert_same(start, torch.zeros(ROWS, dtype=F64))
-    assert {name: leaf.data_ptr() for name, leaf in model.named_parameters()}.keys() == parameters.keys()  # type: ignore[union-attr]
-    assert_products(lambda x: p.g(theta, x, batch), x, lambda x: by_hand(model, theta["theta"], x, batch))
+    assert {
+        name: leaf.data_ptr() for name, leaf in model.named_parameters()
+    }.keys() == parameters.keys()  # type: ignore[union-attr]
+    assert_products(
+        lambda x: p.g(theta, x, batch), x, lambda x: by_hand(model, theta["theta"], x, batch)
+    )
 
 
 def test_losses_of_ones_own_see_theta_as_it_was_and_all_of_the_module() -> None:
@@ -124,19 +137,33 @@ def test_losses_of_ones_own_see_theta_as_it_was_and_all_of_the_module() -> None:
 
     def lower(theta: Any, model: Any, batch: Tree) -> Tensor:
         squares = sum(leaf.square().sum() for leaf in model.parameters())  # those it computes with
-        return model[2](model[1](model[0](batch["a"]))).square().mean() + theta["decay"][0] * squares
+        return (
+            model[2](model[1](model[0](batch["a"]))).square().mean() + theta["decay"][0] * squares
+        )
 
-    p = problem(model, theta0=theta0, lower=lower, upper=lambda theta, model, batch: model(batch["a"]).mean())
+    p = problem(
+        model,
+        theta0=theta0,
+        lower=lower,
+        upper=lambda theta, model, batch: model(batch["a"]).mean(),
+    )
     x = {name: leaf + 0.2 for name, leaf in p.x0.items()}
     squares = sum(leaf.square().sum() for leaf in x.values())
-    assert_same(p.g(p.theta0, x, rows()), functional_call(model, x, (rows()["a"],)).square().mean() + 0.5 * squares)
+    assert_same(
+        p.g(p.theta0, x, rows()),
+        functional_call(model, x, (rows()["a"],)).square().mean() + 0.5 * squares,
+    )
     assert_same(p.f(p.theta0, x, rows()), functional_call(model, x, (rows()["a"],)).mean())
 
 
 def test_a_loss_that_is_not_of_rows_needs_a_lower_loss() -> None:
     p = Problem.of_module(network(), lambda model, batch: model(batch["a"]).mean(), TRAIN, UPPER)
     with pytest.raises(
-        ConfigError, match=r"'loss' gives \(\) for 6 rows.*\n.*reduction=\"none\".*`lower\(theta, model, batch\)`"
+        ConfigError,
+        match=(
+            r"'loss' gives \(\) for 6 rows.*\n.*reduction=\"none\".*`lower\(theta, model, "
+            r"batch\)`"
+        ),
     ):
         p.g(p.theta0, p.x0, rows())
 
@@ -156,20 +183,31 @@ def test_a_run_leaves_the_module_and_the_global_generators_as_they_were() -> Non
     model[1].weight.grad = torch.ones(6, dtype=F64)
     before = copy.deepcopy(model)
     generators = global_states(torch.device("cpu"))
-    p = problem(model, evaluate=lambda theta, model: {"out": float(model(rows()["a"]).sum())}, fresh=fresh_parameters(model))
+    p = problem(
+        model,
+        evaluate=lambda theta, model: {"out": float(model(rows()["a"]).sum())},
+        fresh=fresh_parameters(model),
+    )
     known = fingerprints(p)
     theta, x = stepped(p, pipeline())
     p.evaluate(theta, x)
     assert fingerprints(p) == known
     assert_same(dict(model.state_dict()), dict(before.state_dict()))
     assert [part.training for part in model.modules()] == [True] * len(list(model.modules()))
-    assert [leaf.requires_grad for leaf in model.parameters()] == [leaf.requires_grad for leaf in before.parameters()]
+    assert [leaf.requires_grad for leaf in model.parameters()] == [
+        leaf.requires_grad for leaf in before.parameters()
+    ]
     assert model[1].weight.grad is not None
     assert not any(part._forward_hooks for part in model.modules())
-    assert all(torch.equal(a, b) for a, b in zip(generators, global_states(torch.device("cpu")), strict=True))
+    assert all(
+        torch.equal(a, b)
+        for a, b in zip(generators, global_states(torch.device("cpu")), strict=True)
+    )
 
 
-def test_what_uses_the_copy_without_x_fails_and_does_not_compute_with_the_weights_of_before() -> None:
+def test_what_uses_the_copy_without_x_fails_and_does_not_compute_with_the_weights_of_before() -> (
+    None
+):
     kept: list[Any] = []
 
     def keeps(theta: Any, model: Any, batch: Tree) -> Tensor:
@@ -213,10 +251,14 @@ class Tied(nn.Module):
 
 def test_a_tied_weight_is_one_variable_with_the_gradient_of_both_uses() -> None:
     torch.manual_seed(0)
-    model, tokens = Tied().double(), torch.tensor([0, 1, 2, 3, 4, 0])
+    model = Tied().double()
+    tokens = torch.tensor([0, 1, 2, 3, 4, 0])
     data = Data.of({"in": tokens, "out": tokens.roll(1)})
     p = Problem.of_module(
-        model, lambda m, b: functional.cross_entropy(m(b["in"]), b["out"], reduction="none"), data, dict.fromkeys(ROLES, data)
+        model,
+        lambda m, b: functional.cross_entropy(m(b["in"]), b["out"], reduction="none"),
+        data,
+        dict.fromkeys(ROLES, data),
     )
     assert sorted(p.x0) == ["embed.weight", "mix.bias", "mix.weight"]
     x = {name: leaf.clone().requires_grad_() for name, leaf in p.x0.items()}
@@ -233,13 +275,21 @@ def test_batch_normalisation_in_training_mode_has_the_statistics_of_its_batch() 
     model = network(nn.BatchNorm1d(6))
     p = problem(model)
     without = replace_all_batch_norm_modules_(copy.deepcopy(model))
-    theta, batch, x = shape_of(p), rows(), {name: leaf + 0.1 for name, leaf in p.x0.items()}
-    assert_products(lambda x: p.g(theta, x, batch), x, lambda x: by_hand(without, theta["theta"], x, batch))
+    theta = shape_of(p)
+    batch = rows()
+    x = {name: leaf + 0.1 for name, leaf in p.x0.items()}
+    assert_products(
+        lambda x: p.g(theta, x, batch), x, lambda x: by_hand(without, theta["theta"], x, batch)
+    )
     upper = rows(range(8), UPPER["select"])
-    assert_same(p.f(theta, x, upper), loss(lambda a: functional_call(without, x, (a,)), upper).mean())
+    assert_same(
+        p.f(theta, x, upper), loss(lambda a: functional_call(without, x, (a,)), upper).mean()
+    )
 
 
-def test_batch_normalisation_in_evaluation_mode_has_its_running_statistics_and_each_layer_its_own_mode() -> None:
+def test_batch_normalisation_in_evaluation_mode_has_its_running_statistics_and_each_layer_its_own_mode() -> (
+    None
+):
     model = network(nn.BatchNorm1d(6), nn.BatchNorm1d(6))
     model(normal(20, FEATURES, seed=4))  # moves the running statistics
     for layers in ((1, 2), (1,)):
@@ -250,14 +300,23 @@ def test_batch_normalisation_in_evaluation_mode_has_its_running_statistics_and_e
             model[2].train()
             still[2] = replace_all_batch_norm_modules_(nn.Sequential(copy.deepcopy(model[2])))[0]
         p = problem(model)
-        assert_products(lambda x: p.g(p.theta0, x, rows()), p.x0, lambda x: by_hand(still, p.theta0["theta"], x, rows()))  # noqa: B023
+        assert_products(
+            lambda x: p.g(p.theta0, x, rows()),
+            p.x0,
+            lambda x: by_hand(still, p.theta0["theta"], x, rows()),
+        )
 
 
 def test_batch_normalisation_is_evaluated_with_the_statistics_of_the_training_rows_at_x() -> None:
     model = network(nn.BatchNorm1d(6), nn.Dropout(0.5))
     points = normal(9, FEATURES, seed=5)
     seen: list[Tensor] = []
-    p = problem(model, evaluate=lambda theta, model: seen.append(model(points)) or {"training": float(model.training)})
+    p = problem(
+        model,
+        evaluate=lambda theta, model: (
+            seen.append(model(points)) or {"training": float(model.training)}
+        ),
+    )
     x = {name: leaf + 0.1 * normal(*leaf.shape, seed=8) for name, leaf in p.x0.items()}
     assert [p.evaluate(p.theta0, x) for _ in range(2)] == [{"training": 0.0}] * 2
     assert torch.equal(seen[0], seen[1])
@@ -270,34 +329,57 @@ def test_batch_normalisation_is_evaluated_with_the_statistics_of_the_training_ro
 
 
 def test_statistics_of_many_rows_are_the_mean_over_batches_in_drawn_order() -> None:
-    order = torch.cat([torch.zeros(300, 1), torch.ones(300, 1)]).double()  # sorted rows: consecutive batches have no spread
+    order = torch.cat(
+        [torch.zeros(300, 1), torch.ones(300, 1)]
+    ).double()  # sorted rows: consecutive batches have no spread
     data = Data.of({"a": order + 0.01 * normal(600, 1), "y": normal(600)})
     model = nn.Sequential(nn.Linear(1, 1), nn.BatchNorm1d(1)).double()
     seen: list[Any] = []
     p = Problem.of_module(
-        model, loss, data, dict.fromkeys(ROLES, data),
-        evaluate=lambda theta, m: seen.append((float(m[1].running_mean), float(m[1].running_var))) or {},
-    )  # fmt: skip
-    p.evaluate(p.theta0, {**p.x0, "0.weight": torch.ones(1, 1, dtype=F64), "0.bias": torch.zeros(1, dtype=F64)})
+        model,
+        loss,
+        data,
+        dict.fromkeys(ROLES, data),
+        evaluate=lambda theta, m: (
+            seen.append((float(m[1].running_mean), float(m[1].running_var))) or {}
+        ),
+    )
+    p.evaluate(
+        p.theta0,
+        {**p.x0, "0.weight": torch.ones(1, 1, dtype=F64), "0.bias": torch.zeros(1, dtype=F64)},
+    )
     assert seen[0] == pytest.approx((0.5, 0.25), abs=0.02)
 
 
 @pytest.mark.parametrize(
     "layer",
-    [nn.GroupNorm(2, 6), nn.LayerNorm(6), nn.BatchNorm1d(6, track_running_stats=False), nn.RMSNorm(6)],
+    [
+        nn.GroupNorm(2, 6),
+        nn.LayerNorm(6),
+        nn.BatchNorm1d(6, track_running_stats=False),
+        nn.RMSNorm(6),
+    ],
     ids=lambda m: type(m).__name__,
 )
 def test_normalisation_without_state_just_works(layer: nn.Module) -> None:
     model = network(layer)
     p = problem(model)
-    assert_products(lambda x: p.g(p.theta0, x, rows()), p.x0, lambda x: by_hand(model, p.theta0["theta"], x, rows()))
+    assert_products(
+        lambda x: p.g(p.theta0, x, rows()),
+        p.x0,
+        lambda x: by_hand(model, p.theta0["theta"], x, rows()),
+    )
 
 
 def test_a_normalisation_of_instances_that_tracks_statistics_has_none() -> None:
     def model(**settings: Any) -> nn.Module:
         torch.manual_seed(0)
         return nn.Sequential(
-            nn.Conv1d(1, 2, 2), nn.InstanceNorm1d(2, **settings), nn.Flatten(), nn.Tanh(), nn.Linear(4, 1)
+            nn.Conv1d(1, 2, 2),
+            nn.InstanceNorm1d(2, **settings),
+            nn.Flatten(),
+            nn.Tanh(),
+            nn.Linear(4, 1),
         ).double()
 
     tracking = model(track_running_stats=True)
@@ -333,8 +415,15 @@ def test_masks_of_dropout_are_a_function_of_the_rows_and_look_drawn() -> None:
     count = first.numel()
     spread = (0.7 * 0.3 / count) ** 0.5
     assert abs(float((first > 0).double().mean()) - 0.7) < 5 * spread
-    assert float(((first > 0).double().mean(0) - 0.7).abs().max()) < 5 * (0.7 * 0.3 / 100) ** 0.5  # no column is favoured
-    for other in (masks(0.3, nn.Dropout, shape, range(1, 7)), first.roll(1, 0), first.roll(1, 1), first.roll(8, 1)):
+    assert (
+        float(((first > 0).double().mean(0) - 0.7).abs().max()) < 5 * (0.7 * 0.3 / 100) ** 0.5
+    )  # no column is favoured
+    for other in (
+        masks(0.3, nn.Dropout, shape, range(1, 7)),
+        first.roll(1, 0),
+        first.roll(1, 1),
+        first.roll(8, 1),
+    ):
         together = float(((first > 0) & (other > 0)).double().mean())
         assert abs(together - 0.49) < 5 * (0.49 * 0.51 / count) ** 0.5
 
@@ -347,14 +436,20 @@ def test_two_layers_of_dropout_and_two_calls_of_one_have_masks_of_their_own() ->
         return model(batch["a"]).mean()
 
     shared = nn.Dropout(0.5)
-    p = problem(nn.Sequential(nn.Dropout(0.5), shared, nn.Linear(FEATURES, 1)).double(), lower=lower)
+    p = problem(
+        nn.Sequential(nn.Dropout(0.5), shared, nn.Linear(FEATURES, 1)).double(), lower=lower
+    )
     p.g(p.theta0, p.x0, rows())
     for a, b in ((0, 1), (0, 2), (1, 2)):
         assert abs(float((seen[a] & seen[b]).double().mean()) - 0.25) < 0.025
 
 
 def test_dropout_of_channels_drops_whole_ones_and_all_where_the_rate_is_one() -> None:
-    for layer, shape in ((nn.Dropout1d, (20, 30, 4)), (nn.Dropout2d, (20, 30, 4, 5)), (nn.Dropout3d, (20, 30, 2, 2, 2))):
+    for layer, shape in (
+        (nn.Dropout1d, (20, 30, 4)),
+        (nn.Dropout2d, (20, 30, 4, 5)),
+        (nn.Dropout3d, (20, 30, 2, 2, 2)),
+    ):
         dropped = masks(0.5, layer, shape, range(6)).flatten(2)
         assert torch.equal(dropped, dropped[..., :1].expand_as(dropped))
         assert abs(float((dropped[..., 0] > 0).double().mean()) - 0.5) < 0.1
@@ -366,18 +461,23 @@ def test_dropout_is_in_g_alone_and_its_products_are_those_of_the_masks() -> None
     p = problem(model, evaluate=lambda theta, model: {"out": float(model(rows()["a"]).sum())})
     plain = problem(network())
     assert_same(
-        p.f(p.theta0, p.x0, rows()), plain.f(p.theta0, {name.replace("3", "2"): leaf for name, leaf in p.x0.items()}, rows())
+        p.f(p.theta0, p.x0, rows()),
+        plain.f(p.theta0, {name.replace("3", "2"): leaf for name, leaf in p.x0.items()}, rows()),
     )
     batch = rows()
     kept = masks(0.4, nn.Dropout, (6, 6), range(6))  # the first mask of that batch
 
     def masked(x: Tree) -> Tensor:
         hidden = functional.linear(batch["a"], x["0.weight"], x["0.bias"]) * kept
-        losses = loss(lambda _: functional.linear(torch.tanh(hidden), x["3.weight"], x["3.bias"]), batch)
+        losses = loss(
+            lambda _: functional.linear(torch.tanh(hidden), x["3.weight"], x["3.bias"]), batch
+        )
         return 0.5 * losses.mean()
 
     assert_products(lambda x: p.g(p.theta0, x, batch), p.x0, masked)
-    assert p.evaluate(p.theta0, p.x0)["out"] == pytest.approx(float(copy.deepcopy(model).eval()(batch["a"]).detach().sum()))
+    assert p.evaluate(p.theta0, p.x0)["out"] == pytest.approx(
+        float(copy.deepcopy(model).eval()(batch["a"]).detach().sum())
+    )
 
 
 def test_dropout_by_a_function_of_torch_is_refused_in_the_first_step() -> None:
@@ -386,25 +486,37 @@ def test_dropout_by_a_function_of_torch_is_refused_in_the_first_step() -> None:
             return functional.dropout(super().forward(a), 0.5, self.training)
 
     p = problem(Own(FEATURES, 1).double())
-    with pytest.raises(ConfigError, match=r"a loss draws random numbers, .*\n.*\n.*layers of nn.Dropout may stay"):
+    with pytest.raises(
+        ConfigError, match=r"a loss draws random numbers, .*\n.*\n.*layers of nn.Dropout may stay"
+    ):
         stepped(p, pipeline())
 
 
 def test_dropout_without_numbers_of_rows_says_where_they_come_from() -> None:
     p = problem(network(nn.Dropout()))
     batch = {name: leaf for name, leaf in rows().items() if name != "index"}
-    with pytest.raises(ConfigError, match=r"column `index`, which is not there\n.*`Data.of` adds it"):
-        problem(network(nn.Dropout()), lower=lambda t, m, b: m(b["a"]).mean()).g(p.theta0, p.x0, batch)
+    with pytest.raises(
+        ConfigError, match=r"column `index`, which is not there\n.*`Data.of` adds it"
+    ):
+        problem(network(nn.Dropout()), lower=lambda t, m, b: m(b["a"]).mean()).g(
+            p.theta0, p.x0, batch
+        )
 
 
 @pytest.mark.parametrize(
     "layer",
-    [nn.MultiheadAttention(4, 2, dropout=0.1), nn.LSTM(4, 4, num_layers=2, dropout=0.1), nn.TransformerEncoderLayer(4, 2, 8)],
+    [
+        nn.MultiheadAttention(4, 2, dropout=0.1),
+        nn.LSTM(4, 4, num_layers=2, dropout=0.1),
+        nn.TransformerEncoderLayer(4, 2, 8),
+    ],
     ids=lambda m: type(m).__name__,
 )
 def test_dropout_inside_a_kernel_is_refused_with_the_way_out(layer: Any) -> None:
     model = nn.Sequential(nn.Linear(3, 4), layer)
-    with pytest.raises(ConfigError, match=r"has a dropout of its own, 0.1, .*\n.*attribute `dropout` to 0.0"):
+    with pytest.raises(
+        ConfigError, match=r"has a dropout of its own, 0.1, .*\n.*attribute `dropout` to 0.0"
+    ):
         problem(model)
     problem(model.eval())
     (layer.self_attn if hasattr(layer, "self_attn") else layer).dropout = 0.0
@@ -423,16 +535,30 @@ LAYERS: list[Callable[[], nn.Module]] = [
 ]
 
 
-@pytest.mark.parametrize("layer", LAYERS, ids=["norm", "dropout", "all", "layer-norm", "orthogonal"])
-def test_stacked_candidates_have_the_losses_that_each_has_alone(layer: Callable[[], nn.Module]) -> None:
+@pytest.mark.parametrize(
+    "layer", LAYERS, ids=["norm", "dropout", "all", "layer-norm", "orthogonal"]
+)
+def test_stacked_candidates_have_the_losses_that_each_has_alone(
+    layer: Callable[[], nn.Module],
+) -> None:
     p = problem(network(layer()))
-    x = {name: torch.stack([leaf, leaf + 0.1 * normal(*leaf.shape, seed=6)]) for name, leaf in p.x0.items()}
+    x = {
+        name: torch.stack([leaf, leaf + 0.1 * normal(*leaf.shape, seed=6)])
+        for name, leaf in p.x0.items()
+    }
     for value in (p.g, p.f):
-        together, alone = (values(value, p.theta0, x, rows(), mode=mode) for mode in ("stacked", "loop"))
+        together, alone = (
+            values(value, p.theta0, x, rows(), mode=mode) for mode in ("stacked", "loop")
+        )
         assert_same(together, alone, rtol=1e-12)
     own = {name: torch.stack([leaf[:6], leaf[6:12]]) for name, leaf in TRAIN.whole.items()}
     (group,) = groups(p.g, x, own_batch=True, mode="stacked")
-    want = [p.g(p.theta0, {n: leaf[i] for n, leaf in x.items()}, {n: leaf[i] for n, leaf in own.items()}) for i in range(2)]
+    want = [
+        p.g(
+            p.theta0, {n: leaf[i] for n, leaf in x.items()}, {n: leaf[i] for n, leaf in own.items()}
+        )
+        for i in range(2)
+    ]
     assert_same(group.loss(p.theta0, group.x, own), torch.stack(want), rtol=1e-12)
 
 
@@ -449,11 +575,15 @@ def test_steps_of_norms_and_dropout_are_traced_with_new_masks_for_each_batch() -
         flatten((p.x0, batch), leaves := [])
         flatten(slope(p.x0, batch), want := [])
         assert_same(list(traced.graph(*leaves, *traced.constants)), want)
-    assert_same(p.g(p.theta0, p.x0, rows()), p.g(p.theta0, p.x0, rows()))  # nothing of the trace is left
+    assert_same(
+        p.g(p.theta0, p.x0, rows()), p.g(p.theta0, p.x0, rows())
+    )  # nothing of the trace is left
 
 
 def test_a_replay_gives_the_branch_and_unrolling_the_slope_of_the_whole_run() -> None:
-    """∇F of two steps with batch normalisation and dropout, against central differences of F itself."""
+    """∇F of two steps with batch normalisation and dropout, against central differences of F
+    itself.
+    """
     p = problem(network(nn.BatchNorm1d(6), nn.Dropout(0.3)))
     branches = Branches(count=1, steps=3, lr=0.2, batch_size=5)
     theta = shape_of(p)
@@ -464,9 +594,15 @@ def test_a_replay_gives_the_branch_and_unrolling_the_slope_of_the_whole_run() ->
     branch = run(theta)
     estimate, _ = Unrolled().estimate(p, theta, branch, Key(2), None)
     batch = UPPER["differentiate"].batch(None)
-    direction, step = normal(ROWS, seed=11), 1e-5
-    above, below = (p.f(theta, run({"theta": theta["theta"] + sign * step * direction}).x, batch) for sign in (1.0, -1.0))
-    assert float((estimate.value["theta"] * direction).sum()) == pytest.approx(float(above - below) / (2 * step), rel=1e-6)
+    direction = normal(ROWS, seed=11)
+    step = 1e-5
+    above, below = (
+        p.f(theta, run({"theta": theta["theta"] + sign * step * direction}).x, batch)
+        for sign in (1.0, -1.0)
+    )
+    assert float((estimate.value["theta"] * direction).sum()) == pytest.approx(
+        float(above - below) / (2 * step), rel=1e-6
+    )
     assert float(estimate.value["theta"].norm()) > 1e-6
 
 
@@ -488,7 +624,9 @@ class Recurrent(nn.Module):
 
 
 @pytest.mark.parametrize("kind", [nn.LSTM, nn.GRU, nn.RNN])
-def test_recurrent_layers_have_products_and_are_evaluated_one_after_the_other(kind: type[nn.RNNBase]) -> None:
+def test_recurrent_layers_have_products_and_are_evaluated_one_after_the_other(
+    kind: type[nn.RNNBase],
+) -> None:
     torch.manual_seed(0)
     p = problem(Recurrent(kind).double())
     have = products(lambda x: p.g(p.theta0, x, rows()), p.x0)
@@ -500,37 +638,62 @@ def test_recurrent_layers_have_products_and_are_evaluated_one_after_the_other(ki
     with pytest.raises(ConfigError, match=r'cannot stack .*\n.*mode = "loop"'):
         values(p.g, p.theta0, x, rows(), mode="stacked")
     single = Recurrent(kind)  # float32, for which there are kernels without a forward mode
-    p = Problem.of_module(single, loss, *[Data.of({"a": torch.randn(4, 3), "y": torch.ones(4)})] * 2)
-    assert products(lambda x: p.g(p.theta0, x, p.lower_data.batch(None)), p.x0)["jvp"].isfinite().all()
+    p = Problem.of_module(
+        single, loss, *[Data.of({"a": torch.randn(4, 3), "y": torch.ones(4)})] * 2
+    )
+    assert (
+        products(lambda x: p.g(p.theta0, x, p.lower_data.batch(None)), p.x0)["jvp"].isfinite().all()
+    )
 
 
-def test_parametrised_layers_work_where_torch_differentiates_them_and_say_so_where_it_does_not() -> None:
+def test_parametrised_layers_work_where_torch_differentiates_them_and_say_so_where_it_does_not() -> (
+    None
+):
     model = network(parametrizations.orthogonal(nn.Linear(6, 6)))
     p = problem(model)
     assert "1.parametrizations.weight.original" in p.x0
-    assert_products(lambda x: p.g(p.theta0, x, rows()), p.x0, lambda x: by_hand(model, p.theta0["theta"], x, rows()))
+    assert_products(
+        lambda x: p.g(p.theta0, x, rows()),
+        p.x0,
+        lambda x: by_hand(model, p.theta0["theta"], x, rows()),
+    )
 
     loop = Branches(count=1, steps=3)
     normed = problem(network(parametrizations.weight_norm(nn.Linear(6, 6))))
     with pytest.raises(ConfigError, match='strategy = "difference"'):
         hypergradient(*at_rows(normed), normed.theta0, normed.x0, solver=CG())
-    stepped(normed, pipeline(generator=loop, hypergradient=Implicit(solver=CG(ridge=1.0), strategy="difference")))
+    stepped(
+        normed,
+        pipeline(
+            generator=loop, hypergradient=Implicit(solver=CG(ridge=1.0), strategy="difference")
+        ),
+    )
 
     with pytest.warns(FutureWarning, match="weight_norm"):
         older = network(nn.utils.weight_norm(nn.Linear(6, 6)))  # type: ignore[attr-defined]
     older(rows()["a"])  # has a weight that is no leaf
-    stepped(problem(older), pipeline(generator=loop, hypergradient=Implicit(solver=CG(ridge=1.0), strategy="difference")))
+    stepped(
+        problem(older),
+        pipeline(
+            generator=loop, hypergradient=Implicit(solver=CG(ridge=1.0), strategy="difference")
+        ),
+    )
 
 
 def test_a_buffer_that_every_pass_changes_is_named() -> None:
     model = network(parametrizations.spectral_norm(nn.Linear(6, 6)))
     p = problem(model)
-    with pytest.raises(ConfigError, match=r"buffer 1.parametrizations.weight.0._u changes in every pass.*\n.*`layer.eval\(\)`"):
+    with pytest.raises(
+        ConfigError,
+        match=r"buffer 1.parametrizations.weight.0._u changes in every pass.*\n.*`layer.eval\(\)`",
+    ):
         p.g(p.theta0, p.x0, rows())
     model[1].eval()
     still = problem(model)
     assert_products(
-        lambda x: still.g(still.theta0, x, rows()), still.x0, lambda x: by_hand(model, still.theta0["theta"], x, rows())
+        lambda x: still.g(still.theta0, x, rows()),
+        still.x0,
+        lambda x: by_hand(model, still.theta0["theta"], x, rows()),
     )
 
 
@@ -552,7 +715,11 @@ def test_wrappers_are_taken_off_and_x_keeps_the_names_of_what_was_given() -> Non
     want = problem(plain)
     inside = network()
     inside.compile(backend="aot_eager")
-    for model in (torch.compile(network(), backend="aot_eager"), nn.DataParallel(network()), inside):
+    for model in (
+        torch.compile(network(), backend="aot_eager"),
+        nn.DataParallel(network()),
+        inside,
+    ):
         p = problem(model)  # type: ignore[arg-type]
         assert list(p.x0) == [name for name, _ in model.named_parameters()]  # type: ignore[attr-defined]
         x = dict(zip(p.x0, want.x0.values(), strict=True))
@@ -570,7 +737,9 @@ def test_wrappers_are_taken_off_and_x_keeps_the_names_of_what_was_given() -> Non
     products(lambda x: p.g(p.theta0, x, rows()), p.x0)  # compiled code has no second backward pass
 
 
-def test_parameters_in_bfloat16_are_float32_in_x_and_their_solves_are_near_those_of_float32() -> None:
+def test_parameters_in_bfloat16_are_float32_in_x_and_their_solves_are_near_those_of_float32() -> (
+    None
+):
     fine = network().float()
     with torch.no_grad():
         for leaf in fine.parameters():
@@ -583,7 +752,10 @@ def test_parameters_in_bfloat16_are_float32_in_x_and_their_solves_are_near_those
         kind = model[0].weight.dtype
         return functional.softplus(batch["y"] * model(batch["a"].to(kind)).squeeze(1).float())
 
-    exact, near = (Problem.of_module(model, rounded, data, dict.fromkeys(ROLES, data)) for model in (fine, coarse))
+    exact, near = (
+        Problem.of_module(model, rounded, data, dict.fromkeys(ROLES, data))
+        for model in (fine, coarse)
+    )
     assert {leaf.dtype for leaf in near.x0.values()} == {torch.float32}
     assert near.precision == torch.bfloat16
     assert near.theta0["theta"].dtype == torch.float32
@@ -597,12 +769,18 @@ def test_parameters_in_bfloat16_are_float32_in_x_and_their_solves_are_near_those
 
 
 def slope(p: Problem, method: Implicit) -> Tensor:
-    branch = Branches(count=1, steps=1, lr=1e-9).propose(p, p.theta0, Branches(count=1).init(p, Key(0)), Key(0))
-    return method.estimate(p, p.theta0, branch.branch(torch.tensor(0)), Key(0), None)[0].value["theta"]
+    branch = Branches(count=1, steps=1, lr=1e-9).propose(
+        p, p.theta0, Branches(count=1).init(p, Key(0)), Key(0)
+    )
+    return method.estimate(p, p.theta0, branch.branch(torch.tensor(0)), Key(0), None)[0].value[
+        "theta"
+    ]
 
 
 def test_the_precision_is_the_coarsest_that_the_module_computes_in() -> None:
-    model = nn.Sequential(nn.Linear(3, 4, dtype=torch.bfloat16), nn.Linear(4, 1, dtype=torch.float32))
+    model = nn.Sequential(
+        nn.Linear(3, 4, dtype=torch.bfloat16), nn.Linear(4, 1, dtype=torch.float32)
+    )
     model[0].requires_grad_(False)
     p = problem(model)
     assert p.precision == torch.bfloat16
@@ -631,16 +809,27 @@ def scripted() -> Any:
     [
         (lambda: lambda a: a, r"'model' must be an nn.Module, not a function\n.*Problem\(theta0="),
         (lambda: nn.Linear, r"'model' must be an nn.Module, not a type\n"),
-        (lambda: nn.Linear(3, 1).requires_grad_(False), r"requires a gradient\n.*requires_grad_\(True\)"),
+        (
+            lambda: nn.Linear(3, 1).requires_grad_(False),
+            r"requires a gradient\n.*requires_grad_\(True\)",
+        ),
         (lambda: nn.ReLU(), "no parameter of the module requires a gradient"),
         (lambda: nn.LazyLinear(1), r"layers without a size yet\n.*call it once on a batch"),
         (lambda: nn.Linear(3, 1, device="meta"), r"have no values\n.*to_empty"),
         (scripted, r"a scripted module .*\n.*before torch.jit"),
-        (lambda: Checkpointed(3, 1), r"the module \(Checkpointed\) computes its activations twice.*\n.*checkpointing_disable"),
+        (
+            lambda: Checkpointed(3, 1),
+            (
+                r"the module \(Checkpointed\) computes its activations "
+                r"twice.*\n.*checkpointing_disable"
+            ),
+        ),
         (lambda: Locked(3, 1), r"a Locked cannot be copied: a lock is in it\n.*functional_call"),
     ],
-)  # fmt: skip
-def test_modules_that_cannot_be_taken_are_refused_with_the_way_out(model: Any, message: str) -> None:
+)
+def test_modules_that_cannot_be_taken_are_refused_with_the_way_out(
+    model: Any, message: str
+) -> None:
     with pytest.raises(ConfigError, match=message):
         problem(model())
 
@@ -652,11 +841,26 @@ def of(loss: Any = loss, **more: Any) -> Any:
 @pytest.mark.parametrize(
     ("call", "message"),
     [
-        (of(nn.MSELoss()), r"'loss' must be a function of \(model, batch\), not a MSELoss\n.*lambda model, batch"),
+        (
+            of(nn.MSELoss()),
+            r"'loss' must be a function of \(model, batch\), not a MSELoss\n.*lambda model, batch",
+        ),
         (of(None), r"'loss' must be a function, loss\(model, batch\), and it is None"),
-        (of(lower=1.0), r"'lower' must be a function, lower\(theta, model, batch\), and it is a float"),
-        (of(upper=loss), r"'upper' is called as upper\(theta, model, batch\), and this one takes \(model, batch\)"),
-        (of(evaluate=nn.Linear), r"'evaluate' must be a function, evaluate\(theta, model\), and it is the class Linear"),
+        (
+            of(lower=1.0),
+            r"'lower' must be a function, lower\(theta, model, batch\), and it is a float",
+        ),
+        (
+            of(upper=loss),
+            (
+                r"'upper' is called as upper\(theta, model, batch\), and this one takes \(model, "
+                r"batch\)"
+            ),
+        ),
+        (
+            of(evaluate=nn.Linear),
+            r"'evaluate' must be a function, evaluate\(theta, model\), and it is the class Linear",
+        ),
         (of(lambda model, batch: None), r"'loss' gives None\n.*a tensor \[B\]"),
         (of(lambda model, batch: (loss(model, batch), 1)), "'loss' gives a tuple"),
         (of(lambda model, batch: loss(model, batch).mean()), r"'loss' gives \(\) for"),
@@ -664,16 +868,46 @@ def of(loss: Any = loss, **more: Any) -> Any:
         (of(lambda model, batch: model(batch["a"])), r"'loss' gives \(\d, 1\) for"),
         (of(lambda model, batch: loss(model, batch).detach()), "has no gradient with respect to"),
         (of(lambda model, batch: model(batch["b"])), "g asks for 'b', which is not there"),
-        (of(lower=lambda theta, model, batch: loss(model, batch).mean()), "neither loss depends on θ"),
-        (of(lower=lambda theta, model, batch: None), "g must return a tensor with one number, and it returns None"),
-        (of(theta0=torch.zeros(3, dtype=F64)), rf"'theta0' must be a tensor of {ROWS} numbers, a weight for each training row"),
-        (of(theta0=torch.zeros(ROWS, 1, dtype=F64)), rf"'theta0' must be a tensor of {ROWS} numbers"),
-        (of(lambda batch, model: loss(model, batch)), r"called as loss\(model, batch\), and this one takes \(batch, model\)"),
-        (of(lambda b, m: loss(m, b)), r"g fails on a few rows: (?s:.*)those of a module as \(model, batch\)"),
-        (lambda: Problem.of_module(network(), loss, {"a": []}, UPPER), "the table has no rows; .* @ train"),
-        (lambda: Problem.of_module(network(), loss, TRAIN, {}), r"the table has no columns; .* @ Problem.upper_data"),
-        (of(theta0=torch.zeros(ROWS, dtype=torch.long)), "'theta0' must hold floating-point tensors"),
-        (of(upper_loss=loss), "unknown argument of Problem.of_module 'upper_loss'; did you mean 'upper'"),
+        (
+            of(lower=lambda theta, model, batch: loss(model, batch).mean()),
+            "neither loss depends on θ",
+        ),
+        (
+            of(lower=lambda theta, model, batch: None),
+            "g must return a tensor with one number, and it returns None",
+        ),
+        (
+            of(theta0=torch.zeros(3, dtype=F64)),
+            rf"'theta0' must be a tensor of {ROWS} numbers, a weight for each training row",
+        ),
+        (
+            of(theta0=torch.zeros(ROWS, 1, dtype=F64)),
+            rf"'theta0' must be a tensor of {ROWS} numbers",
+        ),
+        (
+            of(lambda batch, model: loss(model, batch)),
+            r"called as loss\(model, batch\), and this one takes \(batch, model\)",
+        ),
+        (
+            of(lambda b, m: loss(m, b)),
+            r"g fails on a few rows: (?s:.*)those of a module as \(model, batch\)",
+        ),
+        (
+            lambda: Problem.of_module(network(), loss, {"a": []}, UPPER),
+            "the table has no rows; .* @ train",
+        ),
+        (
+            lambda: Problem.of_module(network(), loss, TRAIN, {}),
+            r"the table has no columns; .* @ Problem.upper_data",
+        ),
+        (
+            of(theta0=torch.zeros(ROWS, dtype=torch.long)),
+            "'theta0' must hold floating-point tensors",
+        ),
+        (
+            of(upper_loss=loss),
+            "unknown argument of Problem.of_module 'upper_loss'; did you mean 'upper'",
+        ),
         (of(g=loss), "unknown argument of Problem.of_module 'g'"),
     ],
     ids=lambda value: value if isinstance(value, str) else "",
@@ -693,22 +927,35 @@ def test_a_batch_of_one_row_has_no_statistics() -> None:
 
 
 def test_fresh_parameters_are_those_of_the_layers_own_way_by_a_key() -> None:
-    model = nn.Sequential(nn.Linear(3, 4), nn.MultiheadAttention(4, 2), nn.BatchNorm1d(4), nn.Linear(4, 1)).double()
+    model = nn.Sequential(
+        nn.Linear(3, 4), nn.MultiheadAttention(4, 2), nn.BatchNorm1d(4), nn.Linear(4, 1)
+    ).double()
     model[0].bias.requires_grad_(False)
     frozen = nn.Linear(4, 4)
     model.append(frozen.requires_grad_(False))
-    before, generators = copy.deepcopy(dict(model.state_dict())), global_states(torch.device("cpu"))
+    before = copy.deepcopy(dict(model.state_dict()))
+    generators = global_states(torch.device("cpu"))
     draw = fresh_parameters(model)
-    first, again, other = draw(Key(0)), draw(Key(0)), draw(Key(0).fold("other"))
-    assert all(torch.equal(a, b) for a, b in zip(generators, global_states(torch.device("cpu")), strict=True))
+    first = draw(Key(0))
+    again = draw(Key(0))
+    other = draw(Key(0).fold("other"))
+    assert all(
+        torch.equal(a, b)
+        for a, b in zip(generators, global_states(torch.device("cpu")), strict=True)
+    )
     assert_same(dict(model.state_dict()), before)
     assert_same(first, again)
     assert not torch.equal(first["0.weight"], other["0.weight"])
-    assert sorted(first) == sorted(name for name, leaf in model.named_parameters() if leaf.requires_grad)
+    assert sorted(first) == sorted(
+        name for name, leaf in model.named_parameters() if leaf.requires_grad
+    )
     assert_same(first["2.weight"], torch.ones(4, dtype=F64))
     assert_same(first["1.out_proj.bias"], torch.zeros(4, dtype=F64))  # as attention itself has it
     torch.manual_seed(Key(5).derive())
-    assert_same(fresh_parameters(frozen.requires_grad_(True))(Key(5))["weight"], nn.Linear(4, 4).weight.detach())
+    assert_same(
+        fresh_parameters(frozen.requires_grad_(True))(Key(5))["weight"],
+        nn.Linear(4, 4).weight.detach(),
+    )
 
 
 def test_fresh_parameters_need_a_way_to_be_drawn() -> None:
@@ -717,7 +964,10 @@ def test_fresh_parameters_need_a_way_to_be_drawn() -> None:
             super().__init__()
             self.scale = nn.Parameter(torch.ones(1))
 
-    with pytest.raises(ConfigError, match=r"0 \(Own\) cannot be drawn anew: it has no method `reset_parameters`\n.*`fresh=`"):
+    with pytest.raises(
+        ConfigError,
+        match=r"0 \(Own\) cannot be drawn anew: it has no method `reset_parameters`\n.*`fresh=`",
+    ):
         fresh_parameters(nn.Sequential(Own(), nn.Linear(1, 1)))
 
 

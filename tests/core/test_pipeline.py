@@ -1,4 +1,6 @@
-"""The outer loop: Algorithm 1 step by step, what it counts, what it keeps, and that it repeats itself exactly."""
+"""The outer loop: Algorithm 1 step by step, what it counts, what it keeps, and that it repeats
+itself exactly.
+"""
 
 from __future__ import annotations
 
@@ -24,11 +26,15 @@ pytestmark = pytest.mark.plugins
 PROBLEM = network_problem()
 GENERATORS = {
     "branches": Branches(count=3, steps=4, lr=0.2, batch_size=6, noise=0.05),
-    "adamw": Branches(count=2, steps=3, optimizer="adamw", lr=0.05, batch_size=6, carry_rule="per-branch"),
+    "adamw": Branches(
+        count=2, steps=3, optimizer="adamw", lr=0.05, batch_size=6, carry_rule="per-branch"
+    ),
     "ula": Ula(count=3, steps=5, lr=0.05, temperature=1e-3, carry_rule="selected"),
 }
 ESTIMATORS = {
-    "implicit": Implicit(solver=CG(ridge=0.1, rtol=1e-8), batch_size=10, upper_batch_size=5, warm_start=True),
+    "implicit": Implicit(
+        solver=CG(ridge=0.1, rtol=1e-8), batch_size=10, upper_batch_size=5, warm_start=True
+    ),
     "one-step": OneStep(lr=0.3, batch_size=9, upper_batch_size=5),
     "unrolled": Unrolled(last=2, upper_batch_size=5),
     "fixed": Fixed(upper_batch_size=5),
@@ -45,16 +51,25 @@ def pipeline(**parts: Any) -> Pipeline:
     return Pipeline(**{**defaults, **parts})
 
 
-def run(method: Pipeline, problem: Problem, steps: int, state: State | None = None) -> tuple[State, list[Record]]:
-    state, records = state or method.init(problem, seed=11), []
+def run(
+    method: Pipeline, problem: Problem, steps: int, state: State | None = None
+) -> tuple[State, list[Record]]:
+    state = state or method.init(problem, seed=11)
+    records = []
     for _ in range(steps):
         state, record = method.step(problem, state)
-        records.append({name: leaf.tolist() if isinstance(leaf, torch.Tensor) else leaf for name, leaf in record.items()})
+        records.append(
+            {
+                name: leaf.tolist() if isinstance(leaf, torch.Tensor) else leaf
+                for name, leaf in record.items()
+            }
+        )
     return state, records
 
 
 def test_one_step_is_algorithm_one() -> None:
-    # The quadratic lower level g = ½‖x − θ‖² + ½x₁² is solved by 200 steps; f = ½‖x − c‖². Everything is known by hand.
+    # The quadratic lower level g = ½‖x − θ‖² + ½x₁² is solved by 200 steps; f = ½‖x − c‖².
+    # Everything is known by hand.
     c = torch.tensor([1.0, -2.0], dtype=F64)
     scale = torch.tensor([2.0, 1.0], dtype=F64)  # x* = θ / scale
     problem = Problem(
@@ -80,7 +95,9 @@ def test_one_step_is_algorithm_one() -> None:
     assert record["upper_loss"] == pytest.approx(float(0.5 * (x - c).square().sum()), rel=1e-11)
     assert record["outcome"] == Outcome.CONVERGED.label
     assert record["finite_candidates"] == 3
-    assert record["update_norm"] == pytest.approx(float((state["theta"]["t"] - problem.theta0["t"]).norm()), rel=1e-11)
+    assert record["update_norm"] == pytest.approx(
+        float((state["theta"]["t"] - problem.theta0["t"]).norm()), rel=1e-11
+    )
 
 
 def test_a_step_is_its_parts_one_after_the_other() -> None:
@@ -88,11 +105,14 @@ def test_a_step_is_its_parts_one_after_the_other() -> None:
     state = method.init(PROBLEM, seed=11)
     after, record = method.step(PROBLEM, state)
     key = Key(11).fold("step", 0)
-    candidates = method.generator.propose(PROBLEM, PROBLEM.theta0, state["start"], key.fold("propose"))
+    candidates = method.generator.propose(
+        PROBLEM, PROBLEM.theta0, state["start"], key.fold("propose")
+    )
     selection = method.selector.select(PROBLEM, PROBLEM.theta0, candidates, key.fold("select"))
     assert_same(record["scores"], selection.scores)
     assert_same(after["x"], candidates.at(selection.index))
-    data, above = PROBLEM.lower_data, PROBLEM.upper_data["differentiate"]
+    data = PROBLEM.lower_data
+    above = PROBLEM.upper_data["differentiate"]
     below = data.batch(data.draw(key.fold("differentiate", "lower"), 10, 1)[0])  # type: ignore[index]
     batch = above.batch(above.draw(key.fold("differentiate", "upper"), 5, 1)[0])  # type: ignore[index]
     found = hypergradient(
@@ -102,13 +122,20 @@ def test_a_step_is_its_parts_one_after_the_other() -> None:
         after["x"],
         solver=CG(ridge=0.1, rtol=1e-8),
     )
-    theta, moments = method.outer.step(PROBLEM.theta0, found.value, method.outer.init(PROBLEM.theta0), 0.0)
+    theta, moments = method.outer.step(
+        PROBLEM.theta0, found.value, method.outer.init(PROBLEM.theta0), 0.0
+    )
     assert_same(after["theta"], theta)
     # what the parts remember goes into the next step
     assert found.solution is not None
     assert_same(after["hypergradient"]["v"], found.solution.value)
     assert_same(after["outer"], moments)
-    assert_same(after["start"], method.generator.carry(state["start"], candidates, selection.index, key.fold("carry"), PROBLEM))
+    assert_same(
+        after["start"],
+        method.generator.carry(
+            state["start"], candidates, selection.index, key.fold("carry"), PROBLEM
+        ),
+    )
     chosen = int(selection.index)
     assert candidates.losses is not None
     assert_same(record["lower_loss"], candidates.losses[chosen])
@@ -120,7 +147,10 @@ def test_it_is_a_method() -> None:
 
 def test_selection_and_differentiation_see_different_batches() -> None:
     # Same rows and same batch sizes for both roles: what differs is the key.
-    shared = evolve(PROBLEM, upper_data=dict.fromkeys(("differentiate", "select", "stop"), PROBLEM.upper_data["select"]))
+    shared = evolve(
+        PROBLEM,
+        upper_data=dict.fromkeys(("differentiate", "select", "stop"), PROBLEM.upper_data["select"]),
+    )
     seen: list[list[int]] = []
 
     def f(theta: Any, x: Any, batch: Any) -> torch.Tensor:
@@ -143,20 +173,28 @@ def test_the_counts_are_the_calls_that_happened(generator: str, estimator: str) 
         keep="best",
     )
     _, records = run(method, problem, 2)
-    cost = {name.removeprefix("cost_"): value for name, value in records[-1].items() if name.startswith("cost_")}
+    cost = {
+        name.removeprefix("cost_"): value
+        for name, value in records[-1].items()
+        if name.startswith("cost_")
+    }
     # A product with the retained graph does not call g again; everything else is one call each.
     assert calls["g"] == cost["lower_gradients"] + cost["cross_products"]
     assert calls["f"] == cost["upper_values"] + cost["upper_gradients"]
     product_rows = cost["products"] * 10 if estimator == "implicit" else 0
     assert calls["g_rows"] + calls["f_rows"] == cost["rows"] - product_rows
-    assert records[-1]["oracle_calls"] == sum(value for name, value in cost.items() if name != "rows")
+    assert records[-1]["oracle_calls"] == sum(
+        value for name, value in cost.items() if name != "rows"
+    )
     assert (cost["products"] > 0) == (estimator == "implicit")
 
 
 def test_the_counts_of_unrolling_are_the_calls_that_happened() -> None:
     problem, calls = counted(PROBLEM)
     method = pipeline(
-        generator=Branches(count=2, steps=4, batch_size=6, mode="loop"), selector=First(), hypergradient=Unrolled(last=3)
+        generator=Branches(count=2, steps=4, batch_size=6, mode="loop"),
+        selector=First(),
+        hypergradient=Unrolled(last=3),
     )
     _, records = run(method, problem, 1)
     assert calls["g"] == records[0]["cost_lower_gradients"] == 2 * 4 + 4
@@ -190,10 +228,14 @@ def test_another_seed_is_another_run() -> None:
 @pytest.mark.parametrize("estimator", ESTIMATORS)
 def test_a_step_changes_neither_its_state_nor_the_problem(generator: str, estimator: str) -> None:
     method = pipeline(
-        generator=GENERATORS[generator], hypergradient=ESTIMATORS[estimator], outer=Sgd(momentum=0.9), keep="best"
+        generator=GENERATORS[generator],
+        hypergradient=ESTIMATORS[estimator],
+        outer=Sgd(momentum=0.9),
+        keep="best",
     )
     state, _ = run(method, PROBLEM, 1)
-    before, start = copy.deepcopy(state), copy.deepcopy((PROBLEM.theta0, PROBLEM.x0))
+    before = copy.deepcopy(state)
+    start = copy.deepcopy((PROBLEM.theta0, PROBLEM.x0))
     rng = torch.get_rng_state()
     method.step(PROBLEM, state)
     assert_same(state, before)
@@ -204,7 +246,9 @@ def test_a_step_changes_neither_its_state_nor_the_problem(generator: str, estima
 def tensors(state: Any) -> list[torch.Tensor]:
     if isinstance(state, dict):
         return [leaf for value in state.values() for leaf in tensors(value)]
-    assert isinstance(state, torch.Tensor | int | float | str | None), "a state is dictionaries of tensors, numbers and strings"
+    assert isinstance(state, torch.Tensor | int | float | str | None), (
+        "a state is dictionaries of tensors, numbers and strings"
+    )
     return [state] if isinstance(state, torch.Tensor) else []
 
 
@@ -216,8 +260,12 @@ def test_a_state_is_a_plain_value_without_graphs(estimator: str) -> None:
 
 def test_keep_best_returns_the_state_with_the_lowest_stop_loss() -> None:
     # A step size that overshoots: the best state is not the last one.
-    method = pipeline(outer=Sgd(lr=1.0), generator=Branches(count=2, steps=8, lr=0.5, batch_size=6), keep="best")
-    state, losses, pairs = method.init(PROBLEM, seed=3), [], []
+    method = pipeline(
+        outer=Sgd(lr=1.0), generator=Branches(count=2, steps=8, lr=0.5, batch_size=6), keep="best"
+    )
+    state = method.init(PROBLEM, seed=3)
+    losses = []
+    pairs = []
     for _ in range(6):
         theta = state["theta"]
         state, record = method.step(PROBLEM, state)
@@ -237,7 +285,10 @@ def test_keep_best_survives_a_non_finite_step() -> None:
     state["best"]["loss"] = torch.tensor(torch.nan, dtype=F64)
     after, record = method.step(PROBLEM, state)
     assert_same(after["best"]["loss"], record["stop_loss"])
-    poisoned = evolve(PROBLEM, f=lambda t, x, b: PROBLEM.f(t, x, b) * (torch.nan if b["index"].shape[0] == 13 else 1.0))
+    poisoned = evolve(
+        PROBLEM,
+        f=lambda t, x, b: PROBLEM.f(t, x, b) * (torch.nan if b["index"].shape[0] == 13 else 1.0),
+    )
     kept, _ = method.step(poisoned, after)
     assert_same(kept["best"], after["best"])
 
@@ -249,7 +300,11 @@ def test_result_before_the_first_step_is_the_start() -> None:
 
 def test_projection_is_the_problems_own_after_the_optimisers() -> None:
     problem = evolve(PROBLEM, project=lambda t: {**t, "scale": t["scale"].clamp(max=0.1)})
-    state, _ = run(pipeline(outer=ProjectedGradient(projection=Projection(kind="box", low=-0.2, high=0.2))), problem, 1)
+    state, _ = run(
+        pipeline(outer=ProjectedGradient(projection=Projection(kind="box", low=-0.2, high=0.2))),
+        problem,
+        1,
+    )
     assert state["theta"]["scale"] == 0.1
     assert float(state["theta"]["weights"].abs().max()) <= 0.2
 

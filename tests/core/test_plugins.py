@@ -44,14 +44,17 @@ def test_plugins_load_in_the_order_of_their_names(site: Site) -> None:
     }
 
 
-def test_a_broken_third_party_plugin_is_one_warning_and_a_row(site: Site, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_broken_third_party_plugin_is_one_warning_and_a_row(
+    site: Site, caplog: pytest.LogCaptureFixture
+) -> None:
     site.module("bad_plugin", BROKEN)
     site.solver("good_plugin", "good")
     site.install("hgms-bad", {"bad": "bad_plugin"})
     site.install("hgms-good", {"good": "good_plugin"})
     host = Host.load()
     assert warnings_of(caplog) == [
-        "plugin 'bad' (hgms-bad 1.0) failed to load: ModuleNotFoundError: No module named 'does_not_exist_anywhere' "
+        "plugin 'bad' (hgms-bad 1.0) failed to load: ModuleNotFoundError: No module named "
+        "'does_not_exist_anywhere' "
         "(`hgms plugins -v` shows more)"
     ]
     assert host.infos["bad"].status == "failed"
@@ -59,8 +62,12 @@ def test_a_broken_third_party_plugin_is_one_warning_and_a_row(site: Site, caplog
     assert Registry(host).find("solver", "good") is not None
 
 
-@pytest.mark.parametrize("source", ["def f(:\n", "raise RuntimeError\n", "import sys; sys.exit(3)\n", "1 / 0\n"])
-def test_whatever_a_plugin_raises_the_others_load(site: Site, source: str, caplog: pytest.LogCaptureFixture) -> None:
+@pytest.mark.parametrize(
+    "source", ["def f(:\n", "raise RuntimeError\n", "import sys; sys.exit(3)\n", "1 / 0\n"]
+)
+def test_whatever_a_plugin_raises_the_others_load(
+    site: Site, source: str, caplog: pytest.LogCaptureFixture
+) -> None:
     site.module("bad_plugin", source)
     site.solver("good_plugin", "good")
     site.install("hgms-bad", {"bad": "bad_plugin"})
@@ -77,7 +84,8 @@ def test_a_broken_plugin_of_ours_is_an_error_that_names_it(site: Site) -> None:
     with pytest.raises(PluginError) as caught:
         Host.load()
     assert str(caught.value) == (
-        "plugin 'bad' (hgms 0.1.0) failed to load: ModuleNotFoundError: No module named 'does_not_exist_anywhere'\n"
+        "plugin 'bad' (hgms 0.1.0) failed to load: ModuleNotFoundError: No module named "
+        "'does_not_exist_anywhere'\n"
         "  `hgms plugins -v` shows the traceback"
     )
     assert Host.load(tolerant=True).infos["bad"].status == "failed"
@@ -97,7 +105,11 @@ def test_strict_makes_every_failure_an_error(site: Site, monkeypatch: pytest.Mon
     ids=["by requirement", "by the extra's name", "by the entry point"],
 )
 def test_a_missing_extra_is_listed_with_the_line_that_installs_it(
-    site: Site, entry: str, missing: str, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+    site: Site,
+    entry: str,
+    missing: str,
+    caplog: pytest.LogCaptureFixture,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     site.module("plug", f"import {missing}\n")
     site.install(
@@ -117,27 +129,46 @@ def test_a_missing_extra_is_listed_with_the_line_that_installs_it(
 
 
 def test_a_plugin_may_name_its_missing_extra_itself(site: Site) -> None:
-    site.module("plug", "from hgms_core import MissingExtra\nraise MissingExtra(\"needs: pip install 'hgms-x[fast]'\")\n")
+    site.module(
+        "plug",
+        (
+            "from hgms_core import MissingExtra\n"
+            "raise MissingExtra(\"needs: pip install 'hgms-x[fast]'\")\n"
+        ),
+    )
     site.install("hgms-x", {"x": "plug"})
     assert Host.load().infos["x"].install == "pip install 'hgms-x[fast]'"
 
 
 def test_an_unknown_hook_is_refused_with_a_suggestion(site: Site) -> None:
-    file = site.module("typo", "from hgms_core import hookimpl\n@hookimpl\ndef hgms_register_linear_solvr(): return []\n")
+    file = site.module(
+        "typo",
+        "from hgms_core import hookimpl\n@hookimpl\ndef hgms_register_linear_solvr(): return []\n",
+    )
     with pytest.raises(PluginError) as caught:
         Host.load([file])
     assert str(caught.value).splitlines()[0] == (
-        f"plugin 'typo' (file {file}): unknown hook 'hgms_register_linear_solvr'; did you mean 'hgms_register_linear_solvers'?"
+        f"plugin 'typo' (file {file}): unknown hook 'hgms_register_linear_solvr'; did you mean "
+        "'hgms_register_linear_solvers'?"
     )
 
 
 @pytest.mark.parametrize(
     ("body", "message"),
     [
-        ("def hgms_register_tasks(): return []", "the function hgms_register_tasks is not marked; put @hookimpl above it"),
+        (
+            "def hgms_register_tasks(): return []",
+            "the function hgms_register_tasks is not marked; put @hookimpl above it",
+        ),
         ("x = 1", "it implements no hook; mark its functions with @hookimpl"),
-        ("@hookimpl\ndef hgms_register_tasks(wrong): return []", "Argument\\(s\\) {'wrong'} are declared in the hookimpl"),
-        ("@hookimpl(wrapper=True)\ndef hgms_register_tasks(): yield", "hgms_register_tasks is a hook wrapper"),
+        (
+            "@hookimpl\ndef hgms_register_tasks(wrong): return []",
+            "Argument\\(s\\) {'wrong'} are declared in the hookimpl",
+        ),
+        (
+            "@hookimpl(wrapper=True)\ndef hgms_register_tasks(): yield",
+            "hgms_register_tasks is a hook wrapper",
+        ),
     ],
 )
 def test_a_plugin_without_usable_hooks_says_why(site: Site, body: str, message: str) -> None:
@@ -159,7 +190,11 @@ def test_the_environment_blocks_and_allows(
     monkeypatch.setenv("HGMS_DISABLE_PLUGINS", "one, tow")
     assert loaded() == ["two"]
     assert warnings_of(caplog) == [
-        "HGMS_DISABLE_PLUGINS names 'tow', which is not an installed plugin; did you mean 'two'? (installed: one, two)"
+        (
+            "HGMS_DISABLE_PLUGINS names 'tow', which is not an installed plugin; did you mean "
+            "'two'? "
+            "(installed: one, two)"
+        )
     ]
     monkeypatch.delenv("HGMS_DISABLE_PLUGINS")
     monkeypatch.setenv("HGMS_PLUGINS", "one")
@@ -171,7 +206,9 @@ def test_the_environment_blocks_and_allows(
         Host.load()
 
 
-def test_two_entry_points_of_one_name_ours_wins(site: Site, caplog: pytest.LogCaptureFixture) -> None:
+def test_two_entry_points_of_one_name_ours_wins(
+    site: Site, caplog: pytest.LogCaptureFixture
+) -> None:
     site.solver("ours_plugin", "ours")
     site.solver("theirs_plugin", "theirs")
     site.install("hgms", {"cg": "ours_plugin"}, version="0.1.0")
@@ -194,8 +231,14 @@ def test_a_single_file_is_a_plugin_and_its_failure_an_error(site: Site, tmp_path
         Host.load([site.module("bad", BROKEN)])
 
 
-def test_what_a_plugin_prints_while_it_loads_does_not_reach_stdout(site: Site, capsys: pytest.CaptureFixture[str]) -> None:
-    site.module("loud", "print('hello')\n" + site.solver("template", "loud").read_text().replace("from __future__", "#"))
+def test_what_a_plugin_prints_while_it_loads_does_not_reach_stdout(
+    site: Site, capsys: pytest.CaptureFixture[str]
+) -> None:
+    site.module(
+        "loud",
+        "print('hello')\n"
+        + site.solver("template", "loud").read_text().replace("from __future__", "#"),
+    )
     site.install("hgms-loud", {"loud": "loud"})
     assert Host.load().infos["loud"].status == "loaded"
     assert capsys.readouterr().out == ""
@@ -214,7 +257,9 @@ def hgms_run_finished(run, summary, error):
 """
 
 
-def test_an_observer_that_raises_is_reported_once_and_the_others_go_on(site: Site, caplog: pytest.LogCaptureFixture) -> None:
+def test_an_observer_that_raises_is_reported_once_and_the_others_go_on(
+    site: Site, caplog: pytest.LogCaptureFixture
+) -> None:
     good = site.module("good_observer", OBSERVER.format(body=""))
     bad = site.module("bad_observer", OBSERVER.format(body="raise ValueError('disk on fire')"))
     host = Host.load([bad, good])
@@ -230,9 +275,13 @@ def test_an_observer_that_raises_is_reported_once_and_the_others_go_on(site: Sit
     assert host.infos["bad_observer"].status == "incomplete"
 
 
-def test_under_strict_an_observer_s_error_stops_the_run(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_under_strict_an_observer_s_error_stops_the_run(
+    site: Site, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("HGMS_STRICT_PLUGINS", "1")
-    host = Host.load([site.module("bad_observer", OBSERVER.format(body="raise ValueError('disk on fire')"))])
+    host = Host.load(
+        [site.module("bad_observer", OBSERVER.format(body="raise ValueError('disk on fire')"))]
+    )
     with pytest.raises(ValueError, match="disk on fire") as caught:
         host.notify("hgms_step_finished", run=None, record={"step": 1})
     assert "raised by hgms_step_finished of the plugin 'bad_observer'" in caught.value.__notes__[0]

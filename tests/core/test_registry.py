@@ -1,4 +1,6 @@
-"""The registry: what may be registered, what a name finds, and what is said when it finds nothing."""
+"""The registry: what may be registered, what a name finds, and what is said when it finds
+nothing.
+"""
 
 from __future__ import annotations
 
@@ -48,34 +50,54 @@ def test_the_pipeline_is_a_method_without_any_plugin(site: Site) -> None:
 
 
 @pytest.mark.parametrize(
-    ("typed", "hint"), [("cgg", "; did you mean 'cg'?"), ("CG", "; did you mean 'cg'?"), ("zebra", "; no close match.")]
+    ("typed", "hint"),
+    [
+        ("cgg", "; did you mean 'cg'?"),
+        ("CG", "; did you mean 'cg'?"),
+        ("zebra", "; no close match."),
+    ],
 )
 def test_an_unknown_name_gets_a_suggestion_and_the_list(site: Site, typed: str, hint: str) -> None:
     registry = registry_of(site.solver("one", "cg"), site.solver("two", "minres"))
     with pytest.raises(UnknownComponent) as caught:
         registry.get("solver", typed)
     assert str(caught.value) == (
-        f"unknown linear solver {typed!r}{hint}\n  available: cg, minres\n  `hgms list solver` says what each does"
+        f"unknown linear solver {typed!r}{hint}\n  available: cg, minres\n"
+        "  `hgms list solver` says what each does"
     )
 
 
 def test_an_unknown_name_tells_of_plugins_that_did_not_load(site: Site) -> None:
     site.module("plug", "import no_such_module\n")
-    site.install("hgms-math", {"math": "plug"}, extras=["math"], requires=['no-such-module; extra == "math"', "hgms>=0.1"])
+    site.install(
+        "hgms-math",
+        {"math": "plug"},
+        extras=["math"],
+        requires=['no-such-module; extra == "math"', "hgms>=0.1"],
+    )
     with pytest.raises(UnknownComponent) as caught:
         registry_of().get("task", "maths")
     assert str(caught.value) == (
         "unknown task 'maths'; no close match.\n"
         "  available: (none)\n"
-        "  note: plugin 'math' (hgms-math 1.0) did not load: ModuleNotFoundError: No module named 'no_such_module'\n"
+        "  note: plugin 'math' (hgms-math 1.0) did not load: ModuleNotFoundError: No module "
+        "named 'no_such_module'\n"
         "        -> pip install 'hgms-math[math]'\n"
         "  `hgms list task` says what each does"
     )
 
 
-def test_a_plugin_without_its_extra_is_listed_and_an_unknown_name_says_what_to_install(site: Site) -> None:
+def test_a_plugin_without_its_extra_is_listed_and_an_unknown_name_says_what_to_install(
+    site: Site,
+) -> None:
     site.module("plug", "import no_such_module\n")
-    site.install("hgms", {"fast": "plug"}, version="0.1.0", extras=["sklearn"], requires=['no-such-module; extra == "sklearn"'])
+    site.install(
+        "hgms",
+        {"fast": "plug"},
+        version="0.1.0",
+        extras=["sklearn"],
+        requires=['no-such-module; extra == "sklearn"'],
+    )
     registry = registry_of()
     assert component_rows(registry, "solver") == [
         {
@@ -94,14 +116,19 @@ def test_a_plugin_without_its_extra_is_listed_and_an_unknown_name_says_what_to_i
     assert str(caught.value) == (
         "unknown linear solver 'faster'; no close match.\n"
         "  available: (none)\n"
-        "  note: plugin 'fast' (hgms 0.1.0) did not load: ModuleNotFoundError: No module named 'no_such_module'\n"
+        "  note: plugin 'fast' (hgms 0.1.0) did not load: ModuleNotFoundError: No module named "
+        "'no_such_module'\n"
         "        -> pip install 'hgms[sklearn]'\n"
         "  `hgms list solver` says what each does"
     )
 
 
-@pytest.mark.parametrize("name", ["afast", "zfast"])  # before and after ours in the order of loading
-def test_a_third_party_cannot_take_the_name_of_one_of_ours(site: Site, name: str, caplog: pytest.LogCaptureFixture) -> None:
+@pytest.mark.parametrize(
+    "name", ["afast", "zfast"]
+)  # before and after ours in the order of loading
+def test_a_third_party_cannot_take_the_name_of_one_of_ours(
+    site: Site, name: str, caplog: pytest.LogCaptureFixture
+) -> None:
     site.solver("ours_plugin", "cg", cls="CG")
     site.solver("fastcg", "cg", cls="FastCG")
     site.install("hgms", {"cg": "ours_plugin"}, version="0.1.0")
@@ -125,7 +152,9 @@ def test_of_two_third_parties_with_one_name_neither_is_guessed(site: Site) -> No
     site.solver("other", "other")
     site.install("hgms-other", {"other": "other"})
     registry = registry_of()
-    assert registry.get("solver", "other").plugin.name == "other"  # what has nothing to do with it works
+    assert (
+        registry.get("solver", "other").plugin.name == "other"
+    )  # what has nothing to do with it works
     assert [target.name for target in registry.components("solver")] == ["other"]
     with pytest.raises(UnknownComponent) as caught:
         registry.get("solver", "fast-cg")
@@ -143,10 +172,15 @@ def test_a_file_of_one_s_own_that_takes_a_name_is_an_error_at_once(site: Site) -
     file = site.solver("mine", "cg")
     with pytest.raises(PluginError, match="two plugins register the linear solver 'cg':") as caught:
         registry_of(file)
-    assert str(caught.value).splitlines()[-1] == f"  rename yours ({file}), or block one with HGMS_DISABLE_PLUGINS=cg"
+    assert (
+        str(caught.value).splitlines()[-1]
+        == f"  rename yours ({file}), or block one with HGMS_DISABLE_PLUGINS=cg"
+    )
 
 
-def test_blocking_as_advised_resolves_the_clash(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_blocking_as_advised_resolves_the_clash(
+    site: Site, monkeypatch: pytest.MonkeyPatch
+) -> None:
     site.solver("ours_plugin", "cg")
     site.solver("fastcg", "cg")
     site.install("hgms", {"cg": "ours_plugin"}, version="0.1.0")
@@ -188,13 +222,17 @@ def test_an_incomplete_class_in_a_named_file_is_an_error(site: Site) -> None:
     )
 
 
-def test_an_incomplete_class_of_a_third_party_is_dropped_with_one_warning(site: Site, caplog: pytest.LogCaptureFixture) -> None:
+def test_an_incomplete_class_of_a_third_party_is_dropped_with_one_warning(
+    site: Site, caplog: pytest.LogCaptureFixture
+) -> None:
     site.module("half", INCOMPLETE)
     site.install("hgms-half", {"half": "half"})
     registry = registry_of()
     assert [item.name for item in registry.components("solver")] == ["whole"]
     assert registry.host.infos["half"].status == "incomplete"
-    assert [record.getMessage() for record in caplog.records if record.levelno >= logging.WARNING] == [
+    assert [
+        record.getMessage() for record in caplog.records if record.levelno >= logging.WARNING
+    ] == [
         "plugin 'half' (hgms-half 1.0): half:Half is not a linear solver: "
         "its name 'Half_Solver' is not in kebab-case (like 'my-name'); "
         "it misses the method solve(matvec, b, x0=None) (`hgms plugins -v` shows more)"
@@ -208,11 +246,23 @@ def test_an_incomplete_class_of_a_third_party_is_dropped_with_one_warning(site: 
         ("'abc'", "hgms_register_tasks returned str; return a list of classes"),
         ("int", "hgms_register_tasks returned the class int; return a list of classes"),
         ("1 / 0", "ZeroDivisionError: division by zero"),
-        ("[3]", "3 is not a task:\n  - it is an object, not a class; return the class itself, without parentheses"),
+        (
+            "[3]",
+            (
+                "3 is not a task:\n  - it is an object, not a class; return the class itself, "
+                "without parentheses"
+            ),
+        ),
     ],
 )
 def test_a_hook_that_returns_something_else(site: Site, returned: str, message: str) -> None:
-    file = site.module("odd", f"from hgms_core import hookimpl\n@hookimpl\ndef hgms_register_tasks(): return {returned}\n")
+    file = site.module(
+        "odd",
+        (
+            "from hgms_core import hookimpl\n@hookimpl\n"
+            f"def hgms_register_tasks(): return {returned}\n"
+        ),
+    )
     with pytest.raises(PluginError) as caught:
         registry_of(file)
     assert message in str(caught.value)
@@ -230,15 +280,28 @@ def solver_class(solve: object, **namespace: object) -> type:
         (lambda self, matvec, b, x0=None, extra=1: b, None),
         (lambda self, *args, **kwargs: 0, None),
         (lambda self, matvec, b, x0=None, *, extra=1: b, None),
-        (lambda self, matvec, b: b, "its method solve(matvec, b) should be solve(matvec, b, x0=None)"),
-        (lambda self, b, matvec, x0=None: b, "its method solve(b, matvec, x0) should be solve(matvec, b, x0=None)"),
+        (
+            lambda self, matvec, b: b,
+            "its method solve(matvec, b) should be solve(matvec, b, x0=None)",
+        ),
+        (
+            lambda self, b, matvec, x0=None: b,
+            "its method solve(b, matvec, x0) should be solve(matvec, b, x0=None)",
+        ),
         (
             lambda self, matvec, b, x0: b,
-            "its method solve: the parameter 'x0' needs a default (the protocol is solve(matvec, b, x0=None))",
+            (
+                "its method solve: the parameter 'x0' needs a default (the protocol is "
+                "solve(matvec, "
+                "b, x0=None))"
+            ),
         ),
         (
             lambda self, matvec, b, x0=None, *, extra: b,
-            "its method solve: the parameter 'extra' needs a default (the protocol is solve(matvec, b, x0=None))",
+            (
+                "its method solve: the parameter 'extra' needs a default (the protocol is "
+                "solve(matvec, b, x0=None))"
+            ),
         ),
         (staticmethod(lambda matvec, b, x0=None: b), None),
     ],
@@ -252,7 +315,9 @@ def test_other_faults_of_a_class() -> None:
         return b
 
     plain = type("Plain", (), {"solve": solve, "name": "plain"})
-    unmarked = "it is not an attrs class; put @frozen(kw_only=True) above it, of hgms.config or of attrs"
+    unmarked = (
+        "it is not an attrs class; put @frozen(kw_only=True) above it, of hgms.config or of attrs"
+    )
     assert faults_of(SOLVER, plain) == [unmarked]
     assert faults_of(SOLVER, solver_class(solve, name=None)) == [
         'it has no name; give it a class variable: name: ClassVar[str] = "my-name"'
@@ -269,17 +334,24 @@ def test_other_faults_of_a_class() -> None:
 
         def problem(self, seed: int, device: object, dtype: object) -> None: ...
 
-    assert faults_of(KINDS["task"], NoVersion) == ["it has no class variable 'version'", "it has no class variable 'metrics'"]
+    assert faults_of(KINDS["task"], NoVersion) == [
+        "it has no class variable 'version'",
+        "it has no class variable 'metrics'",
+    ]
 
 
 def test_a_class_is_recognised_by_its_methods() -> None:
-    assert [kind.name for kind in kinds_of(solver_class(lambda self, matvec, b, x0=None: b))] == ["solver"]
+    assert [kind.name for kind in kinds_of(solver_class(lambda self, matvec, b, x0=None: b))] == [
+        "solver"
+    ]
     assert [kind.name for kind in kinds_of(Pipeline)] == ["method"]
 
 
 def test_kinds_by_name() -> None:
     assert kind_called("solvers") is kind_called("Solver") is SOLVER
-    with pytest.raises(UnknownComponent, match="unknown kind of component 'solvr'; did you mean 'solver'"):
+    with pytest.raises(
+        UnknownComponent, match="unknown kind of component 'solvr'; did you mean 'solver'"
+    ):
         kind_called("solvr")
 
 
@@ -296,7 +368,9 @@ def test_compositions_are_checked_like_classes() -> None:
     good = Composition(name="good", summary="s", source="x", parts=PARTS)
     assert faults_of(kind, good) == []
     assert hash(good) == hash(attrs.evolve(good))
-    assert faults_of(kind, attrs.evolve(good, name="Not Good")) == ["its name 'Not Good' is not in kebab-case (like 'my-name')"]
+    assert faults_of(kind, attrs.evolve(good, name="Not Good")) == [
+        "its name 'Not Good' is not in kebab-case (like 'my-name')"
+    ]
     bad = {key: value for key, value in PARTS.items() if key != "outer"} | {"outr": {}}
     assert faults_of(kind, attrs.evolve(good, parts=bad)) == [
         "unknown part of a pipeline 'outr'; did you mean 'outer'?\n"
@@ -306,15 +380,33 @@ def test_compositions_are_checked_like_classes() -> None:
 
 
 def test_overrides_reach_down_and_replace_what_has_another_name() -> None:
-    base = {"a": {"name": "x", "deep": {"name": "y", "k": 1, "l": 2}}, "plain": {"p": 1, "q": 2}, "keep": "best"}
-    kept = {"a": {"name": "x", "deep": {"name": "y", "k": 1, "l": 2}}, "plain": {"p": 1, "q": 2}, "keep": "best"}
-    assert overlay(base, {"a": {"deep": {"k": 5}}})["a"] == {"name": "x", "deep": {"name": "y", "k": 5, "l": 2}}
-    assert overlay(base, {"a": {"deep": {"name": "z"}}})["a"] == {"name": "x", "deep": {"name": "z"}}
+    base = {
+        "a": {"name": "x", "deep": {"name": "y", "k": 1, "l": 2}},
+        "plain": {"p": 1, "q": 2},
+        "keep": "best",
+    }
+    kept = {
+        "a": {"name": "x", "deep": {"name": "y", "k": 1, "l": 2}},
+        "plain": {"p": 1, "q": 2},
+        "keep": "best",
+    }
+    assert overlay(base, {"a": {"deep": {"k": 5}}})["a"] == {
+        "name": "x",
+        "deep": {"name": "y", "k": 5, "l": 2},
+    }
+    assert overlay(base, {"a": {"deep": {"name": "z"}}})["a"] == {
+        "name": "x",
+        "deep": {"name": "z"},
+    }
     assert overlay(base, {"a": {"deep": "z"}})["a"]["deep"] == {"name": "z"}
     assert overlay(base, {"a": {"deep": "y"}})["a"]["deep"] == {"name": "y", "k": 1, "l": 2}
     assert overlay(base, {"a": {"deep": "none"}})["a"]["deep"] == "none"
     assert overlay(base, {"a": {"name": "w"}})["a"] == {"name": "w"}
-    assert overlay(base, {"plain": {"q": 3}, "keep": "last"}) == {**kept, "plain": {"p": 1, "q": 3}, "keep": "last"}
+    assert overlay(base, {"plain": {"q": 3}, "keep": "last"}) == {
+        **kept,
+        "plain": {"p": 1, "q": 3},
+        "keep": "last",
+    }
     assert base == kept, "the base is left alone"
 
 

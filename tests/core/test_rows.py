@@ -1,4 +1,6 @@
-"""`Problem.rows`: the lower loss is the weighted mean that it says, and stays so in problems that are made of others."""
+"""`Problem.rows`: the lower loss is the weighted mean that it says, and stays so in problems
+that are made of others.
+"""
 
 from __future__ import annotations
 
@@ -25,7 +27,9 @@ def cleaning() -> Problem:
 def a_module() -> Problem:
     model = torch.nn.Linear(2, 1, dtype=F64)
     rows = {"a": normal(12, 2, seed=1)}
-    return Problem.of_module(model, lambda model, batch: model(batch["a"]).square().squeeze(-1), rows, rows)
+    return Problem.of_module(
+        model, lambda model, batch: model(batch["a"]).square().squeeze(-1), rows, rows
+    )
 
 
 def nested() -> Problem:
@@ -42,10 +46,18 @@ def nested() -> Problem:
         return (weights * losses(x, batch)).mean() + decay(theta, x, batch)
 
     theta0 = {"more": {"weights": torch.zeros(12, dtype=F64), "decay": torch.zeros((), dtype=F64)}}
-    x0, data = {"layers": [normal(2, seed=2), normal(1, seed=3)[0]]}, {"a": normal(12, 2, seed=1)}
+    x0 = {"layers": [normal(2, seed=2), normal(1, seed=3)[0]]}
+    data = {"a": normal(12, 2, seed=1)}
     rows = Rows(leaf="more.weights", losses=losses, regulariser=decay)
-    return Problem(theta0=theta0, x0=x0, g=lower, f=lambda theta, x, batch: losses(x, batch).mean(), lower_data=data,
-                   upper_data=data, rows=rows)  # fmt: skip
+    return Problem(
+        theta0=theta0,
+        x0=x0,
+        g=lower,
+        f=lambda theta, x, batch: losses(x, batch).mean(),
+        lower_data=data,
+        upper_data=data,
+        rows=rows,
+    )
 
 
 PROBLEMS: dict[str, Callable[[], Problem]] = {
@@ -62,23 +74,35 @@ PROBLEMS: dict[str, Callable[[], Problem]] = {
 def test_the_lower_loss_is_the_weighted_mean_that_rows_say(name: str) -> None:
     problem = PROBLEMS[name]()
     assert problem.rows is not None
-    theta = {leaf: value + normal(*value.shape, seed=7 + i) for i, (leaf, value) in enumerate(problem.theta0.items())}
-    x = {leaf: value + normal(*value.shape, seed=9 + i) for i, (leaf, value) in enumerate(problem.x0.items())}
+    theta = {
+        leaf: value + normal(*value.shape, seed=7 + i)
+        for i, (leaf, value) in enumerate(problem.theta0.items())
+    }
+    x = {
+        leaf: value + normal(*value.shape, seed=9 + i)
+        for i, (leaf, value) in enumerate(problem.x0.items())
+    }
     for size in (5, None):
         batch, _ = problem.lower_data.sample(Key(4), size)
         losses = problem.rows.losses(x, batch)
         assert losses.shape == batch["index"].shape
         fit = (theta[problem.rows.leaf][batch["index"]].sigmoid() * losses).mean()
-        assert torch.isclose(problem.g(theta, x, batch), fit + problem.rows.regulariser(theta, x, batch), rtol=1e-12)
+        assert torch.isclose(
+            problem.g(theta, x, batch), fit + problem.rows.regulariser(theta, x, batch), rtol=1e-12
+        )
 
 
 def test_a_problem_that_weighs_no_lower_rows_says_so() -> None:
     assert on_validation(cleaning()).rows is None
     data = {"a": normal(3, seed=0)}
     own = Problem.of_module(
-        torch.nn.Linear(1, 1, dtype=F64), lambda model, batch: model(batch["a"][:, None]).squeeze(1), data, data,
-        theta0=torch.zeros((), dtype=F64), lower=lambda theta, model, batch: theta * model(batch["a"][:, None]).square().mean(),
-    )  # fmt: skip
+        torch.nn.Linear(1, 1, dtype=F64),
+        lambda model, batch: model(batch["a"][:, None]).squeeze(1),
+        data,
+        data,
+        theta0=torch.zeros((), dtype=F64),
+        lower=lambda theta, model, batch: theta * model(batch["a"][:, None]).square().mean(),
+    )
     assert own.rows is None
     assert {"row-weights", "per-example-losses"} <= traits_of_problem(a_module())
     assert "row-weights" not in traits_of_problem(own)
@@ -87,6 +111,15 @@ def test_a_problem_that_weighs_no_lower_rows_says_so() -> None:
 @pytest.mark.parametrize(("leaf", "size"), [("weights", 12), ("logits", 11)])
 def test_rows_without_a_number_of_theta_for_each_are_refused(leaf: str, size: int) -> None:
     rows = Rows(leaf=leaf, losses=lambda x, batch: batch["a"])
-    with pytest.raises(ConfigError, match=f"'rows' needs a leaf '{leaf}' of θ with a number for each of the lower rows"):
-        Problem(theta0={"logits": torch.zeros(size)}, x0={"x": torch.zeros(1)}, g=lambda t, x, b: x["x"].sum(),
-                f=lambda t, x, b: x["x"].sum(), lower_data=Data.of({"a": torch.zeros(12)}), rows=rows)  # fmt: skip
+    with pytest.raises(
+        ConfigError,
+        match=f"'rows' needs a leaf '{leaf}' of θ with a number for each of the lower rows",
+    ):
+        Problem(
+            theta0={"logits": torch.zeros(size)},
+            x0={"x": torch.zeros(1)},
+            g=lambda t, x, b: x["x"].sum(),
+            f=lambda t, x, b: x["x"].sum(),
+            lower_data=Data.of({"a": torch.zeros(12)}),
+            rows=rows,
+        )

@@ -1,4 +1,6 @@
-"""Seeds: streams that do not meet, epochs without repetition, global generators that nobody touches."""
+"""Seeds: streams that do not meet, epochs without repetition, global generators that nobody
+touches.
+"""
 
 from __future__ import annotations
 
@@ -14,9 +16,12 @@ from hgms_core import Key
 
 
 def test_the_same_path_gives_the_same_numbers() -> None:
-    a, b = Key(3).fold("a", 1), Key(3).fold("a").fold(1)
+    a = Key(3).fold("a", 1)
+    b = Key(3).fold("a").fold(1)
     assert a == b
-    assert torch.equal(torch.randn(5, generator=a.generator()), torch.randn(5, generator=b.generator()))
+    assert torch.equal(
+        torch.randn(5, generator=a.generator()), torch.randn(5, generator=b.generator())
+    )
 
 
 def test_the_derived_seed_does_not_depend_on_the_process() -> None:
@@ -25,7 +30,11 @@ def test_the_derived_seed_does_not_depend_on_the_process() -> None:
 
 
 def test_different_paths_give_different_seeds() -> None:
-    paths = [(seed, *labels) for seed in range(4) for labels in [(), ("a",), ("b",), ("a", 1), ("a", "1"), (1, "a"), ("a1",)]]
+    paths = [
+        (seed, *labels)
+        for seed in range(4)
+        for labels in [(), ("a",), ("b",), ("a", 1), ("a", "1"), (1, "a"), ("a1",)]
+    ]
     derived = {Key(seed).fold(*labels).derive() for seed, *labels in paths}
     assert len(derived) == len(paths)
     assert all(0 <= each < 2**63 for each in derived)
@@ -38,7 +47,9 @@ def test_a_seed_is_a_whole_number() -> None:
 
 @given(st.integers(1, 30), st.integers(1, 12), st.integers(1, 6), st.integers(0, 100))
 @settings(max_examples=60, deadline=None)
-def test_every_epoch_visits_every_row_once(size: int, batch_size: int, steps: int, seed: int) -> None:
+def test_every_epoch_visits_every_row_once(
+    size: int, batch_size: int, steps: int, seed: int
+) -> None:
     index = Key(seed).indices(size, batch_size, steps)
     assert index.shape == (steps, batch_size)
     flat = index.reshape(-1)

@@ -1,4 +1,6 @@
-"""θ and x in any shape: the losses see the shape that was given, results come back in it, and everything inside is flat."""
+"""θ and x in any shape: the losses see the shape that was given, results come back in it, and
+everything inside is flat.
+"""
 
 from __future__ import annotations
 
@@ -61,14 +63,19 @@ def test_a_shape_is_kept_whole(value: Any, names: list[str]) -> None:
     assert type(back) in (type(value), dict)
     assert all(a is b for a, b in zip(leaves(back), leaves(value), strict=True))
     assert list(shape.flatten(back, "it")) == names
-    assert shape.flat == (isinstance(value, dict) and all(isinstance(leaf, Tensor) for leaf in value.values()))
+    assert shape.flat == (
+        isinstance(value, dict) and all(isinstance(leaf, Tensor) for leaf in value.values())
+    )
 
 
 @pytest.mark.parametrize("lower", range(len(SHAPES)))
 @pytest.mark.parametrize("upper", range(len(SHAPES)))
-def test_a_hypergradient_and_a_lower_solution_have_the_shape_of_their_argument(upper: int, lower: int) -> None:
+def test_a_hypergradient_and_a_lower_solution_have_the_shape_of_their_argument(
+    upper: int, lower: int
+) -> None:
     # g = ½xᵀDx − xᵀAθ, so x*(θ) = D⁻¹Aθ; f = ½‖x‖² gives F'(θ) = AᵀD⁻²Aθ.
-    theta, shape = SHAPES[upper][0], Shape.of(SHAPES[lower][0], "x", "v")[0]
+    theta = SHAPES[upper][0]
+    shape = Shape.of(SHAPES[lower][0], "x", "v")[0]
     start = DIAGONAL**-1 * (A @ flat(theta))
     sizes = [leaf.numel() for leaf in leaves(SHAPES[lower][0])]
     x = shape.restore(dict(zip(SHAPES[lower][1], torch.split(start, sizes), strict=True)))
@@ -78,7 +85,9 @@ def test_a_hypergradient_and_a_lower_solution_have_the_shape_of_their_argument(u
         assert Shape.of(at, "x", "v")[0] == shape
         return 0.5 * (DIAGONAL * flat(at).square()).sum() - flat(at) @ (A @ flat(t))
 
-    found = hypergradient(lambda t, at: 0.5 * flat(at).square().sum(), g, theta, x, solver=CG(rtol=1e-12))
+    found = hypergradient(
+        lambda t, at: 0.5 * flat(at).square().sum(), g, theta, x, solver=CG(rtol=1e-12)
+    )
     expected = A.T @ (DIAGONAL**-2 * (A @ flat(theta)))
     assert Shape.of(found.value, "h", "v")[0] == Shape.of(theta, "θ", "v")[0]
     assert_same(flat(found.value), expected, rtol=1e-9)
@@ -112,7 +121,9 @@ def nested_problem(**changes: Any) -> Problem:
         "x0": {"net": [zeros, Half(zeros)]},
         "g": g,
         "f": f,
-        "upper_data": dict.fromkeys(("differentiate", "select", "stop"), Data.of({"t": torch.full((4,), 3.0, dtype=F64)})),
+        "upper_data": dict.fromkeys(
+            ("differentiate", "select", "stop"), Data.of({"t": torch.full((4,), 3.0, dtype=F64)})
+        ),
         "project": lambda theta: theta.clamp(max=2.5),
         "evaluate": lambda theta, x: {"theta": float(theta.sum()), "w": float(x["net"][1].w.sum())},
         "fresh": lambda key: {"net": [torch.ones(2, dtype=F64), Half(zeros)]},
@@ -122,7 +133,10 @@ def nested_problem(**changes: Any) -> Problem:
 
 
 METHOD = Pipeline(
-    generator=Branches(count=2, steps=60, lr=0.3), selector=BestOfN(), hypergradient=Implicit(solver=CG()), outer=Sgd(lr=0.5)
+    generator=Branches(count=2, steps=60, lr=0.3),
+    selector=BestOfN(),
+    hypergradient=Implicit(solver=CG()),
+    outer=Sgd(lr=0.5),
 )
 
 
@@ -161,13 +175,26 @@ def test_a_nested_problem_computes_what_the_flat_one_does() -> None:
     nested = nested_problem(fresh=None)
     plain = Problem(
         project=lambda t: {"theta": t["theta"].clamp(max=2.5)},
-        theta0=nested.theta0, x0=nested.x0, upper_data=nested.upper_data,
-        g=lambda t, x, _: 0.5 * ((x["net.0"] - t["theta"]).square().sum() + (x["net.1.w"] - t["theta"]).square().sum()),
-        f=lambda t, x, b: 0.5 * (x["net.0"] - b["t"].mean()).square().sum() + 0.05 * t["theta"].square().sum(),
-    )  # fmt: skip
+        theta0=nested.theta0,
+        x0=nested.x0,
+        upper_data=nested.upper_data,
+        g=lambda t, x, _: (
+            0.5
+            * (
+                (x["net.0"] - t["theta"]).square().sum()
+                + (x["net.1.w"] - t["theta"]).square().sum()
+            )
+        ),
+        f=lambda t, x, b: (
+            0.5 * (x["net.0"] - b["t"].mean()).square().sum() + 0.05 * t["theta"].square().sum()
+        ),
+    )
     states = [METHOD.init(problem, 3) for problem in (nested, plain)]
     for _ in range(3):
-        states = [METHOD.step(problem, state)[0] for problem, state in zip((nested, plain), states, strict=True)]
+        states = [
+            METHOD.step(problem, state)[0]
+            for problem, state in zip((nested, plain), states, strict=True)
+        ]
     assert_same(states[0], states[1])
 
 
@@ -181,13 +208,31 @@ def test_a_flat_problem_keeps_its_own_functions() -> None:
 
 WRONG: list[tuple[Any, str]] = [
     ({"a": 3}, r"'x0', at 'a', is the number 3; write `torch.tensor\(3.0\)`"),
-    ([1.0, 2.0], r"'x0', at '0', is the number 1.0; write `torch.tensor\(1.0\)`, and for a list of numbers one tensor"),
+    (
+        [1.0, 2.0],
+        (
+            r"'x0', at '0', is the number 1.0; write `torch.tensor\(1.0\)`, and for a list of "
+            r"numbers one tensor"
+        ),
+    ),
     ({"a": {"b": None}}, "'x0', at 'a.b', is None; leave it out, or write a tensor"),
     (None, "'x0' is None"),
     ({"a": normal(2).numpy()}, r"'x0', at 'a', is a ndarray; write `torch.as_tensor\(…\)` of it"),
-    ({"a": torch.arange(3)}, r"'x0' must hold floating-point tensors, and 'a' is int64\n  write `.float\(\)`"),
-    ({"a": {"b": torch.ones(1)}, "a.b": torch.ones(1)}, r"'x0' has two leaves that are called 'a.b'"),
-    (nn.Linear(1, 1), r"'x0' must be tensors, not the module Linear\n  write `trainable\(module\)`.*`Problem.of_module`"),
+    (
+        {"a": torch.arange(3)},
+        r"'x0' must hold floating-point tensors, and 'a' is int64\n  write `.float\(\)`",
+    ),
+    (
+        {"a": {"b": torch.ones(1)}, "a.b": torch.ones(1)},
+        r"'x0' has two leaves that are called 'a.b'",
+    ),
+    (
+        nn.Linear(1, 1),
+        (
+            r"'x0' must be tensors, not the module Linear\n  write "
+            r"`trainable\(module\)`.*`Problem.of_module`"
+        ),
+    ),
     (nn.Linear(1, 1).parameters(), r"not the iterator generator\n  write `trainable\(module\)`"),
     ({"net": nn.Linear(1, 1)}, "'x0', at 'net', must be tensors, not the module Linear"),
     ("weights", "'x0' is a str; leaves are tensors"),
@@ -204,9 +249,15 @@ def test_what_is_no_tree_of_floating_tensors_is_refused(x0: Any, message: str) -
 
 def test_a_function_that_returns_another_shape_is_refused() -> None:
     problem = nested_problem(fresh=lambda key: [torch.ones(2)], project=lambda theta: {"t": theta})
-    with pytest.raises(ConfigError, match=r"what `fresh` returns must be nested as it was at first, {'net': .*, and not as"):
+    with pytest.raises(
+        ConfigError,
+        match=r"what `fresh` returns must be nested as it was at first, {'net': .*, and not as",
+    ):
         problem.initial(None)  # type: ignore[arg-type]
-    with pytest.raises(ConfigError, match="what `project` returns must be nested as it was at first, of a tensor, and not"):
+    with pytest.raises(
+        ConfigError,
+        match="what `project` returns must be nested as it was at first, of a tensor, and not",
+    ):
         problem.project(problem.theta0)
     with pytest.raises(ConfigError, match="'x' holds no tensor"):
         hypergradient(lambda t, x: t.sum(), lambda t, x: t.sum(), torch.ones(1), {}, solver=CG())

@@ -1,5 +1,5 @@
-"""Named data sources: stratified batches, whole batches made when asked for, weights and counters in the records, methods that
-end before their budget, and θ from a given mixture."""
+"""Named data sources: stratified batches, whole batches made when asked for, weights and counters
+in the records, methods that end before their budget, and θ from a given mixture."""
 
 from __future__ import annotations
 
@@ -23,9 +23,11 @@ from hgms.selectors import First
 from hgms_core import Data, Key, Pipeline, Problem, State, Tree
 from hgms_core.budget import Budget
 
-# --- stratified draws --------------------------------------------------------------------------------------------------
+# --- stratified draws
+# --------------------------------------------------------------------------------------------------
 
-EVERY_SECOND, EVERY_FOURTH = RunSettings(evaluate_every=2), RunSettings(evaluate_every=4)
+EVERY_SECOND = RunSettings(evaluate_every=2)
+EVERY_FOURTH = RunSettings(evaluate_every=4)
 SIZES = {"a": 40, "b": 25, "c": 33}
 
 
@@ -40,7 +42,9 @@ def named(data: Data, index: torch.Tensor) -> list[list[tuple[str, int]]]:
     return [sorted(rows[i] for i in step) for step in index.tolist()]
 
 
-def drawn(sizes: dict[str, int], batch_size: int, steps: int, key: Key = Key(3)) -> list[list[tuple[str, int]]]:
+def drawn(
+    sizes: dict[str, int], batch_size: int, steps: int, key: Key = Key(3)
+) -> list[list[tuple[str, int]]]:
     data = stratified(sizes)
     index = data.draw(key, batch_size, steps)
     assert index is not None
@@ -52,8 +56,11 @@ def drawn(sizes: dict[str, int], batch_size: int, steps: int, key: Key = Key(3))
 def test_a_batch_holds_as_many_rows_of_each_source_up_to_one(batch_size: int) -> None:
     counts = [Counter(name for name, _ in step) for step in drawn(SIZES, batch_size, 200)]
     each, odd = divmod(batch_size, 3)
-    assert {tuple(sorted(count[name] - each for name in SIZES)) for count in counts} == {(0,) * (3 - odd) + (1,) * odd}
-    # whichever got the odd ones is drawn anew each time: each source as often, up to five standard deviations
+    assert {tuple(sorted(count[name] - each for name in SIZES)) for count in counts} == {
+        (0,) * (3 - odd) + (1,) * odd
+    }
+    # whichever got the odd ones is drawn anew each time: each source as often, up to five standard
+    # deviations
     share = odd / 3
     for name in SIZES:
         extra = sum(count[name] - each for count in counts)
@@ -71,7 +78,9 @@ def test_a_batch_smaller_than_the_number_of_sources_has_one_row_of_some() -> Non
 def test_no_row_comes_twice_before_every_row_of_its_source_could_have_come() -> None:
     steps = drawn(SIZES, 9, 8)  # 24 rows of each, and 25 are in the smallest
     assert max(Counter(row for step in steps for row in step).values()) == 1
-    again = Counter(row for step in drawn({"a": 4, "b": 40}, 4, 6) for row in step)  # 12 of the 4 rows of a
+    again = Counter(
+        row for step in drawn({"a": 4, "b": 40}, 4, 6) for row in step
+    )  # 12 of the 4 rows of a
     assert [again["a", row] for row in range(4)] == [3] * 4
 
 
@@ -97,7 +106,8 @@ def test_draws_are_the_keys_alone() -> None:
     assert stratified(SIZES).draw(Key(0), None, 2) is None
 
 
-# --- whole batches made when asked for ---------------------------------------------------------------------------------
+# --- whole batches made when asked for
+# --------------------------------------------------------------------------------------------------
 
 PROBLEM = convex_sources({"a": 0.5, "b": 0.3, "c": 0.2}, rows=10)
 
@@ -121,13 +131,14 @@ def test_a_whole_batch_is_made_when_it_is_asked_for() -> None:
     assert Data.none().batch(None) == {}
 
 
-# --- weights and counters in the records -------------------------------------------------------------------------------
+# --- weights and counters in the records
+# --------------------------------------------------------------------------------------------------
 
 
 @frozen(kw_only=True)
 class Mixer:
-    """Moves θ towards source ``b`` and evaluates f on two rows a step, three on every second step. ``ends_at``: it is done
-    then; ``interrupts_at``: Ctrl-C comes in that step."""
+    """Moves θ towards source ``b`` and evaluates f on two rows a step, three on every second step.
+    ``ends_at``: it is done then; ``interrupts_at``: Ctrl-C comes in that step."""
 
     name = "mixer"
     ends_at: int | None = None
@@ -138,13 +149,18 @@ class Mixer:
 
     def step(self, problem: Problem, state: State, progress: float) -> tuple[State, dict[str, Any]]:
         step = state["step"]
-        assert self.ends_at is None or step < self.ends_at, "a finished method was asked for another step"
+        assert self.ends_at is None or step < self.ends_at, (
+            "a finished method was asked for another step"
+        )
         if self.interrupts_at == step:
             os.kill(os.getpid(), signal.SIGINT)
         rows = problem.upper_data["differentiate"].rows(torch.arange(2 + step % 2) + step)
         loss = problem.f(state["theta"], state["x"], rows)
         theta = {"logits": state["theta"]["logits"] + torch.tensor([0.0, 0.5, 0.0], dtype=F64)}
-        return {**state, "step": step + 1, "theta": theta}, {"upper_loss": loss, "oracle_calls": 2 * (step + 1)}
+        return {**state, "step": step + 1, "theta": theta}, {
+            "upper_loss": loss,
+            "oracle_calls": 2 * (step + 1),
+        }
 
     def finished(self, state: State) -> bool:
         return self.ends_at is not None and state["step"] >= self.ends_at
@@ -154,7 +170,9 @@ class Mixer:
 
 
 def counting() -> Problem:
-    """:data:`PROBLEM`, which counts the rows that f sees, those of evaluation among them; from zero in each process."""
+    """:data:`PROBLEM`, which counts the rows that f sees, those of evaluation among them; from
+    zero in each process.
+    """
     rows: Counter[str] = Counter()
 
     def f(theta: Tree, x: Tree, batch: Tree) -> torch.Tensor:
@@ -178,7 +196,9 @@ def test_every_row_tells_the_weight_of_each_source_by_name() -> None:
 
 
 def test_a_step_tells_how_much_the_counters_grew_in_it_alone() -> None:
-    """What evaluation, a discarded first step and an earlier run on the same problem counted is not a step's."""
+    """What evaluation, a discarded first step and an earlier run on the same problem counted is
+    not a step's.
+    """
     problem = counting()
     for _ in range(2):
         records = run(Mixer(), problem, Budget(outer_steps=5), settings=EVERY_SECOND).records
@@ -188,22 +208,43 @@ def test_a_step_tells_how_much_the_counters_grew_in_it_alone() -> None:
 
 
 @pytest.mark.parametrize("stop", [0, 3])
-def test_a_resumed_run_with_sources_and_counters_writes_the_same_bytes(tmp_path: Path, stop: int) -> None:
-    whole, broken = RunFolder(tmp_path / "whole"), RunFolder(tmp_path / "broken")
+def test_a_resumed_run_with_sources_and_counters_writes_the_same_bytes(
+    tmp_path: Path, stop: int
+) -> None:
+    whole = RunFolder(tmp_path / "whole")
+    broken = RunFolder(tmp_path / "broken")
     run(Mixer(), counting(), Budget(outer_steps=7), folder=whole, settings=EVERY_SECOND)
     with pytest.raises(Interrupted):
-        run(Mixer(interrupts_at=stop), counting(), Budget(outer_steps=7), folder=broken, settings=EVERY_SECOND)
-    run(Mixer(), counting(), Budget(outer_steps=7), folder=broken, settings=EVERY_SECOND, resume=True)
+        run(
+            Mixer(interrupts_at=stop),
+            counting(),
+            Budget(outer_steps=7),
+            folder=broken,
+            settings=EVERY_SECOND,
+        )
+    run(
+        Mixer(),
+        counting(),
+        Budget(outer_steps=7),
+        folder=broken,
+        settings=EVERY_SECOND,
+        resume=True,
+    )
     assert run_files(whole.path) == run_files(broken.path)
     assert b"weight.b" in run_files(whole.path)["steps.jsonl"]
 
 
-# --- a method that ends before its budget ------------------------------------------------------------------------------
+# --- a method that ends before its budget
+# --------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("budget", [Budget(outer_steps=20), Budget(oracle_calls=1000), Budget(seconds=600.0)])
+@pytest.mark.parametrize(
+    "budget", [Budget(outer_steps=20), Budget(oracle_calls=1000), Budget(seconds=600.0)]
+)
 @pytest.mark.parametrize("when", [{"evaluate_every": 3}, {"evaluations": 2}])
-def test_a_finished_method_ends_its_run_and_is_evaluated(tmp_path: Path, budget: Budget, when: dict[str, int]) -> None:
+def test_a_finished_method_ends_its_run_and_is_evaluated(
+    tmp_path: Path, budget: Budget, when: dict[str, int]
+) -> None:
     made = RunFolder(tmp_path / "run")
     done = run(Mixer(ends_at=5), counting(), budget, folder=made, settings=RunSettings(**when))
     assert (done.summary["status"], done.summary["outer_steps"]) == ("done", 5)
@@ -225,31 +266,67 @@ def test_a_method_that_is_finished_at_its_start_takes_no_step() -> None:
 
 
 def test_a_run_broken_off_just_before_it_is_finished_ends_the_same(tmp_path: Path) -> None:
-    whole, broken = RunFolder(tmp_path / "whole"), RunFolder(tmp_path / "broken")
+    whole = RunFolder(tmp_path / "whole")
+    broken = RunFolder(tmp_path / "broken")
     run(Mixer(ends_at=5), counting(), Budget(outer_steps=20), folder=whole, settings=EVERY_FOURTH)
     with pytest.raises(Interrupted):
-        run(Mixer(ends_at=5, interrupts_at=4), counting(), Budget(outer_steps=20), folder=broken, settings=EVERY_FOURTH)
-    run(Mixer(ends_at=5), counting(), Budget(outer_steps=20), folder=broken, settings=EVERY_FOURTH, resume=True)
+        run(
+            Mixer(ends_at=5, interrupts_at=4),
+            counting(),
+            Budget(outer_steps=20),
+            folder=broken,
+            settings=EVERY_FOURTH,
+        )
+    run(
+        Mixer(ends_at=5),
+        counting(),
+        Budget(outer_steps=20),
+        folder=broken,
+        settings=EVERY_FOURTH,
+        resume=True,
+    )
     assert run_files(whole.path) == run_files(broken.path)
 
 
-# --- what is said of a run whose lower level did not learn -----------------------------------------------------------------
+# --- what is said of a run whose lower level did not learn
+# --------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
     ("lr", "words"),
     [
         (0.3, None),
-        (1e-5, "the validation loss hardly changed, from {start:.4g} to {end:.4g} (x moved by {moved:.2g} of its length)"),
-        (2.2, "the validation loss rose from {start:.4g} to {end:.4g} (x moved by {moved:.2g} of its length)"),
+        (
+            1e-5,
+            (
+                "the validation loss hardly changed, from {start:.4g} to {end:.4g} (x moved by "
+                "{moved:.2g} of its length)"
+            ),
+        ),
+        (
+            2.2,
+            (
+                "the validation loss rose from {start:.4g} to {end:.4g} (x moved by {moved:.2g} of "
+                "its length)"
+            ),
+        ),
     ],
 )
 def test_a_run_says_where_x_did_not_learn(lr: float, words: str | None) -> None:
-    problem = evolve(convex_sources({"a": 0.9, "b": 0.1}), x0={"x": torch.tensor([-1.0, 0.5], dtype=F64)})
-    method = Pipeline(generator=Branches(count=1, steps=1, lr=lr), selector=First(), hypergradient=Fixed(), outer=Sgd(lr=1.0))
+    problem = evolve(
+        convex_sources({"a": 0.9, "b": 0.1}), x0={"x": torch.tensor([-1.0, 0.5], dtype=F64)}
+    )
+    method = Pipeline(
+        generator=Branches(count=1, steps=1, lr=lr),
+        selector=First(),
+        hypergradient=Fixed(),
+        outer=Sgd(lr=1.0),
+    )
     result = run(method, problem, Budget(outer_steps=20))
     data = problem.upper_data["stop"].whole["a"]
-    start, end = (float(0.5 * (x["x"] - data).square().sum(-1).mean()) for x in (problem.x0, result.x))
+    start, end = (
+        float(0.5 * (x["x"] - data).square().sum(-1).mean()) for x in (problem.x0, result.x)
+    )
     assert result.summary["validation_loss"] == pytest.approx(end)
     if words is None:
         assert end < 0.5 * start

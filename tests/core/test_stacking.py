@@ -1,4 +1,6 @@
-"""Stacked, looped and chunked evaluation are the same numbers, and `auto` decides from sizes alone."""
+"""Stacked, looped and chunked evaluation are the same numbers, and `auto` decides from sizes
+alone.
+"""
 
 from __future__ import annotations
 
@@ -14,21 +16,27 @@ from hgms_core.trees import take
 PROBLEM = network_problem()
 COUNT = 5
 STATES = stack([{name: leaf + 0.1 * i for name, leaf in PROBLEM.x0.items()} for i in range(COUNT)])
-modes = pytest.mark.parametrize(("mode", "chunk"), [("stacked", None), ("stacked", 2), ("stacked", 1), ("loop", None)])
+modes = pytest.mark.parametrize(
+    ("mode", "chunk"), [("stacked", None), ("stacked", 2), ("stacked", 1), ("loop", None)]
+)
 
 
 @modes
 def test_values_are_those_of_each_candidate(mode: str, chunk: int | None) -> None:
     batch = PROBLEM.lower_data.whole
     found = values(PROBLEM.g, PROBLEM.theta0, STATES, batch, mode=mode, chunk=chunk)
-    expected = torch.stack([PROBLEM.g(PROBLEM.theta0, take(STATES, i), batch) for i in range(COUNT)])
+    expected = torch.stack(
+        [PROBLEM.g(PROBLEM.theta0, take(STATES, i), batch) for i in range(COUNT)]
+    )
     assert_same(found, expected, rtol=1e-14)
     assert not found.requires_grad
 
 
 @modes
 @pytest.mark.parametrize("own_batch", [False, True])
-def test_gradients_are_those_of_each_candidate(mode: str, chunk: int | None, own_batch: bool) -> None:
+def test_gradients_are_those_of_each_candidate(
+    mode: str, chunk: int | None, own_batch: bool
+) -> None:
     data = PROBLEM.lower_data
     index = torch.stack([KEY.fold(i).indices(data.size, 6, 1)[0] for i in range(COUNT)])
     for group in groups(PROBLEM.g, STATES, own_batch=own_batch, mode=mode, chunk=chunk):
@@ -39,7 +47,10 @@ def test_gradients_are_those_of_each_candidate(mode: str, chunk: int | None, own
             mine = data.batch(index[i] if own_batch else None)
             expected, loss = gradient(PROBLEM.g, PROBLEM.theta0, take(STATES, i), mine)
             assert_same(
-                [grad[row] if isinstance(group.part, slice) else grad for grad in grads], expected, rtol=1e-12, atol=1e-15
+                [grad[row] if isinstance(group.part, slice) else grad for grad in grads],
+                expected,
+                rtol=1e-12,
+                atol=1e-15,
             )
             assert_same(losses.reshape(-1)[row], loss, rtol=1e-14)
 
@@ -62,11 +73,16 @@ def test_a_loss_that_cannot_be_hashed_can_be_stacked() -> None:
         def __call__(self, theta: Tree, x: Tree, batch: Tree) -> Tensor:
             return x["x"].sum()
 
-    assert_same(values(Loss(), {}, {"x": torch.ones(2, 3, dtype=F64)}, {}, mode="stacked"), torch.tensor([3.0, 3.0]).double())
+    assert_same(
+        values(Loss(), {}, {"x": torch.ones(2, 3, dtype=F64)}, {}, mode="stacked"),
+        torch.tensor([3.0, 3.0]).double(),
+    )
 
 
 def test_a_leaf_the_loss_does_not_use_has_a_zero_gradient() -> None:
-    grads, _ = gradient(lambda theta, x, batch: x["a"].sum(), {}, {"a": normal(2), "b": normal(3)}, {})
+    grads, _ = gradient(
+        lambda theta, x, batch: x["a"].sum(), {}, {"a": normal(2), "b": normal(3)}, {}
+    )
     assert_same(grads, [torch.ones(2, dtype=F64), torch.zeros(3, dtype=F64)])
 
 
@@ -87,7 +103,9 @@ class Own:
     """½‖x − t·a‖², which counts the ways it is evaluated."""
 
     def __init__(self) -> None:
-        self.alone, self.together = 0, []  # type: tuple[int, list[tuple[int, bool]]]
+        # type: tuple[int, list[tuple[int, bool]]]
+        self.alone = 0
+        self.together = []
 
     def __call__(self, theta: Tree, x: Tree, batch: Tree) -> Tensor:
         self.alone += 1
@@ -106,26 +124,44 @@ class Never(Own):
 
 
 @pytest.mark.parametrize("own_batch", [False, True])
-@pytest.mark.parametrize(("mode", "chunk"), [("stacked", None), ("stacked", 2), ("loop", None), ("auto", None)])
-def test_a_loss_with_a_stacked_form_of_its_own_is_evaluated_by_it(mode: str, chunk: int | None, own_batch: bool) -> None:
-    theta, x = {"t": torch.tensor(2.0, dtype=F64)}, {"x": normal(COUNT, 3)}
+@pytest.mark.parametrize(
+    ("mode", "chunk"), [("stacked", None), ("stacked", 2), ("loop", None), ("auto", None)]
+)
+def test_a_loss_with_a_stacked_form_of_its_own_is_evaluated_by_it(
+    mode: str, chunk: int | None, own_batch: bool
+) -> None:
+    theta = {"t": torch.tensor(2.0, dtype=F64)}
+    x = {"x": normal(COUNT, 3)}
     a = normal(COUNT, 3, seed=1) if own_batch else normal(3, seed=1)
     loss = Own()
-    found, grads = [], []
+    found = []
+    grads = []
     for group in groups(loss, x, own_batch=own_batch, mode=mode, chunk=chunk):
-        slopes, values_ = gradient(group.loss, theta, group.x, {"a": group.rows_of(a) if own_batch else a})
+        slopes, values_ = gradient(
+            group.loss, theta, group.x, {"a": group.rows_of(a) if own_batch else a}
+        )
         found.append(values_.reshape(-1))
         grads.append(slopes[0].reshape(-1, 3))
     expected = x["x"] - 2 * a
     assert_same(torch.cat(found), 0.5 * expected.square().sum(1), rtol=1e-14)
     assert_same(torch.cat(grads), expected, rtol=1e-14)
-    ways = {"stacked": (0, [(2, own_batch), (2, own_batch), (1, own_batch)] if chunk else [(COUNT, own_batch)])}
-    assert (loss.alone, loss.together) == ways.get(mode, (COUNT, []))  # on a CPU `auto` takes them one by one
+    ways = {
+        "stacked": (
+            0,
+            [(2, own_batch), (2, own_batch), (1, own_batch)] if chunk else [(COUNT, own_batch)],
+        )
+    }
+    assert (loss.alone, loss.together) == ways.get(
+        mode, (COUNT, [])
+    )  # on a CPU `auto` takes them one by one
 
 
 def test_a_loss_that_is_never_stacked_is_stacked_only_when_asked() -> None:
-    theta, x, batch = {"t": torch.tensor(2.0, dtype=F64)}, {"x": normal(COUNT, 3)}, {"a": normal(3, seed=1)}
-    plain, never = (lambda theta, x, batch: 0.5 * (x["x"] - theta["t"] * batch["a"]).square().sum()), Never()
+    theta = {"t": torch.tensor(2.0, dtype=F64)}
+    x = {"x": normal(COUNT, 3)}
+    batch = {"a": normal(3, seed=1)}
+    plain = lambda theta, x, batch: 0.5 * (x["x"] - theta["t"] * batch["a"]).square().sum()
+    never = Never()
     assert isinstance(groups(plain, x)[0].part, slice), "so small candidates are stacked"
     assert [group.part for group in groups(never, x)] == list(range(COUNT))
     [asked] = groups(never, x, mode="stacked")

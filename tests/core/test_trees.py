@@ -81,7 +81,8 @@ def test_repeat_writes_rows_that_can_change_alone() -> None:
 
 def test_detach_shares_and_clone_copies() -> None:
     tree = {"x": normal(2).requires_grad_()}
-    shared, copied = detach(tree), clone(tree)
+    shared = detach(tree)
+    copied = clone(tree)
     assert not shared["x"].requires_grad
     assert not copied["x"].requires_grad
     assert shared["x"].data_ptr() == tree["x"].data_ptr() != copied["x"].data_ptr()

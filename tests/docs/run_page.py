@@ -1,12 +1,15 @@
-"""Runs every block of one page in order, in the current folder: ``python run_page.py PAGE [--write]``.
+"""Runs every block of one page in order, in the current folder: ``python run_page.py PAGE
+[--write]``.
 
 - ``python`` is executed, in one namespace for the page
 - ``toml`` or ``python`` whose first line is ``# file: NAME`` is written to NAME
-- ``console`` holds ``$ hgms …`` commands, each with the output it gives (docs/transcripts.py has the rules), or with none;
-  also ``$ cd``, ``$ cat``, ``$ pip install -e`` and ``$ pytest`` (tests/docs/programs.py)
+- ``console`` holds ``$ hgms …`` commands, each with the output it gives (docs/transcripts.py has
+  the rules), or with none; also ``$ cd``, ``$ cat``, ``$ pip install -e`` and ``$ pytest``
+  (tests/docs/programs.py)
 - ``text``, ``bash`` and directives are only shown
 
-With ``--write`` the page is given the output of its commands; without, an output that is another is an error.
+With ``--write`` the page is given the output of its commands; without, an output that is another is
+an error.
 """
 
 from __future__ import annotations
@@ -53,19 +56,25 @@ def run_command(command: str, expected: str) -> str:
     from hgms.cli import main
 
     program, *arguments = shlex.split(command)
-    assert program == "hgms", f"a console block holds hgms, {', '.join(programs.PROGRAMS)}: {command}"
+    assert program == "hgms", (
+        f"a console block holds hgms, {', '.join(programs.PROGRAMS)}: {command}"
+    )
     result = CliRunner().invoke(main, arguments, prog_name="hgms")
     if result.exception is not None and not isinstance(result.exception, SystemExit):
         raise result.exception
     wanted = programs.code_of(expected)
-    assert result.exit_code == wanted, f"$ {command}\nleft with {result.exit_code}:\n{result.output}"
+    assert result.exit_code == wanted, (
+        f"$ {command}\nleft with {result.exit_code}:\n{result.output}"
+    )
     return result.output
 
 
 def compare(command: str, expected: str, output: str) -> str:
     wanted = transcripts.renewed(expected, output, str(Path.cwd()))
     different = "\n".join(transcripts.differences(expected, wanted))
-    assert not different, f"$ {command}\n{different}\nrun `python docs/transcripts.py`, and read what it changed"
+    assert not different, (
+        f"$ {command}\n{different}\nrun `python docs/transcripts.py`, and read what it changed"
+    )
     return expected
 
 
@@ -75,11 +84,14 @@ def renew(command: str, expected: str, output: str) -> str:
 
 
 def run_page(text: str, check: Check = compare) -> tuple[int, str]:
-    """How many blocks were run or written, and the page with its console blocks as ``check`` wants them."""
+    """How many blocks were run or written, and the page with its console blocks as ``check``
+    wants them.
+    """
     namespace: dict[str, object] = {"__name__": "__page__"}
     count = 0
     for fence in list(FENCE.finditer(text)):
-        language, content = fence[1].strip(), fence[2]
+        language = fence[1].strip()
+        content = fence[2]
         named = FILE.match(content)
         if named and language in ("python", "toml"):
             Path(named[1]).write_text(content, encoding="utf-8")
@@ -94,7 +106,9 @@ def run_page(text: str, check: Check = compare) -> tuple[int, str]:
         elif language == "toml" or language in SHOWN_ONLY or language.startswith("{"):
             continue
         else:
-            raise AssertionError(f"a block in {language or 'no language'!r}; use python, toml, console, text or bash")
+            raise AssertionError(
+                f"a block in {language or 'no language'!r}; use python, toml, console, text or bash"
+            )
         count += 1
     return count, text
 

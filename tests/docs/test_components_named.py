@@ -1,4 +1,6 @@
-"""Every built-in component is named on the page that says which to take, and in the index of where each comes from."""
+"""Every built-in component is named on the page that says which to take, and in the index of
+where each comes from.
+"""
 
 from __future__ import annotations
 
@@ -18,14 +20,21 @@ DOCS = Path(__file__).resolve().parents[2] / "docs"
 
 def ours(kind: str) -> list[str]:
     return [
-        component.name for component in Registry.load().components(kind) if component.plugin.distribution in (FIRST_PARTY, None)
+        component.name
+        for component in Registry.load().components(kind)
+        if component.plugin.distribution in (FIRST_PARTY, None)
     ]
 
 
 @pytest.mark.parametrize("page", ["paper-index.md", "how-to/choose-components.md"])
 @pytest.mark.parametrize("kind", registry.KINDS)
 def test_the_page_names_every_component(page: str, kind: str) -> None:
-    text = re.sub(r"^```.*?^```$", "", (DOCS / page).read_text(encoding="utf-8"), flags=re.MULTILINE | re.DOTALL)
+    text = re.sub(
+        r"^```.*?^```$",
+        "",
+        (DOCS / page).read_text(encoding="utf-8"),
+        flags=re.MULTILINE | re.DOTALL,
+    )
     named = set(re.findall(r"`([^`]+)`", text))
     assert ours(kind)
     assert [name for name in ours(kind) if name not in named] == []
@@ -34,7 +43,11 @@ def test_the_page_names_every_component(page: str, kind: str) -> None:
 def test_every_published_method_has_its_equation() -> None:
     text = (DOCS / "paper-index.md").read_text(encoding="utf-8")
     table = text.partition("\n### Methods\n")[2].partition("\n### ")[0]
-    rows = [re.findall(r"`([^`]+)`", line.split("|")[1]) for line in table.splitlines() if re.match(r"\| \[?`", line)]
+    rows = [
+        re.findall(r"`([^`]+)`", line.split("|")[1])
+        for line in table.splitlines()
+        if re.match(r"\| \[?`", line)
+    ]
     references = {
         "uniform",
         "theta0",
@@ -46,5 +59,12 @@ def test_every_published_method_has_its_equation() -> None:
         "oracle-joint",
         "uniform-online",
     }
-    without = references | {"pipeline", "search", "crossfit", "tilted", "learned-start", "starting-at"}  # no paper, no equation
+    without = references | {
+        "pipeline",
+        "search",
+        "crossfit",
+        "tilted",
+        "learned-start",
+        "starting-at",
+    }  # no paper, no equation
     assert sorted(name for row in rows for name in row) == sorted(set(ours("method")) - without)

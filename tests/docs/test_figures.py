@@ -1,4 +1,6 @@
-"""The committed pictures show what the code computes: the numbers beside each are computed again."""
+"""The committed pictures show what the code computes: the numbers beside each are computed
+again.
+"""
 
 from __future__ import annotations
 
@@ -49,5 +51,7 @@ def test_every_picture_is_shown_on_the_page_and_every_file_has_its_maker() -> No
 
 def test_the_page_says_the_calls_of_the_runs() -> None:
     page = (DOCS / "explanation" / "counterexamples.md").read_text(encoding="utf-8")
-    for name, curve in json.loads((figures.IMAGES / "kink-methods.json").read_text())["methods"].items():
+    for name, curve in json.loads((figures.IMAGES / "kink-methods.json").read_text())[
+        "methods"
+    ].items():
         assert re.search(rf"`{name}`[^|]*\| {curve['calls']:,} \|", page), name

@@ -1,4 +1,6 @@
-"""The notebooks of the gallery run from the first cell to the last, each in a kernel and a folder of its own."""
+"""The notebooks of the gallery run from the first cell to the last, each in a kernel and a
+folder of its own.
+"""
 
 from __future__ import annotations
 
@@ -27,37 +29,68 @@ def execute(notebook: Any, folder: Path) -> Any:
     from nbclient import NotebookClient
 
     # one at a time in a process: what the kernel does is the test's own work
-    client = NotebookClient(notebook, timeout=SECONDS, kernel_name="python3", resources={"metadata": {"path": str(folder)}})
-    return client.execute(env={**os.environ, "OMP_NUM_THREADS": "1", "MPLBACKEND": "module://matplotlib_inline.backend_inline"})
+    client = NotebookClient(
+        notebook,
+        timeout=SECONDS,
+        kernel_name="python3",
+        resources={"metadata": {"path": str(folder)}},
+    )
+    return client.execute(
+        env={
+            **os.environ,
+            "OMP_NUM_THREADS": "1",
+            "MPLBACKEND": "module://matplotlib_inline.backend_inline",
+        }
+    )
 
 
 def outputs(notebook: Any) -> list[Any]:
-    return [output for cell in notebook.cells if cell.cell_type == "code" for output in cell.outputs]
+    return [
+        output for cell in notebook.cells if cell.cell_type == "code" for output in cell.outputs
+    ]
 
 
 LONG = {"cleaning", "cnn-hyperparameters"}
-"""Each takes as long as the others together; `tox -e docs` runs them all, CI those that are not among them."""
+"""Each takes as long as the others together; `tox -e docs` runs them all, CI those that are not
+among them.
+"""
 
 
-@pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::PendingDeprecationWarning", "ignore::ResourceWarning")
+@pytest.mark.filterwarnings(
+    "ignore::DeprecationWarning", "ignore::PendingDeprecationWarning", "ignore::ResourceWarning"
+)
 @pytest.mark.parametrize(
-    "path", [pytest.param(path, id=path.stem, marks=[pytest.mark.slow] if path.stem in LONG else []) for path in NOTEBOOKS]
+    "path",
+    [
+        pytest.param(path, id=path.stem, marks=[pytest.mark.slow] if path.stem in LONG else [])
+        for path in NOTEBOOKS
+    ],
 )
 def test_the_notebook_runs(path: Path, tmp_path: Path) -> None:
     done = execute(read(path.read_text(encoding="utf-8")), tmp_path)
     shown = outputs(done)
     kinds = {kind for output in shown for kind in output.get("data", {})}
-    assert {"text/html", "image/png"} <= kinds, "a notebook of the gallery shows a table and a picture"
+    assert {"text/html", "image/png"} <= kinds, (
+        "a notebook of the gallery shows a table and a picture"
+    )
     # what a run has to say on stderr belongs on no page
-    assert [output.text for output in shown if output.output_type == "stream" and output.name == "stderr"] == []
+    assert [
+        output.text
+        for output in shown
+        if output.output_type == "stream" and output.name == "stderr"
+    ] == []
 
 
-@pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::PendingDeprecationWarning", "ignore::ResourceWarning")
+@pytest.mark.filterwarnings(
+    "ignore::DeprecationWarning", "ignore::PendingDeprecationWarning", "ignore::ResourceWarning"
+)
 def test_an_error_in_a_cell_is_noticed(tmp_path: Path) -> None:
     from nbclient.exceptions import CellExecutionError
 
     with pytest.raises(CellExecutionError, match="ZeroDivisionError"):
-        execute(read("---\nkernelspec:\n  name: python3\n---\n\n```{code-cell}\n1 / 0\n```\n"), tmp_path)
+        execute(
+            read("---\nkernelspec:\n  name: python3\n---\n\n```{code-cell}\n1 / 0\n```\n"), tmp_path
+        )
 
 
 def test_they_are_text_without_outputs_and_in_the_gallery() -> None:
@@ -67,5 +100,7 @@ def test_they_are_text_without_outputs_and_in_the_gallery() -> None:
         text = path.read_text(encoding="utf-8")
         assert text.startswith("---\n"), path.name
         assert "{code-cell}" in text, path.name
-        assert not re.search(r"^```{?(?:code-cell|python|text)}? ?\n.*<(?:img|table)", text, re.MULTILINE), path.name
+        assert not re.search(
+            r"^```{?(?:code-cell|python|text)}? ?\n.*<(?:img|table)", text, re.MULTILINE
+        ), path.name
         assert f"]({path.name})" in gallery, path.name

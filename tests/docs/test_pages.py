@@ -1,4 +1,6 @@
-"""The pages say what the code does: their blocks run, their generated parts are fresh, their links lead somewhere."""
+"""The pages say what the code does: their blocks run, their generated parts are fresh, their
+links lead somewhere.
+"""
 
 from __future__ import annotations
 
@@ -21,8 +23,15 @@ pytestmark = pytest.mark.plugins
 ROOT = Path(__file__).resolve().parents[2]
 DOCS = ROOT / "docs"
 HERE = Path(__file__).parent
-PAGES = [ROOT / "README.md", *sorted(path for path in DOCS.rglob("*.md") if not {"_build", "examples"} & set(path.parts))]
-RUN = [page for page in PAGES if re.search(r"^```(python|console)", page.read_text(encoding="utf-8"), re.MULTILINE)]
+PAGES = [
+    ROOT / "README.md",
+    *sorted(path for path in DOCS.rglob("*.md") if not {"_build", "examples"} & set(path.parts)),
+]
+RUN = [
+    page
+    for page in PAGES
+    if re.search(r"^```(python|console)", page.read_text(encoding="utf-8"), re.MULTILINE)
+]
 TEXTS = [
     *PAGES,
     ROOT / "CONTRIBUTING.md",
@@ -38,14 +47,20 @@ def called(page: Path) -> str:
 
 def python(*arguments: str, cwd: Path) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
-        [sys.executable, *arguments], cwd=cwd, capture_output=True, text=True, encoding="utf-8", timeout=300, check=False
+        [sys.executable, *arguments],
+        cwd=cwd,
+        capture_output=True,
+        text=True,
+        encoding="utf-8",
+        timeout=300,
+        check=False,
     )
 
 
 @pytest.fixture(scope="module")
 def scripts() -> Iterator[Server]:
-    """Starts scripts in processes of their own, into which torch is imported already. Our packages are not: what a page does
-    not import is not there."""
+    """Starts scripts in processes of their own, into which torch is imported already. Our packages
+    are not: what a page does not import is not there."""
     server = Server(SCRIPTS)
     yield server
     server.close()
@@ -63,23 +78,35 @@ def test_the_blocks_of_the_page_run(page: Path, tmp_path: Path, scripts: Server)
 @pytest.mark.docs
 def test_generated_parts_are_fresh() -> None:
     done = python(str(DOCS / "generate.py"), "--check", cwd=ROOT)
-    assert done.returncode == 0, f"run `python docs/generate.py`; stale:\n{done.stdout}{done.stderr}"
+    assert done.returncode == 0, (
+        f"run `python docs/generate.py`; stale:\n{done.stdout}{done.stderr}"
+    )
 
 
 def prose(page: Path) -> str:
-    return re.sub(r"^```.*?^```$", "", page.read_text(encoding="utf-8"), flags=re.MULTILINE | re.DOTALL)
+    return re.sub(
+        r"^```.*?^```$", "", page.read_text(encoding="utf-8"), flags=re.MULTILINE | re.DOTALL
+    )
 
 
 def anchors(page: Path) -> set[str]:
-    """What a link can lead to on a page: its headings, spelt as GitHub and MyST spell them, the second of one name with -1."""
+    """What a link can lead to on a page: its headings, spelt as GitHub and MyST spell them, the
+    second of one name with -1.
+    """
     anchors_: set[str] = set()
     included = re.findall(r"^```{include} (\S+)$", page.read_text(encoding="utf-8"), re.MULTILINE)
-    text = "\n".join(prose(source) for source in (page, *(page.parent / where for where in included)))
+    text = "\n".join(
+        prose(source) for source in (page, *(page.parent / where for where in included))
+    )
     for heading in re.findall(r"^#{1,6} +(.+?) *#*$", text, re.MULTILINE):
         shown = re.sub(r"\[([^]]*)\]\([^)]*\)", r"\1", heading)
         name = re.sub(r"[^\w\- ]", "", shown.lower()).replace(" ", "-")
         anchors_.add(
-            next(candidate for candidate in (name, *(f"{name}-{i}" for i in range(1, 100))) if candidate not in anchors_)
+            next(
+                candidate
+                for candidate in (name, *(f"{name}-{i}" for i in range(1, 100)))
+                if candidate not in anchors_
+            )
         )
     return anchors_
 
@@ -92,7 +119,9 @@ def test_links_lead_somewhere(page: Path) -> None:
         if link.startswith("https://"):
             continue
         target = page.parent / where if where else page
-        if not target.exists() or (anchor and target.suffix == ".md" and anchor not in anchors(target)):
+        if not target.exists() or (
+            anchor and target.suffix == ".md" and anchor not in anchors(target)
+        ):
             missing.append(link)
     assert not missing
 
@@ -100,7 +129,8 @@ def test_links_lead_somewhere(page: Path) -> None:
 def test_a_link_to_a_heading_that_is_not_there_is_noticed(tmp_path: Path) -> None:
     page = tmp_path / "page.md"
     page.write_text(
-        "# A `name`, and f(x)\n\n```text\n# no heading\n```\n\n## Twice\n\n## Twice\n[a](#twice-1)\n[b](gone.md#x)\n"
+        "# A `name`, and f(x)\n\n```text\n# no heading\n```\n\n## Twice\n\n## Twice\n"
+        "[a](#twice-1)\n[b](gone.md#x)\n"
     )
     assert anchors(page) == {"a-name-and-fx", "twice", "twice-1"}
     with pytest.raises(AssertionError, match="gone"):
@@ -110,38 +140,61 @@ def test_a_link_to_a_heading_that_is_not_there_is_noticed(tmp_path: Path) -> Non
 def test_every_page_is_in_the_table_of_contents() -> None:
     listed = {DOCS / "index.md"}
     for page in PAGES[1:]:
-        for tree in re.findall(r"^```{toctree}\n(.*?)^```$", page.read_text(encoding="utf-8"), re.MULTILINE | re.DOTALL):
-            listed |= {page.parent / f"{line}.md" for line in re.findall(r"^(?!:)(?:.*<)?([^<>\n]+)>?$", tree, re.MULTILINE)}
+        for tree in re.findall(
+            r"^```{toctree}\n(.*?)^```$", page.read_text(encoding="utf-8"), re.MULTILINE | re.DOTALL
+        ):
+            listed |= {
+                page.parent / f"{line}.md"
+                for line in re.findall(r"^(?!:)(?:.*<)?([^<>\n]+)>?$", tree, re.MULTILINE)
+            }
     assert listed == set(PAGES[1:])
 
 
 def test_every_key_of_a_run_is_documented(tmp_path: Path) -> None:
     config = tmp_path / "run.toml"
-    config.write_text('budget = "2 steps"\ntask = "quadratic"\n[method]\nname = "hg-ms"\nkeep = "best"\n')
-    result = CliRunner().invoke(main, ["run", str(config), "--out", str(tmp_path / "runs"), "--json"])
+    config.write_text(
+        'budget = "2 steps"\ntask = "quadratic"\n[method]\nname = "hg-ms"\nkeep = "best"\n'
+    )
+    result = CliRunner().invoke(
+        main, ["run", str(config), "--out", str(tmp_path / "runs"), "--json"]
+    )
     assert result.exit_code == 0, result.output
     folder = Path(json.loads(result.stdout)["folder"])
     page = (DOCS / "reference" / "run-folder.md").read_text(encoding="utf-8")
     documented = set(re.findall(r"`([\w.<>-]+)`", page))
     rows = [json.loads(line) for line in (folder / "steps.jsonl").read_text().splitlines()]
-    keys = {key for row in rows for key in row} | set(json.loads((folder / "summary.json").read_text()))
+    keys = {key for row in rows for key in row} | set(
+        json.loads((folder / "summary.json").read_text())
+    )
     assert {key for key in keys if not key.startswith("metric.")} <= documented
-    written = {re.sub(r"-\d+\.", "-<step>.", path.name) for path in folder.iterdir() if not path.name.startswith(".")}
+    written = {
+        re.sub(r"-\d+\.", "-<step>.", path.name)
+        for path in folder.iterdir()
+        if not path.name.startswith(".")
+    }
     assert written <= documented
 
 
 class TestTheTwoCommands:
     """The README's first two blocks, which CI runs."""
 
-    lines = re.findall(r"^```bash\n(.*?)^```$", (ROOT / "README.md").read_text(encoding="utf-8"), re.MULTILINE | re.DOTALL)
+    lines = re.findall(
+        r"^```bash\n(.*?)^```$",
+        (ROOT / "README.md").read_text(encoding="utf-8"),
+        re.MULTILINE | re.DOTALL,
+    )
 
     def test_they_come_first_and_are_one_line_each(self) -> None:
-        fences = re.findall(r"^```(\w+)$", (ROOT / "README.md").read_text(encoding="utf-8"), re.MULTILINE)
+        fences = re.findall(
+            r"^```(\w+)$", (ROOT / "README.md").read_text(encoding="utf-8"), re.MULTILINE
+        )
         assert fences[:2] == ["bash", "bash"]
         assert [line.count("\n") for line in self.lines[:2]] == [1, 1]
 
     def test_ci_runs_these_very_lines_and_then_what_they_leave_out(self) -> None:
-        shown = subprocess.run([ROOT / ".ci" / "run", "--print"], capture_output=True, text=True, check=True).stdout
+        shown = subprocess.run(
+            [ROOT / ".ci" / "run", "--print"], capture_output=True, text=True, check=True
+        ).stdout
         assert shown.startswith("".join(self.lines[:2]))
         pytest = self.lines[1].split("&&")[-1].strip()
         lines = shown.splitlines()[2:]
@@ -151,14 +204,28 @@ class TestTheTwoCommands:
         steps = [line for line in lines if line not in installs]
         assert all(step.startswith(pytest.removesuffix(" -n 2")) for step in steps)
         asked = [re.search(r" -m (?:'(.*?)'|(\w+))", step).group(1, 2) for step in steps]
-        assert asked == [("(docs or thirdparty or extended or ranks) and not slow", None), (None, "weights")]
-        options = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["pytest"]["ini_options"]["addopts"]
+        assert asked == [
+            ("(docs or thirdparty or extended or ranks) and not slow", None),
+            (None, "weights"),
+        ]
+        options = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["pytest"][
+            "ini_options"
+        ]["addopts"]
         left_out = set(re.findall(r"not (\w+)", options))
-        elsewhere = {"slow", "gpu", "peers", "browser", "ray", "slurm"}  # what takes longer, or needs what CI has not
+        elsewhere = {
+            "slow",
+            "gpu",
+            "peers",
+            "browser",
+            "ray",
+            "slurm",
+        }  # what takes longer, or needs what CI has not
         assert left_out - elsewhere == {"docs", "thirdparty", "extended", "ranks", "weights"}
 
     def test_they_install_the_tested_versions_and_the_right_extras(self) -> None:
-        extras = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
+        extras = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"][
+            "optional-dependencies"
+        ]
         for line, extra in zip(self.lines[:2], ("demo", "test"), strict=True):
             assert f"-c constraints.txt {'-e ' if extra == 'test' else ''}'.[{extra}]'" in line
             assert extra in extras

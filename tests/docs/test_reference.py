@@ -1,4 +1,6 @@
-"""The reference is whole: every field and member of a public class is described, and other projects can link to all of it."""
+"""The reference is whole: every field and member of a public class is described, and other
+projects can link to all of it.
+"""
 
 from __future__ import annotations
 
@@ -43,11 +45,15 @@ def test_every_field_of_a_public_class_has_a_meaning() -> None:
         for field in described.fields(cls)
         if field.name not in described.meanings(cls, module.__name__)
     ]
-    assert missing == [], "write them into docs/fields.toml, or into a section Arguments: of the docstring"
+    assert missing == [], (
+        "write them into docs/fields.toml, or into a section Arguments: of the docstring"
+    )
 
 
 def test_every_key_of_a_component_has_a_meaning() -> None:
-    classes = [(component.plugin.module, component.target) for component in Registry.load().components()]
+    classes = [
+        (component.plugin.module, component.target) for component in Registry.load().components()
+    ]
     missing = [
         f"{module}.{cls.__name__}.{field.name}"
         for module, cls in classes
@@ -63,13 +69,17 @@ def test_every_member_of_a_public_class_says_what_it_does() -> None:
         f"{module.__name__}.{member.text}"
         for module, name, cls in public_classes()
         for member in described.members(cls)
-        if not (member.doc or member.name in described.MEANINGS.get(f"{module.__name__}.{name}", {}))
+        if not (
+            member.doc or member.name in described.MEANINGS.get(f"{module.__name__}.{name}", {})
+        )
     ]
     assert missing == []
 
 
 def test_nothing_is_described_that_is_not_there() -> None:
-    classes: dict[str, Any] = {f"{module.__name__}.{name}": cls for module, name, cls in public_classes()}
+    classes: dict[str, Any] = {
+        f"{module.__name__}.{name}": cls for module, name, cls in public_classes()
+    }
     for component in Registry.load().components():
         if inspect.isclass(component.target):
             classes[f"{component.plugin.module}.{component.target.__name__}"] = component.target
@@ -89,13 +99,20 @@ def test_an_argument_is_read_with_its_neighbours() -> None:
     """
     read = described.arguments(doc)
     assert read == {
-        "lr": "the rate, and its bound", "clip": "the rate, and its bound", "steps": "how many", "mode": "how", "chunk": "how",
+        "lr": "the rate, and its bound",
+        "clip": "the rate, and its bound",
+        "steps": "how many",
+        "mode": "how",
+        "chunk": "how",
         "name": "none",
-    }  # fmt: skip
+    }
 
 
 def test_signatures_and_ranges_are_those_of_the_code() -> None:
-    assert described.signature(hgms_core.LinearSystem.start) == "(x0: Tensor | None) -> tuple[Tensor, Tensor]"
+    assert (
+        described.signature(hgms_core.LinearSystem.start)
+        == "(x0: Tensor | None) -> tuple[Tensor, Tensor]"
+    )
     validators = attrs.validators
     both = validators.optional([validators.instance_of(int), validators.ge(0), validators.lt(1)])
     assert range_of(both) == "in [0, 1)"
@@ -110,24 +127,45 @@ def test_every_parameter_and_result_has_a_type() -> None:
             thing = getattr(module, name)
             if inspect.isfunction(thing) or (described.is_class(thing) and attrs.has(thing)):
                 texts.append(f"{name}{described.signature(thing)}")
-            texts += [member.text for member in described.members(thing)] if described.is_class(thing) else []
+            texts += (
+                [member.text for member in described.members(thing)]
+                if described.is_class(thing)
+                else []
+            )
     bare = []
     for text in filter(lambda text: "(" in text, texts):
-        function = ast.parse(f"def {text.replace('.', '_', 1) if '.' in text.partition('(')[0] else text}: ...").body[0]
+        function = ast.parse(
+            f"def {text.replace('.', '_', 1) if '.' in text.partition('(')[0] else text}: ..."
+        ).body[0]
         assert isinstance(function, ast.FunctionDef)
         parameters = [*function.args.posonlyargs, *function.args.args, *function.args.kwonlyargs]
-        bare += [f"{text}: {parameter.arg}" for parameter in parameters if parameter.annotation is None]
+        bare += [
+            f"{text}: {parameter.arg}" for parameter in parameters if parameter.annotation is None
+        ]
     assert len(texts) > 200
     assert bare == []
 
 
 @pytest.fixture(scope="module")
 def inventory(tmp_path_factory: pytest.TempPathFactory) -> dict[str, dict[str, Any]]:
-    """The Python names in `objects.inv` of the pages of the reference, built without their neighbours."""
+    """The Python names in `objects.inv` of the pages of the reference, built without their
+    neighbours.
+    """
     from sphinx.util.inventory import InventoryFile
 
     folder = tmp_path_factory.mktemp("reference")
-    command = [sys.executable, "-m", "sphinx", "-q", "-b", "html", "-c", str(DOCS), str(DOCS / "reference"), str(folder)]
+    command = [
+        sys.executable,
+        "-m",
+        "sphinx",
+        "-q",
+        "-b",
+        "html",
+        "-c",
+        str(DOCS),
+        str(DOCS / "reference"),
+        str(folder),
+    ]
     subprocess.run(command, check=True, capture_output=True, timeout=300)
     read = InventoryFile.loads((folder / "objects.inv").read_bytes(), uri="https://example.org")
     return {domain: dict(names) for domain, names in read.data.items() if domain.startswith("py:")}
@@ -139,11 +177,18 @@ def test_other_projects_can_link_to_every_public_name(inventory: dict[str, dict[
     assert {module.__name__ for module in MODULES} <= set(inventory["py:module"])
     members = {"start", "apply", "dot", "rows", "codes", "solution"}
     assert {f"hgms_core.LinearSystem.{name}" for name in members} <= set(inventory["py:method"])
-    assert {"hgms.runs.RunFolder.records", "hgms.comparison.Comparison.as_dict"} <= set(inventory["py:method"])
+    assert {"hgms.runs.RunFolder.records", "hgms.comparison.Comparison.as_dict"} <= set(
+        inventory["py:method"]
+    )
     assert "hgms.runs.RunResult.seconds" in inventory["py:property"]
     entry = inventory["py:class"]["hgms_core.Problem"]
-    assert (entry.uri, entry.project_name) == ("https://example.org/functions.html#hgms_core.Problem", "HGMS")
+    assert (entry.uri, entry.project_name) == (
+        "https://example.org/functions.html#hgms_core.Problem",
+        "HGMS",
+    )
 
 
 def test_the_classes_of_components_are_there_too(inventory: dict[str, dict[str, Any]]) -> None:
-    assert {"hgms.solvers.CG", "hgms.generators.branches.Branches", "hgms.outer.Adam"} <= set(inventory["py:class"])
+    assert {"hgms.solvers.CG", "hgms.generators.branches.Branches", "hgms.outer.Adam"} <= set(
+        inventory["py:class"]
+    )

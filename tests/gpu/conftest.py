@@ -1,4 +1,6 @@
-"""The device all tests here run on: a GPU, or the CPU where ``HGMS_GPU_TESTS_DEVICE=cpu`` asks to try the tests themselves."""
+"""The device all tests here run on: a GPU, or the CPU where ``HGMS_GPU_TESTS_DEVICE=cpu`` asks
+to try the tests themselves.
+"""
 
 from __future__ import annotations
 
@@ -24,10 +26,13 @@ def device() -> torch.device:
     if asked == "cpu":
         return torch.device("cpu")
     if not torch.cuda.is_available():
-        pytest.fail(f"torch sees no CUDA device; {SWITCH}=cpu tries these tests on the CPU", pytrace=False)
+        pytest.fail(
+            f"torch sees no CUDA device; {SWITCH}=cpu tries these tests on the CPU", pytrace=False
+        )
     found = torch.device("cuda")
     with warnings.catch_warnings():
-        # The first product in autograd's own thread warns that it sets up the context there; later ones do not.
+        # The first product in autograd's own thread warns that it sets up the context there; later
+        # ones do not.
         warnings.simplefilter("ignore")
         for dtype in (torch.float32, torch.float64):
             one = torch.ones(2, 2, device=found, dtype=dtype, requires_grad=True)
@@ -58,7 +63,8 @@ def deterministic(device: torch.device) -> Iterator[None]:
 @pytest.fixture
 def draws(monkeypatch: pytest.MonkeyPatch) -> Draws:
     """Counts the generators that are asked for on a device other than the CPU."""
-    counted, plain = Draws(), Key.generator
+    counted = Draws()
+    plain = Key.generator
 
     def generator(key: Key, device: torch.device | str = "cpu") -> torch.Generator:
         counted.on_device += torch.device(device).type != "cpu"

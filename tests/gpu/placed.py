@@ -28,7 +28,9 @@ class Draws:
 def elsewhere(value: Any, device: torch.device) -> dict[str, str]:
     """The tensors of a nested value that are not on the device, each with where it is."""
     found = tensors(snapshot(value))
-    return {name: str(leaf.device) for name, leaf in found.items() if leaf.device.type != device.type}
+    return {
+        name: str(leaf.device) for name, leaf in found.items() if leaf.device.type != device.type
+    }
 
 
 def brought(value: Any) -> Any:

@@ -1,4 +1,6 @@
-"""Every built-in class does on the device what its protocol asks: its tensors are there, and hold what they hold on the CPU."""
+"""Every built-in class does on the device what its protocol asks: its tensors are there, and
+hold what they hold on the CPU.
+"""
 
 from __future__ import annotations
 
@@ -17,13 +19,27 @@ from hgms_core.registry import Registry
 
 pytestmark = [pytest.mark.gpu, pytest.mark.plugins]
 
-CLASSES = [each for each in Registry.load().components() if not isinstance(each.target, Composition)]
-LEFT_OUT = {"registration", "docstring", "source", "types", "frozen", "hashable", "pickle", "toml", "import"} | {
-    "records", "budget", "failure"
-}  # fmt: skip
-"""These look at the class or at what surrounds its steps, which is the same on every device; the CPU's tests ask them."""
+CLASSES = [
+    each for each in Registry.load().components() if not isinstance(each.target, Composition)
+]
+LEFT_OUT = {
+    "registration",
+    "docstring",
+    "source",
+    "types",
+    "frozen",
+    "hashable",
+    "pickle",
+    "toml",
+    "import",
+} | {"records", "budget", "failure"}
+"""These look at the class or at what surrounds its steps, which is the same on every device; the
+CPU's tests ask them.
+"""
 FEWER_STEPS = {"ula": 20}
-"""Its 100 steps a proposal, kernel after kernel, would take most of the time here and show no more."""
+"""Its 100 steps a proposal, kernel after kernel, would take most of the time here and show no
+more.
+"""
 
 
 def _instance(component: registry.Component) -> Any:
@@ -38,7 +54,11 @@ def _asked() -> Iterator[Any]:
         excused = failures_of(type(instance), checks)
         for check in checks:
             if check.name not in LEFT_OUT:
-                marks = [pytest.mark.xfail(strict=True, reason=excused[check.name])] if check.name in excused else []
+                marks = (
+                    [pytest.mark.xfail(strict=True, reason=excused[check.name])]
+                    if check.name in excused
+                    else []
+                )
                 name = f"{component.kind.name}-{component.name}-{check.name}"
                 yield pytest.param(instance, check, id=name, marks=marks)
 
@@ -50,9 +70,14 @@ def test_conforms(component: Any, check: Check, device: torch.device) -> None:
 
 
 @pytest.mark.parametrize("component", CLASSES, ids=lambda each: f"{each.kind.name}-{each.name}")
-def test_gives_what_the_cpu_gives(component: registry.Component, device: torch.device, draws: Draws) -> None:
-    """An ordinary use, in float64. Numbers that are drawn on the GPU are others than the CPU's: there, shapes and types."""
-    instance, exercise = _instance(component), OF_KIND[component.kind.name].exercise
+def test_gives_what_the_cpu_gives(
+    component: registry.Component, device: torch.device, draws: Draws
+) -> None:
+    """An ordinary use, in float64. Numbers that are drawn on the GPU are others than the CPU's:
+    there, shapes and types.
+    """
+    instance = _instance(component)
+    exercise = OF_KIND[component.kind.name].exercise
     here = snapshot(exercise(instance, torch.float64, 0)[1]())
     draws.clear()
     with inputs_on(device):
@@ -61,9 +86,16 @@ def test_gives_what_the_cpu_gives(component: registry.Component, device: torch.d
     assert not astray, f"not on {device}: {astray}"
     if draws.on_device:
         assert device.type != "cpu"
-        forms = [{name: (leaf.shape, leaf.dtype) for name, leaf in tensors(each).items()} for each in (here, there)]
+        forms = [
+            {name: (leaf.shape, leaf.dtype) for name, leaf in tensors(each).items()}
+            for each in (here, there)
+        ]
         assert forms[0] == forms[1]
-        broken = [name for name, leaf in tensors(there).items() if leaf.is_floating_point() and leaf.isnan().any()]
+        broken = [
+            name
+            for name, leaf in tensors(there).items()
+            if leaf.is_floating_point() and leaf.isnan().any()
+        ]
         assert not broken, f"NaN in {broken}"
     else:
         differs = difference(here, brought(there), rtol=1e-6)

@@ -1,7 +1,8 @@
-"""Which hypergradient works with which base model: every cell of the table in docs/how-to/run-on-gpus.md is a run here.
+"""Which hypergradient works with which base model: every cell of the table in
+docs/how-to/run-on-gpus.md is a run here.
 
-A cell that is to work runs two outer steps with finite results; one that is not stops at its first step with a message that
-says what to take instead.
+A cell that is to work runs two outer steps with finite results; one that is not stops at its first
+step with a message that says what to take instead.
 """
 
 from __future__ import annotations
@@ -45,32 +46,55 @@ QWEN2 = {
 }
 GPT2 = {"model_type": "gpt2", "n_layer": 2, "n_head": 2, "n_embd": 128, "n_positions": 64}
 TEXTS = {
-    "sums": [(f"{a} plus {b}", f"{a + b} it is, says the one who adds") for a in range(1, 7) for b in range(2, 6)],
-    "dots": [(f"{a} plus {b}", ". . . . . . . . . . . . . . . . .") for a in range(3, 8) for b in range(7, 9)],
+    "sums": [
+        (f"{a} plus {b}", f"{a + b} it is, says the one who adds")
+        for a in range(1, 7)
+        for b in range(2, 6)
+    ],
+    "dots": [
+        (f"{a} plus {b}", ". . . . . . . . . . . . . . . . .")
+        for a in range(3, 8)
+        for b in range(7, 9)
+    ],
 }
 ROWS = 8
 
 
 def pipeline(hypergradient: Any, steps: int = 1) -> Pipeline:
-    """N = 2 branches; the steps are short, so that all that a cell can break on is its own mathematics."""
+    """N = 2 branches; the steps are short, so that all that a cell can break on is its own
+    mathematics.
+    """
     generator = Branches(count=2, steps=steps, lr=1e-3, noise=1e-3, batch_size=ROWS)
-    return Pipeline(generator=generator, selector=BestOfN(batch_size=ROWS), hypergradient=hypergradient, outer=Adam(lr=0.05))
+    return Pipeline(
+        generator=generator,
+        selector=BestOfN(batch_size=ROWS),
+        hypergradient=hypergradient,
+        outer=Adam(lr=0.05),
+    )
 
 
 def carried(generator: Any) -> Pipeline:
-    return Pipeline(generator=generator, selector=First(), hypergradient=Carried(), outer=Adam(lr=0.05))
+    return Pipeline(
+        generator=generator, selector=First(), hypergradient=Carried(), outer=Adam(lr=0.05)
+    )
 
 
 def implicit(strategy: Any) -> Pipeline:
     solver = CG(ridge=20.0, max_steps=3)
-    return pipeline(Implicit(solver=solver, strategy=strategy, batch_size=ROWS, upper_batch_size=ROWS))
+    return pipeline(
+        Implicit(solver=solver, strategy=strategy, batch_size=ROWS, upper_batch_size=ROWS)
+    )
 
 
 METHODS: dict[str, Callable[[], Pipeline]] = {
     "through-step, difference": lambda: pipeline(ThroughStep(upper_batch_size=ROWS)),
-    "through-step, per-source": lambda: pipeline(ThroughStep(derivative="per-source", upper_batch_size=ROWS)),
+    "through-step, per-source": lambda: pipeline(
+        ThroughStep(derivative="per-source", upper_batch_size=ROWS)
+    ),
     "through-step, exact": lambda: pipeline(ThroughStep(derivative="exact", upper_batch_size=ROWS)),
-    "one-step, difference": lambda: pipeline(OneStep(lr=1e-3, derivative="difference", batch_size=ROWS)),
+    "one-step, difference": lambda: pipeline(
+        OneStep(lr=1e-3, derivative="difference", batch_size=ROWS)
+    ),
     "one-step": lambda: pipeline(OneStep(lr=1e-3, batch_size=ROWS)),
     "unrolled, one": lambda: pipeline(Unrolled(upper_batch_size=ROWS)),
     "unrolled, two": lambda: pipeline(Unrolled(upper_batch_size=ROWS), steps=2),
@@ -78,8 +102,12 @@ METHODS: dict[str, Callable[[], Pipeline]] = {
     "implicit, jvp": lambda: implicit("jvp"),
     "implicit, difference": lambda: implicit("difference"),
     "scalebio": lambda: carried(Minimax(lr=1e-3, batch_size=ROWS, upper_batch_size=ROWS)),
-    "v-pbgd": lambda: carried(ValueGap(lr=1e-3, inner_lr=1e-3, batch_size=ROWS, upper_batch_size=ROWS)),
-    "bome": lambda: carried(DynamicBarrier(steps=2, lr=1e-3, inner_lr=1e-3, batch_size=ROWS, upper_batch_size=ROWS)),
+    "v-pbgd": lambda: carried(
+        ValueGap(lr=1e-3, inner_lr=1e-3, batch_size=ROWS, upper_batch_size=ROWS)
+    ),
+    "bome": lambda: carried(
+        DynamicBarrier(steps=2, lr=1e-3, inner_lr=1e-3, batch_size=ROWS, upper_batch_size=ROWS)
+    ),
     "soba": lambda: carried(Soba(lr=1e-3, v_lr=1e-3, batch_size=ROWS, upper_batch_size=ROWS)),
     "g-pbgd": lambda: carried(GradientNorm(lr=1e-3, batch_size=ROWS, upper_batch_size=ROWS)),
 }
@@ -109,10 +137,16 @@ COLUMNS: dict[str, tuple[dict[str, Any], dict[str, Any], tuple[str, ...]]] = {
 
 @pytest.fixture(scope="module")
 def files(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Source]:
-    folder, found = tmp_path_factory.mktemp("rows"), {}
+    folder = tmp_path_factory.mktemp("rows")
+    found = {}
     for name, rows in TEXTS.items():
         path = folder / f"{name}.jsonl"
-        path.write_text("".join(json.dumps({"prompt": prompt, "completion": answer}) + "\n" for prompt, answer in rows))
+        path.write_text(
+            "".join(
+                json.dumps({"prompt": prompt, "completion": answer}) + "\n"
+                for prompt, answer in rows
+            )
+        )
         found[name] = Source(path=str(path))
     return found
 
@@ -123,7 +157,11 @@ def mixture(files: Mapping[str, Source], model: BaseModel, **fields: Any) -> Sou
         sources={**files, "sums": evolve(files["sums"], rows=16)},
         validation={"sums": evolve(files["sums"], skip=16)},
         model=model,
-        adapter=Lora(rank=4, alpha=8.0, targets=("q_proj", "v_proj") if _kind(model) != "gpt2" else ("c_attn",)),
+        adapter=Lora(
+            rank=4,
+            alpha=8.0,
+            targets=("q_proj", "v_proj") if _kind(model) != "gpt2" else ("c_attn",),
+        ),
         template="plain",
         max_length=49,
         too_long="truncate",
@@ -147,7 +185,9 @@ def saved(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def problems(files: dict[str, Source], saved: Path) -> Iterator[Callable[[str, torch.device], Problem]]:
+def problems(
+    files: dict[str, Source], saved: Path
+) -> Iterator[Callable[[str, torch.device], Problem]]:
     """The problem of a column, built once."""
     made: dict[str, Problem] = {}
 
@@ -178,11 +218,14 @@ def test_a_cell_of_the_table(
     row: str, column: str, device: torch.device, problems: Callable[[str, torch.device], Problem]
 ) -> None:
     needed(column, device)
-    problem, method = problems(column, device), METHODS[row]()
+    problem = problems(column, device)
+    method = METHODS[row]()
     base: Any = problem.g.rows.model.model  # type: ignore[attr-defined]
     assert {leaf.device.type for leaf in base.parameters()} == {device.type}
     if row in COLUMNS[column][2]:
-        with pytest.raises(ConfigError, match=r"^(step 1: )?a loss has no second derivative here") as caught:
+        with pytest.raises(
+            ConfigError, match=r"^(step 1: )?a loss has no second derivative here"
+        ) as caught:
             run(method, problem, Budget(outer_steps=2))
         assert "take a hypergradient of first order" in str(caught.value)
         return
@@ -191,16 +234,24 @@ def test_a_cell_of_the_table(
     for record in records:
         size = record["hypergradient_norm"]
         assert math.isfinite(size), f"{row}, {column}: the hypergradient's norm is {size}"
-        assert math.isfinite(record["upper_loss"]), f"{row}, {column}: the upper loss is {record['upper_loss']}"
+        assert math.isfinite(record["upper_loss"]), (
+            f"{row}, {column}: the upper loss is {record['upper_loss']}"
+        )
     if row != "bome":  # its multiplier may be 0, and f does not depend on θ
-        assert records[-1]["hypergradient_norm"] > 0, f"{row}, {column}: no hypergradient after a step"
+        assert records[-1]["hypergradient_norm"] > 0, (
+            f"{row}, {column}: no hypergradient after a step"
+        )
 
 
 def hypergradient(method: Pipeline, problem: Problem) -> torch.Tensor:
-    """That of one step from a point where nothing vanishes (a fresh adapter has B = 0), through a branch without noise."""
+    """That of one step from a point where nothing vanishes (a fresh adapter has B = 0), through
+    a branch without noise.
+    """
     draw = torch.Generator().manual_seed(0)
     x0 = {
-        name: leaf + 0.05 * torch.randn(leaf.shape, generator=draw, dtype=torch.float64).to(leaf.device, leaf.dtype)
+        name: leaf
+        + 0.05
+        * torch.randn(leaf.shape, generator=draw, dtype=torch.float64).to(leaf.device, leaf.dtype)
         for name, leaf in problem.x0.items()
     }
     problem = evolve(problem, x0=x0)
@@ -230,8 +281,12 @@ def hypergradient(method: Pipeline, problem: Problem) -> torch.Tensor:
 
 @pytest.mark.parametrize("row", METHODS)
 @pytest.mark.parametrize("model", ["gpt2, float64", "qwen2, float32"])
-def test_the_hypergradient_is_the_cpus(row: str, model: str, device: torch.device, files: dict[str, Source]) -> None:
-    """Data, adapters and weights are drawn on the CPU, so a step without noise is the same one there and here."""
+def test_the_hypergradient_is_the_cpus(
+    row: str, model: str, device: torch.device, files: dict[str, Source]
+) -> None:
+    """Data, adapters and weights are drawn on the CPU, so a step without noise is the same one
+    there and here.
+    """
     precision: Any
     kind, _, precision = model.partition(", ")
     if precision == "float32" and "difference" in row:
@@ -239,6 +294,12 @@ def test_the_hypergradient_is_the_cpus(row: str, model: str, device: torch.devic
     dtype = getattr(torch, precision)
     config = GPT2 if kind == "gpt2" else QWEN2
     task = mixture(files, BaseModel(config=config, tokenizer="bytes", dtype=precision))
-    here, there = (hypergradient(METHODS[row](), task.problem(0, place, dtype)) for place in (device, torch.device("cpu")))
+    here, there = (
+        hypergradient(METHODS[row](), task.problem(0, place, dtype))
+        for place in (device, torch.device("cpu"))
+    )
     off = float((here - there).norm() / there.norm().clamp_min(1e-12))
-    assert off < 1e-3, f"{row}, {model}: {here.tolist()} on {device}, {there.tolist()} on the CPU, apart by {off:.1e}"
+    assert off < 1e-3, (
+        f"{row}, {model}: {here.tolist()} on {device}, {there.tolist()} on the CPU, apart by "
+        f"{off:.1e}"
+    )

@@ -1,4 +1,6 @@
-"""The fast route of matrix products on the device: chosen by what is measured there, in force in a run, and gone after it."""
+"""The fast route of matrix products on the device: chosen by what is measured there, in force in
+a run, and gone after it.
+"""
 
 from __future__ import annotations
 
@@ -20,7 +22,10 @@ pytestmark = pytest.mark.gpu
 def least_squares(device: torch.device) -> Problem:
     """A linear layer of 256 × 256 fitted to 512 rows: products that are worth a choice."""
     generator = torch.Generator().manual_seed(0)
-    a, b, w = (torch.randn(*shape, generator=generator).to(device) for shape in ((512, 256), (512, 256), (256, 256)))
+    a, b, w = (
+        torch.randn(*shape, generator=generator).to(device)
+        for shape in ((512, 256), (512, 256), (256, 256))
+    )
     rows = Data.of({"a": a, "b": b})
 
     def loss(theta: Tree, x: Tree, batch: Tree) -> torch.Tensor:
@@ -38,7 +43,9 @@ def test_what_is_measured_is_of_this_device(device: torch.device) -> None:
     for product in choice.products:
         assert product.errors["exact"] < 1e-5
         assert min(product.seconds.values()) > 0
-    accurate = max(p.errors["fast"] for p in choice.products) <= 4 * max(p.errors["exact"] for p in choice.products)
+    accurate = max(p.errors["fast"] for p in choice.products) <= 4 * max(
+        p.errors["exact"] for p in choice.products
+    )
     assert choice.route == "exact" or accurate
 
 
@@ -58,7 +65,9 @@ def test_a_run_takes_it_and_leaves_nothing_behind(device: torch.device) -> None:
         hypergradient=Implicit(solver=CG(max_steps=3)),
         outer=Adam(lr=0.1),
     )
-    result = run(method, least_squares(device), Budget(outer_steps=2), settings=RunSettings(matmul="fast"))
+    result = run(
+        method, least_squares(device), Budget(outer_steps=2), settings=RunSettings(matmul="fast")
+    )
     assert result.execution is not None
     assert result.execution.matmul.route == "fast"
     assert torch.get_float32_matmul_precision() == before

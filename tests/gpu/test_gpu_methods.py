@@ -30,11 +30,15 @@ STEPS = 3
 
 
 def _method_and_task(name: str) -> tuple[Any, Any]:
-    """A method and a task for it; None for one that needs data sources and gets the kit's mixture of two."""
+    """A method and a task for it; None for one that needs data sources and gets the kit's
+    mixture of two.
+    """
     target = Registry.load().get("method", name).target
     if not isinstance(target, Composition):
         made = instance_of(target)
-        return made, None if "sources" in compat.needs(made) else RunConfig.from_dict(_table("quadratic", "uniform")).task
+        return made, None if "sources" in compat.needs(made) else RunConfig.from_dict(
+            _table("quadratic", "uniform")
+        ).task
     refused: ConfigError | None = None
     for task in SMALL:
         try:
@@ -58,7 +62,9 @@ def _fields(name: str) -> dict[str, Any]:
     """Five lower steps instead of many; the mixture to keep, for the method that keeps one."""
     target = Registry.load().get("method", name).target
     parts = getattr(target, "parts", {})
-    fields: dict[str, Any] = {"generator": {"steps": 5}} if parts.get("generator", {}).get("steps", 1) > 5 else {}
+    fields: dict[str, Any] = (
+        {"generator": {"steps": 5}} if parts.get("generator", {}).get("steps", 1) > 5 else {}
+    )
     return fields | ({"mixture": {"near": 1.0}} if name == "fixed" else {})
 
 
@@ -70,7 +76,8 @@ def _problem(method: Any, task: Any, device: torch.device) -> Problem:
 
 
 def _stepped(method: Any, problem: Problem) -> Any:
-    state, records = method.init(problem, 4), []
+    state = method.init(problem, 4)
+    records = []
     for step in range(STEPS):
         state, record = method.step(problem, state, step / STEPS)
         records.append(record)
@@ -89,7 +96,12 @@ def test_three_steps(name: str, device: torch.device, draws: Draws) -> None:
     trees = {part: there[part] for part in ("theta", "x")}
     astray = elsewhere(trees, device)
     assert not astray, f"not on {device}: {astray}"
-    broken = [f"{part}.{leaf}" for part, tree in trees.items() for leaf, each in tree.items() if not each.isfinite().all()]
+    broken = [
+        f"{part}.{leaf}"
+        for part, tree in trees.items()
+        for leaf, each in tree.items()
+        if not each.isfinite().all()
+    ]
     assert not broken, f"not finite: {broken}"
     if not draws.on_device:
         differs = difference(here, brought(there), rtol=1e-5)
@@ -115,7 +127,10 @@ def _looked_at(task: Any, device: torch.device) -> dict[str, Any]:
     data = {"lower": problem.lower_data, **problem.upper_data}
     assert {each.device.type for each in data.values() if each.size} <= {device.type}
     drawn = {role: each.draw(Key(1), 4, 2) for role, each in data.items()}
-    batches = {role: each.batch(None if drawn[role] is None else drawn[role][0]) for role, each in data.items()}
+    batches = {
+        role: each.batch(None if drawn[role] is None else drawn[role][0])
+        for role, each in data.items()
+    }
     start = problem.initial(Key(2))
     closed = getattr(task, "closed_form", None)
     exact = closed(3, device, F64) if closed is not None else None
@@ -129,7 +144,9 @@ def _looked_at(task: Any, device: torch.device) -> dict[str, Any]:
             "batches": batches,
             "projected": problem.project(problem.theta0),
             "g": problem.g(problem.theta0, start, batches["lower"]),
-            "f": {role: problem.f(problem.theta0, start, batches[role]) for role in problem.upper_data},
+            "f": {
+                role: problem.f(problem.theta0, start, batches[role]) for role in problem.upper_data
+            },
             "solution": exact.solution(problem.theta0) if exact is not None else None,
             "weights": sources.weights(problem.theta0) if sources is not None else None,
             "metrics": dict(problem.evaluate(problem.theta0, start)),

@@ -1,4 +1,6 @@
-"""Modules on the device: rows may stay on the CPU, masks and fresh parameters are the CPU's, recurrent layers have products."""
+"""Modules on the device: rows may stay on the CPU, masks and fresh parameters are the CPU's,
+recurrent layers have products.
+"""
 
 from __future__ import annotations
 
@@ -21,19 +23,26 @@ def loss(model: Any, batch: Tree) -> Tensor:
 
 def rows() -> Data:
     draw = torch.Generator().manual_seed(0)
-    return Data.of({name: torch.randn(shape, generator=draw) for name, shape in (("a", (12, 3)), ("y", (12,)))})
+    return Data.of(
+        {name: torch.randn(shape, generator=draw) for name, shape in (("a", (12, 3)), ("y", (12,)))}
+    )
 
 
 def problem(model: nn.Module, data: Data) -> Problem:
-    return Problem.of_module(model, loss, data, dict.fromkeys(ROLES, data), fresh=fresh_parameters(model))
+    return Problem.of_module(
+        model, loss, data, dict.fromkeys(ROLES, data), fresh=fresh_parameters(model)
+    )
 
 
 def test_a_module_on_the_device_computes_what_it_does_on_the_cpu(device: torch.device) -> None:
     torch.manual_seed(0)
-    here = nn.Sequential(nn.Linear(3, 6), nn.BatchNorm1d(6), nn.Tanh(), nn.Dropout(0.5), nn.Linear(6, 1))
+    here = nn.Sequential(
+        nn.Linear(3, 6), nn.BatchNorm1d(6), nn.Tanh(), nn.Dropout(0.5), nn.Linear(6, 1)
+    )
     there = copy.deepcopy(here).to(device)
     data = rows()
-    on_cpu, on_device = problem(here, data), problem(there, data)
+    on_cpu = problem(here, data)
+    on_device = problem(there, data)
     batch = data.batch(torch.arange(8))
     assert on_device.theta0["theta"].device.type == device.type
     for value in ("g", "f"):
@@ -41,12 +50,18 @@ def test_a_module_on_the_device_computes_what_it_does_on_the_cpu(device: torch.d
         have = getattr(on_device, value)(on_device.theta0, on_device.x0, batch)
         assert have.device.type == device.type
         torch.testing.assert_close(have.cpu(), want)
-    drawn, again = on_device.initial(Key(1)), on_cpu.initial(Key(1))
-    assert all(leaf.device.type == device.type and torch.equal(leaf.cpu(), again[name]) for name, leaf in drawn.items())
+    drawn = on_device.initial(Key(1))
+    again = on_cpu.initial(Key(1))
+    assert all(
+        leaf.device.type == device.type and torch.equal(leaf.cpu(), again[name])
+        for name, leaf in drawn.items()
+    )
 
 
 @pytest.mark.parametrize("kind", [nn.LSTM, nn.GRU])
-def test_recurrent_layers_have_products_on_the_device(kind: type[nn.RNNBase], device: torch.device) -> None:
+def test_recurrent_layers_have_products_on_the_device(
+    kind: type[nn.RNNBase], device: torch.device
+) -> None:
     class Recurrent(nn.Module):
         def __init__(self) -> None:
             super().__init__()
@@ -59,7 +74,8 @@ def test_recurrent_layers_have_products_on_the_device(kind: type[nn.RNNBase], de
     torch.manual_seed(0)
     data = rows()
     p = problem(Recurrent().to(device), data)
-    batch, size = data.batch(None), sum(leaf.numel() for leaf in p.x0.values())
+    batch = data.batch(None)
+    size = sum(leaf.numel() for leaf in p.x0.values())
     v = torch.randn(size, generator=torch.Generator().manual_seed(1)).to(device)
     backward, forward, apart = (
         curvature(lambda x: p.g(p.theta0, x, batch), p.x0, strategy).matvec(v)  # type: ignore[arg-type]
@@ -73,5 +89,7 @@ def test_a_module_on_two_devices_is_refused_where_both_are_trained(device: torch
     if device.type == "cpu":
         pytest.skip("one device")
     model = nn.Sequential(nn.Linear(3, 4), nn.Linear(4, 1).to(device))
-    with pytest.raises(ConfigError, match=r"the trained parameters are on cpu and cuda:0\n.*one device"):
+    with pytest.raises(
+        ConfigError, match=r"the trained parameters are on cpu and cuda:0\n.*one device"
+    ):
         problem(model, rows())

@@ -35,11 +35,18 @@ def _cleaning(device: torch.device, hidden: int = 8, dtype: torch.dtype = F64) -
 
 def _method(**outer: Any) -> Pipeline:
     generator = Branches(count=3, steps=4, noise=0.05, batch_size=20)
-    return Pipeline(generator=generator, selector=BestOfN(), hypergradient=Implicit(solver=CG()), **({"outer": Adam()} | outer))
+    return Pipeline(
+        generator=generator,
+        selector=BestOfN(),
+        hypergradient=Implicit(solver=CG()),
+        **({"outer": Adam()} | outer),
+    )
 
 
 def test_auto_stacks_on_a_gpu(device: torch.device) -> None:
-    """Candidates too large to be stacked on a CPU: how often g is called tells a stack from a loop."""
+    """Candidates too large to be stacked on a CPU: how often g is called tells a stack from a
+    loop.
+    """
     problem = _cleaning(device, hidden=1024, dtype=torch.float32)
     calls: Counter[str] = Counter()
 
@@ -72,8 +79,19 @@ def test_one_seed_gives_the_same_bits_twice(device: torch.device, tmp_path: Path
     for name in ("one", "two"):
         folder = RunFolder(tmp_path / name)
         folder.create("", {})
-        run(_method(), _cleaning(device, dtype=torch.float32), Budget(outer_steps=6), seed=5, folder=folder)
-        kept = [folder.steps, folder.summary, folder.checkpoint, folder.path / "checkpoint-6.safetensors"]
+        run(
+            _method(),
+            _cleaning(device, dtype=torch.float32),
+            Budget(outer_steps=6),
+            seed=5,
+            folder=folder,
+        )
+        kept = [
+            folder.steps,
+            folder.summary,
+            folder.checkpoint,
+            folder.path / "checkpoint-6.safetensors",
+        ]
         files.append({path.name: path.read_bytes() for path in kept})
     differ = [name for name in files[0] if files[0][name] != files[1][name]]
     assert not differ, f"these differ between two runs of one seed: {differ}"
@@ -86,7 +104,9 @@ def test_another_generator_state_of_the_device_changes_nothing(device: torch.dev
         with torch.random.fork_rng(devices=[0] if device.type == "cuda" else []):
             torch.manual_seed(seed)
             before = _global_state(device)
-            found.append(snapshot(run(_method(), _cleaning(device), Budget(outer_steps=2), seed=5).theta))
+            found.append(
+                snapshot(run(_method(), _cleaning(device), Budget(outer_steps=2), seed=5).theta)
+            )
             assert torch.equal(before, _global_state(device))
     assert not difference(*found)
 
@@ -96,7 +116,10 @@ def _global_state(device: torch.device) -> torch.Tensor:
 
 
 SOLVERS = [
-    *(ScipySolver(method=method, ridge=0.0, rtol=1e-8) for method in ("cg", "minres", "gmres", "bicgstab")),
+    *(
+        ScipySolver(method=method, ridge=0.0, rtol=1e-8)
+        for method in ("cg", "minres", "gmres", "bicgstab")
+    ),
     LinearOperatorSolver(ridge=0.0, rtol=1e-8),
 ]
 
@@ -105,21 +128,34 @@ SOLVERS = [
 def test_solvers_of_others_take_the_devices_tensors(solver: Any, device: torch.device) -> None:
     with inputs_on(device):
         known = problems.ridge()
-        estimate, _ = Implicit(solver=solver).estimate(known.problem, known.theta, known.branch(), KEY, {"v": None})
+        estimate, _ = Implicit(solver=solver).estimate(
+            known.problem, known.theta, known.branch(), KEY, {"v": None}
+        )
         exact = known.gradient()
     assert not elsewhere(snapshot(estimate), device)
     differs = difference(snapshot(exact), snapshot(estimate.value), rtol=1e-6)
     assert not differs, f"{differs} (in closed form)"
 
 
-@pytest.mark.parametrize("optimizer", ["SGD", "Adam", "AdamW", "NAdam", "RMSprop", "Adagrad", "Rprop"])
-def test_an_optimizer_of_torch_steps_there_and_goes_on_from_disk(optimizer: str, device: torch.device, tmp_path: Path) -> None:
-    """Some count their steps on the CPU and some beside θ: read from disk, each finds its count where it wants it."""
+@pytest.mark.parametrize(
+    "optimizer", ["SGD", "Adam", "AdamW", "NAdam", "RMSprop", "Adagrad", "Rprop"]
+)
+def test_an_optimizer_of_torch_steps_there_and_goes_on_from_disk(
+    optimizer: str, device: torch.device, tmp_path: Path
+) -> None:
+    """Some count their steps on the CPU and some beside θ: read from disk, each finds its count
+    where it wants it.
+    """
     outer = TorchOptimizer(optimizer=optimizer, settings={"lr": 0.05})
-    theta = {"a": torch.linspace(-1, 1, 5, dtype=F64, device=device), "b": torch.ones(2, 2, dtype=F64, device=device)}
+    theta = {
+        "a": torch.linspace(-1, 1, 5, dtype=F64, device=device),
+        "b": torch.ones(2, 2, dtype=F64, device=device),
+    }
     state = outer.init(theta)
     for _ in range(3):
-        theta, state = outer.step(theta, {name: leaf - 0.3 for name, leaf in theta.items()}, state, 0.5)
+        theta, state = outer.step(
+            theta, {name: leaf - 0.3 for name, leaf in theta.items()}, state, 0.5
+        )
     folder = RunFolder(tmp_path / "run")
     folder.create("", {})
     folder.save({"theta": theta, "outer": state}, 3)
@@ -134,7 +170,8 @@ def test_an_optimizer_of_torch_steps_there_and_goes_on_from_disk(optimizer: str,
 
 def test_chunk_bounds_memory_and_changes_nothing_else(device: torch.device) -> None:
     problem = _cleaning(device, hidden=512)
-    found, peaks = [], []
+    found = []
+    peaks = []
     for chunk in (None, 1):
         generator = Branches(count=16, steps=3, mode="stacked", chunk=chunk)
         start = generator.init(problem, KEY)
@@ -146,13 +183,18 @@ def test_chunk_bounds_memory_and_changes_nothing_else(device: torch.device) -> N
     differs = difference(*found, rtol=1e-9)
     assert not differs, f"with chunk = 1, {differs}"
     if device.type == "cuda":
-        assert peaks[1] < 0.75 * peaks[0], f"the peak is {peaks[0]:,} bytes with all in one pass, {peaks[1]:,} with chunk = 1"
+        assert peaks[1] < 0.75 * peaks[0], (
+            f"the peak is {peaks[0]:,} bytes with all in one pass, {peaks[1]:,} with chunk = 1"
+        )
 
 
 def test_a_device_that_is_not_there_is_one_error(cuda: torch.device) -> None:
     number = torch.cuda.device_count()
     with pytest.raises(
-        ConfigError, match=f"device 'cuda:{number}' asked for, but the last that torch sees is 'cuda:{number - 1}'"
+        ConfigError,
+        match=(
+            f"device 'cuda:{number}' asked for, but the last that torch sees is 'cuda:{number - 1}'"
+        ),
     ):
         device_called(f"cuda:{number}")
     assert device_called("cuda:0").index == 0

@@ -1,4 +1,6 @@
-"""Compiled programs on the device: the numbers of the run as it is written, recorded as CUDA graphs, and nothing waited for."""
+"""Compiled programs on the device: the numbers of the run as it is written, recorded as CUDA
+graphs, and nothing waited for.
+"""
 
 from __future__ import annotations
 
@@ -49,7 +51,9 @@ def method(branches: dict[str, Any], hypergradient: dict[str, Any]) -> Pipeline:
     return Pipeline(
         generator=Branches(**{"count": 3, "steps": 4, "lr": 0.05, "batch_size": 8, **branches}),
         selector=BestOfN(),
-        hypergradient=Implicit(**{"solver": CG(ridge=0.5, rtol=1e-8, max_steps=8), **hypergradient}),
+        hypergradient=Implicit(
+            **{"solver": CG(ridge=0.5, rtol=1e-8, max_steps=8), **hypergradient}
+        ),
         outer=Adam(lr=0.1),
     )
 
@@ -58,15 +62,28 @@ def method(branches: dict[str, Any], hypergradient: dict[str, Any]) -> Pipeline:
     ("branches", "hypergradient"),
     [
         ({}, {}),
-        ({"mode": "loop", "momentum": 0.9}, {"warm_start": True, "batch_size": 16, "upper_batch_size": 3}),
-        ({"optimizer": "adamw", "schedule": "cosine", "lr_spread": (0.5, 2.0)}, {"strategy": "jvp"}),
-        ({"batch_size": None, "clip": 0.2, "noise": 0.1}, {"solver": MINRES(ridge=0.5), "strategy": "difference"}),
+        (
+            {"mode": "loop", "momentum": 0.9},
+            {"warm_start": True, "batch_size": 16, "upper_batch_size": 3},
+        ),
+        (
+            {"optimizer": "adamw", "schedule": "cosine", "lr_spread": (0.5, 2.0)},
+            {"strategy": "jvp"},
+        ),
+        (
+            {"batch_size": None, "clip": 0.2, "noise": 0.1},
+            {"solver": MINRES(ridge=0.5), "strategy": "difference"},
+        ),
     ],
 )
 def test_a_compiled_run_is_the_same(
-    device: torch.device, recordings: list[Recording], branches: dict[str, Any], hypergradient: dict[str, Any]
+    device: torch.device,
+    recordings: list[Recording],
+    branches: dict[str, Any],
+    hypergradient: dict[str, Any],
 ) -> None:
-    pipeline, problem = method(branches, hypergradient), compiled_problem(device)
+    pipeline = method(branches, hypergradient)
+    problem = compiled_problem(device)
     tolerances = {"rtol": 1e-7, "atol": 1e-9}
     if hypergradient.get("strategy") == "difference":  # which blows rounding up
         tolerances = {"rtol": 1e-4, "atol": 1e-6}
@@ -85,16 +102,21 @@ def test_a_compiled_run_is_the_same(
 def test_all_programs_of_a_step_are_recorded(
     device: torch.device, recordings: list[Recording], caplog: pytest.LogCaptureFixture
 ) -> None:
-    problem, pipeline = compiled_problem(device), method({}, {})
+    problem = compiled_problem(device)
+    pipeline = method({}, {})
     with caplog.at_level(logging.WARNING, "hgms.programs"):
         pipeline.step(problem, pipeline.init(problem, 0))
     assert not caplog.records, [record.getMessage() for record in caplog.records]
-    assert len(recordings) == 5, "a block of lower steps, the selection, the linearisation, the mixed product, the solve"
+    assert len(recordings) == 5, (
+        "a block of lower steps, the selection, the linearisation, the mixed product, the solve"
+    )
 
 
 def test_compiled_lower_steps_and_selections_do_not_wait(device: torch.device) -> None:
-    problem, key = compiled_problem(device), Key(0)
-    generator, selector = Branches(count=3, steps=4, batch_size=8), BestOfN()
+    problem = compiled_problem(device)
+    key = Key(0)
+    generator = Branches(count=3, steps=4, batch_size=8)
+    selector = BestOfN()
     start = generator.init(problem, key)
 
     def call() -> None:
@@ -107,7 +129,9 @@ def test_compiled_lower_steps_and_selections_do_not_wait(device: torch.device) -
         call()
 
 
-def test_a_number_of_the_cpu_is_read_at_every_call(cuda: torch.device, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_number_of_the_cpu_is_read_at_every_call(
+    cuda: torch.device, caplog: pytest.LogCaptureFixture
+) -> None:
     scaled = Programs()(("scaled",), lambda x, number: x * number)
     x = torch.arange(3.0, device=cuda)
     with caplog.at_level(logging.WARNING, "hgms.programs"):
@@ -116,7 +140,9 @@ def test_a_number_of_the_cpu_is_read_at_every_call(cuda: torch.device, caplog: p
     assert "is launched kernel by kernel" in caplog.text
 
 
-def test_what_cannot_be_recorded_is_compiled_all_the_same(cuda: torch.device, caplog: pytest.LogCaptureFixture) -> None:
+def test_what_cannot_be_recorded_is_compiled_all_the_same(
+    cuda: torch.device, caplog: pytest.LogCaptureFixture
+) -> None:
     def through_the_cpu(x: Tensor) -> Tensor:
         return x * x.sum().cpu().to(x.device)
 

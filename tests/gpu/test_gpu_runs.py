@@ -73,7 +73,11 @@ def _folder(place: Path) -> Path:
 
 def _contents(place: Path) -> dict[str, bytes]:
     """What a run leaves behind that its clock has no part in."""
-    kept = [each for each in _folder(place).iterdir() if each.name.startswith(("checkpoint", "steps", "summary"))]
+    kept = [
+        each
+        for each in _folder(place).iterdir()
+        if each.name.startswith(("checkpoint", "steps", "summary"))
+    ]
     assert len(kept) == 4, sorted(kept)
     return {each.name: each.read_bytes() for each in kept}
 
@@ -83,22 +87,39 @@ def _same(one: dict[str, bytes], other: dict[str, bytes]) -> None:
     for name in one:
         if one[name] != other[name] and not name.endswith(".safetensors"):
             rows = zip(one[name].splitlines(), other[name].splitlines(), strict=False)
-            told = next((f"{a!r}\n{b!r}" for a, b in rows if a != b), "the shorter is the longer's beginning")
+            told = next(
+                (f"{a!r}\n{b!r}" for a, b in rows if a != b),
+                "the shorter is the longer's beginning",
+            )
             raise AssertionError(f"{name} differs first at\n{told}")
         assert one[name] == other[name], f"{name} differs"
 
 
 @pytest.mark.usefixtures("deterministic")
 def test_killed_and_resumed_equals_left_alone(tmp_path: Path, device: torch.device) -> None:
-    """With noise and minibatches, under deterministic algorithms: bit for bit, also from one process to another."""
+    """With noise and minibatches, under deterministic algorithms: bit for bit, also from one
+    process to another.
+    """
     run_config(_prepared(tmp_path / "whole", device))
 
     place = tmp_path / "killed"
     config = _prepared(place, device)
     process = subprocess.Popen(
-        [sys.executable, "-c", DETERMINISTIC, "run", "run.toml", "--set", f"run.out={place / 'runs'}"],
-        cwd=place, env=os.environ, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, start_new_session=True,
-    )  # fmt: skip
+        [
+            sys.executable,
+            "-c",
+            DETERMINISTIC,
+            "run",
+            "run.toml",
+            "--set",
+            f"run.out={place / 'runs'}",
+        ],
+        cwd=place,
+        env=os.environ,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.PIPE,
+        start_new_session=True,
+    )
     until = time.monotonic() + 90
     while process.poll() is None and rows_written(place) < STEPS // 6 and time.monotonic() < until:
         time.sleep(0.002)
@@ -136,14 +157,20 @@ def test_compare_writes_the_peak_of_gpu_memory(tmp_path: Path, device: torch.dev
     told = json.loads((_folder(tmp_path) / "resources.json").read_bytes())
     if device.type == "cuda":
         # the training images alone are 100·64 numbers
-        assert 4 * 100 * 64 < told["peak_gpu_memory_bytes"] <= torch.cuda.get_device_properties(0).total_memory
+        assert (
+            4 * 100 * 64
+            < told["peak_gpu_memory_bytes"]
+            <= torch.cuda.get_device_properties(0).total_memory
+        )
     else:
         assert told["peak_gpu_memory_bytes"] is None
 
 
 @frozen(kw_only=True)
 class Queued:
-    """A step that hands work to the device and asks for nothing back: only a clock that waits sees how long it takes."""
+    """A step that hands work to the device and asks for nothing back: only a clock that waits
+    sees how long it takes.
+    """
 
     name = "queued"
     products: int
@@ -177,12 +204,16 @@ def test_a_budget_of_seconds_waits_for_the_device(device: torch.device) -> None:
         launched = time.perf_counter() - began
         one = _now(device) - began
     if device.type == "cuda":
-        assert launched < 0.5 * one, f"launching took {launched:.4f} s of {one:.4f} s: this device works at once"
+        assert launched < 0.5 * one, (
+            f"launching took {launched:.4f} s of {one:.4f} s: this device works at once"
+        )
     budget = 10 * one
     result = run(method, problem, Budget(seconds=budget), settings=RunSettings(evaluate_every=1000))
     steps = result.summary["outer_steps"]
     assert result.seconds >= budget
-    assert result.seconds <= budget + 5 * one, f"{result.seconds:.4f} s under a budget of {budget:.4f} s"
+    assert result.seconds <= budget + 5 * one, (
+        f"{result.seconds:.4f} s under a budget of {budget:.4f} s"
+    )
     assert 4 <= steps <= 20, f"{steps} steps of {one:.4f} s under a budget of {budget:.4f} s"
 
 
@@ -192,11 +223,14 @@ def _now(device: torch.device) -> float:
     return time.perf_counter()
 
 
-# --- out of memory -----------------------------------------------------------------------------------------------------
+# --- out of memory
+# --------------------------------------------------------------------------------------------------
 
 LARGE = {"train_size": 600, "hidden": 4096}
 COUNT = 64
-"""64 candidates of 64·4096 weights and 256 rows of activations each: about 0.3 GB of activations in one pass."""
+"""64 candidates of 64·4096 weights and 256 rows of activations each: about 0.3 GB of activations
+in one pass.
+"""
 
 
 @pytest.fixture
@@ -214,7 +248,9 @@ class Memory:
         gc.collect()
         torch.cuda.empty_cache()
         total = torch.cuda.get_device_properties(0).total_memory
-        torch.cuda.set_per_process_memory_fraction((torch.cuda.memory_reserved() + spare) / total, 0)
+        torch.cuda.set_per_process_memory_fraction(
+            (torch.cuda.memory_reserved() + spare) / total, 0
+        )
 
     def free(self) -> None:
         torch.cuda.set_per_process_memory_fraction(1.0, 0)
@@ -227,7 +263,12 @@ def _large(place: Path, steps: int) -> RunConfig:
         "task": {"name": "hyper-cleaning", **LARGE},
         "method": {"name": "hg-ms", "generator": {"count": COUNT, "steps": 2}},
         "budget": f"{steps} steps",
-        "run": {"device": "cuda", "threads": 1, "out": str(place / "runs"), "checkpoint_seconds": 1e6},
+        "run": {
+            "device": "cuda",
+            "threads": 1,
+            "out": str(place / "runs"),
+            "checkpoint_seconds": 1e6,
+        },
     }
     return RunConfig.from_dict(table)
 
@@ -242,7 +283,9 @@ def test_out_of_memory_in_the_midst_keeps_the_state(tmp_path: Path, memory: Memo
     lines = str(caught.value).splitlines()
     assert lines[0].startswith("step 3: out of memory: "), lines
     assert lines[1] == "  the state after step 2 is kept"
-    assert lines[2].startswith("  method.generator: lower chunk (now all; the same result), lower batch_size (now 256)")
+    assert lines[2].startswith(
+        "  method.generator: lower chunk (now all; the same result), lower batch_size (now 256)"
+    )
     told = json.loads((_folder(tmp_path) / "summary.json").read_bytes())
     assert (told["status"], told["outer_steps"]) == ("failed", 2)
 
@@ -253,7 +296,9 @@ def test_out_of_memory_in_the_midst_keeps_the_state(tmp_path: Path, memory: Memo
 
 
 def test_out_of_memory_on_the_command_line(tmp_path: Path, memory: Memory) -> None:
-    """One message, the exit code of a run that failed, no traceback; with more memory ``--resume`` runs it."""
+    """One message, the exit code of a run that failed, no traceback; with more memory
+    ``--resume`` runs it.
+    """
     (tmp_path / "run.toml").write_text(_large(tmp_path, 2).to_toml())
     memory.limit(100_000_000)
     done = CliRunner().invoke(main, ["run", str(tmp_path / "run.toml")])

@@ -1,4 +1,6 @@
-"""Where a step waits for the GPU: a generator, a selector and an estimator of first order do not; a solver's test does."""
+"""Where a step waits for the GPU: a generator, a selector and an estimator of first order do
+not; a solver's test does.
+"""
 
 from __future__ import annotations
 
@@ -23,7 +25,9 @@ pytestmark = [pytest.mark.gpu, pytest.mark.plugins]
 
 F64 = torch.float64
 KEY = Key(5)
-ROWS, FEATURES, HIDDEN = 40, 6, 5
+ROWS = 40
+FEATURES = 6
+HIDDEN = 5
 
 
 def _problem(device: torch.device) -> Problem:
@@ -40,7 +44,9 @@ def _problem(device: torch.device) -> Problem:
 
     def lower(theta: Tree, x: Tree, batch: Tree) -> torch.Tensor:
         weights = theta["logits"][batch["index"]].sigmoid()
-        return (weights * fit(x, batch)).mean() + 0.05 * (x["w"].square().sum() + x["v"].square().sum())
+        return (weights * fit(x, batch)).mean() + 0.05 * (
+            x["w"].square().sum() + x["v"].square().sum()
+        )
 
     return Problem(
         theta0={"logits": torch.zeros(ROWS, dtype=F64, device=device)},
@@ -68,7 +74,9 @@ GENERATORS = {
     "loop": Branches(count=4, steps=10, mode="loop", momentum=0.9),
     "chunks": Branches(count=4, steps=10, chunk=3),
     "per branch": Branches(count=4, steps=10, carry_rule="per-branch"),
-    "spread": Branches(count=4, steps=10, weight_decay=0.1, lr_spread=(0.5, 2.0), decay_spread=(0.5, 2.0)),
+    "spread": Branches(
+        count=4, steps=10, weight_decay=0.1, lr_spread=(0.5, 2.0), decay_spread=(0.5, 2.0)
+    ),
     "one": Branches(count=1, steps=10),
     "trajectory": Trajectory(steps=10, every=2, batch_size=8),
     "ula": Ula(count=4, steps=10, batch_size=8),
@@ -88,7 +96,9 @@ def test_a_generator_does_not_wait(generator: Any, device: torch.device) -> None
     _twice(device, call)
 
 
-@pytest.mark.parametrize("selector", [BestOfN(), BestOfN(batch_size=8), BestOfN(mode="loop"), Worst(), First()], ids=repr)
+@pytest.mark.parametrize(
+    "selector", [BestOfN(), BestOfN(batch_size=8), BestOfN(mode="loop"), Worst(), First()], ids=repr
+)
 def test_a_selector_does_not_wait(selector: Any, device: torch.device) -> None:
     problem = _problem(device)
     generator = Branches(count=4, steps=2, noise=0.1)
@@ -96,14 +106,24 @@ def test_a_selector_does_not_wait(selector: Any, device: torch.device) -> None:
     _twice(device, lambda: found.at(selector.select(problem, problem.theta0, found, KEY).index))
 
 
-ESTIMATORS = [ThroughStep(), ThroughStep(derivative="exact"), ThroughStep(upper_batch_size=8), OneStep(), OneStep(batch_size=8)]
+ESTIMATORS = [
+    ThroughStep(),
+    ThroughStep(derivative="exact"),
+    ThroughStep(upper_batch_size=8),
+    OneStep(),
+    OneStep(batch_size=8),
+]
 
 
 @pytest.mark.parametrize("estimator", ESTIMATORS, ids=repr)
 def test_an_estimator_of_first_order_does_not_wait(estimator: Any, device: torch.device) -> None:
     problem = _problem(device)
     last = LastStep(x=problem.x0, batch=problem.lower_data.batch(None), rows=ROWS, rate=0.1)
-    branch = Branch(x=problem.x0, replay=lambda theta, last: pytest.fail("no branch is run again"), next_step=lambda key: last)
+    branch = Branch(
+        x=problem.x0,
+        replay=lambda theta, last: pytest.fail("no branch is run again"),
+        next_step=lambda key: last,
+    )
     state = estimator.init(problem)
     _twice(device, lambda: estimator.estimate(problem, problem.theta0, branch, KEY, state))
 
@@ -116,31 +136,49 @@ def test_an_outer_step_does_not_wait(projection: Any, device: torch.device) -> N
     _twice(device, lambda: norm(outer.step(theta, theta, state, 0.5)[0]))
 
 
-# --- what has to wait, and how often ------------------------------------------------------------------------------------
+# --- what has to wait, and how often
+# --------------------------------------------------------------------------------------------------
 
 STEPS = {
     "through-step": (Branches(count=4, steps=10, noise=0.1, batch_size=8), ThroughStep(), 0),
-    # The branch is run again on the CPU's say which one it was: its noise and its batches come from keys.
-    "through-step, own batch": (Branches(count=4, steps=10, noise=0.1, batch_size=8), ThroughStep(batch="own"), 1),
-    "through-step, one branch": (Branches(count=1, steps=10, batch_size=8), ThroughStep(batch="own"), 0),
+    # The branch is run again on the CPU's say which one it was: its noise and its batches come from
+    # keys.
+    "through-step, own batch": (
+        Branches(count=4, steps=10, noise=0.1, batch_size=8),
+        ThroughStep(batch="own"),
+        1,
+    ),
+    "through-step, one branch": (
+        Branches(count=1, steps=10, batch_size=8),
+        ThroughStep(batch="own"),
+        0,
+    ),
     "unrolled": (Branches(count=4, steps=10, noise=0.1, batch_size=8), Unrolled(), 1),
     "unrolled, one branch": (Branches(count=1, steps=10, batch_size=8), Unrolled(), 0),
     "one-step": (Branches(count=4, steps=10, noise=0.1, batch_size=8), OneStep(), 0),
     "identity": (Branches(count=4, steps=10, noise=0.1), Implicit(solver=Identity()), 1),
 }
-"""(generator, estimator, waits a step): beside these only the numbers of a record leave the device, after the step."""
+"""(generator, estimator, waits a step): beside these only the numbers of a record leave the
+device, after the step.
+"""
 
 
 @pytest.mark.parametrize("case", STEPS)
-def test_an_outer_step_waits_so_often(case: str, device: torch.device, capsys: pytest.CaptureFixture[str]) -> None:
+def test_an_outer_step_waits_so_often(
+    case: str, device: torch.device, capsys: pytest.CaptureFixture[str]
+) -> None:
     generator, estimator, expected = STEPS[case]
     problem = _problem(device)
-    method = Pipeline(generator=generator, selector=BestOfN(), hypergradient=estimator, outer=Adam())
+    method = Pipeline(
+        generator=generator, selector=BestOfN(), hypergradient=estimator, outer=Adam()
+    )
     state, _ = method.step(problem, method.init(problem, 0))
     with waits(device) as found:
         method.step(problem, state)
     _tell(capsys, f"an outer step with {case}", found)
-    assert found.total() <= expected, f"it waits {found.total()} times at {dict(found)}; {expected} are known of"
+    assert found.total() <= expected, (
+        f"it waits {found.total()} times at {dict(found)}; {expected} are known of"
+    )
 
 
 @frozen
@@ -165,7 +203,9 @@ SOLVERS = {
 
 
 @pytest.mark.parametrize("name", SOLVERS)
-def test_a_solver_waits_about_once_an_iteration(name: str, device: torch.device, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_solver_waits_about_once_an_iteration(
+    name: str, device: torch.device, capsys: pytest.CaptureFixture[str]
+) -> None:
     solver, allowed = SOLVERS[name]
     h = Diagonal(torch.linspace(0.5, 1.5, 24, dtype=F64, device=device))
     b = torch.randn(24, generator=Key(3).generator(), dtype=F64).to(device)
@@ -173,7 +213,9 @@ def test_a_solver_waits_about_once_an_iteration(name: str, device: torch.device,
     with waits(device) as found:
         solver.solve(h.matvec, b, None)
     _tell(capsys, f"{name}, {iterations} iterations", found)
-    assert found.total() <= allowed(iterations), f"{iterations} iterations wait {found.total()} times at {dict(found)}"
+    assert found.total() <= allowed(iterations), (
+        f"{iterations} iterations wait {found.total()} times at {dict(found)}"
+    )
 
 
 def _tell(capsys: pytest.CaptureFixture[str], what: str, found: Counter[str]) -> None:

@@ -22,7 +22,9 @@ from hgms_mix.evaluation.answers import gsm8k_gold, math_gold, numbers
 from hgms_mix.evaluation.questions import Question, load
 from hgms_mix.evaluation.scores import score
 
-data = pytest.mark.skipif("HGMS_DATA" not in os.environ, reason="HGMS_DATA is not set: no GSM8K and MATH to score")
+data = pytest.mark.skipif(
+    "HGMS_DATA" not in os.environ, reason="HGMS_DATA is not set: no GSM8K and MATH to score"
+)
 
 
 @pytest.fixture(scope="module")
@@ -31,7 +33,8 @@ def verifier() -> Iterator[Verifier]:
         yield process
 
 
-# --- extraction --------------------------------------------------------------------------------------------------------------
+# --- extraction
+# --------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -86,12 +89,23 @@ def test_without_a_box_math_verify_reads_the_whole_response(verifier: Verifier) 
     either = "The answer is $(1, 2)$ and not $(2, 1)$, since $x < y$."
     assert score(verifier, "math", Question(0, ("?",), "(1,2)"), either)["by"] == "whole response"
     for text in (response, prose):
-        assert score(verifier, "math", Question(0, ("?",), r"\frac{3}{4}"), text)["verdict"] == "right"
+        assert (
+            score(verifier, "math", Question(0, ("?",), r"\frac{3}{4}"), text)["verdict"] == "right"
+        )
     assert extract("  ", number=False) == Extracted(None, "nothing")
 
 
 def test_numbers_are_read_as_written() -> None:
-    assert numbers("1,000,000 10-5 (-4) .5 12,34 v2 3.") == ["1000000", "10", "5", "-4", ".5", "12", "34", "3"]
+    assert numbers("1,000,000 10-5 (-4) .5 12,34 v2 3.") == [
+        "1000000",
+        "10",
+        "5",
+        "-4",
+        ".5",
+        "12",
+        "34",
+        "3",
+    ]
 
 
 def test_malformed_gold_answers_are_named() -> None:
@@ -102,7 +116,8 @@ def test_malformed_gold_answers_are_named() -> None:
     assert gsm8k_gold("5 * 500 = <<5*500=2500>>2500\n#### 2,500", "f") == "2500"
 
 
-# --- what math-verify says ---------------------------------------------------------------------------------------------------
+# --- what math-verify says
+# --------------------------------------------------------------------------------------------------
 
 HARD = [
     # known answer, given answer, equal?
@@ -172,7 +187,9 @@ def test_what_takes_too_long_is_undecided_and_the_next_is_not(verifier: Verifier
 
 
 @pytest.mark.parametrize("name", ["SIGKILL", "SIGSTOP"])
-def test_a_worker_that_dies_or_hangs_is_replaced(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_worker_that_dies_or_hangs_is_replaced(
+    name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     with Verifier(seconds=4) as verifier:
         assert verifier.verdict("1", "1") == "right"
         process = verifier._process
@@ -186,7 +203,10 @@ def test_a_worker_that_dies_or_hangs_is_replaced(name: str, monkeypatch: pytest.
 
 def test_verdicts_come_from_any_thread(verifier: Verifier) -> None:
     verdicts: list[str] = []
-    threads = [threading.Thread(target=lambda k=k: verdicts.append(verifier.verdict(str(k), "3"))) for k in (2, 3, 4)]
+    threads = [
+        threading.Thread(target=lambda k=k: verdicts.append(verifier.verdict(str(k), "3")))
+        for k in (2, 3, 4)
+    ]
     for thread in threads:
         thread.start()
     for thread in threads:
@@ -194,13 +214,16 @@ def test_verdicts_come_from_any_thread(verifier: Verifier) -> None:
     assert sorted(verdicts) == ["right", "wrong", "wrong"]
 
 
-def test_without_math_verify_the_error_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_math_verify_the_error_says_what_to_install(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
     with Verifier() as verifier, pytest.raises(MissingExtra, match=r"pip install 'hgms\[llm\]'"):
         verifier.verdict("1", "1")
 
 
-# --- the test sets -----------------------------------------------------------------------------------------------------------
+# --- the test sets
+# --------------------------------------------------------------------------------------------------
 
 
 def solutions(name: str) -> tuple[list[Question], list[str]]:
@@ -236,7 +259,9 @@ def check(name: str, places: list[int], verifier: Verifier, most_coincidences: f
 
 @data
 @pytest.mark.parametrize("name", ["gsm8k", "math"])
-def test_solutions_of_the_test_sets_are_right_and_those_of_other_questions_wrong(name: str, verifier: Verifier) -> None:
+def test_solutions_of_the_test_sets_are_right_and_those_of_other_questions_wrong(
+    name: str, verifier: Verifier
+) -> None:
     total = {"gsm8k": 1319, "math": 5000}[name]
     check(name, sorted(random.Random(1).sample(range(total), 300)), verifier, 0.04)
 
@@ -249,7 +274,9 @@ def test_all_solutions_of_the_test_sets(name: str, verifier: Verifier) -> None:
 
 
 def test_boxes_that_are_never_closed_are_read_once() -> None:
-    """How often a character is looked at, not how long it takes: every box was read to the end of the text."""
+    """How often a character is looked at, not how long it takes: every box was read to the end
+    of the text.
+    """
 
     class Counted(str):
         looked = 0

@@ -1,4 +1,6 @@
-"""Greedy answers: a batch gives what single prompts give; a run goes on where it stopped; the folder knows what made it."""
+"""Greedy answers: a batch gives what single prompts give; a run goes on where it stopped; the
+folder knows what made it.
+"""
 
 from __future__ import annotations
 
@@ -50,7 +52,8 @@ SMALL = {
 
 
 def small_model(kind: str = "llama", seed: int = 0) -> tuple[Any, Any]:
-    # Gemma 2's attention takes its softmax in float32, where a float64 mask is −∞, and a row of padding alone NaN
+    # Gemma 2's attention takes its softmax in float32, where a float64 mask is −∞, and a row of
+    # padding alone NaN
     dtype = "float32" if kind == "gemma2" else "float64"
     config = {"model_type": kind, **SMALL[kind], "initializer_range": 0.4}
     base = BaseModel(config=config, tokenizer="bytes", seed=seed, dtype=dtype)
@@ -64,12 +67,24 @@ def llama() -> tuple[Any, Any]:
 
 
 def prompts(tokenizer: Any) -> list[list[int]]:
-    texts = ["a", "What is 2 + 2?", "Why?", "x" * 40, "Tell me about the sea and its waves.", "1 + 1 =", "?"]
+    texts = [
+        "a",
+        "What is 2 + 2?",
+        "Why?",
+        "x" * 40,
+        "Tell me about the sea and its waves.",
+        "1 + 1 =",
+        "?",
+    ]
     return [tokenizer(text)["input_ids"] for text in texts]
 
 
 def answer(
-    model: Any, tokenizer: Any, tokens: list[list[int]], report: Callable[[str], None] = print, **changes: Any
+    model: Any,
+    tokenizer: Any,
+    tokens: list[list[int]],
+    report: Callable[[str], None] = print,
+    **changes: Any,
 ) -> list[Any]:
     options: dict[str, Any] = {"stops": [257], "cap": 100, "new_tokens": 12, **changes}
     batch_size = options.pop("batch_size", 4)
@@ -78,12 +93,16 @@ def answer(
     return [answers[place] for place in range(len(tokens))]
 
 
-def by_hand(model: Any, prompt: list[int], count: int, stops: tuple[int, ...] = (257,)) -> list[int]:
+def by_hand(
+    model: Any, prompt: list[int], count: int, stops: tuple[int, ...] = (257,)
+) -> list[int]:
     """One prompt, no padding, no cache: the most likely next token, again and again."""
     tokens = list(prompt)
     for _ in range(count):
         with torch.no_grad():
-            tokens.append(int(model(input_ids=torch.tensor([tokens]), use_cache=False).logits[0, -1].argmax()))
+            tokens.append(
+                int(model(input_ids=torch.tensor([tokens]), use_cache=False).logits[0, -1].argmax())
+            )
         if tokens[-1] in stops:
             break
     return tokens[len(prompt) :]
@@ -97,7 +116,9 @@ def test_a_batch_gives_what_single_prompts_give(kind: str) -> None:
     assert len({tuple(tokens) for tokens in expected}) >= 5  # answers that differ
     for size in (1, 3, 7):
         answers = answer(model, tokenizer, questions, batch_size=size)
-        assert [reply.text for reply in answers] == [tokenizer.decode(t, skip_special_tokens=True).strip() for t in expected]
+        assert [reply.text for reply in answers] == [
+            tokenizer.decode(t, skip_special_tokens=True).strip() for t in expected
+        ]
         assert [reply.prompt_tokens for reply in answers] == [len(prompt) for prompt in questions]
 
 
@@ -138,7 +159,9 @@ def test_the_models_own_generation_settings_take_no_part_and_stay(adapter: bool)
         model = peft.get_peft_model(inner, peft.LoraConfig(r=2, target_modules=["q_proj"])).double()
     tokens = prompts(tokenizer)
     plain = answer(model, tokenizer, tokens)
-    own = transformers.GenerationConfig(do_sample=True, temperature=5.0, repetition_penalty=1.8, min_new_tokens=3)
+    own = transformers.GenerationConfig(
+        do_sample=True, temperature=5.0, repetition_penalty=1.8, min_new_tokens=3
+    )
     inner.generation_config = own
     model.train()
     assert answer(model, tokenizer, tokens) == plain
@@ -147,10 +170,15 @@ def test_the_models_own_generation_settings_take_no_part_and_stay(adapter: bool)
     assert model.training
 
 
-def test_a_batch_that_does_not_fit_is_halved_and_said(llama: tuple[Any, Any], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_batch_that_does_not_fit_is_halved_and_said(
+    llama: tuple[Any, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
     model, tokenizer = llama
-    tokens, plain = prompts(tokenizer), answer(*llama, prompts(tokenizer))
-    generate, sizes, most = model.generate, [], 2
+    tokens = prompts(tokenizer)
+    plain = answer(*llama, prompts(tokenizer))
+    generate = model.generate
+    sizes = []
+    most = 2
 
     def small(**inputs: Any) -> Any:
         sizes.append(len(inputs["input_ids"]))
@@ -162,10 +190,16 @@ def test_a_batch_that_does_not_fit_is_halved_and_said(llama: tuple[Any, Any], mo
     reports: list[str] = []
     assert answer(model, tokenizer, tokens, reports.append, batch_size=5) == plain
     assert sizes == [5, 2, 2, 2, 1]
-    assert reports == ["out of memory with 5 prompts at once: going on with 2 (evaluate.batch_size)"]
+    assert reports == [
+        "out of memory with 5 prompts at once: going on with 2 (evaluate.batch_size)"
+    ]
     most = 0
     with pytest.raises(
-        HgmsError, match=r"out of memory with one prompt of 40 tokens and 12 new ones\n  lower evaluate\.max_prompt"
+        HgmsError,
+        match=(
+            r"out of memory with one prompt of 40 tokens and 12 new ones\n  lower "
+            r"evaluate\.max_prompt"
+        ),
     ):
         answer(model, tokenizer, tokens)
 
@@ -177,7 +211,8 @@ def test_the_fingerprint_tells_models_apart(llama: tuple[Any, Any]) -> None:
     assert fingerprint(small_model(seed=1)[0]) != first
 
 
-# --- the stage ---------------------------------------------------------------------------------------------------------------
+# --- the stage
+# --------------------------------------------------------------------------------------------------
 
 CATEGORIES = ("writing", "math")
 
@@ -191,18 +226,27 @@ def verifier() -> Iterator[Verifier]:
 @pytest.fixture(autouse=True)
 def _one_worker(verifier: Verifier, monkeypatch: pytest.MonkeyPatch) -> None:
     """The runs of this file share one worker process: starting it takes a second."""
-    monkeypatch.setattr("hgms_mix.evaluation.evaluate.Verifier", lambda: contextlib.nullcontext(verifier))
+    monkeypatch.setattr(
+        "hgms_mix.evaluation.evaluate.Verifier", lambda: contextlib.nullcontext(verifier)
+    )
 
 
 @pytest.fixture
 def stage(tmp_path: Path) -> Evaluate:
     """Nine sums as GSM8K, four problems as MATH, two conversations as MT-Bench."""
-    sums = [{"question": f"What is {k} + {'1 + ' * k}1?", "answer": f"It is\n#### {2 * k + 1}"} for k in range(9)]
-    problems = [{"problem": f"Solve {k}x = 1", "solution": rf"So $\boxed{{\frac{{1}}{{{k}}}}}$."} for k in range(2, 6)]
+    sums = [
+        {"question": f"What is {k} + {'1 + ' * k}1?", "answer": f"It is\n#### {2 * k + 1}"}
+        for k in range(9)
+    ]
+    problems = [
+        {"problem": f"Solve {k}x = 1", "solution": rf"So $\boxed{{\frac{{1}}{{{k}}}}}$."}
+        for k in range(2, 6)
+    ]
     folder = tmp_path / "mt_bench"
     folder.mkdir()
     talks = [
-        {"question_id": k, "category": category, "turns": [f"{category}?", "And why?"]} for k, category in enumerate(CATEGORIES)
+        {"question_id": k, "category": category, "turns": [f"{category}?", "And why?"]}
+        for k, category in enumerate(CATEGORIES)
     ]
     references = [{"question_id": 1, "choices": [{"turns": ["one", "two"]}]}]
     lines(tmp_path / "gsm8k.jsonl", sums)
@@ -210,10 +254,22 @@ def stage(tmp_path: Path) -> Evaluate:
     lines(folder / "question.jsonl", talks)
     lines(folder / "reference_answer_gpt-4.jsonl", references)
     names = ("single-v1", "single-math-v1", "single-v1-multi-turn", "single-math-v1-multi-turn")
-    lines(folder / "judge_prompts.jsonl", [{"name": name, "system_prompt": "", "prompt_template": "Rate."} for name in names])
-    paths = {"gsm8k": str(tmp_path / "gsm8k.jsonl"), "math": str(tmp_path / "math.jsonl"), "mt-bench": str(folder)}
+    lines(
+        folder / "judge_prompts.jsonl",
+        [{"name": name, "system_prompt": "", "prompt_template": "Rate."} for name in names],
+    )
+    paths = {
+        "gsm8k": str(tmp_path / "gsm8k.jsonl"),
+        "math": str(tmp_path / "math.jsonl"),
+        "mt-bench": str(folder),
+    }
     return Evaluate(
-        benchmarks=("gsm8k", "math", "mt-bench"), paths=paths, template="plain", max_new_tokens=8, batch_size=3, judge=None
+        benchmarks=("gsm8k", "math", "mt-bench"),
+        paths=paths,
+        template="plain",
+        max_new_tokens=8,
+        batch_size=3,
+        judge=None,
     )
 
 
@@ -225,7 +281,9 @@ def read(path: Path) -> list[dict[str, Any]]:
     return [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
 
 
-def test_a_run_answers_scores_and_counts(stage: Evaluate, llama: tuple[Any, Any], tmp_path: Path) -> None:
+def test_a_run_answers_scores_and_counts(
+    stage: Evaluate, llama: tuple[Any, Any], tmp_path: Path
+) -> None:
     reports: list[str] = []
     folder = tmp_path / "out"
     results = stage.run(*llama, folder, reports.append)
@@ -239,22 +297,41 @@ def test_a_run_answers_scores_and_counts(stage: Evaluate, llama: tuple[Any, Any]
     assert (talks["score"], talks["rated"], talks["failed"]) == (None, 0, 4)
     answers = read(folder / "gsm8k.answers.jsonl")
     assert sorted(record["id"] for record in answers) == list(range(9))
-    assert [record["prompt_tokens"] for record in answers] == sorted((r["prompt_tokens"] for r in answers), reverse=True)
+    assert [record["prompt_tokens"] for record in answers] == sorted(
+        (r["prompt_tokens"] for r in answers), reverse=True
+    )
     assert [record["id"] for record in read(folder / "gsm8k.scores.jsonl")] == list(range(9))
     assert "gsm8k: 9 of 9 answered" in reports
 
 
-def test_the_prompt_is_the_question_and_the_instruction(stage: Evaluate, llama: tuple[Any, Any], tmp_path: Path) -> None:
+def test_the_prompt_is_the_question_and_the_instruction(
+    stage: Evaluate, llama: tuple[Any, Any], tmp_path: Path
+) -> None:
     model, tokenizer = llama
     stage.run(model, tokenizer, tmp_path / "out")
-    text = "What is 0 + 1?\nPlease reason step by step, and put your final answer within \\boxed{}.\n"
-    expected = tokenizer.decode(by_hand(model, tokenizer(text)["input_ids"], 8), skip_special_tokens=True).strip()
-    assert next(r for r in read(tmp_path / "out" / "gsm8k.answers.jsonl") if r["id"] == 0)["text"] == expected
-    # the second turn of a conversation follows the model's own first answer, which ends as in training
+    text = (
+        "What is 0 + 1?\nPlease reason step by step, and put your final answer within \\boxed{}.\n"
+    )
+    expected = tokenizer.decode(
+        by_hand(model, tokenizer(text)["input_ids"], 8), skip_special_tokens=True
+    ).strip()
+    assert (
+        next(r for r in read(tmp_path / "out" / "gsm8k.answers.jsonl") if r["id"] == 0)["text"]
+        == expected
+    )
+    # the second turn of a conversation follows the model's own first answer, which ends as in
+    # training
     turns = {(r["id"], r["turn"]): r for r in read(tmp_path / "out" / "mt-bench.answers.jsonl")}
-    talk = [*tokenizer("writing?\n" + turns[0, 1]["text"])["input_ids"], 257, *tokenizer("And why?\n")["input_ids"]]
+    talk = [
+        *tokenizer("writing?\n" + turns[0, 1]["text"])["input_ids"],
+        257,
+        *tokenizer("And why?\n")["input_ids"],
+    ]
     assert turns[0, 2]["prompt_tokens"] == len(talk)
-    assert turns[0, 2]["text"] == tokenizer.decode(by_hand(model, talk, 8), skip_special_tokens=True).strip()
+    assert (
+        turns[0, 2]["text"]
+        == tokenizer.decode(by_hand(model, talk, 8), skip_special_tokens=True).strip()
+    )
 
 
 def test_right_answers_are_found_right(
@@ -266,7 +343,9 @@ def test_right_answers_are_found_right(
     # the model's answers replaced by right ones, a wrong one and none
     rows = read(folder / "gsm8k.answers.jsonl")
     for row in rows:
-        row["text"] = {3: "I give up", 4: r"It is \boxed{900}"}.get(row["id"], rf"Thus \boxed{{{2 * row['id'] + 1}}} in all")
+        row["text"] = {3: "I give up", 4: r"It is \boxed{900}"}.get(
+            row["id"], rf"Thus \boxed{{{2 * row['id'] + 1}}} in all"
+        )
     lines(folder / "gsm8k.answers.jsonl", rows)
     monkeypatch.setattr(model, "generate", None)  # nothing is asked again
     result = stage.run(model, tokenizer, folder)["gsm8k"]
@@ -291,7 +370,8 @@ def test_an_interrupted_run_ends_as_an_uninterrupted_one(
     assert len(read(path)) == 3
     text = path.read_text()
     path.write_text(text[:-20])  # the last line was half written
-    generate, rows = model.generate, []
+    generate = model.generate
+    rows = []
 
     def counted(**inputs: Any) -> Any:
         rows.append(len(inputs["input_ids"]))
@@ -305,16 +385,28 @@ def test_an_interrupted_run_ends_as_an_uninterrupted_one(
         assert sorted(read(folder / f"{name}.answers.jsonl"), key=key) == sorted(
             read(tmp_path / "whole" / f"{name}.answers.jsonl"), key=key
         )
-    assert (folder / "math.scores.jsonl").read_text() == (tmp_path / "whole" / "math.scores.jsonl").read_text()
+    assert (folder / "math.scores.jsonl").read_text() == (
+        tmp_path / "whole" / "math.scores.jsonl"
+    ).read_text()
 
 
-def test_a_judge_that_cannot_be_reached_costs_no_answers(stage: Evaluate, llama: tuple[Any, Any], tmp_path: Path) -> None:
+def test_a_judge_that_cannot_be_reached_costs_no_answers(
+    stage: Evaluate, llama: tuple[Any, Any], tmp_path: Path
+) -> None:
     folder = tmp_path / "out"
-    judged = attrs.evolve(stage, judge=Judge(base_url="http://127.0.0.1:9/v1", retries=1, backoff=0.0, timeout=1.0))
-    with pytest.raises(HgmsError, match=r"the judge gpt-4o at http://127\.0\.0\.1:9/v1 does not answer"):
+    judged = attrs.evolve(
+        stage, judge=Judge(base_url="http://127.0.0.1:9/v1", retries=1, backoff=0.0, timeout=1.0)
+    )
+    with pytest.raises(
+        HgmsError, match=r"the judge gpt-4o at http://127\.0\.0\.1:9/v1 does not answer"
+    ):
         judged.run(*llama, folder)
     results = json.loads((folder / "results.json").read_text())
-    assert (results["gsm8k"]["n"], results["math"]["n"], results["mt-bench"]["score"]) == (9, 4, None)
+    assert (results["gsm8k"]["n"], results["math"]["n"], results["mt-bench"]["score"]) == (
+        9,
+        4,
+        None,
+    )
     assert len(read(folder / "mt-bench.answers.jsonl")) == 4
 
 
@@ -329,7 +421,11 @@ def test_a_missing_key_is_said_before_anything_is_generated(
 
 @pytest.mark.parametrize(
     ("changes", "message"),
-    [({"instruction": ""}, "instruction"), ({"max_new_tokens": 9}, "max_new_tokens"), ({"template": "alpaca"}, "template")],
+    [
+        ({"instruction": ""}, "instruction"),
+        ({"max_new_tokens": 9}, "max_new_tokens"),
+        ({"template": "alpaca"}, "template"),
+    ],
 )
 def test_answers_made_otherwise_are_not_taken(
     changes: dict[str, Any], message: str, stage: Evaluate, llama: tuple[Any, Any], tmp_path: Path
@@ -346,7 +442,9 @@ def test_another_models_answers_are_not_taken_and_a_higher_limit_goes_on(
 ) -> None:
     only = attrs.evolve(stage, benchmarks=("gsm8k",), limit=2)
     assert only.run(*llama, tmp_path / "out")["gsm8k"]["n"] == 2
-    assert attrs.evolve(only, limit=5, batch_size=1).run(*llama, tmp_path / "out")["gsm8k"]["n"] == 5
+    assert (
+        attrs.evolve(only, limit=5, batch_size=1).run(*llama, tmp_path / "out")["gsm8k"]["n"] == 5
+    )
     with pytest.raises(CheckpointError, match="made with another model"):
         only.run(*small_model(seed=1), tmp_path / "out")
     other = attrs.evolve(stage, benchmarks=("math",))
@@ -356,11 +454,15 @@ def test_another_models_answers_are_not_taken_and_a_higher_limit_goes_on(
     assert set(json.loads((tmp_path / "out" / "results.json").read_text())) == {"gsm8k", "math"}
 
 
-def test_a_broken_line_between_others_is_named(stage: Evaluate, llama: tuple[Any, Any], tmp_path: Path) -> None:
+def test_a_broken_line_between_others_is_named(
+    stage: Evaluate, llama: tuple[Any, Any], tmp_path: Path
+) -> None:
     stage.run(*llama, tmp_path / "out")
     path = tmp_path / "out" / "gsm8k.answers.jsonl"
     path.write_text("{oops\n" + path.read_text())
-    with pytest.raises(CheckpointError, match=r"gsm8k\.answers\.jsonl, line 1: .*\n  remove that line"):
+    with pytest.raises(
+        CheckpointError, match=r"gsm8k\.answers\.jsonl, line 1: .*\n  remove that line"
+    ):
         stage.run(*llama, tmp_path / "out")
 
 
@@ -370,7 +472,10 @@ def test_missing_and_malformed_benchmarks_are_named(
     only = attrs.evolve(stage, benchmarks=("gsm8k",))
     path = Path(stage.paths["gsm8k"])
     for text, message in [
-        ('{"question": "?", "answer": "#### 1"}\n{"question": 5}\n', "line 2: no text in the field 'question'"),
+        (
+            '{"question": "?", "answer": "#### 1"}\n{"question": 5}\n',
+            "line 2: no text in the field 'question'",
+        ),
         ('{"question": "?", "answer": "#### 1"}\n\n{"question"\n', "line 3: Expecting"),
         ('{"question": "?", "answer": "one"}\n', "line 1: the answer has no number after '####'"),
         ("\n", "gsm8k.jsonl: no questions"),
@@ -395,7 +500,10 @@ def test_the_table_is_read_like_any_configuration() -> None:
         "paths": {"math": "x"},
     }
     assert converter.structure(table, Evaluate) == Evaluate(
-        benchmarks=("math",), judge=Judge(base_url="http://localhost:1/v1", model="m"), limit=3, paths={"math": "x"}
+        benchmarks=("math",),
+        judge=Judge(base_url="http://localhost:1/v1", model="m"),
+        limit=3,
+        paths={"math": "x"},
     )
     assert converter.structure({"judge": "none"}, Evaluate).judge is None
     assert Evaluate().judge == Judge()

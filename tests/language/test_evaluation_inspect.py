@@ -1,4 +1,6 @@
-"""The judge through Inspect, with its mock model: the same records, ratings and score as our own judge on recorded replies."""
+"""The judge through Inspect, with its mock model: the same records, ratings and score as our own
+judge on recorded replies.
+"""
 
 from __future__ import annotations
 
@@ -21,11 +23,16 @@ from hgms_mix.evaluation import Evaluate, InspectJudge, Judge, inspect_judge
 from hgms_mix.evaluation import judge_calls as asking
 
 needs_inspect = pytest.mark.skipif(
-    importlib.util.find_spec("inspect_ai") is None, reason="inspect-ai is not installed: pip install 'hgms[inspect]'"
+    importlib.util.find_spec("inspect_ai") is None,
+    reason="inspect-ai is not installed: pip install 'hgms[inspect]'",
 )
-pytestmark = [  # of the libraries that Inspect brings along; streams of its own that it leaves to the collector
+# of the libraries that Inspect brings along; streams of its own that it leaves to the collector
+pytestmark = [
     pytest.mark.filterwarnings("ignore::DeprecationWarning"),
-    pytest.mark.filterwarnings("ignore:Exception ignored in. <function MemoryObject:pytest.PytestUnraisableExceptionWarning"),
+    pytest.mark.filterwarnings(
+        "ignore:Exception ignored in. <function "
+        "MemoryObject:pytest.PytestUnraisableExceptionWarning"
+    ),
 ]
 
 REPLIES: dict[str, list[str]] = {
@@ -38,7 +45,9 @@ REPLIES: dict[str, list[str]] = {
     "more 2": ["No.", "No.", "[[3.5]]"],
     "more 3": ["Was it [1]? So [[4]]"],
 }
-"""What the judge says to each turn, in order; the turn is known by the question that stands in the prompt last."""
+"""What the judge says to each turn, in order; the turn is known by the question that stands in
+the prompt last.
+"""
 
 
 class Recorded:
@@ -56,17 +65,32 @@ class Recorded:
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
     """Answers to four questions of two turns."""
-    bench, out = tmp_path / "bench", tmp_path / "out"
+    bench = tmp_path / "bench"
+    out = tmp_path / "out"
     for path in (bench, out):
         path.mkdir()
-    single, multi = "{question}|{answer}", "{question_1}|{answer_1}|{question_2}|{answer_2}"
-    prompts = {"single-v1": single, "single-math-v1": single, "single-v1-multi-turn": multi, "single-math-v1-multi-turn": multi}
+    single = "{question}|{answer}"
+    multi = "{question_1}|{answer_1}|{question_2}|{answer_2}"
+    prompts = {
+        "single-v1": single,
+        "single-math-v1": single,
+        "single-v1-multi-turn": multi,
+        "single-math-v1-multi-turn": multi,
+    }
     given = {"new_tokens": 3, "finished": True, "prompt_tokens": 5, "truncated": False}
     rows: dict[str, list[dict[str, Any]]] = {
-        "question": [{"question_id": 81 + k, "category": "writing", "turns": [f"q{k}", f"more {k}"]} for k in range(4)],
+        "question": [
+            {"question_id": 81 + k, "category": "writing", "turns": [f"q{k}", f"more {k}"]}
+            for k in range(4)
+        ],
         "reference_answer_gpt-4": [],
-        "judge_prompts": [{"name": name, "system_prompt": "S", "prompt_template": text} for name, text in prompts.items()],
-        "answers": [{"id": 81 + k, "turn": turn, "text": "a", **given} for k in range(4) for turn in (1, 2)],
+        "judge_prompts": [
+            {"name": name, "system_prompt": "S", "prompt_template": text}
+            for name, text in prompts.items()
+        ],
+        "answers": [
+            {"id": 81 + k, "turn": turn, "text": "a", **given} for k in range(4) for turn in (1, 2)
+        ],
     }
     for name, lines in rows.items():
         path = out / "mt-bench.answers.jsonl" if name == "answers" else bench / f"{name}.jsonl"
@@ -75,13 +99,21 @@ def folder(tmp_path: Path) -> Path:
 
 
 def stage(folder: Path, judge: Judge | InspectJudge) -> Evaluate:
-    return Evaluate(benchmarks=("mt-bench",), paths={"mt-bench": str(folder.parent / "bench")}, judge=judge)
+    return Evaluate(
+        benchmarks=("mt-bench",), paths={"mt-bench": str(folder.parent / "bench")}, judge=judge
+    )
 
 
 def by_turn(evaluation: Evaluate, folder: Path) -> dict[tuple[int, int], dict[str, Any]]:
     assert evaluation.judge is not None
-    rows = [json.loads(line) for line in asking.ratings_path(evaluation.judge, folder).read_text().splitlines()]
-    return {(row["id"], row["turn"]): {key: value for key, value in row.items() if key != "judge"} for row in rows}
+    rows = [
+        json.loads(line)
+        for line in asking.ratings_path(evaluation.judge, folder).read_text().splitlines()
+    ]
+    return {
+        (row["id"], row["turn"]): {key: value for key, value in row.items() if key != "judge"}
+        for row in rows
+    }
 
 
 @pytest.fixture
@@ -95,13 +127,17 @@ def mocked(monkeypatch: pytest.MonkeyPatch) -> Recorded:
         assert (messages[0].role, messages[0].text, len(messages)) == ("system", "S", 2)
         assert (config.temperature, config.max_tokens) == (0.0, 2048)
         reply = ModelOutput.from_content("mockllm/model", recorded(messages[1].text))
-        reply.usage = ModelUsage()  # without it the mock model counts tokens by a table that it downloads
+        reply.usage = (
+            ModelUsage()
+        )  # without it the mock model counts tokens by a table that it downloads
         return reply
 
     real = inspect_judge.grader
 
     def grader(judge: InspectJudge) -> Any:
-        return get_model("mockllm/model", custom_outputs=output, config=real(judge).config, memoize=False)
+        return get_model(
+            "mockllm/model", custom_outputs=output, config=real(judge).config, memoize=False
+        )
 
     monkeypatch.setattr(inspect_judge, "grader", grader)
     return recorded
@@ -111,9 +147,15 @@ def mocked(monkeypatch: pytest.MonkeyPatch) -> Recorded:
 def test_recorded_replies_give_the_records_and_the_score_of_our_judge(
     folder: Path, mocked: Recorded, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    own, recorded = stage(folder, Judge(base_url="http://localhost:1/v1", model="judge")), Recorded()
-    # our session, with what comes through the endpoint replaced (test_evaluation_judge.py has a real one)
-    monkeypatch.setattr(asking._Session, "_sent", lambda self, request: _completion(recorded(request.messages[1]["content"])))
+    own = stage(folder, Judge(base_url="http://localhost:1/v1", model="judge"))
+    recorded = Recorded()
+    # our session, with what comes through the endpoint replaced (test_evaluation_judge.py has a
+    # real one)
+    monkeypatch.setattr(
+        asking._Session,
+        "_sent",
+        lambda self, request: _completion(recorded(request.messages[1]["content"])),
+    )
     ours = own.rate(folder)["mt-bench"]
     inspected = stage(folder, InspectJudge(model="mockllm/model"))
     theirs = inspected.rate(folder)["mt-bench"]
@@ -131,7 +173,9 @@ def _completion(text: str) -> Any:
 
 
 @needs_inspect
-def test_inspects_own_log_has_the_same_mean_and_failed_turns_unscored(folder: Path, mocked: Recorded) -> None:
+def test_inspects_own_log_has_the_same_mean_and_failed_turns_unscored(
+    folder: Path, mocked: Recorded
+) -> None:
     from inspect_ai.log import list_eval_logs, read_eval_log
 
     result = stage(folder, InspectJudge(model="mockllm/model")).rate(folder)["mt-bench"]
@@ -145,7 +189,9 @@ def test_inspects_own_log_has_the_same_mean_and_failed_turns_unscored(folder: Pa
 
 
 @needs_inspect
-def test_only_what_has_no_rating_is_asked_again(folder: Path, mocked: Recorded, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_only_what_has_no_rating_is_asked_again(
+    folder: Path, mocked: Recorded, monkeypatch: pytest.MonkeyPatch
+) -> None:
     evaluation = stage(folder, InspectJudge(model="mockllm/model"))
     evaluation.rate(folder)
     before = mocked.asked.copy()
@@ -156,7 +202,9 @@ def test_only_what_has_no_rating_is_asked_again(folder: Path, mocked: Recorded, 
 
 
 @needs_inspect
-def test_a_model_that_fails_is_a_turn_without_a_rating(folder: Path, mocked: Recorded, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_model_that_fails_is_a_turn_without_a_rating(
+    folder: Path, mocked: Recorded, monkeypatch: pytest.MonkeyPatch
+) -> None:
     usual = Recorded.__call__
 
     def failing(self: Recorded, prompt: str) -> str:
@@ -173,7 +221,9 @@ def test_a_model_that_fails_is_a_turn_without_a_rating(folder: Path, mocked: Rec
 
 
 @needs_inspect
-def test_an_interrupted_pass_keeps_what_was_rated(folder: Path, mocked: Recorded, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_interrupted_pass_keeps_what_was_rated(
+    folder: Path, mocked: Recorded, monkeypatch: pytest.MonkeyPatch
+) -> None:
     import inspect_ai
 
     real = inspect_ai.eval
@@ -190,9 +240,13 @@ def test_an_interrupted_pass_keeps_what_was_rated(folder: Path, mocked: Recorded
 
 
 @needs_inspect
-def test_nobody_who_rates_is_an_error(folder: Path, mocked: Recorded, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_nobody_who_rates_is_an_error(
+    folder: Path, mocked: Recorded, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(Recorded, "__call__", lambda self, prompt: "no")
-    with pytest.raises(HgmsError, match="no reply of the judge mockllm/model through Inspect holds a rating"):
+    with pytest.raises(
+        HgmsError, match="no reply of the judge mockllm/model through Inspect holds a rating"
+    ):
         stage(folder, InspectJudge(model="mockllm/model")).rate(folder)
 
 
@@ -209,7 +263,9 @@ class Busy(BaseHTTPRequestHandler):
 
 
 @needs_inspect
-def test_an_endpoint_that_turns_all_away_is_not_asked_for_ever(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_endpoint_that_turns_all_away_is_not_asked_for_ever(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     with ThreadingHTTPServer(("127.0.0.1", 0), Busy) as server:
         threading.Thread(target=server.serve_forever, daemon=True).start()
         monkeypatch.setenv("OPENAI_API_KEY", "key")

@@ -1,4 +1,6 @@
-"""Intervals: Wilson's by its defining equation, the bootstrap by resampling again, both by the paper's table."""
+"""Intervals: Wilson's by its defining equation, the bootstrap by resampling again, both by the
+paper's table.
+"""
 
 from __future__ import annotations
 
@@ -52,7 +54,8 @@ MATH = (
     38.23,
     38.48,
 )
-LARGE_GSM8K, LARGE_MATH = (78.19, 88.4, 86.81, 92.58), (43.30, 51.29, 46.82, 53.32)
+LARGE_GSM8K = (78.19, 88.4, 86.81, 92.58)
+LARGE_MATH = (43.30, 51.29, 46.82, 53.32)
 
 
 @pytest.mark.parametrize(
@@ -65,15 +68,23 @@ LARGE_GSM8K, LARGE_MATH = (78.19, 88.4, 86.81, 92.58), (43.30, 51.29, 46.82, 53.
     ],
     ids=["GSM8K, 7B/9B", "MATH, 7B/9B", "GSM8K, 32B", "MATH, 32B"],
 )
-def test_the_papers_table_of_uncertainties(accuracies: tuple[float, ...], count: int, printed: tuple[float, float]) -> None:
+def test_the_papers_table_of_uncertainties(
+    accuracies: tuple[float, ...], count: int, printed: tuple[float, float]
+) -> None:
     assert tuple(round(width, 2) for width in half_widths(accuracies, count)) == printed
 
 
-@given(st.integers(1, 6000).flatmap(lambda n: st.tuples(st.integers(0, n), st.just(n))), st.sampled_from([0.8, 0.95, 0.99]))
-def test_the_ends_of_wilsons_interval_solve_its_equation(counts: tuple[int, int], level: float) -> None:
+@given(
+    st.integers(1, 6000).flatmap(lambda n: st.tuples(st.integers(0, n), st.just(n))),
+    st.sampled_from([0.8, 0.95, 0.99]),
+)
+def test_the_ends_of_wilsons_interval_solve_its_equation(
+    counts: tuple[int, int], level: float
+) -> None:
     correct, n = counts
     z = {0.8: 1.2815515655446004, 0.95: 1.959963984540054, 0.99: 2.5758293035489004}[level]
-    interval, share = wilson(correct, n, level), correct / n
+    interval = wilson(correct, n, level)
+    share = correct / n
     for end in (interval.low, interval.high):
         assert (share - end) ** 2 == pytest.approx(z * z * end * (1 - end) / n, abs=1e-9)
     assert 0 <= interval.low <= share + 1e-12 <= interval.high + 2e-12 <= 1 + 2e-12

@@ -1,4 +1,6 @@
-"""The judge: what it is asked, what its replies are worth, and everything an endpoint can do wrong."""
+"""The judge: what it is asked, what its replies are worth, and everything an endpoint can do
+wrong.
+"""
 
 from __future__ import annotations
 
@@ -30,14 +32,18 @@ from hgms_mix.evaluation.questions import Question, judge_prompts, load, place
 
 pytest.importorskip("openai", reason="the extra hgms[llm] is not installed")
 
-data = pytest.mark.skipif("HGMS_DATA" not in os.environ, reason="HGMS_DATA is not set: no MT-Bench to judge")
+data = pytest.mark.skipif(
+    "HGMS_DATA" not in os.environ, reason="HGMS_DATA is not set: no MT-Bench to judge"
+)
 
 Reply = tuple[int, dict[str, str], str | bytes | None]
 """Status, headers, and a judge's text, or a body as it is, or None for no answer at all."""
 
 
 class Endpoint:
-    """An OpenAI-compatible server that does what ``act`` says: given the number of the request and its body."""
+    """An OpenAI-compatible server that does what ``act`` says: given the number of the request
+    and its body.
+    """
 
     def __init__(self, act: Callable[[int, dict[str, Any]], Reply]) -> None:
         self.bodies: list[dict[str, Any]] = []
@@ -45,7 +51,8 @@ class Endpoint:
         self.times: list[float] = []
         self.most = self._now = 0
         self._over = threading.Event()
-        endpoint, lock = self, threading.Lock()
+        endpoint = self
+        lock = threading.Lock()
 
         class Handler(http.server.BaseHTTPRequestHandler):
             protocol_version = "HTTP/1.1"
@@ -55,7 +62,9 @@ class Endpoint:
                 with lock:
                     number = len(endpoint.bodies)
                     endpoint.bodies.append({"path": self.path, **body})
-                    endpoint.headers.append({key.lower(): value for key, value in self.headers.items()})
+                    endpoint.headers.append(
+                        {key.lower(): value for key, value in self.headers.items()}
+                    )
                     endpoint.times.append(time.monotonic())
                     endpoint._now += 1
                     endpoint.most = max(endpoint.most, endpoint._now)
@@ -67,7 +76,11 @@ class Endpoint:
                         return
                     sent = text if isinstance(text, bytes) else completion(text)
                     self.send_response(status)
-                    for key, value in {"content-type": "application/json", "content-length": str(len(sent)), **headers}.items():
+                    for key, value in {
+                        "content-type": "application/json",
+                        "content-length": str(len(sent)),
+                        **headers,
+                    }.items():
                         self.send_header(key, value)
                     self.end_headers()
                     self.wfile.write(sent)
@@ -82,7 +95,9 @@ class Endpoint:
 
         self._server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Handler)
         self._server.daemon_threads = True
-        self._thread = threading.Thread(target=self._server.serve_forever, kwargs={"poll_interval": 0.02})
+        self._thread = threading.Thread(
+            target=self._server.serve_forever, kwargs={"poll_interval": 0.02}
+        )
         self._thread.start()
         self.url = f"http://127.0.0.1:{self._server.server_port}/v1"
 
@@ -94,8 +109,14 @@ class Endpoint:
 
 
 def completion(text: str) -> bytes:
-    choice = {"index": 0, "finish_reason": "stop", "message": {"role": "assistant", "content": text}}
-    return json.dumps({"id": "1", "object": "chat.completion", "created": 1, "model": "m", "choices": [choice]}).encode()
+    choice = {
+        "index": 0,
+        "finish_reason": "stop",
+        "message": {"role": "assistant", "content": text},
+    }
+    return json.dumps(
+        {"id": "1", "object": "chat.completion", "created": 1, "model": "m", "choices": [choice]}
+    ).encode()
 
 
 @pytest.fixture
@@ -130,16 +151,29 @@ COUNT = 5
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
     """Answers to five questions, of a benchmark that lies in bench/."""
-    bench, out = tmp_path / "bench", tmp_path / "out"
+    bench = tmp_path / "bench"
+    out = tmp_path / "out"
     bench.mkdir()
     out.mkdir()
-    rows = [{"question_id": 81 + k, "category": "writing", "turns": [f"q{k}", f"more {k}"]} for k in range(COUNT)]
-    kinds = {"single-v1": "{question}|{answer}", "single-v1-multi-turn": "{question_1}|{answer_1}|{question_2}|{answer_2}"}
+    rows = [
+        {"question_id": 81 + k, "category": "writing", "turns": [f"q{k}", f"more {k}"]}
+        for k in range(COUNT)
+    ]
+    kinds = {
+        "single-v1": "{question}|{answer}",
+        "single-v1-multi-turn": "{question_1}|{answer_1}|{question_2}|{answer_2}",
+    }
     kinds |= {"single-math-v1": "-", "single-math-v1-multi-turn": "-"}
     write(bench / "question.jsonl", rows)
     write(bench / "reference_answer_gpt-4.jsonl", [])
-    write(bench / "judge_prompts.jsonl", [{"name": k, "system_prompt": "S", "prompt_template": t} for k, t in kinds.items()])
-    write(out / "mt-bench.answers.jsonl", [answer(81 + k, turn) for k in range(COUNT) for turn in (1, 2)])
+    write(
+        bench / "judge_prompts.jsonl",
+        [{"name": k, "system_prompt": "S", "prompt_template": t} for k, t in kinds.items()],
+    )
+    write(
+        out / "mt-bench.answers.jsonl",
+        [answer(81 + k, turn) for k in range(COUNT) for turn in (1, 2)],
+    )
     return out
 
 
@@ -161,17 +195,30 @@ def write(path: Path, rows: list[dict[str, Any]]) -> None:
 
 def stage(folder: Path, url: str, **changes: Any) -> Evaluate:
     judge = Judge(
-        **{"base_url": url, "model": "test/judge", "timeout": 5.0, "backoff": 0.01, "retries": 3, "concurrency": 2} | changes
+        **{
+            "base_url": url,
+            "model": "test/judge",
+            "timeout": 5.0,
+            "backoff": 0.01,
+            "retries": 3,
+            "concurrency": 2,
+        }
+        | changes
     )
-    return Evaluate(benchmarks=("mt-bench",), paths={"mt-bench": str(folder.parent / "bench")}, judge=judge)
+    return Evaluate(
+        benchmarks=("mt-bench",), paths={"mt-bench": str(folder.parent / "bench")}, judge=judge
+    )
 
 
 def kept(evaluation: Evaluate, folder: Path) -> list[dict[str, Any]]:
     assert evaluation.judge is not None
-    return [json.loads(line) for line in ratings_path(evaluation.judge, folder).read_text().splitlines()]
+    return [
+        json.loads(line) for line in ratings_path(evaluation.judge, folder).read_text().splitlines()
+    ]
 
 
-# --- what is asked, and what a reply is worth --------------------------------------------------------------------------------
+# --- what is asked, and what a reply is worth
+# --------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -201,9 +248,21 @@ def test_the_judge_is_asked_as_in_mt_bench() -> None:
     assert len(questions) == 80
     assert sum(bool(question.references) for question in questions) == 30
     by_category = {question.category: question for question in questions}
-    assert set(by_category) == {"writing", "roleplay", "reasoning", "math", "coding", "extraction", "stem", "humanities"}
+    assert set(by_category) == {
+        "writing",
+        "roleplay",
+        "reasoning",
+        "math",
+        "coding",
+        "extraction",
+        "stem",
+        "humanities",
+    }
     for category, question in by_category.items():
-        first, second = (messages(prompts, question, ["ANSWER {one}", "ANSWER {two}"][:turn], turn) for turn in (1, 2))
+        first, second = (
+            messages(prompts, question, ["ANSWER {one}", "ANSWER {two}"][:turn], turn)
+            for turn in (1, 2)
+        )
         assert [message["role"] for message in first] == ["system", "user"]
         assert "[Question]\n" + question.turns[0] in first[1]["content"]
         assert "[The Start of Assistant's Answer]\nANSWER {one}\n" in first[1]["content"]
@@ -215,7 +274,9 @@ def test_the_judge_is_asked_as_in_mt_bench() -> None:
             assert ("Reference" in text) == known
             assert not known or question.references[0] in text
         assert not known or question.references[1] in second[1]["content"]
-    assert not re.search(r"\{(question|answer|ref)", str(messages(prompts, questions[0], ["a", "b"], 2)))
+    assert not re.search(
+        r"\{(question|answer|ref)", str(messages(prompts, questions[0], ["a", "b"], 2))
+    )
 
 
 def test_a_request_holds_the_judges_settings_and_the_key(
@@ -226,9 +287,10 @@ def test_a_request_holds_the_judges_settings_and_the_key(
     endpoint = serve(good)
     evaluation = stage(folder, endpoint.url, api_key_env="MY_KEY", temperature=0.5, max_tokens=99)
     result = evaluation.rate(folder)["mt-bench"]
-    assert {(body["path"], body["model"], body["temperature"], body["max_tokens"]) for body in endpoint.bodies} == {
-        ("/v1/chat/completions", "test/judge", 0.5, 99)
-    }
+    assert {
+        (body["path"], body["model"], body["temperature"], body["max_tokens"])
+        for body in endpoint.bodies
+    } == {("/v1/chat/completions", "test/judge", 0.5, 99)}
     assert {headers["authorization"] for headers in endpoint.headers} == {"Bearer sk-secret-1"}
     assert not any("sk-secret" in path.read_text() for path in folder.iterdir())
     users = {body["messages"][1]["content"] for body in endpoint.bodies}
@@ -236,18 +298,29 @@ def test_a_request_holds_the_judges_settings_and_the_key(
     assert "q0|a81.1 {x}|more 0|a81.2 {x}" in users
     values = [record["rating"] for record in kept(evaluation, folder)]
     assert result["score"] == pytest.approx(statistics.mean(values))
-    assert (result["rated"], result["failed"], result["n"], result["new_tokens"]) == (10, 0, COUNT, 30)
+    assert (result["rated"], result["failed"], result["n"], result["new_tokens"]) == (
+        10,
+        0,
+        COUNT,
+        30,
+    )
     assert result["if_failed"] == pytest.approx([result["score"]] * 2)
-    means = [statistics.mean(r["rating"] for r in kept(evaluation, folder) if r["id"] == 81 + k) for k in range(COUNT)]
+    means = [
+        statistics.mean(r["rating"] for r in kept(evaluation, folder) if r["id"] == 81 + k)
+        for k in range(COUNT)
+    ]
     expected = bootstrap(means)
     assert (result["interval"]["low"], result["interval"]["high"]) == (expected.low, expected.high)
     assert (result["interval"]["resamples"], result["interval"]["seed"]) == (10_000, 0)
 
 
-# --- what an endpoint can do wrong -------------------------------------------------------------------------------------------
+# --- what an endpoint can do wrong
+# --------------------------------------------------------------------------------------------------
 
 
-def test_timeouts_and_server_errors_are_sent_again(folder: Path, serve: Callable[..., Endpoint]) -> None:
+def test_timeouts_and_server_errors_are_sent_again(
+    folder: Path, serve: Callable[..., Endpoint]
+) -> None:
     troubles: dict[int, Callable[..., Reply]] = {
         0: lambda *_: (200, {}, None),
         2: error(500),
@@ -260,7 +333,9 @@ def test_timeouts_and_server_errors_are_sent_again(folder: Path, serve: Callable
     result = evaluation.rate(folder)["mt-bench"]
     assert (result["rated"], result["failed"]) == (10, 0)
     assert len(endpoint.bodies) == 10 + len(troubles)
-    assert {record["rating"] for record in kept(evaluation, folder)} == {mark(body) for body in endpoint.bodies}
+    assert {record["rating"] for record in kept(evaluation, folder)} == {
+        mark(body) for body in endpoint.bodies
+    }
 
 
 def test_retry_after_holds_for_all_requests(folder: Path, serve: Callable[..., Endpoint]) -> None:
@@ -273,7 +348,8 @@ def test_retry_after_holds_for_all_requests(folder: Path, serve: Callable[..., E
     assert stage(folder, endpoint.url).rate(folder)["mt-bench"]["rated"] == 10
     times = endpoint.times
     assert len(times) == 11
-    # the other thread may send a few until the refusal has been read; the rest of the 8 wait for the second that was named
+    # the other thread may send a few until the refusal has been read; the rest of the 8 wait for
+    # the second that was named
     assert sum(times[2] < at < times[2] + 0.9 for at in times) <= 3
 
 
@@ -290,7 +366,9 @@ def test_a_pace_and_a_number_at_once_are_kept(folder: Path, serve: Callable[...,
     assert paced.times[-1] - paced.times[0] >= 9 * 0.05 - 0.03
 
 
-def test_malformed_replies_are_asked_for_again_then_counted(folder: Path, serve: Callable[..., Endpoint]) -> None:
+def test_malformed_replies_are_asked_for_again_then_counted(
+    folder: Path, serve: Callable[..., Endpoint]
+) -> None:
     def act(number: int, body: dict[str, Any]) -> Reply:
         text = body["messages"][1]["content"]
         if text == "q0|a81.1 {x}":  # never a rating
@@ -336,16 +414,25 @@ def test_malformed_replies_are_asked_for_again_then_counted(folder: Path, serve:
     assert len(list(folder.glob("mt-bench.ratings.*"))) == 2
 
 
-def test_a_judge_that_stops_answering_leaves_what_was_rated(folder: Path, serve: Callable[..., Endpoint]) -> None:
+def test_a_judge_that_stops_answering_leaves_what_was_rated(
+    folder: Path, serve: Callable[..., Endpoint]
+) -> None:
     down = True
-    endpoint = serve(lambda number, body: error(503, "overloaded")() if down and number >= 3 else good(number, body))
+    endpoint = serve(
+        lambda number, body: (
+            error(503, "overloaded")() if down and number >= 3 else good(number, body)
+        )
+    )
     evaluation = stage(folder, endpoint.url, concurrency=1, retries=2)
     with pytest.raises(HgmsError) as caught:
         evaluation.rate(folder)
     assert re.fullmatch(
-        rf"the judge test/judge at {endpoint.url} does not answer: InternalServerError: .*overloaded.* \(3 tries\)\n"
-        r"  is it there \(evaluate\.judge\.base_url\)\? evaluate\.judge\.timeout is [\d.]+ s a reply, retries 2\n"
-        r"  3 of 10 ratings are kept in .*mt-bench\.ratings\.test-judge-\w{6}\.jsonl; the same command goes on from there",
+        rf"the judge test/judge at {endpoint.url} does not answer: InternalServerError: "
+        r".*overloaded.* \(3 tries\)\n"
+        r"  is it there \(evaluate\.judge\.base_url\)\? evaluate\.judge\.timeout is [\d.]+ s a "
+        r"reply, retries 2\n"
+        r"  3 of 10 ratings are kept in .*mt-bench\.ratings\.test-judge-\w{6}\.jsonl; the same "
+        r"command goes on from there",
         str(caught.value),
     )
     assert len(endpoint.bodies) == 6
@@ -382,21 +469,30 @@ def test_nobody_at_the_address(folder: Path) -> None:
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
-    message = r"does not answer: APIConnectionError: .* \(4 tries\)\n  is it there.*\n  0 of 10 ratings"
+    message = (
+        r"does not answer: APIConnectionError: .* \(4 tries\)\n  is it there.*\n  0 of 10 ratings"
+    )
     with pytest.raises(HgmsError, match=message):
         stage(folder, f"http://127.0.0.1:{port}/v1").rate(folder)
 
 
-def test_a_judge_without_a_single_rating_is_an_error(folder: Path, serve: Callable[..., Endpoint]) -> None:
+def test_a_judge_without_a_single_rating_is_an_error(
+    folder: Path, serve: Callable[..., Endpoint]
+) -> None:
     endpoint = serve(error(400, "max_tokens is not supported"))
-    with pytest.raises(HgmsError, match=r"no reply of the judge .* holds a rating: refused: .*max_tokens is not supported"):
+    with pytest.raises(
+        HgmsError,
+        match=r"no reply of the judge .* holds a rating: refused: .*max_tokens is not supported",
+    ):
         stage(folder, endpoint.url).rate(folder)
 
 
 def test_no_key_no_judge_no_answers(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("OPENAI_API_KEY", raising=False)
     bench = {"mt-bench": str(folder.parent / "bench")}
-    with pytest.raises(ConfigError, match=r"the environment variable OPENAI_API_KEY is not set\n .*\n .* \"none\""):
+    with pytest.raises(
+        ConfigError, match=r"the environment variable OPENAI_API_KEY is not set\n .*\n .* \"none\""
+    ):
         Evaluate(benchmarks=("mt-bench",), paths=bench).rate(folder)
     with pytest.raises(ConfigError, match="name a judge"):
         Evaluate(benchmarks=("mt-bench",), paths=bench, judge=None).rate(folder)
@@ -409,7 +505,9 @@ def test_no_key_no_judge_no_answers(folder: Path, monkeypatch: pytest.MonkeyPatc
 def test_a_file_alone_sends_no_variable_anywhere(
     folder: Path, serve: Callable[..., Endpoint], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """OpenAI's key goes to OpenAI; another variable, or another host, only where the command says so."""
+    """OpenAI's key goes to OpenAI; another variable, or another host, only where the command
+    says so.
+    """
     monkeypatch.delenv("HGMS_SEND_KEY", raising=False)
     monkeypatch.setenv("OPENAI_API_KEY", "sk-mine")
     monkeypatch.setenv("DATABASE_PASSWORD", "hunter2")
@@ -425,19 +523,32 @@ def test_a_file_alone_sends_no_variable_anywhere(
         Judge(base_url="http://api.openai.com/v1", api_key_env="DATABASE_PASSWORD"),
         Judge(api_key_env="DATABASE_PASSWORD"),
     ):
-        with pytest.raises(ConfigError, match=rf"{refusal}{judge.host} @ .*\n.*add --send-key {judge.host} to the command"):
+        with pytest.raises(
+            ConfigError,
+            match=rf"{refusal}{judge.host} @ .*\n.*add --send-key {judge.host} to the command",
+        ):
             judge.require()
     with pytest.raises(ConfigError, match=r"add --send-key api\.openai\.com"):
         Judge(base_url="http://api.openai.com/v1").require()  # in the clear
     assert len(endpoint.bodies) == sent
-    assert (Judge().key(), Judge(base_url="https://api.openai.com/v1").key()) == ("sk-mine", "sk-mine")
+    assert (Judge().key(), Judge(base_url="https://api.openai.com/v1").key()) == (
+        "sk-mine",
+        "sk-mine",
+    )
     assert Judge().sends == "the key in OPENAI_API_KEY is sent to api.openai.com"
     monkeypatch.setenv("HGMS_SEND_KEY", "elsewhere.example,127.0.0.1")
     assert Judge(base_url=endpoint.url, api_key_env="DATABASE_PASSWORD").key() == "hunter2"
 
 
 @pytest.mark.parametrize(
-    "url", ["http://me:secret@localhost/v1", "localhost:8000", "file:///etc/passwd", "http://", "http://a:b/"]
+    "url",
+    [
+        "http://me:secret@localhost/v1",
+        "localhost:8000",
+        "file:///etc/passwd",
+        "http://",
+        "http://a:b/",
+    ],
 )
 def test_an_address_that_is_none_or_holds_a_password_is_refused(url: str) -> None:
     with pytest.raises(ValueError, match="'base_url' must") as caught:
@@ -464,10 +575,14 @@ def test_a_reply_that_trickles_is_given_up(folder: Path) -> None:
 
     server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Slow)
     server.daemon_threads = True
-    threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.02}, daemon=True).start()
+    threading.Thread(
+        target=server.serve_forever, kwargs={"poll_interval": 0.02}, daemon=True
+    ).start()
     try:
         with pytest.raises(HgmsError, match=r"does not answer: APITimeoutError: .* \(1 tries\)"):
-            stage(folder, f"http://127.0.0.1:{server.server_port}/v1", timeout=0.3, retries=0).rate(folder)
+            stage(folder, f"http://127.0.0.1:{server.server_port}/v1", timeout=0.3, retries=0).rate(
+                folder
+            )
     finally:
         server.shutdown()
         server.server_close()
@@ -475,10 +590,18 @@ def test_a_reply_that_trickles_is_given_up(folder: Path) -> None:
 
 @pytest.mark.parametrize(
     "body",
-    [b"[" * 100_000, b'{"choices": ' + b"9" * 10_000 + b"}", b"[1]", b'{"choices": [3]}', b'{"choices": {"a": 1}}'],
+    [
+        b"[" * 100_000,
+        b'{"choices": ' + b"9" * 10_000 + b"}",
+        b"[1]",
+        b'{"choices": [3]}',
+        b'{"choices": {"a": 1}}',
+    ],
     ids=["nested", "huge", "list", "number", "table"],
 )
-def test_replies_of_another_shape_are_malformed(body: bytes, folder: Path, serve: Callable[..., Endpoint]) -> None:
+def test_replies_of_another_shape_are_malformed(
+    body: bytes, folder: Path, serve: Callable[..., Endpoint]
+) -> None:
     endpoint = serve(lambda number, _: (200, {}, body) if number == 0 else good(number, _))
     evaluation = stage(folder, endpoint.url, attempts=1, concurrency=1)
     assert evaluation.rate(folder)["mt-bench"]["failed"] == 1
@@ -486,11 +609,15 @@ def test_replies_of_another_shape_are_malformed(body: bytes, folder: Path, serve
     assert record["reason"].startswith("malformed: ")
 
 
-def test_half_a_surrogate_pair_in_a_reply_is_kept_as_a_question_mark(folder: Path, serve: Callable[..., Endpoint]) -> None:
+def test_half_a_surrogate_pair_in_a_reply_is_kept_as_a_question_mark(
+    folder: Path, serve: Callable[..., Endpoint]
+) -> None:
     endpoint = serve(lambda *_: (200, {}, completion("X [[7]]").replace(b"X", b"\\ud800")))
     evaluation = stage(folder, endpoint.url)
     evaluation.rate(folder)
-    assert {(record["reply"], record["rating"]) for record in kept(evaluation, folder)} == {("? [[7]]", 7.0)}
+    assert {(record["reply"], record["rating"]) for record in kept(evaluation, folder)} == {
+        ("? [[7]]", 7.0)
+    }
 
 
 @pytest.mark.parametrize("line", ["{}", '{"id": 81, "turn": 1}', "[" * 100_000])
@@ -501,7 +628,9 @@ def test_a_record_of_another_shape_is_named(line: str, folder: Path) -> None:
         stage(folder, "http://localhost:1/v1").rate(folder)
 
 
-def test_nothing_is_written_through_a_symbolic_link(folder: Path, serve: Callable[..., Endpoint], tmp_path: Path) -> None:
+def test_nothing_is_written_through_a_symbolic_link(
+    folder: Path, serve: Callable[..., Endpoint], tmp_path: Path
+) -> None:
     evaluation = stage(folder, serve(good).url)
     assert evaluation.judge is not None
     mine = tmp_path / "mine.txt"
@@ -534,10 +663,15 @@ def test_a_template_that_wants_something_else_is_named() -> None:
         "{question": "expected '}'",
     }.items():
         prompts = {"single-v1": attrs.evolve(judge_prompt(), template=template)}
-        with pytest.raises(ConfigError, match=rf"the judge prompt 'single-v1' cannot be filled: {message}"):
+        with pytest.raises(
+            ConfigError, match=rf"the judge prompt 'single-v1' cannot be filled: {message}"
+        ):
             messages(prompts, Question(1, ("q",), category="stem"), ["a"], 1)
     prompts = {"single-v1": attrs.evolve(judge_prompt(), template="{{x}} {question}|{answer}")}
-    assert messages(prompts, Question(1, ("{q}",), category="stem"), ["{a.b}"], 1)[1]["content"] == "{x} {q}|{a.b}"
+    assert (
+        messages(prompts, Question(1, ("{q}",), category="stem"), ["{a.b}"], 1)[1]["content"]
+        == "{x} {q}|{a.b}"
+    )
 
 
 def judge_prompt() -> Any:
@@ -546,13 +680,16 @@ def judge_prompt() -> Any:
     return JudgePrompt("", "")
 
 
-# --- a real server -----------------------------------------------------------------------------------------------------------
+# --- a real server
+# --------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.slow
-def test_a_real_server_with_a_small_model(folder: Path, tmp_path: Path, serve: Callable[..., Endpoint]) -> None:
-    """``transformers serve`` with a model trained here to say ``[[7]]``, once as it is and once behind a proxy that loses,
-    turns away and garbles."""
+def test_a_real_server_with_a_small_model(
+    folder: Path, tmp_path: Path, serve: Callable[..., Endpoint]
+) -> None:
+    """``transformers serve`` with a model trained here to say ``[[7]]``, once as it is and once
+    behind a proxy that loses, turns away and garbles."""
     pytest.importorskip("fastapi", reason="transformers serve needs fastapi and uvicorn")
     pytest.importorskip("uvicorn", reason="transformers serve needs fastapi and uvicorn")
     saved = tmp_path / "judge"
@@ -572,7 +709,9 @@ def test_a_real_server_with_a_small_model(folder: Path, tmp_path: Path, serve: C
             if number in troubles:
                 return troubles[number]
             request = urllib.request.Request(
-                url + "/chat/completions", json.dumps(body).encode(), {"content-type": "application/json"}
+                url + "/chat/completions",
+                json.dumps(body).encode(),
+                {"content-type": "application/json"},
             )
             with urllib.request.urlopen(request, timeout=60) as reply:
                 return 200, {}, bytes(reply.read())
@@ -641,7 +780,9 @@ def served(folder: Path) -> Iterator[str]:
     log = folder.parent / "serve.log"
     with (
         log.open("w") as file,
-        subprocess.Popen([*command, "--device", "cpu"], stdout=file, stderr=file, env=environment) as process,
+        subprocess.Popen(
+            [*command, "--device", "cpu"], stdout=file, stderr=file, env=environment
+        ) as process,
     ):
         try:
             until = time.monotonic() + 180

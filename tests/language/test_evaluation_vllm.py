@@ -1,8 +1,10 @@
-"""vLLM's side of an evaluation, against a stand-in that answers by transformers from the files it is given.
+"""vLLM's side of an evaluation, against a stand-in that answers by transformers from the files it
+is given.
 
-vLLM itself needs a GPU and is not run. The stand-in's functions have the signatures of vLLM 0.33.0, as far as they are called
-(read in its ``entrypoints/llm.py``, ``lora/request.py``, ``sampling_params.py``, ``config/lora.py`` and
-``model_executor/models/registry.py``); where vLLM is installed, they are compared with its own.
+vLLM itself needs a GPU and is not run. The stand-in's functions have the signatures of vLLM 0.33.0,
+as far as they are called (read in its ``entrypoints/llm.py``, ``lora/request.py``,
+``sampling_params.py``, ``config/lora.py`` and ``model_executor/models/registry.py``); where vLLM is
+installed, they are compared with its own.
 """
 
 from __future__ import annotations
@@ -32,18 +34,31 @@ peft = pytest.importorskip("peft", reason="the extra hgms[llm] is not installed"
 
 
 class LoRARequest:
-    def __init__(self, lora_name: str, lora_int_id: int, lora_path: str = "", base_model_name: str | None = None) -> None:
+    def __init__(
+        self,
+        lora_name: str,
+        lora_int_id: int,
+        lora_path: str = "",
+        base_model_name: str | None = None,
+    ) -> None:
         assert lora_int_id >= 1
         assert lora_path
-        self.lora_name, self.lora_int_id, self.lora_path = lora_name, lora_int_id, lora_path
+        self.lora_name = lora_name
+        self.lora_int_id = lora_int_id
+        self.lora_path = lora_path
 
 
 class SamplingParams:
     def __init__(
-        self, *, temperature: float = 1.0, max_tokens: int | None = 16, stop_token_ids: list[int] | None = None
+        self,
+        *,
+        temperature: float = 1.0,
+        max_tokens: int | None = 16,
+        stop_token_ids: list[int] | None = None,
     ) -> None:
         assert temperature == 0
-        self.max_tokens, self.stops = max_tokens, stop_token_ids or []
+        self.max_tokens = max_tokens
+        self.stops = stop_token_ids or []
 
 
 class LLM:
@@ -61,28 +76,44 @@ class LLM:
         self.llm_engine = types.SimpleNamespace(engine_core=core)
 
     def generate(
-        self, prompts: list[dict[str, Any]], sampling_params: SamplingParams | None = None, *, use_tqdm: bool = True,
+        self,
+        prompts: list[dict[str, Any]],
+        sampling_params: SamplingParams | None = None,
+        *,
+        use_tqdm: bool = True,
         lora_request: Any = None,
-    ) -> list[Any]:  # fmt: skip
+    ) -> list[Any]:
         model = transformers.AutoModelForCausalLM.from_pretrained(self.folder, dtype=torch.float64)
         if lora_request is not None:
-            assert json.loads((Path(lora_request.lora_path) / "adapter_config.json").read_text())["r"] <= self.most
+            assert (
+                json.loads((Path(lora_request.lora_path) / "adapter_config.json").read_text())["r"]
+                <= self.most
+            )
             model = peft.PeftModel.from_pretrained(model, lora_request.lora_path).double()
         assert sampling_params is not None
         outputs = []
         for prompt in prompts:
-            given, new = prompt["prompt_token_ids"], []
-            while len(new) < (sampling_params.max_tokens or 0) and not (new and new[-1] in sampling_params.stops):
+            given = prompt["prompt_token_ids"]
+            new = []
+            while len(new) < (sampling_params.max_tokens or 0) and not (
+                new and new[-1] in sampling_params.stops
+            ):
                 with torch.no_grad():
-                    new.append(int(model.eval()(torch.tensor([given + new])).logits[0, -1].argmax()))
+                    new.append(
+                        int(model.eval()(torch.tensor([given + new])).logits[0, -1].argmax())
+                    )
             ended = new[-1] in sampling_params.stops
-            completion = types.SimpleNamespace(token_ids=new, finish_reason="stop" if ended else "length")
+            completion = types.SimpleNamespace(
+                token_ids=new, finish_reason="stop" if ended else "length"
+            )
             outputs.append(types.SimpleNamespace(outputs=[completion]))
         return outputs
 
 
 def _registered(supports: bool) -> Any:
-    return types.SimpleNamespace(inspect_model_cls=lambda: types.SimpleNamespace(supports_lora=supports))
+    return types.SimpleNamespace(
+        inspect_model_cls=lambda: types.SimpleNamespace(supports_lora=supports)
+    )
 
 
 MODELS = {"LlamaForCausalLM": _registered(True), "GPT2LMHeadModel": _registered(False)}
@@ -90,12 +121,17 @@ MODELS = {"LlamaForCausalLM": _registered(True), "GPT2LMHeadModel": _registered(
 
 @pytest.fixture
 def vllm(monkeypatch: pytest.MonkeyPatch) -> type[LLM]:
-    module, request = types.ModuleType("vllm"), types.ModuleType("vllm.lora.request")
+    module = types.ModuleType("vllm")
+    request = types.ModuleType("vllm.lora.request")
     module.__spec__ = importlib.machinery.ModuleSpec("vllm", None)
     registry = types.SimpleNamespace(models=MODELS)
     module.__dict__.update(LLM=LLM, SamplingParams=SamplingParams, ModelRegistry=registry)
     request.__dict__.update(LoRARequest=LoRARequest)
-    for name, value in {"vllm": module, "vllm.lora": types.ModuleType("vllm.lora"), "vllm.lora.request": request}.items():
+    for name, value in {
+        "vllm": module,
+        "vllm.lora": types.ModuleType("vllm.lora"),
+        "vllm.lora.request": request,
+    }.items():
         monkeypatch.setitem(sys.modules, name, value)
     LLM.loaded.clear()
     LLM.running.clear()
@@ -104,7 +140,12 @@ def vllm(monkeypatch: pytest.MonkeyPatch) -> type[LLM]:
 
 def small(kind: str = "llama") -> tuple[Any, Any]:
     sizes = {
-        "llama": {"num_hidden_layers": 1, "hidden_size": 32, "intermediate_size": 48, "num_attention_heads": 2},
+        "llama": {
+            "num_hidden_layers": 1,
+            "hidden_size": 32,
+            "intermediate_size": 48,
+            "num_attention_heads": 2,
+        },
         "gpt2": {"n_layer": 1, "n_embd": 32, "n_head": 2},
     }
     positions = {"llama": "max_position_embeddings", "gpt2": "n_positions"}[kind]
@@ -125,8 +166,19 @@ def adapted(model: Any, seed: int = 0, **changes: Any) -> Any:
 @pytest.fixture
 def stage(tmp_path: Path) -> Evaluate:
     path = tmp_path / "gsm8k.jsonl"
-    path.write_text("".join(json.dumps({"question": f"What is {n} + 1?", "answer": f"#### {n + 1}"}) + "\n" for n in range(3)))
-    return Evaluate(benchmarks=("gsm8k",), paths={"gsm8k": str(path)}, template="plain", max_new_tokens=8, judge=None)
+    path.write_text(
+        "".join(
+            json.dumps({"question": f"What is {n} + 1?", "answer": f"#### {n + 1}"}) + "\n"
+            for n in range(3)
+        )
+    )
+    return Evaluate(
+        benchmarks=("gsm8k",),
+        paths={"gsm8k": str(path)},
+        template="plain",
+        max_new_tokens=8,
+        judge=None,
+    )
 
 
 def read(path: Path) -> dict[int, Any]:
@@ -136,19 +188,32 @@ def read(path: Path) -> dict[int, Any]:
 @pytest.mark.filterwarnings("ignore:.*fan_in_fan_out.*:UserWarning")
 @pytest.mark.parametrize(
     ("kind", "changes", "apart"),
-    [("llama", {}, True), ("llama", {"use_dora": True}, False), ("gpt2", {"fan_in_fan_out": True}, False)],
+    [
+        ("llama", {}, True),
+        ("llama", {"use_dora": True}, False),
+        ("gpt2", {"fan_in_fan_out": True}, False),
+    ],
     ids=["request", "dora", "gpt2"],
 )
 def test_answers_through_it_are_those_of_the_model(
-    kind: str, changes: dict[str, Any], apart: bool, vllm: type[LLM], stage: Evaluate, tmp_path: Path
+    kind: str,
+    changes: dict[str, Any],
+    apart: bool,
+    vllm: type[LLM],
+    stage: Evaluate,
+    tmp_path: Path,
 ) -> None:
-    """An adapter goes to vLLM beside its base, or merged into it where vLLM does not take such a one."""
+    """An adapter goes to vLLM beside its base, or merged into it where vLLM does not take such a
+    one.
+    """
     model, tokenizer = small(kind)
     tuned = adapted(model, **changes)
     usual = stage.run(tuned, tokenizer, tmp_path / "usual")
     before = fingerprint(tuned)
     assert attrs.evolve(stage, engine="vllm").run(tuned, tokenizer, tmp_path / "vllm") == usual
-    assert read(tmp_path / "vllm" / "gsm8k.answers.jsonl") == read(tmp_path / "usual" / "gsm8k.answers.jsonl")
+    assert read(tmp_path / "vllm" / "gsm8k.answers.jsonl") == read(
+        tmp_path / "usual" / "gsm8k.answers.jsonl"
+    )
     (call,) = vllm.loaded
     assert {"config.json", "model.safetensors", "tokenizer_config.json"} <= set(call["files"])
     assert ("adapter" in call["files"], call.get("enable_lora", False)) == (apart, apart)
@@ -167,7 +232,9 @@ def test_an_adapter_that_is_merged_for_it_leaves_no_rounding_errors_in_the_model
     before = {name: tensor.clone() for name, tensor in tuned.state_dict().items()}
     attrs.evolve(stage, engine="vllm").run(tuned, tokenizer, tmp_path / "out")
     assert len(vllm.loaded) == 1
-    assert [name for name, tensor in tuned.state_dict().items() if not torch.equal(tensor, before[name])] == []
+    assert [
+        name for name, tensor in tuned.state_dict().items() if not torch.equal(tensor, before[name])
+    ] == []
 
 
 @pytest.mark.parametrize("fails", [False, True], ids=["answers", "fails"])
@@ -190,10 +257,13 @@ def test_one_base_answers_with_each_of_three_adapters(vllm: type[LLM], tmp_path:
     model, tokenizer = small()
     model.save_pretrained(tmp_path / "base")
     tokens = [tokenizer(text)["input_ids"] for text in ("What is 2 + 2?", "Why?")]
-    prompts, expected = Prompts(tokens, stops=[257], cap=100, new_tokens=6), {}
+    prompts = Prompts(tokens, stops=[257], cap=100, new_tokens=6)
+    expected = {}
 
     def by_transformers(any_model: Any) -> list[Any]:
-        return [reply for batch in replies(any_model, tokenizer, prompts, 2, print) for reply in batch]
+        return [
+            reply for batch in replies(any_model, tokenizer, prompts, 2, print) for reply in batch
+        ]
 
     expected[None] = by_transformers(model)
     for number, rank in enumerate((2, 12, 9)):
@@ -203,7 +273,9 @@ def test_one_base_answers_with_each_of_three_adapters(vllm: type[LLM], tmp_path:
     adapters = {name: tmp_path / name for name in expected if name is not None}
     with Engine(tmp_path / "base", adapters, length=120) as engine:
         for name, wanted in expected.items():
-            answered = [reply for batch in engine.replies(tokenizer, prompts, name) for reply in batch]
+            answered = [
+                reply for batch in engine.replies(tokenizer, prompts, name) for reply in batch
+            ]
             assert sorted(answered) == sorted(wanted), name
         with pytest.raises(ConfigError, match=r"no adapter 'mix-4'\n  did you mean 'mix-"):
             next(engine.replies(tokenizer, prompts, "mix-4"))
@@ -221,23 +293,36 @@ def test_an_adapter_of_too_high_a_rank_is_refused(vllm: type[LLM], tmp_path: Pat
     assert vllm.loaded == []
 
 
-def test_where_it_is_not_installed(stage: Evaluate, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(importlib.util, "find_spec", lambda name, package=None: None if name == "vllm" else object())
+def test_where_it_is_not_installed(
+    stage: Evaluate, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(
+        importlib.util, "find_spec", lambda name, package=None: None if name == "vllm" else object()
+    )
     with pytest.raises(MissingExtra, match=r"pip install 'hgms\[vllm\]'"):
         attrs.evolve(stage, engine="vllm").run(*small(), tmp_path / "out")
 
 
-@pytest.mark.skipif(importlib.util.find_spec("vllm") is None, reason="vLLM is not installed: its signatures cannot be read")
+@pytest.mark.skipif(
+    importlib.util.find_spec("vllm") is None,
+    reason="vLLM is not installed: its signatures cannot be read",
+)
 def test_the_stand_in_has_the_signatures_of_vllm() -> None:
     import vllm
     from vllm.config.lora import MaxLoRARanks
     from vllm.lora.request import LoRARequest as Real
     from vllm.v1.engine.core_client import EngineCoreClient
 
-    for ours, theirs in ((LLM.generate, vllm.LLM.generate), (LLM.__init__, vllm.LLM.__init__), (LoRARequest, Real)):
+    for ours, theirs in (
+        (LLM.generate, vllm.LLM.generate),
+        (LLM.__init__, vllm.LLM.__init__),
+        (LoRARequest, Real),
+    ):
         names = set(inspect.signature(ours).parameters) - {"kwargs"}
         assert names <= set(inspect.signature(theirs).parameters)
-    assert {"temperature", "max_tokens", "stop_token_ids"} <= set(inspect.signature(vllm.SamplingParams).parameters)
+    assert {"temperature", "max_tokens", "stop_token_ids"} <= set(
+        inspect.signature(vllm.SamplingParams).parameters
+    )
     assert MaxLoRARanks.__args__ == RANKS == vllm_engine.RANKS
     assert hasattr(vllm.ModelRegistry, "models")
     assert hasattr(EngineCoreClient, "shutdown")

@@ -1,4 +1,6 @@
-"""FastMix against a loop of its own in float64: what x and θ become, which rows are seen, and what it costs."""
+"""FastMix against a loop of its own in float64: what x and θ become, which rows are seen, and
+what it costs.
+"""
 
 from __future__ import annotations
 
@@ -8,7 +10,14 @@ import pytest
 import torch
 from attrs import evolve
 from helpers import F64, assert_same, counted, network_problem
-from source_problems import assert_goes_on, convex_sources, in_another_order, language_sources, network_sources, watched
+from source_problems import (
+    assert_goes_on,
+    convex_sources,
+    in_another_order,
+    language_sources,
+    network_sources,
+    watched,
+)
 from torch import Tensor
 
 from hgms_core import ConfigError, Data, NumericalError, Problem, State, Tree
@@ -25,7 +34,8 @@ def fastmix(**options: Any) -> FastMix:
 
 
 def stepped(method: FastMix, problem: Problem, steps: int) -> list[tuple[State, dict[str, Any]]]:
-    state, rows = method.init(problem, 3), []
+    state = method.init(problem, 3)
+    rows = []
     for _ in range(steps):
         state, row = method.step(problem, state)
         rows.append((state, row))
@@ -47,7 +57,8 @@ def test_three_steps_are_those_of_the_definition(leaves: str) -> None:
     logits = torch.zeros(3, dtype=F64, requires_grad=True)
     inner = torch.optim.AdamW(list(x.values()), lr=0.02, betas=(0.9, 0.95), weight_decay=0.1)
     outer = torch.optim.Adam([logits], lr=0.1, betas=(0.5, 0.999))
-    lower, upper = iter(seen["pool"]), iter(seen["differentiate"])
+    lower = iter(seen["pool"])
+    upper = iter(seen["differentiate"])
     for state, row in steps:
         for _ in range(2):
             batch = PROBLEM.lower_data.rows(next(lower))
@@ -56,7 +67,12 @@ def test_three_steps_are_those_of_the_definition(leaves: str) -> None:
             means = [losses[batch["source"] == number].mean() for number in range(3)]
             (logits.detach().softmax(0) @ torch.stack(means)).backward()
             inner.step()
-        target = slopes(PROBLEM.sources.examples(x, PROBLEM.upper_data["differentiate"].rows(next(upper))).mean(), x)
+        target = slopes(
+            PROBLEM.sources.examples(
+                x, PROBLEM.upper_data["differentiate"].rows(next(upper))
+            ).mean(),
+            x,
+        )
         products = []
         next(lower)  # the batch of the products, whose sources are then read one by one
         for number in range(3):
@@ -67,10 +83,17 @@ def test_three_steps_are_those_of_the_definition(leaves: str) -> None:
         outer.zero_grad()
         (-0.02 * logits.softmax(0) @ torch.tensor(products, dtype=F64)).backward()
         outer.step()
-        assert_same(method.result(state)[1], {name: leaf.detach() for name, leaf in x.items()}, rtol=1e-9, atol=1e-12)
+        assert_same(
+            method.result(state)[1],
+            {name: leaf.detach() for name, leaf in x.items()},
+            rtol=1e-9,
+            atol=1e-12,
+        )
         assert_same(method.result(state)[0]["logits"], logits.detach(), rtol=1e-9, atol=1e-12)
         names = ("near", "turned", "noise")
-        assert [float(row[f"product.{name}"]) for name in names] == pytest.approx(products, rel=1e-9)
+        assert [float(row[f"product.{name}"]) for name in names] == pytest.approx(
+            products, rel=1e-9
+        )
     assert next(lower, None) is None
     assert seen["select"] == seen["stop"] == []
 
@@ -78,7 +101,10 @@ def test_three_steps_are_those_of_the_definition(leaves: str) -> None:
 def test_a_source_that_no_row_is_drawn_of_has_product_zero() -> None:
     method = fastmix(search_batch_size=2)
     rows = [row for _, row in stepped(method, PROBLEM, 6)]
-    zeros = [[name for name in ("near", "turned", "noise") if float(row[f"product.{name}"]) == 0] for row in rows]
+    zeros = [
+        [name for name in ("near", "turned", "noise") if float(row[f"product.{name}"]) == 0]
+        for row in rows
+    ]
     assert all(len(missing) == 1 for missing in zeros)
     assert len({missing[0] for missing in zeros}) > 1  # which it is, is drawn
 
@@ -103,10 +129,14 @@ def test_a_state_read_back_goes_on_bit_for_bit() -> None:
 
 
 def test_where_sources_stand_in_the_table_does_not_matter() -> None:
-    (*_, (state, row)), (*_, (other, again)) = (stepped(fastmix(), p, 4) for p in (PROBLEM, in_another_order(PROBLEM)))
+    (*_, (state, row)), (*_, (other, again)) = (
+        stepped(fastmix(), p, 4) for p in (PROBLEM, in_another_order(PROBLEM))
+    )
     assert_same(other["theta"], state["theta"], rtol=1e-9)
     for name in ("near", "turned", "noise"):
-        assert float(again[f"product.{name}"]) == pytest.approx(float(row[f"product.{name}"]), rel=1e-9)
+        assert float(again[f"product.{name}"]) == pytest.approx(
+            float(row[f"product.{name}"]), rel=1e-9
+        )
 
 
 def test_seeds_decide() -> None:
@@ -121,7 +151,11 @@ def test_costs_are_what_was_called() -> None:
     *_, (_, row) = stepped(fastmix(), problem, 3)
     assert (row["cost_lower_gradients"], row["cost_upper_gradients"]) == (3 * (2 + 3), 3)
     assert (calls["g"], calls["pooled"], calls["f"]) == (6, 9, 3)
-    assert row["cost_rows"] == calls["g_rows"] + calls["pooled_rows"] + calls["f_rows"] == 3 * (2 * 6 + 6 + 5)
+    assert (
+        row["cost_rows"]
+        == calls["g_rows"] + calls["pooled_rows"] + calls["f_rows"]
+        == 3 * (2 * 6 + 6 + 5)
+    )
 
 
 def test_a_source_whose_loss_is_not_finite_stops_the_run() -> None:
@@ -135,15 +169,33 @@ def test_a_source_whose_loss_is_not_finite_stops_the_run() -> None:
 def test_bad_settings() -> None:
     with pytest.raises(ConfigError, match="method 'fastmix' mixes data sources"):
         fastmix().init(network_problem(), 0)
-    with pytest.raises(ConfigError, match="validation rows of the role 'differentiate', and there are none"):
-        fastmix().init(evolve(PROBLEM, upper_data={**PROBLEM.upper_data, "differentiate": Data.none()}), 0)
-    with pytest.raises(ConfigError, match=r"no lower variable's name matches 'lm_head' @ method.leaves\n  there are: w, b, v"):
+    with pytest.raises(
+        ConfigError, match="validation rows of the role 'differentiate', and there are none"
+    ):
+        fastmix().init(
+            evolve(PROBLEM, upper_data={**PROBLEM.upper_data, "differentiate": Data.none()}), 0
+        )
+    with pytest.raises(
+        ConfigError,
+        match=r"no lower variable's name matches 'lm_head' @ method.leaves\n  there are: w, b, v",
+    ):
         fastmix(leaves="lm_head").init(PROBLEM, 0)
-    for options in ({"leaves": "("}, {"updates": 0}, {"outer_betas": (0.5, 1.0)}, {"outer_lr": 0.0}):
+    for options in (
+        {"leaves": "("},
+        {"updates": 0},
+        {"outer_betas": (0.5, 1.0)},
+        {"outer_lr": 0.0},
+    ):
         with pytest.raises(ConfigError, match=next(iter(options))):
             FastMix(**options)
-    broken = {name: leaf * torch.nan for name, leaf in PROBLEM.upper_data["differentiate"].whole.items() if name == "y"}
+    broken = {
+        name: leaf * torch.nan
+        for name, leaf in PROBLEM.upper_data["differentiate"].whole.items()
+        if name == "y"
+    }
     whole = {**PROBLEM.upper_data["differentiate"].whole, **broken}
     data = Data.of({name: leaf for name, leaf in whole.items() if name != "index"})
     with pytest.raises(NumericalError, match="step 1: the validation loss is nan"):
-        stepped(fastmix(), evolve(PROBLEM, upper_data={**PROBLEM.upper_data, "differentiate": data}), 1)
+        stepped(
+            fastmix(), evolve(PROBLEM, upper_data={**PROBLEM.upper_data, "differentiate": data}), 1
+        )

@@ -1,4 +1,6 @@
-"""LESS: every number of its scores by a second way, projections within their error, the store, and resuming."""
+"""LESS: every number of its scores by a second way, projections within their error, the store,
+and resuming.
+"""
 
 from __future__ import annotations
 
@@ -28,7 +30,15 @@ WIDE = network_sources(hidden=300)  # 2100 lower variables, projected to 1024
 
 
 def less(**options: Any) -> Less:
-    settings = {"warmup_share": 0.5, "epochs": 3, "batch_size": 8, "lr": 0.02, "chunk": 7, "projection": None, "keep": 0.2}
+    settings = {
+        "warmup_share": 0.5,
+        "epochs": 3,
+        "batch_size": 8,
+        "lr": 0.02,
+        "chunk": 7,
+        "projection": None,
+        "keep": 0.2,
+    }
     return Less(**(settings | options))
 
 
@@ -43,8 +53,14 @@ def row_gradient(problem: Problem, x: Tree, data: Any, row: int) -> Tensor:
     leaves = {name: leaf.clone().requires_grad_() for name, leaf in x.items()}
     index = torch.tensor([row])
     tokens = "mask" in data.rows(index)
-    loss = (token_losses(problem, leaves, data, index) if tokens else problem.sources.examples(leaves, data.rows(index))).sum()
-    return torch.cat([grad.reshape(-1) for grad in torch.autograd.grad(loss, list(leaves.values()))])
+    loss = (
+        token_losses(problem, leaves, data, index)
+        if tokens
+        else problem.sources.examples(leaves, data.rows(index))
+    ).sum()
+    return torch.cat(
+        [grad.reshape(-1) for grad in torch.autograd.grad(loss, list(leaves.values()))]
+    )
 
 
 def flat(tree: Tree) -> Tensor:
@@ -53,7 +69,11 @@ def flat(tree: Tree) -> Tensor:
 
 def checkpoints(method: Less, problem: Problem) -> list[Tree]:
     """The states of Adam after each epoch of the warm-up."""
-    results = [state["train"] for state, row in through(method, problem) if row["phase"] == "warmup" and state["at"] == 0]
+    results = [
+        state["train"]
+        for state, row in through(method, problem)
+        if row["phase"] == "warmup" and state["at"] == 0
+    ]
     assert len(results) == method.epochs
     return results
 
@@ -63,17 +83,24 @@ def scores_by_hand(method: Less, problem: Problem) -> Tensor:
     rates = [row["lr"] for _, row in through(method, problem) if row["phase"] == "warmup"]
     weights = np.array(rates).reshape(method.epochs, -1).mean(1)
     weights /= weights.sum()
-    validation, pool = problem.upper_data["differentiate"], problem.lower_data
+    validation = problem.upper_data["differentiate"]
+    pool = problem.lower_data
     total = torch.zeros(pool.size, validation.size, dtype=F64)
     for weight, trained in zip(weights, checkpoints(method, problem), strict=True):
-        x, m, v = adamw_part(trained, "x"), flat(adamw_part(trained, "m")), flat(adamw_part(trained, "v"))
+        x = adamw_part(trained, "x")
+        m = flat(adamw_part(trained, "m"))
+        v = flat(adamw_part(trained, "v"))
         others = [row_gradient(problem, x, validation, j) for j in range(validation.size)]
         for i in range(pool.size):
             g = row_gradient(problem, x, pool, i)
             first = method.betas[0] * m + (1 - method.betas[0]) * g
             second = method.betas[1] * v + (1 - method.betas[1]) * g**2
             inside = method.eps_placement == "inside"
-            step = first / torch.sqrt(second + method.eps) if inside else first / (torch.sqrt(second) + method.eps)
+            step = (
+                first / torch.sqrt(second + method.eps)
+                if inside
+                else first / (torch.sqrt(second) + method.eps)
+            )
             for j, other in enumerate(others):
                 total[i, j] += weight * (step @ other) / (step.norm() * other.norm())
     part = validation.batch(None)["source"]
@@ -84,7 +111,9 @@ def scores_by_hand(method: Less, problem: Problem) -> Tensor:
 def test_scores_are_those_of_a_loop_over_rows(placement: str) -> None:
     # A large ε, so that its place matters.
     method = less(eps_placement=placement, eps=1e-2)
-    torch.testing.assert_close(ranked(method, PROBLEM), scores_by_hand(method, PROBLEM), rtol=1e-6, atol=1e-9)
+    torch.testing.assert_close(
+        ranked(method, PROBLEM), scores_by_hand(method, PROBLEM), rtol=1e-6, atol=1e-9
+    )
 
 
 @pytest.mark.parametrize("sets", [1, 2])  # fewer validation sets than sources, and as many
@@ -94,7 +123,10 @@ def test_rows_count_by_their_tokens_where_means_are_over_tokens(sets: int) -> No
     (trained,) = checkpoints(method, problem)
     warm = method.init(problem, 3)["warmup"]
     seen: list[Tensor] = []
-    spied = evolve(problem.lower_data, rows=lambda index: (seen.append(index), problem.lower_data.rows(index))[1])
+    spied = evolve(
+        problem.lower_data,
+        rows=lambda index: (seen.append(index), problem.lower_data.rows(index))[1],
+    )
     checkpoints(method, evolve(problem, lower_data=spied))
     updates = [index for index in seen if index.dim() == 1]
     assert sorted(torch.cat(updates).tolist()) == sorted(warm.tolist())
@@ -106,8 +138,15 @@ def test_rows_count_by_their_tokens_where_means_are_over_tokens(sets: int) -> No
         optimizer.zero_grad()
         token_losses(problem, x, problem.lower_data, index).mean().backward()
         optimizer.step()
-    assert_same(adamw_part(trained, "x"), {name: leaf.detach() for name, leaf in x.items()}, rtol=1e-8, atol=1e-10)
-    torch.testing.assert_close(ranked(method, problem), scores_by_hand(method, problem), rtol=1e-6, atol=1e-9)
+    assert_same(
+        adamw_part(trained, "x"),
+        {name: leaf.detach() for name, leaf in x.items()},
+        rtol=1e-8,
+        atol=1e-10,
+    )
+    torch.testing.assert_close(
+        ranked(method, problem), scores_by_hand(method, problem), rtol=1e-6, atol=1e-9
+    )
 
 
 def test_a_warm_up_of_few_updates_says_so(caplog: pytest.LogCaptureFixture) -> None:
@@ -123,7 +162,9 @@ def test_a_warm_up_of_few_updates_says_so(caplog: pytest.LogCaptureFixture) -> N
 
 
 def test_the_place_of_epsilon_is_seen() -> None:
-    inside, outside = (ranked(less(eps_placement=place, eps=1e-2), PROBLEM) for place in ("inside", "outside"))
+    inside, outside = (
+        ranked(less(eps_placement=place, eps=1e-2), PROBLEM) for place in ("inside", "outside")
+    )
     assert (inside - outside).abs().max() > 1e-3
 
 
@@ -154,31 +195,44 @@ def test_warm_up_is_adamw_with_a_linear_schedule() -> None:
     updates = [index for index in seen if index.dim() == 1]
     assert [len(index) for index in updates] == [8, 8, 4] * 3
     for epoch in range(3):
-        assert sorted(torch.cat(updates[3 * epoch : 3 * epoch + 3]).tolist()) == sorted(states[0]["warmup"].tolist())
+        assert sorted(torch.cat(updates[3 * epoch : 3 * epoch + 3]).tolist()) == sorted(
+            states[0]["warmup"].tolist()
+        )
     x = {name: leaf.clone().requires_grad_() for name, leaf in PROBLEM.x0.items()}
     optimizer = torch.optim.AdamW(list(x.values()), lr=method.lr, weight_decay=0.1)
     shape = [0.5, 1.0, *((9 - i) / 7 for i in range(2, 9))]  # 2 of 9 updates rise
-    assert [row["lr"] for row in rows if row["phase"] == "warmup"] == pytest.approx([method.lr * entry for entry in shape])
+    assert [row["lr"] for row in rows if row["phase"] == "warmup"] == pytest.approx(
+        [method.lr * entry for entry in shape]
+    )
     for index, factor in zip(updates, shape, strict=True):
         optimizer.param_groups[0]["lr"] = method.lr * factor
         optimizer.zero_grad()
         PROBLEM.f({}, x, PROBLEM.lower_data.rows(index)).backward()
         optimizer.step()
-    assert_same(adamw_part(final, "x"), {name: leaf.detach() for name, leaf in x.items()}, rtol=1e-12, atol=1e-14)
+    assert_same(
+        adamw_part(final, "x"),
+        {name: leaf.detach() for name, leaf in x.items()},
+        rtol=1e-12,
+        atol=1e-14,
+    )
 
 
 @pytest.mark.parametrize("kind", ["rademacher", "gaussian", "sparse"])
 def test_projected_scores_are_within_the_projections_error(kind: str) -> None:
     exact = ranked(less(epochs=2), WIDE)
     error = ranked(less(epochs=2, projection=1024, projector=kind), WIDE) - exact
-    # A product of unit vectors errs by at most √(2/D) = 0.044 in root mean square; the scores are averages of such.
+    # A product of unit vectors errs by at most √(2/D) = 0.044 in root mean square; the scores are
+    # averages of such.
     assert 1e-4 < float(error.square().mean().sqrt()) < (2 / 1024) ** 0.5
     assert float(error.abs().max()) < 4 * (2 / 1024) ** 0.5
 
 
 @pytest.mark.parametrize("kind", ["rademacher", "gaussian", "sparse"])
 def test_ranking_is_stable_under_projector_seeds(kind: str) -> None:
-    results = [ranked(less(epochs=2, projection=1024, projector=kind, projection_seed=seed), WIDE) for seed in range(3)]
+    results = [
+        ranked(less(epochs=2, projection=1024, projector=kind, projection_seed=seed), WIDE)
+        for seed in range(3)
+    ]
     for i in range(3):
         assert spearmanr(results[i], results[i - 1]).statistic > 0.95
         assert not torch.equal(results[i], results[i - 1])
@@ -187,7 +241,9 @@ def test_ranking_is_stable_under_projector_seeds(kind: str) -> None:
 @pytest.mark.parametrize("kind", ["rademacher", "gaussian", "sparse"])
 def test_projection_is_one_linear_map_in_blocks(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
     projector = Projector(key=Key(5), dims=16, kind=kind)  # type: ignore[arg-type]
-    monkeypatch.setattr("hgms_mix.methods.less.projection.BLOCK", 16 * 10)  # ten coordinates a block
+    monkeypatch.setattr(
+        "hgms_mix.methods.less.projection.BLOCK", 16 * 10
+    )  # ten coordinates a block
     leaves = [torch.eye(37, dtype=F64)[:, :25].reshape(37, 5, 5), torch.eye(37, dtype=F64)[:, 25:]]
     matrix = projector.apply(leaves)  # the images of all unit vectors: the matrix itself
     assert matrix.shape == (37, 16)
@@ -199,7 +255,11 @@ def test_projection_is_one_linear_map_in_blocks(kind: str, monkeypatch: pytest.M
         assert bool((size.sum(1) <= 2 + 1e-12).all())
     assert torch.unique(matrix, dim=0).shape[0] > 30
     vectors = torch.randn(4, 37, generator=torch.Generator().manual_seed(0), dtype=F64)
-    assert_same(projector.apply([vectors[:, :25].reshape(4, 5, 5), vectors[:, 25:]]), vectors @ matrix, atol=1e-12)
+    assert_same(
+        projector.apply([vectors[:, :25].reshape(4, 5, 5), vectors[:, 25:]]),
+        vectors @ matrix,
+        atol=1e-12,
+    )
     assert_same(projector.apply(leaves), matrix)
     assert not torch.equal(evolve(projector, key=Key(6)).apply(leaves), matrix)
 
@@ -211,7 +271,9 @@ def test_no_projection_to_more_dimensions() -> None:
 
 
 def test_chunks_do_not_matter() -> None:
-    assert_same(ranked(less(chunk=1), PROBLEM), ranked(less(chunk=100), PROBLEM), rtol=1e-9, atol=1e-12)
+    assert_same(
+        ranked(less(chunk=1), PROBLEM), ranked(less(chunk=100), PROBLEM), rtol=1e-9, atol=1e-12
+    )
 
 
 def test_the_highest_rows_are_kept_and_make_the_mixture() -> None:
@@ -225,11 +287,14 @@ def test_the_highest_rows_are_kept_and_make_the_mixture() -> None:
         assert ranking[kept].min() >= ranking[rest].max()
         assert PROBLEM.sources is not None
         counts = torch.bincount(PROBLEM.lower_data.whole["source"][kept], minlength=3)
-        assert_same(PROBLEM.sources.weights(method.result(state)[0]), counts.to(F64) / number, atol=1e-9)
+        assert_same(
+            PROBLEM.sources.weights(method.result(state)[0]), counts.to(F64) / number, atol=1e-9
+        )
 
 
 def test_rows_that_help_come_first() -> None:
-    # β1 = 0: with Adam's momentum nine tenths of every row's step are those of all rows, and scores differ little.
+    # β1 = 0: with Adam's momentum nine tenths of every row's step are those of all rows, and scores
+    # differ little.
     ranking = ranked(less(betas=(0.0, 0.999)), PROBLEM)
     near, turned, noise = ranking.split([20, 12, 8])
     assert near.mean() > max(turned.mean(), noise.mean()) + 0.05
@@ -239,9 +304,17 @@ def test_before_and_between_epochs() -> None:
     method = less()
     state = method.init(PROBLEM, 3)
     assert PROBLEM.sources is not None
-    assert_same(PROBLEM.sources.weights(method.result(state)[0]), torch.full((3,), 1 / 3, dtype=F64), rtol=1e-12)
+    assert_same(
+        PROBLEM.sources.weights(method.result(state)[0]),
+        torch.full((3,), 1 / 3, dtype=F64),
+        rtol=1e-12,
+    )
     assert bool(method.ranking(PROBLEM, state).isnan().all())
-    whole = [method.ranking(PROBLEM, state) for state, row in through(method, PROBLEM) if row["epoch"] == 2]
+    whole = [
+        method.ranking(PROBLEM, state)
+        for state, row in through(method, PROBLEM)
+        if row["epoch"] == 2
+    ]
     assert bool(torch.isfinite(whole[0]).all())  # the first epoch's, while the second is scored
     assert_same(whole[0], whole[-2])
     assert not torch.equal(whole[-2], whole[-1])
@@ -253,7 +326,12 @@ def test_a_validation_set_without_rows_is_left_out() -> None:
     rows = {name: leaf[first] for name, leaf in validation.whole.items() if name != "index"}
     data = type(validation).of(rows)
     problem = evolve(PROBLEM, upper_data={**PROBLEM.upper_data, "differentiate": data})
-    torch.testing.assert_close(ranked(less(epochs=1), problem), scores_by_hand(less(epochs=1), problem), rtol=1e-6, atol=1e-9)
+    torch.testing.assert_close(
+        ranked(less(epochs=1), problem),
+        scores_by_hand(less(epochs=1), problem),
+        rtol=1e-6,
+        atol=1e-9,
+    )
 
 
 @pytest.mark.parametrize("options", [{}, {"projection": 16}, {"train_steps": 4}])
@@ -296,7 +374,9 @@ def test_costs_are_what_was_called() -> None:
 
 
 class TestStore:
-    """Features on disk: the same scores again without a gradient, and never those of something else."""
+    """Features on disk: the same scores again without a gradient, and never those of something
+    else.
+    """
 
     def method(self, folder: Path, **options: Any) -> Less:
         return less(epochs=2, store=str(folder / "store"), projection=16, **options)
@@ -324,13 +404,19 @@ class TestStore:
                 break
         calls.clear()
         again = [row for _, row in through(method, problem)]
-        assert [row["lower_loss"] is None for row in again if row["phase"] == "pool"] == [True] * 2 + [False] * 10
+        assert [row["lower_loss"] is None for row in again if row["phase"] == "pool"] == [
+            True
+        ] * 2 + [False] * 10
         assert_same(ranked(method, PROBLEM), expected)
 
-    @pytest.mark.parametrize("change", [{"lr": 0.03}, {"eps": 1e-3}, {"projection_seed": 1}, {"projector": "gaussian"}])
+    @pytest.mark.parametrize(
+        "change", [{"lr": 0.03}, {"eps": 1e-3}, {"projection_seed": 1}, {"projector": "gaussian"}]
+    )
     def test_another_runs_store_is_refused(self, tmp_path: Path, change: dict[str, Any]) -> None:
         ranked(self.method(tmp_path), PROBLEM)
-        with pytest.raises(ConfigError, match="was made from other rows, another model or other settings"):
+        with pytest.raises(
+            ConfigError, match="was made from other rows, another model or other settings"
+        ):
             ranked(self.method(tmp_path, **change), PROBLEM)
 
     def test_other_rows_are_refused(self, tmp_path: Path) -> None:
@@ -370,7 +456,9 @@ def test_losses_that_are_not_finite_stop_the_run() -> None:
     # Three updates, two passes over validation rows, then the chunk of the broken row.
     step = 3 + 2 + other // 7 + 1
     value = PROBLEM.lower_data.whole["y"][other]
-    with pytest.raises(NumericalError, match=rf"step {step}: the loss of a pool row is not finite after 1 epochs"):
+    with pytest.raises(
+        NumericalError, match=rf"step {step}: the loss of a pool row is not finite after 1 epochs"
+    ):
         list(through(less(), broken(PROBLEM, lambda batch: batch["y"] == value)))
     value = PROBLEM.upper_data["differentiate"].whole["y"][8]
     with pytest.raises(NumericalError, match=r"step 5: the loss of a validation row is not finite"):
@@ -382,6 +470,12 @@ def test_bad_settings() -> None:
         less().init(network_problem(), 0)
     with pytest.raises(ConfigError, match="'size' must be at most the number of rows, 40: 41"):
         less(size=41).init(PROBLEM, 0)
-    for options in ({"keep": 0.0}, {"keep": 1.5}, {"betas": (0.9, 1.0)}, {"projector": "hadamard"}, {"train_steps": -1}):
+    for options in (
+        {"keep": 0.0},
+        {"keep": 1.5},
+        {"betas": (0.9, 1.0)},
+        {"projector": "hadamard"},
+        {"train_steps": -1},
+    ):
         with pytest.raises(ConfigError, match=next(iter(options))):
             Less(**options)

@@ -1,5 +1,5 @@
-"""What a practitioner sees of bad input to `hgms mix` and `hgms run`: one message with the place and what to do, an exit code,
-no traceback, and nothing lost."""
+"""What a practitioner sees of bad input to `hgms mix` and `hgms run`: one message with the place
+and what to do, an exit code, no traceback, and nothing lost."""
 
 from __future__ import annotations
 
@@ -26,7 +26,9 @@ from hgms_mix.lm.tokenizers import byte_tokenizer
 pytestmark = [
     pytest.mark.plugins,
     # peft's own calls of names that transformers has renamed
-    pytest.mark.filterwarnings("ignore:.*checkpointing.* is deprecated and will be removed in v6:FutureWarning"),
+    pytest.mark.filterwarnings(
+        "ignore:.*checkpointing.* is deprecated and will be removed in v6:FutureWarning"
+    ),
 ]
 
 MIX = f"""
@@ -44,7 +46,10 @@ save_every = 1
 
 
 def write(name: str, first: int, count: int = 12, completion: str = "") -> None:
-    rows = [json.dumps({"prompt": f"{i} + 1 =", "completion": completion or str(i + 1)}) for i in range(first, first + count)]
+    rows = [
+        json.dumps({"prompt": f"{i} + 1 =", "completion": completion or str(i + 1)})
+        for i in range(first, first + count)
+    ]
     Path(name).write_text("\n".join(rows) + "\n")
 
 
@@ -61,7 +66,9 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
 
 
 def hgms(*arguments: str, sets: tuple[str, ...] = ()) -> Result:
-    return CliRunner().invoke(main, [*arguments, *(part for item in sets for part in ("--set", item))])
+    return CliRunner().invoke(
+        main, [*arguments, *(part for item in sets for part in ("--set", item))]
+    )
 
 
 def refused(done: Result, *messages: str, code: int = 2) -> None:
@@ -110,7 +117,13 @@ BAD: list[tuple[str, Callable[[], None], tuple[str, ...], tuple[str, ...]]] = [
         "a source that is not there",
         nothing,
         ("task.sources.sums.path=summs.jsonl",),
-        ("summs.jsonl: there is no such file; did you mean 'sums.jsonl'? @ task.sources.sums\n  available there: dots.jsonl,",),
+        (
+            (
+                "summs.jsonl: there is no such file; did you mean 'sums.jsonl'? @ "
+                "task.sources.sums\n"
+                "  available there: dots.jsonl,"
+            ),
+        ),
     ),
     (
         "a validation set that is not there",
@@ -118,19 +131,31 @@ BAD: list[tuple[str, Callable[[], None], tuple[str, ...], tuple[str, ...]]] = [
         ("task.validation.sums.path=validatoin.jsonl",),
         ("did you mean 'validation.jsonl'? @ task.validation.sums\n",),
     ),
-    ("an empty source", no_rows, (), ("(sums.jsonl) is empty: it has no rows @ task.sources.sums\n  fetch it again",)),
+    (
+        "an empty source",
+        no_rows,
+        (),
+        ("(sums.jsonl) is empty: it has no rows @ task.sources.sums\n  fetch it again",),
+    ),
     (
         "malformed JSON",
         malformed,
         (),
-        ("1 of 4 rows cannot be read", "  line 4: malformed JSON: ", "leave them out with max_bad_rows = 1 or more"),
+        (
+            "1 of 4 rows cannot be read",
+            "  line 4: malformed JSON: ",
+            "leave them out with max_bad_rows = 1 or more",
+        ),
     ),
     (
         "rows without a field",
         misspelt_fields,
         ("task.sources.sums.max_bad_rows=6",),
         (
-            "7 of 19 rows cannot be read as 'prompt-completion' (max_bad_rows = 6) @ task.sources.sums\n",
+            (
+                "7 of 19 rows cannot be read as 'prompt-completion' (max_bad_rows = 6) @ "
+                "task.sources.sums\n"
+            ),
             "line 13: no 'prompt'",
             "(is 'promt' meant to be it?)",
             "… and 2 more",
@@ -141,33 +166,59 @@ BAD: list[tuple[str, Callable[[], None], tuple[str, ...], tuple[str, ...]]] = [
         "a source shorter than asked",
         nothing,
         ("task.sources.dots.rows=13",),
-        ("(dots.jsonl) is shorter than asked: 13 rows, but it has 12 good rows @ task.sources.dots\n  rows = 12 is the most",),
+        (
+            (
+                "(dots.jsonl) is shorter than asked: 13 rows, but it has 12 good rows @ "
+                "task.sources.dots\n  rows = 12 is the most"
+            ),
+        ),
     ),
     (
         "all rows too long",
         nothing,
         ("task.max_length=8",),
-        ("no row is left: 12 of 12 rows have more than max_length = 8 tokens", "raise max_length to 14 or more"),
+        (
+            "no row is left: 12 of 12 rows have more than max_length = 8 tokens",
+            "raise max_length to 14 or more",
+        ),
     ),
     (
         "names that differ by case",
         nothing,
         ("task.sources.Sums.path=sums.jsonl",),
-        ("the sources 'sums' and 'Sums' differ by case only", "names tie weights to data: rename one of them"),
+        (
+            "the sources 'sums' and 'Sums' differ by case only",
+            "names tie weights to data: rename one of them",
+        ),
     ),
-    ("no chat template", nothing, ("task.template=model",), ("the tokenizer has no chat template", "plain, alpaca, chatml")),
+    (
+        "no chat template",
+        nothing,
+        ("task.template=model",),
+        ("the tokenizer has no chat template", "plain, alpaca, chatml"),
+    ),
     (
         "no padding and no end token",
         bare_tokenizer,
         ("task.model.tokenizer=bare",),
         ("the tokenizer has neither a padding nor an end token", "give it one"),
     ),
-    ("a misspelt template", nothing, ("task.template=plian",), ("unknown template 'plian'; did you mean 'plain'?",)),
+    (
+        "a misspelt template",
+        nothing,
+        ("task.template=plian",),
+        ("unknown template 'plian'; did you mean 'plain'?",),
+    ),
     (
         "a model folder that is not there",
         lambda: Path("models/small").mkdir(parents=True),
         ('task.model={ path = "./models/smal", tokenizer = "bytes" }',),
-        ("no model at './models/smal': no such folder; did you mean 'models/small'? @ task.model.path\n  available in models",),
+        (
+            (
+                "no model at './models/smal': no such folder; did you mean 'models/small'? @ "
+                "task.model.path\n  available in models"
+            ),
+        ),
     ),
     (
         "a variable that is not set",
@@ -179,7 +230,10 @@ BAD: list[tuple[str, Callable[[], None], tuple[str, ...], tuple[str, ...]]] = [
         "a model with code of its own",
         folder_with_code,
         ('task.model={ path = "own", tokenizer = "bytes" }',),
-        ("the model 'own' brings Python code of its own", "then set task.model.trust_remote_code = true"),
+        (
+            "the model 'own' brings Python code of its own",
+            "then set task.model.trust_remote_code = true",
+        ),
     ),
     (
         "a folder without a tokenizer",
@@ -209,25 +263,44 @@ BAD: list[tuple[str, Callable[[], None], tuple[str, ...], tuple[str, ...]]] = [
         "rows longer than the model reads",
         nothing,
         ("task.model.config.n_positions=8",),
-        ("rows have up to 14 tokens, and the model has 8 positions @ task.max_length\n  set max_length = 8 or less",),
+        (
+            (
+                "rows have up to 14 tokens, and the model has 8 positions @ task.max_length\n"
+                "  set max_length = 8 or less"
+            ),
+        ),
     ),
     (
         "a tokenizer of another model",
         nothing,
         ("task.model.config.vocab_size=100",),
-        ("the tokenizer gives token 257, and the model knows 100 tokens only @ task.model.tokenizer",),
+        (
+            (
+                "the tokenizer gives token 257, and the model knows 100 tokens only @ "
+                "task.model.tokenizer"
+            ),
+        ),
     ),
     (
         "targets that match nothing",
         nothing,
         ('task.adapter.targets=["q_proj"]',),
-        ("no module of this GPT2LMHeadModel is called 'q_proj' @ task.adapter.targets\n  its linear modules are: c_attn,",),
+        (
+            (
+                "no module of this GPT2LMHeadModel is called 'q_proj' @ task.adapter.targets\n"
+                "  its linear modules are: c_attn,"
+            ),
+        ),
     ),
 ]
 
 
-@pytest.mark.parametrize(("prepare", "sets", "messages"), [case[1:] for case in BAD], ids=[case[0] for case in BAD])
-def test_bad_input_is_one_message(prepare: Callable[[], None], sets: tuple[str, ...], messages: tuple[str, ...]) -> None:
+@pytest.mark.parametrize(
+    ("prepare", "sets", "messages"), [case[1:] for case in BAD], ids=[case[0] for case in BAD]
+)
+def test_bad_input_is_one_message(
+    prepare: Callable[[], None], sets: tuple[str, ...], messages: tuple[str, ...]
+) -> None:
     prepare()
     refused(hgms("mix", "mix.toml", sets=sets), *messages)
 
@@ -239,7 +312,9 @@ def test_run_says_the_same_as_mix() -> None:
 
 def test_compare_keeps_the_reason_of_a_cell_that_failed() -> None:
     no_rows()
-    Path("grid.toml").write_text(MIX.replace("seed = 1", "seeds = 1").replace('method = "hg-ms"', 'method = ["hg-ms"]'))
+    Path("grid.toml").write_text(
+        MIX.replace("seed = 1", "seeds = 1").replace('method = "hg-ms"', 'method = ["hg-ms"]')
+    )
     done = hgms("compare", "grid.toml", "--jobs", "0")
     assert done.exit_code in (1, 2), done.output
     assert "(sums.jsonl) is empty: it has no rows @ task.sources.sums" in done.output
@@ -254,7 +329,9 @@ def test_two_tables_of_one_name_are_no_toml() -> None:
 
 
 @pytest.mark.parametrize("reason", ["unknown", "no network"])
-def test_a_name_that_the_hub_does_not_give_is_asked_for_once(reason: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_name_that_the_hub_does_not_give_is_asked_for_once(
+    reason: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     import httpx2 as httpx  # what huggingface_hub is built on
     import huggingface_hub
     from huggingface_hub.errors import RepositoryNotFoundError
@@ -264,13 +341,23 @@ def test_a_name_that_the_hub_does_not_give_is_asked_for_once(reason: str, monkey
     def model_info(self: Any, name: str, **_: Any) -> None:
         requests.append(name)
         if reason == "unknown":
-            raise RepositoryNotFoundError("404", response=httpx.Response(404, request=httpx.Request("GET", "https://hub")))
+            raise RepositoryNotFoundError(
+                "404", response=httpx.Response(404, request=httpx.Request("GET", "https://hub"))
+            )
         raise httpx.ConnectError("no route")
 
     monkeypatch.setattr(huggingface_hub.HfApi, "model_info", model_info)
-    done = hgms("mix", "mix.toml", sets=('task.model={ path = "Owner/Model-7B", tokenizer = "bytes" }',))
-    text = "the Hub has none of that name" if reason == "unknown" else "the Hub cannot be reached (ConnectError)"
-    refused(done, "there is no model 'Owner/Model-7B': no such folder here", text, "@ task.model.path\n")
+    done = hgms(
+        "mix", "mix.toml", sets=('task.model={ path = "Owner/Model-7B", tokenizer = "bytes" }',)
+    )
+    text = (
+        "the Hub has none of that name"
+        if reason == "unknown"
+        else "the Hub cannot be reached (ConnectError)"
+    )
+    refused(
+        done, "there is no model 'Owner/Model-7B': no such folder here", text, "@ task.model.path\n"
+    )
     assert requests == ["Owner/Model-7B"]
 
 
@@ -282,8 +369,14 @@ def test_overlaps_and_rows_left_out_are_counted_once() -> None:
     assert done.exit_code == 0, done.output
     assert "warning: rows left out or cut:\n  sources 'sums': 7 bad, of 19\n" in done.stderr
     assert done.stderr.count("prompts that stand in two sets") == 1
-    assert "  validation 'sums' and train 'sums': 2 of 12 (16.7%); rows 0, 1 of 'sums'\n" in done.stderr
-    assert "  test 'sums' and validation 'sums': 7 of 12 (58.3%); rows 0, 1, 2, 3, 4, … of 'sums'\n" in done.stderr
+    assert (
+        "  validation 'sums' and train 'sums': 2 of 12 (16.7%); rows 0, 1 of 'sums'\n"
+        in done.stderr
+    )
+    assert (
+        "  test 'sums' and validation 'sums': 7 of 12 (58.3%); rows 0, 1, 2, 3, 4, … of 'sums'\n"
+        in done.stderr
+    )
     assert "UserWarning" not in done.stderr
 
 
@@ -291,7 +384,10 @@ def test_overlaps_and_rows_left_out_are_counted_once() -> None:
     ("sets", "message"),
     [
         (("method.generator.lr=1e30",), "step 1: none of the candidates is finite"),
-        (("method=uniform", "finetune.lr=1e30"), "fine-tuning step 2: the loss is nan\n  checkpoints from before are kept;"),
+        (
+            ("method=uniform", "finetune.lr=1e30"),
+            "fine-tuning step 2: the loss is nan\n  checkpoints from before are kept;",
+        ),
     ],
     ids=["reweight", "finetune"],
 )
@@ -302,7 +398,8 @@ def test_losses_that_are_not_finite_end_the_stage(sets: tuple[str, ...], message
 def test_out_of_memory_names_the_knobs_and_goes_on(monkeypatch: pytest.MonkeyPatch) -> None:
     from hgms_core.pipeline import Pipeline
 
-    step, full = Pipeline.step, [1]
+    step = Pipeline.step
+    full = [1]
 
     def limited(self: Pipeline, problem: Any, state: Any, progress: float = 0.0) -> Any:
         if int(state["step"]) in full:
@@ -313,10 +410,16 @@ def test_out_of_memory_names_the_knobs_and_goes_on(monkeypatch: pytest.MonkeyPat
     done = hgms("mix", "reweight", "mix.toml")
     refused(
         done,
-        "step 2: out of memory: CUDA out of memory. Tried to allocate 9.00 GiB.\n  the state after step 1 is kept\n",
+        (
+            "step 2: out of memory: CUDA out of memory. Tried to allocate 9.00 GiB.\n"
+            "  the state after step 1 is kept\n"
+        ),
         "  method.generator: lower chunk (now all; the same result), lower batch_size (now 16)",
         "  method.selector: lower chunk (now all; the same result)",
-        "  task: lower micro_batch (now all; the same result), set checkpointing = true (the same result)",
+        (
+            "  task: lower micro_batch (now all; the same result), set checkpointing = true (the "
+            "same result)"
+        ),
         code=1,
     )
     (folder,) = Path("runs/source-mixture").glob("hg-ms-*/seed-1")
@@ -335,7 +438,12 @@ def test_a_base_that_does_not_fit_says_so(monkeypatch: pytest.MonkeyPatch) -> No
 
     monkeypatch.setattr(nn.Module, "to", full)
     done = hgms("mix", "mix.toml")
-    refused(done, "the model does not fit into the memory of cpu: CUDA out of memory.", 'task.model.quantize = "4bit"', code=1)
+    refused(
+        done,
+        "the model does not fit into the memory of cpu: CUDA out of memory.",
+        'task.model.quantize = "4bit"',
+        code=1,
+    )
 
 
 @pytest.fixture
@@ -355,7 +463,9 @@ def test_a_judge_that_never_answers_loses_nothing(silent: str, tmp_path: Path) -
 
     judge = Judge(base_url=silent, model="j", timeout=0.2, retries=1, backoff=0.01)
     with pytest.raises(HgmsError) as caught:
-        rate(judge, tmp_path, [Request(1, 1, [{"role": "user", "content": "rate"}])], lambda _: None)
+        rate(
+            judge, tmp_path, [Request(1, 1, [{"role": "user", "content": "rate"}])], lambda _: None
+        )
     lines = str(caught.value).splitlines()
     assert lines[0].startswith(f"the judge j at {silent} does not answer: APITimeoutError")
     assert "evaluate.judge.timeout is 0.2 s a reply, retries 1" in lines[1]
@@ -363,7 +473,9 @@ def test_a_judge_that_never_answers_loses_nothing(silent: str, tmp_path: Path) -
     assert caught.value.exit_code == 2
 
 
-def test_ctrl_c_in_each_stage_and_going_on(monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest) -> None:
+def test_ctrl_c_in_each_stage_and_going_on(
+    monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest
+) -> None:
     import importlib
 
     inside = {
@@ -390,7 +502,9 @@ def test_ctrl_c_in_each_stage_and_going_on(monkeypatch: pytest.MonkeyPatch, requ
         assert broken.exit_code == 130, broken.output
         assert f"in stage {stage}; run the same command again to go on from there" in broken.stderr
         assert "Traceback" not in broken.output
-        assert [line.partition(":")[0] for line in broken.stderr.splitlines() if "going on with" in line] == done[-1:]
+        assert [
+            line.partition(":")[0] for line in broken.stderr.splitlines() if "going on with" in line
+        ] == done[-1:]
         done.append(stage)
     again = hgms("mix", "mix.toml", sets=("method=uniform",))
     assert again.exit_code == 0, again.output
@@ -401,7 +515,9 @@ def test_ctrl_c_in_each_stage_and_going_on(monkeypatch: pytest.MonkeyPatch, requ
 def test_a_step_is_told_beforehand_and_afterwards() -> None:
     done = hgms("mix", "reweight", "mix.toml")
     assert done.exit_code == 0, done.output
-    begun, memory, tokens, *_ = [line for line in done.stderr.splitlines() if not line.startswith("  note: ")]
+    begun, memory, tokens, *_ = [
+        line for line in done.stderr.splitlines() if not line.startswith("  note: ")
+    ]
     assert begun == "reweight: hg-ms, 2 outer steps"
     assert memory.startswith("  about 0.")
     assert " MiB at the peak of a step (base 0.0" in memory

@@ -1,4 +1,6 @@
-"""The controlled denoising study at CPU size: a small GPT from scratch, 1,000 clean Alpaca rows, 9,000 answers of "."."""
+"""The controlled denoising study at CPU size: a small GPT from scratch, 1,000 clean Alpaca rows,
+9,000 answers of ".".
+"""
 
 from __future__ import annotations
 
@@ -13,7 +15,10 @@ from hgms.results.statistics import paired
 from hgms.runs import RunConfig, RunSettings, run
 from hgms_core import Budget
 
-pytestmark = [pytest.mark.slow, pytest.mark.skipif("HGMS_DATA" not in os.environ, reason="needs the Alpaca rows in HGMS_DATA")]
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.skipif("HGMS_DATA" not in os.environ, reason="needs the Alpaca rows in HGMS_DATA"),
+]
 GRID = Path(__file__).parents[2] / "benchmarks" / "llm" / "denoising-cpu.toml"
 
 
@@ -23,23 +28,38 @@ def trained(method: dict[str, Any], seed: int, steps: int) -> tuple[dict[str, fl
 
     table = tomllib.loads(GRID.read_text())
     task = {key: value for key, value in table["task"].items() if key != "label"}
-    config = RunConfig.from_dict({"task": task, "method": method, "budget": f"{steps} steps", "seed": seed})
+    config = RunConfig.from_dict(
+        {"task": task, "method": method, "budget": f"{steps} steps", "seed": seed}
+    )
     problem = config.task.problem(seed, torch.device("cpu"), torch.float32)
-    result = run(config.method, problem, Budget(outer_steps=steps), seed=seed, settings=RunSettings(evaluate_every=steps))
+    result = run(
+        config.method,
+        problem,
+        Budget(outer_steps=steps),
+        seed=seed,
+        settings=RunSettings(evaluate_every=steps),
+    )
     last = result.records[-1]
-    weights = {name.removeprefix("weight."): value for name, value in last.items() if name.startswith("weight.")}
+    weights = {
+        name.removeprefix("weight."): value
+        for name, value in last.items()
+        if name.startswith("weight.")
+    }
     return weights, result.summary["metrics"]["test_loss"]
 
 
 def test_hg_ms_finds_the_clean_source_and_its_mixture_beats_uniform_weights() -> None:
     methods = {method["name"]: method for method in tomllib.loads(GRID.read_text())["method"]}
-    learned, plain = {}, {}
+    learned = {}
+    plain = {}
     for seed in range(3):
         weights, _ = trained(methods["hg-ms"], seed, steps=30)
         assert weights["clean"] >= 0.95
         # The same training for both mixtures, from the same start, on the same rows.
         training = methods["uniform"]["generator"]
-        _, learned[seed] = trained({"name": "fixed", "generator": training, "mixture": weights}, seed, steps=30)
+        _, learned[seed] = trained(
+            {"name": "fixed", "generator": training, "mixture": weights}, seed, steps=30
+        )
         _, plain[seed] = trained(methods["uniform"], seed, steps=30)
     gap = paired(learned, plain)
     assert gap.mean < 0

@@ -1,4 +1,6 @@
-"""The language model as a pure function: stacked adapters, checkpointing, completion-only losses, on four architectures."""
+"""The language model as a pure function: stacked adapters, checkpointing, completion-only
+losses, on four architectures.
+"""
 
 from __future__ import annotations
 
@@ -43,7 +45,9 @@ def base(kind: str, dtype: torch.dtype = F64) -> Any:
     return built.load(CPU, dtype, VOCABULARY)
 
 
-def language(kind: str, adapter: Lora | None = Lora(rank=3, alpha=6.0), **options: Any) -> LanguageModel:
+def language(
+    kind: str, adapter: Lora | None = Lora(rank=3, alpha=6.0), **options: Any
+) -> LanguageModel:
     if adapter is not None and adapter.targets is None:
         pytest.importorskip("peft")
     return LanguageModel.of(base(kind), adapter, length=24, **options)
@@ -51,7 +55,10 @@ def language(kind: str, adapter: Lora | None = Lora(rank=3, alpha=6.0), **option
 
 def noisy(x: Tree, seed: int) -> Tree:
     draw = torch.Generator().manual_seed(seed)
-    return {name: leaf + 0.1 * torch.randn(leaf.shape, generator=draw, dtype=leaf.dtype) for name, leaf in x.items()}
+    return {
+        name: leaf + 0.1 * torch.randn(leaf.shape, generator=draw, dtype=leaf.dtype)
+        for name, leaf in x.items()
+    }
 
 
 def rows(count: int, length: int = 11, seed: int = 0) -> tuple[torch.Tensor, torch.Tensor]:
@@ -112,10 +119,15 @@ def test_padding_on_the_left_gives_the_same(kind: str) -> None:
     tokens, mask = rows(3)
     attention = torch.ones_like(mask)
     pad = torch.full((3, 4), 7)
-    left = [torch.cat([before, entry], 1) for before, entry in ((pad, tokens), (pad > 99, mask), (pad > 99, attention))]
+    left = [
+        torch.cat([before, entry], 1)
+        for before, entry in ((pad, tokens), (pad > 99, mask), (pad > 99, attention))
+    ]
     right = [torch.cat([entry, after], 1) for entry, after in ((tokens, pad), (mask, pad > 99))]
     expected = model.nll(x, tokens, mask)[0]
-    torch.testing.assert_close(model.nll(x, left[0], left[1], attention=left[2])[0], expected, **CLOSE)
+    torch.testing.assert_close(
+        model.nll(x, left[0], left[1], attention=left[2])[0], expected, **CLOSE
+    )
     torch.testing.assert_close(model.nll(x, *right)[0], expected, **CLOSE)
 
 
@@ -143,9 +155,14 @@ def test_stacked_branches_equal_separate_ones(kind: str, own: bool) -> None:
 
 @pytest.mark.parametrize("kind", SMALL)
 @pytest.mark.parametrize("adapter", [Lora(rank=2, dropout=0.2), None])
-@pytest.mark.parametrize("how", [{"checkpointing": True}, {"rows": 2}, {"checkpointing": True, "rows": 3}])
-def test_saving_memory_changes_no_gradient(kind: str, adapter: Lora | None, how: dict[str, Any]) -> None:
-    plain, saving = language(kind, adapter), language(kind, adapter, **how)
+@pytest.mark.parametrize(
+    "how", [{"checkpointing": True}, {"rows": 2}, {"checkpointing": True, "rows": 3}]
+)
+def test_saving_memory_changes_no_gradient(
+    kind: str, adapter: Lora | None, how: dict[str, Any]
+) -> None:
+    plain = language(kind, adapter)
+    saving = language(kind, adapter, **how)
     x = noisy(plain.start(Key(0), F64), 1)
     # Masks are drawn for each pass, so with dropout passes have to be the same.
     seeds = (3,) if adapter is not None and "rows" not in how else None
@@ -185,20 +202,31 @@ def test_a_mask_depends_on_the_seed_and_not_on_the_padding() -> None:
 
 
 def test_dropout_is_unbiased() -> None:
-    """The mean over masks of what an adapter adds is what it adds without dropout: first order in the adapter."""
+    """The mean over masks of what an adapter adds is what it adds without dropout: first order
+    in the adapter.
+    """
     model = language("gpt2", Lora(rank=2, dropout=0.5))
     x = noisy(model.start(Key(0), F64), 1)
     x = {name: leaf * (1e-3 if "lora_B" in name else 1) for name, leaf in x.items()}
     tokens, mask = rows(3)
-    without = model.nll({name: leaf * ("lora_A" in name) for name, leaf in x.items()}, tokens, mask)[0]
-    mean = torch.stack([model.nll(x, tokens, mask, (seed,))[0] for seed in range(400)]).mean(0) - without
+    without = model.nll(
+        {name: leaf * ("lora_A" in name) for name, leaf in x.items()}, tokens, mask
+    )[0]
+    mean = (
+        torch.stack([model.nll(x, tokens, mask, (seed,))[0] for seed in range(400)]).mean(0)
+        - without
+    )
     exact = model.nll(x, tokens, mask)[0] - without
     assert (mean - exact).norm() < 0.2 * exact.norm()
 
 
 @pytest.mark.parametrize("kind", ["qwen2", "gemma2"])  # the latter caps its logits
-@pytest.mark.parametrize("how", [{}, {"rows": 2}, {"checkpointing": True}, {"adapter": None}], ids=str)
-def test_large_heads_are_computed_in_pieces(kind: str, how: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(
+    "how", [{}, {"rows": 2}, {"checkpointing": True}, {"adapter": None}], ids=str
+)
+def test_large_heads_are_computed_in_pieces(
+    kind: str, how: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
     model = language(kind, **how)
     x = noisy(model.start(Key(0), F64), 1)
     expected, slopes = gradients(language(kind, **how), x, *rows(5))
@@ -216,9 +244,13 @@ def hessian_product(model: LanguageModel, x: Tree, batch: Any) -> torch.Tensor:
     """Of the mean loss, along a fixed direction."""
     draw = torch.Generator().manual_seed(9)
     leaves = {name: leaf.clone().requires_grad_() for name, leaf in x.items()}
-    along = [torch.randn(leaf.shape, generator=draw, dtype=F64).to(leaf.dtype) for leaf in x.values()]
+    along = [
+        torch.randn(leaf.shape, generator=draw, dtype=F64).to(leaf.dtype) for leaf in x.values()
+    ]
     with twice_differentiable_attention():
-        slopes = torch.autograd.grad(model.nll(leaves, *batch)[0].mean(), list(leaves.values()), create_graph=True)
+        slopes = torch.autograd.grad(
+            model.nll(leaves, *batch)[0].mean(), list(leaves.values()), create_graph=True
+        )
         products = torch.autograd.grad(slopes, list(leaves.values()), along)
     return torch.cat([product.flatten().double() for product in products])
 
@@ -232,7 +264,9 @@ def test_large_heads_have_a_second_derivative(monkeypatch: pytest.MonkeyPatch) -
 
 
 def half_and_exact(**spec: Any) -> tuple[LanguageModel, LanguageModel, Tree]:
-    """A model with weights in bfloat16, the same weights in float64, and adapters in float32 whose effect is not small."""
+    """A model with weights in bfloat16, the same weights in float64, and adapters in float32
+    whose effect is not small.
+    """
     config = {**LAYERS, "hidden_size": 64, "num_attention_heads": 4, "num_key_value_heads": 2}
     built = BaseModel(config={"model_type": "qwen2", **config}, tokenizer="bytes", dtype="bfloat16")
     adapter = Lora(rank=3, alpha=6.0, targets=("q_proj", "v_proj", "o_proj", "down_proj"), **spec)
@@ -251,7 +285,9 @@ def test_adapters_on_a_base_in_bfloat16_have_right_gradients(dropout: float) -> 
     seeds = (3,) if dropout else None
     batch = rows(16, 24)
     result, slopes = gradients(half, x, *batch, seeds)
-    wanted, true = gradients(exact, {name: leaf.double() for name, leaf in x.items()}, *batch, seeds)
+    wanted, true = gradients(
+        exact, {name: leaf.double() for name, leaf in x.items()}, *batch, seeds
+    )
     assert {slope.dtype for slope in slopes} == {torch.float32}
     assert distance(result, wanted) < 1e-2
     for ours, theirs in zip(slopes, true, strict=True):
@@ -266,7 +302,9 @@ def test_adapters_on_a_base_in_bfloat16_have_right_second_derivatives() -> None:
 
 
 def test_a_small_step_of_an_adapter_is_not_lost_on_a_base_in_bfloat16() -> None:
-    """1e-3 of a weight's rounding error in bfloat16, seen in the mean over many tokens as in float64."""
+    """1e-3 of a weight's rounding error in bfloat16, seen in the mean over many tokens as in
+    float64.
+    """
     draw = torch.Generator().manual_seed(0)
     hidden = torch.randn(4096, 32, generator=draw).to(torch.bfloat16)
     weight = torch.rand(4, 32, generator=draw) - 0.5
@@ -274,10 +312,14 @@ def test_a_small_step_of_an_adapter_is_not_lost_on_a_base_in_bfloat16() -> None:
     assert float((weight.bfloat16() == (weight + step).bfloat16()).float().mean()) > 0.9
     coarse, fine = _halves(weight + step)
     before = sum(entry.double() for entry in _halves(weight))
-    torch.testing.assert_close(coarse.double() + fine.double() - before, step.double(), rtol=0, atol=4e-6)
+    torch.testing.assert_close(
+        coarse.double() + fine.double() - before, step.double(), rtol=0, atol=4e-6
+    )
     wide = _down(hidden, torch.cat([weight, weight + 100 * step]), 1.0).double()
     moved = ((wide[:, 4:] - wide[:, :4]) * (hidden.double() @ step.double().T)).sum()
-    assert float(moved / (100 * (hidden.double() @ step.double().T).square().sum())) == pytest.approx(1, abs=0.1)
+    assert float(
+        moved / (100 * (hidden.double() @ step.double().T).square().sum())
+    ) == pytest.approx(1, abs=0.1)
 
 
 def test_tokens_are_counted() -> None:
@@ -291,7 +333,10 @@ def test_tokens_are_counted() -> None:
 
 def test_tokens_are_counted_under_vmap_too() -> None:
     model = language("gpt2", None)
-    x = {name: leaf.expand(3, *leaf.shape).clone().requires_grad_() for name, leaf in model.start(Key(0), F64).items()}
+    x = {
+        name: leaf.expand(3, *leaf.shape).clone().requires_grad_()
+        for name, leaf in model.start(Key(0), F64).items()
+    }
     tokens, mask = rows(2, 10)
     torch.func.vmap(lambda member: model.nll(member, tokens, mask)[0])(x)
     assert model.tokens == {"forward_tokens": 60, "backward_tokens": 60}
@@ -301,7 +346,9 @@ def test_tokens_are_counted_under_vmap_too() -> None:
 
 
 def test_adapters_stay_in_float32_on_a_base_in_bfloat16() -> None:
-    built = BaseModel(config={"model_type": "qwen2", **SMALL["qwen2"]}, tokenizer="bytes", dtype="bfloat16")
+    built = BaseModel(
+        config={"model_type": "qwen2", **SMALL["qwen2"]}, tokenizer="bytes", dtype="bfloat16"
+    )
     model = LanguageModel.of(built.load(CPU, torch.float32, VOCABULARY), Lora(rank=3), length=24)
     assert next(model.model.parameters()).dtype == torch.bfloat16
     x = noisy(model.start(Key(0), torch.float32), 1)
@@ -330,9 +377,12 @@ def test_a_quantised_base_is_refused_in_forward_mode() -> None:
 
 def test_building_a_model_leaves_the_global_generator_alone() -> None:
     before = torch.get_rng_state()
-    first, second = base("gpt2"), base("gpt2")
+    first = base("gpt2")
+    second = base("gpt2")
     assert torch.equal(before, torch.get_rng_state())
-    assert all(torch.equal(a, b) for a, b in zip(first.parameters(), second.parameters(), strict=True))
+    assert all(
+        torch.equal(a, b) for a, b in zip(first.parameters(), second.parameters(), strict=True)
+    )
 
 
 def test_targets_that_match_nothing() -> None:

@@ -60,11 +60,15 @@ def test_a_folder_here_goes_first_and_that_is_said(
         assert caplog.messages == []
         assert model_folder("theirs", PLACE) == Path("theirs")
     (message,) = caplog.messages
-    assert message.startswith("'theirs' is the folder of that name here, not the model that their_models")
+    assert message.startswith(
+        "'theirs' is the folder of that name here, not the model that their_models"
+    )
     assert "write './theirs'" in message
 
 
-def test_the_model_is_loaded_from_it_and_its_package_identifies_it(site: Site, tmp_path: Path) -> None:
+def test_the_model_is_loaded_from_it_and_its_package_identifies_it(
+    site: Site, tmp_path: Path
+) -> None:
     import torch
 
     from hgms_mix.lm.tokenizers import byte_tokenizer
@@ -87,7 +91,9 @@ def test_the_model_is_loaded_from_it_and_its_package_identifies_it(site: Site, t
     assert named.digest() != before
 
 
-def test_the_contents_of_a_folder_are_in_the_digest_and_read_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_contents_of_a_folder_are_in_the_digest_and_read_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     import hashlib
 
     (tmp_path / "config.json").write_text("{}")
@@ -104,7 +110,9 @@ def test_the_contents_of_a_folder_are_in_the_digest_and_read_once(tmp_path: Path
     assert model.digest() != before
 
 
-def test_what_a_package_says_of_its_model_identifies_it_and_nothing_is_made(site: Site, tmp_path: Path) -> None:
+def test_what_a_package_says_of_its_model_identifies_it_and_nothing_is_made(
+    site: Site, tmp_path: Path
+) -> None:
     bring(site, tmp_path, theirs="broken")
     with (site.root / "their_models.py").open("a") as module:
         module.write("broken.identity = lambda: (folder() / 'version').read_text()\n")
@@ -114,25 +122,38 @@ def test_what_a_package_says_of_its_model_identifies_it_and_nothing_is_made(site
         identities.append(BaseModel(path="theirs").digest())
     assert identities[0] == identities[1] != identities[2]
     (tmp_path / "version").unlink()
-    with pytest.raises(ConfigError, match=r"'theirs', which their_models .* cannot be had \(FileNotFoundError: "):
+    with pytest.raises(
+        ConfigError, match=r"'theirs', which their_models .* cannot be had \(FileNotFoundError: "
+    ):
         BaseModel(path="theirs").digest()
 
 
 def test_a_package_that_fails_is_named(site: Site, tmp_path: Path) -> None:
     bring(site, tmp_path, theirs="broken", other="missing", gone="nothing")
-    with pytest.raises(ConfigError, match=r"'theirs', which their_models .* had \(ValueError: no such tensor\) @ task"):
+    with pytest.raises(
+        ConfigError,
+        match=r"'theirs', which their_models .* had \(ValueError: no such tensor\) @ task",
+    ):
         model_folder("theirs", PLACE)
-    with pytest.raises(ConfigError, match=r"'gone', which their_models .* cannot be had \(AttributeError: "):
+    with pytest.raises(
+        ConfigError, match=r"'gone', which their_models .* cannot be had \(AttributeError: "
+    ):
         model_folder("gone", PLACE)
     with pytest.raises(MissingExtra, match=r"it needs more\n  pip install more"):
         model_folder("other", PLACE)
 
 
-def test_two_packages_with_one_name_are_refused_where_it_is_asked_for(site: Site, tmp_path: Path) -> None:
+def test_two_packages_with_one_name_are_refused_where_it_is_asked_for(
+    site: Site, tmp_path: Path
+) -> None:
     bring(site, tmp_path, theirs="folder", other="folder")
     bring(site, tmp_path, name="more_models", theirs="folder")
     with pytest.raises(
-        ConfigError, match=r"(?s)bring a model called 'theirs': .* @ task.model.path\n  uninstall one .* as a folder"
+        ConfigError,
+        match=(
+            r"(?s)bring a model called 'theirs': .* @ task.model.path\n  uninstall one .* as a "
+            r"folder"
+        ),
     ):
         model_folder("theirs", PLACE)
     assert model_folder(str(tmp_path), PLACE) == tmp_path  # as the message advises
@@ -142,11 +163,16 @@ def test_two_packages_with_one_name_are_refused_where_it_is_asked_for(site: Site
 
 def test_a_package_that_names_no_folder_is_named(site: Site, tmp_path: Path) -> None:
     bring(site, tmp_path / "nowhere", theirs="folder")
-    with pytest.raises(ConfigError, match=r"which their_models .* had \(FileNotFoundError: no such folder: .*nowhere\) @ task"):
+    with pytest.raises(
+        ConfigError,
+        match=r"which their_models .* had \(FileNotFoundError: no such folder: .*nowhere\) @ task",
+    ):
         model_folder("theirs", PLACE)
 
 
-def test_a_misspelt_name_is_answered_with_the_nearest(site: Site, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_misspelt_name_is_answered_with_the_nearest(
+    site: Site, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     bring(site, tmp_path, **{"tiny-llm": "folder"})
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
     with pytest.raises(ConfigError) as raised:

@@ -20,42 +20,61 @@ def language_model(adapter: Lora | None, rows: int | None = None) -> LanguageMod
     return LanguageModel.of(base, adapter, length=48, rows=rows)
 
 
-def batch(shape: tuple[int, ...], width: int = 40, seed: int = 0) -> tuple[torch.Tensor, torch.Tensor]:
-    """Rows of very different lengths, right-padded; what is scored ends up to three tokens before the row."""
+def batch(
+    shape: tuple[int, ...], width: int = 40, seed: int = 0
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Rows of very different lengths, right-padded; what is scored ends up to three tokens
+    before the row.
+    """
     draw = torch.Generator().manual_seed(seed)
     lengths = torch.randint(4, width, shape, generator=draw)
     columns = torch.arange(width)
-    tokens = torch.randint(0, 256, (*shape, width), generator=draw).where(columns < lengths.unsqueeze(-1), 258)
+    tokens = torch.randint(0, 256, (*shape, width), generator=draw).where(
+        columns < lengths.unsqueeze(-1), 258
+    )
     last = (lengths - torch.randint(0, 3, shape, generator=draw)).unsqueeze(-1)
     return tokens, (columns < last) & (columns >= lengths.unsqueeze(-1) // 2)
 
 
 @pytest.mark.parametrize("rows", [None, 3])
 @pytest.mark.parametrize("stacked", [False, True])
-@pytest.mark.parametrize("adapter", [Lora(rank=2, alpha=4, targets=["c_attn"]), None], ids=["adapter", "all parameters"])
-def test_losses_and_gradients_are_those_of_the_full_width(adapter: Any, stacked: bool, rows: int | None) -> None:
+@pytest.mark.parametrize(
+    "adapter", [Lora(rank=2, alpha=4, targets=["c_attn"]), None], ids=["adapter", "all parameters"]
+)
+def test_losses_and_gradients_are_those_of_the_full_width(
+    adapter: Any, stacked: bool, rows: int | None
+) -> None:
     if stacked and adapter is None:
         return
     from hgms_core import Key
 
     model = language_model(adapter, rows)
     starts = [model.start(Key(seed), torch.float64) for seed in range(2 if stacked else 1)]
-    x = {name: torch.stack([start[name] for start in starts]) if stacked else leaf for name, leaf in starts[0].items()}
+    x = {
+        name: torch.stack([start[name] for start in starts]) if stacked else leaf
+        for name, leaf in starts[0].items()
+    }
     draw = torch.Generator().manual_seed(1)
-    x = {name: leaf + 0.1 * torch.randn(leaf.shape, generator=draw, dtype=leaf.dtype) for name, leaf in x.items()}
+    x = {
+        name: leaf + 0.1 * torch.randn(leaf.shape, generator=draw, dtype=leaf.dtype)
+        for name, leaf in x.items()
+    }
     tokens, mask = batch((2, 7) if stacked else (7,))
-    results, read = [], []
+    results = []
+    read = []
     for start in (0, 10**9):  # passes of few rows; and one of the full width
         model.start_tokens = start
         model.tokens.update(forward_tokens=0, backward_tokens=0)
         leaves = {name: leaf.clone().requires_grad_() for name, leaf in x.items()}
         losses, count = model.nll(leaves, tokens, mask)
         gradient = torch.autograd.grad(
-            (losses * torch.arange(1.0, losses.numel() + 1).reshape(losses.shape)).sum(), list(leaves.values())
+            (losses * torch.arange(1.0, losses.numel() + 1).reshape(losses.shape)).sum(),
+            list(leaves.values()),
         )
         results.append((losses, count, *gradient))
         read.append(model.tokens["forward_tokens"])
-    full, fully = model._full_width(x, tokens, mask, None, None), mask[..., 1:].sum(-1)
+    full = model._full_width(x, tokens, mask, None, None)
+    fully = mask[..., 1:].sum(-1)
     torch.testing.assert_close(results[0][0].detach(), full, rtol=1e-12, atol=1e-12)
     assert results[0][1].equal(fully)
     for left, right in zip(*results, strict=True):
@@ -77,7 +96,8 @@ def test_what_is_cut_is_the_cheapest_of_all_ways() -> None:
 
         def price(parts: list[int], start: int = start) -> int:
             return sum(
-                start + size * int(lengths[end - 1]) for size, end in zip(parts, itertools.accumulate(parts), strict=True)
+                start + size * int(lengths[end - 1])
+                for size, end in zip(parts, itertools.accumulate(parts), strict=True)
             )
 
         ways = (
@@ -95,7 +115,9 @@ def test_candidates_are_sorted_each_for_itself() -> None:
 
 
 def test_only_columns_up_to_the_last_scored_token_are_needed() -> None:
-    mask = torch.tensor([[False, True, True, False], [False, False, False, True], [False, False, False, False]])
+    mask = torch.tensor(
+        [[False, True, True, False], [False, False, False, True], [False, False, False, False]]
+    )
     assert needed(mask).tolist() == [3, 4, 2]
 
 

@@ -17,7 +17,9 @@ FLOAT32_LENGTH = torch.finfo(torch.float32).eps ** (1 / 3)
 """What τ/(1 + ‖x‖) was when it came from the type of x, whatever the base's."""
 
 BFLOAT16_LENGTH = (3 * torch.finfo(torch.bfloat16).eps) ** (1 / 3)
-"""What τ would be whatever ‖x‖: right for large adapters, and for these beyond what a quadratic describes."""
+"""What τ would be whatever ‖x‖: right for large adapters, and for these beyond what a quadratic
+describes.
+"""
 
 
 def languages() -> tuple[LanguageModel, LanguageModel, Tree]:
@@ -25,10 +27,19 @@ def languages() -> tuple[LanguageModel, LanguageModel, Tree]:
     built = BaseModel(config={"model_type": "gpt2", **SIZE}, tokenizer="bytes", dtype="bfloat16")
     spec = Lora(rank=2, targets=("c_attn",))
     coarse = LanguageModel.of(built.load(torch.device("cpu"), vocabulary=64), spec, length=24)
-    fine = LanguageModel.of(built.load(torch.device("cpu"), vocabulary=64).double(), spec, length=24)
+    fine = LanguageModel.of(
+        built.load(torch.device("cpu"), vocabulary=64).double(), spec, length=24
+    )
     draw = torch.Generator().manual_seed(0)
     start = coarse.start(Key(0), torch.float32)
-    return coarse, fine, {name: leaf + 0.02 * torch.randn(leaf.shape, generator=draw) for name, leaf in start.items()}
+    return (
+        coarse,
+        fine,
+        {
+            name: leaf + 0.02 * torch.randn(leaf.shape, generator=draw)
+            for name, leaf in start.items()
+        },
+    )
 
 
 def mean(model: LanguageModel, x: Tree, tokens: Tensor) -> Tensor:
@@ -42,8 +53,8 @@ def mixture(model: LanguageModel, theta: Tree, x: Tree, sources: Tensor) -> Tens
 
 
 def test_the_mixed_derivative_of_a_base_in_bfloat16() -> None:
-    """Against the exact one of the same weights in float64: the default is near it, the length that float32 would have is
-    rounding noise, and one that does not look at ‖x‖ is too long."""
+    """Against the exact one of the same weights in float64: the default is near it, the length that
+    float32 would have is rounding noise, and one that does not look at ‖x‖ is too long."""
     coarse, fine, x = languages()
     assert coarse.precision == torch.bfloat16
     draw = torch.Generator().manual_seed(1)
@@ -54,15 +65,23 @@ def test_the_mixed_derivative_of_a_base_in_bfloat16() -> None:
     for _ in range(4):
         sources = torch.randint(0, 64, (4, 4, 24), generator=draw)
         above = torch.randint(0, 64, (4, 24), generator=draw)
-        _, _, v = upper_gradients(lambda _, point, above=above: mean(fine, point, above), theta, wide)
+        _, _, v = upper_gradients(
+            lambda _, point, above=above: mean(fine, point, above), theta, wide
+        )
         lower = lambda t, p, s=sources: mixture(fine, t, p, s)  # noqa: E731
         exact = cross_product(lower, theta, wide, v, "jvp")["logits"]
         narrow = {name: leaf.float() for name, leaf in v.items()}
         rough = lambda t, p, s=sources: mixture(coarse, t, p, s)  # noqa: E731
         start = {"logits": torch.zeros(4)}
-        lengths = {"default": None, "float32": float(FLOAT32_LENGTH * (1 + size)), "whatever x": BFLOAT16_LENGTH}
+        lengths = {
+            "default": None,
+            "float32": float(FLOAT32_LENGTH * (1 + size)),
+            "whatever x": BFLOAT16_LENGTH,
+        }
         for name, tau in lengths.items():
-            value = cross_product(rough, start, x, narrow, "difference", tau, coarse.precision)["logits"]
+            value = cross_product(rough, start, x, narrow, "difference", tau, coarse.precision)[
+                "logits"
+            ]
             errors[name].append(float((value.double() - exact).norm() / exact.norm()))
     default, *others = (sum(values) / len(values) for values in errors.values())
     assert default < 0.1, errors
@@ -75,7 +94,9 @@ def test_products_with_the_hessian_of_a_base_in_bfloat16() -> None:
     tokens = torch.randint(0, 64, (8, 24), generator=draw)
     wide = {name: leaf.double() for name, leaf in x.items()}
     exact = curvature(lambda point: mean(fine, point, tokens), wide, "jvp")
-    rough = curvature(lambda point: mean(coarse, point, tokens), x, "difference", precision=coarse.precision)
+    rough = curvature(
+        lambda point: mean(coarse, point, tokens), x, "difference", precision=coarse.precision
+    )
     v = exact.gradient
     product = exact.matvec(v)
     assert float((rough.matvec(v.float()).double() - product).norm() / product.norm()) < 0.2

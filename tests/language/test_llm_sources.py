@@ -22,7 +22,9 @@ from hgms_mix.lm.sources import Example, Source, check_names, content, read, rea
 from hgms_mix.lm.tokenizers import load_tokenizer
 from hgms_mix.lm.tokens import token_table
 
-real = pytest.mark.skipif("HGMS_DATA" not in os.environ, reason="HGMS_DATA is not set: no real rows to read")
+real = pytest.mark.skipif(
+    "HGMS_DATA" not in os.environ, reason="HGMS_DATA is not set: no real rows to read"
+)
 
 ALPACA = [
     {"instruction": "Add them.", "input": "1, 2", "output": "3"},
@@ -33,7 +35,10 @@ REVISION = "77f3279092a1c1579b2250db8eafed0ad422088c"
 
 
 def lines(path: Path, rows: list[Any]) -> Path:
-    text = "".join((row if isinstance(row, str) else json.dumps(row, ensure_ascii=False)) + "\n" for row in rows)
+    text = "".join(
+        (row if isinstance(row, str) else json.dumps(row, ensure_ascii=False)) + "\n"
+        for row in rows
+    )
     data = text.encode()
     path.write_bytes(gzip.compress(data) if path.suffix == ".gz" else data)
     return path
@@ -43,49 +48,80 @@ def words(example: Example) -> list[tuple[str, str]]:
     return [(message.role, message.text) for message in example.messages]
 
 
-# -- formats ----------------------------------------------------------------------------------------------------------
+# -- formats
+# --------------------------------------------------------------------------------------------------
 
 TURNS = [("user", "Q"), ("assistant", "A")]
 ROWS = [
     ("alpaca", {"instruction": "Q", "input": "", "output": "A"}, TURNS),
-    ("alpaca", {"instruction": "Q", "input": "I", "output": "A"}, [("user", "Q\nI"), ("assistant", "A")]),
+    (
+        "alpaca",
+        {"instruction": "Q", "input": "I", "output": "A"},
+        [("user", "Q\nI"), ("assistant", "A")],
+    ),
     ("alpaca", {"instruction": "Q", "output": "A"}, TURNS),
     ("alpaca", {"instruction": "Q", "input": "", "response": "A"}, TURNS),
-    ("sharegpt", {"conversations": [{"from": "human", "value": "Q"}, {"from": "gpt", "value": "A"}]}, TURNS),
-    ("sharegpt", {"items": [{"value": "Q", "from": "human"}, {"value": "A", "from": "gpt"}]}, TURNS),
+    (
+        "sharegpt",
+        {"conversations": [{"from": "human", "value": "Q"}, {"from": "gpt", "value": "A"}]},
+        TURNS,
+    ),
+    (
+        "sharegpt",
+        {"items": [{"value": "Q", "from": "human"}, {"value": "A", "from": "gpt"}]},
+        TURNS,
+    ),
     ("sharegpt", {"conversations": {"from": ["human", "gpt"], "value": ["Q", "A"]}}, TURNS),
     (
         "sharegpt",
         {"system": "S", "items": [{"from": "human", "value": "Q"}, {"from": "gpt", "value": "A"}]},
         [("system", "S"), *TURNS],
     ),
-    ("chat", {"messages": [{"role": "user", "content": "Q"}, {"role": "assistant", "content": "A"}]}, TURNS),
+    (
+        "chat",
+        {"messages": [{"role": "user", "content": "Q"}, {"role": "assistant", "content": "A"}]},
+        TURNS,
+    ),
     (
         "chat",
         {
             "messages": [
-                {"role": role, "content": text} for role, text in [("system", "S"), *TURNS, *TURNS, ("user", "unanswered")]
+                {"role": role, "content": text}
+                for role, text in [("system", "S"), *TURNS, *TURNS, ("user", "unanswered")]
             ]
         },
         [("system", "S"), *TURNS, *TURNS],
     ),
-    ("gsm8k", {"question": "Q", "answer": "1+1=<<1+1=2>>2\n#### 2"}, [("user", "Q"), ("assistant", "1+1=<<1+1=2>>2\n#### 2")]),
+    (
+        "gsm8k",
+        {"question": "Q", "answer": "1+1=<<1+1=2>>2\n#### 2"},
+        [("user", "Q"), ("assistant", "1+1=<<1+1=2>>2\n#### 2")],
+    ),
     ("math", {"problem": "Q", "solution": "A", "level": 5}, TURNS),
     ("prompt-completion", {"prompt": "Q", "completion": "A"}, TURNS),
     ("prompt-completion", {"question": "Q", "answer": "A"}, TURNS),
     ("prompt-completion", {"query": "Q", "response": "A"}, TURNS),
     ("prompt-completion", {"input": "Q", "output": "A"}, TURNS),
-    ("prompt-completion", {"system_prompt": "S", "question": "Q", "response": "A"}, [("system", "S"), *TURNS]),
     (
         "prompt-completion",
-        {"prompt": [{"role": "user", "content": "Q"}], "completion": [{"role": "assistant", "content": "A"}]},
+        {"system_prompt": "S", "question": "Q", "response": "A"},
+        [("system", "S"), *TURNS],
+    ),
+    (
+        "prompt-completion",
+        {
+            "prompt": [{"role": "user", "content": "Q"}],
+            "completion": [{"role": "assistant", "content": "A"}],
+        },
         TURNS,
     ),
 ]
 
 
 @pytest.mark.parametrize(("name", "row", "expected"), ROWS)
-def test_every_format_is_detected_and_read(name: str, row: dict[str, Any], expected: list[tuple[str, str]]) -> None:
+def test_every_format_is_detected_and_read(
+    name: str, row: dict[str, Any], expected: list[tuple[str, str]]
+) -> None:
     result = detect([row])
     assert result is not None
     assert result.name == name
@@ -98,7 +134,11 @@ BAD = [
         {"instrution": "Q", "output": "A"},
         "no 'instruction' (is 'instrution' meant to be it?); it has: instrution, output",
     ),
-    ("alpaca", {"instruction": "Q", "Output": "A"}, "no 'output' or 'response' (is 'Output' meant to be it?)"),
+    (
+        "alpaca",
+        {"instruction": "Q", "Output": "A"},
+        "no 'output' or 'response' (is 'Output' meant to be it?)",
+    ),
     ("alpaca", {"instruction": "  ", "output": "A"}, "'instruction' is empty"),
     ("alpaca", {"instruction": "Q", "output": 7}, "'output' is an int, not text"),
     ("alpaca", {"instruction": "Q", "output": None}, "'output' is null, not text"),
@@ -112,9 +152,21 @@ BAD = [
     ("sharegpt", {"items": [{"from": "human", "value": "Q"}]}, "no turn of 'items' is an answer"),
     ("sharegpt", {"items": [{"from": "gpt", "value": "A"}]}, "begins with an answer, to nothing"),
     ("sharegpt", {"items": ["Q", "A"]}, "turn 1 is a str, not an object"),
-    ("sharegpt", {"items": [{"from": "alien", "value": "Q"}]}, "turn 1 is by 'alien'; known: system, user, human"),
-    ("sharegpt", {"items": [{"from": "human", "value": 3}]}, "the text of turn 1 is an int, not text"),
-    ("chat", {"messages": [{"role": "user", "content": " "}, {"role": "assistant", "content": "A"}]}, "turn 1 asks nothing"),
+    (
+        "sharegpt",
+        {"items": [{"from": "alien", "value": "Q"}]},
+        "turn 1 is by 'alien'; known: system, user, human",
+    ),
+    (
+        "sharegpt",
+        {"items": [{"from": "human", "value": 3}]},
+        "the text of turn 1 is an int, not text",
+    ),
+    (
+        "chat",
+        {"messages": [{"role": "user", "content": " "}, {"role": "assistant", "content": "A"}]},
+        "turn 1 asks nothing",
+    ),
     ("chat", {"message": []}, "no 'messages' (is 'message' meant to be it?)"),
 ]
 
@@ -132,7 +184,8 @@ def test_the_input_of_an_alpaca_row_can_be_told_from_its_instruction() -> None:
     assert Message("user", "alone").instruction == "alone"
 
 
-# -- files ------------------------------------------------------------------------------------------------------------
+# -- files
+# --------------------------------------------------------------------------------------------------
 
 
 def array(path: Path, rows: list[Any]) -> Path:
@@ -154,7 +207,14 @@ def parquet(path: Path, rows: list[Any]) -> Path:
 
 @pytest.mark.parametrize("ending", ["", ".gz"])
 @pytest.mark.parametrize(
-    ("write", "name"), [(lines, "a.jsonl"), (lines, "a.json"), (array, "a.json"), (array, "a.jsonl"), (parquet, "a.parquet")]
+    ("write", "name"),
+    [
+        (lines, "a.jsonl"),
+        (lines, "a.json"),
+        (array, "a.json"),
+        (array, "a.jsonl"),
+        (parquet, "a.parquet"),
+    ],
 )
 def test_one_set_of_rows_reads_the_same_from_every_kind_of_file(
     tmp_path: Path, write: Callable[[Path, list[Any]], Path], name: str, ending: str
@@ -162,33 +222,50 @@ def test_one_set_of_rows_reads_the_same_from_every_kind_of_file(
     path = write(tmp_path / (name + ending), ALPACA)
     examples, report = read("s", Source(path=str(path)))
     assert [example.row for example in examples] == [0, 1, 2]
-    assert [words(example)[0][1] for example in examples] == ["Add them.\n1, 2", "Say hi.", "Name a colour."]
+    assert [words(example)[0][1] for example in examples] == [
+        "Add them.\n1, 2",
+        "Say hi.",
+        "Name a colour.",
+    ]
     assert (report.format, report.total, report.bad) == ("alpaca", 3, 0)
 
 
 @pytest.mark.parametrize("indent", [None, 2])
 @pytest.mark.parametrize("key", ["data", "items", "instances", "rows"])
-def test_rows_in_an_object_around_them_are_found(tmp_path: Path, key: str, indent: int | None) -> None:
+def test_rows_in_an_object_around_them_are_found(
+    tmp_path: Path, key: str, indent: int | None
+) -> None:
     path = tmp_path / "a.json"
     path.write_text(json.dumps({"type": "text2text", key: ALPACA}, indent=indent))
     assert len(read_examples("s", Source(path=str(path)))) == 3
 
 
 def test_one_row_whose_turns_are_items_is_a_row_and_not_a_wrapper(tmp_path: Path) -> None:
-    path = lines(tmp_path / "a.json", [{"items": [{"from": "human", "value": "Q"}, {"from": "gpt", "value": "A"}]}])
+    path = lines(
+        tmp_path / "a.json",
+        [{"items": [{"from": "human", "value": "Q"}, {"from": "gpt", "value": "A"}]}],
+    )
     assert [words(example) for example in read_examples("s", Source(path=str(path)))] == [TURNS]
 
 
-def test_blank_lines_and_a_byte_order_mark_are_skipped_and_lines_still_counted(tmp_path: Path) -> None:
+def test_blank_lines_and_a_byte_order_mark_are_skipped_and_lines_still_counted(
+    tmp_path: Path,
+) -> None:
     path = tmp_path / "a.jsonl"
     rows = [json.dumps(row) for row in ALPACA]
     path.write_bytes(b"\xef\xbb\xbf" + f"{rows[0]}\n\n{rows[1]}\r\n  \n{{oops\n{rows[2]}".encode())
-    assert [example.row for example in read("s", Source(path=str(path), max_bad_rows=1))[0]] == [0, 1, 3]
+    assert [example.row for example in read("s", Source(path=str(path), max_bad_rows=1))[0]] == [
+        0,
+        1,
+        3,
+    ]
     with pytest.raises(DataError, match="line 5: malformed JSON"):
         read("s", Source(path=str(path)))
 
 
-def test_variables_and_the_home_folder_are_expanded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_variables_and_the_home_folder_are_expanded(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     lines(tmp_path / "a.jsonl", ALPACA)
     monkeypatch.setenv("HGMS_TEST_ROOT", str(tmp_path))
     monkeypatch.setenv("HOME", str(tmp_path))
@@ -196,23 +273,32 @@ def test_variables_and_the_home_folder_are_expanded(tmp_path: Path, monkeypatch:
         assert len(read_examples("s", Source(path=path))) == 3
     with pytest.raises(ConfigError) as caught:
         read_examples("s", Source(path="$HGMS_TEST_ROT/a.jsonl"))
-    assert "source 's' ($HGMS_TEST_ROT/a.jsonl): the environment variable HGMS_TEST_ROT is not set" in str(caught.value)
+    assert (
+        "source 's' ($HGMS_TEST_ROT/a.jsonl): the environment variable HGMS_TEST_ROT is not set"
+        in str(caught.value)
+    )
     assert "(did you mean $HGMS_TEST_ROOT?)\n  export HGMS_TEST_ROT=FOLDER" in str(caught.value)
 
 
 def test_content_is_of_the_file_and_not_of_its_name(tmp_path: Path) -> None:
-    first, second = lines(tmp_path / "a.jsonl", ALPACA), lines(tmp_path / "b.jsonl", ALPACA)
+    first = lines(tmp_path / "a.jsonl", ALPACA)
+    second = lines(tmp_path / "b.jsonl", ALPACA)
     third = lines(tmp_path / "c.jsonl", ALPACA[:2])
     item, two, three = (content("s", Source(path=str(path))) for path in (first, second, third))
     assert item == two != three
     assert content("s", Source(hub="a/b", revision=REVISION)) == f"hub:a/b@{REVISION} train"
 
 
-# -- which rows -------------------------------------------------------------------------------------------------------
+# -- which rows
+# --------------------------------------------------------------------------------------------------
 
 
 def numbered(tmp_path: Path, count: int = 20) -> str:
-    return str(lines(tmp_path / "n.jsonl", [{"prompt": f"Q{i}", "completion": f"A{i}"} for i in range(count)]))
+    return str(
+        lines(
+            tmp_path / "n.jsonl", [{"prompt": f"Q{i}", "completion": f"A{i}"} for i in range(count)]
+        )
+    )
 
 
 def test_skip_and_rows_take_a_stretch_of_the_file(tmp_path: Path) -> None:
@@ -236,7 +322,10 @@ def test_a_shuffled_choice_is_seeded_and_disjoint_from_what_is_skipped(tmp_path:
 
 
 def test_completion_replaces_every_answer_and_nothing_else(tmp_path: Path) -> None:
-    turns = [{"role": role, "content": text} for role, text in [*TURNS, ("user", "Q2"), ("assistant", "A2")]]
+    turns = [
+        {"role": role, "content": text}
+        for role, text in [*TURNS, ("user", "Q2"), ("assistant", "A2")]
+    ]
     path = lines(tmp_path / "a.jsonl", [{"messages": turns}])
     (example,) = read_examples("s", Source(path=str(path), completion="."))
     assert words(example) == [("user", "Q"), ("assistant", "."), ("user", "Q2"), ("assistant", ".")]
@@ -245,23 +334,44 @@ def test_completion_replaces_every_answer_and_nothing_else(tmp_path: Path) -> No
 @pytest.mark.parametrize(
     ("choice", "message"),
     [
-        ({"rows": 21}, "21 rows, but it has 20 good rows\n  rows = 20 is the most there is, or leave rows out"),
-        ({"rows": 10, "skip": 11}, "10 rows after the first 11, but it has 20 good rows\n  rows = 9 is the most there is"),
-        ({"skip": 20}, "rows after the first 20, but it has 20 good rows\n  skip can be at most 19"),
-        ({"skip": 30, "rows": 2}, "2 rows after the first 30, but it has 20 good rows\n  skip can be at most 19"),
+        (
+            {"rows": 21},
+            "21 rows, but it has 20 good rows\n  rows = 20 is the most there is, or leave rows out",
+        ),
+        (
+            {"rows": 10, "skip": 11},
+            "10 rows after the first 11, but it has 20 good rows\n  rows = 9 is the most there is",
+        ),
+        (
+            {"skip": 20},
+            "rows after the first 20, but it has 20 good rows\n  skip can be at most 19",
+        ),
+        (
+            {"skip": 30, "rows": 2},
+            "2 rows after the first 30, but it has 20 good rows\n  skip can be at most 19",
+        ),
     ],
 )
-def test_a_source_shorter_than_asked_says_how_much_there_is(tmp_path: Path, choice: dict[str, int], message: str) -> None:
+def test_a_source_shorter_than_asked_says_how_much_there_is(
+    tmp_path: Path, choice: dict[str, int], message: str
+) -> None:
     with pytest.raises(DataError) as caught:
         read_examples("s", Source(path=numbered(tmp_path), **choice))  # type: ignore[arg-type]
     assert "is shorter than asked: " + message in str(caught.value)
 
 
-# -- bad input --------------------------------------------------------------------------------------------------------
+# -- bad input
+# --------------------------------------------------------------------------------------------------
 
 
 def test_bad_rows_are_counted_and_the_first_few_listed(tmp_path: Path) -> None:
-    rows: list[Any] = [*ALPACA, '{"instruction": "x", ', {"instruction": "Q", "ouput": "A"}, '["a"]', *[{"text": "t"}] * 5]
+    rows: list[Any] = [
+        *ALPACA,
+        '{"instruction": "x", ',
+        {"instruction": "Q", "ouput": "A"},
+        '["a"]',
+        *[{"text": "t"}] * 5,
+    ]
     path = lines(tmp_path / "a.jsonl", rows)
     with pytest.raises(DataError) as caught:
         read_examples("noisy", Source(path=str(path)))
@@ -270,7 +380,10 @@ def test_bad_rows_are_counted_and_the_first_few_listed(tmp_path: Path) -> None:
         f"source 'noisy' ({path}): 8 of 11 rows cannot be read as 'alpaca' (max_bad_rows = 0)\n"
         "  alpaca: instruction, input (may be empty or absent), output (or response)\n",
         "line 4: malformed JSON: Expecting property name enclosed in double quotes at column ",
-        "line 5: no 'output' or 'response' (is 'ouput' meant to be it?); it has: instruction, ouput",
+        (
+            "line 5: no 'output' or 'response' (is 'ouput' meant to be it?); it has: instruction, "
+            "ouput"
+        ),
         "line 6: it is a list, not an object",
         "line 8: no 'instruction'; it has: text",
         "… and 3 more",
@@ -293,7 +406,9 @@ def test_a_line_that_is_not_utf8_is_one_bad_row(tmp_path: Path) -> None:
 
 def test_half_a_surrogate_pair_is_one_bad_row(tmp_path: Path) -> None:
     path = lines(tmp_path / "a.jsonl", [*ALPACA, '{"instruction": "Q", "output": "\\ud83d"}'])
-    with pytest.raises(DataError, match=r"line 4: half a surrogate pair \('\\ud83d'\), which is no text"):
+    with pytest.raises(
+        DataError, match=r"line 4: half a surrogate pair \('\\ud83d'\), which is no text"
+    ):
         read_examples("s", Source(path=str(path)))
 
 
@@ -306,20 +421,32 @@ def test_the_wrong_format_named_points_to_the_right_one(tmp_path: Path) -> None:
 def test_no_good_row_is_an_error_whatever_the_limit(tmp_path: Path) -> None:
     path = lines(tmp_path / "a.jsonl", ["{", "nonsense"])
     with pytest.raises(
-        DataError, match=r"2 of 2 rows cannot be read \(max_bad_rows = 99\)\n  line 1: malformed.*\n.*\n  no row is left"
+        DataError,
+        match=(
+            r"2 of 2 rows cannot be read \(max_bad_rows = 99\)\n  line 1: malformed.*\n.*\n  "
+            r"no row is left"
+        ),
     ):
         read_examples("s", Source(path=str(path), max_bad_rows=99))
 
 
-def test_a_bad_row_of_an_array_or_table_has_the_number_that_its_example_would_have(tmp_path: Path) -> None:
+def test_a_bad_row_of_an_array_or_table_has_the_number_that_its_example_would_have(
+    tmp_path: Path,
+) -> None:
     rows = [*ALPACA[:2], {"instruction": "Q", "input": "", "output": None}, ALPACA[2]]
     for path in (array(tmp_path / "a.json", rows), parquet(tmp_path / "a.parquet", rows)):
-        with pytest.raises(DataError, match=r"1 of 4 rows .*\n.*\n  row 2: 'output' is null, not text\n"):
+        with pytest.raises(
+            DataError, match=r"1 of 4 rows .*\n.*\n  row 2: 'output' is null, not text\n"
+        ):
             read_examples("s", Source(path=str(path)))
-        assert [example.row for example in read_examples("s", Source(path=str(path), max_bad_rows=1))] == [0, 1, 3]
+        assert [
+            example.row for example in read_examples("s", Source(path=str(path), max_bad_rows=1))
+        ] == [0, 1, 3]
 
 
-def test_the_format_is_told_from_the_first_whole_rows_however_late_they_come(tmp_path: Path) -> None:
+def test_the_format_is_told_from_the_first_whole_rows_however_late_they_come(
+    tmp_path: Path,
+) -> None:
     path = lines(tmp_path / "a.jsonl", ["{"] * 300 + ALPACA * 100)
     examples, report = read("s", Source(path=str(path), max_bad_rows=300))
     assert (report.format, report.total, report.bad, len(examples)) == ("alpaca", 600, 300, 300)
@@ -330,16 +457,28 @@ def test_rows_of_no_known_format_list_their_fields_and_the_formats(tmp_path: Pat
     path = lines(tmp_path / "a.jsonl", [{"promptt": "Q", "text": "A"}])
     with pytest.raises(DataError) as caught:
         read_examples("s", Source(path=str(path)))
-    for part in ("look like no known format (they have: promptt, text); is 'promptt' meant to be 'prompt'?", "gsm8k: question"):
+    for part in (
+        "look like no known format (they have: promptt, text); is 'promptt' meant to be 'prompt'?",
+        "gsm8k: question",
+    ):
         assert part in str(caught.value)
 
 
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ('[{"prompt": "Q",\n "completion": }]', "malformed JSON on line 2, column 16: Expecting value"),
+        (
+            '[{"prompt": "Q",\n "completion": }]',
+            "malformed JSON on line 2, column 16: Expecting value",
+        ),
         ('[{"prompt": "Q"}', "malformed JSON on line 1, column 17"),
-        ('{"nothing": 1}', "one object that holds no rows (it has: nothing)\n  rows are looked for in: data, items"),
+        (
+            '{"nothing": 1}',
+            (
+                "one object that holds no rows (it has: nothing)\n"
+                "  rows are looked for in: data, items"
+            ),
+        ),
         ("", "is empty: it has no rows"),
         ("\n \n", "is empty: it has no rows"),
         ("[]", "is empty: it has no rows"),
@@ -356,15 +495,23 @@ def test_a_json_file_without_rows_says_why(tmp_path: Path, text: str, message: s
 
 def test_a_missing_file_names_the_nearest_one(tmp_path: Path) -> None:
     lines(tmp_path / "train.jsonl.gz", ALPACA)
-    with pytest.raises(DataError, match=r"there is no such file; did you mean 'train\.jsonl\.gz'\?\n  available there: train"):
+    with pytest.raises(
+        DataError,
+        match=r"there is no such file; did you mean 'train\.jsonl\.gz'\?\n  available there: train",
+    ):
         read_examples("s", Source(path=str(tmp_path / "trian.jsonl.gz")))
     (tmp_path / "empty").mkdir()
-    with pytest.raises(DataError, match=r"is a folder without a file to read\n  available there: \(nothing to read\)"):
+    with pytest.raises(
+        DataError,
+        match=r"is a folder without a file to read\n  available there: \(nothing to read\)",
+    ):
         read_examples("s", Source(path=str(tmp_path / "empty")))
     with pytest.raises(DataError, match="there is no such file, and its folder cannot be read"):
         read_examples("s", Source(path=str(tmp_path / "none" / "a.jsonl")))
     (tmp_path / "a.docx").write_text("x")
-    with pytest.raises(DataError, match=r"cannot tell what kind of file .*a\.docx is\n  known: \.json, \.jsonl"):
+    with pytest.raises(
+        DataError, match=r"cannot tell what kind of file .*a\.docx is\n  known: \.json, \.jsonl"
+    ):
         read_examples("s", Source(path=str(tmp_path / "a.docx")))
 
 
@@ -372,7 +519,10 @@ def test_a_missing_file_names_the_nearest_one(tmp_path: Path) -> None:
 def test_a_truncated_gzip_file_is_named(tmp_path: Path, keep: int) -> None:
     path = lines(tmp_path / "a.jsonl.gz", ALPACA)
     path.write_bytes(path.read_bytes()[:keep])
-    with pytest.raises(DataError, match=r"a\.jsonl\.gz\): the gzip stream is truncated or damaged .*\n  fetch the file again"):
+    with pytest.raises(
+        DataError,
+        match=r"a\.jsonl\.gz\): the gzip stream is truncated or damaged .*\n  fetch the file again",
+    ):
         read_examples("s", Source(path=str(path)))
 
 
@@ -383,10 +533,15 @@ def test_a_damaged_parquet_file_is_named(tmp_path: Path) -> None:
         read_examples("s", Source(path=str(path)))
 
 
-def test_parquet_without_pyarrow_says_how_to_get_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_parquet_without_pyarrow_says_how_to_get_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     path = parquet(tmp_path / "a.parquet", ALPACA)
     monkeypatch.setitem(sys.modules, "pyarrow", None)
-    with pytest.raises(MissingExtra, match=r"Parquet needs pyarrow, which is not installed\n  pip install 'hgms\[llm\]'"):
+    with pytest.raises(
+        MissingExtra,
+        match=r"Parquet needs pyarrow, which is not installed\n  pip install 'hgms\[llm\]'",
+    ):
         read_examples("s", Source(path=str(path)))
 
 
@@ -396,8 +551,16 @@ def test_parquet_without_pyarrow_says_how_to_get_it(tmp_path: Path, monkeypatch:
         ({}, ConfigError, "either a path or a hub data set (neither given)"),
         ({"path": "a.jsonl", "hub": "a/b", "revision": REVISION}, ConfigError, "(both given)"),
         ({"hub": "a/b"}, ConfigError, "needs a revision"),
-        ({"hub": "a/b", "revision": "main"}, ConfigError, "'revision' must be a commit (hex digits"),
-        ({"path": "a.jsonl", "split": "train"}, ConfigError, "split go with hub, not with a path (a.jsonl)"),
+        (
+            {"hub": "a/b", "revision": "main"},
+            ConfigError,
+            "'revision' must be a commit (hex digits",
+        ),
+        (
+            {"path": "a.jsonl", "split": "train"},
+            ConfigError,
+            "split go with hub, not with a path (a.jsonl)",
+        ),
         (
             {"path": "a.jsonl", "format": "alpacca"},
             ConfigError,
@@ -409,7 +572,9 @@ def test_parquet_without_pyarrow_says_how_to_get_it(tmp_path: Path, monkeypatch:
         ({"path": ""}, ConfigError, "'path'"),
     ],
 )
-def test_fields_that_make_no_source_are_refused(fields: dict[str, Any], error: type[Exception], message: str) -> None:
+def test_fields_that_make_no_source_are_refused(
+    fields: dict[str, Any], error: type[Exception], message: str
+) -> None:
     with pytest.raises(error) as caught:
         Source(**fields)
     assert message in str(caught.value)
@@ -435,15 +600,31 @@ def test_names_that_can_be_mixed_up_are_refused(names: list[str], message: str) 
 
 
 def test_folders_and_patterns_are_their_files_in_order(tmp_path: Path) -> None:
-    """Rows number on from file to file, and the digest is of the contents in that order, not of names."""
+    """Rows number on from file to file, and the digest is of the contents in that order, not of
+    names.
+    """
     (tmp_path / "set").mkdir()
     for name, first in {"b.jsonl": 10, "a.jsonl.gz": 0, "c.json": 20}.items():
-        lines(tmp_path / "set" / name, [{"prompt": f"p{i}", "completion": str(i)} for i in range(first, first + 3)])
+        lines(
+            tmp_path / "set" / name,
+            [{"prompt": f"p{i}", "completion": str(i)} for i in range(first, first + 3)],
+        )
     (tmp_path / "set" / "README.md").write_text("notes")
-    whole, pattern = Source(path=str(tmp_path / "set")), Source(path=str(tmp_path / "*" / "*.json*"))
+    whole = Source(path=str(tmp_path / "set"))
+    pattern = Source(path=str(tmp_path / "*" / "*.json*"))
     for item in (whole, pattern, Source(path=str(tmp_path / "**" / "*.json*"))):
         examples = read_examples("s", item)
-        assert [example.messages[-1].text for example in examples] == ["0", "1", "2", "10", "11", "12", "20", "21", "22"]
+        assert [example.messages[-1].text for example in examples] == [
+            "0",
+            "1",
+            "2",
+            "10",
+            "11",
+            "12",
+            "20",
+            "21",
+            "22",
+        ]
         assert [example.row for example in examples] == list(range(9))
         assert content("s", item) == content("s", whole)
     some = Source(path=str(tmp_path / "set" / "[bc].json*"))
@@ -452,26 +633,38 @@ def test_folders_and_patterns_are_their_files_in_order(tmp_path: Path) -> None:
     (tmp_path / "set" / "b.jsonl").write_text('{"prompt": "p", "completion": "c"}\n{oops\n')
     with pytest.raises(DataError, match=r"b\.jsonl, line 2: malformed JSON"):
         read_examples("s", whole)
-    with pytest.raises(DataError, match=r"no file fits the pattern; it fits README\.md\n  known: \.json,"):
+    with pytest.raises(
+        DataError, match=r"no file fits the pattern; it fits README\.md\n  known: \.json,"
+    ):
         read_examples("s", Source(path=str(tmp_path / "set" / "*.md")))
     with pytest.raises(DataError, match="no file fits the pattern\n"):
         read_examples("s", Source(path=str(tmp_path / "none" / "*.jsonl")))
 
 
 def test_tables_of_text_give_the_rows_of_the_same_json(tmp_path: Path) -> None:
-    """What the standard library wrote, with commas, quotes and line breaks inside; numbers stay the text that they are."""
+    """What the standard library wrote, with commas, quotes and line breaks inside; numbers stay
+    the text that they are.
+    """
     import csv
 
     pairs = [("a, b", 'say "x"'), ("two\nlines", "007"), ("ü", "1.50")]
     rows = [{"prompt": prompt, "completion": answer} for prompt, answer in pairs]
     lines(tmp_path / "rows.jsonl", rows)
-    expected = [item.messages for item in read_examples("s", Source(path=str(tmp_path / "rows.jsonl")))]
-    for name, delimiter, encoding in (("t.csv", ",", "utf-8-sig"), ("t.tsv", "\t", "utf-8"), ("U.CSV", ",", "utf-8")):
+    expected = [
+        item.messages for item in read_examples("s", Source(path=str(tmp_path / "rows.jsonl")))
+    ]
+    for name, delimiter, encoding in (
+        ("t.csv", ",", "utf-8-sig"),
+        ("t.tsv", "\t", "utf-8"),
+        ("U.CSV", ",", "utf-8"),
+    ):
         with (tmp_path / name).open("w", newline="", encoding=encoding) as stream:
             writer = csv.DictWriter(stream, ["prompt", "completion"], delimiter=delimiter)
             writer.writeheader()
             writer.writerows(rows)
-        assert [item.messages for item in read_examples("s", Source(path=str(tmp_path / name)))] == expected
+        assert [
+            item.messages for item in read_examples("s", Source(path=str(tmp_path / name)))
+        ] == expected
     (tmp_path / "t.csv").write_text("prompt,completion\na,b\nc,d,e\n")
     with pytest.raises(DataError, match="line 3: it has 3 fields, and the first line names 2"):
         read_examples("s", Source(path=str(tmp_path / "t.csv")))
@@ -510,14 +703,26 @@ def test_raw_text_is_learned_from_its_beginning(tmp_path: Path) -> None:
 @pytest.mark.parametrize("name", ["a.jsonl", "a.json", "a.csv", "a.txt"])
 def test_utf_16_is_called_so(name: str, encoding: str, tmp_path: Path) -> None:
     (tmp_path / name).write_text("\n".join(json.dumps(row) for row in ALPACA), encoding=encoding)
-    with pytest.raises(DataError, match=r"it is UTF-16 \(or 32\), not UTF-8\n  convert it: iconv -f UTF-16 -t UTF-8"):
+    with pytest.raises(
+        DataError,
+        match=r"it is UTF-16 \(or 32\), not UTF-8\n  convert it: iconv -f UTF-16 -t UTF-8",
+    ):
         read_examples("s", Source(path=str(tmp_path / name), max_bad_rows=99))
 
 
-def test_messages_show_a_path_as_it_is_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A variable's value may be nobody else's business: messages are printed, and kept in summaries."""
+def test_messages_show_a_path_as_it_is_written(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A variable's value may be nobody else's business: messages are printed, and kept in
+    summaries.
+    """
     monkeypatch.setenv("OPENAI_API_KEY", "sk-secret")
-    for path in ("$OPENAI_API_KEY/x", "$OPENAI_API_KEY", "${OPENAI_API_KEY}.jsonl", "./$OPENAI_API_KEY/a.jsonl"):
+    for path in (
+        "$OPENAI_API_KEY/x",
+        "$OPENAI_API_KEY",
+        "${OPENAI_API_KEY}.jsonl",
+        "./$OPENAI_API_KEY/a.jsonl",
+    ):
         with pytest.raises(DataError) as caught:
             read_examples("s", Source(path=path))
         assert "sk-secret" not in str(caught.value)
@@ -534,7 +739,8 @@ def test_messages_show_a_path_as_it_is_written(tmp_path: Path, monkeypatch: pyte
         assert "sk-secret" not in str(caught.value)
 
 
-# -- the Hub ----------------------------------------------------------------------------------------------------------
+# -- the Hub
+# --------------------------------------------------------------------------------------------------
 
 
 @pytest.fixture
@@ -563,7 +769,11 @@ def test_a_hub_set_is_read_at_its_pinned_revision(hub: types.SimpleNamespace) ->
 def test_a_hub_set_that_cannot_be_had_says_what_to_check(hub: types.SimpleNamespace) -> None:
     hub.answer = ConnectionError("no route to host")
     with pytest.raises(
-        DataError, match=r"hub:a/b@77f.* train\): could not be loaded .*ConnectionError: no route to host\)\n  check"
+        DataError,
+        match=(
+            r"hub:a/b@77f.* train\): could not be loaded .*ConnectionError: no route to "
+            r"host\)\n  check"
+        ),
     ):
         read_examples("s", Source(hub="a/b", revision=REVISION))
 
@@ -574,7 +784,8 @@ def test_a_hub_set_without_datasets_says_how_to_get_it(monkeypatch: pytest.Monke
         read_examples("s", Source(hub="a/b", revision=REVISION))
 
 
-# -- real rows --------------------------------------------------------------------------------------------------------
+# -- real rows
+# --------------------------------------------------------------------------------------------------
 
 REAL = [
     ("alpaca/alpaca_52002.jsonl.gz", "alpaca", 52002, 28),
@@ -620,28 +831,41 @@ def test_the_corrupted_source_of_the_denoising_experiment_has_all_9000_rows() ->
     assert not any(example.blank for example in examples)
 
 
-# -- columns with names of their own ----------------------------------------------------------------------------------
+# -- columns with names of their own
+# --------------------------------------------------------------------------------------------------
 
 
 def test_columns_with_names_of_their_own_are_said_once_for_a_source(tmp_path: Path) -> None:
     rows = [{"frage": f"Q{n}", "antwort": f"A{n}", "id": n} for n in range(3)]
-    own = Source(path=str(lines(tmp_path / "own.jsonl", rows)), fields={"prompt": "frage", "completion": "antwort"})
+    own = Source(
+        path=str(lines(tmp_path / "own.jsonl", rows)),
+        fields={"prompt": "frage", "completion": "antwort"},
+    )
     examples, report = read("own", own)
-    assert [words(example) for example in examples] == [[("user", f"Q{n}"), ("assistant", f"A{n}")] for n in range(3)]
+    assert [words(example) for example in examples] == [
+        [("user", f"Q{n}"), ("assistant", f"A{n}")] for n in range(3)
+    ]
     assert report.format == "prompt-completion"
 
 
 def test_they_hold_for_every_format_and_kind_of_file(tmp_path: Path) -> None:
     file = tmp_path / "own.csv"
     file.write_text("aufgabe,input,ergebnis,output\nQ,I,A,not it\n")
-    own = Source(path=str(file), format="alpaca", fields={"instruction": "aufgabe", "output": "ergebnis"})
+    own = Source(
+        path=str(file), format="alpaca", fields={"instruction": "aufgabe", "output": "ergebnis"}
+    )
     assert words(read_examples("own", own)[0]) == [("user", "Q\nI"), ("assistant", "A")]
 
 
 def test_a_row_without_such_a_column_is_a_bad_one_and_counts_as_one(tmp_path: Path) -> None:
-    file = lines(tmp_path / "own.jsonl", [{"frage": "Q", "antwort": "A"}, {"frage": "Q", "answer": "A"}])
+    file = lines(
+        tmp_path / "own.jsonl", [{"frage": "Q", "antwort": "A"}, {"frage": "Q", "answer": "A"}]
+    )
     fields = {"prompt": "frage", "completion": "antwort"}
-    says = r"line 2: no 'antwort', which 'fields' has for 'completion' \(did you mean 'answer'\?\); it has: frage, answer"
+    says = (
+        r"line 2: no 'antwort', which 'fields' has for 'completion' \(did you mean "
+        r"'answer'\?\); it has: frage, answer"
+    )
     with pytest.raises(DataError, match=says):
         read("own", Source(path=str(file), fields=fields))
     examples, report = read("own", Source(path=str(file), fields=fields, max_bad_rows=1))
@@ -650,9 +874,13 @@ def test_a_row_without_such_a_column_is_a_bad_one_and_counts_as_one(tmp_path: Pa
 
 def test_they_change_the_tokens_and_only_where_they_are_given(tmp_path: Path) -> None:
     rows = [{"prompt": "Q", "completion": "A", "better": "B"}]
-    path, cache = str(lines(tmp_path / "own.jsonl", rows)), tmp_path / "cache"
-    bytes_, options = load_tokenizer("bytes"), {"template": "plain", "max_length": 32, "cache_dir": cache}
-    sources = [Source(path=path, fields=fields) for fields in (None, {"completion": "better"}, None)]
+    path = str(lines(tmp_path / "own.jsonl", rows))
+    cache = tmp_path / "cache"
+    bytes_ = load_tokenizer("bytes")
+    options = {"template": "plain", "max_length": 32, "cache_dir": cache}
+    sources = [
+        Source(path=path, fields=fields) for fields in (None, {"completion": "better"}, None)
+    ]
     tables = [token_table("own", source, bytes_, **options) for source in sources]
     texts = [bytes(int(token) for token in table.row(0)[0] if token < 256) for table in tables]
     assert [b"B" in text for text in texts] == [False, True, False]
@@ -668,12 +896,16 @@ def test_a_column_for_two_fields_and_names_of_nothing_are_refused(fields: dict[s
 def test_where_no_format_fits_the_message_says_how_to_name_columns(tmp_path: Path) -> None:
     path = str(lines(tmp_path / "own.jsonl", [{"frage": "Q", "antwort": "A"}]))
     for source in (Source(path=path), Source(path=path, format="alpaca")):
-        with pytest.raises(DataError, match=r'fields = \{ prompt = "COLUMN", completion = "COLUMN" \}'):
+        with pytest.raises(
+            DataError, match=r'fields = \{ prompt = "COLUMN", completion = "COLUMN" \}'
+        ):
             read("own", source)
     with pytest.raises(DataError, match="leave out format = 'alpaca' and say which is which"):
         read("own", Source(path=path, format="alpaca"))
     misspelt = Source(path=path, fields={"prompt": "frage", "completion": "antwrt"})
-    with pytest.raises(DataError, match=r"did you mean 'antwort'\?.*\n  no row is left: mend 'fields', or the file"):
+    with pytest.raises(
+        DataError, match=r"did you mean 'antwort'\?.*\n  no row is left: mend 'fields', or the file"
+    ):
         read("own", misspelt)
 
 

@@ -1,4 +1,6 @@
-"""Source reweighting: losses without bias; hypergradients against double backward and finite differences."""
+"""Source reweighting: losses without bias; hypergradients against double backward and finite
+differences.
+"""
 
 from __future__ import annotations
 
@@ -58,7 +60,10 @@ SMALL: dict[str, dict[str, Any]] = {
 TEXTS = {
     "sums": [(f"{a} plus {b}", str(a + b)) for a in range(1, 7) for b in range(2, 6)],
     "dots": [(f"{a} plus {b}", ".") for a in range(3, 8) for b in range(7, 9)],
-    "words": [(f"say {word} twice", f"{word} {word}") for word in ("yes", "no", "never", "maybe now", "so")],
+    "words": [
+        (f"say {word} twice", f"{word} {word}")
+        for word in ("yes", "no", "never", "maybe now", "so")
+    ],
 }
 
 
@@ -67,7 +72,12 @@ def files(tmp_path: Path) -> dict[str, Source]:
     results = {}
     for name, rows in TEXTS.items():
         path = tmp_path / f"{name}.jsonl"
-        path.write_text("".join(json.dumps({"prompt": prompt, "completion": answer}) + "\n" for prompt, answer in rows))
+        path.write_text(
+            "".join(
+                json.dumps({"prompt": prompt, "completion": answer}) + "\n"
+                for prompt, answer in rows
+            )
+        )
         results[name] = Source(path=str(path))
     return results
 
@@ -90,12 +100,17 @@ def task(files: dict[str, Source], kind: str = "gpt2", **fields: Any) -> SourceM
 def moved(x: Tree, seed: int = 0) -> Tree:
     """A point where nothing vanishes (a fresh adapter has B = 0)."""
     draw = torch.Generator().manual_seed(seed)
-    return {name: leaf + 0.2 * torch.randn(leaf.shape, generator=draw, dtype=leaf.dtype) for name, leaf in x.items()}
+    return {
+        name: leaf + 0.2 * torch.randn(leaf.shape, generator=draw, dtype=leaf.dtype)
+        for name, leaf in x.items()
+    }
 
 
 def problem_of(files: dict[str, Source], kind: str = "gpt2", **fields: Any) -> Problem:
     problem = task(files, kind, **fields).problem(0, CPU, F64)
-    return evolve(problem, x0=moved(problem.x0), theta0={"logits": torch.tensor([0.3, -0.2, 0.1], dtype=F64)})
+    return evolve(
+        problem, x0=moved(problem.x0), theta0={"logits": torch.tensor([0.3, -0.2, 0.1], dtype=F64)}
+    )
 
 
 def one_step(**fields: Any) -> Branches:
@@ -105,14 +120,18 @@ def one_step(**fields: Any) -> Branches:
 def hypergradients(problem: Problem, generator: Branches, *estimators: Any) -> list[torch.Tensor]:
     results = []
     for estimator in estimators:
-        method = Pipeline(generator=generator, selector=BestOfN(), hypergradient=estimator, outer=Adam(lr=0.1))
+        method = Pipeline(
+            generator=generator, selector=BestOfN(), hypergradient=estimator, outer=Adam(lr=0.1)
+        )
         state = method.init(problem, 3)
         key = Key(3).fold("step", 0)
         start = state["start"]
         candidates = generator.propose(problem, problem.theta0, start, key.fold("propose"))
         chosen = BestOfN().select(problem, problem.theta0, candidates, key.fold("select")).index
         branch = candidates.branch(chosen)
-        estimate, _ = estimator.estimate(problem, problem.theta0, branch, key.fold("differentiate"), {})
+        estimate, _ = estimator.estimate(
+            problem, problem.theta0, branch, key.fold("differentiate"), {}
+        )
         results.append(estimate.value["logits"])
     return results
 
@@ -129,8 +148,10 @@ def value_after_the_step(problem: Problem, generator: Branches, theta: Tree) -> 
 
 @pytest.mark.parametrize("average", ["example", "token"])
 def test_the_lower_loss_says_its_logits(files: dict[str, Source], average: str) -> None:
-    """Of all scored tokens, and what is made of them; with dropout, and of a whole model's parameters. Products with the
-    Gauss–Newton matrix by forward mode and by differences of the logits agree."""
+    """Of all scored tokens, and what is made of them; with dropout, and of a whole model's
+    parameters. Products with the Gauss–Newton matrix by forward mode and by differences of the
+    logits agree.
+    """
     for fields in ({}, {"adapter": None}):
         problem = problem_of(files, average=average, **fields)
         batch, _ = problem.lower_data.sample(Key(1), 6)
@@ -138,43 +159,75 @@ def test_the_lower_loss_says_its_logits(files: dict[str, Source], average: str) 
         assert len(z) == int(batch["mask"][:, 1:].sum())
         value = problem.g.criterion(problem.theta0, problem.x0, z, batch)
         torch.testing.assert_close(value, problem.g(problem.theta0, problem.x0, batch))
-        at = problem.theta0, problem.x0, batch, moved({name: torch.zeros_like(leaf) for name, leaf in problem.x0.items()})
-        exact, ours = gauss_newton(problem.g)(*at), by_difference(problem.g)(*at)
+        at = (
+            problem.theta0,
+            problem.x0,
+            batch,
+            moved({name: torch.zeros_like(leaf) for name, leaf in problem.x0.items()}),
+        )
+        exact = gauss_newton(problem.g)(*at)
+        ours = by_difference(problem.g)(*at)
         assert sum(float((exact[name] * leaf).sum()) for name, leaf in at[3].items()) > 0
         torch.testing.assert_close(ours, exact, rtol=1e-5, atol=1e-7)
 
 
 @pytest.mark.parametrize("kind", SMALL)
 def test_the_one_step_hypergradient_is_exact(files: dict[str, Source], kind: str) -> None:
-    problem, generator = problem_of(files, kind), one_step()
-    ways = [*(ThroughStep(batch="own", derivative=way) for way in ("exact", "difference", "per-source")), Unrolled()]
+    problem = problem_of(files, kind)
+    generator = one_step()
+    ways = [
+        *(
+            ThroughStep(batch="own", derivative=way)
+            for way in ("exact", "difference", "per-source")
+        ),
+        Unrolled(),
+    ]
     exact, difference, per_source, double_backward = hypergradients(problem, generator, *ways)
     assert exact.norm() > 1e-4
     # Llama's kind normalise in float32, which bounds what can agree.
     close = {"rtol": 1e-8, "atol": 1e-12} if kind == "gpt2" else {"rtol": 1e-4, "atol": 1e-6}
     torch.testing.assert_close(exact, double_backward, **close)
     torch.testing.assert_close(per_source, double_backward, **close)
-    torch.testing.assert_close(difference, double_backward, rtol=1e-3, atol=2e-5 * float(exact.norm()) + close["atol"])
+    torch.testing.assert_close(
+        difference, double_backward, rtol=1e-3, atol=2e-5 * float(exact.norm()) + close["atol"]
+    )
     step = 1e-4 if kind == "gpt2" else 1e-2
     for i in range(3):
         e = torch.zeros(3, dtype=F64)
         e[i] = step
-        values = [value_after_the_step(problem, generator, {"logits": problem.theta0["logits"] + s * e}) for s in (1, -1)]
+        values = [
+            value_after_the_step(problem, generator, {"logits": problem.theta0["logits"] + s * e})
+            for s in (1, -1)
+        ]
         slope = (values[0] - values[1]) / (2 * step)
         torch.testing.assert_close(
-            slope, exact[i], rtol=1e-5 if kind == "gpt2" else 5e-3, atol=1e-8 if kind == "gpt2" else 1e-5
+            slope,
+            exact[i],
+            rtol=1e-5 if kind == "gpt2" else 5e-3,
+            atol=1e-8 if kind == "gpt2" else 1e-5,
         )
 
 
-def test_differences_on_a_bfloat16_base_have_the_signs_of_the_exact_float32_direction(files: dict[str, Source]) -> None:
-    """The losses are computed in the base's precision, so that decides how far a difference reaches, not the adapters' type."""
+def test_differences_on_a_bfloat16_base_have_the_signs_of_the_exact_float32_direction(
+    files: dict[str, Source],
+) -> None:
+    """The losses are computed in the base's precision, so that decides how far a difference
+    reaches, not the adapters' type.
+    """
 
     def on(base: str, estimator: Any) -> list[torch.Tensor]:
-        model = BaseModel(config={"model_type": "gpt2", **SMALL["gpt2"]}, tokenizer="bytes", dtype=base)  # type: ignore[arg-type]
-        problem = task(files, model=model, adapter=Lora(rank=4, alpha=8.0)).problem(0, CPU, torch.float32)
+        model = BaseModel(
+            config={"model_type": "gpt2", **SMALL["gpt2"]}, tokenizer="bytes", dtype=base
+        )  # type: ignore[arg-type]
+        problem = task(files, model=model, adapter=Lora(rank=4, alpha=8.0)).problem(
+            0, CPU, torch.float32
+        )
         assert problem.precision == getattr(torch, base)
         draw = torch.Generator().manual_seed(0)
-        x = {name: leaf + 0.05 * torch.randn(leaf.shape, generator=draw) for name, leaf in problem.x0.items()}
+        x = {
+            name: leaf + 0.05 * torch.randn(leaf.shape, generator=draw)
+            for name, leaf in problem.x0.items()
+        }
         results = []
         for number in range(4):
             index = problem.lower_data.draw(Key(number), 9, 1)
@@ -185,30 +238,41 @@ def test_differences_on_a_bfloat16_base_have_the_signs_of_the_exact_float32_dire
             results.append(estimate.value["logits"])
         return results
 
-    for right, difference in zip(on("float32", ThroughStep(derivative="exact")), on("bfloat16", ThroughStep()), strict=True):
+    for right, difference in zip(
+        on("float32", ThroughStep(derivative="exact")), on("bfloat16", ThroughStep()), strict=True
+    ):
         assert torch.equal(difference > 0, right > 0)
         assert float((difference - right).norm() / right.norm()) < 0.15
 
 
 def test_the_last_of_several_steps(files: dict[str, Source]) -> None:
-    problem, generator = problem_of(files), one_step(steps=3, weight_decay=0.1, momentum=0.5)
-    exact, truncated = hypergradients(problem, generator, ThroughStep(batch="own", derivative="exact"), Unrolled(last=1))
+    problem = problem_of(files)
+    generator = one_step(steps=3, weight_decay=0.1, momentum=0.5)
+    exact, truncated = hypergradients(
+        problem, generator, ThroughStep(batch="own", derivative="exact"), Unrolled(last=1)
+    )
     torch.testing.assert_close(exact, truncated, rtol=1e-8, atol=1e-12)
 
 
 @pytest.mark.parametrize("fields", [{"optimizer": "adamw"}, {"clip": 1.0}])
-def test_a_step_that_is_not_linear_is_refused(files: dict[str, Source], fields: dict[str, Any]) -> None:
+def test_a_step_that_is_not_linear_is_refused(
+    files: dict[str, Source], fields: dict[str, Any]
+) -> None:
     with pytest.raises(ConfigError, match="linear in ∇g only"):
         hypergradients(problem_of(files), one_step(**fields), ThroughStep())
 
 
 @pytest.mark.parametrize("kind", SMALL)
 @pytest.mark.parametrize("batches", ["independent", "shared"])
-def test_stacked_steps_equal_separate_ones(files: dict[str, Source], kind: str, batches: str) -> None:
+def test_stacked_steps_equal_separate_ones(
+    files: dict[str, Source], kind: str, batches: str
+) -> None:
     problem = problem_of(files, kind)  # with dropout
     start = one_step().init(problem, Key(0))
     loop, *others = (
-        one_step(mode=mode, chunk=chunk, batches=batches).propose(problem, problem.theta0, start, Key(1))
+        one_step(mode=mode, chunk=chunk, batches=batches).propose(
+            problem, problem.theta0, start, Key(1)
+        )
         for mode, chunk in (("loop", None), ("stacked", None), ("stacked", 2))
     )
     for other in others:
@@ -217,26 +281,37 @@ def test_stacked_steps_equal_separate_ones(files: dict[str, Source], kind: str, 
 
 
 def test_the_mixture_loss_has_no_bias(files: dict[str, Source]) -> None:
-    """The mean of g over batches is g over all rows, with batches that hold every source and with ones that do not."""
+    """The mean of g over batches is g over all rows, with batches that hold every source and
+    with ones that do not.
+    """
     problem = problem_of(files, adapter=Lora(rank=2))
-    data, theta, x = problem.lower_data, problem.theta0, problem.x0
+    data = problem.lower_data
+    theta = problem.theta0
+    x = problem.x0
     assert problem.sources is not None
     whole = problem.g(theta, x, data.batch(None))
     rows = problem.sources.examples(x, data.batch(None))
     source = data.batch(None)["source"]
-    by_hand = sum(w * rows[source == s].mean() for s, w in enumerate(problem.sources.weights(theta)))
+    by_hand = sum(
+        w * rows[source == s].mean() for s, w in enumerate(problem.sources.weights(theta))
+    )
     torch.testing.assert_close(whole, by_hand)
     for size in (5, 2):
-        draws = torch.stack([problem.g(theta, x, data.batch(i)) for i in data.draw(Key(size), size, 400)])
+        draws = torch.stack(
+            [problem.g(theta, x, data.batch(i)) for i in data.draw(Key(size), size, 400)]
+        )
         assert abs(draws.mean() - whole) < 4 * draws.std() / 20
 
 
 def test_the_token_mean_has_no_bias(files: dict[str, Source]) -> None:
     problem = problem_of(files, adapter=Lora(rank=2), average="token")
-    data, theta, x = problem.lower_data, problem.theta0, problem.x0
+    data = problem.lower_data
+    theta = problem.theta0
+    x = problem.x0
     batch = data.batch(None)
     assert problem.sources is not None
-    rows, count = problem.sources.examples(x, batch), batch["mask"][:, 1:].sum(1)
+    rows = problem.sources.examples(x, batch)
+    count = batch["mask"][:, 1:].sum(1)
     by_hand = sum(
         w * (rows * count)[batch["source"] == s].sum() / count[batch["source"] == s].sum()
         for s, w in enumerate(problem.sources.weights(theta))
@@ -246,10 +321,13 @@ def test_the_token_mean_has_no_bias(files: dict[str, Source]) -> None:
     assert abs(draws.mean() - by_hand) < 4 * draws.std() / 20
 
 
-def test_on_average_over_all_tokens_a_batch_is_the_mean_over_its_tokens(files: dict[str, Source]) -> None:
+def test_on_average_over_all_tokens_a_batch_is_the_mean_over_its_tokens(
+    files: dict[str, Source],
+) -> None:
     """Up to the scale of the mean row; so a source of long rows weighs more than its ω."""
     problem = problem_of(files, adapter=Lora(rank=2), average="all-tokens")
-    data, x = problem.lower_data, problem.x0
+    data = problem.lower_data
+    x = problem.x0
     batch = data.batch(None)
     assert problem.sources is not None
     summed = problem.sources.examples(x, batch) * (count := batch["mask"][:, 1:].sum(1))
@@ -262,9 +340,12 @@ def test_on_average_over_all_tokens_a_batch_is_the_mean_over_its_tokens(files: d
             (summed[index].sum() / len(index) / means.mean()).to(summed),
         )
     by_hand = sum(
-        w * summed[own].mean() / means.mean() for w, own in zip(problem.sources.weights(problem.theta0), of, strict=True)
+        w * summed[own].mean() / means.mean()
+        for w, own in zip(problem.sources.weights(problem.theta0), of, strict=True)
     )
-    torch.testing.assert_close(problem.g(problem.theta0, x, batch), torch.as_tensor(by_hand).to(summed))
+    torch.testing.assert_close(
+        problem.g(problem.theta0, x, batch), torch.as_tensor(by_hand).to(summed)
+    )
 
 
 def test_batches_hold_every_source_equally() -> None:
@@ -282,7 +363,8 @@ def test_batches_hold_every_source_equally() -> None:
 
 
 def test_the_order_of_the_sources_changes_no_draw(files: dict[str, Source]) -> None:
-    straight, turned = task(files), task(files)
+    straight = task(files)
+    turned = task(files)
     turned = evolve(turned, sources=dict(reversed(turned.sources.items())))
     drawn = []
     for entry in (straight, turned):
@@ -298,20 +380,26 @@ def test_a_given_mixture_is_by_name(files: dict[str, Source]) -> None:
     sources = task(files).problem(0, CPU, F64).sources
     assert sources is not None
     omega = sources.weights(sources.theta({"words": 3, "sums": 1}))
-    assert dict(zip(sources.names, omega.tolist(), strict=True)) == pytest.approx({"sums": 0.25, "dots": 0, "words": 0.75})
+    assert dict(zip(sources.names, omega.tolist(), strict=True)) == pytest.approx(
+        {"sums": 0.25, "dots": 0, "words": 0.75}
+    )
     with pytest.raises(ConfigError, match="unknown source 'word'; did you mean 'words'"):
         sources.theta({"word": 1})
     with pytest.raises(ConfigError, match="no source has a positive weight"):
         sources.theta({"words": 0})
 
 
-def test_every_table_is_made_once(files: dict[str, Source], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_every_table_is_made_once(
+    files: dict[str, Source], monkeypatch: pytest.MonkeyPatch
+) -> None:
     import hgms_mix.lm.task
 
     made: list[str] = []
     original = hgms_mix.lm.task.token_table
     monkeypatch.setattr(
-        hgms_mix.lm.task, "token_table", lambda name, *args, **options: (made.append(name), original(name, *args, **options))[1]
+        hgms_mix.lm.task,
+        "token_table",
+        lambda name, *args, **options: (made.append(name), original(name, *args, **options))[1],
     )
     options = task(files)
     options.problem(0, CPU, F64)
@@ -326,7 +414,9 @@ PRIORS: list[tuple[Any, Any]] = [
 
 
 @pytest.mark.parametrize(("prior", "shares"), PRIORS)
-def test_a_prior_is_where_the_weights_begin(files: dict[str, Source], prior: Any, shares: Any) -> None:
+def test_a_prior_is_where_the_weights_begin(
+    files: dict[str, Source], prior: Any, shares: Any
+) -> None:
     strata = task(files).problem(0, CPU, F64).lower_data.strata
     problem = task(files, prior=prior, cache=4).problem(0, CPU, F64)
     assert problem.sources is not None
@@ -350,7 +440,8 @@ def test_scalebio_moves_the_logits_by_its_formula(files: dict[str, Source]) -> N
     start["aux"] = {f"u.{name}": leaf[None] for name, leaf in moved(problem.x0, 5).items()}
     results = generator.propose(problem, problem.theta0, start, Key(1)).aux["theta.logits"][0]
     batch = problem.lower_data.batch(None)
-    w, u = problem.x0, moved(problem.x0, 5)
+    w = problem.x0
+    u = moved(problem.x0, 5)
     apart = problem.sources.losses(w, batch) - problem.sources.losses(u, batch)
     omega = problem.sources.weights(problem.theta0)
     torch.testing.assert_close(results, 10.0 * omega * (apart - (omega * apart).sum()))
@@ -380,9 +471,16 @@ def test_per_example_gradients_in_one_pass(files: dict[str, Source]) -> None:
     ],
 )
 @pytest.mark.parametrize("kind", ["gpt2", "qwen2"])
-def test_second_order_ways_run_on_a_language_model(files: dict[str, Source], kind: str, estimator: Any) -> None:
+def test_second_order_ways_run_on_a_language_model(
+    files: dict[str, Source], kind: str, estimator: Any
+) -> None:
     problem = problem_of(files, kind, adapter=Lora(rank=2))
-    method = Pipeline(generator=one_step(count=2, steps=3), selector=BestOfN(), hypergradient=estimator, outer=Adam(lr=0.1))
+    method = Pipeline(
+        generator=one_step(count=2, steps=3),
+        selector=BestOfN(),
+        hypergradient=estimator,
+        outer=Adam(lr=0.1),
+    )
     state = method.init(problem, 0)
     for _ in range(2):
         state, record = method.step(problem, state)
@@ -391,10 +489,17 @@ def test_second_order_ways_run_on_a_language_model(files: dict[str, Source], kin
 
 
 @pytest.mark.parametrize("saving", [{"checkpointing": True}, {"micro_batch": 4}], ids=str)
-def test_a_second_derivative_through_activations_computed_again(files: dict[str, Source], saving: dict[str, Any]) -> None:
-    """They are computed again with the attention kernel of the first time, whatever is allowed by then."""
+def test_a_second_derivative_through_activations_computed_again(
+    files: dict[str, Source], saving: dict[str, Any]
+) -> None:
+    """They are computed again with the attention kernel of the first time, whatever is allowed
+    by then.
+    """
     ways = [Implicit(solver=CG(ridge=20.0, max_steps=4), batch_size=6), Unrolled()]
-    results = [hypergradients(problem_of(files, adapter=Lora(rank=2), **how), one_step(steps=2), *ways) for how in ({}, saving)]
+    results = [
+        hypergradients(problem_of(files, adapter=Lora(rank=2), **how), one_step(steps=2), *ways)
+        for how in ({}, saving)
+    ]
     for plain, saved in zip(*results, strict=True):
         assert plain.norm() > 1e-6
         torch.testing.assert_close(saved, plain, rtol=1e-7, atol=1e-12)
@@ -404,7 +509,9 @@ def test_all_parameters_are_lower_variables_without_an_adapter(files: dict[str, 
     problem = task(files, adapter=None, checkpointing=True).problem(0, CPU, F64)
     assert "transformer.wte.weight" in problem.x0
     generator = one_step(count=2, noise=1e-3, lr=0.1)
-    exact, double = hypergradients(problem, generator, ThroughStep(derivative="per-source"), ThroughStep())
+    exact, double = hypergradients(
+        problem, generator, ThroughStep(derivative="per-source"), ThroughStep()
+    )
     torch.testing.assert_close(exact, double, rtol=1e-4, atol=1e-8)
 
 
@@ -461,32 +568,52 @@ def test_every_method_by_its_name(files: dict[str, Source], method: Any, moves: 
     own = config.method
     while not hasattr(own, "generator"):
         own = own.method  # what a wrapper is around
-    assert own.generator.lr == (2e-4 if method == "hg-ms-mixture" else 1e-4)  # the defaults are those for weighted sources
+    assert own.generator.lr == (
+        2e-4 if method == "hg-ms-mixture" else 1e-4
+    )  # the defaults are those for weighted sources
     problem = config.task.problem(0, CPU, torch.float32)
     rows = run(config.method, problem, Budget(outer_steps=2)).records
-    first, last = ({name: value for name, value in row.items() if name.startswith("weight.")} for row in (rows[0], rows[-1]))
+    first, last = (
+        {name: value for name, value in row.items() if name.startswith("weight.")}
+        for row in (rows[0], rows[-1])
+    )
     assert (first != last) == moves
     if isinstance(method, dict):
-        assert last == pytest.approx({"weight.sums": 0.75, "weight.dots": 0.0, "weight.words": 0.25})
+        assert last == pytest.approx(
+            {"weight.sums": 0.75, "weight.dots": 0.0, "weight.words": 0.25}
+        )
 
 
 def test_a_string_in_place_of_a_source_or_a_model_is_its_path() -> None:
     from hgms.runs import RunConfig
 
     def config(source: Any, model: Any) -> RunConfig:
-        task = {"name": "source-mixture", "sources": {"a": source, "b": {"path": "b.jsonl"}}, "validation": {"a": source}}
-        return RunConfig.from_dict({"task": {**task, "model": model}, "method": "uniform", "budget": "2 steps"})
+        task = {
+            "name": "source-mixture",
+            "sources": {"a": source, "b": {"path": "b.jsonl"}},
+            "validation": {"a": source},
+        }
+        return RunConfig.from_dict(
+            {"task": {**task, "model": model}, "method": "uniform", "budget": "2 steps"}
+        )
 
-    short, long = config("a.jsonl", "smollm2-135m"), config({"path": "a.jsonl"}, {"path": "smollm2-135m"})
+    short = config("a.jsonl", "smollm2-135m")
+    long = config({"path": "a.jsonl"}, {"path": "smollm2-135m"})
     assert short == long
     assert short.resolved() == long.resolved()
 
 
-def test_files_are_looked_at_before_the_model_is_loaded(files: dict[str, Source], tmp_path: Path) -> None:
+def test_files_are_looked_at_before_the_model_is_loaded(
+    files: dict[str, Source], tmp_path: Path
+) -> None:
     (tmp_path / "odd.jsonl").write_text('{"body": "neither prompt nor answer"}\n')
     sources = {**files, "odd": Source(path=str(tmp_path / "odd.jsonl"))}
-    task = SourceMixture(sources=sources, validation=files, model=BaseModel(path=str(tmp_path / "no-model")))
-    with pytest.raises(DataError, match=r"'odd'.*no known format \(they have: body\) @ task.sources.odd") as raised:
+    task = SourceMixture(
+        sources=sources, validation=files, model=BaseModel(path=str(tmp_path / "no-model"))
+    )
+    with pytest.raises(
+        DataError, match=r"'odd'.*no known format \(they have: body\) @ task.sources.odd"
+    ) as raised:
         task.problem(0, CPU, torch.float32)
     assert 'format = "text"' in str(raised.value)
 
@@ -496,17 +623,22 @@ def test_the_tokens_of_a_step_are_recorded(files: dict[str, Source], tmp_path: P
     from hgms_core import Budget
 
     problem = problem_of(files)
-    method = Pipeline(generator=one_step(), selector=BestOfN(), hypergradient=ThroughStep(), outer=Adam(lr=0.1))
+    method = Pipeline(
+        generator=one_step(), selector=BestOfN(), hypergradient=ThroughStep(), outer=Adam(lr=0.1)
+    )
     result = run(method, problem, Budget(outer_steps=2))
     row = result.records[-1]
     assert {"weight.sums", "weight.dots", "weight.words"} <= set(row)
-    assert sum(value for name, value in row.items() if name.startswith("weight.")) == pytest.approx(1)
+    assert sum(value for name, value in row.items() if name.startswith("weight.")) == pytest.approx(
+        1
+    )
     assert row["step_backward_tokens"] > 0
     assert row["step_forward_tokens"] > row["step_backward_tokens"]
 
 
 def test_the_conformance_kit_finds_nothing(files: dict[str, Source]) -> None:
-    # Declared are the metrics of a task with a test set and a reference; dropout masks of stacked candidates differ.
+    # Declared are the metrics of a task with a test set and a reference; dropout masks of stacked
+    # candidates differ.
     built = task(
         files,
         validation={"sums": evolve(files["sums"], skip=16, rows=4)},

@@ -1,4 +1,6 @@
-"""What each template writes, which of its tokens are learned, and that prompts in training are the prompts of generation."""
+"""What each template writes, which of its tokens are learned, and that prompts in training are
+the prompts of generation.
+"""
 
 from __future__ import annotations
 
@@ -25,24 +27,29 @@ pytest.importorskip("transformers", reason="transformers is not installed")
 from tokenizers import Tokenizer, decoders, models, normalizers, processors
 from transformers import PreTrainedTokenizerFast
 
-real = pytest.mark.skipif("HGMS_DATA" not in os.environ, reason="HGMS_DATA is not set: no real rows or GPT-2 vocabulary")
+real = pytest.mark.skipif(
+    "HGMS_DATA" not in os.environ, reason="HGMS_DATA is not set: no real rows or GPT-2 vocabulary"
+)
 
 CHATML = (
     "{% for m in messages %}<|im_start|>{{ m['role'] }}\n{{ m['content'] }}<|im_end|>\n{% endfor %}"
     "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
 )
 HEADERS = (  # begins with bos, trims what it writes
-    "{{ bos_token }}{% for m in messages %}<|head|>{{ m['role'] }}<|/head|>\n\n{{ m['content'] | trim }}<|eot|>{% endfor %}"
+    "{{ bos_token }}{% for m in messages %}<|head|>{{ m['role'] }}<|/head|>\n\n"
+    "{{ m['content'] | trim }}<|eot|>{% endfor %}"
     "{% if add_generation_prompt %}<|head|>assistant<|/head|>\n\n{% endif %}"
 )
 TURNS = (  # no system turns; the assistant is called model
     "{{ bos_token }}{% for m in messages %}"
     "{% if m['role'] == 'system' %}{{ raise_exception('System role not supported') }}{% endif %}"
-    "<turn>{{ 'model' if m['role'] == 'assistant' else m['role'] }}\n{{ m['content'] | trim }}</turn>\n{% endfor %}"
+    "<turn>{{ 'model' if m['role'] == 'assistant' else m['role'] }}\n"
+    "{{ m['content'] | trim }}</turn>\n{% endfor %}"
     "{% if add_generation_prompt %}<turn>model\n{% endif %}"
 )
 INST = (  # no generation prompt of its own; a space on either side of an answer
-    "{% for m in messages %}{% if m['role'] == 'user' %}{{ bos_token }}[INST] {{ m['content'] }} [/INST]"
+    "{% for m in messages %}{% if m['role'] == 'user' %}{{ bos_token }}[INST] {{ m['content'] }} "
+    "[/INST]"
     "{% elif m['role'] == 'assistant' %} {{ m['content'] }} {{ eos_token }}{% endif %}{% endfor %}"
 )
 LATE = (  # writes the assistant's header with its answer only
@@ -50,7 +57,8 @@ LATE = (  # writes the assistant's header with its answer only
 )
 FORGETFUL = (  # strips the thoughts of all but the last answer
     "{% for m in messages %}<|im_start|>{{ m['role'] }}\n"
-    "{{ m['content'] if loop.last else m['content'].split('</think>') | last }}<|im_end|>\n{% endfor %}"
+    "{{ m['content'] if loop.last else m['content'].split('</think>') | last }}<|im_end|>\n"
+    "{% endfor %}"
     "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
 )
 MARKS = ["<|im_start|>", "<|im_end|>", "<|head|>", "<|/head|>", "<|eot|>", "<turn>", "</turn>"]
@@ -75,13 +83,22 @@ def with_template(template: str) -> PreTrainedTokenizerFast:
 
 def chat(*texts: str, system: str | None = None) -> list[Message]:
     first = [Message("system", system)] if system else []
-    return [*first, *(Message("assistant" if number % 2 else "user", text) for number, text in enumerate(texts))]
+    return [
+        *first,
+        *(
+            Message("assistant" if number % 2 else "user", text)
+            for number, text in enumerate(texts)
+        ),
+    ]
 
 
 def shown(messages: list[Message], tokenizer: PreTrainedTokenizerFast, name: str) -> str:
     """All tokens as text, with the learned ones in ⟦ ⟧."""
-    tokens, learned = encode([template_for(name, tokenizer).pieces(messages)], tokenizer, template_for(name, tokenizer))[0]
-    text, start = "", 0
+    tokens, learned = encode(
+        [template_for(name, tokenizer).pieces(messages)], tokenizer, template_for(name, tokenizer)
+    )[0]
+    text = ""
+    start = 0
     for at in range(1, len(tokens) + 1):
         if at == len(tokens) or learned[at] != learned[start]:
             part = tokenizer.decode(tokens[start:at], skip_special_tokens=False)
@@ -90,33 +107,46 @@ def shown(messages: list[Message], tokenizer: PreTrainedTokenizerFast, name: str
     return text
 
 
-# -- named templates --------------------------------------------------------------------------------------------------
+# -- named templates
+# --------------------------------------------------------------------------------------------------
 
 
 def test_plain() -> None:
     tokenizer = byte_tokenizer()
     assert shown(chat("Q", "A"), tokenizer, "plain") == "Q\n⟦A<eos>⟧"
-    assert shown(chat("Q", "A", "R", "B", system="S"), tokenizer, "plain") == "S\n\nQ\n⟦A<eos>⟧R\n⟦B<eos>⟧"
+    assert (
+        shown(chat("Q", "A", "R", "B", system="S"), tokenizer, "plain")
+        == "S\n\nQ\n⟦A<eos>⟧R\n⟦B<eos>⟧"
+    )
 
 
 def test_alpaca_is_stanfords_prompt_with_and_without_an_input() -> None:
     tokenizer = byte_tokenizer()
     assert shown(chat("Q", "A"), tokenizer, "alpaca") == (
-        "Below is an instruction that describes a task. Write a response that appropriately completes the request.\n\n"
+        "Below is an instruction that describes a task. Write a response that appropriately "
+        "completes the request.\n\n"
         "### Instruction:\nQ\n\n### Response:\n⟦A<eos>⟧"
     )
-    assert shown([Message("user", "Q\nI", "I"), Message("assistant", "A")], tokenizer, "alpaca") == (
-        "Below is an instruction that describes a task, paired with an input that provides further context. "
+    assert shown(
+        [Message("user", "Q\nI", "I"), Message("assistant", "A")], tokenizer, "alpaca"
+    ) == (
+        "Below is an instruction that describes a task, paired with an input that provides "
+        "further context. "
         "Write a response that appropriately completes the request.\n\n"
         "### Instruction:\nQ\n\n### Input:\nI\n\n### Response:\n⟦A<eos>⟧"
     )
     assert shown(chat("Q", "A", "R", "B", system="S"), tokenizer, "alpaca") == (
-        "S\n\n### Instruction:\nQ\n\n### Response:\n⟦A<eos>⟧\n\n### Instruction:\nR\n\n### Response:\n⟦B<eos>⟧"
+        "S\n\n### Instruction:\nQ\n\n### Response:\n⟦A<eos>⟧\n\n### Instruction:\nR\n\n"
+        "### Response:\n⟦B<eos>⟧"
     )
 
 
-@pytest.mark.parametrize(("tokenizer", "end"), [(byte_tokenizer(), "<eos>"), (with_template(""), "<|im_end|>")])
-def test_chatml_with_and_without_tokens_for_its_marks(tokenizer: PreTrainedTokenizerFast, end: str) -> None:
+@pytest.mark.parametrize(
+    ("tokenizer", "end"), [(byte_tokenizer(), "<eos>"), (with_template(""), "<|im_end|>")]
+)
+def test_chatml_with_and_without_tokens_for_its_marks(
+    tokenizer: PreTrainedTokenizerFast, end: str
+) -> None:
     messages = chat("Q", "A", "R", "B", system="S")
     assert shown(messages, tokenizer, "chatml") == (
         "<|im_start|>system\nS<|im_end|>\n<|im_start|>user\nQ<|im_end|>\n<|im_start|>assistant\n"
@@ -128,7 +158,9 @@ def test_chatml_with_and_without_tokens_for_its_marks(tokenizer: PreTrainedToken
 def test_a_special_token_typed_in_a_row_is_only_text(name: str) -> None:
     tokenizer = byte_tokenizer()
     template = template_for(name, tokenizer)
-    tokens, _ = encode([template.pieces(chat("what is <eos>?", "<eos> ends, <pad> pads"))], tokenizer, template)[0]
+    tokens, _ = encode(
+        [template.pieces(chat("what is <eos>?", "<eos> ends, <pad> pads"))], tokenizer, template
+    )[0]
     assert tokens.count(tokenizer.eos_token_id) == 1
     assert tokenizer.pad_token_id not in tokens
 
@@ -143,23 +175,42 @@ def test_a_tokenizer_that_begins_with_bos_begins_a_named_template_with_it_once()
     assert tokens == [256, *b"Q\n"]
 
 
-# -- the model's own --------------------------------------------------------------------------------------------------
+# -- the model's own
+# --------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
     ("template", "expected"),
     [
-        (CHATML, "<|im_start|>user\nQ<|im_end|>\n<|im_start|>assistant\n⟦A<|im_end|>⟧\n<|im_start|>user\nR<|im_end|>\n"
-                 "<|im_start|>assistant\n⟦B<|im_end|>⟧"),
-        (HEADERS, "<bos><|head|>user<|/head|>\n\nQ<|eot|><|head|>assistant<|/head|>\n\n⟦A<|eot|>⟧"
-                  "<|head|>user<|/head|>\n\nR<|eot|><|head|>assistant<|/head|>\n\n⟦B<|eot|>⟧"),
-        (TURNS, "<bos><turn>user\nQ</turn>\n<turn>model\n⟦A</turn>⟧\n<turn>user\nR</turn>\n<turn>model\n⟦B</turn>⟧"),
+        (
+            CHATML,
+            "<|im_start|>user\nQ<|im_end|>\n<|im_start|>assistant\n⟦A<|im_end|>⟧\n"
+            "<|im_start|>user\nR<|im_end|>\n"
+            "<|im_start|>assistant\n⟦B<|im_end|>⟧",
+        ),
+        (
+            HEADERS,
+            "<bos><|head|>user<|/head|>\n\nQ<|eot|><|head|>assistant<|/head|>\n\n⟦A<|eot|>⟧"
+            "<|head|>user<|/head|>\n\nR<|eot|><|head|>assistant<|/head|>\n\n⟦B<|eot|>⟧",
+        ),
+        (
+            TURNS,
+            (
+                "<bos><turn>user\nQ</turn>\n<turn>model\n⟦A</turn>⟧\n<turn>user\nR</turn>\n"
+                "<turn>model\n⟦B</turn>⟧"
+            ),
+        ),
         (INST, "<bos>[INST] Q [/INST]⟦ A <eos>⟧<bos>[INST] R [/INST]⟦ B <eos>⟧"),
-        (LATE, "<|user|>\nQ<eos>\n<|assistant|>\n⟦A<eos>⟧\n<|user|>\nR<eos>\n<|assistant|>\n⟦B<eos>⟧"),
+        (
+            LATE,
+            "<|user|>\nQ<eos>\n<|assistant|>\n⟦A<eos>⟧\n<|user|>\nR<eos>\n<|assistant|>\n⟦B<eos>⟧",
+        ),
     ],
     ids=["chatml", "headers", "turns", "inst", "late"],
-)  # fmt: skip
-def test_the_answers_of_a_chat_template_and_their_end_marks_are_learned(template: str, expected: str) -> None:
+)
+def test_the_answers_of_a_chat_template_and_their_end_marks_are_learned(
+    template: str, expected: str
+) -> None:
     tokenizer = with_template(template)
     assert shown(chat("Q", "A", "R", "B"), tokenizer, "model") == expected
     single = shown(chat("Q", "A"), tokenizer, "model")
@@ -173,31 +224,47 @@ def test_white_space_that_a_template_trims_does_not_hide_the_answer() -> None:
     tokenizer = with_template(HEADERS)
     assert shown(chat(" Q ", "  A\n"), tokenizer, "model").endswith("\n\n⟦A<|eot|>⟧")
     # an answer that is found inside its own prompt, and one that is a part of the template
-    assert shown(chat("say A", "A"), tokenizer, "model").endswith("say A<|eot|><|head|>assistant<|/head|>\n\n⟦A<|eot|>⟧")
-    assert shown(chat("Q", "assistant"), tokenizer, "model").endswith("<|head|>assistant<|/head|>\n\n⟦assistant<|eot|>⟧")
+    assert shown(chat("say A", "A"), tokenizer, "model").endswith(
+        "say A<|eot|><|head|>assistant<|/head|>\n\n⟦A<|eot|>⟧"
+    )
+    assert shown(chat("Q", "assistant"), tokenizer, "model").endswith(
+        "<|head|>assistant<|/head|>\n\n⟦assistant<|eot|>⟧"
+    )
 
 
 def test_what_a_chat_template_refuses_is_explained() -> None:
     tokenizer = with_template(TURNS)
     template = template_for("model", tokenizer)
-    with pytest.raises(DataError, match=r"refuses a conversation of the roles system, user, assistant: System role not"):
+    with pytest.raises(
+        DataError,
+        match=r"refuses a conversation of the roles system, user, assistant: System role not",
+    ):
         template.pieces(chat("Q", "A", system="S"))
     forgetful = template_for("model", with_template(FORGETFUL))
     assert forgetful.pieces(chat("Q", "hm</think>A"))[-1] == ("hm</think>A<|im_end|>", True)
-    with pytest.raises(DataError, match=r"writes earlier turns differently once later ones follow.*\n.*\n.*chatml"):
+    with pytest.raises(
+        DataError, match=r"writes earlier turns differently once later ones follow.*\n.*\n.*chatml"
+    ):
         forgetful.pieces(chat("Q", "hm</think>A", "R", "hm</think>B"))
 
 
 def test_a_tokenizer_without_chat_template_names_the_built_in_ones() -> None:
-    with pytest.raises(ConfigError, match=r"no chat template.*\n  set template to one of: plain, alpaca, chatml"):
+    with pytest.raises(
+        ConfigError, match=r"no chat template.*\n  set template to one of: plain, alpaca, chatml"
+    ):
         template_for("model", byte_tokenizer())
     with pytest.raises(
-        ConfigError, match=r"unknown template 'chatlm'; did you mean 'chatml'\?\n  available: alpaca, chatml, model"
+        ConfigError,
+        match=(
+            r"unknown template 'chatlm'; did you mean 'chatml'\?\n  available: alpaca, chatml, "
+            r"model"
+        ),
     ):
         template_for("chatlm", byte_tokenizer())
 
 
-# -- borders ----------------------------------------------------------------------------------------------------------
+# -- borders
+# --------------------------------------------------------------------------------------------------
 
 texts = st.text(min_size=1, max_size=40).filter(lambda text: text.strip())
 
@@ -207,18 +274,27 @@ texts = st.text(min_size=1, max_size=40).filter(lambda text: text.strip())
     st.lists(texts, min_size=2, max_size=6).filter(lambda turns: len(turns) % 2 == 0),
     st.sampled_from(["plain", "alpaca", "chatml"]),
 )
-def test_what_is_learned_is_every_answer_and_its_end_and_nothing_else(turns: list[str], name: str) -> None:
+def test_what_is_learned_is_every_answer_and_its_end_and_nothing_else(
+    turns: list[str], name: str
+) -> None:
     tokenizer = byte()
     template = template_for(name, tokenizer)
     tokens, learned = encode([template.pieces(chat(*turns))], tokenizer, template)[0]
     answers = [token for token, learn in zip(tokens, learned, strict=True) if learn]
-    assert answers == [byte for text in turns[1::2] for byte in [*text.encode(), tokenizer.eos_token_id]]
+    assert answers == [
+        byte for text in turns[1::2] for byte in [*text.encode(), tokenizer.eos_token_id]
+    ]
     assert learned[-1]
 
 
 @settings(max_examples=25, deadline=None)
-@given(st.lists(texts, min_size=2, max_size=6).filter(lambda turns: len(turns) % 2 == 0), st.sampled_from(TEMPLATES))
-def test_the_prompt_of_generation_is_what_stands_before_each_answer_in_training(turns: list[str], name: str) -> None:
+@given(
+    st.lists(texts, min_size=2, max_size=6).filter(lambda turns: len(turns) % 2 == 0),
+    st.sampled_from(TEMPLATES),
+)
+def test_the_prompt_of_generation_is_what_stands_before_each_answer_in_training(
+    turns: list[str], name: str
+) -> None:
     tokenizer = marked(CHATML)
     template = template_for(name, tokenizer)
     tokens, learned = encode([template.pieces(chat(*turns))], tokenizer, template)[0]
@@ -234,27 +310,48 @@ def test_no_token_of_real_rows_lies_across_the_border(name: str) -> None:
     tokenizer = gpt2_tokenizer("$HGMS_DATA/gpt2_bpe")
     tokenizer.chat_template = CHATML
     template = template_for(name, tokenizer)
-    files = ["alpaca_zh/alpaca_zh_6000", "scalebio_math_valtest/val", "gsm8k/test", "code_alpaca/code_alpaca_2000"]
+    files = [
+        "alpaca_zh/alpaca_zh_6000",
+        "scalebio_math_valtest/val",
+        "gsm8k/test",
+        "code_alpaca/code_alpaca_2000",
+    ]
     for file in files:
-        examples = [e for e in read_examples("s", Source(path=f"$HGMS_DATA/{file}.jsonl.gz", rows=25)) if not e.blank]
-        rows = encode([template.pieces(example.messages) for example in examples], tokenizer, template)
+        examples = [
+            e
+            for e in read_examples("s", Source(path=f"$HGMS_DATA/{file}.jsonl.gz", rows=25))
+            if not e.blank
+        ]
+        rows = encode(
+            [template.pieces(example.messages) for example in examples], tokenizer, template
+        )
         for example, (tokens, learned) in zip(examples, rows, strict=True):
             border = learned.index(True)
             assert prompt_tokens(example.messages[:-1], tokenizer, template) == tokens[:border]
             answer = tokenizer.decode(tokens[border:], skip_special_tokens=False)
             end = "<|im_end|>" if name == "model" else "<|endoftext|>"
-            assert answer == example.messages[-1].text.rstrip() + end if name == "model" else example.messages[-1].text + end
+            assert (
+                answer == example.messages[-1].text.rstrip() + end
+                if name == "model"
+                else example.messages[-1].text + end
+            )
             assert all(learned[border:])
 
 
 @real
 def test_the_border_matters_for_byte_pairs() -> None:
-    """The trap that pieces avoid: tokens of a prompt are no prefix of the tokens of prompt and answer."""
+    """The trap that pieces avoid: tokens of a prompt are no prefix of the tokens of prompt and
+    answer.
+    """
     tokenizer = gpt2_tokenizer("$HGMS_DATA/gpt2_bpe")
-    prompt, answer = "Q: 1+1?\nA:\n", "\n\n2"
+    prompt = "Q: 1+1?\nA:\n"
+    answer = "\n\n2"
     alone, together = (tokenizer(text)["input_ids"] for text in (prompt, prompt + answer))
     assert together[: len(alone)] != alone
-    assert shown(chat("Q: 1+1?\nA:", answer), tokenizer, "plain") == prompt + f"⟦{answer}<|endoftext|>⟧"
+    assert (
+        shown(chat("Q: 1+1?\nA:", answer), tokenizer, "plain")
+        == prompt + f"⟦{answer}<|endoftext|>⟧"
+    )
 
 
 def spaced() -> PreTrainedTokenizerFast:
@@ -267,32 +364,46 @@ def spaced() -> PreTrainedTokenizerFast:
             unk_token="<unk>",
         )
     )
-    core.normalizer = normalizers.Sequence([normalizers.Prepend("▁"), normalizers.Replace(" ", "▁")])
-    core.decoder = decoders.Sequence([decoders.Replace("▁", " "), decoders.Fuse(), decoders.Strip(" ", 1, 0)])
+    core.normalizer = normalizers.Sequence(
+        [normalizers.Prepend("▁"), normalizers.Replace(" ", "▁")]
+    )
+    core.decoder = decoders.Sequence(
+        [decoders.Replace("▁", " "), decoders.Fuse(), decoders.Strip(" ", 1, 0)]
+    )
     core.add_special_tokens(["</s>"])
     return PreTrainedTokenizerFast(
-        tokenizer_object=core, eos_token="</s>", unk_token="<unk>", clean_up_tokenization_spaces=False
+        tokenizer_object=core,
+        eos_token="</s>",
+        unk_token="<unk>",
+        clean_up_tokenization_spaces=False,
     )
 
 
 def test_a_tokenizer_that_adds_spaces_gets_none_at_the_borders() -> None:
     tokenizer = spaced()
     template = template_for("plain", tokenizer)
-    tokens, learned = encode([template.pieces(chat("is it so?", "it is", "sure?", "yes"))], tokenizer, template)[0]
+    tokens, learned = encode(
+        [template.pieces(chat("is it so?", "it is", "sure?", "yes"))], tokenizer, template
+    )[0]
     words = tokenizer.convert_ids_to_tokens(tokens)
     assert "".join(words) == "▁is▁it▁so?\nit▁is</s>▁sure?\nyes</s>"
-    assert "".join(word for word, learn in zip(words, learned, strict=True) if learn) == "it▁is</s>yes</s>"
+    assert (
+        "".join(word for word, learn in zip(words, learned, strict=True) if learn)
+        == "it▁is</s>yes</s>"
+    )
 
 
 def test_stop_tokens_are_the_templates_mark_and_the_end_token() -> None:
-    plain, chatty = byte(), marked(CHATML)
+    plain = byte()
+    chatty = marked(CHATML)
     assert stop_tokens(plain, template_for("alpaca", plain)) == [257]
     mark = chatty.convert_tokens_to_ids("<|im_end|>")
     assert stop_tokens(chatty, template_for("model", chatty)) == [mark, 257]
     assert stop_tokens(chatty, template_for("chatml", chatty)) == [mark, 257]
 
 
-# -- tokenizers -------------------------------------------------------------------------------------------------------
+# -- tokenizers
+# --------------------------------------------------------------------------------------------------
 
 
 @given(st.text(max_size=60))
@@ -330,13 +441,22 @@ def test_a_tokenizer_without_padding_gets_its_end_token() -> None:
     bare.pad_token = bare.eos_token = None
     with pytest.raises(ConfigError, match="neither a padding nor an end token"):
         padded(bare)
-    with pytest.raises(ConfigError, match="end an answer with the tokenizer's end token, and this tokenizer has none"):
+    with pytest.raises(
+        ConfigError,
+        match="end an answer with the tokenizer's end token, and this tokenizer has none",
+    ):
         template_for("plain", bare)
 
 
-def test_a_tokenizer_that_is_not_there_is_explained(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_tokenizer_that_is_not_there_is_explained(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     with pytest.raises(
-        ConfigError, match=r"no tokenizer at .*nowhere': no such folder @ task.model.tokenizer\n  available in .*OWNER/NAME"
+        ConfigError,
+        match=(
+            r"no tokenizer at .*nowhere': no such folder @ task.model.tokenizer\n  available "
+            r"in .*OWNER/NAME"
+        ),
     ):
         load_tokenizer(str(tmp_path / "nowhere"))
     (tmp_path / "empty").mkdir()
@@ -358,22 +478,39 @@ def test_a_tokenizer_that_is_not_there_is_explained(tmp_path: Path, monkeypatch:
 def test_code_of_its_own_is_refused_unless_allowed(tmp_path: Path) -> None:
     config = {"tokenizer_class": "Own", "auto_map": {"AutoTokenizer": ["own.Own", None]}}
     (tmp_path / "tokenizer_config.json").write_text(json.dumps(config))
-    (tmp_path / "config.json").write_text(json.dumps({"model_type": "own", "auto_map": {"AutoConfig": "own.Config"}}))
-    (tmp_path / "own.py").write_text("from transformers import GPT2Tokenizer\nclass Own(GPT2Tokenizer): pass\n")
+    (tmp_path / "config.json").write_text(
+        json.dumps({"model_type": "own", "auto_map": {"AutoConfig": "own.Config"}})
+    )
+    (tmp_path / "own.py").write_text(
+        "from transformers import GPT2Tokenizer\nclass Own(GPT2Tokenizer): pass\n"
+    )
     with pytest.raises(
-        ConfigError, match=r"Python code of its own, which is not run unless you allow it.*\n.*trust_remote_code = true"
+        ConfigError,
+        match=(
+            r"Python code of its own, which is not run unless you allow "
+            r"it.*\n.*trust_remote_code = true"
+        ),
     ):
         load_tokenizer(str(tmp_path))
 
 
 def test_a_file_alone_has_no_code_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """`trust_remote_code = true` of a stranger's configuration: the command has to say so too, and nothing was imported."""
+    """`trust_remote_code = true` of a stranger's configuration: the command has to say so too,
+    and nothing was imported.
+    """
     monkeypatch.delenv("HGMS_TRUST_REMOTE_CODE", raising=False)
-    (tmp_path / "config.json").write_text(json.dumps({"model_type": "own", "auto_map": {"AutoConfig": "own.Config"}}))
-    (tmp_path / "own.py").write_text(f"open({str(tmp_path / 'ran')!r}, 'w').close()\nraise ImportError('it was run')\n")
+    (tmp_path / "config.json").write_text(
+        json.dumps({"model_type": "own", "auto_map": {"AutoConfig": "own.Config"}})
+    )
+    (tmp_path / "own.py").write_text(
+        f"open({str(tmp_path / 'ran')!r}, 'w').close()\nraise ImportError('it was run')\n"
+    )
     model = BaseModel(path=str(tmp_path), tokenizer="bytes", trust_remote_code=True)
     for load in (model.load_tokenizer, lambda: model.load(torch.device("cpu"))):
-        with pytest.raises(ConfigError, match=r"the file asks to run Python code that .*\n.*add --trust-remote-code"):
+        with pytest.raises(
+            ConfigError,
+            match=r"the file asks to run Python code that .*\n.*add --trust-remote-code",
+        ):
             load()
     assert not (tmp_path / "ran").exists()
     monkeypatch.setenv("HGMS_TRUST_REMOTE_CODE", "1")

@@ -30,7 +30,9 @@ from hgms_mix.lm.tokens import fingerprint, token_table
 
 pytest.importorskip("transformers", reason="transformers is not installed")
 
-real = pytest.mark.skipif("HGMS_DATA" not in os.environ, reason="HGMS_DATA is not set: no real rows to read")
+real = pytest.mark.skipif(
+    "HGMS_DATA" not in os.environ, reason="HGMS_DATA is not set: no real rows to read"
+)
 
 
 @functools.cache
@@ -38,24 +40,42 @@ def tokenizer() -> Any:
     return byte_tokenizer()
 
 
-def source(tmp_path: Path, rows: list[tuple[str, str]], name: str = "a.jsonl", **fields: Any) -> Source:
+def source(
+    tmp_path: Path, rows: list[tuple[str, str]], name: str = "a.jsonl", **fields: Any
+) -> Source:
     path = tmp_path / name
-    path.write_text("".join(json.dumps({"prompt": prompt, "completion": answer}) + "\n" for prompt, answer in rows))
+    path.write_text(
+        "".join(
+            json.dumps({"prompt": prompt, "completion": answer}) + "\n" for prompt, answer in rows
+        )
+    )
     return Source(path=str(path), **fields)
 
 
 def table_of(source: Source, **options: Any) -> TokenTable:
-    return token_table("s", source, tokenizer(), **{"template": "plain", "max_length": 64, **options})
+    return token_table(
+        "s", source, tokenizer(), **{"template": "plain", "max_length": 64, **options}
+    )
 
 
 def rows_of(table: TokenTable) -> list[tuple[list[int], list[bool]]]:
-    return [(table.tokens[a:b].tolist(), table.mask[a:b].tolist()) for a, b in pairwise(table.offsets.tolist())]
+    return [
+        (table.tokens[a:b].tolist(), table.mask[a:b].tolist())
+        for a, b in pairwise(table.offsets.tolist())
+    ]
 
 
-ROWS = [("Q", "A"), ("What is it?", "It is a rather long answer, to be cut."), ("R", " "), ("A" * 70, "B"), ("Z", "")]
+ROWS = [
+    ("Q", "A"),
+    ("What is it?", "It is a rather long answer, to be cut."),
+    ("R", " "),
+    ("A" * 70, "B"),
+    ("Z", ""),
+]
 
 
-# -- what is kept -----------------------------------------------------------------------------------------------------
+# -- what is kept
+# --------------------------------------------------------------------------------------------------
 
 
 def test_rows_that_are_too_long_or_have_no_answer_are_dropped_and_counted(tmp_path: Path) -> None:
@@ -63,12 +83,26 @@ def test_rows_that_are_too_long_or_have_no_answer_are_dropped_and_counted(tmp_pa
     assert rows_of(table) == [([*b"Q\nA", 257], [False, False, True, True])]
     assert table.rows.tolist() == [0]
     report = table.report
-    assert (report.total, report.examples, report.blank, report.too_long, report.truncated) == (5, 5, 2, 2, 0)
-    assert (report.shortest, report.longest, report.bad, report.format) == (4, 73, 0, "prompt-completion")
+    assert (report.total, report.examples, report.blank, report.too_long, report.truncated) == (
+        5,
+        5,
+        2,
+        2,
+        0,
+    )
+    assert (report.shortest, report.longest, report.bad, report.format) == (
+        4,
+        73,
+        0,
+        "prompt-completion",
+    )
     assert (table.name, table.size, table.pad_id) == ("s", 1, 258)
     assert [leaf.dtype for leaf in (table.tokens, table.mask, table.offsets, table.rows)] == [
-        torch.int32, torch.bool, torch.int64, torch.int64,
-    ]  # fmt: skip
+        torch.int32,
+        torch.bool,
+        torch.int64,
+        torch.int64,
+    ]
 
 
 def test_truncation_cuts_the_end_and_drops_what_has_no_answer_left(tmp_path: Path) -> None:
@@ -82,15 +116,26 @@ def test_truncation_cuts_the_end_and_drops_what_has_no_answer_left(tmp_path: Pat
 
 @settings(max_examples=30, deadline=None)
 @given(
-    st.lists(st.tuples(st.text("xyz", min_size=1, max_size=12), st.text("abc", max_size=12)), min_size=1, max_size=6),
+    st.lists(
+        st.tuples(st.text("xyz", min_size=1, max_size=12), st.text("abc", max_size=12)),
+        min_size=1,
+        max_size=6,
+    ),
     st.integers(2, 20),
     st.sampled_from(["drop", "truncate"]),
 )
 def test_no_row_is_ever_without_an_answer_or_too_long(
-    tmp_path_factory: pytest.TempPathFactory, rows: list[tuple[str, str]], max_length: int, too_long: str
+    tmp_path_factory: pytest.TempPathFactory,
+    rows: list[tuple[str, str]],
+    max_length: int,
+    too_long: str,
 ) -> None:
     requests = source(tmp_path_factory.mktemp("rows"), rows)
-    fit = [len(q) + 1 + len(a) + 1 <= max_length or (too_long == "truncate" and len(q) + 1 < max_length) for q, a in rows]
+    fit = [
+        len(q) + 1 + len(a) + 1 <= max_length
+        or (too_long == "truncate" and len(q) + 1 < max_length)
+        for q, a in rows
+    ]
     kept = [number for number, (_, answer) in enumerate(rows) if answer and fit[number]]
     if not kept:
         with pytest.raises(DataError):
@@ -111,21 +156,32 @@ def test_where_no_row_is_left_the_lengths_are_told(tmp_path: Path) -> None:
     with pytest.raises(DataError) as caught:
         table_of(source(tmp_path, rows), max_length=8)
     assert str(caught.value).endswith(
-        "no row is left: 2 of 3 rows have more than max_length = 8 tokens, and 1 have empty answers\n"
-        '  the shortest row has 21 tokens: raise max_length to 21 or more (all fit into 28), or set too_long = "truncate"'
+        "no row is left: 2 of 3 rows have more than max_length = 8 tokens, and 1 have empty "
+        "answers\n"
+        "  the shortest row has 21 tokens: raise max_length to 21 or more (all fit into 28), or "
+        'set too_long = "truncate"'
     )
-    with pytest.raises(DataError, match=r"2 of 3 rows have no answer within max_length = 8 tokens.*\n.*fit into 28\)$"):
+    with pytest.raises(
+        DataError,
+        match=r"2 of 3 rows have no answer within max_length = 8 tokens.*\n.*fit into 28\)$",
+    ):
         table_of(source(tmp_path, rows), max_length=8, too_long="truncate")
-    with pytest.raises(DataError, match="all 1 rows have empty answers, so there is nothing to learn"):
+    with pytest.raises(
+        DataError, match="all 1 rows have empty answers, so there is nothing to learn"
+    ):
         table_of(source(tmp_path, [("Q", "")]))
     assert table_of(source(tmp_path, [("Q", "")], completion=".")).size == 1
 
 
 def test_options_that_make_no_table_are_refused(tmp_path: Path) -> None:
     requests = source(tmp_path, ROWS)
-    with pytest.raises(ConfigError, match="unknown value of too_long 'trunc'; did you mean 'truncate'"):
+    with pytest.raises(
+        ConfigError, match="unknown value of too_long 'trunc'; did you mean 'truncate'"
+    ):
         table_of(requests, too_long="trunc")
-    with pytest.raises(ConfigError, match="max_length must hold a prompt and an answer, at least 2 tokens: 1"):
+    with pytest.raises(
+        ConfigError, match="max_length must hold a prompt and an answer, at least 2 tokens: 1"
+    ):
         table_of(requests, max_length=1)
     bare = byte_tokenizer()
     bare.pad_token = None
@@ -137,11 +193,17 @@ def test_a_row_that_the_chat_template_refuses_is_named(tmp_path: Path) -> None:
     own = byte_tokenizer()
     refuse = "{% if m['content'] == 'R' %}{{ raise_exception('no R') }}{% endif %}"
     own.chat_template = "{% for m in messages %}" + refuse + "{{ m['content'] }}{% endfor %}"
-    with pytest.raises(DataError, match=r"source 's' \(.*a\.jsonl\), row 1: the model's chat template refuses .*: no R"):
-        token_table("s", source(tmp_path, [("Q", "A"), ("R", "B")]), own, template="model", max_length=64)
+    with pytest.raises(
+        DataError,
+        match=r"source 's' \(.*a\.jsonl\), row 1: the model's chat template refuses .*: no R",
+    ):
+        token_table(
+            "s", source(tmp_path, [("Q", "A"), ("R", "B")]), own, template="model", max_length=64
+        )
 
 
-# -- gathering --------------------------------------------------------------------------------------------------------
+# -- gathering
+# --------------------------------------------------------------------------------------------------
 
 
 @st.composite
@@ -201,13 +263,20 @@ def test_take_is_the_table_of_the_chosen_rows(data: st.DataObject, table: TokenT
     assert taken.rows.tolist() == [10 * number for number in numbers]
     assert taken.keys.tolist() == [70 * number for number in numbers]
     assert (taken.name, taken.pad_id, taken.size) == ("t", table.pad_id, len(numbers))
-    assert taken.digest == table.take(torch.tensor(numbers, dtype=torch.int32)).digest != table.digest
+    assert (
+        taken.digest == table.take(torch.tensor(numbers, dtype=torch.int32)).digest != table.digest
+    )
     assert taken.digest != table.take(torch.tensor([*numbers, 0])).digest
 
 
 def test_rows_that_do_not_exist_are_refused_and_no_rows_are_no_tokens() -> None:
     table = TokenTable(
-        "t", torch.tensor([1, 2], dtype=torch.int32), torch.tensor([False, True]), torch.tensor([0, 2]), torch.tensor([0]), "d"
+        "t",
+        torch.tensor([1, 2], dtype=torch.int32),
+        torch.tensor([False, True]),
+        torch.tensor([0, 2]),
+        torch.tensor([0]),
+        "d",
     )
     for index in ([1], [-1]):
         with pytest.raises(IndexError, match="of a table of 1"):
@@ -216,7 +285,8 @@ def test_rows_that_do_not_exist_are_refused_and_no_rows_are_no_tokens() -> None:
     assert tokens.shape == mask.shape == (3, 0, 0)
 
 
-# -- the cache --------------------------------------------------------------------------------------------------------
+# -- the cache
+# --------------------------------------------------------------------------------------------------
 
 
 @pytest.fixture
@@ -235,13 +305,20 @@ def built(monkeypatch: pytest.MonkeyPatch) -> list[str]:
 
 def same(first: TokenTable, second: TokenTable) -> bool:
     leaves = ("tokens", "mask", "offsets", "rows", "keys")
-    return all(torch.equal(getattr(first, leaf), getattr(second, leaf)) for leaf in leaves) and first.report == second.report
+    return (
+        all(torch.equal(getattr(first, leaf), getattr(second, leaf)) for leaf in leaves)
+        and first.report == second.report
+    )
 
 
-def test_a_table_is_made_once_and_then_mapped_from_its_file(tmp_path: Path, built: list[str]) -> None:
-    requests, cache = source(tmp_path, ROWS), tmp_path / "cache"
+def test_a_table_is_made_once_and_then_mapped_from_its_file(
+    tmp_path: Path, built: list[str]
+) -> None:
+    requests = source(tmp_path, ROWS)
+    cache = tmp_path / "cache"
     plain = table_of(requests)
-    first, second = table_of(requests, cache_dir=cache), table_of(requests, cache_dir=cache)
+    first = table_of(requests, cache_dir=cache)
+    second = table_of(requests, cache_dir=cache)
     assert built == ["s", "s"]  # without the cache, and the first time with it
     assert same(plain, first)
     assert same(first, second)
@@ -254,11 +331,18 @@ def test_a_table_is_made_once_and_then_mapped_from_its_file(tmp_path: Path, buil
     assert not list(cache.glob("*.part"))
 
 
-def test_what_makes_a_table_is_its_content_and_not_its_name_or_place(tmp_path: Path, built: list[str]) -> None:
+def test_what_makes_a_table_is_its_content_and_not_its_name_or_place(
+    tmp_path: Path, built: list[str]
+) -> None:
     cache = tmp_path / "cache"
     table_of(source(tmp_path, ROWS), cache_dir=cache)
     moved = source(tmp_path, ROWS, name="moved.jsonl")
-    assert token_table("other", moved, tokenizer(), template="plain", max_length=64, cache_dir=cache).name == "other"
+    assert (
+        token_table(
+            "other", moved, tokenizer(), template="plain", max_length=64, cache_dir=cache
+        ).name
+        == "other"
+    )
     assert built == ["s"]
 
 
@@ -289,7 +373,8 @@ def test_whatever_changes_the_tokens_makes_another_table(tmp_path: Path) -> None
 
 
 def test_a_tokenizer_is_the_same_after_it_has_been_used() -> None:
-    fresh, used = byte_tokenizer(), byte_tokenizer()
+    fresh = byte_tokenizer()
+    used = byte_tokenizer()
     used(["a", "bcd"], padding=True, truncation=True, max_length=2)
     assert fingerprint(fresh) == fingerprint(used)
 
@@ -300,14 +385,22 @@ def test_a_tokenizer_is_the_same_after_it_has_been_used() -> None:
         (lambda data: data[:-9], "damaged"),
         (lambda data: data[:5], "damaged"),
         (lambda data: b"", "damaged"),
-        (lambda data: data[:-3] + bytes([data[-3] ^ 1]) + data[-2:], "do not match the recorded sha256"),
+        (
+            lambda data: data[:-3] + bytes([data[-3] ^ 1]) + data[-2:],
+            "do not match the recorded sha256",
+        ),
     ],
     ids=["shorter", "headless", "empty", "one bit"],
 )
 def test_a_damaged_entry_is_named_and_made_anew(
-    tmp_path: Path, built: list[str], damage: Callable[[bytes], bytes], why: str, caplog: pytest.LogCaptureFixture
+    tmp_path: Path,
+    built: list[str],
+    damage: Callable[[bytes], bytes],
+    why: str,
+    caplog: pytest.LogCaptureFixture,
 ) -> None:
-    requests, cache = source(tmp_path, ROWS), tmp_path / "cache"
+    requests = source(tmp_path, ROWS)
+    cache = tmp_path / "cache"
     first = evolve(table_of(requests))
     table_of(requests, cache_dir=cache)
     (file,) = cache.glob("*.safetensors")
@@ -323,17 +416,24 @@ def test_a_damaged_entry_is_named_and_made_anew(
     assert built == ["s"]
 
 
-def test_an_entry_of_another_table_is_not_believed(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_an_entry_of_another_table_is_not_believed(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     cache = tmp_path / "cache"
-    item, other = source(tmp_path, ROWS), source(tmp_path, [("Q", "B")], name="b.jsonl")
-    first, second = table_of(item, cache_dir=cache), table_of(other, cache_dir=cache)
-    (cache / f"{first.digest}.safetensors").write_bytes((cache / f"{second.digest}.safetensors").read_bytes())
+    item = source(tmp_path, ROWS)
+    other = source(tmp_path, [("Q", "B")], name="b.jsonl")
+    first = table_of(item, cache_dir=cache)
+    second = table_of(other, cache_dir=cache)
+    (cache / f"{first.digest}.safetensors").write_bytes(
+        (cache / f"{second.digest}.safetensors").read_bytes()
+    )
     assert same(table_of(item, cache_dir=cache), table_of(item))
     assert "it is of another table" in caplog.text
 
 
 def test_an_entry_does_not_hide_bad_rows_from_a_stricter_source(tmp_path: Path) -> None:
-    requests, cache = source(tmp_path, ROWS, max_bad_rows=1), tmp_path / "cache"
+    requests = source(tmp_path, ROWS, max_bad_rows=1)
+    cache = tmp_path / "cache"
     assert requests.path is not None
     with Path(requests.path).open("a") as stream:
         stream.write("{oops\n")
@@ -350,7 +450,9 @@ def test_a_full_disk_says_where(tmp_path: Path) -> None:
     limits = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (30_000, limits[1]))
     try:
-        with pytest.raises(DataError, match=r"cannot write the token cache .*cache: .*\n.*free some space there"):
+        with pytest.raises(
+            DataError, match=r"cannot write the token cache .*cache: .*\n.*free some space there"
+        ):
             table_of(requests, cache_dir=tmp_path / "cache")
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, limits)
@@ -360,7 +462,9 @@ def test_a_full_disk_says_where(tmp_path: Path) -> None:
 
 def test_a_cache_that_cannot_be_written_says_where(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("not a folder")
-    with pytest.raises(DataError, match=r"cannot write the token cache .*file/cache: .*\n.*HGMS_CACHE"):
+    with pytest.raises(
+        DataError, match=r"cannot write the token cache .*file/cache: .*\n.*HGMS_CACHE"
+    ):
         table_of(source(tmp_path, ROWS), cache_dir=tmp_path / "file" / "cache")
 
 
@@ -397,10 +501,24 @@ print(table.size, table.tokens.sum().item())
 @pytest.mark.extended
 def test_two_processes_that_want_one_table_make_it_once(tmp_path: Path) -> None:
     requests = source(tmp_path, ROWS)
-    arguments = [sys.executable, "-c", SCRIPT, str(requests.path), str(tmp_path / "cache"), str(tmp_path / "log")]
-    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path)), "OMP_NUM_THREADS": "1"}
+    arguments = [
+        sys.executable,
+        "-c",
+        SCRIPT,
+        str(requests.path),
+        str(tmp_path / "cache"),
+        str(tmp_path / "log"),
+    ]
+    environment = {
+        **os.environ,
+        "PYTHONPATH": os.pathsep.join(filter(None, sys.path)),
+        "OMP_NUM_THREADS": "1",
+    }
     running = [
-        subprocess.Popen(arguments, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=environment) for _ in range(2)
+        subprocess.Popen(
+            arguments, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=environment
+        )
+        for _ in range(2)
     ]
     for process in running:
         assert process.stdout is not None
@@ -415,11 +533,15 @@ def test_two_processes_that_want_one_table_make_it_once(tmp_path: Path) -> None:
     assert (tmp_path / "log").read_text() == "made\n"
 
 
-# -- overlaps ---------------------------------------------------------------------------------------------------------
+# -- overlaps
+# --------------------------------------------------------------------------------------------------
 
 
 def examples(*prompts: str) -> list[Example]:
-    return [Example((Message("user", prompt), Message("assistant", "a")), row) for row, prompt in enumerate(prompts)]
+    return [
+        Example((Message("user", prompt), Message("assistant", "a")), row)
+        for row, prompt in enumerate(prompts)
+    ]
 
 
 def test_overlaps_are_counted_between_the_parts_and_told() -> None:
@@ -442,12 +564,17 @@ def test_overlaps_are_counted_between_the_parts_and_told() -> None:
 
 
 def test_rows_that_stand_in_two_sources_or_twice_in_one_are_told(tmp_path: Path) -> None:
-    """One file as two sources; some rows of it as a third; sixty copies of one row; the same prompts with other answers."""
+    """One file as two sources; some rows of it as a third; sixty copies of one row; the same
+    prompts with other answers.
+    """
     rows = [(f"{i} plus one", str(i + 1)) for i in range(40)]
     sets = {
-        "whole": rows, "again": rows, "some": [*rows[:3], *((f"{i} twice", str(2 * i)) for i in range(20))],
-        "copies": [("Say hi", "Hi")] * 60, "dots": [(prompt, ".") for prompt, _ in rows],
-    }  # fmt: skip
+        "whole": rows,
+        "again": rows,
+        "some": [*rows[:3], *((f"{i} twice", str(2 * i)) for i in range(20))],
+        "copies": [("Say hi", "Hi")] * 60,
+        "dots": [(prompt, ".") for prompt, _ in rows],
+    }
     sources = {}
     for name, entry in sets.items():
         (tmp_path / name).mkdir()
@@ -459,28 +586,49 @@ def test_rows_that_stand_in_two_sources_or_twice_in_one_are_told(tmp_path: Path)
         Overlap("train", "copies", "train", "copies", 59, 60, (1, 2, 3, 4, 5)),
     )
     result = overlaps({name: table_of(item) for name, item in sources.items()})
-    assert result == expected == overlaps({name: read_examples(name, item) for name, item in sources.items()})
+    assert (
+        result
+        == expected
+        == overlaps({name: read_examples(name, item) for name, item in sources.items()})
+    )
     text = overlap_warning(result)
     assert "train 'again' and train 'whole': 40 of 40 (100.0%)" in text
-    assert "train 'copies': 59 of 60 (98.3%) are copies of an earlier row; rows 1, 2, 3, 4, 5, …" in text
+    assert (
+        "train 'copies': 59 of 60 (98.3%) are copies of an earlier row; rows 1, 2, 3, 4, 5, …"
+        in text
+    )
     assert "scores on such rows" not in text
-    assert overlaps({"few": examples("x", *map(str, range(40)), "x")}) == ()  # one copy in 42 is what real sets hold
+    assert (
+        overlaps({"few": examples("x", *map(str, range(40)), "x")}) == ()
+    )  # one copy in 42 is what real sets hold
 
 
 def test_only_what_the_user_said_counts_as_the_prompt() -> None:
-    turns = (Message("system", "Be brief."), Message("user", "Is it?"), Message("assistant", "Yes."))
-    with_system, longer = Example(turns, 4), Example((*turns, Message("user", "Sure?"), Message("assistant", "Yes.")), 5)
+    turns = (
+        Message("system", "Be brief."),
+        Message("user", "Is it?"),
+        Message("assistant", "Yes."),
+    )
+    with_system = Example(turns, 4)
+    longer = Example((*turns, Message("user", "Sure?"), Message("assistant", "Yes.")), 5)
     assert with_system.key == "is it?"
-    assert [item.count for item in overlaps({"t": examples("is  it?")}, {"v": [with_system, longer]})] == [1]
+    assert [
+        item.count for item in overlaps({"t": examples("is  it?")}, {"v": [with_system, longer]})
+    ] == [1]
 
 
 def test_tables_and_examples_overlap_alike(tmp_path: Path) -> None:
     requests = source(tmp_path, [("One", "1"), ("Two", "2"), ("Three", "3")])
     table = table_of(requests)
-    by_examples = overlaps({"t": read_examples("t", requests)}, {"v": examples("two", "THREE", "x")})
+    by_examples = overlaps(
+        {"t": read_examples("t", requests)}, {"v": examples("two", "THREE", "x")}
+    )
     assert overlaps({"t": table}, {"v": examples("two", "THREE", "x")}) == by_examples
     assert by_examples[0].count == 2
-    assert [item.rows for item in overlaps({"t": examples("two")}, {"v": table.take(torch.tensor([2, 1]))})] == [(1,)]
+    assert [
+        item.rows
+        for item in overlaps({"t": examples("two")}, {"v": table.take(torch.tensor([2, 1]))})
+    ] == [(1,)]
 
 
 @real
@@ -488,19 +636,36 @@ def test_overlaps_of_real_sets_are_those_their_notes_tell() -> None:
     def load(file: str) -> list[Example]:
         return read_examples(file, Source(path=f"$HGMS_DATA/{file}.jsonl.gz"))
 
-    train = {"clean": load("alpaca_gpt4_en/alpaca_gpt4_en_6000"), "alpaca": load("scalebio_data_tiny/train_alpaca")}
+    train = {
+        "clean": load("alpaca_gpt4_en/alpaca_gpt4_en_6000"),
+        "alpaca": load("scalebio_data_tiny/train_alpaca"),
+    }
     judged = {part: load(f"scalebio_data_tiny/{part}") for part in ("val", "test")}
     result = overlaps(train, {"val": judged["val"]}, {"test": judged["test"]})
     clean = [(item.messages[0].text, item.messages[-1].text) for item in train["clean"]]
     both = sum((item.messages[0].text, item.messages[-1].text) in clean for item in train["alpaca"])
     assert both > 0
     assert [(item.name, item.other, item.count) for item in result] == [
-        ("val", "clean", 962), ("val", "alpaca", 165), ("test", "clean", 951), ("test", "alpaca", 160),
+        ("val", "clean", 962),
+        ("val", "alpaca", 165),
+        ("test", "clean", 951),
+        ("test", "alpaca", 160),
         ("alpaca", "clean", both),
-    ]  # fmt: skip
-    mathematics = ["mathinstruct/mathinstruct_2000", "orca_math/orca_math_2000", "dart_math_uniform/dart_math_uniform_2000"]
+    ]
+    mathematics = [
+        "mathinstruct/mathinstruct_2000",
+        "orca_math/orca_math_2000",
+        "dart_math_uniform/dart_math_uniform_2000",
+    ]
     test = {"gsm8k": load("gsm8k/test"), "math": load("math/test")}
-    assert overlaps({file: load(file) for file in mathematics}, {"val": load("scalebio_math_valtest/val")}, test) == ()
+    assert (
+        overlaps(
+            {file: load(file) for file in mathematics},
+            {"val": load("scalebio_math_valtest/val")},
+            test,
+        )
+        == ()
+    )
     (whole,) = overlaps({"math": test["math"]}, {}, {"math500": load("math/math500")})
     assert (whole.count, whole.size) == (500, 500)
 
@@ -516,7 +681,9 @@ def test_the_learned_tokens_of_real_rows_read_as_their_answers(template: str) ->
     ):
         requests = Source(path=f"$HGMS_DATA/{file}.jsonl.gz", rows=100, shuffle_seed=3)
         table = token_table("real", requests, tokenizer(), template=template, max_length=100_000)
-        answers = {example.row: example.messages[-1].text for example in read_examples("real", requests)}
+        answers = {
+            example.row: example.messages[-1].text for example in read_examples("real", requests)
+        }
         index = torch.arange(table.size)
         tokens, mask = table.gather(index)
         for number, row in enumerate(table.rows.tolist()):

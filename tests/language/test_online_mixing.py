@@ -1,4 +1,6 @@
-"""DoReMi, DoGE, Skill-It and Aioli against loops written here, with torch's AdamW and numpy, on the same rows."""
+"""DoReMi, DoGE, Skill-It and Aioli against loops written here, with torch's AdamW and numpy, on
+the same rows.
+"""
 
 from __future__ import annotations
 
@@ -39,9 +41,23 @@ METHODS: dict[str, Any] = {
     "doremi": DoReMi(**ADAMW, steps=7, updates=3, eta=3.0, smoothing=0.05, prior="rows"),
     "doremi-to-the-end": DoReMi(**ADAMW, steps=4, updates=3, train_steps=5),
     "doge": DoGE(**ADAMW, steps=7, updates=3, rate=0.7, validation_batch_size=4, max_norm=0.8),
-    "doge-sources": DoGE(**ADAMW, steps=7, updates=3, rate=0.7, target="sources", bounds=(-1.0, 0.4), train_steps=4),
-    "skill-it": SkillIt(**ADAMW, graph_steps=5, round_steps=7, rounds=4, updates=3, window=2, eta=0.8, chunk=4),
-    "aioli": Aioli(**ADAMW, rounds=3, round_steps=4, sweeps=2, sweep_steps=3, focus=0.6, eta=2.0, updates=3, chunk=4),
+    "doge-sources": DoGE(
+        **ADAMW, steps=7, updates=3, rate=0.7, target="sources", bounds=(-1.0, 0.4), train_steps=4
+    ),
+    "skill-it": SkillIt(
+        **ADAMW, graph_steps=5, round_steps=7, rounds=4, updates=3, window=2, eta=0.8, chunk=4
+    ),
+    "aioli": Aioli(
+        **ADAMW,
+        rounds=3,
+        round_steps=4,
+        sweeps=2,
+        sweep_steps=3,
+        focus=0.6,
+        eta=2.0,
+        updates=3,
+        chunk=4,
+    ),
     "aioli-average": Aioli(**ADAMW, rounds=3, round_steps=2, sweeps=1, sweep_steps=2, average=0.3),
 }
 every_method = pytest.mark.parametrize("method", METHODS.values(), ids=list(METHODS))
@@ -64,7 +80,9 @@ class Trainee:
         self.move(SOURCES.examples(self.x, PROBLEM.lower_data.rows(index)).mean())
 
     def gradient(self, loss: Tensor) -> np.ndarray[Any, Any]:
-        return np.concatenate([leaf.numpy().ravel() for leaf in torch.autograd.grad(loss, list(self.x.values()))])
+        return np.concatenate(
+            [leaf.numpy().ravel() for leaf in torch.autograd.grad(loss, list(self.x.values()))]
+        )
 
     def targets(self) -> np.ndarray[Any, Any]:
         """Mean loss of both validation sets."""
@@ -92,11 +110,17 @@ def mixture(method: Any, state: State, problem: Problem = PROBLEM) -> Tensor:
 def assert_ends(method: Any, state: State, omega: Any, x: Tree) -> None:
     assert_same(mixture(method, state), torch.as_tensor(omega), rtol=1e-8)
     assert float((mixture(method, state) - 1 / 3).abs().max()) > 1e-3  # a mixture, not the start
-    assert_same(method.result(state)[1], {name: leaf.detach() for name, leaf in x.items()}, rtol=1e-8, atol=1e-11)
+    assert_same(
+        method.result(state)[1],
+        {name: leaf.detach() for name, leaf in x.items()},
+        rtol=1e-8,
+        atol=1e-11,
+    )
 
 
 def test_batches_have_the_mixture_on_average() -> None:
-    data, omega = PROBLEM.lower_data, torch.tensor([0.55, 0.05, 0.4], dtype=F64)
+    data = PROBLEM.lower_data
+    omega = torch.tensor([0.55, 0.05, 0.4], dtype=F64)
     index = mixture_rows(data, SOURCES, omega, Key(1), 7, 3000)
     source = data.rows(index)["source"]
     counts = torch.stack([(source == number).sum(1) for number in range(3)], 1).double()
@@ -114,14 +138,21 @@ def test_doremi_is_its_loop() -> None:
     method, (problem, seen) = METHODS["doremi"], watched(PROBLEM)
     *_, (state, row) = through(method, problem)
     assert len(seen["pool"]) == 7 + 7
-    reference, proxy = Trainee(), Trainee()
-    counts = torch.tensor([[len(rows) for rows in rows_of(index)] for index in seen["pool"][:7]]).double()
-    assert_same(counts.mean(0), 7 * torch.tensor(SIZES).double() / 40, atol=0.5)  # the prior by rows
+    reference = Trainee()
+    proxy = Trainee()
+    counts = torch.tensor(
+        [[len(rows) for rows in rows_of(index)] for index in seen["pool"][:7]]
+    ).double()
+    assert_same(
+        counts.mean(0), 7 * torch.tensor(SIZES).double() / 40, atol=0.5
+    )  # the prior by rows
     for index in seen["pool"][:7]:
         reference.on(index)
-    alpha, history = np.full(3, 1 / 3), []
+    alpha = np.full(3, 1 / 3)
+    history = []
     for index in seen["pool"][7:]:
-        excess, losses = [], []
+        excess = []
+        losses = []
         for rows in rows_of(index):
             batch = PROBLEM.lower_data.rows(rows)
             losses.append(SOURCES.examples(proxy.x, batch))
@@ -142,7 +173,9 @@ def test_a_prior_by_rows_is_that_of_the_files_where_the_task_keeps_fewer() -> No
     problem, seen = watched(evolve(PROBLEM, sources=evolve(SOURCES, examples=examples)))
     method = DoReMi(**(ADAMW | {"batch_size": 10}), steps=20, updates=20, prior="rows")
     method.step(problem, method.init(problem, 3))
-    counts = torch.tensor([[len(rows) for rows in rows_of(index)] for index in seen["pool"]]).double()
+    counts = torch.tensor(
+        [[len(rows) for rows in rows_of(index)] for index in seen["pool"]]
+    ).double()
     assert_same(counts.mean(0), torch.tensor([0.1, 8.9, 1.0], dtype=F64), atol=0.3)
 
 
@@ -163,9 +196,15 @@ def test_doge_is_its_loop(name: str) -> None:
     assert all([len(rows) for rows in rows_of(index)] == [2, 2, 2] for index in seen["pool"])
     limit, (low, high) = method.max_norm, method.bounds
     shortened = lambda vector: vector * min(1.0, limit / (np.linalg.norm(vector) + 1e-6))  # noqa: E731
-    proxy, alpha, history, clipped = Trainee(), np.full(3, 1 / 3), [], 0
+    proxy = Trainee()
+    alpha = np.full(3, 1 / 3)
+    history = []
+    clipped = 0
     for at, index in enumerate(seen["pool"]):
-        losses = [SOURCES.examples(proxy.x, PROBLEM.lower_data.rows(rows)).mean() for rows in rows_of(index)]
+        losses = [
+            SOURCES.examples(proxy.x, PROBLEM.lower_data.rows(rows)).mean()
+            for rows in rows_of(index)
+        ]
         long = [proxy.gradient(loss) for loss in losses]
         grads = [shortened(vector) for vector in long]
         clipped += sum(np.linalg.norm(vector) > limit for vector in long)
@@ -175,22 +214,29 @@ def test_doge_is_its_loop(name: str) -> None:
             score = np.array([vector @ target for vector in grads])
         else:
             score = np.array([vector @ (sum(grads) - vector) for vector in grads])
-        score = np.clip(score / (np.mean([np.linalg.norm(vector) for vector in grads]) + 1e-6), low, high)
+        score = np.clip(
+            score / (np.mean([np.linalg.norm(vector) for vector in grads]) + 1e-6), low, high
+        )
         alpha = softmax(np.log(alpha) + 0.7 * score)
         history.append(alpha)
-        step, first = sum(share * vector for share, vector in zip(alpha, grads, strict=True)), 0
+        step = sum(share * vector for share, vector in zip(alpha, grads, strict=True))
+        first = 0
         for leaf in proxy.x.values():
             leaf.grad = torch.as_tensor(step[first : first + leaf.numel()]).reshape(leaf.shape)
             first += leaf.numel()
         proxy.optimizer.step()
     assert clipped > 0 or name != "doge"
     assert_ends(method, state, np.mean(history, 0), proxy.x)
-    assert [row[f"score.{name}"] for name in SOURCES.names] == pytest.approx(score, rel=1e-7, abs=1e-9)
+    assert [row[f"score.{name}"] for name in SOURCES.names] == pytest.approx(
+        score, rel=1e-7, abs=1e-9
+    )
     assert ("upper_loss" in row) == (method.target == "validation")
 
 
 @pytest.mark.parametrize("problem", [PROBLEM, "language"], ids=["network", "language"])
-def test_one_pass_gives_the_gradients_of_a_loop(problem: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_one_pass_gives_the_gradients_of_a_loop(
+    problem: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
     problem = language_sources(1) if problem == "language" else problem
     index = gradients.even_rows(problem.lower_data, problem.sources, Key(0), 3, 1)[0]
     results = {}
@@ -203,13 +249,16 @@ def test_one_pass_gives_the_gradients_of_a_loop(problem: Any, monkeypatch: pytes
     losses = [pooled(problem.theta0, alone, problem.lower_data.rows(rows)) for rows in index]
     for number, loss in enumerate(losses):
         expected = torch.autograd.grad(loss, list(alone.values()), materialize_grads=True)
-        assert_same([leaf[number] for leaf in results["loop"][0]], list(expected), rtol=1e-8, atol=1e-11)
+        assert_same(
+            [leaf[number] for leaf in results["loop"][0]], list(expected), rtol=1e-8, atol=1e-11
+        )
 
 
 def test_skill_it_is_its_loop() -> None:
     method, (problem, seen) = METHODS["skill-it"], watched(PROBLEM)
     states = list(through(method, problem))
-    start, graph = Trainee().targets(), []
+    start = Trainee().targets()
+    graph = []
     for number in range(3):
         own = Trainee()
         for index in seen["pool"][5 * number : 5 * number + 5]:
@@ -217,7 +266,10 @@ def test_skill_it_is_its_loop() -> None:
             own.on(index)
         graph.append((start - own.targets()) / start)
     assert_same(states[5][0]["graph"], torch.as_tensor(np.array(graph)), rtol=1e-8)
-    x, shares, losses, used = Trainee(), softmax(0.8 * np.sum(graph, 1)), [], []
+    x = Trainee()
+    shares = softmax(0.8 * np.sum(graph, 1))
+    losses = []
+    used = []
     for number in range(4):
         used.append(shares)
         for index in seen["pool"][15 + 7 * number : 22 + 7 * number]:
@@ -233,11 +285,18 @@ def test_skill_it_is_its_loop() -> None:
 def test_aioli_is_its_loop(name: str) -> None:
     method, (problem, seen) = METHODS[name], watched(PROBLEM)
     states = list(through(method, problem))
-    sweeps, steps, focus = method.sweeps, method.sweep_steps, method.focus
-    batches, x, shares, used, law = iter(seen["pool"]), Trainee(), np.full(3, 1 / 3), [], np.zeros((2, 3))
+    sweeps = method.sweeps
+    steps = method.sweep_steps
+    focus = method.focus
+    batches = iter(seen["pool"])
+    x = Trainee()
+    shares = np.full(3, 1 / 3)
+    used = []
+    law = np.zeros((2, 3))
     stretches = iter([row["source"] for _, row in states if row["phase"] == "sweeps"])
     for number in range(3):
-        before, falls = x.targets(), np.zeros((2, 3))
+        before = x.targets()
+        falls = np.zeros((2, 3))
         mixtures = np.full((3, 3), (1 - focus) / 2) + np.eye(3) * (focus - (1 - focus) / 2)
         for _ in range(sweeps):
             order = [SOURCES.names.index(next(stretches)) for _ in range(3)]
@@ -269,7 +328,11 @@ def test_focused_batches_hold_the_focus() -> None:
     held: Counter[bool] = Counter()
     for stretch, row in enumerate(rows[:6]):
         for index in seen["pool"][3 * stretch : 3 * stretch + 3]:
-            held += Counter((PROBLEM.lower_data.rows(index)["source"] == SOURCES.names.index(row["source"])).tolist())
+            held += Counter(
+                (
+                    PROBLEM.lower_data.rows(index)["source"] == SOURCES.names.index(row["source"])
+                ).tolist()
+            )
     assert held[True] / held.total() == pytest.approx(0.6, abs=0.06)
 
 
@@ -294,7 +357,9 @@ def test_sources_that_help_weigh_more(method: Any) -> None:
 
 
 def test_doremi_follows_what_is_not_yet_learned() -> None:
-    """x0 is where the rows of two sources lie, the third is far: only its excess is above 0 at first."""
+    """x0 is where the rows of two sources lie, the third is far: only its excess is above 0 at
+    first.
+    """
     problem = convex_sources({"near": 0.5, "other": 0.5, "far": 0.0})
     problem = evolve(problem, x0={"x": torch.tensor([0.5, 0.5, 0.0], dtype=F64)})
     method = DoReMi(steps=40, updates=40, lr=0.02, batch_size=30, eta=2.0)
@@ -328,8 +393,12 @@ def test_a_state_read_back_goes_on_bit_for_bit(method: Any) -> None:
 def test_costs_are_what_was_read(method: Any) -> None:
     problem, seen = watched(PROBLEM)
     *_, (_, row) = through(method, problem)
-    lower, upper = (sum(index.numel() for index in seen[role]) for role in ("pool", "differentiate"))
-    rows = lower + (7 * method.steps if method.name == "doremi" else 0)  # the proxy's rows go through the reference, too
+    lower, upper = (
+        sum(index.numel() for index in seen[role]) for role in ("pool", "differentiate")
+    )
+    rows = lower + (
+        7 * method.steps if method.name == "doremi" else 0
+    )  # the proxy's rows go through the reference, too
     assert row["cost_rows"] == rows + upper
     more = 2 * method.steps if method.name == "doge" else 0  # its gradients are of three sources
     assert row["cost_lower_gradients"] == len(seen["pool"]) + more
@@ -356,29 +425,52 @@ def test_losses_that_are_not_finite_stop_the_run(method: Any) -> None:
     with pytest.raises(NumericalError, match=r"step 1: the (training loss|loss of a source) is"):
         list(through(method, evolve(PROBLEM, sources=broken)))
     if method.name in ("skill-it", "aioli") or method == METHODS["doge"]:
-        with pytest.raises(NumericalError, match=r"step 1: the (validation loss|loss of validation set 'right') is nan"):
-            list(through(method, evolve(PROBLEM, f=lambda theta, x, batch: x["v"].sum() * torch.nan)))
+        with pytest.raises(
+            NumericalError,
+            match=r"step 1: the (validation loss|loss of validation set 'right') is nan",
+        ):
+            list(
+                through(method, evolve(PROBLEM, f=lambda theta, x, batch: x["v"].sum() * torch.nan))
+            )
 
 
 def test_bad_settings() -> None:
     empty = evolve(PROBLEM, upper_data={**PROBLEM.upper_data, "differentiate": Data.none()})
     for method in METHODS.values():
-        with pytest.raises(ConfigError, match=f"method '{method.name}' mixes data sources, and this problem has none"):
+        with pytest.raises(
+            ConfigError,
+            match=f"method '{method.name}' mixes data sources, and this problem has none",
+        ):
             method.init(network_problem(), 0)
         if method.name in ("skill-it", "aioli") or method == METHODS["doge"]:
-            with pytest.raises(ConfigError, match="validation rows of the role 'differentiate', and there are none"):
+            with pytest.raises(
+                ConfigError, match="validation rows of the role 'differentiate', and there are none"
+            ):
                 method.init(empty, 0)
         else:
             method.init(empty, 0)  # it does not look at them
         if method.name in ("doremi", "doge"):
-            with pytest.raises(ConfigError, match="rows of all 3 sources in a batch, and 'batch_size' is 2"):
+            with pytest.raises(
+                ConfigError, match="rows of all 3 sources in a batch, and 'batch_size' is 2"
+            ):
                 evolve(method, batch_size=2).init(PROBLEM, 0)
-    with pytest.raises(ConfigError, match=r"tells 3 sources apart by a 'focus' of more than 1/3, and it is 0\.3"):
+    with pytest.raises(
+        ConfigError, match=r"tells 3 sources apart by a 'focus' of more than 1/3, and it is 0\.3"
+    ):
         Aioli(focus=0.3).init(PROBLEM, 0)
-    with pytest.raises(ConfigError, match="mixes at least two sources, and this problem has one: alone"):
+    with pytest.raises(
+        ConfigError, match="mixes at least two sources, and this problem has one: alone"
+    ):
         Aioli(focus=1.0).init(convex_sources({"alone": 1.0}), 0)
-    with pytest.raises(NumericalError, match=r"step 1: the graph of 'skill-it' divides by the validation losses at x0.*\[0\.0"):
+    with pytest.raises(
+        NumericalError,
+        match=r"step 1: the graph of 'skill-it' divides by the validation losses at x0.*\[0\.0",
+    ):
         list(through(SkillIt(), evolve(PROBLEM, f=lambda theta, x, batch: 0 * x["v"].sum())))
-    for wrong in (lambda: DoGE(bounds=(1.0, 1.0)), lambda: Aioli(average=1.0), lambda: DoReMi(smoothing=2.0)):
+    for wrong in (
+        lambda: DoGE(bounds=(1.0, 1.0)),
+        lambda: Aioli(average=1.0),
+        lambda: DoReMi(smoothing=2.0),
+    ):
         with pytest.raises(ConfigError, match=r"bounds|average|smoothing"):
             wrong()

@@ -1,4 +1,6 @@
-"""OP-Mix: probes, interpolated adapters, the law and the mixture near the prior, each against another way to it."""
+"""OP-Mix: probes, interpolated adapters, the law and the mixture near the prior, each against
+another way to it.
+"""
 
 from __future__ import annotations
 
@@ -9,7 +11,15 @@ import pytest
 import torch
 from attrs import evolve
 from helpers import F64, assert_same, counted, network_problem, normal
-from source_problems import assert_goes_on, convex_sources, in_another_order, network_sources, through, watched, weights
+from source_problems import (
+    assert_goes_on,
+    convex_sources,
+    in_another_order,
+    network_sources,
+    through,
+    watched,
+    weights,
+)
 from torch import Tensor
 
 from hgms_core import ConfigError, Data, Key, NumericalError
@@ -24,11 +34,18 @@ NAMES = ("near", "turned", "noise")
 
 
 def op_mix(**options: Any) -> OpMix:
-    return OpMix(**({"steps": 5, "updates": 3, "lr": 0.02, "batch_size": 6, "candidates": 7, "chunk": 5} | options))
+    return OpMix(
+        **(
+            {"steps": 5, "updates": 3, "lr": 0.02, "batch_size": 6, "candidates": 7, "chunk": 5}
+            | options
+        )
+    )
 
 
 def on_the_simplex(count: int, sources: int, seed: int) -> Tensor:
-    draw = torch.rand(count, sources, generator=torch.Generator().manual_seed(seed), dtype=F64) + 0.01
+    draw = (
+        torch.rand(count, sources, generator=torch.Generator().manual_seed(seed), dtype=F64) + 0.01
+    )
     return draw / draw.sum(1, keepdim=True)
 
 
@@ -48,7 +65,8 @@ def test_a_law_is_recovered() -> None:
 
 
 def test_the_proposal_meets_the_conditions_of_a_minimum() -> None:
-    slopes, prior = normal(4, 5, seed=3), on_the_simplex(1, 5, 4)[0]
+    slopes = normal(4, 5, seed=3)
+    prior = on_the_simplex(1, 5, 4)[0]
     laws = [Law(floor=0.0, slopes=row, error=0.0) for row in slopes]
     omega = propose(laws, prior, kl=0.05)
     assert float(omega.sum()) == pytest.approx(1.0)
@@ -65,10 +83,15 @@ def test_adapters_are_added_as_what_they_add() -> None:
     from hgms_mix.lm import LanguageModel, Lora
 
     torch.manual_seed(0)
-    base = transformers.GPT2LMHeadModel(transformers.GPT2Config(n_layer=1, n_embd=8, n_head=2, n_positions=16, vocab_size=20))
+    base = transformers.GPT2LMHeadModel(
+        transformers.GPT2Config(n_layer=1, n_embd=8, n_head=2, n_positions=16, vocab_size=20)
+    )
     base = base.double().eval()
     model = LanguageModel.of(base, Lora(rank=2, alpha=4, targets=("c_attn",)), length=16)
-    probes = [{name: normal(*leaf.shape, seed=seed) for name, leaf in model.start(Key(0), F64).items()} for seed in (1, 2, 3)]
+    probes = [
+        {name: normal(*leaf.shape, seed=seed) for name, leaf in model.start(Key(0), F64).items()}
+        for seed in (1, 2, 3)
+    ]
     tokens = torch.randint(0, 20, (4, 9), generator=torch.Generator().manual_seed(1))
     mask = torch.ones_like(tokens, dtype=torch.bool)
     share = [0.5, 0.2, 0.3]
@@ -76,7 +99,9 @@ def test_adapters_are_added_as_what_they_add() -> None:
         loss, _ = model.nll(interpolated(probes, share), tokens, mask)
         name = "transformer.h.0.attn.c_attn"
         weight = base.get_submodule(name).weight
-        for x, part in zip(probes, share, strict=True):  # the merged model: W + Σ_s λ_s (alpha/rank) B_s A_s
+        for x, part in zip(
+            probes, share, strict=True
+        ):  # the merged model: W + Σ_s λ_s (alpha/rank) B_s A_s
             weight += part * 2.0 * (x[f"{name}.lora_B.weight"] @ x[f"{name}.lora_A.weight"]).T
         logits = base(tokens).logits[:, :-1].log_softmax(-1)
     expected = -logits.gather(-1, tokens[:, 1:, None])[..., 0].sum(1)
@@ -86,9 +111,12 @@ def test_adapters_are_added_as_what_they_add() -> None:
 @pytest.mark.parametrize("own", [0.9, 1.0])
 def test_probes_and_their_mixtures_are_those_of_the_definition(own: float) -> None:
     problem, read = watched(PROBLEM)
-    seen, method = read["pool"], op_mix(own=own, weight_decay=0.1)
+    seen = read["pool"]
+    method = op_mix(own=own, weight_decay=0.1)
     steps = list(through(method, problem))
-    assert [row["probe"] for _, row in steps if "probe" in row] == [name for name in NAMES for _ in range(2)]
+    assert [row["probe"] for _, row in steps if "probe" in row] == [
+        name for name in NAMES for _ in range(2)
+    ]
     assert [row["phase"] for _, row in steps] == ["probes"] * 6 + ["candidates"] * 7
     assert_same(seen[5:10], seen[:5])  # the same batches for all
     assert PROBLEM.sources is not None
@@ -100,31 +128,48 @@ def test_probes_and_their_mixtures_are_those_of_the_definition(own: float) -> No
         optimizer = torch.optim.AdamW(list(x.values()), lr=0.02, weight_decay=0.1)
         for index in seen[:5]:
             optimizer.zero_grad()
-            PROBLEM.g({"logits": mixture.clamp_min(1e-12).log()}, x, PROBLEM.lower_data.rows(index)).backward()
+            PROBLEM.g(
+                {"logits": mixture.clamp_min(1e-12).log()}, x, PROBLEM.lower_data.rows(index)
+            ).backward()
             optimizer.step()
         ends.append({name: leaf.detach() for name, leaf in x.items()})
     assert_same(list(steps[5][0]["probes"].values()), ends, rtol=1e-8, atol=1e-11)
     points = method._points(3, Key(3).fold("points"))
-    assert_same(points[:4], torch.cat([torch.eye(3, dtype=F64), torch.full((1, 3), 1 / 3, dtype=F64)]))
+    assert_same(
+        points[:4], torch.cat([torch.eye(3, dtype=F64), torch.full((1, 3), 1 / 3, dtype=F64)])
+    )
     assert_same(points.sum(1), torch.ones(7, dtype=F64), rtol=1e-12)
     data = PROBLEM.upper_data["select"].whole
     for point, losses in zip(points, steps[-1][0]["losses"], strict=True):
-        x = {name: sum(share * end[name] for share, end in zip(point.tolist(), ends, strict=True)) for name in ends[0]}
+        x = {
+            name: sum(share * end[name] for share, end in zip(point.tolist(), ends, strict=True))
+            for name in ends[0]
+        }
         rows_of = PROBLEM.sources.examples(x, data)
-        assert_same(losses, torch.stack([rows_of[data["source"] == part].mean() for part in range(2)]), rtol=1e-8)
+        assert_same(
+            losses,
+            torch.stack([rows_of[data["source"] == part].mean() for part in range(2)]),
+            rtol=1e-8,
+        )
     state, row = steps[-1]
     mean = state["losses"].mean(1)
     assert_same(method.result(state)[1], ends[int(mean[:3].argmin())], rtol=1e-8, atol=1e-11)
     assert float(row["lowest_loss"]) == float(mean.min())
     mixtures = points @ torch.full((3, 3), (1 - own) / 2, dtype=F64).fill_diagonal_(own)
     laws = [fit(mixtures, state["losses"][:, part]) for part in range(2)]
-    assert_same(weights(PROBLEM, method.result(state)[0]), propose(laws, torch.full((3,), 1 / 3), 0.05), rtol=1e-6)
+    assert_same(
+        weights(PROBLEM, method.result(state)[0]),
+        propose(laws, torch.full((3,), 1 / 3), 0.05),
+        rtol=1e-6,
+    )
 
 
 def test_the_best_source_is_found() -> None:
     # Where a probe of a source ends is its centre; f is least at the first.
     problem = convex_sources({"first": 1.0, "second": 0.0, "third": 0.0})
-    method = op_mix(steps=40, updates=40, lr=0.05, batch_size=None, candidates=20, kl=0.01, train_steps=40)
+    method = op_mix(
+        steps=40, updates=40, lr=0.05, batch_size=None, candidates=20, kl=0.01, train_steps=40
+    )
     *_, (state, row) = through(method, problem)
     theta, x = method.result(state)
     assert float(weights(problem, theta)[0]) > 0.95
@@ -136,13 +181,17 @@ def test_the_best_source_is_found() -> None:
 
 def test_the_prior_is_what_the_problem_starts_at() -> None:
     prior = torch.tensor([0.5, 0.3, 0.2], dtype=F64)
-    *_, (state, _) = through(op_mix(steps=1, kl=1e4), evolve(PROBLEM, theta0={"logits": prior.log()}))
+    *_, (state, _) = through(
+        op_mix(steps=1, kl=1e4), evolve(PROBLEM, theta0={"logits": prior.log()})
+    )
     assert_same(weights(PROBLEM, state["theta"]), prior, atol=1e-3)
 
 
 def test_a_validation_set_without_rows_has_no_law() -> None:
     data = PROBLEM.upper_data["select"].whole
-    right = Data.of({name: leaf[data["source"] == 0] for name, leaf in data.items() if name != "index"})
+    right = Data.of(
+        {name: leaf[data["source"] == 0] for name, leaf in data.items() if name != "index"}
+    )
     problem = evolve(PROBLEM, upper_data={**PROBLEM.upper_data, "select": right})
     *_, (state, row) = through(op_mix(), problem)
     assert state["losses"].shape == (7, 1)
@@ -154,7 +203,11 @@ def test_before_the_mixture_is_known() -> None:
     method = op_mix()
     states = [method.init(PROBLEM, 3), *(state for state, _ in through(method, PROBLEM))]
     for state in states[:-1]:
-        assert_same(weights(PROBLEM, method.result(state)[0]), torch.full((3,), 1 / 3, dtype=F64), rtol=1e-12)
+        assert_same(
+            weights(PROBLEM, method.result(state)[0]),
+            torch.full((3,), 1 / 3, dtype=F64),
+            rtol=1e-12,
+        )
     assert float((weights(PROBLEM, method.result(states[-1])[0]) - 1 / 3).abs().max()) > 1e-3
 
 
@@ -165,7 +218,9 @@ def test_a_state_read_back_goes_on_bit_for_bit(options: dict[str, Any]) -> None:
 
 
 def test_where_sources_stand_in_the_table_does_not_matter() -> None:
-    (*_, (state, _)), (*_, (other, _)) = (through(op_mix(), problem) for problem in (PROBLEM, in_another_order(PROBLEM)))
+    (*_, (state, _)), (*_, (other, _)) = (
+        through(op_mix(), problem) for problem in (PROBLEM, in_another_order(PROBLEM))
+    )
     assert_same(other["theta"], state["theta"], rtol=1e-6)
     assert_same(other["losses"], state["losses"], rtol=1e-9)
 
@@ -183,17 +238,30 @@ def test_bad_settings() -> None:
         op_mix().init(network_problem(), 0)
     with pytest.raises(ConfigError, match="the role 'select', and there are none"):
         op_mix().init(evolve(PROBLEM, upper_data={**PROBLEM.upper_data, "select": Data.none()}), 0)
-    with pytest.raises(ConfigError, match="a law of 3 sources has 4 numbers: 'candidates' must be at least 5"):
+    with pytest.raises(
+        ConfigError, match="a law of 3 sources has 4 numbers: 'candidates' must be at least 5"
+    ):
         op_mix(candidates=4).init(PROBLEM, 0)
-    with pytest.raises(ConfigError, match=r"'own' must be above 1/3, the even share of 3 sources: 0\.3"):
+    with pytest.raises(
+        ConfigError, match=r"'own' must be above 1/3, the even share of 3 sources: 0\.3"
+    ):
         op_mix(own=0.3).init(PROBLEM, 0)
-    with pytest.raises(ConfigError, match="mixes at least two sources, and this problem has one: alone"):
+    with pytest.raises(
+        ConfigError, match="mixes at least two sources, and this problem has one: alone"
+    ):
         op_mix(own=1.0).init(convex_sources({"alone": 1.0}), 0)
     for options in ({"kl": 0.0}, {"own": 1.5}, {"steps": 0}, {"candidates": 3}):
         with pytest.raises(ConfigError, match=next(iter(options))):
             OpMix(**options)
-    wrong = {torch.inf: "the loss of validation set 'right' is inf", -1.0: "is of validation losses above 0: .-1.0, -1.0"}
+    wrong = {
+        torch.inf: "the loss of validation set 'right' is inf",
+        -1.0: "is of validation losses above 0: .-1.0, -1.0",
+    }
     for loss, words in wrong.items():
         constant = torch.tensor(loss, dtype=F64)
         with pytest.raises(NumericalError, match=f"step 7: .*{words}"):
-            list(through(op_mix(), evolve(PROBLEM, f=lambda theta, x, batch, constant=constant: constant)))
+            list(
+                through(
+                    op_mix(), evolve(PROBLEM, f=lambda theta, x, batch, constant=constant: constant)
+                )
+            )

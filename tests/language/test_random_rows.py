@@ -39,15 +39,25 @@ def test_sizes_are_those_of_the_files_where_fewer_rows_are_kept(tmp_path: Path) 
 
     task = SourceMixture.testing_instance()
     for name, count in (("many", 18), ("few", 6)):
-        rows = [{"prompt": f"{number} {name}", "completion": str(number)} for number in range(count)]
-        (tmp_path / f"{name}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
+        rows = [
+            {"prompt": f"{number} {name}", "completion": str(number)} for number in range(count)
+        ]
+        (tmp_path / f"{name}.jsonl").write_text(
+            "".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8"
+        )
     sources = {name: Source(path=str(tmp_path / f"{name}.jsonl")) for name in ("many", "few")}
-    problem = evolve(task, sources=sources, cache=5, reference=None).problem(0, torch.device("cpu"), F64)
+    problem = evolve(task, sources=sources, cache=5, reference=None).problem(
+        0, torch.device("cpu"), F64
+    )
     assert dict(problem.lower_data.strata or ()) == {"many": 5, "few": 5}
     method = random_rows(train_steps=2)
     state = method.init(problem, 0)
     assert problem.sources is not None
-    assert_same(problem.sources.weights(method.result(state)[0]), torch.tensor([0.75, 0.25], dtype=F64), atol=1e-12)
+    assert_same(
+        problem.sources.weights(method.result(state)[0]),
+        torch.tensor([0.75, 0.25], dtype=F64),
+        atol=1e-12,
+    )
     counts = torch.bincount(drawn(problem, Key(1), 20_000), minlength=10)
     assert int((counts[:5] - 3000).abs().max()) < 300
     assert int((counts[5:] - 1000).abs().max()) < 200
@@ -60,7 +70,8 @@ def test_sizes_are_those_of_the_files_where_fewer_rows_are_kept(tmp_path: Path) 
 def test_x_is_adamw_on_the_rows_drawn() -> None:
     method = random_rows(updates=2, train_steps=5, weight_decay=0.1)
     problem, calls = counted(PROBLEM)
-    state, row = method.init(problem, 3), {}
+    state = method.init(problem, 3)
+    row = {}
     for _ in range(3):
         state, row = method.step(problem, state)
     assert method.finished(state)
@@ -72,9 +83,22 @@ def test_x_is_adamw_on_the_rows_drawn() -> None:
         optimizer.zero_grad()
         PROBLEM.sources.examples(x, rows).mean().backward()
         optimizer.step()
-    assert_same(method.result(state)[1], {name: leaf.detach() for name, leaf in x.items()}, rtol=1e-9, atol=1e-12)
-    assert_same(PROBLEM.sources.weights(method.result(state)[0]), torch.tensor([0.5, 0.3, 0.2], dtype=F64), atol=1e-12)
-    assert (row["cost_lower_gradients"], row["cost_rows"]) == (5, 30) == (calls["pooled"], calls["pooled_rows"])
+    assert_same(
+        method.result(state)[1],
+        {name: leaf.detach() for name, leaf in x.items()},
+        rtol=1e-9,
+        atol=1e-12,
+    )
+    assert_same(
+        PROBLEM.sources.weights(method.result(state)[0]),
+        torch.tensor([0.5, 0.3, 0.2], dtype=F64),
+        atol=1e-12,
+    )
+    assert (
+        (row["cost_lower_gradients"], row["cost_rows"])
+        == (5, 30)
+        == (calls["pooled"], calls["pooled_rows"])
+    )
     assert (calls["f"], calls["g"]) == (0, 0)
     assert_same(method.step(problem, state)[0]["train"], state["train"])  # it has finished
 
@@ -87,7 +111,10 @@ def test_a_state_read_back_goes_on_bit_for_bit() -> None:
 def test_x_that_stays_is_said() -> None:
     method = random_rows(train_steps=0)
     assert method.finished(method.init(PROBLEM, 0))
-    assert (method.untrained, random_rows().untrained) == ("x is where it starts (train_steps = 0)", "")
+    assert (method.untrained, random_rows().untrained) == (
+        "x is where it starts (train_steps = 0)",
+        "",
+    )
 
 
 def test_without_sources() -> None:

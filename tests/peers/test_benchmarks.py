@@ -1,4 +1,6 @@
-"""The benchmarks against other libraries: every side does the same work, and a side that does not is refused."""
+"""The benchmarks against other libraries: every side does the same work, and a side that does
+not is refused.
+"""
 
 from __future__ import annotations
 
@@ -28,7 +30,11 @@ def test_every_side_gives_the_same_hypergradient() -> None:
     at = bench.point(problem, training_steps=50, steps=4)
     calls, errors = bench.agreeing(at, list(bench.SIDES))
     assert set(calls) == set(errors) == set(bench.SIDES)
-    assert all(float(torch.as_tensor(call()).double().norm()) > 0 for name, call in calls.items() if "jax" not in name)
+    assert all(
+        float(torch.as_tensor(call()).double().norm()) > 0
+        for name, call in calls.items()
+        if "jax" not in name
+    )
 
 
 @pytest.mark.parametrize("sizes", [(30, 12, 2, 3, 4), (50, 20, 4, 5, 10), (40, 15, 1, 2, 3)])
@@ -45,6 +51,8 @@ def test_another_problem_in_jax_is_refused(monkeypatch: pytest.MonkeyPatch) -> N
     import jax_programs
 
     program: Callable[..., object] = jax_programs.outer_step
-    monkeypatch.setattr(jax_programs, "outer_step", lambda decay, *rest: program(1.01 * decay, *rest))
+    monkeypatch.setattr(
+        jax_programs, "outer_step", lambda decay, *rest: program(1.01 * decay, *rest)
+    )
     with pytest.raises(SystemExit, match="jax, one program computes something else"):
         bench.agreeing(bench.Work(30, 12, 2, 3, 4))

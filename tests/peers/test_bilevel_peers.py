@@ -1,6 +1,9 @@
-"""Our regularisation selection and softmax cleaning are those of benchopt's bilevel benchmark, whose solvers run from a clone.
+"""Our regularisation selection and softmax cleaning are those of benchopt's bilevel benchmark,
+whose solvers run from a clone.
 
-Needs benchopt, and the clone of benchopt/benchmark_bilevel whose folder stands in BENCHMARK_BILEVEL."""
+Needs benchopt, and the clone of benchopt/benchmark_bilevel whose folder stands in
+BENCHMARK_BILEVEL.
+"""
 
 from __future__ import annotations
 
@@ -18,12 +21,15 @@ from hgms.tasks.regression import LogisticCv
 
 CLONE = os.environ.get("BENCHMARK_BILEVEL", "")
 BENCHMARKS = Path(__file__).resolve().parents[2] / "benchmarks" / "bilevel"
-CPU, DOUBLE = torch.device("cpu"), torch.float64
+CPU = torch.device("cpu")
+DOUBLE = torch.float64
 
 pytestmark = [
     pytest.mark.peers,
     pytest.mark.plugins,
-    pytest.mark.skipif(not CLONE, reason="BENCHMARK_BILEVEL names no clone of benchopt/benchmark_bilevel"),
+    pytest.mark.skipif(
+        not CLONE, reason="BENCHMARK_BILEVEL names no clone of benchopt/benchmark_bilevel"
+    ),
     pytest.mark.filterwarnings("ignore"),  # of jax, jaxopt and benchopt
 ]
 
@@ -41,13 +47,27 @@ def task_of(kind: str, tmp_path: Path) -> LogisticCv | HyperCleaning:
         return LogisticCv(dataset="sklearn:wine", intercept=False, penalties="classes", theta0=-2.0)
     rng = np.random.default_rng(0)  # their data set has 20,000 training images, whatever they are
     labels = np.arange(25_100) % 10
-    images = np.clip(rng.integers(0, 100, (25_100, 3, 3)) + 15 * labels[:, None, None] * rng.integers(0, 2, (1, 3, 3)), 0, 255)
+    images = np.clip(
+        rng.integers(0, 100, (25_100, 3, 3))
+        + 15 * labels[:, None, None] * rng.integers(0, 2, (1, 3, 3)),
+        0,
+        255,
+    )
     np.savez(tmp_path / "images.npz", images=images.astype(np.uint8), labels=labels)
     return HyperCleaning(
-        dataset=f"npz:{tmp_path / 'images.npz'}", corruption=0.5, noise="uniform-including-true", hidden=0, omega=0.2,
-        standardise=True, theta0=-2.0, start="zeros", train_size=20_000, validation_size=5_000, test_size=100,
+        dataset=f"npz:{tmp_path / 'images.npz'}",
+        corruption=0.5,
+        noise="uniform-including-true",
+        hidden=0,
+        omega=0.2,
+        standardise=True,
+        theta0=-2.0,
+        start="zeros",
+        train_size=20_000,
+        validation_size=5_000,
+        test_size=100,
         validation_split=(1, 1, 1),
-    )  # fmt: skip
+    )
 
 
 @pytest.mark.parametrize("kind", ["ijcnn1", "covtype", "mnist"])
@@ -69,8 +89,13 @@ def test_losses_and_gradients_are_the_benchmark_s_own(kind: str, tmp_path: Path)
     ]
     theta, x = nested(kind, problem, point[1], point[0])
     whole = problem.lower_data.whole, problem.upper_data["stop"].whole
-    for ours, function, batch, size in ((problem.g, inner, whole[0], rows), (problem.f, outer, whole[1], upper_rows)):
-        value, slopes = jax.value_and_grad(lambda x, t: function(x, t, 0, size), argnums=(0, 1))(*point)  # noqa: B023
+    for ours, function, batch, size in (
+        (problem.g, inner, whole[0], rows),
+        (problem.f, outer, whole[1], upper_rows),
+    ):
+        value, slopes = jax.value_and_grad(lambda x, t: function(x, t, 0, size), argnums=(0, 1))(
+            *point
+        )
         assert float(ours(theta, x, batch)) == pytest.approx(float(value), rel=1e-11)
         above, below = (torch.func.grad(ours, argnums=at)(theta, x, batch) for at in (0, 1))
         for mine, other in zip(flat(kind, above, below), (slopes[1], slopes[0]), strict=True):
@@ -80,7 +105,9 @@ def test_losses_and_gradients_are_the_benchmark_s_own(kind: str, tmp_path: Path)
     exact = task.closed_form(1, CPU, DOUBLE)  # type: ignore[union-attr]
     own = theirs["metrics"](point[0], point[1])  # their L-BFGS stops at a gradient of 1e-3
     assert own["value_func"] == pytest.approx(float(exact.value(theta)), rel=1e-3)
-    assert own["value"] ** 0.5 == pytest.approx(float(exact.hypergradient(theta)["log_penalty"].norm()), rel=2e-2)
+    assert own["value"] ** 0.5 == pytest.approx(
+        float(exact.hypergradient(theta)["log_penalty"].norm()), rel=2e-2
+    )
 
 
 def test_a_solver_of_theirs_runs_from_our_start_and_is_measured_by_our_task(tmp_path: Path) -> None:
@@ -89,12 +116,27 @@ def test_a_solver_of_theirs_runs_from_our_start_and_is_measured_by_our_task(tmp_
     task = task_of("ijcnn1", tmp_path)
     np.savez(tmp_path / "made-1.npz", **exported(task.problem(1, CPU, torch.float32), 1))
     out = tmp_path / "out.npz"
-    program = [sys.executable, str(BENCHMARKS / "peers.py"), CLONE, str(tmp_path / "made-1.npz"), str(out), "--budget", "0.2"]
-    subprocess.run([*program, "SOBA[step_size=0.05,outer_ratio=0.1]"], check=True, capture_output=True)
+    program = [
+        sys.executable,
+        str(BENCHMARKS / "peers.py"),
+        CLONE,
+        str(tmp_path / "made-1.npz"),
+        str(out),
+        "--budget",
+        "0.2",
+    ]
+    subprocess.run(
+        [*program, "SOBA[step_size=0.05,outer_ratio=0.1]"], check=True, capture_output=True
+    )
     (row,), points = theirs(out, task, "made", 1)
-    assert (row["method"], row["of"]) == ("SOBA[step_size=0.05,outer_ratio=0.1]", "benchmark_bilevel")
+    assert (row["method"], row["of"]) == (
+        "SOBA[step_size=0.05,outer_ratio=0.1]",
+        "benchmark_bilevel",
+    )
     problem = task.problem(1, CPU, torch.float32)
-    assert points[0]["metric.value_function"] == pytest.approx(problem.evaluate(problem.theta0, problem.x0)["value_function"])
+    assert points[0]["metric.value_function"] == pytest.approx(
+        problem.evaluate(problem.theta0, problem.x0)["value_function"]
+    )
     assert row["own.value_func"] == pytest.approx(row["metric.value_function"], rel=1e-2)
     assert row["metric.value_function"] < points[0]["metric.value_function"]
     assert row["steps"] == points[-1]["step"] > 0

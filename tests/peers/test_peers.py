@@ -1,4 +1,6 @@
-"""The implicit hypergradient is the one that jaxopt, torchopt, lineax and dense linear algebra compute, to 1e-8."""
+"""The implicit hypergradient is the one that jaxopt, torchopt, lineax and dense linear algebra
+compute, to 1e-8.
+"""
 
 from __future__ import annotations
 
@@ -20,13 +22,17 @@ from hgms.solvers import CG, MINRES, NystromCG
 from hgms_core import LinearSolver, hypergradient
 
 with warnings.catch_warnings():
-    warnings.simplefilter("ignore", DeprecationWarning)  # jaxopt says on import that it is no longer maintained
+    warnings.simplefilter(
+        "ignore", DeprecationWarning
+    )  # jaxopt says on import that it is no longer maintained
     from jaxopt import implicit_diff, linear_solve
 
 pytestmark = [
     pytest.mark.peers,
     pytest.mark.plugins,
-    pytest.mark.filterwarnings("ignore:We've integrated functorch:FutureWarning"),  # torchopt uses the old names
+    pytest.mark.filterwarnings(
+        "ignore:We've integrated functorch:FutureWarning"
+    ),  # torchopt uses the old names
 ]
 STEPS = 3000
 
@@ -40,7 +46,9 @@ def problem(request: pytest.FixtureRequest) -> Iterator[Peer]:
 
 
 def to_jax(problem: Peer) -> tuple[dict, jax.Array]:
-    return {name: jnp.asarray(leaf.numpy()) for name, leaf in problem.x.items()}, jnp.asarray(problem.theta["t"].numpy())
+    return {name: jnp.asarray(leaf.numpy()) for name, leaf in problem.x.items()}, jnp.asarray(
+        problem.theta["t"].numpy()
+    )
 
 
 def with_jaxopt(problem: Peer) -> Tensor:
@@ -59,7 +67,9 @@ def with_jaxopt(problem: Peer) -> Tensor:
 def with_lineax(problem: Peer) -> Tensor:
     x, theta = to_jax(problem)
     slope = jax.grad(problem.jax_g)
-    operator = lineax.JacobianLinearOperator(lambda at, _: slope(at, theta), x, tags=lineax.positive_semidefinite_tag)
+    operator = lineax.JacobianLinearOperator(
+        lambda at, _: slope(at, theta), x, tags=lineax.positive_semidefinite_tag
+    )
     solver = lineax.CG(rtol=1e-13, atol=0.0, max_steps=STEPS)
     v = lineax.linear_solve(operator, jax.grad(problem.jax_f)(x, theta), solver).value
     return as_tensor(-jax.vjp(lambda t: slope(x, t), theta)[1](v)[0])
@@ -70,16 +80,22 @@ def with_torchopt(problem: Peer) -> Tensor:
     theta = problem.theta["t"].clone().requires_grad_()
 
     def stationary(leaves: tuple[Tensor, ...], t: Tensor) -> tuple[Tensor, ...]:
-        return torch.func.grad(lambda at: problem.g({"t": t}, dict(zip(names, at, strict=True))))(leaves)
+        return torch.func.grad(lambda at: problem.g({"t": t}, dict(zip(names, at, strict=True))))(
+            leaves
+        )
 
     @torchopt.diff.implicit.custom_root(
-        stationary, argnums=1, solve=torchopt.linear_solve.solve_cg(rtol=1e-13, atol=0.0, maxiter=STEPS)
+        stationary,
+        argnums=1,
+        solve=torchopt.linear_solve.solve_cg(rtol=1e-13, atol=0.0, maxiter=STEPS),
     )
     def solver(_init: tuple[Tensor, ...], _theta: Tensor) -> tuple[Tensor, ...]:
         return tuple(leaf.detach().clone() for leaf in problem.x.values())
 
     leaves = solver(tuple(problem.x.values()), theta)
-    return torch.autograd.grad(problem.f({"t": theta}, dict(zip(names, leaves, strict=True))), theta)[0]
+    return torch.autograd.grad(
+        problem.f({"t": theta}, dict(zip(names, leaves, strict=True))), theta
+    )[0]
 
 
 def as_tensor(array: jax.Array) -> Tensor:
@@ -98,10 +114,16 @@ def reference(peer: Callable[[Peer], Tensor], problem: Peer) -> Tensor:
 @pytest.mark.parametrize("peer", [with_jaxopt, with_lineax, with_torchopt, with_dense_algebra])
 @pytest.mark.parametrize(
     "solver",
-    [CG(rtol=1e-13, max_steps=STEPS), NystromCG(rank=30, rtol=1e-13, max_steps=STEPS), MINRES(rtol=1e-13, max_steps=STEPS)],
+    [
+        CG(rtol=1e-13, max_steps=STEPS),
+        NystromCG(rank=30, rtol=1e-13, max_steps=STEPS),
+        MINRES(rtol=1e-13, max_steps=STEPS),
+    ],
     ids=lambda solver: solver.name,
 )
-def test_hypergradients_agree(problem: Peer, solver: LinearSolver, peer: Callable[[Peer], Tensor]) -> None:
+def test_hypergradients_agree(
+    problem: Peer, solver: LinearSolver, peer: Callable[[Peer], Tensor]
+) -> None:
     ours = hypergradient(problem.f, problem.g, problem.theta, problem.x, solver=solver)
     theirs = reference(peer, problem)
     assert ours.residual < 1e-11
@@ -113,13 +135,22 @@ def test_hypergradients_agree(problem: Peer, solver: LinearSolver, peer: Callabl
 def test_the_other_products_agree_too(problem: Peer, strategy: str) -> None:
     exact = reference(with_dense_algebra, problem)
     ours = hypergradient(
-        problem.f, problem.g, problem.theta, problem.x, solver=CG(rtol=1e-8, max_steps=STEPS), strategy=strategy
+        problem.f,
+        problem.g,
+        problem.theta,
+        problem.x,
+        solver=CG(rtol=1e-8, max_steps=STEPS),
+        strategy=strategy,
     )
-    assert (ours.value["t"] - exact).norm() <= (1e-5 if strategy == "difference" else 1e-6) * exact.norm()
+    assert (ours.value["t"] - exact).norm() <= (
+        1e-5 if strategy == "difference" else 1e-6
+    ) * exact.norm()
 
 
 def test_a_peers_solver_is_a_solver_here(problem: Peer) -> None:
-    """Any ``solve(matvec, b)`` works: here torchopt's CG does the solving, and is checked with one product."""
+    """Any ``solve(matvec, b)`` works: here torchopt's CG does the solving, and is checked with
+    one product.
+    """
     solver = torchopt.linear_solve.solve_cg(rtol=1e-13, atol=0.0, maxiter=STEPS)
     ours = hypergradient(problem.f, problem.g, problem.theta, problem.x, solver=solver)
     assert ours.outcome.label == "converged"

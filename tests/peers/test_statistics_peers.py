@@ -17,11 +17,17 @@ pytestmark = pytest.mark.peers
 
 
 def test_a_pair_s_interval_excludes_zero_where_multipletests_rejects() -> None:
-    random, rejected = np.random.default_rng(7), 0
+    random = np.random.default_rng(7)
+    rejected = 0
     for _ in range(20):
-        values = {str(i): dict(enumerate(random.normal(1.5 * (i == 0), 1, 5).tolist())) for i in range(4)}
+        values = {
+            str(i): dict(enumerate(random.normal(1.5 * (i == 0), 1, 5).tolist())) for i in range(4)
+        }
         pairs = list(itertools.combinations(values, 2))
-        chances = [stats.ttest_rel(*[list(values[label].values()) for label in pair]).pvalue for pair in pairs]
+        chances = [
+            stats.ttest_rel(*[list(values[label].values()) for label in pair]).pvalue
+            for pair in pairs
+        ]
         expected = multipletests(chances, alpha=0.05, method="holm")[0].tolist()
         result = compared(values)
         assert [result[pair].excludes_zero for pair in pairs] == expected
@@ -29,8 +35,11 @@ def test_a_pair_s_interval_excludes_zero_where_multipletests_rejects() -> None:
     assert 0 < rejected < 60
 
 
-def test_mean_ranks_further_apart_than_the_critical_difference_are_those_that_nemenyi_s_test_rejects() -> None:
-    random, apart = np.random.default_rng(5), 0
+def test_mean_ranks_further_apart_than_the_critical_difference_are_those_that_nemenyi_s_test_rejects() -> (
+    None
+):
+    random = np.random.default_rng(5)
+    apart = 0
     for _ in range(10):
         rows = random.normal(size=(12, 5)) + np.array([0, 0.5, 1, 1.5, 2])
         ranks = Ranks.of([(dict(zip("abcde", row.tolist(), strict=True)), False) for row in rows])

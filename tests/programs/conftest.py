@@ -11,8 +11,8 @@ from fakes import Site
 
 @pytest.fixture(scope="session", autouse=True)
 def settled() -> None:
-    """What is imported stays. Every run of a comparison collects garbage before its memory is measured, and to look through all
-    of torch each time takes longer than a test's runs."""
+    """What is imported stays. Every run of a comparison collects garbage before its memory is
+    measured, and to look through all of torch each time takes longer than a test's runs."""
     gc.collect()
     gc.freeze()
 

@@ -1,4 +1,6 @@
-"""A plugin in one file for the tests of comparisons: a small task, and methods that can fail in every way."""
+"""A plugin in one file for the tests of comparisons: a small task, and methods that can fail in
+every way.
+"""
 
 from __future__ import annotations
 
@@ -20,7 +22,9 @@ from hgms_core import Data, Key, Problem, State, Tree, hookimpl
 @final
 @frozen(kw_only=True)
 class Bowl:
-    """f(x) = mean ‖x − t_i‖² over rows around a target; the metrics are distances to the target itself."""
+    """f(x) = mean ‖x − t_i‖² over rows around a target; the metrics are distances to the target
+    itself.
+    """
 
     name: ClassVar[str] = "bowl"
     version: ClassVar[str] = "1"
@@ -36,20 +40,34 @@ class Bowl:
         def normal(*shape: int) -> torch.Tensor:
             return torch.randn(shape, generator=generator, dtype=torch.float64).to(device, dtype)
 
-        target, x0 = normal(2), normal(2)
-        parts = {role: Data.of({"t": target + 0.3 * normal(self.rows, 2)}) for role in ("differentiate", "select", "stop")}
+        target = normal(2)
+        x0 = normal(2)
+        parts = {
+            role: Data.of({"t": target + 0.3 * normal(self.rows, 2)})
+            for role in ("differentiate", "select", "stop")
+        }
 
         def loss(theta: Tree, x: Tree, batch: Tree) -> torch.Tensor:
-            return (x["x"] - batch["t"]).square().sum(-1).mean() + 0.0 * sum(leaf.sum() for leaf in theta.values())
+            return (x["x"] - batch["t"]).square().sum(-1).mean() + 0.0 * sum(
+                leaf.sum() for leaf in theta.values()
+            )
 
         def evaluate(theta: Tree, x: Tree) -> dict[str, float]:
             far = float((x["x"] - target).norm())
-            return {"distance": float("nan") if seed in self.undefined_at else far, "closeness": -far}
+            return {
+                "distance": float("nan") if seed in self.undefined_at else far,
+                "closeness": -far,
+            }
 
         return Problem(
-            theta0={"t": normal(1)}, x0={"x": x0}, g=loss, f=loss, lower_data=parts["differentiate"], upper_data=parts,
+            theta0={"t": normal(1)},
+            x0={"x": x0},
+            g=loss,
+            f=loss,
+            lower_data=parts["differentiate"],
+            upper_data=parts,
             evaluate=evaluate,
-        )  # fmt: skip
+        )
 
 
 @frozen(kw_only=True)
@@ -62,8 +80,10 @@ class Schedule:
 @final
 @frozen(kw_only=True)
 class Walk:
-    """Gradient descent on f with noise. ``breaks`` says how step ``at`` of seed ``seed`` (of every ``seed``-th, if ``every``)
-    fails; only the first time, if ``once`` names a folder to remember that in."""
+    """Gradient descent on f with noise. ``breaks`` says how step ``at`` of seed ``seed`` (of every
+    ``seed``-th, if ``every``) fails; only the first time, if ``once`` names a folder to remember
+    that in.
+    """
 
     name: ClassVar[str] = "walk"
 
@@ -87,11 +107,16 @@ class Walk:
             self._break(state["seed"])
         rows = problem.upper_data["differentiate"].whole
         generator = Key(state["seed"]).fold("walk").fold(state["step"]).generator()
-        noise = self.noise * torch.randn(2, generator=generator, dtype=torch.float64).to(state["x"]["x"].dtype)
+        noise = self.noise * torch.randn(2, generator=generator, dtype=torch.float64).to(
+            state["x"]["x"].dtype
+        )
         slope = 2 * (state["x"]["x"] - rows["t"].mean(0)) + noise
         x = {"x": state["x"]["x"] - self.move.lr * slope}
         step = state["step"] + 1
-        return {**state, "x": x, "step": step}, {"upper_loss": problem.f({}, x, rows), "oracle_calls": 2 * step}
+        return {**state, "x": x, "step": step}, {
+            "upper_loss": problem.f({}, x, rows),
+            "oracle_calls": 2 * step,
+        }
 
     def _break(self, seed: int) -> None:
         if self.once:
@@ -113,7 +138,9 @@ class Walk:
 
 
 def _hold(file: Path) -> None:
-    """Waits while there is such a file, until Ctrl-C: so a test can be sure that no run ends before its blow falls."""
+    """Waits while there is such a file, until Ctrl-C: so a test can be sure that no run ends
+    before its blow falls.
+    """
     if not file.exists():
         return
     heard, bell = socket.socketpair()

@@ -33,15 +33,20 @@ def outputs(monkeypatch: pytest.MonkeyPatch) -> list[Handle]:
         handles[-1].update(shown)
         return handles[-1]
 
-    package, displays = ModuleType("IPython"), ModuleType("IPython.display")
+    package = ModuleType("IPython")
+    displays = ModuleType("IPython.display")
     package.get_ipython = lambda: SimpleNamespace(kernel=object())  # type: ignore[attr-defined]
-    displays.HTML, displays.display = str, display  # type: ignore[attr-defined]
+    # type: ignore[attr-defined]
+    displays.HTML = str
+    displays.display = display
     monkeypatch.setitem(sys.modules, "IPython", package)
     monkeypatch.setitem(sys.modules, "IPython.display", displays)
     return handles
 
 
-def test_a_notebook_has_one_output_that_is_replaced(outputs: list[Handle], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_notebook_has_one_output_that_is_replaced(
+    outputs: list[Handle], monkeypatch: pytest.MonkeyPatch
+) -> None:
     clock = [0.0]
     monkeypatch.setattr(module.time, "monotonic", lambda: clock[0])
     with Bars() as bars:
@@ -69,8 +74,12 @@ def test_in_a_notebook_errors_stay_and_ended_lines_go(outputs: list[Handle]) -> 
     assert 'value="1.0000"' in last
 
 
-@pytest.mark.parametrize("shell", [None, SimpleNamespace()], ids=["no IPython is running", "IPython on a terminal"])
-def test_elsewhere_a_notebook_is_not_assumed(shell: Any, outputs: list[Handle], monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(
+    "shell", [None, SimpleNamespace()], ids=["no IPython is running", "IPython on a terminal"]
+)
+def test_elsewhere_a_notebook_is_not_assumed(
+    shell: Any, outputs: list[Handle], monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(sys.modules["IPython"], "get_ipython", lambda: shell)
     with Bars() as bars:
         assert not bars.visible

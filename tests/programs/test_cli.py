@@ -1,4 +1,6 @@
-"""The command line, with plugins made in the test: what is printed where, and with which exit code."""
+"""The command line, with plugins made in the test: what is printed where, and with which exit
+code.
+"""
 
 from __future__ import annotations
 
@@ -123,23 +125,43 @@ def test_list_prints_one_object_per_component(fake: Site) -> None:
     assert [(row["kind"], row["name"], row["plugin"], row["summary"]) for row in rows] == [
         ("task", "one", "fake", "One number."),
         ("method", "halve", "fake", "Halves x at every step."),
-        ("method", "pipeline", "core", "HG-MS's outer loop with replaceable parts (Algorithm 1 of the paper)."),
+        (
+            "method",
+            "pipeline",
+            "core",
+            "HG-MS's outer loop with replaceable parts (Algorithm 1 of the paper).",
+        ),
     ]
     assert json_of("list", "tasks") == rows[:1]
 
 
 def test_list_as_a_table_keeps_one_line_a_component(fake: Site) -> None:
     lines = call("list").stdout.splitlines()
-    assert any("halve" in line and "fake" in line and "Halves x at every step." in line for line in lines)
+    assert any(
+        "halve" in line and "fake" in line and "Halves x at every step." in line for line in lines
+    )
 
 
 def test_list_shows_what_needs_an_extra(site: Site) -> None:
     site.module("plug", "import no_such_module\n")
-    site.install("hgms", {"fast": "plug"}, version="0.1.0", extras=["sklearn"], requires=['no-such-module; extra == "sklearn"'])
+    site.install(
+        "hgms",
+        {"fast": "plug"},
+        version="0.1.0",
+        extras=["sklearn"],
+        requires=['no-such-module; extra == "sklearn"'],
+    )
     (row,) = json_of("list", "solver")
-    assert (row["name"], row["status"], row["install"]) == ("fast", "missing-extra", "pip install 'hgms[sklearn]'")
+    assert (row["name"], row["status"], row["install"]) == (
+        "fast",
+        "missing-extra",
+        "pip install 'hgms[sklearn]'",
+    )
     shown = call("list").stdout
-    assert "[not loaded: pip install 'hgms[sklearn]'] ModuleNotFoundError: No module named 'no_such_module'" in shown
+    assert (
+        "[not loaded: pip install 'hgms[sklearn]'] ModuleNotFoundError: No module named "
+        "'no_such_module'"
+    ) in shown
 
 
 def test_list_of_an_unknown_kind(fake: Site) -> None:
@@ -154,41 +176,67 @@ def test_list_of_an_unknown_kind(fake: Site) -> None:
 
 def test_describe_a_class(fake: Site) -> None:
     answer = json_of("describe", "method", "halve")
-    assert answer["fields"] == [{"name": "rate", "type": "a number", "required": False, "default": 0.5, "range": "> 0"}]
+    assert answer["fields"] == [
+        {"name": "rate", "type": "a number", "required": False, "default": 0.5, "range": "> 0"}
+    ]
     assert answer["doc"].startswith("Halves x at every step.")
     assert answer["class"] == "fake_plugin:Halve"
     text = call("describe", "method", "halve").stdout
-    assert text.startswith("method halve  (hgms-fake 3.0, plugin 'fake', fake_plugin:Halve)\n\nHalves x at every step.\n")
+    assert text.startswith(
+        "method halve  (hgms-fake 3.0, plugin 'fake', fake_plugin:Halve)\n\n"
+        "Halves x at every step.\n"
+    )
     assert re.search(r"rate +0\.5 +a number > 0", text)
     assert answer["needs"] == {}
-    needing = PLUGIN.replace('= "one"', '= "two"').replace('= "halve"', '= "needing"\n    needs = frozenset({"sources"})')
+    needing = PLUGIN.replace('= "one"', '= "two"').replace(
+        '= "halve"', '= "needing"\n    needs = frozenset({"sources"})'
+    )
     fake.module("needing", needing)
     fake.install("hgms-needing", {"needing": "needing"}, version="1.0")
     assert json_of("describe", "method", "needing")["needs"] == {"sources": "needing"}
-    assert "Needs sources: named data sources with one weight each\n" in call("describe", "method", "needing").stdout
+    assert (
+        "Needs sources: named data sources with one weight each\n"
+        in call("describe", "method", "needing").stdout
+    )
 
 
 def test_describe_a_task_says_metrics_traits_and_sizes(fake: Site) -> None:
     answer = json_of("describe", "one")
     assert {key: answer[key] for key in ("metrics", "traits", "theta", "x", "unknown")} == {
-        "metrics": {"size": False}, "traits": [], "theta": {}, "x": {"x": [1]}, "unknown": None,
-    }  # fmt: skip
+        "metrics": {"size": False},
+        "traits": [],
+        "theta": {},
+        "x": {"x": [1]},
+        "unknown": None,
+    }
     text = call("describe", "one").stdout
     assert "Metrics, lower is better: size\nTraits: none\n" in text
     assert "θ at these defaults: 0 numbers ()\nx at these defaults: 1 number (x [1])\n" in text
     broken = PLUGIN.replace('= "one"', '= "two"').replace('= "halve"', '= "third"')
     raises = "        raise ValueError('no data\\n.')\n"
-    fake.module("second", broken.replace("        return Problem(", f"{raises}        return Problem("))
+    fake.module(
+        "second", broken.replace("        return Problem(", f"{raises}        return Problem(")
+    )
     fake.install("hgms-second", {"second": "second"}, version="1.0")
-    assert (json_of("describe", "two")["theta"], json_of("describe", "two")["unknown"]) == (None, "ValueError: no data")
-    assert "θ and x: known only with settings or data of yours (ValueError: no data)" in call("describe", "two").stdout
+    assert (json_of("describe", "two")["theta"], json_of("describe", "two")["unknown"]) == (
+        None,
+        "ValueError: no data",
+    )
+    assert (
+        "θ and x: known only with settings or data of yours (ValueError: no data)"
+        in call("describe", "two").stdout
+    )
 
 
 def test_describe_says_which_fields_are_required(fake: Site) -> None:
     fields = {row["name"]: row for row in json_of("describe", "method", "pipeline")["fields"]}
     assert fields["generator"] == {
-        "name": "generator", "type": "a candidate generator", "required": True, "default": None, "range": "",
-    }  # fmt: skip
+        "name": "generator",
+        "type": "a candidate generator",
+        "required": True,
+        "default": None,
+        "range": "",
+    }
     assert fields["keep"]["default"] == "last"
     assert "(required)" in call("describe", "method", "pipeline").stdout
 
@@ -196,7 +244,10 @@ def test_describe_says_which_fields_are_required(fake: Site) -> None:
 def test_describe_needs_a_kind_only_where_two_share_the_name(fake: Site) -> None:
     assert call("describe", "halve").stdout == call("describe", "method", "halve").stdout
     unknown = call("describe", "havle")
-    assert (unknown.exit_code, unknown.stderr.splitlines()[0]) == (2, "error: unknown component 'havle'; did you mean 'halve'?")
+    assert (unknown.exit_code, unknown.stderr.splitlines()[0]) == (
+        2,
+        "error: unknown component 'havle'; did you mean 'halve'?",
+    )
     fake.module("second", PLUGIN.replace('= "one"', '= "two"').replace('= "halve"', '= "one"'))
     fake.install("hgms-second", {"second": "second"}, version="1.0")
     both = call("describe", "one")
@@ -215,7 +266,10 @@ def test_describe_an_unknown_component(fake: Site) -> None:
     done = call("describe", "task", "won")
     assert (done.exit_code, done.stderr) == (
         2,
-        "error: unknown task 'won'; did you mean 'one'?\n  available: one\n  `hgms list task` says what each does\n",
+        (
+            "error: unknown task 'won'; did you mean 'one'?\n  available: one\n"
+            "  `hgms list task` says what each does\n"
+        ),
     )
 
 
@@ -269,14 +323,19 @@ def test_plugins_works_whatever_is_broken(fake: Site) -> None:
     assert "Traceback (most recent call last)" in call("plugins", "-v").stdout
     failed = call("list")
     assert failed.exit_code == 2
-    assert failed.stderr.startswith("error: plugin 'ours' (hgms 0.1.0) failed to load: ModuleNotFoundError")
+    assert failed.stderr.startswith(
+        "error: plugin 'ours' (hgms 0.1.0) failed to load: ModuleNotFoundError"
+    )
 
 
 def test_two_of_one_name_stop_only_who_uses_it(fake: Site) -> None:
     fake.module("twin", PLUGIN)
     fake.install("hgms-twin", {"twin": "twin"})
     others = [row for row in json_of("plugins") if row["distribution"] != "hgms"]
-    assert {row["name"]: row["status"] for row in others} == {"fake": "loaded", "twin": "incomplete"}
+    assert {row["name"]: row["status"] for row in others} == {
+        "fake": "loaded",
+        "twin": "incomplete",
+    }
     listed = call("list")
     assert listed.exit_code == 0
     assert "HGMS_DISABLE_PLUGINS=twin" in listed.stderr
@@ -300,7 +359,9 @@ def test_a_broken_third_party_plugin_is_a_warning_on_stderr(fake: Site) -> None:
         "warning: plugin 'bad' (hgms-bad 1.0) failed to load: ZeroDivisionError: division by zero "
         "(`hgms plugins -v` shows more)\n"
     )
-    assert not any(type(handler).__name__ == "_Warnings" for handler in logging.getLogger("hgms").handlers)
+    assert not any(
+        type(handler).__name__ == "_Warnings" for handler in logging.getLogger("hgms").handlers
+    )
 
 
 def test_plugins_add_commands_but_take_none(fake: Site) -> None:
@@ -313,7 +374,11 @@ def test_plugins_add_commands_but_take_none(fake: Site) -> None:
 
 def test_a_plugin_whose_commands_break_spoils_nothing(fake: Site) -> None:
     fake.module(
-        "bad_commands", "from hgms_core import hookimpl\n@hookimpl\ndef hgms_register_commands(cli): raise ValueError('no')\n"
+        "bad_commands",
+        (
+            "from hgms_core import hookimpl\n@hookimpl\n"
+            "def hgms_register_commands(cli): raise ValueError('no')\n"
+        ),
     )
     fake.install("hgms-bad", {"bad": "bad_commands"})
     done = call("greet")
@@ -370,40 +435,97 @@ DOC = '"""Mine.\n\n    >>> 1\n    1\n    """'
 
 
 FAULTY = [
-    ("frozen(kw_only=True)", '"""Mine."""', "", "docstring", "its docstring has no example (a line with >>>)"),
+    (
+        "frozen(kw_only=True)",
+        '"""Mine."""',
+        "",
+        "docstring",
+        "its docstring has no example (a line with >>>)",
+    ),
     ("frozen(kw_only=True)", "", "", "docstring", "it has no docstring"),
     ("define(kw_only=True)", DOC, "rtol: float = 1.0", "frozen", "its attribute 'rtol' can be set"),
-    ("frozen(kw_only=True)", DOC, "rtol: float", "construction", "it cannot be built without arguments"),
-    ("frozen(kw_only=True)", DOC, "rtol: list[int] = [1]", "hashable", "it cannot be hashed (unhashable type: 'list')"),
+    (
+        "frozen(kw_only=True)",
+        DOC,
+        "rtol: float",
+        "construction",
+        "it cannot be built without arguments",
+    ),
+    (
+        "frozen(kw_only=True)",
+        DOC,
+        "rtol: list[int] = [1]",
+        "hashable",
+        "it cannot be hashed (unhashable type: 'list')",
+    ),
     ("frozen(kw_only=True)", DOC, "rtol: object = print", "toml", "can only be used from Python"),
-    ("frozen(kw_only=True)", DOC, "rtol: int = 1.5", "toml", "expected an integer, got 1.5 @ its own TOML.rtol"),
+    (
+        "frozen(kw_only=True)",
+        DOC,
+        "rtol: int = 1.5",
+        "toml",
+        "expected an integer, got 1.5 @ its own TOML.rtol",
+    ),
     ("frozen(kw_only=True)", DOC, "rtol: 'Nowhere' = 1", "types", "name 'Nowhere' is not defined"),
     ("(lambda cls: cls)", DOC, "", "registration", "it is not an attrs class"),
-    ("frozen(kw_only=True)", DOC, "eta = 0.5", "types", "Mine9.eta is a plain class attribute; write `eta: float = 0.5`"),
-    ("frozen(kw_only=True)", DOC, "needs = {'source'}", "registration", "it needs 'source', which no task has; did you mean"),
+    (
+        "frozen(kw_only=True)",
+        DOC,
+        "eta = 0.5",
+        "types",
+        "Mine9.eta is a plain class attribute; write `eta: float = 0.5`",
+    ),
+    (
+        "frozen(kw_only=True)",
+        DOC,
+        "needs = {'source'}",
+        "registration",
+        "it needs 'source', which no task has; did you mean",
+    ),
 ]
 
 
 @pytest.fixture(scope="module")
 def faulty(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """One module for all of them: what importing it does is seen from an interpreter of its own, which takes a second."""
+    """One module for all of them: what importing it does is seen from an interpreter of its own,
+    which takes a second.
+    """
     file = tmp_path_factory.mktemp("faulty") / "mine.py"
-    classes = [CLASS.format(decorator=decorator, doc=doc, field=fields) for decorator, doc, fields, _, _ in FAULTY]
-    file.write_text(HEAD + "".join(text.replace("Mine:", f"Mine{number}:") for number, text in enumerate(classes)))
+    classes = [
+        CLASS.format(decorator=decorator, doc=doc, field=fields)
+        for decorator, doc, fields, _, _ in FAULTY
+    ]
+    file.write_text(
+        HEAD
+        + "".join(text.replace("Mine:", f"Mine{number}:") for number, text in enumerate(classes))
+    )
     return file
 
 
-@pytest.mark.parametrize(("number", "check", "fault"), [(number, *row[3:]) for number, row in enumerate(FAULTY)])
-def test_check_names_the_fault(site: Site, faulty: Path, number: int, check: str, fault: str) -> None:
+@pytest.mark.parametrize(
+    ("number", "check", "fault"), [(number, *row[3:]) for number, row in enumerate(FAULTY)]
+)
+def test_check_names_the_fault(
+    site: Site, faulty: Path, number: int, check: str, fault: str
+) -> None:
     done = call("check", f"{faulty}:Mine{number}", "--json")
     assert done.exit_code == 1
-    faults = {result["check"]: result["fault"] for result in json.loads(done.stdout)["results"] if result["fault"]}
+    faults = {
+        result["check"]: result["fault"]
+        for result in json.loads(done.stdout)["results"]
+        if result["fault"]
+    }
     assert fault in faults[check]
 
 
-def test_check_fills_required_parts_with_registered_ones(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_check_fills_required_parts_with_registered_ones(
+    site: Site, monkeypatch: pytest.MonkeyPatch
+) -> None:
     done = call("check", "hgms_core.pipeline:Pipeline")
-    assert "FAIL construction: it needs a candidate generator, and none is installed to try it with" in done.stdout
+    assert (
+        "FAIL construction: it needs a candidate generator, and none is installed to try it with"
+        in done.stdout
+    )
     assert "hashable" not in done.stdout, "there is no instance to ask about"
     site.solver("plug", "mine")
     site.install("hgms-mine", {"mine": "plug"})
@@ -428,7 +550,10 @@ def test_check_of_what_cannot_be_found(site: Site) -> None:
     absent = call("check", "no_such_module:Mine")
     assert (absent.exit_code, absent.stderr) == (
         2,
-        "error: no_such_module cannot be imported: ModuleNotFoundError: No module named 'no_such_module'\n",
+        (
+            "error: no_such_module cannot be imported: ModuleNotFoundError: No module named "
+            "'no_such_module'\n"
+        ),
     )
 
 
@@ -439,10 +564,24 @@ def config_file(folder: Path, text: str = CONFIG) -> Path:
 
 
 def test_run_writes_a_folder_and_prints_the_summary(fake: Site, tmp_path: Path) -> None:
-    arguments = ("run", config_file(tmp_path), "--out", tmp_path / "runs", "--seed", "4", "--set", "method.rate=0.25")
+    arguments = (
+        "run",
+        config_file(tmp_path),
+        "--out",
+        tmp_path / "runs",
+        "--seed",
+        "4",
+        "--set",
+        "method.rate=0.25",
+    )
     summary = json_of(*arguments)
     assert summary["metrics"] == {"size": 0.25**3}
-    assert (summary["task"], summary["method"], summary["seed"], summary["outer_steps"]) == ("one", "halve", 4, 3)
+    assert (summary["task"], summary["method"], summary["seed"], summary["outer_steps"]) == (
+        "one",
+        "halve",
+        4,
+        3,
+    )
     assert (Path(summary["folder"]) / "summary.json").exists()
     refused = call(*arguments)
     assert refused.exit_code == 2
@@ -466,19 +605,33 @@ def test_nothing_to_resume_is_said_with_what_there_is(fake: Site, tmp_path: Path
     assert "warning: there is nothing to resume in" in first.stderr
     other = call(*arguments, "--resume", "--set", "run.threads=1", "--set", 'budget="4 steps"')
     folder = json_of(*arguments, "--resume")["folder"]
-    assert other.stderr.splitlines()[1] == f"  {folder} holds a run with another budget.outer_steps, run.threads"
+    assert (
+        other.stderr.splitlines()[1]
+        == f"  {folder} holds a run with another budget.outer_steps, run.threads"
+    )
     assert call(*arguments, "--resume").stderr == ""
 
 
 @pytest.mark.plugins
-@pytest.mark.parametrize("how", [pytest.param("ascii", marks=pytest.mark.extended), "closed", "full pipe"])
+@pytest.mark.parametrize(
+    "how", [pytest.param("ascii", marks=pytest.mark.extended), "closed", "full pipe"]
+)
 def test_streams_of_any_kind(tmp_path: Path, how: str) -> None:
     command = f"{sys.executable} -m hgms.cli"
-    grid = f"compare --task quadratic --methods uniform --budget '1 step' --seeds 2 --jobs 0 --out {tmp_path}"
+    grid = (
+        "compare --task quadratic --methods uniform --budget '1 step' --seeds 2 --jobs 0 "
+        f"--out {tmp_path}"
+    )
     line = {
-        "ascii": f"PYTHONIOENCODING=ascii {command} {grid} && PYTHONIOENCODING=ascii {command} {grid} --json",
+        "ascii": (
+            f"PYTHONIOENCODING=ascii {command} {grid} && PYTHONIOENCODING=ascii {command} "
+            f"{grid} --json"
+        ),
         "closed": f"HGMS_PLUGINS=solvers {command} list >&-",
-        "full pipe": f"HGMS_PLUGINS=solvers {command} list solver | head -c 1 > /dev/null; exit ${{PIPESTATUS[0]}}",
+        "full pipe": (
+            f"HGMS_PLUGINS=solvers {command} list solver | head -c 1 > /dev/null; exit "
+            "${PIPESTATUS[0]}"
+        ),
     }[how]
     done = subprocess.run(["bash", "-c", line], capture_output=True, text=True, timeout=300)
     assert "Traceback" not in done.stderr, done.stderr
@@ -496,7 +649,12 @@ def test_run_with_a_plugin_from_a_file(site: Site, tmp_path: Path) -> None:
 
 
 def test_errors_in_a_configuration_have_no_traceback(fake: Site, tmp_path: Path) -> None:
-    done = call("run", config_file(tmp_path, CONFIG.replace('"halve"', '{name = "halve", rate = -1}').replace("one", "won")))
+    done = call(
+        "run",
+        config_file(
+            tmp_path, CONFIG.replace('"halve"', '{name = "halve", rate = -1}').replace("one", "won")
+        ),
+    )
     assert done.exit_code == 2
     assert done.stderr == (
         "error: 2 errors in run.toml:\n"
@@ -509,8 +667,13 @@ def test_errors_in_a_configuration_have_no_traceback(fake: Site, tmp_path: Path)
     assert isinstance(debug.exception, hgms_core.ConfigError)
 
 
-def test_exit_codes_of_a_run_that_fails_or_is_interrupted(fake: Site, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    raised: list[BaseException] = [NumericalError("step 3: nothing is finite"), Interrupted("interrupted; add --resume")]
+def test_exit_codes_of_a_run_that_fails_or_is_interrupted(
+    fake: Site, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    raised: list[BaseException] = [
+        NumericalError("step 3: nothing is finite"),
+        Interrupted("interrupted; add --resume"),
+    ]
 
     def stop(*_: Any, **__: Any) -> None:
         raise raised.pop(0)
@@ -541,25 +704,52 @@ def test_demo_prints_its_table(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
             peak_memory_bytes=Interval.of([]),
             ahead_of_floor=False,
         )
-        rows = [row, evolve(row, method="uniform", role="floor", difference=None, ahead_of_floor=None)]
-        answer = Table(task="t", metric="test_accuracy", higher_is_better=True, reference="uniform", rows=rows, floor="uniform")
-        grid = load({"budget": "3 s", "seeds": seeds, "task": "quadratic", "method": ["hg-ms", "uniform"]})
+        rows = [
+            row,
+            evolve(row, method="uniform", role="floor", difference=None, ahead_of_floor=None),
+        ]
+        answer = Table(
+            task="t",
+            metric="test_accuracy",
+            higher_is_better=True,
+            reference="uniform",
+            rows=rows,
+            floor="uniform",
+        )
+        grid = load(
+            {"budget": "3 s", "seeds": seeds, "task": "quadratic", "method": ["hg-ms", "uniform"]}
+        )
         comparison = Comparison(tables=[answer], failures=[], sweeps=[], grid=grid)
-        return demo.Demo(comparison=comparison, pictures=[out / "accuracy.png"], folder=out, seconds=seconds / seeds)
+        return demo.Demo(
+            comparison=comparison,
+            pictures=[out / "accuracy.png"],
+            folder=out,
+            seconds=seconds / seeds,
+        )
 
     monkeypatch.setattr(demo, "run_demo", fake_demo)
     lines = call("demo", "--out", tmp_path, "--seeds", "2", "--seconds", "6").stdout.splitlines()
     assert (
         lines[0]
-        == "3 s of processor time a run, 2 seeds; mean ± half width of the 95 % interval, of differences by Holm's rule "
+        == "3 s of processor time a run, 2 seeds; mean ± half width of the 95 % interval, of "
+        "differences by Holm's rule "
         "(more with --json)"
     )
     assert [column.strip() for column in lines[2].split("  ") if column.strip()] == [
-        "method", "role", "test accuracy (%) ↑", "− uniform", "outer steps", "oracle calls", "seconds",
-    ]  # fmt: skip
+        "method",
+        "role",
+        "test accuracy (%) ↑",
+        "− uniform",
+        "outer steps",
+        "oracle calls",
+        "seconds",
+    ]
     (row,) = [line.split() for line in lines if line.strip().startswith("hg-ms ") and "±" in line]
     assert row == ["hg-ms", "91.00", "±", "12.71", "+10.00", "10", "10", "10"]
-    assert "hg-ms is not ahead of uniform, the best of the references that learn nothing about θ" in lines
+    assert (
+        "hg-ms is not ahead of uniform, the best of the references that learn nothing about θ"
+        in lines
+    )
     assert "2 seeds: no claim can be made from so few; a claim needs 10" in lines
     assert f"  {tmp_path / 'accuracy.png'}" in lines
     answer = json_of("demo", "--out", tmp_path, "--seeds", "2", "--seconds", "6")
@@ -578,10 +768,15 @@ def test_the_command_line_loads_no_configuration_machinery_to_list() -> None:
     code = (
         "import sys\nfrom hgms.cli import main\n"
         "try: main(['list', '--json'])\nexcept SystemExit: pass\n"
-        "print(sorted({'cattrs', 'tomlkit', 'scipy', 'matplotlib', 'sklearn', 'rich'} & set(sys.modules)), file=sys.stderr)\n"
+        "print(sorted({'cattrs', 'tomlkit', 'scipy', 'matplotlib', 'sklearn', 'rich'} & "
+        "set(sys.modules)), file=sys.stderr)\n"
     )
     done = subprocess.run(
-        [sys.executable, "-c", code], capture_output=True, text=True, check=True, env={"HGMS_PLUGINS": "", "PATH": ""}
+        [sys.executable, "-c", code],
+        capture_output=True,
+        text=True,
+        check=True,
+        env={"HGMS_PLUGINS": "", "PATH": ""},
     )
     assert done.stderr == "[]\n"
     assert [row["name"] for row in json.loads(done.stdout)] == ["pipeline"]
@@ -608,7 +803,11 @@ def test_an_installed_program_takes_the_place_of_ours(site: Site) -> None:
     assert "A report of another kind." in call("--help").stdout
     assert ".svg" in call("plot", "--help").stdout, "the other commands stay"
     (row,) = [row for row in json_of("plugins") if row["distribution"] == "hgms-tidy"]
-    assert (row["name"], row["status"], row["hooks"]) == ("tidy_report", "loaded", ["hgms_register_commands"])
+    assert (row["name"], row["status"], row["hooks"]) == (
+        "tidy_report",
+        "loaded",
+        ["hgms_register_commands"],
+    )
     site.module("tidy_report", "import does_not_exist_anywhere\n")
     del sys.modules["tidy_report"]
     broken = call("report", "--help")

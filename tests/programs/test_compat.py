@@ -1,4 +1,6 @@
-"""What fits what: every promise of a built-in task is checked on its problem; `hgms compat` and `hgms check-gradient`."""
+"""What fits what: every promise of a built-in task is checked on its problem; `hgms compat` and
+`hgms check-gradient`.
+"""
 
 from __future__ import annotations
 
@@ -41,7 +43,10 @@ def small_mixture(folder: Path) -> Any:
 
     def source(name: str, answers: str) -> Any:
         path = folder / f"{name}.jsonl"
-        rows = [{"prompt": f"{number} and {name}", "completion": answer} for number, answer in enumerate(answers)]
+        rows = [
+            {"prompt": f"{number} and {name}", "completion": answer}
+            for number, answer in enumerate(answers)
+        ]
         path.write_text("".join(json.dumps(row) + "\n" for row in rows))
         return Source(path=str(path))
 
@@ -49,7 +54,14 @@ def small_mixture(folder: Path) -> Any:
         sources={"letters": source("letters", "abcdefgh"), "dots": source("dots", "......")},
         validation={"held": source("held", "ijklmnopqr")},
         model=BaseModel(
-            config={"model_type": "gpt2", "n_layer": 1, "n_head": 2, "n_embd": 8, "n_positions": 64}, tokenizer="bytes"
+            config={
+                "model_type": "gpt2",
+                "n_layer": 1,
+                "n_head": 2,
+                "n_embd": 8,
+                "n_positions": 64,
+            },
+            tokenizer="bytes",
         ),
         adapter=Lora(rank=2, alpha=4.0, dropout=0.0),
         template="plain",
@@ -66,18 +78,26 @@ def problem_of(problems: dict[str, Problem], name: str, folder: Path) -> Problem
 
 
 def near(tree: Tree, seed: int) -> Tree:
-    return {name: leaf + 0.1 * normal(*leaf.shape, seed=seed + i) for i, (name, leaf) in enumerate(tree.items())}
+    return {
+        name: leaf + 0.1 * normal(*leaf.shape, seed=seed + i)
+        for i, (name, leaf) in enumerate(tree.items())
+    }
 
 
-# --- the promises of tasks ---------------------------------------------------------------------------------------------------
+# --- the promises of tasks
+# --------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("name", sorted(TASKS))
-def test_a_task_promises_exactly_what_its_problem_has(name: str, problems: dict[str, Problem], tmp_path: Path) -> None:
-    traits, problem = TASKS[name].traits, problem_of(problems, name, tmp_path)
+def test_a_task_promises_exactly_what_its_problem_has(
+    name: str, problems: dict[str, Problem], tmp_path: Path
+) -> None:
+    traits = TASKS[name].traits
+    problem = problem_of(problems, name, tmp_path)
     named = {f"reference:{reference}" for reference in problem.references}
     assert traits <= set(compat.TRAITS) | named
-    theta, x = near(problem.theta0, 10), near(problem.x0, 20)
+    theta = near(problem.theta0, 10)
+    x = near(problem.x0, 20)
 
     above = problem.upper_data["differentiate"].batch(None)
     _, direct, _ = upper_gradients(lambda t, y: problem.f(t, y, above), theta, x)
@@ -90,13 +110,23 @@ def test_a_task_promises_exactly_what_its_problem_has(name: str, problems: dict[
     if problem.sources is not None:  # ℓ_s is the mean over the rows of source s, and g their mix
         whole = problem.lower_data.batch(None)
         examples = problem.sources.examples(x, whole)
-        means = torch.stack([examples[whole["source"] == i].mean() for i in range(len(problem.sources.names))])
+        means = torch.stack(
+            [examples[whole["source"] == i].mean() for i in range(len(problem.sources.names))]
+        )
         assert torch.allclose(problem.sources.losses(x, whole), means, rtol=1e-10)
-        assert torch.isclose(problem.g(theta, x, whole), problem.sources.weights(theta) @ means, rtol=1e-10)
+        assert torch.isclose(
+            problem.g(theta, x, whole), problem.sources.weights(theta) @ means, rtol=1e-10
+        )
     elif rows:  # g on many rows is the mean of g on each
         some = torch.arange(min(rows, 7))
-        single = [problem.g(theta, x, problem.lower_data.batch(some[i : i + 1])) for i in range(len(some))]
-        assert torch.isclose(problem.g(theta, x, problem.lower_data.batch(some)), torch.stack(single).mean(), rtol=1e-10)
+        single = [
+            problem.g(theta, x, problem.lower_data.batch(some[i : i + 1])) for i in range(len(some))
+        ]
+        assert torch.isclose(
+            problem.g(theta, x, problem.lower_data.batch(some)),
+            torch.stack(single).mean(),
+            rtol=1e-10,
+        )
 
     assert ("reference:clean" in traits) == ("clean" in problem.references)
     assert ("closed-form" in traits) == hasattr(TASKS[name], "closed_form")
@@ -105,19 +135,29 @@ def test_a_task_promises_exactly_what_its_problem_has(name: str, problems: dict[
     assert torch.isfinite(problem.f(theta, x, problem.upper_data["stop"].batch(None)))
 
 
-@pytest.mark.parametrize("name", sorted(name for name, task in TASKS.items() if "smooth-lower" in task.traits))
+@pytest.mark.parametrize(
+    "name", sorted(name for name, task in TASKS.items() if "smooth-lower" in task.traits)
+)
 def test_a_smooth_lower_loss_has_the_second_derivative_that_differences_of_its_gradient_say(
     name: str, problems: dict[str, Problem], tmp_path: Path
 ) -> None:
     problem = problem_of(problems, name, tmp_path)
-    theta, x = near(problem.theta0, 30), near(problem.x0, 40)
-    batch = problem.lower_data.batch(None if problem.lower_data.size == 0 else torch.arange(min(problem.lower_data.size, 50)))
+    theta = near(problem.theta0, 30)
+    x = near(problem.x0, 40)
+    batch = problem.lower_data.batch(
+        None if problem.lower_data.size == 0 else torch.arange(min(problem.lower_data.size, 50))
+    )
     at = curvature(lambda y: problem.g(theta, y, batch), x)
     v = normal(at.spec.size, seed=50)
     # a step so small that no unit of a ReLU network switches
     step = 1e-8
     flat = at.spec.ravel(x)
-    ends = [curvature(lambda y: problem.g(theta, y, batch), at.spec.unravel(flat + s * step * v)).gradient for s in (1, -1)]
+    ends = [
+        curvature(
+            lambda y: problem.g(theta, y, batch), at.spec.unravel(flat + s * step * v)
+        ).gradient
+        for s in (1, -1)
+    ]
     cells = (ends[0] - ends[1]) / (2 * step)
     assert float((at.matvec(v) - cells).norm()) <= 1e-4 * float(cells.norm())
 
@@ -126,7 +166,8 @@ def test_every_task_makes_promises() -> None:
     assert all(isinstance(task.traits, frozenset) for task in TASKS.values())
 
 
-# --- the needs of methods ----------------------------------------------------------------------------------------------------
+# --- the needs of methods
+# --------------------------------------------------------------------------------------------------
 
 
 @attrs.frozen
@@ -150,7 +191,8 @@ def build(name: str, **fields: Any) -> Any:
 
 
 @pytest.mark.parametrize(
-    ("method", "part"), [("hg-implicit", "implicit"), ("hg-baseline", "unrolled"), ("darts", None), ("uniform", None)]
+    ("method", "part"),
+    [("hg-implicit", "implicit"), ("hg-baseline", "unrolled"), ("darts", None), ("uniform", None)],
 )
 def test_estimators_with_hessians_need_a_smooth_lower_level(method: str, part: str | None) -> None:
     lacking = compat.missing_traits(build(method), Kinked())
@@ -161,8 +203,10 @@ def test_what_is_lacking_is_one_sentence_and_an_error() -> None:
     with pytest.raises(ConfigError) as caught:
         ensure_fits(build("hg-ms"), Kinked(), "my-method")
     assert str(caught.value) == (
-        "method 'my-method' cannot run on task 'kinked': it needs a lower loss that is twice differentiable in x (almost "
-        "everywhere is enough) (its part 'implicit')\n  `hgms compat` shows which methods fit which tasks"
+        "method 'my-method' cannot run on task 'kinked': it needs a lower loss that is twice "
+        "differentiable in x (almost "
+        "everywhere is enough) (its part 'implicit')\n"
+        "  `hgms compat` shows which methods fit which tasks"
     )
     assert compat.missing_traits(build("hg-ms"), Silent()) is None
     ensure_fits(build("hg-ms"), Silent())
@@ -174,7 +218,8 @@ def test_keeping_the_best_needs_data_to_stop_by_and_a_reference_needs_the_refere
     assert "reference:clean" in compat.needs(build("oracle-clean"))
 
 
-# --- hgms compat -------------------------------------------------------------------------------------------------------------
+# --- hgms compat
+# --------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.extended
@@ -192,16 +237,26 @@ def test_compat_prints_every_method_against_every_task() -> None:
 
     shown = CliRunner().invoke(main, ["compat"]).output.splitlines()
     line = next(line for line in shown if line.strip().startswith("oracle-clean "))
-    assert line.split().count("no") == len([task for task in TASKS.values() if "reference:clean" not in task.traits])
+    assert line.split().count("no") == len(
+        [task for task in TASKS.values() if "reference:clean" not in task.traits]
+    )
     assert line.split().count("ok") == len(TASKS) - line.split().count("no")
     reasons = " ".join(" ".join(shown).split())
-    assert re.search(r"\bpipeline, [\w, -]*: it cannot be built from its defaults alone \(every task\)", reasons)
-    assert "oracle-clean, oracle-joint: it needs a named upper variable `clean` that knows the truth (all but" in reasons
+    assert re.search(
+        r"\bpipeline, [\w, -]*: it cannot be built from its defaults alone \(every task\)", reasons
+    )
+    assert (
+        "oracle-clean, oracle-joint: it needs a named upper variable `clean` that knows the "
+        "truth (all but"
+    ) in reasons
 
 
-# --- hgms check-gradient -----------------------------------------------------------------------------------------------------
+# --- hgms check-gradient
+# --------------------------------------------------------------------------------------------------
 
-A, B, C = spd(4, seed=1), normal(4, 3, seed=2), normal(4, seed=3)
+A = spd(4, seed=1)
+B = normal(4, 3, seed=2)
+C = normal(4, seed=3)
 
 
 def quadratic(**fields: Any) -> Problem:
@@ -216,10 +271,13 @@ def quadratic(**fields: Any) -> Problem:
 
 
 class Exact:
-    """The closed form of :func:`quadratic`; wrong by a factor in the hypergradient, or in the solution, if asked."""
+    """The closed form of :func:`quadratic`; wrong by a factor in the hypergradient, or in the
+    solution, if asked.
+    """
 
     def __init__(self, factor: float = 1.0, shift: float = 0.0) -> None:
-        self.factor, self.shift = factor, shift
+        self.factor = factor
+        self.shift = shift
 
     def solution(self, theta: Tree) -> Tree:
         return {"x": torch.linalg.solve(A, B @ theta["t"]) + self.shift}
@@ -227,16 +285,22 @@ class Exact:
     def hypergradient(self, theta: Tree) -> Tree:
         direct = torch.zeros(3, dtype=F64)
         direct[0] = torch.cos(theta["t"][0])
-        return {"t": self.factor * (direct + B.T @ torch.linalg.solve(A, self.solution(theta)["x"] - C))}
+        return {
+            "t": self.factor * (direct + B.T @ torch.linalg.solve(A, self.solution(theta)["x"] - C))
+        }
 
 
 def test_the_formula_agrees_with_differences_of_the_re_solved_lower_level() -> None:
     report = check_problem(quadratic(), points=2)
     assert report.agrees
-    assert [(row.point, row.direction) for row in report.rows] == [(p, f"θ[{i}]") for p in range(2) for i in range(3)]
+    assert [(row.point, row.direction) for row in report.rows] == [
+        (p, f"θ[{i}]") for p in range(2) for i in range(3)
+    ]
     assert max(row.error for row in report.rows) < 1e-8
     expected = Exact().hypergradient(quadratic().theta0)["t"]
-    assert [row.hypergradient for row in report.rows[:3]] == pytest.approx(expected.tolist(), rel=1e-9)
+    assert [row.hypergradient for row in report.rows[:3]] == pytest.approx(
+        expected.tolist(), rel=1e-9
+    )
     with_closed_form = check_problem(quadratic(), Exact(), points=1)
     assert with_closed_form.agrees
     assert "closed form ok" in with_closed_form.notes[0]
@@ -267,7 +331,9 @@ def test_a_wrong_hypergradient_is_a_mismatch() -> None:
         def jvp(ctx: Any, tangent: torch.Tensor) -> torch.Tensor:
             return 1.1 * tangent
 
-    wrong = quadratic(f=lambda t, x, _: 0.5 * (x["x"] - C).square().sum() + torch.sin(Frozen.apply(t["t"])[0]))
+    wrong = quadratic(
+        f=lambda t, x, _: 0.5 * (x["x"] - C).square().sum() + torch.sin(Frozen.apply(t["t"])[0])
+    )
     report = check_problem(wrong, points=1)
     assert [row.verdict for row in report.rows] == ["MISMATCH", "ok", "ok"]
     assert not report.agrees
@@ -281,23 +347,35 @@ def test_a_closed_form_that_does_not_solve_the_lower_level_is_found_out() -> Non
 
 def test_what_cannot_be_compared_is_said() -> None:
     flat = quadratic(g=lambda t, x, _: 0.5 * (x["x"][:2] - t["t"][:2]).square().sum())
-    assert "the lower solution is not unique (2 flat directions of 4)" in check_problem(flat, points=1).notes[0]
+    assert (
+        "the lower solution is not unique (2 flat directions of 4)"
+        in check_problem(flat, points=1).notes[0]
+    )
     kink = quadratic(
-        g=lambda t, x, _: (x["x"] - t["t"][0]).abs().sum() + 0.5 * x["x"].square().sum(), theta0={"t": 0.3 * A[0, :3]}
+        g=lambda t, x, _: (x["x"] - t["t"][0]).abs().sum() + 0.5 * x["x"].square().sum(),
+        theta0={"t": 0.3 * A[0, :3]},
     )
     assert "the lower level was not solved" in check_problem(kink, points=1).notes[0]
     unbounded = quadratic(g=lambda t, x, _: (x["x"] * t["t"][0]).sum())
     assert not check_problem(unbounded, points=1).agrees
-    saddle = quadratic(g=lambda t, x, _: x["x"][0] ** 2 - x["x"][1] ** 2 + x["x"][1] ** 4 + x["x"][2:].square().sum())
+    saddle = quadratic(
+        g=lambda t, x, _: (
+            x["x"][0] ** 2 - x["x"][1] ** 2 + x["x"][1] ** 4 + x["x"][2:].square().sum()
+        )
+    )
     assert "it is a saddle, not a minimiser" in check_problem(saddle, points=1).notes[0]
     large = quadratic(x0={"x": torch.zeros(3001, dtype=F64)})
-    with pytest.raises(ConfigError, match=r"the lower level has 3001 variables.*3000 at most\n  shrink the task with --set"):
+    with pytest.raises(
+        ConfigError,
+        match=r"the lower level has 3001 variables.*3000 at most\n  shrink the task with --set",
+    ):
         check_problem(large)
 
 
 def test_flat_directions_that_the_upper_loss_does_not_see_are_no_hindrance() -> None:
     """A softmax whose bias no penalty holds: adding a number to all of it changes neither loss."""
-    a, label = normal(12, 3, seed=5), torch.arange(12) % 3
+    a = normal(12, 3, seed=5)
+    label = torch.arange(12) % 3
 
     def error(x: Tree, rows: slice) -> torch.Tensor:
         return torch.nn.functional.cross_entropy(a[rows] @ x["w"] + x["b"], label[rows])
@@ -324,18 +402,47 @@ def test_a_lower_level_with_many_minimisers_is_checked_where_the_best_one_is_kno
 
 @pytest.mark.extended
 def test_the_command_prints_rows_and_a_verdict_and_compares_a_methods_estimator() -> None:
-    small = ["--set", "task.train_size=20", "--set", "task.hidden=0", "--set", "task.omega=0.05", "--points", "1"]
-    result = CliRunner().invoke(main, ["check-gradient", "hyper-cleaning", *small, "--directions", "2"])
+    small = [
+        "--set",
+        "task.train_size=20",
+        "--set",
+        "task.hidden=0",
+        "--set",
+        "task.omega=0.05",
+        "--points",
+        "1",
+    ]
+    result = CliRunner().invoke(
+        main, ["check-gradient", "hyper-cleaning", *small, "--directions", "2"]
+    )
     assert result.exit_code == 0, result.output
     assert "random 1" in result.output
     assert "agrees: 2 directions within 0.0001" in result.output
 
-    exact = ["--method", "hg-implicit", "--set", "method.hypergradient.solver.ridge=0.0", "--points", "1", "--directions", "1"]
-    exact += ["--set", "method.hypergradient.solver.rtol=1e-12", "--set", "method.hypergradient.solver.max_steps=500"]
-    report = json.loads(CliRunner().invoke(main, ["check-gradient", "quadratic", *exact, "--json"]).output)
+    exact = [
+        "--method",
+        "hg-implicit",
+        "--set",
+        "method.hypergradient.solver.ridge=0.0",
+        "--points",
+        "1",
+        "--directions",
+        "1",
+    ]
+    exact += [
+        "--set",
+        "method.hypergradient.solver.rtol=1e-12",
+        "--set",
+        "method.hypergradient.solver.max_steps=500",
+    ]
+    report = json.loads(
+        CliRunner().invoke(main, ["check-gradient", "quadratic", *exact, "--json"]).output
+    )
     note = next(note for note in report["notes"] if "estimator 'implicit'" in note)
     assert float(note.split("off by ")[1].split()[0]) < 1e-6
-    path = CliRunner().invoke(main, ["check-gradient", "quadratic", "--method", "hg-baseline", "--points", "1"])
+    path = CliRunner().invoke(
+        main, ["check-gradient", "quadratic", "--method", "hg-baseline", "--points", "1"]
+    )
     assert "estimator 'unrolled': it differentiates a path" in path.output
 
 
@@ -345,8 +452,14 @@ def test_the_command_prints_rows_and_a_verdict_and_compares_a_methods_estimator(
         (["quadratik"], "unknown task 'quadratik'; did you mean 'quadratic'?"),
         (["quadratic", "--set", "task.rows=0"], "'rows' must be >= 1: 0 @ --set task.rows"),
         (["quadratic", "--set", "rows=5"], "--set rows=5: write task.FIELD=VALUE"),
-        (["quadratic", "--set", "method.keep=last"], "--set method.keep=last: write task.FIELD=VALUE"),
-        (["hyper-cleaning", "--set", "task.hidden=100"], "shrink the task with --set task.FIELD=VALUE"),
+        (
+            ["quadratic", "--set", "method.keep=last"],
+            "--set method.keep=last: write task.FIELD=VALUE",
+        ),
+        (
+            ["hyper-cleaning", "--set", "task.hidden=100"],
+            "shrink the task with --set task.FIELD=VALUE",
+        ),
     ],
 )
 def test_what_was_typed_wrong_is_explained(arguments: list[str], message: str) -> None:
@@ -356,8 +469,14 @@ def test_what_was_typed_wrong_is_explained(arguments: list[str], message: str) -
 
 
 def test_a_single_run_is_checked_too_before_its_folder_is_made(tmp_path: Path) -> None:
-    text = f'budget = "1 step"\ntask = "hyper-cleaning"\nmethod = "tpe"\nrun.out = {json.dumps(str(tmp_path / "runs"))}\n'
-    with pytest.raises(ConfigError, match="method 'tpe' cannot run on task 'hyper-cleaning': it needs few upper variables"):
+    text = (
+        'budget = "1 step"\ntask = "hyper-cleaning"\nmethod = "tpe"\n'
+        f"run.out = {json.dumps(str(tmp_path / 'runs'))}\n"
+    )
+    with pytest.raises(
+        ConfigError,
+        match="method 'tpe' cannot run on task 'hyper-cleaning': it needs few upper variables",
+    ):
         run_config(RunConfig.from_toml(text))
     assert not (tmp_path / "runs").exists()
 
@@ -365,6 +484,7 @@ def test_a_single_run_is_checked_too_before_its_folder_is_made(tmp_path: Path) -
 def test_a_misspelt_trait_is_told_with_the_one_that_is_meant() -> None:
     lacking = {"source": "", "my-own": ""}
     assert compat.misfit("mine", "quadratic", lacking) == (
-        "method 'mine' cannot run on task 'quadratic': it needs source and my-own; there is no trait 'source'; did you mean "
+        "method 'mine' cannot run on task 'quadratic': it needs source and my-own; there is no "
+        "trait 'source'; did you mean "
         "'sources'?"
     )

@@ -1,4 +1,6 @@
-"""run.compile: when it pays, what it costs and who pays for it, what is recorded, resumed, shared and shown."""
+"""run.compile: when it pays, what it costs and who pays for it, what is recorded, resumed,
+shared and shown.
+"""
 
 from __future__ import annotations
 
@@ -25,7 +27,16 @@ from hgms.executors import Local
 from hgms.report import build
 from hgms.report.markdown import markdown
 from hgms.report.page import html
-from hgms.runs import Compilation, Execution, Interrupted, RunConfig, RunFolder, RunResult, RunSettings, run
+from hgms.runs import (
+    Compilation,
+    Execution,
+    Interrupted,
+    RunConfig,
+    RunFolder,
+    RunResult,
+    RunSettings,
+    run,
+)
 from hgms.runs.loop import Clock
 from hgms_core import Budget, ConfigError, Problem, State
 from hgms_core.registry import Registry
@@ -42,7 +53,9 @@ class Time:
 
 @pytest.fixture
 def interpreted(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Programs are the traced graphs themselves: all but the compiler, which takes seconds for each."""
+    """Programs are the traced graphs themselves: all but the compiler, which takes seconds for
+    each.
+    """
 
     def as_traced(graph: GraphModule, leaves: Sequence[Tensor]) -> Callable[..., Any]:
         Time.now += MAKING
@@ -65,7 +78,9 @@ def stopped(monkeypatch: pytest.MonkeyPatch, interpreted: None) -> None:
 
 @attrs.define
 class Walker:
-    """A method with a program; its steps take the seconds that are ``left``, the last of them for good."""
+    """A method with a program; its steps take the seconds that are ``left``, the last of them
+    for good.
+    """
 
     name: ClassVar[str] = "walker"
     left: list[float] = attrs.field(factory=lambda: [1.0], metadata={"toml": False})
@@ -82,8 +97,14 @@ class Walker:
         Time.now += self.left[0] if len(self.left) == 1 else self.left.pop(0)
         compiler = programs_of(problem)
         x = state["x"] if compiler is None else compiler(("halve",), halved)(state["x"])
-        record = {"oracle_calls": 100 * (state["step"] + 1), "compiled": float(compiler is not None)}
-        return {"x": halved(state["x"]) if compiler is None else x, "step": state["step"] + 1}, record
+        record = {
+            "oracle_calls": 100 * (state["step"] + 1),
+            "compiled": float(compiler is not None),
+        }
+        return {
+            "x": halved(state["x"]) if compiler is None else x,
+            "step": state["step"] + 1,
+        }, record
 
     def result(self, state: State) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
         return {}, state["x"]
@@ -95,8 +116,11 @@ def halved(x: Mapping[str, Tensor]) -> dict[str, Tensor]:
 
 def problem(**more: Any) -> Problem:
     fields: dict[str, Any] = {
-        "theta0": {}, "x0": {"x": torch.ones(2)}, "g": lambda t, x, b: x["x"].sum(), "f": lambda t, x, b: x["x"].sum()
-    }  # fmt: skip
+        "theta0": {},
+        "x0": {"x": torch.ones(2)},
+        "g": lambda t, x, b: x["x"].sum(),
+        "f": lambda t, x, b: x["x"].sum(),
+    }
     return Problem(**fields, **more)
 
 
@@ -113,7 +137,9 @@ def recorded(folder: Path) -> dict[str, Any]:
 
 class TestWhenItPays:
     @pytest.mark.parametrize(("seconds", "wanted"), [(59.9, False), (60.0, True)])
-    def test_a_budget_in_seconds_says_it_by_itself(self, stopped: None, seconds: float, wanted: bool) -> None:
+    def test_a_budget_in_seconds_says_it_by_itself(
+        self, stopped: None, seconds: float, wanted: bool
+    ) -> None:
         walker = Walker([30.0])
         result = run(walker, problem(), Budget(seconds=seconds))
         assert compilation(result).wanted is wanted
@@ -126,7 +152,12 @@ class TestWhenItPays:
             (Budget(outer_steps=49), [9.0], False, 0),
             (Budget(outer_steps=50), [2.0], True, 2),
             (Budget(outer_steps=50), [1.0], False, 1),
-            (Budget(outer_steps=50), [9.0, 1.0], False, 2),  # the first step of a process loads modules
+            (
+                Budget(outer_steps=50),
+                [9.0, 1.0],
+                False,
+                2,
+            ),  # the first step of a process loads modules
             (Budget(oracle_calls=4999), [9.0], False, 0),
             (Budget(oracle_calls=5000), [2.0], True, 2),
             (Budget(oracle_calls=5000), [1.0], False, 1),
@@ -140,13 +171,19 @@ class TestWhenItPays:
         assert compilation(result).wanted is wanted, compilation(result).reason
         assert walker.steps == 50 + discarded - (budget.outer_steps == 49)
         assert result.records[-1]["compiled"] == float(wanted)
-        assert result.x["x"].tolist() == [0.5 ** result.records[-1]["step"]] * 2, "a discarded step changes nothing"
+        assert result.x["x"].tolist() == [0.5 ** result.records[-1]["step"]] * 2, (
+            "a discarded step changes nothing"
+        )
         assert result.records[-1]["oracle_calls"] == 100 * result.records[-1]["step"]
 
     def test_it_says_why(self, stopped: None) -> None:
         reasons = [
             compilation(run(Walker([time]), problem(), budget)).reason
-            for time, budget in ((2.0, Budget(outer_steps=50)), (0.2, Budget(outer_steps=50)), (1.0, Budget(outer_steps=3)))
+            for time, budget in (
+                (2.0, Budget(outer_steps=50)),
+                (0.2, Budget(outer_steps=50)),
+                (1.0, Budget(outer_steps=3)),
+            )
         ]
         assert reasons == [
             "as they are written, the steps take about 100 s",
@@ -163,7 +200,12 @@ class TestWhenItPays:
             assert {row["compiled"] for row in result.records[1:]} == {float(setting)}
 
     def test_losses_that_count_what_they_do_run_as_written(self, stopped: None) -> None:
-        result = run(Walker(), problem(counters=dict), Budget(outer_steps=2), settings=RunSettings(compile=True))
+        result = run(
+            Walker(),
+            problem(counters=dict),
+            Budget(outer_steps=2),
+            settings=RunSettings(compile=True),
+        )
         assert "count what they do" in compilation(result).reason
         assert [row["compiled"] for row in result.records[1:]] == [0.0, 0.0]
         assert compilation(result).outcomes == {}
@@ -204,7 +246,9 @@ class TestTime:
                 following, record = super().step(problem, state, progress)
                 compiler = programs_of(problem)
                 if compiler is not None and state["step"] == 2:
-                    compiler(("twice",), lambda x: {name: 2 * leaf for name, leaf in x.items()})(state["x"])
+                    compiler(("twice",), lambda x: {name: 2 * leaf for name, leaf in x.items()})(
+                        state["x"]
+                    )
                 return following, record
 
         result = run(Late(), problem(), Budget(seconds=4.0), settings=RunSettings(compile=True))
@@ -212,7 +256,9 @@ class TestTime:
         assert result.seconds == 4.0
         assert compilation(result).compiled == ["halve", "twice"]
 
-    def test_both_clocks_are_the_runs(self, monkeypatch: pytest.MonkeyPatch, interpreted: None) -> None:
+    def test_both_clocks_are_the_runs(
+        self, monkeypatch: pytest.MonkeyPatch, interpreted: None
+    ) -> None:
         made: list[Programs] = []
 
         def kept(clock: Callable[[], float]) -> Programs:
@@ -229,30 +275,64 @@ class TestTime:
 
 class TestRecords:
     def test_env_json_tells_what_was_compiled(self, stopped: None, tmp_path: Path) -> None:
-        result = run(Walker(), problem(), Budget(outer_steps=2), folder=tmp_path, settings=RunSettings(compile=True))
+        result = run(
+            Walker(),
+            problem(),
+            Budget(outer_steps=2),
+            folder=tmp_path,
+            settings=RunSettings(compile=True),
+        )
         table = recorded(tmp_path)
         assert table.pop("seconds") == compilation(result).seconds > 0
-        assert table == {"wanted": True, "reason": "the settings say so", "outcomes": {"halve": "compiled"}}
+        assert table == {
+            "wanted": True,
+            "reason": "the settings say so",
+            "outcomes": {"halve": "compiled"},
+        }
         environment = RunFolder(tmp_path).read_environment()
         assert Execution.recorded(environment) == result.execution
         assert {"python", "versions", "device"} <= environment.keys()
-        assert "compile" not in (tmp_path / "summary.json").read_text(), "which is the same for every run of one seed"
+        assert "compile" not in (tmp_path / "summary.json").read_text(), (
+            "which is the same for every run of one seed"
+        )
 
-    def test_a_resumed_run_takes_what_was_recorded_and_adds_its_own(self, stopped: None, tmp_path: Path) -> None:
+    def test_a_resumed_run_takes_what_was_recorded_and_adds_its_own(
+        self, stopped: None, tmp_path: Path
+    ) -> None:
         settings = RunSettings(checkpoint_seconds=0)
         with pytest.raises(Interrupted):
-            run(Walker([2.0], interrupts_at=2), problem(), Budget(outer_steps=50), folder=tmp_path, settings=settings)
+            run(
+                Walker([2.0], interrupts_at=2),
+                problem(),
+                Budget(outer_steps=50),
+                folder=tmp_path,
+                settings=settings,
+            )
         first = recorded(tmp_path)
         assert first["wanted"]
         walker = Walker([0.1])
-        result = run(walker, problem(), Budget(outer_steps=50), folder=tmp_path, resume=True, settings=settings)
+        result = run(
+            walker,
+            problem(),
+            Budget(outer_steps=50),
+            folder=tmp_path,
+            resume=True,
+            settings=settings,
+        )
         assert walker.steps == 48, "it asks no step for the time"
         assert {row["compiled"] for row in result.records[1:]} == {1.0}
         assert compilation(result).reason == first["reason"]
         assert compilation(result).seconds > first["seconds"] > 0
         assert recorded(tmp_path)["seconds"] == compilation(result).seconds
         assert "before" not in RunFolder(tmp_path).read_environment()
-        again = run(Walker(), problem(), Budget(outer_steps=50), folder=tmp_path, resume=True, settings=settings)
+        again = run(
+            Walker(),
+            problem(),
+            Budget(outer_steps=50),
+            folder=tmp_path,
+            resume=True,
+            settings=settings,
+        )
         assert again.execution == result.execution
 
     def test_what_could_not_be_compiled_is_not_tried_again(
@@ -261,23 +341,41 @@ class TestRecords:
         def lacking(graph: GraphModule, leaves: Sequence[Tensor]) -> Any:
             raise RuntimeError("no C++ compiler")
 
-        settings, budget = RunSettings(compile=True, checkpoint_seconds=0), Budget(outer_steps=4)
+        settings = RunSettings(compile=True, checkpoint_seconds=0)
+        budget = Budget(outer_steps=4)
         with monkeypatch.context() as patch:
             patch.setattr(programs, "_inductor", lacking)
             with pytest.raises(Interrupted):
                 run(Walker(interrupts_at=2), problem(), budget, folder=tmp_path, settings=settings)
         result = run(Walker(), problem(), budget, folder=tmp_path, resume=True, settings=settings)
-        assert compilation(result).outcomes == {"halve": "as written: it cannot be compiled: no C++ compiler"}
+        assert compilation(result).outcomes == {
+            "halve": "as written: it cannot be compiled: no C++ compiler"
+        }
         assert Time.now == 4 * 1.0
 
-    def test_one_of_an_earlier_version_goes_on_as_written(self, stopped: None, tmp_path: Path) -> None:
+    def test_one_of_an_earlier_version_goes_on_as_written(
+        self, stopped: None, tmp_path: Path
+    ) -> None:
         settings = RunSettings(checkpoint_seconds=0)
         with pytest.raises(Interrupted):
-            run(Walker([2.0], interrupts_at=2), problem(), Budget(seconds=600), folder=tmp_path, settings=settings)
+            run(
+                Walker([2.0], interrupts_at=2),
+                problem(),
+                Budget(seconds=600),
+                folder=tmp_path,
+                settings=settings,
+            )
         environment = RunFolder(tmp_path).read_environment()
         del environment["execution"]
         (tmp_path / "env.json").write_text(json.dumps(environment))
-        result = run(Walker([200.0]), problem(), Budget(seconds=600), folder=tmp_path, resume=True, settings=settings)
+        result = run(
+            Walker([200.0]),
+            problem(),
+            Budget(seconds=600),
+            folder=tmp_path,
+            resume=True,
+            settings=settings,
+        )
         assert result.records[-1]["compiled"] == 0.0
         assert "knew no other way" in compilation(result).reason
 
@@ -285,12 +383,18 @@ class TestRecords:
         with pytest.raises(Interrupted):
             run(Walker(interrupts_at=0), problem(), Budget(outer_steps=50), folder=tmp_path)
         assert "compile" not in RunFolder(tmp_path).read_environment()["execution"]
-        assert compilation(run(Walker([2.0]), problem(), Budget(outer_steps=50), folder=tmp_path, resume=True)).wanted
+        assert compilation(
+            run(Walker([2.0]), problem(), Budget(outer_steps=50), folder=tmp_path, resume=True)
+        ).wanted
 
     @pytest.mark.extended
-    def test_a_resumed_run_equals_an_uninterrupted_one(self, interpreted: None, tmp_path: Path) -> None:
+    def test_a_resumed_run_equals_an_uninterrupted_one(
+        self, interpreted: None, tmp_path: Path
+    ) -> None:
         method = {"name": "hg-ms", "generator": {"name": "branches", "steps": 2}}
-        config = RunConfig.from_dict({"task": "quadratic", "method": method, "budget": "4 steps", "run": {"compile": True}})
+        config = RunConfig.from_dict(
+            {"task": "quadratic", "method": method, "budget": "4 steps", "run": {"compile": True}}
+        )
 
         def go(folder: str, stop: int | None = None, resume: bool = False) -> RunResult:
             def watch(_info: object, record: Mapping[str, Any], _share: float) -> None:
@@ -299,9 +403,14 @@ class TestRecords:
 
             built = config.task.problem(0, torch.device("cpu"), torch.float32)
             return run(
-                config.method, built, config.budget, folder=tmp_path / folder, resume=resume,
-                settings=attrs.evolve(config.run, checkpoint_seconds=0), watch=watch,
-            )  # fmt: skip
+                config.method,
+                built,
+                config.budget,
+                folder=tmp_path / folder,
+                resume=resume,
+                settings=attrs.evolve(config.run, checkpoint_seconds=0),
+                watch=watch,
+            )
 
         with pytest.raises(Interrupted):
             go("resumed", stop=2)
@@ -311,12 +420,16 @@ class TestRecords:
         assert set(compilation(result).outcomes.values()) == {"compiled"}
         assert {"branches", "linearization", "cg"} <= set(compilation(whole).outcomes)
         for name in ("steps.jsonl", "summary.json", "checkpoint-4.safetensors"):
-            assert (tmp_path / "resumed" / name).read_bytes() == (tmp_path / "whole" / name).read_bytes()
+            assert (tmp_path / "resumed" / name).read_bytes() == (
+                tmp_path / "whole" / name
+            ).read_bytes()
 
 
 class TestConfiguration:
     def config(self, **settings: Any) -> RunConfig:
-        return RunConfig.from_dict({"task": "quadratic", "method": "hg-ms", "budget": "2 steps", "run": settings})
+        return RunConfig.from_dict(
+            {"task": "quadratic", "method": "hg-ms", "budget": "2 steps", "run": settings}
+        )
 
     def test_the_default_leaves_no_trace_and_the_others_do(self) -> None:
         plain = self.config()
@@ -329,13 +442,21 @@ class TestConfiguration:
 
     @pytest.mark.parametrize("value", ["always", 3, 1.5])
     def test_a_wrong_value_is_told_what_there_is(self, value: object) -> None:
-        with pytest.raises(ConfigError, match=r'(?s)expected "auto" or true or false, got .*run\.compile'):
+        with pytest.raises(
+            ConfigError, match=r'(?s)expected "auto" or true or false, got .*run\.compile'
+        ):
             self.config(compile=value)
         with pytest.raises(ConfigError, match="compile"):
             RunSettings(compile=value)  # type: ignore[arg-type]
 
     def test_a_run_from_python_says_it_too(self, stopped: None, tmp_path: Path) -> None:
-        run(Walker(), problem(), Budget(outer_steps=1), folder=tmp_path / "a", settings=RunSettings(compile=True))
+        run(
+            Walker(),
+            problem(),
+            Budget(outer_steps=1),
+            folder=tmp_path / "a",
+            settings=RunSettings(compile=True),
+        )
         run(Walker(), problem(), Budget(outer_steps=1), folder=tmp_path / "b")
         assert "compile = true" in (tmp_path / "a" / "config.toml").read_text()
         assert "compile =" not in (tmp_path / "b" / "config.toml").read_text()
@@ -343,8 +464,17 @@ class TestConfiguration:
 
 class TestTerminal:
     def shown(self, tmp_path: Path, setting: str) -> Any:
-        (tmp_path / "run.toml").write_text('task = "quadratic"\nmethod = "uniform"\nbudget = "1 steps"\n')
-        command = ["run", str(tmp_path / "run.toml"), "--out", str(tmp_path / "out"), "--set", f"run.compile={setting}"]
+        (tmp_path / "run.toml").write_text(
+            'task = "quadratic"\nmethod = "uniform"\nbudget = "1 steps"\n'
+        )
+        command = [
+            "run",
+            str(tmp_path / "run.toml"),
+            "--out",
+            str(tmp_path / "out"),
+            "--set",
+            f"run.compile={setting}",
+        ]
         return CliRunner().invoke(main, command)
 
     def test_it_says_what_was_compiled(self, interpreted: None, tmp_path: Path) -> None:
@@ -358,7 +488,9 @@ class TestTerminal:
     def test_it_says_nothing_where_nothing_was(self, interpreted: None, tmp_path: Path) -> None:
         assert "compile" not in self.shown(tmp_path, '"auto"').output
 
-    def test_without_a_compiler_one_warning_says_so(self, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    def test_without_a_compiler_one_warning_says_so(
+        self, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+    ) -> None:
         def lacking(graph: GraphModule, leaves: Sequence[Tensor]) -> Any:
             raise RuntimeError("no C++ compiler\nand a long story")
 
@@ -435,7 +567,10 @@ class TestComparison:
     def decisions(self, monkeypatch: pytest.MonkeyPatch) -> Iterator[list[float]]:
         """The seconds of the steps that decide, in this order; a further one is a failure."""
         left: list[float] = []
-        monkeypatch.setattr("hgms.runs.loop.Run.discarded_step", lambda run: (left.pop(0), run.info.budget.spent(0.0, 1, 1)))
+        monkeypatch.setattr(
+            "hgms.runs.loop.Run.discarded_step",
+            lambda run: (left.pop(0), run.info.budget.spent(0.0, 1, 1)),
+        )
         yield left
         assert left == [], "fewer steps were asked than expected"
 
@@ -443,7 +578,9 @@ class TestComparison:
         tables = [recorded(path.parent) for path in out.glob("*/*/seed-*/env.json")]
         return {(table["wanted"], table["reason"]) for table in tables}
 
-    def test_the_first_run_decides_for_all(self, plugin: str, tmp_path: Path, decisions: list[float]) -> None:
+    def test_the_first_run_decides_for_all(
+        self, plugin: str, tmp_path: Path, decisions: list[float]
+    ) -> None:
         decisions += [2.0, 1.5]
         registry = Registry.load([plugin])
         done = compare("quadratic", "plain", "50 steps", 2, tmp_path, jobs=0, registry=registry)
@@ -454,13 +591,27 @@ class TestComparison:
         assert len(list(tmp_path.rglob("env.json"))) == 3
         assert len(self.reasons(tmp_path)) == 1, "what finished runs recorded holds for others"
 
-    def test_the_table_says_what_was_compiled_for_whom(self, interpreted: None, plugin: str, tmp_path: Path) -> None:
-        methods, registry = ["plain", {"name": "uniform", "label": "ours"}], Registry.load([plugin])
-        done = compare("quadratic", methods, "1 steps", 1, tmp_path, run={"compile": True}, jobs=0, registry=registry)
+    def test_the_table_says_what_was_compiled_for_whom(
+        self, interpreted: None, plugin: str, tmp_path: Path
+    ) -> None:
+        methods = ["plain", {"name": "uniform", "label": "ours"}]
+        registry = Registry.load([plugin])
+        done = compare(
+            "quadratic",
+            methods,
+            "1 steps",
+            1,
+            tmp_path,
+            run={"compile": True},
+            jobs=0,
+            registry=registry,
+        )
         line = next(line for line in str(done).splitlines() if "compiled: " in line)
         assert line.startswith("quadratic: compiled: branches")
         assert line.endswith(" (ours); nothing, so as written (plain)")
-        tables = {path.parents[1].name[:4]: recorded(path.parent) for path in tmp_path.rglob("env.json")}
+        tables = {
+            path.parents[1].name[:4]: recorded(path.parent) for path in tmp_path.rglob("env.json")
+        }
         assert tables["plai"]["wanted"]
         assert tables["plai"]["outcomes"] == {}
         assert tables["plai"]["seconds"] == 0.0
@@ -476,14 +627,20 @@ class TestComparison:
         assert "compiled" not in str(done)
         assert "compiled" not in markdown(build([tmp_path]))
 
-    def test_another_budget_is_another_decision(self, tmp_path: Path, decisions: list[float]) -> None:
+    def test_another_budget_is_another_decision(
+        self, tmp_path: Path, decisions: list[float]
+    ) -> None:
         with Coordinator() as coordinator:
             for budget, wanted in (("2 steps", False), ("60 s", True), ("50 steps", True)):
-                config = RunConfig.from_dict({"task": "quadratic", "method": "uniform", "budget": budget})
+                config = RunConfig.from_dict(
+                    {"task": "quadratic", "method": "uniform", "budget": budget}
+                )
                 cell = Cell(config=config, path=tmp_path / budget)
                 known = coordinator.known(cell)
                 assert known is None or known.compile is None
-                execution = Execution(matmul=EXACT, compile=Compilation(wanted=wanted, reason=budget, seconds=3.0))
+                execution = Execution(
+                    matmul=EXACT, compile=Compilation(wanted=wanted, reason=budget, seconds=3.0)
+                )
                 folder = RunFolder(cell.path)
                 folder.create("", {"execution": {"matmul": attrs.asdict(EXACT)}})
                 coordinator.recall(cell)
@@ -492,10 +649,21 @@ class TestComparison:
                 coordinator.recall(cell)
                 assert coordinator.known(cell) == execution
 
-    def test_a_pilot_is_short_and_its_runs_are_not(self, interpreted: None, tmp_path: Path, decisions: list[float]) -> None:
+    def test_a_pilot_is_short_and_its_runs_are_not(
+        self, interpreted: None, tmp_path: Path, decisions: list[float]
+    ) -> None:
         decisions += [2.0, 2.0]
         sweep = {"trials": 2, "budget": "1 steps", "space": {"walk": {"noise": [0.1, 0.2]}}}
-        compare("bowl", "walk", "50 steps", 1, tmp_path, sweep=sweep, jobs=0, registry=Registry.load([str(PLUGIN)]))
+        compare(
+            "bowl",
+            "walk",
+            "50 steps",
+            1,
+            tmp_path,
+            sweep=sweep,
+            jobs=0,
+            registry=Registry.load([str(PLUGIN)]),
+        )
         assert self.reasons(tmp_path) == {(True, "as they are written, the steps take about 100 s")}
 
     @pytest.mark.extended
@@ -504,13 +672,22 @@ class TestComparison:
     ) -> None:
         plugins = [str(PLUGIN), plugin]
         grid = load(
-            {"budget": "2 steps", "seeds": 3, "task": "bowl", "method": "chooses",
-             "run": {"out": str(tmp_path / "runs"), "compile": True}},
+            {
+                "budget": "2 steps",
+                "seeds": 3,
+                "task": "bowl",
+                "method": "chooses",
+                "run": {"out": str(tmp_path / "runs"), "compile": True},
+            },
             registry=Registry.load(plugins),
-        )  # fmt: skip
+        )
         with caplog.at_level(logging.WARNING), Coordinator(Local(jobs=2), plugins) as coordinator:
-            assert [(ending.status, ending.error) for ending in coordinator.carry_out(grid.cells())] == [("done", None)] * 3
-        [warning] = [record.getMessage() for record in caplog.records if record.name == "hgms.programs"]
+            assert [
+                (ending.status, ending.error) for ending in coordinator.carry_out(grid.cells())
+            ] == [("done", None)] * 3
+        [warning] = [
+            record.getMessage() for record in caplog.records if record.name == "hgms.programs"
+        ]
         assert warning.startswith("choice cannot be traced: ")
         assert self.reasons(tmp_path / "runs") == {(True, "the settings say so")}
         caplog.clear()
@@ -524,7 +701,9 @@ class TestComparison:
 class TestReport:
     def test_runs_that_differ_are_named(self, tmp_path: Path) -> None:
         compiled = Compilation(
-            wanted=True, reason="", outcomes={"cg": "compiled", "scores": "as written: it cannot be traced: so"}
+            wanted=True,
+            reason="",
+            outcomes={"cg": "compiled", "scores": "as written: it cannot be traced: so"},
         )
         tables = {
             "a": Execution(matmul=EXACT, compile=compiled).as_table(),
@@ -536,8 +715,13 @@ class TestReport:
                 write_run(tmp_path, method=method, seed=seed, environment={"execution": table})
         study = build([tmp_path])
         text = markdown(study)
-        assert "Steps: as written in 2 (b) and compiled in 2 (a) of 4 runs: their seconds do not compare." in text
+        assert (
+            "Steps: as written in 2 (b) and compiled in 2 (a) of 4 runs: their seconds do not "
+            "compare."
+        ) in text
         assert "Compiled: cg (a). Scores (a) ran as written: it cannot be traced: so." in text
-        assert [environment["compile"] for environment, _ in study.sections[0].environments if "compile" in environment] == [
-            "compiled"
-        ]
+        assert [
+            environment["compile"]
+            for environment, _ in study.sections[0].environments
+            if "compile" in environment
+        ] == ["compiled"]

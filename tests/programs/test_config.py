@@ -1,4 +1,6 @@
-"""Configurations: strict, every error at once with its place, and the same again after a trip through TOML."""
+"""Configurations: strict, every error at once with its place, and the same again after a trip
+through TOML.
+"""
 
 from __future__ import annotations
 
@@ -176,7 +178,9 @@ name = "recipe"
 
 
 def config_of(registry: Registry, text: str = TEXT, **tables: Any) -> RunConfig:
-    return RunConfig.from_dict({**tomllib.loads(text), **tables}, source="run.toml", registry=registry)
+    return RunConfig.from_dict(
+        {**tomllib.loads(text), **tables}, source="run.toml", registry=registry
+    )
 
 
 def error_of(registry: Registry, **tables: Any) -> str:
@@ -194,7 +198,12 @@ def test_a_composition_is_a_pipeline_with_its_own_defaults(registry: Registry) -
         outer=Move(schedule=Schedule(kind="cosine", final=0.1)),
         keep="best",
     )
-    assert (config.method_name, config.task, config.budget, config.seed) == ("recipe", Work(), Budget(seconds=60.0), 0)
+    assert (config.method_name, config.task, config.budget, config.seed) == (
+        "recipe",
+        Work(),
+        Budget(seconds=60.0),
+        0,
+    )
 
 
 def test_overrides_change_fields_or_replace_parts(registry: Registry) -> None:
@@ -222,7 +231,10 @@ def test_a_pipeline_from_scratch(registry: Registry) -> None:
     config = config_of(registry, method=method)
     assert config.method_name == "pipeline"
     assert config.method == Pipeline(
-        generator=Generator(), selector=Choose(), hypergradient=Estimate(solver=Direct(), fallback=Other()), outer=Move()
+        generator=Generator(),
+        selector=Choose(),
+        hypergradient=Estimate(solver=Direct(), fallback=Other()),
+        outer=Move(),
     )
 
 
@@ -240,14 +252,26 @@ SOLVER = ("hypergradient", "solver")
 @pytest.mark.parametrize(
     ("method", "message"),
     [
-        (at(*SOLVER, "rtol", value=-1.0), "'rtol' must be > 0: -1.0 @ run.toml.method.hypergradient.solver.rtol"),
-        (at(*SOLVER, "rtol", value="1e-3"), 'expected a number, got "1e-3" @ run.toml.method.hypergradient.solver.rtol'),
-        (at(*SOLVER, "max_steps", value=3.9), "expected an integer, got 3.9 @ run.toml.method.hypergradient.solver.max_steps"),
+        (
+            at(*SOLVER, "rtol", value=-1.0),
+            "'rtol' must be > 0: -1.0 @ run.toml.method.hypergradient.solver.rtol",
+        ),
+        (
+            at(*SOLVER, "rtol", value="1e-3"),
+            'expected a number, got "1e-3" @ run.toml.method.hypergradient.solver.rtol',
+        ),
+        (
+            at(*SOLVER, "max_steps", value=3.9),
+            "expected an integer, got 3.9 @ run.toml.method.hypergradient.solver.max_steps",
+        ),
         (
             at(*SOLVER, "max_steps", value=True),
             "expected an integer, got true @ run.toml.method.hypergradient.solver.max_steps",
         ),
-        (at(*SOLVER, "max_steps", value="7"), 'expected an integer, got "7" @ run.toml.method.hypergradient.solver.max_steps'),
+        (
+            at(*SOLVER, "max_steps", value="7"),
+            'expected an integer, got "7" @ run.toml.method.hypergradient.solver.max_steps',
+        ),
         (
             at(*SOLVER, "max_step", value=3),
             "unknown key 'max_step'; did you mean 'max_steps'? (known: rtol, max_steps, guess) "
@@ -255,13 +279,17 @@ SOLVER = ("hypergradient", "solver")
         ),
         (
             at(*SOLVER, "name", value="directt"),
-            "unknown linear solver 'directt'; did you mean 'direct'? @ run.toml.method.hypergradient.solver.name\n"
+            "unknown linear solver 'directt'; did you mean 'direct'? @ "
+            "run.toml.method.hypergradient.solver.name\n"
             "  available: direct, other\n"
             "  `hgms list solver` says what each does",
         ),
         (
             at(*SOLVER, value={"rtol": 0.5, "max_steps": 500}),
-            "so many steps for so loose a tolerance make no sense @ run.toml.method.hypergradient.solver",
+            (
+                "so many steps for so loose a tolerance make no sense @ "
+                "run.toml.method.hypergradient.solver"
+            ),
         ),
         (
             at(*SOLVER, "guess", value=3),
@@ -269,43 +297,79 @@ SOLVER = ("hypergradient", "solver")
         ),
         (
             at("hypergradient", "solver", value=3),
-            "expected a table with the name of a linear solver, got 3 @ run.toml.method.hypergradient.solver",
+            (
+                "expected a table with the name of a linear solver, got 3 @ "
+                "run.toml.method.hypergradient.solver"
+            ),
         ),
-        (at("generator", "noisy", value=1), "expected true or false, got 1 @ run.toml.method.generator.noisy"),
-        (at("generator", "label", value=1), "expected a string, got 1 @ run.toml.method.generator.label"),
-        (at("generator", "clip", value="x"), 'expected a number, got "x" @ run.toml.method.generator.clip'),
-        (at("generator", "batch_size", value=0), "'batch_size' must be >= 1: 0 @ run.toml.method.generator.batch_size"),
+        (
+            at("generator", "noisy", value=1),
+            "expected true or false, got 1 @ run.toml.method.generator.noisy",
+        ),
+        (
+            at("generator", "label", value=1),
+            "expected a string, got 1 @ run.toml.method.generator.label",
+        ),
+        (
+            at("generator", "clip", value="x"),
+            'expected a number, got "x" @ run.toml.method.generator.clip',
+        ),
+        (
+            at("generator", "batch_size", value=0),
+            "'batch_size' must be >= 1: 0 @ run.toml.method.generator.batch_size",
+        ),
         (
             at("generator", "betas", value=[0.9]),
-            "expected a list of 2 values (a number, a number), got 1 of them @ run.toml.method.generator.betas",
+            (
+                "expected a list of 2 values (a number, a number), got 1 of them @ "
+                "run.toml.method.generator.betas"
+            ),
         ),
-        (at("generator", "spread", value=[1, "a"]), 'expected a number, got "a" @ run.toml.method.generator.spread[1]'),
-        (at("generator", "spread", value="12"), 'expected a list (a number each), got "12" @ run.toml.method.generator.spread'),
-        (at("generator", "limits", value={"a": "b"}), 'expected a number, got "b" @ run.toml.method.generator.limits.a'),
+        (
+            at("generator", "spread", value=[1, "a"]),
+            'expected a number, got "a" @ run.toml.method.generator.spread[1]',
+        ),
+        (
+            at("generator", "spread", value="12"),
+            'expected a list (a number each), got "12" @ run.toml.method.generator.spread',
+        ),
+        (
+            at("generator", "limits", value={"a": "b"}),
+            'expected a number, got "b" @ run.toml.method.generator.limits.a',
+        ),
         (
             at("generator", "until", value=1.5),
-            'expected an integer or "converged" or a list (an integer each), got 1.5 @ run.toml.method.generator.until',
+            (
+                'expected an integer or "converged" or a list (an integer each), got 1.5 @ '
+                "run.toml.method.generator.until"
+            ),
         ),
         (
             at("outer", "schedule", "kind", value="cosin"),
             "unknown choice 'cosin'; did you mean 'cosine'? @ run.toml.method.outer.schedule.kind\n"
             "  available: constant, cosine",
         ),
-        (at("outer", "schedule", value=3), "expected a table (Schedule), got 3 @ run.toml.method.outer.schedule"),
+        (
+            at("outer", "schedule", value=3),
+            "expected a table (Schedule), got 3 @ run.toml.method.outer.schedule",
+        ),
         (
             at("outter", value=3),
             "unknown key 'outter'; did you mean 'outer'? "
-            "(known: generator, selector, hypergradient, outer, keep, answer, margin) @ run.toml.method.outter",
+            "(known: generator, selector, hypergradient, outer, keep, answer, margin) @ "
+            "run.toml.method.outter",
         ),
         (
             at("margn", value=3.0),
             "unknown key 'margn'; did you mean 'margin'? "
-            "(known: generator, selector, hypergradient, outer, keep, answer, margin) @ run.toml.method.margn",
+            "(known: generator, selector, hypergradient, outer, keep, answer, margin) @ "
+            "run.toml.method.margn",
         ),
         (at("margin", value="wide"), 'expected a number, got "wide" @ run.toml.method.margin'),
         (
             {"generator": "draws"},
-            "the name of the method is missing @ run.toml.method.name\n  available: around, pipeline, recipe\n"
+            "the name of the method is missing @ run.toml.method.name\n"
+            "  available: around, pipeline, recipe\n"
             "  `hgms list method` says what each does",
         ),
         (
@@ -314,7 +378,9 @@ SOLVER = ("hypergradient", "solver")
         ),
     ],
 )
-def test_the_message_and_the_place_of_one_error(registry: Registry, method: dict[str, Any], message: str) -> None:
+def test_the_message_and_the_place_of_one_error(
+    registry: Registry, method: dict[str, Any], message: str
+) -> None:
     assert error_of(registry, method=method) == message
 
 
@@ -326,30 +392,61 @@ def test_the_message_and_the_place_of_one_error(registry: Registry, method: dict
             "unknown task 'wrok'; did you mean 'work'? @ run.toml.task\n"
             "  available: work\n  `hgms list task` says what each does",
         ),
-        ({"sed": 1}, "unknown key 'sed'; did you mean 'seed'? (known: schema, seed, task, method, budget, run) @ run.toml.sed"),
+        (
+            {"sed": 1},
+            (
+                "unknown key 'sed'; did you mean 'seed'? (known: schema, seed, task, method, "
+                "budget, "
+                "run) @ run.toml.sed"
+            ),
+        ),
         (
             {"method_name": "x"},
             "unknown key 'method_name'; did you mean 'method'? "
             "(known: schema, seed, task, method, budget, run) @ run.toml.method_name",
         ),
         ({"seed": -1}, "'seed' must be >= 0: -1 @ run.toml.seed"),
-        ({"schema": 2}, "schema 2 is not known to this version of hgms, which reads schema 1 @ run.toml.schema"),
-        ({"budget": "60"}, "cannot read the budget '60'; write for example '60s', '25 steps' or '1e5 calls' @ run.toml.budget"),
+        (
+            {"schema": 2},
+            "schema 2 is not known to this version of hgms, which reads schema 1 @ run.toml.schema",
+        ),
+        (
+            {"budget": "60"},
+            (
+                "cannot read the budget '60'; write for example '60s', '25 steps' or '1e5 calls' @ "
+                "run.toml.budget"
+            ),
+        ),
         (
             {"budget": {"seconds": 1, "outer_steps": 2}},
-            "a budget is exactly one of seconds, outer_steps, oracle_calls (given: seconds, outer_steps); "
+            "a budget is exactly one of seconds, outer_steps, oracle_calls (given: seconds, "
+            "outer_steps); "
             'to replace one from the command line: --set budget="25 steps" @ run.toml.budget',
         ),
-        ({"budget": {"seconds": 0}}, "'seconds' must be > 0 and finite: 0.0 @ run.toml.budget.seconds"),
-        ({"budget": {"outer_steps": 2.5}}, "expected an integer, got 2.5 @ run.toml.budget.outer_steps"),
-        ({"run": {"device": "gpu"}}, '\'device\' must be "cpu", "cuda", "cuda:N" or "mps": \'gpu\' @ run.toml.run.device'),
+        (
+            {"budget": {"seconds": 0}},
+            "'seconds' must be > 0 and finite: 0.0 @ run.toml.budget.seconds",
+        ),
+        (
+            {"budget": {"outer_steps": 2.5}},
+            "expected an integer, got 2.5 @ run.toml.budget.outer_steps",
+        ),
+        (
+            {"run": {"device": "gpu"}},
+            '\'device\' must be "cpu", "cuda", "cuda:N" or "mps": \'gpu\' @ run.toml.run.device',
+        ),
         (
             {"run": {"dtype": "float16"}},
-            "unknown choice 'float16'; did you mean 'float64'? @ run.toml.run.dtype\n  available: float32, float64",
+            (
+                "unknown choice 'float16'; did you mean 'float64'? @ run.toml.run.dtype\n"
+                "  available: float32, float64"
+            ),
         ),
     ],
 )
-def test_errors_outside_the_method(registry: Registry, tables: dict[str, Any], message: str) -> None:
+def test_errors_outside_the_method(
+    registry: Registry, tables: dict[str, Any], message: str
+) -> None:
     assert error_of(registry, **tables) == message
 
 
@@ -403,7 +500,9 @@ def test_set_lays_values_over_the_file(registry: Registry, tmp_path: Path) -> No
     ]
     config = load(write(tmp_path), sets, seed=5, out="elsewhere", registry=registry)
     assert isinstance(config.method, Pipeline)
-    assert config.method.generator == Generator(count=4, batch_size=64, betas=(0.5, 0.9), label="two words")
+    assert config.method.generator == Generator(
+        count=4, batch_size=64, betas=(0.5, 0.9), label="two words"
+    )
     assert config.method.hypergradient == Estimate(solver=Other())
     assert (config.task, config.seed, config.budget) == (Work(size=7), 5, Budget(outer_steps=25))
     assert config.run == RunSettings(out="elsewhere", dtype="float64")
@@ -418,23 +517,35 @@ def test_set_lays_values_over_the_file(registry: Registry, tmp_path: Path) -> No
             "(known: count, lr, betas, spread, limits, clip, batch_size, until, noisy, "
             "label) @ --set method.generator.coutn",
         ),
-        ("method.generator.count=four", 'expected an integer, got "four" @ --set method.generator.count'),
+        (
+            "method.generator.count=four",
+            'expected an integer, got "four" @ --set method.generator.count',
+        ),
         ("method.generator.count=-4", "'count' must be >= 1: -4 @ --set method.generator.count"),
         ("count", "--set count: write --set key=value, for example --set method.generator.count=4"),
-        ("a..b=1", "--set a..b=1: write --set key=value, for example --set method.generator.count=4"),
+        (
+            "a..b=1",
+            "--set a..b=1: write --set key=value, for example --set method.generator.count=4",
+        ),
         ("budget.seconds=3", '--set budget.seconds=3: budget is "60s", not a table'),
     ],
 )
-def test_a_wrong_set_says_so(registry: Registry, tmp_path: Path, assignment: str, message: str) -> None:
+def test_a_wrong_set_says_so(
+    registry: Registry, tmp_path: Path, assignment: str, message: str
+) -> None:
     with pytest.raises(ConfigError) as caught:
         load(write(tmp_path), [assignment], registry=registry)
     assert str(caught.value) == message
 
 
 def test_files_that_cannot_be_read(registry: Registry, tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match=r"cannot read the configuration .*absent.toml: No such file or directory"):
+    with pytest.raises(
+        ConfigError, match=r"cannot read the configuration .*absent.toml: No such file or directory"
+    ):
         load(tmp_path / "absent.toml", registry=registry)
-    with pytest.raises(ConfigError, match=r"run.toml is not valid TOML: .* \(at line 1, column 8\)"):
+    with pytest.raises(
+        ConfigError, match=r"run.toml is not valid TOML: .* \(at line 1, column 8\)"
+    ):
         load(write(tmp_path, "seed = \n"), registry=registry)
 
 
@@ -463,7 +574,9 @@ def test_files_that_cannot_be_read(registry: Registry, tmp_path: Path) -> None:
 )
 def test_a_hostile_file_is_one_message(registry: Registry, tmp_path: Path, line: str) -> None:
     key = line.partition(" ")[0].partition(".")[0]
-    text = "\n".join(one for one in TEXT.splitlines() if not one.startswith(f"{key} ") and f"[{key}" not in one)
+    text = "\n".join(
+        one for one in TEXT.splitlines() if not one.startswith(f"{key} ") and f"[{key}" not in one
+    )
     with pytest.raises(ConfigError) as caught:
         load(write(tmp_path, f"{line}\n{text}"), registry=registry)
     assert len(str(caught.value)) < 600_000 / 20
@@ -483,7 +596,10 @@ def test_an_endless_file_is_not_read_to_its_end(registry: Registry) -> None:
 
 def test_python_needs_no_registry_and_equals_toml(registry: Registry) -> None:
     method = Pipeline(
-        generator=Generator(lr=1), selector=Choose(), hypergradient=Estimate(solver=Direct(rtol=1)), outer=Move(lr=1)
+        generator=Generator(lr=1),
+        selector=Choose(),
+        hypergradient=Estimate(solver=Direct(rtol=1)),
+        outer=Move(lr=1),
     )
     config = RunConfig(task=Work(), method=method, budget=Budget(seconds=60))
     again = RunConfig.from_toml(config.to_toml(), registry=registry)
@@ -493,7 +609,10 @@ def test_python_needs_no_registry_and_equals_toml(registry: Registry) -> None:
 
 def test_what_python_alone_can_hold_cannot_be_written() -> None:
     method = Pipeline(
-        generator=Generator(), selector=Choose(), hypergradient=Estimate(solver=Direct(guess=lambda n: n)), outer=Move()
+        generator=Generator(),
+        selector=Choose(),
+        hypergradient=Estimate(solver=Direct(guess=lambda n: n)),
+        outer=Move(),
     )
     with pytest.raises(ConfigError, match="can only be used from Python"):
         RunConfig(task=Work(), method=method, budget=Budget(seconds=60)).to_toml()
@@ -524,7 +643,9 @@ def test_data_that_cannot_be_read_have_the_reason_for_their_contents(error: Exce
 
 
 def test_contents_that_json_cannot_hold_are_refused() -> None:
-    with pytest.raises(ConfigError, match=r"SimpleNamespace.made_of must return what JSON can hold: .*bytes"):
+    with pytest.raises(
+        ConfigError, match=r"SimpleNamespace.made_of must return what JSON can hold: .*bytes"
+    ):
         data_of(SimpleNamespace(made_of=lambda: {"rows": b"digest"}))
 
 
@@ -545,19 +666,25 @@ generators = st.builds(
     noisy=st.booleans(),
     label=words,
 )
-solvers = st.builds(Other, shift=numbers) | st.builds(Direct, rtol=positive.filter(lambda x: x <= 0.1), max_steps=naturals)
+solvers = st.builds(Other, shift=numbers) | st.builds(
+    Direct, rtol=positive.filter(lambda x: x <= 0.1), max_steps=naturals
+)
 pipelines = st.builds(
     Pipeline,
     generator=generators,
     selector=st.just(Choose()),
     hypergradient=st.builds(Estimate, solver=solvers, fallback=st.none() | solvers),
     outer=st.builds(
-        Move, lr=numbers, schedule=st.builds(Schedule, kind=st.sampled_from(["constant", "cosine"]), final=positive)
+        Move,
+        lr=numbers,
+        schedule=st.builds(Schedule, kind=st.sampled_from(["constant", "cosine"]), final=positive),
     ),
     keep=st.sampled_from(["last", "best"]),
 )
 budgets = st.one_of(
-    st.builds(Budget, seconds=positive), st.builds(Budget, outer_steps=naturals), st.builds(Budget, oracle_calls=naturals)
+    st.builds(Budget, seconds=positive),
+    st.builds(Budget, outer_steps=naturals),
+    st.builds(Budget, oracle_calls=naturals),
 )
 configs = st.builds(
     RunConfig,
@@ -600,16 +727,26 @@ def test_a_wrappers_key_stands_among_those_of_the_pipeline(registry: Registry) -
     assert config_of(registry, wrapped.to_toml()) == wrapped
 
 
-def test_a_wrapper_may_be_named_with_the_method_inside_as_a_table_or_with_its_keys(registry: Registry) -> None:
+def test_a_wrapper_may_be_named_with_the_method_inside_as_a_table_or_with_its_keys(
+    registry: Registry,
+) -> None:
     nested = config_of(registry, method={"name": "around", "margin": 2.0, "method": "recipe"})
     flat = config_of(registry, method={**nested.resolved()["method"], "name": "around"})
     assert nested == flat
-    twice = config_of(registry, method={"name": "around", "margin": 1.0, "method": {"name": "recipe", "margin": 2.0}})
+    twice = config_of(
+        registry,
+        method={"name": "around", "margin": 1.0, "method": {"name": "recipe", "margin": 2.0}},
+    )
     assert config_of(registry, twice.to_toml()) == twice
-    assert error_of(registry, method={"name": "around", "method": "recipe"}) == "missing: a number @ run.toml.method.margin"
+    assert (
+        error_of(registry, method={"name": "around", "method": "recipe"})
+        == "missing: a number @ run.toml.method.margin"
+    )
 
 
-def test_a_key_is_that_of_the_first_wrapper_that_has_it_and_a_class_that_is_no_method_is_no_wrapper() -> None:
+def test_a_key_is_that_of_the_first_wrapper_that_has_it_and_a_class_that_is_no_method_is_no_wrapper() -> (
+    None
+):
     @frozen(kw_only=True)
     class Second:
         name = "second"
@@ -617,7 +754,9 @@ def test_a_key_is_that_of_the_first_wrapper_that_has_it_and_a_class_that_is_no_m
         margin: float = 0.0
         patience: int = 3
 
-        init, step, result = Around.init, Around.step, Around.result
+        init = Around.init
+        step = Around.step
+        result = Around.result
 
     @frozen(kw_only=True)
     class Broken:
@@ -625,7 +764,9 @@ def test_a_key_is_that_of_the_first_wrapper_that_has_it_and_a_class_that_is_no_m
         method: Method = field(metadata={"flat": True})
         other: int = 3
 
-    registry = make_registry({**HOOKS, "hgms_register_methods": [RECIPE, Around, Second, Broken]}, tolerant=True)
+    registry = make_registry(
+        {**HOOKS, "hgms_register_methods": [RECIPE, Around, Second, Broken]}, tolerant=True
+    )
     assert registry.wrappers == [Around, Second]
     assert isinstance(config_of(registry, method={"name": "recipe", "margin": 2.0}).method, Around)
     both: Any = config_of(registry, method={"name": "recipe", "margin": 2.0, "patience": 5}).method
@@ -648,11 +789,16 @@ def test_a_key_for_what_has_no_type_says_how_to_make_it_a_field() -> None:
         name = "plain"
         rate = 0.5
 
-        init, step, result = Around.init, Around.step, Around.result
+        init = Around.init
+        step = Around.step
+        result = Around.result
 
     registry = make_registry({**HOOKS, "hgms_register_methods": [Plain]})
     message = error_of(registry, method={"name": "plain", "rate": 1.0})
-    assert "unknown key 'rate'; Plain.rate is a plain class attribute; write `rate: float = 0.5` to make it a field" in message
+    assert (
+        "unknown key 'rate'; Plain.rate is a plain class attribute; write `rate: float = 0.5` to "
+        "make it a field"
+    ) in message
 
 
 def test_a_key_for_what_no_configuration_may_set_gets_no_advice_for_authors() -> None:
@@ -664,17 +810,27 @@ def test_a_key_for_what_no_configuration_may_set_gets_no_advice_for_authors() ->
         limit: ClassVar[int] = 3
         limits: int = 3
 
-        init, step, result = Around.init, Around.step, Around.result
+        init = Around.init
+        step = Around.step
+        result = Around.result
 
     registry = make_registry({**HOOKS, "hgms_register_methods": [Typed]})
     for key, hint in (("limit", "; did you mean 'limits'?"), ("version", "")):
-        assert f"unknown key '{key}'{hint} (known: limits)" in error_of(registry, method={"name": "typed", key: 1})
+        assert f"unknown key '{key}'{hint} (known: limits)" in error_of(
+            registry, method={"name": "typed", key: 1}
+        )
 
 
-def test_the_key_of_a_wrapper_that_is_not_installed_may_only_say_that_it_is_not_there(registry: Registry) -> None:
-    assert config_of(registry, method={"name": "recipe", "tilt": 0, "learn_start": False}) == config_of(registry)
+def test_the_key_of_a_wrapper_that_is_not_installed_may_only_say_that_it_is_not_there(
+    registry: Registry,
+) -> None:
+    assert config_of(
+        registry, method={"name": "recipe", "tilt": 0, "learn_start": False}
+    ) == config_of(registry)
     assert "unknown key 'tilt'" in error_of(registry, method={"name": "recipe", "tilt": 1.0})
-    assert "unknown key 'learn_start'" in error_of(registry, method={"name": "recipe", "learn_start": 0})
+    assert "unknown key 'learn_start'" in error_of(
+        registry, method={"name": "recipe", "learn_start": 0}
+    )
 
 
 def test_types_in_words() -> None:
@@ -688,7 +844,11 @@ def test_types_in_words() -> None:
 
 
 def test_plain_values() -> None:
-    assert plain(Move()) == {"name": "move", "lr": 0.5, "schedule": {"kind": "constant", "final": 0.0}}
+    assert plain(Move()) == {
+        "name": "move",
+        "lr": 0.5,
+        "schedule": {"kind": "constant", "final": 0.0},
+    }
     assert plain(Path("a/b")) == "a/b"
     assert plain(None) == "none"
 
@@ -714,10 +874,16 @@ def test_budgets_are_read(text: str, budget: Budget) -> None:
         ("1.2.3 s", "cannot read the budget '1.2.3 s'"),
         ("-3 s", "cannot read the budget '-3 s'"),
         ("5 parsecs", "cannot read the budget '5 parsecs'"),
-        ("1" + 20_000 * " " + "!", "cannot read the budget '1 "),  # not with time in the square of its length
+        (
+            "1" + 20_000 * " " + "!",
+            "cannot read the budget '1 ",
+        ),  # not with time in the square of its length
         ("9" * 20_000 + " steps", "the budget '99"),
         ("2.5 steps", "the budget '2.5 steps' is not a whole number of steps"),
-        ("0 steps", "the budget '0 steps' is not usable: 'outer_steps' must be a whole number > 0: 0"),
+        (
+            "0 steps",
+            "the budget '0 steps' is not usable: 'outer_steps' must be a whole number > 0: 0",
+        ),
         ("0 s", "the budget '0 s' is not usable: 'seconds' must be > 0 and finite: 0.0"),
         ("1e999 s", "the budget '1e999 s' is not usable: 'seconds' must be > 0 and finite: inf"),
     ],
@@ -729,8 +895,18 @@ def test_budgets_that_cannot_be_read(text: str, message: str) -> None:
 
 
 def test_a_budget_says_how_many_of_what() -> None:
-    texts = [str(Budget.parse(text)) for text in ("1 step", "2 steps", "1 call", "1e3 calls", " 2  outer  steps ", "90s")]
-    assert texts == ["1 outer step", "2 outer steps", "1 oracle call", "1000 oracle calls", "2 outer steps", "90 s"]
+    texts = [
+        str(Budget.parse(text))
+        for text in ("1 step", "2 steps", "1 call", "1e3 calls", " 2  outer  steps ", "90s")
+    ]
+    assert texts == [
+        "1 outer step",
+        "2 outer steps",
+        "1 oracle call",
+        "1000 oracle calls",
+        "2 outer steps",
+        "90 s",
+    ]
 
 
 def test_spending_a_budget() -> None:
@@ -739,8 +915,7 @@ def test_spending_a_budget() -> None:
     assert Budget(outer_steps=4).spent(99.0, 9, 50) == 1.0
     assert Budget(outer_steps=4).spent(0.0, 4, 0) == 1
     assert Budget(outer_steps=4).spent(99.0, 3, 99) == 0.75
-    assert [str(budget) for budget in (Budget(seconds=60.0), Budget(outer_steps=2), Budget(oracle_calls=3))] == [
-        "60 s",
-        "2 outer steps",
-        "3 oracle calls",
-    ]
+    assert [
+        str(budget)
+        for budget in (Budget(seconds=60.0), Budget(outer_steps=2), Budget(oracle_calls=3))
+    ] == ["60 s", "2 outer steps", "3 oracle calls"]

@@ -1,4 +1,6 @@
-"""A sample handed to other trainers, read back by the real package where it is installed, and configurations brought back."""
+"""A sample handed to other trainers, read back by the real package where it is installed, and
+configurations brought back.
+"""
 
 from __future__ import annotations
 
@@ -23,7 +25,8 @@ yaml = pytest.importorskip("yaml", reason="pyyaml is not installed: pip install 
 pytestmark = pytest.mark.plugins
 
 CHAT = (
-    "{% for turn in messages %}<{{ turn['role'] }}>{{ turn['content'] }}{% if turn['role'] == 'assistant' %}<|eos|>{% endif %}"
+    "{% for turn in messages %}<{{ turn['role'] }}>{{ turn['content'] }}{% if turn['role'] == "
+    "'assistant' %}<|eos|>{% endif %}"
     "{% endfor %}{% if add_generation_prompt %}<assistant>{% endif %}"
 )
 TRAINERS = ("axolotl", "datasets", "llamafactory", "ms-swift", "olmo", "trl")
@@ -44,7 +47,9 @@ def lines(path: Path) -> list[dict[str, Any]]:
 
 
 def texts_of(folder: Path) -> Counter[str]:
-    """What the rows of an export say, whatever they are called there: answers with what was asked."""
+    """What the rows of an export say, whatever they are called there: answers with what was
+    asked.
+    """
     said: Counter[str] = Counter()
     for path in (folder / "rows").glob("*.jsonl"):
         for row in lines(path):
@@ -55,11 +60,17 @@ def texts_of(folder: Path) -> Counter[str]:
 
 @pytest.fixture(scope="module")
 def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder with two sources of 40 and 60 rows, mixed 0.7 to 0.3: by a chat template, and by a named one."""
+    """A folder with two sources of 40 and 60 rows, mixed 0.7 to 0.3: by a chat template, and by
+    a named one.
+    """
     from hgms_mix.lm.tokenizers import byte_tokenizer
 
     here = tmp_path_factory.mktemp("exchange")
-    for name, first, count, answer in (("sums", 0, 40, None), ("dots, 2", 100, 60, "."), ("validation", 200, 8, None)):
+    for name, first, count, answer in (
+        ("sums", 0, 40, None),
+        ("dots, 2", 100, 60, "."),
+        ("validation", 200, 8, None),
+    ):
         rows = [
             {"prompt": f"{i // 40} + {i % 40} =", "completion": answer or str(i // 40 + i % 40)}
             for i in range(first, first + count)
@@ -69,15 +80,35 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
     tokenizer.chat_template = CHAT.replace("<|eos|>", tokenizer.eos_token)
     tokenizer.save_pretrained(here / "tokenizer")
     task = (Path(__file__).resolve().parents[1] / "tiny_mix.toml").read_text()
-    task = task.replace("dots]", '"dots, 2"]').replace("validation.jsonl", "vali.jsonl").replace("test.jsonl", "vali.jsonl")
-    head = 'seed = 1\nbudget = "1 step"\nmethod = { name = "fixed", mixture = { sums = 0.7, "dots, 2" = 0.3 } }\n'
+    task = (
+        task.replace("dots]", '"dots, 2"]')
+        .replace("validation.jsonl", "vali.jsonl")
+        .replace("test.jsonl", "vali.jsonl")
+    )
+    head = (
+        'seed = 1\nbudget = "1 step"\nmethod = { name = "fixed", mixture = { sums = 0.7, '
+        '"dots, 2" = 0.3 } }\n'
+    )
     tail = "[sample]\nsize = 30\n[finetune]\nlr = 1e-2\nmicro_batch = 3\naccumulation = 2\n"
     (here / "plain.toml").write_text(head + task + tail)
-    chat = task.replace('"plain"', '"model"').replace('"bytes"', '"tokenizer"').replace("max_length = 40", "max_length = 64")
-    (here / "chat.toml").write_text(head + chat.replace("n_positions = 40", "n_positions = 64") + tail)
-    rows = [{"instruction": f"Add {i}.", "input": "and 1" * (i % 2), "output": str(i + 1)} for i in range(40)]
+    chat = (
+        task.replace('"plain"', '"model"')
+        .replace('"bytes"', '"tokenizer"')
+        .replace("max_length = 40", "max_length = 64")
+    )
+    (here / "chat.toml").write_text(
+        head + chat.replace("n_positions = 40", "n_positions = 64") + tail
+    )
+    rows = [
+        {"instruction": f"Add {i}.", "input": "and 1" * (i % 2), "output": str(i + 1)}
+        for i in range(40)
+    ]
     (here / "alpa.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-    alpaca = task.replace('"plain"', '"alpaca"').replace("sums.jsonl", "alpa.jsonl").replace("= 40", "= 280")
+    alpaca = (
+        task.replace('"plain"', '"alpaca"')
+        .replace("sums.jsonl", "alpa.jsonl")
+        .replace("= 40", "= 280")
+    )
     (here / "alpaca.toml").write_text(head + alpaca + tail)
     with pytest.MonkeyPatch.context() as patch:
         patch.chdir(here)
@@ -98,30 +129,43 @@ def here(made: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def sample_folder(here: Path, name: str = "chat") -> Path:
-    return next((here / "runs").glob(f"{name}/*/seed-1")) if (here / "runs").is_dir() else next(here.glob(f"*/{name}/*/seed-1"))
+    return (
+        next((here / "runs").glob(f"{name}/*/seed-1"))
+        if (here / "runs").is_dir()
+        else next(here.glob(f"*/{name}/*/seed-1"))
+    )
 
 
 @pytest.mark.parametrize("trainer", TRAINERS)
-def test_an_export_says_where_the_mix_trains_otherwise(here: Path, tmp_path: Path, trainer: str) -> None:
-    none, on = (
-        "trains nothing on these rows: with `[finetune] epochs = 0`",
-        "goes on with the parameters that learning ended with",
-    )
+def test_an_export_says_where_the_mix_trains_otherwise(
+    here: Path, tmp_path: Path, trainer: str
+) -> None:
+    none = "trains nothing on these rows: with `[finetune] epochs = 0`"
+    on = "goes on with the parameters that learning ended with"
     for epochs, start, said in ((0, "reweighted", none), (2, "reweighted", on), (2, "fresh", "")):
-        out, sets = tmp_path / f"{epochs}-{start}", (f"finetune.epochs={epochs}", f"finetune.start={start}")
+        out = tmp_path / f"{epochs}-{start}"
+        sets = (f"finetune.epochs={epochs}", f"finetune.start={start}")
         options = [word for pair in sets for word in ("--set", pair)]
         done = right("export", "chat.toml", "--to", trainer, "--out", out, *options)
         for text in (done.stdout, (out / "README.md").read_text()):
-            assert [words in text for words in (none, on)] == [words == said for words in (none, on)]
+            assert [words in text for words in (none, on)] == [
+                words == said for words in (none, on)
+            ]
         for file in out.glob("*.yaml"):
             table = yaml.safe_load(file.read_text())
-            assert {table[key] for key in ("num_epochs", "num_train_epochs") if key in table} <= {max(1, epochs)}
-    notes = json.loads(right("export", "chat.toml", "--to", trainer, "--out", out, *options, "--json").stdout)["notes"]
+            assert {table[key] for key in ("num_epochs", "num_train_epochs") if key in table} <= {
+                max(1, epochs)
+            }
+    notes = json.loads(
+        right("export", "chat.toml", "--to", trainer, "--out", out, *options, "--json").stdout
+    )["notes"]
     assert notes == []
 
 
 @pytest.mark.parametrize("trainer", TRAINERS)
-def test_every_export_holds_the_sample_and_names_its_command(here: Path, tmp_path: Path, trainer: str) -> None:
+def test_every_export_holds_the_sample_and_names_its_command(
+    here: Path, tmp_path: Path, trainer: str
+) -> None:
     from hgms_mix.exchange.folder import TRAINERS as known
     from hgms_mix.stages import read_rows
 
@@ -142,7 +186,10 @@ def test_every_export_holds_the_sample_and_names_its_command(here: Path, tmp_pat
 def test_a_folder_of_hgms_mix_gives_the_export_of_its_file(here: Path, tmp_path: Path) -> None:
     for number, place in enumerate(("plain.toml", sample_folder(here, "plain"))):
         right("export", place, "--to", "axolotl", "--out", tmp_path / str(number))
-    one, two = ({path.name: path.read_bytes() for path in sorted((tmp_path / number).rglob("*.*"))} for number in "01")
+    one, two = (
+        {path.name: path.read_bytes() for path in sorted((tmp_path / number).rglob("*.*"))}
+        for number in "01"
+    )
     assert one == two
 
 
@@ -171,13 +218,17 @@ def test_the_command_can_be_pasted(here: Path, tmp_path: Path) -> None:
 def test_sources_that_changed_since_the_sample_was_drawn_are_not_read(
     here: Path, tmp_path: Path, name: str, trainer: str
 ) -> None:
-    """Row 7 of a file is another row after an edit: tokens, and instructions with an input, are read anew."""
+    """Row 7 of a file is another row after an edit: tokens, and instructions with an input, are
+    read anew.
+    """
     file = here / ("sums.jsonl" if name == "plain" else "alpa.jsonl")
     before = file.read_text()
     file.write_text("".join(sorted(before.splitlines(keepends=True), reverse=True)))
     try:
         places = (sample_folder(here, name), f"{name}.toml")
-        done, other = (call("export", place, "--to", trainer, "--out", tmp_path / "out") for place in places)
+        done, other = (
+            call("export", place, "--to", trainer, "--out", tmp_path / "out") for place in places
+        )
     finally:
         file.write_text(before)
     assert done.exit_code != 0
@@ -194,7 +245,9 @@ def test_a_scale_of_lora_that_trainers_cannot_read_is_not_cut(here: Path, tmp_pa
         done = call("export", "plain.toml", *choice, "--to", trainer, "--out", tmp_path / trainer)
         assert done.exit_code == 2
         assert "alpha = 8.5" in done.output
-    right("export", "plain.toml", *choice, "--to", "datasets", "--out", tmp_path / "datasets")  # which knows no adapter
+    right(
+        "export", "plain.toml", *choice, "--to", "datasets", "--out", tmp_path / "datasets"
+    )  # which knows no adapter
 
 
 def test_an_export_over_an_earlier_one_leaves_nothing_of_it(here: Path, tmp_path: Path) -> None:
@@ -204,20 +257,25 @@ def test_an_export_over_an_earlier_one_leaves_nothing_of_it(here: Path, tmp_path
         right("export", "plain.toml", *some, "--to", "olmo", "--out", tmp_path / "out")
     assert [path.name for path in (tmp_path / "out" / "rows").iterdir()] == ["sums.jsonl"]
     assert sorted(path.name for path in (tmp_path / "out" / "tokens").iterdir()) == [
-        "labels_mask_part_0000.npy", "token_ids_part_0000.npy",
-    ]  # fmt: skip
+        "labels_mask_part_0000.npy",
+        "token_ids_part_0000.npy",
+    ]
 
 
 def test_an_export_takes_away_only_what_one_has_written(here: Path, tmp_path: Path) -> None:
-    out, other = tmp_path / "out", tmp_path / "other"
+    out = tmp_path / "out"
+    other = tmp_path / "other"
     (out / ".export.part" / "rows").mkdir(parents=True)  # of one that was killed
     right("export", "chat.toml", "--to", "trl", "--out", out)
     assert not (out / ".export.part").exists()
     mine = out / "rows" / "mine.jsonl"
     mine.write_text("{}\n")
-    stale, listed = out / "rows" / "gone.jsonl", json.loads((out / ".export.json").read_text())
+    stale = out / "rows" / "gone.jsonl"
+    listed = json.loads((out / ".export.json").read_text())
     stale.write_text("{}\n")
-    (out / ".export.json").write_text(json.dumps({**listed, "files": [*listed["files"], "rows/gone.jsonl"]}))
+    (out / ".export.json").write_text(
+        json.dumps({**listed, "files": [*listed["files"], "rows/gone.jsonl"]})
+    )
     right("export", "chat.toml", "--to", "trl", "--out", out)
     assert (mine.exists(), stale.exists()) == (True, False)
     assert json.loads((out / ".export.json").read_text()) == listed
@@ -236,8 +294,14 @@ def test_an_export_takes_away_only_what_one_has_written(here: Path, tmp_path: Pa
 def test_a_sample_of_the_validation_sets_is_handed_over_too(here: Path, tmp_path: Path) -> None:
     choice = ("--seed", "2", "--set", "sample.of=validation", "--set", "sample.size=5")
     right("sample", "plain.toml", *choice)
-    done = json.loads(right("export", "plain.toml", *choice, "--to", "olmo", "--out", tmp_path / "out", "--json").stdout)
-    assert [(row["source"], row["rows"], row["weight"]) for row in done["sources"]] == [("sums", 5, 1.0)]
+    done = json.loads(
+        right(
+            "export", "plain.toml", *choice, "--to", "olmo", "--out", tmp_path / "out", "--json"
+        ).stdout
+    )
+    assert [(row["source"], row["rows"], row["weight"]) for row in done["sources"]] == [
+        ("sums", 5, 1.0)
+    ]
     assert set(texts_of(tmp_path / "out")) <= {f"5 + {i} =|{5 + i}" for i in range(8)}
 
 
@@ -269,25 +333,42 @@ class TestTrl:
     def test_its_parser_and_loader_take_the_sample(
         self, here: Path, tmp_path: Path, name: str, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        from trl import DatasetMixtureConfig, ModelConfig, ScriptArguments, SFTConfig, TrlParser, get_dataset, get_peft_config
+        from trl import (
+            DatasetMixtureConfig,
+            ModelConfig,
+            ScriptArguments,
+            SFTConfig,
+            TrlParser,
+            get_dataset,
+            get_peft_config,
+        )
 
         out = tmp_path / "out"
         right("export", f"{name}.toml", "--to", "trl", "--out", out)
         monkeypatch.chdir(out)
         parser = TrlParser((ScriptArguments, SFTConfig, ModelConfig, DatasetMixtureConfig))
         with warnings.catch_warnings():
-            warnings.filterwarnings("error", message=".*deprecated.*")  # of an option that the file sets
+            warnings.filterwarnings(
+                "error", message=".*deprecated.*"
+            )  # of an option that the file sets
             _, training, model, data = parser.parse_args_and_config(
                 ["--config", "sft.yaml", "--use_cpu", "true", "--bf16", "false"]
             )
-        assert (training.learning_rate, training.per_device_train_batch_size, training.gradient_accumulation_steps) == (
-            1e-2,
-            3,
-            2,
+        assert (
+            training.learning_rate,
+            training.per_device_train_batch_size,
+            training.gradient_accumulation_steps,
+        ) == (1e-2, 3, 2)
+        assert (training.num_train_epochs, training.weight_decay, training.max_grad_norm) == (
+            1,
+            0.01,
+            0.0,
         )
-        assert (training.num_train_epochs, training.weight_decay, training.max_grad_norm) == (1, 0.01, 0.0)
         assert training.completion_only_loss is True
-        assert (training.activation_checkpointing, training.gradient_checkpointing) == (False, False), "trl's default is True"
+        assert (training.activation_checkpointing, training.gradient_checkpointing) == (
+            False,
+            False,
+        ), "trl's default is True"
         adapter = get_peft_config(model)
         assert (adapter.r, adapter.lora_alpha, adapter.target_modules) == (2, 4, r"(.*\.)?c_attn")
         rows = get_dataset(data)["train"].to_list()
@@ -295,8 +376,14 @@ class TestTrl:
         assert sorted(map(str, rows)) == sorted(map(str, written))
         assert len(rows) == 30
 
-    def test_the_settings_that_hgms_mix_gives_it_come_along(self, here: Path, tmp_path: Path) -> None:
-        sets = ("finetune.trainer.name=trl", "finetune.trainer.packing=true", "finetune.trainer.sft.packing_strategy=bfd")
+    def test_the_settings_that_hgms_mix_gives_it_come_along(
+        self, here: Path, tmp_path: Path
+    ) -> None:
+        sets = (
+            "finetune.trainer.name=trl",
+            "finetune.trainer.packing=true",
+            "finetune.trainer.sft.packing_strategy=bfd",
+        )
         right(
             "export",
             "plain.toml",
@@ -307,26 +394,41 @@ class TestTrl:
             *(word for pair in sets for word in ("--set", pair)),
         )
         table = yaml.safe_load((tmp_path / "out" / "sft.yaml").read_text())
-        assert (table["packing"], table["padding_free"], table["packing_strategy"]) == (True, False, "bfd")
+        assert (table["packing"], table["padding_free"], table["packing_strategy"]) == (
+            True,
+            False,
+            "bfd",
+        )
 
     @pytest.mark.filterwarnings("ignore")  # of trl and peft, about what each gives the other
     @pytest.mark.parametrize("name", ["chat", "plain"])
-    def test_its_own_script_trains_on_it(self, here: Path, tmp_path: Path, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_its_own_script_trains_on_it(
+        self, here: Path, tmp_path: Path, name: str, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
         """`trl sft`, in this process: adapter and all, three optimiser steps."""
         from transformers import AutoTokenizer, GPT2Config, GPT2LMHeadModel
         from trl import DatasetMixtureConfig, ModelConfig, ScriptArguments, SFTConfig, TrlParser
         from trl.scripts.sft import main as sft
 
-        out, model = tmp_path / "out", tmp_path / "model"
+        out = tmp_path / "out"
+        model = tmp_path / "model"
         tokenizer = AutoTokenizer.from_pretrained(here / "tokenizer")
         tokenizer.save_pretrained(model)
         ends = {"bos_token_id": tokenizer.eos_token_id, "eos_token_id": tokenizer.eos_token_id}
         size = {"n_layer": 1, "n_embd": 8, "n_head": 2, "n_positions": 64}
-        GPT2LMHeadModel(GPT2Config(vocab_size=len(tokenizer), **size, **ends)).save_pretrained(model)
+        GPT2LMHeadModel(GPT2Config(vocab_size=len(tokenizer), **size, **ends)).save_pretrained(
+            model
+        )
         right("export", f"{name}.toml", "--to", "trl", "--out", out)
         monkeypatch.chdir(out)
         parser = TrlParser((ScriptArguments, SFTConfig, ModelConfig, DatasetMixtureConfig))
-        options = {"model_name_or_path": model, "use_cpu": "true", "bf16": "false", "report_to": "none", "max_steps": 3}
+        options = {
+            "model_name_or_path": model,
+            "use_cpu": "true",
+            "bf16": "false",
+            "report_to": "none",
+            "max_steps": 3,
+        }
         words = [str(word) for key, value in options.items() for word in (f"--{key}", value)]
         state = torch.get_rng_state()
         sft(*parser.parse_args_and_config(["--config", "sft.yaml", *words]))
@@ -335,14 +437,20 @@ class TestTrl:
 
 
 @pytest.mark.parametrize("name", ["plain", "alpaca"])
-def test_named_templates_are_written_into_the_rows_as_the_mix_tokenised_them(here: Path, tmp_path: Path, name: str) -> None:
+def test_named_templates_are_written_into_the_rows_as_the_mix_tokenised_them(
+    here: Path, tmp_path: Path, name: str
+) -> None:
     """Segments of axolotl, put together, are the tokens and masks of the mix's own table."""
     right("export", f"{name}.toml", "--to", "axolotl", "--out", tmp_path / "out")
     sample = sampled(Path(f"{name}.toml"))
-    tables, tokenizer = sample.config.task.tables(sample.tokenizer, "sources"), sample.tokenizer
+    tables = sample.config.task.tables(sample.tokenizer, "sources")
+    tokenizer = sample.tokenizer
     for part in sample.parts:
-        for row, written in zip(part.rows, lines(tmp_path / "out" / "rows" / f"{part.stem}.jsonl"), strict=True):
-            ids, labels = [], []
+        for row, written in zip(
+            part.rows, lines(tmp_path / "out" / "rows" / f"{part.stem}.jsonl"), strict=True
+        ):
+            ids = []
+            labels = []
             for segment in written["segments"]:
                 piece = tokenizer(segment["text"], add_special_tokens=False)["input_ids"]
                 ids += piece
@@ -352,28 +460,45 @@ def test_named_templates_are_written_into_the_rows_as_the_mix_tokenised_them(her
             assert labels == mask.tolist()
 
 
-def test_prompt_and_completion_of_every_trainer_are_the_same_words(here: Path, tmp_path: Path) -> None:
+def test_prompt_and_completion_of_every_trainer_are_the_same_words(
+    here: Path, tmp_path: Path
+) -> None:
     for trainer in ("trl", "llamafactory", "ms-swift"):
         right("export", "plain.toml", "--to", trainer, "--out", tmp_path / trainer)
-    trl, factory, swift = (lines(tmp_path / trainer / "rows" / "sums.jsonl") for trainer in ("trl", "llamafactory", "ms-swift"))
+    trl, factory, swift = (
+        lines(tmp_path / trainer / "rows" / "sums.jsonl")
+        for trainer in ("trl", "llamafactory", "ms-swift")
+    )
     assert trl == factory
     end = trl[0]["completion"].removeprefix(swift[0]["response"])
     assert end.startswith("<")
-    assert [(row["query"], row["response"] + end) for row in swift] == [(row["prompt"], row["completion"]) for row in trl]
-    assert yaml.safe_load((tmp_path / "llamafactory" / "train.yaml").read_text())["template"] == "empty"
-    assert yaml.safe_load((tmp_path / "ms-swift" / "sft.yaml").read_text())["use_chat_template"] is False
+    assert [(row["query"], row["response"] + end) for row in swift] == [
+        (row["prompt"], row["completion"]) for row in trl
+    ]
+    assert (
+        yaml.safe_load((tmp_path / "llamafactory" / "train.yaml").read_text())["template"]
+        == "empty"
+    )
+    assert (
+        yaml.safe_load((tmp_path / "ms-swift" / "sft.yaml").read_text())["use_chat_template"]
+        is False
+    )
 
 
 def test_configurations_have_what_each_trainer_documents(here: Path, tmp_path: Path) -> None:
-    """Keys and types by the trainers' own argument classes (axolotl's schemas, LLaMA-Factory's and ms-swift's arguments,
-    OLMo-core's source mixture), written down here from their documentation."""
+    """Keys and types by the trainers' own argument classes (axolotl's schemas, LLaMA-Factory's and
+    ms-swift's arguments, OLMo-core's source mixture), written down here from their documentation.
+    """
     for trainer in TRAINERS:
         right("export", "chat.toml", "--to", trainer, "--out", tmp_path / trainer)
     axolotl = yaml.safe_load((tmp_path / "axolotl" / "axolotl.yaml").read_text())
     assert axolotl["datasets"][0] == {
-        "path": "rows/sums.jsonl", "ds_type": "json", "type": "chat_template", "roles_to_train": ["assistant"],
+        "path": "rows/sums.jsonl",
+        "ds_type": "json",
+        "type": "chat_template",
+        "roles_to_train": ["assistant"],
         "train_on_eos": "turn",
-    }  # fmt: skip
+    }
     for key in (
         "base_model",
         "micro_batch_size",
@@ -388,7 +513,10 @@ def test_configurations_have_what_each_trainer_documents(here: Path, tmp_path: P
     info = json.loads((tmp_path / "llamafactory" / "dataset_info.json").read_text())
     names = factory["dataset"].split(",")
     assert names == list(info) == ["sums", "dots-2"]
-    assert all((tmp_path / "llamafactory" / factory["dataset_dir"] / info[name]["file_name"]).is_file() for name in names)
+    assert all(
+        (tmp_path / "llamafactory" / factory["dataset_dir"] / info[name]["file_name"]).is_file()
+        for name in names
+    )
     assert {info[name]["formatting"] for name in names} == {"sharegpt"}
     assert (
         info["sums"]["tags"]["assistant_tag"]
@@ -400,38 +528,72 @@ def test_configurations_have_what_each_trainer_documents(here: Path, tmp_path: P
     assert swift["tuner_type"] == "lora"
     olmo = yaml.safe_load((tmp_path / "olmo" / "mixture.yaml").read_text())["sources"]
     assert sum(source["target_ratio"] for source in olmo) == pytest.approx(1, abs=1e-12)
-    assert all(0 < source["target_ratio"] <= 1 and source["max_repetition_ratio"] >= 1 for source in olmo)
+    assert all(
+        0 < source["target_ratio"] <= 1 and source["max_repetition_ratio"] >= 1 for source in olmo
+    )
 
 
 def test_olmo_finds_the_rows_by_their_end_tokens(here: Path, tmp_path: Path) -> None:
     right("export", "chat.toml", "--to", "olmo", "--out", tmp_path / "out")
     sample = sampled(Path("chat.toml"))
-    tables, end = sample.config.task.tables(sample.tokenizer, "sources"), sample.tokenizer.eos_token_id
+    tables = sample.config.task.tables(sample.tokenizer, "sources")
+    end = sample.tokenizer.eos_token_id
     sources = yaml.safe_load((tmp_path / "out" / "mixture.yaml").read_text())["sources"]
     lengths = []
     for part, source in zip(sample.parts, sources, strict=True):
         flat = np.memmap(tmp_path / "out" / source["paths"][0], mode="r", dtype=np.uint16)
-        masks = np.memmap(tmp_path / "out" / source["paths"][0].replace("token_ids", "labels_mask"), mode="r", dtype=np.bool_)
+        masks = np.memmap(
+            tmp_path / "out" / source["paths"][0].replace("token_ids", "labels_mask"),
+            mode="r",
+            dtype=np.bool_,
+        )
         lengths.append(len(flat))
         stops = (flat == end).nonzero()[0] + 1
-        documents = [flat[begin:stop].tolist() for begin, stop in zip([0, *stops[:-1]], stops, strict=True)]
-        assert documents == [tables[part.name].row(tables[part.name].places[row["row"]])[0].tolist() for row in part.rows]
-        assert masks.tolist() == [
-            learned for row in part.rows for learned in tables[part.name].row(tables[part.name].places[row["row"]])[1].tolist()
+        documents = [
+            flat[begin:stop].tolist() for begin, stop in zip([0, *stops[:-1]], stops, strict=True)
         ]
-    assert [source["target_ratio"] for source in sources] == pytest.approx([length / sum(lengths) for length in lengths])
+        assert documents == [
+            tables[part.name].row(tables[part.name].places[row["row"]])[0].tolist()
+            for row in part.rows
+        ]
+        assert masks.tolist() == [
+            learned
+            for row in part.rows
+            for learned in tables[part.name].row(tables[part.name].places[row["row"]])[1].tolist()
+        ]
+    assert [source["target_ratio"] for source in sources] == pytest.approx(
+        [length / sum(lengths) for length in lengths]
+    )
 
 
-@pytest.mark.parametrize(("trainer", "file"), [
-    ("axolotl", "axolotl.yaml"), ("datasets", "interleave.json"), ("llamafactory", "train.yaml"), ("ms-swift", "sft.yaml"),
-    ("olmo", "mixture.yaml"), ("trl", "sft.yaml"),
-])  # fmt: skip
-def test_there_and_back(here: Path, tmp_path: Path, trainer: str, file: str, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(
+    ("trainer", "file"),
+    [
+        ("axolotl", "axolotl.yaml"),
+        ("datasets", "interleave.json"),
+        ("llamafactory", "train.yaml"),
+        ("ms-swift", "sft.yaml"),
+        ("olmo", "mixture.yaml"),
+        ("trl", "sft.yaml"),
+    ],
+)
+def test_there_and_back(
+    here: Path, tmp_path: Path, trainer: str, file: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Exported, imported, drawn again: the same rows in the same shares."""
     out = tmp_path / "out"
     right("export", "chat.toml", "--to", trainer, "--out", out)
     monkeypatch.chdir(tmp_path)
-    right("import", f"out/{file}", "--from", trainer, "--out", "back.toml", "--validation", here / "vali.jsonl")
+    right(
+        "import",
+        f"out/{file}",
+        "--from",
+        trainer,
+        "--out",
+        "back.toml",
+        "--validation",
+        here / "vali.jsonl",
+    )
     table = tomllib.loads(Path("back.toml").read_text())
     mixture = table["method"]["mixture"]
     assert sum(mixture.values()) == pytest.approx(1)
@@ -439,11 +601,19 @@ def test_there_and_back(here: Path, tmp_path: Path, trainer: str, file: str, mon
         assert mixture["sums"] == pytest.approx(0.7, abs=0.03)
     else:
         assert list(mixture.values()) == pytest.approx([0.7, 0.3], abs=1e-12)
-    model = 'config = { model_type = "gpt2", n_layer = 1, n_embd = 8, n_head = 2, n_positions = 64 }'
-    text = Path("back.toml").read_text().replace('path = "MODEL"', f'{model}\ntokenizer = "{here / "tokenizer"}"')
+    model = (
+        'config = { model_type = "gpt2", n_layer = 1, n_embd = 8, n_head = 2, n_positions = 64 }'
+    )
+    text = (
+        Path("back.toml")
+        .read_text()
+        .replace('path = "MODEL"', f'{model}\ntokenizer = "{here / "tokenizer"}"')
+    )
     Path("back.toml").write_text(text.replace("size = 1000", "size = 30"))
     if trainer in ("axolotl", "trl"):
-        report = json.loads(right("sample", "back.toml", "--json", *(["--set", "task.max_length=64"])).stdout)
+        report = json.loads(
+            right("sample", "back.toml", "--json", *(["--set", "task.max_length=64"])).stdout
+        )
         assert sorted(row["rows"] for row in report["sources"]) == [9, 21]
 
 
@@ -468,38 +638,64 @@ class TestWeightsOfOthers:
 
     def mixture(self, trainer: str, file: str, text: str) -> list[float]:
         Path(file).write_text(text)
-        return [row["share"] for row in json.loads(right("import", file, "--from", trainer, "--json").stdout)["sources"]]
+        return [
+            row["share"]
+            for row in json.loads(right("import", file, "--from", trainer, "--json").stdout)[
+                "sources"
+            ]
+        ]
 
     def test_axolotl_keeps_a_share_of_each_file(self) -> None:
-        text = "base_model: m\ndatasets:\n- {path: a.jsonl, type: alpaca, weight: 0.25}\n- {path: b.jsonl, type: alpaca}\n"
-        assert self.mixture("axolotl", "c.yml", text) == pytest.approx([0.5, 0.5])  # 10 rows and 10 rows
+        text = (
+            "base_model: m\ndatasets:\n- {path: a.jsonl, type: alpaca, weight: 0.25}\n"
+            "- {path: b.jsonl, type: alpaca}\n"
+        )
+        assert self.mixture("axolotl", "c.yml", text) == pytest.approx(
+            [0.5, 0.5]
+        )  # 10 rows and 10 rows
 
     def test_trl_s_fractions_are_of_the_mixture(self) -> None:
-        text = "datasets:\n- {path: json, data_files: a.jsonl, fraction: 3}\n- {path: json, data_files: b.jsonl, fraction: 1}\n"
+        text = (
+            "datasets:\n- {path: json, data_files: a.jsonl, fraction: 3}\n"
+            "- {path: json, data_files: b.jsonl, fraction: 1}\n"
+        )
         assert self.mixture("trl", "c.yaml", text) == pytest.approx([0.75, 0.25])
-        text = "datasets:\n- {path: json, data_files: a.jsonl}\n- {path: json, data_files: b.jsonl}\n"
+        text = (
+            "datasets:\n- {path: json, data_files: a.jsonl}\n- {path: json, data_files: b.jsonl}\n"
+        )
         Path("mix.toml").unlink()
         assert self.mixture("trl", "c.yaml", text) == pytest.approx([0.8, 0.2])
 
     @pytest.mark.parametrize(
-        ("strategy", "shares"), [("concat", [0.8, 0.2]), ("interleave_once", [0.8, 0.2]), ("interleave_under", [0.1, 0.9])]
+        ("strategy", "shares"),
+        [("concat", [0.8, 0.2]), ("interleave_once", [0.8, 0.2]), ("interleave_under", [0.1, 0.9])],
     )
-    def test_llamafactory_s_probabilities_count_where_it_interleaves(self, strategy: str, shares: list[float]) -> None:
-        Path("dataset_info.json").write_text(json.dumps({name: {"file_name": f"{name}.jsonl"} for name in "ab"}))
+    def test_llamafactory_s_probabilities_count_where_it_interleaves(
+        self, strategy: str, shares: list[float]
+    ) -> None:
+        Path("dataset_info.json").write_text(
+            json.dumps({name: {"file_name": f"{name}.jsonl"} for name in "ab"})
+        )
         probabilities = "" if strategy == "concat" else "interleave_probs: 0.1,0.9\n"
         text = f"dataset: a,b\ndataset_dir: .\nmix_strategy: {strategy}\n{probabilities}"
         assert self.mixture("llamafactory", "c.yaml", text) == pytest.approx(shares)
 
     def test_data_sets_of_the_hub_want_their_commits(self) -> None:
-        Path("c.yaml").write_text("datasets:\n- {path: own/er, fraction: 1}\n- {path: oth/er, fraction: 3}\n")
+        Path("c.yaml").write_text(
+            "datasets:\n- {path: own/er, fraction: 1}\n- {path: oth/er, fraction: 3}\n"
+        )
         done = json.loads(right("import", "c.yaml", "--from", "trl", "--json").stdout)
-        assert [(row["from"], row["share"]) for row in done["sources"]] == [("own/er", 0.25), ("oth/er", 0.75)]
+        assert [(row["from"], row["share"]) for row in done["sources"]] == [
+            ("own/er", 0.25),
+            ("oth/er", 0.75),
+        ]
         assert "commit of er, er-2" in done["notes"][0]
         assert Path("mix.toml").read_text().count('revision = "COMMIT"') == 2
 
     def test_of_the_hub_a_subset_is_kept_and_a_branch_is_no_commit(self) -> None:
         Path("c.yaml").write_text(
-            "datasets:\n- {path: own/er, name: train, fraction: 1}\n- {path: oth/er, revision: main, fraction: 3}\n"
+            "datasets:\n- {path: own/er, name: train, fraction: 1}\n"
+            "- {path: oth/er, revision: main, fraction: 3}\n"
         )
         right("import", "c.yaml", "--from", "trl")
         sources = tomllib.loads(Path("mix.toml").read_text())["task"]["sources"]
@@ -511,23 +707,43 @@ class TestWeightsOfOthers:
         Path("more").mkdir()
         for name in ("c", "d"):
             Path("more", f"{name}.jsonl").write_text(Path("b.jsonl").read_text())
-        text = f"datasets:\n- {{path: json, data_files: 'more/{pattern}.jsonl'}}\n- {{path: json, data_files: a.jsonl}}\n"
+        text = (
+            f"datasets:\n- {{path: json, data_files: 'more/{pattern}.jsonl'}}\n"
+            "- {path: json, data_files: a.jsonl}\n"
+        )
         assert self.mixture("trl", "c.yaml", text) == pytest.approx([1 / 3, 2 / 3])
         sources = tomllib.loads(Path("mix.toml").read_text())["task"]["sources"]
         assert sources == {"more": {"path": f"more/{pattern}.jsonl"}, "a": {"path": "a.jsonl"}}
 
-    @pytest.mark.parametrize(("trainer", "file", "text"), [
-        ("datasets", "interleave.json", '{"datasets": [{"data_files": "rows/a.jsonl"}, {"data_files": "rows/b.jsonl"}]}'),
-        ("llamafactory", "train.yaml", "dataset: a,b\ndataset_dir: sub\n"),
-        ("olmo", "mixture.yaml", "sources: [{source_name: a, target_ratio: 1}, {source_name: b, target_ratio: 1}]"),
-    ])  # fmt: skip
-    def test_files_that_lie_beside_a_list_are_not_taken_from_elsewhere(self, trainer: str, file: str, text: str) -> None:
-        """Where a trainer looks beside its list only, a file of that name in the working directory is another."""
+    @pytest.mark.parametrize(
+        ("trainer", "file", "text"),
+        [
+            (
+                "datasets",
+                "interleave.json",
+                '{"datasets": [{"data_files": "rows/a.jsonl"}, {"data_files": "rows/b.jsonl"}]}',
+            ),
+            ("llamafactory", "train.yaml", "dataset: a,b\ndataset_dir: sub\n"),
+            (
+                "olmo",
+                "mixture.yaml",
+                "sources: [{source_name: a, target_ratio: 1}, {source_name: b, target_ratio: 1}]",
+            ),
+        ],
+    )
+    def test_files_that_lie_beside_a_list_are_not_taken_from_elsewhere(
+        self, trainer: str, file: str, text: str
+    ) -> None:
+        """Where a trainer looks beside its list only, a file of that name in the working
+        directory is another.
+        """
         for folder in ("rows", "sub/rows"):
             Path(folder).mkdir(parents=True)
             for name in "ab":
                 Path(folder, f"{name}.jsonl").write_text(Path("b.jsonl").read_text())
-        Path("sub/dataset_info.json").write_text(json.dumps({name: {"file_name": f"rows/{name}.jsonl"} for name in "ab"}))
+        Path("sub/dataset_info.json").write_text(
+            json.dumps({name: {"file_name": f"rows/{name}.jsonl"} for name in "ab"})
+        )
         self.mixture(trainer, f"sub/{file}", text)
         sources = tomllib.loads(Path("mix.toml").read_text())["task"]["sources"]
         assert sources == {name: {"path": f"sub/rows/{name}.jsonl"} for name in "ab"}
@@ -537,17 +753,26 @@ class TestWeightsOfOthers:
         Path("rows").mkdir()
         Path("rows/a-b.jsonl").write_text('{"prompt": "pp", "completion": "cc"}\n')
         Path("rows/a-b-2.jsonl").write_text('{"prompt": "p", "completion": "c"}\n')
-        text = 'sources: [{source_name: "a,b", target_ratio: 0.5}, {source_name: "a b", target_ratio: 0.5}]'
+        text = (
+            'sources: [{source_name: "a,b", target_ratio: 0.5}, {source_name: "a b", '
+            "target_ratio: 0.5}]"
+        )
         self.mixture("olmo", "c.yaml", text)
         sources = tomllib.loads(Path("mix.toml").read_text())["task"]["sources"]
         assert sources == {"a,b": {"path": "rows/a-b-2.jsonl"}, "a b": {"path": "rows/a-b.jsonl"}}
 
     def test_ms_swift_counts_rows_behind_the_file(self) -> None:
-        assert self.mixture("ms-swift", "c.yaml", "dataset:\n- a.jsonl#20\n- b.jsonl#60\n") == pytest.approx([0.25, 0.75])
+        assert self.mixture(
+            "ms-swift", "c.yaml", "dataset:\n- a.jsonl#20\n- b.jsonl#60\n"
+        ) == pytest.approx([0.25, 0.75])
         Path("mix.toml").unlink()
-        assert self.mixture("ms-swift", "c.yaml", "dataset: [a.jsonl, b.jsonl]\ninterleave_prob: [0.5, 0.5]\n") == [0.5, 0.5]
+        assert self.mixture(
+            "ms-swift", "c.yaml", "dataset: [a.jsonl, b.jsonl]\ninterleave_prob: [0.5, 0.5]\n"
+        ) == [0.5, 0.5]
         Path("mix.toml").unlink()
-        assert self.mixture("ms-swift", "c.yaml", "dataset: [a.jsonl, b.jsonl]\n") == pytest.approx([0.8, 0.2])
+        assert self.mixture("ms-swift", "c.yaml", "dataset: [a.jsonl, b.jsonl]\n") == pytest.approx(
+            [0.8, 0.2]
+        )
 
 
 class TestWrongInput:
@@ -562,9 +787,16 @@ class TestWrongInput:
         assert "Traceback" not in done.output
 
     def test_a_mix_that_was_not_sampled(self, made: Path) -> None:
-        text = (made / "plain.toml").read_text().replace("seed = 1", "seed = 5").replace('path = "', f'path = "{made}/')
+        text = (
+            (made / "plain.toml")
+            .read_text()
+            .replace("seed = 1", "seed = 5")
+            .replace('path = "', f'path = "{made}/')
+        )
         Path("later.toml").write_text(text)
-        self.refused("export", "later.toml", "--to", "trl", "--out", "out", why="hgms mix sample later.toml")
+        self.refused(
+            "export", "later.toml", "--to", "trl", "--out", "out", why="hgms mix sample later.toml"
+        )
 
     def test_a_folder_that_is_none(self) -> None:
         Path("empty").mkdir()
@@ -573,13 +805,25 @@ class TestWrongInput:
     def test_a_sample_of_other_settings(self, made: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.chdir(made)
         self.refused(
-            "export", "plain.toml", "--set", "sample.size=12", "--to", "trl", "--out", "out", why="drawn with other settings"
+            "export",
+            "plain.toml",
+            "--set",
+            "sample.size=12",
+            "--to",
+            "trl",
+            "--out",
+            "out",
+            why="drawn with other settings",
         )
 
-    def test_a_place_that_is_taken(self, made: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_a_place_that_is_taken(
+        self, made: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
         (tmp_path / "mine.txt").write_text("mine")
         monkeypatch.chdir(made)
-        self.refused("export", "plain.toml", "--to", "trl", "--out", tmp_path, why="holds no export for trl")
+        self.refused(
+            "export", "plain.toml", "--to", "trl", "--out", tmp_path, why="holds no export for trl"
+        )
 
     def test_a_folder_of_somebody_else_s_with_a_file_of_that_name(
         self, made: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -590,7 +834,9 @@ class TestWrongInput:
         (tmp_path / "sft.yaml").write_text("mine: 1\n")
         (tmp_path / "README.md").write_text("# My model\n")
         monkeypatch.chdir(made)
-        self.refused("export", "plain.toml", "--to", "trl", "--out", tmp_path, why="holds no export for trl")
+        self.refused(
+            "export", "plain.toml", "--to", "trl", "--out", tmp_path, why="holds no export for trl"
+        )
         assert (tmp_path / "rows" / "mine.jsonl").is_file()
         assert (tmp_path / "sft.yaml").read_text() == "mine: 1\n"
 
@@ -603,10 +849,14 @@ class TestWrongInput:
         (out / "tuned").mkdir()
         before = {path: path.is_dir() or path.read_bytes() for path in out.rglob("*")}
         choice = ("--set", "finetune.adapter.rank=4", "--set", "finetune.adapter.alpha=8.5")
-        self.refused("export", "plain.toml", *choice, "--to", "trl", "--out", out, why="alpha = 8.5")
+        self.refused(
+            "export", "plain.toml", *choice, "--to", "trl", "--out", out, why="alpha = 8.5"
+        )
         assert {path: path.is_dir() or path.read_bytes() for path in out.rglob("*")} == before
 
-    def test_a_place_that_cannot_be_written(self, made: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_a_place_that_cannot_be_written(
+        self, made: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
         monkeypatch.chdir(made)
         (tmp_path / "file").write_text("")
         done = call("export", "plain.toml", "--to", "trl", "--out", tmp_path / "file" / "out")
@@ -614,7 +864,9 @@ class TestWrongInput:
         assert "cannot write" in done.output
         assert "Traceback" not in done.output
 
-    def test_olmo_without_an_end_token(self, made: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_olmo_without_an_end_token(
+        self, made: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
         """By which it finds where a row ends."""
         from transformers import AutoTokenizer
 
@@ -623,30 +875,58 @@ class TestWrongInput:
         tokenizer.eos_token = None
         tokenizer.save_pretrained(tmp_path / "endless")
         choice = ("--set", f'finetune.model={{path="nowhere", tokenizer="{tmp_path / "endless"}"}}')
-        self.refused("export", "chat.toml", *choice, "--to", "olmo", "--out", tmp_path / "out", why="no end token")
+        self.refused(
+            "export",
+            "chat.toml",
+            *choice,
+            "--to",
+            "olmo",
+            "--out",
+            tmp_path / "out",
+            why="no end token",
+        )
 
-    @pytest.mark.parametrize(("trainer", "text", "why"), [
-        ("trl", "datasets: 3", "has no 'datasets'"),
-        ("trl", "- 1", "holds no table"),
-        ("trl", "a: [", "not valid YAML"),
-        ("trl", "datasets:\n- {path: json, data_files: no.jsonl}", "there is no file no.jsonl"),
-        ("trl", "datasets:\n- {path: own/er}\n- {path: oth/er}", "on the Hub"),
-        ("axolotl", "datasets:\n- {path: own/er, weight: 3}", "0 < weight ≤ 1"),
-        ("llamafactory", "dataset: a\ndataset_dir: nowhere", "nowhere/dataset_info.json"),
-        ("llamafactory", "dataset: [1, 2]\ndataset_dir: .", "has no 'dataset'"),
-        ("llamafactory", "dataset: a,b\ndataset_dir: .\nmax_samples: some", "max_samples = 'some'"),
-        ("llamafactory", "dataset: a,b\ndataset_dir: .\nmax_samples: true", "max_samples = True"),
-        ("llamafactory", "dataset: a,c\ndataset_dir: .", "num_samples = 'many'"),
-        ("llamafactory", "dataset: a,d\ndataset_dir: .", "'d' of dataset_info.json has neither a 'file_name'"),
-        ("llamafactory", "dataset: a,bb\ndataset_dir: .", "did you mean 'b'"),
-        ("ms-swift", "dataset: [nobody/knows#3]", "ModelScope"),
-        ("olmo", "sources: []", "has no 'sources'"),
-        ("olmo", "sources: [{target_ratio: 1}]", "has no 'sources'"),
-        ("olmo", "sources: [{source_name: a}]", "target_ratio"),
-        ("trl", "datasets:\n- {path: json, data_files: [3]}", "data_files of 'json'"),
-        ("datasets", "datasets: []", "must be a list of"),
-        ("datasets", "datasets: [{data_files: c.yaml}]\nprobabilities: [1]", "names one data set"),
-    ])  # fmt: skip
+    @pytest.mark.parametrize(
+        ("trainer", "text", "why"),
+        [
+            ("trl", "datasets: 3", "has no 'datasets'"),
+            ("trl", "- 1", "holds no table"),
+            ("trl", "a: [", "not valid YAML"),
+            ("trl", "datasets:\n- {path: json, data_files: no.jsonl}", "there is no file no.jsonl"),
+            ("trl", "datasets:\n- {path: own/er}\n- {path: oth/er}", "on the Hub"),
+            ("axolotl", "datasets:\n- {path: own/er, weight: 3}", "0 < weight ≤ 1"),
+            ("llamafactory", "dataset: a\ndataset_dir: nowhere", "nowhere/dataset_info.json"),
+            ("llamafactory", "dataset: [1, 2]\ndataset_dir: .", "has no 'dataset'"),
+            (
+                "llamafactory",
+                "dataset: a,b\ndataset_dir: .\nmax_samples: some",
+                "max_samples = 'some'",
+            ),
+            (
+                "llamafactory",
+                "dataset: a,b\ndataset_dir: .\nmax_samples: true",
+                "max_samples = True",
+            ),
+            ("llamafactory", "dataset: a,c\ndataset_dir: .", "num_samples = 'many'"),
+            (
+                "llamafactory",
+                "dataset: a,d\ndataset_dir: .",
+                "'d' of dataset_info.json has neither a 'file_name'",
+            ),
+            ("llamafactory", "dataset: a,bb\ndataset_dir: .", "did you mean 'b'"),
+            ("ms-swift", "dataset: [nobody/knows#3]", "ModelScope"),
+            ("olmo", "sources: []", "has no 'sources'"),
+            ("olmo", "sources: [{target_ratio: 1}]", "has no 'sources'"),
+            ("olmo", "sources: [{source_name: a}]", "target_ratio"),
+            ("trl", "datasets:\n- {path: json, data_files: [3]}", "data_files of 'json'"),
+            ("datasets", "datasets: []", "must be a list of"),
+            (
+                "datasets",
+                "datasets: [{data_files: c.yaml}]\nprobabilities: [1]",
+                "names one data set",
+            ),
+        ],
+    )
     def test_a_configuration_that_cannot_be_read(self, trainer: str, text: str, why: str) -> None:
         for name in "ab":
             Path(f"{name}.jsonl").write_text('{"prompt": "p", "completion": "c"}\n')

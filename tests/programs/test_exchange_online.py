@@ -1,4 +1,6 @@
-"""A mixture that changes while the Trainer of transformers or of TRL trains: its rows, its scores, and a resumed training."""
+"""A mixture that changes while the Trainer of transformers or of TRL trains: its rows, its
+scores, and a resumed training.
+"""
 
 from __future__ import annotations
 
@@ -17,11 +19,14 @@ from hgms_core import CheckpointError, ConfigError, Key
 from hgms_mix.exchange.plan import Plan
 from hgms_mix.exchange.rules import Alignment, Losses
 
-transformers = pytest.importorskip("transformers", reason="transformers is not installed: pip install 'hgms[llm]'")
+transformers = pytest.importorskip(
+    "transformers", reason="transformers is not installed: pip install 'hgms[llm]'"
+)
 pytestmark = pytest.mark.plugins
 
 SIZES = {"copy": 10, "noise": 14}
-LENGTH, WORDS = 6, 11
+LENGTH = 6
+WORDS = 11
 
 
 def shares(*weights: float) -> Tensor:
@@ -44,16 +49,26 @@ class TestPlan:
         plan = Plan({"a": 5, "b": 5, "c": 5}, Key(0))
         plan.begin(0, shares(0.6, 0.0, 0.4))
         plan.begin(4000, shares(0.1, 0.2, 0.7))
-        for places, weights in ((range(4000), (0.6, 0.0, 0.4)), (range(4000, 8000), (0.1, 0.2, 0.7))):
+        for places, weights in (
+            (range(4000), (0.6, 0.0, 0.4)),
+            (range(4000, 8000), (0.1, 0.2, 0.7)),
+        ):
             counts = Counter(plan.row(place)[0] for place in places)
             for name, weight in zip("abc", weights, strict=True):
-                assert abs(counts[name] - 4000 * weight) <= 4 * math.sqrt(4000 * weight * (1 - weight))
+                assert abs(counts[name] - 4000 * weight) <= 4 * math.sqrt(
+                    4000 * weight * (1 - weight)
+                )
 
     def test_rows_do_not_depend_on_when_they_are_asked_for(self) -> None:
         """Asked in any order, before or after later mixtures are known, and from a history."""
-        first, second = Plan(SIZES, Key(1)), Plan(SIZES, Key(1))
+        first = Plan(SIZES, Key(1))
+        second = Plan(SIZES, Key(1))
         early = []
-        for start, weights in ((0, shares(0.5, 0.5)), (5, shares(0.2, 0.8)), (2000, shares(0.7, 0.3))):
+        for start, weights in (
+            (0, shares(0.5, 0.5)),
+            (5, shares(0.2, 0.8)),
+            (2000, shares(0.7, 0.3)),
+        ):
             first.begin(start, weights)
             second.begin(start, weights)
             early += [first.row(place) for place in range(start, start + 5)]
@@ -61,7 +76,9 @@ class TestPlan:
         third.replay(second.history())
         late = [second.row(place) for place in (*range(10), *range(2000, 2005))]
         assert early == late
-        assert [third.row(place) for place in range(2100)[::-1]] == [second.row(place) for place in range(2100)][::-1]
+        assert [third.row(place) for place in range(2100)[::-1]] == [
+            second.row(place) for place in range(2100)
+        ][::-1]
 
     def test_a_mixture_that_begins_again_takes_the_place_of_the_one_there(self) -> None:
         plan = Plan(SIZES, Key(1))
@@ -98,15 +115,21 @@ class TestRules:
 
     def test_alignment_is_the_cosine_of_gradients(self, model: nn.Module) -> None:
         lower, upper = self.batches()
-        scores = Alignment().scores(self.loss, model, lower, upper, torch.optim.SGD(model.parameters(), lr=1.0))
+        scores = Alignment().scores(
+            self.loss, model, lower, upper, torch.optim.SGD(model.parameters(), lr=1.0)
+        )
         wanted = self.gradient(model, upper)
         for score, batch in zip(scores, lower.values(), strict=True):
             own = self.gradient(model, batch)
-            assert float(score) == pytest.approx(float(wanted @ own / (wanted.norm() * own.norm())), abs=1e-13)
+            assert float(score) == pytest.approx(
+                float(wanted @ own / (wanted.norm() * own.norm())), abs=1e-13
+            )
 
     def test_alignment_is_in_the_metric_of_the_trainer_s_adam(self, model: nn.Module) -> None:
         lower, upper = self.batches()
-        optimizer = torch.optim.AdamW(model.parameters(), lr=0.1, betas=(0.8, 0.9), eps=1e-3, weight_decay=0.0)
+        optimizer = torch.optim.AdamW(
+            model.parameters(), lr=0.1, betas=(0.8, 0.9), eps=1e-3, weight_decay=0.0
+        )
         v = torch.zeros(3, dtype=torch.float64)
         for batch in (lower["a"], lower["b"]):
             v = 0.9 * v + 0.1 * self.gradient(model, batch) ** 2
@@ -118,7 +141,9 @@ class TestRules:
         for score, batch in zip(scores, lower.values(), strict=True):
             own = self.gradient(model, batch)
             u = own / ((0.9 * v + 0.1 * own**2).sqrt() + 1e-3)
-            assert float(score) == pytest.approx(float(wanted @ u / (wanted.norm() * u.norm())), abs=1e-12)
+            assert float(score) == pytest.approx(
+                float(wanted @ u / (wanted.norm() * u.norm())), abs=1e-12
+            )
 
     def test_losses_are_those_above_the_reference(self, model: nn.Module) -> None:
         lower, _ = self.batches()
@@ -127,7 +152,9 @@ class TestRules:
         assert rule.scores(self.loss, model, lower, None, None).tolist() == pytest.approx(
             [value - base for value, base in zip(plain, (1.0, 2.0, 0.5), strict=True)], abs=1e-14
         )
-        assert Losses().scores(self.loss, model, lower, None, None).tolist() == pytest.approx(plain, abs=1e-14)
+        assert Losses().scores(self.loss, model, lower, None, None).tolist() == pytest.approx(
+            plain, abs=1e-14
+        )
 
 
 class TestTraining:
@@ -140,11 +167,16 @@ class TestTraining:
 
     @property
     def rows(self) -> list[dict[str, Tensor]]:
-        """Words that repeat, then words at random; each row's number is its first word's place in ``seen``."""
+        """Words that repeat, then words at random; each row's number is its first word's place
+        in ``seen``.
+        """
         draw = torch.Generator().manual_seed(0)
         copy = torch.randint(WORDS, (SIZES["copy"], 1), generator=draw).expand(-1, LENGTH)
         text = torch.cat([copy, torch.randint(WORDS, (SIZES["noise"], LENGTH), generator=draw)])
-        return [{"input_ids": row, "labels": row, "number": torch.tensor(number)} for number, row in enumerate(text)]
+        return [
+            {"input_ids": row, "labels": row, "number": torch.tensor(number)}
+            for number, row in enumerate(text)
+        ]
 
     @property
     def validation(self) -> list[dict[str, Tensor]]:
@@ -155,35 +187,62 @@ class TestTraining:
 
     def trainer(self, folder: Path, steps: int = 6, accumulation: int = 2, **more: Any) -> Any:
         torch.manual_seed(3)
-        config = transformers.GPT2Config(vocab_size=WORDS, n_positions=LENGTH, n_embd=8, n_layer=1, n_head=2)
+        config = transformers.GPT2Config(
+            vocab_size=WORDS, n_positions=LENGTH, n_embd=8, n_layer=1, n_head=2
+        )
         self.seen: list[int] = []
 
         def collate(rows: list[dict[str, Tensor]]) -> dict[str, Tensor]:
             if torch.is_grad_enabled() and int(rows[0]["number"]) >= 0 and not self.probing():
                 self.seen.extend(int(row["number"]) for row in rows)
-            return {name: torch.stack([row[name] for row in rows]) for name in ("input_ids", "labels")}
+            return {
+                name: torch.stack([row[name] for row in rows]) for name in ("input_ids", "labels")
+            }
 
         arguments = {
-            "output_dir": str(folder), "max_steps": steps, "per_device_train_batch_size": 3, "learning_rate": 1e-2,
-            "gradient_accumulation_steps": accumulation, "use_cpu": True, "report_to": [], "disable_tqdm": True, "seed": 1,
-            "remove_unused_columns": False, "logging_steps": 1, "save_strategy": "no", **more,
-        }  # fmt: skip
+            "output_dir": str(folder),
+            "max_steps": steps,
+            "per_device_train_batch_size": 3,
+            "learning_rate": 1e-2,
+            "gradient_accumulation_steps": accumulation,
+            "use_cpu": True,
+            "report_to": [],
+            "disable_tqdm": True,
+            "seed": 1,
+            "remove_unused_columns": False,
+            "logging_steps": 1,
+            "save_strategy": "no",
+            **more,
+        }
         return transformers.Trainer(
-            model=transformers.GPT2LMHeadModel(config), args=transformers.TrainingArguments(**arguments),
-            train_dataset=self.rows, eval_dataset=self.validation, data_collator=collate,
-        )  # fmt: skip
+            model=transformers.GPT2LMHeadModel(config),
+            args=transformers.TrainingArguments(**arguments),
+            train_dataset=self.rows,
+            eval_dataset=self.validation,
+            data_collator=collate,
+        )
 
     def probing(self) -> bool:
         return not self.model.training
 
     def trained(
-        self, folder: Path, resume: str | None = None, callback: dict[str, Any] | None = None, **more: Any
+        self,
+        folder: Path,
+        resume: str | None = None,
+        callback: dict[str, Any] | None = None,
+        **more: Any,
     ) -> tuple[Any, Any]:
         from hgms_mix.exchange.online import MixtureCallback
 
         trainer = self.trainer(folder, **more)
         self.model = trainer.model
-        fields = {"sources": SIZES, "outer": Sgd(lr=2.0), "rule": Alignment(rows=4, upper=5), "every": 2, **(callback or {})}
+        fields = {
+            "sources": SIZES,
+            "outer": Sgd(lr=2.0),
+            "rule": Alignment(rows=4, upper=5),
+            "every": 2,
+            **(callback or {}),
+        }
         mixture = MixtureCallback(**fields)
         mixture.attach(trainer)
         self.model.train()
@@ -195,7 +254,8 @@ class TestTraining:
         theta = torch.log(shares(10, 14) / 14)
         assert [record["step"] for record in mixture.records] == [2, 4, 6]
         for record in mixture.records:
-            w, a = theta.softmax(0), torch.tensor(record["scores"], dtype=torch.float64)
+            w = theta.softmax(0)
+            a = torch.tensor(record["scores"], dtype=torch.float64)
             assert bool((a.abs() <= 1).all())
             theta = theta + 2.0 * (torch.diag(w) - torch.outer(w, w)) @ a
             assert record["weights"] == pytest.approx(theta.softmax(0).tolist(), abs=1e-14)
@@ -205,7 +265,9 @@ class TestTraining:
         assert sum("loss" in row for row in trainer.state.log_history) == 6
 
     def test_the_rows_are_the_plan_s(self, tmp_path: Path) -> None:
-        """By a loop of its own over places: six rows a step, a new mixture from the batch after the next."""
+        """By a loop of its own over places: six rows a step, a new mixture from the batch after
+        the next.
+        """
         _, mixture = self.trained(tmp_path)
         plan = Plan(SIZES, Key(0).fold("mixture"))
         plan.begin(0, torch.log(shares(10, 14) / 14).softmax(0))
@@ -219,11 +281,15 @@ class TestTraining:
         """Scores that are all the same change nothing, however often."""
 
         class Even:
-            name, rows, upper = "even", 2, 2
+            name = "even"
+            rows = 2
+            upper = 2
 
             def check(self, names: Any) -> None: ...
 
-            def scores(self, loss: Any, model: Any, lower: dict[str, Any], upper: Any, optimizer: Any) -> Tensor:
+            def scores(
+                self, loss: Any, model: Any, lower: dict[str, Any], upper: Any, optimizer: Any
+            ) -> Tensor:
                 torch.randn(5)
                 loss(model, upper)
                 return torch.ones(len(lower))
@@ -233,29 +299,44 @@ class TestTraining:
         for one, other in zip(often.model.parameters(), never.model.parameters(), strict=True):
             assert torch.equal(one, other)
 
-    @pytest.mark.parametrize(("outer", "at", "accumulation"), [
-        (DualAveraging(), 3, 2), (Adam(lr=0.5), 4, 2), (Adam(lr=0.5), 5, 1),
-    ], ids=["dual-averaging-3-2", "adam-4-2", "adam-5-1"])  # fmt: skip
+    @pytest.mark.parametrize(
+        ("outer", "at", "accumulation"),
+        [(DualAveraging(), 3, 2), (Adam(lr=0.5), 4, 2), (Adam(lr=0.5), 5, 1)],
+        ids=["dual-averaging-3-2", "adam-4-2", "adam-5-1"],
+    )
     def test_a_resumed_training_equals_an_uninterrupted_one(
         self, tmp_path: Path, outer: Any, at: int, accumulation: int
     ) -> None:
-        """Over more than an epoch of 24 rows, with dropout, stopped where a change is due and where none is."""
-        options = {"steps": 10, "accumulation": accumulation, "save_strategy": "steps", "save_steps": at}
+        """Over more than an epoch of 24 rows, with dropout, stopped where a change is due and
+        where none is.
+        """
+        options = {
+            "steps": 10,
+            "accumulation": accumulation,
+            "save_strategy": "steps",
+            "save_steps": at,
+        }
         whole, one = self.trained(tmp_path, callback={"outer": outer}, **options)
-        resumed, other = self.trained(tmp_path, str(tmp_path / f"checkpoint-{at}"), callback={"outer": outer}, **options)
+        resumed, other = self.trained(
+            tmp_path, str(tmp_path / f"checkpoint-{at}"), callback={"outer": outer}, **options
+        )
         for left, right in zip(whole.model.parameters(), resumed.model.parameters(), strict=True):
             assert torch.equal(left, right)
         assert one.records == other.records
         assert len(one.records) == 5
         assert torch.equal(one.theta, other.theta)
-        assert [(a, b.tolist()) for a, b in one.plan.history()] == [(a, b.tolist()) for a, b in other.plan.history()]
+        assert [(a, b.tolist()) for a, b in one.plan.history()] == [
+            (a, b.tolist()) for a, b in other.plan.history()
+        ]
 
     def test_weights_of_a_training_begin_anew_when_it_does(self, tmp_path: Path) -> None:
         trainer, mixture = self.trained(tmp_path, steps=4)
         runs = []
         for _ in range(2):
             torch.manual_seed(3)
-            trainer.model = trainer.model_wrapped = self.model = transformers.GPT2LMHeadModel(trainer.model.config)
+            trainer.model = trainer.model_wrapped = self.model = transformers.GPT2LMHeadModel(
+                trainer.model.config
+            )
             trainer.optimizer = trainer.lr_scheduler = None
             trainer.train()
             runs.append((list(mixture.records), mixture.theta))
@@ -263,20 +344,27 @@ class TestTraining:
         assert runs[0][0] == runs[1][0]
         assert torch.equal(runs[0][1], runs[1][1])
 
-    @pytest.mark.parametrize(("change", "why"), [
-        ({"dataloader_num_workers": 1}, "loader workers"),
-        ({"train_sampling_strategy": "group_by_length"}, "order of rows"),
-        ({"auto_find_batch_size": True}, "batch size"),
-        ({"ignore_data_skip": True}, "skip"),
-    ])  # fmt: skip
-    def test_what_it_cannot_do_is_said(self, tmp_path: Path, change: dict[str, Any], why: str) -> None:
+    @pytest.mark.parametrize(
+        ("change", "why"),
+        [
+            ({"dataloader_num_workers": 1}, "loader workers"),
+            ({"train_sampling_strategy": "group_by_length"}, "order of rows"),
+            ({"auto_find_batch_size": True}, "batch size"),
+            ({"ignore_data_skip": True}, "skip"),
+        ],
+    )
+    def test_what_it_cannot_do_is_said(
+        self, tmp_path: Path, change: dict[str, Any], why: str
+    ) -> None:
         from hgms_mix.exchange.online import MixtureCallback
 
         trainer = self.trainer(tmp_path, **change)
         with pytest.raises(ConfigError, match=why):
             MixtureCallback(sources=SIZES, outer=Sgd(lr=1.0)).attach(trainer)
 
-    def test_several_processes_are_refused(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_several_processes_are_refused(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
         from hgms_mix.exchange.online import MixtureCallback
 
         trainer = self.trainer(tmp_path)
@@ -303,7 +391,9 @@ class TestTraining:
             trainer.eval_dataset = validation
             with pytest.raises(ConfigError, match="validation rows"):
                 MixtureCallback(sources=SIZES, outer=Sgd(lr=1.0)).attach(trainer)
-        MixtureCallback(sources=SIZES, outer=Sgd(lr=1.0), rule=Losses()).attach(trainer)  # needs none
+        MixtureCallback(sources=SIZES, outer=Sgd(lr=1.0), rule=Losses()).attach(
+            trainer
+        )  # needs none
         trainer.train_dataset = Stream()
         with pytest.raises(ConfigError, match="IterableDataset"):
             MixtureCallback(sources=SIZES, outer=Sgd(lr=1.0)).attach(trainer)
@@ -322,7 +412,10 @@ class TestTraining:
         MixtureCallback(sources=SIZES, outer=Sgd(lr=1.0)).attach(trainer)
         with pytest.raises(ConfigError, match="mixed already"):
             MixtureCallback(sources=SIZES, outer=Sgd(lr=1.0)).attach(trainer)
-        assert sum(isinstance(other, MixtureCallback) for other in trainer.callback_handler.callbacks) == 1
+        assert (
+            sum(isinstance(other, MixtureCallback) for other in trainer.callback_handler.callbacks)
+            == 1
+        )
 
     def test_a_reference_is_by_name(self, tmp_path: Path) -> None:
         """Whatever the order in which its losses are written."""
@@ -334,7 +427,9 @@ class TestTraining:
 
     def test_scores_that_are_not_finite_leave_the_mixture_as_it_is(self, tmp_path: Path) -> None:
         class Broken:
-            name, rows, upper = "broken", 2, 0
+            name = "broken"
+            rows = 2
+            upper = 0
 
             def check(self, names: Any) -> None: ...
 
@@ -345,7 +440,9 @@ class TestTraining:
         _, mixture = self.trained(tmp_path, callback={"rule": Broken()}, **options)
         assert list(mixture.weights.values()) == pytest.approx([10 / 24, 14 / 24], abs=1e-14)
         assert [record["step"] for record in mixture.records] == [2, 4]
-        self.trained(tmp_path, str(tmp_path / "checkpoint-2"), callback={"rule": Broken()}, **options)
+        self.trained(
+            tmp_path, str(tmp_path / "checkpoint-2"), callback={"rule": Broken()}, **options
+        )
 
     def test_a_checkpoint_without_its_file_or_of_others_is_refused(self, tmp_path: Path) -> None:
         options = {"steps": 4, "save_strategy": "steps", "save_steps": 2}
@@ -383,25 +480,48 @@ class TestTrl:
         from hgms_mix.lm.tokenizers import byte_tokenizer
 
         parts = {
-            "sums": Dataset.from_list([{"prompt": f"{n} + 1 =", "completion": f" {n + 1}"} for n in range(9)]),
-            "dots": Dataset.from_list([{"prompt": f"{n} + 1 =", "completion": " ."} for n in range(13)]),
+            "sums": Dataset.from_list(
+                [{"prompt": f"{n} + 1 =", "completion": f" {n + 1}"} for n in range(9)]
+            ),
+            "dots": Dataset.from_list(
+                [{"prompt": f"{n} + 1 =", "completion": " ."} for n in range(13)]
+            ),
         }
         torch.manual_seed(0)
         tokenizer = byte_tokenizer()
-        config = transformers.GPT2Config(vocab_size=len(tokenizer), n_positions=32, n_embd=8, n_layer=1, n_head=2)
+        config = transformers.GPT2Config(
+            vocab_size=len(tokenizer), n_positions=32, n_embd=8, n_layer=1, n_head=2
+        )
         arguments = trl.SFTConfig(
-            output_dir=str(folder), max_steps=6, per_device_train_batch_size=2, gradient_accumulation_steps=2, use_cpu=True,
-            bf16=False, report_to=[], disable_tqdm=True, learning_rate=1e-2, save_strategy="steps", save_steps=3, max_length=32,
-            gradient_checkpointing=False, seed=2, logging_steps=1,
-        )  # fmt: skip
+            output_dir=str(folder),
+            max_steps=6,
+            per_device_train_batch_size=2,
+            gradient_accumulation_steps=2,
+            use_cpu=True,
+            bf16=False,
+            report_to=[],
+            disable_tqdm=True,
+            learning_rate=1e-2,
+            save_strategy="steps",
+            save_steps=3,
+            max_length=32,
+            gradient_checkpointing=False,
+            seed=2,
+            logging_steps=1,
+        )
         trainer = trl.SFTTrainer(
-            model=transformers.GPT2LMHeadModel(config), args=arguments, processing_class=tokenizer,
-            train_dataset=concatenate_datasets(list(parts.values())), eval_dataset=parts["sums"],
-        )  # fmt: skip
+            model=transformers.GPT2LMHeadModel(config),
+            args=arguments,
+            processing_class=tokenizer,
+            train_dataset=concatenate_datasets(list(parts.values())),
+            eval_dataset=parts["sums"],
+        )
         mixture = MixtureCallback(
-            sources={name: len(part) for name, part in parts.items()}, outer=DualAveraging(), every=1,
+            sources={name: len(part) for name, part in parts.items()},
+            outer=DualAveraging(),
+            every=1,
             rule=Alignment(rows=4, upper=4),
-        )  # fmt: skip
+        )
         mixture.attach(trainer)
         trainer.train(resume_from_checkpoint=resume)
         return trainer, mixture
@@ -414,8 +534,12 @@ class TestTrl:
         assert one.weights["sums"] > 9 / 22
         own = [row for row in whole.state.log_history if "loss" in row]
         assert len(own) == 6
-        assert all("mean_token_accuracy" in row for row in own)  # TRL's statistics are of its own steps
-        assert not any("mean_token_accuracy" in row for row in whole.state.log_history if "mixture/sums" in row)
+        assert all(
+            "mean_token_accuracy" in row for row in own
+        )  # TRL's statistics are of its own steps
+        assert not any(
+            "mean_token_accuracy" in row for row in whole.state.log_history if "mixture/sums" in row
+        )
         assert not whole._metrics["eval"]
         for left, right in zip(whole.model.parameters(), resumed.model.parameters(), strict=True):
             assert torch.equal(left, right)

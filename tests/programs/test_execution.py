@@ -1,4 +1,6 @@
-"""How a run is carried out: decided once, in force during the run, recorded, resumed, the same for all runs of a comparison."""
+"""How a run is carried out: decided once, in force during the run, recorded, resumed, the same
+for all runs of a comparison.
+"""
 
 from __future__ import annotations
 
@@ -26,14 +28,21 @@ from hgms_core import Budget, CheckpointError, ConfigError, Problem, State
 from hgms_core.registry import Registry
 
 STEPS = Budget(outer_steps=4)
-MEASURED = Product(rows=9, shape=(9, 8, 7), seconds={"exact": 2.0, "fast": 1.0}, errors={"exact": 1e-7, "fast": 2e-7})
+MEASURED = Product(
+    rows=9,
+    shape=(9, 8, 7),
+    seconds={"exact": 2.0, "fast": 1.0},
+    errors={"exact": 1e-7, "fast": 2e-7},
+)
 FAST = RouteChoice(route="fast", reason="half the time", products=(MEASURED,))
 EXACT = RouteChoice(route="exact", reason="it is slower", products=(MEASURED,))
 
 
 @attrs.frozen(kw_only=True)
 class Witness:
-    """A method whose every call records the precision that is in force; x depends on it, as rounding does."""
+    """A method whose every call records the precision that is in force; x depends on it, as
+    rounding does.
+    """
 
     name = "witness"
     breaks_at: int | None = attrs.field(default=None, metadata={"toml": False})
@@ -48,7 +57,10 @@ class Witness:
         if state["step"] == self.interrupts_at:
             raise KeyboardInterrupt
         x = {"x": state["x"]["x"] * (0.5 if precision() == "medium" else 0.25)}
-        return {**state, "step": state["step"] + 1, "x": x}, {"init": state["init"], "inside": precision()}
+        return {**state, "step": state["step"] + 1, "x": x}, {
+            "init": state["init"],
+            "inside": precision(),
+        }
 
     def result(self, state: State) -> tuple[dict[str, torch.Tensor], dict[str, torch.Tensor]]:
         return {}, state["x"]
@@ -60,9 +72,12 @@ def precision() -> str:
 
 def problem() -> Problem:
     return Problem(
-        theta0={}, x0={"x": torch.ones(2)}, g=lambda t, x, b: x["x"].sum(), f=lambda t, x, b: x["x"].sum(),
+        theta0={},
+        x0={"x": torch.ones(2)},
+        g=lambda t, x, b: x["x"].sum(),
+        f=lambda t, x, b: x["x"].sum(),
         evaluate=lambda theta, x: {"fast": float(precision() == "medium")},
-    )  # fmt: skip
+    )
 
 
 def decide(monkeypatch: pytest.MonkeyPatch, *choices: RouteChoice) -> None:
@@ -88,10 +103,14 @@ class TestOneRun:
         assert precision() == "highest"
         assert result.execution is not None
         assert result.execution.matmul == FAST
-        assert environment(tmp_path / "run")["execution"]["matmul"] == json.loads(json.dumps(attrs.asdict(FAST)))
+        assert environment(tmp_path / "run")["execution"]["matmul"] == json.loads(
+            json.dumps(attrs.asdict(FAST))
+        )
 
     @pytest.mark.parametrize("disturbed", [Witness(breaks_at=2), Witness(interrupts_at=2)])
-    def test_however_it_ends_the_setting_is_back(self, disturbed: Witness, monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_however_it_ends_the_setting_is_back(
+        self, disturbed: Witness, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
         decide(monkeypatch, FAST)
         newer = torch.backends.mkldnn.matmul.fp32_precision  # type: ignore[attr-defined]
         with pytest.raises((RuntimeError, Interrupted)):
@@ -107,7 +126,9 @@ class TestOneRun:
                 result = run(Witness(), problem(), STEPS, settings=RunSettings(matmul=route))  # type: ignore[arg-type]
                 assert result.records[-1]["inside"] == inside
                 assert result.execution is not None
-                assert result.execution.matmul == RouteChoice(route=route, reason="the settings say so")  # type: ignore[arg-type]
+                assert result.execution.matmul == RouteChoice(
+                    route=route, reason="the settings say so"
+                )  # type: ignore[arg-type]
                 assert precision() == "high"
         finally:
             torch.set_float32_matmul_precision("highest")
@@ -123,9 +144,17 @@ class TestOneRun:
 class TestResuming:
     def interrupted(self, folder: Path) -> None:
         with pytest.raises(Interrupted):
-            run(Witness(interrupts_at=2), problem(), STEPS, folder=folder, settings=RunSettings(checkpoint_seconds=0))
+            run(
+                Witness(interrupts_at=2),
+                problem(),
+                STEPS,
+                folder=folder,
+                settings=RunSettings(checkpoint_seconds=0),
+            )
 
-    def test_it_takes_what_was_recorded(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_it_takes_what_was_recorded(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
         decide(monkeypatch, FAST, FAST)  # each run decides once, and the resumed one does not
         self.interrupted(tmp_path / "resumed")
         result = run(Witness(), problem(), STEPS, folder=tmp_path / "resumed", resume=True)
@@ -133,12 +162,18 @@ class TestResuming:
         assert result.execution is not None
         assert result.execution.matmul == FAST
         for name in ("steps.jsonl", "summary.json", "checkpoint-4.safetensors"):
-            assert (tmp_path / "resumed" / name).read_bytes() == (tmp_path / "whole" / name).read_bytes()
-        again = run(Witness(), problem(), STEPS, folder=tmp_path / "resumed", resume=True)  # read back
+            assert (tmp_path / "resumed" / name).read_bytes() == (
+                tmp_path / "whole" / name
+            ).read_bytes()
+        again = run(
+            Witness(), problem(), STEPS, folder=tmp_path / "resumed", resume=True
+        )  # read back
         assert again.execution == result.execution
         assert "before" not in environment(tmp_path / "resumed")
 
-    def test_one_of_a_version_that_recorded_nothing_was_exact(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_one_of_a_version_that_recorded_nothing_was_exact(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
         decide(monkeypatch, EXACT)
         self.interrupted(tmp_path)
         table = environment(tmp_path)
@@ -149,9 +184,16 @@ class TestResuming:
         assert result.execution is not None
         assert "knew no other route" in result.execution.matmul.reason
 
-    @pytest.mark.parametrize("damage", ["{", '{"execution": 3}', '{"execution": {"matmul": {"route": "quick", "reason": ""}}}'])
+    @pytest.mark.parametrize(
+        "damage",
+        ["{", '{"execution": 3}', '{"execution": {"matmul": {"route": "quick", "reason": ""}}}'],
+    )
     def test_what_cannot_be_read_is_decided_again_and_said(
-        self, tmp_path: Path, damage: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+        self,
+        tmp_path: Path,
+        damage: str,
+        monkeypatch: pytest.MonkeyPatch,
+        caplog: pytest.LogCaptureFixture,
     ) -> None:
         decide(monkeypatch, FAST, EXACT)
         self.interrupted(tmp_path)
@@ -167,14 +209,24 @@ class TestResuming:
         decide(monkeypatch, FAST)
         self.interrupted(tmp_path)
         (tmp_path / "env.json").write_text(json.dumps(environment(tmp_path) | {"threads": 77}))
-        assert run(Witness(), problem(), STEPS, folder=tmp_path, resume=True).records[-1]["inside"] == "medium"
+        assert (
+            run(Witness(), problem(), STEPS, folder=tmp_path, resume=True).records[-1]["inside"]
+            == "medium"
+        )
         assert "threads 77" in caplog.text
         assert "as recorded, matmul: fast (half the time)" in caplog.text
 
     def test_another_setting_is_another_run(self, tmp_path: Path) -> None:
         self.interrupted(tmp_path)
         with pytest.raises(CheckpointError, match="another configuration"):
-            run(Witness(), problem(), STEPS, folder=tmp_path, resume=True, settings=RunSettings(matmul="exact"))
+            run(
+                Witness(),
+                problem(),
+                STEPS,
+                folder=tmp_path,
+                resume=True,
+                settings=RunSettings(matmul="exact"),
+            )
 
 
 class TestConfiguration:
@@ -198,10 +250,19 @@ class TestConfiguration:
             self.config(matmul="quick")
 
     def test_the_terminal_says_what_was_chosen_unless_it_is_exact(self, tmp_path: Path) -> None:
-        (tmp_path / "run.toml").write_text('task = "quadratic"\nmethod = "uniform"\nbudget = "1 steps"\n')
+        (tmp_path / "run.toml").write_text(
+            'task = "quadratic"\nmethod = "uniform"\nbudget = "1 steps"\n'
+        )
         shown = {}
         for route in ("auto", "fast"):
-            command = ["run", str(tmp_path / "run.toml"), "--out", str(tmp_path / route), "--set", f'run.matmul="{route}"']
+            command = [
+                "run",
+                str(tmp_path / "run.toml"),
+                "--out",
+                str(tmp_path / route),
+                "--set",
+                f'run.matmul="{route}"',
+            ]
             done = CliRunner().invoke(main, command)
             assert done.exit_code == 0, done.output
             shown[route] = done.output
@@ -231,27 +292,44 @@ hgms.runs.execution.calibrated = lambda problem: RouteChoice(route="fast", reaso
 
 class TestComparison:
     def compared(self, out: Path, seeds: int = 2, **more: Any) -> Any:
-        return compare("quadratic", ["uniform", {"name": "uniform", "label": "other"}], "1 steps", seeds, out, jobs=0, **more)
+        return compare(
+            "quadratic",
+            ["uniform", {"name": "uniform", "label": "other"}],
+            "1 steps",
+            seeds,
+            out,
+            jobs=0,
+            **more,
+        )
 
     def recorded(self, out: Path) -> set[tuple[str, str]]:
-        tables = [json.loads(path.read_bytes())["execution"]["matmul"] for path in out.glob("*/*/seed-*/env.json")]
+        tables = [
+            json.loads(path.read_bytes())["execution"]["matmul"]
+            for path in out.glob("*/*/seed-*/env.json")
+        ]
         return {(table["route"], table["reason"]) for table in tables}
 
-    def test_the_first_run_decides_for_all(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_the_first_run_decides_for_all(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
         decide(monkeypatch, FAST)
         done = self.compared(tmp_path)
         assert len(list(tmp_path.glob("*/*/seed-*/env.json"))) == 4
         assert self.recorded(tmp_path) == {("fast", "half the time")}
         assert "quadratic: float32 matrix products: fast in all runs" in str(done)
 
-    def test_what_finished_runs_recorded_holds_for_further_ones(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_what_finished_runs_recorded_holds_for_further_ones(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
         decide(monkeypatch, FAST)
         self.compared(tmp_path, 1)
         self.compared(tmp_path, 3)
         assert len(list(tmp_path.glob("*/*/seed-*/env.json"))) == 6
         assert self.recorded(tmp_path) == {("fast", "half the time")}
 
-    def test_tasks_decide_for_themselves(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_tasks_decide_for_themselves(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
         decide(monkeypatch, FAST, EXACT)
         done = compare(["quadratic", "circle-kink"], "uniform", "1 steps", 2, tmp_path, jobs=0)
         routes = {
@@ -266,23 +344,39 @@ class TestComparison:
         (tmp_path / "measures.py").write_text(MEASURES)
         registry = Registry.load([str(PLUGIN)])
         grid = load(
-            {"budget": "2 steps", "seeds": 2, "task": "bowl", "method": ["walk", {"name": "walk", "label": "other"}],
-             "run": {"out": str(tmp_path / "runs")}},
+            {
+                "budget": "2 steps",
+                "seeds": 2,
+                "task": "bowl",
+                "method": ["walk", {"name": "walk", "label": "other"}],
+                "run": {"out": str(tmp_path / "runs")},
+            },
             registry=registry,
-        )  # fmt: skip
-        with Coordinator(Local(jobs=2), [str(PLUGIN), str(tmp_path / "measures.py")]) as coordinator:
-            assert [(ending.status, ending.error) for ending in coordinator.carry_out(grid.cells())] == [("done", None)] * 4
+        )
+        with Coordinator(
+            Local(jobs=2), [str(PLUGIN), str(tmp_path / "measures.py")]
+        ) as coordinator:
+            assert [
+                (ending.status, ending.error) for ending in coordinator.carry_out(grid.cells())
+            ] == [("done", None)] * 4
         assert len(self.recorded(tmp_path / "runs")) == 1
         run_grid(attrs.evolve(grid, seeds=[0, 1, 2]), jobs=0, progress=False)
         assert len(self.recorded(tmp_path / "runs")) == 1
 
-    def test_runs_that_differ_are_named(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_runs_that_differ_are_named(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
         decide(monkeypatch, FAST)
         self.compared(tmp_path)
         for path in tmp_path.glob("*/other-*/seed-*/env.json"):
-            path.write_text(json.dumps({**environment(path.parent), "execution": Execution(matmul=EXACT).as_table()}))
-        assert "exact in 2 (other) and fast in 2 (uniform) of 4 runs: their seconds do not compare" in str(
-            self.compared(tmp_path)
+            path.write_text(
+                json.dumps(
+                    {**environment(path.parent), "execution": Execution(matmul=EXACT).as_table()}
+                )
+            )
+        assert (
+            "exact in 2 (other) and fast in 2 (uniform) of 4 runs: their seconds do not compare"
+            in str(self.compared(tmp_path))
         )
 
 
@@ -293,13 +387,26 @@ class TestReport:
             table = Execution(matmul=attrs.evolve(FAST, products=(product,))).as_table()
             for folder, methods in (("alike", ("a", "b")), ("mixed", ("a",))):
                 for method in methods:
-                    write_run(tmp_path / folder, method=method, seed=seed, environment={"execution": table})
+                    write_run(
+                        tmp_path / folder,
+                        method=method,
+                        seed=seed,
+                        environment={"execution": table},
+                    )
             write_run(tmp_path / "mixed", method="b", seed=seed)
-            write_run(tmp_path / "exact", method="b", seed=seed, environment={"execution": Execution(matmul=EXACT).as_table()})
+            write_run(
+                tmp_path / "exact",
+                method="b",
+                seed=seed,
+                environment={"execution": Execution(matmul=EXACT).as_table()},
+            )
             write_run(tmp_path / "exact", method="a", seed=seed)
         alike, mixed, exact = (build([tmp_path / name]) for name in ("alike", "mixed", "exact"))
         assert "Float32 matrix products: fast in all runs." in markdown(alike)
-        assert "exact in 2 (b) and fast in 2 (a) of 4 runs: their seconds do not compare." in markdown(mixed)
+        assert (
+            "exact in 2 (b) and fast in 2 (a) of 4 runs: their seconds do not compare."
+            in markdown(mixed)
+        )
         assert "matrix products" not in markdown(exact)
         # what was measured differs from run to run, and is no other environment
         assert [len(study.sections[0].environments) for study in (alike, mixed, exact)] == [1, 2, 1]
@@ -308,7 +415,6 @@ class TestReport:
     def test_a_stored_run_says_it(self, tmp_path: Path) -> None:
         folder = write_run(tmp_path, environment={"execution": Execution(matmul=FAST).as_table()})
         assert build([tmp_path]).runs[0].execution == {"matmul": "fast"}
-        assert RunFolder(folder).read_environment()["execution"]["matmul"]["products"][0]["seconds"] == {
-            "exact": 2.0,
-            "fast": 1.0,
-        }
+        assert RunFolder(folder).read_environment()["execution"]["matmul"]["products"][0][
+            "seconds"
+        ] == {"exact": 2.0, "fast": 1.0}

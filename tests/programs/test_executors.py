@@ -1,4 +1,6 @@
-"""Who carries out which run: leases on folders, several coordinators on one grid, lost workers, executors of plugins."""
+"""Who carries out which run: leases on folders, several coordinators on one grid, lost workers,
+executors of plugins.
+"""
 
 from __future__ import annotations
 
@@ -59,7 +61,9 @@ with leased(pathlib.Path(sys.argv[1])):
 @pytest.fixture
 def holder(tmp_path: Path) -> Iterator[subprocess.Popen[str]]:
     """Another process that holds the folder."""
-    process = subprocess.Popen([sys.executable, "-c", HOLD, str(tmp_path / "run")], stdout=subprocess.PIPE, text=True)
+    process = subprocess.Popen(
+        [sys.executable, "-c", HOLD, str(tmp_path / "run")], stdout=subprocess.PIPE, text=True
+    )
     assert process.stdout is not None
     assert process.stdout.readline() == "held\n"
     yield process
@@ -67,7 +71,9 @@ def holder(tmp_path: Path) -> Iterator[subprocess.Popen[str]]:
     process.communicate()
 
 
-def test_a_folder_is_held_by_one_process_and_free_once_that_is_gone(tmp_path: Path, holder: subprocess.Popen[str]) -> None:
+def test_a_folder_is_held_by_one_process_and_free_once_that_is_gone(
+    tmp_path: Path, holder: subprocess.Popen[str]
+) -> None:
     whose = rf"another process is writing to .*run; wait for it.*\n  it is process {holder.pid}$"
     with pytest.raises(FolderInUse, match=whose), leased(tmp_path / "run"):
         pass
@@ -81,13 +87,17 @@ def test_a_folder_is_held_by_one_process_and_free_once_that_is_gone(tmp_path: Pa
 def elsewhere(path: Path) -> None:
     """Makes a lease of this machine one of another."""
     lines = path.read_text().splitlines(keepends=True)
-    path.write_text("".join("host=another-machine\n" if line.startswith("host=") else line for line in lines))
+    path.write_text(
+        "".join("host=another-machine\n" if line.startswith("host=") else line for line in lines)
+    )
 
 
 def test_the_lease_of_another_machine_expires_by_our_own_clock(
     tmp_path: Path, holder: subprocess.Popen[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """It is as old as the epoch, and still lasts as long as we have seen it unchanged: whose clock jumps loses nothing."""
+    """It is as old as the epoch, and still lasts as long as we have seen it unchanged: whose
+    clock jumps loses nothing.
+    """
     marker = tmp_path / "run" / ".lease"
     os.kill(holder.pid, signal.SIGSTOP)  # it gives no sign of life
     elsewhere(marker)
@@ -113,7 +123,10 @@ def on_another_machine(folder: Path, pid: int, duration: float) -> Path:
     """The marker of a process of another machine that is not there any more."""
     folder.mkdir(exist_ok=True)
     marker = folder / ".lease"
-    marker.write_text(f"filelock/2\npid={pid}\nhost=another-machine\nmode=lease\ntoken={'0' * 32}\nduration={duration}\n")
+    marker.write_text(
+        f"filelock/2\npid={pid}\nhost=another-machine\nmode=lease\ntoken={'0' * 32}\n"
+        f"duration={duration}\n"
+    )
     return marker
 
 
@@ -122,9 +135,14 @@ JUMPS = [-6 * 3600.0, 6 * 3600.0]
 
 
 @pytest.mark.parametrize("jump", JUMPS, ids=["into the past", "into the future"])
-def test_a_clock_that_jumps_steals_no_run_whose_holder_lives(tmp_path: Path, short: float, jump: float) -> None:
-    """It gives signs of life by a clock that is wrong by hours, and by another wrong one each time."""
-    marker, stop = on_another_machine(tmp_path / "run", 1, short), threading.Event()
+def test_a_clock_that_jumps_steals_no_run_whose_holder_lives(
+    tmp_path: Path, short: float, jump: float
+) -> None:
+    """It gives signs of life by a clock that is wrong by hours, and by another wrong one each
+    time.
+    """
+    marker = on_another_machine(tmp_path / "run", 1, short)
+    stop = threading.Event()
 
     def live() -> None:
         turn = 0
@@ -132,10 +150,14 @@ def test_a_clock_that_jumps_steals_no_run_whose_holder_lives(tmp_path: Path, sho
             turn += 1
             os.utime(marker, times=(now := time.time() + turn * jump, now))
 
-    thread, watch = threading.Thread(target=live), HeldFolders()
+    thread = threading.Thread(target=live)
+    watch = HeldFolders()
     thread.start()
     try:
-        with pytest.raises(FolderInUse, match="it is process 1 on another-machine"), leased(tmp_path / "run"):
+        with (
+            pytest.raises(FolderInUse, match="it is process 1 on another-machine"),
+            leased(tmp_path / "run"),
+        ):
             pass
         until = time.monotonic() + 3 * short
         while time.monotonic() < until:  # as a coordinator looks after it
@@ -161,7 +183,8 @@ def test_a_clock_that_jumps_keeps_no_run_whose_holder_is_gone(
     with leased(tmp_path / "run-0") as held:
         assert time.monotonic() - began >= short
         held.ensure()
-    watch, looks = HeldFolders(), 0
+    watch = HeldFolders()
+    looks = 0
     while not watch.free(tmp_path / "run-1"):
         looks += 1
         assert time.monotonic() - began < 60
@@ -181,10 +204,14 @@ def test_who_has_lost_its_lease_writes_nothing_more(tmp_path: Path) -> None:
         taken.replace(folder.path / ".lease")  # as another machine does, after a minute of silence
         before = {path.name: path.read_bytes() for path in folder.path.iterdir()}
         for write in (
-            lambda: folder.append({"step": 1}, {"step": 1, "seconds": 0.0}), lambda: folder.save({}, 0),
-            lambda: folder.write_summary({}), lambda: folder.note("a", 1), lambda: folder.append_diagnosis({}),
-            lambda: folder.create("seed = 1", {}), folder.reopen,
-        ):  # fmt: skip
+            lambda: folder.append({"step": 1}, {"step": 1, "seconds": 0.0}),
+            lambda: folder.save({}, 0),
+            lambda: folder.write_summary({}),
+            lambda: folder.note("a", 1),
+            lambda: folder.append_diagnosis({}),
+            lambda: folder.create("seed = 1", {}),
+            folder.reopen,
+        ):
             with pytest.raises(FolderInUse, match=r"has taken over .*no sign of life for 60 s"):
                 write()  # type: ignore[no-untyped-call]
         assert {path.name: path.read_bytes() for path in folder.path.iterdir()} == before
@@ -253,12 +280,19 @@ def start(folder: Path, *arguments: str) -> subprocess.Popen[str]:
     command = [sys.executable, "-P", "-m", "hgms.cli", *COMPARE, *arguments]
     environment = {**os.environ, "OMP_NUM_THREADS": "1"}
     return subprocess.Popen(
-        command, cwd=folder, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment
-    )  # fmt: skip
+        command,
+        cwd=folder,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        env=environment,
+    )
 
 
 @pytest.mark.extended
-def test_two_coordinators_share_a_grid_and_print_the_same_table(tmp_path: Path, alone: tuple[dict[str, bytes], Any]) -> None:
+def test_two_coordinators_share_a_grid_and_print_the_same_table(
+    tmp_path: Path, alone: tuple[dict[str, bytes], Any]
+) -> None:
     folder = prepared(tmp_path)
     (folder / "hold-0-6").touch()  # nobody is done before both are at work
     both = [start(folder, "--jobs", "0"), start(folder, "--jobs", "1")]
@@ -275,7 +309,9 @@ def test_two_coordinators_share_a_grid_and_print_the_same_table(tmp_path: Path, 
 
 
 @pytest.mark.slow
-def test_runs_of_a_coordinator_that_dies_are_taken_up_by_the_other(tmp_path: Path, alone: tuple[dict[str, bytes], Any]) -> None:
+def test_runs_of_a_coordinator_that_dies_are_taken_up_by_the_other(
+    tmp_path: Path, alone: tuple[dict[str, bytes], Any]
+) -> None:
     folder = prepared(tmp_path)
     (folder / "hold-0-6").touch()
     first = start(folder, "--jobs", "1")
@@ -324,9 +360,14 @@ def piece_of(folder: Path, number: int, **arguments: Any) -> Piece:
         return int((path / "number").read_text()) if (path / "number").exists() else None
 
     return Piece(
-        title=f"piece {number}", path=path, function="test_executors:leave", arguments=values, finished=finished,
-        notice=lambda: "once more" if number == 2 else "", result=lambda outcome: outcome["number"],
-    )  # fmt: skip
+        title=f"piece {number}",
+        path=path,
+        function="test_executors:leave",
+        arguments=values,
+        finished=finished,
+        notice=lambda: "once more" if number == 2 else "",
+        result=lambda outcome: outcome["number"],
+    )
 
 
 @unless_busy
@@ -342,8 +383,12 @@ def leave(arguments: Mapping[str, Any], tell: Any) -> Mapping[str, Any]:
 
 
 @pytest.mark.usefixtures("short")
-def test_pieces_are_done_once_whoever_does_them(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """0 is done, 1 and 2 are to do, 3 fails, 4 is made by a process that ends with it, 5 by a machine that is gone."""
+def test_pieces_are_done_once_whoever_does_them(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """0 is done, 1 and 2 are to do, 3 fails, 4 is made by a process that ends with it, 5 by a
+    machine that is gone.
+    """
     monkeypatch.syspath_prepend(str(Path(__file__).parent))
     monkeypatch.setattr(together, "POLL", 0.05)
     pieces = [piece_of(tmp_path, number, fails=number == 3) for number in range(6)]
@@ -360,16 +405,15 @@ def test_pieces_are_done_once_whoever_does_them(tmp_path: Path, monkeypatch: pyt
     with contextlib.ExitStack() as held:
         held.enter_context(leased(tmp_path / "4"))
         results, failures = carried_out_together(pieces, Here(), say=hear)
-    assert {str(piece): result for piece, result in results.items()} == {f"piece {n}": n for n in (0, 1, 2, 4, 5)}
+    assert {str(piece): result for piece, result in results.items()} == {
+        f"piece {n}": n for n in (0, 1, 2, 4, 5)
+    }
     assert {str(piece): why for piece, why in failures.items()} == {"piece 3": "no such data"}
     assert said[0] == "1 of 6 runs done before"
     assert [line for line in said if "once more" in line] == ["piece 2: once more"]
-    assert [path.parent.name for path in sorted(tmp_path.rglob("times")) if path.read_text() == "once\n"] == [
-        "0",
-        "1",
-        "2",
-        "5",
-    ]
+    assert [
+        path.parent.name for path in sorted(tmp_path.rglob("times")) if path.read_text() == "once\n"
+    ] == ["0", "1", "2", "5"]
     assert not list(tmp_path.rglob(".lease"))
 
 
@@ -382,9 +426,20 @@ def test_a_run_whose_worker_is_killed_is_taken_up_again(
     done = server.run(folder, "compare", "grid.toml", "--plugin", str(PLUGIN), "--jobs", "2")
     assert done.returncode == 0, done.stderr
     assert sorted(path.name for path in (tmp_path / "marks").iterdir()) == ["0", "2", "4"]
-    assert done.stderr.count("its process was killed by SIGKILL (out of memory, most often); it is taken up again") == 3
-    steps = {name.rpartition("seed-")[2]: data for name, data in contents(folder).items() if "steps" in name}
-    assert steps == {name.rpartition("seed-")[2]: data for name, data in alone[0].items() if "steps" in name}
+    assert (
+        done.stderr.count(
+            "its process was killed by SIGKILL (out of memory, most often); it is taken up again"
+        )
+        == 3
+    )
+    steps = {
+        name.rpartition("seed-")[2]: data
+        for name, data in contents(folder).items()
+        if "steps" in name
+    }
+    assert steps == {
+        name.rpartition("seed-")[2]: data for name, data in alone[0].items() if "steps" in name
+    }
 
 
 # --- executors of plugins
@@ -436,7 +491,10 @@ def test_an_executor_of_a_plugin_carries_out_a_grid(
     words = [*COMPARE, "--plugin", str(mine), "--executor", "mine", "--set", "executor.word=now"]
     done = CliRunner().invoke(main, words)
     assert done.exit_code == 0, done.stderr
-    assert done.stderr.splitlines() == [*(f"now bowl, walk, seed {seed} 1" for seed in range(6)), "closed"]
+    assert done.stderr.splitlines() == [
+        *(f"now bowl, walk, seed {seed} 1" for seed in range(6)),
+        "closed",
+    ]
     assert table(done.stdout) == alone[1]
     assert contents(tmp_path) == alone[0]
 
@@ -450,7 +508,10 @@ def test_an_executor_of_a_plugin_carries_out_a_grid(
         (["--executor", "local", "--address", "auto"], "'address'"),
         (["--executor", "local", "--jobs", "0"], "'jobs' must be >= 1: 0"),
         (["--address", "auto"], "--address auto is of an executor, and none is named"),
-        (["--set", "executor.word=now"], "--set executor.word=now is of an executor, and none is named"),
+        (
+            ["--set", "executor.word=now"],
+            "--set executor.word=now is of an executor, and none is named",
+        ),
     ],
 )
 def test_what_is_wrong_with_an_executor_is_said(
@@ -472,7 +533,10 @@ def test_without_its_extra_an_executor_says_what_installs_it(
     monkeypatch.chdir(prepared(tmp_path))
     done = CliRunner().invoke(main, [*COMPARE, "--executor", name])
     assert done.exit_code == 2, done.output
-    message = f"error: the executor {name!r} needs {module}, which is not installed\n  pip install 'hgms[{name}]'\n"
+    message = (
+        f"error: the executor {name!r} needs {module}, which is not installed\n"
+        f"  pip install 'hgms[{name}]'\n"
+    )
     assert done.stderr == message
     assert not list(tmp_path.rglob("steps.jsonl"))
 
@@ -501,13 +565,19 @@ def hgms_register_executors():
 '''
 
 
-def test_a_worker_of_another_version_is_one_message(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_worker_of_another_version_is_one_message(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.chdir(prepared(tmp_path))
     Path("elsewhere.py").write_text(ELSEWHERE)
-    done = CliRunner().invoke(main, [*COMPARE, "--plugin", "elsewhere.py", "--executor", "elsewhere"])
+    done = CliRunner().invoke(
+        main, [*COMPARE, "--plugin", "elsewhere.py", "--executor", "elsewhere"]
+    )
     assert done.exit_code == 2, done.output
     first, second, third = done.stderr.splitlines()
-    assert re.fullmatch(r"error: the worker on \S+ has another installation than this machine", first)
+    assert re.fullmatch(
+        r"error: the worker on \S+ has another installation than this machine", first
+    )
     assert re.fullmatch(r"  hgms_core: \w{12} there, 0123456789ab here", second)
     assert third == "  install the same there"
     assert not list(tmp_path.rglob("steps.jsonl"))
@@ -525,10 +595,19 @@ def test_objects_of_this_process_go_to_no_executor(tmp_path: Path) -> None:
     from hgms.comparison.grid_file import load
     from hgms.comparison.run_grid import run_grid
 
-    grid = load({"budget": "2 steps", "task": "quadratic", "method": "uniform", "run": {"out": str(tmp_path)}})
+    grid = load(
+        {
+            "budget": "2 steps",
+            "task": "quadratic",
+            "method": "uniform",
+            "run": {"out": str(tmp_path)},
+        }
+    )
     import attrs
 
-    with pytest.raises(ConfigError, match="an executor takes processes that build problems and methods by name"):
+    with pytest.raises(
+        ConfigError, match="an executor takes processes that build problems and methods by name"
+    ):
         run_grid(attrs.evolve(grid, own=True), executor=Local())
 
 
@@ -554,10 +633,16 @@ def failing(arguments: Mapping[str, Any], tell: Any) -> Mapping[str, Any]:
 
 
 def job(number: int, **arguments: Any) -> Job:
-    return Job(title=f"job {number}", function="test_executors:failing", arguments={"number": number, **arguments})
+    return Job(
+        title=f"job {number}",
+        function="test_executors:failing",
+        arguments={"number": number, **arguments},
+    )
 
 
-def test_jobs_come_back_each_with_its_outcome_and_a_lost_one_stops_no_other(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_jobs_come_back_each_with_its_outcome_and_a_lost_one_stops_no_other(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.syspath_prepend(str(Path(__file__).parent))
     monkeypatch.setenv("OMP_NUM_THREADS", "1")
     told: list[tuple[str, Any]] = []
@@ -566,12 +651,18 @@ def test_jobs_come_back_each_with_its_outcome_and_a_lost_one_stops_no_other(monk
     try:
         endings = {
             ending.job.arguments["number"]: ending
-            for ending in executor.carry_out(jobs_of(jobs), lambda job, event: told.append((job.title, event["event"])))
+            for ending in executor.carry_out(
+                jobs_of(jobs), lambda job, event: told.append((job.title, event["event"]))
+            )
         }
     finally:
         executor.close()
     outcomes = {number: ending.outcome for number, ending in endings.items() if ending.outcome}
-    assert {number: outcome["threads"] for number, outcome in outcomes.items()} == {0: "1", 2: "1", 4: "1"}
+    assert {number: outcome["threads"] for number, outcome in outcomes.items()} == {
+        0: "1",
+        2: "1",
+        4: "1",
+    }
     assert endings[1].lost == "its process was killed by SIGKILL (out of memory, most often)"
     assert endings[3].error == "no such data"
     assert sorted(told) == [(f"job {number}", "step") for number in (0, 2, 4)]
@@ -581,9 +672,15 @@ def test_jobs_come_back_each_with_its_outcome_and_a_lost_one_stops_no_other(monk
 def test_a_killed_job_costs_a_fork_and_no_loading(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.syspath_prepend(str(Path(__file__).parent))
     executor = Local(jobs=1)
-    jobs = [job(0, long="a" * 200_000), job(1, kill=True), job(2)]  # longer than an argument of a command may be
+    jobs = [
+        job(0, long="a" * 200_000),
+        job(1, kill=True),
+        job(2),
+    ]  # longer than an argument of a command may be
     with contextlib.closing(executor):
-        before, lost, after = (ending for ending in executor.carry_out(jobs_of(jobs), lambda job, event: None))
+        before, lost, after = (
+            ending for ending in executor.carry_out(jobs_of(jobs), lambda job, event: None)
+        )
         assert lost.lost.startswith("its process was killed by SIGKILL")
         assert before.outcome
         assert after.outcome
@@ -592,8 +689,12 @@ def test_a_killed_job_costs_a_fork_and_no_loading(monkeypatch: pytest.MonkeyPatc
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="elsewhere a worker is one process")
-@pytest.mark.parametrize("whole", [True, False], ids=["its loaded process is killed", "its parent is done"])
-def test_a_fork_ends_with_the_process_it_comes_from(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, whole: bool) -> None:
+@pytest.mark.parametrize(
+    "whole", [True, False], ids=["its loaded process is killed", "its parent is done"]
+)
+def test_a_fork_ends_with_the_process_it_comes_from(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, whole: bool
+) -> None:
     monkeypatch.syspath_prepend(str(Path(__file__).parent))
     mark = tmp_path / "at-work"
     executor = Local(jobs=1)
@@ -606,7 +707,9 @@ def test_a_fork_ends_with_the_process_it_comes_from(tmp_path: Path, monkeypatch:
             assert "killed by SIGKILL" in ending.result(60).lost
         if not whole:
             assert psutil.pid_exists(loaded), "it is there for the next job"
-    psutil.wait_procs([psutil.Process(pid) for pid in (fork, loaded) if psutil.pid_exists(pid)], timeout=60)
+    psutil.wait_procs(
+        [psutil.Process(pid) for pid in (fork, loaded) if psutil.pid_exists(pid)], timeout=60
+    )
     assert not [pid for pid in (fork, loaded) if psutil.pid_exists(pid)]
 
 
@@ -643,10 +746,17 @@ def test_another_installation_is_refused_by_name(tmp_path: Path) -> None:
     assert {"python", "torch", "hgms_core", "hgms", str(plugin)} <= own.keys()
     ensure_same(own, "node-1")
     with pytest.raises(ConfigError) as caught:
-        ensure_same({**own, "torch": "2.4.0", "hgms_core": "0123456789ab", "hgms_gone": "0123456789ab"}, "node-1")
+        ensure_same(
+            {**own, "torch": "2.4.0", "hgms_core": "0123456789ab", "hgms_gone": "0123456789ab"},
+            "node-1",
+        )
     first, *lines = str(caught.value).splitlines()
     assert first == "the worker on node-1 has another installation than this machine"
-    assert [line.split(":")[0].strip() for line in lines[:-1]] == ["torch", "hgms_core", "hgms_gone"]
+    assert [line.split(":")[0].strip() for line in lines[:-1]] == [
+        "torch",
+        "hgms_core",
+        "hgms_gone",
+    ]
     assert "hgms_gone: no such module there, 0123456789ab here" in str(caught.value)
 
 

@@ -1,4 +1,6 @@
-"""What a person sees when a run from a configuration goes wrong: one message, an exit code, and nothing lost."""
+"""What a person sees when a run from a configuration goes wrong: one message, an exit code, and
+nothing lost.
+"""
 
 from __future__ import annotations
 
@@ -54,7 +56,9 @@ def run_folder(folder: Path) -> Path:
 
 
 def test_all_candidates_non_finite_stops_with_a_summary(folder: Path) -> None:
-    done = hgms("run", "run.toml", "--set", "method.generator.lr=1e30", "--set", "method.generator.steps=20")
+    done = hgms(
+        "run", "run.toml", "--set", "method.generator.lr=1e30", "--set", "method.generator.steps=20"
+    )
     assert done.exit_code == 1
     assert "step 1: none of the candidates is finite" in done.stderr
     assert "the state after step 0 is kept; lower the generator's lr" in done.stderr
@@ -65,7 +69,14 @@ def test_all_candidates_non_finite_stops_with_a_summary(folder: Path) -> None:
 
 
 def test_a_number_that_no_tensor_of_the_run_holds_is_one_message(folder: Path) -> None:
-    done = hgms("run", "run.toml", "--set", "method.generator.lr=1e308", "--set", "method.generator.optimizer=adamw")
+    done = hgms(
+        "run",
+        "run.toml",
+        "--set",
+        "method.generator.lr=1e308",
+        "--set",
+        "method.generator.optimizer=adamw",
+    )
     assert done.exit_code == 1
     assert "step 1: a number of the method is too large for the run's dtype" in done.stderr
     assert "the state after step 0 is kept; lower the lr" in done.stderr
@@ -91,7 +102,10 @@ def test_a_folder_of_another_configuration_is_refused(folder: Path) -> None:
     config.write_text(config.read_text().replace("outer_steps = 4", "outer_steps = 5"))
     done = hgms("run", "run.toml", "--resume")
     assert done.exit_code == 2
-    assert "holds a run of another configuration\n  budget.outer_steps: 5 there, 4 here\n" in done.stderr
+    assert (
+        "holds a run of another configuration\n  budget.outer_steps: 5 there, 4 here\n"
+        in done.stderr
+    )
     assert str(config.relative_to(folder)) in done.stderr
 
 
@@ -141,29 +155,49 @@ def test_a_device_that_is_not_there(folder: Path) -> None:
 )
 @pytest.mark.parametrize("size", [10**12, 10**30], ids=["1e12", "1e30"])
 def test_a_size_that_no_machine_holds(folder: Path, settings: list[str], size: int) -> None:
-    """Some of these an allocator refuses, some overflow torch's integers, and each is one message."""
+    """Some of these an allocator refuses, some overflow torch's integers, and each is one
+    message.
+    """
     sets = [argument for setting in settings for argument in ("--set", setting.format(size))]
     done = hgms("run", "run.toml", *sets)
     assert done.exit_code == 2, done.output
     assert isinstance(done.exception, SystemExit)
     assert done.stderr.startswith("error: ")
-    message = "lower one of the three" if "train_size" in settings[-1] else "more than this machine can hold"
+    message = (
+        "lower one of the three"
+        if "train_size" in settings[-1]
+        else "more than this machine can hold"
+    )
     assert (message if size < 2**63 else "more than 64 bits") in done.stderr
 
 
 def test_differences_are_to_uniform_where_it_takes_part() -> None:
     table = {"budget": "2 steps", "task": ["quadratic"]}
-    assert load({**table, "method": ["hg-ms", {"name": "uniform", "label": "floor"}]}).reference == "floor"
+    assert (
+        load({**table, "method": ["hg-ms", {"name": "uniform", "label": "floor"}]}).reference
+        == "floor"
+    )
     assert load({**table, "method": ["hg-ms", "hg-implicit"]}).reference == "hg-ms"
 
 
 def test_what_cannot_run_on_a_task_is_said_with_the_part_that_is_to_blame() -> None:
     with pytest.raises(ConfigError) as caught:
-        load({"budget": "2 steps", "task": ["quadratic", "hyper-cleaning"], "method": ["oracle-clean", "tpe", "uniform"]})
+        load(
+            {
+                "budget": "2 steps",
+                "task": ["quadratic", "hyper-cleaning"],
+                "method": ["oracle-clean", "tpe", "uniform"],
+            }
+        )
     lines = str(caught.value).splitlines()
     assert lines[0] == "2 problems in the grid; nothing was run:"
-    assert "method 'oracle-clean' cannot run on task 'quadratic': it needs a named upper variable `clean`" in lines[1]
-    assert "method 'tpe' cannot run on task 'hyper-cleaning': it needs few upper variables" in lines[2]
+    assert (
+        "method 'oracle-clean' cannot run on task 'quadratic': it needs a named upper variable "
+        "`clean`"
+    ) in lines[1]
+    assert (
+        "method 'tpe' cannot run on task 'hyper-cleaning': it needs few upper variables" in lines[2]
+    )
     assert "part" not in "".join(lines), "the method itself needs it"
     assert lines[3].strip() == "`hgms compat` shows which methods fit which tasks"
 
@@ -182,13 +216,21 @@ def test_demo_on_a_small_budget(folder: Path) -> None:
     assert all(row["seconds"]["n"] == 2 for row in methods.values())
     assert methods["uniform"]["difference"] is None
     assert table["floor"] in floors
-    pictures = {f"{name}{suffix}" for name in ("accuracy", "differences", "weights") for suffix in (".png", ".svg")}
+    pictures = {
+        f"{name}{suffix}"
+        for name in ("accuracy", "differences", "weights")
+        for suffix in (".png", ".svg")
+    }
     assert {Path(path).name for path in table["pictures"]} == pictures
-    again = hgms("demo", "--out", "out", "--seeds", "1", "--seconds", "0.6", "--jobs", "0")  # over what is there
+    again = hgms(
+        "demo", "--out", "out", "--seeds", "1", "--seconds", "0.6", "--jobs", "0"
+    )  # over what is there
     assert again.exit_code == 0, again.stderr
 
 
-def test_out_of_memory_names_what_bounds_it_and_keeps_the_state(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_out_of_memory_names_what_bounds_it_and_keeps_the_state(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     from hgms_core.pipeline import Pipeline
 
     step = Pipeline.step
@@ -196,7 +238,9 @@ def test_out_of_memory_names_what_bounds_it_and_keeps_the_state(folder: Path, mo
 
     def limited(self: Pipeline, problem: Any, state: Any, progress: float = 0.0) -> Any:
         if int(state["step"]) in full:
-            raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB.\nGPU 0 has a total capacity of …")
+            raise torch.OutOfMemoryError(
+                "CUDA out of memory. Tried to allocate 2.00 GiB.\nGPU 0 has a total capacity of …"
+            )
         return step(self, problem, state, progress)
 
     monkeypatch.setattr(Pipeline, "step", limited)
@@ -205,21 +249,43 @@ def test_out_of_memory_names_what_bounds_it_and_keeps_the_state(folder: Path, mo
     assert done.stderr.splitlines() == [
         "error: step 3: out of memory: CUDA out of memory. Tried to allocate 2.00 GiB.",
         "  the state after step 2 is kept",
-        "  method.generator: lower chunk (now 2; the same result), lower batch_size (now 256), lower count (now 2)",
+        (
+            "  method.generator: lower chunk (now 2; the same result), lower batch_size (now 256), "
+            "lower count (now 2)"
+        ),
         "  method.selector: lower chunk (now all; the same result), lower batch_size (now all)",
         "  method.hypergradient: lower batch_size (now 2500)",
     ]
     summary = json.loads((run_folder(folder) / "summary.json").read_text())
-    assert (summary["status"], summary["outer_steps"], summary["validation_loss"]) == ("failed", 2, None)
+    assert (summary["status"], summary["outer_steps"], summary["validation_loss"]) == (
+        "failed",
+        2,
+        None,
+    )
     assert "out of memory" in summary["error"]
     full.clear()  # another program gave its memory back
-    again = hgms("run", "run.toml", "--set", "method=hg-ms", "--set", "method.generator.chunk=2", "--resume", "--json")
+    again = hgms(
+        "run",
+        "run.toml",
+        "--set",
+        "method=hg-ms",
+        "--set",
+        "method.generator.chunk=2",
+        "--resume",
+        "--json",
+    )
     assert again.exit_code == 0, again.stderr
     assert json.loads(again.stdout)["outer_steps"] == 4
 
 
-@pytest.mark.parametrize("error", [MemoryError(), RuntimeError("DefaultCPUAllocator: can't allocate memory: 8 bytes")], ids=str)
-def test_the_machines_own_memory_counts_too(error: BaseException, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(
+    "error",
+    [MemoryError(), RuntimeError("DefaultCPUAllocator: can't allocate memory: 8 bytes")],
+    ids=str,
+)
+def test_the_machines_own_memory_counts_too(
+    error: BaseException, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     from hgms_core.pipeline import Pipeline
 
     def full(*_: Any) -> None:
@@ -233,7 +299,9 @@ def test_the_machines_own_memory_counts_too(error: BaseException, folder: Path, 
 
 
 def test_a_loss_without_a_second_derivative_is_told_what_to_do(tmp_path: Path) -> None:
-    """Activations that are computed again have none, and neither have fused kernels; torch's own words say neither."""
+    """Activations that are computed again have none, and neither have fused kernels; torch's own
+    words say neither.
+    """
 
     weight = torch.eye(3) + 0.1
 
@@ -246,13 +314,16 @@ def test_a_loss_without_a_second_derivative_is_told_what_to_do(tmp_path: Path) -
         g=lambda t, x, _: checkpoint(layer, x["x"], t["t"], use_reentrant=False),
         f=lambda t, x, _: x["x"].square().sum(),
     )
-    generator, estimator = Branches(count=1, steps=1, lr=0.1), Implicit(solver=CG())
+    generator = Branches(count=1, steps=1, lr=0.1)
+    estimator = Implicit(solver=CG())
     method = Pipeline(generator=generator, selector=First(), hypergradient=estimator, outer=Adam())
     folder = RunFolder(tmp_path / "run")
     with pytest.raises(ConfigError) as caught:
         run(method, problem, Budget(outer_steps=2), folder=folder)
     first, *rest = str(caught.value).splitlines()
-    assert first.startswith("step 1: a loss has no second derivative here: torch.utils.checkpoint: ")
+    assert first.startswith(
+        "step 1: a loss has no second derivative here: torch.utils.checkpoint: "
+    )
     assert rest[-1] == "  eager attention, no activation checkpointing, no micro-batches"
     summary = folder.read_summary()
     assert summary is not None
@@ -270,5 +341,7 @@ def test_classes_without_a_file_do_not_hide_what_is_wrong(monkeypatch: pytest.Mo
         "Trying to backward through the graph a second time",
         "value cannot be converted to type float without overflow",
     ):
-        error = explained(RuntimeError(message), 3, "the state after step 2 is kept", method=part, problem=typed())
+        error = explained(
+            RuntimeError(message), 3, "the state after step 2 is kept", method=part, problem=typed()
+        )
         assert str(error).startswith("step 3: ")

@@ -1,4 +1,6 @@
-"""Faults of machines, with real processes: a disk that is full for one of two coordinators, a machine that is gone."""
+"""Faults of machines, with real processes: a disk that is full for one of two coordinators, a
+machine that is gone.
+"""
 
 from __future__ import annotations
 
@@ -17,8 +19,16 @@ from executor_grids import PLUGIN
 from processes import Server, rows_written
 
 CAPABILITIES = "+dac_override,+dac_read_search"
-POOR = ("setpriv", "--reuid=65534", "--clear-groups", f"--inh-caps={CAPABILITIES}", f"--ambient-caps={CAPABILITIES}")
-"""In front of a command: it may read and write what root may, but for what the disk keeps back for root."""
+POOR = (
+    "setpriv",
+    "--reuid=65534",
+    "--clear-groups",
+    f"--inh-caps={CAPABILITIES}",
+    f"--ambient-caps={CAPABILITIES}",
+)
+"""In front of a command: it may read and write what root may, but for what the disk keeps back
+for root.
+"""
 
 GRID = """
 budget = "12 steps"
@@ -63,16 +73,25 @@ def reaches(folder: Path, rows: int, *processes: subprocess.Popen[str]) -> None:
 
 @pytest.fixture
 def small_disk(tmp_path: Path) -> Iterator[Path]:
-    """A disk of 8 MB that keeps half of it back for root: for others it is full while root writes on."""
+    """A disk of 8 MB that keeps half of it back for root: for others it is full while root
+    writes on.
+    """
     tools = [name for name in ("mkfs.ext4", "setpriv", "mount") if shutil.which(name) is None]
     if sys.platform != "linux" or os.geteuid() != 0 or tools:
-        pytest.skip(f"it takes root on Linux to mount a small disk{' and ' * bool(tools)}{', '.join(tools)}")
-    image, place = tmp_path / "image", tmp_path / "disk"
+        pytest.skip(
+            f"it takes root on Linux to mount a small disk{' and ' * bool(tools)}{', '.join(tools)}"
+        )
+    image = tmp_path / "image"
+    place = tmp_path / "disk"
     place.mkdir()
     with image.open("wb") as stream:
         stream.truncate(8 << 20)
-    subprocess.run(["mkfs.ext4", "-q", "-b", "1024", "-m", "50", str(image)], check=True, capture_output=True)
-    mounted = subprocess.run(["mount", "-o", "loop", str(image), str(place)], capture_output=True, text=True, check=False)
+    subprocess.run(
+        ["mkfs.ext4", "-q", "-b", "1024", "-m", "50", str(image)], check=True, capture_output=True
+    )
+    mounted = subprocess.run(
+        ["mount", "-o", "loop", str(image), str(place)], capture_output=True, text=True, check=False
+    )
     if mounted.returncode != 0:
         pytest.skip(f"mounting a file is not allowed here: {mounted.stderr.strip()}")
     yield place
@@ -80,7 +99,9 @@ def small_disk(tmp_path: Path) -> Iterator[Path]:
 
 
 @pytest.mark.extended
-def test_a_disk_that_is_full_for_one_of_two_coordinators(small_disk: Path, tmp_path: Path, server: Server) -> None:
+def test_a_disk_that_is_full_for_one_of_two_coordinators(
+    small_disk: Path, tmp_path: Path, server: Server
+) -> None:
     whole = tmp_path / "whole"
     whole.mkdir()
     (whole / "grid.toml").write_text(GRID)
@@ -99,8 +120,13 @@ def test_a_disk_that_is_full_for_one_of_two_coordinators(small_disk: Path, tmp_p
     (small_disk / "hold-0-6").unlink()
     out, err = poor.communicate(timeout=300)
     assert poor.returncode == 1, (out, err)
-    assert [line for line in err.splitlines() if "error" in line] == ["error: cannot write into runs: the disk is full"], err
-    assert "  what is done is kept; free some space, then run the same command again: it goes on from there" in err
+    assert [line for line in err.splitlines() if "error" in line] == [
+        "error: cannot write into runs: the disk is full"
+    ], err
+    assert (
+        "  what is done is kept; free some space, then run the same command again: it goes on "
+        "from there"
+    ) in err
     assert "Traceback" not in err
     assert out == ""
     (small_disk / "hold-1-6").unlink()
@@ -108,6 +134,11 @@ def test_a_disk_that_is_full_for_one_of_two_coordinators(small_disk: Path, tmp_p
     assert rich.returncode == 0, err
     assert json.loads(out)["failed"] == []
     assert contents(small_disk) == contents(whole)
-    counted = {path.parent.name: json.loads(path.read_text()) for path in small_disk.rglob("resources.json")}
+    counted = {
+        path.parent.name: json.loads(path.read_text())
+        for path in small_disk.rglob("resources.json")
+    }
     twice = [seed for seed, row in counted.items() if row["processor_seconds"] is None]
-    assert (len(counted), twice) == (4, ["seed-0"]), "what was broken off was begun twice, nothing else"
+    assert (len(counted), twice) == (4, ["seed-0"]), (
+        "what was broken off was begun twice, nothing else"
+    )

@@ -18,8 +18,18 @@ NONE = Interval.of([])
 def forest(values: dict[str, Interval], reference: str | None = "base", **more: Any) -> Forest:
     """A forest of differences to "base"."""
     pairs = {(label, "base"): value for label, value in values.items()}
-    pairs |= {("base", label): Interval(-value.mean, value.half_width, value.count) for label, value in values.items()}
-    options = {"title": "task", "metric": "loss", "share": False, "higher": False, "winner": None, **more}
+    pairs |= {
+        ("base", label): Interval(-value.mean, value.half_width, value.count)
+        for label, value in values.items()
+    }
+    options = {
+        "title": "task",
+        "metric": "loss",
+        "share": False,
+        "higher": False,
+        "winner": None,
+        **more,
+    }
     made = Forest.of(pairs, [*values, "base"], reference, **options)
     assert made is not None
     return made
@@ -29,8 +39,11 @@ def marks(page: str, label: str) -> dict[str, float]:
     """Where the parts of a row stand, in percent of the axis."""
     [row] = [row for row in page.split("<tr")[1:] if f"</i>{label}<" in row]
     return {
-        kind: float(place) for kind, place in re.findall(r'<i class="(zero|bar|dot|beyond)" style="left: ([-\d.]+)', row)
-    }  # fmt: skip
+        kind: float(place)
+        for kind, place in re.findall(
+            r'<i class="(zero|bar|dot|beyond)" style="left: ([-\d.]+)', row
+        )
+    }
 
 
 def test_dots_and_bars_stand_at_their_numbers() -> None:
@@ -48,7 +61,9 @@ def test_dots_and_bars_stand_at_their_numbers() -> None:
 
 
 def test_a_method_far_off_does_not_set_the_axis_and_has_an_arrow() -> None:
-    made = forest({"a": Interval(-1.0, 0.2, 3), "b": Interval(0.5, 0.3, 3), "lost": Interval(400.0, 90.0, 3)})
+    made = forest(
+        {"a": Interval(-1.0, 0.2, 3), "b": Interval(0.5, 0.3, 3), "lost": Interval(400.0, 90.0, 3)}
+    )
     assert made.limits[1] < 10
     page = made.html()
     assert "dot" not in marks(page, "lost")
@@ -63,7 +78,11 @@ def test_a_method_far_off_does_not_set_the_axis_and_has_an_arrow() -> None:
         {"a": Interval(0.0, 0.0, 3)},
         {"a": Interval(1e-300, math.nan, 1)},
         {"a": Interval(math.nan, math.nan, 0), "b": Interval(1.0, math.nan, 1)},
-        {"a": Interval(1e300, 1e300, 2), "b": Interval(-1.0, math.inf, 2), "c": Interval(1.0, 1.0, 2)},
+        {
+            "a": Interval(1e300, 1e300, 2),
+            "b": Interval(-1.0, math.inf, 2),
+            "c": Interval(1.0, 1.0, 2),
+        },
     ],
     ids=["nothing moved", "tiny, one seed", "no seed in common", "huge and infinite"],
 )
@@ -82,7 +101,10 @@ def test_without_the_reference_differences_are_to_the_first() -> None:
     made = forest({"a": Interval(-2.0, 1.0, 3)}, reference=None)
     assert made.reference == "a"
     assert made.differences["base"] == Interval(2.0, 1.0, 3)
-    assert Forest.of({}, ["a"], None, title="", metric="", share=False, higher=None, winner=None) is None
+    assert (
+        Forest.of({}, ["a"], None, title="", metric="", share=False, higher=None, winner=None)
+        is None
+    )
 
 
 def test_a_table_draws_its_differences_best_first_and_marks_the_winner() -> None:
@@ -91,11 +113,22 @@ def test_a_table_draws_its_differences_best_first_and_marks_the_winner() -> None
 
     def points(mean: float) -> list[Point]:
         return [
-            Point(seed=seed, metrics={"accuracy": mean + off * mean}, outer_steps=1, oracle_calls=1, seconds=1.0)
+            Point(
+                seed=seed,
+                metrics={"accuracy": mean + off * mean},
+                outer_steps=1,
+                oracle_calls=1,
+                seconds=1.0,
+            )
             for seed, off in noise.items()
         ]
 
-    results = table({label: points(mean) for label, mean in means.items()}, "accuracy", "uniform", task="task & more")
+    results = table(
+        {label: points(mean) for label, mean in means.items()},
+        "accuracy",
+        "uniform",
+        task="task & more",
+    )
     assert results.forest is not None
     assert list(results.forest.differences) == ["good", "uniform", "<b>bad</b>"]
     page = results._repr_html_()

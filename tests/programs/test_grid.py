@@ -1,4 +1,6 @@
-"""Grids: what a file or flags come to, and everything that can be wrong with them, all in one message."""
+"""Grids: what a file or flags come to, and everything that can be wrong with them, all in one
+message.
+"""
 
 from __future__ import annotations
 
@@ -58,8 +60,12 @@ def test_cells_go_seed_by_seed_with_labels_in_their_folders() -> None:
     loaded = grid()
     cells = loaded.cells()
     assert [(cell.config.seed, cell.task, cell.method) for cell in cells[:5]] == [
-        (0, "bowl", "walk"), (0, "bowl", "quick"), (0, "wide", "walk"), (0, "wide", "quick"), (1, "bowl", "walk"),
-    ]  # fmt: skip
+        (0, "bowl", "walk"),
+        (0, "bowl", "quick"),
+        (0, "wide", "walk"),
+        (0, "wide", "quick"),
+        (1, "bowl", "walk"),
+    ]
     assert len(cells) == 12
     assert len({cell.path for cell in cells}) == 12
     quick = cells[1].config
@@ -77,12 +83,21 @@ def test_a_method_may_have_settings_for_one_task_only() -> None:
 
 
 def test_labels_change_neither_hash_nor_result() -> None:
-    plain, labelled = grid(method=["walk"]), grid(method=[{"name": "walk", "label": "w"}])
+    plain = grid(method=["walk"])
+    labelled = grid(method=[{"name": "walk", "label": "w"}])
     assert plain.pairs["bowl", "walk"].config_hash == labelled.pairs["bowl", "w"].config_hash
 
 
 def test_sets_reach_all_of_a_kind_one_label_or_the_rest() -> None:
-    loaded = grid(sets=["task.rows=7", "quick.noise=0.0", "run.dtype=float64", "budget=9 calls", "method.pause=0.5"])
+    loaded = grid(
+        sets=[
+            "task.rows=7",
+            "quick.noise=0.0",
+            "run.dtype=float64",
+            "budget=9 calls",
+            "method.pause=0.5",
+        ]
+    )
     assert [config.task.rows for config in loaded.pairs.values()] == [7] * 4
     assert [config.method.noise for config in loaded.pairs.values()] == [0.05, 0.0] * 2
     assert {config.method.pause for config in loaded.pairs.values()} == {0.5}
@@ -90,7 +105,10 @@ def test_sets_reach_all_of_a_kind_one_label_or_the_rest() -> None:
 
 
 def test_a_label_with_a_dot_can_be_named_by_set() -> None:
-    loaded = grid(TEXT.replace('"wide"', '"wide-0.5"').replace("on.wide.", 'on."wide-0.5".'), sets=["wide-0.5.rows=7"])
+    loaded = grid(
+        TEXT.replace('"wide"', '"wide-0.5"').replace("on.wide.", 'on."wide-0.5".'),
+        sets=["wide-0.5.rows=7"],
+    )
     assert {task: pair.task.rows for (task, _), pair in loaded.pairs.items()}["wide-0.5"] == 7
     assert next(pair.task.rows for (task, _), pair in loaded.pairs.items() if task == "bowl") != 7
 
@@ -135,41 +153,100 @@ SWEEP = {"trials": 3, "space": {"quick": {"move.lr": [0.1, 0.2, 0.4]}}}
         ({"task": ["bowl", "bowl"]}, ["2 tasks are called 'bowl'"]),
         ({"method": []}, ["no method is named"]),
         ({"method": [{"label": "x"}]}, ["the name of the method is missing", "available:"]),
-        ({"method": [3]}, ["expected a table with the name of a method, got 3 @ grid.toml.method[1]"]),
+        (
+            {"method": [3]},
+            ["expected a table with the name of a method, got 3 @ grid.toml.method[1]"],
+        ),
         ({"method": [{"name": "walk", "label": "a/b"}]}, ["it names a folder"]),
         ({"method": [{"name": "walk", "label": "task"}]}, ["has a meaning of its own"]),
         ({"method": [{"name": "walk", "label": 3}]}, ["'label' must be a string: 3"]),
-        ({"method": [{"name": "walk", "on": {"wied": {"noise": 0.1}}}]}, ["unknown task 'wied'; did you mean 'wide'?"]),
-        ({"method": [{"name": "walk", "on": {"wide": {"nois": 0.1}}}]}, ["unknown key 'nois'", "walk on wide"]),
+        (
+            {"method": [{"name": "walk", "on": {"wied": {"noise": 0.1}}}]},
+            ["unknown task 'wied'; did you mean 'wide'?"],
+        ),
+        (
+            {"method": [{"name": "walk", "on": {"wide": {"nois": 0.1}}}]},
+            ["unknown key 'nois'", "walk on wide"],
+        ),
         ({"method": [{"name": "walk", "on": 3}]}, ["'on' must hold a table"]),
-        ({"task": [{"name": "bowl", "on": {"bowl": {"rows": 3}}}], "method": ["walk"]}, ["'on' is for methods only"]),
-        ({"task": [{"name": "bowl", "rows": 0}], "method": ["walk"]}, ["'rows' must be >= 1: 0 @ grid.toml.task bowl"]),
-        ({"method": ["needy"]}, ["method 'needy' cannot run on task 'bowl'", "named data sources", "`hgms compat`"]),
-        ({"metric": "distanc"}, ["unknown metric 'distanc'; did you mean 'distance'?", "@ grid.toml, task 'bowl'"]),
+        (
+            {"task": [{"name": "bowl", "on": {"bowl": {"rows": 3}}}], "method": ["walk"]},
+            ["'on' is for methods only"],
+        ),
+        (
+            {"task": [{"name": "bowl", "rows": 0}], "method": ["walk"]},
+            ["'rows' must be >= 1: 0 @ grid.toml.task bowl"],
+        ),
+        (
+            {"method": ["needy"]},
+            ["method 'needy' cannot run on task 'bowl'", "named data sources", "`hgms compat`"],
+        ),
+        (
+            {"metric": "distanc"},
+            ["unknown metric 'distanc'; did you mean 'distance'?", "@ grid.toml, task 'bowl'"],
+        ),
         ({"reference": "wlk"}, ["unknown reference method 'wlk'; did you mean 'walk'?"]),
         ({"run": {"device": "gpu"}}, ["'device' must be"]),
         ({"run": {"label": "x"}}, ["labels belong into the [[task]] and [[method]] tables"]),
-        ({"sets": ["wlak.noise=1"]}, ["--set wlak.noise=1: unknown task or method 'wlak'; did you mean 'walk'?"]),
+        (
+            {"sets": ["wlak.noise=1"]},
+            ["--set wlak.noise=1: unknown task or method 'wlak'; did you mean 'walk'?"],
+        ),
         ({"sets": ["noise"]}, ["--set noise: write --set key=value"]),
         ({"sets": ["walk.noise"]}, ["--set walk.noise: write --set key=value"]),
-        ({"sets": ["noise=0.1"]}, ["--set noise=0.1: whose 'noise'? write task.noise, method.noise or LABEL.noise"]),
+        (
+            {"sets": ["noise=0.1"]},
+            ["--set noise=0.1: whose 'noise'? write task.noise, method.noise or LABEL.noise"],
+        ),
         ({"tasks": ["wied"]}, ["unknown task 'wied'; did you mean 'wide'?", "@ grid.toml.task"]),
-        ({"sweep": {**SWEEP, "seeds": [2, 100]}}, ["pilot seeds must not be seeds of the comparison", ": 2 @"]),
+        (
+            {"sweep": {**SWEEP, "seeds": [2, 100]}},
+            ["pilot seeds must not be seeds of the comparison", ": 2 @"],
+        ),
         ({"sweep": {**SWEEP, "space": {}}}, ["no method has a space"]),
         ({"sweep": {**SWEEP, "trials": 4}}, ["3 points are too few for 4 different trials"]),
         ({"sweep": {**SWEEP, "trials": 1}}, ["'trials' must be >= 2: 1"]),
         ({"sweep": {**SWEEP, "sampler": "gird"}}, ["unknown choice 'gird'; did you mean 'grid'?"]),
-        ({"sweep": {**SWEEP, "space": {"quikc": {}}}}, ["unknown method 'quikc'; did you mean 'quick'?"]),
-        ({"sweep": {**SWEEP, "space": {"quick": {"move.lrr": [1, 2, 3]}}}}, ["unknown key 'lrr'; did you mean 'lr'?"]),
-        ({"sweep": {**SWEEP, "space": {"quick": {"move.lr": [0.1, 0.2, -1.0]}}}}, ["'lr' must be > 0", "(move.lr = -1.0)"]),
+        (
+            {"sweep": {**SWEEP, "space": {"quikc": {}}}},
+            ["unknown method 'quikc'; did you mean 'quick'?"],
+        ),
+        (
+            {"sweep": {**SWEEP, "space": {"quick": {"move.lrr": [1, 2, 3]}}}},
+            ["unknown key 'lrr'; did you mean 'lr'?"],
+        ),
+        (
+            {"sweep": {**SWEEP, "space": {"quick": {"move.lr": [0.1, 0.2, -1.0]}}}},
+            ["'lr' must be > 0", "(move.lr = -1.0)"],
+        ),
         ({"sweep": {**SWEEP, "space": {"quick": {"move.lr": []}}}}, ["no values to choose from"]),
         ({"sweep": {**SWEEP, "space": {"quick": {"move.lr": 3}}}}, ["must be a list of values or"]),
         ({"sweep": {**SWEEP, "space": {"quick": 3}}}, ["expected a table of fields, got 3"]),
-        ({"sweep": {**SWEEP, "space": {"quick": {"move.lr": {"low": 1.0, "high": 0.1}}}}}, ["low must be < high"]),
-        ({"sweep": {**SWEEP, "space": {"quick": {"move.lr": {"low": 0.0, "high": 1.0, "log": True}}}}}, ["needs low > 0"]),
-        ({"sweep": {**SWEEP, "space": {"quick": {"move.lr": {"low": 0.1, "hgih": 1.0}}}}}, ["did you mean 'high'?"]),
         (
-            {"sweep": {**SWEEP, "sampler": "grid", "space": {"quick": {"move.lr": {"low": 0.1, "high": 1.0}}}}},
+            {"sweep": {**SWEEP, "space": {"quick": {"move.lr": {"low": 1.0, "high": 0.1}}}}},
+            ["low must be < high"],
+        ),
+        (
+            {
+                "sweep": {
+                    **SWEEP,
+                    "space": {"quick": {"move.lr": {"low": 0.0, "high": 1.0, "log": True}}},
+                }
+            },
+            ["needs low > 0"],
+        ),
+        (
+            {"sweep": {**SWEEP, "space": {"quick": {"move.lr": {"low": 0.1, "hgih": 1.0}}}}},
+            ["did you mean 'high'?"],
+        ),
+        (
+            {
+                "sweep": {
+                    **SWEEP,
+                    "sampler": "grid",
+                    "space": {"quick": {"move.lr": {"low": 0.1, "high": 1.0}}},
+                }
+            },
             ['sampler "grid" needs lists of values'],
         ),
     ],
@@ -184,17 +261,36 @@ def test_what_is_wrong_is_said(changes: dict[str, Any], messages: list[str]) -> 
 def test_everything_wrong_is_said_at_once() -> None:
     with pytest.raises(ConfigError) as caught:
         grid(
-            budget="0 s", seeds=0, task=["bowl", "bowll"], method=["needy", {"name": "walk", "noise": "loud"}, "wlak"],
-            reference="nobody", metric="m",
-        )  # fmt: skip
+            budget="0 s",
+            seeds=0,
+            task=["bowl", "bowll"],
+            method=["needy", {"name": "walk", "noise": "loud"}, "wlak"],
+            reference="nobody",
+            metric="m",
+        )
     message = str(caught.value)
     assert message.startswith("8 problems in grid.toml; nothing was run:\n")
-    for part in ("the budget '0 s'", "'seeds' must be", "'bowll'", "'wlak'", '"loud"', "'needy' cannot", "'nobody'", "'m'"):
+    for part in (
+        "the budget '0 s'",
+        "'seeds' must be",
+        "'bowll'",
+        "'wlak'",
+        '"loud"',
+        "'needy' cannot",
+        "'nobody'",
+        "'m'",
+    ):
         assert part in message
 
 
 def test_spaces() -> None:
-    space = parse({"a": [1, 2], "b": {"c": {"low": 1, "high": 4}}, "d.e": {"low": 0.01, "high": 1.0, "log": True}})
+    space = parse(
+        {
+            "a": [1, 2],
+            "b": {"c": {"low": 1, "high": 4}},
+            "d.e": {"low": 0.01, "high": 1.0, "log": True},
+        }
+    )
     assert space == {"a": Choices((1, 2)), "b.c": Range(1, 4), "d.e": Range(0.01, 1.0, log=True)}
     assert points({key: space[key] for key in ("a", "b.c")}) == 8
     assert points(space) is None

@@ -1,4 +1,6 @@
-"""Outer steps in training loops that are not ours, and in Lightning's: a closed form, and trainings that go on from a file."""
+"""Outer steps in training loops that are not ours, and in Lightning's: a closed form, and
+trainings that go on from a file.
+"""
 
 from __future__ import annotations
 
@@ -45,7 +47,15 @@ def g(theta: Tensor, x: Any, _batch: Any) -> Tensor:
 
 
 def outer(theta: Tensor, **fields: Any) -> OuterSteps:
-    defaults = {"f": f, "g": g, "upper": [AIM], "lower": [None], "solver": identity, "every": 1, "optimizer": Sgd(lr=0.5)}
+    defaults = {
+        "f": f,
+        "g": g,
+        "upper": [AIM],
+        "lower": [None],
+        "solver": identity,
+        "every": 1,
+        "optimizer": Sgd(lr=0.5),
+    }
     return OuterSteps(theta=theta, **{**defaults, **fields})
 
 
@@ -53,14 +63,18 @@ class TestSteps:
     @pytest.mark.parametrize("optimizer", ["ours", "torch"])
     def test_theta_goes_where_the_closed_form_says(self, optimizer: str) -> None:
         """With x at its minimiser θ, each step of rate ½ halves the way to the aim."""
-        theta, model = torch.tensor([5.0, 6.0], dtype=F64), Point()
-        first, same = theta.clone(), theta
+        theta = torch.tensor([5.0, 6.0], dtype=F64)
+        model = Point()
+        first = theta.clone()
+        same = theta
         steps = Sgd(lr=0.5) if optimizer == "ours" else torch.optim.SGD([theta], lr=0.5)
         steps = outer(theta, optimizer=steps)
         for step in range(1, 5):
             model.x.data.copy_(theta)
             row = steps.step(model, step)
-            torch.testing.assert_close(theta, AIM + (first - AIM) * 0.5**step, rtol=1e-13, atol=1e-14)
+            torch.testing.assert_close(
+                theta, AIM + (first - AIM) * 0.5**step, rtol=1e-13, atol=1e-14
+            )
             assert row["outcome"] == "converged"
             assert row["moved"] == pytest.approx(0.5 * row["hypergradient_norm"])
             assert row["lower_gradient_norm"] == 0
@@ -73,8 +87,11 @@ class TestSteps:
         assert [step for step in range(10) if steps.due(step)] == [3, 6, 9]
 
     def test_the_training_is_not_disturbed(self) -> None:
-        """Modes of all modules, gradients, the global generator: as they were. Dropout is off meanwhile."""
-        model, theta = Point().train(), torch.zeros(2, dtype=F64)
+        """Modes of all modules, gradients, the global generator: as they were. Dropout is off
+        meanwhile.
+        """
+        model = Point().train()
+        theta = torch.zeros(2, dtype=F64)
         model.noise.eval()
         model.x.grad = torch.full((2,), 7.0, dtype=F64)
         seen = []
@@ -114,8 +131,11 @@ class TestSteps:
         torch.testing.assert_close(theta.detach(), 0.5 * AIM)
 
     def test_a_hypergradient_that_is_not_finite_moves_nothing(self) -> None:
-        theta, model = torch.zeros(2, dtype=F64), Point()
-        steps = outer(theta, f=lambda theta, x, batch: f(theta, x, batch) + (theta * torch.nan).sum())
+        theta = torch.zeros(2, dtype=F64)
+        model = Point()
+        steps = outer(
+            theta, f=lambda theta, x, batch: f(theta, x, batch) + (theta * torch.nan).sum()
+        )
         row = steps.step(model, 1)
         assert row["moved"] == 0
         assert theta.tolist() == [0.0, 0.0]
@@ -135,11 +155,17 @@ class TestSteps:
 
     @pytest.mark.parametrize("optimizer", ["ours", "torch"])
     def test_it_goes_on_from_a_file(self, optimizer: str, tmp_path: Path) -> None:
-        """Five steps, and three, a file, and two more, with a moment and the place among the batches to remember."""
+        """Five steps, and three, a file, and two more, with a moment and the place among the
+        batches to remember.
+        """
 
         def made() -> tuple[Tensor, OuterSteps]:
             theta = torch.tensor([5.0, 6.0], dtype=F64)
-            chosen = Adam(lr=0.1) if optimizer == "ours" else torch.optim.RMSprop([theta], lr=0.1, momentum=0.9)
+            chosen = (
+                Adam(lr=0.1)
+                if optimizer == "ours"
+                else torch.optim.RMSprop([theta], lr=0.1, momentum=0.9)
+            )
             return theta, outer(theta, upper=[AIM, 2 * AIM, -AIM], optimizer=chosen)
 
         def go(theta: Tensor, steps: OuterSteps, numbers: range) -> None:
@@ -148,7 +174,9 @@ class TestSteps:
                 model.x.data.copy_(theta)
                 steps.step(model, step)
 
-        whole, first, second = made(), made(), made()
+        whole = made()
+        first = made()
+        second = made()
         go(*whole, range(1, 6))
         go(*first, range(1, 4))
         save_state(tmp_path / "state.safetensors", first[1].state_dict())
@@ -159,13 +187,17 @@ class TestSteps:
 
     def test_bad_input(self) -> None:
         theta = torch.zeros(2, dtype=F64)
-        with pytest.raises(ConfigError, match="'theta' must be a tensor or a dictionary of tensors"):
+        with pytest.raises(
+            ConfigError, match="'theta' must be a tensor or a dictionary of tensors"
+        ):
             outer(torch.zeros(2, dtype=torch.int64))
         with pytest.raises(ConfigError, match="no results of other operations"):
             outer(theta.clone().requires_grad_() * 2)
         with pytest.raises(ConfigError, match="must hold the tensors of 'theta' and no others"):
             outer(theta, optimizer=torch.optim.SGD([theta.clone()], lr=0.1))
-        with pytest.raises(ConfigError, match=r"expected an outer optimiser .* or an object of Optimizer"):
+        with pytest.raises(
+            ConfigError, match=r"expected an outer optimiser .* or an object of Optimizer"
+        ):
             outer(theta, optimizer="adam")
         with pytest.raises(ConfigError, match="'every' must be >= 1: 0"):
             outer(theta, every=0)
@@ -180,7 +212,9 @@ class TestSteps:
         with pytest.raises(ConfigError, match="holds other upper variables"):
             outer(theta).load_state_dict(outer(torch.zeros(3, dtype=F64)).state_dict())
         with pytest.raises(ConfigError, match="another kind of outer optimiser"):
-            outer(theta).load_state_dict(outer(theta, optimizer=torch.optim.SGD([theta], lr=0.1)).state_dict())
+            outer(theta).load_state_dict(
+                outer(theta, optimizer=torch.optim.SGD([theta], lr=0.1)).state_dict()
+            )
 
 
 class TestLightning:
@@ -193,7 +227,13 @@ class TestLightning:
         torch.set_rng_state(state)
 
     def fit(
-        self, folder: Path, theta: Tensor, callback: Any, steps: int, resume: Path | None = None, accumulate: int = 1
+        self,
+        folder: Path,
+        theta: Tensor,
+        callback: Any,
+        steps: int,
+        resume: Path | None = None,
+        accumulate: int = 1,
     ) -> tuple[Any, Any]:
         import lightning.pytorch as pl
 
@@ -212,18 +252,36 @@ class TestLightning:
 
         data = torch.utils.data.DataLoader(torch.arange(8.0, dtype=F64), batch_size=2)
         trainer = pl.Trainer(
-            max_steps=steps, accelerator="cpu", logger=pl.loggers.CSVLogger(folder), enable_checkpointing=False,
-            callbacks=[callback], enable_progress_bar=False, enable_model_summary=False, log_every_n_steps=1,
+            max_steps=steps,
+            accelerator="cpu",
+            logger=pl.loggers.CSVLogger(folder),
+            enable_checkpointing=False,
+            callbacks=[callback],
+            enable_progress_bar=False,
+            enable_model_summary=False,
+            log_every_n_steps=1,
             accumulate_grad_batches=accumulate,
-        )  # fmt: skip
+        )
         module = Pull()
-        trainer.fit(module, data, ckpt_path=str(resume) if resume else None, weights_only=True if resume else None)
+        trainer.fit(
+            module,
+            data,
+            ckpt_path=str(resume) if resume else None,
+            weights_only=True if resume else None,
+        )
         return trainer, module
 
     def callback(self, theta: Tensor, **fields: Any) -> Any:
         from hgms.integrations.lightning import HypergradientCallback
 
-        defaults = {"f": f, "g": g, "upper": [AIM], "solver": identity, "every": 2, "optimizer": Sgd(lr=0.5)}
+        defaults = {
+            "f": f,
+            "g": g,
+            "upper": [AIM],
+            "solver": identity,
+            "every": 2,
+            "optimizer": Sgd(lr=0.5),
+        }
         return HypergradientCallback(theta=theta, **{**defaults, **fields})
 
     @pytest.mark.filterwarnings("ignore")
@@ -279,7 +337,9 @@ class TestLightning:
         import hgms.integrations.lightning as module
 
         assert issubclass(module.HypergradientCallback, pl.Callback)
-        assert pickle.loads(pickle.dumps(module.HypergradientCallback)) is module.HypergradientCallback
+        assert (
+            pickle.loads(pickle.dumps(module.HypergradientCallback)) is module.HypergradientCallback
+        )
 
     def test_several_processes_are_refused(self) -> None:
         class Many:
@@ -295,9 +355,12 @@ def test_neither_package_is_imported_unless_it_is_used() -> None:
 
     code = (
         "import sys, hgms.integrations, hgms.integrations.lightning, hgms.integrations.trainer\n"
-        "print(sorted({'lightning', 'pytorch_lightning', 'transformers', 'scipy', 'linear_operator'} & set(sys.modules)))"
+        "print(sorted({'lightning', 'pytorch_lightning', 'transformers', 'scipy', "
+        "'linear_operator'} & set(sys.modules)))"
     )
-    shown = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=120)
+    shown = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=120
+    )
     assert shown.stdout.strip() == "[]"
 
 

@@ -1,4 +1,6 @@
-"""Outer steps in the Trainer of transformers: `hypergradient` on the same weights, its log, and a resumed training."""
+"""Outer steps in the Trainer of transformers: `hypergradient` on the same weights, its log, and
+a resumed training.
+"""
 
 from __future__ import annotations
 
@@ -20,7 +22,9 @@ pytestmark = pytest.mark.plugins
 class TestTrainer:
     """A small GPT-2 whose training loss weights its examples by θ."""
 
-    COUNT, LENGTH, WORDS = 12, 6, 11
+    COUNT = 12
+    LENGTH = 6
+    WORDS = 11
 
     @pytest.fixture(autouse=True)
     def _quiet(self, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
@@ -33,16 +37,25 @@ class TestTrainer:
     def rows(self) -> list[dict[str, Tensor]]:
         draw = torch.Generator().manual_seed(0)
         text = torch.randint(self.WORDS, (self.COUNT, self.LENGTH), generator=draw)
-        return [{"input_ids": text[i], "labels": text[i], "index": torch.tensor(i)} for i in range(self.COUNT)]
+        return [
+            {"input_ids": text[i], "labels": text[i], "index": torch.tensor(i)}
+            for i in range(self.COUNT)
+        ]
 
     def batch(self, first: int, last: int) -> dict[str, Tensor]:
-        return {name: torch.stack([row[name] for row in self.rows[first:last]]) for name in self.rows[0]}
+        return {
+            name: torch.stack([row[name] for row in self.rows[first:last]]) for name in self.rows[0]
+        }
 
-    def training(self, folder: Path, theta: Tensor, steps: int, callbacks: Any = (), **arguments: Any) -> Any:
+    def training(
+        self, folder: Path, theta: Tensor, steps: int, callbacks: Any = (), **arguments: Any
+    ) -> Any:
         from transformers import GPT2Config, GPT2LMHeadModel, Trainer, TrainingArguments
 
         torch.manual_seed(3)
-        config = GPT2Config(vocab_size=self.WORDS, n_positions=self.LENGTH, n_embd=8, n_layer=1, n_head=2)
+        config = GPT2Config(
+            vocab_size=self.WORDS, n_positions=self.LENGTH, n_embd=8, n_layer=1, n_head=2
+        )
         self.model = model = GPT2LMHeadModel(config)
         losses = self.losses
 
@@ -52,16 +65,31 @@ class TestTrainer:
                 return (theta.detach().exp()[inputs["index"]] * losses(own, inputs)).mean()
 
         defaults = TrainingArguments(
-            output_dir=str(folder), max_steps=steps, per_device_train_batch_size=4, learning_rate=1e-2, use_cpu=True,
-            report_to=[], disable_tqdm=True, remove_unused_columns=False, logging_steps=2, seed=1, save_strategy="no",
+            output_dir=str(folder),
+            max_steps=steps,
+            per_device_train_batch_size=4,
+            learning_rate=1e-2,
+            use_cpu=True,
+            report_to=[],
+            disable_tqdm=True,
+            remove_unused_columns=False,
+            logging_steps=2,
+            seed=1,
+            save_strategy="no",
             **arguments,
-        )  # fmt: skip
-        return Weighted(model=model, args=defaults, train_dataset=self.rows, callbacks=list(callbacks))
+        )
+        return Weighted(
+            model=model, args=defaults, train_dataset=self.rows, callbacks=list(callbacks)
+        )
 
     def losses(self, x: Any, batch: Any) -> Tensor:
         """Next-token losses, a mean for each example."""
-        logits = torch.func.functional_call(self.model, x, kwargs={"input_ids": batch["input_ids"]}, tie_weights=True).logits
-        loss = nn.functional.cross_entropy(logits[:, :-1].transpose(1, 2), batch["labels"][:, 1:], reduction="none")
+        logits = torch.func.functional_call(
+            self.model, x, kwargs={"input_ids": batch["input_ids"]}, tie_weights=True
+        ).logits
+        loss = nn.functional.cross_entropy(
+            logits[:, :-1].transpose(1, 2), batch["labels"][:, 1:], reduction="none"
+        )
         return loss.mean(1)
 
     def upper(self, _theta: Any, x: Any, batch: Any) -> Tensor:
@@ -75,9 +103,14 @@ class TestTrainer:
         from hgms.integrations.trainer import HypergradientCallback
 
         defaults: dict[str, Any] = {
-            "f": self.upper, "g": self.lower, "upper": [self.batch(8, 10), self.batch(10, 12)], "lower": [self.batch(0, 8)],
-            "solver": MINRES(ridge=1.0, rtol=1e-5, max_steps=300), "optimizer": Sgd(lr=5.0), "every": 2,
-        }  # fmt: skip
+            "f": self.upper,
+            "g": self.lower,
+            "upper": [self.batch(8, 10), self.batch(10, 12)],
+            "lower": [self.batch(0, 8)],
+            "solver": MINRES(ridge=1.0, rtol=1e-5, max_steps=300),
+            "optimizer": Sgd(lr=5.0),
+            "every": 2,
+        }
         return HypergradientCallback(theta=theta, **{**defaults, **fields})
 
     def test_theta_takes_the_steps_of_hypergradient_called_directly(self, tmp_path: Path) -> None:
@@ -89,7 +122,12 @@ class TestTrainer:
 
         class Before(TrainerCallback):
             def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-                states.append({name: leaf.detach().clone() for name, leaf in kwargs["model"].named_parameters()})
+                states.append(
+                    {
+                        name: leaf.detach().clone()
+                        for name, leaf in kwargs["model"].named_parameters()
+                    }
+                )
 
         class After(TrainerCallback):
             def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
@@ -113,7 +151,10 @@ class TestTrainer:
             at = at - 5.0 * estimate
             torch.testing.assert_close(thetas[number], at, rtol=1e-5, atol=1e-7)
             assert estimate[:8].abs().min() > 0
-        assert [(row["step"], row["outcome"]) for row in mine.records] == [(2, "converged"), (4, "converged")]
+        assert [(row["step"], row["outcome"]) for row in mine.records] == [
+            (2, "converged"),
+            (4, "converged"),
+        ]
         logged = [row for row in trainer.state.log_history if "hgms/upper_loss" in row]
         assert [row["step"] for row in logged] == [2, 4]
         assert logged[0]["hgms/converged"] == 1.0
@@ -131,9 +172,14 @@ class TestTrainer:
             theta = torch.zeros(self.COUNT)
             mine = self.callback(theta, optimizer=Adam(lr=0.1))
             trainer = self.training(tmp_path / folder, theta, 4, [mine], **arguments)
-            trainer.args.save_strategy, trainer.args.save_steps = "steps", 2
+            trainer.args.save_strategy = "steps"
+            trainer.args.save_steps = 2
             trainer.state.save_steps = 2
-            trainer.train(resume_from_checkpoint=str(tmp_path / folder / "checkpoint-2") if steps == 2 else None)
+            trainer.train(
+                resume_from_checkpoint=str(tmp_path / folder / "checkpoint-2")
+                if steps == 2
+                else None
+            )
             return theta, mine
 
         whole, first = run("a", 4)

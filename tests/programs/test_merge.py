@@ -19,7 +19,9 @@ pytestmark = pytest.mark.usefixtures("bowl")
 
 
 def run(out: Path, seeds: list[int], steps: int = 6) -> None:
-    assert compare("bowl", "walk", f"{steps} steps", seeds, out, run={"checkpoint_seconds": 0.0}, jobs=0).complete
+    assert compare(
+        "bowl", "walk", f"{steps} steps", seeds, out, run={"checkpoint_seconds": 0.0}, jobs=0
+    ).complete
 
 
 def unfinished(folder: Path, rows: int) -> None:
@@ -31,7 +33,11 @@ def unfinished(folder: Path, rows: int) -> None:
 
 
 def contents(folder: Path) -> dict[str, bytes]:
-    return {str(path.relative_to(folder)): path.read_bytes() for path in sorted(folder.rglob("*")) if path.is_file()}
+    return {
+        str(path.relative_to(folder)): path.read_bytes()
+        for path in sorted(folder.rglob("*"))
+        if path.is_file()
+    }
 
 
 def seed(folder: Path, number: int) -> Path:
@@ -57,7 +63,15 @@ def test_runs_of_two_machines_are_one_folder(tmp_path: Path, hgms: Callable[...,
     assert contents(tmp_path / "a").keys() == contents(tmp_path / "all").keys()
     assert contents(tmp_path / "b") == before
     assert hgms(tmp_path / "a", tmp_path / "b").stdout.endswith("2 kept\n")
-    assert compare("bowl", "walk", "6 steps", [0, 1, 2, 3], tmp_path / "a", run={"checkpoint_seconds": 0.0}, jobs=0).complete
+    assert compare(
+        "bowl",
+        "walk",
+        "6 steps",
+        [0, 1, 2, 3],
+        tmp_path / "a",
+        run={"checkpoint_seconds": 0.0},
+        jobs=0,
+    ).complete
 
 
 @pytest.mark.parametrize("finished", ["target", "source", "neither"])
@@ -76,7 +90,9 @@ def test_the_finished_one_wins_else_the_one_that_has_come_further(
     assert contents(tmp_path / "target") == (target if finished == "target" else source)
 
 
-def test_a_run_with_two_results_is_an_error_that_names_both_places(tmp_path: Path, hgms: Callable[..., Any]) -> None:
+def test_a_run_with_two_results_is_an_error_that_names_both_places(
+    tmp_path: Path, hgms: Callable[..., Any]
+) -> None:
     for name in ("a", "b"):
         run(tmp_path / name, [0, 1])
     steps = seed(tmp_path / "b", 1) / "steps.jsonl"
@@ -85,7 +101,10 @@ def test_a_run_with_two_results_is_an_error_that_names_both_places(tmp_path: Pat
     before = contents(tmp_path / "a")
     done = hgms(tmp_path / "a", tmp_path / "b")
     assert done.exit_code == 2
-    assert f"{seed(tmp_path / 'b', 1)} and {seed(tmp_path / 'a', 1)} hold the same run with different results" in done.stderr
+    assert (
+        f"{seed(tmp_path / 'b', 1)} and {seed(tmp_path / 'a', 1)} hold the same run with "
+        "different results"
+    ) in done.stderr
     assert contents(tmp_path / "a") == before
 
 
@@ -113,7 +132,9 @@ def test_a_run_under_way_is_left_alone(tmp_path: Path, hgms: Callable[..., Any])
 
 
 def test_who_had_a_folder_does_not_travel(tmp_path: Path, hgms: Callable[..., Any]) -> None:
-    """A process that was killed leaves its lease: of the run, of the mix around it, or a lock of 0.7."""
+    """A process that was killed leaves its lease: of the run, of the mix around it, or a lock of
+    0.7.
+    """
     run(tmp_path / "b", [0])
     for name in (".lease", ".mix.lease", ".mix.lock"):
         (seed(tmp_path / "b", 0) / name).write_text("of a machine that nobody knows here")
@@ -124,7 +145,9 @@ def test_who_had_a_folder_does_not_travel(tmp_path: Path, hgms: Callable[..., An
 
 
 @pytest.mark.parametrize("left", [".merged-seed-0", ".merged-old-seed-0"])
-def test_what_a_kill_left_is_in_nobodys_way(tmp_path: Path, hgms: Callable[..., Any], left: str) -> None:
+def test_what_a_kill_left_is_in_nobodys_way(
+    tmp_path: Path, hgms: Callable[..., Any], left: str
+) -> None:
     run(tmp_path / "b", [0])
     place = tmp_path / "a" / seed(tmp_path / "b", 0).relative_to(tmp_path / "b")
     (place.parent / left).mkdir(parents=True)
@@ -149,12 +172,17 @@ def test_sweeps_go_along(tmp_path: Path, hgms: Callable[..., Any]) -> None:
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (("a", "nowhere"), "there is no folder nowhere"), (("b", "b"), "b is, or is in, b"),
+        (("a", "nowhere"), "there is no folder nowhere"),
+        (("b", "b"), "b is, or is in, b"),
         (("b", "b/bowl"), "b/bowl is, or is in, b"),
     ],
-)  # fmt: skip
+)
 def test_bad_folders_are_named(
-    tmp_path: Path, hgms: Callable[..., Any], monkeypatch: pytest.MonkeyPatch, words: tuple[str, str], message: str
+    tmp_path: Path,
+    hgms: Callable[..., Any],
+    monkeypatch: pytest.MonkeyPatch,
+    words: tuple[str, str],
+    message: str,
 ) -> None:
     monkeypatch.chdir(tmp_path)
     Path("b/bowl").mkdir(parents=True)

@@ -18,7 +18,9 @@ NAMES = tuple("abcdefgh")
 @st.composite
 def portfolios(draw: st.DrawFn) -> tuple[dict[str, float], dict[str, int], int]:
     names = draw(st.lists(st.sampled_from(NAMES), min_size=1, unique=True))
-    weight = st.one_of(st.just(0.0), st.floats(1e-300, 1.0), st.sampled_from([0.1, 0.2, 0.25, 0.5, 1.0]))
+    weight = st.one_of(
+        st.just(0.0), st.floats(1e-300, 1.0), st.sampled_from([0.1, 0.2, 0.25, 0.5, 1.0])
+    )
     weights = {name: draw(weight) for name in names}
     if not any(weights.values()):
         weights[names[0]] = draw(st.floats(1e-3, 1.0))
@@ -29,7 +31,9 @@ def portfolios(draw: st.DrawFn) -> tuple[dict[str, float], dict[str, int], int]:
 
 @settings(max_examples=150, deadline=None)
 @given(portfolios())
-def test_totals_are_exact_and_capacity_is_kept(portfolio: tuple[dict[str, float], dict[str, int], int]) -> None:
+def test_totals_are_exact_and_capacity_is_kept(
+    portfolio: tuple[dict[str, float], dict[str, int], int],
+) -> None:
     weights, capacity, size = portfolio
     counts = apportion(weights, capacity, size)
     assert sum(counts.values()) == size
@@ -40,18 +44,28 @@ def test_totals_are_exact_and_capacity_is_kept(portfolio: tuple[dict[str, float]
 
 @settings(max_examples=150, deadline=None)
 @given(portfolios(), st.randoms())
-def test_the_order_of_the_sources_does_not_matter(portfolio: tuple[dict[str, float], dict[str, int], int], random) -> None:
+def test_the_order_of_the_sources_does_not_matter(
+    portfolio: tuple[dict[str, float], dict[str, int], int], random
+) -> None:
     weights, capacity, size = portfolio
     names = list(weights)
     random.shuffle(names)
-    turned = apportion({name: weights[name] for name in names}, {name: capacity[name] for name in sorted(names)}, size)
+    turned = apportion(
+        {name: weights[name] for name in names},
+        {name: capacity[name] for name in sorted(names)},
+        size,
+    )
     assert turned == apportion(weights, capacity, size)
 
 
 @settings(max_examples=150, deadline=None)
 @given(portfolios())
-def test_sources_with_room_stay_in_proportion(portfolio: tuple[dict[str, float], dict[str, int], int]) -> None:
-    """What is not full is within one row of its quota of what the full ones leave; what is full was owed at least that much."""
+def test_sources_with_room_stay_in_proportion(
+    portfolio: tuple[dict[str, float], dict[str, int], int],
+) -> None:
+    """What is not full is within one row of its quota of what the full ones leave; what is full
+    was owed at least that much.
+    """
     weights, capacity, size = portfolio
     counts = apportion(weights, capacity, size)
     roomy = [name for name in weights if weights[name] > 0 and counts[name] < capacity[name]]
@@ -61,7 +75,8 @@ def test_sources_with_room_stay_in_proportion(portfolio: tuple[dict[str, float],
         assert abs(counts[name] - left * Fraction(weights[name]) / total) < 1
     for full, other in itertools.product(set(weights) - set(roomy), roomy):
         if weights[full] > 0:
-            # within the one row of rounding, a full source is not given more a weight than one with room
+            # within the one row of rounding, a full source is not given more a weight than one with
+            # room
             owed = Fraction(weights[full]) * (counts[other] + 1) / Fraction(weights[other])
             assert counts[full] - 1 < owed
 
@@ -78,13 +93,18 @@ def test_without_moving_rows_a_short_source_just_gives_what_it_has(
 
 
 def brute_force(weights: dict[str, Fraction], size: int) -> set[tuple[int, ...]]:
-    """All counts of the right total that are nearest to the quotas, by Σ (count − quota)²: what largest remainders minimise."""
+    """All counts of the right total that are nearest to the quotas, by Σ (count − quota)²: what
+    largest remainders minimise.
+    """
     names = list(weights)
     total = sum(weights.values())
     quotas = [size * weights[name] / total for name in names]
     options = [(quota.__floor__(), quota.__floor__() + 1) for quota in quotas]
     counts = [shares for shares in itertools.product(*options) if sum(shares) == size]
-    distance = {shares: sum((count - quota) ** 2 for count, quota in zip(shares, quotas, strict=True)) for shares in counts}
+    distance = {
+        shares: sum((count - quota) ** 2 for count, quota in zip(shares, quotas, strict=True))
+        for shares in counts
+    }
     return {shares for shares in counts if distance[shares] == min(distance.values())}
 
 
@@ -93,12 +113,16 @@ def brute_force(weights: dict[str, Fraction], size: int) -> set[tuple[int, ...]]
 def test_counts_are_the_nearest_to_the_quotas(parts: list[int], size: int) -> None:
     weights = {NAMES[i]: part / 64 for i, part in enumerate(parts)}  # exact in binary
     counts = apportion(weights, dict.fromkeys(weights, size + 1), size)
-    assert tuple(counts.values()) in brute_force({name: Fraction(weight) for name, weight in weights.items()}, size)
+    assert tuple(counts.values()) in brute_force(
+        {name: Fraction(weight) for name, weight in weights.items()}, size
+    )
 
 
 def test_too_few_rows_say_how_many_there_are_and_what_to_do() -> None:
     with pytest.raises(ConfigError) as caught:
-        apportion({"clean": 0.5, "noisy": 0.5, "other": 0.0}, {"clean": 3, "noisy": 4, "other": 9}, 8)
+        apportion(
+            {"clean": 0.5, "noisy": 0.5, "other": 0.0}, {"clean": 3, "noisy": 4, "other": 9}, 8
+        )
     assert str(caught.value) == (
         "sample.size = 8, but the sources have 7 rows (clean 3, noisy 4)\n"
         "  sources of weight 0 have 9 more; they give none\n"
@@ -106,7 +130,9 @@ def test_too_few_rows_say_how_many_there_are_and_what_to_do() -> None:
     )
 
 
-@pytest.mark.parametrize("weights", [{"a": -0.1, "b": 1.0}, {"a": float("nan"), "b": 1.0}, {"a": float("inf")}])
+@pytest.mark.parametrize(
+    "weights", [{"a": -0.1, "b": 1.0}, {"a": float("nan"), "b": 1.0}, {"a": float("inf")}]
+)
 def test_weights_that_are_none_are_refused(weights: dict[str, float]) -> None:
     with pytest.raises(ConfigError, match="the weight of source 'a' is"):
         apportion(weights, dict.fromkeys(weights, 9), 1)

@@ -30,11 +30,15 @@ number = 3
 def added(site: Site) -> Site:
     site.module("added_to_mix", ADDED)
     site.install(
-        "hgms-added", {}, mix={
-            "weigh": "added_to_mix:weigh", "reweight": "added_to_mix:reweight",
-            "lost": "added_to_mix:nothing", "odd": "added_to_mix:number",
+        "hgms-added",
+        {},
+        mix={
+            "weigh": "added_to_mix:weigh",
+            "reweight": "added_to_mix:reweight",
+            "lost": "added_to_mix:nothing",
+            "odd": "added_to_mix:number",
         },
-    )  # fmt: skip
+    )
     return site
 
 
@@ -60,8 +64,12 @@ def test_a_stage_of_ours_is_not_replaced(added: Site) -> None:
     assert "Learn the weights of the sources" in call("reweight", "--help").stdout
 
 
-@pytest.mark.parametrize(("name", "why"), [("lost", "has no attribute 'nothing'"), ("odd", "3 is no click command")])
-def test_a_command_that_cannot_be_loaded_says_so_when_it_is_called(name: str, why: str, added: Site) -> None:
+@pytest.mark.parametrize(
+    ("name", "why"), [("lost", "has no attribute 'nothing'"), ("odd", "3 is no click command")]
+)
+def test_a_command_that_cannot_be_loaded_says_so_when_it_is_called(
+    name: str, why: str, added: Site
+) -> None:
     assert "(cannot be loaded)" in call("--help").stdout
     done = call(name, "mix.toml", "--out", "x")
     assert done.exit_code == 2

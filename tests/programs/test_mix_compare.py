@@ -82,22 +82,32 @@ def test_values_for_one_method_are_laid_over_its_mix_alone(grid: Path) -> None:
 
 
 def test_a_table_over_a_path_keeps_the_path(grid: Path) -> None:
-    """Of a model and of a source, whether [for.LABEL] or --set lays it; what has another origin of its own needs none."""
+    """Of a model and of a source, whether [for.LABEL] or --set lays it; what has another origin
+    of its own needs none.
+    """
     path = '{ path = "one.jsonl" }'
     grid.write_text(
         GRID.replace("[task]", '[finetune]\nmodel = "m"\n[task]').replace(path, '"one.jsonl"')
         + 'finetune.model = { dtype = "float32" }\n[for.hg-ms]\nfinetune.model = { path = "n" }\n'
-        + '[for.other]\nfinetune.model = { config = { model_type = "gpt2" }, tokenizer = "bytes" }\n'
+        + (
+            '[for.other]\nfinetune.model = { config = { model_type = "gpt2" }, tokenizer = "bytes" '
+            "}\n"
+        )
     )
     sets = ["task.sources.one.rows=10", "task.prior.one=0.3", "task.prior.two=0.7"]
-    uniform, named, other = (load(grid, ["task.prior=size", *sets], method=label) for label in ("uniform", "hg-ms", "other"))
+    uniform, named, other = (
+        load(grid, ["task.prior=size", *sets], method=label)
+        for label in ("uniform", "hg-ms", "other")
+    )
     assert (uniform.finetune.model.path, uniform.finetune.model.dtype) == ("m", "float32")
     assert (named.finetune.model.path, other.finetune.model.path) == ("n", None)
     assert (uniform.task.sources["one"].path, uniform.task.sources["one"].rows) == ("one.jsonl", 10)
     assert uniform.task.prior == {"one": 0.3, "two": 0.7}
     with pytest.raises(ConfigError, match=r"unknown key 'rwos'; did you mean 'rows'"):
         load(grid, ["task.sources.one.rwos=10"], method="uniform")
-    with pytest.raises(ConfigError, match=r"unknown key 'name'"):  # which only a string laid over may be
+    with pytest.raises(
+        ConfigError, match=r"unknown key 'name'"
+    ):  # which only a string laid over may be
         load(grid, ['task.sources.two={name = "two.jsonl"}'], method="uniform")
 
 
@@ -109,7 +119,9 @@ def test_a_table_over_a_path_keeps_the_path(grid: Path) -> None:
         ("[for.uniform]\nsampel.size = 3", "unknown key 'sampel'; did you mean 'sample'"),
     ],
 )
-def test_values_for_nobody_or_of_another_table_are_refused(tmp_path: Path, own: str, message: str) -> None:
+def test_values_for_nobody_or_of_another_table_are_refused(
+    tmp_path: Path, own: str, message: str
+) -> None:
     path = tmp_path / "grid.toml"
     path.write_text(GRID.partition("[for.uniform]")[0] + own)
     with pytest.raises(ConfigError, match=message):
@@ -128,7 +140,11 @@ def test_a_contest_is_of_all_methods_and_seeds(grid: Path) -> None:
     assert list(contest.mixes)[:4] == [("hg-ms", 3), ("other", 3), ("uniform", 3), ("hg-ms", 5)]
     assert contest.mixes["uniform", 5] == load(grid, method="uniform", seed=5)
     some = Contest.of(grid, ["other", "hg-ms"], [9], "hg-ms", out="x")
-    assert (set(some.mixes), some.reference, some.options["out"]) == ({("other", 9), ("hg-ms", 9)}, "hg-ms", "x")
+    assert (set(some.mixes), some.reference, some.options["out"]) == (
+        {("other", 9), ("hg-ms", 9)},
+        "hg-ms",
+        "x",
+    )
 
 
 def test_references_that_a_grid_only_adds_take_no_part(grid: Path) -> None:
@@ -156,7 +172,9 @@ def test_a_plugin_file_reaches_every_mix(grid: Path, tmp_path: Path) -> None:
         (["--set", "task.test={}"], "grid.toml has no test set"),
     ],
 )
-def test_bad_words_are_one_message_and_exit_code_2(grid: Path, words: list[str], message: str) -> None:
+def test_bad_words_are_one_message_and_exit_code_2(
+    grid: Path, words: list[str], message: str
+) -> None:
     result = CliRunner().invoke(main, ["mix", "compare", str(grid), *words])
     assert result.exit_code == 2
     assert message in result.output
@@ -228,8 +246,13 @@ def test_seconds_that_were_not_counted_are_a_dash() -> None:
 
 
 def test_mixes_that_share_no_seed_have_no_difference() -> None:
-    reports = {("ours", 0): report(1.0, {"a": 1}, [1.0, 1.0, 1.0]), ("uniform", 1): report(2.0, {"a": 1}, [1.0, 1.0, 1.0])}
-    table = Outcome(reports=reports, failures={}, roles={"ours": "", "uniform": "floor"}, reference="uniform")
+    reports = {
+        ("ours", 0): report(1.0, {"a": 1}, [1.0, 1.0, 1.0]),
+        ("uniform", 1): report(2.0, {"a": 1}, [1.0, 1.0, 1.0]),
+    }
+    table = Outcome(
+        reports=reports, failures={}, roles={"ours": "", "uniform": "floor"}, reference="uniform"
+    )
     assert [row["− uniform"] for row in table.rows("all")] == ["", ""]
     assert table.verdicts("all") == ["all: ours is not ahead of uniform"]
 
@@ -258,7 +281,14 @@ class Fake:
 
 
 def loss_of(label: str, seed: int) -> dict[str, Any]:
-    return {"outcome": {"report": {"folder": label, "test": {"all": {"token_loss": {"value": len(label) + seed}}}}}}
+    return {
+        "outcome": {
+            "report": {
+                "folder": label,
+                "test": {"all": {"token_loss": {"value": len(label) + seed}}},
+            }
+        }
+    }
 
 
 @pytest.fixture
@@ -271,10 +301,18 @@ def files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.usefixtures("files")
 def test_a_mix_that_fails_stops_no_other(grid: Path) -> None:
     full = {"error": "the disk is full\n  free some space"}
-    executor = Fake(lambda label, seed: full if (label, seed) == ("other", 5) else loss_of(label, seed))
+    executor = Fake(
+        lambda label, seed: full if (label, seed) == ("other", 5) else loss_of(label, seed)
+    )
     lines: list[str] = []
     result = carry_out(Contest.of(grid, out="there"), executor, lines.append)
-    assert set(result.reports) == {("hg-ms", 3), ("hg-ms", 5), ("other", 3), ("uniform", 3), ("uniform", 5)}
+    assert set(result.reports) == {
+        ("hg-ms", 3),
+        ("hg-ms", 5),
+        ("other", 3),
+        ("uniform", 3),
+        ("uniform", 5),
+    }
     assert result.failures == {("other", 5): "the disk is full\n  free some space"}
     assert result.losses("all")["uniform"] == {3: 10, 5: 12}
     assert {job.arguments["out"] for job in executor.jobs} == {"there"}
@@ -299,13 +337,19 @@ def test_a_lost_mix_is_taken_up_again_and_three_losses_are_a_failure(grid: Path)
 
 
 @pytest.mark.usefixtures("files")
-def test_a_mix_that_another_process_makes_is_waited_for(grid: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_mix_that_another_process_makes_is_waited_for(
+    grid: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(together, "POLL", 0.0)
     asked = Counter[tuple[str, int]]()
 
     def answer(label: str, seed: int) -> Any:
         asked[label, seed] += 1
-        return {"outcome": BUSY} if (label, asked[label, seed]) == ("other", 1) else loss_of(label, seed)
+        return (
+            {"outcome": BUSY}
+            if (label, asked[label, seed]) == ("other", 1)
+            else loss_of(label, seed)
+        )
 
     lines: list[str] = []
     result = carry_out(Contest.of(grid), Fake(answer), lines.append)
@@ -315,7 +359,9 @@ def test_a_mix_that_another_process_makes_is_waited_for(grid: Path, monkeypatch:
 
 
 @pytest.mark.extended
-def test_a_batch_system_stops_every_mix(grid: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_batch_system_stops_every_mix(
+    grid: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """SIGTERM reaches the mixes as Ctrl-C does, and those that wait are not begun."""
     monkeypatch.chdir(tmp_path)
     write_rows(GRID)
@@ -323,7 +369,9 @@ def test_a_batch_system_stops_every_mix(grid: Path, tmp_path: Path, monkeypatch:
     grid.write_text(grid.read_text().replace('budget = "2 steps"', 'budget = "100000 steps"'))
 
     def press() -> None:
-        while not any(path.read_bytes().count(b"\n") > 2 for path in Path("mixes").rglob("steps.jsonl")):
+        while not any(
+            path.read_bytes().count(b"\n") > 2 for path in Path("mixes").rglob("steps.jsonl")
+        ):
             time.sleep(0.02)
         os.kill(os.getpid(), signal.SIGTERM)
 
@@ -343,22 +391,37 @@ def test_a_batch_system_stops_every_mix(grid: Path, tmp_path: Path, monkeypatch:
 
 def write_rows(text: str) -> None:
     """The files of the grid, and the grid with a model of a few thousand parameters."""
-    rows = {"one": range(30), "two": range(30, 60), "validation": range(60, 80), "test": range(80, 90)}
+    rows = {
+        "one": range(30),
+        "two": range(30, 60),
+        "validation": range(60, 80),
+        "test": range(80, 90),
+    }
     for name, numbers in rows.items():
-        lines = [json.dumps({"prompt": f"{n} twice", "completion": "." if name == "two" else str(2 * n)}) for n in numbers]
+        lines = [
+            json.dumps({"prompt": f"{n} twice", "completion": "." if name == "two" else str(2 * n)})
+            for n in numbers
+        ]
         Path(f"{name}.jsonl").write_text("\n".join(lines))
     text = text.replace("n_layer = 1", "n_layer = 1, n_embd = 8, n_head = 2, n_positions = 40")
-    text = text.replace('budget = "2 steps"', 'budget = "2 steps"\nrun = { out = "mixes", threads = 1 }')
-    text = text.replace('name = "source-mixture"', 'name = "source-mixture"\ntemplate = "plain"\nmax_length = 40')
+    text = text.replace(
+        'budget = "2 steps"', 'budget = "2 steps"\nrun = { out = "mixes", threads = 1 }'
+    )
+    text = text.replace(
+        'name = "source-mixture"', 'name = "source-mixture"\ntemplate = "plain"\nmax_length = 40'
+    )
     Path("grid.toml").write_text(text)
 
 
 def test_a_finished_mix_takes_no_process(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     write_rows(GRID)
-    alone = CliRunner().invoke(main, ["mix", "grid.toml", "--method", "uniform", "--seed", "5", "--json"])
+    alone = CliRunner().invoke(
+        main, ["mix", "grid.toml", "--method", "uniform", "--seed", "5", "--json"]
+    )
     assert alone.exit_code == 0, alone.output
-    contest, lines = Contest.of(Path("grid.toml"), ["uniform"], [5]), list[str]()
+    contest = Contest.of(Path("grid.toml"), ["uniform"], [5])
+    lines = list[str]()
 
     class Begun(Exception):
         pass
@@ -370,9 +433,14 @@ def test_a_finished_mix_takes_no_process(tmp_path: Path, monkeypatch: pytest.Mon
     result = carry_out(contest, nobody, lines.append)
     assert json.loads(json.dumps(result.reports["uniform", 5])) == json.loads(alone.stdout)
     assert lines == ["1 of 1 mix done before"]
-    for more in (["finetune.epochs=3"], ["budget=3 steps"]):  # begun from other settings: a process does the rest
+    for more in (
+        ["finetune.epochs=3"],
+        ["budget=3 steps"],
+    ):  # begun from other settings: a process does the rest
         with pytest.raises(Begun):
-            carry_out(Contest.of(Path("grid.toml"), ["uniform"], [5], sets=more), nobody, lines.append)
+            carry_out(
+                Contest.of(Path("grid.toml"), ["uniform"], [5], sets=more), nobody, lines.append
+            )
     (losses,) = Path("mixes").rglob("losses-all.json")
     losses.write_text(losses.read_text().replace("2", "3"))
     with pytest.raises(Begun):  # and says what is damaged
@@ -390,8 +458,12 @@ def test_the_mixes_are_those_of_hgms_mix(tmp_path: Path, monkeypatch: pytest.Mon
     result = CliRunner().invoke(main, words, env=dict(os.environ))
     assert result.exit_code == 0, result.output
     table = json.loads(result.stdout)
-    assert {mix["folder"] for mix in table["mixes"]} >= {str(path.parent) for path in Path("mixes").rglob("report.json")}
+    assert {mix["folder"] for mix in table["mixes"]} >= {
+        str(path.parent) for path in Path("mixes").rglob("report.json")
+    }
     losses = table["tests"]["all"]["losses"]
-    alone = CliRunner().invoke(main, ["mix", "grid.toml", "--method", "uniform", "--seed", "5", "--json"])
+    alone = CliRunner().invoke(
+        main, ["mix", "grid.toml", "--method", "uniform", "--seed", "5", "--json"]
+    )
     assert json.loads(alone.stdout)["test"]["all"]["token_loss"]["value"] == losses["uniform"]["5"]
     assert json.loads(alone.stdout)["sample"]["size"] == 24

@@ -71,7 +71,8 @@ def test_labels_are_legal_in_a_file_of_one_mix_too(tmp_path: Path) -> None:
     head, _, tail = GRID.partition("[[method]]")
     alone = tmp_path / "mix.toml"
     alone.write_text(
-        f'method = {{ name = "hg-ms", label = "four" }}\n{head.replace("seeds = [7, 8]", "")}' + tail[tail.index("[sample]") :]
+        f'method = {{ name = "hg-ms", label = "four" }}\n{head.replace("seeds = [7, 8]", "")}'
+        + tail[tail.index("[sample]") :]
     )
     mix = load(alone)
     assert (mix.run.task_label, mix.run.label, mix.method_name) == ("tiny", "four", "hg-ms")
@@ -83,7 +84,9 @@ def test_flags_have_the_last_word(file: Path) -> None:
 
 
 def test_a_grid_needs_a_method_and_a_mix_file_none(file: Path, tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match=r"grid of 3 methods \(hg-ms, hg-ms-8, uniform\)\n  add --method LABEL"):
+    with pytest.raises(
+        ConfigError, match=r"grid of 3 methods \(hg-ms, hg-ms-8, uniform\)\n  add --method LABEL"
+    ):
         load(file)
     with pytest.raises(ConfigError, match="did you mean 'hg-ms-8'"):
         load(file, method="hg-ms-9")
@@ -91,7 +94,9 @@ def test_a_grid_needs_a_method_and_a_mix_file_none(file: Path, tmp_path: Path) -
         load(file, method="hg-ms", scale="short")
     alone = tmp_path / "mix.toml"
     head, _, tail = GRID.partition("[[method]]")
-    alone.write_text('method = "hg-ms"\n' + head.replace("seeds = [7, 8]", "") + tail[tail.index("[sample]") :])
+    alone.write_text(
+        'method = "hg-ms"\n' + head.replace("seeds = [7, 8]", "") + tail[tail.index("[sample]") :]
+    )
     assert load(alone).method_name == "hg-ms"
     with pytest.raises(ConfigError, match="has one method"):
         load(alone, method="hg-ms")
@@ -100,7 +105,10 @@ def test_a_grid_needs_a_method_and_a_mix_file_none(file: Path, tmp_path: Path) -
 def test_values_for_a_method_in_a_file_of_one_are_refused(file: Path) -> None:
     head, _, tail = GRID.partition("[[method]]")
     file.write_text(
-        'method = "hg-ms"\n' + head.replace("seeds = [7, 8]", "") + tail[tail.index("[sample]") :] + "[for.hg-ms]\n"
+        'method = "hg-ms"\n'
+        + head.replace("seeds = [7, 8]", "")
+        + tail[tail.index("[sample]") :]
+        + "[for.hg-ms]\n"
     )
     with pytest.raises(ConfigError, match=r"\[for\] is for methods of a grid; grid\.toml has one"):
         load(file)
@@ -123,5 +131,9 @@ def test_scores_for_reports_name_what_is_better() -> None:
     }
     assert _scores(content) == {
         "metrics": {"gsm8k_accuracy": 0.75, "mt-bench_score": 6.5, "tuned_held_loss": 1.25},
-        "higher_is_better": {"gsm8k_accuracy": True, "mt-bench_score": True, "tuned_held_loss": False},
+        "higher_is_better": {
+            "gsm8k_accuracy": True,
+            "mt-bench_score": True,
+            "tuned_held_loss": False,
+        },
     }

@@ -1,4 +1,6 @@
-"""Stages on disk, the draw of rows, and losses with their intervals: no model is needed for these."""
+"""Stages on disk, the draw of rows, and losses with their intervals: no model is needed for
+these.
+"""
 
 from __future__ import annotations
 
@@ -36,7 +38,9 @@ def test_a_finished_stage_is_found_by_its_inputs_only(tmp_path: Path) -> None:
     assert again is not None
     assert again.facts == {"value": 1}
     assert StageFolder(name="sample", path=tmp_path / "sample", inputs={"value": 2}).done() is None
-    assert StageFolder(name="finetune", path=tmp_path / "sample", inputs={"value": 1}).done() is None
+    assert (
+        StageFolder(name="finetune", path=tmp_path / "sample", inputs={"value": 1}).done() is None
+    )
 
 
 def test_an_unfinished_stage_is_gone_on_with(tmp_path: Path) -> None:
@@ -67,7 +71,10 @@ def test_other_inputs_never_overwrite_and_come_back_when_they_come_back(tmp_path
     assert done is not None
     assert (done.path / "rows").read_text() == "one"
     assert (tmp_path / f"sample-{second.key[:8]}" / "rows").read_text() == "two"
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["sample", f"sample-{second.key[:8]}"]
+    assert sorted(path.name for path in tmp_path.iterdir()) == [
+        "sample",
+        f"sample-{second.key[:8]}",
+    ]
 
 
 @pytest.mark.parametrize("harm", ["missing", "shorter"])
@@ -90,7 +97,10 @@ def test_the_digest_follows_the_files(tmp_path: Path) -> None:
 def test_a_damaged_manifest_is_named(tmp_path: Path) -> None:
     stage = folder_of(tmp_path, 1)
     (stage.path / "manifest.json").write_text("{")
-    with pytest.raises(CheckpointError, match=r"manifest.json: it is not valid JSON\n  remove the folder .*sample; that stage"):
+    with pytest.raises(
+        CheckpointError,
+        match=r"manifest.json: it is not valid JSON\n  remove the folder .*sample; that stage",
+    ):
         stage.done()
 
 
@@ -98,7 +108,9 @@ def test_a_flipped_bit_in_what_a_stage_wrote_is_named(tmp_path: Path) -> None:
     stage = folder_of(tmp_path, 1, "whole")
     (stage.path / "rows").write_text("whple")
     before = {path.name: path.read_bytes() for path in stage.path.iterdir()}
-    with pytest.raises(CheckpointError, match=r"damaged file .*rows: its contents do not match the recorded sha256") as caught:
+    with pytest.raises(
+        CheckpointError, match=r"damaged file .*rows: its contents do not match the recorded sha256"
+    ) as caught:
         stage.done()
     assert f"remove the folder {stage.path}; that stage is then made again" in str(caught.value)
     assert {path.name: path.read_bytes() for path in stage.path.iterdir()} == before
@@ -107,21 +119,34 @@ def test_a_flipped_bit_in_what_a_stage_wrote_is_named(tmp_path: Path) -> None:
 def test_a_changed_digit_in_a_manifest_is_named(tmp_path: Path) -> None:
     """The facts hold the learned weights: a changed one would draw other rows."""
     path = folder_of(tmp_path, 1).path / "manifest.json"
-    path.write_text(path.read_text().replace('"facts": {\n    "value": 1', '"facts": {\n    "value": 7'))
-    with pytest.raises(CheckpointError, match=r"manifest.json: its contents do not match its own sha256"):
+    path.write_text(
+        path.read_text().replace('"facts": {\n    "value": 1', '"facts": {\n    "value": 7')
+    )
+    with pytest.raises(
+        CheckpointError, match=r"manifest.json: its contents do not match its own sha256"
+    ):
         StageFolder(name="sample", path=tmp_path / "sample", inputs={"value": 1}).done()
 
 
 @pytest.mark.parametrize(
     "text",
-    ["[]", "null", "[[1, 2]]", '{"key": 3}', '{"key": "KEY", "status": "done"}', "[" * 100_000,
-     '{"key": "KEY", "status": "done", "facts": {}, "outputs": {"rows": 3}}'],
+    [
+        "[]",
+        "null",
+        "[[1, 2]]",
+        '{"key": 3}',
+        '{"key": "KEY", "status": "done"}',
+        "[" * 100_000,
+        '{"key": "KEY", "status": "done", "facts": {}, "outputs": {"rows": 3}}',
+    ],
     ids=["list", "null", "pairs", "number", "no-outputs", "nested", "output"],
-)  # fmt: skip
+)
 def test_a_manifest_of_another_shape_is_named(text: str, tmp_path: Path) -> None:
     stage = folder_of(tmp_path, 1)
     (stage.path / "manifest.json").write_text(text.replace("KEY", stage.key))
-    with pytest.raises(CheckpointError, match=r"manifest.json: it (is not valid JSON|does not describe a stage)"):
+    with pytest.raises(
+        CheckpointError, match=r"manifest.json: it (is not valid JSON|does not describe a stage)"
+    ):
         stage.done()
 
 
@@ -135,7 +160,9 @@ def test_an_infinite_setting_is_written_and_read_again(tmp_path: Path) -> None:
 def test_a_folder_of_somebody_else_is_left_alone(tmp_path: Path) -> None:
     (tmp_path / "sample").mkdir()
     (tmp_path / "sample" / "thesis.tex").write_text("mine")
-    with pytest.raises(CheckpointError, match=r"has no manifest.json, so it is none of hgms mix's folders"):
+    with pytest.raises(
+        CheckpointError, match=r"has no manifest.json, so it is none of hgms mix's folders"
+    ):
         StageFolder(name="sample", path=tmp_path / "sample", inputs={}).begin()
     assert (tmp_path / "sample" / "thesis.tex").read_text() == "mine"
 
@@ -151,8 +178,12 @@ def test_rows_are_drawn_without_duplicates_and_whatever_the_order_of_the_sources
     for name, rows in chosen.items():
         assert rows.tolist() == sorted(set(rows.tolist()))
         assert 0 <= int(rows.min()) <= int(rows.max()) < CAPACITY[name]
-    turned = Sample(size=24).draw(dict(reversed(WEIGHTS.items())), dict(reversed(CAPACITY.items())), seed=3)
-    assert {name: rows.tolist() for name, rows in turned.items()} == {name: rows.tolist() for name, rows in chosen.items()}
+    turned = Sample(size=24).draw(
+        dict(reversed(WEIGHTS.items())), dict(reversed(CAPACITY.items())), seed=3
+    )
+    assert {name: rows.tolist() for name, rows in turned.items()} == {
+        name: rows.tolist() for name, rows in chosen.items()
+    }
     other = Sample(size=24).draw(WEIGHTS, CAPACITY, seed=4)
     assert other["a"].tolist() != chosen["a"].tolist()
     assert Sample(size=24, seed=3).draw(WEIGHTS, CAPACITY, seed=99)["a"].equal(chosen["a"])
@@ -167,15 +198,26 @@ def test_a_larger_sample_of_a_source_contains_the_smaller() -> None:
 @settings(max_examples=100, deadline=None)
 @given(st.data())
 def test_the_top_rows_are_those_of_a_sort(data: st.DataObject) -> None:
-    score = st.one_of(st.floats(-5, 5), st.sampled_from([0.0, 1.0, NAN, float("inf"), -float("inf")]))
+    score = st.one_of(
+        st.floats(-5, 5), st.sampled_from([0.0, 1.0, NAN, float("inf"), -float("inf")])
+    )
     scores = {name: data.draw(st.lists(score, max_size=8)) for name in ("b", "a", "c")}
-    listed = [(-value, name, i) for name, values in scores.items() for i, value in enumerate(values) if value == value]
+    listed = [
+        (-value, name, i)
+        for name, values in scores.items()
+        for i, value in enumerate(values)
+        if value == value
+    ]
     if not listed:
         return
     size = data.draw(st.integers(1, len(listed)))
-    done = Sample(size=size).top({name: torch.tensor(values, dtype=torch.float64) for name, values in scores.items()})
+    done = Sample(size=size).top(
+        {name: torch.tensor(values, dtype=torch.float64) for name, values in scores.items()}
+    )
     expected = sorted(listed)[:size]
-    assert sorted((name, int(i)) for name, rows in done.items() for i in rows) == sorted((name, i) for _, name, i in expected)
+    assert sorted((name, int(i)) for name, rows in done.items() for i in rows) == sorted(
+        (name, i) for _, name, i in expected
+    )
     assert list(done) == ["b", "a", "c"]
 
 
@@ -185,7 +227,8 @@ def test_a_ranking_of_too_few_rows_says_what_to_raise() -> None:
         Sample(size=4).top(scores)
     assert str(caught.value) == (
         "sample.size = 4, but the method ranked 3 rows (a 2, b 1)\n"
-        "  raise task.cache (rows a source that are kept for reweighting), lower sample.size to 3 or less, "
+        "  raise task.cache (rows a source that are kept for reweighting), lower sample.size to "
+        "3 or less, "
         "or set sample.allow_fewer = true"
     )
     fewer = Sample(size=4, allow_fewer=True).top(scores)
@@ -193,7 +236,9 @@ def test_a_ranking_of_too_few_rows_says_what_to_raise() -> None:
 
 
 def test_rows_on_disk_are_the_same_bytes_each_time(tmp_path: Path) -> None:
-    rows = [{"source": "a", "row": 3, "position": 1, "messages": [{"role": "user", "content": "Grüße"}]}]
+    rows = [
+        {"source": "a", "row": 3, "position": 1, "messages": [{"role": "user", "content": "Grüße"}]}
+    ]
     write_rows(tmp_path / "one.gz", rows)
     write_rows(tmp_path / "two.gz", rows)
     assert (tmp_path / "one.gz").read_bytes() == (tmp_path / "two.gz").read_bytes()

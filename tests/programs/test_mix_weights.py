@@ -14,7 +14,9 @@ pytestmark = pytest.mark.weights
 
 
 def test_the_demo_on_real_weights_leaves_out_the_blank_answers(tmp_path: Path) -> None:
-    done = CliRunner().invoke(main, ["mix", "--demo", "--model", "smollm2-135m", "--out", str(tmp_path), "--json"])
+    done = CliRunner().invoke(
+        main, ["mix", "--demo", "--model", "smollm2-135m", "--out", str(tmp_path), "--json"]
+    )
     assert done.exit_code == 0, done.output
     result = json.loads(done.stdout)
     [mix] = result["methods"]["hg-ms-mixture"]["mixes"]

@@ -39,7 +39,9 @@ def call(*arguments: str | Path) -> Result:
 
 def written(folder: Path) -> dict[str, str]:
     return {
-        path.relative_to(folder).as_posix(): path.read_text(encoding="utf-8") for path in folder.rglob("*") if path.is_file()
+        path.relative_to(folder).as_posix(): path.read_text(encoding="utf-8")
+        for path in folder.rglob("*")
+        if path.is_file()
     }
 
 
@@ -74,30 +76,49 @@ def test_the_project_is_a_plugin_of_that_name(texts: dict[str, str]) -> None:
     assert project["project"]["name"] == "hgms-my-own"
     assert project["project"]["entry-points"] == {"hgms": {"my-own": "hgms_my_own"}}
     assert project["project"]["dependencies"] == [f"hgms>={'.'.join(__version__.split('.')[:2])}"]
-    assert project["tool"]["hatch"]["build"]["targets"]["wheel"]["only-include"] == ["src/hgms_my_own.py"]
+    assert project["tool"]["hatch"]["build"]["targets"]["wheel"]["only-include"] == [
+        "src/hgms_my_own.py"
+    ]
     assert project["project"]["optional-dependencies"]["test"]
     assert project["project"]["description"] in texts["README.md"]
 
 
-def test_the_module_has_one_component_of_the_kind(kind: str, texts: dict[str, str], site: Site) -> None:
+def test_the_module_has_one_component_of_the_kind(
+    kind: str, texts: dict[str, str], site: Site
+) -> None:
     host = plugins.Host.load([site.module("hgms_my_own", texts["src/hgms_my_own.py"])])
-    (component,) = [item for item in registry.Registry(host).components(kind) if item.plugin.name == "hgms_my_own"]
+    (component,) = [
+        item
+        for item in registry.Registry(host).components(kind)
+        if item.plugin.name == "hgms_my_own"
+    ]
     assert (component.name, component.plugin.status, component.plugin.hooks) == (
-        "my-own", "loaded", (registry.KINDS[kind].hook,),
-    )  # fmt: skip
+        "my-own",
+        "loaded",
+        (registry.KINDS[kind].hook,),
+    )
     assert isinstance(component.target, type)
     assert component.target.__name__ == "MyOwn"
     (api,) = re.findall(r"^hgms_plugin_api = (\d+)$", texts["src/hgms_my_own.py"], re.MULTILINE)
     assert int(api) == PLUGIN_API
 
 
-def test_the_readme_says_where_the_method_is_from_and_what_to_type(kind: str, texts: dict[str, str]) -> None:
+def test_the_readme_says_where_the_method_is_from_and_what_to_type(
+    kind: str, texts: dict[str, str]
+) -> None:
     readme = texts["README.md"]
     headings = re.findall(r"^#+ (.*)$", readme, re.MULTILINE)
     assert headings == ["hgms-my-own", "Source", "Equations", "Deviations"]
-    for command in ("pip install -e '.[test]'", "pytest", "hgms check hgms_my_own:MyOwn", f"hgms describe {kind} my-own"):
+    for command in (
+        "pip install -e '.[test]'",
+        "pytest",
+        "hgms check hgms_my_own:MyOwn",
+        f"hgms describe {kind} my-own",
+    ):
         assert command in readme
-    source = re.search(r"^    Source: (.*?)\n    \"\"\"", texts["src/hgms_my_own.py"], re.MULTILINE | re.DOTALL)
+    source = re.search(
+        r"^    Source: (.*?)\n    \"\"\"", texts["src/hgms_my_own.py"], re.MULTILINE | re.DOTALL
+    )
     assert source is not None
     assert source[1].split(",")[0] in readme
 
@@ -146,12 +167,19 @@ PAIR = {
 }
 
 
-def test_several_components_in_one_distribution(site: Site, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_several_components_in_one_distribution(
+    site: Site, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     done = call("my-two", "--kind", "generator, solvers", "--into", tmp_path)
     assert (done.exit_code, done.stderr) == (0, "")
     first, *rest = done.stdout.splitlines()
-    assert first.endswith("hgms-my-two: a plugin with the candidate generator and the linear solver 'my-two'")
-    assert [line.split("#")[0].strip() for line in rest[-2:]] == ["hgms run run-generator.toml", "hgms run run-solver.toml"]
+    assert first.endswith(
+        "hgms-my-two: a plugin with the candidate generator and the linear solver 'my-two'"
+    )
+    assert [line.split("#")[0].strip() for line in rest[-2:]] == [
+        "hgms run run-generator.toml",
+        "hgms run run-solver.toml",
+    ]
     texts = written(tmp_path / "hgms-my-two")
     assert set(texts) == PAIR
     for place, text in texts.items():
@@ -160,11 +188,19 @@ def test_several_components_in_one_distribution(site: Site, tmp_path: Path, monk
             ast.parse(text)
     project = tomllib.loads(texts["pyproject.toml"])
     assert project["project"]["entry-points"] == {"hgms": {"my-two": "hgms_my_two"}}
-    assert project["tool"]["hatch"]["build"]["targets"]["wheel"]["only-include"] == ["src/hgms_my_two"]
+    assert project["tool"]["hatch"]["build"]["targets"]["wheel"]["only-include"] == [
+        "src/hgms_my_two"
+    ]
     assert project["project"]["description"] in texts["README.md"]
     headings = re.findall(r"^#+ (.*)$", texts["README.md"], re.MULTILINE)
     parts = ["Source", "Equations", "Deviations"]
-    assert headings == ["hgms-my-two", "The candidate generator", *parts, "The linear solver", *parts]
+    assert headings == [
+        "hgms-my-two",
+        "The candidate generator",
+        *parts,
+        "The linear solver",
+        *parts,
+    ]
     for kind, cls in (("generator", "MyTwoGenerator"), ("solver", "MyTwoSolver")):
         assert re.search(rf"^class {cls}:$", texts[f"src/hgms_my_two/{kind}.py"], re.MULTILINE)
         assert "hgms_plugin_api" not in texts[f"src/hgms_my_two/{kind}.py"]
@@ -176,15 +212,20 @@ def test_several_components_in_one_distribution(site: Site, tmp_path: Path, monk
     assert f"hgms_plugin_api = {PLUGIN_API}\n" in texts["src/hgms_my_two/__init__.py"]
     monkeypatch.syspath_prepend(tmp_path / "hgms-my-two" / "src")
     loaded = registry.Registry(plugins.Host.load(["hgms_my_two"]))
-    assert {(item.kind.name, item.name) for item in loaded.components() if item.plugin.name == "hgms_my_two"} == {
-        ("generator", "my-two"), ("solver", "my-two"),
-    }  # fmt: skip
+    assert {
+        (item.kind.name, item.name)
+        for item in loaded.components()
+        if item.plugin.name == "hgms_my_two"
+    } == {("generator", "my-two"), ("solver", "my-two")}
 
 
 @pytest.mark.parametrize(
     ("kinds", "message"),
     [
-        ("solver,generator,solvers", "names 'solver' twice; write each once, such as --kind generator,solver"),
+        (
+            "solver,generator,solvers",
+            "names 'solver' twice; write each once, such as --kind generator,solver",
+        ),
         (",", "--kind ',' names no kind"),
         ("task,solvr", "unknown kind of component 'solvr'; did you mean 'solver'?"),
     ],
@@ -196,7 +237,9 @@ def test_kinds_that_are_refused(site: Site, tmp_path: Path, kinds: str, message:
     assert not (tmp_path / "new").exists()
 
 
-@pytest.mark.parametrize(("name", "kind", "cls"), [("problem", "task", "ProblemTask"), ("none", "solver", "NoneSolver")])
+@pytest.mark.parametrize(
+    ("name", "kind", "cls"), [("problem", "task", "ProblemTask"), ("none", "solver", "NoneSolver")]
+)
 def test_a_class_is_not_called_like_something_the_module_uses(
     site: Site, tmp_path: Path, name: str, kind: str, cls: str
 ) -> None:
@@ -211,12 +254,16 @@ def test_the_two_instances_differ_from_each_other(kind: str, texts: dict[str, st
     (settings,) = re.findall(r"MyOwn\((\w+=[^)]*)\)", texts["tests/test_conformance.py"])
     for setting in settings.split(", "):
         name, _, value = setting.partition("=")
-        field = re.search(rf"^    {name}: .*?default=([^,]+),", texts["src/hgms_my_own.py"], re.MULTILINE)
+        field = re.search(
+            rf"^    {name}: .*?default=([^,]+),", texts["src/hgms_my_own.py"], re.MULTILINE
+        )
         assert field is not None, name
         assert field[1] != value, setting
 
 
-def test_what_a_method_draws_by_its_name_is_good_enough_under_any(site: Site, tmp_path: Path) -> None:
+def test_what_a_method_draws_by_its_name_is_good_enough_under_any(
+    site: Site, tmp_path: Path
+) -> None:
     """Its draws come from a key with its name: the settings of the test must not need luck."""
     settings = TESTED_WITH["method"]
     for number in range(8):
@@ -228,27 +275,55 @@ def test_what_a_method_draws_by_its_name_is_good_enough_under_any(site: Site, tm
 
 
 BAD = [
-    ("My_Solver", "solver", "error: the name 'My_Solver' is not in kebab-case; did you mean 'my-solver'?\n"),
+    (
+        "My_Solver",
+        "solver",
+        "error: the name 'My_Solver' is not in kebab-case; did you mean 'my-solver'?\n",
+    ),
     ("MySolver", "solver", "did you mean 'my-solver'?"),
     ("2fast", "solver", "did you mean 'fast'?"),
     ("42", "solver", "the name '42' is not in kebab-case; write for example 'my-solver'\n"),
     ("a/b", "solver", "did you mean 'a-b'?"),
     ("", "solver", "the name '' is not in kebab-case; write for example 'my-solver'"),
-    ("hgms-mine", "solver", "begins with hgms-, which is put before it anyway; did you mean 'mine'?"),
+    (
+        "hgms-mine",
+        "solver",
+        "begins with hgms-, which is put before it anyway; did you mean 'mine'?",
+    ),
     (
         "mine",
         "solvr",
-        "error: unknown kind of component 'solvr'; did you mean 'solver'?\n  available: generator, hypergradient",
+        (
+            "error: unknown kind of component 'solvr'; did you mean 'solver'?\n"
+            "  available: generator, hypergradient"
+        ),
     ),
     (
         "fast",
         "solver",
-        "error: there is a linear solver 'fast' already, of hgms-fake 3.0\n  choose another name; `hgms describe",
+        (
+            "error: there is a linear solver 'fast' already, of hgms-fake 3.0\n"
+            "  choose another name; `hgms describe"
+        ),
     ),
     ("pipeline", "method", "error: there is a method 'pipeline' already, of hgms "),
-    ("fake", "task", "error: there is a plugin 'fake' already, of hgms-fake 3.0\n  choose another name; `hgms plugins` lists"),
+    (
+        "fake",
+        "task",
+        (
+            "error: there is a plugin 'fake' already, of hgms-fake 3.0\n"
+            "  choose another name; `hgms plugins` lists"
+        ),
+    ),
     ("big-cat", "task", "error: there is a plugin 'Big_Cat' already, of hgms-fake 3.0\n"),
-    ("core", "task", "its module would be hgms_core, and a module of that name can be imported already\n  choose another"),
+    (
+        "core",
+        "task",
+        (
+            "its module would be hgms_core, and a module of that name can be imported already\n"
+            "  choose another"
+        ),
+    ),
     ("bare", "task", "error: a distribution hgms-bare 1.0 is installed already\n"),
 ]
 
@@ -272,7 +347,10 @@ def test_a_folder_with_something_in_it_is_left_alone(site: Site, tmp_path: Path)
     before = written(folder)
     done = call("mine", "--kind", "task", "--into", tmp_path)
     assert done.exit_code == 2
-    assert f"error: {folder} is there already and not empty (.github, .gitignore, CHANGELOG.md, LICENSE, …)" in done.stderr
+    assert (
+        f"error: {folder} is there already and not empty (.github, .gitignore, CHANGELOG.md, "
+        "LICENSE, …)"
+    ) in done.stderr
     assert "choose another name or another folder (--into)" in done.stderr
     assert written(folder) == before
 
@@ -287,7 +365,9 @@ def test_a_file_in_the_way(site: Site, tmp_path: Path) -> None:
     assert "is a file; --into takes a folder" in done.stderr
 
 
-@pytest.mark.parametrize("text", ["already-good", "Weiß & Söhne", "ULA2Chain", "--x--", "snake_case_name"])
+@pytest.mark.parametrize(
+    "text", ["already-good", "Weiß & Söhne", "ULA2Chain", "--x--", "snake_case_name"]
+)
 def test_the_nearest_spelling_is_right(text: str) -> None:
     assert registry.NAME.fullmatch(kebab(text))
 

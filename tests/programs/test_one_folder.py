@@ -1,4 +1,6 @@
-"""One run, one folder: what `hgms compare`, `hgms run` and `hgms mix` make of one configuration and the same data."""
+"""One run, one folder: what `hgms compare`, `hgms run` and `hgms mix` make of one configuration
+and the same data.
+"""
 
 from __future__ import annotations
 
@@ -102,8 +104,16 @@ def test_what_a_mix_learned_is_a_run_of_compare(here: Path, learn_nothing: Any) 
     assert done.exit_code == 0, done.output
     [folder] = folders()
     assert {path.name for path in folder.iterdir()} >= {
-        "config.toml", "summary.json", "mix.toml", "report.json", "scores.json", "certainty", "sample", "finetune", "evaluate"
-    }  # fmt: skip
+        "config.toml",
+        "summary.json",
+        "mix.toml",
+        "report.json",
+        "scores.json",
+        "certainty",
+        "sample",
+        "finetune",
+        "evaluate",
+    }
     learn_nothing()
     compared = compare("--method", "hg-baseline", "--seeds", "1-1", "--json")
     assert compared.exit_code == 0, compared.output
@@ -128,13 +138,19 @@ def test_changed_data_is_another_run(here: Path) -> None:
     # a report counts the newer data, and says so
     runs, [skipped] = scan("runs")
     assert after in [run.path for run in runs]
-    assert (skipped.path, skipped.reason) == (before, f"the task's data have changed since; {after} is the newer run")
+    assert (skipped.path, skipped.reason) == (
+        before,
+        f"the task's data have changed since; {after} is the newer run",
+    )
     write("dots", range(20, 40), "yes")
     assert f"reweight: done before ({before})" in mix("reweight").stderr
 
 
 def test_a_sweep_on_other_data_is_another_sweep(here: Path) -> None:
-    sweep = '[sweep]\nseeds = [9]\ntrials = 2\nbudget = "1 step"\nspace.hg-baseline = { "outer.lr" = [0.1, 0.2] }\n'
+    sweep = (
+        '[sweep]\nseeds = [9]\ntrials = 2\nbudget = "1 step"\n'
+        'space.hg-baseline = { "outer.lr" = [0.1, 0.2] }\n'
+    )
     Path("grid.toml").write_text(GRID + sweep)
     words = ("--method", "hg-baseline", "--seeds", "1-1", "--budget", "1 step")
     assert compare(*words).exit_code == 0
@@ -142,7 +158,10 @@ def test_a_sweep_on_other_data_is_another_sweep(here: Path) -> None:
     write("dots", range(20, 40), "no.")
     refused = compare(*words)
     assert refused.exit_code == 2
-    assert "error: runs/sweeps/source-mixture/hg-baseline holds a sweep with another content of its data\n" in refused.stderr
+    assert (
+        "error: runs/sweeps/source-mixture/hg-baseline holds a sweep with another content of its "
+        "data\n"
+    ) in refused.stderr
 
 
 def test_data_that_are_gone_are_said_and_reports_do_without(here: Path) -> None:
@@ -170,7 +189,16 @@ def test_data_that_are_gone_are_said_and_reports_do_without(here: Path) -> None:
 
 @pytest.mark.extended
 def test_a_mix_that_is_killed_while_it_learns_goes_on_to_the_same_bytes(here: Path) -> None:
-    command = [sys.executable, "-m", "hgms.cli", "mix", "reweight", "grid.toml", "--method", "hg-baseline"]
+    command = [
+        sys.executable,
+        "-m",
+        "hgms.cli",
+        "mix",
+        "reweight",
+        "grid.toml",
+        "--method",
+        "hg-baseline",
+    ]
     sets = ["--set", "budget=40 steps", "--set", "run.checkpoint_seconds=0"]
     assert mix("reweight", *sets, "--out", "whole").exit_code == 0
     [whole] = Path("whole").glob("source-mixture/*/seed-1")
@@ -181,8 +209,11 @@ def test_a_mix_that_is_killed_while_it_learns_goes_on_to_the_same_bytes(here: Pa
     again = mix("reweight", *sets, "--json")
     assert again.exit_code == 0, again.output
     assert "reweight: going on with hg-baseline, 40 outer steps" in again.stderr
-    assert json.loads(again.stdout)["stages"]["reweight"]["processor_seconds"] is None  # nobody counted what was killed
-    ours, theirs = written(folder), written(whole)
+    assert (
+        json.loads(again.stdout)["stages"]["reweight"]["processor_seconds"] is None
+    )  # nobody counted what was killed
+    ours = written(folder)
+    theirs = written(whole)
     for name in ("steps.jsonl", "checkpoint.json", "summary.json"):
         assert ours[name] == theirs[name], name
 

@@ -17,7 +17,7 @@ import pytest
 import torch
 
 from hgms.comparison import compare
-from hgms.config import fingerprint
+from hgms.config.fingerprinting import fingerprint
 from hgms.results import scan
 from hgms.runs.loop import Run
 from hgms.solvers import CG
@@ -40,9 +40,14 @@ def bowl(seed: int = 0, *, rows: int = 6, metrics: bool = True, scale: float = 1
 
     zero = torch.zeros(1, dtype=torch.float64)
     return Problem(
-        theta0={"t": zero}, x0={"x": zero + 1}, g=g, f=f, lower_data=data,
-        upper_data=dict.fromkeys(("differentiate", "select", "stop"), data), **({"evaluate": evaluate} if metrics else {}),
-    )  # fmt: skip
+        theta0={"t": zero},
+        x0={"x": zero + 1},
+        g=g,
+        f=f,
+        lower_data=data,
+        upper_data=dict.fromkeys(("differentiate", "select", "stop"), data),
+        **({"evaluate": evaluate} if metrics else {}),
+    )
 
 
 class Follow:
@@ -51,7 +56,8 @@ class Follow:
     name = "follow"
 
     def __init__(self, rate: float = 0.25, breaks: int | None = None) -> None:
-        self.rate, self.breaks = rate, breaks
+        self.rate = rate
+        self.breaks = breaks
 
     def init(self, problem: Problem, seed: int) -> State:
         return {"theta": dict(problem.theta0), "step": 0, "seed": seed}
@@ -63,7 +69,10 @@ class Follow:
         loss = problem.f(state["theta"], x, problem.upper_data["differentiate"].batch(None))
         [slope] = torch.autograd.grad(loss, [x["x"]])
         theta = {"t": state["theta"]["t"] - self.rate * slope}
-        return {**state, "theta": theta, "step": state["step"] + 1}, {"upper_loss": loss, "oracle_calls": state["step"] + 1}
+        return {**state, "theta": theta, "step": state["step"] + 1}, {
+            "upper_loss": loss,
+            "oracle_calls": state["step"] + 1,
+        }
 
     def result(self, state: State) -> tuple[Tree, Tree]:
         return state["theta"], {"x": state["theta"]["t"]}
@@ -75,12 +84,19 @@ def rows(comparison: Any, table: int = 0) -> dict[str, float]:
 
 
 def test_a_function_of_the_seed_with_methods_by_name_and_of_ones_own(tmp_path: Path) -> None:
-    """The exact method's distance to the optimum after n steps is (1 − 2·rate)ⁿ of that at the start."""
+    """The exact method's distance to the optimum after n steps is (1 − 2·rate)ⁿ of that at the
+    start.
+    """
     methods = {"half": Follow(0.25), "whole": Follow(0.5), "floor": "uniform"}
     comparison = compare(bowl, methods, "3 steps", seeds=3)
     assert comparison.complete
     [results] = comparison.tables
-    assert (results.task, results.metric, results.higher_is_better, results.reference) == ("bowl", "distance", False, "floor")
+    assert (results.task, results.metric, results.higher_is_better, results.reference) == (
+        "bowl",
+        "distance",
+        False,
+        "floor",
+    )
     starts = [float((2 + bowl(seed).lower_data.whole["a"].mean()).abs()) for seed in range(3)]
     means = rows(comparison)
     assert means["half"] == pytest.approx(sum(starts) / 3 / 8)
@@ -88,7 +104,9 @@ def test_a_function_of_the_seed_with_methods_by_name_and_of_ones_own(tmp_path: P
     assert means["floor"] > means["half"]
     assert "paired by seed" in str(comparison)
     found = comparison.result("half", seed=1)
-    torch.testing.assert_close(found.theta["t"], (2 + bowl(1).lower_data.whole["a"].mean()).reshape(1) * 7 / 8)
+    torch.testing.assert_close(
+        found.theta["t"], (2 + bowl(1).lower_data.whole["a"].mean()).reshape(1) * 7 / 8
+    )
     assert comparison.as_dict()["out"] is None
 
 
@@ -101,37 +119,54 @@ def test_the_folder_lives_as_long_as_the_comparison() -> None:
 
 
 def test_several_problems_and_a_task_by_name_in_one_comparison() -> None:
-    comparison = compare({"mine": bowl(), "other": bowl(3), "ridge": "quadratic"}, ["uniform"], "1 steps", seeds=1)
+    comparison = compare(
+        {"mine": bowl(), "other": bowl(3), "ridge": "quadratic"}, ["uniform"], "1 steps", seeds=1
+    )
     assert [results.task for results in comparison.tables] == ["mine", "other", "ridge"]
-    assert [results.task for results in compare([bowl(), bowl(3)], [Follow()], "1 steps", 1).tables] == ["problem", "problem-2"]
+    assert [
+        results.task for results in compare([bowl(), bowl(3)], [Follow()], "1 steps", 1).tables
+    ] == ["problem", "problem-2"]
 
 
 def test_without_metrics_the_upper_loss_on_validation_rows_is_compared() -> None:
     comparison = compare(bowl(metrics=False), {"whole": Follow(0.5)}, "1 steps", seeds=1)
     [results] = comparison.tables
     assert (results.metric, results.higher_is_better) == ("upper_loss", False)
-    assert rows(comparison)["whole"] == pytest.approx(float(bowl().lower_data.whole["a"].var(unbiased=False)))
+    assert rows(comparison)["whole"] == pytest.approx(
+        float(bowl().lower_data.whole["a"].var(unbiased=False))
+    )
     by_loss = compare(bowl(), {"whole": Follow(0.5)}, "1 steps", seeds=1, metric="upper_loss")
     assert rows(by_loss) == pytest.approx(rows(comparison))
 
 
 def test_which_way_is_better_is_said_where_the_name_does_not() -> None:
-    with pytest.raises(ConfigError, match="nothing says whether more or less of 'curious' is better") as caught:
+    with pytest.raises(
+        ConfigError, match="nothing says whether more or less of 'curious' is better"
+    ) as caught:
         compare(bowl(), Follow(), "1 steps", 1, metric="curious")
     assert "higher_is_better=True or False" in str(caught.value)
-    assert compare(bowl(), Follow(), "1 steps", 1, metric="curious", higher_is_better=True).tables[0].higher_is_better
-    with pytest.raises(ConfigError, match="evaluate of 'bowl' gives no metric 'accuracy'; it gives: distance, curious"):
+    assert (
+        compare(bowl(), Follow(), "1 steps", 1, metric="curious", higher_is_better=True)
+        .tables[0]
+        .higher_is_better
+    )
+    with pytest.raises(
+        ConfigError,
+        match="evaluate of 'bowl' gives no metric 'accuracy'; it gives: distance, curious",
+    ):
         compare(bowl, Follow(), "1 steps", 1, metric="accuracy")
 
 
-# --- with a folder -----------------------------------------------------------------------------------------------------
+# --- with a folder
+# --------------------------------------------------------------------------------------------------
 
 
 class Counted:
     """How many steps were carried out."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        self.steps, advance = 0, Run.advance
+        self.steps = 0
+        advance = Run.advance
 
         def counted(run: Run) -> None:
             self.steps += 1
@@ -150,7 +185,9 @@ def test_a_second_call_reads_what_is_finished_and_runs_what_is_new(
     counted = Counted(monkeypatch)
 
     def again(scale: float = 1.0, rate: float = 0.25, seeds: int = 2) -> Any:
-        return compare({"mine": lambda seed: bowl(seed, scale=scale)}, Follow(rate), "2 steps", seeds, tmp_path)
+        return compare(
+            {"mine": lambda seed: bowl(seed, scale=scale)}, Follow(rate), "2 steps", seeds, tmp_path
+        )
 
     first, steps = counted.of(again)
     assert steps == 4
@@ -160,14 +197,18 @@ def test_a_second_call_reads_what_is_finished_and_runs_what_is_new(
     assert not caplog.records
     _, steps = counted.of(lambda: again(scale=3.0))
     assert steps == 4, "another f: nothing of it may be used again"
-    [warning] = [record.getMessage() for record in caplog.records if record.levelno >= logging.WARNING]
+    [warning] = [
+        record.getMessage() for record in caplog.records if record.levelno >= logging.WARNING
+    ]
     assert "holds runs of another task.make: they are not used, follow runs anew" in warning
     assert counted.of(lambda: again(rate=0.5))[1] == 4
     runs, skipped = scan(tmp_path)
     assert (len(runs), skipped) == (7, []), "nothing was lost"
 
 
-def test_a_function_that_makes_another_problem_of_the_same_seed_is_found_out(tmp_path: Path) -> None:
+def test_a_function_that_makes_another_problem_of_the_same_seed_is_found_out(
+    tmp_path: Path,
+) -> None:
     data = tmp_path / "data"
 
     def make(seed: int) -> Problem:
@@ -178,8 +219,13 @@ def test_a_function_that_makes_another_problem_of_the_same_seed_is_found_out(tmp
     assert compare(make, [Follow(), "uniform"], "1 steps", 2, tmp_path / "out").complete
     data.write_text("x")
     again = compare(make, Follow(), "1 steps", 3, tmp_path / "out")
-    assert [(failure.seed, failure.status) for failure in again.failures] == [(0, "damaged"), (1, "damaged")]
-    assert again.failures[0].reason.startswith("it holds a run of another problem (lower_data, upper_data, evaluate)")
+    assert [(failure.seed, failure.status) for failure in again.failures] == [
+        (0, "damaged"),
+        (1, "damaged"),
+    ]
+    assert again.failures[0].reason.startswith(
+        "it holds a run of another problem (lower_data, upper_data, evaluate)"
+    )
     assert again.tables[0].rows[0].metrics["distance"].count == 1, "that of the new seed"
 
 
@@ -190,12 +236,17 @@ def test_a_difference_of_zero_in_every_seed_is_explained_where_it_is_printed() -
     assert "b       floor" in str(first)
     assert "± 0: the same in every seed" in str(first)
     other = compare("quadratic", methods, "2 steps", seeds=2, reference="other")
-    assert other.tables[0].pairs["a", "b"].half_width == 0  # not in the table, which has differences to `other` alone
+    assert (
+        other.tables[0].pairs["a", "b"].half_width == 0
+    )  # not in the table, which has differences to `other` alone
     assert "± 0: the same in every seed" not in str(other)
 
 
 def test_one_problem_for_all_seeds_is_remarked() -> None:
-    line = "problem: the same problem for every seed, so intervals are over the methods' own chance alone"
+    line = (
+        "problem: the same problem for every seed, so intervals are over the methods' own "
+        "chance alone"
+    )
     assert line in str(compare(bowl(), Follow(), "1 steps", seeds=2))
     assert line not in str(compare(bowl, Follow(), "1 steps", seeds=2))
     assert line not in str(compare(bowl(), Follow(), "1 steps", seeds=1))
@@ -209,7 +260,11 @@ def test_what_was_broken_off_goes_on_to_the_same_bytes(tmp_path: Path) -> None:
     compare(bowl, Follow(), "4 steps", 2, tmp_path / "broken")
     names = ("bowl/*/*/steps.jsonl", "bowl/*/*/summary.json")
     kept = [
-        [(path.relative_to(out), path.read_bytes()) for name in names for path in sorted(out.glob(name))]
+        [
+            (path.relative_to(out), path.read_bytes())
+            for name in names
+            for path in sorted(out.glob(name))
+        ]
         for out in (tmp_path / "whole", tmp_path / "broken")
     ]
     assert kept[0] == kept[1]
@@ -217,7 +272,9 @@ def test_what_was_broken_off_goes_on_to_the_same_bytes(tmp_path: Path) -> None:
 
 
 def test_a_run_that_fails_is_a_failure_and_the_others_go_on(tmp_path: Path) -> None:
-    comparison = compare(bowl, {"sound": Follow(), "breaks": Follow(breaks=1)}, "2 steps", 3, tmp_path)
+    comparison = compare(
+        bowl, {"sound": Follow(), "breaks": Follow(breaks=1)}, "2 steps", 3, tmp_path
+    )
     assert "retry_failed=True runs them once more" in str(comparison)
     [failure] = comparison.failures
     assert (failure.method, failure.seed, failure.status) == ("breaks", 1, "failed")
@@ -227,18 +284,26 @@ def test_a_run_that_fails_is_a_failure_and_the_others_go_on(tmp_path: Path) -> N
         comparison.result("breaks", 1)
 
 
-# --- what is refused before anything runs ------------------------------------------------------------------------------
+# --- what is refused before anything runs
+# --------------------------------------------------------------------------------------------------
 
 
-def test_methods_that_cannot_fit_are_refused_with_the_reason(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_methods_that_cannot_fit_are_refused_with_the_reason(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     counted = Counted(monkeypatch)
     whole = bowl()
-    partly = attrs.evolve(whole, upper_data={role: whole.upper_data[role] for role in ("differentiate", "select")})
+    partly = attrs.evolve(
+        whole, upper_data={role: whole.upper_data[role] for role in ("differentiate", "select")}
+    )
     with pytest.raises(ConfigError) as caught:
         compare({"mine": partly}, [Follow(), "uniform", "oracle-clean"], "1 steps", seeds=1)
     message = str(caught.value)
     assert 'or the method keep = "last"' in message
-    assert "method 'uniform' cannot run on task 'mine': it needs validation data for the role `stop`" in message
+    assert (
+        "method 'uniform' cannot run on task 'mine': it needs validation data for the role `stop`"
+        in message
+    )
     assert "a named upper variable `clean` that knows the truth" in message
     assert counted.steps == 0
     assert compare(whole, ["uniform", "validation-only"], "1 steps", seeds=1).complete
@@ -265,7 +330,9 @@ class Once(torch.autograd.Function):
 
 def test_a_loss_without_a_second_derivative_is_known_before_it_runs() -> None:
     problem = attrs.evolve(bowl(), g=lambda theta, x, _: Once.apply(x["x"] - theta["t"]).sum())
-    with pytest.raises(ConfigError, match="it needs a lower loss that is twice differentiable in x"):
+    with pytest.raises(
+        ConfigError, match="it needs a lower loss that is twice differentiable in x"
+    ):
         compare(problem, "hg-ms", "1 steps", seeds=1)
     table = {"name": "hg-implicit", "hypergradient": {"strategy": "difference"}}
     assert compare(problem, table, "1 steps", seeds=1).complete
@@ -274,32 +341,57 @@ def test_a_loss_without_a_second_derivative_is_known_before_it_runs() -> None:
 @pytest.mark.parametrize(
     ("call", "message"),
     [
-        (lambda: compare(3, "uniform", "1 steps"), "expected a Problem, a function seed -> Problem, or a task"),
+        (
+            lambda: compare(3, "uniform", "1 steps"),
+            "expected a Problem, a function seed -> Problem, or a task",
+        ),
         (lambda: compare(bowl, Follow, "1 steps"), "got the class Follow, write Follow(…)"),
         (lambda: compare(bowl, "uniformm", "1 steps"), "did you mean 'uniform'"),
         (lambda: compare(bowl, [Follow(), Follow()], "1 steps"), "two methods are called 'follow'"),
-        (lambda: compare(lambda seed: 3, Follow(), "1 steps"), "gave an int for seed 0, and a comparison needs a Problem"),
+        (
+            lambda: compare(lambda seed: 3, Follow(), "1 steps"),
+            "gave an int for seed 0, and a comparison needs a Problem",
+        ),
         (lambda: compare(bowl, Follow(), "1 steps", jobs=2), "here are objects of this process"),
-        (lambda: compare(bowl, Follow(), "1 steps", run={"device": "cuda"}), "the problem 'bowl' is made in"),
+        (
+            lambda: compare(bowl, Follow(), "1 steps", run={"device": "cuda"}),
+            "the problem 'bowl' is made in",
+        ),
         (lambda: compare(bowl, Follow(), 3), "or a budget like"),
         (lambda: compare(bowl, Follow(), "1 steps", "3"), "got '3'; write 3 @ compare.seeds"),
         (lambda: compare(bowl, [], "1 steps"), "no method is named; give its name"),
         (lambda: compare(bowl, Follow(), "1 steps", run=3), "got 3 @ compare.run"),
-        (lambda: compare(bowl, Follow(), "1 steps", higher_is_better="yes"), "@ compare.higher_is_better"),
-        (lambda: compare(lambda: bowl(), Follow(), "1 steps"), "'problem' is called as problem(seed), and this one takes ()"),
-        (lambda: compare(torch.nn.Linear(1, 1), "uniform", "1 s"), "a comparison needs a Problem\n  write Problem.of_module"),
-        (lambda: compare(bowl, {"name": "hg-ms", "hypergradient": {"solver": CG}}, "1 steps"), "got the class CG; write CG(…)"),
         (
-            lambda: compare(attrs.evolve(bowl(), evaluate=lambda model, _: model(1)), Follow(), "1 steps"),
+            lambda: compare(bowl, Follow(), "1 steps", higher_is_better="yes"),
+            "@ compare.higher_is_better",
+        ),
+        (
+            lambda: compare(lambda: bowl(), Follow(), "1 steps"),
+            "'problem' is called as problem(seed), and this one takes ()",
+        ),
+        (
+            lambda: compare(torch.nn.Linear(1, 1), "uniform", "1 s"),
+            "a comparison needs a Problem\n  write Problem.of_module",
+        ),
+        (
+            lambda: compare(bowl, {"name": "hg-ms", "hypergradient": {"solver": CG}}, "1 steps"),
+            "got the class CG; write CG(…)",
+        ),
+        (
+            lambda: compare(
+                attrs.evolve(bowl(), evaluate=lambda model, _: model(1)), Follow(), "1 steps"
+            ),
             "it is called as evaluate(theta, x), that of a module as evaluate(theta, model)",
         ),
         (lambda: compare({"a b": bowl}, Follow(), "1 steps"), "it names a folder"),
         (
-            lambda: compare(attrs.evolve(bowl(), evaluate=lambda theta, x: 3.0), Follow(), "1 steps"),
+            lambda: compare(
+                attrs.evolve(bowl(), evaluate=lambda theta, x: 3.0), Follow(), "1 steps"
+            ),
             "`evaluate` must return numbers by name, and it returns a float",
         ),
     ],
-)  # fmt: skip
+)
 def test_what_is_wrong_is_said_before_anything_runs(call: Callable[[], Any], message: str) -> None:
     with pytest.raises(ConfigError) as caught:
         call()
@@ -315,7 +407,9 @@ def test_a_sweep_over_the_fields_of_an_object() -> None:
         def init(self, problem: Problem, seed: int) -> State:
             return Follow().init(problem, seed)
 
-        def step(self, problem: Problem, state: State, progress: float) -> tuple[State, dict[str, Any]]:
+        def step(
+            self, problem: Problem, state: State, progress: float
+        ) -> tuple[State, dict[str, Any]]:
             return Follow(self.rate).step(problem, state, progress)
 
         def result(self, state: State) -> tuple[Tree, Tree]:
@@ -327,7 +421,8 @@ def test_a_sweep_over_the_fields_of_an_object() -> None:
     assert rows(comparison)["rated"] == pytest.approx(0.0, abs=1e-12)
 
 
-# --- fingerprints ------------------------------------------------------------------------------------------------------
+# --- fingerprints
+# --------------------------------------------------------------------------------------------------
 
 SCALE = 2.0
 
@@ -336,7 +431,9 @@ def scaled(x: float) -> float:
     return SCALE * x
 
 
-def test_a_fingerprint_knows_values_code_closures_and_globals(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_fingerprint_knows_values_code_closures_and_globals(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     def with_closure(power: int) -> Callable[[float], float]:
         return lambda x: x**power
 
@@ -345,17 +442,45 @@ def test_a_fingerprint_knows_values_code_closures_and_globals(monkeypatch: pytes
     before = fingerprint(scaled)
     monkeypatch.setitem(scaled.__globals__, "SCALE", 3.0)
     distinct = [
-        before, fingerprint(scaled), fingerprint(with_closure(2)), fingerprint(with_closure(3)), fingerprint(model),
-        fingerprint(Follow()), fingerprint(Follow(0.5)), fingerprint(torch.zeros(2)), fingerprint(torch.zeros(2).double()),
-        fingerprint(torch.zeros(1, 2)), fingerprint({"a": 1}), fingerprint({"a": 1.0}), fingerprint(Follow),
-    ]  # fmt: skip
+        before,
+        fingerprint(scaled),
+        fingerprint(with_closure(2)),
+        fingerprint(with_closure(3)),
+        fingerprint(model),
+        fingerprint(Follow()),
+        fingerprint(Follow(0.5)),
+        fingerprint(torch.zeros(2)),
+        fingerprint(torch.zeros(2).double()),
+        fingerprint(torch.zeros(1, 2)),
+        fingerprint({"a": 1}),
+        fingerprint({"a": 1.0}),
+        fingerprint(Follow),
+    ]
     assert len(set(distinct)) == len(distinct)
     with torch.no_grad():
         model.weight.add_(1)
     assert fingerprint(model) != distinct[4]
-    alike = [re.compile("a"), Decimal(1), range(3), deque([1]), torch.nn.Dropout(0.1), lambda: "x", partial(scaled, 1)]
-    other = [re.compile("b"), Decimal(2), range(4), deque([2]), torch.nn.Dropout(0.2), lambda: "y", partial(scaled, 2)]
-    assert [fingerprint(value) for value in alike] == [fingerprint(copy.deepcopy(value)) for value in alike]
+    alike = [
+        re.compile("a"),
+        Decimal(1),
+        range(3),
+        deque([1]),
+        torch.nn.Dropout(0.1),
+        lambda: "x",
+        partial(scaled, 1),
+    ]
+    other = [
+        re.compile("b"),
+        Decimal(2),
+        range(4),
+        deque([2]),
+        torch.nn.Dropout(0.2),
+        lambda: "y",
+        partial(scaled, 2),
+    ]
+    assert [fingerprint(value) for value in alike] == [
+        fingerprint(copy.deepcopy(value)) for value in alike
+    ]
     assert all(fingerprint(a) != fingerprint(b) for a, b in zip(alike, other, strict=True))
     loop: list[Any] = []
     loop.append(loop)

@@ -1,7 +1,8 @@
-"""The core and the programs know no plugin by name: of its components, their fields and metrics none stands there as a string.
+"""The core and the programs know no plugin by name: of its components, their fields and metrics
+none stands there as a string.
 
-A string is a package's own word where the package, or the core, has an identifier of that name. Left out are hgms_mix.stages and the
-demo, which are about certain components, and docstrings.
+A string is a package's own word where the package, or the core, has an identifier of that name.
+Left out are hgms_mix.stages and the demo, which are about certain components, and docstrings.
 """
 
 from __future__ import annotations
@@ -52,18 +53,26 @@ ALLOWED = {
     "hgms.results": {
         "uniform": "the default reference",
         **dict.fromkeys(("validation-only", "oracle-joint"), "the ends of the recovered share"),
-        **dict.fromkeys(("uniform-tilted", "fixed", "oracle-clean"), "roles of runs that are older than their record"),
+        **dict.fromkeys(
+            ("uniform-tilted", "fixed", "oracle-clean"),
+            "roles of runs that are older than their record",
+        ),
         "recovery_error": "the metric of tasks with sources that is about θ alone",
         "exact": "a route of matrix products",
     },
     "hgms.config": {
-        **dict.fromkeys(("learn_start", "mixture", "reference", "tilt"), "defaults of a configuration file"),
+        **dict.fromkeys(
+            ("learn_start", "mixture", "reference", "tilt"), "defaults of a configuration file"
+        ),
         "identity": "a mark of functions that are told apart",
         "last": "a value of keep",
     },
     "hgms.integrations": {"runs": "a folder of trackers"},
     "hgms.runs": {"runs": "the default folder", "scipy": "a library, whose version is recorded"},
-    "hgms_mix.surface": {"fixed": "the method of a mixture that is told", "top": "matplotlib's word"},
+    "hgms_mix.surface": {
+        "fixed": "the method of a mixture that is told",
+        "top": "matplotlib's word",
+    },
     "hgms.testing": {
         "branches": "the part that the kit takes first",
         "penalty": "a variable of the kit's own problems",
@@ -84,7 +93,9 @@ def words_of_plugins() -> set[str]:
     for component in Registry.load().components():
         if component.plugin.name != "core":
             words |= {component.name, *getattr(component.target, "metrics", ())}
-            words |= set() if isinstance(component.target, Composition) else fields_of(component.target)
+            words |= (
+                set() if isinstance(component.target, Composition) else fields_of(component.target)
+            )
     return words - RECORDED
 
 
@@ -92,7 +103,11 @@ def fields_of(cls: type) -> set[str]:
     """The fields of a component, and of the settings in them."""
     names = set()
     for name, hint in type_hints(cls).items():
-        inner = [part for part in (hint, *typing.get_args(hint)) if isinstance(part, type) and attrs.has(part)]
+        inner = [
+            part
+            for part in (hint, *typing.get_args(hint))
+            if isinstance(part, type) and attrs.has(part)
+        ]
         names |= {name}.union(*map(fields_of, inner))
     return names
 
@@ -104,7 +119,9 @@ def trees(package: Path) -> Iterator[tuple[Path, ast.AST]]:
 
 @functools.cache
 def identifiers(package: Path) -> set[str]:
-    """Every name that the package gives to a variable, an attribute, a parameter, a class or a function."""
+    """Every name that the package gives to a variable, an attribute, a parameter, a class or a
+    function.
+    """
     keys = ("id", "attr", "arg", "name", "asname")
     return {
         word
@@ -124,7 +141,9 @@ def strings(tree: ast.AST) -> Iterator[ast.Constant]:
 
 
 def foreign_strings(package: Path) -> Iterator[tuple[str, str]]:
-    """Each string that is a plugin's word and none of the package's own: where it stands, and the word."""
+    """Each string that is a plugin's word and none of the package's own: where it stands, and
+    the word.
+    """
     foreign = words_of_plugins() - identifiers(package) - identifiers(CORE)
     for path, tree in trees(package):
         for node in strings(tree):

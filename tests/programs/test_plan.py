@@ -73,7 +73,9 @@ class Here:
     def carry_out(self, jobs: Iterable[Job], report: Any) -> Iterator[Ending]:
         for job in jobs:
             try:
-                yield Ending(job=job, outcome=called(job.function)(job.arguments, lambda **event: None))
+                yield Ending(
+                    job=job, outcome=called(job.function)(job.arguments, lambda **event: None)
+                )
             except Exception as error:
                 yield Ending(job=job, error=described(error))
 
@@ -110,12 +112,16 @@ def test_a_cell_that_fails_is_named_and_the_others_are_measured(here: Callable[.
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (("--workers", "two"), "--workers two: write numbers of workers"), (("--workers", "0"), "--workers 0: write"),
+        (("--workers", "two"), "--workers two: write numbers of workers"),
+        (("--workers", "0"), "--workers 0: write"),
         (("--ranks", "1,x"), "--ranks 1,x: write numbers of ranks"),
-        (("--methods", "wlak"), "did you mean 'walk'"), (("--scale", "big"), "big"),
+        (("--methods", "wlak"), "did you mean 'walk'"),
+        (("--scale", "big"), "big"),
     ],
-)  # fmt: skip
-def test_bad_input_is_one_message(hgms: Callable[..., Any], words: tuple[str, str], message: str) -> None:
+)
+def test_bad_input_is_one_message(
+    hgms: Callable[..., Any], words: tuple[str, str], message: str
+) -> None:
     done = hgms(*words)
     assert done.exit_code == 2
     assert message in done.stderr
@@ -139,17 +145,24 @@ def test_ranks_are_foretold_by_amdahls_law_from_one_and_two() -> None:
     parted = Parted(one=4.0, two=2.5)  # 1 s is no rank's alone, 3 s are parted
     assert parted.share == 0.75
     assert [parted.step(ranks) for ranks in (1, 2, 3, 6)] == [4.0, 2.5, 2.0, 1.5]
-    assert Parted(one=1.0, two=0.4).step(4) == pytest.approx(0.2), "p is at most 1: faster by luck, and never below 0 s"
+    assert Parted(one=1.0, two=0.4).step(4) == pytest.approx(0.2), (
+        "p is at most 1: faster by luck, and never below 0 s"
+    )
     assert Parted(one=1.0, two=0.4).step(64) > 0
     assert Parted(one=1.0, two=1.5).step(512) == 1.5, "ranks that cost more than they bring"
     cost = Cost(step=9.0, around=2.0, calls=10.0, parted=parted)
     assert cost.seconds_on(3, Budget(outer_steps=10)) == 22.0
     assert cost.seconds_on(3, Budget(oracle_calls=100)) == 22.0
     assert cost.seconds_on(3, Budget(seconds=5.0)) == 7.0
-    assert Cost(step=1.0, parted=Parted(error="it has no parts")).seconds_on(8, Budget(outer_steps=3)) == 3.0
+    assert (
+        Cost(step=1.0, parted=Parted(error="it has no parts")).seconds_on(8, Budget(outer_steps=3))
+        == 3.0
+    )
 
 
-def test_a_method_without_parts_is_planned_but_not_on_ranks(here: Callable[..., Any], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_method_without_parts_is_planned_but_not_on_ranks(
+    here: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr("hgms.comparison.rank_times.cores", lambda: 2)
     shown = here("--ranks", "1,4", "--methods", "walk")
     assert shown.exit_code == 0, shown.stderr
@@ -161,11 +174,17 @@ def test_a_method_without_parts_is_planned_but_not_on_ranks(here: Callable[..., 
 
 @pytest.mark.parametrize(
     ("cores", "setting", "message"),
-    [(1, "run.threads=1", "two ranks of 1 thread need 2 cores, and this process may use 1"),
-     (8, "run.ranks=4", "the grid's runs are on 4 ranks")],
-)  # fmt: skip
+    [
+        (1, "run.threads=1", "two ranks of 1 thread need 2 cores, and this process may use 1"),
+        (8, "run.ranks=4", "the grid's runs are on 4 ranks"),
+    ],
+)
 def test_ranks_that_cannot_be_measured_here_are_one_message(
-    here: Callable[..., Any], monkeypatch: pytest.MonkeyPatch, cores: int, setting: str, message: str
+    here: Callable[..., Any],
+    monkeypatch: pytest.MonkeyPatch,
+    cores: int,
+    setting: str,
+    message: str,
 ) -> None:
     monkeypatch.setattr("hgms.comparison.rank_times.cores", lambda: cores)
     done = here("--ranks", "2", "--set", setting)
@@ -180,9 +199,12 @@ def test_a_step_on_two_ranks_is_measured(tmp_path: Path, monkeypatch: pytest.Mon
     monkeypatch.setattr("hgms.comparison.rank_times.cores", lambda: 2)
     sizes = {"dataset": "digits", "train_size": 256, "validation_size": 64, "test_size": 64}
     table = {
-        "budget": "30 steps", "seeds": 2, "task": {"name": "hyper-cleaning", **sizes}, "method": ["hg-ms"],
+        "budget": "30 steps",
+        "seeds": 2,
+        "task": {"name": "hyper-cleaning", **sizes},
+        "method": ["hg-ms"],
         "run": {"out": str(tmp_path), "threads": 1},
-    }  # fmt: skip
+    }
     told = plan(load(table), Here(), on_ranks=True).as_dict(ranks=(1, 2))
     [pair] = told["pairs"]
     assert pair["parted"]["error"] == ""

@@ -14,7 +14,9 @@ from hgms_core.budget import Budget
 INFO = RunInfo(task="t", method="hg-ms", seed=3, budget=Budget(outer_steps=10))
 
 
-def test_a_log_has_a_line_now_and_then(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_log_has_a_line_now_and_then(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
     clock = [100.0]
     monkeypatch.setattr(progress.time, "monotonic", lambda: clock[0])
     with Progress() as view:
@@ -26,7 +28,9 @@ def test_a_log_has_a_line_now_and_then(capsys: pytest.CaptureFixture[str], monke
     assert lines[0].startswith("hg-ms seed 3: 29 % · step 29 · f 0.5 · 1.0 steps/s")
 
 
-def test_what_is_not_wanted_leaves_no_line(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_is_not_wanted_leaves_no_line(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(progress, "LOG_SECONDS", 0.0)
     with Progress(enabled=False) as view:
         view.watch(INFO, {"step": 1}, 0.1)

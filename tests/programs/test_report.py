@@ -1,4 +1,6 @@
-"""Reports: what is compared and what is refused, the numbers against a second computation, and every format's contents."""
+"""Reports: what is compared and what is refused, the numbers against a second computation, and
+every format's contents.
+"""
 
 from __future__ import annotations
 
@@ -48,7 +50,8 @@ def call(*arguments: str | Path) -> Any:
     return CliRunner().invoke(main, [str(argument) for argument in arguments])
 
 
-# --- what is compared --------------------------------------------------------------------------------------------------
+# --- what is compared
+# --------------------------------------------------------------------------------------------------
 
 
 def test_sections_tell_tasks_apart_by_what_they_differ_in(study: Study) -> None:
@@ -56,7 +59,9 @@ def test_sections_tell_tasks_apart_by_what_they_differ_in(study: Study) -> None:
     assert study.labels == ["baseline", "hg-ms", "lost", "uniform"]
     assert len(study.runs) == 24
     assert {folder.path.name for folder in study.skipped} == {"seed-7", "seed-8", "seed-9"}
-    assert any("not valid JSON" in folder.reason for folder in study.skipped)  # the torn rows of a run with a sound summary
+    assert any(
+        "not valid JSON" in folder.reason for folder in study.skipped
+    )  # the torn rows of a run with a sound summary
 
 
 def test_means_and_differences_are_those_of_the_seeds(study: Study) -> None:
@@ -69,24 +74,32 @@ def test_means_and_differences_are_those_of_the_seeds(study: Study) -> None:
     expected = Interval.of([value - other for value, other in zip(values, floor, strict=True)])
     assert first.difference is not None
     assert first.difference.mean == pytest.approx(expected.mean)
-    assert expected.half_width < first.difference.half_width < 3 * expected.half_width  # of six pairs
+    assert (
+        expected.half_width < first.difference.half_width < 3 * expected.half_width
+    )  # of six pairs
     assert section.pairs["hg-ms", "uniform"] == first.difference
     assert section.pairs["uniform", "hg-ms"].mean == pytest.approx(-expected.mean)
     # of the failed seed nothing is known, so the pair has two
     assert section.pairs["hg-ms", "baseline"].count == 2
 
 
-def test_a_winner_needs_every_interval_to_exclude_zero_and_ten_seeds(study: Study, tmp_path: Path) -> None:
+def test_a_winner_needs_every_interval_to_exclude_zero_and_ten_seeds(
+    study: Study, tmp_path: Path
+) -> None:
     assert study.sections[0].winner is None
     assert study.sections[0].verdict == (
-        "hg-ms has the best mean of the methods, each difference's interval excludes zero, and no winner is marked from so few "
+        "hg-ms has the best mean of the methods, each difference's interval excludes zero, and "
+        "no winner is marked from so few "
         "seeds; the closest is baseline, at a difference of -0.1006 ± 0.0051."
     )
-    unclear, clear = study.sections[1], report.build([write_comparison(tmp_path, seeds=11)]).sections[0]
+    unclear = study.sections[1]
+    clear = report.build([write_comparison(tmp_path, seeds=11)]).sections[0]
     assert clear.winner == "hg-ms"
     assert "ahead of every other method and every floor; the closest is baseline" in clear.verdict
     assert unclear.winner is None
-    assert "is not ahead of uniform, which learns nothing about θ: no gain is shown" in unclear.verdict
+    assert (
+        "is not ahead of uniform, which learns nothing about θ: no gain is shown" in unclear.verdict
+    )
 
 
 def test_a_seed_of_one_configuration_under_two_labels_counts_once(tmp_path: Path) -> None:
@@ -94,9 +107,13 @@ def test_a_seed_of_one_configuration_under_two_labels_counts_once(tmp_path: Path
         write_run(tmp_path, method="uniform", seed=seed, value=0.4 + seed)
         text = CONFIG.format(seed=seed, task="ring", rho=0.4, method="uniform", lr=0.5, steps=3)
         write_run(
-            tmp_path, method="uniform", seed=seed, value=0.4 + seed, path=tmp_path / "ring" / "uniform-last" / f"seed-{seed}",
+            tmp_path,
+            method="uniform",
+            seed=seed,
+            value=0.4 + seed,
+            path=tmp_path / "ring" / "uniform-last" / f"seed-{seed}",
             files={"config.toml": text.replace('label = "none"', 'label = "uniform-last"')},
-        )  # fmt: skip
+        )
     study = report.build([tmp_path])
     (entry,) = study.sections[0].entries
     assert entry.metrics["value"].count == len(study.runs) == 3
@@ -107,7 +124,12 @@ def test_a_seed_of_one_configuration_under_two_labels_counts_once(tmp_path: Path
 def test_worse_than_uniform_is_shown_and_marked(study: Study) -> None:
     marks = {entry.label: entry.mark for entry in study.sections[0].entries}
     assert marks == {"hg-ms": "", "baseline": "", "uniform": "", "lost": "worse than uniform"}
-    assert [entry.label for entry in study.sections[0].entries] == ["hg-ms", "baseline", "lost", "uniform"], "references last"
+    assert [entry.label for entry in study.sections[0].entries] == [
+        "hg-ms",
+        "baseline",
+        "lost",
+        "uniform",
+    ], "references last"
     assert [entry.role for entry in study.sections[0].entries] == ["", "", "", "floor"]
 
 
@@ -183,11 +205,15 @@ def test_variants_of_a_method_are_told_apart(tmp_path: Path) -> None:
 
 
 def test_a_seed_is_counted_once(tmp_path: Path) -> None:
-    """Runs of one method and seed that were carried out differently are two methods, not twice as many seeds."""
+    """Runs of one method and seed that were carried out differently are two methods, not twice
+    as many seeds.
+    """
     for seed in (0, 1):
         write_run(tmp_path, seed=seed, value=0.2)
         path = write_run(tmp_path / "again", seed=seed, value=0.3)
-        (path / "config.toml").write_text((path / "config.toml").read_text().replace("threads = 1", "threads = 2"))
+        (path / "config.toml").write_text(
+            (path / "config.toml").read_text().replace("threads = 1", "threads = 2")
+        )
         write_run(tmp_path, method="uniform", seed=seed)
     section = report.build([tmp_path]).sections[0]
     assert {entry.label: entry.seeds for entry in section.entries} == {
@@ -207,20 +233,27 @@ def test_edited_code_is_no_other_environment(tmp_path: Path) -> None:
     """A report over methods of several plugins holds other code of components in every run."""
     for number, method in enumerate(("a", "b", "c")):
         code = {"code": {f"plugin.{method}": f"{number}" * 8}}
-        write_run(tmp_path, method=method, environment={**code, "before": [{"device": "cpu", "python": "3.11", **code}]})
+        write_run(
+            tmp_path,
+            method=method,
+            environment={**code, "before": [{"device": "cpu", "python": "3.11", **code}]},
+        )
     study = report.build([tmp_path])
     [(environment, _)] = study.sections[0].environments
     assert environment == {"device": "cpu", "python": "3.11"}
     assert "different environments" not in WRITERS[".html"](study)
 
 
-# --- strangers' rows and names -----------------------------------------------------------------------------------------
+# --- strangers' rows and names
+# --------------------------------------------------------------------------------------------------
 
 HOSTILE = "x</script>| <b>a</b>\r# b\n\n# c\x1b[31m\u202e $\\frac{ $ [l](http://e) &lt; *k* ~s~"
 
 
 def rows_with(**fields: Any) -> str:
-    return "".join(json.dumps({"step": step, "metric.value": 0.5, **fields}) + "\n" for step in range(4))
+    return "".join(
+        json.dumps({"step": step, "metric.value": 0.5, **fields}) + "\n" for step in range(4)
+    )
 
 
 @pytest.mark.parametrize(
@@ -231,15 +264,29 @@ def rows_with(**fields: Any) -> str:
         {"steps.jsonl": rows_with(selected=1e300)},
         {"steps.jsonl": rows_with(selected=0.5)},
         {"steps.jsonl": rows_with(gap="x", residual=["x"], iterations={}, outcome=3, selected="x")},
-        {"steps.jsonl": rows_with(gap=1e308, residual=1e308, iterations=10**400, upper_loss=-1e308)},
+        {
+            "steps.jsonl": rows_with(
+                gap=1e308, residual=1e308, iterations=10**400, upper_loss=-1e308
+            )
+        },
         {"steps.jsonl": rows_with(outcome="\ud800", **{'weight.a"b': 0.5, "weight.\ud800": 0.5})},
         {"steps.jsonl": rows_with(task="x", method=3, seed="y", seconds=[1], status={})},
         {"steps.jsonl": ""},
-        {"summary.json": '{"status": "done", "metrics": {"value": 1e308, "other": -1e308}, "oracle_calls": 1e18}'},
+        {
+            "summary.json": (
+                '{"status": "done", "metrics": {"value": 1e308, "other": -1e308}, '
+                '"oracle_calls": 1e18}'
+            )
+        },
         {"resources.json": '{"peak_memory_bytes": 1e18}'},
         {
             "config.toml": CONFIG.format(
-                seed=0, task="ring", rho="1979-05-27", method="halve", lr="[inf, nan, [{a = 1}]]", steps=3
+                seed=0,
+                task="ring",
+                rho="1979-05-27",
+                method="halve",
+                lr="[inf, nan, [{a = 1}]]",
+                steps=3,
             )
         },
     ],
@@ -248,7 +295,9 @@ def test_odd_rows_are_reported_in_every_format(tmp_path: Path, files: dict[str, 
     for seed in (0, 1):
         write_run(tmp_path, method="uniform", seed=seed, rho=0.4)
         path = write_run(tmp_path, seed=seed, value=0.2 + seed, files=files)
-    (path / "config.toml").write_text((path / "config.toml").read_text().replace("seed = 0", "seed = 1"))
+    (path / "config.toml").write_text(
+        (path / "config.toml").read_text().replace("seed = 0", "seed = 1")
+    )
     study = report.build([tmp_path])
     for suffix in report.SUFFIXES:
         report.write(study, tmp_path / f"r{suffix}", steps=suffix == ".parquet")
@@ -274,12 +323,16 @@ def test_a_label_is_text_in_every_format(tmp_path: Path) -> None:
         label = f"label = {json.dumps(HOSTILE)}\ntask_label = {json.dumps('[' + HOSTILE)}"
         (path / "config.toml").write_text(text.replace('label = "none"', label))
         (path.parents[1] / f"halve-{path.parent.name[2:]}" / path.name / "config.toml").write_text(
-            text.replace('"x"', '"halve"').replace('label = "none"', f"task_label = {json.dumps('[' + HOSTILE)}")
+            text.replace('"x"', '"halve"').replace(
+                'label = "none"', f"task_label = {json.dumps('[' + HOSTILE)}"
+            )
         )
     study = report.build([tmp_path])
     assert [entry.label for entry in study.sections[0].entries] == [HOSTILE, "halve"]
     page = markdown(study)
-    assert [line for line in page.splitlines() if line.startswith("#") and "b" in line.split()] == []
+    assert [
+        line for line in page.splitlines() if line.startswith("#") and "b" in line.split()
+    ] == []
     assert not re.search(r"(?<!\\)(?:\\\\)*<(?!br>)", page)
     assert "[l](" not in page
     assert "\x1b" not in page
@@ -287,7 +340,9 @@ def test_a_label_is_text_in_every_format(tmp_path: Path) -> None:
     for text in (page, latex(study), call("report", tmp_path, "--out", tmp_path / "r.tex").output):
         assert not set(text) & set("\x1b\r\u202e")
         assert "halve" in text
-    assert not re.search(r"^ *[\[*]", latex(study), re.MULTILINE)  # after \\\\ it would be an argument
+    assert not re.search(
+        r"^ *[\[*]", latex(study), re.MULTILINE
+    )  # after \\\\ it would be an argument
     assert call("plot", tmp_path, "--out", tmp_path / "r.svg").exit_code == 0
     assert "\x1b" not in (tmp_path / "r.svg").read_text()
 
@@ -310,10 +365,14 @@ def test_a_full_disk_leaves_the_old_report(
     assert list(tmp_path.iterdir()) == [out]
 
 
-# --- curves ------------------------------------------------------------------------------------------------------------
+# --- curves
+# --------------------------------------------------------------------------------------------------
 
 
-@given(st.lists(st.floats(-1e6, 1e6) | st.just(math.nan), min_size=1, max_size=1000), st.integers(4, 400))
+@given(
+    st.lists(st.floats(-1e6, 1e6) | st.just(math.nan), min_size=1, max_size=1000),
+    st.integers(4, 400),
+)
 def test_thinning_keeps_ends_and_extremes(values: list[float], points: int) -> None:
     y = np.array(values)
     kept = curves.thin(y, points)
@@ -350,7 +409,9 @@ def test_a_band_is_the_interval_over_runs_that_hold_their_last_value() -> None:
     assert curve.high is not None
     assert curve.x[-1] == max(x[-1] for x, _ in lines)
     for at, mean, low, high in zip(curve.x, curve.y, curve.low, curve.high, strict=True):
-        held = [[value for place, value in zip(x, y, strict=True) if place <= at][-1] for x, y in lines]
+        held = [
+            [value for place, value in zip(x, y, strict=True) if place <= at][-1] for x, y in lines
+        ]
         interval = Interval.of(held)
         assert mean == pytest.approx(interval.mean)
         assert (low, high) == (
@@ -362,7 +423,8 @@ def test_a_band_is_the_interval_over_runs_that_hold_their_last_value() -> None:
 def test_a_thinned_band_has_no_point_of_its_own() -> None:
     x = np.arange(1000.0)
     lines = [(x, np.random.default_rng(seed).normal(size=1000)) for seed in range(3)]
-    thinned, whole = curves.band(lines, points=400), curves.band(lines, points=10_000)
+    thinned = curves.band(lines, points=400)
+    whole = curves.band(lines, points=10_000)
     assert thinned is not None
     assert whole is not None
     assert len(thinned.x) <= 400
@@ -393,11 +455,16 @@ def test_bins_hold_equal_stretches() -> None:
     np.testing.assert_allclose(curve.y, np.arange(6.0, 101, 10))
 
 
-# --- the page ----------------------------------------------------------------------------------------------------------
+# --- the page
+# --------------------------------------------------------------------------------------------------
 
 
 def embedded(page: str, ident: str) -> Any:
-    return json.loads(re.search(rf'<script type="application/json" id="{ident}">(.*?)</script>', page, re.DOTALL)[1])  # type: ignore[index]
+    return json.loads(
+        re.search(rf'<script type="application/json" id="{ident}">(.*?)</script>', page, re.DOTALL)[
+            1
+        ]
+    )  # type: ignore[index]
 
 
 def test_the_page_is_whole_and_asks_for_nothing(study: Study) -> None:
@@ -408,7 +475,14 @@ def test_the_page_is_whole_and_asks_for_nothing(study: Study) -> None:
     assert "@import" not in body
     assert "url(" not in body
     assert page.count("plotly.js v") == 1
-    for part in ("ring (rho = 0.4)", "worse than uniform", "Pilot sweeps", "Failed runs", "Folders left out", "Environment"):
+    for part in (
+        "ring (rho = 0.4)",
+        "worse than uniform",
+        "Pilot sweeps",
+        "Failed runs",
+        "Folders left out",
+        "Environment",
+    ):
         assert part in body
     assert "the hypergradient is not finite &amp; &lt;lost&gt;" in body
     assert "max-width: 40rem" in body
@@ -429,8 +503,14 @@ def test_every_figure_is_one_that_plotly_accepts(study: Study) -> None:
 
 def test_a_figure_shows_the_curve_of_the_study(study: Study) -> None:
     section = study.sections[0]
-    [figure] = [item for item in figures(section, styles(study), {}) if item["title"] == "Value against oracle calls"]
-    [line] = [item for item in figure["spec"]["data"] if item["name"] == "hg-ms" and "fill" not in item]
+    [figure] = [
+        item
+        for item in figures(section, styles(study), {})
+        if item["title"] == "Value against oracle calls"
+    ]
+    [line] = [
+        item for item in figure["spec"]["data"] if item["name"] == "hg-ms" and "fill" not in item
+    ]
     curve = section.curves("oracle_calls", "value")["hg-ms"]
     np.testing.assert_allclose(line["x"], curve.x, rtol=1e-4)
     np.testing.assert_allclose(line["y"], curve.y, rtol=1e-4)
@@ -447,12 +527,24 @@ def test_a_method_has_the_colour_of_its_name_in_every_report() -> None:
 
     labels = [f"method-{number:02}" for number in range(40)]
     beside = styles(SimpleNamespace(labels=labels))  # type: ignore[arg-type]
-    assert {label: beside[label].colour for label in labels} == {label: alone(label).colour for label in labels}
+    assert {label: beside[label].colour for label in labels} == {
+        label: alone(label).colour for label in labels
+    }
     # of one colour, as many as there are dashes have different ones
     for colour in range(len(LIGHT)):
         dashes = [look.dash for look in beside.values() if look.colour == colour]
         assert len(set(dashes)) == min(len(dashes), 5)
-    known = ["uniform", "hg-ms", "hg-baseline", "hg-implicit", "scalebio", "hg-ms-ula", "v-pbgd", "stocbio", "hg-ms-tilted"]
+    known = [
+        "uniform",
+        "hg-ms",
+        "hg-baseline",
+        "hg-implicit",
+        "scalebio",
+        "hg-ms-ula",
+        "v-pbgd",
+        "stocbio",
+        "hg-ms-tilted",
+    ]
     assert len({alone(label).colour for label in known}) == len(known)
 
 
@@ -487,7 +579,11 @@ def test_bands_of_shares_end_where_shares_do(tmp_path: Path) -> None:
     curve = study.sections[0].entries[0].curves["seconds", "test_accuracy"]
     assert curve.high is not None
     assert curve.high.max() > 1
-    drawn = [figure["spec"] for figure in figures(study.sections[0], styles(study), {}) if "accuracy" in figure["title"]]
+    drawn = [
+        figure["spec"]
+        for figure in figures(study.sections[0], styles(study), {})
+        if "accuracy" in figure["title"]
+    ]
     assert drawn
     for spec in drawn:
         assert all(0 <= y <= 100 for trace in spec["data"] for y in trace["y"])
@@ -501,20 +597,31 @@ def test_names_cannot_break_out_of_the_page(tmp_path: Path) -> None:
     page = WRITERS[".html"](report.build([tmp_path], title="a < b & c"))
     assert hostile not in page
     assert "<title>a &lt; b &amp; c</title>" in page
-    assert any(trace["name"] == hostile for spec in embedded(page, "plots").values() for trace in spec["data"])
+    assert any(
+        trace["name"] == hostile
+        for spec in embedded(page, "plots").values()
+        for trace in spec["data"]
+    )
 
 
-# --- Markdown, LaTeX, Parquet, pictures ---------------------------------------------------------------------------------
+# --- Markdown, LaTeX, Parquet, pictures
+# --------------------------------------------------------------------------------------------------
 
 
 def test_markdown_has_every_table_with_even_rows(study: Study) -> None:
     text = markdown(study)
-    assert text.startswith("# Bilevel methods compared\n\n24 runs, 2 tasks, 4 methods; 1 failed; 3 folders left out.")
+    assert text.startswith(
+        "# Bilevel methods compared\n\n24 runs, 2 tasks, 4 methods; 1 failed; 3 folders left out."
+    )
     blocks = re.findall(r"(?:^\|.*\n)+", text, re.MULTILINE)
-    assert len(blocks) == 1 + 2 * 5 + 1 + 3  # all tasks; each task's own; mean ranks; failed, left out, sweep
+    assert (
+        len(blocks) == 1 + 2 * 5 + 1 + 3
+    )  # all tasks; each task's own; mean ranks; failed, left out, sweep
     for block in blocks:
         assert len({len(re.findall(r"(?<!\\)\|", line)) for line in block.splitlines()}) == 1
-    assert "| **0.10000 ± 0.00099** | **" not in text  # the difference to uniform is no mark of a winner
+    assert (
+        "| **0.10000 ± 0.00099** | **" not in text
+    )  # the difference to uniform is no mark of a winner
     assert re.search(r"\| hg-ms \|  \| 0\.10000 ± 0\.00099 \| −0\.30\d* ± 0\.00\d+ \| 3 \|", text)
     assert "| lost (worse than uniform) |" in text
     assert "12–12" in text
@@ -524,7 +631,12 @@ def test_markdown_has_every_table_with_even_rows(study: Study) -> None:
 def test_latex_is_balanced_and_escaped(study: Study, tmp_path: Path) -> None:
     write_run(tmp_path, method="a_b & c%", value=0.2, metric="test_accuracy")
     for text in (latex(study), latex(report.build([tmp_path]))):
-        assert text.count(r"\begin{table}") == text.count(r"\end{table}") == text.count(r"\begin{tabular}") > 0
+        assert (
+            text.count(r"\begin{table}")
+            == text.count(r"\end{table}")
+            == text.count(r"\begin{tabular}")
+            > 0
+        )
         assert text.count(r"\toprule") == text.count(r"\bottomrule") == text.count(r"\begin{table}")
         lines = text.count("& floor &")  # one before the references of each results table
         assert text.count(r"\midrule") == text.count(r"\begin{table}") + lines
@@ -532,22 +644,35 @@ def test_latex_is_balanced_and_escaped(study: Study, tmp_path: Path) -> None:
         assert bare.count("{") == bare.count("}")
         assert bare.count("$") % 2 == 0
         assert text.isascii()
-        for align, body in re.findall(r"\\begin\{tabular\}\{([lr]+)\}(.*?)\\end\{tabular\}", text, re.DOTALL):
+        for align, body in re.findall(
+            r"\\begin\{tabular\}\{([lr]+)\}(.*?)\\end\{tabular\}", text, re.DOTALL
+        ):
             rows = [line for line in body.splitlines() if line.endswith(r"\\")]
             assert {len(re.findall(r"(?<!\\)&", row)) for row in rows} == {len(align) - 1}
     assert r"a\_b \& c\%" in text
     assert r"\textbf" in latex(study)
 
 
-def test_parquet_holds_a_row_for_each_run_and_on_request_each_step(study: Study, tmp_path: Path) -> None:
+def test_parquet_holds_a_row_for_each_run_and_on_request_each_step(
+    study: Study, tmp_path: Path
+) -> None:
     import pyarrow.parquet as parquet
 
     run_file, step_file = report.write(study, tmp_path / "new" / "r.parquet", steps=True)
     runs = parquet.read_table(run_file).to_pylist()
     assert len(runs) == 24
-    [run] = [row for row in runs if row["method"] == "hg-ms" and row["setting.task.rho"] == "0.4" and row["seed"] == 1]
+    [run] = [
+        row
+        for row in runs
+        if row["method"] == "hg-ms" and row["setting.task.rho"] == "0.4" and row["seed"] == 1
+    ]
     assert run["metric.value"] == 0.10
-    assert (run["status"], run["budget"], run["task_version"], run["oracle_calls"]) == ("done", "12 outer steps", "2", 120)
+    assert (run["status"], run["budget"], run["task_version"], run["oracle_calls"]) == (
+        "done",
+        "12 outer steps",
+        "2",
+        120,
+    )
     assert run["seconds"] == 3.0
     assert run["setting.method.lr"] == "0.5"
     [failed] = [row for row in runs if row["status"] == "failed"]
@@ -555,7 +680,12 @@ def test_parquet_holds_a_row_for_each_run_and_on_request_each_step(study: Study,
     assert "not finite" in failed["error"]
     steps = parquet.read_table(step_file)
     assert steps.num_rows == 24 * 13
-    last = [("task", "=", "ring (rho = 0.4)"), ("method", "=", "hg-ms"), ("seed", "=", 1), ("step", "=", 12)]
+    last = [
+        ("task", "=", "ring (rho = 0.4)"),
+        ("method", "=", "hg-ms"),
+        ("seed", "=", 1),
+        ("step", "=", 12),
+    ]
     [row] = steps.filter(parquet.filters_to_expression(last)).to_pylist()
     assert row["metric.value"] == 0.10
     assert row["outcome"] == "converged"
@@ -563,7 +693,9 @@ def test_parquet_holds_a_row_for_each_run_and_on_request_each_step(study: Study,
     assert steps.filter(parquet.filters_to_expression([("step", "=", 0)]))["gap"].null_count == 24
 
 
-@pytest.mark.parametrize(("suffix", "head"), [(".svg", b"<?xml"), (".png", b"\x89PNG"), (".pdf", b"%PDF")])
+@pytest.mark.parametrize(
+    ("suffix", "head"), [(".svg", b"<?xml"), (".png", b"\x89PNG"), (".pdf", b"%PDF")]
+)
 def test_pictures_for_papers(comparison: Path, tmp_path: Path, suffix: str, head: bytes) -> None:
     path = tmp_path / "new" / f"curves{suffix}"
     done = call("plot", comparison, "--out", path)
@@ -577,12 +709,15 @@ def test_pictures_for_papers(comparison: Path, tmp_path: Path, suffix: str, head
         assert path.read_bytes() == written  # no date, no random names
 
 
-# --- named sources -----------------------------------------------------------------------------------------------------
+# --- named sources
+# --------------------------------------------------------------------------------------------------
 
 
 @pytest.fixture(scope="module")
 def mixtures(tmp_path_factory: pytest.TempPathFactory) -> Study:
-    return report.build([write_mixtures(tmp_path_factory.mktemp("mixtures"), sources=10)], separate=True)
+    return report.build(
+        [write_mixtures(tmp_path_factory.mktemp("mixtures"), sources=10)], separate=True
+    )
 
 
 def of(study: Study, budget: str) -> report.Section:
@@ -591,7 +726,9 @@ def of(study: Study, budget: str) -> report.Section:
 
 
 def cells(table: tables.Table) -> list[list[str]]:
-    return [[cell.text + (f" [{cell.note}]" if cell.note else "") for cell in row] for row in table.rows]
+    return [
+        [cell.text + (f" [{cell.note}]" if cell.note else "") for cell in row] for row in table.rows
+    ]
 
 
 def by_title(section: report.Section, ident: str) -> tables.Table:
@@ -605,7 +742,11 @@ def test_the_final_mixture_is_the_mean_of_what_the_seeds_returned(mixtures: Stud
     assert first.mean == pytest.approx(0.9)
     assert first.half_width == pytest.approx(Interval.of([0.89, 0.90, 0.91]).half_width)
     rows = {row[0]: row[1:] for row in cells(by_title(section, "mixture"))}
-    assert rows["hg-ms"] == ["source-0 0.900 ± 0.025; source-1 0.050 ± 0.025; source-2 0.006 ± 0.000", "0.044", "3"]
+    assert rows["hg-ms"] == [
+        "source-0 0.900 ± 0.025; source-1 0.050 ± 0.025; source-2 0.006 ± 0.000",
+        "0.044",
+        "3",
+    ]
     assert rows["uniform"] == ["uniform, each 0.100", "0.000", "3"]
     # means would hide that one seed went the other way
     assert rows["scalebio"][0].endswith("[largest by seed: source-9 2×, source-0 1×]")
@@ -616,9 +757,13 @@ def test_the_final_mixture_is_the_mean_of_what_the_seeds_returned(mixtures: Stud
         assert math.fsum(row[column].sort for row in every.rows) == pytest.approx(1)  # type: ignore[misc]
     results = by_title(section, "results")
     assert "recovery error ↓" in results.columns
-    assert not any("− uniform" in column for column in results.columns), "losses of x say nothing of who is ahead"
+    assert not any("− uniform" in column for column in results.columns), (
+        "losses of x say nothing of who is ahead"
+    )
     assert section.winner is None
-    assert section.verdict.startswith("No verdict: all but the mixture is of the x that each method trained its weights with")
+    assert section.verdict.startswith(
+        "No verdict: all but the mixture is of the x that each method trained its weights with"
+    )
     judged = of(report.build(mixtures.sources, metrics=["recovery_error"], separate=True), "3600 s")
     assert judged.verdict.startswith("hg-ms has the best mean of the methods")
 
@@ -635,14 +780,20 @@ def test_what_seeds_say_of_weights_is_said_of_methods_that_learn_them(mixtures: 
     certain = section.mixtures["hg-ms"].certainty
     assert certain.effects[0].low < 0.9 < certain.effects[0].high
     turned = {row[1]: row[-1] for row in rows if row[0] == "scalebio"}
-    assert {turned[f"source-{number}"] for number in (0, 1, 8, 9)} == {"cannot be told"}  # one of its seeds went the other way
+    assert {turned[f"source-{number}"] for number in (0, 1, 8, 9)} == {
+        "cannot be told"
+    }  # one of its seeds went the other way
 
 
 def test_a_single_seed_has_weights_without_an_interval(tmp_path: Path) -> None:
     write_mixtures(tmp_path, budgets=[3600.0])
     for path in tmp_path.glob("source-mixture/*/seed-[12]"):
         (path / "summary.json").unlink()
-    [row] = [row for row in cells(by_title(report.build([tmp_path]).sections[0], "mixture")) if row[0] == "hg-ms"]
+    [row] = [
+        row
+        for row in cells(by_title(report.build([tmp_path]).sections[0], "mixture"))
+        if row[0] == "hg-ms"
+    ]
     assert row[1] == "source-0 0.890; source-1 0.060; source-2 0.017"
 
 
@@ -657,13 +808,24 @@ def test_the_ledger_groups_methods_by_budget(mixtures: Study) -> None:
     assert ledger.rows[0][5].strong
     assert not ledger.rows[2][5].strong
     body = latex(mixtures).split("tab:sources-ledger-0", 1)[1]
-    assert re.findall(r"\\(midrule|toprule|bottomrule)|^ +(\S+) (?:\S.*?)?& (\d h) &", body, re.MULTILINE) == [
-        ("toprule", "", ""), ("midrule", "", ""),
-        ("", "hg-ms", "1 h"), ("", "scalebio", "1 h"), ("", "uniform", "1 h"), ("midrule", "", ""),
-        ("", "hg-ms", "9 h"), ("", "scalebio", "9 h"), ("", "uniform", "9 h"), ("bottomrule", "", ""),
-    ]  # fmt: skip
+    assert re.findall(
+        r"\\(midrule|toprule|bottomrule)|^ +(\S+) (?:\S.*?)?& (\d h) &", body, re.MULTILINE
+    ) == [
+        ("toprule", "", ""),
+        ("midrule", "", ""),
+        ("", "hg-ms", "1 h"),
+        ("", "scalebio", "1 h"),
+        ("", "uniform", "1 h"),
+        ("midrule", "", ""),
+        ("", "hg-ms", "9 h"),
+        ("", "scalebio", "9 h"),
+        ("", "uniform", "9 h"),
+        ("bottomrule", "", ""),
+    ]
     page = WRITERS[".html"](mixtures)
-    assert page.count('<tr class="group">') == 3  # before the references of each budget's results, too
+    assert (
+        page.count('<tr class="group">') == 3
+    )  # before the references of each budget's results, too
     assert 'href="#ledgers"' in page
     assert "## Budget ledger: source-mixture" in markdown(mixtures)
 
@@ -672,7 +834,14 @@ def test_a_method_that_failed_everywhere_keeps_its_row(tmp_path: Path) -> None:
     write_mixtures(tmp_path, budgets=[3600.0])
     for path in tmp_path.glob("source-mixture/scalebio-*/seed-*/summary.json"):
         path.write_text(
-            json.dumps({**json.loads(path.read_text()), "status": "failed", "error": "out of memory", "metrics": {}})
+            json.dumps(
+                {
+                    **json.loads(path.read_text()),
+                    "status": "failed",
+                    "error": "out of memory",
+                    "metrics": {},
+                }
+            )
         )
     [ledger] = tables.ledgers(report.build([tmp_path]))
     assert cells(ledger)[1] == ["scalebio [3 failed]", "1 h", "–", "–", "–", "–"]
@@ -689,8 +858,13 @@ def test_mixture_pictures_add_up_to_one_and_end_where_the_table_does(mixtures: S
 
     section = of(mixtures, "32400 s")
     shown = figures(section, styles(mixtures), source_colours(mixtures))
-    drawn = {figure["title"]: figure["spec"] for figure in shown if figure["title"].startswith("Mixture")}
-    assert list(drawn) == ["Mixture over time: hg-ms", "Mixture over time: scalebio"]  # the uniform one does not move
+    drawn = {
+        figure["title"]: figure["spec"] for figure in shown if figure["title"].startswith("Mixture")
+    }
+    assert list(drawn) == [
+        "Mixture over time: hg-ms",
+        "Mixture over time: scalebio",
+    ]  # the uniform one does not move
     for title, spec in drawn.items():
         graph_objects.Figure(spec)
         areas = {trace["name"]: np.array(trace["y"]) for trace in spec["data"]}
@@ -703,7 +877,10 @@ def test_mixture_pictures_add_up_to_one_and_end_where_the_table_does(mixtures: S
                 assert values[-1] == pytest.approx(mixture.weights[source].mean, rel=1e-4)
         assert len({trace["meta"]["colour"] for trace in spec["data"]}) == 8
         assert all(trace["x"] == spec["data"][0]["x"] for trace in spec["data"])
-    colours = [{trace["name"]: trace["meta"]["colour"] for trace in spec["data"]} for spec in drawn.values()]
+    colours = [
+        {trace["name"]: trace["meta"]["colour"] for trace in spec["data"]}
+        for spec in drawn.values()
+    ]
     assert colours[0] == colours[1]
 
 
@@ -723,9 +900,17 @@ def test_parquet_and_json_hold_the_mixture(mixtures: Study, tmp_path: Path) -> N
 
     runs, steps = report.write(mixtures, tmp_path / "r.parquet", steps=True)
     rows = parquet.read_table(runs).to_pylist()
-    [run] = [row for row in rows if row["method"] == "hg-ms" and row["seed"] == 2 and row["budget"] == "3600 s"]
+    [run] = [
+        row
+        for row in rows
+        if row["method"] == "hg-ms" and row["seed"] == 2 and row["budget"] == "3600 s"
+    ]
     assert run["weight.source-0"] == pytest.approx(0.91)
-    assert (run["step_forward_tokens"], run["step_backward_tokens"], run["seconds_per_step"]) == (1000.0, 500.0, 60.0)
+    assert (run["step_forward_tokens"], run["step_backward_tokens"], run["seconds_per_step"]) == (
+        1000.0,
+        500.0,
+        60.0,
+    )
     assert run["metric.recovery_error"] == 0.0
     [failed] = [row for row in rows if row["status"] == "failed"]
     assert failed["weight.source-0"] is failed["step_forward_tokens"] is None
@@ -739,7 +924,8 @@ def test_parquet_and_json_hold_the_mixture(mixtures: Study, tmp_path: Path) -> N
 
 
 def test_a_picture_of_the_mixture(tmp_path: Path, comparison: Path) -> None:
-    folder, out = write_mixtures(tmp_path / "runs", budgets=[3600.0]), tmp_path / "m.svg"
+    folder = write_mixtures(tmp_path / "runs", budgets=[3600.0])
+    out = tmp_path / "m.svg"
     done = call("plot", folder, "--mixture", "--out", out)
     assert done.exit_code == 0, done.output
     text = out.read_text()
@@ -752,7 +938,9 @@ def test_a_picture_of_the_mixture(tmp_path: Path, comparison: Path) -> None:
 
 def test_reports_without_named_sources_have_none_of_it(study: Study) -> None:
     assert tables.ledgers(study) == []
-    assert not any(entry.mixture or entry.tokens for section in study.sections for entry in section.entries)
+    assert not any(
+        entry.mixture or entry.tokens for section in study.sections for entry in section.entries
+    )
     text = markdown(study)
     assert not any(word in text for word in ("mixture", "ledger", "tokens"))
 
@@ -760,12 +948,15 @@ def test_reports_without_named_sources_have_none_of_it(study: Study) -> None:
 def test_a_weight_that_is_a_word_damages_the_run(tmp_path: Path) -> None:
     write_mixtures(tmp_path, budgets=[3600.0])
     path = next(tmp_path.glob("source-mixture/hg-ms-*/seed-0")) / "steps.jsonl"
-    path.write_text(re.sub(r'"weight.source-1": [0-9.]+', '"weight.source-1": "much"', path.read_text()))
+    path.write_text(
+        re.sub(r'"weight.source-1": [0-9.]+', '"weight.source-1": "much"', path.read_text())
+    )
     [skipped] = report.build([tmp_path]).skipped
     assert "words where weight.source-1 belong" in skipped.reason
 
 
-# --- the command -------------------------------------------------------------------------------------------------------
+# --- the command
+# --------------------------------------------------------------------------------------------------
 
 
 def test_the_command_says_what_it_wrote_and_left_out(comparison: Path, tmp_path: Path) -> None:
@@ -811,11 +1002,17 @@ def one_run(*options: str) -> Callable[[Path], list[str | Path]]:
         (one_run("--reference", "halv"), "unknown method 'halv'; did you mean 'halve'?"),
         (one_run("--out", "report.docx"), "the suffix of report.docx is '.docx'"),
         (one_run("--out", "report"), "report has no suffix"),
-        (one_run("--out", "report.md", "--steps"), "--steps adds the rows of every step to a Parquet report only"),
+        (
+            one_run("--out", "report.md", "--steps"),
+            "--steps adds the rows of every step to a Parquet report only",
+        ),
     ],
 )
 def test_bad_input(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, make: Callable[[Path], list[str | Path]], expected: str
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    make: Callable[[Path], list[str | Path]],
+    expected: str,
 ) -> None:
     monkeypatch.chdir(tmp_path)
     done = call("report", *make(tmp_path / "runs"))
@@ -834,7 +1031,13 @@ def test_bad_input(
     ],
 )
 def test_a_missing_extra_is_named(
-    comparison: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, command: str, out: str, module: str, extra: str
+    comparison: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    command: str,
+    out: str,
+    module: str,
+    extra: str,
 ) -> None:
     for name in [name for name in sys.modules if name.split(".")[0] == module]:
         monkeypatch.delitem(sys.modules, name)
@@ -849,7 +1052,10 @@ def test_real_runs(tmp_path: Path) -> None:
     from hgms.runs import RunConfig, run_config
 
     for task in ("quadratic", "sphere"):
-        for method in ({"name": "hg-ms", "generator": {"steps": 5}}, {"name": "uniform", "generator": {"steps": 5}}):
+        for method in (
+            {"name": "hg-ms", "generator": {"steps": 5}},
+            {"name": "uniform", "generator": {"steps": 5}},
+        ):
             for seed in (0, 1):
                 table = {
                     "task": task,
@@ -861,11 +1067,17 @@ def test_real_runs(tmp_path: Path) -> None:
                 run_config(RunConfig.from_dict(table))
     study = report.build([tmp_path / "runs"])
     assert study.skipped == []
-    assert {section.task: section.metric for section in study.sections} == {"quadratic": "value", "sphere": "upper_gap"}
+    assert {section.task: section.metric for section in study.sections} == {
+        "quadratic": "value",
+        "sphere": "upper_gap",
+    }
     for section in study.sections:
         assert section.higher is False
         assert section.version == "1"
-        assert {entry.label: entry.seeds for entry in section.entries} == {"hg-ms": [0, 1], "uniform": [0, 1]}
+        assert {entry.label: entry.seeds for entry in section.entries} == {
+            "hg-ms": [0, 1],
+            "uniform": [0, 1],
+        }
         [diagnosis] = [entry for entry in section.entries if entry.label == "hg-ms"]
         assert sum(diagnosis.branches.values()) == sum(diagnosis.outcomes.values()) == 8
         assert diagnosis.gap is not None
@@ -878,13 +1090,25 @@ def test_real_runs(tmp_path: Path) -> None:
     assert "hg-ms" in (tmp_path / "r.md").read_text()
 
 
-def test_references_stand_apart_in_every_format_and_ranks_say_when_they_say_nothing(tmp_path: Path) -> None:
+def test_references_stand_apart_in_every_format_and_ranks_say_when_they_say_nothing(
+    tmp_path: Path,
+) -> None:
     """Four methods and two references; over one task with four seeds, then over three tasks."""
-    means = {"hg-ms": 0.1, "other": 0.2, "third": 0.25, "validation-only": 0.3, "uniform": 0.4, "oracle-joint": 0.05}
+    means = {
+        "hg-ms": 0.1,
+        "other": 0.2,
+        "third": 0.25,
+        "validation-only": 0.3,
+        "uniform": 0.4,
+        "oracle-joint": 0.05,
+    }
     for rho, method, seed in itertools.product((0.4, 0.6, 0.8), means, range(4)):
         noise = 0.001 * ((seed * (3 + len(method))) % 7)
-        write_run(tmp_path / str(rho), rho=rho, method=method, seed=seed, value=means[method] + noise)
-    few, enough = report.build([tmp_path / "0.4"]), report.build([tmp_path])
+        write_run(
+            tmp_path / str(rho), rho=rho, method=method, seed=seed, value=means[method] + noise
+        )
+    few = report.build([tmp_path / "0.4"])
+    enough = report.build([tmp_path])
     [section] = few.sections
     assert [entry.label for entry in section.entries] == [*list(means)[:5], "oracle-joint"]
     assert [entry.role for entry in section.entries] == ["", "", "", "floor", "floor", "ceiling"]

@@ -24,19 +24,39 @@ def config() -> str:
 
 
 def write(folder: Path, seed: int = 0, rho: float = 0.4, **files: Any) -> Path:
-    """A finished run of three steps; ``files`` lays other texts over its files (``summary_json=…``), None leaves one out."""
-    path = folder if folder.name.startswith("seed-") else folder / "ring" / "halve-0123abcd" / f"seed-{seed}"
-    return write_run(folder, seed=seed, rho=rho, path=path, files={key.replace("_", "."): text for key, text in files.items()})
+    """A finished run of three steps; ``files`` lays other texts over its files
+    (``summary_json=…``), None leaves one out.
+    """
+    path = (
+        folder
+        if folder.name.startswith("seed-")
+        else folder / "ring" / "halve-0123abcd" / f"seed-{seed}"
+    )
+    return write_run(
+        folder,
+        seed=seed,
+        rho=rho,
+        path=path,
+        files={key.replace("_", "."): text for key, text in files.items()},
+    )
 
 
 def test_a_run_tells_what_it_was(tmp_path: Path) -> None:
     summary = '{"status": "done", "outer_steps": 3, "metrics": {"value": 0.25, "bad": null}}'
-    path = write(tmp_path, seed=7, resources_json='{"peak_memory_bytes": 1024}', summary_json=summary)
+    path = write(
+        tmp_path, seed=7, resources_json='{"peak_memory_bytes": 1024}', summary_json=summary
+    )
     [run], skipped = scan(tmp_path)
     assert skipped == []
     assert run.path == path
     assert (run.task_name, run.task_label, run.task_version) == ("ring", "ring", "2")
-    assert (run.method_name, run.label, run.hash, run.seed, run.budget) == ("halve", "halve", "0123abcd", 7, "3 outer steps")
+    assert (run.method_name, run.label, run.hash, run.seed, run.budget) == (
+        "halve",
+        "halve",
+        "0123abcd",
+        7,
+        "3 outer steps",
+    )
     assert run.status == "done"
     assert run.error is None
     assert run.metrics["value"] == 0.25
@@ -51,24 +71,44 @@ def test_labels_of_the_author_come_before_names(tmp_path: Path) -> None:
     text = config().replace('label = "none"', 'label = "mine"\ntask_label = "ring at 0.4"')
     write(tmp_path, config_toml=text)
     [run], _ = scan(tmp_path)
-    assert (run.label, run.task_label, run.method_name, run.task_name) == ("mine", "ring at 0.4", "halve", "ring")
+    assert (run.label, run.task_label, run.method_name, run.task_name) == (
+        "mine",
+        "ring at 0.4",
+        "halve",
+        "ring",
+    )
 
 
 @pytest.mark.parametrize("fast", [True, False])
-def test_columns_with_and_without_the_fast_reader(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, fast: bool) -> None:
+def test_columns_with_and_without_the_fast_reader(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, fast: bool
+) -> None:
     if fast:
         pytest.importorskip("msgspec", reason="the extra report is not installed")
     else:
         monkeypatch.setattr("hgms.results.columns._decoder", lambda wanted: None)
     rows = ['{"step": 0, "metric.value": 1}'] + [
-        f'{{"step": {step}, "gap": {step / 8}, "outcome": "converged", "residual": [0.1, 0.3], "metric.value": 0.5}}'
+        (
+            f'{{"step": {step}, "gap": {step / 8}, "outcome": "converged", "residual": [0.1, 0.3], '
+            '"metric.value": 0.5}'
+        )
         for step in (1, 2, 3)
     ]
     path = write(tmp_path, steps_jsonl="\n".join(rows) + "\n")
     with (path / "steps.jsonl").open("a") as stream:
         stream.write('{"step": 4, "gap": 0')  # killed while appending
-    columns = read_run(path).columns(["seconds", "gap", "outcome", "residual", "metric.value", "nobody"])
-    assert list(columns) == ["step", "seconds", "gap", "outcome", "residual", "metric.value", "nobody"]
+    columns = read_run(path).columns(
+        ["seconds", "gap", "outcome", "residual", "metric.value", "nobody"]
+    )
+    assert list(columns) == [
+        "step",
+        "seconds",
+        "gap",
+        "outcome",
+        "residual",
+        "metric.value",
+        "nobody",
+    ]
     np.testing.assert_array_equal(columns["step"], [0, 1, 2, 3])
     np.testing.assert_array_equal(columns["seconds"], [0, 0.25, 0.5, 0.75])
     np.testing.assert_array_equal(columns["gap"], [np.nan, 1 / 8, 2 / 8, 3 / 8])
@@ -78,8 +118,12 @@ def test_columns_with_and_without_the_fast_reader(tmp_path: Path, monkeypatch: p
 
 
 def test_a_step_without_its_time_has_none(tmp_path: Path) -> None:
-    path = write(tmp_path, timings_jsonl='{"step": 0, "seconds": 0.0}\n{"step": 2, "seconds": 0.5}\n')
-    np.testing.assert_array_equal(read_run(path).columns(["seconds"])["seconds"], [0, np.nan, 0.5, np.nan])
+    path = write(
+        tmp_path, timings_jsonl='{"step": 0, "seconds": 0.0}\n{"step": 2, "seconds": 0.5}\n'
+    )
+    np.testing.assert_array_equal(
+        read_run(path).columns(["seconds"])["seconds"], [0, np.nan, 0.5, np.nan]
+    )
 
 
 def test_a_damaged_line_is_named(tmp_path: Path) -> None:
@@ -104,26 +148,52 @@ def binary(path: Path) -> None:
         (binary, "config.toml is not text"),
         (lambda path: write(path, config_toml=None), "config.toml is missing"),
         (lambda path: write(path, config_toml="seed = ["), "config.toml is not valid TOML"),
-        (lambda path: write(path, config_toml="seed = 0\n"), "config.toml does not describe a run: it lacks 'task'"),
         (
-            lambda path: write(path, config_toml=config().replace("outer_steps = 3", "outer_steps = 0")),
+            lambda path: write(path, config_toml="seed = 0\n"),
+            "config.toml does not describe a run: it lacks 'task'",
+        ),
+        (
+            lambda path: write(
+                path, config_toml=config().replace("outer_steps = 3", "outer_steps = 0")
+            ),
             "config.toml does not describe a run: 'outer_steps' must be a whole number > 0",
         ),
-        (lambda path: write(path, summary_json=None), "the run is not finished: no summary.json yet, 3 steps so far"),
-        (lambda path: write(path, summary_json='{"status": "done'), "summary.json is not valid JSON"),
-        (lambda path: write(path, summary_json='{"status": "done", "metrics": [1]}'), "'metrics' is no table of numbers: [1]"),
-        (lambda path: write(path, summary_json='{"status": "done", "metrics": {"a": "x"}}'), "'metrics.a' is no number: x"),
-        (lambda path: write(path, summary_json='{"status": "done", "outer_steps": true}'), "'outer_steps' is no number: True"),
+        (
+            lambda path: write(path, summary_json=None),
+            "the run is not finished: no summary.json yet, 3 steps so far",
+        ),
+        (
+            lambda path: write(path, summary_json='{"status": "done'),
+            "summary.json is not valid JSON",
+        ),
+        (
+            lambda path: write(path, summary_json='{"status": "done", "metrics": [1]}'),
+            "'metrics' is no table of numbers: [1]",
+        ),
+        (
+            lambda path: write(path, summary_json='{"status": "done", "metrics": {"a": "x"}}'),
+            "'metrics.a' is no number: x",
+        ),
+        (
+            lambda path: write(path, summary_json='{"status": "done", "outer_steps": true}'),
+            "'outer_steps' is no number: True",
+        ),
         (lambda path: write(path, env_json='{"task": 3}'), "env.json: 'task' does not hold"),
-        (lambda path: write(path, resources_json='{"peak_memory_bytes": "x"}'), "'peak_memory_bytes' is no number: x"),
+        (
+            lambda path: write(path, resources_json='{"peak_memory_bytes": "x"}'),
+            "'peak_memory_bytes' is no number: x",
+        ),
         (lambda path: write(path, summary_json="[1]"), "summary.json does not hold an object"),
         (lambda path: write(path, summary_json="{}"), "summary.json has no status"),
         (lambda path: write(path, steps_jsonl=None), "steps.jsonl is missing"),
         (lambda path: write(path, env_json="{"), "env.json is not valid JSON"),
     ],
 )
-def test_what_is_not_a_run_is_named_and_left_out(tmp_path: Path, make: Callable[[Path], object], reason: str) -> None:
-    good, bad = write(tmp_path / "good"), tmp_path / "bad" / "seed-0"
+def test_what_is_not_a_run_is_named_and_left_out(
+    tmp_path: Path, make: Callable[[Path], object], reason: str
+) -> None:
+    good = write(tmp_path / "good")
+    bad = tmp_path / "bad" / "seed-0"
     make(bad)
     runs, [skipped] = scan(tmp_path)
     assert [run.path for run in runs] == [good]
@@ -132,7 +202,11 @@ def test_what_is_not_a_run_is_named_and_left_out(tmp_path: Path, make: Callable[
 
 
 def test_a_failed_run_is_a_result(tmp_path: Path) -> None:
-    write(tmp_path, summary_json='{"status": "failed", "error": "it grew", "metrics": {}}', steps_jsonl=None)
+    write(
+        tmp_path,
+        summary_json='{"status": "failed", "error": "it grew", "metrics": {}}',
+        steps_jsonl=None,
+    )
     [run], skipped = scan(tmp_path)
     assert (run.status, run.error, skipped) == ("failed", "it grew", [])
 
@@ -150,7 +224,9 @@ def test_copies_count_once(tmp_path: Path) -> None:
 def test_trials_of_a_sweep_are_kept_apart(tmp_path: Path) -> None:
     write(tmp_path)
     write(tmp_path / "sweeps" / "ring" / "halve", seed=3)
-    (tmp_path / "sweeps" / "ring" / "halve" / "sweep.json").write_text('{"trials": [], "chosen": 0}')
+    (tmp_path / "sweeps" / "ring" / "halve" / "sweep.json").write_text(
+        '{"trials": [], "chosen": 0}'
+    )
     (tmp_path / "sweeps" / "broken").mkdir()
     (tmp_path / "sweeps" / "broken" / "sweep.json").write_text("{")
     runs, skipped = scan(tmp_path)
@@ -187,11 +263,14 @@ def test_names_tell_equal_labels_apart() -> None:
     assert difference([{"a": 1}, {"a": 1}]) == []
 
 
-# --- mixes -------------------------------------------------------------------------------------------------------------
+# --- mixes
+# --------------------------------------------------------------------------------------------------
 
 
 def test_the_stages_of_a_mix_are_no_runs(tmp_path: Path) -> None:
-    folder = write_run(tmp_path, path=tmp_path / "source-mixture" / "halve-0a1b2c3d" / "seed-3", seed=3)
+    folder = write_run(
+        tmp_path, path=tmp_path / "source-mixture" / "halve-0a1b2c3d" / "seed-3", seed=3
+    )
     for stage in ("sample", "finetune", "finetune-99aabbcc"):
         (folder / stage).mkdir()
         (folder / stage / "env.json").write_text("{}")
@@ -209,7 +288,10 @@ def test_a_mix_of_an_older_version_is_named_with_the_place_of_its_run(tmp_path: 
 
 
 def test_scores_of_a_tuned_model_stand_beside_the_run_s_metrics(tmp_path: Path) -> None:
-    scores = {"metrics": {"gsm8k_accuracy": 0.7, "tuned_loss": None}, "higher_is_better": {"gsm8k_accuracy": True}}
+    scores = {
+        "metrics": {"gsm8k_accuracy": 0.7, "tuned_loss": None},
+        "higher_is_better": {"gsm8k_accuracy": True},
+    }
     write_run(tmp_path, files={"scores.json": json.dumps(scores)})
     [run], _ = scan(tmp_path)
     assert run.metrics["gsm8k_accuracy"] == 0.7
@@ -226,7 +308,8 @@ def test_scores_that_are_none_damage_the_run(tmp_path: Path, scores: str) -> Non
     assert "scores.json" in skipped.reason
 
 
-# --- strangers' folders ------------------------------------------------------------------------------------------------
+# --- strangers' folders
+# --------------------------------------------------------------------------------------------------
 
 
 def secret(path: Path) -> None:
@@ -272,8 +355,14 @@ DEEP = "[" * 100_000
         (pipe, "env.json is no regular file"),
         (directory, "env.json"),
         (large, "env.json is larger than 2 MiB"),
-        (lambda path: write(path, config_toml=config() + f"x = {DEEP}"), "config.toml is nested too deeply"),
-        (lambda path: write(path, config_toml=config() + "a" + ".a" * 100_000 + " = 1"), "config.toml is nested too deeply"),
+        (
+            lambda path: write(path, config_toml=config() + f"x = {DEEP}"),
+            "config.toml is nested too deeply",
+        ),
+        (
+            lambda path: write(path, config_toml=config() + "a" + ".a" * 100_000 + " = 1"),
+            "config.toml is nested too deeply",
+        ),
         (
             lambda path: write(path, config_toml=config() + "x = " + "9" * 5000),
             "config.toml is not valid TOML: Exceeds the limit",
@@ -282,22 +371,43 @@ DEEP = "[" * 100_000
             lambda path: write(path, config_toml=config() + "x = 0x" + "f" * 5000),
             "config.toml holds a whole number of more than",
         ),
-        (lambda path: write(path, config_toml=config() + "x" * 2**20), "config.toml is larger than 512 KiB"),
-        (lambda path: write(path, config_toml=config().replace("seed = 0", "seed = 1.5")), "'seed' is no whole number: 1.5"),
+        (
+            lambda path: write(path, config_toml=config() + "x" * 2**20),
+            "config.toml is larger than 512 KiB",
+        ),
+        (
+            lambda path: write(path, config_toml=config().replace("seed = 0", "seed = 1.5")),
+            "'seed' is no whole number: 1.5",
+        ),
         (
             lambda path: write(path, config_toml=config().replace('"none"', f'"{"x" * 1000}"')),
             "a name has more than 300 characters",
         ),
         (lambda path: write(path, env_json=f'{{"x": {DEEP}'), "env.json is nested too deeply"),
-        (lambda path: write(path, env_json='{"x": ' + "[" * 100 + "]" * 100 + "}"), "env.json is nested too deeply"),
-        (lambda path: write(path, env_json='{"x": ' + "9" * 400 + "}"), "env.json holds a whole number of more than 64 bits"),
-        (lambda path: write(path, env_json='{"x": ' + "9" * 5000 + "}"), "env.json is not valid JSON"),
-        (lambda path: write(path, env_json='{"x": "\\ud800"}'), "env.json holds text that is not Unicode"),
+        (
+            lambda path: write(path, env_json='{"x": ' + "[" * 100 + "]" * 100 + "}"),
+            "env.json is nested too deeply",
+        ),
+        (
+            lambda path: write(path, env_json='{"x": ' + "9" * 400 + "}"),
+            "env.json holds a whole number of more than 64 bits",
+        ),
+        (
+            lambda path: write(path, env_json='{"x": ' + "9" * 5000 + "}"),
+            "env.json is not valid JSON",
+        ),
+        (
+            lambda path: write(path, env_json='{"x": "\\ud800"}'),
+            "env.json holds text that is not Unicode",
+        ),
         (
             lambda path: write(path, env_json='{"task": {"metrics": {"value": "false"}}}'),
             "'value' is better where it is higher is",
         ),
-        (lambda path: write(path, summary_json=f'{{"status": {DEEP}'), "summary.json is nested too deeply"),
+        (
+            lambda path: write(path, summary_json=f'{{"status": {DEEP}'),
+            "summary.json is nested too deeply",
+        ),
         (
             lambda path: write(path, summary_json='{"status": "done", "outer_steps": 1.5}'),
             "'outer_steps' is no whole number: 1.5",
@@ -310,14 +420,21 @@ DEEP = "[" * 100_000
             lambda path: write(path, summary_json='{"status": "done", "cost": {"a": 1e999}}'),
             "'cost.a' is no number that counts",
         ),
-        (lambda path: write(path, summary_json='{"status": "failed", "error": {}}'), "summary.json: 'error' is no text"),
-        (lambda path: write(path, summary_json='{"status": "' + "x" * 10**6 + '"}'), "has no status 'done' or 'failed': 'xxx"),
+        (
+            lambda path: write(path, summary_json='{"status": "failed", "error": {}}'),
+            "summary.json: 'error' is no text",
+        ),
+        (
+            lambda path: write(path, summary_json='{"status": "' + "x" * 10**6 + '"}'),
+            "has no status 'done' or 'failed': 'xxx",
+        ),
     ],
 )
 def test_one_stranger_s_folder_is_left_out_with_a_short_reason(
     tmp_path: Path, make: Callable[[Path], object], reason: str
 ) -> None:
-    good, bad = write(tmp_path / "good"), tmp_path / "bad" / "seed-0"
+    good = write(tmp_path / "good")
+    bad = tmp_path / "bad" / "seed-0"
     bad.parent.mkdir()
     make(bad)
     runs, [skipped] = scan(tmp_path)
@@ -346,7 +463,12 @@ def test_a_digit_that_flipped_in_a_summary_is_seen(tmp_path: Path) -> None:
 
 
 def test_numbers_that_no_double_holds_are_not_finite(tmp_path: Path) -> None:
-    path = write(tmp_path, summary_json='{"status": "done", "metrics": {"a": 1e999, "b": -Infinity, "c": NaN, "d": 1e308}}')
+    path = write(
+        tmp_path,
+        summary_json=(
+            '{"status": "done", "metrics": {"a": 1e999, "b": -Infinity, "c": NaN, "d": 1e308}}'
+        ),
+    )
     stored = read_run(path).metrics
     assert stored.pop("d") == 1e308
     assert all(map(math.isnan, stored.values()))
@@ -355,7 +477,9 @@ def test_numbers_that_no_double_holds_are_not_finite(tmp_path: Path) -> None:
 @pytest.mark.parametrize("name", ['a"b', "a\\b", "a\nb", "a\x01b"])
 def test_a_source_of_any_name_is_read(tmp_path: Path, name: str) -> None:
     """The fast reader takes no such names."""
-    rows = "".join(json.dumps({"step": step, f"weight.{name}": step / 4}) + "\n" for step in range(4))
+    rows = "".join(
+        json.dumps({"step": step, f"weight.{name}": step / 4}) + "\n" for step in range(4)
+    )
     columns = read_run(write(tmp_path, steps_jsonl=rows)).columns([f"weight.{name}"])
     np.testing.assert_array_equal(columns[f"weight.{name}"], [0, 0.25, 0.5, 0.75])
 
@@ -363,13 +487,26 @@ def test_a_source_of_any_name_is_read(tmp_path: Path, name: str) -> None:
 @pytest.mark.parametrize(
     ("value", "expected"),
     [
-        ("1e999", math.nan), ("9" * 400, math.nan), ("9" * 4000, math.nan), ("[[1, [2]], 3]", 3.0), ("[1, 1e999]", 1.0),
-        ("[" * 200 + "5" + "]" * 200, 5.0), ("{}", math.nan), ("[]", math.nan), ("1e308", 1e308), ('["a", 2]', 2.0),
+        ("1e999", math.nan),
+        ("9" * 400, math.nan),
+        ("9" * 4000, math.nan),
+        ("[[1, [2]], 3]", 3.0),
+        ("[1, 1e999]", 1.0),
+        ("[" * 200 + "5" + "]" * 200, 5.0),
+        ("{}", math.nan),
+        ("[]", math.nan),
+        ("1e308", 1e308),
+        ('["a", 2]', 2.0),
     ],
-)  # fmt: skip
+)
 @pytest.mark.parametrize("everywhere", [True, False])
-def test_odd_values_in_rows_are_numbers_or_none(tmp_path: Path, value: str, expected: float, everywhere: bool) -> None:
-    rows = [f'{{"step": {step}, "gap": {value if everywhere or step == 1 else 0.5}}}' for step in range(3)]
+def test_odd_values_in_rows_are_numbers_or_none(
+    tmp_path: Path, value: str, expected: float, everywhere: bool
+) -> None:
+    rows = [
+        f'{{"step": {step}, "gap": {value if everywhere or step == 1 else 0.5}}}'
+        for step in range(3)
+    ]
     column = read_run(write(tmp_path, steps_jsonl="\n".join(rows) + "\n")).columns(["gap"])["gap"]
     assert column.dtype == float
     np.testing.assert_array_equal(column, [expected] * 3 if everywhere else [0.5, expected, 0.5])
@@ -377,11 +514,17 @@ def test_odd_values_in_rows_are_numbers_or_none(tmp_path: Path, value: str, expe
 
 def test_words_that_look_like_numbers_are_words(tmp_path: Path) -> None:
     rows = "".join(f'{{"step": {step}, "outcome": "{step}"}}\n' for step in range(3))
-    assert read_run(write(tmp_path, steps_jsonl=rows)).columns(["outcome"])["outcome"].tolist() == ["0", "1", "2"]
+    assert read_run(write(tmp_path, steps_jsonl=rows)).columns(["outcome"])["outcome"].tolist() == [
+        "0",
+        "1",
+        "2",
+    ]
 
 
 def lines(name: str, *values: object) -> str:
-    return "".join(json.dumps({"step": step, name: value}) + "\n" for step, value in enumerate(values))
+    return "".join(
+        json.dumps({"step": step, name: value}) + "\n" for step, value in enumerate(values)
+    )
 
 
 @pytest.mark.parametrize(
@@ -391,19 +534,48 @@ def lines(name: str, *values: object) -> str:
             {"steps_jsonl": lines("gap", 1, 2, 3) * 2},
             "line 4 of steps.jsonl: step 0 follows step 2, as if two runs were written",
         ),
-        ({"steps_jsonl": '{"step": 0}\n{"step": 0}\n'}, "line 2 of steps.jsonl: step 0 follows step 0"),
-        ({"steps_jsonl": '{"step": 0}\n{"gap": 0}\n'}, "line 2 of steps.jsonl has no number of a step"),
-        ({"steps_jsonl": '{"step": 0}\n{"step": 1.5}\n'}, "line 2 of steps.jsonl has no number of a step"),
-        ({"steps_jsonl": '{"step": -1}\n{"step": 1}\n'}, "line 1 of steps.jsonl has no number of a step"),
-        ({"steps_jsonl": '{"step": "0"}\n{"step": "1"}\n'}, "line 1 of steps.jsonl has no number of a step"),
-        ({"steps_jsonl": lines("oracle_calls", 0, 5, 4)}, "steps.jsonl: the oracle calls of later steps are fewer"),
-        ({"timings_jsonl": lines("seconds", 0, 5, 4, 6)}, "timings.jsonl: the seconds of later steps are fewer"),
-        ({"timings_jsonl": lines("seconds", 0, 1, "2", 3)}, "timings.jsonl holds words where seconds belong"),
-        ({"timings_jsonl": lines("seconds", 0, "1")}, "timings.jsonl holds words where seconds belong"),
+        (
+            {"steps_jsonl": '{"step": 0}\n{"step": 0}\n'},
+            "line 2 of steps.jsonl: step 0 follows step 0",
+        ),
+        (
+            {"steps_jsonl": '{"step": 0}\n{"gap": 0}\n'},
+            "line 2 of steps.jsonl has no number of a step",
+        ),
+        (
+            {"steps_jsonl": '{"step": 0}\n{"step": 1.5}\n'},
+            "line 2 of steps.jsonl has no number of a step",
+        ),
+        (
+            {"steps_jsonl": '{"step": -1}\n{"step": 1}\n'},
+            "line 1 of steps.jsonl has no number of a step",
+        ),
+        (
+            {"steps_jsonl": '{"step": "0"}\n{"step": "1"}\n'},
+            "line 1 of steps.jsonl has no number of a step",
+        ),
+        (
+            {"steps_jsonl": lines("oracle_calls", 0, 5, 4)},
+            "steps.jsonl: the oracle calls of later steps are fewer",
+        ),
+        (
+            {"timings_jsonl": lines("seconds", 0, 5, 4, 6)},
+            "timings.jsonl: the seconds of later steps are fewer",
+        ),
+        (
+            {"timings_jsonl": lines("seconds", 0, 1, "2", 3)},
+            "timings.jsonl holds words where seconds belong",
+        ),
+        (
+            {"timings_jsonl": lines("seconds", 0, "1")},
+            "timings.jsonl holds words where seconds belong",
+        ),
         ({"steps_jsonl": '{"step": 0}\n' + DEEP + "\n"}, "line 2 of steps.jsonl is not valid JSON"),
     ],
 )
-def test_rows_that_no_run_wrote_are_refused(tmp_path: Path, files: dict[str, str], reason: str) -> None:
+def test_rows_that_no_run_wrote_are_refused(
+    tmp_path: Path, files: dict[str, str], reason: str
+) -> None:
     run = read_run(write(tmp_path, **files))
     with pytest.raises(CheckpointError) as caught:
         run.columns(["seconds", "oracle_calls"])
@@ -412,11 +584,20 @@ def test_rows_that_no_run_wrote_are_refused(tmp_path: Path, files: dict[str, str
 
 @pytest.mark.parametrize("last", ['"x"', "[]", "9" * 400, "null", "1e999"])
 def test_a_clock_that_is_none(tmp_path: Path, last: str) -> None:
-    assert math.isnan(read_run(write(tmp_path, timings_jsonl=f'{{"step": 0, "seconds": {last}}}\n')).seconds)
+    assert math.isnan(
+        read_run(write(tmp_path, timings_jsonl=f'{{"step": 0, "seconds": {last}}}\n')).seconds
+    )
 
 
 @pytest.mark.parametrize(
-    "text", ['{"trials": 3}', '{"trials": [3]}', '{"trials": [{"values": [1]}]}', '{"trials": [{"loss": "x"}]}', "[" * 10**5]
+    "text",
+    [
+        '{"trials": 3}',
+        '{"trials": [3]}',
+        '{"trials": [{"values": [1]}]}',
+        '{"trials": [{"loss": "x"}]}',
+        "[" * 10**5,
+    ],
 )
 def test_a_sweep_that_is_none_is_left_out(tmp_path: Path, text: str) -> None:
     (tmp_path / "sweeps").mkdir()
@@ -435,11 +616,15 @@ def test_text_for_a_terminal_holds_nothing_that_it_obeys() -> None:
 @pytest.mark.parametrize(
     ("names", "reason"),
     [
-        ([".lease", ".mix.lease", ".lock"], "the folder is empty"), (["mix.toml", ".mix.lease"], "before it had learned"),
-        (["reweight"], "made it before 0.7"), (["notes.txt"], "it holds no run files"),
+        ([".lease", ".mix.lease", ".lock"], "the folder is empty"),
+        (["mix.toml", ".mix.lease"], "before it had learned"),
+        (["reweight"], "made it before 0.7"),
+        (["notes.txt"], "it holds no run files"),
     ],
-)  # fmt: skip
-def test_a_folder_without_a_run_says_what_it_is(tmp_path: Path, names: list[str], reason: str) -> None:
+)
+def test_a_folder_without_a_run_says_what_it_is(
+    tmp_path: Path, names: list[str], reason: str
+) -> None:
     for name in names:
         (tmp_path / name).touch()
     with pytest.raises(CheckpointError, match=reason):

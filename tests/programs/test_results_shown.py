@@ -22,7 +22,9 @@ class Halve:
     def init(self, problem: Problem, seed: int) -> dict[str, Any]:
         return {"x": dict(problem.x0)}
 
-    def step(self, problem: Problem, state: dict[str, Any], progress: float) -> tuple[dict[str, Any], dict[str, Any]]:
+    def step(
+        self, problem: Problem, state: dict[str, Any], progress: float
+    ) -> tuple[dict[str, Any], dict[str, Any]]:
         x = state["x"]["x"] / 2
         return {"x": {"x": x}}, {"upper_loss": x.sum(), "scores": x[:2]}
 
@@ -32,16 +34,27 @@ class Halve:
 
 def result(**more: Any) -> RunResult:
     problem = Problem(
-        theta0={}, x0={"x": torch.ones(1000)}, g=lambda t, x, b: x["x"].sum(), f=lambda t, x, b: x["x"].sum(),
+        theta0={},
+        x0={"x": torch.ones(1000)},
+        g=lambda t, x, b: x["x"].sum(),
+        f=lambda t, x, b: x["x"].sum(),
         evaluate=lambda theta, x: {"test_accuracy": float(x["x"][0]) / 2},
-    )  # fmt: skip
+    )
     return run(Halve(), problem, Budget(outer_steps=3), **more)
 
 
 @pytest.fixture(scope="module")
 def comparison(tmp_path_factory: pytest.TempPathFactory) -> Comparison:
     out = tmp_path_factory.mktemp("shown") / "runs"
-    return compare(["quadratic"], ["uniform", "hg-baseline"], "2 steps", seeds=2, out=out, jobs=0, progress=False)
+    return compare(
+        ["quadratic"],
+        ["uniform", "hg-baseline"],
+        "2 steps",
+        seeds=2,
+        out=out,
+        jobs=0,
+        progress=False,
+    )
 
 
 def test_a_result_is_short() -> None:
@@ -56,7 +69,8 @@ def test_a_result_is_short() -> None:
 
 def test_a_result_as_a_frame_a_picture_and_a_report(tmp_path: Path) -> None:
     pytest.importorskip("pandas")
-    kept, done = result(folder=tmp_path / "kept"), result()
+    kept = result(folder=tmp_path / "kept")
+    done = result()
     frame = done.to_frame()
     assert frame["step"].tolist() == [0, 1, 2, 3]
     assert frame["upper_loss"].tolist()[1:] == [500.0, 250.0, 125.0]
@@ -66,7 +80,10 @@ def test_a_result_as_a_frame_a_picture_and_a_report(tmp_path: Path) -> None:
     png, size = done.plot()._repr_png_()
     assert png.startswith(b"\x89PNG")
     assert size["width"] > 300
-    texts = [shown.report(tmp_path / "out" / f"{number}.md").read_text() for number, shown in enumerate((kept, done))]
+    texts = [
+        shown.report(tmp_path / "out" / f"{number}.md").read_text()
+        for number, shown in enumerate((kept, done))
+    ]
     results = [text.partition("### Outer steps")[0] for text in texts]  # what follows has seconds
     assert "| halve | 6.25 |" in results[0]
     assert results[0] == results[1]
@@ -80,7 +97,9 @@ def test_a_comparison_is_short_and_shows_its_differences(comparison: Comparison)
     assert all(line.split(":")[0] in page for line in comparison.remarks)
 
 
-def test_a_comparison_as_a_frame_a_picture_and_a_report(comparison: Comparison, tmp_path: Path) -> None:
+def test_a_comparison_as_a_frame_a_picture_and_a_report(
+    comparison: Comparison, tmp_path: Path
+) -> None:
     pytest.importorskip("pandas")
     frame = comparison.to_frame()
     assert len(frame) == 4
@@ -97,7 +116,15 @@ def test_a_comparison_as_a_frame_a_picture_and_a_report(comparison: Comparison, 
 
 
 def test_other_runs_beside_them_are_no_part_of_it(comparison: Comparison, tmp_path: Path) -> None:
-    more = compare(["quadratic"], ["hg-baseline"], "3 steps", seeds=1, out=comparison.grid.out, jobs=0, progress=False)
+    more = compare(
+        ["quadratic"],
+        ["hg-baseline"],
+        "3 steps",
+        seeds=1,
+        out=comparison.grid.out,
+        jobs=0,
+        progress=False,
+    )
     assert "2 outer steps" not in more.report(tmp_path / "more.md").read_text()
     assert "3 outer steps" not in comparison.report(tmp_path / "report.md").read_text()
 
@@ -108,9 +135,12 @@ def test_a_comparison_of_own_problems_in_memory_shows_the_same(tmp_path: Path) -
     def problem(seed: int) -> Problem:
         start = torch.full((4,), 1.0 + seed)
         return Problem(
-            theta0={}, x0={"x": start}, g=lambda t, x, b: x["x"].sum(), f=lambda t, x, b: x["x"].sum(),
+            theta0={},
+            x0={"x": start},
+            g=lambda t, x, b: x["x"].sum(),
+            f=lambda t, x, b: x["x"].sum(),
             evaluate=lambda theta, x: {"error": float(x["x"][0])},
-        )  # fmt: skip
+        )
 
     shown = compare({"mine": problem}, {"halve": Halve(), "again": Halve()}, "3 steps", seeds=2)
     assert "none" in repr(shown).splitlines()[-1]

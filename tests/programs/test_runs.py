@@ -21,7 +21,16 @@ from helpers import run_files
 
 from hgms.comparison.usage import cuda_for, measured
 from hgms.results import read_run, scan
-from hgms.runs import DiskError, Interrupted, RunFolder, RunSettings, device_called, pack, run, unpack
+from hgms.runs import (
+    DiskError,
+    Interrupted,
+    RunFolder,
+    RunSettings,
+    device_called,
+    pack,
+    run,
+    unpack,
+)
 from hgms.runs.loop import Clock
 from hgms.runs.provenance import _git
 from hgms_core import CheckpointError, ConfigError, NumericalError, Problem, RunInfo, State
@@ -32,7 +41,9 @@ from hgms_core.host import Host
 
 @frozen(kw_only=True)
 class Descent:
-    """Gradient descent on f with noise and momentum: a Method whose state has tensors, numbers, lists and None."""
+    """Gradient descent on f with noise and momentum: a Method whose state has tensors, numbers,
+    lists and None.
+    """
 
     name = "descent"
     # how a test disturbs it is no part of what it computes, so no part of its configuration
@@ -41,7 +52,14 @@ class Descent:
     interrupts_at: int | None = field(default=None, metadata={"toml": False})
 
     def init(self, problem: Problem, seed: int) -> State:
-        return {"seed": seed, "step": 0, "x": dict(problem.x0), "memory": {"m": torch.zeros(2)}, "best": None, "list": [1, 2.5]}
+        return {
+            "seed": seed,
+            "step": 0,
+            "x": dict(problem.x0),
+            "memory": {"m": torch.zeros(2)},
+            "best": None,
+            "list": [1, 2.5],
+        }
 
     def step(self, problem: Problem, state: State, progress: float) -> tuple[State, dict[str, Any]]:
         step = state["step"]
@@ -51,12 +69,22 @@ class Descent:
         noise = torch.randn(2, generator=torch.Generator().manual_seed(1000 * state["seed"] + step))
         memory = 0.9 * state["memory"]["m"] + state["x"]["x"] + 0.1 * noise
         x = {"x": state["x"]["x"] - 0.1 * (1 - 0.5 * progress) * memory}
-        new = {**state, "step": step + 1, "x": x, "memory": {"m": memory}, "best": {"loss": memory.norm()}}
+        new = {
+            **state,
+            "step": step + 1,
+            "x": x,
+            "memory": {"m": memory},
+            "best": {"loss": memory.norm()},
+        }
         broken = self.breaks_at == step
         record = {
-            "step": step + 1, "upper_loss": x["x"].norm(), "oracle_calls": 3 * (step + 1), "gap": float("inf"),
-            "finite_candidates": torch.tensor(0 if broken else 4), "scores": torch.tensor([float("nan")] * 2),
-        }  # fmt: skip
+            "step": step + 1,
+            "upper_loss": x["x"].norm(),
+            "oracle_calls": 3 * (step + 1),
+            "gap": float("inf"),
+            "finite_candidates": torch.tensor(0 if broken else 4),
+            "scores": torch.tensor([float("nan")] * 2),
+        }
         return new, record
 
     def result(self, state: State) -> tuple[dict[str, torch.Tensor], dict[str, torch.Tensor]]:
@@ -86,7 +114,12 @@ def test_budget_in_steps_calls_and_seconds() -> None:
 
 
 def test_clock_excludes_evaluation_and_observers() -> None:
-    slow = run(Descent(seconds=0.01), problem(evaluate_seconds=0.05), Budget(outer_steps=5), watch=lambda *_: time.sleep(0.05))
+    slow = run(
+        Descent(seconds=0.01),
+        problem(evaluate_seconds=0.05),
+        Budget(outer_steps=5),
+        watch=lambda *_: time.sleep(0.05),
+    )
     assert 0.05 <= slow.seconds < 0.15  # 5 · 10 ms of steps; evaluation and watching took 600 ms
 
 
@@ -98,7 +131,9 @@ def test_first_use_is_not_charged_to_the_budget_in_seconds() -> None:
         def init(self, problem: Problem, seed: int) -> State:
             return Descent().init(problem, seed)
 
-        def step(self, problem: Problem, state: State, progress: float) -> tuple[State, dict[str, Any]]:
+        def step(
+            self, problem: Problem, state: State, progress: float
+        ) -> tuple[State, dict[str, Any]]:
             self.calls += 1
             time.sleep(0.3 if self.calls == 1 else 0.01)
             return Descent().step(problem, state, progress)
@@ -116,18 +151,29 @@ def test_first_use_is_not_charged_to_the_budget_in_seconds() -> None:
 
 def test_rows_on_disk_and_in_memory_agree(tmp_path: Path) -> None:
     folder = RunFolder(tmp_path / "run")
-    result = run(Descent(), problem(), Budget(outer_steps=6), folder=folder, settings=RunSettings(evaluate_every=2))
+    result = run(
+        Descent(),
+        problem(),
+        Budget(outer_steps=6),
+        folder=folder,
+        settings=RunSettings(evaluate_every=2),
+    )
     assert folder.records() == result.records
     assert [row["step"] for row in result.records] == list(range(7))
     assert [row["step"] for row in result.records if "metric.size" in row] == [0, 2, 4, 6]
     assert result.records[1]["gap"] is None  # JSON has no infinity
-    assert json.loads((tmp_path / "run/summary.json").read_text())["metrics"]["size"] == result.records[-1]["metric.size"]
+    assert (
+        json.loads((tmp_path / "run/summary.json").read_text())["metrics"]["size"]
+        == result.records[-1]["metric.size"]
+    )
 
 
 def test_evaluations_are_spread_over_the_budget() -> None:
     """However fast a method is, it is evaluated as often, and at the end."""
     for steps, expected in ((12, [0, 3, 6, 9, 12]), (3, [0, 1, 2, 3]), (10, [0, 3, 5, 8, 10])):
-        result = run(Descent(), problem(), Budget(outer_steps=steps), settings=RunSettings(evaluations=4))
+        result = run(
+            Descent(), problem(), Budget(outer_steps=steps), settings=RunSettings(evaluations=4)
+        )
         assert [row["step"] for row in result.records if "metric.size" in row] == expected
 
 
@@ -139,26 +185,41 @@ def test_the_cpu_clock_counts_work_and_not_waiting() -> None:
         def init(self, problem: Problem, seed: int) -> State:
             return {"x": dict(problem.x0)}
 
-        def step(self, problem: Problem, state: State, progress: float) -> tuple[State, dict[str, Any]]:
+        def step(
+            self, problem: Problem, state: State, progress: float
+        ) -> tuple[State, dict[str, Any]]:
             time.sleep(0.02)
             return state, {}
 
         def result(self, state: State) -> tuple[dict[str, Any], dict[str, Any]]:
             return {}, state["x"]
 
-    wall = run(Sleeper(), problem(), Budget(outer_steps=5), settings=RunSettings(clock="wall")).seconds
-    cpu = run(Sleeper(), problem(), Budget(outer_steps=5), settings=RunSettings(clock="cpu")).seconds
+    wall = run(
+        Sleeper(), problem(), Budget(outer_steps=5), settings=RunSettings(clock="wall")
+    ).seconds
+    cpu = run(
+        Sleeper(), problem(), Budget(outer_steps=5), settings=RunSettings(clock="cpu")
+    ).seconds
     assert wall >= 0.1
     assert 0 < cpu < 0.5 * wall
 
 
 def test_killed_before_the_first_checkpoint_starts_again(tmp_path: Path) -> None:
-    whole, broken = RunFolder(tmp_path / "whole"), RunFolder(tmp_path / "broken")
-    run(Descent(), problem(), Budget(outer_steps=9), folder=whole, settings=RunSettings(checkpoint_seconds=0))
+    whole = RunFolder(tmp_path / "whole")
+    broken = RunFolder(tmp_path / "broken")
+    run(
+        Descent(),
+        problem(),
+        Budget(outer_steps=9),
+        folder=whole,
+        settings=RunSettings(checkpoint_seconds=0),
+    )
     with pytest.raises(Interrupted, match="state after step 4 is saved"):
         run(Descent(interrupts_at=3), problem(), Budget(outer_steps=9), folder=broken)
     (tmp_path / "broken/checkpoint.json").unlink()
-    broken.steps.write_bytes(broken.steps.read_bytes().replace(b"0.", b"1."))  # lines that no checkpoint speaks for go too
+    broken.steps.write_bytes(
+        broken.steps.read_bytes().replace(b"0.", b"1.")
+    )  # lines that no checkpoint speaks for go too
     run(Descent(), problem(), Budget(outer_steps=9), folder=broken, resume=True)
     assert run_files(whole.path) == run_files(broken.path)
 
@@ -177,7 +238,8 @@ def test_a_state_that_is_read_back_lies_where_torch_puts_tensors(tmp_path: Path)
 
 @pytest.mark.parametrize("stop", [0, 4, 7])
 def test_ctrl_c_saves_and_resumes(tmp_path: Path, stop: int) -> None:
-    whole, broken = RunFolder(tmp_path / "whole"), RunFolder(tmp_path / "broken")
+    whole = RunFolder(tmp_path / "whole")
+    broken = RunFolder(tmp_path / "broken")
     run(Descent(), problem(), Budget(outer_steps=9), folder=whole)
     with pytest.raises(Interrupted, match=r"resume=True"):
         run(Descent(interrupts_at=stop), problem(), Budget(outer_steps=9), folder=broken)
@@ -191,7 +253,9 @@ def test_second_ctrl_c_stops_at_once() -> None:
     under_way = threading.Event()
 
     class Slow(Descent):
-        def step(self, problem: Problem, state: State, progress: float) -> tuple[State, dict[str, Any]]:
+        def step(
+            self, problem: Problem, state: State, progress: float
+        ) -> tuple[State, dict[str, Any]]:
             under_way.set()
             for _ in range(6000):  # a signal may reach the other thread, and wake no sleep
                 time.sleep(0.01)
@@ -212,7 +276,8 @@ def test_second_ctrl_c_stops_at_once() -> None:
 
 
 def test_half_written_last_line_is_dropped(tmp_path: Path) -> None:
-    whole, broken = RunFolder(tmp_path / "whole"), RunFolder(tmp_path / "broken")
+    whole = RunFolder(tmp_path / "whole")
+    broken = RunFolder(tmp_path / "broken")
     run(Descent(), problem(), Budget(outer_steps=9), folder=whole)
     with pytest.raises(Interrupted):
         run(Descent(interrupts_at=5), problem(), Budget(outer_steps=9), folder=broken)
@@ -223,8 +288,12 @@ def test_half_written_last_line_is_dropped(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("saved", [True, False])
-def test_what_a_kill_left_of_a_checkpoint_goes_when_the_run_does_on(tmp_path: Path, saved: bool) -> None:
-    """Killed while it wrote tensors, or before it removed the older ones; also where nothing is saved any more."""
+def test_what_a_kill_left_of_a_checkpoint_goes_when_the_run_does_on(
+    tmp_path: Path, saved: bool
+) -> None:
+    """Killed while it wrote tensors, or before it removed the older ones; also where nothing is
+    saved any more.
+    """
     folder = RunFolder(tmp_path / "run")
     run(Descent(), problem(), Budget(outer_steps=9), folder=folder)
     folder.summary.unlink()
@@ -242,7 +311,10 @@ def test_what_a_kill_left_of_a_checkpoint_goes_when_the_run_does_on(tmp_path: Pa
 
 def test_all_candidates_broken_keeps_the_last_good_state(tmp_path: Path) -> None:
     folder = RunFolder(tmp_path / "run")
-    with pytest.raises(NumericalError, match=r"step 4: none of the candidates is finite .*\n.*state after step 3 is kept"):
+    with pytest.raises(
+        NumericalError,
+        match=r"step 4: none of the candidates is finite .*\n.*state after step 3 is kept",
+    ):
         run(Descent(breaks_at=3), problem(), Budget(outer_steps=9), folder=folder)
     state, step = folder.load() or ({}, -1)
     assert step == 3
@@ -273,22 +345,33 @@ def test_damaged_files_are_named_and_left_alone(tmp_path: Path, damage: str) -> 
     else:
         lines = folder.steps.read_bytes().split(b"\n")
         folder.steps.write_bytes(b"\n".join([lines[0], b"{broken", *lines[2:]]))
-    named = {"pointer": "checkpoint.json", "key": "checkpoint.json", "line": "steps.jsonl"}.get(damage, tensors.name)
+    named = {"pointer": "checkpoint.json", "key": "checkpoint.json", "line": "steps.jsonl"}.get(
+        damage, tensors.name
+    )
     before = run_files(tmp_path / "run")
-    with pytest.raises(CheckpointError, match=f"damaged run file .*{named}.*(?s:.*)nothing was changed"):
+    with pytest.raises(
+        CheckpointError, match=f"damaged run file .*{named}.*(?s:.*)nothing was changed"
+    ):
         run(Descent(), problem(), Budget(outer_steps=4), folder=folder, resume=True)
     assert run_files(tmp_path / "run") == before
 
 
-@pytest.mark.parametrize("name", ["checkpoint.json", "checkpoint-6.safetensors", "steps.jsonl", "timings.jsonl", "config.toml"])
+@pytest.mark.parametrize(
+    "name",
+    ["checkpoint.json", "checkpoint-6.safetensors", "steps.jsonl", "timings.jsonl", "config.toml"],
+)
 def test_a_flipped_bit_is_refused_or_harmless(tmp_path: Path, name: str) -> None:
-    """A run that stopped after 6 of 9 steps: either it ends as if nothing had been, or nothing in its folder is touched."""
-    whole, broken = RunFolder(tmp_path / "whole"), RunFolder(tmp_path / "broken")
+    """A run that stopped after 6 of 9 steps: either it ends as if nothing had been, or nothing
+    in its folder is touched.
+    """
+    whole = RunFolder(tmp_path / "whole")
+    broken = RunFolder(tmp_path / "broken")
     run(Descent(), problem(), Budget(outer_steps=9), folder=whole)
     with pytest.raises(Interrupted):
         run(Descent(interrupts_at=5), problem(), Budget(outer_steps=9), folder=broken)
     sound = {path.name: path.read_bytes() for path in broken.path.iterdir()}
-    chance, refused = random.Random(name), 0
+    chance = random.Random(name)
+    refused = 0
     for _ in range(60):
         for path in broken.path.iterdir():
             path.unlink()
@@ -298,7 +381,13 @@ def test_a_flipped_bit_is_refused_or_harmless(tmp_path: Path, name: str) -> None
         for key, content in damaged.items():
             (broken.path / key).write_bytes(content)
         try:
-            result = run(Descent(), problem(), Budget(outer_steps=9), folder=RunFolder(broken.path), resume=True)
+            result = run(
+                Descent(),
+                problem(),
+                Budget(outer_steps=9),
+                folder=RunFolder(broken.path),
+                resume=True,
+            )
         except CheckpointError:
             refused += 1
             assert {path.name: path.read_bytes() for path in broken.path.iterdir()} == damaged
@@ -312,7 +401,9 @@ def sound_seconds(files: dict[str, bytes]) -> list[float]:
     return [json.loads(line)["seconds"] for line in files["timings.jsonl"].split(b"\n")[:-1]]
 
 
-@pytest.mark.parametrize("damage", ["missing", "short", "longer than it was", "other rows after it"])
+@pytest.mark.parametrize(
+    "damage", ["missing", "short", "longer than it was", "other rows after it"]
+)
 def test_rows_are_looked_at_before_anything_is_changed(tmp_path: Path, damage: str) -> None:
     folder = RunFolder(tmp_path / "run")
     with pytest.raises(Interrupted):
@@ -324,7 +415,9 @@ def test_rows_are_looked_at_before_anything_is_changed(tmp_path: Path, damage: s
     elif damage == "short":
         folder.steps.write_bytes(data[: data.rfind(b"\n", 0, -1) + 1])
     else:
-        folder.steps.write_bytes(data + (b'{"step": 3}\n' if damage == "other rows after it" else b'{"step": 7}\n{"st'))
+        folder.steps.write_bytes(
+            data + (b'{"step": 3}\n' if damage == "other rows after it" else b'{"step": 7}\n{"st')
+        )
     before = {path.name: path.read_bytes() for path in folder.path.iterdir()}
     if damage in ("missing", "short"):
         with pytest.raises(CheckpointError, match=r"damaged run file .*steps\.jsonl"):
@@ -337,9 +430,21 @@ def test_rows_are_looked_at_before_anything_is_changed(tmp_path: Path, damage: s
 
 
 @pytest.mark.parametrize(
-    "text", ["[]", "{}", "null", "3", '"x"', "[" * 100_000, '{"step": ' + "9" * 5000 + "}", '{"checksum": []}']
+    "text",
+    [
+        "[]",
+        "{}",
+        "null",
+        "3",
+        '"x"',
+        "[" * 100_000,
+        '{"step": ' + "9" * 5000 + "}",
+        '{"checksum": []}',
+    ],
 )
-@pytest.mark.parametrize("name", ["checkpoint.json", "summary.json", "steps.jsonl", "timings.jsonl"])
+@pytest.mark.parametrize(
+    "name", ["checkpoint.json", "summary.json", "steps.jsonl", "timings.jsonl"]
+)
 def test_json_of_the_wrong_shape_is_refused(tmp_path: Path, name: str, text: str) -> None:
     folder = RunFolder(tmp_path / "run")
     run(Descent(), problem(), Budget(outer_steps=2), folder=folder)
@@ -360,47 +465,88 @@ def test_a_sealed_checkpoint_of_another_shape_is_refused(tmp_path: Path) -> None
         folder.create("", {})
         folder.save(state, 0)
         folder.config.unlink()
-        info = RunInfo(task="problem", method="descent", seed=0, budget=Budget(outer_steps=2), config={"seed": 0})
+        info = RunInfo(
+            task="problem",
+            method="descent",
+            seed=0,
+            budget=Budget(outer_steps=2),
+            config={"seed": 0},
+        )
         folder.config.write_text("seed = 0\n")
         with pytest.raises(CheckpointError, match=r"checkpoint\.json"):
             run(Descent(), problem(), Budget(outer_steps=2), folder=folder, resume=True, info=info)
 
 
-def test_what_a_checkpoint_stands_on_is_on_the_disk_before_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Rows, tensors and their name in the folder, then the file that points to them, then its name, then the old ones go."""
+def test_what_a_checkpoint_stands_on_is_on_the_disk_before_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Rows, tensors and their name in the folder, then the file that points to them, then its
+    name, then the old ones go.
+    """
     folder = RunFolder(tmp_path / "run")
     folder.path.mkdir()
     folder.append({"step": 0}, {"step": 0, "seconds": 0.0})
     folder.save({"x": torch.ones(2)}, 0)
     folder.append({"step": 1}, {"step": 1, "seconds": 0.0})
     calls: list[str] = []
-    synced, renamed, removed = os.fsync, Path.replace, Path.unlink
+    synced = os.fsync
+    renamed = Path.replace
+    removed = Path.unlink
     names = lambda handle: Path(os.readlink(f"/proc/self/fd/{handle}")).name  # noqa: E731
-    monkeypatch.setattr(os, "fsync", lambda handle: (calls.append(f"sync {names(handle)}"), synced(handle)))
-    monkeypatch.setattr(Path, "replace", lambda path, to: (calls.append(f"name {to.name}"), renamed(path, to)))
     monkeypatch.setattr(
-        Path, "unlink", lambda path, **_: (calls.append(f"remove {path.name}") if path.exists() else None, removed(path, **_))
+        os, "fsync", lambda handle: (calls.append(f"sync {names(handle)}"), synced(handle))
+    )
+    monkeypatch.setattr(
+        Path, "replace", lambda path, to: (calls.append(f"name {to.name}"), renamed(path, to))
+    )
+    monkeypatch.setattr(
+        Path,
+        "unlink",
+        lambda path, **_: (
+            calls.append(f"remove {path.name}") if path.exists() else None,
+            removed(path, **_),
+        ),
     )
     folder.save({"x": torch.ones(2)}, 1)
     assert calls == [
-        "sync steps.jsonl", "sync timings.jsonl",
-        "sync checkpoint-1.safetensors.part", "name checkpoint-1.safetensors", "sync run",
-        "sync checkpoint.json.part", "name checkpoint.json", "sync run", "remove checkpoint-0.safetensors",
-    ]  # fmt: skip
+        "sync steps.jsonl",
+        "sync timings.jsonl",
+        "sync checkpoint-1.safetensors.part",
+        "name checkpoint-1.safetensors",
+        "sync run",
+        "sync checkpoint.json.part",
+        "name checkpoint.json",
+        "sync run",
+        "remove checkpoint-0.safetensors",
+    ]
 
 
-def test_rows_are_not_read_again_for_a_checkpoint(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    folder, read = RunFolder(tmp_path / "run"), []
+def test_rows_are_not_read_again_for_a_checkpoint(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = RunFolder(tmp_path / "run")
+    read = []
     original = Path.read_bytes
-    monkeypatch.setattr(Path, "read_bytes", lambda path: (read.append(path.name), original(path))[1])
-    run(Descent(), problem(), Budget(outer_steps=6), folder=folder, settings=RunSettings(checkpoint_seconds=0))
+    monkeypatch.setattr(
+        Path, "read_bytes", lambda path: (read.append(path.name), original(path))[1]
+    )
+    run(
+        Descent(),
+        problem(),
+        Budget(outer_steps=6),
+        folder=folder,
+        settings=RunSettings(checkpoint_seconds=0),
+    )
     assert read.count("steps.jsonl") == 0
 
 
 @pytest.mark.parametrize("linked", [".part", ""])
 def test_nothing_is_written_through_a_symbolic_link(tmp_path: Path, linked: str) -> None:
-    """Of a stranger's run folder: what its files point to stays as it is. Links in place of its own files are refused."""
-    folder, other = RunFolder(tmp_path / "run"), tmp_path / "other"
+    """Of a stranger's run folder: what its files point to stays as it is. Links in place of its
+    own files are refused.
+    """
+    folder = RunFolder(tmp_path / "run")
+    other = tmp_path / "other"
     with pytest.raises(Interrupted):
         run(Descent(interrupts_at=3), problem(), Budget(outer_steps=9), folder=folder)
     other.mkdir()
@@ -431,8 +577,16 @@ def test_asking_for_the_commit_runs_nothing_of_the_repository(tmp_path: Path) ->
     (tmp_path / "hostile").chmod(0o755)
     (tmp_path / ".gitattributes").write_text("* filter=x\n")
     (tmp_path / "file").write_text("b")
-    for key in ("core.fsmonitor", "filter.x.clean", "filter.x.smudge", "core.sshCommand", "core.pager"):
-        subprocess.run(["git", "-C", str(tmp_path), "config", key, str(tmp_path / "hostile")], check=True)
+    for key in (
+        "core.fsmonitor",
+        "filter.x.clean",
+        "filter.x.smudge",
+        "core.sshCommand",
+        "core.pager",
+    ):
+        subprocess.run(
+            ["git", "-C", str(tmp_path), "config", key, str(tmp_path / "hostile")], check=True
+        )
     (tmp_path / "executed").unlink(missing_ok=True)
     commit = _git(tmp_path)
     assert commit is not None
@@ -442,7 +596,9 @@ def test_asking_for_the_commit_runs_nothing_of_the_repository(tmp_path: Path) ->
 
 @pytest.mark.parametrize("begun", [True, False])
 @pytest.mark.parametrize("name", ["steps.jsonl", "timings.jsonl", "env.json"])
-def test_a_pipe_is_refused_before_anything_is_changed(tmp_path: Path, name: str, begun: bool) -> None:
+def test_a_pipe_is_refused_before_anything_is_changed(
+    tmp_path: Path, name: str, begun: bool
+) -> None:
     """Also in a folder that has no checkpoint yet."""
     folder = RunFolder(tmp_path / "run")
     with pytest.raises(Interrupted):
@@ -454,7 +610,9 @@ def test_a_pipe_is_refused_before_anything_is_changed(tmp_path: Path, name: str,
     before = {path.name: path.read_bytes() for path in folder.path.iterdir() if path.is_file()}
     with pytest.raises(CheckpointError, match=name):
         run(Descent(), problem(), Budget(outer_steps=9), folder=folder, resume=True)
-    assert {path.name: path.read_bytes() for path in folder.path.iterdir() if path.is_file()} == before
+    assert {
+        path.name: path.read_bytes() for path in folder.path.iterdir() if path.is_file()
+    } == before
 
 
 def test_rows_behind_the_end_of_a_finished_run_go(tmp_path: Path) -> None:
@@ -463,7 +621,10 @@ def test_rows_behind_the_end_of_a_finished_run_go(tmp_path: Path) -> None:
     whole = run_files(folder.path)
     for path in (folder.steps, folder.timings):
         path.write_bytes(path.read_bytes() + path.read_bytes().split(b"\n")[-2] + b"\n")
-    assert run(Descent(), problem(), Budget(outer_steps=3), folder=folder, resume=True).records == done.records
+    assert (
+        run(Descent(), problem(), Budget(outer_steps=3), folder=folder, resume=True).records
+        == done.records
+    )
     assert run_files(folder.path) == whole
 
 
@@ -488,7 +649,8 @@ def test_a_folder_without_its_configuration_is_refused(tmp_path: Path) -> None:
     assert {path.name: path.read_bytes() for path in folder.path.iterdir()} == before
 
 
-# --- a folder from Python ----------------------------------------------------------------------------------------------
+# --- a folder from Python
+# --------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("kind", [str, Path, RunFolder])
@@ -504,12 +666,21 @@ def test_a_run_from_python_is_kept_like_any_other(tmp_path: Path, kind: Any) -> 
     assert result.info.folder == place
     assert set(seen) == {place}, "observers see it"
     stored = read_run(place)
-    assert (stored.task_name, stored.label, stored.seed, stored.status) == ("problem", "descent", 0, "done")
+    assert (stored.task_name, stored.label, stored.seed, stored.status) == (
+        "problem",
+        "descent",
+        0,
+        "done",
+    )
     assert stored.environment["versions"]["torch"] == torch.__version__
-    assert scan(place)[0][0].metrics == stored.metrics == {"size": result.records[-1]["metric.size"]}
+    assert (
+        scan(place)[0][0].metrics == stored.metrics == {"size": result.records[-1]["metric.size"]}
+    )
 
     before = {path.name: path.read_bytes() for path in place.iterdir()}
-    with pytest.raises(CheckpointError, match=r"holds this run already \(finished\)\n  add resume=True to go on"):
+    with pytest.raises(
+        CheckpointError, match=r"holds this run already \(finished\)\n  add resume=True to go on"
+    ):
         run(Descent(), problem(), Budget(outer_steps=3), folder=kind(place))
     with pytest.raises(CheckpointError, match="holds a run of another configuration"):
         run(Descent(), problem(), Budget(outer_steps=4), folder=kind(place), resume=True)
@@ -518,7 +689,9 @@ def test_a_run_from_python_is_kept_like_any_other(tmp_path: Path, kind: Any) -> 
     assert before == {path.name: path.read_bytes() for path in place.iterdir()}
 
 
-def test_a_run_that_goes_on_elsewhere_says_so(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_run_that_goes_on_elsewhere_says_so(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     folder = RunFolder(tmp_path / "run")
     with pytest.raises(Interrupted):
         run(Descent(interrupts_at=1), problem(), Budget(outer_steps=4), folder=folder)
@@ -531,15 +704,31 @@ def test_a_run_that_goes_on_elsewhere_says_so(tmp_path: Path, caplog: pytest.Log
 
 
 @pytest.mark.parametrize(
-    "text", ["[]", "3", '{"versions": null}', '{"versions": "x", "before": 3}', '{"python": "\\u001b[31m"}', "[" * 9999]
+    "text",
+    [
+        "[]",
+        "3",
+        '{"versions": null}',
+        '{"versions": "x", "before": 3}',
+        '{"python": "\\u001b[31m"}',
+        "[" * 9999,
+    ],
 )
 def test_an_environment_of_any_shape_does_no_harm(tmp_path: Path, text: str) -> None:
     folder = RunFolder(tmp_path / "run")
     with pytest.raises(Interrupted):
         run(Descent(interrupts_at=1), problem(), Budget(outer_steps=4), folder=folder)
     (folder.path / "env.json").write_text(text)
-    assert run(Descent(), problem(), Budget(outer_steps=4), folder=folder, resume=True).summary["status"] == "done"
-    assert json.loads((folder.path / "env.json").read_bytes())["versions"]["torch"] == torch.__version__
+    assert (
+        run(Descent(), problem(), Budget(outer_steps=4), folder=folder, resume=True).summary[
+            "status"
+        ]
+        == "done"
+    )
+    assert (
+        json.loads((folder.path / "env.json").read_bytes())["versions"]["torch"]
+        == torch.__version__
+    )
 
 
 @pytest.mark.parametrize("text", ["[]", "3", '{"wall_seconds": "x"}', "[" * 9999, None])
@@ -554,19 +743,25 @@ def test_resources_of_any_shape_do_no_harm(tmp_path: Path, text: str | None) -> 
     assert json.loads(path.read_bytes())["wall_seconds"] >= 0
 
 
-# --- signals -----------------------------------------------------------------------------------------------------------
+# --- signals
+# --------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])
 def test_a_batch_systems_signal_saves_like_ctrl_c(tmp_path: Path, number: signal.Signals) -> None:
     class Ended(Descent):
-        def step(self, problem: Problem, state: State, progress: float) -> tuple[State, dict[str, Any]]:
+        def step(
+            self, problem: Problem, state: State, progress: float
+        ) -> tuple[State, dict[str, Any]]:
             if state["step"] == 2:
                 os.kill(os.getpid(), number)
             return super().step(problem, state, progress)
 
-    folder, before = RunFolder(tmp_path / "run"), signal.getsignal(number)
-    with pytest.raises(Interrupted, match=r"state after step 3 is saved.*\n.*resume=True") as caught:
+    folder = RunFolder(tmp_path / "run")
+    before = signal.getsignal(number)
+    with pytest.raises(
+        Interrupted, match=r"state after step 3 is saved.*\n.*resume=True"
+    ) as caught:
         run(Ended(), problem(), Budget(outer_steps=9), folder=folder)
     assert caught.value.number == number
     assert (folder.load() or ({}, -1))[1] == 3
@@ -577,23 +772,34 @@ def test_a_batch_systems_signal_saves_like_ctrl_c(tmp_path: Path, number: signal
 def test_what_nohup_ignores_stays_ignored() -> None:
     before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
     try:
-        run(Descent(), problem(), Budget(outer_steps=1), watch=lambda *_: os.kill(os.getpid(), signal.SIGHUP))
+        run(
+            Descent(),
+            problem(),
+            Budget(outer_steps=1),
+            watch=lambda *_: os.kill(os.getpid(), signal.SIGHUP),
+        )
     finally:
         signal.signal(signal.SIGHUP, before)
 
 
-# --- numbers that break down -------------------------------------------------------------------------------------------
+# --- numbers that break down
+# --------------------------------------------------------------------------------------------------
 
 
 def turned(changes: dict[str, Any], at: int = 3) -> Any:
     """Descent whose record, or whose θ or x, has other values from step ``at`` on."""
 
     class Turned(Descent):
-        def step(self, problem: Problem, state: State, progress: float) -> tuple[State, dict[str, Any]]:
+        def step(
+            self, problem: Problem, state: State, progress: float
+        ) -> tuple[State, dict[str, Any]]:
             following, record = super().step(problem, state, progress)
             if following["step"] < at:
                 return following, record
-            return {**following, **changes.get("state", {})}, {**record, **changes.get("record", {})}
+            return {**following, **changes.get("state", {})}, {
+                **record,
+                **changes.get("record", {}),
+            }
 
         def result(self, state: State) -> tuple[dict[str, torch.Tensor], dict[str, torch.Tensor]]:
             return state.get("theta", {}), state["x"]
@@ -608,23 +814,32 @@ def turned(changes: dict[str, Any], at: int = 3) -> Any:
         ({"record": {"upper_loss": 0.0}}, "the upper loss is"),
         ({"record": {"hypergradient_norm": 0.0}}, "the hypergradient is not finite"),
         ({"record": {"update_norm": 0.0}}, "θ stopped being finite"),
-        ({"state": {"theta": {"t": torch.zeros(2, dtype=torch.float16)}}}, "t stopped being finite"),
+        (
+            {"state": {"theta": {"t": torch.zeros(2, dtype=torch.float16)}}},
+            "t stopped being finite",
+        ),
         ({"state": {"x": {"x": torch.zeros(2)}}}, "x stopped being finite"),
     ],
     ids=["upper_loss", "hypergradient_norm", "update_norm", "theta", "x"],
 )
-def test_a_number_that_is_not_finite_ends_the_run(tmp_path: Path, what: dict[str, Any], message: str, value: float) -> None:
+def test_a_number_that_is_not_finite_ends_the_run(
+    tmp_path: Path, what: dict[str, Any], message: str, value: float
+) -> None:
     folder = RunFolder(tmp_path / "run")
     spoilt = {
         part: {
             key: torch.tensor(value)
             if part == "record"
-            else {name: leaf.index_fill(0, torch.tensor([1]), value) for name, leaf in entry.items()}
+            else {
+                name: leaf.index_fill(0, torch.tensor([1]), value) for name, leaf in entry.items()
+            }
             for key, entry in table.items()
         }
         for part, table in what.items()
     }
-    with pytest.raises(NumericalError, match=rf"step 3: {message}(?s:.*)the state after step 2 is kept"):
+    with pytest.raises(
+        NumericalError, match=rf"step 3: {message}(?s:.*)the state after step 2 is kept"
+    ):
         run(turned(spoilt), problem(), Budget(outer_steps=6), folder=folder)
     state, step = folder.load() or ({}, -1)
     assert step == 2
@@ -636,7 +851,9 @@ def test_a_number_that_is_not_finite_ends_the_run(tmp_path: Path, what: dict[str
 def test_an_upper_loss_that_is_not_finite_at_the_end_is_no_result(tmp_path: Path) -> None:
     """Whatever the method recorded: a mean over no rows is NaN."""
     start = problem().x0["x"]
-    empty = attrs.evolve(problem(), f=lambda t, x, b: x["x"][: len(start) * torch.equal(x["x"], start)].mean())
+    empty = attrs.evolve(
+        problem(), f=lambda t, x, b: x["x"][: len(start) * torch.equal(x["x"], start)].mean()
+    )
     folder = RunFolder(tmp_path / "run")
     with pytest.raises(NumericalError, match="step 3: the upper loss at the result is nan"):
         run(Descent(), empty, Budget(outer_steps=3), folder=folder)
@@ -646,7 +863,9 @@ def test_an_upper_loss_that_is_not_finite_at_the_end_is_no_result(tmp_path: Path
         run(never, problem(), Budget(outer_steps=2))
 
 
-def test_full_disk_keeps_the_last_checkpoint(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_full_disk_keeps_the_last_checkpoint(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     folder = RunFolder(tmp_path / "run")
     folder.path.mkdir()
     folder.save({"x": torch.ones(3)}, 1)
@@ -657,7 +876,11 @@ def test_full_disk_keeps_the_last_checkpoint(tmp_path: Path, monkeypatch: pytest
 
     monkeypatch.setattr(os, "fsync", full)
     with pytest.raises(
-        DiskError, match=r"cannot write .*: the disk is full\n.*what was complete before is untouched.*--resume"
+        DiskError,
+        match=(
+            r"cannot write .*: the disk is full\n.*what was complete before is "
+            r"untouched.*--resume"
+        ),
     ):
         folder.save({"x": torch.zeros(3)}, 2)
     monkeypatch.undo()
@@ -669,7 +892,13 @@ def test_full_disk_keeps_the_last_checkpoint(tmp_path: Path, monkeypatch: pytest
 
 def test_state_packs_views_and_shared_tensors(tmp_path: Path) -> None:
     base = torch.arange(6.0).reshape(2, 3)
-    state = {"a": base, "same": base, "view": base.t(), "nested": [{"n": None, "b": True, "i": 3, "f": 0.1}], "empty": {}}
+    state = {
+        "a": base,
+        "same": base,
+        "view": base.t(),
+        "nested": [{"n": None, "b": True, "i": 3, "f": 0.1}],
+        "empty": {},
+    }
     structure, tensors = pack(state)
     again = unpack(json.loads(json.dumps(structure)), tensors)
     assert again["nested"] == state["nested"]
@@ -686,9 +915,14 @@ def test_a_state_that_no_file_can_hold_is_refused_before_the_first_step(tmp_path
         def init(self, problem: Problem, seed: int) -> State:
             return {**super().init(problem, seed), "optimizer": object()}
 
-    with pytest.raises(ConfigError, match="method 'descent': state holds an object at 'optimizer'; use tensors, numbers"):
+    with pytest.raises(
+        ConfigError,
+        match="method 'descent': state holds an object at 'optimizer'; use tensors, numbers",
+    ):
         run(Held(), problem(), Budget(outer_steps=3), folder=RunFolder(tmp_path / "run"))
-    assert run(Held(), problem(), Budget(outer_steps=3)).summary["status"] == "done", "in memory nothing is written"
+    assert run(Held(), problem(), Budget(outer_steps=3)).summary["status"] == "done", (
+        "in memory nothing is written"
+    )
 
 
 def test_global_generator_is_untouched() -> None:
@@ -713,7 +947,9 @@ def test_a_gpu_that_is_not_there_is_one_error(monkeypatch: pytest.MonkeyPatch) -
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
     assert device_called("cuda:1") == torch.device("cuda:1")
-    with pytest.raises(ConfigError, match="device 'cuda:2' asked for, but the last that torch sees is 'cuda:1'"):
+    with pytest.raises(
+        ConfigError, match="device 'cuda:2' asked for, but the last that torch sees is 'cuda:1'"
+    ):
         device_called("cuda:2")
 
 
@@ -726,18 +962,32 @@ def test_a_run_on_the_cpu_takes_nothing_of_a_gpu(monkeypatch: pytest.MonkeyPatch
 
 
 def test_memory_of_a_cuda_library_counts_as_memory() -> None:
-    assert out_of_memory(RuntimeError("cusolver error: CUSOLVER_STATUS_ALLOC_FAILED, when calling `cusolverDnCreate(handle)`"))
+    assert out_of_memory(
+        RuntimeError(
+            "cusolver error: CUSOLVER_STATUS_ALLOC_FAILED, when calling `cusolverDnCreate(handle)`"
+        )
+    )
 
 
 def test_a_budget_of_calls_ends_although_the_method_makes_none(tmp_path: Path) -> None:
     class Silent(Descent):
-        def step(self, problem: Problem, state: State, progress: float) -> tuple[State, dict[str, Any]]:
+        def step(
+            self, problem: Problem, state: State, progress: float
+        ) -> tuple[State, dict[str, Any]]:
             following, _ = super().step(problem, state, progress)
             return following, {"upper_loss": following["x"]["x"].norm(), "oracle_calls": 0}
 
     place = RunFolder(tmp_path / "run")
-    with pytest.raises(ConfigError, match=r"no oracle call in the last 1,000 steps.*\n.*steps or seconds"):
-        run(Silent(), problem(), Budget(oracle_calls=10), folder=place, settings=RunSettings(evaluate_every=500))
+    with pytest.raises(
+        ConfigError, match=r"no oracle call in the last 1,000 steps.*\n.*steps or seconds"
+    ):
+        run(
+            Silent(),
+            problem(),
+            Budget(oracle_calls=10),
+            folder=place,
+            settings=RunSettings(evaluate_every=500),
+        )
     summary = json.loads((tmp_path / "run" / "summary.json").read_text())
     assert (summary["status"], summary["outer_steps"]) == ("failed", 1000)
     assert place.records()[-1]["step"] == 1000

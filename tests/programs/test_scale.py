@@ -38,7 +38,10 @@ def test_a_scale_is_laid_over_all_or_over_one() -> None:
     assert table["budget"] == "9s"
     assert table["run"] == {"device": "cpu", "threads": 1}
     assert [task["size"] for task in table["task"]] == [1, 2]
-    assert table["method"] == [{"name": "m"}, {"name": "m", "label": "m-2", "generator": {"count": 2, "steps": 20}}]
+    assert table["method"] == [
+        {"name": "m"},
+        {"name": "m", "label": "m-2", "generator": {"count": 2, "steps": 20}},
+    ]
     assert GRID["method"][1]["generator"]["count"] == 8, "the given table stays as it is"
 
 
@@ -59,7 +62,10 @@ def test_flags_have_the_last_word(tmp_path: Path) -> None:
         '[scale.cpu.method.uniform]\nkeep = "last"\n',
         encoding="utf-8",
     )
-    done = CliRunner().invoke(main, ["compare", str(file), "--scale", "cpu", "--budget", "3 steps", "--jobs", "0", "--json"])
+    done = CliRunner().invoke(
+        main,
+        ["compare", str(file), "--scale", "cpu", "--budget", "3 steps", "--jobs", "0", "--json"],
+    )
     assert done.exit_code == 0, done.output
     (summary,) = [json.loads(path.read_text()) for path in tmp_path.rglob("summary.json")]
     assert (summary["budget"], summary["outer_steps"]) == ("3 outer steps", 3)

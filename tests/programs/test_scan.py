@@ -1,4 +1,6 @@
-"""Very many finished runs: what their cells share is what each would have by itself, and only what a table needs is read."""
+"""Very many finished runs: what their cells share is what each would have by itself, and only
+what a table needs is read.
+"""
 
 from __future__ import annotations
 
@@ -23,7 +25,12 @@ PLUGIN = Path(__file__).parent / "grid_plugin.py"
 
 def grid(out: Path, seeds: Any = 3) -> Grid:
     methods = [{"name": "walk", "label": "near"}, {"name": "walk", "label": "far", "noise": 0.5}]
-    table = {"budget": "2 steps", "seeds": seeds, "task": "bowl", "run": {"out": str(out), "threads": 1}}
+    table = {
+        "budget": "2 steps",
+        "seeds": seeds,
+        "task": "bowl",
+        "run": {"out": str(out), "threads": 1},
+    }
     return load({**table, "method": methods}, registry=Registry.load([PLUGIN]))
 
 
@@ -54,13 +61,20 @@ def test_a_finished_grid_is_neither_claimed_nor_resumed_nor_are_long_rows_read(
     monkeypatch.setattr("hgms.comparison.coordinator.carry_out", never)
     monkeypatch.setattr(RunFolder, "claimed", never)
     monkeypatch.setattr(RunFolder, "load", never)
-    monkeypatch.setattr(StoredRun, "columns", lambda run, names: (read.append(run.label), columns(run, names))[1])
+    monkeypatch.setattr(
+        StoredRun, "columns", lambda run, names: (read.append(run.label), columns(run, names))[1]
+    )
     before = {path: path.stat().st_mtime_ns for path in finished.rglob("*") if path.is_file()}
     again = run_grid(grid(finished), jobs=0, progress=False)
     assert again.complete
     assert len(again.runs) == 6
-    assert sorted(read) == ["far", "near"]  # one candidate: the first run of each says that nothing was alike
-    assert {path: path.stat().st_mtime_ns for path in finished.rglob("*") if path.is_file()} == before
+    assert sorted(read) == [
+        "far",
+        "near",
+    ]  # one candidate: the first run of each says that nothing was alike
+    assert {
+        path: path.stat().st_mtime_ns for path in finished.rglob("*") if path.is_file()
+    } == before
 
 
 def test_equal_candidates_are_noted_only_where_no_run_says_otherwise(finished: Path) -> None:
@@ -80,7 +94,9 @@ def test_what_runs_have_in_common_is_parsed_once_and_what_differs_is_seen(
     first, second, third = sorted(finished.glob("bowl/near-*/seed-*"))
     environment = json.loads((second / "env.json").read_text())
     (second / "env.json").write_text(json.dumps({**environment, "python": "3.99"}))
-    (third / "config.toml").write_text((third / "config.toml").read_text().replace("noise = 0.05", "noise = 0.25"))
+    (third / "config.toml").write_text(
+        (third / "config.toml").read_text().replace("noise = 0.05", "noise = 0.25")
+    )
     runs = [read_run(path) for path in (first, second, third)]
     assert [run.environment["python"] == "3.99" for run in runs] == [False, True, False]
     assert [run.method["noise"] for run in runs] == [0.05, 0.05, 0.25]
@@ -89,7 +105,11 @@ def test_what_runs_have_in_common_is_parsed_once_and_what_differs_is_seen(
     monkeypatch.setattr(folders, "_json_alike", parse_json)
     for run in runs:
         apart = read_run(run.path)
-        assert (apart.config, apart.summary, apart.environment) == (run.config, run.summary, run.environment)
+        assert (apart.config, apart.summary, apart.environment) == (
+            run.config,
+            run.summary,
+            run.environment,
+        )
 
 
 def test_a_summary_that_was_changed_is_left_out(finished: Path) -> None:
@@ -102,8 +122,12 @@ def test_a_summary_that_was_changed_is_left_out(finished: Path) -> None:
     assert all("checksum" not in run.summary for run in runs)
 
 
-def test_what_others_are_at_comes_last_and_what_they_have_ended_is_not_begun(finished: Path, tmp_path: Path) -> None:
-    """Of four runs another process has the first, and ends the third while the second is carried out."""
+def test_what_others_are_at_comes_last_and_what_they_have_ended_is_not_begun(
+    finished: Path, tmp_path: Path
+) -> None:
+    """Of four runs another process has the first, and ends the third while the second is carried
+    out.
+    """
     cells = grid(tmp_path / "here", 4).cells()[::2]
     theirs = [cell for cell in grid(finished / "there", 4).cells() if cell.method == "near"]
     assert run_grid(grid(finished / "there", 4), jobs=0, progress=False).complete
@@ -118,6 +142,8 @@ def test_what_others_are_at_comes_last_and_what_they_have_ended_is_not_begun(fin
             if len(began) == 2:
                 other.close()
 
-        endings = {end.cell.config.seed: end.status for end in Coordinator().carry_out(cells, began=begin)}
+        endings = {
+            end.cell.config.seed: end.status for end in Coordinator().carry_out(cells, began=begin)
+        }
     assert began == [1, 3, 0]
     assert endings == dict.fromkeys(range(4), "done")

@@ -1,4 +1,6 @@
-"""The lower solution as a node of a graph: the gradients of closed forms, of `hypergradient` and of differences."""
+"""The lower solution as a node of a graph: the gradients of closed forms, of `hypergradient` and
+of differences.
+"""
 
 from __future__ import annotations
 
@@ -13,12 +15,15 @@ from torch import Tensor, nn
 from hgms.integrations.lower_solution import lower_solution
 from hgms_core import CallableSolver, LinearSystem, Outcome, Solution, Tree, hypergradient
 
-A, C = spd(4, seed=1), normal(4, 3, seed=2)
+A = spd(4, seed=1)
+C = normal(4, 3, seed=2)
 B = normal(4, seed=3)
 
 
 def dense(size: int, ridge: float = 0.0) -> CallableSolver:
-    """Every column of the operator, then a factorisation: exact to rounding, and unlike anything in the package."""
+    """Every column of the operator, then a factorisation: exact to rounding, and unlike anything
+    in the package.
+    """
 
     def solve(matvec: Callable[[Tensor], Tensor], b: Tensor) -> Tensor:
         columns = torch.stack([matvec(column) for column in torch.eye(size, dtype=b.dtype)], 1)
@@ -50,7 +55,10 @@ def newton(loss: Callable[[Tensor], Tensor], x: Tensor) -> Tensor:
 
 def solved(theta: Tensor) -> Tensor:
     return lower_solution(
-        quartic, theta, newton(lambda x: quartic(theta.detach(), x), torch.zeros_like(theta)), solver=dense(len(theta))
+        quartic,
+        theta,
+        newton(lambda x: quartic(theta.detach(), x), torch.zeros_like(theta)),
+        solver=dense(len(theta)),
     )
 
 
@@ -71,10 +79,13 @@ def test_the_ridge_is_the_solvers() -> None:
     torch.testing.assert_close(theta.grad, expected, rtol=1e-12, atol=1e-13)
 
 
-@pytest.mark.parametrize(("strategy", "rtol"), [("vjp", 1e-12), ("jvp", 1e-12), ("difference", 1e-6)])
+@pytest.mark.parametrize(
+    ("strategy", "rtol"), [("vjp", 1e-12), ("jvp", 1e-12), ("difference", 1e-6)]
+)
 def test_it_is_hypergradient_on_dictionaries(strategy: Any, rtol: float) -> None:
     problem = network_problem()
-    rows, upper = problem.lower_data.whole, problem.upper_data["differentiate"].whole
+    rows = problem.lower_data.whole
+    upper = problem.upper_data["differentiate"].whole
 
     def g(theta: Tree, x: Tree) -> Tensor:
         return problem.g(theta, x, rows)
@@ -83,12 +94,16 @@ def test_it_is_hypergradient_on_dictionaries(strategy: Any, rtol: float) -> None
         return problem.f(theta, x, upper)
 
     solver = dense(20, ridge=0.5)
-    expected = hypergradient(f, g, problem.theta0, problem.x0, solver=solver, strategy=strategy).value
+    expected = hypergradient(
+        f, g, problem.theta0, problem.x0, solver=solver, strategy=strategy
+    ).value
     theta = {name: leaf.clone().requires_grad_() for name, leaf in problem.theta0.items()}
     x = lower_solution(g, theta, problem.x0, solver=solver, strategy=strategy)
     assert list(x) == list(problem.x0)
     f(theta, x).backward()
-    assert_same({name: leaf.grad for name, leaf in theta.items()}, expected, rtol=rtol, atol=1e-3 * rtol)
+    assert_same(
+        {name: leaf.grad for name, leaf in theta.items()}, expected, rtol=rtol, atol=1e-3 * rtol
+    )
 
 
 def test_gradcheck_on_a_loss_that_is_not_quadratic() -> None:
@@ -96,19 +111,25 @@ def test_gradcheck_on_a_loss_that_is_not_quadratic() -> None:
 
 
 def test_several_uses_and_other_parameters_of_the_graph() -> None:
-    theta, w = normal(3, seed=4), normal(3, seed=5)
+    theta = normal(3, seed=4)
+    w = normal(3, seed=5)
 
     def value(parts: Tree, state: Callable[[Tensor], Tensor]) -> Tensor:
         x = state(parts["theta"])
-        return (x * parts["w"]).sum() * parts["theta"].prod() + x.pow(3).sum() + (parts["w"] ** 2).sum()
+        return (
+            (x * parts["w"]).sum() * parts["theta"].prod()
+            + x.pow(3).sum()
+            + (parts["w"] ** 2).sum()
+        )
 
     leaves = {"theta": theta.clone().requires_grad_(), "w": w.clone().requires_grad_()}
     value(leaves, solved).backward()
     numeric = finite_differences(
         lambda parts: value(
             parts, lambda at: newton(lambda x: quartic(at, x), torch.zeros(3, dtype=F64))
-        ).detach(), {"theta": theta, "w": w},
-    )  # fmt: skip
+        ).detach(),
+        {"theta": theta, "w": w},
+    )
     assert_same({name: leaf.grad for name, leaf in leaves.items()}, numeric, rtol=1e-7, atol=1e-8)
 
 
@@ -118,13 +139,16 @@ def test_theta_shared_by_two_lower_levels_adds_up() -> None:
     two = solved(theta)
     ((one @ B) * two.sum()).backward()
     jacobian = torch.autograd.functional.jacobian(solved, theta.detach())
-    expected = C.T @ torch.linalg.solve(A, B) * two.detach().sum() + (one.detach() @ B) * jacobian.sum(0)
+    expected = C.T @ torch.linalg.solve(A, B) * two.detach().sum() + (
+        one.detach() @ B
+    ) * jacobian.sum(0)
     torch.testing.assert_close(theta.grad, expected, rtol=1e-11, atol=1e-12)
 
 
 def test_several_outputs_are_differentiated_one_by_one() -> None:
     """One leaf of x alone, then the other, through one graph: the two rows of the Jacobian."""
-    a, b = spd(2, seed=6), spd(3, seed=7)
+    a = spd(2, seed=6)
+    b = spd(3, seed=7)
     k = normal(2, 3, seed=8)
     whole = torch.cat([torch.cat([a, 0.1 * k], 1), torch.cat([0.1 * k.T, b], 1)])
 
@@ -143,7 +167,9 @@ def test_several_outputs_are_differentiated_one_by_one() -> None:
 
 
 class Inner(nn.Module):
-    """A layer whose output is the minimiser of a loss with learned parameters, fed by the layer below."""
+    """A layer whose output is the minimiser of a loss with learned parameters, fed by the layer
+    below.
+    """
 
     def __init__(self) -> None:
         super().__init__()
@@ -155,17 +181,23 @@ class Inner(nn.Module):
 
     def forward(self, target: Tensor) -> Tensor:
         best = (target / (1 + self.pull.exp())).detach()
-        return lower_solution(self.loss, {"target": target, "pull": self.pull}, best, solver=dense(best.numel()))
+        return lower_solution(
+            self.loss, {"target": target, "pull": self.pull}, best, solver=dense(best.numel())
+        )
 
 
 def test_inside_a_module_between_two_layers() -> None:
-    below, inner, above = nn.Linear(3, 4).double(), Inner(), nn.Linear(4, 1).double()
+    below = nn.Linear(3, 4).double()
+    inner = Inner()
+    above = nn.Linear(4, 1).double()
     model = nn.Sequential(below, inner, above)
     data = normal(3, seed=10)
     model(data).square().sum().backward()
     gradient = {name: leaf.grad for name, leaf in model.named_parameters()}
     explicit = above(below(data) / (1 + inner.pull.exp())).square().sum()
-    expected = dict(zip(gradient, torch.autograd.grad(explicit, list(model.parameters())), strict=True))
+    expected = dict(
+        zip(gradient, torch.autograd.grad(explicit, list(model.parameters())), strict=True)
+    )
     assert_same(gradient, expected, rtol=1e-11, atol=1e-12)
 
 
@@ -178,7 +210,10 @@ def test_one_lower_level_in_another() -> None:
     def both(theta: Tensor) -> Tensor:
         x = solved(theta)
         upper = {"x": x, "theta": theta}
-        y = newton(lambda at: second({name: leaf.detach() for name, leaf in upper.items()}, at), torch.zeros(3, dtype=F64))
+        y = newton(
+            lambda at: second({name: leaf.detach() for name, leaf in upper.items()}, at),
+            torch.zeros(3, dtype=F64),
+        )
         return lower_solution(second, upper, y, solver=dense(3))
 
     assert torch.autograd.gradcheck(both, normal(3, seed=11).requires_grad_())
@@ -196,10 +231,13 @@ class TestWhatNeedsNoGradient:
         self.calls = 0
 
     def test_without_a_graph_above_there_is_none(self) -> None:
-        theta, x = normal(3), minimiser(normal(3))
+        theta = normal(3)
+        x = minimiser(normal(3))
         assert not lower_solution(quadratic, theta, x, solver=self.solver).requires_grad
         with torch.no_grad():
-            assert not lower_solution(quadratic, theta.requires_grad_(), x, solver=self.solver).requires_grad
+            assert not lower_solution(
+                quadratic, theta.requires_grad_(), x, solver=self.solver
+            ).requires_grad
         assert self.calls == 0
 
     def test_forward_solves_nothing_and_a_graph_in_x_is_cut(self) -> None:
@@ -228,7 +266,13 @@ def test_the_report_is_the_solution_of_every_solve() -> None:
             system = LinearSystem.of(matvec, b)
             x, residual = system.start(x0)
             codes = system.codes(Outcome.ITERATION_LIMIT)
-            return system.solution(x, system.norm(residual), codes, torch.zeros_like(codes), torch.full_like(system.size, 1.0))
+            return system.solution(
+                x,
+                system.norm(residual),
+                codes,
+                torch.zeros_like(codes),
+                torch.full_like(system.size, 1.0),
+            )
 
     reports: list[tuple[Solution, Tensor]] = []
 
@@ -243,17 +287,22 @@ def test_the_report_is_the_solution_of_every_solve() -> None:
     assert reports[0][1] < 1e-12  # at the minimiser
     assert not theta.grad.any()  # v = 0, as reported
     warm = torch.linalg.solve(A, B)
-    again = lower_solution(quadratic, theta, minimiser(theta), solver=Limited(), v0=warm, report=note)
+    again = lower_solution(
+        quadratic, theta, minimiser(theta), solver=Limited(), v0=warm, report=note
+    )
     (again @ B).backward()
     torch.testing.assert_close(theta.grad, C.T @ warm, rtol=1e-12, atol=1e-13)
     assert len(reports) == 2
     off = minimiser(theta).detach() + 1
     (lower_solution(quadratic, theta, off, solver=Limited(), report=note) @ B).backward()
-    torch.testing.assert_close(reports[2][1], (A @ torch.ones_like(B)).norm(), rtol=1e-9, atol=0)  # ∇_x g = A (x − x*)
+    torch.testing.assert_close(
+        reports[2][1], (A @ torch.ones_like(B)).norm(), rtol=1e-9, atol=0
+    )  # ∇_x g = A (x − x*)
 
 
 def test_x_is_not_copied_and_a_change_of_it_before_the_way_back_is_noticed() -> None:
-    theta, best = normal(3).requires_grad_(), minimiser(normal(3))
+    theta = normal(3).requires_grad_()
+    best = minimiser(normal(3))
     before = best.clone()
     x = lower_solution(quadratic, theta, best, solver=dense(4))
     assert x.data_ptr() == best.data_ptr()

@@ -1,4 +1,6 @@
-"""Response surfaces over mixtures: closed forms with known noise, tables, and a small mix end to end."""
+"""Response surfaces over mixtures: closed forms with known noise, tables, and a small mix end to
+end.
+"""
 
 from __future__ import annotations
 
@@ -19,7 +21,16 @@ from hgms_core.registry import Registry
 
 pytest.importorskip("sklearn", reason="scikit-learn is not installed: pip install 'hgms[sklearn]'")
 
-from hgms_mix.surface import Findings, Runs, SurfaceSettings, design, fit, learn, read_runs, write_runs
+from hgms_mix.surface import (
+    Findings,
+    Runs,
+    SurfaceSettings,
+    design,
+    fit,
+    learn,
+    read_runs,
+    write_runs,
+)
 from hgms_mix.surface.design import spread
 from hgms_mix.surface.noise import noise_of
 from hgms_mix.surface.proxy import rank_correlation, words
@@ -28,7 +39,9 @@ from hgms_mix.surface.words import sentences
 
 pytestmark = [
     pytest.mark.plugins,
-    pytest.mark.filterwarnings("ignore:.*checkpointing.* is deprecated and will be removed in v6:FutureWarning"),
+    pytest.mark.filterwarnings(
+        "ignore:.*checkpointing.* is deprecated and will be removed in v6:FutureWarning"
+    ),
 ]
 BEST = np.array([0.6, 0.3, 0.1])
 UNIFORM = np.full(3, 1 / 3)
@@ -47,7 +60,9 @@ def tried(seed: int, curvature: float, noise: float) -> Runs:
     """The runs of a design whose losses are the bowl's, with noise."""
     points = design(UNIFORM, points=24, repeats=3, shrink=0.1, seed=seed)
     mixtures = np.array([point.weights for point in points])
-    losses = bowl(mixtures, curvature) + noise * np.random.default_rng(seed).standard_normal(len(points))
+    losses = bowl(mixtures, curvature) + noise * np.random.default_rng(seed).standard_normal(
+        len(points)
+    )
     names = tuple(f"run-{number}" for number in range(len(points)))
     return Runs(names=names, sources=("a", "b", "c"), mixtures=mixtures, metrics={"loss": losses})
 
@@ -57,7 +72,8 @@ def found() -> Findings:
     return learn(tried(0, 1.0, 0.02), SurfaceSettings())
 
 
-# -- the design ---------------------------------------------------------------------------------------------------------------
+# -- the design
+# --------------------------------------------------------------------------------------------------
 
 
 def test_a_design_has_repeated_anchors_and_begins_with_the_shorter_one() -> None:
@@ -69,11 +85,13 @@ def test_a_design_has_repeated_anchors_and_begins_with_the_shorter_one() -> None
     np.testing.assert_allclose(weights.sum(1), 1, atol=1e-12)
     anchors = [point for point in long if point.role != "fill"]
     assert len(anchors) == 12
-    assert {point.weights for point in anchors if point.role == "vertex"} >= {(0.933334, 0.033333, 0.033333)}
+    assert {point.weights for point in anchors if point.role == "vertex"} >= {
+        (0.933334, 0.033333, 0.033333)
+    }
     assert len({point.seed for point in long}) == 40  # chance is never shared
-    assert [point.weights for point in design(UNIFORM, points=18, repeats=3, shrink=0.1, seed=5)[12:]] != [
-        point.weights for point in short[12:]
-    ]
+    assert [
+        point.weights for point in design(UNIFORM, points=18, repeats=3, shrink=0.1, seed=5)[12:]
+    ] != [point.weights for point in short[12:]]
 
 
 def test_the_rest_has_the_moments_of_a_dirichlet_distribution() -> None:
@@ -85,11 +103,14 @@ def test_the_rest_has_the_moments_of_a_dirichlet_distribution() -> None:
 
 
 def test_too_few_points_are_refused_with_what_is_needed() -> None:
-    with pytest.raises(ConfigError, match=r"surface.points = 14, but 4 anchors 3 times and 3 more are 15"):
+    with pytest.raises(
+        ConfigError, match=r"surface.points = 14, but 4 anchors 3 times and 3 more are 15"
+    ):
         design(UNIFORM, points=14, repeats=3, shrink=0.1, seed=0)
 
 
-# -- the noise ----------------------------------------------------------------------------------------------------------------
+# -- the noise
+# --------------------------------------------------------------------------------------------------
 
 
 def test_one_variance_is_pooled_and_several_are_told_apart() -> None:
@@ -117,7 +138,8 @@ def test_few_repeats_do_not_make_a_difference_out_of_chance() -> None:
     assert np.median(ratios) < 3  # of the sample variances themselves it is far more
 
 
-# -- the surface --------------------------------------------------------------------------------------------------------------
+# -- the surface
+# --------------------------------------------------------------------------------------------------
 
 
 def test_the_minimum_of_a_bowl_is_found_and_told_apart(found: Findings) -> None:
@@ -138,9 +160,11 @@ def test_leave_one_out_errors_are_those_of_fits_without_the_mixture(found: Findi
     """The closed form, against processes of the same parameters that never saw it."""
     from sklearn.gaussian_process import GaussianProcessRegressor
 
-    surface, left = found.surface, 5
+    surface = found.surface
+    left = 5
     keep = np.arange(len(surface.losses)) != left
-    errors, variances = [], []
+    errors = []
+    variances = []
     for member in surface.members:
         other = GaussianProcessRegressor(member.kernel_, alpha=member.alpha[keep], optimizer=None)
         other.fit(member.X_train_[keep], member.y_train_[keep])
@@ -153,7 +177,8 @@ def test_leave_one_out_errors_are_those_of_fits_without_the_mixture(found: Findi
 
 
 def test_functions_are_drawn_from_the_posterior(found: Findings) -> None:
-    surface, places = attrs.evolve(found.surface, widening=2.0), np.vstack([UNIFORM, BEST])
+    surface = attrs.evolve(found.surface, widening=2.0)
+    places = np.vstack([UNIFORM, BEST])
     drawn = surface.draws(places, 20_000, Key(0))
     mean, covariance = surface.posterior(places)
     deviations = np.sqrt(np.diag(covariance))
@@ -174,7 +199,8 @@ def test_intervals_cover_and_a_flat_surface_is_not_told_apart(curvature: float) 
     """Two seeds of each; :func:`test_coverage_over_a_hundred_surfaces` has more."""
     for seed in range(2):
         findings = learn(tried(10 + seed, curvature, 0.05), SurfaceSettings())
-        gap, weights = findings.recommendation.against_prior, findings.recommendation.weights
+        gap = findings.recommendation.against_prior
+        weights = findings.recommendation.weights
         assert gap.low <= bowl(weights, curvature) - bowl(UNIFORM, curvature) <= gap.high
         if curvature == 0:
             assert not findings.apart
@@ -186,7 +212,8 @@ def test_coverage_over_a_hundred_surfaces() -> None:
     for seed in range(100):
         findings = learn(tried(1000 + seed, 1.0 if seed % 2 else 0.0, 0.05), SurfaceSettings())
         curvature = float(seed % 2)
-        gap, weights = findings.recommendation.against_prior, findings.recommendation.weights
+        gap = findings.recommendation.against_prior
+        weights = findings.recommendation.weights
         covered += gap.low <= bowl(weights, curvature) - bowl(UNIFORM, curvature) <= gap.high
         apart += curvature == 0 and findings.apart
     assert covered >= 90
@@ -195,16 +222,21 @@ def test_coverage_over_a_hundred_surfaces() -> None:
 
 @pytest.mark.slow
 def test_coverage_over_a_hundred_surfaces_of_the_prior() -> None:
-    """On functions drawn from the prior itself intervals cover as often as they promise: neither less, nor always."""
+    """On functions drawn from the prior itself intervals cover as often as they promise: neither
+    less, nor always.
+    """
     from sklearn.gaussian_process.kernels import Matern
 
     from hgms_mix.surface.process import CENTRES
 
-    runs, covered = tried(0, 0.0, 0.0), 0
+    runs = tried(0, 0.0, 0.0)
+    covered = 0
     places = np.vstack([UNIFORM, runs.mixtures, spread(UNIFORM, 256, Key(0))])
     for seed in range(100):
         generator = np.random.default_rng(seed)
-        trend, bend, white = (np.exp(generator.normal(*CENTRES[part])) for part in ("trend", "bend", "white"))
+        trend, bend, white = (
+            np.exp(generator.normal(*CENTRES[part])) for part in ("trend", "bend", "white")
+        )
         lengths = np.exp(generator.normal(*CENTRES["length"], size=3))
         covariance = trend**2 * (1 + places @ places.T) + bend**2 * Matern(lengths, nu=2.5)(places)
         values, vectors = np.linalg.eigh(covariance)
@@ -221,19 +253,26 @@ def test_several_targets_are_weighted_and_test_sets_never_decide() -> None:
     runs = tried(3, 1.0, 0.01)
     other = 1 + runs.mixtures[:, 2]
     both = Runs(
-        names=runs.names, sources=runs.sources, mixtures=runs.mixtures,
+        names=runs.names,
+        sources=runs.sources,
+        mixtures=runs.mixtures,
         metrics={"loss": runs.metrics["loss"], "other": other, "test_x": -runs.metrics["loss"]},
-    )  # fmt: skip
+    )
     findings = learn(both, SurfaceSettings(targets={"loss": 3.0, "other": 1.0}))
     assert findings.targets == {"loss": 0.75, "other": 0.25}
-    # the minimum of ¾ |ω − best|² + ¼ ω_c over the simplex: ω − best = (1, 1, −2)/18, which is ω_c = 0 with the rest beside
+    # the minimum of ¾ |ω − best|² + ¼ ω_c over the simplex: ω − best = (1, 1, −2)/18, which is ω_c
+    # = 0 with the rest beside
     expected = BEST + np.array([1, 1, -2]) / 18
     np.testing.assert_allclose(expected.sum(), 1)
     assert np.abs(findings.recommendation.weights - np.array([0.65, 0.35, 0.0])).sum() < 0.3
     assert set(findings.differences) == {"loss", "other", "test_x"}
     named = attrs.evolve(both, metrics={"target": other, "loss": runs.metrics["loss"]})
-    means = learn(named, SurfaceSettings(targets={"target": 1.0, "loss": 3.0})).surface.mean(runs.mixtures)
-    np.testing.assert_allclose(means, findings.surface.mean(runs.mixtures), atol=0.01)  # whatever a metric is called
+    means = learn(named, SurfaceSettings(targets={"target": 1.0, "loss": 3.0})).surface.mean(
+        runs.mixtures
+    )
+    np.testing.assert_allclose(
+        means, findings.surface.mean(runs.mixtures), atol=0.01
+    )  # whatever a metric is called
     with pytest.raises(ConfigError, match=r"there is no 'los'; did you mean 'loss'\?"):
         learn(both, SurfaceSettings(targets={"los": 1.0}))
 
@@ -242,7 +281,9 @@ def test_runs_that_diverged_are_set_aside_and_named() -> None:
     runs = tried(0, 1.0, 0.02)
     losses = runs.metrics["loss"].copy()
     losses[[3, 17]] = 9.0, 7.5  # one of the repeats of uniform, and a mixture that was run once
-    spoilt = Runs(names=runs.names, sources=runs.sources, mixtures=runs.mixtures, metrics={"loss": losses})
+    spoilt = Runs(
+        names=runs.names, sources=runs.sources, mixtures=runs.mixtures, metrics={"loss": losses}
+    )
     findings = learn(spoilt, SurfaceSettings())
     assert findings.aside.names == ("run-3", "run-17")
     assert findings.lost == [9.0, 7.5]
@@ -253,13 +294,18 @@ def test_runs_that_diverged_are_set_aside_and_named() -> None:
 
 def test_runs_without_a_finite_loss_are_set_aside_and_named() -> None:
     runs = tried(0, 1.0, 0.02)
-    losses, other = runs.metrics["loss"].copy(), runs.metrics["loss"].copy()
+    losses = runs.metrics["loss"].copy()
+    other = runs.metrics["loss"].copy()
     losses[3], other[17] = np.nan, np.inf
-    findings = learn(attrs.evolve(runs, metrics={"loss": losses, "test_x": other}), SurfaceSettings())
+    findings = learn(
+        attrs.evolve(runs, metrics={"loss": losses, "test_x": other}), SurfaceSettings()
+    )
     assert findings.aside.names == ("run-3", "run-17")
     assert findings.apart
     assert "run-3 nan" in next(sentences(findings))
-    with pytest.raises(ConfigError, match="0 different mixtures of 3 sources were run and 24 runs set aside"):
+    with pytest.raises(
+        ConfigError, match="0 different mixtures of 3 sources were run and 24 runs set aside"
+    ):
         learn(attrs.evolve(runs, metrics={"loss": losses * np.nan}), SurfaceSettings())
 
 
@@ -277,9 +323,12 @@ def test_every_metric_has_the_width_of_its_own_misses() -> None:
 
 def test_caution_that_costs_loss_is_said(found: Findings) -> None:
     worse = Gap(value=0.2, low=0.1, high=0.3, below=0.0)
-    cautious = attrs.evolve(found, recommendation=attrs.evolve(found.recommendation, against_best=worse))
-    assert "recommended − best tried: +0.200 [+0.100, +0.300]: worse than the best that was tried" in "\n".join(
-        sentences(cautious)
+    cautious = attrs.evolve(
+        found, recommendation=attrs.evolve(found.recommendation, against_best=worse)
+    )
+    assert (
+        "recommended − best tried: +0.200 [+0.100, +0.300]: worse than the best that was tried"
+        in "\n".join(sentences(cautious))
     )
 
 
@@ -297,18 +346,23 @@ def test_without_repeats_the_noise_is_a_parameter() -> None:
     runs = tried(6, 1.0, 0.03)
     distinct = np.unique(runs.mixtures, axis=0, return_index=True)[1]
     fewer = Runs(
-        names=tuple(runs.names[i] for i in distinct), sources=runs.sources, mixtures=runs.mixtures[distinct],
+        names=tuple(runs.names[i] for i in distinct),
+        sources=runs.sources,
+        mixtures=runs.mixtures[distinct],
         metrics={"loss": runs.metrics["loss"][distinct]},
-    )  # fmt: skip
+    )
     findings = learn(fewer, SurfaceSettings())
     assert findings.surface.noise is None
-    gap, weights = findings.recommendation.against_prior, findings.recommendation.weights
+    gap = findings.recommendation.against_prior
+    weights = findings.recommendation.weights
     assert gap.high < 0
-    # a 95 % interval misses now and then, and this one just does: by no more than half its half width
+    # a 95 % interval misses now and then, and this one just does: by no more than half its half
+    # width
     assert abs(bowl(weights, 1.0) - bowl(UNIFORM, 1.0) - gap.value) < 1.5 * (gap.high - gap.value)
 
 
-# -- the tables ---------------------------------------------------------------------------------------------------------------
+# -- the tables
+# --------------------------------------------------------------------------------------------------
 
 
 def test_tables_come_back_as_they_were(tmp_path: Path) -> None:
@@ -322,9 +376,15 @@ def test_tables_come_back_as_they_were(tmp_path: Path) -> None:
 
 
 def test_tables_as_olmix_has_them_are_read(tmp_path: Path) -> None:
-    """The header of its README, an index column of pandas, run_id in one file, runs that only one file has, an empty cell."""
-    (tmp_path / "r.csv").write_text("Unnamed: 0,run,name,index,x,y\n0,p,s-0,0,0.25,0.75\n1,q,s-1,1,0.5,0.498\n2,r,s-2,2,1,0\n")
-    (tmp_path / "m.csv").write_text("run_id,name,index,arc\nq,s-1,1,1.5\np,s-0,0,1.25\nr,s-2,2,\nz,s-9,9,1\n")
+    """The header of its README, an index column of pandas, run_id in one file, runs that only
+    one file has, an empty cell.
+    """
+    (tmp_path / "r.csv").write_text(
+        "Unnamed: 0,run,name,index,x,y\n0,p,s-0,0,0.25,0.75\n1,q,s-1,1,0.5,0.498\n2,r,s-2,2,1,0\n"
+    )
+    (tmp_path / "m.csv").write_text(
+        "run_id,name,index,arc\nq,s-1,1,1.5\np,s-0,0,1.25\nr,s-2,2,\nz,s-9,9,1\n"
+    )
     lines: list[str] = []
     runs = read_runs(tmp_path / "r.csv", tmp_path / "m.csv", lines.append)
     assert lines == ["2 of 4 runs are not in both files with all metrics, and left out: r, z"]
@@ -337,7 +397,10 @@ def test_tables_as_olmix_has_them_are_read(tmp_path: Path) -> None:
     ("ratios", "message"),
     [
         ("name,x,y\ns,0.5,0.5\n", "r.csv has no column 'run' or 'run_id' (columns: name, x, y)"),
-        ("run,x,y\np,0.5,0.7\n", "r.csv, run p: shares must not be negative and sum to 1 (within 0.01); they sum to 1.2"),
+        (
+            "run,x,y\np,0.5,0.7\n",
+            "r.csv, run p: shares must not be negative and sum to 1 (within 0.01); they sum to 1.2",
+        ),
         ("run,x,y\np,0.5,half\n", "r.csv, line 2: 'half' in the column 'y' is no number"),
         ("run,x,y\np,0.5\n", "r.csv, line 2: 2 cells, the header has 3"),
         ("run,x,y\np,0.5,0.5\np,0.5,0.5\n", "r.csv, line 3: the run 'p' is there twice"),
@@ -353,7 +416,9 @@ def test_bad_tables_are_named_with_their_lines(ratios: str, message: str, tmp_pa
     assert message in str(caught.value)
 
 
-def test_the_command_fits_tables_and_writes_what_it_says(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_command_fits_tables_and_writes_what_it_says(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.chdir(tmp_path)
     write_runs(tried(0, 1.0, 0.02), Path("r.csv"), Path("m.csv"))
     done = call("--ratios", "r.csv", "--metrics", "m.csv", "--out", "s")
@@ -371,17 +436,40 @@ def test_the_command_fits_tables_and_writes_what_it_says(tmp_path: Path, monkeyp
     [
         ([], "give either CONFIG, or --ratios and --metrics"),
         (["--ratios", "r.csv"], "--ratios and --metrics go together"),
-        (["--ratios", "r.csv", "--metrics", "m.csv", "--target", "loss=x"], "--target loss=x: expected NAME=WEIGHT, a number"),
-        (["--ratios", "r.csv", "--metrics", "m.csv", "--target", "lost"], "there is no 'lost'; did you mean 'loss'?"),
-        (["--ratios", "r.csv", "--metrics", "m.csv", "--prior", "rows"], "does not say how many rows sources have"),
+        (
+            ["--ratios", "r.csv", "--metrics", "m.csv", "--target", "loss=x"],
+            "--target loss=x: expected NAME=WEIGHT, a number",
+        ),
+        (
+            ["--ratios", "r.csv", "--metrics", "m.csv", "--target", "lost"],
+            "there is no 'lost'; did you mean 'loss'?",
+        ),
+        (
+            ["--ratios", "r.csv", "--metrics", "m.csv", "--prior", "rows"],
+            "does not say how many rows sources have",
+        ),
         (["--ratios", "r.csv", "--metrics", "m.csv", "--prior", "a=1,d=1"], "there is no 'd'"),
-        (["--ratios", "r.csv", "--metrics", "m.csv", "--prior", "a=inf,b=1"], "'prior' must have finite weights"),
-        (["--ratios", "r.csv", "--metrics", "m.csv", "--points", "30"], "are of no use without CONFIG: nothing is trained"),
-        (["--ratios", "r.csv", "--metrics", "m.csv", "--set", "surface.point=3"], "unknown key 'point'; did you mean"),
-        (["--ratios", "r.csv", "--metrics", "m.csv", "--set", "sample.size=3"], "there is no table 'sample'"),
+        (
+            ["--ratios", "r.csv", "--metrics", "m.csv", "--prior", "a=inf,b=1"],
+            "'prior' must have finite weights",
+        ),
+        (
+            ["--ratios", "r.csv", "--metrics", "m.csv", "--points", "30"],
+            "are of no use without CONFIG: nothing is trained",
+        ),
+        (
+            ["--ratios", "r.csv", "--metrics", "m.csv", "--set", "surface.point=3"],
+            "unknown key 'point'; did you mean",
+        ),
+        (
+            ["--ratios", "r.csv", "--metrics", "m.csv", "--set", "sample.size=3"],
+            "there is no table 'sample'",
+        ),
     ],
 )
-def test_bad_calls_leave_with_2(arguments: list[str], message: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_bad_calls_leave_with_2(
+    arguments: list[str], message: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.chdir(tmp_path)
     write_runs(tried(0, 1.0, 0.02), Path("r.csv"), Path("m.csv"))
     done = call(*arguments)
@@ -390,7 +478,8 @@ def test_bad_calls_leave_with_2(arguments: list[str], message: str, tmp_path: Pa
     assert "Traceback" not in done.output
 
 
-# -- end to end ---------------------------------------------------------------------------------------------------------------
+# -- end to end
+# --------------------------------------------------------------------------------------------------
 
 MIX = f"""
 seed = 1
@@ -412,12 +501,17 @@ repeats = 2
 
 @pytest.fixture
 def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    pytest.importorskip("transformers", reason="transformers is not installed: pip install 'hgms[llm]'")
+    pytest.importorskip(
+        "transformers", reason="transformers is not installed: pip install 'hgms[llm]'"
+    )
     pytest.importorskip("peft", reason="peft is not installed: pip install 'hgms[llm]'")
     monkeypatch.chdir(tmp_path)
 
     def write(name: str, first: int, count: int, answer: str | None = None) -> None:
-        rows = [{"prompt": f"{n // 40} + {n % 40} =", "completion": answer or str(n)} for n in range(first, first + count)]
+        rows = [
+            {"prompt": f"{n // 40} + {n % 40} =", "completion": answer or str(n)}
+            for n in range(first, first + count)
+        ]
         Path(f"{name}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
 
     write("sums", 0, 40)
@@ -430,14 +524,19 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def losses(folder: Path) -> dict[str, Any]:
-    records = (json.loads(path.read_bytes()) for path in folder.glob("runs/mix/surface/runs/*/run.json"))
+    records = (
+        json.loads(path.read_bytes()) for path in folder.glob("runs/mix/surface/runs/*/run.json")
+    )
     return {record["key"]: record["metrics"] for record in records}
 
 
-def test_a_design_is_run_once_and_goes_on_where_it_was_broken_off(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_design_is_run_once_and_goes_on_where_it_was_broken_off(
+    here: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     from hgms_mix.surface.runs import DesignRuns
 
-    keep, begun = DesignRuns.run, []
+    keep = DesignRuns.run
+    begun = []
 
     def interrupted(self: DesignRuns, point: Any) -> Any:
         begun.append(point)
@@ -480,14 +579,20 @@ def test_a_design_is_run_once_and_goes_on_where_it_was_broken_off(here: Path, mo
     assert set(report["differences_by_metric"]) == {"validation_sums", "test_sums"}
     assert not list(here.glob("runs/mix/surface/runs/*/finetune/adapter"))
     tables = read_runs(Path("runs/mix/surface/ratios.csv"), Path("runs/mix/surface/metrics.csv"))
-    assert sorted(tables.metrics["validation_sums"]) == sorted(row["validation_sums"] for row in every.values())
+    assert sorted(tables.metrics["validation_sums"]) == sorted(
+        row["validation_sums"] for row in every.values()
+    )
     # a prior's run has a third of its rows of each source; a repeat another seed, so another loss
     prior = [number for number, row in enumerate(tables.mixtures) if np.allclose(row, 1 / 3)]
     assert len(prior) == 2
-    assert tables.metrics["validation_sums"][prior[0]] != tables.metrics["validation_sums"][prior[1]]
+    assert (
+        tables.metrics["validation_sums"][prior[0]] != tables.metrics["validation_sums"][prior[1]]
+    )
 
 
-def test_a_run_broken_off_in_fine_tuning_ends_with_the_same_losses(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_run_broken_off_in_fine_tuning_ends_with_the_same_losses(
+    here: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     from hgms_mix.stages.checkpoints import LossLog
     from hgms_mix.surface.runs import DesignRuns
     from hgms_mix.surface.train import load, points_of
@@ -519,7 +624,9 @@ def test_a_run_broken_off_in_fine_tuning_ends_with_the_same_losses(here: Path, m
 
 
 def test_a_run_is_the_same_as_a_job_of_values_alone(here: Path) -> None:
-    """As another machine carries it out, which has read nothing yet; what another process is at is left to that."""
+    """As another machine carries it out, which has read nothing yet; what another process is at
+    is left to that.
+    """
     from hgms.executors import BUSY
     from hgms_mix.stages import claimed
     from hgms_mix.surface import jobs
@@ -539,7 +646,8 @@ def test_a_run_is_the_same_as_a_job_of_values_alone(here: Path) -> None:
     heard: list[dict[str, Any]] = []
     assert jobs.work(arguments, lambda **event: heard.append(event)) == {}
     assert {event["event"] for event in heard} == {"stage", "step"}
-    other, own = piece.finished(), alone.run(point)
+    other = piece.finished()
+    own = alone.run(point)
     assert attrs.evolve(other, seconds=own.seconds) == own
     before = [path.stat().st_mtime_ns for path in piece.path.rglob("*.json")]
     assert jobs.work(arguments, heard.append) == {}  # another process asked at the same time
@@ -553,13 +661,17 @@ def test_processes_make_the_surface_of_one(here: Path) -> None:
     both = call("mix.toml", "--json", "--out", "both", "--jobs", "2")
     assert [done.exit_code for done in (one, both)] == [0, 0], both.output
     assert both.stderr.count(" after ") == 11
-    ours, theirs = json.loads(one.stdout), json.loads(both.stdout)
+    ours = json.loads(one.stdout)
+    theirs = json.loads(both.stdout)
     for report in (ours, theirs):
         for key in ("folder", "next", "files"):
             report.pop(key, None)
     assert ours == theirs
     for name in ("ratios.csv", "metrics.csv"):
-        assert Path("one/mix/surface", name).read_bytes() == Path("both/mix/surface", name).read_bytes()
+        assert (
+            Path("one/mix/surface", name).read_bytes()
+            == Path("both/mix/surface", name).read_bytes()
+        )
 
 
 def test_what_it_costs_is_measured_where_nothing_is_finished(here: Path) -> None:
@@ -587,14 +699,18 @@ def test_what_it_costs_is_measured_where_nothing_is_finished(here: Path) -> None
         (["--ratios", "r.csv"], "give either CONFIG, or --ratios and --metrics"),
     ],
 )
-def test_bad_plans_leave_with_2_before_anything_runs(arguments: list[str], message: str, here: Path) -> None:
+def test_bad_plans_leave_with_2_before_anything_runs(
+    arguments: list[str], message: str, here: Path
+) -> None:
     done = call("mix.toml", *arguments)
     assert done.exit_code == 2, done.output
     assert message in done.stderr
     assert not Path("runs").exists()
 
 
-def test_a_run_that_diverges_is_recorded_and_too_many_are_refused(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_run_that_diverges_is_recorded_and_too_many_are_refused(
+    here: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     from hgms_core import NumericalError
     from hgms_mix.stages.checkpoints import LossLog
     from hgms_mix.surface.runs import DesignRuns
@@ -610,7 +726,9 @@ def test_a_run_that_diverges_is_recorded_and_too_many_are_refused(here: Path, mo
         patched.setattr(LossLog, "append", diverge)
         first = runs.run(points[0])
         other = DesignRuns(config=plan.config, folder=Path("other"))
-        with pytest.raises(NumericalError, match="the losses of 1 runs are not finite"):  # though no run comes after it
+        with pytest.raises(
+            NumericalError, match="the losses of 1 runs are not finite"
+        ):  # though no run comes after it
             carried(other, points[:1], lambda line: None, diverging=0)
     assert not first.is_finite
     assert set(first.metrics) == {"validation_sums", "test_sums"}
@@ -622,7 +740,9 @@ def test_a_run_that_diverges_is_recorded_and_too_many_are_refused(here: Path, mo
         carried(runs, points, lambda line: None, diverging=0)
 
 
-def test_only_rows_that_are_drawn_become_tokens(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_only_rows_that_are_drawn_become_tokens(
+    here: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     from hgms_mix.lm import tokens
     from hgms_mix.surface.runs import DesignRuns
     from hgms_mix.surface.train import load, points_of
@@ -648,7 +768,9 @@ def test_only_rows_that_are_drawn_become_tokens(here: Path, monkeypatch: pytest.
 def test_the_next_command_can_be_run_as_it_stands(method: str, here: Path) -> None:
     from hgms_mix.surface.train import following, load
 
-    text = Path("mix.toml").read_text().replace("[task.sources.echo]", '[task.sources."my echo\'s"]')
+    text = (
+        Path("mix.toml").read_text().replace("[task.sources.echo]", '[task.sources."my echo\'s"]')
+    )
     Path("mix.toml").write_text(method + text)
     plan = load(Path("mix.toml"), ["finetune.lr=1e-2", "surface.repeats=2"], seed=3, out="there")
     runs = attrs.evolve(tried(0, 1.0, 0.02), sources=("sums", "dots", "my echo's"))
@@ -662,7 +784,10 @@ def test_the_next_command_can_be_run_as_it_stands(method: str, here: Path) -> No
     assert {row["source"]: row["weight"] for row in report["sources"]}["sums"] > 0.5
 
 
-@pytest.mark.parametrize(("gap", "said"), [(math.nan, "the best of them and rows diverged"), (-math.inf, "rows diverged")])
+@pytest.mark.parametrize(
+    ("gap", "said"),
+    [(math.nan, "the best of them and rows diverged"), (-math.inf, "rows diverged")],
+)
 def test_a_larger_model_that_diverged_at_the_prior_is_said_in_words(gap: float, said: str) -> None:
     table = words(rank_correlation(np.arange(4.0), np.arange(4.0), Key(0)), gap, "rows")
     assert table["sentence"].endswith(f"; {said}")
@@ -681,10 +806,14 @@ def test_ranks_of_the_larger_model_are_compared() -> None:
     assert rank_correlation(mine, -mine, Key(0)).high == -1
 
 
-def test_the_next_command_has_the_plugins_and_the_consent_of_this_one(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_next_command_has_the_plugins_and_the_consent_of_this_one(
+    here: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     from hgms_mix.surface.train import load
 
     monkeypatch.setenv("HGMS_TRUST_REMOTE_CODE", "1")
-    (here / "mine.py").write_text("from hgms_core import hookimpl\n@hookimpl\ndef hgms_ready(): pass\n")
+    (here / "mine.py").write_text(
+        "from hgms_core import hookimpl\n@hookimpl\ndef hgms_ready(): pass\n"
+    )
     plan = load(Path("mix.toml"), registry=Registry.load(["mine.py"]))
     assert plan.options[-3:] == ("--plugin", "mine.py", "--trust-remote-code")

@@ -26,7 +26,9 @@ LISTS = {"walk": {"move.lr": [0.01, 0.05, 0.1, 0.2, 0.3, 0.45], "noise": [0.0, 0
 RANGES = {"walk": {"move.lr": {"low": 0.01, "high": 0.45, "log": True}}}
 
 
-def swept(out: Path, methods: Any = "walk", seeds: Any = 2, jobs: int = 0, **sweep: Any) -> Comparison:
+def swept(
+    out: Path, methods: Any = "walk", seeds: Any = 2, jobs: int = 0, **sweep: Any
+) -> Comparison:
     settings = {"trials": 5, "sampler": "grid", "space": LISTS} | sweep
     run = {"checkpoint_seconds": 0.0, "dtype": "float64"}
     return compare("bowl", methods, "6 steps", seeds, out, sweep=settings, run=run, jobs=jobs)
@@ -35,11 +37,19 @@ def swept(out: Path, methods: Any = "walk", seeds: Any = 2, jobs: int = 0, **swe
 def contents(out: Path) -> dict[str, bytes]:
     kept = ("checkpoint", "steps", "summary", "sweep")
     files = (path for path in sorted(out.rglob("*")) if path.is_file())
-    return {str(path.relative_to(out)): path.read_bytes() for path in files if path.name.startswith(kept)}
+    return {
+        str(path.relative_to(out)): path.read_bytes()
+        for path in files
+        if path.name.startswith(kept)
+    }
 
 
-@pytest.mark.parametrize(("sampler", "space"), [("grid", LISTS), ("random", RANGES), ("tpe", RANGES)])
-def test_the_lowest_validation_loss_is_chosen_and_all_is_recorded(tmp_path: Path, sampler: str, space: dict[str, Any]) -> None:
+@pytest.mark.parametrize(
+    ("sampler", "space"), [("grid", LISTS), ("random", RANGES), ("tpe", RANGES)]
+)
+def test_the_lowest_validation_loss_is_chosen_and_all_is_recorded(
+    tmp_path: Path, sampler: str, space: dict[str, Any]
+) -> None:
     comparison = swept(tmp_path, sampler=sampler, space=space, seeds=[0, 1])
     [record] = comparison.sweeps
     trials = record["trials"]
@@ -55,7 +65,9 @@ def test_the_lowest_validation_loss_is_chosen_and_all_is_recorded(tmp_path: Path
     assert {run.seed for run in runs} == {0, 1}
     assert {run.method["move"]["lr"] for run in runs} == {record["chosen_values"]["move.lr"]}
     for number, trial in enumerate(trials):
-        summary = json.loads((tmp_path / "sweeps/bowl/walk" / f"trial-{number}/seed-100/summary.json").read_bytes())
+        summary = json.loads(
+            (tmp_path / "sweeps/bowl/walk" / f"trial-{number}/seed-100/summary.json").read_bytes()
+        )
         assert summary["validation_loss"] == trial["loss"] == trial["losses"]["100"]
 
 
@@ -78,17 +90,27 @@ def test_the_loss_of_a_trial_is_the_mean_over_pilot_seeds(tmp_path: Path) -> Non
     [record] = swept(tmp_path).sweeps
     assert list(record["trials"][0]["losses"]) == ["100"]
     again = compare(
-        "bowl", "walk", "6 steps", 2, tmp_path / "two", jobs=0, run={"dtype": "float64"},
+        "bowl",
+        "walk",
+        "6 steps",
+        2,
+        tmp_path / "two",
+        jobs=0,
+        run={"dtype": "float64"},
         sweep={"trials": 2, "seeds": [100, 101], "space": LISTS, "budget": "3 steps"},
-    ).sweeps[0]  # fmt: skip
+    ).sweeps[0]
     for trial in again["trials"]:
         assert trial["loss"] == pytest.approx(sum(trial["losses"].values()) / 2)
         assert len(trial["losses"]) == 2
-    steps = json.loads((tmp_path / "two/sweeps/bowl/walk/trial-1/seed-101/summary.json").read_bytes())["outer_steps"]
+    steps = json.loads(
+        (tmp_path / "two/sweeps/bowl/walk/trial-1/seed-101/summary.json").read_bytes()
+    )["outer_steps"]
     assert steps == 3, "a trial may have a budget of its own"
 
 
-def test_every_method_with_a_space_gets_the_same_number_of_trials_and_the_others_are_marked(tmp_path: Path) -> None:
+def test_every_method_with_a_space_gets_the_same_number_of_trials_and_the_others_are_marked(
+    tmp_path: Path,
+) -> None:
     quick = {"name": "walk", "label": "quick", "move": {"lr": 0.3}}
     plain = {"name": "walk", "label": "plain"}
     comparison = swept(tmp_path, ["walk", quick, plain], space=LISTS | {"quick": LISTS["walk"]})
@@ -111,7 +133,8 @@ def test_a_broken_sweep_goes_on_to_the_same_end(tmp_path: Path, sampler: str) ->
     stamp = (broken / "sweeps/bowl/walk/trial-2/seed-100/summary.json").stat().st_mtime_ns
     swept(broken, sampler=sampler, space=RANGES)
     assert (broken / "sweeps/bowl/walk/trial-2/seed-100/summary.json").stat().st_mtime_ns == stamp
-    resumed, unbroken = contents(broken), contents(tmp_path / "whole")
+    resumed = contents(broken)
+    unbroken = contents(tmp_path / "whole")
     assert resumed.keys() == unbroken.keys()
     assert resumed == unbroken
 
@@ -122,9 +145,15 @@ def test_another_sweep_in_the_same_folder_is_refused(tmp_path: Path) -> None:
         swept(tmp_path, space={"walk": {"move.lr": [0.1, 0.2, 0.3, 0.4, 0.45]}})
     with pytest.raises(ConfigError, match="holds a sweep with another seeds"):
         compare(
-            "bowl", "walk", "6 steps", 2, tmp_path, jobs=0, run={"checkpoint_seconds": 0.0, "dtype": "float64"},
+            "bowl",
+            "walk",
+            "6 steps",
+            2,
+            tmp_path,
+            jobs=0,
+            run={"checkpoint_seconds": 0.0, "dtype": "float64"},
             sweep={"trials": 5, "sampler": "grid", "space": LISTS, "seeds": [7]},
-        )  # fmt: skip
+        )
     (tmp_path / "sweeps/bowl/walk/sweep.json").write_text("{")
     with pytest.raises(ConfigError, match="damaged sweep file"):
         swept(tmp_path)
@@ -140,13 +169,17 @@ def test_failed_trials_lose_and_are_counted(tmp_path: Path) -> None:
     assert math.isfinite(comparison.tables[0].rows[0].metrics["distance"].mean)
 
     gone = swept(
-        tmp_path / "all", {"name": "walk", "seed": 100, "breaks": "raise"}, space={"walk": {"noise": [0, 1, 2, 3.0, 4]}}
+        tmp_path / "all",
+        {"name": "walk", "seed": 100, "breaks": "raise"},
+        space={"walk": {"noise": [0, 1, 2, 3.0, 4]}},
     )
     assert gone.sweeps[0]["chosen"] == 0
     assert "every trial failed" in str(gone)
 
 
-def test_tpe_without_optuna_says_what_to_install_before_anything_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_tpe_without_optuna_says_what_to_install_before_anything_runs(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     import sys
 
     monkeypatch.setitem(sys.modules, "optuna", None)
@@ -155,7 +188,9 @@ def test_tpe_without_optuna_says_what_to_install_before_anything_runs(tmp_path: 
     assert not (tmp_path / "runs").exists()
 
 
-def test_a_sweep_that_does_not_say_what_its_data_were_is_named_as_an_old_one(tmp_path: Path) -> None:
+def test_a_sweep_that_does_not_say_what_its_data_were_is_named_as_an_old_one(
+    tmp_path: Path,
+) -> None:
     [sweep] = plan(swept(tmp_path).grid)
     path = tmp_path / "sweeps" / "bowl" / "walk" / "sweep.json"
     assert sweep.fault() is None
@@ -167,12 +202,21 @@ def test_a_sweep_that_does_not_say_what_its_data_were_is_named_as_an_old_one(tmp
         assert "holds a sweep with another content of its data" in str(sweep.fault())
 
 
-def test_two_coordinators_write_the_record_one_after_the_other(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_two_coordinators_write_the_record_one_after_the_other(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """They wait for the same last trial, and go on at the same moment."""
-    table = {"budget": "1 step", "seeds": 1, "task": "bowl", "method": "walk", "run": {"out": str(tmp_path)}}
+    table = {
+        "budget": "1 step",
+        "seeds": 1,
+        "task": "bowl",
+        "method": "walk",
+        "run": {"out": str(tmp_path)},
+    }
     space = {"walk": {"noise": [0.0, 0.05]}}
     loaded = load({**table, "sweep": {"trials": 2, "sampler": "grid", "space": space}})
-    together, seen = threading.Barrier(2), []
+    together = threading.Barrier(2)
+    seen = []
 
     def slowly(path: Path, data: bytes) -> None:
         assert not path.with_suffix(".open").exists(), "the other one is at it"

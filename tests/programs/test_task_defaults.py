@@ -1,4 +1,6 @@
-"""Compositions with other defaults on tasks with a trait: in runs, in grids and in `hgms compat`, and read back the same."""
+"""Compositions with other defaults on tasks with a trait: in runs, in grids and in `hgms
+compat`, and read back the same.
+"""
 
 from __future__ import annotations
 
@@ -104,14 +106,17 @@ def plugin(site: Site) -> Path:
 
 
 def config_of(task: Any, method: Any = "saunter", **more: Any) -> RunConfig:
-    return RunConfig.from_dict({"budget": "3 steps", "task": task, "method": method, **more}, source="run.toml")
+    return RunConfig.from_dict(
+        {"budget": "3 steps", "task": task, "method": method, **more}, source="run.toml"
+    )
 
 
 def fields(method: Any) -> tuple[float, float, int | None]:
     return method.lr, method.limit, method.rows
 
 
-# --- the composition itself --------------------------------------------------------------------------------------------
+# --- the composition itself
+# --------------------------------------------------------------------------------------------------
 
 RECIPE = Composition(
     name="recipe",
@@ -131,19 +136,33 @@ RECIPE = Composition(
     [
         ((), {"generator": {"name": "draws", "count": 8, "lr": 0.1}, "keep": "best"}),
         (("z",), {"generator": {"name": "draws", "count": 8, "lr": 0.1}, "keep": "best"}),
-        (("a",), {"generator": {"name": "draws", "count": 8, "lr": 0.2, "clip": 1.0}, "keep": "best"}),
+        (
+            ("a",),
+            {"generator": {"name": "draws", "count": 8, "lr": 0.2, "clip": 1.0}, "keep": "best"},
+        ),
         # several are laid in the order of their names, whatever the order they come in
-        (("b", "a"), {"generator": {"name": "draws", "count": 8, "lr": 0.3, "clip": 1.0}, "keep": "last"}),
+        (
+            ("b", "a"),
+            {"generator": {"name": "draws", "count": 8, "lr": 0.3, "clip": 1.0}, "keep": "last"},
+        ),
         (("b", "c"), {"generator": {"name": "other"}, "keep": "last"}),
     ],
 )
-def test_the_defaults_of_a_trait_are_laid_over_the_parts(traits: tuple[str, ...], expected: dict[str, Any]) -> None:
+def test_the_defaults_of_a_trait_are_laid_over_the_parts(
+    traits: tuple[str, ...], expected: dict[str, Any]
+) -> None:
     assert RECIPE.with_overrides({}, traits) == expected
-    assert RECIPE.with_overrides({"generator": {"lr": 9.0}}, traits)["generator"] == {**expected["generator"], "lr": 9.0}
-    assert RECIPE.parts["generator"] == {"name": "draws", "count": 8, "lr": 0.1}, "and change nothing"
+    assert RECIPE.with_overrides({"generator": {"lr": 9.0}}, traits)["generator"] == {
+        **expected["generator"],
+        "lr": 9.0,
+    }
+    assert RECIPE.parts["generator"] == {"name": "draws", "count": 8, "lr": 0.1}, (
+        "and change nothing"
+    )
 
 
-# --- runs --------------------------------------------------------------------------------------------------------------
+# --- runs
+# --------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("task", ["street", {"name": "street"}])
@@ -151,7 +170,9 @@ def test_a_run_has_the_defaults_of_its_task(task: Any) -> None:
     assert fields(config_of(task).method) == (0.4, 3.0, 5)
     assert fields(config_of("field").method) == (0.2, 0.5, None)
     assert fields(config_of(task, {"name": "saunter", "rows": 7}).method) == (0.4, 3.0, 7)
-    assert fields(config_of(task, "stroll").method) == (0.1, 0.5, None), "a class has no other defaults"
+    assert fields(config_of(task, "stroll").method) == (0.1, 0.5, None), (
+        "a class has no other defaults"
+    )
 
 
 @pytest.mark.parametrize("task", ["street", "field"])
@@ -162,9 +183,9 @@ def test_a_resolved_configuration_reads_back_equal(task: str) -> None:
         assert (again.task, again.budget, again.run) == (config.task, config.budget, config.run)
         assert again.config_hash == config.config_hash
         assert again.resolved() == config.resolved()
-    assert tomllib.loads(config.to_toml())["method"]["limit"] == {"street": 3.0, "field": 0.5}[task], (
-        "nothing is left to defaults"
-    )
+    assert (
+        tomllib.loads(config.to_toml())["method"]["limit"] == {"street": 3.0, "field": 0.5}[task]
+    ), "nothing is left to defaults"
     assert config_of("street").config_hash != config_of("field").config_hash
 
 
@@ -175,12 +196,15 @@ def test_a_task_that_is_wrong_is_what_is_complained_of(task: Any) -> None:
 
 
 def test_tables_of_later_stages_are_passed_over_and_others_are_not() -> None:
-    assert config_of("street", sample={"size": 3}, finetune={}, evaluate={"benchmarks": []}) == config_of("street")
+    assert config_of(
+        "street", sample={"size": 3}, finetune={}, evaluate={"benchmarks": []}
+    ) == config_of("street")
     with pytest.raises(ConfigError, match=r"unknown key 'sampel'"):
         config_of("street", sampel={"size": 3})
 
 
-# --- grids -------------------------------------------------------------------------------------------------------------
+# --- grids
+# --------------------------------------------------------------------------------------------------
 
 BOTH = {"budget": "3 steps", "seeds": 2, "task": ["street", "field"], "method": ["saunter"]}
 
@@ -200,7 +224,14 @@ def test_a_grid_gives_a_method_the_defaults_of_each_task() -> None:
 
 
 def test_what_fits_the_defaults_of_one_task_only_is_wrong_on_the_other() -> None:
-    assert fields(grid(task=["street"], method=[{"name": "saunter", "lr": 2.0}]).pairs["street", "saunter"].method)[0] == 2.0
+    assert (
+        fields(
+            grid(task=["street"], method=[{"name": "saunter", "lr": 2.0}])
+            .pairs["street", "saunter"]
+            .method
+        )[0]
+        == 2.0
+    )
     with pytest.raises(ConfigError, match=r"lr 2\.0 is above the limit 0\.5"):
         grid(method=[{"name": "saunter", "lr": 2.0}])
 
@@ -214,11 +245,14 @@ def test_varied_settings_and_the_ends_of_a_sweep_keep_the_tasks_defaults() -> No
         grid(sweep=sweep)
 
 
-# --- hgms compat -------------------------------------------------------------------------------------------------------
+# --- hgms compat
+# --------------------------------------------------------------------------------------------------
 
 
 def test_compat_asks_what_a_method_needs_as_it_is_on_each_task(plugin: Path) -> None:
-    """Neither task has stop rows, which the keeper needs where it keeps the best: on a task without the trait."""
+    """Neither task has stop rows, which the keeper needs where it keeps the best: on a task
+    without the trait.
+    """
     result = CliRunner().invoke(main, ["compat", "--json"])
     assert result.exit_code == 0, result.output
     fits = {(row["method"], row["task"]): row["fits"] for row in json.loads(result.output)}

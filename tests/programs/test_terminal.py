@@ -1,4 +1,6 @@
-"""What the commands look like on a terminal of 80 columns, and what a shell offers at the tab key."""
+"""What the commands look like on a terminal of 80 columns, and what a shell offers at the tab
+key.
+"""
 
 from __future__ import annotations
 
@@ -32,11 +34,14 @@ def shown(*arguments: str) -> list[str]:
 
 def offered(*line: str) -> list[str]:
     """What is offered for the last word."""
-    words = ShellComplete(main, {}, "hgms", "_HGMS_COMPLETE").get_completions(list(line[:-1]), line[-1])
+    words = ShellComplete(main, {}, "hgms", "_HGMS_COMPLETE").get_completions(
+        list(line[:-1]), line[-1]
+    )
     return [word.value for word in words]
 
 
-# --- help ----------------------------------------------------------------------------------------------------------------
+# --- help
+# --------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("group", ["", "mix", "new"])
@@ -46,10 +51,13 @@ def test_no_summary_of_a_command_is_cut_at_80_columns(group: str) -> None:
     assert commands
     for line in commands:
         assert len(line) <= 80
-        assert re.fullmatch(r"  \S+ +\S.*[^.]\.|  \S+ +\S.*\?", line), f"cut, or without an end: {line}"
+        assert re.fullmatch(r"  \S+ +\S.*[^.]\.|  \S+ +\S.*\?", line), (
+            f"cut, or without an end: {line}"
+        )
 
 
-# --- describe ------------------------------------------------------------------------------------------------------------
+# --- describe
+# --------------------------------------------------------------------------------------------------
 
 
 def test_no_docstring_keeps_its_markup_or_is_wider_than_the_terminal() -> None:
@@ -60,9 +68,16 @@ def test_no_docstring_keeps_its_markup_or_is_wider_than_the_terminal() -> None:
         text = folded(doc, 80)
         assert not re.search(r"``|:\w+:`|::$|^\.\. \w", text, re.MULTILINE), component.name
         for line in text.splitlines():
-            assert len(line) <= 80 or line.lstrip().startswith((">>> ", "... ")), (component.name, line)
+            assert len(line) <= 80 or line.lstrip().startswith((">>> ", "... ")), (
+                component.name,
+                line,
+            )
         words = lambda source: re.findall(r"[A-Za-zα-ω]{3,}", source)  # noqa: E731
-        lost = set(words(doc)) - set(words(text)) - {"class", "meth", "func", "mod", "versionadded", "hgms_core"}
+        lost = (
+            set(words(doc))
+            - set(words(text))
+            - {"class", "meth", "func", "mod", "versionadded", "hgms_core"}
+        )
         assert not lost, (component.name, lost)
 
 
@@ -138,18 +153,29 @@ def test_ranges_of_validators() -> None:
         maybe: int | None = field(default=None, validator=optional_whole)
         word: str = field(default="a", validator=choice("a", "b"))
         text: str = field(default="a", validator=validators.min_len(1))
-        both: int = field(default=1, validator=[validators.instance_of(int), validators.ge(1), validators.le(9)])
+        both: int = field(
+            default=1, validator=[validators.instance_of(int), validators.ge(1), validators.le(9)]
+        )
 
     assert {item.name: range_of(item.validator) for item in fields(Fields)} == {
-        "plain": "", "above": "> 0", "between": "in [0, 1]", "decay": "in [0, 1)", "two": "two numbers in [0, 1)",
-        "maybe": "> 0", "word": "", "text": "at least 1 long", "both": "in [1, 9]",
-    }  # fmt: skip
+        "plain": "",
+        "above": "> 0",
+        "between": "in [0, 1]",
+        "decay": "in [0, 1)",
+        "two": "two numbers in [0, 1)",
+        "maybe": "> 0",
+        "word": "",
+        "text": "at least 1 long",
+        "both": "in [1, 9]",
+    }
 
 
 @pytest.mark.parametrize("name", ["cg", "quadratic", "implicit", "hg-ms"])
 def test_describe_fits_80_columns(name: str) -> None:
     lines = shown("describe", name)
-    assert [line for line in lines if len(line) > 80 and not line.startswith((">>> ", "... ", "["))] == []
+    assert [
+        line for line in lines if len(line) > 80 and not line.startswith((">>> ", "... ", "["))
+    ] == []
     if name == "quadratic":
         text = "\n".join(lines)
         assert "Metrics, lower is better: value, upper_loss" in text
@@ -158,7 +184,8 @@ def test_describe_fits_80_columns(name: str) -> None:
         assert re.search(r"rows +200 +an integer ≥ 1", text)
 
 
-# --- compat --------------------------------------------------------------------------------------------------------------
+# --- compat
+# --------------------------------------------------------------------------------------------------
 
 
 def test_compat_fits_80_columns_and_breaks_no_name() -> None:
@@ -179,13 +206,22 @@ def test_compat_of_one_task_or_one_method_says_why_in_its_lines() -> None:
     lines = shown("compat", "--method", "tpe", "--task", "quadratic", "--task", "hyper-cleaning")
     assert lines[0] == "method tpe"
     assert any(line.split() == ["quadratic", "ok"] for line in lines)
-    two = CliRunner().invoke(main, ["compat", "--method", "hg-ms", "--task", "sphere,quadratic", "--json"])
-    assert [(row["method"], row["task"]) for row in json.loads(two.stdout)] == [("hg-ms", "sphere"), ("hg-ms", "quadratic")]
+    two = CliRunner().invoke(
+        main, ["compat", "--method", "hg-ms", "--task", "sphere,quadratic", "--json"]
+    )
+    assert [(row["method"], row["task"]) for row in json.loads(two.stdout)] == [
+        ("hg-ms", "sphere"),
+        ("hg-ms", "quadratic"),
+    ]
     wrong = CliRunner().invoke(main, ["compat", "--task", "sphera"])
-    assert (wrong.exit_code, wrong.stderr.splitlines()[0]) == (2, "error: unknown task 'sphera'; did you mean 'sphere'?")
+    assert (wrong.exit_code, wrong.stderr.splitlines()[0]) == (
+        2,
+        "error: unknown task 'sphera'; did you mean 'sphere'?",
+    )
 
 
-# --- completion ----------------------------------------------------------------------------------------------------------
+# --- completion
+# --------------------------------------------------------------------------------------------------
 
 
 def test_names_and_kinds_are_completed() -> None:
@@ -204,7 +240,9 @@ def test_names_and_kinds_are_completed() -> None:
 def test_labels_of_a_grid_are_completed(tmp_path: Path) -> None:
     assert offered("compare", "--methods", "tp") == ["tpe"]
     grid = tmp_path / "grid.toml"
-    grid.write_text('task = ["quadratic"]\nmethod = ["uniform", { name = "hg-ms", label = "mine" }]\n')
+    grid.write_text(
+        'task = ["quadratic"]\nmethod = ["uniform", { name = "hg-ms", label = "mine" }]\n'
+    )
     assert offered("compare", str(grid), "--methods", "") == ["uniform", "mine"]
     assert offered("compare", str(grid), "--methods", "mine,") == ["mine,uniform"]
     assert offered("compare", str(grid), "--task", "q") == ["quadratic"]
@@ -212,9 +250,16 @@ def test_labels_of_a_grid_are_completed(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "line", [("nonsense", "x"), ("describe", "nonsense", "x"), ("compare", "nowhere.toml", "--methods", "x")]
+    "line",
+    [
+        ("nonsense", "x"),
+        ("describe", "nonsense", "x"),
+        ("compare", "nowhere.toml", "--methods", "x"),
+    ],
 )
-def test_what_is_wrong_with_the_line_offers_nothing_and_raises_nothing(line: tuple[str, ...]) -> None:
+def test_what_is_wrong_with_the_line_offers_nothing_and_raises_nothing(
+    line: tuple[str, ...],
+) -> None:
     assert offered(*line) == []
 
 

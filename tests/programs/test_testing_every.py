@@ -1,4 +1,6 @@
-"""The kit's checks of components of every kind: a mutant for each (asked in test_testing_mutants.py); and the decorator."""
+"""The kit's checks of components of every kind: a mutant for each (asked in
+test_testing_mutants.py); and the decorator.
+"""
 
 from __future__ import annotations
 
@@ -15,7 +17,16 @@ import torch
 from attrs import define, evolve, field, frozen
 from torch import Tensor
 
-from hgms.testing import check_component, checks_of, imports, inputs_on, parametrize_with_checks, problems, selectors, solvers
+from hgms.testing import (
+    check_component,
+    checks_of,
+    imports,
+    inputs_on,
+    parametrize_with_checks,
+    problems,
+    selectors,
+    solvers,
+)
 from hgms.testing import every_kind as every
 from hgms.testing.check import check as hgms_check
 from hgms.testing.kit import Check, place, snapshot, tensors
@@ -32,7 +43,9 @@ DOC = """An exact solver, through the matrix that its operator is.
 
 def exact(matvec: MatVec, b: Tensor) -> Solution:
     def dense(matvec: MatVec, b: Tensor) -> Tensor:
-        return torch.linalg.solve(torch.stack([matvec(row) for row in torch.eye(len(b), dtype=b.dtype)], 1), b)
+        return torch.linalg.solve(
+            torch.stack([matvec(row) for row in torch.eye(len(b), dtype=b.dtype)], 1), b
+        )
 
     return CallableSolver(dense).solve(matvec, b)
 
@@ -173,7 +186,11 @@ class Single(Exact):
 
 MUTANTS: list[tuple[str, Any, str]] = [
     ("registration", BadName(), "its name 'Exact_Solver' is not in kebab-case"),
-    ("registration", WrongSignature(), "its method solve(operator, b) should be solve(matvec, b, x0=None)"),
+    (
+        "registration",
+        WrongSignature(),
+        "its method solve(operator, b) should be solve(matvec, b, x0=None)",
+    ),
     ("docstring", NoDoc(), "it has no docstring"),
     ("docstring", NoExample(), "its docstring has no example"),
     ("source", NoSource(), "no line that starts with Source:"),
@@ -207,8 +224,14 @@ class Mine:
 IMPORTS = [
     ("torch.manual_seed(3)", "draws from (or seeds) a global random generator"),
     ("print('hello')", "prints 'hello\\n'"),
-    ("import socket; socket.getaddrinfo('localhost', 80)", "ends in OSError: no network while a plugin is imported"),
-    ("torch.set_default_dtype(torch.float64)", 'changes ["torch\'s default dtype from torch.float32 to torch.float64"]'),
+    (
+        "import socket; socket.getaddrinfo('localhost', 80)",
+        "ends in OSError: no network while a plugin is imported",
+    ),
+    (
+        "torch.set_default_dtype(torch.float64)",
+        'changes ["torch\'s default dtype from torch.float32 to torch.float64"]',
+    ),
     ("try:\n    torch.cuda.init()\nexcept Exception: pass", "touches ['CUDA']"),
 ]
 
@@ -217,7 +240,9 @@ def named(name: str, component: Any) -> Check:
     return next(check for check in checks_of(component) if check.name == name)
 
 
-def test_what_importing_a_module_does_is_seen(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_importing_a_module_does_is_seen(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.syspath_prepend(tmp_path)
     components = []
     for number, (line, _) in enumerate(IMPORTS):
@@ -232,14 +257,20 @@ def test_what_importing_a_module_does_is_seen(tmp_path: Path, monkeypatch: pytes
         assert came in named("import", component).fault(component)
 
 
-def test_what_one_module_does_is_not_seen_by_another(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_one_module_does_is_not_seen_by_another(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Each request has a fresh copy of the interpreter, also after one that ended it."""
     monkeypatch.syspath_prepend(tmp_path)
-    (tmp_path / "marks.py").write_text("import sys\nprint(hasattr(sys, 'marked'))\nsys.marked = True\n")
+    (tmp_path / "marks.py").write_text(
+        "import sys\nprint(hasattr(sys, 'marked'))\nsys.marked = True\n"
+    )
     (tmp_path / "ends.py").write_text("import os\nos.write(2, b'good bye')\nos._exit(3)\n")
     (tmp_path / "looks.py").write_text("import marks, os\nprint(os.environ.get('LATER'))\n")
     assert imports.observed("marks")["printed"] == "False\n"
-    with pytest.raises(RuntimeError, match="the interpreter that imports ends ended with 3: good bye"):
+    with pytest.raises(
+        RuntimeError, match="the interpreter that imports ends ended with 3: good bye"
+    ):
         imports.observed("ends")
     imports._waiting.clear()
     monkeypatch.setenv("LATER", "is seen")
@@ -265,7 +296,8 @@ def test_a_class_without_any_method_is_told_what_there_is() -> None:
         list(checks_of(NoMethod()))
 
 
-# --- the decorator -----------------------------------------------------------------------------------------------------------
+# --- the decorator
+# --------------------------------------------------------------------------------------------------
 
 SUITE = """
 from test_testing_every import Exact
@@ -307,7 +339,9 @@ def test_ids_and_strict_expected_failures(tmp_path: Path) -> None:
 def test_the_names_of_expected_failures_are_checked() -> None:
     with pytest.raises(ConfigError, match=r"unknown check 'zero-rsh'; did you mean 'zero-rhs'\?"):
         parametrize_with_checks([Exact()], expected_failures={"zero-rsh": "a slip"})
-    with pytest.raises(ConfigError, match="Exact is a class; parametrize_with_checks takes instances"):
+    with pytest.raises(
+        ConfigError, match="Exact is a class; parametrize_with_checks takes instances"
+    ):
         parametrize_with_checks([Exact])
 
 
@@ -315,7 +349,9 @@ def test_instances_of_one_class_are_told_apart() -> None:
     from test_testing_solvers import MinimalResidual
 
     mark = parametrize_with_checks([MinimalResidual(), MinimalResidual(rtol=1e-3), Exact()])
-    ids = {row.id.removesuffix("-docstring") for row in mark.args[1] if row.id.endswith("-docstring")}
+    ids = {
+        row.id.removesuffix("-docstring") for row in mark.args[1] if row.id.endswith("-docstring")
+    }
     assert ids == {"minimal-residual()", "minimal-residual(rtol=0.001)", "exact"}
 
 
@@ -332,14 +368,20 @@ print([name for name in sys.modules if name.startswith("hgms.testing")])
 import hgms.testing
 print("pytest" in sys.modules)
 """
-    assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout == "[]\nFalse\n"
+    assert (
+        subprocess.run(
+            [sys.executable, "-c", code], capture_output=True, text=True, check=True
+        ).stdout
+        == "[]\nFalse\n"
+    )
 
 
 def test_what_is_wrong_with_a_component_at_once() -> None:
     assert "batch" in check_component(Exact())
 
 
-# --- what a class says of itself ----------------------------------------------------------------------------------------------
+# --- what a class says of itself
+# --------------------------------------------------------------------------------------------------
 
 
 class NotInOrder(Exact):
@@ -351,12 +393,20 @@ class NotInOrder(Exact):
     Source: Gauss.
     """
 
-    testing_failures: ClassVar[dict[str, str]] = {"batch": "one system at a time", "frozen": "no reason at all"}
+    testing_failures: ClassVar[dict[str, str]] = {
+        "batch": "one system at a time",
+        "frozen": "no reason at all",
+    }
 
 
 def test_a_class_may_say_what_it_is_not_made_to_pass() -> None:
-    assert check_component(NotInOrder()).keys() == check_component(Exact()).keys() - {"batch"} | {"frozen"}
-    assert check_component(NotInOrder())["frozen"] == "it passes after all; take it off testing_failures (no reason at all)"
+    assert check_component(NotInOrder()).keys() == check_component(Exact()).keys() - {"batch"} | {
+        "frozen"
+    }
+    assert (
+        check_component(NotInOrder())["frozen"]
+        == "it passes after all; take it off testing_failures (no reason at all)"
+    )
     results = {result.check: (result.fault, result.excuse) for result in hgms_check(NotInOrder)}
     assert results["batch"] == ("", "one system at a time")
     assert results["frozen"][0].startswith("it passes after all")
@@ -370,7 +420,10 @@ def test_a_class_may_say_what_it_is_not_made_to_pass() -> None:
     ("declared", "message"),
     [
         ({"bacth": "a slip"}, "testing_failures: unknown check 'bacth'; did you mean 'batch'?"),
-        ({"batch": ""}, "testing_failures['batch'] is ''; write the reason that it is not to be passed"),
+        (
+            {"batch": ""},
+            "testing_failures['batch'] is ''; write the reason that it is not to be passed",
+        ),
         ("batch", "testing_failures is 'batch'; write a table of check names and reasons"),
     ],
 )
@@ -392,15 +445,23 @@ def test_a_slip_in_a_method_s_name_is_named() -> None:
         list(checks_of(Slip()))
 
 
-@pytest.mark.parametrize("name", ["ridge", "bowl", "sphere", "curved", "wells", "tracking", "mixture"])
+@pytest.mark.parametrize(
+    "name", ["ridge", "bowl", "sphere", "curved", "wells", "tracking", "mixture"]
+)
 def test_problems_are_made_where_asked(name: str) -> None:
     """The device ``meta`` computes shapes alone, and stops what is on two devices."""
     with inputs_on("meta"):
         known = getattr(problems, name)()
         problem = getattr(known, "problem", known)
-        rows = {role: data.batch(None) for role, data in {"lower": problem.lower_data, **problem.upper_data}.items()}
+        rows = {
+            role: data.batch(None)
+            for role, data in {"lower": problem.lower_data, **problem.upper_data}.items()
+        }
         leaves = tensors(snapshot([problem.theta0, problem.x0, rows, problem.references]))
-        values = [problem.g(problem.theta0, problem.x0, rows["lower"]), problem.f(problem.theta0, problem.x0, rows["select"])]
+        values = [
+            problem.g(problem.theta0, problem.x0, rows["lower"]),
+            problem.f(problem.theta0, problem.x0, rows["select"]),
+        ]
     assert {leaf.device.type for leaf in [*leaves.values(), *values]} == {"meta"}
     assert place().type == "cpu"
 

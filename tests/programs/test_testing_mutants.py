@@ -1,7 +1,8 @@
-"""Every check of the kit against a mutant made for it and against the sound component that the mutant was made of.
+"""Every check of the kit against a mutant made for it and against the sound component that the
+mutant was made of.
 
-The pairs are read off the tables of the kit's own tests: a new check without a mutant fails here, and so does a mutant of a
-check that is gone.
+The pairs are read off the tables of the kit's own tests: a new check without a mutant fails here,
+and so does a mutant of a check that is gone.
 """
 
 from __future__ import annotations
@@ -60,9 +61,13 @@ def test_every_check_has_a_mutant_and_says_what_it_demands() -> None:
 
 
 @pytest.mark.parametrize(
-    ("kind", "name", "mutant", "came"), MUTANTS, ids=[f"{kind}-{name}-{i}" for i, (kind, name, *_) in enumerate(MUTANTS)]
+    ("kind", "name", "mutant", "came"),
+    MUTANTS,
+    ids=[f"{kind}-{name}-{i}" for i, (kind, name, *_) in enumerate(MUTANTS)],
 )
-def test_each_check_catches_its_mutant_and_passes_its_original(kind: str, name: str, mutant: Any, came: str) -> None:
+def test_each_check_catches_its_mutant_and_passes_its_original(
+    kind: str, name: str, mutant: Any, came: str
+) -> None:
     assert fault_of_the_sound_one(kind, name) == ""
     with pytest.raises(CheckFailed) as caught:
         of_every.named(name, mutant)(mutant)

@@ -1,4 +1,6 @@
-"""The kit's checks of linear solvers: a sound one passes them all, and a mutant for each (asked in test_testing_mutants.py)."""
+"""The kit's checks of linear solvers: a sound one passes them all, and a mutant for each (asked
+in test_testing_mutants.py).
+"""
 
 from __future__ import annotations
 
@@ -16,7 +18,8 @@ from hgms_core import Key, LinearSystem, MatVec, Outcome, Solution
 
 @frozen(kw_only=True)
 class MinimalResidual:
-    """v ← v + α r with the α that makes the next residual smallest: a sound solver to break in many ways.
+    """v ← v + α r with the α that makes the next residual smallest: a sound solver to break in many
+    ways.
 
     >>> MinimalResidual().solve(lambda v: 2 * v, torch.ones(2)).outcome.label
     'converged'
@@ -41,11 +44,16 @@ class MinimalResidual:
             product = system.apply(r)
             length = system.dot(product, product)
             rate = torch.where(active & (length > 0), system.dot(r, product) / length, 0.0)
-            x, r = x + system.rows(rate) * r, r - system.rows(rate) * product
+            x = x + system.rows(rate) * r
+            r = r - system.rows(rate) * product
             count = count + active
         done = system.norm(r) <= system.target
-        codes = torch.where(done, system.codes(Outcome.CONVERGED), system.codes(Outcome.ITERATION_LIMIT))
-        return system.solution(x, system.norm(r), codes, count, torch.full_like(system.size, math.inf), self.clip)
+        codes = torch.where(
+            done, system.codes(Outcome.CONVERGED), system.codes(Outcome.ITERATION_LIMIT)
+        )
+        return system.solution(
+            x, system.norm(r), codes, count, torch.full_like(system.size, math.inf), self.clip
+        )
 
 
 @frozen(kw_only=True)
@@ -64,7 +72,9 @@ class Seeded(MinimalResidual):
     def solve(self, matvec: MatVec, b: Tensor, x0: Tensor | None = None) -> Solution:
         if x0 is not None:
             return super().solve(matvec, b, x0)
-        draw = torch.randn(b.shape[-1], generator=Key(self.seed).fold("start").generator(), dtype=b.dtype)
+        draw = torch.randn(
+            b.shape[-1], generator=Key(self.seed).fold("start").generator(), dtype=b.dtype
+        )
         along = matvec(draw.expand_as(b))
         product = matvec(along) + self.ridge * along
         length = LinearSystem.dot(product, b) / LinearSystem.dot(product, product)
@@ -79,7 +89,13 @@ def invented(**values: float) -> Any:
     class Invents(MinimalResidual):
         def solve(self, matvec: MatVec, b: Tensor, x0: Tensor | None = None) -> Solution:
             answer = super().solve(matvec, b, x0)
-            return evolve(answer, **{name: torch.full_like(getattr(answer, name), value) for name, value in values.items()})
+            return evolve(
+                answer,
+                **{
+                    name: torch.full_like(getattr(answer, name), value)
+                    for name, value in values.items()
+                },
+            )
 
     return Invents()
 
@@ -106,7 +122,9 @@ class WrongSign(MinimalResidual):
 
 class ForgottenRidge(MinimalResidual):
     def solve(self, matvec: MatVec, b: Tensor, x0: Tensor | None = None) -> Solution:
-        return MinimalResidual(rtol=self.rtol, max_steps=self.max_steps, clip=self.clip).solve(matvec, b, x0)
+        return MinimalResidual(rtol=self.rtol, max_steps=self.max_steps, clip=self.clip).solve(
+            matvec, b, x0
+        )
 
 
 class Rolled(MinimalResidual):
@@ -131,7 +149,9 @@ class StartsAtOne(MinimalResidual):
 
     def solve(self, matvec: MatVec, b: Tensor, x0: Tensor | None = None) -> Solution:
         ones = torch.ones_like(b)
-        length = LinearSystem.dot(b, matvec(ones)) / LinearSystem.dot(matvec(ones), matvec(ones))  # the best along it
+        length = LinearSystem.dot(b, matvec(ones)) / LinearSystem.dot(
+            matvec(ones), matvec(ones)
+        )  # the best along it
         return super().solve(matvec, b, length[..., None] * ones if x0 is None else x0)
 
 
@@ -152,7 +172,11 @@ class Nan(MinimalResidual):
 
 class Endless(MinimalResidual):
     def solve(self, matvec: MatVec, b: Tensor, x0: Tensor | None = None) -> Solution:
-        return evolve(self, max_steps=1000).solve(matvec, b, x0) if self.max_steps < 100 else super().solve(matvec, b, x0)
+        return (
+            evolve(self, max_steps=1000).solve(matvec, b, x0)
+            if self.max_steps < 100
+            else super().solve(matvec, b, x0)
+        )
 
 
 class Impatient(MinimalResidual):
@@ -205,9 +229,11 @@ class Absolute(MinimalResidual):
             return super().solve(matvec, b, x0)
         value = torch.zeros_like(b)
         return evolve(
-            super().solve(matvec, b, x0), value=value, residual=torch.ones(b.shape[:-1], dtype=b.dtype),
+            super().solve(matvec, b, x0),
+            value=value,
+            residual=torch.ones(b.shape[:-1], dtype=b.dtype),
             codes=torch.full(b.shape[:-1], Outcome.STAGNATED.code),
-        )  # fmt: skip
+        )
 
 
 class Miscounted(MinimalResidual):
@@ -218,7 +244,11 @@ class Miscounted(MinimalResidual):
 
 class Unclipped(MinimalResidual):
     def solve(self, matvec: MatVec, b: Tensor, x0: Tensor | None = None) -> Solution:
-        return evolve(self, clip=None).solve(matvec, b, x0) if self.clip else super().solve(matvec, b, x0)
+        return (
+            evolve(self, clip=None).solve(matvec, b, x0)
+            if self.clip
+            else super().solve(matvec, b, x0)
+        )
 
 
 class Tuple(MinimalResidual):
@@ -277,7 +307,11 @@ MUTANTS: list[tuple[str, Any, str]] = [
     ("identity", Rolled(), "across b"),
     ("zero-rhs", DividesByRhs(), "not finite: [nan"),
     ("singular", StartsAtOne(), "from H⁺b"),
-    ("indefinite", Strict(), "it raised ValueError: H is not positive definite (test_testing_solvers.py:"),
+    (
+        "indefinite",
+        Strict(),
+        "it raised ValueError: H is not positive definite (test_testing_solvers.py:",
+    ),
     ("nonfinite", Nan(), "with NaN products the value is [nan"),
     ("iteration-limit", Endless(), "with max_steps = 1 it took"),
     ("iteration-limit", Impatient(), "it raised RuntimeError: no convergence"),
@@ -289,14 +323,28 @@ MUTANTS: list[tuple[str, Any, str]] = [
     ("products", Miscounted(), "products and made"),
     ("iterations", invented(iterations=1000), "it says 1000 iterations and made"),
     ("iterations", invented(iterations=0), "it says 0 iterations, made"),
-    ("curvature", invented(curvature=0.0), "it says 0, the eigenvalues of H + ridge·I are from 0.7 to 0.7"),
-    ("curvature", invented(curvature=1.0), "it says 1, the eigenvalues of H + ridge·I are from 0.7 to 0.7"),
+    (
+        "curvature",
+        invented(curvature=0.0),
+        "it says 0, the eigenvalues of H + ridge·I are from 0.7 to 0.7",
+    ),
+    (
+        "curvature",
+        invented(curvature=1.0),
+        "it says 1, the eigenvalues of H + ridge·I are from 0.7 to 0.7",
+    ),
     ("clip", Unclipped(), "with clip = 0.1 the value has the length"),
 ]
 
 
 @parametrize_with_checks(
-    [MinimalResidual(), MinimalResidual(ridge=0.3), MinimalResidual(clip=5.0, rtol=1e-4), Seeded(), Keyed()]
+    [
+        MinimalResidual(),
+        MinimalResidual(ridge=0.3),
+        MinimalResidual(clip=5.0, rtol=1e-4),
+        Seeded(),
+        Keyed(),
+    ]
 )
 def test_a_sound_solver(component: Any, check: Any) -> None:
     check(component)

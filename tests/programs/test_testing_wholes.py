@@ -1,5 +1,5 @@
-"""The kit's checks of candidate generators, tasks and methods: a sound one passes them all, and a mutant for each (asked
-in test_testing_mutants.py)."""
+"""The kit's checks of candidate generators, tasks and methods: a sound one passes them all, and a
+mutant for each (asked in test_testing_mutants.py)."""
 
 from __future__ import annotations
 
@@ -19,7 +19,19 @@ from hgms.testing import check_component, checks_of, tasks
 from hgms.testing.check import target_of
 from hgms.testing.generators import proposed
 from hgms.testing.instances import instance_of
-from hgms_core import Candidates, Cost, Data, Key, Problem, Record, State, Tree, gradient, hypergradient, stack
+from hgms_core import (
+    Candidates,
+    Cost,
+    Data,
+    Key,
+    Problem,
+    Record,
+    State,
+    Tree,
+    gradient,
+    hypergradient,
+    stack,
+)
 from hgms_core.registry import Registry
 
 DOC = """A small sound component to break in many ways.
@@ -49,23 +61,35 @@ class Runs:
     def init(self, problem: Problem, key: Key) -> State:
         return {"x": stack([problem.x0] * self.count), "step": 0}
 
-    def run(self, problem: Problem, theta: Tree, start: State, key: Key, i: int, graph: bool = False) -> tuple[Tree, Tensor]:
+    def run(
+        self, problem: Problem, theta: Tree, start: State, key: Key, i: int, graph: bool = False
+    ) -> tuple[Tree, Tensor]:
         generator = key.fold(i).generator()
         noise = {
-            name: torch.randn(leaf[i].shape, generator=generator, dtype=torch.float64) for name, leaf in start["x"].items()
+            name: torch.randn(leaf[i].shape, generator=generator, dtype=torch.float64)
+            for name, leaf in start["x"].items()
         }
-        x = {name: leaf[i] + (self.noise if i else 0.0) * noise[name].to(leaf) for name, leaf in start["x"].items()}
+        x = {
+            name: leaf[i] + (self.noise if i else 0.0) * noise[name].to(leaf)
+            for name, leaf in start["x"].items()
+        }
         index = problem.lower_data.draw(key.fold("batch", i), self.batch_size, self.steps)
         loss = torch.zeros(())
         for step in range(self.steps):
             batch = problem.lower_data.batch(None if index is None else index[step])
             if graph:
-                leaves = {name: leaf if leaf.requires_grad else leaf.requires_grad_() for name, leaf in x.items()}
+                leaves = {
+                    name: leaf if leaf.requires_grad else leaf.requires_grad_()
+                    for name, leaf in x.items()
+                }
                 loss = problem.g(theta, leaves, batch)
                 grads = list(torch.autograd.grad(loss, list(leaves.values()), create_graph=True))
             else:
                 grads, loss = gradient(problem.g, theta, x, batch)
-            x = {name: leaf - self.lr * grad for (name, leaf), grad in zip(x.items(), grads, strict=True)}
+            x = {
+                name: leaf - self.lr * grad
+                for (name, leaf), grad in zip(x.items(), grads, strict=True)
+            }
         return x, loss
 
     def propose(self, problem: Problem, theta: Tree, start: State, key: Key) -> Candidates:
@@ -74,7 +98,10 @@ class Runs:
         cost = Cost(lower_gradients=calls, rows=calls * problem.lower_data.count(self.batch_size))
         replay = partial(self._replay, problem, start, key)
         return Candidates(
-            x=stack([x for x, _ in ends]), losses=torch.stack([loss for _, loss in ends]), cost=cost, replay=replay
+            x=stack([x for x, _ in ends]),
+            losses=torch.stack([loss for _, loss in ends]),
+            cost=cost,
+            replay=replay,
         )
 
     def _replay(
@@ -89,31 +116,45 @@ class Runs:
             end, _ = self.run(problem, theta, start, key, int(index), graph=True)
         within = self.steps if any(leaf.requires_grad for leaf in theta.values()) else 0
         rows = problem.lower_data.count(self.batch_size) * (self.steps + 2 * within)
-        return end, Cost(lower_gradients=self.steps, products=within, cross_products=within, rows=rows)
+        return end, Cost(
+            lower_gradients=self.steps, products=within, cross_products=within, rows=rows
+        )
 
-    def carry(self, start: State, candidates: Candidates, index: Tensor, key: Key, problem: Problem) -> State:
+    def carry(
+        self, start: State, candidates: Candidates, index: Tensor, key: Key, problem: Problem
+    ) -> State:
         if self.carry_rule == "restart":
             return {"x": stack([problem.initial(key)] * self.count), "step": start["step"] + 1}
-        x = candidates.x if self.carry_rule == "per-branch" else stack([candidates.at(index)] * candidates.count)
+        x = (
+            candidates.x
+            if self.carry_rule == "per-branch"
+            else stack([candidates.at(index)] * candidates.count)
+        )
         return {"x": x, "step": start["step"] + 1}
 
 
 class WrongAxis(Runs):
     def propose(self, problem: Problem, theta: Tree, start: State, key: Key) -> Candidates:
         candidates = super().propose(problem, theta, start, key)
-        return evolve(candidates, x={name: leaf.movedim(0, -1) for name, leaf in candidates.x.items()})
+        return evolve(
+            candidates, x={name: leaf.movedim(0, -1) for name, leaf in candidates.x.items()}
+        )
 
 
 class DrawsByRow(Runs):
     """Proposes by parts, each from its first candidate on."""
 
-    def propose_some(self, problem: Problem, theta: Tree, start: State, key: Key, members: list[int]) -> Candidates:
+    def propose_some(
+        self, problem: Problem, theta: Tree, start: State, key: Key, members: list[int]
+    ) -> Candidates:
         some = evolve(self, count=len(members)).propose(problem, theta, start, key)
         return evolve(some, replay=partial(self._replay, problem, start, key))
 
 
 class CostsAllOfThem(Runs):
-    def propose_some(self, problem: Problem, theta: Tree, start: State, key: Key, members: list[int]) -> Candidates:
+    def propose_some(
+        self, problem: Problem, theta: Tree, start: State, key: Key, members: list[int]
+    ) -> Candidates:
         whole = self.propose(problem, theta, start, key)
         return evolve(whole, x={name: leaf[members] for name, leaf in whole.x.items()})
 
@@ -121,17 +162,30 @@ class CostsAllOfThem(Runs):
 class CountsFromItsPart(Runs):
     """Its way back takes the row of a candidate in its part."""
 
-    def propose_some(self, problem: Problem, theta: Tree, start: State, key: Key, members: list[int]) -> Candidates:
+    def propose_some(
+        self, problem: Problem, theta: Tree, start: State, key: Key, members: list[int]
+    ) -> Candidates:
         whole = self.propose(problem, theta, start, key)
 
         def replay(index: Tensor, elsewhere: Tree, last: int | None) -> tuple[Tree, Cost]:
-            return self._replay(problem, start, key, torch.tensor(members[int(index) % len(members)]), elsewhere, last)
+            return self._replay(
+                problem,
+                start,
+                key,
+                torch.tensor(members[int(index) % len(members)]),
+                elsewhere,
+                last,
+            )
 
-        return evolve(whole, x={name: leaf[members] for name, leaf in whole.x.items()}, replay=replay)
+        return evolve(
+            whole, x={name: leaf[members] for name, leaf in whole.x.items()}, replay=replay
+        )
 
 
 class Ascends(Runs):
-    def run(self, problem: Problem, theta: Tree, start: State, key: Key, i: int, graph: bool = False) -> tuple[Tree, Tensor]:
+    def run(
+        self, problem: Problem, theta: Tree, start: State, key: Key, i: int, graph: bool = False
+    ) -> tuple[Tree, Tensor]:
         return Runs.run(evolve(Runs(), noise=0.0, lr=-0.01), problem, theta, start, key, i, graph)
 
 
@@ -150,11 +204,15 @@ class HalfTheDerivative(Runs):
     ) -> tuple[Tree, Cost]:
         whole, cost = super().again(problem, theta, start, key, index, last)
         with torch.enable_grad():
-            return {name: leaf.detach() + 0.5 * (leaf - leaf.detach()) for name, leaf in whole.items()}, cost
+            return {
+                name: leaf.detach() + 0.5 * (leaf - leaf.detach()) for name, leaf in whole.items()
+            }, cost
 
 
 class FirstForSelected(Runs):
-    def carry(self, start: State, candidates: Candidates, index: Tensor, key: Key, problem: Problem) -> State:
+    def carry(
+        self, start: State, candidates: Candidates, index: Tensor, key: Key, problem: Problem
+    ) -> State:
         return super().carry(start, candidates, torch.zeros_like(index), key, problem)
 
 
@@ -163,7 +221,10 @@ class StaysAtTheta(Runs):
 
     def propose(self, problem: Problem, theta: Tree, start: State, key: Key) -> Candidates:
         def replay(index: Tensor, elsewhere: Tree, last: int | None) -> tuple[Tree, Cost]:
-            leaves = {name: leaf + (elsewhere[name] - elsewhere[name].detach()) for name, leaf in theta.items()}
+            leaves = {
+                name: leaf + (elsewhere[name] - elsewhere[name].detach())
+                for name, leaf in theta.items()
+            }
             return self.again(problem, leaves, start, key, index, last)
 
         return evolve(super().propose(problem, theta, start, key), replay=replay)
@@ -175,7 +236,15 @@ class SkipsSteps(Runs):
     def again(
         self, problem: Problem, theta: Tree, start: State, key: Key, index: Tensor, last: int | None
     ) -> tuple[Tree, Cost]:
-        return Runs.again(evolve(self, steps=self.steps if last is None else last), problem, theta, start, key, index, None)
+        return Runs.again(
+            evolve(self, steps=self.steps if last is None else last),
+            problem,
+            theta,
+            start,
+            key,
+            index,
+            None,
+        )
 
 
 def counted(share: float) -> Any:
@@ -187,7 +256,13 @@ def counted(share: float) -> Any:
         def propose(self, problem: Problem, theta: Tree, start: State, key: Key) -> Candidates:
             candidates = super().propose(problem, theta, start, key)
             return evolve(
-                candidates, cost=Cost(**{name: int(share * count) for name, count in candidates.cost.numbers().items()})
+                candidates,
+                cost=Cost(
+                    **{
+                        name: int(share * count)
+                        for name, count in candidates.cost.numbers().items()
+                    }
+                ),
             )
 
     return Declares()
@@ -202,13 +277,17 @@ class NoLosses(Runs):
 class OneKey(Runs):
     """Draws from a key of its own."""
 
-    def run(self, problem: Problem, theta: Tree, start: State, key: Key, i: int, graph: bool = False) -> tuple[Tree, Tensor]:
+    def run(
+        self, problem: Problem, theta: Tree, start: State, key: Key, i: int, graph: bool = False
+    ) -> tuple[Tree, Tensor]:
         return super().run(problem, theta, start, Key(0), i, graph)
 
 
 @frozen(kw_only=True)
 class NoRule:
-    """Two runs of gradient descent with two rates; the next ones start where the second, the slower, came to."""
+    """Two runs of gradient descent with two rates; the next ones start where the second, the
+    slower, came to.
+    """
 
     __doc__ = DOC
     name: ClassVar[str] = "no-rule"
@@ -220,25 +299,38 @@ class NoRule:
     def propose(self, problem: Problem, theta: Tree, start: State, key: Key) -> Candidates:
         grads, _ = gradient(problem.g, theta, start["x"], problem.lower_data.whole)
         moved = [
-            {n: leaf - rate * grad for (n, leaf), grad in zip(start["x"].items(), grads, strict=True)} for rate in self.rates
+            {
+                n: leaf - rate * grad
+                for (n, leaf), grad in zip(start["x"].items(), grads, strict=True)
+            }
+            for rate in self.rates
         ]
         rows = problem.lower_data.count(None)
         return Candidates(x=stack(moved), cost=Cost(lower_gradients=1, rows=rows))
 
-    def carry(self, start: State, candidates: Candidates, index: Tensor, key: Key, problem: Problem) -> State:
+    def carry(
+        self, start: State, candidates: Candidates, index: Tensor, key: Key, problem: Problem
+    ) -> State:
         return {"x": candidates.at(index)}
 
 
 class FirstForAny(NoRule):
-    def carry(self, start: State, candidates: Candidates, index: Tensor, key: Key, problem: Problem) -> State:
+    def carry(
+        self, start: State, candidates: Candidates, index: Tensor, key: Key, problem: Problem
+    ) -> State:
         return {"x": candidates.at(0)}
 
 
 class CarriesGenerator(Runs):
     """Carries a generator of random numbers along."""
 
-    def carry(self, start: State, candidates: Candidates, index: Tensor, key: Key, problem: Problem) -> State:
-        return {**super().carry(start, candidates, index, key, problem), "generator": key.generator()}
+    def carry(
+        self, start: State, candidates: Candidates, index: Tensor, key: Key, problem: Problem
+    ) -> State:
+        return {
+            **super().carry(start, candidates, index, key, problem),
+            "generator": key.generator(),
+        }
 
 
 class OneForAllStacked(Runs):
@@ -254,7 +346,9 @@ class OneForAllStacked(Runs):
 class Alike(Runs):
     """All runs are the noise-free one, which begins a little to the right."""
 
-    def run(self, problem: Problem, theta: Tree, start: State, key: Key, i: int, graph: bool = False) -> tuple[Tree, Tensor]:
+    def run(
+        self, problem: Problem, theta: Tree, start: State, key: Key, i: int, graph: bool = False
+    ) -> tuple[Tree, Tensor]:
         right = {"x": {name: leaf + 1e-3 for name, leaf in start["x"].items()}}
         return super().run(problem, theta, right, key, 0, graph)
 
@@ -267,7 +361,9 @@ class Cold(Runs):
 
     def propose(self, problem: Problem, theta: Tree, start: State, key: Key) -> Candidates:
         shape = (self.count, *problem.x0["x"].shape)
-        return Candidates(x={"x": torch.randn(shape, generator=key.generator(), dtype=torch.float64)})
+        return Candidates(
+            x={"x": torch.randn(shape, generator=key.generator(), dtype=torch.float64)}
+        )
 
 
 @frozen(kw_only=True)
@@ -294,10 +390,15 @@ class Line:
         return Problem(
             theta0={"penalty": torch.zeros(1, dtype=dtype)},
             x0={"x": torch.zeros(3, dtype=dtype)},
-            g=lambda theta, x, batch: error(x, batch) + theta["penalty"].exp().sum() * x["x"].square().sum(),
+            g=lambda theta, x, batch: (
+                error(x, batch) + theta["penalty"].exp().sum() * x["x"].square().sum()
+            ),
             f=lambda theta, x, batch: error(x, batch),
             lower_data=Data.of(self.table(seed, "train", dtype)),
-            upper_data={role: Data.of(self.table(seed, role, dtype)) for role in ("differentiate", "select", "stop")},
+            upper_data={
+                role: Data.of(self.table(seed, role, dtype))
+                for role in ("differentiate", "select", "stop")
+            },
             evaluate=lambda theta, x: {"test_error": float(error(x, test))},
         )
 
@@ -337,7 +438,9 @@ class IgnoresSeed(Line):
 
 @frozen(kw_only=True)
 class Drawn(Line):
-    """A line without noise through points on a grid: the same for every seed, because nothing is drawn."""
+    """A line without noise through points on a grid: the same for every seed, because nothing is
+    drawn.
+    """
 
     __doc__ = DOC
 
@@ -366,17 +469,30 @@ class Walk:
         return {"theta": dict(problem.theta0), "x": dict(problem.x0), "calls": 0}
 
     def step(self, problem: Problem, state: State, progress: float) -> tuple[State, Record]:
-        theta, x = state["theta"], dict(state["x"])
-        below, above = problem.lower_data.whole, problem.upper_data["differentiate"].whole
+        theta = state["theta"]
+        x = dict(state["x"])
+        below = problem.lower_data.whole
+        above = problem.upper_data["differentiate"].whole
         for _ in range(5):
             grads, _ = gradient(problem.g, theta, x, below)
-            x = {name: leaf - 0.5 * grad for (name, leaf), grad in zip(x.items(), grads, strict=True)}
+            x = {
+                name: leaf - 0.5 * grad for (name, leaf), grad in zip(x.items(), grads, strict=True)
+            }
         estimate = hypergradient(
-            lambda t, x: problem.f(t, x, above), lambda t, x: problem.g(t, x, below), theta, x, solver=lambda matvec, b: b
+            lambda t, x: problem.f(t, x, above),
+            lambda t, x: problem.g(t, x, below),
+            theta,
+            x,
+            solver=lambda matvec, b: b,
         )
-        theta = problem.project({name: leaf - self.lr * estimate.value[name] for name, leaf in theta.items()})
+        theta = problem.project(
+            {name: leaf - self.lr * estimate.value[name] for name, leaf in theta.items()}
+        )
         calls = state["calls"] + 5 + estimate.cost.calls
-        return {"theta": theta, "x": x, "calls": calls}, {"upper_loss": estimate.upper_loss, "oracle_calls": calls}
+        return {"theta": theta, "x": x, "calls": calls}, {
+            "upper_loss": estimate.upper_loss,
+            "oracle_calls": calls,
+        }
 
     def result(self, state: State) -> tuple[Tree, Tree]:
         return state["theta"], state["x"]
@@ -412,7 +528,9 @@ class KeepsGraph(Walk):
 
 class TrainsOnStop(Walk):
     def step(self, problem: Problem, state: State, progress: float) -> tuple[State, Record]:
-        seen = evolve(problem, upper_data={**problem.upper_data, "differentiate": problem.upper_data["stop"]})
+        seen = evolve(
+            problem, upper_data={**problem.upper_data, "differentiate": problem.upper_data["stop"]}
+        )
         return super().step(seen, state, progress)
 
 
@@ -438,23 +556,34 @@ class Threefold(Walk):
 
 
 class OwnBatch(Walk):
-    """Best of 4 branches of one step, and the hypergradient of that step on the winner's own batch: of two equal sources the
-    heavier one decides which branch wins, so its rows there look better than they are."""
+    """Best of 4 branches of one step, and the hypergradient of that step on the winner's own batch:
+    of two equal sources the heavier one decides which branch wins, so its rows there look better
+    than they are.
+    """
 
     fresh: ClassVar[bool] = False
 
     def step(self, problem: Problem, state: State, progress: float) -> tuple[State, Record]:
-        sources, data, (theta, x) = problem.sources, problem.lower_data, (state["theta"], state["x"])
+        sources, data, (theta, x) = (
+            problem.sources,
+            problem.lower_data,
+            (state["theta"], state["x"]),
+        )
         if sources is None:
             return super().step(problem, state, progress)
         draws = data.draw(Key(state.get("seed", 0)).fold(state["calls"]), 16, 5)
         assert draws is not None
-        weights, above = sources.weights(theta), problem.upper_data["differentiate"].whole
+        weights = sources.weights(theta)
+        above = problem.upper_data["differentiate"].whole
         gradients = []  # of each source on each batch
         for row in draws:
             leaf = x["x"].detach().requires_grad_()
             losses = sources.losses({"x": leaf}, data.batch(row))
-            gradients.append(torch.stack([torch.autograd.grad(loss, leaf, retain_graph=True)[0] for loss in losses]))
+            gradients.append(
+                torch.stack(
+                    [torch.autograd.grad(loss, leaf, retain_graph=True)[0] for loss in losses]
+                )
+            )
         ends = [{"x": x["x"] - 0.01 * weights @ slopes} for slopes in gradients[:4]]
         best = min(range(4), key=lambda i: float(problem.f(theta, ends[i], above)))
         (slope,), _ = gradient(problem.f, theta, ends[best], above)
@@ -486,7 +615,9 @@ class Heavier(Walk):
 
     def step(self, problem: Problem, state: State, progress: float) -> tuple[State, Record]:
         following, record = super().step(problem, state, progress)
-        theta = {name: leaf + 0.1 * (leaf - leaf.mean()) for name, leaf in following["theta"].items()}
+        theta = {
+            name: leaf + 0.1 * (leaf - leaf.mean()) for name, leaf in following["theta"].items()
+        }
         return {**following, "theta": theta}, record
 
 
@@ -520,29 +651,71 @@ class Swallows(Walk):
 
     def step(self, problem: Problem, state: State, progress: float) -> tuple[State, Record]:
         following, record = super().step(problem, state, progress)
-        if not all(bool(leaf.isfinite().all()) for tree in self.result(following) for leaf in tree.values()):
+        if not all(
+            bool(leaf.isfinite().all()) for tree in self.result(following) for leaf in tree.values()
+        ):
             raise ZeroDivisionError("the loss is gone")
         return following, record
 
 
 MUTANTS: list[tuple[str, str, Any, str]] = [
-    ("generator", "candidates", WrongAxis(count=2), "x has the shapes {'w': [3, 2], 'b': [2]}; they are"),
+    (
+        "generator",
+        "candidates",
+        WrongAxis(count=2),
+        "x has the shapes {'w': [3, 2], 'b': [2]}; they are",
+    ),
     ("generator", "descends", Ascends(), "g began at"),
     ("generator", "parts", DrawsByRow(), "candidate 1 of propose_some(…, [1, 2]): "),
     ("generator", "parts", CostsAllOfThem(), "and all of them together"),
-    ("generator", "parts", CountsFromItsPart(), "candidate 1 of propose_some(…, [1, 2]), replayed by its number: "),
+    (
+        "generator",
+        "parts",
+        CountsFromItsPart(),
+        "candidate 1 of propose_some(…, [1, 2]), replayed by its number: ",
+    ),
     ("generator", "replay", OtherDraws(), "candidate 1 replayed: "),
     ("generator", "replay-gradient", HalfTheDerivative(), "differences give"),
     ("generator", "replay", StaysAtTheta(), "candidate 0 replayed at another θ: "),
     ("generator", "replay", SkipsSteps(), "candidate 2 replayed (last = 0): "),
-    ("generator", "replay-gradient", StaysAtTheta(), "at another θ the derivative along a direction is"),
+    (
+        "generator",
+        "replay-gradient",
+        StaysAtTheta(),
+        "at another θ the derivative along a direction is",
+    ),
     ("generator", "losses", NoLosses(), "losses are [0, 0, 0], and g had values from"),
-    ("generator", "oracle-counts", counted(0.0), "g was called 15 times, with 15 backward passes; 0 calls are declared"),
-    ("generator", "oracle-counts", counted(0.25), "g was called 15 times, with 15 backward passes; 3 calls are declared"),
-    ("generator", "oracle-counts", counted(3.0), "g was called 15 times, with 15 backward passes; 45 calls are declared"),
+    (
+        "generator",
+        "oracle-counts",
+        counted(0.0),
+        "g was called 15 times, with 15 backward passes; 0 calls are declared",
+    ),
+    (
+        "generator",
+        "oracle-counts",
+        counted(0.25),
+        "g was called 15 times, with 15 backward passes; 3 calls are declared",
+    ),
+    (
+        "generator",
+        "oracle-counts",
+        counted(3.0),
+        "g was called 15 times, with 15 backward passes; 45 calls are declared",
+    ),
     ("generator", "key", OneKey(), "with two keys it draws the same"),
-    ("generator", "carry", FirstForAny(), "candidate 1 was selected, and the next start holds 'w' of [0]"),
-    ("generator", "carry-rule", FirstForSelected(), "the rule is 'selected', and the next start does not hold that state"),
+    (
+        "generator",
+        "carry",
+        FirstForAny(),
+        "candidate 1 was selected, and the next start holds 'w' of [0]",
+    ),
+    (
+        "generator",
+        "carry-rule",
+        FirstForSelected(),
+        "the rule is 'selected', and the next start does not hold that state",
+    ),
     ("generator", "state", CarriesGenerator(), "state holds a Generator at 'generator'"),
     ("generator", "chunks", OneForAllStacked(), "with {'mode': 'stacked'} instead of a loop"),
     ("generator", "wells", Alike(), "all went to one side"),
@@ -556,7 +729,12 @@ MUTANTS: list[tuple[str, str, Any, str]] = [
         task(g=lambda p: lambda theta, x, batch: p.f(theta, x, batch) + theta["penalty"].sum()),
         "∇_x g is the same at four different θ",
     ),
-    ("task", "losses", task(f=lambda p: lambda theta, x, batch: p.f(theta, x, batch)[None]), "is no scalar"),
+    (
+        "task",
+        "losses",
+        task(f=lambda p: lambda theta, x, batch: p.f(theta, x, batch)[None]),
+        "is no scalar",
+    ),
     (
         "task",
         "losses",
@@ -569,9 +747,19 @@ MUTANTS: list[tuple[str, str, Any, str]] = [
         task(evaluate=lambda p: lambda theta, x: {"test_eror": 0.0}),
         "evaluate gives ['test_eror'], declared are",
     ),
-    ("task", "metrics", task(evaluate=lambda p: lambda theta, x: {"test_error": math.nan}), "no finite numbers"),
+    (
+        "task",
+        "metrics",
+        task(evaluate=lambda p: lambda theta, x: {"test_error": math.nan}),
+        "no finite numbers",
+    ),
     ("task", "splits", Leaks(), "12 of the 12 rows of 'lower' are among the 12 of 'select'"),
-    ("task", "twice-differentiable", task(g=lambda p: lambda t, x, b: p.g(t, x, b) + x["x"].detach() @ x["x"]), "is off by"),
+    (
+        "task",
+        "twice-differentiable",
+        task(g=lambda p: lambda t, x, b: p.g(t, x, b) + x["x"].detach() @ x["x"]),
+        "is off by",
+    ),
     (
         "task",
         "stacked",
@@ -584,16 +772,41 @@ MUTANTS: list[tuple[str, str, Any, str]] = [
         task(project=lambda p: lambda theta: {"penalty": theta["penalty"].clamp_min(0.5)}),
         "project moves θ0",
     ),
-    ("task", "projection", task(project=lambda p: lambda theta: {"penalty": 0.5 * theta["penalty"]}), "projected twice"),
+    (
+        "task",
+        "projection",
+        task(project=lambda p: lambda theta: {"penalty": 0.5 * theta["penalty"]}),
+        "projected twice",
+    ),
     ("method", "result", Swapped(), "(θ, x) is"),
     ("method", "records", NoCalls(), "the record's oracle_calls are None"),
-    ("method", "records", Nested(), "these entries of the record cannot be one column of a table: {'theta': 'dict'}"),
+    (
+        "method",
+        "records",
+        Nested(),
+        "these entries of the record cannot be one column of a table: {'theta': 'dict'}",
+    ),
     ("method", "records", CountsAnew(), "oracle_calls fell from"),
     ("method", "records", Threefold(), "times, with 27 backward passes; 81 calls are declared"),
-    ("method", "roles", TrainsOnStop(), "3 backward passes went through f on rows of the role `stop`"),
+    (
+        "method",
+        "roles",
+        TrainsOnStop(),
+        "3 backward passes went through f on rows of the role `stop`",
+    ),
     ("method", "roles", LooksAtStop(), "with other rows of the role `stop` "),
-    ("method", "projection", Unprojected(), "after step 1, where problem.project gives another, t is"),
-    ("method", "equal-sources", OwnBatch(), "the source that is heavier gets heavier, though both hold the same rows"),
+    (
+        "method",
+        "projection",
+        Unprojected(),
+        "after step 1, where problem.project gives another, t is",
+    ),
+    (
+        "method",
+        "equal-sources",
+        OwnBatch(),
+        "the source that is heavier gets heavier, though both hold the same rows",
+    ),
     ("method", "equal-sources", FirstGains(), "the source that comes first gains"),
     ("method", "equal-rows", Heavier(), "the copy that is heavier gets heavier"),
     ("method", "optimum", Away(), "the distance was"),
@@ -606,7 +819,16 @@ MUTANTS: list[tuple[str, str, Any, str]] = [
 
 @pytest.mark.parametrize(
     "sound",
-    [Runs(), Runs(carry_rule="per-branch"), Runs(carry_rule="restart"), NoRule(), Line(), Drawn(), Walk(), FreshBatch()],
+    [
+        Runs(),
+        Runs(carry_rule="per-branch"),
+        Runs(carry_rule="restart"),
+        NoRule(),
+        Line(),
+        Drawn(),
+        Walk(),
+        FreshBatch(),
+    ],
     ids=str,
 )
 def test_a_sound_component(sound: Any) -> None:
@@ -629,7 +851,10 @@ def test_a_generator_that_cannot_be_replayed_may_say_so() -> None:
     for check in checks_of(Refuses()):
         if check.name.startswith("replay"):
             check(Refuses())
-    assert proposed(Refuses(), Line().problem(0, torch.device("cpu"), torch.float64)).candidates.count == 3
+    assert (
+        proposed(Refuses(), Line().problem(0, torch.device("cpu"), torch.float64)).candidates.count
+        == 3
+    )
 
 
 OWN_PARTS = '''

@@ -34,7 +34,9 @@ class Served:
         self.pages = Pages([folder], lambda: report.build([folder]), interval=0.0, rest=0.0)
         self.server = server(self.pages)
         self.port = self.server.server_address[1]
-        self.thread = threading.Thread(target=self.server.serve_forever, kwargs={"poll_interval": 0.02})
+        self.thread = threading.Thread(
+            target=self.server.serve_forever, kwargs={"poll_interval": 0.02}
+        )
         self.thread.start()
 
     def ask(self, path: str = "/", method: str = "GET", **headers: str) -> Answer:
@@ -79,7 +81,17 @@ def test_the_page_is_served_and_renewed_when_a_run_ends(served: Served) -> None:
 
 
 @pytest.mark.parametrize(
-    "path", ["/report.html", "/index.html", "/favicon.ico", "/?a", "/..", "/../../etc/passwd", "/%2e%2e/", "*"]
+    "path",
+    [
+        "/report.html",
+        "/index.html",
+        "/favicon.ico",
+        "/?a",
+        "/..",
+        "/../../etc/passwd",
+        "/%2e%2e/",
+        "*",
+    ],
 )
 def test_no_other_path_is_served(served: Served, path: str) -> None:
     status, _, text = served.ask(path)
@@ -92,9 +104,17 @@ def test_nor_is_another_address_in_the_request(served: Served) -> None:
 
 
 @pytest.mark.parametrize(
-    "host", ["", "elsewhere.example", "elsewhere.example:{port}", "127.0.0.1", "localhost:1", "0.0.0.0:{port}",
-             "127.0.0.1.elsewhere.example:{port}"]
-)  # fmt: skip
+    "host",
+    [
+        "",
+        "elsewhere.example",
+        "elsewhere.example:{port}",
+        "127.0.0.1",
+        "localhost:1",
+        "0.0.0.0:{port}",
+        "127.0.0.1.elsewhere.example:{port}",
+    ],
+)
 def test_a_request_to_another_host_is_refused(served: Served, host: str) -> None:
     status, _, text = served.ask(Host=host.format(port=served.port))
     assert status == 403
@@ -103,7 +123,9 @@ def test_a_request_to_another_host_is_refused(served: Served, host: str) -> None
 
 def test_two_hosts_in_a_request_are_refused(served: Served) -> None:
     with socket.create_connection((LOOPBACK, served.port), timeout=20) as connection:
-        connection.sendall(f"GET / HTTP/1.1\r\nHost: {LOOPBACK}:{served.port}\r\nHost: elsewhere\r\n\r\n".encode())
+        connection.sendall(
+            f"GET / HTTP/1.1\r\nHost: {LOOPBACK}:{served.port}\r\nHost: elsewhere\r\n\r\n".encode()
+        )
         assert b" 403 " in connection.recv(100)
 
 
@@ -117,7 +139,9 @@ def test_it_listens_on_this_machine_alone(served: Served) -> None:
 
 
 def test_while_there_is_no_result_the_page_says_so_and_waits(tmp_path: Path) -> None:
-    pages = Pages([tmp_path / "<runs>"], lambda: report.build([tmp_path / "<runs>"]), interval=0.0, rest=0.0)
+    pages = Pages(
+        [tmp_path / "<runs>"], lambda: report.build([tmp_path / "<runs>"]), interval=0.0, rest=0.0
+    )
     page = pages.newest().decode()
     assert "Nothing to report yet" in page
     assert "&lt;runs&gt; does not exist" in page
@@ -137,7 +161,9 @@ def test_pages_are_not_made_more_often_than_asked(tmp_path: Path) -> None:
 
 
 def test_a_port_that_is_taken_is_said(served: Served) -> None:
-    with pytest.raises(ConfigError, match=f"cannot serve on port {served.port}: address already in use"):
+    with pytest.raises(
+        ConfigError, match=f"cannot serve on port {served.port}: address already in use"
+    ):
         server(served.pages, served.port)
 
 
@@ -165,7 +191,9 @@ def test_ctrl_c_ends_it_and_says_so(served: Served) -> None:
 @pytest.mark.skipif(os.name == "nt", reason="Ctrl-C is another matter there")
 def test_the_command_prints_where_it_serves_and_ends_with_ctrl_c(served: Served) -> None:
     command = [sys.executable, "-m", "hgms.cli", "report", str(served.folder), "--watch"]
-    with subprocess.Popen(command, stderr=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
+    with subprocess.Popen(
+        command, stderr=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    ) as process:
         assert process.stderr is not None
         line = process.stderr.readline()
         found = re.fullmatch(r"http://127\.0\.0\.1:(\d+)/  \(Ctrl-C ends\)\n", line)

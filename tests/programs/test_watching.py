@@ -25,19 +25,37 @@ def files(folder: Path) -> dict[str, bytes]:
     return {name: (folder / name).read_bytes() for name in names}
 
 
-# --- what a method, a budget and a folder may be -----------------------------------------------------------------------
+# --- what a method, a budget and a folder may be
+# --------------------------------------------------------------------------------------------------
 
 
 def test_a_method_by_name_by_table_and_a_budget_as_text() -> None:
     result = run("hg-implicit", bowl(), "2 steps")
-    assert (result.info.method, result.info.budget, result.summary["outer_steps"]) == ("hg-implicit", Budget(outer_steps=2), 2)
-    slow, fast = (run({"name": "hg-implicit", "keep": "last", "outer": {"lr": lr}}, bowl(), "2 steps") for lr in (0.1, 0.5))
+    assert (result.info.method, result.info.budget, result.summary["outer_steps"]) == (
+        "hg-implicit",
+        Budget(outer_steps=2),
+        2,
+    )
+    slow, fast = (
+        run({"name": "hg-implicit", "keep": "last", "outer": {"lr": lr}}, bowl(), "2 steps")
+        for lr in (0.1, 0.5)
+    )
     assert 0 < float(slow.theta["t"]) < float(fast.theta["t"])
     for method, message in (
         ("hg-implict", "unknown method 'hg-implict'; did you mean 'hg-implicit'?"),
-        ({"name": "hg-implicit", "outer": {"lr": "x"}}, 'expected a number, got "x" @ method.outer.lr'),
+        (
+            {"name": "hg-implicit", "outer": {"lr": "x"}},
+            'expected a number, got "x" @ method.outer.lr',
+        ),
         (Follow, "expected a method, got the class Follow; write Follow(…)"),
-        (3, "expected a method (an object with init, step and result), got 3, which lacks init, step, result"),
+        (
+            3,
+            (
+                "expected a method (an object with init, step and result), got 3, which lacks "
+                "init, "
+                "step, result"
+            ),
+        ),
         ("oracle-clean", "it needs a named upper variable `clean` that knows the truth"),
     ):
         with pytest.raises(ConfigError) as caught:
@@ -49,8 +67,8 @@ def test_what_is_no_budget_seed_or_problem_is_said(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     calls: dict[str, Any] = {
         "got 3": lambda: run(HALF, bowl(), 3),  # type: ignore[arg-type]
-        "expected a Problem, got <function": lambda: run(HALF, bowl, "3 steps"),  # type: ignore[arg-type]
-        "expected an integer, got 'a' @ run.seed": lambda: run(HALF, bowl(), "3 steps", seed="a"),  # type: ignore[arg-type]
+        ("expected a Problem, got <function"): lambda: run(HALF, bowl, "3 steps"),  # type: ignore[arg-type]
+        ("expected an integer, got 'a' @ run.seed"): lambda: run(HALF, bowl(), "3 steps", seed="a"),  # type: ignore[arg-type]
     }
     for message, call in calls.items():
         with pytest.raises(ConfigError, match=message):
@@ -66,25 +84,39 @@ def test_a_folder_is_made_read_by_reports_and_not_appended_to(tmp_path: Path) ->
     assert result.info.folder == place
     study = build([tmp_path / "runs"])
     [section] = study.sections
-    assert (section.metric, section.higher, section.entries[0].label) == ("distance", False, "follow")
+    assert (section.metric, section.higher, section.entries[0].label) == (
+        "distance",
+        False,
+        "follow",
+    )
     before = files(place)
-    with pytest.raises(CheckpointError, match=r"holds this run already \(finished\)\n  add resume=True"):
+    with pytest.raises(
+        CheckpointError, match=r"holds this run already \(finished\)\n  add resume=True"
+    ):
         run(HALF, bowl(), "3 steps", folder=place)
     again = run(HALF, bowl(), "3 steps", folder=place, resume=True)
     assert (again.summary, files(place)) == (result.summary, before)
 
 
-@pytest.mark.parametrize("other", [lambda: (HALF, bowl(1)), lambda: (HALF, bowl(scale=2.0)), lambda: (Follow(0.3), bowl())])
+@pytest.mark.parametrize(
+    "other",
+    [lambda: (HALF, bowl(1)), lambda: (HALF, bowl(scale=2.0)), lambda: (Follow(0.3), bowl())],
+)
 def test_a_run_goes_on_with_its_own_problem_and_method_only(tmp_path: Path, other: Any) -> None:
     run(HALF, bowl(), "3 steps", folder=tmp_path / "x")
     method, problem = other()
     with pytest.raises(
-        CheckpointError, match=r"holds a run of another configuration\n  (task.identity|method)\.\w+: .* there, .* here"
+        CheckpointError,
+        match=(
+            r"holds a run of another configuration\n  (task.identity|method)\.\w+: .* there, "
+            r".* here"
+        ),
     ):
         run(method, problem, "3 steps", folder=tmp_path / "x", resume=True)
 
 
-# --- watchers ----------------------------------------------------------------------------------------------------------
+# --- watchers
+# --------------------------------------------------------------------------------------------------
 
 
 def at(step: int, answer: Any = True) -> Any:
@@ -98,13 +130,22 @@ def at(step: int, answer: Any = True) -> Any:
 
 @pytest.mark.parametrize(
     ("answer", "says"),
-    [(True, "watch"), (StopRun("enough"), "watch: enough"), (StopIteration(), "watch"), (StopRun(), "watch")],
+    [
+        (True, "watch"),
+        (StopRun("enough"), "watch: enough"),
+        (StopIteration(), "watch"),
+        (StopRun(), "watch"),
+    ],
 )
 def test_a_watcher_ends_the_run(tmp_path: Path, answer: Any, says: str) -> None:
     seen: list[int] = []
     watch = [at(2, answer), lambda info, record, share: seen.append(record["step"])]
     result = run(HALF, bowl(), "9 steps", folder=tmp_path / "x", watch=watch)
-    assert (result.summary["status"], result.summary["outer_steps"], result.summary["stopped_by"]) == ("done", 2, says)
+    assert (
+        result.summary["status"],
+        result.summary["outer_steps"],
+        result.summary["stopped_by"],
+    ) == ("done", 2, says)
     assert seen == [0, 1, 2], "all watchers see every row"
     again = run(HALF, bowl(), "9 steps", folder=tmp_path / "x", resume=True)
     assert again.summary == result.summary, "a run that was ended is finished"
@@ -136,7 +177,10 @@ def test_evaluate_may_end_the_run() -> None:
         return {"distance": 1.0}
 
     result = run(HALF, attrs.evolve(problem, evaluate=evaluate), "9 steps")
-    assert (result.summary["outer_steps"], result.summary["stopped_by"]) == (2, "evaluate: seen enough")
+    assert (result.summary["outer_steps"], result.summary["stopped_by"]) == (
+        2,
+        "evaluate: seen enough",
+    )
 
 
 def test_an_observer_may_end_the_run() -> None:
@@ -157,7 +201,9 @@ def test_what_is_no_function_is_refused() -> None:
 
 
 def test_patience_ends_a_run_that_no_longer_gains(tmp_path: Path) -> None:
-    """The distance halves with every step: it gains less than 0.1 from the step on where it is below 0.2."""
+    """The distance halves with every step: it gains less than 0.1 from the step on where it is
+    below 0.2.
+    """
     start = run(HALF, bowl(), "1 steps").records[0]["metric.distance"]
     gains = [start / 2 ** (step + 1) for step in range(20)]  # of step 1, 2, …
     last = next(step for step, gain in enumerate(gains) if gain <= 0.1)  # the last step that counts
@@ -184,10 +230,17 @@ def test_patience_ends_a_run_that_no_longer_gains(tmp_path: Path) -> None:
 
 
 def test_patience_knows_what_it_cannot_wait_for() -> None:
-    with pytest.raises(ConfigError, match="nothing says whether more or less of 'curious' is better @ Patience"):
+    with pytest.raises(
+        ConfigError, match="nothing says whether more or less of 'curious' is better @ Patience"
+    ):
         Patience(metric="curious", steps=2)
     with pytest.raises(ConfigError, match="unknown metric 'distanc'; did you mean 'distance'"):
-        run(HALF, bowl(), "9 steps", watch=Patience(metric="distanc", steps=2, higher_is_better=False))
+        run(
+            HALF,
+            bowl(),
+            "9 steps",
+            watch=Patience(metric="distanc", steps=2, higher_is_better=False),
+        )
 
 
 def test_a_study_of_optuna_prunes_in_one_line() -> None:
@@ -197,7 +250,11 @@ def test_a_study_of_optuna_prunes_in_one_line() -> None:
     def objective(trial: Any) -> float:
         rate = trial.suggest_float("rate", 0.01, 0.25)
         method: Method = Follow(rate)
-        return float(run(method, bowl(), "6 steps", watch=pruned(trial, "distance")).summary["metrics"]["distance"])
+        return float(
+            run(method, bowl(), "6 steps", watch=pruned(trial, "distance")).summary["metrics"][
+                "distance"
+            ]
+        )
 
     study = optuna.create_study(pruner=optuna.pruners.ThresholdPruner(upper=0.5, n_warmup_steps=5))
     study.enqueue_trial({"rate": 0.25})

@@ -1,4 +1,6 @@
-"""One rank of `test_ranks.py`: derivatives of a loss by parts beside those of the whole. Arguments: rank, ranks, address."""
+"""One rank of `test_ranks.py`: derivatives of a loss by parts beside those of the whole.
+Arguments: rank, ranks, address.
+"""
 
 from __future__ import annotations
 
@@ -12,13 +14,17 @@ from hgms_core import Data, Problem, curvature
 
 def loss(theta, x, batch):
     rows = (batch["a"] @ x["w"] + x["b"] - batch["y"]).square() + (batch["a"] @ x["w"]).sin()
-    return (theta["logits"][batch["index"]].sigmoid() * rows).mean() + theta["penalty"].exp() * x["w"].square().sum()
+    return (theta["logits"][batch["index"]].sigmoid() * rows).mean() + theta["penalty"].exp() * x[
+        "w"
+    ].square().sum()
 
 
 def flat(value):
-    return torch.cat([flat(part) for part in (value.values() if isinstance(value, dict) else value)]) if isinstance(
-        value, dict | tuple
-    ) else value.reshape(-1)  # fmt: skip
+    return (
+        torch.cat([flat(part) for part in (value.values() if isinstance(value, dict) else value)])
+        if isinstance(value, dict | tuple)
+        else value.reshape(-1)
+    )
 
 
 def derivatives(g, theta, x, batch, v):
@@ -43,14 +49,17 @@ def main(rank: int, ranks: int, address: str) -> None:
         return torch.randn(shape, generator=draw, dtype=torch.float64)
 
     data = Data.of({"a": random(12, 3), "y": random(12)})
-    theta, x = {"logits": random(12), "penalty": random()}, {"w": random(3), "b": random()}
+    theta = {"logits": random(12), "penalty": random()}
+    x = {"w": random(3), "b": random()}
     problem = Problem(theta0=theta, x0=x, g=loss, f=loss, lower_data=data, upper_data=data)
     parted = by_rows(problem, torch.distributed.group.WORLD)
     assert parted.g is not loss
     at = (theta, x, data.batch(None), random(4))
-    whole, ours = derivatives(loss, *at), derivatives(parted.g, *at)
+    whole = derivatives(loss, *at)
+    ours = derivatives(parted.g, *at)
     errors = {
-        name: float((flat(ours[name]) - flat(value)).abs().max() / flat(value).abs().max()) for name, value in whole.items()
+        name: float((flat(ours[name]) - flat(value)).abs().max() / flat(value).abs().max())
+        for name, value in whole.items()
     }
     worst = max(errors.values())
     assert worst < 1e-12, errors

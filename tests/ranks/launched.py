@@ -17,11 +17,15 @@ def free_address() -> str:
 
 
 def on_ranks(script: str, count: int, *arguments: str | Path, seconds: float = 300) -> None:
-    """``script RANK COUNT ADDRESS arguments…`` in ``count`` processes, all of which must end well. None outlives the call."""
+    """``script RANK COUNT ADDRESS arguments…`` in ``count`` processes, all of which must end
+    well. None outlives the call.
+    """
     address = f"tcp://{free_address()}"
     processes = [
         subprocess.Popen(
-            [sys.executable, HERE / script, str(rank), str(count), address, *arguments], stderr=subprocess.PIPE, text=True
+            [sys.executable, HERE / script, str(rank), str(count), address, *arguments],
+            stderr=subprocess.PIPE,
+            text=True,
         )
         for rank in range(count)
     ]

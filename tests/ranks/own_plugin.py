@@ -1,4 +1,6 @@
-"""A task whose lower loss is a sum over rows, no mean; a generator that proposes all or nothing; a method without parts."""
+"""A task whose lower loss is a sum over rows, no mean; a generator that proposes all or nothing;
+a method without parts.
+"""
 
 from __future__ import annotations
 
@@ -25,7 +27,9 @@ class SumOfRows:
         return Problem(
             theta0={"t": torch.zeros(16, dtype=dtype)},
             x0={"w": torch.zeros(3, dtype=dtype)},
-            g=lambda theta, x, b: 0.05 * (theta["t"][b["index"]].exp() * (b["a"] @ x["w"] - b["y"]).square()).sum(),
+            g=lambda theta, x, b: (
+                0.05 * (theta["t"][b["index"]].exp() * (b["a"] @ x["w"] - b["y"]).square()).sum()
+            ),
             f=lambda theta, x, b: (b["a"] @ x["w"] - b["y"]).square().mean(),
             lower_data=Data.of(rows),
             upper_data=Data.of(rows),
@@ -56,7 +60,10 @@ class Around:
     def propose(self, problem, theta, start, key):
         x = repeat(start["x"], 3)
         draw = key.generator()
-        noise = {name: torch.randn(leaf.shape, generator=draw, dtype=leaf.dtype) for name, leaf in x.items()}
+        noise = {
+            name: torch.randn(leaf.shape, generator=draw, dtype=leaf.dtype)
+            for name, leaf in x.items()
+        }
         return Candidates(x={name: leaf + 0.1 * noise[name] for name, leaf in x.items()})
 
     def carry(self, start, candidates, index, key, problem):
@@ -92,7 +99,12 @@ def hgms_register_generators():
 @hookimpl
 def hgms_register_methods():
     parts = {
-        "generator": {"name": "around"}, "selector": {"name": "best-of-n"},
-        "hypergradient": {"name": "implicit", "solver": {"name": "cg", "ridge": 0.1}}, "outer": {"name": "sgd"},
-    }  # fmt: skip
-    return [Whole, Composition(name="hg-around", summary="By points around.", source="a test", parts=parts)]
+        "generator": {"name": "around"},
+        "selector": {"name": "best-of-n"},
+        "hypergradient": {"name": "implicit", "solver": {"name": "cg", "ridge": 0.1}},
+        "outer": {"name": "sgd"},
+    }
+    return [
+        Whole,
+        Composition(name="hg-around", summary="By points around.", source="a test", parts=parts),
+    ]

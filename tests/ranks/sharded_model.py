@@ -1,4 +1,6 @@
-"""One rank of `test_sharded.py`: a small Llama in parts beside the same whole. Arguments: rank, ranks, address, a folder."""
+"""One rank of `test_sharded.py`: a small Llama in parts beside the same whole. Arguments: rank,
+ranks, address, a folder.
+"""
 
 from __future__ import annotations
 
@@ -15,30 +17,51 @@ from hgms_mix.lm import BaseModel, LanguageModel, Lora, step_memory
 from hgms_mix.lm.memory import probe
 from hgms_mix.lm.sharded_memory import gathered_bytes, share_bytes
 
-CPU, F64, VOCABULARY = torch.device("cpu"), torch.float64, 64
+CPU = torch.device("cpu")
+F64 = torch.float64
+VOCABULARY = 64
 LLAMA = {
-    "model_type": "llama", "hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 2, "num_attention_heads": 2,
+    "model_type": "llama",
+    "hidden_size": 32,
+    "intermediate_size": 64,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 2,
     "num_key_value_heads": 1,
-}  # fmt: skip
-GPT2 = {"model_type": "gpt2", "n_layer": 2, "n_head": 2, "n_embd": 32, "n_positions": 64}  # its head is its embedding
+}
+GPT2 = {
+    "model_type": "gpt2",
+    "n_layer": 2,
+    "n_head": 2,
+    "n_embd": 32,
+    "n_positions": 64,
+}  # its head is its embedding
 
 
-def pair(config: dict[str, object], folder: Path | None = None, **options: object) -> tuple[LanguageModel, LanguageModel]:
+def pair(
+    config: dict[str, object], folder: Path | None = None, **options: object
+) -> tuple[LanguageModel, LanguageModel]:
     """(Whole, in parts.)"""
     path = {"config": config} if folder is None else {"path": str(folder)}
     base = BaseModel(**path, tokenizer="bytes", shard=True)
     models = base.load(CPU, F64, VOCABULARY), base.in_parts(CPU, F64, VOCABULARY)
-    whole, parts = (LanguageModel.of(model, Lora(rank=2, alpha=4.0), length=24, **options) for model in models)
+    whole, parts = (
+        LanguageModel.of(model, Lora(rank=2, alpha=4.0), length=24, **options) for model in models
+    )
     return whole, parts
 
 
 def noisy(x: dict[str, torch.Tensor], seed: int) -> dict[str, torch.Tensor]:
     draw = torch.Generator().manual_seed(seed)
-    return {name: leaf + 0.1 * torch.randn(leaf.shape, generator=draw, dtype=leaf.dtype) for name, leaf in x.items()}
+    return {
+        name: leaf + 0.1 * torch.randn(leaf.shape, generator=draw, dtype=leaf.dtype)
+        for name, leaf in x.items()
+    }
 
 
 def batch(seed: int, *lead: int) -> tuple[torch.Tensor, torch.Tensor]:
-    """Rows of lengths of their own: of another seed they are cut into other passes by a whole model."""
+    """Rows of lengths of their own: of another seed they are cut into other passes by a whole
+    model.
+    """
     draw = torch.Generator().manual_seed(seed)
     tokens = torch.randint(0, VOCABULARY, (*lead, 6, 20), generator=draw)
     ends = torch.randint(3, 21, (*lead, 6, 1), generator=draw)
@@ -46,8 +69,12 @@ def batch(seed: int, *lead: int) -> tuple[torch.Tensor, torch.Tensor]:
     return tokens, (place >= 2) & (place < ends)
 
 
-def taken(model: LanguageModel, x: dict[str, torch.Tensor], tokens: torch.Tensor, mask: torch.Tensor) -> list[torch.Tensor]:
-    """Losses, a gradient, and a second backward pass through the same graph (as a derivative by sources takes it)."""
+def taken(
+    model: LanguageModel, x: dict[str, torch.Tensor], tokens: torch.Tensor, mask: torch.Tensor
+) -> list[torch.Tensor]:
+    """Losses, a gradient, and a second backward pass through the same graph (as a derivative by
+    sources takes it).
+    """
     leaves = {name: leaf.clone().requires_grad_() for name, leaf in x.items()}
     losses, _ = model.nll(leaves, tokens, mask)
     gradient = torch.autograd.grad(losses.sum(), list(leaves.values()), retain_graph=True)
@@ -58,7 +85,12 @@ def taken(model: LanguageModel, x: dict[str, torch.Tensor], tokens: torch.Tensor
 
 
 def product(
-    model: LanguageModel, x: dict[str, torch.Tensor], tokens: torch.Tensor, mask: torch.Tensor, v: torch.Tensor, how: str
+    model: LanguageModel,
+    x: dict[str, torch.Tensor],
+    tokens: torch.Tensor,
+    mask: torch.Tensor,
+    v: torch.Tensor,
+    how: str,
 ):
     """A product with the Hessian."""
     return curvature(lambda point: model.nll(point, tokens, mask)[0].sum(), x, how).matvec(v)
@@ -74,17 +106,25 @@ def refused(call: object) -> str:
 
 def main(rank: int, ranks: int, address: str, folder: Path) -> None:
     join(rank, ranks, CPU, address)
-    for config, way in ((LLAMA, {}), (LLAMA, {"rows": 2}), (GPT2, {"rows": 2, "checkpointing": True})):
+    for config, way in (
+        (LLAMA, {}),
+        (LLAMA, {"rows": 2}),
+        (GPT2, {"rows": 2, "checkpointing": True}),
+    ):
         whole, parts = pair(config, **way)
         x = noisy(whole.start(Key(0), F64), 1)
         stacked = stack([x, noisy(x, 2)])
         for turn in range(2):  # each rank on rows of its own, as branches are
             for at, lead in ((x, ()), (stacked, (2,))):
                 rows = batch(10 * rank + turn, *lead)
-                torch.testing.assert_close(taken(parts, at, *rows), taken(whole, at, *rows), rtol=1e-10, atol=1e-12)
+                torch.testing.assert_close(
+                    taken(parts, at, *rows), taken(whole, at, *rows), rtol=1e-10, atol=1e-12
+                )
 
         leaves = list(parts.model.parameters())
-        assert all(isinstance(leaf, DTensor) for leaf in leaves), "something is whole between passes"
+        assert all(isinstance(leaf, DTensor) for leaf in leaves), (
+            "something is whole between passes"
+        )
         total = sum(leaf.numel() * leaf.element_size() for leaf in whole.model.parameters())
         own = sum(leaf.to_local().numel() * leaf.element_size() for leaf in leaves)
         assert abs(own - total / ranks) < 0.02 * total, (own, total)
@@ -94,15 +134,23 @@ def main(rank: int, ranks: int, address: str, folder: Path) -> None:
 
         parts.probed = probe(parts, x)
         sizes = {"candidates": 4, "batch": 6, "chunk": 1, "length": 24}
-        ours, theirs = step_memory(parts, x, **sizes), step_memory(whole, x, **sizes)
+        ours = step_memory(parts, x, **sizes)
+        theirs = step_memory(whole, x, **sizes)
         buffers = sum(leaf.numel() * leaf.element_size() for leaf in parts.model.buffers())
         assert ours.base == share_bytes(parts.model)
         assert own + buffers <= ours.base <= 1.05 * (own + buffers), "padding alone is more"
         assert ours.gathered == gathered_bytes(parts.model)
-        assert abs(ours.activations - theirs.activations) <= 0.15 * theirs.activations, (ours, theirs)
+        assert abs(ours.activations - theirs.activations) <= 0.15 * theirs.activations, (
+            ours,
+            theirs,
+        )
 
     tokens, mask = batch(0)
-    vector = torch.randn(sum(leaf.numel() for leaf in x.values()), generator=torch.Generator().manual_seed(3), dtype=F64)
+    vector = torch.randn(
+        sum(leaf.numel() for leaf in x.values()),
+        generator=torch.Generator().manual_seed(3),
+        dtype=F64,
+    )
     products = [product(model, x, tokens, mask, vector, "difference") for model in (whole, parts)]
     torch.testing.assert_close(products[1], products[0], rtol=1e-8, atol=1e-10)
 
@@ -110,7 +158,9 @@ def main(rank: int, ranks: int, address: str, folder: Path) -> None:
         whole.model.save_pretrained(folder / "model")
     dist.barrier()
     whole, parts = pair({}, folder / "model")
-    torch.testing.assert_close(taken(parts, x, tokens, mask), taken(whole, x, tokens, mask), rtol=1e-10, atol=1e-12)
+    torch.testing.assert_close(
+        taken(parts, x, tokens, mask), taken(whole, x, tokens, mask), rtol=1e-10, atol=1e-12
+    )
     for strategy in ("jvp", "vjp"):
         why = refused(lambda: product(parts, x, tokens, mask, vector, strategy))  # noqa: B023
         assert "a loss has first derivatives alone here" in why, why

@@ -1,4 +1,6 @@
-"""`hgms mix` on ranks: fine-tuning and evaluation with the numbers of one process, resumed on another number of ranks."""
+"""`hgms mix` on ranks: fine-tuning and evaluation with the numbers of one process, resumed on
+another number of ranks.
+"""
 
 from __future__ import annotations
 
@@ -35,7 +37,9 @@ pytestmark = [
     pytest.mark.plugins,
     pytest.mark.ranks,
     # peft's own calls of names that transformers has renamed
-    pytest.mark.filterwarnings("ignore:.*checkpointing.* is deprecated and will be removed in v6:FutureWarning"),
+    pytest.mark.filterwarnings(
+        "ignore:.*checkpointing.* is deprecated and will be removed in v6:FutureWarning"
+    ),
 ]
 
 HERE = Path(__file__).parent
@@ -58,7 +62,9 @@ def assert_alike(ours: Path, alone: Path) -> None:
 
 
 def test_ranks_train_as_one_process_does_and_go_on_from_one_another(tmp_path: Path) -> None:
-    """Rows of all lengths in micro-batches, a last step that is not full, a schedule, clipping, gradient checkpointing."""
+    """Rows of all lengths in micro-batches, a last step that is not full, a schedule, clipping,
+    gradient checkpointing.
+    """
     tune(tmp_path / "one")
     tune(tmp_path / "one-uneven", UNEVEN)
     tune(tmp_path / "one-two", stop=3)
@@ -73,7 +79,9 @@ def test_ranks_train_as_one_process_does_and_go_on_from_one_another(tmp_path: Pa
     assert_alike(tmp_path / "two-one", tmp_path / "one")
     # with as many ranks to the bit, dropout and all
     for name in ("losses.jsonl", "adapter/adapter_model.safetensors"):
-        assert (tmp_path / "two-two-dropout" / name).read_bytes() == (tmp_path / "two-dropout" / name).read_bytes()
+        assert (tmp_path / "two-two-dropout" / name).read_bytes() == (
+            tmp_path / "two-dropout" / name
+        ).read_bytes()
     assert logged(tmp_path / "two-dropout") != logged(tmp_path / "two")
 
     assert_alike(tmp_path / "parts", tmp_path / "one")
@@ -89,20 +97,32 @@ def test_a_step_is_dealt_out_whole() -> None:
     """Every row of a step to one rank, as many micro-batches to each, none above its size."""
     order = torch.randperm(21, generator=torch.Generator().manual_seed(0)).tolist()
     for micro, accumulation, count in ((2, 4, 2), (4, 3, 2), (4, 3, 3), (1, 6, 3), (8, 1, 4)):
-        together, own = micro * accumulation, -(-accumulation // count)
+        together = micro * accumulation
+        own = -(-accumulation // count)
         ranks = [list(Dealt(order, together, own, rank, count)) for rank in range(count)]
         assert {len(batches) for batches in ranks} == {len(Dealt(order, together, own, 0, count))}
         for step in range(-(-21 // together)):
-            dealt = [row for batches in ranks for batch in batches[step * own : (step + 1) * own] for row in batch]
-            assert sorted(row for row in dealt if row >= 0) == sorted(order[step * together : (step + 1) * together])
+            dealt = [
+                row
+                for batches in ranks
+                for batch in batches[step * own : (step + 1) * own]
+                for row in batch
+            ]
+            assert sorted(row for row in dealt if row >= 0) == sorted(
+                order[step * together : (step + 1) * together]
+            )
         assert max(len(batch) for batches in ranks for batch in batches) <= micro
 
 
 def test_steps_that_do_not_part_evenly_are_refused_with_what_would() -> None:
     ensure_parts(Finetune(micro_batch=2, accumulation=3), 6)
-    with pytest.raises(ConfigError, match=r"has 6 rows .* run.ranks = 4 @ .*\n  set .* = 2 or 4, or run.ranks = 3$"):
+    with pytest.raises(
+        ConfigError, match=r"has 6 rows .* run.ranks = 4 @ .*\n  set .* = 2 or 4, or run.ranks = 3$"
+    ):
         ensure_parts(Finetune(micro_batch=2, accumulation=3), 4)
-    with pytest.raises(ConfigError, match=r"has 1 rows .*\n  set finetune.accumulation = 2, or run.ranks = 1$"):
+    with pytest.raises(
+        ConfigError, match=r"has 1 rows .*\n  set finetune.accumulation = 2, or run.ranks = 1$"
+    ):
         ensure_parts(Finetune(micro_batch=1, accumulation=1), 2)
 
 
@@ -132,7 +152,10 @@ epochs = 2
 
 def write_sums(path: Path, first: int, count: int, completion: str | None = None) -> None:
     rows = ((i // 40, i % 40) for i in range(first, first + count))
-    lines = (json.dumps({"prompt": f"{a} + {b} =", "completion": completion or str(a + b)}) for a, b in rows)
+    lines = (
+        json.dumps({"prompt": f"{a} + {b} =", "completion": completion or str(a + b)})
+        for a, b in rows
+    )
     path.write_text("".join(line + "\n" for line in lines))
 
 
@@ -145,7 +168,9 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
     write_sums(place / "validation.jsonl", 200, 20)
     write_sums(place / "test.jsonl", 300, 15)
     still = "n_positions = 40, resid_pdrop = 0.0, embd_pdrop = 0.0, attn_pdrop = 0.0"
-    (place / "mix.toml").write_text(MIX.replace('path = "', f'path = "{place}/').replace("n_positions = 40", still))
+    (place / "mix.toml").write_text(
+        MIX.replace('path = "', f'path = "{place}/').replace("n_positions = 40", still)
+    )
     carry_out(load(place / "mix.toml", out=str(place / "begun")), upto="sample")
     shutil.copytree(place / "begun", place / "runs")
     carry_out(load(place / "mix.toml", out=str(place / "runs")))
@@ -158,7 +183,9 @@ def on_two(made: Path, out: Path) -> Any:
 
 def assert_made_alike(ours: Path, alone: Path) -> None:
     assert_alike(ours / "finetune", alone / "finetune")
-    losses = [json.loads((folder / "evaluate/losses-sums.json").read_bytes()) for folder in (ours, alone)]
+    losses = [
+        json.loads((folder / "evaluate/losses-sums.json").read_bytes()) for folder in (ours, alone)
+    ]
     assert losses[0]["digest"] == losses[1]["digest"]
     assert losses[0]["tokens"] == losses[1]["tokens"]
     assert losses[0]["total"] == pytest.approx(losses[1]["total"], rel=1e-5)
@@ -176,11 +203,17 @@ class Watching:
 
 
 def others() -> list[psutil.Process]:
-    return [child for child in psutil.Process().children() if "hgms_mix.stages.follower" in child.cmdline()]
+    return [
+        child
+        for child in psutil.Process().children()
+        if "hgms_mix.stages.follower" in child.cmdline()
+    ]
 
 
 @pytest.mark.slow  # CI sees a rank of a run die, and fine-tunings that go on
-def test_a_rank_that_dies_in_finetuning_is_named_and_the_same_command_goes_on(made: Path, tmp_path: Path) -> None:
+def test_a_rank_that_dies_in_finetuning_is_named_and_the_same_command_goes_on(
+    made: Path, tmp_path: Path
+) -> None:
     shutil.copytree(made / "begun", tmp_path / "runs")
     killed = on_two(made, tmp_path / "runs")
 
@@ -188,7 +221,13 @@ def test_a_rank_that_dies_in_finetuning_is_named_and_the_same_command_goes_on(ma
         (other,) = others()
         os.kill(other.pid, signal.SIGKILL)
 
-    with pytest.raises(RankLost, match=r"^finetune: rank 1 of 2 was killed by SIGKILL\n .* the same command goes on from it$"):
+    with pytest.raises(
+        RankLost,
+        match=(
+            r"^finetune: rank 1 of 2 was killed by SIGKILL\n .* the same command goes on from "
+            r"it$"
+        ),
+    ):
         carry_out(killed, view=Watching({3: kill}))  # type: ignore[arg-type]
     assert not others()
     assert not torch.distributed.is_initialized()
@@ -207,15 +246,39 @@ def test_a_rank_that_dies_in_finetuning_is_named_and_the_same_command_goes_on(ma
 
 
 def test_torchrun_starts_the_ranks_of_all_stages(made: Path, tmp_path: Path) -> None:
-    command = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2", "--master-port", free_address()[10:]]
+    command = [
+        sys.executable,
+        "-m",
+        "torch.distributed.run",
+        "--nproc-per-node",
+        "2",
+        "--master-port",
+        free_address()[10:],
+    ]
     done = subprocess.run(
-        [*command, "-m", "hgms.cli", "mix", made / "mix.toml", "--set", "run.ranks=2", "--out", tmp_path / "runs"],
-        capture_output=True, text=True, env={**os.environ, "OMP_NUM_THREADS": "1"}, timeout=300, check=False,
-    )  # fmt: skip
+        [
+            *command,
+            "-m",
+            "hgms.cli",
+            "mix",
+            made / "mix.toml",
+            "--set",
+            "run.ranks=2",
+            "--out",
+            tmp_path / "runs",
+        ],
+        capture_output=True,
+        text=True,
+        env={**os.environ, "OMP_NUM_THREADS": "1"},
+        timeout=300,
+        check=False,
+    )
     assert done.returncode == 0, done.stderr
     assert done.stdout.count("source-mixture: hg-ms, seed 1") == 1
     stages = ["reweight", "certainty", "sample", "finetune", "evaluate"]
-    assert [word for line in done.stderr.splitlines() if (word := line.split(":")[0]) in stages] == stages
+    assert [
+        word for line in done.stderr.splitlines() if (word := line.split(":")[0]) in stages
+    ] == stages
     (ours,), (alone,) = (folder.glob("*/*/seed-1") for folder in (tmp_path / "runs", made / "runs"))
     assert_made_alike(ours, alone)
 
@@ -235,5 +298,7 @@ def test_a_base_in_parts_is_tuned_and_evaluated_as_a_whole_one(made: Path, tmp_p
         folders.append(Path(carry_out(config)["folder"]))
     assert_made_alike(folders[1], folders[0])
     alone = load(made / "mix.toml", [own, adapter_of_its_own], out=str(tmp_path / "refused"))
-    with pytest.raises(ConfigError, match=r"here one process does @ finetune.model.shard\n  set run.ranks"):
+    with pytest.raises(
+        ConfigError, match=r"here one process does @ finetune.model.shard\n  set run.ranks"
+    ):
         carry_out(alone)

@@ -1,4 +1,6 @@
-"""One run on several ranks: the numbers of one rank, whatever is placed where; lost ranks; resumes on another number."""
+"""One run on several ranks: the numbers of one rank, whatever is placed where; lost ranks;
+resumes on another number.
+"""
 
 from __future__ import annotations
 
@@ -27,36 +29,65 @@ pytestmark = [pytest.mark.plugins, pytest.mark.ranks]
 HERE = Path(__file__).parent
 PLUGIN = HERE / "own_plugin.py"
 CLEANING: dict[str, Any] = {
-    "name": "hyper-cleaning", "dataset": "digits", "train_size": 256, "validation_size": 64, "test_size": 64,
-}  # fmt: skip
+    "name": "hyper-cleaning",
+    "dataset": "digits",
+    "train_size": 256,
+    "validation_size": 64,
+    "test_size": 64,
+}
 HG_MS: dict[str, Any] = {
-    "name": "hg-ms", "generator": {"count": 4, "steps": 3, "batch_size": 32},
+    "name": "hg-ms",
+    "generator": {"count": 4, "steps": 3, "batch_size": 32},
     "hypergradient": {"batch_size": 128, "upper_batch_size": 32},
-}  # fmt: skip
+}
 SMALL = {"steps": 3, "batch_size": 32}
 METHODS = [
     HG_MS,
-    pytest.param({"name": "hg-ms-tilted", "generator": {"count": 3, **SMALL}}, marks=pytest.mark.slow),
+    pytest.param(
+        {"name": "hg-ms-tilted", "generator": {"count": 3, **SMALL}}, marks=pytest.mark.slow
+    ),
     {"name": "hg-baseline", "generator": SMALL},
-    pytest.param({"name": "hg-ms-ula", "generator": {"count": 4, "steps": 3}}, marks=pytest.mark.slow),
+    pytest.param(
+        {"name": "hg-ms-ula", "generator": {"count": 4, "steps": 3}}, marks=pytest.mark.slow
+    ),
     {
         **HG_MS,
         "hypergradient": {
             "name": "averaged",
-            "estimator": {"name": "implicit", "solver": {"name": "cg", "ridge": 0.1, "max_steps": 4}},
+            "estimator": {
+                "name": "implicit",
+                "solver": {"name": "cg", "ridge": 0.1, "max_steps": 4},
+            },
         },
     },
 ]
 
 
-def config(out: Path, ranks: int = 1, method: Any = HG_MS, task: Any = CLEANING, steps: int = 20, **run: Any) -> RunConfig:
-    settings = {"out": str(out), "dtype": "float64", "threads": 1, "evaluate_every": 5, "ranks": ranks, **run}
+def config(
+    out: Path,
+    ranks: int = 1,
+    method: Any = HG_MS,
+    task: Any = CLEANING,
+    steps: int = 20,
+    **run: Any,
+) -> RunConfig:
+    settings = {
+        "out": str(out),
+        "dtype": "float64",
+        "threads": 1,
+        "evaluate_every": 5,
+        "ranks": ranks,
+        **run,
+    }
     table = {"budget": f"{steps} steps", "seed": 3, "task": task, "method": method, "run": settings}
     return RunConfig.from_dict(table, registry=Registry.load([PLUGIN]))
 
 
 def steps_of(result: RunResult) -> list[dict[str, Any]]:
-    return [{key: value for key, value in record.items() if key != "seconds"} for record in result.records]
+    return [
+        {key: value for key, value in record.items() if key != "seconds"}
+        for record in result.records
+    ]
 
 
 def assert_same(ours: RunResult, alone: RunResult) -> None:
@@ -66,14 +97,18 @@ def assert_same(ours: RunResult, alone: RunResult) -> None:
         assert own.keys() == other.keys()
         for name, value in other.items():
             numbers = isinstance(value, float) or (isinstance(value, list) and None not in value)
-            assert own[name] == (pytest.approx(value, rel=1e-6, abs=1e-12) if numbers else value), name
+            assert own[name] == (pytest.approx(value, rel=1e-6, abs=1e-12) if numbers else value), (
+                name
+            )
     torch.testing.assert_close(ours.theta, alone.theta, rtol=1e-6, atol=1e-12)
     torch.testing.assert_close(ours.x, alone.x, rtol=1e-6, atol=1e-12)
 
 
 @pytest.mark.parametrize("ranks", [2, pytest.param(3, marks=pytest.mark.slow)])
 def test_derivatives_of_a_loss_by_parts_are_those_of_the_whole(ranks: int) -> None:
-    """Gradients, Hessian products by both modes, mixed products, and stacked gradients, to rounding."""
+    """Gradients, Hessian products by both modes, mixed products, and stacked gradients, to
+    rounding.
+    """
     on_ranks("derivatives.py", ranks, seconds=120)
 
 
@@ -81,7 +116,10 @@ def test_derivatives_of_a_loss_by_parts_are_those_of_the_whole(ranks: int) -> No
 @pytest.mark.parametrize("ranks", [2, pytest.param(4, marks=pytest.mark.slow)])
 def test_ranks_change_no_number(tmp_path: Path, ranks: int, method: dict[str, Any]) -> None:
     alone = run_config(config(tmp_path / "alone", method=method))
-    assert len({record["selected"] for record in alone.records[1:]}) > 1 or method["name"] == "hg-baseline"
+    assert (
+        len({record["selected"] for record in alone.records[1:]}) > 1
+        or method["name"] == "hg-baseline"
+    )
     assert_same(run_config(config(tmp_path / "ranks", ranks, method=method)), alone)
 
 
@@ -91,7 +129,10 @@ def test_a_loss_that_is_no_mean_is_computed_whole_and_a_generator_without_parts_
     alone = run_config(config(tmp_path / "alone", method="hg-around", task="sum-of-rows"))
     with caplog.at_level(logging.WARNING):
         ours = run_config(config(tmp_path / "ranks", 2, method="hg-around", task="sum-of-rows"))
-    assert "the lower loss is no mean over the rows of a batch: every rank computes all of it" in caplog.text
+    assert (
+        "the lower loss is no mean over the rows of a batch: every rank computes all of it"
+        in caplog.text
+    )
     assert_same(ours, alone)
 
 
@@ -110,13 +151,17 @@ def broken_off(configuration: RunConfig, step: int) -> None:
         run_config(configuration, watch=watch)
 
 
-def test_a_run_resumes_on_its_ranks_to_the_bit_and_on_another_number_to_rounding(tmp_path: Path) -> None:
+def test_a_run_resumes_on_its_ranks_to_the_bit_and_on_another_number_to_rounding(
+    tmp_path: Path,
+) -> None:
     whole = config(tmp_path / "whole", 2)
     uninterrupted = run_config(whole)
     for ranks in (2, 1):
         began = config(tmp_path / str(ranks), 2, checkpoint_seconds=0.0)
         broken_off(began, 10)
-        resumed = run_config(config(tmp_path / str(ranks), ranks, checkpoint_seconds=0.0), resume=True)
+        resumed = run_config(
+            config(tmp_path / str(ranks), ranks, checkpoint_seconds=0.0), resume=True
+        )
         if ranks == 2:
             rows = [configuration.path / "steps.jsonl" for configuration in (began, whole)]
             assert rows[0].read_bytes() == rows[1].read_bytes()
@@ -128,17 +173,25 @@ def test_a_rank_that_dies_is_named_and_the_run_resumes(tmp_path: Path) -> None:
 
     def watch(_info: object, record: dict[str, Any], _share: float) -> None:
         if record["step"] == 7:
-            (follower,) = (child for child in psutil.Process().children() if "hgms.runs.follower" in child.cmdline())
+            (follower,) = (
+                child
+                for child in psutil.Process().children()
+                if "hgms.runs.follower" in child.cmdline()
+            )
             os.kill(follower.pid, signal.SIGKILL)
 
     lost = config(tmp_path / "lost", 2)
-    with pytest.raises(RankLost, match=r"step 8: rank 1 of 2 was killed by SIGKILL\n  the last state .* --resume"):
+    with pytest.raises(
+        RankLost, match=r"step 8: rank 1 of 2 was killed by SIGKILL\n  the last state .* --resume"
+    ):
         run_config(lost, watch=watch)
     assert not (lost.path / "summary.json").exists(), "it did not fail"
     resumed = run_config(lost, resume=True)
     assert resumed.info.resumed_from == 7
     assert_same(resumed, alone)
-    assert not [child for child in psutil.Process().children() if "hgms.runs.follower" in child.cmdline()]
+    assert not [
+        child for child in psutil.Process().children() if "hgms.runs.follower" in child.cmdline()
+    ]
 
 
 @pytest.mark.slow  # CI sees torchrun start the ranks of a whole mix
@@ -146,7 +199,15 @@ def test_torchrun_starts_the_ranks_as_well(tmp_path: Path) -> None:
     started = run_config(config(tmp_path / "started", 2))
     toml = tmp_path / "run.toml"
     toml.write_text(config(tmp_path / "launched", 2).to_toml())
-    command = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2", "--master-port", free_address()[10:]]
+    command = [
+        sys.executable,
+        "-m",
+        "torch.distributed.run",
+        "--nproc-per-node",
+        "2",
+        "--master-port",
+        free_address()[10:],
+    ]
     environment = {**os.environ, "OMP_NUM_THREADS": "1"}
     done = subprocess.run(
         [*command, "-m", "hgms.cli", "run", str(toml)],
@@ -157,7 +218,11 @@ def test_torchrun_starts_the_ranks_as_well(tmp_path: Path) -> None:
         check=False,
     )
     assert done.returncode == 0, done.stderr
-    rows = [path.read_bytes() for name in ("launched", "started") for path in (tmp_path / name).rglob("steps.jsonl")]
+    rows = [
+        path.read_bytes()
+        for name in ("launched", "started")
+        for path in (tmp_path / name).rglob("steps.jsonl")
+    ]
     assert len(rows) == 2
     assert rows[0] == rows[1]
     assert started.summary["status"] == "done"
@@ -171,12 +236,16 @@ def test_torchrun_starts_the_ranks_as_well(tmp_path: Path) -> None:
         (HG_MS, {"diagnose": 2}, "a run on ranks cannot be diagnosed beside @ run.diagnose"),
     ],
 )
-def test_what_ranks_cannot_do_is_said(tmp_path: Path, method: Any, run: dict[str, Any], message: str) -> None:
+def test_what_ranks_cannot_do_is_said(
+    tmp_path: Path, method: Any, run: dict[str, Any], message: str
+) -> None:
     with pytest.raises(ConfigError, match=message.replace(".", r"\.")):
         run_config(config(tmp_path, 2, method=method, **run))
 
 
-def test_another_number_of_launched_processes_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_another_number_of_launched_processes_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("RANK", "0")
     monkeypatch.setenv("WORLD_SIZE", "3")
     toml = tmp_path / "run.toml"
@@ -188,23 +257,31 @@ def test_another_number_of_launched_processes_is_refused(tmp_path: Path, monkeyp
 
 
 def test_ranks_that_compute_otherwise_are_stopped(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match="rank 1 came to another θ than rank 0: they do not compute the same"):
+    with pytest.raises(
+        ConfigError, match="rank 1 came to another θ than rank 0: they do not compute the same"
+    ):
         run_config(config(tmp_path, 2, method="hg-around", task="of-process"))
 
 
 def test_a_rank_that_cannot_load_is_named_at_once() -> None:
-    with pytest.raises(ConfigError, match=r"rank 1 of 2 ended with exit code 1; its last words: .*hgms_nowhere"):
+    with pytest.raises(
+        ConfigError, match=r"rank 1 of 2 ended with exit code 1; its last words: .*hgms_nowhere"
+    ):
         start(2, torch.device("cpu"), "hgms_nowhere", {}, 1)
     assert not torch.distributed.is_initialized()
 
 
 def test_objects_of_this_process_go_to_no_rank() -> None:
     problem = config(Path(), task="sum-of-rows").task.problem(0, torch.device("cpu"), torch.float64)
-    with pytest.raises(ConfigError, match=r"objects of this one cannot be in the others @ run\.ranks"):
+    with pytest.raises(
+        ConfigError, match=r"objects of this one cannot be in the others @ run\.ranks"
+    ):
         run("hg-ms", problem, "2 steps", settings={"ranks": 2})
 
 
-def test_a_run_on_ranks_is_carried_out_as_its_settings_say_whatever_other_runs_do(tmp_path: Path) -> None:
+def test_a_run_on_ranks_is_carried_out_as_its_settings_say_whatever_other_runs_do(
+    tmp_path: Path,
+) -> None:
     settings = RunSettings(matmul="fast", compile=True)
     problem = config(tmp_path).task.problem(3, torch.device("cpu"), torch.float32)
     of_others = Execution.decided(settings, Budget.parse("2 steps"), problem)

@@ -1,4 +1,6 @@
-"""A base in parts: the numbers of a whole one, half of it on each of two ranks, and runs that resume on another number."""
+"""A base in parts: the numbers of a whole one, half of it on each of two ranks, and runs that
+resume on another number.
+"""
 
 from __future__ import annotations
 
@@ -22,12 +24,19 @@ pytestmark = [pytest.mark.plugins, pytest.mark.ranks]
 
 HERE = Path(__file__).parent
 LLAMA = {
-    "model_type": "llama", "hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 2, "num_attention_heads": 2,
+    "model_type": "llama",
+    "hidden_size": 32,
+    "intermediate_size": 64,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 2,
     "num_key_value_heads": 1,
-}  # fmt: skip
+}
 TEXTS = {
     "sums": [(f"{a} plus {b}", str(a + b)) for a in range(1, 7) for b in range(2, 6)],
-    "words": [(f"say {word} twice", f"{word} {word}") for word in ("yes", "no", "never", "maybe now", "so")],
+    "words": [
+        (f"say {word} twice", f"{word} {word}")
+        for word in ("yes", "no", "never", "maybe now", "so")
+    ],
     "held-out": [(f"{a} plus {b}", str(a + b)) for a in range(3, 7) for b in range(6, 9)],
 }
 
@@ -37,7 +46,9 @@ VJP = {"name": "implicit", "solver": {"name": "cg", "ridge": 1.0, "max_steps": 3
 
 def task(folder: Path, shard: bool, **model: Any) -> dict[str, Any]:
     for name, rows in TEXTS.items():
-        text = "".join(json.dumps({"prompt": prompt, "completion": answer}) + "\n" for prompt, answer in rows)
+        text = "".join(
+            json.dumps({"prompt": prompt, "completion": answer}) + "\n" for prompt, answer in rows
+        )
         (folder / f"{name}.jsonl").write_text(text)
     places = {name: {"path": str(folder / f"{name}.jsonl")} for name in TEXTS}
     return {
@@ -45,23 +56,47 @@ def task(folder: Path, shard: bool, **model: Any) -> dict[str, Any]:
         "sources": {name: places[name] for name in ("sums", "words")},
         "validation": {"sums": places["held-out"]},
         "test": {"words": places["words"]},
-        "model": {"config": LLAMA, "tokenizer": "bytes", **({"shard": True} if shard else {}), **model},
+        "model": {
+            "config": LLAMA,
+            "tokenizer": "bytes",
+            **({"shard": True} if shard else {}),
+            **model,
+        },
         "adapter": {"rank": 2, "alpha": 4.0},
-        "template": "plain", "max_length": 48, "validation_split": [1, 1, 1],
-    }  # fmt: skip
+        "template": "plain",
+        "max_length": 48,
+        "validation_split": [1, 1, 1],
+    }
 
 
 def method(count: int = 4, **hypergradient: Any) -> dict[str, Any]:
     return {
-        "name": "hg-ms", "generator": {"count": count, "steps": 2, "batch_size": 4, "lr": 0.3},
-        "hypergradient": {"name": "through-step", **hypergradient}, "outer": {"name": "adam", "lr": 0.1},
-    }  # fmt: skip
+        "name": "hg-ms",
+        "generator": {"count": count, "steps": 2, "batch_size": 4, "lr": 0.3},
+        "hypergradient": {"name": "through-step", **hypergradient},
+        "outer": {"name": "adam", "lr": 0.1},
+    }
 
 
-def config(out: Path, ranks: int, method: Any, *, shard: bool, steps: int = 3, **run: Any) -> RunConfig:
+def config(
+    out: Path, ranks: int, method: Any, *, shard: bool, steps: int = 3, **run: Any
+) -> RunConfig:
     out.mkdir(exist_ok=True)
-    settings = {"out": str(out), "dtype": "float64", "threads": 1, "evaluate_every": 2, "ranks": ranks, **run}
-    table = {"budget": f"{steps} steps", "seed": 3, "task": task(out, shard), "method": method, "run": settings}
+    settings = {
+        "out": str(out),
+        "dtype": "float64",
+        "threads": 1,
+        "evaluate_every": 2,
+        "ranks": ranks,
+        **run,
+    }
+    table = {
+        "budget": f"{steps} steps",
+        "seed": 3,
+        "task": task(out, shard),
+        "method": method,
+        "run": settings,
+    }
     return RunConfig.from_dict(table)
 
 
@@ -76,13 +111,17 @@ def assert_alike(ours: RunResult, alone: RunResult) -> None:
     rows_of(ours)
     rows_of(alone)
     assert_same(ours, alone)
-    assert ours.summary["validation_loss"] == pytest.approx(alone.summary["validation_loss"], rel=1e-9)
+    assert ours.summary["validation_loss"] == pytest.approx(
+        alone.summary["validation_loss"], rel=1e-9
+    )
     assert any("metric.test_loss" in record for record in ours.records)
 
 
 def test_a_base_in_parts_gives_the_losses_and_gradients_of_a_whole_one(tmp_path: Path) -> None:
-    """Of a small Llama and of a model whose head is its embedding; each rank on rows of its own; in micro-batches, and with
-    layers computed again; as stacked candidates; with half of the parameters on each of two ranks. Loaded by one."""
+    """Of a small Llama and of a model whose head is its embedding; each rank on rows of its own; in
+    micro-batches, and with layers computed again; as stacked candidates; with half of the
+    parameters on each of two ranks. Loaded by one.
+    """
     on_ranks("sharded_model.py", 2, tmp_path, seconds=600)
 
 
@@ -91,14 +130,21 @@ def test_a_base_in_parts_gives_the_losses_and_gradients_of_a_whole_one(tmp_path:
     [
         pytest.param(4, {"derivative": "difference"}, id="difference", marks=pytest.mark.slow),
         pytest.param(2, {"derivative": "per-source"}, id="per-source"),
-        pytest.param(1, {"derivative": "difference", "batch": "own"}, id="own", marks=pytest.mark.slow),
+        pytest.param(
+            1, {"derivative": "difference", "batch": "own"}, id="own", marks=pytest.mark.slow
+        ),
         pytest.param(3, {**VJP, "strategy": "difference"}, id="implicit"),
         pytest.param(
-            2, {**VJP, "strategy": "difference", "operator": "ggn", "batch_size": 6}, id="gauss-newton", marks=pytest.mark.slow
+            2,
+            {**VJP, "strategy": "difference", "operator": "ggn", "batch_size": 6},
+            id="gauss-newton",
+            marks=pytest.mark.slow,
         ),
     ],
 )
-def test_a_run_on_a_base_in_parts_is_that_on_a_whole_one(tmp_path: Path, count: int, hypergradient: dict[str, Any]) -> None:
+def test_a_run_on_a_base_in_parts_is_that_on_a_whole_one(
+    tmp_path: Path, count: int, hypergradient: dict[str, Any]
+) -> None:
     """θ, x, choices, costs and evaluations of all steps."""
     how = method(count, **hypergradient)
     alone = run_config(config(tmp_path / "alone", 1, how, shard=False))
@@ -109,32 +155,56 @@ def test_a_run_on_a_base_in_parts_resumes_on_another_number_of_ranks(tmp_path: P
     how = method(4)
     alone = run_config(config(tmp_path / "alone", 1, how, shard=False, steps=4))
     broken_off(config(tmp_path / "parts", 2, how, shard=True, steps=4, checkpoint_seconds=0.0), 2)
-    resumed = run_config(config(tmp_path / "parts", 3, how, shard=True, steps=4, checkpoint_seconds=0.0), resume=True)
+    resumed = run_config(
+        config(tmp_path / "parts", 3, how, shard=True, steps=4, checkpoint_seconds=0.0), resume=True
+    )
     assert resumed.info.resumed_from == 1
     assert_alike(resumed, alone)
 
 
 @pytest.mark.parametrize("hypergradient", [{"derivative": "exact"}, VJP], ids=["exact", "vjp"])
-def test_a_second_derivative_of_a_base_in_parts_is_refused(tmp_path: Path, hypergradient: dict[str, Any]) -> None:
-    with pytest.raises(ConfigError, match=r"a loss has first derivatives alone here.*@ task\.model\.shard"):
+def test_a_second_derivative_of_a_base_in_parts_is_refused(
+    tmp_path: Path, hypergradient: dict[str, Any]
+) -> None:
+    with pytest.raises(
+        ConfigError, match=r"a loss has first derivatives alone here.*@ task\.model\.shard"
+    ):
         run_config(config(tmp_path / "parts", 2, method(2, **hypergradient), shard=True))
 
 
 def test_parts_of_one_rank_are_refused(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match=r"shard = true parts the base among the ranks of a run, and here is one @"):
+    with pytest.raises(
+        ConfigError,
+        match=r"shard = true parts the base among the ranks of a run, and here is one @",
+    ):
         run_config(config(tmp_path / "parts", 1, method(2), shard=True))
 
 
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"adapter": "none"}, "model.shard parts a frozen base, and without an 'adapter' all its parameters are learned"),
-        ({"model": {"path": "x", "quantize": "4bit", "shard": True}}, "'shard' parts weights as they are: leave out 'quanti"),
+        (
+            {"adapter": "none"},
+            (
+                "model.shard parts a frozen base, and without an 'adapter' all its parameters are "
+                "learned"
+            ),
+        ),
+        (
+            {"model": {"path": "x", "quantize": "4bit", "shard": True}},
+            "'shard' parts weights as they are: leave out 'quanti",
+        ),
     ],
     ids=["all-parameters", "quantised"],
 )
-def test_parts_of_what_cannot_be_parted_are_refused(tmp_path: Path, change: dict[str, Any], message: str) -> None:
-    table = {"budget": "1 steps", "task": {**task(tmp_path, shard=True), **change}, "method": method(2)}
+def test_parts_of_what_cannot_be_parted_are_refused(
+    tmp_path: Path, change: dict[str, Any], message: str
+) -> None:
+    table = {
+        "budget": "1 steps",
+        "task": {**task(tmp_path, shard=True), **change},
+        "method": method(2),
+    }
     with pytest.raises(ConfigError, match=message.replace(".", r"\.")):
         RunConfig.from_dict(table)
 

@@ -1,7 +1,8 @@
 """One rank of `test_mix_ranks.py`: fine-tunes a small Llama with others, and evaluates it.
 
 Arguments: rank, ranks, address, folder.
-``<folder>/one-two`` may hold what one process has begun; ``<folder>/two-one`` is left interrupted."""
+``<folder>/one-two`` may hold what one process has begun; ``<folder>/two-one`` is left interrupted.
+"""
 
 from __future__ import annotations
 
@@ -26,22 +27,39 @@ from hgms_mix.stages.finetune import Finetune
 from hgms_mix.stages.training import train
 
 SETTINGS = Finetune(
-    lr=1e-2, epochs=2, micro_batch=2, accumulation=4, schedule="linear", warmup=2, clip=0.5, save_every=2, checkpointing=True
+    lr=1e-2,
+    epochs=2,
+    micro_batch=2,
+    accumulation=4,
+    schedule="linear",
+    warmup=2,
+    clip=0.5,
+    save_every=2,
+    checkpointing=True,
 )
 UNEVEN = Finetune(lr=1e-2, micro_batch=4, accumulation=3)
 
 
 def llama() -> Any:
     config = transformers.LlamaConfig(
-        vocab_size=40, hidden_size=32, intermediate_size=64, num_hidden_layers=2, num_attention_heads=2, num_key_value_heads=1,
-        bos_token_id=0, eos_token_id=0, pad_token_id=0,
-    )  # fmt: skip
+        vocab_size=40,
+        hidden_size=32,
+        intermediate_size=64,
+        num_hidden_layers=2,
+        num_attention_heads=2,
+        num_key_value_heads=1,
+        bos_token_id=0,
+        eos_token_id=0,
+        pad_token_id=0,
+    )
     torch.manual_seed(0)
     return transformers.LlamaForCausalLM(config).requires_grad_(False)
 
 
 def lora(dropout: float = 0.0) -> Any:
-    return peft.LoraConfig(r=2, lora_alpha=4, lora_dropout=dropout, target_modules=["q_proj", "v_proj"])
+    return peft.LoraConfig(
+        r=2, lora_alpha=4, lora_dropout=dropout, target_modules=["q_proj", "v_proj"]
+    )
 
 
 def some_rows(count: int = 21) -> list[tuple[torch.Tensor, torch.Tensor]]:
@@ -74,10 +92,17 @@ def in_parts() -> Any:
 
 
 def tune(
-    folder: Path, settings: Finetune = SETTINGS, ranks: Ranks | None = None, *, stop: int = 0, dropout: float = 0.0,
+    folder: Path,
+    settings: Finetune = SETTINGS,
+    ranks: Ranks | None = None,
+    *,
+    stop: int = 0,
+    dropout: float = 0.0,
     model: Any = llama,
-) -> Any:  # fmt: skip
-    """Trains, or the rest of it; a signal comes after step ``stop``, of ranks to the first alone."""
+) -> Any:
+    """Trains, or the rest of it; a signal comes after step ``stop``, of ranks to the first
+    alone.
+    """
 
     def watch(step: int, _steps: int, _loss: float) -> None:
         if step == stop:
@@ -85,7 +110,16 @@ def tune(
 
     folder.mkdir(exist_ok=True)
     with contextlib.suppress(Interrupted) if stop else contextlib.nullcontext():
-        return train(settings, model(), some_rows(), folder, seed=3, adapter=lora(dropout), ranks=ranks, watch=watch)
+        return train(
+            settings,
+            model(),
+            some_rows(),
+            folder,
+            seed=3,
+            adapter=lora(dropout),
+            ranks=ranks,
+            watch=watch,
+        )
 
 
 def main(rank: int, count: int, address: str, folder: Path) -> None:

@@ -1,4 +1,6 @@
-"""The executor `ray`: the same files as from one process, lost workers, bad addresses, another installation. `tox -e ray`."""
+"""The executor `ray`: the same files as from one process, lost workers, bad addresses, another
+installation. `tox -e ray`.
+"""
 
 from __future__ import annotations
 
@@ -51,7 +53,9 @@ def test_ray_writes_what_one_process_writes(tmp_path: Path, home: Path) -> None:
     alone = run_grid(grid(tmp_path / "alone"), jobs=0, progress=False)
     through = run_grid(grid(tmp_path / "ray"), executor=Ray(jobs=2), progress=False)
     assert contents(tmp_path / "ray") == contents(tmp_path / "alone")
-    assert [row.metrics for row in through.tables[0].rows] == [row.metrics for row in alone.tables[0].rows]
+    assert [row.metrics for row in through.tables[0].rows] == [
+        row.metrics for row in alone.tables[0].rows
+    ]
     token = home / ".ray" / "auth_token"
     assert token.stat().st_mode & 0o077 == 0, "nobody else can read it"
     import ray as library
@@ -59,11 +63,15 @@ def test_ray_writes_what_one_process_writes(tmp_path: Path, home: Path) -> None:
     assert not library.is_initialized(), "it ends with the grid"
 
 
-def test_a_killed_workers_run_is_taken_up_again(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+def test_a_killed_workers_run_is_taken_up_again(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
     run_grid(grid(tmp_path / "alone"), jobs=0, progress=False)
     (tmp_path / "marks").mkdir()
     kills = {"breaks": "kill", "at": 5, "seed": 2, "every": True, "once": str(tmp_path / "marks")}
-    comparison = run_grid(grid(tmp_path / "ray", {**WALK, **kills}), executor=Ray(jobs=2), progress=False)
+    comparison = run_grid(
+        grid(tmp_path / "ray", {**WALK, **kills}), executor=Ray(jobs=2), progress=False
+    )
     assert comparison.complete, comparison
     assert "raylet" not in capfd.readouterr().out, "a table or JSON is to be there"
     assert sorted(path.name for path in (tmp_path / "marks").iterdir()) == ["0", "2"]
@@ -73,27 +81,37 @@ def test_a_killed_workers_run_is_taken_up_again(tmp_path: Path, capfd: pytest.Ca
 def test_runs_of_a_node_that_is_gone_are_taken_up_by_another(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Two nodes of a cluster on this machine, of which one is killed while each carries out a run."""
+    """Two nodes of a cluster on this machine, of which one is killed while each carries out a
+    run.
+    """
     from ray.cluster_utils import Cluster
 
     run_grid(grid(tmp_path / "alone"), jobs=0, progress=False)
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setenv("RAY_agent_register_timeout_ms", "300000")  # on a busy machine a node gives up after 30 s
+    monkeypatch.setenv(
+        "RAY_agent_register_timeout_ms", "300000"
+    )  # on a busy machine a node gives up after 30 s
     holds = [tmp_path / f"hold-{seed}-6" for seed in (1, 2, 3)]
     for hold in holds:
         hold.touch()
-    cluster = Cluster(initialize_head=True, head_node_args={"num_cpus": 1, "include_dashboard": False})
+    cluster = Cluster(
+        initialize_head=True, head_node_args={"num_cpus": 1, "include_dashboard": False}
+    )
     over = threading.Event()
     thread = None
     try:
         node = cluster.add_node(num_cpus=1)
 
         def take_away() -> None:
-            while [path.read_bytes().count(b"\n") for path in (tmp_path / "ray").rglob("steps.jsonl")].count(7) < 2:
+            while [
+                path.read_bytes().count(b"\n") for path in (tmp_path / "ray").rglob("steps.jsonl")
+            ].count(7) < 2:
                 if over.wait(0.05):
                     return
             raylet = psutil.Process(node.all_processes["raylet"][0].process.pid)
-            of_node = raylet.children(recursive=True)  # a machine that is gone takes all of them with it
+            of_node = raylet.children(
+                recursive=True
+            )  # a machine that is gone takes all of them with it
             cluster.remove_node(node, allow_graceful=False)
             for process in of_node:
                 with contextlib.suppress(psutil.NoSuchProcess):
@@ -115,12 +133,19 @@ def test_runs_of_a_node_that_is_gone_are_taken_up_by_another(
     said = capsys.readouterr().err
     assert said.count("its worker is gone") == 1, said
     assert "it is taken up again" in said
-    counted = [json.loads(path.read_text())["processor_seconds"] for path in (tmp_path / "ray").rglob("resources.json")]
-    assert (len(counted), counted.count(None)) == (4, 1), "what the node had begun was begun twice, nothing else"
+    counted = [
+        json.loads(path.read_text())["processor_seconds"]
+        for path in (tmp_path / "ray").rglob("resources.json")
+    ]
+    assert (len(counted), counted.count(None)) == (4, 1), (
+        "what the node had begun was begun twice, nothing else"
+    )
 
 
 def test_what_kills_three_workers_has_failed_and_stops_no_other(tmp_path: Path) -> None:
-    comparison = run_grid(grid(tmp_path, {**WALK, "breaks": "kill", "seed": 1}), executor=Ray(jobs=2), progress=False)
+    comparison = run_grid(
+        grid(tmp_path, {**WALK, "breaks": "kill", "seed": 1}), executor=Ray(jobs=2), progress=False
+    )
     [failure] = comparison.failures
     assert (failure.seed, failure.status) == (1, "failed")
     assert failure.reason.endswith("for the 3rd time")
@@ -129,12 +154,25 @@ def test_what_kills_three_workers_has_failed_and_stops_no_other(tmp_path: Path) 
 
 def test_ctrl_c_saves_what_is_under_way(tmp_path: Path) -> None:
     (tmp_path / "grid.toml").write_text(
-        'budget = "400 steps"\nseeds = 2\ntask = ["bowl"]\n[run]\nout = "runs"\nthreads = 1\ncheckpoint_seconds = 1000.0\n'
+        'budget = "400 steps"\nseeds = 2\ntask = ["bowl"]\n[run]\nout = "runs"\nthreads = 1\n'
+        "checkpoint_seconds = 1000.0\n"
         '[[method]]\nname = "walk"\npause = 0.05\n'
     )
-    words = ["compare", "grid.toml", "--plugin", str(PLUGIN), "--executor", "ray", "--jobs", "2", "--json"]
+    words = [
+        "compare",
+        "grid.toml",
+        "--plugin",
+        str(PLUGIN),
+        "--executor",
+        "ray",
+        "--jobs",
+        "2",
+        "--json",
+    ]
     command = [sys.executable, "-P", "-m", "hgms.cli", *words]
-    process = subprocess.Popen(command, cwd=tmp_path, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    process = subprocess.Popen(
+        command, cwd=tmp_path, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    )
     while sum(path.read_bytes().count(b"\n") >= 5 for path in tmp_path.rglob("steps.jsonl")) < 2:
         assert process.poll() is None, process.communicate()
     process.send_signal(signal.SIGINT)
@@ -155,9 +193,23 @@ def test_ctrl_c_saves_what_is_under_way(tmp_path: Path) -> None:
         ("6379:", "there is no Ray at 6379:"),
     ],
 )
-def test_a_bad_address_is_one_message(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, address: str, message: str) -> None:
+def test_a_bad_address_is_one_message(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, address: str, message: str
+) -> None:
     monkeypatch.chdir(tmp_path)
-    words = ["compare", "--task", "bowl", "--methods", "walk", "--budget", "2 steps", "--seeds", "1", "--plugin", str(PLUGIN)]
+    words = [
+        "compare",
+        "--task",
+        "bowl",
+        "--methods",
+        "walk",
+        "--budget",
+        "2 steps",
+        "--seeds",
+        "1",
+        "--plugin",
+        str(PLUGIN),
+    ]
     done = CliRunner().invoke(main, [*words, "--executor", "ray", "--address", address])
     assert done.exit_code == 2, done.output
     assert message in done.stderr
@@ -165,7 +217,9 @@ def test_a_bad_address_is_one_message(tmp_path: Path, monkeypatch: pytest.Monkey
     assert not list(tmp_path.rglob("steps.jsonl"))
 
 
-def test_another_installation_on_a_worker_is_one_message(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_another_installation_on_a_worker_is_one_message(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     true = module.packed
 
     def other(job: Any) -> Any:
@@ -174,13 +228,19 @@ def test_another_installation_on_a_worker_is_one_message(tmp_path: Path, monkeyp
 
     monkeypatch.setattr(module, "packed", other)
     with pytest.raises(
-        ConfigError, match=r"has another installation than this machine\n  hgms_core: \w{12} there, 0123456789ab here"
+        ConfigError,
+        match=(
+            r"has another installation than this machine\n  hgms_core: \w{12} there, "
+            r"0123456789ab here"
+        ),
     ):
         run_grid(grid(tmp_path), executor=Ray(jobs=1), progress=False)
     assert not list(tmp_path.rglob("steps.jsonl"))
 
 
-def test_without_ray_the_line_that_installs_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_ray_the_line_that_installs_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setitem(sys.modules, "ray", None)
     with pytest.raises(MissingExtra, match=r"pip install 'hgms\[ray\]'"):
         run_grid(grid(tmp_path), executor=Ray(), progress=False)
@@ -205,7 +265,9 @@ def module_job() -> Any:
     return Job(title="echo", function="hgms.executors.local:echo", arguments={"a": 1})
 
 
-def test_progress_is_read_from_the_folders(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_progress_is_read_from_the_folders(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     seen: list[float] = []
     from hgms.executors import Board
 
@@ -217,7 +279,11 @@ def test_progress_is_read_from_the_folders(tmp_path: Path, capsys: pytest.Captur
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("hgms.comparison.run_grid.Board", Looked)
         patch.setattr(module, "LOOK", 0.1)
-        run_grid(grid(tmp_path, {**WALK, "pause": 0.05}, seeds=1, budget="30 steps"), executor=Ray(jobs=1), progress=False)
+        run_grid(
+            grid(tmp_path, {**WALK, "pause": 0.05}, seeds=1, budget="30 steps"),
+            executor=Ray(jobs=1),
+            progress=False,
+        )
     assert len(seen) >= 3
     assert seen == sorted(seen)
     assert 0 < seen[-1] <= 1

@@ -1,4 +1,6 @@
-"""The paper's two circle examples against brute force over the circle, finite differences and the pseudoinverse formula."""
+"""The paper's two circle examples against brute force over the circle, finite differences and
+the pseudoinverse formula.
+"""
 
 from __future__ import annotations
 
@@ -13,7 +15,8 @@ from hgms.tasks.circle import CircleDegenerate, CircleKink
 from hgms.tasks.circle.functions import bump, bump_slope, wall, well
 from hgms_core import ConfigError
 
-CPU, DOUBLE = torch.device("cpu"), torch.float64
+CPU = torch.device("cpu")
+DOUBLE = torch.float64
 
 TASKS = [CircleKink(), CircleDegenerate(), CircleDegenerate(b=0.2)]
 
@@ -31,8 +34,11 @@ def pseudoinverse(matvec: hgms_core.MatVec, b: torch.Tensor) -> torch.Tensor:
 
 @pytest.mark.parametrize("task", TASKS)
 @pytest.mark.parametrize("theta", THETAS)
-def test_no_point_of_the_circle_is_better_than_the_closed_form(task: CircleKink | CircleDegenerate, theta: float) -> None:
-    problem, exact = task.problem(0, CPU, DOUBLE), task.closed_form(0, CPU, DOUBLE)
+def test_no_point_of_the_circle_is_better_than_the_closed_form(
+    task: CircleKink | CircleDegenerate, theta: float
+) -> None:
+    problem = task.problem(0, CPU, DOUBLE)
+    exact = task.closed_form(0, CPU, DOUBLE)
     angle = torch.linspace(0, 2 * math.pi, 40001, dtype=DOUBLE)
     circle = math.sqrt(1 + theta**2) * torch.stack([angle.cos(), angle.sin()], dim=1)
     lower = torch.func.vmap(problem.g, in_dims=(None, 0, None))(at(theta), {"x": circle}, {})
@@ -49,7 +55,8 @@ def test_no_point_of_the_circle_is_better_than_the_closed_form(task: CircleKink 
 def test_the_derivative_is_the_slope_of_the_value_and_the_pseudoinverse_formula(
     task: CircleKink | CircleDegenerate, theta: float
 ) -> None:
-    problem, exact = task.problem(0, CPU, DOUBLE), task.closed_form(0, CPU, DOUBLE)
+    problem = task.problem(0, CPU, DOUBLE)
+    exact = task.closed_form(0, CPU, DOUBLE)
     slope = float(exact.hypergradient(at(theta))["theta"])
     step = 1e-5
     difference = float(exact.value(at(theta + step)) - exact.value(at(theta - step))) / (2 * step)
@@ -78,16 +85,22 @@ def test_the_kink_is_a_kink() -> None:
 
 def test_without_selection_the_iterates_run_through_the_kink_into_a_worse_minimum() -> None:
     task = CircleKink()
-    problem, exact = task.problem(0, CPU, DOUBLE), task.closed_form(0, CPU, DOUBLE)
+    problem = task.problem(0, CPU, DOUBLE)
+    exact = task.closed_form(0, CPU, DOUBLE)
     ends = {}
     for selects in (True, False):
-        theta, x = problem.theta0, problem.x0
+        theta = problem.theta0
+        x = problem.x0
         for _ in range(150):
             # an exact lower solver: the best point of the circle, or the one nearest to the last
             nearest = {"x": x["x"] / x["x"].norm() * (1 + theta["theta"] ** 2).sqrt()}
             x = exact.solution(theta) if selects else nearest
             found = hgms_core.hypergradient(
-                lambda t, y: problem.f(t, y, {}), lambda t, y: problem.g(t, y, {}), theta, x, solver=pseudoinverse
+                lambda t, y: problem.f(t, y, {}),
+                lambda t, y: problem.g(t, y, {}),
+                theta,
+                x,
+                solver=pseudoinverse,
             )
             theta = problem.project({"theta": theta["theta"] - 0.03 * found.value["theta"]})
         ends[selects] = (float(theta["theta"]), problem.evaluate(theta, x)["value"])
@@ -99,19 +112,26 @@ def test_the_degenerate_gradient_is_continuous_but_has_no_hoelder_exponent() -> 
     exact = CircleDegenerate().closed_form(0, CPU, DOUBLE)
     tie = 10 / (2 * math.pi)
     distances = [1e-3, 1e-6, 1e-9, 1e-12]
-    changes = [abs(float(exact.hypergradient(at(tie + distance))["theta"])) for distance in distances]
+    changes = [
+        abs(float(exact.hypergradient(at(tie + distance))["theta"])) for distance in distances
+    ]
     assert changes == sorted(changes, reverse=True)
-    # a Hölder exponent of 0.1 would shrink the change a thousandfold^0.1 = 2 each time; (log 1/s)^(-1/2) falls ever slower
+    # a Hölder exponent of 0.1 would shrink the change a thousandfold^0.1 = 2 each time; (log
+    # 1/s)^(-1/2) falls ever slower
     ratios = [near / far for near, far in zip(changes[1:], changes, strict=False)]
     assert ratios == sorted(ratios)
     assert ratios[-1] > 0.8
-    predicted = [abs(float(bump_slope(at(tie)["theta"]))) / 4 / math.sqrt(math.log(1 / distance)) for distance in distances]
+    predicted = [
+        abs(float(bump_slope(at(tie)["theta"]))) / 4 / math.sqrt(math.log(1 / distance))
+        for distance in distances
+    ]
     assert changes[-1] == pytest.approx(predicted[-1], rel=0.05)
 
 
 def test_the_ambient_hessian_hides_the_degeneracy() -> None:
     task = CircleDegenerate(b=0.7)
-    problem, exact = task.problem(0, CPU, DOUBLE), task.closed_form(0, CPU, DOUBLE)
+    problem = task.problem(0, CPU, DOUBLE)
+    exact = task.closed_form(0, CPU, DOUBLE)
     tie = at(10 / (2 * math.pi))
     x = {"x": torch.stack([torch.sqrt(1 + tie["theta"][0] ** 2), torch.zeros((), dtype=DOUBLE)])}
     assert torch.allclose(exact.solution(tie)["x"], x["x"], atol=0.2)  # t* falls only like 1/√log
@@ -121,19 +141,27 @@ def test_the_ambient_hessian_hides_the_degeneracy() -> None:
 
 @pytest.mark.parametrize("t", [-1.7, -0.4, 0.05, 0.2, 0.6, 1.0, 2.5, 40.0])
 def test_the_flat_well_is_the_integral_and_its_derivatives_are_right(t: float) -> None:
-    integral, _ = scipy.integrate.quad(lambda s: math.exp(-1 / s**2) if s else 0.0, 0, abs(t), epsabs=1e-15, epsrel=1e-13)
+    integral, _ = scipy.integrate.quad(
+        lambda s: math.exp(-1 / s**2) if s else 0.0, 0, abs(t), epsabs=1e-15, epsrel=1e-13
+    )
     point = torch.tensor(t, dtype=DOUBLE, requires_grad=True)
     value = well(point)
     (first,) = torch.autograd.grad(value, point, create_graph=True)
     (second,) = torch.autograd.grad(first, point)
     assert float(value.detach()) == pytest.approx(integral, rel=1e-10, abs=1e-15)
-    assert float(first.detach()) == pytest.approx(math.copysign(math.exp(-1 / t**2), t), rel=1e-9, abs=1e-15)
-    assert float(second) == pytest.approx(2 / abs(t) ** 3 * math.exp(-1 / t**2), rel=1e-7, abs=1e-13)
+    assert float(first.detach()) == pytest.approx(
+        math.copysign(math.exp(-1 / t**2), t), rel=1e-9, abs=1e-15
+    )
+    assert float(second) == pytest.approx(
+        2 / abs(t) ** 3 * math.exp(-1 / t**2), rel=1e-7, abs=1e-13
+    )
 
 
 @pytest.mark.parametrize("function", [bump, well, wall])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
-def test_nothing_near_zero_is_nan_through_two_derivatives(function: object, dtype: torch.dtype) -> None:
+def test_nothing_near_zero_is_nan_through_two_derivatives(
+    function: object, dtype: torch.dtype
+) -> None:
     tiny = torch.finfo(dtype).tiny
     points = [0.0, -0.0, tiny, -tiny, tiny / 16, 1e-30, -1e-9, 1e-3, 0.0299, 0.0301, -0.031, 0.1]
     t = torch.tensor(points, dtype=dtype, requires_grad=True)
@@ -154,8 +182,11 @@ def test_bump_slope_is_the_derivative_of_bump() -> None:
 
 
 @pytest.mark.parametrize("task", TASKS)
-def test_the_problem_starts_at_the_wrong_side_and_stays_in_its_box(task: CircleKink | CircleDegenerate) -> None:
-    problem, exact = task.problem(0, CPU, torch.float32), task.closed_form(0, CPU, torch.float32)
+def test_the_problem_starts_at_the_wrong_side_and_stays_in_its_box(
+    task: CircleKink | CircleDegenerate,
+) -> None:
+    problem = task.problem(0, CPU, torch.float32)
+    exact = task.closed_form(0, CPU, torch.float32)
     numbers = problem.evaluate(problem.theta0, problem.x0)
     assert list(numbers) == list(task.metrics)
     assert numbers["upper_loss"] > 0.3 > numbers["value"]
@@ -163,8 +194,12 @@ def test_the_problem_starts_at_the_wrong_side_and_stays_in_its_box(task: CircleK
     assert numbers["solution_distance"] == pytest.approx(2 * math.sqrt(1 + task.start**2), rel=1e-5)
     assert problem.x0["x"].dtype is torch.float32
     for far, edge in ((-5.0, task.low), (9.0, task.high), (1.0, 1.0)):
-        assert float(problem.project({"theta": torch.tensor([far])})["theta"]) == pytest.approx(edge)
-    assert problem.evaluate(problem.theta0, exact.solution(problem.theta0))["solution_distance"] == 0
+        assert float(problem.project({"theta": torch.tensor([far])})["theta"]) == pytest.approx(
+            edge
+        )
+    assert (
+        problem.evaluate(problem.theta0, exact.solution(problem.theta0))["solution_distance"] == 0
+    )
 
 
 @pytest.mark.parametrize("kind", [CircleKink, CircleDegenerate])

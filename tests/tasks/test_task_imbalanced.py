@@ -1,4 +1,6 @@
-"""The long-tailed task: its split, its views, its losses against a plain module, its hypergradient."""
+"""The long-tailed task: its split, its views, its losses against a plain module, its
+hypergradient.
+"""
 
 from __future__ import annotations
 
@@ -16,9 +18,12 @@ from hgms.tasks.imbalanced import ImbalancedLoss
 from hgms.tasks.imbalanced.rows import views
 from hgms_core import ConfigError, DataError, Key, Ravel, Tree
 
-CPU, DOUBLE = torch.device("cpu"), torch.float64
+CPU = torch.device("cpu")
+DOUBLE = torch.float64
 
-mnist = pytest.mark.skipif("HGMS_DATA" not in os.environ, reason="HGMS_DATA is not set: no MNIST files to test with")
+mnist = pytest.mark.skipif(
+    "HGMS_DATA" not in os.environ, reason="HGMS_DATA is not set: no MNIST files to test with"
+)
 
 
 def tiny(tmp_path: Path) -> ImbalancedLoss:
@@ -26,13 +31,23 @@ def tiny(tmp_path: Path) -> ImbalancedLoss:
     pixels = np.random.default_rng(0).integers(0, 256, (120, 4, 4), np.uint8)
     np.savez(tmp_path / "tiny.npz", images=pixels, labels=np.arange(120) % 10)
     return ImbalancedLoss(
-        dataset=f"npz:{tmp_path / 'tiny.npz'}", channels=(1, 2), hidden=2, least=2, views=2, validation_size=25, test_size=20,
-        validation_split=(1, 1, 1), smooth=True, omega=0.02,
-    )  # fmt: skip
+        dataset=f"npz:{tmp_path / 'tiny.npz'}",
+        channels=(1, 2),
+        hidden=2,
+        least=2,
+        views=2,
+        validation_size=25,
+        test_size=20,
+        validation_split=(1, 1, 1),
+        smooth=True,
+        omega=0.02,
+    )
 
 
 def numbered(path: Path, images: int = 1000) -> str:
-    """Images of 4 × 5 pixels that carry their own number in the two middle pixels; class i mod 10."""
+    """Images of 4 × 5 pixels that carry their own number in the two middle pixels; class i mod
+    10.
+    """
     pixels = np.zeros((images, 4, 5), np.uint8)
     pixels[:, 1, 2], pixels[:, 2, 2] = np.arange(images) // 256, np.arange(images) % 256
     np.savez(path, images=pixels, labels=np.arange(images) % 10)
@@ -41,7 +56,8 @@ def numbered(path: Path, images: int = 1000) -> str:
 
 def numbers_of(pixels: Tensor) -> list[int]:
     return [
-        round(255 * float(a)) * 256 + round(255 * float(b)) for a, b in zip(pixels[:, 0, 1, 2], pixels[:, 0, 2, 2], strict=True)
+        round(255 * float(a)) * 256 + round(255 * float(b))
+        for a, b in zip(pixels[:, 0, 1, 2], pixels[:, 0, 2, 2], strict=True)
     ]
 
 
@@ -71,15 +87,36 @@ def test_the_parts_are_disjoint_the_tail_is_long_and_the_rest_balanced(tmp_path:
         assert int(counts.max() - counts.min()) <= 1
     weights = {c: 103 / (10 * (11 if c < 3 else 10)) for c in range(10)}
     select = problem.upper_data["select"].whole
-    assert select["weight"].tolist() == pytest.approx([weights[c] for c in select["label"].tolist()])
+    assert select["weight"].tolist() == pytest.approx(
+        [weights[c] for c in select["label"].tolist()]
+    )
 
 
-def test_the_letter_of_the_formula_drops_rare_classes_and_the_training_figure_ignores_them(tmp_path: Path) -> None:
+def test_the_letter_of_the_formula_drops_rare_classes_and_the_training_figure_ignores_them(
+    tmp_path: Path,
+) -> None:
     task = ImbalancedLoss(
-        dataset=numbered(tmp_path / "n.npz"), validation_size=20, test_size=20, least=0, views=0, channels=(1, 1), hidden=2
+        dataset=numbered(tmp_path / "n.npz"),
+        validation_size=20,
+        test_size=20,
+        least=0,
+        views=0,
+        channels=(1, 1),
+        hidden=2,
     )
     problem = task.problem(0, CPU, DOUBLE)
-    assert torch.bincount(problem.lower_data.whole["label"], minlength=10).tolist() == [96, 29, 9, 3, 1, 0, 0, 0, 0, 0]
+    assert torch.bincount(problem.lower_data.whole["label"], minlength=10).tolist() == [
+        96,
+        29,
+        9,
+        3,
+        1,
+        0,
+        0,
+        0,
+        0,
+        0,
+    ]
     x = {name: torch.zeros_like(leaf) for name, leaf in problem.x0.items()}
     x["output.bias"][1] = 1.0  # always says class 1
     figures = problem.evaluate(problem.theta0, x)
@@ -99,7 +136,9 @@ def test_a_raised_class_shows_in_the_adjusted_figure_only(tmp_path: Path) -> Non
     assert figures["recall_1"] == 1
     assert figures["test_balanced_accuracy"] == pytest.approx(0.1)
     assert figures["test_balanced_accuracy_adjusted"] == pytest.approx(0.1)
-    assert figures["validation_loss"] == pytest.approx(float(problem.f(theta, x, problem.upper_data["stop"].whole)))
+    assert figures["validation_loss"] == pytest.approx(
+        float(problem.f(theta, x, problem.upper_data["stop"].whole))
+    )
 
 
 def test_views_are_shifts_without_wrapping_and_keep_their_labels() -> None:
@@ -148,37 +187,70 @@ def test_no_view_of_a_validation_image_is_drawn_and_epochs_cover_the_views() -> 
     plain = ImbalancedLoss(views=0).problem(3, CPU, torch.float32)
     problem = ImbalancedLoss(views=3, rotation=10.0).problem(3, CPU, torch.float32)
     for role in ("differentiate", "select", "stop"):
-        assert torch.equal(problem.upper_data[role].whole["pixels"], plain.upper_data[role].whole["pixels"])
+        assert torch.equal(
+            problem.upper_data[role].whole["pixels"], plain.upper_data[role].whole["pixels"]
+        )
     assert problem.lower_data.size == 3 * plain.lower_data.size
     assert torch.equal(problem.lower_data.whole["label"], plain.lower_data.whole["label"].repeat(3))
-    assert (problem.lower_data.whole["pixels"].min(), problem.lower_data.whole["pixels"].max()) >= (0, 0)
+    assert (problem.lower_data.whole["pixels"].min(), problem.lower_data.whole["pixels"].max()) >= (
+        0,
+        0,
+    )
 
 
 @pytest.mark.parametrize("smooth", [False, True])
 def test_the_losses_are_those_of_a_module_written_down_plainly(smooth: bool) -> None:
     task = ImbalancedLoss(
-        channels=(3, 4), hidden=5, smooth=smooth, omega=0.03, omega_delta=0.2, omega_gamma=0.7, validation_size=37
+        channels=(3, 4),
+        hidden=5,
+        smooth=smooth,
+        omega=0.03,
+        omega_delta=0.2,
+        omega_gamma=0.7,
+        validation_size=37,
     )
     problem = task.problem(0, CPU, DOUBLE)
     act, pool = (nn.SiLU, nn.AvgPool2d) if smooth else (nn.ReLU, nn.MaxPool2d)
-    torch_order = [nn.Conv2d(1, 3, 5, padding=2), nn.Conv2d(3, 4, 5, padding=2), nn.Linear(16, 5), nn.Linear(5, 10)]
+    torch_order = [
+        nn.Conv2d(1, 3, 5, padding=2),
+        nn.Conv2d(3, 4, 5, padding=2),
+        nn.Linear(16, 5),
+        nn.Linear(5, 10),
+    ]
     first, second, hidden, output = (layer.double() for layer in torch_order)
     # activation before or after mean-pooling differs for SiLU: the task pools first
     block = [pool(2), act()] if smooth else [act(), pool(2)]
     model = nn.Sequential(first, *block, second, *block, nn.Flatten(), hidden, act(), output)
-    for layer, name in ((first, "conv1"), (second, "conv2"), (hidden, "hidden"), (output, "output")):
+    for layer, name in (
+        (first, "conv1"),
+        (second, "conv2"),
+        (hidden, "hidden"),
+        (output, "output"),
+    ):
         layer.load_state_dict({part: problem.x0[f"{name}.{part}"] for part in ("weight", "bias")})
-    theta = {"delta_raw": torch.linspace(-1, 1, 10, dtype=DOUBLE), "gamma_raw": torch.linspace(2, -1, 10, dtype=DOUBLE)}
-    delta, gamma = 0.5 * torch.tanh(theta["delta_raw"]), 1 + 0.15 * torch.tanh(theta["gamma_raw"])
+    theta = {
+        "delta_raw": torch.linspace(-1, 1, 10, dtype=DOUBLE),
+        "gamma_raw": torch.linspace(2, -1, 10, dtype=DOUBLE),
+    }
+    delta = 0.5 * torch.tanh(theta["delta_raw"])
+    gamma = 1 + 0.15 * torch.tanh(theta["gamma_raw"])
     batch = problem.lower_data.batch(torch.tensor([0, 7, 7, 31]))
     fit = nn.functional.cross_entropy(model(batch["pixels"]) * gamma + delta, batch["label"])
     expected = fit + 0.015 * sum(leaf.square().sum() for leaf in model.parameters())
-    assert float(problem.g(theta, problem.x0, batch)) == pytest.approx(float(expected.detach()), rel=1e-12)
+    assert float(problem.g(theta, problem.x0, batch)) == pytest.approx(
+        float(expected.detach()), rel=1e-12
+    )
     above = problem.upper_data["differentiate"].whole
-    each = nn.functional.cross_entropy(model(above["pixels"]) * gamma + delta, above["label"], reduction="none")
-    weight = torch.tensor([37 / 40 if c < 7 else 37 / 30 for c in above["label"].tolist()], dtype=DOUBLE)
+    each = nn.functional.cross_entropy(
+        model(above["pixels"]) * gamma + delta, above["label"], reduction="none"
+    )
+    weight = torch.tensor(
+        [37 / 40 if c < 7 else 37 / 30 for c in above["label"].tolist()], dtype=DOUBLE
+    )
     upper = (weight * each).mean() + 0.1 * delta.square().sum() + 0.35 * (gamma - 1).square().sum()
-    assert float(problem.f(theta, problem.x0, above)) == pytest.approx(float(upper.detach()), rel=1e-12)
+    assert float(problem.f(theta, problem.x0, above)) == pytest.approx(
+        float(upper.detach()), rel=1e-12
+    )
 
 
 def test_a_fresh_start_has_the_shapes_and_the_distribution_of_the_layers() -> None:
@@ -195,7 +267,9 @@ def test_a_fresh_start_has_the_shapes_and_the_distribution_of_the_layers() -> No
 
 @pytest.mark.parametrize("own_batch", [False, True])
 @pytest.mark.parametrize("smooth", [False, True])
-def test_stacked_networks_have_the_losses_and_gradients_of_single_ones(own_batch: bool, smooth: bool) -> None:
+def test_stacked_networks_have_the_losses_and_gradients_of_single_ones(
+    own_batch: bool, smooth: bool
+) -> None:
     problem = ImbalancedLoss(channels=(2, 3), hidden=4, smooth=smooth).problem(0, CPU, DOUBLE)
     stacked = hgms_core.stack([problem.initial(Key(0).fold(i)) for i in range(3)])
     index = torch.arange(15).reshape(3, 5) if own_batch else torch.arange(5)
@@ -204,9 +278,14 @@ def test_stacked_networks_have_the_losses_and_gradients_of_single_ones(own_batch
     grads, losses = hgms_core.gradient(group.loss, problem.theta0, stacked, batch)
     for i in range(3):
         own = {name: leaf[i] for name, leaf in batch.items()} if own_batch else batch
-        single, loss = hgms_core.gradient(problem.g, problem.theta0, {name: leaf[i] for name, leaf in stacked.items()}, own)
+        single, loss = hgms_core.gradient(
+            problem.g, problem.theta0, {name: leaf[i] for name, leaf in stacked.items()}, own
+        )
         assert torch.isclose(losses[i], loss, rtol=1e-12)
-        assert all(torch.allclose(grad[i], one, rtol=1e-9, atol=1e-14) for grad, one in zip(grads, single, strict=True))
+        assert all(
+            torch.allclose(grad[i], one, rtol=1e-9, atol=1e-14)
+            for grad, one in zip(grads, single, strict=True)
+        )
 
 
 @pytest.mark.parametrize("smooth", [False, True])
@@ -215,14 +294,18 @@ def test_products_with_the_hessian_agree_three_ways(smooth: bool) -> None:
     batch = problem.lower_data.batch(torch.arange(40))
     found = []
     for strategy in ("vjp", "jvp", "difference"):
-        at = hgms_core.curvature(lambda x: problem.g(problem.theta0, x, batch), problem.x0, strategy)
+        at = hgms_core.curvature(
+            lambda x: problem.g(problem.theta0, x, batch), problem.x0, strategy
+        )
         found.append(at.matvec(torch.cos(torch.arange(at.spec.size, dtype=DOUBLE))))
     assert torch.allclose(found[0], found[1], rtol=1e-10, atol=1e-13)
     assert torch.allclose(found[0], found[2], rtol=1e-4, atol=1e-6)
 
 
 def newton(problem: hgms_core.Problem, theta: Tree, x: Tree) -> Tree:
-    """The stationary point next to ``x``, by Newton's method on the dense Hessian; damped while far away."""
+    """The stationary point next to ``x``, by Newton's method on the dense Hessian; damped while
+    far away.
+    """
     spec = Ravel.of(x)
     loss = lambda y: problem.g(theta, spec.unravel(y), problem.lower_data.whole)  # noqa: E731
     y = spec.ravel(x)
@@ -236,12 +319,22 @@ def newton(problem: hgms_core.Problem, theta: Tree, x: Tree) -> Tree:
     raise AssertionError(f"not solved: {float(slope.norm())}")
 
 
-def test_the_implicit_hypergradient_is_the_slope_of_the_re_solved_upper_loss(tmp_path: Path) -> None:
+def test_the_implicit_hypergradient_is_the_slope_of_the_re_solved_upper_loss(
+    tmp_path: Path,
+) -> None:
     problem = tiny(tmp_path).problem(0, CPU, DOUBLE)
     generator = torch.Generator().manual_seed(0)
-    theta = {name: 0.3 * torch.randn(10, generator=generator, dtype=DOUBLE) for name in problem.theta0}
+    theta = {
+        name: 0.3 * torch.randn(10, generator=generator, dtype=DOUBLE) for name in problem.theta0
+    }
     x = {name: leaf.clone().requires_grad_() for name, leaf in problem.x0.items()}
-    optimiser = torch.optim.LBFGS(x.values(), max_iter=300, history_size=20, line_search_fn="strong_wolfe", tolerance_grad=1e-6)
+    optimiser = torch.optim.LBFGS(
+        x.values(),
+        max_iter=300,
+        history_size=20,
+        line_search_fn="strong_wolfe",
+        tolerance_grad=1e-6,
+    )
 
     def closure() -> Tensor:
         optimiser.zero_grad()
@@ -279,7 +372,8 @@ def test_the_implicit_hypergradient_is_the_slope_of_the_re_solved_upper_loss(tmp
 
 
 def test_one_seed_is_one_problem_and_the_global_generators_are_left_alone() -> None:
-    before, numpy_before = torch.random.get_rng_state(), np.random.get_state()[1].copy()  # noqa: NPY002
+    before = torch.random.get_rng_state()
+    numpy_before = np.random.get_state()[1].copy()
     task = ImbalancedLoss(rotation=5.0)
     first, again, other = (task.problem(seed, CPU, DOUBLE) for seed in (5, 5, 6))
     for name in ("pixels", "label"):
@@ -289,7 +383,9 @@ def test_one_seed_is_one_problem_and_the_global_generators_are_left_alone() -> N
     assert torch.equal(before, torch.random.get_rng_state())
     assert (numpy_before == np.random.get_state()[1]).all()  # noqa: NPY002
     single = task.problem(5, CPU, torch.float32)
-    assert torch.allclose(single.lower_data.whole["pixels"].double(), first.lower_data.whole["pixels"], atol=1e-6)
+    assert torch.allclose(
+        single.lower_data.whole["pixels"].double(), first.lower_data.whole["pixels"], atol=1e-6
+    )
     assert torch.equal(single.x0["conv1.bias"], first.x0["conv1.bias"].float())
 
 
@@ -313,21 +409,38 @@ def test_training_learns_the_tail_and_not_only_the_head() -> None:
 def test_mnist_has_the_papers_sizes_and_its_own_test_split() -> None:
     task = ImbalancedLoss(dataset="mnist", views=1, validation_split=(1, 1, 1))
     problem = task.problem(0, CPU, torch.float32)
-    assert torch.bincount(problem.lower_data.whole["label"]).tolist() == [5823, 1993, 527, 163, 50, 50, 50, 50, 50, 50]
+    assert torch.bincount(problem.lower_data.whole["label"]).tolist() == [
+        5823,
+        1993,
+        527,
+        163,
+        50,
+        50,
+        50,
+        50,
+        50,
+        50,
+    ]
     validation = problem.upper_data["select"].whole
     assert torch.bincount(validation["label"]).tolist() == [100] * 10
     assert validation["weight"].tolist() == [1.0] * 1000
-    shapes = {name: tuple(leaf.shape) for name, leaf in problem.x0.items() if name.endswith("weight")}
+    shapes = {
+        name: tuple(leaf.shape) for name, leaf in problem.x0.items() if name.endswith("weight")
+    }
     assert shapes == {
         "conv1.weight": (32, 1, 5, 5),
         "conv2.weight": (64, 32, 5, 5),
         "hidden.weight": (256, 3136),
         "output.weight": (10, 256),
     }
-    small = ImbalancedLoss(dataset="mnist", views=0, channels=(1, 1), hidden=2).problem(0, CPU, torch.float32)
+    small = ImbalancedLoss(dataset="mnist", views=0, channels=(1, 1), hidden=2).problem(
+        0, CPU, torch.float32
+    )
     x = {name: torch.zeros_like(leaf) for name, leaf in small.x0.items()}
     x["output.bias"][4] = 1.0
-    assert small.evaluate(small.theta0, x)["test_accuracy"] == pytest.approx(0.0982)  # 982 fours in MNIST's own test split
+    assert small.evaluate(small.theta0, x)["test_accuracy"] == pytest.approx(
+        0.0982
+    )  # 982 fours in MNIST's own test split
 
 
 @pytest.mark.parametrize(
@@ -338,7 +451,10 @@ def test_mnist_has_the_papers_sizes_and_its_own_test_split() -> None:
         ({"least": -1}, r"'least' must be >= 0: -1"),
         ({"channels": (3, 0)}, r"'channels' must be two numbers of channels"),
         ({"bound_gamma": 1.0}, r"'bound_gamma' must be < 1: 1.0"),
-        ({"validation_split": (0.5, 0.5)}, r"expected 3 values .* @ ImbalancedLoss.validation_split"),
+        (
+            {"validation_split": (0.5, 0.5)},
+            r"expected 3 values .* @ ImbalancedLoss.validation_split",
+        ),
     ],
 )
 def test_a_field_out_of_range_is_named(fields: dict[str, object], message: str) -> None:
@@ -348,20 +464,44 @@ def test_a_field_out_of_range_is_named(fields: dict[str, object], message: str) 
 
 def test_images_that_do_not_suffice_or_fit_are_explained(tmp_path: Path) -> None:
     with pytest.raises(
-        DataError, match=r"n\.npz: 3 images of class 0, but 2 are to validate, 1 to test and one at least to train"
+        DataError,
+        match=(
+            r"n\.npz: 3 images of class 0, but 2 are to validate, 1 to test and one at least "
+            r"to train"
+        ),
     ):
-        ImbalancedLoss(dataset=numbered(tmp_path / "n.npz", 30), validation_size=20, test_size=10).problem(0, CPU, DOUBLE)
-    with pytest.raises(DataError, match=r"n\.npz: holds images, labels, but needs x_test and y_test"):
-        ImbalancedLoss(dataset=numbered(tmp_path / "n.npz", 400), validation_size=20).problem(0, CPU, DOUBLE)
-    np.savez(tmp_path / "flat.npz", images=np.zeros((400, 20), np.uint8), labels=np.arange(400) % 10)
-    with pytest.raises(DataError, match=r"flat\.npz: images of shape \(20,\), but height × width or"):
-        ImbalancedLoss(dataset=f"npz:{tmp_path / 'flat.npz'}", validation_size=20, test_size=20).problem(0, CPU, DOUBLE)
+        ImbalancedLoss(
+            dataset=numbered(tmp_path / "n.npz", 30), validation_size=20, test_size=10
+        ).problem(0, CPU, DOUBLE)
+    with pytest.raises(
+        DataError, match=r"n\.npz: holds images, labels, but needs x_test and y_test"
+    ):
+        ImbalancedLoss(dataset=numbered(tmp_path / "n.npz", 400), validation_size=20).problem(
+            0, CPU, DOUBLE
+        )
+    np.savez(
+        tmp_path / "flat.npz", images=np.zeros((400, 20), np.uint8), labels=np.arange(400) % 10
+    )
+    with pytest.raises(
+        DataError, match=r"flat\.npz: images of shape \(20,\), but height × width or"
+    ):
+        ImbalancedLoss(
+            dataset=f"npz:{tmp_path / 'flat.npz'}", validation_size=20, test_size=20
+        ).problem(0, CPU, DOUBLE)
 
 
 def test_colour_images_have_their_colours_first(tmp_path: Path) -> None:
     pixels = np.random.default_rng(0).integers(0, 256, (200, 8, 4, 3), np.uint8)
-    np.savez(tmp_path / "c.npz", x_train=pixels, y_train=np.arange(200) % 10, x_test=pixels[:50], y_test=np.arange(50) % 10)
-    task = ImbalancedLoss(dataset=f"npz:{tmp_path / 'c.npz'}", validation_size=20, views=0, channels=(2, 2), hidden=3)
+    np.savez(
+        tmp_path / "c.npz",
+        x_train=pixels,
+        y_train=np.arange(200) % 10,
+        x_test=pixels[:50],
+        y_test=np.arange(50) % 10,
+    )
+    task = ImbalancedLoss(
+        dataset=f"npz:{tmp_path / 'c.npz'}", validation_size=20, views=0, channels=(2, 2), hidden=3
+    )
     problem = task.problem(0, CPU, DOUBLE)
     assert problem.lower_data.whole["pixels"].shape[1:] == (3, 8, 4)
     assert problem.x0["hidden.weight"].shape == (3, 2 * 2 * 1)

@@ -1,4 +1,6 @@
-"""The task many-minima: its rows, and that its minima differ in upper value exactly where labels are ambiguous."""
+"""The task many-minima: its rows, and that its minima differ in upper value exactly where labels
+are ambiguous.
+"""
 
 from __future__ import annotations
 
@@ -9,7 +11,8 @@ from torch.func import grad, vmap
 from hgms.tasks.minima import ManyMinima
 from hgms_core import Key, Problem, Tree
 
-CPU, DOUBLE = torch.device("cpu"), torch.float64
+CPU = torch.device("cpu")
+DOUBLE = torch.float64
 
 
 def explained(rows: Tree) -> torch.Tensor:
@@ -31,7 +34,9 @@ def trained(problem: Problem, theta: Tree, starts: int, steps: int = 180) -> Tre
 
 def test_views_explain_the_rows_that_they_should() -> None:
     for ambiguous, expected in ((1.0, 1.0), (0.5, 0.75), (0.0, 0.5)):
-        problem = ManyMinima(ambiguous=ambiguous, train_size=4000, noise=0.0).problem(3, CPU, DOUBLE)
+        problem = ManyMinima(ambiguous=ambiguous, train_size=4000, noise=0.0).problem(
+            3, CPU, DOUBLE
+        )
         shares = explained(problem.lower_data.whole)
         assert float(shares[0]) == 1
         assert torch.allclose(shares[1:], torch.full((3,), expected, dtype=DOUBLE), atol=0.03)
@@ -42,15 +47,24 @@ def test_views_explain_the_rows_that_they_should() -> None:
 
 def test_g_is_its_equation_and_does_not_depend_on_the_precision_of_the_draw() -> None:
     task = ManyMinima(train_size=7, hidden=3, views=2)
-    problem, single = task.problem(1, CPU, DOUBLE), task.problem(1, CPU, torch.float32)
+    problem = task.problem(1, CPU, DOUBLE)
+    single = task.problem(1, CPU, torch.float32)
     theta = {"penalty": torch.tensor([-1.0, -3.0], dtype=DOUBLE)}
-    x, rows = problem.x0, problem.lower_data.whole
+    x = problem.x0
+    rows = problem.lower_data.whole
     total = 0.0
     for views, label in zip(rows["views"], rows["label"], strict=True):
-        inside = [sum(x["views.weight"][h].flatten() * views.flatten()) + x["views.bias"][h] for h in range(3)]
-        score = sum(x["output.weight"][h] * torch.tanh(inside[h]) for h in range(3)) + x["output.bias"]
+        inside = [
+            sum(x["views.weight"][h].flatten() * views.flatten()) + x["views.bias"][h]
+            for h in range(3)
+        ]
+        score = (
+            sum(x["output.weight"][h] * torch.tanh(inside[h]) for h in range(3)) + x["output.bias"]
+        )
         total += float(torch.log(1 + torch.exp(-label * score))) / 7
-    total += sum(float(theta["penalty"][j].exp() * x["views.weight"][:, j].square().sum()) for j in range(2))
+    total += sum(
+        float(theta["penalty"][j].exp() * x["views.weight"][:, j].square().sum()) for j in range(2)
+    )
     total += 1e-3 * float(x["output.weight"].square().sum())
     assert float(problem.g(theta, x, rows)) == pytest.approx(total, rel=1e-12)
     assert torch.equal(single.lower_data.whole["views"], rows["views"].float())
@@ -58,17 +72,25 @@ def test_g_is_its_equation_and_does_not_depend_on_the_precision_of_the_draw() ->
 
 def test_the_set_of_theta_is_a_box_or_its_diagonal() -> None:
     theta = {"penalty": torch.tensor([2.0, -20.0, -4.0, -6.0], dtype=DOUBLE)}
-    free, tied = (ManyMinima(tied=tied).problem(0, CPU, DOUBLE).project(theta)["penalty"] for tied in (False, True))
+    free, tied = (
+        ManyMinima(tied=tied).problem(0, CPU, DOUBLE).project(theta)["penalty"]
+        for tied in (False, True)
+    )
     assert free.tolist() == pytest.approx([0.0, -11.512925, -4.0, -6.0])
     assert tied.tolist() == pytest.approx([-7.0] * 4)
 
 
 def test_minima_differ_in_upper_value_where_labels_are_ambiguous_and_hardly_elsewhere() -> None:
-    spread, level, accuracy = {}, {}, {}
+    spread = {}
+    level = {}
+    accuracy = {}
     for ambiguous in (1.0, 0.0):
         problem = ManyMinima(ambiguous=ambiguous).problem(0, CPU, torch.float32)
         x = trained(problem, problem.theta0, starts=8)
-        found = [problem.evaluate(problem.theta0, {name: leaf[i] for name, leaf in x.items()}) for i in range(8)]
+        found = [
+            problem.evaluate(problem.theta0, {name: leaf[i] for name, leaf in x.items()})
+            for i in range(8)
+        ]
         level[ambiguous] = vmap(lambda y, p=problem: p.g(p.theta0, y, p.lower_data.whole))(x).std()
         spread[ambiguous] = torch.tensor([numbers["validation_loss"] for numbers in found]).std()
         accuracy[ambiguous] = [numbers["test_accuracy"] for numbers in found]

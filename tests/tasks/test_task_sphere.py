@@ -9,9 +9,16 @@ import hgms_core
 from hgms.tasks.sphere import Sphere, SphereClosedForm
 from hgms_core import ConfigError
 
-CPU, DOUBLE = torch.device("cpu"), torch.float64
+CPU = torch.device("cpu")
+DOUBLE = torch.float64
 
-TASKS = [Sphere(k=1, d=2), Sphere(k=1, d=5), Sphere(), Sphere(k=3, d=4, growth=0.0), Sphere(k=6, d=20, shift=0.0, radius=2.0)]
+TASKS = [
+    Sphere(k=1, d=2),
+    Sphere(k=1, d=5),
+    Sphere(),
+    Sphere(k=3, d=4, growth=0.0),
+    Sphere(k=6, d=20, shift=0.0, radius=2.0),
+]
 
 
 def pseudoinverse(matvec: hgms_core.MatVec, b: torch.Tensor) -> torch.Tensor:
@@ -19,9 +26,15 @@ def pseudoinverse(matvec: hgms_core.MatVec, b: torch.Tensor) -> torch.Tensor:
     return torch.linalg.pinv(hessian, rtol=1e-8, hermitian=True) @ b
 
 
-def formula(problem: hgms_core.Problem, theta: hgms_core.Tree, x: hgms_core.Tree) -> hgms_core.Estimate:
+def formula(
+    problem: hgms_core.Problem, theta: hgms_core.Tree, x: hgms_core.Tree
+) -> hgms_core.Estimate:
     return hgms_core.hypergradient(
-        lambda t, y: problem.f(t, y, {}), lambda t, y: problem.g(t, y, {}), theta, x, solver=pseudoinverse
+        lambda t, y: problem.f(t, y, {}),
+        lambda t, y: problem.g(t, y, {}),
+        theta,
+        x,
+        solver=pseudoinverse,
     )
 
 
@@ -35,7 +48,9 @@ def test_the_gradient_is_the_slope_of_the_value_and_the_pseudoinverse_formula(ta
     theta = problem.theta0["theta"]
     slope = exact.hypergradient({"theta": theta})["theta"]
     for i, column in enumerate(1e-6 * torch.eye(len(theta), dtype=DOUBLE)):
-        difference = (exact.value({"theta": theta + column}) - exact.value({"theta": theta - column})) / 2e-6
+        difference = (
+            exact.value({"theta": theta + column}) - exact.value({"theta": theta - column})
+        ) / 2e-6
         assert float(slope[i]) == pytest.approx(float(difference), rel=1e-7, abs=1e-8)
     found = formula(problem, problem.theta0, exact.solution(problem.theta0))
     assert torch.allclose(found.value["theta"], slope, rtol=1e-9, atol=1e-11)
@@ -45,7 +60,9 @@ def test_the_gradient_is_the_slope_of_the_value_and_the_pseudoinverse_formula(ta
 @pytest.mark.parametrize("task", TASKS)
 def test_the_solution_is_the_best_of_many_minimisers(task: Sphere) -> None:
     problem, exact = built(task, seed=1)
-    directions = torch.randn(20000, task.k + 1, generator=torch.Generator().manual_seed(0), dtype=DOUBLE)
+    directions = torch.randn(
+        20000, task.k + 1, generator=torch.Generator().manual_seed(0), dtype=DOUBLE
+    )
     directions = directions / directions.norm(dim=1, keepdim=True)
     points = torch.func.vmap(lambda direction: exact.point(problem.theta0, direction))(directions)
     lower = torch.func.vmap(problem.g, in_dims=(None, 0, None))(problem.theta0, points, {})
@@ -53,7 +70,9 @@ def test_the_solution_is_the_best_of_many_minimisers(task: Sphere) -> None:
     best = exact.solution(problem.theta0)
     assert lower.max() < 1e-25
     assert problem.g(problem.theta0, best, {}) < 1e-25
-    assert torch.isclose(problem.f(problem.theta0, best, {}), exact.value(problem.theta0), rtol=1e-12)
+    assert torch.isclose(
+        problem.f(problem.theta0, best, {}), exact.value(problem.theta0), rtol=1e-12
+    )
     assert upper.min() >= exact.value(problem.theta0)
     assert upper.max() <= problem.f(problem.theta0, problem.x0, {})
     if task.k <= 2:
@@ -89,14 +108,17 @@ def test_only_a_method_that_selects_reaches_the_optimum(task: Sphere) -> None:
     problem, exact = built(task)
     ends = {}
     for selects in (True, False):
-        theta, x = problem.theta0, problem.x0
+        theta = problem.theta0
+        x = problem.x0
         for _ in range(50):
             if selects:
                 x = exact.solution(theta)
             else:  # an exact lower solver: the minimiser nearest to the last one
                 on = exact.inside.T @ x["x"] - exact.center(theta)
                 x = exact.point(theta, on / on.norm())
-            theta = problem.project({"theta": theta["theta"] - 0.3 * formula(problem, theta, x).value["theta"]})
+            theta = problem.project(
+                {"theta": theta["theta"] - 0.3 * formula(problem, theta, x).value["theta"]}
+            )
         ends[selects] = problem.evaluate(theta, x)
     assert abs(ends[True]["upper_gap"]) < 1e-8
     assert ends[False]["upper_gap"] > 0.2 * abs(exact.optimum)

@@ -1,4 +1,6 @@
-"""The toy problem of penalty methods: its closed form, its starts, and the published number of steps to convergence."""
+"""The toy problem of penalty methods: its closed form, its starts, and the published number of
+steps to convergence.
+"""
 
 from __future__ import annotations
 
@@ -13,7 +15,8 @@ from helpers import load_script
 
 from hgms.tasks.toy import ToyPenalty
 
-CPU, DOUBLE = torch.device("cpu"), torch.float64
+CPU = torch.device("cpu")
+DOUBLE = torch.float64
 SCRIPT = Path(__file__).resolve().parents[2] / "benchmarks" / "mls" / "toy.py"
 
 
@@ -24,22 +27,35 @@ def toy() -> ModuleType:
 
 def test_the_closed_form_is_the_least_of_g_and_its_derivative_the_slope_of_the_value() -> None:
     task = ToyPenalty(starts=1)
-    problem, exact = task.problem(0, CPU, DOUBLE), task.closed_form(0, CPU, DOUBLE)
+    problem = task.problem(0, CPU, DOUBLE)
+    exact = task.closed_form(0, CPU, DOUBLE)
     for t in (0.0, 0.4, 1.1, 2.3, 3.0):
         theta = {"theta": torch.tensor([t], dtype=DOUBLE)}
         near = torch.linspace(-9, 9, 20001, dtype=DOUBLE)
         values = torch.stack([problem.g(theta, {"x": x.reshape(1)}, {}) for x in near[::40]])
         assert float(values.min()) >= 0 == float(problem.g(theta, exact.solution(theta), {}))
-        assert torch.isclose(problem.f(theta, exact.solution(theta), {}), exact.value(theta), atol=1e-14)
+        assert torch.isclose(
+            problem.f(theta, exact.solution(theta), {}), exact.value(theta), atol=1e-14
+        )
         around = [float(exact.value({"theta": theta["theta"] + step})) for step in (-1e-6, 1e-6)]
-        assert float(exact.hypergradient(theta)["theta"]) == pytest.approx((around[1] - around[0]) / 2e-6, abs=1e-7)
+        assert float(exact.hypergradient(theta)["theta"]) == pytest.approx(
+            (around[1] - around[0]) / 2e-6, abs=1e-7
+        )
 
 
 def test_g_has_no_other_stationary_point() -> None:
-    """∂g/∂x = 2u + θ sin 2u with u = θ + x is 0 only at u = 0 where θ ≤ 3: there (∂g/∂x)² ≥ μ g for a μ > 0."""
-    u = torch.cat([torch.linspace(-12, -1e-3, 5000, dtype=DOUBLE), torch.linspace(1e-3, 12, 5000, dtype=DOUBLE)])
+    """∂g/∂x = 2u + θ sin 2u with u = θ + x is 0 only at u = 0 where θ ≤ 3: there (∂g/∂x)² ≥ μ g
+    for a μ > 0.
+    """
+    u = torch.cat(
+        [
+            torch.linspace(-12, -1e-3, 5000, dtype=DOUBLE),
+            torch.linspace(1e-3, 12, 5000, dtype=DOUBLE),
+        ]
+    )
     for t in torch.linspace(0, 3, 31, dtype=DOUBLE):
-        slope, value = 2 * u + t * (2 * u).sin(), u.square() + t * u.sin().square()
+        slope = 2 * u + t * (2 * u).sin()
+        value = u.square() + t * u.sin().square()
         assert float((slope.square() / value).min()) > 0.1
 
 
@@ -60,21 +76,29 @@ def test_starts_are_drawn_by_the_seed_within_their_box_and_metrics_are_means_ove
 
 
 def plain_steps(theta: float, x: float, gap: bool) -> int:
-    """The published rule for one start, in plain Python with the published gradient: V-PBGD (``gap``) or G-PBGD."""
-    gamma, alpha = 10.0, 0.01
+    """The published rule for one start, in plain Python with the published gradient: V-PBGD
+    (``gap``) or G-PBGD.
+    """
+    gamma = 10.0
+    alpha = 0.01
     for step in range(1, 20_001):
-        e, u = math.exp(2 - 4 * theta), theta + x
+        e = math.exp(2 - 4 * theta)
+        u = theta + x
         s = 4 * theta - 2
         f_t = 4 * e * math.cos(4 * x + 2) / (1 + e**2) + 4 * s / (s**2 + 1)
         f_x = -4 * math.sin(4 * x + 2) / (1 + e)
         g_x = 2 * u + theta * math.sin(2 * u)
         if gap:
-            p_t, p_x = g_x + math.sin(u) ** 2, g_x
+            p_t = g_x + math.sin(u) ** 2
+            p_x = g_x
         else:
-            p_t, p_x = g_x * (2 + math.sin(2 * u) + 2 * theta * math.cos(2 * u)), g_x * (2 + 2 * theta * math.cos(2 * u))
-        new_theta, new_x = min(max(theta - alpha * (f_t + gamma * p_t), 0), 3), x - alpha * (f_x + gamma * p_x)
+            p_t = g_x * (2 + math.sin(2 * u) + 2 * theta * math.cos(2 * u))
+            p_x = g_x * (2 + 2 * theta * math.cos(2 * u))
+        new_theta = min(max(theta - alpha * (f_t + gamma * p_t), 0), 3)
+        new_x = x - alpha * (f_x + gamma * p_x)
         length = math.hypot(theta - new_theta, x - new_x) / alpha
-        theta, x = new_theta, new_x
+        theta = new_theta
+        x = new_x
         if length <= 1e-5:
             return step
     return 20_000

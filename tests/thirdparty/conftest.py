@@ -13,7 +13,9 @@ from stranger import PROJECTS, Stranger, install
 
 @pytest.fixture(scope="session")
 def stranger(tmp_path_factory: pytest.TempPathFactory) -> Stranger:
-    """The environment, made once however many workers pytest has; in `tox -e thirdparty` the one it runs in."""
+    """The environment, made once however many workers pytest has; in `tox -e thirdparty` the one
+    it runs in.
+    """
     home = tmp_path_factory.mktemp("home")
     if "STRANGERS_WHEELS" in os.environ:
         return Stranger(Path(sys.prefix), Path(os.environ["STRANGERS_WHEELS"]), home)

@@ -1,4 +1,6 @@
-"""A plugin file that is right in every way, for test_wrong_plugins.py to spoil: a candidate generator."""
+"""A plugin file that is right in every way, for test_wrong_plugins.py to spoil: a candidate
+generator.
+"""
 
 from __future__ import annotations
 
@@ -30,22 +32,32 @@ class Mine:
         return {"x": dict(problem.x0)}
 
     def propose(self, problem: Problem, theta: Tree, start: State, key: Key) -> Candidates:
-        batch, ends = problem.lower_data.whole, []
+        batch = problem.lower_data.whole
+        ends = []
         for i in range(self.count):
             draw = key.fold(i).generator()
             x = {
-                name: leaf + (self.noise if i else 0.0) * torch.randn(leaf.shape, generator=draw, dtype=torch.float64).to(leaf)
+                name: leaf
+                + (self.noise if i else 0.0)
+                * torch.randn(leaf.shape, generator=draw, dtype=torch.float64).to(leaf)
                 for name, leaf in start["x"].items()
             }
             for _ in range(self.steps):
                 grads, _ = gradient(problem.g, theta, x, batch)
-                x = {name: leaf - self.lr * grad for (name, leaf), grad in zip(x.items(), grads, strict=True)}
+                x = {
+                    name: leaf - self.lr * grad
+                    for (name, leaf), grad in zip(x.items(), grads, strict=True)
+                }
             ends.append(x)
         x = stack(ends)
         calls = self.count * self.steps
-        return Candidates(x=x, cost=Cost(lower_gradients=calls, rows=calls * problem.lower_data.count(None)))
+        return Candidates(
+            x=x, cost=Cost(lower_gradients=calls, rows=calls * problem.lower_data.count(None))
+        )
 
-    def carry(self, start: State, candidates: Candidates, index: torch.Tensor, key: Key, problem: Problem) -> State:
+    def carry(
+        self, start: State, candidates: Candidates, index: torch.Tensor, key: Key, problem: Problem
+    ) -> State:
         return {"x": candidates.at(index)}
 
 

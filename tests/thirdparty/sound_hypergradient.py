@@ -1,4 +1,6 @@
-"""A plugin file that is right in every way, for test_wrong_plugins.py to spoil: a hypergradient estimator."""
+"""A plugin file that is right in every way, for test_wrong_plugins.py to spoil: a hypergradient
+estimator.
+"""
 
 from __future__ import annotations
 
@@ -26,8 +28,11 @@ class Mine:
     def init(self, problem: Problem) -> State:
         return {}
 
-    def estimate(self, problem: Problem, theta: Tree, branch: Branch, key: Key, state: State) -> tuple[Estimate, State]:
-        below, above = problem.lower_data.batch(None), problem.upper_data["differentiate"].batch(None)
+    def estimate(
+        self, problem: Problem, theta: Tree, branch: Branch, key: Key, state: State
+    ) -> tuple[Estimate, State]:
+        below = problem.lower_data.batch(None)
+        above = problem.upper_data["differentiate"].batch(None)
 
         def dense(matvec: Any, b: torch.Tensor) -> torch.Tensor:
             eye = torch.eye(len(b), dtype=b.dtype)
@@ -35,7 +40,11 @@ class Mine:
             return torch.linalg.pinv(h, rtol=1e-6) @ b
 
         estimate = hypergradient(
-            lambda t, x: problem.f(t, x, above), lambda t, x: problem.g(t, x, below), theta, branch.x, solver=dense
+            lambda t, x: problem.f(t, x, above),
+            lambda t, x: problem.g(t, x, below),
+            theta,
+            branch.x,
+            solver=dense,
         )
         return estimate, state
 

@@ -28,18 +28,29 @@ class Mine:
         return {"theta": dict(problem.theta0), "x": dict(problem.x0), "m": m, "calls": 0}
 
     def step(self, problem: Problem, state: State, progress: float) -> tuple[State, Record]:
-        theta, x = state["theta"], dict(state["x"])
-        below, above = problem.lower_data.whole, problem.upper_data["differentiate"].whole
+        theta = state["theta"]
+        x = dict(state["x"])
+        below = problem.lower_data.whole
+        above = problem.upper_data["differentiate"].whole
         for _ in range(5):
             grads, _ = gradient(problem.g, theta, x, below)
-            x = {name: leaf - 0.5 * grad for (name, leaf), grad in zip(x.items(), grads, strict=True)}
+            x = {
+                name: leaf - 0.5 * grad for (name, leaf), grad in zip(x.items(), grads, strict=True)
+            }
         estimate = hypergradient(
-            lambda t, x: problem.f(t, x, above), lambda t, x: problem.g(t, x, below), theta, x, solver=lambda matvec, b: b
+            lambda t, x: problem.f(t, x, above),
+            lambda t, x: problem.g(t, x, below),
+            theta,
+            x,
+            solver=lambda matvec, b: b,
         )
         m = {name: 0.5 * leaf + estimate.value[name] for name, leaf in state["m"].items()}
         theta = problem.project({name: leaf - self.lr * m[name] for name, leaf in theta.items()})
         calls = state["calls"] + 5 + estimate.cost.calls
-        return {"theta": theta, "x": x, "m": m, "calls": calls}, {"upper_loss": estimate.upper_loss, "oracle_calls": calls}
+        return {"theta": theta, "x": x, "m": m, "calls": calls}, {
+            "upper_loss": estimate.upper_loss,
+            "oracle_calls": calls,
+        }
 
     def result(self, state: State) -> tuple[Tree, Tree]:
         return state["theta"], state["x"]

@@ -1,4 +1,6 @@
-"""A plugin file that is right in every way, for test_wrong_plugins.py to spoil: an outer optimiser."""
+"""A plugin file that is right in every way, for test_wrong_plugins.py to spoil: an outer
+optimiser.
+"""
 
 from __future__ import annotations
 
@@ -42,7 +44,9 @@ class Mine:
     def init(self, theta: Tree) -> State:
         return {"m": {name: torch.zeros_like(leaf) for name, leaf in theta.items()}}
 
-    def step(self, theta: Tree, gradient: Tree, state: State, progress: float) -> tuple[Tree, State]:
+    def step(
+        self, theta: Tree, gradient: Tree, state: State, progress: float
+    ) -> tuple[Tree, State]:
         m = {name: self.decay * state["m"][name] + gradient[name] for name in theta}
         moved = {name: theta[name] - self.lr * m[name] for name in theta}
         return self.projection.apply(moved), {"m": m}

@@ -28,14 +28,25 @@ class Mine:
     def solve(self, matvec: MatVec, b: torch.Tensor, x0: torch.Tensor | None = None) -> Solution:
         system = LinearSystem.of(matvec, b, ridge=self.ridge, rtol=self.rtol)
         x, r = system.start(x0)
-        steps, length = 0, system.size
+        steps = 0
+        length = system.size
         while steps < self.max_steps and (system.norm(r) > system.target).any():
             product = system.apply(r)
             length = system.dot(r, r) / system.dot(r, product).clamp_min(torch.finfo(b.dtype).tiny)
-            x, r, steps = x + system.rows(length) * r, r - system.rows(length) * product, steps + 1
+            x = x + system.rows(length) * r
+            r = r - system.rows(length) * product
+            steps = steps + 1
         done = system.norm(r) <= system.target
-        codes = torch.where(done, system.codes(Outcome.CONVERGED), system.codes(Outcome.ITERATION_LIMIT))
-        return system.solution(x, system.norm(r), codes, torch.full_like(codes, steps), torch.full_like(length, torch.inf))
+        codes = torch.where(
+            done, system.codes(Outcome.CONVERGED), system.codes(Outcome.ITERATION_LIMIT)
+        )
+        return system.solution(
+            x,
+            system.norm(r),
+            codes,
+            torch.full_like(codes, steps),
+            torch.full_like(length, torch.inf),
+        )
 
 
 @hookimpl

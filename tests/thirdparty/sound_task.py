@@ -42,10 +42,15 @@ class Mine:
         return Problem(
             theta0={"penalty": torch.zeros(1, dtype=dtype)},
             x0={"x": torch.zeros(3, dtype=dtype)},
-            g=lambda theta, x, batch: error(x, batch) + theta["penalty"].exp().sum() * x["x"].square().sum(),
+            g=lambda theta, x, batch: (
+                error(x, batch) + theta["penalty"].exp().sum() * x["x"].square().sum()
+            ),
             f=lambda theta, x, batch: error(x, batch),
             lower_data=Data.of(self.table(key.fold("train"), dtype)),
-            upper_data={role: Data.of(self.table(key.fold(role), dtype)) for role in ("differentiate", "select", "stop")},
+            upper_data={
+                role: Data.of(self.table(key.fold(role), dtype))
+                for role in ("differentiate", "select", "stop")
+            },
             evaluate=lambda theta, x: {"test_error": float(error(x, test))},
         )
 

@@ -1,9 +1,11 @@
-"""Every distribution under ``docs/examples`` as a stranger has it: a wheel, in a virtual environment with our wheel beside it.
+"""Every distribution under ``docs/examples`` as a stranger has it: a wheel, in a virtual
+environment with our wheel beside it.
 
-The tests make such an environment in seconds: nothing is downloaded, a ``.pth`` file shows it what this interpreter has
-installed, behind its own packages. The ``.pth`` files of those folders are not read, so an editable install of this working
-tree stays out of sight. `tox -e thirdparty` makes it from the package index instead: there this file is a program,
-``python stranger.py WHEELS``, which installs the examples with all that they ask for into the environment it runs in.
+The tests make such an environment in seconds: nothing is downloaded, a ``.pth`` file shows it what
+this interpreter has installed, behind its own packages. The ``.pth`` files of those folders are not
+read, so an editable install of this working tree stays out of sight. `tox -e thirdparty` makes it
+from the package index instead: there this file is a program, ``python stranger.py WHEELS``, which
+installs the examples with all that they ask for into the environment it runs in.
 """
 
 from __future__ import annotations
@@ -21,7 +23,9 @@ from typing import Any
 from attrs import frozen
 
 ROOT = Path(__file__).resolve().parents[2]
-PROJECTS = tuple(sorted(path.parent for path in (ROOT / "docs" / "examples").glob("*/pyproject.toml")))
+PROJECTS = tuple(
+    sorted(path.parent for path in (ROOT / "docs" / "examples").glob("*/pyproject.toml"))
+)
 """The example distributions, whichever there are."""
 
 # All wheels from one process: starting one for each takes longer than building them.
@@ -36,7 +40,9 @@ for project in sys.argv[2:]:
 
 @frozen
 class Stranger:
-    """Somebody else's machine: the ``wheels`` that were installed under ``prefix``, and ``home``, where commands run."""
+    """Somebody else's machine: the ``wheels`` that were installed under ``prefix``, and
+    ``home``, where commands run.
+    """
 
     prefix: Path
     wheels: Path
@@ -44,51 +50,101 @@ class Stranger:
 
     @property
     def site(self) -> Path:
-        return Path(sysconfig.get_path("purelib", vars={"base": str(self.prefix), "platbase": str(self.prefix)}))
+        return Path(
+            sysconfig.get_path(
+                "purelib", vars={"base": str(self.prefix), "platbase": str(self.prefix)}
+            )
+        )
 
     def wheel(self, project: Path) -> Path:
         (rows,) = self.wheels.glob(f"{project.name.replace('-', '_')}-*.whl")
         return rows
 
     def does(self, program: str, *arguments: str) -> subprocess.CompletedProcess[str]:
-        """One of the environment's own programs, without anything that this process's environment says of Python or plugins."""
+        """One of the environment's own programs, without anything that this process's
+        environment says of Python or plugins.
+        """
         passed = {
-            name: value for name, value in os.environ.items() if not name.startswith(("PYTHON", "HGMS_PLUGINS", "PYTEST"))
+            name: value
+            for name, value in os.environ.items()
+            if not name.startswith(("PYTHON", "HGMS_PLUGINS", "PYTEST"))
         }
-        answer = {**passed, "PYTHONNOUSERSITE": "1", "PYTHONDONTWRITEBYTECODE": "1", "HGMS_STRICT_PLUGINS": "1"}
+        answer = {
+            **passed,
+            "PYTHONNOUSERSITE": "1",
+            "PYTHONDONTWRITEBYTECODE": "1",
+            "HGMS_STRICT_PLUGINS": "1",
+        }
         command = [str(self.prefix / "bin" / program), *arguments]
-        return subprocess.run(command, cwd=self.home, env=answer, capture_output=True, text=True, timeout=600, check=False)
+        return subprocess.run(
+            command,
+            cwd=self.home,
+            env=answer,
+            capture_output=True,
+            text=True,
+            timeout=600,
+            check=False,
+        )
 
     def says(self, program: str, *arguments: str) -> str:
         done = self.does(program, *arguments)
-        assert done.returncode == 0, f"{program} {' '.join(arguments)}\n{done.stdout}\n{done.stderr}"
+        assert done.returncode == 0, (
+            f"{program} {' '.join(arguments)}\n{done.stdout}\n{done.stderr}"
+        )
         return done.stdout
 
 
 def build(wheels: Path, projects: Iterable[Path]) -> list[Path]:
     """A wheel of each project."""
     subprocess.run(
-        [sys.executable, "-c", BUILD, str(wheels), *map(str, projects)], check=True, capture_output=True, timeout=300
+        [sys.executable, "-c", BUILD, str(wheels), *map(str, projects)],
+        check=True,
+        capture_output=True,
+        timeout=300,
     )
     return sorted(wheels.glob("*.whl"))
 
 
 def install(folder: Path) -> None:
-    """Our wheel and those of all examples, in ``folder``/wheels and installed into ``folder``/venv."""
-    prefix, wheels = folder / "venv", folder / "wheels"
+    """Our wheel and those of all examples, in ``folder``/wheels and installed into
+    ``folder``/venv.
+    """
+    prefix = folder / "venv"
+    wheels = folder / "wheels"
     venv.create(prefix, symlinks=True)
     behind = dict.fromkeys(sysconfig.get_path(name) for name in ("purelib", "platlib"))
-    (Stranger(prefix, wheels, folder).site / "behind.pth").write_text("".join(f"{path}\n" for path in behind))
-    pip = [sys.executable, "-m", "pip", "--python", str(prefix / "bin" / "python"), "install", "--no-index", "--no-deps"]
-    # Not even looked at: what is behind is another's, and must not be taken for an older version to remove.
+    (Stranger(prefix, wheels, folder).site / "behind.pth").write_text(
+        "".join(f"{path}\n" for path in behind)
+    )
+    pip = [
+        sys.executable,
+        "-m",
+        "pip",
+        "--python",
+        str(prefix / "bin" / "python"),
+        "install",
+        "--no-index",
+        "--no-deps",
+    ]
+    # Not even looked at: what is behind is another's, and must not be taken for an older version to
+    # remove.
     pip += ["--ignore-installed", "--no-warn-script-location", "--disable-pip-version-check"]
-    pip += ["--compile"]  # whatever the environment says: those who import it later write no bytecode
-    subprocess.run([*pip, *map(str, build(wheels, (ROOT, *PROJECTS)))], check=True, capture_output=True, timeout=300)
+    pip += [
+        "--compile"
+    ]  # whatever the environment says: those who import it later write no bytecode
+    subprocess.run(
+        [*pip, *map(str, build(wheels, (ROOT, *PROJECTS)))],
+        check=True,
+        capture_output=True,
+        timeout=300,
+    )
 
 
 def metadata(project: Path) -> dict[str, Any]:
     """The table ``project`` of its pyproject.toml."""
-    answer: dict[str, Any] = tomllib.loads((project / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+    answer: dict[str, Any] = tomllib.loads(
+        (project / "pyproject.toml").read_text(encoding="utf-8")
+    )["project"]
     return answer
 
 
@@ -99,11 +155,21 @@ def plugin_of(project: Path) -> tuple[str, str]:
 
 
 def main(wheels: Path) -> None:
-    """The examples' wheels, with their extras, installed into this environment; what they need comes from the package index."""
+    """The examples' wheels, with their extras, installed into this environment; what they need
+    comes from the package index.
+    """
     build(wheels, PROJECTS)
-    rows = {project: Stranger(Path(sys.prefix), wheels, wheels).wheel(project) for project in PROJECTS}
-    extras = {project: ",".join(metadata(project).get("optional-dependencies", ())) for project in PROJECTS}
-    named = [f"{wheel}[{extras[project]}]" if extras[project] else str(wheel) for project, wheel in rows.items()]
+    rows = {
+        project: Stranger(Path(sys.prefix), wheels, wheels).wheel(project) for project in PROJECTS
+    }
+    extras = {
+        project: ",".join(metadata(project).get("optional-dependencies", ()))
+        for project in PROJECTS
+    }
+    named = [
+        f"{wheel}[{extras[project]}]" if extras[project] else str(wheel)
+        for project, wheel in rows.items()
+    ]
     subprocess.run([sys.executable, "-m", "pip", "install", *named], check=True)
 
 

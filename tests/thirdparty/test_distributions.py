@@ -1,6 +1,8 @@
-"""The example distributions, as a stranger uses them: built into wheels, installed, listed, checked, run, compared, tested.
+"""The example distributions, as a stranger uses them: built into wheels, installed, listed,
+checked, run, compared, tested.
 
-`tox -e thirdparty` runs these very tests in an environment whose packages come from the package index.
+`tox -e thirdparty` runs these very tests in an environment whose packages come from the package
+index.
 """
 
 from __future__ import annotations
@@ -67,7 +69,9 @@ Told = Callable[..., str]
 
 def checks_of(project: Path) -> list[str]:
     """The classes that its README has checked."""
-    return re.findall(r"^ +hgms check (\S+)", (project / "README.md").read_text(encoding="utf-8"), re.MULTILINE)
+    return re.findall(
+        r"^ +hgms check (\S+)", (project / "README.md").read_text(encoding="utf-8"), re.MULTILINE
+    )
 
 
 def run_of(project: Path) -> list[str]:
@@ -76,7 +80,9 @@ def run_of(project: Path) -> list[str]:
 
 @pytest.fixture(scope="module")
 def listing(stranger: Stranger) -> Told:
-    """What commands say, all given in one process: starting one with torch takes longer than most of them."""
+    """What commands say, all given in one process: starting one with torch takes longer than
+    most of them.
+    """
     (stranger.home / "together.toml").write_text(TOGETHER)
     lines = [["list", "--json"], ["compare", "together.toml", "--jobs", "0", "--json"]]
     lines += [["compare", str(grid), "--dry-run"] for grid in GRIDS]
@@ -103,30 +109,50 @@ def test_they_are_found() -> None:
 
 
 def test_the_wheels_are_what_is_used_and_have_what_they_need(stranger: Stranger) -> None:
-    pairs = {metadata(project)["name"]: plugin_of(project)[1] for project in PROJECTS} | {"hgms": "hgms_core"}
-    listing = json.loads(stranger.says("python", "-c", WHERE, *[word for pair in pairs.items() for word in pair]))
+    pairs = {metadata(project)["name"]: plugin_of(project)[1] for project in PROJECTS} | {
+        "hgms": "hgms_core"
+    }
+    listing = json.loads(
+        stranger.says("python", "-c", WHERE, *[word for pair in pairs.items() for word in pair])
+    )
     for distribution, (file, place, unmet) in listing.items():
         assert Path(file).is_relative_to(stranger.site), distribution
         assert Path(place) == stranger.site, distribution
         assert unmet == [], distribution
 
 
-def test_the_wheel_holds_its_package_and_entry_point_only(project: Path, stranger: Stranger) -> None:
+def test_the_wheel_holds_its_package_and_entry_point_only(
+    project: Path, stranger: Stranger
+) -> None:
     name, module = plugin_of(project)
     with zipfile.ZipFile(stranger.wheel(project)) as archive:
         names = archive.namelist()
         (entry_points,) = [wheel for wheel in names if wheel.endswith("entry_points.txt")]
         assert archive.read(entry_points).decode().split() == ["[hgms]", name, "=", module]
     source = project / "src"
-    ours = {path.relative_to(source).as_posix() for path in source.rglob("*") if path.suffix in (".py", ".typed")}
+    ours = {
+        path.relative_to(source).as_posix()
+        for path in source.rglob("*")
+        if path.suffix in (".py", ".typed")
+    }
     assert {wheel for wheel in names if ".dist-info/" not in wheel} == ours
 
 
 def test_the_folder_of_the_first_example_holds_what_the_tutorial_names() -> None:
     example = ROOT / "docs" / "examples" / "hgms-example"
     ignored = {"__pycache__", ".pytest_cache"}
-    files = {path.relative_to(example) for path in example.rglob("*") if path.is_file() and not ignored & {*path.parts}}
-    named = {"README.md", "pyproject.toml", "run.toml", "src/hgms_example.py", "tests/test_hgms_example.py"}
+    files = {
+        path.relative_to(example)
+        for path in example.rglob("*")
+        if path.is_file() and not ignored & {*path.parts}
+    }
+    named = {
+        "README.md",
+        "pyproject.toml",
+        "run.toml",
+        "src/hgms_example.py",
+        "tests/test_hgms_example.py",
+    }
     assert {path.as_posix() for path in files} == named
 
 
@@ -134,14 +160,22 @@ def test_it_is_loaded(project: Path, plugins: dict[str, dict[str, Any]]) -> None
     own = metadata(project)
     name, module = plugin_of(project)
     row = plugins[name]
-    assert (row["module"], row["distribution"], row["version"]) == (module, own["name"], own["version"])
+    assert (row["module"], row["distribution"], row["version"]) == (
+        module,
+        own["name"],
+        own["version"],
+    )
     assert (row["status"], row["error"]) == ("loaded", None)
     # a busy machine may take a second to import it; anything else is a fault
     assert [note for note in row["notes"] if "its import took" not in note] == []
 
 
 def test_its_components_are_listed(project: Path, listing: Told) -> None:
-    rows = [row for row in json.loads(listing("list", "--json")) if row["distribution"] == metadata(project)["name"]]
+    rows = [
+        row
+        for row in json.loads(listing("list", "--json"))
+        if row["distribution"] == metadata(project)["name"]
+    ]
     readme = (project / "README.md").read_text(encoding="utf-8")
     assert rows
     for row in rows:
@@ -162,7 +196,10 @@ def test_it_passes_the_checks_that_its_readme_names(project: Path, listing: Told
 def test_it_runs_by_name(project: Path, stranger: Stranger, listing: Told) -> None:
     summary = json.loads(listing(*run_of(project)))
     assert summary["status"] == "done"
-    rows = [json.loads(line) for line in (stranger.home / summary["folder"] / "steps.jsonl").read_text().splitlines()[1:]]
+    rows = [
+        json.loads(line)
+        for line in (stranger.home / summary["folder"] / "steps.jsonl").read_text().splitlines()[1:]
+    ]
     assert len(rows) == summary["outer_steps"] > 0
     if project.name == "hgms-example":
         assert len(rows) == 20
@@ -183,7 +220,8 @@ def test_they_work_together(listing: Told) -> None:
     for row in rows.values():
         assert (row["failed"], row["outer_steps"]["mean"]) == (0, 2)
         assert row["metrics"]["noise_auc"]["mean"] > 0.5
-    # two cycles of 10 steps instead of two branches of 60: it is the other distributions' parts that ran
+    # two cycles of 10 steps instead of two branches of 60: it is the other distributions' parts
+    # that ran
     spent = {name: row["oracle_calls"]["mean"] for name, row in rows.items()}
     assert spent["all-three"] < 0.5 * spent["hg-ms"]
 

@@ -1,7 +1,9 @@
-"""A plugin of every kind from ``hgms new plugin``: built, installed, listed, checked, run, and put to its own tests.
+"""A plugin of every kind from ``hgms new plugin``: built, installed, listed, checked, run, and put
+to its own tests.
 
-Starting an interpreter with torch takes seconds, so plugins of all kinds share one site, one run of pytest and one process of
-commands. The solver goes the whole way besides, one command at a time as its README has them.
+Starting an interpreter with torch takes seconds, so plugins of all kinds share one site, one run of
+pytest and one process of commands. The solver goes the whole way besides, one command at a time as
+its README has them.
 """
 
 from __future__ import annotations
@@ -58,7 +60,8 @@ def class_of(kind: str) -> str:
     return f"hgms_made_{kind}:Made{kind.capitalize()}"
 
 
-PAIR, PAIRED = "made-pair", ("generator", "selector", "solver")
+PAIR = "made-pair"
+PAIRED = ("generator", "selector", "solver")
 """A distribution with several components."""
 
 
@@ -67,16 +70,22 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder with eight distributions as the command writes them."""
     folder = tmp_path_factory.mktemp("new")
     for kind in KINDS:
-        done = CliRunner().invoke(main, ["new", "plugin", name_of(kind), "--kind", kind, "--into", str(folder)])
+        done = CliRunner().invoke(
+            main, ["new", "plugin", name_of(kind), "--kind", kind, "--into", str(folder)]
+        )
         assert done.exit_code == 0, done.output
-    done = CliRunner().invoke(main, ["new", "plugin", PAIR, "--kind", ",".join(PAIRED), "--into", str(folder)])
+    done = CliRunner().invoke(
+        main, ["new", "plugin", PAIR, "--kind", ",".join(PAIRED), "--into", str(folder)]
+    )
     assert done.exit_code == 0, done.output
     return folder
 
 
 @pytest.fixture(scope="module")
 def site(place: Path) -> Path:
-    """A folder on the path with their unpacked wheels: installed, as far as importlib.metadata can tell."""
+    """A folder on the path with their unpacked wheels: installed, as far as importlib.metadata
+    can tell.
+    """
     projects = [str(place / f"hgms-{name}") for name in (*map(name_of, KINDS), PAIR)]
     shell([sys.executable, "-c", BUILD, str(place / "wheels"), *projects], place)
     wheels = sorted((place / "wheels").glob("*.whl"))
@@ -88,8 +97,14 @@ def site(place: Path) -> Path:
 
 
 def shell(command: list[str], cwd: Path, site: Path | None = None) -> str:
-    environment = {**os.environ, **({"PYTHONPATH": str(site)} if site else {}), "OMP_NUM_THREADS": "1"}
-    done = subprocess.run(command, cwd=cwd, env=environment, capture_output=True, text=True, timeout=300, check=False)
+    environment = {
+        **os.environ,
+        **({"PYTHONPATH": str(site)} if site else {}),
+        "OMP_NUM_THREADS": "1",
+    }
+    done = subprocess.run(
+        command, cwd=cwd, env=environment, capture_output=True, text=True, timeout=300, check=False
+    )
     assert done.returncode == 0, f"{done.stdout}\n{done.stderr}"
     return done.stdout
 
@@ -100,12 +115,17 @@ def listing(site: Path, place: Path) -> dict[str, tuple[int, str, str]]:
     lines = ["plugins|--json"]
     for kind in KINDS:
         config = place / f"hgms-{name_of(kind)}" / "run.toml"
-        lines += [f"check|{class_of(kind)}", f"run|{config}|--json|--out|{place / 'runs'}|--set|budget='3 steps'"]
+        lines += [
+            f"check|{class_of(kind)}",
+            f"run|{config}|--json|--out|{place / 'runs'}|--set|budget='3 steps'",
+        ]
     for kind in PAIRED:
         config = place / f"hgms-{PAIR}" / f"run-{kind}.toml"
         lines += [f"check|hgms_made_pair:MadePair{kind.capitalize()}"]
         lines += [f"run|{config}|--json|--out|{place / 'runs'}|--set|budget='3 steps'"]
-    failed: dict[str, tuple[int, str, str]] = json.loads(shell([sys.executable, "-c", COMMANDS, *lines], place, site))
+    failed: dict[str, tuple[int, str, str]] = json.loads(
+        shell([sys.executable, "-c", COMMANDS, *lines], place, site)
+    )
     return failed
 
 
@@ -128,8 +148,12 @@ def test_it_is_listed_as_loaded(listing: dict[str, tuple[int, str, str]], kind: 
     rows: list[dict[str, Any]] = json.loads(answer(listing, "plugins"))
     (row,) = [row for row in rows if row["name"] == name_of(kind)]
     assert (row["status"], row["distribution"], row["version"], row["hooks"], row["error"]) == (
-        "loaded", f"hgms-{name_of(kind)}", "0.1.0", [KINDS[kind].hook], None,
-    )  # fmt: skip
+        "loaded",
+        f"hgms-{name_of(kind)}",
+        "0.1.0",
+        [KINDS[kind].hook],
+        None,
+    )
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -146,8 +170,13 @@ def test_its_run_uses_it(listing: dict[str, tuple[int, str, str]], place: Path, 
     assert f'"{name_of(kind)}"' in (Path(summary["folder"]) / "config.toml").read_text()
 
 
-def test_several_components_in_one_distribution(listing: dict[str, tuple[int, str, str]], site: Path, place: Path) -> None:
-    assert {path.name for path in (site / "hgms_made_pair").glob("*.py")} == {"__init__.py", *(f"{kind}.py" for kind in PAIRED)}
+def test_several_components_in_one_distribution(
+    listing: dict[str, tuple[int, str, str]], site: Path, place: Path
+) -> None:
+    assert {path.name for path in (site / "hgms_made_pair").glob("*.py")} == {
+        "__init__.py",
+        *(f"{kind}.py" for kind in PAIRED),
+    }
     rows: list[dict[str, Any]] = json.loads(answer(listing, "plugins"))
     (row,) = [row for row in rows if row["name"] == PAIR]
     assert (row["status"], set(row["hooks"])) == ("loaded", {KINDS[kind].hook for kind in PAIRED})
@@ -161,13 +190,27 @@ def test_several_components_in_one_distribution(listing: dict[str, tuple[int, st
 
 def test_their_own_tests_pass(site: Path, place: Path) -> None:
     """Those of all kinds in one process; each test is known by its component's name."""
-    folders = [f"hgms-{name}/{part}" for name in (*map(name_of, KINDS), PAIR) for part in ("tests", "src")]
-    options = ["-q", "-rA", "-p", "no:cacheprovider", "--import-mode=importlib", "-c", "hgms-made-solver/pyproject.toml"]
+    folders = [
+        f"hgms-{name}/{part}" for name in (*map(name_of, KINDS), PAIR) for part in ("tests", "src")
+    ]
+    options = [
+        "-q",
+        "-rA",
+        "-p",
+        "no:cacheprovider",
+        "--import-mode=importlib",
+        "-c",
+        "hgms-made-solver/pyproject.toml",
+    ]
     shown = shell([sys.executable, "-m", "pytest", *options, *folders], place, site)
-    (count,) = re.findall(r"^(\d+) passed(?:, \d+ warnings?)? in [\d.]+s", shown.splitlines()[-1])  # torch warns of itself
+    (count,) = re.findall(
+        r"^(\d+) passed(?:, \d+ warnings?)? in [\d.]+s", shown.splitlines()[-1]
+    )  # torch warns of itself
     assert int(count) > 300
     for kind in KINDS:
-        checks = set(re.findall(rf"PASSED \S*test_conformance\[{name_of(kind)}\([^)]*\)-([\w-]+)\]", shown))
+        checks = set(
+            re.findall(rf"PASSED \S*test_conformance\[{name_of(kind)}\([^)]*\)-([\w-]+)\]", shown)
+        )
         assert {"registration", "docstring", "import", "repeatable"} < checks
         assert f"test_hgms_made_{kind}.py::" in shown
         assert f"hgms_made_{kind}.Made{kind.capitalize()}" in shown  # the docstring's example
@@ -196,7 +239,9 @@ def test_our_wheel_holds_the_templates(tmp_path: Path) -> None:
         packed = {name for name in archive.namelist() if name.startswith("hgms/cli/new/template/")}
     programs = ROOT / "plugins"
     here = {
-        path.relative_to(programs).as_posix() for path in (programs / "hgms/cli/new" / "template").rglob("*") if path.is_file()
+        path.relative_to(programs).as_posix()
+        for path in (programs / "hgms/cli/new" / "template").rglob("*")
+        if path.is_file()
     }
     assert packed == here
     assert len(here) == 8 + 4 * len(KINDS)

@@ -1,6 +1,8 @@
-"""One wrong plugin a row: each is a file or an installed distribution, and is caught with words that name its fault.
+"""One wrong plugin a row: each is a file or an installed distribution, and is caught with words
+that name its fault.
 
-The files ``sound_*.py`` beside this one are right in every way (the first test); a row spoils one of them in one place.
+The files ``sound_*.py`` beside this one are right in every way (the first test); a row spoils one
+of them in one place.
 """
 
 from __future__ import annotations
@@ -29,21 +31,29 @@ from hgms_core.sandbox import watched
 pytestmark = [pytest.mark.plugins, pytest.mark.extended]
 
 HERE = Path(__file__).parent
-SOUND = {path.stem.removeprefix("sound_"): path.read_text(encoding="utf-8") for path in sorted(HERE.glob("sound_*.py"))}
+SOUND = {
+    path.stem.removeprefix("sound_"): path.read_text(encoding="utf-8")
+    for path in sorted(HERE.glob("sound_*.py"))
+}
 ENVIRONMENT = ("HGMS_PLUGINS", "HGMS_DISABLE_PLUGINS", "HGMS_STRICT_PLUGINS")
 
 
 @pytest.fixture
 def fresh(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
-    """A host that has loaded nothing yet, and a folder on the path to install distributions into."""
+    """A host that has loaded nothing yet, and a folder on the path to install distributions
+    into.
+    """
     site = tmp_path / "site"
     site.mkdir()
     monkeypatch.syspath_prepend(site)
     for variable in ENVIRONMENT:
         monkeypatch.delenv(variable, raising=False)
-    before, dtype = set(sys.modules), torch.get_default_dtype()
+    before = set(sys.modules)
+    dtype = torch.get_default_dtype()
     yield site
-    torch.set_default_dtype(dtype)  # where the host, against what is asked here, lets a plugin change them
+    torch.set_default_dtype(
+        dtype
+    )  # where the host, against what is asked here, lets a plugin change them
     torch.set_grad_enabled(True)
     for name in set(sys.modules) - before:
         if str(getattr(sys.modules[name], "__file__", "") or "").startswith(str(tmp_path)):
@@ -61,7 +71,8 @@ def spoilt(source: str, *edits: tuple[str, str]) -> str:
     return source
 
 
-# --- what `hgms check FILE:CLASS` says ----------------------------------------------------------------------------------------
+# --- what `hgms check FILE:CLASS` says
+# --------------------------------------------------------------------------------------------------
 
 
 @frozen
@@ -87,182 +98,338 @@ IMPORTS = "\nimport attrs\n"
 CLASS = "\n@attrs.frozen(kw_only=True)\nclass Mine:"
 CHECKED = [
     row(
-        "solver with the wrong sign", "solver", "residual", "−v has it: the sign is wrong",
+        "solver with the wrong sign",
+        "solver",
+        "residual",
+        "−v has it: the sign is wrong",
         ("system.solution(x,", "system.solution(-x,"),
     ),
     row(
-        "hypergradient with the wrong sign", "hypergradient", "closed-form-ridge",
-        "the part that comes through x*(θ) has the wrong sign", ("return torch.linalg.pinv", "return -torch.linalg.pinv"),
+        "hypergradient with the wrong sign",
+        "hypergradient",
+        "closed-form-ridge",
+        "the part that comes through x*(θ) has the wrong sign",
+        ("return torch.linalg.pinv", "return -torch.linalg.pinv"),
     ),
     row(
-        "hypergradient of the wrong direction", "hypergradient", "closed-form-bowl", "it is −∇F: the sign is wrong",
-        ("return estimate, state", "return attrs.evolve(estimate, value={k: -v for k, v in estimate.value.items()}), state"),
+        "hypergradient of the wrong direction",
+        "hypergradient",
+        "closed-form-bowl",
+        "it is −∇F: the sign is wrong",
+        (
+            "return estimate, state",
+            (
+                "return attrs.evolve(estimate, value={k: -v for k, v in estimate.value.items()}), "
+                "state"
+            ),
+        ),
     ),
     row(
-        "hypergradient without its implicit part", "hypergradient", "closed-form-ridge",
+        "hypergradient without its implicit part",
+        "hypergradient",
+        "closed-form-ridge",
         "it is ∂f/∂θ alone: the part that comes through x*(θ) is missing",
         ("return torch.linalg.pinv(h, rtol=1e-6) @ b", "return 0 * b"),
     ),
     row(
-        "solver that forgets the ridge", "solver", "ridge", "‖b − H·v‖/‖b‖ is: the ridge is left out",
+        "solver that forgets the ridge",
+        "solver",
+        "ridge",
+        "‖b − H·v‖/‖b‖ is: the ridge is left out",
         ("ridge=self.ridge, rtol", "ridge=0.0, rtol"),
     ),
     row(
-        "hypergradient with a ridge too many", "hypergradient", "closed-form-ridge", "of its length (allowed 0.001)",
+        "hypergradient with a ridge too many",
+        "hypergradient",
+        "closed-form-ridge",
+        "of its length (allowed 0.001)",
         ("self.ridge * eye", "0.1 * eye"),
     ),
     row(
-        "solver that remembers its last answer", "solver", "repeatable", "it remembers something between calls",
+        "solver that remembers its last answer",
+        "solver",
+        "repeatable",
+        "it remembers something between calls",
         (CLASS, "\nLAST = {}\n\n" + CLASS),
         ("system.start(x0)", "system.start(LAST.get((b.shape, b.dtype)))"),
-        ("        return system.solution(x,", "        LAST[b.shape, b.dtype] = x\n        return system.solution(x,"),
+        (
+            "        return system.solution(x,",
+            "        LAST[b.shape, b.dtype] = x\n        return system.solution(x,",
+        ),
     ),
     row(
-        "hypergradient that remembers", "hypergradient", "repeatable", "it remembers something between calls",
+        "hypergradient that remembers",
+        "hypergradient",
+        "repeatable",
+        "it remembers something between calls",
         (CLASS, "\nCALLS = [0]\n\n" + CLASS),
         ("        below, above", "        CALLS[0] += 1\n        below, above"),
         ("self.ridge * eye", "CALLS[0] * 1e-6 * eye"),
     ),
     row(
-        "method that forgets its state", "method", "resume", "resumed, [0].t is",
+        "method that forgets its state",
+        "method",
+        "resume",
+        "resumed, [0].t is",
         (CLASS, "\nMEMORY = {}\n\n" + CLASS),
-        ('        return {"theta": dict(', '        MEMORY.update(m)\n        return {"theta": dict('),
+        (
+            '        return {"theta": dict(',
+            '        MEMORY.update(m)\n        return {"theta": dict(',
+        ),
         ('state["m"].items()}', "MEMORY.items()}\n        MEMORY.update(m)"),
     ),
     row(
-        "global generator of torch", "solver", "global-rng",
+        "global generator of torch",
+        "solver",
+        "global-rng",
         "global generator of torch; give it a field `seed`, use Key(self.seed)",
         ("system.start(x0)", "system.start(1e-9 * torch.randn_like(b) if x0 is None else x0)"),
     ),
     row(
-        "global generator of numpy", "generator", "global-rng", "it draws from the global generator of numpy.random",
+        "global generator of numpy",
+        "generator",
+        "global-rng",
+        "it draws from the global generator of numpy.random",
         (IMPORTS, "\nimport attrs\nimport numpy\n"),
-        ("batch, ends = problem.lower_data.whole, []", "batch, ends = problem.lower_data.whole, [0 * numpy.random.rand()][:0]"),
+        (
+            "batch, ends = problem.lower_data.whole, []",
+            "batch, ends = problem.lower_data.whole, [0 * numpy.random.rand()][:0]",
+        ),
     ),
     row(
-        "right-hand side changed in place", "solver", "inputs", "after the call its input b is",
+        "right-hand side changed in place",
+        "solver",
+        "inputs",
+        "after the call its input b is",
         ("        steps, length = 0", "        b.mul_(2).div_(2.5)\n        steps, length = 0"),
     ),
     row(
-        "start changed in place", "generator", "inputs", "after the call its input x0.w is",
-        ("        batch, ends", '        [leaf.add_(0.1) for leaf in start["x"].values()]\n        batch, ends'),
+        "start changed in place",
+        "generator",
+        "inputs",
+        "after the call its input x0.w is",
+        (
+            "        batch, ends",
+            '        [leaf.add_(0.1) for leaf in start["x"].values()]\n        batch, ends',
+        ),
     ),
     row(
-        "division by nought", "solver", "zero-rhs", "the value is not finite: [nan",
+        "division by nought",
+        "solver",
+        "zero-rhs",
+        "the value is not finite: [nan",
         ("        return system", "        answer = system"),
-        ("\n\n\n@hookimpl", "\n        size = b.norm(dim=-1, keepdim=True)\n"
-         "        return attrs.evolve(answer, value=answer.value / size * size)\n\n\n@hookimpl"),
+        (
+            "\n\n\n@hookimpl",
+            "\n        size = b.norm(dim=-1, keepdim=True)\n"
+            "        return attrs.evolve(answer, value=answer.value / size * size)\n\n\n@hookimpl",
+        ),
     ),
     row(
-        "selector that takes what is not a number", "selector", "nan", "which holds nan",
+        "selector that takes what is not a number",
+        "selector",
+        "nan",
+        "which holds nan",
         ("index=ranked.argmin()", "index=scores.argmin()"),
     ),
     row(
-        "generator with the wrong axis", "generator", "candidates", "x has the shapes {'w': [3, 2], 'b': [2]}; they are",
+        "generator with the wrong axis",
+        "generator",
+        "candidates",
+        "x has the shapes {'w': [3, 2], 'b': [2]}; they are",
         ("count: int = 3", "count: int = 2"),
-        ("x = stack(ends)", "x = {name: leaf.movedim(0, -1) for name, leaf in stack(ends).items()}"),
+        (
+            "x = stack(ends)",
+            "x = {name: leaf.movedim(0, -1) for name, leaf in stack(ends).items()}",
+        ),
     ),
     row(
-        "selector along the wrong axis", "selector", "selection", "scores has the shape [1], not [6]",
+        "selector along the wrong axis",
+        "selector",
+        "selection",
+        "scores has the shape [1], not [6]",
         ("        gap = (", "        scores = scores.mean(0, keepdim=True)\n        gap = ("),
         ("torch.where(finite, scores, torch.nan)", "torch.where(finite.all(), scores, torch.nan)"),
     ),
     row(
-        "generator that costs nothing", "generator", "oracle-counts", "times, with 15 backward passes; 0 calls are declared",
+        "generator that costs nothing",
+        "generator",
+        "oracle-counts",
+        "times, with 15 backward passes; 0 calls are declared",
         ("lower_gradients=calls, rows=calls * problem.lower_data.count(None)", ""),
     ),
     row(
-        "generator of one key", "generator", "key", "with two keys it draws the same",
+        "generator of one key",
+        "generator",
+        "key",
+        "with two keys it draws the same",
         ("draw = key.fold(i)", "draw = Key(0).fold(i)"),
     ),
     row(
-        "generator that goes on from the first", "generator", "carry",
+        "generator that goes on from the first",
+        "generator",
+        "carry",
         "candidate 2 was selected, and the next start holds 'w' of [0]",
         ("candidates.at(index)}", "candidates.at(0)}"),
     ),
     row(
-        "selector that costs nothing", "selector", "oracle-counts", "f was called 6 times, 0 calls are declared",
+        "selector that costs nothing",
+        "selector",
+        "oracle-counts",
+        "f was called 6 times, 0 calls are declared",
         ("upper_values=candidates.count, rows=candidates.count * data.count(self.batch_size)", ""),
     ),
     row(
-        "method without a projection", "method", "projection", "where problem.project gives another",
-        ("theta = problem.project({name: leaf - self.lr * m[name] for name, leaf in theta.items()})",
-         "theta = {name: leaf - self.lr * m[name] for name, leaf in theta.items()}"),
+        "method without a projection",
+        "method",
+        "projection",
+        "where problem.project gives another",
+        (
+            (
+                "theta = problem.project({name: leaf - self.lr * m[name] for name, leaf in "
+                "theta.items()})"
+            ),
+            "theta = {name: leaf - self.lr * m[name] for name, leaf in theta.items()}",
+        ),
     ),
     row(
-        "method with a misnamed parameter", "method", "registration",
+        "method with a misnamed parameter",
+        "method",
+        "registration",
         "its method step(p, state, progress) should be step(problem, state, progress)",
         ("def step(self, problem: Problem, state", "def step(self, p: Problem, state"),
-        ("        theta, x = state[\"theta\"], dict", "        problem = p\n        theta, x = state[\"theta\"], dict"),
+        (
+            '        theta, x = state["theta"], dict',
+            '        problem = p\n        theta, x = state["theta"], dict',
+        ),
     ),
     row(
-        "task of one seed", "task", "other-seed", "with two seeds it draws the same",
-        ("Key(seed).fold(\"mine\")", "Key(0).fold(\"mine\")"),
+        "task of one seed",
+        "task",
+        "other-seed",
+        "with two seeds it draws the same",
+        ('Key(seed).fold("mine")', 'Key(0).fold("mine")'),
     ),
     row(
-        "missing method", "generator", "registration", "it misses the method carry(start, candidates, index, key, problem)",
+        "missing method",
+        "generator",
+        "registration",
+        "it misses the method carry(start, candidates, index, key, problem)",
         ("def carry(", "def carry_on("),
     ),
     row(
-        "wrong signature", "solver", "registration", "its method solve(a, rhs) should be solve(matvec, b, x0=None)",
+        "wrong signature",
+        "solver",
+        "registration",
+        "its method solve(a, rhs) should be solve(matvec, b, x0=None)",
         (
             "matvec: MatVec, b: torch.Tensor, x0: torch.Tensor | None = None) -> Solution:",
             "a: MatVec, rhs: torch.Tensor) -> Solution:\n        matvec, b, x0 = a, rhs, None",
         ),
     ),
     row(
-        "name that is no name", "solver", "registration", "its name 'Mine' is not in kebab-case", ('= "mine"', '= "Mine"'),
+        "name that is no name",
+        "solver",
+        "registration",
+        "its name 'Mine' is not in kebab-case",
+        ('= "mine"', '= "Mine"'),
     ),
     row(
-        "class that can be changed", "solver", "frozen", "use @frozen(kw_only=True), of hgms.config",
+        "class that can be changed",
+        "solver",
+        "frozen",
+        "use @frozen(kw_only=True), of hgms.config",
         ("@attrs.frozen(kw_only=True)", "@attrs.define(kw_only=True, unsafe_hash=True)"),
     ),
     row(
-        "field that no TOML holds", "solver", "toml", "can only be used from Python",
+        "field that no TOML holds",
+        "solver",
+        "toml",
+        "can only be used from Python",
         ("max_steps: int = 50", "max_steps: int = 50\n    rule: object = torch.relu"),
     ),
     row(
-        "field of a type that is not there", "solver", "types", "name 'Nowhere' is not defined",
+        "field of a type that is not there",
+        "solver",
+        "types",
+        "name 'Nowhere' is not defined",
         ("rtol: float", "rtol: Nowhere"),
     ),
     row(
-        "result in another precision", "solver", "precision", "cold.value is torch.float32, the inputs are torch.float64",
+        "result in another precision",
+        "solver",
+        "precision",
+        "cold.value is torch.float32, the inputs are torch.float64",
         ("        return system", "        answer = system"),
-        ("\n\n\n@hookimpl", "\n        return attrs.evolve(answer, value=answer.value.float())\n\n\n@hookimpl"),
+        (
+            "\n\n\n@hookimpl",
+            "\n        return attrs.evolve(answer, value=answer.value.float())\n\n\n@hookimpl",
+        ),
     ),
     row(
-        "oracle counts that lie", "hypergradient", "oracle-counts", "f was called 1 times, 0 calls are declared",
-        ("return estimate, state", "return attrs.evolve(estimate, cost=type(estimate.cost)()), state"),
+        "oracle counts that lie",
+        "hypergradient",
+        "oracle-counts",
+        "f was called 1 times, 0 calls are declared",
+        (
+            "return estimate, state",
+            "return attrs.evolve(estimate, cost=type(estimate.cost)()), state",
+        ),
     ),
     row(
-        "products that are not counted", "solver", "products", "products and made",
+        "products that are not counted",
+        "solver",
+        "products",
+        "products and made",
         ("        while steps", "        matvec(b)\n        while steps"),
     ),
     row(
-        "outer optimiser that leaves the simplex", "outer", "feasible", "away from where its projection puts it",
+        "outer optimiser that leaves the simplex",
+        "outer",
+        "feasible",
+        "away from where its projection puts it",
         ("return self.projection.apply(moved), ", "return moved, "),
     ),
     row(
-        "outer optimiser uphill", "outer", "simplex", "it ends at a = [", ("- self.lr * m[name]", "+ self.lr * m[name]"),
+        "outer optimiser uphill",
+        "outer",
+        "simplex",
+        "it ends at a = [",
+        ("- self.lr * m[name]", "+ self.lr * m[name]"),
     ),
     row(
-        "task of the global seed", "task", "seed", "built again, data.",
+        "task of the global seed",
+        "task",
+        "seed",
+        "built again, data.",
         ("generator=draw, dtype=torch.float64)\n        y", "dtype=torch.float64)\n        y"),
     ),
     row(
-        "task that validates on its training rows", "task", "splits",
+        "task that validates on its training rows",
+        "task",
+        "splits",
         "12 of the 12 rows of 'lower' are among the 12 of 'select'",
         ("key.fold(role)", 'key.fold("train" if role == "select" else role)'),
     ),
     row(
-        "task with a misspelt metric", "task", "metrics", "evaluate gives ['test_eror'], declared are ['test_error']",
+        "task with a misspelt metric",
+        "task",
+        "metrics",
+        "evaluate gives ['test_eror'], declared are ['test_error']",
         ('lambda theta, x: {"test_error"', 'lambda theta, x: {"test_eror"'),
     ),
     row(
-        "method uphill", "method", "optimum", "after 60 steps", ("- self.lr * m[name]", "+ self.lr * m[name]"),
+        "method uphill",
+        "method",
+        "optimum",
+        "after 60 steps",
+        ("- self.lr * m[name]", "+ self.lr * m[name]"),
     ),
     row(
-        "method that swallows its error", "method", "failure", "the loss is gone",
+        "method that swallows its error",
+        "method",
+        "failure",
+        "the loss is gone",
         (
             "        m = {name: 0.5",
             "        if not all(bool(leaf.isfinite().all()) for leaf in estimate.value.values()):\n"
@@ -270,99 +437,188 @@ CHECKED = [
         ),
     ),
     row(
-        "prints on import", "solver", "import", "prints 'hello\\n'", (IMPORTS, "\nimport attrs\n\nprint('hello')\n"),
+        "prints on import",
+        "solver",
+        "import",
+        "prints 'hello\\n'",
+        (IMPORTS, "\nimport attrs\n\nprint('hello')\n"),
     ),
     row(
-        "seeds torch on import", "solver", "import", "draws from (or seeds) a global random generator",
+        "seeds torch on import",
+        "solver",
+        "import",
+        "draws from (or seeds) a global random generator",
         (IMPORTS + "import torch\n", IMPORTS + "import torch\n\ntorch.manual_seed(0)\n"),
     ),
     row(
-        "changes the default precision on import", "solver", "import",
-        "changes [\"torch's default dtype from torch.float32 to torch.float64\"] for everybody",
-        (IMPORTS + "import torch\n", IMPORTS + "import torch\n\ntorch.set_default_dtype(torch.float64)\n"),
+        "changes the default precision on import",
+        "solver",
+        "import",
+        'changes ["torch\'s default dtype from torch.float32 to torch.float64"] for everybody',
+        (
+            IMPORTS + "import torch\n",
+            IMPORTS + "import torch\n\ntorch.set_default_dtype(torch.float64)\n",
+        ),
     ),
     row(
-        "method that rests before its last step", "method", "budget",
+        "method that rests before its last step",
+        "method",
+        "budget",
         "its oracle_calls stop growing while the budget is not spent",
-        ('        theta, x = state["theta"]',
-         '        if progress > 0.4:\n            return state, {"oracle_calls": state["calls"]}\n'
-         '        theta, x = state["theta"]'),
+        (
+            '        theta, x = state["theta"]',
+            '        if progress > 0.4:\n            return state, {"oracle_calls": '
+            'state["calls"]}\n'
+            '        theta, x = state["theta"]',
+        ),
     ),
     row(
-        "method that counts steps for calls", "method", "records", "24 times, with 27 backward passes; 3 calls are declared",
+        "method that counts steps for calls",
+        "method",
+        "records",
+        "24 times, with 27 backward passes; 3 calls are declared",
         ('calls = state["calls"] + 5 + estimate.cost.calls', 'calls = state["calls"] + 1'),
     ),
     row(
-        "solver that exits", "solver", "residual", "it calls sys.exit(5) (solver_that_exits.py:",
+        "solver that exits",
+        "solver",
+        "residual",
+        "it calls sys.exit(5) (solver_that_exits.py:",
         ("        steps, length = 0", "        raise SystemExit(5)\n        steps, length = 0"),
     ),
     row(
-        "solver that forgets batches", "solver", "batch", "it claims the residual",
-        ("        system = LinearSystem", "        if b.dim() > 1:\n"
-         "            none = torch.zeros(b.shape[:-1])\n            first = self.solve(lambda v: v, b[0])\n"
-         "            return attrs.evolve(first, value=b, residual=none, curvature=none, codes=none, iterations=none)\n"
-         "        system = LinearSystem"),
+        "solver that forgets batches",
+        "solver",
+        "batch",
+        "it claims the residual",
+        (
+            "        system = LinearSystem",
+            "        if b.dim() > 1:\n"
+            "            none = torch.zeros(b.shape[:-1])\n"
+            "            first = self.solve(lambda v: v, b[0])\n"
+            "            return attrs.evolve(first, value=b, residual=none, curvature=none, "
+            "codes=none, iterations=none)\n"
+            "        system = LinearSystem",
+        ),
     ),
     row(
-        "outcome of the first system for all", "solver", "residual", "it says converged with a residual of",
-        ("        return system", "        codes = codes.flatten()[0].expand_as(codes)\n        return system"),
+        "outcome of the first system for all",
+        "solver",
+        "residual",
+        "it says converged with a residual of",
+        (
+            "        return system",
+            "        codes = codes.flatten()[0].expand_as(codes)\n        return system",
+        ),
     ),
     row(
-        "seeds torch in a call", "solver", "global-rng", "it draws from the global generator of torch",
+        "seeds torch in a call",
+        "solver",
+        "global-rng",
+        "it draws from the global generator of torch",
         ("        steps, length = 0", "        torch.manual_seed(0)\n        steps, length = 0"),
     ),
     row(
-        "leaves gradients off", "solver", "inputs", "the call changes torch's gradient mode from True to False for everybody",
-        ("        steps, length = 0", "        torch.set_grad_enabled(False)\n        steps, length = 0"),
+        "leaves gradients off",
+        "solver",
+        "inputs",
+        "the call changes torch's gradient mode from True to False for everybody",
+        (
+            "        steps, length = 0",
+            "        torch.set_grad_enabled(False)\n        steps, length = 0",
+        ),
     ),
     row(
-        "fields that are not taken by name", "solver", "registration", "its __init__ does not take 'ridge', 'rtol' by name",
+        "fields that are not taken by name",
+        "solver",
+        "registration",
+        "its __init__ does not take 'ridge', 'rtol' by name",
         ("@attrs.frozen(kw_only=True)", "@attrs.frozen(init=False)"),
-        ("    def solve(", "    def __init__(self, ridge=1e-2, rtol=1e-3, /, max_steps=50):\n"
-         "        self.__attrs_init__(ridge, rtol, max_steps)\n\n    def solve("),
+        (
+            "    def solve(",
+            "    def __init__(self, ridge=1e-2, rtol=1e-3, /, max_steps=50):\n"
+            "        self.__attrs_init__(ridge, rtol, max_steps)\n\n    def solve(",
+        ),
     ),
     row(
-        "selector that sums over the roles", "selector", "same-rows", "the scores depend on the rows of 'differentiate'",
-        ("data.batch(None if index is None else index[0]))", "data.batch(None if index is None else index[0]))\n"
-         "        for each in problem.upper_data.values():\n"
-         "            scores = scores + values(problem.f, theta, candidates.x, each.whole)"),
+        "selector that sums over the roles",
+        "selector",
+        "same-rows",
+        "the scores depend on the rows of 'differentiate'",
+        (
+            "data.batch(None if index is None else index[0]))",
+            "data.batch(None if index is None else index[0]))\n"
+            "        for each in problem.upper_data.values():\n"
+            "            scores = scores + values(problem.f, theta, candidates.x, each.whole)",
+        ),
     ),
     row(
-        "generator whose moments are not in its state", "generator", "state", "after its state was saved and loaded",
+        "generator whose moments are not in its state",
+        "generator",
+        "state",
+        "after its state was saved and loaded",
         (CLASS, "\nMOMENTS = {}\n\n" + CLASS),
-        ("            for _ in", "            m, _kept = MOMENTS.get(id(start['x'].get('w')), (0.0, None))\n"
-         "            x = {name: leaf - m for name, leaf in x.items()}\n            for _ in"),
-        ('        return {"x": candidates.at(index)}', '        kept = candidates.at(index)\n'
-         '        MOMENTS[id(kept.get("w"))] = 0.3, kept  # alive: no other gets its id\n        return {"x": kept}'),
+        (
+            "            for _ in",
+            "            m, _kept = MOMENTS.get(id(start['x'].get('w')), (0.0, None))\n"
+            "            x = {name: leaf - m for name, leaf in x.items()}\n            for _ in",
+        ),
+        (
+            '        return {"x": candidates.at(index)}',
+            "        kept = candidates.at(index)\n"
+            '        MOMENTS[id(kept.get("w"))] = 0.3, kept  # alive: no other gets its id\n'
+            '        return {"x": kept}',
+        ),
     ),
     row(
-        "outer optimiser that mixes up the names", "outer", "structure", "it raised RuntimeError",
-        ('state["m"][name] + gradient[name] for name in theta',
-         'state["m"][name] + each for name, each in zip(theta, gradient.values())'),
+        "outer optimiser that mixes up the names",
+        "outer",
+        "structure",
+        "it raised RuntimeError",
+        (
+            'state["m"][name] + gradient[name] for name in theta',
+            'state["m"][name] + each for name, each in zip(theta, gradient.values())',
+        ),
     ),
     row(
-        "task with one training row too many", "task", "splits", "1 of the 3000 rows of 'lower' are among the 3000 of 'stop'",
+        "task with one training row too many",
+        "task",
+        "splits",
+        "1 of the 3000 rows of 'lower' are among the 3000 of 'stop'",
         ("    rows: int = 12", "    rows: int = 3000"),
-        ("lower_data=Data.of(self.table(key.fold(\"train\"), dtype))", "lower_data=Data.of({name: "
-         "torch.cat([leaf[1:], self.table(key.fold(\"stop\"), dtype)[name][-1:]]) for name, leaf in "
-         "self.table(key.fold(\"train\"), dtype).items()})"),
+        (
+            'lower_data=Data.of(self.table(key.fold("train"), dtype))',
+            "lower_data=Data.of({name: "
+            'torch.cat([leaf[1:], self.table(key.fold("stop"), dtype)[name][-1:]]) for name, '
+            "leaf in "
+            'self.table(key.fold("train"), dtype).items()})',
+        ),
     ),
     row(
-        "task with a misspelt trait", "task", "metrics",
+        "task with a misspelt trait",
+        "task",
+        "metrics",
         "its trait 'smoth-lower' is none that methods ask for; did you mean 'smooth-lower'?",
-        ("    rows: int = 12", '    traits: ClassVar[frozenset[str]] = frozenset({"smoth-lower"})\n    rows: int = 12'),
+        (
+            "    rows: int = 12",
+            '    traits: ClassVar[frozenset[str]] = frozenset({"smoth-lower"})\n    rows: int = 12',
+        ),
     ),
     row(
-        "task that says what is better in no words", "task", "registration",
+        "task that says what is better in no words",
+        "task",
+        "registration",
         "its metrics are ['test_error']; write whether higher is better",
         ('Mapping[str, bool]] = {"test_error": False}', 'list[str]] = ["test_error"]'),
     ),
-]  # fmt: skip
+]
 
 
 @pytest.fixture(scope="module")
 def files(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """All the files. What importing them does is looked at in one other interpreter, because one takes seconds to start."""
+    """All the files. What importing them does is looked at in one other interpreter, because one
+    takes seconds to start.
+    """
     folder = tmp_path_factory.mktemp("files")
     sources = {f"sound_{kind}.py": source for kind, source in SOUND.items()}
     sources |= {item.file: spoilt(SOUND[item.kind], *item.edits) for item in CHECKED}
@@ -386,7 +642,9 @@ def test_what_is_not_spoilt_passes(fresh: Path, files: Path, kind: str) -> None:
 def test_the_kit_names_the_fault(fresh: Path, files: Path, wrong: Checked) -> None:
     result = hgms("check", f"{files / wrong.file}:Mine")
     assert result.exit_code == 1, result.output
-    (line,) = [line for line in result.output.splitlines() if line.startswith(f"  FAIL {wrong.check}: ")]
+    (line,) = [
+        line for line in result.output.splitlines() if line.startswith(f"  FAIL {wrong.check}: ")
+    ]
     assert wrong.says in line
 
 
@@ -395,7 +653,8 @@ def test_every_kind_has_wrong_plugins() -> None:
     assert len({item.file for item in CHECKED}) == len(CHECKED) >= 12
 
 
-# --- what the host says of an installed distribution, and what everything else does meanwhile --------------------------------
+# --- what the host says of an installed distribution, and what everything else does meanwhile
+# --------------------------------------------------------------------------------------------------
 
 
 @frozen
@@ -410,7 +669,12 @@ class Installed:
 
 def distribution(name: str, source: str, entry: str = "", **more: str) -> Installed:
     module = "hgms_third_" + name.replace("-", "_")
-    return Installed(name, {module: source}, {entry or name: module + more.get("attribute", "")}, more.get("version", "1.0"))
+    return Installed(
+        name,
+        {module: source},
+        {entry or name: module + more.get("attribute", "")},
+        more.get("version", "1.0"),
+    )
 
 
 def solver(name: str, *edits: tuple[str, str]) -> str:
@@ -443,17 +707,34 @@ RETURN = "    return [Mine]"
 HOOK = "\n\n\n@hookimpl"
 AGAIN = "its observers are not called again, the run goes on"
 HOSTED = [
-    hosted("import error", "import nowhere_at_all", "ModuleNotFoundError: No module named 'nowhere_at_all'"),
-    Broken("module that is not there", (Installed("bad", {}, {"bad": "hgms_nowhere"}),), ("No module named 'hgms_nowhere'",)),
+    hosted(
+        "import error",
+        "import nowhere_at_all",
+        "ModuleNotFoundError: No module named 'nowhere_at_all'",
+    ),
+    Broken(
+        "module that is not there",
+        (Installed("bad", {}, {"bad": "hgms_nowhere"}),),
+        ("No module named 'hgms_nowhere'",),
+    ),
     hosted(
         "entry point to a missing attribute",
         solver("bad"),
-        "its entry point bad = 'hgms_third_bad:Plugin' names 'Plugin', which hgms_third_bad does not have",
+        (
+            "its entry point bad = 'hgms_third_bad:Plugin' names 'Plugin', which hgms_third_bad "
+            "does "
+            "not have"
+        ),
         attribute=":Plugin",
     ),
     hosted("syntax error", "x = 1\ndef f(:\n", "SyntaxError", "line 2"),
     hosted("exit on import", "import sys\nsys.exit(3)", "SystemExit: it calls sys.exit(3)"),
-    hosted("prints on import", headed('print("hello")'), "it prints while it is imported", status="loaded"),
+    hosted(
+        "prints on import",
+        headed('print("hello")'),
+        "it prints while it is imported",
+        status="loaded",
+    ),
     hosted(
         "long import",
         headed("import time\n\ntime.sleep(1.1)"),
@@ -499,7 +780,12 @@ HOSTED = [
         "the function hgms_register_linear_solvers is not marked; put @hookimpl above it",
     ),
     hosted("no hook", "x = 1", "it implements no hook"),
-    hosted("hook that asks too much", observer("hgms_step_finished(record, model)", "pass"), "'model'", "hgms_step_finished"),
+    hosted(
+        "hook that asks too much",
+        observer("hgms_step_finished(record, model)", "pass"),
+        "'model'",
+        "hgms_step_finished",
+    ),
     hosted(
         "exception in a registering hook",
         solver("bad", (RETURN, "    return [Mine][1]")),
@@ -558,7 +844,11 @@ HOSTED = [
     Broken(
         "one name twice",
         (distribution("one", solver("fast-cg")), distribution("two", solver("fast-cg"))),
-        ("two plugins register the linear solver 'fast-cg'", "hgms_third_one:Mine", "hgms_third_two:Mine"),
+        (
+            "two plugins register the linear solver 'fast-cg'",
+            "hgms_third_one:Mine",
+            "hgms_third_two:Mine",
+        ),
         "incomplete",
     ),
     hosted(
@@ -567,8 +857,18 @@ HOSTED = [
         "is already called 'solvers' (case, - and _ do not tell names apart); rename one",
         entry="Solvers",
     ),
-    hosted("newer API", headed("hgms_plugin_api = 99"), "it was written for plugin API 99, this hgms has", "upgrade hgms"),
-    hosted("older API", headed("hgms_plugin_api = 1"), "it was written for plugin API 1", "Hypergradient is called Estimate"),
+    hosted(
+        "newer API",
+        headed("hgms_plugin_api = 99"),
+        "it was written for plugin API 99, this hgms has",
+        "upgrade hgms",
+    ),
+    hosted(
+        "older API",
+        headed("hgms_plugin_api = 1"),
+        "it was written for plugin API 1",
+        "Hypergradient is called Estimate",
+    ),
     hosted(
         "exception in an observer",
         observer("hgms_step_finished(record)", "1 / 0"),
@@ -587,7 +887,11 @@ HOSTED = [
         f"hgms_run_finished raised KeyError: 'x'; {AGAIN}",
         status="loaded",
     ),
-    hosted("observer that empties the record", observer("hgms_step_finished(record)", "record.clear()"), status="loaded"),
+    hosted(
+        "observer that empties the record",
+        observer("hgms_step_finished(record)", "record.clear()"),
+        status="loaded",
+    ),
     hosted(
         "observer that draws random numbers",
         observer("hgms_step_finished(record)", "import torch; torch.manual_seed(0)"),
@@ -602,7 +906,10 @@ HOSTED = [
     hosted(
         "exception in the commands' hook",
         observer("hgms_register_commands(cli)", "cli.no_such_thing"),
-        "hgms_register_commands raised AttributeError: 'Group' object has no attribute 'no_such_thing'",
+        (
+            "hgms_register_commands raised AttributeError: 'Group' object has no attribute "
+            "'no_such_thing'"
+        ),
         status="loaded",
     ),
 ]
@@ -622,7 +929,9 @@ def install(site: Path, number: int, package: Installed) -> None:
         (folder / f"{module}.py").write_text(source, encoding="utf-8")
     info = folder / f"hgms_{package.name}-{package.version}.dist-info"
     info.mkdir()
-    (info / "METADATA").write_text(f"Metadata-Version: 2.1\nName: hgms-{package.name}\nVersion: {package.version}\n")
+    (info / "METADATA").write_text(
+        f"Metadata-Version: 2.1\nName: hgms-{package.name}\nVersion: {package.version}\n"
+    )
     lines = "".join(f"{entry} = {value}\n" for entry, value in package.entries.items())
     (info / "entry_points.txt").write_text(f"[hgms]\n{lines}")
 
@@ -645,7 +954,9 @@ def seen(folder: Path, call: Callable[[Sequence[str]], tuple[int, str, str]]) ->
     with contextlib.chdir(folder):
         code, out, error = call(["run", "run.toml", "--json", "--out", "runs"])
     assert json.loads(out)["status"] == "done", error
-    files = {name: next(folder.rglob(name)).read_bytes() for name in ("steps.jsonl", "summary.json")}
+    files = {
+        name: next(folder.rglob(name)).read_bytes() for name in ("steps.jsonl", "summary.json")
+    }
     return Seen(code, files, ours), listing[2] + error
 
 
@@ -677,30 +988,69 @@ def test_the_host_names_the_fault_and_nothing_else_changes(
     assert [words for words in broken.says if words not in result] == [], result
     assert "Traceback" not in without[1]
     rows = json.loads(within(["plugins", "--json"])[1])
-    (last,) = [item for item in rows if item["distribution"] == f"hgms-{broken.distributions[-1].name}"]
+    (last,) = [
+        item for item in rows if item["distribution"] == f"hgms-{broken.distributions[-1].name}"
+    ]
     assert last["status"] == broken.status
 
 
-# --- what is said of a file that a person names: an error at once, in words --------------------------------------------------
+# --- what is said of a file that a person names: an error at once, in words
+# --------------------------------------------------------------------------------------------------
 
 FILES = [
     ("missing file", "my_slover.py", None, "there is no file", "did you mean"),
-    ("no Python file", "my_solver.txt", "hello", "is not a Python file (a plugin file ends in .py)", ""),
+    (
+        "no Python file",
+        "my_solver.txt",
+        "hello",
+        "is not a Python file (a plugin file ends in .py)",
+        "",
+    ),
     ("syntax error", "syntax.py", "x = 1\ndef f(:\n", "SyntaxError", "line 2"),
     ("import error", "imports.py", "import nowhere_at_all", "No module named 'nowhere_at_all'", ""),
     ("exit", "exits.py", "raise SystemExit(3)", "SystemExit: it calls sys.exit(3)", ""),
-    ("misspelt hook", "hook.py", solver("bad", ("_solvers()", "_solver()")), "did you mean 'hgms_register_linear_solvers'", ""),
-    ("unmarked hook", "mark.py", solver("bad", ("@hookimpl\n", "")), "is not marked; put @hookimpl above it", ""),
-    ("name of one of ours", "name.py", solver("cg"), "two plugins register the linear solver 'cg'", "rename"),
-    ("missing method", "method.py", solver("bad", ("def solve", "def slove")), "it misses the method solve(", "not a linear"),
+    (
+        "misspelt hook",
+        "hook.py",
+        solver("bad", ("_solvers()", "_solver()")),
+        "did you mean 'hgms_register_linear_solvers'",
+        "",
+    ),
+    (
+        "unmarked hook",
+        "mark.py",
+        solver("bad", ("@hookimpl\n", "")),
+        "is not marked; put @hookimpl above it",
+        "",
+    ),
+    (
+        "name of one of ours",
+        "name.py",
+        solver("cg"),
+        "two plugins register the linear solver 'cg'",
+        "rename",
+    ),
+    (
+        "missing method",
+        "method.py",
+        solver("bad", ("def solve", "def slove")),
+        "it misses the method solve(",
+        "not a linear",
+    ),
     ("folder", "folder/", "", "is a folder; name the file with the hooks", "pip install -e"),
     ("Latin-1", "latin.py", 'x = "\udce9"', "SyntaxError", "utf-8"),
     ("newer API", "api.py", headed("hgms_plugin_api = 99"), "plugin API 99", "upgrade"),
 ]
 
 
-@pytest.mark.parametrize(("name", "source", "says", "advice"), [case[1:] for case in FILES], ids=[case[0] for case in FILES])
-def test_a_named_file_is_an_error_in_words(fresh: Path, name: str, source: str | None, says: str, advice: str) -> None:
+@pytest.mark.parametrize(
+    ("name", "source", "says", "advice"),
+    [case[1:] for case in FILES],
+    ids=[case[0] for case in FILES],
+)
+def test_a_named_file_is_an_error_in_words(
+    fresh: Path, name: str, source: str | None, says: str, advice: str
+) -> None:
     (fresh / "my_solver.py").write_text(solver("bad"))
     if name.endswith("/"):
         (fresh / name).mkdir()
@@ -724,9 +1074,14 @@ def test_one_file_named_in_two_ways_is_one_plugin_and_two_of_one_name_are_two(
     monkeypatch.chdir(fresh)
     monkeypatch.setenv("HOME", str(fresh))
     files = ["mine.py", "./mine.py", fresh / "mine.py", "~/mine.py", "other/mine.py"]
-    result = hgms("list", "solver", "--json", *(word for item in files for word in ("--plugin", item)))
+    result = hgms(
+        "list", "solver", "--json", *(word for item in files for word in ("--plugin", item))
+    )
     assert result.exit_code == 0, result.output
-    assert [row["plugin"] for row in json.loads(result.stdout) if row["distribution"] is None] == ["mine", "other/mine.py"]
+    assert [row["plugin"] for row in json.loads(result.stdout) if row["distribution"] is None] == [
+        "mine",
+        "other/mine.py",
+    ]
     registry = Registry.load(files)
     first, second = (registry.get("solver", name).target for name in ("one", "two"))
     assert pickle.loads(pickle.dumps(first)) is first  # each under a module of its own
@@ -738,12 +1093,22 @@ CLASSES = [
     ('"mine"', '"mine"', "Mien", 2, "has no class 'Mien'; did you mean 'Mine'?"),
     ("return [Mine]", "return [Mine][0", "Mine", 2, "SyntaxError"),
     ("import attrs\n", "import attrs\nimport sys; sys.exit(3)\n", "Mine", 2, "sys.exit(3)"),
-    ("import attrs\n", "import attrs\nimport nowhere_at_all\n", "Mine", 2, "No module named 'nowhere_at_all'"),
+    (
+        "import attrs\n",
+        "import attrs\nimport nowhere_at_all\n",
+        "Mine",
+        2,
+        "No module named 'nowhere_at_all'",
+    ),
 ]
 
 
-@pytest.mark.parametrize(("old", "new", "cls", "code", "says"), CLASSES, ids=[case[-1] for case in CLASSES])
-def test_a_file_that_cannot_be_checked(fresh: Path, old: str, new: str, cls: str, code: int, says: str) -> None:
+@pytest.mark.parametrize(
+    ("old", "new", "cls", "code", "says"), CLASSES, ids=[case[-1] for case in CLASSES]
+)
+def test_a_file_that_cannot_be_checked(
+    fresh: Path, old: str, new: str, cls: str, code: int, says: str
+) -> None:
     (fresh / "my_solver.py").write_text(spoilt(SOUND["solver"], (old, new)))
     result = hgms("check", f"{fresh / 'my_solver.py'}:{cls}")
     assert result.exit_code == code, result.output
@@ -760,7 +1125,12 @@ MINE = Composition(name="mine", summary="One branch.", source="", parts={
 })
 """
 PARTS = [
-    ('"selector"', '"selectors"', 1, "FAIL registration: unknown part of a pipeline 'selectors'; did you mean 'selector'?"),
+    (
+        '"selector"',
+        '"selectors"',
+        1,
+        "FAIL registration: unknown part of a pipeline 'selectors'; did you mean 'selector'?",
+    ),
     ('"cg"', '"cgg"', 1, "FAIL construction: unknown linear solver 'cgg'; did you mean 'cg'?"),
     ("One branch.", "", 1, "FAIL docstring: its summary is empty"),
     ("MINE =", "MIEN =", 2, "has no class 'MINE'; did you mean 'mine'?"),
@@ -772,7 +1142,9 @@ PARTS = [
 def test_a_composition_is_checked(
     fresh: Path, monkeypatch: pytest.MonkeyPatch, old: str, new: str, code: int, says: str
 ) -> None:
-    monkeypatch.setattr(Check, "fault", lambda check, case: "")  # the built-in ones are asked elsewhere
+    monkeypatch.setattr(
+        Check, "fault", lambda check, case: ""
+    )  # the built-in ones are asked elsewhere
     (fresh / "mine.py").write_text(COMPOSED.replace(old, new, 1))
     result = hgms("check", f"{fresh / 'mine.py'}:MINE")
     assert result.exit_code == code, result.output
@@ -782,7 +1154,11 @@ def test_a_composition_is_checked(
 NAMED = [
     ("cg", 0, "cg: a linear solver"),
     ("method:soba", 0, "method:soba: a method"),
-    ("soba", 2, "'soba' is a candidate generator and a method; write generator:soba or method:soba"),
+    (
+        "soba",
+        2,
+        "'soba' is a candidate generator and a method; write generator:soba or method:soba",
+    ),
     ("cgg", 2, "nothing is registered by the name 'cgg'; did you mean 'cg'?"),
     ("mine", 0, "mine: a linear solver"),
     (":Mine", 2, "':Mine' is not of the form MODULE:CLASS"),
@@ -802,22 +1178,33 @@ def test_what_is_registered_is_checked_by_its_name(
 
 def test_a_field_that_no_toml_holds(fresh: Path, tmp_path: Path) -> None:
     """It works from Python; a configuration cannot hold it, and says so."""
-    text = spoilt(SOUND["solver"], ("max_steps: int = 50", "max_steps: int = 50\n    rule: object = torch.relu"))
+    text = spoilt(
+        SOUND["solver"],
+        ("max_steps: int = 50", "max_steps: int = 50\n    rule: object = torch.relu"),
+    )
     (fresh / "mine.py").write_text(text)
     result = hgms("describe", "solver", "mine", "--plugin", fresh / "mine.py")
     assert result.exit_code == 0, result.output
     assert "rule" in result.output
-    text = CONFIG.replace("steps = 4 }", 'steps = 4 }, hypergradient = { name = "implicit", solver = "mine" }')
+    text = CONFIG.replace(
+        "steps = 4 }", 'steps = 4 }, hypergradient = { name = "implicit", solver = "mine" }'
+    )
     (tmp_path / "run.toml").write_text(text)
-    result = hgms("run", tmp_path / "run.toml", "--plugin", fresh / "mine.py", "--out", tmp_path / "runs")
+    result = hgms(
+        "run", tmp_path / "run.toml", "--plugin", fresh / "mine.py", "--out", tmp_path / "runs"
+    )
     assert result.exit_code == 2, result.output
     assert "rule" in result.stderr
     assert "can only be used from Python" in result.stderr
 
 
-def test_a_type_that_cannot_be_evaluated_stops_only_who_uses_it(fresh: Path, tmp_path: Path) -> None:
+def test_a_type_that_cannot_be_evaluated_stops_only_who_uses_it(
+    fresh: Path, tmp_path: Path
+) -> None:
     install(fresh, 0, distribution("bad", solver("bad", ("rtol: float", "rtol: Nowhere"))))
-    text = CONFIG.replace("steps = 4 }", 'steps = 4 }, hypergradient = { name = "implicit", solver = "bad" }')
+    text = CONFIG.replace(
+        "steps = 4 }", 'steps = 4 }, hypergradient = { name = "implicit", solver = "bad" }'
+    )
     (tmp_path / "run.toml").write_text(text)
     for words in (["describe", "solver", "bad"], ["run", str(tmp_path / "run.toml")]):
         code, _, error = within(words)
@@ -826,7 +1213,9 @@ def test_a_type_that_cannot_be_evaluated_stops_only_who_uses_it(fresh: Path, tmp
         assert "hgms_third_bad" in error
 
 
-def test_all_of_them_at_once_in_a_process_of_their_own(fresh: Path, tmp_path: Path, alone: Seen) -> None:
+def test_all_of_them_at_once_in_a_process_of_their_own(
+    fresh: Path, tmp_path: Path, alone: Seen
+) -> None:
     """As a person meets them: every broken distribution at once, one interpreter a command."""
     paths = [fresh]
     for number, broken in enumerate(item for item in HOSTED if len(item.distributions) == 1):
@@ -834,7 +1223,10 @@ def test_all_of_them_at_once_in_a_process_of_their_own(fresh: Path, tmp_path: Pa
         renamed = Installed(
             f"{package.name}-{number}",
             {f"{name}_{number}": source for name, source in package.modules.items()},
-            {f"{key}-{number}": value.replace("_bad", f"_bad_{number}") for key, value in package.entries.items()},
+            {
+                f"{key}-{number}": value.replace("_bad", f"_bad_{number}")
+                for key, value in package.entries.items()
+            },
         )
         install(fresh, number, renamed)
         paths.append(fresh / f"more-{number}")

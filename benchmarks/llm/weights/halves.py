@@ -2,10 +2,11 @@
 
     python benchmarks/llm/weights/halves.py runs/weights/denoising german-1 german-2 [--json FILE]
 
-For each method z = log(weight of the first half / weight of the second) of every seed: their mean with its 95 % t-interval, and
-the standard deviation of one run. A method that prefers neither half has an interval that holds 0; one that lets luck decide
-has a large deviation. Halves have the same rows in every run, so their luck is part of the mean. The file has a row a mix:
-method, seed, weights, z, test losses, and processor seconds of all stages but evaluation.
+For each method z = log(weight of the first half / weight of the second) of every seed: their mean
+with its 95 % t-interval, and the standard deviation of one run. A method that prefers neither half
+has an interval that holds 0; one that lets luck decide has a large deviation. Halves have the same
+rows in every run, so their luck is part of the mean. The file has a row a mix: method, seed,
+weights, z, test losses, and processor seconds of all stages but evaluation.
 """
 
 from __future__ import annotations
@@ -25,19 +26,28 @@ LEAST = 1e-6
 
 
 def mixes(folder: Path, first: str, second: str) -> list[dict[str, Any]]:
-    """The finished mixes as rows of the file. A method is its label with the hash of its run; z is None without both halves."""
+    """The finished mixes as rows of the file. A method is its label with the hash of its run; z
+    is None without both halves.
+    """
     rows = []
     for path in sorted(folder.glob("**/seed-*/report.json")):
         report = json.loads(path.read_text(encoding="utf-8"))
         weights = {row["source"]: row["weight"] for row in report["sources"]}
         if report.get("test"):
-            logs = [math.log(max(weights[half], LEAST)) for half in (first, second) if half in weights]
+            logs = [
+                math.log(max(weights[half], LEAST)) for half in (first, second) if half in weights
+            ]
             losses = {name: row["token_loss"]["value"] for name, row in report["test"].items()}
-            rows.append({
-                "method": path.parent.parent.name, "seed": report["seed"], "weights": weights,
-                "z": logs[0] - logs[1] if len(logs) == 2 else None,
-                "test_losses": losses, "processor_seconds": processor_seconds(report),
-            })  # fmt: skip
+            rows.append(
+                {
+                    "method": path.parent.parent.name,
+                    "seed": report["seed"],
+                    "weights": weights,
+                    "z": logs[0] - logs[1] if len(logs) == 2 else None,
+                    "test_losses": losses,
+                    "processor_seconds": processor_seconds(report),
+                }
+            )
     return rows
 
 
@@ -50,7 +60,11 @@ def line(method: str, values: list[float]) -> str:
     'hg-ms                            +1.00   seeds: 1'
     """
     interval = Interval.of(values)
-    spread = f" ± {interval.half_width:.2f}, of one run {statistics.stdev(values):.2f}" if len(values) > 1 else ""
+    spread = (
+        f" ± {interval.half_width:.2f}, of one run {statistics.stdev(values):.2f}"
+        if len(values) > 1
+        else ""
+    )
     return f"{method:32} {interval.mean:+.2f}{spread}   seeds: {len(values)}"
 
 
@@ -63,7 +77,9 @@ def main() -> None:
     rows = mixes(options.folder, *options.halves)
     parted = [row for row in rows if row["z"] is not None]
     if not parted:
-        raise SystemExit(f"no finished mix with the sources {' and '.join(options.halves)} in {options.folder}")
+        raise SystemExit(
+            f"no finished mix with the sources {' and '.join(options.halves)} in {options.folder}"
+        )
     for method in dict.fromkeys(row["method"] for row in parted):
         print(line(method, [row["z"] for row in parted if row["method"] == method]))
     if options.json:

@@ -1,9 +1,11 @@
-"""The one source of the denoising grid that no file of $HGMS_DATA has: German prompts whose answers' letters are shuffled.
+"""The one source of the denoising grid that no file of $HGMS_DATA has: German prompts whose
+answers' letters are shuffled.
 
     python benchmarks/llm/weights/prepare.py FOLDER        then export HGMS_WEIGHTS=FOLDER
 
-Rows are those of the German Alpaca from number 5,200 of the permutation with seed 0 on, which the grid uses for nothing else.
-Within an answer all characters but white space change places, by a generator seeded by the row's number.
+Rows are those of the German Alpaca from number 5,200 of the permutation with seed 0 on, which the
+grid uses for nothing else. Within an answer all characters but white space change places, by a
+generator seeded by the row's number.
 """
 
 from __future__ import annotations
@@ -31,7 +33,9 @@ def shuffled(text: str, seed: int) -> str:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("folder", type=Path)
     folder = parser.parse_args().folder
     from hgms_mix.lm.sources import Source, chosen
@@ -41,7 +45,9 @@ def main() -> None:
         rows = [json.loads(line) for line in stream]
     folder.mkdir(parents=True, exist_ok=True)
     with (folder / "shuffled.jsonl").open("w", encoding="utf-8") as stream:
-        for number in chosen(path.name, len(rows), Source(path=str(path), shuffle_seed=0, skip=FIRST)).tolist():
+        for number in chosen(
+            path.name, len(rows), Source(path=str(path), shuffle_seed=0, skip=FIRST)
+        ).tolist():
             row = {**rows[number], "output": shuffled(rows[number]["output"], number)}
             stream.write(json.dumps(row, ensure_ascii=False) + "\n")
 

@@ -1,4 +1,6 @@
-"""A CNN with batch normalisation, from a DataLoader: cleaning the labels of scikit-learn's digits."""
+"""A CNN with batch normalisation, from a DataLoader: cleaning the labels of scikit-learn's
+digits.
+"""
 
 import torch
 from sklearn.datasets import load_digits
@@ -11,7 +13,9 @@ from hgms_core import Problem
 
 pixels, label = (torch.as_tensor(array) for array in load_digits(return_X_y=True))
 pixels = (pixels / 16).float().reshape(-1, 1, 8, 8)
-noisy = torch.where(torch.arange(len(label)) % 2 == 0, (label + 1) % 10, label)  # every other label is wrong
+noisy = torch.where(
+    torch.arange(len(label)) % 2 == 0, (label + 1) % 10, label
+)  # every other label is wrong
 loader = DataLoader(TensorDataset(pixels[:200], noisy[:200]), batch_size=50, shuffle=True)
 conv = nn.Sequential(nn.Conv2d(1, 8, 3, stride=2), nn.BatchNorm2d(8), nn.ReLU(inplace=True))
 model = nn.Sequential(conv, nn.Flatten(), nn.Linear(72, 10))
@@ -25,6 +29,10 @@ def evaluate(theta, model):
     return {"test_accuracy": (model(pixels[500:]).argmax(1) == label[500:]).float().mean()}
 
 
-problem = Problem.of_module(model, loss, loader, (pixels[200:300], label[200:300]), evaluate=evaluate)
-comparison = compare({"digits": problem}, {"even": "uniform", "hg-ms": "hg-ms"}, budget="3 steps", seeds=2)
+problem = Problem.of_module(
+    model, loss, loader, (pixels[200:300], label[200:300]), evaluate=evaluate
+)
+comparison = compare(
+    {"digits": problem}, {"even": "uniform", "hg-ms": "hg-ms"}, budget="3 steps", seeds=2
+)
 print(comparison)

@@ -18,7 +18,8 @@ def loss(model, batch):
     return (model(batch["a"]).squeeze(1) - batch["y"]).square()
 
 
-train, validation = {"a": inputs[:60], "y": wrong[:60]}, {"a": inputs[60:], "y": target[60:]}
+train = {"a": inputs[:60], "y": wrong[:60]}
+validation = {"a": inputs[60:], "y": target[60:]}
 problem = Problem.of_module(model, loss, train, validation)
 comparison = compare(problem, ["uniform", "hg-implicit", "hg-baseline"], budget="3 steps", seeds=2)
 print(comparison)

@@ -21,8 +21,18 @@ def lower(theta, model, batch):
     return loss(model, batch) + theta.exp() * model[1].weight.square().sum()
 
 
-rows = [{"a": inputs[part], "y": target[part]} for part in (slice(30), slice(30, 60), slice(60, 90))]
+rows = [
+    {"a": inputs[part], "y": target[part]} for part in (slice(30), slice(30, 60), slice(60, 90))
+]
 test = {"evaluate": lambda theta, model: {"test_error": loss(model, rows[2]), "decay": theta.exp()}}
-problem = Problem.of_module(model, loss, rows[0], rows[1], theta0=torch.tensor(0.0), lower=lower, **test)
-comparison = compare(problem, {"as-it-is": "uniform", "implicit": "hg-implicit"}, "3 steps", seeds=2, metric="test_error")
+problem = Problem.of_module(
+    model, loss, rows[0], rows[1], theta0=torch.tensor(0.0), lower=lower, **test
+)
+comparison = compare(
+    problem,
+    {"as-it-is": "uniform", "implicit": "hg-implicit"},
+    "3 steps",
+    seeds=2,
+    metric="test_error",
+)
 print(comparison)

@@ -1,4 +1,6 @@
-"""An MLP with dropout on labels of which 40 % are wrong: does it help to learn a weight for each row?"""
+"""An MLP with dropout on labels of which 40 % are wrong: does it help to learn a weight for each
+row?
+"""
 
 import torch
 from torch import nn
@@ -11,7 +13,8 @@ draw = torch.Generator().manual_seed(0)
 points = torch.randn(260, 2, generator=draw)
 label = (points.prod(1) > 0).long()
 noisy = torch.where(torch.rand(260, generator=draw) < 0.4, 1 - label, label)
-train, validation = {"points": points[:120], "label": noisy[:120]}, {"points": points[120:180], "label": label[120:180]}
+train = {"points": points[:120], "label": noisy[:120]}
+validation = {"points": points[120:180], "label": label[120:180]}
 
 
 def loss(model, batch):

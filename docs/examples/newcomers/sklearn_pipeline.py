@@ -1,4 +1,6 @@
-"""The arrays of a scikit-learn pipeline, and a penalty for each feature learned on validation rows."""
+"""The arrays of a scikit-learn pipeline, and a penalty for each feature learned on validation
+rows.
+"""
 
 import torch
 from sklearn.datasets import load_diabetes
@@ -9,8 +11,11 @@ from hgms.comparison import compare
 from hgms_core import Problem
 
 features, target = load_diabetes(return_X_y=True)
-pipeline = make_pipeline(StandardScaler(), PolynomialFeatures(2, include_bias=False), StandardScaler())
-X, y = pipeline.fit(features[:150]).transform(features), (target - target[:150].mean()) / target[:150].std()
+pipeline = make_pipeline(
+    StandardScaler(), PolynomialFeatures(2, include_bias=False), StandardScaler()
+)
+X = pipeline.fit(features[:150]).transform(features)
+y = (target - target[:150].mean()) / target[:150].std()
 width = X.shape[1]
 
 
@@ -23,8 +28,17 @@ def g(theta, x, rows):
 
 
 test = {"0": torch.as_tensor(X[300:]), "1": torch.as_tensor(y[300:])}
-start = {"theta0": torch.full((width,), -3.0, dtype=torch.float64), "x0": torch.zeros(width, dtype=torch.float64)}
-problem = Problem(**start, g=g, f=lambda theta, x, rows: error(x, rows), lower_data=(X[:150], y[:150]),
-                  upper_data=(X[150:300], y[150:300]), evaluate=lambda theta, x: {"test_error": error(x, test)})  # fmt: skip
+start = {
+    "theta0": torch.full((width,), -3.0, dtype=torch.float64),
+    "x0": torch.zeros(width, dtype=torch.float64),
+}
+problem = Problem(
+    **start,
+    g=g,
+    f=lambda theta, x, rows: error(x, rows),
+    lower_data=(X[:150], y[:150]),
+    upper_data=(X[150:300], y[150:300]),
+    evaluate=lambda theta, x: {"test_error": error(x, test)},
+)
 comparison = compare(problem, ["uniform", "hg-implicit"], budget="5 steps", seeds=1)
 print(comparison)

@@ -1,4 +1,6 @@
-"""A small transformer whose output layer is its embedding: which of the sequences are worth training on?"""
+"""A small transformer whose output layer is its embedding: which of the sequences are worth
+training on?
+"""
 
 import torch
 from torch import nn
@@ -24,8 +26,11 @@ def loss(model, batch):  # a loss a sequence
 
 
 tokens = torch.randint(8, (80, 6), generator=torch.Generator().manual_seed(0))
-after = torch.where(torch.arange(80)[:, None] < 20, tokens.flip(1), (tokens + 1) % 8)  # the first 20 obey another rule
-train, validation = {"tokens": tokens[:40], "next": after[:40]}, {"tokens": tokens[40:], "next": after[40:]}
+after = torch.where(
+    torch.arange(80)[:, None] < 20, tokens.flip(1), (tokens + 1) % 8
+)  # the first 20 obey another rule
+train = {"tokens": tokens[:40], "next": after[:40]}
+validation = {"tokens": tokens[40:], "next": after[40:]}
 model = Transformer()
 problem = Problem.of_module(model, loss, train, validation)
 comparison = compare(problem, ["uniform", "hg-implicit"], budget="2 steps", seeds=2)

@@ -1,22 +1,59 @@
-"""The command line: `hgms`, its own commands `list` and `plugins`, and what the commands of all programs share."""
+"""The command line: `hgms`, its own commands `list` and `plugins`, and what the commands of all
+programs share.
+"""
 
 from __future__ import annotations
 
 import click
 
 from hgms.cli.bars import Bars, in_notebook
-from hgms.cli.complete import Completer, component_names, kind_names, kind_then_name, quietly, with_commas
+from hgms.cli.complete import (
+    Completer,
+    component_names,
+    kind_names,
+    kind_then_name,
+    quietly,
+    with_commas,
+)
 from hgms.cli.group import main
 from hgms.cli.inspect import component_row, kind_called
 from hgms.cli.prose import folded, terminal_width, unmarked
-from hgms.cli.terminal import finite, json_option, plugin_option, print_json, print_table, printable, track_option, trust_option
+from hgms.cli.terminal import (
+    finite,
+    json_option,
+    plugin_option,
+    print_json,
+    print_table,
+    printable,
+    track_option,
+    trust_option,
+)
 from hgms_core import hookimpl
 
 __all__ = [
-    "Bars", "Completer", "component_names", "component_row", "finite", "folded", "in_notebook", "json_option",
-    "kind_called", "kind_names", "kind_then_name", "main", "plugin_option", "print_json", "print_table", "printable",
-    "quietly", "terminal_width", "track_option", "trust_option", "unmarked", "with_commas",
-]  # fmt: skip
+    "Bars",
+    "Completer",
+    "component_names",
+    "component_row",
+    "finite",
+    "folded",
+    "in_notebook",
+    "json_option",
+    "kind_called",
+    "kind_names",
+    "kind_then_name",
+    "main",
+    "plugin_option",
+    "print_json",
+    "print_table",
+    "printable",
+    "quietly",
+    "terminal_width",
+    "track_option",
+    "trust_option",
+    "unmarked",
+    "with_commas",
+]
 
 
 @hookimpl

@@ -16,8 +16,10 @@ if TYPE_CHECKING:
 
 
 class Bars:
-    """``with Bars() as bars: bars.show("seed 0", 0.5, "step 3")``: a line with a bar for each title, on standard error or below
-    a notebook's cell; nothing where neither is there, or if not ``enabled``."""
+    """``with Bars() as bars: bars.show("seed 0", 0.5, "step 3")``: a line with a bar for each
+    title, on standard error or below a notebook's cell; nothing where neither is there, or if not
+    ``enabled``.
+    """
 
     def __init__(self, enabled: bool = True) -> None:
         self.enabled = enabled
@@ -61,7 +63,8 @@ class View(Protocol):
     def close(self) -> None: ...
 
 
-# --- a terminal --------------------------------------------------------------------------------------------------------
+# --- a terminal
+# --------------------------------------------------------------------------------------------------
 
 
 class Terminal:
@@ -83,8 +86,11 @@ class Terminal:
         if not console.is_terminal:
             return None
         numbers = TextColumn("{task.percentage:>3.0f}%"), TextColumn("{task.fields[numbers]}")
-        title, bar = TextColumn("[bold]{task.description}"), BarColumn(bar_width=18)
-        return cls(Progress(SpinnerColumn(), title, bar, *numbers, console=console, refresh_per_second=4))
+        title = TextColumn("[bold]{task.description}")
+        bar = BarColumn(bar_width=18)
+        return cls(
+            Progress(SpinnerColumn(), title, bar, *numbers, console=console, refresh_per_second=4)
+        )
 
     def show(self, title: str, completed: float, numbers: str, total: float) -> None:
         if title not in self._lines:
@@ -104,9 +110,13 @@ class Terminal:
 
 
 def _echo_control_keys(wanted: bool) -> None:
-    """Whether the terminal writes ^C where the cursor is: behind a full line that begins another, which the view does not know
-    of, and its first line would then stay there and be drawn again below."""
-    with contextlib.suppress(ImportError, OSError, ValueError, AttributeError):  # Windows; no terminal
+    """Whether the terminal writes ^C where the cursor is: behind a full line that begins another,
+    which the view does not know of, and its first line would then stay there and be drawn again
+    below.
+    """
+    with contextlib.suppress(
+        ImportError, OSError, ValueError, AttributeError
+    ):  # Windows; no terminal
         import termios
 
         handle = sys.stdin.fileno()
@@ -118,7 +128,8 @@ def _echo_control_keys(wanted: bool) -> None:
             termios.tcsetattr(handle, termios.TCSANOW, flags)
 
 
-# --- a notebook --------------------------------------------------------------------------------------------------------
+# --- a notebook
+# --------------------------------------------------------------------------------------------------
 
 _PAUSE = 0.25  # seconds between two drawings: each is a message to the browser
 
@@ -177,10 +188,14 @@ class Cell:
 
     @property
     def html(self) -> str:
-        errors = "".join(f'<div style="color: #d9485f">{html.escape(text)}</div>' for text in self._errors)
+        errors = "".join(
+            f'<div style="color: #d9485f">{html.escape(text)}</div>' for text in self._errors
+        )
         lines = "".join(
-            f'<div style="font-size: .9em"><progress value="{line.share:.4f}" style="width: 9em"></progress> '
-            f"<strong>{html.escape(title)}</strong> {100 * line.share:.0f} % {html.escape(line.numbers)}</div>"
+            f'<div style="font-size: .9em"><progress value="{line.share:.4f}" style="width: '
+            '9em"></progress> '
+            f"<strong>{html.escape(title)}</strong> {100 * line.share:.0f} % "
+            f"{html.escape(line.numbers)}</div>"
             for title, line in self._lines.items()
         )
         return errors + lines

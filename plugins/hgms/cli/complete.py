@@ -1,6 +1,8 @@
-"""What a shell offers at the tab key: kinds, names of components, labels. Given to click as ``shell_complete=``.
+"""What a shell offers at the tab key: kinds, names of components, labels. Given to click as
+``shell_complete=``.
 
-A shell asks by running `hgms` with the line so far; nothing is printed and nothing fails where something is wrong with it.
+A shell asks by running `hgms` with the line so far; nothing is printed and nothing fails where
+something is wrong with it.
 """
 
 from __future__ import annotations
@@ -23,7 +25,9 @@ def quietly(complete: Callable[[click.Context, click.Parameter, str], Iterable[s
     @functools.wraps(complete)
     def quiet(ctx: click.Context, parameter: click.Parameter, incomplete: str) -> list[str]:
         try:
-            return [word for word in complete(ctx, parameter, incomplete) if word.startswith(incomplete)]
+            return [
+                word for word in complete(ctx, parameter, incomplete) if word.startswith(incomplete)
+            ]
         except Exception:
             return []
 
@@ -42,7 +46,9 @@ def component_names(*kinds: str) -> Completer:
 
 
 @quietly
-def kind_then_name(ctx: click.Context, parameter: click.Parameter, _incomplete: str) -> Iterable[str]:
+def kind_then_name(
+    ctx: click.Context, parameter: click.Parameter, _incomplete: str
+) -> Iterable[str]:
     """For ``[KIND] NAME``: a kind or any name, then the names of that kind."""
     before = ctx.params.get(parameter.name or "") or ()
     return [*KINDS, *_names(ctx)] if not before else _names(ctx, before[0].removesuffix("s"))
@@ -53,11 +59,17 @@ def with_commas(complete: Completer) -> Completer:
 
     def behind_comma(ctx: click.Context, parameter: click.Parameter, incomplete: str) -> list[str]:
         before, comma, word = incomplete.rpartition(",")
-        return [f"{before}{comma}{name}" for name in complete(ctx, parameter, word) if name not in before.split(",")]
+        return [
+            f"{before}{comma}{name}"
+            for name in complete(ctx, parameter, word)
+            if name not in before.split(",")
+        ]
 
     return behind_comma
 
 
 def _names(ctx: click.Context, *kinds: str) -> list[str]:
     registry: Any = Registry(host_of(ctx).complete())
-    return sorted({component.name for kind in kinds or (None,) for component in registry.components(kind)})
+    return sorted(
+        {component.name for kind in kinds or (None,) for component in registry.components(kind)}
+    )

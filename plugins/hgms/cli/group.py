@@ -1,6 +1,7 @@
 """The command line: parses, calls, prints. Every table is also there as ``--json``.
 
-Leaves with 0, with 1 if a run or check failed, with 2 if the input was wrong, with 130 on Ctrl-C (143 on SIGTERM).
+Leaves with 0, with 1 if a run or check failed, with 2 if the input was wrong, with 130 on Ctrl-C
+(143 on SIGTERM).
 """
 
 from __future__ import annotations
@@ -26,11 +27,15 @@ class _Warnings(logging.Handler):
     """Library warnings as lines on stderr; only the command line attaches it."""
 
     def emit(self, record: logging.LogRecord) -> None:
-        click.echo(printable(shortened(f"{record.levelname.lower()}: {record.getMessage()}")), err=True)
+        click.echo(
+            printable(shortened(f"{record.levelname.lower()}: {record.getMessage()}")), err=True
+        )
 
 
 class _Commands(click.Group):
-    """The commands of programs, of which only the one that is asked for is loaded, then those of plugins."""
+    """The commands of programs, of which only the one that is asked for is loaded, then those of
+    plugins.
+    """
 
     def list_commands(self, ctx: click.Context) -> list[str]:
         host = host_of(ctx)
@@ -43,21 +48,31 @@ class _Commands(click.Group):
         host = host_of(ctx)
         return self._of_programs(host, name) or self._of_plugins(host).get(name)
 
-    def resolve_command(self, ctx: click.Context, args: list[str]) -> tuple[str | None, click.Command | None, list[str]]:
-        if args and not ctx.resilient_parsing and not args[0].startswith("-") and self.get_command(ctx, args[0]) is None:
+    def resolve_command(
+        self, ctx: click.Context, args: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
+        if (
+            args
+            and not ctx.resilient_parsing
+            and not args[0].startswith("-")
+            and self.get_command(ctx, args[0]) is None
+        ):
             ctx.fail(unknown("command", args[0], self.list_commands(ctx)))
         return super().resolve_command(ctx, args)
 
     def main(self, *args: Any, **more: Any) -> Any:
-        # Torch is in memory by now: hundreds of thousands of objects that stay. Without this every full collection goes through
-        # all of them, while plugins are imported and in runs alike (a quarter of a second of `hgms list`).
+        # Torch is in memory by now: hundreds of thousands of objects that stay. Without this every
+        # full collection goes through all of them, while plugins are imported and in runs alike (a
+        # quarter of a second of `hgms list`).
         gc.freeze()
         for name in ("stdout", "stderr"):
             stream = getattr(sys, name)
             if stream is None:  # closed by whoever started us: nobody reads it
                 setattr(sys, name, open(os.devnull, "w"))  # noqa: SIM115 - as long as the process
             elif isinstance(stream, io.TextIOWrapper):
-                stream.reconfigure(errors="backslashreplace")  # ± on a terminal of ASCII is \\xb1, not a traceback
+                stream.reconfigure(
+                    errors="backslashreplace"
+                )  # ± on a terminal of ASCII is \\xb1, not a traceback
         return super().main(*args, **more)
 
     def invoke(self, ctx: click.Context) -> Any:
@@ -80,7 +95,10 @@ class _Commands(click.Group):
                 raise  # a plugin's command leaves as it likes
             if isinstance(error.__context__, BrokenPipeError):
                 raise  # `hgms describe cg | head`: how rich leaves
-            raise _Shown(f"a component or plugin called sys.exit({error}); it is to raise an error instead", 1) from error
+            raise _Shown(
+                f"a component or plugin called sys.exit({error}); it is to raise an error instead",
+                1,
+            ) from error
         except KeyboardInterrupt as error:
             click.echo(str(error) or "interrupted", err=True)
             ctx.exit(128 + getattr(error, "number", signal.SIGINT))
@@ -88,7 +106,9 @@ class _Commands(click.Group):
             logger.removeHandler(handler)
 
     def _of_programs(self, host: Host, name: str) -> click.Command | None:
-        """The command of the first program that brings it; somebody else's comes before ours, so that it can take its place."""
+        """The command of the first program that brings it; somebody else's comes before ours, so
+        that it can take its place.
+        """
         for entry in host.programs.get(name, ()):
             command = self._of(host, host.add_program(entry)).get(name)
             if command is not None:
@@ -101,14 +121,19 @@ class _Commands(click.Group):
             for name, command in ({} if info.program else self._of(host, info)).items():
                 if name in host.programs or name in commands:
                     LOG.warning(
-                        "plugin %r (%s): there is a command %r already; its own is left out", info.name, info.owner, name
+                        "plugin %r (%s): there is a command %r already; its own is left out",
+                        info.name,
+                        info.owner,
+                        name,
                     )
                 else:
                     commands[name] = command
         return commands
 
     def _of(self, host: Host, info: PluginInfo) -> dict[str, click.Command]:
-        """The commands of one plugin. Each adds to a group of its own, so that a broken one cannot spoil the others'."""
+        """The commands of one plugin. Each adds to a group of its own, so that a broken one
+        cannot spoil the others'.
+        """
         group = click.Group()
         for owner, impl in host.implementations("hgms_register_commands"):
             if owner.name == info.name:
@@ -116,7 +141,11 @@ class _Commands(click.Group):
                     with host.watched(info):
                         impl.function(*[group for _ in impl.argnames])
                 except (Exception, SystemExit) as error:
-                    host.blame(info, PluginError(f"hgms_register_commands raised {describe(error)}"), part=True)
+                    host.blame(
+                        info,
+                        PluginError(f"hgms_register_commands raised {describe(error)}"),
+                        part=True,
+                    )
                     return {}
         return dict(group.commands)
 
@@ -133,7 +162,11 @@ class _Shown(click.ClickException):
 
 
 @click.group(cls=_Commands, context_settings={"help_option_names": ["-h", "--help"]})
-@click.version_option(__version__, prog_name="hgms", message=f"%(prog)s %(version)s (plugin API {PLUGIN_API})")
+@click.version_option(
+    __version__, prog_name="hgms", message=f"%(prog)s %(version)s (plugin API {PLUGIN_API})"
+)
 @click.option("--debug", is_flag=True, help="Show the traceback of an error.")
 def main(debug: bool) -> None:
-    """Bilevel optimization when the lower level has many minimisers: propose, select, differentiate, update."""
+    """Bilevel optimization when the lower level has many minimisers: propose, select,
+    differentiate, update.
+    """

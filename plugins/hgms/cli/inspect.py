@@ -27,11 +27,18 @@ def kind_called(word: str) -> Kind:
 def component_row(component: Component) -> dict[str, Any]:
     """What a table says of a component."""
     state = {"summary": component.summary, "status": "available", "install": None}
-    return {"kind": component.kind.name, "name": component.name, **_owner(component.plugin), **state}
+    return {
+        "kind": component.kind.name,
+        "name": component.name,
+        **_owner(component.plugin),
+        **state,
+    }
 
 
 def component_rows(registry: Registry, kind: str | None = None) -> list[dict[str, Any]]:
-    """What there is to choose from, then the plugins that did not load: what they would bring nobody knows."""
+    """What there is to choose from, then the plugins that did not load: what they would bring
+    nobody knows.
+    """
     rows = [component_row(component) for component in registry.components(kind)]
     for info in registry.host.failed():
         if info.status != "incomplete" and not info.program:
@@ -46,8 +53,15 @@ def _owner(plugin: PluginInfo) -> dict[str, Any]:
 
 def plugin_row(info: PluginInfo) -> dict[str, Any]:
     """What a table says of a plugin."""
-    row = attrs.asdict(info, filter=lambda field, _: field.name not in ("traceback", "extras", "program"))
-    return {**row, "hooks": list(info.hooks), "notes": list(info.notes), "seconds": round(info.seconds, 3)}
+    row = attrs.asdict(
+        info, filter=lambda field, _: field.name not in ("traceback", "extras", "program")
+    )
+    return {
+        **row,
+        "hooks": list(info.hooks),
+        "notes": list(info.notes),
+        "seconds": round(info.seconds, 3),
+    }
 
 
 @click.command("list", short_help="The components there are, by kind.")
@@ -66,7 +80,9 @@ def list_components(kind: str | None, registry: Registry, as_json: bool) -> None
     for row in rows:
         row["summary"] = unmarked(row["summary"] or "")
         if row["status"] != "available":
-            row["summary"] = f"[not loaded: {row['install'] or 'see `hgms plugins -v`'}] {row['summary']}"
+            row["summary"] = (
+                f"[not loaded: {row['install'] or 'see `hgms plugins -v`'}] {row['summary']}"
+            )
     print_table(("kind", "name", "plugin", "summary"), rows)
 
 
@@ -85,17 +101,26 @@ def list_plugins(verbose: bool, files: Sequence[str], as_json: bool) -> None:
     infos = host.infos.values()
     rows = [plugin_row(info) for info in infos]
     if as_json:
-        print_json([{**row, "traceback": info.traceback} if verbose else row for row, info in zip(rows, infos, strict=True)])
+        print_json(
+            [
+                {**row, "traceback": info.traceback} if verbose else row
+                for row, info in zip(rows, infos, strict=True)
+            ]
+        )
         return
     click.echo(f"hgms {__version__}, plugin API {PLUGIN_API}")
     for row in rows:
         hooks = [hook.removeprefix("hgms_") for hook in row["hooks"]]
         row["hooks"] = ", ".join(commands.get(row["name"], hooks))
-        row["remarks"] = row["install"] or (row["error"] or "").partition("\n")[0] or "; ".join(row["notes"])
+        row["remarks"] = (
+            row["install"] or (row["error"] or "").partition("\n")[0] or "; ".join(row["notes"])
+        )
     print_table(("name", "distribution", "version", "status", "hooks", "remarks"), rows)
     if verbose:
         for info in infos:
             remarks = "\n".join([*filter(None, [info.error]), *info.notes])
             if remarks or info.seconds >= 0.1:
-                click.echo(f"\n{info.name} ({info.owner}): {info.status}, imported in {info.seconds:.2f} s")
+                click.echo(
+                    f"\n{info.name} ({info.owner}): {info.status}, imported in {info.seconds:.2f} s"
+                )
                 click.echo(f"{remarks}\n{info.traceback or ''}".strip())

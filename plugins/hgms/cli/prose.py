@@ -1,4 +1,6 @@
-"""Docstrings on a terminal: paragraphs folded to its width, without markup; formulas and code keep their lines."""
+"""Docstrings on a terminal: paragraphs folded to its width, without markup; formulas and code
+keep their lines.
+"""
 
 from __future__ import annotations
 
@@ -22,21 +24,30 @@ def terminal_width() -> int:
 def folded(doc: str, columns: int) -> str:
     r"""A docstring as plain text.
 
-    >>> print(folded("The :class:`~hgms_core.Key` of ``x``::\n\n    y = 2    x\n\n.. versionadded:: 0.5", 40))
+    >>> print(
+    ...     folded(
+    ...         "The :class:`~hgms_core.Key` of ``x``::\n\n    y = 2    x\n\n.. versionadded:: 0.5",
+    ...         40,
+    ...     )
+    ... )
     The Key of `x`:
     <BLANKLINE>
         y = 2    x
     <BLANKLINE>
     New in version 0.5.
     """
-    blocks, announced = [], None  # the indentation of the paragraph that a literal block follows
+    # the indentation of the paragraph that a literal block follows
+    blocks = []
+    announced = None
     for block in re.split(r"\n[ ]*\n", inspect.cleandoc(doc).rstrip()):
         lines = [line.rstrip() for line in block.splitlines()]
         indent = _indent(lines[0])
         if lines[0].lstrip().startswith(">>> "):
             blocks.append("\n".join(_example(lines, columns)))
         elif announced is not None and indent > announced:
-            blocks.append("\n".join(_hanging(line.replace("``", "`"), columns, 4) for line in lines))
+            blocks.append(
+                "\n".join(_hanging(line.replace("``", "`"), columns, 4) for line in lines)
+            )
         else:
             announced = indent if block.endswith("::") else None
             blocks.append("\n".join(_paragraph(lines, columns)))
@@ -50,7 +61,9 @@ def unmarked(text: str) -> str:
     'one of c, `x * y * z` or the page'
     """
     pieces = re.split(r"(``.+?``)", text)
-    return "".join(f"`{piece[2:-2]}`" if piece.startswith("``") else _unmarked_words(piece) for piece in pieces)
+    return "".join(
+        f"`{piece[2:-2]}`" if piece.startswith("``") else _unmarked_words(piece) for piece in pieces
+    )
 
 
 def _unmarked_words(text: str) -> str:
@@ -69,7 +82,8 @@ def _title(reference: str) -> str:
 def _paragraph(lines: list[str], columns: int) -> Iterator[str]:
     items: list[tuple[int, str]] = []
     for line in lines:
-        indent, text = _indent(line), line.strip()
+        indent = _indent(line)
+        text = line.strip()
         above, before = items[-1] if items else (-1, "")
         begins = ITEM.match(text) if indent == above else before.endswith(":") or indent < above
         if not items or (begins and (indent > 0 or text.startswith("- ") or indent < above)):
@@ -89,9 +103,13 @@ def _hanging(line: str, columns: int, further: int) -> str:
     if len(line) <= columns:
         return line
     return textwrap.fill(
-        line.strip(), columns, initial_indent=" " * indent, subsequent_indent=" " * (indent + further),
-        break_long_words=False, break_on_hyphens=False,
-    )  # fmt: skip
+        line.strip(),
+        columns,
+        initial_indent=" " * indent,
+        subsequent_indent=" " * (indent + further),
+        break_long_words=False,
+        break_on_hyphens=False,
+    )
 
 
 def _indent(line: str) -> int:
@@ -99,10 +117,13 @@ def _indent(line: str) -> int:
 
 
 def _example(lines: list[str], columns: int) -> Iterator[str]:
-    """Code and what it prints; code that is too long goes on where Python lets it, inside brackets."""
+    """Code and what it prints; code that is too long goes on where Python lets it, inside
+    brackets.
+    """
     indent = _indent(lines[0])
     for line in lines:
-        mark, text = line[indent : indent + 4], line[indent + 4 :]
+        mark = line[indent : indent + 4]
+        text = line[indent + 4 :]
         if mark.rstrip() not in (">>>", "...") or len(line) <= columns:
             yield line
             continue
@@ -113,11 +134,16 @@ def _example(lines: list[str], columns: int) -> Iterator[str]:
             yield _hanging(f"{' ' * indent}{mark}# {comment.strip()}", columns, 4)
         code = code.strip()
         for number, piece in enumerate(_pieces(code, columns - indent - begun - 8, goes_on)):
-            yield " " * indent + (f"... {' ' * (begun + 4)}" if number else mark + " " * begun) + piece
+            yield (
+                " " * indent
+                + (f"... {' ' * (begun + 4)}" if number else mark + " " * begun)
+                + piece
+            )
 
 
 def _pieces(code: str, room: int, inside: bool) -> Iterator[str]:
-    start, end = 0, 0
+    start = 0
+    end = 0
     for place in [*_gaps(code, inside), len(code)]:
         if place - start > room and end > start:
             yield code[start:end].strip()
@@ -127,11 +153,18 @@ def _pieces(code: str, room: int, inside: bool) -> Iterator[str]:
 
 
 def _gaps(code: str, inside: bool) -> list[int]:
-    """Behind which characters a line of code may be broken: inside brackets, at a space that is in no string."""
-    depth, gaps = int(inside), []
+    """Behind which characters a line of code may be broken: inside brackets, at a space that is
+    in no string.
+    """
+    depth = int(inside)
+    gaps = []
     try:
         for token in tokenize.generate_tokens(io.StringIO(code).readline):
-            depth += (token.string in "([{") - (token.string in ")]}") if token.type == tokenize.OP else 0
+            depth += (
+                (token.string in "([{") - (token.string in ")]}")
+                if token.type == tokenize.OP
+                else 0
+            )
             if depth > 0 and token.start[0] == 1 and code[token.end[1] : token.end[1] + 1] == " ":
                 gaps.append(token.end[1])
     except (tokenize.TokenError, IndentationError):

@@ -33,14 +33,18 @@ def _registry(ctx: click.Context, _option: click.Parameter, files: Sequence[str]
 
 def _plugin(name: str, callback: Any = None) -> Any:
     text = "Load a plugin from a single .py file. Repeatable."
-    return click.option("--plugin", name, multiple=True, metavar="FILE", callback=callback, help=text)
+    return click.option(
+        "--plugin", name, multiple=True, metavar="FILE", callback=callback, help=text
+    )
 
 
 files_option = _plugin("files")
 """The option ``--plugin`` of a command, as its argument ``files``."""
 
 plugin_option = _plugin("registry", _registry)
-"""The option ``--plugin`` of a command, as its argument ``registry``: the components of installed plugins and of the files."""
+"""The option ``--plugin`` of a command, as its argument ``registry``: the components of
+installed plugins and of the files.
+"""
 
 
 def _track(_ctx: click.Context, _option: click.Parameter, value: str | None) -> list[str]:
@@ -50,7 +54,9 @@ def _track(_ctx: click.Context, _option: click.Parameter, value: str | None) -> 
 
 def _trust(_ctx: click.Context, _option: click.Parameter, value: bool) -> None:
     if value:
-        os.environ["HGMS_TRUST_REMOTE_CODE"] = "1"  # where tasks look, in this process and in the ones it starts
+        os.environ["HGMS_TRUST_REMOTE_CODE"] = (
+            "1"  # where tasks look, in this process and in the ones it starts
+        )
 
 
 trust_option = click.option(
@@ -60,7 +66,9 @@ trust_option = click.option(
     callback=_trust,
     help="Let a model bring Python code, where the file asks for it. Read that code first.",
 )
-"""The option ``--trust-remote-code`` of a command that carries out runs: a file alone cannot have code run."""
+"""The option ``--trust-remote-code`` of a command that carries out runs: a file alone cannot
+have code run.
+"""
 
 track_option = click.option(
     "--track",
@@ -69,11 +77,15 @@ track_option = click.option(
     callback=_track,
     help="Also follow the run in tensorboard, wandb or trackio (comma-separated).",
 )
-"""The option ``--track`` of a command that carries out runs, as its argument ``track``: what to lay over the file, as --set."""
+"""The option ``--track`` of a command that carries out runs, as its argument ``track``: what to
+lay over the file, as --set.
+"""
 
 
 def finite(value: Any) -> Any:
-    """The value with nothing that JSON lacks: a number that is not finite becomes null, a key text."""
+    """The value with nothing that JSON lacks: a number that is not finite becomes null, a key
+    text.
+    """
     if isinstance(value, float):
         return value if math.isfinite(value) else None
     if isinstance(value, Mapping):
@@ -84,14 +96,19 @@ def finite(value: Any) -> Any:
 def print_json(value: object) -> None:
     """Strict JSON; an infinite or undefined number is null."""
     plain = getattr(sys.stdout, "encoding", None) in ("utf-8", "UTF-8")
-    click.echo(json.dumps(finite(value), indent=2, ensure_ascii=not plain, allow_nan=False, default=str))
+    click.echo(
+        json.dumps(finite(value), indent=2, ensure_ascii=not plain, allow_nan=False, default=str)
+    )
 
 
 def print_table(
-    columns: Iterable[str], rows: Sequence[Mapping[str, Any]], width: int | None = None, groups: Container[int] = ()
+    columns: Iterable[str],
+    rows: Sequence[Mapping[str, Any]],
+    width: int | None = None,
+    groups: Container[int] = (),
 ) -> None:
-    """A table of these columns on stdout: as wide as a terminal, or one line a row into a pipe; or ``width`` columns wide. A
-    line is drawn before each row in ``groups``."""
+    """A table of these columns on stdout: as wide as a terminal, or one line a row into a pipe; or
+    ``width`` columns wide. A line is drawn before each row in ``groups``."""
     from rich.box import SIMPLE_HEAD
     from rich.console import Console
     from rich.table import Table
@@ -104,7 +121,9 @@ def print_table(
     for number, row in enumerate(rows):
         if number in groups:
             table.add_section()
-        table.add_row(*[Text(printable(row[column] if row[column] is not None else "")) for column in columns])
+        table.add_row(
+            *[Text(printable(row[column] if row[column] is not None else "")) for column in columns]
+        )
     # into a pipe: one line a row, so that it can be searched
     Console(file=sys.stdout, width=width if folds else 10_000).print(table)
 
@@ -113,7 +132,8 @@ _CONTROL = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u2028-\u202e\u2066-\u2069\ud
 
 
 def printable(text: object) -> str:
-    r"""Text whose control characters, which a terminal would obey, are spelt out; tabs and line feeds stay.
+    r"""Text whose control characters, which a terminal would obey, are spelt out; tabs and line
+    feeds stay.
 
     >>> printable("a\x1b[31mb")
     'a\\x1b[31mb'

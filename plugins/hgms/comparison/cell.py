@@ -1,4 +1,6 @@
-"""One run of a comparison, carried out: every way it can end, and the same as a job that an executor calls by its name."""
+"""One run of a comparison, carried out: every way it can end, and the same as a job that an
+executor calls by its name.
+"""
 
 from __future__ import annotations
 
@@ -22,12 +24,24 @@ from hgms.comparison.grid import Cell
 from hgms.comparison.usage import measured
 from hgms.distributed import RankLost
 from hgms.executors import Job, Needs, Tell
-from hgms.runs import DiskError, Execution, FolderInUse, RunConfig, RunFolder, leaving, record_failure, replace_file, run_config
+from hgms.runs import (
+    DiskError,
+    Execution,
+    FolderInUse,
+    RunConfig,
+    RunFolder,
+    leaving,
+    record_failure,
+    replace_file,
+    run_config,
+)
 from hgms_core import CheckpointError, HgmsError
 from hgms_core.registry import Registry
 
 PATIENCE = 0.5
-"""Seconds to wait for a folder that another process holds: the orphan of a killed comparison ends by itself."""
+"""Seconds to wait for a folder that another process holds: the orphan of a killed comparison
+ends by itself.
+"""
 
 PROGRAMS = logging.getLogger("hgms.programs")
 """Where what cannot be compiled is said."""
@@ -41,9 +55,9 @@ Report = Callable[[Cell, float, Mapping[str, Any]], None]
 
 @frozen(kw_only=True)
 class Ending:
-    """How a run ended: ``done``, ``failed`` (recorded in its summary), ``refused`` (its folder is damaged; nothing was
-    written), ``stopped`` (the disk is full: it goes on when it is asked for again) or ``elsewhere`` (another process has the
-    folder)."""
+    """How a run ended: ``done``, ``failed`` (recorded in its summary), ``refused`` (its folder is
+    damaged; nothing was written), ``stopped`` (the disk is full: it goes on when it is asked for
+    again) or ``elsewhere`` (another process has the folder)."""
 
     cell: Cell
     status: str
@@ -51,13 +65,15 @@ class Ending:
 
 
 def newest(cell: Cell) -> tuple[float, Mapping[str, Any]] | None:
-    """The share of its budget that a run has spent, and its newest row, as its folder tells them to who hears nothing of it;
-    None before its first row."""
+    """The share of its budget that a run has spent, and its newest row, as its folder tells them to
+    who hears nothing of it; None before its first row."""
     folder = RunFolder(cell.path)
     with contextlib.suppress(OSError, IndexError, ValueError, KeyError, TypeError):
         record, timing = (json.loads(_last_line(path)) for path in (folder.steps, folder.timings))
         calls = int(record.get("oracle_calls") or 0)
-        return cell.config.budget.spent(float(timing["seconds"]), int(record["step"]), calls), record
+        return cell.config.budget.spent(
+            float(timing["seconds"]), int(record["step"]), calls
+        ), record
     return None
 
 
@@ -69,13 +85,16 @@ def _last_line(path: Path, block: int = 1 << 16) -> bytes:
 
 
 def carry_out(cell: Cell, report: Report, execution: Execution | None = None) -> Ending:
-    """One run, with its use of the machine measured; whatever ends it, but for Ctrl-C, is an ending. ``execution`` is how the
-    task's other runs are carried out (None: this is the first)."""
-    reported, carried_out = 0.0, False
+    """One run, with its use of the machine measured; whatever ends it, but for Ctrl-C, is an
+    ending. ``execution`` is how the task's other runs are carried out (None: this is the first)."""
+    reported = 0.0
+    carried_out = False
 
     def watch(_info: object, record: Mapping[str, Any], share: float) -> None:
         nonlocal reported, carried_out
-        carried_out = True  # not read back: another process may have ended it since it was asked for
+        carried_out = (
+            True  # not read back: another process may have ended it since it was asked for
+        )
         now = time.monotonic()
         if now - reported >= REPORT_EVERY:
             reported = now
@@ -83,7 +102,14 @@ def carry_out(cell: Cell, report: Report, execution: Execution | None = None) ->
 
     try:
         with measured(cell.path, cell.config.run.device) as usage:
-            run_config(cell.config, resume=True, watch=watch, path=cell.path, patience=PATIENCE, execution=execution)
+            run_config(
+                cell.config,
+                resume=True,
+                watch=watch,
+                path=cell.path,
+                patience=PATIENCE,
+                execution=execution,
+            )
             usage.ours = carried_out
     except KeyboardInterrupt:
         raise
@@ -96,7 +122,12 @@ def carry_out(cell: Cell, report: Report, execution: Execution | None = None) ->
 
 def _ended_by(cell: Cell, error: BaseException) -> Ending:
     """What became of a run that raised."""
-    kinds = ((FolderInUse, "elsewhere"), (DiskError, "stopped"), (CheckpointError, "refused"), (RankLost, "refused"))
+    kinds = (
+        (FolderInUse, "elsewhere"),
+        (DiskError, "stopped"),
+        (CheckpointError, "refused"),
+        (RankLost, "refused"),
+    )
     for kind, status in kinds:
         if isinstance(error, kind):
             return Ending(cell=cell, status=status, error=str(error))
@@ -118,18 +149,32 @@ def failed(cell: Cell, error: str) -> Ending:
         return Ending(cell=cell, status="elsewhere", error=str(why))
     except (HgmsError, OSError) as why:
         status = "stopped" if isinstance(why, DiskError) else "refused"
-        return Ending(cell=cell, status=status, error=f"{error}; and the failure could not be recorded: {why}")
+        return Ending(
+            cell=cell, status=status, error=f"{error}; and the failure could not be recorded: {why}"
+        )
     return Ending(cell=cell, status="failed", error=error)
 
 
 def _place(error: BaseException) -> str:
     """The last line of somebody's own code, and where the rest stands."""
     frames = traceback.extract_tb(error.__traceback__)
-    ours = (*(f"{Path(inspect.getfile(part)).parent}{os.sep}" for part in (torch, HgmsError, RunFolder, Cell)), "<")
+    ours = (
+        *(
+            f"{Path(inspect.getfile(part)).parent}{os.sep}"
+            for part in (torch, HgmsError, RunFolder, Cell)
+        ),
+        "<",
+    )
     library = sysconfig.get_path("stdlib")
     files = [(frame, frame.filename) for frame in frames if not frame.filename.startswith(ours)]
-    own = [frame for frame, name in files if not name.startswith(library) or "site-packages" in name]
-    return f" ({Path(own[-1].filename).name}:{own[-1].lineno}; all of it is in traceback.txt)" if own else ""
+    own = [
+        frame for frame, name in files if not name.startswith(library) or "site-packages" in name
+    ]
+    return (
+        f" ({Path(own[-1].filename).name}:{own[-1].lineno}; all of it is in traceback.txt)"
+        if own
+        else ""
+    )
 
 
 @functools.cache
@@ -144,10 +189,14 @@ def prepare(arguments: Mapping[str, Any], _tell: Tell) -> None:
 
 
 def work(arguments: Mapping[str, Any], tell: Tell) -> dict[str, Any]:
-    """The run of ``arguments`` (see :func:`job_of`) as the job of an executor; it tells of its steps and of warnings."""
+    """The run of ``arguments`` (see :func:`job_of`) as the job of an executor; it tells of its
+    steps and of warnings.
+    """
 
     def report(_cell: Cell, share: float, record: Mapping[str, Any]) -> None:
-        shown = {key: value for key, value in record.items() if isinstance(value, (int, float, str))}
+        shown = {
+            key: value for key, value in record.items() if isinstance(value, (int, float, str))
+        }
         tell(event="step", share=share, record=shown)
 
     class Warnings(logging.Handler):
@@ -159,7 +208,9 @@ def work(arguments: Mapping[str, Any], tell: Tell) -> dict[str, Any]:
     handler = Warnings(logging.WARNING)
     PROGRAMS.addHandler(handler)
     try:
-        config = RunConfig.from_dict(arguments["config"], registry=_registry(tuple(arguments["plugins"])))
+        config = RunConfig.from_dict(
+            arguments["config"], registry=_registry(tuple(arguments["plugins"]))
+        )
         execution = None if arguments["execution"] is None else Execution.of(arguments["execution"])
         ending = carry_out(Cell(config=config, path=Path(arguments["path"])), report, execution)
     finally:
@@ -167,13 +218,24 @@ def work(arguments: Mapping[str, Any], tell: Tell) -> dict[str, Any]:
     return {"status": ending.status, "error": ending.error}
 
 
-def job_of(cell: Cell, execution: Execution | None, plugins: Sequence[str], code: tuple[str, ...] = ()) -> Job:
-    """The run of a cell as a job. ``plugins`` are files that whoever carries it out has to load; the others it finds itself.
-    ``code`` is what must be the same there."""
+def job_of(
+    cell: Cell, execution: Execution | None, plugins: Sequence[str], code: tuple[str, ...] = ()
+) -> Job:
+    """The run of a cell as a job. ``plugins`` are files that whoever carries it out has to load;
+    the others it finds itself. ``code`` is what must be the same there."""
     how = None if execution is None else execution.as_table()
     path = str(cell.path.absolute())
-    arguments = {"config": cell.config.resolved(), "path": path, "execution": how, "plugins": list(plugins)}
+    arguments = {
+        "config": cell.config.resolved(),
+        "path": path,
+        "execution": how,
+        "plugins": list(plugins),
+    }
     return Job(
-        title=str(cell), function=f"{__name__}:work", prepare=f"{__name__}:prepare", arguments=arguments,
-        needs=Needs.of_run(cell.config.run), code=code,
-    )  # fmt: skip
+        title=str(cell),
+        function=f"{__name__}:work",
+        prepare=f"{__name__}:prepare",
+        arguments=arguments,
+        needs=Needs.of_run(cell.config.run),
+        code=code,
+    )

@@ -9,7 +9,15 @@ from typing import TYPE_CHECKING
 
 import click
 
-from hgms.cli import json_option, plugin_option, print_json, print_table, printable, track_option, trust_option
+from hgms.cli import (
+    json_option,
+    plugin_option,
+    print_json,
+    print_table,
+    printable,
+    track_option,
+    trust_option,
+)
 from hgms.comparison.complete import labels
 from hgms.comparison.seeds import seeds_option
 from hgms.executors import executor_options, stated_executor
@@ -26,28 +34,69 @@ def _words(_context: click.Context, _option: click.Parameter, values: Sequence[s
 
 @click.command(short_help="Compare methods on tasks under one budget.")
 @click.argument("grid", required=False, type=click.Path(path_type=Path))
-@click.option("--task", "tasks", multiple=True, callback=_words, metavar="NAME[,NAME]", help="Tasks; of a GRID, its labels.",
-              shell_complete=labels("task"))  # fmt: skip
 @click.option(
-    "--methods", "--method", multiple=True, callback=_words, metavar="NAME[,NAME]", help="Methods; of a GRID, its labels.",
+    "--task",
+    "tasks",
+    multiple=True,
+    callback=_words,
+    metavar="NAME[,NAME]",
+    help="Tasks; of a GRID, its labels.",
+    shell_complete=labels("task"),
+)
+@click.option(
+    "--methods",
+    "--method",
+    multiple=True,
+    callback=_words,
+    metavar="NAME[,NAME]",
+    help="Methods; of a GRID, its labels.",
     shell_complete=labels("method"),
-)  # fmt: skip
+)
 @click.option(
-    "--set", "sets", multiple=True, metavar="KEY=VALUE",
-    help="task.FIELD or method.FIELD for all, LABEL.FIELD for one, run.FIELD, executor.FIELD. Repeatable.",
-)  # fmt: skip
-@click.option("--budget", metavar="TEXT", help="The same for every run: 60s, 25 steps or 1e5 calls.")
+    "--set",
+    "sets",
+    multiple=True,
+    metavar="KEY=VALUE",
+    help=(
+        "task.FIELD or method.FIELD for all, LABEL.FIELD for one, run.FIELD, executor.FIELD. "
+        "Repeatable."
+    ),
+)
+@click.option(
+    "--budget", metavar="TEXT", help="The same for every run: 60s, 25 steps or 1e5 calls."
+)
 @seeds_option
 @click.option("--out", metavar="FOLDER", help="Where run folders go.")
 @click.option("--metric", help="What to compare by; by default each task's first metric.")
-@click.option("--reference", metavar="LABEL", shell_complete=labels("method"),
-              help="What differences are taken to. Default: uniform, if named, else the first.")  # fmt: skip
-@click.option("--references", is_flag=True, help="Add every reference that fits, at its best stopping and at the budget's end.")
-@click.option("--jobs", type=click.IntRange(min=0), metavar="N",
-              help="Processes at a time. Default: 1 for a budget in seconds, else one a core; 0: in this process.")  # fmt: skip
+@click.option(
+    "--reference",
+    metavar="LABEL",
+    shell_complete=labels("method"),
+    help="What differences are taken to. Default: uniform, if named, else the first.",
+)
+@click.option(
+    "--references",
+    is_flag=True,
+    help="Add every reference that fits, at its best stopping and at the budget's end.",
+)
+@click.option(
+    "--jobs",
+    type=click.IntRange(min=0),
+    metavar="N",
+    help=(
+        "Processes at a time. Default: 1 for a budget in seconds, else one a core; 0: in this "
+        "process."
+    ),
+)
 @executor_options
-@click.option("--scale", metavar="NAME", help="A scale of the GRID: its table [scale.NAME] is laid over it.")
-@click.option("--fresh", is_flag=True, help="A new process for every run (slower; memory is then each run's own everywhere).")
+@click.option(
+    "--scale", metavar="NAME", help="A scale of the GRID: its table [scale.NAME] is laid over it."
+)
+@click.option(
+    "--fresh",
+    is_flag=True,
+    help="A new process for every run (slower; memory is then each run's own everywhere).",
+)
 @click.option("--retry-failed", is_flag=True, help="Run what failed before once more.")
 @click.option("--dry-run", is_flag=True, help="Check everything, list the cells, run nothing.")
 @track_option
@@ -56,18 +105,37 @@ def _words(_context: click.Context, _option: click.Parameter, values: Sequence[s
 @json_option
 @click.pass_context
 def compare(
-    ctx: click.Context, grid: Path | None, tasks: list[str], methods: list[str], sets: Sequence[str], budget: str | None,
-    seeds: int | list[int] | None, out: str | None, metric: str | None, reference: str | None, references: bool,
-    jobs: int | None, executor: str | None, address: str | None, scale: str | None, fresh: bool,
-    retry_failed: bool, dry_run: bool, track: Sequence[str], registry: Registry, as_json: bool,
-) -> None:  # fmt: skip
-    """Compare METHODS on TASKS over seeds under one budget: from a GRID file, from flags, or from both.
+    ctx: click.Context,
+    grid: Path | None,
+    tasks: list[str],
+    methods: list[str],
+    sets: Sequence[str],
+    budget: str | None,
+    seeds: int | list[int] | None,
+    out: str | None,
+    metric: str | None,
+    reference: str | None,
+    references: bool,
+    jobs: int | None,
+    executor: str | None,
+    address: str | None,
+    scale: str | None,
+    fresh: bool,
+    retry_failed: bool,
+    dry_run: bool,
+    track: Sequence[str],
+    registry: Registry,
+    as_json: bool,
+) -> None:
+    """Compare METHODS on TASKS over seeds under one budget: from a GRID file, from flags, or from
+    both.
 
     \b
     hgms compare grid.toml
     hgms compare --task hyper-cleaning --methods hg-ms,hg-baseline --budget 60s --seeds 5
 
-    What is finished is not run again, what was broken off goes on. Leaves with 1 if a run failed, 2 if the grid is wrong.
+    What is finished is not run again, what was broken off goes on. Leaves with 1 if a run failed, 2
+    if the grid is wrong.
     """
     from hgms.comparison.grid_file import FLAGS, load
     from hgms.comparison.run_grid import listing, run_grid, work_left
@@ -75,17 +143,31 @@ def compare(
     from hgms.runs import tables_of
 
     if grid is None and scale is not None:
-        raise ConfigError(f"--scale {scale} chooses a table [scale.{scale}] of a GRID file; none is given")
+        raise ConfigError(
+            f"--scale {scale} chooses a table [scale.{scale}] of a GRID file; none is given"
+        )
     # the file, then its scale, then the flags, which have the last word
-    table = {"task": tasks, "method": methods} if grid is None else scaled(tables_of(grid, "grid"), scale, grid.name)
-    flags = {"budget": budget, "seeds": seeds, "metric": metric, "reference": reference, "references": references or None}
+    table = (
+        {"task": tasks, "method": methods}
+        if grid is None
+        else scaled(tables_of(grid, "grid"), scale, grid.name)
+    )
+    flags = {
+        "budget": budget,
+        "seeds": seeds,
+        "metric": metric,
+        "reference": reference,
+        "references": references or None,
+    }
     table |= {key: value for key, value in flags.items() if value is not None}
     where, sets = stated_executor(executor, address, jobs, sets, registry.host)
     sets = [*sets, *track, *([] if out is None else [f"run.out={json.dumps(out)}"])]
     if grid is None:
         loaded = load(table, source=FLAGS, sets=sets, registry=registry)
     else:
-        loaded = load(table, source=grid.name, sets=sets, tasks=tasks, methods=methods, registry=registry)
+        loaded = load(
+            table, source=grid.name, sets=sets, tasks=tasks, methods=methods, registry=registry
+        )
     if dry_run:
         rows = listing(loaded)
         if as_json:
@@ -97,9 +179,14 @@ def compare(
         click.echo(work_left(loaded, rows))
         return
     comparison = run_grid(
-        loaded, jobs=jobs, executor=where, retry_failed=retry_failed, fresh=fresh, progress=not as_json,
+        loaded,
+        jobs=jobs,
+        executor=where,
+        retry_failed=retry_failed,
+        fresh=fresh,
+        progress=not as_json,
         say=lambda line: click.echo(line, err=True),
-    )  # fmt: skip
+    )
     if as_json:
         print_json(comparison.as_dict())
     else:

@@ -15,7 +15,15 @@ from attrs import field, frozen
 from hgms.comparison.cell import Ending
 from hgms.comparison.grid import Cell, Grid
 from hgms.comparison.sweep import Sweep
-from hgms.results import RECOVERED, StoredRun, Table, execution_notes, notebook_html, read_run, table
+from hgms.results import (
+    RECOVERED,
+    StoredRun,
+    Table,
+    execution_notes,
+    notebook_html,
+    read_run,
+    table,
+)
 from hgms.runs import OwnProblem, RunResult, frame, reporter, run_config
 from hgms_core import CheckpointError, ConfigError, as_text, one_of
 
@@ -28,8 +36,8 @@ ALIKE = "equal candidates"
 
 @frozen(kw_only=True)
 class Failure:
-    """A cell without a result, and why. ``failed`` runs are on record; ``damaged`` folders were not touched; ``begun`` and
-    ``new`` ones go on when the comparison is asked for again."""
+    """A cell without a result, and why. ``failed`` runs are on record; ``damaged`` folders were not
+    touched; ``begun`` and ``new`` ones go on when the comparison is asked for again."""
 
     task: str
     method: str
@@ -39,13 +47,16 @@ class Failure:
     reason: str
 
     def __str__(self) -> str:
-        return f"{self.status}: {self.task}, {self.method}, seed {self.seed}: {self.reason}\n    {self.path}"
+        return (
+            f"{self.status}: {self.task}, {self.method}, seed {self.seed}: {self.reason}\n"
+            f"    {self.path}"
+        )
 
 
 @frozen(kw_only=True)
 class Comparison:
-    """The end of a comparison: a table for each task, the cells without a result, the pilot sweeps, and by task how its runs
-    were carried out where that is not as torch does by itself."""
+    """The end of a comparison: a table for each task, the cells without a result, the pilot sweeps,
+    and by task how its runs were carried out where that is not as torch does by itself."""
 
     tables: Sequence[Table]
     failures: Sequence[Failure]
@@ -62,12 +73,26 @@ class Comparison:
     def _rows(self) -> Iterator[tuple[str, str]]:
         seeds = ", ".join([*map(str, self.grid.seeds[:9]), *["…"] * (len(self.grid.seeds) > 9)])
         yield "each run", f"{self.grid.budget}, seeds {seeds}"
-        yield "runs", f"{len(self.runs)} done" + (f", {len(self.failures)} without a result" if self.failures else "")
+        yield (
+            "runs",
+            f"{len(self.runs)} done"
+            + (f", {len(self.failures)} without a result" if self.failures else ""),
+        )
         for results in self.tables[:5]:
-            yield results.task, f"{results.winner} is ahead of all others" if results.winner else "no winner is marked"
+            yield (
+                results.task,
+                f"{results.winner} is ahead of all others"
+                if results.winner
+                else "no winner is marked",
+            )
         if len(self.tables) > 5:
             yield "…", f"{len(self.tables) - 5} more tasks"
-        yield "folder", str(self.grid.out) if self.scratch is None else "none; the runs are kept as long as this object"
+        yield (
+            "folder",
+            str(self.grid.out)
+            if self.scratch is None
+            else "none; the runs are kept as long as this object",
+        )
 
     def _repr_html_(self) -> str:
         lines = "".join(f"<li>{html.escape(line)}</li>" for line in self.remarks)
@@ -76,26 +101,40 @@ class Comparison:
         )
 
     def to_frame(self) -> pandas.DataFrame:
-        """A pandas data frame with a row a run: what it was, how it ended, its metrics and costs. Errors: MissingExtra without
-        pandas.
+        """A pandas data frame with a row a run: what it was, how it ended, its metrics and costs.
+        Errors: MissingExtra without pandas.
 
         .. versionadded:: 0.5"""
         rows = [
             {
-                "task": run.task_label, "method": run.label, "role": run.role, "seed": run.seed, "status": "done",
-                **run.metrics, **{key: run.summary.get(key) for key in ("upper_loss", "outer_steps", "oracle_calls")},
-                "seconds": run.seconds, "folder": str(run.path),
+                "task": run.task_label,
+                "method": run.label,
+                "role": run.role,
+                "seed": run.seed,
+                "status": "done",
+                **run.metrics,
+                **{
+                    key: run.summary.get(key)
+                    for key in ("upper_loss", "outer_steps", "oracle_calls")
+                },
+                "seconds": run.seconds,
+                "folder": str(run.path),
             }
             for run in self.runs
-        ]  # fmt: skip
+        ]
         lost = [attrs.asdict(failure) | {"folder": str(failure.path)} for failure in self.failures]
-        return frame([*rows, *({key: value for key, value in row.items() if key != "path"} for row in lost)])
+        return frame(
+            [*rows, *({key: value for key, value in row.items() if key != "path"} for row in lost)]
+        )
 
     def plot(
-        self, what: Literal["differences", "curves"] = "differences", *, backend: Literal["matplotlib", "plotly"] = "matplotlib"
+        self,
+        what: Literal["differences", "curves"] = "differences",
+        *,
+        backend: Literal["matplotlib", "plotly"] = "matplotlib",
     ) -> Any:
-        """A figure, a panel a task: each method's paired difference to the reference, or its metric against seconds and oracle
-        calls. Errors: MissingExtra without the library.
+        """A figure, a panel a task: each method's paired difference to the reference, or its metric
+        against seconds and oracle calls. Errors: MissingExtra without the library.
 
         .. versionadded:: 0.5"""
         one_of("picture", what, ("differences", "curves"))
@@ -104,17 +143,21 @@ class Comparison:
         return reporter().plot_curves(self._study(), backend)
 
     def report(self, path: str | Path) -> Path:
-        """Writes what `hgms report` writes of these runs; the suffix decides the format. Errors: those of `hgms report`.
+        """Writes what `hgms report` writes of these runs; the suffix decides the format. Errors:
+        those of `hgms report`.
 
-        .. versionadded:: 0.5"""
+        .. versionadded:: 0.5
+        """
         return Path(reporter().write(self._study(), Path(path))[0])
 
     def _study(self) -> Any:
         begun = [failure.path for failure in self.failures if failure.path.is_dir()]
         study = reporter().build(
-            [*(run.path for run in self.runs), *begun], metrics=list(dict.fromkeys(self.grid.metrics.values())),
-            reference=self.grid.reference, sweeps=self.grid.out if self.sweeps else None,
-        )  # fmt: skip
+            [*(run.path for run in self.runs), *begun],
+            metrics=list(dict.fromkeys(self.grid.metrics.values())),
+            reference=self.grid.reference,
+            sweeps=self.grid.out if self.sweeps else None,
+        )
         return attrs.evolve(study, sources=[str(self.grid.out)] if self.scratch is None else [])
 
     @property
@@ -127,7 +170,9 @@ class Comparison:
             "seeds": list(self.grid.seeds),
             "out": None if self.scratch is not None else str(self.grid.out),
             "tasks": [table.as_dict() for table in self.tables],
-            "failed": [attrs.asdict(failure) | {"path": str(failure.path)} for failure in self.failures],
+            "failed": [
+                attrs.asdict(failure) | {"path": str(failure.path)} for failure in self.failures
+            ],
             "sweeps": [dict(sweep) for sweep in self.sweeps],
         }
 
@@ -136,32 +181,42 @@ class Comparison:
         for results in self.tables:
             rows = [{name: name for name in results.columns[0]}, *results.columns]
             width = {name: max(len(row[name]) for row in rows) for name in rows[0]}
-            shown = ["  ".join(row[name].ljust(width[name]) for name in width).rstrip() for row in rows]
+            shown = [
+                "  ".join(row[name].ljust(width[name]) for name in width).rstrip() for row in rows
+            ]
             for group in reversed(results.groups):
                 shown.insert(group + 1, "─" * max(map(len, shown)))
             lines += [f"{results.task}: {self.heading}", *shown]
             lines.append("")
         return "\n".join([*lines, *self.remarks]).rstrip()
 
-    def result(self, method: str | None = None, seed: int | None = None, task: str | None = None) -> RunResult:
-        """The end of a finished run, read back: its θ, x, summary and rows. Labels and seed may be left out where there is one
-        alone.
+    def result(
+        self, method: str | None = None, seed: int | None = None, task: str | None = None
+    ) -> RunResult:
+        """The end of a finished run, read back: its θ, x, summary and rows. Labels and seed may be
+        left out where there is one alone.
 
         Errors: ConfigError where there is no such run, or several.
 
         .. versionadded:: 0.5"""
         known: dict[str, set[Any]] = {
-            "task": {cell.task for cell in self.cells}, "method": {cell.method for cell in self.cells},
+            "task": {cell.task for cell in self.cells},
+            "method": {cell.method for cell in self.cells},
             "seed": {cell.config.seed for cell in self.cells},
-        }  # fmt: skip
+        }
         for (what, there), value in zip(known.items(), (task, method, seed), strict=True):
             if (value is None and len(there) > 1) or (value is not None and value not in there):
                 asked = f"which {what}?" if value is None else f"there is no {what} {value!r};"
-                raise ConfigError(f"{asked} this comparison has: {', '.join(map(str, sorted(there, key=str)))}")
+                raise ConfigError(
+                    f"{asked} this comparison has: {', '.join(map(str, sorted(there, key=str)))}"
+                )
         [cell] = [
-            cell for cell in self.cells
-            if task in (None, cell.task) and method in (None, cell.method) and seed in (None, cell.config.seed)
-        ]  # fmt: skip
+            cell
+            for cell in self.cells
+            if task in (None, cell.task)
+            and method in (None, cell.method)
+            and seed in (None, cell.config.seed)
+        ]
         status, reason = cell.state()
         if status != "done":
             raise ConfigError(f"{cell} has no result: {status}" + (f": {reason}" if reason else ""))
@@ -174,26 +229,42 @@ class Comparison:
     @property
     def heading(self) -> str:
         seeds = len(self.grid.seeds)
-        return f"{self.grid.budget} each, {seeds} seed{'s' * (seeds > 1)}; mean ± half width of the 95 % interval"
+        return (
+            f"{self.grid.budget} each, {seeds} seed{'s' * (seeds > 1)}; mean ± half width of "
+            "the 95 % interval"
+        )
 
     @property
     def remarks(self) -> list[str]:
         """What the tables do not say: how settings were chosen, what has no result."""
         lines = self._of_tables()
         if any(ALIKE in row.notes for table in self.tables for row in table.rows):
-            lines.append(f"{ALIKE}: they never differed, so nothing was selected; the generator's noise tells them apart")
-        lines += [f"{task}: {note}" for task, notes in self.execution.items() for note in notes]
-        tasks = {cell.task: cell.config.task for cell in self.cells} if len(self.grid.seeds) > 1 else {}
-        if fixed := [label for label, task in tasks.items() if isinstance(task, OwnProblem) and not task.varies]:
             lines.append(
-                f"{', '.join(fixed)}: the same problem for every seed, so intervals are over the methods' own chance alone; "
+                f"{ALIKE}: they never differed, so nothing was selected; the generator's noise "
+                "tells them apart"
+            )
+        lines += [f"{task}: {note}" for task, notes in self.execution.items() for note in notes]
+        tasks = (
+            {cell.task: cell.config.task for cell in self.cells} if len(self.grid.seeds) > 1 else {}
+        )
+        if fixed := [
+            label
+            for label, task in tasks.items()
+            if isinstance(task, OwnProblem) and not task.varies
+        ]:
+            lines.append(
+                f"{', '.join(fixed)}: the same problem for every seed, so intervals are over the "
+                "methods' own chance alone; "
                 "a function seed -> Problem varies data and start"
             )
         for sweep in self.sweeps:
             chosen = ", ".join(f"{key} = {value}" for key, value in sweep["chosen_values"].items())
             lost = sum(trial["loss"] is None for trial in sweep["trials"])
             lines.append(
-                f"sweep: {sweep['task']}, {sweep['method']}: trial {sweep['chosen'] + 1} of {len(sweep['trials'])} ({chosen})"
+                (
+                    f"sweep: {sweep['task']}, {sweep['method']}: trial {sweep['chosen'] + 1} of "
+                    f"{len(sweep['trials'])} ({chosen})"
+                )
                 + (f"; {lost} trials failed" if lost else "")
                 + (f"; {sweep['note']}" if sweep["note"] else "")
             )
@@ -203,13 +274,16 @@ class Comparison:
         return [*lines, *map(str, self.failures)]
 
     def _of_tables(self) -> list[str]:
-        """How the tables are to be read, and what they say of the references and of the number of seeds."""
+        """How the tables are to be read, and what they say of the references and of the number
+        of seeds.
+        """
         of_tasks: dict[str, list[str]] = {}
         for results in self.tables:
             for line in results.remarks:
                 of_tasks.setdefault(line, []).append(results.task)
         remarks = {
-            line: line if len(tasks) == len(self.tables) else f"{', '.join(tasks)}: {line}" for line, tasks in of_tasks.items()
+            line: line if len(tasks) == len(self.tables) else f"{', '.join(tasks)}: {line}"
+            for line, tasks in of_tasks.items()
         }
         lines = [remarks.pop(table.unjudged) for table in self.tables if table.unjudged in remarks]
         references = any(table.references for table in self.tables)
@@ -221,23 +295,35 @@ class Comparison:
             apart = any(len(table.references) > 1 for table in self.tables)
             which = "of methods, and of methods and floors" if apart else ""
             lines.append(
-                f"differences: paired by seed, intervals by Holm's rule over all pairs{which and ' '}{which} "
+                "differences: paired by seed, intervals by Holm's rule over all "
+                f"pairs{which and ' '}{which} "
                 "(chance of a false one: at most 5 %)"
             )
         if any(row.recovered is not None for table in self.tables for row in table.rows):
             lines.append(RECOVERED)
         lines += remarks.values()
-        printed = [pair for table in self.tables for names, pair in table.pairs.items() if table.reference in names]
+        printed = [
+            pair
+            for table in self.tables
+            for names, pair in table.pairs.items()
+            if table.reference in names
+        ]
         if any(pair.half_width == 0 for pair in printed if pair.count > 1):
             lines.append("± 0: the same in every seed, which says nothing about chance")
         return lines
 
 
 def gather(
-    grid: Grid, cells: Iterable[Cell], sweeps: Sequence[Sweep], endings: Mapping[Path, Ending], finished: Container[Path] = ()
+    grid: Grid,
+    cells: Iterable[Cell],
+    sweeps: Sequence[Sweep],
+    endings: Mapping[Path, Ending],
+    finished: Container[Path] = (),
 ) -> Comparison:
-    """Reads the results of all cells; ``endings`` are those of the runs that were carried out just now, by their folders;
-    ``finished`` are the folders that have been seen to hold a cell's own result."""
+    """Reads the results of all cells; ``endings`` are those of the runs that were carried out just
+    now, by their folders; ``finished`` are the folders that have been seen to hold a cell's own
+    result.
+    """
     cells = list(cells)
     runs: dict[str, dict[str, list[StoredRun]]] = {}
     alike: dict[tuple[str, str], bool] = {}
@@ -249,26 +335,35 @@ def gather(
             try:
                 run = read_run(cell.path)
                 pair = cell.task, cell.method
-                if alike.get(pair, True):  # one run whose candidates differed says it; the rows of the others may be long
+                if alike.get(
+                    pair, True
+                ):  # one run whose candidates differed says it; the rows of the others may be long
                     alike[pair] = _alike(run.columns(["gap"])["gap"][1:])
                 done.append(run)
                 continue
             except CheckpointError as error:
-                status, reason = "damaged", str(error)
+                status = "damaged"
+                reason = str(error)
         ending = endings.get(cell.path)
         if ending is not None and ending.status in ("refused", "stopped"):
-            status, reason = "damaged" if ending.status == "refused" else status, ending.error
+            status = "damaged" if ending.status == "refused" else status
+            reason = ending.error
         failures.append(
             Failure(
-                task=cell.task, method=cell.method, seed=cell.config.seed, path=cell.path, status=status,
+                task=cell.task,
+                method=cell.method,
+                seed=cell.config.seed,
+                path=cell.path,
+                status=status,
                 reason=reason or "it did not end",
             )
-        )  # fmt: skip
+        )
     tables = []
     for task, by_method in runs.items():
         swept = {sweep.method for sweep in sweeps if sweep.task == task}
         notes = {
-            method: [ALIKE] * alike.get((task, method), False) + ["not swept"] * bool(sweeps and method not in swept)
+            method: [ALIKE] * alike.get((task, method), False)
+            + ["not swept"] * bool(sweeps and method not in swept)
             for method in by_method
         }
         tables.append(
@@ -277,18 +372,36 @@ def gather(
                 grid.metrics[task],
                 grid.reference,
                 task=task,
-                higher_is_better=grid.pairs[task, next(iter(by_method))].task.metrics[grid.metrics[task]],
-                failed={method: sum((lost.task, lost.method) == (task, method) for lost in failures) for method in by_method},
+                higher_is_better=grid.pairs[task, next(iter(by_method))].task.metrics[
+                    grid.metrics[task]
+                ],
+                failed={
+                    method: sum((lost.task, lost.method) == (task, method) for lost in failures)
+                    for method in by_method
+                },
                 notes=notes,
             )
         )
-    execution = {task: execution_notes(itertools.chain(*by_method.values())) for task, by_method in runs.items()}
+    execution = {
+        task: execution_notes(itertools.chain(*by_method.values()))
+        for task, by_method in runs.items()
+    }
     swept_as = [sweep.as_dict() for sweep in sweeps]
     done = [run for by_method in runs.values() for group in by_method.values() for run in group]
-    return Comparison(tables=tables, failures=failures, sweeps=swept_as, execution=execution, grid=grid, runs=done, cells=cells)
+    return Comparison(
+        tables=tables,
+        failures=failures,
+        sweeps=swept_as,
+        execution=execution,
+        grid=grid,
+        runs=done,
+        cells=cells,
+    )
 
 
 def _alike(gaps: np.ndarray) -> bool:
-    """Whether there were several candidates and never a difference between them in a run: nothing was selected. With one
-    candidate the gap is infinite, and other methods have none: both read as NaN."""
+    """Whether there were several candidates and never a difference between them in a run: nothing
+    was selected. With one candidate the gap is infinite, and other methods have none: both read as
+    NaN.
+    """
     return gaps.dtype != object and len(gaps) > 0 and bool((gaps == 0).all())

@@ -10,11 +10,15 @@ from hgms.cli import Completer, component_names, quietly, with_commas
 
 
 def labels(kind: str) -> Completer:
-    """The labels of tasks or methods in the GRID that is named before; without one, the names of such components."""
+    """The labels of tasks or methods in the GRID that is named before; without one, the names of
+    such components.
+    """
 
     @quietly
     def of_grid(ctx: click.Context, parameter: click.Parameter, incomplete: str) -> list[str]:
-        grid = ctx.params.get("grid") or next(iter(ctx.args), None)  # click leaves it there while an option has no value yet
+        grid = ctx.params.get("grid") or next(
+            iter(ctx.args), None
+        )  # click leaves it there while an option has no value yet
         if grid is None:
             return component_names(kind)(ctx, parameter, incomplete)
         from hgms.runs import tables_of

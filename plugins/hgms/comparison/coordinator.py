@@ -1,5 +1,5 @@
-"""Who carries out which run, and when: all runs of a task alike, what a lost worker had begun once more, and nothing that
-another process is at."""
+"""Who carries out which run, and when: all runs of a task alike, what a lost worker had begun once
+more, and nothing that another process is at."""
 
 from __future__ import annotations
 
@@ -35,12 +35,14 @@ def _kind(cell: Cell) -> Kind:
 class Coordinator:
     """``with Coordinator(executor) as coordinator: for ending in coordinator.carry_out(cells): …``
 
-    ``executor`` None carries the cells out in this process, one by one. ``plugins`` are files that every worker loads, ``code``
-    what must be the same there as here. All runs of a task are carried out alike: the first decides how, and the others wait
-    until it has; ``executions`` holds what was decided, by task and budget (a longer one may pay for more).
+    ``executor`` None carries the cells out in this process, one by one. ``plugins`` are files that
+    every worker loads, ``code`` what must be the same there as here. All runs of a task are carried
+    out alike: the first decides how, and the others wait until it has; ``executions`` holds what
+    was decided, by task and budget (a longer one may pay for more).
 
-    Several coordinators may be at the same cells, on any machines that share the folders: a run is whose worker has its lease,
-    the others look after it now and then, and take it up where nobody holds it any more.
+    Several coordinators may be at the same cells, on any machines that share the folders: a run is
+    whose worker has its lease, the others look after it now and then, and take it up where nobody
+    holds it any more.
     """
 
     executor: Executor | None = None
@@ -63,10 +65,15 @@ class Coordinator:
             self.executor.close()
 
     def carry_out(
-        self, cells: Iterable[Cell], *, began: Callable[[Cell], None] = ignore, report: Report = ignore,
+        self,
+        cells: Iterable[Cell],
+        *,
+        began: Callable[[Cell], None] = ignore,
+        report: Report = ignore,
         say: Callable[[str], None] = ignore,
-    ) -> Iterator[Ending]:  # fmt: skip
-        """The endings of all cells, as they come. ``say`` gets what a person should know of lost workers and of others' runs.
+    ) -> Iterator[Ending]:
+        """The endings of all cells, as they come. ``say`` gets what a person should know of lost
+        workers and of others' runs.
 
         Ctrl-C lets every running step finish and its state be saved, then goes on upwards.
         """
@@ -85,12 +92,15 @@ class Coordinator:
         finally:
             PROGRAMS.removeFilter(self._is_new)
 
-    def _here(self, waiting: deque[Cell], began: Callable[[Cell], None], report: Report) -> Iterator[Ending]:
+    def _here(
+        self, waiting: deque[Cell], began: Callable[[Cell], None], report: Report
+    ) -> Iterator[Ending]:
         while waiting:
             self._pass_over(waiting)
             if not waiting:
                 return
-            cell, self._idle = waiting.popleft(), False
+            cell = waiting.popleft()
+            self._idle = False
             began(cell)
             ending = carry_out(cell, report, self.known(cell))
             self.recall(cell)
@@ -100,9 +110,13 @@ class Coordinator:
                 yield ending
 
     def _there(
-        self, executor: Executor, waiting: deque[Cell], began: Callable[[Cell], None], report: Report,
+        self,
+        executor: Executor,
+        waiting: deque[Cell],
+        began: Callable[[Cell], None],
+        report: Report,
         say: Callable[[str], None],
-    ) -> Iterator[Ending]:  # fmt: skip
+    ) -> Iterator[Ending]:
         self._running.clear()
 
         def tell(job: Job, event: Mapping[str, Any]) -> None:
@@ -127,18 +141,26 @@ class Coordinator:
             else:
                 yield ending
 
-    def _look_after(self, waiting: deque[Cell], report: Report, say: Callable[[str], None]) -> Iterator[Ending]:
-        """The endings of runs that other processes carried out; those that nobody is at any more wait again."""
+    def _look_after(
+        self, waiting: deque[Cell], report: Report, say: Callable[[str], None]
+    ) -> Iterator[Ending]:
+        """The endings of runs that other processes carried out; those that nobody is at any more
+        wait again.
+        """
         if not self._elsewhere:
             self._awaited = 0
             return
-        # Runs that wait may have to: until another process has decided how their task is carried out.
-        if (not waiting or self._idle) and not all(RunFolder(cell.path).summary.exists() for cell in self._elsewhere):
+        # Runs that wait may have to: until another process has decided how their task is carried
+        # out.
+        if (not waiting or self._idle) and not all(
+            RunFolder(cell.path).summary.exists() for cell in self._elsewhere
+        ):
             if (count := len(self._elsewhere)) != self._awaited:
                 say(f"waiting for {count} run{'s' * (count > 1)} that another process carries out")
             self._awaited = count
             time.sleep(POLL)
-        others, self._elsewhere = self._elsewhere, []
+        others = self._elsewhere
+        self._elsewhere = []
         for cell in others:
             self.recall(cell)
             free = self._held.free(cell.path)  # asked first: who is done lets go of it afterwards
@@ -154,9 +176,13 @@ class Coordinator:
                 self._elsewhere.append(cell)
 
     def take(self, waiting: deque[Cell], began: Callable[[Cell], None]) -> Job | None:
-        """The first run that may begin: its task's execution is known, or it is the one to decide it."""
+        """The first run that may begin: its task's execution is known, or it is the one to
+        decide it.
+        """
         self._pass_over(waiting)
-        undecided = {_kind(cell) for cell in [*self._running.values(), *self._elsewhere]} - self.executions.keys()
+        undecided = {
+            _kind(cell) for cell in [*self._running.values(), *self._elsewhere]
+        } - self.executions.keys()
         cell = next((cell for cell in waiting if _kind(cell) not in undecided), None)
         if cell is None:
             return None
@@ -168,8 +194,10 @@ class Coordinator:
         return job
 
     def _pass_over(self, waiting: deque[Cell]) -> None:
-        """Of the next runs, those that another process is at, or has ended, are looked after instead of begun. All begin with
-        the same grid in the same order: without this each of many would wait for the lease of every run that another has."""
+        """Of the next runs, those that another process is at, or has ended, are looked after
+        instead of begun. All begin with the same grid in the same order: without this each of many
+        would wait for the lease of every run that another has.
+        """
         while waiting:
             folder = RunFolder(waiting[0].path)
             theirs = folder.in_use and not self._held.free(folder.path)

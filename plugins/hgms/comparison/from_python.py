@@ -1,7 +1,8 @@
 """``hgms compare`` from Python: problems, tasks and methods as names, tables or objects.
 
-What a name and a table can say goes the way of a grid file. Objects that no other process could build (a problem of a notebook,
-a class that no plugin registers) stay as they are, and are compared in this process.
+What a name and a table can say goes the way of a grid file. Objects that no other process could
+build (a problem of a notebook, a class that no plugin registers) stay as they are, and are compared
+in this process.
 """
 
 from __future__ import annotations
@@ -57,41 +58,57 @@ def compare(
     """Every problem with every method and seed under one budget, and a table for each problem.
 
     Arguments:
-        problems: a :class:`Problem`; a function ``seed -> Problem``, so that a seed decides data and start as well; a task by
-            name, as a table of a grid file or as an object; a list of these, or a dictionary from labels to these.
-        methods: names (``"hg-ms"``), tables (``{"name": "hg-ms", "outer": {"lr": 0.1}}``, with objects for parts where you
-            like) or objects, such as a :class:`Pipeline` or one of a class of your own; a list, or a dictionary from labels.
+        problems: a :class:`Problem`; a function ``seed -> Problem``, so that a seed decides data
+            and start as well; a task by name, as a table of a grid file or as an object; a list of
+            these, or a dictionary from labels to these.
+        methods: names (``"hg-ms"``), tables (``{"name": "hg-ms", "outer": {"lr": 0.1}}``, with
+            objects for parts where you like) or objects, such as a :class:`Pipeline` or one of a
+            class of your own; a list, or a dictionary from labels.
         budget: of each run: ``"60s"``, ``"25 steps"``, ``"1e5 calls"``.
         seeds: a count (0, 1, …) or the numbers.
-        out: where run folders go, for ``hgms report`` and to go on: a second call reads finished runs and carries out what is
-            missing. None: they are kept as long as the comparison that is returned.
+        out: where run folders go, for ``hgms report`` and to go on: a second call reads finished
+            runs and carries out what is missing. None: they are kept as long as the comparison that
+            is returned.
         run: settings of ``[run]``, by name.
-        metric: what to compare by. Default: the first that ``evaluate`` or the task gives; a problem without any has
-            ``upper_loss``, f on the validation rows of the role `stop`.
-        higher_is_better: where the metric's name does not tell (that of an accuracy or a loss does).
-        reference: the label that differences are taken to (default: ``uniform``, if it is there, else the first).
-        references: whether every reference that fits is added, at its own best stopping and, as ``NAME-last``, at the end of
-            the budget. What does not fit a problem is said.
-        sweep: settings chosen on pilot seeds before. retry_failed: runs what failed before once more.
-        jobs: processes at a time, as ``hgms compare`` has it; 0: in this process. Problems, and objects of classes that are not
-            registered, live in this process alone: then runs are carried out here, one by one, and another number is refused
-            (a process that is forked from one in which torch has computed may hang).
-        progress: shows how it goes, on a terminal or below a notebook's cell; by default in a notebook alone.
+        metric: what to compare by. Default: the first that ``evaluate`` or the task gives; a
+            problem without any has ``upper_loss``, f on the validation rows of the role `stop`.
+        higher_is_better: where the metric's name does not tell (that of an accuracy or a loss
+            does).
+        reference: the label that differences are taken to (default: ``uniform``, if it is there,
+            else the first).
+        references: whether every reference that fits is added, at its own best stopping and, as
+            ``NAME-last``, at the end of the budget. What does not fit a problem is said.
+        sweep: settings chosen on pilot seeds before. retry_failed: runs what failed before once
+            more.
+        jobs: processes at a time, as ``hgms compare`` has it; 0: in this process. Problems, and
+            objects of classes that are not registered, live in this process alone: then runs are
+            carried out here, one by one, and another number is refused (a process that is forked
+            from one in which torch has computed may hang).
+        progress: shows how it goes, on a terminal or below a notebook's cell; by default in a
+            notebook alone.
 
-    A run belongs to its problem and method: digests of their values and code are in its configuration, so what has changed runs
-    anew in another folder, which is said, and what has not is read back. A function ``seed -> Problem`` is known by its code;
-    a run whose problem is another all the same is not used, and named as damaged. A run that fails is in ``failures``, and the
-    others go on.
+    A run belongs to its problem and method: digests of their values and code are in its
+    configuration, so what has changed runs anew in another folder, which is said, and what has not
+    is read back. A function ``seed -> Problem`` is known by its code; a run whose problem is
+    another all the same is not used, and named as damaged. A run that fails is in ``failures``, and
+    the others go on.
 
     Raises:
-        ConfigError: something is wrong, or a method needs what a problem lacks; all of it is listed, and nothing was run.
+        ConfigError: something is wrong, or a method needs what a problem lacks; all of it is
+            listed, and nothing was run.
 
     >>> import torch
-    >>> problem = Problem(theta0={"t": torch.zeros(1)}, x0={"x": torch.ones(1)},
-    ...                   g=lambda t, x, _: ((x["x"] - t["t"]) ** 2).sum(), f=lambda t, x, _: ((x["x"] - 2) ** 2).sum())
+    >>> problem = Problem(
+    ...     theta0={"t": torch.zeros(1)},
+    ...     x0={"x": torch.ones(1)},
+    ...     g=lambda t, x, _: ((x["x"] - t["t"]) ** 2).sum(),
+    ...     f=lambda t, x, _: ((x["x"] - 2) ** 2).sum(),
+    ... )
     >>> comparison = compare(problem, ["hg-implicit", "uniform"], "20 steps", seeds=2)
     >>> table = comparison.tables[0]
-    >>> [(row.method, round(row.metrics[table.metric].mean, 1)) for row in table.rows]     # f at the x of each
+    >>> [
+    ...     (row.method, round(row.metrics[table.metric].mean, 1)) for row in table.rows
+    ... ]  # f at the x of each
     [('hg-implicit', 0.0), ('uniform', 2.4)]
     """
     registry = registry or Registry.load()
@@ -106,7 +123,11 @@ def compare(
         "run": {key: value for key, value in settings.items() if value != "none"}
         | {"out": str(out) if scratch is None else scratch.path},
     }
-    whole |= {key: value for key, value in (("metric", metric), ("reference", reference)) if value is not None}
+    whole |= {
+        key: value
+        for key, value in (("metric", metric), ("reference", reference))
+        if value is not None
+    }
     if references:
         whole["references"] = True
     if sweep is not None:
@@ -114,9 +135,12 @@ def compare(
     grid = load(whole, source=PYTHON, registry=registry, objects=reading.objects)
     try:
         comparison = run_grid(
-            grid, jobs=jobs, retry_failed=retry_failed, progress=in_notebook() if progress is None else progress,
+            grid,
+            jobs=jobs,
+            retry_failed=retry_failed,
+            progress=in_notebook() if progress is None else progress,
             say=lambda line: LOG.warning("%s", line),
-        )  # fmt: skip
+        )
     except Interrupted as error:
         if scratch is None:
             raise
@@ -131,17 +155,32 @@ def _first(seeds: int | Sequence[int]) -> int:
 
 
 class _Reading:
-    """What a person gave, as the entries of a grid file; ``objects`` are those that have no table, by kind and label."""
+    """What a person gave, as the entries of a grid file; ``objects`` are those that have no
+    table, by kind and label.
+    """
 
-    def __init__(self, registry: Registry, seed: int, metric: str | None, higher: bool | Mapping[str, bool] | None) -> None:
-        self.registry, self.seed, self.metric, self.higher = registry, seed, metric, higher
+    def __init__(
+        self,
+        registry: Registry,
+        seed: int,
+        metric: str | None,
+        higher: bool | Mapping[str, bool] | None,
+    ) -> None:
+        self.registry = registry
+        self.seed = seed
+        self.metric = metric
+        self.higher = higher
         self.objects: Objects = {}
 
     def entries(self, kind: str, value: Any) -> list[Any]:
         """One, a list of them, or a dictionary from labels."""
         pairs: list[tuple[str | None, Any]] = []
         for item in value if isinstance(value, list | tuple) else [value]:
-            if isinstance(item, Mapping) and not isinstance(item.get("name"), str) and not (item.keys() & {"label", "on"}):
+            if (
+                isinstance(item, Mapping)
+                and not isinstance(item.get("name"), str)
+                and not (item.keys() & {"label", "on"})
+            ):
                 pairs += item.items()
             else:
                 pairs.append((None, item))
@@ -152,37 +191,66 @@ class _Reading:
         if isinstance(item, str):
             return {"name": item, **named}
         if isinstance(item, Mapping):
-            return {**self.table(item), **named} if label is None or isinstance(item.get("name"), str) else item
+            return (
+                {**self.table(item), **named}
+                if label is None or isinstance(item.get("name"), str)
+                else item
+            )
         if isinstance(item, type):
-            raise ConfigError(f"expected {_expected(kind)}; got the class {item.__name__}, write {item.__name__}(…)")
-        if kind == "task" and (isinstance(item, Problem) or (callable(item) and not isinstance(item, Task))):
+            raise ConfigError(
+                f"expected {_expected(kind)}; got the class {item.__name__}, write "
+                f"{item.__name__}(…)"
+            )
+        if kind == "task" and (
+            isinstance(item, Problem) or (callable(item) and not isinstance(item, Task))
+        ):
             return self.problem(label, item)
-        lacking = [name for name in KINDS[kind].methods() if not callable(getattr(item, name, None))]
+        lacking = [
+            name for name in KINDS[kind].methods() if not callable(getattr(item, name, None))
+        ]
         if lacking:
-            raise ConfigError(f"expected {_expected(kind)}; got {show_object(item)}, which lacks {', '.join(lacking)}")
+            raise ConfigError(
+                f"expected {_expected(kind)}; got {show_object(item)}, which lacks "
+                f"{', '.join(lacking)}"
+            )
         if self.is_registered(item):
             return {**plain(item), **named}
         name = str(getattr(item, "name", type(item).__name__))
         return self.keep(kind, name, label, item)
 
-    def problem(self, label: str | None, problem: Problem | Callable[[int], Problem]) -> dict[str, Any]:
+    def problem(
+        self, label: str | None, problem: Problem | Callable[[int], Problem]
+    ) -> dict[str, Any]:
         function = getattr(problem, "__name__", "")
-        default = function if function.isidentifier() and not isinstance(problem, Problem) else OwnProblem.name
+        default = (
+            function
+            if function.isidentifier() and not isinstance(problem, Problem)
+            else OwnProblem.name
+        )
         others = sum(kind == "task" for kind, _ in self.objects)
-        called = label or (default if ("task", default) not in self.objects else f"{default}-{others + 1}")
-        own = OwnProblem.of(problem, called, seed=self.seed, metric=self.metric, higher=self.higher, measured=True)
-        return self.keep("task", OwnProblem.name, None if called == OwnProblem.name else called, own)
+        called = label or (
+            default if ("task", default) not in self.objects else f"{default}-{others + 1}"
+        )
+        own = OwnProblem.of(
+            problem, called, seed=self.seed, metric=self.metric, higher=self.higher, measured=True
+        )
+        return self.keep(
+            "task", OwnProblem.name, None if called == OwnProblem.name else called, own
+        )
 
     def keep(self, kind: str, name: str, label: str | None, item: Any) -> dict[str, Any]:
         if (kind, label or name) in self.objects:
             raise ConfigError(
-                f"two {kind}s are called {label or name!r}\n  give each a label: {{'{name}-1': …, '{name}-2': …}}"
+                f"two {kind}s are called {label or name!r}\n"
+                f"  give each a label: {{'{name}-1': …, '{name}-2': …}}"
             )
         self.objects[kind, label or name] = item
         return {"name": name} | ({} if label is None else {"label": label})
 
     def table(self, table: Mapping[str, Any]) -> dict[str, Any]:
-        """The parts in a table that are objects of registered classes become tables; others stay as they are."""
+        """The parts in a table that are objects of registered classes become tables; others stay
+        as they are.
+        """
         read: dict[str, Any] = {}
         for key, value in table.items():
             if isinstance(value, Mapping):
@@ -214,5 +282,8 @@ class _Reading:
 
 def _expected(kind: str) -> str:
     if kind == "task":
-        return "a Problem, a function seed -> Problem, or a task (its name, a table, an object with problem)"
+        return (
+            "a Problem, a function seed -> Problem, or a task (its name, a table, an object "
+            "with problem)"
+        )
     return "a method (its name, a table, or an object with init, step and result)"

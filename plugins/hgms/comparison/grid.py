@@ -1,6 +1,8 @@
-"""Grids: tasks × methods × seeds under one budget, built and checked as values (:mod:`hgms.comparison.grid_file` reads them).
+"""Grids: tasks × methods × seeds under one budget, built and checked as values
+(:mod:`hgms.comparison.grid_file` reads them).
 
-A cell is one run in its folder. What stands for a (task, method) pair may be varied, and replaced by what a sweep chose.
+A cell is one run in its folder. What stands for a (task, method) pair may be varied, and replaced
+by what a sweep chose.
 """
 
 from __future__ import annotations
@@ -13,7 +15,16 @@ from typing import Any, Literal
 import attrs
 from attrs import field, frozen, validators
 
-from hgms.runs import OwnProblem, RunConfig, RunFolder, RunSettings, init_fields, laid_over, put, structured
+from hgms.runs import (
+    OwnProblem,
+    RunConfig,
+    RunFolder,
+    RunSettings,
+    init_fields,
+    laid_over,
+    put,
+    structured,
+)
 from hgms_core import Budget, ConfigError, HgmsError, Method, unknown
 from hgms_core.registry import Registry
 
@@ -23,7 +34,13 @@ MOST_SEEDS = 100_000
 
 def distinct_seeds(_settings: object, attribute: attrs.Attribute[Any], value: object) -> None:
     """Seeds: a count, or the numbers themselves; at most MOST_SEEDS."""
-    numbers = [value] if isinstance(value, int) else list(value) if isinstance(value, (list, tuple)) else []
+    numbers = (
+        [value]
+        if isinstance(value, int)
+        else list(value)
+        if isinstance(value, (list, tuple))
+        else []
+    )
     if isinstance(value, int) and value < 1:
         raise ValueError(f"{attribute.name!r} must be a count > 0 or a list of numbers: {value}")
     if not numbers:
@@ -40,24 +57,28 @@ def distinct_seeds(_settings: object, attribute: attrs.Attribute[Any], value: ob
 class SweepSettings:
     """The pilot sweep of a grid (see :mod:`hgms.comparison.sweep`).
 
-    ``trials`` is the number for *every* method with a ``space`` (by label, then by dotted field); the first trial is the
-    method's own settings. ``seeds`` must not be seeds of the grid; ``budget`` is that of one trial (None: the grid's);
-    ``seed`` is the sampler's.
+    ``trials`` is the number for *every* method with a ``space`` (by label, then by dotted field);
+    the first trial is the method's own settings. ``seeds`` must not be seeds of the grid;
+    ``budget`` is that of one trial (None: the grid's); ``seed`` is the sampler's.
     """
 
     trials: int = field(validator=validators.ge(2))
     seeds: list[int] = field(factory=lambda: [100], validator=distinct_seeds)
     budget: Budget | None = None
-    sampler: Literal["grid", "random", "tpe"] = field(default="random", validator=validators.in_(["grid", "random", "tpe"]))
+    sampler: Literal["grid", "random", "tpe"] = field(
+        default="random", validator=validators.in_(["grid", "random", "tpe"])
+    )
     seed: int = field(default=0, validator=validators.ge(0))
     space: Mapping[str, Any] = field(factory=dict)
 
 
 @frozen(kw_only=True)
 class Entry:
-    """One task or method of a grid: its label, its table in the file, what it says for single tasks (``on``); ``component`` is
-    the object itself where it has no table (its ``table`` then holds its name); ``added`` says that no person named it
-    (:mod:`hgms.comparison.references`), so it is left out where it does not fit."""
+    """One task or method of a grid: its label, its table in the file, what it says for single tasks
+    (``on``); ``component`` is the object itself where it has no table (its ``table`` then holds its
+    name); ``added`` says that no person named it (:mod:`hgms.comparison.references`), so it is left
+    out where it does not fit.
+    """
 
     kind: Literal["task", "method"]
     label: str
@@ -72,7 +93,9 @@ class Entry:
         return str(self.table["name"])
 
     def at(self, task: str, values: Mapping[str, Any] | None = None) -> Any:
-        """The table (or the object) for the task of that label, with dotted fields set to ``values``."""
+        """The table (or the object) for the task of that label, with dotted fields set to
+        ``values``.
+        """
         if self.component is not None:
             component = self.component
             for key, value in (values or {}).items():
@@ -109,8 +132,10 @@ def with_field(component: Any, path: Sequence[str], value: Any) -> Any:
 
 @frozen(kw_only=True)
 class Cell:
-    """One run of a grid, in its folder. ``note`` says what it is if it is not a result (a trial of a sweep). ``around`` is the
-    text of its configuration before and after the line of the seed, where cells of one pair share it."""
+    """One run of a grid, in its folder. ``note`` says what it is if it is not a result (a trial of
+    a sweep). ``around`` is the text of its configuration before and after the line of the seed,
+    where cells of one pair share it.
+    """
 
     config: RunConfig
     path: Path
@@ -126,7 +151,11 @@ class Cell:
         return self.config.run.label or self.config.method_name
 
     def __str__(self) -> str:
-        return f"{self.task}, {self.method}, " + (f"{self.note}, " if self.note else "") + f"seed {self.config.seed}"
+        return (
+            f"{self.task}, {self.method}, "
+            + (f"{self.note}, " if self.note else "")
+            + f"seed {self.config.seed}"
+        )
 
     @property
     def text(self) -> str:
@@ -136,7 +165,9 @@ class Cell:
         return f"{self.around[0]}{_seed_line(self.config)}{self.around[1]}"
 
     def state(self) -> tuple[str, str | None]:
-        """``new``, ``begun``, ``done``, ``failed`` or ``damaged``, and the reason of the last two."""
+        """``new``, ``begun``, ``done``, ``failed`` or ``damaged``, and the reason of the last
+        two.
+        """
         folder = RunFolder(self.path)
         try:
             if folder.config.exists() and not folder.holds(self.text):
@@ -150,19 +181,33 @@ class Cell:
                 return "done", None
             if summary.get("status") == "failed":
                 return "failed", str(summary.get("error") or "no reason on record")
-            return "damaged", f"summary.json has no status 'done' or 'failed': {summary.get('status')!r}"
+            return (
+                "damaged",
+                f"summary.json has no status 'done' or 'failed': {summary.get('status')!r}",
+            )
         except (HgmsError, OSError, ValueError, TypeError) as error:
             return "damaged", str(error)
 
     def other_problem(self, folder: RunFolder) -> str:
-        """What differs in the problem that a function of the seed made for the run in the folder, empty if nothing does."""
+        """What differs in the problem that a function of the seed made for the run in the
+        folder, empty if nothing does.
+        """
         task = self.config.task
-        before = (folder.read_environment().get("task") or {}).get("instance") if isinstance(task, OwnProblem) else None
-        if not before or not isinstance(task, OwnProblem) or before == (now := task.instance(self.config.seed)):
+        before = (
+            (folder.read_environment().get("task") or {}).get("instance")
+            if isinstance(task, OwnProblem)
+            else None
+        )
+        if (
+            not before
+            or not isinstance(task, OwnProblem)
+            or before == (now := task.instance(self.config.seed))
+        ):
             return ""
         what = ", ".join(key for key in {**before, **now} if before.get(key) != now.get(key))
         return (
-            f"it holds a run of another problem ({what}), and the function that makes the one of this seed has not changed\n"
+            f"it holds a run of another problem ({what}), and the function that makes the one of "
+            "this seed has not changed\n"
             "  let all it draws come from the seed; if its data has changed, choose another folder"
         )
 
@@ -172,11 +217,18 @@ def _seed_line(config: RunConfig) -> str:
 
 
 def cells_of(config: RunConfig, seeds: Iterable[int]) -> Iterator[Cell]:
-    """The runs of a pair. Its hash and its text take a thousand times as long as a seed: all seeds share them."""
-    folder, (before, line, after) = config.path.parent, config.to_toml().partition(_seed_line(config))
+    """The runs of a pair. Its hash and its text take a thousand times as long as a seed: all
+    seeds share them.
+    """
+    folder, (before, line, after) = (
+        config.path.parent,
+        config.to_toml().partition(_seed_line(config)),
+    )
     around = (before, after) if line else None
     for seed in seeds:
-        yield Cell(config=attrs.evolve(config, seed=seed), path=folder / f"seed-{seed}", around=around)
+        yield Cell(
+            config=attrs.evolve(config, seed=seed), path=folder / f"seed-{seed}", around=around
+        )
 
 
 @frozen(kw_only=True)
@@ -205,8 +257,8 @@ class Grid:
         return Path(self.run.out)
 
     def cells(self, chosen: Mapping[tuple[str, str], RunConfig] | None = None) -> list[Cell]:
-        """All runs, seed by seed, so that a machine that slows down slows all methods alike. ``chosen`` replaces
-        configurations of pairs by those that a sweep found."""
+        """All runs, seed by seed, so that a machine that slows down slows all methods alike.
+        ``chosen`` replaces configurations of pairs by those that a sweep found."""
         pairs = {**self.pairs, **(chosen or {})}
         by_seed = zip(*(cells_of(config, self.seeds) for config in pairs.values()), strict=True)
         return list(itertools.chain.from_iterable(by_seed))

@@ -21,8 +21,8 @@ FREE = ("trials", "chosen", "chosen_values", "note")
 
 @frozen(kw_only=True)
 class Step:
-    """What is to be done with one folder: ``copy`` what the target lacks, ``replace`` what has come further elsewhere, or
-    ``keep`` what is there."""
+    """What is to be done with one folder: ``copy`` what the target lacks, ``replace`` what has come
+    further elsewhere, or ``keep`` what is there."""
 
     what: str
     source: Path
@@ -32,11 +32,12 @@ class Step:
 def plan(sources: Sequence[Path], target: Path) -> list[Step]:
     """What joins ``sources`` into ``target``; nothing is changed.
 
-    A run that is finished wins over one that is not, and of two that are not the one that has come further.
+    A run that is finished wins over one that is not, and of two that are not the one that has come
+    further.
 
     Raises:
-        ConfigError: two folders of one run differ in what they hold; both are named. Or a source is no folder, or is (in) the
-            target.
+        ConfigError: two folders of one run differ in what they hold; both are named. Or a source is
+            no folder, or is (in) the target.
     """
     steps: dict[Path, Step] = {}
     faults: list[str] = []
@@ -48,32 +49,46 @@ def plan(sources: Sequence[Path], target: Path) -> list[Step]:
         for folder in sorted(_folders(source)):
             place = target / folder.relative_to(source)
             before = steps.get(place)
-            other = before.source if before is not None and before.what != "keep" else place if place.is_dir() else None
+            other = (
+                before.source
+                if before is not None and before.what != "keep"
+                else place
+                if place.is_dir()
+                else None
+            )
             try:
                 further = other is None or _further(folder, other)
             except CheckpointError as error:
                 faults.append(str(error))
                 continue
             if further:
-                steps[place] = Step(what="replace" if place.is_dir() else "copy", source=folder, target=place)
+                steps[place] = Step(
+                    what="replace" if place.is_dir() else "copy", source=folder, target=place
+                )
             elif before is None:
                 steps[place] = Step(what="keep", source=folder, target=place)
     if faults:
-        raise ConfigError("\n".join([*faults, "  remove the folders that are wrong, or leave that source out"]))
+        raise ConfigError(
+            "\n".join([*faults, "  remove the folders that are wrong, or leave that source out"])
+        )
     return list(steps.values())
 
 
 def carry_out(steps: Sequence[Step], tables: Mapping[Path, Path]) -> None:
-    """Each folder is copied beside its place, then moved there whole; broken off, the same goes on from there.
+    """Each folder is copied beside its place, then moved there whole; broken off, the same goes on
+    from there.
 
-    Errors: FolderInUse where a run is being carried out; what is done by then is kept."""
+    Errors: FolderInUse where a run is being carried out; what is done by then is kept.
+    """
     for step in steps:
         if step.what == "keep":
             continue
         new = step.target.with_name(f"{ASIDE}{step.target.name}")
         old = step.target.with_name(f"{ASIDE}old-{step.target.name}")
         with contextlib.ExitStack() as held:
-            if not (step.source / "summary.json").exists():  # a finished one no longer changes, and may be where nobody writes
+            if not (
+                step.source / "summary.json"
+            ).exists():  # a finished one no longer changes, and may be where nobody writes
                 held.enter_context(leased(step.source))
             if step.what == "replace":
                 held.enter_context(leased(step.target))
@@ -90,7 +105,9 @@ def carry_out(steps: Sequence[Step], tables: Mapping[Path, Path]) -> None:
 
 
 def _of_here(folder: str, names: list[str]) -> set[str]:
-    """What a copy does without: who holds the folder there, and what a broken off merge has left."""
+    """What a copy does without: who holds the folder there, and what a broken off merge has
+    left.
+    """
     return {name for name in names if is_marker(name) or name.startswith(ASIDE)}
 
 
@@ -104,8 +121,8 @@ def _folders(root: Path) -> Iterator[Path]:
 
 
 def sweeps(sources: Sequence[Path], target: Path) -> dict[Path, Path]:
-    """The tables of sweeps that the target lacks, and their places there; those that it has are made anew from the trials by
-    the next `hgms compare`.
+    """The tables of sweeps that the target lacks, and their places there; those that it has are
+    made anew from the trials by the next `hgms compare`.
 
     Errors: ConfigError where two folders hold different sweeps of one method."""
     lacking: dict[Path, Path] = {}
@@ -116,16 +133,23 @@ def sweeps(sources: Sequence[Path], target: Path) -> dict[Path, Path]:
                 lacking[path] = place
                 continue
             own, known = (parse_json(read_file(file, ROWS), file.name) for file in (path, place))
-            if any(own.get(key) != known.get(key) for key in (own.keys() | known.keys()) - set(FREE)):
-                raise ConfigError(f"{path} and {place} are different sweeps\n  remove the one that is wrong")
+            if any(
+                own.get(key) != known.get(key) for key in (own.keys() | known.keys()) - set(FREE)
+            ):
+                raise ConfigError(
+                    f"{path} and {place} are different sweeps\n  remove the one that is wrong"
+                )
     return lacking
 
 
 def _further(folder: Path, other: Path) -> bool:
     """Whether the run in ``folder`` has come further than the same one in ``other``.
 
-    Errors: CheckpointError, with both places, where they are not the same run, or hold different rows."""
-    mine, theirs = RunFolder(folder), RunFolder(other)
+    Errors: CheckpointError, with both places, where they are not the same run, or hold different
+        rows.
+    """
+    mine = RunFolder(folder)
+    theirs = RunFolder(other)
     if not theirs.config.exists():
         return True
     if not theirs.holds(read_file(mine.config).decode(errors="replace")):

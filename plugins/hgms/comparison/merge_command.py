@@ -13,7 +13,9 @@ from hgms.cli import json_option, print_json, print_table, printable
 @click.command(short_help="Join result folders of several machines.")
 @click.argument("target", type=click.Path(path_type=Path))
 @click.argument("sources", nargs=-1, required=True, type=click.Path(path_type=Path))
-@click.option("--dry-run", is_flag=True, help="Check everything, list what would be done, do nothing.")
+@click.option(
+    "--dry-run", is_flag=True, help="Check everything, list what would be done, do nothing."
+)
 @json_option
 def merge(target: Path, sources: tuple[Path, ...], dry_run: bool, as_json: bool) -> None:
     """Join the runs below SOURCES into TARGET.
@@ -21,14 +23,16 @@ def merge(target: Path, sources: tuple[Path, ...], dry_run: bool, as_json: bool)
     \b
     hgms merge runs from-node-1 from-node-2
 
-    Of a run that is in several, the finished one wins, else the one that has come further. Two results of one run that differ
-    are an error, and nothing is changed. SOURCES stay as they are.
+    Of a run that is in several, the finished one wins, else the one that has come further. Two
+    results of one run that differ are an error, and nothing is changed. SOURCES stay as they are.
     """
     from hgms.comparison.merge import carry_out, plan, sweeps
 
     steps = plan(sources, target)
     tables = sweeps(sources, target)
-    rows = [{"run": str(step.target), "what": step.what, "from": str(step.source)} for step in steps]
+    rows = [
+        {"run": str(step.target), "what": step.what, "from": str(step.source)} for step in steps
+    ]
     if not dry_run:
         carry_out(steps, tables)
     if as_json:

@@ -25,36 +25,69 @@ def _counts(_context: click.Context, option: click.Parameter, text: str | None) 
         counts = []
     if not counts or min(counts) < 1 or max(counts) > 100_000:
         what = option.name
-        raise ConfigError(f"--{what} {text}: write numbers of {what}, 1 to 100,000, as in --{what} 2,8,64")
+        raise ConfigError(
+            f"--{what} {text}: write numbers of {what}, 1 to 100,000, as in --{what} 2,8,64"
+        )
     return counts
 
 
 @click.command("plan", short_help="What a grid will cost, before anything of it runs.")
 @click.argument("grid", type=click.Path(path_type=Path))
-@click.option("--methods", metavar="NAME[,NAME]", help="Labels of the grid's methods. Default: all.")
+@click.option(
+    "--methods", metavar="NAME[,NAME]", help="Labels of the grid's methods. Default: all."
+)
 @seeds_option
 @click.option("--scale", metavar="NAME", help="A scale of the GRID.")
-@click.option("--set", "sets", multiple=True, metavar="KEY=VALUE", help="Lay a value over the grid. Repeatable.")
-@click.option("--out", metavar="FOLDER", help="Where its run folders are, or will be: what is finished costs nothing.")
-@click.option("--workers", metavar="N[,N]", default="1,2,8,64,512", show_default=True, callback=_counts,
-              help="Foretell its time for so many workers.")  # fmt: skip
-@click.option("--ranks", metavar="R[,R]", callback=_counts,
-              help="Foretell it for runs on so many ranks too, measured on one rank and on two.")  # fmt: skip
+@click.option(
+    "--set",
+    "sets",
+    multiple=True,
+    metavar="KEY=VALUE",
+    help="Lay a value over the grid. Repeatable.",
+)
+@click.option(
+    "--out",
+    metavar="FOLDER",
+    help="Where its run folders are, or will be: what is finished costs nothing.",
+)
+@click.option(
+    "--workers",
+    metavar="N[,N]",
+    default="1,2,8,64,512",
+    show_default=True,
+    callback=_counts,
+    help="Foretell its time for so many workers.",
+)
+@click.option(
+    "--ranks",
+    metavar="R[,R]",
+    callback=_counts,
+    help="Foretell it for runs on so many ranks too, measured on one rank and on two.",
+)
 @trust_option
 @plugin_option
 @json_option
 def plan(
-    grid: Path, methods: str | None, seeds: int | list[int] | None, scale: str | None, sets: Sequence[str], out: str | None,
-    workers: list[int], ranks: list[int], registry: Registry, as_json: bool,
-) -> None:  # fmt: skip
-    """Measure three outer steps of every cell of GRID, and say what all of it takes: seconds, memory, disk, and how long on so
-    many workers.
+    grid: Path,
+    methods: str | None,
+    seeds: int | list[int] | None,
+    scale: str | None,
+    sets: Sequence[str],
+    out: str | None,
+    workers: list[int],
+    ranks: list[int],
+    registry: Registry,
+    as_json: bool,
+) -> None:
+    """Measure three outer steps of every cell of GRID, and say what all of it takes: seconds,
+    memory, disk, and how long on so many workers.
 
     \b
     hgms plan grid.toml --workers 2,8,64
 
-    Steps are measured as written, alone on this machine: compiled ones take less, and runs that share a machine more. What is
-    said of more ranks than two is Amdahl's law, by the share of a step that two have parted.
+    Steps are measured as written, alone on this machine: compiled ones take less, and runs that
+    share a machine more. What is said of more ranks than two is Amdahl's law, by the share of a
+    step that two have parted.
     """
     from hgms.comparison.grid_file import load
     from hgms.comparison.planning import plan as planned
@@ -69,7 +102,12 @@ def plan(
     loaded = load(table, source=grid.name, sets=sets, methods=labels, registry=registry)
     executor = Local(jobs=1, fresh=True)  # memory is then each one's own
     try:
-        result = planned(loaded, executor, lambda line: click.echo(printable(line), err=True), on_ranks=bool(ranks))
+        result = planned(
+            loaded,
+            executor,
+            lambda line: click.echo(printable(line), err=True),
+            on_ranks=bool(ranks),
+        )
     finally:
         executor.close()
     numbers = result.as_dict(workers, ranks)
@@ -82,16 +120,22 @@ def plan(
         if cost.error:
             click.echo(printable(f"  not measured: {task}, {method}: {cost.error.splitlines()[0]}"))
         elif cost.parted is not None and cost.parted.error:
-            click.echo(printable(f"  not on ranks: {task}, {method}: {cost.parted.error.splitlines()[0]}"))
+            click.echo(
+                printable(f"  not on ranks: {task}, {method}: {cost.parted.error.splitlines()[0]}")
+            )
     click.echo(
-        f"{numbers['runs']} runs to do: {_span(numbers['seconds'])} one at a time, the longest {_span(numbers['longest'])}; "
+        f"{numbers['runs']} runs to do: {_span(numbers['seconds'])} one at a time, the longest "
+        f"{_span(numbers['longest'])}; "
         f"{numbers['bytes_on_disk'] / 1e6:,.1f} MB on disk"
     )
     for count, seconds in numbers["workers"].items():
         if int(count) <= max(numbers["runs"], workers[0]):  # more have nothing to do
             click.echo(f"  on {int(count):,} worker{'s' * (int(count) > 1)}: {_span(seconds)}")
     for count, seconds in numbers.get("ranks", {}).items():
-        click.echo(f"  each on {int(count):,} rank{'s' * (int(count) > 1)}, one run at a time: {_span(seconds)}")
+        click.echo(
+            f"  each on {int(count):,} rank{'s' * (int(count) > 1)}, one run at a time: "
+            f"{_span(seconds)}"
+        )
     if ranks and loaded.budget.seconds is not None:
         click.echo("  the budget is in seconds: on ranks a run takes more steps, not less time")
 

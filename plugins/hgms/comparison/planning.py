@@ -1,4 +1,6 @@
-"""``hgms plan``: what a grid will cost before anything of it runs, measured on three outer steps of each cell."""
+"""``hgms plan``: what a grid will cost before anything of it runs, measured on three outer steps
+of each cell.
+"""
 
 from __future__ import annotations
 
@@ -29,9 +31,11 @@ MANY = (1, 2, 8, 64, 512)
 
 @frozen(kw_only=True)
 class Cost:
-    """What one run of a (task, method) takes: ``step`` seconds of an outer step, ``around`` seconds of building the problem and
-    of two evaluations, ``calls`` oracle calls of a step, bytes of ``memory`` at its peak, on ``disk`` and in each ``row``.
-    ``parted`` is a step on one rank and on two, where that was asked for. ``error`` says why it could not be measured."""
+    """What one run of a (task, method) takes: ``step`` seconds of an outer step, ``around`` seconds
+    of building the problem and of two evaluations, ``calls`` oracle calls of a step, bytes of
+    ``memory`` at its peak, on ``disk`` and in each ``row``. ``parted`` is a step on one rank and on
+    two, where that was asked for. ``error`` says why it could not be measured.
+    """
 
     step: float = 0.0
     around: float = 0.0
@@ -52,7 +56,9 @@ class Cost:
 
     def seconds(self, budget: Budget) -> float:
         """Of one run, from its start to its end."""
-        return self.around + (budget.seconds if budget.seconds is not None else self.steps(budget) * self.step)
+        return self.around + (
+            budget.seconds if budget.seconds is not None else self.steps(budget) * self.step
+        )
 
     def seconds_on(self, ranks: int, budget: Budget) -> float:
         """Of one run on so many ranks; as on one where they were not measured."""
@@ -81,25 +87,50 @@ class Plan:
         for (task, method), cost in self.costs.items():
             runs = sum((cell.task, cell.method) == (task, method) for cell in self.left)
             numbers = {
-                "s a step": f"{cost.step:.3g}", "s a run": f"{cost.seconds(self.grid.budget):,.1f}",
-                "peak MiB": f"{cost.memory / 2**20:,.0f}", "kB on disk": f"{cost.bytes_on_disk(self.grid.budget) / 1e3:,.0f}",
-            }  # fmt: skip
+                "s a step": f"{cost.step:.3g}",
+                "s a run": f"{cost.seconds(self.grid.budget):,.1f}",
+                "peak MiB": f"{cost.memory / 2**20:,.0f}",
+                "kB on disk": f"{cost.bytes_on_disk(self.grid.budget) / 1e3:,.0f}",
+            }
             if cost.parted is not None:
-                one, two, share = cost.parted.one, cost.parted.two, cost.parted.share
-                shown = (f"{one:.3g}", f"{two:.3g}", f"{share:.0%}") if not cost.parted.error else ("–", "–", "–")
+                one = cost.parted.one
+                two = cost.parted.two
+                share = cost.parted.share
+                shown = (
+                    (f"{one:.3g}", f"{two:.3g}", f"{share:.0%}")
+                    if not cost.parted.error
+                    else ("–", "–", "–")
+                )
                 numbers |= dict(zip(("s on 1 rank", "on 2", "parted"), shown, strict=True))
             lacking = dict.fromkeys(numbers, "–")
-            rows.append({"task": task, "method": method, "runs": runs, **(lacking if cost.error else numbers)})
+            rows.append(
+                {
+                    "task": task,
+                    "method": method,
+                    "runs": runs,
+                    **(lacking if cost.error else numbers),
+                }
+            )
         return rows
 
     def as_dict(self, workers: Sequence[int] = MANY, ranks: Sequence[int] = ()) -> dict[str, Any]:
-        """All of it; ``ranks`` gives the seconds of all runs one at a time, each on so many ranks."""
-        seconds, budget = self.seconds(), self.grid.budget
+        """All of it; ``ranks`` gives the seconds of all runs one at a time, each on so many
+        ranks.
+        """
+        seconds = self.seconds()
+        budget = self.grid.budget
         costs = [self.costs[cell.task, cell.method] for cell in self.left]
-        on_ranks = {str(count): sum(cost.seconds_on(count, budget) for cost in costs) for count in ranks}
+        on_ranks = {
+            str(count): sum(cost.seconds_on(count, budget) for cost in costs) for count in ranks
+        }
         return {
             "pairs": [
-                {"task": task, "method": method, **attrs.asdict(cost), "seconds": cost.seconds(budget)}
+                {
+                    "task": task,
+                    "method": method,
+                    **attrs.asdict(cost),
+                    "seconds": cost.seconds(budget),
+                }
                 for (task, method), cost in self.costs.items()
             ],
             "runs": len(self.left),
@@ -108,15 +139,23 @@ class Plan:
             "bytes_on_disk": sum(cost.bytes_on_disk(budget) for cost in costs),
             "workers": {str(count): makespan(seconds, count) for count in workers},
             **({"ranks": on_ranks} if ranks else {}),
-        }  # fmt: skip
+        }
 
 
-def plan(grid: Grid, executor: Executor, say: Callable[[str], None] = lambda line: None, *, on_ranks: bool = False) -> Plan:
-    """Measures three outer steps of each (task, method), as written (a compiled step takes less), by ``executor``; with
-    ``on_ranks`` also on one rank and on two. Nothing is written where the grid's runs will be. Cost: three outer steps, one
-    evaluation before and one after, for each pair; three times that with ``on_ranks``.
+def plan(
+    grid: Grid,
+    executor: Executor,
+    say: Callable[[str], None] = lambda line: None,
+    *,
+    on_ranks: bool = False,
+) -> Plan:
+    """Measures three outer steps of each (task, method), as written (a compiled step takes less),
+    by ``executor``; with ``on_ranks`` also on one rank and on two. Nothing is written where the
+    grid's runs will be. Cost: three outer steps, one evaluation before and one after, for each
+    pair; three times that with ``on_ranks``.
 
-    Errors: those of :func:`hgms.comparison.rank_times.threads_of`."""
+    Errors: those of :func:`hgms.comparison.rank_times.threads_of`.
+    """
     threads = threads_of(grid.run) if on_ranks else None
     files = unannounced(grid.registry.host)
     cells = grid.cells()
@@ -145,8 +184,8 @@ def _cost(ending: Ending) -> Cost:
 
 
 def measure(arguments: Mapping[str, Any], _tell: Tell) -> dict[str, Any]:
-    """The :class:`Cost` of the run of ``arguments``, by three of its steps, in a folder that is gone afterwards; with
-    ``threads``, also on one rank and on two of so many threads."""
+    """The :class:`Cost` of the run of ``arguments``, by three of its steps, in a folder that is
+    gone afterwards; with ``threads``, also on one rank and on two of so many threads."""
     registry = Registry.load(arguments["plugins"])
     config = RunConfig.from_dict(arguments["config"], registry=registry)
     config = attrs.evolve(config, budget=Budget(outer_steps=STEPS))
@@ -163,7 +202,9 @@ def measure(arguments: Mapping[str, Any], _tell: Tell) -> dict[str, Any]:
         used = parse_json(read_file(folder.path / "resources.json"), "resources.json")
         counted = max(len(seconds) - 2, 1)
         parted = (
-            {} if arguments["threads"] is None else {"parted": measured_on_ranks(config, Path(place), arguments["threads"])}
+            {}
+            if arguments["threads"] is None
+            else {"parted": measured_on_ranks(config, Path(place), arguments["threads"])}
         )
         return {
             "step": step_of(seconds),

@@ -16,13 +16,15 @@ from hgms_core import Budget, ConfigError, HgmsError
 
 @frozen(kw_only=True)
 class Parted:
-    """Seconds of a step on one rank and on two, each rank with as many threads. With p the share of the step that ranks part
-    among them, Amdahl's law says::
+    """Seconds of a step on one rank and on two, each rank with as many threads. With p the share of
+    the step that ranks part among them, Amdahl's law says::
 
-        s(R) = s(1) (1 − p + p/R) = s(2) (1 − p + p/R) / (1 − p/2)        p = 2 (1 − s(2)/s(1)), from 0 to 1
+        s(R) = s(1) (1 − p + p/R) = s(2) (1 − p + p/R) / (1 − p/2)
+            p = 2 (1 − s(2)/s(1)), from 0 to 1
 
-    What two ranks say to each other counts as not parted. Where more ranks say more, or cross a network, a step takes longer
-    than this; and more ranks than candidates part rows alone. ``error`` says why it could not be measured.
+    What two ranks say to each other counts as not parted. Where more ranks say more, or cross a
+    network, a step takes longer than this; and more ranks than candidates part rows alone.
+    ``error`` says why it could not be measured.
 
     >>> half = Parted(one=2.0, two=1.5)
     >>> half.share, half.step(2), half.step(8)
@@ -42,26 +44,34 @@ class Parted:
 
     def step(self, ranks: int) -> float:
         """Seconds of a step on so many ranks."""
-        p = self.share  # from s(2), which is what was measured where p had to be kept within 0 and 1
+        p = (
+            self.share
+        )  # from s(2), which is what was measured where p had to be kept within 0 and 1
         return self.one if ranks == 1 else self.two * (1 - p + p / ranks) / (1 - p / 2)
 
     def seconds(self, ranks: int, around: float, steps: float, budget: Budget) -> float:
-        """Of a run on so many ranks, with ``around`` of it not in steps. A budget in seconds stays what it is."""
+        """Of a run on so many ranks, with ``around`` of it not in steps. A budget in seconds
+        stays what it is.
+        """
         return around + (budget.seconds if budget.seconds is not None else steps * self.step(ranks))
 
 
 def threads_of(settings: RunSettings) -> int:
     """The threads that each of two ranks has here.
 
-    Errors: ConfigError where the grid says on how many ranks its runs are, and where two ranks have no core each."""
+    Errors: ConfigError where the grid says on how many ranks its runs are, and where two ranks have
+        no core each.
+    """
     if settings.ranks != 1:
         raise ConfigError(
-            f"the grid's runs are on {settings.ranks} ranks, and one rank is to be measured\n  add --set run.ranks=1"
+            f"the grid's runs are on {settings.ranks} ranks, and one rank is to be measured\n"
+            "  add --set run.ranks=1"
         )
     threads = settings.threads or max(1, cores() // 2)
     if settings.device == "cpu" and 2 * threads > cores():
         raise ConfigError(
-            f"two ranks of {threads} thread{'s' * (threads > 1)} need {2 * threads} cores, and this process may use {cores()}\n"
+            f"two ranks of {threads} thread{'s' * (threads > 1)} need {2 * threads} cores, and "
+            f"this process may use {cores()}\n"
             "  leave --ranks out, or lower run.threads"
         )
     return threads
@@ -69,14 +79,20 @@ def threads_of(settings: RunSettings) -> int:
 
 def step_of(seconds: Sequence[float]) -> float:
     """Seconds of a step by the clock after each; the first warms up."""
-    return (seconds[-1] - seconds[min(1, len(seconds) - 1)]) / max(len(seconds) - 2, 1) or seconds[-1]
+    return (seconds[-1] - seconds[min(1, len(seconds) - 1)]) / max(len(seconds) - 2, 1) or seconds[
+        -1
+    ]
 
 
 def measured_on_ranks(config: RunConfig, place: Path, threads: int) -> dict[str, Any]:
-    """A step on one rank and on two, carried out alike (nothing is compiled); or why there is none."""
+    """A step on one rank and on two, carried out alike (nothing is compiled); or why there is
+    none.
+    """
     step = {}
     for ranks in (1, 2):
-        settings = attrs.evolve(config.run, ranks=ranks, threads=threads, compile=False, matmul="exact")
+        settings = attrs.evolve(
+            config.run, ranks=ranks, threads=threads, compile=False, matmul="exact"
+        )
         try:
             result = run_config(attrs.evolve(config, run=settings), path=place / f"ranks-{ranks}")
         except HgmsError as error:

@@ -1,8 +1,9 @@
-"""References: what every comparison is read beside, added to the methods of a grid in both of their forms.
+"""References: what every comparison is read beside, added to the methods of a grid in both of their
+forms.
 
-A reference is a registered method with a role, "floor" or "ceiling". Each has two forms: at its own best stopping
-(``keep = "best"``, on held-out rows), called by its name, and at the end of the same budget (``keep = "last"``), called
-``NAME-last``.
+A reference is a registered method with a role, "floor" or "ceiling". Each has two forms: at its own
+best stopping (``keep = "best"``, on held-out rows), called by its name, and at the end of the same
+budget (``keep = "last"``), called ``NAME-last``.
 """
 
 from __future__ import annotations
@@ -17,35 +18,57 @@ from hgms.runs import Invalid, role_of, structured
 from hgms_core import HgmsError, Method
 from hgms_core.registry import Registry, inside
 
-LEFT_OUT = {"theta0": "it is uniform by another name", "fixed": "nobody but a person knows its mixture"}
+LEFT_OUT = {
+    "theta0": "it is uniform by another name",
+    "fixed": "nobody but a person knows its mixture",
+}
 """References that are added by nobody but the person who names them, and why."""
 
 
-def with_references(methods: Sequence[Entry], registry: Registry, traits: Iterable[frozenset[str]]) -> list[Entry]:
-    """``methods``, with the other form of every reference among them, and with all other references in both forms.
+def with_references(
+    methods: Sequence[Entry], registry: Registry, traits: Iterable[frozenset[str]]
+) -> list[Entry]:
+    """``methods``, with the other form of every reference among them, and with all other references
+    in both forms.
 
-    A reference that a person has configured keeps that in its other form, of which there may be two: the default is another
-    on tasks with other ``traits``. What does not fit a task, or is on it what the person named, is left out there.
+    A reference that a person has configured keeps that in its other form, of which there may be
+    two: the default is another on tasks with other ``traits``. What does not fit a task, or is on
+    it what the person named, is left out there.
     """
     kinds = list(dict.fromkeys(traits)) or [frozenset()]
     entries = list(methods)
     named = {entry.name for entry in methods}
     for component in registry.components("method"):
         name = component.name
-        if role_of(registry, name) and name not in named | LEFT_OUT.keys() and not (name == "uniform" and "theta0" in named):
+        if (
+            role_of(registry, name)
+            and name not in named | LEFT_OUT.keys()
+            and not (name == "uniform" and "theta0" in named)
+        ):
             entries += _forms(
-                Entry(kind="method", label=name, table={"name": name}, stated=True, added=True), registry, kinds[0]
+                Entry(kind="method", label=name, table={"name": name}, stated=True, added=True),
+                registry,
+                kinds[0],
             )
     known = {entry.label for entry in entries}
     for entry in methods:
-        if role_of(registry, entry.name) and entry.label == entry.name and entry.component is None and not entry.added:
-            forms = {form.label: form for kind in kinds for form in _forms(entry, registry, kind)[1:]}
+        if (
+            role_of(registry, entry.name)
+            and entry.label == entry.name
+            and entry.component is None
+            and not entry.added
+        ):
+            forms = {
+                form.label: form for kind in kinds for form in _forms(entry, registry, kind)[1:]
+            }
             entries += [form for label, form in forms.items() if label not in known]
     return entries
 
 
 def _forms(entry: Entry, registry: Registry, traits: frozenset[str]) -> list[Entry]:
-    """An added reference with ``keep = "best"``, a person's as it is on a task with ``traits``; then its other form."""
+    """An added reference with ``keep = "best"``, a person's as it is on a task with ``traits``;
+    then its other form.
+    """
     try:
         method = structured(entry.at(""), Method, registry, traits)
     except (Invalid, HgmsError):  # which is said where the entry itself is built
@@ -57,14 +80,18 @@ def _forms(entry: Entry, registry: Registry, traits: frozenset[str]) -> list[Ent
     other = "last" if first == "best" else "best"
     forms = [(entry.label, first)] if entry.added else []
     made = [
-        attrs.evolve(entry, label=label, table=entry.at("", {".".join(path): keep}), stated=True, added=True)
+        attrs.evolve(
+            entry, label=label, table=entry.at("", {".".join(path): keep}), stated=True, added=True
+        )
         for label, keep in [*forms, (f"{entry.label}-{other}", other)]
     ]
     return made if entry.added else [entry, *made]
 
 
 def _keep(method: Any) -> tuple[list[str], str]:
-    """Where a method's table says which state is kept, through the methods inside it; empty for one that has no such field."""
+    """Where a method's table says which state is kept, through the methods inside it; empty for
+    one that has no such field.
+    """
     path: list[str] = []
     while not hasattr(method, "keep"):
         if not hasattr(method, "method"):
@@ -84,4 +111,7 @@ def lines_of(left_out: Mapping[str, Mapping[str, Sequence[str]]]) -> list[str]:
     for label, tasks in left_out.items():
         for why, where in tasks.items():
             alike.setdefault((", ".join(where), why), []).append(label)
-    return [f"references left out on {where}: {', '.join(labels)} ({why})" for (where, why), labels in alike.items()]
+    return [
+        f"references left out on {where}: {', '.join(labels)} ({why})"
+        for (where, why), labels in alike.items()
+    ]

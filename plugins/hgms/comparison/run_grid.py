@@ -1,4 +1,5 @@
-"""Comparisons: a grid of runs carried out, and its end: a table for each task, what has no result, how settings were chosen.
+"""Comparisons: a grid of runs carried out, and its end: a table for each task, what has no result,
+how settings were chosen.
 
 Carrying out is resuming: a cell is run only where its folder holds no result yet.
 """
@@ -33,7 +34,7 @@ from hgms.runs import (
     read_file,
     stoppable,
     unannounced,
-)  # fmt: skip
+)
 from hgms_core import ConfigError, HgmsError
 
 ROOM = 1 << 18
@@ -52,27 +53,32 @@ def run_grid(
 ) -> Comparison:
     """Carries out a grid: sweeps first, then every cell that has no result yet.
 
-    Finished cells are kept as they are, broken ones go on from their checkpoint, failed ones keep their reason unless
-    ``retry_failed``; what fails does not stop the rest. ``jobs`` processes at a time: by default one where the budget is in
-    seconds or the device is not the CPU, else one a core; 0 runs in this process, and so do objects that no other could build.
-    ``fresh`` gives every cell a process of its own. ``executor`` takes the place of these processes. ``say`` gets what a person
-    should know.
+    Finished cells are kept as they are, broken ones go on from their checkpoint, failed ones keep
+    their reason unless ``retry_failed``; what fails does not stop the rest. ``jobs`` processes at a
+    time: by default one where the budget is in seconds or the device is not the CPU, else one a
+    core; 0 runs in this process, and so do objects that no other could build. ``fresh`` gives every
+    cell a process of its own. ``executor`` takes the place of these processes. ``say`` gets what a
+    person should know.
 
-    Several calls may be at one grid, from any machines that share its folder: each run is carried out by one of them, and all
-    end with the same tables.
+    Several calls may be at one grid, from any machines that share its folder: each run is carried
+    out by one of them, and all end with the same tables.
     """
     if grid.own and (jobs or executor is not None):
         raise ConfigError(
-            f"{f'jobs = {jobs}' if jobs else 'an executor'} takes processes that build problems and methods by name, and here "
+            f"{f'jobs = {jobs}' if jobs else 'an executor'} takes processes that build problems "
+            "and methods by name, and here "
             "are objects of this process\n"
-            "  leave jobs out: the runs are then carried out here, one by one; or register them (hgms new plugin)"
+            "  leave jobs out: the runs are then carried out here, one by one; or register them "
+            "(hgms new plugin)"
         )
     host = grid.registry.host
     host.notify("hgms_ready", settings=plain(grid.run))
     planned = sweeps.plan(grid)
     _ensure_writable(grid.out)
     trial = grid.sweep.budget if grid.sweep else None
-    timed = any(budget is not None and budget.seconds is not None for budget in (grid.budget, trial))
+    timed = any(
+        budget is not None and budget.seconds is not None for budget in (grid.budget, trial)
+    )
     for line in [*grid.left_out, *(changed(grid) if grid.own else ())]:
         say(line)
     if grid.own:
@@ -80,12 +86,25 @@ def run_grid(
     elif jobs is None:
         jobs = 1 if timed or grid.run.device != "cpu" else cores()
     elif jobs > 1 and timed and grid.run.clock == "wall":  # processor time is each run's own
-        say(f"{jobs} runs at a time share this machine, and so do their seconds: do not read the timings as those of one alone")
+        say(
+            f"{jobs} runs at a time share this machine, and so do their seconds: do not read "
+            "the "
+            "timings as those of one alone"
+        )
     wanted = {"new", "begun"} | ({"failed"} if retry_failed else set())
     endings: dict[Path, Ending] = {}
     finished: set[Path] = set()
     files = unannounced(host)
-    code = code_of([*files, *(info.module for info in host.infos.values() if info.status in ("loaded", "incomplete"))])
+    code = code_of(
+        [
+            *files,
+            *(
+                info.module
+                for info in host.infos.values()
+                if info.status in ("loaded", "incomplete")
+            ),
+        ]
+    )
     try:
         executor = executor or (Local(jobs=jobs, fresh=fresh) if jobs else None)
         with stoppable(), Coordinator(executor, files, code) as coordinator:
@@ -105,17 +124,23 @@ def run_grid(
 
 
 def _carried_out(
-    coordinator: Coordinator, cells: Sequence[Cell], wanted: set[str], progress: bool, finished: set[Path]
+    coordinator: Coordinator,
+    cells: Sequence[Cell],
+    wanted: set[str],
+    progress: bool,
+    finished: set[Path],
 ) -> Iterator[Ending]:
-    """The endings of the cells that are in a state that is ``wanted``, shown as they come; those that are done are added to
-    ``finished``."""
+    """The endings of the cells that are in a state that is ``wanted``, shown as they come; those
+    that are done are added to ``finished``."""
     for cell in cells:  # those that are finished, too: the others are carried out as they were
         coordinator.recall(cell)
     states = [(cell, cell.state()[0]) for cell in cells]
     waiting = [cell for cell, state in states if state in wanted]
     finished.update(cell.path for cell, state in states if state == "done")
     with Board(len(waiting), bars=progress, echo=to_stderr if progress else ignore) as board:
-        for ending in coordinator.carry_out(waiting, began=board.began, report=board.step, say=board.say):
+        for ending in coordinator.carry_out(
+            waiting, began=board.began, report=board.step, say=board.say
+        ):
             board.ended(ending.cell, ending.status, ending.error)
             yield ending
             if ending.status == "stopped":  # every other run would be, too
@@ -123,7 +148,9 @@ def _carried_out(
 
 
 def changed(grid: Grid) -> list[str]:
-    """What the folder holds runs of that are not used, since their problem or method is another by now."""
+    """What the folder holds runs of that are not used, since their problem or method is another
+    by now.
+    """
     lines = []
     for config in grid.pairs.values():
         if config.path.parent.is_dir():
@@ -131,12 +158,17 @@ def changed(grid: Grid) -> list[str]:
         label = config.run.label or config.method_name
         for path in sorted(config.path.parent.parent.glob(f"{label}-*/seed-*/config.toml")):
             with contextlib.suppress(HgmsError, UnicodeDecodeError, OSError):
-                keys = difference([parse_toml(read_file(path).decode(), path.name), config.resolved()])
+                keys = difference(
+                    [parse_toml(read_file(path).decode(), path.name), config.resolved()]
+                )
                 keys = [key for key in keys if key.startswith(("task.", "method."))]
                 if not any(".identity" in key for key in keys):
                     continue
                 what = ", ".join(key.replace(".identity", "") for key in keys[:6])
-                lines.append(f"{path.parent.parent} holds runs of another {what}: they are not used, {label} runs anew")
+                lines.append(
+                    f"{path.parent.parent} holds runs of another {what}: they are not used, "
+                    f"{label} runs anew"
+                )
                 break
     return lines
 
@@ -149,10 +181,15 @@ def ensure_room(folder: Path) -> None:
             stream.flush()
             os.fsync(stream.fileno())
     except OSError as error:
-        what = "the disk is full" if error.errno in (errno.ENOSPC, errno.EDQUOT) else error.strerror or str(error)
+        what = (
+            "the disk is full"
+            if error.errno in (errno.ENOSPC, errno.EDQUOT)
+            else error.strerror or str(error)
+        )
         raise DiskError(
             f"cannot write into {folder}: {what}\n"
-            "  what is done is kept; free some space, then run the same command again: it goes on from there"
+            "  what is done is kept; free some space, then run the same command again: it goes "
+            "on from there"
         ) from None
 
 
@@ -162,11 +199,15 @@ def _ensure_writable(folder: Path) -> None:
         with tempfile.TemporaryFile(dir=folder):
             pass
     except OSError as error:
-        raise ConfigError(f"cannot write into {folder}: {error.strerror or error}; choose another --out") from None
+        raise ConfigError(
+            f"cannot write into {folder}: {error.strerror or error}; choose another --out"
+        ) from None
 
 
 def listing(grid: Grid) -> list[dict[str, Any]]:
-    """Every run of the grid: the sweep's trials, whose settings it says when it comes to them, then the cells."""
+    """Every run of the grid: the sweep's trials, whose settings it says when it comes to them,
+    then the cells.
+    """
     trials = []
     for sweep in sweeps.plan(grid):
         for number, seed in itertools.product(range(sweep.settings.trials), sweep.settings.seeds):
@@ -175,33 +216,45 @@ def listing(grid: Grid) -> list[dict[str, Any]]:
             row = {"task": sweep.task, "method": sweep.method, "trial": number, "seed": seed}
             trials.append({**row, "state": str(state), "folder": folder.path})
     cells: list[dict[str, Any]] = [
-        {"task": cell.task, "method": cell.method, "seed": cell.config.seed, "state": cell.state()[0], "folder": cell.path}
+        {
+            "task": cell.task,
+            "method": cell.method,
+            "seed": cell.config.seed,
+            "state": cell.state()[0],
+            "folder": cell.path,
+        }
         for cell in grid.cells()
     ]
     return [*trials, *({**cell, "trial": None} for cell in cells)] if trials else cells
 
 
 def work_left(grid: Grid, rows: Sequence[Mapping[str, Any]]) -> str:
-    """How much of a listing is left to do, and how long its steps take: as the budgets say that are in seconds, else as long as
-    the finished runs of the same method on the same task took."""
+    """How much of a listing is left to do, and how long its steps take: as the budgets say that are
+    in seconds, else as long as the finished runs of the same method on the same task took."""
     trial = (grid.sweep.budget if grid.sweep is not None else None) or grid.budget
     left = [row for row in rows if row["state"] in ("new", "begun")]
     took: dict[tuple[Any, ...], list[float]] = {}
     for row in rows:
         if row["state"] == "done" and len(known := took.setdefault(_alike(row), [])) < SAMPLE:
             known.append(RunFolder(row["folder"]).records()[-1]["seconds"])
-    seconds, estimated, unknown = 0.0, False, 0
+    seconds = 0.0
+    estimated = False
+    unknown = 0
     for row in left:
-        budget, known = trial if row.get("trial") is not None else grid.budget, took.get(_alike(row), [])
+        budget = trial if row.get("trial") is not None else grid.budget
+        known = took.get(_alike(row), [])
         if budget.seconds is not None:
             seconds += budget.seconds
         elif known:
-            seconds, estimated = seconds + sum(known) / len(known), True
+            seconds = seconds + sum(known) / len(known)
+            estimated = True
         else:
             unknown += 1
     count = f"{len(left)} of {len(rows)} runs to do"
     if not left or unknown == len(left):
-        return count + ("; how long they take is known when one of each method has ended" if left else "")
+        return count + (
+            "; how long they take is known when one of each method has ended" if left else ""
+        )
     size = "at least " if unknown else "about " if estimated else ""
     more = f"; of {unknown} none like it has ended, to tell how long they take" if unknown else ""
     amount = f"{seconds:,.0f}" if seconds >= 10 else f"{seconds:.2g}"

@@ -1,6 +1,6 @@
-"""The settings that a pilot sweep tries: ``grid`` takes the points of the lists in a seeded order, ``random`` draws anew for
-every trial, ``tpe`` is Optuna's tree-structured Parzen estimator, seeded. Each is a function of the trials before, so a broken
-sweep goes on where it was."""
+"""The settings that a pilot sweep tries: ``grid`` takes the points of the lists in a seeded order,
+``random`` draws anew for every trial, ``tpe`` is Optuna's tree-structured Parzen estimator, seeded.
+Each is a function of the trials before, so a broken sweep goes on where it was."""
 
 from __future__ import annotations
 
@@ -20,7 +20,9 @@ Values = dict[str, Any]
 
 @define
 class Trial:
-    """One setting of a method: its value is the mean validation loss over the pilot seeds, infinite if a run failed."""
+    """One setting of a method: its value is the mean validation loss over the pilot seeds,
+    infinite if a run failed.
+    """
 
     number: int
     values: Values
@@ -29,7 +31,9 @@ class Trial:
     @property
     def loss(self) -> float:
         known = [math.inf if loss is None else loss for loss in self.losses.values()]
-        return math.fsum(known) / len(known) if known and all(map(math.isfinite, known)) else math.inf
+        return (
+            math.fsum(known) / len(known) if known and all(map(math.isfinite, known)) else math.inf
+        )
 
 
 def from_grid(space: Space, trials: Sequence[Trial], key: Key) -> Values:
@@ -48,23 +52,34 @@ def at_random(space: Space, trials: Sequence[Trial], key: Key) -> Values:
     for attempt in range(1000):
         generator = key.fold(len(trials)).fold(attempt).generator()
         shares = torch.rand(len(space), generator=generator, dtype=torch.float64).tolist()
-        values = {name: dimension.at(share) for (name, dimension), share in zip(space.items(), shares, strict=True)}
+        values = {
+            name: dimension.at(share)
+            for (name, dimension), share in zip(space.items(), shares, strict=True)
+        }
         if values not in known:
             break
     return values
 
 
 def by_tpe(space: Space, trials: Sequence[Trial], key: Key) -> Values:
-    """Optuna's TPE, which learns from all trials so far; a failed one counts as worse than the worst."""
+    """Optuna's TPE, which learns from all trials so far; a failed one counts as worse than the
+    worst.
+    """
     optuna = import_optuna()
     distributions = {}
     for name, dimension in space.items():
         if isinstance(dimension, Choices):
-            distributions[name] = optuna.distributions.CategoricalDistribution(range(len(dimension.values)))
+            distributions[name] = optuna.distributions.CategoricalDistribution(
+                range(len(dimension.values))
+            )
         elif dimension.whole:
-            distributions[name] = optuna.distributions.IntDistribution(dimension.low, dimension.high, log=dimension.log)
+            distributions[name] = optuna.distributions.IntDistribution(
+                dimension.low, dimension.high, log=dimension.log
+            )
         else:
-            distributions[name] = optuna.distributions.FloatDistribution(dimension.low, dimension.high, log=dimension.log)
+            distributions[name] = optuna.distributions.FloatDistribution(
+                dimension.low, dimension.high, log=dimension.log
+            )
     worst = max((trial.loss for trial in trials if math.isfinite(trial.loss)), default=0.0) + 1.0
     seed = int(torch.randint(2**31, (), generator=key.fold(len(trials)).generator()))
     # Optuna's own ten random trials first would leave a short sweep no model at all.
@@ -74,11 +89,17 @@ def by_tpe(space: Space, trials: Sequence[Trial], key: Key) -> Values:
     try:
         study = optuna.create_study(sampler=sampler)
         for trial in trials:
-            parameters = {name: _parameter(space[name], value) for name, value in trial.values.items()}
+            parameters = {
+                name: _parameter(space[name], value) for name, value in trial.values.items()
+            }
             if any(value is None for value in parameters.values()):
                 continue  # the method's own settings may lie outside of the space
             loss = trial.loss if math.isfinite(trial.loss) else worst
-            study.add_trial(optuna.trial.create_trial(params=parameters, distributions=distributions, value=loss))
+            study.add_trial(
+                optuna.trial.create_trial(
+                    params=parameters, distributions=distributions, value=loss
+                )
+            )
         drawn = study.ask(distributions).params
     finally:
         optuna.logging.set_verbosity(level)
@@ -92,7 +113,11 @@ def _parameter(dimension: Dimension, value: Any) -> Any:
     """A value as Optuna knows it; None where the dimension does not hold it."""
     if isinstance(dimension, Choices):
         return dimension.values.index(value) if value in dimension.values else None
-    return value if isinstance(value, (int, float)) and dimension.low <= value <= dimension.high else None
+    return (
+        value
+        if isinstance(value, (int, float)) and dimension.low <= value <= dimension.high
+        else None
+    )
 
 
 def import_optuna() -> Any:
@@ -100,7 +125,8 @@ def import_optuna() -> Any:
         import optuna
     except ImportError as error:
         raise MissingExtra(
-            "the sampler 'tpe' needs Optuna, which is not installed\n  pip install 'hgms[optuna]', or use sampler = \"random\""
+            "the sampler 'tpe' needs Optuna, which is not installed\n"
+            "  pip install 'hgms[optuna]', or use sampler = \"random\""
         ) from error
     return optuna
 
@@ -110,4 +136,6 @@ SAMPLERS: Mapping[str, Callable[[Space, Sequence[Trial], Key], Values]] = {
     "random": at_random,
     "tpe": by_tpe,
 }
-"""By name: the values of the next trial, from the trials before it, of which the first has the method's own values."""
+"""By name: the values of the next trial, from the trials before it, of which the first has the
+method's own values.
+"""

@@ -12,7 +12,8 @@
     task."*".train_size = 1000                  # all tasks
     method.hg-ms.generator.count = 2            # one method, by its label
 
-A scale is laid over the file before anything in it is read, so its values are checked like any others.
+A scale is laid over the file before anything in it is read, so its values are checked like any
+others.
 """
 
 from __future__ import annotations
@@ -30,12 +31,21 @@ ALL = "*"
 def scaled(table: Mapping[str, Any], name: str | None, source: str = "the grid") -> dict[str, Any]:
     """The table without its scales, with the one called ``name`` laid over it.
 
-    >>> scaled({"budget": "60s", "method": ["a"], "scale": {"cpu": {"budget": "9s", "method": {"a": {"lr": 1}}}}}, "cpu")
+    >>> scaled(
+    ...     {
+    ...         "budget": "60s",
+    ...         "method": ["a"],
+    ...         "scale": {"cpu": {"budget": "9s", "method": {"a": {"lr": 1}}}},
+    ...     },
+    ...     "cpu",
+    ... )
     {'budget': '9s', 'method': [{'name': 'a', 'lr': 1}]}
     """
     base: dict[str, Any] = copied(table)
     scales = base.pop("scale", {})
-    if not isinstance(scales, Mapping) or not all(isinstance(changes, Mapping) for changes in scales.values()):
+    if not isinstance(scales, Mapping) or not all(
+        isinstance(changes, Mapping) for changes in scales.values()
+    ):
         raise ConfigError(f"'scale' must hold one table for each scale @ {source}.scale")
     if name is None:
         return base
@@ -44,14 +54,21 @@ def scaled(table: Mapping[str, Any], name: str | None, source: str = "the grid")
     over = dict(scales[name])
     for kind in ("task", "method"):
         if kind in over:
-            base[kind] = _entries(base.get(kind, []), over.pop(kind), kind, f"{source}.scale.{name}")
+            base[kind] = _entries(
+                base.get(kind, []), over.pop(kind), kind, f"{source}.scale.{name}"
+            )
     return laid_over(base, over)
 
 
 def _entries(entries: Any, changes: Any, kind: str, place: str) -> list[Any]:
     """The [[task]] or [[method]] tables with the changes for all, then those for each label."""
-    if not isinstance(changes, Mapping) or not all(isinstance(change, Mapping) for change in changes.values()):
-        raise ConfigError(f"{kind!r} of a scale must hold a table of settings for each {kind} it names @ {place}.{kind}")
+    if not isinstance(changes, Mapping) or not all(
+        isinstance(change, Mapping) for change in changes.values()
+    ):
+        raise ConfigError(
+            f"{kind!r} of a scale must hold a table of settings for each {kind} it names @ "
+            f"{place}.{kind}"
+        )
     listed = entries if isinstance(entries, list) else [entries]
     tables = [{"name": entry} if isinstance(entry, str) else entry for entry in listed]
     if not all(isinstance(table, Mapping) for table in tables):
@@ -61,4 +78,7 @@ def _entries(entries: Any, changes: Any, kind: str, place: str) -> list[Any]:
     for label in changes:
         if label != ALL and label not in labels:
             raise ConfigError(f"{unknown(kind, label, labels)}\n  @ {place}.{kind}")
-    return [laid_over(laid_over(table, changes.get(ALL, {})), changes.get(label, {})) for label, table in by_label]
+    return [
+        laid_over(laid_over(table, changes.get(ALL, {})), changes.get(label, {}))
+        for label, table in by_label
+    ]

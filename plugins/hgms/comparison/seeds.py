@@ -5,7 +5,9 @@ from __future__ import annotations
 import click
 
 
-def _seeds(_context: click.Context, _option: click.Parameter, value: str | None) -> int | list[int] | None:
+def _seeds(
+    _context: click.Context, _option: click.Parameter, value: str | None
+) -> int | list[int] | None:
     """A count (``5``), a list (``0,1,7``) or a range (``10-14``)."""
     from hgms.comparison.grid import MOST_SEEDS
 
@@ -24,9 +26,13 @@ def _seeds(_context: click.Context, _option: click.Parameter, value: str | None)
                 raise click.BadParameter(f"at most {MOST_SEEDS:,} seeds, not {value!r}")
             seeds += numbers
     except ValueError:
-        raise click.BadParameter(f"write a count (5), a list (0,1,7) or a range (10-14), not {value!r}") from None
+        raise click.BadParameter(
+            f"write a count (5), a list (0,1,7) or a range (10-14), not {value!r}"
+        ) from None
     return seeds
 
 
-seeds_option = click.option("--seeds", callback=_seeds, metavar="N|LIST", help="A count, a list (0,1,7) or a range (10-14).")
+seeds_option = click.option(
+    "--seeds", callback=_seeds, metavar="N|LIST", help="A count, a list (0,1,7) or a range (10-14)."
+)
 """The option ``--seeds`` for a click command: a count, or a list of seeds."""

@@ -29,7 +29,8 @@ class Choices:
 
 @frozen
 class Range:
-    """A number between ``low`` and ``high``, drawn evenly, or evenly on the scale of its logarithm; whole if both ends are.
+    """A number between ``low`` and ``high``, drawn evenly, or evenly on the scale of its logarithm;
+    whole if both ends are.
 
     >>> Range(0.01, 1.0, log=True).at(0.5), Range(1, 8).at(0.999)
     (0.1, 8)
@@ -45,7 +46,11 @@ class Range:
 
     def at(self, share: float) -> float:
         top = self.high + 1 if self.whole else self.high
-        value = self.low * (top / self.low) ** share if self.log else self.low + share * (top - self.low)
+        value = (
+            self.low * (top / self.low) ** share
+            if self.log
+            else self.low + share * (top - self.low)
+        )
         # 12 digits: the same on every machine, whatever its pow() makes of the last one
         return min(int(value), int(self.high)) if self.whole else float(f"{value:.12g}")
 
@@ -64,7 +69,8 @@ Space = Mapping[str, Dimension]
 
 
 def parse(table: Mapping[str, Any]) -> dict[str, Dimension]:
-    """The dimensions of a table with dotted or nested keys. Raises ConfigError with the first thing that is wrong.
+    """The dimensions of a table with dotted or nested keys. Raises ConfigError with the first thing
+    that is wrong.
 
     >>> parse({"outer.lr": [0.1, 1.0], "generator": {"steps": {"low": 5, "high": 50}}})
     {'outer.lr': Choices(values=(0.1, 1.0)), 'generator.steps': Range(low=5, high=50, log=False)}
@@ -80,7 +86,10 @@ def parse(table: Mapping[str, Any]) -> dict[str, Dimension]:
         elif isinstance(value, Mapping):
             space[key] = _range(key, value)
         else:
-            raise ConfigError(f"{key!r} must be a list of values or {{ low = …, high = …, log = true }}: {value!r}")
+            raise ConfigError(
+                f"{key!r} must be a list of values or {{ low = …, high = …, log = true }}: "
+                f"{value!r}"
+            )
     return space
 
 
@@ -89,8 +98,12 @@ def _range(key: str, table: Mapping[str, Any]) -> Range:
     for word in table:
         if word not in known:
             near = closest(word, known)
-            raise ConfigError(f"{key!r}: unknown key {word!r}" + (f"; did you mean {near!r}?" if near else ""))
-    low, high, log = table.get("low"), table.get("high"), table.get("log", False)
+            raise ConfigError(
+                f"{key!r}: unknown key {word!r}" + (f"; did you mean {near!r}?" if near else "")
+            )
+    low = table.get("low")
+    high = table.get("high")
+    log = table.get("log", False)
     for end in (low, high):
         if isinstance(end, bool) or not isinstance(end, (int, float)) or not math.isfinite(end):
             raise ConfigError(f"{key!r}: a range needs two numbers, low and high: {dict(table)}")
@@ -107,5 +120,7 @@ def _range(key: str, table: Mapping[str, Any]) -> Range:
 
 def points(space: Space) -> int | None:
     """How many points the space has; None where one of its dimensions is a range of numbers."""
-    sizes = [0 if dimension.values is None else len(dimension.values) for dimension in space.values()]
+    sizes = [
+        0 if dimension.values is None else len(dimension.values) for dimension in space.values()
+    ]
     return None if 0 in sizes else math.prod(sizes)

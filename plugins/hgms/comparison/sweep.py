@@ -1,8 +1,10 @@
-"""Pilot sweeps: every method's settings chosen on validation loss alone, with the same number of trials for each.
+"""Pilot sweeps: every method's settings chosen on validation loss alone, with the same number of
+trials for each.
 
-The first trial always has the method's own settings. A trial is a run for each pilot seed, which are none of the comparison's,
-in ``<out>/sweeps/<task>/<method>/trial-<k>/seed-<n>``; its value is the mean of their ``validation_loss`` (f on the validation
-rows at the returned state; no test row is looked at). The lowest wins. ``sweep.json`` beside the trials holds all of it.
+The first trial always has the method's own settings. A trial is a run for each pilot seed, which
+are none of the comparison's, in ``<out>/sweeps/<task>/<method>/trial-<k>/seed-<n>``; its value is
+the mean of their ``validation_loss`` (f on the validation rows at the returned state; no test row
+is looked at). The lowest wins. ``sweep.json`` beside the trials holds all of it.
 """
 
 from __future__ import annotations
@@ -21,7 +23,16 @@ from attrs import define, field
 from hgms.comparison.grid import Cell, Grid, SweepSettings
 from hgms.comparison.samplers import SAMPLERS, Trial, Values, import_optuna
 from hgms.comparison.space import Choices, Space, parse
-from hgms.runs import ROWS, RunConfig, RunFolder, data_of, leased, parse_json, read_file, replace_file
+from hgms.runs import (
+    ROWS,
+    RunConfig,
+    RunFolder,
+    data_of,
+    leased,
+    parse_json,
+    read_file,
+    replace_file,
+)
 from hgms_core import Budget, CheckpointError, ConfigError, Key
 
 
@@ -69,9 +80,14 @@ class Sweep:
         return self.folder / f"trial-{number}" / f"seed-{seed}"
 
     def cells(self, trial: Trial) -> list[Cell]:
-        config, note = attrs.evolve(self.config(trial), budget=self.budget), f"trial {trial.number}"
+        config = attrs.evolve(self.config(trial), budget=self.budget)
+        note = f"trial {trial.number}"
         return [
-            Cell(config=attrs.evolve(config, seed=seed), path=self.path(trial.number, seed), note=note)
+            Cell(
+                config=attrs.evolve(config, seed=seed),
+                path=self.path(trial.number, seed),
+                note=note,
+            )
             for seed in self.settings.seeds
         ]
 
@@ -82,7 +98,11 @@ class Sweep:
                 summary: Mapping[str, Any] | None = None
                 with contextlib.suppress(CheckpointError):
                     summary = RunFolder(self.path(trial.number, seed)).read_summary()
-                loss = summary.get("validation_loss") if summary and summary.get("status") == "done" else None
+                loss = (
+                    summary.get("validation_loss")
+                    if summary and summary.get("status") == "done"
+                    else None
+                )
                 trial.losses[seed] = loss if isinstance(loss, int | float) else None
 
     def identity(self) -> dict[str, Any]:
@@ -93,7 +113,9 @@ class Sweep:
             "seeds": list(self.settings.seeds),
             "budget": str(self.budget),
             "space": {
-                key: {"values": list(part.values)} if isinstance(part, Choices) else attrs.asdict(part)
+                key: {"values": list(part.values)}
+                if isinstance(part, Choices)
+                else attrs.asdict(part)
                 for key, part in self.space.items()
             },
             "given": self.grid.pairs[self.task, self.method].resolved()["method"],
@@ -111,34 +133,65 @@ class Sweep:
             }
             for trial in self.trials
         ]
-        note = None if math.isfinite(best.loss) else "every trial failed; the given settings are kept"
+        note = (
+            None if math.isfinite(best.loss) else "every trial failed; the given settings are kept"
+        )
         chosen = {"chosen": best.number, "chosen_values": best.values, "note": note}
-        return {"task": self.task, "method": self.method, **self.identity(), "trials": trials, **chosen}
+        return {
+            "task": self.task,
+            "method": self.method,
+            **self.identity(),
+            "trials": trials,
+            **chosen,
+        }
 
     def write(self) -> None:
-        with leased(self.folder, patience=60.0):  # coordinators that wait for the same last trial go on at the same moment
-            replace_file(self.folder / "sweep.json", json.dumps(self.as_dict(), indent=2, ensure_ascii=False).encode())
+        with leased(
+            self.folder, patience=60.0
+        ):  # coordinators that wait for the same last trial go on at the same moment
+            replace_file(
+                self.folder / "sweep.json",
+                json.dumps(self.as_dict(), indent=2, ensure_ascii=False).encode(),
+            )
 
     def fault(self) -> str | None:
-        """Why the sweep that is on disk already is not this one; None if it is, or if there is none."""
+        """Why the sweep that is on disk already is not this one; None if it is, or if there is
+        none.
+        """
         path = self.folder / "sweep.json"
         if not os.path.lexists(path):
             return None
         mine = json.loads(json.dumps(self.identity()))
         try:
             table = parse_json(read_file(path, ROWS), path.name)
-            before = {key: table.get(key) if key == "made_of" else table[key] for key in mine}  # older ones lack that
+            before = {
+                key: table.get(key) if key == "made_of" else table[key] for key in mine
+            }  # older ones lack that
         except (CheckpointError, KeyError, TypeError, IndexError):
-            return f"damaged sweep file {path}\n  remove the folder {self.folder}, or choose another --out"
+            return (
+                f"damaged sweep file {path}\n  remove the folder {self.folder}, or choose "
+                "another --out"
+            )
         how = "choose another --out, or remove that folder"
         if mine.get("made_of") is not None and before["made_of"] is None:
-            return f"{self.folder} holds a sweep of before 0.7, which does not say what its data were\n  {how}"
-        differing = " and ".join("content of its data" if key == "made_of" else key for key in mine if mine[key] != before[key])
-        return f"{self.folder} holds a sweep with another {differing}\n  {how}" if differing else None
+            return (
+                f"{self.folder} holds a sweep of before 0.7, which does not say what its data "
+                f"were\n  {how}"
+            )
+        differing = " and ".join(
+            "content of its data" if key == "made_of" else key
+            for key in mine
+            if mine[key] != before[key]
+        )
+        return (
+            f"{self.folder} holds a sweep with another {differing}\n  {how}" if differing else None
+        )
 
 
 def plan(grid: Grid) -> list[Sweep]:
-    """The sweeps of a grid: one for each method with a space, on each task. ConfigError where the folder holds others."""
+    """The sweeps of a grid: one for each method with a space, on each task. ConfigError where
+    the folder holds others.
+    """
     settings = grid.sweep
     if settings is None:
         return []
@@ -148,7 +201,9 @@ def plan(grid: Grid) -> list[Sweep]:
             space = parse(settings.space[method])
             resolved = grid.pairs[task, method].resolved()["method"]
             own = {key: _at(resolved, key) for key in space}
-            sweeps.append(Sweep(grid=grid, settings=settings, task=task, method=method, space=space, own=own))
+            sweeps.append(
+                Sweep(grid=grid, settings=settings, task=task, method=method, space=space, own=own)
+            )
     faults = [fault for sweep in sweeps if (fault := sweep.fault())]
     if faults:
         raise ConfigError("\n".join(faults))
@@ -157,11 +212,14 @@ def plan(grid: Grid) -> list[Sweep]:
     return sweeps
 
 
-def carry_out(sweeps: list[Sweep], run: Callable[[list[Cell]], None]) -> dict[tuple[str, str], RunConfig]:
-    """Runs all trials, and returns the chosen configuration of every (task, method), for the comparison's budget.
+def carry_out(
+    sweeps: list[Sweep], run: Callable[[list[Cell]], None]
+) -> dict[tuple[str, str], RunConfig]:
+    """Runs all trials, and returns the chosen configuration of every (task, method), for the
+    comparison's budget.
 
-    Trial by trial over all methods, so that a machine that slows down slows all alike. Only ``tpe`` has to wait for the losses
-    of one round before the next.
+    Trial by trial over all methods, so that a machine that slows down slows all alike. Only ``tpe``
+    has to wait for the losses of one round before the next.
     """
     if not sweeps:
         return {}

@@ -1,4 +1,6 @@
-"""What a run used: peak memory of the process and of its GPU, wall time and processor time, in ``resources.json``."""
+"""What a run used: peak memory of the process and of its GPU, wall time and processor time, in
+``resources.json``.
+"""
 
 from __future__ import annotations
 
@@ -14,24 +16,39 @@ from typing import Any
 import torch
 from attrs import define
 
-from hgms.runs import DiskError, FolderInUse, RunFolder, counting, device_called, parse_json, read_file, replace_file
+from hgms.runs import (
+    DiskError,
+    FolderInUse,
+    RunFolder,
+    counting,
+    device_called,
+    parse_json,
+    read_file,
+    replace_file,
+)
 from hgms_core import CheckpointError, ConfigError
 
 
 @define
 class Usage:
-    """Whether what was measured is of a run that was carried out here. One that another process has ended meanwhile is not."""
+    """Whether what was measured is of a run that was carried out here. One that another process
+    has ended meanwhile is not.
+    """
 
     ours: bool = True
 
 
 @contextlib.contextmanager
 def measured(path: Path, device: str) -> Iterator[Usage]:
-    """Writes ``resources.json``: the peak memory of this process during the run (libraries included) and on its GPU, and the
-    wall and processor time (with evaluation, writing and building the problem). A run that was broken off adds to what is
-    there, but for the processor time: of that nobody knows what a killed process took, and it is null."""
+    """Writes ``resources.json``: the peak memory of this process during the run (libraries
+    included) and on its GPU, and the wall and processor time (with evaluation, writing and building
+    the problem). A run that was broken off adds to what is there, but for the processor time: of
+    that nobody knows what a killed process took, and it is null.
+    """
     gc.collect()
-    fresh, began, spent = _reset_peak(), time.monotonic(), counting(broken_off=RunFolder(path).begun)
+    fresh = _reset_peak()
+    began = time.monotonic()
+    spent = counting(broken_off=RunFolder(path).begun)
     cuda = cuda_for(device)
     if cuda is not None:
         cuda.empty_cache()
@@ -53,7 +70,9 @@ def measured(path: Path, device: str) -> Iterator[Usage]:
         now = {
             "peak_memory_bytes": max(_peak(), before.get("peak_memory_bytes") or 0),
             "peak_memory_is_of_this_run": fresh,
-            "peak_gpu_memory_bytes": max(gpu, before.get("peak_gpu_memory_bytes") or 0) if gpu is not None else None,
+            "peak_gpu_memory_bytes": max(gpu, before.get("peak_gpu_memory_bytes") or 0)
+            if gpu is not None
+            else None,
             "wall_seconds": time.monotonic() - began + (before.get("wall_seconds") or 0.0),
             "processor_seconds": spent(),
             "threads": torch.get_num_threads(),
@@ -65,7 +84,9 @@ def measured(path: Path, device: str) -> Iterator[Usage]:
 
 @contextlib.contextmanager
 def frozen_heap() -> Iterator[None]:
-    """Inside, what is there already is not looked at when garbage is collected between two runs: of a notebook it is much."""
+    """Inside, what is there already is not looked at when garbage is collected between two runs:
+    of a notebook it is much.
+    """
     ours = gc.get_freeze_count() == 0
     if ours:
         gc.collect()
@@ -78,14 +99,18 @@ def frozen_heap() -> Iterator[None]:
 
 
 def cuda_for(device: str) -> Any:
-    """torch.cuda for a run on a GPU; a run on the CPU must not take a GPU's memory just for asking."""
+    """torch.cuda for a run on a GPU; a run on the CPU must not take a GPU's memory just for
+    asking.
+    """
     with contextlib.suppress(ConfigError):  # which the run itself tells
         return torch.cuda if device_called(device).type == "cuda" else None
     return None
 
 
 def _reset_peak() -> bool:
-    """Lets the kernel's high-water mark start again from here. False where it cannot: then it is the whole process's."""
+    """Lets the kernel's high-water mark start again from here. False where it cannot: then it is
+    the whole process's.
+    """
     try:
         Path("/proc/self/clear_refs").write_text("5")
     except OSError:
@@ -94,7 +119,9 @@ def _reset_peak() -> bool:
 
 
 def _peak() -> int:
-    """The highest resident memory in bytes since :func:`_reset_peak`, or of the process where that is all there is."""
+    """The highest resident memory in bytes since :func:`_reset_peak`, or of the process where
+    that is all there is.
+    """
     with contextlib.suppress(OSError, ValueError, StopIteration):
         lines = Path("/proc/self/status").read_text().splitlines()
         return 1024 * int(next(line for line in lines if line.startswith("VmHWM:")).split()[1])

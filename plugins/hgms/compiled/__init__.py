@@ -1,4 +1,6 @@
-"""What makes steps faster: compiled programs, CUDA graphs, and the route of float32 matrix products."""
+"""What makes steps faster: compiled programs, CUDA graphs, and the route of float32 matrix
+products.
+"""
 
 from __future__ import annotations
 
@@ -10,6 +12,19 @@ from hgms.compiled.programs import Programs, programs_of
 from hgms.compiled.route import matrix_route
 
 __all__ = [
-    "CompiledProduct", "Numbers", "Product", "Programs", "RecordedProduct", "Recording", "RouteChoice", "calibrated", "choose",
-    "form", "launch", "linearized", "matrix_route", "programs_of", "recorded",
-]  # fmt: skip
+    "CompiledProduct",
+    "Numbers",
+    "Product",
+    "Programs",
+    "RecordedProduct",
+    "Recording",
+    "RouteChoice",
+    "calibrated",
+    "choose",
+    "form",
+    "launch",
+    "linearized",
+    "matrix_route",
+    "programs_of",
+    "recorded",
+]

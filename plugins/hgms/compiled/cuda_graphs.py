@@ -1,8 +1,9 @@
 """Work of fixed shapes, recorded once and launched at once: CUDA graphs.
 
-On a GPU a small step costs what it costs to launch its kernels one by one. A :class:`Recording` keeps the kernels of the first
-call and then launches all of them together. Recording is asked for (``cuda_graphs = true`` of a component), because not every
-loss can be recorded: nothing in it may wait for the device, choose by a number on it, or copy from the CPU.
+On a GPU a small step costs what it costs to launch its kernels one by one. A :class:`Recording`
+keeps the kernels of the first call and then launches all of them together. Recording is asked for
+(``cuda_graphs = true`` of a component), because not every loss can be recorded: nothing in it may
+wait for the device, choose by a number on it, or copy from the CPU.
 """
 
 from __future__ import annotations
@@ -24,19 +25,22 @@ Value = TypeVar("Value")
 
 @final
 class Recording:
-    """``function(*arguments)`` with the kernels that it launched for the first arguments, as often as one likes.
+    """``function(*arguments)`` with the kernels that it launched for the first arguments, as often
+    as one likes.
 
-    Arguments are tensors, trees or None, of the same shapes each time; they are copied into ``arguments``, whose addresses the
-    kernels know, so the function may also change those in place. What it returns is overwritten by the next call: copy what
-    is to be kept. Anything else the function reads (a batch it holds on to) has to stay where it is. Python inside it runs
-    while recording only. Autograd graphs that it builds and keeps stay valid: their saved tensors are renewed by every call,
-    and a further :class:`Recording` may go backward through them.
+    Arguments are tensors, trees or None, of the same shapes each time; they are copied into
+    ``arguments``, whose addresses the kernels know, so the function may also change those in place.
+    What it returns is overwritten by the next call: copy what is to be kept. Anything else the
+    function reads (a batch it holds on to) has to stay where it is. Python inside it runs while
+    recording only. Autograd graphs that it builds and keeps stay valid: their saved tensors are
+    renewed by every call, and a further :class:`Recording` may go backward through them.
 
     On a CPU, which has nothing to gain, the function is simply run again.
 
     Errors: :class:`ConfigError` where the function cannot be recorded.
 
-    Cost: two more calls of the function, once. Memory: a copy of the arguments, and everything the function allocates.
+    Cost: two more calls of the function, once. Memory: a copy of the arguments, and everything the
+        function allocates.
 
     >>> double = Recording(lambda x: 2 * x, torch.ones(2))
     >>> double(torch.tensor([1.0, 3.0]))
@@ -76,7 +80,8 @@ class Recording:
 
     def _record(self, function: Callable[..., Any]) -> None:
         try:
-            # Libraries set themselves up in the first call, which must not be recorded; in a stream of its own, as torch asks.
+            # Libraries set themselves up in the first call, which must not be recorded; in a stream
+            # of its own, as torch asks.
             aside = torch.cuda.Stream()
             aside.wait_stream(torch.cuda.current_stream())
             with torch.cuda.stream(aside):
@@ -89,8 +94,10 @@ class Recording:
             raise
         except RuntimeError as error:
             raise ConfigError(
-                f"this computation cannot be recorded as a CUDA graph: {str(error).splitlines()[0]}\n"
-                "  something in the losses waits for the device, chooses by a number on it, or copies from the CPU;\n"
+                "this computation cannot be recorded as a CUDA graph: "
+                f"{str(error).splitlines()[0]}\n"
+                "  something in the losses waits for the device, chooses by a number on it, or "
+                "copies from the CPU;\n"
                 "  leave `cuda_graphs` out, or write the loss without it"
             ) from error
         self._launch = graph.replay
@@ -105,7 +112,8 @@ class Recording:
 
 @final
 class RecordedProduct:
-    """A recorded operator v ↦ Av that a solver may call, or record its own iteration with (:meth:`recording`).
+    """A recorded operator v ↦ Av that a solver may call, or record its own iteration with
+    (:meth:`recording`).
 
     >>> product = RecordedProduct(lambda v: 2 * v, torch.zeros(2))
     >>> product(torch.tensor([1.0, 3.0]))
@@ -126,20 +134,25 @@ class RecordedProduct:
         product: Tensor = self._product(v)
         return product.clone()
 
-    def recording(self, key: Hashable, function: Callable[..., Any], *arguments: Argument) -> Recording:
-        """A :class:`Recording` of a function that calls this operator, made once for a key, which must hold all that the
-        function reads beside its arguments."""
+    def recording(
+        self, key: Hashable, function: Callable[..., Any], *arguments: Argument
+    ) -> Recording:
+        """A :class:`Recording` of a function that calls this operator, made once for a key, which
+        must hold all that the function reads beside its arguments."""
         if key not in self._recordings:
             self._recordings[key] = Recording(function, *arguments)
         return self._recordings[key]
 
 
-def recorded(problem: Problem, key: Hashable, device: torch.device, record: Callable[[], Value]) -> Value | None:
-    """What ``record()`` returns for this problem, called at the second request and kept as long as the problem
-    (:attr:`Problem.kept`).
+def recorded(
+    problem: Problem, key: Hashable, device: torch.device, record: Callable[[], Value]
+) -> Value | None:
+    """What ``record()`` returns for this problem, called at the second request and kept as long as
+    the problem (:attr:`Problem.kept`).
 
-    None at the first request, since what is done once is not worth recording, and wherever nothing is recorded (on a CPU).
-    What is recorded is kept by the problem, and must hold no reference to it: the memory of such a circle stays taken for long.
+    None at the first request, since what is done once is not worth recording, and wherever nothing
+    is recorded (on a CPU). What is recorded is kept by the problem, and must hold no reference to
+    it: the memory of such a circle stays taken for long.
 
     .. versionadded:: 0.2
     """
@@ -156,10 +169,14 @@ def recorded(problem: Problem, key: Hashable, device: torch.device, record: Call
 
 
 def copy_(places: Sequence[Tensor], leaves: Sequence[Tensor]) -> None:
-    """Copies leaves into places, those of one type and stride at once, since torch copies a mixed list one by one."""
+    """Copies leaves into places, those of one type and stride at once, since torch copies a
+    mixed list one by one.
+    """
     alike: dict[Hashable, tuple[list[Tensor], list[Tensor]]] = {}
     for place, leaf in zip(places, leaves, strict=True):
-        into, of = alike.setdefault((place.dtype, leaf.dtype, leaf.device, place.stride() == leaf.stride()), ([], []))
+        into, of = alike.setdefault(
+            (place.dtype, leaf.dtype, leaf.device, place.stride() == leaf.stride()), ([], [])
+        )
         into.append(place)
         of.append(leaf)
     for into, of in alike.values():
@@ -177,5 +194,11 @@ def _copied(argument: Argument) -> Argument:
 def _leaves(arguments: Any) -> list[Tensor]:
     leaves: list[Tensor] = []
     for argument in arguments:
-        leaves += [] if argument is None else [argument] if isinstance(argument, Tensor) else argument.values()
+        leaves += (
+            []
+            if argument is None
+            else [argument]
+            if isinstance(argument, Tensor)
+            else argument.values()
+        )
     return leaves

@@ -1,4 +1,6 @@
-"""A step of a component, with numbers that change from step to step: as it is written, or as a program."""
+"""A step of a component, with numbers that change from step to step: as it is written, or as a
+program.
+"""
 
 from __future__ import annotations
 
@@ -15,8 +17,11 @@ Numbers = Sequence[float] | Tensor
 """What a step takes its numbers as: those of one step, or a tensor of them."""
 
 
-def form(programs: Programs | None, key: tuple[Hashable, ...], function: Callable[..., Any]) -> Callable[..., Any]:
-    """The function as it is where ``programs`` is None, else the program of it that they keep for the key.
+def form(
+    programs: Programs | None, key: tuple[Hashable, ...], function: Callable[..., Any]
+) -> Callable[..., Any]:
+    """The function as it is where ``programs`` is None, else the program of it that they keep for
+    the key.
 
     >>> form(None, ("double",), lambda x: 2 * x)(torch.ones(2))
     tensor([2., 2.])
@@ -27,15 +32,22 @@ def form(programs: Programs | None, key: tuple[Hashable, ...], function: Callabl
 
 
 def launch(
-    programs: Programs | None, key: tuple[Hashable, ...], function: Callable[..., Any], numbers: Sequence[float], x: Tree,
+    programs: Programs | None,
+    key: tuple[Hashable, ...],
+    function: Callable[..., Any],
+    numbers: Sequence[float],
+    x: Tree,
     *arguments: Any,
-) -> Any:  # fmt: skip
-    """``function(numbers, x, *arguments)``: where ``programs`` is None as it is written, of numbers as they are; else as a
-    program, of a tensor of them with the type and the place of ``x``, so that other numbers are no other program.
+) -> Any:
+    """``function(numbers, x, *arguments)``: where ``programs`` is None as it is written, of numbers
+    as they are; else as a program, of a tensor of them with the type and the place of ``x``, so
+    that other numbers are no other program.
 
     The key holds all that the function reads beside its arguments.
 
-    >>> launch(None, ("scaled",), lambda numbers, x: numbers[0] * x["x"], (2.0,), {"x": torch.ones(2)})
+    >>> launch(
+    ...     None, ("scaled",), lambda numbers, x: numbers[0] * x["x"], (2.0,), {"x": torch.ones(2)}
+    ... )
     tensor([2., 2.])
 
     .. versionadded:: 0.4

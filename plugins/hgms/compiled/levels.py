@@ -1,4 +1,6 @@
-"""Both levels at one (θ, x) as programs of one trace: what does not depend on v, the Hessian product, and the mixed one."""
+"""Both levels at one (θ, x) as programs of one trace: what does not depend on v, the Hessian
+product, and the mixed one.
+"""
 
 from __future__ import annotations
 
@@ -15,7 +17,9 @@ from hgms.compiled.trace import arrangement, flatten, split, unflatten, without_
 from hgms_core import Batch, Linearization, LinearSystem, Loss, Ravel, Solution, Strategy, Tree
 
 ITERATIONS = 10
-"""Iterations of a program where a product is small; a large one is a program by itself, which ends when the solver does."""
+"""Iterations of a program where a product is small; a large one is a program by itself, which
+ends when the solver does.
+"""
 SMALL = 100_000
 """Numbers that a small product reads beside v, at most."""
 
@@ -26,11 +30,14 @@ Operator = Callable[[Tree, Tree, Batch, Tree], Tree]
 @final
 @frozen(eq=False)
 class CompiledProduct:
-    """v ↦ Hv as a graph of ``[*residuals, v]``: the residuals say what H is at one (θ, x), the graph serves them all.
+    """v ↦ Hv as a graph of ``[*residuals, v]``: the residuals say what H is at one (θ, x), the
+    graph serves them all.
 
-    A solver may call it, or make a program of its own iterations with the product inside (:meth:`loop`).
+    A solver may call it, or make a program of its own iterations with the product inside
+    (:meth:`loop`).
 
-    .. versionadded:: 0.4"""
+    .. versionadded:: 0.4
+    """
 
     programs: Programs
     key: tuple[Hashable, ...]
@@ -39,7 +46,9 @@ class CompiledProduct:
 
     def __call__(self, v: Tensor) -> Tensor:
         inputs = [*self.residuals, v]
-        launch = self.programs.keep(("product", *self.key), lambda: self.programs.compiled("product", self.graph, inputs))
+        launch = self.programs.keep(
+            ("product", *self.key), lambda: self.programs.compiled("product", self.graph, inputs)
+        )
         outputs: Sequence[Tensor] = self.graph(*inputs) if launch is None else launch(inputs)
         return outputs[0]
 
@@ -49,22 +58,35 @@ class CompiledProduct:
         return sum(leaf.numel() for leaf in self.residuals) <= SMALL
 
     def whole(
-        self, name: str, settings: tuple[Any, ...], solve: Callable[..., Any], b: Tensor, x0: Tensor | None, most: int
+        self,
+        name: str,
+        settings: tuple[Any, ...],
+        solve: Callable[..., Any],
+        b: Tensor,
+        x0: Tensor | None,
+        most: int,
     ) -> Solution | None:
-        """A small system from b to the answer by one program, launched as often as it takes; None for a large one.
+        """A small system from b to the answer by one program, launched as often as it takes; None
+        for a large one.
 
-        ``solve(matvec, b, x0, earlier, *settings, count)`` makes ``count`` iterations, of ``most`` at most: a function of
-        tensors alone that gives the fields of a solution, the products it took, whether it goes on, and the state that it then
-        takes as ``earlier`` (None at first)."""
+        ``solve(matvec, b, x0, earlier, *settings, count)`` makes ``count`` iterations, of ``most``
+        at most: a function of tensors alone that gives the fields of a solution, the products it
+        took, whether it goes on, and the state that it then takes as ``earlier`` (None at first).
+        """
         if not self.small:
             return None
-        graph, count = self.graph, min(most, ITERATIONS)
+        graph = self.graph
+        count = min(most, ITERATIONS)
 
-        def solved(residuals: list[Tensor], b: Tensor, x0: Tensor | None, earlier: Tree | None) -> Any:
+        def solved(
+            residuals: list[Tensor], b: Tensor, x0: Tensor | None, earlier: Tree | None
+        ) -> Any:
             return solve(lambda v: graph(*residuals, v)[0], b, x0, earlier, *settings, count)
 
         program = self.programs((name, *self.key, *settings), solved)
-        residuals, rhs, start = list(self.residuals), b.detach(), None if x0 is None else x0.detach()
+        residuals = list(self.residuals)
+        rhs = b.detach()
+        start = None if x0 is None else x0.detach()
         numbers, products, going, state = program(residuals, rhs, start, None)
         total = int(products)
         while going:
@@ -73,14 +95,22 @@ class CompiledProduct:
         return Solution(**numbers, products=total)
 
     def loop(
-        self, name: str, settings: tuple[Hashable, ...], ridge: float, iteration: Iteration, most: int
+        self,
+        name: str,
+        settings: tuple[Hashable, ...],
+        ridge: float,
+        iteration: Iteration,
+        most: int,
     ) -> Callable[[Tree], Any]:
-        """``advance(state)``: the state after some iterations of a solver, ``most`` at most, in one program, and how many were
-        needed.
+        """``advance(state)``: the state after some iterations of a solver, ``most`` at most, in one
+        program, and how many were needed.
 
-        ``iteration(system, state)`` is a function of tensors alone that multiplies once; where ``state["active"]`` is false it
-        changes nothing. ``state["r"]`` is a vector of the system's, ``settings`` are all that it reads beside the state."""
-        residuals, graph = list(self.residuals), self.graph
+        ``iteration(system, state)`` is a function of tensors alone that multiplies once; where
+        ``state["active"]`` is false it changes nothing. ``state["r"]`` is a vector of the system's,
+        ``settings`` are all that it reads beside the state.
+        """
+        residuals = list(self.residuals)
+        graph = self.graph
         count = min(most, ITERATIONS) if self.small else 1
 
         def advance(residuals: list[Tensor], state: Tree) -> tuple[Tree, Tensor]:
@@ -111,14 +141,35 @@ class Linearized:
 
     @classmethod
     def of(
-        cls, programs: Programs, key: tuple[Hashable, ...], f: Loss, g: Loss, strategy: Strategy, precision: torch.dtype | None,
-        operator: Operator | None, theta: Tree, x: Tree, below: Batch, above: Batch,
-    ) -> Linearized | None:  # fmt: skip
+        cls,
+        programs: Programs,
+        key: tuple[Hashable, ...],
+        f: Loss,
+        g: Loss,
+        strategy: Strategy,
+        precision: torch.dtype | None,
+        operator: Operator | None,
+        theta: Tree,
+        x: Tree,
+        below: Batch,
+        above: Batch,
+    ) -> Linearized | None:
         """None where it cannot be traced or compiled."""
 
         def levels(theta: Tree, x: Tree, below: Batch, above: Batch, v: Tensor) -> tuple[Any, ...]:
-            here = Linearization.of(lambda t, y: f(t, y, above), lambda t, y: g(t, y, below), theta, x, strategy, precision)
-            product = here.matvec(v) if operator is None else spec.ravel(operator(theta, x, below, spec.unravel(v)))
+            here = Linearization.of(
+                lambda t, y: f(t, y, above),
+                lambda t, y: g(t, y, below),
+                theta,
+                x,
+                strategy,
+                precision,
+            )
+            product = (
+                here.matvec(v)
+                if operator is None
+                else spec.ravel(operator(theta, x, below, spec.unravel(v)))
+            )
             return (here.upper_loss, here.direct, here.rhs, here.slope), product, here.mixed(v)
 
         spec = Ravel.of(x)
@@ -129,7 +180,8 @@ class Linearized:
         if traced is None:
             return None
         flatten(arguments, leaves)
-        late, done = len(leaves) - 1, len(traced.structure[0][1]) + 3
+        late = len(leaves) - 1
+        done = len(traced.structure[0][1]) + 3
         graph = without_mutations(traced.graph, [*leaves, *traced.constants])
         pieces = split(graph.graph, range(late, late + 1), [1, len(theta)])
         inputs = [*leaves[:late], *traced.constants]
@@ -143,7 +195,17 @@ class Linearized:
             return None
         passes = 2 if strategy == "difference" else 1
         product = pieces.after[0]
-        return cls(programs, key, traced.constants, traced.structure, prepare, product, mixed, pieces.kept, passes)
+        return cls(
+            programs,
+            key,
+            traced.constants,
+            traced.structure,
+            prepare,
+            product,
+            mixed,
+            pieces.kept,
+            passes,
+        )
 
     def at(self, leaves: Sequence[Tensor]) -> Linearization:
         """At (θ, x) and on the batches whose leaves these are."""
@@ -163,27 +225,49 @@ class Linearized:
 
 
 def linearized(
-    programs: Programs, key: tuple[Hashable, ...], f: Loss, g: Loss, strategy: Strategy, precision: torch.dtype | None,
-    operator: Operator | None, theta: Tree, x: Tree, below: Batch, above: Batch,
-) -> Linearization | None:  # fmt: skip
-    """:class:`hgms_core.Linearization` at (θ, x) on a lower and an upper batch, by programs; None where they cannot be made.
+    programs: Programs,
+    key: tuple[Hashable, ...],
+    f: Loss,
+    g: Loss,
+    strategy: Strategy,
+    precision: torch.dtype | None,
+    operator: Operator | None,
+    theta: Tree,
+    x: Tree,
+    below: Batch,
+    above: Batch,
+) -> Linearization | None:
+    """:class:`hgms_core.Linearization` at (θ, x) on a lower and an upper batch, by programs; None
+    where they cannot be made.
 
-    It is traced once as a function of (θ, x, batches, v), derivatives included, and the trace is split: what does not depend
-    on v is computed once, and a product is what is left, such as two matrix products a layer. ``key`` holds all that the losses
-    depend on beside the arguments, themselves included. ``operator(theta, x, batch, v)`` takes the Hessian's place in the
-    products, where there is one; it is a pure function with the shapes of x.
+    It is traced once as a function of (θ, x, batches, v), derivatives included, and the trace is
+    split: what does not depend on v is computed once, and a product is what is left, such as two
+    matrix products a layer. ``key`` holds all that the losses depend on beside the arguments,
+    themselves included. ``operator(theta, x, batch, v)`` takes the Hessian's place in the products,
+    where there is one; it is a pure function with the shapes of x.
 
     Cost: 1 upper and 1 lower gradient, and as much once for the check.
 
-    Source: linearisation of a program as ``jax.linearize`` has it, here by dependence in a traced graph.
+    Source: linearisation of a program as ``jax.linearize`` has it, here by dependence in a traced
+        graph.
 
-    .. versionadded:: 0.4"""
+    .. versionadded:: 0.4
+    """
     leaves: list[Tensor] = []
     flatten((theta, x, below, above), leaves)
     arranged = arrangement((theta, x, below, above))
-    name = (*key, strategy, precision, operator is None, arranged, *((leaf.shape, leaf.dtype) for leaf in leaves))
+    name = (
+        *key,
+        strategy,
+        precision,
+        operator is None,
+        arranged,
+        *((leaf.shape, leaf.dtype) for leaf in leaves),
+    )
     levels = programs.keep(
         ("linearization", *name),
-        lambda: Linearized.of(programs, name, f, g, strategy, precision, operator, theta, x, below, above),
+        lambda: Linearized.of(
+            programs, name, f, g, strategy, precision, operator, theta, x, below, above
+        ),
     )
     return None if levels is None else levels.at(leaves)

@@ -1,4 +1,6 @@
-"""Pure functions of trees as compiled programs: one object for a run, that makes each program once and says what it made."""
+"""Pure functions of trees as compiled programs: one object for a run, that makes each program
+once and says what it made.
+"""
 
 from __future__ import annotations
 
@@ -29,25 +31,29 @@ Runner = Callable[[Sequence[Tensor]], Sequence[Tensor]]
 @final
 @define(eq=False)
 class Programs:
-    """What makes programs of the pure functions that components run often: ``problem.compiler`` of a run that compiles.
+    """What makes programs of the pure functions that components run often: ``problem.compiler`` of
+    a run that compiles.
 
-    ``programs(key, function)`` is the function in its fastest form, made at its first call for the shapes of its arguments and
-    kept for the key, which must hold all that the function reads beside them. Arguments and results are tensors, None,
-    dictionaries, lists and tuples of such (a tuple comes back as a list). On a CPU the form is a program of torch's inductor,
-    on a GPU that program recorded as a CUDA graph (or launched kernel by kernel, with a warning, where it cannot be recorded).
+    ``programs(key, function)`` is the function in its fastest form, made at its first call for the
+    shapes of its arguments and kept for the key, which must hold all that the function reads beside
+    them. Arguments and results are tensors, None, dictionaries, lists and tuples of such (a tuple
+    comes back as a list). On a CPU the form is a program of torch's inductor, on a GPU that program
+    recorded as a CUDA graph (or launched kernel by kernel, with a warning, where it cannot be
+    recorded).
 
-    A program is checked once against the function, on its first arguments. Where it differs, or cannot be made (the function
-    chooses by the value of a tensor, there is no C++ compiler), the function runs as it is written, and one warning says so.
+    A program is checked once against the function, on its first arguments. Where it differs, or
+    cannot be made (the function chooses by the value of a tensor, there is no C++ compiler), the
+    function runs as it is written, and one warning says so.
 
     Arguments:
         clock: what ``seconds`` counts in.
 
-    ``seconds`` is what making programs took so far, ``waited`` the same on the wall (a C++ compiler is a process of its own,
-    which this one's processor time does not count); ``outcomes`` says by the name of each function, the first word of its key,
-    how it runs.
+    ``seconds`` is what making programs took so far, ``waited`` the same on the wall (a C++ compiler
+    is a process of its own, which this one's processor time does not count); ``outcomes`` says by
+    the name of each function, the first word of its key, how it runs.
 
-    Cost: two calls of the function for the check. torch keeps compiled code on disk (``TORCHINDUCTOR_CACHE_DIR``), so the next
-    process that asks for the same takes seconds.
+    Cost: two calls of the function for the check. torch keeps compiled code on disk
+    (``TORCHINDUCTOR_CACHE_DIR``), so the next process that asks for the same takes seconds.
 
     >>> programs = Programs()
     >>> double = programs(("double",), lambda tree: {"x": 2 * tree["x"]})
@@ -58,7 +64,8 @@ class Programs:
 
     Source: torch.fx and torch.compile's inductor.
 
-    .. versionadded:: 0.4"""
+    .. versionadded:: 0.4
+    """
 
     clock: Callable[[], float] = time.perf_counter
     seconds: float = field(default=0.0, init=False)
@@ -68,7 +75,9 @@ class Programs:
     _making: bool = field(default=False, init=False)
     _reasons: set[str] = field(factory=set, init=False)
 
-    def __call__(self, key: tuple[Hashable, ...], function: Callable[..., Any]) -> Callable[..., Any]:
+    def __call__(
+        self, key: tuple[Hashable, ...], function: Callable[..., Any]
+    ) -> Callable[..., Any]:
         return self.keep(("program", *key), lambda: _Shapes(self, str(key[0]), function))
 
     def keep(self, key: Hashable, make: Callable[[], Any]) -> Any:
@@ -91,8 +100,12 @@ class Programs:
             self.seconds += self.clock() - begin
             self.waited += time.perf_counter() - since
 
-    def traced(self, name: str, function: Callable[..., Any], arguments: Sequence[Any]) -> Trace | None:
-        """The function as a graph; None where it cannot be traced, or the graph is another function."""
+    def traced(
+        self, name: str, function: Callable[..., Any], arguments: Sequence[Any]
+    ) -> Trace | None:
+        """The function as a graph; None where it cannot be traced, or the graph is another
+        function.
+        """
         if self.refuses(name):
             return None
         leaves: list[Tensor] = []
@@ -101,7 +114,8 @@ class Programs:
         try:
             with self.making():
                 result = trace(function, arguments)
-                # Elsewhere than where it was traced, so that nothing of that place can have become part of the graph.
+                # Elsewhere than where it was traced, so that nothing of that place can have become
+                # part of the graph.
                 leaves = moved(leaves, 0.01)
                 flatten(function(*unflatten(arranged, leaves)), expected)
                 difference = compared(result.graph(*leaves, *result.constants), expected)
@@ -115,7 +129,9 @@ class Programs:
         return None if difference else result
 
     def compiled(self, name: str, graph: GraphModule, leaves: Sequence[Tensor]) -> Runner | None:
-        """A program of the graph for inputs of these shapes; None where it cannot be made, or differs."""
+        """A program of the graph for inputs of these shapes; None where it cannot be made, or
+        differs.
+        """
         if self.refuses(name):
             return None
         try:
@@ -139,20 +155,30 @@ class Programs:
         return self.outcomes.get(name, "compiled") != "compiled"
 
     def refuse(self, name: str, why: str) -> None:
-        """From now on the function of that name runs as it is written. One reason is said once: where there is no compiler,
-        it is that of every function."""
+        """From now on the function of that name runs as it is written. One reason is said once:
+        where there is no compiler, it is that of every function."""
         self.outcomes[name] = f"as written: it {why}"
         if why in self._reasons:
             return
         self._reasons.add(why)
-        LOG.warning("%s %s\n  it runs as it is written, which is slower; `run.compile = false` compiles nothing", name, why)
+        LOG.warning(
+            (
+                "%s %s\n  it runs as it is written, which is slower; `run.compile = false` "
+                "compiles "
+                "nothing"
+            ),
+            name,
+            why,
+        )
 
 
 def programs_of(problem: Problem) -> Programs | None:
-    """What compiles the steps of this problem; None where they run as they are written: the run compiles nothing, or the losses
-    count what they do (:attr:`Problem.counters`), which a program would not.
+    """What compiles the steps of this problem; None where they run as they are written: the run
+    compiles nothing, or the losses count what they do (:attr:`Problem.counters`), which a program
+    would not.
 
-    .. versionadded:: 0.4"""
+    .. versionadded:: 0.4
+    """
     compiler = problem.compiler if problem.counters is None else None
     return compiler if isinstance(compiler, Programs) else None
 
@@ -161,7 +187,9 @@ class _Shapes:
     """The programs of one function, by the shapes of its arguments."""
 
     def __init__(self, programs: Programs, name: str, function: Callable[..., Any]) -> None:
-        self._programs, self._name, self._function = programs, name, function
+        self._programs = programs
+        self._name = name
+        self._function = function
         self._runners: dict[Hashable, tuple[Runner | None, tuple[Tensor, ...], Any]] = {}
 
     def __call__(self, *arguments: Any) -> Any:
@@ -176,7 +204,9 @@ class _Shapes:
             return self._function(*arguments)
         return unflatten(structure, runner([*leaves, *constants]))
 
-    def _make(self, arguments: Sequence[Any], leaves: list[Tensor]) -> tuple[Runner | None, tuple[Tensor, ...], Any]:
+    def _make(
+        self, arguments: Sequence[Any], leaves: list[Tensor]
+    ) -> tuple[Runner | None, tuple[Tensor, ...], Any]:
         if len(self._runners) >= SHAPES:
             return None, (), None
         traced = self._programs.traced(self._name, self._function, arguments)
@@ -190,14 +220,22 @@ def _inductor(graph: GraphModule, leaves: Sequence[Tensor]) -> Runner:
     """The graph compiled for contiguous inputs of these shapes."""
     from torch._inductor import standalone_compile
 
-    examples: list[Any] = [leaf.detach().clone(memory_format=torch.contiguous_format) for leaf in leaves]
-    # On a CPU all kernels of a program are one C++ file, compiled in this process: a file for each takes twice as long, and a
-    # pool of processes longer to start.
-    on_cpu = {"compile_threads": 1, "cpp_wrapper": True} if all(leaf.device.type == "cpu" for leaf in leaves) else {}
+    examples: list[Any] = [
+        leaf.detach().clone(memory_format=torch.contiguous_format) for leaf in leaves
+    ]
+    # On a CPU all kernels of a program are one C++ file, compiled in this process: a file for each
+    # takes twice as long, and a pool of processes longer to start.
+    on_cpu = (
+        {"compile_threads": 1, "cpp_wrapper": True}
+        if all(leaf.device.type == "cpu" for leaf in leaves)
+        else {}
+    )
     # A GPU's programs are recorded by _recorded, whatever the environment asks of torch.
     with torch._inductor.config.patch({"triton.cudagraphs": False, **on_cpu}):
         module = GraphModule(torch.nn.Module(), graph.graph)
-        program = standalone_compile(module, examples, dynamic_shapes="from_example_inputs", options={})
+        program = standalone_compile(
+            module, examples, dynamic_shapes="from_example_inputs", options={}
+        )
 
     def run(inputs: Sequence[Tensor]) -> Sequence[Tensor]:
         outputs: Sequence[Tensor] = program(*_plain(inputs))
@@ -207,12 +245,15 @@ def _inductor(graph: GraphModule, leaves: Sequence[Tensor]) -> Runner:
 
 
 def _recorded(program: Runner, graph: GraphModule, leaves: Sequence[Tensor]) -> tuple[Runner, str]:
-    """The program recorded as a CUDA graph; as it is, and why, where that is not possible. On a CPU as it is."""
+    """The program recorded as a CUDA graph; as it is, and why, where that is not possible. On a
+    CPU as it is.
+    """
     devices = _devices(graph, leaves)
     if not any(device.type in graphs.RECORDING for device in devices):
         return program, ""
     if len(devices) > 1:
-        # A kernel takes a number of the CPU as an argument, and a recording would repeat the one that it was recorded with.
+        # A kernel takes a number of the CPU as an argument, and a recording would repeat the one
+        # that it was recorded with.
         return program, f"its numbers are on {' and '.join(sorted(map(str, devices)))}"
     try:
         recording = Recording(lambda *inputs: list(program(inputs)), *_plain(leaves))
@@ -229,7 +270,9 @@ def _recorded(program: Runner, graph: GraphModule, leaves: Sequence[Tensor]) -> 
 
 
 def _devices(graph: GraphModule, leaves: Sequence[Tensor]) -> set[torch.device]:
-    """Where the inputs are, and what is computed from them. A constant of the graph may be anywhere."""
+    """Where the inputs are, and what is computed from them. A constant of the graph may be
+    anywhere.
+    """
     devices = {leaf.device for leaf in leaves}
     varies: set[Node] = set()
     for node in graph.graph.nodes:
@@ -242,7 +285,9 @@ def _devices(graph: GraphModule, leaves: Sequence[Tensor]) -> set[torch.device]:
 
 def _plain(leaves: Sequence[Tensor]) -> list[Tensor]:
     """The same numbers as contiguous tensors without a graph."""
-    return [leaf.detach() if leaf.is_contiguous() else leaf.detach().contiguous() for leaf in leaves]
+    return [
+        leaf.detach() if leaf.is_contiguous() else leaf.detach().contiguous() for leaf in leaves
+    ]
 
 
 def _first_line(error: BaseException) -> str:

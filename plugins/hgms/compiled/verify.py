@@ -11,20 +11,27 @@ from torch.fx import GraphModule, Interpreter, Node
 from torch.fx.node import map_aggregate
 
 CLOSE = {torch.float32: 1e-5, torch.float64: 1e-10, torch.float16: 1e-2, torch.bfloat16: 1e-2}
-"""How far a program may be from the function, of the largest number of a leaf, beyond what rounding the arguments does."""
+"""How far a program may be from the function, of the largest number of a leaf, beyond what
+rounding the arguments does.
+"""
 
 SAMPLES = 3
-"""Places at which it is measured how much the graph rounds: at one of them it may be little by luck."""
+"""Places at which it is measured how much the graph rounds: at one of them it may be little by
+luck.
+"""
 
 
 def compared(
-    actual: Sequence[Tensor], expected: Sequence[Tensor], graph: GraphModule | None = None, leaves: Sequence[Tensor] = ()
+    actual: Sequence[Tensor],
+    expected: Sequence[Tensor],
+    graph: GraphModule | None = None,
+    leaves: Sequence[Tensor] = (),
 ) -> str:
     """What is wrong with the actual values; empty where they are the expected ones.
 
-    Two ways to compute the same round differently, and a step may blow that up (a difference of two nearly equal numbers, a
-    residual that is nearly zero). How much, the ``graph`` says that was computed at ``leaves``: nearby, in its own precision
-    against float64.
+    Two ways to compute the same round differently, and a step may blow that up (a difference of two
+    nearly equal numbers, a residual that is nearly zero). How much, the ``graph`` says that was
+    computed at ``leaves``: nearby, in its own precision against float64.
     """
     rounding = [0.0] * len(expected) if graph is None else _rounding(graph, leaves)
     for have, want, share in zip(actual, expected, rounding, strict=True):
@@ -33,7 +40,9 @@ def compared(
                 return "another whole number"
             continue
         size = _largest(want)
-        if not torch.allclose(have, want, rtol=0.0, atol=CLOSE[want.dtype] * size + 4 * share, equal_nan=True):
+        if not torch.allclose(
+            have, want, rtol=0.0, atol=CLOSE[want.dtype] * size + 4 * share, equal_nan=True
+        ):
             return f"by {_largest(have - want):.1e} where the largest number is {size:.1e}"
     return ""
 
@@ -43,8 +52,13 @@ def _rounding(graph: GraphModule, leaves: Sequence[Tensor]) -> list[float]:
     largest: list[float] = []
     for sample in range(SAMPLES):
         nearby = moved(leaves, None, sample)
-        precise = _Precise(graph).run(*[leaf.double() if leaf.is_floating_point() else leaf for leaf in nearby])
-        errors = [_largest(near.double() - exact.double()) for near, exact in zip(graph(*nearby), precise, strict=True)]
+        precise = _Precise(graph).run(
+            *[leaf.double() if leaf.is_floating_point() else leaf for leaf in nearby]
+        )
+        errors = [
+            _largest(near.double() - exact.double())
+            for near, exact in zip(graph(*nearby), precise, strict=True)
+        ]
         largest = [max(pair) for pair in zip(largest or errors, errors, strict=True)]
     return largest
 
@@ -66,13 +80,18 @@ def _double(value: Any) -> Any:
 
 
 def moved(leaves: Sequence[Tensor], share: float | None, sample: int = 0) -> list[Tensor]:
-    """Every floating-point number a share of itself larger or smaller (None: by its last digit), as a seeded coin says."""
+    """Every floating-point number a share of itself larger or smaller (None: by its last digit),
+    as a seeded coin says.
+    """
     generator = torch.Generator().manual_seed(sample)
 
     def displaced(leaf: Tensor) -> Tensor:
         if not leaf.is_floating_point():
             return leaf
-        signs = 2.0 * torch.randint(0, 2, leaf.shape, generator=generator).to(leaf.device, leaf.dtype) - 1
+        signs = (
+            2.0 * torch.randint(0, 2, leaf.shape, generator=generator).to(leaf.device, leaf.dtype)
+            - 1
+        )
         return leaf * (1 + (torch.finfo(leaf.dtype).eps if share is None else share) * signs)
 
     return [displaced(leaf.detach()) for leaf in leaves]

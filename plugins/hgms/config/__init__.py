@@ -1,5 +1,5 @@
-"""Which settings a component takes: ``frozen``, which checks them by their types, validators for ``attrs.field(validator=…)``,
-and what they mean for memory."""
+"""Which settings a component takes: ``frozen``, which checks them by their types, validators for
+``attrs.field(validator=…)``, and what they mean for memory."""
 
 from __future__ import annotations
 
@@ -65,10 +65,12 @@ def validation_shares(instance: object, attribute: Any, value: tuple[float, ...]
 
 
 def check_memory(what: str, *shape: int, bytes_each: int = 8) -> None:
-    """ConfigError where an array of that shape, with the copies that are made of it, cannot fit the machine's memory.
+    """ConfigError where an array of that shape, with the copies that are made of it, cannot fit the
+    machine's memory.
 
-    Called before the first number is drawn: just below the machine's memory no allocator refuses, and the system stops
-    whichever process it likes. ``what`` names the settings that make up the shape.
+    Called before the first number is drawn: just below the machine's memory no allocator refuses,
+    and the system stops whichever process it likes. ``what`` names the settings that make up the
+    shape.
 
     >>> check_memory("rows × features", 10**12, 20)
     Traceback (most recent call last):
@@ -83,16 +85,22 @@ def check_memory(what: str, *shape: int, bytes_each: int = 8) -> None:
     except (AttributeError, OSError, ValueError):  # not on every system
         return
     size = bytes_each * math.prod(shape)
-    if 4 * size > memory:  # an array is standardised into a second one, moved into a third, and a fourth is a step's
-        *product, gigabytes = (f"{n:,}" if n < 10**15 else f"{Decimal(n):.2e}" for n in (*shape, size // 10**9))
+    if (
+        4 * size > memory
+    ):  # an array is standardised into a second one, moved into a third, and a fourth is a step's
+        *product, gigabytes = (
+            f"{n:,}" if n < 10**15 else f"{Decimal(n):.2e}" for n in (*shape, size // 10**9)
+        )
         raise ConfigError(
-            f"{what} = {' × '.join(product)}: {gigabytes} GB are more than this machine can hold\n  make it smaller"
+            f"{what} = {' × '.join(product)}: {gigabytes} GB are more than this machine can "
+            "hold\n  make it smaller"
         )
 
 
 def lowering(*, same: Sequence[str] = (), other: Sequence[str] = ()) -> Callable[[Any], list[str]]:
-    """The method ``lighter`` of a component whose fields bound its memory: which to lower, first those that change no result
-    (``same``), then the others. A field that is 1 cannot be lowered; one that is None takes everything at once.
+    """The method ``lighter`` of a component whose fields bound its memory: which to lower, first
+    those that change no result (``same``), then the others. A field that is 1 cannot be lowered;
+    one that is None takes everything at once.
 
     >>> from attrs import frozen
     >>> @frozen
@@ -109,6 +117,10 @@ def lowering(*, same: Sequence[str] = (), other: Sequence[str] = ()) -> Callable
     def lighter(self: Any) -> list[str]:
         fields = [(name, "; the same result") for name in same] + [(name, "") for name in other]
         values = [(name, getattr(self, name), note) for name, note in fields]
-        return [f"lower {name} (now {'all' if value is None else value}{note})" for name, value, note in values if value != 1]
+        return [
+            f"lower {name} (now {'all' if value is None else value}{note})"
+            for name, value, note in values
+            if value != 1
+        ]
 
     return lighter

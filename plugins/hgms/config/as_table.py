@@ -17,21 +17,29 @@ from hgms_core import Budget, ConfigError, Pipeline
 from hgms_core.registry import inside
 
 AT_REST: Mapping[str, Any] = {
-    "reference": "none", "mixture": "none", "keep": "last", "learn_start": False, "answer": "selected", "tilt": 0.0,
-}  # fmt: skip
-"""What the table of every pipeline says, in this order, where nothing else is said: of wrappers that it is not in, too, so that
-a configuration has one hash, whatever is installed."""
+    "reference": "none",
+    "mixture": "none",
+    "keep": "last",
+    "learn_start": False,
+    "answer": "selected",
+    "tilt": 0.0,
+}
+"""What the table of every pipeline says, in this order, where nothing else is said: of wrappers
+that it is not in, too, so that a configuration has one hash, whatever is installed."""
 
 
 def is_at_rest(key: str, value: object) -> bool:
-    """Whether a wrapper's key says what the table of every pipeline says: then there is no wrapper."""
-    rest, value = AT_REST.get(key), "none" if value is None else value
+    """Whether a wrapper's key says what the table of every pipeline says: then there is no
+    wrapper.
+    """
+    rest = AT_REST.get(key)
+    value = "none" if value is None else value
     return key in AT_REST and value == rest and isinstance(value, bool) is isinstance(rest, bool)
 
 
 def described(component: Any, name: str) -> dict[str, Any]:
-    """The table of a component that need not be one that a configuration can build: what TOML has no word for stands there as
-    its fingerprint, and so does a component that is no attrs class.
+    """The table of a component that need not be one that a configuration can build: what TOML has
+    no word for stands there as its fingerprint, and so does a component that is no attrs class.
 
     >>> described(Pipeline, "mine").keys()
     dict_keys(['name', 'identity'])
@@ -40,7 +48,11 @@ def described(component: Any, name: str) -> dict[str, Any]:
     if attrs.has(type(component)):
         with contextlib.suppress(ConfigError):  # types that cannot be evaluated
             table = plain(component, otherwise=_shown)
-    return {**table, "name": name} if isinstance(table, dict) else {"name": name, "identity": fingerprint(component)}
+    return (
+        {**table, "name": name}
+        if isinstance(table, dict)
+        else {"name": name, "identity": fingerprint(component)}
+    )
 
 
 def _shown(value: Any) -> str:
@@ -52,8 +64,8 @@ def _refused(value: Any) -> Any:
 
 
 def plain(value: Any, hint: Any = None, otherwise: Callable[[Any], Any] = _refused) -> Any:
-    """A component or configuration as TOML values: tables, lists, strings, numbers, booleans, "none"; ``otherwise`` says what
-    stands for anything else, which is refused by default."""
+    """A component or configuration as TOML values: tables, lists, strings, numbers, booleans,
+    "none"; ``otherwise`` says what stands for anything else, which is refused by default."""
     if value is None:
         return "none"
     if isinstance(value, int) and not isinstance(value, bool):
@@ -67,11 +79,15 @@ def plain(value: Any, hint: Any = None, otherwise: Callable[[Any], Any] = _refus
         inner = _arguments(hint, tuple, list, Sequence)
         fixed = len(inner) == len(value) and Ellipsis not in inner
         return [
-            plain(item, inner[index] if fixed else inner[0] if inner else None, otherwise) for index, item in enumerate(value)
+            plain(item, inner[index] if fixed else inner[0] if inner else None, otherwise)
+            for index, item in enumerate(value)
         ]
     if isinstance(value, Mapping):
         inner = _arguments(hint, Mapping)
-        return {str(key): plain(item, inner[1] if inner else None, otherwise) for key, item in value.items()}
+        return {
+            str(key): plain(item, inner[1] if inner else None, otherwise)
+            for key, item in value.items()
+        }
     if attrs.has(type(value)):
         return _plain_fields(value, otherwise)
     return otherwise(value)
@@ -81,14 +97,17 @@ class _NotPlain(ConfigError):
     """A value that TOML has no word for."""
 
     def __init__(self, value: object) -> None:
-        super().__init__(f"{value!r} cannot be written into a configuration; it can only be used from Python")
+        super().__init__(
+            f"{value!r} cannot be written into a configuration; it can only be used from Python"
+        )
 
 
 def _plain_fields(value: Any, otherwise: Callable[[Any], Any]) -> dict[str, Any]:
-    """A field that came after the first release of its class (``metadata={"since": "0.4"}``) is left out at its default: what
-    was configured before keeps its hash."""
+    """A field that came after the first release of its class (``metadata={"since": "0.4"}``) is
+    left out at its default: what was configured before keeps its hash."""
     cls = type(value)
-    hints, name = type_hints(cls), getattr(cls, "name", None)
+    hints = type_hints(cls)
+    name = getattr(cls, "name", None)
     named: dict[str, Any] = {"name": name} if isinstance(name, str) else {}
     items = {}
     for key, field in init_fields(cls).items():
@@ -99,17 +118,25 @@ def _plain_fields(value: Any, otherwise: Callable[[Any], Any]) -> dict[str, Any]
         except _NotPlain as error:
             raise ConfigError(
                 f"the field {key!r} of {name or cls.__name__!r}: {error}\n"
-                "  let the field hold a name, a number, a table or a component to have it in configurations"
+                "  let the field hold a name, a number, a table or a component to have it in "
+                "configurations"
             ) from None
     if isinstance(value, Budget):
         return {key: item for key, item in items.items() if item != "none"}
     if isinstance(value, Pipeline):
-        return {**named, **{key: item for key, item in items.items() if key not in AT_REST}, **AT_REST, **items}
+        return {
+            **named,
+            **{key: item for key, item in items.items() if key not in AT_REST},
+            **AT_REST,
+            **items,
+        }
     return _beside(named, items, inside(cls))
 
 
 def _beside(named: dict[str, Any], items: dict[str, Any], within: str | None) -> dict[str, Any]:
-    """A wrapper's table: its fields among those of the pipeline inside; or above them, where one stands there already."""
+    """A wrapper's table: its fields among those of the pipeline inside; or above them, where one
+    stands there already.
+    """
     if within is None or not AT_REST.keys() <= items[within].keys():
         return named | items
     own = {key: item for key, item in items.items() if key != within}

@@ -1,4 +1,6 @@
-"""``frozen`` for components and ``checked`` for functions: what is wrong with arguments is said at once, with its place."""
+"""``frozen`` for components and ``checked`` for functions: what is wrong with arguments is said
+at once, with its place.
+"""
 
 from __future__ import annotations
 
@@ -21,10 +23,11 @@ Result = TypeVar("Result")
 def frozen(cls: type | None = None, /, **options: Any) -> Any:
     """``attrs.frozen`` whose classes read their arguments by the types of their fields.
 
-    Numbers of numpy and tensors of one number are taken as numbers, lists as tuples, a dictionary of arguments as the object
-    that a field holds. All else that does not fit its type or its validator, an argument that is misspelt, missing or given by
-    position, is one :class:`hgms_core.ConfigError` with all that is wrong, each with its place. An object shows itself in a
-    notebook.
+    Numbers of numpy and tensors of one number are taken as numbers, lists as tuples, a dictionary
+    of arguments as the object that a field holds. All else that does not fit its type or its
+    validator, an argument that is misspelt, missing or given by position, is one
+    :class:`hgms_core.ConfigError` with all that is wrong, each with its place. An object shows
+    itself in a notebook.
 
     >>> from hgms.config import positive
     >>> @frozen(kw_only=True)
@@ -46,11 +49,16 @@ def frozen(cls: type | None = None, /, **options: Any) -> Any:
       expected a number, got '1e-2'; write 0.01 @ Step.lr
       expected 2 values (a number, a number), got 0.9 @ Step.betas
 
-    A field with a converter, or with ``metadata={"own": True}``, is the class's own affair. Cost: a few microseconds an object.
+    A field with a converter, or with ``metadata={"own": True}``, is the class's own affair. Cost: a
+    few microseconds an object.
 
     .. versionadded:: 0.5
     """
-    return functools.partial(frozen, **options) if cls is None else _checking(attrs.frozen(cls, **options))
+    return (
+        functools.partial(frozen, **options)
+        if cls is None
+        else _checking(attrs.frozen(cls, **options))
+    )
 
 
 def define(cls: type | None = None, /, **options: Any) -> Any:
@@ -58,13 +66,20 @@ def define(cls: type | None = None, /, **options: Any) -> Any:
 
     .. versionadded:: 0.5
     """
-    return functools.partial(define, **options) if cls is None else _checking(attrs.define(cls, **options))
+    return (
+        functools.partial(define, **options)
+        if cls is None
+        else _checking(attrs.define(cls, **options))
+    )
 
 
 def _checking(built: Any) -> Any:
     """A class of attrs, with the arguments of its constructor read first."""
-    write, name = built.__init__, built.__name__
-    fields = functools.cache(lambda: _of_class(built))  # when the first object is made: then all types are there
+    write = built.__init__
+    name = built.__name__
+    fields = functools.cache(
+        lambda: _of_class(built)
+    )  # when the first object is made: then all types are there
 
     @functools.wraps(write)
     def __init__(self: Any, *args: Any, **arguments: Any) -> None:
@@ -73,7 +88,9 @@ def _checking(built: Any) -> Any:
             write(self, **read)
         except (ValueError, TypeError, HgmsError) as error:
             errors = [*_refused(fields(), read)]
-            if errors or not isinstance(error, TypeError):  # else a mistake in the class, whose traceback says where
+            if errors or not isinstance(
+                error, TypeError
+            ):  # else a mistake in the class, whose traceback says where
                 raise config_error(name, errors or [((), sentence(error))]) from None
             raise
 
@@ -84,8 +101,8 @@ def _checking(built: Any) -> Any:
 
 
 def checked(*own: str) -> Callable[[Callable[Arguments, Result]], Callable[Arguments, Result]]:
-    """A decorator of functions whose arguments are read by their types, as :func:`frozen` does; those that are called ``own``
-    are the function's own affair.
+    """A decorator of functions whose arguments are read by their types, as :func:`frozen` does;
+    those that are called ``own`` are the function's own affair.
 
     >>> @checked("rows")
     ... def train(rows: list, steps: int = 10) -> int:
@@ -123,7 +140,9 @@ class _Argument:
 
 
 def _hints(owner: Any) -> dict[str, Any]:
-    """Types that cannot be evaluated are not looked at: they may name what is imported for them alone."""
+    """Types that cannot be evaluated are not looked at: they may name what is imported for them
+    alone.
+    """
     try:
         return typing.get_type_hints(owner)
     except Exception:
@@ -134,24 +153,34 @@ def _of_function(function: Callable[..., Any], own: Collection[str]) -> dict[str
     hints = {name: hint for name, hint in _hints(function).items() if name not in own}
     return {
         name: _Argument(
-            hint := hints.get(name, Any), reader(hint), item.default is item.empty, item.kind is not item.KEYWORD_ONLY
+            hint := hints.get(name, Any),
+            reader(hint),
+            item.default is item.empty,
+            item.kind is not item.KEYWORD_ONLY,
         )
         for name, item in inspect.signature(function).parameters.items()
     }
 
 
 def _of_class(cls: Any) -> dict[str, _Argument]:
-    arguments, hints = {}, _hints(cls)
+    arguments = {}
+    hints = _hints(cls)
     for field in attrs.fields(cls):
-        hint, own = hints.get(field.name, Any), field.converter is not None or field.metadata.get("own")
+        hint = hints.get(field.name, Any)
+        own = field.converter is not None or field.metadata.get("own")
         if field.init:
-            read, required = reader(Any if own else hint), field.default is attrs.NOTHING
-            arguments[field.alias] = _Argument(hint, read, required, not field.kw_only, _check_of(field))
+            read = reader(Any if own else hint)
+            required = field.default is attrs.NOTHING
+            arguments[field.alias] = _Argument(
+                hint, read, required, not field.kw_only, _check_of(field)
+            )
     return arguments
 
 
 def _check_of(field: Any) -> Callable[[Any], object] | None:
-    """What says alone whether a field takes a value: its converter, or its validator without the object."""
+    """What says alone whether a field takes a value: its converter, or its validator without the
+    object.
+    """
 
     def convert(value: Any) -> None:
         try:
@@ -164,7 +193,9 @@ def _check_of(field: Any) -> Callable[[Any], object] | None:
     return None if field.validator is None else lambda value: field.validator(None, field, value)
 
 
-def _read(owner: str, arguments: Mapping[str, _Argument], args: tuple[Any, ...], values: Mapping[str, Any]) -> dict[str, Any]:
+def _read(
+    owner: str, arguments: Mapping[str, _Argument], args: tuple[Any, ...], values: Mapping[str, Any]
+) -> dict[str, Any]:
     """The arguments as the class or the function takes them."""
     read: dict[str, Any] = {}
     errors: list[tuple[Place, str]] = []
@@ -175,23 +206,37 @@ def _read(owner: str, arguments: Mapping[str, _Argument], args: tuple[Any, ...],
         try:
             read[name] = arguments[name].read(value)
         except Invalid as error:
-            default = "" if value is not None or arguments[name].required else "; leave it out for the default"
+            default = (
+                ""
+                if value is not None or arguments[name].required
+                else "; leave it out for the default"
+            )
             errors += [(place, message + default) for place, message in error.below(name)]
     if len(read) < len(arguments) and not errors:
-        missing = [name for name, argument in arguments.items() if argument.required and name not in read]
+        missing = [
+            name for name, argument in arguments.items() if argument.required and name not in read
+        ]
         errors = [((name,), f"missing: {spelled(arguments[name].hint)}") for name in missing]
     if errors:
         raise config_error(owner, [*errors, *_refused(arguments, read)])
     return read
 
 
-def _named(owner: str, arguments: Mapping[str, _Argument], args: tuple[Any, ...], values: Mapping[str, Any]) -> dict[str, Any]:
+def _named(
+    owner: str, arguments: Mapping[str, _Argument], args: tuple[Any, ...], values: Mapping[str, Any]
+) -> dict[str, Any]:
     """The arguments with those that were given by position under their names, where they may be."""
     places = [name for name, argument in arguments.items() if argument.by_position]
     if len(args) > len(places):
-        names = ", ".join(f"{name}={got(value)}" for name, value in zip(arguments, args, strict=False))
+        names = ", ".join(
+            f"{name}={got(value)}" for name, value in zip(arguments, args, strict=False)
+        )
         known = f"write {owner}({names})" if names else "it takes no arguments"
-        by_name = "its arguments by name" if not places else f"{len(places)} arguments by position and the others by name"
+        by_name = (
+            "its arguments by name"
+            if not places
+            else f"{len(places)} arguments by position and the others by name"
+        )
         raise ConfigError(f"{owner} takes {by_name}, and got {len(args)} by position\n  {known}")
     first = dict(zip(places, args, strict=False))
     if twice := [name for name in first if name in values]:
@@ -199,8 +244,12 @@ def _named(owner: str, arguments: Mapping[str, _Argument], args: tuple[Any, ...]
     return {**first, **values}
 
 
-def _refused(arguments: Mapping[str, _Argument], read: Mapping[str, Any]) -> Iterator[tuple[Place, str]]:
-    """What single fields say of their values, each asked by itself; what looks at the whole object is not asked."""
+def _refused(
+    arguments: Mapping[str, _Argument], read: Mapping[str, Any]
+) -> Iterator[tuple[Place, str]]:
+    """What single fields say of their values, each asked by itself; what looks at the whole
+    object is not asked.
+    """
     for name, argument in arguments.items():
         if argument.check is None or name not in read:
             continue

@@ -1,9 +1,10 @@
 """What objects of this process are, as digests: runs belong together where these are the same.
 
-A configuration names its components; an object made in a script or a notebook has no name that says what it is. Its fingerprint
-is made of its values and of its code: bytes of tensors and arrays, fields of objects, the bytecode of functions with the
-defaults, closures and global variables they use. Code of libraries is known by its name. What has neither values nor code that
-can be read (a socket, a generator) counts by its type.
+A configuration names its components; an object made in a script or a notebook has no name that says
+what it is. Its fingerprint is made of its values and of its code: bytes of tensors and arrays,
+fields of objects, the bytecode of functions with the defaults, closures and global variables they
+use. Code of libraries is known by its name. What has neither values nor code that can be read (a
+socket, a generator) counts by its type.
 """
 
 from __future__ import annotations
@@ -36,16 +37,36 @@ _SCALARS = (type(None), bool, int, float, complex, str, bytes, torch.dtype, torc
 _RANDOM = (torch.Generator, np.random.Generator, np.random.RandomState, random.Random)
 """Their state is another after every draw."""
 
-_UNTOLD = {"__dict__", "__weakref__", "__doc__", "__module__", "__firstlineno__", "__static_attributes__", "__slots__"} | {
-    "__annotations__", "__attrs_attrs__", "__attrs_own_setattr__", "__attrs_props__", "__match_args__", "__abstractmethods__",
-    "__annotate__", "__annotate_func__", "__annotations_cache__", "_abc_impl", "__parameters__", "__orig_bases__",
-    "__dataclass_fields__", "__dataclass_params__",
-}  # fmt: skip
+_UNTOLD = {
+    "__dict__",
+    "__weakref__",
+    "__doc__",
+    "__module__",
+    "__firstlineno__",
+    "__static_attributes__",
+    "__slots__",
+} | {
+    "__annotations__",
+    "__attrs_attrs__",
+    "__attrs_own_setattr__",
+    "__attrs_props__",
+    "__match_args__",
+    "__abstractmethods__",
+    "__annotate__",
+    "__annotate_func__",
+    "__annotations_cache__",
+    "_abc_impl",
+    "__parameters__",
+    "__orig_bases__",
+    "__dataclass_fields__",
+    "__dataclass_params__",
+}
 """Attributes of classes that say nothing of what they do."""
 
 
 def fingerprint(value: object) -> str:
-    """Twelve hex digits that are the same for the same values and code, also in another process of the same Python.
+    """Twelve hex digits that are the same for the same values and code, also in another process of
+    the same Python.
 
     >>> scale = 2.0
     >>> fingerprint(lambda x: x * scale) == fingerprint(lambda x: x * scale)
@@ -59,17 +80,23 @@ def fingerprint(value: object) -> str:
 
 
 def fingerprints(problem: Problem) -> dict[str, str]:
-    """That of each field of a problem, of those that are not left at their defaults. A module's parameters that x0 names do not
-    count: a loss takes those of x.
+    """That of each field of a problem, of those that are not left at their defaults. A module's
+    parameters that x0 names do not count: a loss takes those of x.
 
-    >>> problem = Problem(theta0={}, x0={"x": torch.ones(1)}, g=lambda t, x, _: x["x"].sum(), f=lambda t, x, _: x["x"].sum())
+    >>> problem = Problem(
+    ...     theta0={},
+    ...     x0={"x": torch.ones(1)},
+    ...     g=lambda t, x, _: x["x"].sum(),
+    ...     f=lambda t, x, _: x["x"].sum(),
+    ... )
     >>> list(fingerprints(problem))
     ['theta0', 'x0', 'g', 'f', 'upper_data']
     """
     memory = _Fingerprints(problem.x0)
     known = {}
     for field in attrs.fields(Problem):
-        value, default = getattr(problem, field.name), field.default
+        value = getattr(problem, field.name)
+        default = field.default
         if field.init and field.name != "compiler" and value is not default:
             made = isinstance(default, attrs.Factory) and not default.takes_self  # type: ignore[arg-type, union-attr]
             if not made or memory.of(value) != memory.of(default.factory()):  # type: ignore[union-attr]
@@ -84,7 +111,9 @@ class _Fingerprints:
         self._replaced = {} if replaced is None else replaced
         self._shapes_only: set[int] = set()
         self._known: dict[int, str] = {}
-        self._kept: list[object] = []  # else another object could get the number of one that is gone
+        self._kept: list[
+            object
+        ] = []  # else another object could get the number of one that is gone
         self._open: set[int] = set()
         self._is_library = functools.cache(_libraries())
 
@@ -98,7 +127,11 @@ class _Fingerprints:
         try:
             total = hashlib.sha256()
             for part in self._parts(value):
-                total.update(part if isinstance(part, bytes | memoryview) else str(part).encode(errors="backslashreplace"))
+                total.update(
+                    part
+                    if isinstance(part, bytes | memoryview)
+                    else str(part).encode(errors="backslashreplace")
+                )
                 total.update(b"\0")
             self._known[number] = total.hexdigest()
         finally:
@@ -133,23 +166,36 @@ class _Fingerprints:
             ((types.CodeType,), self._code),
             ((type,), self._class),
             ((types.MethodType,), lambda value: [digest(value.__func__), digest(value.__self__)]),
-            ((functools.partial,), lambda value: [digest(value.func), digest(value.args), digest(value.keywords)]),
+            (
+                (functools.partial,),
+                lambda value: [digest(value.func), digest(value.args), digest(value.keywords)],
+            ),
             ((types.FunctionType,), self._function),
         ]
 
     def _tensor(self, tensor: torch.Tensor) -> Iterator[object]:
         yield from (tensor.dtype, tuple(tensor.shape))
-        if id(tensor) not in self._shapes_only and tensor.layout is torch.strided and tensor.device.type != "meta":
+        if (
+            id(tensor) not in self._shapes_only
+            and tensor.layout is torch.strided
+            and tensor.device.type != "meta"
+        ):
             data = tensor.detach().resolve_conj().resolve_neg().cpu().contiguous().reshape(-1)
             yield data.view(torch.uint8).numpy().data if data.numel() else b""
 
     def _array(self, array: np.ndarray) -> Iterator[object]:
         yield from (array.dtype.str, array.shape)
-        yield self.of(array.tolist()) if array.dtype.hasobject else np.ascontiguousarray(array).tobytes()
+        yield (
+            self.of(array.tolist())
+            if array.dtype.hasobject
+            else np.ascontiguousarray(array).tobytes()
+        )
 
     def _function(self, function: types.FunctionType) -> Iterator[object]:
         function = getattr(function, "_torchdynamo_orig_callable", function)
-        library = self._is_library(function.__module__) and not function.__code__.co_filename.startswith("<")
+        library = self._is_library(
+            function.__module__
+        ) and not function.__code__.co_filename.startswith("<")
         yield function.__qualname__ if library else ""
         yield from (self.of(function.__defaults__), self.of(function.__kwdefaults__))
         for cell in function.__closure__ or ():
@@ -164,7 +210,11 @@ class _Fingerprints:
                     yield from (name, self.of(function.__globals__[name]))
 
     def _code(self, code: types.CodeType) -> Iterator[object]:
-        yield from (code.co_code, code.co_names, code.co_varnames[: code.co_argcount + code.co_kwonlyargcount])
+        yield from (
+            code.co_code,
+            code.co_names,
+            code.co_varnames[: code.co_argcount + code.co_kwonlyargcount],
+        )
         yield from map(self.of, code.co_consts)
 
     def _class(self, cls: type) -> Iterator[object]:
@@ -174,7 +224,9 @@ class _Fingerprints:
         yield cls.__qualname__.rpartition(".")[2]
         yield from map(self.of, cls.__bases__)
         for name, item in sorted(vars(cls).items()):
-            if name in _UNTOLD or isinstance(item, types.MemberDescriptorType | types.GetSetDescriptorType):
+            if name in _UNTOLD or isinstance(
+                item, types.MemberDescriptorType | types.GetSetDescriptorType
+            ):
                 continue
             item = getattr(item, "__func__", item)  # of a static or class method
             for function in (item.fget, item.fset) if isinstance(item, property) else (item,):
@@ -182,19 +234,33 @@ class _Fingerprints:
                     yield from (name, self.of(function))
 
     def _module(self, module: torch.nn.Module) -> Iterator[object]:
-        """Classes, tensors, hooks and settings of a module and those inside; of a library's also what it remembers is left
-        out, which is of no use for the result or made anew in every process."""
+        """Classes, tensors, hooks and settings of a module and those inside; of a library's also
+        what it remembers is left out, which is of no use for the result or made anew in every
+        process.
+        """
         if "_orig_mod" in module._modules:  # a compiled one
             yield self.of(module._modules["_orig_mod"])
             return
         if self._replaced:
-            same = [leaf for name, leaf in module.named_parameters() if self._shape_of(name) == leaf.shape]
+            same = [
+                leaf
+                for name, leaf in module.named_parameters()
+                if self._shape_of(name) == leaf.shape
+            ]
             self._shapes_only |= set(map(id, same))
         for name, part in module.named_modules(remove_duplicate=False):
             yield from (name, self.of(type(part)), part.training)
-            settings = (*_SCALARS, tuple, types.FunctionType) if self._is_library(type(part).__module__) else (object,)
+            settings = (
+                (*_SCALARS, tuple, types.FunctionType)
+                if self._is_library(type(part).__module__)
+                else (object,)
+            )
             for key, item in vars(part).items():
-                if key in ("_parameters", "_buffers") or key.endswith("_hooks") or isinstance(item, settings):
+                if (
+                    key in ("_parameters", "_buffers")
+                    or key.endswith("_hooks")
+                    or isinstance(item, settings)
+                ):
                     yield from (key, self.of(item)) if key != "_modules" else ()
 
     def _shape_of(self, name: str) -> torch.Size | None:
@@ -205,10 +271,15 @@ class _Fingerprints:
         if library == "datasets" and isinstance(mark := getattr(value, "_fingerprint", None), str):
             yield mark
         elif library in ("pandas", "polars"):
-            yield from (self.of(list(getattr(value, "columns", ()))), *self._array(np.asarray(value)))
+            yield from (
+                self.of(list(getattr(value, "columns", ()))),
+                *self._array(np.asarray(value)),
+            )
         elif library != "logging" and not isinstance(value, _RANDOM):
             names = dict.fromkeys(name for cls in type(value).__mro__ for name in _slots(cls))
-            held = {name: getattr(value, name) for name in names if hasattr(value, name)} | getattr(value, "__dict__", {})
+            held = {name: getattr(value, name) for name in names if hasattr(value, name)} | getattr(
+                value, "__dict__", {}
+            )
             yield self.of(type(value))
             for name, item in (held or _reduced(value)).items():
                 if not name.startswith("__") or name == "__wrapped__":
@@ -221,7 +292,10 @@ def _reduced(value: object) -> dict[str, object]:
         own = copyreg.dispatch_table.get(type(value))
         reduced: Any = value.__reduce_ex__(2) if own is None else own(value)
         if isinstance(reduced, tuple):
-            return {str(i): list(part) if i > 2 and part is not None else part for i, part in enumerate(reduced)}
+            return {
+                str(i): list(part) if i > 2 and part is not None else part
+                for i, part in enumerate(reduced)
+            }
     return {}
 
 
@@ -231,7 +305,12 @@ def first_party() -> frozenset[str]:
         points = distribution(FIRST_PARTY).entry_points
     except PackageNotFoundError:
         return frozenset({"hgms_core"})
-    return frozenset({"hgms_core", *(point.module.partition(".")[0] for point in points if point.group.startswith("hgms"))})
+    return frozenset(
+        {
+            "hgms_core",
+            *(point.module.partition(".")[0] for point in points if point.group.startswith("hgms")),
+        }
+    )
 
 
 def _named(cls: type) -> str:
@@ -259,16 +338,24 @@ def _is_generated(function: object) -> bool:
     return code is not None and code.co_filename.startswith(("<attrs generated", "<string>"))
 
 
-_LIBRARIES = tuple(dict.fromkeys(sysconfig.get_path(name) for name in ("stdlib", "platstdlib", "purelib", "platlib")))
+_LIBRARIES = tuple(
+    dict.fromkeys(
+        sysconfig.get_path(name) for name in ("stdlib", "platstdlib", "purelib", "platlib")
+    )
+)
 
 
 def _libraries() -> Callable[[str | None], bool]:
-    """Whether a module's code is that of an installed package or of Python, which its name stands for."""
+    """Whether a module's code is that of an installed package or of Python, which its name
+    stands for.
+    """
     known = first_party() | set(sys.builtin_module_names)
 
     def is_library(module: str | None) -> bool:
         top = (module or "").partition(".")[0]
-        file = getattr(sys.modules.get(module or ""), "__file__", None) if top != "__main__" else None
+        file = (
+            getattr(sys.modules.get(module or ""), "__file__", None) if top != "__main__" else None
+        )
         return top in known or (file is not None and file.startswith(_LIBRARIES))
 
     return is_library

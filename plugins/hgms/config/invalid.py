@@ -1,4 +1,6 @@
-"""The fields of a table and their types, in words; the kinds of component that a class may be of."""
+"""The fields of a table and their types, in words; the kinds of component that a class may be
+of.
+"""
 
 from __future__ import annotations
 
@@ -38,13 +40,19 @@ def _type_hints(cls: Any) -> dict[str, Any]:
 
 def init_fields(cls: type) -> dict[str, attrs.Attribute[Any]]:
     """The fields that a configuration may set, by the name of their argument."""
-    return {field.alias or field.name: field for field in attrs.fields(cls) if field.init and field.metadata.get("toml", True)}
+    return {
+        field.alias or field.name: field
+        for field in attrs.fields(cls)
+        if field.init and field.metadata.get("toml", True)
+    }
 
 
 def is_plain(cls: type, name: str) -> bool:
-    """Whether this is a number or a text of the class that wants a type to be a field: none of a ClassVar, nor of what every
-    component of its kind has."""
-    typed = any(name in vars(base).get("__annotations__", {}) for base in (*cls.__mro__, *PROTOCOLS))
+    """Whether this is a number or a text of the class that wants a type to be a field: none of a
+    ClassVar, nor of what every component of its kind has."""
+    typed = any(
+        name in vars(base).get("__annotations__", {}) for base in (*cls.__mro__, *PROTOCOLS)
+    )
     return not typed and isinstance(getattr(cls, name, None), int | float | str)
 
 
@@ -72,15 +80,23 @@ def _known(hint: Any) -> str | None:
 
 
 spell = Words(
-    _known, literal=show, fixed="a list of ", mapping="a table", function="a function (from Python only)"
-).spell  # fmt: skip
+    _known,
+    literal=show,
+    fixed="a list of ",
+    mapping="a table",
+    function="a function (from Python only)",
+).spell
 """A type in words, for messages about files and ``hgms describe``."""
 
 
 def kinds_of(target: type) -> list[Kind]:
-    """The kinds whose methods the class has, the nearest first (:func:`nearness`); which one it is if its signatures are right
-    for one only."""
-    likely = [kind for kind in KINDS.values() if all(callable(getattr(target, name, None)) for name in kind.methods())]
+    """The kinds whose methods the class has, the nearest first (:func:`nearness`); which one it is
+    if its signatures are right for one only."""
+    likely = [
+        kind
+        for kind in KINDS.values()
+        if all(callable(getattr(target, name, None)) for name in kind.methods())
+    ]
     right = [kind for kind in likely if not faults_of(kind, target)]
     return right or sorted(likely, key=lambda kind: -nearness(kind, target))
 
@@ -90,11 +106,16 @@ def named(registry: Registry, kind: Kind) -> str:
 
     .. versionadded:: 0.8"""
     names = [component.name for component in registry.components(kind.name)]
-    return f"{unknown(kind.label, '', names).partition('  ')[2]}\n`hgms list {kind.name}` says what each does"
+    return (
+        f"{unknown(kind.label, '', names).partition('  ')[2]}\n"
+        f"`hgms list {kind.name}` says what each does"
+    )
 
 
 def nearness(kind: Kind, target: type) -> int:
-    """How much of a kind's protocol a class has: its methods, and once more those with the right parameters. So a method with
-    a misnamed parameter is no outer optimiser, though it has ``init`` and ``step``: it has ``result`` too."""
+    """How much of a kind's protocol a class has: its methods, and once more those with the right
+    parameters. So a method with a misnamed parameter is no outer optimiser, though it has ``init``
+    and ``step``: it has ``result`` too.
+    """
     here = [name for name in kind.methods() if callable(getattr(target, name, None))]
     return len(here) + sum(not method_faults(target, name, kind.methods()[name]) for name in here)

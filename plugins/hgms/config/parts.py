@@ -1,4 +1,6 @@
-"""Components as arguments of others: whether one is of the kind that a field takes, and what to write where it is not."""
+"""Components as arguments of others: whether one is of the kind that a field takes, and what to
+write where it is not.
+"""
 
 from __future__ import annotations
 
@@ -37,12 +39,16 @@ KINDS: dict[Any, str] = {
 @functools.cache
 def methods(protocol: Any) -> frozenset[str]:
     """The methods of a protocol."""
-    return frozenset(name for name, value in vars(protocol).items() if inspect.isfunction(value) and name[0] != "_")
+    return frozenset(
+        name
+        for name, value in vars(protocol).items()
+        if inspect.isfunction(value) and name[0] != "_"
+    )
 
 
 def is_of(kind: Any, value: object) -> bool:
-    """Whether a component, or its class, has the methods of a kind, and not those of one that has more: a method has those of
-    an outer optimiser, too.
+    """Whether a component, or its class, has the methods of a kind, and not those of one that has
+    more: a method has those of an outer optimiser, too.
 
     >>> from hgms_core import Pipeline
     >>> is_of(Method, Pipeline), is_of(OuterOptimizer, Pipeline)
@@ -58,7 +64,9 @@ def _has(value: object, names: frozenset[str]) -> bool:
 
 
 def part(value: Any, kind: Any) -> Any:
-    """The component that a field of this kind gets, None where ``value`` is none; a function may solve linear systems."""
+    """The component that a field of this kind gets, None where ``value`` is none; a function may
+    solve linear systems.
+    """
     if isinstance(value, type):
         return None
     if kind is LinearSolver and callable(value) and not hasattr(value, "solve"):
@@ -78,21 +86,36 @@ def instead(value: object, kind: Any) -> str:
     name = closest(value, classes) if isinstance(value, str) else None
     if name is not None:
         return f"\n  write {classes[name].__name__}(), with `{_imported(classes[name])}`"
-    what = next((f", which is {words}" for other, words in KINDS.items() if is_of(other, value)), "")
-    also = "; a Pipeline(…) is one, too; names are for `run` and `compare`" if kind is Method else ""
-    return f"{what}\n  available: {', '.join(sorted(cls.__name__ for cls in classes.values())) or 'none is installed'}{also}"
+    what = next(
+        (f", which is {words}" for other, words in KINDS.items() if is_of(other, value)), ""
+    )
+    also = (
+        "; a Pipeline(…) is one, too; names are for `run` and `compare`" if kind is Method else ""
+    )
+    return (
+        f"{what}\n  available: "
+        f"{', '.join(sorted(cls.__name__ for cls in classes.values())) or 'none is installed'}{also}"
+    )
 
 
 def _imported(cls: type) -> str:
-    package = cls.__module__.rpartition(".")[0] or cls.__module__  # a class is exported by the package of its module
+    package = (
+        cls.__module__.rpartition(".")[0] or cls.__module__
+    )  # a class is exported by the package of its module
     return f"from {package} import {cls.__name__}"
 
 
 def _classes(kind: Any) -> dict[str, type]:
-    """The classes of a kind in the installed plugins, by the names that configurations have for them."""
+    """The classes of a kind in the installed plugins, by the names that configurations have for
+    them.
+    """
     classes: dict[str, type] = {}
     for point in entry_points(group="hgms"):
         with contextlib.suppress(Exception):  # a plugin that does not load has nothing to offer
-            offered = [value for value in vars(point.load()).values() if isinstance(value, type) and is_of(kind, value)]
+            offered = [
+                value
+                for value in vars(point.load()).values()
+                if isinstance(value, type) and is_of(kind, value)
+            ]
             classes |= {getattr(cls, "name", cls.__name__): cls for cls in offered}
     return classes

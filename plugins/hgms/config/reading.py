@@ -1,4 +1,6 @@
-"""Arguments read by the types of their fields: what a person may mean by them, and what is wrong with the others."""
+"""Arguments read by the types of their fields: what a person may mean by them, and what is wrong
+with the others.
+"""
 
 from __future__ import annotations
 
@@ -26,7 +28,9 @@ Reader = Callable[[Any], Any]
 class Invalid(Exception):
     """Errors with their places, gathered from the bottom of what a person wrote upwards.
 
-    >>> error = Invalid((("ridge",), "'ridge' must be >= 0: -1.0"), (("clip",), "expected a number, got '3'"))
+    >>> error = Invalid(
+    ...     (("ridge",), "'ridge' must be >= 0: -1.0"), (("clip",), "expected a number, got '3'")
+    ... )
     >>> print(error.render("CG"))
     2 errors in CG:
       'ridge' must be >= 0: -1.0 @ CG.ridge
@@ -41,18 +45,26 @@ class Invalid(Exception):
         return [((key, *place), message) for place, message in self.errors]
 
     def render(self, source: str, sets: tuple[Place, ...] = ()) -> str:
-        """One message with the place behind its first line; several ones under a heading. What lies below one of ``sets`` was
-        set by an option of the command line."""
+        """One message with the place behind its first line; several ones under a heading. What lies
+        below one of ``sets`` was set by an option of the command line."""
         messages = []
         for place, message in self.errors:
             keys = "".join(f"[{key}]" if isinstance(key, int) else f".{key}" for key in place)
-            where = f"--set {keys.removeprefix('.')}" if any(place[: len(path)] == path for path in sets) else source + keys
+            where = (
+                f"--set {keys.removeprefix('.')}"
+                if any(place[: len(path)] == path for path in sets)
+                else source + keys
+            )
             first, *rest = message.splitlines()
-            first = first.removesuffix(f" @ {place[-1]}") if place else first  # where a function of the core has said it
+            first = (
+                first.removesuffix(f" @ {place[-1]}") if place else first
+            )  # where a function of the core has said it
             messages.append("\n  ".join([f"{first} @ {where}", *(line.strip() for line in rest)]))
         if len(messages) == 1:
             return messages[0]
-        return f"{len(messages)} errors in {source}:\n" + "\n".join("  " + text.replace("\n", "\n  ") for text in messages)
+        return f"{len(messages)} errors in {source}:\n" + "\n".join(
+            "  " + text.replace("\n", "\n  ") for text in messages
+        )
 
 
 def fail(message: str) -> NoReturn:
@@ -60,14 +72,18 @@ def fail(message: str) -> NoReturn:
 
 
 def config_error(owner: str, errors: Sequence[tuple[Place, str]]) -> ConfigError:
-    """The error of an object called ``owner``. It has ``errors``, too, for an object that stands in another."""
+    """The error of an object called ``owner``. It has ``errors``, too, for an object that stands
+    in another.
+    """
     error = ConfigError(Invalid(*errors).render(owner))
     vars(error)["errors"] = errors
     return error
 
 
 def complaint(check: Callable[[Any], object], value: object) -> str | None:
-    """What a validator says of a value; None where it takes it, or breaks down for another reason."""
+    """What a validator says of a value; None where it takes it, or breaks down for another
+    reason.
+    """
     try:
         check(value)
     except (ValueError, HgmsError) as error:
@@ -78,7 +94,8 @@ def complaint(check: Callable[[Any], object], value: object) -> str | None:
     return None
 
 
-# --- what may be given -------------------------------------------------------------------------------------------------
+# --- what may be given
+# --------------------------------------------------------------------------------------------------
 
 
 def reader(hint: Any) -> Reader:
@@ -110,13 +127,21 @@ def _generic(hint: Any, origin: Any, arguments: tuple[Any, ...]) -> Reader:
     if origin_is(hint, Callable):
         return lambda value: value if callable(value) else _unexpected(hint, value)
     if origin is Iterable:
-        return lambda value: value if hasattr(value, "__iter__") or hasattr(value, "__getitem__") else _unexpected(hint, value)
+        return lambda value: (
+            value
+            if hasattr(value, "__iter__") or hasattr(value, "__getitem__")
+            else _unexpected(hint, value)
+        )
     return lambda value: value
 
 
 def _plain(value: Any) -> Any:
     """A single number of numpy's or torch's as Python's own."""
-    return value.item() if getattr(value, "ndim", None) == 0 and callable(getattr(value, "item", None)) else value
+    return (
+        value.item()
+        if getattr(value, "ndim", None) == 0 and callable(getattr(value, "item", None))
+        else value
+    )
 
 
 def _number(value: Any) -> float:
@@ -151,14 +176,22 @@ def _truth(value: Any) -> bool:
 def _text(value: Any) -> str:
     if isinstance(value, os.PathLike):
         value = os.fspath(value)
-    return value if type(value) is str else str(value) if isinstance(value, str) else _unexpected(str, value)
+    return (
+        value
+        if type(value) is str
+        else str(value)
+        if isinstance(value, str)
+        else _unexpected(str, value)
+    )
 
 
 SCALARS: dict[Any, Reader] = {bool: _truth, int: _integer, float: _number, str: _text}
 
 
 def choice_of(value: object, hint: Any, otherwise: Callable[[Any, object], NoReturn]) -> Any:
-    """The member of a ``Literal`` that a value is; words that are none are named with the nearest, others ``otherwise``."""
+    """The member of a ``Literal`` that a value is; words that are none are named with the
+    nearest, others ``otherwise``.
+    """
     choices = typing.get_args(hint)
     for choice in choices:
         if type(value) is type(choice) and value == choice:
@@ -185,14 +218,19 @@ def _union(hint: Any, members: tuple[Any, ...]) -> Reader:
     def read(value: Any) -> Any:
         if optional and value is None:
             return None
-        failures, misspelt = [], []
+        failures = []
+        misspelt = []
         for member, function in sorted(readers, key=lambda pair: type(value) is not pair[0]):
             try:
                 return function(value)
             except Invalid as error:
                 failures.append(error)
-                misspelt += [error] * (isinstance(value, str) and typing.get_origin(member) is Literal)
-        inside = [error for error in failures if error.errors[0][0]]  # wrong deep inside is nearer to what was meant
+                misspelt += [error] * (
+                    isinstance(value, str) and typing.get_origin(member) is Literal
+                )
+        inside = [
+            error for error in failures if error.errors[0][0]
+        ]  # wrong deep inside is nearer to what was meant
         words = [member for member, _ in readers if not origin_is(member, Callable)]
         if inside:
             raise inside[0]
@@ -215,7 +253,9 @@ def _sequence(hint: Any, origin: Any, arguments: tuple[Any, ...]) -> Reader:
             _unexpected(hint, value)
         if fixed and len(value) != len(readers):
             fail(f"expected {spelled(hint)}, got {len(value)} of them")
-        items = gathered((index, item, readers[index if fixed else 0]) for index, item in enumerate(value))
+        items = gathered(
+            (index, item, readers[index if fixed else 0]) for index, item in enumerate(value)
+        )
         return list(items.values()) if origin is list else tuple(items.values())
 
     return read
@@ -235,7 +275,8 @@ def _mapping(hint: Any, function: Reader) -> Reader:
 
 def gathered(items: Iterable[tuple[Any, Any, Reader]]) -> dict[Any, Any]:
     """Each (key, value, reader) as key and value; everything that is wrong at once."""
-    values, errors = {}, []
+    values = {}
+    errors = []
     for key, item, function in items:
         try:
             values[key] = function(item)
@@ -268,7 +309,8 @@ def _built(cls: Any, *args: Any, **arguments: Any) -> Any:
         raise Invalid(*getattr(error, "errors", [((), sentence(error))])) from None
 
 
-# --- what may have been meant -------------------------------------------------------------------------------------------
+# --- what may have been meant
+# --------------------------------------------------------------------------------------------------
 
 
 def _unexpected(hint: Any, value: object) -> NoReturn:
@@ -279,7 +321,8 @@ def _meant(hint: Any, value: Any) -> str:
     """What to write, where the value is the right one in another form."""
     if isinstance(value, type) and isinstance(hint, type) and issubclass(value, hint):
         return f"; write {value.__name__}()"
-    name, members = type(value).__name__, typing.get_args(hint)
+    name = type(value).__name__
+    members = typing.get_args(hint)
     if any(origin_is(member, Callable) for member in members):
         if hasattr(value, "param_groups"):
             return f"; write a function that makes it: lambda params: {name}(params, …)"
@@ -306,7 +349,9 @@ def _guesses(value: Any) -> Iterator[Any]:
         yield int(value)
     elif getattr(value, "shape", None) is not None and math.prod(value.shape) == 1:
         yield value.item()
-    elif isinstance(value, list | tuple) and len(value) == 1 and not isinstance(value[0], str):  # a guess is not guessed at
+    elif (
+        isinstance(value, list | tuple) and len(value) == 1 and not isinstance(value[0], str)
+    ):  # a guess is not guessed at
         yield value[0]
 
 

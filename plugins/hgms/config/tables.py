@@ -1,4 +1,6 @@
-"""Tables: TOML and JSON read without trust (bounds on depth and numbers), values laid over a table, tables compared."""
+"""Tables: TOML and JSON read without trust (bounds on depth and numbers), values laid over a
+table, tables compared.
+"""
 
 from __future__ import annotations
 
@@ -28,12 +30,16 @@ _DEEP_KEY = re.compile(r"""(?<![\w-])(?:(?:[\w-]++|"[^"\n]*+"|'[^'\n]*+')[ \t]*+
 
 
 def parse_json(data: bytes, name: str) -> Any:
-    """A value of JSON; CheckpointError, naming the file, for any other text and for what :func:`check` refuses."""
+    """A value of JSON; CheckpointError, naming the file, for any other text and for what
+    :func:`check` refuses.
+    """
     return _parsed(json.loads, data, name, "JSON ({})")
 
 
 def parse_toml(text: str, name: str) -> dict[str, Any]:
-    """A table of TOML; CheckpointError, naming the file, for any other text and for what :func:`check` refuses."""
+    """A table of TOML; CheckpointError, naming the file, for any other text and for what
+    :func:`check` refuses.
+    """
     if _DEEP_KEY.search(text):
         raise CheckpointError(f"{name} is nested too deeply")
     table: dict[str, Any] = _parsed(tomllib.loads, text, name, "TOML: {}")
@@ -52,8 +58,8 @@ def _parsed(parser: Callable[[Any], Any], text: str | bytes, name: str, form: st
 
 
 def check(value: object, name: str) -> None:
-    """CheckpointError where a value is nested too deeply to be walked, or holds a whole number of more than 64 bits or text
-    that no encoding has."""
+    """CheckpointError where a value is nested too deeply to be walked, or holds a whole number of
+    more than 64 bits or text that no encoding has."""
     level = [value]
     for _ in range(DEPTH):
         below: list[object] = []
@@ -73,7 +79,8 @@ def check(value: object, name: str) -> None:
         raise CheckpointError(f"{name} is nested too deeply")
 
 
-# --- configuration files -----------------------------------------------------------------------------------------------
+# --- configuration files
+# --------------------------------------------------------------------------------------------------
 
 
 def tables_of(path: Path, what: str) -> dict[str, Any]:
@@ -83,23 +90,29 @@ def tables_of(path: Path, what: str) -> dict[str, Any]:
             data = stream.read(LARGEST + 1)
         text = data.decode()
     except (OSError, UnicodeDecodeError) as error:
-        raise ConfigError(f"cannot read the {what} {path}: {getattr(error, 'strerror', None) or error}") from None
+        raise ConfigError(
+            f"cannot read the {what} {path}: {getattr(error, 'strerror', None) or error}"
+        ) from None
     if len(data) > LARGEST:
         raise ConfigError(f"cannot read the {what} {path}: it is larger than {LARGEST >> 20} MiB")
     return read_toml(text, path.name)
 
 
 def read_toml(text: str, source: str) -> dict[str, Any]:
-    """The tables of a TOML text; ``source`` is its file's name, for the ConfigError of one that is not valid."""
+    """The tables of a TOML text; ``source`` is its file's name, for the ConfigError of one that
+    is not valid.
+    """
     try:
         return parse_toml(text, source)
     except CheckpointError as error:
         raise ConfigError(str(error)) from None
 
 
-def lay_options(table: dict[str, Any], sets: Iterable[str], seed: int | None = None, **run: str | None) -> list[Place]:
-    """Lay what a command line says over a file's table: each ``--set``, the seed, and settings of ``[run]`` (None: the file's).
-    The places of what was set."""
+def lay_options(
+    table: dict[str, Any], sets: Iterable[str], seed: int | None = None, **run: str | None
+) -> list[Place]:
+    """Lay what a command line says over a file's table: each ``--set``, the seed, and settings of
+    ``[run]`` (None: the file's). The places of what was set."""
     places = [lay(table, assignment) for assignment in sets]
     if seed is not None:
         table["seed"] = seed
@@ -110,14 +123,21 @@ def lay_options(table: dict[str, Any], sets: Iterable[str], seed: int | None = N
 
 
 def lay(table: dict[str, Any], assignment: str, written: str | None = None) -> Place:
-    """Lay one ``a.b.c=value`` over the table. The value is TOML; what is not valid TOML is a string. ``written`` is what a
-    person wrote, for messages."""
+    """Lay one ``a.b.c=value`` over the table. The value is TOML; what is not valid TOML is a
+    string. ``written`` is what a person wrote, for messages."""
     key, equals, text = assignment.partition("=")
     path = tuple(part.strip() for part in key.split("."))
     if not equals or not all(path):
-        raise ConfigError(f"--set {written or assignment}: write --set key=value, for example --set method.generator.count=4")
+        raise ConfigError(
+            f"--set {written or assignment}: write --set key=value, for example --set "
+            "method.generator.count=4"
+        )
     try:
-        value = text if "\n" in text or len(text) > 20_000 else tomllib.loads(f"value = {text}")["value"]
+        value = (
+            text
+            if "\n" in text or len(text) > 20_000
+            else tomllib.loads(f"value = {text}")["value"]
+        )
     except (ValueError, RecursionError):
         value = text
     try:
@@ -131,14 +151,18 @@ def lay(table: dict[str, Any], assignment: str, written: str | None = None) -> P
 
 
 class Short(str):
-    """A string over which a table was laid, as the ``name`` in that table: a component's name, or the field that a class has
-    as its ``shorthand``. Which one, only the reader of the table can know."""
+    """A string over which a table was laid, as the ``name`` in that table: a component's name, or
+    the field that a class has as its ``shorthand``. Which one, only the reader of the table can
+    know.
+    """
 
     __slots__ = ()
 
 
 def put(table: dict[str, Any], path: Sequence[str], value: Any) -> None:
-    """Sets ``table[a][b][c]``. A string on the way becomes a table and stays what it means (:class:`Short`)."""
+    """Sets ``table[a][b][c]``. A string on the way becomes a table and stays what it means
+    (:class:`Short`).
+    """
     for depth, part in enumerate(path[:-1]):
         below = table.setdefault(part, {})
         if isinstance(below, str) and part != "budget":
@@ -150,7 +174,9 @@ def put(table: dict[str, Any], path: Sequence[str], value: Any) -> None:
 
 
 def laid_over(base: Mapping[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:
-    """:func:`hgms_core.overlay`, where a string over which a table is laid stays what it means (:class:`Short`)."""
+    """:func:`hgms_core.overlay`, where a string over which a table is laid stays what it means
+    (:class:`Short`).
+    """
     return overlay(_with_room(base, over), over)
 
 
@@ -160,7 +186,12 @@ def _with_room(base: Mapping[str, Any], over: Mapping[str, Any]) -> dict[str, An
         below = table.get(key)
         if isinstance(value, Mapping) and isinstance(below, Mapping):
             table[key] = _with_room(below, value)
-        elif isinstance(value, Mapping) and isinstance(below, str) and "name" not in value and key != "budget":
+        elif (
+            isinstance(value, Mapping)
+            and isinstance(below, str)
+            and "name" not in value
+            and key != "budget"
+        ):
             table[key] = {"name": Short(below)}
     return table
 
@@ -171,7 +202,11 @@ def show(value: object) -> str:
         return "a table"
     if isinstance(value, bool):
         return str(value).lower()
-    text = json.dumps(value, ensure_ascii=False, default=str) if isinstance(value, (str, list)) else repr(value)
+    text = (
+        json.dumps(value, ensure_ascii=False, default=str)
+        if isinstance(value, (str, list))
+        else repr(value)
+    )
     return text if len(text) <= 200 else f"{text[:100]} … ({len(text):,} characters)"
 
 
@@ -184,7 +219,11 @@ def difference(tables: Iterable[Mapping[str, Any]]) -> list[str]:
     flat = [flatten(table) for table in tables]
     missing = object()
     keys = dict.fromkeys(key for table in flat for key in table)
-    return [key for key in keys if any(table.get(key, missing) != flat[0].get(key, missing) for table in flat[1:])]
+    return [
+        key
+        for key in keys
+        if any(table.get(key, missing) != flat[0].get(key, missing) for table in flat[1:])
+    ]
 
 
 def flatten(table: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
@@ -195,5 +234,9 @@ def flatten(table: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
     """
     flat: dict[str, Any] = {}
     for key, value in table.items():
-        flat |= flatten(value, f"{prefix}{key}.") if isinstance(value, Mapping) else {f"{prefix}{key}": value}
+        flat |= (
+            flatten(value, f"{prefix}{key}.")
+            if isinstance(value, Mapping)
+            else {f"{prefix}{key}": value}
+        )
     return flat

@@ -16,9 +16,14 @@ from hgms.config.parts import KINDS, methods
 from hgms_core import Budget
 
 SCALARS: dict[Any, str] = {
-    bool: "True or False", int: "an integer", float: "a number", str: "a string", Path: "a path", Any: "anything",
+    bool: "True or False",
+    int: "an integer",
+    float: "a number",
+    str: "a string",
+    Path: "a path",
+    Any: "anything",
     type(None): "None",
-}  # fmt: skip
+}
 
 
 def origin_is(hint: Any, *classes: Any) -> bool:
@@ -29,14 +34,18 @@ def origin_is(hint: Any, *classes: Any) -> bool:
 
 @frozen
 class Words:
-    """Types in words, as they are called where their values are written: in Python (:data:`spelled`), or in a table of TOML.
+    """Types in words, as they are called where their values are written: in Python
+    (:data:`spelled`), or in a table of TOML.
 
     ``known`` has the words for types that are no generics; ``literal`` writes a value.
 
-    >>> Words(known={int: "an integer"}.get, mapping="a table").spell(dict[str, int] | tuple[int, int])
+    >>> Words(known={int: "an integer"}.get, mapping="a table").spell(
+    ...     dict[str, int] | tuple[int, int]
+    ... )
     'a table (an integer each) or 2 values (an integer, an integer)'
 
-    .. versionadded:: 0.5"""
+    .. versionadded:: 0.5
+    """
 
     known: Callable[[Any], str | None]
     literal: Callable[[Any], str] = repr
@@ -48,7 +57,8 @@ class Words:
         word = self.known(hint)
         if word is not None:
             return word
-        origin, arguments = typing.get_origin(hint), typing.get_args(hint)
+        origin = typing.get_origin(hint)
+        arguments = typing.get_args(hint)
         if origin is Literal:
             return " or ".join(map(self.literal, arguments))
         if origin in (typing.Union, types.UnionType):

@@ -12,27 +12,46 @@ from hgms.demo import demo as demos
 
 @click.command(short_help="Methods and references clean noisy labels, in a minute.")
 @click.option(
-    "--out", type=click.Path(path_type=Path), default=Path("hgms-demo"), show_default=True, help="Folder for results."
+    "--out",
+    type=click.Path(path_type=Path),
+    default=Path("hgms-demo"),
+    show_default=True,
+    help="Folder for results.",
 )
-@click.option("--seeds", type=click.IntRange(min=1), default=10, show_default=True, help="Runs of each method.")
 @click.option(
-    "--seconds", type=click.FloatRange(min=0, min_open=True), default=84.0, show_default=True,
+    "--seeds",
+    type=click.IntRange(min=1),
+    default=10,
+    show_default=True,
+    help="Runs of each method.",
+)
+@click.option(
+    "--seconds",
+    type=click.FloatRange(min=0, min_open=True),
+    default=84.0,
+    show_default=True,
     help="Processor time of all runs together.",
-)  # fmt: skip
+)
 @click.option(
-    "--jobs", type=click.IntRange(min=0), default=2, show_default=True, help="Runs at a time; 0: one by one, in this process."
+    "--jobs",
+    type=click.IntRange(min=0),
+    default=2,
+    show_default=True,
+    help="Runs at a time; 0: one by one, in this process.",
 )
 @json_option
 def demo(out: Path, seeds: int, seconds: float, jobs: int, as_json: bool) -> None:
-    """HG-MS, its baseline, the references that learn nothing and the ceiling on noisy digit labels, under one budget: a table
-    and pictures in a minute on two cores."""
+    """HG-MS, its baseline, the references that learn nothing and the ceiling on noisy digit labels,
+    under one budget: a table and pictures in a minute on two cores."""
 
     result = demos.run_demo(out, seeds=seeds, seconds=seconds, jobs=jobs, progress=not as_json)
     if as_json:
         print_json(result.as_dict())
         return
     what = "mean ± half width of the 95 % interval, of differences by Holm's rule"
-    click.echo(f"{result.seconds:.3g} s of processor time a run, {seeds} seeds; {what} (more with --json)")
+    click.echo(
+        f"{result.seconds:.3g} s of processor time a run, {seeds} seeds; {what} (more with --json)"
+    )
     rows = result.table.columns
     print_table(tuple(rows[0]), rows, groups=result.table.groups)
     for line in (*result.table.remarks, *map(str, result.comparison.failures)):

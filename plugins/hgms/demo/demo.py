@@ -1,4 +1,6 @@
-"""``hgms demo``: the main job on data that ships with scikit-learn, in a minute on two cores, with a table and pictures."""
+"""``hgms demo``: the main job on data that ships with scikit-learn, in a minute on two cores,
+with a table and pictures.
+"""
 
 from __future__ import annotations
 
@@ -19,7 +21,9 @@ from hgms.results import Table
 
 @frozen(kw_only=True)
 class Demo:
-    """The comparison of the demo, the pictures it wrote, the folder it wrote into, and how long each run took."""
+    """The comparison of the demo, the pictures it wrote, the folder it wrote into, and how long
+    each run took.
+    """
 
     comparison: Comparison
     pictures: list[Path]
@@ -47,22 +51,44 @@ def settings() -> Mapping[str, Any]:
 
 
 def run_demo(
-    out: str | Path = "hgms-demo", *, seeds: int = 10, seconds: float = 84.0, jobs: int = 2, progress: bool = True
+    out: str | Path = "hgms-demo",
+    *,
+    seeds: int = 10,
+    seconds: float = 84.0,
+    jobs: int = 2,
+    progress: bool = True,
 ) -> Demo:
-    """Runs the comparison under one matched budget, ``seconds`` of processor time in all, ``jobs`` runs at a time (0: one by
-    one in this process); writes run folders and pictures under ``out``."""
-    out, grid = Path(out), settings()
+    """Runs the comparison under one matched budget, ``seconds`` of processor time in all, ``jobs``
+    runs at a time (0: one by one in this process); writes run folders and pictures under ``out``.
+    """
+    out = Path(out)
+    grid = settings()
     if (out / "runs").is_dir():
         shutil.rmtree(out / "runs")  # the demo's own folder: a fresh comparison each time
     budget = seconds / (len(grid["method"]) * seeds)
     comparison = compare(
-        grid["task"], grid["method"], f"{budget:.4g}s", seeds, out / "runs", run=grid["run"], metric=grid["metric"],
-        reference=grid["reference"], jobs=jobs, progress=progress,
-    )  # fmt: skip
+        grid["task"],
+        grid["method"],
+        f"{budget:.4g}s",
+        seeds,
+        out / "runs",
+        run=grid["run"],
+        metric=grid["metric"],
+        reference=grid["reference"],
+        jobs=jobs,
+        progress=progress,
+    )
     pictures = [save(comparison.plot(), out / f"differences{suffix}") for suffix in FORMATS]
-    pictures += [draw_curves(build([out / "runs"]), out / f"accuracy{suffix}") for suffix in FORMATS]
-    first = {row.method: comparison.result(row.method, comparison.grid.seeds[0]) for row in comparison.tables[0].rows}
-    pictures += draw_weights({method: run.records for method, run in first.items()}, out / "weights")
+    pictures += [
+        draw_curves(build([out / "runs"]), out / f"accuracy{suffix}") for suffix in FORMATS
+    ]
+    first = {
+        row.method: comparison.result(row.method, comparison.grid.seeds[0])
+        for row in comparison.tables[0].rows
+    }
+    pictures += draw_weights(
+        {method: run.records for method, run in first.items()}, out / "weights"
+    )
     return Demo(comparison=comparison, pictures=pictures, folder=out, seconds=budget)
 
 

@@ -17,12 +17,16 @@ Records = Sequence[Mapping[str, Any]]
 
 
 def draw_weights(runs: Mapping[str, Records], path: Path) -> list[Path]:
-    """Weights of clean and of corrupted examples over time, one panel a method: median, and the middle 80 %.
+    """Weights of clean and of corrupted examples over time, one panel a method: median, and the
+    middle 80 %.
 
-    ``runs`` are the rows of one run of each method. Methods whose rows hold no such weights are left out; nothing is written
-    if none does.
+    ``runs`` are the rows of one run of each method. Methods whose rows hold no such weights are
+    left out; nothing is written if none does.
     """
-    curves = {method: {kind: _quantiles(rows, kind) for kind in ("clean", "corrupted")} for method, rows in runs.items()}
+    curves = {
+        method: {kind: _quantiles(rows, kind) for kind in ("clean", "corrupted")}
+        for method, rows in runs.items()
+    }
     panels = {method: kinds for method, kinds in curves.items() if kinds["clean"].x.size}
     if not panels:
         return []

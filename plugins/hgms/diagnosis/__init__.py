@@ -1,4 +1,6 @@
-"""Trust in each hypergradient: what is measured beside a run every N outer steps (`run.diagnose = N`)."""
+"""Trust in each hypergradient: what is measured beside a run every N outer steps (`run.diagnose
+= N`).
+"""
 
 from __future__ import annotations
 
@@ -6,9 +8,29 @@ from hgms.diagnosis.capture import pipeline_of
 from hgms.diagnosis.float64 import in_double
 from hgms.diagnosis.measure import Diagnosing
 from hgms.diagnosis.spectrum import Spectrum, spectrum
-from hgms.diagnosis.words import ALIKE, BIASED, SIGMAS, Diagnosis, number, power, unmeasured, warnings
+from hgms.diagnosis.words import (
+    ALIKE,
+    BIASED,
+    SIGMAS,
+    Diagnosis,
+    number,
+    power,
+    unmeasured,
+    warnings,
+)
 
 __all__ = [
-    "ALIKE", "BIASED", "SIGMAS", "Diagnosing", "Diagnosis", "Spectrum", "in_double", "number", "pipeline_of", "power",
-    "spectrum", "unmeasured", "warnings",
-]  # fmt: skip
+    "ALIKE",
+    "BIASED",
+    "SIGMAS",
+    "Diagnosing",
+    "Diagnosis",
+    "Spectrum",
+    "in_double",
+    "number",
+    "pipeline_of",
+    "power",
+    "spectrum",
+    "unmeasured",
+    "warnings",
+]

@@ -1,4 +1,6 @@
-"""What went through the parts of a pipeline in one outer step: the step is done again with parts that write it down."""
+"""What went through the parts of a pipeline in one outer step: the step is done again with parts
+that write it down.
+"""
 
 from __future__ import annotations
 
@@ -21,14 +23,16 @@ from hgms_core import (
     Selection,
     State,
     Tree,
-)  # fmt: skip
+)
 from hgms_core.registry import inside
 
 
 @define(eq=False)
 class Seen:
-    """One outer step of a pipeline, as its parts saw it. ``problem`` is the one that they were handed: inside ``tilted`` its
-    lower loss is g + εf, say. ``theta_after`` is θ after the outer update and the projection."""
+    """One outer step of a pipeline, as its parts saw it. ``problem`` is the one that they were
+    handed: inside ``tilted`` its lower loss is g + εf, say. ``theta_after`` is θ after the outer
+    update and the projection.
+    """
 
     pipeline: Pipeline
     problem: Problem
@@ -48,16 +52,21 @@ class Seen:
         return self.candidates.cost + self.selection.cost + self.estimate.cost
 
     def estimate_at(self, branch: Branch, problem: Problem | None = None) -> Estimate:
-        """The pipeline's own hypergradient of another branch at the same θ, by the same key and memory."""
+        """The pipeline's own hypergradient of another branch at the same θ, by the same key and
+        memory.
+        """
         problem = problem or self.problem
-        return self.pipeline.hypergradient.estimate(problem, self.theta, branch, self.estimating, self.memory)[0]
+        return self.pipeline.hypergradient.estimate(
+            problem, self.theta, branch, self.estimating, self.memory
+        )[0]
 
 
 class _Part:
     """A part that notes what it is called with and returns, and is the part otherwise."""
 
     def __init__(self, part: Any, notes: dict[str, Any]) -> None:
-        self._part, self._notes = part, notes
+        self._part = part
+        self._notes = notes
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._part, name)
@@ -77,7 +86,9 @@ class _Selector(_Part):
 
 
 class _HyperGradient(_Part):
-    def estimate(self, problem: Problem, theta: Tree, branch: Branch, key: Key, state: State) -> tuple[Estimate, State]:
+    def estimate(
+        self, problem: Problem, theta: Tree, branch: Branch, key: Key, state: State
+    ) -> tuple[Estimate, State]:
         self._notes.update(branch=branch, estimating=key, memory=state)
         estimate, memory = self._part.estimate(problem, theta, branch, key, state)
         self._notes["estimate"] = estimate
@@ -85,7 +96,9 @@ class _HyperGradient(_Part):
 
 
 class _Outer(_Part):
-    def step(self, theta: Tree, gradient: Tree, state: State, progress: float) -> tuple[Tree, State]:
+    def step(
+        self, theta: Tree, gradient: Tree, state: State, progress: float
+    ) -> tuple[Tree, State]:
         theta, state = self._part.step(theta, gradient, state, progress)
         self._notes["theta_after"] = self._notes["problem"].project(theta)
         return theta, state
@@ -105,16 +118,20 @@ def _field(method: Any) -> str | None:
     """The field of a wrapper that holds the method inside."""
     if not attrs.has(type(method)):
         return None
-    return inside(type(method)) or ("method" if "method" in attrs.fields_dict(type(method)) else None)
+    return inside(type(method)) or (
+        "method" if "method" in attrs.fields_dict(type(method)) else None
+    )
 
 
 def noting(method: Any, notes: dict[str, Any]) -> Any:
     """The method with parts that write into ``notes``, in the same wrappers."""
     if isinstance(method, Pipeline):
         parts: dict[str, Any] = {
-            "generator": _Generator(method.generator, notes), "selector": _Selector(method.selector, notes),
-            "hypergradient": _HyperGradient(method.hypergradient, notes), "outer": _Outer(method.outer, notes),
-        }  # fmt: skip
+            "generator": _Generator(method.generator, notes),
+            "selector": _Selector(method.selector, notes),
+            "hypergradient": _HyperGradient(method.hypergradient, notes),
+            "outer": _Outer(method.outer, notes),
+        }
         return attrs.evolve(method, **parts)
     field = _field(method)
     assert field is not None, "only called where there is a pipeline inside"
@@ -122,9 +139,11 @@ def noting(method: Any, notes: dict[str, Any]) -> Any:
 
 
 def capture(method: Method, problem: Problem, state: State, progress: float) -> Seen:
-    """The step that the method takes from ``state``, done again. Nothing of it is kept but what is returned.
+    """The step that the method takes from ``state``, done again. Nothing of it is kept but what is
+    returned.
 
-    Cost: that of the step."""
+    Cost: that of the step.
+    """
     pipeline = pipeline_of(method)
     if pipeline is None:
         raise ConfigError("there is no pipeline in this method")
@@ -144,7 +163,9 @@ class _Stop(_Part):
 
 
 def inner_problem(method: Any, problem: Problem, state: State, progress: float) -> Problem:
-    """What the wrappers of a pipeline make of ``problem``: what its parts are handed. Nothing is evaluated."""
+    """What the wrappers of a pipeline make of ``problem``: what its parts are handed. Nothing is
+    evaluated.
+    """
     notes: dict[str, Any] = {}
 
     def stopping(method: Any) -> Any:

@@ -27,11 +27,15 @@ def doubled(value: Any) -> Any:
     """
     if isinstance(value, Tensor):
         return value.double() if value.is_floating_point() else value
-    return {key: doubled(item) for key, item in value.items()} if isinstance(value, Mapping) else value
+    return (
+        {key: doubled(item) for key, item in value.items()} if isinstance(value, Mapping) else value
+    )
 
 
 class Double:
-    """A loss of float64 arguments; its rows are cast as well. What the loss has besides (FORMS), it has too."""
+    """A loss of float64 arguments; its rows are cast as well. What the loss has besides (FORMS),
+    it has too.
+    """
 
     def __init__(self, loss: Any) -> None:
         self._loss = loss
@@ -44,25 +48,37 @@ class Double:
         if name not in FORMS:
             raise AttributeError(name)
         function = getattr(self._loss, name)
-        return None if function is None else lambda *arguments: function(*(doubled(argument) for argument in arguments))
+        return (
+            None
+            if function is None
+            else lambda *arguments: function(*(doubled(argument) for argument in arguments))
+        )
 
 
-def in_double(problem: Problem, theta: Tree, x: Tree, build: Callable[[], Problem] | None) -> tuple[Problem, str]:
-    """The problem in float64, and how it was had: ``already`` in it, its losses ``cast``, or ``built`` anew by its task where
-    the losses hold tensors of their own.
+def in_double(
+    problem: Problem, theta: Tree, x: Tree, build: Callable[[], Problem] | None
+) -> tuple[Problem, str]:
+    """The problem in float64, and how it was had: ``already`` in it, its losses ``cast``, or
+    ``built`` anew by its task where the losses hold tensors of their own.
 
-    Errors: ConfigError where neither gives losses that agree with those of the problem at (θ, x). Cost: four values."""
+    Errors: ConfigError where neither gives losses that agree with those of the problem at (θ, x).
+        Cost: four values.
+    """
     if all(leaf.dtype == torch.float64 for leaf in (*theta.values(), *x.values())):
         return problem, "already"
     start = {"theta0": doubled(problem.theta0), "x0": doubled(problem.x0)}
-    cast = attrs.evolve(problem, **start, g=Double(problem.g), f=Double(problem.f), precision=None, compiler=None)
+    cast = attrs.evolve(
+        problem, **start, g=Double(problem.g), f=Double(problem.f), precision=None, compiler=None
+    )
     try:
         _check(problem, cast, theta, x)
         return cast, "cast"
     except (ConfigError, RuntimeError, TypeError) as error:
         reason = str(error).splitlines()[0] if str(error) else type(error).__name__
     if build is None:
-        raise ConfigError(f"the losses cannot be cast to float64 ({reason}), and no task makes the problem in it")
+        raise ConfigError(
+            f"the losses cannot be cast to float64 ({reason}), and no task makes the problem in it"
+        )
     built = build()
     _check(problem, built, theta, x)
     return built, "built"
@@ -79,7 +95,15 @@ def _check(problem: Problem, other: Problem, theta: Tree, x: Tree) -> None:
                 point = (doubled(theta), doubled(x)) if cast else (theta, x)
                 value = getattr(one, name)(*point, data.batch(rows))
                 if cast and value.dtype != torch.float64:
-                    raise ConfigError(f"{name} computes in {value.dtype} whatever it is given".replace("torch.", ""))
+                    raise ConfigError(
+                        f"{name} computes in {value.dtype} whatever it is given".replace(
+                            "torch.", ""
+                        )
+                    )
                 values.append(float(value))
             if not math.isclose(*values, rel_tol=AGREE, abs_tol=AGREE):
-                raise ConfigError(f"in float64 {name} is {values[1]:.4g} where it is {values[0]:.4g}: another problem")
+                raise ConfigError(
+                    f"in float64 {name} is {values[1]:.4g} where it is {values[0]:.4g}: "
+                    "another "
+                    "problem"
+                )

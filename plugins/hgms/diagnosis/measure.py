@@ -32,7 +32,7 @@ from hgms_core import (
     curvature,
     out_of_memory,
     values,
-)  # fmt: skip
+)
 
 ROWS = 8192
 """Rows at most that losses and ∇ₓg are computed on."""
@@ -45,11 +45,13 @@ STRATEGIES = ("vjp", "jvp", "difference")
 
 @define(eq=False, kw_only=True)
 class Diagnosing:
-    """Measures outer steps of ``method`` on ``problem`` and changes nothing of either: the step is done again from the state
-    before it, by the same keys, and what is drawn beside it has keys of its own.
+    """Measures outer steps of ``method`` on ``problem`` and changes nothing of either: the step is
+    done again from the state before it, by the same keys, and what is drawn beside it has keys of
+    its own.
 
-    ``build`` makes the problem in float64 (None: only casting its losses can). A measure that cannot be made is left out of
-    the row, and ``left_out`` says why."""
+    ``build`` makes the problem in float64 (None: only casting its losses can). A measure that
+    cannot be made is left out of the row, and ``left_out`` says why.
+    """
 
     method: Method
     problem: Problem = field(converter=lambda problem: attrs.evolve(problem, compiler=None))
@@ -58,8 +60,8 @@ class Diagnosing:
     _built: list[Problem] = field(factory=list, init=False)
 
     def row(self, before: State, after: State, step: int, progress: float) -> dict[str, Any]:
-        """The diagnosis of the step that led from ``before`` to ``after``, its number ``step``, begun at the share ``progress``
-        of the budget."""
+        """The diagnosis of the step that led from ``before`` to ``after``, its number ``step``,
+        begun at the share ``progress`` of the budget."""
         key = Key(self.seed).fold("diagnose", step)
         measured = Measured({"step": step})
         is_pipeline = pipeline_of(self.method) is not None
@@ -100,7 +102,9 @@ class Measured:
     left_out: dict[str, str] = field(factory=dict)
 
     def add(self, name: str, measure: Callable[[], Mapping[str, Any]]) -> None:
-        """What ``measure`` returns; its first line where it cannot. No failure of a diagnosis ends a run."""
+        """What ``measure`` returns; its first line where it cannot. No failure of a diagnosis
+        ends a run.
+        """
         try:
             self.row.update(measure())
         except (
@@ -116,28 +120,40 @@ class Measured:
             memory = out_of_memory(error)
             if memory and torch.cuda.is_available():
                 torch.cuda.empty_cache()
-            self.left_out[name] = "not enough memory" if memory else (str(error) or type(error).__name__).splitlines()[0]
+            self.left_out[name] = (
+                "not enough memory"
+                if memory
+                else (str(error) or type(error).__name__).splitlines()[0]
+            )
 
     def finished(self) -> dict[str, Any]:
         counts = {f"cost_{name}": count for name, count in self.cost.numbers().items()}
         return {**self.row, **counts, "oracle_calls": self.cost.calls, "left_out": self.left_out}
 
 
-# --- of a pipeline's step ----------------------------------------------------------------------------------------------
+# --- of a pipeline's step
+# --------------------------------------------------------------------------------------------------
 
 
 def _of_step(measured: Measured, seen: Seen, build: Callable[[], Problem] | None, key: Key) -> None:
-    estimate, h = seen.estimate, flat(seen.estimate.value)
-    measured.row |= {"hypergradient_norm": float(torch.linalg.vector_norm(h)), "selected": int(seen.selection.index)}
+    estimate = seen.estimate
+    h = flat(seen.estimate.value)
+    measured.row |= {
+        "hypergradient_norm": float(torch.linalg.vector_norm(h)),
+        "selected": int(seen.selection.index),
+    }
     if (solution := estimate.solution) is not None:
         measured.row |= {
-            "residual": float(solution.residual.max()), "curvature": float(solution.curvature.min()),
+            "residual": float(solution.residual.max()),
+            "curvature": float(solution.curvature.min()),
             "outcome": estimate.outcome.label,
-        }  # fmt: skip
+        }
     solver = getattr(seen.pipeline.hypergradient, "solver", None)
     how = getattr(solver, "ridge", None), getattr(seen.pipeline.hypergradient, "strategy", "vjp")
     _of_point(measured, seen.problem, seen.theta, seen.branch.x, build, key, *how)
-    kept = {"count": float(measured.row["flat_dimension"])} if "flat_dimension" in measured.row else {}
+    kept = (
+        {"count": float(measured.row["flat_dimension"])} if "flat_dimension" in measured.row else {}
+    )
     temperature = getattr(seen.pipeline.generator, "temperature", None)
     if isinstance(temperature, float) and "normal_inverses" in measured.row:
         measured.row["tube"] = math.sqrt(temperature * measured.row["normal_inverses"])
@@ -145,15 +161,21 @@ def _of_step(measured: Measured, seen: Seen, build: Callable[[], Problem] | None
     measured.add("double", lambda: _double(measured, seen, h, build))
     measured.add("gain", lambda: _gain(measured, seen, key))
     if seen.candidates.count > 1:
-        measured.add("choice", lambda: _choice(measured, seen, *_upper(seen.problem, "select", key)))
+        measured.add(
+            "choice", lambda: _choice(measured, seen, *_upper(seen.problem, "select", key))
+        )
         if kept and "score_mean" in measured.row:
             measured.add("bound", lambda: _bound(measured, kept["count"], seen.candidates.count))
 
 
 def _longer(measured: Measured, seen: Seen, h: Tensor, key: Key) -> dict[str, Any]:
-    """The hypergradient after LONGER times as many lower steps from the same start, by the same keys: the same candidate goes
-    on. A generator without ``steps`` proposes again from where it ended, at the same θ."""
-    generator, index, start = seen.pipeline.generator, seen.selection.index, seen.start
+    """The hypergradient after LONGER times as many lower steps from the same start, by the same
+    keys: the same candidate goes on. A generator without ``steps`` proposes again from where it
+    ended, at the same θ.
+    """
+    generator = seen.pipeline.generator
+    index = seen.selection.index
+    start = seen.start
     steps = getattr(generator, "steps", None)
     if type(steps) is int and attrs.has(type(generator)):
         more: Any = attrs.evolve(generator, steps=LONGER * steps)  # type: ignore[misc]
@@ -163,7 +185,9 @@ def _longer(measured: Measured, seen: Seen, h: Tensor, key: Key) -> dict[str, An
         candidates = seen.candidates
         for turn in range(1, LONGER):
             start = generator.carry(start, candidates, index, key.fold("carry", turn), seen.problem)
-            candidates = generator.propose(seen.problem, seen.theta, start, key.fold("propose", turn))
+            candidates = generator.propose(
+                seen.problem, seen.theta, start, key.fold("propose", turn)
+            )
             measured.cost += candidates.cost
             index = index.clamp_max(candidates.count - 1)
     estimate = seen.estimate_at(candidates.branch(index))
@@ -172,12 +196,18 @@ def _longer(measured: Measured, seen: Seen, h: Tensor, key: Key) -> dict[str, An
     return {"longer_cosine": cosine, "longer_ratio": ratio}
 
 
-def _double(measured: Measured, seen: Seen, h: Tensor, build: Callable[[], Problem] | None) -> dict[str, Any]:
-    """The same estimate in float64: at the same x̂ where it takes no more than that, else of the branch run again in float64."""
+def _double(
+    measured: Measured, seen: Seen, h: Tensor, build: Callable[[], Problem] | None
+) -> dict[str, Any]:
+    """The same estimate in float64: at the same x̂ where it takes no more than that, else of the
+    branch run again in float64.
+    """
     problem, how = in_double(seen.problem, seen.theta, seen.branch.x, build)
     if how == "already":
         return {"double": how}
-    theta, memory, estimator = doubled(seen.theta), doubled(seen.memory), seen.pipeline.hypergradient
+    theta = doubled(seen.theta)
+    memory = doubled(seen.memory)
+    estimator = seen.pipeline.hypergradient
     branch = Branch(x=doubled(seen.branch.x), aux=doubled(seen.branch.aux))
     again = seen.estimate.cost.calls == 0  # it was carried along: casting it shows nothing
     if not again:
@@ -186,12 +216,16 @@ def _double(measured: Measured, seen: Seen, h: Tensor, build: Callable[[], Probl
         except (HgmsError, TypeError, AttributeError):
             again = True  # it goes back through the branch
     if again:
-        candidates = seen.pipeline.generator.propose(problem, theta, doubled(seen.start), seen.proposing)
+        candidates = seen.pipeline.generator.propose(
+            problem, theta, doubled(seen.start), seen.proposing
+        )
         branch = candidates.branch(seen.selection.index)
         away = flat(branch.x) - flat(seen.branch.x)
         measured.cost += candidates.cost
         if torch.linalg.vector_norm(away) > 0.1 * torch.linalg.vector_norm(flat(seen.branch.x)):
-            raise ConfigError("run again in float64 the branch ends elsewhere (its draws depend on the type)")
+            raise ConfigError(
+                "run again in float64 the branch ends elsewhere (its draws depend on the type)"
+            )
         estimate = estimator.estimate(problem, theta, branch, seen.estimating, memory)[0]
     measured.cost += estimate.cost
     cosine, ratio = compared(h, flat(estimate.value))
@@ -199,49 +233,72 @@ def _double(measured: Measured, seen: Seen, h: Tensor, build: Callable[[], Probl
 
 
 def _gain(measured: Measured, seen: Seen, key: Key) -> dict[str, Any]:
-    """The upper value on rows that neither chose nor were differentiated on, where there are some: of the first and the mean
-    candidate, of the selected one, and of that same candidate once the lower level is solved again at the next θ, from the same
-    start and by the same keys."""
-    role = next(name for name in ("stop", "differentiate", "select") if name in seen.problem.upper_data)
+    """The upper value on rows that neither chose nor were differentiated on, where there are some:
+    of the first and the mean candidate, of the selected one, and of that same candidate once the
+    lower level is solved again at the next θ, from the same start and by the same keys."""
+    role = next(
+        name for name in ("stop", "differentiate", "select") if name in seen.problem.upper_data
+    )
     batch, rows = _upper(seen.problem, role, key)
-    index, f = int(seen.selection.index), seen.problem.f
+    index = int(seen.selection.index)
+    f = seen.problem.f
     found = values(f, seen.theta, seen.candidates.x, batch, rows=rows).double()
-    again = seen.pipeline.generator.propose(seen.problem, seen.theta_after, seen.start, seen.proposing)
+    again = seen.pipeline.generator.propose(
+        seen.problem, seen.theta_after, seen.start, seen.proposing
+    )
     with torch.no_grad():
         after = float(f(seen.theta_after, again.at(index), batch))
     measured.cost += again.cost + Cost(upper_values=len(found) + 1, rows=rows * (len(found) + 1))
-    selection, differentiation = float(found.mean() - found[index]), float(found[index]) - after
+    selection = float(found.mean() - found[index])
+    differentiation = float(found[index]) - after
     total = abs(selection) + abs(differentiation)
     return {
-        "gain_rows": role, "value_first": float(found[0]), "value_mean": float(found.mean()),
-        "value_selected": float(found[index]), "value_after": after, "gain_selection": selection,
-        "gain_differentiation": differentiation, "selection_share": abs(selection) / total if total else None,
-    }  # fmt: skip
+        "gain_rows": role,
+        "value_first": float(found[0]),
+        "value_mean": float(found.mean()),
+        "value_selected": float(found[index]),
+        "value_after": after,
+        "gain_selection": selection,
+        "gain_differentiation": differentiation,
+        "selection_share": abs(selection) / total if total else None,
+    }
 
 
 def _choice(measured: Measured, seen: Seen, batch: Batch, rows: int) -> dict[str, Any]:
     """The chosen candidate against the best other one, on the rows that choose."""
-    problem, chosen = seen.problem, int(seen.selection.index)
+    problem = seen.problem
+    chosen = int(seen.selection.index)
     scores = values(problem.f, seen.theta, seen.candidates.x, batch, rows=rows).double()
     measured.cost += Cost(upper_values=len(scores), rows=rows * len(scores))
     best = scores.clone()
     best[chosen] = torch.inf
     other = int(best.argmin())
     measured.row |= {
-        "candidates": len(scores), "score_mean": float(scores.mean()), "score_chosen": float(scores[chosen]),
+        "candidates": len(scores),
+        "score_mean": float(scores.mean()),
+        "score_chosen": float(scores[chosen]),
         "choice_gap": float(scores[other] - scores[chosen]),
-    }  # fmt: skip
+    }
     data = problem.upper_data["select"]
     pair = seen.candidates.at(chosen), seen.candidates.at(other)
-    with_rows = choice(lambda _, x, rows: problem.f(seen.theta, x, rows), {}, *pair, data, batch, min(rows, data.size))
+    with_rows = choice(
+        lambda _, x, rows: problem.f(seen.theta, x, rows),
+        {},
+        *pair,
+        data,
+        batch,
+        min(rows, data.size),
+    )
     measured.cost += Cost(upper_values=4, rows=4 * rows)
     return with_rows
 
 
 def _bound(measured: Measured, dimension: float, count: int) -> dict[str, Any]:
-    """What the selection term of the paper's bound, C₁N^(−1/k), says of N, if it were tight: C₁ from how far the chosen score
-    lies below the mean one, (1 − N^(−1/k)) C₁; the error that is left; the N (its logarithm to base 10) that would halve it,
-    and the one at which it is the noise of the choice."""
+    """What the selection term of the paper's bound, C₁N^(−1/k), says of N, if it were tight: C₁
+    from how far the chosen score lies below the mean one, (1 − N^(−1/k)) C₁; the error that is
+    left; the N (its logarithm to base 10) that would halve it, and the one at which it is the noise
+    of the choice.
+    """
     k = max(1.0, round(dimension))
     lead = measured.row["score_mean"] - measured.row["score_chosen"]
     halving = math.log10(count) + k * math.log10(2)
@@ -251,7 +308,9 @@ def _bound(measured: Measured, dimension: float, count: int) -> dict[str, Any]:
     constant = lead / -math.expm1(-math.log(count) / k)
     row |= {"selection_constant": constant, "selection_error": constant * count ** (-1 / k)}
     if error := measured.row.get("choice_error"):
-        row["log10_candidates_to_noise"] = max(0.0, k * math.log10(constant / error)) if constant > 0 else 0.0
+        row["log10_candidates_to_noise"] = (
+            max(0.0, k * math.log10(constant / error)) if constant > 0 else 0.0
+        )
     return row
 
 
@@ -259,18 +318,28 @@ def _upper(problem: Problem, role: str, key: Key) -> tuple[Batch, int]:
     return problem.upper_data[role].sample(key.fold("upper", role), ROWS)
 
 
-# --- of a point --------------------------------------------------------------------------------------------------------
+# --- of a point
+# --------------------------------------------------------------------------------------------------
 
 
 def _of_point(
-    measured: Measured, problem: Problem, theta: Tree, x: Tree, build: Callable[[], Problem] | None, key: Key,
-    ridge: float | None = None, strategy: str = "vjp",
-) -> None:  # fmt: skip
-    """∇ₓg, the flat directions and the bias at (θ, x), in float64 where the problem can be had in it."""
+    measured: Measured,
+    problem: Problem,
+    theta: Tree,
+    x: Tree,
+    build: Callable[[], Problem] | None,
+    key: Key,
+    ridge: float | None = None,
+    strategy: str = "vjp",
+) -> None:
+    """∇ₓg, the flat directions and the bias at (θ, x), in float64 where the problem can be had
+    in it.
+    """
     reference = problem
     try:
         reference, _ = in_double(problem, theta, x, build)
-        theta, x = doubled(theta), doubled(x)
+        theta = doubled(theta)
+        x = doubled(x)
     except (HgmsError, RuntimeError, TypeError):
         pass  # in the type that it has
     batch, rows = reference.lower_data.sample(key.fold("lower"), ROWS)
@@ -287,23 +356,40 @@ def _of_point(
         }
 
     def rule(ridge: float) -> Reference:
-        return Reference(reference, theta, below, above, ridge, strategy if strategy in STRATEGIES else "vjp")  # type: ignore[arg-type]
+        return Reference(
+            reference, theta, below, above, ridge, strategy if strategy in STRATEGIES else "vjp"
+        )  # type: ignore[arg-type]
 
     def flatness() -> dict[str, Any]:
-        of: Spectrum = spectrum(rule(0.0).matvec(x), spec.ravel(x), ridge or 0.0, key.fold("spectrum"))
+        of: Spectrum = spectrum(
+            rule(0.0).matvec(x), spec.ravel(x), ridge or 0.0, key.fold("spectrum")
+        )
         measured.cost += Cost(products=of.products, rows=of.products * fewer)
         return {
-            "size": of.size, "largest": of.largest, "smallest": of.smallest, "flat_threshold": of.threshold,
-            "flat_dimension": of.flat, "flat_error": of.flat_error, "negative_dimension": of.negative,
-            "normal_curvature": of.normal, "normal_inverses": of.inverses, "spectrum": "all" if of.exact else "lanczos",
-        }  # fmt: skip
+            "size": of.size,
+            "largest": of.largest,
+            "smallest": of.smallest,
+            "flat_threshold": of.threshold,
+            "flat_dimension": of.flat,
+            "flat_error": of.flat_error,
+            "negative_dimension": of.negative,
+            "normal_curvature": of.normal,
+            "normal_inverses": of.inverses,
+            "spectrum": "all" if of.exact else "lanczos",
+        }
 
     def moved() -> dict[str, Any]:
         used = FLAT * measured.row["largest"] if ridge is None else ridge
         gradient = curvature(lambda x: reference.g(theta, x, batch), x, "difference").gradient
         row, products = bias(rule(used), x, gradient)
         through = 2 * upper_rows + (products + 2) * fewer
-        measured.cost += Cost(lower_gradients=1, upper_gradients=2, products=products, cross_products=2, rows=rows + through)
+        measured.cost += Cost(
+            lower_gradients=1,
+            upper_gradients=2,
+            products=products,
+            cross_products=2,
+            rows=rows + through,
+        )
         return {"ridge": used, **row}
 
     measured.add("lower_gradient", slope)

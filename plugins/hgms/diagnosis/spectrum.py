@@ -1,4 +1,6 @@
-"""Flat directions of the lower Hessian: how many there are, and how steep the others are at least."""
+"""Flat directions of the lower Hessian: how many there are, and how steep the others are at
+least.
+"""
 
 from __future__ import annotations
 
@@ -10,18 +12,23 @@ from hgms_core import Key, MatVec
 
 DENSE = 256
 """Numbers in x up to which the Hessian is built and all its eigenvalues are computed."""
-STEPS, PROBES = 40, 4
+STEPS = 40
+PROBES = 4
 """Lanczos steps from each of so many random starts, where x has more numbers."""
 FLAT = 1e-3
-"""An eigenvalue counts as zero below this share of the largest, or below the ridge of the linear solve."""
+"""An eigenvalue counts as zero below this share of the largest, or below the ridge of the linear
+solve.
+"""
 
 
 @frozen(kw_only=True)
 class Spectrum:
-    """``size`` is d, ``flat`` the number k of eigenvalues of magnitude at most ``threshold`` with its standard error
-    ``flat_error`` (0 where all were computed), ``negative`` how many lie below −``threshold``, ``normal`` the smallest above it
-    (c in the paper's Proposition on the geometry of S(θ); inf if there is none), ``inverses`` the sum of 1/λ over those above
-    it, ``products`` the Hessian products that it took."""
+    """``size`` is d, ``flat`` the number k of eigenvalues of magnitude at most ``threshold`` with
+    its standard error ``flat_error`` (0 where all were computed), ``negative`` how many lie below
+    −``threshold``, ``normal`` the smallest above it (c in the paper's Proposition on the geometry
+    of S(θ); inf if there is none), ``inverses`` the sum of 1/λ over those above it, ``products``
+    the Hessian products that it took.
+    """
 
     size: int
     largest: float
@@ -42,24 +49,31 @@ class Spectrum:
 def spectrum(matvec: MatVec, like: torch.Tensor, ridge: float, key: Key) -> Spectrum:
     """Of the symmetric operator on vectors like ``like``, ``[d]``.
 
-    Up to DENSE numbers all eigenvalues; else by Lanczos quadrature: a random start of length 1 has in expectation the share
-    1/d of its weight on each eigenvector, so that the weights of the Ritz values up to a threshold, times d, estimate how many
-    eigenvalues lie there, without bias but for the smearing of 40 steps.
+    Up to DENSE numbers all eigenvalues; else by Lanczos quadrature: a random start of length 1 has
+    in expectation the share 1/d of its weight on each eigenvector, so that the weights of the Ritz
+    values up to a threshold, times d, estimate how many eigenvalues lie there, without bias but for
+    the smearing of 40 steps.
 
     >>> eigenvalues = torch.tensor([0.0, 0.0, 0.5, 2.0], dtype=torch.float64)
     >>> of = spectrum(lambda v: eigenvalues * v, eigenvalues, 0.0, Key(0))
     >>> of.flat, of.normal, of.largest
     (2.0, 0.5, 2.0)
 
-    Source: Golub and Meurant (2010), Gauss quadrature by Lanczos; Ubaru, Chen and Saad (2017), counts by it."""
+    Source: Golub and Meurant (2010), Gauss quadrature by Lanczos; Ubaru, Chen and Saad (2017),
+        counts by it.
+    """
     size = like.numel()
     if size <= DENSE:
         basis = torch.eye(size, dtype=like.dtype, device=like.device)
         matrix = torch.stack([matvec(row) for row in basis]).detach().double().cpu().numpy()
         values = np.linalg.eigvalsh((matrix + matrix.T) / 2)
-        parts, products = [(values, np.full(size, 1 / size))], size
+        parts = [(values, np.full(size, 1 / size))]
+        products = size
     else:
-        starts = [torch.randn(size, generator=key.fold("probe", i).generator(), dtype=torch.float64) for i in range(PROBES)]
+        starts = [
+            torch.randn(size, generator=key.fold("probe", i).generator(), dtype=torch.float64)
+            for i in range(PROBES)
+        ]
         parts = [_quadrature(matvec, start.to(like.device, like.dtype)) for start in starts]
         products = sum(len(values) for values, _ in parts)
     largest, smallest = (float(end([end(values) for values, _ in parts])) for end in (max, min))
@@ -68,17 +82,30 @@ def spectrum(matvec: MatVec, like: torch.Tensor, ridge: float, key: Key) -> Spec
     negative = [size * float(weights[values < -threshold].sum()) for values, weights in parts]
     above = [(values > threshold) & (size * weights > 0.5) for values, weights in parts]
     normal = min(
-        (float(values[kept].min()) for (values, _), kept in zip(parts, above, strict=True) if kept.any()), default=np.inf
+        (
+            float(values[kept].min())
+            for (values, _), kept in zip(parts, above, strict=True)
+            if kept.any()
+        ),
+        default=np.inf,
     )
     inverses = [
-        size * float((weights[kept] / values[kept]).sum()) for (values, weights), kept in zip(parts, above, strict=True)
+        size * float((weights[kept] / values[kept]).sum())
+        for (values, weights), kept in zip(parts, above, strict=True)
     ]
     error = float(np.std(flat, ddof=1) / len(flat) ** 0.5) if len(flat) > 1 else 0.0
     return Spectrum(
-        size=size, largest=largest, smallest=smallest, threshold=threshold, flat=round(float(np.mean(flat)), 9),
-        flat_error=error, negative=round(float(np.mean(negative)), 9), normal=normal, inverses=float(np.mean(inverses)),
+        size=size,
+        largest=largest,
+        smallest=smallest,
+        threshold=threshold,
+        flat=round(float(np.mean(flat)), 9),
+        flat_error=error,
+        negative=round(float(np.mean(negative)), 9),
+        normal=normal,
+        inverses=float(np.mean(inverses)),
         products=products,
-    )  # fmt: skip
+    )
 
 
 def _quadrature(matvec: MatVec, start: torch.Tensor) -> tuple[np.ndarray, np.ndarray]:

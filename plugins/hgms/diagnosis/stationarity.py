@@ -10,7 +10,17 @@ import torch
 from attrs import frozen
 from torch import Tensor
 
-from hgms_core import Batch, MatVec, Problem, Ravel, Strategy, Tree, cross_product, curvature, upper_gradients
+from hgms_core import (
+    Batch,
+    MatVec,
+    Problem,
+    Ravel,
+    Strategy,
+    Tree,
+    cross_product,
+    curvature,
+    upper_gradients,
+)
 
 SOLVE = 100
 """Iterations of a solve at most."""
@@ -19,8 +29,8 @@ EXACT = 1e-10
 
 
 def solved(matvec: MatVec, b: Tensor, ridge: float) -> tuple[Tensor, float, int]:
-    """(H + ridge·I)⁻¹ b by MINRES, which needs no positive curvature and leaves the null space of H alone; the relative
-    residual, and the products that it took."""
+    """(H + ridge·I)⁻¹ b by MINRES, which needs no positive curvature and leaves the null space of H
+    alone; the relative residual, and the products that it took."""
     products = 0
 
     def product(v: np.ndarray) -> np.ndarray:
@@ -43,8 +53,8 @@ def solved(matvec: MatVec, b: Tensor, ridge: float) -> tuple[Tensor, float, int]
 
 @frozen(eq=False)
 class Reference:
-    """The implicit hypergradient at any x, by one rule for every method: equation (3) of the paper on fixed rows, with MINRES
-    and the ridge of the method's own solve."""
+    """The implicit hypergradient at any x, by one rule for every method: equation (3) of the paper
+    on fixed rows, with MINRES and the ridge of the method's own solve."""
 
     problem: Problem
     theta: Tree
@@ -56,32 +66,46 @@ class Reference:
     def at(self, x: Tree) -> tuple[Tensor, int]:
         """h, flat, and the Hessian products that it took."""
         spec = Ravel.of(x)
-        f, g = self.problem.f, self.problem.g
+        f = self.problem.f
+        g = self.problem.g
         _, direct, slope = upper_gradients(lambda theta, x: f(theta, x, self.above), self.theta, x)
         v, _, products = solved(self.matvec(x), spec.ravel(slope), self.ridge)
         mixed = cross_product(
-            lambda theta, x: g(theta, x, self.below), self.theta, x, spec.unravel(v), self.strategy,
+            lambda theta, x: g(theta, x, self.below),
+            self.theta,
+            x,
+            spec.unravel(v),
+            self.strategy,
             precision=self.problem.precision,
-        )  # fmt: skip
+        )
         return flat(direct) - flat(mixed), products
 
     def matvec(self, x: Tree) -> MatVec:
-        g, theta = self.problem.g, self.theta
-        return curvature(lambda x: g(theta, x, self.below), x, self.strategy, precision=self.problem.precision).matvec
+        g = self.problem.g
+        theta = self.theta
+        return curvature(
+            lambda x: g(theta, x, self.below), x, self.strategy, precision=self.problem.precision
+        ).matvec
 
 
 def flat(tree: Tree) -> Tensor:
     """All leaves as one vector of float64."""
-    return torch.cat([leaf.reshape(-1).double() for leaf in tree.values()]) if tree else torch.zeros(0, dtype=torch.float64)
+    return (
+        torch.cat([leaf.reshape(-1).double() for leaf in tree.values()])
+        if tree
+        else torch.zeros(0, dtype=torch.float64)
+    )
 
 
 def compared(a: Tensor, b: Tensor) -> tuple[float | None, float | None]:
-    """(cosine, ‖a‖/‖b‖) of two vectors; None where one is zero or not finite, and there is no angle.
+    """(cosine, ‖a‖/‖b‖) of two vectors; None where one is zero or not finite, and there is no
+    angle.
 
     >>> compared(torch.tensor([2.0, 0.0]), torch.tensor([1.0, 0.0]))
     (1.0, 2.0)
     """
-    a, b = a.double(), b.double()
+    a = a.double()
+    b = b.double()
     sizes = float(torch.linalg.vector_norm(a)), float(torch.linalg.vector_norm(b))
     if not all(0 < size < math.inf for size in sizes):
         return None, None
@@ -90,10 +114,12 @@ def compared(a: Tensor, b: Tensor) -> tuple[float | None, float | None]:
 
 
 def bias(reference: Reference, x: Tree, gradient: Tensor) -> tuple[dict[str, Any], int]:
-    """What ∇ₓg ≠ 0 does to the hypergradient, in first order: h after the Newton step δ = −(H + γI)⁻¹∇ₓg, beside h before it.
+    """What ∇ₓg ≠ 0 does to the hypergradient, in first order: h after the Newton step δ = −(H +
+    γI)⁻¹∇ₓg, beside h before it.
 
-    ``newton_step`` is ‖δ‖, an estimate of the distance to S(θ); ``bias`` is ‖h(x) − h(x + δ)‖ / ‖h(x + δ)‖, and
-    ``bias_cosine`` the cosine of the two."""
+    ``newton_step`` is ‖δ‖, an estimate of the distance to S(θ); ``bias`` is ‖h(x) − h(x + δ)‖ /
+    ‖h(x + δ)‖, and ``bias_cosine`` the cosine of the two.
+    """
     spec = Ravel.of(x)
     step, residual, products = solved(reference.matvec(x), -gradient, reference.ridge)
     moved = spec.unravel(spec.ravel(x) + step)
@@ -103,6 +129,9 @@ def bias(reference: Reference, x: Tree, gradient: Tensor) -> tuple[dict[str, Any
     size = float(torch.linalg.vector_norm(there))
     shift = float(torch.linalg.vector_norm(here - there)) / size if size else None
     row = {
-        "newton_step": float(torch.linalg.vector_norm(step)), "newton_residual": residual, "bias": shift, "bias_cosine": cosine,
-    }  # fmt: skip
+        "newton_step": float(torch.linalg.vector_norm(step)),
+        "newton_residual": residual,
+        "bias": shift,
+        "bias_cosine": cosine,
+    }
     return row, products + one + two

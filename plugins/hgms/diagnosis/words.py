@@ -17,7 +17,9 @@ if TYPE_CHECKING:
 BIASED = 0.5
 """A shift of the hypergradient, relative to it, above which its bias is worth a warning."""
 ALIKE = 0.9
-"""The cosine with a longer lower run below which the hypergradient depends on where that stopped."""
+"""The cosine with a longer lower run below which the hypergradient depends on where that
+stopped.
+"""
 PRECISE = 0.999
 """The cosine with double precision below which rounding matters."""
 SIGMAS = 2.0
@@ -30,8 +32,8 @@ Row = Mapping[str, Any]
 
 @frozen(eq=False, repr=False)
 class Diagnosis:
-    """What ``run.diagnose`` measured: ``rows``, one a diagnosed step; ``warnings``, sentences on all of them together;
-    ``unmeasured``, which measures could not be made, and why.
+    """What ``run.diagnose`` measured: ``rows``, one a diagnosed step; ``warnings``, sentences on
+    all of them together; ``unmeasured``, which measures could not be made, and why.
 
     >>> Diagnosis([{"step": 5, "double_cosine": 0.9}, {"step": 10, "double_cosine": 1.0}])
     Diagnosis of 2 outer steps
@@ -50,11 +52,15 @@ class Diagnosis:
         return unmeasured(self.rows)
 
     def to_frame(self) -> pandas.DataFrame:
-        """The rows as a pandas data frame, a row a diagnosed step. Errors: MissingExtra without pandas."""
+        """The rows as a pandas data frame, a row a diagnosed step. Errors: MissingExtra without
+        pandas.
+        """
         try:
             import pandas
         except ModuleNotFoundError:
-            raise MissingExtra("a data frame needs pandas\n  install it with: pip install 'hgms[notebook]'") from None
+            raise MissingExtra(
+                "a data frame needs pandas\n  install it with: pip install 'hgms[notebook]'"
+            ) from None
         return pandas.DataFrame(self.rows)
 
     def __len__(self) -> int:
@@ -64,7 +70,10 @@ class Diagnosis:
         return iter(self.rows)
 
     def __repr__(self) -> str:
-        lines = [f"Diagnosis of {len(self.rows)} outer step{'s' * (len(self.rows) != 1)}", *self.warnings]
+        lines = [
+            f"Diagnosis of {len(self.rows)} outer step{'s' * (len(self.rows) != 1)}",
+            *self.warnings,
+        ]
         return "\n  ".join(lines if len(lines) > 1 or not self.rows else [*lines, "no warning"])
 
 
@@ -76,7 +85,9 @@ def number(row: Row, key: str) -> float:
 
 @frozen
 class Sign:
-    """Something wrong: where ``wrong`` holds of the number ``key``. ``text`` has places for how many steps and the median."""
+    """Something wrong: where ``wrong`` holds of the number ``key``. ``text`` has places for how
+    many steps and the median.
+    """
 
     key: str
     wrong: Callable[[float], bool]
@@ -85,50 +96,83 @@ class Sign:
 
 SIGNS = (
     Sign(
-        "bias", lambda value: value > BIASED,
-        lambda steps, value: f"the lower level is not solved {steps}: a Newton step to ∇ₓg = 0 changes the implicit "
-        f"hypergradient by {100 * value:.3g} % (median); give the lower level more steps",
+        "bias",
+        lambda value: value > BIASED,
+        lambda steps, value: (
+            f"the lower level is not solved {steps}: a Newton step to ∇ₓg = 0 changes the implicit "
+            f"hypergradient by {100 * value:.3g} % (median); give the lower level more steps"
+        ),
     ),
     Sign(
-        "residual", lambda value: value > 1,
-        lambda steps, value: f"the linear solve went wrong {steps}: its residual is above 1 (median {value:.3g}), so v = 0 "
-        "would be better; raise the ridge or take minres",
+        "residual",
+        lambda value: value > 1,
+        lambda steps, value: (
+            f"the linear solve went wrong {steps}: its residual is above 1 (median {value:.3g}), "
+            "so v = 0 "
+            "would be better; raise the ridge or take minres"
+        ),
     ),
     Sign(
-        "curvature", lambda value: value <= 0,
-        lambda steps, value: f"the linear solve met curvature that is not positive {steps} (median {value:.3g}): the ridge is "
-        "too small for this x; raise it",
+        "curvature",
+        lambda value: value <= 0,
+        lambda steps, value: (
+            f"the linear solve met curvature that is not positive {steps} (median {value:.3g}): "
+            "the ridge is "
+            "too small for this x; raise it"
+        ),
     ),
     Sign(
-        "longer_cosine", lambda value: value < ALIKE,
-        lambda steps, value: f"the hypergradient depends on where the lower level stopped {steps}: its cosine with that of a "
-        f"lower run four times as long is {value:.2f} (median)",
+        "longer_cosine",
+        lambda value: value < ALIKE,
+        lambda steps, value: (
+            f"the hypergradient depends on where the lower level stopped {steps}: its cosine "
+            "with that of a "
+            f"lower run four times as long is {value:.2f} (median)"
+        ),
     ),
     Sign(
-        "double_cosine", lambda value: value < PRECISE,
-        lambda steps, value: f"rounding matters {steps}: the cosine with double precision is {value:.4f} (median); use float64",
+        "double_cosine",
+        lambda value: value < PRECISE,
+        lambda steps, value: (
+            f"rounding matters {steps}: the cosine with double precision is {value:.4f} "
+            "(median); use float64"
+        ),
     ),
     Sign(
-        "choice_ratio", lambda value: abs(value) < SIGMAS,
-        lambda steps, value: f"the choice of the candidate is within noise {steps}: the best is ahead of the next by "
-        f"{value:.2g} standard errors (median); use more rows to select, or fewer candidates",
+        "choice_ratio",
+        lambda value: abs(value) < SIGMAS,
+        lambda steps, value: (
+            f"the choice of the candidate is within noise {steps}: the best is ahead of the next "
+            "by "
+            f"{value:.2g} standard errors (median); use more rows to select, or fewer candidates"
+        ),
     ),
     Sign(
-        "gain_differentiation", lambda value: value <= 0,
-        lambda steps, value: f"the outer step did not lower the upper value on other rows {steps} (it rose by {-value:.3g}, "
-        "median): what these steps gained, they gained by selecting",
+        "gain_differentiation",
+        lambda value: value <= 0,
+        lambda steps, value: (
+            f"the outer step did not lower the upper value on other rows {steps} (it rose by "
+            f"{-value:.3g}, "
+            "median): what these steps gained, they gained by selecting"
+        ),
     ),
     Sign(
-        "log10_candidates_to_halve", lambda value: value > HUGE,
-        lambda steps, value: f"more candidates do not help {steps}: with so many flat directions, halving the selection error "
-        f"takes {power(value)} of them (median), if the paper's bound is tight",
+        "log10_candidates_to_halve",
+        lambda value: value > HUGE,
+        lambda steps, value: (
+            f"more candidates do not help {steps}: with so many flat directions, halving the "
+            "selection error "
+            f"takes {power(value)} of them (median), if the paper's bound is tight"
+        ),
     ),
-)  # fmt: skip
+)
 """What is looked for, in the order in which it is said."""
 
 
 def warnings(rows: Sequence[Row]) -> list[str]:
-    """A sentence for each thing that is wrong in some of the rows, with how many and by how much."""
+    """A sentence for each thing that is wrong in some of the rows, with how many and by how
+    much.
+    """
     sentences = []
     learned = [row for row in rows if row.get("hypergradient_norm") != 0]
     if rows and not learned:
@@ -136,32 +180,50 @@ def warnings(rows: Sequence[Row]) -> list[str]:
     for sign in SIGNS:
         known = [value for row in learned if not math.isnan(value := number(row, sign.key))]
         if bad := [value for value in known if sign.wrong(value)]:
-            sentences.append(sign.text(f"in {len(bad)} of {len(known)} diagnosed steps", statistics.median(bad)))
+            sentences.append(
+                sign.text(f"in {len(bad)} of {len(known)} diagnosed steps", statistics.median(bad))
+            )
     if any(row.get("of") == "result" for row in rows):
         sentences.append(
-            "this method is no pipeline: its hypergradient, candidates and gain cannot be looked at, only (θ, x) of its result"
+            "this method is no pipeline: its hypergradient, candidates and gain cannot be "
+            "looked "
+            "at, only (θ, x) of its result"
         )
     return sentences
 
 
 MEASURES = {
-    "step": "the step", "lower_gradient": "∇ₓg", "spectrum": "flat directions", "bias": "the bias",
-    "longer": "a longer lower run", "double": "double precision", "gain": "gain by selection and differentiation",
-    "choice": "the noise of the choice", "bound": "the paper's bound",
-}  # fmt: skip
+    "step": "the step",
+    "lower_gradient": "∇ₓg",
+    "spectrum": "flat directions",
+    "bias": "the bias",
+    "longer": "a longer lower run",
+    "double": "double precision",
+    "gain": "gain by selection and differentiation",
+    "choice": "the noise of the choice",
+    "bound": "the paper's bound",
+}
 """What the keys of ``left_out`` stand for."""
 
 
 def unmeasured(rows: Sequence[Row]) -> list[str]:
     """A phrase for each measure that some row lacks, with the last reason.
 
-    >>> unmeasured([{"step": 1, "left_out": {"double": "no task makes the problem in it"}}, {"step": 2, "left_out": {}}])
+    >>> unmeasured(
+    ...     [
+    ...         {"step": 1, "left_out": {"double": "no task makes the problem in it"}},
+    ...         {"step": 2, "left_out": {}},
+    ...     ]
+    ... )
     ['double precision, in 1 of 2 diagnosed steps: no task makes the problem in it']
     """
     phrases = []
     for key in dict.fromkeys(key for row in rows for key in row.get("left_out") or {}):
         reasons = [row["left_out"][key] for row in rows if key in (row.get("left_out") or {})]
-        phrases.append(f"{MEASURES.get(key, key)}, in {len(reasons)} of {len(rows)} diagnosed steps: {reasons[-1]}")
+        phrases.append(
+            f"{MEASURES.get(key, key)}, in {len(reasons)} of {len(rows)} diagnosed steps: "
+            f"{reasons[-1]}"
+        )
     return phrases
 
 

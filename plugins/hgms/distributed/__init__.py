@@ -1,4 +1,6 @@
-"""One run on many ranks: branches and rows placed on processes, each with its cores or its GPU. A library of programs."""
+"""One run on many ranks: branches and rows placed on processes, each with its cores or its GPU.
+A library of programs.
+"""
 
 from __future__ import annotations
 
@@ -10,6 +12,22 @@ from hgms.distributed.placing import placed
 from hgms.distributed.rows import by_rows
 
 __all__ = [
-    "LAUNCHED", "Mesh", "OnRanks", "RankLost", "Ranks", "alone", "as_launched", "begun", "by_rows", "call", "device_of",
-    "ensure_launched", "follow", "heard", "join", "launched", "placed", "start",
-]  # fmt: skip
+    "LAUNCHED",
+    "Mesh",
+    "OnRanks",
+    "RankLost",
+    "Ranks",
+    "alone",
+    "as_launched",
+    "begun",
+    "by_rows",
+    "call",
+    "device_of",
+    "ensure_launched",
+    "follow",
+    "heard",
+    "join",
+    "launched",
+    "placed",
+    "start",
+]

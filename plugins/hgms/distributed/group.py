@@ -25,7 +25,9 @@ from hgms.distributed.launcher import meeting
 from hgms_core import ConfigError, HgmsError
 
 PATIENCE = 10.0
-"""Seconds that a rank has to be found gone, once another has lost it, and to go when the run is over."""
+"""Seconds that a rank has to be found gone, once another has lost it, and to go when the run is
+over.
+"""
 READY = b"ready\n"
 """What another rank prints first, once it has loaded."""
 LAUNCHED = "env://"
@@ -39,7 +41,9 @@ class RankLost(HgmsError):
 
 @define(eq=False)
 class Ranks:
-    """All ranks of a run, seen from one of them. ``processes`` are those that this one has started."""
+    """All ranks of a run, seen from one of them. ``processes`` are those that this one has
+    started.
+    """
 
     rank: int
     count: int
@@ -77,15 +81,17 @@ class Ranks:
 
     @contextlib.contextmanager
     def together(self, where: str, then: str = "--resume") -> Iterator[None]:
-        """Inside, a connection that breaks is a RankLost that names who is gone. ``where`` it happened, and what goes on
-        ``then``."""
+        """Inside, a connection that breaks is a RankLost that names who is gone. ``where`` it
+        happened, and what goes on ``then``."""
         try:
             yield
         except RuntimeError as error:
             if not (isinstance(error, dist.DistError) or "gloo/transport" in str(error)):
                 raise
             who = self._gone() or f"a rank does not answer ({str(error).splitlines()[0][:120]})"
-            raise RankLost(f"{where}: {who}\n  the last state that was saved is whole: {then} goes on from it") from error
+            raise RankLost(
+                f"{where}: {who}\n  the last state that was saved is whole: {then} goes on from it"
+            ) from error
 
     def _gone(self) -> str:
         """Which of the started ranks has ended, and how."""
@@ -98,11 +104,15 @@ class Ranks:
         return ""
 
     def await_ready(self) -> None:
-        """Until all that were started say that they have loaded. Errors: ConfigError where one of them could not."""
+        """Until all that were started say that they have loaded. Errors: ConfigError where one
+        of them could not.
+        """
         for number, process in enumerate(self.processes, start=1):
             assert process.stdout is not None
             if process.stdout.readline() != READY:
-                raise ConfigError(f"rank {number} of {self.count} {_how(process.wait())}{self._last_words()}")
+                raise ConfigError(
+                    f"rank {number} of {self.count} {_how(process.wait())}{self._last_words()}"
+                )
 
     def _last_words(self) -> str:
         assert self.place is not None
@@ -110,7 +120,9 @@ class Ranks:
         return f"; its last words: {lines[-1]}" if lines else ""
 
     def close(self, say: bool = True) -> None:
-        """The others end: those that this process has started, at once. ``say``: launched ones wait to be told."""
+        """The others end: those that this process has started, at once. ``say``: launched ones
+        wait to be told.
+        """
         if say and self.rank == 0 and not self.processes and dist.is_initialized():
             with contextlib.suppress(RuntimeError):
                 self.say(None)
@@ -164,11 +176,15 @@ def device_of(device: torch.device, rank: int) -> torch.device:
     return torch.device("cuda", int(os.environ.get("LOCAL_RANK", rank)))
 
 
-def start(count: int, device: torch.device, module: str, arguments: Mapping[str, Any], threads: int) -> Ranks:
-    """This process as rank 0, and the others as ``python -m module``. That reads ``arguments`` with its ``rank``, ``count`` and
-    ``method`` (where they meet) from the first line of its standard input, prints READY, and ends where its input closes.
+def start(
+    count: int, device: torch.device, module: str, arguments: Mapping[str, Any], threads: int
+) -> Ranks:
+    """This process as rank 0, and the others as ``python -m module``. That reads ``arguments`` with
+    its ``rank``, ``count`` and ``method`` (where they meet) from the first line of its standard
+    input, prints READY, and ends where its input closes.
 
-    Errors: ConfigError where one of them ends before it is ready."""
+    Errors: ConfigError where one of them ends before it is ready.
+    """
     place = tempfile.TemporaryDirectory(prefix="hgms-ranks-")
     method = f"file://{place.name}/meet"
     libraries = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS")
@@ -179,12 +195,25 @@ def start(count: int, device: torch.device, module: str, arguments: Mapping[str,
         with Path(place.name, "errors").open("ab") as errors:
             for rank in range(1, count):
                 process = subprocess.Popen(
-                    [sys.executable, "-P", "-m", module], stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=errors,
-                    env=environment, start_new_session=True,
-                )  # fmt: skip
+                    [sys.executable, "-P", "-m", module],
+                    stdin=subprocess.PIPE,
+                    stdout=subprocess.PIPE,
+                    stderr=errors,
+                    env=environment,
+                    start_new_session=True,
+                )
                 processes.append(process)
-                line = {**arguments, "rank": rank, "count": count, "method": method, "places": sys.path, "threads": threads}
-                with contextlib.suppress(BrokenPipeError):  # it is gone already: it will not say that it is ready
+                line = {
+                    **arguments,
+                    "rank": rank,
+                    "count": count,
+                    "method": method,
+                    "places": sys.path,
+                    "threads": threads,
+                }
+                with contextlib.suppress(
+                    BrokenPipeError
+                ):  # it is gone already: it will not say that it is ready
                     stdin = cast("IO[bytes]", process.stdin)
                     stdin.write(json.dumps(line).encode() + b"\n")
                     stdin.flush()
@@ -197,11 +226,15 @@ def start(count: int, device: torch.device, module: str, arguments: Mapping[str,
 
 
 def begun() -> tuple[Mapping[str, Any], Callable[[], None]]:
-    """In a process that :func:`start` has started, first of all: what it is told, and what tells rank 0 that it has loaded."""
+    """In a process that :func:`start` has started, first of all: what it is told, and what tells
+    rank 0 that it has loaded.
+    """
     out = os.fdopen(os.dup(1), "wb")
     os.dup2(2, 1)  # whatever a plugin prints is no answer
     settings: Mapping[str, Any] = json.loads(sys.stdin.readline())
-    threading.Thread(target=lambda: (sys.stdin.read(), os._exit(0)), daemon=True).start()  # rank 0 is gone, or done
+    threading.Thread(
+        target=lambda: (sys.stdin.read(), os._exit(0)), daemon=True
+    ).start()  # rank 0 is gone, or done
     sys.path += [place for place in settings["places"] if place not in sys.path]
     torch.set_num_threads(settings["threads"])
 

@@ -1,4 +1,6 @@
-"""Ranks that torchrun or the like has started: what it says of them, where they meet, and which of rank 0's calls they hear."""
+"""Ranks that torchrun or the like has started: what it says of them, where they meet, and which
+of rank 0's calls they hear.
+"""
 
 from __future__ import annotations
 
@@ -16,9 +18,13 @@ from torch.distributed.rendezvous import rendezvous
 from hgms_core import ConfigError
 
 PLACE = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE")
-"""Where a launcher says which rank this process is; the first three are all that a library reads."""
+"""Where a launcher says which rank this process is; the first three are all that a library
+reads.
+"""
 NEVER = timedelta(days=365)
-"""Rank 0 may be at something of its own for as long as it likes; where it is gone, the launcher ends the others."""
+"""Rank 0 may be at something of its own for as long as it likes; where it is gone, the launcher
+ends the others.
+"""
 
 
 def launched() -> tuple[int, int] | None:
@@ -34,7 +40,8 @@ def ensure_launched(count: int) -> int:
     assert place is not None
     if place[1] != count:
         raise ConfigError(
-            f"run.ranks = {count}, and torchrun has started {place[1]} processes\n  torchrun --nproc-per-node {count} …"
+            f"run.ranks = {count}, and torchrun has started {place[1]} processes\n"
+            f"  torchrun --nproc-per-node {count} …"
         )
     return place[0]
 
@@ -43,7 +50,9 @@ _MET: dict[str, Any] = {"groups": 0, "calls": 0}
 
 
 def meeting(rank: int, count: int) -> Any:
-    """A place for the next group of launched ranks to meet, with nothing of an earlier one in it."""
+    """A place for the next group of launched ranks to meet, with nothing of an earlier one in
+    it.
+    """
     _MET["groups"] += 1
     return dist.PrefixStore(f"hgms-group-{_MET['groups']}", _store(rank, count))
 
@@ -55,7 +64,9 @@ def _store(rank: int, count: int) -> Any:
 
 
 def call(what: Mapping[str, Any] | None) -> None:
-    """Rank 0 calls the other launched ranks to something; None: it is over. They may be waiting for it since long ago."""
+    """Rank 0 calls the other launched ranks to something; None: it is over. They may be waiting
+    for it since long ago.
+    """
     place = launched()
     assert place is not None
     _MET["calls"] += 1
@@ -75,7 +86,9 @@ def heard() -> Any:
 
 @contextlib.contextmanager
 def as_launched(rank: int, count: int) -> Iterator[None]:
-    """Inside, the environment says of this rank what torchrun would have said, for libraries that look there (accelerate)."""
+    """Inside, the environment says of this rank what torchrun would have said, for libraries
+    that look there (accelerate).
+    """
     threads = str(torch.get_num_threads())
     own = {"RANK": str(rank), "WORLD_SIZE": str(count), "OMP_NUM_THREADS": threads}
     if launched() is None:
@@ -86,15 +99,21 @@ def as_launched(rank: int, count: int) -> Iterator[None]:
 
 @contextlib.contextmanager
 def alone() -> Iterator[None]:
-    """Inside, the environment says nothing of ranks: for what one of them does by itself with such a library."""
+    """Inside, the environment says nothing of ranks: for what one of them does by itself with
+    such a library.
+    """
     with _environment(dict.fromkeys(PLACE)):
         yield
 
 
 @contextlib.contextmanager
 def _environment(changes: Mapping[str, str | None]) -> Iterator[None]:
-    """These variables, and those that accelerate sets beside them, have their old values afterwards."""
-    before = {name: os.environ.get(name) for name in (*changes, *PLACE, "MASTER_ADDR", "MASTER_PORT")}
+    """These variables, and those that accelerate sets beside them, have their old values
+    afterwards.
+    """
+    before = {
+        name: os.environ.get(name) for name in (*changes, *PLACE, "MASTER_ADDR", "MASTER_PORT")
+    }
     try:
         _set(changes)
         yield

@@ -14,19 +14,22 @@ from hgms_core import Tree
 
 
 def shape_of(ranks: int, candidates: int, even: bool = False) -> tuple[int, int]:
-    """(B, S): as many groups of ranks as candidates allow, and the ranks that share the rows of one. ``even``: each group has
-    as many candidates.
+    """(B, S): as many groups of ranks as candidates allow, and the ranks that share the rows of
+    one. ``even``: each group has as many candidates.
 
     >>> shape_of(4, 8), shape_of(4, 2), shape_of(4, 1), shape_of(6, 4), shape_of(6, 4, even=True)
     ((4, 1), (2, 2), (1, 4), (3, 2), (2, 3))
     """
-    fits = [number for number in range(1, ranks + 1) if ranks % number == 0 and number <= candidates]
+    fits = [
+        number for number in range(1, ranks + 1) if ranks % number == 0 and number <= candidates
+    ]
     groups = max(number for number in fits if not even or candidates % number == 0)
     return groups, ranks // groups
 
 
 def parts_of(candidates: int, ranks: int) -> list[list[int]]:
-    """Consecutive candidates for each of the ranks, the first of them one more where they do not part evenly.
+    """Consecutive candidates for each of the ranks, the first of them one more where they do not
+    part evenly.
 
     >>> parts_of(5, 3)
     [[0, 1], [2, 3], [4]]
@@ -40,8 +43,8 @@ def parts_of(candidates: int, ranks: int) -> list[list[int]]:
 
 @frozen(eq=False)
 class Mesh:
-    """The groups that this rank is in: ``branches``, one rank of each part of the candidates; ``rows``, the ranks that propose
-    the same candidates; ``world``, all."""
+    """The groups that this rank is in: ``branches``, one rank of each part of the candidates;
+    ``rows``, the ranks that propose the same candidates; ``world``, all."""
 
     branches: Any
     rows: Any
@@ -49,12 +52,18 @@ class Mesh:
 
     @classmethod
     def of(cls, ranks: int, candidates: int, device: torch.device, even: bool = False) -> Mesh:
-        mesh = init_device_mesh(device.type, shape_of(ranks, candidates, even), mesh_dim_names=("branches", "rows"))
+        mesh = init_device_mesh(
+            device.type, shape_of(ranks, candidates, even), mesh_dim_names=("branches", "rows")
+        )
         return cls(mesh.get_group("branches"), mesh.get_group("rows"), dist.group.WORLD)
 
     def members(self, candidates: int) -> list[int]:
-        """The candidates that this rank proposes: consecutive ones, so that parts follow one another."""
-        return parts_of(candidates, dist.get_world_size(self.branches))[dist.get_rank(self.branches)]
+        """The candidates that this rank proposes: consecutive ones, so that parts follow one
+        another.
+        """
+        return parts_of(candidates, dist.get_world_size(self.branches))[
+            dist.get_rank(self.branches)
+        ]
 
     def gathered(self, tree: Tree, candidates: int) -> Tree:
         """The rows of all candidates, of each rank's own."""

@@ -16,14 +16,17 @@ from hgms_core import ConfigError, Method, Problem, Record, State, Tree
 
 @define(eq=False)
 class OnRanks:
-    """``method`` (:func:`hgms.distributed.placed`), as rank 0 carries it out. A run knows nothing of ranks: it calls ``init`` and
-    ``step`` as those of any method, resumes, evaluates and writes by itself.
+    """``method`` (:func:`hgms.distributed.placed`), as rank 0 carries it out. A run knows nothing
+    of ranks: it calls ``init`` and ``step`` as those of any method, resumes, evaluates and writes
+    by itself.
 
-    Before each step the others are told the share of the budget, and the state where it is not the one that they have: of a run
-    that is resumed, on whatever number of ranks it was broken off. After it all ranks compare the sums of their θ.
+    Before each step the others are told the share of the budget, and the state where it is not the
+    one that they have: of a run that is resumed, on whatever number of ranks it was broken off.
+    After it all ranks compare the sums of their θ.
 
-    ``sharded``: each rank holds a part of the problem's model, so that all of them compute each loss. What the run asks for
-    between steps (f, g, ``evaluate``), the others are then told, too."""
+    ``sharded``: each rank holds a part of the problem's model, so that all of them compute each
+    loss. What the run asks for between steps (f, g, ``evaluate``), the others are then told, too.
+    """
 
     name: ClassVar[str] = "on-ranks"
 
@@ -45,7 +48,9 @@ class OnRanks:
             problem = self._problem = make()
         if not self.sharded:
             return problem
-        shared: dict[str, Any] = {name: _OnAllRanks(self, name, getattr(problem, name)) for name in ("f", "g", "evaluate")}
+        shared: dict[str, Any] = {
+            name: _OnAllRanks(self, name, getattr(problem, name)) for name in ("f", "g", "evaluate")
+        }
         return attrs.evolve(problem, **shared)
 
     def init(self, problem: Problem, seed: int) -> State:
@@ -62,7 +67,8 @@ class OnRanks:
             self.ranks.say({**message, "state": state} if which == "sent" else message)
             following, record = self.method.step(self._problem or problem, state, progress)
             ensure_agreement(self.method.result(following)[0], self.ranks)
-        self._before, self._after = state, following
+        self._before = state
+        self._after = following
         return following, record
 
     def result(self, state: State) -> tuple[Tree, Tree]:
@@ -72,7 +78,9 @@ class OnRanks:
 
 @frozen(eq=False)
 class _OnAllRanks:
-    """A function of the problem that rank 0 calls between steps, and the others with it: its value, without a graph."""
+    """A function of the problem that rank 0 calls between steps, and the others with it: its
+    value, without a graph.
+    """
 
     run: OnRanks
     name: str
@@ -88,7 +96,9 @@ class _OnAllRanks:
 
 
 def follow(method: Method, make: Callable[[], Problem], ranks: Ranks) -> None:
-    """What another rank than 0 does: as it is told, until the run is over. An error that all ranks meet is rank 0's to tell."""
+    """What another rank than 0 does: as it is told, until the run is over. An error that all
+    ranks meet is rank 0's to tell.
+    """
     before: State | None = None
     after: State | None = None
     while (message := ranks.say(None)) is not None:
@@ -101,25 +111,35 @@ def follow(method: Method, make: Callable[[], Problem], ranks: Ranks) -> None:
                 getattr(problem, message["name"])(*_moved(message["args"], device))
             continue
         if message["do"] == "init":
-            before, after = None, method.init(problem, message["seed"])
+            before = None
+            after = method.init(problem, message["seed"])
             continue
         known = {"after": after, "before": before}
-        state = _moved(message["state"], device) if message["from"] == "sent" else known[message["from"]]
+        state = (
+            _moved(message["state"], device)
+            if message["from"] == "sent"
+            else known[message["from"]]
+        )
         assert state is not None
         following, _ = method.step(problem, state, message["progress"])
         ensure_agreement(method.result(following)[0], ranks)
-        before, after = state, following
+        before = state
+        after = following
 
 
 def ensure_agreement(theta: Tree, ranks: Ranks) -> None:
-    """ConfigError where another rank has come to another θ: it then computes otherwise, and nothing that follows would hold.
-    The sums of its leaves are compared, to the bit."""
+    """ConfigError where another rank has come to another θ: it then computes otherwise, and nothing
+    that follows would hold. The sums of its leaves are compared, to the bit."""
     if not theta:
         return
     own = torch.stack([leaf.double().sum() for leaf in theta.values()])
     gathered = [torch.empty_like(own) for _ in range(ranks.count)]
     dist.all_gather(gathered, own)
-    other = [rank for rank, sums in enumerate(gathered) if not torch.equal(sums.nan_to_num(), gathered[0].nan_to_num())]
+    other = [
+        rank
+        for rank, sums in enumerate(gathered)
+        if not torch.equal(sums.nan_to_num(), gathered[0].nan_to_num())
+    ]
     if other:
         raise ConfigError(
             f"rank {other[0]} came to another θ than rank 0: they do not compute the same\n"
@@ -132,4 +152,8 @@ def _moved(state: Any, device: torch.device) -> Any:
         return state.to(device)
     if isinstance(state, list):
         return [_moved(value, device) for value in state]
-    return {key: _moved(value, device) for key, value in state.items()} if isinstance(state, dict) else state
+    return (
+        {key: _moved(value, device) for key, value in state.items()}
+        if isinstance(state, dict)
+        else state
+    )

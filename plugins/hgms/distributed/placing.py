@@ -1,4 +1,6 @@
-"""The parts of a pipeline, placed on the ranks of a mesh. Each is called as the part inside it is."""
+"""The parts of a pipeline, placed on the ranks of a mesh. Each is called as the part inside it
+is.
+"""
 
 from __future__ import annotations
 
@@ -27,13 +29,15 @@ from hgms_core import (
     Selector,
     State,
     Tree,
-)  # fmt: skip
+)
 
 
 @frozen(kw_only=True)
 class PlacedGenerator:
-    """Candidates proposed by parts, where the generator can propose some of them (``count``, and ``propose_some(problem, theta,
-    start, key, members)``, which gives the rows ``members`` of what ``propose`` gives); else by all ranks together, by rows."""
+    """Candidates proposed by parts, where the generator can propose some of them (``count``, and
+    ``propose_some(problem, theta, start, key, members)``, which gives the rows ``members`` of what
+    ``propose`` gives); else by all ranks together, by rows.
+    """
 
     name: ClassVar[str] = "placed"
 
@@ -51,8 +55,14 @@ class PlacedGenerator:
         members = self.mesh.members(generator.count)
         some = generator.propose_some(problem, theta, start, key, members)
         x, aux = (self.mesh.gathered(tree, generator.count) for tree in (some.x, some.aux))
-        losses = None if some.losses is None else self.mesh.gathered({"": some.losses}, generator.count)[""]
-        return attrs.evolve(some, x=x, aux=aux, losses=losses, cost=self._of_all(some.cost, next(iter(x.values()))))
+        losses = (
+            None
+            if some.losses is None
+            else self.mesh.gathered({"": some.losses}, generator.count)[""]
+        )
+        return attrs.evolve(
+            some, x=x, aux=aux, losses=losses, cost=self._of_all(some.cost, next(iter(x.values())))
+        )
 
     def _of_all(self, cost: Cost, like: Tensor) -> Cost:
         """What all parts took together."""
@@ -60,7 +70,9 @@ class PlacedGenerator:
         dist.all_reduce(numbers, group=self.mesh.branches)
         return Cost(**dict(zip(cost.numbers(), numbers.tolist(), strict=True)))
 
-    def carry(self, start: State, candidates: Candidates, index: Tensor, key: Key, problem: Problem) -> State:
+    def carry(
+        self, start: State, candidates: Candidates, index: Tensor, key: Key, problem: Problem
+    ) -> State:
         return self.generator.carry(start, candidates, index, key, problem)
 
 
@@ -89,8 +101,12 @@ class PlacedHyperGradient:
     def init(self, problem: Problem) -> State:
         return self.hypergradient.init(problem)
 
-    def estimate(self, problem: Problem, theta: Tree, branch: Branch, key: Key, state: State) -> tuple[Estimate, State]:
-        return self.hypergradient.estimate(by_rows(problem, self.mesh.world), theta, branch, key, state)
+    def estimate(
+        self, problem: Problem, theta: Tree, branch: Branch, key: Key, state: State
+    ) -> tuple[Estimate, State]:
+        return self.hypergradient.estimate(
+            by_rows(problem, self.mesh.world), theta, branch, key, state
+        )
 
     def __getattr__(self, name: str) -> Any:
         """``estimate_all``, where the estimator inside has it."""
@@ -101,16 +117,20 @@ class PlacedHyperGradient:
 
 
 def placed(method: Any, ranks: int, device: torch.device, even: bool = False) -> Any:
-    """The method with the parts of its pipeline on a mesh of all ranks; wrappers around it stay as they are. ``even``: all
-    ranks propose as many candidates, because they compute each loss together.
+    """The method with the parts of its pipeline on a mesh of all ranks; wrappers around it stay as
+    they are. ``even``: all ranks propose as many candidates, because they compute each loss
+    together.
 
-    Errors: ConfigError for a method that is made of no parts."""
+    Errors: ConfigError for a method that is made of no parts.
+    """
     if hasattr(method, "method"):
         return attrs.evolve(method, method=placed(method.method, ranks, device, even))
     if not isinstance(method, Pipeline):
         raise ConfigError(
-            f"run.ranks = {ranks} places the parts of a pipeline, and method {getattr(method, 'name', method)!r} is none\n"
-            "  leave run.ranks out, or write it as a Pipeline: generator, selector, hypergradient, outer optimiser"
+            f"run.ranks = {ranks} places the parts of a pipeline, and method "
+            f"{getattr(method, 'name', method)!r} is none\n"
+            "  leave run.ranks out, or write it as a Pipeline: generator, selector, "
+            "hypergradient, outer optimiser"
         )
     generator: Any = method.generator
     apart = callable(getattr(generator, "propose_some", None))

@@ -23,15 +23,18 @@ def by_rows(problem: Problem, group: Any) -> Problem:
 
         g(θ, x; B) = 1/S Σ_r g(θ, x; B_r)        B_r: the r-th of S equal parts of the rows of B
 
-    which is so where g is a mean over the rows of a batch, plus terms without rows. Gradients, Hessian products and their
-    transposes each take one sum over ranks. A batch that does not part into S equal ones, and a loss that is no such mean, is
-    computed whole by every rank. What knows g's outputs (Gauss–Newton products) sees the whole batch too.
+    which is so where g is a mean over the rows of a batch, plus terms without rows. Gradients,
+    Hessian products and their transposes each take one sum over ranks. A batch that does not part
+    into S equal ones, and a loss that is no such mean, is computed whole by every rank. What knows
+    g's outputs (Gauss–Newton products) sees the whole batch too.
     """
     count = dist.get_world_size(group)
     if count == 1:
         return problem
     key = ("by rows", count)
-    if key not in problem.kept:  # the same at every step; it holds no reference back, so nothing keeps both alive
+    if (
+        key not in problem.kept
+    ):  # the same at every step; it holds no reference back, so nothing keeps both alive
         uppers = {id(data): data for data in problem.upper_data.values()}.values()
         g = _parted(problem.g, problem, [problem.lower_data], group, "lower")
         f = _parted(problem.f, problem, uppers, group, "upper")
@@ -41,31 +44,42 @@ def by_rows(problem: Problem, group: Any) -> Problem:
 
 
 def _parted(loss: Loss, problem: Problem, tables: Iterable[Data], group: Any, level: str) -> Loss:
-    """The loss by parts, where it is a mean over the rows of all these ``tables``; else itself, and that is said once."""
+    """The loss by parts, where it is a mean over the rows of all these ``tables``; else itself,
+    and that is said once.
+    """
     tables = [data for data in tables if data.size]
     if tables and all(is_mean(loss, problem, data, dist.get_world_size(group)) for data in tables):
         return _of_parts(loss, group)
     if tables and dist.get_rank() == 0:
-        LOG.warning("the %s loss is no mean over the rows of a batch: every rank computes all of it", level)
+        LOG.warning(
+            "the %s loss is no mean over the rows of a batch: every rank computes all of it", level
+        )
     return loss
 
 
 def is_mean(loss: Loss, problem: Problem, data: Data, count: int) -> bool:
-    """Whether the loss of a batch is the mean of the losses of ``count`` equal parts, to rounding: tried out beside where the
-    problem starts. A mixture of sources is none, and its losses are too dear to be tried out."""
+    """Whether the loss of a batch is the mean of the losses of ``count`` equal parts, to rounding:
+    tried out beside where the problem starts. A mixture of sources is none, and its losses are too
+    dear to be tried out.
+    """
     rows = min(data.size, ROWS * count) // count * count
     if not rows or problem.sources is not None:
         return False
     key = Key(0).fold("ranks")
     batch = data.batch(key.indices(data.size, rows, 1, data.device)[0])
-    theta, x = ({name: _beside(leaf, key.fold(name)) for name, leaf in tree.items()} for tree in (problem.theta0, problem.x0))
+    theta, x = (
+        {name: _beside(leaf, key.fold(name)) for name, leaf in tree.items()}
+        for tree in (problem.theta0, problem.x0)
+    )
     with torch.no_grad():
         whole = loss(theta, x, batch)
         parts = [part_of(batch, rank, count) for rank in range(count)]
         if any(part is None for part in parts):
             return False
         mean = torch.stack([loss(theta, x, part) for part in parts if part is not None]).mean()
-    return bool(torch.isfinite(whole)) and torch.allclose(mean, whole, rtol=1e3 * torch.finfo(whole.dtype).eps, atol=0.0)
+    return bool(torch.isfinite(whole)) and torch.allclose(
+        mean, whole, rtol=1e3 * torch.finfo(whole.dtype).eps, atol=0.0
+    )
 
 
 def _beside(leaf: Tensor, key: Key) -> Tensor:
@@ -74,7 +88,8 @@ def _beside(leaf: Tensor, key: Key) -> Tensor:
 
 
 def part_of(batch: Tree, rank: int, count: int) -> Tree | None:
-    """The ``rank``-th of ``count`` equal parts of each column of a batch; None where there are no equal parts.
+    """The ``rank``-th of ``count`` equal parts of each column of a batch; None where there are no
+    equal parts.
 
     >>> part_of({"a": torch.arange(4), "upper.b": torch.arange(2)}, 1, 2)
     {'a': tensor([2, 3]), 'upper.b': tensor([1])}
@@ -87,7 +102,8 @@ def part_of(batch: Tree, rank: int, count: int) -> Tree | None:
 
 
 def _of_parts(loss: Loss, group: Any) -> Loss:
-    rank, count = dist.get_rank(group), dist.get_world_size(group)
+    rank = dist.get_rank(group)
+    count = dist.get_world_size(group)
 
     def value(theta: Tree, x: Tree, batch: Tree) -> Tensor:
         part = part_of(batch, rank, count)
@@ -96,4 +112,8 @@ def _of_parts(loss: Loss, group: Any) -> Loss:
         return summed(loss(spread_tree(theta, group), spread_tree(x, group), part), group) / count
 
     outputs: Any = loss  # a Composite, whose outputs and criterion stay
-    return attrs.evolve(outputs, value=value) if hasattr(loss, "outputs") and attrs.has(type(loss)) else value
+    return (
+        attrs.evolve(outputs, value=value)
+        if hasattr(loss, "outputs") and attrs.has(type(loss))
+        else value
+    )

@@ -1,4 +1,6 @@
-"""Where jobs are carried out: the protocol of executors, and the one that has processes of this machine."""
+"""Where jobs are carried out: the protocol of executors, and the one that has processes of this
+machine.
+"""
 
 from __future__ import annotations
 
@@ -18,11 +20,37 @@ from hgms.executors.transport import carried_out, carried_out_beside, ending_of,
 from hgms_core import hookimpl
 
 __all__ = [
-    "BUSY", "TRIES", "Board", "Ending", "Executor", "Here", "Job", "Local", "Needs", "Piece", "RemoteProgress", "Report",
-    "Tell", "called", "carried_out", "carried_out_beside", "carried_out_together", "code_of", "cores", "described", "ending_of",
-    "ensure_same", "executor_of", "executor_options", "installation", "packed", "stated_executor", "to_stderr",
-    "tried_again", "unless_busy",
-]  # fmt: skip
+    "BUSY",
+    "TRIES",
+    "Board",
+    "Ending",
+    "Executor",
+    "Here",
+    "Job",
+    "Local",
+    "Needs",
+    "Piece",
+    "RemoteProgress",
+    "Report",
+    "Tell",
+    "called",
+    "carried_out",
+    "carried_out_beside",
+    "carried_out_together",
+    "code_of",
+    "cores",
+    "described",
+    "ending_of",
+    "ensure_same",
+    "executor_of",
+    "executor_options",
+    "installation",
+    "packed",
+    "stated_executor",
+    "to_stderr",
+    "tried_again",
+    "unless_busy",
+]
 
 
 @hookimpl

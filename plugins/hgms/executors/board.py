@@ -23,14 +23,19 @@ def to_stderr(line: str) -> None:
 
 
 class Board:
-    """Jobs under way: on a terminal one line for all of them and one for each that runs, with the process that carries it out;
-    elsewhere a line for each that ended, to ``echo``. A job is called by its text; where it has a ``path``, its ``leases`` in
-    that folder say whose it is (that of a run, where it names none).
+    """Jobs under way: on a terminal one line for all of them and one for each that runs, with the
+    process that carries it out; elsewhere a line for each that ended, to ``echo``. A job is called
+    by its text; where it has a ``path``, its ``leases`` in that folder say whose it is (that of a
+    run, where it names none).
 
-    .. versionadded:: 0.8"""
+    .. versionadded:: 0.8
+    """
 
-    def __init__(self, total: int, *, bars: bool = True, echo: Callable[[str], None] = to_stderr) -> None:
-        self.total, self.echo = total, echo
+    def __init__(
+        self, total: int, *, bars: bool = True, echo: Callable[[str], None] = to_stderr
+    ) -> None:
+        self.total = total
+        self.echo = echo
         self._view = Progress(bars and total > 0)
         self._began: dict[str, float] = {}
         self._whose: dict[str, tuple[float, str]] = {}
@@ -56,17 +61,22 @@ class Board:
     def stage(self, job: object, text: str) -> None:
         """What a job begins to do."""
         if self._view.bars.visible:
-            self._view.bars.show(str(job), 0.0, " · ".join(part for part in (self._who(job), text) if part))
+            self._view.bars.show(
+                str(job), 0.0, " · ".join(part for part in (self._who(job), text) if part)
+            )
 
     def say(self, line: str) -> None:
-        """What a person should know, above the lines or among them: of lost workers, of others' jobs."""
+        """What a person should know, above the lines or among them: of lost workers, of others'
+        jobs.
+        """
         if self._view.bars.visible:
             self._view.bars.print_error(line)
         else:
             self.echo(line)
 
     def ended(self, job: object, status: str, error: str | None = None) -> None:
-        title, why = str(job), f": {error.splitlines()[0]}" if error else ""
+        title = str(job)
+        why = f": {error.splitlines()[0]}" if error else ""
         self._ended += 1
         if self._view.bars.visible:
             self._view.bars.remove(title)
@@ -79,7 +89,8 @@ class Board:
 
     def found(self, count: int) -> None:
         """So many jobs were done before."""
-        self._ended, self._found = self._ended + count, self._found + count
+        self._ended = self._ended + count
+        self._found = self._found + count
         self._show_all()
 
     def _who(self, job: object) -> str:
@@ -94,6 +105,13 @@ class Board:
         return who
 
     def _show_all(self) -> None:
-        here, left = self._ended - self._found, self.total - self._ended
-        ahead = f" · {(time.monotonic() - self._start) / here * left:.0f} s left" if here and left else ""
-        self._view.bars.show(_ALL, self._ended, f"{self._ended} of {self.total}{ahead}", total=self.total)
+        here = self._ended - self._found
+        left = self.total - self._ended
+        ahead = (
+            f" · {(time.monotonic() - self._start) / here * left:.0f} s left"
+            if here and left
+            else ""
+        )
+        self._view.bars.show(
+            _ALL, self._ended, f"{self._ended} of {self.total}{ahead}", total=self.total
+        )

@@ -1,4 +1,6 @@
-"""Whether two machines have the same code: digests instead of version numbers, since a checkout changes without one."""
+"""Whether two machines have the same code: digests instead of version numbers, since a checkout
+changes without one.
+"""
 
 from __future__ import annotations
 
@@ -20,13 +22,20 @@ SHOWN = 4
 
 
 def code_of(modules: Iterable[str]) -> tuple[str, ...]:
-    """What has to be the same where a job is carried out: ``modules``, or files, and the parts of HGMS that are loaded here."""
+    """What has to be the same where a job is carried out: ``modules``, or files, and the parts
+    of HGMS that are loaded here.
+    """
     ours = first_party() & set(sys.modules)
-    return tuple(sorted({*ours, *(name if name.endswith(".py") else name.partition(".")[0] for name in modules)}))
+    return tuple(
+        sorted(
+            {*ours, *(name if name.endswith(".py") else name.partition(".")[0] for name in modules)}
+        )
+    )
 
 
 def installation(code: tuple[str, ...]) -> dict[str, str]:
-    """The versions of Python and torch, and a digest of every module or file of ``code`` as it is found here.
+    """The versions of Python and torch, and a digest of every module or file of ``code`` as it is
+    found here.
 
     >>> sorted(installation(("hgms.executors",)))
     ['hgms.executors', 'python', 'torch']
@@ -42,19 +51,26 @@ def ensure_same(expected: Mapping[str, str], where: str) -> None:
     other = [name for name in expected if own[name] != expected[name]]
     if not other:
         return
-    lines = "".join(f"\n  {name}: {own[name]} there, {expected[name]} here" for name in other[:SHOWN])
+    lines = "".join(
+        f"\n  {name}: {own[name]} there, {expected[name]} here" for name in other[:SHOWN]
+    )
     more = f"\n  and {len(other) - SHOWN} more" if len(other) > SHOWN else ""
     raise ConfigError(
-        f"the worker on {where} has another installation than this machine{lines}{more}\n  install the same there"
+        f"the worker on {where} has another installation than this machine{lines}{more}\n"
+        "  install the same there"
     )
 
 
 @functools.cache
 def _digest(name: str) -> str:
-    """Of a file, or of all Python files of a module, by their places in it; a sentence where there is none."""
+    """Of a file, or of all Python files of a module, by their places in it; a sentence where
+    there is none.
+    """
     if name.endswith(".py"):
         path = Path(name)
-        return hashlib.sha256(path.read_bytes()).hexdigest()[:12] if path.is_file() else "no such file"
+        return (
+            hashlib.sha256(path.read_bytes()).hexdigest()[:12] if path.is_file() else "no such file"
+        )
     spec = importlib.util.find_spec(name)
     if spec is None or spec.origin is None:
         return "no such module"
@@ -62,5 +78,7 @@ def _digest(name: str) -> str:
     files = sorted(origin.parent.rglob("*.py")) if origin.name == "__init__.py" else [origin]
     digest = hashlib.sha256()
     for file in files:
-        digest.update(file.relative_to(origin.parent).as_posix().encode() + b"\0" + file.read_bytes())
+        digest.update(
+            file.relative_to(origin.parent).as_posix().encode() + b"\0" + file.read_bytes()
+        )
     return digest.hexdigest()[:12]

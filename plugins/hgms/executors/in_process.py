@@ -25,7 +25,9 @@ class Here:
     def carry_out(self, jobs: Iterable[Job], report: Report) -> Iterator[Ending]:
         for job in jobs:
             try:
-                outcome = called(job.function)(job.arguments, lambda _job=job, **event: report(_job, event))
+                outcome = called(job.function)(
+                    job.arguments, lambda _job=job, **event: report(_job, event)
+                )
             except Exception as error:
                 yield Ending(job=job, error=described(error))
             else:

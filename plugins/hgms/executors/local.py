@@ -1,5 +1,7 @@
-"""Jobs in processes of this machine (:mod:`hgms.executors.worker`): a killed one takes no other with it, and each has its share
-of the cores. Parent and worker exchange lines of JSON over the worker's standard input and output."""
+"""Jobs in processes of this machine (:mod:`hgms.executors.worker`): a killed one takes no other
+with it, and each has its share of the cores. Parent and worker exchange lines of JSON over the
+worker's standard input and output.
+"""
 
 from __future__ import annotations
 
@@ -37,8 +39,8 @@ def cores() -> int:
 class Local:
     """Processes of this machine, which stay for the next jobs.
 
-    ``jobs`` at a time, by default one a core; ``fresh`` gives each job a process of its own. A process that is
-    killed is seen at once.
+    ``jobs`` at a time, by default one a core; ``fresh`` gives each job a process of its own. A
+    process that is killed is seen at once.
 
     >>> job = Job(title="a pair", function="hgms.executors.local:echo", arguments={"number": 2})
     >>> executor = Local(jobs=1)
@@ -89,13 +91,17 @@ class Local:
             self._begin(jobs)
 
     def _heard(self) -> tuple[_Worker, Mapping[str, Any]]:
-        """The next thing that a worker says. Ray's KeyboardInterrupts, which no signal brings, come between two looks."""
+        """The next thing that a worker says. Ray's KeyboardInterrupts, which no signal brings,
+        come between two looks.
+        """
         while True:
             with contextlib.suppress(queue.Empty):
                 return self._events.get(timeout=_LOOK)
 
     def _begin(self, jobs: Iterable[Job]) -> None:
-        """Gives a worker to every job that may begin, as long as there is room; one that has nothing to do loads meanwhile."""
+        """Gives a worker to every job that may begin, as long as there is room; one that has
+        nothing to do loads meanwhile.
+        """
         while len(self._running) < self.count and (job := next(iter(jobs), None)) is not None:
             worker = self._idle.pop() if self._idle else self._start(job)
             self._running[worker] = job
@@ -122,23 +128,40 @@ class Local:
 
     def _start(self, job: Job) -> _Worker:
         """A worker that loads what this job and others of its kind need."""
-        threads = max(1, cores() // self.count)  # an equal share of the cores, and no more than the person said
+        threads = max(
+            1, cores() // self.count
+        )  # an equal share of the cores, and no more than the person said
         with contextlib.suppress(KeyError, ValueError):
             threads = min(threads, max(1, int(os.environ["OMP_NUM_THREADS"])))
-        libraries = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS", "NUMEXPR_NUM_THREADS")
+        libraries = (
+            "OMP_NUM_THREADS",
+            "MKL_NUM_THREADS",
+            "OPENBLAS_NUM_THREADS",
+            "NUMEXPR_NUM_THREADS",
+        )
         environment = os.environ | dict.fromkeys(libraries, str(threads))
         errors = tempfile.TemporaryFile()  # noqa: SIM115  (the worker's, as long as it lives)
-        # A session of its own: Ctrl-C reaches the parent alone, which passes it on when it is ready.
-        # The working directory is no place to import from (-P) before any other that this process knows.
-        # A GPU is nothing that a fork may share with the process that it comes from, so there it is one process.
+        # A session of its own: Ctrl-C reaches the parent alone, which passes it on when it is
+        # ready. The working directory is no place to import from (-P) before any other that this
+        # process knows. A GPU is nothing that a fork may share with the process that it comes from,
+        # so there it is one process.
         settings = {
-            "threads": threads, "places": sys.path, "forks": not job.needs.gpus,
-            "function": job.function, "prepare": job.prepare, "arguments": job.arguments,
-        }  # fmt: skip
+            "threads": threads,
+            "places": sys.path,
+            "forks": not job.needs.gpus,
+            "function": job.function,
+            "prepare": job.prepare,
+            "arguments": job.arguments,
+        }
         process = subprocess.Popen(
             [sys.executable, "-P", "-m", "hgms.executors.worker"],
-            stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=errors, env=environment, text=True, start_new_session=True,
-        )  # fmt: skip
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=errors,
+            env=environment,
+            text=True,
+            start_new_session=True,
+        )
         worker = _Worker(process, errors)
         worker.write(settings)
         threading.Thread(target=self._listen, args=(worker,), daemon=True).start()
@@ -153,11 +176,14 @@ class Local:
         self._events.put((worker, {"event": "gone"}))
 
     def _interrupt(self, seconds: float = 60.0) -> None:
-        """Asks the running workers to save and stop; those that do not in time, or at a second Ctrl-C, are killed."""
+        """Asks the running workers to save and stop; those that do not in time, or at a second
+        Ctrl-C, are killed.
+        """
         for worker in self._running:
             with contextlib.suppress(OSError, ValueError):
                 worker.process.send_signal(signal.SIGINT)
-        left, until = set(self._running), time.monotonic() + seconds
+        left = set(self._running)
+        until = time.monotonic() + seconds
         with contextlib.suppress(KeyboardInterrupt, queue.Empty):
             while left:
                 worker, event = self._events.get(timeout=max(0.0, until - time.monotonic()))
@@ -182,12 +208,14 @@ class _Worker:
             self.process.stdin.flush()
 
     def obituary(self, code: int | None) -> str:
-        """Why the process is gone, or the fork that carried the job out and ended with ``code``, as far as exit codes and
-        standard error tell."""
+        """Why the process is gone, or the fork that carried the job out and ended with ``code``, as
+        far as exit codes and standard error tell."""
         code = self.process.wait() if code is None else code
         if code < 0:
             name = signal.Signals(-code).name if -code in set(signal.Signals) else f"signal {-code}"
-            why = f"its process was killed by {name}" + (" (out of memory, most often)" if name == "SIGKILL" else "")
+            why = f"its process was killed by {name}" + (
+                " (out of memory, most often)" if name == "SIGKILL" else ""
+            )
         else:
             why = f"its process ended with exit code {code}"
         self.errors.seek(0)
@@ -197,7 +225,9 @@ class _Worker:
         return why + ("; its last words: " + " | ".join(last) if last else "")
 
     def close(self) -> None:
-        """Kills it with its fork: it is idle, or what it does is of no more use, and every folder it wrote can be resumed."""
+        """Kills it with its fork: it is idle, or what it does is of no more use, and every
+        folder it wrote can be resumed.
+        """
         if sys.platform == "win32":
             self.process.kill()
         else:

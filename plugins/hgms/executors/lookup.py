@@ -19,11 +19,15 @@ def registered(host: Host) -> dict[str, type[Any]]:
         with host.watched(info):
             returned: Iterable[Any] = implementation.function()  # type: ignore[assignment]
         for cls in returned:
-            lacking = [name for name in ("carry_out", "close") if not callable(getattr(cls, name, None))]
+            lacking = [
+                name for name in ("carry_out", "close") if not callable(getattr(cls, name, None))
+            ]
             if lacking or not isinstance(getattr(cls, "name", None), str):
                 called = getattr(cls, "__qualname__", repr(cls))
                 what = ", ".join(lacking) or "a class variable `name`"
-                host.blame(info, PluginError(f"{called} is not an executor: it lacks {what}"), part=True)
+                host.blame(
+                    info, PluginError(f"{called} is not an executor: it lacks {what}"), part=True
+                )
             else:
                 classes.setdefault(cls.name, cls)
     return classes
@@ -32,11 +36,15 @@ def registered(host: Host) -> dict[str, type[Any]]:
 def executor_of(name: str, settings: Mapping[str, Any], host: Host) -> Executor:
     """The executor of that name with these settings.
 
-    Errors: UnknownComponent with the nearest name; ConfigError for a setting that it does not have or take; MissingExtra with
-    the line that installs what it needs."""
+    Errors: UnknownComponent with the nearest name; ConfigError for a setting that it does not have
+    or take; MissingExtra with the line that installs what it needs."""
     classes = registered(host)
     if name not in classes:
-        missing = [f"{info.name}: {info.install}" for info in host.infos.values() if info.status == "missing-extra"]
+        missing = [
+            f"{info.name}: {info.install}"
+            for info in host.infos.values()
+            if info.status == "missing-extra"
+        ]
         hint = "".join(f"\n  {line}" for line in missing if line.startswith(name))
         raise UnknownComponent(unknown("executor", name, classes) + hint)
     try:

@@ -19,10 +19,14 @@ PREFIX = "executor."
 def executor_options(command: Callable[..., Any]) -> Callable[..., Any]:
     """Adds ``--executor`` and ``--address``."""
     name = click.option(
-        "--executor", metavar="NAME", help="What carries it out instead of processes of this machine: ray, slurm."
+        "--executor",
+        metavar="NAME",
+        help="What carries it out instead of processes of this machine: ray, slurm.",
     )
     address = click.option(
-        "--address", metavar="HOST:PORT", help="Where the executor's cluster is; short for --set executor.address=HOST:PORT."
+        "--address",
+        metavar="HOST:PORT",
+        help="Where the executor's cluster is; short for --set executor.address=HOST:PORT.",
     )
     return name(address(command))
 
@@ -30,7 +34,9 @@ def executor_options(command: Callable[..., Any]) -> Callable[..., Any]:
 def stated_executor(
     name: str | None, address: str | None, jobs: int | None, sets: Sequence[str], host: Host
 ) -> tuple[Executor | None, list[str]]:
-    """The executor that a command line names, None where it names none, and each ``--set`` that is not of it."""
+    """The executor that a command line names, None where it names none, and each ``--set`` that
+    is not of it.
+    """
     own = [text for text in sets if text.startswith(PREFIX)]
     if name is None:
         if own or address is not None:
@@ -39,5 +45,7 @@ def stated_executor(
         return None, list(sets)
     table: dict[str, Any] = {}
     lay_options(table, [text.removeprefix(PREFIX) for text in own])
-    table |= {key: value for key, value in {"address": address, "jobs": jobs}.items() if value is not None}
+    table |= {
+        key: value for key, value in {"address": address, "jobs": jobs}.items() if value is not None
+    }
     return executor_of(name, table, host), [text for text in sets if text not in own]

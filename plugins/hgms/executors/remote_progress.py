@@ -16,7 +16,9 @@ class RemoteProgress:
     """Takes the place of :class:`hgms.runs.Progress` in a job: its steps are sent, not drawn.
 
     >>> heard = []
-    >>> RemoteProgress(lambda **event: heard.append(event)).watch(None, {"step": 3, "loss": 0.5, "rows": [1, 2]}, 0.25)
+    >>> RemoteProgress(lambda **event: heard.append(event)).watch(
+    ...     None, {"step": 3, "loss": 0.5, "rows": [1, 2]}, 0.25
+    ... )
     >>> heard
     [{'event': 'step', 'share': 0.25, 'record': {'step': 3, 'loss': 0.5}}]
 
@@ -27,11 +29,15 @@ class RemoteProgress:
         self._last = float("-inf")
 
     def watch(self, _info: object, record: Mapping[str, Any], share: float) -> None:
-        """As a run calls it after every step; plain values travel, and not more often than a person reads."""
+        """As a run calls it after every step; plain values travel, and not more often than a
+        person reads.
+        """
         now = time.monotonic()
         if now - self._last >= EVERY:
             self._last = now
-            shown = {key: value for key, value in record.items() if isinstance(value, (int, float, str))}
+            shown = {
+                key: value for key, value in record.items() if isinstance(value, (int, float, str))
+            }
             self.tell(event="step", share=share, record=shown)
 
     def say(self, line: str) -> None:

@@ -10,7 +10,9 @@ from attrs import Factory, define, evolve
 from hgms.executors.jobs import Ending, Executor, Job, Report
 
 TRIES = 3
-"""Workers that may be lost with one job before it has failed: what takes three with it is the job's own doing."""
+"""Workers that may be lost with one job before it has failed: what takes three with it is the
+job's own doing.
+"""
 
 
 def tried_again(
@@ -19,8 +21,8 @@ def tried_again(
     report: Report = lambda job, event: None,
     say: Callable[[str], None] = lambda line: None,
 ) -> Iterator[Ending]:
-    """The endings of all ``jobs``, which give each once, as they come. A job whose worker is lost is carried out again, TRIES
-    times in all; ``say`` gets a line for each loss.
+    """The endings of all ``jobs``, which give each once, as they come. A job whose worker is lost
+    is carried out again, TRIES times in all; ``say`` gets a line for each loss.
 
     .. versionadded:: 0.8"""
     losses = Counter[Job]()
@@ -51,5 +53,7 @@ class _Left:
         while self.lost:
             yield self.lost.popleft()
         others = iter(self.others)
-        while (job := next(others, None)) is not None:  # `yield from` would close a generator with the first iterator of this
+        while (
+            job := next(others, None)
+        ) is not None:  # `yield from` would close a generator with the first iterator of this
             yield job

@@ -1,4 +1,6 @@
-"""Pieces of work that are done once, whoever does them: any number of processes, on any machines, may be at the same ones."""
+"""Pieces of work that are done once, whoever does them: any number of processes, on any
+machines, may be at the same ones.
+"""
 
 from __future__ import annotations
 
@@ -26,13 +28,15 @@ POLL = 2.0
 
 @frozen(kw_only=True, eq=False)
 class Piece:
-    """``function`` with its ``arguments`` is the job, which may need ``plugins`` that no distribution announces. It claims
-    ``leases`` in the folder ``path``, which holds what came of it, and returns ``BUSY`` where another process has one
-    (:func:`unless_busy`). ``finished`` reads that folder: None where something is left to do. ``notice`` is what a person
-    should know when its turn comes, empty for nothing; ``result`` is what the job's outcome stands for, and ``words`` says
-    what came of it in a few of them.
+    """``function`` with its ``arguments`` is the job, which may need ``plugins`` that no
+    distribution announces. It claims ``leases`` in the folder ``path``, which holds what came of
+    it, and returns ``BUSY`` where another process has one (:func:`unless_busy`). ``finished`` reads
+    that folder: None where something is left to do. ``notice`` is what a person should know when
+    its turn comes, empty for nothing; ``result`` is what the job's outcome stands for, and
+    ``words`` says what came of it in a few of them.
 
-    .. versionadded:: 0.8"""
+    .. versionadded:: 0.8
+    """
 
     title: str
     path: Path
@@ -51,8 +55,12 @@ class Piece:
 
     def job(self) -> Job:
         return Job(
-            title=self.title, function=self.function, arguments=self.arguments, needs=self.needs, code=code_of(self.plugins)
-        )  # fmt: skip
+            title=self.title,
+            function=self.function,
+            arguments=self.arguments,
+            needs=self.needs,
+            code=code_of(self.plugins),
+        )
 
 
 def unless_busy(
@@ -80,14 +88,17 @@ def carried_out_together(
     bars: bool = False,
     say: Callable[[str], None] = to_stderr,
 ) -> tuple[dict[Piece, Any], dict[Piece, str]]:
-    """What came of the pieces, in their order, and why some failed: one that fails stops no other. What is finished needs no
-    job, what another process does is waited for, and taken up where that is gone. ``executor`` is closed at the end; ``kind``
-    is what messages call a piece. How far all is shows a :class:`Board`, with ``bars`` on a terminal; else ``say`` is told.
+    """What came of the pieces, in their order, and why some failed: one that fails stops no other.
+    What is finished needs no job, what another process does is waited for, and taken up where that
+    is gone. ``executor`` is closed at the end; ``kind`` is what messages call a piece. How far all
+    is shows a :class:`Board`, with ``bars`` on a terminal; else ``say`` is told.
 
     Raises:
-        Interrupted: Ctrl-C, SIGTERM or SIGHUP; every job saves what it has and ends. A second one kills them.
+        Interrupted: Ctrl-C, SIGTERM or SIGHUP; every job saves what it has and ends. A second one
+            kills them.
 
-    .. versionadded:: 0.8"""
+    .. versionadded:: 0.8
+    """
     board = Board(len(pieces), bars=bars, echo=say)
     together = _Together(pieces, board, kind)
     try:
@@ -96,10 +107,15 @@ def carried_out_together(
             while together.left():
                 together.ask(executor)
     except KeyboardInterrupt as error:
-        why = f"interrupted after {len(together.results)} of {len(pieces)} {_several(kind, len(pieces))}"
+        why = (
+            f"interrupted after {len(together.results)} of {len(pieces)} "
+            f"{_several(kind, len(pieces))}"
+        )
         why += "\n  run the same command again to go on from there"
         raise Interrupted(why, getattr(error, "number", signal.SIGINT)) from None
-    return {piece: together.results[piece] for piece in pieces if piece in together.results}, together.failures
+    return {
+        piece: together.results[piece] for piece in pieces if piece in together.results
+    }, together.failures
 
 
 @define(eq=False)
@@ -115,7 +131,11 @@ class _Together:
     awaited: int = 0
 
     def left(self) -> list[Piece]:
-        return [piece for piece in self.pieces if piece not in self.results and piece not in self.failures]
+        return [
+            piece
+            for piece in self.pieces
+            if piece not in self.results and piece not in self.failures
+        ]
 
     def look(self) -> None:
         """Takes what is finished, whoever did it."""
@@ -124,10 +144,14 @@ class _Together:
                 self.results[piece] = result
         if self.results:
             self.board.found(count := len(self.results))
-            self.board.say(f"{count} of {len(self.pieces)} {_several(self.kind, len(self.pieces))} done before")
+            self.board.say(
+                f"{count} of {len(self.pieces)} {_several(self.kind, len(self.pieces))} done before"
+            )
 
     def ask(self, executor: Executor) -> None:
-        """Carries out what nobody is at; then looks at what others do, and which of it they have left."""
+        """Carries out what nobody is at; then looks at what others do, and which of it they have
+        left.
+        """
         for ending in tried_again(executor, self.jobs(), self.hear, self.board.say):
             piece = self.asked.pop(ending.job)
             if ending.outcome is None:
@@ -140,11 +164,15 @@ class _Together:
         if not self.elsewhere:
             return
         if (count := len(self.elsewhere)) != self.awaited:
-            self.board.say(f"waiting for {count} {_several(self.kind, count)} that another process makes")
+            self.board.say(
+                f"waiting for {count} {_several(self.kind, count)} that another process makes"
+            )
         self.awaited = count
         time.sleep(POLL)
         for piece in list(self.elsewhere):
-            free = self.held.free(piece.path, *piece.leases)  # asked first: who is done lets go of it afterwards
+            free = self.held.free(
+                piece.path, *piece.leases
+            )  # asked first: who is done lets go of it afterwards
             if (result := piece.finished()) is not None:
                 self.elsewhere.remove(piece)
                 self.end(piece, result)

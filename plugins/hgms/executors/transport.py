@@ -1,4 +1,6 @@
-"""A job on its way to another machine and back: what travels is plain values, and the code there has to be the same."""
+"""A job on its way to another machine and back: what travels is plain values, and the code there
+has to be the same.
+"""
 
 from __future__ import annotations
 
@@ -22,17 +24,24 @@ def packed(job: Job) -> dict[str, Any]:
 
     .. versionadded:: 0.8"""
     return {
-        "title": job.title, "function": job.function, "arguments": dict(job.arguments), "prepare": job.prepare,
-        "cpus": job.needs.cpus, "gpus": job.needs.gpus,
-        "installation": installation(job.code), "folder": os.getcwd(),
-        "environment": {name: value for name, value in os.environ.items() if name.startswith("HGMS_")},
-    }  # fmt: skip
+        "title": job.title,
+        "function": job.function,
+        "arguments": dict(job.arguments),
+        "prepare": job.prepare,
+        "cpus": job.needs.cpus,
+        "gpus": job.needs.gpus,
+        "installation": installation(job.code),
+        "folder": os.getcwd(),
+        "environment": {
+            name: value for name, value in os.environ.items() if name.startswith("HGMS_")
+        },
+    }
 
 
 def carried_out(message: Mapping[str, Any]) -> dict[str, Any]:
-    """The job of a message, carried out in this process: ``outcome`` or ``error``, with the ``events`` that it told but for its
-    steps and stages, which are nothing to a person afterwards; ``refused``, with nothing done, where this machine has other
-    code or no such folder.
+    """The job of a message, carried out in this process: ``outcome`` or ``error``, with the
+    ``events`` that it told but for its steps and stages, which are nothing to a person afterwards;
+    ``refused``, with nothing done, where this machine has other code or no such folder.
 
     .. versionadded:: 0.8"""
     events: list[dict[str, Any]] = []
@@ -48,20 +57,26 @@ def carried_out(message: Mapping[str, Any]) -> dict[str, Any]:
         return {"refused": str(error)}
     except OSError as error:
         return {
-            "refused": f"{platform.node()} has no folder {message['folder']}: {error.strerror}\n  work on a disk that all share"
+            "refused": (
+                f"{platform.node()} has no folder {message['folder']}: {error.strerror}\n"
+                "  work on a disk that all share"
+            )
         }
     os.environ.update(message["environment"])  # where data and caches are, what may be trusted
     torch.set_num_threads(message["cpus"])
     try:
         with stoppable():
-            return {"outcome": dict(called(message["function"])(message["arguments"], tell)), "events": events}
+            return {
+                "outcome": dict(called(message["function"])(message["arguments"], tell)),
+                "events": events,
+            }
     except Exception as error:
         return {"error": described(error), "events": events}
 
 
 def carried_out_beside(message: Mapping[str, Any]) -> dict[str, Any]:
-    """As :func:`carried_out`, in a process beside this one: ``lost`` says why where that was killed, and this process, which
-    took long to start, is there for the next message.
+    """As :func:`carried_out`, in a process beside this one: ``lost`` says why where that was
+    killed, and this process, which took long to start, is there for the next message.
 
     .. versionadded:: 0.8"""
     needs = Needs(cpus=message["cpus"], gpus=message["gpus"])

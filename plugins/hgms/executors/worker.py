@@ -1,8 +1,9 @@
 """``python -m hgms.executors.worker``: a process that carries out one job after another.
 
-It reads jobs and writes what happens as lines of JSON. On Linux it loads what jobs need once and forks: the fork carries jobs
-out, and when it is killed the next one is there within milliseconds, where a new process would load for seconds. When the
-parent is gone all of it ends at once: what it was doing goes on from its checkpoint.
+It reads jobs and writes what happens as lines of JSON. On Linux it loads what jobs need once and
+forks: the fork carries jobs out, and when it is killed the next one is there within milliseconds,
+where a new process would load for seconds. When the parent is gone all of it ends at once: what it
+was doing goes on from its checkpoint.
 """
 
 from __future__ import annotations
@@ -26,9 +27,13 @@ from hgms.runs import stoppable
 
 
 def main() -> None:
-    """A worker: one job per line of standard input, until that closes. The first line are its settings: ``threads``, ``places``
-    to import from, ``forks``, and of a job whose like will come ``function``, ``prepare`` and ``arguments``."""
-    with open(0, "rb", buffering=0, closefd=False) as first:  # a buffer would hold the next line, for every fork again
+    """A worker: one job per line of standard input, until that closes. The first line are its
+    settings: ``threads``, ``places`` to import from, ``forks``, and of a job whose like will come
+    ``function``, ``prepare`` and ``arguments``.
+    """
+    with open(
+        0, "rb", buffering=0, closefd=False
+    ) as first:  # a buffer would hold the next line, for every fork again
         settings = json.loads(first.readline())
     out = os.fdopen(os.dup(1), "w", buffering=1)
     os.dup2(2, 1)  # whatever a plugin prints must not come between
@@ -49,7 +54,9 @@ def main() -> None:
 
 
 def _load(settings: Mapping[str, Any], tell: Tell) -> None:
-    """What jobs need is imported before the first fork, by one thread: a fork has the memory of others, but not them."""
+    """What jobs need is imported before the first fork, by one thread: a fork has the memory of
+    others, but not them.
+    """
     torch.set_num_threads(1)
     with contextlib.suppress(Exception):  # the job says it better
         called(settings["function"])
@@ -60,7 +67,9 @@ def _load(settings: Mapping[str, Any], tell: Tell) -> None:
 
 
 def _fork_again(serve: Callable[[], NoReturn], gone: Callable[[int], object]) -> None:
-    """Calls ``serve`` in a fork, and in another one whenever that is killed, until it ends of itself."""
+    """Calls ``serve`` in a fork, and in another one whenever that is killed, until it ends of
+    itself.
+    """
     stops = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
     alive, held = os.pipe()  # nothing is ever written: it closes with this process
     child = 0
@@ -87,7 +96,9 @@ def _fork_again(serve: Callable[[], NoReturn], gone: Callable[[int], object]) ->
 
 
 def _serve(source: TextIO, tell: Tell, threads: int) -> NoReturn:
-    """Carries out the jobs that ``source`` gives; ends the process where there is no more to read."""
+    """Carries out the jobs that ``source`` gives; ends the process where there is no more to
+    read.
+    """
     lines: queue.Queue[str] = queue.Queue()
 
     def listen() -> None:

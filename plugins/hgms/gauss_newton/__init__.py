@@ -1,4 +1,6 @@
-"""Losses that say their outputs, and products with their generalised Gauss–Newton matrix: a library."""
+"""Losses that say their outputs, and products with their generalised Gauss–Newton matrix: a
+library.
+"""
 
 from __future__ import annotations
 

@@ -23,12 +23,15 @@ class Composite:
 
     Arguments:
         outputs: what the model gives, of x and the batch alone (a network's logits, ``[B, C]``).
-        criterion: what is made of it, a scalar; convex in (x, z) for a Gauss–Newton matrix without negative curvature.
+        criterion: what is made of it, a scalar; convex in (x, z) for a Gauss–Newton matrix without
+            negative curvature.
         value: the same loss, where its value is to be computed in another order (None: as above).
 
     >>> import torch
-    >>> loss = Composite(outputs=lambda x, batch: batch["a"] @ x["w"],
-    ...                  criterion=lambda theta, x, z, batch: theta["t"] * (z * z).sum())
+    >>> loss = Composite(
+    ...     outputs=lambda x, batch: batch["a"] @ x["w"],
+    ...     criterion=lambda theta, x, z, batch: theta["t"] * (z * z).sum(),
+    ... )
     >>> loss({"t": torch.tensor(2.0)}, {"w": torch.ones(2)}, {"a": torch.eye(2)})
     tensor(4.)
     """
@@ -55,7 +58,8 @@ def composite(loss: Any, wanted_by: str) -> tuple[Outputs, Criterion]:
     if not says_outputs(loss):
         raise ConfigError(
             f"{wanted_by} needs a lower loss that says its outputs, and this problem's does not\n"
-            "  give the problem g = hgms.gauss_newton.Composite(outputs=…, criterion=…), so that g(θ, x, batch) is\n"
+            "  give the problem g = hgms.gauss_newton.Composite(outputs=…, criterion=…), so that "
+            "g(θ, x, batch) is\n"
             "  criterion(θ, x, outputs(x, batch), batch)"
         )
     return loss.outputs, loss.criterion

@@ -13,32 +13,43 @@ from hgms.gauss_newton.product import Product
 from hgms_core import Batch, Loss, Ravel, Tree, detach, difference_step
 
 
-def by_difference(loss: Loss, wanted_by: str = 'operator = "ggn"', precision: torch.dtype | None = None) -> Product:
-    """:func:`gauss_newton` with a central difference in the place of J v, and a backward pass for Jᵀ::
+def by_difference(
+    loss: Loss, wanted_by: str = 'operator = "ggn"', precision: torch.dtype | None = None
+) -> Product:
+    """:func:`gauss_newton` with a central difference in the place of J v, and a backward pass for
+    Jᵀ::
 
         J v ≈ (z(x + τv) − z(x − τv)) / 2τ
 
-    For networks without forward mode (fused attention, quantised weights, a base in parts): of the network only values and
-    slopes are asked for. The criterion is differentiated twice, exactly. ``precision`` is the type that the outputs are
-    computed in, where that is coarser than x's (:func:`hgms_core.difference_step`).
+    For networks without forward mode (fused attention, quantised weights, a base in parts): of the
+    network only values and slopes are asked for. The criterion is differentiated twice, exactly.
+    ``precision`` is the type that the outputs are computed in, where that is coarser than x's
+    (:func:`hgms_core.difference_step`).
 
-    Errors: as :func:`gauss_newton`. Cost: the outputs three times, and one backward pass through them.
+    Errors: as :func:`gauss_newton`. Cost: the outputs three times, and one backward pass through
+        them.
 
     >>> from hgms.gauss_newton import Composite
-    >>> loss = Composite(outputs=lambda x, batch: x["x"] ** 2, criterion=lambda theta, x, z, batch: -z.log().sum())
+    >>> loss = Composite(
+    ...     outputs=lambda x, batch: x["x"] ** 2,
+    ...     criterion=lambda theta, x, z, batch: -z.log().sum(),
+    ... )
     >>> at = {"x": torch.tensor([1.0, 2.0], dtype=torch.float64)}
     >>> product = by_difference(loss)({}, at, {}, {"x": torch.ones(2, dtype=torch.float64)})
-    >>> product["x"].round(decimals=6).tolist()                     # 4/x²
+    >>> product["x"].round(decimals=6).tolist()  # 4/x²
     [4.0, 1.0]
     """
     outputs, criterion = composite(loss, wanted_by)
 
     def product(theta: Tree, x: Tree, batch: Batch, v: Tree) -> Tree:
         x, v, spec = detach(x), detach(v), Ravel.of(x)
-        flat, direction = spec.ravel(x), spec.ravel(v)
+        flat = spec.ravel(x)
+        direction = spec.ravel(v)
         step = difference_step(flat, direction, precision)
         with torch.no_grad():
-            ends = [outputs(spec.unravel(flat + sign * step * direction), batch) for sign in (1, -1)]
+            ends = [
+                outputs(spec.unravel(flat + sign * step * direction), batch) for sign in (1, -1)
+            ]
         moved = tree_map(lambda plus, minus: (plus - minus) / (2 * step.squeeze(-1)), *ends)
         leaves = {name: leaf.requires_grad_() for name, leaf in detach(x).items()}
         with torch.enable_grad():
@@ -49,7 +60,9 @@ def by_difference(loss: Loss, wanted_by: str = 'operator = "ggn"', precision: to
 
         at = tree_unflatten([leaf.detach() for leaf in z], form)
         own, change = torch.func.jvp(torch.func.grad(level, argnums=(0, 1)), (x, at), (v, moved))[1]
-        back = torch.autograd.grad(z, list(leaves.values()), tree_flatten(change)[0], materialize_grads=True)
+        back = torch.autograd.grad(
+            z, list(leaves.values()), tree_flatten(change)[0], materialize_grads=True
+        )
         return {name: own[name] + part for name, part in zip(x, back, strict=True)}
 
     return product

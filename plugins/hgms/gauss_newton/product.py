@@ -15,20 +15,28 @@ Product = Callable[[Tree, Tree, Batch, Tree], Tree]
 
 
 def gauss_newton(loss: Loss, wanted_by: str = 'operator = "ggn"') -> Product:
-    """``product(theta, x, batch, v)`` = G v, with the shapes of x, for a loss with outputs z(x) and a criterion c::
+    """``product(theta, x, batch, v)`` = G v, with the shapes of x, for a loss with outputs z(x) and
+    a criterion c::
 
         G = [I; J]ᵀ ∇²_(x,z) c(θ, x, z) [I; J],        J = ∂z/∂x
 
-    A pure function of tensors, made of ``torch.func`` alone. Positive semidefinite where c is convex in (x, z); the Hessian
-    itself where z is linear in x.
+    A pure function of tensors, made of ``torch.func`` alone. Positive semidefinite where c is
+    convex in (x, z); the Hessian itself where z is linear in x.
 
-    Errors: ConfigError where the loss does not say its outputs; the message begins with ``wanted_by``.
+    Errors: ConfigError where the loss does not say its outputs; the message begins with
+        ``wanted_by``.
 
-    Cost: the outputs twice, one of them with a tangent, and one backward pass through them: about a Hessian product.
+    Cost: the outputs twice, one of them with a tangent, and one backward pass through them: about a
+        Hessian product.
 
     >>> from hgms.gauss_newton import Composite
-    >>> loss = Composite(outputs=lambda x, batch: x["x"] ** 2, criterion=lambda theta, x, z, batch: -z.log().sum())
-    >>> product = gauss_newton(loss)             # z = x², c = −log z: J = 2x, c″ = 1/z², so G = 4x²/x⁴ (and ∇²g = 2/x²)
+    >>> loss = Composite(
+    ...     outputs=lambda x, batch: x["x"] ** 2,
+    ...     criterion=lambda theta, x, z, batch: -z.log().sum(),
+    ... )
+    >>> product = gauss_newton(
+    ...     loss
+    ... )  # z = x², c = −log z: J = 2x, c″ = 1/z², so G = 4x²/x⁴ (and ∇²g = 2/x²)
     >>> product({}, {"x": torch.tensor([1.0, 2.0])}, {}, {"x": torch.ones(2)})
     {'x': tensor([4., 1.])}
 

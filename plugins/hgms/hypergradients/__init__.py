@@ -1,4 +1,6 @@
-"""Hypergradients `implicit`, `unrolled`, `one-step`, `through-step`, `aligned`, `sama`, `averaged`, `carried` and `fixed`."""
+"""Hypergradients `implicit`, `unrolled`, `one-step`, `through-step`, `aligned`, `sama`,
+`averaged`, `carried` and `fixed`.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""How well a small step on each source would serve validation, whatever the length of its gradient: cosines."""
+"""How well a small step on each source would serve validation, whatever the length of its
+gradient: cosines.
+"""
 
 from __future__ import annotations
 
@@ -11,7 +13,19 @@ from torch import Tensor
 
 from hgms.config import decay_rate, frozen, lowering, optional_whole, positive
 from hgms.rows import mixture_slope
-from hgms_core import Branch, ConfigError, Cost, Estimate, Key, Problem, State, Tree, norm, slopes, upper_gradients
+from hgms_core import (
+    Branch,
+    ConfigError,
+    Cost,
+    Estimate,
+    Key,
+    Problem,
+    State,
+    Tree,
+    norm,
+    slopes,
+    upper_gradients,
+)
 
 
 @final
@@ -19,53 +33,71 @@ from hgms_core import Branch, ConfigError, Cost, Estimate, Key, Problem, State, 
 class Aligned:
     """∇_θ of f after a step that takes every source's direction at the same length::
 
-        x⁺ = x̂ − η Σ_s ω_s(θ) u_s/‖u_s‖,    u_s = D_s ∇ℓ_s(x̂; B_s),    D_s = 1/(√(βv + (1 − β)(∇ℓ_s)²) + ε)
+        x⁺ = x̂ − η Σ_s ω_s(θ) u_s/‖u_s‖,  u_s = D_s ∇ℓ_s(x̂; B_s),
+            D_s = 1/(√(βv + (1 − β)(∇ℓ_s)²) + ε)
         a_s = ⟨∇f(x̂; V), u_s⟩ / (‖∇f(x̂; V)‖ ‖u_s‖)
         h = −∇_θ Σ_s ω_s(θ) a_s      (the derivative of f(x⁺) at η → 0, in units of η‖∇f‖)
 
-    v are Adam's second moments of the branch, where the generator brings them along (``branches`` with ``optimizer =
-    "adamw"``); without them D = 1. B and V are drawn anew by the step's key: no selection has looked at them.
+    v are Adam's second moments of the branch, where the generator brings them along (``branches``
+    with ``optimizer = "adamw"``); without them D = 1. B and V are drawn anew by the step's key: no
+    selection has looked at them.
 
-    The plain derivative −η⟨∇f, ∇ℓ_s⟩ grows with ‖∇ℓ_s‖. Answers of one or two tokens have the longest gradients, so it prefers
-    sources of junk (docs/explanation/language-models.md has the figures). A cosine lies between −1 and 1 and tells a source
-    by its direction alone. Noise shortens it: a batch of few rows understates a_s, of the same sign. Where B misses sources, h
-    is scaled so that it is right in the mean over batches.
+    The plain derivative −η⟨∇f, ∇ℓ_s⟩ grows with ‖∇ℓ_s‖. Answers of one or two tokens have the
+    longest gradients, so it prefers sources of junk (docs/explanation/language-models.md has the
+    figures). A cosine lies between −1 and 1 and tells a source by its direction alone. Noise
+    shortens it: a batch of few rows understates a_s, of the same sign. Where B misses sources, h is
+    scaled so that it is right in the mean over batches.
 
-    Use for the weights of data sources of a language model, with ``dual-averaging``. Avoid where lengths mean something: a
-    source that is nearly learned has a short gradient, and this does not see it.
+    Use for the weights of data sources of a language model, with ``dual-averaging``. Avoid where
+    lengths mean something: a source that is nearly learned has a short gradient, and this does not
+    see it.
 
     Arguments:
-        batch_size: fresh lower rows, equally many of each source, at least 2: a source is compared with the others of its
-            batch. ``upper_batch_size``: validation rows (None: all).
+        batch_size: fresh lower rows, equally many of each source, at least 2: a source is compared
+            with the others of its batch. ``upper_batch_size``: validation rows (None: all).
         beta, eps: β and ε of Adam's second moments.
 
     Errors: ConfigError from a problem without sources.
 
-    Cost: S lower gradients, of ``batch_size`` rows together, and 1 upper gradient. Memory: two gradients.
+    Cost: S lower gradients, of ``batch_size`` rows together, and 1 upper gradient. Memory: two
+        gradients.
 
     >>> import torch
     >>> from hgms_core import Data, Sources
-    >>> rows = Data.of({"a": torch.tensor([[3.0, 0.0], [0.0, 0.1]]), "source": torch.tensor([0, 1])})
-    >>> def losses(x, batch):                         # ∇ℓ_s = −a_s at x = 0
+    >>> rows = Data.of(
+    ...     {"a": torch.tensor([[3.0, 0.0], [0.0, 0.1]]), "source": torch.tensor([0, 1])}
+    ... )
+    >>> def losses(x, batch):  # ∇ℓ_s = −a_s at x = 0
     ...     values = -(batch["a"] @ x["x"])
     ...     return torch.stack([values[batch["source"] == number].sum() for number in range(2)])
     >>> weights = lambda theta: theta["t"].softmax(0)
     >>> problem = Problem(
-    ...     theta0={"t": torch.zeros(2)}, x0={"x": torch.zeros(2)}, lower_data=rows,
-    ...     g=lambda theta, x, batch: weights(theta) @ losses(x, batch), f=lambda theta, x, _: -x["x"][0],
-    ...     sources=Sources(names=("a", "b"), weights=weights, theta=dict, losses=losses, examples=losses))
-    >>> Aligned().estimate(problem, problem.theta0, Branch(x=problem.x0), Key(0), {})[0].value["t"]    # a = (1, 0)
+    ...     theta0={"t": torch.zeros(2)},
+    ...     x0={"x": torch.zeros(2)},
+    ...     lower_data=rows,
+    ...     g=lambda theta, x, batch: weights(theta) @ losses(x, batch),
+    ...     f=lambda theta, x, _: -x["x"][0],
+    ...     sources=Sources(
+    ...         names=("a", "b"), weights=weights, theta=dict, losses=losses, examples=losses
+    ...     ),
+    ... )
+    >>> Aligned().estimate(problem, problem.theta0, Branch(x=problem.x0), Key(0), {})[0].value[
+    ...     "t"
+    ... ]  # a = (1, 0)
     tensor([-0.2500,  0.2500])
 
-    Source: this project; the cosines of LESS (Xia et al. 2024, arXiv 2402.04333), whose gradients are in Adam's metric, as the
-    hypergradient of one step of the HG-MS paper's source reweighting.
+    Source: this project; the cosines of LESS (Xia et al. 2024, arXiv 2402.04333), whose gradients
+    are in Adam's metric, as the hypergradient of one step of the HG-MS paper's source reweighting.
 
-    .. versionadded:: 0.7"""
+    .. versionadded:: 0.7
+    """
 
     name: ClassVar[str] = "aligned"
     needs: ClassVar[frozenset[str]] = frozenset({"sources"})
     testing_failures: ClassVar[Mapping[str, str]] = {
-        "closed-form-sources": "lengths of gradients are divided out: h is a direction, whatever ∇F's length is"
+        "closed-form-sources": (
+            "lengths of gradients are divided out: h is a direction, whatever ∇F's length is"
+        )
     }
     batch_size: int | None = field(default=None, validator=validators.optional(validators.ge(2)))
     upper_batch_size: int | None = field(default=None, validator=optional_whole)
@@ -77,26 +109,37 @@ class Aligned:
     def init(self, problem: Problem) -> State:
         return {}
 
-    def estimate(self, problem: Problem, theta: Tree, branch: Branch, key: Key, state: State) -> tuple[Estimate, State]:
+    def estimate(
+        self, problem: Problem, theta: Tree, branch: Branch, key: Key, state: State
+    ) -> tuple[Estimate, State]:
         if problem.sources is None:
             raise ConfigError(
-                f"hypergradient {self.name!r} needs a lower loss that mixes named sources, and this problem has none"
+                f"hypergradient {self.name!r} needs a lower loss that mixes named sources, and "
+                "this problem has none"
             )
         below, rows = problem.lower_data.sample(key.fold("lower"), self.batch_size)
-        above, upper_rows = problem.upper_data["differentiate"].sample(key.fold("upper"), self.upper_batch_size)
-        loss, _, slope = upper_gradients(lambda theta, x: problem.f(theta, x, above), theta, branch.x)
+        above, upper_rows = problem.upper_data["differentiate"].sample(
+            key.fold("upper"), self.upper_batch_size
+        )
+        loss, _, slope = upper_gradients(
+            lambda theta, x: problem.f(theta, x, above), theta, branch.x
+        )
         alignments, present = self.alignments(problem, branch, below, slope)
         value = mixture_slope(problem.sources, theta, alignments, present, redrawn=True)
         count = int(present.sum())
         cost = Cost(lower_gradients=count, upper_gradients=1, rows=rows + upper_rows)
         return Estimate(value=value, upper_loss=loss, cost=cost), state
 
-    def alignments(self, problem: Problem, branch: Branch, below: Tree, slope: Tree) -> tuple[Tensor, Tensor]:
-        """(a, whether B has rows of the source), both ``[S]``, where ``slope`` is ∇f: one backward pass a source, through the
-        rows of that source alone."""
+    def alignments(
+        self, problem: Problem, branch: Branch, below: Tree, slope: Tree
+    ) -> tuple[Tensor, Tensor]:
+        """(a, whether B has rows of the source), both ``[S]``, where ``slope`` is ∇f: one backward
+        pass a source, through the rows of that source alone."""
         assert problem.sources is not None
         number = len(problem.sources.names)
-        moments = {name: leaf for name in branch.x if (leaf := branch.aux.get(f"v.{name}")) is not None}
+        moments = {
+            name: leaf for name in branch.x if (leaf := branch.aux.get(f"v.{name}")) is not None
+        }
         cosines = [next(iter(slope.values())).new_zeros(()) for _ in range(number)]
         present = torch.zeros(number, dtype=torch.bool)
         for source in below["source"].unique().tolist():
@@ -110,23 +153,30 @@ class Aligned:
         return torch.stack(cosines), present
 
     def _preconditioned(self, grads: Tree, moments: Tree) -> Tree:
-        """D_s ∇ℓ_s. The gradient's own square keeps numbers that never had one from being divided by ε."""
+        """D_s ∇ℓ_s. The gradient's own square keeps numbers that never had one from being
+        divided by ε.
+        """
         second = {
-            name: torch.addcmul(self.beta * moments[name], grad, grad, value=1 - self.beta) for name, grad in grads.items()
+            name: torch.addcmul(self.beta * moments[name], grad, grad, value=1 - self.beta)
+            for name, grad in grads.items()
         }
         return {name: grad / (second[name].sqrt() + self.eps) for name, grad in grads.items()}
 
 
 def _rows_of(batch: Tree, source: int) -> Tree:
     """The batch's rows of one source; what is not a column of rows (a seed) stays."""
-    count, where = batch["source"].shape[0], (batch["source"] == source).nonzero()[:, 0]
+    count = batch["source"].shape[0]
+    where = (batch["source"] == source).nonzero()[:, 0]
     return {
-        name: leaf.index_select(0, where) if leaf.dim() and leaf.shape[0] == count else leaf for name, leaf in batch.items()
+        name: leaf.index_select(0, where) if leaf.dim() and leaf.shape[0] == count else leaf
+        for name, leaf in batch.items()
     }
 
 
 def _cosine(a: Tree, b: Tree) -> Tensor:
-    """⟨a, b⟩/(‖a‖‖b‖); 0 where one of them is 0. A gradient that is not finite gives NaN, which ends the run."""
+    """⟨a, b⟩/(‖a‖‖b‖); 0 where one of them is 0. A gradient that is not finite gives NaN, which
+    ends the run.
+    """
     product = torch.stack([(leaf * b[name]).sum() for name, leaf in a.items()]).sum()
     lengths = norm(a) * norm(b)
     return torch.where(lengths == 0, torch.zeros_like(product), product / lengths)

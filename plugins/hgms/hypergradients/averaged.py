@@ -1,4 +1,6 @@
-"""The hypergradients of several candidates, averaged: of the best share of them, or of all, with weights from their scores."""
+"""The hypergradients of several candidates, averaged: of the best share of them, or of all, with
+weights from their scores.
+"""
 
 from __future__ import annotations
 
@@ -11,48 +13,70 @@ from attrs import evolve, field
 from torch import Tensor
 
 from hgms.config import frozen, optional_positive, positive, share
-from hgms_core import Branch, Candidates, ConfigError, Cost, Estimate, HyperGradient, Key, Problem, Selection, State, Tree
+from hgms_core import (
+    Branch,
+    Candidates,
+    ConfigError,
+    Cost,
+    Estimate,
+    HyperGradient,
+    Key,
+    Problem,
+    Selection,
+    State,
+    Tree,
+)
 
 
 @final
 @frozen(kw_only=True)
 class Averaged:
-    """Σ_i w_i h_i over the candidates x_i, where h_i is what ``estimator`` gives at x_i and s_i its score f(θ, x_i)::
+    """Σ_i w_i h_i over the candidates x_i, where h_i is what ``estimator`` gives at x_i and s_i its
+    score f(θ, x_i)::
 
         w_i ∝ q_i exp(−s_i/τ),      q = 1/(δN) for the best ⌊δN⌋ candidates, what is left of 1 for the next, 0 for the others
 
-    With δ = 1 and no τ it is the mean: the gradient of the mean of the upper values, with a variance that falls with N. With
-    δ < 1 it is the gradient of their superquantile, the mean of the best share δ: between the mean and the best alone, which
-    δ ≤ 1/N is. With τ it is that of the soft minimum −τ log Σ_i q_i exp(−s_i/τ). Estimates are made one after the other, so
-    memory is that of one. A candidate that is not finite has no weight. The best draws its batches as it would alone, each
-    other by a key of its own, and what is remembered from step to step is what the best one's estimate leaves.
+    With δ = 1 and no τ it is the mean: the gradient of the mean of the upper values, with a
+    variance that falls with N. With δ < 1 it is the gradient of their superquantile, the mean of
+    the best share δ: between the mean and the best alone, which δ ≤ 1/N is. With τ it is that of
+    the soft minimum −τ log Σ_i q_i exp(−s_i/τ). Estimates are made one after the other, so memory
+    is that of one. A candidate that is not finite has no weight. The best draws its batches as it
+    would alone, each other by a key of its own, and what is remembered from step to step is what
+    the best one's estimate leaves.
 
-    Use when candidates differ by noise more than by where they are. Avoid when estimates are dear and one candidate is clearly
-    better: the others then only cost.
+    Use when candidates differ by noise more than by where they are. Avoid when estimates are dear
+    and one candidate is clearly better: the others then only cost.
 
     Arguments:
         estimator: what estimates at each candidate.
         level: δ, the share of the candidates that enter, the best by their scores.
         temperature: τ, in units of f (None: all that enter weigh the same).
 
-    Errors: ConfigError where ``level`` or ``temperature`` asks for scores and the selector (``first``) gives none.
+    Errors: ConfigError where ``level`` or ``temperature`` asks for scores and the selector
+        (``first``) gives none.
 
     Cost: ⌈δN⌉ times that of ``estimator``.
 
     >>> from hgms.hypergradients import OneStep
-    >>> problem = Problem(theta0={"t": torch.zeros(1)}, x0={"x": torch.zeros(1)},
-    ...                   g=lambda t, x, _: 0.5 * ((x["x"] - t["t"]) ** 2).sum(), f=lambda t, x, _: (x["x"] ** 3).sum())
+    >>> problem = Problem(
+    ...     theta0={"t": torch.zeros(1)},
+    ...     x0={"x": torch.zeros(1)},
+    ...     g=lambda t, x, _: 0.5 * ((x["x"] - t["t"]) ** 2).sum(),
+    ...     f=lambda t, x, _: (x["x"] ** 3).sum(),
+    ... )
     >>> candidates = Candidates(x={"x": torch.tensor([[3.0], [1.0]])})
     >>> selection = Selection.of(torch.tensor([27.0, 1.0]))
     >>> theta = {"t": torch.ones(1)}
-    >>> estimator = Averaged(estimator=OneStep(lr=0.5))       # h_i = ½ · 3(x_i⁺)², where x⁺ = 2 and 1
+    >>> estimator = Averaged(estimator=OneStep(lr=0.5))  # h_i = ½ · 3(x_i⁺)², where x⁺ = 2 and 1
     >>> estimator.estimate_all(problem, theta, candidates, selection, Key(0), {})[0].value["t"]
     tensor([3.7500])
 
-    Source: the relaxation of the best candidate to a superquantile of f under a Gibbs measure of g: Masiha, Shen, Kiyavash, He,
-    *Superquantile–Gibbs relaxation for minima-selection in bilevel optimization* (arXiv 2505.05991).
+    Source: the relaxation of the best candidate to a superquantile of f under a Gibbs measure of g:
+    Masiha, Shen, Kiyavash, He, *Superquantile–Gibbs relaxation for minima-selection in bilevel
+    optimization* (arXiv 2505.05991).
 
-    .. versionadded:: 0.6"""
+    .. versionadded:: 0.6
+    """
 
     name: ClassVar[str] = "averaged"
     estimator: HyperGradient
@@ -62,30 +86,44 @@ class Averaged:
     def init(self, problem: Problem) -> State:
         return self.estimator.init(problem)
 
-    def estimate(self, problem: Problem, theta: Tree, branch: Branch, key: Key, state: State) -> tuple[Estimate, State]:
+    def estimate(
+        self, problem: Problem, theta: Tree, branch: Branch, key: Key, state: State
+    ) -> tuple[Estimate, State]:
         return self.estimator.estimate(problem, theta, branch, key, state)
 
     def estimate_all(
-        self, problem: Problem, theta: Tree, candidates: Candidates, selection: Selection, key: Key, state: State
+        self,
+        problem: Problem,
+        theta: Tree,
+        candidates: Candidates,
+        selection: Selection,
+        key: Key,
+        state: State,
     ) -> tuple[Estimate, State]:
         order, weights = self._weights(candidates, selection)
-        estimates, memory = [], state
+        estimates = []
+        memory = state
         for rank, index in enumerate(order):
             own = key.fold("candidate", rank) if rank else key
-            estimate, left = self.estimator.estimate(problem, theta, candidates.branch(index), own, state)
+            estimate, left = self.estimator.estimate(
+                problem, theta, candidates.branch(index), own, state
+            )
             memory = memory if rank else left
             estimates.append(estimate)
         return _mean(estimates, weights), memory
 
     def _weights(self, candidates: Candidates, selection: Selection) -> tuple[list[Tensor], Tensor]:
-        """The candidates that may enter, the best first, and their weights, ``[⌈δN⌉]``. Only a selector without scores waits
-        for the device."""
-        scores, count = selection.scores, candidates.count
+        """The candidates that may enter, the best first, and their weights, ``[⌈δN⌉]``. Only a
+        selector without scores waits for the device."""
+        scores = selection.scores
+        count = candidates.count
         scored = self.level < 1 or self.temperature is not None
         if scored and count > 1 and bool(scores.isnan().all() & candidates.finite.any()):
             raise ConfigError(
-                "hypergradient 'averaged' weighs candidates by their scores, and this selector gives none\n"
-                "  take the selector 'best-of-n', or level = 1 without a temperature: the mean of all"
+                "hypergradient 'averaged' weighs candidates by their scores, and this selector "
+                "gives none\n"
+                "  take the selector 'best-of-n', or level = 1 without a temperature: the mean "
+                "of all"
             )
         sound = candidates.finite & ~(scores.isnan() & scored)
         ranked, order = torch.where(sound, scores.nan_to_num(0.0), torch.inf).sort(stable=True)
@@ -105,12 +143,17 @@ def _mean(estimates: list[Estimate], weights: Tensor) -> Estimate:
         return first
 
     def mean(parts: list[Tensor]) -> Tensor:
-        terms = zip(weights, parts, strict=True)  # 0 · NaN is no number, so what has no weight is left out
-        total: Tensor = torch.stack([torch.where(w > 0, w * part, torch.zeros_like(part)) for w, part in terms]).sum(0)
+        terms = zip(
+            weights, parts, strict=True
+        )  # 0 · NaN is no number, so what has no weight is left out
+        total: Tensor = torch.stack(
+            [torch.where(w > 0, w * part, torch.zeros_like(part)) for w, part in terms]
+        ).sum(0)
         return total
 
     value = {name: mean([estimate.value[name] for estimate in estimates]) for name in first.value}
-    solution, lengths = first.solution, [e.lower_gradient_norm for e in estimates if e.lower_gradient_norm is not None]
+    solution = first.solution
+    lengths = [e.lower_gradient_norm for e in estimates if e.lower_gradient_norm is not None]
     if solution is not None:
         all_of = [estimate.solution for estimate in estimates if estimate.solution is not None]
         solution = evolve(

@@ -1,4 +1,6 @@
-"""The upper gradient that a generator computed in the pass that moved its lower variables: nothing is evaluated again."""
+"""The upper gradient that a generator computed in the pass that moved its lower variables:
+nothing is evaluated again.
+"""
 
 from __future__ import annotations
 
@@ -13,25 +15,33 @@ from hgms_core import Branch, ConfigError, Estimate, Key, Problem, State, Tree
 class Carried:
     """h = what the selected candidate brought along.
 
-    Single-loop methods move θ and the lower variables at once, along gradients of one function; their generators leave the
-    upper half in ``Candidates.aux``: ``theta.<leaf>`` for every leaf of θ, ``upper_loss``, and where they know it
-    ``lower_gradient_norm`` (both at the state before the step).
+    Single-loop methods move θ and the lower variables at once, along gradients of one function;
+    their generators leave the upper half in ``Candidates.aux``: ``theta.<leaf>`` for every leaf of
+    θ, ``upper_loss``, and where they know it ``lower_gradient_norm`` (both at the state before the
+    step).
 
-    Use when the generator is ``value-gap``, ``gradient-norm``, ``minimax``, ``dynamic-barrier``, ``soba`` or another of that
-    kind. With any other there is nothing to carry.
+    Use when the generator is ``value-gap``, ``gradient-norm``, ``minimax``, ``dynamic-barrier``,
+    ``soba`` or another of that kind. With any other there is nothing to carry.
 
     Errors: ConfigError where the generator sent no upper gradient along.
 
     Cost: none; the generator has counted its pass.
 
     >>> import torch
-    >>> problem = Problem(theta0={"t": torch.ones(1)}, x0={"x": torch.ones(1)},
-    ...                   g=lambda t, x, _: x["x"].sum(), f=lambda t, x, _: x["x"].sum())
-    >>> branch = Branch(x=problem.x0, aux={"theta.t": torch.tensor([2.0]), "upper_loss": torch.tensor(0.5)})
+    >>> problem = Problem(
+    ...     theta0={"t": torch.ones(1)},
+    ...     x0={"x": torch.ones(1)},
+    ...     g=lambda t, x, _: x["x"].sum(),
+    ...     f=lambda t, x, _: x["x"].sum(),
+    ... )
+    >>> branch = Branch(
+    ...     x=problem.x0, aux={"theta.t": torch.tensor([2.0]), "upper_loss": torch.tensor(0.5)}
+    ... )
     >>> Carried().estimate(problem, problem.theta0, branch, Key(0), {})[0].value
     {'t': tensor([2.])}
 
-    Source: the simultaneous updates of penalty and minimax methods (V-PBGD, G-PBGD, ScaleBiO, BOME).
+    Source: the simultaneous updates of penalty and minimax methods (V-PBGD, G-PBGD, ScaleBiO,
+        BOME).
     """
 
     name: ClassVar[str] = "carried"
@@ -39,16 +49,22 @@ class Carried:
     def init(self, problem: Problem) -> State:
         return {}
 
-    def estimate(self, problem: Problem, theta: Tree, branch: Branch, key: Key, state: State) -> tuple[Estimate, State]:
+    def estimate(
+        self, problem: Problem, theta: Tree, branch: Branch, key: Key, state: State
+    ) -> tuple[Estimate, State]:
         aux = branch.aux
         try:
             value = {name: aux[f"theta.{name}"] for name in theta}
             return Estimate(
-                value=value, upper_loss=aux["upper_loss"], lower_gradient_norm=aux.get("lower_gradient_norm")
+                value=value,
+                upper_loss=aux["upper_loss"],
+                lower_gradient_norm=aux.get("lower_gradient_norm"),
             ), state
         except KeyError as absent:
             raise ConfigError(
-                f"hypergradient 'carried' returns what the generator brings along, and this one brings no {absent}\n"
-                "  use generator value-gap, gradient-norm, minimax, dynamic-barrier or soba with it, "
+                "hypergradient 'carried' returns what the generator brings along, and this one "
+                f"brings no {absent}\n"
+                "  use generator value-gap, gradient-norm, minimax, dynamic-barrier or soba with "
+                "it, "
                 "or hypergradient implicit, unrolled or one-step with yours"
             ) from None

@@ -17,21 +17,33 @@ from hgms_core import Branch, Cost, Estimate, Key, Problem, State, Tree
 class Fixed:
     """h = 0: the lower level is trained at the given θ, and f is only reported.
 
-    The floor of every comparison (``uniform`` weights) and, from a reference θ, its ceiling (``oracle-clean``).
+    The floor of every comparison (``uniform`` weights) and, from a reference θ, its ceiling
+    (``oracle-clean``).
 
     Cost: 1 upper value.
 
-    >>> problem = Problem(theta0={"t": torch.ones(1)}, x0={"x": torch.ones(1)},
-    ...                   g=lambda t, x, _: x["x"].sum(), f=lambda t, x, _: (2 * x["x"]).sum())
+    >>> problem = Problem(
+    ...     theta0={"t": torch.ones(1)},
+    ...     x0={"x": torch.ones(1)},
+    ...     g=lambda t, x, _: x["x"].sum(),
+    ...     f=lambda t, x, _: (2 * x["x"]).sum(),
+    ... )
     >>> Fixed().estimate(problem, problem.theta0, Branch(x=problem.x0), Key(0), {})[0].value["t"]
     tensor([0.])
 
-    Source: the trivial estimator; named so that fixed weights run under the same budget, records and stopping as the rest.
+    Source: the trivial estimator; named so that fixed weights run under the same budget, records
+        and stopping as the rest.
     """
 
     name: ClassVar[str] = "fixed"
     testing_failures: ClassVar[Mapping[str, str]] = dict.fromkeys(
-        ("closed-form-bowl", "closed-form-ridge", "closed-form-sphere", "closed-form-sources", "central-difference"),
+        (
+            "closed-form-bowl",
+            "closed-form-ridge",
+            "closed-form-sphere",
+            "closed-form-sources",
+            "central-difference",
+        ),
         "h = 0 is its definition",
     )
     upper_batch_size: int | None = field(default=None, validator=optional_whole)
@@ -39,8 +51,12 @@ class Fixed:
     def init(self, problem: Problem) -> State:
         return {}
 
-    def estimate(self, problem: Problem, theta: Tree, branch: Branch, key: Key, state: State) -> tuple[Estimate, State]:
-        batch, rows = problem.upper_data["differentiate"].sample(key.fold("upper"), self.upper_batch_size)
+    def estimate(
+        self, problem: Problem, theta: Tree, branch: Branch, key: Key, state: State
+    ) -> tuple[Estimate, State]:
+        batch, rows = problem.upper_data["differentiate"].sample(
+            key.fold("upper"), self.upper_batch_size
+        )
         with torch.no_grad():
             loss = problem.f(theta, branch.x, batch)
         value = {name: torch.zeros_like(leaf) for name, leaf in theta.items()}

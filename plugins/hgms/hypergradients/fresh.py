@@ -1,4 +1,6 @@
-"""Equation (3) with another lower batch for every product: what stochastic approximation asks for."""
+"""Equation (3) with another lower batch for every product: what stochastic approximation asks
+for.
+"""
 
 from __future__ import annotations
 
@@ -24,7 +26,7 @@ from hgms_core import (
     curvature,
     detach,
     upper_gradients,
-)  # fmt: skip
+)
 
 
 def on_fresh_batches(
@@ -42,13 +44,18 @@ def on_fresh_batches(
     precision: torch.dtype | None,
     programs: Programs | None,
 ) -> Estimate:
-    """The implicit hypergradient whose products and mixed term each take the next lower batch of ``more``.
+    """The implicit hypergradient whose products and mixed term each take the next lower batch of
+    ``more``.
 
-    ‖∇_x g‖ is that of the first of them (of ``below`` where nothing was multiplied). A product with ``vjp`` takes a
-    gradient too, whose graph it goes back through, and the cost counts it.
+    ‖∇_x g‖ is that of the first of them (of ``below`` where nothing was multiplied). A product with
+    ``vjp`` takes a gradient too, whose graph it goes back through, and the cost counts it.
     """
-    theta, x, how = detach(theta), detach(x), (strategy, precision)
-    upper_loss, direct, rhs_tree = form(programs, ("upper gradients", f), partial(_upper, f))(theta, x, above)
+    theta = detach(theta)
+    x = detach(x)
+    how = (strategy, precision)
+    upper_loss, direct, rhs_tree = form(programs, ("upper gradients", f), partial(_upper, f))(
+        theta, x, above
+    )
     spec = Ravel.of(x)
     slope: Tensor | None = None
     gradients = 0
@@ -56,7 +63,9 @@ def on_fresh_batches(
     def product(v: Tensor) -> Tensor:
         nonlocal slope, gradients
         wanted = strategy == "vjp" or slope is None
-        multiply = form(programs, ("fresh product", g, *how, wanted), partial(_product, g, *how, wanted))
+        multiply = form(
+            programs, ("fresh product", g, *how, wanted), partial(_product, g, *how, wanted)
+        )
         result, at_x = multiply(theta, x, next(more), v)
         gradients += wanted
         slope = at_x if slope is None else slope
@@ -68,12 +77,18 @@ def on_fresh_batches(
         tree: Tree = mix(theta, x, next(more), spec.unravel(v))
         return tree
 
-    rhs, passes = spec.ravel(rhs_tree), 2 if strategy == "difference" else 1
-    estimate = Linearization(upper_loss, direct, rhs, rhs, product, mixed, passes).hypergradient(solver, v0, rows)
+    rhs = spec.ravel(rhs_tree)
+    passes = 2 if strategy == "difference" else 1
+    estimate = Linearization(upper_loss, direct, rhs, rhs, product, mixed, passes).hypergradient(
+        solver, v0, rows
+    )
     if slope is None:
-        slope, gradients = curvature(lambda point: g(theta, point, below), x, strategy).gradient, 1
+        slope = curvature(lambda point: g(theta, point, below), x, strategy).gradient
+        gradients = 1
     spent = Cost(lower_gradients=gradients - 1, rows=rows[1] * (gradients - 1))
-    return evolve(estimate, lower_gradient_norm=torch.linalg.vector_norm(slope), cost=estimate.cost + spent)
+    return evolve(
+        estimate, lower_gradient_norm=torch.linalg.vector_norm(slope), cost=estimate.cost + spent
+    )
 
 
 def _upper(f: Loss, theta: Tree, x: Tree, above: Batch) -> tuple[Tensor, Tree, Tree]:
@@ -81,7 +96,14 @@ def _upper(f: Loss, theta: Tree, x: Tree, above: Batch) -> tuple[Tensor, Tree, T
 
 
 def _product(
-    g: Loss, strategy: Strategy, precision: torch.dtype | None, wanted: bool, theta: Tree, x: Tree, below: Batch, v: Tensor
+    g: Loss,
+    strategy: Strategy,
+    precision: torch.dtype | None,
+    wanted: bool,
+    theta: Tree,
+    x: Tree,
+    below: Batch,
+    v: Tensor,
 ) -> tuple[Tensor, Tensor | None]:
     """Hv on a batch, and ∇_x g where it is wanted."""
     here = curvature(lambda point: g(theta, point, below), x, strategy, precision=precision)
@@ -89,5 +111,13 @@ def _product(
     return here.matvec(v), slope
 
 
-def _mixed(g: Loss, strategy: Strategy, precision: torch.dtype | None, theta: Tree, x: Tree, below: Batch, v: Tree) -> Tree:
+def _mixed(
+    g: Loss,
+    strategy: Strategy,
+    precision: torch.dtype | None,
+    theta: Tree,
+    x: Tree,
+    below: Batch,
+    v: Tree,
+) -> Tree:
     return cross_product(lambda t, y: g(t, y, below), theta, x, v, strategy, precision=precision)

@@ -30,7 +30,7 @@ from hgms_core import (
     choice,
     detach,
     implicit,
-)  # fmt: skip
+)
 
 
 @final
@@ -40,48 +40,63 @@ class Implicit:
 
         ĥ = ∇_θ f(θ, x̂) − ∇²_θx g(θ, x̂) v,        (∇²_xx g(θ, x̂) + γI) v ≈ ∇_x f(θ, x̂)
 
-    Use when x̂ nearly minimises g, or when its path is too long to unroll. Avoid when x̂ is far from stationary: the formula
-    assumes ∇_x g(θ, x̂) = 0 (recorded as ``lower_gradient_norm``).
+    Use when x̂ nearly minimises g, or when its path is too long to unroll. Avoid when x̂ is far
+    from stationary: the formula assumes ∇_x g(θ, x̂) = 0 (recorded as ``lower_gradient_norm``).
 
     Arguments:
-        solver: any LinearSolver; it holds the ridge γ, tolerances and iteration limit. One with ``solve_from(matvec, b, x0,
-            memory) -> (solution, memory)`` (``recycled-cg``) remembers from outer step to outer step, in the state; one with
-            ``at(loss, theta, x, batch) -> LinearSolver`` (``kfac``) is told of g at x̂; one with ``with_key(key) ->
-            LinearSolver`` (``roulette``) draws from the step's key.
-        strategy: how products with the Hessian are made: ``vjp`` (retained graph), ``jvp`` (forward over reverse) or
-            ``difference`` (central difference of gradients).
-        operator: of the linear system, ∇²_xx g (``hessian``) or the generalised Gauss–Newton matrix (``ggn``). That is positive
-            semidefinite where g's criterion is convex in (x, outputs), so that negative curvature ends no solve, and the
-            Hessian itself where the outputs are linear in x. Elsewhere h is biased by what it leaves out, which vanishes with
-            the residuals of the fit. ∇²_θx g stays that of g. For losses that say their outputs
-            (:class:`hgms.gauss_newton.Composite`). Its products are exact, or with ``difference`` take central differences of
-            the outputs, which asks for no second derivative of a network.
-        batch_size: lower rows the Hessian and the mixed term are computed on, drawn anew each outer step (None: all).
+        solver: any LinearSolver; it holds the ridge γ, tolerances and iteration limit. One with
+            ``solve_from(matvec, b, x0, memory) -> (solution, memory)`` (``recycled-cg``) remembers
+            from outer step to outer step, in the state; one with ``at(loss, theta, x, batch) ->
+            LinearSolver`` (``kfac``) is told of g at x̂; one with ``with_key(key) -> LinearSolver``
+            (``roulette``) draws from the step's key.
+        strategy: how products with the Hessian are made: ``vjp`` (retained graph), ``jvp`` (forward
+            over reverse) or ``difference`` (central difference of gradients).
+        operator: of the linear system, ∇²_xx g (``hessian``) or the generalised Gauss–Newton matrix
+            (``ggn``). That is positive semidefinite where g's criterion is convex in (x, outputs),
+            so that negative curvature ends no solve, and the Hessian itself where the outputs are
+            linear in x. Elsewhere h is biased by what it leaves out, which vanishes with the
+            residuals of the fit. ∇²_θx g stays that of g. For losses that say their outputs
+            (:class:`hgms.gauss_newton.Composite`). Its products are exact, or with ``difference``
+            take central differences of the outputs, which asks for no second derivative of a
+            network.
+        batch_size: lower rows the Hessian and the mixed term are computed on, drawn anew each outer
+            step (None: all).
         upper_batch_size: validation rows of the role ``differentiate`` for ∇f (None: all).
-        batches: ``one`` lower batch for the whole system, or a ``fresh`` one for every Hessian product and for the mixed term,
-            as stochastic approximation wants it (stocBiO, AmIGO). The solver then sees a noisy operator: take ``neumann`` or
-            ``fixed-point``; a residual is one batch's, and conjugate gradients do not work.
+        batches: ``one`` lower batch for the whole system, or a ``fresh`` one for every Hessian
+            product and for the mixed term, as stochastic approximation wants it (stocBiO, AmIGO).
+            The solver then sees a noisy operator: take ``neumann`` or ``fixed-point``; a residual
+            is one batch's, and conjugate gradients do not work.
         warm_start: start the solver from the last outer step's v.
-        cuda_graphs: on a GPU, record gradients, products and the mixed term once and launch each as a whole afterwards; ``cg``
-            then records its iteration too. For losses so small that launching takes longer than computing. The same numbers;
-            needs losses that can be recorded (:class:`hgms.compiled.Recording`). No effect on a CPU.
+        cuda_graphs: on a GPU, record gradients, products and the mixed term once and launch each as
+            a whole afterwards; ``cg`` then records its iteration too. For losses so small that
+            launching takes longer than computing. The same numbers; needs losses that can be
+            recorded (:class:`hgms.compiled.Recording`). No effect on a CPU.
 
     Errors: ConfigError with ``ggn`` where the lower loss does not say its outputs.
 
-    Cost: 1 upper gradient, 1 lower gradient, one Hessian product an iteration, 1 cross product. With fresh batches a
-    ``vjp`` product builds its batch's gradient anew, so there are as many lower gradients as products.
+    Cost: 1 upper gradient, 1 lower gradient, one Hessian product an iteration, 1 cross product.
+    With fresh batches a ``vjp`` product builds its batch's gradient anew, so there are as many
+    lower gradients as products.
 
     >>> import torch
-    >>> problem = Problem(theta0={"t": torch.tensor([3.0])}, x0={"x": torch.tensor([3.0])},
-    ...                   g=lambda t, x, _: ((x["x"] - t["t"]) ** 2).sum(), f=lambda t, x, _: (x["x"] ** 2).sum())
+    >>> problem = Problem(
+    ...     theta0={"t": torch.tensor([3.0])},
+    ...     x0={"x": torch.tensor([3.0])},
+    ...     g=lambda t, x, _: ((x["x"] - t["t"]) ** 2).sum(),
+    ...     f=lambda t, x, _: (x["x"] ** 2).sum(),
+    ... )
     >>> class Half:
     ...     name = "half"
+    ...
     ...     def solve(self, matvec, b, x0=None):
     ...         from hgms_core import CallableSolver
+    ...
     ...         return CallableSolver(lambda matvec, b: b / 2).solve(matvec, b)
     >>> branch = Branch(x=problem.x0)
-    >>> estimate, _ = Implicit(solver=Half()).estimate(problem, problem.theta0, branch, Key(0), {"v": None})
-    >>> estimate.value["t"]                                  # x*(θ) = θ, F = θ², F' = 2θ
+    >>> estimate, _ = Implicit(solver=Half()).estimate(
+    ...     problem, problem.theta0, branch, Key(0), {"v": None}
+    ... )
+    >>> estimate.value["t"]  # x*(θ) = θ, F = θ², F' = 2θ
     tensor([6.])
 
     Source: HG-MS paper, equation (3) and Algorithm 1. ``ggn``: Schraudolph (2002).
@@ -113,57 +128,101 @@ class Implicit:
     @operator.validator
     def _multiplied(self, attribute: object, value: str) -> None:
         if value == "ggn" and (self.batches == "fresh" or self.cuda_graphs):
-            raise ValueError("operator = 'ggn' has products of its own: no fresh batches, no cuda_graphs")
+            raise ValueError(
+                "operator = 'ggn' has products of its own: no fresh batches, no cuda_graphs"
+            )
 
     def init(self, problem: Problem) -> State:
         return {"v": None}
 
-    def estimate(self, problem: Problem, theta: Tree, branch: Branch, key: Key, state: State) -> tuple[Estimate, State]:
-        lower, upper = problem.lower_data, problem.upper_data["differentiate"]
+    def estimate(
+        self, problem: Problem, theta: Tree, branch: Branch, key: Key, state: State
+    ) -> tuple[Estimate, State]:
+        lower = problem.lower_data
+        upper = problem.upper_data["differentiate"]
         below = _single(lower.draw(key.fold("lower"), self.batch_size, 1))
         above = _single(upper.draw(key.fold("upper"), self.upper_batch_size, 1))
         rows = (upper.count(self.upper_batch_size), lower.count(self.batch_size))
-        x, v0 = branch.x, state["v"] if self.warm_start else None
+        x = branch.x
+        v0 = state["v"] if self.warm_start else None
         recording = self._recorded(problem, theta, x, below, above) if self.cuda_graphs else None
         if recording is not None:
-            solver = prepared(self.solver, problem.g, theta, x, partial(lower.batch, below), state, key.fold("solve"))
+            solver = prepared(
+                self.solver,
+                problem.g,
+                theta,
+                x,
+                partial(lower.batch, below),
+                state,
+                key.fold("solve"),
+            )
             estimate = recording.at(theta, x, below, above).hypergradient(solver, v0, rows)
         else:
-            batch, upper_batch = lower.batch(below), upper.batch(above)
-            solver = prepared(self.solver, problem.g, theta, x, lambda: batch, state, key.fold("solve"))
+            batch = lower.batch(below)
+            upper_batch = upper.batch(above)
+            solver = prepared(
+                self.solver, problem.g, theta, x, lambda: batch, state, key.fold("solve")
+            )
             if (here := self._compiled(problem, theta, x, batch, upper_batch)) is not None:
                 estimate = here.hypergradient(solver, v0, rows)
             elif self.operator == "ggn":
-                f, g = partial(_on, problem.f, upper_batch), partial(_on, problem.g, batch)
+                f = partial(_on, problem.f, upper_batch)
+                g = partial(_on, problem.g, batch)
                 mixed: Strategy = "difference" if self.strategy == "difference" else "jvp"
                 levels = (self._product(problem), batch, f, g)
-                estimate = with_operator(*levels, theta, x, solver, v0, rows, mixed, problem.precision)
+                estimate = with_operator(
+                    *levels, theta, x, solver, v0, rows, mixed, problem.precision
+                )
             elif self.batches == "fresh" and below is not None:
                 more = (lower.sample(key.fold("lower", i), self.batch_size)[0] for i in count(1))
-                both, how = (problem.f, problem.g, upper_batch, batch, more), (theta, x, solver, self.strategy)
-                estimate = on_fresh_batches(*both, *how, v0, rows, problem.precision, programs_of(problem))
+                both = (problem.f, problem.g, upper_batch, batch, more)
+                how = (theta, x, solver, self.strategy)
+                estimate = on_fresh_batches(
+                    *both, *how, v0, rows, problem.precision, programs_of(problem)
+                )
             else:
-                f, g = partial(_on, problem.f, upper_batch), partial(_on, problem.g, batch)
-                estimate = implicit(f, g, theta, x, solver, self.strategy, v0, rows, problem.precision)
+                f = partial(_on, problem.f, upper_batch)
+                g = partial(_on, problem.g, batch)
+                estimate = implicit(
+                    f, g, theta, x, solver, self.strategy, v0, rows, problem.precision
+                )
         assert estimate.solution is not None
-        return estimate, {"v": estimate.solution.value if self.warm_start else None} | remembered(solver)
+        return estimate, {"v": estimate.solution.value if self.warm_start else None} | remembered(
+            solver
+        )
 
     def _product(self, problem: Problem) -> Product:
         if self.strategy == "difference":
             return by_difference(problem.g, precision=problem.precision)
         return gauss_newton(problem.g)
 
-    def _compiled(self, problem: Problem, theta: Tree, x: Tree, below: Tree, above: Tree) -> Linearization | None:
+    def _compiled(
+        self, problem: Problem, theta: Tree, x: Tree, below: Tree, above: Tree
+    ) -> Linearization | None:
         if self.operator == "ggn" and self.strategy == "difference":
             return None
         programs = programs_of(problem) if self.batches == "one" else None
         if programs is None:
             return None
-        key, how = (self.name, problem.f, problem.g), (self.strategy, problem.precision)
+        key = (self.name, problem.f, problem.g)
+        how = (self.strategy, problem.precision)
         product = self._product(problem) if self.operator == "ggn" else None
-        return linearized(programs, key, problem.f, problem.g, *how, product, detach(theta), detach(x), below, above)
+        return linearized(
+            programs,
+            key,
+            problem.f,
+            problem.g,
+            *how,
+            product,
+            detach(theta),
+            detach(x),
+            below,
+            above,
+        )
 
-    def _recorded(self, problem: Problem, theta: Tree, x: Tree, below: Tensor | None, above: Tensor | None) -> Recorded | None:
+    def _recorded(
+        self, problem: Problem, theta: Tree, x: Tree, below: Tensor | None, above: Tensor | None
+    ) -> Recorded | None:
         data = problem.lower_data, problem.upper_data["differentiate"]
         how = (self.strategy, problem.precision)
         record = partial(Recorded, problem.g, problem.f, *data, how, theta, x, below, above)

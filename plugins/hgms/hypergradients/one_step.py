@@ -19,28 +19,37 @@ class OneStep:
 
         h = ∇_θ f(θ, x⁺) − η ∇²_θx g(θ, x̂) ∇_x f(θ, x⁺)
 
-    No Hessian appears: along one step the hypergradient needs only the mixed derivative, taken as one directional derivative.
-    It equals double backward through the step. The Hessian's inverse is replaced by η·I, so its length means little:
-    combine it with an optimiser that normalises (``adam``).
+    No Hessian appears: along one step the hypergradient needs only the mixed derivative, taken as
+    one directional derivative. It equals double backward through the step. The Hessian's inverse is
+    replaced by η·I, so its length means little: combine it with an optimiser that normalises
+    (``adam``).
 
-    Use when Hessian products are dear or impossible (flash attention, sharded models). Avoid when the accuracy of ∇F matters.
+    Use when Hessian products are dear or impossible (flash attention, sharded models). Avoid when
+    the accuracy of ∇F matters.
 
     Arguments:
         lr: η, the step size of the virtual step.
-        derivative: ``exact`` by forward mode, or ``difference``: two evaluations of ∇_θ g along ±∇f (the finite difference of
-            DARTS).
+        derivative: ``exact`` by forward mode, or ``difference``: two evaluations of ∇_θ g along ±∇f
+            (the finite difference of DARTS).
         batch_size, upper_batch_size: lower and validation rows (None: all).
 
     Cost: 1 lower gradient, 1 upper gradient, 1 cross product.
 
     >>> import torch
-    >>> problem = Problem(theta0={"t": torch.tensor([3.0])}, x0={"x": torch.tensor([3.0])},
-    ...                   g=lambda t, x, _: ((x["x"] - t["t"]) ** 2).sum(), f=lambda t, x, _: (x["x"] ** 2).sum())
-    >>> estimate, _ = OneStep(lr=0.5).estimate(problem, problem.theta0, Branch(x=problem.x0), Key(0), {})
-    >>> estimate.value["t"]                       # η = 1/L: one step solves this lower level
+    >>> problem = Problem(
+    ...     theta0={"t": torch.tensor([3.0])},
+    ...     x0={"x": torch.tensor([3.0])},
+    ...     g=lambda t, x, _: ((x["x"] - t["t"]) ** 2).sum(),
+    ...     f=lambda t, x, _: (x["x"] ** 2).sum(),
+    ... )
+    >>> estimate, _ = OneStep(lr=0.5).estimate(
+    ...     problem, problem.theta0, Branch(x=problem.x0), Key(0), {}
+    ... )
+    >>> estimate.value["t"]  # η = 1/L: one step solves this lower level
     tensor([6.])
 
-    Source: Liu, Simonyan, Yang, *DARTS* (2019), second-order approximation; the exact form: one-step unrolling.
+    Source: Liu, Simonyan, Yang, *DARTS* (2019), second-order approximation; the exact form:
+        one-step unrolling.
     """
 
     name: ClassVar[str] = "one-step"
@@ -63,8 +72,12 @@ class OneStep:
     def init(self, problem: Problem) -> State:
         return {}
 
-    def estimate(self, problem: Problem, theta: Tree, branch: Branch, key: Key, state: State) -> tuple[Estimate, State]:
+    def estimate(
+        self, problem: Problem, theta: Tree, branch: Branch, key: Key, state: State
+    ) -> tuple[Estimate, State]:
         batch, rows = problem.lower_data.sample(key.fold("lower"), self.batch_size)
         step = LastStep(x=branch.x, batch=batch, rows=rows, rate=self.lr)
-        above, upper_rows = problem.upper_data["differentiate"].sample(key.fold("upper"), self.upper_batch_size)
+        above, upper_rows = problem.upper_data["differentiate"].sample(
+            key.fold("upper"), self.upper_batch_size
+        )
         return through(problem, theta, step, above, upper_rows, self.derivative), state

@@ -19,7 +19,7 @@ from hgms_core import (
     Tree,
     detach,
     twice_differentiable_attention,
-)  # fmt: skip
+)
 
 Level = Callable[[Tree, Tree], Tensor]
 """A loss with its batch already bound."""
@@ -38,13 +38,16 @@ def with_operator(
     strategy: Strategy = "jvp",
     precision: torch.dtype | None = None,
 ) -> Estimate:
-    """The implicit hypergradient whose linear system is that of ``product(theta, x, batch, v)``; the mixed term is g's own, by
-    ``strategy``."""
-    theta, x = detach(theta), detach(x)
+    """The implicit hypergradient whose linear system is that of ``product(theta, x, batch, v)``;
+    the mixed term is g's own, by ``strategy``."""
+    theta = detach(theta)
+    x = detach(x)
     spec = Ravel.of(x)
 
     def matvec(v: Tensor) -> Tensor:
         with twice_differentiable_attention():
             return spec.ravel(product(theta, x, batch, spec.unravel(v)))
 
-    return evolve(Linearization.of(f, g, theta, x, strategy, precision), matvec=matvec).hypergradient(solver, v0, rows)
+    return evolve(
+        Linearization.of(f, g, theta, x, strategy, precision), matvec=matvec
+    ).hypergradient(solver, v0, rows)

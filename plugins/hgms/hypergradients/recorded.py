@@ -1,4 +1,6 @@
-"""Both levels at one (θ, x) with every kernel recorded: three graphs, for f and ∇g, for a product and for the mixed term."""
+"""Both levels at one (θ, x) with every kernel recorded: three graphs, for f and ∇g, for a
+product and for the mixed term.
+"""
 
 from __future__ import annotations
 
@@ -13,7 +15,8 @@ from hgms_core import Data, Linearization, Loss, Strategy, Tree
 
 
 class Recorded:
-    """:class:`hgms_core.Linearization` of one problem, replayed for one (θ, x) and batch after the other.
+    """:class:`hgms_core.Linearization` of one problem, replayed for one (θ, x) and batch after the
+    other.
 
     It knows the losses and the data, not the problem, so that it dies with it.
     """
@@ -21,12 +24,23 @@ class Recorded:
     eager: Linearization
 
     def __init__(
-        self, g: Loss, f: Loss, lower: Data, upper: Data, how: tuple[Strategy, torch.dtype | None], *arguments: Any
+        self,
+        g: Loss,
+        f: Loss,
+        lower: Data,
+        upper: Data,
+        how: tuple[Strategy, torch.dtype | None],
+        *arguments: Any,
     ) -> None:
-        def linearize(theta: Tree, x: Tree, below: Tensor | None, above: Tensor | None) -> tuple[Tensor, Tree, Tensor, Tensor]:
-            lower_batch, upper_batch = lower.batch(below), upper.batch(above)
+        def linearize(
+            theta: Tree, x: Tree, below: Tensor | None, above: Tensor | None
+        ) -> tuple[Tensor, Tree, Tensor, Tensor]:
+            lower_batch = lower.batch(below)
+            upper_batch = upper.batch(above)
             # Kept, because the two graphs below go through the autograd graph that is built here.
-            self.eager = Linearization.of(lambda t, x: f(t, x, upper_batch), lambda t, x: g(t, x, lower_batch), theta, x, *how)
+            self.eager = Linearization.of(
+                lambda t, x: f(t, x, upper_batch), lambda t, x: g(t, x, lower_batch), theta, x, *how
+            )
             return self.eager.upper_loss, self.eager.direct, self.eager.rhs, self.eager.slope
 
         self._levels = Recording(linearize, *arguments)
@@ -39,4 +53,6 @@ class Recorded:
         """At (θ, x, lower row numbers, upper row numbers); valid until the next call."""
         upper_loss, direct, rhs, slope = self._levels(*arguments)
         mixed: Callable[[Tensor], Tree] = self._mixed
-        return Linearization(upper_loss.clone(), direct, rhs, slope, self._product, mixed, self.eager.passes)
+        return Linearization(
+            upper_loss.clone(), direct, rhs, slope, self._product, mixed, self.eager.passes
+        )

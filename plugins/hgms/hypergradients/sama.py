@@ -1,4 +1,6 @@
-"""The derivative of one step of the lower level's own optimiser, by first-order gradients alone: SAMA."""
+"""The derivative of one step of the lower level's own optimiser, by first-order gradients alone:
+SAMA.
+"""
 
 from __future__ import annotations
 
@@ -27,7 +29,7 @@ from hgms_core import (
     gradient,
     norm,
     upper_gradients,
-)  # fmt: skip
+)
 
 
 @attrs.frozen
@@ -45,44 +47,58 @@ class Step:
 @final
 @frozen(kw_only=True)
 class Sama:
-    """Implicit differentiation of the optimiser's own fixed point u(∇_x g) = 0, whose Jacobian in x is taken for the identity::
+    """Implicit differentiation of the optimiser's own fixed point u(∇_x g) = 0, whose Jacobian in x
+    is taken for the identity::
 
         h = ∇_θ f(θ, x̂) − ∇²_θx g(θ, x̂; B) v,      v = D ∇_x f(θ, x̂),      D = ∂u/∂(∇_x g)
 
-    u is the step x̂ − x⁺ that the optimiser takes next. Where the generator brings Adam's moments m and v along (``branches``
-    with ``optimizer = "adamw"``), D is diagonal::
+    u is the step x̂ − x⁺ that the optimiser takes next. Where the generator brings Adam's moments m
+    and v along (``branches`` with ``optimizer = "adamw"``), D is diagonal::
 
-        u = η m⁺/(√v⁺ + ε),    m⁺ = β₁m + (1 − β₁)g,    v⁺ = β₂v + (1 − β₂)g²,    g = ∇_x g(θ, x̂; B)
+        u = η m⁺/(√v⁺ + ε),   m⁺ = β₁m + (1 − β₁)g,   v⁺ = β₂v + (1 − β₂)g²,   g = ∇_x g(θ, x̂; B)
         D = η [(1 − β₁)β₂ v − β₁(1 − β₂) m g] / (v⁺)^{3/2}                                (at ε = 0)
 
-    With any other it is η·I. Three first-order gradients of g and one of f, and no second derivative.
+    With any other it is η·I. Three first-order gradients of g and one of f, and no second
+    derivative.
 
-    Use for large models that Adam trains, as the cheap estimator whose units are those of the optimiser's steps. Avoid when the
-    accuracy of ∇F matters: all curvature is left out.
+    Use for large models that Adam trains, as the cheap estimator whose units are those of the
+    optimiser's steps. Avoid when the accuracy of ∇F matters: all curvature is left out.
 
     Arguments:
         lr, betas, eps: those of the generator's optimiser. Its bias corrections are left out.
         derivative: of ∇_θ g along v: a central ``difference``, or ``exact`` by forward mode.
-        displacement: how far the difference goes to each side, in units of ‖x‖ (None: by the precision of the numbers).
+        displacement: how far the difference goes to each side, in units of ‖x‖ (None: by the
+            precision of the numbers).
         batch_size, upper_batch_size: lower and validation rows (None: all).
 
     Cost: 1 lower gradient, 1 upper gradient, 1 cross product.
 
-    >>> problem = Problem(theta0={"t": torch.tensor([3.0])}, x0={"x": torch.tensor([3.0])},
-    ...                   g=lambda t, x, _: ((x["x"] - t["t"]) ** 2).sum(), f=lambda t, x, _: (x["x"] ** 2).sum())
-    >>> estimate, _ = Sama(lr=0.5).estimate(problem, problem.theta0, Branch(x=problem.x0), Key(0), {})
-    >>> round(estimate.value["t"].item(), 2)      # without moments the step is plain gradient descent's
+    >>> problem = Problem(
+    ...     theta0={"t": torch.tensor([3.0])},
+    ...     x0={"x": torch.tensor([3.0])},
+    ...     g=lambda t, x, _: ((x["x"] - t["t"]) ** 2).sum(),
+    ...     f=lambda t, x, _: (x["x"] ** 2).sum(),
+    ... )
+    >>> estimate, _ = Sama(lr=0.5).estimate(
+    ...     problem, problem.theta0, Branch(x=problem.x0), Key(0), {}
+    ... )
+    >>> round(estimate.value["t"].item(), 2)  # without moments the step is plain gradient descent's
     6.0
 
-    Source: Choe, Mehta, Ahn, Neiswanger, Xie, Strubell, Xing, *Making scalable meta learning practical*, NeurIPS 2023 (arXiv
-    2310.05674), and its implementation in Betty.
+    Source: Choe, Mehta, Ahn, Neiswanger, Xie, Strubell, Xing, *Making scalable meta learning
+    practical*, NeurIPS 2023 (arXiv 2310.05674), and its implementation in Betty.
 
-    .. versionadded:: 0.6"""
+    .. versionadded:: 0.6
+    """
 
     name: ClassVar[str] = "sama"
     testing_failures: ClassVar[Mapping[str, str]] = dict.fromkeys(
         ("closed-form-ridge", "central-difference"),
-        "the identity stands for the base Jacobian: η·I for the inverse Hessian, exact where H = I/η",
+        (
+            "the identity stands for the base Jacobian: η·I for the inverse Hessian, exact where "
+            "H = "
+            "I/η"
+        ),
     )
     lr: float = field(default=1e-3, validator=positive)
     betas: tuple[float, float] = field(default=(0.9, 0.999), validator=decay_rates)
@@ -102,20 +118,49 @@ class Sama:
     def init(self, problem: Problem) -> State:
         return {}
 
-    def estimate(self, problem: Problem, theta: Tree, branch: Branch, key: Key, state: State) -> tuple[Estimate, State]:
+    def estimate(
+        self, problem: Problem, theta: Tree, branch: Branch, key: Key, state: State
+    ) -> tuple[Estimate, State]:
         below, rows = problem.lower_data.sample(key.fold("lower"), self.batch_size)
-        above, upper_rows = problem.upper_data["differentiate"].sample(key.fold("upper"), self.upper_batch_size)
-        step = Step(self.lr, self.betas, self.eps, self.derivative, self.displacement, problem.precision)
-        moments = [{name: leaf for name in branch.x if (leaf := branch.aux.get(f"{kind}.{name}")) is not None} for kind in "mv"]
-        run = form(programs_of(problem), (self.name, problem.f, problem.g, step), partial(_sama, problem.f, problem.g, step))
+        above, upper_rows = problem.upper_data["differentiate"].sample(
+            key.fold("upper"), self.upper_batch_size
+        )
+        step = Step(
+            self.lr, self.betas, self.eps, self.derivative, self.displacement, problem.precision
+        )
+        moments = [
+            {
+                name: leaf
+                for name in branch.x
+                if (leaf := branch.aux.get(f"{kind}.{name}")) is not None
+            }
+            for kind in "mv"
+        ]
+        run = form(
+            programs_of(problem),
+            (self.name, problem.f, problem.g, step),
+            partial(_sama, problem.f, problem.g, step),
+        )
         loss, value, length = run(theta, branch.x, moments, below, above)
         passes = 2 if self.derivative == "difference" else 1
-        cost = Cost(lower_gradients=1, upper_gradients=1, cross_products=1, rows=upper_rows + (1 + passes) * rows)
+        cost = Cost(
+            lower_gradients=1,
+            upper_gradients=1,
+            cross_products=1,
+            rows=upper_rows + (1 + passes) * rows,
+        )
         return Estimate(value=value, upper_loss=loss, lower_gradient_norm=length, cost=cost), state
 
 
 def _sama(
-    f: Loss, g: Loss, step: Step, theta: Tree, x: Tree, moments: list[Tree], below: Tree, above: Tree
+    f: Loss,
+    g: Loss,
+    step: Step,
+    theta: Tree,
+    x: Tree,
+    moments: list[Tree],
+    below: Tree,
+    above: Tree,
 ) -> tuple[Tensor, Tree, Tensor]:
     """f, h and ‖∇_x g‖."""
     loss, direct, slope = upper_gradients(lambda theta, x: f(theta, x, above), theta, x)
@@ -138,6 +183,10 @@ def adapted(slope: Tree, grads: Tree, x: Tree, moments: list[Tree], step: Step) 
         return {name: step.lr * leaf for name, leaf in slope.items()}
     leaves = {name: leaf.detach().requires_grad_() for name, leaf in grads.items()}
     with torch.enable_grad():
-        after, _, _ = adam(x, leaves, *moments, scale=step.lr, correction=1.0, betas=step.betas, eps=step.eps)
-        through = torch.autograd.grad(list(after.values()), list(leaves.values()), [slope[name] for name in after])
+        after, _, _ = adam(
+            x, leaves, *moments, scale=step.lr, correction=1.0, betas=step.betas, eps=step.eps
+        )
+        through = torch.autograd.grad(
+            list(after.values()), list(leaves.values()), [slope[name] for name in after]
+        )
     return {name: -leaf for name, leaf in zip(leaves, through, strict=True)}

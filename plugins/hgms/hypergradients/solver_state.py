@@ -1,4 +1,6 @@
-"""A solver as it is for one solve: with a key where it draws, told of the loss where it wants to know, with its memory."""
+"""A solver as it is for one solve: with a key where it draws, told of the loss where it wants to
+know, with its memory.
+"""
 
 from __future__ import annotations
 
@@ -13,7 +15,8 @@ from hgms_core import Batch, Key, LinearSolver, Loss, MatVec, Solution, State, T
 
 @define
 class Remembering:
-    """A solver with ``solve_from(matvec, b, x0, memory) -> (solution, memory)`` as a LinearSolver; it keeps the new one.
+    """A solver with ``solve_from(matvec, b, x0, memory) -> (solution, memory)`` as a LinearSolver;
+    it keeps the new one.
 
     A solver's memory is a state: ``{}`` before the first system, and never changed in place.
     """
@@ -29,10 +32,16 @@ class Remembering:
 
 
 def prepared(
-    solver: LinearSolver, g: Loss, theta: Tree, x: Tree, batch: Callable[[], Batch], state: State, key: Key
+    solver: LinearSolver,
+    g: Loss,
+    theta: Tree,
+    x: Tree,
+    batch: Callable[[], Batch],
+    state: State,
+    key: Key,
 ) -> LinearSolver:
-    """The solver itself; of one that has it ``with_key(key)``, then ``at(loss, theta, x, batch)``, on the lower ``batch()``; of
-    one with ``solve_from`` with what it remembers in ``state``."""
+    """The solver itself; of one that has it ``with_key(key)``, then ``at(loss, theta, x, batch)``,
+    on the lower ``batch()``; of one with ``solve_from`` with what it remembers in ``state``."""
     if hasattr(solver, "with_key"):
         solver = solver.with_key(key)
     if hasattr(solver, "at"):

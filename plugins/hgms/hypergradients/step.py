@@ -22,7 +22,7 @@ from hgms_core import (
     gradient,
     norm,
     upper_gradients,
-)  # fmt: skip
+)
 
 
 def through(
@@ -35,7 +35,8 @@ def through(
     displacement: float | None = None,
     end: Tree | None = None,
 ) -> Estimate:
-    """∇_θ of f(θ, x⁺(θ)) with x⁺ = a − η ∇_x g(θ, x; B) for the step (x, B, η), f on the rows ``above``::
+    """∇_θ of f(θ, x⁺(θ)) with x⁺ = a − η ∇_x g(θ, x; B) for the step (x, B, η), f on the rows
+    ``above``::
 
         h = ∇_θ f(θ, x⁺) − η ∇²_θx g(θ, x; B) v,      v = ∇_x f(θ, x⁺)
 
@@ -44,8 +45,11 @@ def through(
     sources = _sources(problem) if derivative == "per-source" else None
     how = (derivative, displacement, problem.precision)
     programs = None if sources is not None else programs_of(problem)
-    key, function = ("through", problem.f, problem.g, *how), partial(_through, problem.f, problem.g, *how, sources)
-    loss, value, length = launch(programs, key, function, (step.rate,), step.x, theta, step.batch, above, end)
+    key = ("through", problem.f, problem.g, *how)
+    function = partial(_through, problem.f, problem.g, *how, sources)
+    loss, value, length = launch(
+        programs, key, function, (step.rate,), step.x, theta, step.batch, above, end
+    )
     if sources is not None:
         count = len(sources.names)
         spent = Cost(lower_gradients=count, rows=count * step.rows)
@@ -57,9 +61,19 @@ def through(
 
 
 def _through(
-    f: Loss, g: Loss, derivative: str, displacement: float | None, precision: torch.dtype | None, sources: Sources | None,
-    rates: Numbers, x: Tree, theta: Tree, below: Tree, above: Tree, end: Tree | None,
-) -> tuple[Tensor, Tree, Tensor | None]:  # fmt: skip
+    f: Loss,
+    g: Loss,
+    derivative: str,
+    displacement: float | None,
+    precision: torch.dtype | None,
+    sources: Sources | None,
+    rates: Numbers,
+    x: Tree,
+    theta: Tree,
+    below: Tree,
+    above: Tree,
+    end: Tree | None,
+) -> tuple[Tensor, Tree, Tensor | None]:
     """f after the step, h, and ‖∇_x g‖ where it was taken."""
     (rate,) = rates
     slope = None
@@ -72,14 +86,19 @@ def _through(
         mixed = _per_source(sources, theta, x, below, v)
     else:
         strategy: Literal["vjp", "difference"] = "vjp" if derivative == "exact" else "difference"
-        mixed = cross_product(lambda theta, x: g(theta, x, below), theta, x, v, strategy, displacement, precision)
+        mixed = cross_product(
+            lambda theta, x: g(theta, x, below), theta, x, v, strategy, displacement, precision
+        )
     value = {name: direct[name] - rate * mixed[name] for name in direct}
     return loss, value, None if slope is None else norm(slope)
 
 
 def _sources(problem: Problem) -> Sources:
     if problem.sources is None:
-        raise ConfigError('derivative = "per-source" needs a lower loss that mixes named sources; use "difference" or "exact"')
+        raise ConfigError(
+            'derivative = "per-source" needs a lower loss that mixes named sources; use '
+            '"difference" or "exact"'
+        )
     return problem.sources
 
 
@@ -89,8 +108,14 @@ def _per_source(sources: Sources, theta: Tree, x: Tree, below: Tree, v: Tree) ->
     with torch.enable_grad():
         slopes = []
         for loss in sources.losses(leaves, below).unbind():
-            grads = torch.autograd.grad(loss, list(leaves.values()), retain_graph=True, materialize_grads=True)
-            slopes.append(torch.stack([(grad * v[name]).sum() for name, grad in zip(leaves, grads, strict=True)]).sum())
+            grads = torch.autograd.grad(
+                loss, list(leaves.values()), retain_graph=True, materialize_grads=True
+            )
+            slopes.append(
+                torch.stack(
+                    [(grad * v[name]).sum() for name, grad in zip(leaves, grads, strict=True)]
+                ).sum()
+            )
         upper = {name: leaf.detach().requires_grad_() for name, leaf in theta.items()}
         value = (sources.weights(upper) * torch.stack(slopes).detach()).sum()
         mixed = torch.autograd.grad(value, list(upper.values()), materialize_grads=True)

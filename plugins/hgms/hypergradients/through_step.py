@@ -1,4 +1,6 @@
-"""The derivative of one SGD step more from the selected state, or of the one it ended with: exact and of first order."""
+"""The derivative of one SGD step more from the selected state, or of the one it ended with:
+exact and of first order.
+"""
 
 from __future__ import annotations
 
@@ -15,48 +17,64 @@ from hgms_core import Branch, ConfigError, Estimate, Key, LastStep, Problem, Sta
 @final
 @frozen(kw_only=True)
 class ThroughStep:
-    """∇_θ of f(θ, x⁺(θ)), where x⁺ is one SGD step more from the selected state x̂, on a batch B that no selection has seen::
+    """∇_θ of f(θ, x⁺(θ)), where x⁺ is one SGD step more from the selected state x̂, on a batch B
+    that no selection has seen::
 
         x⁺ = x̂ − η ∇_x g(θ, x̂; B)
         h = ∇_θ f(θ, x⁺) − η ∇²_θx g(θ, x̂; B) v,      v = ∇_x f(θ, x⁺)
 
-    η is the rate of the branch's last step and B as large as its batch. This is the exact derivative of that step: it equals
-    double backward. For g = Σ_s ω_s(θ) ℓ_s it reads ∂F/∂ω_s = −η⟨v, ∇ℓ_s(x̂; B)⟩, and no second derivative of the model appears.
+    η is the rate of the branch's last step and B as large as its batch. This is the exact
+    derivative of that step: it equals double backward. For g = Σ_s ω_s(θ) ℓ_s it reads ∂F/∂ω_s =
+    −η⟨v, ∇ℓ_s(x̂; B)⟩, and no second derivative of the model appears.
 
-    ``batch = "own"`` is the derivative through the step that the branch ended with, B its own batch and x̂ the state before it:
-    with one lower step a branch, the hypergradient of what was done (the HG-MS paper's, "through the selected branch"); with
-    K > 1 steps, truncation to one. Under a selection among branches it is biased: the winner is the branch whose batch helped
-    validation, so the source that is heaviest in every batch seems to help most, and of two equal sources one ends with all
-    the weight. Use it with one branch.
+    ``batch = "own"`` is the derivative through the step that the branch ended with, B its own batch
+    and x̂ the state before it: with one lower step a branch, the hypergradient of what was done
+    (the HG-MS paper's, "through the selected branch"); with K > 1 steps, truncation to one. Under a
+    selection among branches it is biased: the winner is the branch whose batch helped validation,
+    so the source that is heaviest in every batch seems to help most, and of two equal sources one
+    ends with all the weight. Use it with one branch.
 
-    Use for language models: it works with flash attention, activation checkpointing and quantised bases. Avoid when many lower
-    steps lie between θ and the state that is scored.
+    Use for language models: it works with flash attention, activation checkpointing and quantised
+    bases. Avoid when many lower steps lie between θ and the state that is scored.
 
     Arguments:
         batch: ``fresh``, drawn by the step's key, or the branch's ``own``.
-        derivative: how ∇²_θx g·v is taken. ``difference``: two forward passes of the batch, at x ± τv, for all sources at
-            once; ``exact``: one forward pass with tangents (not through flash attention or a quantised base);
-            ``per-source``: one backward pass a source, ⟨v, ∇ℓ_s⟩ (only where g mixes named sources).
-        displacement: τ‖v‖ of ``difference`` (None: from the precision that the losses are computed in).
+        derivative: how ∇²_θx g·v is taken. ``difference``: two forward passes of the batch, at x ±
+            τv, for all sources at once; ``exact``: one forward pass with tangents (not through
+            flash attention or a quantised base); ``per-source``: one backward pass a source, ⟨v,
+            ∇ℓ_s⟩ (only where g mixes named sources).
+        displacement: τ‖v‖ of ``difference`` (None: from the precision that the losses are computed
+            in).
         upper_batch_size: validation rows of the role ``differentiate`` for f (None: all).
 
-    Errors: ConfigError from a generator whose step is not linear in ∇g, and from ``per-source`` without sources.
+    Errors: ConfigError from a generator whose step is not linear in ∇g, and from ``per-source``
+        without sources.
 
-    Cost: 1 lower gradient, 1 upper gradient, 1 cross product (``per-source``: S lower gradients instead of it). With
-    ``batch = "own"`` the first lower gradient is the branch's and not taken again, but K − 1 others are.
+    Cost: 1 lower gradient, 1 upper gradient, 1 cross product (``per-source``: S lower gradients
+    instead of it). With ``batch = "own"`` the first lower gradient is the branch's and not taken
+    again, but K − 1 others are.
 
     >>> import torch
-    >>> problem = Problem(theta0={"t": torch.tensor([1.0])}, x0={"x": torch.tensor([3.0])},
-    ...                   g=lambda t, x, _: ((x["x"] - t["t"]) ** 2).sum(), f=lambda t, x, _: (x["x"] ** 2).sum())
-    >>> def next_step(key):                       # from x = 3 with η = 1/4: x⁺ = 3 − ¼·2·(3 − 1) = 2
+    >>> problem = Problem(
+    ...     theta0={"t": torch.tensor([1.0])},
+    ...     x0={"x": torch.tensor([3.0])},
+    ...     g=lambda t, x, _: ((x["x"] - t["t"]) ** 2).sum(),
+    ...     f=lambda t, x, _: (x["x"] ** 2).sum(),
+    ... )
+    >>> def next_step(key):  # from x = 3 with η = 1/4: x⁺ = 3 − ¼·2·(3 − 1) = 2
     ...     return LastStep(x=problem.x0, batch={}, rows=1, rate=0.25)
     >>> branch = Branch(x=problem.x0, next_step=next_step)
-    >>> h = ThroughStep(derivative="exact").estimate(problem, problem.theta0, branch, Key(0), {})[0].value["t"]
-    >>> h                                         # dF/dt = 2x⁺ · ∂x⁺/∂t = 4 · ½
+    >>> h = (
+    ...     ThroughStep(derivative="exact")
+    ...     .estimate(problem, problem.theta0, branch, Key(0), {})[0]
+    ...     .value["t"]
+    ... )
+    >>> h  # dF/dt = 2x⁺ · ∂x⁺/∂t = 4 · ½
     tensor([2.])
 
-    Source: HG-MS paper, experiments on language models (the hypergradient "through the selected branch"; its form and the fresh
-    batch are this project's, since the paper gives neither); one step more: Liu, Simonyan, Yang, *DARTS* (2019).
+    Source: HG-MS paper, experiments on language models (the hypergradient "through the selected
+    branch"; its form and the fresh batch are this project's, since the paper gives neither); one
+    step more: Liu, Simonyan, Yang, *DARTS* (2019).
     """
 
     name: ClassVar[str] = "through-step"
@@ -76,11 +94,17 @@ class ThroughStep:
     def init(self, problem: Problem) -> State:
         return {}
 
-    def estimate(self, problem: Problem, theta: Tree, branch: Branch, key: Key, state: State) -> tuple[Estimate, State]:
+    def estimate(
+        self, problem: Problem, theta: Tree, branch: Branch, key: Key, state: State
+    ) -> tuple[Estimate, State]:
         step = self._step(branch, key.fold("lower"))
-        above, rows = problem.upper_data["differentiate"].sample(key.fold("upper"), self.upper_batch_size)
+        above, rows = problem.upper_data["differentiate"].sample(
+            key.fold("upper"), self.upper_batch_size
+        )
         end = None if self.batch == "fresh" else branch.x
-        return through(problem, theta, step, above, rows, self.derivative, self.displacement, end), state
+        return through(
+            problem, theta, step, above, rows, self.derivative, self.displacement, end
+        ), state
 
     def _step(self, branch: Branch, key: Key) -> LastStep:
         if self.batch == "fresh" and branch.next_step is not None:
@@ -89,6 +113,8 @@ class ThroughStep:
             return branch.last_step()
         which = "next" if self.batch == "fresh" else "last"
         raise ConfigError(
-            f"hypergradient 'through-step' with batch = {self.batch!r} differentiates a branch's {which} step, and this "
-            f"generator tells none\n  use it with generator 'branches' and optimizer = \"sgd\", or take 'one-step'"
+            f"hypergradient 'through-step' with batch = {self.batch!r} differentiates a branch's "
+            f"{which} step, and this "
+            "generator tells none\n  use it with generator 'branches' and optimizer = \"sgd\", "
+            "or take 'one-step'"
         )

@@ -16,10 +16,12 @@ from hgms_core import Branch, ConfigError, Cost, Estimate, Key, Problem, State, 
 class Unrolled:
     """∇_θ f(θ, y_K(θ)), where y_K(θ) is the selected branch run again under autograd.
 
-    The start of the branch is a constant; the derivative goes through its last ``last`` steps of SGD or AdamW (all if None).
-    Only the one selected branch is replayed, so memory is that of one branch whatever N is.
+    The start of the branch is a constant; the derivative goes through its last ``last`` steps of
+    SGD or AdamW (all if None). Only the one selected branch is replayed, so memory is that of one
+    branch whatever N is.
 
-    Use when the lower level takes few steps. Avoid for long runs: memory and time grow with the steps.
+    Use when the lower level takes few steps. Avoid for long runs: memory and time grow with the
+    steps.
 
     Arguments:
         last: how many of the last steps to differentiate through; None for all (full unrolling).
@@ -27,18 +29,23 @@ class Unrolled:
 
     Errors: ConfigError from a generator without a path (``Candidates.replay`` is None).
 
-    Cost: K lower gradients (the replay), one Hessian and one cross product a step differentiated through, 1 upper gradient.
+    Cost: K lower gradients (the replay), one Hessian and one cross product a step differentiated
+        through, 1 upper gradient.
 
-    >>> def replay(theta, last):                  # one SGD step of size 1/4 on g = (x − θ)² from x = 3
+    >>> def replay(theta, last):  # one SGD step of size 1/4 on g = (x − θ)² from x = 3
     ...     return {"x": 3.0 - 0.25 * 2 * (3.0 - theta["t"])}, Cost(lower_gradients=1)
-    >>> problem = Problem(theta0={"t": torch.tensor([1.0])}, x0={"x": torch.tensor([3.0])},
-    ...                   g=lambda t, x, _: ((x["x"] - t["t"]) ** 2).sum(), f=lambda t, x, _: (x["x"] ** 2).sum())
+    >>> problem = Problem(
+    ...     theta0={"t": torch.tensor([1.0])},
+    ...     x0={"x": torch.tensor([3.0])},
+    ...     g=lambda t, x, _: ((x["x"] - t["t"]) ** 2).sum(),
+    ...     f=lambda t, x, _: (x["x"] ** 2).sum(),
+    ... )
     >>> branch = Branch(x={"x": torch.tensor([2.0])}, replay=replay)
-    >>> Unrolled().estimate(problem, problem.theta0, branch, Key(0), {})[0].value["t"]      # 2 · 2 · ½
+    >>> Unrolled().estimate(problem, problem.theta0, branch, Key(0), {})[0].value["t"]  # 2 · 2 · ½
     tensor([2.])
 
-    Source: HG-MS paper, appendix (HG-baseline: differentiable AdamW unroll); Franceschi et al. 2017; truncation: Shaban et
-    al. 2019.
+    Source: HG-MS paper, appendix (HG-baseline: differentiable AdamW unroll); Franceschi et al.
+    2017; truncation: Shaban et al. 2019.
     """
 
     name: ClassVar[str] = "unrolled"
@@ -49,18 +56,28 @@ class Unrolled:
     def init(self, problem: Problem) -> State:
         return {}
 
-    def estimate(self, problem: Problem, theta: Tree, branch: Branch, key: Key, state: State) -> tuple[Estimate, State]:
+    def estimate(
+        self, problem: Problem, theta: Tree, branch: Branch, key: Key, state: State
+    ) -> tuple[Estimate, State]:
         if branch.replay is None:
             raise ConfigError(
-                "hypergradient 'unrolled' goes back through a branch's steps; this generator's candidates are no trajectory "
-                "to differentiate\n  use hypergradient 'carried' where the generator brings its upper gradient along "
+                "hypergradient 'unrolled' goes back through a branch's steps; this generator's "
+                "candidates are no trajectory "
+                "to differentiate\n  use hypergradient 'carried' where the generator brings its "
+                "upper gradient along "
                 "('implicit', 'one-step' and 'fixed' work too, at their own cost)"
             )
-        batch, rows = problem.upper_data["differentiate"].sample(key.fold("upper"), self.upper_batch_size)
+        batch, rows = problem.upper_data["differentiate"].sample(
+            key.fold("upper"), self.upper_batch_size
+        )
         leaves = {name: leaf.detach().requires_grad_() for name, leaf in theta.items()}
         x, cost = branch.replay(leaves, self.last)
         with torch.enable_grad():
             value = problem.f(leaves, x, batch)
             grads = slopes(value, list(leaves.values()))
         gradient = detach(dict(zip(leaves, grads, strict=True)))
-        return Estimate(value=gradient, upper_loss=value.detach(), cost=cost + Cost(upper_gradients=1, rows=rows)), state
+        return Estimate(
+            value=gradient,
+            upper_loss=value.detach(),
+            cost=cost + Cost(upper_gradients=1, rows=rows),
+        ), state

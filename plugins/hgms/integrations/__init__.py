@@ -1,6 +1,8 @@
-"""Outer steps inside a training loop of your own: as an autograd function, in Lightning, in a Trainer.
+"""Outer steps inside a training loop of your own: as an autograd function, in Lightning, in a
+Trainer.
 
-``hgms.integrations.lightning`` and ``hgms.integrations.trainer`` hold the callbacks; they need the libraries that they are for.
+``hgms.integrations.lightning`` and ``hgms.integrations.trainer`` hold the callbacks; they need the
+libraries that they are for.
 """
 
 from __future__ import annotations

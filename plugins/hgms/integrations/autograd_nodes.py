@@ -1,12 +1,13 @@
-"""The nodes of an autograd graph behind :func:`hgms.integrations.lower_solution`: a minimiser, and the linear solve of its derivative.
+"""The nodes of an autograd graph behind :func:`hgms.integrations.lower_solution`: a minimiser, and
+the linear solve of its derivative.
 
 With H = ∇²_xx g(θ, x) + γI, all at the minimiser x*(θ)::
 
     x*:           backward  s ↦ −∇²_θx g·v,  v = H⁻¹s              forward  dθ ↦ −H⁻¹ ∇²_xθ g·dθ
     v = H⁻¹s:     backward  w ↦ u = H⁻¹w for s,  −∂(uᵀHv) for θ and x    forward  H⁻¹(ds − dH·v)
 
-Each formula uses the other node alone, and derivatives of g at (θ, x) that torch.func takes: so both can be differentiated as
-often as g, backward and forward, and x in them is x*(θ) again.
+Each formula uses the other node alone, and derivatives of g at (θ, x) that torch.func takes: so
+both can be differentiated as often as g, backward and forward, and x in them is x*(θ) again.
 """
 
 from __future__ import annotations
@@ -34,7 +35,9 @@ class Minimiser(Function):
             with derived(), torch.enable_grad():  # which an optimiser of torch needs
                 x = level.find(detach(dict(zip(level.names, tensors, strict=True))))
             level.lower, leaves = tuple(x), tuple(x.values())
-        return tuple(leaf.detach() for leaf in leaves)  # each a tensor of its own: autograd writes on what is returned
+        return tuple(
+            leaf.detach() for leaf in leaves
+        )  # each a tensor of its own: autograd writes on what is returned
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
@@ -50,12 +53,18 @@ class Minimiser(Function):
         theta, x = level.split(leaves)
         some = wanted(theta, ctx.needs_input_grad[1:])
         if level.strategy == "difference":
-            parts = dict(zip(floating(theta), Differences.apply(level, *slopes, *leaves), strict=True))
+            parts = dict(
+                zip(floating(theta), Differences.apply(level, *slopes, *leaves), strict=True)
+            )
         else:
             with derived():
                 v = dict(zip(x, Solve.apply(level, level.v0, *slopes, *leaves), strict=True))
                 parts = grad(lambda some: -level.along({**theta, **some}, x, v))(some)
-        return (None, *(parts.get(name) if name in some else None for name in theta), *[None] * ctx.unused)
+        return (
+            None,
+            *(parts.get(name) if name in some else None for name in theta),
+            *[None] * ctx.unused,
+        )
 
     @staticmethod
     def jvp(ctx: Any, _: None, *tangents: Tensor | None) -> tuple[Tensor, ...]:
@@ -65,7 +74,11 @@ class Minimiser(Function):
         with derived(), _set_fwd_grad_enabled(True):
             leaves = kept(ctx, forward=True)
             theta, x = level.split(leaves)
-            some = {name: along for name, along in zip(theta, tangents, strict=False) if along is not None}
+            some = {
+                name: along
+                for name, along in zip(theta, tangents, strict=False)
+                if along is not None
+            }
 
             def slope(some: Tree) -> Tree:
                 here: Tree = grad(lambda at: level.loss({**theta, **some}, at))(x)
@@ -102,15 +115,21 @@ class Solve(Function):
             u = Solve.apply(level, None, *slopes, *at)
             some = wanted(theta, ctx.needs_input_grad[2 + len(x) :])
             turned = dict(zip(x, u, strict=True))
-            upper, lower = grad(lambda at: -level.along({**theta, **at[0]}, at[1], turned, v))((some, x))
+            upper, lower = grad(lambda at: -level.along({**theta, **at[0]}, at[1], turned, v))(
+                (some, x)
+            )
         return (None, None, *u, *(upper.get(name) for name in theta), *lower.values())
 
     @staticmethod
     def jvp(ctx: Any, _level: None, _v0: None, *tangents: Tensor | None) -> tuple[Tensor, ...]:
         with _set_fwd_grad_enabled(True):
             level, theta, x, v = unpacked(ctx, forward=True)
-        of_v, of_theta, of_x = tangents[: len(v)], tangents[len(v) : -len(x)], tangents[-len(x) :]
-        some = {name: slope for name, slope in zip(theta, of_theta, strict=True) if slope is not None}
+        of_v = tangents[: len(v)]
+        of_theta = tangents[len(v) : -len(x)]
+        of_x = tangents[-len(x) :]
+        some = {
+            name: slope for name, slope in zip(theta, of_theta, strict=True) if slope is not None
+        }
         moved = {name: slope for name, slope in zip(x, of_x, strict=True) if slope is not None}
 
         def product(some: Tree, part: Tree) -> list[Tensor]:
@@ -119,7 +138,10 @@ class Solve(Function):
         with derived(), _set_fwd_grad_enabled(True):
             at = ({name: theta[name] for name in some}, {name: x[name] for name in moved})
             turned = jvp(product, at, (some, moved))[1]
-            rhs = [-leaf if slope is None else slope - leaf for slope, leaf in zip(of_v, turned, strict=True)]
+            rhs = [
+                -leaf if slope is None else slope - leaf
+                for slope, leaf in zip(of_v, turned, strict=True)
+            ]
             return tuple(Solve.apply(level, None, *rhs, *theta.values(), *x.values()))
 
     @staticmethod
@@ -128,14 +150,24 @@ class Solve(Function):
 
 
 class Differences(Function):
-    """(level, s, θ, x) to −∇²_θx g·H⁻¹s, for the leaves of θ that are floating-point, from first derivatives of g alone."""
+    """(level, s, θ, x) to −∇²_θx g·H⁻¹s, for the leaves of θ that are floating-point, from first
+    derivatives of g alone.
+    """
 
     @staticmethod
     def forward(level: Level, *tensors: Tensor) -> tuple[Tensor, ...]:
         count = len(level.lower)
         theta, x = level.split([leaf.detach() for leaf in tensors[count:]])
-        v = dict(zip(x, level.solve([leaf.detach() for leaf in tensors[:count]], theta, x, level.v0), strict=True))
-        mixed = cross_product(lambda some, at: level.loss({**theta, **some}, at), floating(theta), x, v, "difference")
+        v = dict(
+            zip(
+                x,
+                level.solve([leaf.detach() for leaf in tensors[:count]], theta, x, level.v0),
+                strict=True,
+            )
+        )
+        mixed = cross_product(
+            lambda some, at: level.loss({**theta, **some}, at), floating(theta), x, v, "difference"
+        )
         return tuple(-leaf for leaf in mixed.values())
 
     @staticmethod
@@ -161,17 +193,21 @@ def keep(ctx: Any, *tensors: Tensor) -> None:
 
 
 def kept(ctx: Any, forward: bool = False) -> list[Tensor]:
-    """The saved tensors, as views: those of a transform of torch.func that is over are plain ones again.
+    """The saved tensors, as views: those of a transform of torch.func that is over are plain ones
+    again.
 
-    ``forward``: without the tangents of the level that a node's ``jvp`` is for. Torch calls it with forward mode off; there it
-    is switched on, since transforms around that level have tangents of their own."""
+    ``forward``: without the tangents of the level that a node's ``jvp`` is for. Torch calls it with
+    forward mode off; there it is switched on, since transforms around that level have tangents of
+    their own.
+    """
     views = [leaf.view_as(leaf) for leaf in ctx.saved_tensors]
     return [unpack_dual(leaf, level=0).primal for leaf in views] if forward else views
 
 
 def unpacked(ctx: Any, forward: bool = False) -> tuple[Level, Tree, Tree, Tree]:
     """What :class:`Solve` has kept: the level, θ, x and v."""
-    level, tensors = ctx.level, kept(ctx, forward)
+    level = ctx.level
+    tensors = kept(ctx, forward)
     theta, x = level.split(tensors[: -len(level.lower)])
     return level, theta, x, dict(zip(x, tensors[-len(level.lower) :], strict=True))
 
@@ -182,14 +218,29 @@ def floating(theta: Tree) -> Tree:
 
 def wanted(theta: Tree, needed: Sequence[bool]) -> Tree:
     """The leaves of θ whose gradient somebody needs."""
-    return {name: leaf for (name, leaf), need in zip(theta.items(), needed, strict=False) if need and leaf.is_floating_point()}
+    return {
+        name: leaf
+        for (name, leaf), need in zip(theta.items(), needed, strict=False)
+        if need and leaf.is_floating_point()
+    }
 
 
-def member_by_member(function: Any, count: int, in_dims: tuple[Any, ...], inputs: tuple[Any, ...]) -> tuple[Any, Any]:
-    """A node of N stacked members: one after the other, since a solver stops for each at its own time."""
+def member_by_member(
+    function: Any, count: int, in_dims: tuple[Any, ...], inputs: tuple[Any, ...]
+) -> tuple[Any, Any]:
+    """A node of N stacked members: one after the other, since a solver stops for each at its own
+    time.
+    """
     with derived():
         members = [
-            function.apply(*(leaf if dim is None else leaf.select(dim, i) for leaf, dim in zip(inputs, in_dims, strict=True)))
+            function.apply(
+                *(
+                    leaf if dim is None else leaf.select(dim, i)
+                    for leaf, dim in zip(inputs, in_dims, strict=True)
+                )
+            )
             for i in range(count)
         ]
-        return tuple(torch.stack(leaves) for leaves in zip(*members, strict=True)), (0,) * len(members[0])
+        return tuple(torch.stack(leaves) for leaves in zip(*members, strict=True)), (0,) * len(
+            members[0]
+        )

@@ -1,4 +1,6 @@
-"""A lower level as the nodes of a graph see it: its loss, its solver, and what is wrong with either."""
+"""A lower level as the nodes of a graph see it: its loss, its solver, and what is wrong with
+either.
+"""
 
 from __future__ import annotations
 
@@ -11,27 +13,44 @@ from attrs import define
 from torch import Tensor
 from torch.func import jvp
 
-from hgms_core import ConfigError, Ravel, Solution, Strategy, Tree, curvature, differences_named, twice_differentiable_attention
+from hgms_core import (
+    ConfigError,
+    Ravel,
+    Solution,
+    Strategy,
+    Tree,
+    curvature,
+    differences_named,
+    twice_differentiable_attention,
+)
 
 ONCE = (
-    'a lower_solution with strategy = "difference" can be differentiated once, and this is the second derivative of it\n'
-    '  inside another level\'s loss give it strategy = "vjp" (exact, where torch has the third derivatives of its loss),\n'
+    'a lower_solution with strategy = "difference" can be differentiated once, and this is the '
+    "second derivative of it\n"
+    '  inside another level\'s loss give it strategy = "vjp" (exact, where torch has the third '
+    "derivatives of its loss),\n"
     '  or give that level strategy = "difference" too'
 )
 HIDDEN = (
-    "the loss of a lower_solution uses a tensor that requires a gradient and is not in θ, so that derivative would be missing\n"
-    '  hand it over in θ: `lower_solution(g, {"theta": theta, "y": y}, …)`, or cut it off where it is a constant: `y.detach()`'
+    "the loss of a lower_solution uses a tensor that requires a gradient and is not in θ, so "
+    "that derivative would be missing\n"
+    '  hand it over in θ: `lower_solution(g, {"theta": theta, "y": y}, …)`, or cut it off where '
+    "it is a constant: `y.detach()`"
 )
 BATCHED = (
-    "the loss of a lower_solution uses a tensor that is not in θ and has an axis of candidates here (batches of their own?)\n"
-    '  hand it over in θ: `lower_solution(g, {"theta": theta, "rows": batch["a"]}, …)`, or evaluate one candidate after the\n'
+    "the loss of a lower_solution uses a tensor that is not in θ and has an axis of candidates "
+    "here (batches of their own?)\n"
+    '  hand it over in θ: `lower_solution(g, {"theta": theta, "rows": batch["a"]}, …)`, or '
+    "evaluate one candidate after the\n"
     '  other: mode = "loop"'
 )
 
 
 @define(eq=False)
 class Level:
-    """What the derivatives need and autograd does not have to know about. Tensors stand in the order θ, x."""
+    """What the derivatives need and autograd does not have to know about. Tensors stand in the
+    order θ, x.
+    """
 
     loss: Callable[[Tree, Tree], Tensor]
     names: tuple[str, ...]
@@ -45,7 +64,9 @@ class Level:
 
     def split(self, tensors: Sequence[Tensor]) -> tuple[Tree, Tree]:
         count = len(self.names)
-        return dict(zip(self.names, tensors[:count], strict=True)), dict(zip(self.lower, tensors[count:], strict=True))
+        return dict(zip(self.names, tensors[:count], strict=True)), dict(
+            zip(self.lower, tensors[count:], strict=True)
+        )
 
     def solve(self, rhs: Sequence[Tensor], theta: Tree, x: Tree, v0: Tensor | None) -> list[Tensor]:
         """H⁻¹ ``rhs``, by the solver, without a graph."""
@@ -57,17 +78,22 @@ class Level:
         return spec.unravel_leaves(solution.value)
 
     def check(self, theta: Tree, x: Tree) -> Tensor:
-        """The loss; ConfigError where, at its first call here, its graph begins at others than ``x``. Parameters of modules may
-        be constants."""
+        """The loss; ConfigError where, at its first call here, its graph begins at others than
+        ``x``. Parameters of modules may be constants."""
         value = self.loss(theta, x)
         nodes: list[Any] = [] if self.closed else [value.grad_fn]
-        seen, self.closed = {None}, True
+        seen = {None}
+        self.closed = True
         while nodes:
             if (node := nodes.pop()) in seen:
                 continue
             seen.add(node)
             leaf = getattr(node, "variable", None)
-            if leaf is not None and not isinstance(leaf, torch.nn.Parameter) and all(leaf is not own for own in x.values()):
+            if (
+                leaf is not None
+                and not isinstance(leaf, torch.nn.Parameter)
+                and all(leaf is not own for own in x.values())
+            ):
                 raise ConfigError(HIDDEN)
             nodes.extend(before for before, _ in node.next_functions)
         return value
@@ -88,6 +114,8 @@ def derived() -> Iterator[None]:
         with differences_named(), twice_differentiable_attention():
             yield
     except RuntimeError as error:
-        if "being vmapped" in str(error) or "being transformed by a functorch transform" in str(error):
+        if "being vmapped" in str(error) or "being transformed by a functorch transform" in str(
+            error
+        ):
             raise ConfigError(BATCHED) from error
         raise

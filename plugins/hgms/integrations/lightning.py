@@ -1,4 +1,6 @@
-"""Outer steps as a callback of Lightning: ``HypergradientCallback`` is made of these hooks when it is first asked for."""
+"""Outer steps as a callback of Lightning: ``HypergradientCallback`` is made of these hooks when
+it is first asked for.
+"""
 
 from __future__ import annotations
 
@@ -13,20 +15,23 @@ from hgms_core import MissingExtra
 
 
 class Hooks:
-    """Outer steps during ``Trainer.fit``: :class:`hgms.integrations.OuterSteps` after every ``every``-th optimiser step.
+    """Outer steps during ``Trainer.fit``: :class:`hgms.integrations.OuterSteps` after every
+    ``every``-th optimiser step.
 
-    Arguments: those of ``OuterSteps``. Without ``lower``, g gets the batch that the training step had. ``progress`` is the
-    share of the steps that the trainer expects.
+    Arguments: those of ``OuterSteps``. Without ``lower``, g gets the batch that the training step
+    had. ``progress`` is the share of the steps that the trainer expects.
 
-    The trainer's loggers get the numbers of each row of ``records``, as ``hgms/upper_loss``; ``hgms/converged`` is 1 or 0.
-    Lightning's checkpoints hold θ, the outer optimiser and the place among the batches.
+    The trainer's loggers get the numbers of each row of ``records``, as ``hgms/upper_loss``;
+    ``hgms/converged`` is 1 or 0. Lightning's checkpoints hold θ, the outer optimiser and the place
+    among the batches.
 
     Errors: ConfigError in a training with several processes.
     """
 
     def __init__(self, **arguments: Any) -> None:
         self.steps = OuterSteps(**arguments)
-        self.records, self._last = self.steps.records, 0
+        self.records = self.steps.records
+        self._last = 0
 
     def on_fit_start(self, trainer: Any, pl_module: Any) -> None:
         ensure_one_process(trainer.world_size)
@@ -34,15 +39,21 @@ class Hooks:
     def on_train_start(self, trainer: Any, pl_module: Any) -> None:
         self._last = trainer.global_step
 
-    def on_train_batch_end(self, trainer: Any, pl_module: Any, outputs: Any, batch: Any, batch_idx: int) -> None:
+    def on_train_batch_end(
+        self, trainer: Any, pl_module: Any, outputs: Any, batch: Any, batch_idx: int
+    ) -> None:
         step = trainer.global_step
-        if step == self._last or not self.steps.due(step):  # the same step again: gradients are being accumulated
+        if step == self._last or not self.steps.due(
+            step
+        ):  # the same step again: gradients are being accumulated
             return
         self._last = step
         total = float(trainer.estimated_stepping_batches)
         progress = min(1.0, step / total) if math.isfinite(total) and total > 0 else 0.0
         row = logged(self.steps.step(pl_module, step, batch, progress))
-        for logger in trainer.loggers:  # not pl_module.log, which would repeat a row until the next one
+        for (
+            logger
+        ) in trainer.loggers:  # not pl_module.log, which would repeat a row until the next one
             logger.log_metrics(row, step=step)
 
     def state_dict(self) -> dict[str, Any]:
@@ -60,12 +71,19 @@ def _lightning() -> Any:
             return importlib.import_module(name)
         except ModuleNotFoundError:
             continue
-    raise MissingExtra("the callback for Lightning needs it, and it is not installed\n  pip install 'hgms[lightning]'")
+    raise MissingExtra(
+        "the callback for Lightning needs it, and it is not installed\n"
+        "  pip install 'hgms[lightning]'"
+    )
 
 
 @functools.cache
 def _callback() -> type:
-    return type("HypergradientCallback", (Hooks, _lightning().Callback), {"__doc__": Hooks.__doc__, "__module__": __name__})
+    return type(
+        "HypergradientCallback",
+        (Hooks, _lightning().Callback),
+        {"__doc__": Hooks.__doc__, "__module__": __name__},
+    )
 
 
 def __getattr__(name: str) -> Any:

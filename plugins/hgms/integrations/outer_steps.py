@@ -1,4 +1,6 @@
-"""Outer steps within somebody else's training loop: what the callbacks for Lightning and for the Trainer share."""
+"""Outer steps within somebody else's training loop: what the callbacks for Lightning and for the
+Trainer share.
+"""
 
 from __future__ import annotations
 
@@ -24,10 +26,12 @@ from hgms_core import (
     clone,
     hypergradient,
     norm,
-)  # fmt: skip
+)
 
 Loss = Callable[[Any, Tree, Any], Tensor]
-"""``loss(theta, parameters, batch) -> scalar``; parameters by their names, as ``torch.func.functional_call`` takes them."""
+"""``loss(theta, parameters, batch) -> scalar``; parameters by their names, as
+``torch.func.functional_call`` takes them.
+"""
 
 
 def _leaves(theta: Nested) -> Tree:
@@ -41,59 +45,70 @@ def _loss(_self: object, attribute: Attribute[Any], value: Any) -> None:
 def _tensors(_self: object, _attribute: object, value: Any) -> None:
     leaves = _leaves(value)
     if not leaves or not all(
-        isinstance(leaf, Tensor) and leaf.is_leaf and leaf.is_floating_point() for leaf in leaves.values()
+        isinstance(leaf, Tensor) and leaf.is_leaf and leaf.is_floating_point()
+        for leaf in leaves.values()
     ):
         raise ConfigError(
-            "'theta' must be a tensor or a dictionary of tensors, floating-point and no results of other operations: they are "
+            "'theta' must be a tensor or a dictionary of tensors, floating-point and no results "
+            "of other operations: they are "
             "changed in place"
         )
 
 
 @define(kw_only=True, eq=False)
 class OuterSteps:
-    """θ ← outer step on h = ∇_θ f − ∇²_θx g·v at the present weights, every so many steps of a training that is not ours.
+    """θ ← outer step on h = ∇_θ f − ∇²_θx g·v at the present weights, every so many steps of a
+    training that is not ours.
 
-    The lower level is the user's own training: its loss contains θ (example weights, a mixture, a penalty), its steps are taken
-    as ever. An outer step takes an upper and a lower batch, differentiates there as :func:`hgms_core.hypergradient` does, and
-    changes θ in place, so the training's next loss already sees it.
+    The lower level is the user's own training: its loss contains θ (example weights, a mixture, a
+    penalty), its steps are taken as ever. An outer step takes an upper and a lower batch,
+    differentiates there as :func:`hgms_core.hypergradient` does, and changes θ in place, so the
+    training's next loss already sees it.
 
-    Use when a training loop exists and shall stay. Avoid for experiments about methods: nothing here proposes or selects
-    candidates, and the weights are no minimiser yet, which ``lower_gradient_norm`` tells. A larger ``every`` makes the formula
-    truer.
+    Use when a training loop exists and shall stay. Avoid for experiments about methods: nothing
+    here proposes or selects candidates, and the weights are no minimiser yet, which
+    ``lower_gradient_norm`` tells. A larger ``every`` makes the formula truer.
 
     Arguments:
-        f, g: the upper and the lower loss, ``loss(theta, parameters, batch) -> scalar``; g is what the training minimises.
+        f, g: the upper and the lower loss, ``loss(theta, parameters, batch) -> scalar``; g is what
+            the training minimises.
         upper: batches for f, gone through again and again (a ``DataLoader``).
         theta: a tensor or a dictionary of tensors that f, g and the training use; changed in place.
         solver: a LinearSolver, or any callable ``solve(matvec, b) -> v``.
-        optimizer: an outer optimiser (``hgms.outer.Adam()``), or a ``torch.optim`` one that holds θ and nothing else.
+        optimizer: an outer optimiser (``hgms.outer.Adam()``), or a ``torch.optim`` one that holds θ
+            and nothing else.
         every: lower steps between two outer ones, ≥ 1.
         lower: batches for g; None: the batch that :meth:`step` is given.
         strategy: how products with ∇²_xx g are made, see :func:`hgms_core.curvature`.
 
-    During an outer step the model is in evaluation mode (no dropout, running statistics stay), and torch's global generators
-    are restored afterwards: the training draws what it would have drawn. Parameters that do not require a gradient, and θ's
-    own, are no lower variables.
+    During an outer step the model is in evaluation mode (no dropout, running statistics stay), and
+    torch's global generators are restored afterwards: the training draws what it would have drawn.
+    Parameters that do not require a gradient, and θ's own, are no lower variables.
 
-    Errors: ConfigError where ``theta`` cannot be changed in place, ``optimizer`` does not fit it, or batches run out.
+    Errors: ConfigError where ``theta`` cannot be changed in place, ``optimizer`` does not fit it,
+        or batches run out.
 
-    Cost: an outer step is 1 upper gradient, 1 lower gradient, one Hessian product an iteration, 1 cross product. Memory: the
-    graph of one gradient of g, and the solver's vectors.
+    Cost: an outer step is 1 upper gradient, 1 lower gradient, one Hessian product an iteration, 1
+    cross product. Memory: the graph of one gradient of g, and the solver's vectors.
 
     >>> model = nn.Linear(1, 1, bias=False).double()
-    >>> _ = nn.init.constant_(model.weight, 3.0)                     # the minimiser of g for θ = 3
+    >>> _ = nn.init.constant_(model.weight, 3.0)  # the minimiser of g for θ = 3
     >>> theta = torch.tensor([3.0], dtype=torch.float64)
     >>> steps = OuterSteps(
     ...     f=lambda theta, x, batch: 0.5 * (x["weight"] - batch).square().sum(),
     ...     g=lambda theta, x, batch: 0.5 * (x["weight"] - theta).square().sum(),
-    ...     upper=[torch.tensor(1.0)], theta=theta, every=10, solver=lambda matvec, b: b,
+    ...     upper=[torch.tensor(1.0)],
+    ...     theta=theta,
+    ...     every=10,
+    ...     solver=lambda matvec, b: b,
     ...     optimizer=torch.optim.SGD([theta], lr=0.5),
     ... )
-    >>> row = steps.step(model, 10, lower=torch.empty(0))            # F(θ) = ½(θ − 1)²
+    >>> row = steps.step(model, 10, lower=torch.empty(0))  # F(θ) = ½(θ − 1)²
     >>> theta, row["outcome"], row["hypergradient_norm"]
     (tensor([2.], dtype=torch.float64), 'converged', 2.0)
 
-    Source: HG-MS paper, equation (3), on one batch of each level and at a state that is not solved for.
+    Source: HG-MS paper, equation (3), on one batch of each level and at a state that is not solved
+        for.
     """
 
     f: Loss = field(validator=_loss)
@@ -107,9 +122,15 @@ class OuterSteps:
     strategy: Strategy = "vjp"
     records: list[dict[str, Any]] = field(init=False, factory=list)
     _memory: State | None = field(init=False, default=None)
-    _uppers: Batches = field(init=False, default=Factory(lambda self: Batches(self.upper, "upper"), takes_self=True))
+    _uppers: Batches = field(
+        init=False, default=Factory(lambda self: Batches(self.upper, "upper"), takes_self=True)
+    )
     _lowers: Batches | None = field(
-        init=False, default=Factory(lambda self: None if self.lower is None else Batches(self.lower, "lower"), takes_self=True)
+        init=False,
+        default=Factory(
+            lambda self: None if self.lower is None else Batches(self.lower, "lower"),
+            takes_self=True,
+        ),
     )
 
     @optimizer.validator
@@ -117,23 +138,34 @@ class OuterSteps:
         if isinstance(value, torch.optim.Optimizer):
             held = {id(leaf) for group in value.param_groups for leaf in group["params"]}
             if held != {id(leaf) for leaf in _leaves(self.theta).values()}:
-                raise ConfigError("'optimizer' must hold the tensors of 'theta' and no others: build it as Adam([theta], …)")
+                raise ConfigError(
+                    "'optimizer' must hold the tensors of 'theta' and no others: build it as "
+                    "Adam([theta], …)"
+                )
 
     def due(self, step: int) -> bool:
         """Whether an outer step follows the lower step with this number (from 1)."""
         return step > 0 and step % self.every == 0
 
-    def step(self, model: nn.Module, step: int, lower: Any = None, progress: float = 0.0) -> dict[str, Any]:
+    def step(
+        self, model: nn.Module, step: int, lower: Any = None, progress: float = 0.0
+    ) -> dict[str, Any]:
         """One outer step at the model's present weights; the row that is added to ``records``.
 
-        θ stays as it is where the hypergradient is not finite (``moved`` is then 0). ``progress`` is the share of the training
-        that is over, for schedules.
+        θ stays as it is where the hypergradient is not finite (``moved`` is then 0). ``progress``
+        is the share of the training that is over, for schedules.
         """
         shape, leaves = Shape.of(self.theta, "'theta'", "theta")
         own = {id(leaf) for leaf in leaves.values()}
-        x = {name: leaf.detach() for name, leaf in model.named_parameters() if leaf.requires_grad and id(leaf) not in own}
+        x = {
+            name: leaf.detach()
+            for name, leaf in model.named_parameters()
+            if leaf.requires_grad and id(leaf) not in own
+        }
         if not x:
-            raise ConfigError("the model has no parameter that requires a gradient, so there is no lower variable")
+            raise ConfigError(
+                "the model has no parameter that requires a gradient, so there is no lower variable"
+            )
         device = next(iter(x.values())).device
         with undisturbed(model, device):
             above = moved(self._uppers.take(), device)
@@ -147,7 +179,8 @@ class OuterSteps:
                 solver=self.solver,
                 strategy=self.strategy,
             )
-        before, value = clone(theta), _leaves(estimate.value)
+        before = clone(theta)
+        value = _leaves(estimate.value)
         if all(bool(torch.isfinite(leaf).all()) for leaf in value.values()):
             self._apply(leaves, value, progress)
         assert estimate.solution is not None
@@ -160,7 +193,9 @@ class OuterSteps:
             "outcome": estimate.outcome.label,
             "residual": float(estimate.solution.residual),
             "iterations": int(estimate.solution.iterations),
-            "moved": float(norm({name: leaf.detach() - before[name] for name, leaf in leaves.items()})),
+            "moved": float(
+                norm({name: leaf.detach() - before[name] for name, leaf in leaves.items()})
+            ),
         }
         self.records.append(row)
         return row
@@ -168,7 +203,9 @@ class OuterSteps:
     def _apply(self, leaves: Tree, value: Tree, progress: float) -> None:
         if isinstance(self.optimizer, torch.optim.Optimizer):
             for name, leaf in leaves.items():
-                leaf.grad = value[name].to(leaf, copy=True)  # in place of what the training's own backward passes left there
+                leaf.grad = value[name].to(
+                    leaf, copy=True
+                )  # in place of what the training's own backward passes left there
             self.optimizer.step()
             for leaf in leaves.values():
                 leaf.grad = None
@@ -181,11 +218,15 @@ class OuterSteps:
                 leaf.copy_(after[name])
 
     def state_dict(self) -> dict[str, Any]:
-        """θ, the optimiser's memory, the place among the batches and the records: what a checkpoint has to hold."""
+        """θ, the optimiser's memory, the place among the batches and the records: what a
+        checkpoint has to hold.
+        """
         torch_optimizer = isinstance(self.optimizer, torch.optim.Optimizer)
         return {
             "theta": clone(_leaves(self.theta)),
-            "optimizer": self.optimizer.state_dict() if isinstance(self.optimizer, torch.optim.Optimizer) else self._memory,
+            "optimizer": self.optimizer.state_dict()
+            if isinstance(self.optimizer, torch.optim.Optimizer)
+            else self._memory,
             "torch_optimizer": torch_optimizer,
             "upper": self._uppers.taken,
             "lower": self._lowers.taken if self._lowers is not None else 0,
@@ -193,18 +234,33 @@ class OuterSteps:
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Goes on from there. Batches come in the order they had, if the iterables always give the same."""
-        leaves, theta, memory = _leaves(self.theta), state["theta"], state["optimizer"]
-        ours, theirs = ({name: tuple(leaf.shape) for name, leaf in tree.items()} for tree in (leaves, theta))
+        """Goes on from there. Batches come in the order they had, if the iterables always give
+        the same.
+        """
+        leaves = _leaves(self.theta)
+        theta = state["theta"]
+        memory = state["optimizer"]
+        ours, theirs = (
+            {name: tuple(leaf.shape) for name, leaf in tree.items()} for tree in (leaves, theta)
+        )
         if ours != theirs:
-            raise ConfigError(f"the checkpoint holds other upper variables: {theirs}; 'theta' is {ours}")
+            raise ConfigError(
+                f"the checkpoint holds other upper variables: {theirs}; 'theta' is {ours}"
+            )
         if isinstance(self.optimizer, torch.optim.Optimizer) != state["torch_optimizer"]:
-            raise ConfigError("the checkpoint was written with another kind of outer optimiser (of torch.optim, or not)")
+            raise ConfigError(
+                "the checkpoint was written with another kind of outer optimiser (of "
+                "torch.optim, or not)"
+            )
         with torch.no_grad():
             for name, leaf in leaves.items():
                 leaf.copy_(theta[name])
-        if isinstance(self.optimizer, torch.optim.Optimizer):  # a file may have made strings of the parameters' numbers
-            self.optimizer.load_state_dict({**memory, "state": {int(key): value for key, value in memory["state"].items()}})
+        if isinstance(
+            self.optimizer, torch.optim.Optimizer
+        ):  # a file may have made strings of the parameters' numbers
+            self.optimizer.load_state_dict(
+                {**memory, "state": {int(key): value for key, value in memory["state"].items()}}
+            )
         else:
             self._memory = moved(memory, next(iter(leaves.values())).device)
         with torch.random.fork_rng(devices=[]):
@@ -217,7 +273,9 @@ class OuterSteps:
 def ensure_one_process(count: int) -> None:
     """ConfigError in a training with several processes, of which each would change θ by itself."""
     if count > 1:
-        raise ConfigError(f"HypergradientCallback works in one process, and this training has {count}")
+        raise ConfigError(
+            f"HypergradientCallback works in one process, and this training has {count}"
+        )
 
 
 def logged(row: Mapping[str, Any]) -> dict[str, float]:
@@ -227,4 +285,8 @@ def logged(row: Mapping[str, Any]) -> dict[str, float]:
     {'hgms/converged': 1.0, 'hgms/residual': 1e-07}
     """
     numbers = {"hgms/converged": float(row["outcome"] == "converged")}
-    return numbers | {f"hgms/{name}": float(value) for name, value in row.items() if name not in ("step", "outcome")}
+    return numbers | {
+        f"hgms/{name}": float(value)
+        for name, value in row.items()
+        if name not in ("step", "outcome")
+    }

@@ -1,5 +1,5 @@
-"""Outer steps as a callback of the Trainer of transformers: ``HypergradientCallback`` is made of these hooks when it is first
-asked for."""
+"""Outer steps as a callback of the Trainer of transformers: ``HypergradientCallback`` is made of
+these hooks when it is first asked for."""
 
 from __future__ import annotations
 
@@ -16,23 +16,29 @@ FILE = "hypergradient.safetensors"
 
 
 class Hooks:
-    """Outer steps during ``Trainer.train``: :class:`hgms.integrations.OuterSteps` after every ``every``-th step.
+    """Outer steps during ``Trainer.train``: :class:`hgms.integrations.OuterSteps` after every
+    ``every``-th step.
 
-    Arguments: those of ``OuterSteps``; ``lower`` is required, since the Trainer shows its callbacks no batch. ``log`` gets each
-    row's numbers: ``trainer.add_callback(HypergradientCallback(…, log=trainer.log))``. Without it they go to
-    ``state.log_history``.
+    Arguments: those of ``OuterSteps``; ``lower`` is required, since the Trainer shows its callbacks
+    no batch. ``log`` gets each row's numbers: ``trainer.add_callback(HypergradientCallback(…,
+    log=trainer.log))``. Without it they go to ``state.log_history``.
 
-    The names are those of ``records``, as ``hgms/upper_loss``; ``hgms/converged`` is 1 or 0. Every checkpoint gets a file
-    ``hypergradient.safetensors`` with θ, the outer optimiser and the place among the batches, from which a resumed training
-    goes on.
+    The names are those of ``records``, as ``hgms/upper_loss``; ``hgms/converged`` is 1 or 0. Every
+    checkpoint gets a file ``hypergradient.safetensors`` with θ, the outer optimiser and the place
+    among the batches, from which a resumed training goes on.
 
-    Errors: ConfigError without ``lower``, and in a training with several processes; CheckpointError where a training is resumed
-    from a checkpoint without that file.
+    Errors: ConfigError without ``lower``, and in a training with several processes; CheckpointError
+    where a training is resumed from a checkpoint without that file.
     """
 
-    def __init__(self, *, log: Callable[[dict[str, float]], None] | None = None, **arguments: Any) -> None:
+    def __init__(
+        self, *, log: Callable[[dict[str, float]], None] | None = None, **arguments: Any
+    ) -> None:
         if arguments.get("lower") is None:
-            raise ConfigError("'lower' is missing: the Trainer shows its callbacks no batch, so give batches for g")
+            raise ConfigError(
+                "'lower' is missing: the Trainer shows its callbacks no batch, so give batches "
+                "for g"
+            )
         self.log, self.steps, self._loaded = log, OuterSteps(**arguments), False
         self.records = self.steps.records
 
@@ -62,12 +68,15 @@ class Hooks:
         save_state(Path(folder) / FILE, self.steps.state_dict())
 
     def load(self, folder: str | Path) -> None:
-        """Takes the state from a checkpoint's folder; a training that is resumed next starts with it."""
+        """Takes the state from a checkpoint's folder; a training that is resumed next starts
+        with it.
+        """
         path = Path(folder) / FILE
         if not path.is_file():
             raise CheckpointError(
                 f"the training goes on from a checkpoint, and {path} is not there: θ is unknown\n"
-                "  load it from the folder it is in with callback.load(…), or write θ as it is now there with callback.save(…)"
+                "  load it from the folder it is in with callback.load(…), or write θ as it is "
+                "now there with callback.save(…)"
             )
         self.steps.load_state_dict(load_state(path))
         self._loaded = True
@@ -79,9 +88,14 @@ def _callback() -> type:
         from transformers import TrainerCallback
     except ModuleNotFoundError as error:
         raise MissingExtra(
-            f"the callback for the Trainer needs transformers ({error.name} is not installed)\n  pip install 'hgms[llm]'"
+            f"the callback for the Trainer needs transformers ({error.name} is not installed)\n"
+            "  pip install 'hgms[llm]'"
         ) from error
-    return type("HypergradientCallback", (Hooks, TrainerCallback), {"__doc__": Hooks.__doc__, "__module__": __name__})
+    return type(
+        "HypergradientCallback",
+        (Hooks, TrainerCallback),
+        {"__doc__": Hooks.__doc__, "__module__": __name__},
+    )
 
 
 def __getattr__(name: str) -> Any:

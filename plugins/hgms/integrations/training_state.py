@@ -1,4 +1,6 @@
-"""What outer steps take from a training and leave as it was: batches again and again, the model's mode, the generators."""
+"""What outer steps take from a training and leave as it was: batches again and again, the
+model's mode, the generators.
+"""
 
 from __future__ import annotations
 
@@ -16,7 +18,9 @@ class Batches:
     """An iterable gone through again and again, and how many it has given since it last began."""
 
     def __init__(self, source: Iterable[Any], called: str) -> None:
-        self.source, self.called, self.taken = source, called, 0
+        self.source = source
+        self.called = called
+        self.taken = 0
         self._running: Iterator[Any] | None = None
 
     def take(self) -> Any:
@@ -27,15 +31,18 @@ class Batches:
         except StopIteration:
             if self.taken == 0:
                 raise ConfigError(
-                    f"{self.called!r} gives no batch; it must be something that can be gone through again, such as a DataLoader"
+                    f"{self.called!r} gives no batch; it must be something that can be gone "
+                    "through again, such as a DataLoader"
                 ) from None
-            self._running, self.taken = None, 0
+            self._running = None
+            self.taken = 0
             return self.take()
         self.taken += 1
         return batch
 
     def skip(self, count: int) -> None:
-        self._running, self.taken = None, 0
+        self._running = None
+        self.taken = 0
         for _ in range(count):
             self.take()
 
@@ -55,7 +62,9 @@ def undisturbed(model: nn.Module, device: torch.device) -> Iterator[None]:
 
 
 def moved(batch: Any, device: torch.device) -> Any:
-    """A batch on the model's device: tensors, what has a method ``to``, and dictionaries, lists and tuples of them."""
+    """A batch on the model's device: tensors, what has a method ``to``, and dictionaries, lists
+    and tuples of them.
+    """
     if isinstance(batch, Tensor) or callable(getattr(batch, "to", None)):
         return batch.to(device)
     if isinstance(batch, Mapping):

@@ -18,9 +18,12 @@ def innermost(method: Any) -> Any:
 
 
 def another(problem: Problem, key: Hashable, make: Callable[[], Problem]) -> Problem:
-    """The problem that a wrapper makes of this one, the same at every step: what is compiled or recorded is kept by its losses.
+    """The problem that a wrapper makes of this one, the same at every step: what is compiled or
+    recorded is kept by its losses.
 
-    This problem keeps the other one, which must hold no reference back: the memory of such a circle stays taken for long."""
+    This problem keeps the other one, which must hold no reference back: the memory of such a circle
+    stays taken for long.
+    """
     if key not in problem.kept:
         problem.kept[key] = make()
     other: Problem = problem.kept[key]
@@ -30,4 +33,6 @@ def another(problem: Problem, key: Hashable, make: Callable[[], Problem]) -> Pro
 def around_a_pipeline(_wrapper: object, attribute: Attribute[Any], value: Any) -> None:
     """The validator of a wrapper's method: it relies on a pipeline's state."""
     if not isinstance(innermost(value), Pipeline):
-        raise ValueError(f"{attribute.name!r} must be a pipeline, or a wrapper around one: {value.name!r}")
+        raise ValueError(
+            f"{attribute.name!r} must be a pipeline, or a wrapper around one: {value.name!r}"
+        )

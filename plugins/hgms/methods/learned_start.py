@@ -18,7 +18,10 @@ START = "start."
 def _starts_from_theta(_wrapper: object, _attribute: Attribute[Any], value: Any) -> None:
     generator = innermost(value).generator
     if not getattr(generator, "can_learn_start", False):
-        raise ValueError(f"'learn_start' needs a generator that starts from θ, such as trajectory: {generator.name!r}")
+        raise ValueError(
+            "'learn_start' needs a generator that starts from θ, such as trajectory: "
+            f"{generator.name!r}"
+        )
 
 
 @final
@@ -28,12 +31,14 @@ class LearnedStart:
 
         min_{θ, z} f(θ, x_K(θ, z)),      x_0 = z,  which begins at x0
 
-    Its leaves ``start.<name>`` are in the hypergradient and the outer update (and in their norms), and leave θ in ``result``.
-    The generator finds z through ``Problem.start``; losses, projection and evaluation see the other variables only. In a
-    configuration its field stands among those of the pipeline inside: ``learn_start = true``.
+    Its leaves ``start.<name>`` are in the hypergradient and the outer update (and in their norms),
+    and leave θ in ``result``. The generator finds z through ``Problem.start``; losses, projection
+    and evaluation see the other variables only. In a configuration its field stands among those of
+    the pipeline inside: ``learn_start = true``.
 
-    Use with generator ``trajectory`` and outer optimiser ``split``, which steps z by itself (IAPTT-GM). Avoid where many lower
-    minimisers are to be looked at: all candidates start from one point.
+    Use with generator ``trajectory`` and outer optimiser ``split``, which steps z by itself
+    (IAPTT-GM). Avoid where many lower minimisers are to be looked at: all candidates start from one
+    point.
 
     Arguments:
         method: a pipeline whose generator ``can_learn_start``, or a wrapper around one.
@@ -42,8 +47,12 @@ class LearnedStart:
     Cost: that of the method.
 
     >>> import torch
-    >>> problem = Problem(theta0={"t": torch.zeros(1)}, x0={"x": torch.ones(1)},
-    ...                   g=lambda t, x, _: (x["x"] - t["t"]).square().sum(), f=lambda t, x, _: x["x"].sum())
+    >>> problem = Problem(
+    ...     theta0={"t": torch.zeros(1)},
+    ...     x0={"x": torch.ones(1)},
+    ...     g=lambda t, x, _: (x["x"] - t["t"]).square().sum(),
+    ...     f=lambda t, x, _: x["x"].sum(),
+    ... )
     >>> lifted = with_learned_start(problem)
     >>> lifted.theta0, lifted.start(lifted.theta0)
     ({'t': tensor([0.]), 'start.x': tensor([1.])}, {'x': tensor([1.])})
@@ -53,7 +62,9 @@ class LearnedStart:
 
     name: ClassVar[str] = "learned-start"
 
-    method: Method = field(metadata={"flat": True}, validator=[around_a_pipeline, _starts_from_theta])
+    method: Method = field(
+        metadata={"flat": True}, validator=[around_a_pipeline, _starts_from_theta]
+    )
     learn_start: bool = field(default=True, validator=validators.in_([True]))
 
     @property
@@ -72,15 +83,22 @@ class LearnedStart:
 
 
 def with_learned_start(problem: Problem) -> Problem:
-    """The same problem with the lower level's start as further upper variables, which begin at x0."""
+    """The same problem with the lower level's start as further upper variables, which begin at
+    x0.
+    """
     losses = problem.g, problem.f, problem.project, problem.evaluate
     return another(problem, "learned-start", lambda: _with_start(problem, *losses))
 
 
 def _with_start(
-    problem: Problem, g: Loss, f: Loss, project: Callable[[Tree], Tree], evaluate: Callable[[Tree, Tree], Mapping[str, float]]
+    problem: Problem,
+    g: Loss,
+    f: Loss,
+    project: Callable[[Tree], Tree],
+    evaluate: Callable[[Tree, Tree], Mapping[str, float]],
 ) -> Problem:
-    rows, start = problem.rows, {START + name: leaf for name, leaf in problem.x0.items()}
+    rows = problem.rows
+    start = {START + name: leaf for name, leaf in problem.x0.items()}
     return evolve(
         problem,
         theta0={**problem.theta0, **start},
@@ -89,8 +107,14 @@ def _with_start(
         f=lambda theta, x, batch: f(without_start(theta), x, batch),
         project=lambda theta: {**theta, **project(without_start(theta))},
         evaluate=lambda theta, x: evaluate(without_start(theta), x),
-        rows=rows and evolve(rows, regulariser=lambda theta, x, batch: rows.regulariser(without_start(theta), x, batch)),
-        start=lambda theta: {name.removeprefix(START): leaf for name, leaf in theta.items() if name.startswith(START)},
+        rows=rows
+        and evolve(
+            rows,
+            regulariser=lambda theta, x, batch: rows.regulariser(without_start(theta), x, batch),
+        ),
+        start=lambda theta: {
+            name.removeprefix(START): leaf for name, leaf in theta.items() if name.startswith(START)
+        },
     )
 
 

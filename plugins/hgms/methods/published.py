@@ -1,4 +1,6 @@
-"""Methods of other papers that are parts of a pipeline: the path of one run, or its implicit function."""
+"""Methods of other papers that are parts of a pipeline: the path of one run, or its implicit
+function.
+"""
 
 from __future__ import annotations
 
@@ -11,12 +13,22 @@ from hgms_core import Composition
 
 
 def _one_run(
-    name: str, summary: str, source: str, generator: Mapping[str, Any], hypergradient: Mapping[str, Any], **more: Any
+    name: str,
+    summary: str,
+    source: str,
+    generator: Mapping[str, Any],
+    hypergradient: Mapping[str, Any],
+    **more: Any,
 ) -> Composition:
     """One run of SGD that begins where the last one ended, an estimator, and Adam for θ."""
     run = {"name": "branches", "count": 1, **generator, "batch_size": 256}
     outer = {"name": "adam", "lr": 0.1, **more.pop("outer", {})}
-    parts = {"generator": run, "selector": {"name": "first"}, "hypergradient": hypergradient, "outer": outer}
+    parts = {
+        "generator": run,
+        "selector": {"name": "first"},
+        "hypergradient": hypergradient,
+        "outer": outer,
+    }
     return Composition(name=name, summary=summary, source=source, parts=parts, **more)
 
 
@@ -26,10 +38,20 @@ IAPTT_GM = Composition(
     source="Liu, Liu, Zeng, Zhang, NeurIPS 2021 (arXiv 2110.00455).",
     of=LearnedStart,
     parts={
-        "generator": {"name": "trajectory", "steps": 20, "lr": 3e-2, "batch_size": 256, "keep_graph": True},
+        "generator": {
+            "name": "trajectory",
+            "steps": 20,
+            "lr": 3e-2,
+            "batch_size": 256,
+            "keep_graph": True,
+        },
         "selector": {"name": "worst"},
         "hypergradient": {"name": "unrolled"},
-        "outer": {"name": "split", "upper": {"name": "adam", "lr": 0.1}, "start": {"name": "sgd", "lr": 3e-2}},
+        "outer": {
+            "name": "split",
+            "upper": {"name": "adam", "lr": 0.1},
+            "start": {"name": "sgd", "lr": 3e-2},
+        },
         "learn_start": True,
         "answer": "last",
     },
@@ -41,19 +63,30 @@ FIXED_POINT = _one_run(
     "One warm-started SGD run, then as many fixed-point steps on the linear system.",
     "Grazzi, Franceschi, Pontil, Salzo, ICML 2020 (arXiv 2006.16218).",
     {"steps": 20, "lr": 0.1},
-    {"name": "implicit", "batch_size": 2500, "solver": {"name": "fixed-point", "lr": 0.1, "max_steps": 20}},
+    {
+        "name": "implicit",
+        "batch_size": 2500,
+        "solver": {"name": "fixed-point", "lr": 0.1, "max_steps": 20},
+    },
 )
 
 AMIGO = _one_run(
     "amigo",
-    "Few SGD steps on the lower level and few on the linear system, both from where they last ended.",
+    (
+        "Few SGD steps on the lower level and few on the linear system, both from where they last "
+        "ended."
+    ),
     "Arbel, Mairal, ICLR 2022 (arXiv 2111.14580).",
     {"steps": 10, "lr": 0.1},
     {
-        "name": "implicit", "batch_size": 256, "upper_batch_size": 256, "batches": "fresh", "warm_start": True,
+        "name": "implicit",
+        "batch_size": 256,
+        "upper_batch_size": 256,
+        "batches": "fresh",
+        "warm_start": True,
         "solver": {"name": "fixed-point", "lr": 0.1, "max_steps": 10},
     },
-)  # fmt: skip
+)
 
 STOCBIO = _one_run(
     "stocbio",
@@ -61,58 +94,94 @@ STOCBIO = _one_run(
     "Ji, Yang, Liang, ICML 2021 (arXiv 2010.07962).",
     {"steps": 10, "lr": 0.1},
     {
-        "name": "implicit", "batch_size": 256, "upper_batch_size": 256, "batches": "fresh",
+        "name": "implicit",
+        "batch_size": 256,
+        "upper_batch_size": 256,
+        "batches": "fresh",
         "solver": {"name": "neumann", "lr": 0.1, "steps": 10},
     },
-)  # fmt: skip
+)
 
 DARTS = _one_run(
     "darts",
-    "One lower step, then the derivative of one more by a finite difference: first order, no Hessian.",
+    (
+        "One lower step, then the derivative of one more by a finite difference: first order, no "
+        "Hessian."
+    ),
     "Liu, Simonyan, Yang, ICLR 2019 (arXiv 1806.09055), second-order approximation.",
     {"steps": 1, "lr": 2.5e-2, "momentum": 0.9},
-    {"name": "one-step", "lr": 2.5e-2, "derivative": "difference", "batch_size": 256, "upper_batch_size": 256},
+    {
+        "name": "one-step",
+        "lr": 2.5e-2,
+        "derivative": "difference",
+        "batch_size": 256,
+        "upper_batch_size": 256,
+    },
     outer={"betas": [0.5, 0.999]},
     testing={"generator": {"lr": 0.5}, "hypergradient": {"lr": 0.5}},  # for losses of size 1
 )
 
 SAMA = _one_run(
     "sama",
-    "Few AdamW steps, then the derivative of one more through Adam's own update, by first-order gradients alone.",
+    (
+        "Few AdamW steps, then the derivative of one more through Adam's own update, by "
+        "first-order "
+        "gradients alone."
+    ),
     "Choe et al., NeurIPS 2023 (arXiv 2310.05674).",
     {"steps": 10, "optimizer": "adamw", "lr": 5e-3},
     {"name": "sama", "lr": 5e-3, "displacement": 1.0, "batch_size": 256, "upper_batch_size": 256},
-    testing={"generator": {"lr": 0.5}, "hypergradient": {"lr": 0.5, "displacement": 0.01}},  # for losses of size 1
+    testing={
+        "generator": {"lr": 0.5},
+        "hypergradient": {"lr": 0.5, "displacement": 0.01},
+    },  # for losses of size 1
 )
 
 MIXFLOW = Composition(
     name="mixflow",
-    summary="One branch of AdamW, unrolled by mixed-mode differentiation: `hg-baseline` in the memory of one graph.",
+    summary=(
+        "One branch of AdamW, unrolled by mixed-mode differentiation: `hg-baseline` in the "
+        "memory of one graph."
+    ),
     source="Kemaev et al., ICML 2025 (arXiv 2505.00793).",
-    parts={**HG_BASELINE.parts, "generator": {**HG_BASELINE.parts["generator"], "way_back": "mixed"}},
+    parts={
+        **HG_BASELINE.parts,
+        "generator": {**HG_BASELINE.parts["generator"], "way_back": "mixed"},
+    },
     on=HG_BASELINE.on,
 )
 
 KFAC = _one_run(
     "kfac",
-    "Few SGD steps with momentum, and K-FAC's inverse in the place of a linear solve; needs curvlinops.",
+    (
+        "Few SGD steps with momentum, and K-FAC's inverse in the place of a linear solve; needs "
+        "curvlinops."
+    ),
     "Liao, Dangel, Yu, AISTATS 2026 (arXiv 2603.29108).",
     {"steps": 10, "lr": 0.1, "momentum": 0.9},
     {
-        "name": "implicit", "batch_size": 256, "upper_batch_size": 256,
+        "name": "implicit",
+        "batch_size": 256,
+        "upper_batch_size": 256,
         "solver": {"name": "kfac", "max_steps": 0, "ridge": 1e-3},
     },
     testing={"hypergradient": {"solver": {"name": "cg"}}},  # losses of size 1 that are no network
-)  # fmt: skip
+)
 
 LANCBIO = Composition(
     name="lancbio",
-    summary="Few warm-started SGD steps and one step of a Lanczos process, which goes on while the lower Hessian changes.",
+    summary=(
+        "Few warm-started SGD steps and one step of a Lanczos process, which goes on while "
+        "the lower Hessian changes."
+    ),
     source="Gao, Yang, Yuan, ICLR 2025 (arXiv 2404.03331).",
     parts={
         "generator": {"name": "branches", "count": 1, "steps": 5, "lr": 0.1},
         "selector": {"name": "first"},
-        "hypergradient": {"name": "implicit", "solver": {"name": "lancbio", "restart": 10, "ridge": 2e-2}},
+        "hypergradient": {
+            "name": "implicit",
+            "solver": {"name": "lancbio", "restart": 10, "ridge": 2e-2},
+        },
         "outer": {"name": "sgd", "lr": 0.1},
     },
 )

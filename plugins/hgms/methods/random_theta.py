@@ -19,12 +19,14 @@ class RandomTheta:
 
         θ = Proj_Θ(θ0 + s ξ),      ξ ~ N(0, I),      s = theta_deviation
 
-    Where θ holds the logits of weights this draws random logits: with s = 1 and θ0 = 0 two thirds of the weights σ(θ_i) lie
-    between 0.27 and 0.73. With a method that leaves θ where it is (hypergradient ``fixed``) x is trained there: the reference
-    ``random-theta``. In a configuration its field stands among those of the pipeline inside: ``theta_deviation = 1.0``.
+    Where θ holds the logits of weights this draws random logits: with s = 1 and θ0 = 0 two thirds
+    of the weights σ(θ_i) lie between 0.27 and 0.73. With a method that leaves θ where it is
+    (hypergradient ``fixed``) x is trained there: the reference ``random-theta``. In a configuration
+    its field stands among those of the pipeline inside: ``theta_deviation = 1.0``.
 
-    Use beside methods that learn θ: one that is not ahead of it has learned nothing of θ. Avoid a deviation that is large
-    beside the numbers of θ0 (a logarithm of a penalty, say, where 1 is a factor of 2.7): a floor should not be absurd.
+    Use beside methods that learn θ: one that is not ahead of it has learned nothing of θ. Avoid a
+    deviation that is large beside the numbers of θ0 (a logarithm of a penalty, say, where 1 is a
+    factor of 2.7): a floor should not be absurd.
 
     Arguments:
         method: a pipeline, or a wrapper around one.
@@ -32,8 +34,16 @@ class RandomTheta:
 
     Cost: that of the method.
 
-    >>> problem = Problem(theta0={"t": torch.zeros(3)}, x0={}, g=lambda t, x, _: t["t"].sum(), f=lambda t, x, _: t["t"].sum())
-    >>> torch.equal(drawn(problem, 0, 1.0)["t"], drawn(problem, 0, 2.0)["t"] / 2), drawn(problem, 0, 0.0)["t"]
+    >>> problem = Problem(
+    ...     theta0={"t": torch.zeros(3)},
+    ...     x0={},
+    ...     g=lambda t, x, _: t["t"].sum(),
+    ...     f=lambda t, x, _: t["t"].sum(),
+    ... )
+    >>> (
+    ...     torch.equal(drawn(problem, 0, 1.0)["t"], drawn(problem, 0, 2.0)["t"] / 2),
+    ...     drawn(problem, 0, 0.0)["t"],
+    ... )
     (True, tensor([0., 0., 0.]))
 
     Source: no bilevel optimisation; a floor of comparisons.
@@ -51,7 +61,9 @@ class RandomTheta:
         return frozenset(getattr(self.method, "needs", ()))
 
     def init(self, problem: Problem, seed: int) -> State:
-        return self.method.init(evolve(problem, theta0=drawn(problem, seed, self.theta_deviation)), seed)
+        return self.method.init(
+            evolve(problem, theta0=drawn(problem, seed, self.theta_deviation)), seed
+        )
 
     def step(self, problem: Problem, state: State, progress: float = 0.0) -> tuple[State, Record]:
         return self.method.step(problem, state, progress)
@@ -61,7 +73,9 @@ class RandomTheta:
 
 
 def drawn(problem: Problem, seed: int, deviation: float) -> Tree:
-    """θ0 with a normal draw added to every leaf, projected onto Θ; drawn on the CPU, so that every device has the same."""
+    """θ0 with a normal draw added to every leaf, projected onto Θ; drawn on the CPU, so that
+    every device has the same.
+    """
     theta = {}
     for name, leaf in problem.theta0.items():
         generator = Key(seed).fold("random-theta", name).generator()

@@ -15,7 +15,9 @@ STAYS = {"optimum": "its θ stays where it is"}
 
 UNIFORM = Composition(
     name="uniform",
-    summary="Trains the lower level at the initial θ (equal weights): the floor of every comparison.",
+    summary=(
+        "Trains the lower level at the initial θ (equal weights): the floor of every comparison."
+    ),
     source="no bilevel optimisation.",
     role="floor",
     parts={
@@ -25,17 +27,30 @@ UNIFORM = Composition(
         "outer": {"name": "sgd"},
         "keep": "best",
     },
-    on={"sources": {**ONE_BRANCH, "hypergradient": {"name": "fixed", "upper_batch_size": 16}, "outer": {"name": "sgd"}}},
+    on={
+        "sources": {
+            **ONE_BRANCH,
+            "hypergradient": {"name": "fixed", "upper_batch_size": 16},
+            "outer": {"name": "sgd"},
+        }
+    },
     testing_failures=STAYS,
 )
 
 THETA0 = evolve(
-    UNIFORM, name="theta0", summary="The same as uniform, for θ that are no weights: trains the lower level at the initial θ."
+    UNIFORM,
+    name="theta0",
+    summary=(
+        "The same as uniform, for θ that are no weights: trains the lower level at the initial θ."
+    ),
 )
 
 RANDOM_THETA = Composition(
     name="random-theta",
-    summary="Trains the lower level at a θ drawn once around the initial one (for weights: at random logits), nothing learned.",
+    summary=(
+        "Trains the lower level at a θ drawn once around the initial one (for weights: at "
+        "random logits), nothing learned."
+    ),
     source="no bilevel optimisation.",
     role="floor",
     of=RandomTheta,
@@ -46,7 +61,10 @@ RANDOM_THETA = Composition(
 
 UNIFORM_TILTED = Composition(
     name="uniform-tilted",
-    summary="Trains the lower level g + εf at the initial θ: joint training on training and validation rows, nothing learned.",
+    summary=(
+        "Trains the lower level g + εf at the initial θ: joint training on training and "
+        "validation rows, nothing learned."
+    ),
     source="no bilevel optimisation; the reference of hg-ms-tilted.",
     role="floor",
     of=Tilted,
@@ -57,7 +75,10 @@ UNIFORM_TILTED = Composition(
 
 VALIDATION_ONLY = Composition(
     name="validation-only",
-    summary="Trains the lower variables on validation rows alone (roles differentiate and select), at the initial θ.",
+    summary=(
+        "Trains the lower variables on validation rows alone (roles differentiate and "
+        "select), at the initial θ."
+    ),
     source="no bilevel optimisation; the limit of uniform-tilted as ε → ∞.",
     role="floor",
     of=ValidationOnly,
@@ -67,7 +88,10 @@ VALIDATION_ONLY = Composition(
 
 FIXED = Composition(
     name="fixed",
-    summary="Keeps a given mixture of named sources (its field `mixture`): what a hand-made or published mixture is worth.",
+    summary=(
+        "Keeps a given mixture of named sources (its field `mixture`): what a hand-made or "
+        "published mixture is worth."
+    ),
     source="no bilevel optimisation.",
     role="floor",
     of=StartingAt,
@@ -78,7 +102,10 @@ FIXED = Composition(
 
 ORACLE_CLEAN = Composition(
     name="oracle-clean",
-    summary="Trains on the uncorrupted examples only, as if somebody had told which they are: the ceiling.",
+    summary=(
+        "Trains on the uncorrupted examples only, as if somebody had told which they are: "
+        "the ceiling."
+    ),
     source="no bilevel optimisation; needs a task that knows the truth (its reference θ 'clean').",
     role="ceiling",
     of=StartingAt,
@@ -88,7 +115,10 @@ ORACLE_CLEAN = Composition(
 
 ORACLE_JOINT = Composition(
     name="oracle-joint",
-    summary="Trains on the uncorrupted examples and the validation rows together: the ceiling of methods that train on both.",
+    summary=(
+        "Trains on the uncorrupted examples and the validation rows together: the ceiling of "
+        "methods that train on both."
+    ),
     source="no bilevel optimisation; needs a task that knows the truth (its reference θ 'clean').",
     role="ceiling",
     of=Tilted,
@@ -96,4 +126,13 @@ ORACLE_JOINT = Composition(
     on=UNIFORM.on,
 )
 
-METHODS = (UNIFORM, THETA0, RANDOM_THETA, FIXED, ORACLE_CLEAN, UNIFORM_TILTED, ORACLE_JOINT, VALIDATION_ONLY)
+METHODS = (
+    UNIFORM,
+    THETA0,
+    RANDOM_THETA,
+    FIXED,
+    ORACLE_CLEAN,
+    UNIFORM_TILTED,
+    ORACLE_JOINT,
+    VALIDATION_ONLY,
+)

@@ -1,4 +1,6 @@
-"""Another first θ than the task's own: one of its named references, or a mixture of its data sources."""
+"""Another first θ than the task's own: one of its named references, or a mixture of its data
+sources.
+"""
 
 from __future__ import annotations
 
@@ -15,22 +17,29 @@ from hgms_core import ConfigError, Method, Problem, Record, State, Tree
 @final
 @frozen(kw_only=True)
 class StartingAt:
-    """A pipeline that starts from another θ than the task's own: one of its references, or a mixture of its sources.
+    """A pipeline that starts from another θ than the task's own: one of its references, or a
+    mixture of its sources.
 
-    With a method that leaves θ where it is (hypergradient ``fixed``) that θ is trained at, and nothing is learned:
-    ``oracle-clean``, ``fixed``. In a configuration its fields stand among those of the pipeline inside:
-    ``reference = "clean"``, ``mixture = { code = 3.0, chat = 1.0 }``.
+    With a method that leaves θ where it is (hypergradient ``fixed``) that θ is trained at, and
+    nothing is learned: ``oracle-clean``, ``fixed``. In a configuration its fields stand among those
+    of the pipeline inside: ``reference = "clean"``, ``mixture = { code = 3.0, chat = 1.0 }``.
 
     Arguments:
         method: a pipeline, or a wrapper around one.
         reference: the name of one of the problem's ``references``.
         mixture: weights of the problem's data sources by name; what is not named has none.
 
-    Errors: ConfigError where the problem has no such reference, or no sources. Cost: that of the method.
+    Errors: ConfigError where the problem has no such reference, or no sources. Cost: that of the
+        method.
 
     >>> import torch
-    >>> problem = Problem(theta0={"t": torch.zeros(1)}, x0={}, references={"clean": {"t": torch.ones(1)}},
-    ...                   g=lambda t, x, _: t["t"].sum(), f=lambda t, x, _: t["t"].sum())
+    >>> problem = Problem(
+    ...     theta0={"t": torch.zeros(1)},
+    ...     x0={},
+    ...     references={"clean": {"t": torch.ones(1)}},
+    ...     g=lambda t, x, _: t["t"].sum(),
+    ...     f=lambda t, x, _: t["t"].sum(),
+    ... )
     >>> first(problem, reference="clean", mixture=None)
     {'t': tensor([1.])}
 
@@ -51,7 +60,9 @@ class StartingAt:
         return frozenset(reference | mixture | set(getattr(self.method, "needs", ())))
 
     def init(self, problem: Problem, seed: int) -> State:
-        return self.method.init(evolve(problem, theta0=first(problem, self.reference, self.mixture)), seed)
+        return self.method.init(
+            evolve(problem, theta0=first(problem, self.reference, self.mixture)), seed
+        )
 
     def step(self, problem: Problem, state: State, progress: float = 0.0) -> tuple[State, Record]:
         return self.method.step(problem, state, progress)
@@ -72,5 +83,7 @@ def first(problem: Problem, reference: str | None, mixture: Mapping[str, float] 
     if mixture is None:
         return theta
     if problem.sources is None:
-        raise ConfigError("`mixture` gives weights to data sources, and this problem has none\n  leave it out")
+        raise ConfigError(
+            "`mixture` gives weights to data sources, and this problem has none\n  leave it out"
+        )
     return {**theta, **problem.sources.theta(mixture)}

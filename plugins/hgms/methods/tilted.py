@@ -20,28 +20,35 @@ UPPER = "upper."
 @final
 @frozen(kw_only=True)
 class Tilted:
-    """A pipeline whose lower level minimises g + εf, f on validation rows of the role `differentiate`.
+    """A pipeline whose lower level minimises g + εf, f on validation rows of the role
+    `differentiate`.
 
-    So candidates are drawn from the minimisers of g that validation favours, and the hypergradient is that of the tilted
-    problem. In a configuration its field stands among those of the pipeline inside: ``tilt = 1.0``.
+    So candidates are drawn from the minimisers of g that validation favours, and the hypergradient
+    is that of the tilted problem. In a configuration its field stands among those of the pipeline
+    inside: ``tilt = 1.0``.
 
-    Use where the lower level has many minimisers and validation rows are to spare, beside references that train on the same
-    rows. Avoid where the lower level has one minimiser: an error of order ε.
+    Use where the lower level has many minimisers and validation rows are to spare, beside
+    references that train on the same rows. Avoid where the lower level has one minimiser: an error
+    of order ε.
 
     Arguments:
         method: a pipeline, or a wrapper around one.
-        tilt: ε ≥ 0. As ε → 0 the minimisers of g + εf tend to those minimisers of g that have the lowest f.
+        tilt: ε ≥ 0. As ε → 0 the minimisers of g + εf tend to those minimisers of g that have the
+            lowest f.
 
     Cost: that of the method, each oracle call on g counted for f as well.
 
     >>> import torch
-    >>> def g(theta, x, batch): return x["x"].sum()
-    >>> def f(theta, x, batch): return 2 * x["x"].sum()
+    >>> def g(theta, x, batch):
+    ...     return x["x"].sum()
+    >>> def f(theta, x, batch):
+    ...     return 2 * x["x"].sum()
     >>> problem = tilted(Problem(theta0={}, x0={"x": torch.zeros(1)}, g=g, f=f), 0.5)
     >>> float(problem.g({}, {"x": torch.ones(1)}, {}))
     2.0
 
-    Source: Tikhonov's viscosity selection; value-function penalties (V-PBGD, ScaleBiO) minimise the same sum with ε = 1/γ.
+    Source: Tikhonov's viscosity selection; value-function penalties (V-PBGD, ScaleBiO) minimise the
+        same sum with ε = 1/γ.
     """
 
     name: ClassVar[str] = "tilted"
@@ -60,7 +67,11 @@ class Tilted:
         following, record = self.method.step(tilted(problem, self.tilt), state, progress)
         cost = _of_both(Cost(**state["cost"]), Cost(**following["cost"]))
         counts = cost.numbers()
-        record = record | {f"cost_{name}": count for name, count in counts.items()} | {"oracle_calls": cost.calls}
+        record = (
+            record
+            | {f"cost_{name}": count for name, count in counts.items()}
+            | {"oracle_calls": cost.calls}
+        )
         return {**following, "cost": counts}, record
 
     def result(self, state: State) -> tuple[Tree, Tree]:
@@ -68,7 +79,9 @@ class Tilted:
 
 
 def _of_both(before: Cost, after: Cost) -> Cost:
-    """A call of g + εf counts as the call of g and the call of f that it is (their rows are in the data's count)."""
+    """A call of g + εf counts as the call of g and the call of f that it is (their rows are in
+    the data's count).
+    """
     return evolve(
         after,
         upper_gradients=after.upper_gradients + after.lower_gradients - before.lower_gradients,
@@ -78,8 +91,10 @@ def _of_both(before: Cost, after: Cost) -> Cost:
 
 
 def tilted(problem: Problem, tilt: float) -> Problem:
-    """The same problem with the lower loss g + tilt·f. A lower batch brings as many validation rows along, whose leaves are
-    called ``upper.<name>``. The loss says its outputs where g and f both do."""
+    """The same problem with the lower loss g + tilt·f. A lower batch brings as many validation rows
+    along, whose leaves are called ``upper.<name>``. The loss says its outputs where g and f both
+    do.
+    """
     return another(problem, ("tilted", tilt), lambda: _tilted(problem, tilt, problem.g, problem.f))
 
 
@@ -91,19 +106,36 @@ def _tilted(problem: Problem, tilt: float, g: Loss, f: Loss) -> Problem:
     def rows(index: Tensor) -> Batch:
         return _joined(lower.rows(index % lower.size), upper.rows(index // lower.size))
 
-    lower, upper = problem.lower_data, problem.upper_data["differentiate"]
-    data = Beside(size=lower.size, rows=rows, device=lower.device, strata=lower.strata, lower=lower, upper=upper)
-    return evolve(problem, g=_composite(g, f, tilt, both), lower_data=data, rows=problem.rows and _rows(problem.rows, f, tilt))
+    lower = problem.lower_data
+    upper = problem.upper_data["differentiate"]
+    data = Beside(
+        size=lower.size,
+        rows=rows,
+        device=lower.device,
+        strata=lower.strata,
+        lower=lower,
+        upper=upper,
+    )
+    return evolve(
+        problem,
+        g=_composite(g, f, tilt, both),
+        lower_data=data,
+        rows=problem.rows and _rows(problem.rows, f, tilt),
+    )
 
 
 def _rows(rows: Rows, f: Loss, tilt: float) -> Rows:
-    """The same weights of lower rows; what stands beside them in a tilted lower batch is a regulariser."""
+    """The same weights of lower rows; what stands beside them in a tilted lower batch is a
+    regulariser.
+    """
 
     def regulariser(theta: Tree, x: Tree, batch: Batch) -> Tensor:
         below, above = _parts(batch)
         return rows.regulariser(theta, x, below) + tilt * f(theta, x, above)
 
-    return evolve(rows, losses=lambda x, batch: rows.losses(x, _parts(batch)[0]), regulariser=regulariser)
+    return evolve(
+        rows, losses=lambda x, batch: rows.losses(x, _parts(batch)[0]), regulariser=regulariser
+    )
 
 
 def _composite(g: Any, f: Any, tilt: float, value: Loss) -> Loss:
@@ -117,7 +149,9 @@ def _composite(g: Any, f: Any, tilt: float, value: Loss) -> Loss:
 
     def criterion(theta: Tree, x: Tree, z: tuple[Any, Any], batch: Batch) -> Tensor:
         below, above = _parts(batch)
-        total: Tensor = g.criterion(theta, x, z[0], below) + tilt * f.criterion(theta, x, z[1], above)
+        total: Tensor = g.criterion(theta, x, z[0], below) + tilt * f.criterion(
+            theta, x, z[1], above
+        )
         return total
 
     return Composite(outputs=outputs, criterion=criterion, value=value)
@@ -126,7 +160,9 @@ def _composite(g: Any, f: Any, tilt: float, value: Loss) -> Loss:
 def _parts(batch: Batch) -> tuple[Batch, Batch]:
     """The lower rows of a tilted batch, and its validation rows."""
     below = {name: leaf for name, leaf in batch.items() if not name.startswith(UPPER)}
-    above = {name.removeprefix(UPPER): leaf for name, leaf in batch.items() if name.startswith(UPPER)}
+    above = {
+        name.removeprefix(UPPER): leaf for name, leaf in batch.items() if name.startswith(UPPER)
+    }
     return below, above
 
 
@@ -134,8 +170,9 @@ def _parts(batch: Batch) -> tuple[Batch, Batch]:
 class Beside(Data):
     """Lower rows with as many validation rows beside them in each batch, or all beside all.
 
-    Both are drawn by one key, so that a branch can be replayed, and within one draw no validation row comes twice before every
-    one has come once. A row's number is the pair ``lower + size · upper``. Both rows go through a loss, so both are counted.
+    Both are drawn by one key, so that a branch can be replayed, and within one draw no validation
+    row comes twice before every one has come once. A row's number is the pair ``lower + size ·
+    upper``. Both rows go through a loss, so both are counted.
     """
 
     lower: Data
@@ -149,7 +186,11 @@ class Beside(Data):
         return numbers + self.size * above.to(self.device, non_blocking=True)
 
     def batch(self, index: Tensor | None) -> Batch:
-        return self.rows(index) if index is not None else _joined(self.lower.batch(None), self.upper.batch(None))
+        return (
+            self.rows(index)
+            if index is not None
+            else _joined(self.lower.batch(None), self.upper.batch(None))
+        )
 
     def count(self, batch_size: int | None) -> int:
         if batch_size is None or batch_size >= self.size:

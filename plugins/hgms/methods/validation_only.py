@@ -1,4 +1,6 @@
-"""The reference that trains on the validation rows alone: what a comparison is worth is read beside it."""
+"""The reference that trains on the validation rows alone: what a comparison is worth is read
+beside it.
+"""
 
 from __future__ import annotations
 
@@ -14,28 +16,39 @@ from hgms_core import Method, Problem, Record, State, Tree
 @final
 @frozen(kw_only=True)
 class ValidationOnly:
-    """Runs ``method`` on the problem whose lower loss is the upper one, on the validation rows that a method may train on::
+    """Runs ``method`` on the problem whose lower loss is the upper one, on the validation rows that
+    a method may train on::
 
         min_x f(θ, x)      on the rows of the roles ``differentiate`` and ``select``; the lower rows and g are not used
 
-    With a method that leaves θ where it is (``uniform``) x learns from the validation rows and nothing else: the limit of the
-    tilted lower level g + εf as ε → ∞. The rows of the role ``stop`` stay apart, for ``keep = "best"``.
+    With a method that leaves θ where it is (``uniform``) x learns from the validation rows and
+    nothing else: the limit of the tilted lower level g + εf as ε → ∞. The rows of the role ``stop``
+    stay apart, for ``keep = "best"``.
 
-    Use beside every method whose lower level sees validation rows (a tilt, a penalty on the value function): what it does not
-    gain over this reference it did not learn from the training rows. Where f has no minimum in x without g (``sphere``, the two
-    circles) it is refused. Avoid where the validation set is as large as the
-    training set.
+    Use beside every method whose lower level sees validation rows (a tilt, a penalty on the value
+    function): what it does not gain over this reference it did not learn from the training rows.
+    Where f has no minimum in x without g (``sphere``, the two circles) it is refused. Avoid where
+    the validation set is as large as the training set.
 
     Arguments:
-        method: what trains; its settings are reached as ``method.method.…`` (``--set method.method.generator.steps=20``).
+        method: what trains; its settings are reached as ``method.method.…`` (``--set
+            method.method.generator.steps=20``).
 
     Errors: those of the method. Cost: its own; a lower gradient of the records is a gradient of f.
 
     >>> import torch
     >>> from hgms_core import Data
-    >>> problem = Problem(theta0={}, x0={"x": torch.zeros(1)}, g=lambda t, x, b: x["x"].sum(),
-    ...                   f=lambda t, x, b: ((x["x"] - b["a"]) ** 2).mean(), lower_data=Data.of({"a": torch.zeros(9)}),
-    ...                   upper_data={"differentiate": Data.of({"a": torch.ones(3)}), "select": Data.of({"a": torch.ones(2)})})
+    >>> problem = Problem(
+    ...     theta0={},
+    ...     x0={"x": torch.zeros(1)},
+    ...     g=lambda t, x, b: x["x"].sum(),
+    ...     f=lambda t, x, b: ((x["x"] - b["a"]) ** 2).mean(),
+    ...     lower_data=Data.of({"a": torch.zeros(9)}),
+    ...     upper_data={
+    ...         "differentiate": Data.of({"a": torch.ones(3)}),
+    ...         "select": Data.of({"a": torch.ones(2)}),
+    ...     },
+    ... )
     >>> seen = on_validation(problem)
     >>> seen.lower_data.size, float(seen.g({}, {"x": torch.zeros(1)}, seen.lower_data.batch(None)))
     (5, 1.0)

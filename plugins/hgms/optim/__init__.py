@@ -1,4 +1,6 @@
-"""Optimisers and schedules of torch as functions of values: what components need to step one, save it and go on from there."""
+"""Optimisers and schedules of torch as functions of values: what components need to step one,
+save it and go on from there.
+"""
 
 from __future__ import annotations
 

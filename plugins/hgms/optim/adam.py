@@ -1,8 +1,11 @@
-"""Adam's bias-corrected update, once in place and once as a differentiable function; operation for operation the same::
+"""Adam's bias-corrected update, once in place and once as a differentiable function; operation for
+operation the same::
 
-    m ← β₁m + (1 − β₁)g,    v ← β₂v + (1 − β₂)g²,    x ← x − η m̂ / (√v̂ + ε),    m̂ = m/(1 − β₁ᵗ),  v̂ = v/(1 − β₂ᵗ)
+    m ← β₁m + (1 − β₁)g,  v ← β₂v + (1 − β₂)g²,  x ← x − η m̂ / (√v̂ + ε),  m̂ = m/(1 − β₁ᵗ),
+        v̂ = v/(1 − β₂ᵗ)
 
-Both corrections are moved into two scalars. Weight decay is the caller's: it is decoupled, so it only scales x.
+Both corrections are moved into two scalars. Weight decay is the caller's: it is decoupled, so it
+only scales x.
 """
 
 from __future__ import annotations
@@ -16,8 +19,8 @@ from hgms_core import Tree
 
 
 def corrections(rate: Any, count: Any, betas: tuple[float, float]) -> tuple[Any, Any]:
-    """(η/(1 − β₁ᵗ), √(1 − β₂ᵗ)) at t = ``count``, this step included: what Adam multiplies and divides by. Both may be
-    tensors.
+    """(η/(1 − β₁ᵗ), √(1 − β₂ᵗ)) at t = ``count``, this step included: what Adam multiplies and
+    divides by. Both may be tensors.
 
     >>> corrections(0.5, 1, (0.5, 0.75))
     (1.0, 0.5)
@@ -38,12 +41,21 @@ def adam_(
 ) -> None:
     """One step in place: ``leaves``, m (``first``) and v (``second``) change, ``grads`` do not.
 
-    ``scale`` and ``correction`` are those of :func:`corrections`: numbers, 0-dimensional tensors, or a ``scale`` ``[N]`` for
-    leaves that stack N members.
+    ``scale`` and ``correction`` are those of :func:`corrections`: numbers, 0-dimensional tensors,
+    or a ``scale`` ``[N]`` for leaves that stack N members.
 
     >>> x, m, v = ([torch.zeros(2)] for _ in range(3))
     >>> scale, correction = corrections(0.5, 1, (0.9, 0.999))
-    >>> adam_(x, [torch.tensor([3.0, -0.1])], m, v, scale=scale, correction=correction, betas=(0.9, 0.999), eps=1e-8)
+    >>> adam_(
+    ...     x,
+    ...     [torch.tensor([3.0, -0.1])],
+    ...     m,
+    ...     v,
+    ...     scale=scale,
+    ...     correction=correction,
+    ...     betas=(0.9, 0.999),
+    ...     eps=1e-8,
+    ... )
     >>> x[0]
     tensor([-0.5000,  0.5000])
     """
@@ -55,28 +67,49 @@ def adam_(
     torch._foreach_add_(root, eps)
     if isinstance(scale, Tensor):
         for leaf, direction in zip(leaves, torch._foreach_div(first, root), strict=True):
-            leaf.sub_((scale.reshape(-1, *[1] * (leaf.dim() - 1)) if scale.dim() else scale) * direction)
+            leaf.sub_(
+                (scale.reshape(-1, *[1] * (leaf.dim() - 1)) if scale.dim() else scale) * direction
+            )
     else:
         torch._foreach_addcdiv_(leaves, first, root, -scale)
 
 
 def adam(
-    x: Tree, grads: Tree, first: Tree, second: Tree, *, scale: float | Tensor, correction: float | Tensor,
-    betas: tuple[float, float], eps: float,
-) -> tuple[Tree, Tree, Tree]:  # fmt: skip
-    """(x, m, v) after one step, as differentiable functions of all four trees; the derivative of √v at v = 0 is taken as 0.
+    x: Tree,
+    grads: Tree,
+    first: Tree,
+    second: Tree,
+    *,
+    scale: float | Tensor,
+    correction: float | Tensor,
+    betas: tuple[float, float],
+    eps: float,
+) -> tuple[Tree, Tree, Tree]:
+    """(x, m, v) after one step, as differentiable functions of all four trees; the derivative of √v
+    at v = 0 is taken as 0.
 
-    ``scale`` and ``correction`` are those of :func:`corrections`: numbers, or 0-dimensional tensors."""
+    ``scale`` and ``correction`` are those of :func:`corrections`: numbers, or 0-dimensional
+    tensors.
+    """
     first = {name: torch.lerp(first[name], grads[name], 1 - betas[0]) for name in x}
-    second = {name: torch.addcmul(betas[1] * second[name], grads[name], grads[name], value=1 - betas[1]) for name in x}
+    second = {
+        name: torch.addcmul(betas[1] * second[name], grads[name], grads[name], value=1 - betas[1])
+        for name in x
+    }
     root = {name: _Root.apply(second[name]) / correction + eps for name in x}
     if isinstance(scale, Tensor):
         return {name: x[name] - scale * first[name] / root[name] for name in x}, first, second
-    return {name: torch.addcdiv(x[name], first[name], root[name], value=-scale) for name in x}, first, second
+    return (
+        {name: torch.addcdiv(x[name], first[name], root[name], value=-scale) for name in x},
+        first,
+        second,
+    )
 
 
 class _Root(torch.autograd.Function):
-    """√v whose derivative at v = 0 is 0 instead of infinity (a coordinate that never had a gradient stays where it is)."""
+    """√v whose derivative at v = 0 is 0 instead of infinity (a coordinate that never had a
+    gradient stays where it is).
+    """
 
     @staticmethod
     def forward(ctx: Any, v: Tensor) -> Tensor:

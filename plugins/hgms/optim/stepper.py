@@ -1,4 +1,6 @@
-"""An optimiser of torch whose memory is a value: tensors by name, which can be stacked, saved and copied."""
+"""An optimiser of torch whose memory is a value: tensors by name, which can be stacked, saved
+and copied.
+"""
 
 from __future__ import annotations
 
@@ -13,7 +15,9 @@ from torch import Tensor
 from hgms_core import ConfigError, Tree
 
 Build = Callable[[list[Tensor]], torch.optim.Optimizer]
-"""Makes an optimiser of some parameters: ``lambda params: torch.optim.RMSprop(params, lr=0.01)``, or the class itself."""
+"""Makes an optimiser of some parameters: ``lambda params: torch.optim.RMSprop(params,
+lr=0.01)``, or the class itself.
+"""
 
 NUMBERS: dict[str, Callable[[Any], Any]] = {
     "int": int,
@@ -22,16 +26,21 @@ NUMBERS: dict[str, Callable[[Any], Any]] = {
     "none": lambda _: None,
     "list": lambda _: [],
 }
-"""Kinds of entries that are no tensors, and what makes them again; the others are ``tensor`` and ``cpu``, which stays there,
-with the type of a number that stands in the wider type of the leaves (``cpu float32``)."""
+"""Kinds of entries that are no tensors, and what makes them again; the others are ``tensor`` and
+``cpu``, which stays there, with the type of a number that stands in the wider type of the leaves
+(``cpu float32``).
+"""
 
 
 @frozen(eq=False)
 class Stepper:
-    """An optimiser of ``leaves``; ``fresh`` are the options of its groups as they were when it was built.
+    """An optimiser of ``leaves``; ``fresh`` are the options of its groups as they were when it was
+    built.
 
     >>> leaf = torch.ones(2, requires_grad=True)
-    >>> stepper = Stepper.of(lambda params: torch.optim.SGD(params, lr=1.0, momentum=0.5), {"w": leaf})
+    >>> stepper = Stepper.of(
+    ...     lambda params: torch.optim.SGD(params, lr=1.0, momentum=0.5), {"w": leaf}
+    ... )
     >>> leaf.grad = torch.ones(2)
     >>> stepper.optimizer.step()
     >>> stepper.memory()
@@ -46,9 +55,14 @@ class Stepper:
     def of(cls, build: Build, leaves: Tree, memory: Mapping[str, Tensor] | None = None) -> Stepper:
         """The optimiser with a ``memory`` it had (None: new).
 
-        Errors: ConfigError where ``build`` makes no optimiser, or one that holds other tensors than ``leaves``."""
+        Errors: ConfigError where ``build`` makes no optimiser, or one that holds other tensors than
+            ``leaves``.
+        """
         optimizer = _built(build, [*leaves.values()])
-        options = [{key: value for key, value in group.items() if key != "params"} for group in optimizer.param_groups]
+        options = [
+            {key: value for key, value in group.items() if key != "params"}
+            for group in optimizer.param_groups
+        ]
         stepper = cls(optimizer, leaves, options)
         stepper.recall(memory or {})
         return stepper
@@ -63,21 +77,41 @@ class Stepper:
             else:
                 self.optimizer.param_groups[int(owner)][path] = value
 
-    def set(self, options: Sequence[Mapping[str, Any]], rate: float = 1.0, decay: float = 1.0) -> None:
-        """What a schedule says about its groups (:meth:`Timetable.options`), with factors on learning rate and decay."""
-        for group, fresh, scheduled in zip(self.optimizer.param_groups, self.fresh, options, strict=True):
+    def set(
+        self, options: Sequence[Mapping[str, Any]], rate: float = 1.0, decay: float = 1.0
+    ) -> None:
+        """What a schedule says about its groups (:meth:`Timetable.options`), with factors on
+        learning rate and decay.
+        """
+        for group, fresh, scheduled in zip(
+            self.optimizer.param_groups, self.fresh, options, strict=True
+        ):
             for key, factor in (("lr", rate), ("weight_decay", decay)):
                 if key in group:
                     value = scheduled.get(key, fresh[key])
                     group[key] = value if factor == 1 else value * factor
-            group.update({key: value for key, value in scheduled.items() if key not in ("lr", "weight_decay")})
+            group.update(
+                {
+                    key: value
+                    for key, value in scheduled.items()
+                    if key not in ("lr", "weight_decay")
+                }
+            )
 
     def memory(self, scheduled: Sequence[Mapping[str, Any]] = ()) -> Tree:
-        """The states of the leaves, and the options of the groups that the optimiser has changed itself: not those that a
-        schedule sets."""
-        like, memory, state = next(iter(self.leaves.values())), {}, self.optimizer.state
-        entries = [(name, path, value) for name, leaf in self.leaves.items() for path, value in _walk(state.get(leaf, {}), "")]
-        for number, (group, fresh) in enumerate(zip(self.optimizer.param_groups, self.fresh, strict=True)):
+        """The states of the leaves, and the options of the groups that the optimiser has changed
+        itself: not those that a schedule sets."""
+        like = next(iter(self.leaves.values()))
+        memory = {}
+        state = self.optimizer.state
+        entries = [
+            (name, path, value)
+            for name, leaf in self.leaves.items()
+            for path, value in _walk(state.get(leaf, {}), "")
+        ]
+        for number, (group, fresh) in enumerate(
+            zip(self.optimizer.param_groups, self.fresh, strict=True)
+        ):
             others = {"params", "lr", "weight_decay", *(scheduled[number] if scheduled else ())}
             entries += [
                 (str(number), key, value)
@@ -88,24 +122,36 @@ class Stepper:
             kind, tensor = self._as_tensor(value, like)
             memory[f"{owner}|{path}|{kind}"] = tensor
         if len(state) > sum(leaf in state for leaf in self.leaves.values()):
-            raise ConfigError(f"{self._called} keeps a state besides those of its parameters, which cannot be handed on")
+            raise ConfigError(
+                f"{self._called} keeps a state besides those of its parameters, which cannot "
+                "be "
+                "handed on"
+            )
         return memory
 
     def _as_tensor(self, value: Any, like: Tensor) -> tuple[str, Tensor]:
         device = like.device
         if isinstance(value, Tensor):
-            place, dtype = "tensor" if value.device == device else "cpu", value.dtype
-            narrow = not value.dim() and value.is_floating_point() and torch.promote_types(dtype, like.dtype) != dtype
+            place = "tensor" if value.device == device else "cpu"
+            dtype = value.dtype
+            narrow = (
+                not value.dim()
+                and value.is_floating_point()
+                and torch.promote_types(dtype, like.dtype) != dtype
+            )
             if narrow:
                 place += f" {str(dtype).removeprefix('torch.')}"
             return place, value.to(device, like.dtype if narrow else dtype)
         for kind, known in (("bool", bool), ("int", int), ("float", float)):
             if isinstance(value, known):
-                return kind, torch.tensor(value, dtype=torch.float64 if kind == "float" else None, device=device)
+                return kind, torch.tensor(
+                    value, dtype=torch.float64 if kind == "float" else None, device=device
+                )
         if value is None or value == []:
             return "none" if value is None else "list", torch.zeros((), device=device)
         raise ConfigError(
-            f"{self._called} keeps a {type(value).__name__} in its state, which cannot be handed on\n"
+            f"{self._called} keeps a {type(value).__name__} in its state, which cannot be handed "
+            "on\n"
             "  choose one whose state is made of tensors and numbers"
         )
 
@@ -117,7 +163,10 @@ class Stepper:
 def needs_closure(optimizer: torch.optim.Optimizer) -> bool:
     """Whether its step evaluates the loss again by itself.
 
-    >>> needs_closure(torch.optim.LBFGS([torch.zeros(1)])), needs_closure(torch.optim.Adam([torch.zeros(1)]))
+    >>> (
+    ...     needs_closure(torch.optim.LBFGS([torch.zeros(1)])),
+    ...     needs_closure(torch.optim.Adam([torch.zeros(1)])),
+    ... )
     (True, False)
     """
     more = list(inspect.signature(optimizer.step).parameters.values())
@@ -125,26 +174,43 @@ def needs_closure(optimizer: torch.optim.Optimizer) -> bool:
 
 
 def _built(build: Build, leaves: list[Tensor]) -> torch.optim.Optimizer:
-    how = "\n  write a function of the parameters: optimizer=lambda params: torch.optim.RMSprop(params, lr=0.01)"
+    how = (
+        "\n  write a function of the parameters: optimizer=lambda params: "
+        "torch.optim.RMSprop(params, lr=0.01)"
+    )
     try:
         optimizer = build(leaves)
     except (TypeError, ValueError) as error:
-        raise ConfigError(f"'optimizer' cannot be called with the list of parameters: {error}{how}") from error
+        raise ConfigError(
+            f"'optimizer' cannot be called with the list of parameters: {error}{how}"
+        ) from error
     if not isinstance(optimizer, torch.optim.Optimizer):
-        raise ConfigError(f"'optimizer' must return an optimiser of torch.optim, and returns a {type(optimizer).__name__}{how}")
+        raise ConfigError(
+            "'optimizer' must return an optimiser of torch.optim, and returns a "
+            f"{type(optimizer).__name__}{how}"
+        )
     held = {id(leaf) for group in optimizer.param_groups for leaf in group["params"]}
     if held != {id(leaf) for leaf in leaves}:
-        raise ConfigError(f"'optimizer' must hold the parameters that it is called with, all of them and no others{how}")
+        raise ConfigError(
+            "'optimizer' must hold the parameters that it is called with, all of them and no "
+            f"others{how}"
+        )
     return optimizer
 
 
 def _again(tensor: Tensor, place: str, dtype: str | None = None) -> Tensor:
     """A copy where it was, in the type that it had."""
-    return tensor.to("cpu" if place == "cpu" else tensor.device, getattr(torch, dtype) if dtype else tensor.dtype, copy=True)
+    return tensor.to(
+        "cpu" if place == "cpu" else tensor.device,
+        getattr(torch, dtype) if dtype else tensor.dtype,
+        copy=True,
+    )
 
 
 def _walk(value: Any, path: str) -> Iterator[tuple[str, Any]]:
-    """The entries of nested dictionaries and lists by their paths; numbers in brackets are those of a list."""
+    """The entries of nested dictionaries and lists by their paths; numbers in brackets are those
+    of a list.
+    """
     items: Any = None
     if isinstance(value, Mapping):
         items = value.items()

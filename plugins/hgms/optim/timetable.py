@@ -1,4 +1,6 @@
-"""A scheduler of torch as a function of the step's number, so that a run can go on anywhere and a branch be run again."""
+"""A scheduler of torch as a function of the step's number, so that a run can go on anywhere and
+a branch be run again.
+"""
 
 from __future__ import annotations
 
@@ -15,20 +17,29 @@ from hgms.optim.stepper import Build, Stepper
 from hgms_core import ConfigError
 
 Schedule = Callable[[torch.optim.Optimizer], LRScheduler]
-"""Makes a scheduler of an optimiser: ``lambda optimizer: torch.optim.lr_scheduler.StepLR(optimizer, 30)``."""
+"""Makes a scheduler of an optimiser: ``lambda optimizer:
+torch.optim.lr_scheduler.StepLR(optimizer, 30)``.
+"""
 
-HOW = "\n  write a function of the optimiser: schedule=lambda optimizer: torch.optim.lr_scheduler.StepLR(optimizer, 30)"
+HOW = (
+    "\n  write a function of the optimiser: schedule=lambda optimizer: "
+    "torch.optim.lr_scheduler.StepLR(optimizer, 30)"
+)
 
 
 @define(eq=False)
 class Timetable:
-    """What a scheduler makes of the options of an optimiser's groups, step by step; worked out once, as far as it was asked.
+    """What a scheduler makes of the options of an optimiser's groups, step by step; worked out
+    once, as far as it was asked.
 
-    The scheduler sits on an optimiser of its own, which takes no steps. Memory: a few numbers a step.
+    The scheduler sits on an optimiser of its own, which takes no steps. Memory: a few numbers a
+    step.
 
     >>> times = Timetable.of(
-    ...     lambda params: torch.optim.SGD(params, lr=1.0), {"w": torch.ones(2)},
-    ...     lambda optimizer: torch.optim.lr_scheduler.StepLR(optimizer, 2, gamma=0.5))
+    ...     lambda params: torch.optim.SGD(params, lr=1.0),
+    ...     {"w": torch.ones(2)},
+    ...     lambda optimizer: torch.optim.lr_scheduler.StepLR(optimizer, 2, gamma=0.5),
+    ... )
     >>> [times.options(step)[0]["lr"] for step in range(5)]
     [1.0, 1.0, 0.5, 0.5, 0.25]
     """
@@ -39,10 +50,15 @@ class Timetable:
 
     @classmethod
     def of(cls, build: Build, leaves: Mapping[str, Tensor], schedule: Schedule | None) -> Timetable:
-        """Of an optimiser for leaves of these shapes; without a ``schedule`` no option ever changes.
+        """Of an optimiser for leaves of these shapes; without a ``schedule`` no option ever
+        changes.
 
-        Errors: ConfigError where ``schedule`` makes no scheduler, or one that looks at a loss."""
-        shapes = {name: leaf.new_zeros(()).expand(leaf.shape).requires_grad_() for name, leaf in leaves.items()}  # no memory
+        Errors: ConfigError where ``schedule`` makes no scheduler, or one that looks at a loss.
+        """
+        shapes = {
+            name: leaf.new_zeros(()).expand(leaf.shape).requires_grad_()
+            for name, leaf in leaves.items()
+        }  # no memory
         stepper = Stepper.of(build, shapes)
         if schedule is None:
             return cls(stepper.optimizer, None, [[{} for _ in stepper.fresh]])
@@ -51,21 +67,29 @@ class Timetable:
             try:
                 scheduler = schedule(stepper.optimizer)
             except (TypeError, ValueError, AttributeError) as error:
-                raise ConfigError(f"'schedule' cannot be called with the optimiser: {error}{HOW}") from error
+                raise ConfigError(
+                    f"'schedule' cannot be called with the optimiser: {error}{HOW}"
+                ) from error
         if isinstance(scheduler, ReduceLROnPlateau):
             raise ConfigError(
-                "'schedule' makes a ReduceLROnPlateau, which looks at a loss; here a schedule knows the step's number alone\n"
+                "'schedule' makes a ReduceLROnPlateau, which looks at a loss; here a schedule "
+                "knows the step's number alone\n"
                 "  take one that does, such as StepLR, CosineAnnealingLR or OneCycleLR"
             )
         if not isinstance(scheduler, LRScheduler) or scheduler.optimizer is not stepper.optimizer:
             shown = type(scheduler).__name__
-            raise ConfigError(f"'schedule' must return a scheduler of the optimiser that it gets, and returns a {shown}{HOW}")
+            raise ConfigError(
+                "'schedule' must return a scheduler of the optimiser that it gets, and returns "
+                f"a {shown}{HOW}"
+            )
         times = cls(stepper.optimizer, scheduler, [])
         times._note()
         return times
 
     def options(self, step: int) -> list[dict[str, Any]]:
-        """The options that the schedule sets in each group, before the step with this number (from 0)."""
+        """The options that the schedule sets in each group, before the step with this number
+        (from 0).
+        """
         if self.scheduler is None:
             return self.rows[0]
         while len(self.rows) <= step:
@@ -77,4 +101,9 @@ class Timetable:
 
     def _note(self) -> None:
         known = ("lr", "momentum", "betas", "weight_decay")  # what schedulers of torch.optim set
-        self.rows.append([{key: group[key] for key in known if key in group} for group in self.optimizer.param_groups])
+        self.rows.append(
+            [
+                {key: group[key] for key in known if key in group}
+                for group in self.optimizer.param_groups
+            ]
+        )

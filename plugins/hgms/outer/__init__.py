@@ -1,4 +1,6 @@
-"""Outer optimisers `sgd`, `projected-gradient`, `adam`, `adamw`, `exponentiated-gradient`, `dual-averaging` and `split`."""
+"""Outer optimisers `sgd`, `projected-gradient`, `adam`, `adamw`, `exponentiated-gradient`,
+`dual-averaging` and `split`.
+"""
 
 from __future__ import annotations
 
@@ -17,4 +19,13 @@ from hgms_core import hookimpl
 
 @hookimpl
 def hgms_register_outer_optimizers() -> list[type]:
-    return [Sgd, ProjectedGradient, Adam, AdamW, ExponentiatedGradient, DualAveraging, Split, TorchOptimizer]
+    return [
+        Sgd,
+        ProjectedGradient,
+        Adam,
+        AdamW,
+        ExponentiatedGradient,
+        DualAveraging,
+        Split,
+        TorchOptimizer,
+    ]

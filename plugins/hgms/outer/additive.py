@@ -19,7 +19,9 @@ class Sgd:
 
     Arguments: ``lr`` α; ``momentum`` β; ``clip`` bounds ‖h‖; ``schedule`` shapes α over the budget.
 
-    >>> theta, _ = Sgd(lr=0.5).step({"t": torch.ones(1)}, {"t": torch.ones(1)}, Sgd(lr=0.5).init({"t": torch.ones(1)}), 0.0)
+    >>> theta, _ = Sgd(lr=0.5).step(
+    ...     {"t": torch.ones(1)}, {"t": torch.ones(1)}, Sgd(lr=0.5).init({"t": torch.ones(1)}), 0.0
+    ... )
     >>> theta["t"]
     tensor([0.5000])
 
@@ -33,16 +35,25 @@ class Sgd:
     schedule: Schedule = Schedule()
 
     def init(self, theta: Tree) -> State:
-        moments = {name: torch.zeros_like(leaf) for name, leaf in theta.items()} if self.momentum else {}
+        moments = (
+            {name: torch.zeros_like(leaf) for name, leaf in theta.items()} if self.momentum else {}
+        )
         return {"step": 0, "m": moments}
 
-    def step(self, theta: Tree, gradient: Tree, state: State, progress: float) -> tuple[Tree, State]:
+    def step(
+        self, theta: Tree, gradient: Tree, state: State, progress: float
+    ) -> tuple[Tree, State]:
         direction = clipped(gradient, self.clip)
         moments = state["m"]
         if self.momentum:
-            direction = moments = {name: self.momentum * moments[name] + direction[name] for name in theta}
+            direction = moments = {
+                name: self.momentum * moments[name] + direction[name] for name in theta
+            }
         rate = self.lr * self.schedule.factor(state["step"], progress)
-        return {name: theta[name] - rate * direction[name] for name in theta}, {"step": state["step"] + 1, "m": moments}
+        return {name: theta[name] - rate * direction[name] for name in theta}, {
+            "step": state["step"] + 1,
+            "m": moments,
+        }
 
 
 @final
@@ -50,11 +61,16 @@ class Sgd:
 class ProjectedGradient:
     """θ ← Proj_Θ(θ − α h): the outer step of the analysed HG-MS (Algorithm 1, last line).
 
-    Arguments: ``lr`` α; ``projection`` the set Θ (the problem's own projection is applied as well); ``clip`` and
-    ``schedule`` as in ``sgd``.
+    Arguments: ``lr`` α; ``projection`` the set Θ (the problem's own projection is applied as well);
+    ``clip`` and ``schedule`` as in ``sgd``.
 
     >>> outer = ProjectedGradient(lr=1.0, projection=Projection(kind="box", low=0.0, high=1.0))
-    >>> outer.step({"t": torch.ones(1)}, {"t": torch.full((1,), 5.0)}, outer.init({"t": torch.ones(1)}), 0.0)[0]["t"]
+    >>> outer.step(
+    ...     {"t": torch.ones(1)},
+    ...     {"t": torch.full((1,), 5.0)},
+    ...     outer.init({"t": torch.ones(1)}),
+    ...     0.0,
+    ... )[0]["t"]
     tensor([0.])
 
     Source: HG-MS paper, Algorithm 1.
@@ -69,7 +85,9 @@ class ProjectedGradient:
     def init(self, theta: Tree) -> State:
         return {"step": 0}
 
-    def step(self, theta: Tree, gradient: Tree, state: State, progress: float) -> tuple[Tree, State]:
+    def step(
+        self, theta: Tree, gradient: Tree, state: State, progress: float
+    ) -> tuple[Tree, State]:
         direction = clipped(gradient, self.clip)
         rate = self.lr * self.schedule.factor(state["step"], progress)
         moved = {name: theta[name] - rate * direction[name] for name in theta}
@@ -80,11 +98,19 @@ def _adam_step(
     outer: Adam | AdamW, decay: float, theta: Tree, gradient: Tree, state: State, progress: float
 ) -> tuple[Tree, State]:
     """(1 − rate·decay)θ − rate·m̂/(√v̂ + ε), projected, and the new moments."""
-    gradient, betas, count = clipped(gradient, outer.clip), outer.betas, state["step"] + 1
+    gradient = clipped(gradient, outer.clip)
+    betas = outer.betas
+    count = state["step"] + 1
     rate = outer.lr * outer.schedule.factor(state["step"], progress)
-    first = {name: torch.lerp(state["m"][name], grad, 1 - betas[0]) for name, grad in gradient.items()}
-    second = {name: betas[1] * state["v"][name] + (1 - betas[1]) * grad * grad for name, grad in gradient.items()}
-    scale, correction = 1 / (1 - betas[0] ** count), (1 - betas[1] ** count) ** 0.5
+    first = {
+        name: torch.lerp(state["m"][name], grad, 1 - betas[0]) for name, grad in gradient.items()
+    }
+    second = {
+        name: betas[1] * state["v"][name] + (1 - betas[1]) * grad * grad
+        for name, grad in gradient.items()
+    }
+    scale = 1 / (1 - betas[0] ** count)
+    correction = (1 - betas[1] ** count) ** 0.5
     moved = {}
     for name, leaf in theta.items():
         direction = scale * first[name] / (second[name].sqrt() / correction + outer.eps)
@@ -102,13 +128,19 @@ def _no_moments(_outer: Adam | AdamW, theta: Tree) -> State:
 class Adam:
     """θ ← θ − α m̂/(√v̂ + ε), with bias-corrected moments of h.
 
-    The step hardly depends on the length of h, which suits hypergradients whose scale is unknown (ridge, one-step).
+    The step hardly depends on the length of h, which suits hypergradients whose scale is unknown
+    (ridge, one-step).
 
-    Arguments: ``lr`` α; ``betas``, ``eps`` as in torch.optim.Adam; ``clip`` bounds ‖h‖; ``projection`` and ``schedule`` as in
-    ``projected-gradient``.
+    Arguments: ``lr`` α; ``betas``, ``eps`` as in torch.optim.Adam; ``clip`` bounds ‖h‖;
+    ``projection`` and ``schedule`` as in ``projected-gradient``.
 
     >>> outer = Adam(lr=0.1)
-    >>> outer.step({"t": torch.ones(1)}, {"t": torch.full((1,), 1e-3)}, outer.init({"t": torch.ones(1)}), 0.0)[0]["t"]
+    >>> outer.step(
+    ...     {"t": torch.ones(1)},
+    ...     {"t": torch.full((1,), 1e-3)},
+    ...     outer.init({"t": torch.ones(1)}),
+    ...     0.0,
+    ... )[0]["t"]
     tensor([0.9000])
 
     Source: Kingma & Ba 2015.
@@ -124,7 +156,9 @@ class Adam:
 
     init = _no_moments
 
-    def step(self, theta: Tree, gradient: Tree, state: State, progress: float) -> tuple[Tree, State]:
+    def step(
+        self, theta: Tree, gradient: Tree, state: State, progress: float
+    ) -> tuple[Tree, State]:
         return _adam_step(self, 0.0, theta, gradient, state, progress)
 
 
@@ -138,7 +172,9 @@ class AdamW:
     Arguments: ``weight_decay`` wd; the rest as in ``adam``.
 
     >>> outer = AdamW(lr=0.1, weight_decay=0.5)
-    >>> outer.step({"t": torch.ones(1)}, {"t": torch.zeros(1)}, outer.init({"t": torch.ones(1)}), 0.0)[0]["t"]
+    >>> outer.step(
+    ...     {"t": torch.ones(1)}, {"t": torch.zeros(1)}, outer.init({"t": torch.ones(1)}), 0.0
+    ... )[0]["t"]
     tensor([0.9500])
 
     Source: Loshchilov & Hutter 2019.
@@ -155,5 +191,7 @@ class AdamW:
 
     init = _no_moments
 
-    def step(self, theta: Tree, gradient: Tree, state: State, progress: float) -> tuple[Tree, State]:
+    def step(
+        self, theta: Tree, gradient: Tree, state: State, progress: float
+    ) -> tuple[Tree, State]:
         return _adam_step(self, self.weight_decay, theta, gradient, state, progress)

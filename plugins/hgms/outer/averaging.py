@@ -1,4 +1,6 @@
-"""Dual averaging on the simplex: the mean of all hypergradients so far decides, not how many there were."""
+"""Dual averaging on the simplex: the mean of all hypergradients so far decides, not how many
+there were.
+"""
 
 from __future__ import annotations
 
@@ -16,57 +18,77 @@ from hgms_core import State, Tree
 @final
 @frozen(kw_only=True)
 class DualAveraging:
-    """Logits θ of weights ω = softmax(θ), at a fixed distance from where they began for a given mean of hypergradients::
+    """Logits θ of weights ω = softmax(θ), at a fixed distance from where they began for a given
+    mean of hypergradients::
 
-        c_t = h_t/ω_t                                       (the derivative in ω, Σ_s ω_s c_s = 0, from the one in θ)
-        θ_{t+1} = θ_0 − τ · Σ_{k ≤ t} γ^{t−k} c_k / (Σ_{k ≤ t} γ^{t−k} + t₀)          (γ = 1: 1/(t + t₀) Σ c_k)
+        c_t = h_t/ω_t    (the derivative in ω, Σ_s ω_s c_s = 0, from the one in θ)
+        θ_{t+1} = θ_0 − τ · Σ_{k ≤ t} γ^{t−k} c_k / (Σ_{k ≤ t} γ^{t−k} + t₀)
+            (γ = 1: 1/(t + t₀) Σ c_k)
 
-    With the mean c̄, ω is the minimiser of Σ_s ω_s c̄_s + 1/τ · KL(ω‖ω_0): the start is a prior, and 1/τ its strength. So a
-    longer budget makes the mean more certain, and the mixture no more extreme. Where c is noise alone, θ − θ_0 shrinks as
-    1/√t, while a gradient method on logits walks into a corner. Of t₀ steps before the first, c counts as 0.
+    With the mean c̄, ω is the minimiser of Σ_s ω_s c̄_s + 1/τ · KL(ω‖ω_0): the start is a prior,
+    and 1/τ its strength. So a longer budget makes the mean more certain, and the mixture no more
+    extreme. Where c is noise alone, θ − θ_0 shrinks as 1/√t, while a gradient method on logits
+    walks into a corner. Of t₀ steps before the first, c counts as 0.
 
-    Use for mixtures of data sources with ``aligned``, whose c lies between −2 and 2. Avoid where θ are not logits of one
-    softmax a leaf, and where the scale of the hypergradient is unknown: τ is in its units.
+    Use for mixtures of data sources with ``aligned``, whose c lies between −2 and 2. Avoid where θ
+    are not logits of one softmax a leaf, and where the scale of the hypergradient is unknown: τ is
+    in its units.
 
     Arguments:
-        strength: τ. Two sources whose c differ by d end with weights in the ratio e^(τd) to their prior.
+        strength: τ. Two sources whose c differ by d end with weights in the ratio e^(τd) to their
+            prior.
         prior_steps: t₀.
-        decay: γ in [0, 1]. Below 1 where hypergradients are means themselves, or change as x is trained: the last 1/(1 − γ)
-            steps count.
+        decay: γ in [0, 1]. Below 1 where hypergradients are means themselves, or change as x is
+            trained: the last 1/(1 − γ) steps count.
 
     Cost: none in oracle calls; one number for each of θ's is kept.
 
     >>> outer = DualAveraging(strength=2.0, prior_steps=0.0)
     >>> theta = start = {"t": torch.zeros(2)}
     >>> state = outer.init(start)
-    >>> for _ in range(3):                            # c = (−1, 1) each time
+    >>> for _ in range(3):  # c = (−1, 1) each time
     ...     omega = theta["t"].softmax(0)
     ...     c = torch.tensor([-1.0, 1.0])
     ...     theta, state = outer.step(theta, {"t": omega * (c - omega @ c)}, state, 0.0)
-    >>> theta["t"][0] - theta["t"][1]                 # τ · 2, after one step as after three
+    >>> theta["t"][0] - theta["t"][1]  # τ · 2, after one step as after three
     tensor(4.)
 
-    Source: Nesterov 2009 and Xiao 2010 (regularised dual averaging), with the entropy of Beck & Teboulle 2003; natural
-    gradients of a softmax: Amari 1998.
+    Source: Nesterov 2009 and Xiao 2010 (regularised dual averaging), with the entropy of Beck &
+    Teboulle 2003; natural gradients of a softmax: Amari 1998.
 
-    .. versionadded:: 0.7"""
+    .. versionadded:: 0.7
+    """
 
     name: ClassVar[str] = "dual-averaging"
     testing_failures: ClassVar[Mapping[str, str]] = dict.fromkeys(
         ("quadratic", "simplex"),
-        "θ are logits of weights that add up to 1: h/ω is the derivative in ω there, and means nothing elsewhere",
+        (
+            "θ are logits of weights that add up to 1: h/ω is the derivative in ω there, and means "
+            "nothing elsewhere"
+        ),
     )
     strength: float = field(default=20.0, validator=positive)
     prior_steps: float = field(default=10.0, validator=not_negative)
     decay: float = field(default=1.0, validator=share, metadata={"since": "0.8"})
 
     def init(self, theta: Tree) -> State:
-        return {"weight": 0.0, "start": dict(theta), "sum": {name: torch.zeros_like(leaf) for name, leaf in theta.items()}}
+        return {
+            "weight": 0.0,
+            "start": dict(theta),
+            "sum": {name: torch.zeros_like(leaf) for name, leaf in theta.items()},
+        }
 
-    def step(self, theta: Tree, gradient: Tree, state: State, progress: float) -> tuple[Tree, State]:
-        before: float = state["weight"] if "weight" in state else state["step"]  # a run of 0.7 counted its steps
+    def step(
+        self, theta: Tree, gradient: Tree, state: State, progress: float
+    ) -> tuple[Tree, State]:
+        before: float = (
+            state["weight"] if "weight" in state else state["step"]
+        )  # a run of 0.7 counted its steps
         weight = self.decay * before + 1
-        total = {name: self.decay * state["sum"][name] + _of_weights(theta[name], gradient[name]) for name in theta}
+        total = {
+            name: self.decay * state["sum"][name] + _of_weights(theta[name], gradient[name])
+            for name in theta
+        }
         scale = self.strength / (weight + self.prior_steps)
         moved = {name: state["start"][name] - scale * total[name] for name in theta}
         return moved, {"weight": weight, "start": state["start"], "sum": total}

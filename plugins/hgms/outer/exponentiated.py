@@ -17,8 +17,9 @@ from hgms_core import ConfigError, State, Tree
 class ExponentiatedGradient:
     """p ← p·exp(−α h) / Σ p·exp(−α h), each leaf a probability vector.
 
-    Use when θ itself is a mixture on the simplex; it stays there by construction and moves multiplicatively. Avoid for logits.
-    A start off the simplex is normalised by the first step; an entry that is exactly 0 stays 0.
+    Use when θ itself is a mixture on the simplex; it stays there by construction and moves
+    multiplicatively. Avoid for logits. A start off the simplex is normalised by the first step; an
+    entry that is exactly 0 stays 0.
 
     Arguments: ``lr`` α; ``clip`` bounds ‖h‖; ``schedule`` shapes α over the budget.
 
@@ -27,7 +28,8 @@ class ExponentiatedGradient:
     >>> outer.step(p, {"p": torch.log(torch.tensor([1.0, 3.0]))}, outer.init(p), 0.0)[0]["p"]
     tensor([0.7500, 0.2500])
 
-    Errors: ConfigError where a leaf of the start has no positive finite entry (logits that start at 0, for example).
+    Errors: ConfigError where a leaf of the start has no positive finite entry (logits that start at
+        0, for example).
 
     Source: Kivinen & Warmuth 1997.
     """
@@ -41,12 +43,15 @@ class ExponentiatedGradient:
         for name, leaf in theta.items():
             if not (leaf.clamp_min(0).sum() > 0 and torch.isfinite(leaf).all()):
                 raise ConfigError(
-                    f"exponentiated-gradient needs a positive start, and the upper variable {name!r} is not one\n"
+                    "exponentiated-gradient needs a positive start, and the upper variable "
+                    f"{name!r} is not one\n"
                     "  start from a probability vector, or use sgd or adam for logits"
                 )
         return {"step": 0}
 
-    def step(self, theta: Tree, gradient: Tree, state: State, progress: float) -> tuple[Tree, State]:
+    def step(
+        self, theta: Tree, gradient: Tree, state: State, progress: float
+    ) -> tuple[Tree, State]:
         direction = clipped(gradient, self.clip)
         rate = self.lr * self.schedule.factor(state["step"], progress)
         moved = {}

@@ -1,4 +1,6 @@
-"""What all outer optimisers share: a learning-rate schedule, a projection onto a set, and clipping by norm."""
+"""What all outer optimisers share: a learning-rate schedule, a projection onto a set, and
+clipping by norm.
+"""
 
 from __future__ import annotations
 
@@ -18,8 +20,8 @@ from hgms_core import Tree, choice, norm
 class Schedule:
     """The factor on the learning rate.
 
-    ``constant``: 1. ``cosine``: from 1 to ``final`` over the budget, (1 + cos(π·progress))/2. ``inverse``:
-    (1 + t/``decay_steps``)^−``power`` after t outer steps.
+    ``constant``: 1. ``cosine``: from 1 to ``final`` over the budget, (1 + cos(π·progress))/2.
+    ``inverse``: (1 + t/``decay_steps``)^−``power`` after t outer steps.
 
     >>> Schedule(kind="cosine", final=0.1).factor(step=0, progress=1.0)
     0.1
@@ -36,7 +38,9 @@ class Schedule:
 
     def factor(self, step: int, progress: float) -> float:
         if self.kind == "cosine":
-            return self.final + (1 - self.final) * 0.5 * (1 + math.cos(math.pi * min(1.0, progress)))
+            return self.final + (1 - self.final) * 0.5 * (
+                1 + math.cos(math.pi * min(1.0, progress))
+            )
         if self.kind == "inverse":
             return float((1.0 + step / self.decay_steps) ** -self.power)
         return 1.0
@@ -47,14 +51,16 @@ class Schedule:
 class Projection:
     """The nearest point of a set, in the Euclidean norm.
 
-    ``box``: every number into [``low``, ``high``]. ``ball``: all leaves together onto norm ≤ ``radius``. ``simplex``: each leaf
-    onto {p ≥ 0, Σp = 1}.
+    ``box``: every number into [``low``, ``high``]. ``ball``: all leaves together onto norm ≤
+    ``radius``. ``simplex``: each leaf onto {p ≥ 0, Σp = 1}.
 
     >>> Projection(kind="simplex").apply({"w": torch.tensor([0.5, 1.5])})["w"]
     tensor([0., 1.])
     """
 
-    kind: Literal["none", "box", "ball", "simplex"] = field(default="none", validator=choice("none", "box", "ball", "simplex"))
+    kind: Literal["none", "box", "ball", "simplex"] = field(
+        default="none", validator=choice("none", "box", "ball", "simplex")
+    )
     low: float = -1.0
     high: float = field(default=1.0)
     radius: float = field(default=1.0, validator=positive)
@@ -76,14 +82,20 @@ class Projection:
 
 
 def onto_simplex(point: Tensor) -> Tensor:
-    """The nearest probability vector: subtract the one threshold that makes the positive part sum to 1 (sorting finds it)."""
+    """The nearest probability vector: subtract the one threshold that makes the positive part
+    sum to 1 (sorting finds it).
+    """
     flat = point.reshape(-1)
     ordered = flat.sort(descending=True).values
     counts = torch.arange(1, flat.numel() + 1, device=flat.device, dtype=flat.dtype)
     thresholds = (ordered.cumsum(0) - 1) / counts
     active = (ordered > thresholds).sum().clamp_min(1)
     # not thresholds[active - 1], for which the GPU would be waited for
-    return (flat - thresholds.index_select(0, (active - 1).reshape(1))).clamp_min(0).reshape(point.shape)
+    return (
+        (flat - thresholds.index_select(0, (active - 1).reshape(1)))
+        .clamp_min(0)
+        .reshape(point.shape)
+    )
 
 
 def clipped(gradient: Tree, bound: float | None) -> Tree:

@@ -19,10 +19,11 @@ START = "start."
 class Split:
     """θ by one optimiser, the learned start z by another: θ ← upper(θ, ∂_θ φ), z ← start(z, ∂_z φ).
 
-    For a method with ``learn_start``, whose two kinds of variables have different units (IAPTT-GM: Adam for θ, gradient
-    descent for z). Without a learned start it is ``upper`` alone.
+    For a method with ``learn_start``, whose two kinds of variables have different units (IAPTT-GM:
+    Adam for θ, gradient descent for z). Without a learned start it is ``upper`` alone.
 
-    Arguments: ``upper`` and ``start``, any outer optimisers; each keeps its own state, schedule, clipping and projection.
+    Arguments: ``upper`` and ``start``, any outer optimisers; each keeps its own state, schedule,
+        clipping and projection.
 
     >>> import torch
     >>> outer = Split(upper=Sgd(lr=1.0), start=Sgd(lr=0.5))
@@ -30,7 +31,8 @@ class Split:
     >>> outer.step(theta, {"t": torch.ones(1), "start.x": torch.ones(1)}, outer.init(theta), 0.0)[0]
     {'t': tensor([0.]), 'start.x': tensor([0.5000])}
 
-    Source: Liu, Liu, Zeng, Zhang, NeurIPS 2021 (arXiv 2110.00455), which steps both variables at once.
+    Source: Liu, Liu, Zeng, Zhang, NeurIPS 2021 (arXiv 2110.00455), which steps both variables at
+        once.
     """
 
     name: ClassVar[str] = "split"
@@ -38,11 +40,20 @@ class Split:
     start: OuterOptimizer = field(factory=Sgd)
 
     def init(self, theta: Tree) -> State:
-        return {"upper": self.upper.init(_part(theta, False)), "start": self.start.init(_part(theta, True))}
+        return {
+            "upper": self.upper.init(_part(theta, False)),
+            "start": self.start.init(_part(theta, True)),
+        }
 
-    def step(self, theta: Tree, gradient: Tree, state: State, progress: float) -> tuple[Tree, State]:
-        upper, above = self.upper.step(_part(theta, False), _part(gradient, False), state["upper"], progress)
-        start, below = self.start.step(_part(theta, True), _part(gradient, True), state["start"], progress)
+    def step(
+        self, theta: Tree, gradient: Tree, state: State, progress: float
+    ) -> tuple[Tree, State]:
+        upper, above = self.upper.step(
+            _part(theta, False), _part(gradient, False), state["upper"], progress
+        )
+        start, below = self.start.step(
+            _part(theta, True), _part(gradient, True), state["start"], progress
+        )
         moved = {**upper, **start}
         return {name: moved[name] for name in theta}, {"upper": above, "start": below}
 

@@ -21,7 +21,11 @@ Setting = bool | int | float | str | tuple[float, ...] | None
 
 def _names() -> dict[str, type[torch.optim.Optimizer]]:
     base = torch.optim.Optimizer
-    classes = {name: value for name, value in vars(torch.optim).items() if inspect.isclass(value) and issubclass(value, base)}
+    classes = {
+        name: value
+        for name, value in vars(torch.optim).items()
+        if inspect.isclass(value) and issubclass(value, base)
+    }
     del classes["Optimizer"]
     return classes
 
@@ -33,16 +37,20 @@ def _usable(_self: object, _attribute: Attribute[Any], value: str | Callable[...
     chosen = _names()[value] if isinstance(value, str) else value
     if not (inspect.isclass(chosen) and issubclass(chosen, torch.optim.Optimizer)):
         raise ConfigError(
-            f"'optimizer' must be the name of a class in torch.optim, or a class derived from its Optimizer: {chosen!r}"
+            "'optimizer' must be the name of a class in torch.optim, or a class derived from "
+            f"its Optimizer: {chosen!r}"
         )
     closure = list(inspect.signature(chosen.step).parameters.values())[1:2]
     if closure and closure[0].default is inspect.Parameter.empty:
         raise ConfigError(
-            f"{chosen.__name__} evaluates the loss again within its step, and an outer step has one hypergradient to give\n"
+            f"{chosen.__name__} evaluates the loss again within its step, and an outer step has "
+            "one hypergradient to give\n"
             "  choose an optimiser that takes one gradient a step, such as Adam"
         )
     if chosen is torch.optim.SparseAdam:
-        raise ConfigError("SparseAdam takes sparse gradients only, and a hypergradient is dense\n  choose Adam")
+        raise ConfigError(
+            "SparseAdam takes sparse gradients only, and a hypergradient is dense\n  choose Adam"
+        )
 
 
 @final
@@ -50,31 +58,36 @@ def _usable(_self: object, _attribute: Attribute[Any], value: str | Callable[...
 class TorchOptimizer:
     """θ by any optimiser of ``torch.optim``, by the name of its class and a table of its settings.
 
-    Each step builds the optimiser around a copy of θ, gives it the state it had and h as the gradient, and takes the state back
-    as a value. So it is as exact as the optimiser kept alive, and can be saved.
+    Each step builds the optimiser around a copy of θ, gives it the state it had and h as the
+    gradient, and takes the state back as a value. So it is as exact as the optimiser kept alive,
+    and can be saved.
 
-    Use for the rules that this package has not: RAdam, NAdam, Adagrad, Rprop, …. Avoid where ``adam``, ``adamw`` or ``sgd`` do,
-    which have clipping and projections (there are none here; a task's own projection holds).
+    Use for the rules that this package has not: RAdam, NAdam, Adagrad, Rprop, …. Avoid where
+    ``adam``, ``adamw`` or ``sgd`` do, which have clipping and projections (there are none here; a
+    task's own projection holds).
 
     Arguments:
-        optimizer: the class's name, or from Python the class itself; one of your own too, if all that it remembers is in the
-            states of its parameters and in their group.
+        optimizer: the class's name, or from Python the class itself; one of your own too, if all
+            that it remembers is in the states of its parameters and in their group.
         settings: its keyword arguments, with torch's defaults for the others.
-        schedule: shapes its learning rate over the budget, as in ``adam``. From Python also a function that makes a scheduler
-            of torch, ``lambda optimizer: lr_scheduler.StepLR(optimizer, 30)``, which goes one step further with each outer step
+        schedule: shapes its learning rate over the budget, as in ``adam``. From Python also a
+            function that makes a scheduler of torch, ``lambda optimizer:
+            lr_scheduler.StepLR(optimizer, 30)``, which goes one step further with each outer step
             and must not look at a loss.
 
-    Errors: ConfigError with the nearest name for a class or a setting that does not exist, with torch's words for a value that
-    it refuses, and for an optimiser that asks for the loss itself (``LBFGS``).
+    Errors: ConfigError with the nearest name for a class or a setting that does not exist, with
+    torch's words for a value that it refuses, and for an optimiser that asks for the loss itself
+    (``LBFGS``).
 
-    Cost: no oracle call. Memory: one more copy of θ and of the optimiser's state during a step. An optimiser that draws random
-    numbers draws them from torch's global generator; those in ``torch.optim`` do not.
+    Cost: no oracle call. Memory: one more copy of θ and of the optimiser's state during a step. An
+    optimiser that draws random numbers draws them from torch's global generator; those in
+    ``torch.optim`` do not.
 
     >>> outer = TorchOptimizer(optimizer="SGD", settings={"lr": 0.5, "momentum": 0.9})
     >>> theta, state = {"t": torch.ones(1)}, outer.init({"t": torch.ones(1)})
     >>> for _ in range(2):
     ...     theta, state = outer.step(theta, {"t": torch.ones(1)}, state, 0.0)
-    >>> theta["t"]                                      # 1 − 0.5·1 − 0.5·1.9
+    >>> theta["t"]  # 1 − 0.5·1 − 0.5·1.9
     tensor([-0.4500])
 
     Source: the documentation of each class in ``torch.optim``.
@@ -109,10 +122,13 @@ class TorchOptimizer:
             self._timetable(theta)
         return {"step": 0, "group": {}, "leaves": {}}
 
-    def step(self, theta: Tree, gradient: Tree, state: State, progress: float) -> tuple[Tree, State]:
+    def step(
+        self, theta: Tree, gradient: Tree, state: State, progress: float
+    ) -> tuple[Tree, State]:
         leaves = {name: leaf.detach().clone().requires_grad_() for name, leaf in theta.items()}
         optimizer = self._built(list(leaves.values()))
-        group, done = optimizer.param_groups[0], state.get("step", 0)
+        group = optimizer.param_groups[0]
+        done = state.get("step", 0)
         fresh = group["lr"]
         group.update(_restored(state["group"], None))
         if callable(self.schedule):
@@ -128,20 +144,29 @@ class TorchOptimizer:
         except (RuntimeError, ValueError) as error:
             if out_of_memory(error):
                 raise
-            raise ConfigError(f"{type(optimizer).__name__} cannot step these upper variables: {error}") from error
+            raise ConfigError(
+                f"{type(optimizer).__name__} cannot step these upper variables: {error}"
+            ) from error
         states = {
-            name: _as_value(dict(optimizer.state[leaf]), leaf) for name, leaf in leaves.items() if leaf in optimizer.state
+            name: _as_value(dict(optimizer.state[leaf]), leaf)
+            for name, leaf in leaves.items()
+            if leaf in optimizer.state
         }
         if len(states) < len(optimizer.state):
             raise ConfigError(
-                f"{type(optimizer).__name__} keeps a state besides those of its parameters, which cannot be handed on"
+                f"{type(optimizer).__name__} keeps a state besides those of its parameters, "
+                "which cannot be handed on"
             )
         options = {key: value for key, value in group.items() if key != "params"}
         after = {"step": done + 1, "group": _as_value(options, None), "leaves": states}
         return {name: leaf.detach() for name, leaf in leaves.items()}, after
 
     def _class(self) -> Callable[..., torch.optim.Optimizer]:
-        return getattr(torch.optim, self.optimizer) if isinstance(self.optimizer, str) else self.optimizer
+        return (
+            getattr(torch.optim, self.optimizer)
+            if isinstance(self.optimizer, str)
+            else self.optimizer
+        )
 
     def _timetable(self, theta: Tree) -> Timetable:
         """What the schedule of torch says, worked out from the first step on and kept."""
@@ -162,14 +187,21 @@ class TorchOptimizer:
 def _as_value(value: Any, leaf: Tensor | None) -> Any:
     """An optimiser's memory as a value: what a run folder can hold, so that it comes back the same.
 
-    A single number with a type or a place other than θ's (Adam counts its steps in float32, on the CPU) is a number with its
-    type: as a tensor it would come back where θ is.
+    A single number with a type or a place other than θ's (Adam counts its steps in float32, on the
+    CPU) is a number with its type: as a tensor it would come back where θ is.
     """
     if isinstance(value, Tensor):
-        if value.numel() == 1 and (leaf is None or value.dtype != leaf.dtype or value.device != leaf.device):
+        if value.numel() == 1 and (
+            leaf is None or value.dtype != leaf.dtype or value.device != leaf.device
+        ):
             here = leaf is not None and value.device == leaf.device and value.device.type != "cpu"
             shape = list(value.shape)
-            return {"number": value.item(), "type": str(value.dtype).removeprefix("torch."), "shape": shape, "with_theta": here}
+            return {
+                "number": value.item(),
+                "type": str(value.dtype).removeprefix("torch."),
+                "shape": shape,
+                "with_theta": here,
+            }
         return value.detach()
     if isinstance(value, Mapping):
         return {str(key): _as_value(entry, leaf) for key, entry in value.items()}
@@ -178,7 +210,8 @@ def _as_value(value: Any, leaf: Tensor | None) -> Any:
     if value is None or isinstance(value, bool | int | float | str):
         return value
     raise ConfigError(
-        f"the optimiser keeps a {type(value).__name__} in its state, which a run folder cannot hold\n"
+        f"the optimiser keeps a {type(value).__name__} in its state, which a run folder cannot "
+        "hold\n"
         "  choose one whose state is made of tensors, numbers and strings"
     )
 
@@ -189,8 +222,12 @@ def _restored(value: Any, leaf: Tensor | None) -> Any:
         return value.clone()
     if isinstance(value, Mapping):
         if set(value) == {"number", "type", "shape", "with_theta"}:
-            device = leaf.device if leaf is not None and value["with_theta"] else torch.device("cpu")
-            number = torch.tensor(value["number"], dtype=getattr(torch, value["type"]), device=device)
+            device = (
+                leaf.device if leaf is not None and value["with_theta"] else torch.device("cpu")
+            )
+            number = torch.tensor(
+                value["number"], dtype=getattr(torch, value["type"]), device=device
+            )
             return number.reshape(value["shape"])
         return {key: _restored(entry, leaf) for key, entry in value.items()}
     if isinstance(value, list):

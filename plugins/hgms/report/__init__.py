@@ -1,4 +1,6 @@
-"""Reports over run folders: a study of what was run, as a web page, Markdown, LaTeX or Parquet, or drawn for a paper."""
+"""Reports over run folders: a study of what was run, as a web page, Markdown, LaTeX or Parquet,
+or drawn for a paper.
+"""
 
 from __future__ import annotations
 
@@ -17,9 +19,24 @@ if TYPE_CHECKING:
     import click
 
 __all__ = [
-    "COLOURS", "SUFFIXES", "Curve", "Section", "Study", "build", "draw_band", "draw_curves", "draw_mixtures", "new_figure",
-    "plot_curves", "plot_forests", "plot_run", "report", "save", "suffix", "write",
-]  # fmt: skip
+    "COLOURS",
+    "SUFFIXES",
+    "Curve",
+    "Section",
+    "Study",
+    "build",
+    "draw_band",
+    "draw_curves",
+    "draw_mixtures",
+    "new_figure",
+    "plot_curves",
+    "plot_forests",
+    "plot_run",
+    "report",
+    "save",
+    "suffix",
+    "write",
+]
 
 
 @hookimpl

@@ -23,10 +23,15 @@ def _what(command: Callable[..., Any]) -> Callable[..., Any]:
     """The options with which both commands choose what is shown."""
     for option in (
         click.option(
-            "--separate", is_flag=True, help="A section each for runs of one task under different budgets or task versions."
+            "--separate",
+            is_flag=True,
+            help="A section each for runs of one task under different budgets or task versions.",
         ),
         click.option(
-            "--metric", "metrics", multiple=True, help="Main metric instead of the task's first; more get curves too."
+            "--metric",
+            "metrics",
+            multiple=True,
+            help="Main metric instead of the task's first; more get curves too.",
         ),
         click.argument("runs", nargs=-1, required=True, type=_FOLDER),
     ):
@@ -36,23 +41,49 @@ def _what(command: Callable[..., Any]) -> Callable[..., Any]:
 
 @click.command(short_help="Tables and curves of finished runs, on one page.")
 @_what
-@click.option("--reference", metavar="METHOD", help="Method that differences are taken to (default: uniform, where it ran).")
+@click.option(
+    "--reference",
+    metavar="METHOD",
+    help="Method that differences are taken to (default: uniform, where it ran).",
+)
 @click.option("--title", help="Heading of the report.")
 @click.option("--steps", is_flag=True, help="Parquet: also every step, in a file of its own.")
 @click.option(
-    "--out", type=_FOLDER, default=Path("report.html"), show_default=True, help="Its suffix decides: .html .md .tex .parquet"
+    "--out",
+    type=_FOLDER,
+    default=Path("report.html"),
+    show_default=True,
+    help="Its suffix decides: .html .md .tex .parquet",
 )
-@click.option("--watch", is_flag=True, help="Write nothing: serve the page on this machine, and renew it while runs go on.")
 @click.option(
-    "--port", type=click.IntRange(0, 65535), default=0, metavar="N", help="With --watch: which port. Default: one that is free."
+    "--watch",
+    is_flag=True,
+    help="Write nothing: serve the page on this machine, and renew it while runs go on.",
+)
+@click.option(
+    "--port",
+    type=click.IntRange(0, 65535),
+    default=0,
+    metavar="N",
+    help="With --watch: which port. Default: one that is free.",
 )
 @json_option
 @click.pass_context
 def report(
-    ctx: click.Context, runs: Sequence[Path], metrics: Sequence[str], reference: str | None, separate: bool, title: str | None,
-    steps: bool, out: Path, watch: bool, port: int, as_json: bool,
-) -> None:  # fmt: skip
-    """Tables, curves and diagnostics of the runs below RUNS, as one page that needs no network, Markdown, LaTeX or Parquet.
+    ctx: click.Context,
+    runs: Sequence[Path],
+    metrics: Sequence[str],
+    reference: str | None,
+    separate: bool,
+    title: str | None,
+    steps: bool,
+    out: Path,
+    watch: bool,
+    port: int,
+    as_json: bool,
+) -> None:
+    """Tables, curves and diagnostics of the runs below RUNS, as one page that needs no network,
+    Markdown, LaTeX or Parquet.
 
     Runs that cannot be read are named, left out and counted.
     """
@@ -61,11 +92,18 @@ def report(
 
     if watch:
         _watch(
-            ctx, runs, port, lambda: reports.build(runs, metrics=metrics, reference=reference, separate=separate, title=title)
+            ctx,
+            runs,
+            port,
+            lambda: reports.build(
+                runs, metrics=metrics, reference=reference, separate=separate, title=title
+            ),
         )
         return
     reports.suffix(out, reports.SUFFIXES, "a report")  # before the work, not after it
-    study = reports.build(runs, metrics=metrics, reference=reference, separate=separate, title=title)
+    study = reports.build(
+        runs, metrics=metrics, reference=reference, separate=separate, title=title
+    )
     written = reports.write(study, out, steps=steps)
     if as_json:
         print_json(_as_dict(study, written))
@@ -73,7 +111,11 @@ def report(
     _print_skipped(study)
     click.echo(summary(study))
     for section in study.sections:
-        click.echo(printable(f"  {section.title}: {section.verdict}" if section.verdict else f"  {section.title}"))
+        click.echo(
+            printable(
+                f"  {section.title}: {section.verdict}" if section.verdict else f"  {section.title}"
+            )
+        )
     for path in written:
         click.echo(printable(f"  {path}"))
 
@@ -84,23 +126,52 @@ def _watch(ctx: click.Context, runs: Sequence[Path], port: int, build: Callable[
     for name in ("out", "steps", "as_json"):
         if ctx.get_parameter_source(name) is not click.core.ParameterSource.DEFAULT:
             flag = "--json" if name == "as_json" else f"--{name}"
-            raise ConfigError(f"--watch serves the page and writes nothing, so {flag} has no meaning beside it; leave one out")
+            raise ConfigError(
+                f"--watch serves the page and writes nothing, so {flag} has no meaning beside "
+                "it; leave one out"
+            )
     for folder in runs:
         if folder.exists() and not folder.is_dir():
-            raise ConfigError(f"{folder} is a file, not a folder of runs; give the --out of `hgms compare` or `hgms run`")
+            raise ConfigError(
+                f"{folder} is a file, not a folder of runs; give the --out of `hgms compare` "
+                "or "
+                "`hgms run`"
+            )
     serve(Pages(runs, build), port, lambda line: click.echo(line, err=True))
 
 
 @click.command(short_help="Curves of finished runs, for a paper.")
 @_what
-@click.option("--mixture", is_flag=True, help="The learned weights of data sources over time instead, a panel a method.")
-@click.option("--ranks", is_flag=True, help="Mean ranks over tasks and seeds instead, with their critical difference.")
-@click.option("--out", type=_FOLDER, default=Path("curves.svg"), show_default=True, help="Its suffix decides: .svg .pdf .png")
+@click.option(
+    "--mixture",
+    is_flag=True,
+    help="The learned weights of data sources over time instead, a panel a method.",
+)
+@click.option(
+    "--ranks",
+    is_flag=True,
+    help="Mean ranks over tasks and seeds instead, with their critical difference.",
+)
+@click.option(
+    "--out",
+    type=_FOLDER,
+    default=Path("curves.svg"),
+    show_default=True,
+    help="Its suffix decides: .svg .pdf .png",
+)
 @json_option
 def plot(
-    runs: Sequence[Path], metrics: Sequence[str], separate: bool, mixture: bool, ranks: bool, out: Path, as_json: bool
+    runs: Sequence[Path],
+    metrics: Sequence[str],
+    separate: bool,
+    mixture: bool,
+    ranks: bool,
+    out: Path,
+    as_json: bool,
 ) -> None:
-    """The main metric against seconds and oracle calls for a paper: mean over seeds with its 95 % band."""
+    """The main metric against seconds and oracle calls for a paper: mean over seeds with its 95
+    % band.
+    """
     import hgms.report as reports
     from hgms.report import paper
     from hgms.report.ranks import draw_ranks
@@ -123,23 +194,43 @@ def _print_skipped(study: Study) -> None:
 
 
 def _as_dict(study: Study, written: Sequence[Path]) -> dict[str, Any]:
-    keys = ("title", "task", "version", "budget", "metric", "reference", "floor", "winner", "verdict", "few_seeds")
+    keys = (
+        "title",
+        "task",
+        "version",
+        "budget",
+        "metric",
+        "reference",
+        "floor",
+        "winner",
+        "verdict",
+        "few_seeds",
+    )
     sections = [
-        {**{key: getattr(section, key) for key in keys}, "methods": [_method(entry) for entry in section.entries]}
+        {
+            **{key: getattr(section, key) for key in keys},
+            "methods": [_method(entry) for entry in section.entries],
+        }
         for section in study.sections
     ]
     return {
         "written": [str(path) for path in written],
         "runs": len(study.runs),
         "failed": [{"folder": str(run.path), "reason": run.error} for run in study.failed],
-        "left_out": [{"folder": str(folder.path), "reason": folder.reason} for folder in study.skipped],
+        "left_out": [
+            {"folder": str(folder.path), "reason": folder.reason} for folder in study.skipped
+        ],
         "tasks": sections,
     }
 
 
 def _method(entry: Entry) -> dict[str, Any]:
     def spread(interval: Interval | None) -> dict[str, Any] | None:
-        return None if interval is None else {"mean": interval.mean, "half_width": interval.half_width, "n": interval.count}
+        return (
+            None
+            if interval is None
+            else {"mean": interval.mean, "half_width": interval.half_width, "n": interval.count}
+        )
 
     table: dict[str, Any] = {
         "method": entry.label,
@@ -153,7 +244,9 @@ def _method(entry: Entry) -> dict[str, Any]:
         "outer_steps": entry.values("outer_steps"),
     }
     if entry.mixture is not None:
-        table["mixture"] = {source: spread(weight) for source, weight in entry.mixture.weights.items()}
+        table["mixture"] = {
+            source: spread(weight) for source, weight in entry.mixture.weights.items()
+        }
     if entry.tokens:
         means = (sum(side) / len(entry.tokens) for side in zip(*entry.tokens.values(), strict=True))
         table["step_forward_tokens"], table["step_backward_tokens"] = means

@@ -1,5 +1,5 @@
-"""Reads runs and computes what a report says of them: which belong together, their means, paired differences, curves and
-diagnostics."""
+"""Reads runs and computes what a report says of them: which belong together, their means, paired
+differences, curves and diagnostics."""
 
 from __future__ import annotations
 
@@ -16,7 +16,18 @@ from attrs import evolve
 from hgms.report import mixture
 from hgms.report.curves import POINTS, Curve, Line, band, binned
 from hgms.report.study import Entry, Section, Study
-from hgms.results import DEFAULT_REFERENCES, ORDER, Interval, Point, Skipped, StoredRun, scan, scan_sweeps, short_names, table
+from hgms.results import (
+    DEFAULT_REFERENCES,
+    ORDER,
+    Interval,
+    Point,
+    Skipped,
+    StoredRun,
+    scan,
+    scan_sweeps,
+    short_names,
+    table,
+)
 from hgms.runs import UNCOMPARED, Execution
 from hgms_core import Budget, CheckpointError, ConfigError, unknown
 from hgms_core.registry import Registry
@@ -40,29 +51,37 @@ def build(
 ) -> Study:
     """Reads all runs below ``folders`` and computes everything a report says.
 
-    ``metrics``: the first that a task has is its main one (default: the task's own first), all have curves. ``reference`` is
-    the method that differences are taken to (default: ``uniform`` where it ran). ``separate`` gives runs of different task
-    versions or budgets sections of their own. Pilot sweeps are read below ``folders``, or below
-    the folder ``sweeps``.
+    ``metrics``: the first that a task has is its main one (default: the task's own first), all have
+    curves. ``reference`` is the method that differences are taken to (default: ``uniform`` where it
+    ran). ``separate`` gives runs of different task versions or budgets sections of their own. Pilot
+    sweeps are read below ``folders``, or below the folder ``sweeps``.
 
     Raises:
-        ConfigError: no run at all; an unknown metric or reference; runs of one task that may not be compared.
+        ConfigError: no run at all; an unknown metric or reference; runs of one task that may not be
+            compared.
     """
     folders = [Path(folder) for folder in folders]
     runs, skipped = scan(folders)
     runs, again = _once(runs)
     skipped += again
     if not runs:
-        where, plural = ", ".join(map(str, folders)), "s" * (len(skipped) != 1)
+        where = ", ".join(map(str, folders))
+        plural = "s" * (len(skipped) != 1)
         lines = [f"  {folder.path}: {folder.reason}" for folder in skipped[:20]]
-        raise ConfigError("\n".join([f"no finished run below {where} ({len(skipped)} folder{plural} left out)", *lines]))
+        raise ConfigError(
+            "\n".join(
+                [f"no finished run below {where} ({len(skipped)} folder{plural} left out)", *lines]
+            )
+        )
     known = dict.fromkeys(name for run in runs for name in [*run.higher_is_better, *run.metrics])
     for metric in metrics:
         if metric not in known:
             raise ConfigError(unknown("metric", metric, known))
     labels = {run.label for run in runs}
     if reference is not None and reference not in labels:
-        raise ConfigError(unknown("method", reference, labels) + "\n  --reference names a method of these runs")
+        raise ConfigError(
+            unknown("method", reference, labels) + "\n  --reference names a method of these runs"
+        )
 
     groups = _groups(runs, separate)
     sections = []
@@ -83,16 +102,20 @@ def build(
     )
 
 
-# --- what belongs together ---------------------------------------------------------------------------------------------
+# --- what belongs together
+# --------------------------------------------------------------------------------------------------
 
 
 def _groups(runs: Sequence[StoredRun], separate: bool) -> dict[str, tuple[str, list[StoredRun]]]:
-    """The task's name and its runs, by title. One task under several budgets or versions is refused, or, if ``separate``,
-    several sections."""
+    """The task's name and its runs, by title. One task under several budgets or versions is
+    refused, or, if ``separate``, several sections."""
     groups: dict[str, tuple[str, list[StoredRun]]] = {}
     mixed: list[str] = []
-    for name, group in sorted(_named(runs, lambda run: run.task, lambda run: run.task_label).items()):
-        budgets, versions = {run.budget for run in group}, {run.task_version for run in group}
+    for name, group in sorted(
+        _named(runs, lambda run: run.task, lambda run: run.task_label).items()
+    ):
+        budgets = {run.budget for run in group}
+        versions = {run.task_version for run in group}
         if len(budgets) == 1 and len(versions) == 1:
             groups[name] = name, group
             continue
@@ -104,7 +127,9 @@ def _groups(runs: Sequence[StoredRun], separate: bool) -> dict[str, tuple[str, l
         for differing, part in sorted(parts.items()):
             groups[f"{name}, {differing}"] = name, part
             methods = ", ".join(sorted({run.label for run in part}))
-            mixed.append(f"  {name}: {differing}: {len(part)} runs ({methods}), the first is {part[0].path}")
+            mixed.append(
+                f"  {name}: {differing}: {len(part)} runs ({methods}), the first is {part[0].path}"
+            )
     if mixed and not separate:
         raise ConfigError(
             "runs of one task under different budgets or task versions cannot be compared:\n"
@@ -115,20 +140,29 @@ def _groups(runs: Sequence[StoredRun], separate: bool) -> dict[str, tuple[str, l
 
 
 def _once(runs: Sequence[StoredRun]) -> tuple[list[StoredRun], list[Skipped]]:
-    """Runs without those of the same configuration and seed under another label, which no mean may count twice."""
+    """Runs without those of the same configuration and seed under another label, which no mean
+    may count twice.
+    """
     seen: dict[str, StoredRun] = {}
     skipped = []
     for run in runs:
         table = {key: value for key, value in run.config.items() if key != "run"}
-        first = seen.setdefault(_key({**table, "run": carried_out(run), "version": run.task_version}), run)
+        first = seen.setdefault(
+            _key({**table, "run": carried_out(run), "version": run.task_version}), run
+        )
         if first is not run:
-            skipped.append(Skipped(run.path, f"it is the same configuration and seed as {first.path}, under another label"))
+            skipped.append(
+                Skipped(
+                    run.path,
+                    f"it is the same configuration and seed as {first.path}, under another label",
+                )
+            )
     return list(seen.values()), skipped
 
 
 def _methods(runs: Sequence[StoredRun]) -> dict[str, list[StoredRun]]:
-    """Runs by method. Where a method has several of one seed, which no mean may count twice, they were carried out differently:
-    then every way is a method of its own."""
+    """Runs by method. Where a method has several of one seed, which no mean may count twice, they
+    were carried out differently: then every way is a method of its own."""
     methods: dict[str, list[StoredRun]] = {}
     for name, alike in _named(runs, lambda run: run.method, lambda run: run.label).items():
         if len({run.seed for run in alike}) == len(alike):
@@ -145,9 +179,13 @@ def carried_out(run: StoredRun) -> dict[str, Any]:
 
 
 def _named(
-    runs: Sequence[StoredRun], table_of: Callable[[StoredRun], Mapping[str, Any]], label_of: Callable[[StoredRun], str]
+    runs: Sequence[StoredRun],
+    table_of: Callable[[StoredRun], Mapping[str, Any]],
+    label_of: Callable[[StoredRun], str],
 ) -> dict[str, list[StoredRun]]:
-    """Runs by the name of a table of theirs (the task's, the method's): its label, and what tells tables of one label apart."""
+    """Runs by the name of a table of theirs (the task's, the method's): its label, and what
+    tells tables of one label apart.
+    """
     keys = {run: _key(table_of(run)) for run in runs}
     labels: dict[str, str] = {}
     for run in runs:
@@ -167,26 +205,40 @@ def _environments(runs: Sequence[StoredRun]) -> list[tuple[dict[str, Any], list[
     """Equal environments once, with their runs; the one with the most runs first."""
 
     def where(environment: Mapping[str, Any]) -> dict[str, Any]:
-        # the task and the digests of components' code are of what was run, not of where; no two measurements are the same
-        table = {key: value for key, value in environment.items() if key not in ("task", "code", "execution")}
+        # the task and the digests of components' code are of what was run, not of where; no two
+        # measurements are the same
+        table = {
+            key: value
+            for key, value in environment.items()
+            if key not in ("task", "code", "execution")
+        }
         recorded = Execution.recorded(environment)
         return table if recorded is None else table | recorded.choices()
 
     groups: dict[str, tuple[dict[str, Any], list[StoredRun]]] = {}
     for run in runs:
         environment = where(run.environment)
-        before = environment.pop("before", [])  # where a run was begun that was resumed elsewhere, or with other code
-        earlier = [where(place) for place in before if isinstance(place, Mapping)] if isinstance(before, list) else []
+        before = environment.pop(
+            "before", []
+        )  # where a run was begun that was resumed elsewhere, or with other code
+        earlier = (
+            [where(place) for place in before if isinstance(place, Mapping)]
+            if isinstance(before, list)
+            else []
+        )
         if earlier := [place for place in earlier if place != environment]:
             environment["before"] = earlier
         groups.setdefault(_key(environment), (environment, []))[1].append(run)
     return sorted(groups.values(), key=lambda group: -len(group[1]))
 
 
-# --- the rows of the runs ----------------------------------------------------------------------------------------------
+# --- the rows of the runs
+# --------------------------------------------------------------------------------------------------
 
 
-def _metric(runs: Sequence[StoredRun], metrics: Sequence[str]) -> tuple[str, dict[str, bool], list[str]]:
+def _metric(
+    runs: Sequence[StoredRun], metrics: Sequence[str]
+) -> tuple[str, dict[str, bool], list[str]]:
     """The main metric, which way each is better, and all of them in the task's order."""
     directions = next((dict(run.higher_is_better) for run in runs if run.higher_is_better), None)
     if directions is None:  # older than the record of it: what the installed task says
@@ -200,11 +252,18 @@ def _metric(runs: Sequence[StoredRun], metrics: Sequence[str]) -> tuple[str, dic
     return main, directions, names
 
 
-def _read(runs: Sequence[StoredRun], metrics: Sequence[str]) -> tuple[dict[StoredRun, _Rows], list[Skipped]]:
+def _read(
+    runs: Sequence[StoredRun], metrics: Sequence[str]
+) -> tuple[dict[StoredRun, _Rows], list[Skipped]]:
     """The rows of all runs, reduced to what a report needs."""
     main, _, names = _metric(runs, metrics)
     drawn = dict.fromkeys([main, *(name for name in metrics if name in names)])
-    numbers = ["seconds", "oracle_calls", _LOSS, *(f"metric.{name}" for name in drawn if name != _LOSS)]
+    numbers = [
+        "seconds",
+        "oracle_calls",
+        _LOSS,
+        *(f"metric.{name}" for name in drawn if name != _LOSS),
+    ]
     read: dict[StoredRun, _Rows] = {}
     skipped = []
     for run in runs:
@@ -220,7 +279,9 @@ def _read(runs: Sequence[StoredRun], metrics: Sequence[str]) -> tuple[dict[Store
         except (CheckpointError, OSError) as error:
             skipped.append(Skipped(run.path, str(error)))
             continue
-        rows["oracle_calls"][:1] = np.nan_to_num(rows["oracle_calls"][:1])  # the row before the first step has spent none
+        rows["oracle_calls"][:1] = np.nan_to_num(
+            rows["oracle_calls"][:1]
+        )  # the row before the first step has spent none
         outcomes = rows["outcome"].tolist() if rows["outcome"].dtype == object else []
         counted = Counter(outcome for outcome in outcomes if outcome is not None)
         read[run] = {**rows, "selected": _chosen(rows["selected"]), "outcome": counted}
@@ -229,36 +290,61 @@ def _read(runs: Sequence[StoredRun], metrics: Sequence[str]) -> tuple[dict[Store
 
 def _chosen(indices: np.ndarray) -> Counter[int]:
     """How often each candidate was chosen; what is no index of one is not counted."""
-    known = indices[(indices >= 0) & (indices % 1 == 0) & (indices < 2**53)] if indices.dtype == float else np.empty(0)
+    known = (
+        indices[(indices >= 0) & (indices % 1 == 0) & (indices < 2**53)]
+        if indices.dtype == float
+        else np.empty(0)
+    )
     return Counter(known.astype(int).tolist())
 
 
-# --- one section -------------------------------------------------------------------------------------------------------
+# --- one section
+# --------------------------------------------------------------------------------------------------
 
 
 def _section(
-    title: str, name: str, rows: Mapping[StoredRun, _Rows], metrics: Sequence[str], reference: str | None, points: int
+    title: str,
+    name: str,
+    rows: Mapping[StoredRun, _Rows],
+    metrics: Sequence[str],
+    reference: str | None,
+    points: int,
 ) -> Section:
-    """The methods with their statistics, best mean first, then the references, and the differences between them."""
+    """The methods with their statistics, best mean first, then the references, and the
+    differences between them.
+    """
     runs = list(rows)
     main, directions, names = _metric(runs, metrics)
     higher = directions.get(main)
     methods = _methods(sorted(runs, key=lambda run: run.seed))
     done = {label: [run for run in runs if run.status == "done"] for label, runs in methods.items()}
-    failed = {label: [run for run in runs if run.status != "done"] for label, runs in methods.items()}
-    default = next((label for label, runs in methods.items() if runs[0].method_name in DEFAULT_REFERENCES), None)
+    failed = {
+        label: [run for run in runs if run.status != "done"] for label, runs in methods.items()
+    }
+    default = next(
+        (label for label, runs in methods.items() if runs[0].method_name in DEFAULT_REFERENCES),
+        None,
+    )
     base = reference if reference in methods else default
     values = {label: [_point(run, names) for run in runs] for label, runs in done.items()}
     compared = table(
-        values, main, base, higher_is_better=higher is not False, failed={label: len(runs) for label, runs in failed.items()}
+        values,
+        main,
+        base,
+        higher_is_better=higher is not False,
+        failed={label: len(runs) for label, runs in failed.items()},
     )
     drawn = list(dict.fromkeys([main, *(name for name in metrics if name in names), _LOSS]))
     budget = Budget.parse(runs[0].budget)
     axis = "seconds" if budget.seconds else "step" if budget.outer_steps else "oracle_calls"
     entries = []
     for row in compared.rows:
-        own, none = {run: rows[run] for run in done[row.method]}, Interval.of([])
-        undefined = {name: sum(math.isnan(run.metrics.get(name, 0.0)) for run in values[row.method]) for name in names}
+        own = {run: rows[run] for run in done[row.method]}
+        none = Interval.of([])
+        undefined = {
+            name: sum(math.isnan(run.metrics.get(name, 0.0)) for run in values[row.method])
+            for name in names
+        }
         entries.append(
             Entry(
                 label=row.method,
@@ -287,10 +373,17 @@ def _section(
         version=runs[0].task_version,
         budget=runs[0].budget,
         metric=main,
-        metrics=list(dict.fromkeys([main, *(name for run in runs for name in run.scores.get("metrics", {})), *names])),
+        metrics=list(
+            dict.fromkeys(
+                [main, *(name for run in runs for name in run.scores.get("metrics", {})), *names]
+            )
+        ),
         drawn=drawn,
         directions=directions,
-        entries=sorted(entries, key=lambda entry: (ORDER.index(entry.role), *_rank(entry.metrics[main].mean, higher))),
+        entries=sorted(
+            entries,
+            key=lambda entry: (ORDER.index(entry.role), *_rank(entry.metrics[main].mean, higher)),
+        ),
         reference=base,
         pairs=compared.pairs,
         axis=axis,
@@ -302,7 +395,9 @@ def _section(
 
 
 def _rank(mean: float, higher: bool | None) -> tuple[bool, float]:
-    return math.isnan(mean), 0.0 if math.isnan(mean) or higher is None else -mean if higher else mean
+    return math.isnan(mean), 0.0 if math.isnan(
+        mean
+    ) or higher is None else -mean if higher else mean
 
 
 def _point(run: StoredRun, names: Sequence[str]) -> Point:
@@ -313,7 +408,9 @@ def _point(run: StoredRun, names: Sequence[str]) -> Point:
     return evolve(Point.of(run), metrics={name: metrics[name] for name in names if name in metrics})
 
 
-def _curves(rows: Mapping[StoredRun, _Rows], metrics: Sequence[str], points: int) -> dict[tuple[str, str], Curve]:
+def _curves(
+    rows: Mapping[StoredRun, _Rows], metrics: Sequence[str], points: int
+) -> dict[tuple[str, str], Curve]:
     """Of one method's runs, by axis and metric."""
     curves = {
         (axis, name): band([_line(columns, axis, name) for columns in rows.values()], points)
@@ -336,7 +433,13 @@ def _diagnosis(rows: Mapping[StoredRun, _Rows]) -> dict[str, Any]:
     """How selection and differentiation went for one method, over all its seeds."""
 
     def steps(name: str) -> Curve | None:
-        return binned([(columns["step"], columns[name]) for columns in rows.values() if columns[name].dtype == float])
+        return binned(
+            [
+                (columns["step"], columns[name])
+                for columns in rows.values()
+                if columns[name].dtype == float
+            ]
+        )
 
     branches: Counter[int] = sum((columns["selected"] for columns in rows.values()), Counter())
     outcomes: Counter[str] = sum((columns["outcome"] for columns in rows.values()), Counter())

@@ -1,8 +1,9 @@
-"""Curves over seeds: mean and 95 % band on a common grid, thinned so that a page with many of them stays small.
+"""Curves over seeds: mean and 95 % band on a common grid, thinned so that a page with many of them
+stays small.
 
-A run is a step function: it holds what it last reported until it reports again, and after its end. At every kept point the
-mean and the band are exact; thinning only chooses the points, and it keeps both ends and, bucket by bucket, the lowest and the
-highest point, so that no peak is lost.
+A run is a step function: it holds what it last reported until it reports again, and after its end.
+At every kept point the mean and the band are exact; thinning only chooses the points, and it keeps
+both ends and, bucket by bucket, the lowest and the highest point, so that no peak is lost.
 """
 
 from __future__ import annotations
@@ -13,7 +14,8 @@ import numpy as np
 from attrs import frozen
 
 POINTS = 400
-_GRID = 4000  # points at which a band is evaluated before it is thinned; more could not be told apart on a page
+# points at which a band is evaluated before it is thinned; more could not be told apart on a page
+_GRID = 4000
 
 Line = tuple[np.ndarray, np.ndarray]
 """One run's curve: x, not decreasing, and y."""
@@ -32,17 +34,20 @@ class Curve:
     @property
     def percent(self) -> Curve:
         """Of a share: its band ends where shares do."""
-        low, high = (None if side is None else 100 * np.clip(side, 0, 1) for side in (self.low, self.high))
+        low, high = (
+            None if side is None else 100 * np.clip(side, 0, 1) for side in (self.low, self.high)
+        )
         return Curve(self.x, 100 * self.y, low, high, self.runs)
 
 
 def band(lines: Sequence[Line], points: int = POINTS, level: float = 0.95) -> Curve | None:
-    """Mean over runs with its t-interval, from where all have begun to where the last one ends; None if nothing was reported.
+    """Mean over runs with its t-interval, from where all have begun to where the last one ends;
+    None if nothing was reported.
 
     >>> import numpy as np
     >>> first = (np.array([0.0, 1.0]), np.array([0.0, 2.0]))
     >>> second = (np.array([0.0, 1.0, 2.0]), np.array([0.0, 4.0, 6.0]))
-    >>> band([first, second]).y                                # at 2.0 the first run holds its 2.0
+    >>> band([first, second]).y  # at 2.0 the first run holds its 2.0
     array([0., 3., 4.])
     """
     lines = [(x, y) for x, y in lines if x.size]
@@ -58,7 +63,8 @@ def band(lines: Sequence[Line], points: int = POINTS, level: float = 0.95) -> Cu
 
     with np.errstate(over="ignore", invalid="ignore"):  # a band that no double holds has no ends
         half = float(stdtrit(n - 1, 0.5 + level / 2)) * held.std(0, ddof=1) / n**0.5
-        low, high = mean - half, mean + half
+        low = mean - half
+        high = mean + half
     has_ends = not (np.isnan(low).all() or np.isnan(high).all())
     ends = np.array([np.nanargmin(low), np.nanargmax(high)] if has_ends else [], dtype=int)
     keep = np.union1d(thin(mean, points - 2), ends)
@@ -66,8 +72,8 @@ def band(lines: Sequence[Line], points: int = POINTS, level: float = 0.95) -> Cu
 
 
 def together(lines: Sequence[Line], points: int = POINTS) -> Line:
-    """The mean over runs of several values reported at once, ``y`` being ``[value, x]``: all at the same points, so that they
-    still add up to what they add up to in each run.
+    """The mean over runs of several values reported at once, ``y`` being ``[value, x]``: all at the
+    same points, so that they still add up to what they add up to in each run.
 
     >>> import numpy as np
     >>> first = (np.array([0.0, 1.0]), np.array([[0.5, 0.2], [0.5, 0.8]]))
@@ -82,8 +88,8 @@ def together(lines: Sequence[Line], points: int = POINTS) -> Line:
 
 
 def binned(lines: Sequence[Line], bins: int = 60) -> Curve | None:
-    """Median and middle half of all runs' values together, over equal stretches of x: for what is noise around a trend, like a
-    residual. None where nothing was reported.
+    """Median and middle half of all runs' values together, over equal stretches of x: for what is
+    noise around a trend, like a residual. None where nothing was reported.
 
     >>> import numpy as np
     >>> curve = binned([(np.arange(4.0), np.array([1.0, 3.0, 10.0, 30.0]))], bins=2)
@@ -92,21 +98,26 @@ def binned(lines: Sequence[Line], bins: int = 60) -> Curve | None:
     """
     x = np.concatenate([x for x, _ in lines]) if lines else np.empty(0)
     y = np.concatenate([y for _, y in lines]) if lines else np.empty(0)
-    x, y = x[np.isfinite(y)], y[np.isfinite(y)]
+    x = x[np.isfinite(y)]
+    y = y[np.isfinite(y)]
     if not x.size:
         return None
     order = np.argsort(x, kind="stable")
-    x, y = x[order], y[order]
+    x = x[order]
+    y = y[order]
     places = np.unique(x)
     firsts = places[(np.arange(min(bins, len(places))) * len(places)) // min(bins, len(places))]
-    parts = list(zip(*(np.split(values, np.searchsorted(x, firsts[1:])) for values in (x, y)), strict=True))
+    parts = list(
+        zip(*(np.split(values, np.searchsorted(x, firsts[1:])) for values in (x, y)), strict=True)
+    )
     quartiles = np.array([np.percentile(part, (25, 50, 75)) for _, part in parts])
     low, middle, high = quartiles.T
     return Curve(np.array([part.mean() for part, _ in parts]), middle, low, high, len(lines))
 
 
 def thin(y: np.ndarray, points: int = POINTS) -> np.ndarray:
-    """At most ``points`` indices: both ends, and the lowest and the highest of each of equal buckets between them.
+    """At most ``points`` indices: both ends, and the lowest and the highest of each of equal
+    buckets between them.
 
     >>> thin(np.array([0.0, 1.0, 9.0, 1.0, -5.0, 1.0, 0.0, 0.0]), points=4)
     array([0, 2, 4, 7])
@@ -114,7 +125,8 @@ def thin(y: np.ndarray, points: int = POINTS) -> np.ndarray:
     count = len(y)
     if count <= points:
         return np.arange(count)
-    inner, buckets = count - 2, (points - 2) // 2
+    inner = count - 2
+    buckets = (points - 2) // 2
     width = -(-inner // buckets)
     padded = np.full(buckets * width, np.nan)
     padded[:inner] = y[1:-1]
@@ -128,7 +140,9 @@ def thin(y: np.ndarray, points: int = POINTS) -> np.ndarray:
 
 
 def _held(lines: Sequence[Line]) -> tuple[np.ndarray, np.ndarray]:
-    """A grid of the points at which any run reports, and what each run holds there, ``[run, grid]``."""
+    """A grid of the points at which any run reports, and what each run holds there, ``[run,
+    grid]``.
+    """
     grid = np.unique(np.concatenate([x for x, _ in lines]))
     grid = grid[grid >= max(x[0] for x, _ in lines)]
     if len(grid) > _GRID:

@@ -1,7 +1,7 @@
 """The page's figures as Plotly specifications: plain values, drawn by plotly.js in the browser.
 
-A method has one colour and one dash, by its name. Colours come in a light and a dark set, so a trace holds the *number* of its
-colour and the page puts it in.
+A method has one colour and one dash, by its name. Colours come in a light and a dark set, so a
+trace holds the *number* of its colour and the page puts it in.
 """
 
 from __future__ import annotations
@@ -19,13 +19,20 @@ from hgms.report.tables import heading, outcome
 from hgms.results import Look, is_share, looks
 
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000")
-"""Colours that people with any colour vision tell apart (Okabe and Ito 2008), in the order in which they are given out."""
+"""Colours that people with any colour vision tell apart (Okabe and Ito 2008), in the order in
+which they are given out.
+"""
 
 LEVEL = 0.15
 """How much of its line's colour a band has."""
 _STEPS = "outer steps"
 AXES = {"seconds": "seconds (without evaluation)", "step": _STEPS, "oracle_calls": "oracle calls"}
-_BELOW = {"orientation": "h", "y": -0.2, "yanchor": "top", "x": 0}  # a legend above would lie under the buttons of a plot
+_BELOW = {
+    "orientation": "h",
+    "y": -0.2,
+    "yanchor": "top",
+    "x": 0,
+}  # a legend above would lie under the buttons of a plot
 _STEPPED = 150  # points up to which a step in a band is wider than a pixel or two
 
 Style = Mapping[str, Look]
@@ -37,9 +44,13 @@ def styles(study: Study) -> dict[str, Look]:
     return looks(study.labels)
 
 
-def figures(section: Section, style: Style, colours: Mapping[tuple[str, ...], Mapping[str, int]]) -> list[dict[str, Any]]:
-    """The section's figures that have something to show, each ``{"title", "text", "spec", "ends"}``; ``style`` is that of the
-    methods, ``colours`` of the sources, and with ``ends`` a reader may zoom to where the curves end."""
+def figures(
+    section: Section, style: Style, colours: Mapping[tuple[str, ...], Mapping[str, int]]
+) -> list[dict[str, Any]]:
+    """The section's figures that have something to show, each ``{"title", "text", "spec",
+    "ends"}``; ``style`` is that of the methods, ``colours`` of the sources, and with ``ends`` a
+    reader may zoom to where the curves end.
+    """
     shown = []
     for metric in section.drawn:
         for axis in ("seconds", "oracle_calls"):
@@ -47,19 +58,45 @@ def figures(section: Section, style: Style, colours: Mapping[tuple[str, ...], Ma
             if curves and section.curves("seconds", metric):
                 title = f"{metric[:1].upper()}{metric[1:]} against {axis}".replace("_", " ")
                 many = any(curve.low is not None for curve in curves.values())
-                text = "mean over seeds, band: 95 % t-interval" if many else "one seed each, so there is no band"
+                text = (
+                    "mean over seeds, band: 95 % t-interval"
+                    if many
+                    else "one seed each, so there is no band"
+                )
                 zoom = span(curves, share=is_share(metric))
-                figure = _figure(title, text, traces(curves, style, held=True), AXES[axis], heading(metric), zoom=zoom)
+                figure = _figure(
+                    title,
+                    text,
+                    traces(curves, style, held=True),
+                    AXES[axis],
+                    heading(metric),
+                    zoom=zoom,
+                )
                 shown.append({**figure, "ends": True})
-    shown += [_mixture(label, mix, section.axis, colours[mix.sources]) for label, mix in section.mixtures.items() if mix.moves]
-    gaps = {entry.label: entry.gap for entry in section.entries if entry.gap is not None and np.nanmax(entry.gap.y) > 0}
+    shown += [
+        _mixture(label, mix, section.axis, colours[mix.sources])
+        for label, mix in section.mixtures.items()
+        if mix.moves
+    ]
+    gaps = {
+        entry.label: entry.gap
+        for entry in section.entries
+        if entry.gap is not None and np.nanmax(entry.gap.y) > 0
+    }
     if gaps:
-        text = "how far the best candidate was ahead of the next: median over steps and seeds, band: middle half"
-        shown.append(_figure("Selection gap", text, traces(gaps, style), _STEPS, "gap", zoom=span(gaps)))
+        text = (
+            "how far the best candidate was ahead of the next: median over steps and seeds, "
+            "band: middle half"
+        )
+        shown.append(
+            _figure("Selection gap", text, traces(gaps, style), _STEPS, "gap", zoom=span(gaps))
+        )
     branches = {entry.label: entry.branches for entry in section.entries if len(entry.branches) > 1}
     if branches:
         shown.append(_branches(branches, style))
-    solved = {entry.label: entry.residual for entry in section.entries if entry.residual is not None}
+    solved = {
+        entry.label: entry.residual for entry in section.entries if entry.residual is not None
+    }
     residuals = {label: curve for label, curve in solved.items() if np.nanmax(curve.y) > 0}
     if residuals:
         text = "relative residual of the solves: median over steps and seeds, band: middle half"
@@ -72,19 +109,32 @@ def figures(section: Section, style: Style, colours: Mapping[tuple[str, ...], Ma
 
 
 def _figure(
-    title: str, text: str, lines: list[dict[str, Any]], x: str, y: str, *, log: bool = False, zoom: list[float] | None = None
+    title: str,
+    text: str,
+    lines: list[dict[str, Any]],
+    x: str,
+    y: str,
+    *,
+    log: bool = False,
+    zoom: list[float] | None = None,
 ) -> dict[str, Any]:
     scale: dict[str, Any] = {"type": "log", "exponentformat": "power"} if log else {}
     if zoom is not None:
         scale["range"] = zoom
-    layout = {"xaxis": {"title": {"text": x}, "rangemode": "tozero"}, "yaxis": {"title": {"text": y}, **scale}}
+    layout = {
+        "xaxis": {"title": {"text": x}, "rangemode": "tozero"},
+        "yaxis": {"title": {"text": y}, **scale},
+    }
     return {"title": title, "text": text, "spec": {"data": lines, "layout": layout}, "ends": False}
 
 
-def traces(curves: Mapping[str, Curve], style: Style, *, positive: bool = False, held: bool = False) -> list[dict[str, Any]]:
+def traces(
+    curves: Mapping[str, Curve], style: Style, *, positive: bool = False, held: bool = False
+) -> list[dict[str, Any]]:
     """A band and a line for each method.
 
-    ``positive`` leaves out what a logarithmic axis cannot show; ``held`` draws values that hold until the next report as steps.
+    ``positive`` leaves out what a logarithmic axis cannot show; ``held`` draws values that hold
+    until the next report as steps.
     """
 
     def shown(values: np.ndarray) -> np.ndarray:
@@ -95,49 +145,86 @@ def traces(curves: Mapping[str, Curve], style: Style, *, positive: bool = False,
         meta = {"colour": style[label].colour}
         look: dict[str, Any] = {"name": label, "legendgroup": label, "meta": meta, "mode": "lines"}
         if curve.low is not None and curve.high is not None:
-            low, high = shown(curve.low), shown(curve.high)
+            low = shown(curve.low)
+            high = shown(curve.high)
             known = ~(np.isnan(low) | np.isnan(high))  # an area with a gap in it is drawn wrongly
-            at, low, high = curve.x[known], low[known], high[known]
+            at = curve.x[known]
+            low = low[known]
+            high = high[known]
             if held and 1 < len(at) <= _STEPPED:
-                at, low, high = np.repeat(at, 2)[1:], np.repeat(low, 2)[:-1], np.repeat(high, 2)[:-1]
-            outline, area = numbers(np.concatenate([at, at[::-1]])), numbers(np.concatenate([high, low[::-1]]))
-            band = {"x": outline, "y": area, "fill": "toself", "line": {"width": 0}, "hoverinfo": "skip"}
+                at = np.repeat(at, 2)[1:]
+                low = np.repeat(low, 2)[:-1]
+                high = np.repeat(high, 2)[:-1]
+            outline = numbers(np.concatenate([at, at[::-1]]))
+            area = numbers(np.concatenate([high, low[::-1]]))
+            band = {
+                "x": outline,
+                "y": area,
+                "fill": "toself",
+                "line": {"width": 0},
+                "hoverinfo": "skip",
+            }
             shapes.append({**look, "meta": {**meta, "band": True}, **band})
         line = {"width": 2, "dash": style[label].dash, **({"shape": "hv"} if held else {})}
         y = numbers(shown(curve.y))
-        shapes.append({**look, "x": numbers(curve.x), "y": y, "line": line, "hovertemplate": "%{y:.4~g}"})
+        shapes.append(
+            {**look, "x": numbers(curve.x), "y": y, "line": line, "hovertemplate": "%{y:.4~g}"}
+        )
     return shapes
 
 
-# --- mixtures ----------------------------------------------------------------------------------------------------------
+# --- mixtures
+# --------------------------------------------------------------------------------------------------
 
 _SOURCE_COLOURS = (0, 1, 2, 3, 4, 6, 7)
 _REST_COLOUR = 5  # grey
 
 
 def source_colours(study: Study) -> dict[tuple[str, ...], dict[str, int]]:
-    """By portfolio, the colour numbers of the sources that matter most in any section that has it; the others get none."""
+    """By portfolio, the colour numbers of the sources that matter most in any section that has
+    it; the others get none.
+    """
     moving: dict[tuple[str, ...], list[Mixture]] = {}
     for section in study.sections:
         for mixture in section.mixtures.values():
             moving.setdefault(mixture.sources, []).extend([mixture] * mixture.moves)
     most = len(_SOURCE_COLOURS)
-    return {key: dict(zip(prominent(mixed, most), _SOURCE_COLOURS, strict=False)) for key, mixed in moving.items()}
+    return {
+        key: dict(zip(prominent(mixed, most), _SOURCE_COLOURS, strict=False))
+        for key, mixed in moving.items()
+    }
 
 
 def areas(mixed: Mixture, colours: Mapping[str, int]) -> list[tuple[str, int, np.ndarray]]:
-    """Name, number of the colour and weights over time of what is stacked: sources with a colour, then all others as one."""
+    """Name, number of the colour and weights over time of what is stacked: sources with a
+    colour, then all others as one.
+    """
     weights = dict(zip(mixed.sources, mixed.over_time, strict=True))
     stack = [(source, colour, weights[source]) for source, colour in colours.items()]
     rest = [row for source, row in weights.items() if source not in colours]
     if rest:
-        stack.append((f"{len(rest)} other source{'s' * (len(rest) != 1)}", _REST_COLOUR, np.sum(rest, axis=0)))
+        stack.append(
+            (
+                f"{len(rest)} other source{'s' * (len(rest) != 1)}",
+                _REST_COLOUR,
+                np.sum(rest, axis=0),
+            )
+        )
     return stack
 
 
 def _mixture(label: str, mixed: Mixture, axis: str, colours: Mapping[str, int]) -> dict[str, Any]:
     """The learned weights of a method over time."""
-    patterns = ("", "/", ".", "x", "\\", "", "-", "|")  # areas are told apart by pattern as well as by colour
+    patterns = (
+        "",
+        "/",
+        ".",
+        "x",
+        "\\",
+        "",
+        "-",
+        "|",
+    )  # areas are told apart by pattern as well as by colour
     traces = [
         {
             "name": _escape(name),
@@ -145,7 +232,12 @@ def _mixture(label: str, mixed: Mixture, axis: str, colours: Mapping[str, int]) 
             "x": numbers(mixed.x),
             "y": numbers(values),
             "stackgroup": "weights",
-            "fillpattern": {"shape": patterns[colour], "size": 7, "solidity": 0.15, "fillmode": "overlay"},
+            "fillpattern": {
+                "shape": patterns[colour],
+                "size": 7,
+                "solidity": 0.15,
+                "fillmode": "overlay",
+            },
             "line": {"width": 1, "shape": "hv"},
             "meta": {"colour": colour},
             "hovertemplate": "%{y:.3f}",
@@ -153,21 +245,28 @@ def _mixture(label: str, mixed: Mixture, axis: str, colours: Mapping[str, int]) 
         }
         for name, colour, values in areas(mixed, colours)
     ]
-    text = "weights of the sources, stacked" + (": mean over seeds" if len(mixed.finals) > 1 else "")
+    text = "weights of the sources, stacked" + (
+        ": mean over seeds" if len(mixed.finals) > 1 else ""
+    )
     figure = _figure(f"Mixture over time: {label}", text, traces, AXES[axis], "weight", zoom=[0, 1])
     figure["spec"]["layout"] |= {"showlegend": True, "legend": {**_BELOW, "traceorder": "normal"}}
     return figure
 
 
-# --- bars --------------------------------------------------------------------------------------------------------------
+# --- bars
+# --------------------------------------------------------------------------------------------------
 
 
 def _branches(branches: Mapping[str, Mapping[int, int]], style: Style) -> dict[str, Any]:
     traces = []
     for label, counts in branches.items():
-        total, last = sum(counts.values()), max(counts)
+        total = sum(counts.values())
+        last = max(counts)
         index = list(range(last + 1)) if last < 1000 else sorted(counts)
-        hover = f"<b>{_escape(label)}</b><br>candidate %{{x}}: %{{y:.1f}} % (%{{customdata}} steps)<extra></extra>"
+        hover = (
+            f"<b>{_escape(label)}</b><br>candidate %{{x}}: %{{y:.1f}} % (%{{customdata}} "
+            "steps)<extra></extra>"
+        )
         traces.append(
             {
                 "type": "bar",
@@ -179,22 +278,40 @@ def _branches(branches: Mapping[str, Mapping[int, int]], style: Style) -> dict[s
                 "hovertemplate": hover,
             }
         )
-    figure = _figure("Chosen candidate", "share of the steps in which each candidate was selected", traces, "candidate", "%")
+    figure = _figure(
+        "Chosen candidate",
+        "share of the steps in which each candidate was selected",
+        traces,
+        "candidate",
+        "%",
+    )
     widest = max(max(counts) for counts in branches.values())
-    figure["spec"]["layout"]["xaxis"] = {"title": {"text": "candidate"}, "dtick": 1 if widest <= 16 else None}
+    figure["spec"]["layout"]["xaxis"] = {
+        "title": {"text": "candidate"},
+        "dtick": 1 if widest <= 16 else None,
+    }
     figure["spec"]["layout"]["barmode"] = "group"
     return figure
 
 
 _OUTCOMES = (
-    "converged", "iteration-limit", "negative-curvature", "stagnated", "diverged", "nonfinite", "not-solved",
-)  # fmt: skip
+    "converged",
+    "iteration-limit",
+    "negative-curvature",
+    "stagnated",
+    "diverged",
+    "nonfinite",
+    "not-solved",
+)
 
 
 def _outcomes(outcomes: Mapping[str, Mapping[str, int]]) -> dict[str, Any]:
     labels = list(outcomes)[::-1]
     totals = [sum(outcomes[label].values()) for label in labels]
-    names = [*_OUTCOMES, *sorted({name for counts in outcomes.values() for name in counts} - set(_OUTCOMES))]
+    names = [
+        *_OUTCOMES,
+        *sorted({name for counts in outcomes.values() for name in counts} - set(_OUTCOMES)),
+    ]
     traces = []
     for number, name in enumerate(names):
         counts = [outcomes[label].get(name, 0) for label in labels]
@@ -208,11 +325,19 @@ def _outcomes(outcomes: Mapping[str, Mapping[str, int]]) -> dict[str, Any]:
                 "orientation": "h",
                 "name": outcome(name),
                 "y": [_escape(label) for label in labels],
-                "x": [round(100 * count / total, 3) for count, total in zip(counts, totals, strict=True)],
+                "x": [
+                    round(100 * count / total, 3)
+                    for count, total in zip(counts, totals, strict=True)
+                ],
                 "customdata": counts,
-                "marker": {"pattern": {"shape": shape, "size": 7, "solidity": 0.2, "fillmode": "overlay"}},
+                "marker": {
+                    "pattern": {"shape": shape, "size": 7, "solidity": 0.2, "fillmode": "overlay"}
+                },
                 "meta": {"colour": (2, 0, 1, 3, 4, 5, 5)[number % 7]},
-                "hovertemplate": f"<b>%{{y}}</b><br>{outcome(name)}: %{{x:.1f}} % (%{{customdata}} solves)<extra></extra>",
+                "hovertemplate": (
+                    f"<b>%{{y}}</b><br>{outcome(name)}: %{{x:.1f}} % "
+                    "(%{customdata} solves)<extra></extra>"
+                ),
                 "showlegend": True,
             }
         )
@@ -228,15 +353,17 @@ def _outcomes(outcomes: Mapping[str, Mapping[str, int]]) -> dict[str, Any]:
     return figure
 
 
-# --- numbers -----------------------------------------------------------------------------------------------------------
+# --- numbers
+# --------------------------------------------------------------------------------------------------
 
 
 def span(curves: Mapping[str, Curve], *, share: bool = False) -> list[float] | None:
     """The ends of the y axis.
 
-    They follow the means once these have settled (after a twentieth of the x axis) and where they began, unless that is far
-    off: what a curve does in the first second does not set the axis. Bands count up to half of that beyond the means: with two
-    seeds a band can be huge. The axis begins at zero where that is near, and a share in percent ends at 100.
+    They follow the means once these have settled (after a twentieth of the x axis) and where they
+    began, unless that is far off: what a curve does in the first second does not set the axis.
+    Bands count up to half of that beyond the means: with two seeds a band can be huge. The axis
+    begins at zero where that is near, and a share in percent ends at 100.
     """
     lines = [curve for curve in curves.values() if np.isfinite(curve.y).any()]
     if not lines:
@@ -249,17 +376,24 @@ def span(curves: Mapping[str, Curve], *, share: bool = False) -> list[float] | N
         means = first
     near = np.abs(first) / 5 <= np.abs(means).max()
     means = np.concatenate([means, first[near]])
-    low, high = float(means.min()), float(means.max())
+    low = float(means.min())
+    high = float(means.max())
     room = (high - low) or abs(high) or 1.0
     bands = (
-        (band, kept) for curve, kept in zip(lines, late, strict=True) for band in (curve.low, curve.high) if band is not None
+        (band, kept)
+        for curve, kept in zip(lines, late, strict=True)
+        for band in (curve.low, curve.high)
+        if band is not None
     )
     known = _finite(band[kept] for band, kept in bands)
     if known.size:
-        bottom, top = max(float(known.min()), low - room / 2), min(float(known.max()), high + room / 2)
-        low, high = min(low, bottom if low < 0 else max(bottom, 0.0)), max(high, top)
+        bottom = max(float(known.min()), low - room / 2)
+        top = min(float(known.max()), high + room / 2)
+        low = min(low, bottom if low < 0 else max(bottom, 0.0))
+        high = max(high, top)
     if share:
-        low, high = max(low, 0.0), min(high, 100.0)
+        low = max(low, 0.0)
+        high = min(high, 100.0)
     if 0 <= low < 0.5 * high:
         low = 0.0
     margin = 0.04 * ((high - low) or room)

@@ -26,12 +26,15 @@ def suffix(path: Path, known: Sequence[str], what: str) -> str:
     ending = path.suffix.casefold()
     if ending not in known:
         shown = f"the suffix of {path} is {ending!r}" if ending else f"{path} has no suffix"
-        raise ConfigError(f"{shown}, which says nothing about the format of {what}; known: {', '.join(known)}")
+        raise ConfigError(
+            f"{shown}, which says nothing about the format of {what}; known: {', '.join(known)}"
+        )
     return ending
 
 
 def write(study: Study, path: Path, *, steps: bool = False) -> list[Path]:
-    """Writes the report; its suffix decides the format. ``steps`` adds a table of all rows to Parquet. Returns the files.
+    """Writes the report; its suffix decides the format. ``steps`` adds a table of all rows to
+    Parquet. Returns the files.
 
     Raises:
         ConfigError: an unknown suffix, or ``steps`` for another format than Parquet.
@@ -39,11 +42,16 @@ def write(study: Study, path: Path, *, steps: bool = False) -> list[Path]:
     """
     ending = suffix(path, SUFFIXES, "a report")
     if steps and ending != ".parquet":
-        raise ConfigError("--steps adds the rows of every step to a Parquet report only; add it to --out report.parquet")
+        raise ConfigError(
+            "--steps adds the rows of every step to a Parquet report only; add it to --out "
+            "report.parquet"
+        )
     if ending in WRITERS:
         text = WRITERS[ending](study)
         with whole(path) as aside:
-            aside.write_bytes(text.encode(errors="backslashreplace"))  # paths may hold bytes that are no text
+            aside.write_bytes(
+                text.encode(errors="backslashreplace")
+            )  # paths may hold bytes that are no text
         return [path]
     with whole(path) as aside:
         parquet.write_runs(study, aside)
@@ -56,7 +64,8 @@ def write(study: Study, path: Path, *, steps: bool = False) -> list[Path]:
 
 
 def report(folders: Iterable[str | Path], path: str | Path) -> Path:
-    """Writes a report of all runs below ``folders``, and returns its file. Raises what :func:`build` and :func:`write` raise.
+    """Writes a report of all runs below ``folders``, and returns its file. Raises what
+    :func:`build` and :func:`write` raise.
 
     .. versionadded:: 0.5
     """
@@ -65,7 +74,8 @@ def report(folders: Iterable[str | Path], path: str | Path) -> Path:
 
 @contextlib.contextmanager
 def whole(path: Path) -> Iterator[Path]:
-    """A file to write to in the place of ``path``, which it takes at the end; after an error ``path`` is as it was.
+    """A file to write to in the place of ``path``, which it takes at the end; after an error
+    ``path`` is as it was.
 
     Raises:
         DiskError: the file cannot be written.
@@ -81,4 +91,6 @@ def whole(path: Path) -> Iterator[Path]:
                 aside.unlink(missing_ok=True)
     except OSError as error:
         old = "; the old file is as it was" if path.is_file() else ""
-        raise DiskError(f"cannot write {path}: {(error.strerror or str(error)).lower()}{old}") from error
+        raise DiskError(
+            f"cannot write {path}: {(error.strerror or str(error)).lower()}{old}"
+        ) from error

@@ -6,15 +6,53 @@ import re
 
 from hgms.cli import printable
 from hgms.report.study import Study
-from hgms.report.tables import MINUS, Cell, Table, ledgers, mixture, overview, pairs, passes, ranks, scores, summary, work
+from hgms.report.tables import (
+    MINUS,
+    Cell,
+    Table,
+    ledgers,
+    mixture,
+    overview,
+    pairs,
+    passes,
+    ranks,
+    scores,
+    summary,
+    work,
+)
 
 _TEX = {
-    "\\": r"\textbackslash{}", "&": r"\&", "%": r"\%", "$": r"\$", "#": r"\#", "_": r"\_", "{": r"\{", "}": r"\}",
-    "~": r"\textasciitilde{}", "^": r"\textasciicircum{}", "<": r"\textless{}", ">": r"\textgreater{}",
-    "±": r"$\pm$", "↑": r"$\uparrow$", "↓": r"$\downarrow$", MINUS: "$-$", "–": "--", "·": r"$\cdot$", "“": "``", "”": "''",
-    "ρ": r"$\rho$", "θ": r"$\theta$", "δ": r"$\delta$", "γ": r"$\gamma$", "≤": r"$\leq$", "≥": r"$\geq$", "×": r"$\times$",
-    "\n": " ", "[": "{[}", "*": "{*}",  # after the end of a row those two would be its arguments
-}  # fmt: skip
+    "\\": r"\textbackslash{}",
+    "&": r"\&",
+    "%": r"\%",
+    "$": r"\$",
+    "#": r"\#",
+    "_": r"\_",
+    "{": r"\{",
+    "}": r"\}",
+    "~": r"\textasciitilde{}",
+    "^": r"\textasciicircum{}",
+    "<": r"\textless{}",
+    ">": r"\textgreater{}",
+    "±": r"$\pm$",
+    "↑": r"$\uparrow$",
+    "↓": r"$\downarrow$",
+    MINUS: "$-$",
+    "–": "--",
+    "·": r"$\cdot$",
+    "“": "``",
+    "”": "''",
+    "ρ": r"$\rho$",
+    "θ": r"$\theta$",
+    "δ": r"$\delta$",
+    "γ": r"$\gamma$",
+    "≤": r"$\leq$",
+    "≥": r"$\geq$",
+    "×": r"$\times$",
+    "\n": " ",
+    "[": "{[}",
+    "*": "{*}",  # after the end of a row those two would be its arguments
+}
 
 
 def tex(value: str) -> str:
@@ -27,7 +65,9 @@ def tex(value: str) -> str:
 
 
 def latex(study: Study) -> str:
-    r"""The results, work and differences of every task as ``table`` environments (needs ``\usepackage{booktabs}``)."""
+    r"""The results, work and differences of every task as ``table`` environments (needs
+    ``\usepackage{booktabs}``).
+    """
     parts = [f"% {_comment(study.title)}: {summary(study)}", r"% needs \usepackage{booktabs}"]
     if len(study.sections) > 1:
         parts.append(_tex_table(overview(study), "all", ""))
@@ -56,8 +96,16 @@ def _tex_table(table: Table, name: str, lead: str) -> str:
     align = "".join("r" if cell.number else "l" for cell in table.rows[0])
     body = []
     for number, row in enumerate(table.rows):
-        body += [r"\midrule"] * (number in table.groups) + [" & ".join(map(spell_cell, row)) + r" \\"]
-    rows = [r"\toprule", " & ".join(map(tex, table.columns)) + r" \\", r"\midrule", *body, r"\bottomrule"]
+        body += [r"\midrule"] * (number in table.groups) + [
+            " & ".join(map(spell_cell, row)) + r" \\"
+        ]
+    rows = [
+        r"\toprule",
+        " & ".join(map(tex, table.columns)) + r" \\",
+        r"\midrule",
+        *body,
+        r"\bottomrule",
+    ]
     lines = [
         rf"  \caption{{{tex(lead + table.title + '. ' + table.caption)}}}",
         rf"  \label{{tab:{name}-{table.ident}}}",

@@ -1,5 +1,6 @@
-"""What methods learned of the weights of named data sources, and what a step cost in tokens: for runs whose rows hold
-``weight.<source>`` and ``step_forward_tokens``, ``step_backward_tokens``. Other runs are not read any further.
+"""What methods learned of the weights of named data sources, and what a step cost in tokens: for
+runs whose rows hold ``weight.<source>`` and ``step_forward_tokens``, ``step_backward_tokens``.
+Other runs are not read any further.
 """
 
 from __future__ import annotations
@@ -24,8 +25,8 @@ _EQUAL = 1e-6  # weights of equal logits differ by the rounding of a softmax in 
 
 @frozen(kw_only=True, eq=False)
 class Mixture:
-    """One method's mixture. ``finals`` are what its runs returned, in the order of ``sources``; ``over_time`` is the mean over
-    them, ``[source, point]``, at the points ``x``; ``prior`` are the
+    """One method's mixture. ``finals`` are what its runs returned, in the order of ``sources``;
+    ``over_time`` is the mean over them, ``[source, point]``, at the points ``x``; ``prior`` are the
     weights that they began with, empty where that is not known."""
 
     sources: tuple[str, ...]
@@ -52,7 +53,9 @@ class Mixture:
     def uniform(self) -> bool:
         """Whether every run ended with equal weights."""
         equal = 1 / len(self.sources)
-        return all(abs(weight - equal) <= _EQUAL for weights in self.finals.values() for weight in weights)
+        return all(
+            abs(weight - equal) <= _EQUAL for weights in self.finals.values() for weight in weights
+        )
 
     @property
     def moves(self) -> bool:
@@ -72,7 +75,11 @@ def wanted(run: StoredRun) -> list[str]:
 
 def mixture(rows: Mapping[StoredRun, Mapping[str, Any]], axis: str, points: int) -> Mixture | None:
     """Of one method's runs; None where none of them has named sources."""
-    sources = tuple(dict.fromkeys(name for columns in rows.values() for name in columns if name.startswith(PREFIX)))
+    sources = tuple(
+        dict.fromkeys(
+            name for columns in rows.values() for name in columns if name.startswith(PREFIX)
+        )
+    )
     finals: dict[StoredRun, tuple[float, ...]] = {}
     lines: list[tuple[np.ndarray, np.ndarray]] = []
     begun: list[np.ndarray] = []
@@ -95,7 +102,9 @@ def mixture(rows: Mapping[StoredRun, Mapping[str, Any]], axis: str, points: int)
 
 
 def tokens(rows: Mapping[StoredRun, Mapping[str, Any]]) -> dict[StoredRun, tuple[float, float]]:
-    """Mean forward and backward tokens of a step, by run; runs without such columns are left out."""
+    """Mean forward and backward tokens of a step, by run; runs without such columns are left
+    out.
+    """
     means = {}
     for run, table in rows.items():
         columns = [table[name][~np.isnan(table[name])] for name in TOKENS if name in table]
@@ -109,12 +118,19 @@ def spell_mixture(mixture: Mixture, top: int = 3) -> str:
     """The largest sources with their mean weights, as the paper's tables write them.
 
     >>> over_time = np.array([[0.25], [0.75]])
-    >>> spell_mixture(Mixture(sources=("a", "b"), finals={None: (0.25, 0.75)}, x=np.zeros(1), over_time=over_time))
+    >>> spell_mixture(
+    ...     Mixture(
+    ...         sources=("a", "b"), finals={None: (0.25, 0.75)}, x=np.zeros(1), over_time=over_time
+    ...     )
+    ... )
     'b 0.750; a 0.250'
     """
     if mixture.uniform:
         return f"uniform, each {1 / len(mixture.sources):.3f}"
-    return "; ".join(f"{source} {spell_weight(interval)}" for source, interval in list(mixture.weights.items())[:top])
+    return "; ".join(
+        f"{source} {spell_weight(interval)}"
+        for source, interval in list(mixture.weights.items())[:top]
+    )
 
 
 def spell_weight(interval: Interval) -> str:
@@ -124,7 +140,9 @@ def spell_weight(interval: Interval) -> str:
 
 
 def prominent(mixtures: Sequence[Mixture], most: int) -> list[str]:
-    """The ``most`` sources that matter in any mixture at any time, in their own order: a picture has so many colours."""
+    """The ``most`` sources that matter in any mixture at any time, in their own order: a picture
+    has so many colours.
+    """
     peaks: dict[str, float] = {}
     for mixture in mixtures:
         for source, peak in zip(mixture.sources, mixture.over_time.max(1).tolist(), strict=True):

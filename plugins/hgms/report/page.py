@@ -17,7 +17,9 @@ _DASH_ARRAYS = dict(zip(DASHES, ("none", "7 4", "2 3", "7 3 2 3", "11 4"), stric
 
 
 def html(study: Study, *, watch: bool = False) -> str:
-    """The page; with ``watch`` it asks every few seconds whether there is a newer one where it came from."""
+    """The page; with ``watch`` it asks every few seconds whether there is a newer one where it
+    came from.
+    """
     try:
         from jinja2 import Environment, PackageLoader, StrictUndefined
         from plotly.offline import get_plotlyjs
@@ -26,13 +28,25 @@ def html(study: Study, *, watch: bool = False) -> str:
             f"an HTML report needs {error.name}\n  install it with: pip install 'hgms[report]'\n"
             "  (Markdown and LaTeX need nothing: --out report.md)"
         ) from None
-    style, colours = styles(study), source_colours(study)
+    style = styles(study)
+    colours = source_colours(study)
     sections = [
-        _section(section, number, figures(section, style, colours), style) for number, section in enumerate(study.sections)
+        _section(section, number, figures(section, style, colours), style)
+        for number, section in enumerate(study.sections)
     ]
     loader = PackageLoader("hgms.report", ".")
-    environment = Environment(loader=loader, autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True)
-    shown = [figure for section in sections for figure in (*section["figures"], *(section["trust"] or {}).get("figures", []))]
+    environment = Environment(
+        loader=loader,
+        autoescape=True,
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
+    shown = [
+        figure
+        for section in sections
+        for figure in (*section["figures"], *(section["trust"] or {}).get("figures", []))
+    ]
     specs = {figure["id"]: figure["spec"] for figure in shown}
     return environment.get_template("template.html").render(
         study=study,
@@ -53,7 +67,9 @@ def html(study: Study, *, watch: bool = False) -> str:
     )
 
 
-def _section(section: Section, number: int, shown: list[dict[str, Any]], style: Style) -> dict[str, Any]:
+def _section(
+    section: Section, number: int, shown: list[dict[str, Any]], style: Style
+) -> dict[str, Any]:
     """What the template shows of a section."""
     results, *rest = tables.tables(section)
     return {
@@ -65,10 +81,14 @@ def _section(section: Section, number: int, shown: list[dict[str, Any]], style: 
         "forest": section.forest.html(style) if section.forest is not None else "",
         "results": results,
         "tables": {table.ident: table for table in rest},
-        "figures": [{"id": f"plot-{number}-{index}", **figure} for index, figure in enumerate(shown)],
+        "figures": [
+            {"id": f"plot-{number}-{index}", **figure} for index, figure in enumerate(shown)
+        ],
         "trust": _trust(section, number, style),
         "methods": [entry.label for entry in section.entries],
-        "configurations": [_configuration(entry.label, entry.runs + entry.failed) for entry in section.entries],
+        "configurations": [
+            _configuration(entry.label, entry.runs + entry.failed) for entry in section.entries
+        ],
         "note": _environment_note(section),
     }
 
@@ -81,7 +101,10 @@ def _trust(section: Section, number: int, style: Style) -> dict[str, Any] | None
     return {
         "table": trust.table(measured),
         "warnings": measured.sentences,
-        "figures": [{"id": f"plot-{number}-t{index}", **figure} for index, figure in enumerate(trust.figures(measured, style))],
+        "figures": [
+            {"id": f"plot-{number}-t{index}", **figure}
+            for index, figure in enumerate(trust.figures(measured, style))
+        ],
     }
 
 
@@ -93,7 +116,12 @@ def _script_json(value: object) -> str:
 
 def _configuration(label: str, runs: Sequence[StoredRun]) -> dict[str, str]:
     text = read_file(runs[0].path / "config.toml").decode(errors="replace")
-    return {"label": label, "path": str(runs[0].path), "text": text, "seeds": ", ".join(str(run.seed) for run in runs)}
+    return {
+        "label": label,
+        "path": str(runs[0].path),
+        "text": text,
+        "seeds": ", ".join(str(run.seed) for run in runs),
+    }
 
 
 def _environments(study: Study) -> list[dict[str, Any]]:
@@ -101,7 +129,9 @@ def _environments(study: Study) -> list[dict[str, Any]]:
     groups: dict[str, tuple[dict[str, Any], list[StoredRun]]] = {}
     for section in study.sections:
         for table, runs in section.environments:
-            groups.setdefault(json.dumps(table, sort_keys=True, default=str), (table, []))[1].extend(runs)
+            groups.setdefault(json.dumps(table, sort_keys=True, default=str), (table, []))[
+                1
+            ].extend(runs)
     differing = difference([table for table, _ in groups.values()]) if len(groups) > 1 else []
     environments = []
     for table, runs in groups.values():
@@ -111,7 +141,10 @@ def _environments(study: Study) -> list[dict[str, Any]]:
             {
                 "runs": len(runs),
                 "paths": [str(run.path) for run in runs],
-                "rows": [(key.removeprefix("versions."), _value(rows.get(key, "·")), key in differing) for key in keys],
+                "rows": [
+                    (key.removeprefix("versions."), _value(rows.get(key, "·")), key in differing)
+                    for key in keys
+                ],
                 "empty": not rows,
             }
         )
@@ -135,4 +168,7 @@ def _environment_note(section: Section) -> str:
         return ""
     differing = difference([table for table, _ in section.environments])
     named = ", ".join(differing[:6]) + (" and more" if len(differing) > 6 else "")
-    return f"These runs were made in {count} different environments (they differ in {named}): seconds may not be comparable."
+    return (
+        f"These runs were made in {count} different environments (they differ in {named}): "
+        "seconds may not be comparable."
+    )

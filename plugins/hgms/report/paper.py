@@ -1,5 +1,5 @@
-"""Pictures for papers: the metric against seconds and against oracle calls, or the mixture over time, as PNG, SVG or PDF. Needs
-``hgms[plot]``."""
+"""Pictures for papers: the metric against seconds and against oracle calls, or the mixture over
+time, as PNG, SVG or PDF. Needs ``hgms[plot]``."""
 
 from __future__ import annotations
 
@@ -31,7 +31,9 @@ def draw_curves(study: Study, path: Path) -> Path:
 
 
 def curve_panels(study: Study) -> Figure:
-    """One row of two panels for each task: mean over seeds, with a band where there are several. Colours as in the report."""
+    """One row of two panels for each task: mean over seeds, with a band where there are several.
+    Colours as in the report.
+    """
     count = len(study.sections)
     figure = new_figure(COLUMNS, 2.6 * count + 0.5)
     style = styles(study)
@@ -41,7 +43,13 @@ def curve_panels(study: Study) -> Figure:
             curves = section.curves(name, section.metric)
             for method, curve in curves.items():
                 look = style[method]
-                draw_band(axis, curve, LIGHT[look.colour], label=plain(method), linestyle=_LINES[look.dash])
+                draw_band(
+                    axis,
+                    curve,
+                    LIGHT[look.colour],
+                    label=plain(method),
+                    linestyle=_LINES[look.dash],
+                )
             zoom = span(curves, share=is_share(section.metric)) if curves else None
             if zoom is not None:
                 axis.set_ylim(*zoom)
@@ -51,7 +59,11 @@ def curve_panels(study: Study) -> Figure:
         row[0].set_ylabel(plain(heading(section.metric)), fontsize=8)
         if count > 1:
             row[0].set_title(plain(section.title), fontsize=9, loc="left")
-    handles = {label: handle for axis in panels.flat for handle, label in zip(*axis.get_legend_handles_labels(), strict=True)}
+    handles = {
+        label: handle
+        for axis in panels.flat
+        for handle, label in zip(*axis.get_legend_handles_labels(), strict=True)
+    }
     if handles:
         labels = sorted(handles)
         _legend(figure, [handles[label] for label in labels], fontsize=8, labels=labels)
@@ -69,16 +81,24 @@ def draw_band(axis: Axes, curve: Curve, colour: str, **line: Any) -> None:
     """The curve as a line of steps, with its band where it has one; ``line`` goes to matplotlib."""
     axis.step(curve.x, curve.y, where="post", color=colour, linewidth=1.3, **line)
     if curve.low is not None and curve.high is not None:
-        axis.fill_between(curve.x, curve.low, curve.high, color=colour, alpha=0.15, linewidth=0, step="post")
+        axis.fill_between(
+            curve.x, curve.low, curve.high, color=colour, alpha=0.15, linewidth=0, step="post"
+        )
 
 
 def draw_mixtures(study: Study, path: Path) -> Path:
-    """One row for each task, one panel for each method whose mixture moves: the weights of its sources, stacked."""
-    rows = [(section, {label: mix for label, mix in section.mixtures.items() if mix.moves}) for section in study.sections]
+    """One row for each task, one panel for each method whose mixture moves: the weights of its
+    sources, stacked.
+    """
+    rows = [
+        (section, {label: mix for label, mix in section.mixtures.items() if mix.moves})
+        for section in study.sections
+    ]
     rows = [(section, moving) for section, moving in rows if moving]
     if not rows:
         raise ConfigError("no run holds weights of sources that moved: there is no mixture to draw")
-    colours, known = source_colours(study), dict[tuple[str, int], None]()
+    colours = source_colours(study)
+    known = dict[tuple[str, int], None]()
     columns = max(len(moving) for _, moving in rows)
     figure = new_figure(min(2.4 * columns + 1.4, 12.0), 2.1 * len(rows) + 0.5)
     from matplotlib.patches import Patch
@@ -88,16 +108,28 @@ def draw_mixtures(study: Study, path: Path) -> Path:
         for axis in row[len(moving) :]:
             axis.set_visible(False)
         for axis, (label, mixture) in zip(row, moving.items(), strict=False):
-            stack, x = areas(mixture, colours[mixture.sources]), mixture.x
-            axis.stackplot(x, [values for _, _, values in stack], colors=[LIGHT[colour] for _, colour, _ in stack], linewidth=0)
+            stack = areas(mixture, colours[mixture.sources])
+            x = mixture.x
+            axis.stackplot(
+                x,
+                [values for _, _, values in stack],
+                colors=[LIGHT[colour] for _, colour, _ in stack],
+                linewidth=0,
+            )
             known |= dict.fromkeys((name, colour) for name, colour, _ in stack)
             axis.set_title(plain(label), fontsize=8)
             axis.set_xlabel(AXES[section.axis], fontsize=8)
             axis.set_xlim(x[0], x[-1] if x[-1] > x[0] else x[0] + 1)
             axis.set_ylim(0, 1)
             axis.tick_params(labelsize=7)
-        row[0].set_ylabel("weight" if len(rows) == 1 else f"{plain(section.title)}\nweight", fontsize=8)
-    _legend(figure, [Patch(color=LIGHT[colour], label=plain(name)) for name, colour in known], fontsize=7)
+        row[0].set_ylabel(
+            "weight" if len(rows) == 1 else f"{plain(section.title)}\nweight", fontsize=8
+        )
+    _legend(
+        figure,
+        [Patch(color=LIGHT[colour], label=plain(name)) for name, colour in known],
+        fontsize=7,
+    )
     return save(figure, path)
 
 
@@ -115,15 +147,21 @@ def new_figure(width: float, height: float) -> Figure:
     try:
         from matplotlib.figure import Figure
     except ModuleNotFoundError:
-        raise MissingExtra("pictures need matplotlib\n  install it with: pip install 'hgms[plot]'") from None
+        raise MissingExtra(
+            "pictures need matplotlib\n  install it with: pip install 'hgms[plot]'"
+        ) from None
     return Figure(figsize=(width, height), layout="constrained")
 
 
 def save(figure: Figure, path: Path) -> Path:
-    """Writes the figure; the suffix decides the format. The same figure gives the same bytes, and text stays text."""
+    """Writes the figure; the suffix decides the format. The same figure gives the same bytes,
+    and text stays text.
+    """
     import matplotlib
 
-    with matplotlib.rc_context({"svg.fonttype": "none", "svg.hashsalt": "hgms", "pdf.fonttype": 42}):
+    with matplotlib.rc_context(
+        {"svg.fonttype": "none", "svg.hashsalt": "hgms", "pdf.fonttype": 42}
+    ):
         dated = {".svg": {"Date": None}, ".pdf": {"CreationDate": None}}.get(path.suffix.casefold())
         with whole(path) as aside:
             figure.savefig(aside, dpi=200, metadata=dated)

@@ -1,9 +1,10 @@
 """Parquet: one row for each run, and on request one for each step of each run.
 
-Of runs: texts, whole numbers, ``seconds`` and ``metric.<name>``, then ``weight.<source>`` of what was returned and means over
-the steps where a run has them, and ``setting.<dotted key>`` for every value of config.toml but the seed and the folder, as TOML
-writes it. Of steps: every number of the records (lists by their largest) and every text. ``task`` and ``method`` are the names
-of the report; null stands for what a run lacks, NaN for a metric that was not finite.
+Of runs: texts, whole numbers, ``seconds`` and ``metric.<name>``, then ``weight.<source>`` of what
+was returned and means over the steps where a run has them, and ``setting.<dotted key>`` for every
+value of config.toml but the seed and the folder, as TOML writes it. Of steps: every number of the
+records (lists by their largest) and every text. ``task`` and ``method`` are the names of the
+report; null stands for what a run lacks, NaN for a metric that was not finite.
 """
 
 from __future__ import annotations
@@ -27,8 +28,18 @@ if TYPE_CHECKING:
     import pyarrow
 
 _TEXTS = (
-    "task", "task_name", "method", "method_name", "role", "hash", "status", "error", "budget", "task_version", "folder",
-)  # fmt: skip
+    "task",
+    "task_name",
+    "method",
+    "method_name",
+    "role",
+    "hash",
+    "status",
+    "error",
+    "budget",
+    "task_version",
+    "folder",
+)
 _KEYS = ("task", "method", "seed", "step", "seconds")
 _COUNTS = ("seed", "outer_steps", "oracle_calls", "peak_memory_bytes")
 
@@ -43,7 +54,8 @@ def _all(study: Study) -> list[tuple[str, Entry, StoredRun]]:
     ]
 
 
-# --- runs --------------------------------------------------------------------------------------------------------------
+# --- runs
+# --------------------------------------------------------------------------------------------------
 
 
 def write_runs(study: Study, path: Path) -> None:
@@ -58,11 +70,17 @@ def runs(study: Study) -> pyarrow.Table:
     try:
         import pyarrow as pa
     except ModuleNotFoundError:
-        raise MissingExtra("a Parquet report needs pyarrow\n  install it with: pip install 'hgms[report]'") from None
+        raise MissingExtra(
+            "a Parquet report needs pyarrow\n  install it with: pip install 'hgms[report]'"
+        ) from None
 
     rows = [_row(task, entry, run) for task, entry, run in _all(study)]
     names = dict.fromkeys(name for row in rows for name in row)
-    metrics = [name for name in names if name.startswith(("metric.", PREFIX)) or name in ("seconds_per_step", *TOKENS)]
+    metrics = [
+        name
+        for name in names
+        if name.startswith(("metric.", PREFIX)) or name in ("seconds_per_step", *TOKENS)
+    ]
     settings = [name for name in names if name.startswith("setting.")]
     schema = pa.schema(
         [(name, pa.string()) for name in _TEXTS]
@@ -76,7 +94,17 @@ def runs(study: Study) -> pyarrow.Table:
 def _row(task: str, entry: Entry, run: StoredRun) -> dict[str, Any]:
     config = {key: value for key, value in run.config.items() if key != "seed"}
     config["run"] = {key: value for key, value in run.settings.items() if key != "out"}
-    own = ("task_name", "method_name", "role", "status", "error", "budget", "task_version", "seed", "seconds")
+    own = (
+        "task_name",
+        "method_name",
+        "role",
+        "status",
+        "error",
+        "budget",
+        "task_version",
+        "seed",
+        "seconds",
+    )
     row = {
         "task": task,
         "method": entry.label,
@@ -91,9 +119,15 @@ def _row(task: str, entry: Entry, run: StoredRun) -> dict[str, Any]:
     }
     mixture = entry.mixture
     if mixture is not None and run in mixture.finals:
-        row |= {_utf8(PREFIX + source): weight for source, weight in zip(mixture.sources, mixture.finals[run], strict=True)}
+        row |= {
+            _utf8(PREFIX + source): weight
+            for source, weight in zip(mixture.sources, mixture.finals[run], strict=True)
+        }
     if run in entry.tokens:
-        row |= {"seconds_per_step": seconds_per_step(run), **dict(zip(TOKENS, entry.tokens[run], strict=True))}
+        row |= {
+            "seconds_per_step": seconds_per_step(run),
+            **dict(zip(TOKENS, entry.tokens[run], strict=True)),
+        }
     return row
 
 
@@ -110,7 +144,8 @@ def _whole(value: float | None) -> int | None:
     return None if value is None else int(value)
 
 
-# --- steps -------------------------------------------------------------------------------------------------------------
+# --- steps
+# --------------------------------------------------------------------------------------------------
 
 
 def write_steps(study: Study, path: Path) -> None:
@@ -126,15 +161,26 @@ def write_steps(study: Study, path: Path) -> None:
     names = {name: text for name, text in names.items() if name not in _KEYS}
     label = pa.dictionary(pa.int32(), pa.string())
     schema = pa.schema(
-        [("task", label), ("method", label), ("seed", pa.int64()), ("step", pa.int64()), ("seconds", pa.float64())]
+        [
+            ("task", label),
+            ("method", label),
+            ("seed", pa.int64()),
+            ("step", pa.int64()),
+            ("seconds", pa.float64()),
+        ]
         + [(_utf8(name), pa.string() if text else pa.float64()) for name, text in names.items()]
     )
 
     def column(values: np.ndarray, text: bool) -> pa.Array:
         if text:
-            return pa.array([_utf8(item) if isinstance(item, str) else None for item in values.tolist()], pa.string())
+            return pa.array(
+                [_utf8(item) if isinstance(item, str) else None for item in values.tolist()],
+                pa.string(),
+            )
         # NaN: the row lacks it, or holds a word where the other runs have numbers
-        return pa.array(values if values.dtype == float else np.full(len(values), np.nan), from_pandas=True)
+        return pa.array(
+            values if values.dtype == float else np.full(len(values), np.nan), from_pandas=True
+        )
 
     with pyarrow.parquet.ParquetWriter(path, schema) as writer:
         for task, entry, run in _all(study):

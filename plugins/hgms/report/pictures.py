@@ -1,4 +1,6 @@
-"""Pictures of results in a notebook, by matplotlib or plotly: forest plots, curves of a comparison, curves of one run."""
+"""Pictures of results in a notebook, by matplotlib or plotly: forest plots, curves of a
+comparison, curves of one run.
+"""
 
 from __future__ import annotations
 
@@ -31,7 +33,9 @@ def plot_forests(forests: Iterable[Forest | None], backend: Backend = "matplotli
     """
     shown = [forest for forest in forests if forest is not None]
     if not shown:
-        raise ConfigError("there is no difference to draw: no two methods have a finished run of the same seed")
+        raise ConfigError(
+            "there is no difference to draw: no two methods have a finished run of the same seed"
+        )
     style = looks(label for forest in shown for label in forest.differences)
     return (_forests if _matplotlib(backend) else _plotly_forests)(shown, style)
 
@@ -45,7 +49,13 @@ def plot_curves(study: Study, backend: Backend = "matplotlib") -> Any:
         return shown_in_notebook(curve_panels(study))
     style = looks(study.labels)
     panels = [
-        (section.title, AXES[axis], heading(section.metric), section.curves(axis, section.metric), is_share(section.metric))
+        (
+            section.title,
+            AXES[axis],
+            heading(section.metric),
+            section.curves(axis, section.metric),
+            is_share(section.metric),
+        )
         for section in study.sections
         for axis in ("seconds", "oracle_calls")
     ]
@@ -58,16 +68,29 @@ def plot_run(result: RunResult, backend: Backend = "matplotlib") -> Any:
     .. versionadded:: 0.5
     """
     panels = []
-    for name in dict.fromkeys(key for row in result.records for key in row if key == "upper_loss" or key.startswith("metric.")):
+    for name in dict.fromkeys(
+        key
+        for row in result.records
+        for key in row
+        if key == "upper_loss" or key.startswith("metric.")
+    ):
         rows = [row for row in result.records if row.get(name) is not None]
         metric = name.removeprefix("metric.")
         scale = 100 if is_share(metric) else 1
         x, y = (np.array([row[key] for row in rows], dtype=float) for key in ("seconds", name))
         panels.append(
-            (metric.replace("_", " "), AXES["seconds"], heading(metric), {result.info.method: Curve(x, y * scale)}, scale > 1)
+            (
+                metric.replace("_", " "),
+                AXES["seconds"],
+                heading(metric),
+                {result.info.method: Curve(x, y * scale)},
+                scale > 1,
+            )
         )
     if not panels:
-        raise ConfigError("there is nothing to draw: the run's records hold neither an upper loss nor a metric")
+        raise ConfigError(
+            "there is nothing to draw: the run's records hold neither an upper loss nor a metric"
+        )
     style = looks([result.info.method])
     if not _matplotlib(backend):
         return _plotly_curves(panels, style, columns=min(len(panels), 3))
@@ -86,12 +109,16 @@ def plot_run(result: RunResult, backend: Backend = "matplotlib") -> Any:
         axis.set_xlim(left=0)
         if zoom := span(curves, share=share):
             axis.set_ylim(*zoom)
-    figure.suptitle(plain(f"{result.info.method} on {result.info.task}, seed {result.info.seed}"), fontsize=9)
+    figure.suptitle(
+        plain(f"{result.info.method} on {result.info.task}, seed {result.info.seed}"), fontsize=9
+    )
     return shown_in_notebook(figure)
 
 
 def shown_in_notebook(figure: Figure) -> Figure:
-    """The figure, which a notebook shows as the last value of a cell: pyplot's do, others need a method of that name."""
+    """The figure, which a notebook shows as the last value of a cell: pyplot's do, others need a
+    method of that name.
+    """
 
     def png() -> tuple[bytes, dict[str, float]]:
         from io import BytesIO
@@ -109,7 +136,8 @@ def _matplotlib(backend: str) -> bool:
     return backend == "matplotlib"
 
 
-# --- forest plots ------------------------------------------------------------------------------------------------------
+# --- forest plots
+# --------------------------------------------------------------------------------------------------
 
 
 def _forests(forests: Sequence[Forest], style: Mapping[str, Look]) -> Figure:
@@ -127,22 +155,39 @@ def _forests(forests: Sequence[Forest], style: Mapping[str, Look]) -> Figure:
         axis.axvline(0, color="#777777", linewidth=0.8, linestyle="--")
         for place, label in enumerate(labels):
             pair = forest.differences[label]
-            colour, won = LIGHT[style[label].colour], label == forest.winner
+            colour = LIGHT[style[label].colour]
+            won = label == forest.winner
             at, half = _numbers(pair, scale)
             if pair is None:
                 axis.plot([0], [place], "o", color=colour, markerfacecolor="white", markersize=6)
             elif math.isfinite(at):
-                axis.errorbar(at, place, xerr=half, color=colour, fmt="D" if won else "o", markersize=6, linewidth=1.8)
+                axis.errorbar(
+                    at,
+                    place,
+                    xerr=half,
+                    color=colour,
+                    fmt="D" if won else "o",
+                    markersize=6,
+                    linewidth=1.8,
+                )
                 for end, mark in ((low, "<"), (high, ">")):
                     if (at - half < low) if mark == "<" else (at + half > high):
                         axis.plot([end], [place], mark, color=colour, markersize=6, clip_on=False)
             weight = "bold" if won else "normal"
             axis.annotate(
-                forest.spell(label), (1.0, place), xycoords=("axes fraction", "data"), xytext=(6, 0), fontsize=8,
-                textcoords="offset points", va="center", fontweight=weight,
-            )  # fmt: skip
+                forest.spell(label),
+                (1.0, place),
+                xycoords=("axes fraction", "data"),
+                xytext=(6, 0),
+                fontsize=8,
+                textcoords="offset points",
+                va="center",
+                fontweight=weight,
+            )
         axis.set_yticks(
-            range(len(labels)), [plain(label) + (" ★" if label == forest.winner else "") for label in labels], fontsize=8
+            range(len(labels)),
+            [plain(label) + (" ★" if label == forest.winner else "") for label in labels],
+            fontsize=8,
         )
         axis.set_xlim(low, high)
         axis.set_ylim(-0.6, len(labels) - 0.4)
@@ -173,18 +218,30 @@ def _plotly_forests(forests: Sequence[Forest], style: Mapping[str, Look]) -> Any
             won = label == forest.winner
             name = _plotly_text(label) + " ★" * won
             figure.add_scatter(
-                x=[at], y=[name], error_x={"type": "data", "array": [half]}, mode="markers", showlegend=False,
-                marker={"color": LIGHT[style[label].colour], "size": 10, "symbol": "diamond" if won else "circle"},
-                hovertemplate=f"{name}: {forest.spell(label)}<extra></extra>", **place,
-            )  # fmt: skip
+                x=[at],
+                y=[name],
+                error_x={"type": "data", "array": [half]},
+                mode="markers",
+                showlegend=False,
+                marker={
+                    "color": LIGHT[style[label].colour],
+                    "size": 10,
+                    "symbol": "diamond" if won else "circle",
+                },
+                hovertemplate=f"{name}: {forest.spell(label)}<extra></extra>",
+                **place,
+            )
         figure.add_vline(x=0, line={"dash": "dash", "width": 1, "color": "#777777"}, **place)
-        figure.update_xaxes(title={"text": forest.caption}, range=[end * scale for end in forest.limits], **place)
+        figure.update_xaxes(
+            title={"text": forest.caption}, range=[end * scale for end in forest.limits], **place
+        )
     most = max(len(forest.differences) for forest in forests)
     figure.update_layout(height=rows * (130 + 30 * most))
     return figure
 
 
-# --- curves ------------------------------------------------------------------------------------------------------------
+# --- curves
+# --------------------------------------------------------------------------------------------------
 
 Panel = tuple[str, str, str, Mapping[str, Curve], bool]
 """Title, names of the axes, curves by method, whether they are shares."""
@@ -201,14 +258,24 @@ def _plotly_curves(panels: Sequence[Panel], style: Mapping[str, Look], columns: 
             colour = LIGHT[meta["colour"]]
             if meta.get("band"):
                 red, green, blue = (int(colour[at : at + 2], 16) for at in (1, 3, 5))
-                trace |= {"fillcolor": f"rgba({red}, {green}, {blue}, {LEVEL})", "showlegend": False}
+                trace |= {
+                    "fillcolor": f"rgba({red}, {green}, {blue}, {LEVEL})",
+                    "showlegend": False,
+                }
             else:
-                trace |= {"line": {**trace["line"], "color": colour}, "showlegend": trace["name"] not in known}
+                trace |= {
+                    "line": {**trace["line"], "color": colour},
+                    "showlegend": trace["name"] not in known,
+                }
                 known.add(trace["name"])
             figure.add_scatter(**trace, **place)
         figure.update_xaxes(title={"text": x_name}, rangemode="tozero", **place)
-        figure.update_yaxes(title={"text": y_name}, range=span(curves, share=share) if curves else None, **place)
-    figure.update_layout(height=60 + 300 * rows, legend={"orientation": "h", "y": -0.25 / rows, "yanchor": "top"})
+        figure.update_yaxes(
+            title={"text": y_name}, range=span(curves, share=share) if curves else None, **place
+        )
+    figure.update_layout(
+        height=60 + 300 * rows, legend={"orientation": "h", "y": -0.25 / rows, "yanchor": "top"}
+    )
     return figure
 
 
@@ -216,8 +283,12 @@ def _plotly(rows: int, columns: int, titles: Sequence[str]) -> Any:
     try:
         from plotly.subplots import make_subplots
     except ModuleNotFoundError:
-        raise MissingExtra("this picture needs plotly\n  install it with: pip install 'hgms[report]'") from None
-    figure = make_subplots(rows=rows, cols=columns, subplot_titles=[_plotly_text(title) for title in titles])
+        raise MissingExtra(
+            "this picture needs plotly\n  install it with: pip install 'hgms[report]'"
+        ) from None
+    figure = make_subplots(
+        rows=rows, cols=columns, subplot_titles=[_plotly_text(title) for title in titles]
+    )
     figure.update_layout(margin={"l": 60, "r": 20, "t": 40, "b": 40}, template="plotly_white")
     return figure
 

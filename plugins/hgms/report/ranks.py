@@ -1,4 +1,6 @@
-"""The critical-difference diagram: mean ranks on one axis, methods that are not told apart joined by a bar."""
+"""The critical-difference diagram: mean ranks on one axis, methods that are not told apart
+joined by a bar.
+"""
 
 from __future__ import annotations
 
@@ -12,19 +14,28 @@ from hgms_core import ConfigError
 
 
 def draw_ranks(study: Study, path: Path) -> Path:
-    """The diagram as a file. Errors: ConfigError where there is nothing to say, and why; MissingExtra without matplotlib.
+    """The diagram as a file. Errors: ConfigError where there is nothing to say, and why;
+    MissingExtra without matplotlib.
 
     Source: Demšar (2006), figure 1.
 
     .. versionadded:: 0.6
     """
-    ranks, style = study.ranks, styles(study)
+    ranks = study.ranks
+    style = styles(study)
     if ranks is None:
-        raise ConfigError("mean ranks need three methods with runs of a common seed, and a metric known to be better one way")
+        raise ConfigError(
+            "mean ranks need three methods with runs of a common seed, and a metric known to "
+            "be "
+            "better one way"
+        )
     if not ranks.says_something:
         raise ConfigError(ranks.words)
-    count, half, groups = len(ranks.means), (len(ranks.means) + 1) // 2, ranks.groups
-    bars, edge = 0.35 * len(groups), 0.06 * (count - 1)
+    count = len(ranks.means)
+    half = (len(ranks.means) + 1) // 2
+    groups = ranks.groups
+    bars = 0.35 * len(groups)
+    edge = 0.06 * (count - 1)
     figure = new_figure(COLUMNS, 0.9 + 0.1 * len(groups) + 0.2 * half)
     axis = figure.subplots()
     axis.axis("off")
@@ -37,13 +48,19 @@ def draw_ranks(study: Study, path: Path) -> Path:
         left = number < half  # the better ones, from the axis down; then the others, from below up
         below = bars + 0.6 + 0.55 * (number if left else count - 1 - number)
         end = 1 - edge if left else count + edge
-        axis.plot([rank, rank, end], [0, below, below], color=LIGHT[style[label].colour], linewidth=1)
+        axis.plot(
+            [rank, rank, end], [0, below, below], color=LIGHT[style[label].colour], linewidth=1
+        )
         name = f"{plain(label)}  {rank:.2f} " if left else f" {rank:.2f}  {plain(label)}"
         axis.text(end, below, name, fontsize=8, ha="right" if left else "left", va="center")
     for number, group in enumerate(groups):
         ends = [ranks.means[group[0]] - edge / 3, ranks.means[group[-1]] + edge / 3]
-        axis.plot(ends, [0.35 * (number + 1)] * 2, color="black", linewidth=3, solid_capstyle="butt")
-    axis.errorbar(1 + ranks.critical / 2, -1.1, xerr=ranks.critical / 2, color="black", capsize=3, linewidth=1)
+        axis.plot(
+            ends, [0.35 * (number + 1)] * 2, color="black", linewidth=3, solid_capstyle="butt"
+        )
+    axis.errorbar(
+        1 + ranks.critical / 2, -1.1, xerr=ranks.critical / 2, color="black", capsize=3, linewidth=1
+    )
     words = f"critical difference {ranks.critical:.2f}"
     axis.text(1 + ranks.critical / 2, -1.25, words, fontsize=7, ha="center", va="bottom")
     axis.set_xlim(1 - 0.45 * (count - 1), count + 0.45 * (count - 1))

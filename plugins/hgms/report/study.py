@@ -1,4 +1,6 @@
-"""What a report says, as values. :mod:`hgms.report.compute` computes them; every format and every picture is made from them."""
+"""What a report says, as values. :mod:`hgms.report.compute` computes them; every format and
+every picture is made from them.
+"""
 
 from __future__ import annotations
 
@@ -11,22 +13,33 @@ from attrs import field, frozen
 
 from hgms.report.curves import Curve
 from hgms.report.mixture import Mixture
-from hgms.results import Forest, Interval, Ranks, Ratio, Skipped, StoredRun, StoredSweep, is_share, spell
+from hgms.results import (
+    Forest,
+    Interval,
+    Ranks,
+    Ratio,
+    Skipped,
+    StoredRun,
+    StoredSweep,
+    is_share,
+    spell,
+)
 
 
 @frozen(kw_only=True)
 class Entry:
     """One method's runs on one task.
 
-    ``metrics`` are means over the seeds where each is finite; ``nonfinite`` counts the others. ``difference`` is to the
-    section's reference, ``role`` is "floor" or "ceiling" for a reference, ``recovered`` the recovered share, ``ahead`` whether
-    its differences to all other methods and floors exclude zero, in its favour, ``ahead_of_floor`` that of the difference to
-    the best floor (None: there is none, or it is a reference itself), ``unjudged`` whether the main metric gets no verdict, as
-    losses of an x that was not trained to the end, or of a θ that weighs data sources. ``curves`` are by axis (``seconds`` or
-    ``oracle_calls``) and metric.
-    ``gap``, ``residual``, ``branches`` (how often each candidate was chosen), ``outcomes`` (how the linear solves ended) and
-    ``iterations`` (their median) are over all steps of all seeds; ``tokens`` are each run's means of a step forward and
-    backward.
+    ``metrics`` are means over the seeds where each is finite; ``nonfinite`` counts the others.
+    ``difference`` is to the section's reference, ``role`` is "floor" or "ceiling" for a reference,
+    ``recovered`` the recovered share, ``ahead`` whether its differences to all other methods and
+    floors exclude zero, in its favour, ``ahead_of_floor`` that of the difference to the best floor
+    (None: there is none, or it is a reference itself), ``unjudged`` whether the main metric gets no
+    verdict, as losses of an x that was not trained to the end, or of a θ that weighs data sources.
+    ``curves`` are by axis (``seconds`` or ``oracle_calls``) and metric. ``gap``, ``residual``,
+    ``branches`` (how often each candidate was chosen), ``outcomes`` (how the linear solves ended)
+    and ``iterations`` (their median) are over all steps of all seeds; ``tokens`` are each run's
+    means of a step forward and backward.
     """
 
     label: str
@@ -60,8 +73,12 @@ class Entry:
         return bool(set(self.outcomes) - {"not-solved"})
 
     def values(self, key: str) -> list[float]:
-        """A number of every summary: ``outer_steps``, ``oracle_calls``, or one of ``cost``; only where it is known."""
-        numbers = [run.summary.get(key, (run.summary.get("cost") or {}).get(key)) for run in self.runs]
+        """A number of every summary: ``outer_steps``, ``oracle_calls``, or one of ``cost``; only
+        where it is known.
+        """
+        numbers = [
+            run.summary.get(key, (run.summary.get("cost") or {}).get(key)) for run in self.runs
+        ]
         return [float(value) for value in numbers if value is not None]
 
     @property
@@ -76,12 +93,14 @@ class Entry:
 
 @frozen(kw_only=True)
 class Section:
-    """One task under one budget and version: methods (best mean first), then references, and the differences between them.
+    """One task under one budget and version: methods (best mean first), then references, and the
+    differences between them.
 
-    ``name`` is the task's, without the budget and version that are in the title of one section of several; ``drawn`` are the
-    metrics with curves, ``directions`` says of every metric whether higher is better, ``axis`` is what the budget counts,
-    ``environments`` where the runs were made, ``floor`` the trivial reference with the best mean, ``few_seeds`` says so
-    where there are too few for a claim, ``unjudged`` why the main metric gets no verdict.
+    ``name`` is the task's, without the budget and version that are in the title of one section of
+    several; ``drawn`` are the metrics with curves, ``directions`` says of every metric whether
+    higher is better, ``axis`` is what the budget counts, ``environments`` where the runs were made,
+    ``floor`` the trivial reference with the best mean, ``few_seeds`` says so where there are too
+    few for a claim, ``unjudged`` why the main metric gets no verdict.
     """
 
     title: str
@@ -119,7 +138,11 @@ class Section:
     def values(self) -> dict[str, dict[int, float]]:
         """The main metric by seed of every method and floor that takes part in verdicts."""
         return {
-            entry.label: {run.seed: run.metrics[self.metric] for run in entry.runs if self.metric in run.metrics}
+            entry.label: {
+                run.seed: run.metrics[self.metric]
+                for run in entry.runs
+                if self.metric in run.metrics
+            }
             for entry in self.entries
             if entry.runs and entry.role != "ceiling" and not entry.unjudged
         }
@@ -128,11 +151,19 @@ class Section:
     def forest(self) -> Forest | None:
         """The paired differences as a picture; None where there is nothing to compare."""
         return Forest.of(
-            self.pairs, [entry.label for entry in self.entries], self.reference, title=self.title,
-            metric=self.metric.replace("_", " "), share=is_share(self.metric), higher=self.higher, winner=self.winner,
-            excluded={entry.label: entry.mark or f"{len(entry.failed)} failed" for entry in self.entries},
+            self.pairs,
+            [entry.label for entry in self.entries],
+            self.reference,
+            title=self.title,
+            metric=self.metric.replace("_", " "),
+            share=is_share(self.metric),
+            higher=self.higher,
+            winner=self.winner,
+            excluded={
+                entry.label: entry.mark or f"{len(entry.failed)} failed" for entry in self.entries
+            },
             references=[entry.label for entry in self.entries if entry.role],
-        )  # fmt: skip
+        )
 
     @property
     def mixtures(self) -> dict[str, Mixture]:
@@ -141,44 +172,81 @@ class Section:
 
     def curves(self, axis: str, metric: str) -> dict[str, Curve]:
         """By method; a share in percent."""
-        curves = {entry.label: entry.curves[axis, metric] for entry in self.entries if (axis, metric) in entry.curves}
-        return {label: curve.percent for label, curve in curves.items()} if is_share(metric) else curves
+        curves = {
+            entry.label: entry.curves[axis, metric]
+            for entry in self.entries
+            if (axis, metric) in entry.curves
+        }
+        return (
+            {label: curve.percent for label, curve in curves.items()}
+            if is_share(metric)
+            else curves
+        )
 
     @property
     def verdict(self) -> str:
-        """One sentence on who is ahead, and whether that is more than chance; or why that is not to be told."""
+        """One sentence on who is ahead, and whether that is more than chance; or why that is not
+        to be told.
+        """
         if self.unjudged:
             return f"No verdict: {self.unjudged}."
-        ranked = [entry for entry in self.entries if not math.isnan(entry.metrics[self.metric].mean) and not entry.unjudged]
+        ranked = [
+            entry
+            for entry in self.entries
+            if not math.isnan(entry.metrics[self.metric].mean) and not entry.unjudged
+        ]
         ranked = [entry for entry in ranked if entry.role != "ceiling"]
         if len(ranked) < 2 or self.higher is None or ranked[0].role:
             return ""
         first = ranked[0].label
         rest = {entry.label: self.pairs.get((first, entry.label)) for entry in ranked[1:]}
         known = {label: pair for label, pair in rest.items() if pair is not None and pair.count > 1}
-        closest, pair = min(known.items(), key=lambda item: abs(item[1].mean), default=("", Interval.of([])))
+        closest, pair = min(
+            known.items(), key=lambda item: abs(item[1].mean), default=("", Interval.of([]))
+        )
         share = is_share(self.metric)
-        lead = f"the closest is {closest}, at a difference of {spell(pair, share=share, signed=True)}{' points' * share}"
+        lead = (
+            f"the closest is {closest}, at a difference of "
+            f"{spell(pair, share=share, signed=True)}{' points' * share}"
+        )
         if self.winner is not None:
             others = "every other method and every floor" if self.floor else "every other method"
             return f"{first} is ahead of {others}; {lead}."
-        best = f"{first} has the best mean of the methods" if self.floor else f"{first} has the best mean"
-        if ranked[0].ahead_of_floor is False and all(pair.count > 1 for pair in known.values()) and len(known) == len(rest):
-            return f"{best}, and is not ahead of {self.floor}, which learns nothing about θ: no gain is shown."
+        best = (
+            f"{first} has the best mean of the methods"
+            if self.floor
+            else f"{first} has the best mean"
+        )
+        if (
+            ranked[0].ahead_of_floor is False
+            and all(pair.count > 1 for pair in known.values())
+            and len(known) == len(rest)
+        ):
+            return (
+                f"{best}, and is not ahead of {self.floor}, which learns nothing about θ: no "
+                "gain is shown."
+            )
         if len(known) < len(rest):
             return f"{best}; with fewer than two seeds in common nothing can be said about chance."
         unsure = [label for label, pair in known.items() if not pair.excludes_zero]
         if not unsure and self.few_seeds:
-            return f"{best}, each difference's interval excludes zero, and no winner is marked from so few seeds; {lead}."
+            return (
+                f"{best}, each difference's interval excludes zero, and no winner is marked "
+                f"from so few seeds; {lead}."
+            )
         if not unsure:
-            return f"{first} has the best mean of the methods that finished; not all of its runs did."
+            return (
+                f"{first} has the best mean of the methods that finished; not all of its runs did."
+            )
         named = ", ".join(unsure[:3]) + (f" and {len(unsure) - 3} more" if len(unsure) > 3 else "")
         return f"{best}, but no winner is marked: its difference to {named} may be chance."
 
 
 @frozen(kw_only=True)
 class Study:
-    """All of a report: a section for each task, the folders that were left out, the pilot sweeps."""
+    """All of a report: a section for each task, the folders that were left out, the pilot
+    sweeps.
+    """
 
     title: str
     sources: list[str]
@@ -192,7 +260,9 @@ class Study:
 
     @property
     def failed(self) -> list[StoredRun]:
-        return [run for section in self.sections for entry in section.entries for run in entry.failed]
+        return [
+            run for section in self.sections for entry in section.entries for run in entry.failed
+        ]
 
     @property
     def labels(self) -> list[str]:
@@ -201,12 +271,25 @@ class Study:
 
     @functools.cached_property
     def ranks(self) -> Ranks | None:
-        """The mean ranks, over tasks × seeds, of the methods and floors that every task has; None for fewer than three."""
-        sections = [section for section in self.sections if section.higher is not None and not section.unjudged]
+        """The mean ranks, over tasks × seeds, of the methods and floors that every task has;
+        None for fewer than three.
+        """
+        sections = [
+            section
+            for section in self.sections
+            if section.higher is not None and not section.unjudged
+        ]
         values = [section.values for section in sections]
-        labels = [label for label in (values[0] if values else ()) if all(label in known for known in values)]
+        labels = [
+            label
+            for label in (values[0] if values else ())
+            if all(label in known for known in values)
+        ]
         blocks = []
         for section, known in zip(sections, values, strict=True):
             seeds = set.intersection(*(set(known[label]) for label in labels)) if labels else set()
-            blocks += [({label: known[label][seed] for label in labels}, section.higher is True) for seed in sorted(seeds)]
+            blocks += [
+                ({label: known[label][seed] for label in labels}, section.higher is True)
+                for seed in sorted(seeds)
+            ]
         return Ranks.of(blocks) if len(labels) > 2 else None

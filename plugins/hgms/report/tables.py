@@ -1,4 +1,6 @@
-"""The report's tables as values: which there are, what stands in every cell, and by what its column is sorted."""
+"""The report's tables as values: which there are, what stands in every cell, and by what its
+column is sorted.
+"""
 
 from __future__ import annotations
 
@@ -42,7 +44,8 @@ class Table:
     groups: list[int] = field(factory=list)
 
 
-# --- cells -------------------------------------------------------------------------------------------------------------
+# --- cells
+# --------------------------------------------------------------------------------------------------
 
 
 def text(value: object, note: str = "") -> Cell:
@@ -61,7 +64,14 @@ def mean(values: Iterable[float], unit: float = 1.0) -> Cell:
     return amount(_mean(list(values)), unit)
 
 
-def interval(value: Interval | None, metric: str, *, signed: bool = False, note: str = "", strong: bool = False) -> Cell:
+def interval(
+    value: Interval | None,
+    metric: str,
+    *,
+    signed: bool = False,
+    note: str = "",
+    strong: bool = False,
+) -> Cell:
     if value is None or value.count == 0:
         return Cell("nan" if note else "–", note=note)
     shown = spell(value, share=is_share(metric), signed=signed)
@@ -96,22 +106,31 @@ def _failed(entry: Entry) -> str:
     return f"{len(entry.failed)} failed" if entry.failed else ""
 
 
-# --- the tables of a section -------------------------------------------------------------------------------------------
+# --- the tables of a section
+# --------------------------------------------------------------------------------------------------
 
 _LEGEND = (
-    "Mean ± half-width of the 95 % t-interval over seeds. Bold: ahead of every other method, each difference's interval "
+    "Mean ± half-width of the 95 % t-interval over seeds. Bold: ahead of every other method, "
+    "each difference's interval "
     "excludes zero, over as many seeds as a claim needs."
 )
 _DIFFERENCES = (
-    "Differences are paired by seed; their t-intervals are at the levels of Holm's rule over all pairs of methods: where "
-    "methods are equal, the chance that any excludes zero is at most 5 %. ± 0, the same in every seed, tells nothing of chance."
+    "Differences are paired by seed; their t-intervals are at the levels of Holm's rule over all "
+    "pairs of methods: where "
+    "methods are equal, the chance that any excludes zero is at most 5 %. ± 0, the same in every "
+    "seed, tells nothing of chance."
 )
 
-_UNJUDGED = "Mean ± half-width of the 95 % t-interval over seeds. Where θ weighs data sources, metrics of its x get no verdict."
+_UNJUDGED = (
+    "Mean ± half-width of the 95 % t-interval over seeds. Where θ weighs data sources, "
+    "metrics of its x get no verdict."
+)
 
 _ROLES = (
-    "Role: a floor is a reference that learns nothing about θ, a ceiling one that knows the truth. A method that is not ahead "
-    "of the best floor, by the corrected interval, is marked. Pairs of references, or with a ceiling, are no part of Holm's "
+    "Role: a floor is a reference that learns nothing about θ, a ceiling one that knows the "
+    "truth. A method that is not ahead "
+    "of the best floor, by the corrected interval, is marked. Pairs of references, or with a "
+    "ceiling, are no part of Holm's "
     "rule: their intervals are plain ones of 95 %."
 )
 
@@ -138,11 +157,23 @@ def scores(section: Section, *, every: bool = False) -> Table:
     base = section.reference if not every and not section.unjudged else None
     roles = any(entry.role for entry in section.entries)
     shares = not every and any(entry.recovered is not None for entry in section.entries)
-    columns = ["method", *(["role"] if roles else []), arrow(section, section.metric), *([f"{MINUS} {base}"] if base else [])]
-    columns += [*(["recovered share"] if shares else []), *(arrow(section, name) for name in names[1:]), "seeds"]
+    columns = [
+        "method",
+        *(["role"] if roles else []),
+        arrow(section, section.metric),
+        *([f"{MINUS} {base}"] if base else []),
+    ]
+    columns += [
+        *(["recovered share"] if shares else []),
+        *(arrow(section, name) for name in names[1:]),
+        "seeds",
+    ]
     rows = []
     for entry in section.entries:
-        row = [Cell(entry.label, entry.label, note=entry.mark, number=False), *([text(entry.role)] if roles else [])]
+        row = [
+            Cell(entry.label, entry.label, note=entry.mark, number=False),
+            *([text(entry.role)] if roles else []),
+        ]
         for name in names:
             undefined = entry.nonfinite.get(name, 0)
             note = f"not finite in {undefined} of {len(entry.runs)} seeds" if undefined else ""
@@ -153,15 +184,21 @@ def scores(section: Section, *, every: bool = False) -> Table:
             if name == section.metric and shares:
                 row.append(share(entry.recovered))
         rows.append([*row, Cell(str(len(entry.runs)), len(entry.runs), _failed(entry))])
-    caption = _LEGEND + (f" “{MINUS} {base}”: difference to {base}." if base else "") + f" {_DIFFERENCES}"
+    caption = (
+        _LEGEND + (f" “{MINUS} {base}”: difference to {base}." if base else "") + f" {_DIFFERENCES}"
+    )
     caption += f" {_ROLES}" if roles else ""
     caption = _UNJUDGED if section.unjudged else caption
     caption += f" {RECOVERED[0].upper()}{RECOVERED[1:]}." if shares else ""
     title = "Every metric" if every else "Results"
-    first = next((number for number, entry in enumerate(section.entries) if number and entry.role), None)
+    first = next(
+        (number for number, entry in enumerate(section.entries) if number and entry.role), None
+    )
     groups = [first] if first is not None and not section.entries[0].role else []
     ident = "metrics" if every else "results"
-    return Table(title=title, columns=columns, rows=rows, caption=caption, ident=ident, groups=groups)
+    return Table(
+        title=title, columns=columns, rows=rows, caption=caption, ident=ident, groups=groups
+    )
 
 
 _COSTS = ("lower_gradients", "upper_values", "upper_gradients", "products", "cross_products")
@@ -170,41 +207,74 @@ _COSTS = ("lower_gradients", "upper_values", "upper_gradients", "products", "cro
 def work(section: Section) -> Table:
     """Completed outer steps and what they cost."""
     memory = any(entry.peak_memory for entry in section.entries)
-    columns = ["method", "outer steps", "min–max", "seconds", "oracle calls", *(heading(name) for name in _COSTS)]
+    columns = [
+        "method",
+        "outer steps",
+        "min–max",
+        "seconds",
+        "oracle calls",
+        *(heading(name) for name in _COSTS),
+    ]
     columns += ["peak memory (MiB)"] if memory else []
     rows = []
     for entry in section.entries:
         steps = entry.values("outer_steps")
         span = f"{min(steps):,.0f}–{max(steps):,.0f}" if steps else "–"
-        row = [text(entry.label), mean(steps), Cell(span, min(steps, default=None)), mean(entry.seconds)]
+        row = [
+            text(entry.label),
+            mean(steps),
+            Cell(span, min(steps, default=None)),
+            mean(entry.seconds),
+        ]
         row += [mean(entry.values(name)) for name in ("oracle_calls", *_COSTS)]
         rows.append(row + ([mean(entry.peak_memory, 2**20)] if memory else []))
-    caption = "Means over seeds; min–max over seeds of the completed outer steps. Seconds are without evaluation."
+    caption = (
+        "Means over seeds; min–max over seeds of the completed outer steps. Seconds are "
+        "without evaluation."
+    )
     if any(cell.text == "–" for row in rows for cell in row):
-        caption += " –: not in the method's records (their keys oracle_calls and cost_lower_gradients, for example)."
-    return Table(title="Outer steps and cost", columns=columns, rows=rows, caption=caption, ident="work")
+        caption += (
+            " –: not in the method's records (their keys oracle_calls and "
+            "cost_lower_gradients, for example)."
+        )
+    return Table(
+        title="Outer steps and cost", columns=columns, rows=rows, caption=caption, ident="work"
+    )
 
 
 def mixture(section: Section) -> Table:
     """Every method's largest sources at the end."""
     rows = []
     for label, mixed in section.mixtures.items():
-        rest = 0.0 if mixed.uniform else abs(1 - math.fsum(value.mean for value in list(mixed.weights.values())[:3]))
+        rest = (
+            0.0
+            if mixed.uniform
+            else abs(1 - math.fsum(value.mean for value in list(mixed.weights.values())[:3]))
+        )
         count = len(mixed.finals)
-        rows.append([text(label), _largest(mixed), Cell(f"{rest:.3f}", rest), Cell(str(count), count)])
+        rows.append(
+            [text(label), _largest(mixed), Cell(f"{rest:.3f}", rest), Cell(str(count), count)]
+        )
     caption = (
-        "The three largest weights of what each method returned: mean over seeds ± half-width of the 95 % t-interval. "
+        "The three largest weights of what each method returned: mean over seeds ± half-width of "
+        "the 95 % t-interval. "
         "Rest: what the other sources hold together."
     )
     columns = ["method", "final source mixture", "rest", "seeds"]
-    return Table(title="Final mixture", columns=columns, rows=rows, caption=caption, ident="mixture")
+    return Table(
+        title="Final mixture", columns=columns, rows=rows, caption=caption, ident="mixture"
+    )
 
 
 def _largest(mixed: Mixture) -> Cell:
     """Means say little of runs that do not agree, so that is noted."""
     leaders = mixed.leaders.most_common()
     agree = len(leaders) < 2 or mixed.uniform
-    note = "" if agree else "largest by seed: " + ", ".join(f"{source} {count}×" for source, count in leaders)
+    note = (
+        ""
+        if agree
+        else "largest by seed: " + ", ".join(f"{source} {count}×" for source, count in leaders)
+    )
     return text(spell_mixture(mixed), note)
 
 
@@ -218,32 +288,59 @@ def weights(section: Section) -> Table:
         for mixed in mixtures.values():
             value = mixed.weights.get(source)
             first = next(iter(mixed.weights)) == source and not mixed.uniform
-            row.append(Cell("–") if value is None else Cell(spell_weight(value), value.mean, strong=first))
+            row.append(
+                Cell("–") if value is None else Cell(spell_weight(value), value.mean, strong=first)
+            )
         rows.append(row)
-    caption = "Mean over seeds ± half-width of the 95 % t-interval. Bold: the largest of its method."
-    return Table(title="Final weights", columns=["source", *mixtures], rows=rows, caption=caption, ident="weights")
+    caption = (
+        "Mean over seeds ± half-width of the 95 % t-interval. Bold: the largest of its method."
+    )
+    return Table(
+        title="Final weights",
+        columns=["source", *mixtures],
+        rows=rows,
+        caption=caption,
+        ident="weights",
+    )
 
 
 def certainty(section: Section) -> Table:
     """What seeds say of every source's weight, of methods that learn weights and have two seeds."""
-    rows, words = [], {1: "more of it", -1: "less of it", 0: "cannot be told"}
+    rows = []
+    words = {1: "more of it", -1: "less of it", 0: "cannot be told"}
     for label, mixed in section.mixtures.items():
         if len(mixed.finals) < 2 or not mixed.moves:
             continue
         for effect in mixed.certainty.effects:
-            shown = f"{effect.value:.3f}" + ("" if math.isnan(effect.low) else f" [{effect.low:.3f}, {effect.high:.3f}]")
+            shown = f"{effect.value:.3f}" + (
+                "" if math.isnan(effect.low) else f" [{effect.low:.3f}, {effect.high:.3f}]"
+            )
             said = text(words[effect.sign])
             rows.append(
-                [text(label), text(effect.source), Cell(f"{effect.null:.3f}", effect.null), Cell(shown, effect.value),
-                 amount(effect.p), said]
-            )  # fmt: skip
+                [
+                    text(label),
+                    text(effect.source),
+                    Cell(f"{effect.null:.3f}", effect.null),
+                    Cell(shown, effect.value),
+                    amount(effect.p),
+                    said,
+                ]
+            )
     caption = (
-        "Weight: centre of the seeds in log-ratios, with its 95 % interval there. p: of a weight as at the start, by Holm's "
-        "rule over the sources of a method. Seeds see the same data: that they agree says nothing of these; the null test "
+        "Weight: centre of the seeds in log-ratios, with its 95 % interval there. p: of a weight "
+        "as at the start, by Holm's "
+        "rule over the sources of a method. Seeds see the same data: that they agree says "
+        "nothing of these; the null test "
         "(hgms mix --null) does."
     )
     columns = ["method", "source", "start", "weight", "p", "over seeds"]
-    return Table(title="Certainty of the mixture over seeds", columns=columns, rows=rows, caption=caption, ident="certainty")
+    return Table(
+        title="Certainty of the mixture over seeds",
+        columns=columns,
+        rows=rows,
+        caption=caption,
+        ident="certainty",
+    )
 
 
 def passes(section: Section) -> Table:
@@ -252,17 +349,44 @@ def passes(section: Section) -> Table:
     for entry in section.entries:
         if not entry.tokens:
             continue
-        forward, backward = (_mean(side) or 0.0 for side in zip(*entry.tokens.values(), strict=True))
-        seconds = _mean([value for run in entry.tokens if (value := seconds_per_step(run)) is not None])
+        forward, backward = (
+            _mean(side) or 0.0 for side in zip(*entry.tokens.values(), strict=True)
+        )
+        seconds = _mean(
+            [value for run in entry.tokens if (value := seconds_per_step(run)) is not None]
+        )
         rate = None if not seconds else (forward + backward) / seconds
         steps = mean(entry.values("outer_steps"))
-        rows.append([text(entry.label), steps, amount(seconds), amount(forward), amount(backward), amount(rate)])
-    columns = ["method", "outer steps", "seconds per step", "tokens forward", "tokens backward", "tokens per second"]
+        rows.append(
+            [
+                text(entry.label),
+                steps,
+                amount(seconds),
+                amount(forward),
+                amount(backward),
+                amount(rate),
+            ]
+        )
+    columns = [
+        "method",
+        "outer steps",
+        "seconds per step",
+        "tokens forward",
+        "tokens backward",
+        "tokens per second",
+    ]
     caption = (
-        "Means over steps and seeds. Tokens include padding; one that goes through the model once forward and once backward "
+        "Means over steps and seeds. Tokens include padding; one that goes through the model "
+        "once forward and once backward "
         "counts in both columns. Seconds are without evaluation."
     )
-    return Table(title="Tokens and seconds per outer step", columns=columns, rows=rows, caption=caption, ident="passes")
+    return Table(
+        title="Tokens and seconds per outer step",
+        columns=columns,
+        rows=rows,
+        caption=caption,
+        ident="passes",
+    )
 
 
 def seconds_per_step(run: StoredRun) -> float | None:
@@ -278,13 +402,24 @@ def pairs(section: Section) -> Table:
         row = [text(label)]
         for other in labels:
             value = section.pairs.get((label, other))
-            row.append(Cell("·") if value is None else interval(value, section.metric, signed=True, strong=value.excludes_zero))
+            row.append(
+                Cell("·")
+                if value is None
+                else interval(value, section.metric, signed=True, strong=value.excludes_zero)
+            )
         rows.append(row)
     caption = (
-        f"{heading(section.metric)}: row {MINUS} column, mean over the seeds both have ± half-width. Bold: the interval "
+        f"{heading(section.metric)}: row {MINUS} column, mean over the seeds both have ± "
+        "half-width. Bold: the interval "
         f"excludes zero. {_DIFFERENCES}"
     )
-    return Table(title="Paired differences", columns=["method", *labels], rows=rows, caption=caption, ident="pairs")
+    return Table(
+        title="Paired differences",
+        columns=["method", *labels],
+        rows=rows,
+        caption=caption,
+        ident="pairs",
+    )
 
 
 def solves(section: Section) -> Table:
@@ -292,7 +427,11 @@ def solves(section: Section) -> Table:
     shown = [entry for entry in section.entries if entry.solves]
     names = sorted({name for entry in shown for name in entry.outcomes})
     rows = [
-        [text(entry.label), *(amount(entry.outcomes.get(name, 0)) for name in names), amount(entry.iterations)]
+        [
+            text(entry.label),
+            *(amount(entry.outcomes.get(name, 0)) for name in names),
+            amount(entry.iterations),
+        ]
         for entry in shown
     ]
     columns = ["method", *map(outcome, names), "median iterations"]
@@ -304,17 +443,26 @@ def settings(section: Section) -> Table:
     """The settings in which the methods differ."""
 
     def of(run: StoredRun) -> dict[str, Any]:
-        return {**{f"method.{key}": value for key, value in run.method.items()}, "run": carried_out(run)}
+        return {
+            **{f"method.{key}": value for key, value in run.method.items()},
+            "run": carried_out(run),
+        }
 
     shown = {entry.label: of((entry.runs + entry.failed)[0]) for entry in section.entries}
     flat = [flatten(table) for table in shown.values()]
     keys = difference(list(shown.values()))
-    rows = [[text(key), *(Cell(str(table.get(key, "·")), number=False) for table in flat)] for key in keys]
+    rows = [
+        [text(key), *(Cell(str(table.get(key, "·")), number=False) for table in flat)]
+        for key in keys
+    ]
     caption = "Only what differs between the methods; · where a method has no such setting."
-    return Table(title="Settings", columns=["setting", *shown], rows=rows, caption=caption, ident="settings")
+    return Table(
+        title="Settings", columns=["setting", *shown], rows=rows, caption=caption, ident="settings"
+    )
 
 
-# --- the tables of a study ---------------------------------------------------------------------------------------------
+# --- the tables of a study
+# --------------------------------------------------------------------------------------------------
 
 
 def overview(study: Study) -> Table:
@@ -324,25 +472,45 @@ def overview(study: Study) -> Table:
         for place, entry in enumerate(() if section.unjudged else ranked(section)):
             places.setdefault(entry.label, []).append(place)
     rows = []
-    mean_place = {label: 1 + sum(places[label]) / len(places[label]) if label in places else math.inf for label in study.labels}
+    mean_place = {
+        label: 1 + sum(places[label]) / len(places[label]) if label in places else math.inf
+        for label in study.labels
+    }
     for label in sorted(study.labels, key=mean_place.__getitem__):
-        row = [text(label), Cell(f"{mean_place[label]:.1f}", mean_place[label]) if label in places else Cell("–")]
+        row = [
+            text(label),
+            Cell(f"{mean_place[label]:.1f}", mean_place[label]) if label in places else Cell("–"),
+        ]
         for section in study.sections:
             own = next((entry for entry in section.entries if entry.label == label), None)
             value, note = (own.metrics[section.metric], own.mark) if own else (None, "")
             row.append(interval(value, section.metric, note=note, strong=label == section.winner))
         rows.append(row)
     columns = [f"{section.title}: {arrow(section, section.metric)}" for section in study.sections]
-    caption = f"In the order of the mean place over the tasks (1.0: the best mean on each). {_LEGEND}"
-    return Table(title="All tasks", columns=["method", "mean place", *columns], rows=rows, caption=caption, ident="overview")
+    caption = (
+        f"In the order of the mean place over the tasks (1.0: the best mean on each). {_LEGEND}"
+    )
+    return Table(
+        title="All tasks",
+        columns=["method", "mean place", *columns],
+        rows=rows,
+        caption=caption,
+        ident="overview",
+    )
 
 
 def ranks(study: Study) -> Table:
     """Mean ranks over tasks and seeds, where there are methods enough."""
     mean_ranks = study.ranks
-    rows = [] if mean_ranks is None else [[text(label), Cell(f"{rank:.2f}", rank)] for label, rank in mean_ranks.means.items()]
+    rows = (
+        []
+        if mean_ranks is None
+        else [[text(label), Cell(f"{rank:.2f}", rank)] for label, rank in mean_ranks.means.items()]
+    )
     words = "" if mean_ranks is None else mean_ranks.words
-    return Table(title="Mean ranks", columns=["method", "mean rank"], rows=rows, caption=words, ident="ranks")
+    return Table(
+        title="Mean ranks", columns=["method", "mean rank"], rows=rows, caption=words, ident="ranks"
+    )
 
 
 def ranked(section: Section) -> list[Entry]:
@@ -350,13 +518,17 @@ def ranked(section: Section) -> list[Entry]:
 
     def rank(entry: Entry) -> tuple[bool, float]:
         mean = entry.metrics[section.metric].mean
-        return math.isnan(mean), 0.0 if math.isnan(mean) or section.higher is None else -mean if section.higher else mean
+        return math.isnan(mean), 0.0 if math.isnan(
+            mean
+        ) or section.higher is None else -mean if section.higher else mean
 
     return sorted(section.entries, key=rank)
 
 
 def ledgers(study: Study) -> list[Table]:
-    """For each task with named sources: what every method made of every budget, a group of rows each."""
+    """For each task with named sources: what every method made of every budget, a group of rows
+    each.
+    """
     tasks: dict[tuple[str, str | None], list[Section]] = {}
     for section in study.sections:
         if section.mixtures:
@@ -369,22 +541,42 @@ def ledgers(study: Study) -> list[Table]:
 
 def _ledger(sections: Sequence[Section], number: int, *, others: bool) -> Table:
     first = sections[0]
-    metrics = list(dict.fromkeys(name for section in sections for name in section.metrics))[:_METRICS]
+    metrics = list(dict.fromkeys(name for section in sections for name in section.metrics))[
+        :_METRICS
+    ]
     rows: list[list[Cell]] = []
     groups = []
     for section in sorted(sections, key=_length):
         groups += [len(rows)] if rows else []
         for entry in sorted(section.entries, key=lambda entry: entry.label):
             none = Interval.of([])
-            row = [text(entry.label, _failed(entry)), Cell(_duration(section.budget), _length(section)[1])]
-            row += [mean(entry.values("outer_steps")), text("–") if entry.mixture is None else _largest(entry.mixture)]
-            row += [interval(entry.metrics.get(name, none), name, strong=_best(section, entry, name)) for name in metrics]
+            row = [
+                text(entry.label, _failed(entry)),
+                Cell(_duration(section.budget), _length(section)[1]),
+            ]
+            row += [
+                mean(entry.values("outer_steps")),
+                text("–") if entry.mixture is None else _largest(entry.mixture),
+            ]
+            row += [
+                interval(entry.metrics.get(name, none), name, strong=_best(section, entry, name))
+                for name in metrics
+            ]
             rows.append(row)
     return Table(
         title=f"Budget ledger: {first.name}" + (f", version {first.version}" if others else ""),
-        columns=["method", "budget", "outer steps", "three largest weights", *(arrow(first, name) for name in metrics)],
+        columns=[
+            "method",
+            "budget",
+            "outer steps",
+            "three largest weights",
+            *(arrow(first, name) for name in metrics),
+        ],
         rows=rows,
-        caption="Means over seeds ± half-width of the 95 % t-interval. Bold: the best mean under that budget.",
+        caption=(
+            "Means over seeds ± half-width of the 95 % t-interval. Bold: the best mean under "
+            "that budget."
+        ),
         ident=f"ledger-{number}",
         groups=groups,
     )
@@ -400,7 +592,9 @@ def _best(section: Section, entry: Entry, metric: str) -> bool:
 
 
 def _length(section: Section) -> tuple[int, float]:
-    """What a budget counts, and how much of it: budgets in seconds come before those in steps and calls."""
+    """What a budget counts, and how much of it: budgets in seconds come before those in steps
+    and calls.
+    """
     budget = Budget.parse(section.budget)
     amounts = [budget.seconds, budget.outer_steps, budget.oracle_calls]
     return next((kind, float(value)) for kind, value in enumerate(amounts) if value is not None)
@@ -413,17 +607,32 @@ def _duration(budget: str) -> str:
     ('9 h', '90 s', '25 outer steps')
     """
     seconds = Budget.parse(budget).seconds
-    return f"{seconds / 3600:g} h" if seconds is not None and seconds >= 3600 and seconds % 900 == 0 else budget
+    return (
+        f"{seconds / 3600:g} h"
+        if seconds is not None and seconds >= 3600 and seconds % 900 == 0
+        else budget
+    )
 
 
 def failures(study: Study) -> Table:
     rows = [
-        [text(section.title), text(entry.label), amount(run.seed), text(run.error or "no reason was written"), text(run.path)]
+        [
+            text(section.title),
+            text(entry.label),
+            amount(run.seed),
+            text(run.error or "no reason was written"),
+            text(run.path),
+        ]
         for section in study.sections
         for entry in section.entries
         for run in entry.failed
     ]
-    return Table(title="Failed runs", columns=["task", "method", "seed", "reason", "folder"], rows=rows, ident="failed")
+    return Table(
+        title="Failed runs",
+        columns=["task", "method", "seed", "reason", "folder"],
+        rows=rows,
+        ident="failed",
+    )
 
 
 def left_out(study: Study) -> Table:
@@ -433,24 +642,37 @@ def left_out(study: Study) -> Table:
 
 def sweeps(study: Study) -> list[Table]:
     """The trials of every pilot sweep."""
-    return [_sweep(sweep.table, sweep.path.parent.name, number) for number, sweep in enumerate(study.sweeps)]
+    return [
+        _sweep(sweep.table, sweep.path.parent.name, number)
+        for number, sweep in enumerate(study.sweeps)
+    ]
 
 
 def _sweep(sweep: Mapping[str, Any], method: str, number: int) -> Table:
     trials = [trial for trial in sweep.get("trials") or [] if isinstance(trial, dict)]
     keys = list(dict.fromkeys(key for trial in trials for key in trial.get("values") or {}))
-    settings = sweep.get("given")  # the first trial has the method's own settings, of which this is the whole table
+    settings = sweep.get(
+        "given"
+    )  # the first trial has the method's own settings, of which this is the whole table
     own = flatten(settings) if isinstance(settings, dict) else {}
     rows = []
     for trial in trials:
-        index, loss, chosen = trial.get("number"), trial.get("loss"), trial.get("number") == sweep.get("chosen")
+        index = trial.get("number")
+        loss = trial.get("loss")
+        chosen = trial.get("number") == sweep.get("chosen")
         count = index + 1 if isinstance(index, int) else None  # people count from one
         row = [Cell(str(count or ""), count, "chosen" if chosen else "", chosen)]
         values = {**own, **(trial.get("values") or {})}
         shown = [values.get(key, "·") for key in keys]
         row += [amount(value) if type(value) in (int, float) else text(value) for value in shown]
-        rows.append([*row, Cell("failed") if loss is None else Cell(f"{loss:.5g}", loss, "", chosen)])
-    facts = [f"{key} {sweep[key]}" for key in ("sampler", "budget", "seeds", "note") if sweep.get(key) is not None]
+        rows.append(
+            [*row, Cell("failed") if loss is None else Cell(f"{loss:.5g}", loss, "", chosen)]
+        )
+    facts = [
+        f"{key} {sweep[key]}"
+        for key in ("sampler", "budget", "seeds", "note")
+        if sweep.get(key) is not None
+    ]
     return Table(
         title=f"{sweep.get('task', '?')}: {sweep.get('method', method)}",
         columns=["trial", *keys, "validation loss ↓"],
@@ -460,12 +682,17 @@ def _sweep(sweep: Mapping[str, Any], method: str, number: int) -> Table:
     )
 
 
-# --- lines -------------------------------------------------------------------------------------------------------------
+# --- lines
+# --------------------------------------------------------------------------------------------------
 
 
 def summary(study: Study) -> str:
     """One line: how much was compared, and what was left out."""
-    counts = [(len(study.runs), "run"), (len(study.sections), "task"), (len(study.labels), "method")]
+    counts = [
+        (len(study.runs), "run"),
+        (len(study.sections), "task"),
+        (len(study.labels), "method"),
+    ]
     line = ", ".join(_count(number, noun) for number, noun in counts)
     if study.failed:
         line += f"; {len(study.failed)} failed"
@@ -476,12 +703,17 @@ def summary(study: Study) -> str:
 
 def about(section: Section) -> str:
     seeds = {run.seed for run in section.runs}
-    version = {None: ", version not recorded", "": ""}.get(section.version, f", version {section.version}")
-    better = "" if section.higher is None else f" ({'higher' if section.higher else 'lower'} is better)"
+    version = {None: ", version not recorded", "": ""}.get(
+        section.version, f", version {section.version}"
+    )
+    better = (
+        "" if section.higher is None else f" ({'higher' if section.higher else 'lower'} is better)"
+    )
     how = f" {section.few_seeds}." if section.few_seeds else ""
     how += "".join(f" {note[0].upper()}{note[1:]}." for note in execution_notes(section.runs))
     return (
-        f"Task {section.task}{version}; budget {section.budget} per run; {_count(len(seeds), 'seed')}; "
+        f"Task {section.task}{version}; budget {section.budget} per run; "
+        f"{_count(len(seeds), 'seed')}; "
         f"{heading(section.metric)}{better}.{how}"
     )
 

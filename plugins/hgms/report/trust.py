@@ -1,4 +1,6 @@
-"""Trust in the hypergradients: what runs with ``run.diagnose`` measured, as warnings, a table and figures of a section."""
+"""Trust in the hypergradients: what runs with ``run.diagnose`` measured, as warnings, a table
+and figures of a section.
+"""
 
 from __future__ import annotations
 
@@ -23,7 +25,9 @@ Rows = list[dict[str, Any]]
 
 @frozen(kw_only=True)
 class Trust:
-    """``rows`` are those of each method's runs, by its label and run; ``damaged`` says of which runs they cannot be read."""
+    """``rows`` are those of each method's runs, by its label and run; ``damaged`` says of which
+    runs they cannot be read.
+    """
 
     rows: Mapping[str, list[Rows]]
     damaged: list[str] = field(factory=list)
@@ -42,8 +46,14 @@ class Trust:
     @property
     def sentences(self) -> list[tuple[str, str]]:
         """(method, warning), then what was not measured."""
-        known = [(label, sentence) for label in self.rows for sentence in warnings(self.together(label))]
-        lacking = [(label, f"not measured: {phrase}") for label in self.rows for phrase in unmeasured(self.together(label))]
+        known = [
+            (label, sentence) for label in self.rows for sentence in warnings(self.together(label))
+        ]
+        lacking = [
+            (label, f"not measured: {phrase}")
+            for label in self.rows
+            for phrase in unmeasured(self.together(label))
+        ]
         return [*known, *lacking, *(("", line) for line in self.damaged)]
 
     def together(self, label: str) -> Rows:
@@ -63,19 +73,33 @@ def _read(entry: Entry, run: Any, damaged: list[str]) -> Rows:
         return []
 
 
-# --- the table ---------------------------------------------------------------------------------------------------------
+# --- the table
+# --------------------------------------------------------------------------------------------------
 
 
 def table(trust: Trust) -> Table:
     """A row a method: medians over its diagnosed steps."""
     columns = [
-        "method", "steps", "bias (%)", "cosine, longer", "cosine, float64", "residual > 1 (%)", "curvature ≤ 0 (%)", "k of d",
-        "c", "N to halve", "ahead by (s.e.)", "by selection (%)", "calls beside",
-    ]  # fmt: skip
+        "method",
+        "steps",
+        "bias (%)",
+        "cosine, longer",
+        "cosine, float64",
+        "residual > 1 (%)",
+        "curvature ≤ 0 (%)",
+        "k of d",
+        "c",
+        "N to halve",
+        "ahead by (s.e.)",
+        "by selection (%)",
+        "calls beside",
+    ]
     rows = []
     for label in trust.rows:
-        own, learned = trust.together(label), trust.learned(label)
-        size, halve = _median(own, "size"), _median(own, "log10_candidates_to_halve")
+        own = trust.together(label)
+        learned = trust.learned(label)
+        size = _median(own, "size")
+        halve = _median(own, "log10_candidates_to_halve")
         flat = amount(_median(own, "flat_dimension"))
         rows.append(
             [
@@ -86,7 +110,9 @@ def table(trust: Trust) -> Table:
                 amount(_median(own, "double_cosine")),
                 amount(_share(own, "residual", lambda value: value > 1)),
                 amount(_share(own, "curvature", lambda value: value <= 0)),
-                Cell(f"{flat.text} of {amount(size).text}", flat.sort) if size is not None else Cell("–"),
+                Cell(f"{flat.text} of {amount(size).text}", flat.sort)
+                if size is not None
+                else Cell("–"),
                 amount(_median(own, "normal_curvature")),
                 Cell("–") if halve is None else Cell(power(halve), halve),
                 amount(_median(own, "choice_ratio")),
@@ -95,13 +121,24 @@ def table(trust: Trust) -> Table:
             ]
         )
     caption = (
-        "Medians over diagnosed steps and seeds. Bias: what a Newton step to ∇ₓg = 0 changes of the implicit hypergradient. "
-        "Cosines: of the hypergradient with that of a lower run four times as long, and in float64. k of d: flat directions of "
-        "the lower Hessian. c: its smallest eigenvalue across them. N to halve: candidates that would halve the selection "
-        "error, if the paper's bound is tight. Ahead by: the lead of the chosen candidate over the next, in standard errors. "
-        "By selection: its share of the step's gain. Calls beside: what measuring took, which is in no budget."
+        "Medians over diagnosed steps and seeds. Bias: what a Newton step to ∇ₓg = 0 changes of "
+        "the implicit hypergradient. "
+        "Cosines: of the hypergradient with that of a lower run four times as long, and in "
+        "float64. k of d: flat directions of "
+        "the lower Hessian. c: its smallest eigenvalue across them. N to halve: candidates that "
+        "would halve the selection "
+        "error, if the paper's bound is tight. Ahead by: the lead of the chosen candidate over "
+        "the next, in standard errors. "
+        "By selection: its share of the step's gain. Calls beside: what measuring took, which is "
+        "in no budget."
     )
-    return Table(title="Trust in the hypergradients", columns=columns, rows=rows, caption=caption, ident="trust")
+    return Table(
+        title="Trust in the hypergradients",
+        columns=columns,
+        rows=rows,
+        caption=caption,
+        ident="trust",
+    )
 
 
 def _known(rows: Sequence[Mapping[str, Any]], key: str) -> list[float]:
@@ -113,18 +150,23 @@ def _median(rows: Sequence[Mapping[str, Any]], key: str, unit: float = 1.0) -> f
     return unit * statistics.median(values) if values else None
 
 
-def _share(rows: Sequence[Mapping[str, Any]], key: str, wrong: Callable[[float], bool]) -> float | None:
+def _share(
+    rows: Sequence[Mapping[str, Any]], key: str, wrong: Callable[[float], bool]
+) -> float | None:
     """The share of the rows that have the number in which it is wrong, in percent."""
     values = _known(rows, key)
     return 100 * sum(map(wrong, values)) / len(values) if values else None
 
 
-# --- figures -----------------------------------------------------------------------------------------------------------
+# --- figures
+# --------------------------------------------------------------------------------------------------
 
 
 @frozen
 class Picture:
-    """A number of the rows over outer steps. ``line`` is where its warning begins; ``log`` draws powers of ten."""
+    """A number of the rows over outer steps. ``line`` is where its warning begins; ``log`` draws
+    powers of ten.
+    """
 
     key: str
     title: str
@@ -137,35 +179,68 @@ class Picture:
 
 PICTURES = (
     Picture(
-        "bias", "Bias of an unsolved lower level", "how much of the implicit hypergradient a Newton step to ∇ₓg = 0 changes",
-        "share of its size", BIASED, True,
+        "bias",
+        "Bias of an unsolved lower level",
+        "how much of the implicit hypergradient a Newton step to ∇ₓg = 0 changes",
+        "share of its size",
+        BIASED,
+        True,
     ),
-    Picture("newton_step", "Distance to a lower minimiser", "length of the Newton step to ∇ₓg = 0", "‖δ‖", log=True),
     Picture(
-        "longer_cosine", "Agreement with a longer lower run",
-        "cosine with the hypergradient after four times as many lower steps", "cosine", ALIKE,
+        "newton_step",
+        "Distance to a lower minimiser",
+        "length of the Newton step to ∇ₓg = 0",
+        "‖δ‖",
+        log=True,
     ),
     Picture(
-        "double_cosine", "Rounding", "1 − the cosine with the same hypergradient in float64", "1 − cosine", 1e-3, True,
+        "longer_cosine",
+        "Agreement with a longer lower run",
+        "cosine with the hypergradient after four times as many lower steps",
+        "cosine",
+        ALIKE,
+    ),
+    Picture(
+        "double_cosine",
+        "Rounding",
+        "1 − the cosine with the same hypergradient in float64",
+        "1 − cosine",
+        1e-3,
+        True,
         lambda value: 1 - value,
     ),
     Picture(
-        "curvature", "Smallest curvature of the solve", "below zero the system is not positive definite", "pᵀ(H + γI)p / pᵀp",
+        "curvature",
+        "Smallest curvature of the solve",
+        "below zero the system is not positive definite",
+        "pᵀ(H + γI)p / pᵀp",
         0.0,
     ),
-    Picture("flat_dimension", "Flat directions", "k: eigenvalues of the lower Hessian that are as good as zero", "k"),
     Picture(
-        "choice_ratio", "Choice against noise",
-        "how far the chosen candidate is ahead of the next, in standard errors of the rows", "standard errors", SIGMAS,
+        "flat_dimension",
+        "Flat directions",
+        "k: eigenvalues of the lower Hessian that are as good as zero",
+        "k",
     ),
-)  # fmt: skip
+    Picture(
+        "choice_ratio",
+        "Choice against noise",
+        "how far the chosen candidate is ahead of the next, in standard errors of the rows",
+        "standard errors",
+        SIGMAS,
+    ),
+)
 
 
 def figures(trust: Trust, style: Style) -> list[dict[str, Any]]:
     """Those that have something to show; a dashed line is where a warning begins."""
     shown = []
     for picture in PICTURES:
-        curves = {label: curve for label, runs in trust.rows.items() if (curve := _curve(runs, picture)) is not None}
+        curves = {
+            label: curve
+            for label, runs in trust.rows.items()
+            if (curve := _curve(runs, picture)) is not None
+        }
         if curves:
             shown.append(_figure(picture, curves, style))
     gains = [label for label in trust.rows if _known(trust.learned(label), "gain_selection")]
@@ -175,7 +250,11 @@ def figures(trust: Trust, style: Style) -> list[dict[str, Any]]:
 def _curve(runs: Sequence[Rows], picture: Picture) -> Curve | None:
     lines = []
     for rows in runs:
-        points = [(row["step"], picture.of(number(row, picture.key))) for row in rows if row.get("hypergradient_norm") != 0]
+        points = [
+            (row["step"], picture.of(number(row, picture.key)))
+            for row in rows
+            if row.get("hypergradient_norm") != 0
+        ]
         known = [(x, y) for x, y in points if not math.isnan(y) and (y > 0 or not picture.log)]
         if known:
             x, y = zip(*known, strict=True)
@@ -187,11 +266,18 @@ def _figure(picture: Picture, curves: Mapping[str, Curve], style: Style) -> dict
     lines = traces(curves, style, positive=picture.log)
     for trace in lines:
         if not trace["meta"].get("band"):
-            trace |= {"mode": "lines+markers", "marker": {"size": 6}}  # one diagnosed step is no line
+            trace |= {
+                "mode": "lines+markers",
+                "marker": {"size": 6},
+            }  # one diagnosed step is no line
     scale: dict[str, Any] = {}
     if picture.log:
         known = np.concatenate([curve.y for curve in curves.values()])
-        scale = {"type": "log", "exponentformat": "power", "dtick": 1 if known.max() > 30 * known.min() else "D2"}
+        scale = {
+            "type": "log",
+            "exponentformat": "power",
+            "dtick": 1 if known.max() > 30 * known.min() else "D2",
+        }
     layout: dict[str, Any] = {
         "xaxis": {"title": {"text": AXES["step"]}, "rangemode": "tozero"},
         "yaxis": {"title": {"text": picture.axis}, **scale},
@@ -199,35 +285,64 @@ def _figure(picture: Picture, curves: Mapping[str, Curve], style: Style) -> dict
     if picture.line is not None:
         dashed = {"dash": "dash", "width": 1.5, "color": "#8a8f98"}
         layout["shapes"] = [
-            {"type": "line", "xref": "paper", "x0": 0, "x1": 1, "y0": picture.line, "y1": picture.line, "line": dashed}
+            {
+                "type": "line",
+                "xref": "paper",
+                "x0": 0,
+                "x1": 1,
+                "y0": picture.line,
+                "y1": picture.line,
+                "line": dashed,
+            }
         ]
     text = f"{picture.text}: median over seeds, band: middle half"
-    return {"title": picture.title, "text": text, "spec": {"data": lines, "layout": layout}, "ends": False}
+    return {
+        "title": picture.title,
+        "text": text,
+        "spec": {"data": lines, "layout": layout},
+        "ends": False,
+    }
 
 
 def _gain(trust: Trust, labels: Sequence[str]) -> dict[str, Any]:
-    """Two bars a method: what choosing and what the outer step took off the upper value, in the mean of its diagnosed steps."""
+    """Two bars a method: what choosing and what the outer step took off the upper value, in the
+    mean of its diagnosed steps.
+    """
     order = list(labels)[::-1]
     data = []
     for colour, shape, key, name in (
         (0, "", "gain_selection", "selection"),
         (1, "/", "gain_differentiation", "differentiation"),
     ):
-        values = np.array([np.mean(_known(trust.learned(label), key) or [math.nan]) for label in order])
+        values = np.array(
+            [np.mean(_known(trust.learned(label), key) or [math.nan]) for label in order]
+        )
         data.append(
             {
-                "type": "bar", "orientation": "h", "name": name, "y": order, "x": numbers(values), "meta": {"colour": colour},
-                "marker": {"pattern": {"shape": shape, "size": 7, "solidity": 0.2, "fillmode": "overlay"}},
-                "hovertemplate": f"<b>%{{y}}</b><br>{name}: %{{x:.4~g}}<extra></extra>", "showlegend": True,
+                "type": "bar",
+                "orientation": "h",
+                "name": name,
+                "y": order,
+                "x": numbers(values),
+                "meta": {"colour": colour},
+                "marker": {
+                    "pattern": {"shape": shape, "size": 7, "solidity": 0.2, "fillmode": "overlay"}
+                },
+                "hovertemplate": f"<b>%{{y}}</b><br>{name}: %{{x:.4~g}}<extra></extra>",
+                "showlegend": True,
             }
-        )  # fmt: skip
+        )
     layout = {
-        "barmode": "group", "hovermode": "closest", "showlegend": True, "yaxis": {"automargin": True, "ticksuffix": "  "},
+        "barmode": "group",
+        "hovermode": "closest",
+        "showlegend": True,
+        "yaxis": {"automargin": True, "ticksuffix": "  "},
         "xaxis": {"title": {"text": "fall of the upper value in a step"}},
         "legend": {"orientation": "h", "y": -0.25, "yanchor": "top", "x": 0},
-    }  # fmt: skip
+    }
     text = (
-        "mean of the diagnosed steps, on rows that neither choose nor are differentiated on: mean candidate to chosen one, and "
+        "mean of the diagnosed steps, on rows that neither choose nor are differentiated on: "
+        "mean candidate to chosen one, and "
         "on to the same candidate at the next θ, its lower level solved again"
     )
     return {

@@ -1,8 +1,10 @@
-"""``hgms report --watch``: the page of runs that go on, served to browsers on this machine and made anew when there is news.
+"""``hgms report --watch``: the page of runs that go on, served to browsers on this machine and made
+anew when there is news.
 
-One page is served, at ``/``, on the loopback address. Everything else is refused: other paths, methods that change something,
-and requests that name another host (a page from elsewhere whose name was made to lead here could otherwise read the report).
-The page asks every few seconds for the tag of the newest page, and loads itself again where that is another.
+One page is served, at ``/``, on the loopback address. Everything else is refused: other paths,
+methods that change something, and requests that name another host (a page from elsewhere whose name
+was made to lead here could otherwise read the report). The page asks every few seconds for the tag
+of the newest page, and loads itself again where that is another.
 """
 
 from __future__ import annotations
@@ -33,8 +35,10 @@ NAMES = (LOOPBACK, "localhost")
 
 @define
 class Pages:
-    """The newest page of the runs below ``folders``, made when they have changed; ``build`` makes the study. There are
-    ``interval`` seconds between two pages, or ``rest`` times as long as the last one took, where that is more."""
+    """The newest page of the runs below ``folders``, made when they have changed; ``build`` makes
+    the study. There are ``interval`` seconds between two pages, or ``rest`` times as long as the
+    last one took, where that is more.
+    """
 
     folders: Sequence[Path]
     build: Callable[[], Study]
@@ -52,11 +56,15 @@ class Pages:
             seen = self.state() if began >= self._next else self._seen
             if seen != self._seen or not self._page:
                 try:
-                    self._page, self._seen = html(self.build(), watch=True).encode(errors="backslashreplace"), seen
+                    self._page = html(self.build(), watch=True).encode(errors="backslashreplace")
+                    self._seen = seen
                 except (HgmsError, OSError) as error:
-                    self._page, self._seen = waiting(str(error)).encode(errors="backslashreplace"), None
+                    self._page = waiting(str(error)).encode(errors="backslashreplace")
+                    self._seen = None
             if began >= self._next:
-                self._next = time.monotonic() + max(self.interval, self.rest * (time.monotonic() - began))
+                self._next = time.monotonic() + max(
+                    self.interval, self.rest * (time.monotonic() - began)
+                )
             return self._page
 
     def state(self) -> object:
@@ -65,7 +73,12 @@ class Pages:
         for folder in self.folders:
             for directory, below, files in os.walk(folder):
                 below[:] = [name for name in below if not name.startswith(".")]
-                for name in {"config.toml", "summary.json", "scores.json", "sweep.json"}.intersection(files):
+                for name in {
+                    "config.toml",
+                    "summary.json",
+                    "scores.json",
+                    "sweep.json",
+                }.intersection(files):
                     with contextlib.suppress(OSError):
                         status = os.stat(os.path.join(directory, name), follow_symlinks=False)
                         known.append((directory, name, status.st_size, status.st_mtime_ns))
@@ -75,10 +88,13 @@ class Pages:
 def waiting(reason: str) -> str:
     """The page while there is nothing to report."""
     return (
-        '<!doctype html><html lang="en"><head><meta charset="utf-8"><meta http-equiv="refresh" content="2">'
-        '<meta name="viewport" content="width=device-width, initial-scale=1"><meta name="color-scheme" content="light dark">'
+        '<!doctype html><html lang="en"><head><meta charset="utf-8"><meta http-equiv="refresh" '
+        'content="2">'
+        '<meta name="viewport" content="width=device-width, initial-scale=1"><meta '
+        'name="color-scheme" content="light dark">'
         '<link rel="icon" href="data:,"><title>hgms report</title></head>'
-        '<body style="font: 16px/1.5 system-ui, sans-serif; max-width: 60rem; margin: 2rem auto; padding: 0 1rem">'
+        '<body style="font: 16px/1.5 system-ui, sans-serif; max-width: 60rem; margin: 2rem auto; '
+        'padding: 0 1rem">'
         "<h1>Nothing to report yet</h1><p>The report comes with the first run that ends.</p>"
         f'<pre style="white-space: pre-wrap">{escaping.escape(reason)}</pre></body></html>'
     )
@@ -94,11 +110,16 @@ def server(pages: Pages, port: int = 0) -> ThreadingHTTPServer:
         return _Server((LOOPBACK, port), pages)
     except OSError as error:
         why = (error.strerror or str(error)).lower()
-        raise ConfigError(f"cannot serve on port {port}: {why}\n  choose another --port, or 0 for one that is free") from None
+        raise ConfigError(
+            f"cannot serve on port {port}: {why}\n"
+            "  choose another --port, or 0 for one that is free"
+        ) from None
 
 
 class _Server(ThreadingHTTPServer):
-    daemon_threads = True  # a connection that a browser holds open does not keep the command from ending
+    daemon_threads = (
+        True  # a connection that a browser holds open does not keep the command from ending
+    )
 
     def __init__(self, address: tuple[str, int], pages: Pages) -> None:
         super().__init__(address, _Handler)
@@ -111,8 +132,11 @@ class _Server(ThreadingHTTPServer):
 
 
 class _Handler(BaseHTTPRequestHandler):
-    timeout = 10  # seconds for a request to arrive; a browser that opens connections ahead shall not hold a thread
-    server_version, sys_version = "hgms", ""
+    # seconds for a request to arrive; a browser that opens connections ahead shall not hold a
+    # thread
+    timeout = 10
+    server_version = "hgms"
+    sys_version = ""
     server: _Server
 
     def do_GET(self) -> None:
@@ -127,7 +151,9 @@ class _Handler(BaseHTTPRequestHandler):
     def refused(self) -> bool:
         """Whether the request is for another host or another page, which is then answered."""
         port = self.connection.getsockname()[1]
-        if self.headers.get_all("Host") not in [[name if port == 80 else f"{name}:{port}"] for name in NAMES]:
+        if self.headers.get_all("Host") not in [
+            [name if port == 80 else f"{name}:{port}"] for name in NAMES
+        ]:
             self.answer(HTTPStatus.FORBIDDEN, b"this is no page of that host\n")
             return True
         if self.path != "/":

@@ -10,7 +10,16 @@ from hgms.results.ranks import Ranks
 from hgms.results.recovered import Ratio, recovered
 from hgms.results.statistics import Interval, compared, few_seeds, paired, spell
 from hgms.results.stored import StoredRun, StoredSweep, short_names
-from hgms.results.tables import DEFAULT_REFERENCES, ORDER, RECOVERED, Point, Row, Table, is_share, table
+from hgms.results.tables import (
+    DEFAULT_REFERENCES,
+    ORDER,
+    RECOVERED,
+    Point,
+    Row,
+    Table,
+    is_share,
+    table,
+)
 
 __all__ = [
     "DARK",
@@ -47,4 +56,4 @@ __all__ = [
     "spell",
     "table",
     "uncollected",
-]  # fmt: skip
+]

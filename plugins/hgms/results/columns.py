@@ -1,6 +1,7 @@
 """The rows of a run as columns: the named fields of every line of a ``.jsonl`` file, as arrays.
 
-msgspec reads them where it is installed: ten times as fast as the standard library, which counts in a table of a million rows.
+msgspec reads them where it is installed: ten times as fast as the standard library, which counts in
+a table of a million rows.
 """
 
 from __future__ import annotations
@@ -20,13 +21,16 @@ from hgms_core import CheckpointError
 
 
 def read_columns(path: Path, names: Sequence[str]) -> dict[str, np.ndarray]:
-    """The named fields of all complete lines: float64 (NaN where a line lacks it or it is not finite), or objects where any is
-    a string. A list of numbers counts by its largest.
+    """The named fields of all complete lines: float64 (NaN where a line lacks it or it is not
+    finite), or objects where any is a string. A list of numbers counts by its largest.
 
     Raises:
-        CheckpointError: a line other than the last is not valid JSON, or the file is no regular file.
+        CheckpointError: a line other than the last is not valid JSON, or the file is no regular
+            file.
     """
-    return {name: _array(column) for name, column in zip(names, _lists(path, tuple(names)), strict=True)}
+    return {
+        name: _array(column) for name, column in zip(names, _lists(path, tuple(names)), strict=True)
+    }
 
 
 def last_seconds(path: Path) -> float:
@@ -56,7 +60,9 @@ def _lists(path: Path, wanted: tuple[str, ...]) -> list[list[Any]]:
         except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
             pass  # the plain reader says which line, or copes with a type that is not expected
         else:
-            return [list(column) for column in zip(*map(msgspec.structs.astuple, rows), strict=True)] or [[] for _ in wanted]
+            return [
+                list(column) for column in zip(*map(msgspec.structs.astuple, rows), strict=True)
+            ] or [[] for _ in wanted]
     columns: list[list[Any]] = [[] for _ in wanted]
     for number, line in enumerate(data.split(b"\n")[:-1], start=1):
         try:
@@ -71,14 +77,16 @@ def _lists(path: Path, wanted: tuple[str, ...]) -> list[list[Any]]:
 
 @functools.lru_cache(maxsize=64)
 def _decoder(wanted: tuple[str, ...]) -> Any:
-    """A decoder that keeps the wanted fields and steps over the others; None without msgspec, or for names it does not take
-    (with quotes or backslashes)."""
+    """A decoder that keeps the wanted fields and steps over the others; None without msgspec, or
+    for names it does not take (with quotes or backslashes)."""
     try:
         import msgspec
     except ModuleNotFoundError:
         return None
     value = float | str | bool | list[Any] | None
-    fields = [(f"f{i}", value, msgspec.field(default=None, name=name)) for i, name in enumerate(wanted)]
+    fields = [
+        (f"f{i}", value, msgspec.field(default=None, name=name)) for i, name in enumerate(wanted)
+    ]
     try:
         return msgspec.json.Decoder(msgspec.defstruct("Row", fields, gc=False))
     except ValueError:
@@ -88,10 +96,15 @@ def _decoder(wanted: tuple[str, ...]) -> Any:
 def _array(column: list[Any]) -> np.ndarray:
     kinds = set(map(type, column))
     if str in kinds:
-        return np.array([value if isinstance(value, str) else None for value in column], dtype=object)
+        return np.array(
+            [value if isinstance(value, str) else None for value in column], dtype=object
+        )
     try:
         numbers = np.array(
-            column if kinds <= {float, int, bool, type(None)} else [_worst(value) for value in column], dtype=float
+            column
+            if kinds <= {float, int, bool, type(None)}
+            else [_worst(value) for value in column],
+            dtype=float,
         )
     except OverflowError:  # a whole number of hundreds of digits
         numbers = np.array([_worst(value) for value in column], dtype=float)
@@ -101,7 +114,8 @@ def _array(column: list[Any]) -> np.ndarray:
 
 def _worst(value: Any) -> float:
     """The number, or the largest of a list of them; NaN where there is none that is finite."""
-    known, waiting = [], [value]
+    known = []
+    waiting = [value]
     while waiting:
         item = waiting.pop()
         if isinstance(item, list):

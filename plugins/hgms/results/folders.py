@@ -1,8 +1,10 @@
-"""Runs below a directory: every folder there is either a finished run or named with the reason why it is not one.
+"""Runs below a directory: every folder there is either a finished run or named with the reason why
+it is not one.
 
-What is small is read (configuration, summary, environment). Folders below a ``sweeps`` directory are trials of a pilot sweep,
-not results: :func:`scan_sweeps` reads those; nor are those of a ``null-test``. A folder may be a stranger's: nothing outside it
-is read, and whatever its files hold, it is a run or gets a reason.
+What is small is read (configuration, summary, environment). Folders below a ``sweeps`` directory
+are trials of a pilot sweep, not results: :func:`scan_sweeps` reads those; nor are those of a
+``null-test``. A folder may be a stranger's: nothing outside it is read, and whatever its files
+hold, it is a run or gets a reason.
 """
 
 from __future__ import annotations
@@ -25,12 +27,18 @@ from hgms_core import CheckpointError, ConfigError, HgmsError
 
 SWEEPS = "sweeps"
 NULL_TEST = "null-test"
-"""Where `hgms mix null` puts its runs: on halves of sources, so they are no results of the sources."""
-_FILES = frozenset({"config.toml", "env.json", "steps.jsonl", "timings.jsonl", "summary.json", "checkpoint.json"})
+"""Where `hgms mix null` puts its runs: on halves of sources, so they are no results of the
+sources.
+"""
+_FILES = frozenset(
+    {"config.toml", "env.json", "steps.jsonl", "timings.jsonl", "summary.json", "checkpoint.json"}
+)
 _SEED = re.compile(r"^seed = ([0-9]{1,18})\n", re.MULTILINE)
 _NAME = 300  # characters of a label or metric; a folder's name has 255
 _CONFIG = 512 * 2**10  # bytes; tomllib needs seconds for more
-_ALIKE = 2**15  # bytes; what many runs have word for word is short, and longer texts would fill memory
+_ALIKE = (
+    2**15
+)  # bytes; what many runs have word for word is short, and longer texts would fill memory
 _toml_alike = functools.lru_cache(maxsize=1024)(parse_toml)
 _json_alike = functools.lru_cache(maxsize=1024)(parse_json)
 
@@ -53,11 +61,12 @@ class Skipped:
 
 
 def scan(folders: str | Path | Iterable[str | Path]) -> tuple[list[StoredRun], list[Skipped]]:
-    """All runs below ``folders`` (each a run folder, or a directory of them), sorted by path, and what had to be left out.
+    """All runs below ``folders`` (each a run folder, or a directory of them), sorted by path, and
+    what had to be left out.
 
-    A run that is unfinished, empty or damaged is named with its reason, never guessed around; a failed run is a result. Two
-    copies of one run (the same configuration and seed) count once; of two states of the task's data or of a component's code
-    the newer run does.
+    A run that is unfinished, empty or damaged is named with its reason, never guessed around; a
+    failed run is a result. Two copies of one run (the same configuration and seed) count once; of
+    two states of the task's data or of a component's code the newer run does.
 
     Raises:
         ConfigError: one of ``folders`` is not there.
@@ -80,18 +89,24 @@ def scan(folders: str | Path | Iterable[str | Path]) -> tuple[list[StoredRun], l
             if same is run:
                 runs.append(run)
             elif not (changed := _changed(same, run)):
-                skipped.append(Skipped(path, f"it is the same configuration and seed as {same.path}"))
+                skipped.append(
+                    Skipped(path, f"it is the same configuration and seed as {same.path}")
+                )
             else:
-                older, newer = sorted((same, run), key=lambda run: (run.path / "summary.json").stat().st_mtime_ns)
+                older, newer = sorted(
+                    (same, run), key=lambda run: (run.path / "summary.json").stat().st_mtime_ns
+                )
                 runs[runs.index(same)] = seen[_identity(run)] = newer
-                skipped.append(Skipped(older.path, f"{changed} since; {newer.path} is the newer run"))
+                skipped.append(
+                    Skipped(older.path, f"{changed} since; {newer.path} is the newer run")
+                )
     return runs, skipped
 
 
 @contextlib.contextmanager
 def uncollected() -> Iterator[None]:
-    """Inside, Python does not look for garbage: what is read from files has no cycles, and to look through all of it again and
-    again takes a third of the time that reading it does.
+    """Inside, Python does not look for garbage: what is read from files has no cycles, and to look
+    through all of it again and again takes a third of the time that reading it does.
 
     .. versionadded:: 0.8"""
     was = gc.isenabled()
@@ -105,10 +120,15 @@ def uncollected() -> Iterator[None]:
 
 def _changed(run: StoredRun, other: StoredRun) -> str:
     """What two runs of one configuration and seed differ in; nothing for copies."""
-    here, there = run.environment, other.environment
+    here = run.environment
+    there = other.environment
     if (here.get("task") or {}).get("made_of") != (there.get("task") or {}).get("made_of"):
         return "the task's data have changed"
-    return "the code of a component has changed" if here.get("code", {}) != there.get("code", {}) else ""
+    return (
+        "the code of a component has changed"
+        if here.get("code", {}) != there.get("code", {})
+        else ""
+    )
 
 
 def _without_run(path: Path, names: set[str]) -> str:
@@ -142,28 +162,51 @@ def _read_run(path: Path, names: set[str]) -> StoredRun:
             raise CheckpointError("config.toml is missing")
         config = _config(read_file(path / "config.toml", _CONFIG).decode())
         if "summary.json" not in names:
-            steps = read_file(path / "steps.jsonl", ROWS).count(b"\n") - 1 if "steps.jsonl" in names else 0
-            raise CheckpointError(f"the run is not finished: no summary.json yet, {max(steps, 0)} steps so far")
+            steps = (
+                read_file(path / "steps.jsonl", ROWS).count(b"\n") - 1
+                if "steps.jsonl" in names
+                else 0
+            )
+            raise CheckpointError(
+                f"the run is not finished: no summary.json yet, {max(steps, 0)} steps so far"
+            )
         summary = _object(path / "summary.json")
         ensure_seal(summary, path / "summary.json")
         summary.pop("checksum", None)
         if summary.get("status") not in ("done", "failed"):
-            raise CheckpointError(f"summary.json has no status 'done' or 'failed': {str(summary.get('status'))[:40]!r}")
+            raise CheckpointError(
+                "summary.json has no status 'done' or 'failed': "
+                f"{str(summary.get('status'))[:40]!r}"
+            )
         if "steps.jsonl" not in names and summary["status"] == "done":
             raise CheckpointError("steps.jsonl is missing")
         environment = _object(path / "env.json", alike=True) if "env.json" in names else {}
-        resources, scores = (_object(path / name) if name in names else {} for name in ("resources.json", "scores.json"))
+        resources, scores = (
+            _object(path / name) if name in names else {}
+            for name in ("resources.json", "scores.json")
+        )
     except OSError as error:
         raise CheckpointError(f"cannot be read: {error.strerror or error}") from None
     except UnicodeDecodeError:
         raise CheckpointError("config.toml is not text") from None
-    run = StoredRun(path=path, config=config, summary=summary, environment=environment, resources=resources, scores=scores)
+    run = StoredRun(
+        path=path,
+        config=config,
+        summary=summary,
+        environment=environment,
+        resources=resources,
+        scores=scores,
+    )
     _check_run(run)
     return run
 
 
-def scan_sweeps(folders: str | Path | Iterable[str | Path]) -> tuple[list[StoredSweep], list[Skipped]]:
-    """Every ``sweep.json`` below a ``sweeps`` directory in ``folders``, and the ones that cannot be read."""
+def scan_sweeps(
+    folders: str | Path | Iterable[str | Path],
+) -> tuple[list[StoredSweep], list[Skipped]]:
+    """Every ``sweep.json`` below a ``sweeps`` directory in ``folders``, and the ones that cannot
+    be read.
+    """
     sweeps: list[StoredSweep] = []
     skipped: list[Skipped] = []
     for root in _roots(folders):
@@ -184,7 +227,10 @@ def _roots(folders: str | Path | Iterable[str | Path]) -> list[Path]:
     for root in roots:
         if not root.is_dir():
             what = "is a file, not a folder of runs" if root.exists() else "does not exist"
-            raise ConfigError(f"{root} {what}; give run folders, or the directory they are in (the --out of `hgms run`)")
+            raise ConfigError(
+                f"{root} {what}; give run folders, or the directory they are in (the --out of "
+                "`hgms run`)"
+            )
     return roots
 
 
@@ -193,7 +239,11 @@ def _run_folders(folders: str | Path | Iterable[str | Path]) -> Iterator[tuple[P
     for root in _roots(folders):
         for directory, below, files in os.walk(root):
             names = {*below, *files}
-            below[:] = sorted(name for name in below if name not in (SWEEPS, NULL_TEST) and not name.startswith("."))
+            below[:] = sorted(
+                name
+                for name in below
+                if name not in (SWEEPS, NULL_TEST) and not name.startswith(".")
+            )
             here = Path(directory)
             if _FILES.intersection(files) or re.fullmatch(r"seed-\d+", here.name):
                 yield here, names
@@ -202,12 +252,20 @@ def _run_folders(folders: str | Path | Iterable[str | Path]) -> Iterator[tuple[P
 
 def _identity(run: StoredRun) -> tuple[str, int]:
     table = {key: value for key, value in run.config.items() if key != "seed"}
-    settings = {key: value for key, value in run.settings.items() if key not in ("out", "track") and value != "none"}
-    return json.dumps([{**table, "run": settings}, run.task_version], sort_keys=True, default=str), run.seed
+    settings = {
+        key: value
+        for key, value in run.settings.items()
+        if key not in ("out", "track") and value != "none"
+    }
+    return json.dumps(
+        [{**table, "run": settings}, run.task_version], sort_keys=True, default=str
+    ), run.seed
 
 
 def _config(text: str) -> dict[str, Any]:
-    """The configuration; the runs of one cell differ in the line of the seed only, so the rest is parsed once for all."""
+    """The configuration; the runs of one cell differ in the line of the seed only, so the rest
+    is parsed once for all.
+    """
     seed = _SEED.search(text.partition("\n[")[0] + "\n")
     if seed is None:
         return parse_toml(text, "config.toml")
@@ -217,7 +275,9 @@ def _config(text: str) -> dict[str, Any]:
 
 
 def _object(path: Path, *, alike: bool = False) -> dict[str, Any]:
-    """The table in a file of JSON; ``alike``: many runs have the same, which is then parsed once, and nobody writes to it."""
+    """The table in a file of JSON; ``alike``: many runs have the same, which is then parsed
+    once, and nobody writes to it.
+    """
     data = read_file(path)
     value = (_json_alike if alike and len(data) <= _ALIKE else parse_json)(data, path.name)
     if not isinstance(value, dict):
@@ -225,7 +285,8 @@ def _object(path: Path, *, alike: bool = False) -> dict[str, Any]:
     return value
 
 
-# --- what the files of a run must hold before anything is added up ---------------------------------------------------------
+# --- what the files of a run must hold before anything is added up
+# --------------------------------------------------------------------------------------------------
 
 
 def _check_run(run: StoredRun) -> None:
@@ -259,7 +320,11 @@ def _check_config(run: StoredRun) -> None:
         if longest := next((name for name in names if len(name) > _NAME), None):
             raise ValueError(f"a name has more than {_NAME} characters: {longest[:40]}…")
     except (KeyError, TypeError, ValueError, AttributeError, ConfigError) as error:
-        what = f"it lacks {error}" if isinstance(error, KeyError) else shorten(str(error).splitlines()[0])
+        what = (
+            f"it lacks {error}"
+            if isinstance(error, KeyError)
+            else shorten(str(error).splitlines()[0])
+        )
         raise CheckpointError(f"config.toml does not describe a run: {what}") from None
 
 
@@ -272,7 +337,9 @@ def _check_summary(summary: Mapping[str, Any]) -> None:
     for name in ("metrics", "cost"):
         table = summary.get(name)
         if not isinstance(table, dict | None):
-            raise CheckpointError(f"summary.json: {name!r} is no table of numbers: {str(table)[:40]}")
+            raise CheckpointError(
+                f"summary.json: {name!r} is no table of numbers: {str(table)[:40]}"
+            )
         for key, value in (table or {}).items():
             _check_number("summary.json", f"{name}.{key}", value, signed=name == "metrics")
     if not isinstance(summary.get("error"), str | None):
@@ -281,7 +348,9 @@ def _check_summary(summary: Mapping[str, Any]) -> None:
 
 def _check_scores(scores: Mapping[str, Any]) -> None:
     if not all(isinstance(scores.get(key, {}), dict) for key in ("metrics", "higher_is_better")):
-        raise CheckpointError("scores.json does not hold the tables 'metrics' and 'higher_is_better'")
+        raise CheckpointError(
+            "scores.json does not hold the tables 'metrics' and 'higher_is_better'"
+        )
     for name, value in scores.get("metrics", {}).items():
         _check_number("scores.json", f"metrics.{name}", value, signed=True)
     _check_directions("scores.json", scores.get("higher_is_better", {}))
@@ -290,7 +359,11 @@ def _check_scores(scores: Mapping[str, Any]) -> None:
 def _check_directions(file: str, table: Mapping[str, Any]) -> None:
     for name, higher in table.items():
         if not isinstance(higher, bool):
-            raise CheckpointError(f"{file}: whether {name[:40]!r} is better where it is higher is neither true nor false")
+            raise CheckpointError(
+                f"{file}: whether {name[:40]!r} is better where it is higher is neither true "
+                "nor "
+                "false"
+            )
 
 
 def _check_number(file: str, name: str, value: object, *, signed: bool = False) -> None:

@@ -1,7 +1,9 @@
-"""A forest plot: each method's paired difference to a reference with its interval, beside a line at zero.
+"""A forest plot: each method's paired difference to a reference with its interval, beside a line at
+zero.
 
-It is HTML with nothing to load: a table, so that it can be read aloud, copied and printed, whose middle column holds the
-picture. It is the first picture of a report and of a comparison in a notebook.
+It is HTML with nothing to load: a table, so that it can be read aloud, copied and printed, whose
+middle column holds the picture. It is the first picture of a report and of a comparison in a
+notebook.
 """
 
 from __future__ import annotations
@@ -53,17 +55,21 @@ _WIDE = """
 
 
 def notebook_html(body: str) -> str:
-    """HTML as the last line of a cell shows it, in colours that can be seen in a light and a dark notebook."""
+    """HTML as the last line of a cell shows it, in colours that can be seen in a light and a
+    dark notebook.
+    """
     colours = " ".join(f"--c{number}: {colour};" for number, colour in enumerate(EITHER))
     return f'<div class="hgms"><style>.hgms {{ {colours} }} {_WIDE}{STYLE}</style>{body}</div>'
 
 
 @frozen(kw_only=True)
 class Forest:
-    """The differences in one metric on one task, each method − ``reference``, in the order in which they are shown.
+    """The differences in one metric on one task, each method − ``reference``, in the order in which
+    they are shown.
 
-    ``excluded`` are methods that take no part, and why; ``higher`` says which way is better (None: nobody knows);
-    ``references`` are those that a line sets apart from the methods before them."""
+    ``excluded`` are methods that take no part, and why; ``higher`` says which way is better (None:
+    nobody knows); ``references`` are those that a line sets apart from the methods before them.
+    """
 
     title: str
     metric: str
@@ -90,10 +96,14 @@ class Forest:
         excluded: Mapping[str, str] | None = None,
         references: Sequence[str] = (),
     ) -> Forest | None:
-        """The differences to the ``reference`` among ``pairs``, or to the first of ``labels`` that has some where there is
-        none; None where there is nothing to compare."""
+        """The differences to the ``reference`` among ``pairs``, or to the first of ``labels`` that
+        has some where there is none; None where there is nothing to compare."""
         known = {a for (a, _), pair in pairs.items() if pair.count}
-        base = reference if reference in known else next((label for label in labels if label in known), None)
+        base = (
+            reference
+            if reference in known
+            else next((label for label in labels if label in known), None)
+        )
         if base is None:
             return None
         differences = {
@@ -101,20 +111,39 @@ class Forest:
             for label in labels
             if label == base or label in known
         }
-        excluded = {label: (excluded or {}).get(label, "no value") for label in labels if label not in known}
+        excluded = {
+            label: (excluded or {}).get(label, "no value") for label in labels if label not in known
+        }
         return cls(
-            title=title, metric=metric, share=share, higher=higher, reference=base, differences=differences, winner=winner,
-            excluded=excluded, references=references,
-        )  # fmt: skip
+            title=title,
+            metric=metric,
+            share=share,
+            higher=higher,
+            reference=base,
+            differences=differences,
+            winner=winner,
+            excluded=excluded,
+            references=references,
+        )
 
     @property
     def limits(self) -> tuple[float, float]:
-        """The ends of the axis. Zero is on it; one method that is five times as far off as the rest does not set it."""
-        shown = [pair for pair in self.differences.values() if pair is not None and math.isfinite(pair.mean + _half(pair))]
+        """The ends of the axis. Zero is on it; one method that is five times as far off as the
+        rest does not set it.
+        """
+        shown = [
+            pair
+            for pair in self.differences.values()
+            if pair is not None and math.isfinite(pair.mean + _half(pair))
+        ]
         reach = [abs(pair.mean) + _half(pair) for pair in shown]
         if not reach or max(reach) == 0:
             return -1.0, 1.0
-        most = min(max(reach), 5 * statistics.median(reach) or math.inf) if len(reach) > 2 else max(reach)
+        most = (
+            min(max(reach), 5 * statistics.median(reach) or math.inf)
+            if len(reach) > 2
+            else max(reach)
+        )
         low = max(min([0.0, *(pair.mean - _half(pair) for pair in shown)]), -most)
         high = min(max([0.0, *(pair.mean + _half(pair) for pair in shown)]), most)
         room = 0.06 * (high - low)
@@ -127,13 +156,17 @@ class Forest:
         raw = (high - low) / 6
         power = 10.0 ** math.floor(math.log10(raw))
         step = next(factor * power for factor in (1, 2, 5, 10) if factor * power >= raw)
-        return [number * step for number in range(math.ceil(low / step), math.floor(high / step) + 1)]
+        return [
+            number * step for number in range(math.ceil(low / step), math.floor(high / step) + 1)
+        ]
 
     @property
     def caption(self) -> str:
         """What is shown, in one line."""
         unit = " (percentage points)" if self.share else ""
-        better = {True: ", better to the right", False: ", better to the left", None: ""}[self.higher]
+        better = {True: ", better to the right", False: ", better to the left", None: ""}[
+            self.higher
+        ]
         return f"{self.metric}{unit}, difference to {self.reference}{better}"
 
     def spell(self, label: str) -> str:
@@ -164,16 +197,29 @@ class Forest:
             kind = f' class="{" ".join(kinds)}"' if kinds else ""
             name = html.escape(label) + (" ★" if label == self.winner else "")
             rows.append(
-                f'<tr{kind} style="--c: var(--c{styles[label].colour})"><th scope="row"><i class="key"></i>{name}</th>'
-                f'<td class="track">{zero}{mark}</td><td class="n">{html.escape(self.spell(label))}</td></tr>'
+                f'<tr{kind} style="--c: var(--c{styles[label].colour})"><th scope="row"><i '
+                f'class="key"></i>{name}</th>'
+                f'<td class="track">{zero}{mark}</td><td '
+                f'class="n">{html.escape(self.spell(label))}</td></tr>'
             )
         for label, why in self.excluded.items():
-            rows.append(f'<tr><th scope="row">{html.escape(label)}</th><td colspan="2">{html.escape(why)}</td></tr>')
+            rows.append(
+                f'<tr><th scope="row">{html.escape(label)}</th><td '
+                f'colspan="2">{html.escape(why)}</td></tr>'
+            )
         scale = 100 if self.share else 1
-        ticks = "".join(f'<span style="left: {at(tick)}">{_plain(tick * scale)}</span>' for tick in self.ticks)
+        ticks = "".join(
+            f'<span style="left: {at(tick)}">{_plain(tick * scale)}</span>' for tick in self.ticks
+        )
         title = f"{html.escape(self.title)} <span>{html.escape(self.caption)}</span>"
-        axis = f'<tr aria-hidden="true"><th></th><td class="track axis">{ticks}</td><td class="n"></td></tr>'
-        return f'<table class="hgms-forest"><caption>{title}</caption><tbody>{"".join(rows)}{axis}</tbody></table>'
+        axis = (
+            f'<tr aria-hidden="true"><th></th><td class="track axis">{ticks}</td><td '
+            'class="n"></td></tr>'
+        )
+        return (
+            "<table "
+            f'class="hgms-forest"><caption>{title}</caption><tbody>{"".join(rows)}{axis}</tbody></table>'
+        )
 
 
 def _mark(pair: Interval | None, low: float, high: float, at: Callable[[float], str]) -> str:
@@ -182,10 +228,13 @@ def _mark(pair: Interval | None, low: float, high: float, at: Callable[[float], 
     if not math.isfinite(mean):
         return ""
     half = 0.0 if pair is None else _half(pair)
-    left, right = max(mean - half, low), min(mean + half, high)
+    left = max(mean - half, low)
+    right = min(mean + half, high)
     parts = []
     if half and left < right:
-        parts.append(f'<i class="bar" style="left: {at(left)}; right: calc(100% - {at(right)})"></i>')
+        parts.append(
+            f'<i class="bar" style="left: {at(left)}; right: calc(100% - {at(right)})"></i>'
+        )
     if mean - half < low:
         parts.append('<i class="beyond" style="left: 0">◀</i>')
     if mean + half > high:

@@ -1,4 +1,6 @@
-"""Mean ranks over tasks and seeds, and the difference between two of them that chance does not explain."""
+"""Mean ranks over tasks and seeds, and the difference between two of them that chance does not
+explain.
+"""
 
 from __future__ import annotations
 
@@ -15,20 +17,25 @@ LEVEL = 0.05
 
 @frozen(kw_only=True)
 class Ranks:
-    """The mean rank of each of k methods over N blocks (a task with a seed), 1 the best, equal values sharing theirs.
+    """The mean rank of each of k methods over N blocks (a task with a seed), 1 the best, equal
+    values sharing theirs.
 
-    ``critical`` is Nemenyi's critical difference: with all k methods equal, the chance that any two mean ranks differ by that
-    much is about 5 %::
+    ``critical`` is Nemenyi's critical difference: with all k methods equal, the chance that any two
+    mean ranks differ by that much is about 5 %::
 
-        critical = q √(k (k + 1) / 6N),      q = the 95 % point of the studentised range of k values, over √2
+        critical = q √(k (k + 1) / 6N),
+            q = the 95 % point of the studentised range of k values, over √2
 
-    ``chance`` is the p-value of Friedman's test that all are equal (NaN for fewer than three methods).
+    ``chance`` is the p-value of Friedman's test that all are equal (NaN for fewer than three
+    methods).
 
     Source: Demšar (2006), *Statistical comparisons of classifiers over multiple data sets*, JMLR 7.
 
     .. versionadded:: 0.6
 
-    >>> ranks = Ranks.of([({"a": 3.0, "b": 2.0, "c": 1.0}, True)] * 9 + [({"a": 2.0, "b": 3.0, "c": 1.0}, True)])
+    >>> ranks = Ranks.of(
+    ...     [({"a": 3.0, "b": 2.0, "c": 1.0}, True)] * 9 + [({"a": 2.0, "b": 3.0, "c": 1.0}, True)]
+    ... )
     >>> ranks.means, round(ranks.critical, 3), ranks.groups
     ({'a': 1.1, 'b': 1.9, 'c': 3.0}, 1.048, [['a', 'b']])
     """
@@ -40,35 +47,60 @@ class Ranks:
 
     @classmethod
     def of(cls, blocks: Iterable[tuple[Mapping[str, float], bool]]) -> Ranks | None:
-        """Of values by method in each block, and whether higher ones are better there. Methods that a block lacks are left out,
-        and so are blocks with a value that is not finite; None where nothing is left to compare."""
+        """Of values by method in each block, and whether higher ones are better there. Methods that
+        a block lacks are left out, and so are blocks with a value that is not finite; None where
+        nothing is left to compare.
+        """
         import numpy as np
         from scipy import stats
 
         known = list(blocks)
-        labels = [label for label in (known[0][0] if known else ()) if all(label in values for values, _ in known)]
-        rows = [[-values[label] if higher else values[label] for label in labels] for values, higher in known]
+        labels = [
+            label
+            for label in (known[0][0] if known else ())
+            if all(label in values for values, _ in known)
+        ]
+        rows = [
+            [-values[label] if higher else values[label] for label in labels]
+            for values, higher in known
+        ]
         rows = [row for row in rows if all(map(math.isfinite, row))]
         count = len(labels)
         if count < 2 or not rows:
             return None
         means = np.mean(stats.rankdata(rows, axis=1), axis=0).tolist()
         varies = count > 2 and any(len(set(row)) > 1 for row in rows)
-        chance = float(stats.friedmanchisquare(*zip(*rows, strict=True)).pvalue) if varies and len(rows) > 1 else math.nan
+        chance = (
+            float(stats.friedmanchisquare(*zip(*rows, strict=True)).pvalue)
+            if varies and len(rows) > 1
+            else math.nan
+        )
         ordered = dict(sorted(zip(labels, means, strict=True), key=lambda pair: pair[1]))
-        return cls(means=ordered, blocks=len(rows), critical=_quantile(count) * _error(count, len(rows)), chance=chance)
+        return cls(
+            means=ordered,
+            blocks=len(rows),
+            critical=_quantile(count) * _error(count, len(rows)),
+            chance=chance,
+        )
 
     @property
     def says_something(self) -> bool:
-        """Whether any two mean ranks could differ by as much as the critical difference, which they cannot in few blocks."""
+        """Whether any two mean ranks could differ by as much as the critical difference, which
+        they cannot in few blocks.
+        """
         return self.critical < len(self.means) - 1
 
     @property
     def groups(self) -> list[list[str]]:
         """Methods that are not told apart, as many together as there can be."""
-        labels, groups = list(self.means), list[list[str]]()
+        labels = list(self.means)
+        groups = list[list[str]]()
         for number, label in enumerate(labels):
-            group = [other for other in labels[number:] if self.means[other] - self.means[label] <= self.critical]
+            group = [
+                other
+                for other in labels[number:]
+                if self.means[other] - self.means[label] <= self.critical
+            ]
             if len(group) > 1 and not any(set(group) <= set(known) for known in groups):
                 groups.append(group)
         return groups
@@ -82,42 +114,69 @@ class Ranks:
         if not self.says_something:
             fewest = math.floor((_quantile(count) * _error(count, 1) / (count - 1)) ** 2) + 1
             return (
-                f"{over} Too few to say anything: the critical difference is {self.critical:.2f}, and two mean ranks cannot "
+                f"{over} Too few to say anything: the critical difference is "
+                f"{self.critical:.2f}, and two mean ranks cannot "
                 f"differ by more than {count - 1}. It takes {fewest} blocks at least."
             )
-        test = "" if math.isnan(self.chance) else f" Friedman's test that all are equal: p = {self.chance:.2g}."
-        unsure = "" if math.isnan(self.chance) or self.chance <= LEVEL else " So nothing is established."
+        test = (
+            ""
+            if math.isnan(self.chance)
+            else f" Friedman's test that all are equal: p = {self.chance:.2g}."
+        )
+        unsure = (
+            "" if math.isnan(self.chance) or self.chance <= LEVEL else " So nothing is established."
+        )
         apart = "; ".join(", ".join(group) for group in self.groups)
         alike = f" Not told apart: {apart}." if apart else " All are told apart."
         return (
-            f"{over}{test}{unsure} Two differ by more than chance where their mean ranks are further apart than "
-            f"{self.critical:.2f} (Nemenyi's critical difference, 5 %).{alike} Seeds of one task are no new task: "
+            f"{over}{test}{unsure} Two differ by more than chance where their mean ranks are "
+            "further apart than "
+            f"{self.critical:.2f} (Nemenyi's critical difference, 5 %).{alike} Seeds of one task "
+            "are no new task: "
             "this speaks of these tasks alone."
         )
 
     def html(self, styles: Mapping[str, Look] | None = None) -> str:
-        """A table whose middle column is the picture: a bar of the length of the critical difference around each mean rank, so
-        that two methods whose bars do not overlap are told apart."""
+        """A table whose middle column is the picture: a bar of the length of the critical
+        difference around each mean rank, so that two methods whose bars do not overlap are told
+        apart.
+        """
         styles = styles or looks(self.means)
         most = len(self.means)
-        low, high = 0.8, most + 0.2
+        low = 0.8
+        high = most + 0.2
 
         def at(rank: float) -> str:
             return f"{100 * (min(max(rank, low), high) - low) / (high - low):.2f}%"
 
         rows = []
         for label, mean in self.means.items():
-            left, right = mean - self.critical / 2, mean + self.critical / 2
+            left = mean - self.critical / 2
+            right = mean + self.critical / 2
             rows.append(
-                f'<tr style="--c: var(--c{styles[label].colour})"><th scope="row"><i class="key"></i>{html.escape(label)}</th>'
-                f'<td class="track"><i class="bar" style="left: {at(left)}; right: calc(100% - {at(right)})"></i>'
-                f'<i class="dot" style="left: {at(mean)}"></i></td><td class="n">{mean:.2f}</td></tr>'
+                f'<tr style="--c: var(--c{styles[label].colour})"><th scope="row"><i '
+                f'class="key"></i>{html.escape(label)}</th>'
+                f'<td class="track"><i class="bar" style="left: {at(left)}; right: calc(100% - '
+                f'{at(right)})"></i>'
+                f'<i class="dot" style="left: {at(mean)}"></i></td><td '
+                f'class="n">{mean:.2f}</td></tr>'
             )
         step = max(1, math.ceil((most - 1) / 8))
-        ticks = "".join(f'<span style="left: {at(tick)}">{tick}</span>' for tick in range(1, most + 1, step))
-        caption = "Mean rank <span>bars that do not overlap: a difference beyond chance; better to the left</span>"
-        axis = f'<tr aria-hidden="true"><th></th><td class="track axis">{ticks}</td><td class="n"></td></tr>'
-        return f'<table class="hgms-forest"><caption>{caption}</caption><tbody>{"".join(rows)}{axis}</tbody></table>'
+        ticks = "".join(
+            f'<span style="left: {at(tick)}">{tick}</span>' for tick in range(1, most + 1, step)
+        )
+        caption = (
+            "Mean rank <span>bars that do not overlap: a difference beyond chance; better "
+            "to the left</span>"
+        )
+        axis = (
+            f'<tr aria-hidden="true"><th></th><td class="track axis">{ticks}</td><td '
+            'class="n"></td></tr>'
+        )
+        return (
+            "<table "
+            f'class="hgms-forest"><caption>{caption}</caption><tbody>{"".join(rows)}{axis}</tbody></table>'
+        )
 
 
 def _quantile(count: int) -> float:

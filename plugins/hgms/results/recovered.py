@@ -28,20 +28,26 @@ class Ratio:
     def __str__(self) -> str:
         if math.isnan(self.value):
             return "–"
-        return f"{self.value:.2f}" + ("" if math.isnan(self.low) else f" [{self.low:.2f}, {self.high:.2f}]")
+        return f"{self.value:.2f}" + (
+            "" if math.isnan(self.low) else f" [{self.low:.2f}, {self.high:.2f}]"
+        )
 
 
 def recovered(
-    mine: Mapping[int, float], floor: Mapping[int, float], ceiling: Mapping[int, float], level: float = 0.95
+    mine: Mapping[int, float],
+    floor: Mapping[int, float],
+    ceiling: Mapping[int, float],
+    level: float = 0.95,
 ) -> Ratio:
-    """The share of what the ceiling is ahead of the floor by that a method recovers: mean(mine − floor) / mean(ceiling − floor)
-    over the seeds that all three have.
+    """The share of what the ceiling is ahead of the floor by that a method recovers: mean(mine −
+    floor) / mean(ceiling − floor) over the seeds that all three have.
 
-    Its interval is Fieller's: the ratios ρ for which a t-test does not reject that mean(a − ρb) = 0, with a = mine − floor and
-    b = ceiling − floor of each seed. Where the ceiling is not ahead of the floor by more than chance there is no such interval
-    that ends, and none is given.
+    Its interval is Fieller's: the ratios ρ for which a t-test does not reject that mean(a − ρb) =
+    0, with a = mine − floor and b = ceiling − floor of each seed. Where the ceiling is not ahead of
+    the floor by more than chance there is no such interval that ends, and none is given.
 
-    Source: Fieller (1954), *Some problems in interval estimation*, Journal of the Royal Statistical Society B 16.
+    Source: Fieller (1954), *Some problems in interval estimation*, Journal of the Royal Statistical
+        Society B 16.
 
     .. versionadded:: 0.6
 
@@ -50,7 +56,8 @@ def recovered(
     '0.50 [0.33, 0.60]'
     """
     seeds = sorted(mine.keys() & floor.keys() & ceiling.keys())
-    a, b = [mine[seed] - floor[seed] for seed in seeds], [ceiling[seed] - floor[seed] for seed in seeds]
+    a = [mine[seed] - floor[seed] for seed in seeds]
+    b = [ceiling[seed] - floor[seed] for seed in seeds]
     n, (top, error), (bottom, spread) = len(seeds), mean_and_error(a), mean_and_error(b)
     if not n or bottom == 0:
         return Ratio(math.nan, math.nan, math.nan, n)
@@ -59,8 +66,11 @@ def recovered(
         return Ratio(value, math.nan, math.nan, n)
     t = t_quantile(n - 1, 1 - level)
     both = math.fsum((x - top) * (y - bottom) for x, y in zip(a, b, strict=True)) / (n * (n - 1))
-    # the ρ with (top − ρ·bottom)² ≤ t² (error² − 2ρ·both + ρ²·spread²) lie between the roots of square·ρ² − 2·line·ρ + rest
-    square, line, rest = bottom**2 - (t * spread) ** 2, top * bottom - t**2 * both, top**2 - (t * error) ** 2
+    # the ρ with (top − ρ·bottom)² ≤ t² (error² − 2ρ·both + ρ²·spread²) lie between the roots of
+    # square·ρ² − 2·line·ρ + rest
+    square = bottom**2 - (t * spread) ** 2
+    line = top * bottom - t**2 * both
+    rest = top**2 - (t * error) ** 2
     if square <= 0:
         return Ratio(value, math.nan, math.nan, n)
     root = math.sqrt(max(line**2 - square * rest, 0.0))

@@ -12,7 +12,8 @@ from attrs import frozen
 
 @frozen
 class Interval:
-    """A mean and the half-width of its two-sided t-interval; the half-width is NaN for fewer than two values.
+    """A mean and the half-width of its two-sided t-interval; the half-width is NaN for fewer than
+    two values.
 
     >>> str(Interval.of([1.0, 2.0, 3.0]))
     '2.000 ± 2.484 (n = 3)'
@@ -26,12 +27,16 @@ class Interval:
     def of(cls, values: Sequence[float], level: float = 0.95) -> Interval:
         """mean ± t_{n−1}·s/√n, with s the sample standard deviation."""
         mean, error = mean_and_error(values)
-        return cls(mean, error * t_quantile(len(values) - 1, 1 - level) if len(values) > 1 else math.nan, len(values))
+        return cls(
+            mean,
+            error * t_quantile(len(values) - 1, 1 - level) if len(values) > 1 else math.nan,
+            len(values),
+        )
 
     @property
     def excludes_zero(self) -> bool:
-        """Whether zero lies outside. Never so for fewer than two values, which have no interval, nor where all values are
-        equal: a spread that was not seen says nothing about chance."""
+        """Whether zero lies outside. Never so for fewer than two values, which have no interval,
+        nor where all values are equal: a spread that was not seen says nothing about chance."""
         return abs(self.mean) > self.half_width > 0
 
     def scaled(self, factor: float) -> Interval:
@@ -77,38 +82,54 @@ def paired(mine: Mapping[int, float], theirs: Mapping[int, float], level: float 
     interval = Interval.of([differences[seed] for seed in seeds], level)
     if len(seeds) < 2:
         return interval
-    low, high = min(differences[seed] for seed in seeds), max(differences[seed] for seed in seeds)
+    low = min(differences[seed] for seed in seeds)
+    high = max(differences[seed] for seed in seeds)
     rounding = 2.0**-22 * max(max(abs(mine[seed]), abs(theirs[seed])) for seed in seeds)
     return Interval(interval.mean, 0.0, interval.count) if high - low <= rounding else interval
 
 
 def compared(
-    values: Mapping[str, Mapping[int, float]], level: float = 0.95, roles: Mapping[str, str] | None = None
+    values: Mapping[str, Mapping[int, float]],
+    level: float = 0.95,
+    roles: Mapping[str, str] | None = None,
 ) -> dict[tuple[str, str], Interval]:
-    """All paired differences between methods, whose values by seed ``values`` holds: ``pairs["a", "b"]`` is a − b.
+    """All paired differences between methods, whose values by seed ``values`` holds: ``pairs["a",
+    "b"]`` is a − b.
 
-    Each interval excludes zero exactly where Holm's step-down rule over all pairs rejects that a and b are equal, so where
-    methods are equal, the chance that any excludes zero is at most 1 − ``level``: the r-th smallest of m p-values is held
-    against (1 − ``level``) / (m − r + 1) until the first that is larger, whose level all later ones share.
+    Each interval excludes zero exactly where Holm's step-down rule over all pairs rejects that a
+    and b are equal, so where methods are equal, the chance that any excludes zero is at most 1 −
+    ``level``: the r-th smallest of m p-values is held against (1 − ``level``) / (m − r + 1) until
+    the first that is larger, whose level all later ones share.
 
-    ``roles`` says which methods are references ("floor", "ceiling"). Nothing is claimed of two references, nor of a method and
-    a ceiling: such pairs are no part of the rule, and each has an interval at ``level`` of its own.
+    ``roles`` says which methods are references ("floor", "ceiling"). Nothing is claimed of two
+    references, nor of a method and a ceiling: such pairs are no part of the rule, and each has an
+    interval at ``level`` of its own.
 
-    Source: Holm (1979), *A simple sequentially rejective multiple test procedure*, Scandinavian Journal of Statistics 6.
+    Source: Holm (1979), *A simple sequentially rejective multiple test procedure*, Scandinavian
+        Journal of Statistics 6.
 
     >>> near, far = {0: 1.0, 1: 1.1, 2: 0.9}, {0: 3.0, 1: 3.0, 2: 3.1}
     >>> pairs = compared({"near": near, "far": far, "none": {0: 2.0}})
     >>> str(pairs["far", "near"]), str(pairs["none", "near"])
     ('2.033 ± 0.379 (n = 3)', '1.000 (n = 1)')
     """
-    pairs = {pair: paired(values[pair[0]], values[pair[1]], level) for pair in itertools.combinations(values, 2)}
-    tested = [pair for pair, interval in pairs.items() if interval.count > 1 and claims(*pair, roles or {})]
+    pairs = {
+        pair: paired(values[pair[0]], values[pair[1]], level)
+        for pair in itertools.combinations(values, 2)
+    }
+    tested = [
+        pair
+        for pair, interval in pairs.items()
+        if interval.count > 1 and claims(*pair, roles or {})
+    ]
     left = len(tested)
     for pair in sorted(tested, key=lambda pair: _chance(pairs[pair], level)):
         mine, theirs = (values[method] for method in pair)
         pairs[pair] = paired(mine, theirs, 1 - (1 - level) / left)
         left -= pairs[pair].excludes_zero
-    return pairs | {(b, a): Interval(0.0 - gap.mean, gap.half_width, gap.count) for (a, b), gap in pairs.items()}
+    return pairs | {
+        (b, a): Interval(0.0 - gap.mean, gap.half_width, gap.count) for (a, b), gap in pairs.items()
+    }
 
 
 def claims(a: str, b: str, roles: Mapping[str, str]) -> bool:
@@ -124,10 +145,15 @@ def _chance(interval: Interval, level: float) -> float:
     if not interval.half_width > 0:
         return 1.0
     freedom = interval.count - 1
-    return 2 * float(special.stdtr(freedom, -abs(interval.mean) / interval.half_width * t_quantile(freedom, 1 - level)))
+    return 2 * float(
+        special.stdtr(
+            freedom, -abs(interval.mean) / interval.half_width * t_quantile(freedom, 1 - level)
+        )
+    )
 
 
-TENDENCY, CLAIM = 5, 10
+TENDENCY = 5
+CLAIM = 10
 """Seeds: with fewer than the first nothing is claimed, a claim needs the second."""
 
 
@@ -142,18 +168,24 @@ def few_seeds(seeds: int) -> str:
     if seeds >= CLAIM:
         return ""
     count = f"{seeds} seed{'s' * (seeds != 1)}"
-    return f"{count}: " + ("no claim can be made from so few; " if seeds < TENDENCY else "") + f"a claim needs {CLAIM}"
+    return (
+        f"{count}: "
+        + ("no claim can be made from so few; " if seeds < TENDENCY else "")
+        + f"a claim needs {CLAIM}"
+    )
 
 
 def spell(interval: Interval, *, share: bool = False, signed: bool = False) -> str:
-    """mean ± half-width, with as many digits as the half-width is worth; a share in percent, with two decimals.
+    """mean ± half-width, with as many digits as the half-width is worth; a share in percent, with
+    two decimals.
 
     >>> spell(Interval(0.912345, 0.00412, 5)), spell(Interval(12.0, float("nan"), 1), signed=True)
     ('0.9123 ± 0.0041', '+12')
     >>> spell(Interval(0.912345, 0.00412, 5), share=True)
     '91.23 ± 0.41'
     """
-    mean, half = interval.mean * (100 if share else 1), interval.half_width * (100 if share else 1)
+    mean = interval.mean * (100 if share else 1)
+    half = interval.half_width * (100 if share else 1)
     sign = "+" if signed else ""
     if math.isnan(mean):
         return "nan"
@@ -165,7 +197,9 @@ def spell(interval: Interval, *, share: bool = False, signed: bool = False) -> s
     if not 0 < half < math.inf:
         return f"{mean:{sign}.5g}" + ("" if math.isnan(half) else f" ± {half:g}")
     # of the mean at least a digit, where two decimals show one
-    digits = max(1 - math.floor(math.log10(half)), min(2, -math.floor(math.log10(abs(mean)))) if mean else 0)
+    digits = max(
+        1 - math.floor(math.log10(half)), min(2, -math.floor(math.log10(abs(mean)))) if mean else 0
+    )
     if digits > 7 or large:
         return f"{mean:{sign}.4g} ± {half:.2g}"
     return f"{mean:{sign}.{max(digits, 0)}f} ± {half:.{max(digits, 0)}f}"

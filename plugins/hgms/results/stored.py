@@ -1,4 +1,6 @@
-"""One finished run on disk: what its small files say, and its rows (whole, or only named fields) when they are asked for."""
+"""One finished run on disk: what its small files say, and its rows (whole, or only named fields)
+when they are asked for.
+"""
 
 from __future__ import annotations
 
@@ -36,9 +38,10 @@ def role_in(summary: Mapping[str, Any], method: str) -> str:
 class StoredRun:
     """One finished (or failed) run on disk.
 
-    ``config`` is its whole configuration, ``environment`` its ``env.json``, ``resources`` what was measured beside it
-    (``{"peak_memory_bytes": …}``; empty where nothing was), ``scores`` what was measured of its result later, such as by
-    ``hgms mix`` (``{"metrics": {…}, "higher_is_better": {…}}``).
+    ``config`` is its whole configuration, ``environment`` its ``env.json``, ``resources`` what was
+    measured beside it (``{"peak_memory_bytes": …}``; empty where nothing was), ``scores`` what was
+    measured of its result later, such as by ``hgms mix`` (``{"metrics": {…}, "higher_is_better":
+    {…}}``).
     """
 
     path: Path
@@ -70,8 +73,8 @@ class StoredRun:
 
     @property
     def higher_is_better(self) -> Mapping[str, bool]:
-        """The task's metrics in its own order, then later scores, True where higher is better; empty for runs older than the
-        record of it."""
+        """The task's metrics in its own order, then later scores, True where higher is better;
+        empty for runs older than the record of it."""
         own = (self.environment.get("task") or {}).get("metrics") or {}
         return {**own, **self.scores.get("higher_is_better", {})} if own else own
 
@@ -103,14 +106,16 @@ class StoredRun:
 
     @property
     def execution(self) -> dict[str, str]:
-        """How its steps were carried out, where that is not as torch does by itself: ``{"matmul": "fast"}``."""
+        """How its steps were carried out, where that is not as torch does by itself:
+        ``{"matmul": "fast"}``.
+        """
         recorded = Execution.recorded(self.environment)
         return {} if recorded is None else recorded.choices()
 
     @property
     def programs(self) -> Mapping[str, str]:
-        """How the functions of its steps ran that can be compiled, by name, where it was to compile them: "compiled", or "as
-        written" and why."""
+        """How the functions of its steps ran that can be compiled, by name, where it was to compile
+        them: "compiled", or "as written" and why."""
         recorded = Execution.recorded(self.environment)
         return {} if recorded is None or recorded.compile is None else recorded.compile.outcomes
 
@@ -120,7 +125,9 @@ class StoredRun:
 
     @property
     def hash(self) -> str:
-        """The configuration's hash, as the folder's name holds it; empty where the folder was renamed."""
+        """The configuration's hash, as the folder's name holds it; empty where the folder was
+        renamed.
+        """
         match = re.search(r"-([0-9a-f]{8})$", self.path.parent.name)
         return match[1] if match else ""
 
@@ -161,7 +168,9 @@ class StoredRun:
         return RunFolder(self.path).records()
 
     def fields(self) -> list[str]:
-        """The fields of the first rows (the start and two steps), in their order: what the run has columns of."""
+        """The fields of the first rows (the start and two steps), in their order: what the run
+        has columns of.
+        """
         return list(self._fields)
 
     @functools.cached_property
@@ -179,13 +188,14 @@ class StoredRun:
         return tuple(map(sys.intern, names))
 
     def columns(self, names: Sequence[str]) -> dict[str, np.ndarray]:
-        """The named fields of every row as arrays: float64 (NaN where a row lacks it), or objects where any is a string.
+        """The named fields of every row as arrays: float64 (NaN where a row lacks it), or objects
+        where any is a string.
 
         A list of numbers (a batch of linear solves) counts by its largest.
 
         Raises:
-            CheckpointError: a line other than the last is not valid JSON; the steps do not follow each other (two runs in one
-                folder, say), or their clock or calls run backwards.
+            CheckpointError: a line other than the last is not valid JSON; the steps do not follow
+                each other (two runs in one folder, say), or their clock or calls run backwards.
         """
         wanted = tuple(dict.fromkeys(name for name in ("step", *names) if name != "seconds"))
         columns = read_columns(self.path / "steps.jsonl", wanted)
@@ -193,7 +203,9 @@ class StoredRun:
             steps, seconds = read_columns(self.path / "timings.jsonl", ("step", "seconds")).values()
             if not np.array_equal(steps, columns["step"]):
                 at = dict(zip(steps.tolist(), seconds.tolist(), strict=True))
-                seconds = np.array([at.get(step, np.nan) for step in columns["step"].tolist()], dtype=seconds.dtype)
+                seconds = np.array(
+                    [at.get(step, np.nan) for step in columns["step"].tolist()], dtype=seconds.dtype
+                )
             columns["seconds"] = seconds
         _check_rows(columns)
         return {name: columns[name] for name in dict.fromkeys(("step", *names))}
@@ -207,10 +219,14 @@ class StoredSweep:
     table: Mapping[str, Any]
 
 
-def short_names(tables: Mapping[str, Mapping[str, Any]], label: Mapping[str, str]) -> dict[str, str]:
+def short_names(
+    tables: Mapping[str, Mapping[str, Any]], label: Mapping[str, str]
+) -> dict[str, str]:
     """A name for every table: its label, and where several share one, what they differ in.
 
-    >>> short_names({"a": {"name": "t", "rho": 0.4}, "b": {"name": "t", "rho": 0.6}}, {"a": "t", "b": "t"})
+    >>> short_names(
+    ...     {"a": {"name": "t", "rho": 0.4}, "b": {"name": "t", "rho": 0.6}}, {"a": "t", "b": "t"}
+    ... )
     {'a': 't (rho = 0.4)', 'b': 't (rho = 0.6)'}
     """
     alike: dict[str, list[str]] = {}
@@ -233,14 +249,20 @@ def _check_rows(columns: Mapping[str, np.ndarray]) -> None:
         raise CheckpointError(f"line {wrong[0] + 1} of steps.jsonl has no number of a step")
     if (back := np.flatnonzero(np.diff(steps) <= 0)).size:
         here, step, last = back[0] + 2, *(int(steps[back[0] + after]) for after in (1, 0))
-        raise CheckpointError(f"line {here} of steps.jsonl: step {step} follows step {last}, as if two runs were written there")
+        raise CheckpointError(
+            f"line {here} of steps.jsonl: step {step} follows step {last}, as if two runs were "
+            "written there"
+        )
     for name, file in (("seconds", "timings.jsonl"), ("oracle_calls", "steps.jsonl")):
         values = columns.get(name, np.empty(0))
         if values.dtype == object:
             raise CheckpointError(f"{file} holds words where {name} belong")
         known = values[~np.isnan(values)]
         if (known[:1] < 0).any() or (np.diff(known) < 0).any():
-            raise CheckpointError(f"{file}: the {name.replace('_', ' ')} of later steps are fewer than those of earlier ones")
+            raise CheckpointError(
+                f"{file}: the {name.replace('_', ' ')} of later steps are fewer than those of "
+                "earlier ones"
+            )
 
 
 def _table(value: Any) -> Mapping[str, Any]:

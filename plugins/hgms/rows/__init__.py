@@ -1,4 +1,6 @@
-"""What components share about rows: validation rows as one table, and a number for each source as a slope in θ."""
+"""What components share about rows: validation rows as one table, and a number for each source
+as a slope in θ.
+"""
 
 from __future__ import annotations
 

@@ -9,16 +9,24 @@ from hgms_core import Batch, Data, Problem
 
 
 def trained_on(problem: Problem) -> Data:
-    """The validation rows of the roles ``differentiate`` and ``select``, as one table: those of ``stop`` stay apart.
+    """The validation rows of the roles ``differentiate`` and ``select``, as one table: those of
+    ``stop`` stay apart.
 
     >>> table = {"a": torch.arange(4.0)}
-    >>> problem = Problem(theta0={}, x0={"x": torch.zeros(1)}, g=lambda t, x, b: x["x"].sum(), f=lambda t, x, b: x["x"].sum(),
-    ...                   upper_data={"differentiate": table, "select": {"a": torch.ones(2)}})
+    >>> problem = Problem(
+    ...     theta0={},
+    ...     x0={"x": torch.zeros(1)},
+    ...     g=lambda t, x, b: x["x"].sum(),
+    ...     f=lambda t, x, b: x["x"].sum(),
+    ...     upper_data={"differentiate": table, "select": {"a": torch.ones(2)}},
+    ... )
     >>> trained_on(problem).rows(torch.tensor([3, 4]))["a"]
     tensor([3., 1.])
 
-    .. versionadded:: 0.6"""
-    first, second = problem.upper_data["differentiate"], problem.upper_data["select"]
+    .. versionadded:: 0.6
+    """
+    first = problem.upper_data["differentiate"]
+    second = problem.upper_data["select"]
     return first if first is second else joined(first, second)
 
 
@@ -28,22 +36,33 @@ def joined(first: Data, second: Data) -> Data:
         return first if first.size else second
 
     def rows(index: Tensor) -> Batch:
-        above, below = first.rows(index.clamp(max=first.size - 1)), second.rows((index - first.size).clamp(min=0))
-        return {name: _chosen(index < first.size, leaf, below[name]) for name, leaf in above.items()}
+        above = first.rows(index.clamp(max=first.size - 1))
+        below = second.rows((index - first.size).clamp(min=0))
+        return {
+            name: _chosen(index < first.size, leaf, below[name]) for name, leaf in above.items()
+        }
 
     return Data(first.size + second.size, {}, rows, first.device)
 
 
 def _chosen(own: Tensor, above: Tensor, below: Tensor) -> Tensor:
-    """Where ``own`` rows of ``above``, elsewhere of ``below``; texts of two lengths are filled up with zeros at their ends."""
+    """Where ``own`` rows of ``above``, elsewhere of ``below``; texts of two lengths are filled
+    up with zeros at their ends.
+    """
     sizes = [max(pair) for pair in zip(above.shape, below.shape, strict=True)]
     above, below = (_padded(leaf, sizes) for leaf in (above, below))
-    return torch.where(own.reshape(own.shape + (1,) * (above.ndim - own.ndim)).to(above.device), above, below)
+    return torch.where(
+        own.reshape(own.shape + (1,) * (above.ndim - own.ndim)).to(above.device), above, below
+    )
 
 
 def _padded(leaf: Tensor, sizes: list[int]) -> Tensor:
     missing = [size - own for own, size in zip(leaf.shape, sizes, strict=True)]
-    return torch.nn.functional.pad(leaf, [n for more in reversed(missing) for n in (0, more)]) if any(missing) else leaf
+    return (
+        torch.nn.functional.pad(leaf, [n for more in reversed(missing) for n in (0, more)])
+        if any(missing)
+        else leaf
+    )
 
 
 __all__ = ["joined", "trained_on"]

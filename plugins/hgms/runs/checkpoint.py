@@ -1,4 +1,6 @@
-"""A method's state as files and back: nested values as JSON, their tensors as safetensors. Nothing is ever unpickled."""
+"""A method's state as files and back: nested values as JSON, their tensors as safetensors.
+Nothing is ever unpickled.
+"""
 
 from __future__ import annotations
 
@@ -32,14 +34,20 @@ def pack(state: State) -> tuple[Any, dict[str, Tensor]]:
             tensors[path] = value.detach().to("cpu", copy=True).contiguous()
             return {TENSOR: path}
         if isinstance(value, Mapping):
-            return {str(key): walk(item, f"{path}/{key}" if path else str(key)) for key, item in value.items()}
+            return {
+                str(key): walk(item, f"{path}/{key}" if path else str(key))
+                for key, item in value.items()
+            }
         if isinstance(value, list | tuple):
             return [walk(item, f"{path}/{i}") for i, item in enumerate(value)]
         if value is None or isinstance(value, bool | int | float | str):
             return value
         kind = type(value).__name__
         article = "an" if kind[0] in "aeiouAEIOU" else "a"
-        raise TypeError(f"state holds {article} {kind} at {path!r}; use tensors, numbers, strings, None, dicts or lists")
+        raise TypeError(
+            f"state holds {article} {kind} at {path!r}; use tensors, numbers, strings, None, "
+            "dicts or lists"
+        )
 
     return walk(state, ""), tensors
 
@@ -50,13 +58,17 @@ def unpack(structure: Any, tensors: Mapping[str, Tensor]) -> Any:
         if set(structure) == {TENSOR}:
             return tensors[structure[TENSOR]]
         return {key: unpack(item, tensors) for key, item in structure.items()}
-    return [unpack(item, tensors) for item in structure] if isinstance(structure, list) else structure
+    return (
+        [unpack(item, tensors) for item in structure] if isinstance(structure, list) else structure
+    )
 
 
 def save_state(path: str | Path, state: State) -> None:
-    """Writes a nested state of tensors, numbers, strings and None into one file, whole or not at all.
+    """Writes a nested state of tensors, numbers, strings and None into one file, whole or not at
+    all.
 
-    A safetensors file: the tensors, and the structure as JSON in its header. Tuples come back as lists, keys as strings.
+    A safetensors file: the tensors, and the structure as JSON in its header. Tuples come back as
+    lists, keys as strings.
 
     Errors: TypeError for a state that holds anything else; CheckpointError where the disk refuses.
 
@@ -69,7 +81,9 @@ def save_state(path: str | Path, state: State) -> None:
     .. versionadded:: 0.2
     """
     structure, tensors = pack(state)
-    replace_file(Path(path), safetensors.torch.save(tensors, metadata={"state": json.dumps(structure)}))
+    replace_file(
+        Path(path), safetensors.torch.save(tensors, metadata={"state": json.dumps(structure)})
+    )
 
 
 def load_state(path: str | Path) -> State:
@@ -81,12 +95,20 @@ def load_state(path: str | Path) -> State:
     """
     try:
         with safetensors.safe_open(path, "pt") as stored:
-            # Copied to where torch puts tensors: where one lies in memory decides how products with it round.
+            # Copied to where torch puts tensors: where one lies in memory decides how products with
+            # it round.
             tensors = {name: stored.get_tensor(name).clone() for name in stored.keys()}  # noqa: SIM118 - it is no dictionary
             state: State = unpack(json.loads((stored.metadata() or {})["state"]), tensors)
     except FileNotFoundError:
         raise CheckpointError(f"there is no file {path}") from None
-    except (safetensors.SafetensorError, KeyError, TypeError, ValueError, RecursionError, OSError) as error:
+    except (
+        safetensors.SafetensorError,
+        KeyError,
+        TypeError,
+        ValueError,
+        RecursionError,
+        OSError,
+    ) as error:
         raise CheckpointError(damaged(Path(path), f"{type(error).__name__}: {error}")) from None
     return state
 
@@ -105,11 +127,20 @@ def result_of(method: Method, state: State, checkpoint: Path, name: str) -> tupl
 def ensure_of(problem: Problem, theta: Tree, x: Tree, checkpoint: Path) -> None:
     """The checkpoint's x has the names of the problem's, and all leaves their shapes."""
     starts = {**problem.theta0, **problem.x0}
-    wrong = [name for name, leaf in {**theta, **x}.items() if name in starts and leaf.shape != starts[name].shape]
+    wrong = [
+        name
+        for name, leaf in {**theta, **x}.items()
+        if name in starts and leaf.shape != starts[name].shape
+    ]
     wrong = wrong or sorted(set(x) ^ set(problem.x0))
     if wrong:
-        raise CheckpointError(_of_another(checkpoint, f"is of a problem with another {', '.join(wrong)}"))
+        raise CheckpointError(
+            _of_another(checkpoint, f"is of a problem with another {', '.join(wrong)}")
+        )
 
 
 def _of_another(checkpoint: Path, what: str) -> str:
-    return f"{checkpoint} {what}\n  nothing was changed; remove the folder {checkpoint.parent}, or choose another"
+    return (
+        f"{checkpoint} {what}\n  nothing was changed; remove the folder {checkpoint.parent}, "
+        "or choose another"
+    )

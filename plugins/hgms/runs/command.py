@@ -1,4 +1,6 @@
-"""``hgms run``, ``hgms describe`` and ``hgms compat``: what runs, and what there is to run. Parse, call, print."""
+"""``hgms run``, ``hgms describe`` and ``hgms compat``: what runs, and what there is to run.
+Parse, call, print.
+"""
 
 from __future__ import annotations
 
@@ -18,7 +20,7 @@ from hgms.cli import (
     track_option,
     trust_option,
     with_commas,
-)  # fmt: skip
+)
 from hgms.config import Invalid
 from hgms.config.convert import structured
 from hgms.config.invalid import PROTOCOLS
@@ -33,19 +35,23 @@ from hgms_core.registry import Component, Registry
 
 
 @click.command(short_help="Everything about one component.")
-@click.argument("words", metavar="[KIND] NAME", nargs=-1, required=True, shell_complete=kind_then_name)
+@click.argument(
+    "words", metavar="[KIND] NAME", nargs=-1, required=True, shell_complete=kind_then_name
+)
 @plugin_option
 @json_option
 def describe(words: Sequence[str], registry: Registry, as_json: bool) -> None:
-    """Everything about one component: its documentation, and its fields with defaults, types and ranges; of a task its metrics,
-    its traits and the sizes of θ and x.
+    """Everything about one component: its documentation, and its fields with defaults, types and
+    ranges; of a task its metrics, its traits and the sizes of θ and x.
 
     KIND may be left out where only one component has the NAME.
     """
     if len(words) > 2:
         raise click.UsageError(f"one KIND and one NAME, not {len(words)} words")
     *kind, name = words
-    component = registry.get(kind_called(kind[0]).name, name) if kind else _component(registry, name)
+    component = (
+        registry.get(kind_called(kind[0]).name, name) if kind else _component(registry, name)
+    )
     known = descriptions.description(component, registry)
     if as_json:
         print_json(known)
@@ -67,7 +73,13 @@ def _component(registry: Registry, name: str) -> Component:
 
 @click.command(short_help="Run what a configuration file describes.")
 @click.argument("config", type=click.Path(path_type=Path))
-@click.option("--set", "sets", multiple=True, metavar="KEY=VALUE", help="Lay a value over the file's. Repeatable.")
+@click.option(
+    "--set",
+    "sets",
+    multiple=True,
+    metavar="KEY=VALUE",
+    help="Lay a value over the file's. Repeatable.",
+)
 @click.option("--seed", type=int, help="Another seed than the file's.")
 @click.option("--out", help="Where run folders go.")
 @click.option("--resume", is_flag=True, help="Go on from the run's checkpoint.")
@@ -76,18 +88,31 @@ def _component(registry: Registry, name: str) -> Component:
 @plugin_option
 @json_option
 def run(
-    config: Path, sets: Sequence[str], seed: int | None, out: str | None, resume: bool, track: Sequence[str],
-    registry: Registry, as_json: bool,
-) -> None:  # fmt: skip
+    config: Path,
+    sets: Sequence[str],
+    seed: int | None,
+    out: str | None,
+    resume: bool,
+    track: Sequence[str],
+    registry: Registry,
+    as_json: bool,
+) -> None:
     """Run what a CONFIG file describes, into a run folder of its own."""
     loaded = load(config, [*sets, *track], seed=seed, out=out, registry=registry)
     with Progress(enabled=not as_json) as view:
         result = run_config(loaded, resume=resume, view=view)
     summary = {**result.summary, "seconds": result.seconds, "folder": str(result.info.folder)}
     if as_json:
-        print_json({**summary, **({"warnings": result.diagnosis.warnings} if result.diagnosis.rows else {})})
+        print_json(
+            {
+                **summary,
+                **({"warnings": result.diagnosis.warnings} if result.diagnosis.rows else {}),
+            }
+        )
         return
-    click.echo(f"{summary['task']}, {summary['method']}, seed {summary['seed']}: {summary['status']}")
+    click.echo(
+        f"{summary['task']}, {summary['method']}, seed {summary['seed']}: {summary['status']}"
+    )
     for name, value in (summary.get("metrics") or {}).items():
         click.echo(f"  {name}: " + ("not finite" if value is None else f"{value:.6g}"))
     for remark in summary.get("remarks") or []:
@@ -96,13 +121,15 @@ def run(
         click.echo(f"  warning: {warning}")
     for phrase in result.diagnosis.unmeasured:
         click.echo(f"  not measured: {phrase}")
-    calls, steps = summary.get("oracle_calls"), Budget(outer_steps=max(1, summary["outer_steps"]))
+    calls = summary.get("oracle_calls")
+    steps = Budget(outer_steps=max(1, summary["outer_steps"]))
     click.echo(f"  {steps}, {result.seconds:.1f} s" + (f", {calls} oracle calls" if calls else ""))
     if result.diagnosis.rows:
         beside = sum(row.get("oracle_calls") or 0 for row in result.diagnosis)
         took = sum(row.get("seconds") or 0.0 for row in result.diagnosis)
         click.echo(
-            f"  diagnosed {Budget(outer_steps=len(result.diagnosis))}, beside the budget: {took:.1f} s, {beside} oracle calls"
+            f"  diagnosed {Budget(outer_steps=len(result.diagnosis))}, beside the budget: "
+            f"{took:.1f} s, {beside} oracle calls"
         )
     for remark in result.execution.remarks() if result.execution is not None else []:
         click.echo(f"  {remark}")
@@ -117,7 +144,9 @@ def load(
     out: str | None = None,
     registry: Registry | None = None,
 ) -> RunConfig:
-    """The configuration in a TOML file, with ``--set key.of.it=value``, ``--seed`` and ``--out`` laid over it."""
+    """The configuration in a TOML file, with ``--set key.of.it=value``, ``--seed`` and ``--out``
+    laid over it.
+    """
     table = tables_of(Path(path), "configuration")
     places = lay_options(table, sets, seed, out=out)
     return RunConfig.from_dict(table, source=Path(path).name, registry=registry, sets=places)
@@ -129,20 +158,32 @@ def _words(_context: click.Context, _option: click.Parameter, values: Sequence[s
 
 @click.command(short_help="Which methods fit which tasks.")
 @click.option(
-    "--task", "tasks", multiple=True, callback=_words, metavar="NAME[,NAME]", help="Only these tasks.",
+    "--task",
+    "tasks",
+    multiple=True,
+    callback=_words,
+    metavar="NAME[,NAME]",
+    help="Only these tasks.",
     shell_complete=with_commas(component_names("task")),
-)  # fmt: skip
+)
 @click.option(
-    "--method", "--methods", "methods", multiple=True, callback=_words, metavar="NAME[,NAME]",
-    shell_complete=with_commas(component_names("method")), help="Only these methods.",
-)  # fmt: skip
+    "--method",
+    "--methods",
+    "methods",
+    multiple=True,
+    callback=_words,
+    metavar="NAME[,NAME]",
+    shell_complete=with_commas(component_names("method")),
+    help="Only these methods.",
+)
 @plugin_option
 @json_option
 def compat(tasks: list[str], methods: list[str], registry: Registry, as_json: bool) -> None:
     """Which methods fit which tasks, known before anything runs.
 
-    ok: the task has all that the method and its parts need. no: it lacks what is listed below the table. ?: the task makes no
-    promise, or the method cannot be built without a configuration. Of one task, or one method, the reasons stand in the table.
+    ok: the task has all that the method and its parts need. no: it lacks what is listed below the
+    table. ?: the task makes no promise, or the method cannot be built without a configuration. Of
+    one task, or one method, the reasons stand in the table.
     """
     rows = fits.rows_of(registry, methods, tasks)
     if as_json:
@@ -152,10 +193,14 @@ def compat(tasks: list[str], methods: list[str], registry: Registry, as_json: bo
 
 
 def built(
-    name: str, protocol: Any, fields: Sequence[str] = (), traits: frozenset[str] = frozenset(), registry: Registry | None = None
+    name: str,
+    protocol: Any,
+    fields: Sequence[str] = (),
+    traits: frozenset[str] = frozenset(),
+    registry: Registry | None = None,
 ) -> Any:
-    """The task or method called ``name``, with ``task.FIELD=VALUE`` or ``method.FIELD=VALUE`` laid over its defaults (a
-    method's on a task with ``traits``)."""
+    """The task or method called ``name``, with ``task.FIELD=VALUE`` or ``method.FIELD=VALUE`` laid
+    over its defaults (a method's on a task with ``traits``)."""
 
     kind = PROTOCOLS[protocol].name
     table: dict[str, Any] = {kind: {"name": name}}
@@ -163,4 +208,6 @@ def built(
     try:
         return structured(table[kind], protocol, registry or Registry.load(), traits)
     except Invalid as invalid:
-        raise ConfigError(Invalid(*invalid.below(kind)).render("the command line", tuple(places))) from None
+        raise ConfigError(
+            Invalid(*invalid.below(kind)).render("the command line", tuple(places))
+        ) from None

@@ -1,4 +1,6 @@
-"""``hgms compat``: which methods fit which tasks, as rows and as a table that a terminal of 80 columns holds."""
+"""``hgms compat``: which methods fit which tasks, as rows and as a table that a terminal of 80
+columns holds.
+"""
 
 from __future__ import annotations
 
@@ -16,11 +18,15 @@ from hgms_core.registry import Registry
 FITS = {True: "ok", False: "no", None: "?"}
 
 
-def rows_of(registry: Registry, methods: Sequence[str] = (), tasks: Sequence[str] = ()) -> list[dict[str, Any]]:
+def rows_of(
+    registry: Registry, methods: Sequence[str] = (), tasks: Sequence[str] = ()
+) -> list[dict[str, Any]]:
     """A row for each of these methods on each of these tasks (of all, if none is named)."""
     known = {item.name: item.target for item in registry.components("task")}
     targets = {name: registry.get("task", name).target for name in tasks} or known
-    names = [registry.get("method", name).name for name in methods] or [item.name for item in registry.components("method")]
+    names = [registry.get("method", name).name for name in methods] or [
+        item.name for item in registry.components("method")
+    ]
     return [row for name in names for row in _cells(registry, name, targets)]
 
 
@@ -30,7 +36,9 @@ def _cells(registry: Registry, name: str, tasks: Mapping[str, Any]) -> Iterator[
 
     for task, target in tasks.items():
         try:
-            method = built(name, Method, traits=frozenset(getattr(target, "traits", ())), registry=registry)
+            method = built(
+                name, Method, traits=frozenset(getattr(target, "traits", ())), registry=registry
+            )
         except HgmsError:
             method = None
         lacking = missing_traits(method, target) if method is not None else None
@@ -38,23 +46,42 @@ def _cells(registry: Registry, name: str, tasks: Mapping[str, Any]) -> Iterator[
             why = wanted_traits(lacking) if lacking else ""
         else:
             nothing = method is None
-            why = "it cannot be built from its defaults alone" if nothing else "the task says nothing about its problems"
-        yield {"method": name, "task": task, "fits": None if lacking is None else not lacking, "why": why}
+            why = (
+                "it cannot be built from its defaults alone"
+                if nothing
+                else "the task says nothing about its problems"
+            )
+        yield {
+            "method": name,
+            "task": task,
+            "fits": None if lacking is None else not lacking,
+            "why": why,
+        }
 
 
 def show(rows: Sequence[Mapping[str, Any]]) -> None:
-    """A line for each method, a column for each task; of one task, or of one method, lines with the reasons."""
+    """A line for each method, a column for each task; of one task, or of one method, lines with
+    the reasons.
+    """
     columns = terminal_width()
     methods, tasks = (list(dict.fromkeys(row[key] for row in rows)) for key in ("method", "task"))
     if len(tasks) == 1 or len(methods) == 1:
         across = "method" if len(tasks) == 1 else "task"
-        click.echo(f"{'task' if len(tasks) == 1 else 'method'} {(tasks if len(tasks) == 1 else methods)[0]}")
-        print_table((across, "fits", "why"), [{**row, "fits": FITS[row["fits"]]} for row in rows], columns)
+        click.echo(
+            f"{'task' if len(tasks) == 1 else 'method'} "
+            f"{(tasks if len(tasks) == 1 else methods)[0]}"
+        )
+        print_table(
+            (across, "fits", "why"), [{**row, "fits": FITS[row["fits"]]} for row in rows], columns
+        )
         return
     wide = max(map(len, methods)) + sum(max(len(task), 2) + 3 for task in tasks) + 2 > columns
     headings = {task: str(number) if wide else task for number, task in enumerate(tasks, 1)}
     if wide:
-        _say("tasks: " + ", ".join(f"{heading}{JOINED}{task}" for task, heading in headings.items()), columns)
+        _say(
+            "tasks: " + ", ".join(f"{heading}{JOINED}{task}" for task, heading in headings.items()),
+            columns,
+        )
     table: dict[str, dict[str, str]] = {method: {"method": method} for method in methods}
     for row in rows:
         table[row["method"]][headings[row["task"]]] = FITS[row["fits"]]
@@ -82,6 +109,11 @@ JOINED = "\N{NO-BREAK SPACE}"
 
 def _say(text: str, columns: int) -> None:
     folded = textwrap.fill(
-        text, columns, initial_indent="  ", subsequent_indent="      ", break_long_words=False, break_on_hyphens=False
+        text,
+        columns,
+        initial_indent="  ",
+        subsequent_indent="      ",
+        break_long_words=False,
+        break_on_hyphens=False,
     )
     click.echo(folded.replace(JOINED, " "))

@@ -1,7 +1,8 @@
 """Configurations: one run as a TOML file says it, and its hash.
 
-A table of a file is the fields of a class, nothing else. A field whose type is a protocol (a part, a solver, a task) is a table
-with the ``name`` of a registered component, or the name alone. ``"none"`` stands for Python's None.
+A table of a file is the fields of a class, nothing else. A field whose type is a protocol (a part,
+a solver, a task) is a table with the ``name`` of a registered component, or the name alone.
+``"none"`` stands for Python's None.
 """
 
 from __future__ import annotations
@@ -32,12 +33,14 @@ SCHEMA = 1
 """The version of configuration files; a file may say it."""
 
 UNCOMPARED = ("out", "label", "task_label", "track", "diagnose", "ranks")
-"""The settings of ``[run]`` in which two runs may differ and yet be averaged, or go on from each other."""
+"""The settings of ``[run]`` in which two runs may differ and yet be averaged, or go on from each
+other.
+"""
 
 
 def tables_of_others() -> frozenset[str]:
-    """The top-level tables of a file that other programs read, by their entry points in the group ``hgms.tables``: a run and a
-    grid pass over them."""
+    """The top-level tables of a file that other programs read, by their entry points in the group
+    ``hgms.tables``: a run and a grid pass over them."""
     return frozenset(point.name for point in importlib.metadata.entry_points(group="hgms.tables"))
 
 
@@ -48,35 +51,42 @@ def _device(_settings: object, _attribute: object, value: str) -> None:
 
 def _label(_settings: object, attribute: attrs.Attribute[Any], value: str) -> None:
     if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._+-]*", value):
-        raise ValueError(f"{attribute.name!r} must be letters, digits and . _ + - (it names a folder): {value!r}")
+        raise ValueError(
+            f"{attribute.name!r} must be letters, digits and . _ + - (it names a folder): {value!r}"
+        )
 
 
 @frozen(kw_only=True)
 class RunSettings:
-    """How a run is carried out: nothing here changes what is computed, except ``device``, ``dtype`` and, in the last digits,
-    ``matmul`` and ``compile``.
+    """How a run is carried out: nothing here changes what is computed, except ``device``, ``dtype``
+    and, in the last digits, ``matmul`` and ``compile``.
 
-    ``out`` is where run folders go; ``threads`` the number of CPU threads (None: torch's choice); a row is evaluated every
-    ``evaluate_every`` outer steps, or ``evaluations`` times at equal shares of the budget where that is set, so that methods of
-    very different speed get curves of the same length; a checkpoint is written every ``checkpoint_seconds`` seconds (0: after
-    every step). ``clock`` is what a budget in seconds counts: ``wall`` time, or the ``cpu`` time of the process, which other
-    programs on the machine disturb less (of all its threads together; not for GPUs).
-    ``label`` and ``task_label`` are what the run's method and task are called in folders and tables (None: by their names), so
-    that two variants of one method can stand side by side. ``track`` names the trackers that follow the run.
-    ``matmul`` is the route of float32 matrix products: ``exact``, ``fast`` (what the device offers: oneDNN on a CPU, TF32 on a
-    GPU), or ``auto``: ``fast`` where it is faster and its error within four times the exact route's, as measured at the start.
-    ``compile`` makes programs of the functions that steps spend their time in: ``true``, ``false``, or ``auto``: where the
-    budget is long enough to pay for it. The clock does not count what that takes.
-    ``diagnose`` says after how many outer steps one is measured beside the run (None: never): how far its hypergradient and its
-    choice can be trusted. The run's own numbers stay as they are, and the budget does not count it.
-    ``ranks`` is the number of processes that take the steps together, each with ``threads`` threads, or with a GPU of its own:
-    candidates and rows are parted among them. Sums are then in another order, so the last digits differ.
+    ``out`` is where run folders go; ``threads`` the number of CPU threads (None: torch's choice); a
+    row is evaluated every ``evaluate_every`` outer steps, or ``evaluations`` times at equal shares
+    of the budget where that is set, so that methods of very different speed get curves of the same
+    length; a checkpoint is written every ``checkpoint_seconds`` seconds (0: after every step).
+    ``clock`` is what a budget in seconds counts: ``wall`` time, or the ``cpu`` time of the process,
+    which other programs on the machine disturb less (of all its threads together; not for GPUs).
+    ``label`` and ``task_label`` are what the run's method and task are called in folders and tables
+    (None: by their names), so that two variants of one method can stand side by side. ``track``
+    names the trackers that follow the run. ``matmul`` is the route of float32 matrix products:
+    ``exact``, ``fast`` (what the device offers: oneDNN on a CPU, TF32 on a GPU), or ``auto``:
+    ``fast`` where it is faster and its error within four times the exact route's, as measured at
+    the start. ``compile`` makes programs of the functions that steps spend their time in: ``true``,
+    ``false``, or ``auto``: where the budget is long enough to pay for it. The clock does not count
+    what that takes. ``diagnose`` says after how many outer steps one is measured beside the run
+    (None: never): how far its hypergradient and its choice can be trusted. The run's own numbers
+    stay as they are, and the budget does not count it. ``ranks`` is the number of processes that
+    take the steps together, each with ``threads`` threads, or with a GPU of its own: candidates and
+    rows are parted among them. Sums are then in another order, so the last digits differ.
     """
 
     out: str = field(default="runs", validator=validators.min_len(1))
     device: str = field(default="cpu", validator=_device)
     dtype: Literal["float32", "float64"] = "float32"
-    threads: int | None = field(default=None, validator=validators.optional([validators.ge(1), validators.le(1024)]))
+    threads: int | None = field(
+        default=None, validator=validators.optional([validators.ge(1), validators.le(1024)])
+    )
     evaluate_every: int = field(default=1, validator=validators.ge(1))
     evaluations: int | None = field(default=None, validator=validators.optional(validators.ge(1)))
     clock: Literal["wall", "cpu"] = "wall"
@@ -92,18 +102,21 @@ class RunSettings:
 
 def _known_schema(_config: object, _attribute: object, value: int) -> None:
     if value != SCHEMA:
-        raise ValueError(f"schema {value} is not known to this version of hgms, which reads schema {SCHEMA}")
+        raise ValueError(
+            f"schema {value} is not known to this version of hgms, which reads schema {SCHEMA}"
+        )
 
 
 @frozen(kw_only=True)
 class RunConfig:
     """One run: a task, a method, a seed and a budget.
 
-    ``method_name`` is what the method is registered as (``hg-ms`` is a :class:`Pipeline` underneath); records and tables
-    are labelled with it; ``role`` is what that is in comparisons ("floor", "ceiling" or nothing).
-    ``RunConfig(task=…, method=Pipeline(…), budget=Budget.parse("60s"))`` needs no registry. ``host`` has the observers that
-    follow the run (None: those of installed plugins). ``own`` says that its objects are those of this process: what TOML has
-    no word for then stands in its table as a digest, and no table can make it again.
+    ``method_name`` is what the method is registered as (``hg-ms`` is a :class:`Pipeline`
+    underneath); records and tables are labelled with it; ``role`` is what that is in comparisons
+    ("floor", "ceiling" or nothing). ``RunConfig(task=…, method=Pipeline(…),
+    budget=Budget.parse("60s"))`` needs no registry. ``host`` has the observers that follow the run
+    (None: those of installed plugins). ``own`` says that its objects are those of this process:
+    what TOML has no word for then stands in its table as a digest, and no table can make it again.
     """
 
     schema: int = field(default=SCHEMA, validator=_known_schema)
@@ -112,38 +125,62 @@ class RunConfig:
     method: Method
     budget: Budget
     run: RunSettings = RunSettings()
-    method_name: str = field(default=Factory(lambda self: self.method.name, takes_self=True), metadata={"toml": False})
+    method_name: str = field(
+        default=Factory(lambda self: self.method.name, takes_self=True), metadata={"toml": False}
+    )
     role: str = field(
-        default=Factory(lambda self: getattr(self.method, "role", ""), takes_self=True), eq=False, metadata={"toml": False}
+        default=Factory(lambda self: getattr(self.method, "role", ""), takes_self=True),
+        eq=False,
+        metadata={"toml": False},
     )
     host: Host | None = field(default=None, eq=False, repr=False, metadata={"toml": False})
     own: bool = field(default=False, eq=False, metadata={"toml": False})
 
     @classmethod
     def from_dict(
-        cls, table: Mapping[str, Any], *, source: str = "config", registry: Registry | None = None, sets: Iterable[Place] = ()
+        cls,
+        table: Mapping[str, Any],
+        *,
+        source: str = "config",
+        registry: Registry | None = None,
+        sets: Iterable[Place] = (),
     ) -> RunConfig:
-        """The objects that ``table`` describes, or one :class:`ConfigError` with everything that is wrong with it.
-        Components are looked up in ``registry`` (None: what is installed)."""
+        """The objects that ``table`` describes, or one :class:`ConfigError` with everything that is
+        wrong with it. Components are looked up in ``registry`` (None: what is installed)."""
         registry = registry or Registry.load()
-        others = tables_of_others() if table.keys() - (own := attrs.fields_dict(cls)) else frozenset()
+        others = (
+            tables_of_others() if table.keys() - (own := attrs.fields_dict(cls)) else frozenset()
+        )
         read = {key: value for key, value in table.items() if key in own or key not in others}
         try:
-            config: RunConfig = structured(read, cls, registry, traits_of(registry, table.get("task")))
+            config: RunConfig = structured(
+                read, cls, registry, traits_of(registry, table.get("task"))
+            )
         except Invalid as invalid:
             raise ConfigError(invalid.render(source, tuple(sets))) from None
         name = table["method"] if isinstance(table["method"], str) else table["method"]["name"]
-        return attrs.evolve(config, method_name=name, role=role_of(registry, name), host=registry.host)
+        return attrs.evolve(
+            config, method_name=name, role=role_of(registry, name), host=registry.host
+        )
 
     @classmethod
-    def from_toml(cls, text: str, *, source: str = "config", registry: Registry | None = None) -> RunConfig:
+    def from_toml(
+        cls, text: str, *, source: str = "config", registry: Registry | None = None
+    ) -> RunConfig:
         return cls.from_dict(read_toml(text, source), source=source, registry=registry)
 
     def resolved(self) -> dict[str, Any]:
-        """Every value of every field, defaults too, as plain TOML values; ``from_dict`` of it is this configuration."""
+        """Every value of every field, defaults too, as plain TOML values; ``from_dict`` of it is
+        this configuration.
+        """
         if self.own:
-            parts = {"task": described(self.task, self.task.name), "method": described(self.method, self.method_name)}
-            settings = {key: plain(getattr(self, key)) for key in ("schema", "seed", "budget", "run")}
+            parts = {
+                "task": described(self.task, self.task.name),
+                "method": described(self.method, self.method_name),
+            }
+            settings = {
+                key: plain(getattr(self, key)) for key in ("schema", "seed", "budget", "run")
+            }
             table = {key: {**settings, **parts}[key] for key in init_fields(RunConfig)}
         else:
             table = plain(self)
@@ -159,7 +196,9 @@ class RunConfig:
             del table["run"]["ranks"]
         for key in ("matmul", "compile"):
             if table["run"][key] == "auto":
-                del table["run"][key]  # as in configurations of before there was a choice: they keep their hash
+                del table["run"][
+                    key
+                ]  # as in configurations of before there was a choice: they keep their hash
         return table
 
     def to_toml(self) -> str:
@@ -168,23 +207,40 @@ class RunConfig:
     @property
     def info(self) -> RunInfo:
         """What observers are told of the run, and its folder holds."""
-        return RunInfo(task=self.task.name, method=self.method_name, seed=self.seed, budget=self.budget, config=self.resolved())
+        return RunInfo(
+            task=self.task.name,
+            method=self.method_name,
+            seed=self.seed,
+            budget=self.budget,
+            config=self.resolved(),
+        )
 
     @property
     def path(self) -> Path:
-        """Where the run lives: ``<out>/<task>/<method>-<hash>/seed-<n>``, with labels in place of names."""
-        task, method = self.run.task_label or self.task.name, self.run.label or self.method_name
+        """Where the run lives: ``<out>/<task>/<method>-<hash>/seed-<n>``, with labels in place
+        of names.
+        """
+        task = self.run.task_label or self.task.name
+        method = self.run.label or self.method_name
         return Path(self.run.out, task, f"{method}-{self.config_hash}", f"seed-{self.seed}")
 
     @property
     def config_hash(self) -> str:
-        """Eight hex digits that are the same for runs that may be averaged: everything but the seed and what is UNCOMPARED, the
-        version of the task, the data that its problem is made of, and the code of components that are not ours."""
+        """Eight hex digits that are the same for runs that may be averaged: everything but the seed
+        and what is UNCOMPARED, the version of the task, the data that its problem is made of, and
+        the code of components that are not ours.
+        """
         table = self.resolved()
         del table["seed"]
         for key in UNCOMPARED:
             table["run"].pop(key, None)
-        code, data = digests([self.task, self.method]), data_of(self.task)
-        parts = [table, str(getattr(self.task, "version", "")), *([code] if code else []), *([data] if data else [])]
+        code = digests([self.task, self.method])
+        data = data_of(self.task)
+        parts = [
+            table,
+            str(getattr(self.task, "version", "")),
+            *([code] if code else []),
+            *([data] if data else []),
+        ]
         text = json.dumps(parts, sort_keys=True)
         return hashlib.sha256(text.encode()).hexdigest()[:8]

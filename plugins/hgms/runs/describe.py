@@ -1,4 +1,6 @@
-"""``hgms describe``: all there is to know about one component, as a table of JSON and as text for a terminal."""
+"""``hgms describe``: all there is to know about one component, as a table of JSON and as text
+for a terminal.
+"""
 
 from __future__ import annotations
 
@@ -38,8 +40,15 @@ def description(component: Component, registry: Registry) -> dict[str, Any]:
         return row | {"doc": doc, "parts": plain(target.parts), "on": on}
     fields = _fields(target)
     if target is Pipeline:  # in whose table those of wrappers may stand
-        wrapped = [field for wrapper in registry.wrappers for field in _fields(wrapper) if field["name"] != inside(wrapper)]
-        fields += [field | {"required": False, "default": AT_REST.get(field["name"])} for field in wrapped]
+        wrapped = [
+            field
+            for wrapper in registry.wrappers
+            for field in _fields(wrapper)
+            if field["name"] != inside(wrapper)
+        ]
+        fields += [
+            field | {"required": False, "default": AT_REST.get(field["name"])} for field in wrapped
+        ]
     about = _about_task(target) if component.kind.name == "task" else {}
     return row | {"doc": inspect.cleandoc(target.__doc__ or ""), "fields": fields} | about
 
@@ -65,7 +74,9 @@ def show(component: Component, known: Mapping[str, Any]) -> None:
             click.echo(f"On a task with the trait {trait!r} its defaults are\n")
             click.echo(tomlkit.dumps({"method": {"name": component.name, **parts}}))
     elif known["fields"]:
-        print_table(("field", "default", "takes"), [_cells(field) for field in known["fields"]], columns)
+        print_table(
+            ("field", "default", "takes"), [_cells(field) for field in known["fields"]], columns
+        )
     else:
         click.echo("It has no fields.")
 
@@ -80,10 +91,15 @@ def _needs(component: Component, registry: Registry) -> dict[str, str]:
 
 
 def _say(text: str, columns: int) -> None:
-    click.echo(textwrap.fill(text, columns, subsequent_indent="    ", break_long_words=False, break_on_hyphens=False))
+    click.echo(
+        textwrap.fill(
+            text, columns, subsequent_indent="    ", break_long_words=False, break_on_hyphens=False
+        )
+    )
 
 
-# --- fields --------------------------------------------------------------------------------------------------------------
+# --- fields
+# --------------------------------------------------------------------------------------------------
 
 
 def _fields(target: type) -> list[dict[str, Any]]:
@@ -94,12 +110,21 @@ def _fields(target: type) -> list[dict[str, Any]]:
         default = None
         if not required:
             factory = attribute.default if isinstance(attribute.default, attrs.Factory) else None  # type: ignore[arg-type]
-            value = attribute.default if factory is None else (None if factory.takes_self else factory.factory())
+            value = (
+                attribute.default
+                if factory is None
+                else (None if factory.takes_self else factory.factory())
+            )
             try:
                 default = plain(value, hints[attribute.name])
             except HgmsError:
                 default = f"{value!r}, from Python only"
-        row = {"name": key, "type": spell(hints[attribute.name]), "required": required, "default": default}
+        row = {
+            "name": key,
+            "type": spell(hints[attribute.name]),
+            "required": required,
+            "default": default,
+        }
         fields.append(row | {"range": range_of(attribute.validator)})
     return fields
 
@@ -111,7 +136,9 @@ def _cells(field: Mapping[str, Any]) -> dict[str, str]:
     takes = f"{kind}{between}{limits}{none}"
     return {
         "field": field["name"],
-        "default": "(required)" if field["required"] else json.dumps(field["default"], ensure_ascii=False),
+        "default": "(required)"
+        if field["required"]
+        else json.dumps(field["default"], ensure_ascii=False),
         "takes": takes,
     }
 
@@ -120,7 +147,10 @@ def range_of(validator: Any) -> str:
     """What a field's validator allows, in words; empty where that is what its type says.
 
     >>> from attrs import validators
-    >>> range_of([validators.instance_of(int), validators.ge(1)]), range_of(validators.and_(validators.ge(0), validators.lt(1)))
+    >>> (
+    ...     range_of([validators.instance_of(int), validators.ge(1)]),
+    ...     range_of(validators.and_(validators.ge(0), validators.lt(1))),
+    ... )
     ('≥ 1', 'in [0, 1)')
     >>> range_of(validators.deep_iterable(validators.gt(0))), range_of(validators.in_(["a", "b"]))
     ('each > 0', "one of 'a', 'b'")
@@ -142,9 +172,12 @@ def range_of(validator: Any) -> str:
         elif inspect.isfunction(part) and part.__doc__:
             sentence = re.split(r"[.:](?:\s|$)", unmarked(" ".join(part.__doc__.split())))[0]
             words += [sentence[0].lower() + sentence[1:]] * ("validator" not in sentence)
-    low, high = (next((op for op in ops if op in bounds), None) for ops in ((">=", ">"), ("<=", "<")))
+    low, high = (
+        next((op for op in ops if op in bounds), None) for ops in ((">=", ">"), ("<=", "<"))
+    )
     if low and high:
-        left, right = "[" if low == ">=" else "(", "]" if high == "<=" else ")"
+        left = "[" if low == ">=" else "("
+        right = "]" if high == "<=" else ")"
         words.insert(0, f"in {left}{bounds[low]}, {bounds[high]}{right}")
     elif low or high:
         op = low or high
@@ -165,20 +198,33 @@ def _parts(validator: Any) -> Iterator[Any]:
         yield from _parts(part)
 
 
-# --- tasks ---------------------------------------------------------------------------------------------------------------
+# --- tasks
+# --------------------------------------------------------------------------------------------------
 
 
 def _about_task(target: Any) -> dict[str, Any]:
-    about: dict[str, Any] = {"metrics": dict(target.metrics), "traits": sorted(getattr(target, "traits", ()))}
+    about: dict[str, Any] = {
+        "metrics": dict(target.metrics),
+        "traits": sorted(getattr(target, "traits", ())),
+    }
     required = [key for key, field in init_fields(target).items() if field.default is attrs.NOTHING]
     if required:
         return about | {"theta": None, "x": None, "unknown": f"it needs {', '.join(required)}"}
     try:
-        with mock.patch.object(socket.socket, "connect", side_effect=OSError("nothing is downloaded for a description")):
+        with mock.patch.object(
+            socket.socket, "connect", side_effect=OSError("nothing is downloaded for a description")
+        ):
             problem = target().problem(0, torch.device("cpu"), torch.float32)
     except Exception as error:  # it needs data or a library
-        return about | {"theta": None, "x": None, "unknown": f"{type(error).__name__}: {str(error).partition(chr(10))[0]}"}
-    theta, x = ({name: list(leaf.shape) for name, leaf in tree.items()} for tree in (problem.theta0, problem.x0))
+        return about | {
+            "theta": None,
+            "x": None,
+            "unknown": f"{type(error).__name__}: {str(error).partition(chr(10))[0]}",
+        }
+    theta, x = (
+        {name: list(leaf.shape) for name, leaf in tree.items()}
+        for tree in (problem.theta0, problem.x0)
+    )
     return about | {"theta": theta, "x": x, "unknown": None}
 
 

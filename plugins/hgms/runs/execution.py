@@ -1,7 +1,9 @@
-"""How the steps of a run are carried out: decided once at its start, in force to its end, recorded in ``env.json``.
+"""How the steps of a run are carried out: decided once at its start, in force to its end, recorded
+in ``env.json``.
 
-What is decided here depends on the machine, and may change results in their last digits. So a run that is resumed takes what it
-recorded, and the runs of a comparison take what the first of them decided.
+What is decided here depends on the machine, and may change results in their last digits. So a run
+that is resumed takes what it recorded, and the runs of a comparison take what the first of them
+decided.
 """
 
 from __future__ import annotations
@@ -25,18 +27,22 @@ KEY = "execution"
 WORTH = 60.0
 """Seconds that the steps of a run have to take as they are written for compiling to pay."""
 LEAST = {"outer_steps": 50, "oracle_calls": 5000}
-"""Budgets from which on a step is made and discarded to see how long the run takes: one of three steps is not made a third
-longer."""
+"""Budgets from which on a step is made and discarded to see how long the run takes: one of three
+steps is not made a third longer."""
 _CONVERTER = cattrs.Converter()
-"""One for all: it writes a function for a class that it meets first, which takes as long as reading a hundred runs."""
+"""One for all: it writes a function for a class that it meets first, which takes as long as
+reading a hundred runs.
+"""
 
 
 @frozen(kw_only=True)
 class Compilation:
-    """Whether functions of the steps are to be compiled (``wanted``), and why; how those that were met run (``outcomes``:
-    "compiled", or "as written" and why), and the seconds that compiling took on the wall, which no budget contains.
+    """Whether functions of the steps are to be compiled (``wanted``), and why; how those that were
+    met run (``outcomes``: "compiled", or "as written" and why), and the seconds that compiling took
+    on the wall, which no budget contains.
 
-    .. versionadded:: 0.4"""
+    .. versionadded:: 0.4
+    """
 
     wanted: bool
     reason: str
@@ -54,7 +60,9 @@ class Compilation:
         if setting is False:
             return cls(wanted=False, reason="the settings say so")
         if problem.counters is not None:
-            return cls(wanted=False, reason="the losses count what they do, which a program would not")
+            return cls(
+                wanted=False, reason="the losses count what they do, which a program would not"
+            )
         if setting is True:
             return cls(wanted=True, reason="the settings say so")
         if budget.seconds is not None:
@@ -63,12 +71,15 @@ class Compilation:
             long = False
         else:
             return None
-        return cls(wanted=long, reason=f"a budget of {budget} {'pays' if long else 'is too short to pay'} for it")
+        return cls(
+            wanted=long,
+            reason=f"a budget of {budget} {'pays' if long else 'is too short to pay'} for it",
+        )
 
     @classmethod
     def timed(cls, step: Callable[[], tuple[float, float]]) -> Compilation:
-        """By the seconds of a step and the share of the budget that it spends. The first one may also load modules, so it takes
-        two to say that compiling pays.
+        """By the seconds of a step and the share of the budget that it spends. The first one may
+        also load modules, so it takes two to say that compiling pays.
 
         >>> Compilation.timed(lambda: (0.01, 1 / 1000)).reason
         'as they are written, the steps take about 10 s, too short to pay for it'
@@ -88,22 +99,31 @@ class Compilation:
         return sorted(name for name, outcome in self.outcomes.items() if outcome == "compiled")
 
     def programs(self, clock: Callable[[], float]) -> Programs:
-        """What makes the programs of a run that goes on from here: a function that could not be compiled is not tried again."""
+        """What makes the programs of a run that goes on from here: a function that could not be
+        compiled is not tried again.
+        """
         programs = Programs(clock=clock)
-        programs.outcomes |= {name: outcome for name, outcome in self.outcomes.items() if outcome != "compiled"}
+        programs.outcomes |= {
+            name: outcome for name, outcome in self.outcomes.items() if outcome != "compiled"
+        }
         return programs
 
     def with_those_of(self, programs: Programs) -> Compilation:
         """With the programs made since."""
-        return evolve(self, seconds=self.seconds + programs.waited, outcomes={**self.outcomes, **programs.outcomes})
+        return evolve(
+            self,
+            seconds=self.seconds + programs.waited,
+            outcomes={**self.outcomes, **programs.outcomes},
+        )
 
 
 @frozen(kw_only=True)
 class Execution:
-    """``matmul`` is the route of float32 matrix products, why it was taken, and what was measured; ``compile`` whether
-    functions of the steps are compiled, and which were (None: the time of a step has to tell).
+    """``matmul`` is the route of float32 matrix products, why it was taken, and what was measured;
+    ``compile`` whether functions of the steps are compiled, and which were (None: the time of a
+    step has to tell).
 
-    >>> Execution.recorded({"python": "3.12"}).matmul.route      # of a version that knew one route
+    >>> Execution.recorded({"python": "3.12"}).matmul.route  # of a version that knew one route
     'exact'
     """
 
@@ -112,9 +132,18 @@ class Execution:
 
     @classmethod
     def decided(cls, settings: RunSettings, budget: Budget, problem: Problem) -> Execution:
-        """What the settings say, and where they leave it open, what is best for this problem on this machine."""
-        route = RouteChoice(route=settings.matmul, reason="the settings say so") if settings.matmul != "auto" else None
-        return cls(matmul=route or calibrated(problem), compile=Compilation.settled(settings.compile, budget, problem))
+        """What the settings say, and where they leave it open, what is best for this problem on
+        this machine.
+        """
+        route = (
+            RouteChoice(route=settings.matmul, reason="the settings say so")
+            if settings.matmul != "auto"
+            else None
+        )
+        return cls(
+            matmul=route or calibrated(problem),
+            compile=Compilation.settled(settings.compile, budget, problem),
+        )
 
     @classmethod
     def of(cls, table: Mapping[str, Any]) -> Execution:
@@ -123,13 +152,17 @@ class Execution:
 
     @classmethod
     def recorded(cls, environment: Mapping[str, Any]) -> Execution | None:
-        """What a run's ``env.json`` says; None where that is empty or says nothing that can be read."""
+        """What a run's ``env.json`` says; None where that is empty or says nothing that can be
+        read.
+        """
         if not environment:
             return None
         if KEY not in environment:
             reason = "the run was begun by a version that knew no other"
             compilation = Compilation(wanted=False, reason=f"{reason} way")
-            return cls(matmul=RouteChoice(route="exact", reason=f"{reason} route"), compile=compilation)
+            return cls(
+                matmul=RouteChoice(route="exact", reason=f"{reason} route"), compile=compilation
+            )
         try:
             return cls.of(environment[KEY])
         except (cattrs.BaseValidationError, TypeError, ValueError, KeyError):
@@ -137,27 +170,46 @@ class Execution:
 
     def as_table(self) -> dict[str, Any]:
         """As JSON has it."""
-        return attrs.asdict(self, filter=lambda attribute, value: attribute.name != "compile" or value is not None)
+        return attrs.asdict(
+            self, filter=lambda attribute, value: attribute.name != "compile" or value is not None
+        )
 
     @property
     def anew(self) -> Execution:
         """The same decisions for another run, which has compiled nothing yet."""
-        return self if self.compile is None else evolve(self, compile=evolve(self.compile, seconds=0.0, outcomes={}))
+        return (
+            self
+            if self.compile is None
+            else evolve(self, compile=evolve(self.compile, seconds=0.0, outcomes={}))
+        )
 
     @contextmanager
     def in_force(self, device: torch.device) -> Iterator[None]:
-        """Everything inside takes the route; programs are made by what the problem has as its compiler."""
+        """Everything inside takes the route; programs are made by what the problem has as its
+        compiler.
+        """
         with matrix_route(self.matmul.route, device):
             yield
 
     def choices(self) -> dict[str, str]:
         """What was decided otherwise than torch does by itself, by the name of the setting."""
         route = {} if self.matmul.route == "exact" else {"matmul": self.matmul.route}
-        return route | ({"compile": "compiled"} if self.compile is not None and self.compile.wanted else {})
+        return route | (
+            {"compile": "compiled"} if self.compile is not None and self.compile.wanted else {}
+        )
 
     def remarks(self) -> list[str]:
-        """A line for each of these choices, with its reason; of programs only where there are any."""
-        lines = [] if self.matmul.route == "exact" else [f"matmul: {self.matmul.route} ({self.matmul.reason})"]
+        """A line for each of these choices, with its reason; of programs only where there are
+        any.
+        """
+        lines = (
+            []
+            if self.matmul.route == "exact"
+            else [f"matmul: {self.matmul.route} ({self.matmul.reason})"]
+        )
         if self.compile is not None and (names := self.compile.compiled):
-            lines.append(f"compiled: {', '.join(names)} in {self.compile.seconds:.1f} s ({self.compile.reason})")
+            lines.append(
+                f"compiled: {', '.join(names)} in {self.compile.seconds:.1f} s "
+                f"({self.compile.reason})"
+            )
         return lines

@@ -1,5 +1,5 @@
-"""Files of runs: read without trust (no links, pipes or devices; bounds on size), written whole or not at all, and with
-checksums."""
+"""Files of runs: read without trust (no links, pipes or devices; bounds on size), written whole or
+not at all, and with checksums."""
 
 from __future__ import annotations
 
@@ -17,7 +17,8 @@ from typing import IO, Any
 from hgms.cli import finite
 from hgms_core import CheckpointError
 
-SMALL, ROWS = 2 * 2**20, 2 * 2**30
+SMALL = 2 * 2**20
+ROWS = 2 * 2**30
 """The most bytes of a file that is parsed as a whole, and of one that holds the rows of a run."""
 
 _NO_LINK = getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_BINARY", 0)
@@ -35,7 +36,8 @@ def opened(path: Path, most: int) -> Iterator[IO[bytes]]:
     """A regular file, open for reading.
 
     Raises:
-        CheckpointError: it is a link, a pipe, a device or larger than ``most`` bytes, or cannot be read.
+        CheckpointError: it is a link, a pipe, a device or larger than ``most`` bytes, or cannot be
+            read.
     """
     # without O_NONBLOCK, opening a pipe waits for its other end
     flags = os.O_RDONLY | _NO_LINK | getattr(os, "O_NONBLOCK", 0)
@@ -52,14 +54,18 @@ def opened(path: Path, most: int) -> Iterator[IO[bytes]]:
             yield stream
     except OSError as error:
         if error.errno == errno.ELOOP:
-            raise CheckpointError(f"{path.name} is a link, and links out of a folder are not followed") from None
+            raise CheckpointError(
+                f"{path.name} is a link, and links out of a folder are not followed"
+            ) from None
         raise CheckpointError(f"{path.name} cannot be read: {error.strerror or error}") from None
 
 
 def read_file(path: Path, most: int = SMALL) -> bytes:
     """The bytes of a regular file, as :func:`opened` opens it."""
     with opened(path, most) as stream:
-        return stream.read(os.fstat(stream.fileno()).st_size)  # no more than was allowed, should it grow
+        return stream.read(
+            os.fstat(stream.fileno()).st_size
+        )  # no more than was allowed, should it grow
 
 
 @contextlib.contextmanager
@@ -70,10 +76,15 @@ def writing(path: Path) -> Iterator[None]:
     except OSError as error:
         full = error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
         what = "the disk is full" if error.errno == errno.ENOSPC else (error.strerror or str(error))
-        advice = "free some space" if full else f"see to it that {path.parent} is there and may be written to"
+        advice = (
+            "free some space"
+            if full
+            else f"see to it that {path.parent} is there and may be written to"
+        )
         raise DiskError(
             f"cannot write {path}: {what}\n"
-            f"  what was complete before is untouched; {advice}, then run the same again (hgms run: with --resume)"
+            f"  what was complete before is untouched; {advice}, then run the same again (hgms "
+            "run: with --resume)"
         ) from error
 
 
@@ -94,12 +105,16 @@ def appending(path: Path) -> IO[bytes]:
 
 
 def replace_file(path: Path, data: bytes) -> None:
-    """The whole file or the old one: written aside, flushed to the disk, renamed. A symbolic link is replaced, not followed."""
+    """The whole file or the old one: written aside, flushed to the disk, renamed. A symbolic
+    link is replaced, not followed.
+    """
     aside = path.with_name(path.name + ".part")
     with writing(path):
         try:
             aside.unlink(missing_ok=True)  # of a write that was killed
-            with os.fdopen(os.open(aside, os.O_WRONLY | os.O_CREAT | os.O_EXCL | _NO_LINK, 0o666), "wb") as stream:
+            with os.fdopen(
+                os.open(aside, os.O_WRONLY | os.O_CREAT | os.O_EXCL | _NO_LINK, 0o666), "wb"
+            ) as stream:
                 stream.write(data)
                 stream.flush()
                 os.fsync(stream.fileno())
@@ -111,7 +126,9 @@ def replace_file(path: Path, data: bytes) -> None:
 
 
 def flush(path: Path) -> None:
-    """What was written to a file, or which files a folder has, survives a loss of power from here on."""
+    """What was written to a file, or which files a folder has, survives a loss of power from
+    here on.
+    """
     if os.name == "nt" and path.is_dir():
         return  # Windows has no such call for folders
     with writing(path):
@@ -122,7 +139,8 @@ def flush(path: Path) -> None:
             os.close(handle)
 
 
-# --- JSON with a checksum, and lines of JSON --------------------------------------------------------------------------------
+# --- JSON with a checksum, and lines of JSON
+# --------------------------------------------------------------------------------------------------
 
 
 @contextlib.contextmanager
@@ -141,7 +159,9 @@ def contents(path: Path, most: int = ROWS) -> bytes:
 
 
 def as_json(value: Mapping[str, Any], indent: int | None = None) -> bytes:
-    return json.dumps(finite(value), indent=indent, allow_nan=False, ensure_ascii=False).encode(errors="backslashreplace")
+    return json.dumps(finite(value), indent=indent, allow_nan=False, ensure_ascii=False).encode(
+        errors="backslashreplace"
+    )
 
 
 def sealed(table: Mapping[str, Any], indent: int) -> bytes:
@@ -151,17 +171,23 @@ def sealed(table: Mapping[str, Any], indent: int) -> bytes:
 
 
 def unsealed(path: Path) -> dict[str, Any]:
-    """What :func:`sealed` wrote, if nothing of it has changed. Versions up to 0.2 wrote no checksum."""
+    """What :func:`sealed` wrote, if nothing of it has changed. Versions up to 0.2 wrote no
+    checksum.
+    """
     table = json_object(path)
     ensure_seal(table, path)
     return table
 
 
 def ensure_seal(table: Mapping[str, Any], path: Path) -> None:
-    """CheckpointError where what was read from ``path`` has a checksum, and is not what that was made of.
+    """CheckpointError where what was read from ``path`` has a checksum, and is not what that was
+    made of.
 
-    .. versionadded:: 0.8"""
-    if "checksum" in table and table["checksum"] != _checksum({key: table[key] for key in table if key != "checksum"}):
+    .. versionadded:: 0.8
+    """
+    if "checksum" in table and table["checksum"] != _checksum(
+        {key: table[key] for key in table if key != "checksum"}
+    ):
         raise CheckpointError(damaged(path, "its contents do not match its checksum (changed)"))
 
 
@@ -180,7 +206,9 @@ def json_object(path: Path) -> dict[str, Any]:
 
 
 def lines(path: Path) -> Iterator[dict[str, Any]]:
-    """The complete lines. Only the last line may be half-written (a kill while appending); any other damage is named."""
+    """The complete lines. Only the last line may be half-written (a kill while appending); any
+    other damage is named.
+    """
     if not path.exists():
         return
     for number, line in enumerate(contents(path).split(b"\n")[:-1], start=1):
@@ -209,5 +237,6 @@ def damaged(path: Path, why: str) -> str:
     """The message of a file that cannot be used as it is."""
     return (
         f"damaged run file {path}: {why}\n"
-        f"  nothing was changed; restore the file, or remove the folder {path.parent} and start anew"
+        f"  nothing was changed; restore the file, or remove the folder {path.parent} and start "
+        "anew"
     )

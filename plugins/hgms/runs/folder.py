@@ -4,15 +4,19 @@
 
     config.toml                  the resolved configuration
     env.json                     versions, plugins, device, git commit
-    steps.jsonl                  one line per outer step, flushed; the same for every run of one seed, resumed or not
-    timings.jsonl                the clock beside it (kept apart, since no two runs share it), each line with its crc32
-    checkpoint.json              the state without its tensors, and the sha256 of the tensors, of steps.jsonl and of itself
+    steps.jsonl
+        one line per outer step, flushed; the same for every run of one seed, resumed or not
+    timings.jsonl
+        the clock beside it (kept apart, since no two runs share it), each line with its crc32
+    checkpoint.json
+        the state without its tensors, and the sha256 of the tensors, of steps.jsonl and of itself
     checkpoint-<step>.safetensors
     diagnosis.jsonl              one line per diagnosed step (run.diagnose), each with its crc32
     summary.json                 written last, with its checksum
 
-A file that cannot be read is named, never guessed around. What a run goes on from is checked byte by byte before anything is
-changed. Nothing is written through a symbolic link. Checkpoints of 0.2.0, which hold the digest of the tensors alone, are read.
+A file that cannot be read is named, never guessed around. What a run goes on from is checked byte
+by byte before anything is changed. Nothing is written through a symbolic link. Checkpoints of
+0.2.0, which hold the digest of the tensors alone, are read.
 """
 
 from __future__ import annotations
@@ -47,7 +51,9 @@ SHOWN = 3
 
 @define
 class _Rows:
-    """How long ``steps.jsonl`` is and its sha256, kept while it grows: no checkpoint has to read it again."""
+    """How long ``steps.jsonl`` is and its sha256, kept while it grows: no checkpoint has to read
+    it again.
+    """
 
     size: int
     digest: Any
@@ -73,14 +79,16 @@ class _File:
 
 @frozen
 class RunFolder:
-    """One run on disk: ``RunFolder("runs/mine")``. Nothing is made before :func:`run` or :meth:`create` does.
+    """One run on disk: ``RunFolder("runs/mine")``. Nothing is made before :func:`run` or
+    :meth:`create` does.
 
-    ``config``, ``steps``, ``timings``, ``diagnosis``, ``checkpoint``, ``summary`` and ``traceback`` are the paths of its files;
-    ``begun`` says whether any of them is there. Of a run that has begun, :meth:`records` gives the rows with their ``seconds``,
-    :meth:`read_summary` the result (None while there is none), :meth:`load` the state and step of the last checkpoint.
+    ``config``, ``steps``, ``timings``, ``diagnosis``, ``checkpoint``, ``summary`` and ``traceback``
+    are the paths of its files; ``begun`` says whether any of them is there. Of a run that has
+    begun, :meth:`records` gives the rows with their ``seconds``, :meth:`read_summary` the result
+    (None while there is none), :meth:`load` the state and step of the last checkpoint.
 
-    Errors: CheckpointError, naming the file, where one is damaged or the folder holds another run, or where a file cannot be
-    written; what was there before is intact.
+    Errors: CheckpointError, naming the file, where one is damaged or the folder holds another run,
+    or where a file cannot be written; what was there before is intact.
 
     >>> import tempfile
     >>> with tempfile.TemporaryDirectory() as place:
@@ -108,32 +116,45 @@ class RunFolder:
     @property
     def begun(self) -> bool:
         """Whether a run has written anything here."""
-        return any(map(os.path.lexists, (self.config, self.steps, self.timings, self.checkpoint, self.summary)))
+        return any(
+            map(
+                os.path.lexists,
+                (self.config, self.steps, self.timings, self.checkpoint, self.summary),
+            )
+        )
 
     # --- whose it is
 
     @property
     def in_use(self) -> bool:
-        """Whether there is a sign that a process has the folder claimed. One that was killed leaves it, too; who wants to know
-        asks for the folder (:meth:`claimed`).
+        """Whether there is a sign that a process has the folder claimed. One that was killed leaves
+        it, too; who wants to know asks for the folder (:meth:`claimed`).
 
         .. versionadded:: 0.8"""
         return os.path.lexists(self.path / LEASE)
 
     @contextlib.contextmanager
     def claimed(
-        self, config: str, *, resume: bool = False, patience: float | None = None, word: str = "resume=True"
+        self,
+        config: str,
+        *,
+        resume: bool = False,
+        patience: float | None = None,
+        word: str = "resume=True",
     ) -> Iterator[None]:
-        """The folder for this process alone, for the run of this configuration; another process is waited for ``patience``
-        seconds (None: until it is seen to be alive). It may be new, or hold this very run and be resumed; ``word`` is what asks
-        for that.
+        """The folder for this process alone, for the run of this configuration; another process is
+        waited for ``patience`` seconds (None: until it is seen to be alive). It may be new, or hold
+        this very run and be resumed; ``word`` is what asks for that.
 
         Raises:
-            CheckpointError: it holds a run of another configuration, or one that is not to be resumed, or lost its
-                ``config.toml``, or another process writes to it. Nothing was changed.
+            CheckpointError: it holds a run of another configuration, or one that is not to be
+                resumed, or lost its ``config.toml``, or another process writes to it. Nothing was
+                changed.
         """
         if self.path.exists() and not self.path.is_dir():
-            raise CheckpointError(f"{self.path} is a file, and a run needs a folder\n  choose another name")
+            raise CheckpointError(
+                f"{self.path} is a file, and a run needs a folder\n  choose another name"
+            )
         if self.begun:
             self._ensure_same(config, resume, word)
         with leased(self.path, patience=patience) as lease:
@@ -144,14 +165,17 @@ class RunFolder:
                 self._held.clear()
 
     def ensure_held(self) -> None:
-        """FolderInUse where this process had claimed the folder, and another has taken it over since."""
+        """FolderInUse where this process had claimed the folder, and another has taken it over
+        since.
+        """
         for lease in self._held:
             lease.ensure()
 
     def _ensure_same(self, config: str, resume: bool, word: str) -> None:
         if not self.config.exists():
             raise CheckpointError(
-                f"{self.path} holds a run whose config.toml is missing, so nothing says which run it is\n"
+                f"{self.path} holds a run whose config.toml is missing, so nothing says which "
+                "run it is\n"
                 "  restore that file, choose another folder, or remove this one"
             )
         if not self.holds(config):
@@ -164,12 +188,13 @@ class RunFolder:
             elsewhere = "--out or --seed" if word.startswith("--") else "one"
             raise CheckpointError(
                 f"{self.path} holds this run already ({state})\n"
-                f"  add {word} to go on from its checkpoint, choose another {elsewhere}, or remove the folder"
+                f"  add {word} to go on from its checkpoint, choose another {elsewhere}, or "
+                "remove the folder"
             )
 
     def holds(self, config: str) -> bool:
-        """Whether the folder was made for this configuration. It may have moved or have got a label: ``run.out`` and the labels
-        are not looked at."""
+        """Whether the folder was made for this configuration. It may have moved or have got a
+        label: ``run.out`` and the labels are not looked at."""
 
         text = files.contents(self.config).decode(errors="replace")
         try:
@@ -179,18 +204,31 @@ class RunFolder:
 
     def _compared(self, text: str) -> dict[str, Any]:
         table = parse_toml(text, self.config.name)
-        settings = {key: value for key, value in table.get("run", {}).items() if key not in UNCOMPARED}
+        settings = {
+            key: value for key, value in table.get("run", {}).items() if key not in UNCOMPARED
+        }
         return {**table, "run": settings}
 
     def _others(self, config: str) -> str:
-        """The first settings in which the configuration in the folder differs from this one, a line each."""
+        """The first settings in which the configuration in the folder differs from this one, a
+        line each.
+        """
         try:
-            own, other = (flatten(self._compared(text)) for text in (self.config.read_text(errors="replace"), config))
+            own, other = (
+                flatten(self._compared(text))
+                for text in (self.config.read_text(errors="replace"), config)
+            )
         except (CheckpointError, AttributeError):
             return ""
         keys = list(difference([own, other]))
-        pairs = [[show(table[key]) if key in table else "not set" for table in (own, other)] for key in keys[:SHOWN]]
-        lines = [f"\n  {key}: {there} there, {here} here" for key, (there, here) in zip(keys, pairs, strict=False)]
+        pairs = [
+            [show(table[key]) if key in table else "not set" for table in (own, other)]
+            for key in keys[:SHOWN]
+        ]
+        lines = [
+            f"\n  {key}: {there} there, {here} here"
+            for key, (there, here) in zip(keys, pairs, strict=False)
+        ]
         return "".join(lines) + (f"\n  and {len(keys) - SHOWN} more" if len(keys) > SHOWN else "")
 
     def create(self, config: str, environment: Mapping[str, Any]) -> None:
@@ -202,16 +240,20 @@ class RunFolder:
         files.replace_file(self.environment, files.as_json(environment, indent=2))
 
     def reopen(self) -> None:
-        """Removes the summary of a run that failed and is carried out again: until it ends it is an unfinished one.
+        """Removes the summary of a run that failed and is carried out again: until it ends it is an
+        unfinished one.
 
-        .. versionadded:: 0.8"""
+        .. versionadded:: 0.8
+        """
         self.ensure_held()
         self.summary.unlink(missing_ok=True)
 
     def note(self, key: str, value: Any) -> None:
         """An entry of ``env.json``, which keeps the others."""
         self.ensure_held()
-        files.replace_file(self.environment, files.as_json({**self.read_environment(), key: value}, indent=2))
+        files.replace_file(
+            self.environment, files.as_json({**self.read_environment(), key: value}, indent=2)
+        )
 
     # --- what it holds
 
@@ -256,7 +298,9 @@ class RunFolder:
     def append(self, record: Mapping[str, Any], timing: Mapping[str, Any]) -> None:
         """One outer step's lines; they are in the operating system's hands when this returns."""
         self.ensure_held()
-        rows, line, clock = self._written(), files.as_json(record) + b"\n", files.as_json(timing)
+        rows = self._written()
+        line = files.as_json(record) + b"\n"
+        clock = files.as_json(timing)
         files.append(self.steps, line)
         files.append(self.timings, files.stamped(clock) + b"\n")
         rows.add(line)
@@ -270,8 +314,8 @@ class RunFolder:
     # --- what it goes on from
 
     def save(self, state: State, step: int) -> None:
-        """A checkpoint: first the rows and the tensors under a new name, then the file that points to them, then the old ones
-        go. Each is on the disk before the next."""
+        """A checkpoint: first the rows and the tensors under a new name, then the file that points
+        to them, then the old ones go. Each is on the disk before the next."""
         self.ensure_held()
         structure, tensors = pack(state)
         name = f"checkpoint-{step}.safetensors"
@@ -283,9 +327,13 @@ class RunFolder:
         files.replace_file(self.path / name, data)
         files.flush(self.path)
         pointer = {
-            "step": step, "tensors": name, "sha256": hashlib.sha256(data).hexdigest(),
-            "steps_bytes": rows.size, "steps_sha256": rows.digest.hexdigest(), "state": structure,
-        }  # fmt: skip
+            "step": step,
+            "tensors": name,
+            "sha256": hashlib.sha256(data).hexdigest(),
+            "steps_bytes": rows.size,
+            "steps_sha256": rows.digest.hexdigest(),
+            "state": structure,
+        }
         files.replace_file(self.checkpoint, files.sealed(pointer, indent=1))
         files.flush(self.path)
         self._remove_others(name)
@@ -298,25 +346,34 @@ class RunFolder:
                     old.unlink()
 
     def load(self, device: torch.device | str = "cpu") -> tuple[State, int] | None:
-        """(state, step) of the checkpoint, None where there is none yet. All files that it goes on from are checked; a damaged
-        one raises, and everything is left as it is."""
+        """(state, step) of the checkpoint, None where there is none yet. All files that it goes on
+        from are checked; a damaged one raises, and everything is left as it is."""
         for path in (self.steps, self.timings, self.diagnosis, self.environment):
             if os.path.lexists(path):
-                with files.regular(path):  # a link, a pipe, a folder: refused before anything is changed
+                with files.regular(
+                    path
+                ):  # a link, a pipe, a folder: refused before anything is changed
                     pass
         for _ in files.lines(self.diagnosis):
             pass  # and lines of it that are no rows
         if not os.path.lexists(self.checkpoint):
             return None
         pointer = files.unsealed(self.checkpoint)
-        has_seals = not pointer.keys().isdisjoint(("steps_bytes", "steps_sha256"))  # 0.2.0 had no seals
+        has_seals = not pointer.keys().isdisjoint(
+            ("steps_bytes", "steps_sha256")
+        )  # 0.2.0 had no seals
         if has_seals and "checksum" not in pointer:
             raise CheckpointError(damaged(self.checkpoint, "it has no checksum"))
         try:
-            step, path = int(pointer["step"]), self.path / Path(pointer["tensors"]).name
+            step = int(pointer["step"])
+            path = self.path / Path(pointer["tensors"]).name
             data = files.contents(path, most=sys.maxsize)
             if hashlib.sha256(data).hexdigest() != pointer["sha256"]:
-                raise CheckpointError(damaged(path, "its contents do not match the recorded sha256 (truncated or changed)"))
+                raise CheckpointError(
+                    damaged(
+                        path, "its contents do not match the recorded sha256 (truncated or changed)"
+                    )
+                )
             size = int(pointer["steps_bytes"]) if has_seals else 1
             if has_seals:
                 self._check_digest(step, size, pointer["steps_sha256"])
@@ -324,19 +381,37 @@ class RunFolder:
                 self._check_lines(self.steps, step, has_seals=False)
             if size:
                 self._check_lines(self.timings, step, has_seals=has_seals)
-            # Copied to where torch puts tensors: where one lies in memory decides how products with it round.
-            tensors = {key: value.to(device, copy=True) for key, value in safetensors.torch.load(data).items()}
+            # Copied to where torch puts tensors: where one lies in memory decides how products with
+            # it round.
+            tensors = {
+                key: value.to(device, copy=True)
+                for key, value in safetensors.torch.load(data).items()
+            }
             return unpack(pointer["state"], tensors), step
-        except (KeyError, TypeError, ValueError, RecursionError, safetensors.SafetensorError) as error:
-            raise CheckpointError(damaged(self.checkpoint, f"it holds no state ({type(error).__name__}: {error})")) from None
+        except (
+            KeyError,
+            TypeError,
+            ValueError,
+            RecursionError,
+            safetensors.SafetensorError,
+        ) as error:
+            raise CheckpointError(
+                damaged(self.checkpoint, f"it holds no state ({type(error).__name__}: {error})")
+            ) from None
 
     def _check_digest(self, step: int, size: int, digest: str) -> None:
-        """The first ``size`` bytes of ``steps.jsonl`` are as they were when the checkpoint was written."""
+        """The first ``size`` bytes of ``steps.jsonl`` are as they were when the checkpoint was
+        written.
+        """
         rows = files.contents(self.steps) if size or self.steps.exists() else b""
         if len(rows) < size:
-            raise CheckpointError(damaged(self.steps, f"it ends before step {step} of the checkpoint"))
+            raise CheckpointError(
+                damaged(self.steps, f"it ends before step {step} of the checkpoint")
+            )
         if hashlib.sha256(rows[:size]).hexdigest() != digest:
-            raise CheckpointError(damaged(self.steps, "its contents do not match the recorded sha256 (changed)"))
+            raise CheckpointError(
+                damaged(self.steps, "its contents do not match the recorded sha256 (changed)")
+            )
 
     def _check_lines(self, path: Path, step: int, *, has_seals: bool) -> None:
         """Every step up to this one has its line, as it was written if lines have seals."""
@@ -345,7 +420,9 @@ class RunFolder:
             if expected > step:
                 return
             if has_seals and not files.is_stamped(row):
-                raise CheckpointError(damaged(path, f"line {expected + 1} does not match its crc32 (changed)"))
+                raise CheckpointError(
+                    damaged(path, f"line {expected + 1} does not match its crc32 (changed)")
+                )
             if row["step"] != expected:
                 break
             expected += 1
@@ -353,8 +430,8 @@ class RunFolder:
             raise CheckpointError(damaged(path, f"it lacks step {expected}"))
 
     def rewind(self, step: int) -> float:
-        """Drops the lines after ``step`` (and a half-written last one), and checkpoints but that step's; returns the seconds
-        spent up to it."""
+        """Drops the lines after ``step`` (and a half-written last one), and checkpoints but that
+        step's; returns the seconds spent up to it."""
         kept = {}
         for path in (self.steps, self.timings):
             data = files.contents(path) if path.exists() else b""
@@ -366,7 +443,10 @@ class RunFolder:
                 files.replace_file(path, kept[path])
         if self.diagnosis.exists():
             rows = files.contents(self.diagnosis).split(b"\n")
-            files.replace_file(self.diagnosis, b"".join(row + b"\n" for row in rows[:-1] if json.loads(row)["step"] <= step))
+            files.replace_file(
+                self.diagnosis,
+                b"".join(row + b"\n" for row in rows[:-1] if json.loads(row)["step"] <= step),
+            )
         self._rows[:] = [_Rows.of(kept[self.steps])]
         self._remove_others(f"checkpoint-{step}.safetensors")
         clock = kept[self.timings].split(b"\n")

@@ -1,4 +1,6 @@
-"""How runs begin: from Python, and from a configuration with its device, its problem and its own folder."""
+"""How runs begin: from Python, and from a configuration with its device, its problem and its own
+folder.
+"""
 
 from __future__ import annotations
 
@@ -50,40 +52,57 @@ def run(
     watch: Watcher | Sequence[Watcher] = ignore,
     host: Host | None = None,
 ) -> RunResult:
-    """Steps ``method`` on ``problem`` until the budget is spent; the last step may end a little after it.
+    """Steps ``method`` on ``problem`` until the budget is spent; the last step may end a little
+    after it.
 
-    ``method`` is an object, the name of a registered method (``"hg-ms"``) or a table with its name; ``budget`` may be written
-    as text (``"60s"``, ``"25 steps"``, ``"1e5 calls"``). θ and x of the result are shaped as those of the problem were given.
-    The clock runs during steps only; a budget in seconds starts after one discarded step that warms everything up.
+    ``method`` is an object, the name of a registered method (``"hg-ms"``) or a table with its name;
+    ``budget`` may be written as text (``"60s"``, ``"25 steps"``, ``"1e5 calls"``). θ and x of the
+    result are shaped as those of the problem were given. The clock runs during steps only; a budget
+    in seconds starts after one discarded step that warms everything up.
 
-    ``watch(info, record, share of the budget)``, or several in a list, are called after every step, outside the clock. One that
-    returns ``True`` or raises :class:`StopRun` ends the run: it is done, and ``summary["stopped_by"]`` says why. Any other
-    exception is raised, and a run in a folder may go on later.
+    ``watch(info, record, share of the budget)``, or several in a list, are called after every step,
+    outside the clock. One that returns ``True`` or raises :class:`StopRun` ends the run: it is
+    done, and ``summary["stopped_by"]`` says why. Any other exception is raised, and a run in a
+    folder may go on later.
 
-    With a ``folder`` (a path, or a :class:`RunFolder`) the run is kept there as ``hgms run`` keeps its own, for ``hgms report``
-    to read. Every step is appended, and a checkpoint is written every ``settings.checkpoint_seconds``, at the end, on Ctrl-C,
-    SIGTERM and SIGHUP, and before an error leaves. ``resume`` goes on from there, and on the CPU ends with the very bytes an
-    uninterrupted run under a budget of steps or calls would have written; a finished run is read back. Without ``resume`` the
-    folder must hold no run. A run goes on with the problem and the method that it was begun with: digests of their values and
-    code, as far as these can be read, are in its ``config.toml``. ``settings`` say when to evaluate, what the clock counts, how
-    matrix products are computed and whether steps are compiled (device and dtype are the problem's). ``info`` names task,
-    method and seed in records and reports; by default they are "problem", the method's name and ``seed``.
+    With a ``folder`` (a path, or a :class:`RunFolder`) the run is kept there as ``hgms run`` keeps
+    its own, for ``hgms report`` to read. Every step is appended, and a checkpoint is written every
+    ``settings.checkpoint_seconds``, at the end, on Ctrl-C, SIGTERM and SIGHUP, and before an error
+    leaves. ``resume`` goes on from there, and on the CPU ends with the very bytes an uninterrupted
+    run under a budget of steps or calls would have written; a finished run is read back. Without
+    ``resume`` the folder must hold no run. A run goes on with the problem and the method that it
+    was begun with: digests of their values and code, as far as these can be read, are in its
+    ``config.toml``. ``settings`` say when to evaluate, what the clock counts, how matrix products
+    are computed and whether steps are compiled (device and dtype are the problem's). ``info`` names
+    task, method and seed in records and reports; by default they are "problem", the method's name
+    and ``seed``.
 
     Raises:
-        NumericalError: θ, x, the upper loss or the hypergradient stopped being finite, or all candidates did; the last good
-            state is on disk.
+        NumericalError: θ, x, the upper loss or the hypergradient stopped being finite, or all
+            candidates did; the last good state is on disk.
         OutOfMemory: with what to lower; the last good state is on disk.
-        ConfigError: the method's name or table is wrong, or it needs what the problem lacks; the hypergradient asks for a
-            second derivative of a loss that has none.
+        ConfigError: the method's name or table is wrong, or it needs what the problem lacks; the
+            hypergradient asks for a second derivative of a loss that has none.
         CheckpointError: the folder is damaged, or holds another run; nothing was changed.
 
     >>> from hgms_core import Problem
-    >>> class Halve:                                   # anything with init, step and result is a Method
+    >>> class Halve:  # anything with init, step and result is a Method
     ...     name = "halve"
-    ...     def init(self, problem, seed): return {"x": dict(problem.x0)}
-    ...     def step(self, problem, state, progress): return {"x": {"x": state["x"]["x"] / 2}}, {"size": state["x"]["x"].sum()}
-    ...     def result(self, state): return {}, state["x"]
-    >>> problem = Problem(theta0={}, x0={"x": torch.ones(1)}, g=lambda t, x, b: x["x"].sum(), f=lambda t, x, b: x["x"].sum())
+    ...
+    ...     def init(self, problem, seed):
+    ...         return {"x": dict(problem.x0)}
+    ...
+    ...     def step(self, problem, state, progress):
+    ...         return {"x": {"x": state["x"]["x"] / 2}}, {"size": state["x"]["x"].sum()}
+    ...
+    ...     def result(self, state):
+    ...         return {}, state["x"]
+    >>> problem = Problem(
+    ...     theta0={},
+    ...     x0={"x": torch.ones(1)},
+    ...     g=lambda t, x, b: x["x"].sum(),
+    ...     f=lambda t, x, b: x["x"].sum(),
+    ... )
     >>> result = run(Halve(), problem, "3 steps")
     >>> [record["size"] for record in result.records if record["step"]], result.x["x"]
     ([1.0, 0.5, 0.25], tensor([0.1250]))
@@ -99,7 +118,9 @@ def run(
     settings = RunSettings(**settings) if isinstance(settings, Mapping) else settings
     if settings.ranks > 1:
         raise ConfigError(OBJECTS_ON_RANKS)
-    own = OwnProblem.of(problem) if folder is not None or isinstance(method, str | Mapping) else None
+    own = (
+        OwnProblem.of(problem) if folder is not None or isinstance(method, str | Mapping) else None
+    )
     called, role, method = named_method(method, own, host)
     device = next(iter(problem.x0.values())).device
     info = info or RunInfo(task=OwnProblem.name, method=called, seed=seed, budget=budget)
@@ -108,19 +129,33 @@ def run(
         config = info.config or _described(info, method, own, device, settings)
         info = attrs.evolve(info, folder=folder.path, config=config)
     return Run(
-        method=method, make=lambda: problem, info=info, device=device, folder=folder, resume=resume, settings=settings,
-        watch=watch, host=host, restore=problem.restore, task=own, role=role,
-    ).carry_out()  # fmt: skip
+        method=method,
+        make=lambda: problem,
+        info=info,
+        device=device,
+        folder=folder,
+        resume=resume,
+        settings=settings,
+        watch=watch,
+        host=host,
+        restore=problem.restore,
+        task=own,
+        role=role,
+    ).carry_out()
 
 
 def named_method(
     method: Method | str | Mapping[str, Any], problem: OwnProblem | None, host: Host | None
 ) -> tuple[str, str, Method]:
-    """A method's name, its role, and the method: itself, or what its name or table says, with its defaults for this problem.
+    """A method's name, its role, and the method: itself, or what its name or table says, with its
+    defaults for this problem.
 
-    Errors: ConfigError for names, tables and objects that are no method, and where it needs what the problem lacks."""
+    Errors: ConfigError for names, tables and objects that are no method, and where it needs what
+        the problem lacks.
+    """
     if isinstance(method, str | Mapping):
-        registry, traits = Registry.load() if host is None else Registry(host), problem.traits if problem is not None else ()
+        registry = Registry.load() if host is None else Registry(host)
+        traits = problem.traits if problem is not None else ()
         try:
             built: Method = structured(method, Method, registry, frozenset(traits))
         except Invalid as invalid:
@@ -130,37 +165,60 @@ def named_method(
             ensure_fits(built, problem, name)
         return name, role_of(registry, name), built
     if isinstance(method, type):
-        raise ConfigError(f"expected a method, got the class {method.__name__}; write {method.__name__}(…)")
-    lacking = [name for name in ("init", "step", "result") if not callable(getattr(method, name, None))]
+        raise ConfigError(
+            f"expected a method, got the class {method.__name__}; write {method.__name__}(…)"
+        )
+    lacking = [
+        name for name in ("init", "step", "result") if not callable(getattr(method, name, None))
+    ]
     if lacking:
         raise ConfigError(
-            f"expected a method (an object with init, step and result), got {show_object(method)}, which lacks "
+            "expected a method (an object with init, step and result), got "
+            f"{show_object(method)}, which lacks "
             f"{', '.join(lacking)}\n"
-            "  write the name of a registered one, such as 'hg-ms' (`hgms list method` has all), or an object"
+            "  write the name of a registered one, such as 'hg-ms' (`hgms list method` has all), "
+            "or an object"
         )
-    return str(getattr(method, "name", type(method).__name__)), str(getattr(method, "role", "")), method
+    return (
+        str(getattr(method, "name", type(method).__name__)),
+        str(getattr(method, "role", "")),
+        method,
+    )
 
 
 def show_object(value: object) -> str:
     """An object in a message: short ones as they are, else their type."""
     text = repr(value)
-    return text if len(text) <= 60 and "\n" not in text else f"an object of the class {type(value).__name__}"
+    return (
+        text
+        if len(text) <= 60 and "\n" not in text
+        else f"an object of the class {type(value).__name__}"
+    )
 
 
 def _described(
-    info: RunInfo, method: Method, problem: OwnProblem | None, device: torch.device, settings: RunSettings
+    info: RunInfo,
+    method: Method,
+    problem: OwnProblem | None,
+    device: torch.device,
+    settings: RunSettings,
 ) -> dict[str, Any]:
-    """What ``config.toml`` can say of a run from Python: fields, and digests of what TOML has no word for."""
-    table, code = plain(settings), digests(method)
+    """What ``config.toml`` can say of a run from Python: fields, and digests of what TOML has no
+    word for.
+    """
+    table = plain(settings)
+    code = digests(method)
     fields = described(method, info.method)
     return {
         "seed": info.seed,
-        "task": {"name": info.task} | ({} if problem is None else {"identity": dict(problem.identity)}),
+        "task": {"name": info.task}
+        | ({} if problem is None else {"identity": dict(problem.identity)}),
         "method": fields | ({"code": code} if code and "identity" not in fields else {}),
         "budget": plain(info.budget),
-        "run": {"device": str(device)} | {key: table[key] for key in ("evaluate_every", "evaluations", "clock")}
+        "run": {"device": str(device)}
+        | {key: table[key] for key in ("evaluate_every", "evaluations", "clock")}
         | {key: table[key] for key in ("matmul", "compile") if table[key] != "auto"},
-    }  # fmt: skip
+    }
 
 
 def run_config(
@@ -174,12 +232,14 @@ def run_config(
     ready: Callable[[Problem], None] = ignore,
     execution: Execution | None = None,
 ) -> RunResult:
-    """One run from a configuration, in the folder ``path`` (None: its own); ``view`` shows how it goes, or ``watch`` is called
-    after every step, ``ready`` before the first one. Another process that writes to the folder is waited for ``patience``
-    seconds (None: until it is seen to be alive).
+    """One run from a configuration, in the folder ``path`` (None: its own); ``view`` shows how it
+    goes, or ``watch`` is called after every step, ``ready`` before the first one. Another process
+    that writes to the folder is waited for ``patience`` seconds (None: until it is seen to be
+    alive).
 
-    A finished run that is resumed is read back, not run again. ``execution`` is how steps are to be carried out where the run
-    itself has not recorded it (None: it decides): runs to be compared take that of the first, ``result.execution``.
+    A finished run that is resumed is read back, not run again. ``execution`` is how steps are to be
+    carried out where the run itself has not recorded it (None: it decides): runs to be compared
+    take that of the first, ``result.execution``.
     """
     ensure_fits(config.method, config.task, config.method_name)
     settings = config.run
@@ -196,27 +256,43 @@ def run_config(
         ready(problem)
         return problem
 
-    host, here = config.host or Host.load(), device if settings.ranks == 1 else device_of(device, 0)
+    host = config.host or Host.load()
+    here = device if settings.ranks == 1 else device_of(device, 0)
     with on_ranks(config, device, unannounced(host)) as (method, settings):
         make = partial(method.build, build) if isinstance(method, OnRanks) else build
         return Run(
-            method=method, make=make, device=here, folder=folder, resume=resume,
+            method=method,
+            make=make,
+            device=here,
+            folder=folder,
+            resume=resume,
             info=attrs.evolve(config.info, folder=folder.path),
-            patience=patience, word="--resume", task=config.task,
-            settings=settings, watch=watch or (view.watch if view is not None else ignore), host=host,
-            execution=execution, role=config.role,
-        ).carry_out()  # fmt: skip
+            patience=patience,
+            word="--resume",
+            task=config.task,
+            settings=settings,
+            watch=watch or (view.watch if view is not None else ignore),
+            host=host,
+            execution=execution,
+            role=config.role,
+        ).carry_out()
 
 
 def _warn(folder: RunFolder, config: RunConfig) -> None:
     """Who asks to go on has a run in mind: if this configuration has none, which ones there are."""
     lines = [f"there is nothing to resume in {folder.path}; a new run begins"]
     label = config.run.label or config.method_name
-    for path in sorted(folder.path.parent.parent.glob(f"{label}-*/{folder.path.name}/config.toml"))[:5]:
+    for path in sorted(folder.path.parent.parent.glob(f"{label}-*/{folder.path.name}/config.toml"))[
+        :5
+    ]:
         with contextlib.suppress(HgmsError, UnicodeDecodeError, OSError):
             keys = difference([parse_toml(read_file(path).decode(), path.name), config.info.config])
             keys = [key for key in keys if key.removeprefix("run.") not in UNCOMPARED]
-            what = f"another {', '.join(keys[:5])}" if keys else "other data, or another version of the task or of a plugin"
+            what = (
+                f"another {', '.join(keys[:5])}"
+                if keys
+                else "other data, or another version of the task or of a plugin"
+            )
             lines.append(f"  {path.parent} holds a run with {what}")
     LOG.warning("%s", "\n".join(lines))
 
@@ -226,20 +302,33 @@ def device_called(name: str) -> torch.device:
     try:
         device = torch.device(name)
     except RuntimeError:
-        raise ConfigError(f"unknown device {name!r}; use 'cpu', 'cuda' or 'cuda:0' @ run.device") from None
+        raise ConfigError(
+            f"unknown device {name!r}; use 'cpu', 'cuda' or 'cuda:0' @ run.device"
+        ) from None
     if device.type == "cuda" and not torch.cuda.is_available():
-        raise ConfigError(f"device {name!r} asked for, but torch sees no CUDA device; use 'cpu' @ run.device")
+        raise ConfigError(
+            f"device {name!r} asked for, but torch sees no CUDA device; use 'cpu' @ run.device"
+        )
     if device.type == "mps" and not torch.backends.mps.is_available():
-        raise ConfigError(f"device {name!r} asked for, but torch sees no Apple GPU; use 'cpu' @ run.device")
-    if device.type == "cuda" and device.index is not None and device.index >= torch.cuda.device_count():
+        raise ConfigError(
+            f"device {name!r} asked for, but torch sees no Apple GPU; use 'cpu' @ run.device"
+        )
+    if (
+        device.type == "cuda"
+        and device.index is not None
+        and device.index >= torch.cuda.device_count()
+    ):
         last = f"cuda:{torch.cuda.device_count() - 1}"
-        raise ConfigError(f"device {name!r} asked for, but the last that torch sees is {last!r}; use one it sees @ run.device")
+        raise ConfigError(
+            f"device {name!r} asked for, but the last that torch sees is {last!r}; use one it "
+            "sees @ run.device"
+        )
     return device
 
 
 def record_failure(folder: RunFolder, config: RunConfig, error: str) -> None:
-    """Writes the summary of a run that an exception or a killed process ended, so that it is not tried again unasked.
-    Errors: FolderInUse where another process carries it out by now."""
+    """Writes the summary of a run that an exception or a killed process ended, so that it is not
+    tried again unasked. Errors: FolderInUse where another process carries it out by now."""
     with leased(folder.path):
         try:
             records = folder.records()
@@ -249,4 +338,10 @@ def record_failure(folder: RunFolder, config: RunConfig, error: str) -> None:
         if not folder.config.exists():  # it ended before its first step
             replace_file(folder.config, config.to_toml().encode())
         role = {"role": config.role} if config.role else {}
-        folder.write_summary({**summarise(config.info, "failed", step, records, error), **role, "validation_loss": None})
+        folder.write_summary(
+            {
+                **summarise(config.info, "failed", step, records, error),
+                **role,
+                "validation_loss": None,
+            }
+        )

@@ -21,10 +21,14 @@ from hgms_core import CheckpointError
 LEASE = ".lease"
 """The file in a run's folder that says who has it. Other leases in it have names that end so."""
 SECONDS = 60.0
-"""How long a holder may give no sign of life before another machine takes its folder over. It gives one three times as often.
-On the holder's own machine nobody waits: a process that is gone is seen to be gone. All who share a folder must agree on it."""
+"""How long a holder may give no sign of life before another machine takes its folder over. It gives
+one three times as often. On the holder's own machine nobody waits: a process that is gone is seen
+to be gone. All who share a folder must agree on it.
+"""
 GRACE = 5.0
-"""Seconds more after which the marker is removed where it could not be swapped for another (NFS refuses that)."""
+"""Seconds more after which the marker is removed where it could not be swapped for another (NFS
+refuses that).
+"""
 
 
 LOOK = 1.0
@@ -47,26 +51,35 @@ class FolderInUse(CheckpointError):
 
 @define(eq=False)
 class Lease:
-    """A folder held by this process: a file ``.lease`` in it that says who holds it, and is touched every few seconds.
+    """A folder held by this process: a file ``.lease`` in it that says who holds it, and is touched
+    every few seconds.
 
-    It works where a lock of the operating system does not (NFS), and needs no clock that two machines share: who waits measures
-    with its own how long the file stays as it is. A lease expires, so it cannot keep a process from writing that slept through
-    its own; that one asks :meth:`ensure` before each write. Between question and write some microseconds are left.
+    It works where a lock of the operating system does not (NFS), and needs no clock that two
+    machines share: who waits measures with its own how long the file stays as it is. A lease
+    expires, so it cannot keep a process from writing that slept through its own; that one asks
+    :meth:`ensure` before each write. Between question and write some microseconds are left.
 
-    .. versionadded:: 0.8"""
+    .. versionadded:: 0.8
+    """
 
     path: Path
     _lease: SoftFileLease = field(init=False)
     _marker: tuple[int, int] = field(default=(0, 0), init=False)
     _seen: tuple[Any, float] = field(default=(None, 0.0), init=False)
-    """The marker of another process, and since when it has been as it is, by our own clock that never jumps."""
+    """The marker of another process, and since when it has been as it is, by our own clock that
+    never jumps.
+    """
 
     def __attrs_post_init__(self) -> None:
-        self._lease = SoftFileLease(self.path, lease_duration=SECONDS)  # it, too, remembers what it saw
+        self._lease = SoftFileLease(
+            self.path, lease_duration=SECONDS
+        )  # it, too, remembers what it saw
 
     def acquire(self, patience: float | None) -> None:
-        """FolderInUse where another process holds it and goes on holding it for ``patience`` seconds; None: until it is seen to
-        be alive, which takes no time on this machine and up to a third of ``SECONDS`` of another."""
+        """FolderInUse where another process holds it and goes on holding it for ``patience``
+        seconds; None: until it is seen to be alive, which takes no time on this machine and up to a
+        third of ``SECONDS`` of another.
+        """
         if self.path.is_symlink():
             self.path.unlink()
         self._look()
@@ -77,8 +90,15 @@ class Lease:
                 self._lease.force_break()
             elif alive or patience is not None:
                 raise FolderInUse(
-                    f"another process is writing to {self.path.parent}; wait for it, or choose another folder"
-                    + (f"\n  it is {who}" if (who := holder(self.path.parent, self.path.name)) else "")
+                    (
+                        f"another process is writing to {self.path.parent}; wait for it, or choose "
+                        "another folder"
+                    )
+                    + (
+                        f"\n  it is {who}"
+                        if (who := holder(self.path.parent, self.path.name))
+                        else ""
+                    )
                 )
             pause = LOOK
         about = self.path.stat()
@@ -94,7 +114,10 @@ class Lease:
     def _look(self) -> bool:
         """Whether somebody holds the folder, and has given a sign of life since the last look."""
         marker = None
-        with contextlib.suppress(OSError), self.path.open("rb") as stream:  # opened: NFS then asks the server
+        with (
+            contextlib.suppress(OSError),
+            self.path.open("rb") as stream,
+        ):  # opened: NFS then asks the server
             about = os.fstat(stream.fileno())
             marker = about.st_ino, about.st_mtime_ns, about.st_ctime_ns
         before = self._seen[0]
@@ -119,7 +142,11 @@ class Lease:
 
     def ensure(self) -> None:
         """FolderInUse where another process has taken the folder over."""
-        for pause in (0.05, 0.5, None):  # a process that looks at the marker may move it aside for a moment
+        for pause in (
+            0.05,
+            0.5,
+            None,
+        ):  # a process that looks at the marker may move it aside for a moment
             with contextlib.suppress(FileNotFoundError):
                 about = os.lstat(self.path)
                 if (about.st_dev, about.st_ino) == self._marker and self._lease.compromise is None:
@@ -128,7 +155,8 @@ class Lease:
             if pause is not None:
                 time.sleep(pause)
         raise FolderInUse(
-            f"another process has taken over {self.path.parent}: this one gave no sign of life for {SECONDS:.0f} s\n"
+            f"another process has taken over {self.path.parent}: this one gave no sign of life "
+            f"for {SECONDS:.0f} s\n"
             "  nothing more is written here; what the other does is kept"
         )
 
@@ -141,7 +169,8 @@ def leased(folder: Path, name: str = LEASE, *, patience: float | None = None) ->
     """The folder, which is made if need be, for this process alone.
 
     Raises:
-        FolderInUse: another process holds it, still after ``patience`` seconds (None: as soon as that is seen to be alive).
+        FolderInUse: another process holds it, still after ``patience`` seconds (None: as soon as
+            that is seen to be alive).
         DiskError: it cannot be written to.
     """
     lease = Lease(folder / name)
@@ -155,9 +184,11 @@ def leased(folder: Path, name: str = LEASE, *, patience: float | None = None) ->
 
 
 def holder(folder: Path, *names: str) -> str:
-    """Who holds the folder, in words; empty where nobody does. The first of the leases ``names`` that somebody has counts.
+    """Who holds the folder, in words; empty where nobody does. The first of the leases ``names``
+    that somebody has counts.
 
-    .. versionadded:: 0.8"""
+    .. versionadded:: 0.8
+    """
     owners = (SoftFileLease(folder / name).owner for name in names or (LEASE,))
     owner = next((owner for owner in owners if owner is not None), None)
     if owner is None:
@@ -168,8 +199,8 @@ def holder(folder: Path, *names: str) -> str:
 
 @define(eq=False)
 class HeldFolders:
-    """Folders that other processes hold: only who goes on looking at them sees that a holder on another machine gives no
-    sign of life any more.
+    """Folders that other processes hold: only who goes on looking at them sees that a holder on
+    another machine gives no sign of life any more.
 
     .. versionadded:: 0.8"""
 
@@ -194,6 +225,9 @@ class HeldFolders:
 @functools.cache
 def _host() -> str:
     """What leases call this machine."""
-    with tempfile.TemporaryDirectory(prefix="hgms-") as place, SoftFileLease(Path(place, "lease")) as lease:
+    with (
+        tempfile.TemporaryDirectory(prefix="hgms-") as place,
+        SoftFileLease(Path(place, "lease")) as lease,
+    ):
         assert lease.owner is not None
         return lease.owner.hostname

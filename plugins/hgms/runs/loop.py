@@ -1,4 +1,6 @@
-"""The outer loop: a method stepped on a problem until its budget is spent, recorded, observed and resumable."""
+"""The outer loop: a method stepped on a problem until its budget is spent, recorded, observed
+and resumable.
+"""
 
 from __future__ import annotations
 
@@ -52,26 +54,45 @@ from hgms_core.host import LOG, Host
 MANY = 4096
 """Rows that the losses are looked at on where the first step has failed."""
 IDLE_STEPS = 1000
-"""Outer steps without an oracle call after which a budget of calls is taken for one that never ends."""
+"""Outer steps without an oracle call after which a budget of calls is taken for one that never
+ends.
+"""
 
 
 def pair_of(what: str, expected: str, outcome: Any) -> tuple[Any, Any]:
-    """What a method's function returned; a dictionary of two keys would be taken apart without a word."""
-    if isinstance(outcome, tuple | list) and len(outcome) == 2 and all(isinstance(item, Mapping) for item in outcome):
+    """What a method's function returned; a dictionary of two keys would be taken apart without a
+    word.
+    """
+    if (
+        isinstance(outcome, tuple | list)
+        and len(outcome) == 2
+        and all(isinstance(item, Mapping) for item in outcome)
+    ):
         return outcome[0], outcome[1]
-    kinds = ", ".join(type(item).__name__ for item in outcome) if isinstance(outcome, tuple) else type(outcome).__name__
-    raise ConfigError(f"a method's `{what}` must return two dictionaries, {expected}, and it returns ({kinds})")
+    kinds = (
+        ", ".join(type(item).__name__ for item in outcome)
+        if isinstance(outcome, tuple)
+        else type(outcome).__name__
+    )
+    raise ConfigError(
+        f"a method's `{what}` must return two dictionaries, {expected}, and it returns ({kinds})"
+    )
 
 
 def leaves_of(tree: Tree) -> str:
     """The leaves with their shapes; of what is no tensor its type: ``{w [3], b float}``."""
-    shapes = (f"{name} {list(leaf.shape) if hasattr(leaf, 'shape') else type(leaf).__name__}" for name, leaf in tree.items())
+    shapes = (
+        f"{name} {list(leaf.shape) if hasattr(leaf, 'shape') else type(leaf).__name__}"
+        for name, leaf in tree.items()
+    )
     return f"{{{', '.join(shapes)}}}"
 
 
 @contextlib.contextmanager
 def named_step(method: str, step: int) -> Iterator[None]:
-    """Inside, an error that was raised about numbers of a step says which step of which method it is."""
+    """Inside, an error that was raised about numbers of a step says which step of which method
+    it is.
+    """
     try:
         yield
     except ConfigError as error:
@@ -85,14 +106,16 @@ def ignore(*_: Any, **__: Any) -> None:
 
 
 class Clock:
-    """Seconds spent inside ``with clock``: evaluation, writing and observers are outside. What ``apart()`` grows by inside is
-    taken off. A GPU is waited for at both edges."""
+    """Seconds spent inside ``with clock``: evaluation, writing and observers are outside. What
+    ``apart()`` grows by inside is taken off. A GPU is waited for at both edges."""
 
     def __init__(self, seconds: float, device: torch.device, kind: str = "wall") -> None:
         self.seconds = seconds
         self.apart: Callable[[], float] = lambda: 0.0
         self._time = time.perf_counter if kind == "wall" else time.process_time
-        self._wait: Callable[[], None] = lambda: torch.cuda.synchronize(device) if device.type == "cuda" else None
+        self._wait: Callable[[], None] = lambda: (
+            torch.cuda.synchronize(device) if device.type == "cuda" else None
+        )
         self._started = 0.0
 
     def now(self) -> float:
@@ -109,11 +132,13 @@ class Clock:
 
 @define(eq=False, kw_only=True)
 class Run:
-    """A run under way: its folder, its state, its rows, its clock. ``make`` builds the problem, of ``task`` if it has
-    one. ``execution`` is how its steps are to be carried out, if that is decided already; what a resumed run recorded comes
-    first. ``restore`` gives θ and x of the result the shapes of a person's own problem. ``compiler`` makes programs of the
-    steps, beyond what was compiled ``before``, if they are to be compiled. ``stopped`` says who ended the run before its
-    budget, and why. ``role`` is the method's in comparisons."""
+    """A run under way: its folder, its state, its rows, its clock. ``make`` builds the problem, of
+    ``task`` if it has one. ``execution`` is how its steps are to be carried out, if that is decided
+    already; what a resumed run recorded comes first. ``restore`` gives θ and x of the result the
+    shapes of a person's own problem. ``compiler`` makes programs of the steps, beyond what was
+    compiled ``before``, if they are to be compiled. ``stopped`` says who ended the run before its
+    budget, and why. ``role`` is the method's in comparisons.
+    """
 
     method: Method
     make: Callable[[], Problem]
@@ -167,17 +192,28 @@ class Run:
             return None
         loaded = folder.load(self.device)
         if loaded is None:
-            raise CheckpointError(f"{folder.path} has a summary but no checkpoint; remove the folder and run again")
-        theta, x = self.restore(*result_of(self.method, loaded[0], folder.checkpoint, self.info.method))
+            raise CheckpointError(
+                f"{folder.path} has a summary but no checkpoint; remove the folder and run again"
+            )
+        theta, x = self.restore(
+            *result_of(self.method, loaded[0], folder.checkpoint, self.info.method)
+        )
         folder.rewind(loaded[1])  # to what the checkpoint speaks for, should more stand there
         execution = Execution.recorded(folder.read_environment())
         return RunResult(
-            info=self.info, theta=theta, x=x, summary=summary, records=folder.records(), execution=execution,
+            info=self.info,
+            theta=theta,
+            x=x,
+            summary=summary,
+            records=folder.records(),
+            execution=execution,
             diagnosis=Diagnosis(folder.diagnoses()),
-        )  # fmt: skip
+        )
 
     def ended(self, text: str) -> RunResult:
-        """Runs until the budget is spent or something ends the run; a summary says how, unless it is to go on."""
+        """Runs until the budget is spent or something ends the run; a summary says how, unless
+        it is to go on.
+        """
         with contextlib.ExitStack() as in_force:
             return self._ended(text, in_force)
 
@@ -195,7 +231,9 @@ class Run:
             summary = self.end("done")
         except KeyboardInterrupt as error:
             ending = error
-            raise Interrupted(f"interrupted{self.how_to_resume()}", getattr(error, "number", signal.SIGINT)) from None
+            raise Interrupted(
+                f"interrupted{self.how_to_resume()}", getattr(error, "number", signal.SIGINT)
+            ) from None
         except RankLost as error:  # nothing is wrong with the run
             ending = error
             self.save()
@@ -215,12 +253,19 @@ class Run:
                 self.notify("hgms_run_finished", summary=summary, error=ending)
         theta, x = self.restore(*self.method.result(self.state))
         return RunResult(
-            info=self.info, theta=theta, x=x, summary=summary, records=self.records, execution=self.execution,
+            info=self.info,
+            theta=theta,
+            x=x,
+            summary=summary,
+            records=self.records,
+            execution=self.execution,
             diagnosis=Diagnosis(self.diagnoses),
-        )  # fmt: skip
+        )
 
     def explained(self, error: BaseException) -> HgmsError | None:
-        """The error that a run ends with on record; None for one that it can be resumed after, or that nobody expected."""
+        """The error that a run ends with on record; None for one that it can be resumed after,
+        or that nobody expected.
+        """
         if out_of_memory(error) and torch.cuda.is_available():
             torch.cuda.empty_cache()
         kept = f"the state after step {self.step} is kept" if self.state else "nothing was begun"
@@ -228,21 +273,27 @@ class Run:
         return cause or explained(error, self.step + 1, kept, method=self.method, task=self.task)
 
     def wrong_losses(self, error: BaseException) -> HgmsError | None:
-        """What is wrong with the losses where the first step fails, looked for on more rows than the check before it sees."""
+        """What is wrong with the losses where the first step fails, looked for on more rows than
+        the check before it sees.
+        """
         known = isinstance(error, HgmsError) and not isinstance(error, NumericalError)
         if known or not isinstance(error, Exception) or out_of_memory(error):
             return None
         if self.step or not self.state or self.problem.counters is not None:
             return None
         try:
-            check_losses(self.problem, self.problem.theta0, self.problem.x0, Key(self.info.seed), MANY)
+            check_losses(
+                self.problem, self.problem.theta0, self.problem.x0, Key(self.info.seed), MANY
+            )
         except Exception as cause:
             return cause if isinstance(cause, HgmsError) else None
         return None
 
     def wrong_part(self, error: BaseException) -> WrongPart | None:
         """Which part of the method has returned what it must not, where the first step fails."""
-        other = not isinstance(error, Exception) or (isinstance(error, HgmsError) and not isinstance(error, ConfigError))
+        other = not isinstance(error, Exception) or (
+            isinstance(error, HgmsError) and not isinstance(error, ConfigError)
+        )
         if other or self.step or not self.state or self.settings.ranks > 1 or out_of_memory(error):
             return None
         return wrong_part(self.method, self.problem, self.state)
@@ -250,13 +301,18 @@ class Run:
     def how_to_resume(self) -> str:
         if self.folder is None or self.saved_step < 0:
             return ""
-        return f"; the state after step {self.saved_step} is saved in {self.folder.path}\n  add {self.word} to go on"
+        return (
+            f"; the state after step {self.saved_step} is saved in {self.folder.path}\n"
+            f"  add {self.word} to go on"
+        )
 
     # --- its beginning
 
     def begin(self, text: str, in_force: contextlib.ExitStack) -> None:
-        """The first state, or the checkpoint's, with the rows and the clock that belong to it. Everything is checked before
-        anything is changed. How steps are carried out is ``in_force`` from here on."""
+        """The first state, or the checkpoint's, with the rows and the clock that belong to it.
+        Everything is checked before anything is changed. How steps are carried out is ``in_force``
+        from here on.
+        """
         self.clock = Clock(0.0, self.device, self.settings.clock)
         loaded = self.folder.load(self.device) if self.folder is not None and self.resume else None
         self.problem = self.make()
@@ -284,8 +340,11 @@ class Run:
                 pack(self.state if self.folder is not None else {})
         if self.settings.diagnose is not None:
             self.diagnosing = Diagnosing(
-                method=self.method, problem=self.problem, seed=self.info.seed, build=self.in_double()
-            )  # fmt: skip
+                method=self.method,
+                problem=self.problem,
+                seed=self.info.seed,
+                build=self.in_double(),
+            )
         for watch in self.watch:
             if (recall := getattr(watch, "recall", None)) is not None:
                 recall(self.records)
@@ -293,15 +352,18 @@ class Run:
             self.notify("hgms_run_started")
 
     def how(self, before: Mapping[str, Any], resumed: bool) -> Execution:
-        """How steps are carried out: as the run's environment records it, as whoever asked says, else as is best. On ranks the
-        settings alone decide: they are all that the others know."""
+        """How steps are carried out: as the run's environment records it, as whoever asked says,
+        else as is best. On ranks the settings alone decide: they are all that the others know."""
         decided = partial(Execution.decided, self.settings, self.info.budget, self.problem)
         if self.settings.ranks > 1:
             return decided()
         recorded = Execution.recorded(before)
         handed = None if self.execution is None else self.execution.anew
         if resumed and recorded is None:
-            LOG.warning("env.json no longer tells how this run was carried out; its last digits may differ from here on")
+            LOG.warning(
+                "env.json no longer tells how this run was carried out; its last digits may "
+                "differ from here on"
+            )
         return recorded or handed or decided()
 
     def in_double(self) -> Callable[[], Problem] | None:
@@ -312,7 +374,9 @@ class Run:
         return lambda: task.problem(self.info.seed, self.device, torch.float64)
 
     def environment(self, folder: RunFolder, before: dict[str, Any]) -> dict[str, Any]:
-        """What ``env.json`` is to hold; a run that goes on elsewhere keeps where it was ``before``, and says so."""
+        """What ``env.json`` is to hold; a run that goes on elsewhere keeps where it was
+        ``before``, and says so.
+        """
         assert self.execution is not None
         about = {} if self.task is None else {"task": about_task(self.task)}
         if isinstance(self.task, OwnProblem) and self.task.varies:
@@ -321,7 +385,12 @@ class Run:
         table, changes = goes_on(before, {**environment(self.device, self.host), **own, **about})
         if changes:
             kept = "".join(f"; as recorded, {remark}" for remark in self.execution.remarks())
-            LOG.warning("%s goes on under other conditions (%s); env.json keeps both%s", folder.path, ", ".join(changes), kept)
+            LOG.warning(
+                "%s goes on under other conditions (%s); env.json keeps both%s",
+                folder.path,
+                ", ".join(changes),
+                kept,
+            )
         return table
 
     # --- its steps
@@ -334,7 +403,11 @@ class Run:
     def over(self) -> bool:
         """Whether the budget is spent, or the method or a watcher says that it is done before."""
         finished = getattr(self.method, "finished", None)
-        return self.share >= 1 or self.stopped is not None or (finished is not None and bool(finished(self.state)))
+        return (
+            self.share >= 1
+            or self.stopped is not None
+            or (finished is not None and bool(finished(self.state)))
+        )
 
     @contextlib.contextmanager
     def stopped_by(self, who: str) -> Iterator[None]:
@@ -350,25 +423,33 @@ class Run:
             if not self.records:
                 self.commit({"step": 0, **self.start(), **self.evaluation()})
             if self.info.budget.seconds is not None and not self.over:
-                # A step changes nothing but what it returns, so a discarded one only loads modules and compiles kernels:
-                # seconds that would otherwise be charged to whichever method runs first.
+                # A step changes nothing but what it returns, so a discarded one only loads modules
+                # and compiles kernels: seconds that would otherwise be charged to whichever method
+                # runs first.
                 self.method.step(self.problem, self.state, self.share)
             while not self.over:
                 self.advance()
                 if interrupts.number is not None and self.share < 1 and self.stopped is None:
                     self.save()
                     raise Interrupted("interrupted", interrupts.number)
-                if self.share < 1 and time.monotonic() - self.saved_at >= self.settings.checkpoint_seconds:
+                if (
+                    self.share < 1
+                    and time.monotonic() - self.saved_at >= self.settings.checkpoint_seconds
+                ):
                     self.save()
             self.save()
 
     def prepare(self) -> None:
-        """Lets functions of the steps be compiled, if they are to be. Where the budget does not tell whether it pays, the time
-        of a step does."""
+        """Lets functions of the steps be compiled, if they are to be. Where the budget does not
+        tell whether it pays, the time of a step does."""
         assert self.execution is not None
         if self.execution.compile is None and not self.over:
             settled = Compilation.settled(self.settings.compile, self.info.budget, self.problem)
-            self.keep(attrs.evolve(self.execution, compile=settled or Compilation.timed(self.discarded_step)))
+            self.keep(
+                attrs.evolve(
+                    self.execution, compile=settled or Compilation.timed(self.discarded_step)
+                )
+            )
         self.before = self.execution.compile
         if self.before is not None and self.before.wanted:
             self.compiler = compiler = self.before.programs(self.clock.now)
@@ -376,34 +457,50 @@ class Run:
             self.problem = attrs.evolve(self.problem, compiler=compiler)
 
     def discarded_step(self) -> tuple[float, float]:
-        """Seconds of a step, which changes nothing but what it returns, and the share of the budget that it would spend."""
+        """Seconds of a step, which changes nothing but what it returns, and the share of the
+        budget that it would spend.
+        """
         with Clock(0.0, self.device, self.settings.clock) as clock:
             _, record = self.method.step(self.problem, self.state, self.share)
-        return clock.seconds, self.info.budget.spent(0.0, 1, int(record.get("oracle_calls", self.calls)) - self.calls)
+        return clock.seconds, self.info.budget.spent(
+            0.0, 1, int(record.get("oracle_calls", self.calls)) - self.calls
+        )
 
     def advance(self) -> None:
         """One outer step. The state changes only once its numbers are known to be sound."""
         if self.info.budget.oracle_calls is not None and self.idle >= IDLE_STEPS:
             raise ConfigError(
-                f"step {self.step}: no oracle call in the last {IDLE_STEPS:,} steps, so a budget of calls never ends\n"
-                "  give the budget in steps or seconds, or let the method record its calls so far as `oracle_calls`"
+                f"step {self.step}: no oracle call in the last {IDLE_STEPS:,} steps, so a budget "
+                "of calls never ends\n"
+                "  give the budget in steps or seconds, or let the method record its calls so "
+                "far as `oracle_calls`"
             )
-        before, counted = self.share, self.counters()
+        before = self.share
+        counted = self.counters()
         with self.clock, named_step(self.info.method, self.step + 1):
             outcome = self.method.step(self.problem, self.state, self.share)
         following, raw = pair_of("step", "(state, record)", outcome)
         self.check_calls(raw)
-        grown = {f"step_{name}": value - counted.get(name, 0) for name, value in self.counters().items()}
+        grown = {
+            f"step_{name}": value - counted.get(name, 0) for name, value in self.counters().items()
+        }
         theta, x = self.result(following)
         leaves = [*theta.values(), *x.values()]
         record = _to_numbers({**raw, **grown, **self.weights(theta), "total": _total(leaves)})
         if not math.isfinite(record.pop("total")):  # or it overflowed
-            names = [name for name, leaf in zip([*theta, *x], leaves, strict=True) if not torch.isfinite(leaf).all()]
+            names = [
+                name
+                for name, leaf in zip([*theta, *x], leaves, strict=True)
+                if not torch.isfinite(leaf).all()
+            ]
             record |= {"broken": names} if names else {}
         check_numbers(record, self.step + 1)
-        previous, self.state, self.step = self.state, following, self.step + 1
+        previous = self.state
+        self.state = following
+        self.step = self.step + 1
         calls = int(record.get("oracle_calls", self.calls))
-        self.idle, self.calls = self.idle + 1 if calls <= self.calls else 0, calls
+        self.idle = self.idle + 1 if calls <= self.calls else 0
+        self.calls = calls
         if self.over or self.due(before):
             record.update(self.evaluation())
         self.commit({**record, "step": self.step}, **self.diagnosed(previous, before))
@@ -412,24 +509,39 @@ class Run:
         """ConfigError where nobody can tell what a step has spent."""
         if self.info.budget.oracle_calls is not None and "oracle_calls" not in record:
             raise ConfigError(
-                f"method {self.info.method!r} records no oracle_calls; a budget in calls needs them\n"
-                "  let each record hold the calls of all steps so far, or give the budget in steps or seconds"
+                f"method {self.info.method!r} records no oracle_calls; a budget in calls needs "
+                "them\n"
+                "  let each record hold the calls of all steps so far, or give the budget in "
+                "steps or seconds"
             )
 
     def result(self, state: State) -> tuple[Tree, Tree]:
-        """(θ, x) of a state; ConfigError where those of the first are not like the problem's. A method may leave θ empty."""
+        """(θ, x) of a state; ConfigError where those of the first are not like the problem's. A
+        method may leave θ empty.
+        """
         theta, x = pair_of("result", "(theta, x)", self.method.result(state))
         pairs = (("θ", theta, self.problem.theta0), ("x", x, self.problem.x0))
         for name, own, start in () if self.step else pairs:
-            kinds = [{key: getattr(leaf, "shape", None) for key, leaf in tree.items()} for tree in (own, start)]
+            kinds = [
+                {key: getattr(leaf, "shape", None) for key, leaf in tree.items()}
+                for tree in (own, start)
+            ]
             if own and kinds[0] != kinds[1]:
-                has = f"result's {name} has leaves {leaves_of(own)}, the problem's {leaves_of(start)}"
+                has = (
+                    f"result's {name} has leaves {leaves_of(own)}, the problem's {leaves_of(start)}"
+                )
                 raise ConfigError(f"method {self.info.method!r}: {has}")
         return theta, x
 
     def diagnosed(self, previous: State, share: float) -> Record:
-        """The seconds that it took to look at this step, if that was its turn; outside the clock and the budget."""
-        if self.diagnosing is None or self.settings.diagnose is None or self.step % self.settings.diagnose:
+        """The seconds that it took to look at this step, if that was its turn; outside the clock
+        and the budget.
+        """
+        if (
+            self.diagnosing is None
+            or self.settings.diagnose is None
+            or self.step % self.settings.diagnose
+        ):
             return {}
         began = time.perf_counter()
         row = finite(self.diagnosing.row(previous, self.state, self.step, share))
@@ -450,7 +562,11 @@ class Run:
 
     def start(self) -> Record:
         """The weights before the first step."""
-        return {} if self.problem.sources is None else _to_numbers(self.weights(self.result(self.state)[0]))
+        return (
+            {}
+            if self.problem.sources is None
+            else _to_numbers(self.weights(self.result(self.state)[0]))
+        )
 
     def weights(self, theta: Tree) -> Record:
         """The weight of every data source, under its name."""
@@ -472,7 +588,9 @@ class Run:
         """Keeps the row of a step; ``beside`` are further numbers of its time."""
         record = finite(record)
         if self.folder is not None:
-            self.folder.append(record, {"step": record["step"], "seconds": self.clock.seconds, **beside})
+            self.folder.append(
+                record, {"step": record["step"], "seconds": self.clock.seconds, **beside}
+            )
         self.records.append({**record, "seconds": self.clock.seconds})
         with self.stopped_by("observer"):
             self.notify("hgms_step_finished", record=self.records[-1])
@@ -492,8 +610,11 @@ class Run:
             with self.writable():
                 self.folder.save(self.state, self.step)
         if self.execution is not None and self.before is not None and self.compiler is not None:
-            self.keep(attrs.evolve(self.execution, compile=self.before.with_those_of(self.compiler)))
-        self.saved_at, self.saved_step = time.monotonic(), self.step
+            self.keep(
+                attrs.evolve(self.execution, compile=self.before.with_those_of(self.compiler))
+            )
+        self.saved_at = time.monotonic()
+        self.saved_step = self.step
 
     @contextlib.contextmanager
     def writable(self) -> Iterator[None]:
@@ -504,13 +625,21 @@ class Run:
             raise ConfigError(f"method {self.info.method!r}: {error}") from None
 
     def end(self, status: str, error: HgmsError | None = None) -> dict[str, Any]:
-        """The summary, with the validation loss where the numbers at the end are what ended the run, or are its result."""
+        """The summary, with the validation loss where the numbers at the end are what ended the
+        run, or are its result.
+        """
         summary = summarise(self.info, status, self.step, self.records, str(error or ""))
         if self.stopped is not None:
             summary["stopped_by"] = self.stopped
-            if status == "done" and not any(name.startswith("metric.") for name in self.records[-1]):
-                numbers = finite(self.evaluation())  # the last evaluated row is not that of the result
-                summary["metrics"] |= {name.removeprefix("metric."): value for name, value in numbers.items()}
+            if status == "done" and not any(
+                name.startswith("metric.") for name in self.records[-1]
+            ):
+                numbers = finite(
+                    self.evaluation()
+                )  # the last evaluated row is not that of the result
+                summary["metrics"] |= {
+                    name.removeprefix("metric."): value for name, value in numbers.items()
+                }
         if why := getattr(self.method, "untrained", ""):
             summary["untrained"] = why
         if self.role:
@@ -525,7 +654,9 @@ class Run:
 
 
 def _total(leaves: Iterable[torch.Tensor]) -> float | torch.Tensor:
-    """The sum of all numbers, which is not finite if one of them is not: one fast pass, and nothing waits for a GPU."""
+    """The sum of all numbers, which is not finite if one of them is not: one fast pass, and
+    nothing waits for a GPU.
+    """
     sums = [leaf.sum() for leaf in leaves]
     if any(part.is_cuda for part in sums):
         return torch.stack([part.double() for part in sums]).sum()
@@ -533,9 +664,13 @@ def _total(leaves: Iterable[torch.Tensor]) -> float | torch.Tensor:
 
 
 def _to_numbers(record: Mapping[str, Any]) -> Record:
-    """The record with every tensor as a Python number, list or string, moved off the device at once."""
+    """The record with every tensor as a Python number, list or string, moved off the device at
+    once.
+    """
     tensors = {name: value for name, value in record.items() if isinstance(value, torch.Tensor)}
     moved = {name: value.detach().to("cpu", non_blocking=True) for name, value in tensors.items()}
     for device in {value.device for value in tensors.values() if value.is_cuda}:
         torch.cuda.synchronize(device)
-    return {name: moved[name].tolist() if name in moved else value for name, value in record.items()}
+    return {
+        name: moved[name].tolist() if name in moved else value for name, value in record.items()
+    }

@@ -1,4 +1,6 @@
-"""A result in a notebook: as a data frame, and by way of the report, which is a program above this one."""
+"""A result in a notebook: as a data frame, and by way of the report, which is a program above
+this one.
+"""
 
 from __future__ import annotations
 
@@ -29,7 +31,9 @@ def frame(rows: Sequence[Mapping[str, Any]]) -> pandas.DataFrame:
     try:
         import pandas
     except ModuleNotFoundError:
-        raise MissingExtra("a data frame needs pandas\n  install it with: pip install 'hgms[notebook]'") from None
+        raise MissingExtra(
+            "a data frame needs pandas\n  install it with: pip install 'hgms[notebook]'"
+        ) from None
     return pandas.DataFrame(list(rows))
 
 
@@ -44,16 +48,22 @@ def reporter() -> Any:
 
 
 def write_run(
-    folder: Path, info: RunInfo, summary: Mapping[str, Any], records: Sequence[Mapping[str, Any]],
+    folder: Path,
+    info: RunInfo,
+    summary: Mapping[str, Any],
+    records: Sequence[Mapping[str, Any]],
     diagnosis: Iterable[Mapping[str, Any]] = (),
-) -> Path:  # fmt: skip
+) -> Path:
     """A run that was kept in memory, as a folder that `hgms report` reads.
 
     .. versionadded:: 0.5
     """
     config = info.config or {
-        "seed": info.seed, "task": {"name": info.task}, "method": {"name": info.method}, "budget": plain(info.budget),
-    }  # fmt: skip
+        "seed": info.seed,
+        "task": {"name": info.task},
+        "method": {"name": info.method},
+        "budget": plain(info.budget),
+    }
     directions = {name: higher_is_better(name) for name in summary.get("metrics") or {}}
     known = {name: higher for name, higher in directions.items() if higher is not None}
     place = RunFolder(folder)

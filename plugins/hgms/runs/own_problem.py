@@ -1,4 +1,6 @@
-"""Problems of a script or a notebook as tasks: what a run and a comparison have to know of them is found out by trying."""
+"""Problems of a script or a notebook as tasks: what a run and a comparison have to know of them
+is found out by trying.
+"""
 
 from __future__ import annotations
 
@@ -44,15 +46,39 @@ _UP = {
     "iou",
 }
 _DOWN = {
-    "loss", "error", "err", "distance", "rmse", "mse", "mae", "nll", "perplexity", "ppl", "regret", "risk", "gap", "residual",
-    "bias", "calibration", "ece", "brier", "entropy", "divergence", "seconds", "cost",
-}  # fmt: skip
+    "loss",
+    "error",
+    "err",
+    "distance",
+    "rmse",
+    "mse",
+    "mae",
+    "nll",
+    "perplexity",
+    "ppl",
+    "regret",
+    "risk",
+    "gap",
+    "residual",
+    "bias",
+    "calibration",
+    "ece",
+    "brier",
+    "entropy",
+    "divergence",
+    "seconds",
+    "cost",
+}
 
 
 def higher_is_better(name: str) -> bool | None:
     """Whether more of a metric is better, by the words of its name; None where these do not tell.
 
-    >>> higher_is_better("test_accuracy"), higher_is_better("val/loss"), higher_is_better("weight of class 3")
+    >>> (
+    ...     higher_is_better("test_accuracy"),
+    ...     higher_is_better("val/loss"),
+    ...     higher_is_better("weight of class 3"),
+    ... )
     (True, False, None)
     """
     words = "".join(letter if letter.isalnum() else " " for letter in name.casefold()).split()
@@ -66,12 +92,15 @@ def higher_is_better(name: str) -> bool | None:
 class OwnProblem:
     """A problem of this process, or a function ``seed -> Problem``, as a task.
 
-    ``identity`` says which problem it is (:func:`hgms.config.fingerprinting.fingerprints`; of a function, its code): configurations
-    hold it, so that a run goes on with the problem that it was begun with and no other. ``make`` gives the problem of a seed;
-    device and dtype are the problem's own. ``metrics`` are those of ``evaluate`` whose better direction is known; a problem
-    without metrics has its upper loss on validation rows of the role `stop` where ``measured``. :meth:`of` finds these out.
+    ``identity`` says which problem it is (:func:`hgms.config.fingerprinting.fingerprints`; of a
+    function, its code): configurations hold it, so that a run goes on with the problem that it was
+    begun with and no other. ``make`` gives the problem of a seed; device and dtype are the
+    problem's own. ``metrics`` are those of ``evaluate`` whose better direction is known; a problem
+    without metrics has its upper loss on validation rows of the role `stop` where ``measured``.
+    :meth:`of` finds these out.
 
-    .. versionadded:: 0.5"""
+    .. versionadded:: 0.5
+    """
 
     name: ClassVar[str] = "problem"
     version: ClassVar[str] = ""
@@ -97,25 +126,32 @@ class OwnProblem:
         higher: bool | Mapping[str, bool] | None = None,
         measured: bool = False,
     ) -> OwnProblem:
-        """What is known of ``problem`` once its evaluation and its losses (on a few rows) have been called at the start.
-        ``label`` is what messages call it; ``seed`` is whose problem is looked at where it is a function. ``metric`` and
-        ``higher``: what to compare by, and whether higher is better, of that metric or by the names of several.
+        """What is known of ``problem`` once its evaluation and its losses (on a few rows) have been
+        called at the start. ``label`` is what messages call it; ``seed`` is whose problem is looked
+        at where it is a function. ``metric`` and ``higher``: what to compare by, and whether higher
+        is better, of that metric or by the names of several.
 
-        Errors: ConfigError where a function gives no Problem, and for metrics that are none."""
+        Errors: ConfigError where a function gives no Problem, and for metrics that are none.
+        """
         try:
             made = _made(problem, seed, label)
         except ConfigError:
             raise
         except Exception as error:
-            raise ConfigError(f"the function {label!r} raised {type(error).__name__} for seed {seed}: {error}") from error
-        parts = fingerprints(made)  # before anything of it is called, which may change what a module remembers
+            raise ConfigError(
+                f"the function {label!r} raised {type(error).__name__} for seed {seed}: {error}"
+            ) from error
+        parts = fingerprints(
+            made
+        )  # before anything of it is called, which may change what a module remembers
         names = _metrics(made, label)
         directions: dict[str, bool] = dict(higher) if isinstance(higher, Mapping) else {}
         if measured:
             metric = metric or next(iter(names), LOSS)
             if metric != LOSS and metric not in names:
                 raise ConfigError(
-                    f"evaluate of {label!r} gives no metric {metric!r}; it gives: {', '.join(names) or 'none'}\n"
+                    f"evaluate of {label!r} gives no metric {metric!r}; it gives: "
+                    f"{', '.join(names) or 'none'}\n"
                     f"  compare by one of these, or by {LOSS!r}, f on the validation rows"
                 )
             if isinstance(higher, bool):
@@ -132,10 +168,13 @@ class OwnProblem:
             )
         own = cls(
             identity=parts if isinstance(problem, Problem) else {"make": fingerprint(problem)},
-            make=lambda seed: _made(problem, seed, label), traits=traits_of_problem(made),
-            metrics={name: up for name, up in known.items() if up is not None}, measured=metric == LOSS and LOSS not in names,
-            device=next(iter(made.x0.values())).device, dtype=next(iter(made.x0.values())).dtype,
-        )  # fmt: skip
+            make=lambda seed: _made(problem, seed, label),
+            traits=traits_of_problem(made),
+            metrics={name: up for name, up in known.items() if up is not None},
+            measured=metric == LOSS and LOSS not in names,
+            device=next(iter(made.x0.values())).device,
+            dtype=next(iter(made.x0.values())).dtype,
+        )
         own._latest[seed], own._instances[seed] = made, parts
         return own
 
@@ -192,7 +231,8 @@ def _made(problem: Problem | Callable[[int], Problem], seed: int, label: str) ->
     made = problem(seed)
     if not isinstance(made, Problem):
         raise ConfigError(
-            f"the function {label!r} gave {_article(type(made).__name__)} for seed {seed}, and a comparison needs a Problem\n"
+            f"the function {label!r} gave {_article(type(made).__name__)} for seed {seed}, and a "
+            "comparison needs a Problem\n"
             "  let it return Problem(theta0=…, x0=…, g=…, f=…), or Problem.of_module(…)"
         )
     return made
@@ -210,7 +250,9 @@ def _metrics(problem: Problem, label: str) -> list[str]:
             if isinstance(error, TypeError)
             else ""
         )
-        raise ConfigError(f"evaluate(theta0, x0) raised {type(error).__name__}: {error} @ {label}{hint}") from error
+        raise ConfigError(
+            f"evaluate(theta0, x0) raised {type(error).__name__}: {error} @ {label}{hint}"
+        ) from error
 
 
 def _article(name: str) -> str:
@@ -218,11 +260,15 @@ def _article(name: str) -> str:
 
 
 def traits_of_problem(problem: Problem) -> frozenset[str]:
-    """The traits of a problem (:data:`hgms.runs.TRAITS`), as far as a look at it tells. Cost: a gradient of each loss and a
-    product with the Hessian of g, on a few rows.
+    """The traits of a problem (:data:`hgms.runs.TRAITS`), as far as a look at it tells. Cost: a
+    gradient of each loss and a product with the Hessian of g, on a few rows.
 
-    >>> problem = Problem(theta0={"t": torch.zeros(1)}, x0={"x": torch.ones(1)}, f=lambda t, x, _: x["x"].sum(),
-    ...                   g=lambda t, x, _: ((x["x"] - t["t"]) ** 2).sum())
+    >>> problem = Problem(
+    ...     theta0={"t": torch.zeros(1)},
+    ...     x0={"x": torch.ones(1)},
+    ...     f=lambda t, x, _: x["x"].sum(),
+    ...     g=lambda t, x, _: ((x["x"] - t["t"]) ** 2).sum(),
+    ... )
     >>> sorted(traits_of_problem(problem))
     ['few-upper', 'smooth-lower', 'stop-rows']
     """
@@ -231,7 +277,11 @@ def traits_of_problem(problem: Problem) -> frozenset[str]:
         traits.add("few-upper")
     if "stop" in problem.upper_data:
         traits.add("stop-rows")
-    if any(problem.upper_data[role].size for role in ("differentiate", "select") if role in problem.upper_data):
+    if any(
+        problem.upper_data[role].size
+        for role in ("differentiate", "select")
+        if role in problem.upper_data
+    ):
         traits.add("validation-rows")
     if problem.sources is not None:
         traits |= {"sources", "per-example-losses"}
@@ -257,14 +307,22 @@ def _leaves(tree: Tree) -> Tree:
 
 def _is_smooth(problem: Problem) -> bool:
     """Whether g can be differentiated twice. What else is wrong with it is for the run to say."""
-    theta, x = _leaves(problem.theta0), _leaves(problem.x0)
+    theta = _leaves(problem.theta0)
+    x = _leaves(problem.x0)
     try:
         with torch.enable_grad(), twice_differentiable_attention():
-            # what is once differentiable refuses a second derivative only where the first one is asked for with a gradient
+            # what is once differentiable refuses a second derivative only where the first one is
+            # asked for with a gradient
             one = torch.ones((), requires_grad=True)
             loss = problem.g(theta, x, _few(problem.lower_data)) * one.to(next(iter(x.values())))
-            slopes = torch.autograd.grad(loss, list(x.values()), create_graph=True, allow_unused=True)
-            length = sum(slope.square().sum() for slope in slopes if slope is not None and slope.requires_grad)
+            slopes = torch.autograd.grad(
+                loss, list(x.values()), create_graph=True, allow_unused=True
+            )
+            length = sum(
+                slope.square().sum()
+                for slope in slopes
+                if slope is not None and slope.requires_grad
+            )
             if isinstance(length, Tensor):
                 if _refuses(length.grad_fn):
                     return False
@@ -275,8 +333,11 @@ def _is_smooth(problem: Problem) -> bool:
 
 
 def _refuses(node: Any) -> bool:
-    """Whether a graph has a node that only raises: where it lies on no way to x its part would be lost without a word."""
-    waiting, known = [node], set()
+    """Whether a graph has a node that only raises: where it lies on no way to x its part would
+    be lost without a word.
+    """
+    waiting = [node]
+    known = set()
     while waiting:
         node = waiting.pop()
         if node is not None and node not in known:
@@ -292,11 +353,17 @@ def _is_direct(problem: Problem) -> bool:
     theta = _leaves(problem.theta0)
     if not theta:
         return False
-    part = next((problem.upper_data[role] for role in ROLES if role in problem.upper_data), Data.none())
+    part = next(
+        (problem.upper_data[role] for role in ROLES if role in problem.upper_data), Data.none()
+    )
     try:
         with torch.enable_grad():
             loss = problem.f(theta, problem.x0, _few(part))
-            slopes = torch.autograd.grad(loss, list(theta.values()), allow_unused=True) if loss.requires_grad else ()
+            slopes = (
+                torch.autograd.grad(loss, list(theta.values()), allow_unused=True)
+                if loss.requires_grad
+                else ()
+            )
     except Exception:
         return True
     return any(slope is not None for slope in slopes)

@@ -1,4 +1,6 @@
-"""What a part of a method returned in a first step that failed: said with the part's name, not in torch's words."""
+"""What a part of a method returned in a first step that failed: said with the part's name, not
+in torch's words.
+"""
 
 from __future__ import annotations
 
@@ -8,7 +10,18 @@ from typing import Any
 import attrs
 import torch
 
-from hgms_core import Candidates, ConfigError, Cost, Key, Method, Pipeline, Problem, Selection, State, Tree
+from hgms_core import (
+    Candidates,
+    ConfigError,
+    Cost,
+    Key,
+    Method,
+    Pipeline,
+    Problem,
+    Selection,
+    State,
+    Tree,
+)
 from hgms_core.registry import inside
 
 
@@ -17,9 +30,9 @@ class WrongPart(ConfigError):
 
 
 def wrong_part(method: Method, problem: Problem, state: State) -> WrongPart | None:
-    """What is wrong with the return of a part, found by taking the step from ``state`` once more and looking at what each part
-    returns; None where all is well there, and for a method that is not made of parts. So no step of a run that goes well pays
-    for it."""
+    """What is wrong with the return of a part, found by taking the step from ``state`` once more
+    and looking at what each part returns; None where all is well there, and for a method that is
+    not made of parts. So no step of a run that goes well pays for it."""
     try:
         watched = _watched(method)
         if watched is not None:
@@ -32,10 +45,14 @@ def wrong_part(method: Method, problem: Problem, state: State) -> WrongPart | No
 
 
 def _watched(method: Any) -> Any:
-    """The method with parts that look at what theirs return; of a wrapper, with such a method inside."""
+    """The method with parts that look at what theirs return; of a wrapper, with such a method
+    inside.
+    """
     if isinstance(method, Pipeline):
         parts: dict[str, Any] = {"generator": _Generator, "selector": _Selector, "outer": _Outer}
-        watched: dict[str, Any] = {name: watch(getattr(method, name)) for name, watch in parts.items()}
+        watched: dict[str, Any] = {
+            name: watch(getattr(method, name)) for name, watch in parts.items()
+        }
         return attrs.evolve(method, **watched)
     field = inside(type(method))
     within = None if field is None else _watched(getattr(method, field))
@@ -53,32 +70,52 @@ class _Part:
 
     def fail(self, kind: str, what: str) -> None:
         cls = type(self.part)
-        raise WrongPart(f"{kind} {getattr(cls, 'name', cls.__name__)!r} ({cls.__module__}:{cls.__qualname__}): {what}")
+        raise WrongPart(
+            f"{kind} {getattr(cls, 'name', cls.__name__)!r} "
+            f"({cls.__module__}:{cls.__qualname__}): {what}"
+        )
 
 
 class _Generator(_Part):
     def propose(self, problem: Problem, theta: Tree, start: State, key: Key) -> Candidates:
         proposed = self.part.propose(problem, theta, start, key)
         if not isinstance(proposed, Candidates):
-            self.fail("generator", f"propose must return Candidates, and it returns {_described(proposed)}")
-        expected = _tree({name: ["N", *leaf.shape] for name, leaf in problem.x0.items()}, problem.x0)
+            self.fail(
+                "generator",
+                f"propose must return Candidates, and it returns {_described(proposed)}",
+            )
+        expected = _tree(
+            {name: ["N", *leaf.shape] for name, leaf in problem.x0.items()}, problem.x0
+        )
         what = f"the x of the Candidates that propose returns must be {expected}, and it is"
         if not isinstance(proposed.x, Mapping):
             self.fail("generator", f"{what} {_described(proposed.x)}")
         own = {name: getattr(leaf, "shape", ())[1:] for name, leaf in proposed.x.items()}
-        counts = {leaf.shape[0] for leaf in proposed.x.values() if isinstance(leaf, torch.Tensor) and leaf.dim()}
+        counts = {
+            leaf.shape[0]
+            for leaf in proposed.x.values()
+            if isinstance(leaf, torch.Tensor) and leaf.dim()
+        }
         if not _alike(proposed.x, problem.x0, own) or len(counts) != 1:
             self.fail("generator", f"{what} {_described(proposed.x)}")
         [count] = counts
         if proposed.losses is not None and getattr(proposed.losses, "shape", None) != (count,):
             losses = _described(proposed.losses)
             self.fail(
-                "generator", f"the losses of the Candidates that propose returns must be [{count}], and they are {losses}"
+                "generator",
+                (
+                    f"the losses of the Candidates that propose returns must be [{count}], and "
+                    "they "
+                    f"are {losses}"
+                ),
             )
         if not isinstance(proposed.cost, Cost):
             self.fail(
                 "generator",
-                f"the cost of the Candidates that propose returns must be a Cost, and it is {_described(proposed.cost)}",
+                (
+                    "the cost of the Candidates that propose returns must be a Cost, and it is "
+                    f"{_described(proposed.cost)}"
+                ),
             )
         return proposed
 
@@ -87,33 +124,72 @@ class _Selector(_Part):
     def select(self, problem: Problem, theta: Tree, candidates: Candidates, key: Key) -> Selection:
         selection = self.part.select(problem, theta, candidates, key)
         if not isinstance(selection, Selection):
-            self.fail("selector", f"select must return a Selection, and it returns {_described(selection)}")
-        if not isinstance(selection.index, torch.Tensor) or selection.index.dim() or selection.index.is_floating_point():
+            self.fail(
+                "selector",
+                f"select must return a Selection, and it returns {_described(selection)}",
+            )
+        if (
+            not isinstance(selection.index, torch.Tensor)
+            or selection.index.dim()
+            or selection.index.is_floating_point()
+        ):
             index = _described(selection.index)
-            self.fail("selector", f"the index of the Selection that select returns must be one whole number, and it is {index}")
+            self.fail(
+                "selector",
+                (
+                    "the index of the Selection that select returns must be one whole number, and "
+                    f"it is {index}"
+                ),
+            )
         return selection
 
 
 class _Outer(_Part):
-    def step(self, theta: Tree, gradient: Tree, state: State, progress: float) -> tuple[Tree, State]:
+    def step(
+        self, theta: Tree, gradient: Tree, state: State, progress: float
+    ) -> tuple[Tree, State]:
         result = self.part.step(theta, gradient, state, progress)
-        if not isinstance(result, tuple) or len(result) != 2 or not all(isinstance(item, Mapping) for item in result):
-            items = " and ".join(map(_described, result)) if isinstance(result, tuple) else _described(result)
-            self.fail("outer optimiser", f"step must return (θ, state), two dictionaries, and it returns {items}")
-        if not _alike(result[0], theta, {name: getattr(leaf, "shape", ()) for name, leaf in result[0].items()}):
+        if (
+            not isinstance(result, tuple)
+            or len(result) != 2
+            or not all(isinstance(item, Mapping) for item in result)
+        ):
+            items = (
+                " and ".join(map(_described, result))
+                if isinstance(result, tuple)
+                else _described(result)
+            )
+            self.fail(
+                "outer optimiser",
+                f"step must return (θ, state), two dictionaries, and it returns {items}",
+            )
+        if not _alike(
+            result[0], theta, {name: getattr(leaf, "shape", ()) for name, leaf in result[0].items()}
+        ):
             expected = _tree({name: [*leaf.shape] for name, leaf in theta.items()}, theta)
-            self.fail("outer optimiser", f"the θ that step returns must be {expected}, and it is {_described(result[0])}")
+            self.fail(
+                "outer optimiser",
+                f"the θ that step returns must be {expected}, and it is {_described(result[0])}",
+            )
         return result[0], result[1]
 
 
 def _alike(tree: Mapping[str, Any], other: Tree, shapes: Mapping[str, Any]) -> bool:
-    """Whether the trees have the same names, and leaves of the other's shapes (``shapes`` are those of the first) and types."""
+    """Whether the trees have the same names, and leaves of the other's shapes (``shapes`` are
+    those of the first) and types.
+    """
     same = shapes == {name: leaf.shape for name, leaf in other.items()}
-    return same and all(isinstance(tree[name], torch.Tensor) and tree[name].dtype == leaf.dtype for name, leaf in other.items())
+    return same and all(
+        isinstance(tree[name], torch.Tensor) and tree[name].dtype == leaf.dtype
+        for name, leaf in other.items()
+    )
 
 
 def _tree(shapes: Mapping[str, Any], types: Tree) -> str:
-    leaves = [f"{name} [{', '.join(map(str, shape))}] {_dtype(types[name])}" for name, shape in shapes.items()]
+    leaves = [
+        f"{name} [{', '.join(map(str, shape))}] {_dtype(types[name])}"
+        for name, shape in shapes.items()
+    ]
     return f"{{{', '.join(leaves[:8] + ['…'] * (len(leaves) > 8))}}}"
 
 

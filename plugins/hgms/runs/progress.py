@@ -29,8 +29,10 @@ class View(Protocol):
 
 
 class Progress:
-    """``with Progress(enabled=True) as view: run(..., watch=view.watch)``: one line per run with its current numbers. Where
-    standard error is no terminal, the newest numbers are a line of it every ``LOG_SECONDS``, whatever the number of runs."""
+    """``with Progress(enabled=True) as view: run(..., watch=view.watch)``: one line per run with
+    its current numbers. Where standard error is no terminal, the newest numbers are a line of it
+    every ``LOG_SECONDS``, whatever the number of runs.
+    """
 
     def __init__(self, enabled: bool = True) -> None:
         self.bars = Bars(enabled)
@@ -49,8 +51,8 @@ class Progress:
         self.step(f"{info.method} seed {info.seed}", record, share)
 
     def step(self, title: str, record: Mapping[str, Any], share: float, who: str = "") -> None:
-        """Shows the newest record of the run called ``title``, which has spent this share of its budget, and ``who`` carries it
-        out."""
+        """Shows the newest record of the run called ``title``, which has spent this share of its
+        budget, and ``who`` carries it out."""
         now = time.monotonic()
         began, first = self._began.setdefault(title, (now, int(record["step"])))
         if not self.bars.enabled or not (self.bars.visible or now - self._logged >= LOG_SECONDS):
@@ -67,18 +69,27 @@ class Progress:
 
 def _numbers(record: Mapping[str, Any], rate: float | None, left: float | None) -> str:
     parts = [f"step {record['step']}"]
-    for label, key in (("f", "upper_loss"), ("g", "lower_loss"), ("gap", "gap"), ("|h|", "hypergradient_norm")):
+    for label, key in (
+        ("f", "upper_loss"),
+        ("g", "lower_loss"),
+        ("gap", "gap"),
+        ("|h|", "hypergradient_norm"),
+    ):
         value = record.get(key)
         if isinstance(value, float) and not math.isinf(value):
             parts.append(f"{label} {value:.3g}")
     if record.get("outcome") not in (None, "not-solved"):
         parts.append(f"solver {record['outcome']} in {record.get('iterations')}")
     accuracies = [key for key in record if key.startswith("metric.") and key.endswith("_accuracy")]
-    if accuracies and record[key := min(accuracies, key=len)] is not None:  # of variants of one, the plain one
+    if (
+        accuracies and record[key := min(accuracies, key=len)] is not None
+    ):  # of variants of one, the plain one
         name = key.removeprefix("metric.").removesuffix("_accuracy").replace("_", " ")
         parts.append(f"{name} {100 * record[key]:.1f} %")
     if rate is not None:
-        parts.append(f"{rate:.1f} steps/s" if rate >= 0.1 or rate == 0 else f"{1 / rate:.0f} s a step")
+        parts.append(
+            f"{rate:.1f} steps/s" if rate >= 0.1 or rate == 0 else f"{1 / rate:.0f} s a step"
+        )
     if left is not None:
         parts.append(f"{left:.0f} s left")
     return " · ".join(parts)

@@ -1,7 +1,8 @@
-"""What a number depends on besides its configuration: versions, the machine, and the code of components that are not ours.
+"""What a number depends on besides its configuration: versions, the machine, and the code of
+components that are not ours.
 
-A result belongs to the code that made it. Our own is known by the version of ``hgms`` and of the task; a file of a person's own
-may change at any time under one name, so it is known by its digest.
+A result belongs to the code that made it. Our own is known by the version of ``hgms`` and of the
+task; a file of a person's own may change at any time under one name, so it is known by its digest.
 """
 
 from __future__ import annotations
@@ -26,14 +27,16 @@ from hgms_core.host import Host
 
 
 def digests(value: Any) -> dict[str, str]:
-    """The sha256 (twelve digits) of the source file of each component in ``value`` that is not ours, by ``module:Class``; of a
-    class in a script or a notebook, where the rest of the file changes all the time, its fingerprint.
+    """The sha256 (twelve digits) of the source file of each component in ``value`` that is not
+    ours, by ``module:Class``; of a class in a script or a notebook, where the rest of the file
+    changes all the time, its fingerprint.
 
     >>> from hgms.solvers import CG
     >>> digests(CG())
     {}
     """
-    ours, known = first_party(), {}
+    ours = first_party()
+    known = {}
 
     def walk(item: Any) -> None:
         if isinstance(item, list | tuple):
@@ -51,7 +54,9 @@ def digests(value: Any) -> dict[str, str]:
 
 
 def _digest(module: str) -> str | None:
-    """Of the file that was imported; None where there is none to read (a notebook, an archive), or it is the script."""
+    """Of the file that was imported; None where there is none to read (a notebook, an archive),
+    or it is the script.
+    """
     file = getattr(sys.modules.get(module), "__file__", None) if module != "__main__" else None
     try:
         return hashlib.sha256(Path(file).read_bytes()).hexdigest()[:12] if file else None
@@ -60,8 +65,8 @@ def _digest(module: str) -> str | None:
 
 
 def environment(device: torch.device, host: Host | None = None) -> dict[str, Any]:
-    """Versions, plugins (of ``host``; None: what is installed), device, threads and the working directory's commit, as
-    ``env.json`` holds them."""
+    """Versions, plugins (of ``host``; None: what is installed), device, threads and the working
+    directory's commit, as ``env.json`` holds them."""
     plugins = [info for info in (host or Host.load()).infos.values() if not info.program]
     return {
         "python": platform.python_version(),
@@ -77,12 +82,14 @@ def environment(device: torch.device, host: Host | None = None) -> dict[str, Any
 
 
 def data_of(task: Any) -> dict[str, Any]:
-    """What the task's problem is made of beside its configuration, where it says so (``made_of``), under that name.
+    """What the task's problem is made of beside its configuration, where it says so (``made_of``),
+    under that name.
 
-    Of data that cannot be read it has the reason: a run on them has a folder of its own, and fails for that reason when it
-    builds its problem.
+    Of data that cannot be read it has the reason: a run on them has a folder of its own, and fails
+    for that reason when it builds its problem.
 
-    Errors: ConfigError for a task whose ``made_of`` gives what JSON cannot hold, in which a run could not be told from another.
+    Errors: ConfigError for a task whose ``made_of`` gives what JSON cannot hold, in which a run
+        could not be told from another.
     """
     if (made_of := getattr(task, "made_of", None)) is None:
         return {}
@@ -95,19 +102,26 @@ def data_of(task: Any) -> dict[str, Any]:
     except (TypeError, ValueError) as error:
         where = f"{type(task).__module__}:{type(task).__qualname__}.made_of"
         raise ConfigError(
-            f"{where} must return what JSON can hold: {error}\n  return texts, numbers, and lists and tables of them"
+            f"{where} must return what JSON can hold: {error}\n"
+            "  return texts, numbers, and lists and tables of them"
         ) from None
     return {"made_of": contents}
 
 
 def about_task(task: Any) -> dict[str, Any]:
-    """What a reader of the run has to know of the task and its configuration does not say: version, which way is better, and
-    what stood in its files, where it says so (``made_of``)."""
-    return {"version": str(getattr(task, "version", "")), "metrics": dict(getattr(task, "metrics", {})), **data_of(task)}
+    """What a reader of the run has to know of the task and its configuration does not say: version,
+    which way is better, and what stood in its files, where it says so (``made_of``)."""
+    return {
+        "version": str(getattr(task, "version", "")),
+        "metrics": dict(getattr(task, "metrics", {})),
+        **data_of(task),
+    }
 
 
 def goes_on(before: dict[str, Any], now: dict[str, Any]) -> tuple[dict[str, Any], list[str]]:
-    """What ``env.json`` holds of a run that went on from ``before``, which it keeps where it was another; and what changed."""
+    """What ``env.json`` holds of a run that went on from ``before``, which it keeps where it was
+    another; and what changed.
+    """
     earlier = before.pop("before", [])
     if not before or before == json.loads(json.dumps(now)):
         return now | ({"before": earlier} if earlier else {}), []
@@ -116,14 +130,26 @@ def goes_on(before: dict[str, Any], now: dict[str, Any]) -> tuple[dict[str, Any]
         | (table["versions"] if isinstance(table.get("versions"), dict) else {})
         for table in (before, now)
     )
-    changes = [f"{key} {was.get(key)} → {value}" for key, value in known.items() if was.get(key) != value]
+    changes = [
+        f"{key} {was.get(key)} → {value}" for key, value in known.items() if was.get(key) != value
+    ]
     return now | {"before": [*(earlier if isinstance(earlier, list) else []), before]}, changes
 
 
 @functools.cache
 def _versions() -> Mapping[str, str]:
     known = {}
-    for name in ("hgms", "torch", "numpy", "scipy", "attrs", "cattrs", "pluggy", "safetensors", "scikit-learn"):
+    for name in (
+        "hgms",
+        "torch",
+        "numpy",
+        "scipy",
+        "attrs",
+        "cattrs",
+        "pluggy",
+        "safetensors",
+        "scikit-learn",
+    ):
         try:
             known[name] = version(name)
         except PackageNotFoundError:
@@ -133,24 +159,34 @@ def _versions() -> Mapping[str, str]:
 
 @functools.cache
 def _git(directory: Path) -> str | None:
-    """The commit of the working directory's repository; None outside one. Asked once: what this process has imported does not
-    change when the files do.
+    """The commit of the working directory's repository; None outside one. Asked once: what this
+    process has imported does not change when the files do.
 
-    Nothing but the name HEAD is looked up: whether files are changed cannot be asked without running what the repository's own
-    configuration names (``core.fsmonitor``, filters), and the repository may be a stranger's.
+    Nothing but the name HEAD is looked up: whether files are changed cannot be asked without
+    running what the repository's own configuration names (``core.fsmonitor``, filters), and the
+    repository may be a stranger's.
     """
     command = ["git", "rev-parse", "--verify", "--quiet", "HEAD"]
     try:
-        answer = subprocess.run(command, cwd=directory, capture_output=True, text=True, timeout=5, check=True)
+        answer = subprocess.run(
+            command, cwd=directory, capture_output=True, text=True, timeout=5, check=True
+        )
     except (OSError, subprocess.SubprocessError):
         return None
     return answer.stdout.strip()[:12] or None
 
 
 def unannounced(host: Host) -> list[str]:
-    """The plugins that no distribution announces, files by their whole paths: another process has to be told of them, others
-    it finds itself.
+    """The plugins that no distribution announces, files by their whole paths: another process has
+    to be told of them, others it finds itself.
 
     .. versionadded:: 0.8"""
-    infos = [info for info in host.infos.values() if info.distribution is None and info.status in ("loaded", "incomplete")]
-    return [str(Path(info.module).absolute()) if info.module.endswith(".py") else info.module for info in infos]
+    infos = [
+        info
+        for info in host.infos.values()
+        if info.distribution is None and info.status in ("loaded", "incomplete")
+    ]
+    return [
+        str(Path(info.module).absolute()) if info.module.endswith(".py") else info.module
+        for info in infos
+    ]

@@ -10,34 +10,56 @@ import torch
 from click.exceptions import Exit
 
 from hgms.compiled import matrix_route
-from hgms.distributed import LAUNCHED, OnRanks, Ranks, device_of, ensure_launched, follow, join, launched, placed, start
+from hgms.distributed import (
+    LAUNCHED,
+    OnRanks,
+    Ranks,
+    device_of,
+    ensure_launched,
+    follow,
+    join,
+    launched,
+    placed,
+    start,
+)
 from hgms.runs.config import RunConfig, RunSettings
 from hgms_core import ConfigError, Method, Problem
 
 OBJECTS_ON_RANKS = (
-    "a run on ranks is in several processes, and objects of this one cannot be in the others @ run.ranks\n"
+    "a run on ranks is in several processes, and objects of this one cannot be in the others @ "
+    "run.ranks\n"
     "  write the task and the method as components with names, and run their configuration"
 )
 
 
 @contextlib.contextmanager
-def on_ranks(config: RunConfig, device: torch.device, plugins: list[str]) -> Iterator[tuple[Method, RunSettings]]:
-    """The method of a configuration, with its parts on ``run.ranks`` ranks while this lasts, and the settings that a run on
-    ranks has: nothing is compiled, and matrix products take one route.
+def on_ranks(
+    config: RunConfig, device: torch.device, plugins: list[str]
+) -> Iterator[tuple[Method, RunSettings]]:
+    """The method of a configuration, with its parts on ``run.ranks`` ranks while this lasts, and
+    the settings that a run on ranks has: nothing is compiled, and matrix products take one route.
 
-    Errors: ConfigError for a method without parts, for objects of this process alone, for ``compile = true`` and ``diagnose``,
-    and where torchrun has started another number."""
-    settings, count = config.run, config.run.ranks
+    Errors: ConfigError for a method without parts, for objects of this process alone, for ``compile
+    = true`` and ``diagnose``, and where torchrun has started another number."""
+    settings = config.run
+    count = config.run.ranks
     if count == 1:
         yield config.method, settings
         return
     if config.own:
         raise ConfigError(OBJECTS_ON_RANKS)
     if settings.compile is True:
-        raise ConfigError("compile = true is for one rank @ run.compile\n  leave it out, or set run.ranks = 1")
+        raise ConfigError(
+            "compile = true is for one rank @ run.compile\n  leave it out, or set run.ranks = 1"
+        )
     if settings.diagnose is not None:
-        raise ConfigError("a run on ranks cannot be diagnosed beside @ run.diagnose\n  leave it out, or set run.ranks = 1")
-    exact = attrs.evolve(settings, compile=False, matmul="exact" if settings.matmul == "auto" else settings.matmul)
+        raise ConfigError(
+            "a run on ranks cannot be diagnosed beside @ run.diagnose\n"
+            "  leave it out, or set run.ranks = 1"
+        )
+    exact = attrs.evolve(
+        settings, compile=False, matmul="exact" if settings.matmul == "auto" else settings.matmul
+    )
     before = torch.get_num_threads()
     if launched() is None:
         threads = settings.threads or max(1, before // count)
@@ -57,7 +79,9 @@ def on_ranks(config: RunConfig, device: torch.device, plugins: list[str]) -> Ite
 
 
 def follow_launched(config: RunConfig, device: torch.device) -> None:
-    """Where torchrun has started this process as another rank than 0: follows, and exits when the run is over."""
+    """Where torchrun has started this process as another rank than 0: follows, and exits when
+    the run is over.
+    """
     if config.run.ranks == 1 or launched() is None or ensure_launched(config.run.ranks) == 0:
         return
     follow_run(config, device)
@@ -80,7 +104,9 @@ def follow_config(config: RunConfig, device: torch.device, ranks: Ranks) -> None
     """What another rank does with a configuration: it builds the same problem, and follows."""
 
     def make() -> Problem:
-        problem: Problem = config.task.problem(config.seed, device, getattr(torch, config.run.dtype))
+        problem: Problem = config.task.problem(
+            config.seed, device, getattr(torch, config.run.dtype)
+        )
         return problem
 
     route = config.run.matmul if config.run.matmul != "auto" else "exact"

@@ -1,4 +1,6 @@
-"""What is written at the end of a run: its summary, and signs that its mixture was learned from a model that did not learn."""
+"""What is written at the end of a run: its summary, and signs that its mixture was learned from
+a model that did not learn.
+"""
 
 from __future__ import annotations
 
@@ -17,21 +19,36 @@ from hgms.runs.advice import broken
 from hgms.runs.execution import Execution
 from hgms.runs.notebook import frame, reporter, write_run
 from hgms.runs.own_problem import validation_rows
-from hgms_core import Nested, NumericalError, Problem, Record, RunInfo, Tree, as_html, as_text, norm, sizes
+from hgms_core import (
+    Nested,
+    NumericalError,
+    Problem,
+    Record,
+    RunInfo,
+    Tree,
+    as_html,
+    as_text,
+    norm,
+    sizes,
+)
 
 if TYPE_CHECKING:
     import pandas
 
 UNMOVED = 0.01
-"""The share of the validation loss at the start by which it has at least to change for x to count as trained."""
+"""The share of the validation loss at the start by which it has at least to change for x to
+count as trained.
+"""
 
 
 @frozen(kw_only=True)
 class RunResult:
-    """The end of a run. ``theta`` and ``x`` are nested as those that the problem was made with; ``records`` are the rows of
-    ``steps.jsonl`` with ``seconds``; ``summary`` is ``summary.json``; ``execution`` says how its steps were
-    carried out (None: its ``env.json`` is lost); ``diagnosis`` what ``run.diagnose`` measured, with ``rows``, ``warnings`` and
-    ``to_frame()``, empty where it was not asked for."""
+    """The end of a run. ``theta`` and ``x`` are nested as those that the problem was made with;
+    ``records`` are the rows of ``steps.jsonl`` with ``seconds``; ``summary`` is ``summary.json``;
+    ``execution`` says how its steps were carried out (None: its ``env.json`` is lost);
+    ``diagnosis`` what ``run.diagnose`` measured, with ``rows``, ``warnings`` and ``to_frame()``,
+    empty where it was not asked for.
+    """
 
     info: RunInfo
     theta: Nested
@@ -41,23 +58,44 @@ class RunResult:
     execution: Execution | None = None
     diagnosis: Diagnosis = Factory(Diagnosis)
 
-    __repr__, _repr_html_ = as_text, as_html
+    __repr__ = as_text
+    _repr_html_ = as_html
 
     def _rows(self) -> Iterator[tuple[str, str]]:
-        info, metrics = self.info, self.summary.get("metrics") or {}
-        status = str(self.summary.get("error") or self.summary.get("status") or "not known").splitlines()[0]
+        info = self.info
+        metrics = self.summary.get("metrics") or {}
+        status = str(
+            self.summary.get("error") or self.summary.get("status") or "not known"
+        ).splitlines()[0]
         yield "run", f"{info.method} on {info.task}, seed {info.seed}, {info.budget}: {status}"
         counts = {name: self.summary.get(name) for name in ("outer_steps", "oracle_calls")}
-        spent = [f"{count} {name.replace('_', ' ')}" for name, count in counts.items() if count is not None]
+        spent = [
+            f"{count} {name.replace('_', ' ')}"
+            for name, count in counts.items()
+            if count is not None
+        ]
         yield "spent", ", ".join([*spent, f"{self.seconds:.3g} s"])
         losses = [row["upper_loss"] for row in self.records if row.get("upper_loss") is not None]
         if losses:
             yield "upper loss", f"{losses[0]:.4g} at first, {losses[-1]:.4g} at the end"
         if metrics:
-            yield "metrics", ", ".join(f"{name} {math.nan if v is None else v:.4g}" for name, v in list(metrics.items())[:6])
+            yield (
+                "metrics",
+                ", ".join(
+                    f"{name} {math.nan if v is None else v:.4g}"
+                    for name, v in list(metrics.items())[:6]
+                ),
+            )
         if self.diagnosis.rows:
-            yield "diagnosis", "; ".join(self.diagnosis.warnings) or f"{len(self.diagnosis)} steps, no warning"
-        yield from (("θ", sizes(self.theta)), ("x", sizes(self.x)), ("folder", str(info.folder or "none, it is in memory")))
+            yield (
+                "diagnosis",
+                "; ".join(self.diagnosis.warnings) or f"{len(self.diagnosis)} steps, no warning",
+            )
+        yield from (
+            ("θ", sizes(self.theta)),
+            ("x", sizes(self.x)),
+            ("folder", str(info.folder or "none, it is in memory")),
+        )
 
     @property
     def seconds(self) -> float:
@@ -70,26 +108,38 @@ class RunResult:
         return frame(self.records)
 
     def plot(self, *, backend: Literal["matplotlib", "plotly"] = "matplotlib") -> Any:
-        """A figure of the upper loss and the metrics against seconds. Errors: MissingExtra without the library.
+        """A figure of the upper loss and the metrics against seconds. Errors: MissingExtra without
+        the library.
 
-        .. versionadded:: 0.5"""
+        .. versionadded:: 0.5
+        """
         return reporter().plot_run(self, backend)
 
     def report(self, path: str | Path) -> Path:
-        """Writes what `hgms report` writes of this run; the suffix decides the format. Errors: those of `hgms report`.
+        """Writes what `hgms report` writes of this run; the suffix decides the format. Errors:
+        those of `hgms report`.
 
-        .. versionadded:: 0.5"""
+        .. versionadded:: 0.5
+        """
         with tempfile.TemporaryDirectory() as place:
-            folder = self.info.folder or write_run(Path(place), self.info, self.summary, self.records, self.diagnosis)
+            folder = self.info.folder or write_run(
+                Path(place), self.info, self.summary, self.records, self.diagnosis
+            )
             return Path(reporter().report([folder], path))
 
 
 def summarise(
-    info: RunInfo, status: str, step: int, records: Sequence[Mapping[str, Any]], error: str | None = None
+    info: RunInfo,
+    status: str,
+    step: int,
+    records: Sequence[Mapping[str, Any]],
+    error: str | None = None,
 ) -> dict[str, Any]:
     """The result of a run without its clock, so that it is the same for every run of one seed."""
     last = records[-1] if records else {}
-    evaluated: Mapping[str, Any] = next((row for row in reversed(records) if any(key.startswith("metric.") for key in row)), {})
+    evaluated: Mapping[str, Any] = next(
+        (row for row in reversed(records) if any(key.startswith("metric.") for key in row)), {}
+    )
     return {
         "status": status,
         **({"error": error} if error else {}),
@@ -99,40 +149,65 @@ def summarise(
         "budget": str(info.budget),
         "outer_steps": step,
         "upper_loss": last.get("upper_loss"),
-        "metrics": {key.removeprefix("metric."): value for key, value in evaluated.items() if key.startswith("metric.")},
+        "metrics": {
+            key.removeprefix("metric."): value
+            for key, value in evaluated.items()
+            if key.startswith("metric.")
+        },
         "oracle_calls": last.get("oracle_calls"),
-        "cost": {key.removeprefix("cost_"): value for key, value in last.items() if key.startswith("cost_")},
+        "cost": {
+            key.removeprefix("cost_"): value
+            for key, value in last.items()
+            if key.startswith("cost_")
+        },
     }
 
 
-def judged(summary: dict[str, Any], problem: Problem, theta: Tree, x: Tree, records: Sequence[Record]) -> dict[str, Any]:
-    """The summary with what the validation loss at the end says; NumericalError where a run that is done ended at no number."""
+def judged(
+    summary: dict[str, Any], problem: Problem, theta: Tree, x: Tree, records: Sequence[Record]
+) -> dict[str, Any]:
+    """The summary with what the validation loss at the end says; NumericalError where a run that
+    is done ended at no number.
+    """
     loss = validation_loss(problem, theta, x)
     losses = [row["upper_loss"] for row in records if "upper_loss" in row]
-    if summary["status"] == "done" and (broken(loss) or (losses and all(value is None for value in losses))):
-        what = f"the upper loss at the result is {loss}" if broken(loss) else "the upper loss was not finite in any step"
+    if summary["status"] == "done" and (
+        broken(loss) or (losses and all(value is None for value in losses))
+    ):
+        what = (
+            f"the upper loss at the result is {loss}"
+            if broken(loss)
+            else "the upper loss was not finite in any step"
+        )
         raise NumericalError(
-            f"step {summary['outer_steps']}: {what}\n  look for rows that are empty or hold numbers that are not finite"
+            f"step {summary['outer_steps']}: {what}\n"
+            "  look for rows that are empty or hold numbers that are not finite"
         )
     notes = [] if "untrained" in summary else remarks(problem, x, loss)
     return {**summary, **({"remarks": notes} if notes else {}), "validation_loss": finite(loss)}
 
 
 def validation_loss(problem: Problem, theta: Tree, x: Tree) -> float:
-    """f on the validation rows of role ``stop`` (of ``differentiate`` where there are none): what settings may be chosen by,
-    since it sees no test row."""
+    """f on the validation rows of role ``stop`` (of ``differentiate`` where there are none): what
+    settings may be chosen by, since it sees no test row."""
     with torch.no_grad():
         return float(problem.f(theta, x, validation_rows(problem).batch(None)))
 
 
 def remarks(problem: Problem, x: Tree, loss: float) -> list[str]:
-    """Of a run on data sources that ended at ``x`` with the validation loss ``loss``: that this rose, or hardly changed.
+    """Of a run on data sources that ended at ``x`` with the validation loss ``loss``: that this
+    rose, or hardly changed.
 
-    Weights of sources are learned from gradients at the x of the run. Where x stayed at the start, or training made it worse,
-    they say little. Cost: 1 upper value.
+    Weights of sources are learned from gradients at the x of the run. Where x stayed at the start,
+    or training made it worse, they say little. Cost: 1 upper value.
 
-    >>> still = Problem(theta0={}, x0={"x": torch.ones(2)}, g=lambda t, x, _: x["x"].sum(), f=lambda t, x, _: x["x"].sum())
-    >>> remarks(still, still.x0, 2.0)                       # no sources: nothing is said
+    >>> still = Problem(
+    ...     theta0={},
+    ...     x0={"x": torch.ones(2)},
+    ...     g=lambda t, x, _: x["x"].sum(),
+    ...     f=lambda t, x, _: x["x"].sum(),
+    ... )
+    >>> remarks(still, still.x0, 2.0)  # no sources: nothing is said
     []
     """
     if problem.sources is None:
@@ -140,16 +215,23 @@ def remarks(problem: Problem, x: Tree, loss: float) -> list[str]:
     start = validation_loss(problem, problem.theta0, problem.x0)
     away = {name: leaf - problem.x0[name] for name, leaf in x.items()}
     length = float(norm(problem.x0))
-    moved = f"x moved by {float(norm(away)) / length:.2g} of its length" if length else f"x moved by {float(norm(away)):.2g}"
+    moved = (
+        f"x moved by {float(norm(away)) / length:.2g} of its length"
+        if length
+        else f"x moved by {float(norm(away)):.2g}"
+    )
     change = loss - start
     if not math.isfinite(loss) or change > 1e-3 * abs(start):
         return [
-            f"the validation loss rose from {start:.4g} to {loss:.4g} ({moved}): the lower level diverged, or learned what is "
-            "of no use for validation; do not trust the weights (lower the generator's lr, or look at the heaviest source)"
+            f"the validation loss rose from {start:.4g} to {loss:.4g} ({moved}): the lower level "
+            "diverged, or learned what is "
+            "of no use for validation; do not trust the weights (lower the generator's lr, or "
+            "look at the heaviest source)"
         ]
     if abs(change) < UNMOVED * abs(start):
         return [
-            f"the validation loss hardly changed, from {start:.4g} to {loss:.4g} ({moved}): the weights were learned at the "
+            f"the validation loss hardly changed, from {start:.4g} to {loss:.4g} ({moved}): the "
+            "weights were learned at the "
             "gradients of an untrained x; raise the generator's lr, or give more steps"
         ]
     return []

@@ -12,8 +12,12 @@ from typing import Any
 import click
 
 STOPPING = "stopping: the running step is finished and saved; a second Ctrl-C stops at once"
-STOPS = tuple(getattr(signal, name) for name in ("SIGINT", "SIGTERM", "SIGHUP") if hasattr(signal, name))
-"""Signals that ask a run to stop: Ctrl-C, a batch system whose time is up, a terminal that is closed."""
+STOPS = tuple(
+    getattr(signal, name) for name in ("SIGINT", "SIGTERM", "SIGHUP") if hasattr(signal, name)
+)
+"""Signals that ask a run to stop: Ctrl-C, a batch system whose time is up, a terminal that is
+closed.
+"""
 
 
 class Interrupted(KeyboardInterrupt):
@@ -28,9 +32,11 @@ _LEAVING = threading.Event()
 
 
 def leave() -> None:
-    """From here on this process is asked to go by whoever lent its machine: a SystemExit is no failure of what runs in it.
+    """From here on this process is asked to go by whoever lent its machine: a SystemExit is no
+    failure of what runs in it.
 
-    .. versionadded:: 0.8"""
+    .. versionadded:: 0.8
+    """
     _LEAVING.set()
 
 
@@ -42,8 +48,10 @@ def leaving() -> bool:
 
 
 class Interrupts:
-    """Lets the running step finish on the first Ctrl-C, SIGTERM or SIGHUP, so that what is written is whole, and says so on
-    standard error; a second one stops at once. ``number`` is the signal that came (None: none so far)."""
+    """Lets the running step finish on the first Ctrl-C, SIGTERM or SIGHUP, so that what is written
+    is whole, and says so on standard error; a second one stops at once. ``number`` is the signal
+    that came (None: none so far).
+    """
 
     def __init__(self) -> None:
         self.number: int | None = None
@@ -75,13 +83,19 @@ def stoppable() -> contextlib.AbstractContextManager[None]:
 
 
 @contextlib.contextmanager
-def _handling(handler: Callable[[int, FrameType | None], None], numbers: Iterable[int]) -> Iterator[None]:
-    """Inside, these signals have this handler, which only the main thread may set. What nohup told the process to ignore stays
-    ignored."""
+def _handling(
+    handler: Callable[[int, FrameType | None], None], numbers: Iterable[int]
+) -> Iterator[None]:
+    """Inside, these signals have this handler, which only the main thread may set. What nohup told
+    the process to ignore stays ignored."""
     before: list[tuple[int, Any]] = []
     if threading.current_thread() is threading.main_thread():
         before = [(number, signal.getsignal(number)) for number in numbers]
-        before = [(number, old) for number, old in before if number == signal.SIGINT or old is not signal.SIG_IGN]
+        before = [
+            (number, old)
+            for number, old in before
+            if number == signal.SIGINT or old is not signal.SIG_IGN
+        ]
     try:
         for number, _ in before:
             signal.signal(number, handler)

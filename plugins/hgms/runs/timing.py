@@ -7,14 +7,18 @@ import time
 from collections.abc import Callable, Iterable
 
 
-def counting(broken_off: bool, clock: Callable[[], float] = time.process_time) -> Callable[[], float | None]:
-    """Begins to count: what it returns gives the seconds since then, of processor time where no other clock is named. None for
-    work that goes on after it was broken off: what a killed process took nobody knows, and the rest alone would be too little.
+def counting(
+    broken_off: bool, clock: Callable[[], float] = time.process_time
+) -> Callable[[], float | None]:
+    """Begins to count: what it returns gives the seconds since then, of processor time where no
+    other clock is named. None for work that goes on after it was broken off: what a killed process
+    took nobody knows, and the rest alone would be too little.
 
     >>> counting(broken_off=True)() is None, counting(broken_off=False)() >= 0
     (True, True)
 
-    .. versionadded:: 0.8"""
+    .. versionadded:: 0.8
+    """
     began = clock()
     return lambda: None if broken_off else clock() - began
 

@@ -1,8 +1,10 @@
 """What fits what, known before anything runs.
 
-A component may name what it ``needs`` of a problem, a task what its problems have (``traits``); both are sets of the names in
-:data:`TRAITS` (or of names of one's own). A method needs what any of its parts needs. A task without ``traits`` makes no
-promise: nothing is refused there, and the table shows a question mark."""
+A component may name what it ``needs`` of a problem, a task what its problems have (``traits``);
+both are sets of the names in :data:`TRAITS` (or of names of one's own). A method needs what any of
+its parts needs. A task without ``traits`` makes no promise: nothing is refused there, and the table
+shows a question mark.
+"""
 
 from __future__ import annotations
 
@@ -16,9 +18,14 @@ from hgms_core import ConfigError, closest
 TRAITS: Mapping[str, str] = {
     "smooth-lower": "a lower loss that is twice differentiable in x (almost everywhere is enough)",
     "direct-upper": "an upper loss that depends on θ directly (∂_θ f ≠ 0)",
-    "few-upper": "few upper variables (about 1000 at most), so that they can be searched without derivatives",
+    "few-upper": (
+        "few upper variables (about 1000 at most), so that they can be searched without derivatives"
+    ),
     "per-example-losses": "a loss for each single example",
-    "representations": "a vector for each row that says what it is like (`representations` of `Problem.sources.examples`)",
+    "representations": (
+        "a vector for each row that says what it is like (`representations` of "
+        "`Problem.sources.examples`)"
+    ),
     "row-weights": "one weight for each lower row (`Problem.rows`)",
     "sources": "named data sources with one weight each",
     "stop-rows": "validation data for the role `stop`",
@@ -30,7 +37,8 @@ TRAITS: Mapping[str, str] = {
 
 
 def needs(component: Any) -> dict[str, str]:
-    """Every trait that ``component`` or one of its parts needs, with the name of the part that needs it.
+    """Every trait that ``component`` or one of its parts needs, with the name of the part that
+    needs it.
 
     >>> class Solver:
     ...     name, needs = "my-solver", frozenset({"smooth-lower"})
@@ -42,7 +50,9 @@ def needs(component: Any) -> dict[str, str]:
     {'smooth-lower': 'my-solver'}
     """
     cls = type(component)
-    traits = dict.fromkeys(sorted(getattr(component, "needs", ())), str(getattr(component, "name", cls.__name__)))
+    traits = dict.fromkeys(
+        sorted(getattr(component, "needs", ())), str(getattr(component, "name", cls.__name__))
+    )
     for field in attrs.fields(cls) if attrs.has(cls) else ():
         for trait, part in needs(getattr(component, field.name)).items():
             traits.setdefault(trait, part)
@@ -50,30 +60,46 @@ def needs(component: Any) -> dict[str, str]:
 
 
 def missing_traits(method: Any, task: Any) -> dict[str, str] | None:
-    """The traits that ``method`` needs and ``task`` lacks, with the part that needs each ("" for the method itself); None if
-    the task promises nothing."""
+    """The traits that ``method`` needs and ``task`` lacks, with the part that needs each ("" for
+    the method itself); None if the task promises nothing."""
     traits = getattr(task, "traits", None)
     if traits is None:
         return None
     own = getattr(method, "needs", ())
-    return {trait: "" if trait in own else part for trait, part in needs(method).items() if trait not in traits}
+    return {
+        trait: "" if trait in own else part
+        for trait, part in needs(method).items()
+        if trait not in traits
+    }
 
 
 def meant(trait: str) -> str | None:
-    """The known trait that a name of none is most likely meant to be; other names are a person's own.
+    """The known trait that a name of none is most likely meant to be; other names are a person's
+    own.
 
     >>> meant("source"), meant("sources"), meant("my-trait")
     ('sources', None, None)
 
     .. versionadded:: 0.7
     """
-    return None if trait in TRAITS else closest(trait, [known for known in TRAITS if abs(len(known) - len(trait)) <= 2])
+    return (
+        None
+        if trait in TRAITS
+        else closest(trait, [known for known in TRAITS if abs(len(known) - len(trait)) <= 2])
+    )
 
 
 def wanted_traits(lacking: Mapping[str, str]) -> str:
     """What is needed and lacking, as the end of a sentence."""
-    wants = [TRAITS.get(trait, trait) + (f" (its part {part!r})" if part else "") for trait, part in lacking.items()]
-    near = [f"; there is no trait {trait!r}; did you mean {meant(trait)!r}?" for trait in lacking if meant(trait)]
+    wants = [
+        TRAITS.get(trait, trait) + (f" (its part {part!r})" if part else "")
+        for trait, part in lacking.items()
+    ]
+    near = [
+        f"; there is no trait {trait!r}; did you mean {meant(trait)!r}?"
+        for trait in lacking
+        if meant(trait)
+    ]
     return f"it needs {' and '.join(wants)}{''.join(near)}"
 
 

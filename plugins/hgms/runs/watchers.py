@@ -1,8 +1,9 @@
 """Functions that watch a run, and may end it: early stopping, a study's pruning.
 
-``watch(info, record, share)`` is called after every outer step, outside the clock, with the new row (``step``, ``upper_loss``,
-``metric.<name>`` where it was evaluated, ``seconds``, …) and the share of the budget spent. A run that a watcher ends is done:
-its result is what it was after that step, ``summary["stopped_by"]`` says who ended it.
+``watch(info, record, share)`` is called after every outer step, outside the clock, with the new row
+(``step``, ``upper_loss``, ``metric.<name>`` where it was evaluated, ``seconds``, …) and the share
+of the budget spent. A run that a watcher ends is done: its result is what it was after that step,
+``summary["stopped_by"]`` says who ended it.
 """
 
 from __future__ import annotations
@@ -18,13 +19,16 @@ from hgms.runs.own_problem import higher_is_better
 from hgms_core import ConfigError, MissingExtra, Record, RunInfo, check_function, unknown
 
 Watcher = Callable[[RunInfo, Record, float], Any]
-"""``watch(info, record, share of the budget spent)``, called after every step, outside the clock. What is ``True`` or raises
-:class:`StopRun` ends the run; any other result is ignored. It may have ``recall(records)``, called with the rows that are there
-when a run begins or goes on: so that a resumed run ends where an uninterrupted one would have."""
+"""``watch(info, record, share of the budget spent)``, called after every step, outside the clock.
+What is ``True`` or raises :class:`StopRun` ends the run; any other result is ignored. It may have
+``recall(records)``, called with the rows that are there when a run begins or goes on: so that a
+resumed run ends where an uninterrupted one would have.
+"""
 
 
 class StopRun(BaseException):
-    """Raised by a watcher, an observer or ``evaluate``: the run is done, and its result is what it is now. The text says why.
+    """Raised by a watcher, an observer or ``evaluate``: the run is done, and its result is what it
+    is now. The text says why.
 
     No ``Exception``, like Ctrl-C: what catches those in between does not hold it up.
 
@@ -32,12 +36,22 @@ class StopRun(BaseException):
     >>> from hgms.runs import run
     >>> class Halve:
     ...     name = "halve"
-    ...     def init(self, problem, seed): return {"x": dict(problem.x0)}
+    ...
+    ...     def init(self, problem, seed):
+    ...         return {"x": dict(problem.x0)}
+    ...
     ...     def step(self, problem, state, progress):
     ...         return {"x": {"x": state["x"]["x"] / 2}}, {"upper_loss": state["x"]["x"].sum()}
-    ...     def result(self, state): return {}, state["x"]
+    ...
+    ...     def result(self, state):
+    ...         return {}, state["x"]
     >>> import torch
-    >>> problem = Problem(theta0={}, x0={"x": torch.ones(1)}, g=lambda t, x, b: x["x"].sum(), f=lambda t, x, b: x["x"].sum())
+    >>> problem = Problem(
+    ...     theta0={},
+    ...     x0={"x": torch.ones(1)},
+    ...     g=lambda t, x, b: x["x"].sum(),
+    ...     f=lambda t, x, b: x["x"].sum(),
+    ... )
     >>> def enough(info, record, share):
     ...     if record.get("upper_loss", 1.0) < 0.3:
     ...         raise StopRun("the loss is below 0.3")
@@ -45,7 +59,8 @@ class StopRun(BaseException):
     >>> result.summary["outer_steps"], result.summary["stopped_by"]
     (3, 'watch: the loss is below 0.3')
 
-    .. versionadded:: 0.5"""
+    .. versionadded:: 0.5
+    """
 
 
 @final
@@ -53,18 +68,24 @@ class StopRun(BaseException):
 class Patience:
     """Ends a run when ``metric`` has not been better for ``steps`` outer steps.
 
-    ``metric`` is one of ``evaluate``, or a number of every row (``upper_loss``, ``stop_loss``). Whether higher is better is
-    known by the name of an accuracy or a loss, else ``higher_is_better`` says it; what is better by no more than ``least`` does
-    not count. Steps at which the metric was not evaluated are passed over. What decides when to stop must not be what is
-    reported: take a metric of validation rows.
+    ``metric`` is one of ``evaluate``, or a number of every row (``upper_loss``, ``stop_loss``).
+    Whether higher is better is known by the name of an accuracy or a loss, else
+    ``higher_is_better`` says it; what is better by no more than ``least`` does not count. Steps at
+    which the metric was not evaluated are passed over. What decides when to stop must not be what
+    is reported: take a metric of validation rows.
 
-    Errors: ConfigError where nothing says which way is better, and where the first evaluated row lacks the metric.
+    Errors: ConfigError where nothing says which way is better, and where the first evaluated row
+        lacks the metric.
 
     >>> patience = Patience(metric="validation_loss", steps=2)
-    >>> [patience(None, {"step": step, "metric.validation_loss": loss}, 0.0) for step, loss in enumerate([3.0, 2.0, 2.5, 2.1])]
+    >>> [
+    ...     patience(None, {"step": step, "metric.validation_loss": loss}, 0.0)
+    ...     for step, loss in enumerate([3.0, 2.0, 2.5, 2.1])
+    ... ]
     [None, None, None, True]
 
-    .. versionadded:: 0.5"""
+    .. versionadded:: 0.5
+    """
 
     metric: str
     steps: int = field(validator=whole)
@@ -76,14 +97,21 @@ class Patience:
     def __attrs_post_init__(self) -> None:
         if self._higher is None:
             raise ConfigError(
-                f"nothing says whether more or less of {self.metric!r} is better\n  add higher_is_better=True or False"
+                f"nothing says whether more or less of {self.metric!r} is better\n"
+                "  add higher_is_better=True or False"
             )
 
     @property
     def _higher(self) -> bool | None:
-        return higher_is_better(self.metric) if self.higher_is_better is None else self.higher_is_better
+        return (
+            higher_is_better(self.metric)
+            if self.higher_is_better is None
+            else self.higher_is_better
+        )
 
-    def __call__(self, info: RunInfo | None, record: Mapping[str, Any], share: float) -> bool | None:
+    def __call__(
+        self, info: RunInfo | None, record: Mapping[str, Any], share: float
+    ) -> bool | None:
         if record["step"] == 0:
             self.recall([])
         if metric_of(record, self.metric) is None:
@@ -99,9 +127,14 @@ class Patience:
 
     def _without_gain(self, record: Mapping[str, Any]) -> int:
         """The steps since the best value."""
-        value, step = metric_of(record, self.metric), int(record["step"])
+        value = metric_of(record, self.metric)
+        step = int(record["step"])
         if value is not None:
-            gain = math.inf if not self._gained else (value - self._gained[0][0]) * (1 if self._higher else -1)
+            gain = (
+                math.inf
+                if not self._gained
+                else (value - self._gained[0][0]) * (1 if self._higher else -1)
+            )
             if gain > self.least:
                 self._gained[:] = [(value, step)]
         return step - (self._gained[0][1] if self._gained else 0)
@@ -110,22 +143,32 @@ class Patience:
         """What is in no row cannot be waited for."""
         evaluated = [name.removeprefix("metric.") for name in record if name.startswith("metric.")]
         if not self._gained and record["step"] and (evaluated or record["step"] >= self.steps):
-            numbers = [name for name, value in record.items() if isinstance(value, float) and not name.startswith("metric.")]
-            raise ConfigError(f"{unknown('metric', self.metric, [*evaluated, *numbers])}\n  @ Patience.metric")
+            numbers = [
+                name
+                for name, value in record.items()
+                if isinstance(value, float) and not name.startswith("metric.")
+            ]
+            raise ConfigError(
+                f"{unknown('metric', self.metric, [*evaluated, *numbers])}\n  @ Patience.metric"
+            )
 
 
 def pruned(trial: Any, metric: str) -> Watcher:
-    """A watcher that reports ``metric`` to an Optuna trial at every evaluated step, and raises ``optuna.TrialPruned`` where the
-    study's pruner says so: ``run(method, problem, "60s", watch=pruned(trial, "validation_accuracy"))``. The study's direction
-    says which way is better. The run's folder, if it has one, keeps what was computed.
+    """A watcher that reports ``metric`` to an Optuna trial at every evaluated step, and raises
+    ``optuna.TrialPruned`` where the study's pruner says so: ``run(method, problem, "60s",
+    watch=pruned(trial, "validation_accuracy"))``. The study's direction says which way is better.
+    The run's folder, if it has one, keeps what was computed.
 
     Errors: MissingExtra without Optuna.
 
-    .. versionadded:: 0.5"""
+    .. versionadded:: 0.5
+    """
     try:
         import optuna
     except ImportError as error:
-        raise MissingExtra("pruning needs Optuna, which is not installed\n  pip install 'hgms[optuna]'") from error
+        raise MissingExtra(
+            "pruning needs Optuna, which is not installed\n  pip install 'hgms[optuna]'"
+        ) from error
 
     def watch(_info: RunInfo, record: Record, _share: float) -> None:
         value = metric_of(record, metric)

@@ -15,22 +15,31 @@ from hgms_core import Candidates, Cost, Key, Mode, Problem, Selection, Tree, det
 
 
 def _selection(
-    problem: Problem, theta: Tree, candidates: Candidates, key: Key, batch_size: int | None, mode: Mode, chunk: int | None,
+    problem: Problem,
+    theta: Tree,
+    candidates: Candidates,
+    key: Key,
+    batch_size: int | None,
+    mode: Mode,
+    chunk: int | None,
     highest: bool = False,
-) -> Selection:  # fmt: skip
+) -> Selection:
     """By f of all candidates on one shared batch of the validation rows set apart for selecting."""
     batch, rows = problem.upper_data["select"].sample(key, batch_size)
 
     def scored(theta: Tree, x: Tree, batch: Tree) -> Tensor:
         scores = values(f, theta, x, batch, rows=rows, mode=mode, chunk=chunk)
-        # A state with a non-finite number can still have a finite loss (a dead unit hides it); it is no candidate all the same.
+        # A state with a non-finite number can still have a finite loss (a dead unit hides it); it
+        # is no candidate all the same.
         return torch.where(Candidates(x=x).finite, scores, torch.full_like(scores, torch.nan))
 
     f = problem.f
     # Not the gap: two programs agree on the difference of nearly equal scores in a few digits only.
     score = form(programs_of(problem), ("scores", f, mode, chunk), scored)
     cost = Cost(upper_values=candidates.count, rows=candidates.count * rows)
-    return Selection.of(score(detach(theta), detach(candidates.x), batch), highest=highest, cost=cost)
+    return Selection.of(
+        score(detach(theta), detach(candidates.x), batch), highest=highest, cost=cost
+    )
 
 
 @final
@@ -38,17 +47,25 @@ def _selection(
 class BestOfN:
     """The optimistic choice: i* = argmin_i f(θ, x_i) on one shared validation batch.
 
-    Every candidate is scored on the same rows, otherwise sampling noise decides. Ties go to the lowest index, and a candidate
-    that is not finite is never chosen.
+    Every candidate is scored on the same rows, otherwise sampling noise decides. Ties go to the
+    lowest index, and a candidate that is not finite is never chosen.
 
     Arguments:
         batch_size: validation rows a score is computed on (all of the role ``select`` if None).
-        mode, chunk: stacked or looped evaluation (auto picks by size), and how many stacked candidates at a time.
+        mode, chunk: stacked or looped evaluation (auto picks by size), and how many stacked
+            candidates at a time.
 
     Cost: N upper values.
 
-    >>> problem = Problem(theta0={}, x0={"x": torch.zeros(1)}, g=lambda t, x, _: x["x"].sum(), f=lambda t, x, _: x["x"].sum())
-    >>> chosen = BestOfN().select(problem, {}, Candidates(x={"x": torch.tensor([[3.0], [1.0], [torch.nan]])}), Key(0))
+    >>> problem = Problem(
+    ...     theta0={},
+    ...     x0={"x": torch.zeros(1)},
+    ...     g=lambda t, x, _: x["x"].sum(),
+    ...     f=lambda t, x, _: x["x"].sum(),
+    ... )
+    >>> chosen = BestOfN().select(
+    ...     problem, {}, Candidates(x={"x": torch.tensor([[3.0], [1.0], [torch.nan]])}), Key(0)
+    ... )
     >>> int(chosen.index), float(chosen.gap), int(chosen.finite)
     (1, 2.0, 2)
 
@@ -71,13 +88,26 @@ class BestOfN:
 class Worst:
     """The pessimistic choice: i* = argmax_i f(θ, x_i) on one shared validation batch.
 
-    Over the iterates of one trajectory this is the truncation of IAPTT-GM. Arguments, ties and cost as in ``best-of-n``.
+    Over the iterates of one trajectory this is the truncation of IAPTT-GM. Arguments, ties and cost
+    as in ``best-of-n``.
 
-    >>> problem = Problem(theta0={}, x0={"x": torch.zeros(1)}, g=lambda t, x, _: x["x"].sum(), f=lambda t, x, _: x["x"].sum())
-    >>> int(Worst().select(problem, {}, Candidates(x={"x": torch.tensor([[3.0], [1.0], [torch.nan]])}), Key(0)).index)
+    >>> problem = Problem(
+    ...     theta0={},
+    ...     x0={"x": torch.zeros(1)},
+    ...     g=lambda t, x, _: x["x"].sum(),
+    ...     f=lambda t, x, _: x["x"].sum(),
+    ... )
+    >>> int(
+    ...     Worst()
+    ...     .select(
+    ...         problem, {}, Candidates(x={"x": torch.tensor([[3.0], [1.0], [torch.nan]])}), Key(0)
+    ...     )
+    ...     .index
+    ... )
     0
 
-    Source: Liu et al., *Towards gradient-based bilevel optimization with non-convex followers and beyond* (2021).
+    Source: Liu et al., *Towards gradient-based bilevel optimization with non-convex followers and
+        beyond* (2021).
     """
 
     name: ClassVar[str] = "worst"
@@ -88,7 +118,9 @@ class Worst:
     lighter = lowering(same=["chunk"], other=["batch_size"])
 
     def select(self, problem: Problem, theta: Tree, candidates: Candidates, key: Key) -> Selection:
-        return _selection(problem, theta, candidates, key, self.batch_size, self.mode, self.chunk, highest=True)
+        return _selection(
+            problem, theta, candidates, key, self.batch_size, self.mode, self.chunk, highest=True
+        )
 
 
 @final
@@ -98,8 +130,19 @@ class First:
 
     For generators that propose one candidate, and as the ablation that switches selection off.
 
-    >>> problem = Problem(theta0={}, x0={"x": torch.zeros(1)}, g=lambda t, x, _: x["x"].sum(), f=lambda t, x, _: x["x"].sum())
-    >>> int(First().select(problem, {}, Candidates(x={"x": torch.tensor([[torch.nan], [5.0], [1.0]])}), Key(0)).index)
+    >>> problem = Problem(
+    ...     theta0={},
+    ...     x0={"x": torch.zeros(1)},
+    ...     g=lambda t, x, _: x["x"].sum(),
+    ...     f=lambda t, x, _: x["x"].sum(),
+    ... )
+    >>> int(
+    ...     First()
+    ...     .select(
+    ...         problem, {}, Candidates(x={"x": torch.tensor([[torch.nan], [5.0], [1.0]])}), Key(0)
+    ...     )
+    ...     .index
+    ... )
     1
 
     Source: the one-candidate special case of Algorithm 1 of the HG-MS paper.
@@ -116,5 +159,6 @@ class First:
             positions = torch.arange(candidates.count, device=sound.device)
             index = torch.where(sound, positions, candidates.count - 1).min()
         like = next(iter(candidates.x.values()))
-        scores, gap = like.new_full(sound.shape, torch.nan), like.new_full((), torch.inf)
+        scores = like.new_full(sound.shape, torch.nan)
+        gap = like.new_full((), torch.inf)
         return Selection(index=index, scores=scores, gap=gap, finite=sound.sum())

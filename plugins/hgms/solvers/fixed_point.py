@@ -17,27 +17,36 @@ from hgms_core import LinearSystem, MatVec, Solution
 class FixedPoint:
     """v ← v − lr·((H + γI) v − b) until ‖r‖ ≤ rtol·‖b‖: gradient descent on the linear system.
 
-    Converges for 0 < lr < 2/λ_max(H + γI) and H + γI positive semidefinite with b in its range; the error shrinks by
-    max|1 − lr·λ| a step, so it takes about cond(H + γI) times as many steps as digits wanted.
+    Converges for 0 < lr < 2/λ_max(H + γI) and H + γI positive semidefinite with b in its range; the
+    error shrinks by max|1 − lr·λ| a step, so it takes about cond(H + γI) times as many steps as
+    digits wanted.
 
-    Use when H is a noisy or non-symmetric estimate that CG's short recurrences cannot bear, or to mirror a lower level that is
-    itself gradient descent. Avoid when H is ill-conditioned (use ``cg``: the square root of the steps).
+    Use when H is a noisy or non-symmetric estimate that CG's short recurrences cannot bear, or to
+    mirror a lower level that is itself gradient descent. Avoid when H is ill-conditioned (use
+    ``cg``: the square root of the steps).
 
     Arguments:
         lr: step size > 0, in the units of 1/H.
-        ridge: γ ≥ 0, in the units of H. ``rtol``: relative residual to reach, > 0. ``max_steps``: iteration limit.
+        ridge: γ ≥ 0, in the units of H. ``rtol``: relative residual to reach, > 0. ``max_steps``:
+            iteration limit.
 
-    Outcomes: CONVERGED; ITERATION_LIMIT; DIVERGED (the residual grows: lr is too large or H + γI is indefinite) and STAGNATED
-    (the residual stays: precision reached, or b is not in the range), both with the best iterate; NONFINITE.
+    Outcomes: CONVERGED; ITERATION_LIMIT; DIVERGED (the residual grows: lr is too large or H + γI is
+    indefinite) and STAGNATED (the residual stays: precision reached, or b is not in the range),
+    both with the best iterate; NONFINITE.
 
-    Cost: one product an iteration, which also gives the true residual, and one for a warm start. Memory: 5 vectors.
+    Cost: one product an iteration, which also gives the true residual, and one for a warm start.
+        Memory: 5 vectors.
 
     >>> import torch
     >>> solution = FixedPoint(lr=0.4).solve(lambda v: 2 * v, torch.ones(2, dtype=torch.float64))
-    >>> bool(torch.allclose(solution.value, torch.full((2,), 0.5, dtype=torch.float64))), solution.outcome.label
+    >>> (
+    ...     bool(torch.allclose(solution.value, torch.full((2,), 0.5, dtype=torch.float64))),
+    ...     solution.outcome.label,
+    ... )
     (True, 'converged')
 
-    Source: Richardson iteration; Grazzi et al. (2020), "On the iteration complexity of hypergradient computation".
+    Source: Richardson iteration; Grazzi et al. (2020), "On the iteration complexity of
+        hypergradient computation".
     """
 
     name: ClassVar[str] = "fixed-point"

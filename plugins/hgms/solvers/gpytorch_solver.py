@@ -15,35 +15,44 @@ from hgms.solvers.rounds import Correction, in_rounds
 from hgms_core import LinearSystem, MatVec, MissingExtra, Outcome, Solution
 
 TINY = 1e-30
-"""Below this linear_cg takes a curvature for zero. Its own 1e-10 would end a solve at a relative residual of about 1e-5."""
+"""Below this linear_cg takes a curvature for zero. Its own 1e-10 would end a solve at a relative
+residual of about 1e-5.
+"""
 
 
 @final
 @frozen(kw_only=True)
 class LinearOperatorSolver:
-    """(H + γI) v = b by the batched conjugate gradients of ``linear_operator``, the package under GPyTorch.
+    """(H + γI) v = b by the batched conjugate gradients of ``linear_operator``, the package under
+    GPyTorch.
 
-    Use when a program has this solver already and shall have one solver alone, or to compare. Avoid for short solves: it
-    takes 11 steps before it looks at the tolerance. The method is that of ``cg``.
+    Use when a program has this solver already and shall have one solver alone, or to compare. Avoid
+    for short solves: it takes 11 steps before it looks at the tolerance. The method is that of
+    ``cg``.
 
     Arguments:
-        ridge: γ ≥ 0, in the units of H. ``rtol``: relative residual to reach, > 0. ``max_steps``: iteration limit.
+        ridge: γ ≥ 0, in the units of H. ``rtol``: relative residual to reach, > 0. ``max_steps``:
+            iteration limit.
 
-    Outcomes: CONVERGED, by the true residual; ITERATION_LIMIT; NEGATIVE_CURVATURE, with the iterate before it; STAGNATED (no
-    further at the precision of the numbers, or b is outside the range of a singular H); NONFINITE. The rows of a batch that
-    end early are held where they are until the others end.
+    Outcomes: CONVERGED, by the true residual; ITERATION_LIMIT; NEGATIVE_CURVATURE, with the iterate
+    before it; STAGNATED (no further at the precision of the numbers, or b is outside the range of a
+    singular H); NONFINITE. The rows of a batch that end early are held where they are until the
+    others end.
 
     Errors: MissingExtra without the package.
 
-    Cost: one product an iteration (for the whole batch), one to check, one for a warm start. Memory: 6 vectors.
+    Cost: one product an iteration (for the whole batch), one to check, one for a warm start.
+        Memory: 6 vectors.
 
     >>> H = torch.tensor([2.0, 1.0, 4.0], dtype=torch.float64)
-    >>> solution = LinearOperatorSolver(ridge=1.0).solve(lambda v: H * v, torch.ones(3, dtype=torch.float64))
+    >>> solution = LinearOperatorSolver(ridge=1.0).solve(
+    ...     lambda v: H * v, torch.ones(3, dtype=torch.float64)
+    ... )
     >>> solution.outcome.label, (1e6 * solution.value).round().div(1e6).tolist()
     ('converged', [0.333333, 0.5, 0.2])
 
-    Source: Gardner, Pleiss, Bindel, Weinberger, Wilson, "GPyTorch", NeurIPS 2018 (without its preconditioner, which needs rows
-    of the matrix).
+    Source: Gardner, Pleiss, Bindel, Weinberger, Wilson, "GPyTorch", NeurIPS 2018 (without its
+    preconditioner, which needs rows of the matrix).
     """
 
     name: ClassVar[str] = "linear-operator"
@@ -57,8 +66,10 @@ class LinearOperatorSolver:
         system = LinearSystem.of(matvec, b, ridge=self.ridge, rtol=self.rtol)
 
         def correct(r: Tensor, tolerance: Tensor, left: Tensor) -> Correction:
-            codes, steps = torch.full_like(left, Outcome.CONVERGED.code), torch.zeros_like(left)
-            curvature, going = torch.full_like(tolerance, torch.inf), left > 0
+            codes = torch.full_like(left, Outcome.CONVERGED.code)
+            steps = torch.zeros_like(left)
+            curvature = torch.full_like(tolerance, torch.inf)
+            going = left > 0
             first = True
 
             def product(column: Tensor) -> Tensor:
@@ -67,26 +78,36 @@ class LinearOperatorSolver:
                 if first or not going.any():  # the first is a product with its start, which is 0
                     first = False
                     return torch.zeros_like(column)
-                image, size = system.apply(v), system.dot(v, v)
+                image = system.apply(v)
+                size = system.dot(v, v)
                 quotient = system.dot(v, image) / torch.where(size > 0, size, torch.ones_like(size))
                 finite = torch.isfinite(image).all(-1)
                 ended = going & (size > 0) & ~(finite & (quotient > 0))
                 codes = torch.where(
-                    ended & finite, Outcome.NEGATIVE_CURVATURE.code, torch.where(ended, Outcome.NONFINITE.code, codes)
+                    ended & finite,
+                    Outcome.NEGATIVE_CURVATURE.code,
+                    torch.where(ended, Outcome.NONFINITE.code, codes),
                 )
                 met = going & finite & (size > 0)
                 curvature = torch.where(met, torch.minimum(curvature, quotient), curvature)
                 steps = steps + going
                 going = going & ~ended
-                # A product of 0 is no curvature, and linear_cg does not move along such a direction.
+                # A product of 0 is no curvature, and linear_cg does not move along such a
+                # direction.
                 return torch.where(system.rows(going), image, torch.zeros_like(image)).unsqueeze(-1)
 
             wanted = float(tolerance[left > 0].min())
             with warnings.catch_warnings():
                 warnings.simplefilter("ignore")  # that it did not converge is in the outcome
-                limits = {"tolerance": wanted, "stop_updating_after": wanted, "max_iter": int(left.max())}
+                limits = {
+                    "tolerance": wanted,
+                    "stop_updating_after": wanted,
+                    "max_iter": int(left.max()),
+                }
                 value = linear_cg(product, r.unsqueeze(-1), eps=TINY, max_tridiag_iter=0, **limits)
-            return Correction(value=value.squeeze(-1), steps=steps, codes=codes, curvature=curvature)
+            return Correction(
+                value=value.squeeze(-1), steps=steps, codes=codes, curvature=curvature
+            )
 
         return in_rounds(system, x0, self.max_steps, correct)
 
@@ -96,7 +117,8 @@ def _linear_cg() -> Callable[..., Any]:
         from linear_operator.utils.linear_cg import linear_cg
     except ModuleNotFoundError as error:
         raise MissingExtra(
-            f"the solver linear-operator needs a package that is not installed ({error.name})\n  pip install 'hgms[gpytorch]'"
+            f"the solver linear-operator needs a package that is not installed ({error.name})\n"
+            "  pip install 'hgms[gpytorch]'"
         ) from error
     solver: Callable[..., Any] = linear_cg
     return solver

@@ -18,16 +18,18 @@ from hgms_core import LinearSystem, MatVec, Outcome, Solution
 class Identity:
     """v = scale·b: the first-order estimate that stands (H + γI)⁻¹ for scale·I.
 
-    Use when products with the Hessian cost too much to solve with, or as the ablation that shows what solving buys. Avoid when
-    curvature differs much between directions: only the sign pattern of the hypergradient may then be trusted.
+    Use when products with the Hessian cost too much to solve with, or as the ablation that shows
+    what solving buys. Avoid when curvature differs much between directions: only the sign pattern
+    of the hypergradient may then be trusted.
 
     Arguments:
-        scale: > 0, in the units of 1/H; the inner step size makes this one step of the lower level, unrolled.
+        scale: > 0, in the units of 1/H; the inner step size makes this one step of the lower level,
+            unrolled.
         ridge: γ ≥ 0, in the units of H; enters the residual only.
         rtol: relative residual up to which the outcome says CONVERGED, > 0.
 
-    Outcomes: CONVERGED if the residual happens to be at most ``rtol``, else NOT_SOLVED (nothing was iterated); NONFINITE.
-    ``x0`` is not used.
+    Outcomes: CONVERGED if the residual happens to be at most ``rtol``, else NOT_SOLVED (nothing was
+    iterated); NONFINITE. ``x0`` is not used.
 
     Cost: one product, to report the true residual ‖b − (H + γI) v‖/‖b‖.
 
@@ -35,11 +37,14 @@ class Identity:
     >>> solution.value, solution.outcome.label
     (tensor([0.5000, 0.5000, 0.5000]), 'converged')
 
-    Source: the T1–T2 approximation of Luketina et al. (2016); the first-order variant of DARTS (Liu et al., 2019) is near it.
+    Source: the T1–T2 approximation of Luketina et al. (2016); the first-order variant of DARTS (Liu
+        et al., 2019) is near it.
     """
 
     name: ClassVar[str] = "identity"
-    testing_failures: ClassVar[Mapping[str, str]] = {"dense-solve": "it solves nothing: v = scale·b is its definition"}
+    testing_failures: ClassVar[Mapping[str, str]] = {
+        "dense-solve": "it solves nothing: v = scale·b is its definition"
+    }
 
     scale: float = field(default=1.0, validator=positive)
     ridge: float = field(default=0.0, validator=not_negative)
@@ -53,9 +58,12 @@ class Identity:
 def answered(system: LinearSystem, x: Tensor, clip: float | None = None) -> Solution:
     """The answer x that nothing was iterated for, with its residual: one product."""
     product = system.apply(x)
-    residual, curvature = system.norm(system.rhs - product), system.dot(x, product) / system.dot(x, x)
+    residual = system.norm(system.rhs - product)
+    curvature = system.dot(x, product) / system.dot(x, x)
     finite = torch.isfinite(residual)
-    codes = torch.where(residual <= system.target, system.codes(Outcome.CONVERGED), system.codes(Outcome.NOT_SOLVED))
+    codes = torch.where(
+        residual <= system.target, system.codes(Outcome.CONVERGED), system.codes(Outcome.NOT_SOLVED)
+    )
     return system.solution(
         x,
         torch.where(finite, residual, system.size),

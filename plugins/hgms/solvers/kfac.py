@@ -1,4 +1,6 @@
-"""A Kronecker-factored inverse of the lower Gauss–Newton matrix: by itself, or before conjugate gradients."""
+"""A Kronecker-factored inverse of the lower Gauss–Newton matrix: by itself, or before conjugate
+gradients.
+"""
 
 from __future__ import annotations
 
@@ -19,40 +21,47 @@ from hgms_core import Batch, LinearSolver, LinearSystem, Loss, MatVec, Solution,
 @final
 @frozen(kw_only=True)
 class KFAC:
-    """(H + γI) v = b with K-FAC's approximate inverse of the Gauss–Newton matrix G of the lower loss, by ``curvlinops``::
+    """(H + γI) v = b with K-FAC's approximate inverse of the Gauss–Newton matrix G of the lower
+    loss, by ``curvlinops``::
 
-        K = ⊕_layers B ⊗ A,      A = (1/n) Σ_i a_i a_iᵀ,      B = Σ_i Σ_c g_ic g_icᵀ,      M = K + (γ + τ)I
+        K = ⊕_layers B ⊗ A,   A = (1/n) Σ_i a_i a_iᵀ,   B = Σ_i Σ_c g_ic g_icᵀ,   M = K + (γ + τ)I
 
-    a_i are the inputs of a layer (with a 1 for its bias), g_ic the gradients at its outputs for the columns of a root of row
-    i's ∇²_zz c, so that θ's weights of rows are in B. τ is the mean curvature of the criterion in x alone (2ω of a weight
-    decay). M is inverted exactly, by the eigenvectors of A and B.
+    a_i are the inputs of a layer (with a 1 for its bias), g_ic the gradients at its outputs for the
+    columns of a root of row i's ∇²_zz c, so that θ's weights of rows are in B. τ is the mean
+    curvature of the criterion in x alone (2ω of a weight decay). M is inverted exactly, by the
+    eigenvectors of A and B.
 
-    ``max_steps = 0`` answers v = M⁻¹b; else M preconditions conjugate gradients, and the answer is as exact as ``cg``'s.
+    ``max_steps = 0`` answers v = M⁻¹b; else M preconditions conjugate gradients, and the answer is
+    as exact as ``cg``'s.
 
-    Use where layers are nearly independent and inputs and gradients nearly uncorrelated, or where nothing but the plain inverse
-    can be paid for. Avoid without a comparison with ``cg``: on the cleaning network it takes 0.7 to 1.3 times the products.
+    Use where layers are nearly independent and inputs and gradients nearly uncorrelated, or where
+    nothing but the plain inverse can be paid for. Avoid without a comparison with ``cg``: on the
+    cleaning network it takes 0.7 to 1.3 times the products.
 
     Arguments:
         max_steps: iteration limit of CG; 0 for the inverse itself.
         ridge, rtol, atol, clip: as in ``cg``.
 
-    Outcomes: as ``cg``. With ``max_steps = 0`` CONVERGED where the residual is at most ``rtol``, else NOT_SOLVED.
+    Outcomes: as ``cg``. With ``max_steps = 0`` CONVERGED where the residual is at most ``rtol``,
+        else NOT_SOLVED.
 
-    Errors: MissingExtra without the package (``pip install 'hgms[curvlinops]'``). ConfigError for a lower loss that does not
-    say its outputs, whose outputs are not ``[n, C]`` or whose criterion is no sum over rows, and for leaves of x that are no
-    weight or bias of ``F.linear`` or ``F.conv2d``.
+    Errors: MissingExtra without the package (``pip install 'hgms[curvlinops]'``). ConfigError for a
+    lower loss that does not say its outputs, whose outputs are not ``[n, C]`` or whose criterion is
+    no sum over rows, and for leaves of x that are no weight or bias of ``F.linear`` or
+    ``F.conv2d``.
 
-    Cost: as ``cg``. Once a solve, beside the products: C backward passes and an eigenvalue decomposition of each factor, which
-    the count of products does not show. ``max_steps = 0``: one product, for the residual. Where the loss is not known (a plain
-    ``hypergradient(f, g, …)``) it is ``cg``; :meth:`at` gives the solver for a loss.
+    Cost: as ``cg``. Once a solve, beside the products: C backward passes and an eigenvalue
+    decomposition of each factor, which the count of products does not show. ``max_steps = 0``: one
+    product, for the residual. Where the loss is not known (a plain ``hypergradient(f, g, …)``) it
+    is ``cg``; :meth:`at` gives the solver for a loss.
 
     >>> import torch
     >>> solution = KFAC(ridge=1.0).solve(lambda v: 2 * v, torch.ones(2, dtype=torch.float64))
     >>> (3 * solution.value).tolist(), solution.outcome.label
     ([1.0, 1.0], 'converged')
 
-    Source: Martens and Grosse, "Optimizing neural networks with Kronecker-factored approximate curvature" (2015); for
-    hypergradients, 2603.29108; Dangel et al., *curvlinops*.
+    Source: Martens and Grosse, "Optimizing neural networks with Kronecker-factored approximate
+    curvature" (2015); for hypergradients, 2603.29108; Dangel et al., *curvlinops*.
     """
 
     name: ClassVar[str] = "kfac"
@@ -68,16 +77,22 @@ class KFAC:
         inverse = kronecker_inverse(loss, theta, x, batch, self.ridge)
         if self.max_steps:
             return self._cg(inverse)
-        return Factored(inverse=inverse, ridge=self.ridge, rtol=self.rtol, atol=self.atol, clip=self.clip)
+        return Factored(
+            inverse=inverse, ridge=self.ridge, rtol=self.rtol, atol=self.atol, clip=self.clip
+        )
 
     def solve(self, matvec: MatVec, b: Tensor, x0: Tensor | None = None) -> Solution:
         return self._cg(None).solve(matvec, b, x0)
 
     def _cg(self, inverse: Precondition | None) -> CG:
         return CG(
-            ridge=self.ridge, rtol=self.rtol, atol=self.atol, max_steps=max(1, self.max_steps), clip=self.clip,
+            ridge=self.ridge,
+            rtol=self.rtol,
+            atol=self.atol,
+            max_steps=max(1, self.max_steps),
+            clip=self.clip,
             preconditioner=inverse,
-        )  # fmt: skip
+        )
 
 
 @attrs.frozen(kw_only=True)

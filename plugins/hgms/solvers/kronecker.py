@@ -1,4 +1,6 @@
-"""K-FAC's inverse for a loss that says its outputs: its linear layers as modules, its criterion as a square, for curvlinops."""
+"""K-FAC's inverse for a loss that says its outputs: its linear layers as modules, its criterion
+as a square, for curvlinops.
+"""
 
 from __future__ import annotations
 
@@ -17,11 +19,14 @@ from hgms_core import Batch, ConfigError, Key, Loss, MissingExtra, Ravel, Tree
 WANTED_BY = 'solver "kfac"'
 
 
-def kronecker_inverse(loss: Loss, theta: Tree, x: Tree, batch: Batch, ridge: float) -> Callable[[Tensor], Tensor]:
+def kronecker_inverse(
+    loss: Loss, theta: Tree, x: Tree, batch: Batch, ridge: float
+) -> Callable[[Tensor], Tensor]:
     """r ↦ (K + (ridge + τ)I)⁻¹ r for flat r.
 
-    curvlinops knows three losses and no weights of rows. Any criterion that is a sum over rows has the Gauss–Newton matrix of
-    ½ Σ_i ‖S_iᵀ z_i‖² with S_i S_iᵀ its Hessian in row i's outputs, so it is given that.
+    curvlinops knows three losses and no weights of rows. Any criterion that is a sum over rows has
+    the Gauss–Newton matrix of ½ Σ_i ‖S_iᵀ z_i‖² with S_i S_iᵀ its Hessian in row i's outputs, so it
+    is given that.
     """
     curvlinops = _curvlinops()
     outputs, criterion = composite(loss, WANTED_BY)
@@ -35,14 +40,28 @@ def kronecker_inverse(loss: Loss, theta: Tree, x: Tree, batch: Batch, ridge: flo
         return criterion(theta, at, z, batch)
 
     roots, decay = _roots(level, x, z)
-    model = _Outputs(outputs, parameters, batch, list(dict.fromkeys(module for module, _ in layers.values())), roots)
-    rows, width = sum(len(root) for root in roots), roots[0].shape[-1]
+    model = _Outputs(
+        outputs,
+        parameters,
+        batch,
+        list(dict.fromkeys(module for module, _ in layers.values())),
+        roots,
+    )
+    rows = sum(len(root) for root in roots)
+    width = roots[0].shape[-1]
     data = [(torch.arange(rows, device=roots[0].device), roots[0].new_zeros(rows, width))]
     with torch.enable_grad():
         factors = curvlinops.KFACLinearOperator(
-            model, nn.MSELoss(reduction="sum"), [parameters[name] for name in x], data, fisher_type="type-2",
-            check_deterministic=False, separate_weight_and_bias=False, num_data=rows, num_per_example_loss_terms=1,
-        )  # fmt: skip
+            model,
+            nn.MSELoss(reduction="sum"),
+            [parameters[name] for name in x],
+            data,
+            fisher_type="type-2",
+            check_deterministic=False,
+            separate_weight_and_bias=False,
+            num_data=rows,
+            num_per_example_loss_terms=1,
+        )
         factors.compute_kronecker_factors()
     damping = max(ridge + decay, torch.finfo(roots[0].dtype).tiny ** 0.5)
     inverse = curvlinops.KFACInverseLinearOperator(factors, damping=damping, use_exact_damping=True)
@@ -55,9 +74,18 @@ def kronecker_inverse(loss: Loss, theta: Tree, x: Tree, batch: Batch, ridge: flo
 
 
 class _Outputs(nn.Module):
-    """S_iᵀ z_i/√2 of every row, the linear layers called as modules, so that their hooks see inputs and gradients."""
+    """S_iᵀ z_i/√2 of every row, the linear layers called as modules, so that their hooks see
+    inputs and gradients.
+    """
 
-    def __init__(self, outputs: Any, parameters: Tree, batch: Batch, layers: list[nn.Module], roots: list[Tensor]) -> None:
+    def __init__(
+        self,
+        outputs: Any,
+        parameters: Tree,
+        batch: Batch,
+        layers: list[nn.Module],
+        roots: list[Tensor],
+    ) -> None:
         super().__init__()
         self.layers = nn.ModuleList(layers)
         self._call = lambda: outputs(parameters, batch)
@@ -66,7 +94,10 @@ class _Outputs(nn.Module):
     def forward(self, index: Tensor) -> Tensor:
         with _AsModules({id(layer.weight): layer for layer in self.layers}):
             leaves = tree_flatten(self._call())[0]
-        squared = [torch.einsum("nc,ncd->nd", leaf, root) for leaf, root in zip(leaves, self._roots, strict=True)]
+        squared = [
+            torch.einsum("nc,ncd->nd", leaf, root)
+            for leaf, root in zip(leaves, self._roots, strict=True)
+        ]
         return torch.cat(squared) / 2**0.5
 
 
@@ -78,7 +109,11 @@ class _AsModules(TorchFunctionMode):
         self.modules = modules
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        if func in (functional.linear, functional.conv2d) and len(args) > 1 and id(args[1]) in self.modules:
+        if (
+            func in (functional.linear, functional.conv2d)
+            and len(args) > 1
+            and id(args[1]) in self.modules
+        ):
             return self.modules[id(args[1])](args[0])
         return func(*args, **(kwargs or {}))
 
@@ -93,7 +128,12 @@ class _Seen(TorchFunctionMode):
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
         if func in (functional.linear, functional.conv2d) and len(args) > 1:
-            settings = dict(zip(("bias", "stride", "padding", "dilation", "groups"), args[2:], strict=False)) | kwargs
+            settings = (
+                dict(
+                    zip(("bias", "stride", "padding", "dilation", "groups"), args[2:], strict=False)
+                )
+                | kwargs
+            )
             self.calls.append((func, args[1], settings.pop("bias", None), settings))
         return func(*args, **kwargs)
 
@@ -105,7 +145,11 @@ def _layers(outputs: Any, x: Tree, batch: Batch) -> dict[str, tuple[nn.Module, s
     names = {id(leaf): name for name, leaf in x.items()}
     layers: dict[str, tuple[nn.Module, str]] = {}
     for func, weight, bias, settings in seen.calls:
-        if id(weight) not in names or names[id(weight)] in layers or (bias is not None and id(bias) not in names):
+        if (
+            id(weight) not in names
+            or names[id(weight)] in layers
+            or (bias is not None and id(bias) not in names)
+        ):
             continue
         has_bias = bias is not None
         with torch.device("meta"):
@@ -114,24 +158,33 @@ def _layers(outputs: Any, x: Tree, batch: Batch) -> dict[str, tuple[nn.Module, s
                 module = nn.Linear(weight.shape[1], weight.shape[0], has_bias)
             else:
                 channels = weight.shape[1] * settings.get("groups", 1)
-                module = nn.Conv2d(channels, weight.shape[0], tuple(weight.shape[2:]), bias=has_bias, **settings)
+                module = nn.Conv2d(
+                    channels, weight.shape[0], tuple(weight.shape[2:]), bias=has_bias, **settings
+                )
         for part, leaf in (("weight", weight), ("bias", bias)):
             if leaf is not None:
                 setattr(module, part, nn.Parameter(leaf.clone()))
                 layers[names[id(leaf)]] = module, part
     if missing := [name for name in x if name not in layers]:
         raise ConfigError(
-            f"{WANTED_BY} factors linear layers, and {', '.join(missing)} of x is no weight or bias of one in this problem's "
-            "outputs\n  call torch.nn.functional.linear or conv2d with leaves of x, or take another solver"
+            f"{WANTED_BY} factors linear layers, and {', '.join(missing)} of x is no weight or "
+            "bias of one in this problem's "
+            "outputs\n  call torch.nn.functional.linear or conv2d with leaves of x, or take "
+            "another solver"
         )
     return {name: layers[name] for name in x}
 
 
 def _roots(level: Callable[[Tree, Any], Tensor], x: Tree, z: Any) -> tuple[list[Tensor], float]:
-    """(S_i of every row, ``[n, C, C]`` an output leaf; τ, the mean curvature of the criterion in x alone)."""
+    """(S_i of every row, ``[n, C, C]`` an output leaf; τ, the mean curvature of the criterion in
+    x alone).
+    """
     leaves, shape = tree_flatten(z)
     if len({leaf.shape[1:] for leaf in leaves}) > 1 or leaves[0].dim() != 2:
-        raise ConfigError(f"{WANTED_BY} needs outputs of the shape [rows, C], not {[list(leaf.shape) for leaf in leaves]}")
+        raise ConfigError(
+            f"{WANTED_BY} needs outputs of the shape [rows, C], not "
+            f"{[list(leaf.shape) for leaf in leaves]}"
+        )
 
     def product(tangents: list[Tensor]) -> list[Tensor]:
         slope = torch.func.grad(lambda z: level(x, z))
@@ -141,16 +194,28 @@ def _roots(level: Callable[[Tree, Any], Tensor], x: Tree, z: Any) -> tuple[list[
     columns = [product([axis.expand_as(leaf).contiguous() for leaf in leaves]) for axis in eye]
     hessians = [torch.stack(parts, -1) for parts in zip(*columns, strict=True)]
     generator = Key(0).fold("kfac").generator()
-    probe = [torch.randn(leaf.shape, generator=generator, dtype=leaf.dtype).to(leaf.device) for leaf in leaves]
+    probe = [
+        torch.randn(leaf.shape, generator=generator, dtype=leaf.dtype).to(leaf.device)
+        for leaf in leaves
+    ]
     for hessian, v, image in zip(hessians, probe, product(probe), strict=True):
         off = (torch.einsum("ncd,nd->nc", hessian, v) - image).norm()
         if off > 1e-3 * image.norm():
-            raise ConfigError(f"{WANTED_BY} needs a criterion that is a sum over rows, and this problem's joins them")
-    values, vectors = zip(*(torch.linalg.eigh((hessian + hessian.mT) / 2) for hessian in hessians), strict=True)
-    roots = [v * value.clamp_min(0).sqrt()[:, None, :] for value, v in zip(values, vectors, strict=True)]
+            raise ConfigError(
+                f"{WANTED_BY} needs a criterion that is a sum over rows, and this problem's "
+                "joins them"
+            )
+    values, vectors = zip(
+        *(torch.linalg.eigh((hessian + hessian.mT) / 2) for hessian in hessians), strict=True
+    )
+    roots = [
+        v * value.clamp_min(0).sqrt()[:, None, :] for value, v in zip(values, vectors, strict=True)
+    ]
     ones = {name: torch.ones_like(leaf) for name, leaf in x.items()}
     own = torch.func.jvp(
-        torch.func.grad(level), (x, z), (ones, tree_unflatten([torch.zeros_like(leaf) for leaf in leaves], shape))
+        torch.func.grad(level),
+        (x, z),
+        (ones, tree_unflatten([torch.zeros_like(leaf) for leaf in leaves], shape)),
     )[1]
     curvature = sum(leaf.sum() for leaf in own.values()) / sum(leaf.numel() for leaf in x.values())
     return roots, max(0.0, float(curvature))
@@ -161,6 +226,7 @@ def _curvlinops() -> Any:
         import curvlinops
     except ModuleNotFoundError as error:
         raise MissingExtra(
-            f"the solver kfac needs a package that is not installed ({error.name})\n  pip install 'hgms[curvlinops]'"
+            f"the solver kfac needs a package that is not installed ({error.name})\n"
+            "  pip install 'hgms[curvlinops]'"
         ) from error
     return curvlinops

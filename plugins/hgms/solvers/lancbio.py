@@ -1,4 +1,6 @@
-"""The dynamic Lanczos process: a Krylov space that one product an outer step extends, while the matrix changes."""
+"""The dynamic Lanczos process: a Krylov space that one product an outer step extends, while the
+matrix changes.
+"""
 
 from __future__ import annotations
 
@@ -18,43 +20,57 @@ norm = LinearSystem.norm
 @final
 @frozen(kw_only=True)
 class LancBiO:
-    """(H + γI) v = b where H and b change from outer step to outer step, each of which pays one step of the Lanczos process.
+    """(H + γI) v = b where H and b change from outer step to outer step, each of which pays one
+    step of the Lanczos process.
 
-    An epoch begins with the last v as its anchor v̄, w = (H + γI) v̄ and q_1 = (b − w)/‖b − w‖. Its step j, with the H and b of
-    then, adds a column to the tridiagonal T and a vector to Q, and corrects the anchor::
+    An epoch begins with the last v as its anchor v̄, w = (H + γI) v̄ and q_1 = (b − w)/‖b − w‖. Its
+    step j, with the H and b of then, adds a column to the tridiagonal T and a vector to Q, and
+    corrects the anchor::
 
         u = (H + γI) q_j,    α_j = q_jᵀu,    β_j q_{j+1} = u − Q Qᵀu,    v = v̄ + Q T⁻¹ Qᵀ(b − w)
 
-    After ``restart`` steps v is the next anchor. Where H stays the same, v is the iterate of conjugate gradients after j steps
-    from v̄.
+    After ``restart`` steps v is the next anchor. Where H stays the same, v is the iterate of
+    conjugate gradients after j steps from v̄.
 
-    Use with ``implicit`` in a method whose outer steps are small and many, so that a rough v that follows its system is enough.
-    Avoid where a tolerance has to be met in every outer step (``recycled-cg``), and where the lower level is restarted.
+    Use with ``implicit`` in a method whose outer steps are small and many, so that a rough v that
+    follows its system is enough. Avoid where a tolerance has to be met in every outer step
+    (``recycled-cg``), and where the lower level is restarted.
 
     Arguments:
         restart: m, the outer steps of an epoch, ≥ 1.
-        ridge, rtol, atol, clip: as in ``cg``. Without memory ``solve`` makes at most m steps on its one system.
+        ridge, rtol, atol, clip: as in ``cg``. Without memory ``solve`` makes at most m steps on its
+            one system.
 
-    Outcomes: ITERATION_LIMIT (a step was made: the usual one). CONVERGED, checked with a product. NEGATIVE_CURVATURE: T is not
-    positive definite, since H + γI is not, or has changed too much within the epoch; STAGNATED: T is singular. In both the v of
-    the space before is returned, and the next system begins an epoch. NONFINITE. The residual of a step that was made is what
-    the recursion says, exact for a fixed H and an estimate where it changed.
+    Outcomes: ITERATION_LIMIT (a step was made: the usual one). CONVERGED, checked with a product.
+    NEGATIVE_CURVATURE: T is not positive definite, since H + γI is not, or has changed too much
+    within the epoch; STAGNATED: T is singular. In both the v of the space before is returned, and
+    the next system begins an epoch. NONFINITE. The residual of a step that was made is what the
+    recursion says, exact for a fixed H and an estimate where it changed.
 
-    Cost: one product a step, one more for the w of an epoch (none where v̄ = 0), so 1 + 1/m a system; one more where the
-    residual seems to meet the tolerance. Beside the products 6·m·d multiply-adds a step. Memory between systems: m + 4 vectors.
-    ``x0`` is the first anchor. N systems at once are solved without memory, by ``cg`` with m steps, whose iterates these are.
+    Cost: one product a step, one more for the w of an epoch (none where v̄ = 0), so 1 + 1/m a
+    system; one more where the residual seems to meet the tolerance. Beside the products 6·m·d
+    multiply-adds a step. Memory between systems: m + 4 vectors. ``x0`` is the first anchor. N
+    systems at once are solved without memory, by ``cg`` with m steps, whose iterates these are.
 
-    >>> H, b = torch.tensor([1.0, 2.0, 4.0], dtype=torch.float64), torch.ones(3, dtype=torch.float64)
+    >>> H, b = (
+    ...     torch.tensor([1.0, 2.0, 4.0], dtype=torch.float64),
+    ...     torch.ones(3, dtype=torch.float64),
+    ... )
     >>> solver, memory = LancBiO(), {}
     >>> for _ in range(3):
     ...     solution, memory = solver.solve_from(lambda v: H * v, b, None, memory)
-    ...     print(solution.outcome.label, solution.products, (1e6 * solution.value).round().div(1e6).tolist())
+    ...     print(
+    ...         solution.outcome.label,
+    ...         solution.products,
+    ...         (1e6 * solution.value).round().div(1e6).tolist(),
+    ...     )
     iteration-limit 1 [0.428571, 0.428571, 0.428571]
     iteration-limit 1 [0.828571, 0.628571, 0.228571]
     converged 2 [1.0, 0.5, 0.25]
 
-    Source: Gao, Yang and Yuan, "LancBiO: dynamic Lanczos-aided bilevel optimization via Krylov subspace" (2025), its algorithm
-    with restarts. Differs in: q_{j+1} is orthogonal to all vectors before it, there to the last two; see the README.
+    Source: Gao, Yang and Yuan, "LancBiO: dynamic Lanczos-aided bilevel optimization via Krylov
+    subspace" (2025), its algorithm with restarts. Differs in: q_{j+1} is orthogonal to all vectors
+    before it, there to the last two; see the README.
     """
 
     name: ClassVar[str] = "lancbio"
@@ -88,48 +104,74 @@ class LancBiO:
             products=sum(step.products for step in steps),
         )
 
-    def solve_from(self, matvec: MatVec, b: Tensor, x0: Tensor | None, memory: Tree) -> tuple[Solution, Tree]:
-        """One step on this system, with the epoch that ``memory`` holds (``{}`` before the first system)."""
+    def solve_from(
+        self, matvec: MatVec, b: Tensor, x0: Tensor | None, memory: Tree
+    ) -> tuple[Solution, Tree]:
+        """One step on this system, with the epoch that ``memory`` holds (``{}`` before the first
+        system).
+        """
         if b.dim() > 1:
             return self.solve(matvec, b, x0), memory
         system = LinearSystem.of(matvec, b, ridge=self.ridge, rtol=self.rtol, atol=self.atol)
         if not bool(system.size > 0):  # b is zero, or not finite: that says nothing about the next
-            return self._answer(system, system.rhs, system.size, Outcome.CONVERGED), memory if not system.finite else {}
+            return self._answer(
+                system, system.rhs, system.size, Outcome.CONVERGED
+            ), memory if not system.finite else {}
         epoch = memory if "basis" in memory else begun(system, memory.get("v", x0))
-        anchor, r = epoch["anchor"] / system.unit, system.rhs - epoch["image"] / system.unit
+        anchor = epoch["anchor"] / system.unit
+        r = system.rhs - epoch["image"] / system.unit
         if epoch is not memory and bool(norm(r) <= system.target):
             return self._answer(system, anchor, norm(r), Outcome.CONVERGED), {"v": epoch["anchor"]}
         longer, outcome = extended(system, epoch)
         curvature = longer["diagonal"][-1:]
         over = outcome is not Outcome.ITERATION_LIMIT
         correction, rest = corrected(epoch if over else longer, r)
-        x, size = anchor + correction, norm(rest)
+        x = anchor + correction
+        size = norm(rest)
         if not over and bool(size <= system.target):
-            size, over = norm(system.rhs - system.apply(x)), True
+            size = norm(system.rhs - system.apply(x))
+            over = True
             outcome = Outcome.CONVERGED if bool(size <= system.target) else outcome
         over = over or len(longer["diagonal"]) == self.restart or not bool(longer["beside"][-1])
         v = x * system.unit
-        return self._answer(system, x, size, outcome, curvature), {"v": v} if over else {**longer, "v": v}
+        return self._answer(system, x, size, outcome, curvature), {"v": v} if over else {
+            **longer,
+            "v": v,
+        }
 
     def _answer(
-        self, system: LinearSystem, x: Tensor, size: Tensor, outcome: Outcome, curvature: Tensor | None = None
+        self,
+        system: LinearSystem,
+        x: Tensor,
+        size: Tensor,
+        outcome: Outcome,
+        curvature: Tensor | None = None,
     ) -> Solution:
         """After a step, which met ``curvature``, or after none."""
-        codes, unknown = system.codes(outcome), torch.full_like(size, torch.inf)
-        least = unknown if curvature is None else torch.where(torch.isfinite(curvature[0]), curvature[0], unknown)
-        return system.solution(x, size, codes, torch.full_like(codes, curvature is not None), least, self.clip)
+        codes = system.codes(outcome)
+        unknown = torch.full_like(size, torch.inf)
+        least = (
+            unknown
+            if curvature is None
+            else torch.where(torch.isfinite(curvature[0]), curvature[0], unknown)
+        )
+        return system.solution(
+            x, size, codes, torch.full_like(codes, curvature is not None), least, self.clip
+        )
 
 
 def begun(system: LinearSystem, last: Tensor | None) -> Tree:
-    """An epoch without a step, from the last v; from zero where that has a smaller ½vᵀ(H + γI)v − bᵀv, which an epoch does not
-    raise where H is fixed (the residual may rise)."""
+    """An epoch without a step, from the last v; from zero where that has a smaller ½vᵀ(H + γI)v −
+    bᵀv, which an epoch does not raise where H is fixed (the residual may rise)."""
     rhs = system.rhs
-    x, image = torch.zeros_like(rhs), torch.zeros_like(rhs)
+    x = torch.zeros_like(rhs)
+    image = torch.zeros_like(rhs)
     if last is not None and bool(last.any()):
         start = last.detach() / system.unit
         product = system.apply(start)
         if bool(start @ product <= 2 * (rhs @ start)):
-            x, image = start, product
+            x = start
+            image = product
     size = norm(rhs - image)
     q = (rhs - image) / torch.where(size > 0, size, torch.ones_like(size))
     none = rhs.new_zeros(0)
@@ -147,10 +189,20 @@ def extended(system: LinearSystem, epoch: Tree) -> tuple[Tree, Outcome]:
         u = torch.addmv(u, basis.T, basis @ u, alpha=-1)
     beta = norm(u)
     eps = torch.finfo(u.dtype).eps
-    beta = torch.where(beta > 10 * eps * size, beta, torch.zeros_like(beta))  # the space is closed under H
+    beta = torch.where(
+        beta > 10 * eps * size, beta, torch.zeros_like(beta)
+    )  # the space is closed under H
     u = u / torch.where(beta > 0, beta, torch.ones_like(beta)) * (beta > 0)
-    diagonal, beside = (torch.cat([epoch[name], new.unsqueeze(0)]) for name, new in (("diagonal", alpha), ("beside", beta)))
-    longer = {**epoch, "basis": torch.cat([basis, u.unsqueeze(0)]), "diagonal": diagonal, "beside": beside}
+    diagonal, beside = (
+        torch.cat([epoch[name], new.unsqueeze(0)])
+        for name, new in (("diagonal", alpha), ("beside", beta))
+    )
+    longer = {
+        **epoch,
+        "basis": torch.cat([basis, u.unsqueeze(0)]),
+        "diagonal": diagonal,
+        "beside": beside,
+    }
     if not bool(torch.isfinite(alpha) & torch.isfinite(size)):
         return longer, Outcome.NONFINITE
     values = torch.linalg.eigvalsh(tridiagonal(longer))
@@ -167,11 +219,16 @@ def tridiagonal(epoch: Tree) -> Tensor:
 
 
 def corrected(epoch: Tree, r: Tensor) -> tuple[Tensor, Tensor]:
-    """Q T⁻¹ Qᵀr, and the residual that it leaves of r: r − QQᵀr − β_j y_j q_{j+1} with y = T⁻¹Qᵀr."""
+    """Q T⁻¹ Qᵀr, and the residual that it leaves of r: r − QQᵀr − β_j y_j q_{j+1} with y =
+    T⁻¹Qᵀr.
+    """
     count = len(epoch["diagonal"])
     if not count:
         return torch.zeros_like(r), r
-    basis, following = epoch["basis"][:count], epoch["basis"][count]
+    basis = epoch["basis"][:count]
+    following = epoch["basis"][count]
     inside = basis @ r
     y = torch.linalg.solve(tridiagonal(epoch), inside.double()).to(r)
-    return basis.T @ y, torch.addmv(r, basis.T, inside, alpha=-1) - epoch["beside"][-1] * y[-1] * following
+    return basis.T @ y, torch.addmv(r, basis.T, inside, alpha=-1) - epoch["beside"][-1] * y[
+        -1
+    ] * following

@@ -12,7 +12,9 @@ from hgms.config import frozen, not_negative, positive
 from hgms.solvers.iterated import iterated
 from hgms_core import LinearSystem, MatVec, Outcome, Solution, Tree
 
-dot, norm, rows = LinearSystem.dot, LinearSystem.norm, LinearSystem.rows
+dot = LinearSystem.dot
+norm = LinearSystem.norm
+rows = LinearSystem.rows
 CONVERGED, LIMIT, STAGNATED, NONFINITE = (
     Outcome[name].code for name in ("CONVERGED", "ITERATION_LIMIT", "STAGNATED", "NONFINITE")
 )
@@ -21,27 +23,31 @@ CONVERGED, LIMIT, STAGNATED, NONFINITE = (
 @final
 @frozen(kw_only=True)
 class MINRES:
-    """argmin ‖b − (H + γI) v‖ over the Krylov space, for H symmetric: positive definite, indefinite or singular.
+    """argmin ‖b − (H + γI) v‖ over the Krylov space, for H symmetric: positive definite, indefinite
+    or singular.
 
-    The Lanczos process gives H + γI as a tridiagonal matrix in an orthonormal basis; Givens rotations solve the small
-    least-squares problem as it grows. The residual norm never increases.
+    The Lanczos process gives H + γI as a tridiagonal matrix in an orthonormal basis; Givens
+    rotations solve the small least-squares problem as it grows. The residual norm never increases.
 
-    Use when H + γI is indefinite (a lower state that is not a minimiser yet) or singular. Avoid when it is positive definite:
-    ``cg`` gives smaller errors for the same products. At a saddle bᵀv may be negative; ``cg``, which stops
-    before that, may give the safer hypergradient.
+    Use when H + γI is indefinite (a lower state that is not a minimiser yet) or singular. Avoid
+    when it is positive definite: ``cg`` gives smaller errors for the same products. At a saddle bᵀv
+    may be negative; ``cg``, which stops before that, may give the safer hypergradient.
 
     Arguments:
-        ridge: γ ≥ 0, in the units of H. ``rtol``, ``atol``: relative residual to reach, > 0, or an absolute one, ≥ 0, in the
-            units of b. ``max_steps``: iteration limit.
+        ridge: γ ≥ 0, in the units of H. ``rtol``, ``atol``: relative residual to reach, > 0, or an
+            absolute one, ≥ 0, in the units of b. ``max_steps``: iteration limit.
 
-    Outcomes: CONVERGED; ITERATION_LIMIT; STAGNATED (‖(H + γI) r‖ vanishes beside ‖H + γI‖·‖r‖: the system is singular and
-    inconsistent, and v is a least-squares solution; or the tolerance is below what the numbers can do); NONFINITE.
+    Outcomes: CONVERGED; ITERATION_LIMIT; STAGNATED (‖(H + γI) r‖ vanishes beside ‖H + γI‖·‖r‖: the
+    system is singular and inconsistent, and v is a least-squares solution; or the tolerance is
+    below what the numbers can do); NONFINITE.
 
-    Cost: one product an iteration, one to check the residual at the end, one more for a warm start. A warm start that is
-    worse than zero is dropped. Memory: 9 vectors.
+    Cost: one product an iteration, one to check the residual at the end, one more for a warm start.
+    A warm start that is worse than zero is dropped. Memory: 9 vectors.
 
     >>> H = torch.tensor([1.0, 2.0, 0.0, -0.5], dtype=torch.float64)
-    >>> solution = MINRES().solve(lambda v: H * v, torch.tensor([1.0, 1.0, 0.0, 1.0], dtype=torch.float64))
+    >>> solution = MINRES().solve(
+    ...     lambda v: H * v, torch.tensor([1.0, 1.0, 0.0, 1.0], dtype=torch.float64)
+    ... )
     >>> solution.outcome.label, (1e6 * solution.value).round().div(1e6).tolist()
     ('converged', [1.0, 0.5, 0.0, -2.0])
 
@@ -61,40 +67,77 @@ class MINRES:
         x, r = system.start(x0)
         size = norm(r)
         floor = torch.maximum(system.target, eps * system.size)
-        codes = torch.where(size <= system.target, system.codes(Outcome.CONVERGED), system.codes(Outcome.ITERATION_LIMIT))
+        codes = torch.where(
+            size <= system.target,
+            system.codes(Outcome.CONVERGED),
+            system.codes(Outcome.ITERATION_LIMIT),
+        )
         active = codes == LIMIT
-        steps, verified, anchor = torch.zeros_like(codes), size, x
-        curvature, scale = torch.full_like(size, torch.inf), torch.zeros_like(size)
+        steps = torch.zeros_like(codes)
+        verified = size
+        anchor = x
+        curvature = torch.full_like(size, torch.inf)
+        scale = torch.zeros_like(size)
 
         while active.any():
-            # Lanczos from the current residual: v, v_1 are the last two basis vectors, beta the entry between them.
-            zero, unit = torch.zeros_like(size), torch.ones_like(size)
-            origin, nothing = r, torch.zeros_like(r)
+            # Lanczos from the current residual: v, v_1 are the last two basis vectors, beta the
+            # entry between them.
+            zero = torch.zeros_like(size)
+            unit = torch.ones_like(size)
+            origin = r
+            nothing = torch.zeros_like(r)
             state = {
-                "x": x, "r": r, "v": r / rows(torch.where(size > 0, size, unit)), "v_1": nothing, "w": nothing, "w_1": nothing,
-                "beta": zero, "c": unit, "s": zero, "c_1": unit, "s_1": zero, "phi": size, "flat": x,
-                "flattest": torch.full_like(size, torch.inf), "size": size, "codes": codes, "active": active, "steps": steps,
-                "curvature": curvature, "scale": scale, "floor": floor,
-            }  # fmt: skip
+                "x": x,
+                "r": r,
+                "v": r / rows(torch.where(size > 0, size, unit)),
+                "v_1": nothing,
+                "w": nothing,
+                "w_1": nothing,
+                "beta": zero,
+                "c": unit,
+                "s": zero,
+                "c_1": unit,
+                "s_1": zero,
+                "phi": size,
+                "flat": x,
+                "flattest": torch.full_like(size, torch.inf),
+                "size": size,
+                "codes": codes,
+                "active": active,
+                "steps": steps,
+                "curvature": curvature,
+                "scale": scale,
+                "floor": floor,
+            }
             state = iterated("minres", (self.max_steps,), system, iteration, state, self.max_steps)
             x, size, codes, steps = (state[name] for name in ("x", "size", "codes", "steps"))
-            curvature, scale = state["curvature"], state["scale"]
+            curvature = state["curvature"]
+            scale = state["scale"]
 
-            # Check with one product; go on from the true residual where the recursion was too optimistic, and back to the
-            # last checked iterate where rounding has made it worse than that.
+            # Check with one product; go on from the true residual where the recursion was too
+            # optimistic, and back to the last checked iterate where rounding has made it worse than
+            # that.
             fresh = system.rhs - system.apply(x)
             true = norm(fresh)
             known = torch.isfinite(true)
-            r, size = torch.where(rows(known), fresh, r), torch.where(known, true, size)
+            r = torch.where(rows(known), fresh, r)
+            size = torch.where(known, true, size)
             lost = known & (size > verified)
-            x, r = torch.where(rows(lost), anchor, x), torch.where(rows(lost), origin, r)
+            x = torch.where(rows(lost), anchor, x)
+            r = torch.where(rows(lost), origin, r)
             size = torch.where(lost, verified, size)
             codes = codes.masked_fill(lost & (codes != NONFINITE), STAGNATED)
             missed = (codes == CONVERGED) & (size > system.target)
-            codes = codes.masked_fill(missed, STAGNATED).masked_fill(missed & (steps >= self.max_steps), LIMIT)
-            codes = codes.masked_fill(((codes == LIMIT) | (codes == STAGNATED)) & (size <= system.target), CONVERGED)
+            codes = codes.masked_fill(missed, STAGNATED).masked_fill(
+                missed & (steps >= self.max_steps), LIMIT
+            )
+            codes = codes.masked_fill(
+                ((codes == LIMIT) | (codes == STAGNATED)) & (size <= system.target), CONVERGED
+            )
             active = missed & (size < 0.9 * verified) & (steps < self.max_steps)
-            codes, verified, anchor = codes.masked_fill(active, LIMIT), size, x
+            codes = codes.masked_fill(active, LIMIT)
+            verified = size
+            anchor = x
 
         return system.solution(x, size, codes, steps, curvature)
 
@@ -103,10 +146,13 @@ def iteration(system: LinearSystem, state: Tree, max_steps: int) -> Tree:
     """One step, as a function of tensors alone."""
     eps = torch.finfo(state["r"].dtype).eps
     x, v, v_1, w, w_1, beta = (state[name] for name in ("x", "v", "v_1", "w", "w_1", "beta"))
-    c, s, c_1, s_1, phi, flat, flattest = (state[name] for name in ("c", "s", "c_1", "s_1", "phi", "flat", "flattest"))
+    c, s, c_1, s_1, phi, flat, flattest = (
+        state[name] for name in ("c", "s", "c_1", "s_1", "phi", "flat", "flattest")
+    )
     size, codes, active, steps = (state[name] for name in ("size", "codes", "active", "steps"))
     curvature, scale, floor = (state[name] for name in ("curvature", "scale", "floor"))
-    zero, unit = torch.zeros_like(size), torch.ones_like(size)
+    zero = torch.zeros_like(size)
+    unit = torch.ones_like(size)
     u = torch.addcmul(system.apply(v), rows(beta), v_1, value=-1)
     alpha = dot(v, u)
     u = torch.addcmul(u, rows(alpha), v, value=-1)
@@ -114,37 +160,67 @@ def iteration(system: LinearSystem, state: Tree, max_steps: int) -> Tree:
     finite = torch.isfinite(beta_next)
     codes = codes.masked_fill(active & ~finite, NONFINITE)
     active = active & finite
-    alpha, beta_next = torch.where(active, alpha, zero), torch.where(active, beta_next, zero)
+    alpha = torch.where(active, alpha, zero)
+    beta_next = torch.where(active, beta_next, zero)
     u = torch.where(rows(active), u, torch.zeros_like(u))
     curvature = torch.where(active, torch.minimum(curvature, alpha), curvature)
 
-    # The new column (beta, alpha, beta_next) of the tridiagonal matrix through the last two rotations.
+    # The new column (beta, alpha, beta_next) of the tridiagonal matrix through the last two
+    # rotations.
     scale = torch.maximum(scale, (beta**2 + alpha**2 + beta_next**2).sqrt() * active)
-    epsilon, rotated = s_1 * beta, c_1 * beta
-    delta, gamma_bar = c * rotated + s * alpha, c * alpha - s * rotated
+    epsilon = s_1 * beta
+    rotated = c_1 * beta
+    delta = c * rotated + s * alpha
+    gamma_bar = c * alpha - s * rotated
     # ‖(H + γI) r‖ = ‖r‖·‖(gamma_bar, c·beta_next)‖, still of the residual before this step.
-    # Where it is smallest the iterate is nearest to a least-squares solution. Small in a step that would not change
-    # the residual, or risen again, means that going on only lets the null space of a singular system grow.
-    slope, gamma = torch.hypot(gamma_bar, c * beta_next), torch.hypot(gamma_bar, beta_next)
+    # Where it is smallest the iterate is nearest to a least-squares solution. Small in a step that
+    # would not change the residual, or risen again, means that going on only lets the null space of
+    # a singular system grow.
+    slope = torch.hypot(gamma_bar, c * beta_next)
+    gamma = torch.hypot(gamma_bar, beta_next)
     flatter = active & (slope < flattest)
-    flat, flattest = torch.where(rows(flatter), x, flat), torch.where(flatter, slope, flattest)
+    flat = torch.where(rows(flatter), x, flat)
+    flattest = torch.where(flatter, slope, flattest)
     idle = (gamma_bar**2 <= 10 * eps * gamma**2) | (slope > 1e3 * flattest)
     stuck = active & ((flattest <= eps**0.5 * scale) & idle | (slope <= 100 * eps * scale))
-    x, codes = torch.where(rows(stuck), flat, x), codes.masked_fill(stuck, STAGNATED)
+    x = torch.where(rows(stuck), flat, x)
+    codes = codes.masked_fill(stuck, STAGNATED)
     active = active & ~stuck
     gamma = torch.where(active, gamma, unit)
     (c_1, s_1), (c, s) = (c, s), (gamma_bar / gamma, beta_next / gamma)
 
     direction = (v - rows(epsilon) * w_1 - rows(delta) * w) / rows(gamma)
-    w_1, w = w, torch.where(rows(active), direction, w)
+    w_1 = w
+    w = torch.where(rows(active), direction, w)
     x = torch.addcmul(x, rows(torch.where(active, c * phi, zero)), w)
     phi = torch.where(active, -s * phi, phi)
-    size, steps = torch.where(active, phi.abs(), size), steps + active
+    size = torch.where(active, phi.abs(), size)
+    steps = steps + active
     codes = codes.masked_fill(active & (size <= floor), CONVERGED)
     active = active & (size > floor) & (steps < max_steps)
-    v_1, v, beta = v, u / rows(torch.where(beta_next > 0, beta_next, unit)), beta_next
+    v_1 = v
+    v = u / rows(torch.where(beta_next > 0, beta_next, unit))
+    beta = beta_next
     return {
-        "x": x, "r": state["r"], "v": v, "v_1": v_1, "w": w, "w_1": w_1, "beta": beta, "c": c, "s": s, "c_1": c_1, "s_1": s_1,
-        "phi": phi, "flat": flat, "flattest": flattest, "size": size, "codes": codes, "active": active, "steps": steps,
-        "curvature": curvature, "scale": scale, "floor": floor,
-    }  # fmt: skip
+        "x": x,
+        "r": state["r"],
+        "v": v,
+        "v_1": v_1,
+        "w": w,
+        "w_1": w_1,
+        "beta": beta,
+        "c": c,
+        "s": s,
+        "c_1": c_1,
+        "s_1": s_1,
+        "phi": phi,
+        "flat": flat,
+        "flattest": flattest,
+        "size": size,
+        "codes": codes,
+        "active": active,
+        "steps": steps,
+        "curvature": curvature,
+        "scale": scale,
+        "floor": floor,
+    }

@@ -17,29 +17,35 @@ from hgms_core import LinearSystem, MatVec, Solution
 class Neumann:
     """v = lr · Σ_{k=0}^{K−1} (I − lr·(H + γI))^k b, always K terms (evaluated by Horner's rule).
 
-    That is what K steps of gradient descent on the lower level carry into an unrolled hypergradient at the solution. Fewer
-    terms damp the directions of small curvature as a ridge of about 1/(lr·K) would.
+    That is what K steps of gradient descent on the lower level carry into an unrolled hypergradient
+    at the solution. Fewer terms damp the directions of small curvature as a ridge of about 1/(lr·K)
+    would.
 
-    Use when a fixed, predictable cost is wanted, or this implicit damping. Avoid when an accurate solution is (use ``cg``).
+    Use when a fixed, predictable cost is wanted, or this implicit damping. Avoid when an accurate
+    solution is (use ``cg``).
 
     Arguments:
         lr: step size, 0 < lr < 2/λ_max(H + γI), in the units of 1/H.
         steps: K, the number of terms and of products.
         ridge: γ ≥ 0, in the units of H.
-        rtol: relative residual up to which the outcome says CONVERGED, > 0; the number of terms does not depend on it.
+        rtol: relative residual up to which the outcome says CONVERGED, > 0; the number of terms
+            does not depend on it.
 
-    Outcomes: ITERATION_LIMIT (the usual end of a truncated series), CONVERGED where the residual is at most ``rtol``, DIVERGED
-    (the terms grow: the sum with the smallest residual) and STAGNATED (no term changes the residual), NONFINITE. ``x0`` is
-    where the summation starts from; a start of zero gives the series above.
+    Outcomes: ITERATION_LIMIT (the usual end of a truncated series), CONVERGED where the residual is
+    at most ``rtol``, DIVERGED (the terms grow: the sum with the smallest residual) and STAGNATED
+    (no term changes the residual), NONFINITE. ``x0`` is where the summation starts from; a start of
+    zero gives the series above.
 
-    Cost: K products, the last of which gives the true residual, and one for a warm start. Memory: 5 vectors.
+    Cost: K products, the last of which gives the true residual, and one for a warm start. Memory: 5
+        vectors.
 
     >>> import torch
     >>> solution = Neumann(lr=0.25, steps=2).solve(lambda v: 2 * v, torch.ones(2))
-    >>> solution.value, float(solution.residual)      # 1/4 (1 + 1/2), and b − 2v = 1/4
+    >>> solution.value, float(solution.residual)  # 1/4 (1 + 1/2), and b − 2v = 1/4
     (tensor([0.3750, 0.3750]), 0.25)
 
-    Source: Lorraine, Vicol and Duvenaud (2020), "Optimizing millions of hyperparameters by implicit differentiation".
+    Source: Lorraine, Vicol and Duvenaud (2020), "Optimizing millions of hyperparameters by implicit
+        differentiation".
     """
 
     name: ClassVar[str] = "neumann"
@@ -51,7 +57,9 @@ class Neumann:
 
     @classmethod
     def testing_instance(cls) -> Neumann:
-        """For ``hgms check``: terms enough for what is left of eigenvalues from 0.5 to 1.5, (1 − 0.8·0.5)⁶⁰ = 5e-14."""
+        """For ``hgms check``: terms enough for what is left of eigenvalues from 0.5 to 1.5, (1 −
+        0.8·0.5)⁶⁰ = 5e-14.
+        """
         return cls(lr=0.8, steps=60)
 
     def solve(self, matvec: MatVec, b: Tensor, x0: Tensor | None = None) -> Solution:

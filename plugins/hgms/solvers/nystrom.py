@@ -16,39 +16,50 @@ from hgms_core import Key, LinearSystem, MatVec, Solution
 @final
 @frozen(kw_only=True)
 class NystromCG:
-    """(H + γI) v = b by conjugate gradients, preconditioned with a rank-l Nyström approximation of H.
+    """(H + γI) v = b by conjugate gradients, preconditioned with a rank-l Nyström approximation of
+    H.
 
-    With Ω an orthonormal test matrix of l columns and Y = HΩ, the approximation is Ĥ = Y (ΩᵀY)⁻¹ Yᵀ = UΛUᵀ, and::
+    With Ω an orthonormal test matrix of l columns and Y = HΩ, the approximation is Ĥ = Y (ΩᵀY)⁻¹ Yᵀ
+    = UΛUᵀ, and::
 
         M⁻¹ = (λ_l + γ) U (Λ + γI)⁻¹ Uᵀ + (I − UUᵀ)
 
-    The preconditioned system has about the condition number (λ_l + γ)/γ of what is left behind the l largest eigenvalues.
+    The preconditioned system has about the condition number (λ_l + γ)/γ of what is left behind the
+    l largest eigenvalues.
 
-    Use when H has some tens of large eigenvalues above a bulk of small ones (networks have) and the tolerance is tight or the
-    ridge small, so that plain CG takes several times ``rank`` iterations. Avoid for loose tolerances: the sketch alone costs
-    ``rank`` products, which plain CG turns into iterations.
+    Use when H has some tens of large eigenvalues above a bulk of small ones (networks have) and the
+    tolerance is tight or the ridge small, so that plain CG takes several times ``rank`` iterations.
+    Avoid for loose tolerances: the sketch alone costs ``rank`` products, which plain CG turns into
+    iterations.
 
     Arguments:
         rank: l, the number of products spent on the sketch; at most the dimension is used.
         ridge, rtol, atol, max_steps, clip: as in ``cg``.
         seed: of the Gaussian test matrix (the same in every call).
 
-    Outcomes: as ``cg``. H may be indefinite: directions of the sketch without positive curvature are left out of the
-    preconditioner, which stays positive definite, and the iteration then stops as ``cg`` does.
+    Outcomes: as ``cg``. H may be indefinite: directions of the sketch without positive curvature
+    are left out of the preconditioner, which stays positive definite, and the iteration then stops
+    as ``cg`` does.
 
-    Cost: ``rank`` products, then as ``cg`` (``Solution.products`` counts them all, ``iterations`` only those of CG). Memory:
-    2·rank vectors more than ``cg``.
+    Cost: ``rank`` products, then as ``cg`` (``Solution.products`` counts them all, ``iterations``
+    only those of CG). Memory: 2·rank vectors more than ``cg``.
 
     >>> from hgms.solvers import CG, NystromCG
     >>> H = torch.cat([torch.logspace(0, 6, 10), torch.ones(190)]).double()
     >>> b = torch.ones(200, dtype=torch.float64)
-    >>> plain, nystrom = (s.solve(lambda v: H * v, b) for s in (CG(ridge=1e-3), NystromCG(rank=12, ridge=1e-3)))
-    >>> int(nystrom.iterations) < int(plain.iterations), bool(torch.allclose(nystrom.value, b / (H + 1e-3), rtol=1e-4))
+    >>> plain, nystrom = (
+    ...     s.solve(lambda v: H * v, b) for s in (CG(ridge=1e-3), NystromCG(rank=12, ridge=1e-3))
+    ... )
+    >>> (
+    ...     int(nystrom.iterations) < int(plain.iterations),
+    ...     bool(torch.allclose(nystrom.value, b / (H + 1e-3), rtol=1e-4)),
+    ... )
     (True, True)
 
-    Source: Frangella, Tropp and Udell, "Randomized Nyström preconditioning" (2021), Algorithm 2.1 and equation (1.3).
-    Differs from it in: an eigenvalue decomposition of ΩᵀY with the non-positive part left out, instead of a Cholesky
-    factor of a shifted one, because a lower Hessian may be indefinite.
+    Source: Frangella, Tropp and Udell, "Randomized Nyström preconditioning" (2021), Algorithm 2.1
+    and equation (1.3). Differs from it in: an eigenvalue decomposition of ΩᵀY with the non-positive
+    part left out, instead of a Cholesky factor of a shifted one, because a lower Hessian may be
+    indefinite.
     """
 
     name: ClassVar[str] = "nystrom"
@@ -71,16 +82,22 @@ class NystromCG:
     def _sketch(self, system: LinearSystem) -> tuple[Precondition, Tensor]:
         """The preconditioner, and the largest eigenvalue of Ĥ + γI."""
         rhs = system.rhs
-        dimension, eps = rhs.shape[-1], torch.finfo(rhs.dtype).eps
+        dimension = rhs.shape[-1]
+        eps = torch.finfo(rhs.dtype).eps
         # Half precision has no factorisations.
         dtype = torch.promote_types(rhs.dtype, torch.float32)
         # Drawn on the CPU, so that a GPU run uses the same test matrix.
         gaussian = torch.randn(
-            dimension, min(self.rank, dimension), generator=Key(self.seed).fold("nystrom").generator(), dtype=dtype
+            dimension,
+            min(self.rank, dimension),
+            generator=Key(self.seed).fold("nystrom").generator(),
+            dtype=dtype,
         )
         test = torch.linalg.qr(gaussian.to(rhs.device)).Q  # [d, l]
         columns = test.T.to(rhs.dtype)
-        sketch = torch.stack([system.apply(column.expand_as(rhs).contiguous()) for column in columns], dim=-1).to(dtype)
+        sketch = torch.stack(
+            [system.apply(column.expand_as(rhs).contiguous()) for column in columns], dim=-1
+        ).to(dtype)
         usable = torch.isfinite(sketch).flatten(-2).all(-1)[..., None, None]
         sketch = torch.where(usable, sketch, torch.zeros_like(sketch)) - self.ridge * test
 
@@ -88,14 +105,23 @@ class NystromCG:
         values, vectors = torch.linalg.eigh((core + core.mT) / 2)  # ascending
         positive = values > eps * dimension**0.5 * torch.linalg.matrix_norm(sketch)[..., None]
         scale = torch.where(positive, values, torch.ones_like(values)).rsqrt() * positive
-        # Ĥ = BBᵀ. Its eigenpairs come from the small matrix BᵀB, orthonormalised by QR first, for accuracy.
+        # Ĥ = BBᵀ. Its eigenpairs come from the small matrix BᵀB, orthonormalised by QR first, for
+        # accuracy.
         basis, small = torch.linalg.qr(sketch @ (vectors * scale[..., None, :]))
         left, singular, _ = torch.linalg.svd(small)  # descending
-        u, eigenvalues = basis @ left, singular**2
+        u = basis @ left
+        eigenvalues = singular**2
         count = positive.sum(-1, keepdim=True)
         used = torch.arange(eigenvalues.shape[-1], device=rhs.device) < count
         least = eigenvalues.gather(-1, (count - 1).clamp_min(0))
-        weight = torch.where(used, (least + self.ridge) / (eigenvalues + self.ridge), torch.ones_like(eigenvalues)) - 1
+        weight = (
+            torch.where(
+                used,
+                (least + self.ridge) / (eigenvalues + self.ridge),
+                torch.ones_like(eigenvalues),
+            )
+            - 1
+        )
 
         def precondition(r: Tensor) -> Tensor:
             inside = (u.mT @ r[..., None].to(dtype)).squeeze(-1)

@@ -12,13 +12,19 @@ from hgms.compiled import CompiledProduct, RecordedProduct
 from hgms.solvers.iterated import iterated
 from hgms_core import LinearSystem, MatVec, Outcome, Solution, Tree, clone
 
-dot, norm, rows, pick = LinearSystem.dot, LinearSystem.norm, LinearSystem.rows, LinearSystem.pick
+dot = LinearSystem.dot
+norm = LinearSystem.norm
+rows = LinearSystem.rows
+pick = LinearSystem.pick
 Precondition = Callable[[Tensor], Tensor]
 TRUSTED = 50
-"""Steps over which the recursion's residual of a solve that was cut short is taken for the true one."""
+"""Steps over which the recursion's residual of a solve that was cut short is taken for the true
+one.
+"""
 
 CONVERGED, LIMIT, NEGATIVE, STAGNATED, NONFINITE = (
-    Outcome[name].code for name in ("CONVERGED", "ITERATION_LIMIT", "NEGATIVE_CURVATURE", "STAGNATED", "NONFINITE")
+    Outcome[name].code
+    for name in ("CONVERGED", "ITERATION_LIMIT", "NEGATIVE_CURVATURE", "STAGNATED", "NONFINITE")
 )
 
 
@@ -30,12 +36,14 @@ def pcg(
     precondition: Precondition | None = None,
     largest: Tensor | None = None,
 ) -> Solution:
-    """Solve ``system``; every scalar below holds one number per system, and ``active`` says which are not finished.
-    ``largest`` is the largest curvature known so far, against which zero is judged.
+    """Solve ``system``; every scalar below holds one number per system, and ``active`` says which
+    are not finished. ``largest`` is the largest curvature known so far, against which zero is
+    judged.
 
-    The recursion's residual is checked with one product at the end, except where a short solve was cut off. Where it was too
-    optimistic the iteration goes on from the true residual, as long as that still falls; else the numbers can do no better, and
-    the outcome is STAGNATED. Of a :class:`hgms.compiled.RecordedProduct` an iteration is one launch, of a
+    The recursion's residual is checked with one product at the end, except where a short solve was
+    cut off. Where it was too optimistic the iteration goes on from the true residual, as long as
+    that still falls; else the numbers can do no better, and the outcome is STAGNATED. Of a
+    :class:`hgms.compiled.RecordedProduct` an iteration is one launch, of a
     :class:`hgms.compiled.CompiledProduct` one or several are a program.
     """
     product = system.matvec
@@ -55,72 +63,126 @@ def pcg(
         fresh = system.rhs - system.apply(state["x"])
         state = checked(system, state, fresh, verified, max_steps, precondition)
         verified = state["size"]
-    return system.solution(state["x"], state["size"], state["codes"], state["steps"], state["curvature"], clip)
+    return system.solution(
+        state["x"], state["size"], state["codes"], state["steps"], state["curvature"], clip
+    )
 
 
 def begun(
-    system: LinearSystem, x0: Tensor | None, max_steps: int, precondition: Precondition | None, largest: Tensor | None
+    system: LinearSystem,
+    x0: Tensor | None,
+    max_steps: int,
+    precondition: Precondition | None,
+    largest: Tensor | None,
 ) -> Tree:
     """Before the first iteration."""
     eps = torch.finfo(system.rhs.dtype).eps
     x, r = system.start(x0)
     size = norm(r)
-    # Below the floor the recursion no longer says anything; above the ceiling A is numerically singular, because
-    # ‖r_k‖ ≤ √cond(A)·‖r_0‖ for a positive definite A.
-    floor, ceiling = torch.maximum(system.target, eps * system.size), system.size / eps**0.5
-    codes = torch.where(size <= system.target, system.codes(Outcome.CONVERGED), system.codes(Outcome.ITERATION_LIMIT))
+    # Below the floor the recursion no longer says anything; above the ceiling A is numerically
+    # singular, because ‖r_k‖ ≤ √cond(A)·‖r_0‖ for a positive definite A.
+    floor = torch.maximum(system.target, eps * system.size)
+    ceiling = system.size / eps**0.5
+    codes = torch.where(
+        size <= system.target,
+        system.codes(Outcome.CONVERGED),
+        system.codes(Outcome.ITERATION_LIMIT),
+    )
     z = r if precondition is None else precondition(r)
     return {
-        "x": x, "r": r, "p": z, "rz": dot(r, z), "size": size, "codes": codes, "active": (codes == LIMIT) & (max_steps > 0),
-        "steps": torch.zeros_like(codes), "best": x, "smallest": size, "curvature": torch.full_like(size, torch.inf),
-        "largest": torch.zeros_like(size) if largest is None else largest, "floor": floor, "ceiling": ceiling,
-    }  # fmt: skip
+        "x": x,
+        "r": r,
+        "p": z,
+        "rz": dot(r, z),
+        "size": size,
+        "codes": codes,
+        "active": (codes == LIMIT) & (max_steps > 0),
+        "steps": torch.zeros_like(codes),
+        "best": x,
+        "smallest": size,
+        "curvature": torch.full_like(size, torch.inf),
+        "largest": torch.zeros_like(size) if largest is None else largest,
+        "floor": floor,
+        "ceiling": ceiling,
+    }
 
 
 def settled(system: LinearSystem, state: Tree) -> Tree:
-    """Where the iteration broke down, or is worse than v = 0 when it runs out of steps, the best iterate is the answer."""
-    stuck = (state["codes"] == STAGNATED) | ((state["codes"] == LIMIT) & (state["size"] > system.size))
-    x, size = pick(stuck, state["best"], state["x"]), torch.where(stuck, state["smallest"], state["size"])
+    """Where the iteration broke down, or is worse than v = 0 when it runs out of steps, the best
+    iterate is the answer.
+    """
+    stuck = (state["codes"] == STAGNATED) | (
+        (state["codes"] == LIMIT) & (state["size"] > system.size)
+    )
+    x = pick(stuck, state["best"], state["x"])
+    size = torch.where(stuck, state["smallest"], state["size"])
     return {**state, "x": x, "size": size}
 
 
 def claims(state: Tree) -> Tensor:
-    """Which systems claim something that needs proof: over few steps the recursion's residual is the residual."""
-    return (state["codes"] == CONVERGED) | (state["codes"] == STAGNATED) | (state["steps"] > TRUSTED)
+    """Which systems claim something that needs proof: over few steps the recursion's residual is
+    the residual.
+    """
+    return (
+        (state["codes"] == CONVERGED) | (state["codes"] == STAGNATED) | (state["steps"] > TRUSTED)
+    )
 
 
 def checked(
-    system: LinearSystem, state: Tree, fresh: Tensor, verified: Tensor, max_steps: int, precondition: Precondition | None = None
+    system: LinearSystem,
+    state: Tree,
+    fresh: Tensor,
+    verified: Tensor,
+    max_steps: int,
+    precondition: Precondition | None = None,
 ) -> Tree:
-    """With the residual computed afresh: what claimed too much is STAGNATED, or goes on where that residual is smaller than the
-    one verified before."""
+    """With the residual computed afresh: what claimed too much is STAGNATED, or goes on where that
+    residual is smaller than the one verified before."""
     true = norm(fresh)
     known = torch.isfinite(true)
-    r, size = pick(known, fresh, state["r"]), torch.where(known, true, state["size"])
-    codes, steps = state["codes"], state["steps"]
+    r = pick(known, fresh, state["r"])
+    size = torch.where(known, true, state["size"])
+    codes = state["codes"]
+    steps = state["steps"]
     missed = (codes == CONVERGED) & (size > system.target)
     codes = codes.masked_fill(missed, STAGNATED).masked_fill(missed & (steps >= max_steps), LIMIT)
-    codes = codes.masked_fill(((codes == LIMIT) | (codes == STAGNATED)) & (size <= system.target), CONVERGED)
+    codes = codes.masked_fill(
+        ((codes == LIMIT) | (codes == STAGNATED)) & (size <= system.target), CONVERGED
+    )
     active = missed & (size < 0.9 * verified) & (steps < max_steps)
     z = r if precondition is None else precondition(r)
     return {
-        **state, "r": r, "p": z, "rz": dot(r, z), "size": size, "codes": codes.masked_fill(active, LIMIT), "active": active,
-        "best": state["x"], "smallest": size,
-    }  # fmt: skip
+        **state,
+        "r": r,
+        "p": z,
+        "rz": dot(r, z),
+        "size": size,
+        "codes": codes.masked_fill(active, LIMIT),
+        "active": active,
+        "best": state["x"],
+        "smallest": size,
+    }
 
 
-def iteration(system: LinearSystem, state: Tree, max_steps: int, precondition: Precondition | None = None) -> Tree:
+def iteration(
+    system: LinearSystem, state: Tree, max_steps: int, precondition: Precondition | None = None
+) -> Tree:
     """One step of conjugate gradients, as a function of tensors alone."""
     eps = torch.finfo(system.rhs.dtype).eps
-    p, active, largest, curvature, codes = (state[name] for name in ("p", "active", "largest", "curvature", "codes"))
+    p, active, largest, curvature, codes = (
+        state[name] for name in ("p", "active", "largest", "curvature", "codes")
+    )
     ap = system.apply(p)
-    pap, pp = dot(p, ap), dot(p, p)
+    pap = dot(p, ap)
+    pp = dot(p, p)
     quotient = pap / pp
     finite = torch.isfinite(pap)
     largest = torch.where(active & finite, torch.maximum(largest, quotient), largest)
     curvature = torch.where(active & finite, torch.minimum(curvature, quotient), curvature)
     zero = 10 * eps * largest
-    negative, flat = quotient < -zero, quotient.abs() <= zero  # zero to rounding: A is singular, and b not in its range
+    # zero to rounding: A is singular, and b not in its range
+    negative = quotient < -zero
+    flat = quotient.abs() <= zero
     for outcome, where in ((NEGATIVE, negative), (STAGNATED, flat), (NONFINITE, ~finite)):
         codes = codes.masked_fill(active & where, outcome)
     active = active & finite & ~negative & ~flat
@@ -128,10 +190,12 @@ def iteration(system: LinearSystem, state: Tree, max_steps: int, precondition: P
     x = torch.addcmul(state["x"], alpha, p)
     r = state["r"]
     r = torch.addcmul(r, alpha, pick(active, ap, r.new_zeros(()).expand_as(r)), value=-1)
-    size, steps = torch.where(active, norm(r), state["size"]), state["steps"] + active
+    size = torch.where(active, norm(r), state["size"])
+    steps = state["steps"] + active
 
     better = active & (size < state["smallest"])
-    best, smallest = pick(better, x, state["best"]), torch.where(better, size, state["smallest"])
+    best = pick(better, x, state["best"])
+    smallest = torch.where(better, size, state["smallest"])
     z = r if precondition is None else precondition(r)
     rz = dot(r, z)
     broken = ~(size <= state["ceiling"]) | ~(rz > 0)
@@ -140,10 +204,21 @@ def iteration(system: LinearSystem, state: Tree, max_steps: int, precondition: P
     active = active & ~broken & (size > state["floor"]) & (steps < max_steps)
     p = torch.addcmul(z, rows(torch.where(active, rz / state["rz"], torch.zeros_like(rz))), p)
     return {
-        "x": x, "r": r, "p": p, "rz": rz, "size": size, "codes": codes, "active": active, "steps": steps,
-        "best": best, "smallest": smallest, "curvature": curvature, "largest": largest,
-        "floor": state["floor"], "ceiling": state["ceiling"],
-    }  # fmt: skip
+        "x": x,
+        "r": r,
+        "p": p,
+        "rz": rz,
+        "size": size,
+        "codes": codes,
+        "active": active,
+        "steps": steps,
+        "best": best,
+        "smallest": smallest,
+        "curvature": curvature,
+        "largest": largest,
+        "floor": state["floor"],
+        "ceiling": state["ceiling"],
+    }
 
 
 def _recorded(product: RecordedProduct, system: LinearSystem, state: Tree, max_steps: int) -> Tree:
@@ -167,17 +242,29 @@ def _recorded(product: RecordedProduct, system: LinearSystem, state: Tree, max_s
 
 
 def whole(
-    matvec: MatVec, b: Tensor, x0: Tensor | None, earlier: Tree | None, ridge: float, rtol: float, atol: float, max_steps: int,
-    clip: float | None, count: int,
-) -> tuple[Tree, Tensor, Tensor, Tree]:  # fmt: skip
-    """:func:`pcg` with ``count`` iterations and one check, from the start or from the state of an ``earlier`` call, as a
-    function of tensors alone: the fields of its solution, the products it needed, whether it goes on, and from which state."""
+    matvec: MatVec,
+    b: Tensor,
+    x0: Tensor | None,
+    earlier: Tree | None,
+    ridge: float,
+    rtol: float,
+    atol: float,
+    max_steps: int,
+    clip: float | None,
+    count: int,
+) -> tuple[Tree, Tensor, Tensor, Tree]:
+    """:func:`pcg` with ``count`` iterations and one check, from the start or from the state of an
+    ``earlier`` call, as a function of tensors alone: the fields of its solution, the products it
+    needed, whether it goes on, and from which state.
+    """
     system = LinearSystem.of(matvec, b, ridge=ridge, rtol=rtol, atol=atol)
     if earlier is None:
         state = begun(system, x0, max_steps, None, None)
-        verified, products = state["size"], torch.zeros_like(state["steps"].sum()) + (x0 is not None)
+        verified = state["size"]
+        products = torch.zeros_like(state["steps"].sum()) + (x0 is not None)
     else:
-        state, verified = {name: leaf for name, leaf in earlier.items() if name != "verified"}, earlier["verified"]
+        state = {name: leaf for name, leaf in earlier.items() if name != "verified"}
+        verified = earlier["verified"]
         products = torch.zeros_like(state["steps"].sum())
     for _ in range(count):
         products = products + state["active"].any()
@@ -189,6 +276,16 @@ def whole(
     ended = {name: torch.where(claimed, proven[name], leaf) for name, leaf in ended.items()}
     verified = torch.where(claimed & ~going, ended["size"], verified)
     state = {name: torch.where(going, leaf, ended[name]) for name, leaf in state.items()}
-    solution = system.solution(state["x"], state["size"], state["codes"], state["steps"], state["curvature"], clip)
-    numbers = {name: getattr(solution, name) for name in ("value", "codes", "residual", "iterations", "curvature")}
-    return numbers, products + (claimed & ~going), state["active"].any(), {**state, "verified": verified}
+    solution = system.solution(
+        state["x"], state["size"], state["codes"], state["steps"], state["curvature"], clip
+    )
+    numbers = {
+        name: getattr(solution, name)
+        for name in ("value", "codes", "residual", "iterations", "curvature")
+    }
+    return (
+        numbers,
+        products + (claimed & ~going),
+        state["active"].any(),
+        {**state, "verified": verified},
+    )

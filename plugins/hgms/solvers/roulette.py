@@ -12,48 +12,57 @@ from torch import Tensor
 from hgms.config import decay_rate, frozen, not_negative, positive
 from hgms_core import Key, LinearSystem, MatVec, Outcome, Solution
 
-norm, pick = LinearSystem.norm, LinearSystem.pick
+norm = LinearSystem.norm
+pick = LinearSystem.pick
 
 
 @final
 @frozen(kw_only=True)
 class Roulette:
-    """v = lr · Σ_{k<K} w_k (I − lr·(H + γI))^k b with a random number K of terms, weighted so that it is right on average.
+    """v = lr · Σ_{k<K} w_k (I − lr·(H + γI))^k b with a random number K of terms, weighted so that
+    it is right on average.
 
-    The first n terms are always there; from then on each term is followed by another with probability q (Russian roulette)::
+    The first n terms are always there; from then on each term is followed by another with
+    probability q (Russian roulette)::
 
         P(K > k) = 1 for k < n, q^(k−n+1) for k ≥ n,      w_k = 1/P(K > k),      E[v] = (H + γI)⁻¹ b
 
     All systems of one call end at the same term.
 
-    Use when hypergradients that are right on average are wanted from few products: the error of ``neumann`` with as many terms
-    points the same way in every outer step, this one's averages out. Avoid when one accurate solution is wanted (``cg``), and
-    where q < (1 − lr·λ_min)²: the mean is still right, but the variance infinite.
+    Use when hypergradients that are right on average are wanted from few products: the error of
+    ``neumann`` with as many terms points the same way in every outer step, this one's averages out.
+    Avoid when one accurate solution is wanted (``cg``), and where q < (1 − lr·λ_min)²: the mean is
+    still right, but the variance infinite.
 
     Arguments:
         lr: step size, 0 < lr < 2/λ_max(H + γI), in the units of 1/H.
         steps: n ≥ 1, the number of terms that are always there.
         survival: q, the probability in [0, 1) of a further term each time. 0 gives ``neumann``.
         ridge: γ ≥ 0, in the units of H.
-        rtol: relative residual up to which the outcome says CONVERGED, > 0; the number of terms does not depend on it.
-        seed: of K, where no key is given; :meth:`with_key` takes one. ``implicit`` gives another in every outer step.
+        rtol: relative residual up to which the outcome says CONVERGED, > 0; the number of terms
+            does not depend on it.
+        seed: of K, where no key is given; :meth:`with_key` takes one. ``implicit`` gives another in
+            every outer step.
 
-    Outcomes: ITERATION_LIMIT (the usual end: one draw is no solution), CONVERGED where the residual is at most ``rtol``,
-    DIVERGED (a term is twice as long as one before it: H is indefinite, or lr too large; the sum up to there), NONFINITE.
-    ``x0`` is where the summation starts from: the series is then that of b − (H + γI) x0, and the mean the same.
+    Outcomes: ITERATION_LIMIT (the usual end: one draw is no solution), CONVERGED where the residual
+    is at most ``rtol``, DIVERGED (a term is twice as long as one before it: H is indefinite, or lr
+    too large; the sum up to there), NONFINITE. ``x0`` is where the summation starts from: the
+    series is then that of b − (H + γI) x0, and the mean the same.
 
-    Cost: K products, n + q/(1 − q) on average, the last of which gives the residual; one for a warm start. Memory: 4 vectors.
+    Cost: K products, n + q/(1 − q) on average, the last of which gives the residual; one for a warm
+        start. Memory: 4 vectors.
 
     >>> b, mean = torch.ones(2), torch.zeros(2)
-    >>> for step in range(1000):                                          # the first term, b/4, is there in each of them
+    >>> for step in range(1000):  # the first term, b/4, is there in each of them
     ...     solver = Roulette(lr=0.25, steps=1, survival=0.5).with_key(Key(0).fold(step))
     ...     mean += solver.solve(lambda v: 2 * v, b).value / 1000
     >>> bool((mean - 0.5).abs().max() < 0.02)
     True
 
-    Source: Chen, Behrmann, Duvenaud and Jacobsen, "Residual flows for invertible generative modeling" (2019), their Neumann
-    gradient series; Russian roulette: Kahn (1955). For bilevel problems a random end of this series is that of Ghadimi and
-    Wang (2018), who take one term of it.
+    Source: Chen, Behrmann, Duvenaud and Jacobsen, "Residual flows for invertible generative
+    modeling" (2019), their Neumann gradient series; Russian roulette: Kahn (1955). For bilevel
+    problems a random end of this series is that of Ghadimi and Wang (2018), who take one term of
+    it.
 
     .. versionadded:: 0.5
     """
@@ -69,7 +78,9 @@ class Roulette:
 
     @classmethod
     def testing_instance(cls) -> Roulette:
-        """For ``hgms check``: terms enough for what is left of eigenvalues from 0.5 to 1.5, (1 − 0.8·0.5)⁶⁰ = 5e-14."""
+        """For ``hgms check``: terms enough for what is left of eigenvalues from 0.5 to 1.5, (1 −
+        0.8·0.5)⁶⁰ = 5e-14.
+        """
         return cls(lr=0.8, steps=60)
 
     def with_key(self, key: Key) -> Roulette:
@@ -87,17 +98,24 @@ def weights(steps: int, survival: float, key: Key) -> list[float]:
     >>> weights(2, 0.5, Key(4))
     [1.0, 1.0, 2.0]
     """
-    draw = 1 - float(torch.rand((), generator=key.fold("roulette").generator(), dtype=torch.float64))  # in (0, 1]
-    more = int(math.log(draw) / math.log(survival)) if survival else 0  # is j or more with probability q^j
+    draw = 1 - float(
+        torch.rand((), generator=key.fold("roulette").generator(), dtype=torch.float64)
+    )  # in (0, 1]
+    more = (
+        int(math.log(draw) / math.log(survival)) if survival else 0
+    )  # is j or more with probability q^j
     return [1.0] * steps + [survival**-k for k in range(1, more + 1)]
 
 
 def summed(system: LinearSystem, x0: Tensor | None, lr: float, weights: list[float]) -> Solution:
-    """x0 + lr · Σ_k w_k (I − lr·A)^k r_0, with A = H + ridge·I and r_0 = b − A x0, and its residual."""
+    """x0 + lr · Σ_k w_k (I − lr·A)^k r_0, with A = H + ridge·I and r_0 = b − A x0, and its
+    residual.
+    """
     eps = torch.finfo(system.rhs.dtype).eps
     x, term = system.start(x0)
     size = smallest = norm(term)
-    active, curvature = system.finite, torch.full_like(size, torch.inf)
+    active = system.finite
+    curvature = torch.full_like(size, torch.inf)
     steps = torch.zeros_like(active, dtype=torch.int64)
     for k, weight in enumerate(weights):
         x = pick(active, torch.add(x, term, alpha=lr * weight), x)
@@ -106,14 +124,20 @@ def summed(system: LinearSystem, x0: Tensor | None, lr: float, weights: list[flo
             break
         following = term - lr * system.apply(term)
         length = norm(following)
-        # The term after this one gives the Rayleigh quotient along it for free, until it drowns in rounding.
+        # The term after this one gives the Rayleigh quotient along it for free, until it drowns in
+        # rounding.
         seen = active & torch.isfinite(length) & (size > eps**0.5 * system.size)
         quotient = system.dot(term, term - following) / (lr * size**2)
         curvature = torch.where(seen, torch.minimum(curvature, quotient), curvature)
-        active = active & (length <= 2 * smallest)  # for 0 ≤ lr·A ≤ 2 no term is longer than the one before; NaN is no number
+        active = active & (
+            length <= 2 * smallest
+        )  # for 0 ≤ lr·A ≤ 2 no term is longer than the one before; NaN is no number
         term = pick(active, following, term)
-        size, smallest = torch.where(active, length, size), torch.where(active, torch.minimum(length, smallest), smallest)
+        size = torch.where(active, length, size)
+        smallest = torch.where(active, torch.minimum(length, smallest), smallest)
     residual = norm(system.rhs - system.apply(x))
-    codes = torch.where(active, system.codes(Outcome.ITERATION_LIMIT), system.codes(Outcome.DIVERGED))
+    codes = torch.where(
+        active, system.codes(Outcome.ITERATION_LIMIT), system.codes(Outcome.DIVERGED)
+    )
     codes = torch.where(residual <= system.target, system.codes(Outcome.CONVERGED), codes)
     return system.solution(x, residual, codes, steps, curvature)

@@ -1,4 +1,6 @@
-"""A foreign solver made honest: it corrects, we look at the true residual, and it corrects again while that helps."""
+"""A foreign solver made honest: it corrects, we look at the true residual, and it corrects again
+while that helps.
+"""
 
 from __future__ import annotations
 
@@ -10,16 +12,17 @@ from torch import Tensor
 
 from hgms_core import LinearSystem, Outcome, Solution
 
-CONVERGED, LIMIT = Outcome.CONVERGED.code, Outcome.ITERATION_LIMIT.code
+CONVERGED = Outcome.CONVERGED.code
+LIMIT = Outcome.ITERATION_LIMIT.code
 
 
 @frozen(kw_only=True)
 class Correction:
     """What a solver found for A d = r, per system.
 
-    ``steps`` are the products it asked for, ``codes`` why it gave up (CONVERGED where it did not), ``curvature`` the smallest
-    Rayleigh quotient it met. ``value`` may be anything: a correction that does not shrink the residual is not taken, but for
-    the one before negative curvature.
+    ``steps`` are the products it asked for, ``codes`` why it gave up (CONVERGED where it did not),
+    ``curvature`` the smallest Rayleigh quotient it met. ``value`` may be anything: a correction
+    that does not shrink the residual is not taken, but for the one before negative curvature.
     """
 
     value: Tensor
@@ -29,34 +32,50 @@ class Correction:
 
 
 Corrector = Callable[[Tensor, Tensor, Tensor], Correction]
-"""``(r, tolerance, left)``: d with ‖r − A d‖ ≤ tolerance·‖r‖ where it can, in at most ``left`` products a system. A system with
-r = 0 needs nothing."""
+"""``(r, tolerance, left)``: d with ‖r − A d‖ ≤ tolerance·‖r‖ where it can, in at most ``left``
+products a system. A system with r = 0 needs nothing."""
 
 
-def in_rounds(system: LinearSystem, x0: Tensor | None, max_steps: int, correct: Corrector) -> Solution:
-    """x ← x + d with A d = r = b − A x from ``correct``, until the true residual is at most the target: iterative refinement.
+def in_rounds(
+    system: LinearSystem, x0: Tensor | None, max_steps: int, correct: Corrector
+) -> Solution:
+    """x ← x + d with A d = r = b − A x from ``correct``, until the true residual is at most the
+    target: iterative refinement.
 
-    Solvers stop by residuals that they update instead of computing (and MINRES by another criterion), so what they claim may
-    not hold; a second round starts from what is left. Ends as ITERATION_LIMIT where the products are used up, as STAGNATED
-    where a round has not halved the residual, with the solver's own reason where it gave one.
+    Solvers stop by residuals that they update instead of computing (and MINRES by another
+    criterion), so what they claim may not hold; a second round starts from what is left. Ends as
+    ITERATION_LIMIT where the products are used up, as STAGNATED where a round has not halved the
+    residual, with the solver's own reason where it gave one.
     """
     x, r = system.start(x0)
     size = system.norm(r)
-    codes = torch.where(size <= system.target, system.codes(Outcome.CONVERGED), system.codes(Outcome.ITERATION_LIMIT))
-    active, steps, curvature = codes == LIMIT, torch.zeros_like(codes), torch.full_like(size, torch.inf)
+    codes = torch.where(
+        size <= system.target,
+        system.codes(Outcome.CONVERGED),
+        system.codes(Outcome.ITERATION_LIMIT),
+    )
+    active = codes == LIMIT
+    steps = torch.zeros_like(codes)
+    curvature = torch.full_like(size, torch.inf)
     ease = 0.9
     while active.any():
         open_ = torch.where(system.rows(active), r, torch.zeros_like(r))
         tolerance = ease * system.target / torch.where(active, size, torch.ones_like(size))
         correction = correct(open_, tolerance, torch.where(active, max_steps - steps, 0))
-        steps, curvature = steps + correction.steps * active, torch.minimum(curvature, correction.curvature)
+        steps = steps + correction.steps * active
+        curvature = torch.minimum(curvature, correction.curvature)
         moved = torch.where(system.rows(active), x + correction.value, x)
         fresh = system.rhs - system.apply(moved)
         true = system.norm(fresh)
         stuck = ~(true <= 0.5 * size)
-        # Conjugate gradients that met negative curvature have gone down, whatever the residual says of it.
-        better = active & ((true < size) | ((correction.codes == Outcome.NEGATIVE_CURVATURE.code) & torch.isfinite(true)))
-        x, r = torch.where(system.rows(better), moved, x), torch.where(system.rows(better), fresh, r)
+        # Conjugate gradients that met negative curvature have gone down, whatever the residual says
+        # of it.
+        better = active & (
+            (true < size)
+            | ((correction.codes == Outcome.NEGATIVE_CURVATURE.code) & torch.isfinite(true))
+        )
+        x = torch.where(system.rows(better), moved, x)
+        r = torch.where(system.rows(better), fresh, r)
         size = torch.where(better, true, size)
         why = torch.where(
             size <= system.target,
@@ -64,7 +83,9 @@ def in_rounds(system: LinearSystem, x0: Tensor | None, max_steps: int, correct: 
             torch.where(
                 correction.codes != CONVERGED,
                 correction.codes,
-                torch.where(steps >= max_steps, LIMIT, torch.where(stuck, Outcome.STAGNATED.code, CONVERGED)),
+                torch.where(
+                    steps >= max_steps, LIMIT, torch.where(stuck, Outcome.STAGNATED.code, CONVERGED)
+                ),
             ),
         )
         ended = (size <= system.target) | (why != CONVERGED)

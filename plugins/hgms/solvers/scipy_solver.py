@@ -14,7 +14,9 @@ from hgms.config import frozen, not_negative, positive
 from hgms.solvers.rounds import Correction, in_rounds
 from hgms_core import LinearSystem, MatVec, Outcome, Solution
 
-Method = Literal["bicg", "bicgstab", "cg", "cgs", "gcrotmk", "gmres", "lgmres", "minres", "qmr", "tfqmr"]
+Method = Literal[
+    "bicg", "bicgstab", "cg", "cgs", "gcrotmk", "gmres", "lgmres", "minres", "qmr", "tfqmr"
+]
 Array = np.ndarray[Any, np.dtype[Any]]
 
 
@@ -23,33 +25,37 @@ Array = np.ndarray[Any, np.dtype[Any]]
 class ScipySolver:
     """(H + γI) v = b by any iterative solver of ``scipy.sparse.linalg``, by its name.
 
-    Each of them sees the operator as a ``LinearOperator``, so products alone are needed; H is symmetric, and products with Hᵀ
-    (``bicg``, ``qmr``) are products with H.
+    Each of them sees the operator as a ``LinearOperator``, so products alone are needed; H is
+    symmetric, and products with Hᵀ (``bicg``, ``qmr``) are products with H.
 
-    Use when a system resists ``cg`` and ``minres``, or to compare with what others use. Avoid on a GPU and for large batches:
-    the vectors travel to NumPy and back, and the rows of a batch are solved one by one, each product costing one of the whole
-    batch.
+    Use when a system resists ``cg`` and ``minres``, or to compare with what others use. Avoid on a
+    GPU and for large batches: the vectors travel to NumPy and back, and the rows of a batch are
+    solved one by one, each product costing one of the whole batch.
 
     Arguments:
-        method: ``cg`` for positive definite systems; ``minres`` for indefinite ones; ``gmres``, ``lgmres``, ``gcrotmk`` (20, 30
-            and 20 vectors a cycle) for any; ``bicg``, ``bicgstab``, ``cgs``, ``qmr``, ``tfqmr`` use short recurrences and
-            can break down.
+        method: ``cg`` for positive definite systems; ``minres`` for indefinite ones; ``gmres``,
+            ``lgmres``, ``gcrotmk`` (20, 30 and 20 vectors a cycle) for any; ``bicg``, ``bicgstab``,
+            ``cgs``, ``qmr``, ``tfqmr`` use short recurrences and can break down.
         ridge: γ ≥ 0, in the units of H. ``rtol``: relative residual to reach, > 0.
-        max_steps: the most products that the method may ask for (one a step; two a step for ``bicg``, ``bicgstab``, ``cgs``,
-            ``qmr``).
+        max_steps: the most products that the method may ask for (one a step; two a step for
+            ``bicg``, ``bicgstab``, ``cgs``, ``qmr``).
 
-    Outcomes: CONVERGED, by the true residual, never by what the method says; ITERATION_LIMIT; NEGATIVE_CURVATURE (``cg`` only,
-    with the iterate before it); STAGNATED (it broke down, or gets no further); NONFINITE.
+    Outcomes: CONVERGED, by the true residual, never by what the method says; ITERATION_LIMIT;
+    NEGATIVE_CURVATURE (``cg`` only, with the iterate before it); STAGNATED (it broke down, or gets
+    no further); NONFINITE.
 
-    Cost: the method's products, one to check, one for a warm start. Float32 and float64 stay what they are; shorter numbers are
-    float32 inside. Memory: the method's.
+    Cost: the method's products, one to check, one for a warm start. Float32 and float64 stay what
+    they are; shorter numbers are float32 inside. Memory: the method's.
 
     >>> H = torch.tensor([2.0, -1.0, 4.0], dtype=torch.float64)
-    >>> solution = ScipySolver(method="gmres", rtol=1e-10).solve(lambda v: H * v, torch.ones(3, dtype=torch.float64))
+    >>> solution = ScipySolver(method="gmres", rtol=1e-10).solve(
+    ...     lambda v: H * v, torch.ones(3, dtype=torch.float64)
+    ... )
     >>> solution.outcome.label, (1e6 * solution.value).round().div(1e6).tolist(), solution.products
     ('converged', [0.5, -1.0, 0.25], 5)
 
-    Source: Virtanen et al., "SciPy 1.0" (2020), and the papers that the documentation of each function names.
+    Source: Virtanen et al., "SciPy 1.0" (2020), and the papers that the documentation of each
+        function names.
     """
 
     name: ClassVar[str] = "scipy"
@@ -63,11 +69,15 @@ class ScipySolver:
         system = LinearSystem.of(matvec, b, ridge=self.ridge, rtol=self.rtol)
 
         def correct(r: Tensor, tolerance: Tensor, left: Tensor) -> Correction:
-            value, steps = torch.zeros_like(r), torch.zeros_like(left)
-            codes, curvature = torch.full_like(left, Outcome.CONVERGED.code), torch.full_like(tolerance, torch.inf)
+            value = torch.zeros_like(r)
+            steps = torch.zeros_like(left)
+            codes = torch.full_like(left, Outcome.CONVERGED.code)
+            curvature = torch.full_like(tolerance, torch.inf)
             for row in [()] if r.dim() == 1 else [(i,) for i in range(r.shape[0])]:
                 if left[row] > 0:
-                    watched = _Watched(system, row, r.dtype, int(left[row]), stop_at_negative=self.method == "cg")
+                    watched = _Watched(
+                        system, row, r.dtype, int(left[row]), stop_at_negative=self.method == "cg"
+                    )
                     value[row] = watched.run(self.method, r[row], float(tolerance[row]))
                     steps[row], curvature[row] = watched.steps, watched.curvature
                     if watched.why is not None:
@@ -82,12 +92,24 @@ class _Stop(Exception):
 
 
 class _Watched:
-    """One system as SciPy sees it. It counts products, sees what is met, and ends the method in the midst where it must."""
+    """One system as SciPy sees it. It counts products, sees what is met, and ends the method in
+    the midst where it must.
+    """
 
     def __init__(
-        self, system: LinearSystem, row: tuple[int, ...], dtype: torch.dtype, limit: int, *, stop_at_negative: bool
+        self,
+        system: LinearSystem,
+        row: tuple[int, ...],
+        dtype: torch.dtype,
+        limit: int,
+        *,
+        stop_at_negative: bool,
     ) -> None:
-        self.system, self.row, self.dtype, self.limit, self.stop_at_negative = system, row, dtype, limit, stop_at_negative
+        self.system = system
+        self.row = row
+        self.dtype = dtype
+        self.limit = limit
+        self.stop_at_negative = stop_at_negative
         self.steps, self.curvature = 0, float("inf")
         self.why: Outcome | None = None
         self.latest: Array | None = None
@@ -98,8 +120,14 @@ class _Watched:
         short = self.dtype not in (torch.float32, torch.float64)
         rhs = (r.float() if short else r).cpu().numpy()
         self.latest = np.zeros_like(rhs)
-        operator = linalg.LinearOperator((len(rhs), len(rhs)), matvec=self.product, rmatvec=self.product, dtype=rhs.dtype)
-        arguments: dict[str, Any] = {"rtol": tolerance, "callback": self.note, **_lengths(method, self.limit, len(rhs))}
+        operator = linalg.LinearOperator(
+            (len(rhs), len(rhs)), matvec=self.product, rmatvec=self.product, dtype=rhs.dtype
+        )
+        arguments: dict[str, Any] = {
+            "rtol": tolerance,
+            "callback": self.note,
+            **_lengths(method, self.limit, len(rhs)),
+        }
         if method != "minres":
             arguments["atol"] = 0.0
         solver: Callable[..., tuple[Array, int]] = getattr(linalg, method)
@@ -124,7 +152,9 @@ class _Watched:
         self.steps += 1
         vector = torch.zeros_like(self.system.rhs)
         vector[self.row] = torch.from_numpy(v).to(vector)
-        product: Array = self.system.apply(vector)[self.row].cpu().to(torch.from_numpy(v).dtype).numpy()
+        product: Array = (
+            self.system.apply(vector)[self.row].cpu().to(torch.from_numpy(v).dtype).numpy()
+        )
         if not np.isfinite(product).all():
             self.why = Outcome.NONFINITE
             raise _Stop
@@ -137,7 +167,9 @@ class _Watched:
 
 
 def _lengths(method: Method, limit: int, size: int) -> dict[str, Any]:
-    """How long a method may run. Those with cycles deliver nothing of one that is cut off, so they get cycles that fit."""
+    """How long a method may run. Those with cycles deliver nothing of one that is cut off, so
+    they get cycles that fit.
+    """
     if method == "gmres":  # a cycle and its residual
         cycle = max(1, min(20, size, limit - 1))
         return {"restart": cycle, "maxiter": max(1, limit // (cycle + 1)), "callback_type": "x"}

@@ -1,20 +1,26 @@
-"""The conformance kit: is this component what its protocol says? One list of small named checks for built-ins and plugins.
+"""The conformance kit: is this component what its protocol says? One list of small named checks for
+built-ins and plugins.
 
 In a plugin's own tests::
 
     from hgms.testing import parametrize_with_checks
 
-    @parametrize_with_checks([MySolver(), MySolver(rtol=1e-3)], expected_failures={"warm-start": "it starts from zero"})
+
+    @parametrize_with_checks(
+        [MySolver(), MySolver(rtol=1e-3)], expected_failures={"warm-start": "it starts from zero"}
+    )
     def test_conformance(component, check):
         check(component)
 
-Each check is a test of its own, ``my-solver-zero-rhs``. An expected failure is strict: a check that passes after all has to be
-taken off the list. ``hgms check MODULE:CLASS`` asks the same checks. Everything is small, in float64 and with fixed seeds.
-The checks make their inputs on the CPU, and within ``with inputs_on("cuda"):`` on a GPU.
+Each check is a test of its own, ``my-solver-zero-rhs``. An expected failure is strict: a check that
+passes after all has to be taken off the list. ``hgms check MODULE:CLASS`` asks the same checks.
+Everything is small, in float64 and with fixed seeds. The checks make their inputs on the CPU, and
+within ``with inputs_on("cuda"):`` on a GPU.
 
-A class may say two things about its checks itself: a class method ``testing_instance()`` makes an instance that can do what is
-asked of problems of size 1, and ``testing_failures: ClassVar[Mapping[str, str]]`` holds the reason for each check that no
-instance is made to pass, because its definition says otherwise.
+A class may say two things about its checks itself: a class method ``testing_instance()`` makes an
+instance that can do what is asked of problems of size 1, and ``testing_failures:
+ClassVar[Mapping[str, str]]`` holds the reason for each check that no instance is made to pass,
+because its definition says otherwise.
 """
 
 from __future__ import annotations
@@ -27,24 +33,42 @@ import click
 
 from hgms.testing import equal_weights as equal
 from hgms.testing import every_kind as every
-from hgms.testing import generators, hypergradients, imports, methods, outer, selectors, solvers, tasks
+from hgms.testing import (
+    generators,
+    hypergradients,
+    imports,
+    methods,
+    outer,
+    selectors,
+    solvers,
+    tasks,
+)
 from hgms.testing.instances import failures_of, instance_of, kind_of
 from hgms.testing.kit import Check, CheckFailed, inputs_on
 from hgms_core import ConfigError, MissingExtra, hookimpl, unknown
 from hgms_core.registry import KINDS, Kind, Registry
 
 OF_KIND: Mapping[str, Any] = {
-    "generator": generators, "selector": selectors, "solver": solvers, "hypergradient": hypergradients, "outer": outer,
-    "task": tasks, "method": methods,
-}  # fmt: skip
-"""The module with the checks of a kind and the use of a component that the checks of every kind look at."""
+    "generator": generators,
+    "selector": selectors,
+    "solver": solvers,
+    "hypergradient": hypergradients,
+    "outer": outer,
+    "task": tasks,
+    "method": methods,
+}
+"""The module with the checks of a kind and the use of a component that the checks of every kind
+look at.
+"""
 
 Failures = Mapping[str, str] | Callable[[Any], Mapping[str, str]]
 
 
-def checks_of(component: Any, kind: Kind | None = None, registry: Registry | None = None) -> Iterator[Check]:
-    """The checks that a component of this kind (by its methods) has to pass, in order; its parts are looked up in ``registry``
-    (None: what is installed).
+def checks_of(
+    component: Any, kind: Kind | None = None, registry: Registry | None = None
+) -> Iterator[Check]:
+    """The checks that a component of this kind (by its methods) has to pass, in order; its parts
+    are looked up in ``registry`` (None: what is installed).
 
     >>> from hgms.solvers import CG
     >>> [check.name for check in checks_of(CG())][:3]
@@ -59,7 +83,12 @@ def checks_of_kind(name: str) -> list[Check]:
     """The checks that are those of one kind: the functions ``check_…`` of its modules, in order."""
     modules = [methods, equal] if name == "method" else [OF_KIND[name]]
     named = [vars(module).items() for module in modules]
-    return [Check(name, question) for items in named for key, question in items if key.startswith("check_")]
+    return [
+        Check(name, question)
+        for items in named
+        for key, question in items
+        if key.startswith("check_")
+    ]
 
 
 def all_checks() -> dict[str, list[Check]]:
@@ -73,7 +102,8 @@ def checks_of_every_kind() -> list[Check]:
 
 
 def check_component(component: Any) -> dict[str, str]:
-    """What is wrong with a component: the failed checks, each with what came instead; empty where all is well.
+    """What is wrong with a component: the failed checks, each with what came instead; empty where
+    all is well.
 
     >>> from hgms.solvers import CG
     >>> check_component(CG())
@@ -86,40 +116,62 @@ def check_component(component: Any) -> dict[str, str]:
 
 
 def verdict(check: Check, component: Any, expected: Mapping[str, str]) -> tuple[str, str]:
-    """(fault, excuse) of one check: what came instead where it should have passed, or the reason why it does not. A check
-    that passes against expectation is a fault."""
-    fault, reason = check.fault(component), expected.get(check.name, "")
+    """(fault, excuse) of one check: what came instead where it should have passed, or the reason
+    why it does not. A check that passes against expectation is a fault."""
+    fault = check.fault(component)
+    reason = expected.get(check.name, "")
     if not reason:
         return fault, ""
-    return ("", reason) if fault else (f"it passes after all; take it off testing_failures ({reason})", "")
+    return (
+        ("", reason)
+        if fault
+        else (f"it passes after all; take it off testing_failures ({reason})", "")
+    )
 
 
-def parametrize_with_checks(components: Sequence[Any], expected_failures: Failures | None = None) -> Any:
-    """A pytest decorator that runs a test function ``(component, check)`` for every check of every component.
+def parametrize_with_checks(
+    components: Sequence[Any], expected_failures: Failures | None = None
+) -> Any:
+    """A pytest decorator that runs a test function ``(component, check)`` for every check of every
+    component.
 
     Arguments:
-        components: instances, not classes. Choose settings that can do what a check asks of problems with sizes and curvatures
-            of order 1 (an iterative solver: enough steps).
-        expected_failures: the reason for every check that is not to be passed, by its name; or a function from a component to
-            such a table, where components differ. Those of a class's own ``testing_failures`` need not be repeated.
+        components: instances, not classes. Choose settings that can do what a check asks of
+            problems with sizes and curvatures of order 1 (an iterative solver: enough steps).
+        expected_failures: the reason for every check that is not to be passed, by its name; or a
+            function from a component to such a table, where components differ. Those of a class's
+            own ``testing_failures`` need not be repeated.
 
-    Errors: MissingExtra without pytest; ConfigError for an expected failure of a check that does not exist.
+    Errors: MissingExtra without pytest; ConfigError for an expected failure of a check that does
+        not exist.
     """
     try:
         import pytest
     except ModuleNotFoundError:
-        raise MissingExtra("the conformance kit's decorator needs pytest\n  pip install pytest") from None
+        raise MissingExtra(
+            "the conformance kit's decorator needs pytest\n  pip install pytest"
+        ) from None
     rows = []
     for label, component in zip(_labels(components), components, strict=True):
-        expected = expected_failures(component) if callable(expected_failures) else (expected_failures or {})
+        expected = (
+            expected_failures(component)
+            if callable(expected_failures)
+            else (expected_failures or {})
+        )
         checks = list(checks_of(component))
         for name in expected:
-            if name not in {check.name for check in checks} and (callable(expected_failures) or len(components) == 1):
+            if name not in {check.name for check in checks} and (
+                callable(expected_failures) or len(components) == 1
+            ):
                 raise ConfigError(unknown("check", name, [check.name for check in checks]))
         expected = {**failures_of(type(component), checks), **expected}
         imports.announce(type(component).__module__)
         for check in checks:
-            marks = [pytest.mark.xfail(strict=True, reason=expected[check.name])] if check.name in expected else []
+            marks = (
+                [pytest.mark.xfail(strict=True, reason=expected[check.name])]
+                if check.name in expected
+                else []
+            )
             rows.append(pytest.param(component, check, id=f"{label}-{check.name}", marks=marks))
     return pytest.mark.parametrize(("component", "check"), rows)
 
@@ -131,20 +183,38 @@ def _labels(components: Sequence[Any]) -> list[str]:
     for name, component in zip(names, components, strict=True):
         if isinstance(component, type):
             raise ConfigError(
-                f"{component.__name__} is a class; parametrize_with_checks takes instances: {component.__name__}()"
+                f"{component.__name__} is a class; parametrize_with_checks takes instances: "
+                f"{component.__name__}()"
             )
         if names.count(name) == 1 or not attrs.has(type(component)):
             labels.append(name)
             continue
-        own = [field for field in attrs.fields(type(component)) if getattr(component, field.name) != field.default]
-        labels.append(f"{name}({','.join(f'{field.name}={getattr(component, field.name)!r}' for field in own)})")
+        own = [
+            field
+            for field in attrs.fields(type(component))
+            if getattr(component, field.name) != field.default
+        ]
+        labels.append(
+            f"{name}({','.join(f'{field.name}={getattr(component, field.name)!r}' for field in own)})"
+        )
     return [label if labels.count(label) == 1 else f"{label}#{i}" for i, label in enumerate(labels)]
 
 
 __all__ = [
-    "Check", "CheckFailed", "all_checks", "check_component", "checks_of", "checks_of_every_kind", "checks_of_kind",
-    "failures_of", "inputs_on", "instance_of", "kind_of", "parametrize_with_checks", "verdict",
-]  # fmt: skip
+    "Check",
+    "CheckFailed",
+    "all_checks",
+    "check_component",
+    "checks_of",
+    "checks_of_every_kind",
+    "checks_of_kind",
+    "failures_of",
+    "inputs_on",
+    "instance_of",
+    "kind_of",
+    "parametrize_with_checks",
+    "verdict",
+]
 
 
 @hookimpl

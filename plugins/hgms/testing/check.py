@@ -1,4 +1,6 @@
-"""Is this class fit to be a component? What ``hgms check MODULE:CLASS`` asks: the checks of :mod:`hgms.testing`."""
+"""Is this class fit to be a component? What ``hgms check MODULE:CLASS`` asks: the checks of
+:mod:`hgms.testing`.
+"""
 
 from __future__ import annotations
 
@@ -21,27 +23,39 @@ from hgms_core.host import Host, describe, import_plugin, watched
 from hgms_core.registry import KINDS, NAME, Kind, Registry, faults_of, inside
 
 METHOD = KINDS["method"]
-FORM = "{spec!r} is not of the form MODULE:CLASS, such as my_solver:MySolver or ./my_solver.py:MySolver"
+FORM = (
+    "{spec!r} is not of the form MODULE:CLASS, such as my_solver:MySolver or "
+    "./my_solver.py:MySolver"
+)
 
 
 @frozen
 class Result:
-    """The answer to one question: ``fault`` is empty where all is well, or where ``excuse`` says why it is not to be."""
+    """The answer to one question: ``fault`` is empty where all is well, or where ``excuse`` says
+    why it is not to be.
+    """
 
     check: str
     fault: str = ""
     excuse: str = ""
 
 
-def check(cls: type | Composition, kind: Kind | None = None, registry: Registry | None = None) -> Iterator[Result]:
-    """Every check of a class, in order, on an instance made of its ``testing_instance()`` or its defaults, with parts from the
-    ``registry``. The rest is left out where there is no instance to ask about. A composition has no class of its own: it is
-    asked the checks of methods."""
+def check(
+    cls: type | Composition, kind: Kind | None = None, registry: Registry | None = None
+) -> Iterator[Result]:
+    """Every check of a class, in order, on an instance made of its ``testing_instance()`` or its
+    defaults, with parts from the ``registry``. The rest is left out where there is no instance to
+    ask about. A composition has no class of its own: it is asked the checks of methods."""
     registry = registry or Registry.load()
     if isinstance(cls, Composition):
         yield Result("registration", "; ".join(faults_of(METHOD, cls)))
-        yield Result("docstring", "" if cls.summary.strip() else "its summary is empty; `hgms list` shows it")
-        yield Result("source", "" if cls.source.strip() else "its source is empty; say where the method comes from")
+        yield Result(
+            "docstring", "" if cls.summary.strip() else "its summary is empty; `hgms list` shows it"
+        )
+        yield Result(
+            "source",
+            "" if cls.source.strip() else "its source is empty; say where the method comes from",
+        )
         yield from _of_an_instance(cls, lambda instance: checks_of_kind("method"), registry)
         return
     kind = kind if kind is not None else kind_of(cls)
@@ -49,15 +63,23 @@ def check(cls: type | Composition, kind: Kind | None = None, registry: Registry 
     declared = getattr(cls, "testing_failures", None)
     for question in class_checks(kind):
         answered.append(question.name)
-        result = Result(question.name, *verdict(question, cls, declared if isinstance(declared, Mapping) else {}))
+        result = Result(
+            question.name,
+            *verdict(question, cls, declared if isinstance(declared, Mapping) else {}),
+        )
         yield result
         if result.fault and question.name == "registration":
             return
-    yield from _of_an_instance(cls, lambda instance: list(checks_of(instance, kind, registry)), registry, answered)
+    yield from _of_an_instance(
+        cls, lambda instance: list(checks_of(instance, kind, registry)), registry, answered
+    )
 
 
 def _of_an_instance(
-    target: type | Composition, questions_for: Callable[[object], list[Check]], registry: Registry, answered: Sequence[str] = ()
+    target: type | Composition,
+    questions_for: Callable[[object], list[Check]],
+    registry: Registry,
+    answered: Sequence[str] = (),
 ) -> Iterator[Result]:
     """The checks of an instance, but those that are ``answered`` already."""
     try:
@@ -65,19 +87,25 @@ def _of_an_instance(
         questions = questions_for(instance)
         expected = failures_of(target, questions)
     except (Exception, SystemExit) as error:
-        yield Result("construction", str(error) if isinstance(error, AssertionError) else describe(error))
+        yield Result(
+            "construction", str(error) if isinstance(error, AssertionError) else describe(error)
+        )
         return
     yield Result("construction")
     for question in questions:
         if question.name not in answered:
-            own = instance_of(target, question, registry) if isinstance(target, Composition) else instance
+            own = (
+                instance_of(target, question, registry)
+                if isinstance(target, Composition)
+                else instance
+            )
             yield Result(question.name, *verdict(question, own, expected))
 
 
 def target_of(spec: str, registry: Registry) -> tuple[Kind, type | Composition, Registry]:
-    """What to check: ``MODULE:CLASS`` or ``FILE.py:CLASS`` (a composition stands there too), or what is registered by a name:
-    ``cg``, and ``method:soba`` where two kinds have one of that name. Its parts are looked up in the registry beside it, which
-    has those of its own module."""
+    """What to check: ``MODULE:CLASS`` or ``FILE.py:CLASS`` (a composition stands there too), or
+    what is registered by a name: ``cg``, and ``method:soba`` where two kinds have one of that name.
+    Its parts are looked up in the registry beside it, which has those of its own module."""
     word, _, name = spec.rpartition(":")
     if word and not (word in KINDS and NAME.fullmatch(name)):
         module, target = import_class(spec)
@@ -91,41 +119,56 @@ def target_of(spec: str, registry: Registry) -> tuple[Kind, type | Composition, 
     kinds = [kind for kind in KINDS.values() if registry.find(kind.name, name) is not None]
     if len(kinds) > 1:
         several = " or ".join(f"{kind.name}:{name}" for kind in kinds)
-        raise ConfigError(f"{name!r} is {' and '.join(kind.with_article for kind in kinds)}; write {several}")
+        raise ConfigError(
+            f"{name!r} is {' and '.join(kind.with_article for kind in kinds)}; write {several}"
+        )
     if not kinds:
         hint = _meant(name, sorted({component.name for component in registry.components()}))
         raise ConfigError(
-            f"nothing is registered by the name {name!r}{hint}\n  {FORM.format(spec=spec)}\n  `hgms list` shows every name"
+            f"nothing is registered by the name {name!r}{hint}\n  {FORM.format(spec=spec)}\n"
+            "  `hgms list` shows every name"
         )
     return kinds[0], registry.get(kinds[0].name, name).target, registry
 
 
 def with_own_parts(module: ModuleType, registry: Registry) -> Registry:
-    """The registry with what the module's hooks register, unless it is one of its plugins. What is wrong with it is a warning:
-    parts that are not there are said where they are missing."""
+    """The registry with what the module's hooks register, unless it is one of its plugins. What is
+    wrong with it is a warning: parts that are not there are said where they are missing."""
     file = Path(module.__file__).resolve() if module.__file__ else None
     plugins = {info.module for info in registry.host.infos.values()}
     files = {Path(where).expanduser().resolve() for where in plugins if where.endswith(".py")}
-    if module.__name__ in plugins or file in files or not any(hasattr(part, "hgms_impl") for part in vars(module).values()):
+    if (
+        module.__name__ in plugins
+        or file in files
+        or not any(hasattr(part, "hgms_impl") for part in vars(module).values())
+    ):
         return registry
     return Registry(Host.load([*unannounced(registry.host), module], tolerant=True))
 
 
 def import_class(spec: str) -> tuple[ModuleType, type | Composition]:
-    """``package.module:Class`` or ``file.py:Class``, and its module; a composition by the name of its variable, or its own."""
+    """``package.module:Class`` or ``file.py:Class``, and its module; a composition by the name
+    of its variable, or its own.
+    """
     where, colon, name = spec.rpartition(":")
     if not where or not colon or not (re.fullmatch(r"\w+", name) or NAME.fullmatch(name)):
         raise ConfigError(FORM.format(spec=spec))
     if os.getcwd() not in sys.path:
-        sys.path.append(os.getcwd())  # last: a random.py there is not to be taken for the standard library's
+        sys.path.append(
+            os.getcwd()
+        )  # last: a random.py there is not to be taken for the standard library's
     try:
         with watched():
-            module = import_plugin(where) if where.endswith(".py") else importlib.import_module(where)
+            module = (
+                import_plugin(where) if where.endswith(".py") else importlib.import_module(where)
+            )
     except (PluginError, KeyboardInterrupt):
         raise
     except BaseException as error:
         raise PluginError(f"{where} cannot be imported: {describe(error)}") from error
-    own = {key: value for key, value in vars(module).items() if isinstance(value, type | Composition)}
+    own = {
+        key: value for key, value in vars(module).items() if isinstance(value, type | Composition)
+    }
     named = {value.name: value for value in own.values() if isinstance(value, Composition)}
     if (target := own.get(name) or named.get(name)) is None:
         raise PluginError(f"{where} has no class {name!r}{_meant(name, [*own, *named])}")

@@ -1,4 +1,6 @@
-"""``hgms check`` and ``hgms check-gradient``: is a component fit, and is a hypergradient right? Parse, call, print."""
+"""``hgms check`` and ``hgms check-gradient``: is a component fit, and is a hypergradient right?
+Parse, call, print.
+"""
 
 from __future__ import annotations
 
@@ -27,9 +29,9 @@ _COUNT = click.IntRange(min=1)
 def check(ctx: click.Context, spec: str, registry: Registry, as_json: bool) -> None:
     """Is a class of yours fit to be a component? MODULE may be a file: ./my_solver.py:MySolver.
 
-    A composition is named in the same way, or by its own name, and asked the checks of methods; parts that its module
-    registers are known. In place of MODULE:CLASS a registered name is fine: cg, hg-ms; or generator:soba where two kinds
-    have one of the name.
+    A composition is named in the same way, or by its own name, and asked the checks of methods;
+    parts that its module registers are known. In place of MODULE:CLASS a registered name is fine:
+    cg, hg-ms; or generator:soba where two kinds have one of the name.
     """
 
     kind, target, registry = checks.target_of(spec, registry)
@@ -37,70 +39,135 @@ def check(ctx: click.Context, spec: str, registry: Registry, as_json: bool) -> N
         results = list(checks.check(target, kind, registry))
     failures = sum(bool(result.fault) for result in results)
     if as_json:
-        print_json({"class": spec, "kind": kind.name, "results": [attrs.asdict(result) for result in results]})
+        print_json(
+            {
+                "class": spec,
+                "kind": kind.name,
+                "results": [attrs.asdict(result) for result in results],
+            }
+        )
     else:
         click.echo(f"{spec}: {kind.with_article}")
         said: dict[str, str] = {}
         for result in results:
-            first = said.setdefault(result.fault, result.check) if result.fault.startswith("it raised") else result.check
+            first = (
+                said.setdefault(result.fault, result.check)
+                if result.fault.startswith("it raised")
+                else result.check
+            )
             fault = result.fault if first == result.check else f"the same as {first}"
             what = fault or (f"not to be passed: {result.excuse}" if result.excuse else "")
             label = "FAIL" if result.fault else ("but " if result.excuse else "ok  ")
             click.echo(f"  {label} {result.check}{': ' + what if what else ''}")
         excused = sum(bool(result.excuse) for result in results)
         but = f", but {excused} that the class says it is not to pass" if excused else ""
-        click.echo((f"{failures} of {len(results)} checks failed" if failures else f"all {len(results)} checks passed") + but)
+        click.echo(
+            (
+                f"{failures} of {len(results)} checks failed"
+                if failures
+                else f"all {len(results)} checks passed"
+            )
+            + but
+        )
     ctx.exit(1 if failures else 0)
 
 
 @click.command("check-gradient", short_help="Is a task's hypergradient the slope of its F?")
 @click.argument("task", shell_complete=component_names("task"))
-@click.option("--set", "sets", multiple=True, metavar="KEY=VALUE", help="task.FIELD or method.FIELD. Repeatable.")
 @click.option(
-    "--method", metavar="NAME", help="Also compare the estimator of this method, at the solved lower level.",
-    shell_complete=component_names("method"),
-)  # fmt: skip
-@click.option("--seed", type=click.IntRange(min=0), default=0, show_default=True)
-@click.option("--points", type=_COUNT, default=3, show_default=True, help="θ0, and others around it.")
-@click.option(
-    "--directions", type=_COUNT, default=5, show_default=True, help="At each point; if θ has no more numbers, all of them."
+    "--set",
+    "sets",
+    multiple=True,
+    metavar="KEY=VALUE",
+    help="task.FIELD or method.FIELD. Repeatable.",
 )
 @click.option(
-    "--tolerance", type=click.FloatRange(min=0, min_open=True), default=1e-4, show_default=True, help="Largest relative error."
+    "--method",
+    metavar="NAME",
+    help="Also compare the estimator of this method, at the solved lower level.",
+    shell_complete=component_names("method"),
+)
+@click.option("--seed", type=click.IntRange(min=0), default=0, show_default=True)
+@click.option(
+    "--points", type=_COUNT, default=3, show_default=True, help="θ0, and others around it."
+)
+@click.option(
+    "--directions",
+    type=_COUNT,
+    default=5,
+    show_default=True,
+    help="At each point; if θ has no more numbers, all of them.",
+)
+@click.option(
+    "--tolerance",
+    type=click.FloatRange(min=0, min_open=True),
+    default=1e-4,
+    show_default=True,
+    help="Largest relative error.",
 )
 @plugin_option
 @json_option
 @click.pass_context
 def check_gradient(
-    ctx: click.Context, task: str, sets: Sequence[str], method: str | None, seed: int, points: int, directions: int,
-    tolerance: float, registry: Registry, as_json: bool,
-) -> None:  # fmt: skip
+    ctx: click.Context,
+    task: str,
+    sets: Sequence[str],
+    method: str | None,
+    seed: int,
+    points: int,
+    directions: int,
+    tolerance: float,
+    registry: Registry,
+    as_json: bool,
+) -> None:
     """Is the hypergradient of TASK the slope of its re-solved lower level?
 
-    At a few θ the lower level is solved to high accuracy in float64 (by the task's closed form, else from x0), the implicit
-    hypergradient is computed there without approximation, and compared with central differences of f at the re-solved lower
-    level. Small problems only: shrink the task with --set task.FIELD=VALUE. Leaves with 1 if they differ, or if no point could
-    be checked.
+    At a few θ the lower level is solved to high accuracy in float64 (by the task's closed form,
+    else from x0), the implicit hypergradient is computed there without approximation, and compared
+    with central differences of f at the re-solved lower level. Small problems only: shrink the task
+    with --set task.FIELD=VALUE. Leaves with 1 if they differ, or if no point could be checked.
 
-    \b
-    hgms check-gradient quadratic
-    hgms check-gradient hyper-cleaning --set task.train_size=50 --set task.hidden=3 --set task.omega=0.01
+    \b hgms check-gradient quadratic hgms check-gradient hyper-cleaning --set task.train_size=50
+    --set task.hidden=3 --set task.omega=0.01
     """
     for assignment in sets:
-        if assignment.split(".")[0] not in ("task", "method") or (assignment.startswith("method.") and not method):
-            raise ConfigError(f"--set {assignment}: write task.FIELD=VALUE" + (" or method.FIELD=VALUE" if method else ""))
-    instance = built(task, Task, [text for text in sets if text.startswith("task.")], registry=registry)
+        if assignment.split(".")[0] not in ("task", "method") or (
+            assignment.startswith("method.") and not method
+        ):
+            raise ConfigError(
+                f"--set {assignment}: write task.FIELD=VALUE"
+                + (" or method.FIELD=VALUE" if method else "")
+            )
+    instance = built(
+        task, Task, [text for text in sets if text.startswith("task.")], registry=registry
+    )
     traits = frozenset(getattr(instance, "traits", ()))
     fields = [text for text in sets if text.startswith("method.")]
     other = built(method, Method, fields, traits, registry) if method else None
 
-    report = check_task(instance, seed=seed, points=points, directions=directions, tolerance=tolerance, method=other)
+    report = check_task(
+        instance, seed=seed, points=points, directions=directions, tolerance=tolerance, method=other
+    )
     if as_json:
         print_json(attrs.asdict(report))
     else:
-        columns = ("point", "direction", "hypergradient", "finite difference", "relative error", "verdict")
+        columns = (
+            "point",
+            "direction",
+            "hypergradient",
+            "finite difference",
+            "relative error",
+            "verdict",
+        )
         cells = [
-            (row.point, row.direction, f"{row.hypergradient:.9g}", f"{row.difference:.9g}", f"{row.error:.1e}", row.verdict)
+            (
+                row.point,
+                row.direction,
+                f"{row.hypergradient:.9g}",
+                f"{row.difference:.9g}",
+                f"{row.error:.1e}",
+                row.verdict,
+            )
             for row in report.rows
         ]
         print_table(columns, [dict(zip(columns, row, strict=True)) for row in cells])

@@ -1,4 +1,6 @@
-"""Checks of components of every kind: how the class is made, and what any use of it must leave alone."""
+"""Checks of components of every kind: how the class is made, and what any use of it must leave
+alone.
+"""
 
 from __future__ import annotations
 
@@ -22,7 +24,9 @@ from hgms_core.registry import Kind, Registry, faults_of, summary_of
 
 
 def checks(kind: Kind, exercise: Exercise, registry: Registry | None = None) -> Iterator[Check]:
-    """The checks of every kind, for a component of this one; ``exercise`` is an ordinary use of such a component."""
+    """The checks of every kind, for a component of this one; ``exercise`` is an ordinary use of
+    such a component.
+    """
     yield from class_checks(kind)
     for question in (check_frozen, check_hashable, check_pickle):
         yield Check(kind.name, question)
@@ -44,13 +48,16 @@ def _class(component: Any) -> type:
 
 
 def check_registration(component: Any, kind: Kind) -> None:
-    """A kebab-case name, an attrs class, every method of the protocol with the protocol's parameters; no name in `needs` is a
-    known trait misspelt."""
+    """A kebab-case name, an attrs class, every method of the protocol with the protocol's
+    parameters; no name in `needs` is a known trait misspelt."""
     faults = faults_of(kind, _class(component))
     demand(not faults, "; ".join(faults))
     needs = getattr(_class(component), "needs", ())
     for trait in () if isinstance(needs, property) else needs:
-        demand(not meant(trait), f"it needs {trait!r}, which no task has; did you mean {meant(trait)!r}?")
+        demand(
+            not meant(trait),
+            f"it needs {trait!r}, which no task has; did you mean {meant(trait)!r}?",
+        )
 
 
 def check_docstring(component: Any) -> None:
@@ -67,11 +74,18 @@ def check_source(component: Any) -> None:
 
 
 def check_types(component: Any) -> None:
-    """Every field's type can be evaluated, so that a configuration can be read into it; a number with a default is a field."""
+    """Every field's type can be evaluated, so that a configuration can be read into it; a number
+    with a default is a field.
+    """
     cls = _class(component)
     hints = type_hints(cls)
     for name, value in vars(cls).items():
-        number = isinstance(value, int | float) and not isinstance(value, bool) and name[0] != "_" and name.islower()
+        number = (
+            isinstance(value, int | float)
+            and not isinstance(value, bool)
+            and name[0] != "_"
+            and name.islower()
+        )
         demand(not number or name in hints, plain_attribute(cls, name))
 
 
@@ -82,7 +96,11 @@ def check_frozen(component: Any) -> None:
             setattr(component, name, getattr(component, name))
         except (attrs.exceptions.FrozenError, AttributeError):
             continue
-        fail(f"its attribute {name!r} can be set; use @frozen(kw_only=True), of hgms.config or of attrs")
+        fail(
+            f"its attribute {name!r} can be set; use @frozen(kw_only=True), of hgms.config "
+            "or of "
+            "attrs"
+        )
 
 
 def check_hashable(component: Any) -> None:
@@ -98,7 +116,9 @@ def check_hashable(component: Any) -> None:
 
 def check_pickle(component: Any) -> None:
     """It survives pickling, which takes it to another process."""
-    if type(component).__qualname__ not in vars(__import__(type(component).__module__, fromlist=["_"])):
+    if type(component).__qualname__ not in vars(
+        __import__(type(component).__module__, fromlist=["_"])
+    ):
         return  # made on the spot, where pickle cannot find its class by name
     again = pickle.loads(pickle.dumps(component))
     demand(again == component, f"it comes back as {again!r}")
@@ -117,20 +137,26 @@ def check_toml(component: Any, registry: Registry | None = None) -> None:
 
 
 def check_import(component: Any) -> None:
-    """Importing its module touches neither CUDA nor the network nor a global random generator, changes no setting of the
-    process (torch's default dtype, threads, …), prints nothing, never exits."""
+    """Importing its module touches neither CUDA nor the network nor a global random generator,
+    changes no setting of the process (torch's default dtype, threads, …), prints nothing, never
+    exits.
+    """
     seen = imports.observed(type(component).__module__)
     module = type(component).__module__
     demand(not seen["error"], f"importing {module} ends in {seen['error']}")
     demand(not seen["touched"], f"importing {module} touches {seen['touched']}")
     demand(not seen["changed"], f"importing {module} changes {seen['changed']} for everybody")
-    demand(not seen["random"], f"importing {module} draws from (or seeds) a global random generator; draw from a Key")
+    demand(
+        not seen["random"],
+        f"importing {module} draws from (or seeds) a global random generator; draw from a Key",
+    )
     demand(not seen["printed"], f"importing {module} prints {seen['printed']!r}")
 
 
 def check_inputs(component: Any, exercise: Exercise) -> None:
-    """What it is given stays as it was: tensors are not changed in place, dictionaries keep their entries, settings of the
-    process (torch's gradient mode, the working directory, …) their values."""
+    """What it is given stays as it was: tensors are not changed in place, dictionaries keep their
+    entries, settings of the process (torch's gradient mode, the working directory, …) their values.
+    """
     inputs, call = exercise(component, torch.float64, 0)
     before = snapshot(inputs)
     with undone() as settings:
@@ -140,7 +166,9 @@ def check_inputs(component: Any, exercise: Exercise) -> None:
 
 
 def check_global_rng(component: Any, exercise: Exercise) -> None:
-    """The global random generators of torch, numpy and Python are left alone; every number comes from a Key."""
+    """The global random generators of torch, numpy and Python are left alone; every number comes
+    from a Key.
+    """
     _, call = exercise(component, torch.float64, 0)
     call()  # whoever seeds a generator leaves it as this first call did
     with torch.random.fork_rng(devices=[place()] if place().type == "cuda" else []):
@@ -152,8 +180,13 @@ def check_global_rng(component: Any, exercise: Exercise) -> None:
         random.setstate(kept[0])
         np.random.set_state(kept[1])  # noqa: NPY002
     instead = "use key.generator()"
-    if hasattr(component, "solve"):  # what it draws without a key comes from a seed of its own, the same in every call
-        instead = "give it a field `seed`, use Key(self.seed).generator(), and let with_key(key) set the seed to key.derive()"
+    if hasattr(
+        component, "solve"
+    ):  # what it draws without a key comes from a seed of its own, the same in every call
+        instead = (
+            "give it a field `seed`, use Key(self.seed).generator(), and let with_key(key) "
+            "set the seed to key.derive()"
+        )
     demand(not drawn, f"it draws from the global generator of {' and '.join(drawn)}; {instead}")
 
 
@@ -161,7 +194,11 @@ def _global_state() -> dict[str, str]:
     legacy = np.random.get_state()  # noqa: NPY002 - to see that nobody draws from it
     cuda = place().type == "cuda"
     return {
-        **({"torch.cuda": str(hash(torch.cuda.get_rng_state(place()).numpy().tobytes()))} if cuda else {}),
+        **(
+            {"torch.cuda": str(hash(torch.cuda.get_rng_state(place()).numpy().tobytes()))}
+            if cuda
+            else {}
+        ),
         "torch": str(hash(torch.get_rng_state().numpy().tobytes())),
         "random": str(hash(random.getstate())),
         "numpy.random": str(hash(pickle.dumps(legacy))),
@@ -169,12 +206,20 @@ def _global_state() -> dict[str, str]:
 
 
 def check_repeatable(component: Any, exercise: Exercise) -> None:
-    """The same seed and inputs give the same result bit for bit, whatever it was used for in between."""
+    """The same seed and inputs give the same result bit for bit, whatever it was used for in
+    between.
+    """
     call = exercise(component, torch.float64, 0)[1]
-    first, second = snapshot(call()), snapshot(call())
+    first = snapshot(call())
+    second = snapshot(call())
     exercise(component, torch.float64, 1)[1]()
     for again in (second, exercise(component, torch.float64, 0)[1]()):
-        demand_equal(first, again, "used again,", "; it remembers something between calls or draws without its key")
+        demand_equal(
+            first,
+            again,
+            "used again,",
+            "; it remembers something between calls or draws without its key",
+        )
 
 
 def check_precision(component: Any, exercise: Exercise) -> None:
@@ -182,5 +227,11 @@ def check_precision(component: Any, exercise: Exercise) -> None:
     for dtype in (torch.float32, torch.float64):
         _, call = exercise(component, dtype, 0)
         for where, leaf in tensors(snapshot(call())).items():
-            demand(leaf.device.type == place().type, f"{where} is on {leaf.device}, the inputs on {place()}")
-            demand(leaf.dtype == dtype or not leaf.dtype.is_floating_point, f"{where} is {leaf.dtype}, the inputs are {dtype}")
+            demand(
+                leaf.device.type == place().type,
+                f"{where} is on {leaf.device}, the inputs on {place()}",
+            )
+            demand(
+                leaf.dtype == dtype or not leaf.dtype.is_floating_point,
+                f"{where} is {leaf.dtype}, the inputs are {dtype}",
+            )

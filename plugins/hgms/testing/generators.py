@@ -1,4 +1,6 @@
-"""Checks of candidate generators: N lower states along a leading axis, each of which can be had again."""
+"""Checks of candidate generators: N lower states along a leading axis, each of which can be had
+again.
+"""
 
 from __future__ import annotations
 
@@ -11,7 +13,19 @@ from torch import Tensor
 
 from hgms.runs import needs
 from hgms.testing import kit, oracle, problems
-from hgms.testing.kit import F64, Fault, demand, demand_equal, fail, has, normal, numbers, shapes, shown, with_fields
+from hgms.testing.kit import (
+    F64,
+    Fault,
+    demand,
+    demand_equal,
+    fail,
+    has,
+    normal,
+    numbers,
+    shapes,
+    shown,
+    with_fields,
+)
 from hgms_core import Candidates, Cost, Key, Problem, Ravel, State, Tree
 
 KEY = Key(11)
@@ -19,7 +33,8 @@ KEY = Key(11)
 
 def exercise(generator: Any, dtype: torch.dtype, variant: int) -> tuple[Any, Callable[[], Any]]:
     problem = _usual(generator, dtype, variant)
-    start, theta = generator.init(problem, KEY), problem.theta0
+    start = generator.init(problem, KEY)
+    theta = problem.theta0
     data = [problem.lower_data.whole, problem.upper_data["differentiate"].whole]
 
     def call() -> Any:
@@ -32,7 +47,9 @@ def exercise(generator: Any, dtype: torch.dtype, variant: int) -> tuple[Any, Cal
 
 
 def _usual(generator: Any, dtype: torch.dtype = F64, variant: int = 0) -> Problem:
-    """Where it is looked at: a ridge regression, or, for what needs named sources, a mixture of them."""
+    """Where it is looked at: a ridge regression, or, for what needs named sources, a mixture of
+    them.
+    """
     make = problems.blend if "sources" in needs(generator) else problems.ridge
     return make(dtype, variant).problem
 
@@ -49,7 +66,11 @@ class Proposal:
     def carry(self, selected: int, step: int = 0) -> State:
         """What the next outer step starts from."""
         key = KEY.fold("carry", step)
-        return dict(self.generator.carry(self.start, self.candidates, numbers(selected, torch.int64), key, self.problem))
+        return dict(
+            self.generator.carry(
+                self.start, self.candidates, numbers(selected, torch.int64), key, self.problem
+            )
+        )
 
     def replay(self, i: int, theta: Tree, last: int | None = None) -> tuple[Tree, Cost]:
         """Candidate ``i`` again, at any θ, and what that costs; for generators with a way back."""
@@ -57,10 +78,15 @@ class Proposal:
         return self.candidates.replay(numbers(i, torch.int64), theta, last)
 
 
-def proposed(generator: Any, problem: Problem, start: State | None = None, key: Key = KEY) -> Proposal:
+def proposed(
+    generator: Any, problem: Problem, start: State | None = None, key: Key = KEY
+) -> Proposal:
     start = generator.init(problem, KEY) if start is None else start
     candidates: Candidates = generator.propose(problem, problem.theta0, start, key)
-    demand(isinstance(candidates, Candidates), f"propose returns {type(candidates).__name__}; return hgms_core.Candidates")
+    demand(
+        isinstance(candidates, Candidates),
+        f"propose returns {type(candidates).__name__}; return hgms_core.Candidates",
+    )
     return Proposal(generator, problem, start, candidates)
 
 
@@ -70,24 +96,34 @@ def _few(generator: Any, **values: Any) -> Any:
 
 
 def _on_batches(generator: Any) -> list[Any]:
-    """The generator with few candidates, on all rows, and on small batches where it takes a batch size."""
+    """The generator with few candidates, on all rows, and on small batches where it takes a
+    batch size.
+    """
     few = _few(generator)
     return [few, with_fields(few, batch_size=4)] if has(generator, "batch_size") else [few]
 
 
 def _with_graph(generator: Any) -> list[Any]:
     """The generator with the graph that a field `keep_graph` keeps of one candidate."""
-    return [with_fields(generator, count=1, keep_graph=True)] if has(generator, "keep_graph") else []
+    return (
+        [with_fields(generator, count=1, keep_graph=True)] if has(generator, "keep_graph") else []
+    )
 
 
 def check_candidates(generator: Any) -> None:
-    """Every leaf of x, of `aux` and `losses` has the leading axis N (`count`, where there is such a field), and no graph."""
+    """Every leaf of x, of `aux` and `losses` has the leading axis N (`count`, where there is
+    such a field), and no graph.
+    """
     problem = _usual(generator)
     candidates = proposed(generator, problem).candidates
     count = int(getattr(generator, "count", candidates.count))
-    wanted, came = {name: [count, *shape] for name, shape in shapes(problem.x0).items()}, shapes(candidates.x)
+    wanted = {name: [count, *shape] for name, shape in shapes(problem.x0).items()}
+    came = shapes(candidates.x)
     demand(came == wanted, f"x has the shapes {came}; they are {wanted}")
-    rest = {**candidates.aux, **({} if candidates.losses is None else {"losses": candidates.losses})}
+    rest = {
+        **candidates.aux,
+        **({} if candidates.losses is None else {"losses": candidates.losses}),
+    }
     bad = {name: shape for name, shape in shapes(rest).items() if shape[:1] != [count]}
     demand(not bad, f"without a leading axis of {count}: {bad}")
     graph = [name for name, leaf in {**candidates.x, **rest}.items() if leaf.requires_grad]
@@ -97,7 +133,9 @@ def check_candidates(generator: Any) -> None:
 
 
 def check_losses(generator: Any) -> None:
-    """Where there are `losses`, they lie among the values that g had on the way to the candidates."""
+    """Where there are `losses`, they lie among the values that g had on the way to the
+    candidates.
+    """
     problem, tally = oracle.watched(_usual(generator))
     for variant in _on_batches(generator):
         start = variant.init(problem, KEY)
@@ -106,15 +144,21 @@ def check_losses(generator: Any) -> None:
         if losses is None:
             return
         seen = torch.cat(tally.values) if tally.values else torch.full_like(losses[:1], torch.nan)
-        low, high, slack = seen.min(), seen.max(), 1e-9 * (1 + seen.abs().max())
+        low = seen.min()
+        high = seen.max()
+        slack = 1e-9 * (1 + seen.abs().max())
         inside = ((losses >= low - slack) & (losses <= high + slack)).all()
         had = f"g had values from {float(low):.6g} to {float(high):.6g}"
-        demand(inside, f"losses are {shown(losses)}, and {had}; leave `losses` out where none is known")
+        demand(
+            inside, f"losses are {shown(losses)}, and {had}; leave `losses` out where none is known"
+        )
 
 
 def check_oracle_counts(generator: Any) -> None:
-    """Its cost, and that of a replay, is what it did: the calls of f and of g and the rows are declared, within a factor of two
-    (a product may be one backward pass or two calls), and nothing is that was not called."""
+    """Its cost, and that of a replay, is what it did: the calls of f and of g and the rows are
+    declared, within a factor of two (a product may be one backward pass or two calls), and nothing
+    is that was not called.
+    """
     problem, tally = oracle.watched(_usual(generator))
     for variant in (*_on_batches(generator), *_with_graph(generator)):
         start = variant.init(problem, KEY)
@@ -123,7 +167,10 @@ def check_oracle_counts(generator: Any) -> None:
         oracle.demand_honest(proposal.candidates.cost, tally)
         if proposal.candidates.replay is None:
             continue
-        for theta in (problem.theta0, {name: leaf.clone().requires_grad_() for name, leaf in problem.theta0.items()}):
+        for theta in (
+            problem.theta0,
+            {name: leaf.clone().requires_grad_() for name, leaf in problem.theta0.items()},
+        ):
             tally.clear()
             end, cost = proposal.replay(proposal.candidates.count - 1, theta)
             leaves = [leaf for leaf in theta.values() if leaf.requires_grad]
@@ -137,35 +184,54 @@ def check_oracle_counts(generator: Any) -> None:
 
 
 def check_key(generator: Any) -> None:
-    """Every number that it draws comes from its key: with two keys it draws other numbers. One that draws none is fine."""
+    """Every number that it draws comes from its key: with two keys it draws other numbers. One
+    that draws none is fine.
+    """
     problem = _usual(generator)
     few = _few(generator, noise=0.5, batch_size=4)
     start = few.init(problem, KEY)
-    first, second = (oracle.drawn(proposed, few, problem, start, key)[0] for key in (KEY, KEY.fold("another")))
-    demand(not oracle.same_draws(first, second), f"with two keys it draws the same {len(first)} tensors of random numbers")
+    first, second = (
+        oracle.drawn(proposed, few, problem, start, key)[0] for key in (KEY, KEY.fold("another"))
+    )
+    demand(
+        not oracle.same_draws(first, second),
+        f"with two keys it draws the same {len(first)} tensors of random numbers",
+    )
 
 
 def check_descends(generator: Any) -> None:
-    """After 20 outer steps at one θ, the lower loss of the best candidate is lower than at the start."""
+    """After 20 outer steps at one θ, the lower loss of the best candidate is lower than at the
+    start.
+    """
     problem = _usual(generator)
     proposal = proposed(generator, problem, key=KEY.fold(0))
     for step in range(1, 20):
         proposal = proposed(generator, problem, proposal.carry(0, step - 1), KEY.fold(step))
-    candidates, whole = proposal.candidates, problem.lower_data.whole
-    losses = [float(problem.g(problem.theta0, candidates.at(i), whole)) for i in range(candidates.count)]
+    candidates = proposal.candidates
+    whole = problem.lower_data.whole
+    losses = [
+        float(problem.g(problem.theta0, candidates.at(i), whole)) for i in range(candidates.count)
+    ]
     first = float(problem.g(problem.theta0, problem.x0, whole))
-    demand(min(losses) < first, f"g began at {first:.4g}, the candidates are at {[round(loss, 4) for loss in losses[:6]]}")
+    demand(
+        min(losses) < first,
+        f"g began at {first:.4g}, the candidates are at {[round(loss, 4) for loss in losses[:6]]}",
+    )
 
 
 def check_parts(generator: Any) -> None:
-    """`propose_some`, where there is one, gives the candidates that it is asked for as `propose` gives them: with what goes
-    with them, a way back by their number among all, and a cost that adds up."""
-    problem, at = _usual(generator), lambda number: numbers(number, torch.int64)
+    """`propose_some`, where there is one, gives the candidates that it is asked for as `propose`
+    gives them: with what goes with them, a way back by their number among all, and a cost that adds
+    up.
+    """
+    problem = _usual(generator)
+    at = lambda number: numbers(number, torch.int64)
     for variant in _on_batches(generator):
         if not callable(getattr(variant, "propose_some", None)):
             return
         proposal = proposed(variant, problem)
-        whole, cost = proposal.candidates, Cost()
+        whole = proposal.candidates
+        cost = Cost()
         for members in (list(range(whole.count))[1:], [0]):
             if not members:
                 continue
@@ -174,28 +240,44 @@ def check_parts(generator: Any) -> None:
             for row, member in enumerate(members):
                 where = f"candidate {member} of propose_some(…, {members})"
                 demand_equal(whole.at(member), some.at(row), f"{where}:", rtol=1e-10)
-                demand_equal(whole.branch(at(member)).aux, some.branch(at(row)).aux, f"`aux` of {where}:", rtol=1e-10)
+                demand_equal(
+                    whole.branch(at(member)).aux,
+                    some.branch(at(row)).aux,
+                    f"`aux` of {where}:",
+                    rtol=1e-10,
+                )
                 if some.replay is not None:
                     again, _ = some.replay(at(member), problem.theta0, None)
-                    demand_equal(whole.at(member), again, f"{where}, replayed by its number:", rtol=1e-10)
-        demand(cost == whole.cost, f"the parts cost {cost.numbers()}, and all of them together {whole.cost.numbers()}")
+                    demand_equal(
+                        whole.at(member), again, f"{where}, replayed by its number:", rtol=1e-10
+                    )
+        demand(
+            cost == whole.cost,
+            f"the parts cost {cost.numbers()}, and all of them together {whole.cost.numbers()}",
+        )
 
 
 def check_replay(generator: Any) -> None:
-    """`Candidates.replay`, where it is not None, gives every candidate again, through however many steps it is differentiated;
-    at another θ it gives what `propose` gives there."""
+    """`Candidates.replay`, where it is not None, gives every candidate again, through however many
+    steps it is differentiated; at another θ it gives what `propose` gives there."""
     problem = _usual(generator)
     for variant in (*_on_batches(generator), *_with_graph(generator)):
         proposal = proposed(variant, problem)
         if proposal.candidates.replay is None:
             continue
         for theta, where in ((problem.theta0, ""), (_elsewhere(problem), " at another θ")):
-            wanted = variant.propose(problem, theta, proposal.start, KEY) if where else proposal.candidates
+            wanted = (
+                variant.propose(problem, theta, proposal.start, KEY)
+                if where
+                else proposal.candidates
+            )
             for i in range(wanted.count):
                 for last in (None, 0, 1) if i == wanted.count - 1 else (None,):
                     again, _ = proposal.replay(i, theta, last)
                     through = "" if last is None else f" (last = {last})"
-                    demand_equal(wanted.at(i), again, f"candidate {i} replayed{where}{through}:", rtol=1e-10)
+                    demand_equal(
+                        wanted.at(i), again, f"candidate {i} replayed{where}{through}:", rtol=1e-10
+                    )
 
 
 def _elsewhere(problem: Problem) -> Tree:
@@ -203,8 +285,8 @@ def _elsewhere(problem: Problem) -> Tree:
 
 
 def check_replay_gradient(generator: Any) -> None:
-    """The derivative of a replayed candidate in θ is what finite differences of the candidate give, at the θ it was proposed at
-    and at another."""
+    """The derivative of a replayed candidate in θ is what finite differences of the candidate give,
+    at the θ it was proposed at and at another."""
     problem = _usual(generator)
     for variant in (generator, *_with_graph(generator)):
         proposal = proposed(variant, problem)
@@ -213,13 +295,25 @@ def check_replay_gradient(generator: Any) -> None:
         for theta, where in ((problem.theta0, ""), (_elsewhere(problem), "at another θ ")):
             slope, quotient = _slopes(proposal, theta)
             close = abs(slope - quotient) <= 1e-6 + 1e-4 * abs(quotient)
-            demand(close, f"{where}the derivative along a direction is {slope:.6g}, differences give {quotient:.6g}")
+            demand(
+                close,
+                (
+                    f"{where}the derivative along a direction is {slope:.6g}, differences give "
+                    f"{quotient:.6g}"
+                ),
+            )
 
 
 def _slopes(proposal: Proposal, theta: Tree) -> tuple[float, float]:
-    """The derivative of a weighted sum of the last candidate along a direction: by autograd, and by differences."""
-    spec, state, last = Ravel.of(theta), Ravel.of(proposal.problem.x0), proposal.candidates.count - 1
-    flat, weights, direction = spec.ravel(theta), normal(state.size, seed=80), normal(spec.size, seed=81)
+    """The derivative of a weighted sum of the last candidate along a direction: by autograd, and
+    by differences.
+    """
+    spec = Ravel.of(theta)
+    state = Ravel.of(proposal.problem.x0)
+    last = proposal.candidates.count - 1
+    flat = spec.ravel(theta)
+    weights = normal(state.size, seed=80)
+    direction = normal(spec.size, seed=81)
     leaves = {name: leaf.detach().requires_grad_() for name, leaf in theta.items()}
     with torch.enable_grad():
         value = state.ravel(proposal.replay(last, leaves)[0]) @ weights
@@ -235,16 +329,26 @@ def _slopes(proposal: Proposal, theta: Tree) -> tuple[float, float]:
 
 
 def check_carry(generator: Any) -> None:
-    """Where the next start holds one candidate, it is the selected one, unless a field `carry_rule` says which it is."""
+    """Where the next start holds one candidate, it is the selected one, unless a field
+    `carry_rule` says which it is.
+    """
     proposal = proposed(with_fields(generator, noise=0.5, batch_size=4), _usual(generator))
     name, leaf = next(iter(proposal.candidates.x.items()))
-    candidates, last = leaf.reshape(len(leaf), -1), len(leaf) - 1
+    candidates = leaf.reshape(len(leaf), -1)
+    last = len(leaf) - 1
     if has(generator, "carry_rule") or len(torch.unique(candidates, dim=0)) <= last:
         return
     rows = _tables(proposal.carry(last), candidates.shape[1])
-    held = [i for i, own in enumerate(candidates) if any(bool((table == own).all(1).any()) for table in rows)]
+    held = [
+        i
+        for i, own in enumerate(candidates)
+        if any(bool((table == own).all(1).any()) for table in rows)
+    ]
     advice = "go on from the selected one, or say by a field `carry_rule` where it goes on from"
-    demand(not held or last in held, f"candidate {last} was selected, and the next start holds {name!r} of {held}; {advice}")
+    demand(
+        not held or last in held,
+        f"candidate {last} was selected, and the next start holds {name!r} of {held}; {advice}",
+    )
 
 
 def check_carry_rule(generator: Any) -> None:
@@ -252,23 +356,46 @@ def check_carry_rule(generator: Any) -> None:
     if not has(generator, "carry_rule"):
         return
     proposal = proposed(generator, _usual(generator))
-    rule, last = str(generator.carry_rule), proposal.candidates.count - 1
+    rule = str(generator.carry_rule)
+    last = proposal.candidates.count - 1
     carried = [kit.snapshot(proposal.carry(i)) for i in (0, last)]
     name, candidates = next(iter(proposal.candidates.x.items()))
     if rule == "restart" or rule == "per-branch":
         differs = kit.difference(*carried)
-        demand(not differs, f"the rule is {rule!r} and what is carried depends on which candidate was selected: {differs}")
+        demand(
+            not differs,
+            (
+                f"the rule is {rule!r} and what is carried depends on which candidate was "
+                "selected: "
+                f"{differs}"
+            ),
+        )
     if rule == "selected" or rule == "per-branch":
-        rows = (candidates[last:] if rule == "selected" else candidates).reshape(1 if rule == "selected" else last + 1, -1)
-        tables = [table for table in _tables(carried[1], rows.shape[1]) if len(table) % len(rows) == 0]
-        held = any(torch.equal(table, rows.expand_as(table) if len(rows) == 1 else rows) for table in tables)
-        demand(held, f"the rule is {rule!r}, and the next start does not hold that state ({name!r} of candidate {last})")
+        rows = (candidates[last:] if rule == "selected" else candidates).reshape(
+            1 if rule == "selected" else last + 1, -1
+        )
+        tables = [
+            table for table in _tables(carried[1], rows.shape[1]) if len(table) % len(rows) == 0
+        ]
+        held = any(
+            torch.equal(table, rows.expand_as(table) if len(rows) == 1 else rows)
+            for table in tables
+        )
+        demand(
+            held,
+            (
+                f"the rule is {rule!r}, and the next start does not hold that state ({name!r} of "
+                f"candidate {last})"
+            ),
+        )
 
 
 def _tables(state: Any, width: int) -> list[Tensor]:
     """The tensors of a state that can be read as rows of this width."""
     leaves = kit.tensors(kit.snapshot(state)).values()
-    return [leaf.reshape(-1, width) for leaf in leaves if leaf.numel() and leaf.numel() % width == 0]
+    return [
+        leaf.reshape(-1, width) for leaf in leaves if leaf.numel() and leaf.numel() % width == 0
+    ]
 
 
 def check_state(generator: Any) -> None:
@@ -296,27 +423,43 @@ def check_chunks(generator: Any) -> None:
 
 
 def check_wells(generator: Any) -> None:
-    """Of 8 candidates (`count`, `noise` 1) from the top between two wells, some go to each: they are independent views.
-    These wells have no sources."""
+    """Of 8 candidates (`count`, `noise` 1) from the top between two wells, some go to each: they
+    are independent views. These wells have no sources."""
     if not has(generator, "count") or "sources" in needs(generator):
         return
     problem = problems.wells()
-    many = with_fields(generator, count=8, noise=1.0, temperature=max(1e-2, float(getattr(generator, "temperature", 0.0))))
+    many = with_fields(
+        generator,
+        count=8,
+        noise=1.0,
+        temperature=max(1e-2, float(getattr(generator, "temperature", 0.0))),
+    )
     start = many.init(problem, KEY)
     sides: set[bool] = set()
     for step in range(30):
         proposal = proposed(many, problem, start, KEY.fold(step))
-        sides |= {bool(x > 0) for x in proposal.candidates.x["x"].reshape(-1) if abs(float(x)) > 0.3}
+        sides |= {
+            bool(x > 0) for x in proposal.candidates.x["x"].reshape(-1) if abs(float(x)) > 0.3
+        }
         start = proposal.carry(step % proposal.candidates.count, step)
-    demand(sides == {True, False}, f"in 30 outer steps {'no candidate left the top' if not sides else 'all went to one side'}")
+    demand(
+        sides == {True, False},
+        f"in 30 outer steps {'no candidate left the top' if not sides else 'all went to one side'}",
+    )
 
 
 def check_moments(generator: Any) -> None:
-    """A field `temperature` λ samples exp(−g/λ): on g = ½‖x‖² the mean is 0 and the variance λ, up to the step's bias."""
+    """A field `temperature` λ samples exp(−g/λ): on g = ½‖x‖² the mean is 0 and the variance λ,
+    up to the step's bias.
+    """
     if not has(generator, "temperature"):
         return
     sampler = with_fields(generator, temperature=0.25, count=2000, steps=80, lr=0.1, mode="stacked")
     x = proposed(sampler, problems.gaussian()).candidates.x["x"]
-    mean, variance = float(x.mean(0).abs().max()), float(x.var(0).mean())
+    mean = float(x.mean(0).abs().max())
+    variance = float(x.var(0).mean())
     demand(mean <= 0.06, f"the mean is {mean:.3g} away from 0")
-    demand(abs(variance - 0.25) <= 0.05, f"the variance is {variance:.3g}; at temperature 0.25 it is 0.25")
+    demand(
+        abs(variance - 0.25) <= 0.05,
+        f"the variance is {variance:.3g}; at temperature 0.25 it is 0.25",
+    )

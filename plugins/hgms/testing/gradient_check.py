@@ -1,12 +1,14 @@
-"""Is a hypergradient right? The implicit formula against finite differences of the re-solved lower level, in float64.
+"""Is a hypergradient right? The implicit formula against finite differences of the re-solved lower
+level, in float64.
 
-At a point θ the lower level is solved to high accuracy (by the task's closed form, else by L-BFGS and Newton's method from
-x0); there, with H = ∇²_xx g and nothing truncated or regularised::
+At a point θ the lower level is solved to high accuracy (by the task's closed form, else by L-BFGS
+and Newton's method from x0); there, with H = ∇²_xx g and nothing truncated or regularised::
 
-    h = ∇_θ f − ∇²_θx g v,   v = H⁺ ∇_x f          against          (F(θ + εu) − F(θ − εu)) / 2ε,   F(θ) = f(θ, x*(θ))
+    h = ∇_θ f − ∇²_θx g v,  v = H⁺ ∇_x f  against  (F(θ + εu) − F(θ − εu)) / 2ε,  F(θ) = f(θ, x*(θ))
 
-F is followed from x*(θ): each difference re-solves the lower level starting there. Whatever keeps the comparison from meaning
-anything (a lower level that was not solved, is not unique, or has a kink at its solution) is said instead of a verdict.
+F is followed from x*(θ): each difference re-solves the lower level starting there. Whatever keeps
+the comparison from meaning anything (a lower level that was not solved, is not unique, or has a
+kink at its solution) is said instead of a verdict.
 """
 
 from __future__ import annotations
@@ -19,14 +21,28 @@ import torch
 from attrs import frozen
 from torch import Tensor
 
-from hgms_core import Branch, ConfigError, Key, Problem, Ravel, Tree, cross_product, curvature, upper_gradients
+from hgms_core import (
+    Branch,
+    ConfigError,
+    Key,
+    Problem,
+    Ravel,
+    Tree,
+    cross_product,
+    curvature,
+    upper_gradients,
+)
 
 LARGEST = 3_000
 """Lower variables up to which H is made dense and factored; more are refused."""
 STATIONARY = 1e-8
-"""‖∇_x g‖ / (1 + |g|) at which the lower level counts as solved. Newton's method usually gets to 1e-13."""
+"""‖∇_x g‖ / (1 + |g|) at which the lower level counts as solved. Newton's method usually gets to
+1e-13.
+"""
 FLAT = 1e-7
-"""Eigenvalues of H below this share of the largest count as 0: directions along the manifold of minimisers."""
+"""Eigenvalues of H below this share of the largest count as 0: directions along the manifold of
+minimisers.
+"""
 ACROSS = 1e-6
 """The share of ‖∇_x f‖ along flat directions that counts as none."""
 
@@ -37,7 +53,9 @@ class Unsolved(Exception):
 
 @frozen
 class Row:
-    """One direction at one point. ``error`` is the difference over the larger of |finite difference| and ‖h‖/√dim θ."""
+    """One direction at one point. ``error`` is the difference over the larger of |finite
+    difference| and ‖h‖/√dim θ.
+    """
 
     point: int
     direction: str
@@ -77,15 +95,23 @@ class _Level:
 
     def products(self, x: Tensor) -> Callable[[Tensor], Tensor]:
         """v ↦ H v."""
-        return curvature(lambda tree: self.value(self.spec.ravel(tree)), self.spec.unravel(x)).matvec
+        return curvature(
+            lambda tree: self.value(self.spec.ravel(tree)), self.spec.unravel(x)
+        ).matvec
 
     def hessian(self, x: Tensor) -> _Eigen:
         rows = torch.stack([*map(self.products(x), torch.eye(len(x), dtype=x.dtype))])
         values, vectors = torch.linalg.eigh(0.5 * (rows + rows.T))
-        return _Eigen(values, vectors, values.abs() <= FLAT * values.abs().max().clamp_min(torch.finfo(values.dtype).tiny))
+        return _Eigen(
+            values,
+            vectors,
+            values.abs() <= FLAT * values.abs().max().clamp_min(torch.finfo(values.dtype).tiny),
+        )
 
     def solve(self, start: Tensor, far: bool) -> Tensor:
-        """A minimiser next to ``start``: L-BFGS where it may be far, then Newton steps within the curved directions."""
+        """A minimiser next to ``start``: L-BFGS where it may be far, then Newton steps within
+        the curved directions.
+        """
         x = self._descend(start) if far else start
         value, gradient = self.slope(x)
         for _ in range(50):
@@ -93,15 +119,22 @@ class _Level:
             if size <= 1e-14 * (1 + abs(value)):
                 break
             step = self.hessian(x).solve(gradient, torch.abs)
-            moved = [(x - length * step, *self.slope(x - length * step)) for length in (1.0, 0.5, 0.1)]
-            after, value_after, gradient_after = min(moved, key=lambda trial: float(trial[2].norm()))
+            moved = [
+                (x - length * step, *self.slope(x - length * step)) for length in (1.0, 0.5, 0.1)
+            ]
+            after, value_after, gradient_after = min(
+                moved, key=lambda trial: float(trial[2].norm())
+            )
             if not float(gradient_after.norm()) < size:
                 break
-            x, value, gradient = after, value_after, gradient_after
+            x = after
+            value = value_after
+            gradient = gradient_after
         size = float(gradient.norm()) / (1 + abs(value))
         if not size <= STATIONARY:
             raise Unsolved(
-                f"the lower level was not solved: ‖∇_x g‖ = {size:.1e} (1 + |g|) is left. It may have a kink at its minimiser, "
+                f"the lower level was not solved: ‖∇_x g‖ = {size:.1e} (1 + |g|) is left. It may "
+                "have a kink at its minimiser, "
                 "no minimiser, or be too flat; a penalty or a smooth activation helps"
             )
         return x
@@ -149,12 +182,16 @@ class _Point:
         x = spec.ravel(exact.solution(theta))
         value, gradient = level.slope(x)
         if not float(gradient.norm()) <= 1e-6 * (1 + abs(value)):
-            raise Unsolved(f"the closed form's solution does not solve the lower level: ‖∇_x g‖ = {float(gradient.norm()):.1e}")
+            raise Unsolved(
+                "the closed form's solution does not solve the lower level: ‖∇_x g‖ = "
+                f"{float(gradient.norm()):.1e}"
+            )
         return cls(level, x, exact)
 
     def value(self, theta: Tree) -> float:
         """F(θ') at a θ' near θ, whose lower level is solved from x."""
-        problem, spec = self.level.problem, self.level.spec
+        problem = self.level.problem
+        spec = self.level.spec
         if self.exact is not None:
             x = self.exact.solution(theta)
         else:
@@ -162,88 +199,132 @@ class _Point:
         return float(problem.f(theta, x, problem.upper_data["differentiate"].batch(None)))
 
     def hypergradient(self) -> tuple[Tree, int]:
-        """h and the number of flat directions; Unsolved where x is no isolated minimiser and not known to be the best of them.
+        """h and the number of flat directions; Unsolved where x is no isolated minimiser and not
+        known to be the best of them.
 
-        Where f has no slope along the flat directions it does not matter which minimiser it is, to first order: moving
-        along them leaves f as it is, as with the bias of a softmax that no penalty holds.
+        Where f has no slope along the flat directions it does not matter which minimiser it is, to
+        first order: moving along them leaves f as it is, as with the bias of a softmax that no
+        penalty holds.
         """
-        problem, theta, spec = self.level.problem, self.level.theta, self.level.spec
-        above, below = problem.upper_data["differentiate"].batch(None), problem.lower_data.batch(None)
+        problem = self.level.problem
+        theta = self.level.theta
+        spec = self.level.spec
+        above = problem.upper_data["differentiate"].batch(None)
+        below = problem.lower_data.batch(None)
         x = spec.unravel(self.x)
         _, direct, slope = upper_gradients(lambda t, y: problem.f(t, y, above), theta, x)
-        rhs, hessian = spec.ravel(slope), self.level.hessian(self.x)
-        flat, largest = int(hessian.flat.sum()), hessian.values.abs().max()
+        rhs = spec.ravel(slope)
+        hessian = self.level.hessian(self.x)
+        flat = int(hessian.flat.sum())
+        largest = hessian.values.abs().max()
         if float(hessian.values.min()) < -FLAT * float(largest):
             raise Unsolved(
-                "the lower level's Hessian has a negative eigenvalue at the solution: it is a saddle, not a minimiser"
+                "the lower level's Hessian has a negative eigenvalue at the solution: it is a "
+                "saddle, not a minimiser"
             )
         along = float((hessian.vectors.T @ rhs)[hessian.flat].norm() / rhs.norm().clamp_min(1e-300))
         if flat and self.exact is None and along > ACROSS:
             raise Unsolved(
-                f"the lower solution is not unique ({_counted(flat)} of {len(rhs)}), and f has a slope along them "
-                f"({along:.0e} of ‖∇_x f‖): the formula holds at the best one only, which is not known. A penalty in g "
+                f"the lower solution is not unique ({_counted(flat)} of {len(rhs)}), and f has a "
+                "slope along them "
+                f"({along:.0e} of ‖∇_x f‖): the formula holds at the best one only, which is not "
+                "known. A penalty in g "
                 "makes it unique"
             )
-        mixed = cross_product(lambda t, y: problem.g(t, y, below), theta, x, spec.unravel(hessian.solve(rhs)))
+        mixed = cross_product(
+            lambda t, y: problem.g(t, y, below), theta, x, spec.unravel(hessian.solve(rhs))
+        )
         return {name: direct[name] - mixed[name] for name in direct}, flat
 
     def kink(self) -> float:
-        """By how much the gradient of g changes otherwise than its Hessian says, on steps like those of the differences."""
+        """By how much the gradient of g changes otherwise than its Hessian says, on steps like
+        those of the differences.
+        """
         v = torch.randn(len(self.x), generator=Key(0).fold("kink").generator(), dtype=self.x.dtype)
         step = 1e-5 * (1 + self.x.norm()) / v.norm()
-        change = (self.level.slope(self.x + step * v)[1] - self.level.slope(self.x - step * v)[1]) / (2 * step)
+        change = (
+            self.level.slope(self.x + step * v)[1] - self.level.slope(self.x - step * v)[1]
+        ) / (2 * step)
         product = self.level.products(self.x)(v)
         return float((change - product).norm() / product.norm().clamp_min(1e-30))
 
 
 def check_task(task: Any, *, seed: int = 0, **options: Any) -> Report:
-    """The report for a task's problem on the CPU in float64, with its closed form where it has one; the options are those of
-    :func:`check_problem`."""
+    """The report for a task's problem on the CPU in float64, with its closed form where it has one;
+    the options are those of :func:`check_problem`."""
     setting = seed, torch.device("cpu"), torch.float64
     exact = task.closed_form(*setting) if hasattr(task, "closed_form") else None
     return check_problem(task.problem(*setting), exact, seed=seed, **options)
 
 
 def check_problem(
-    problem: Problem, exact: Any = None, *, seed: int = 0, points: int = 3, directions: int = 5, tolerance: float = 1e-4,
+    problem: Problem,
+    exact: Any = None,
+    *,
+    seed: int = 0,
+    points: int = 3,
+    directions: int = 5,
+    tolerance: float = 1e-4,
     method: Any = None,
-) -> Report:  # fmt: skip
-    """Compares at θ0 and at points around it. ``exact`` has ``solution(theta)`` and, if it can, ``hypergradient(theta)``;
-    ``method`` is a pipeline whose estimator is compared too, as a whole vector.
+) -> Report:
+    """Compares at θ0 and at points around it. ``exact`` has ``solution(theta)`` and, if it can,
+    ``hypergradient(theta)``; ``method`` is a pipeline whose estimator is compared too, as a whole
+    vector.
 
-    Errors: ConfigError for a problem of more than 3,000 lower variables, or a method without an estimator.
+    Errors: ConfigError for a problem of more than 3,000 lower variables, or a method without an
+        estimator.
     """
     size = Ravel.of(problem.x0).size
     if size > LARGEST:
         raise ConfigError(
-            f"the lower level has {size} variables, but the check makes its Hessian dense: {LARGEST} at most\n"
+            f"the lower level has {size} variables, but the check makes its Hessian dense: "
+            f"{LARGEST} at most\n"
             "  shrink the task with --set task.FIELD=VALUE"
         )
     if method is not None and not hasattr(method, "hypergradient"):
-        raise ConfigError(f"method {method.name!r} has no hypergradient estimator of its own to compare")
+        raise ConfigError(
+            f"method {method.name!r} has no hypergradient estimator of its own to compare"
+        )
     rows: list[Row] = []
     notes: list[str] = []
     for number, theta in enumerate(_points(problem, Key(seed).fold("check-gradient"), points)):
         try:
             point = _Point.at(problem, theta, exact)
             formula, flat = point.hypergradient()
-            new = list(_compare(point, formula, number, directions, Key(seed).fold("directions", number), tolerance))
+            new = list(
+                _compare(
+                    point,
+                    formula,
+                    number,
+                    directions,
+                    Key(seed).fold("directions", number),
+                    tolerance,
+                )
+            )
         except Unsolved as why:
             notes.append(f"point {number}: not checked: {why}")
             continue
         rows += new
         if flat and exact is None:
-            notes.append(f"point {number}: {_counted(flat)} of {size}, along which f has no slope: any lower solution will do")
+            notes.append(
+                f"point {number}: {_counted(flat)} of {size}, along which f has no slope: any "
+                "lower solution will do"
+            )
         if any(row.verdict == "MISMATCH" for row in new) and (gap := point.kink()) > 1e-3:
             notes.append(
-                f"point {number}: g is not twice differentiable at its minimiser (products with H are off by {gap:.0e})"
+                f"point {number}: g is not twice differentiable at its minimiser (products "
+                "with "
+                f"H are off by {gap:.0e})"
             )
         notes += _compare_others(point, formula, number, tolerance, method, seed)
     bad = sum("MISMATCH" in text for text in (*(row.verdict for row in rows), *notes))
     verdict = "nothing could be checked"
     if rows:
         largest = max(row.error for row in rows)
-        verdict = f"agrees: {len(rows)} directions within {tolerance:g} (largest relative error {largest:.1e})"
+        verdict = (
+            f"agrees: {len(rows)} directions within {tolerance:g} (largest relative error "
+            f"{largest:.1e})"
+        )
     if rows and bad:
         verdict = f"MISMATCH: {bad} of {len(rows)} comparisons differ by more than {tolerance:g}"
     return Report(tuple(rows), tuple(notes), verdict, agrees=bool(rows) and not bad)
@@ -257,16 +338,20 @@ def _points(problem: Problem, key: Key, count: int) -> Iterator[Tree]:
     """θ0, and others at a distance of about a third of its scale."""
     yield dict(problem.theta0)
     for number in range(1, count):
-        draw, moved = key.fold(number).generator(), {}
+        draw = key.fold(number).generator()
+        moved = {}
         for name, leaf in problem.theta0.items():
             moved[name] = leaf + 0.3 * torch.randn(leaf.shape, generator=draw, dtype=leaf.dtype)
         yield problem.project(moved)
 
 
-def _compare(point: _Point, formula: Tree, number: int, directions: int, key: Key, tolerance: float) -> Iterator[Row]:
+def _compare(
+    point: _Point, formula: Tree, number: int, directions: int, key: Key, tolerance: float
+) -> Iterator[Row]:
     theta = point.level.theta
     spec = Ravel.of(theta)
-    flat, slope = spec.ravel(theta), spec.ravel(formula)
+    flat = spec.ravel(theta)
+    slope = spec.ravel(formula)
     if len(flat) <= directions:
         tried = {f"θ[{i}]": unit for i, unit in enumerate(torch.eye(len(flat), dtype=flat.dtype))}
     else:
@@ -281,40 +366,64 @@ def _compare(point: _Point, formula: Tree, number: int, directions: int, key: Ke
         formula_slope = float(slope @ unit)
         gap = abs(formula_slope - difference)
         error = gap / max(abs(difference), float(slope.norm()) / len(flat) ** 0.5, 1e-300)
-        verdict = "ok" if error <= tolerance else "ok, to rounding" if gap <= 10 * doubt else "MISMATCH"
+        verdict = (
+            "ok" if error <= tolerance else "ok, to rounding" if gap <= 10 * doubt else "MISMATCH"
+        )
         yield Row(number, name, formula_slope, difference, error, verdict)
 
 
 def _slope(value: Callable[[float], float], step: float) -> tuple[float, float]:
-    """(the derivative at 0, how far rounding can have moved it): two central differences, extrapolated to a step of 0."""
+    """(the derivative at 0, how far rounding can have moved it): two central differences,
+    extrapolated to a step of 0.
+    """
     ends = {shift: value(shift) for shift in (step, -step, step / 2, -step / 2)}
-    wide, narrow = (ends[step] - ends[-step]) / (2 * step), (ends[step / 2] - ends[-step / 2]) / step
+    wide = (ends[step] - ends[-step]) / (2 * step)
+    narrow = (ends[step / 2] - ends[-step / 2]) / step
     rounding = 4 * torch.finfo(torch.float64).eps * max(abs(end) for end in ends.values()) / step
     return (4 * narrow - wide) / 3, rounding
 
 
-def _compare_others(point: _Point, formula: Tree, number: int, tolerance: float, method: Any, seed: int) -> list[str]:
-    """Notes on the closed form's hypergradient and on a method's estimator, each as a whole vector."""
+def _compare_others(
+    point: _Point, formula: Tree, number: int, tolerance: float, method: Any, seed: int
+) -> list[str]:
+    """Notes on the closed form's hypergradient and on a method's estimator, each as a whole
+    vector.
+    """
     spec = Ravel.of(formula)
     slope = spec.ravel(formula)
 
     def off(other: Tree) -> float:
         return float((spec.ravel(other) - slope).norm() / slope.norm().clamp_min(1e-300))
 
-    level, notes = point.level, []
+    level = point.level
+    notes = []
     if hasattr(point.exact, "hypergradient"):
         error = off(point.exact.hypergradient(level.theta))
-        notes.append(f"point {number}: closed form {'ok' if error <= tolerance else 'MISMATCH'} (relative error {error:.1e})")
+        notes.append(
+            f"point {number}: closed form {'ok' if error <= tolerance else 'MISMATCH'} "
+            "(relative "
+            f"error {error:.1e})"
+        )
     if method is not None:
         branch = Branch(x=level.spec.unravel(point.x), replay=_no_path)
         estimator = method.hypergradient
         try:
-            estimate, _ = estimator.estimate(level.problem, level.theta, branch, Key(seed), estimator.init(level.problem))
+            estimate, _ = estimator.estimate(
+                level.problem, level.theta, branch, Key(seed), estimator.init(level.problem)
+            )
         except _NeedsPath:
-            notes.append(f"estimator {estimator.name!r}: it differentiates a path, and there is none at a solved lower level")
+            notes.append(
+                f"estimator {estimator.name!r}: it differentiates a path, and there is none "
+                "at a "
+                "solved lower level"
+            )
         else:
-            error, ended = off(estimate.value), estimate.outcome.label
-            notes.append(f"point {number}: estimator {estimator.name!r} is off by {error:.1e} of ‖h‖ ({ended})")
+            error = off(estimate.value)
+            ended = estimate.outcome.label
+            notes.append(
+                f"point {number}: estimator {estimator.name!r} is off by {error:.1e} of ‖h‖ "
+                f"({ended})"
+            )
     return notes
 
 

@@ -1,4 +1,6 @@
-"""Checks of hypergradient estimators: ∇F(θ) where it is known, finite differences where it is not, and honest counts."""
+"""Checks of hypergradient estimators: ∇F(θ) where it is known, finite differences where it is
+not, and honest counts.
+"""
 
 from __future__ import annotations
 
@@ -11,7 +13,17 @@ from torch import Tensor
 
 from hgms.runs import needs
 from hgms.testing import oracle, problems
-from hgms.testing.kit import F64, demand, demand_saved, differences, fail, place, shapes, shown, unsound
+from hgms.testing.kit import (
+    F64,
+    demand,
+    demand_saved,
+    differences,
+    fail,
+    place,
+    shapes,
+    shown,
+    unsound,
+)
 from hgms_core import Estimate, Key, Ravel, detach, upper_gradients
 
 KEY = Key(5)
@@ -27,13 +39,20 @@ def exercise(estimator: Any, dtype: torch.dtype, variant: int) -> tuple[Any, Cal
 
     def call() -> Any:
         estimate, memory = estimator.estimate(known.problem, known.theta, branch, KEY, state)
-        return {"value": estimate.value, "upper_loss": estimate.upper_loss, "cost": estimate.cost, "state": memory}
+        return {
+            "value": estimate.value,
+            "upper_loss": estimate.upper_loss,
+            "cost": estimate.cost,
+            "state": memory,
+        }
 
     return inputs, call
 
 
 def _usual(estimator: Any, dtype: torch.dtype = F64, variant: int = 0) -> problems.Known:
-    """Where it is looked at: a ridge regression, or, for what needs named sources, a mixture of them."""
+    """Where it is looked at: a ridge regression, or, for what needs named sources, a mixture of
+    them.
+    """
     make = problems.blend if _of_sources(estimator) else problems.ridge
     return make(dtype, variant)
 
@@ -44,16 +63,23 @@ def _of_sources(estimator: Any) -> bool:
 
 def estimated(estimator: Any, known: problems.Known) -> Estimate:
     problem = known.problem
-    estimate, _ = estimator.estimate(problem, known.theta, known.branch(), KEY, estimator.init(problem))
-    demand(isinstance(estimate, Estimate), f"estimate returns {type(estimate).__name__} first; return an Estimate and a state")
+    estimate, _ = estimator.estimate(
+        problem, known.theta, known.branch(), KEY, estimator.init(problem)
+    )
+    demand(
+        isinstance(estimate, Estimate),
+        f"estimate returns {type(estimate).__name__} first; return an Estimate and a state",
+    )
     return estimate
 
 
 def _close(estimator: Any, known: problems.Known) -> None:
-    exact, spec = known.gradient(), Ravel.of(known.theta)
+    exact = known.gradient()
+    spec = Ravel.of(known.theta)
     value = estimated(estimator, known).value
     demand(set(value) == set(exact), f"it has the leaves {sorted(value)}, θ has {sorted(exact)}")
-    wanted, came = spec.ravel(exact), spec.ravel(value)
+    wanted = spec.ravel(exact)
+    came = spec.ravel(value)
     error = float((wanted - came).norm() / wanted.norm())
     if error > TOLERANCE:
         off = f"off by {error:.1e} of its length (allowed {TOLERANCE:g})"
@@ -61,10 +87,14 @@ def _close(estimator: Any, known: problems.Known) -> None:
 
 
 def _likely(known: problems.Known, exact: Tensor, came: Tensor) -> str:
-    """What is usually wrong with a hypergradient that is not one. ∇F is ∂f/∂θ and the part that comes through x*(θ)."""
+    """What is usually wrong with a hypergradient that is not one. ∇F is ∂f/∂θ and the part that
+    comes through x*(θ).
+    """
     upper = known.problem.upper_data["differentiate"].whole
     x = detach(known.solution(known.theta))
-    direct = Ravel.of(known.theta).ravel(upper_gradients(lambda t, y: known.problem.f(t, y, upper), known.theta, x)[1])
+    direct = Ravel.of(known.theta).ravel(
+        upper_gradients(lambda t, y: known.problem.f(t, y, upper), known.theta, x)[1]
+    )
     neighbours = {
         "it is −∇F: the sign is wrong": -exact,
         "the part that comes through x*(θ) has the wrong sign": 2 * direct - exact,
@@ -72,19 +102,27 @@ def _likely(known: problems.Known, exact: Tensor, came: Tensor) -> str:
         "∂f/∂θ is missing": exact - direct,
     }
     size = TOLERANCE * exact.norm()
-    return next((f"; {what}" for what, value in neighbours.items() if (came - value).norm() <= size), "")
+    return next(
+        (f"; {what}" for what, value in neighbours.items() if (came - value).norm() <= size), ""
+    )
 
 
 def check_structure(estimator: Any) -> None:
-    """h has the names, shapes and dtype of θ, is finite and without a graph; `upper_loss` is f at the state it was taken at."""
+    """h has the names, shapes and dtype of θ, is finite and without a graph; `upper_loss` is f
+    at the state it was taken at.
+    """
     known = _usual(estimator)
     estimate = estimated(estimator, known)
-    wanted, came = shapes(known.theta), shapes(estimate.value)
+    wanted = shapes(known.theta)
+    came = shapes(estimate.value)
     demand(wanted == came, f"θ has {wanted}, h has {came}")
     bad = unsound(estimate.value)
     demand(not bad, f"h: {', '.join(bad)}")
-    exact, loss = float(known.value(known.theta)), float(estimate.upper_loss)
-    demand(abs(exact - loss) <= 1e-2 * (1 + abs(exact)), f"upper_loss is {loss:.6g}, f is {exact:.6g}")
+    exact = float(known.value(known.theta))
+    loss = float(estimate.upper_loss)
+    demand(
+        abs(exact - loss) <= 1e-2 * (1 + abs(exact)), f"upper_loss is {loss:.6g}, f is {exact:.6g}"
+    )
 
 
 def check_closed_form_bowl(estimator: Any) -> None:
@@ -95,8 +133,8 @@ def check_closed_form_bowl(estimator: Any) -> None:
 
 
 def check_closed_form_ridge(estimator: Any) -> None:
-    """At the solution of a ridge regression, h is ∇F as its normal equations give it: sign, ridge and mixed term.
-    What needs named sources is asked `closed-form-sources` instead."""
+    """At the solution of a ridge regression, h is ∇F as its normal equations give it: sign, ridge
+    and mixed term. What needs named sources is asked `closed-form-sources` instead."""
     if not _of_sources(estimator):
         _close(estimator, problems.ridge())
 
@@ -107,43 +145,58 @@ def check_closed_form_sources(estimator: Any) -> None:
 
 
 def check_closed_form_sphere(estimator: Any) -> None:
-    """At the best point of a sphere of lower minimisers, where H is singular, h is ∇F of the optimistic problem.
-    What needs named sources is asked `closed-form-sources` instead."""
+    """At the best point of a sphere of lower minimisers, where H is singular, h is ∇F of the
+    optimistic problem. What needs named sources is asked `closed-form-sources` instead."""
     if not _of_sources(estimator):
         _close(estimator, problems.sphere())
 
 
 def check_central_difference(estimator: Any) -> None:
-    """On a lower level that is not quadratic, h is what central differences of F(θ) = f(θ, x*(θ)) give in every direction.
-    What needs named sources is asked `closed-form-sources` instead."""
+    """On a lower level that is not quadratic, h is what central differences of F(θ) = f(θ, x*(θ))
+    give in every direction. What needs named sources is asked `closed-form-sources` instead."""
     if _of_sources(estimator):
         return
     known = problems.curved()
     spec = Ravel.of(known.theta)
-    h, flat = spec.ravel(estimated(estimator, known).value), spec.ravel(known.theta)
+    h = spec.ravel(estimated(estimator, known).value)
+    flat = spec.ravel(known.theta)
 
     def slope(row: Tensor) -> Tensor:
         along: Tensor = differences(lambda step: known.value(spec.unravel(flat + step * row)))
         return along
 
-    slopes = torch.stack([slope(row) for row in torch.eye(len(flat), dtype=flat.dtype, device=place())])
+    slopes = torch.stack(
+        [slope(row) for row in torch.eye(len(flat), dtype=flat.dtype, device=place())]
+    )
     error = float((h - slopes).norm() / slopes.norm())
-    demand(error <= TOLERANCE, f"h = {shown(h)}, differences give {shown(slopes)}: off by {error:.1e}")
+    demand(
+        error <= TOLERANCE, f"h = {shown(h)}, differences give {shown(slopes)}: off by {error:.1e}"
+    )
 
 
 def check_oracle_counts(estimator: Any) -> None:
-    """Its cost is what it did: a call of f or g is declared, and nothing is declared that was not called."""
+    """Its cost is what it did: a call of f or g is declared, and nothing is declared that was
+    not called.
+    """
     known = _usual(estimator)
     problem, tally = oracle.watched(known.problem)
     branch = evolve(known, problem=problem).branch(steps=7)
     tally.clear()
     estimate, _ = estimator.estimate(problem, known.theta, branch, KEY, estimator.init(problem))
     calls = tally.calls
-    cost, solution = estimate.cost, estimate.solution
-    upper, lower = cost.upper_values + cost.upper_gradients, cost.lower_gradients + cost.products + cost.cross_products
+    cost = estimate.cost
+    solution = estimate.solution
+    upper = cost.upper_values + cost.upper_gradients
+    lower = cost.lower_gradients + cost.products + cost.cross_products
     demand(upper == calls["f"], f"f was called {calls['f']} times, {upper} calls are declared")
-    demand(bool(lower) == bool(calls["g"]), f"g was called {calls['g']} times, {lower} calls are declared")
-    two = f"g was called {calls['g']} times, {lower} gradients and products are declared (two a call at most)"
+    demand(
+        bool(lower) == bool(calls["g"]),
+        f"g was called {calls['g']} times, {lower} calls are declared",
+    )
+    two = (
+        f"g was called {calls['g']} times, {lower} gradients and products are declared (two a "
+        "call at most)"
+    )
     demand(calls["g"] <= 2 * lower, two)
     demand(cost.rows >= upper, f"{cost.rows} rows in {upper + lower} calls")
     if solution is not None:
@@ -155,6 +208,10 @@ def check_state(estimator: Any) -> None:
     """What it remembers can be saved, and the next estimate is bit for bit the same as without."""
     known = _usual(estimator)
     branch = known.branch(steps=7)
-    _, state = estimator.estimate(known.problem, known.theta, branch, KEY, estimator.init(known.problem))
+    _, state = estimator.estimate(
+        known.problem, known.theta, branch, KEY, estimator.init(known.problem)
+    )
     moved = {name: leaf + 0.1 for name, leaf in known.theta.items()}
-    demand_saved(state, lambda memory: estimator.estimate(known.problem, moved, branch, KEY, memory)[0].value)
+    demand_saved(
+        state, lambda memory: estimator.estimate(known.problem, moved, branch, KEY, memory)[0].value
+    )

@@ -1,4 +1,6 @@
-"""What importing a module does to the process it is imported into, seen from an interpreter of its own."""
+"""What importing a module does to the process it is imported into, seen from an interpreter of
+its own.
+"""
 
 from __future__ import annotations
 
@@ -15,8 +17,8 @@ from typing import IO
 PATIENCE = 300
 """Seconds that the imports asked about at once may take."""
 
-# It takes seconds to import torch, so the interpreter is started once. On Linux every request has a fork of it, which sees
-# nothing of what another's modules did; elsewhere it serves one request.
+# It takes seconds to import torch, so the interpreter is started once. On Linux every request has a
+# fork of it, which sees nothing of what another's modules did; elsewhere it serves one request.
 WATCH = """
 import importlib, importlib.util, contextlib, io, json, os, random, signal, socket, sys, threading, time
 paths, folder = json.loads(sys.argv[1])
@@ -92,7 +94,9 @@ def announce(module: str) -> tuple[str, str]:
 
 
 def observed(module: str) -> dict[str, object]:
-    """What importing ``module`` touched (network, CUDA), drew, printed and raised, and how long it took."""
+    """What importing ``module`` touched (network, CUDA), drew, printed and raised, and how long
+    it took.
+    """
     where = announce(module)
     if where not in _seen:
         modules = sorted(_waiting)
@@ -117,13 +121,18 @@ class Interpreter:
         command = [sys.executable, "-P", "-c", WATCH, json.dumps([_paths(folder), folder])]
         self._wrote: IO[str] = tempfile.TemporaryFile("w+")  # noqa: SIM115 (it is written to as long as the process lives)
         pipe = subprocess.PIPE
-        self._process = subprocess.Popen(command, stdin=pipe, stdout=pipe, stderr=self._wrote, text=True)
+        self._process = subprocess.Popen(
+            command, stdin=pipe, stdout=pipe, stderr=self._wrote, text=True
+        )
 
     def asked(self, modules: list[tuple[str, str]]) -> list[dict[str, object]] | str:
-        """A report on each; or the exit code and what was written, where the process that imports them ended."""
+        """A report on each; or the exit code and what was written, where the process that
+        imports them ended.
+        """
         assert self._process.stdin is not None
         assert self._process.stdout is not None
-        start, folder = self._wrote.seek(0, os.SEEK_END), str(Path.cwd())
+        start = self._wrote.seek(0, os.SEEK_END)
+        folder = str(Path.cwd())
         request = json.dumps([modules, _paths(folder), folder, dict(os.environ), PATIENCE])
         with contextlib.suppress(BrokenPipeError):
             print(request, file=self._process.stdin, flush=True)

@@ -1,4 +1,6 @@
-"""What a class says of itself for its checks: an instance to look at, and the checks it is not made to pass."""
+"""What a class says of itself for its checks: an instance to look at, and the checks it is not
+made to pass.
+"""
 
 from __future__ import annotations
 
@@ -25,20 +27,27 @@ def kind_of(cls: type) -> Kind:
         shown = [name for name, value in vars(cls).items() if callable(value) and name[0] != "_"]
         every = [name for kind in KINDS.values() for name in kind.methods()]
         near = [(name, closest(name, every)) for name in shown]
-        hint = "".join(f"\n  its method {name}: did you mean {other}?" for name, other in near if other)
+        hint = "".join(
+            f"\n  its method {name}: did you mean {other}?" for name, other in near if other
+        )
         known = "\n  ".join(f"{kind.name}: {', '.join(kind.methods())}" for kind in KINDS.values())
-        raise PluginError(f"{cls.__module__}:{cls.__qualname__} has the methods of no kind of component:{hint}\n  {known}")
+        raise PluginError(
+            f"{cls.__module__}:{cls.__qualname__} has the methods of no kind of "
+            f"component:{hint}\n  {known}"
+        )
     return best
 
 
 def instance_of(cls: Any, check: Check | None = None, registry: Registry | None = None) -> Any:
-    """An instance to look at: its own ``testing_instance()``, or its defaults, with any registered parts it needs. Of a
-    composition: its parts on the tasks that the ``check`` has, with its ``testing`` laid over them. Of a wrapper: a composition
-    that is made of it."""
+    """An instance to look at: its own ``testing_instance()``, or its defaults, with any registered
+    parts it needs. Of a composition: its parts on the tasks that the ``check`` has, with its
+    ``testing`` laid over them. Of a wrapper: a composition that is made of it."""
     if isinstance(cls, Composition):
         traits = {"sources"} if check is not None and check.name == "equal-sources" else ()
         try:
-            return converter_for(registry or Registry.load()).structure(cls.with_overrides(cls.testing, traits), cls.of)
+            return converter_for(registry or Registry.load()).structure(
+                cls.with_overrides(cls.testing, traits), cls.of
+            )
         except Invalid as invalid:
             raise AssertionError(invalid.render(f"the composition {cls.name!r}")) from None
     if hasattr(cls, "testing_instance"):
@@ -49,32 +58,48 @@ def instance_of(cls: Any, check: Check | None = None, registry: Registry | None 
             if isinstance(component.target, Composition) and component.target.of is cls:
                 return instance_of(component.target, check, registry)
     hints = type_hints(cls)
-    required = [field for field in attrs.fields(cls) if field.init and field.default is attrs.NOTHING]
-    kinds = {field.alias: PROTOCOLS[hints[field.name]] for field in required if hints[field.name] in PROTOCOLS}
+    required = [
+        field for field in attrs.fields(cls) if field.init and field.default is attrs.NOTHING
+    ]
+    kinds = {
+        field.alias: PROTOCOLS[hints[field.name]]
+        for field in required
+        if hints[field.name] in PROTOCOLS
+    }
     parts = {name: _part(kind, registry or Registry.load()) for name, kind in kinds.items()}
     try:
         return cls(**parts)
     except (TypeError, ConfigError) as error:
         raise AssertionError(
-            f"it cannot be built without arguments ({error}); give its fields defaults, or a class method testing_instance()"
+            f"it cannot be built without arguments ({error}); give its fields defaults, or a "
+            "class method testing_instance()"
         ) from None
 
 
 def failures_of(cls: type | Composition, checks: list[Check]) -> Mapping[str, str]:
-    """Its ``testing_failures``: the reason for each check that no instance of the class is made to pass.
+    """Its ``testing_failures``: the reason for each check that no instance of the class is made to
+    pass.
 
     Errors: ConfigError for a check that does not exist, or for no reason.
     """
     declared: Mapping[str, str] = getattr(cls, "testing_failures", {})
-    whose = f"the composition {cls.name!r}" if isinstance(cls, Composition) else f"{cls.__module__}:{cls.__qualname__}"
+    whose = (
+        f"the composition {cls.name!r}"
+        if isinstance(cls, Composition)
+        else f"{cls.__module__}:{cls.__qualname__}"
+    )
     where = f"{whose}: testing_failures"
     if not isinstance(declared, Mapping):
         raise ConfigError(f"{where} is {declared!r}; write a table of check names and reasons")
     for name, reason in declared.items():
         if name not in {check.name for check in checks}:
-            raise ConfigError(f"{where}: {unknown('check', name, [check.name for check in checks])}")
+            raise ConfigError(
+                f"{where}: {unknown('check', name, [check.name for check in checks])}"
+            )
         if not isinstance(reason, str) or not reason.strip():
-            raise ConfigError(f"{where}[{name!r}] is {reason!r}; write the reason that it is not to be passed")
+            raise ConfigError(
+                f"{where}[{name!r}] is {reason!r}; write the reason that it is not to be passed"
+            )
     return declared
 
 
@@ -84,7 +109,9 @@ FIRST = {"generator": "branches", "hypergradient": "implicit", "method": "pipeli
 
 def _part(kind: Kind, registry: Registry) -> Any:
     """A registered component of a kind."""
-    for component in sorted(registry.components(kind.name), key=lambda candidate: candidate.name != FIRST.get(kind.name)):
+    for component in sorted(
+        registry.components(kind.name), key=lambda candidate: candidate.name != FIRST.get(kind.name)
+    ):
         if isinstance(component.target, type):
             with contextlib.suppress(AssertionError):
                 return instance_of(component.target, registry=registry)

@@ -1,4 +1,6 @@
-"""What a check is, and how a failed one speaks: which check, what was expected, what came, where to read more."""
+"""What a check is, and how a failed one speaks: which check, what was expected, what came, where
+to read more.
+"""
 
 from __future__ import annotations
 
@@ -69,13 +71,15 @@ def demand(condition: object, came: str) -> None:
 
 
 Exercise = Callable[[Any, torch.dtype, int], tuple[Any, Callable[[], Any]]]
-"""(component, dtype, variant) → (its inputs, a call on them): one ordinary use of a component, which the checks of every kind
-look at from outside. The variants 0 and 1 have different numbers."""
+"""(component, dtype, variant) → (its inputs, a call on them): one ordinary use of a component,
+which the checks of every kind look at from outside. The variants 0 and 1 have different numbers."""
 
 
 @frozen
 class Check:
-    """A named demand on a component: ``question(component, *more)`` fails or returns. Its docstring says what is demanded."""
+    """A named demand on a component: ``question(component, *more)`` fails or returns. Its
+    docstring says what is demanded.
+    """
 
     kind: str
     question: Callable[..., None]
@@ -102,9 +106,14 @@ class Check:
         except Fault as fault:
             return str(fault)
         except SystemExit as error:
-            return f"it calls sys.exit({error}){_where(error)}; raise an error that says what is wrong"
+            return (
+                f"it calls sys.exit({error}){_where(error)}; raise an error that says what is wrong"
+            )
         except Exception as error:
-            return f"it raised {type(error).__name__}: {error}{line_of(error, [component]) or _where(error)}"
+            return (
+                f"it raised {type(error).__name__}: "
+                f"{error}{line_of(error, [component]) or _where(error)}"
+            )
         return ""
 
     def __call__(self, component: Any) -> None:
@@ -113,29 +122,37 @@ class Check:
         came = self.fault(component)
         if came:
             raise CheckFailed(
-                f"{self.kind} {getattr(component, 'name', type(component).__name__)!r} fails the check {self.name}\n"
-                f"  expected: {self.demands}\n  got: {came}\n  component: {component!r}\n  read more: {PAGE}#{self.heading}"
+                f"{self.kind} {getattr(component, 'name', type(component).__name__)!r} fails the "
+                f"check {self.name}\n"
+                f"  expected: {self.demands}\n  got: {came}\n  component: {component!r}\n"
+                f"  read more: {PAGE}#{self.heading}"
             )
 
 
 def _where(error: BaseException) -> str:
     """The last place outside torch and the kit's own folder, where there is one."""
     here = Path(__file__).parent
-    frames = [frame for frame in traceback.extract_tb(error.__traceback__) if here not in Path(frame.filename).parents]
+    frames = [
+        frame
+        for frame in traceback.extract_tb(error.__traceback__)
+        if here not in Path(frame.filename).parents
+    ]
     own = [frame for frame in frames if "site-packages" not in frame.filename] or frames
     return f" ({Path(own[-1].filename).name}:{own[-1].lineno})" if own else ""
 
 
 def has(component: Any, name: str) -> bool:
-    """Whether a component has a hyper-parameter of that name. ``ridge``, ``rtol``, ``max_steps``, ``clip``, ``count``,
-    ``chunk``, ``mode``, ``noise``, ``temperature``, ``batch_size``, ``keep_graph`` and ``carry_rule`` mean the same everywhere;
-    no check asks for others."""
+    """Whether a component has a hyper-parameter of that name. ``ridge``, ``rtol``, ``max_steps``,
+    ``clip``, ``count``, ``chunk``, ``mode``, ``noise``, ``temperature``, ``batch_size``,
+    ``keep_graph`` and ``carry_rule`` mean the same everywhere; no check asks for others."""
     return attrs.has(type(component)) and name in attrs.fields_dict(type(component))
 
 
 def with_fields(component: Any, **values: Any) -> Any:
     """The component with other values in those fields that it has."""
-    return attrs.evolve(component, **{name: value for name, value in values.items() if has(component, name)})
+    return attrs.evolve(
+        component, **{name: value for name, value in values.items() if has(component, name)}
+    )
 
 
 def refused(call: Callable[[], Any]) -> ConfigError | None:
@@ -148,7 +165,9 @@ def refused(call: Callable[[], Any]) -> ConfigError | None:
 
 
 def snapshot(value: Any) -> Any:
-    """A copy of a nested value down to its tensors, to compare with later; functions are left out."""
+    """A copy of a nested value down to its tensors, to compare with later; functions are left
+    out.
+    """
     if isinstance(value, Tensor):
         return value.detach().clone()
     if isinstance(value, Data | Problem | Key) or callable(value):
@@ -158,7 +177,10 @@ def snapshot(value: Any) -> Any:
     if isinstance(value, list | tuple):
         return [snapshot(item) for item in value]
     if attrs.has(type(value)):
-        return {attribute.name: snapshot(getattr(value, attribute.name)) for attribute in attrs.fields(type(value))}
+        return {
+            attribute.name: snapshot(getattr(value, attribute.name))
+            for attribute in attrs.fields(type(value))
+        }
     return value
 
 
@@ -172,24 +194,45 @@ def tensors(value: Any, place: str = "") -> dict[str, Tensor]:
         pairs = [(str(i), item) for i, item in enumerate(value)]
     else:
         return {}
-    return {name: leaf for key, item in pairs for name, leaf in tensors(item, f"{place}.{key}" if place else key).items()}
+    return {
+        name: leaf
+        for key, item in pairs
+        for name, leaf in tensors(item, f"{place}.{key}" if place else key).items()
+    }
 
 
 def difference(wanted: Any, came: Any, place: str = "", rtol: float = 0.0) -> str:
-    """Where two snapshots differ, and how; empty where they are equal (bit for bit without ``rtol``)."""
+    """Where two snapshots differ, and how; empty where they are equal (bit for bit without
+    ``rtol``).
+    """
     at = place or "the value"
     if isinstance(wanted, Tensor) and isinstance(came, Tensor):
         if (wanted.shape, wanted.dtype) != (came.shape, came.dtype):
-            return f"{at} is {came.dtype} {list(came.shape)} instead of {wanted.dtype} {list(wanted.shape)}"
-        close = torch.allclose(wanted, came, rtol=rtol, atol=rtol, equal_nan=True) if wanted.dtype.is_floating_point else False
+            return (
+                f"{at} is {came.dtype} {list(came.shape)} instead of {wanted.dtype} "
+                f"{list(wanted.shape)}"
+            )
+        close = (
+            torch.allclose(wanted, came, rtol=rtol, atol=rtol, equal_nan=True)
+            if wanted.dtype.is_floating_point
+            else False
+        )
         if not close and not torch.equal(wanted, came):
             return f"{at} is {shown(came)} instead of {shown(wanted)}"
         return ""
     if isinstance(wanted, Mapping) and isinstance(came, Mapping):
         if set(wanted) != set(came):
-            return f"{at} has the names {sorted(map(str, came))} instead of {sorted(map(str, wanted))}"
-        pairs = [(f"{place}.{key}" if place else str(key), wanted[key], came[key]) for key in wanted]
-    elif isinstance(wanted, list | tuple) and isinstance(came, list | tuple) and len(wanted) == len(came):
+            return (
+                f"{at} has the names {sorted(map(str, came))} instead of {sorted(map(str, wanted))}"
+            )
+        pairs = [
+            (f"{place}.{key}" if place else str(key), wanted[key], came[key]) for key in wanted
+        ]
+    elif (
+        isinstance(wanted, list | tuple)
+        and isinstance(came, list | tuple)
+        and len(wanted) == len(came)
+    ):
         pairs = [(f"{place}[{i}]", a, b) for i, (a, b) in enumerate(zip(wanted, came, strict=True))]
     else:
         same = wanted == came or (wanted != wanted and came != came)
@@ -200,26 +243,38 @@ def difference(wanted: Any, came: Any, place: str = "", rtol: float = 0.0) -> st
 
 
 def demand_equal(wanted: Any, came: Any, before: str, after: str = "", rtol: float = 0.0) -> None:
-    """Fails with where the two differ, between the words ``before`` and ``after``, unless they are equal down to their tensors
-    (bit for bit without ``rtol``)."""
+    """Fails with where the two differ, between the words ``before`` and ``after``, unless they are
+    equal down to their tensors (bit for bit without ``rtol``)."""
     differs = difference(snapshot(wanted), snapshot(came), rtol=rtol)
     demand(not differs, f"{before} {differs}{after}")
 
 
 def demand_saved(state: State, use: Callable[[State], Any]) -> None:
-    """What ``use`` makes of a state is the same after the state was written to a run folder and read again."""
+    """What ``use`` makes of a state is the same after the state was written to a run folder and
+    read again.
+    """
     structure, leaves = pack(state)
     read = dict(unpack(json.loads(json.dumps(structure)), leaves))
     demand_equal(use(state), use(read), "after its state was saved and loaded")
 
 
-def demand_modes(component: Any, use: Callable[[Any], Any], chunk: int, rtol: float, instead: str = "") -> None:
-    """What ``use`` makes of a component is the same in a loop, stacked, and stacked one or ``chunk`` at a time."""
+def demand_modes(
+    component: Any, use: Callable[[Any], Any], chunk: int, rtol: float, instead: str = ""
+) -> None:
+    """What ``use`` makes of a component is the same in a loop, stacked, and stacked one or
+    ``chunk`` at a time.
+    """
     if not has(component, "mode"):
         return
     loop = snapshot(use(with_fields(component, mode="loop")))
-    for options in ({"mode": "stacked"}, {"mode": "stacked", "chunk": 1}, {"mode": "stacked", "chunk": chunk}):
-        demand_equal(loop, use(with_fields(component, **options)), f"with {options}{instead}", rtol=rtol)
+    for options in (
+        {"mode": "stacked"},
+        {"mode": "stacked", "chunk": 1},
+        {"mode": "stacked", "chunk": chunk},
+    ):
+        demand_equal(
+            loop, use(with_fields(component, **options)), f"with {options}{instead}", rtol=rtol
+        )
 
 
 def shapes(tree: Tree) -> dict[str, list[int]]:
@@ -228,8 +283,19 @@ def shapes(tree: Tree) -> dict[str, list[int]]:
 
 def unsound(tree: Tree) -> list[str]:
     """What is wrong with leaves: that they have a graph, or hold a number that is not finite."""
-    graphs = [f"{name!r} has a graph; write `.detach()`" for name, leaf in tree.items() if leaf.requires_grad]
-    return [*graphs, *(f"{name!r} is not finite" for name, leaf in tree.items() if not torch.isfinite(leaf).all())]
+    graphs = [
+        f"{name!r} has a graph; write `.detach()`"
+        for name, leaf in tree.items()
+        if leaf.requires_grad
+    ]
+    return [
+        *graphs,
+        *(
+            f"{name!r} is not finite"
+            for name, leaf in tree.items()
+            if not torch.isfinite(leaf).all()
+        ),
+    ]
 
 
 def shown(tensor: Tensor) -> str:
@@ -247,7 +313,9 @@ def numbers(values: Any, dtype: torch.dtype = F64) -> Tensor:
 
 def normal(*shape: int, seed: int, dtype: torch.dtype = F64) -> Tensor:
     """Gaussian numbers, the same in every precision and on every device."""
-    return torch.randn(shape, generator=Key(seed).fold("kit").generator(), dtype=F64).to(place(), dtype)
+    return torch.randn(shape, generator=Key(seed).fold("kit").generator(), dtype=F64).to(
+        place(), dtype
+    )
 
 
 def near(tree: Tree, size: float, seed: int) -> Tree:
@@ -260,8 +328,12 @@ def differences(value: Callable[[float], Any], step: float = 1e-5) -> Any:
     return (value(step) - value(-step)) / (2 * step)
 
 
-def stepped(method: Any, problem: Problem, state: State, of: int, steps: range | None = None) -> Iterator[tuple[State, Record]]:
-    """The state and the record after each of these steps of a run of ``of`` (None: all), up to the method's own end."""
+def stepped(
+    method: Any, problem: Problem, state: State, of: int, steps: range | None = None
+) -> Iterator[tuple[State, Record]]:
+    """The state and the record after each of these steps of a run of ``of`` (None: all), up to
+    the method's own end.
+    """
     for step in steps or range(of):
         if getattr(method, "finished", lambda _: False)(state):
             return

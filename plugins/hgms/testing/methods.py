@@ -1,4 +1,6 @@
-"""Checks of methods: they find a known optimum, keep to their budget, go on after an interruption and fail readably."""
+"""Checks of methods: they find a known optimum, keep to their budget, go on after an
+interruption and fail readably.
+"""
 
 from __future__ import annotations
 
@@ -21,9 +23,17 @@ STEPS = 60
 
 
 def problem_for(method: Any, dtype: torch.dtype = F64, variant: int = 0) -> Problem:
-    """A mixture of sources, or weights of rows, for methods that need those, else the tracking of a point."""
+    """A mixture of sources, or weights of rows, for methods that need those, else the tracking
+    of a point.
+    """
     wanted = needs(method)
-    make = problems.mixture if "sources" in wanted else problems.weighted if "row-weights" in wanted else problems.tracking
+    make = (
+        problems.mixture
+        if "sources" in wanted
+        else problems.weighted
+        if "row-weights" in wanted
+        else problems.tracking
+    )
     return make(dtype, variant)
 
 
@@ -31,7 +41,10 @@ def exercise(method: Any, dtype: torch.dtype, variant: int) -> tuple[Any, Callab
     problem = problem_for(method, dtype, variant)
     start = method.init(problem, 7 + variant)
     state, _ = method.step(problem, start, 0.0)
-    data = {role: data.whole for role, data in {"lower": problem.lower_data, **problem.upper_data}.items()}
+    data = {
+        role: data.whole
+        for role, data in {"lower": problem.lower_data, **problem.upper_data}.items()
+    }
 
     def call() -> Any:
         following, _ = method.step(problem, state, 0.5)
@@ -48,12 +61,15 @@ def _results(method: Any, problem: Problem) -> Iterator[tuple[Tree, Tree]]:
 
 
 def check_result(method: Any) -> None:
-    """`result` gives (θ, x) with the names and shapes of the problem, before the first step and after, without a graph."""
+    """`result` gives (θ, x) with the names and shapes of the problem, before the first step and
+    after, without a graph.
+    """
     problem = problem_for(method)
     state = method.init(problem, 0)
     for when in ("before the first step", "after it"):
         theta, x = method.result(state)
-        came, wanted = (shapes(theta), shapes(x)), (shapes(problem.theta0), shapes(problem.x0))
+        came = (shapes(theta), shapes(x))
+        wanted = (shapes(problem.theta0), shapes(problem.x0))
         demand(came == wanted, f"{when} (θ, x) is {came} instead of {wanted}")
         bad = unsound({**theta, **x})
         demand(not bad, f"{when}: {', '.join(bad)}")
@@ -61,32 +77,51 @@ def check_result(method: Any) -> None:
 
 
 def check_records(method: Any) -> None:
-    """A record is one flat row of numbers, short tensors, strings and None, and counts its `oracle_calls`, which only grow, by
-    the calls of f and g and the backward passes through them: within a factor of two of whichever are more."""
+    """A record is one flat row of numbers, short tensors, strings and None, and counts its
+    `oracle_calls`, which only grow, by the calls of f and g and the backward passes through them:
+    within a factor of two of whichever are more.
+    """
     problem, tally = oracle.watched(problem_for(method))
     before = 0
     for _, record in stepped(method, problem, method.init(problem, 0), 3):
         kinds = torch.Tensor | bool | int | float | str | None
-        bad = {name: type(value).__name__ for name, value in record.items() if not isinstance(value, kinds)}
+        bad = {
+            name: type(value).__name__
+            for name, value in record.items()
+            if not isinstance(value, kinds)
+        }
         demand(not bad, f"these entries of the record cannot be one column of a table: {bad}")
         calls: Any = record.get("oracle_calls")
-        demand(isinstance(calls, int), f"the record's oracle_calls are {calls!r}; a budget in calls needs them")
-        columns = shapes({name: value for name, value in record.items() if isinstance(value, torch.Tensor)})
+        demand(
+            isinstance(calls, int),
+            f"the record's oracle_calls are {calls!r}; a budget in calls needs them",
+        )
+        columns = shapes(
+            {name: value for name, value in record.items() if isinstance(value, torch.Tensor)}
+        )
         long = {name: shape for name, shape in columns.items() if math.prod(shape) > 1000}
-        demand(not long, f"these entries are too long for a row that is written at every step: {long}")
+        demand(
+            not long, f"these entries are too long for a row that is written at every step: {long}"
+        )
         demand(calls >= before, f"oracle_calls fell from {before} to {calls}")
         before = int(calls)
     oracle.demand_close("f and g", sum(tally.calls.values()), sum(tally.passes.values()), before)
 
 
 def check_roles(method: Any) -> None:
-    """Rows of the role `stop` are not trained on: no backward pass goes through a loss on them, and θ and x do not depend on
-    them unless the method `needs` the trait `stop-rows`."""
+    """Rows of the role `stop` are not trained on: no backward pass goes through a loss on them, and
+    θ and x do not depend on them unless the method `needs` the trait `stop-rows`."""
     plain = problem_for(method)
     problem, tally = oracle.watched(plain)
     other = {**plain.upper_data, "stop": problem_for(method, variant=1).upper_data["stop"]}
-    own, others = (list(list(_results(method, variant))[-1]) for variant in (problem, evolve(plain, upper_data=other)))
-    demand(not tally.on_stop, f"{tally.on_stop} backward passes went through f on rows of the role `stop`")
+    own, others = (
+        list(list(_results(method, variant))[-1])
+        for variant in (problem, evolve(plain, upper_data=other))
+    )
+    demand(
+        not tally.on_stop,
+        f"{tally.on_stop} backward passes went through f on rows of the role `stop`",
+    )
     if "stop-rows" not in needs(method):
         why = "; name the trait `stop-rows` in `needs` if that is meant"
         demand_equal(own, others, "with other rows of the role `stop`", why)
@@ -104,11 +139,18 @@ def check_projection(method: Any) -> None:
     references = {name: project(theta) for name, theta in plain.references.items()}
     problem = evolve(plain, project=project, references=references)
     for step, (theta, _) in enumerate(_results(method, problem), 1):
-        demand_equal(project(theta), theta, f"after step {step}, where problem.project gives another,", rtol=1e-9)
+        demand_equal(
+            project(theta),
+            theta,
+            f"after step {step}, where problem.project gives another,",
+            rtol=1e-9,
+        )
 
 
 def check_optimum(method: Any) -> None:
-    """60 outer steps on a problem of size 1 with a known optimum halve the distance of θ to it (or take the right source)."""
+    """60 outer steps on a problem of size 1 with a known optimum halve the distance of θ to it
+    (or take the right source).
+    """
     problem = problem_for(method)
     state = start = method.init(problem, 0)
     first = _distance(method, problem, start)
@@ -116,7 +158,10 @@ def check_optimum(method: Any) -> None:
         if step % 5 == 4 and _distance(method, problem, state) <= 0.25 * first:
             return
     last = _distance(method, problem, state)
-    demand(last <= max(0.5 * first, 1e-9), f"the distance was {first:.3g} at the start and is {last:.3g} after {STEPS} steps")
+    demand(
+        last <= max(0.5 * first, 1e-9),
+        f"the distance was {first:.3g} at the start and is {last:.3g} after {STEPS} steps",
+    )
 
 
 def _distance(method: Any, problem: Problem, state: Any) -> float:
@@ -124,18 +169,24 @@ def _distance(method: Any, problem: Problem, state: Any) -> float:
     return float(distance)
 
 
-def _run(method: Any, problem: Problem, budget: Budget, folder: RunFolder | None = None) -> RunResult:
+def _run(
+    method: Any, problem: Problem, budget: Budget, folder: RunFolder | None = None
+) -> RunResult:
     return run(method, problem, budget, seed=3, folder=folder, settings=EVERY_STEP)
 
 
 def check_resume(method: Any) -> None:
-    """Stopped after 2 of 4 steps, written to disk and resumed, it ends bit for bit where an uninterrupted run ends."""
+    """Stopped after 2 of 4 steps, written to disk and resumed, it ends bit for bit where an
+    uninterrupted run ends.
+    """
     problem = problem_for(method)
     whole = _run(method, problem, Budget(outer_steps=4))
     with tempfile.TemporaryDirectory() as room:
         folder = RunFolder(Path(room) / "run")
         folder.create("", {})
-        states = [state for state, _ in stepped(method, problem, method.init(problem, 3), 4, range(2))]
+        states = [
+            state for state, _ in stepped(method, problem, method.init(problem, 3), 4, range(2))
+        ]
         if len(states) < 2:
             return
         folder.save(states[-1], 2)
@@ -149,7 +200,9 @@ def check_resume(method: Any) -> None:
 
 
 def check_budget(method: Any) -> None:
-    """A budget of steps and one of oracle calls end the run: the last step may begin within it, none after."""
+    """A budget of steps and one of oracle calls end the run: the last step may begin within it,
+    none after.
+    """
     problem = problem_for(method)
     done = _run(method, problem, Budget(outer_steps=3))
     steps = done.summary["outer_steps"]
@@ -165,19 +218,28 @@ class _Within:
     """A method with an end: where a budget in calls is never spent, a run would have none."""
 
     def __init__(self, method: Any, steps: int) -> None:
-        self.method, self.left = method, steps
+        self.method = method
+        self.left = steps
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self.method, name)
 
     def step(self, *arguments: Any) -> Any:
         self.left -= 1
-        demand(self.left >= 0, "its oracle_calls stop growing while the budget is not spent, so that such a run never ends")
+        demand(
+            self.left >= 0,
+            (
+                "its oracle_calls stop growing while the budget is not spent, so that such a run "
+                "never ends"
+            ),
+        )
         return self.method.step(*arguments)
 
 
 def check_failure(method: Any) -> None:
-    """Losses that stop being finite end in an error for people or in a result; the folder says how far it came and why."""
+    """Losses that stop being finite end in an error for people or in a result; the folder says
+    how far it came and why.
+    """
     problem = problem_for(method)
     calls = 0
 
@@ -193,11 +255,20 @@ def check_failure(method: Any) -> None:
             expected = "done"
         except HgmsError:
             expected = "failed"
-        summary, rows = folder.read_summary(), folder.records()
+        summary = folder.read_summary()
+        rows = folder.records()
         demand(summary is not None, "there is no summary.json")
         assert summary is not None
-        demand(summary["status"] == expected, f"the summary says {summary['status']!r}, the run ended as {expected!r}")
+        demand(
+            summary["status"] == expected,
+            f"the summary says {summary['status']!r}, the run ended as {expected!r}",
+        )
         demand(expected == "done" or summary.get("error"), "the summary names no error")
         last = rows[-1]["step"] if rows else 0
-        demand(last == summary["outer_steps"], f"steps.jsonl ends with step {last}, the summary says {summary['outer_steps']}")
-        demand(folder.load() is not None or not rows, "there is no checkpoint of the last good state")
+        demand(
+            last == summary["outer_steps"],
+            f"steps.jsonl ends with step {last}, the summary says {summary['outer_steps']}",
+        )
+        demand(
+            folder.load() is not None or not rows, "there is no checkpoint of the last good state"
+        )

@@ -1,4 +1,6 @@
-"""What a component asks of the two losses, seen from inside them: calls, backward passes, rows, values and draws."""
+"""What a component asks of the two losses, seen from inside them: calls, backward passes, rows,
+values and draws.
+"""
 
 from __future__ import annotations
 
@@ -18,11 +20,13 @@ Note = Callable[[int, Tensor], None]
 
 
 class _Watched(torch.autograd.Function):
-    """The identity on several leaves. ``forth`` is called with the first when they come through, ``back`` when a backward pass
-    does, once for all rows of a ``vmap``."""
+    """The identity on several leaves. ``forth`` is called with the first when they come through,
+    ``back`` when a backward pass does, once for all rows of a ``vmap``."""
 
     @staticmethod
-    def forward(forth: Note | None, back: Note | None, times: int, *leaves: Tensor) -> tuple[Tensor, ...]:
+    def forward(
+        forth: Note | None, back: Note | None, times: int, *leaves: Tensor
+    ) -> tuple[Tensor, ...]:
         if forth is not None:
             forth(times, leaves[0])
         return tuple(leaf.clone() for leaf in leaves)
@@ -33,14 +37,21 @@ class _Watched(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> Any:
-        return None, None, None, *(grads if ctx.back is None else _watched(ctx.back, None, ctx.times, *grads))
+        return (
+            None,
+            None,
+            None,
+            *(grads if ctx.back is None else _watched(ctx.back, None, ctx.times, *grads)),
+        )
 
     @staticmethod
     def jvp(ctx: Any, forth: None, back: None, times: None, *tangents: Tensor) -> Any:
         return tuple(None if tangent is None else tangent.clone() for tangent in tangents)
 
     @staticmethod
-    def vmap(info: Any, in_dims: Any, forth: Note | None, back: Note | None, times: int, *leaves: Tensor) -> Any:
+    def vmap(
+        info: Any, in_dims: Any, forth: Note | None, back: Note | None, times: int, *leaves: Tensor
+    ) -> Any:
         return _watched(forth, back, times * info.batch_size, *leaves), in_dims[3:]
 
 
@@ -49,9 +60,11 @@ _watched: Callable[..., tuple[Tensor, ...]] = _Watched.apply
 
 @define
 class Tally:
-    """What was asked of the losses since it was last cleared. ``passes`` are backward passes through a call: one for a
-    gradient, one for each product. ``rows`` went through calls, ``returned`` through backward passes; ``values`` are those of
-    g; ``on_stop`` are the backward passes on rows of the role ``stop``."""
+    """What was asked of the losses since it was last cleared. ``passes`` are backward passes
+    through a call: one for a gradient, one for each product. ``rows`` went through calls,
+    ``returned`` through backward passes; ``values`` are those of g; ``on_stop`` are the backward
+    passes on rows of the role ``stop``.
+    """
 
     calls: dict[str, int] = Factory(lambda: {"f": 0, "g": 0})
     passes: dict[str, int] = Factory(lambda: {"f": 0, "g": 0})
@@ -94,7 +107,9 @@ MARK = "of-stop"
 
 def watched(problem: Problem) -> tuple[Problem, Tally]:
     """The problem with the same numbers, and the tally of what is asked of it."""
-    tally, sources, rows = Tally(), problem.sources, problem.rows
+    tally = Tally()
+    sources = problem.sources
+    rows = problem.rows
 
     def of_x(loss: Callable[[Tree, Batch], Tensor]) -> Callable[[Tree, Batch], Tensor]:
         counted = tally.loss("g", lambda theta, x, batch: loss(x, batch))
@@ -112,7 +127,10 @@ def watched(problem: Problem) -> tuple[Problem, Tally]:
         problem,
         f=tally.loss("f", problem.f),
         g=tally.loss("g", problem.g),
-        upper_data={role: _marked(data) if role == "stop" else data for role, data in problem.upper_data.items()},
+        upper_data={
+            role: _marked(data) if role == "stop" else data
+            for role, data in problem.upper_data.items()
+        },
         sources=sources,
         rows=rows,
     ), tally
@@ -126,19 +144,33 @@ def _marked(data: Data) -> Data:
 
 
 def demand_honest(cost: Cost, tally: Tally) -> None:
-    """The declared cost is that of what was done, for each loss and for the rows: see :func:`demand_close`."""
-    lower, upper = cost.lower_gradients + cost.products + cost.cross_products, cost.upper_values + cost.upper_gradients
-    demand(upper >= tally.calls["f"], f"f was called {tally.calls['f']} times, {upper} calls are declared")
+    """The declared cost is that of what was done, for each loss and for the rows: see
+    :func:`demand_close`.
+    """
+    lower = cost.lower_gradients + cost.products + cost.cross_products
+    upper = cost.upper_values + cost.upper_gradients
+    demand(
+        upper >= tally.calls["f"],
+        f"f was called {tally.calls['f']} times, {upper} calls are declared",
+    )
     for name, declared in (("f", upper), ("g", lower)):
         demand_close(name, tally.calls[name], tally.passes[name], declared)
-    rows = f"{tally.rows} rows went through calls and {tally.returned} through backward passes, {cost.rows} are declared"
+    rows = (
+        f"{tally.rows} rows went through calls and {tally.returned} through backward passes, "
+        f"{cost.rows} are declared"
+    )
     demand(_close(cost.rows, max(tally.rows, tally.returned)), rows)
 
 
 def demand_close(name: str, calls: int, passes: int, declared: int) -> None:
-    """Within a factor of two of the calls and of the backward passes, whichever are more: a gradient is one of each, a product
-    one backward pass through a graph that is there (which may give the cross product too), or two calls (differences)."""
-    counts = f"{name} was called {calls} times, with {passes} backward passes; {declared} calls are declared"
+    """Within a factor of two of the calls and of the backward passes, whichever are more: a
+    gradient is one of each, a product one backward pass through a graph that is there (which may
+    give the cross product too), or two calls (differences).
+    """
+    counts = (
+        f"{name} was called {calls} times, with {passes} backward passes; {declared} calls "
+        "are declared"
+    )
     demand(_close(declared, max(calls, passes)), counts)
 
 
@@ -156,7 +188,9 @@ class _Draws(TorchFunctionMode):
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
         result = func(*args, **kwargs)
-        if isinstance(result, Tensor) and any(isinstance(argument, torch.Generator) for argument in (*args, *kwargs.values())):
+        if isinstance(result, Tensor) and any(
+            isinstance(argument, torch.Generator) for argument in (*args, *kwargs.values())
+        ):
             self.drawn.append(result.detach().clone())
         return result
 
@@ -170,4 +204,8 @@ def drawn(call: Callable[..., Any], *arguments: Any) -> tuple[list[Tensor], Any]
 
 def same_draws(first: list[Tensor], second: list[Tensor]) -> bool:
     """Whether numbers were drawn, and the very same ones both times."""
-    return bool(first) and len(first) == len(second) and all(torch.equal(a, b) for a, b in zip(first, second, strict=True))
+    return (
+        bool(first)
+        and len(first) == len(second)
+        and all(torch.equal(a, b) for a, b in zip(first, second, strict=True))
+    )

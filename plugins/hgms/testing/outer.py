@@ -1,4 +1,6 @@
-"""Checks of outer optimisers: they go down, stay where they must, and go on after a restart as if nothing had been."""
+"""Checks of outer optimisers: they go down, stay where they must, and go on after a restart as
+if nothing had been.
+"""
 
 from __future__ import annotations
 
@@ -7,7 +9,18 @@ from typing import Any
 
 import torch
 
-from hgms.testing.kit import F64, demand, demand_saved, normal, numbers, place, refused, shapes, shown, unsound
+from hgms.testing.kit import (
+    F64,
+    demand,
+    demand_saved,
+    normal,
+    numbers,
+    place,
+    refused,
+    shapes,
+    shown,
+    unsound,
+)
 from hgms_core import State, Tree
 
 STEPS = 400
@@ -15,12 +28,18 @@ STEPS = 400
 
 def start(dtype: torch.dtype = F64) -> Tree:
     """Two probability vectors: what every optimiser accepts."""
-    return {"a": torch.full((3,), 1 / 3, dtype=dtype, device=place()), "b": numbers([0.5, 0.5], dtype)}
+    return {
+        "a": torch.full((3,), 1 / 3, dtype=dtype, device=place()),
+        "b": numbers([0.5, 0.5], dtype),
+    }
 
 
 def exercise(outer: Any, dtype: torch.dtype, variant: int) -> tuple[Any, Callable[[], Any]]:
     theta = start(dtype)
-    gradient = {name: normal(len(leaf), seed=60 + variant + len(leaf)).to(dtype) for name, leaf in theta.items()}
+    gradient = {
+        name: normal(len(leaf), seed=60 + variant + len(leaf)).to(dtype)
+        for name, leaf in theta.items()
+    }
     _, state = outer.step(theta, gradient, outer.init(theta), 0.0)
 
     def call() -> Any:
@@ -46,34 +65,48 @@ def _distance(theta: Tree, target: Tree) -> float:
 
 
 def check_structure(outer: Any) -> None:
-    """The next θ has the names, shapes and dtype of θ, without a graph, and is finite; progress 0 and 1 are fine, and so is a
-    gradient with its names in another order."""
+    """The next θ has the names, shapes and dtype of θ, without a graph, and is finite; progress 0
+    and 1 are fine, and so is a gradient with its names in another order."""
     theta = start()
     gradient = {name: torch.ones_like(theta[name]) for name in reversed(theta)}
     for progress in (0.0, 1.0):
         moved, _ = outer.step(theta, gradient, outer.init(theta), progress)
-        demand(shapes(theta) == shapes(moved), f"θ has {shapes(theta)}, the next one {shapes(moved)}")
+        demand(
+            shapes(theta) == shapes(moved), f"θ has {shapes(theta)}, the next one {shapes(moved)}"
+        )
         bad = unsound(moved)
         demand(not bad, f"at progress {progress} {', '.join(bad)}")
 
 
 def check_quadratic(outer: Any) -> None:
-    """400 steps on ½‖θ − c‖² end near c, from anywhere; a ConfigError that says why it cannot start there is fine."""
+    """400 steps on ½‖θ − c‖² end near c, from anywhere; a ConfigError that says why it cannot
+    start there is fine.
+    """
     theta = {"a": numbers([2.0, -1.0, 0.0]), "b": numbers([0.0, 0.0])}
     target = {"a": numbers([0.5, 0.3, -0.6]), "b": numbers([0.2, -0.4])}
     if refused(lambda: outer.init(theta)):
         return
     end, _ = _run(outer, theta, target)
-    demand(_distance(end, target) <= 0.1, f"it ends at a = {shown(end['a'])}, c is {shown(target['a'])}")
+    demand(
+        _distance(end, target) <= 0.1,
+        f"it ends at a = {shown(end['a'])}, c is {shown(target['a'])}",
+    )
 
 
 def check_simplex(outer: Any) -> None:
-    """400 steps over probability vectors towards one inside the simplex end near it, and end on the simplex."""
+    """400 steps over probability vectors towards one inside the simplex end near it, and end on
+    the simplex.
+    """
     target = {"a": numbers([0.6, 0.3, 0.1]), "b": numbers([0.8, 0.2])}
     end, _ = _run(outer, start(), target)
-    demand(_distance(end, target) <= 0.1, f"it ends at a = {shown(end['a'])}, the target is {shown(target['a'])}")
+    demand(
+        _distance(end, target) <= 0.1,
+        f"it ends at a = {shown(end['a'])}, the target is {shown(target['a'])}",
+    )
     sums = torch.stack([leaf.sum() for leaf in end.values()])
-    demand((sums - 1).abs().max() <= 0.1, f"the leaves sum to {shown(sums)}, not to 1 each within 0.1")
+    demand(
+        (sums - 1).abs().max() <= 0.1, f"the leaves sum to {shown(sums)}, not to 1 each within 0.1"
+    )
 
 
 def check_feasible(outer: Any) -> None:
@@ -86,12 +119,19 @@ def check_feasible(outer: Any) -> None:
         theta, state = outer.step(theta, gradient, state, step / 5)
         off = _distance(project(theta), theta)
         demand(
-            off <= 1e-9, f"after step {step + 1} θ is {off:.2g} away from where its projection puts it: a = {shown(theta['a'])}"
+            off <= 1e-9,
+            (
+                f"after step {step + 1} θ is {off:.2g} away from where its projection puts it: a = "
+                f"{shown(theta['a'])}"
+            ),
         )
 
 
 def check_state(outer: Any) -> None:
     """Its state can be saved, and goes on from there bit for bit as if it had not been."""
-    target = {name: torch.linspace(0, 0.5, len(leaf), dtype=F64, device=place()) for name, leaf in start().items()}
+    target = {
+        name: torch.linspace(0, 0.5, len(leaf), dtype=F64, device=place())
+        for name, leaf in start().items()
+    }
     theta, state = _run(outer, start(), target, 5)
     demand_saved(state, lambda memory: outer.step(theta, _towards(target)(theta), memory, 0.5)[0])

@@ -1,4 +1,6 @@
-"""The kit's problems: a few numbers each, with sizes and curvatures of order 1, and every quantity known another way."""
+"""The kit's problems: a few numbers each, with sizes and curvatures of order 1, and every
+quantity known another way.
+"""
 
 from __future__ import annotations
 
@@ -10,12 +12,27 @@ from attrs import evolve, frozen
 from torch import Tensor
 
 from hgms.testing.kit import F64, normal, numbers, place
-from hgms_core import ROLES, Branch, ConfigError, Cost, Data, LastStep, Problem, Rows, Sources, Tree, detach, gradient
+from hgms_core import (
+    ROLES,
+    Branch,
+    ConfigError,
+    Cost,
+    Data,
+    LastStep,
+    Problem,
+    Rows,
+    Sources,
+    Tree,
+    detach,
+    gradient,
+)
 
 
 @frozen
 class Known:
-    """A problem, a θ, the solution x*(θ), and F near θ: x* by other means than the problem's own losses."""
+    """A problem, a θ, the solution x*(θ), and F near θ: x* by other means than the problem's own
+    losses.
+    """
 
     problem: Problem
     theta: Tree
@@ -34,46 +51,80 @@ class Known:
         return dict(zip(leaves, grads, strict=True))
 
     def branch(self, steps: int = 300, rate: float = 0.4) -> Branch:
-        """A branch that ended at x*: gradient descent from there and back to there, its last step one of rate 1, as
-        the next would be; it brings ∇F along."""
-        problem, x = self.problem, {name: leaf.detach() for name, leaf in self.solution(self.theta).items()}
-        batch, rows = problem.lower_data.whole, problem.lower_data.count(None)
+        """A branch that ended at x*: gradient descent from there and back to there, its last step
+        one of rate 1, as the next would be; it brings ∇F along."""
+        problem = self.problem
+        x = {name: leaf.detach() for name, leaf in self.solution(self.theta).items()}
+        batch = problem.lower_data.whole
+        rows = problem.lower_data.count(None)
 
         def replay(theta: Tree, last: int | None) -> tuple[Tree, Cost]:
             within = steps if last is None else min(last, steps)
-            at, fixed = dict(x), detach(theta)
-            # At its own θ gradient descent stays at x*; elsewhere it goes from there to where that θ leads.
+            at = dict(x)
+            fixed = detach(theta)
+            # At its own θ gradient descent stays at x*; elsewhere it goes from there to where that
+            # θ leads.
             moved = any(not torch.equal(leaf, self.theta[name]) for name, leaf in fixed.items())
             for _ in range(steps - within if moved else 0):
                 slopes, _ = gradient(problem.g, fixed, at, batch)
-                at = {name: leaf - rate * slope for (name, leaf), slope in zip(at.items(), slopes, strict=True)}
+                at = {
+                    name: leaf - rate * slope
+                    for (name, leaf), slope in zip(at.items(), slopes, strict=True)
+                }
             with torch.enable_grad():
                 for _ in range(within):
-                    leaves = {name: leaf if leaf.requires_grad else leaf.requires_grad_() for name, leaf in at.items()}
-                    grads = torch.autograd.grad(problem.g(theta, leaves, batch), list(leaves.values()), create_graph=True)
-                    at = {name: leaf - rate * grad for (name, leaf), grad in zip(leaves.items(), grads, strict=True)}
+                    leaves = {
+                        name: leaf if leaf.requires_grad else leaf.requires_grad_()
+                        for name, leaf in at.items()
+                    }
+                    grads = torch.autograd.grad(
+                        problem.g(theta, leaves, batch), list(leaves.values()), create_graph=True
+                    )
+                    at = {
+                        name: leaf - rate * grad
+                        for (name, leaf), grad in zip(leaves.items(), grads, strict=True)
+                    }
             graph = within if any(leaf.requires_grad for leaf in theta.values()) else 0
-            cost = Cost(lower_gradients=steps, products=graph, cross_products=graph, rows=rows * (steps + 2 * graph))
+            cost = Cost(
+                lower_gradients=steps,
+                products=graph,
+                cross_products=graph,
+                rows=rows * (steps + 2 * graph),
+            )
             return (at if graph else detach(at)), cost
 
         loss = problem.f(self.theta, x, problem.upper_data["differentiate"].whole).detach()
         aux = {f"theta.{name}": leaf for name, leaf in self.gradient().items()}
         last_step = LastStep(x=x, batch=batch, rows=rows, rate=1.0)
         aux["upper_loss"] = loss
-        return Branch(x=x, replay=replay, aux=aux, last_step=lambda: last_step, next_step=lambda key: last_step)
+        return Branch(
+            x=x,
+            replay=replay,
+            aux=aux,
+            last_step=lambda: last_step,
+            next_step=lambda key: last_step,
+        )
 
 
 def _data(table: Callable[[int], Tree], dtype: torch.dtype) -> tuple[Data, dict[str, Data]]:
-    """Training rows, the table of number 0, and validation rows for every role, the tables after it."""
-    train, *parts = (Data.of({name: leaf.to(dtype) for name, leaf in table(i).items()}) for i in range(1 + len(ROLES)))
+    """Training rows, the table of number 0, and validation rows for every role, the tables after
+    it.
+    """
+    train, *parts = (
+        Data.of({name: leaf.to(dtype) for name, leaf in table(i).items()})
+        for i in range(1 + len(ROLES))
+    )
     return train, dict(zip(ROLES, parts, strict=True))
 
 
 def ridge(dtype: torch.dtype = F64, seed: int = 0) -> Known:
-    """Ridge regression with an intercept: penalties e^θ and the intercept's centre are the upper variables."""
+    """Ridge regression with an intercept: penalties e^θ and the intercept's centre are the upper
+    variables.
+    """
 
     def table(number: int) -> Tree:
-        rows, first = 10 if number else 12, 1000 * seed + number
+        rows = 10 if number else 12
+        first = 1000 * seed + number
         a = normal(rows, 3, seed=first)
         return {"a": a, "y": a @ _truth() + 0.7 + 0.3 * normal(rows, seed=first + 50)}
 
@@ -81,17 +132,27 @@ def ridge(dtype: torch.dtype = F64, seed: int = 0) -> Known:
 
     def g(theta: Tree, x: Tree, batch: Tree) -> Tensor:
         fit = 0.5 * (batch["a"] @ x["w"] + x["b"] - batch["y"]).square().mean()
-        return fit + 0.5 * (theta["penalty"].exp() * x["w"].square()).sum() + 0.25 * (x["b"] - theta["centre"]).square()
+        return (
+            fit
+            + 0.5 * (theta["penalty"].exp() * x["w"].square()).sum()
+            + 0.25 * (x["b"] - theta["centre"]).square()
+        )
 
     def f(theta: Tree, x: Tree, batch: Tree) -> Tensor:
-        return 0.5 * (batch["a"] @ x["w"] + x["b"] - batch["y"]).square().mean() + 0.05 * theta["centre"].square()
+        return (
+            0.5 * (batch["a"] @ x["w"] + x["b"] - batch["y"]).square().mean()
+            + 0.05 * theta["centre"].square()
+        )
 
     def solution(theta: Tree) -> Tree:
-        a, y = train.whole["a"], train.whole["y"]
+        a = train.whole["a"]
+        y = train.whole["y"]
         design = torch.cat([a, torch.ones_like(a[:, :1])], 1)
         weights = torch.cat([theta["penalty"].exp(), torch.full_like(theta["penalty"][:1], 0.5)])
         pull = torch.cat([torch.zeros_like(theta["penalty"]), 0.5 * theta["centre"].reshape(1)])
-        x = torch.linalg.solve(design.T @ design / len(y) + torch.diag(weights), design.T @ y / len(y) + pull)
+        x = torch.linalg.solve(
+            design.T @ design / len(y) + torch.diag(weights), design.T @ y / len(y) + pull
+        )
         return {"w": x[:3], "b": x[3]}
 
     theta = {"penalty": numbers([-1.0, 0.0, -0.5], dtype), "centre": numbers(0.2, dtype)}
@@ -99,9 +160,16 @@ def ridge(dtype: torch.dtype = F64, seed: int = 0) -> Known:
 
     def fresh(key: object) -> Tree:
         draw = key.generator()  # type: ignore[attr-defined]
-        return {name: torch.randn(leaf.shape, generator=draw, dtype=F64).to(leaf) for name, leaf in x0.items()}
+        return {
+            name: torch.randn(leaf.shape, generator=draw, dtype=F64).to(leaf)
+            for name, leaf in x0.items()
+        }
 
-    return Known(Problem(theta0=theta, x0=x0, g=g, f=f, lower_data=train, upper_data=data, fresh=fresh), theta, solution)
+    return Known(
+        Problem(theta0=theta, x0=x0, g=g, f=f, lower_data=train, upper_data=data, fresh=fresh),
+        theta,
+        solution,
+    )
 
 
 Of = Callable[[Tensor], Tensor]
@@ -120,7 +188,9 @@ def _known(t: Tensor, x: Tensor, g: OfBoth, f: OfBoth, solution: Of) -> Known:
 
 
 def bowl(dtype: torch.dtype = F64) -> Known:
-    """x*(θ) = θ + sin(θ)/3 at the bottom of a round bowl, H = I: what one lower step of rate 1 solves."""
+    """x*(θ) = θ + sin(θ)/3 at the bottom of a round bowl, H = I: what one lower step of rate 1
+    solves.
+    """
     target = numbers([1.0, -0.5], dtype)
 
     def bottom(t: Tensor) -> Tensor:
@@ -136,24 +206,35 @@ def bowl(dtype: torch.dtype = F64) -> Known:
 
 
 def blend(dtype: torch.dtype = F64, seed: int = 0) -> Known:
-    """Rows of three named sources around three points, with round losses (H = I): x*(θ) = Σ_s ω_s(θ) · mean of source s."""
+    """Rows of three named sources around three points, with round losses (H = I): x*(θ) = Σ_s
+    ω_s(θ) · mean of source s.
+    """
     centres = numbers([[1.0, 0.0], [-0.5, 0.8], [0.2, -1.0]])
 
     def around(number: int, rows: int) -> Tree:
-        return {"a": (centres[number % 3] + 0.3 * normal(rows, 2, seed=1000 * seed + 700 + number)).to(dtype)}
+        return {
+            "a": (centres[number % 3] + 0.3 * normal(rows, 2, seed=1000 * seed + 700 + number)).to(
+                dtype
+            )
+        }
 
     def examples(x: Tree, batch: Tree) -> Tensor:
         return 0.5 * (x["x"] - batch["a"]).square().sum(-1)
 
-    tables = {name: around(number, 4 + number) for number, name in enumerate(("east", "west", "south"))}
-    upper, x0 = [around(3, 8)] * len(ROLES), {"x": numbers([0.5, 0.5], dtype)}
+    tables = {
+        name: around(number, 4 + number) for number, name in enumerate(("east", "west", "south"))
+    }
+    upper = [around(3, 8)] * len(ROLES)
+    x0 = {"x": numbers([0.5, 0.5], dtype)}
     problem = _of_sources(tables, upper, examples, x0, {"east": 0.5, "west": 0.3, "south": 0.2})
     means = torch.stack([table["a"].mean(0) for table in tables.values()])
     return Known(problem, problem.theta0, lambda theta: {"x": theta["logits"].softmax(0) @ means})
 
 
 def sphere(dtype: torch.dtype = F64) -> Known:
-    """Lower minimisers on the unit sphere around θ: H is singular along it, and x* is the point nearest to a target."""
+    """Lower minimisers on the unit sphere around θ: H is singular along it, and x* is the point
+    nearest to a target.
+    """
     target = numbers([2.0, 0.5, -1.0], dtype)
     return _known(
         numbers([0.1, -0.2, 0.4], dtype),
@@ -165,14 +246,21 @@ def sphere(dtype: torch.dtype = F64) -> Known:
 
 
 def curved() -> Known:
-    """A lower level that is neither quadratic in x nor linear in θ; x* by Newton's method with its Hessian written out."""
+    """A lower level that is neither quadratic in x nor linear in θ; x* by Newton's method with
+    its Hessian written out.
+    """
     mix = numbers([[0.9, 0.2], [-0.3, 0.7], [0.1, 0.4]])
 
     def g(t: Tensor, x: Tensor) -> Tensor:
-        return torch.nn.functional.softplus(2 * (x - mix @ t)).sum() / 2 + 0.5 * (x + t.prod()).square().sum()
+        return (
+            torch.nn.functional.softplus(2 * (x - mix @ t)).sum() / 2
+            + 0.5 * (x + t.prod()).square().sum()
+        )
 
     def newton(x: Tensor, t: Tensor) -> Tensor:
-        """One step with the exact (diagonal) Hessian, taken as a constant: its derivative in θ is that of x*(θ)."""
+        """One step with the exact (diagonal) Hessian, taken as a constant: its derivative in θ
+        is that of x*(θ).
+        """
         inside = torch.sigmoid(2 * (x - mix @ t))
         flat = inside.detach()
         return x - (inside + x + t.prod()) / (2 * flat * (1 - flat) + 1)
@@ -184,7 +272,11 @@ def curved() -> Known:
         return newton(x, t)
 
     return _known(
-        numbers([0.4, -0.7]), numbers([0.0, 0.0, 0.0]), g, lambda t, x: x.sin().sum() + 0.1 * (t * x[:2]).sum(), solution
+        numbers([0.4, -0.7]),
+        numbers([0.0, 0.0, 0.0]),
+        g,
+        lambda t, x: x.sin().sum() + 0.1 * (t * x[:2]).sum(),
+        solution,
     )
 
 
@@ -202,13 +294,17 @@ def _of_x(size: int, loss: Of) -> Problem:
     """A lower loss of x alone, from x = 0, with f = Σ x."""
     x = numbers([0.0] * size)
     return _known(
-        numbers([0.0]), x, lambda t, x: loss(x) + 0 * t.sum(), lambda t, x: x.sum() + 0 * t.sum(), lambda t: x
+        numbers([0.0]),
+        x,
+        lambda t, x: loss(x) + 0 * t.sum(),
+        lambda t, x: x.sum() + 0 * t.sum(),
+        lambda t: x,
     ).problem
 
 
 def tracking(dtype: torch.dtype = F64, seed: int = 0) -> Problem:
-    """x*(θ) = θ on noisy rows, f = ½‖x − c‖² on others: F is least at θ = c − what the rows' mean is off by. Known in closed
-    form, with data, and easy: what a whole method has to solve."""
+    """x*(θ) = θ on noisy rows, f = ½‖x − c‖² on others: F is least at θ = c − what the rows' mean
+    is off by. Known in closed form, with data, and easy: what a whole method has to solve."""
     centre = numbers([1.0, -0.5])
 
     def table(number: int) -> Tree:
@@ -230,7 +326,9 @@ def tracking(dtype: torch.dtype = F64, seed: int = 0) -> Problem:
 
 
 def mixture(dtype: torch.dtype = F64, seed: int = 0) -> Problem:
-    """Rows of two named sources around two points; validation rows around one of them: the best weight of that source is 1."""
+    """Rows of two named sources around two points; validation rows around one of them: the best
+    weight of that source is 1.
+    """
     corners = torch.eye(2, dtype=F64, device=place())
 
     def around(centre: Tensor, rows: int, number: int) -> Tree:
@@ -250,8 +348,8 @@ def mixture(dtype: torch.dtype = F64, seed: int = 0) -> Problem:
 
 
 def weighted(dtype: torch.dtype = F64, seed: int = 0) -> Problem:
-    """Rows around two points, each with a weight σ(θ_i) of its own; validation rows around the first: the best weight of a row
-    around the second is 0."""
+    """Rows around two points, each with a weight σ(θ_i) of its own; validation rows around the
+    first: the best weight of a row around the second is 0."""
     corners = torch.eye(2, dtype=F64, device=place())
 
     def around(centre: Tensor, rows: int, number: int) -> Tensor:
@@ -271,7 +369,10 @@ def weighted(dtype: torch.dtype = F64, seed: int = 0) -> Problem:
         g=g,
         f=lambda theta, x, batch: losses(x, batch).mean(),
         lower_data=Data.of({"a": train}),
-        upper_data={role: Data.of({"a": around(corners[0], 8, 10 + number)}) for number, role in enumerate(ROLES)},
+        upper_data={
+            role: Data.of({"a": around(corners[0], 8, 10 + number)})
+            for number, role in enumerate(ROLES)
+        },
         evaluate=lambda theta, x: {"far": float(theta["logits"][12:].double().sigmoid().mean())},
         rows=Rows(losses=losses),
     )
@@ -284,12 +385,16 @@ def _of_sources(
     x0: Tree,
     start: Mapping[str, float],
 ) -> Problem:
-    """g = Σ_s ω_s · mean loss of source s, ω = softmax(θ), from the weights ``start``; f = mean loss of the validation rows."""
+    """g = Σ_s ω_s · mean loss of source s, ω = softmax(θ), from the weights ``start``; f = mean
+    loss of the validation rows.
+    """
     names = tuple(tables)
     sizes = [len(next(iter(table.values()))) for table in tables.values()]
     pool = {key: torch.cat([table[key] for table in tables.values()]) for key in tables[names[0]]}
     like = next(iter(x0.values()))
-    pool["source"] = torch.cat([torch.full((size,), i, device=like.device) for i, size in enumerate(sizes)])
+    pool["source"] = torch.cat(
+        [torch.full((size,), i, device=like.device) for i, size in enumerate(sizes)]
+    )
 
     def losses(x: Tree, batch: Tree) -> Tensor:
         per_row = examples(x, batch)
@@ -304,7 +409,9 @@ def _of_sources(
     def theta(weights: Mapping[str, float]) -> Tree:
         if set(weights) - set(names) or not sum(weights.values()) > 0:
             raise ConfigError(f"the sources are {' and '.join(names)}: {dict(weights)}")
-        omega = torch.tensor([weights.get(name, 0.0) for name in names], dtype=F64, device=like.device)
+        omega = torch.tensor(
+            [weights.get(name, 0.0) for name in names], dtype=F64, device=like.device
+        )
         return {"logits": (omega / omega.sum()).clamp_min(1e-12).log().to(like.dtype)}
 
     def weights(theta: Tree) -> Tensor:
@@ -312,7 +419,9 @@ def _of_sources(
 
     def part(table: Tree) -> Data:
         rows = len(next(iter(table.values())))
-        return Data.of({**table, "source": torch.zeros(rows, dtype=torch.int64, device=like.device)})
+        return Data.of(
+            {**table, "source": torch.zeros(rows, dtype=torch.int64, device=like.device)}
+        )
 
     return Problem(
         theta0=theta(start),
@@ -340,11 +449,12 @@ def _squared(x: Tree, batch: Tree) -> Tensor:
 
 
 def halves(seed: int, *, same: bool, turned: bool = False, level: float = 0.0) -> Problem:
-    """A linear model on the sources ``left`` and ``right``, 24 rows of one kind each; validation rows of that kind too.
+    """A linear model on the sources ``left`` and ``right``, 24 rows of one kind each; validation
+    rows of that kind too.
 
-    ``same``: both hold the very same rows, so that no weight is better than another; ``turned`` gives the sources in the other
-    order. Else they are halves of one file, and ``turned`` exchanges what they hold. ``level`` is the log of the ratio of
-    their weights at the start.
+    ``same``: both hold the very same rows, so that no weight is better than another; ``turned``
+    gives the sources in the other order. Else they are halves of one file, and ``turned`` exchanges
+    what they hold. ``level`` is the log of the ratio of their weights at the start.
     """
     first = 1000 * seed + 400
     left = _line(24, first)
@@ -353,14 +463,23 @@ def halves(seed: int, *, same: bool, turned: bool = False, level: float = 0.0) -
     if turned:
         tables = {"right": right, "left": left} if same else {"left": right, "right": left}
     upper = [_line(24, first + 4 + 2 * number) for number in range(len(ROLES))]
-    return _of_sources(tables, upper, _squared, {"x": numbers([0.0, 0.0, 0.0])}, {"left": math.exp(level), "right": 1.0})
+    return _of_sources(
+        tables,
+        upper,
+        _squared,
+        {"x": numbers([0.0, 0.0, 0.0])},
+        {"left": math.exp(level), "right": 1.0},
+    )
 
 
 def copies(seed: int, level: float = 0.0) -> Problem:
-    """A linear model on two copies of 160 rows, each row with a weight σ(θ) of its own; validation rows of the same kind. The
-    first copy's θ are ``level`` above the second's at the start."""
-    rows, first = 160, 1000 * seed + 500
-    table = {key: leaf.repeat(2, *[1] * (leaf.dim() - 1)) for key, leaf in _line(rows, first).items()}
+    """A linear model on two copies of 160 rows, each row with a weight σ(θ) of its own; validation
+    rows of the same kind. The first copy's θ are ``level`` above the second's at the start."""
+    rows = 160
+    first = 1000 * seed + 500
+    table = {
+        key: leaf.repeat(2, *[1] * (leaf.dim() - 1)) for key, leaf in _line(rows, first).items()
+    }
 
     def g(theta: Tree, x: Tree, batch: Tree) -> Tensor:
         weights = torch.sigmoid(theta["logits"][batch["index"]])
@@ -372,5 +491,7 @@ def copies(seed: int, level: float = 0.0) -> Problem:
         g=g,
         f=lambda _, x, batch: _squared(x, batch).mean(),
         lower_data=Data.of(table),
-        upper_data={role: Data.of(_line(24, first + 2 + 2 * number)) for number, role in enumerate(ROLES)},
+        upper_data={
+            role: Data.of(_line(24, first + 2 + 2 * number)) for number, role in enumerate(ROLES)
+        },
     )

@@ -1,4 +1,6 @@
-"""Checks of selectors: one of N candidates, whatever their order, and never one that is not finite."""
+"""Checks of selectors: one of N candidates, whatever their order, and never one that is not
+finite.
+"""
 
 from __future__ import annotations
 
@@ -11,7 +13,17 @@ from attrs import evolve
 from torch import Tensor
 
 from hgms.testing import oracle, problems
-from hgms.testing.kit import F64, demand, demand_modes, difference, normal, numbers, place, shown, with_fields
+from hgms.testing.kit import (
+    F64,
+    demand,
+    demand_modes,
+    difference,
+    normal,
+    numbers,
+    place,
+    shown,
+    with_fields,
+)
 from hgms_core import Candidates, Key, Selection
 
 KEY = Key(3)
@@ -21,12 +33,19 @@ COUNT = 6
 def exercise(selector: Any, dtype: torch.dtype, variant: int) -> tuple[Any, Callable[[], Any]]:
     known = problems.ridge(dtype, variant)
     stack = candidates(dtype, variant)
-    inputs = {"theta": known.theta, "candidates": stack, "rows": known.problem.upper_data["select"].whole}
+    inputs = {
+        "theta": known.theta,
+        "candidates": stack,
+        "rows": known.problem.upper_data["select"].whole,
+    }
     return inputs, lambda: selector.select(known.problem, known.theta, stack, KEY)
 
 
 def candidates(dtype: torch.dtype = F64, variant: int = 0) -> Candidates:
-    x = {"w": normal(COUNT, 3, seed=variant + 40).to(dtype), "b": normal(COUNT, seed=variant + 41).to(dtype)}
+    x = {
+        "w": normal(COUNT, 3, seed=variant + 40).to(dtype),
+        "b": normal(COUNT, seed=variant + 41).to(dtype),
+    }
     return Candidates(x=x, losses=torch.arange(COUNT, device=place()).to(dtype))
 
 
@@ -34,7 +53,10 @@ def selected(selector: Any, stack: Candidates, key: Key = KEY) -> Selection:
     """The selection, after its shapes were found right."""
     known = problems.ridge()
     selection: Selection = selector.select(known.problem, known.theta, stack, key)
-    demand(isinstance(selection, Selection), f"select returns {type(selection).__name__}; return a hgms_core.Selection")
+    demand(
+        isinstance(selection, Selection),
+        f"select returns {type(selection).__name__}; return a hgms_core.Selection",
+    )
     index = selection.index
     whole = isinstance(index, Tensor) and index.dim() == 0 and not index.is_floating_point()
     demand(whole, f"index is {index!r}; it is one whole number")
@@ -46,9 +68,12 @@ def selected(selector: Any, stack: Candidates, key: Key = KEY) -> Selection:
 
 def rows(order: Sequence[int]) -> Candidates:
     """These of the candidates, in this order."""
-    stack, index = candidates(), numbers(order, torch.int64)
+    stack = candidates()
+    index = numbers(order, torch.int64)
     assert stack.losses is not None
-    return Candidates(x={name: leaf[index] for name, leaf in stack.x.items()}, losses=stack.losses[index])
+    return Candidates(
+        x={name: leaf[index] for name, leaf in stack.x.items()}, losses=stack.losses[index]
+    )
 
 
 EQUAL = (0,) * COUNT
@@ -63,17 +88,28 @@ def spoilt(which: Sequence[int], value: float = math.nan) -> Candidates:
 
 
 def check_selection(selector: Any) -> None:
-    """One whole number from 0 to N − 1, N scores, and a gap that is the distance of the best two scores, lowest or highest, or
-    of the chosen one to the next (or infinite)."""
+    """One whole number from 0 to N − 1, N scores, and a gap that is the distance of the best two
+    scores, lowest or highest, or of the chosen one to the next (or infinite)."""
     selection = selected(selector, candidates())
-    demand(int(selection.finite) == COUNT, f"it says that {int(selection.finite)} of {COUNT} finite candidates are finite")
+    demand(
+        int(selection.finite) == COUNT,
+        f"it says that {int(selection.finite)} of {COUNT} finite candidates are finite",
+    )
     demand(float(selection.gap) >= 0, f"the gap is {float(selection.gap)}")
-    scores, gap = selection.scores, float(selection.gap)
+    scores = selection.scores
+    gap = float(selection.gap)
     if torch.isfinite(scores).all():
-        steps, own = scores.sort().values.diff(), int((scores < scores[int(selection.index)]).sum())
+        steps = scores.sort().values.diff()
+        own = int((scores < scores[int(selection.index)]).sum())
         right = {float(steps[0]), float(steps[-1]), float(steps[max(own - 1, 0) : own + 1].min())}
         close = any(abs(gap - value) <= 1e-9 * (1 + value) for value in right)
-        demand(close, f"the gap is {gap:.6g} instead of {' or '.join(f'{value:.6g}' for value in sorted(right))}")
+        demand(
+            close,
+            (
+                f"the gap is {gap:.6g} instead of "
+                f"{' or '.join(f'{value:.6g}' for value in sorted(right))}"
+            ),
+        )
 
 
 DRAWS = 200
@@ -86,13 +122,16 @@ MEANT = "; say draws = True where its choice is meant to be drawn"
 def _choices(selector: Any, stack: Candidates, keys: int = DRAWS) -> Tensor:
     """How often each candidate is chosen, over so many keys."""
     known = problems.ridge()
-    chosen = [selector.select(known.problem, known.theta, stack, KEY.fold("choice", i)).index for i in range(keys)]
+    chosen = [
+        selector.select(known.problem, known.theta, stack, KEY.fold("choice", i)).index
+        for i in range(keys)
+    ]
     return torch.bincount(torch.stack(chosen).cpu(), minlength=stack.count).double()
 
 
 def _randomised(selector: Any) -> bool:
-    """Whether its choice is meant to be drawn (softmax, Thompson): it says `draws = True`, or its choice among equal candidates
-    differs from key to key."""
+    """Whether its choice is meant to be drawn (softmax, Thompson): it says `draws = True`, or its
+    choice among equal candidates differs from key to key."""
     return _says_so(selector) or bool((_choices(selector, rows(EQUAL), 16) > 0).sum() > 1)
 
 
@@ -101,21 +140,29 @@ def _says_so(selector: Any) -> bool:
 
 
 def check_permutation(selector: Any) -> None:
-    """Candidates in another order: the same one is chosen, and the scores change places with them. One that is drawn (whose
-    choice among equals differs from key to key) is chosen as often."""
+    """Candidates in another order: the same one is chosen, and the scores change places with them.
+    One that is drawn (whose choice among equals differs from key to key) is chosen as often."""
     order = [4, 2, 0, 5, 1, 3]
     if _randomised(selector):
-        here, there = _choices(selector, candidates()), _choices(selector, rows(order))
+        here = _choices(selector, candidates())
+        there = _choices(selector, rows(order))
         there = there[torch.tensor(order).argsort()]
         gap = (here - there).abs() / (here + there).clamp_min(1).sqrt()
         often = f"{here.int().tolist()} times, in another order {there.int().tolist()} times"
         demand(float(gap.max()) <= 4.5, f"in {DRAWS} draws it chose the candidates {often}")
         return
-    first, second = selected(selector, candidates()), selected(selector, rows(order))
-    chosen, again = int(first.index), order[int(second.index)]
-    demand(again == chosen, f"it chose candidate {chosen}, in another order candidate {again}{MEANT}")
+    first = selected(selector, candidates())
+    second = selected(selector, rows(order))
+    chosen = int(first.index)
+    again = order[int(second.index)]
+    demand(
+        again == chosen, f"it chose candidate {chosen}, in another order candidate {again}{MEANT}"
+    )
     gap = (first.scores[order] - second.scores).abs()
-    demand(not (gap > 1e-9).any(), f"the scores are {shown(second.scores)} instead of {shown(first.scores[order])}")
+    demand(
+        not (gap > 1e-9).any(),
+        f"the scores are {shown(second.scores)} instead of {shown(first.scores[order])}",
+    )
 
 
 def check_nan(selector: Any) -> None:
@@ -124,8 +171,14 @@ def check_nan(selector: Any) -> None:
     for value in (math.nan, math.inf):
         bad = [best, (best + 2) % COUNT]
         selection = selected(selector, spoilt(bad, value))
-        demand(int(selection.index) not in bad, f"it chose candidate {int(selection.index)}, which holds {value}")
-        demand(int(selection.finite) == COUNT - 2, f"it says {int(selection.finite)} are finite; {COUNT - 2} are")
+        demand(
+            int(selection.index) not in bad,
+            f"it chose candidate {int(selection.index)}, which holds {value}",
+        )
+        demand(
+            int(selection.finite) == COUNT - 2,
+            f"it says {int(selection.finite)} are finite; {COUNT - 2} are",
+        )
 
 
 def check_all_nan(selector: Any) -> None:
@@ -135,11 +188,17 @@ def check_all_nan(selector: Any) -> None:
 
 
 def check_ties(selector: Any) -> None:
-    """Among equal candidates the first is chosen, every time; a choice that is drawn (its class says `draws = True`) differs
-    from key to key."""
+    """Among equal candidates the first is chosen, every time; a choice that is drawn (its class
+    says `draws = True`) differs from key to key."""
     if _says_so(selector):
         other = (_choices(selector, rows(EQUAL)) > 0).sum() > 1
-        demand(other, f"it says draws = True, and of {COUNT} equal candidates it chose the same one with {DRAWS} keys")
+        demand(
+            other,
+            (
+                f"it says draws = True, and of {COUNT} equal candidates it chose the same one with "
+                f"{DRAWS} keys"
+            ),
+        )
     if _randomised(selector):
         return
     chosen = [int(selected(selector, rows(EQUAL), KEY.fold(i)).index) for i in range(3)]
@@ -153,22 +212,36 @@ def check_single(selector: Any) -> None:
 
 
 def check_same_rows(selector: Any) -> None:
-    """All candidates are scored on the same rows: equal ones have equal scores, on small batches too. Of the validation rows
-    they are those of the role `select`: the others' are for ∇f and for stopping."""
+    """All candidates are scored on the same rows: equal ones have equal scores, on small batches
+    too. Of the validation rows they are those of the role `select`: the others' are for ∇f and for
+    stopping.
+    """
     scores = selected(with_fields(selector, batch_size=2), rows(EQUAL)).scores
     drawn = _randomised(selector)  # and its scores perhaps with it
-    spread = float((scores - scores[0]).abs().max()) if torch.isfinite(scores).all() and not drawn else 0.0
+    spread = (
+        float((scores - scores[0]).abs().max())
+        if torch.isfinite(scores).all() and not drawn
+        else 0.0
+    )
     demand(spread <= 1e-12, f"equal candidates have the scores {shown(scores)}")
-    known, stack = problems.ridge(), candidates()
+    known = problems.ridge()
+    stack = candidates()
     own = selector.select(known.problem, known.theta, stack, KEY).scores
     for role in ("differentiate", "stop"):
         other = {**known.problem.upper_data, role: problems.ridge(seed=1).problem.upper_data[role]}
-        again = selector.select(evolve(known.problem, upper_data=other), known.theta, stack, KEY).scores
-        demand(not difference(own, again), f"the scores depend on the rows of {role!r}; take problem.upper_data['select']")
+        again = selector.select(
+            evolve(known.problem, upper_data=other), known.theta, stack, KEY
+        ).scores
+        demand(
+            not difference(own, again),
+            f"the scores depend on the rows of {role!r}; take problem.upper_data['select']",
+        )
 
 
 def check_oracle_counts(selector: Any) -> None:
-    """Its cost is what it did: a call of f or g is declared with its rows, and nothing is that was not called."""
+    """Its cost is what it did: a call of f or g is declared with its rows, and nothing is that
+    was not called.
+    """
     known = problems.ridge()
     problem, tally = oracle.watched(known.problem)
     for variant in (selector, with_fields(selector, batch_size=4)):

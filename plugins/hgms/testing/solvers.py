@@ -1,4 +1,6 @@
-"""Checks of linear solvers: (H + ridge·I) v = b from products, and an honest answer whatever H is."""
+"""Checks of linear solvers: (H + ridge·I) v = b from products, and an honest answer whatever H
+is.
+"""
 
 from __future__ import annotations
 
@@ -10,7 +12,18 @@ import torch
 from torch import Tensor
 
 from hgms.testing import oracle
-from hgms.testing.kit import F64, demand, demand_equal, fail, has, normal, numbers, place, shown, with_fields
+from hgms.testing.kit import (
+    F64,
+    demand,
+    demand_equal,
+    fail,
+    has,
+    normal,
+    numbers,
+    place,
+    shown,
+    with_fields,
+)
 from hgms_core import Key, Outcome, Solution
 
 SIZE = 24
@@ -18,10 +31,14 @@ SIZE = 24
 
 def exercise(solver: Any, dtype: torch.dtype, variant: int) -> tuple[Any, Callable[[], Any]]:
     h = matrix(0.5, 1.5, seed=variant).to(dtype)
-    b, start = normal(SIZE, seed=10 + variant, dtype=dtype), 0.1 * normal(SIZE, seed=20, dtype=dtype)
+    b = normal(SIZE, seed=10 + variant, dtype=dtype)
+    start = 0.1 * normal(SIZE, seed=20, dtype=dtype)
 
     def call() -> Any:
-        return {"cold": solver.solve(lambda v: v @ h, b, None), "warm": solver.solve(lambda v: v @ h, b, start)}
+        return {
+            "cold": solver.solve(lambda v: v @ h, b, None),
+            "warm": solver.solve(lambda v: v @ h, b, start),
+        }
 
     return {"b": b, "x0": start}, call
 
@@ -31,10 +48,13 @@ def eye() -> Tensor:
 
 
 class Operator:
-    """H as a product with vectors that counts its calls. The rows of a stack of H's are systems of their own."""
+    """H as a product with vectors that counts its calls. The rows of a stack of H's are systems
+    of their own.
+    """
 
     def __init__(self, h: Tensor) -> None:
-        self.h, self.calls = h, 0
+        self.h = h
+        self.calls = 0
 
     def __call__(self, v: Tensor) -> Tensor:
         self.calls += 1
@@ -42,7 +62,9 @@ class Operator:
 
 
 def matrix(low: float, high: float, seed: int = 0, zeros: int = 0) -> Tensor:
-    """A symmetric matrix with log-spaced eigenvalues from ``low`` to ``high`` and some that are 0, in a random basis."""
+    """A symmetric matrix with log-spaced eigenvalues from ``low`` to ``high`` and some that are
+    0, in a random basis.
+    """
     basis = torch.linalg.qr(normal(SIZE, SIZE, seed=seed)).Q
     values = torch.logspace(math.log10(low), math.log10(high), SIZE, dtype=F64, device=place())
     values[:zeros] = 0.0
@@ -51,13 +73,24 @@ def matrix(low: float, high: float, seed: int = 0, zeros: int = 0) -> Tensor:
 
 
 def solved(solver: Any, h: Tensor, b: Tensor, x0: Tensor | None = None) -> Solution:
-    """The solver's answer, after it was found finite, of the right shapes, and true: its residual and what it says of it."""
+    """The solver's answer, after it was found finite, of the right shapes, and true: its
+    residual and what it says of it.
+    """
     answer: Solution = with_fields(solver, clip=None).solve(Operator(h), b, x0)
-    demand(isinstance(answer, Solution), f"solve returns {type(answer).__name__}; return a hgms_core.Solution")
-    demand(answer.value.shape == b.shape, f"the value has the shape {list(answer.value.shape)}, b has {list(b.shape)}")
+    demand(
+        isinstance(answer, Solution),
+        f"solve returns {type(answer).__name__}; return a hgms_core.Solution",
+    )
+    demand(
+        answer.value.shape == b.shape,
+        f"the value has the shape {list(answer.value.shape)}, b has {list(b.shape)}",
+    )
     for name in ("codes", "residual", "iterations", "curvature"):
         shape = getattr(answer, name).shape
-        demand(shape == b.shape[:-1], f"{name} has the shape {list(shape)}; one number per system is {list(b.shape[:-1])}")
+        demand(
+            shape == b.shape[:-1],
+            f"{name} has the shape {list(shape)}; one number per system is {list(b.shape[:-1])}",
+        )
     demand(torch.isfinite(answer.value).all(), f"the value is not finite: {shown(answer.value)}")
     ridge = ridge_of(solver)
     true = _residual(h, b, answer.value, ridge)
@@ -67,10 +100,18 @@ def solved(solver: Any, h: Tensor, b: Tensor, x0: Tensor | None = None) -> Solut
             "; −v has it: the sign is wrong": _residual(h, b, -answer.value, ridge),
             "; ‖b − H·v‖/‖b‖ is: the ridge is left out": _residual(h, b, answer.value, 0.0),
         }
-        likely = next((why for why, residual in near.items() if not _far(residual, answer.residual).any()), "")
-        fail(f"it claims the residual {shown(answer.residual)}, ‖b − (H + {ridge:g}·I)v‖/‖b‖ is {shown(true)}{likely}")
+        likely = next(
+            (why for why, residual in near.items() if not _far(residual, answer.residual).any()), ""
+        )
+        fail(
+            f"it claims the residual {shown(answer.residual)}, ‖b − (H + {ridge:g}·I)v‖/‖b‖ is "
+            f"{shown(true)}{likely}"
+        )
     wrong = answer.converged & (true > 1.001 * _tolerance(solver) + 1e-9)
-    demand(not wrong.any(), f"it says converged with a residual of {shown(true)}; its rtol is {_tolerance(solver):g}")
+    demand(
+        not wrong.any(),
+        f"it says converged with a residual of {shown(true)}; its rtol is {_tolerance(solver):g}",
+    )
     return answer
 
 
@@ -99,21 +140,34 @@ def _tolerance(solver: Any) -> float:
 
 
 def check_residual(solver: Any) -> None:
-    """On positive definite systems of condition 1 to 1e4 the residual is as claimed, and `converged` means at most
-    `rtol`, for each system of its own."""
+    """On positive definite systems of condition 1 to 1e4 the residual is as claimed, and
+    `converged` means at most `rtol`, for each system of its own."""
     for condition in (1.0, 1e2, 1e4):
         solved(solver, matrix(condition**-0.5, condition**0.5, seed=1), normal(SIZE, seed=2))
-    solved(with_fields(solver, max_steps=2), torch.stack([eye(), matrix(1e-2, 1e2, seed=1)]), normal(2, SIZE, seed=3))
+    solved(
+        with_fields(solver, max_steps=2),
+        torch.stack([eye(), matrix(1e-2, 1e2, seed=1)]),
+        normal(2, SIZE, seed=3),
+    )
 
 
 def check_dense_solve(solver: Any) -> None:
-    """A system with eigenvalues from 0.5 to 1.5 is solved: converged, and v agrees with a dense solve."""
-    h, b = matrix(0.5, 1.5, seed=3), normal(SIZE, seed=4)
+    """A system with eigenvalues from 0.5 to 1.5 is solved: converged, and v agrees with a dense
+    solve.
+    """
+    h = matrix(0.5, 1.5, seed=3)
+    b = normal(SIZE, seed=4)
     answer = solved(solver, h, b)
-    demand(answer.converged.all(), f"the outcome {answer.outcome.label} with the residual {shown(answer.residual)}")
+    demand(
+        answer.converged.all(),
+        f"the outcome {answer.outcome.label} with the residual {shown(answer.residual)}",
+    )
     error = _off(answer.value, torch.linalg.solve(h + ridge_of(solver) * eye(), b))
     allowed = 6 * _tolerance(solver) + 1e-9
-    demand(error <= allowed, f"v is off by {error:.1e} of its length from the dense solution (allowed: {allowed:.1e})")
+    demand(
+        error <= allowed,
+        f"v is off by {error:.1e} of its length from the dense solution (allowed: {allowed:.1e})",
+    )
 
 
 def check_ridge(solver: Any) -> None:
@@ -127,88 +181,146 @@ def check_identity(solver: Any) -> None:
     b = normal(SIZE, seed=7)
     answer = solved(solver, eye(), b)
     across = answer.value - (answer.value @ b) / (b @ b) * b
-    demand(across.norm() <= 1e-8 * b.norm(), f"v has a part of length {float(across.norm()):.1e} across b")
+    demand(
+        across.norm() <= 1e-8 * b.norm(),
+        f"v has a part of length {float(across.norm()):.1e} across b",
+    )
 
 
 def check_zero_rhs(solver: Any) -> None:
     """b = 0 gives v = 0 with residual 0, alone and beside another system."""
-    h, zero = matrix(0.5, 1.5, seed=8), torch.zeros(SIZE, dtype=F64, device=place())
+    h = matrix(0.5, 1.5, seed=8)
+    zero = torch.zeros(SIZE, dtype=F64, device=place())
     alone = solved(solver, h, zero)
-    demand(not alone.value.any() and not alone.residual.any(), f"v = {shown(alone.value)}, residual {shown(alone.residual)}")
+    demand(
+        not alone.value.any() and not alone.residual.any(),
+        f"v = {shown(alone.value)}, residual {shown(alone.residual)}",
+    )
     beside = solved(solver, h.expand(2, SIZE, SIZE), torch.stack([zero, normal(SIZE, seed=9)]))
     demand(not beside.value[0].any(), f"beside another system v = {shown(beside.value[0])}")
 
 
 def check_singular(solver: Any) -> None:
-    """A singular H with b in its range: finite, true about the residual, and where it converged the answer of least norm."""
+    """A singular H with b in its range: finite, true about the residual, and where it converged
+    the answer of least norm.
+    """
     h = matrix(0.5, 1.5, seed=10, zeros=6)
     b = h @ normal(SIZE, seed=11)
     plain = with_fields(solver, ridge=0.0)
     answer = solved(plain, h, b)
     if answer.converged.all() and not ridge_of(plain):
         error = _off(answer.value, torch.linalg.pinv(h, rtol=1e-9) @ b)
-        demand(error <= 6 * _tolerance(solver) + 1e-8, f"v is off by {error:.1e} of its length from H⁺b")
+        demand(
+            error <= 6 * _tolerance(solver) + 1e-8,
+            f"v is off by {error:.1e} of its length from H⁺b",
+        )
 
 
 def check_indefinite(solver: Any) -> None:
-    """An indefinite H raises nothing: the value is finite, the residual true, and `converged` only where it is."""
-    solved(with_fields(solver, ridge=0.0), matrix(0.5, 1.5, seed=12) - 0.9 * eye(), normal(SIZE, seed=13))
+    """An indefinite H raises nothing: the value is finite, the residual true, and `converged`
+    only where it is.
+    """
+    solved(
+        with_fields(solver, ridge=0.0),
+        matrix(0.5, 1.5, seed=12) - 0.9 * eye(),
+        normal(SIZE, seed=13),
+    )
 
 
 def check_nonfinite(solver: Any) -> None:
-    """A product or a right-hand side that is not finite gives a finite value and the outcome `nonfinite`, never an error."""
-    h, b = matrix(0.5, 1.5, seed=14), normal(SIZE, seed=15)
+    """A product or a right-hand side that is not finite gives a finite value and the outcome
+    `nonfinite`, never an error.
+    """
+    h = matrix(0.5, 1.5, seed=14)
+    b = normal(SIZE, seed=15)
     for what, matvec, rhs in (
         ("NaN products", lambda v: v * math.nan, b),
         ("infinite products", lambda v: v * math.inf, b),
         ("a NaN in b", Operator(h), b.index_fill(0, numbers([3], torch.int64), math.nan)),
     ):
         answer: Solution = solver.solve(matvec, rhs, None)
-        demand(torch.isfinite(answer.value).all(), f"with {what} the value is {shown(answer.value)}")
-        demand(answer.outcome is Outcome.NONFINITE, f"with {what} the outcome is {answer.outcome.label}")
+        demand(
+            torch.isfinite(answer.value).all(), f"with {what} the value is {shown(answer.value)}"
+        )
+        demand(
+            answer.outcome is Outcome.NONFINITE,
+            f"with {what} the outcome is {answer.outcome.label}",
+        )
 
 
 def check_iteration_limit(solver: Any) -> None:
-    """One iteration that is not enough is an outcome other than `converged`, not an error; v is no worse than 0."""
+    """One iteration that is not enough is an outcome other than `converged`, not an error; v is
+    no worse than 0.
+    """
     short = with_fields(solver, max_steps=1)
     answer = solved(short, matrix(0.1, 1.5, seed=16), normal(SIZE, seed=17))
     if has(solver, "max_steps"):
-        demand(int(answer.iterations) <= 1, f"with max_steps = 1 it took {int(answer.iterations)} iterations")
-        demand(float(answer.residual) <= 1 + 1e-9, f"the residual {float(answer.residual):.3g} is larger than that of v = 0")
+        demand(
+            int(answer.iterations) <= 1,
+            f"with max_steps = 1 it took {int(answer.iterations)} iterations",
+        )
+        demand(
+            float(answer.residual) <= 1 + 1e-9,
+            f"the residual {float(answer.residual):.3g} is larger than that of v = 0",
+        )
 
 
 def check_warm_start(solver: Any) -> None:
-    """A start at the solution is used: no more iterations and no larger a residual than from zero."""
-    h, b = matrix(0.5, 1.5, seed=18), normal(SIZE, seed=19)
+    """A start at the solution is used: no more iterations and no larger a residual than from
+    zero.
+    """
+    h = matrix(0.5, 1.5, seed=18)
+    b = normal(SIZE, seed=19)
     exact = torch.linalg.solve(h + ridge_of(solver) * eye(), b)
-    cold, warm = solved(solver, h, b), solved(solver, h, b, exact)
+    cold = solved(solver, h, b)
+    warm = solved(solver, h, b, exact)
     residuals = f"{float(warm.residual):.1e}, from zero with {float(cold.residual):.1e}"
     close = float(warm.residual) <= max(float(cold.residual), _tolerance(solver)) * (1 + 1e-9)
     demand(close, f"from the solution it ends with the residual {residuals}")
     counts = int(warm.iterations), int(cold.iterations)
-    demand(counts[0] <= counts[1], f"from the solution it takes {counts[0]} iterations, from zero {counts[1]}")
+    demand(
+        counts[0] <= counts[1],
+        f"from the solution it takes {counts[0]} iterations, from zero {counts[1]}",
+    )
 
 
 def check_batch(solver: Any) -> None:
     """Rows are systems of their own: three operators solved together give what each gives alone."""
-    h = torch.stack([matrix(0.5, 1.5, seed=20), matrix(0.8, 1.0, seed=21), matrix(0.5, 0.9, seed=22)])
+    h = torch.stack(
+        [matrix(0.5, 1.5, seed=20), matrix(0.8, 1.0, seed=21), matrix(0.5, 0.9, seed=22)]
+    )
     b = normal(3, SIZE, seed=23) * numbers([[1.0], [100.0], [0.01]])
     together = solved(solver, h, b)
     for i in range(3):
         alone = solved(solver, h[i], b[i])
         gap = _off(together.value[i], alone.value)
-        allowed = 1e-8 + 4 * (float(together.residual[i]) + float(alone.residual)) * (together.converged[i] & alone.converged)
-        demand(gap <= allowed, f"system {i} differs by {gap:.1e} of its length from what it gives alone")
+        allowed = 1e-8 + 4 * (float(together.residual[i]) + float(alone.residual)) * (
+            together.converged[i] & alone.converged
+        )
+        demand(
+            gap <= allowed,
+            f"system {i} differs by {gap:.1e} of its length from what it gives alone",
+        )
 
 
 def check_scaling(solver: Any) -> None:
-    """The answer is linear in b: a right-hand side 1e-30 or 1e30 times as large gives v so many times as large."""
-    h, b = matrix(0.5, 1.5, seed=24), normal(SIZE, seed=25)
+    """The answer is linear in b: a right-hand side 1e-30 or 1e30 times as large gives v so many
+    times as large.
+    """
+    h = matrix(0.5, 1.5, seed=24)
+    b = normal(SIZE, seed=25)
     plain = with_fields(solver, atol=0.0)
     unscaled = solved(plain, h, b).value
     for factor in (1e-30, 1e30):
         gap = _off(solved(plain, h, factor * b).value / factor, unscaled)
-        demand(gap <= 1e-6, f"for {factor:g}·b it gives a v that is off by {gap:.1e} from {factor:g} times that for b")
+        demand(
+            gap <= 1e-6,
+            (
+                f"for {factor:g}·b it gives a v that is off by {gap:.1e} from {factor:g} times "
+                "that "
+                "for b"
+            ),
+        )
 
 
 def check_products(solver: Any) -> None:
@@ -219,52 +331,82 @@ def check_products(solver: Any) -> None:
 
 
 def check_iterations(solver: Any) -> None:
-    """`Solution.iterations` counts steps that were made: no more than products, and where `max_steps` limits them at least one
-    on the way to an answer, and no fewer the more are allowed."""
-    h, b, counted = matrix(0.5, 1.5, seed=30), normal(SIZE, seed=31), []
+    """`Solution.iterations` counts steps that were made: no more than products, and where
+    `max_steps` limits them at least one on the way to an answer, and no fewer the more are allowed.
+    """
+    h = matrix(0.5, 1.5, seed=30)
+    b = normal(SIZE, seed=31)
+    counted = []
     limits = (2, 5) if has(solver, "max_steps") else ()
     for limited in (*(with_fields(solver, max_steps=limit) for limit in limits), solver):
         products = Operator(h)
         answer = limited.solve(products, b, None)
         counted.append(int(answer.iterations))
-        demand(counted[-1] <= products.calls, f"it says {counted[-1]} iterations and made {products.calls} products")
+        demand(
+            counted[-1] <= products.calls,
+            f"it says {counted[-1]} iterations and made {products.calls} products",
+        )
         demand(
             not limits or not products.calls or counted[-1] > 0 or not bool(answer.value.any()),
-            f"it says {counted[-1]} iterations, made {products.calls} products and moved from 0 to {shown(answer.value)}",
+            (
+                f"it says {counted[-1]} iterations, made {products.calls} products and moved "
+                "from 0 "
+                f"to {shown(answer.value)}"
+            ),
         )
     allowed = all(count <= limit for count, limit in zip(counted, limits, strict=False))
-    demand(allowed and counted == sorted(counted), f"with max_steps {[*limits, 'as it is']} it says {counted} iterations")
+    demand(
+        allowed and counted == sorted(counted),
+        f"with max_steps {[*limits, 'as it is']} it says {counted} iterations",
+    )
 
 
 def check_curvature(solver: Any) -> None:
-    """`Solution.curvature` is a Rayleigh quotient of H + ridge·I, between its lowest and highest eigenvalue; infinite where
-    the solver looked at none."""
+    """`Solution.curvature` is a Rayleigh quotient of H + ridge·I, between its lowest and highest
+    eigenvalue; infinite where the solver looked at none."""
     ridge = ridge_of(solver)
     for low, high, shift in ((0.7, 0.7, 0.0), (0.5, 1.5, 0.0), (0.5, 1.5, 0.9)):
         h = matrix(low, high, seed=32) - shift * eye()
         came = float(solved(solver, h, normal(SIZE, seed=33)).curvature)
         ends = low - shift + ridge, high - shift + ridge
         inside = came == math.inf or ends[0] - 1e-6 <= came <= ends[1] + 1e-6
-        demand(inside, f"it says {came:.6g}, the eigenvalues of H + ridge·I are from {ends[0]:.6g} to {ends[1]:.6g}")
+        demand(
+            inside,
+            (
+                f"it says {came:.6g}, the eigenvalues of H + ridge·I are from {ends[0]:.6g} to "
+                f"{ends[1]:.6g}"
+            ),
+        )
 
 
 def check_clip(solver: Any) -> None:
     """A field `clip` bounds the length of v."""
     if has(solver, "clip"):
         h = Operator(matrix(0.5, 1.5, seed=28))
-        size = float(with_fields(solver, clip=0.1).solve(h, normal(SIZE, seed=29), None).value.norm())
+        size = float(
+            with_fields(solver, clip=0.1).solve(h, normal(SIZE, seed=29), None).value.norm()
+        )
         demand(size <= 0.1 * (1 + 1e-9), f"with clip = 0.1 the value has the length {size:.3g}")
 
 
 def check_key(solver: Any) -> None:
-    """A method `with_key(key)`, where there is one, gives a solver whose random numbers come from the key: the same answer for
-    the same key, other numbers for another."""
+    """A method `with_key(key)`, where there is one, gives a solver whose random numbers come from
+    the key: the same answer for the same key, other numbers for another."""
     if not hasattr(solver, "with_key"):
         return
-    h, b, key = Operator(matrix(0.5, 1.5, seed=34)), normal(SIZE, seed=35), Key(9)
+    h = Operator(matrix(0.5, 1.5, seed=34))
+    b = normal(SIZE, seed=35)
+    key = Key(9)
     keyed = [solver.with_key(own) for own in (key, key, key.fold("another"))]
     kinds = {type(other).__name__ for other in keyed if not hasattr(other, "solve")}
     demand(not kinds, f"with_key returns {', '.join(kinds)}; return a solver")
-    (drawn, first), (_, again), (others, _) = (oracle.drawn(other.solve, h, b, None) for other in keyed)
-    demand_equal(first.value, again.value, "solved again with the same key,", "; draw from the key alone")
-    demand(not oracle.same_draws(drawn, others), f"with two keys it draws the same {len(drawn)} tensors of random numbers")
+    (drawn, first), (_, again), (others, _) = (
+        oracle.drawn(other.solve, h, b, None) for other in keyed
+    )
+    demand_equal(
+        first.value, again.value, "solved again with the same key,", "; draw from the key alone"
+    )
+    demand(
+        not oracle.same_draws(drawn, others),
+        f"with two keys it draws the same {len(drawn)} tensors of random numbers",
+    )

@@ -1,4 +1,6 @@
-"""Checks of tasks: one seed is one problem, whose losses can be differentiated twice and whose metrics are those declared."""
+"""Checks of tasks: one seed is one problem, whose losses can be differentiated twice and whose
+metrics are those declared.
+"""
 
 from __future__ import annotations
 
@@ -16,8 +18,30 @@ from torch import Tensor
 
 from hgms.runs import meant
 from hgms.testing import oracle
-from hgms.testing.kit import F64, demand, demand_equal, difference, differences, fail, near, normal, place, snapshot
-from hgms_core import ROLES, Batch, Data, Mode, Problem, cross_product, curvature, gradient, stack, values
+from hgms.testing.kit import (
+    F64,
+    demand,
+    demand_equal,
+    difference,
+    differences,
+    fail,
+    near,
+    normal,
+    place,
+    snapshot,
+)
+from hgms_core import (
+    ROLES,
+    Batch,
+    Data,
+    Mode,
+    Problem,
+    cross_product,
+    curvature,
+    gradient,
+    stack,
+    values,
+)
 
 MODES: tuple[Mode, Mode] = ("loop", "stacked")
 SECONDS = 10.0
@@ -30,8 +54,12 @@ MOST = 20_000
 def exercise(task: Any, dtype: torch.dtype, variant: int) -> tuple[Any, Callable[[], Any]]:
     def call() -> Any:
         problem = task.problem(variant, place(), dtype)
-        lower, upper = batch(problem.lower_data), batch(problem.upper_data["differentiate"])
-        losses = [problem.g(problem.theta0, problem.x0, lower), problem.f(problem.theta0, problem.x0, upper)]
+        lower = batch(problem.lower_data)
+        upper = batch(problem.upper_data["differentiate"])
+        losses = [
+            problem.g(problem.theta0, problem.x0, lower),
+            problem.f(problem.theta0, problem.x0, upper),
+        ]
         return {"theta0": problem.theta0, "x0": problem.x0, "losses": losses}
 
     return {}, call
@@ -39,87 +67,141 @@ def exercise(task: Any, dtype: torch.dtype, variant: int) -> tuple[Any, Callable
 
 def batch(data: Data) -> Batch:
     """Its first rows."""
-    return data.batch(torch.arange(min(data.size, ROWS), device=data.device) if data.size > ROWS else None)
+    return data.batch(
+        torch.arange(min(data.size, ROWS), device=data.device) if data.size > ROWS else None
+    )
 
 
 def built(task: Any, seed: int = 0) -> Problem:
     problem: Problem = task.problem(seed, place(), F64)
-    demand(isinstance(problem, Problem), f"problem returns {type(problem).__name__}; return a hgms_core.Problem")
+    demand(
+        isinstance(problem, Problem),
+        f"problem returns {type(problem).__name__}; return a hgms_core.Problem",
+    )
     return problem
 
 
 def check_smoke(task: Any) -> None:
-    """The problem is built, both losses and all metrics are computed once in 10 s, without the network."""
+    """The problem is built, both losses and all metrics are computed once in 10 s, without the
+    network.
+    """
     began = time.process_time()
-    with mock.patch.object(socket.socket, "connect", side_effect=OSError("no network while a task is checked")):
+    with mock.patch.object(
+        socket.socket, "connect", side_effect=OSError("no network while a task is checked")
+    ):
         problem = built(task)
         problem.g(problem.theta0, problem.x0, batch(problem.lower_data))
         problem.f(problem.theta0, problem.x0, batch(problem.upper_data["differentiate"]))
         problem.evaluate(problem.theta0, problem.x0)
     seconds = time.process_time() - began
-    demand(seconds <= SECONDS, f"it took {seconds:.1f} s; make the settings that are checked smaller")
+    demand(
+        seconds <= SECONDS, f"it took {seconds:.1f} s; make the settings that are checked smaller"
+    )
 
 
 def check_seed(task: Any) -> None:
-    """One seed gives one problem: start, data and losses are equal bit for bit when it is built again."""
+    """One seed gives one problem: start, data and losses are equal bit for bit when it is built
+    again.
+    """
     demand_equal(_content(built(task, 3)), _content(built(task, 3)), "built again,")
 
 
 def check_other_seed(task: Any) -> None:
-    """With two seeds the problems differ, or nothing was drawn: a task that draws numbers draws them from its seed."""
+    """With two seeds the problems differ, or nothing was drawn: a task that draws numbers draws
+    them from its seed.
+    """
     first, second = (oracle.drawn(lambda at: _content(built(task, at)), seed) for seed in (5, 6))
-    same = f"with two seeds it draws the same {len(first[0])} tensors of random numbers and builds the same problem"
+    same = (
+        f"with two seeds it draws the same {len(first[0])} tensors of random numbers and "
+        "builds the same problem"
+    )
     demand(difference(first[1], second[1]) or not oracle.same_draws(first[0], second[0]), same)
 
 
 def _content(problem: Problem) -> Any:
-    data = {role: batch(rows) for role, rows in {"lower": problem.lower_data, **problem.upper_data}.items()}
+    data = {
+        role: batch(rows)
+        for role, rows in {"lower": problem.lower_data, **problem.upper_data}.items()
+    }
     losses = problem.g(problem.theta0, problem.x0, data["lower"])
     return snapshot({"theta0": problem.theta0, "x0": problem.x0, "data": data, "losses": losses})
 
 
 def check_losses(task: Any) -> None:
-    """f and g are finite scalars, f on the rows of every role: `differentiate`, `select` and `stop`."""
+    """f and g are finite scalars, f on the rows of every role: `differentiate`, `select` and
+    `stop`.
+    """
     problem = built(task)
     absent = [role for role in ROLES if role not in problem.upper_data]
     demand(not absent, f"there are no validation rows for the roles {absent}")
-    losses = {role: problem.f(problem.theta0, problem.x0, batch(problem.upper_data[role])) for role in ROLES}
+    losses = {
+        role: problem.f(problem.theta0, problem.x0, batch(problem.upper_data[role]))
+        for role in ROLES
+    }
     losses["lower"] = problem.g(problem.theta0, problem.x0, batch(problem.lower_data))
     for role, loss in losses.items():
-        demand(isinstance(loss, Tensor) and loss.dim() == 0, f"the loss on {role!r} rows is no scalar: {loss!r}")
+        demand(
+            isinstance(loss, Tensor) and loss.dim() == 0,
+            f"the loss on {role!r} rows is no scalar: {loss!r}",
+        )
         demand(torch.isfinite(loss), f"the loss on {role!r} rows is {float(loss)}")
 
 
 def check_coupling(task: Any) -> None:
-    """∇_x g depends on θ: otherwise the lower solution is the same whatever θ is, and h has no implicit part."""
+    """∇_x g depends on θ: otherwise the lower solution is the same whatever θ is, and h has no
+    implicit part.
+    """
     problem = built(task)
     rows = batch(problem.lower_data)
-    x, at = near(problem.x0, 0.01, seed=90), [near(problem.theta0, step, seed=92) for step in (0.0, 0.5, -0.5, 2.0)]
+    x = near(problem.x0, 0.01, seed=90)
+    at = [near(problem.theta0, step, seed=92) for step in (0.0, 0.5, -0.5, 2.0)]
     first, *others = (list(gradient(problem.g, problem.project(theta), x, rows)[0]) for theta in at)
     moved = any(difference(first, other) for other in others)
-    demand(moved, "∇_x g is the same at four different θ: g does not depend on θ, or only by what x does not see")
+    demand(
+        moved,
+        (
+            "∇_x g is the same at four different θ: g does not depend on θ, or only by what x does "
+            "not see"
+        ),
+    )
 
 
 def check_metrics(task: Any) -> None:
-    """`evaluate` gives the metrics declared in `metrics`, as finite numbers; no name in `traits` is a known one misspelt."""
+    """`evaluate` gives the metrics declared in `metrics`, as finite numbers; no name in `traits`
+    is a known one misspelt.
+    """
     for trait in getattr(task, "traits", ()):
-        demand(not meant(trait), f"its trait {trait!r} is none that methods ask for; did you mean {meant(trait)!r}?")
+        demand(
+            not meant(trait),
+            f"its trait {trait!r} is none that methods ask for; did you mean {meant(trait)!r}?",
+        )
     problem = built(task)
     metrics = problem.evaluate(problem.theta0, problem.x0)
-    demand(set(metrics) == set(task.metrics), f"evaluate gives {sorted(metrics)}, declared are {sorted(task.metrics)}")
-    bad = {name: value for name, value in metrics.items() if not isinstance(value, float | int) or not math.isfinite(value)}
+    demand(
+        set(metrics) == set(task.metrics),
+        f"evaluate gives {sorted(metrics)}, declared are {sorted(task.metrics)}",
+    )
+    bad = {
+        name: value
+        for name, value in metrics.items()
+        if not isinstance(value, float | int) or not math.isfinite(value)
+    }
     demand(not bad, f"these are no finite numbers: {bad}")
 
 
 def check_splits(task: Any) -> None:
     """No training row is a validation row, and two roles share either all their rows or none."""
     problem = built(task)
-    seen = {name: _rows(data) for name, data in {"lower": problem.lower_data, **problem.upper_data}.items()}
+    seen = {
+        name: _rows(data)
+        for name, data in {"lower": problem.lower_data, **problem.upper_data}.items()
+    }
     for role, another in combinations(seen, 2):
         shared = seen[role] & seen[another]
         if "lower" not in (role, another) and seen[role] == seen[another]:
             continue
-        own, others = f"the {len(seen[role])} rows of {role!r}", f"the {len(seen[another])} of {another!r}"
+        own = f"the {len(seen[role])} rows of {role!r}"
+        others = f"the {len(seen[another])} of {another!r}"
         demand(not shared, f"{len(shared)} of {own} are among {others}")
 
 
@@ -128,13 +210,22 @@ def _rows(data: Data) -> set[bytes]:
     if not data.size:
         return set()
     rows = data.batch(torch.arange(min(data.size, MOST), device=data.device))
-    leaves = [leaf.reshape(len(leaf), -1) for name, leaf in sorted(rows.items()) if name not in ("index", "source", "seed")]
+    leaves = [
+        leaf.reshape(len(leaf), -1)
+        for name, leaf in sorted(rows.items())
+        if name not in ("index", "source", "seed")
+    ]
     tables = [leaf.cpu().contiguous().view(torch.uint8).numpy() for leaf in leaves]
-    return {hashlib.blake2b(b"".join(table[i] for table in tables), digest_size=16).digest() for i in range(len(tables[0]))}
+    return {
+        hashlib.blake2b(b"".join(table[i] for table in tables), digest_size=16).digest()
+        for i in range(len(tables[0]))
+    }
 
 
 def check_twice_differentiable(task: Any) -> None:
-    """∇²_xx g·v is finite, symmetric and what differences of ∇_x g give, and ∇²_θx g·v exists; unless `traits` promise less."""
+    """∇²_xx g·v is finite, symmetric and what differences of ∇_x g give, and ∇²_θx g·v exists;
+    unless `traits` promise less.
+    """
     if "smooth-lower" not in getattr(task, "traits", {"smooth-lower"}):
         return
     problem = built(task)
@@ -142,31 +233,52 @@ def check_twice_differentiable(task: Any) -> None:
     x = near(problem.x0, 0.01, seed=90)
     at = curvature(lambda point: problem.g(problem.theta0, point, rows), x)
     v, w = (normal(at.spec.size, seed=91 + i) for i in range(2))
-    product, other = at.matvec(v), at.matvec(w)
+    product = at.matvec(v)
+    other = at.matvec(w)
     demand(torch.isfinite(product).all(), "∇²_xx g·v is not finite")
-    gap, size = float((w @ product - v @ other).abs()), float(product.norm() * w.norm())
+    gap = float((w @ product - v @ other).abs())
+    size = float(product.norm() * w.norm())
     demand(gap <= 1e-8 * (1 + size), f"wᵀ(Hv) and vᵀ(Hw) differ by {gap:.1e}")
     spec = at.spec
     flat = spec.ravel(x)
 
     def slope(step: float) -> Tensor:
-        return curvature(lambda point: problem.g(problem.theta0, point, rows), spec.unravel(flat + step * v)).gradient
+        return curvature(
+            lambda point: problem.g(problem.theta0, point, rows), spec.unravel(flat + step * v)
+        ).gradient
 
-    error = float((differences(slope, 1e-5 / float(v.norm())) - product).norm() / (1 + product.norm()))
-    demand(error <= 1e-3, f"∇²_xx g·v is off by {error:.1e} from differences of ∇_x g: g has a kink or is not in x's precision")
-    mixed = cross_product(lambda t, point: problem.g(t, point, rows), problem.theta0, x, spec.unravel(v))
+    error = float(
+        (differences(slope, 1e-5 / float(v.norm())) - product).norm() / (1 + product.norm())
+    )
+    demand(
+        error <= 1e-3,
+        (
+            f"∇²_xx g·v is off by {error:.1e} from differences of ∇_x g: g has a kink or is not in "
+            "x's precision"
+        ),
+    )
+    mixed = cross_product(
+        lambda t, point: problem.g(t, point, rows), problem.theta0, x, spec.unravel(v)
+    )
     broken = [name for name, leaf in mixed.items() if not torch.isfinite(leaf).all()]
     demand(not broken, f"∇²_θx g·v is not finite in {broken}")
 
 
 def check_stacked(task: Any) -> None:
-    """Three lower states stacked have the losses that each has alone: losses are pure functions that can be vmapped."""
+    """Three lower states stacked have the losses that each has alone: losses are pure functions
+    that can be vmapped.
+    """
     problem = built(task)
     x = stack([{name: leaf + 0.01 * i for name, leaf in problem.x0.items()} for i in range(3)])
-    for name, loss, data in (("g", problem.g, problem.lower_data), ("f", problem.f, problem.upper_data["select"])):
+    for name, loss, data in (
+        ("g", problem.g, problem.lower_data),
+        ("f", problem.f, problem.upper_data["select"]),
+    ):
         if getattr(loss, "stacked", loss) is None:
             continue
-        alone, together = (values(loss, problem.theta0, x, batch(data), mode=mode) for mode in MODES)
+        alone, together = (
+            values(loss, problem.theta0, x, batch(data), mode=mode) for mode in MODES
+        )
         differs = difference(alone, together, name, rtol=1e-8)
         demand(not differs, f"stacked, {differs}")
 

@@ -1,4 +1,6 @@
-"""How certain a learned mixture is: intervals and tests over seeds, over rows, and against halves of one source; in words."""
+"""How certain a learned mixture is: intervals and tests over seeds, over rows, and against
+halves of one source; in words.
+"""
 
 from __future__ import annotations
 
@@ -27,4 +29,4 @@ __all__ = [
     "over_rows",
     "over_seeds",
     "with_pivot",
-]  # fmt: skip
+]

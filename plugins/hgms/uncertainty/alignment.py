@@ -16,9 +16,11 @@ FEWEST = 4
 
 @frozen(kw_only=True, eq=False)
 class Alignments:
-    """``gains`` are the inner products ⟨∇f_v, ∇ℓ_{s,m}⟩ over ‖∇f‖², ``[V, S, M]``, mean over the states: 1 is what a step on
-    the validation rows themselves does. ``cosines`` are the same over ‖∇f‖ ‖∇ℓ_s‖ instead. ``losses`` are the validation
-    blocks' mean losses at each state, ``[states, V]``."""
+    """``gains`` are the inner products ⟨∇f_v, ∇ℓ_{s,m}⟩ over ‖∇f‖², ``[V, S, M]``, mean over the
+    states: 1 is what a step on the validation rows themselves does. ``cosines`` are the same over
+    ‖∇f‖ ‖∇ℓ_s‖ instead. ``losses`` are the validation blocks' mean losses at each state, ``[states,
+    V]``.
+    """
 
     gains: Tensor
     cosines: Tensor
@@ -31,7 +33,9 @@ def cost(sources: int, states: int, validation_blocks: int, source_blocks: int, 
     >>> cost(5, 2, 24, 8, 4)
     '128 gradients of up to 4 rows'
     """
-    return f"{states * (validation_blocks + sources * source_blocks)} gradients of up to {rows} rows"
+    return (
+        f"{states * (validation_blocks + sources * source_blocks)} gradients of up to {rows} rows"
+    )
 
 
 def alignments(
@@ -44,51 +48,86 @@ def alignments(
     rows: int = 4,
     memory: int = 2**30,
 ) -> Alignments:
-    """How each block of validation rows (role ``differentiate``) aligns with each block of each source, at each of the
-    ``states`` of x. Blocks are disjoint; rows are drawn by ``key``.
+    """How each block of validation rows (role ``differentiate``) aligns with each block of each
+    source, at each of the ``states`` of x. Blocks are disjoint; rows are drawn by ``key``.
 
-    Gradients of the source blocks are held, in float32, or in float64 where x is. Where they are more than ``memory`` bytes of
-    float32, each is folded: coordinates that are k apart are added under random signs, which leaves inner products unbiased,
-    with an error of ‖a‖ ‖b‖ / √k at most, for k numbers a gradient.
+    Gradients of the source blocks are held, in float32, or in float64 where x is. Where they are
+    more than ``memory`` bytes of float32, each is folded: coordinates that are k apart are added
+    under random signs, which leaves inner products unbiased, with an error of ‖a‖ ‖b‖ / √k at most,
+    for k numbers a gradient.
 
     Errors: ConfigError for a problem without sources or with fewer than 4 rows of a kind.
 
     Cost: (V + S·M) gradients of ``rows`` rows a state.
     """
     if problem.sources is None:
-        raise ConfigError(f"only a problem with data sources has a mixture, and {problem!r} has none")
+        raise ConfigError(
+            f"only a problem with data sources has a mixture, and {problem!r} has none"
+        )
     data = problem.upper_data["differentiate"]
-    checked = _blocks(data.size, validation_blocks, rows, key.fold("validation"), "validation rows of role differentiate")
-    pool, first = [], 0
+    checked = _blocks(
+        data.size,
+        validation_blocks,
+        rows,
+        key.fold("validation"),
+        "validation rows of role differentiate",
+    )
+    pool = []
+    first = 0
     for name, size in problem.lower_data.strata or ():
-        pool.append(first + _blocks(size, source_blocks, rows, key.fold("source", name), f"rows of source {name!r}"))
+        pool.append(
+            first
+            + _blocks(
+                size, source_blocks, rows, key.fold("source", name), f"rows of source {name!r}"
+            )
+        )
         first += size
     fewest = min(len(numbers) for numbers in pool)
     pool = [numbers[:fewest] for numbers in pool]
-    gains, cosines, losses = [], [], []
+    gains = []
+    cosines = []
+    losses = []
     for x in states:
         fold = _Fold.of(x, memory // (4 * fewest * len(pool)), key.fold("fold"))
         held = torch.stack(
-            [torch.stack([fold(_slope(problem.sources.pooled, problem, x, problem.lower_data, block)[0]) for block in numbers])
-             for numbers in pool]
-        )  # fmt: skip
-        products, values, total = [], [], torch.zeros_like(held[0, 0])
+            [
+                torch.stack(
+                    [
+                        fold(
+                            _slope(problem.sources.pooled, problem, x, problem.lower_data, block)[0]
+                        )
+                        for block in numbers
+                    ]
+                )
+                for numbers in pool
+            ]
+        )
+        products = []
+        values = []
+        total = torch.zeros_like(held[0, 0])
         for block in checked:
             slope, value = _slope(problem.f, problem, x, data, block)
             folded = fold(slope)
             products.append(held @ folded)
             values.append(value)
             total += folded
-        inner, mean = torch.stack(products).double().cpu(), float((total / len(checked)).norm())
+        inner = torch.stack(products).double().cpu()
+        mean = float((total / len(checked)).norm())
         length = held.mean(1).norm(dim=1).double().cpu()
         gains.append(inner / max(mean, 1e-30) ** 2)
         cosines.append(inner / (max(mean, 1e-30) * length.clamp_min(1e-30)).unsqueeze(1))
         losses.append(torch.stack(values).double().cpu())
-    return Alignments(gains=torch.stack(gains).mean(0), cosines=torch.stack(cosines).mean(0), losses=torch.stack(losses))
+    return Alignments(
+        gains=torch.stack(gains).mean(0),
+        cosines=torch.stack(cosines).mean(0),
+        losses=torch.stack(losses),
+    )
 
 
 def _blocks(size: int, blocks: int, rows: int, key: Key, what: str) -> Tensor:
-    """Numbers of rows, ``[blocks, rows]``, none twice: fewer rows a block, then fewer blocks, where there are not enough."""
+    """Numbers of rows, ``[blocks, rows]``, none twice: fewer rows a block, then fewer blocks,
+    where there are not enough.
+    """
     if size < FEWEST:
         raise ConfigError(f"there are {size} {what}: certainty needs at least {FEWEST}")
     count = min(blocks, size)
@@ -102,13 +141,17 @@ def _slope(loss: Loss, problem: Problem, x: Tree, data: Data, index: Tensor) -> 
     batch: Batch = data.rows(index.to(data.device))
     with torch.enable_grad():
         value = loss(problem.theta0, leaves, batch)
-        grads = torch.autograd.grad(value, list(leaves.values()), allow_unused=True, materialize_grads=True)
+        grads = torch.autograd.grad(
+            value, list(leaves.values()), allow_unused=True, materialize_grads=True
+        )
     return dict(zip(leaves, grads, strict=True)), value.detach()
 
 
 @frozen(kw_only=True, eq=False)
 class _Fold:
-    """A gradient as a vector of at most ``size`` numbers: as it is, or folded under random signs."""
+    """A gradient as a vector of at most ``size`` numbers: as it is, or folded under random
+    signs.
+    """
 
     size: int
     most: int
@@ -120,13 +163,19 @@ class _Fold:
 
     def __call__(self, slope: Tree) -> Tensor:
         flat = torch.cat(
-            [leaf.reshape(-1).float() if leaf.dtype != torch.float64 else leaf.reshape(-1) for leaf in slope.values()]
+            [
+                leaf.reshape(-1).float() if leaf.dtype != torch.float64 else leaf.reshape(-1)
+                for leaf in slope.values()
+            ]
         )
         if self.size <= self.most:
             return flat
         folded = torch.zeros(self.most, dtype=flat.dtype, device=flat.device)
         generator = self.key.generator()  # the same signs for every gradient
         for piece in flat.split(self.most):
-            signs = torch.randint(2, (len(piece),), generator=generator, dtype=torch.int8).to(flat) * 2 - 1
+            signs = (
+                torch.randint(2, (len(piece),), generator=generator, dtype=torch.int8).to(flat) * 2
+                - 1
+            )
             folded[: len(piece)] += signs * piece
         return folded

@@ -20,9 +20,11 @@ from hgms.uncertainty.verdict import LEVEL, chance, listed, over_sources
 class Parted:
     """How far the halves of ``source`` part, and how far it parts from the others, in log-odds.
 
-    ``halves`` is the mean of |log ω₁/ω₂| over runs with its interval ``low`` to ``high``; ``apart`` the mean of its log weight
-    minus that of the other sources, with the luck that halves show, ``apart_low`` to ``apart_high``; ``ratio`` compares the two
-    (:func:`halves_test`); ``p`` is that of ``apart`` being such luck, after Holm's rule over the sources."""
+    ``halves`` is the mean of |log ω₁/ω₂| over runs with its interval ``low`` to ``high``; ``apart``
+    the mean of its log weight minus that of the other sources, with the luck that halves show,
+    ``apart_low`` to ``apart_high``; ``ratio`` compares the two (:func:`halves_test`); ``p`` is that
+    of ``apart`` being such luck, after Holm's rule over the sources.
+    """
 
     source: str
     halves: float
@@ -41,12 +43,18 @@ class Parted:
 
     @property
     def verdict(self) -> str:
-        return {1: "more than the others", -1: "less than the others", 0: "parts no further than halves do"}[self.sign]
+        return {
+            1: "more than the others",
+            -1: "less than the others",
+            0: "parts no further than halves do",
+        }[self.sign]
 
 
 @frozen(kw_only=True)
 class HalvesTest:
-    """The sources, the ratio of signal to null over all of them (NaN where no weight moved), and p of the test over all."""
+    """The sources, the ratio of signal to null over all of them (NaN where no weight moved), and
+    p of the test over all.
+    """
 
     sources: tuple[Parted, ...]
     ratio: float
@@ -65,76 +73,142 @@ class HalvesTest:
     def verdict(self) -> str:
         """One sentence."""
         if not self.moved:
-            return "no weight moved, neither between halves nor between sources: no evidence against the prior"
-        how = f"{self.ratio:.1f} times as far as" if self.ratio < 100 else "far more than 100 times as far as"
+            return (
+                "no weight moved, neither between halves nor between sources: no evidence "
+                "against the prior"
+            )
+        how = (
+            f"{self.ratio:.1f} times as far as"
+            if self.ratio < 100
+            else "far more than 100 times as far as"
+        )
         if not self.evidence:
             return (
-                f"the halves of a source part as far as different sources do (signal to null {self.ratio:.2f}, "
+                "the halves of a source part as far as different sources do (signal to null "
+                f"{self.ratio:.2f}, "
                 f"{chance(self.p)}, {self.runs} runs): the weights say nothing"
             )
-        named = {sign: [part.source for part in self.sources if part.sign == sign] for sign in (1, -1, 0)}
-        parts = [f"{word} of {listed(named[sign])}" for sign, word in ((1, "more"), (-1, "less")) if named[sign]]
-        evidence = f"different sources part {how} the halves of one ({chance(self.p)}, {self.runs} runs)"
-        evidence += f": evidence for {', '.join(parts)}" if parts else ", but of no single source can be said which way"
-        return evidence + (f"; {listed(named[0])} cannot be told from halves of one source" if parts and named[0] else "")
+        named = {
+            sign: [part.source for part in self.sources if part.sign == sign] for sign in (1, -1, 0)
+        }
+        parts = [
+            f"{word} of {listed(named[sign])}"
+            for sign, word in ((1, "more"), (-1, "less"))
+            if named[sign]
+        ]
+        evidence = (
+            f"different sources part {how} the halves of one ({chance(self.p)}, {self.runs} runs)"
+        )
+        evidence += (
+            f": evidence for {', '.join(parts)}"
+            if parts
+            else ", but of no single source can be said which way"
+        )
+        return evidence + (
+            f"; {listed(named[0])} cannot be told from halves of one source"
+            if parts and named[0]
+            else ""
+        )
 
     def as_dict(self) -> dict[str, Any]:
-        sources = [{**attrs.asdict(part), "evidence": part.sign, "verdict": part.verdict} for part in self.sources]
-        table = {"runs": self.runs, "ratio": self.ratio, "p": self.p, "evidence": self.evidence, "verdict": self.verdict}
+        sources = [
+            {**attrs.asdict(part), "evidence": part.sign, "verdict": part.verdict}
+            for part in self.sources
+        ]
+        table = {
+            "runs": self.runs,
+            "ratio": self.ratio,
+            "p": self.p,
+            "evidence": self.evidence,
+            "verdict": self.verdict,
+        }
         return dict(finite({**table, "sources": sources}))
 
 
 def halves_test(weights: Array, names: Sequence[str]) -> HalvesTest:
-    """Compares how far different sources part with how far halves of one source do, ``weights`` ``[runs, S, 2]``, in each run
-    of halves drawn anew::
+    """Compares how far different sources part with how far halves of one source do, ``weights``
+    ``[runs, S, 2]``, in each run of halves drawn anew::
 
-        null_s = log ω_{s,1} − log ω_{s,2},      signal_s = log ω_{s,i} − log ω_{r,j}   for all r ≠ s and i, j
+        null_s = log ω_{s,1} − log ω_{s,2},  signal_s = log ω_{s,i} − log ω_{r,j}
+            for all r ≠ s and i, j
         ratio = root mean square of signals / root mean square of nulls
 
-    Where names say nothing, the 2S halves of a run differ by the luck of their rows and of the run alone, and the ratio is
-    about 1. The luck of the runs is other luck in every run. That of the rows is not: a source, as both its halves together,
-    has the same rows each time, and more runs only show it more clearly. Its size is known from the halves: rows that put σ²
-    into the difference of two halves put σ²/4 into the mean log weight ℓ_s of both. So with σ² the mean of null², n runs::
+    Where names say nothing, the 2S halves of a run differ by the luck of their rows and of the run
+    alone, and the ratio is about 1. The luck of the runs is other luck in every run. That of the
+    rows is not: a source, as both its halves together, has the same rows each time, and more runs
+    only show it more clearly. Its size is known from the halves: rows that put σ² into the
+    difference of two halves put σ²/4 into the mean log weight ℓ_s of both. So with σ² the mean of
+    null², n runs::
 
-        F = 4 Σ_s (ℓ̄_s − ℓ̄)² / ((S − 1) σ²) ~ F(S − 1, n S),      t_s = 2 (ℓ̄_s − mean of the others) / (σ √(S/(S − 1))) ~ t(n S)
+        F = 4 Σ_s (ℓ̄_s − ℓ̄)² / ((S − 1) σ²) ~ F(S − 1, n S),
+            t_s = 2 (ℓ̄_s − mean of the others) / (σ √(S/(S − 1))) ~ t(n S)
 
-    with ℓ̄_s the mean over runs. Luck of the runs makes both smaller. Weights below 10⁻⁴ count as that.
+    with ℓ̄_s the mean over runs. Luck of the runs makes both smaller. Weights below 10⁻⁴ count as
+    that.
 
-    Use when asking whether a method can be believed on these data at all. More runs make σ² surer; they make no small
-    difference between sources significant.
+    Use when asking whether a method can be believed on these data at all. More runs make σ² surer;
+    they make no small difference between sources significant.
 
-    >>> alike = np.array([[[0.7, 0.1], [0.1, 0.1]], [[0.1, 0.1], [0.1, 0.7]], [[0.1, 0.1], [0.7, 0.1]]])
+    >>> alike = np.array(
+    ...     [[[0.7, 0.1], [0.1, 0.1]], [[0.1, 0.1], [0.1, 0.7]], [[0.1, 0.1], [0.7, 0.1]]]
+    ... )
     >>> halves_test(alike, ["a", "b"]).evidence
     False
-    >>> apart = np.array([[[0.45, 0.4], [0.05, 0.1]], [[0.5, 0.4], [0.05, 0.05]], [[0.35, 0.5], [0.1, 0.05]]])
+    >>> apart = np.array(
+    ...     [[[0.45, 0.4], [0.05, 0.1]], [[0.5, 0.4], [0.05, 0.05]], [[0.35, 0.5], [0.1, 0.05]]]
+    ... )
     >>> halves_test(apart, ["a", "b"]).verdict.partition(":")[0]
     'different sources part 4.5 times as far as the halves of one (p < 0.001, 3 runs)'
 
-    Source: Fisher (1925), *Statistical methods for research workers*, for the analysis of variance; the halves are those of A/A
-    tests.
+    Source: Fisher (1925), *Statistical methods for research workers*, for the analysis of variance;
+    the halves are those of A/A tests.
     """
     from scipy import special
 
     logs = np.log(np.maximum(np.asarray(weights, dtype=float), LEAST))
     runs, count, _ = logs.shape
-    nulls, crossed = logs[..., 0] - logs[..., 1], _crossed(logs)
-    null, signal = _root_mean_square(nulls), _root_mean_square(crossed)
-    still, freedom = max(null, signal) <= ROUNDING, runs * count
+    nulls = logs[..., 0] - logs[..., 1]
+    crossed = _crossed(logs)
+    null = _root_mean_square(nulls)
+    signal = _root_mean_square(crossed)
+    still = max(null, signal) <= ROUNDING
+    freedom = runs * count
     off = logs.mean((0, 2)) - logs.mean()
     luck = max(null, ROUNDING) / 2  # the standard deviation of a source's mean log weight
     whole = float(special.fdtrc(count - 1, freedom, np.square(off / luck).sum() / (count - 1)))
-    aparts, error = off * count / (count - 1), luck * math.sqrt(count / (count - 1))
-    adjusted = [1.0] * count if still else over_sources([two_sided(apart / error, freedom) for apart in aparts])
+    aparts = off * count / (count - 1)
+    error = luck * math.sqrt(count / (count - 1))
+    adjusted = (
+        [1.0] * count
+        if still
+        else over_sources([two_sided(apart / error, freedom) for apart in aparts])
+    )
     half = quantile(freedom) * error
     parts = []
     for s, name in enumerate(names):
         halves, low, high = _interval(np.abs(nulls[:, s]))
-        own, apart = _root_mean_square(nulls[:, s]), float(aparts[s])
-        ratio = math.nan if still else _root_mean_square(crossed[:, s]) / own if own > ROUNDING else math.inf
+        own = _root_mean_square(nulls[:, s])
+        apart = float(aparts[s])
+        ratio = (
+            math.nan
+            if still
+            else _root_mean_square(crossed[:, s]) / own
+            if own > ROUNDING
+            else math.inf
+        )
         parts.append(
-            Parted(source=name, halves=halves, low=max(low, 0.0), high=high, apart=apart, apart_low=apart - half,
-                   apart_high=apart + half, ratio=ratio, p=adjusted[s])
-        )  # fmt: skip
+            Parted(
+                source=name,
+                halves=halves,
+                low=max(low, 0.0),
+                high=high,
+                apart=apart,
+                apart_low=apart - half,
+                apart_high=apart + half,
+                ratio=ratio,
+                p=adjusted[s],
+            )
+        )
     ratio = math.nan if still else signal / null if null > ROUNDING else math.inf
     return HalvesTest(sources=tuple(parts), ratio=ratio, p=1.0 if still else whole, runs=runs)
 
@@ -143,7 +217,14 @@ def _crossed(logs: Array) -> Array:
     """Differences between the halves of different sources, ``[runs, S, (S − 1) · 4]``."""
     count = logs.shape[1]
     pairs = [
-        [logs[:, s, i] - logs[:, r, j] for r in range(count) if r != s for i in (0, 1) for j in (0, 1)] for s in range(count)
+        [
+            logs[:, s, i] - logs[:, r, j]
+            for r in range(count)
+            if r != s
+            for i in (0, 1)
+            for j in (0, 1)
+        ]
+        for s in range(count)
     ]
     return np.array(pairs).transpose(2, 0, 1)
 

@@ -1,4 +1,6 @@
-"""How certain the direction of a mixture is over rows: a bootstrap of validation and source rows together."""
+"""How certain the direction of a mixture is over rows: a bootstrap of validation and source rows
+together.
+"""
 
 from __future__ import annotations
 
@@ -14,37 +16,46 @@ AT_ONCE = 2**23
 """Numbers that are held at a time."""
 
 
-def over_rows(gains: Tensor, names: Sequence[str], prior: Tensor, key: Key, resamples: int = 4000) -> Certainty:
+def over_rows(
+    gains: Tensor, names: Sequence[str], prior: Tensor, key: Key, resamples: int = 4000
+) -> Certainty:
     """What moves the log-odds of sources away from the ``prior`` π, with intervals over rows::
 
-        u_s = h_s − Σ_r π_r h_r,    h_s = mean over blocks v of validation rows and m of source rows of gains[v, s, m]
+        u_s = h_s − Σ_r π_r h_r,
+            h_s = mean over blocks v of validation rows and m of source rows of gains[v, s, m]
 
-    ``gains`` are first-order effects η⟨∇f_v, ∇ℓ_{s,m}⟩, ``[V, S, M]``: how much a step on block m of source s lowers the loss
-    of validation block v. u_s > 0: at the prior, a little more of s lowers validation loss; with all u_s = 0 the prior is
-    stationary.
+    ``gains`` are first-order effects η⟨∇f_v, ∇ℓ_{s,m}⟩, ``[V, S, M]``: how much a step on block m
+    of source s lowers the loss of validation block v. u_s > 0: at the prior, a little more of s
+    lowers validation loss; with all u_s = 0 the prior is stationary.
 
-    Validation blocks and the blocks of each source are resampled independently (the pigeonhole bootstrap), and each resample is
-    studentised: t* = (u* − u)/se(u*), with se² the variance of the means over v plus that over m. The interval is
-    u ± q se(u), q the 95 % quantile of ``|t*|``, p the share of resamples with ``|t*|`` ≥ ``|u/se(u)|``; then Holm's rule.
+    Validation blocks and the blocks of each source are resampled independently (the pigeonhole
+    bootstrap), and each resample is studentised: t* = (u* − u)/se(u*), with se² the variance of the
+    means over v plus that over m. The interval is u ± q se(u), q the 95 % quantile of ``|t*|``, p
+    the share of resamples with ``|t*|`` ≥ ``|u/se(u)|``; then Holm's rule.
 
-    Use when rows are few, as validation rows mostly are. Source rows are resampled too: two halves of one source differ by the
-    luck of their rows, which more validation rows only make more certain. Covers rows, at these states of x and to first order;
-    not seeds, not the model, not what many steps do. At least 4 blocks of a kind: of fewer the spread is a guess.
+    Use when rows are few, as validation rows mostly are. Source rows are resampled too: two halves
+    of one source differ by the luck of their rows, which more validation rows only make more
+    certain. Covers rows, at these states of x and to first order; not seeds, not the model, not
+    what many steps do. At least 4 blocks of a kind: of fewer the spread is a guess.
 
     Cost: ``resamples`` · V · S · M multiplications; no gradient.
 
     >>> gains = torch.randn(12, 2, 8, dtype=torch.float64, generator=Key(0).generator())
-    >>> gains[:, 0] += 3.0                                       # the first source helps
+    >>> gains[:, 0] += 3.0  # the first source helps
     >>> certain = over_rows(gains, ["good", "useless"], torch.tensor([0.5, 0.5]), Key(1))
     >>> [effect.sign for effect in certain.effects]
     [1, -1]
 
-    Source: Owen (2007), *The pigeonhole bootstrap*, Annals of Applied Statistics 1; Efron and Tibshirani (1993), chapter 12.
+    Source: Owen (2007), *The pigeonhole bootstrap*, Annals of Applied Statistics 1; Efron and
+        Tibshirani (1993), chapter 12.
     """
     gains = gains.double()
     validation, sources, blocks = gains.shape
     centring = torch.eye(sources, dtype=gains.dtype) - prior.to(gains)  # row s: e_s − π
-    ones = torch.ones(1, validation, dtype=gains.dtype), torch.ones(1, sources, blocks, dtype=gains.dtype)
+    ones = (
+        torch.ones(1, validation, dtype=gains.dtype),
+        torch.ones(1, sources, blocks, dtype=gains.dtype),
+    )
     (value,), (error,) = _estimated(gains, centring, *ones)
     ratio = torch.where(error > 0, value / error, 0.0)
     drawn = []
@@ -52,7 +63,8 @@ def over_rows(gains: Tensor, names: Sequence[str], prior: Tensor, key: Key, resa
     generator = key.fold("rows").generator()
     for first in range(0, resamples, step):
         size = min(step, resamples - first)
-        ofv, ofm = _counts((size,), validation, generator), _counts((size, sources), blocks, generator)
+        ofv = _counts((size,), validation, generator)
+        ofm = _counts((size, sources), blocks, generator)
         again, spread = _estimated(gains, centring, ofv, ofm)
         off = (again - value).abs()
         # a resample of one block only has no spread: it is as far off as can be
@@ -62,26 +74,41 @@ def over_rows(gains: Tensor, names: Sequence[str], prior: Tensor, key: Key, resa
     chances = (1 + (ratios >= ratio.abs()).sum(0)) / (1 + resamples)
     adjusted = over_sources(chances.tolist())
     effects = [
-        Effect(source=name, value=float(value[s]), low=float((value - half)[s]), high=float((value + half)[s]), null=0.0,
-               p=adjusted[s])
+        Effect(
+            source=name,
+            value=float(value[s]),
+            low=float((value - half)[s]),
+            high=float((value + half)[s]),
+            null=0.0,
+            p=adjusted[s],
+        )
         for s, name in enumerate(names)
-    ]  # fmt: skip
+    ]
     return Certainty(over="validation and source rows", effects=tuple(effects), p=min(adjusted))
 
 
 def _counts(lead: tuple[int, ...], size: int, generator: torch.Generator) -> Tensor:
-    """How often each of ``size`` blocks is drawn in ``size`` draws with replacement, ``[*lead, size]``."""
+    """How often each of ``size`` blocks is drawn in ``size`` draws with replacement, ``[*lead,
+    size]``.
+    """
     drawn = torch.randint(size, (*lead, size), generator=generator)
-    return torch.zeros(*lead, size, dtype=torch.float64).scatter_add_(-1, drawn, torch.ones(*lead, size, dtype=torch.float64))
+    return torch.zeros(*lead, size, dtype=torch.float64).scatter_add_(
+        -1, drawn, torch.ones(*lead, size, dtype=torch.float64)
+    )
 
 
 def _estimated(gains: Tensor, centring: Tensor, ofv: Tensor, ofm: Tensor) -> tuple[Tensor, Tensor]:
-    """u and its standard error, ``[B, S]``, for the counts ``[B, V]`` and ``[B, S, M]`` of blocks."""
+    """u and its standard error, ``[B, S]``, for the counts ``[B, V]`` and ``[B, S, M]`` of
+    blocks.
+    """
     validation, _, blocks = gains.shape
     rows = torch.einsum("bsm,vsm->bvs", ofm, gains) / blocks
     columns = torch.einsum("bv,vsm->bsm", ofv, gains) / validation
     means = columns.mul(ofm).sum(2) / blocks
-    directions, value = rows @ centring.T, means @ centring.T
-    by_rows = (ofv.unsqueeze(2) * (directions - value.unsqueeze(1)).square()).sum(1) / (validation * (validation - 1))
+    directions = rows @ centring.T
+    value = means @ centring.T
+    by_rows = (ofv.unsqueeze(2) * (directions - value.unsqueeze(1)).square()).sum(1) / (
+        validation * (validation - 1)
+    )
     by_source = (ofm * (columns - means.unsqueeze(2)).square()).sum(2) / (blocks * (blocks - 1))
     return value, (by_rows + by_source @ centring.square().T).sqrt()

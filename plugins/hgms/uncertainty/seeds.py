@@ -1,4 +1,6 @@
-"""How certain a mixture is over seeds: t-intervals of centred log-ratios, and Hotelling's test against the prior."""
+"""How certain a mixture is over seeds: t-intervals of centred log-ratios, and Hotelling's test
+against the prior.
+"""
 
 from __future__ import annotations
 
@@ -14,17 +16,20 @@ ROUNDING = 1e-6  # log-ratios of equal weights differ by that of a softmax in fl
 
 
 def over_seeds(weights: Sequence[Mapping[str, float]], prior: Mapping[str, float]) -> Certainty:
-    """Intervals of the sources' weights over mixtures learned with several seeds, and tests against the ``prior``::
+    """Intervals of the sources' weights over mixtures learned with several seeds, and tests against
+    the ``prior``::
 
         z_k = clr(ω_k) − clr(π),   z̄_s ± t_{n−1} · s_s/√n
         T² = n z̄ᵀ C⁻¹ z̄,   (n − d) T² / (d (n − 1)) ~ F(d, n − d),   d = S − 1
 
-    Each interval is that of the source's centred log-ratio, mapped back to a weight with the others in the proportions of their
-    mean. p-values of the sources are those of t-tests that z̄_s = 0, after Holm's rule. With n ≤ d, where C has no inverse, the
-    whole is tested by the smallest of them.
+    Each interval is that of the source's centred log-ratio, mapped back to a weight with the others
+    in the proportions of their mean. p-values of the sources are those of t-tests that z̄_s = 0,
+    after Holm's rule. With n ≤ d, where C has no inverse, the whole is tested by the smallest of
+    them.
 
-    Use when each mixture was learned anew with a seed of its own. Covers what seeds vary: batches, starts, the split of
-    validation rows into roles. **Not the data**: seeds agree also where all of them amplify one tiny difference of the rows.
+    Use when each mixture was learned anew with a seed of its own. Covers what seeds vary: batches,
+    starts, the split of validation rows into roles. **Not the data**: seeds agree also where all of
+    them amplify one tiny difference of the rows.
 
     Seeds that end at equal mixtures have no spread to measure chance by: no interval, p = 1.
 
@@ -35,38 +40,53 @@ def over_seeds(weights: Sequence[Mapping[str, float]], prior: Mapping[str, float
 
     Source: Student (1908); Hotelling (1931); Aitchison (1986) for the coordinates.
     """
-    names, count = tuple(prior), len(weights)
+    names = tuple(prior)
+    count = len(weights)
     start = clr([prior[name] for name in names])
     moved = clr([[run[name] for name in names] for run in weights]) - start
     mean = moved.mean(0)
     error = moved.std(0, ddof=1) / math.sqrt(count) if count > 1 else np.full(len(names), math.nan)
     spread = error * math.sqrt(max(count, 1)) > ROUNDING
     half = np.where(spread, error, math.nan) * (quantile(count - 1) if count > 1 else math.nan)
-    chances = [two_sided(mean[s] / error[s], count - 1) if spread[s] else 1.0 for s in range(len(names))]
-    adjusted, ended = over_sources(chances), start + mean
+    chances = [
+        two_sided(mean[s] / error[s], count - 1) if spread[s] else 1.0 for s in range(len(names))
+    ]
+    adjusted = over_sources(chances)
+    ended = start + mean
     effects = [
         Effect(
-            source=name, value=float(centre(ended)[s]), low=with_pivot(ended, s, ended[s] - half[s]),
-            high=with_pivot(ended, s, ended[s] + half[s]), null=prior[name], p=adjusted[s],
+            source=name,
+            value=float(centre(ended)[s]),
+            low=with_pivot(ended, s, ended[s] - half[s]),
+            high=with_pivot(ended, s, ended[s] + half[s]),
+            null=prior[name],
+            p=adjusted[s],
         )
         for s, name in enumerate(names)
-    ]  # fmt: skip
+    ]
     whole = min(adjusted) if count <= len(names) - 1 or not spread.all() else hotelling(moved)
     return Certainty(over=f"{count} seed{'s' * (count != 1)}", effects=tuple(effects), p=whole)
 
 
 def hotelling(rows: Array) -> float:
-    """The p-value of Hotelling's one-sample test that rows of centred log-ratios, ``[n, S]``, have mean zero; n ≥ S.
+    """The p-value of Hotelling's one-sample test that rows of centred log-ratios, ``[n, S]``, have
+    mean zero; n ≥ S.
 
-    >>> round(hotelling(np.array([[0.3, -0.3], [0.5, -0.5], [0.1, -0.1]])), 4)       # two sources: a t-test
+    >>> round(
+    ...     hotelling(np.array([[0.3, -0.3], [0.5, -0.5], [0.1, -0.1]])), 4
+    ... )  # two sources: a t-test
     0.1217
     """
     from scipy import special
 
-    count, dims = len(rows), rows.shape[1] - 1
-    basis = np.linalg.svd(np.eye(dims + 1) - 1 / (dims + 1))[0][:, :dims]  # an orthonormal one of the log-ratios' space
+    count = len(rows)
+    dims = rows.shape[1] - 1
+    basis = np.linalg.svd(np.eye(dims + 1) - 1 / (dims + 1))[0][
+        :, :dims
+    ]  # an orthonormal one of the log-ratios' space
     points = rows @ basis
-    mean, covariance = points.mean(0), np.atleast_2d(np.cov(points, rowvar=False))
+    mean = points.mean(0)
+    covariance = np.atleast_2d(np.cov(points, rowvar=False))
     if np.linalg.matrix_rank(covariance) < dims:
         return 1.0  # a direction without spread says nothing about chance
     squared = count * float(mean @ np.linalg.solve(covariance, mean))

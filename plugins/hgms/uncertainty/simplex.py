@@ -1,7 +1,9 @@
-"""Mixtures as points of the simplex: centred log-ratios, and intervals of single weights through them.
+"""Mixtures as points of the simplex: centred log-ratios, and intervals of single weights through
+them.
 
-Weights sum to one, so that an interval of each on its own would let one grow while no other shrinks. In centred log-ratios
-(Aitchison's geometry) means, spreads and differences are those of ordinary vectors, and every weight stays between 0 and 1.
+Weights sum to one, so that an interval of each on its own would let one grow while no other
+shrinks. In centred log-ratios (Aitchison's geometry) means, spreads and differences are those of
+ordinary vectors, and every weight stays between 0 and 1.
 
 Source: Aitchison (1986), *The statistical analysis of compositional data*.
 """
@@ -14,11 +16,14 @@ from numpy.typing import ArrayLike, NDArray
 Array = NDArray[np.float64]
 
 LEAST = 1e-4
-"""The smallest weight that is told from zero: a row in ten thousand. A logarithm of less would be the largest number of all."""
+"""The smallest weight that is told from zero: a row in ten thousand. A logarithm of less would
+be the largest number of all.
+"""
 
 
 def clr(weights: ArrayLike) -> Array:
-    """Centred log-ratios log ω_s − mean_r log ω_r along the last axis; weights below :data:`LEAST` count as that.
+    """Centred log-ratios log ω_s − mean_r log ω_r along the last axis; weights below :data:`LEAST`
+    count as that.
 
     >>> clr([0.5, 0.25, 0.25]).round(4).tolist()
     [0.4621, -0.231, -0.231]
@@ -39,7 +44,8 @@ def centre(ratios: ArrayLike) -> Array:
 
 
 def with_pivot(ratios: ArrayLike, source: int, value: float) -> float:
-    """The weight of ``source`` where its centred log-ratio is ``value`` and the others keep their proportions.
+    """The weight of ``source`` where its centred log-ratio is ``value`` and the others keep their
+    proportions.
 
     >>> round(with_pivot(clr([0.5, 0.3, 0.2]), 0, clr([0.5, 0.3, 0.2])[0]), 6)
     0.5

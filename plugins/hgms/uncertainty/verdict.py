@@ -16,8 +16,10 @@ LEVEL = 0.95
 
 @frozen(kw_only=True)
 class Effect:
-    """What was seen of one source: ``value`` with its interval ``low`` to ``high`` at 95 %, on a scale where ``null`` is no
-    effect, and the p-value of no effect after Holm's rule over the sources. NaN ends: there is no interval."""
+    """What was seen of one source: ``value`` with its interval ``low`` to ``high`` at 95 %, on a
+    scale where ``null`` is no effect, and the p-value of no effect after Holm's rule over the
+    sources. NaN ends: there is no interval.
+    """
 
     source: str
     value: float
@@ -28,13 +30,17 @@ class Effect:
 
     @property
     def sign(self) -> int:
-        """1: evidence for more of it than the prior has; −1: for less; 0: it cannot be told from the prior."""
+        """1: evidence for more of it than the prior has; −1: for less; 0: it cannot be told from
+        the prior.
+        """
         return 0 if not self.p <= 1 - LEVEL else 1 if self.value > self.null else -1
 
 
 @frozen(kw_only=True)
 class Certainty:
-    """The effects of all sources and the p-value of "no source has one"; ``over`` says what the interval covers."""
+    """The effects of all sources and the p-value of "no source has one"; ``over`` says what the
+    interval covers.
+    """
 
     over: str
     effects: tuple[Effect, ...]
@@ -56,22 +62,36 @@ class Certainty:
         """What :meth:`as_dict` gave."""
         effects = []
         for row in table["sources"]:
-            low, high = (math.nan if row[end] is None else float(row[end]) for end in ("low", "high"))
-            effects.append(Effect(source=row["source"], value=row["value"], low=low, high=high, null=row["null"], p=row["p"]))
+            low, high = (
+                math.nan if row[end] is None else float(row[end]) for end in ("low", "high")
+            )
+            effects.append(
+                Effect(
+                    source=row["source"],
+                    value=row["value"],
+                    low=low,
+                    high=high,
+                    null=row["null"],
+                    p=row["p"],
+                )
+            )
         return cls(over=table["over"], effects=tuple(effects), p=table["p"])
 
 
 def holm(chances: Sequence[float]) -> list[float]:
-    """Holm's step-down p-values: the r-th smallest of m times m − r + 1, never less than one before it.
+    """Holm's step-down p-values: the r-th smallest of m times m − r + 1, never less than one before
+    it.
 
     Where no source has an effect, the chance that any of them falls below 0.05 is at most 5 %.
 
-    Source: Holm (1979), *A simple sequentially rejective multiple test procedure*, Scandinavian Journal of Statistics 6.
+    Source: Holm (1979), *A simple sequentially rejective multiple test procedure*, Scandinavian
+        Journal of Statistics 6.
 
     >>> [round(p, 3) for p in holm([0.01, 0.04, 0.03])]
     [0.03, 0.06, 0.06]
     """
-    adjusted, highest = [1.0] * len(chances), 0.0
+    adjusted = [1.0] * len(chances)
+    highest = 0.0
     for rank, position in enumerate(sorted(range(len(chances)), key=chances.__getitem__)):
         highest = max(highest, min(1.0, (len(chances) - rank) * chances[position]))
         adjusted[position] = highest
@@ -79,8 +99,8 @@ def holm(chances: Sequence[float]) -> list[float]:
 
 
 def over_sources(chances: Sequence[float]) -> list[float]:
-    """p-values of the sources of a mixture after Holm's rule. Of two sources more of the first is less of the second: that is
-    one question, and nothing is corrected.
+    """p-values of the sources of a mixture after Holm's rule. Of two sources more of the first is
+    less of the second: that is one question, and nothing is corrected.
 
     >>> over_sources([0.03, 0.03]), over_sources([0.01, 0.01, 0.5])
     ([0.03, 0.03], [0.03, 0.03, 0.5])
@@ -91,20 +111,25 @@ def over_sources(chances: Sequence[float]) -> list[float]:
 def in_words(certainty: Certainty, prior: str = "") -> str:
     """One sentence; ``prior`` is what that is called, where it is not uniform.
 
-    >>> effects = (Effect(source="a", value=0.7, low=0.6, high=0.8, null=0.5, p=0.003),
-    ...            Effect(source="b", value=0.4, low=0.2, high=0.6, null=0.5, p=0.4))
+    >>> effects = (
+    ...     Effect(source="a", value=0.7, low=0.6, high=0.8, null=0.5, p=0.003),
+    ...     Effect(source="b", value=0.4, low=0.2, high=0.6, null=0.5, p=0.4),
+    ... )
     >>> in_words(Certainty(over="5 seeds", effects=effects, p=0.003))
     'over 5 seeds: evidence for more of a (p = 0.003); b cannot be told from the prior (uniform)'
     >>> in_words(Certainty(over="5 seeds", effects=effects[1:], p=0.4))
     'over 5 seeds: no evidence against the prior (uniform), p = 0.40'
     """
     against = f"the prior ({prior})" if prior else "the prior (uniform)"
-    more, less, rest = ([effect for effect in certainty.effects if effect.sign == sign] for sign in (1, -1, 0))
+    more, less, rest = (
+        [effect for effect in certainty.effects if effect.sign == sign] for sign in (1, -1, 0)
+    )
     if not certainty.evidence:
         return f"over {certainty.over}: no evidence against {against}, {chance(certainty.p)}"
     if not (more or less):
         return (
-            f"over {certainty.over}: evidence against {against}, {chance(certainty.p)}, but of no single source can "
+            f"over {certainty.over}: evidence against {against}, {chance(certainty.p)}, but of "
+            "no single source can "
             "be said whether more or less of it"
         )
     parts = [
@@ -113,7 +138,11 @@ def in_words(certainty: Certainty, prior: str = "") -> str:
         if some
     ]
     evidence = f"over {certainty.over}: evidence for {', '.join(parts)}"
-    return evidence + (f"; {listed(effect.source for effect in rest)} cannot be told from {against}" if rest else "")
+    return evidence + (
+        f"; {listed(effect.source for effect in rest)} cannot be told from {against}"
+        if rest
+        else ""
+    )
 
 
 def listed(names: Iterable[str]) -> str:

@@ -1,6 +1,7 @@
 """The stage `evaluate` of language models: GSM8K, MATH and MT-Bench, with intervals.
 
-Nothing heavy is loaded by importing this package: transformers, math-verify, openai and scipy come in with the first question.
+Nothing heavy is loaded by importing this package: transformers, math-verify, openai and scipy come
+in with the first question.
 """
 
 from __future__ import annotations
@@ -14,6 +15,17 @@ from hgms_mix.evaluation.judge import Judge, rating
 from hgms_mix.evaluation.verifier import Verifier
 
 __all__ = [
-    "Evaluate", "Extracted", "InspectJudge", "Judge", "LmEval", "Range", "Verifier", "bootstrap", "boxed", "extract",
-    "half_widths", "rating", "wilson",
-]  # fmt: skip
+    "Evaluate",
+    "Extracted",
+    "InspectJudge",
+    "Judge",
+    "LmEval",
+    "Range",
+    "Verifier",
+    "bootstrap",
+    "boxed",
+    "extract",
+    "half_widths",
+    "rating",
+    "wilson",
+]

@@ -1,7 +1,7 @@
 """Which part of a response is its answer, and whether it equals the known one.
 
-The known answer of GSM8K is what follows ``####``, that of MATH the content of the last balanced ``\\boxed{}`` of its solution.
-Whether two answers are equal is math-verify's decision.
+The known answer of GSM8K is what follows ``####``, that of MATH the content of the last balanced
+``\\boxed{}`` of its solution. Whether two answers are equal is math-verify's decision.
 """
 
 from __future__ import annotations
@@ -27,7 +27,8 @@ class Extracted:
 
 
 def boxed(text: str) -> str | None:
-    """The content of the last ``\\boxed`` (or ``\\fbox``) whose braces balance and that is not empty.
+    """The content of the last ``\\boxed`` (or ``\\fbox``) whose braces balance and that is not
+    empty.
 
     >>> boxed(r"so \\boxed{\\frac{1}{2}} or rather \\boxed{3} and \\boxed{4")
     '3'
@@ -44,7 +45,9 @@ def boxed(text: str) -> str | None:
 
 
 def _ends(text: str) -> dict[int, int]:
-    """Where each opening brace is closed, in one pass: a response can hold thousands of boxes that never are."""
+    """Where each opening brace is closed, in one pass: a response can hold thousands of boxes
+    that never are.
+    """
     ends: dict[int, int] = {}
     opened: list[int] = []
     for match in re.finditer(r"[{}]", text):
@@ -64,14 +67,17 @@ def numbers(text: str) -> list[str]:
     >>> numbers("From 1,234.50 take 4-3 and -2 of .5 in x3, so 7.")
     ['1234.50', '4', '3', '-2', '.5', '7']
     """
-    return [match.group().replace(",", "") for match in _NUMBER.finditer(text.replace("\u2212", "-"))]
+    return [
+        match.group().replace(",", "") for match in _NUMBER.finditer(text.replace("\u2212", "-"))
+    ]
 
 
 def extract(response: str, *, number: bool) -> Extracted:
     """The answer of a response: the content of the last balanced box. Without one,
 
-    - for questions whose answer is a ``number`` (GSM8K): what follows the last "answer is", to the end of its sentence; else
-      the last number. A box or sentence that holds exactly one number is that number: "18 dollars" is 18;
+    - for questions whose answer is a ``number`` (GSM8K): what follows the last "answer is", to the
+      end of its sentence; else the last number. A box or sentence that holds exactly one number is
+      that number: "18 dollars" is 18;
     - else (MATH): the whole response, in which math-verify finds the answer by its own rules.
 
     No other rewriting, and in particular no comparison with the hundredfold.
@@ -84,9 +90,15 @@ def extract(response: str, *, number: bool) -> Extracted:
     if (content := boxed(response)) is not None:
         return Extracted(_sole(content) if number else content, "boxed")
     if not number:
-        return Extracted(response, "whole response") if response.strip() else Extracted(None, "nothing")
+        return (
+            Extracted(response, "whole response")
+            if response.strip()
+            else Extracted(None, "nothing")
+        )
     if sentences := list(_ANSWER_IS.finditer(response)):
-        rest = re.split(r"\n|[.!?](?=\s|$)", response[sentences[-1].end() :], maxsplit=1)[0].strip(" *$")
+        rest = re.split(r"\n|[.!?](?=\s|$)", response[sentences[-1].end() :], maxsplit=1)[0].strip(
+            " *$"
+        )
         if rest:
             return Extracted(_sole(rest), "answer is")
     plain = numbers(response)
@@ -95,7 +107,11 @@ def extract(response: str, *, number: bool) -> Extracted:
 
 def _sole(text: str) -> str:
     plain = numbers(text)
-    return plain[0] if len(plain) == 1 and not re.search(r"[\\^/_](?!text|mathrm|\$|,|%)", text) else text
+    return (
+        plain[0]
+        if len(plain) == 1 and not re.search(r"[\\^/_](?!text|mathrm|\$|,|%)", text)
+        else text
+    )
 
 
 def gsm8k_gold(answer: str, where: str) -> str:

@@ -45,45 +45,58 @@ def _once(_self: object, _attribute: object, value: Sequence[str]) -> None:
 @final
 @frozen(kw_only=True)
 class Evaluate:
-    """The table ``[evaluate]`` of a mix file: which benchmarks, and how they are answered and scored.
+    """The table ``[evaluate]`` of a mix file: which benchmarks, and how they are answered and
+    scored.
 
-    Answers are greedy. GSM8K (1,319 questions) and MATH (5,000) are right or wrong, with Wilson's interval; MT-Bench (80
-    questions of two turns) is the mean of a judge's ratings, with a percentile bootstrap over questions.
+    Answers are greedy. GSM8K (1,319 questions) and MATH (5,000) are right or wrong, with Wilson's
+    interval; MT-Bench (80 questions of two turns) is the mean of a judge's ratings, with a
+    percentile bootstrap over questions.
 
-    Use when: a fine-tuned model is to be compared with the paper's tables or with another mixture. Avoid reading differences
-    smaller than the intervals: on GSM8K they are 2 to 2.6 points wide on each side.
+    Use when: a fine-tuned model is to be compared with the paper's tables or with another mixture.
+    Avoid reading differences smaller than the intervals: on GSM8K they are 2 to 2.6 points wide on
+    each side.
 
     Args:
         benchmarks: of "gsm8k", "math", "mt-bench"; () evaluates nothing.
         paths: file (MT-Bench: folder) by benchmark, where it is not below $HGMS_DATA.
         limit: only the first so many questions of each (None: all).
-        max_new_tokens: of an answer (None: 1,024 for GSM8K and MATH, 512 for MT-Bench, as in the paper).
+        max_new_tokens: of an answer (None: 1,024 for GSM8K and MATH, 512 for MT-Bench, as in the
+            paper).
         max_prompt_tokens: a longer prompt loses its beginning; how many did is in the results.
         batch_size: prompts answered at once; halved by itself where memory runs out.
         engine: "transformers", or "vllm" (an extra package; for models that it knows).
-        instruction: what follows each question of GSM8K and MATH, on a line of its own; "" for nothing.
-        template: "model" (the tokenizer's chat template), or a named one: the one the model was fine-tuned with.
-        judge: of MT-Bench; with ``name = "inspect"`` through Inspect (an extra package); "none" leaves the answers to be rated
-            later, by :meth:`rate`.
+        instruction: what follows each question of GSM8K and MATH, on a line of its own; "" for
+            nothing.
+        template: "model" (the tokenizer's chat template), or a named one: the one the model was
+            fine-tuned with.
+        judge: of MT-Bench; with ``name = "inspect"`` through Inspect (an extra package); "none"
+            leaves the answers to be rated later, by :meth:`rate`.
         resamples, seed: of MT-Bench's bootstrap.
         lm_eval: tasks of the lm-eval harness beside these benchmarks (an extra package).
 
-    Cost: one generation per turn. Scoring takes about 7 ms a right and 20 ms a wrong answer on one core.
+    Cost: one generation per turn. Scoring takes about 7 ms a right and 20 ms a wrong answer on one
+        core.
 
     >>> Evaluate(benchmarks=("gsm8k", "math")).new_tokens("math")
     1024
 
-    Source: the HG-MS paper, "Final inference and judging" and the table of evaluation uncertainty; what it leaves open is in
-    the package's README.
+    Source: the HG-MS paper, "Final inference and judging" and the table of evaluation uncertainty;
+    what it leaves open is in the package's README.
     """
 
-    benchmarks: tuple[Literal["gsm8k", "math", "mt-bench"], ...] = field(default=(), validator=[_known, _once])
+    benchmarks: tuple[Literal["gsm8k", "math", "mt-bench"], ...] = field(
+        default=(), validator=[_known, _once]
+    )
     paths: dict[str, str] = field(factory=dict, validator=_known)
     limit: int | None = field(default=None, validator=validators.optional(validators.ge(1)))
-    max_new_tokens: int | None = field(default=None, validator=validators.optional(validators.ge(1)))
+    max_new_tokens: int | None = field(
+        default=None, validator=validators.optional(validators.ge(1))
+    )
     max_prompt_tokens: int = field(default=1024, validator=validators.ge(1))
     batch_size: int = field(default=16, validator=validators.ge(1))
-    engine: Literal["transformers", "vllm"] = field(default="transformers", validator=validators.in_(("transformers", "vllm")))
+    engine: Literal["transformers", "vllm"] = field(
+        default="transformers", validator=validators.in_(("transformers", "vllm"))
+    )
     instruction: str = INSTRUCTION
     template: str = "model"
     judge: Judge | InspectJudge | None = field(factory=Judge)
@@ -95,23 +108,33 @@ class Evaluate:
         return NEW_TOKENS[benchmark] if self.max_new_tokens is None else self.max_new_tokens
 
     def run(
-        self, model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, folder: Path, report: Report = lambda _: None
+        self,
+        model: PreTrainedModel,
+        tokenizer: PreTrainedTokenizerBase,
+        folder: Path,
+        report: Report = lambda _: None,
     ) -> dict[str, Any]:
-        """Answers every question that ``folder`` has no answer to, scores all, writes results.json and returns it.
+        """Answers every question that ``folder`` has no answer to, scores all, writes results.json
+        and returns it.
 
-        Which files that are stands in the package's README; results.json is brought up to date after each benchmark.
+        Which files that are stands in the package's README; results.json is brought up to date
+        after each benchmark.
 
         Raises:
             CheckpointError: the folder's answers were made by another model or with other settings.
             DataError: a benchmark's file is missing or malformed.
-            ConfigError: MT-Bench without a key for its judge, or more new tokens than the model has positions.
-            MissingExtra: math-verify, openai, tenacity, vLLM, inspect-ai or lm-eval is needed and not installed.
-            HgmsError: the judge does not answer, or memory is too small for a single prompt. What was done is kept.
+            ConfigError: MT-Bench without a key for its judge, or more new tokens than the model has
+                positions.
+            MissingExtra: math-verify, openai, tenacity, vLLM, inspect-ai or lm-eval is needed and
+                not installed.
+            HgmsError: the judge does not answer, or memory is too small for a single prompt. What
+                was done is kept.
         """
         self.check()
         folder.mkdir(parents=True, exist_ok=True)
         loaded = {
-            name: questions.load(name, questions.place(name, self.paths.get(name)), self.limit) for name in self.benchmarks
+            name: questions.load(name, questions.place(name, self.paths.get(name)), self.limit)
+            for name in self.benchmarks
         }
         with Verifier() as verifier:
             for name, (listed, source) in loaded.items():
@@ -124,10 +147,15 @@ class Evaluate:
                 self.rate(folder, report)
         results = _results(folder)
         mine: dict[str, Any] = {name: results[name] for name in self.benchmarks}
-        return mine if self.lm_eval is None else mine | self._harness(self.lm_eval, model, tokenizer, folder, report)
+        return (
+            mine
+            if self.lm_eval is None
+            else mine | self._harness(self.lm_eval, model, tokenizer, folder, report)
+        )
 
     def rate(self, folder: Path, report: Report = lambda _: None) -> dict[str, Any]:
-        """The judge's pass alone, over the MT-Bench answers in ``folder``; brings results.json up to date and returns it.
+        """The judge's pass alone, over the MT-Bench answers in ``folder``; brings results.json up
+        to date and returns it.
 
         Raises:
             ConfigError: no judge, or no key for it.
@@ -156,10 +184,18 @@ class Evaluate:
     @property
     def titles(self) -> list[str]:
         """What is evaluated, in words."""
-        return [*self.benchmarks, *(f"lm-eval {name}" for name in (self.lm_eval.tasks if self.lm_eval else ()))]
+        return [
+            *self.benchmarks,
+            *(f"lm-eval {name}" for name in (self.lm_eval.tasks if self.lm_eval else ())),
+        ]
 
     def _harness(
-        self, harness: LmEval, model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, folder: Path, report: Report
+        self,
+        harness: LmEval,
+        model: PreTrainedModel,
+        tokenizer: PreTrainedTokenizerBase,
+        folder: Path,
+        report: Report,
     ) -> dict[str, Any]:
         results = harness.run(model, tokenizer, folder, report)
         for name, result in results.items():
@@ -167,15 +203,30 @@ class Evaluate:
         return results
 
     def _generate(
-        self, name: Benchmark, listed: Sequence[Question], source: str, model: PreTrainedModel,
-        tokenizer: PreTrainedTokenizerBase, folder: Path, report: Report,
-    ) -> None:  # fmt: skip
+        self,
+        name: Benchmark,
+        listed: Sequence[Question],
+        source: str,
+        model: PreTrainedModel,
+        tokenizer: PreTrainedTokenizerBase,
+        folder: Path,
+        report: Report,
+    ) -> None:
         from hgms_mix.evaluation import generate, vllm_engine
 
-        self._claim(folder, name, source, {"model": generate.fingerprint(model), "chat_template": tokenizer.chat_template})
+        self._claim(
+            folder,
+            name,
+            source,
+            {"model": generate.fingerprint(model), "chat_template": tokenizer.chat_template},
+        )
         for turn in range(1, max(len(question.turns) for question in listed) + 1):
             done = _answers(folder, name)
-            todo = [question for question in listed if len(question.turns) >= turn and (question.id, turn) not in done]
+            todo = [
+                question
+                for question in listed
+                if len(question.turns) >= turn and (question.id, turn) not in done
+            ]
             if not todo:
                 continue
             talks = [self._conversation(name, question, turn, done) for question in todo]
@@ -184,7 +235,8 @@ class Evaluate:
             cut = sum(len(prompt) > prompts.cap for prompt in prompts.tokens)
             which = f"{name}, turn {turn}" if name == "mt-bench" else name
             report(
-                f"{which}: {len(todo)} questions" + (f", {cut} of them cut to their last {prompts.cap} tokens" if cut else "")
+                f"{which}: {len(todo)} questions"
+                + (f", {cut} of them cut to their last {prompts.cap} tokens" if cut else "")
             )
             if self.engine == "vllm":
                 batches = vllm_engine.replies(model, tokenizer, prompts, folder)
@@ -194,22 +246,31 @@ class Evaluate:
             with records.Journal(folder / f"{name}.answers.jsonl") as journal:
                 for batch in batches:
                     for position, reply in batch:
-                        journal.write({"id": todo[position].id, "turn": turn, **attrs.asdict(reply)})
+                        journal.write(
+                            {"id": todo[position].id, "turn": turn, **attrs.asdict(reply)}
+                        )
                     count += len(batch)
                     report(f"{which}: {count} of {len(todo)} answered")
 
-    def _conversation(self, name: Benchmark, question: Question, turn: int, done: Answers) -> list[Turn]:
+    def _conversation(
+        self, name: Benchmark, question: Question, turn: int, done: Answers
+    ) -> list[Turn]:
         """The conversation up to this answer: the model's own earlier answers are part of it."""
         if name != "mt-bench":
-            return [("user", question.turns[0] + ("\n" + self.instruction if self.instruction else ""))]
+            return [
+                ("user", question.turns[0] + ("\n" + self.instruction if self.instruction else ""))
+            ]
         turns: list[Turn] = []
         for place in range(1, turn):
-            turns += [("user", question.turns[place - 1]), ("assistant", done[question.id, place]["text"])]
+            turns += [
+                ("user", question.turns[place - 1]),
+                ("assistant", done[question.id, place]["text"]),
+            ]
         return [*turns, ("user", question.turns[turn - 1])]
 
     def _claim(self, folder: Path, name: Benchmark, source: str, model: Mapping[str, Any]) -> None:
-        """Writes down what the answers depend on, or makes sure that nothing of it has changed. The batch size and the engine
-        do not count: both give greedy answers."""
+        """Writes down what the answers depend on, or makes sure that nothing of it has changed. The
+        batch size and the engine do not count: both give greedy answers."""
         now = {
             "questions": source,
             "instruction": self.instruction if name != "mt-bench" else "",
@@ -218,7 +279,8 @@ class Evaluate:
             "max_prompt_tokens": self.max_prompt_tokens,
             **model,
         }
-        path, answers = folder / f"{name}.settings.json", f"{name}.answers.jsonl"
+        path = folder / f"{name}.settings.json"
+        answers = f"{name}.answers.jsonl"
         records.require_same_model(folder, now["model"], but=path)
         if not (folder / answers).exists() or not path.exists():
             records.replace(path, now)
@@ -226,37 +288,54 @@ class Evaluate:
         before = records.table(path)
         if changed := [key for key in now if before.get(key) != now[key]]:
             raise CheckpointError(
-                f"{folder} holds answers to {name} made with another {', '.join(changed)}\n  choose another folder, or remove "
+                f"{folder} holds answers to {name} made with another {', '.join(changed)}\n"
+                "  choose another folder, or remove "
                 f"{answers} to answer again"
             )
 
     def _rated(self, folder: Path, report: Report, *, ask: bool) -> dict[str, Any]:
         place = questions.place("mt-bench", self.paths.get("mt-bench"))
         listed, _ = questions.load("mt-bench", place, self.limit)
-        turns = [(question, turn) for question in listed for turn in range(1, len(question.turns) + 1)]
+        turns = [
+            (question, turn) for question in listed for turn in range(1, len(question.turns) + 1)
+        ]
         answers = _answers(folder, "mt-bench")
         missing = sum((question.id, turn) not in answers for question, turn in turns)
         if missing:
-            raise CheckpointError(f"{folder}: {missing} answers to mt-bench are missing; generate them first")
-        prompts, requests = questions.judge_prompts(place), []
+            raise CheckpointError(
+                f"{folder}: {missing} answers to mt-bench are missing; generate them first"
+            )
+        prompts = questions.judge_prompts(place)
+        requests = []
         for question, turn in turns:
             texts = [answers[question.id, earlier]["text"] for earlier in range(1, turn + 1)]
             requests.append(Request(question.id, turn, messages(prompts, question, texts, turn)))
         if self.judge is None:
             ratings = {}
         else:
-            ratings = asking.rate(self.judge, folder, requests, report) if ask else asking.stored(self.judge, folder, requests)
+            ratings = (
+                asking.rate(self.judge, folder, requests, report)
+                if ask
+                else asking.stored(self.judge, folder, requests)
+            )
         result = scores.summary(requests, ratings, self.resamples, self.seed)
         if ask:
-            report(f"mt-bench: {result['score']:.2f} of 10, {result['rated']} turns rated, {result['failed']} without a rating")
+            report(
+                f"mt-bench: {result['score']:.2f} of 10, {result['rated']} turns rated, "
+                f"{result['failed']} without a rating"
+            )
         return {
             **result,
-            "judge": None if self.judge is None else {"where": self.judge.where, "temperature": self.judge.temperature},
+            "judge": None
+            if self.judge is None
+            else {"where": self.judge.where, "temperature": self.judge.temperature},
             **scores.lengths([answers[question.id, turn] for question, turn in turns]),
         }
 
 
-def _scored(verifier: Verifier, name: Benchmark, listed: Sequence[Question], folder: Path, report: Report) -> dict[str, Any]:
+def _scored(
+    verifier: Verifier, name: Benchmark, listed: Sequence[Question], folder: Path, report: Report
+) -> dict[str, Any]:
     known = _answers(folder, name)
     answers = [known[question.id, 1] for question in listed]
     report(f"{name}: scoring {len(listed)} answers")
@@ -264,7 +343,8 @@ def _scored(verifier: Verifier, name: Benchmark, listed: Sequence[Question], fol
     rows = [scores.score(verifier, name, question, answer["text"]) for question, answer in pairs]
     records.write(folder / f"{name}.scores.jsonl", rows)
     result = scores.accuracy(name, rows, answers)
-    low, high = result["interval"]["low"], result["interval"]["high"]
+    low = result["interval"]["low"]
+    high = result["interval"]["high"]
     report(f"{name}: {result['score']:.2f} % of {len(rows)} right ({low:.2f} to {high:.2f})")
     return result
 

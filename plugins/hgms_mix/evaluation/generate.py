@@ -1,6 +1,8 @@
-"""Greedy answers: conversations become tokens by the templates of training, a model continues them, and its tokens become text.
+"""Greedy answers: conversations become tokens by the templates of training, a model continues them,
+and its tokens become text.
 
-Batches have their prompts' ends aligned (left padding), so that a batch gives what single prompts give.
+Batches have their prompts' ends aligned (left padding), so that a batch gives what single prompts
+give.
 """
 
 from __future__ import annotations
@@ -24,7 +26,9 @@ Turn = tuple[Literal["user", "assistant"], str]
 
 @frozen
 class Reply:
-    """``finished``: the model ended its answer itself; ``truncated``: the prompt was cut on its left."""
+    """``finished``: the model ended its answer itself; ``truncated``: the prompt was cut on its
+    left.
+    """
 
     text: str
     new_tokens: int
@@ -35,8 +39,8 @@ class Reply:
 
 @frozen
 class Prompts:
-    """Conversations as tokens, of which a model sees the last ``cap``. An answer has at most ``new_tokens``,
-    and ends with one of ``stops``."""
+    """Conversations as tokens, of which a model sees the last ``cap``. An answer has at most
+    ``new_tokens``, and ends with one of ``stops``."""
 
     tokens: Sequence[list[int]]
     stops: Sequence[int]
@@ -46,31 +50,43 @@ class Prompts:
     def seen(self) -> list[list[int]]:
         return [prompt[-self.cap :] for prompt in self.tokens]
 
-    def reply(self, tokenizer: PreTrainedTokenizerBase, position: int, tokens: list[int]) -> tuple[int, Reply]:
+    def reply(
+        self, tokenizer: PreTrainedTokenizerBase, position: int, tokens: list[int]
+    ) -> tuple[int, Reply]:
         """The position of a prompt, and what a model wrote after it."""
         end = next((place for place, token in enumerate(tokens) if token in self.stops), None)
-        kept, prompt = tokens if end is None else tokens[:end], len(self.tokens[position])
+        kept = tokens if end is None else tokens[:end]
+        prompt = len(self.tokens[position])
         text = tokenizer.decode(kept, skip_special_tokens=True)
         assert isinstance(text, str)
         ended = end is not None
-        return position, Reply(text.strip(), len(kept) + ended, ended, min(prompt, self.cap), prompt > self.cap)
+        return position, Reply(
+            text.strip(), len(kept) + ended, ended, min(prompt, self.cap), prompt > self.cap
+        )
 
 
 def prompts_for(
-    model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, template: str, conversations: Sequence[Sequence[Turn]],
-    max_prompt_tokens: int, new_tokens: int,
-) -> Prompts:  # fmt: skip
-    """Each conversation up to where the next answer begins. An answer ends with the template's end mark, the tokenizer's end
-    token or what the model's own generation settings call an end.
+    model: PreTrainedModel,
+    tokenizer: PreTrainedTokenizerBase,
+    template: str,
+    conversations: Sequence[Sequence[Turn]],
+    max_prompt_tokens: int,
+    new_tokens: int,
+) -> Prompts:
+    """Each conversation up to where the next answer begins. An answer ends with the template's end
+    mark, the tokenizer's end token or what the model's own generation settings call an end.
 
     Raises:
-        ConfigError: no template has that name, the tokenizer has no chat template of its own ("model") or no end token, or the
-            model has too few positions.
+        ConfigError: no template has that name, the tokenizer has no chat template of its own
+            ("model") or no end token, or the model has too few positions.
     """
     from hgms_mix.lm import Message, prompt_tokens, stop_tokens, template_for
 
     form = template_for(template, tokenizer)
-    tokens = [prompt_tokens([Message(role, text) for role, text in turns], tokenizer, form) for turns in conversations]
+    tokens = [
+        prompt_tokens([Message(role, text) for role, text in turns], tokenizer, form)
+        for turns in conversations
+    ]
     stops = sorted({*stop_tokens(tokenizer, form), *own_stops(model)})
     return Prompts(tokens, stops, prompt_cap(model, max_prompt_tokens, new_tokens), new_tokens)
 
@@ -78,39 +94,63 @@ def prompts_for(
 def own_stops(model: PreTrainedModel) -> list[int]:
     """What the model's own generation settings call an end."""
     own = model.generation_config.eos_token_id if model.generation_config is not None else None
-    return [int(token) for token in (own if isinstance(own, (list, tuple)) else [own]) if token is not None]
+    return [
+        int(token)
+        for token in (own if isinstance(own, (list, tuple)) else [own])
+        if token is not None
+    ]
 
 
 def prompt_cap(
-    model: PreTrainedModel, max_prompt_tokens: int, new_tokens: int, setting: str = "evaluate.max_new_tokens"
+    model: PreTrainedModel,
+    max_prompt_tokens: int,
+    new_tokens: int,
+    setting: str = "evaluate.max_new_tokens",
 ) -> int:
-    """How many tokens of a prompt fit into the positions that the model has; ``setting`` is the name of ``new_tokens``."""
+    """How many tokens of a prompt fit into the positions that the model has; ``setting`` is the
+    name of ``new_tokens``.
+    """
     positions = getattr(model.config.get_text_config(), "max_position_embeddings", None)
-    room = max_prompt_tokens if positions is None else min(max_prompt_tokens, positions - new_tokens)
+    room = (
+        max_prompt_tokens if positions is None else min(max_prompt_tokens, positions - new_tokens)
+    )
     if room < 1:
-        raise ConfigError(f"{setting} = {new_tokens}, but the model has {positions} positions: lower it")
+        raise ConfigError(
+            f"{setting} = {new_tokens}, but the model has {positions} positions: lower it"
+        )
     return room
 
 
 def fingerprint(model: PreTrainedModel) -> str:
-    """A hash of up to 64 spread entries of every parameter: answers of one model are not taken for another's."""
+    """A hash of up to 64 spread entries of every parameter: answers of one model are not taken
+    for another's.
+    """
     digest = hashlib.sha256()
     for name, parameter in sorted(model.named_parameters()):
         flat = parameter.detach().reshape(-1)
-        few = flat[:: max(1, len(flat) // 64)][:64].to("cpu", torch.float32) if flat.is_floating_point() else flat[:64].cpu()
+        few = (
+            flat[:: max(1, len(flat) // 64)][:64].to("cpu", torch.float32)
+            if flat.is_floating_point()
+            else flat[:64].cpu()
+        )
         digest.update(f"{name} {tuple(parameter.shape)}".encode())
         digest.update(few.contiguous().numpy().tobytes())
     return digest.hexdigest()
 
 
 def replies(
-    model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, prompts: Prompts, batch_size: int, report: Callable[[str], None]
+    model: PreTrainedModel,
+    tokenizer: PreTrainedTokenizerBase,
+    prompts: Prompts,
+    batch_size: int,
+    report: Callable[[str], None],
 ) -> Iterator[list[tuple[int, Reply]]]:
     """Greedy answers, batch by batch, as (position in ``prompts``, reply).
 
-    Prompts are taken longest first: those of a batch are about equally long, and a batch too large for the device shows itself
-    at once. It is then halved, for all batches that follow. The model's own generation settings (temperature, repetition
-    penalty) do not take part; they are as they were afterwards.
+    Prompts are taken longest first: those of a batch are about equally long, and a batch too large
+    for the device shows itself at once. It is then halved, for all batches that follow. The model's
+    own generation settings (temperature, repetition penalty) do not take part; they are as they
+    were afterwards.
 
     Raises:
         HgmsError: one prompt alone is too much for the device's memory.
@@ -119,7 +159,11 @@ def replies(
 
     stops = list(prompts.stops)
     pad = tokenizer.pad_token_id if tokenizer.pad_token_id is not None else stops[0] if stops else 0
-    lengths: dict[str, Any] = {"max_new_tokens": prompts.new_tokens, "eos_token_id": stops or None, "pad_token_id": pad}
+    lengths: dict[str, Any] = {
+        "max_new_tokens": prompts.new_tokens,
+        "eos_token_id": stops or None,
+        "pad_token_id": pad,
+    }
     greedy = GenerationConfig(do_sample=False, num_beams=1, use_cache=True, **lengths)
     seen = prompts.seen()
     order = sorted(range(len(seen)), key=lambda position: (-len(seen[position]), position))
@@ -132,16 +176,27 @@ def replies(
                 batch_size = _halved(len(now), prompts.new_tokens, len(seen[now[0]]), report)
                 continue
             order = order[batch_size:]
-            yield [prompts.reply(tokenizer, position, tokens) for position, tokens in zip(now, new, strict=True)]
+            yield [
+                prompts.reply(tokenizer, position, tokens)
+                for position, tokens in zip(now, new, strict=True)
+            ]
 
 
-def _batch(model: PreTrainedModel, prompts: list[list[int]], greedy: object, pad: int) -> list[list[int]]:
+def _batch(
+    model: PreTrainedModel, prompts: list[list[int]], greedy: object, pad: int
+) -> list[list[int]]:
     width = max(map(len, prompts))
-    tokens = torch.tensor([[pad] * (width - len(prompt)) + prompt for prompt in prompts], device=model.device)
-    real = torch.tensor([[0] * (width - len(prompt)) + [1] * len(prompt) for prompt in prompts], device=model.device)
+    tokens = torch.tensor(
+        [[pad] * (width - len(prompt)) + prompt for prompt in prompts], device=model.device
+    )
+    real = torch.tensor(
+        [[0] * (width - len(prompt)) + [1] * len(prompt) for prompt in prompts], device=model.device
+    )
     with torch.inference_mode():
         generate: Any = model.generate
-        new: list[list[int]] = generate(input_ids=tokens, attention_mask=real, generation_config=greedy)[:, width:].tolist()
+        new: list[list[int]] = generate(
+            input_ids=tokens, attention_mask=real, generation_config=greedy
+        )[:, width:].tolist()
     return new
 
 
@@ -151,18 +206,27 @@ def _halved(rows: int, new: int, longest: int, report: Callable[[str], None]) ->
     if rows == 1:
         raise HgmsError(
             f"out of memory with one prompt of {longest} tokens and {new} new ones\n"
-            "  lower evaluate.max_prompt_tokens or evaluate.max_new_tokens, or load the model in a smaller dtype"
+            "  lower evaluate.max_prompt_tokens or evaluate.max_new_tokens, or load the model in "
+            "a smaller dtype"
         )
-    report(f"out of memory with {rows} prompts at once: going on with {rows // 2} (evaluate.batch_size)")
+    report(
+        f"out of memory with {rows} prompts at once: going on with {rows // 2} "
+        "(evaluate.batch_size)"
+    )
     return rows // 2
 
 
 @contextlib.contextmanager
 def answering(model: PreTrainedModel, settings: Any) -> Iterator[None]:
-    """The model without dropout and without generation settings of its own, which would fill what ours leave open."""
+    """The model without dropout and without generation settings of its own, which would fill
+    what ours leave open.
+    """
     adapted: Any = model
-    inner = adapted.get_base_model() if hasattr(adapted, "get_base_model") else model  # peft hands its own settings down
-    own, training = inner.generation_config, model.training
+    inner = (
+        adapted.get_base_model() if hasattr(adapted, "get_base_model") else model
+    )  # peft hands its own settings down
+    own = inner.generation_config
+    training = model.training
     adapted.generation_config = inner.generation_config = settings
     model.eval()
     try:

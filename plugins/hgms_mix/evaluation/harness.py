@@ -1,4 +1,6 @@
-"""Tasks of the Language Model Evaluation Harness (lm-eval) on a model that is in memory already, with data from local files."""
+"""Tasks of the Language Model Evaluation Harness (lm-eval) on a model that is in memory already,
+with data from local files.
+"""
 
 from __future__ import annotations
 
@@ -35,7 +37,9 @@ LOCAL: Final[Mapping[str, tuple[str, Mapping[str, str]]]] = {
     "gsm8k_cot_zeroshot": ("gsm8k/gsm8k-cot-zeroshot.yaml", GSM8K),
     "hendrycks_math": ("hendrycks_math/hendrycks_math_algebra.yaml", MATH),
 }
-"""The harness's own definition of a task, and the files below $HGMS_DATA that take the place of its data set on the Hub."""
+"""The harness's own definition of a task, and the files below $HGMS_DATA that take the place of
+its data set on the Hub.
+"""
 
 FEWSHOT_SEED: Final = 1234
 """The harness's own, of the order of examples in a prompt."""
@@ -47,11 +51,18 @@ GENERATES: Final = "generate_until"
 def _known(_self: object, _attribute: object, value: Sequence[str]) -> None:
     for name in value:
         if [_short(other) for other in value].count(_short(name)) > 1:
-            raise ValueError(f"two tasks are called {_short(name)!r}, which names their files: keep one, or rename a YAML file")
+            raise ValueError(
+                f"two tasks are called {_short(name)!r}, which names their files: keep one, or "
+                "rename a YAML file"
+            )
         if name not in LOCAL and not name.endswith((".yaml", ".yml")):
             near = closest(name, LOCAL)
             hint = f"; did you mean {near!r}?" if near else ""
-            raise ValueError(f"unknown task {name!r}{hint} (known: {', '.join(LOCAL)}, or the path of a YAML file of your own)")
+            raise ValueError(
+                f"unknown task {name!r}{hint} (known: {', '.join(LOCAL)}, or the path of a "
+                "YAML "
+                "file of your own)"
+            )
 
 
 @final
@@ -59,24 +70,27 @@ def _known(_self: object, _attribute: object, value: Sequence[str]) -> None:
 class LmEval:
     """Tasks of the lm-eval harness, as it defines, prompts and scores them.
 
-    Use when: figures are to stand beside others that came from the harness, or a task is wanted that it has. Avoid comparing
-    its figures with those of ``benchmarks``: prompts, the examples in them and what counts as the answer differ.
+    Use when: figures are to stand beside others that came from the harness, or a task is wanted
+    that it has. Avoid comparing its figures with those of ``benchmarks``: prompts, the examples in
+    them and what counts as the answer differ.
 
     Arguments:
-        tasks: of "gsm8k" (five examples in the prompt), "gsm8k_cot" (eight worked ones), "gsm8k_cot_zeroshot" and
-            "hendrycks_math" (all seven subjects in one), whose data are read below $HGMS_DATA, with nothing asked of the Hub;
-            or paths of YAML files in the harness's format, each with one task. Such a file can run code (templates, Python
-            functions) and load data and metrics from the Hub, so the command has to allow it: ``--trust-remote-code``; from
-            Python HGMS_TRUST_REMOTE_CODE=1.
+        tasks: of "gsm8k" (five examples in the prompt), "gsm8k_cot" (eight worked ones),
+            "gsm8k_cot_zeroshot" and "hendrycks_math" (all seven subjects in one), whose data are
+            read below $HGMS_DATA, with nothing asked of the Hub; or paths of YAML files in the
+            harness's format, each with one task. Such a file can run code (templates, Python
+            functions) and load data and metrics from the Hub, so the command has to allow it:
+            ``--trust-remote-code``; from Python HGMS_TRUST_REMOTE_CODE=1.
         num_fewshot: examples in a prompt; None: as the task says.
         limit: only the first so many questions; None: all.
         max_new_tokens: of an answer. Answers are greedy, whatever the task says.
         batch_size: prompts answered at once.
         chat_template: prompts in the tokenizer's chat template.
 
-    Cost: one generation a question (a task that compares choices: one pass over each). A task that was finished with the same
-    settings is not run again; one that was broken off begins anew. A prompt that is longer than the model's positions loses its
-    beginning; how many did is in the results.
+    Cost: one generation a question (a task that compares choices: one pass over each). A task that
+    was finished with the same settings is not run again; one that was broken off begins anew. A
+    prompt that is longer than the model's positions loses its beginning; how many did is in the
+    results.
 
     >>> LmEval(tasks=("gsm8k",)).limit is None
     True
@@ -92,9 +106,14 @@ class LmEval:
     chat_template: bool = False
 
     def check(self) -> None:
-        """Raises MissingExtra, DataError or ConfigError for what would only show after the model is trained."""
+        """Raises MissingExtra, DataError or ConfigError for what would only show after the model
+        is trained.
+        """
         if importlib.util.find_spec("lm_eval") is None:
-            raise MissingExtra("[evaluate.lm_eval] needs lm-eval, which is not installed\n  pip install 'hgms[lm-eval]'")
+            raise MissingExtra(
+                "[evaluate.lm_eval] needs lm-eval, which is not installed\n"
+                "  pip install 'hgms[lm-eval]'"
+            )
         for name in self.tasks:
             if name in LOCAL:
                 _digests(name)
@@ -103,29 +122,48 @@ class LmEval:
                     self._prepared(name).build_all_requests(limit=1, rank=0, world_size=1)
 
     def run(
-        self, model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, folder: Path, report: Callable[[str], None]
+        self,
+        model: PreTrainedModel,
+        tokenizer: PreTrainedTokenizerBase,
+        folder: Path,
+        report: Callable[[str], None],
     ) -> dict[str, Any]:
-        """A result for each task, filter and metric, named ``lm-eval TASK FILTER METRIC``. Every question, answer and score
-        goes to ``lm-eval.TASK.samples.jsonl``.
+        """A result for each task, filter and metric, named ``lm-eval TASK FILTER METRIC``. Every
+        question, answer and score goes to ``lm-eval.TASK.samples.jsonl``.
 
         Raises:
-            MissingExtra, DataError, ConfigError: as :meth:`check`; a task generates and the model has too few positions for the
-                new tokens; or a chat template is wanted and the tokenizer has none.
+            MissingExtra, DataError, ConfigError: as :meth:`check`; a task generates and the model
+                has too few positions for the new tokens; or a chat template is wanted and the
+                tokenizer has none.
             CheckpointError: the folder's answers were made by another model.
         """
         self.check()
         if any(name in LOCAL or load(name).OUTPUT_TYPE == GENERATES for name in self.tasks):
             prompt_cap(model, 1, self.max_new_tokens, "evaluate.lm_eval.max_new_tokens")
         if self.chat_template and tokenizer.chat_template is None:
-            raise ConfigError("the tokenizer has no chat template @ evaluate.lm_eval.chat_template\n  set it to false")
+            raise ConfigError(
+                "the tokenizer has no chat template @ evaluate.lm_eval.chat_template\n"
+                "  set it to false"
+            )
         folder.mkdir(parents=True, exist_ok=True)
         of_model = fingerprint(model)
         records.require_same_model(folder, of_model)
-        common = {key: value for key, value in attrs.asdict(self).items() if key not in ("tasks", "batch_size")}
+        common = {
+            key: value
+            for key, value in attrs.asdict(self).items()
+            if key not in ("tasks", "batch_size")
+        }
         results: dict[str, Any] = {}
         for name in self.tasks:
-            settings = {**common, "files": _digests(name), "model": of_model, "chat_template_text": tokenizer.chat_template}
-            path, done = (folder / f"lm-eval.{_short(name)}{suffix}.json" for suffix in ("", ".settings"))
+            settings = {
+                **common,
+                "files": _digests(name),
+                "model": of_model,
+                "chat_template_text": tokenizer.chat_template,
+            }
+            path, done = (
+                folder / f"lm-eval.{_short(name)}{suffix}.json" for suffix in ("", ".settings")
+            )
             if not done.exists() or records.table(done) != settings:
                 records.replace(path, self._task(name, model, tokenizer, folder, report))
                 records.replace(done, settings)
@@ -135,16 +173,27 @@ class LmEval:
     def _prepared(self, name: str) -> Any:
         """The harness's task with our settings."""
         task = load(name)
-        shown = task.get_config("num_fewshot") or 0 if self.num_fewshot is None else self.num_fewshot
+        shown = (
+            task.get_config("num_fewshot") or 0 if self.num_fewshot is None else self.num_fewshot
+        )
         task.set_config(key="num_fewshot", value=shown)
         task.set_fewshot_seed(seed=FEWSHOT_SEED)
         if task.OUTPUT_TYPE == GENERATES:
-            generation = {**task.config.generation_kwargs, "max_gen_toks": self.max_new_tokens, "do_sample": False}
+            generation = {
+                **task.config.generation_kwargs,
+                "max_gen_toks": self.max_new_tokens,
+                "do_sample": False,
+            }
             task.config.generation_kwargs = generation
         return task
 
     def _task(
-        self, name: str, model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, folder: Path, report: Callable[[str], None]
+        self,
+        name: str,
+        model: PreTrainedModel,
+        tokenizer: PreTrainedTokenizerBase,
+        folder: Path,
+        report: Callable[[str], None],
     ) -> dict[str, Any]:
         from lm_eval import evaluate
         from lm_eval.models.huggingface import HFLM
@@ -153,18 +202,37 @@ class LmEval:
 
         task = self._prepared(name)
         report(f"lm-eval: {task.config.task}")
-        # the harness leaves the end of an answer to the model's own settings: where those have none, rows ran on past it
-        stops = sorted({*own_stops(model), *([] if tokenizer.eos_token_id is None else [tokenizer.eos_token_id])})
+        # the harness leaves the end of an answer to the model's own settings: where those have
+        # none, rows ran on past it
+        stops = sorted(
+            {
+                *own_stops(model),
+                *([] if tokenizer.eos_token_id is None else [tokenizer.eos_token_id]),
+            }
+        )
         with _quiet(), answering(model, GenerationConfig(eos_token_id=stops or None)):
             any_model: Any = model  # peft's wrapper is taken as well
-            lm = HFLM(pretrained=any_model, tokenizer=copy.deepcopy(tokenizer), batch_size=self.batch_size, backend="causal")
-            # not simple_evaluate, which also seeds the global generators and reads some thousand task files
+            lm = HFLM(
+                pretrained=any_model,
+                tokenizer=copy.deepcopy(tokenizer),
+                batch_size=self.batch_size,
+                backend="causal",
+            )
+            # not simple_evaluate, which also seeds the global generators and reads some thousand
+            # task files
             done: Any = evaluate(
-                lm, {"tasks": {name: task}}, limit=self.limit, log_samples=True, bootstrap_iters=0,
+                lm,
+                {"tasks": {name: task}},
+                limit=self.limit,
+                log_samples=True,
+                bootstrap_iters=0,
                 apply_chat_template=self.chat_template,
-            )  # fmt: skip
+            )
         samples = json.loads(json.dumps(done["samples"][name], default=handle_non_serializable))
-        records.write(folder / f"lm-eval.{_short(name)}.samples.jsonl", [_sample(sample) for sample in samples])
+        records.write(
+            folder / f"lm-eval.{_short(name)}.samples.jsonl",
+            [_sample(sample) for sample in samples],
+        )
         results = summary(_short(name), samples, done["results"][name])
         if task.OUTPUT_TYPE == GENERATES:
             room = lm.max_length - self.max_new_tokens
@@ -185,10 +253,16 @@ def load(name: str) -> Any:
     with _quiet():
         if name not in LOCAL:
             with _reading(name):
-                (task,) = TaskManager(include_defaults=False).load([str(_own(name))])["tasks"].values()
+                (task,) = (
+                    TaskManager(include_defaults=False).load([str(_own(name))])["tasks"].values()
+                )
                 return task
         definition, files = LOCAL[name]
-        table = {**_definition(Path(str(lm_eval.tasks.__file__)).parent / definition), "task": name, "dataset_name": None}
+        table = {
+            **_definition(Path(str(lm_eval.tasks.__file__)).parent / definition),
+            "task": name,
+            "dataset_name": None,
+        }
         return ConfigurableTask(config={**table, "custom_dataset": lambda **_: _dataset(files)})
 
 
@@ -202,34 +276,56 @@ def _reading(name: str) -> Iterator[None]:
     except Exception as error:
         why = " ".join(str(error).split())[:300]
         raise ConfigError(
-            f"the harness cannot use the task file {name}: {type(error).__name__}: {why} @ evaluate.lm_eval.tasks\n"
+            f"the harness cannot use the task file {name}: {type(error).__name__}: {why} @ "
+            "evaluate.lm_eval.tasks\n"
             "  a file holds one task; paths in it are seen from the current folder"
         ) from error
 
 
-def summary(name: str, samples: Sequence[Mapping[str, Any]], figures: Mapping[str, Any]) -> dict[str, Any]:
-    """The harness's figure for each metric under each filter: in percent, with Wilson's interval, where it is the share of ones
-    among scores of 0 and 1."""
+def summary(
+    name: str, samples: Sequence[Mapping[str, Any]], figures: Mapping[str, Any]
+) -> dict[str, Any]:
+    """The harness's figure for each metric under each filter: in percent, with Wilson's interval,
+    where it is the share of ones among scores of 0 and 1."""
     results: dict[str, Any] = {}
     for which in dict.fromkeys(sample["filter"] for sample in samples):
         rows = [sample for sample in samples if sample["filter"] == which]
         for metric in rows[0]["metrics"]:
-            values, figure = [row[metric] for row in rows], float(figures[f"{metric},{which}"])
-            result: dict[str, Any] = {"score": figure, "unit": metric, "n": len(values), "interval": None}
-            if all(value in (0, 1) for value in values) and math.isclose(figure, sum(values) / len(values)):
-                result |= {"score": 100 * figure, "unit": "percent", "interval": scores.wilson(int(sum(values)), len(values))}
+            values = [row[metric] for row in rows]
+            figure = float(figures[f"{metric},{which}"])
+            result: dict[str, Any] = {
+                "score": figure,
+                "unit": metric,
+                "n": len(values),
+                "interval": None,
+            }
+            if all(value in (0, 1) for value in values) and math.isclose(
+                figure, sum(values) / len(values)
+            ):
+                result |= {
+                    "score": 100 * figure,
+                    "unit": "percent",
+                    "interval": scores.wilson(int(sum(values)), len(values)),
+                }
             results[f"lm-eval {name} {which} {metric}".replace(" none ", " ")] = result
     return results
 
 
 def _sample(sample: Mapping[str, Any]) -> dict[str, Any]:
-    """A row of the file of samples. A task that compares choices has a list of responses, one for each."""
-    responses, answers = [response for (response, *_) in sample["resps"]], sample["filtered_resps"]
+    """A row of the file of samples. A task that compares choices has a list of responses, one
+    for each.
+    """
+    responses = [response for (response, *_) in sample["resps"]]
+    answers = sample["filtered_resps"]
     return {
-        "id": sample["doc_id"], "filter": sample["filter"], "prompt": sample["arguments"][0][0],
-        "target": str(sample["target"]), "response": responses[0] if len(responses) == 1 else responses,
-        "answer": answers[0] if len(answers) == 1 else answers, **{metric: sample[metric] for metric in sample["metrics"]},
-    }  # fmt: skip
+        "id": sample["doc_id"],
+        "filter": sample["filter"],
+        "prompt": sample["arguments"][0][0],
+        "target": str(sample["target"]),
+        "response": responses[0] if len(responses) == 1 else responses,
+        "answer": answers[0] if len(answers) == 1 else answers,
+        **{metric: sample[metric] for metric in sample["metrics"]},
+    }
 
 
 def _dataset(files: Mapping[str, str]) -> Any:
@@ -242,10 +338,13 @@ def _dataset(files: Mapping[str, str]) -> Any:
 
 
 def _digests(name: str) -> dict[str, str]:
-    """The digests of what a task is made of: its files, or one's own definition (with what it includes and the files of its
-    functions) and the rows that it has loaded."""
+    """The digests of what a task is made of: its files, or one's own definition (with what it
+    includes and the files of its functions) and the rows that it has loaded."""
     if name in LOCAL:
-        return {file: hashlib.sha256(_below_data(file).read_bytes()).hexdigest() for file in LOCAL[name][1].values()}
+        return {
+            file: hashlib.sha256(_below_data(file).read_bytes()).hexdigest()
+            for file in LOCAL[name][1].values()
+        }
     rows = hashlib.sha256()
     for split, table in load(name).dataset.items():
         for row in table:
@@ -262,7 +361,9 @@ def _definition(path: Path) -> dict[str, Any]:
 
 
 def _spelled(value: object) -> str:
-    """What stands in a definition beside text and numbers: a function is its name and its file, which may change under it."""
+    """What stands in a definition beside text and numbers: a function is its name and its file,
+    which may change under it.
+    """
     if not callable(value):
         return str(value)
     name = f"{getattr(value, '__module__', '')}.{getattr(value, '__qualname__', type(value).__qualname__)}"
@@ -281,13 +382,16 @@ def _below_data(file: str) -> Path:
 
 
 def _own(name: str) -> Path:
-    """A task file of one's own, which may be used: the harness renders its templates outside any sandbox."""
+    """A task file of one's own, which may be used: the harness renders its templates outside any
+    sandbox.
+    """
     path = Path(os.path.expandvars(name)).expanduser()
     if not path.is_file():
         raise ConfigError(f"there is no task file {name} @ evaluate.lm_eval.tasks")
     if os.environ.get("HGMS_TRUST_REMOTE_CODE") != "1":
         raise ConfigError(
-            f"the task file {name} can run code by its templates and functions @ evaluate.lm_eval.tasks\n"
+            f"the task file {name} can run code by its templates and functions @ "
+            "evaluate.lm_eval.tasks\n"
             "  read it first; then add --trust-remote-code to the command"
         )
     return path.resolve()
@@ -299,10 +403,17 @@ def _short(name: str) -> str:
 
 @contextlib.contextmanager
 def _quiet() -> Iterator[None]:
-    """Without the harness's remarks on being handed a model, which is what it is for here, and without bars across ours."""
-    from datasets.utils import are_progress_bars_disabled, disable_progress_bars, enable_progress_bars
+    """Without the harness's remarks on being handed a model, which is what it is for here, and
+    without bars across ours.
+    """
+    from datasets.utils import (
+        are_progress_bars_disabled,
+        disable_progress_bars,
+        enable_progress_bars,
+    )
 
-    logger, shown = logging.getLogger("lm_eval"), not are_progress_bars_disabled()
+    logger = logging.getLogger("lm_eval")
+    shown = not are_progress_bars_disabled()
     level = logger.level
     logger.setLevel(logging.ERROR)
     disable_progress_bars()

@@ -1,4 +1,6 @@
-"""The judge of MT-Bench as a task of Inspect: its models, its logs, our prompts and our rule for what a rating is."""
+"""The judge of MT-Bench as a task of Inspect: its models, its logs, our prompts and our rule for
+what a rating is.
+"""
 
 from __future__ import annotations
 
@@ -16,33 +18,40 @@ from hgms_core import ConfigError, HgmsError, MissingExtra
 from hgms_mix.evaluation.judge import Request, rating
 
 KEYLESS: Final = ("openai", "mockllm")
-"""Providers that need no word on the command line: the key in OPENAI_API_KEY goes to OpenAI, and mockllm asks nobody."""
+"""Providers that need no word on the command line: the key in OPENAI_API_KEY goes to OpenAI, and
+mockllm asks nobody.
+"""
 
 
 def _provider(_self: object, _attribute: object, value: str) -> None:
     provider, slash, name = value.partition("/")
     if not (provider and slash and name):
-        raise ValueError(f"'model' must be a provider and a model, like \"openai/gpt-4o\": {value!r}")
+        raise ValueError(
+            f"'model' must be a provider and a model, like \"openai/gpt-4o\": {value!r}"
+        )
 
 
 @final
 @frozen(kw_only=True)
 class InspectJudge:
-    """MT-Bench rated by any model that Inspect has a provider for (OpenAI, Anthropic, Google, …), with a log that
-    ``inspect view`` shows. Prompts, the rule for a rating, attempts and the score are those of ``Judge``.
+    """MT-Bench rated by any model that Inspect has a provider for (OpenAI, Anthropic, Google, …),
+    with a log that ``inspect view`` shows. Prompts, the rule for a rating, attempts and the score
+    are those of ``Judge``.
 
-    Use when: the judge has no OpenAI-compatible endpoint, or Inspect's logs are wanted. Avoid where such an endpoint will do:
-    ``Judge`` needs less, paces its requests, and keeps each rating as it comes, where here a kill costs the pass.
+    Use when: the judge has no OpenAI-compatible endpoint, or Inspect's logs are wanted. Avoid where
+    such an endpoint will do: ``Judge`` needs less, paces its requests, and keeps each rating as it
+    comes, where here a kill costs the pass.
 
     Arguments:
-        model: provider and model, as Inspect calls them. The provider's key is read from the environment by Inspect; any other
-            provider than OpenAI is asked only where the command says so (``--send-key PROVIDER``; from Python
-            HGMS_SEND_KEY=PROVIDER).
+        model: provider and model, as Inspect calls them. The provider's key is read from the
+            environment by Inspect; any other provider than OpenAI is asked only where the command
+            says so (``--send-key PROVIDER``; from Python HGMS_SEND_KEY=PROVIDER).
         temperature, max_tokens: of the judge's own replies.
         timeout: seconds for a reply.
-        retries: how often a request that failed is sent again (Inspect alone would go on for ever), after 3, 6, 12, … seconds;
-            then the rating counts as failed.
-        attempts: how often a reply without a rating is asked for in all; then the rating counts as failed.
+        retries: how often a request that failed is sent again (Inspect alone would go on for ever),
+            after 3, 6, 12, … seconds; then the rating counts as failed.
+        attempts: how often a reply without a rating is asked for in all; then the rating counts as
+            failed.
         concurrency: requests under way at the same time.
 
     Cost: one request per turn: 160 for MT-Bench.
@@ -50,7 +59,8 @@ class InspectJudge:
     >>> InspectJudge(model="anthropic/claude-sonnet").where
     'anthropic/claude-sonnet through Inspect'
 
-    Source: Inspect, UK AI Security Institute (https://inspect.aisi.org.uk), 0.3.285; Zheng et al. (2023) for the judging.
+    Source: Inspect, UK AI Security Institute (https://inspect.aisi.org.uk), 0.3.285; Zheng et al.
+        (2023) for the judging.
     """
 
     name: ClassVar[str] = "inspect"
@@ -72,26 +82,38 @@ class InspectJudge:
     def sends(self) -> str:
         """What goes to the judge beside the questions and answers, in words."""
         provider = self.model.partition("/")[0]
-        return "nobody is asked" if provider == "mockllm" else f"Inspect sends its key for {provider}"
+        return (
+            "nobody is asked" if provider == "mockllm" else f"Inspect sends its key for {provider}"
+        )
 
     def require(self) -> None:
         """Raises MissingExtra or ConfigError where no request could be made."""
         if importlib.util.find_spec("inspect_ai") is None:
-            raise MissingExtra("this judge needs inspect-ai, which is not installed\n  pip install 'hgms[inspect]'")
+            raise MissingExtra(
+                "this judge needs inspect-ai, which is not installed\n  pip install 'hgms[inspect]'"
+            )
         provider = self.model.partition("/")[0]
-        if provider not in KEYLESS and provider not in os.environ.get("HGMS_SEND_KEY", "").split(","):
+        if provider not in KEYLESS and provider not in os.environ.get("HGMS_SEND_KEY", "").split(
+            ","
+        ):
             raise ConfigError(
-                f"the file asks to send your key for {provider} to {provider} @ evaluate.judge.model\n"
+                f"the file asks to send your key for {provider} to {provider} @ "
+                "evaluate.judge.model\n"
                 f"  if it should, add --send-key {provider} to the command"
             )
         try:
             grader(self)
-        except Exception as error:  # the provider's package or key is missing, or Inspect has no such provider
+        except (
+            Exception
+        ) as error:  # the provider's package or key is missing, or Inspect has no such provider
             why = " ".join(re.sub(r"\[/?[a-z]+\]", "", str(error)).removeprefix("ERROR: ").split())
-            raise ConfigError(f"Inspect cannot ask {self.model}: {why} @ evaluate.judge.model") from error
+            raise ConfigError(
+                f"Inspect cannot ask {self.model}: {why} @ evaluate.judge.model"
+            ) from error
 
     def rated(self, todo: Sequence[Request], folder: Path) -> Iterator[dict[str, Any]]:
-        """The records of these requests, as :func:`hgms_mix.evaluation.judge_calls.rate` keeps them; Inspect's log goes into ``folder``.
+        """The records of these requests, as :func:`hgms_mix.evaluation.judge_calls.rate` keeps
+        them; Inspect's log goes into ``folder``.
 
         Raises:
             HgmsError: Inspect could not finish the task; what was rated comes before.
@@ -99,25 +121,43 @@ class InspectJudge:
         from inspect_ai import eval as evaluated
 
         (log,) = evaluated(
-            judging(self, todo), model=grader(self), log_dir=str(folder), display="none", log_level="error",
-            fail_on_error=False, max_samples=self.concurrency, max_connections=self.concurrency, acp_server=False,
+            judging(self, todo),
+            model=grader(self),
+            log_dir=str(folder),
+            display="none",
+            log_level="error",
+            fail_on_error=False,
+            max_samples=self.concurrency,
+            max_connections=self.concurrency,
+            acp_server=False,
             ctl_server=False,
-        )  # fmt: skip
+        )
         by_key = {request.key: request for request in todo}
         for sample in log.samples or []:
             request = by_key[sample.metadata["id"], sample.metadata["turn"]]
             reply = sample.store.get("reply")
             record = {
-                "id": request.id, "turn": request.turn, "judge": self.where, "asked": request.digest,
-                "rating": None if reply is None else rating(reply), "attempts": sample.store.get("attempts", 0), "reply": reply,
-            }  # fmt: skip
+                "id": request.id,
+                "turn": request.turn,
+                "judge": self.where,
+                "asked": request.digest,
+                "rating": None if reply is None else rating(reply),
+                "attempts": sample.store.get("attempts", 0),
+                "reply": reply,
+            }
             if record["rating"] is None:
-                failed = f"refused: {' '.join(sample.error.message.split())[:200]}" if sample.error else "malformed: no text"
+                failed = (
+                    f"refused: {' '.join(sample.error.message.split())[:200]}"
+                    if sample.error
+                    else "malformed: no text"
+                )
                 record["reason"] = failed if reply is None else "no rating in the reply"
             yield record
         if log.status != "success":
             why = " ".join(str(log.error.message if log.error else log.status).split())[:200]
-            raise HgmsError(f"the judge {self.where} did not finish: {why}\n  its log is in {folder}")
+            raise HgmsError(
+                f"the judge {self.where} did not finish: {why}\n  its log is in {folder}"
+            )
 
 
 def grader(judge: InspectJudge) -> Any:
@@ -125,14 +165,19 @@ def grader(judge: InspectJudge) -> Any:
     from inspect_ai.model import GenerateConfig, get_model
 
     settings = GenerateConfig(
-        temperature=judge.temperature, max_tokens=judge.max_tokens, max_retries=judge.retries, attempt_timeout=judge.timeout
+        temperature=judge.temperature,
+        max_tokens=judge.max_tokens,
+        max_retries=judge.retries,
+        attempt_timeout=judge.timeout,
     )
     return get_model(judge.model, config=settings, memoize=False)
 
 
 def judging(judge: InspectJudge, todo: Sequence[Request]) -> Any:
-    """The Inspect task: a sample for each turn, whose input is what the judge is asked. Its solver asks until a reply holds a
-    rating; its scorer gives the rating, and leaves a sample unscored that has none."""
+    """The Inspect task: a sample for each turn, whose input is what the judge is asked. Its solver
+    asks until a reply holds a rating; its scorer gives the rating, and leaves a sample unscored
+    that has none.
+    """
     from inspect_ai import Task
     from inspect_ai.dataset import MemoryDataset, Sample
     from inspect_ai.model import ChatMessageSystem, ChatMessageUser
@@ -163,14 +208,22 @@ def judging(judge: InspectJudge, todo: Sequence[Request]) -> Any:
         async def score(state: Any, target: Any) -> Any:
             reply = state.store.get("reply")
             value = None if reply is None else rating(reply)
-            return Score.unscored(explanation=reply) if value is None else Score(value=value, explanation=reply)
+            return (
+                Score.unscored(explanation=reply)
+                if value is None
+                else Score(value=value, explanation=reply)
+            )
 
         return score
 
     def sample(request: Request) -> Any:
-        messages = [kinds[message["role"]](content=message["content"]) for message in request.messages]
+        messages = [
+            kinds[message["role"]](content=message["content"]) for message in request.messages
+        ]
         place = {"id": request.id, "turn": request.turn}
         return Sample(id=f"{request.id}-{request.turn}", input=messages, metadata=place)
 
     samples = [sample(request) for request in todo]
-    return Task(dataset=MemoryDataset(samples), solver=asked(), scorer=rated(), name="mt-bench-judge")
+    return Task(
+        dataset=MemoryDataset(samples), solver=asked(), scorer=rated(), name="mt-bench-judge"
+    )

@@ -1,4 +1,6 @@
-"""How far a score is from what a larger set of questions would give: Wilson's interval and the bootstrap over questions."""
+"""How far a score is from what a larger set of questions would give: Wilson's interval and the
+bootstrap over questions.
+"""
 
 from __future__ import annotations
 
@@ -9,7 +11,9 @@ from attrs import frozen
 
 @frozen
 class Range:
-    """An interval for a score. ``half_width`` = (high − low)/2, the figure the paper's table of uncertainties lists."""
+    """An interval for a score. ``half_width`` = (high − low)/2, the figure the paper's table of
+    uncertainties lists.
+    """
 
     low: float
     high: float
@@ -20,7 +24,8 @@ class Range:
 
 
 def wilson(correct: int, count: int, level: float = 0.95) -> Range:
-    """Wilson's score interval of a share: the p with |p̂ − p| ≤ z·√(p(1 − p)/n), with p̂ = correct/n.
+    """Wilson's score interval of a share: the p with |p̂ − p| ≤ z·√(p(1 − p)/n), with p̂ =
+    correct/n.
 
     >>> wilson(50, 100)
     Range(low=0.4038315303659956, high=0.5961684696340044)
@@ -36,11 +41,15 @@ def wilson(correct: int, count: int, level: float = 0.95) -> Range:
     return Range(float(interval.low), float(interval.high))
 
 
-def bootstrap(scores: Sequence[float], *, resamples: int = 10_000, seed: int = 0, level: float = 0.95) -> Range:
-    """Percentile bootstrap of the mean of per-question scores: questions are drawn with replacement, ``resamples`` times.
+def bootstrap(
+    scores: Sequence[float], *, resamples: int = 10_000, seed: int = 0, level: float = 0.95
+) -> Range:
+    """Percentile bootstrap of the mean of per-question scores: questions are drawn with
+    replacement, ``resamples`` times.
 
-    The paper names neither the number of resamples nor the seed; both are recorded beside every interval made here. Fewer than
-    two questions, or equal scores, leave nothing to resample: the interval is the mean itself.
+    The paper names neither the number of resamples nor the seed; both are recorded beside every
+    interval made here. Fewer than two questions, or equal scores, leave nothing to resample: the
+    interval is the mean itself.
 
     >>> bootstrap([5.0, 5.0, 5.0])
     Range(low=5.0, high=5.0)
@@ -65,14 +74,20 @@ def bootstrap(scores: Sequence[float], *, resamples: int = 10_000, seed: int = 0
     return Range(float(interval.low), float(interval.high))
 
 
-def half_widths(accuracies: Iterable[float], count: int, level: float = 0.95) -> tuple[float, float]:
-    """The smallest and the largest half-width, in accuracy points, of Wilson intervals around ``accuracies`` (in percent) on
-    ``count`` questions: a row of the paper's table of evaluation uncertainty. A percentage stands for the nearest whole number
-    of right answers, as that is what an interval is computed from.
+def half_widths(
+    accuracies: Iterable[float], count: int, level: float = 0.95
+) -> tuple[float, float]:
+    """The smallest and the largest half-width, in accuracy points, of Wilson intervals around
+    ``accuracies`` (in percent) on ``count`` questions: a row of the paper's table of evaluation
+    uncertainty. A percentage stands for the nearest whole number of right answers, as that is what
+    an interval is computed from.
 
     >>> low, high = half_widths([60.03, 82.03], 1319)
     >>> f"{low:.2f} to {high:.2f}"
     '2.07 to 2.64'
     """
-    widths = [100 * wilson(round(accuracy * count / 100), count, level).half_width for accuracy in accuracies]
+    widths = [
+        100 * wilson(round(accuracy * count / 100), count, level).half_width
+        for accuracy in accuracies
+    ]
     return min(widths), max(widths)

@@ -17,7 +17,9 @@ from attrs import field, frozen, validators
 from hgms_core import ConfigError, MissingExtra
 from hgms_mix.evaluation.questions import REFERENCES, JudgePrompt, Question
 
-OWN_HOST, OWN_KEY, NO_KEY = "api.openai.com", "OPENAI_API_KEY", "none"
+OWN_HOST = "api.openai.com"
+OWN_KEY = "OPENAI_API_KEY"
+NO_KEY = "none"
 _RATING = re.compile(r"\[\[(\d+\.?\d*)\]\]")
 _LOOSE = re.compile(r"\[(\d+\.?\d*)\]")
 
@@ -27,12 +29,15 @@ def _endpoint(_judge: object, _attribute: object, value: str) -> None:
         parts = urlsplit(value)
         known = parts.scheme in ("http", "https") and bool(parts.hostname) and parts.port != 0
     except ValueError:
-        parts, known = urlsplit(""), False
+        parts = urlsplit("")
+        known = False
     if "@" in parts.netloc:
         why = "it is written beside every rating; name api_key_env instead"
         raise ValueError(f"'base_url' must hold no user or password: {why}")
     if not known:
-        raise ValueError(f"'base_url' must be an address like \"http://localhost:8000/v1\": {value!r}")
+        raise ValueError(
+            f"'base_url' must be an address like \"http://localhost:8000/v1\": {value!r}"
+        )
 
 
 @final
@@ -40,28 +45,34 @@ def _endpoint(_judge: object, _attribute: object, value: str) -> None:
 class Judge:
     """The judge of MT-Bench: where it is, and how patiently it is asked.
 
-    Use when: MT-Bench is among the benchmarks. Avoid comparing scores of different judges, or of one judge at different times:
-    a GPT-4 judge at temperature 0 still varies by about 0.2 points between passes over the same answers.
+    Use when: MT-Bench is among the benchmarks. Avoid comparing scores of different judges, or of
+    one judge at different times: a GPT-4 judge at temperature 0 still varies by about 0.2 points
+    between passes over the same answers.
 
     Args:
         base_url, model: the endpoint (None: OpenAI's own), and the judge's name there.
-        api_key_env: the environment variable that holds the key; it may be unset where ``base_url`` is given. OPENAI_API_KEY is
-            sent to OpenAI; any other variable, or to any other host, only where the command says so too (``--send-key HOST``;
-            from Python HGMS_SEND_KEY=HOST). The key is written nowhere.
+        api_key_env: the environment variable that holds the key; it may be unset where ``base_url``
+            is given. OPENAI_API_KEY is sent to OpenAI; any other variable, or to any other host,
+            only where the command says so too (``--send-key HOST``; from Python
+            HGMS_SEND_KEY=HOST). The key is written nowhere.
         temperature, max_tokens: of the judge's own replies.
         timeout: seconds for a reply, from its first byte to its last.
-        retries, backoff: how often a request that timed out, was turned away (429) or failed on the server's side (5xx, no
-            connection) is sent again, and the seconds before the first time; doubled each time up to 60. A server's
-            ``Retry-After`` has precedence, and holds for all requests.
-        attempts: how often a reply without a rating is asked for in all; then the rating counts as failed.
-        requests_per_minute, concurrency: at most so many requests are started in a minute, and under way at the same time.
+        retries, backoff: how often a request that timed out, was turned away (429) or failed on the
+            server's side (5xx, no connection) is sent again, and the seconds before the first time;
+            doubled each time up to 60. A server's ``Retry-After`` has precedence, and holds for all
+            requests.
+        attempts: how often a reply without a rating is asked for in all; then the rating counts as
+            failed.
+        requests_per_minute, concurrency: at most so many requests are started in a minute, and
+            under way at the same time.
 
     Cost: one request per turn: 160 for MT-Bench.
 
     >>> Judge(base_url="http://localhost:8000/v1", model="judge").attempts
     3
 
-    Source: Zheng et al. (2023), "Judging LLM-as-a-judge with MT-Bench and Chatbot Arena", single-answer grading.
+    Source: Zheng et al. (2023), "Judging LLM-as-a-judge with MT-Bench and Chatbot Arena",
+        single-answer grading.
     """
 
     base_url: str | None = field(default=None, validator=validators.optional(_endpoint))
@@ -73,7 +84,9 @@ class Judge:
     retries: int = field(default=6, validator=validators.ge(0))
     backoff: float = field(default=1.0, validator=validators.ge(0))
     attempts: int = field(default=3, validator=validators.ge(1))
-    requests_per_minute: float | None = field(default=None, validator=validators.optional(validators.gt(0)))
+    requests_per_minute: float | None = field(
+        default=None, validator=validators.optional(validators.gt(0))
+    )
     concurrency: int = field(default=4, validator=validators.ge(1))
 
     @property
@@ -88,13 +101,18 @@ class Judge:
     @property
     def sends(self) -> str:
         """What goes to the judge beside the questions and answers, in words."""
-        return "no key is sent" if self.key() == NO_KEY else f"the key in {self.api_key_env} is sent to {self.host}"
+        return (
+            "no key is sent"
+            if self.key() == NO_KEY
+            else f"the key in {self.api_key_env} is sent to {self.host}"
+        )
 
     def key(self) -> str:
         """The key, or a word in its place where a server of one's own needs none.
 
         Raises:
-            ConfigError: OpenAI's endpoint and no key; or a key that the file alone wants to be sent somewhere.
+            ConfigError: OpenAI's endpoint and no key; or a key that the file alone wants to be sent
+                somewhere.
         """
         key = os.environ.get(self.api_key_env, "")
         secure = self.base_url is None or self.base_url.startswith("https:")
@@ -110,33 +128,48 @@ class Judge:
         if key or self.base_url is not None:
             return key or NO_KEY
         raise ConfigError(
-            f"the judge {self.model} needs a key: the environment variable {self.api_key_env} is not set\n"
+            f"the judge {self.model} needs a key: the environment variable {self.api_key_env} is "
+            "not set\n"
             "  set it, name another judge with [evaluate.judge] base_url and model,\n"
-            '  or set evaluate.judge = "none": answers are then only generated, and can be rated later'
+            '  or set evaluate.judge = "none": answers are then only generated, and can be rated '
+            "later"
         )
 
     def require(self) -> None:
         """Raises MissingExtra or ConfigError where no request could be made."""
         for package in ("openai", "tenacity"):
             if importlib.util.find_spec(package) is None:
-                raise MissingExtra(f"rating MT-Bench needs {package}, which is not installed\n  pip install 'hgms[llm]'")
+                raise MissingExtra(
+                    f"rating MT-Bench needs {package}, which is not installed\n"
+                    "  pip install 'hgms[llm]'"
+                )
         self.key()
 
 
 def rating(text: str) -> float | None:
-    """The first ``[[x]]`` of a judge's reply, else the first ``[x]``; None without one, or off the scale of 0 to 10.
+    """The first ``[[x]]`` of a judge's reply, else the first ``[x]``; None without one, or off the
+    scale of 0 to 10.
 
-    >>> rating("Good. Rating: [[8]]"), rating("Rating: [7.5]"), rating("Rating: 9"), rating("[[11]]")
+    >>> (
+    ...     rating("Good. Rating: [[8]]"),
+    ...     rating("Rating: [7.5]"),
+    ...     rating("Rating: 9"),
+    ...     rating("[[11]]"),
+    ... )
     (8.0, 7.5, None, None)
     """
     match = _RATING.search(text) or _LOOSE.search(text)
     return float(match.group(1)) if match and 0 <= float(match.group(1)) <= 10 else None
 
 
-def messages(prompts: Mapping[str, JudgePrompt], question: Question, answers: Sequence[str], turn: int) -> list[dict[str, str]]:
-    """What the judge is asked about turn 1 or 2: the whole conversation for the second, and the reference answers for
-    mathematics, reasoning and coding."""
-    name = ("single-math-v1" if question.category in REFERENCES else "single-v1") + ("-multi-turn" if turn == 2 else "")
+def messages(
+    prompts: Mapping[str, JudgePrompt], question: Question, answers: Sequence[str], turn: int
+) -> list[dict[str, str]]:
+    """What the judge is asked about turn 1 or 2: the whole conversation for the second, and the
+    reference answers for mathematics, reasoning and coding."""
+    name = ("single-math-v1" if question.category in REFERENCES else "single-v1") + (
+        "-multi-turn" if turn == 2 else ""
+    )
     values = {f"ref_answer_{place}": text for place, text in enumerate(question.references, 1)}
     if turn == 1:
         values |= {"question": question.turns[0], "answer": answers[0]}
@@ -148,7 +181,9 @@ def messages(prompts: Mapping[str, JudgePrompt], question: Question, answers: Se
 
 
 def _filled(name: str, template: str, values: Mapping[str, str]) -> str:
-    """The template, which comes from a file, with its fields; their attributes, items and widths are refused."""
+    """The template, which comes from a file, with its fields; their attributes, items and widths
+    are refused.
+    """
     parts = []
     try:
         for text, key, layout, conversion in string.Formatter().parse(template):
@@ -162,7 +197,9 @@ def _filled(name: str, template: str, values: Mapping[str, str]) -> str:
                 )
             parts.append(values[key])
     except ValueError as error:
-        raise ConfigError(f"the judge prompt {name!r} cannot be filled: {error}\n  a brace is written twice") from None
+        raise ConfigError(
+            f"the judge prompt {name!r} cannot be filled: {error}\n  a brace is written twice"
+        ) from None
     return "".join(parts)
 
 
@@ -180,4 +217,6 @@ class Request:
 
     @property
     def digest(self) -> str:
-        return hashlib.sha256(json.dumps(self.messages, sort_keys=True, ensure_ascii=False).encode()).hexdigest()
+        return hashlib.sha256(
+            json.dumps(self.messages, sort_keys=True, ensure_ascii=False).encode()
+        ).hexdigest()

@@ -33,7 +33,10 @@ Ratings = dict[tuple[int, int], dict[str, Any]]
 def ratings_path(judge: Judge | InspectJudge, folder: Path) -> Path:
     """Each judge has its own file."""
     name = re.sub(r"[^A-Za-z0-9.-]+", "-", judge.model).strip("-.") or "judge"
-    return folder / f"mt-bench.ratings.{name}-{hashlib.sha256(judge.where.encode()).hexdigest()[:6]}.jsonl"
+    return (
+        folder
+        / f"mt-bench.ratings.{name}-{hashlib.sha256(judge.where.encode()).hexdigest()[:6]}.jsonl"
+    )
 
 
 def stored(judge: Judge | InspectJudge, folder: Path, requests: Sequence[Request]) -> Ratings:
@@ -43,8 +46,14 @@ def stored(judge: Judge | InspectJudge, folder: Path, requests: Sequence[Request
     return {key: record for key, record in ratings.items() if wanted.get(key) == record["asked"]}
 
 
-def rate(judge: Judge | InspectJudge, folder: Path, requests: Sequence[Request], report: Callable[[str], None]) -> Ratings:
-    """Has every turn rated that is not yet, and returns all records. Ratings that failed before are asked for again.
+def rate(
+    judge: Judge | InspectJudge,
+    folder: Path,
+    requests: Sequence[Request],
+    report: Callable[[str], None],
+) -> Ratings:
+    """Has every turn rated that is not yet, and returns all records. Ratings that failed before are
+    asked for again.
 
     Raises:
         HgmsError: the judge cannot be reached, does not answer or refuses; what was rated is kept.
@@ -65,16 +74,22 @@ def rate(judge: Judge | InspectJudge, folder: Path, requests: Sequence[Request],
                 kept += record["rating"] is not None
         except HgmsError as error:
             raise HgmsError(
-                f"{error}\n  {kept} of {len(requests)} ratings are kept in {path}; the same command goes on from there"
+                f"{error}\n  {kept} of {len(requests)} ratings are kept in {path}; the same "
+                "command goes on from there"
             ) from None
     if not kept:
         reason = next(record["reason"] for record in done.values())
-        raise HgmsError(f"no reply of the judge {judge.where} holds a rating: {reason}\n  the replies are in {path}")
+        raise HgmsError(
+            f"no reply of the judge {judge.where} holds a rating: {reason}\n"
+            f"  the replies are in {path}"
+        )
     return done
 
 
 @contextlib.contextmanager
-def _asked(judge: Judge | InspectJudge, folder: Path, todo: Sequence[Request]) -> Iterator[Iterator[dict[str, Any]]]:
+def _asked(
+    judge: Judge | InspectJudge, folder: Path, todo: Sequence[Request]
+) -> Iterator[Iterator[dict[str, Any]]]:
     """The records of what is asked, as they come."""
     if isinstance(judge, InspectJudge):
         yield judge.rated(todo, folder / "inspect")
@@ -84,22 +99,29 @@ def _asked(judge: Judge | InspectJudge, folder: Path, todo: Sequence[Request]) -
 
 
 class _Session:
-    """Requests to one judge from several threads. They start a fixed time apart, and none before a time that a server named."""
+    """Requests to one judge from several threads. They start a fixed time apart, and none before
+    a time that a server named.
+    """
 
     def __init__(self, judge: Judge, client: OpenAI) -> None:
-        self._judge, self._client = judge, client
+        self._judge = judge
+        self._client = client
         self._gap = 60 / judge.requests_per_minute if judge.requests_per_minute else 0.0
         self._next = 0.0
         self._lock = threading.Lock()
         self._stop = threading.Event()
 
     def rated(self, todo: Sequence[Request]) -> Iterator[dict[str, Any]]:
-        """Records as they come. After the first failure nothing new is begun; what was under way is handed on."""
-        failure, waiting = None, iter(todo)
+        """Records as they come. After the first failure nothing new is begun; what was under way
+        is handed on.
+        """
+        failure = None
+        waiting = iter(todo)
         with ThreadPoolExecutor(self._judge.concurrency) as pool:
             try:
                 under_way: set[Future[dict[str, Any]]] = {
-                    pool.submit(self._rate, request) for request in itertools.islice(waiting, self._judge.concurrency)
+                    pool.submit(self._rate, request)
+                    for request in itertools.islice(waiting, self._judge.concurrency)
                 }
                 while under_way:
                     ended, under_way = wait(under_way, return_when=FIRST_COMPLETED)
@@ -120,8 +142,11 @@ class _Session:
 
     def _rate(self, request: Request) -> dict[str, Any]:
         record: dict[str, Any] = {
-            "id": request.id, "turn": request.turn, "judge": self._judge.where, "asked": request.digest,
-        }  # fmt: skip
+            "id": request.id,
+            "turn": request.turn,
+            "judge": self._judge.where,
+            "asked": request.digest,
+        }
         for attempt in range(1, self._judge.attempts + 1):
             text, reason = self._reply(request)
             value = None if text is None else rating(text)
@@ -142,7 +167,14 @@ class _Session:
             return None, f"refused: {_short(error)}"
         except openai.APIStatusError as error:
             raise HgmsError(f"the judge {self._judge.where} refuses: {_short(error)}") from None
-        except (openai.APIResponseValidationError, AttributeError, LookupError, TypeError, ValueError, RecursionError) as error:
+        except (
+            openai.APIResponseValidationError,
+            AttributeError,
+            LookupError,
+            TypeError,
+            ValueError,
+            RecursionError,
+        ) as error:
             return None, f"malformed: {_short(error)}"
         if not isinstance(text, str) or not text.strip():
             return None, "malformed: no text"
@@ -150,7 +182,14 @@ class _Session:
 
     def _sent(self, request: Request) -> Any:
         """What the endpoint sends back, with as many retries as it takes."""
-        from tenacity import RetryError, Retrying, retry_if_exception, stop_after_attempt, stop_when_event_set, wait_exponential
+        from tenacity import (
+            RetryError,
+            Retrying,
+            retry_if_exception,
+            stop_after_attempt,
+            stop_when_event_set,
+            wait_exponential,
+        )
 
         judge = self._judge
         doubling = wait_exponential(multiplier=judge.backoff, max=_LONGEST_WAIT)
@@ -171,7 +210,10 @@ class _Session:
                 raise HgmsError("stopped")
             calls: Any = self._client.chat.completions
             return calls.create(
-                model=judge.model, messages=request.messages, temperature=judge.temperature, max_tokens=judge.max_tokens
+                model=judge.model,
+                messages=request.messages,
+                temperature=judge.temperature,
+                max_tokens=judge.max_tokens,
             )
 
         def sleep(seconds: float) -> None:
@@ -179,9 +221,12 @@ class _Session:
 
         limit = stop_after_attempt(judge.retries + 1) | stop_when_event_set(self._stop)
         try:
-            return Retrying(stop=limit, wait=pause, retry=retry_if_exception(_passing), sleep=sleep)(send)
+            return Retrying(
+                stop=limit, wait=pause, retry=retry_if_exception(_passing), sleep=sleep
+            )(send)
         except RetryError as error:
-            last, tries = error.last_attempt.exception(), error.last_attempt.attempt_number
+            last = error.last_attempt.exception()
+            tries = error.last_attempt.attempt_number
             raise HgmsError(
                 f"the judge {judge.where} does not answer: {_short(last)} ({tries} tries)\n"
                 "  is it there (evaluate.judge.base_url)? "
@@ -193,15 +238,26 @@ def _client(judge: Judge) -> OpenAI:
     from openai import DefaultHttpxClient, OpenAI
 
     # retries are ours: they keep to the pace, and a Retry-After holds for all threads
-    client = DefaultHttpxClient(event_hooks={"response": [lambda response: _limit(response, judge.timeout)]})
-    return OpenAI(base_url=judge.base_url, api_key=judge.key(), timeout=judge.timeout, max_retries=0, http_client=client)
+    client = DefaultHttpxClient(
+        event_hooks={"response": [lambda response: _limit(response, judge.timeout)]}
+    )
+    return OpenAI(
+        base_url=judge.base_url,
+        api_key=judge.key(),
+        timeout=judge.timeout,
+        max_retries=0,
+        http_client=client,
+    )
 
 
 def _limit(response: Any, seconds: float) -> None:
-    """At most so many seconds and 16 MiB for a reply's body. The client limits each read, and a server that sends a byte now
-    and then never meets that."""
-    http: Any = importlib.import_module(type(response).__module__.partition(".")[0])  # httpx, or what openai has in its place
-    inner, end = response.stream, time.monotonic() + seconds
+    """At most so many seconds and 16 MiB for a reply's body. The client limits each read, and a
+    server that sends a byte now and then never meets that."""
+    http: Any = importlib.import_module(
+        type(response).__module__.partition(".")[0]
+    )  # httpx, or what openai has in its place
+    inner = response.stream
+    end = time.monotonic() + seconds
 
     class Body(http.SyncByteStream):
         def __iter__(self) -> Iterator[bytes]:
@@ -211,7 +267,9 @@ def _limit(response: Any, seconds: float) -> None:
                 if time.monotonic() > end:
                     raise http.ReadTimeout("the reply takes too long", request=response.request)
                 if size > _LARGEST_REPLY:
-                    raise http.DecodingError("the reply is larger than 16 MiB", request=response.request)
+                    raise http.DecodingError(
+                        "the reply is larger than 16 MiB", request=response.request
+                    )
                 yield piece
 
         def close(self) -> None:
@@ -235,7 +293,11 @@ def _retry_after(error: BaseException | None) -> float | None:
     """The seconds a server asks to wait, at most ten minutes."""
     response = getattr(error, "response", None)
     try:
-        return min(max(float(response.headers["retry-after"]), 0.0), 600.0) if response is not None else None
+        return (
+            min(max(float(response.headers["retry-after"]), 0.0), 600.0)
+            if response is not None
+            else None
+        )
     except (KeyError, ValueError):
         return None
 

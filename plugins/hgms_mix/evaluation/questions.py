@@ -17,7 +17,11 @@ from hgms_mix.evaluation.answers import gsm8k_gold, math_gold
 
 Benchmark = Literal["gsm8k", "math", "mt-bench"]
 
-PLACES: Mapping[Benchmark, str] = {"gsm8k": "gsm8k/test.jsonl.gz", "math": "math/test.jsonl.gz", "mt-bench": "mt_bench"}
+PLACES: Mapping[Benchmark, str] = {
+    "gsm8k": "gsm8k/test.jsonl.gz",
+    "math": "math/test.jsonl.gz",
+    "mt-bench": "mt_bench",
+}
 """Where each benchmark is below $HGMS_DATA."""
 
 REFERENCES = ("math", "reasoning", "coding")
@@ -26,8 +30,8 @@ REFERENCES = ("math", "reasoning", "coding")
 
 @frozen
 class Question:
-    """``turns``: what the user says, one entry per turn; ``gold``: the known answer (None where a judge rates); ``references``:
-    a reference answer for each turn, or ()."""
+    """``turns``: what the user says, one entry per turn; ``gold``: the known answer (None where a
+    judge rates); ``references``: a reference answer for each turn, or ()."""
 
     id: int
     turns: tuple[str, ...]
@@ -50,20 +54,23 @@ def place(benchmark: Benchmark, named: str | None) -> Path:
         path = Path(os.environ["HGMS_DATA"], PLACES[benchmark])
     else:
         raise DataError(
-            f"where is {benchmark}? Set HGMS_DATA to the folder that holds {PLACES[benchmark]}, or name it in the mix file:\n"
+            f"where is {benchmark}? Set HGMS_DATA to the folder that holds {PLACES[benchmark]}, "
+            "or name it in the mix file:\n"
             f'  [evaluate.paths]\n  {benchmark} = "…/{PLACES[benchmark]}"'
         )
     if not path.exists():
-        raise DataError(f"{benchmark}: there is no {path if named is None else named}")  # as written: variables stay unsaid
+        raise DataError(
+            f"{benchmark}: there is no {path if named is None else named}"
+        )  # as written: variables stay unsaid
     return path
 
 
 def load(benchmark: Benchmark, path: Path, limit: int | None = None) -> tuple[list[Question], str]:
     """The first ``limit`` questions (None: all) and the SHA-256 of the files they come from.
 
-    GSM8K: JSON lines with ``question`` and ``answer`` (``#### N``); MATH: ``problem`` and ``solution`` (or ``answer``, where
-    the file has the bare answer); ids are the rows' numbers from 0. MT-Bench: a folder with question.jsonl and
-    reference_answer_gpt-4.jsonl; ids are its own.
+    GSM8K: JSON lines with ``question`` and ``answer`` (``#### N``); MATH: ``problem`` and
+    ``solution`` (or ``answer``, where the file has the bare answer); ids are the rows' numbers from
+    0. MT-Bench: a folder with question.jsonl and reference_answer_gpt-4.jsonl; ids are its own.
 
     Raises:
         DataError: a file is missing or empty, or a row lacks a field: the line is named.
@@ -73,7 +80,9 @@ def load(benchmark: Benchmark, path: Path, limit: int | None = None) -> tuple[li
     else:
         rows, digest = rows_of(path)
         read = _gsm8k if benchmark == "gsm8k" else _math
-        questions = [Question(number, *read(row, where)) for number, (where, row) in enumerate(rows)]
+        questions = [
+            Question(number, *read(row, where)) for number, (where, row) in enumerate(rows)
+        ]
     if not questions:
         raise DataError(f"{path}: no questions")
     return questions[:limit], digest
@@ -83,10 +92,17 @@ def judge_prompts(folder: Path) -> dict[str, JudgePrompt]:
     """The single-answer judge prompts of judge_prompts.jsonl by name."""
     path = folder / "judge_prompts.jsonl"
     prompts = {
-        _text(row, "name", where): JudgePrompt(_text(row, "system_prompt", where), _text(row, "prompt_template", where))
+        _text(row, "name", where): JudgePrompt(
+            _text(row, "system_prompt", where), _text(row, "prompt_template", where)
+        )
         for where, row in rows_of(path)[0]
     }
-    for name in ("single-v1", "single-v1-multi-turn", "single-math-v1", "single-math-v1-multi-turn"):
+    for name in (
+        "single-v1",
+        "single-v1-multi-turn",
+        "single-math-v1",
+        "single-math-v1-multi-turn",
+    ):
         if name not in prompts:
             raise DataError(f"{path}: the prompt {name!r} is missing")
     return prompts
@@ -98,7 +114,9 @@ def _gsm8k(row: Mapping[str, Any], where: str) -> tuple[tuple[str], str]:
 
 def _math(row: Mapping[str, Any], where: str) -> tuple[tuple[str], str]:
     problem = (_text(row, "problem", where),)
-    return problem, row["answer"] if isinstance(row.get("answer"), str) else math_gold(_text(row, "solution", where), where)
+    return problem, row["answer"] if isinstance(row.get("answer"), str) else math_gold(
+        _text(row, "solution", where), where
+    )
 
 
 def _mt_bench(folder: Path) -> tuple[list[Question], str]:
@@ -112,12 +130,16 @@ def _mt_bench(folder: Path) -> tuple[list[Question], str]:
             raise DataError(f"{where}: no choices[0].turns") from None
     questions = []
     for where, row in rows:
-        turns, category, key = row.get("turns"), _text(row, "category", where), row.get("question_id")
+        turns = row.get("turns")
+        category = _text(row, "category", where)
+        key = row.get("question_id")
         if not isinstance(key, int) or not isinstance(turns, list) or not turns or len(turns) > 2:
             raise DataError(f"{where}: expected a question_id and one or two turns")
         reference = references.get(key, ()) if category in REFERENCES else ()
         if category in REFERENCES and len(reference) < len(turns):
-            raise DataError(f"{where}: question {key} ({category}) has no reference answer for each turn")
+            raise DataError(
+                f"{where}: question {key} ({category}) has no reference answer for each turn"
+            )
         questions.append(Question(key, tuple(turns), category=category, references=reference))
     return questions, hashlib.sha256((digest + other).encode()).hexdigest()
 
@@ -128,7 +150,9 @@ def rows_of(path: Path) -> tuple[list[tuple[str, dict[str, Any]]], str]:
         data = path.read_bytes()
         text = (gzip.decompress(data) if path.suffix == ".gz" else data).decode()
     except (OSError, EOFError, UnicodeDecodeError) as error:
-        raise DataError(f"{path} cannot be read: {getattr(error, 'strerror', None) or error}") from None
+        raise DataError(
+            f"{path} cannot be read: {getattr(error, 'strerror', None) or error}"
+        ) from None
     rows = []
     for number, line in enumerate(text.split("\n"), 1):
         if not line.strip():

@@ -1,4 +1,6 @@
-"""One JSON object per line, appended as the work goes: what is written stays, and an interrupted write is dropped."""
+"""One JSON object per line, appended as the work goes: what is written stays, and an interrupted
+write is dropped.
+"""
 
 from __future__ import annotations
 
@@ -13,9 +15,11 @@ from hgms_core import CheckpointError
 
 
 def by_turn(path: Path, needs: Sequence[str]) -> dict[tuple[int, int], dict[str, Any]]:
-    """The records of ``path`` (none if there is no such file) by question and turn, with the fields that are needed; of two for
-    a turn the later. A last line without its newline was cut off while it was being written: it is removed from the file, so
-    that what is appended next starts on a line of its own."""
+    """The records of ``path`` (none if there is no such file) by question and turn, with the fields
+    that are needed; of two for a turn the later. A last line without its newline was cut off while
+    it was being written: it is removed from the file, so that what is appended next starts on a
+    line of its own.
+    """
     if not path.exists():
         return {}
     data = path.read_bytes()
@@ -31,7 +35,8 @@ def by_turn(path: Path, needs: Sequence[str]) -> dict[tuple[int, int], dict[str,
                 raise ValueError(f"no {' and no '.join(map(repr, missing))}")
         except (ValueError, RecursionError) as error:
             raise CheckpointError(
-                f"{path}, line {number}: {error}\n  remove that line (its question is then asked again)"
+                f"{path}, line {number}: {error}\n"
+                "  remove that line (its question is then asked again)"
             ) from None
         records[record["id"], record["turn"]] = record
     return records
@@ -56,11 +61,15 @@ class Journal:
 
 
 def require_same_model(folder: Path, model: str, *, but: Path | None = None) -> None:
-    """Raises CheckpointError where settings in ``folder`` (other than those in ``but``) name another model's fingerprint."""
+    """Raises CheckpointError where settings in ``folder`` (other than those in ``but``) name
+    another model's fingerprint.
+    """
     for path in sorted(folder.glob("*.settings.json")):
         if path != but and table(path).get("model") != model:
             which = path.name.removesuffix(".settings.json")
-            raise CheckpointError(f"{folder} holds answers of another model ({which})\n  choose another folder")
+            raise CheckpointError(
+                f"{folder} holds answers of another model ({which})\n  choose another folder"
+            )
 
 
 def table(path: Path) -> dict[str, Any]:
@@ -69,7 +78,8 @@ def table(path: Path) -> dict[str, Any]:
         return _object(path.read_bytes())
     except (ValueError, RecursionError) as error:
         raise CheckpointError(
-            f"damaged file {path}: {error}\n  remove the folder {path.parent}; it is then made again"
+            f"damaged file {path}: {error}\n  remove the folder {path.parent}; it is then made "
+            "again"
         ) from None
 
 
@@ -81,12 +91,16 @@ def _object(text: bytes) -> dict[str, Any]:
 
 
 def _appending(path: Path) -> IO[bytes]:
-    """Opened for writing; through a symbolic link somebody else's folder could have any file of ours written to."""
+    """Opened for writing; through a symbolic link somebody else's folder could have any file of
+    ours written to.
+    """
     try:
         return appending(path)
     except OSError as error:
         why = "it is a symbolic link" if path.is_symlink() else error.strerror or str(error)
-        raise CheckpointError(f"cannot write {path}: {why}\n  choose another folder, or remove it") from None
+        raise CheckpointError(
+            f"cannot write {path}: {why}\n  choose another folder, or remove it"
+        ) from None
 
 
 def _line(record: Mapping[str, Any]) -> bytes:

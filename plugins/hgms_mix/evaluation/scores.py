@@ -15,17 +15,33 @@ PAPER_COUNTS: Final[Mapping[str, int]] = {"gsm8k": 1319, "math": 4989, "mt-bench
 
 
 def score(verifier: Verifier, name: Benchmark, question: Question, response: str) -> dict[str, Any]:
-    """The record of one answer to GSM8K or MATH: what was taken for the answer, by which rule, and the verdict."""
+    """The record of one answer to GSM8K or MATH: what was taken for the answer, by which rule,
+    and the verdict.
+    """
     assert question.gold is not None
     answer = extract(response, number=name == "gsm8k")
     whole = answer.by == "whole response"
-    verdict = "wrong" if answer.text is None else verifier.verdict(question.gold, answer.text, whole=whole)
+    verdict = (
+        "wrong"
+        if answer.text is None
+        else verifier.verdict(question.gold, answer.text, whole=whole)
+    )
     text = None if whole else answer.text
-    return {"id": question.id, "gold": question.gold, "answer": text, "by": answer.by, "verdict": verdict}
+    return {
+        "id": question.id,
+        "gold": question.gold,
+        "answer": text,
+        "by": answer.by,
+        "verdict": verdict,
+    }
 
 
-def accuracy(name: Benchmark, rows: Sequence[Mapping[str, Any]], answers: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    """The share of right answers in percent, with Wilson's interval; what was not decided or not found is counted."""
+def accuracy(
+    name: Benchmark, rows: Sequence[Mapping[str, Any]], answers: Sequence[Mapping[str, Any]]
+) -> dict[str, Any]:
+    """The share of right answers in percent, with Wilson's interval; what was not decided or not
+    found is counted.
+    """
     correct = sum(row["verdict"] == "right" for row in rows)
     return {
         "score": 100 * correct / len(rows),
@@ -41,11 +57,16 @@ def accuracy(name: Benchmark, rows: Sequence[Mapping[str, Any]], answers: Sequen
 
 
 def summary(
-    requests: Sequence[Request], ratings: Mapping[tuple[int, int], Mapping[str, Any]], resamples: int, seed: int
+    requests: Sequence[Request],
+    ratings: Mapping[tuple[int, int], Mapping[str, Any]],
+    resamples: int,
+    seed: int,
 ) -> dict[str, Any]:
-    """MT-Bench's score: the mean over rated turns. A turn without a rating is counted; ``if_failed`` is what the score would be
-    had each of them got the least or the most."""
-    known = {key: record["rating"] for key, record in ratings.items() if record["rating"] is not None}
+    """MT-Bench's score: the mean over rated turns. A turn without a rating is counted;
+    ``if_failed`` is what the score would be had each of them got the least or the most."""
+    known = {
+        key: record["rating"] for key, record in ratings.items() if record["rating"] is not None
+    }
     by_question: dict[int, list[float]] = {}
     for request in requests:
         if request.key in known:
@@ -53,17 +74,26 @@ def summary(
     means = [_mean(values) for values in by_question.values()]
     values = [value for question in by_question.values() for value in question]
     failed = len(requests) - len(values)
-    method = {"method": "percentile bootstrap over questions", "level": 0.95, "resamples": resamples, "seed": seed}
+    method = {
+        "method": "percentile bootstrap over questions",
+        "level": 0.95,
+        "resamples": resamples,
+        "seed": seed,
+    }
     return {
         "score": _mean(values),
         "unit": "points of 10",
         "n": len({request.id for request in requests}),
         "paper_n": PAPER_COUNTS["mt-bench"],
-        "turns": [_mean([rating for key, rating in known.items() if key[1] == turn]) for turn in (1, 2)],
+        "turns": [
+            _mean([rating for key, rating in known.items() if key[1] == turn]) for turn in (1, 2)
+        ],
         "rated": len(values),
         "failed": failed,
         "if_failed": [(sum(values) + failed * bound) / len(requests) for bound in (0, 10)],
-        "interval": _interval(intervals.bootstrap(means, resamples=resamples, seed=seed), 1, method) if means else None,
+        "interval": _interval(intervals.bootstrap(means, resamples=resamples, seed=seed), 1, method)
+        if means
+        else None,
     }
 
 
@@ -77,7 +107,12 @@ def wilson(correct: int, count: int) -> dict[str, Any]:
 
 
 def _interval(ends: intervals.Range, scale: float, method: Mapping[str, Any]) -> dict[str, Any]:
-    return {"low": scale * ends.low, "high": scale * ends.high, "half_width": scale * ends.half_width, **method}
+    return {
+        "low": scale * ends.low,
+        "high": scale * ends.high,
+        "half_width": scale * ends.half_width,
+        **method,
+    }
 
 
 def lengths(answers: Sequence[Mapping[str, Any]]) -> dict[str, Any]:

@@ -17,16 +17,16 @@ from hgms_core import MissingExtra
 Verdict = Literal["right", "wrong", "undecided"]
 
 PATIENCE = 24
-"""Parsing and each comparison have some seconds of processor time; what outlasts so many times that by the clock, no signal can
-stop."""
+"""Parsing and each comparison have some seconds of processor time; what outlasts so many times that
+by the clock, no signal can stop."""
 
 
 class Verifier:
-    """Compares answers with math-verify in a process of its own, which is ended and started again when a comparison takes too
-    long or all memory. May be called from any thread.
+    """Compares answers with math-verify in a process of its own, which is ended and started again
+    when a comparison takes too long or all memory. May be called from any thread.
 
-    ``verdict`` is "undecided" where math-verify ran out of time. The arguments are not interchangeable: the known answer comes
-    first.
+    ``verdict`` is "undecided" where math-verify ran out of time. The arguments are not
+    interchangeable: the known answer comes first.
 
     >>> with Verifier() as verifier:
     ...     verifier.verdict("0.5", r"\\frac{1}{2}"), verifier.verdict("2", "3")
@@ -43,7 +43,9 @@ class Verifier:
         self._lines: queue.Queue[str] = queue.Queue()
 
     def verdict(self, gold: str, answer: str, *, whole: bool = False) -> Verdict:
-        """Whether ``answer`` equals ``gold``; with ``whole`` it is a text in which math-verify looks for the answer itself."""
+        """Whether ``answer`` equals ``gold``; with ``whole`` it is a text in which math-verify
+        looks for the answer itself.
+        """
         pair = [_box(gold), answer if whole else _box(answer), self._seconds]
         with self._lock:
             process = self._process or self._start()
@@ -62,15 +64,21 @@ class Verifier:
     def _start(self) -> subprocess.Popen[str]:
         require_math_verify()
         script = Path(__file__).with_name("worker.py")
-        # -P: the script's folder is not put on the path, where its neighbours could hide modules of other names
+        # -P: the script's folder is not put on the path, where its neighbours could hide modules of
+        # other names
         process = subprocess.Popen(
-            [sys.executable, "-P", str(script)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL,
-            text=True, encoding="utf-8",
-        )  # fmt: skip
+            [sys.executable, "-P", str(script)],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.DEVNULL,
+            text=True,
+            encoding="utf-8",
+        )
         assert process.stdout is not None
         lines: queue.Queue[str] = queue.Queue()
         threading.Thread(target=_pass_on, args=(process.stdout, lines), daemon=True).start()
-        self._process, self._lines = process, lines
+        self._process = process
+        self._lines = lines
         try:
             ready = lines.get(timeout=120)
         except queue.Empty:
@@ -78,12 +86,14 @@ class Verifier:
         if ready != "ready":
             self._stop()
             raise MissingExtra(
-                "math-verify cannot be used: its process ended before the first comparison\n  pip install 'hgms[llm]'"
+                "math-verify cannot be used: its process ended before the first comparison\n"
+                "  pip install 'hgms[llm]'"
             )
         return process
 
     def _stop(self) -> None:
-        process, self._process = self._process, None
+        process = self._process
+        self._process = None
         if process is not None:
             process.kill()
             process.wait()
@@ -101,7 +111,10 @@ class Verifier:
 
 def require_math_verify() -> None:
     if importlib.util.find_spec("math_verify") is None:
-        raise MissingExtra("scoring GSM8K and MATH needs math-verify, which is not installed\n  pip install 'hgms[llm]'")
+        raise MissingExtra(
+            "scoring GSM8K and MATH needs math-verify, which is not installed\n"
+            "  pip install 'hgms[llm]'"
+        )
 
 
 def _box(text: str) -> str:

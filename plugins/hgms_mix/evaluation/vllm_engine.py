@@ -1,4 +1,6 @@
-"""The same greedy answers through vLLM: one base in its memory, and any number of LoRA adapters on it."""
+"""The same greedy answers through vLLM: one base in its memory, and any number of LoRA adapters
+on it.
+"""
 
 from __future__ import annotations
 
@@ -23,14 +25,22 @@ CHUNK = 256
 """Prompts that vLLM is handed at once."""
 RANKS: Final = (1, 8, 16, 32, 64, 128, 256, 320, 512)
 """The values of vLLM's ``max_lora_rank``."""
-MERGED_ONLY: Final = ("use_dora", "lora_bias", "modules_to_save", "layer_replication", "alora_invocation_tokens", "use_qalora")
+MERGED_ONLY: Final = (
+    "use_dora",
+    "lora_bias",
+    "modules_to_save",
+    "layer_replication",
+    "alora_invocation_tokens",
+    "use_qalora",
+)
 """Fields of an adapter's configuration that vLLM refuses where they say something."""
 
 
 class Engine:
-    """vLLM with one base model (a folder in the format of transformers) and adapters by name (folders in peft's). The base is
-    loaded once; which adapter answers is said with each request, so that N mixtures are evaluated for the memory of one. vLLM
-    holds that memory until the ``with`` block ends.
+    """vLLM with one base model (a folder in the format of transformers) and adapters by name
+    (folders in peft's). The base is loaded once; which adapter answers is said with each request,
+    so that N mixtures are evaluated for the memory of one. vLLM holds that memory until the
+    ``with`` block ends.
 
     Args:
         base, adapters: the folders. ``length``: tokens of a prompt and its answer at most.
@@ -48,9 +58,17 @@ class Engine:
         options: dict[str, Any] = {"model": str(base), "max_model_len": length, "seed": 0}
         if adapters:
             rank = max(_rank(folder) for folder in adapters.values())
-            options |= {"enable_lora": True, "max_lora_rank": _slot(rank), "max_loras": 1, "max_cpu_loras": len(adapters)}
+            options |= {
+                "enable_lora": True,
+                "max_lora_rank": _slot(rank),
+                "max_loras": 1,
+                "max_cpu_loras": len(adapters),
+            }
         # vLLM keeps adapters apart by their numbers, which begin at 1
-        self._requests = {name: LoRARequest(name, number, str(path)) for number, (name, path) in enumerate(adapters.items(), 1)}
+        self._requests = {
+            name: LoRARequest(name, number, str(path))
+            for number, (name, path) in enumerate(adapters.items(), 1)
+        }
         self._llm = LLM(**options)
 
     def __enter__(self) -> Engine:
@@ -63,7 +81,8 @@ class Engine:
     def replies(
         self, tokenizer: PreTrainedTokenizerBase, prompts: Prompts, adapter: str | None = None
     ) -> Iterator[list[tuple[int, Reply]]]:
-        """The answers of the base with ``adapter`` (None: of the base alone), as :func:`hgms_mix.evaluation.generate.replies`.
+        """The answers of the base with ``adapter`` (None: of the base alone), as
+        :func:`hgms_mix.evaluation.generate.replies`.
 
         Raises:
             ConfigError: there is no adapter of that name.
@@ -72,22 +91,35 @@ class Engine:
 
         if adapter is not None and adapter not in self._requests:
             near = closest(adapter, self._requests)
-            hint = f"did you mean {near!r}?" if near else f"there are: {', '.join(self._requests) or 'none'}"
+            hint = (
+                f"did you mean {near!r}?"
+                if near
+                else f"there are: {', '.join(self._requests) or 'none'}"
+            )
             raise ConfigError(f"vLLM was given no adapter {adapter!r}\n  {hint}")
         request = None if adapter is None else self._requests[adapter]
-        greedy = SamplingParams(temperature=0, max_tokens=prompts.new_tokens, stop_token_ids=list(prompts.stops))
+        greedy = SamplingParams(
+            temperature=0, max_tokens=prompts.new_tokens, stop_token_ids=list(prompts.stops)
+        )
         seen = [{"prompt_token_ids": tokens} for tokens in prompts.seen()]
         for start in range(0, len(seen), CHUNK):
-            outputs = enumerate(self._llm.generate(seen[start : start + CHUNK], greedy, lora_request=request), start)
-            yield [prompts.reply(tokenizer, place, _tokens(output, prompts.stops)) for place, output in outputs]
+            outputs = enumerate(
+                self._llm.generate(seen[start : start + CHUNK], greedy, lora_request=request), start
+            )
+            yield [
+                prompts.reply(tokenizer, place, _tokens(output, prompts.stops))
+                for place, output in outputs
+            ]
 
 
 def replies(
     model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, prompts: Prompts, folder: Path
 ) -> Iterator[list[tuple[int, Reply]]]:
-    """As :func:`hgms_mix.evaluation.generate.replies`. vLLM needs the model as files: base and adapter are saved to a temporary
-    folder in ``folder``, and the model is moved off the accelerator meanwhile. An adapter that vLLM cannot put on a base (DoRA,
-    a GPT-2, …) is merged into it."""
+    """As :func:`hgms_mix.evaluation.generate.replies`. vLLM needs the model as files: base and
+    adapter are saved to a temporary folder in ``folder``, and the model is moved off the
+    accelerator meanwhile. An adapter that vLLM cannot put on a base (DoRA, a GPT-2, …) is merged
+    into it.
+    """
     require()
     device = model.device
     move: Any = model.to
@@ -116,7 +148,10 @@ def _tokens(output: Any, stops: Sequence[int]) -> list[int]:
 
 def require() -> None:
     if importlib.util.find_spec("vllm") is None:
-        raise MissingExtra("evaluate.engine = \"vllm\" needs vLLM, which is not installed\n  pip install 'hgms[vllm]'")
+        raise MissingExtra(
+            'evaluate.engine = "vllm" needs vLLM, which is not installed\n'
+            "  pip install 'hgms[vllm]'"
+        )
 
 
 def _apart(model: Any) -> bool:
@@ -126,7 +161,10 @@ def _apart(model: Any) -> bool:
     from vllm import ModelRegistry
 
     (config,) = model.peft_config.values()
-    plain = str(getattr(config.peft_type, "value", config.peft_type)) == "LORA" and config.bias == "none"
+    plain = (
+        str(getattr(config.peft_type, "value", config.peft_type)) == "LORA"
+        and config.bias == "none"
+    )
     if not plain or any(getattr(config, name, None) for name in MERGED_ONLY):
         return False
     known = ModelRegistry.models.get(type(model.get_base_model()).__name__)
@@ -142,16 +180,22 @@ def _slot(rank: int) -> int:
     """The least rank that vLLM has room for and the adapters need."""
     fitting = [size for size in RANKS if size >= rank]
     if not fitting:
-        raise ConfigError(f'vLLM takes adapters of rank {RANKS[-1]} at most, not {rank}\n  evaluate.engine = "transformers"')
+        raise ConfigError(
+            f"vLLM takes adapters of rank {RANKS[-1]} at most, not {rank}\n"
+            '  evaluate.engine = "transformers"'
+        )
     return fitting[0]
 
 
 def _save(model: Any, folder: Path, adapters: Mapping[str, Path]) -> None:
-    """The base into ``folder``, its adapter beside it where it is served apart, else merged into the base."""
+    """The base into ``folder``, its adapter beside it where it is served apart, else merged into
+    the base.
+    """
     if not hasattr(model, "peft_config"):
         model.save_pretrained(folder)
     elif not adapters:
-        # a copy, since an adapter that is taken out of a merged model again leaves rounding errors in it
+        # a copy, since an adapter that is taken out of a merged model again leaves rounding errors
+        # in it
         copy.deepcopy(model).merge_and_unload().save_pretrained(folder)
     else:
         for path in adapters.values():
@@ -159,6 +203,8 @@ def _save(model: Any, folder: Path, adapters: Mapping[str, Path]) -> None:
         base = model.get_base_model()
         # the adapted layers hold their weights one level deeper than the plain model has them
         state = {
-            name.replace(".base_layer.", "."): tensor for name, tensor in base.state_dict().items() if ".lora_" not in name
+            name.replace(".base_layer.", "."): tensor
+            for name, tensor in base.state_dict().items()
+            if ".lora_" not in name
         }
         base.save_pretrained(folder, state_dict=state)

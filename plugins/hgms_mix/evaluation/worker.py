@@ -1,9 +1,11 @@
-"""Compares answers with math-verify in a process of its own: one JSON pair per line in, one verdict per line out.
+"""Compares answers with math-verify in a process of its own: one JSON pair per line in, one verdict
+per line out.
 
-Run as a script by :class:`hgms_mix.evaluation.verifier.Verifier`; it imports nothing of this project. math-verify limits its time
-by a signal, which works in a process's main thread only, and an expression such as 9^(9^(9^9)) may take all memory: neither
-should be able to end an evaluation. The limit here is on processor time (where there is such a signal), so that a busy machine
-gives the verdicts of an idle one.
+Run as a script by :class:`hgms_mix.evaluation.verifier.Verifier`; it imports nothing of this
+project. math-verify limits its time by a signal, which works in a process's main thread only, and
+an expression such as 9^(9^(9^9)) may take all memory: neither should be able to end an evaluation.
+The limit here is on processor time (where there is such a signal), so that a busy machine gives the
+verdicts of an idle one.
 """
 
 from __future__ import annotations
@@ -53,7 +55,8 @@ def main() -> None:
             signal.setitimer(signal.ITIMER_PROF, seconds, seconds)
 
     def verdict(gold: str, answer: str, seconds: int) -> str:
-        before, timeout = heard.count, None if own else seconds
+        before = heard.count
+        timeout = None if own else seconds
         try:
             try:
                 limit(seconds)
@@ -65,7 +68,8 @@ def main() -> None:
             return "undecided"
         return "right" if same else "wrong" if heard.count == before else "undecided"
 
-    answers, sys.stdout = sys.stdout, sys.stderr
+    answers = sys.stdout
+    sys.stdout = sys.stderr
     print("ready", file=answers, flush=True)
     for line in sys.stdin:
         print(verdict(*json.loads(line)), file=answers, flush=True)

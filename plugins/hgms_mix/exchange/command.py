@@ -17,20 +17,39 @@ NAMES = ("axolotl", "datasets", "llamafactory", "ms-swift", "olmo", "trl")
 
 @click.command("export", short_help="Write a drawn sample for another trainer.")
 @click.argument("place", metavar="CONFIG_OR_FOLDER", type=FILE)
-@click.option("--to", "trainer", required=True, type=click.Choice(NAMES), help="The trainer that shall train on it.")
-@click.option("--out", "folder", required=True, type=FILE, metavar="DIR", help="The folder to write.")
-@click.option("--mixes", "out", metavar="FOLDER", help="Where the mix is, if it was made with --out.")
-@click.option("--set", "sets", multiple=True, metavar="KEY=VALUE", help="Lay a value over the file's. Repeatable.")
+@click.option(
+    "--to",
+    "trainer",
+    required=True,
+    type=click.Choice(NAMES),
+    help="The trainer that shall train on it.",
+)
+@click.option(
+    "--out", "folder", required=True, type=FILE, metavar="DIR", help="The folder to write."
+)
+@click.option(
+    "--mixes", "out", metavar="FOLDER", help="Where the mix is, if it was made with --out."
+)
+@click.option(
+    "--set",
+    "sets",
+    multiple=True,
+    metavar="KEY=VALUE",
+    help="Lay a value over the file's. Repeatable.",
+)
 @click.option("--seed", type=click.IntRange(min=0), help="Another seed than the file's.")
 @click.option("--method", metavar="LABEL", help="One of the methods, where CONFIG is a grid.")
 @click.option("--scale", metavar="NAME", help="A scale of CONFIG, where it is a grid.")
 @plugin_option
 @json_option
-def export(place: Path, trainer: str, folder: Path, sets: Sequence[str], as_json: bool, **choices: Any) -> None:
-    """Write a finished sample of hgms mix as another trainer reads it: configuration, rows, and a README with the command.
+def export(
+    place: Path, trainer: str, folder: Path, sets: Sequence[str], as_json: bool, **choices: Any
+) -> None:
+    """Write a finished sample of hgms mix as another trainer reads it: configuration, rows, and a
+    README with the command.
 
-    CONFIG_OR_FOLDER is a mix file, or the folder that hgms mix wrote for it (the one with mix.toml in it). The rows are those
-    of the stage `sample`.
+    CONFIG_OR_FOLDER is a mix file, or the folder that hgms mix wrote for it (the one with mix.toml
+    in it). The rows are those of the stage `sample`.
     """
     from hgms_mix.exchange.folder import TRAINERS
     from hgms_mix.exchange.folder import export as write
@@ -40,12 +59,25 @@ def export(place: Path, trainer: str, folder: Path, sets: Sequence[str], as_json
     sample = sampled(place, sets, **choices)
     files = write(sample, TRAINERS[trainer], folder)
     rows = [
-        {"source": part.name, "weight": part.weight, "rows": len(part.rows), "share": sample.shares[part.name]}
+        {
+            "source": part.name,
+            "weight": part.weight,
+            "rows": len(part.rows),
+            "share": sample.shares[part.name],
+        }
         for part in sample.parts
     ]
     if as_json:
         notes = differences(sample)
-        print_json({"trainer": trainer, "folder": str(folder), "files": files, "sources": rows, "notes": notes})
+        print_json(
+            {
+                "trainer": trainer,
+                "folder": str(folder),
+                "files": files,
+                "sources": rows,
+                "notes": notes,
+            }
+        )
         return
     print_table(
         ("source", "weight", "rows", "share"),
@@ -60,28 +92,50 @@ def export(place: Path, trainer: str, folder: Path, sets: Sequence[str], as_json
 
 @click.command("import", short_help="A mix file from another trainer's configuration.")
 @click.argument("file", type=FILE)
-@click.option("--from", "trainer", required=True, type=click.Choice(NAMES), help="The trainer whose configuration FILE is.")
-@click.option("--out", type=FILE, default=Path("mix.toml"), show_default=True, metavar="FILE", help="The mix file to write.")
+@click.option(
+    "--from",
+    "trainer",
+    required=True,
+    type=click.Choice(NAMES),
+    help="The trainer whose configuration FILE is.",
+)
+@click.option(
+    "--out",
+    type=FILE,
+    default=Path("mix.toml"),
+    show_default=True,
+    metavar="FILE",
+    help="The mix file to write.",
+)
 @click.option("--validation", metavar="FILE", help="Validation rows, for the mix file.")
 @json_option
 def import_(file: Path, trainer: str, out: Path, validation: str | None, as_json: bool) -> None:
-    """Read the data sets of another trainer's configuration, and write a mix file with them as sources.
+    """Read the data sets of another trainer's configuration, and write a mix file with them as
+    sources.
 
-    Their shares become the mixture of the method `fixed`: the rows that the trainer would take of each, whatever its weights
-    mean.
+    Their shares become the mixture of the method `fixed`: the rows that the trainer would take of
+    each, whatever its weights mean.
     """
     from hgms_mix.exchange.folder import TRAINERS
     from hgms_mix.exchange.import_mix import bring
 
     brought = bring(TRAINERS[trainer], file, out, validation)
     rows = [
-        {"source": name, "share": share, "from": brought.sources[name].get("path") or brought.sources[name]["hub"]}
+        {
+            "source": name,
+            "share": share,
+            "from": brought.sources[name].get("path") or brought.sources[name]["hub"],
+        }
         for name, share in brought.mixture.items()
     ]
     if as_json:
-        print_json({"trainer": trainer, "file": str(out), "sources": rows, "notes": list(brought.notes)})
+        print_json(
+            {"trainer": trainer, "file": str(out), "sources": rows, "notes": list(brought.notes)}
+        )
         return
-    print_table(("source", "share", "from"), [{**row, "share": f"{row['share']:.4f}"} for row in rows])
+    print_table(
+        ("source", "share", "from"), [{**row, "share": f"{row['share']:.4f}"} for row in rows]
+    )
     for note in brought.notes:
         click.echo(f"  {note}")
     click.echo(f"  {out}")

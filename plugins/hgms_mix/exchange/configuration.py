@@ -1,4 +1,6 @@
-"""What readers of other trainers' configurations share: files, places of data, and numbers, each with its message."""
+"""What readers of other trainers' configurations share: files, places of data, and numbers, each
+with its message.
+"""
 
 from __future__ import annotations
 
@@ -21,27 +23,42 @@ def read_mapping(path: Path, what: str) -> dict[str, Any]:
     try:
         text = path.read_text(encoding="utf-8-sig")
     except (OSError, UnicodeDecodeError) as error:
-        raise ConfigError(f"cannot read {path}: {getattr(error, 'strerror', None) or 'it is not UTF-8'}") from None
+        raise ConfigError(
+            f"cannot read {path}: {getattr(error, 'strerror', None) or 'it is not UTF-8'}"
+        ) from None
     try:
         table = json.loads(text) if path.suffix == ".json" else yaml().safe_load(text)
     except (ValueError, yaml().YAMLError, RecursionError) as error:
-        kind, mark = "JSON" if path.suffix == ".json" else "YAML", getattr(error, "problem_mark", None)
+        kind = "JSON" if path.suffix == ".json" else "YAML"
+        mark = getattr(error, "problem_mark", None)
         line = "" if mark is None else f" (line {mark.line + 1})"
-        raise ConfigError(f"{path} is not valid {kind}: {str(error).splitlines()[0]}{line}") from None
+        raise ConfigError(
+            f"{path} is not valid {kind}: {str(error).splitlines()[0]}{line}"
+        ) from None
     if not isinstance(table, dict):
         raise ConfigError(f"{path} holds no table, so it is no {what}")
     return table
 
 
 def numbers(value: Any, count: int, where: str) -> list[float]:
-    """Probabilities or fractions: a list, or a text with commas; ConfigError unless there is one for each source."""
+    """Probabilities or fractions: a list, or a text with commas; ConfigError unless there is one
+    for each source.
+    """
     listed = [part.strip() for part in value.split(",")] if isinstance(value, str) else value
     try:
         values = [float(part) for part in (listed if isinstance(listed, list) else [listed])]
     except (TypeError, ValueError):
         raise ConfigError(f"{where} = {value!r} is no list of numbers") from None
-    if len(values) != count or any(not 0 <= part < float("inf") for part in values) or sum(values) <= 0:
-        raise ConfigError(f"{where} = {value!r} must have a number ≥ 0 for each of the {count} data sets, not all of them 0")
+    if (
+        len(values) != count
+        or any(not 0 <= part < float("inf") for part in values)
+        or sum(values) <= 0
+    ):
+        raise ConfigError(
+            f"{where} = {value!r} must have a number ≥ 0 for each of the {count} data sets, "
+            "not "
+            "all of them 0"
+        )
     return values
 
 
@@ -55,9 +72,13 @@ def is_tables(listed: Any, key: str) -> TypeGuard[list[dict[str, Any]]]:
 
 
 def place_of(name: str, file: Path) -> Path | None:
-    """Where a trainer finds a file, a folder or a pattern of files: from where it is started, else beside its configuration."""
+    """Where a trainer finds a file, a folder or a pattern of files: from where it is started,
+    else beside its configuration.
+    """
     for base in (Path.cwd(), file.resolve().parent):
-        if (base / name).exists() or (glob.has_magic(name) and glob.glob(str(base / name), recursive=True)):
+        if (base / name).exists() or (
+            glob.has_magic(name) and glob.glob(str(base / name), recursive=True)
+        ):
             return base / name
     return None
 
@@ -65,8 +86,12 @@ def place_of(name: str, file: Path) -> Path | None:
 def located(name: str, file: Path) -> str:
     """A data file as the mix file shall have it: relative to here if it is below, else absolute."""
     if (place := place_of(name, file)) is None:
-        raise ConfigError(f"there is no file {name} here or beside {file}\n  run this where the trainer would be started")
-    path, here = place.resolve(), Path.cwd()
+        raise ConfigError(
+            f"there is no file {name} here or beside {file}\n"
+            "  run this where the trainer would be started"
+        )
+    path = place.resolve()
+    here = Path.cwd()
     return path.relative_to(here).as_posix() if path.is_relative_to(here) else str(path)
 
 
@@ -82,7 +107,9 @@ def name_of(place: str) -> str:
 
 def of_hub(name: str, commit: Any = None, subset: Any = None, split: Any = None) -> dict[str, Any]:
     """A data set of the Hub as a source. A branch or a tag is no commit."""
-    pinned = commit if isinstance(commit, str) and re.fullmatch(r"[0-9a-f]{7,40}", commit) else COMMIT
+    pinned = (
+        commit if isinstance(commit, str) and re.fullmatch(r"[0-9a-f]{7,40}", commit) else COMMIT
+    )
     part = {"subset": subset, "split": None if split == "train" else split}
     return {"hub": name, "revision": pinned, **{key: value for key, value in part.items() if value}}
 
@@ -93,13 +120,16 @@ def of_load_dataset(part: Mapping[str, Any], file: Path) -> tuple[str, dict[str,
     local = files[0] if isinstance(files, list) and len(files) == 1 else files
     if not isinstance(local, str | None):
         raise ConfigError(
-            f"{file}: data_files of {part['path']!r} are not one text\n  a source is one file, a folder or a pattern"
+            f"{file}: data_files of {part['path']!r} are not one text\n"
+            "  a source is one file, a folder or a pattern"
         )
     if local is None and place_of(part["path"], file) is not None:
         local = part["path"]
     if local is not None:
         return name_of(local), {"path": located(local, file)}
-    return part["path"].split("/")[-1], of_hub(part["path"], part.get("revision"), part.get("name"), part.get("split"))
+    return part["path"].split("/")[-1], of_hub(
+        part["path"], part.get("revision"), part.get("name"), part.get("split")
+    )
 
 
 def count_rows(name: str, table: Mapping[str, Any]) -> int:
@@ -108,7 +138,8 @@ def count_rows(name: str, table: Mapping[str, Any]) -> int:
 
     if "path" not in table:
         raise ConfigError(
-            f"the share of {name!r} depends on how many rows it has, and they are on the Hub ({table.get('hub')})\n"
+            f"the share of {name!r} depends on how many rows it has, and they are on the Hub "
+            f"({table.get('hub')})\n"
             "  fetch it and name the file, or write the trainer's weights for it"
         )
     return len(read_examples(name, Source(**table)))

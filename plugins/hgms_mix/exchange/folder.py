@@ -1,4 +1,6 @@
-"""An export: the trainer's files, and a README.md that says what they are and how to train with them."""
+"""An export: the trainer's files, and a README.md that says what they are and how to train with
+them.
+"""
 
 from __future__ import annotations
 
@@ -19,37 +21,50 @@ from hgms_mix.exchange.with_ms_swift import MS_SWIFT
 from hgms_mix.exchange.with_olmo import OLMO
 from hgms_mix.exchange.with_trl import TRL
 
-TRAINERS: Mapping[str, Trainer] = {trainer.name: trainer for trainer in (AXOLOTL, DATASETS, LLAMAFACTORY, MS_SWIFT, OLMO, TRL)}
+TRAINERS: Mapping[str, Trainer] = {
+    trainer.name: trainer for trainer in (AXOLOTL, DATASETS, LLAMAFACTORY, MS_SWIFT, OLMO, TRL)
+}
 
 
 LIST = ".export.json"
-"""In every export: its trainer and the files that were written, which are all that the next export there takes away."""
+"""In every export: its trainer and the files that were written, which are all that the next
+export there takes away.
+"""
 
 ASIDE = ".export.part"
-"""Where an export is written until it is whole; what a killed one has left of it is in nobody's way."""
+"""Where an export is written until it is whole; what a killed one has left of it is in nobody's
+way.
+"""
 
 
 def export(sample: Sampled, trainer: Trainer, folder: Path) -> list[str]:
-    """Writes all of it, aside until it is whole; the files that a person starts from, relative to ``folder``.
+    """Writes all of it, aside until it is whole; the files that a person starts from, relative to
+    ``folder``.
 
     Errors: ConfigError where the folder holds something else; DiskError where it cannot be written.
     """
-    before, aside = _written(folder, trainer), folder / ASIDE
+    before = _written(folder, trainer)
+    aside = folder / ASIDE
     try:
         shutil.rmtree(aside, ignore_errors=True)
         aside.mkdir(parents=True)
         try:
             notes = [*differences(sample), *trainer.write(sample, aside)]
             replace_file(aside / "README.md", readme(sample, trainer, notes).encode())
-            files = {path.relative_to(aside).as_posix() for path in aside.rglob("*") if path.is_file()}
+            files = {
+                path.relative_to(aside).as_posix() for path in aside.rglob("*") if path.is_file()
+            }
             for name in sorted(files - before):
                 if (folder / name).exists():
                     raise ConfigError(
-                        f"{folder / name} is there, and no export has written it\n  choose another --out, or move it away"
+                        f"{folder / name} is there, and no export has written it\n"
+                        "  choose another --out, or move it away"
                     )
             _list(folder, trainer, before | files)  # if this is killed, the next one knows of both
             for name in before - files:
-                (folder / name).unlink(missing_ok=True)  # with other sources: OLMo-core takes all that is there
+                (folder / name).unlink(
+                    missing_ok=True
+                )  # with other sources: OLMo-core takes all that is there
             for name in files:
                 (folder / name).parent.mkdir(exist_ok=True)
                 (aside / name).replace(folder / name)
@@ -58,33 +73,52 @@ def export(sample: Sampled, trainer: Trainer, folder: Path) -> list[str]:
             shutil.rmtree(aside, ignore_errors=True)
     except OSError as error:
         raise DiskError(
-            f"cannot write {folder}: {error.strerror or error}\n  choose another --out, or free some space"
+            f"cannot write {folder}: {error.strerror or error}\n"
+            "  choose another --out, or free some space"
         ) from error
     return ["README.md", *trainer.files]
 
 
 def _list(folder: Path, trainer: Trainer, files: Set[str]) -> None:
-    replace_file(folder / LIST, json.dumps({"trainer": trainer.name, "files": sorted(files)}, indent=2).encode())
+    replace_file(
+        folder / LIST,
+        json.dumps({"trainer": trainer.name, "files": sorted(files)}, indent=2).encode(),
+    )
 
 
 def _written(folder: Path, trainer: Trainer) -> Set[str]:
-    """The files of an earlier export that the folder holds; ConfigError where it holds anything else."""
-    if not folder.exists() or (folder.is_dir() and {path.name for path in folder.iterdir()} <= {ASIDE}):
+    """The files of an earlier export that the folder holds; ConfigError where it holds anything
+    else.
+    """
+    if not folder.exists() or (
+        folder.is_dir() and {path.name for path in folder.iterdir()} <= {ASIDE}
+    ):
         return frozenset()
     with contextlib.suppress(CheckpointError):
         table = parse_json(read_file(folder / LIST), LIST)
-        files = table.get("files") if isinstance(table, dict) and table.get("trainer") == trainer.name else None
-        if isinstance(files, list) and all(isinstance(name, str) and _is_below(folder, name) for name in files):
+        files = (
+            table.get("files")
+            if isinstance(table, dict) and table.get("trainer") == trainer.name
+            else None
+        )
+        if isinstance(files, list) and all(
+            isinstance(name, str) and _is_below(folder, name) for name in files
+        ):
             return frozenset(files)
     raise ConfigError(
-        f"{folder} is there and holds no export for {trainer.name} with a list of its files ({LIST})\n"
+        f"{folder} is there and holds no export for {trainer.name} with a list of its files "
+        f"({LIST})\n"
         "  choose another --out, or move it away"
     )
 
 
 def _is_below(folder: Path, name: str) -> bool:
-    """Whether a file of a list, which anybody may have written, is in the folder, and through no link."""
-    return (folder / name).parent.resolve().is_relative_to(folder.resolve()) and Path(name).name not in ("", "..")
+    """Whether a file of a list, which anybody may have written, is in the folder, and through no
+    link.
+    """
+    return (folder / name).parent.resolve().is_relative_to(folder.resolve()) and Path(
+        name
+    ).name not in ("", "..")
 
 
 def readme(sample: Sampled, trainer: Trainer, notes: list[str]) -> str:
@@ -102,24 +136,50 @@ def readme(sample: Sampled, trainer: Trainer, notes: list[str]) -> str:
             f"{sample.shares[part.name]:.4f}",
             str(part.available),
         ]
-        lines.append("| " + " | ".join([*cells, *([] if sample.ranked else [whole[part.name]])]) + " |")
+        lines.append(
+            "| " + " | ".join([*cells, *([] if sample.ranked else [whole[part.name]])]) + " |"
+        )
     if sample.ranked:
-        notes = [*notes, "The method ranked rows: these are its best, and weights did not choose them."]
+        notes = [
+            *notes,
+            "The method ranked rows: these are its best, and weights did not choose them.",
+        ]
     if model_name(sample) == UNNAMED:
         notes = [
             *notes,
-            f"The mix's model is built from a configuration and has no name: write one in the place of `{UNNAMED}`.",
+            (
+                "The mix's model is built from a configuration and has no name: write one in the "
+                f"place of `{UNNAMED}`."
+            ),
         ]
     if sample.chat:
         notes = [*notes, "Turns are written by the model's own chat template, as `hgms mix` did."]
     else:
-        notes = [*notes, f"The template `{sample.config.task.template}` is written into the rows: the trainer must add none."]
-    return "\n".join([
-        f"# {sample.title}, for {trainer.name}", "",
-        f"{sample.size} rows that `hgms mix` drew by a learned mixture. In this folder:", "",
-        "```bash", trainer.command, "```", "",
-        "The mixture is in the rows: an epoch takes each of them once.", "",
-        *lines, "",
-        f"What a weight means there: {trainer.meaning}.", "",
-        *[f"- {note}" for note in notes], "",
-    ])  # fmt: skip
+        notes = [
+            *notes,
+            (
+                f"The template `{sample.config.task.template}` is written into the rows: the "
+                "trainer "
+                "must add none."
+            ),
+        ]
+    return "\n".join(
+        [
+            f"# {sample.title}, for {trainer.name}",
+            "",
+            f"{sample.size} rows that `hgms mix` drew by a learned mixture. In this folder:",
+            "",
+            "```bash",
+            trainer.command,
+            "```",
+            "",
+            "The mixture is in the rows: an epoch takes each of them once.",
+            "",
+            *lines,
+            "",
+            f"What a weight means there: {trainer.meaning}.",
+            "",
+            *[f"- {note}" for note in notes],
+            "",
+        ]
+    )

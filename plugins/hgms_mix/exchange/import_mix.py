@@ -1,4 +1,6 @@
-"""A mix file from another trainer's configuration: its sources, and its mixture as the method ``fixed``."""
+"""A mix file from another trainer's configuration: its sources, and its mixture as the method
+``fixed``.
+"""
 
 from __future__ import annotations
 
@@ -16,7 +18,9 @@ from hgms_mix.exchange.trainer import Brought, Trainer
 SIZE = 1000
 
 
-def mix_file(brought: Brought, trainer: Trainer, origin: Path, validation: str | None = None) -> str:
+def mix_file(
+    brought: Brought, trainer: Trainer, origin: Path, validation: str | None = None
+) -> str:
     """The text of a mix file. What the configuration cannot know is left to fill in, and said."""
     if len(brought.sources) < 2:
         raise ConfigError(
@@ -42,7 +46,9 @@ def mix_file(brought: Brought, trainer: Trainer, origin: Path, validation: str |
     document["task"] = task
     if validation is None:
         document.add(tomlkit.nl())
-        document.add(tomlkit.comment("Rows that look like what the model shall do; hgms mix needs some:"))
+        document.add(
+            tomlkit.comment("Rows that look like what the model shall do; hgms mix needs some:")
+        )
         document.add(tomlkit.comment("[task.validation.NAME]"))
         document.add(tomlkit.comment('path = "FILE.jsonl"'))
         document.add(tomlkit.nl())
@@ -69,7 +75,10 @@ def bring(trainer: Trainer, origin: Path, out: Path, validation: str | None = No
     brought = trainer.read(origin)
     unknown = [name for name, table in brought.sources.items() if table.get("revision") == COMMIT]
     if unknown:
-        note = f"put the commit of {', '.join(unknown)} in the place of {COMMIT}: `git ls-remote` prints it"
+        note = (
+            f"put the commit of {', '.join(unknown)} in the place of {COMMIT}: `git "
+            "ls-remote` prints it"
+        )
         brought = attrs.evolve(brought, notes=[*brought.notes, note])
     replace_file(out, mix_file(brought, trainer, origin, validation).encode())
     return brought

@@ -1,5 +1,7 @@
-"""Weights of sources that a training learns while it runs: a callback for the Trainer of transformers and TRL's SFTTrainer.
-The rules are in ``rules.py``, which row comes where in ``plan.py``."""
+"""Weights of sources that a training learns while it runs: a callback for the Trainer of
+transformers and TRL's SFTTrainer. The rules are in ``rules.py``, which row comes where in
+``plan.py``.
+"""
 
 from __future__ import annotations
 
@@ -25,7 +27,8 @@ try:
     from transformers import Trainer, TrainerCallback
 except ModuleNotFoundError as error:
     raise MissingExtra(
-        f"the callback for the Trainer needs transformers ({error.name} is not installed)\n  pip install 'hgms[llm]'"
+        f"the callback for the Trainer needs transformers ({error.name} is not installed)\n"
+        "  pip install 'hgms[llm]'"
     ) from error
 
 __all__ = ["Alignment", "Losses", "MixtureCallback"]
@@ -34,11 +37,19 @@ FILE = "mixture.safetensors"
 
 
 class MixedRows(Dataset[Any]):
-    """Rows in the order of a plan. ``rows`` holds the sources one after the other; ``length`` rows are an epoch."""
+    """Rows in the order of a plan. ``rows`` holds the sources one after the other; ``length``
+    rows are an epoch.
+    """
 
     def __init__(self, rows: Any, plan: Plan, length: int) -> None:
-        self.rows, self.plan, self.length, self.before, self.furthest = rows, plan, length, 0, -1
-        self._first = dict(zip(plan.names, torch.tensor([0, *plan.sizes]).cumsum(0).tolist(), strict=False))
+        self.rows = rows
+        self.plan = plan
+        self.length = length
+        self.before = 0
+        self.furthest = -1
+        self._first = dict(
+            zip(plan.names, torch.tensor([0, *plan.sizes]).cumsum(0).tolist(), strict=False)
+        )
 
     def __len__(self) -> int:
         return self.length
@@ -56,45 +67,52 @@ class MixedRows(Dataset[Any]):
 class MixtureCallback(TrainerCallback):
     """The weights of data sources, learned while a training runs::
 
-        θ ← outer step on h = −∇_θ Σ_s ω_s(θ) a_s,    ω = softmax(θ),    after every ``every``-th optimiser step
+        θ ← outer step on h = −∇_θ Σ_s ω_s(θ) a_s,  ω = softmax(θ),
+            after every ``every``-th optimiser step
 
-    a_s are the scores of ``rule``, on fresh rows of every source and fresh validation rows, with the trainer's own loss. From
-    the batch after the next on (one is already loaded) rows are drawn by the new ω; within a source they come in shuffled
-    epochs.
+    a_s are the scores of ``rule``, on fresh rows of every source and fresh validation rows, with
+    the trainer's own loss. From the batch after the next on (one is already loaded) rows are drawn
+    by the new ω; within a source they come in shuffled epochs.
 
-    ``attach(trainer)`` puts the callback to work. The trainer's ``train_dataset`` must hold the sources' rows one after the
-    other, as many of each as ``sources`` says, in the trainer's own format: TRL's SFTTrainer has prepared them by then.
+    ``attach(trainer)`` puts the callback to work. The trainer's ``train_dataset`` must hold the
+    sources' rows one after the other, as many of each as ``sources`` says, in the trainer's own
+    format: TRL's SFTTrainer has prepared them by then.
 
-    Use when the mixture shall follow the training, or when learning one beforehand costs too much. Avoid for comparing
-    mixtures: what comes out is a path, and its end suits the model as it is then.
+    Use when the mixture shall follow the training, or when learning one beforehand costs too much.
+    Avoid for comparing mixtures: what comes out is a path, and its end suits the model as it is
+    then.
 
     Arguments:
-        sources: rows of each source, by name, in the order in which they stand in ``train_dataset``.
+        sources: rows of each source, by name, in the order in which they stand in
+            ``train_dataset``.
         outer: an outer optimiser (``hgms.outer.DualAveraging()``, ``Sgd(lr=…)``, …); θ are logits.
         rule: ``Alignment()`` or ``Losses()``, or a class of your own with their methods.
         every: optimiser steps between two changes, ≥ 1.
         start: the first mixture, by name; None: in proportion to the rows.
-        validation: rows in the trainer's format; None: the trainer's ``eval_dataset``, whose loss then is no longer that of
-            rows which the training knows nothing of. ``Losses`` needs none.
+        validation: rows in the trainer's format; None: the trainer's ``eval_dataset``, whose loss
+            then is no longer that of rows which the training knows nothing of. ``Losses`` needs
+            none.
         seed: of all draws.
         loss: ``loss(model, inputs) -> scalar``; None: the trainer's ``compute_loss``.
 
-    The row of each change is in ``records`` and goes to the trainer's log: ``mixture/NAME`` and ``mixture/score/NAME``. During
-    a change the model is in evaluation mode, and torch's global generators are restored afterwards. Where a score is not finite
-    the mixture stays as it is, and the row shows why. Every checkpoint gets a file ``mixture.safetensors``: θ, the outer
-    optimiser, and which mixture began where. A resumed training goes on from there, and on the CPU ends with the very bits of
-    an uninterrupted one, gradient accumulation included.
+    The row of each change is in ``records`` and goes to the trainer's log: ``mixture/NAME`` and
+    ``mixture/score/NAME``. During a change the model is in evaluation mode, and torch's global
+    generators are restored afterwards. Where a score is not finite the mixture stays as it is, and
+    the row shows why. Every checkpoint gets a file ``mixture.safetensors``: θ, the outer optimiser,
+    and which mixture began where. A resumed training goes on from there, and on the CPU ends with
+    the very bits of an uninterrupted one, gradient accumulation included.
 
-    Errors: ConfigError for several processes, an IterableDataset, loader workers, a sampling strategy, batch size search or
-    ``ignore_data_skip``, since each would take rows that the plan does not know of; for packed rows or a wrong number of rows;
-    for a trainer that mixes already; CheckpointError where a training is resumed without that file, or with that of other
-    sources, another seed or another kind of outer optimiser.
+    Errors: ConfigError for several processes, an IterableDataset, loader workers, a sampling
+    strategy, batch size search or ``ignore_data_skip``, since each would take rows that the plan
+    does not know of; for packed rows or a wrong number of rows; for a trainer that mixes already;
+    CheckpointError where a training is resumed without that file, or with that of other sources,
+    another seed or another kind of outer optimiser.
 
-    Cost: every ``every`` steps that of the rule: for ``Alignment`` a gradient of ``rows`` rows for each source, and one of
-    ``upper`` validation rows.
+    Cost: every ``every`` steps that of the rule: for ``Alignment`` a gradient of ``rows`` rows for
+    each source, and one of ``upper`` validation rows.
 
-    Source: this project; the update is the outer loop of HG-MS's source reweighting with one step of the training as its lower
-    level.
+    Source: this project; the update is the outer loop of HG-MS's source reweighting with one step
+    of the training as its lower level.
     """
 
     def __init__(
@@ -109,21 +127,42 @@ class MixtureCallback(TrainerCallback):
         seed: int = 0,
         loss: Loss | None = None,
     ) -> None:
-        if len(sources) < 2 or any(not isinstance(count, int) or count < 1 for count in sources.values()):
-            raise ConfigError(f"'sources' must have the number of rows of two sources or more: {dict(sources)}")
+        if len(sources) < 2 or any(
+            not isinstance(count, int) or count < 1 for count in sources.values()
+        ):
+            raise ConfigError(
+                f"'sources' must have the number of rows of two sources or more: {dict(sources)}"
+            )
         if every < 1:
             raise ConfigError(f"'every' must be 1 or more: {every}")
-        shares = {name: float(count) for name, count in sources.items()} if start is None else dict(start)
-        if set(shares) != set(sources) or any(not 0 <= share < math.inf for share in shares.values()):
-            raise ConfigError(f"'start' must have a weight ≥ 0 of each source ({', '.join(sources)}): {shares}")
-        self.outer, self.rule, self.every, self.validation, self.loss = outer, rule or Alignment(), every, validation, loss
+        shares = (
+            {name: float(count) for name, count in sources.items()}
+            if start is None
+            else dict(start)
+        )
+        if set(shares) != set(sources) or any(
+            not 0 <= share < math.inf for share in shares.values()
+        ):
+            raise ConfigError(
+                f"'start' must have a weight ≥ 0 of each source ({', '.join(sources)}): {shares}"
+            )
+        self.outer, self.rule, self.every, self.validation, self.loss = (
+            outer,
+            rule or Alignment(),
+            every,
+            validation,
+            loss,
+        )
         self.rule.check(tuple(sources))
         first = normalised(shares)
         weights = torch.tensor([first[name] for name in sources], dtype=torch.float64)
         self._start = (weights / weights.max()).clamp_min(math.exp(-30)).log()
         self.plan, self.key = Plan(sources, Key(seed).fold("mixture")), Key(seed)
-        # streams of their own for the rows that are scored: the training's draws do not depend on them
-        self._lower = {name: Epochs(count, self.key.fold("scores", name)) for name, count in sources.items()}
+        # streams of their own for the rows that are scored: the training's draws do not depend on
+        # them
+        self._lower = {
+            name: Epochs(count, self.key.fold("scores", name)) for name, count in sources.items()
+        }
         self.records: list[dict[str, Any]] = []
         self._trainer: Any = None
         self.theta: Tensor
@@ -138,28 +177,38 @@ class MixtureCallback(TrainerCallback):
 
     def attach(self, trainer: Any) -> None:
         """Has ``trainer`` take its rows by this mixture, and change it as it trains."""
-        rows, validation = trainer.train_dataset, self.validation if self.validation is not None else trainer.eval_dataset
+        rows = trainer.train_dataset
+        validation = self.validation if self.validation is not None else trainer.eval_dataset
         total = sum(self.plan.sizes)
         if isinstance(rows, MixedRows):
-            raise ConfigError("the rows of this trainer are mixed already: make the trainer anew before another callback")
+            raise ConfigError(
+                "the rows of this trainer are mixed already: make the trainer anew before "
+                "another callback"
+            )
         if not _by_number(rows):
             raise ConfigError(
-                f"rows are taken by their number, which train_dataset, of the type {type(rows).__name__}, does not have\n"
+                "rows are taken by their number, which train_dataset, of the type "
+                f"{type(rows).__name__}, does not have\n"
                 "  give a data set with rows by number, no IterableDataset"
             )
         if len(rows) != total:
             raise ConfigError(
                 f"train_dataset has {len(rows)} rows, and 'sources' says {total}: {self._sizes}\n"
-                "  rows of the sources one after the other; without packing, which puts rows of several into one"
+                "  rows of the sources one after the other; without packing, which puts rows of "
+                "several into one"
             )
         if self.rule.upper and not (_by_number(validation) and len(validation)):
             raise ConfigError(
-                f"the rule {self.rule.name} compares with validation rows: give 'validation', or the trainer an eval_dataset\n"
+                f"the rule {self.rule.name} compares with validation rows: give 'validation', or "
+                "the trainer an eval_dataset\n"
                 "  one data set with rows by number, not several by name"
             )
         self._checked(trainer.args)
-        self._trainer, self._validation = trainer, validation
-        self._upper = Epochs(len(validation), self.key.fold("scores", "")) if self.rule.upper else None
+        self._trainer = trainer
+        self._validation = validation
+        self._upper = (
+            Epochs(len(validation), self.key.fold("scores", "")) if self.rule.upper else None
+        )
         self.rows = MixedRows(rows, self.plan, total)
         trainer.train_dataset = self.rows
         trainer.args.train_sampling_strategy = "sequential"  # the order is the plan's
@@ -167,13 +216,17 @@ class MixtureCallback(TrainerCallback):
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         if self._trainer is None:
-            raise ConfigError("the callback was not attached: call callback.attach(trainer) instead of add_callback")
+            raise ConfigError(
+                "the callback was not attached: call callback.attach(trainer) instead of "
+                "add_callback"
+            )
         self._checked(args)
         if state.global_step > 0 and not self._loaded:
             self.load(Path(args.output_dir) / f"checkpoint-{state.global_step}")
         elif not self._loaded:
             self._reset()
-        self._loaded, self.rows.furthest = False, -1
+        self._loaded = False
+        self.rows.furthest = -1
         self._collate = kwargs["train_dataloader"].collate_fn
 
     def on_epoch_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
@@ -184,12 +237,19 @@ class MixtureCallback(TrainerCallback):
         if state.global_step % self.every:
             return
         scores = self._scores(kwargs["model"], kwargs.get("optimizer"))
-        self._change(scores, state.global_step, min(1.0, state.global_step / max(state.max_steps, 1)))
+        self._change(
+            scores, state.global_step, min(1.0, state.global_step / max(state.max_steps, 1))
+        )
         self.plan.begin(self._next_place(args, state.global_step), self.theta.softmax(0))
         row = {f"mixture/{name}": weight for name, weight in self.weights.items()}
-        row |= {f"mixture/score/{name}": score for name, score in zip(self.plan.names, scores.tolist(), strict=True)}
+        row |= {
+            f"mixture/score/{name}": score
+            for name, score in zip(self.plan.names, scores.tolist(), strict=True)
+        }
         due = control.should_log
-        Trainer.log(self._trainer, row)  # that of TRL would put its own statistics into this row, and begin them anew
+        Trainer.log(
+            self._trainer, row
+        )  # that of TRL would put its own statistics into this row, and begin them anew
         control.should_log = due  # logging anything takes the Trainer's own row for logged
 
     def on_save(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
@@ -198,29 +258,46 @@ class MixtureCallback(TrainerCallback):
     def save(self, folder: str | Path) -> None:
         """Writes the state into a checkpoint's folder, whole or not at all."""
         history = self.plan.history()
-        save_state(Path(folder) / FILE, {
-            "sources": self._sizes, "seed": self.key.seed,
-            "theta": self.theta, "memory": self._memory, "records": self.records,
-            "starts": [start for start, _ in history], "mixtures": torch.stack([weights for _, weights in history]),
-        })  # fmt: skip
+        save_state(
+            Path(folder) / FILE,
+            {
+                "sources": self._sizes,
+                "seed": self.key.seed,
+                "theta": self.theta,
+                "memory": self._memory,
+                "records": self.records,
+                "starts": [start for start, _ in history],
+                "mixtures": torch.stack([weights for _, weights in history]),
+            },
+        )
 
     def load(self, folder: str | Path) -> None:
-        """Takes the state from a checkpoint's folder; a training that is resumed next starts with it."""
+        """Takes the state from a checkpoint's folder; a training that is resumed next starts
+        with it.
+        """
         path = Path(folder) / FILE
         if not path.is_file():
             raise CheckpointError(
-                f"the training goes on from a checkpoint, and {path} is not there: its mixture is unknown\n"
+                f"the training goes on from a checkpoint, and {path} is not there: its mixture "
+                "is unknown\n"
                 "  load it from the folder it is in with callback.load(…), or begin anew"
             )
         state = load_state(path)
-        if (list(state["sources"].items()), state["seed"]) != (list(self._sizes.items()), self.key.seed):
+        if (list(state["sources"].items()), state["seed"]) != (
+            list(self._sizes.items()),
+            self.key.seed,
+        ):
             raise CheckpointError(
-                f"{path} is of other sources (by name, rows or order) or another seed: {state['sources']}, "
+                f"{path} is of other sources (by name, rows or order) or another seed: "
+                f"{state['sources']}, "
                 f"seed {state['seed']}; here {self._sizes}, seed {self.key.seed}"
             )
         if state["memory"].keys() != self.outer.init({"logits": self.theta}).keys():
-            raise CheckpointError(f"{path} was written with another outer optimiser than {type(self.outer).__name__}")
-        self.theta, self._memory = state["theta"], state["memory"]
+            raise CheckpointError(
+                f"{path} was written with another outer optimiser than {type(self.outer).__name__}"
+            )
+        self.theta = state["theta"]
+        self._memory = state["memory"]
         self.records[:] = [dict(row) for row in state["records"]]
         self.plan.replay(list(zip(state["starts"], state["mixtures"], strict=True)))
         self._loaded = True
@@ -235,11 +312,18 @@ class MixtureCallback(TrainerCallback):
         weights = self.theta.softmax(0)
         if bool(scores.isfinite().all()):
             h = -weights * (scores - weights @ scores)
-            after, self._memory = self.outer.step({"logits": self.theta}, {"logits": h}, self._memory, progress)
+            after, self._memory = self.outer.step(
+                {"logits": self.theta}, {"logits": h}, self._memory, progress
+            )
             self.theta = after["logits"].detach()
         now = self.theta.softmax(0)
         self.records.append(
-            {"step": step, "weights": now.tolist(), "scores": scores.tolist(), "moved": float((now - weights).abs().sum())}
+            {
+                "step": step,
+                "weights": now.tolist(),
+                "scores": scores.tolist(),
+                "moved": float((now - weights).abs().sum()),
+            }
         )
 
     @property
@@ -248,8 +332,11 @@ class MixtureCallback(TrainerCallback):
 
     def _scores(self, model: Any, optimizer: Any) -> Tensor:
         """What the rule says of the sources."""
-        device, loss = next(model.parameters()).device, self.loss or self._own_loss
-        change, count, many = len(self.records), self.rule.rows, self.rule.upper
+        device = next(model.parameters()).device
+        loss = self.loss or self._own_loss
+        change = len(self.records)
+        count = self.rule.rows
+        many = self.rule.upper
 
         def batch(rows: list[Any]) -> Any:
             return moved(self._collate(rows), device)
@@ -261,7 +348,9 @@ class MixtureCallback(TrainerCallback):
             }
             upper = None
             if self._upper is not None:
-                upper = batch([self._validation[row] for row in self._upper.rows(change * many, many)])
+                upper = batch(
+                    [self._validation[row] for row in self._upper.rows(change * many, many)]
+                )
             return self.rule.scores(loss, model, lower, upper, optimizer).double().cpu()
 
     def _own_loss(self, model: Any, inputs: Any) -> Tensor:
@@ -270,18 +359,24 @@ class MixtureCallback(TrainerCallback):
 
     def _epoch(self, args: Any) -> tuple[int, int]:
         """Rows that an epoch takes, and its optimiser steps."""
-        batch, length = args.train_batch_size, len(self.rows)
+        batch = args.train_batch_size
+        length = len(self.rows)
         taken = length // batch * batch if args.dataloader_drop_last else length
         return taken, max(1, math.ceil(math.ceil(taken / batch) / args.gradient_accumulation_steps))
 
     def _next_place(self, args: Any, step: int) -> int:
-        """Where the mixture after optimiser step ``step`` begins: behind the batch that the loader has already."""
+        """Where the mixture after optimiser step ``step`` begins: behind the batch that the
+        loader has already.
+        """
         epoch, steps = self._epoch(args)
         passed, within = divmod(step, steps)
-        place = passed * epoch + (within * args.gradient_accumulation_steps + 1) * args.train_batch_size
+        place = (
+            passed * epoch + (within * args.gradient_accumulation_steps + 1) * args.train_batch_size
+        )
         if self.rows.furthest >= place:
             raise ConfigError(
-                f"the loader reads further ahead (row {self.rows.furthest}) than one batch (row {place}): a resumed training "
+                f"the loader reads further ahead (row {self.rows.furthest}) than one batch (row "
+                f"{place}): a resumed training "
                 "would differ"
             )
         return int(place)
@@ -289,23 +384,39 @@ class MixtureCallback(TrainerCallback):
     def _checked(self, args: Any) -> None:
         if not hasattr(args, "train_sampling_strategy"):
             raise ConfigError(
-                "MixtureCallback keeps the order of rows by train_sampling_strategy, which this transformers does not have\n"
+                "MixtureCallback keeps the order of rows by train_sampling_strategy, which this "
+                "transformers does not have\n"
                 "  pip install -U transformers"
             )
         faults = (
             (
                 args.world_size > 1,
-                f"this training has {args.world_size} processes, and each would change the mixture by itself",
+                (
+                    f"this training has {args.world_size} processes, and each would change the "
+                    "mixture by itself"
+                ),
             ),
-            (args.dataloader_num_workers > 0, "loader workers hold copies of the plan: set dataloader_num_workers=0"),
+            (
+                args.dataloader_num_workers > 0,
+                "loader workers hold copies of the plan: set dataloader_num_workers=0",
+            ),
             (
                 args.train_sampling_strategy not in ("random", "sequential"),
-                f"the order of rows is the mixture's: leave out train_sampling_strategy={args.train_sampling_strategy!r}",
+                (
+                    "the order of rows is the mixture's: leave out "
+                    f"train_sampling_strategy={args.train_sampling_strategy!r}"
+                ),
             ),
-            (args.auto_find_batch_size, "rows are planned for a known batch size: leave out auto_find_batch_size"),
+            (
+                args.auto_find_batch_size,
+                "rows are planned for a known batch size: leave out auto_find_batch_size",
+            ),
             (
                 args.ignore_data_skip,
-                "a resumed training would begin at the plan's first rows again: leave out ignore_data_skip",
+                (
+                    "a resumed training would begin at the plan's first rows again: leave out "
+                    "ignore_data_skip"
+                ),
             ),
         )
         for wrong, why in faults:
@@ -315,7 +426,9 @@ class MixtureCallback(TrainerCallback):
 
 @contextlib.contextmanager
 def _statistics_kept(trainer: Any) -> Iterator[None]:
-    """TRL's trainers count, in a private attribute, what every loss says; these losses are not of the training."""
+    """TRL's trainers count, in a private attribute, what every loss says; these losses are not
+    of the training.
+    """
     before = copy.deepcopy(getattr(trainer, "_metrics", None))
     try:
         yield
@@ -326,4 +439,8 @@ def _statistics_kept(trainer: Any) -> Iterator[None]:
 
 def _by_number(rows: Any) -> bool:
     """Whether rows are taken by their number: not a stream, nor data sets by name."""
-    return hasattr(rows, "__getitem__") and hasattr(rows, "__len__") and not isinstance(rows, IterableDataset | Mapping)
+    return (
+        hasattr(rows, "__getitem__")
+        and hasattr(rows, "__len__")
+        and not isinstance(rows, IterableDataset | Mapping)
+    )

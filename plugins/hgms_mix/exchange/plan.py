@@ -1,5 +1,7 @@
-"""Which row of which source a training takes at which place, while the weights change: a function of the places and of when
-each mixture began, so that nothing else has to be kept to go on from anywhere."""
+"""Which row of which source a training takes at which place, while the weights change: a function
+of the places and of when each mixture began, so that nothing else has to be kept to go on from
+anywhere.
+"""
 
 from __future__ import annotations
 
@@ -18,8 +20,10 @@ BLOCK = 1024
 
 @define(eq=False)
 class Stretch:
-    """Places from ``start`` on that are drawn with one mixture. ``before`` counts what each source gave until then; ``source``
-    and ``rank`` say for each place, as far as they were asked for, whose row it is and which of that source's draws."""
+    """Places from ``start`` on that are drawn with one mixture. ``before`` counts what each source
+    gave until then; ``source`` and ``rank`` say for each place, as far as they were asked for,
+    whose row it is and which of that source's draws.
+    """
 
     start: int
     weights: Tensor
@@ -29,11 +33,12 @@ class Stretch:
 
 
 class Epochs:
-    """Row 0, 1, 2, … of a source: all rows in a shuffled order, then all in another, so that none comes twice before all came
-    once."""
+    """Row 0, 1, 2, … of a source: all rows in a shuffled order, then all in another, so that none
+    comes twice before all came once."""
 
     def __init__(self, size: int, key: Key) -> None:
-        self.size, self.key = size, key
+        self.size = size
+        self.key = key
         self._order = functools.lru_cache(maxsize=4)(self._shuffled)
 
     def row(self, number: int) -> int:
@@ -48,9 +53,11 @@ class Epochs:
 
 
 class Plan:
-    """Place 0, 1, 2, … of a training: a source drawn by the mixture that is in force there, and its next row.
+    """Place 0, 1, 2, … of a training: a source drawn by the mixture that is in force there, and its
+    next row.
 
-    The numbers that decide are a function of the key and the place. A source's rows come in :class:`Epochs`.
+    The numbers that decide are a function of the key and the place. A source's rows come in
+    :class:`Epochs`.
 
     >>> plan = Plan({"a": 3, "b": 5}, Key(0))
     >>> plan.begin(0, torch.tensor([1.0, 0.0], dtype=torch.float64))
@@ -75,15 +82,22 @@ class Plan:
         if self.stretches:
             last = self.stretches[-1]
             self._extend(last, start - last.start)
-            last.source, last.rank = last.source[: start - last.start].clone(), last.rank[: start - last.start].clone()
+            last.source, last.rank = (
+                last.source[: start - last.start].clone(),
+                last.rank[: start - last.start].clone(),
+            )
             before = last.before + torch.bincount(last.source, minlength=len(self.names))
             for earlier in self.stretches[-2:-1]:
-                earlier.source = earlier.rank = torch.zeros(0, dtype=torch.int64)  # drawn again where they are asked for
+                earlier.source = earlier.rank = torch.zeros(
+                    0, dtype=torch.int64
+                )  # drawn again where they are asked for
         self.stretches.append(Stretch(start, weights, before))
 
     def row(self, place: int) -> tuple[str, int]:
         """The source at a place, and the number of the row."""
-        stretch = self.stretches[bisect_right(self.stretches, place, key=lambda stretch: stretch.start) - 1]
+        stretch = self.stretches[
+            bisect_right(self.stretches, place, key=lambda stretch: stretch.start) - 1
+        ]
         at = place - stretch.start
         self._extend(stretch, at + 1)
         number = int(stretch.source[at])
@@ -103,7 +117,12 @@ class Plan:
         stop = stretch.start + max(count, 2 * len(stretch.source), BLOCK)
         blocks = range(stretch.start // BLOCK, (stop - 1) // BLOCK + 1)
         drawn = torch.cat(
-            [torch.rand(BLOCK, dtype=torch.float64, generator=self.key.fold("place", block).generator()) for block in blocks]
+            [
+                torch.rand(
+                    BLOCK, dtype=torch.float64, generator=self.key.fold("place", block).generator()
+                )
+                for block in blocks
+            ]
         )
         drawn = drawn[stretch.start - blocks[0] * BLOCK :][: stop - stretch.start]
         edges = stretch.weights.cumsum(0)

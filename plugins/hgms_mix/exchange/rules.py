@@ -16,14 +16,18 @@ Loss = Callable[[nn.Module, Any], Tensor]
 
 
 class Rule(Protocol):
-    """Scores of the sources, in their order, the larger the more of it shall be taken. ``rows`` of each source are asked for,
-    and ``upper`` validation rows; both come as batches that the trainer collated, those of the sources by name."""
+    """Scores of the sources, in their order, the larger the more of it shall be taken. ``rows`` of
+    each source are asked for, and ``upper`` validation rows; both come as batches that the trainer
+    collated, those of the sources by name.
+    """
 
     name: ClassVar[str]
     rows: int
     upper: int
 
-    def scores(self, loss: Loss, model: nn.Module, lower: Mapping[str, Any], upper: Any, optimizer: Any) -> Tensor: ...
+    def scores(
+        self, loss: Loss, model: nn.Module, lower: Mapping[str, Any], upper: Any, optimizer: Any
+    ) -> Tensor: ...
 
     def check(self, names: Sequence[str]) -> None: ...
 
@@ -31,22 +35,24 @@ class Rule(Protocol):
 @final
 @frozen(kw_only=True)
 class Alignment:
-    """How well a step on each source would serve validation: cosines between gradients of the trainer's own loss::
+    """How well a step on each source would serve validation: cosines between gradients of the
+    trainer's own loss::
 
         a_s = ⟨∇f, u_s⟩ / (‖∇f‖ ‖u_s‖),    u_s = D_s ∇ℓ_s,    D_s = 1/(√(βv + (1 − β)(∇ℓ_s)²) + ε)
 
-    v, β and ε are those of the trainer's Adam or AdamW; with another optimiser D = 1. As the hypergradient ``aligned``, of
-    one step of the training itself.
+    v, β and ε are those of the trainer's Adam or AdamW; with another optimiser D = 1. As the
+    hypergradient ``aligned``, of one step of the training itself.
 
-    Use when validation rows show what the model shall do. Avoid when they are few and noisy: the cosine is then near zero for
-    all sources, and the mixture hardly moves.
+    Use when validation rows show what the model shall do. Avoid when they are few and noisy: the
+    cosine is then near zero for all sources, and the mixture hardly moves.
 
     Arguments:
         rows: fresh rows of each source. ``upper``: validation rows.
 
     Cost: a gradient for each source and one for validation.
 
-    Source: this project (the component ``aligned``); the cosines are those of LESS (Xia et al. 2024).
+    Source: this project (the component ``aligned``); the cosines are those of LESS (Xia et al.
+        2024).
     """
 
     name: ClassVar[str] = "alignment"
@@ -56,13 +62,16 @@ class Alignment:
     def check(self, names: Sequence[str]) -> None:
         return
 
-    def scores(self, loss: Loss, model: nn.Module, lower: Mapping[str, Any], upper: Any, optimizer: Any) -> Tensor:
+    def scores(
+        self, loss: Loss, model: nn.Module, lower: Mapping[str, Any], upper: Any, optimizer: Any
+    ) -> Tensor:
         leaves = [leaf for leaf in model.parameters() if leaf.requires_grad]
         wanted = _gradient(loss, model, upper, leaves)
         own = []
         for batch in lower.values():
             direction = [
-                _adam(leaf, part, optimizer) for leaf, part in zip(leaves, _gradient(loss, model, batch, leaves), strict=True)
+                _adam(leaf, part, optimizer)
+                for leaf, part in zip(leaves, _gradient(loss, model, batch, leaves), strict=True)
             ]
             length = _dot(direction, direction).sqrt() * _dot(wanted, wanted).sqrt()
             own.append(torch.where(length > 0, _dot(wanted, direction) / length, 0.0))
@@ -76,13 +85,13 @@ class Losses:
 
         a_s = ℓ_s − ℓ⁰_s
 
-    Use for sources that are all wanted, to give the hard ones more. Avoid with noise among the sources: what cannot be learned
-    has the largest loss, unless the reference has it too.
+    Use for sources that are all wanted, to give the hard ones more. Avoid with noise among the
+    sources: what cannot be learned has the largest loss, unless the reference has it too.
 
     Arguments:
         rows: fresh rows of each source.
-        reference: ℓ⁰ by source, for example the losses of a model that was trained on a uniform mixture (as DoReMi takes
-            them); left out: 0.
+        reference: ℓ⁰ by source, for example the losses of a model that was trained on a uniform
+            mixture (as DoReMi takes them); left out: 0.
 
     Errors: ConfigError for a reference without all of the sources. Cost: one loss for each source.
 
@@ -96,17 +105,27 @@ class Losses:
 
     def check(self, names: Sequence[str]) -> None:
         if self.reference and set(self.reference) != set(names):
-            raise ConfigError(f"'reference' has losses of {', '.join(self.reference)}; the sources are {', '.join(names)}")
+            raise ConfigError(
+                f"'reference' has losses of {', '.join(self.reference)}; the sources are "
+                f"{', '.join(names)}"
+            )
 
-    def scores(self, loss: Loss, model: nn.Module, lower: Mapping[str, Any], upper: Any, optimizer: Any) -> Tensor:
+    def scores(
+        self, loss: Loss, model: nn.Module, lower: Mapping[str, Any], upper: Any, optimizer: Any
+    ) -> Tensor:
         with torch.no_grad():
             values = torch.stack([loss(model, batch).double().cpu() for batch in lower.values()])
-        return values - torch.tensor([self.reference.get(name, 0.0) for name in lower], dtype=torch.float64)
+        return values - torch.tensor(
+            [self.reference.get(name, 0.0) for name in lower], dtype=torch.float64
+        )
 
 
 def _gradient(loss: Loss, model: nn.Module, batch: Any, leaves: Sequence[Tensor]) -> list[Tensor]:
     parts = torch.autograd.grad(loss(model, batch), leaves, allow_unused=True)
-    return [torch.zeros_like(leaf) if part is None else part.detach() for leaf, part in zip(leaves, parts, strict=True)]
+    return [
+        torch.zeros_like(leaf) if part is None else part.detach()
+        for leaf, part in zip(leaves, parts, strict=True)
+    ]
 
 
 def _adam(leaf: Tensor, gradient: Tensor, optimizer: Any) -> Tensor:
@@ -115,7 +134,9 @@ def _adam(leaf: Tensor, gradient: Tensor, optimizer: Any) -> Tensor:
     moment = inner.state.get(leaf, {}).get("exp_avg_sq") if inner is not None else None
     if moment is None:
         return gradient
-    group = next(group for group in inner.param_groups if any(own is leaf for own in group["params"]))
+    group = next(
+        group for group in inner.param_groups if any(own is leaf for own in group["params"])
+    )
     beta = float(group["betas"][1])
     return gradient / ((beta * moment + (1 - beta) * gradient.square()).sqrt() + group["eps"])
 

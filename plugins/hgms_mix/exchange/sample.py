@@ -1,4 +1,6 @@
-"""A finished sample of ``hgms mix``, as exporters need it: its rows by source, its weights, and how it was to be trained on."""
+"""A finished sample of ``hgms mix``, as exporters need it: its rows by source, its weights, and
+how it was to be trained on.
+"""
 
 from __future__ import annotations
 
@@ -23,8 +25,8 @@ Row = Mapping[str, Any]
 @final
 @frozen(kw_only=True)
 class Part:
-    """A source that gave rows: its learned ``weight``, the rows (as ``rows.jsonl.gz`` has them) and how many there were to
-    choose from. ``stem`` is its name in file names."""
+    """A source that gave rows: its learned ``weight``, the rows (as ``rows.jsonl.gz`` has them) and
+    how many there were to choose from. ``stem`` is its name in file names."""
 
     name: str
     stem: str
@@ -36,8 +38,9 @@ class Part:
 @final
 @frozen(kw_only=True, eq=False)
 class Sampled:
-    """A sample with the settings of the mix that drew it. ``digests`` identify what its sources held then, by name. ``ranked``:
-    its rows are a ranking's best, so weights did not choose them."""
+    """A sample with the settings of the mix that drew it. ``digests`` identify what its sources
+    held then, by name. ``ranked``: its rows are a ranking's best, so weights did not choose them.
+    """
 
     title: str
     config: Any
@@ -80,44 +83,75 @@ class Sampled:
 
     @property
     def chat(self) -> bool:
-        """Whether turns are written by the model's own chat template, which a trainer then has to do, too."""
+        """Whether turns are written by the model's own chat template, which a trainer then has
+        to do, too.
+        """
         return bool(self.config.task.template == "model")
 
     @functools.cached_property
     def turns(self) -> int:
         """The most answers that a row has."""
-        return max(sum(turn["role"] == "assistant" for turn in row["messages"]) for part in self.parts for row in part.rows)
+        return max(
+            sum(turn["role"] == "assistant" for turn in row["messages"])
+            for part in self.parts
+            for row in part.rows
+        )
 
     @functools.cached_property
     def tables(self) -> Mapping[str, Any]:
-        """The rows of each source in the tokens of the model that is fine-tuned, without those that are too long in them."""
-        numbers = {part.name: torch.tensor(sorted(row["row"] for row in part.rows)) for part in self.parts}
+        """The rows of each source in the tokens of the model that is fine-tuned, without those
+        that are too long in them.
+        """
+        numbers = {
+            part.name: torch.tensor(sorted(row["row"] for row in part.rows)) for part in self.parts
+        }
         for part in self.parts:
             self._source(part)
-        tables: Mapping[str, Any] = self.config.task.picked(self.tokenizer, self.config.sample.of, numbers)
+        tables: Mapping[str, Any] = self.config.task.picked(
+            self.tokenizer, self.config.sample.of, numbers
+        )
         return tables
 
     def written(self, part: Part) -> list[list[tuple[str, bool]]]:
-        """Each row of ``part`` as the template writes it: pieces of text, and whether they are learned."""
+        """Each row of ``part`` as the template writes it: pieces of text, and whether they are
+        learned.
+        """
         from hgms_mix.lm import Message, examples_at, template_for
 
         template = template_for(self.config.task.template, self.tokenizer)
-        if template.name == "alpaca":  # an input stands apart from its instruction, which a conversation does not show
+        if (
+            template.name == "alpaca"
+        ):  # an input stands apart from its instruction, which a conversation does not show
             numbers = np.array(sorted(row["row"] for row in part.rows))
-            known = {example.row: example.messages for example in examples_at(part.name, self._source(part), numbers)}
+            known = {
+                example.row: example.messages
+                for example in examples_at(part.name, self._source(part), numbers)
+            }
             chats: Iterable[Any] = (known[row["row"]] for row in part.rows)
         else:
-            chats = ([Message(turn["role"], turn["content"]) for turn in row["messages"]] for row in part.rows)
+            chats = (
+                [Message(turn["role"], turn["content"]) for turn in row["messages"]]
+                for row in part.rows
+            )
         token = self.tokenizer.convert_ids_to_tokens
         return [
-            [(text if isinstance(text, str) else token(text), learned) for text, learned in template.pieces(chat)]
+            [
+                (text if isinstance(text, str) else token(text), learned)
+                for text, learned in template.pieces(chat)
+            ]
             for chat in chats
         ]
 
     def pair(self, pieces: Sequence[tuple[str, bool]], *, eos: bool) -> tuple[str, str]:
-        """Prompt and last answer of a written row, without the mark of the beginning; ``eos``: with that of the end."""
-        last = 1 + max((number for number, (_, learned) in enumerate(pieces) if not learned), default=-1)
-        prompt, answer = ("".join(text for text, _ in side) for side in (pieces[:last], pieces[last:]))
+        """Prompt and last answer of a written row, without the mark of the beginning; ``eos``:
+        with that of the end.
+        """
+        last = 1 + max(
+            (number for number, (_, learned) in enumerate(pieces) if not learned), default=-1
+        )
+        prompt, answer = (
+            "".join(text for text, _ in side) for side in (pieces[:last], pieces[last:])
+        )
         if self.tokenizer.bos_token:
             prompt = prompt.removeprefix(self.tokenizer.bos_token)
         if not eos and self.tokenizer.eos_token:
@@ -125,27 +159,40 @@ class Sampled:
         return prompt, answer
 
     def _source(self, part: Part) -> Any:
-        """Where the rows of ``part`` are from. The sample knows them by their numbers, which an edit of a file moves."""
+        """Where the rows of ``part`` are from. The sample knows them by their numbers, which an
+        edit of a file moves.
+        """
         from hgms_mix.lm import content
 
         source = getattr(self.config.task, self.config.sample.of)[part.name]
         if content(part.name, source) != self.digests[part.name]:
-            raise DataError(f"source {part.name!r} changed since its rows were drawn\n  hgms mix sample draws them anew")
+            raise DataError(
+                f"source {part.name!r} changed since its rows were drawn\n"
+                "  hgms mix sample draws them anew"
+            )
         return source
 
 
 def sampled(
-    place: Path, sets: Sequence[str] = (), *, seed: int | None = None, out: str | None = None, method: str | None = None,
-    scale: str | None = None, registry: Any = None,
-) -> Sampled:  # fmt: skip
+    place: Path,
+    sets: Sequence[str] = (),
+    *,
+    seed: int | None = None,
+    out: str | None = None,
+    method: str | None = None,
+    scale: str | None = None,
+    registry: Any = None,
+) -> Sampled:
     """The sample of a mix file, or of the folder that ``hgms mix`` wrote for one.
 
-    Errors: ConfigError where the sample is not there, or was drawn with other settings; CheckpointError where it is damaged.
+    Errors: ConfigError where the sample is not there, or was drawn with other settings;
+        CheckpointError where it is damaged.
     """
     folder = place if place.is_dir() else None
     if folder is not None and not (folder / "mix.toml").is_file():
         raise ConfigError(
-            f"{folder} is not a folder of hgms mix: it has no mix.toml\n  name the folder that holds sample/, or the mix file"
+            f"{folder} is not a folder of hgms mix: it has no mix.toml\n"
+            "  name the folder that holds sample/, or the mix file"
         )
     file = place if folder is None else folder / "mix.toml"
     config = load(file, sets, seed=seed, out=out, method=method, scale=scale, registry=registry)
@@ -155,15 +202,18 @@ def sampled(
     settings = json.loads(json.dumps(Sampling().inputs(Mix(config, folder))))
     if {key: manifest["inputs"].get(key) for key in settings} != settings:
         raise ConfigError(
-            f"the sample in {folder / 'sample'} was drawn with other settings than {file} has\n  draw it anew: {how}"
+            f"the sample in {folder / 'sample'} was drawn with other settings than {file} has\n"
+            f"  draw it anew: {how}"
         )
     rows = folder / "sample" / "rows.jsonl.gz"
     recorded = manifest["outputs"]["rows.jsonl.gz"]["sha256"]
     if not rows.is_file() or hashlib.sha256(rows.read_bytes()).hexdigest() != recorded:
         raise CheckpointError(
-            f"damaged file {rows}: its contents do not match the recorded sha256\n  remove the folder {rows.parent}, then {how}"
+            f"damaged file {rows}: its contents do not match the recorded sha256\n"
+            f"  remove the folder {rows.parent}, then {how}"
         )
-    facts, by_source = manifest["facts"], dict[str, list[Row]]()
+    facts = manifest["facts"]
+    by_source = dict[str, list[Row]]()
     for row in read_rows(rows):
         by_source.setdefault(row["source"], []).append(row)
     stems = stems_of(sorted(by_source))
@@ -180,7 +230,13 @@ def sampled(
         if name in by_source
     ]
     title = folder.resolve().parents[1].name
-    return Sampled(title=title, config=config, parts=parts, digests=facts["sources"], ranked=facts["by"] == "ranking")
+    return Sampled(
+        title=title,
+        config=config,
+        parts=parts,
+        digests=facts["sources"],
+        ranked=facts["by"] == "ranking",
+    )
 
 
 def _manifest(path: Path, how: str) -> dict[str, Any]:
@@ -190,7 +246,8 @@ def _manifest(path: Path, how: str) -> dict[str, Any]:
         manifest = {}
     except ValueError:
         raise CheckpointError(
-            f"damaged file {path}: it is not valid JSON\n  remove the folder {path.parent}, then {how}"
+            f"damaged file {path}: it is not valid JSON\n"
+            f"  remove the folder {path.parent}, then {how}"
         ) from None
     if manifest.get("status") != "done":
         raise ConfigError(f"there is no finished sample in {path.parent}\n  draw it first: {how}")
@@ -198,14 +255,17 @@ def _manifest(path: Path, how: str) -> dict[str, Any]:
 
 
 def stems_of(names: Iterable[str]) -> dict[str, str]:
-    """Names of sources as parts of file names that every trainer can read: commas, colons and # mean something to some.
+    """Names of sources as parts of file names that every trainer can read: commas, colons and #
+    mean something to some.
 
     >>> stems_of(["code", "a,b", "a b"])
     {'code': 'code', 'a,b': 'a-b', 'a b': 'a-b-2'}
     """
     stems: dict[str, str] = {}
     for name in names:
-        stems[name] = unused(stems.values(), re.sub(r"[^A-Za-z0-9._-]+", "-", name).strip("-.") or "source")
+        stems[name] = unused(
+            stems.values(), re.sub(r"[^A-Za-z0-9._-]+", "-", name).strip("-.") or "source"
+        )
     return stems
 
 
@@ -215,7 +275,9 @@ def unused(names: Iterable[str], wanted: str) -> str:
     >>> unused(["Code", "code-2"], "code")
     'code-3'
     """
-    taken, name, number = {known.casefold() for known in names}, wanted, 1
+    taken = {known.casefold() for known in names}
+    name = wanted
+    number = 1
     while name.casefold() in taken:
         number += 1
         name = f"{wanted}-{number}"

@@ -1,4 +1,6 @@
-"""What a trainer is to the hand-over, and what exporters share: files of rows, YAML, and settings of the training."""
+"""What a trainer is to the hand-over, and what exporters share: files of rows, YAML, and
+settings of the training.
+"""
 
 from __future__ import annotations
 
@@ -15,14 +17,16 @@ from hgms_core import ConfigError, MissingExtra
 from hgms_mix.exchange.sample import Part, Sampled
 
 UNNAMED = "MODEL"
-"""Where a mix has no base model with a name: a network with random weights is built anew in every program."""
+"""Where a mix has no base model with a name: a network with random weights is built anew in
+every program.
+"""
 
 
 @final
 @frozen(kw_only=True)
 class Brought:
-    """What a configuration says of data: rows for each source (tables as ``[task.sources.NAME]`` has them), the share of each
-    in what is trained on, and the base model's name."""
+    """What a configuration says of data: rows for each source (tables as ``[task.sources.NAME]``
+    has them), the share of each in what is trained on, and the base model's name."""
 
     sources: Mapping[str, Mapping[str, Any]]
     mixture: Mapping[str, float]
@@ -33,9 +37,11 @@ class Brought:
 @final
 @frozen(kw_only=True)
 class Trainer:
-    """A trainer: what its weights mean, how a sample is written for it, and how its configuration is read.
+    """A trainer: what its weights mean, how a sample is written for it, and how its configuration
+    is read.
 
-    ``whole`` gives what to write for each source in order to draw from all of its rows instead of the sample.
+    ``whole`` gives what to write for each source in order to draw from all of its rows instead of
+    the sample.
     """
 
     name: str
@@ -66,12 +72,15 @@ def yaml() -> Any:
         return importlib.import_module("yaml")
     except ModuleNotFoundError as error:
         raise MissingExtra(
-            "configurations of trainers are YAML, and pyyaml is not installed\n  pip install 'hgms[llm]'"
+            "configurations of trainers are YAML, and pyyaml is not installed\n"
+            "  pip install 'hgms[llm]'"
         ) from error
 
 
 def model_name(sample: Sampled) -> str:
-    """The base model as other programs find it from the export's folder: where it lies, or its name on the Hub."""
+    """The base model as other programs find it from the export's folder: where it lies, or its
+    name on the Hub.
+    """
     from hgms_mix.lm import model_folder
 
     if sample.model.path is None:
@@ -93,7 +102,9 @@ def normalised(weights: Mapping[str, float]) -> dict[str, float]:
 
 
 def epochs(sample: Sampled) -> int:
-    """Passes over the sample. A trainer makes one at least; :func:`differences` says where the mix makes none."""
+    """Passes over the sample. A trainer makes one at least; :func:`differences` says where the
+    mix makes none.
+    """
     return max(1, int(sample.config.finetune.epochs))
 
 
@@ -102,12 +113,15 @@ def differences(sample: Sampled) -> list[str]:
     own = sample.config.finetune
     if own.epochs == 0:
         return [
-            "`hgms mix` trains nothing on these rows: with `[finetune] epochs = 0` its model is the one that learning ended "
-            "with. A training here makes another one: from the base model on, in one epoch over the rows."
+            "`hgms mix` trains nothing on these rows: with `[finetune] epochs = 0` its model is "
+            "the one that learning ended "
+            "with. A training here makes another one: from the base model on, in one epoch over "
+            "the rows."
         ]
     if own.start == "reweighted":
         return [
-            '`hgms mix` goes on with the parameters that learning ended with (`[finetune] start = "reweighted"`). A training '
+            "`hgms mix` goes on with the parameters that learning ended with (`[finetune] start "
+            '= "reweighted"`). A training '
             "here begins at the base model."
         ]
     return []
@@ -116,7 +130,9 @@ def differences(sample: Sampled) -> list[str]:
 def schedule(sample: Sampled) -> str:
     """The learning rate's schedule by transformers' name for it."""
     own = sample.config.finetune
-    return "constant_with_warmup" if own.schedule == "constant" and own.warmup else str(own.schedule)
+    return (
+        "constant_with_warmup" if own.schedule == "constant" and own.warmup else str(own.schedule)
+    )
 
 
 def settings(sample: Sampled) -> dict[str, Any]:
@@ -136,7 +152,9 @@ def settings(sample: Sampled) -> dict[str, Any]:
 
 
 def warmup(sample: Sampled) -> dict[str, Any]:
-    """The warm-up for trainers on transformers before version 5, where a share and a number of steps are two settings."""
+    """The warm-up for trainers on transformers before version 5, where a share and a number of
+    steps are two settings.
+    """
     steps = sample.config.finetune.warmup
     return {"warmup_ratio": steps} if 0 < steps < 1 else {"warmup_steps": int(steps)}
 

@@ -33,17 +33,30 @@ def rows(sample: Sampled, part: Part) -> Iterator[dict[str, Any]]:
 
 
 def write(sample: Sampled, folder: Path) -> Sequence[str]:
-    own, lora = sample.config.finetune, sample.adapter
+    own = sample.config.finetune
+    lora = sample.adapter
     kind = (
         {"type": "chat_template", "roles_to_train": ["assistant"], "train_on_eos": "turn"}
         if sample.chat
         else {"type": "input_output"}
     )
-    data = [{"path": write_rows(folder, part, rows(sample, part)), "ds_type": "json", **kind} for part in sample.parts]
+    data = [
+        {"path": write_rows(folder, part, rows(sample, part)), "ds_type": "json", **kind}
+        for part in sample.parts
+    ]
     adapter: dict[str, Any] = {}
     if lora is not None:
-        adapter = {"adapter": "lora", "lora_r": lora.rank, "lora_alpha": lora_alpha(lora), "lora_dropout": lora.dropout}
-        adapter |= {"lora_target_linear": True} if lora.targets is None else {"lora_target_modules": list(lora.targets)}
+        adapter = {
+            "adapter": "lora",
+            "lora_r": lora.rank,
+            "lora_alpha": lora_alpha(lora),
+            "lora_dropout": lora.dropout,
+        }
+        adapter |= (
+            {"lora_target_linear": True}
+            if lora.targets is None
+            else {"lora_target_modules": list(lora.targets)}
+        )
     table = {
         "base_model": model_name(sample),
         "datasets": data,
@@ -71,15 +84,22 @@ def write(sample: Sampled, folder: Path) -> Sequence[str]:
 
 def whole(sample: Sampled) -> Mapping[str, str]:
     weights = sample.weights
-    most = min(part.available / weights[part.name] for part in sample.parts if weights[part.name] > 0)
-    return {part.name: f"`weight: {weights[part.name] * most / part.available:.6g}`" for part in sample.parts}
+    most = min(
+        part.available / weights[part.name] for part in sample.parts if weights[part.name] > 0
+    )
+    return {
+        part.name: f"`weight: {weights[part.name] * most / part.available:.6g}`"
+        for part in sample.parts
+    }
 
 
 def read(path: Path) -> Brought:
     table = read_mapping(path, "configuration of axolotl")
     listed = table.get("datasets")
     if not is_tables(listed, "path"):
-        raise ConfigError(f"{path} has no 'datasets': a list of {{path, type, …}}, as axolotl reads it")
+        raise ConfigError(
+            f"{path} has no 'datasets': a list of {{path, type, …}}, as axolotl reads it"
+        )
     sources: dict[str, dict[str, Any]] = {}
     weights: dict[str, float] = {}
     for part in listed:
@@ -88,7 +108,8 @@ def read(path: Path) -> Brought:
         share = part.get("weight", 1.0)
         if not isinstance(share, int | float) or not 0 < share <= 1:
             raise ConfigError(
-                f"{path}: weight = {share!r} of {part['path']!r}; axolotl takes the share of a data set's rows, 0 < weight ≤ 1"
+                f"{path}: weight = {share!r} of {part['path']!r}; axolotl takes the share of a "
+                "data set's rows, 0 < weight ≤ 1"
             )
         sources[name], weights[name] = source, share * count_rows(name, source)
     return Brought(sources=sources, mixture=normalised(weights), model=table.get("base_model"))
@@ -98,8 +119,10 @@ AXOLOTL = Trainer(
     name="axolotl",
     files=("axolotl.yaml",),
     meaning=(
-        "`weight` (0 < weight ≤ 1, in the versions that have it: axolotl#3690) is the share of a data set's *own* rows that is "
-        "kept: a subsample, drawn before tokenising. It is no share of the mixture, and nothing is ever repeated. Data sets "
+        "`weight` (0 < weight ≤ 1, in the versions that have it: axolotl#3690) is the share of a "
+        "data set's *own* rows that is "
+        "kept: a subsample, drawn before tokenising. It is no share of the mixture, and nothing "
+        "is ever repeated. Data sets "
         "are concatenated and shuffled"
     ),
     command="axolotl train axolotl.yaml",

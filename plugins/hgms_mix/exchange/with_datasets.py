@@ -8,7 +8,14 @@ from pathlib import Path
 
 from hgms.runs import replace_file
 from hgms_core import ConfigError
-from hgms_mix.exchange.configuration import count_rows, is_tables, located, name_of, numbers, read_mapping
+from hgms_mix.exchange.configuration import (
+    count_rows,
+    is_tables,
+    located,
+    name_of,
+    numbers,
+    read_mapping,
+)
 from hgms_mix.exchange.messages import dialogues, only_last
 from hgms_mix.exchange.sample import Sampled, unused
 from hgms_mix.exchange.trainer import Brought, Trainer, normalised, write_rows
@@ -37,27 +44,38 @@ if __name__ == "__main__":
 
 
 def write(sample: Sampled, folder: Path) -> Sequence[str]:
-    parts = [{"name": part.name, "data_files": write_rows(folder, part, dialogues(sample, part))} for part in sample.parts]
+    parts = [
+        {"name": part.name, "data_files": write_rows(folder, part, dialogues(sample, part))}
+        for part in sample.parts
+    ]
     plan = {
         "datasets": parts,
         "probabilities": [sample.shares[part.name] for part in sample.parts],
         "stopping_strategy": "all_exhausted_without_replacement",
         "seed": sample.seed,
     }
-    replace_file(folder / "interleave.json", json.dumps(plan, indent=2, ensure_ascii=False).encode())
+    replace_file(
+        folder / "interleave.json", json.dumps(plan, indent=2, ensure_ascii=False).encode()
+    )
     replace_file(folder / "load.py", LOAD.encode())
     return only_last(sample)
 
 
 def whole(sample: Sampled) -> Mapping[str, str]:
-    return {name: f"probability {weight:.6g}, `first_exhausted`" for name, weight in sample.weights.items()}
+    return {
+        name: f"probability {weight:.6g}, `first_exhausted`"
+        for name, weight in sample.weights.items()
+    }
 
 
 def read(path: Path) -> Brought:
     plan = read_mapping(path, "plan of interleave_datasets")
     listed = plan.get("datasets")
     if not is_tables(listed, "data_files"):
-        raise ConfigError(f"{path}: 'datasets' must be a list of {{name, data_files}}, as hgms mix export writes it")
+        raise ConfigError(
+            f"{path}: 'datasets' must be a list of {{name, data_files}}, as hgms mix export "
+            "writes it"
+        )
     sources: dict[str, dict[str, str]] = {}
     for part in listed:
         name = unused(sources, str(part.get("name") or name_of(part["data_files"])))
@@ -68,7 +86,9 @@ def read(path: Path) -> Brought:
     elif shares is None:
         weights = dict.fromkeys(sources, 1.0)  # in turn
     else:
-        weights = dict(zip(sources, numbers(shares, len(sources), f"{path}: probabilities"), strict=True))
+        weights = dict(
+            zip(sources, numbers(shares, len(sources), f"{path}: probabilities"), strict=True)
+        )
     return Brought(sources=sources, mixture=normalised(weights))
 
 
@@ -76,9 +96,12 @@ DATASETS = Trainer(
     name="datasets",
     files=("interleave.json", "load.py"),
     meaning=(
-        "`probabilities` are the chances that the next row comes from a source, until `stopping_strategy` ends it: "
-        "`first_exhausted` at the first source that has no more rows, `all_exhausted` when each row was there once (rows of "
-        "small sources then repeat), `all_exhausted_without_replacement` when each row was there exactly once"
+        "`probabilities` are the chances that the next row comes from a source, until "
+        "`stopping_strategy` ends it: "
+        "`first_exhausted` at the first source that has no more rows, `all_exhausted` when each "
+        "row was there once (rows of "
+        "small sources then repeat), `all_exhausted_without_replacement` when each row was there "
+        "exactly once"
     ),
     command="python load.py",
     write=write,

@@ -9,7 +9,14 @@ from typing import Any
 
 from hgms.runs import replace_file
 from hgms_core import ConfigError, closest
-from hgms_mix.exchange.configuration import count_rows, located, numbers, of_hub, place_of, read_mapping
+from hgms_mix.exchange.configuration import (
+    count_rows,
+    located,
+    numbers,
+    of_hub,
+    place_of,
+    read_mapping,
+)
 from hgms_mix.exchange.messages import conversations, only_last, texts
 from hgms_mix.exchange.sample import Sampled
 from hgms_mix.exchange.trainer import (
@@ -42,8 +49,13 @@ def write(sample: Sampled, folder: Path) -> Sequence[str]:
     info = {}
     for part in sample.parts:
         rows = conversations(part) if sample.chat else texts(sample, part)
-        info[part.stem] = {"file_name": write_rows(folder, part, rows), **(CHAT if sample.chat else TEXTS)}
-    replace_file(folder / "dataset_info.json", json.dumps(info, indent=2, ensure_ascii=False).encode())
+        info[part.stem] = {
+            "file_name": write_rows(folder, part, rows),
+            **(CHAT if sample.chat else TEXTS),
+        }
+    replace_file(
+        folder / "dataset_info.json", json.dumps(info, indent=2, ensure_ascii=False).encode()
+    )
     lora = sample.adapter
     adapter: dict[str, Any] = {"finetuning_type": "full"}
     if lora is not None:
@@ -87,21 +99,27 @@ def read(path: Path) -> Brought:
     folder = _folder(str(table.get("dataset_dir", "data")), path)
     info = read_mapping(folder / "dataset_info.json", "list of data sets")
     sources = {name: _source(name, info, folder) for name in names}
-    strategy, shares = table.get("mix_strategy", "concat"), table.get("interleave_probs")
+    strategy = table.get("mix_strategy", "concat")
+    shares = table.get("interleave_probs")
     if strategy in ("concat", "interleave_once"):
         most = _whole(table.get("max_samples"), f"{path}: max_samples")
         weights = {name: float(_rows(name, sources[name], info[name], most)) for name in names}
     elif shares is None:
         weights = dict.fromkeys(names, 1.0)  # in turn
     else:
-        weights = dict(zip(names, numbers(shares, len(names), f"{path}: interleave_probs"), strict=True))
-    return Brought(sources=sources, mixture=normalised(weights), model=table.get("model_name_or_path"))
+        weights = dict(
+            zip(names, numbers(shares, len(names), f"{path}: interleave_probs"), strict=True)
+        )
+    return Brought(
+        sources=sources, mixture=normalised(weights), model=table.get("model_name_or_path")
+    )
 
 
 def _folder(name: str, file: Path) -> Path:
     if (place := place_of(f"{name}/dataset_info.json", file)) is None:
         raise ConfigError(
-            f"there is no {name}/dataset_info.json here or beside {file}\n  run this where LLaMA-Factory would be started"
+            f"there is no {name}/dataset_info.json here or beside {file}\n"
+            "  run this where LLaMA-Factory would be started"
         )
     return place.parent
 
@@ -109,14 +127,18 @@ def _folder(name: str, file: Path) -> Path:
 def _source(name: str, info: Mapping[str, Any], folder: Path) -> dict[str, Any]:
     if not isinstance(info.get(name), dict):
         near = closest(name, info)
-        raise ConfigError(f"dataset_info.json has no data set {name!r}" + (f"; did you mean {near!r}?" if near else ""))
+        raise ConfigError(
+            f"dataset_info.json has no data set {name!r}"
+            + (f"; did you mean {near!r}?" if near else "")
+        )
     entry = info[name]
     if isinstance(file := entry.get("file_name"), str):
         return {"path": located(str(folder / file), folder / "dataset_info.json")}
     if isinstance(hub := entry.get("hf_hub_url"), str):
         return of_hub(hub, subset=entry.get("subset"), split=entry.get("split"))
     raise ConfigError(
-        f"the data set {name!r} of dataset_info.json has neither a 'file_name' nor an 'hf_hub_url' that is a text"
+        f"the data set {name!r} of dataset_info.json has neither a 'file_name' nor an "
+        "'hf_hub_url' that is a text"
     )
 
 
@@ -136,9 +158,12 @@ LLAMAFACTORY = Trainer(
     name="llamafactory",
     files=("train.yaml", "dataset_info.json"),
     meaning=(
-        "`interleave_probs` are the chances that the next row comes from a data set, and count only with an interleaving "
-        "`mix_strategy`: `interleave_under` ends with the first data set that runs out, `interleave_over` repeats small ones "
-        "until all are through, `interleave_once` takes each row once (so the shares are those of the rows). `concat`, the "
+        "`interleave_probs` are the chances that the next row comes from a data set, and count "
+        "only with an interleaving "
+        "`mix_strategy`: `interleave_under` ends with the first data set that runs out, "
+        "`interleave_over` repeats small ones "
+        "until all are through, `interleave_once` takes each row once (so the shares are those "
+        "of the rows). `concat`, the "
         "default, takes all rows. `num_samples` of a data set repeats rows where it has fewer"
     ),
     command="llamafactory-cli train train.yaml",

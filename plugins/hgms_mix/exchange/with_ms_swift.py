@@ -7,7 +7,15 @@ from pathlib import Path
 from typing import Any
 
 from hgms_core import ConfigError
-from hgms_mix.exchange.configuration import count_rows, located, name_of, numbers, of_hub, place_of, read_mapping
+from hgms_mix.exchange.configuration import (
+    count_rows,
+    located,
+    name_of,
+    numbers,
+    of_hub,
+    place_of,
+    read_mapping,
+)
 from hgms_mix.exchange.messages import conversations, only_last, texts
 from hgms_mix.exchange.sample import Sampled, unused
 from hgms_mix.exchange.trainer import (
@@ -26,7 +34,11 @@ from hgms_mix.exchange.trainer import (
 def write(sample: Sampled, folder: Path) -> Sequence[str]:
     data = []
     for part in sample.parts:
-        rows = conversations(part) if sample.chat else texts(sample, part, "query", "response", eos=False)  # it adds the mark
+        rows = (
+            conversations(part)
+            if sample.chat
+            else texts(sample, part, "query", "response", eos=False)
+        )  # it adds the mark
         data.append(f"{write_rows(folder, part, rows)}#{len(part.rows)}")
     lora = sample.adapter
     adapter: dict[str, Any] = {"tuner_type": "full"}
@@ -54,15 +66,25 @@ def write(sample: Sampled, folder: Path) -> Sequence[str]:
 
 
 def whole(sample: Sampled) -> Mapping[str, str]:
-    return {name: f"`FILE#{round(weight * sample.size)}`" for name, weight in sample.weights.items()}
+    return {
+        name: f"`FILE#{round(weight * sample.size)}`" for name, weight in sample.weights.items()
+    }
 
 
 def read(path: Path) -> Brought:
     table = read_mapping(path, "configuration of ms-swift")
     listed = table.get("dataset")
     listed = [listed] if isinstance(listed, str) else listed
-    if not isinstance(listed, list) or not listed or not all(isinstance(entry, str) for entry in listed):
-        raise ConfigError(f"{path} has no 'dataset': files or names of data sets, each with #ROWS behind it or not")
+    if (
+        not isinstance(listed, list)
+        or not listed
+        or not all(isinstance(entry, str) for entry in listed)
+    ):
+        raise ConfigError(
+            f"{path} has no 'dataset': files or names of data sets, each with #ROWS behind "
+            "it or "
+            "not"
+        )
     sources: dict[str, dict[str, Any]] = {}
     counts: dict[str, int | None] = {}
     for entry in listed:
@@ -72,9 +94,14 @@ def read(path: Path) -> Brought:
     shares = table.get("interleave_prob")
     if shares is not None:
         shares = shares.split() if isinstance(shares, str) and "," not in shares else shares
-        weights = dict(zip(sources, numbers(shares, len(sources), f"{path}: interleave_prob"), strict=True))
+        weights = dict(
+            zip(sources, numbers(shares, len(sources), f"{path}: interleave_prob"), strict=True)
+        )
     else:
-        weights = {name: float(count_rows(name, sources[name]) if count is None else count) for name, count in counts.items()}
+        weights = {
+            name: float(count_rows(name, sources[name]) if count is None else count)
+            for name, count in counts.items()
+        }
     return Brought(sources=sources, mixture=normalised(weights), model=table.get("model"))
 
 
@@ -98,9 +125,12 @@ MS_SWIFT = Trainer(
     name="ms-swift",
     files=("sft.yaml",),
     meaning=(
-        "`FILE#N` takes N rows of a file: without repetition if it has as many, else all of them N // rows times and a draw "
-        "for the rest. `interleave_prob` instead are the chances that the next row comes from a data set, until "
-        "`stopping_strategy`: `first_exhausted` (default) or `all_exhausted`. Without either all rows are concatenated"
+        "`FILE#N` takes N rows of a file: without repetition if it has as many, else all of them "
+        "N // rows times and a draw "
+        "for the rest. `interleave_prob` instead are the chances that the next row comes from a "
+        "data set, until "
+        "`stopping_strategy`: `first_exhausted` (default) or `all_exhausted`. Without either all "
+        "rows are concatenated"
     ),
     command="swift sft sft.yaml",
     write=write,

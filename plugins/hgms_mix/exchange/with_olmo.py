@@ -1,4 +1,6 @@
-"""OLMo-core: token files with label masks, and a list of sources with their shares of the tokens."""
+"""OLMo-core: token files with label masks, and a list of sources with their shares of the
+tokens.
+"""
 
 from __future__ import annotations
 
@@ -27,53 +29,85 @@ def dtype_of(vocabulary: int) -> Any:
 
 
 def documents(table: Any, part: Part, end: int) -> list[tuple[np.ndarray, np.ndarray]]:
-    """Tokens and label mask of each row, ended by the end token; without the rows that are too long."""
-    places, written = table.places, []
+    """Tokens and label mask of each row, ended by the end token; without the rows that are too
+    long.
+    """
+    places = table.places
+    written = []
     for row in part.rows:
         if row["row"] in places:
             ids, mask = (tensor.numpy() for tensor in table.row(places[row["row"]]))
-            written.append((ids, mask) if ids[-1] == end else (np.append(ids, end), np.append(mask, False)))
+            written.append(
+                (ids, mask) if ids[-1] == end else (np.append(ids, end), np.append(mask, False))
+            )
     return written
 
 
 def write(sample: Sampled, folder: Path) -> Sequence[str]:
-    end, kind = sample.tokenizer.eos_token_id, dtype_of(len(sample.tokenizer))
+    end = sample.tokenizer.eos_token_id
+    kind = dtype_of(len(sample.tokenizer))
     if end is None:
-        raise ConfigError("the tokenizer has no end token, by which OLMo-core finds where a row ends")
+        raise ConfigError(
+            "the tokenizer has no end token, by which OLMo-core finds where a row ends"
+        )
     if missing := [part.name for part in sample.parts if part.name not in sample.tables]:
-        raise DataError(f"no row of {missing[0]!r} is short enough in the tokens of the tuned model\n  raise task.max_length")
+        raise DataError(
+            f"no row of {missing[0]!r} is short enough in the tokens of the tuned model\n"
+            "  raise task.max_length"
+        )
     (folder / "tokens").mkdir(parents=True, exist_ok=True)
     lengths: dict[str, int] = {}
     files: dict[str, str] = {}
-    split, dropped = 0, 0
+    split = 0
+    dropped = 0
     for number, part in enumerate(sample.parts):
         written = documents(sample.tables[part.name], part, end)
         dropped += len(part.rows) - len(written)
         split += sum(int((ids == end).sum()) > 1 for ids, _ in written)
         files[part.name] = f"tokens/token_ids_part_{number:04d}.npy"
         flat = np.concatenate([ids for ids, _ in written]).astype(kind)
-        flat.tofile(folder / files[part.name])  # no header: OLMo-core maps the plain array, whatever the ending says
-        np.concatenate([mask for _, mask in written]).tofile(folder / "tokens" / f"labels_mask_part_{number:04d}.npy")
+        flat.tofile(
+            folder / files[part.name]
+        )  # no header: OLMo-core maps the plain array, whatever the ending says
+        np.concatenate([mask for _, mask in written]).tofile(
+            folder / "tokens" / f"labels_mask_part_{number:04d}.npy"
+        )
         lengths[part.name] = len(flat)
         write_rows(folder, part, conversations(part))
     shares = normalised(lengths)
     table = {
         "sources": [
-            {"source_name": part.name, "target_ratio": shares[part.name], "paths": [files[part.name]],
-             "max_repetition_ratio": 1.0, "max_source_fraction": 1.0}
+            {
+                "source_name": part.name,
+                "target_ratio": shares[part.name],
+                "paths": [files[part.name]],
+                "max_repetition_ratio": 1.0,
+                "max_source_fraction": 1.0,
+            }
             for part in sample.parts
         ]
-    }  # fmt: skip
-    write_yaml(folder / "mixture.yaml", table, "sources of olmo_core.data.SourceMixtureList; shares are of tokens")
+    }
+    write_yaml(
+        folder / "mixture.yaml",
+        table,
+        "sources of olmo_core.data.SourceMixtureList; shares are of tokens",
+    )
     facts = (
-        f"{sum(lengths.values())} tokens of {np.dtype(kind).name}, {sample.size - dropped} rows; a row ends with token {end}"
+        f"{sum(lengths.values())} tokens of {np.dtype(kind).name}, {sample.size - dropped} "
+        f"rows; a row ends with token {end}"
     )
     notes = [
-        f"`tokens/` holds {facts}. They are of the mix's tokenizer: the model that is trained must have the same.",
+        (
+            f"`tokens/` holds {facts}. They are of the mix's tokenizer: the model that is trained "
+            "must have the same."
+        ),
         "The ratios to draw from all rows go by the mean lengths of the rows here.",
     ]
     if split:
-        notes.append(f"{split} rows have the end token within (several answers): OLMo-core takes each piece for a document.")
+        notes.append(
+            f"{split} rows have the end token within (several answers): OLMo-core takes each "
+            "piece for a document."
+        )
     if dropped:
         notes.append(f"{dropped} rows are too long in the tokens of the tuned model, and left out.")
     return notes
@@ -89,8 +123,13 @@ def whole(sample: Sampled) -> Mapping[str, str]:
 def read(path: Path) -> Brought:
     listed = read_mapping(path, "list of sources of OLMo-core").get("sources")
     if not is_tables(listed, "source_name"):
-        raise ConfigError(f"{path} has no 'sources': a list of {{source_name, target_ratio, paths}}, as OLMo-core reads it")
-    ratios = numbers([part.get("target_ratio") for part in listed], len(listed), f"{path}: target_ratio")
+        raise ConfigError(
+            f"{path} has no 'sources': a list of {{source_name, target_ratio, paths}}, as "
+            "OLMo-core reads it"
+        )
+    ratios = numbers(
+        [part.get("target_ratio") for part in listed], len(listed), f"{path}: target_ratio"
+    )
     stems = stems_of(sorted({part["source_name"] for part in listed}))
     sources: dict[str, dict[str, Any]] = {}
     weights: dict[str, float] = {}
@@ -107,7 +146,8 @@ def _rows(name: str, stems: Mapping[str, str], file: Path) -> str:
     rows = file.resolve().parent / "rows" / f"{stems[name]}.jsonl"
     if not rows.is_file():
         raise ConfigError(
-            f"OLMo-core's files hold tokens, and hgms mix reads rows of text: there is no rows/{rows.name} beside {file}\n"
+            "OLMo-core's files hold tokens, and hgms mix reads rows of text: there is no "
+            f"rows/{rows.name} beside {file}\n"
             f"  put the rows of {name!r} there"
         )
     return located(str(rows), file)
@@ -117,19 +157,24 @@ def _mean_length(name: str, table: Mapping[str, Any]) -> float:
     from hgms_mix.lm import Source, read_examples
 
     examples = read_examples(name, Source(**table))
-    return sum(len(message.text) for example in examples for message in example.messages) / len(examples)
+    return sum(len(message.text) for example in examples for message in example.messages) / len(
+        examples
+    )
 
 
 OLMO = Trainer(
     name="olmo",
     files=("mixture.yaml", "tokens/"),
     meaning=(
-        "`target_ratio` is the share of a source in the *tokens* of the mixture (they must add up to one), so a weight of rows "
-        "has to be multiplied by the mean length of a source's rows. A source short of its share is an error, unless "
+        "`target_ratio` is the share of a source in the *tokens* of the mixture (they must add "
+        "up to one), so a weight of rows "
+        "has to be multiplied by the mean length of a source's rows. A source short of its share "
+        "is an error, unless "
         "`max_repetition_ratio` > 1 lets it repeat; `max_source_fraction` leaves part of it out"
     ),
     command=(
-        "python OLMo-core/src/scripts/train/sft/Olmo-3-7B-SFT.py train NAME BASE_CHECKPOINT CLUSTER --seq_len=4096 "
+        "python OLMo-core/src/scripts/train/sft/Olmo-3-7B-SFT.py train NAME BASE_CHECKPOINT "
+        "CLUSTER --seq_len=4096 "
         '--dataset_path "$PWD/tokens"'
     ),
     write=write,

@@ -8,16 +8,35 @@ from pathlib import Path
 from typing import Any
 
 from hgms_core import ConfigError
-from hgms_mix.exchange.configuration import count_rows, is_tables, numbers, of_load_dataset, read_mapping
+from hgms_mix.exchange.configuration import (
+    count_rows,
+    is_tables,
+    numbers,
+    of_load_dataset,
+    read_mapping,
+)
 from hgms_mix.exchange.messages import dialogues, only_last
 from hgms_mix.exchange.sample import Sampled, unused
-from hgms_mix.exchange.trainer import Brought, Trainer, lora_alpha, model_name, normalised, settings, write_rows, write_yaml
+from hgms_mix.exchange.trainer import (
+    Brought,
+    Trainer,
+    lora_alpha,
+    model_name,
+    normalised,
+    settings,
+    write_rows,
+    write_yaml,
+)
 
 OLDER = (
-    "With transformers before 5.20 write `gradient_checkpointing` in the place of `activation_checkpointing`: it had that name "
+    "With transformers before 5.20 write `gradient_checkpointing` in the place of "
+    "`activation_checkpointing`: it had that name "
     "then."
 )
-ON_A_CPU = "Without a GPU trl wants to be told so: `trl sft --config sft.yaml --use_cpu true --bf16 false`."
+ON_A_CPU = (
+    "Without a GPU trl wants to be told so: `trl sft --config sft.yaml --use_cpu true "
+    "--bf16 false`."
+)
 
 
 def adapter(sample: Sampled) -> dict[str, Any]:
@@ -25,9 +44,13 @@ def adapter(sample: Sampled) -> dict[str, Any]:
     if lora is None:
         return {}
     base = sample.config.finetune.model or sample.config.task.model
-    dtype = {} if base.dtype == "auto" else {"dtype": base.dtype}  # of the frozen base, which trl loads in float32
+    dtype = (
+        {} if base.dtype == "auto" else {"dtype": base.dtype}
+    )  # of the frozen base, which trl loads in float32
     targets = {} if lora.targets is None else {"lora_target_modules": list(lora.targets)}
-    if lora.targets is not None and len(lora.targets) == 1:  # trl makes one name a pattern, which must match all of a module's
+    if (
+        lora.targets is not None and len(lora.targets) == 1
+    ):  # trl makes one name a pattern, which must match all of a module's
         targets = {"lora_target_modules": [rf"(.*\.)?{re.escape(lora.targets[0])}"]}
     return {
         "use_peft": True,
@@ -41,7 +64,11 @@ def adapter(sample: Sampled) -> dict[str, Any]:
 
 def write(sample: Sampled, folder: Path) -> Sequence[str]:
     data = [
-        {"path": "json", "data_files": write_rows(folder, part, dialogues(sample, part)), "fraction": sample.shares[part.name]}
+        {
+            "path": "json",
+            "data_files": write_rows(folder, part, dialogues(sample, part)),
+            "fraction": sample.shares[part.name],
+        }
         for part in sample.parts
     ]
     answers = "assistant_only_loss" if sample.chat and sample.turns > 1 else "completion_only_loss"
@@ -53,7 +80,8 @@ def write(sample: Sampled, folder: Path) -> Sequence[str]:
         "datasets": data,
         answers: own.completion_only_loss if here else True,
         "max_length": sample.config.task.max_length,
-        "activation_checkpointing": sample.config.finetune.checkpointing,  # transformers' name since 5.20; the older one goes
+        # transformers' name since 5.20; the older one goes
+        "activation_checkpointing": sample.config.finetune.checkpointing,
         **settings(sample),
         "warmup_steps": sample.config.finetune.warmup,
         **adapter(sample),
@@ -89,18 +117,26 @@ def read(path: Path) -> Brought:
     if all(fraction is None for fraction in fractions):
         weights = {name: float(count_rows(name, source)) for name, source in sources.items()}
     elif any(fraction is None for fraction in fractions):
-        raise ConfigError(f"{path}: trl wants 'fraction' for all data sets of a mixture, or for none")
+        raise ConfigError(
+            f"{path}: trl wants 'fraction' for all data sets of a mixture, or for none"
+        )
     else:
-        weights = dict(zip(sources, numbers(fractions, len(sources), f"{path}: fraction"), strict=True))
-    return Brought(sources=sources, mixture=normalised(weights), model=table.get("model_name_or_path"))
+        weights = dict(
+            zip(sources, numbers(fractions, len(sources), f"{path}: fraction"), strict=True)
+        )
+    return Brought(
+        sources=sources, mixture=normalised(weights), model=table.get("model_name_or_path")
+    )
 
 
 TRL = Trainer(
     name="trl",
     files=("sft.yaml",),
     meaning=(
-        "`fraction` is the share of a data set in the rows of the mixture; fractions are divided by their sum. The mixture is "
-        "as large as it can be without repeating a row, and takes the *first* rows of each file. Without fractions all rows "
+        "`fraction` is the share of a data set in the rows of the mixture; fractions are divided "
+        "by their sum. The mixture is "
+        "as large as it can be without repeating a row, and takes the *first* rows of each file. "
+        "Without fractions all rows "
         "are concatenated"
     ),
     command="trl sft --config sft.yaml",

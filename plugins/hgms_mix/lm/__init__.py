@@ -1,7 +1,8 @@
-"""Language models on data mixtures: sources, templates, token tables, base models, stacked adapters, the task `source-mixture`.
+"""Language models on data mixtures: sources, templates, token tables, base models, stacked
+adapters, the task `source-mixture`.
 
-Shared by the plugins for language models, which import these names and no others. Nothing here loads transformers before a
-model or a tokenizer is needed.
+Shared by the plugins for language models, which import these names and no others. Nothing here
+loads transformers before a model or a tokenizer is needed.
 """
 
 from __future__ import annotations
@@ -100,7 +101,7 @@ __all__ = [
     "token_loss",
     "token_table",
     "warn",
-]  # fmt: skip
+]
 
 
 @hookimpl

@@ -1,5 +1,5 @@
-"""The sha256 of files, computed once in a process as long as a file's size and time of change stay: it is asked for whenever a
-run's folder is."""
+"""The sha256 of files, computed once in a process as long as a file's size and time of change stay:
+it is asked for whenever a run's folder is."""
 
 from __future__ import annotations
 
@@ -7,14 +7,17 @@ import functools
 import hashlib
 from pathlib import Path
 
-LARGE, END = 2**24, 2**20
+LARGE = 2**24
+END = 2**20
 
 
 def file_digest(path: Path, *, ends: bool = False) -> str:
-    """The sha256 of a file; with ``ends``, for a file of 16 MiB or more, of its size and its first and last MiB. Errors:
-    OSError."""
+    """The sha256 of a file; with ``ends``, for a file of 16 MiB or more, of its size and its first
+    and last MiB. Errors: OSError."""
     about = path.stat()
-    return _digest(path.absolute(), about.st_size, about.st_mtime_ns, ends and about.st_size >= LARGE)
+    return _digest(
+        path.absolute(), about.st_size, about.st_mtime_ns, ends and about.st_size >= LARGE
+    )
 
 
 @functools.cache

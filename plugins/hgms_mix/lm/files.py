@@ -1,4 +1,6 @@
-"""The rows in files: JSON, JSON lines, Parquet, CSV and texts, plain or packed, and data sets of the Hub."""
+"""The rows in files: JSON, JSON lines, Parquet, CSV and texts, plain or packed, and data sets of
+the Hub.
+"""
 
 from __future__ import annotations
 
@@ -44,14 +46,21 @@ class Named:
         row = parsed(self.row)
         if isinstance(row, BadRow):
             return row
-        if lacking := next(((name, column) for name, column in self.fields.items() if column not in row), None):
+        if lacking := next(
+            ((name, column) for name, column in self.fields.items() if column not in row), None
+        ):
             name, column = lacking
             near = closest(column, map(str, row))
             hint = f" (did you mean {near!r}?)" if near else ""
             return BadRow(
-                f"no {column!r}, which 'fields' has for {name!r}{hint}; it has: {', '.join(map(str, row)) or 'nothing'}"
+                f"no {column!r}, which 'fields' has for {name!r}{hint}; it has: "
+                f"{', '.join(map(str, row)) or 'nothing'}"
             )
-        own = {key: value for key, value in row.items() if key not in self.fields and key not in self.fields.values()}
+        own = {
+            key: value
+            for key, value in row.items()
+            if key not in self.fields and key not in self.fields.values()
+        }
         return own | {name: row[column] for name, column in self.fields.items()}
 
 
@@ -72,20 +81,24 @@ def expand(path: str, where: str) -> Path:
             near = difflib.get_close_matches(variable, os.environ, n=1, cutoff=0.75)
             hint = f" (did you mean ${near[0]}?)" if near else ""
             cure = f"export {variable}=FOLDER, or write the path out"
-            raise ConfigError(f"{where}: the environment variable {variable} is not set{hint}\n  {cure}")
+            raise ConfigError(
+                f"{where}: the environment variable {variable} is not set{hint}\n  {cure}"
+            )
         return os.environ[variable]
 
     return Path(re.sub(r"\$(?:(\w+)|\{(\w+)\})", value, path)).expanduser()
 
 
 def as_written(text: str, path: str) -> str:
-    """A message of a library with the path as the configuration has it: a variable's value may be nobody else's business."""
+    """A message of a library with the path as the configuration has it: a variable's value may
+    be nobody else's business.
+    """
     return text.replace(str(expand(path, path)), path)
 
 
 def files_at(path: str, where: str) -> list[Path]:
-    """The existing files that ``path`` names: one, those of a folder, or those that a pattern fits, in the order of their
-    paths. Messages show the path as it is written."""
+    """The existing files that ``path`` names: one, those of a folder, or those that a pattern fits,
+    in the order of their paths. Messages show the path as it is written."""
     file = expand(path, where)
     known = f"known: {', '.join(READERS)}, plain, {' or '.join(PACKED)}"
     if file.is_file():
@@ -105,10 +118,15 @@ def files_at(path: str, where: str) -> list[Path]:
     try:
         names = sorted(other.name for other in folder.iterdir() if _ending(other) in READERS)
     except OSError:
-        raise DataError(f"{where}: {path}: {what}, and its folder cannot be read\n  check the path") from None
+        raise DataError(
+            f"{where}: {path}: {what}, and its folder cannot be read\n  check the path"
+        ) from None
     near = difflib.get_close_matches(file.name, names, n=1, cutoff=0.6)
     hint = f"; did you mean {near[0]!r}?" if near else ""
-    raise DataError(f"{where}: {path}: {what}{hint}\n  available there: {', '.join(names[:20]) or '(nothing to read)'}")
+    raise DataError(
+        f"{where}: {path}: {what}{hint}\n  available there: "
+        f"{', '.join(names[:20]) or '(nothing to read)'}"
+    )
 
 
 def _ending(file: Path) -> str:
@@ -121,14 +139,20 @@ def reading(where: str) -> Iterator[None]:
     try:
         yield
     except (EOFError, zlib.error, gzip.BadGzipFile) as error:
-        raise DataError(f"{where}: the gzip stream is truncated or damaged ({error})\n  fetch the file again") from None
+        raise DataError(
+            f"{where}: the gzip stream is truncated or damaged ({error})\n  fetch the file again"
+        ) from None
     except OSError as error:
-        raise DataError(f"{where}: cannot be read: {error.strerror or error}\n  check the path and its rights") from None
+        raise DataError(
+            f"{where}: cannot be read: {error.strerror or error}\n  check the path and its rights"
+        ) from None
 
 
-def raw_rows(where: str, source: Source, watch: Callable[[int, int], None] = lambda done, total: None) -> Raw:
-    """All rows of a source, before it chooses among them, with lines of JSON unparsed; ``where`` names it in messages.
-    ``watch`` hears how many bytes of the files were read, of how many."""
+def raw_rows(
+    where: str, source: Source, watch: Callable[[int, int], None] = lambda done, total: None
+) -> Raw:
+    """All rows of a source, before it chooses among them, with lines of JSON unparsed; ``where``
+    names it in messages. ``watch`` hears how many bytes of the files were read, of how many."""
     rows = _raw_rows(where, source, watch)
     fields = source.fields
     yield from ((place, Named(row, fields)) for place, row in rows) if fields else rows
@@ -139,7 +163,8 @@ def _raw_rows(where: str, source: Source, watch: Callable[[int, int], None]) -> 
         yield from _hub(where, source)
         return
     files = files_at(source.path, where)
-    sizes, before = [file.stat().st_size for file in files], 0
+    sizes = [file.stat().st_size for file in files]
+    before = 0
     for file, size in zip(files, sizes, strict=True):
         at = where if len(files) == 1 else f"{where}, {file.name}"
         with reading(at), file.open("rb") as raw, _opened(at, file, raw) as stream:
@@ -190,13 +215,16 @@ class _Unpacked(io.RawIOBase):
 
 
 def _head(where: str, stream: BinaryIO) -> bytes:
-    """The first bytes of a text. Refuses the encoding that spreadsheets and Windows write, which would else be a list of bad
-    rows."""
+    """The first bytes of a text. Refuses the encoding that spreadsheets and Windows write, which
+    would else be a list of bad rows."""
     head = stream.read(4096)
     stream.seek(0)
     zeros = head.count(0)
     if head.startswith((b"\xff\xfe", b"\xfe\xff")) or (zeros and zeros >= len(head) // 4):
-        raise DataError(f"{where}: it is UTF-16 (or 32), not UTF-8\n  convert it: iconv -f UTF-16 -t UTF-8 OLD > NEW")
+        raise DataError(
+            f"{where}: it is UTF-16 (or 32), not UTF-8\n"
+            "  convert it: iconv -f UTF-16 -t UTF-8 OLD > NEW"
+        )
     return head.removeprefix(BYTE_ORDER_MARK).lstrip()
 
 
@@ -233,25 +261,35 @@ def _delimited(where: str, stream: BinaryIO, *, delimiter: str) -> Rows:
             if len(values) == len(names):
                 yield place, dict(zip(names, values, strict=True))
             else:
-                yield place, BadRow(f"it has {len(values)} fields, and the first line names {len(names)}")
+                yield (
+                    place,
+                    BadRow(f"it has {len(values)} fields, and the first line names {len(names)}"),
+                )
     except UnicodeDecodeError as error:
         at = f"{where}: line {reader.line_num + 1}"
         raise DataError(f"{at}: it is not UTF-8\n  convert it to UTF-8 ({error.reason})") from None
     except csv.Error as error:
-        raise DataError(f"{where}: malformed CSV on line {reader.line_num}: {error}\n  mend the file") from None
+        raise DataError(
+            f"{where}: malformed CSV on line {reader.line_num}: {error}\n  mend the file"
+        ) from None
     finally:
         csv.field_size_limit(before)
         text.detach()  # the file is its opener's to close
 
 
 def _json(where: str, stream: BinaryIO, *, lines: bool) -> Raw:
-    """What is inside decides, whatever the file is called: an array, an object around one, or an object a line."""
+    """What is inside decides, whatever the file is called: an array, an object around one, or an
+    object a line.
+    """
     start = _head(where, stream)[:1]
-    first, rest = stream.readline(), stream.readline()
+    first = stream.readline()
+    rest = stream.readline()
     while rest and not rest.strip():
         rest = stream.readline()
     stream.seek(0)
-    if start == b"[" or (not lines and start == b"{" and (not rest or isinstance(_parsed(first), BadRow))):
+    if start == b"[" or (
+        not lines and start == b"{" and (not rest or isinstance(_parsed(first), BadRow))
+    ):
         yield from _array(where, stream.read())
         return
     for number, line in _numbered(stream):
@@ -259,7 +297,9 @@ def _json(where: str, stream: BinaryIO, *, lines: bool) -> Raw:
 
 
 def parsed(row: Unread) -> Row | BadRow:
-    """The row; of a line of JSON its object, or why it is none; with the names of fields that the source gives."""
+    """The row; of a line of JSON its object, or why it is none; with the names of fields that
+    the source gives.
+    """
     if isinstance(row, Named):
         return row.renamed()
     return _parsed(row) if isinstance(row, bytes) else row
@@ -285,11 +325,14 @@ def _array(where: str, data: bytes) -> Rows:
     try:
         value = json.loads(data.removeprefix(BYTE_ORDER_MARK))
     except UnicodeDecodeError as error:
-        raise DataError(f"{where}: it is not UTF-8 (byte {error.start})\n  convert it to UTF-8") from None
+        raise DataError(
+            f"{where}: it is not UTF-8 (byte {error.start})\n  convert it to UTF-8"
+        ) from None
     except json.JSONDecodeError as error:
         raise DataError(
             f"{where}: malformed JSON on line {error.lineno}, column {error.colno}: {error.msg}\n"
-            "  an array is read whole or not at all: mend that line (JSON lines can leave out bad rows: max_bad_rows)"
+            "  an array is read whole or not at all: mend that line (JSON lines can leave out "
+            "bad rows: max_bad_rows)"
         ) from None
     except RecursionError:
         raise DataError(f"{where}: malformed JSON: nested too deeply\n  mend the file") from None
@@ -298,10 +341,14 @@ def _array(where: str, data: bytes) -> Rows:
 
 
 def _unwrapped(where: str, value: dict[str, Any]) -> list[Any]:
-    """The rows in an object around them; or the object as the only row, if it is one (ShareGPT's turns are ``items`` too)."""
+    """The rows in an object around them; or the object as the only row, if it is one (ShareGPT's
+    turns are ``items`` too).
+    """
     for key in WRAPPERS:
         rows = value.get(key)
-        if isinstance(rows, list) and not (rows and isinstance(rows[0], dict) and {"from", "role"} & set(rows[0])):
+        if isinstance(rows, list) and not (
+            rows and isinstance(rows[0], dict) and {"from", "role"} & set(rows[0])
+        ):
             return rows
     if detect([value]) is not None:
         return [value]
@@ -316,7 +363,9 @@ def _arrow(where: str, what: str) -> tuple[Any, Any]:
         import pyarrow as pa
         import pyarrow.parquet as pq
     except ImportError as error:
-        raise MissingExtra(f"{where}: {what} needs pyarrow, which is not installed\n  pip install 'hgms[llm]'") from error
+        raise MissingExtra(
+            f"{where}: {what} needs pyarrow, which is not installed\n  pip install 'hgms[llm]'"
+        ) from error
     return pa, pq
 
 
@@ -324,11 +373,16 @@ def _parquet(where: str, stream: BinaryIO) -> Rows:
     pa, pq = _arrow(where, "Parquet")
     try:
         packed = not isinstance(stream, io.BufferedReader) or isinstance(stream.raw, _Unpacked)
-        batches = pq.ParquetFile(pa.BufferReader(stream.read()) if packed else stream).iter_batches(batch_size=WATCHED)
+        batches = pq.ParquetFile(pa.BufferReader(stream.read()) if packed else stream).iter_batches(
+            batch_size=WATCHED
+        )
         for number, row in enumerate(row for batch in batches for row in batch.to_pylist()):
             yield f"row {number}", row
     except pa.ArrowException as error:
-        raise DataError(f"{where}: it is not a whole Parquet file ({str(error).splitlines()[0]})\n  fetch it again") from None
+        raise DataError(
+            f"{where}: it is not a whole Parquet file ({str(error).splitlines()[0]})\n"
+            "  fetch it again"
+        ) from None
 
 
 READERS: Mapping[str, Callable[[str, BinaryIO], Raw]] = {
@@ -350,12 +404,16 @@ def _hub(where: str, source: Source) -> Rows:
             "  pip install 'hgms[llm]', or download the file and give its path"
         ) from error
     try:
-        table = datasets.load_dataset(source.hub, source.subset, split=source.split or "train", revision=source.revision)
-    except Exception as error:  # the library raises its own, requests', httpx' and pyarrow's errors: all mean the same here
+        table = datasets.load_dataset(
+            source.hub, source.subset, split=source.split or "train", revision=source.revision
+        )
+    except Exception as error:
+        # the library raises its own, requests', httpx' and pyarrow's errors: all mean the same here
         first = (str(error).splitlines() or [""])[0]
         raise DataError(
             f"{where}: could not be loaded from the Hub ({type(error).__name__}: {first})\n"
-            "  check name, revision (all 40 digits of the commit), subset, split and network; or download a file: path = ..."
+            "  check name, revision (all 40 digits of the commit), subset, split and network; or "
+            "download a file: path = ..."
         ) from error
     for number, row in enumerate(table):
         yield f"row {number}", row

@@ -22,8 +22,8 @@ class BadRow(ValueError):
 class Message:
     """One turn of a conversation.
 
-    ``context`` is the end of ``text`` that a template may set apart from what is asked (the ``input`` of an Alpaca row, which
-    follows the instruction after a line break).
+    ``context`` is the end of ``text`` that a template may set apart from what is asked (the
+    ``input`` of an Alpaca row, which follows the instruction after a line break).
     """
 
     role: Role
@@ -85,7 +85,11 @@ def _prompt(row: Row, name: str) -> str:
 
 
 def _kind(value: object) -> str:
-    return "null" if value is None else f"{'an' if type(value).__name__[0] in 'aeiou' else 'a'} {type(value).__name__}"
+    return (
+        "null"
+        if value is None
+        else f"{'an' if type(value).__name__[0] in 'aeiou' else 'a'} {type(value).__name__}"
+    )
 
 
 def _lacks(row: Row, wanted: Sequence[str]) -> BadRow:
@@ -93,7 +97,9 @@ def _lacks(row: Row, wanted: Sequence[str]) -> BadRow:
     keys = [str(key) for key in row]
     near = [key for name in wanted if (key := closest(name, keys))]
     hint = f" (is {near[0]!r} meant to be it?)" if near else ""
-    return BadRow(f"no {' or '.join(map(repr, wanted))}{hint}; it has: {', '.join(keys) or 'nothing'}")
+    return BadRow(
+        f"no {' or '.join(map(repr, wanted))}{hint}; it has: {', '.join(keys) or 'nothing'}"
+    )
 
 
 def _system(row: Row) -> tuple[Message, ...]:
@@ -102,7 +108,9 @@ def _system(row: Row) -> tuple[Message, ...]:
 
 
 def _answer(row: Row, *names: str) -> str:
-    """The completion: it may be blank (real sets hold such rows; the token table leaves them out and counts them)."""
+    """The completion: it may be blank (real sets hold such rows; the token table leaves them out
+    and counts them).
+    """
     for name in names:
         if name in row:
             return _text(row, name)
@@ -112,8 +120,11 @@ def _answer(row: Row, *names: str) -> str:
 def _alpaca(row: Row) -> tuple[Message, ...]:
     if "instruction" not in row:
         raise _lacks(row, ["instruction"])
-    text, context = _prompt(row, "instruction"), "" if row.get("input") is None else _text(row, "input")
-    prompt = Message("user", f"{text}\n{context}", context) if context.strip() else Message("user", text)
+    text = _prompt(row, "instruction")
+    context = "" if row.get("input") is None else _text(row, "input")
+    prompt = (
+        Message("user", f"{text}\n{context}", context) if context.strip() else Message("user", text)
+    )
     return (*_system(row), prompt, Message("assistant", _answer(row, "output", "response")))
 
 
@@ -146,7 +157,11 @@ def _turns(row: Row, names: Sequence[str]) -> tuple[Message, ...]:
 
 
 def _conversation(value: object, where: str) -> tuple[Message, ...]:
-    if isinstance(value, Mapping) and value and all(isinstance(column, list) for column in value.values()):
+    if (
+        isinstance(value, Mapping)
+        and value
+        and all(isinstance(column, list) for column in value.values())
+    ):
         # how tables store lists of structs: one list for each field
         value = [dict(zip(value, turn, strict=True)) for turn in zip(*value.values(), strict=True)]
     if not isinstance(value, list):
@@ -177,28 +192,64 @@ def _turn(turn: object, number: int) -> Message:
     return Message(role, text)
 
 
-FORMATS: Mapping[str, Format] = {form.name: form for form in (
-    Format("chat", "messages = [{role, content}, …]",
-           lambda row: isinstance(row.get("messages"), list | Mapping), lambda row: _turns(row, ["messages"])),
-    Format("sharegpt", "conversations (or items) = [{from, value}, …]",
-           lambda row: any(isinstance(row.get(name), list | Mapping) for name in CONVERSATIONS),
-           lambda row: _turns(row, CONVERSATIONS)),
-    Format("alpaca", "instruction, input (may be empty or absent), output (or response)",
-           lambda row: "instruction" in row and ("output" in row or "response" in row), _alpaca),
-    Format("gsm8k", "question, answer that ends in '#### N'",
-           lambda row: "question" in row and isinstance(row.get("answer"), str) and "####" in row["answer"], _gsm8k),
-    Format("math", "problem, solution",
-           lambda row: "problem" in row and "solution" in row, lambda row: _pair(row, [("problem", "solution")])),
-    Format("prompt-completion", " or ".join(f"{prompt}, {answer}" for prompt, answer in PAIRS),
-           lambda row: any(prompt in row and answer in row for prompt, answer in PAIRS), lambda row: _pair(row, PAIRS)),
-    Format("text", 'text, learned from its beginning (has to be named, format = "text", but for .txt files)',
-           lambda row: set(row) == {RAW}, lambda row: (Message("assistant", _answer(row, "text", RAW)),)),
-)}  # fmt: skip
+FORMATS: Mapping[str, Format] = {
+    form.name: form
+    for form in (
+        Format(
+            "chat",
+            "messages = [{role, content}, …]",
+            lambda row: isinstance(row.get("messages"), list | Mapping),
+            lambda row: _turns(row, ["messages"]),
+        ),
+        Format(
+            "sharegpt",
+            "conversations (or items) = [{from, value}, …]",
+            lambda row: any(isinstance(row.get(name), list | Mapping) for name in CONVERSATIONS),
+            lambda row: _turns(row, CONVERSATIONS),
+        ),
+        Format(
+            "alpaca",
+            "instruction, input (may be empty or absent), output (or response)",
+            lambda row: "instruction" in row and ("output" in row or "response" in row),
+            _alpaca,
+        ),
+        Format(
+            "gsm8k",
+            "question, answer that ends in '#### N'",
+            lambda row: (
+                "question" in row and isinstance(row.get("answer"), str) and "####" in row["answer"]
+            ),
+            _gsm8k,
+        ),
+        Format(
+            "math",
+            "problem, solution",
+            lambda row: "problem" in row and "solution" in row,
+            lambda row: _pair(row, [("problem", "solution")]),
+        ),
+        Format(
+            "prompt-completion",
+            " or ".join(f"{prompt}, {answer}" for prompt, answer in PAIRS),
+            lambda row: any(prompt in row and answer in row for prompt, answer in PAIRS),
+            lambda row: _pair(row, PAIRS),
+        ),
+        Format(
+            "text",
+            (
+                'text, learned from its beginning (has to be named, format = "text", but for .txt '
+                "files)"
+            ),
+            lambda row: set(row) == {RAW},
+            lambda row: (Message("assistant", _answer(row, "text", RAW)),),
+        ),
+    )
+}
 """Every format by its name, in the order in which rows are tried."""
 
 
 def detect(rows: Sequence[Row]) -> Format | None:
-    """The format that most of ``rows`` look like (the first of :data:`FORMATS` among equals), None if none does.
+    """The format that most of ``rows`` look like (the first of :data:`FORMATS` among equals), None
+    if none does.
 
     >>> detect([{"instruction": "Say hi.", "input": "", "output": "Hi."}]).name
     'alpaca'

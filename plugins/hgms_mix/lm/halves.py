@@ -1,4 +1,6 @@
-"""Sources in two: random halves of token tables, which a method that can be believed cannot tell apart."""
+"""Sources in two: random halves of token tables, which a method that can be believed cannot tell
+apart.
+"""
 
 from __future__ import annotations
 
@@ -20,15 +22,22 @@ def halves_of(name: str) -> tuple[str, str]:
 
 
 def in_halves(tables: Mapping[str, TokenTable], key: Key) -> dict[str, TokenTable]:
-    """Every table as two of equally many rows (the first has an odd one), drawn by ``key`` and the source's name.
+    """Every table as two of equally many rows (the first has an odd one), drawn by ``key`` and the
+    source's name.
 
     Errors: DataError for a table of one row.
     """
     halves: dict[str, TokenTable] = {}
     for name, table in tables.items():
         if table.size < 2:
-            raise DataError(f"source {name!r} has one row only, which has no halves @ task.sources.{name}\n  add rows to it")
+            raise DataError(
+                f"source {name!r} has one row only, which has no halves @ task.sources.{name}\n"
+                "  add rows to it"
+            )
         order = torch.randperm(table.size, generator=key.fold("halves", name).generator())
         parts = order.split(-(-table.size // 2))
-        halves |= {half: table.take(rows.sort().values) for half, rows in zip(halves_of(name), parts, strict=True)}
+        halves |= {
+            half: table.take(rows.sort().values)
+            for half, rows in zip(halves_of(name), parts, strict=True)
+        }
     return halves

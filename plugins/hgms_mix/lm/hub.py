@@ -1,4 +1,6 @@
-"""What a name in a configuration stands for: a folder that is here, or a model on the Hub that can be had."""
+"""What a name in a configuration stands for: a folder that is here, or a model on the Hub that
+can be had.
+"""
 
 from __future__ import annotations
 
@@ -12,15 +14,24 @@ from hgms_core import ConfigError, MissingExtra
 from hgms_mix.lm.model_names import model_folder, named_models
 
 
-def located(spec: str, what: str, place: str, *, revision: str | None = None, trust_remote_code: bool = False) -> str:
-    """The folder that ``spec`` names (or that an installed package has for the name), or ``spec`` itself where it is a name on
-    the Hub that is in its cache or can be reached.
+def located(
+    spec: str,
+    what: str,
+    place: str,
+    *,
+    revision: str | None = None,
+    trust_remote_code: bool = False,
+) -> str:
+    """The folder that ``spec`` names (or that an installed package has for the name), or ``spec``
+    itself where it is a name on the Hub that is in its cache or can be reached.
 
-    ``what`` (a model, a tokenizer) and ``place`` (its key in the configuration) are for messages. Transformers alone would try
-    for most of a minute, and say of a misspelt folder that the Hub has no repository of that name.
+    ``what`` (a model, a tokenizer) and ``place`` (its key in the configuration) are for messages.
+    Transformers alone would try for most of a minute, and say of a misspelt folder that the Hub has
+    no repository of that name.
 
-    Errors: ConfigError for a folder that is not there (with the nearest spelling), one that brings Python code of its own
-    without leave, and a name that the Hub does not know or cannot be asked about.
+    Errors: ConfigError for a folder that is not there (with the nearest spelling), one that brings
+    Python code of its own without leave, and a name that the Hub does not know or cannot be asked
+    about.
     """
     folder = model_folder(spec, place)
     if folder.is_dir():
@@ -30,12 +41,20 @@ def located(spec: str, what: str, place: str, *, revision: str | None = None, tr
             config = json.loads((folder / "config.json").read_bytes())
         except (OSError, ValueError):
             config = {}
-        own = isinstance(config, dict) and "auto_map" in config and config.get("model_type") not in known
+        own = (
+            isinstance(config, dict)
+            and "auto_map" in config
+            and config.get("model_type") not in known
+        )
         if own and not trust_remote_code:
             raise ConfigError(own_code(what, spec, place))
         return str(folder)
     try:
-        others = sorted(entry.name for entry in folder.parent.iterdir() if entry.is_dir() and not entry.name.startswith("."))
+        others = sorted(
+            entry.name
+            for entry in folder.parent.iterdir()
+            if entry.is_dir() and not entry.name.startswith(".")
+        )
     except OSError:
         others = []
     installed = named_models()
@@ -55,33 +74,41 @@ def located(spec: str, what: str, place: str, *, revision: str | None = None, tr
 
 def own_code(what: str, spec: str | None, place: str) -> str:
     return (
-        f"the {what} {spec!r} brings Python code of its own, which is not run unless you allow it @ {place}\n"
-        "  read its code first; then set task.model.trust_remote_code = true and add --trust-remote-code to the command"
+        f"the {what} {spec!r} brings Python code of its own, which is not run unless you allow "
+        f"it @ {place}\n"
+        "  read its code first; then set task.model.trust_remote_code = true and add "
+        "--trust-remote-code to the command"
     )
 
 
 def consented(in_file: bool, spec: str | None) -> bool:
-    """Whether a model may bring Python code of its own: the configuration says that it does, and the person who runs it (the
-    option ``--trust-remote-code``, or HGMS_TRUST_REMOTE_CODE=1) that it may. A file of somebody else's cannot say both.
+    """Whether a model may bring Python code of its own: the configuration says that it does, and
+    the person who runs it (the option ``--trust-remote-code``, or HGMS_TRUST_REMOTE_CODE=1) that it
+    may. A file of somebody else's cannot say both.
 
     Errors: ConfigError where only the configuration does.
     """
     if in_file and os.environ.get("HGMS_TRUST_REMOTE_CODE") != "1":
         raise ConfigError(
-            f"the file asks to run Python code that {spec!r} brings @ task.model.trust_remote_code\n"
+            f"the file asks to run Python code that {spec!r} brings @ "
+            "task.model.trust_remote_code\n"
             "  read that code first; then add --trust-remote-code to the command"
         )
     return in_file
 
 
-def _ask(spec: str, what: str, place: str, revision: str | None, hint: str, installed: list[str]) -> None:
+def _ask(
+    spec: str, what: str, place: str, revision: str | None, hint: str, installed: list[str]
+) -> None:
     """Refuses what the Hub has not; it is asked once, since downloads retry for long."""
     import huggingface_hub
     from huggingface_hub import errors
 
     try:
         for name in ("config.json", "tokenizer_config.json"):
-            if isinstance(huggingface_hub.try_to_load_from_cache(spec, name, revision=revision), str):
+            if isinstance(
+                huggingface_hub.try_to_load_from_cache(spec, name, revision=revision), str
+            ):
                 return
         huggingface_hub.HfApi().model_info(spec, revision=revision, timeout=15)
         return
@@ -89,15 +116,21 @@ def _ask(spec: str, what: str, place: str, revision: str | None, hint: str, inst
         why = "no such folder, and no name on the Hub is spelt so"
         advice = "give a folder that exists, or OWNER/NAME on the Hub"
     except errors.RevisionNotFoundError:
-        why, advice = f"the Hub has it, but no revision {revision!r}", "set revision to one of its commits"
+        why = f"the Hub has it, but no revision {revision!r}"
+        advice = "set revision to one of its commits"
     except errors.RepositoryNotFoundError:
         why = "no such folder here, and the Hub has none of that name (or does not show it to you)"
         advice = "check the spelling; a private or gated one needs `hf auth login`"
     except Exception as error:  # httpx' and the Hub's own errors: it cannot be asked
-        why = f"no such folder here, it is not in the Hub's cache, and the Hub cannot be reached ({type(error).__name__})"
+        why = (
+            "no such folder here, it is not in the Hub's cache, and the Hub cannot be reached "
+            f"({type(error).__name__})"
+        )
         advice = "give a folder that exists, or fetch it where there is a network: `hf download`"
     names = f"; or the name of an installed model: {', '.join(installed)}" if installed else ""
-    raise ConfigError(f"there is no {what} {spec!r}: {why}{hint} @ {place}\n  {advice}{names}") from None
+    raise ConfigError(
+        f"there is no {what} {spec!r}: {why}{hint} @ {place}\n  {advice}{names}"
+    ) from None
 
 
 def transformers_quietly() -> Any:
@@ -105,6 +138,8 @@ def transformers_quietly() -> Any:
     try:
         import transformers
     except ImportError:
-        raise MissingExtra("language models need the extra `llm`\n  pip install 'hgms[llm]'") from None
+        raise MissingExtra(
+            "language models need the extra `llm`\n  pip install 'hgms[llm]'"
+        ) from None
     transformers.logging.disable_progress_bar()
     return transformers

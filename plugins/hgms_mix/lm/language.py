@@ -24,18 +24,21 @@ LOGITS = 2**26
 class LanguageModel:
     """A frozen base with adapters, or a model all of whose parameters are lower variables.
 
-    ``nll(x, tokens, mask)`` is the negative log-likelihood of the masked tokens of each row, with their number. ``x`` may
-    hold N stacked adapters; the rows are then ``[N, B, T]``. Rows are padded on the right, so the causal mask alone keeps
-    padding out of what is scored, and attention needs no mask (the fast kernels take none); rows padded on the left bring
-    ``attention``. Rows of similar length go through together (:mod:`~hgms_mix.lm.passes`), each pass as wide as its longest row:
-    the losses are those of the batch's full width, to rounding. At most ``rows`` rows of one candidate go through at a time
-    (None: all); with gradients, each such pass is computed again in the backward pass, so activations of one pass are held at a
-    time. Where dropout masks are drawn, rows are padded on the left, or torch.func transforms the model (a Hessian product),
+    ``nll(x, tokens, mask)`` is the negative log-likelihood of the masked tokens of each row, with
+    their number. ``x`` may hold N stacked adapters; the rows are then ``[N, B, T]``. Rows are
+    padded on the right, so the causal mask alone keeps padding out of what is scored, and attention
+    needs no mask (the fast kernels take none); rows padded on the left bring ``attention``. Rows of
+    similar length go through together (:mod:`~hgms_mix.lm.passes`), each pass as wide as its
+    longest row: the losses are those of the batch's full width, to rounding. At most ``rows`` rows
+    of one candidate go through at a time (None: all); with gradients, each such pass is computed
+    again in the backward pass, so activations of one pass are held at a time. Where dropout masks
+    are drawn, rows are padded on the left, or torch.func transforms the model (a Hessian product),
     passes are of the full width. ``tokens`` counts what went through.
 
-    ``parts`` is there where the base is parted among ranks, which then call this model equally often: a batch goes through in
-    as many passes as ``rows`` asks for, whatever the lengths of its rows. ``probed`` is what short rows took
-    (:func:`~hgms_mix.lm.memory.probe`), where that cannot be tried out by one rank alone.
+    ``parts`` is there where the base is parted among ranks, which then call this model equally
+    often: a batch goes through in as many passes as ``rows`` asks for, whatever the lengths of its
+    rows. ``probed`` is what short rows took (:func:`~hgms_mix.lm.memory.probe`), where that cannot
+    be tried out by one rank alone.
     """
 
     model: Any
@@ -51,14 +54,25 @@ class LanguageModel:
 
     @classmethod
     def of(
-        cls, model: nn.Module, spec: Lora | None, *, length: int, rows: int | None = None, checkpointing: bool = False
+        cls,
+        model: nn.Module,
+        spec: Lora | None,
+        *,
+        length: int,
+        rows: int | None = None,
+        checkpointing: bool = False,
     ) -> LanguageModel:
         parts = model if isinstance(model, Sharded) else None
         model = model if parts is None else parts.model
         adapters = None if spec is None else Adapters.on(model, spec, length)
         quantised = any(not leaf.is_floating_point() for leaf in model.parameters())
         layers = checkpoint_layers(model, adapters) if checkpointing else None
-        options: Any = {"quantised": quantised, "checkpointed": layers, "start_tokens": start_tokens(model), "parts": parts}
+        options: Any = {
+            "quantised": quantised,
+            "checkpointed": layers,
+            "start_tokens": start_tokens(model),
+            "parts": parts,
+        }
         language = cls(model, adapters, rows, **options)
         language.plain_head = language._gathered(language._head_is_plain)
         return language
@@ -68,69 +82,121 @@ class LanguageModel:
         device = next(self.model.parameters()).device
         if self.adapters is not None:
             return self.adapters.start(key, device, dtype)
-        return {name: leaf.detach().to(dtype).clone() for name, leaf in self.model.named_parameters()}
+        return {
+            name: leaf.detach().to(dtype).clone() for name, leaf in self.model.named_parameters()
+        }
 
     def nll(
-        self, x: Tree, tokens: Tensor, mask: Tensor, seeds: tuple[int, ...] | None = None, attention: Tensor | None = None
+        self,
+        x: Tree,
+        tokens: Tensor,
+        mask: Tensor,
+        seeds: tuple[int, ...] | None = None,
+        attention: Tensor | None = None,
     ) -> tuple[Tensor, Tensor]:
-        """(Σ −log p of the masked tokens, how many) for each row: ``[B]``, or ``[N, B]`` for stacked adapters."""
-        count, batch = mask[..., 1:].sum(-1), tokens.shape[-2]
+        """(Σ −log p of the masked tokens, how many) for each row: ``[B]``, or ``[N, B]`` for
+        stacked adapters.
+        """
+        count = mask[..., 1:].sum(-1)
+        batch = tokens.shape[-2]
         if seeds is not None or attention is not None or _transformed():
             return self._full_width(x, tokens, mask, seeds, attention), count
         lengths = needed(mask)
-        order, cut = passes(lengths, self.start_tokens, self.rows) if self.parts is None else equal_parts(lengths, self.rows)
+        order, cut = (
+            passes(lengths, self.start_tokens, self.rows)
+            if self.parts is None
+            else equal_parts(lengths, self.rows)
+        )
         by_length = order.unsqueeze(-1).expand_as(tokens)
-        tokens, mask = tokens.gather(-2, by_length), mask.gather(-2, by_length)
+        tokens = tokens.gather(-2, by_length)
+        mask = mask.gather(-2, by_length)
         parts = []
         for first, last, width in cut:
-            part, marked = (leaf[..., first:last, :width].reshape(-1, width) for leaf in (tokens, mask))
+            part, marked = (
+                leaf[..., first:last, :width].reshape(-1, width) for leaf in (tokens, mask)
+            )
             losses = self._pass(x, part, marked, again=(self.rows or batch) < batch)
             parts.append(losses.reshape(*order.shape[:-1], -1))
         return torch.cat(parts, dim=-1).gather(-1, order.argsort(dim=-1)), count
 
     def _full_width(
-        self, x: Tree, tokens: Tensor, mask: Tensor, seeds: tuple[int, ...] | None, attention: Tensor | None
+        self,
+        x: Tree,
+        tokens: Tensor,
+        mask: Tensor,
+        seeds: tuple[int, ...] | None,
+        attention: Tensor | None,
     ) -> Tensor:
-        lead, length = tokens.shape[:-1], tokens.shape[-1]
-        parts, batch = [], lead[-1]
+        lead = tokens.shape[:-1]
+        length = tokens.shape[-1]
+        parts = []
+        batch = lead[-1]
         step = self.rows or batch
         for first in range(0, batch, step):
             cut = (..., slice(first, min(first + step, batch)), slice(None))
             part, marked = (leaf[cut].reshape(-1, length) for leaf in (tokens, mask))
             extra = None if attention is None else attention[cut].reshape(-1, length)
             own = None if seeds is None else tuple(seed + first for seed in seeds)
-            parts.append(self._pass(x, part, marked, own, extra, again=step < batch).reshape(*lead[:-1], -1))
+            parts.append(
+                self._pass(x, part, marked, own, extra, again=step < batch).reshape(*lead[:-1], -1)
+            )
         return torch.cat(parts, dim=-1)
 
     def _pass(
-        self, x: Tree, tokens: Tensor, mask: Tensor, seeds: tuple[int, ...] | None = None, attention: Tensor | None = None,
-        *, again: bool,
-    ) -> Tensor:  # fmt: skip
+        self,
+        x: Tree,
+        tokens: Tensor,
+        mask: Tensor,
+        seeds: tuple[int, ...] | None = None,
+        attention: Tensor | None = None,
+        *,
+        again: bool,
+    ) -> Tensor:
         """One pass; ``again``: computed a second time in the backward pass, for memory."""
         if again and torch.is_grad_enabled() and any(leaf.requires_grad for leaf in x.values()):
             losses: Tensor = recomputed(self._rows, x, tokens, mask, seeds, attention)
             return losses
         return self._rows(x, tokens, mask, seeds, attention)
 
-    def logits(self, x: Tree, tokens: Tensor, mask: Tensor, seeds: tuple[int, ...] | None = None) -> Tensor:
-        """The logits that the masked tokens of rows ``[B, T]`` are scored by, row after row: ``[n, V]``, in one pass."""
+    def logits(
+        self, x: Tree, tokens: Tensor, mask: Tensor, seeds: tuple[int, ...] | None = None
+    ) -> Tensor:
+        """The logits that the masked tokens of rows ``[B, T]`` are scored by, row after row:
+        ``[n, V]``, in one pass.
+        """
         return self._called(self._wanted, x, seeds, tokens, mask[:, 1:])
 
-    def _rows(self, x: Tree, tokens: Tensor, mask: Tensor, seeds: tuple[int, ...] | None, attention: Tensor | None) -> Tensor:
+    def _rows(
+        self,
+        x: Tree,
+        tokens: Tensor,
+        mask: Tensor,
+        seeds: tuple[int, ...] | None,
+        attention: Tensor | None,
+    ) -> Tensor:
         return self._called(self._forward, x, seeds, tokens, mask, attention)
 
     def _called(
-        self, function: Callable[..., Tensor], x: Tree, seeds: tuple[int, ...] | None, tokens: Tensor, *rest: Any
+        self,
+        function: Callable[..., Tensor],
+        x: Tree,
+        seeds: tuple[int, ...] | None,
+        tokens: Tensor,
+        *rest: Any,
     ) -> Tensor:
         """``function(tokens, *rest)`` of the model with adapters, or parameters, x."""
         if self.parts is not None and _transformed():
             raise ConfigError(FIRST_ORDER)
         if self.quantised and _transformed():
-            # The kernels of quantised weights drop tangents without a word: the derivative would be 0.
+            # The kernels of quantised weights drop tangents without a word: the derivative would be
+            # 0.
             raise ConfigError(
-                "a loss has no second derivative here: a quantised base has none in forward mode, nor under torch.func\n"
-                "  take a hypergradient of first order (through-step with derivative = 'difference', carried, one-step with\n"
-                "  derivative = 'difference'), or implicit with strategy = 'difference'; or leave out task.model.quantize"
+                "a loss has no second derivative here: a quantised base has none in forward "
+                "mode, nor under torch.func\n"
+                "  take a hypergradient of first order (through-step with derivative = "
+                "'difference', carried, one-step with\n"
+                "  derivative = 'difference'), or implicit with strategy = 'difference'; or "
+                "leave out task.model.quantize"
             )
         self._count(x, tokens)
         # Under vmap and jvp the fused attention kernels are taken apart row by row, or fail.
@@ -154,11 +220,13 @@ class LanguageModel:
         return result
 
     def _count(self, x: Tree, tokens: Tensor) -> None:
-        """Tokens, padding too, of one forward pass, and of the backward pass that a graph is kept for; under vmap, of all rows
-        of all candidates."""
+        """Tokens, padding too, of one forward pass, and of the backward pass that a graph is kept
+        for; under vmap, of all rows of all candidates."""
         leaves = [_unwrapped(leaf) for leaf in x.values()]
         count = _unwrapped(tokens).numel()
-        if torch._C._functorch.is_batchedtensor(next(iter(x.values()))) and not torch._C._functorch.is_batchedtensor(tokens):
+        if torch._C._functorch.is_batchedtensor(
+            next(iter(x.values()))
+        ) and not torch._C._functorch.is_batchedtensor(tokens):
             count *= leaves[0].shape[0]
         self.tokens["forward_tokens"] += count
         if torch.is_grad_enabled() and any(leaf.requires_grad for leaf in leaves):
@@ -169,7 +237,8 @@ class LanguageModel:
         if attention is not None:
             inputs["attention_mask"] = attention[:, :-1]
             inputs["position_ids"] = (attention[:, :-1].long().cumsum(-1) - 1).clamp_min(0)
-        target, wanted = tokens[:, 1:], mask[:, 1:]
+        target = tokens[:, 1:]
+        wanted = mask[:, 1:]
         if not self.plain_head:
             return _masked(self.model(**inputs, use_cache=False).logits, target, wanted)
         hidden = self._body(**inputs)
@@ -177,9 +246,12 @@ class LanguageModel:
             return _masked(self._logits(hidden), target, wanted)
         # The head is dear and only completion tokens are scored.
         row, place = wanted.nonzero(as_tuple=True)
-        picked, goal = hidden[row, place], target[row, place]
+        picked = hidden[row, place]
+        goal = target[row, place]
         losses = self.head_losses(picked, goal)
-        return torch.zeros(len(tokens), dtype=losses.dtype, device=losses.device).index_add(0, row, losses)
+        return torch.zeros(len(tokens), dtype=losses.dtype, device=losses.device).index_add(
+            0, row, losses
+        )
 
     def _wanted(self, tokens: Tensor, wanted: Tensor) -> Tensor:
         if not self.plain_head:
@@ -187,8 +259,8 @@ class LanguageModel:
         return self._logits(self._body(input_ids=tokens[:, :-1])[wanted])
 
     def head_losses(self, hidden: Tensor, target: Tensor) -> Tensor:
-        """−log p of each target from what the body made of its place, ``[n]`` of ``[n, width]``: at most ``LOGITS`` logits at a
-        time."""
+        """−log p of each target from what the body made of its place, ``[n]`` of ``[n, width]``: at
+        most ``LOGITS`` logits at a time."""
         head = self.model.get_output_embeddings()
         step = max(1, LOGITS // int(head.weight.shape[0]))
         step -= step % 128 if step > 128 else 0  # whole tiles of a product
@@ -201,7 +273,12 @@ class LanguageModel:
                 losses: Tensor = _InPieces.apply(hidden, target, self._scored, pieces)
                 return losses
             # By the time of the second run the model has its own weights back.
-            return torch.cat([recomputed(self._scored, hidden[piece], target[piece], weights) for piece in pieces])
+            return torch.cat(
+                [
+                    recomputed(self._scored, hidden[piece], target[piece], weights)
+                    for piece in pieces
+                ]
+            )
         return torch.cat([self._scored(hidden[piece], target[piece]) for piece in pieces])
 
     def _scored(self, hidden: Tensor, target: Tensor, weights: Tree | None = None) -> Tensor:
@@ -209,37 +286,58 @@ class LanguageModel:
 
     def _logits(self, hidden: Tensor, weights: Tree | None = None) -> Tensor:
         head = self.model.get_output_embeddings()
-        logits: Tensor = head(hidden) if weights is None else torch.func.functional_call(head, weights, (hidden,))
+        logits: Tensor = (
+            head(hidden)
+            if weights is None
+            else torch.func.functional_call(head, weights, (hidden,))
+        )
         logits = _float(logits)
         cap = getattr(self.model.config, "final_logit_softcapping", None)
         return logits if cap is None else torch.tanh(logits / cap) * cap
 
     @property
     def precision(self) -> torch.dtype | None:
-        """The coarsest type of the frozen base's weights; None where the weights are lower variables, which have their own."""
+        """The coarsest type of the frozen base's weights; None where the weights are lower
+        variables, which have their own.
+        """
         types = {leaf.dtype for leaf in self.model.parameters() if leaf.is_floating_point()}
-        return None if self.adapters is None else max(types, key=lambda dtype: torch.finfo(dtype).eps)
+        return (
+            None if self.adapters is None else max(types, key=lambda dtype: torch.finfo(dtype).eps)
+        )
 
     @torch.no_grad()
     def hidden(self, x: Tree, tokens: Tensor) -> Tensor:
-        """The last hidden states, ``[B, T, width]``: what the head would see of each place of rows padded on the right."""
+        """The last hidden states, ``[B, T, width]``: what the head would see of each place of
+        rows padded on the right.
+        """
         self._count(x, tokens)
         if self.adapters is not None:
             with self.adapters.use(Active(x)):
                 states: Tensor = self._gathered(lambda: self._body(input_ids=tokens))
                 return states
-        body, prefix = getattr(self.model, self.model.base_model_prefix), f"{self.model.base_model_prefix}."
-        own = {name.removeprefix(prefix): leaf for name, leaf in x.items() if name.startswith(prefix)}
-        states = torch.func.functional_call(body, own, kwargs={"input_ids": tokens, "use_cache": False}).last_hidden_state
+        body = getattr(self.model, self.model.base_model_prefix)
+        prefix = f"{self.model.base_model_prefix}."
+        own = {
+            name.removeprefix(prefix): leaf for name, leaf in x.items() if name.startswith(prefix)
+        }
+        states = torch.func.functional_call(
+            body, own, kwargs={"input_ids": tokens, "use_cache": False}
+        ).last_hidden_state
         return torch.as_tensor(states)
 
     def _body(self, **inputs: Any) -> Tensor:
-        hidden: Tensor = getattr(self.model, self.model.base_model_prefix)(**inputs, use_cache=False).last_hidden_state
+        hidden: Tensor = getattr(self.model, self.model.base_model_prefix)(
+            **inputs, use_cache=False
+        ).last_hidden_state
         return hidden
 
     def _head_is_plain(self) -> bool:
-        """Whether body, head and soft cap are all there is between tokens and logits (some architectures scale in between)."""
-        if self.model.get_output_embeddings() is None or not hasattr(self.model, self.model.base_model_prefix):
+        """Whether body, head and soft cap are all there is between tokens and logits (some
+        architectures scale in between).
+        """
+        if self.model.get_output_embeddings() is None or not hasattr(
+            self.model, self.model.base_model_prefix
+        ):
             return False
         probe = torch.tensor([[0, 1, 2, 3]], device=next(self.model.parameters()).device)
         with torch.no_grad():
@@ -249,22 +347,34 @@ class LanguageModel:
 
 
 class _InPieces(torch.autograd.Function):
-    """The losses of a frozen head, a piece of the places at a time. Each place's loss depends on that place alone, so its slope
-    is taken while its logits are there: none are kept, and none computed twice. Differentiated again, it is the plain graph."""
+    """The losses of a frozen head, a piece of the places at a time. Each place's loss depends on
+    that place alone, so its slope is taken while its logits are there: none are kept, and none
+    computed twice. Differentiated again, it is the plain graph.
+    """
 
     @staticmethod
     def forward(
-        ctx: Any, hidden: Tensor, target: Tensor, scored: Callable[[Tensor, Tensor], Tensor], pieces: list[slice]
+        ctx: Any,
+        hidden: Tensor,
+        target: Tensor,
+        scored: Callable[[Tensor, Tensor], Tensor],
+        pieces: list[slice],
     ) -> Tensor:
-        losses, slopes = [], []
-        # Whoever saves tensors in another way (a checkpoint around this) has no business with those of the inner graph.
-        with torch.enable_grad(), torch.autograd.graph.saved_tensors_hooks(lambda kept: kept, lambda kept: kept):
+        losses = []
+        slopes = []
+        # Whoever saves tensors in another way (a checkpoint around this) has no business with those
+        # of the inner graph.
+        with (
+            torch.enable_grad(),
+            torch.autograd.graph.saved_tensors_hooks(lambda kept: kept, lambda kept: kept),
+        ):
             for piece in pieces:
                 leaf = hidden[piece].detach().requires_grad_()
                 loss = scored(leaf, target[piece])
                 slopes.append(torch.autograd.grad(loss.sum(), leaf)[0])
                 losses.append(loss.detach())
-        ctx.scored, ctx.pieces = scored, pieces
+        ctx.scored = scored
+        ctx.pieces = pieces
         ctx.save_for_backward(hidden, target, torch.cat(slopes))
         return torch.cat(losses)
 
@@ -296,7 +406,9 @@ def _float(logits: Tensor) -> Tensor:
 
 def _masked(logits: Tensor, target: Tensor, wanted: Tensor) -> Tensor:
     """Σ −log p of the wanted targets of each row."""
-    losses = functional.cross_entropy(_float(logits).flatten(0, 1), target.flatten(), reduction="none")
+    losses = functional.cross_entropy(
+        _float(logits).flatten(0, 1), target.flatten(), reduction="none"
+    )
     return (losses.reshape(target.shape) * wanted).sum(-1)
 
 

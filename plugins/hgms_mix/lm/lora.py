@@ -1,9 +1,10 @@
-"""Low-rank adapters (``[task.adapter]``), stacked: N candidates' updates in one pass over the shared, frozen base.
+"""Low-rank adapters (``[task.adapter]``), stacked: N candidates' updates in one pass over the
+shared, frozen base.
 
-A forward hook on every target module adds s·B A h to its output. Where A and B have a leading axis N, the rows of h are N
-blocks, block i belongs to candidate i, and the two small products become batched ones: the base is read once for all
-candidates, ordinary autograd runs through the whole, and activation checkpointing works, which ``torch.func.vmap`` does not
-allow.
+A forward hook on every target module adds s·B A h to its output. Where A and B have a leading axis
+N, the rows of h are N blocks, block i belongs to candidate i, and the two small products become
+batched ones: the base is read once for all candidates, ordinary autograd runs through the whole,
+and activation checkpointing works, which ``torch.func.vmap`` does not allow.
 """
 
 from __future__ import annotations
@@ -38,11 +39,12 @@ KERNELS = {
 @final
 @frozen(kw_only=True)
 class Lora:
-    """Low-rank adapters: a frozen W becomes W + (alpha/rank)·BA, with A ``[rank, in]`` and B ``[out, rank]`` trained.
+    """Low-rank adapters: a frozen W becomes W + (alpha/rank)·BA, with A ``[rank, in]`` and B
+    ``[out, rank]`` trained.
 
-    A starts uniform (Kaiming, as in peft), B at zero. ``dropout`` acts on what goes into A, while training only; its masks are
-    a function of the batch, so that a branch can be run again. ``targets`` are module names or their last parts (None: peft's
-    choice for the architecture).
+    A starts uniform (Kaiming, as in peft), B at zero. ``dropout`` acts on what goes into A, while
+    training only; its masks are a function of the batch, so that a branch can be run again.
+    ``targets`` are module names or their last parts (None: peft's choice for the architecture).
 
     Source: Hu et al., *LoRA: low-rank adaptation of large language models*, ICLR 2022.
     """
@@ -60,22 +62,33 @@ class Lora:
         """The names of the modules that get an adapter."""
         targets = self.targets
         if targets is None:
-            from peft.utils.constants import TRANSFORMERS_MODELS_TO_LORA_TARGET_MODULES_MAPPING as usual
+            from peft.utils.constants import (
+                TRANSFORMERS_MODELS_TO_LORA_TARGET_MODULES_MAPPING as usual,
+            )
 
             kind = str(getattr(getattr(model, "config", None), "model_type", ""))
             if kind not in usual:
                 kind = kind or type(model).__name__
-                raise ConfigError(f"no usual adapter targets are known for a {kind}: set task.adapter.targets")
+                raise ConfigError(
+                    f"no usual adapter targets are known for a {kind}: set task.adapter.targets"
+                )
             targets = tuple(usual[kind])
         linear = [name for name, module in model.named_modules() if width_of(module) is not None]
-        chosen = [name for name in linear if any(name == target or name.endswith("." + target) for target in targets)]
+        chosen = [
+            name
+            for name in linear
+            if any(name == target or name.endswith("." + target) for target in targets)
+        ]
         head = getattr(model, "get_output_embeddings", lambda: None)()
         if head is not None and any(model.get_submodule(name) is head for name in chosen):
-            raise ConfigError("the output embedding cannot have an adapter; take it out of task.adapter.targets")
+            raise ConfigError(
+                "the output embedding cannot have an adapter; take it out of task.adapter.targets"
+            )
         if not chosen:
             known = sorted({name.rpartition(".")[2] for name in linear})
             raise ConfigError(
-                f"no module of this {type(model).__name__} is called {' or '.join(map(repr, targets))} @ task.adapter.targets\n"
+                f"no module of this {type(model).__name__} is called "
+                f"{' or '.join(map(repr, targets))} @ task.adapter.targets\n"
                 f"  its linear modules are: {', '.join(known)}"
             )
         return chosen
@@ -88,16 +101,23 @@ class Lora:
         modules = self.modules(model)
         convolution = any(type(model.get_submodule(name)).__name__ == "Conv1D" for name in modules)
         return peft.LoraConfig(
-            r=self.rank, lora_alpha=self.alpha, lora_dropout=self.dropout, target_modules=modules,
-            fan_in_fan_out=convolution, task_type="CAUSAL_LM",
-        )  # fmt: skip
+            r=self.rank,
+            lora_alpha=self.alpha,
+            lora_dropout=self.dropout,
+            target_modules=modules,
+            fan_in_fan_out=convolution,
+            task_type="CAUSAL_LM",
+        )
 
 
 def interpolated(states: Sequence[Tree], weights: Sequence[float]) -> Tree:
-    """Σ_s λ_s x_s of lower states. Of adapters this is the one that adds Σ_s λ_s B_s A_s to its weight: its rank is the sum of
-    theirs.
+    """Σ_s λ_s x_s of lower states. Of adapters this is the one that adds Σ_s λ_s B_s A_s to its
+    weight: its rank is the sum of theirs.
 
-    >>> two = [{"q.lora_A.weight": torch.ones(1, 2), "q.lora_B.weight": sign * torch.ones(3, 1)} for sign in (1, -1)]
+    >>> two = [
+    ...     {"q.lora_A.weight": torch.ones(1, 2), "q.lora_B.weight": sign * torch.ones(3, 1)}
+    ...     for sign in (1, -1)
+    ... ]
     >>> mean = interpolated(two, [0.75, 0.25])
     >>> mean["q.lora_B.weight"] @ mean["q.lora_A.weight"]
     tensor([[0.5000, 0.5000],
@@ -127,7 +147,9 @@ def width_of(module: nn.Module) -> tuple[int, int] | None:
 
 @attrs.frozen(eq=False)
 class Active:
-    """The adapters of one forward pass: their values, and the seeds of the dropout masks, one for each block of rows."""
+    """The adapters of one forward pass: their values, and the seeds of the dropout masks, one
+    for each block of rows.
+    """
 
     x: Tree
     seeds: tuple[int, ...] | None = None
@@ -150,7 +172,9 @@ class Adapters:
 
     @classmethod
     def on(cls, model: nn.Module, spec: Lora, length: int) -> Adapters:
-        """Hooks for ``spec`` on ``model``; ``length`` is the longest sequence, which dropout masks are drawn for."""
+        """Hooks for ``spec`` on ``model``; ``length`` is the longest sequence, which dropout
+        masks are drawn for.
+        """
         adapters = cls(model, spec, spec.modules(model), length)
         for number, name in enumerate(adapters.names):
             hook = functools.partial(adapters._add, name, number)
@@ -164,25 +188,37 @@ class Adapters:
             width = width_of(self.model.get_submodule(name))
             assert width is not None
             into, out = width
-            draw = torch.rand(self.spec.rank, into, generator=key.fold("adapter", name).generator(), dtype=torch.float64)
+            draw = torch.rand(
+                self.spec.rank,
+                into,
+                generator=key.fold("adapter", name).generator(),
+                dtype=torch.float64,
+            )
             x[f"{name}.lora_A.weight"] = ((2 * draw - 1) / math.sqrt(into)).to(device, dtype)
-            x[f"{name}.lora_B.weight"] = torch.zeros(out, self.spec.rank, device=device, dtype=dtype)
+            x[f"{name}.lora_B.weight"] = torch.zeros(
+                out, self.spec.rank, device=device, dtype=dtype
+            )
         return x
 
     @contextlib.contextmanager
     def use(self, active: Active | None) -> Iterator[None]:
-        before, self.active = self.active, active
+        before = self.active
+        self.active = active
         try:
             yield
         finally:
             self.active = before
 
-    def _add(self, name: str, number: int, module: nn.Module, args: tuple[Any, ...], output: Tensor) -> Tensor | None:
+    def _add(
+        self, name: str, number: int, module: nn.Module, args: tuple[Any, ...], output: Tensor
+    ) -> Tensor | None:
         active = self.active
         if active is None:
             return None
-        down, up = active.x[f"{name}.lora_A.weight"], active.x[f"{name}.lora_B.weight"]
-        hidden, scaling = args[0], self.spec.scaling
+        down = active.x[f"{name}.lora_A.weight"]
+        up = active.x[f"{name}.lora_B.weight"]
+        hidden = args[0]
+        scaling = self.spec.scaling
         if active.seeds is not None and self.spec.dropout:
             hidden = hidden * self._mask(active.seeds, number, hidden)
             scaling /= 1 - self.spec.dropout
@@ -197,13 +233,15 @@ class Adapters:
         return output + update.reshape(*shape, up.shape[-2]).to(output.dtype)
 
     def _mask(self, seeds: tuple[int, ...], number: int, hidden: Tensor) -> Tensor:
-        """Dropout masks, a function of the seed and the module alone: drawn for the longest sequence and cut to this one, so
-        that a branch gets the same mask alone and among others."""
+        """Dropout masks, a function of the seed and the module alone: drawn for the longest
+        sequence and cut to this one, so that a branch gets the same mask alone and among others."""
         rows, length, width = hidden.shape
         kept = 1 - self.spec.dropout  # what is kept is divided by it where the scaling is applied
         blocks = []
         for seed in seeds:
-            generator = torch.Generator(hidden.device).manual_seed((seed * 1_000_003 + number) % 2**63)
+            generator = torch.Generator(hidden.device).manual_seed(
+                (seed * 1_000_003 + number) % 2**63
+            )
             shape = (rows // len(seeds), self.length, width)
             draw = torch.rand(shape, generator=generator, device=hidden.device, dtype=torch.float32)
             blocks.append(draw[:, :length] < kept)
@@ -216,21 +254,25 @@ def _times(hidden: Tensor, weight: Tensor) -> Tensor:
 
 
 def _down(hidden: Tensor, weight: Tensor, scaling: float) -> Tensor:
-    """scaling·A h with h in bfloat16 and A in float32, for both halves of A at once: no float32 copy of h is made or kept."""
+    """scaling·A h with h in bfloat16 and A in float32, for both halves of A at once: no float32
+    copy of h is made or kept.
+    """
     coarse: Tensor
     coarse, fine = _times(hidden, torch.cat(_halves(weight), dim=-2)).chunk(2, dim=-1)
     return scaling * (coarse + fine)
 
 
 def _halves(weight: Tensor) -> list[Tensor]:
-    """A float32 tensor as two of bfloat16 whose sum has 16 of its 24 bits: a step of 1e-5 is not lost. The derivative goes
-    through the first, for the second is a rounding error."""
+    """A float32 tensor as two of bfloat16 whose sum has 16 of its 24 bits: a step of 1e-5 is not
+    lost. The derivative goes through the first, for the second is a rounding error."""
     coarse = weight.to(torch.bfloat16)
     return [coarse, (weight - coarse.float()).detach().to(torch.bfloat16)]
 
 
 class _SameKernels(contextlib.ExitStack):
-    """The attention kernels that are allowed now, for a time when others are; entered as often as the rest is run again."""
+    """The attention kernels that are allowed now, for a time when others are; entered as often
+    as the rest is run again.
+    """
 
     def __init__(self) -> None:
         super().__init__()
@@ -242,27 +284,40 @@ class _SameKernels(contextlib.ExitStack):
 
 
 def recomputed(function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-    """``function`` of the rest, computed again in the backward pass: with the attention kernels of the first time, which need
-    not be those allowed at the second (a second derivative asks for the math kernel while its graph is built)."""
+    """``function`` of the rest, computed again in the backward pass: with the attention kernels of
+    the first time, which need not be those allowed at the second (a second derivative asks for the
+    math kernel while its graph is built).
+    """
     options: Any = {"use_reentrant": False, "preserve_rng_state": False}
-    return checkpoint(function, *args, context_fn=lambda: (contextlib.nullcontext(), _SameKernels()), **options, **kwargs)
+    return checkpoint(
+        function,
+        *args,
+        context_fn=lambda: (contextlib.nullcontext(), _SameKernels()),
+        **options,
+        **kwargs,
+    )
 
 
 def checkpoint_layers(model: nn.Module, adapters: Adapters | None) -> list[nn.Module]:
-    """Lets every decoder layer keep only its input for the backward pass and compute the rest again there; the layers.
+    """Lets every decoder layer keep only its input for the backward pass and compute the rest again
+    there; the layers.
 
-    The layer runs again with the adapters (or parameters) it ran with the first time, which by then are no longer in place:
-    they are handed to the second run.
+    The layer runs again with the adapters (or parameters) it ran with the first time, which by then
+    are no longer in place: they are handed to the second run.
     """
     from transformers.modeling_layers import GradientCheckpointingLayer
 
-    layers: list[nn.Module] = [module for module in model.modules() if isinstance(module, GradientCheckpointingLayer)]
+    layers: list[nn.Module] = [
+        module for module in model.modules() if isinstance(module, GradientCheckpointingLayer)
+    ]
     for layer in layers:
         layer.forward = _checkpointed(layer, layer.forward, adapters)
     return layers
 
 
-def _checkpointed(layer: nn.Module, forward: Callable[..., Any], adapters: Adapters | None) -> Callable[..., Any]:
+def _checkpointed(
+    layer: nn.Module, forward: Callable[..., Any], adapters: Adapters | None
+) -> Callable[..., Any]:
     replaying = False
 
     def again(*args: Any, **kwargs: Any) -> Any:

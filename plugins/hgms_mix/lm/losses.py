@@ -19,24 +19,35 @@ Average = Literal["example", "token", "all-tokens"]
 
 @frozen(eq=False)
 class Rows:
-    """The loss of each row of a batch: the mean over its completion tokens, or, on average over tokens, their sum over a mean
-    number of such tokens (``lengths``, by source): that of its source makes the mean over a source's rows the mean over its
-    tokens; that of all sources makes the mean over a batch the mean over all its
-    tokens, but for a factor that is the same for every batch."""
+    """The loss of each row of a batch: the mean over its completion tokens, or, on average over
+    tokens, their sum over a mean number of such tokens (``lengths``, by source): that of its source
+    makes the mean over a source's rows the mean over its tokens; that of all sources makes the mean
+    over a batch the mean over all its tokens, but for a factor that is the same for every batch."""
 
     model: LanguageModel
     average: Average
     lengths: Tensor
 
-    def __call__(self, x: Tree, batch: Batch, *, dropout: bool = False, stacked: bool = False, own: bool = True) -> Tensor:
-        tokens, mask = batch["tokens"], batch["mask"]
+    def __call__(
+        self,
+        x: Tree,
+        batch: Batch,
+        *,
+        dropout: bool = False,
+        stacked: bool = False,
+        own: bool = True,
+    ) -> Tensor:
+        tokens = batch["tokens"]
+        mask = batch["mask"]
         count = next(iter(x.values())).shape[0]
         if stacked and not own:
             tokens, mask = (leaf.expand(count, *leaf.shape) for leaf in (tokens, mask))
         seeds = self._seeds(batch, dropout)
         if seeds is not None and stacked and not own:
             seeds = seeds * count  # one batch, one mask: that of a candidate on its own
-        return self._averaged(*self.model.nll(x, tokens, mask, seeds, batch.get("attention")), batch)
+        return self._averaged(
+            *self.model.nll(x, tokens, mask, seeds, batch.get("attention")), batch
+        )
 
     def logits(self, x: Tree, batch: Batch) -> Tensor:
         """What the scored tokens of a batch are scored by, ``[n, V]``, with the batch's dropout."""
@@ -44,10 +55,13 @@ class Rows:
 
     def of_logits(self, z: Tensor, batch: Batch) -> Tensor:
         """The loss of each row, of its logits."""
-        wanted, target = batch["mask"][:, 1:], batch["tokens"][:, 1:]
+        wanted = batch["mask"][:, 1:]
+        target = batch["tokens"][:, 1:]
         losses = functional.cross_entropy(z, target[wanted], reduction="none")
         row = wanted.nonzero(as_tuple=True)[0]
-        summed = torch.zeros(len(wanted), dtype=losses.dtype, device=losses.device).index_add(0, row, losses)
+        summed = torch.zeros(len(wanted), dtype=losses.dtype, device=losses.device).index_add(
+            0, row, losses
+        )
         return self._averaged(summed, wanted.sum(-1), batch)
 
     def _averaged(self, summed: Tensor, number: Tensor, batch: Batch) -> Tensor:
@@ -56,11 +70,17 @@ class Rows:
         return summed / self.lengths.to(summed.dtype)[batch["source"]]
 
     def _seeds(self, batch: Batch, dropout: bool) -> tuple[int, ...] | None:
-        if not dropout or "seed" not in batch or self.model.adapters is None or not self.model.adapters.spec.dropout:
+        if (
+            not dropout
+            or "seed" not in batch
+            or self.model.adapters is None
+            or not self.model.adapters.spec.dropout
+        ):
             return None
         if torch._C._functorch.is_batchedtensor(batch["seed"]):
             raise ConfigError(
-                "dropout masks cannot be drawn under vmap (this problem's loss was wrapped, as by a tilt)\n"
+                "dropout masks cannot be drawn under vmap (this problem's loss was wrapped, as "
+                "by a tilt)\n"
                 '  set task.adapter.dropout = 0, or the generator\'s mode = "loop"'
             )
         return tuple(int(seed) for seed in batch["seed"].reshape(-1))
@@ -68,13 +88,17 @@ class Rows:
 
 @frozen(eq=False)
 class Examples:
-    """``problem.sources.examples`` of language models: the loss of each row, its mean over completion tokens.
+    """``problem.sources.examples`` of language models: the loss of each row, its mean over
+    completion tokens.
 
-    ``sizes`` are the numbers of rows in the sources' files, of which the pool may hold fewer. ``representations(x, batch)`` is
-    a vector for each row, ``[B, width]``: the mean of its last hidden states with weights 1, 2, … by position (SGPT's), from
-    its first token to the last that is learned.
+    ``sizes`` are the numbers of rows in the sources' files, of which the pool may hold fewer.
+    ``representations(x, batch)`` is a vector for each row, ``[B, width]``: the mean of its last
+    hidden states with weights 1, 2, … by position (SGPT's), from its first token to the last that
+    is learned.
 
-    Source: Muennighoff, *SGPT: GPT sentence embeddings for semantic search*, 2022 (arXiv 2202.08904)."""
+    Source: Muennighoff, *SGPT: GPT sentence embeddings for semantic search*, 2022 (arXiv
+        2202.08904).
+    """
 
     rows: Rows
     sizes: Mapping[str, float]
@@ -83,8 +107,11 @@ class Examples:
         return self.rows(x, batch)
 
     def representations(self, x: Tree, batch: Batch) -> Tensor:
-        states, mask = self.rows.model.hidden(x, batch["tokens"]), batch["mask"]
-        states = states.to(torch.promote_types(states.dtype, torch.float32))  # bfloat16 cannot count to 512
+        states = self.rows.model.hidden(x, batch["tokens"])
+        mask = batch["mask"]
+        states = states.to(
+            torch.promote_types(states.dtype, torch.float32)
+        )  # bfloat16 cannot count to 512
         place = torch.arange(1, mask.shape[-1] + 1, device=mask.device)
         weights = (place * (place <= (place * mask).amax(-1, keepdim=True))).to(states)
         return (weights[..., None] * states).sum(-2) / weights.sum(-1, keepdim=True)
@@ -94,8 +121,9 @@ class Examples:
 class MixtureLoss:
     """g(θ, x; B) = Σ_s ω_s ℓ_s(x; B), ω = softmax(θ), ℓ_s the mean over the rows of source s in B.
 
-    Whatever a batch holds of each source, its weight is ω_s: the mean is within the source. Where a batch holds rows of k < S
-    sources only, drawn evenly, the sum over them is multiplied by S/k, which keeps it unbiased.
+    Whatever a batch holds of each source, its weight is ω_s: the mean is within the source. Where a
+    batch holds rows of k < S sources only, drawn evenly, the sum over them is multiplied by S/k,
+    which keeps it unbiased.
     """
 
     rows: Rows
@@ -113,7 +141,9 @@ class MixtureLoss:
         return self._mixed(theta, losses, batch["source"].expand(losses.shape))
 
     def outputs(self, x: Tree, batch: Batch) -> Tensor:
-        """The logits of scored tokens: what a Gauss–Newton matrix is of, as the next says what is made of them."""
+        """The logits of scored tokens: what a Gauss–Newton matrix is of, as the next says what
+        is made of them.
+        """
         return self.rows.logits(x, batch)
 
     def criterion(self, theta: Tree, x: Tree, z: Tensor, batch: Batch) -> Tensor:
@@ -136,7 +166,9 @@ class MixtureLoss:
 
 @frozen(eq=False)
 class UpperLoss:
-    """The mean loss of B's rows, without dropout, whatever θ is: f on validation rows, plain training on lower ones."""
+    """The mean loss of B's rows, without dropout, whatever θ is: f on validation rows, plain
+    training on lower ones.
+    """
 
     rows: Rows
 
@@ -158,8 +190,8 @@ def weights(theta: Tree) -> Tensor:
 
 @frozen(eq=False)
 class Batches:
-    """Batches of token tables, as :class:`hgms_core.Data`: rows are gathered where the tables lie (in memory or mapped from
-    disk) and only a batch goes to the device."""
+    """Batches of token tables, as :class:`hgms_core.Data`: rows are gathered where the tables lie
+    (in memory or mapped from disk) and only a batch goes to the device."""
 
     tables: tuple[TokenTable, ...]
     device: torch.device
@@ -181,33 +213,50 @@ class Batches:
         tokens, mask = self._gathered(index, source)
         batch = {"tokens": tokens, "mask": mask, "source": source, "index": index}
         if self.device.type != "cpu":
-            batch = {name: leaf.pin_memory().to(self.device, non_blocking=True) for name, leaf in batch.items()}
+            batch = {
+                name: leaf.pin_memory().to(self.device, non_blocking=True)
+                for name, leaf in batch.items()
+            }
         if self.dropout:
-            # Stays on the CPU: it seeds generators. One number for each batch, from the rows it holds.
+            # Stays on the CPU: it seeds generators. One number for each batch, from the rows it
+            # holds.
             order = torch.arange(1, index.shape[-1] + 1)
             batch["seed"] = ((index + 1) * order * 2_654_435_761 % 2**31).sum(-1) % 2**31
         return batch
 
     def data(self, names: tuple[str, ...] | None = None) -> Data:
         """All rows; with ``names`` of the tables, drawn evenly from each."""
-        strata = None if names is None else tuple((name, table.size) for name, table in zip(names, self.tables, strict=True))
+        strata = (
+            None
+            if names is None
+            else tuple((name, table.size) for name, table in zip(names, self.tables, strict=True))
+        )
         return Data(self.size, {}, self.rows, torch.device("cpu"), strata=strata)
 
     def share(self, numbers: Tensor) -> Data:
         """Some of the rows, as data of their own."""
-        return Data(len(numbers), {}, lambda index: self.rows(numbers[index.cpu()]), torch.device("cpu"))
+        return Data(
+            len(numbers), {}, lambda index: self.rows(numbers[index.cpu()]), torch.device("cpu")
+        )
 
     def _gathered(self, index: Tensor, source: Tensor) -> tuple[Tensor, Tensor]:
         if len(self.tables) == 1:
             return self.tables[0].gather(index)
-        flat, of = index.reshape(-1), source.reshape(-1)
+        flat = index.reshape(-1)
+        of = source.reshape(-1)
         places = {number: (of == number).nonzero().squeeze(1) for number in of.unique().tolist()}
-        pieces = {number: self.tables[number].gather(flat[at] - self._first[number]) for number, at in places.items()}
+        pieces = {
+            number: self.tables[number].gather(flat[at] - self._first[number])
+            for number, at in places.items()
+        }
         longest = max(tokens.shape[-1] for tokens, _ in pieces.values())
         tokens = torch.full((len(flat), longest), self.tables[0].pad_id, dtype=torch.int64)
         mask = torch.zeros(len(flat), longest, dtype=torch.bool)
         for number, (row, scored) in pieces.items():
-            tokens[places[number], : row.shape[-1]], mask[places[number], : row.shape[-1]] = row, scored
+            tokens[places[number], : row.shape[-1]], mask[places[number], : row.shape[-1]] = (
+                row,
+                scored,
+            )
         return tokens.reshape(*index.shape, longest), mask.reshape(*index.shape, longest)
 
 
@@ -215,22 +264,33 @@ def shuffled(count: int, key: Key) -> Tensor:
     return torch.randperm(count, generator=key.generator())
 
 
-def mean_lengths(batches: Batches, device: torch.device, dtype: torch.dtype, average: Average = "token") -> Tensor:
-    """The mean number of scored tokens in a row, for each table: all marked ones but a first token, which nothing predicts. On
-    average over ``all-tokens`` the mean of these for every table."""
-    counts = [(table.mask.sum() - table.mask[table.offsets[:-1]].sum()).double() / table.size for table in batches.tables]
+def mean_lengths(
+    batches: Batches, device: torch.device, dtype: torch.dtype, average: Average = "token"
+) -> Tensor:
+    """The mean number of scored tokens in a row, for each table: all marked ones but a first token,
+    which nothing predicts. On average over ``all-tokens`` the mean of these for every table."""
+    counts = [
+        (table.mask.sum() - table.mask[table.offsets[:-1]].sum()).double() / table.size
+        for table in batches.tables
+    ]
     lengths = torch.stack(counts).to(device, dtype)
     return lengths.mean().expand_as(lengths).clone() if average == "all-tokens" else lengths
 
 
 @torch.no_grad()
-def token_loss(model: LanguageModel, x: Tree, batches: Batches, numbers: Tensor, rows: int = 64) -> float:
-    """The mean −log p over all completion tokens of some rows, ``rows`` of similar length at a time."""
+def token_loss(
+    model: LanguageModel, x: Tree, batches: Batches, numbers: Tensor, rows: int = 64
+) -> float:
+    """The mean −log p over all completion tokens of some rows, ``rows`` of similar length at a
+    time.
+    """
     lengths = torch.cat([table.lengths for table in batches.tables])[numbers]
     order = numbers[lengths.argsort(stable=True)]
-    total, count = 0.0, 0
+    total = 0.0
+    count = 0
     for first in range(0, len(order), rows):
         batch = batches.rows(order[first : first + rows])
         summed, scored = model.nll(x, batch["tokens"], batch["mask"])
-        total, count = total + float(summed.double().sum()), count + int(scored.sum())
+        total = total + float(summed.double().sum())
+        count = count + int(scored.sum())
     return total / max(count, 1)

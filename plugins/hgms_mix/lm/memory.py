@@ -1,9 +1,9 @@
 """How much memory an outer step takes, predicted and measured.
 
-What a pass takes is measured on three short rows, and extrapolated: it is a quadratic of the row's length (attention without a
-fused kernel is quadratic, all else linear), times the rows of a pass. The rest is counted: the base once (of one that is parted
-among ranks this rank's share, and what is gathered of it at a time), N adapters with their gradients, and the logits held at a
-time.
+What a pass takes is measured on three short rows, and extrapolated: it is a quadratic of the row's
+length (attention without a fused kernel is quadratic, all else linear), times the rows of a pass.
+The rest is counted: the base once (of one that is parted among ranks this rank's share, and what is
+gathered of it at a time), N adapters with their gradients, and the logits held at a time.
 """
 
 from __future__ import annotations
@@ -26,9 +26,9 @@ from hgms_mix.lm.sharded_memory import gathered_bytes, messages, places, share_b
 
 @frozen
 class StepMemory:
-    """Bytes of an outer step, on one rank: ``base`` the model, or its share of it; ``adapters`` all candidates with gradients
-    and copies; ``activations`` what one pass holds; ``logits`` what the head adds to it; ``gathered`` what is whole of a base
-    in parts."""
+    """Bytes of an outer step, on one rank: ``base`` the model, or its share of it; ``adapters`` all
+    candidates with gradients and copies; ``activations`` what one pass holds; ``logits`` what the
+    head adds to it; ``gathered`` what is whole of a base in parts."""
 
     base: int
     adapters: int
@@ -48,58 +48,92 @@ class StepMemory:
         return f"about {self.peak / size:.2f} {unit} at the peak of a step{where} ({listed})"
 
 
-def step_memory(model: LanguageModel, x: Tree, *, candidates: int, batch: int, chunk: int | None, length: int) -> StepMemory:
-    """What a step with N ``candidates`` takes, each on ``batch`` rows of ``length`` tokens, ``chunk`` candidates to a pass."""
+def step_memory(
+    model: LanguageModel, x: Tree, *, candidates: int, batch: int, chunk: int | None, length: int
+) -> StepMemory:
+    """What a step with N ``candidates`` takes, each on ``batch`` rows of ``length`` tokens,
+    ``chunk`` candidates to a pass.
+    """
     together = min(chunk or candidates, candidates)
     rows = together * min(model.rows or batch, batch)
     base = 0 if model.adapters is None else share_bytes(model.model)
     gathered = 0 if model.parts is None else gathered_bytes(model.model)
     adapter = sum(leaf.numel() * leaf.element_size() for leaf in x.values())
-    # All candidates, the state they start from, and of those in a pass the gradient and the step it makes.
+    # All candidates, the state they start from, and of those in a pass the gradient and the step it
+    # makes.
     adapters = adapter * (candidates + 1 + 2 * together)
 
     taken = model.probed or probe(model, x)
     probes = torch.tensor(list(taken), dtype=torch.float64)
     powers = torch.stack([probes**0, probes, probes**2], dim=1)
-    _, slope, bend = torch.linalg.solve(powers, torch.tensor(list(taken.values()), dtype=torch.float64)).tolist()
-    pass_bytes = max(0, int(rows * (slope * length + max(bend, 0.0) * length**2)))  # of a tiny model the slope is noise
+    _, slope, bend = torch.linalg.solve(
+        powers, torch.tensor(list(taken.values()), dtype=torch.float64)
+    ).tolist()
+    pass_bytes = max(
+        0, int(rows * (slope * length + max(bend, 0.0) * length**2))
+    )  # of a tiny model the slope is noise
 
     vocabulary, width = model.model.get_output_embeddings().weight.shape
-    head = 3 * 4 * min(rows * length * int(vocabulary), LOGITS)  # logits, their softmax and the gradient
+    head = (
+        3 * 4 * min(rows * length * int(vocabulary), LOGITS)
+    )  # logits, their softmax and the gradient
     if model.checkpointed is None:
         return StepMemory(base, adapters, pass_bytes, head, gathered)
-    # A layer is computed again after the head has gone: only what enters the layers is there at both times.
-    inputs = rows * length * int(width) * next(model.model.parameters()).element_size() * len(model.checkpointed)
+    # A layer is computed again after the head has gone: only what enters the layers is there at
+    # both times.
+    inputs = (
+        rows
+        * length
+        * int(width)
+        * next(model.model.parameters()).element_size()
+        * len(model.checkpointed)
+    )
     return StepMemory(base, adapters, pass_bytes, max(0, inputs + head - pass_bytes), gathered)
 
 
-def predicted_memory(problem: Problem, *, candidates: int, batch: int, chunk: int | None, length: int) -> StepMemory | None:
-    """:func:`step_memory` of a problem of the task ``source-mixture``; None for any other, and for a model without a head."""
+def predicted_memory(
+    problem: Problem, *, candidates: int, batch: int, chunk: int | None, length: int
+) -> StepMemory | None:
+    """:func:`step_memory` of a problem of the task ``source-mixture``; None for any other, and
+    for a model without a head.
+    """
     if not isinstance(problem.f, UpperLoss):
         return None
     model = problem.f.rows.model
     if model.model.get_output_embeddings() is None:
         return None
-    return step_memory(model, problem.x0, candidates=candidates, batch=batch, chunk=chunk, length=length)
+    return step_memory(
+        model, problem.x0, candidates=candidates, batch=batch, chunk=chunk, length=length
+    )
 
 
 def probe(model: LanguageModel, x: Tree) -> dict[int, int]:
-    """Bytes that the gradient on one row takes, by its tokens: 16, 40 and 64, or fewer where the model has fewer positions."""
-    most = min(64, getattr(getattr(model.model, "config", None), "max_position_embeddings", None) or 64)
+    """Bytes that the gradient on one row takes, by its tokens: 16, 40 and 64, or fewer where the
+    model has fewer positions.
+    """
+    most = min(
+        64, getattr(getattr(model.model, "config", None), "max_position_embeddings", None) or 64
+    )
     if model.parts is not None:
         _taken(model, x, 2)  # parts are gathered in the same storages from the first pass on
     return {length: _taken(model, x, length) for length in (most // 4, most * 5 // 8, most)}
 
 
 def _taken(model: LanguageModel, x: Tree, length: int) -> int:
-    """Bytes at the peak of a gradient on one row of ``length`` tokens, of which one goes through the head."""
+    """Bytes at the peak of a gradient on one row of ``length`` tokens, of which one goes through
+    the head.
+    """
     device = next(iter(x.values())).device
     tokens = torch.ones(1, length + 1, dtype=torch.int64, device=device)
     mask = torch.zeros_like(tokens, dtype=torch.bool)
     mask[:, -1] = True
     leaves = {name: leaf.detach().requires_grad_() for name, leaf in x.items()}
     before = dict(model.tokens)
-    own, aside = (model.model.parameters(), set[int]()) if model.parts is None else (places(model.parts), messages(model.parts))
+    own, aside = (
+        (model.model.parameters(), set[int]())
+        if model.parts is None
+        else (places(model.parts), messages(model.parts))
+    )
     present = [*leaves.values(), *own, *model.model.buffers()]
     with _Follower(present, aside) as follower:
         already = follower.now
@@ -109,9 +143,13 @@ def _taken(model: LanguageModel, x: Tree, length: int) -> int:
     return follower.peak - already
 
 
-def peak_bytes(call: Callable[[], Any], device: torch.device, present: Iterable[Tensor] = ()) -> int:
-    """Bytes of tensors at the peak of ``call``: as CUDA counts them, or by following the life of every storage (which takes a
-    while: not for timed calls). ``present`` are tensors that were there before."""
+def peak_bytes(
+    call: Callable[[], Any], device: torch.device, present: Iterable[Tensor] = ()
+) -> int:
+    """Bytes of tensors at the peak of ``call``: as CUDA counts them, or by following the life of
+    every storage (which takes a while: not for timed calls). ``present`` are tensors that were
+    there before.
+    """
     if device.type == "cuda":
         torch.cuda.reset_peak_memory_stats(device)
         call()
@@ -146,7 +184,9 @@ class _Follower(TorchDispatchMode):
     def drop(self, key: int) -> None:
         self.now -= self.held.pop(key, 0)
 
-    def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+    def __torch_dispatch__(
+        self, function: Any, types: Any, args: Any = (), kwargs: Any = None
+    ) -> Any:
         result = function(*args, **(kwargs or {}))
         for leaf in tree_leaves(result):
             if isinstance(leaf, Tensor):

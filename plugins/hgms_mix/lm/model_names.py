@@ -1,4 +1,6 @@
-"""Language models that installed packages bring, called by name: the entry-point group ``hgms.models``."""
+"""Language models that installed packages bring, called by name: the entry-point group
+``hgms.models``.
+"""
 
 from __future__ import annotations
 
@@ -12,9 +14,11 @@ from hgms_mix.lm.files import expand
 from hgms_mix.lm.store import warn
 
 GROUP = "hgms.models"
-"""An entry, ``mine = "package:folder"``, is a function without arguments that returns the folder of a model in transformers'
-format. It is called when the model is first needed, and may make the folder then. Its attribute ``identity``, if it has one, is
-a function without arguments that tells what the folder's contents depend on, and makes nothing."""
+"""An entry, ``mine = "package:folder"``, is a function without arguments that returns the folder of
+a model in transformers' format. It is called when the model is first needed, and may make the
+folder then. Its attribute ``identity``, if it has one, is a function without arguments that tells
+what the folder's contents depend on, and makes nothing.
+"""
 
 
 def named_models() -> list[str]:
@@ -23,13 +27,14 @@ def named_models() -> list[str]:
 
 
 def model_folder(spec: str, place: str) -> Path:
-    """The folder that ``spec`` stands for: a folder that is here, or that of the installed model of this name. For anything
-    else (a name on the Hub) the path as it is written, which is no folder then.
+    """The folder that ``spec`` stands for: a folder that is here, or that of the installed model of
+    this name. For anything else (a name on the Hub) the path as it is written, which is no folder
+    then.
 
     A folder in the working directory goes before an installed model of its name, with a warning.
 
-    Errors: ConfigError where the package that brings the model fails, and where two packages bring different models of the
-    name.
+    Errors: ConfigError where the package that brings the model fails, and where two packages bring
+    different models of the name.
     """
     entry = _entry(spec, place)
     if entry is None:
@@ -42,8 +47,10 @@ def model_folder(spec: str, place: str) -> Path:
 
 
 def named_identity(spec: str, place: str) -> str | None:
-    """What identifies the contents of the installed model of this name, without making its folder: what its package says, else
-    that package's version. None for anything else. Errors: as :func:`model_folder`."""
+    """What identifies the contents of the installed model of this name, without making its folder:
+    what its package says, else that package's version. None for anything else. Errors: as
+    :func:`model_folder`.
+    """
     entry = _entry(spec, place)
     if entry is None:
         return None
@@ -55,19 +62,23 @@ def named_identity(spec: str, place: str) -> str | None:
 
 
 def _entry(spec: str, place: str) -> EntryPoint | None:
-    """The installed model that ``spec`` stands for, None where it stands for a folder that is here, or for something else."""
+    """The installed model that ``spec`` stands for, None where it stands for a folder that is
+    here, or for something else.
+    """
     entries = list({entry.value: entry for entry in entry_points(group=GROUP, name=spec)}.values())
     if not entries:
         return None
     if expand(spec, place).is_dir():
         warn(
-            f"{spec!r} is the folder of that name here, not the model that {_brought_by(entries[0])} brings @ {place}\n"
+            f"{spec!r} is the folder of that name here, not the model that "
+            f"{_brought_by(entries[0])} brings @ {place}\n"
             f"  write './{spec}' for the folder, or rename it to get the model"
         )
         return None
     if len(entries) > 1:
         raise ConfigError(
-            f"two installed packages bring a model called {spec!r}: {' and '.join(map(_brought_by, entries[:2]))} @ {place}\n"
+            f"two installed packages bring a model called {spec!r}: "
+            f"{' and '.join(map(_brought_by, entries[:2]))} @ {place}\n"
             "  uninstall one of them, or write task.model.path as a folder"
         )
     return entries[0]
@@ -83,7 +94,8 @@ def _brought(spec: str, entry: EntryPoint, place: str) -> Iterator[None]:
     except Exception as error:  # an installed package may raise anything
         why = (str(error).splitlines() or [""])[0]
         raise ConfigError(
-            f"the model {spec!r}, which {_brought_by(entry)} brings, cannot be had ({type(error).__name__}: {why}) @ {place}\n"
+            f"the model {spec!r}, which {_brought_by(entry)} brings, cannot be had "
+            f"({type(error).__name__}: {why}) @ {place}\n"
             "  install that package again, or write task.model.path as a folder"
         ) from error
 

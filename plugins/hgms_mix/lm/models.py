@@ -15,7 +15,16 @@ from attrs import field, validators
 from torch import nn
 
 from hgms.config import frozen
-from hgms_core import ConfigError, HgmsError, Key, MissingExtra, OutOfMemory, choice, out_of_memory, unknown
+from hgms_core import (
+    ConfigError,
+    HgmsError,
+    Key,
+    MissingExtra,
+    OutOfMemory,
+    choice,
+    out_of_memory,
+    unknown,
+)
 from hgms_mix.lm.digests import file_digest
 from hgms_mix.lm.files import as_written, expand
 from hgms_mix.lm.hub import consented, located, own_code, transformers_quietly
@@ -31,25 +40,32 @@ Attention = Literal["auto", "sdpa", "eager", "flash_attention_2"]
 @final
 @frozen(kw_only=True)
 class BaseModel:
-    """A causal language model of transformers: its weights are loaded once, frozen, and shared by all candidates.
+    """A causal language model of transformers: its weights are loaded once, frozen, and shared by
+    all candidates.
 
     Arguments:
-        path: a folder, the name of a model that an installed package brings (``smollm2-135m``; a folder of that name goes
-            first), or a name on the Hub with its ``revision``. ``$VARIABLES`` and ``~`` are expanded. A string in place of the
-            table is its path: ``model = "smollm2-135m"``.
-        config: instead of ``path``, an architecture to build with random weights (from ``seed``): ``model_type`` and any fields
-            of its transformers configuration, such as ``{ model_type = "gpt2", n_layer = 4, n_embd = 128, n_head = 4 }``.
-            The vocabulary is the tokenizer's. Weights are drawn on the CPU, the same for every device; those of more than
-            2²⁸ parameters on the device itself (with ``shard`` on the CPU).
-        tokenizer: ``bytes`` (256 bytes, nothing to download), a folder (also with GPT-2's encoder.json and vocab.bpe), or a
-            name on the Hub; None: the one at ``path``.
-        dtype: of the frozen weights; ``auto``: bfloat16 where the device computes in it, else what the adapters have.
-        attention: ``sdpa``, ``eager`` or ``flash_attention_2``; ``auto``: sdpa where the architecture has it, else eager.
+        path: a folder, the name of a model that an installed package brings (``smollm2-135m``; a
+            folder of that name goes first), or a name on the Hub with its ``revision``.
+            ``$VARIABLES`` and ``~`` are expanded. A string in place of the table is its path:
+            ``model = "smollm2-135m"``.
+        config: instead of ``path``, an architecture to build with random weights (from ``seed``):
+            ``model_type`` and any fields of its transformers configuration, such as ``{ model_type
+            = "gpt2", n_layer = 4, n_embd = 128, n_head = 4 }``. The vocabulary is the tokenizer's.
+            Weights are drawn on the CPU, the same for every device; those of more than 2²⁸
+            parameters on the device itself (with ``shard`` on the CPU).
+        tokenizer: ``bytes`` (256 bytes, nothing to download), a folder (also with GPT-2's
+            encoder.json and vocab.bpe), or a name on the Hub; None: the one at ``path``.
+        dtype: of the frozen weights; ``auto``: bfloat16 where the device computes in it, else what
+            the adapters have.
+        attention: ``sdpa``, ``eager`` or ``flash_attention_2``; ``auto``: sdpa where the
+            architecture has it, else eager.
         quantize: ``4bit`` keeps the frozen weights in NF4 (bitsandbytes, needs a GPU).
-        shard: part the frozen weights among the ranks of a run (``run.ranks``), an equal part for each, and gather a layer when
-            a pass comes to it: memory for communication. Needs an adapter, and a hypergradient of first order.
-        trust_remote_code: the model brings Python code of its own. It is run only where the command says so too
-            (``--trust-remote-code``; from Python HGMS_TRUST_REMOTE_CODE=1). Never do so for a model you have not read.
+        shard: part the frozen weights among the ranks of a run (``run.ranks``), an equal part for
+            each, and gather a layer when a pass comes to it: memory for communication. Needs an
+            adapter, and a hypergradient of first order.
+        trust_remote_code: the model brings Python code of its own. It is run only where the command
+            says so too (``--trust-remote-code``; from Python HGMS_TRUST_REMOTE_CODE=1). Never do so
+            for a model you have not read.
 
     Errors: ConfigError for a model that is not there, or that needs code of its own without leave.
     """
@@ -64,7 +80,9 @@ class BaseModel:
     tokenizer: str | None = None
     dtype: Dtype = "auto"
     attention: Attention = "auto"
-    quantize: Literal["4bit"] | None = field(default=None, validator=validators.optional(choice("4bit")))
+    quantize: Literal["4bit"] | None = field(
+        default=None, validator=validators.optional(choice("4bit"))
+    )
     shard: bool = field(default=False, metadata={"since": "0.8"})
     trust_remote_code: bool = False
 
@@ -72,11 +90,16 @@ class BaseModel:
         if self.shard and self.quantize is not None:
             raise ValueError("'shard' parts weights as they are: leave out 'quantize'")
         if (self.path is None) == (self.config is None):
-            raise ValueError("a model has either a 'path' (folder or name on the Hub) or a 'config' (an architecture to build)")
+            raise ValueError(
+                "a model has either a 'path' (folder or name on the Hub) or a 'config' (an "
+                "architecture to build)"
+            )
         if self.config is None:
             return
         if "model_type" not in self.config:
-            raise ValueError('\'config\' needs a model_type, such as "gpt2", "llama", "qwen2" or "gemma2"')
+            raise ValueError(
+                '\'config\' needs a model_type, such as "gpt2", "llama", "qwen2" or "gemma2"'
+            )
         if bad := _not_finite(self.config, "config"):
             raise ValueError(f"'{bad}' must be a finite number")
         if self.tokenizer is None:
@@ -95,28 +118,57 @@ class BaseModel:
         if self.tokenizer is not None:
             return load_tokenizer(self.tokenizer, trust_remote_code=trust)
         assert self.path is not None
-        return load_tokenizer(self.path, revision=self.revision, trust_remote_code=trust, place="task.model.path")
+        return load_tokenizer(
+            self.path, revision=self.revision, trust_remote_code=trust, place="task.model.path"
+        )
 
     def digest(self) -> str | None:
-        """What identifies the contents of the model's folder and the tokenizer's, None where the configuration says it all (an
-        architecture, a name on the Hub). A model that an installed package brings is not made for it.
+        """What identifies the contents of the model's folder and the tokenizer's, None where the
+        configuration says it all (an architecture, a name on the Hub). A model that an installed
+        package brings is not made for it.
 
-        Weights can be a hundred gigabytes: of files of 16 MiB or more the size and the first and last MiB stand for the rest.
+        Weights can be a hundred gigabytes: of files of 16 MiB or more the size and the first and
+        last MiB stand for the rest.
         """
         places = {"task.model.path": self.path, "task.model.tokenizer": self.tokenizer}
-        contents = {place: _contents(name, place) for place, name in places.items() if name is not None}
+        contents = {
+            place: _contents(name, place) for place, name in places.items() if name is not None
+        }
         known = {place: content for place, content in contents.items() if content}
-        return hashlib.sha256(json.dumps(known, sort_keys=True, ensure_ascii=False).encode()).hexdigest() if known else None
+        return (
+            hashlib.sha256(
+                json.dumps(known, sort_keys=True, ensure_ascii=False).encode()
+            ).hexdigest()
+            if known
+            else None
+        )
 
-    def load(self, device: torch.device, dtype: torch.dtype = torch.float32, vocabulary: int | None = None) -> nn.Module:
-        """The model on the device, whole, frozen and in evaluation mode. ``dtype`` is what ``auto`` falls back to."""
+    def load(
+        self,
+        device: torch.device,
+        dtype: torch.dtype = torch.float32,
+        vocabulary: int | None = None,
+    ) -> nn.Module:
+        """The model on the device, whole, frozen and in evaluation mode. ``dtype`` is what
+        ``auto`` falls back to.
+        """
         if self.quantize is not None and (device.type != "cuda" or self.path is None):
-            raise ConfigError("quantize = \"4bit\" needs weights to load ('path') and a CUDA device @ task.model.quantize")
+            raise ConfigError(
+                "quantize = \"4bit\" needs weights to load ('path') and a CUDA device @ "
+                "task.model.quantize"
+            )
         return self._loaded(device, self._weights(device, dtype), vocabulary)
 
-    def in_parts(self, device: torch.device, dtype: torch.dtype = torch.float32, vocabulary: int | None = None) -> nn.Module:
-        """The model, parted among the ranks of torch's process group (:class:`~hgms_mix.lm.sharding.Sharded`), which all call
-        this. Rank 0 alone reads the weights, whole and into the CPU's memory. Errors: ConfigError where there is one rank."""
+    def in_parts(
+        self,
+        device: torch.device,
+        dtype: torch.dtype = torch.float32,
+        vocabulary: int | None = None,
+    ) -> nn.Module:
+        """The model, parted among the ranks of torch's process group
+        (:class:`~hgms_mix.lm.sharding.Sharded`), which all call this. Rank 0 alone reads the
+        weights, whole and into the CPU's memory. Errors: ConfigError where there is one rank.
+        """
         ensure_ranks()
         weights = self._weights(device, dtype)
         whole = functools.partial(self._loaded, torch.device("cpu"), weights, vocabulary)
@@ -125,10 +177,18 @@ class BaseModel:
 
     def _weights(self, device: torch.device, dtype: torch.dtype) -> torch.dtype:
         fast = device.type == "cuda" and torch.cuda.is_bf16_supported() and dtype == torch.float32
-        named: torch.dtype = getattr(torch, self.dtype) if self.dtype != "auto" else torch.bfloat16 if fast else dtype
+        named: torch.dtype = (
+            getattr(torch, self.dtype)
+            if self.dtype != "auto"
+            else torch.bfloat16
+            if fast
+            else dtype
+        )
         return named
 
-    def _loaded(self, device: torch.device, weights: torch.dtype, vocabulary: int | None) -> nn.Module:
+    def _loaded(
+        self, device: torch.device, weights: torch.dtype, vocabulary: int | None
+    ) -> nn.Module:
         """The model; on the meta device its outline, without the weights."""
         transformers = transformers_quietly()
         options: dict[str, Any] = {"dtype": weights}
@@ -143,11 +203,14 @@ class BaseModel:
                 model = model.to(device)
         except HgmsError:
             raise
-        except Exception as error:  # transformers raises its own, the Hub's, safetensors' and torch's errors
+        except (
+            Exception
+        ) as error:  # transformers raises its own, the Hub's, safetensors' and torch's errors
             if out_of_memory(error):
                 raise OutOfMemory(
                     f"the model does not fit into the memory of {device}: {_first_line(error)}\n"
-                    '  set task.model.dtype = "bfloat16" or task.model.quantize = "4bit", or take a smaller model'
+                    '  set task.model.dtype = "bfloat16" or task.model.quantize = "4bit", or '
+                    "take a smaller model"
                 ) from error
             raise ConfigError(self._why(error)) from error
         module: nn.Module = model.eval().requires_grad_(False)
@@ -157,17 +220,30 @@ class BaseModel:
         """The model of a folder or of the Hub."""
         assert self.path is not None
         trust = consented(self.trust_remote_code, self.path)
-        where = located(self.path, "model", "task.model.path", revision=self.revision, trust_remote_code=trust)
+        where = located(
+            self.path, "model", "task.model.path", revision=self.revision, trust_remote_code=trust
+        )
         which = {"revision": self.revision, "trust_remote_code": trust}
         if device.type == "meta":
             config = transformers.AutoConfig.from_pretrained(where, **which)
             with device:
-                return transformers.AutoModelForCausalLM.from_config(config, trust_remote_code=trust, **options)
+                return transformers.AutoModelForCausalLM.from_config(
+                    config, trust_remote_code=trust, **options
+                )
         if self.quantize is not None:
-            options |= {"quantization_config": _four_bit(transformers, options["dtype"]), "device_map": {"": device}}
+            options |= {
+                "quantization_config": _four_bit(transformers, options["dtype"]),
+                "device_map": {"": device},
+            }
         return transformers.AutoModelForCausalLM.from_pretrained(where, **which, **options)
 
-    def _built(self, transformers: Any, options: dict[str, Any], vocabulary: int | None, device: torch.device) -> Any:
+    def _built(
+        self,
+        transformers: Any,
+        options: dict[str, Any],
+        vocabulary: int | None,
+        device: torch.device,
+    ) -> Any:
         assert self.config is not None
         fields = dict(self.config)
         kind = fields.pop("model_type")
@@ -193,22 +269,31 @@ class BaseModel:
         if self.path is None:
             return f"cannot build the model: {_first_line(error)} @ task.model.config"
         return (
-            f"cannot load the model {self.path!r}: {as_written(_first_line(error), self.path)} @ task.model.path\n"
+            f"cannot load the model {self.path!r}: {as_written(_first_line(error), self.path)} @ "
+            "task.model.path\n"
             "  is it whole (config.json, *.safetensors), and a causal language model?"
         )
 
 
 def _not_finite(value: Any, place: str) -> str:
-    """Where in a table a number is not finite, empty where all are: no model can be built of it, nor JSON written."""
+    """Where in a table a number is not finite, empty where all are: no model can be built of it,
+    nor JSON written.
+    """
     if isinstance(value, float):
         return "" if math.isfinite(value) else place
-    inner = value.items() if isinstance(value, Mapping) else enumerate(value) if isinstance(value, list | tuple) else ()
+    inner = (
+        value.items()
+        if isinstance(value, Mapping)
+        else enumerate(value)
+        if isinstance(value, list | tuple)
+        else ()
+    )
     return next((bad for key, item in inner if (bad := _not_finite(item, f"{place}.{key}"))), "")
 
 
 def _contents(spec: str, place: str) -> str | dict[str, str]:
-    """What identifies the model or tokenizer ``spec``: what its package says of it, or the digest of each file of its folder;
-    nothing for a name on the Hub."""
+    """What identifies the model or tokenizer ``spec``: what its package says of it, or the digest
+    of each file of its folder; nothing for a name on the Hub."""
     if identity := named_identity(spec, place):
         return identity
     folder = expand(spec, place)
@@ -217,14 +302,20 @@ def _contents(spec: str, place: str) -> str | dict[str, str]:
         return {file.name: file_digest(file, ends=True) for file in files if file.is_file()}
     except OSError as error:
         why = error.strerror or type(error).__name__
-        raise ConfigError(f"the model {spec!r} cannot be read: {why} @ {place}\n  check the rights of its files") from None
+        raise ConfigError(
+            f"the model {spec!r} cannot be read: {why} @ {place}\n  check the rights of its files"
+        ) from None
 
 
 @contextlib.contextmanager
 def _lent(device: torch.device, seed: int) -> Iterator[None]:
-    """The global generator of a device, which transformers draws initial weights from: seeded, and given back as it was.
-    (``torch.manual_seed`` would seed those of all devices.)"""
-    index = [] if device.type != "cuda" else [torch.cuda.current_device() if device.index is None else device.index]
+    """The global generator of a device, which transformers draws initial weights from: seeded, and
+    given back as it was. (``torch.manual_seed`` would seed those of all devices.)"""
+    index = (
+        []
+        if device.type != "cuda"
+        else [torch.cuda.current_device() if device.index is None else device.index]
+    )
     with torch.random.fork_rng(devices=index):
         generator = torch.cuda.default_generators[index[0]] if index else torch.default_generator
         generator.manual_seed(seed)
@@ -232,19 +323,24 @@ def _lent(device: torch.device, seed: int) -> Iterator[None]:
 
 
 def _known(transformers: Any, kind: str, fields: Mapping[str, Any]) -> None:
-    """Refuses an architecture that is none, and fields it has not: transformers keeps those without a word."""
+    """Refuses an architecture that is none, and fields it has not: transformers keeps those
+    without a word.
+    """
     from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES as names
 
     if kind not in names:
         why = unknown("model_type", str(kind), names).partition("\n")[0]
         raise ConfigError(
             f"{why} @ task.model.config.model_type\n"
-            f"  available: the {len(names)} causal language models of transformers, such as gpt2, llama, qwen2, gemma2"
+            f"  available: the {len(names)} causal language models of transformers, such as "
+            "gpt2, llama, qwen2, gemma2"
         )
     usual = transformers.AutoConfig.for_model(kind)
     for name in fields:
         if not hasattr(usual, name):
-            why = unknown(f"field of a {kind}'s configuration", name, {*usual.to_dict(), *usual.attribute_map})
+            why = unknown(
+                f"field of a {kind}'s configuration", name, {*usual.to_dict(), *usual.attribute_map}
+            )
             raise ConfigError(why.replace("\n", " @ task.model.config\n", 1))
 
 
@@ -252,8 +348,12 @@ def _four_bit(transformers: Any, dtype: torch.dtype) -> Any:
     try:
         import bitsandbytes  # noqa: F401
     except ImportError:
-        raise MissingExtra("quantize = \"4bit\" needs bitsandbytes\n  pip install 'hgms[quantize]'") from None
-    return transformers.BitsAndBytesConfig(load_in_4bit=True, bnb_4bit_quant_type="nf4", bnb_4bit_compute_dtype=dtype)
+        raise MissingExtra(
+            "quantize = \"4bit\" needs bitsandbytes\n  pip install 'hgms[quantize]'"
+        ) from None
+    return transformers.BitsAndBytesConfig(
+        load_in_4bit=True, bnb_4bit_quant_type="nf4", bnb_4bit_compute_dtype=dtype
+    )
 
 
 def _first_line(error: Exception) -> str:

@@ -12,7 +12,9 @@ from hgms_mix.lm.sources import Example
 
 PERMUTATIONS = 128
 BANDS = 32
-"""Of four numbers each: of two rows whose words agree by 0.8 all but one in 10⁷ pairs are looked at, by 0.5 seven in eight."""
+"""Of four numbers each: of two rows whose words agree by 0.8 all but one in 10⁷ pairs are looked
+at, by 0.5 seven in eight.
+"""
 WORDS = 3
 SHOWN = 5
 
@@ -20,8 +22,8 @@ SHOWN = 5
 @final
 @frozen
 class Near:
-    """``count`` of the ``size`` rows of set ``name`` nearly stand in set ``other``, too; ``pairs`` are the first of them: row,
-    row of the other, and how much they agree."""
+    """``count`` of the ``size`` rows of set ``name`` nearly stand in set ``other``, too; ``pairs``
+    are the first of them: row, row of the other, and how much they agree."""
 
     name: str
     other: str
@@ -42,36 +44,48 @@ def shingles(example: Example) -> list[str]:
 
 
 def near_copies(sets: Mapping[str, Iterable[Example]], threshold: float = 0.8) -> tuple[Near, ...]:
-    """Which rows of each set are near to some row of a set before it: the share of runs of three words that two rows have in
-    common (Jaccard's index) is estimated as ``threshold`` or more, with a standard error of 0.04 at 0.8.
+    """Which rows of each set are near to some row of a set before it: the share of runs of three
+    words that two rows have in common (Jaccard's index) is estimated as ``threshold`` or more, with
+    a standard error of 0.04 at 0.8.
 
-    Use when sources come from the same places, or a test set may stand in one of them with a word changed. Avoid for rows of a
-    few words, where one other word leaves little in common; translations and free rewordings are not seen.
+    Use when sources come from the same places, or a test set may stand in one of them with a word
+    changed. Avoid for rows of a few words, where one other word leaves little in common;
+    translations and free rewordings are not seen.
 
-    Errors: MissingExtra without rensa; ConfigError for a threshold outside of (0, 1]. Cost: about 0.03 ms and 4 kB a row.
+    Errors: MissingExtra without rensa; ConfigError for a threshold outside of (0, 1]. Cost: about
+        0.03 ms and 4 kB a row.
 
     Source: Broder 1997; https://github.com/beowolx/rensa.
     """
     try:
         from rensa import RMinHash, RMinHashLSH  # type: ignore[import-untyped]
     except ImportError:
-        raise MissingExtra("near-duplicates need rensa, which is not installed\n  pip install 'hgms[near]'") from None
+        raise MissingExtra(
+            "near-duplicates need rensa, which is not installed\n  pip install 'hgms[near]'"
+        ) from None
     if not 0 < threshold <= 1:
         raise ConfigError(f"the threshold of near-duplicates must be in (0, 1]: {threshold}")
     before: dict[str, tuple[Any, list[tuple[int, Any]]]] = {}
     results = []
     for name, examples in sets.items():
-        index, own = RMinHashLSH(threshold, PERMUTATIONS, BANDS), []
+        index = RMinHashLSH(threshold, PERMUTATIONS, BANDS)
+        own = []
         pairs: dict[str, list[tuple[int, int, float]]] = {other: [] for other in before}
         for number, example in enumerate(examples):
             minhash = RMinHash(PERMUTATIONS, 0)
             minhash.update(shingles(example))
             for other, (there, rows) in before.items():
-                near = [(minhash.jaccard(rows[key][1]), -rows[key][0]) for key in there.query(minhash)]
+                near = [
+                    (minhash.jaccard(rows[key][1]), -rows[key][0]) for key in there.query(minhash)
+                ]
                 if near and (best := max(near))[0] >= threshold:
                     pairs[other].append((example.row, -best[1], round(best[0], 2)))
             index.insert(number, minhash)
             own.append((example.row, minhash))
         before[name] = index, own
-        results += [Near(name, other, len(some), len(own), tuple(some[:SHOWN])) for other, some in pairs.items() if some]
+        results += [
+            Near(name, other, len(some), len(own), tuple(some[:SHOWN]))
+            for other, some in pairs.items()
+            if some
+        ]
     return tuple(results)

@@ -1,5 +1,5 @@
-"""What stands in two sets: a model must not have been trained or tuned on what it is judged on, and a row that stands in two
-sources, or often in one, is weighed more than once."""
+"""What stands in two sets: a model must not have been trained or tuned on what it is judged on, and
+a row that stands in two sources, or often in one, is weighed more than once."""
 
 from __future__ import annotations
 
@@ -24,9 +24,11 @@ COPIES = 0.05
 @final
 @frozen
 class Overlap:
-    """``count`` of the ``size`` rows of ``part`` set ``name`` have a prompt that ``other_part`` set ``other`` has as well;
-    ``rows`` are the numbers of the first few. Of two training sources it is the whole row, prompt and answer, that both have;
-    where ``name`` is ``other``, the rows are copies of an earlier one."""
+    """``count`` of the ``size`` rows of ``part`` set ``name`` have a prompt that ``other_part`` set
+    ``other`` has as well; ``rows`` are the numbers of the first few. Of two training sources it is
+    the whole row, prompt and answer, that both have; where ``name`` is ``other``, the rows are
+    copies of an earlier one.
+    """
 
     part: str
     name: str
@@ -41,23 +43,35 @@ class Overlap:
         share = f"{self.count} of {self.size} ({self.count / self.size:.1%})"
         if (self.part, self.name) == (self.other_part, self.other):
             return f"  {self.part} {self.name!r}: {share} are copies of an earlier row; rows {some}"
-        return f"  {self.part} {self.name!r} and {self.other_part} {self.other!r}: {share}; rows {some} of {self.name!r}"
+        return (
+            f"  {self.part} {self.name!r} and {self.other_part} {self.other!r}: {share}; rows "
+            f"{some} of {self.name!r}"
+        )
 
 
 def overlaps(
-    train: Mapping[str, Rows], validation: Mapping[str, Rows] | None = None, test: Mapping[str, Rows] | None = None
+    train: Mapping[str, Rows],
+    validation: Mapping[str, Rows] | None = None,
+    test: Mapping[str, Rows] | None = None,
 ) -> tuple[Overlap, ...]:
-    """Exact matches of prompts (case folded, white space collapsed) of every validation and test set with every training
-    source, and of every test set with every validation set; and of whole rows, of every training source with the ones before it
-    and (from a share of 5 % on) with itself. Only pairs that share some.
+    """Exact matches of prompts (case folded, white space collapsed) of every validation and test
+    set with every training source, and of every test set with every validation set; and of whole
+    rows, of every training source with the ones before it and (from a share of 5 % on) with itself.
+    Only pairs that share some.
 
-    Sets are token tables or indices, which carry digests of their prompts, or examples. Cost: a sort of every set, and one
-    look-up per row and pair of sets; 64-bit numbers a few times over in memory.
+    Sets are token tables or indices, which carry digests of their prompts, or examples. Cost: a
+    sort of every set, and one look-up per row and pair of sets; 64-bit numbers a few times over in
+    memory.
 
     >>> from hgms_mix.lm.formats import Message
     >>> def rows(*prompts):
-    ...     return [Example((Message("user", prompt), Message("assistant", "a")), row) for row, prompt in enumerate(prompts)]
-    >>> shared = overlaps({"s": rows("What is  1 + 1?")}, {"v": rows("what is 1 + 1?", "And 2 + 2?")})
+    ...     return [
+    ...         Example((Message("user", prompt), Message("assistant", "a")), row)
+    ...         for row, prompt in enumerate(prompts)
+    ...     ]
+    >>> shared = overlaps(
+    ...     {"s": rows("What is  1 + 1?")}, {"v": rows("what is 1 + 1?", "And 2 + 2?")}
+    ... )
     >>> [(overlap.name, overlap.other, overlap.count, overlap.size) for overlap in shared]
     [('v', 's', 1, 2)]
     >>> copies = overlaps({"s": rows("Why?", "How?"), "t": rows("When?", "When?", "How?")})
@@ -65,13 +79,22 @@ def overlaps(
     [('t', 's', 1), ('t', 't', 1)]
     """
     parts = {"train": train, "validation": validation or {}, "test": test or {}}
-    keys = {part: {name: _prompts(rows) for name, rows in sets.items()} for part, sets in parts.items()}
-    known = {part: {name: np.unique(values) for name, (values, _) in pairs.items()} for part, pairs in keys.items()}
+    keys = {
+        part: {name: _prompts(rows) for name, rows in sets.items()} for part, sets in parts.items()
+    }
+    known = {
+        part: {name: np.unique(values) for name, (values, _) in pairs.items()}
+        for part, pairs in keys.items()
+    }
     overlapping: list[Overlap] = []
 
     def add(part: str, name: str, other_part: str, other: str, rows: np.ndarray, size: int) -> None:
         if len(rows):
-            overlapping.append(Overlap(part, name, other_part, other, len(rows), size, tuple(rows[:SHOWN].tolist())))
+            overlapping.append(
+                Overlap(
+                    part, name, other_part, other, len(rows), size, tuple(rows[:SHOWN].tolist())
+                )
+            )
 
     for part, other_part in (("validation", "train"), ("test", "train"), ("test", "validation")):
         for name, (values, rows) in keys[part].items():
@@ -92,19 +115,32 @@ def _among(values: np.ndarray, known: np.ndarray) -> np.ndarray:
     """Which values are known; ``known`` ascends."""
     if not len(known):
         return np.zeros(len(values), np.bool_)
-    is_there: np.ndarray = known[np.minimum(np.searchsorted(known, values), len(known) - 1)] == values
+    is_there: np.ndarray = (
+        known[np.minimum(np.searchsorted(known, values), len(known) - 1)] == values
+    )
     return is_there
 
 
 def _whole(rows: Rows) -> tuple[np.ndarray, np.ndarray]:
-    """Of each row a number that two rows share only where prompt and answer are the same, and the row's own."""
+    """Of each row a number that two rows share only where prompt and answer are the same, and
+    the row's own.
+    """
     if isinstance(rows, Index):
         return rows.whole, rows.rows
     if not isinstance(rows, TokenTable):
-        return _numbers([whole_of(example) for example in rows]), _numbers([example.row for example in rows])
-    tokens, mask, cuts = rows.tokens.numpy(), rows.mask.numpy(), rows.offsets.tolist()
-    pieces = (tokens[first:last].tobytes() + mask[first:last].tobytes() for first, last in pairwise(cuts))
-    values = (int.from_bytes(hashlib.blake2b(piece, digest_size=8).digest(), "little", signed=True) for piece in pieces)
+        return _numbers([whole_of(example) for example in rows]), _numbers(
+            [example.row for example in rows]
+        )
+    tokens = rows.tokens.numpy()
+    mask = rows.mask.numpy()
+    cuts = rows.offsets.tolist()
+    pieces = (
+        tokens[first:last].tobytes() + mask[first:last].tobytes() for first, last in pairwise(cuts)
+    )
+    values = (
+        int.from_bytes(hashlib.blake2b(piece, digest_size=8).digest(), "little", signed=True)
+        for piece in pieces
+    )
     return np.fromiter(values, np.int64, rows.size), rows.rows.numpy()
 
 
@@ -113,7 +149,9 @@ def _prompts(rows: Rows) -> tuple[np.ndarray, np.ndarray]:
         return rows.keys, rows.rows
     if isinstance(rows, TokenTable):
         return rows.keys.numpy(), rows.rows.numpy()
-    return _numbers([key_of(example.key) for example in rows]), _numbers([example.row for example in rows])
+    return _numbers([key_of(example.key) for example in rows]), _numbers(
+        [example.row for example in rows]
+    )
 
 
 def _numbers(values: Sequence[int]) -> np.ndarray:
@@ -121,12 +159,28 @@ def _numbers(values: Sequence[int]) -> np.ndarray:
 
 
 def overlap_warning(overlapping: Sequence[Overlap]) -> str:
-    """What to tell a person: one line per pair of sets, and what to do; empty where nothing overlaps."""
+    """What to tell a person: one line per pair of sets, and what to do; empty where nothing
+    overlaps.
+    """
     lines = []
     if judged := [str(overlap) for overlap in overlapping if overlap.part != "train"]:
-        lines += ["prompts that stand in two sets (exact matches; case and white space do not count):", *judged]
-        lines.append("  scores on such rows flatter whatever saw them before: take the rows out of one of the two sets")
+        lines += [
+            "prompts that stand in two sets (exact matches; case and white space do not count):",
+            *judged,
+        ]
+        lines.append(
+            "  scores on such rows flatter whatever saw them before: take the rows out of "
+            "one of "
+            "the two sets"
+        )
     if copied := [str(overlap) for overlap in overlapping if overlap.part == "train"]:
-        lines += ["rows that stand in two sources, or more than once in one (prompt and answer alike):", *copied]
-        lines.append("  such rows are weighed more than once, and weights between two sources that share them mean little")
+        lines += [
+            "rows that stand in two sources, or more than once in one (prompt and answer alike):",
+            *copied,
+        ]
+        lines.append(
+            "  such rows are weighed more than once, and weights between two sources that "
+            "share "
+            "them mean little"
+        )
     return "\n".join(lines)

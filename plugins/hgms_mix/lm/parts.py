@@ -1,6 +1,8 @@
-"""Long work on many rows, in parts of a few thousand: on several processes, and each part kept as soon as it is done.
+"""Long work on many rows, in parts of a few thousand: on several processes, and each part kept as
+soon as it is done.
 
-A part that was finished before a kill is not made again. Memory holds the parts under way, however many rows there are.
+A part that was finished before a kill is not made again. Memory holds the parts under way, however
+many rows there are.
 """
 
 from __future__ import annotations
@@ -29,14 +31,16 @@ from hgms_mix.lm.store import Leaf, load, write, writing
 ROWS = 8192
 """Rows in a part."""
 ALONE = 8
-"""Parts that this process makes by itself before it starts others: those take some seconds to start."""
+"""Parts that this process makes by itself before it starts others: those take some seconds to
+start.
+"""
 
 Arrays = Mapping[str, np.ndarray]
 
 
 class Work(Protocol):
-    """What is done with the rows of a part: arrays, all with names and types of ``types``, and facts about them (JSON). It can
-    be pickled."""
+    """What is done with the rows of a part: arrays, all with names and types of ``types``, and
+    facts about them (JSON). It can be pickled."""
 
     @property
     def types(self) -> Mapping[str, str]: ...
@@ -46,7 +50,9 @@ class Work(Protocol):
 @final
 @frozen
 class Part:
-    """A finished part: its arrays (in memory, or in a file), their lengths, and the facts about them."""
+    """A finished part: its arrays (in memory, or in a file), their lengths, and the facts about
+    them.
+    """
 
     arrays: Arrays | Path
     about: Mapping[str, Any]
@@ -70,12 +76,18 @@ def together(parts: Sequence[Part], name: str) -> Leaf:
 
 
 def in_parts(
-    rows: Iterable[Any], work: Work, *, folder: Path | None, watch: Callable[[int], None] = lambda rows: None
+    rows: Iterable[Any],
+    work: Work,
+    *,
+    folder: Path | None,
+    watch: Callable[[int], None] = lambda rows: None,
 ) -> list[Part]:
-    """The parts of ``work`` on ``rows``, in their order. With a ``folder``, parts are kept there, and those that are there are
-    not made again: it must belong to these rows and this work alone. ``watch`` hears how many rows were done.
+    """The parts of ``work`` on ``rows``, in their order. With a ``folder``, parts are kept there,
+    and those that are there are not made again: it must belong to these rows and this work alone.
+    ``watch`` hears how many rows were done.
 
-    As many processes as torch has threads (OMP_NUM_THREADS, ``run.threads``) share the work, once there is enough of it.
+    As many processes as torch has threads (OMP_NUM_THREADS, ``run.threads``) share the work, once
+    there is enough of it.
     """
     stream = iter(rows)
     chunks = enumerate(iter(lambda: list(itertools.islice(stream, ROWS)), []))
@@ -116,7 +128,11 @@ def _part(work: Work, chunk: Sequence[Any], path: Path | None) -> Part:
     counts = {name: len(array) for name, array in arrays.items()}
     if path is None:
         return Part(arrays, about, work.types, counts)
-    write(path, {name: Leaf.of(np.asarray(arrays[name], dtype)) for name, dtype in work.types.items()}, about)
+    write(
+        path,
+        {name: Leaf.of(np.asarray(arrays[name], dtype)) for name, dtype in work.types.items()},
+        about,
+    )
     return Part(path, about, work.types, counts)
 
 
@@ -128,11 +144,14 @@ def _kept(path: Path, types: Mapping[str, str]) -> Part | None:
 
 @define
 class _Helpers:
-    """Processes that make parts, each fed by a thread. They are started as programs of their own: neither a fork of this
-    process with its threads, nor a second import of the main module of whoever uses the library.
+    """Processes that make parts, each fed by a thread. They are started as programs of their own:
+    neither a fork of this process with its threads, nor a second import of the main module of
+    whoever uses the library.
 
-    Rows, work and answers are pickled (a row of Parquet may hold any Python value, and nothing else holds all of a tokenizer),
-    through pipes that only this process and its own children have: nothing from a file or from elsewhere is unpickled."""
+    Rows, work and answers are pickled (a row of Parquet may hold any Python value, and nothing else
+    holds all of a tokenizer), through pipes that only this process and its own children have:
+    nothing from a file or from elsewhere is unpickled.
+    """
 
     work: Work
     count: int
@@ -148,13 +167,17 @@ class _Helpers:
     def __exit__(self, *error: object) -> None:
         if any(error):
             self.ended = True
-            for process in self.running:  # first of all: a thread that waits for an answer holds the pipe
+            for (
+                process
+            ) in self.running:  # first of all: a thread that waits for an answer holds the pipe
                 process.kill()
         self.threads.shutdown(cancel_futures=True)
         for process in self.running:
             for stream in (process.stdin, process.stdout):
                 if stream is not None:
-                    with contextlib.suppress(OSError):  # what was not sent to a process that is gone
+                    with contextlib.suppress(
+                        OSError
+                    ):  # what was not sent to a process that is gone
                         stream.close()
             process.wait()
 
@@ -178,8 +201,10 @@ class _Helpers:
             with contextlib.suppress(subprocess.TimeoutExpired):
                 process.wait(10)  # its pipe closes a moment before it is gone
             raise DataError(
-                f"a process that reads rows ended before its work (exit code {process.returncode})\n"
-                "  memory may have run out: allow fewer with OMP_NUM_THREADS; what is done is kept, run the command again"
+                "a process that reads rows ended before its work (exit code "
+                f"{process.returncode})\n"
+                "  memory may have run out: allow fewer with OMP_NUM_THREADS; what is done is "
+                "kept, run the command again"
             ) from error
         if isinstance(answer, BaseException):
             raise answer
@@ -190,10 +215,14 @@ class _Helpers:
         paths = os.pathsep.join(path or os.getcwd() for path in sys.path)
         own = {"PYTHONPATH": paths, "OMP_NUM_THREADS": "1", "TOKENIZERS_PARALLELISM": "false"}
         process = subprocess.Popen(
-            # -P: a file of the working directory that is called like a library is not imported for it
+            # -P: a file of the working directory that is called like a library is not imported for
+            # it
             [sys.executable, "-P", "-c", "from hgms_mix.lm.parts import serve; serve()"],
-            stdin=subprocess.PIPE, stdout=subprocess.PIPE, env={**os.environ, **own}, start_new_session=True,
-        )  # fmt: skip
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            env={**os.environ, **own},
+            start_new_session=True,
+        )
         self.running.append(process)
         if self.ended:
             process.kill()

@@ -1,7 +1,9 @@
-"""Which rows of a batch go through a model together, so that little of what goes through is padding.
+"""Which rows of a batch go through a model together, so that little of what goes through is
+padding.
 
-Rows are sorted by length and cut into passes, each as wide as its longest row. A pass costs its tokens, padding too, and as
-many more as the model could have read in the time that starting a pass takes. Of all ways to cut, the cheapest is taken.
+Rows are sorted by length and cut into passes, each as wide as its longest row. A pass costs its
+tokens, padding too, and as many more as the model could have read in the time that starting a pass
+takes. Of all ways to cut, the cheapest is taken.
 """
 
 from __future__ import annotations
@@ -13,17 +15,21 @@ import torch
 from torch import Tensor
 
 SECONDS_A_LAYER = 5e-4
-"""What a pass costs beside its tokens: Python, and starting kernels. A rule of thumb, from a transformer with adapters."""
+"""What a pass costs beside its tokens: Python, and starting kernels. A rule of thumb, from a
+transformer with adapters.
+"""
 RATE = {"cpu": 1e11, "cuda": 2e14}
-"""Floating-point operations a second that a pass gets out of one core, or of a GPU; rules of thumb, too."""
+"""Floating-point operations a second that a pass gets out of one core, or of a GPU; rules of
+thumb, too.
+"""
 
 
 def start_tokens(model: Any) -> int:
-    """How many tokens take as long as starting a pass. It depends on the model and the kind of device alone, so that the same
-    batch is cut alike in every run.
+    """How many tokens take as long as starting a pass. It depends on the model and the kind of
+    device alone, so that the same batch is cut alike in every run.
 
-    A model of 135 million parameters and 30 layers: 5 on a CPU, 11,000 on a GPU, which needs much work at a time. One of 7
-    billion on a GPU: 200.
+    A model of 135 million parameters and 30 layers: 5 on a CPU, 11,000 on a GPU, which needs much
+    work at a time. One of 7 billion on a GPU: 200.
     """
     layers = int(getattr(model.config, "num_hidden_layers", 1))
     parameters = sum(leaf.numel() for leaf in model.parameters())
@@ -32,14 +38,19 @@ def start_tokens(model: Any) -> int:
 
 
 def needed(mask: Tensor) -> Tensor:
-    """How many columns of each row matter: those up to its last scored token. What stands right of it changes no loss."""
+    """How many columns of each row matter: those up to its last scored token. What stands right
+    of it changes no loss.
+    """
     columns = torch.arange(1, mask.shape[-1] + 1, device=mask.device)
     return (mask * columns).amax(-1).clamp_min(min(2, mask.shape[-1]))
 
 
-def passes(lengths: Tensor, start: int, most: int | None = None) -> tuple[Tensor, list[tuple[int, int, int]]]:
-    """The order of a batch's rows (by length, for each candidate of ``[N, B]`` lengths), and its passes: (first, last, width)
-    of places in that order. At most ``most`` rows of a candidate are in a pass.
+def passes(
+    lengths: Tensor, start: int, most: int | None = None
+) -> tuple[Tensor, list[tuple[int, int, int]]]:
+    """The order of a batch's rows (by length, for each candidate of ``[N, B]`` lengths), and its
+    passes: (first, last, width) of places in that order. At most ``most`` rows of a candidate are
+    in a pass.
 
     >>> order, cut = passes(torch.tensor([9, 2, 10, 2, 3]), start=4)
     >>> order.tolist(), cut
@@ -50,22 +61,26 @@ def passes(lengths: Tensor, start: int, most: int | None = None) -> tuple[Tensor
     ordered, order = lengths.sort(dim=-1, stable=True)
     widths = ordered.reshape(-1, lengths.shape[-1]).amax(0).cpu().numpy().astype(np.int64)
     times = lengths.numel() // max(len(widths), 1)
-    cost, came = np.zeros(len(widths) + 1, np.int64), [0] * (len(widths) + 1)
+    cost = np.zeros(len(widths) + 1, np.int64)
+    came = [0] * (len(widths) + 1)
     for last in range(1, len(widths) + 1):
         first = max(0, last - (most or last))
         ways = cost[first:last] + times * widths[last - 1] * np.arange(last - first, 0, -1) + start
         came[last] = first + int(ways.argmin())
         cost[last] = ways.min()
-    cut, last = [], len(widths)
+    cut = []
+    last = len(widths)
     while last:
         cut.append((came[last], last, int(widths[last - 1])))
         last = came[last]
     return order, cut[::-1]
 
 
-def equal_parts(lengths: Tensor, most: int | None = None) -> tuple[Tensor, list[tuple[int, int, int]]]:
-    """As :func:`passes`, but their number is that of the rows alone, ⌈B / most⌉: for ranks whose batches differ in lengths and
-    that must go through the model equally often.
+def equal_parts(
+    lengths: Tensor, most: int | None = None
+) -> tuple[Tensor, list[tuple[int, int, int]]]:
+    """As :func:`passes`, but their number is that of the rows alone, ⌈B / most⌉: for ranks whose
+    batches differ in lengths and that must go through the model equally often.
 
     >>> order, cut = equal_parts(torch.tensor([9, 2, 10, 2, 3]), most=2)
     >>> order.tolist(), cut
@@ -75,4 +90,7 @@ def equal_parts(lengths: Tensor, most: int | None = None) -> tuple[Tensor, list[
     widths = ordered.reshape(-1, lengths.shape[-1]).amax(0).tolist()
     step = most or len(widths)
     ends = [min(first + step, len(widths)) for first in range(0, len(widths), step)]
-    return order, [(first, last, widths[last - 1]) for first, last in zip(range(0, len(widths), step), ends, strict=True)]
+    return order, [
+        (first, last, widths[last - 1])
+        for first, last in zip(range(0, len(widths), step), ends, strict=True)
+    ]

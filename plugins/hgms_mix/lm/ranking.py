@@ -1,4 +1,6 @@
-"""What methods on the rows of sources share: steps in phases, AdamW, epochs of rows, and which rows have the highest scores."""
+"""What methods on the rows of sources share: steps in phases, AdamW, epochs of rows, and which
+rows have the highest scores.
+"""
 
 from __future__ import annotations
 
@@ -11,7 +13,21 @@ from attrs import validators
 from torch import Tensor
 
 from hgms.optim.adam import adam_, corrections
-from hgms_core import Batch, ConfigError, Cost, Data, Key, Loss, NumericalError, Problem, Record, Sources, State, Tree, gradient
+from hgms_core import (
+    Batch,
+    ConfigError,
+    Cost,
+    Data,
+    Key,
+    Loss,
+    NumericalError,
+    Problem,
+    Record,
+    Sources,
+    State,
+    Tree,
+    gradient,
+)
 
 some_share: Any = [validators.gt(0), validators.le(1)]
 """A number in (0, 1]."""
@@ -23,37 +39,62 @@ Phase = Callable[[Problem, State], tuple[State, Record, Cost]]
 
 
 def first_state(seed: int, phase: str, sources: Sources) -> State:
-    """What every state of a method in phases has: ``at`` is how far its present ``phase`` is, θ begins with even weights."""
+    """What every state of a method in phases has: ``at`` is how far its present ``phase`` is, θ
+    begins with even weights.
+    """
     theta = sources.theta(dict.fromkeys(sources.names, 1.0))
-    return {"seed": seed, "step": 0, "phase": phase, "at": 0, "theta": theta, "cost": Cost().numbers()}
+    return {
+        "seed": seed,
+        "step": 0,
+        "phase": phase,
+        "at": 0,
+        "theta": theta,
+        "cost": Cost().numbers(),
+    }
 
 
 def in_phases(
     phases: Mapping[str, Phase], problem: Problem, state: State, *, finished: bool, **shown: Any
 ) -> tuple[State, Record]:
-    """One step of a method that works in phases: that of ``state["phase"]``, or nothing if the method has finished.
+    """One step of a method that works in phases: that of ``state["phase"]``, or nothing if the
+    method has finished.
 
-    Phases see a state whose own tensors, all counted by rows, are on the CPU; lower variables stay on their device. The state's
-    ``cost`` adds up what the phases spend.
+    Phases see a state whose own tensors, all counted by rows, are on the CPU; lower variables stay
+    on their device. The state's ``cost`` adds up what the phases spend.
     """
     step = state["step"] + 1
-    on_host = {name: value.cpu() if isinstance(value, Tensor) else value for name, value in state.items()}
-    changes, record, spent = ({}, {}, Cost()) if finished else phases[state["phase"]](problem, on_host)
+    on_host = {
+        name: value.cpu() if isinstance(value, Tensor) else value for name, value in state.items()
+    }
+    changes, record, spent = (
+        ({}, {}, Cost()) if finished else phases[state["phase"]](problem, on_host)
+    )
     cost = Cost(**state["cost"]) + spent
     costs = {f"cost_{name}": number for name, number in cost.numbers().items()}
-    record = {"step": step, "phase": state["phase"], **shown, **record, **costs, "oracle_calls": cost.calls}
+    record = {
+        "step": step,
+        "phase": state["phase"],
+        **shown,
+        **record,
+        **costs,
+        "oracle_calls": cost.calls,
+    }
     return {**state, **changes, "step": step, "cost": cost.numbers()}, record
 
 
 def sources_of(problem: Problem, use: str) -> Sources:
-    """The problem's sources; ConfigError where it has none, with what they are wanted for ("method 'x' mixes")."""
+    """The problem's sources; ConfigError where it has none, with what they are wanted for
+    ("method 'x' mixes").
+    """
     if problem.sources is None or problem.lower_data.strata is None:
         raise ConfigError(f"{use} data sources, and this problem has none")
     return problem.sources
 
 
 def check_role(problem: Problem, use: str, role: str) -> None:
-    """ConfigError where no validation rows have the role, with what they are wanted for ("method 'x' compares with")."""
+    """ConfigError where no validation rows have the role, with what they are wanted for ("method
+    'x' compares with").
+    """
     if role not in problem.upper_data or problem.upper_data[role].size == 0:
         raise ConfigError(f"{use} validation rows of the role {role!r}, and there are none")
 
@@ -65,7 +106,8 @@ def check_size(size: int | None, pool: Data) -> None:
 
 
 def epoch_rows(key: Key, count: int, update: int, batch_size: int) -> Tensor:
-    """Which of ``count`` rows an update sees: every epoch has an order of its own and sees each row once.
+    """Which of ``count`` rows an update sees: every epoch has an order of its own and sees each row
+    once.
 
     >>> sorted(epoch_rows(Key(0), 5, 0, 3).tolist() + epoch_rows(Key(0), 5, 1, 3).tolist())
     [0, 1, 2, 3, 4]
@@ -97,7 +139,8 @@ def source_counts(data: Data, rows: Tensor) -> dict[str, int]:
 
 
 def source_sizes(problem: Problem) -> dict[str, int]:
-    """How many rows each source has: in its file where the task keeps fewer of them, else in the pool.
+    """How many rows each source has: in its file where the task keeps fewer of them, else in the
+    pool.
 
     >>> from hgms.testing.problems import mixture
     >>> source_sizes(mixture())
@@ -108,7 +151,8 @@ def source_sizes(problem: Problem) -> dict[str, int]:
 
 
 def set_losses(problem: Problem, x: Tree, role: str, chunk: int, step: int) -> tuple[Tensor, Cost]:
-    """The mean loss of every validation set that has rows of the role, ``[M]``, ``chunk`` rows at a time.
+    """The mean loss of every validation set that has rows of the role, ``[M]``, ``chunk`` rows at a
+    time.
 
     Cost: 1 upper value.
 
@@ -120,17 +164,24 @@ def set_losses(problem: Problem, x: Tree, role: str, chunk: int, step: int) -> t
     >>> set_losses(problem, problem.x0, "select", chunk=4, step=1)[0].shape
     torch.Size([1])
     """
-    data, parts = problem.upper_data[role], sources_of(problem, "validation losses are for").parts
-    part = data.batch(None).get("source", torch.zeros(data.size, dtype=torch.int64)).reshape(-1).cpu()
+    data = problem.upper_data[role]
+    parts = sources_of(problem, "validation losses are for").parts
+    part = (
+        data.batch(None).get("source", torch.zeros(data.size, dtype=torch.int64)).reshape(-1).cpu()
+    )
     losses = []
     with torch.no_grad():
         for number in part.unique().tolist():
             pieces = torch.split((part == number).nonzero().squeeze(1), chunk)
-            sums = [len(piece) * problem.f(problem.theta0, x, data.rows(piece.to(data.device))).double() for piece in pieces]
+            sums = [
+                len(piece) * problem.f(problem.theta0, x, data.rows(piece.to(data.device))).double()
+                for piece in pieces
+            ]
             loss = torch.stack(sums).sum().cpu() / sum(map(len, pieces))
             if not torch.isfinite(loss):
                 raise NumericalError(
-                    f"step {step}: the loss of validation set {parts[number]!r} is {float(loss)}; lower lr, or check its rows"
+                    f"step {step}: the loss of validation set {parts[number]!r} is "
+                    f"{float(loss)}; lower lr, or check its rows"
                 )
             losses.append(loss)
     return torch.stack(losses), Cost(upper_values=1, rows=data.size)
@@ -148,12 +199,20 @@ class Moments(Protocol):
 
 
 def adamw(
-    loss: Loss, theta: Tree, batch: Batch, state: Tree, moments: Moments, *, lr: float, count: int, step: int
+    loss: Loss,
+    theta: Tree,
+    batch: Batch,
+    state: Tree,
+    moments: Moments,
+    *,
+    lr: float,
+    count: int,
+    step: int,
 ) -> tuple[Tree, Tensor]:
     """One update on a loss of a batch, and that loss's value; the decay is decoupled.
 
-    ``state`` holds leaves ``x.``, ``m.`` and ``v.``, and stays as it is; ``count`` is how many updates the moments will then
-    have seen, ``step`` the run's step, for the message.
+    ``state`` holds leaves ``x.``, ``m.`` and ``v.``, and stays as it is; ``count`` is how many
+    updates the moments will then have seen, ``step`` the run's step, for the message.
 
     Cost: 1 lower gradient. Memory: the state twice, and a gradient.
 
@@ -164,38 +223,69 @@ def adamw(
     """
     grads, value = gradient(loss, theta, adamw_part(state, "x"), batch)
     if not torch.isfinite(value):
-        raise NumericalError(f"step {step}: the training loss is {float(value)}; lower lr, or check the rows and the model")
+        raise NumericalError(
+            f"step {step}: the training loss is {float(value)}; lower lr, or check the rows "
+            "and "
+            "the model"
+        )
     return adamw_moved(grads, state, moments, lr=lr, count=count), value
 
 
-def adamw_moved(grads: list[Tensor], state: Tree, moments: Moments, *, lr: float, count: int) -> Tree:
+def adamw_moved(
+    grads: list[Tensor], state: Tree, moments: Moments, *, lr: float, count: int
+) -> Tree:
     """The update of :func:`adamw` by a gradient that is known, as the leaves of x in their order.
 
     >>> from types import SimpleNamespace
     >>> moments = SimpleNamespace(betas=(0.9, 0.999), eps=1e-8, weight_decay=0.0)
-    >>> adamw_moved([torch.tensor([4.0])], adamw_start({"w": torch.ones(1)}), moments, lr=0.5, count=1)["x.w"]
+    >>> adamw_moved(
+    ...     [torch.tensor([4.0])], adamw_start({"w": torch.ones(1)}), moments, lr=0.5, count=1
+    ... )["x.w"]
     tensor([0.5000])
     """
     x, m, v = (adamw_part(state, part) for part in "xmv")
     moved = list(torch._foreach_mul(list(x.values()), 1 - lr * moments.weight_decay))
     first, second = ([leaf.clone() for leaf in tree.values()] for tree in (m, v))
     scale, correction = corrections(lr, count, moments.betas)
-    adam_(moved, grads, first, second, scale=scale, correction=correction, betas=moments.betas, eps=moments.eps)
+    adam_(
+        moved,
+        grads,
+        first,
+        second,
+        scale=scale,
+        correction=correction,
+        betas=moments.betas,
+        eps=moments.eps,
+    )
     return _merged(*(dict(zip(x, leaves, strict=True)) for leaves in (moved, first, second)))
 
 
 def adamw_on_mixture(
-    problem: Problem, theta: Tree, state: Tree, moments: Moments, *,
-    lr: float, batch_size: int | None, key: Key, at: int, count: int, step: int,
-) -> tuple[Tree, Tensor, Cost]:  # fmt: skip
-    """``count`` updates of :func:`adamw` on g(θ, ·), after ``at`` of them, on batches that ``key`` and ``at`` draw.
+    problem: Problem,
+    theta: Tree,
+    state: Tree,
+    moments: Moments,
+    *,
+    lr: float,
+    batch_size: int | None,
+    key: Key,
+    at: int,
+    count: int,
+    step: int,
+) -> tuple[Tree, Tensor, Cost]:
+    """``count`` updates of :func:`adamw` on g(θ, ·), after ``at`` of them, on batches that ``key``
+    and ``at`` draw.
 
-    The state, the last loss and the cost."""
-    data, loss = problem.lower_data, torch.empty(())
+    The state, the last loss and the cost.
+    """
+    data = problem.lower_data
+    loss = torch.empty(())
     index = data.draw(key.fold(at), batch_size, count)
     for number in range(count):
         batch = data.batch(None if index is None else index[number])
-        state, loss = adamw(problem.g, theta, batch, state, moments, lr=lr, count=at + number + 1, step=step)
+        state, loss = adamw(
+            problem.g, theta, batch, state, moments, lr=lr, count=at + number + 1, step=step
+        )
     return state, loss, Cost(lower_gradients=count, rows=count * data.count(batch_size))
 
 
@@ -211,8 +301,16 @@ def adamw_start(x: Tree) -> Tree:
 
 def adamw_part(state: Tree, part: str) -> Tree:
     """x, m or v of a state."""
-    return {name.removeprefix(f"{part}."): leaf for name, leaf in state.items() if name.startswith(f"{part}.")}
+    return {
+        name.removeprefix(f"{part}."): leaf
+        for name, leaf in state.items()
+        if name.startswith(f"{part}.")
+    }
 
 
 def _merged(x: Tree, m: Tree, v: Tree) -> Tree:
-    return {f"{part}.{name}": leaf for part, tree in zip("xmv", (x, m, v), strict=True) for name, leaf in tree.items()}
+    return {
+        f"{part}.{name}": leaf
+        for part, tree in zip("xmv", (x, m, v), strict=True)
+        for name, leaf in tree.items()
+    }

@@ -1,4 +1,6 @@
-"""The rows of a source before any becomes tokens: which there are, which are good, and what they have in common with others."""
+"""The rows of a source before any becomes tokens: which there are, which are good, and what they
+have in common with others.
+"""
 
 from __future__ import annotations
 
@@ -17,7 +19,16 @@ from torch import Tensor
 from hgms_mix.lm.files import Unread
 from hgms_mix.lm.formats import FORMATS, BadRow
 from hgms_mix.lm.parts import in_parts, together
-from hgms_mix.lm.sources import SHOWN, Example, Source, begun, check_bad, chosen, content, example_of
+from hgms_mix.lm.sources import (
+    SHOWN,
+    Example,
+    Source,
+    begun,
+    check_bad,
+    chosen,
+    content,
+    example_of,
+)
 from hgms_mix.lm.store import load, locked, save
 from hgms_mix.lm.table import Report
 
@@ -31,10 +42,13 @@ Record = tuple[int, str, Unread]
 @final
 @frozen(eq=False)
 class Index:
-    """The rows that a source takes and that have an answer, in its order: their ``rows`` (numbers in the source, counted with
-    the bad ones), ``keys`` (64-bit digests of normalised prompts) and ``whole`` (of prompt and answer); and what was left out.
+    """The rows that a source takes and that have an answer, in its order: their ``rows`` (numbers
+    in the source, counted with the bad ones), ``keys`` (64-bit digests of normalised prompts) and
+    ``whole`` (of prompt and answer); and what was left out.
 
-    >>> index_of("s", Source(path="$HGMS_DATA/gsm8k/train.jsonl.gz", rows=10)).size    # doctest: +SKIP
+    >>> index_of(
+    ...     "s", Source(path="$HGMS_DATA/gsm8k/train.jsonl.gz", rows=10)
+    ... ).size  # doctest: +SKIP
     10
     """
 
@@ -49,27 +63,37 @@ class Index:
 
 
 def key_of(prompt: str) -> int:
-    """A 64-bit digest of a normalised prompt: among n prompts two different ones share it with probability n²/2⁶⁵."""
+    """A 64-bit digest of a normalised prompt: among n prompts two different ones share it with
+    probability n²/2⁶⁵.
+    """
     digest = hashlib.blake2b(prompt.encode("utf-8", "surrogatepass"), digest_size=8).digest()
     return int.from_bytes(digest, "little", signed=True)
 
 
 def whole_of(example: Example) -> int:
     """The same of a whole conversation."""
-    return key_of(repr([(message.role, message.text, message.context) for message in example.messages]))
+    return key_of(
+        repr([(message.role, message.text, message.context) for message in example.messages])
+    )
 
 
 @frozen
 class _Scan:
     """Reads rows, and keeps of each no more than its numbers."""
 
-    types: ClassVar[Mapping[str, str]] = {"rows": "int64", "keys": "int64", "whole": "int64", "blank": "bool"}
+    types: ClassVar[Mapping[str, str]] = {
+        "rows": "int64",
+        "keys": "int64",
+        "whole": "int64",
+        "blank": "bool",
+    }
     form: str | None
     completion: str | None
 
     def __call__(self, rows: Sequence[Record]) -> tuple[dict[str, np.ndarray], dict[str, Any]]:
         form = None if self.form is None else FORMATS[self.form]
-        read, bad = [], []
+        read = []
+        bad = []
         for number, place, row in rows:
             try:
                 example = example_of(row, number, form, self.completion)
@@ -78,22 +102,35 @@ class _Scan:
             else:
                 read.append((number, key_of(example.key), whole_of(example), example.blank))
         columns = list(zip(*read, strict=True)) or [()] * 4
-        arrays = {name: np.array(column, dtype) for (name, dtype), column in zip(self.types.items(), columns, strict=True)}
+        arrays = {
+            name: np.array(column, dtype)
+            for (name, dtype), column in zip(self.types.items(), columns, strict=True)
+        }
         return arrays, {"total": len(rows), "bad": len(bad), "shown": bad[:SHOWN]}
 
 
 def index_of(name: str, source: Source, cache_dir: str | Path | None = None) -> Index:
-    """The index of ``source``, from ``cache_dir`` where it was made before. Cost: one pass over the file, about 15 µs of a core
-    a row; memory: 25 bytes a row (on disk with ``cache_dir``), and what is under way.
+    """The index of ``source``, from ``cache_dir`` where it was made before. Cost: one pass over the
+    file, about 15 µs of a core a row; memory: 25 bytes a row (on disk with ``cache_dir``), and what
+    is under way.
 
     Errors: those of :func:`~hgms_mix.lm.sources.read`.
     """
     where = f"source {name!r} ({source.where})"
-    about = {"index": VERSION, "content": content(name, source), "format": source.format, "completion": source.completion}
+    about = {
+        "index": VERSION,
+        "content": content(name, source),
+        "format": source.format,
+        "completion": source.completion,
+    }
     if source.fields:
         about["fields"] = dict(source.fields)
     folder = None if cache_dir is None else Path(cache_dir).expanduser()
-    path = None if folder is None else folder / f"{hashlib.sha256(json.dumps(about).encode()).hexdigest()}.index"
+    path = (
+        None
+        if folder is None
+        else folder / f"{hashlib.sha256(json.dumps(about).encode()).hexdigest()}.index"
+    )
     with contextlib.nullcontext() if path is None else locked(path):
         stored = None if path is None else load(path, _Scan.types, "index", about)
         if stored is None or stored[1]["bad"] > source.max_bad_rows:
@@ -103,10 +140,16 @@ def index_of(name: str, source: Source, cache_dir: str | Path | None = None) -> 
     taken = chosen(where, len(arrays["rows"]), source).numpy()
     kept = taken[~arrays["blank"][taken]]
     report = Report(
-        format=facts["detected"], total=facts["total"], bad=facts["bad"], examples=len(taken), blank=len(taken) - len(kept)
+        format=facts["detected"],
+        total=facts["total"],
+        bad=facts["bad"],
+        examples=len(taken),
+        blank=len(taken) - len(kept),
     )
     if len(kept) == len(arrays["rows"]) and source.shuffle_seed is None:
-        return Index(arrays["rows"], arrays["keys"], arrays["whole"], report)  # all of them: they stay where they are
+        return Index(
+            arrays["rows"], arrays["keys"], arrays["whole"], report
+        )  # all of them: they stay where they are
     return Index(arrays["rows"][kept], arrays["keys"][kept], arrays["whole"][kept], report)
 
 
@@ -122,20 +165,30 @@ def _scanned(
 
         form, records = begun(where, source, watch)
         numbered = ((number, place, row) for number, (place, row) in enumerate(records))
-        parts = in_parts(numbered, _Scan(form.name if form else None, source.completion), folder=folder)
+        parts = in_parts(
+            numbered, _Scan(form.name if form else None, source.completion), folder=folder
+        )
     total, bad = (sum(part.about[what] for part in parts) for what in ("total", "bad"))
-    check_bad(where, source, form, bad, [line for part in parts for line in part.about["shown"]], total)
+    check_bad(
+        where, source, form, bad, [line for part in parts for line in part.about["shown"]], total
+    )
     leaves = {array: together(parts, array) for array in _Scan.types}
     facts = {**about, "detected": form.name if form else "", "total": total, "bad": bad}
-    if path is None or folder is None or not folder.is_dir():  # the index of a small file is made faster than found
+    if (
+        path is None or folder is None or not folder.is_dir()
+    ):  # the index of a small file is made faster than found
         return {name: leaf.tensor() for name, leaf in leaves.items()}, facts
     stored = save(path, leaves, _Scan.types, "index", facts)
     shutil.rmtree(folder, ignore_errors=True)
     return stored, facts
 
 
-def records_at(where: str, source: Source, numbers: np.ndarray) -> tuple[str | None, Iterator[Record]]:
-    """The name of the source's format, and the rows with these numbers (ascending); others are passed over unparsed."""
+def records_at(
+    where: str, source: Source, numbers: np.ndarray
+) -> tuple[str | None, Iterator[Record]]:
+    """The name of the source's format, and the rows with these numbers (ascending); others are
+    passed over unparsed.
+    """
     form, records = begun(where, source)
 
     def wanted() -> Iterator[Record]:
@@ -162,4 +215,6 @@ def meter(title: str, unit: str, total: int | None = None) -> Any:
     """A line on a terminal with the time left, once something takes more than two seconds."""
     from tqdm.auto import tqdm  # type: ignore[import-untyped]
 
-    return tqdm(desc=title, unit=unit, total=total, unit_scale=True, delay=2, disable=None, leave=False)
+    return tqdm(
+        desc=title, unit=unit, total=total, unit_scale=True, delay=2, disable=None, leave=False
+    )

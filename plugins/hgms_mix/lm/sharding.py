@@ -1,8 +1,10 @@
-"""A frozen base whose parameters are parted among the ranks of a run (FSDP2), loaded by one of them.
+"""A frozen base whose parameters are parted among the ranks of a run (FSDP2), loaded by one of
+them.
 
-Each decoder layer is gathered when a pass comes to it and given back after it, forward and again backward; what is outside the
-layers (embeddings, last norm, head) is gathered for all of a pass. The base has no gradients: adapters are leaves of their
-own, on every rank, and only slopes of activations go through it.
+Each decoder layer is gathered when a pass comes to it and given back after it, forward and again
+backward; what is outside the layers (embeddings, last norm, head) is gathered for all of a pass.
+The base has no gradients: adapters are leaves of their own, on every rank, and only slopes of
+activations go through it.
 
 What this takes of torch is loaded when it is needed: it takes half as long as all of torch.
 """
@@ -22,9 +24,12 @@ from torch.autograd import Function
 from hgms_core import ConfigError
 
 FIRST_ORDER = (
-    "a loss has first derivatives alone here, by backward passes: the base is parted among ranks @ task.model.shard\n"
-    "  take through-step with derivative = 'difference' or 'per-source', carried, one-step with derivative = 'difference', or\n"
-    "  implicit with strategy = 'difference' (operator = 'ggn' too); with a tilt the generator's mode = 'loop';\n"
+    "a loss has first derivatives alone here, by backward passes: the base is parted among ranks "
+    "@ task.model.shard\n"
+    "  take through-step with derivative = 'difference' or 'per-source', carried, one-step with "
+    "derivative = 'difference', or\n"
+    "  implicit with strategy = 'difference' (operator = 'ggn' too); with a tilt the generator's "
+    "mode = 'loop';\n"
     "  or leave out task.model.shard"
 )
 
@@ -33,14 +38,17 @@ def ensure_ranks() -> None:
     """Errors: ConfigError where this process is the only rank."""
     if not dist.is_available() or not dist.is_initialized() or dist.get_world_size() == 1:
         raise ConfigError(
-            "shard = true parts the base among the ranks of a run, and here is one @ task.model.shard\n"
+            "shard = true parts the base among the ranks of a run, and here is one @ "
+            "task.model.shard\n"
             "  set run.ranks to the number of processes or GPUs, or leave out task.model.shard"
         )
 
 
 class Sharded(nn.Module):
-    """A base in parts: ``model`` keeps its modules, and ``sharded(function, *args)`` is ``function(*args)`` while they may be
-    called. All ranks call it equally often, each on its own arguments."""
+    """A base in parts: ``model`` keeps its modules, and ``sharded(function, *args)`` is
+    ``function(*args)`` while they may be called. All ranks call it equally often, each on its own
+    arguments.
+    """
 
     def __init__(self, model: nn.Module) -> None:
         super().__init__()
@@ -50,12 +58,15 @@ class Sharded(nn.Module):
         return function(*args, **named)
 
 
-def sharded(make: Callable[[], nn.Module], outline: Callable[[], nn.Module], device: torch.device) -> Sharded:
+def sharded(
+    make: Callable[[], nn.Module], outline: Callable[[], nn.Module], device: torch.device
+) -> Sharded:
     """The model that ``make`` gives, in parts on ``device``, an equal one for each rank.
 
-    Rank 0 alone makes it, on its CPU; the others have its ``outline``, the same model on the meta device. Parts of the model
-    are handed over one after the other, a layer at a time, so that beside its own share a rank holds one whole layer (at the
-    end embeddings and head), and rank 0 what is not handed over yet, on the CPU.
+    Rank 0 alone makes it, on its CPU; the others have its ``outline``, the same model on the meta
+    device. Parts of the model are handed over one after the other, a layer at a time, so that
+    beside its own share a rank holds one whole layer (at the end embeddings and head), and rank 0
+    what is not handed over yet, on the CPU.
     """
     from torch.distributed.device_mesh import init_device_mesh
     from torch.distributed.fsdp import fully_shard
@@ -80,8 +91,10 @@ def sharded(make: Callable[[], nn.Module], outline: Callable[[], nn.Module], dev
 
 
 def called_through(root: nn.Module) -> nn.Module:
-    """The model in ``root``, which may then be called itself: its ``forward`` is that of ``root``, so that parts are gathered
-    for it. What is added to its layers afterwards (peft's adapters) is on every rank, whole."""
+    """The model in ``root``, which may then be called itself: its ``forward`` is that of ``root``,
+    so that parts are gathered for it. What is added to its layers afterwards (peft's adapters) is
+    on every rank, whole.
+    """
     model: Any = root.model
     forward = model.forward
 
@@ -99,12 +112,17 @@ def is_in_parts(model: nn.Module) -> bool:
 
 
 def _given_back(layer: Any, _args: Any, _output: Any) -> None:
-    """A layer of a pass that is computed again for the backward pass is given back as in the first one (torch keeps it, so that
-    all layers would be whole at once), unless its own backward pass has begun."""
+    """A layer of a pass that is computed again for the backward pass is given back as in the first
+    one (torch keeps it, so that all layers would be whole at once), unless its own backward pass
+    has begun.
+    """
     from torch.distributed.fsdp import fully_shard
 
     backward = torch._C._current_graph_task_id() != -1
-    if backward and fully_shard.state(layer)._fsdp_param_group._training_state.name != "PRE_BACKWARD":  # type: ignore[attr-defined]
+    if (
+        backward
+        and fully_shard.state(layer)._fsdp_param_group._training_state.name != "PRE_BACKWARD"
+    ):  # type: ignore[attr-defined]
         layer.reshard()
 
 
@@ -113,15 +131,17 @@ def in_parts(leaf: Tensor) -> bool:
 
 
 def layers_of(model: nn.Module) -> list[nn.Module]:
-    """The decoder layers, which are gathered one by one. None are known of a model that is not written as transformers' are:
-    all of it is then gathered at once."""
+    """The decoder layers, which are gathered one by one. None are known of a model that is not
+    written as transformers' are: all of it is then gathered at once."""
     from transformers.modeling_layers import GradientCheckpointingLayer
 
     return [module for module in model.modules() if isinstance(module, GradientCheckpointingLayer)]
 
 
 def _leaves(unit: nn.Module) -> Iterator[tuple[dict[str, Any], str, Tensor]]:
-    """Parameters and buffers that are not in parts yet, with the tables of modules that they stand in."""
+    """Parameters and buffers that are not in parts yet, with the tables of modules that they
+    stand in.
+    """
     for module in unit.modules():
         for table in (module._parameters, module._buffers):
             for name, leaf in table.items():
@@ -131,18 +151,27 @@ def _leaves(unit: nn.Module) -> Iterator[tuple[dict[str, Any], str, Tensor]]:
 
 def _handed(leaf: Tensor, device: torch.device) -> Tensor:
     """Rank 0's values, on every rank's device."""
-    own = leaf.detach().to(device) if dist.get_rank() == 0 else torch.empty_like(leaf, device=device)
+    own = (
+        leaf.detach().to(device) if dist.get_rank() == 0 else torch.empty_like(leaf, device=device)
+    )
     own = own.contiguous()
     dist.broadcast(own, src=0)
     return nn.Parameter(own, requires_grad=False) if isinstance(leaf, nn.Parameter) else own
 
 
 def _alike(model: nn.Module, device: torch.device) -> None:
-    """The outlines get the types that rank 0's parameters have. Errors: ConfigError where they have other parameters."""
+    """The outlines get the types that rank 0's parameters have. Errors: ConfigError where they
+    have other parameters.
+    """
     own = {f"{kind}.{name}": leaf for kind, leaves in _named(model) for name, leaf in leaves}
-    table = {name: [list(leaf.shape), str(leaf.dtype).removeprefix("torch.")] for name, leaf in own.items()}
+    table = {
+        name: [list(leaf.shape), str(leaf.dtype).removeprefix("torch.")]
+        for name, leaf in own.items()
+    }
     theirs = json.loads(_said(json.dumps(table), device))
-    if {name: shape for name, (shape, _) in theirs.items()} != {name: shape for name, (shape, _) in table.items()}:
+    if {name: shape for name, (shape, _) in theirs.items()} != {
+        name: shape for name, (shape, _) in table.items()
+    }:
         raise ConfigError(
             f"rank {dist.get_rank()} has other parameters of the model than rank 0 @ task.model\n"
             "  ranks need the same files, the same torch and the same transformers"
@@ -171,7 +200,9 @@ def _said(text: str, device: torch.device) -> str:
 
 
 class _Once(Function):
-    """A value with a first derivative alone: the parts that its graph was built with are given back after each pass."""
+    """A value with a first derivative alone: the parts that its graph was built with are given
+    back after each pass.
+    """
 
     @staticmethod
     def forward(_ctx: Any, value: Tensor) -> Tensor:

@@ -38,13 +38,17 @@ def _format(_source: object, _attribute: object, value: object) -> None:
 def _fields(_source: object, _attribute: object, value: Mapping[str, str]) -> None:
     if not all(isinstance(text, str) and text for pair in value.items() for text in pair):
         raise ValueError(f"'fields' is a table of names, like {OWN_NAMES}: {dict(value)}")
-    if twice := next((column for column in value.values() if list(value.values()).count(column) > 1), None):
+    if twice := next(
+        (column for column in value.values() if list(value.values()).count(column) > 1), None
+    ):
         raise ValueError(f"'fields' takes the column {twice!r} for two fields: {dict(value)}")
 
 
 def _commit(_source: object, _attribute: object, value: str) -> None:
     if not re.fullmatch(r"[0-9a-f]{7,40}", value):
-        raise ValueError(f"'revision' must be a commit (hex digits; a branch or tag may move): {value!r}")
+        raise ValueError(
+            f"'revision' must be a commit (hex digits; a branch or tag may move): {value!r}"
+        )
 
 
 text: Any = validators.optional([validators.instance_of(str), validators.min_len(1)])
@@ -56,34 +60,43 @@ count: Any = validators.ge(0)
 class Source:
     """Where rows of text come from: a local file, or a data set of the Hub at a pinned commit.
 
-    A file is ``.json`` (an array of objects, or an object whose ``data``, ``items``, ``instances`` or ``rows`` is one),
-    ``.jsonl`` (one object a line), ``.parquet``, ``.csv`` or ``.tsv`` (the first line names the fields) or ``.txt`` (a text a
-    line), plain, ``.gz`` or ``.zst``. What is inside is looked at, so JSON lines may be called ``.json``. A path may also be a
-    folder of such files, or a pattern with ``*`` (``**``: in folders below, too): their rows follow each other in the order of
-    the files' paths. ``$VARIABLES`` and ``~`` in a path are expanded.
+    A file is ``.json`` (an array of objects, or an object whose ``data``, ``items``, ``instances``
+    or ``rows`` is one), ``.jsonl`` (one object a line), ``.parquet``, ``.csv`` or ``.tsv`` (the
+    first line names the fields) or ``.txt`` (a text a line), plain, ``.gz`` or ``.zst``. What is
+    inside is looked at, so JSON lines may be called ``.json``. A path may also be a folder of such
+    files, or a pattern with ``*`` (``**``: in folders below, too): their rows follow each other in
+    the order of the files' paths. ``$VARIABLES`` and ``~`` in a path are expanded.
 
-    Use when data has a name and a weight of its own, or is a validation or test set. The loss is taken on answers only; of text
-    without prompt and answer (``.txt``, or ``format = "text"``) it is taken on all of it.
+    Use when data has a name and a weight of its own, or is a validation or test set. The loss is
+    taken on answers only; of text without prompt and answer (``.txt``, or ``format = "text"``) it
+    is taken on all of it.
 
     Arguments:
-        path, or hub with revision (a commit) and optionally subset and split (default ``train``). A string in place of the
-            table is its path: ``faq = "faq.jsonl"``.
-        format: one of :data:`~hgms_mix.lm.formats.FORMATS`, or ``auto`` (the one that most of the first rows look like).
-        fields: which of the file's own columns is which field of the format, where they have other names (None: none has):
+        path, or hub with revision (a commit) and optionally subset and split (default ``train``). A
+            string in place of the table is its path: ``faq = "faq.jsonl"``.
+        format: one of :data:`~hgms_mix.lm.formats.FORMATS`, or ``auto`` (the one that most of the
+            first rows look like).
+        fields: which of the file's own columns is which field of the format, where they have other
+            names (None: none has):
             ``fields = { prompt = "frage", completion = "antwort" }``.
-        skip, rows: take ``rows`` rows (None: all there are) after leaving out the first ``skip``, in the file's order or, with
-            ``shuffle_seed``, in the order of a permutation drawn from it. Bad rows do not count.
-        completion: what every answer is replaced by (None: nothing); ``"."`` is ScaleBiO's corruption.
-        max_bad_rows: how many rows may be malformed or lack fields, and are left out, before that is an error.
+        skip, rows: take ``rows`` rows (None: all there are) after leaving out the first ``skip``,
+            in the file's order or, with ``shuffle_seed``, in the order of a permutation drawn from
+            it. Bad rows do not count.
+        completion: what every answer is replaced by (None: nothing); ``"."`` is ScaleBiO's
+            corruption.
+        max_bad_rows: how many rows may be malformed or lack fields, and are left out, before that
+            is an error.
 
-    Errors: ConfigError for fields that do not fit together or a variable that is not set; DataError for what is missing, empty,
-    damaged, malformed or too short; MissingExtra without pyarrow or datasets. Cost: one pass over the file. A JSON array is
-    read whole; every other kind of file row by row, however long it is.
+    Errors: ConfigError for fields that do not fit together or a variable that is not set; DataError
+    for what is missing, empty, damaged, malformed or too short; MissingExtra without pyarrow or
+    datasets. Cost: one pass over the file. A JSON array is read whole; every other kind of file row
+    by row, however long it is.
 
     >>> Source(path="$HGMS_DATA/gsm8k/train.jsonl.gz", rows=1000, shuffle_seed=0).format
     'auto'
 
-    Source: HG-MS paper, appendix "Controlled GPT-2" and "Real-world language models" (named sources of instruction rows).
+    Source: HG-MS paper, appendix "Controlled GPT-2" and "Real-world language models" (named sources
+        of instruction rows).
     """
 
     shorthand: ClassVar[str] = "path"
@@ -91,7 +104,9 @@ class Source:
 
     path: str | None = field(default=None, validator=text)
     hub: str | None = field(default=None, validator=text)
-    revision: str | None = field(default=None, validator=validators.optional([validators.instance_of(str), _commit]))
+    revision: str | None = field(
+        default=None, validator=validators.optional([validators.instance_of(str), _commit])
+    )
     subset: str | None = field(default=None, validator=text)
     split: str | None = field(default=None, validator=text)
     format: str = field(default="auto", validator=_format)
@@ -100,22 +115,28 @@ class Source:
     )
     skip: int = field(default=0, validator=count)
     rows: int | None = field(default=None, validator=validators.optional(validators.ge(1)))
-    shuffle_seed: int | None = field(default=None, validator=validators.optional([validators.instance_of(int)]))
+    shuffle_seed: int | None = field(
+        default=None, validator=validators.optional([validators.instance_of(int)])
+    )
     completion: str | None = field(default=None, validator=text)
     max_bad_rows: int = field(default=0, validator=count)
 
     def __attrs_post_init__(self) -> None:
         if (self.path is None) == (self.hub is None):
             raise ConfigError(
-                f"a source is either a path or a hub data set ({'both' if self.path else 'neither'} given)\n"
+                "a source is either a path or a hub data set "
+                f"({'both' if self.path else 'neither'} given)\n"
                 '  path = "FILE.jsonl", or hub = "OWNER/NAME" with revision = "COMMIT"'
             )
         if self.hub is not None and self.revision is None:
             raise ConfigError(
                 f"the hub data set {self.hub!r} needs a revision, so that its rows cannot change\n"
-                f"  revision = the commit that `git ls-remote https://huggingface.co/datasets/{self.hub} main` prints"
+                "  revision = the commit that `git ls-remote "
+                f"https://huggingface.co/datasets/{self.hub} main` prints"
             )
-        of_hub = [name for name in ("revision", "subset", "split") if getattr(self, name) is not None]
+        of_hub = [
+            name for name in ("revision", "subset", "split") if getattr(self, name) is not None
+        ]
         if self.path is not None and of_hub:
             raise ConfigError(f"{', '.join(of_hub)} go with hub, not with a path ({self.path})")
 
@@ -124,40 +145,55 @@ class Source:
         """The file or data set, for messages."""
         if self.path is not None:
             return self.path
-        return f"hub:{self.hub}@{self.revision}" + (f" {self.subset}" if self.subset else "") + f" {self.split or 'train'}"
+        return (
+            f"hub:{self.hub}@{self.revision}"
+            + (f" {self.subset}" if self.subset else "")
+            + f" {self.split or 'train'}"
+        )
 
 
 @final
 @attrs.frozen
 class Example:
-    """A conversation that ends with an answer; ``row`` is its number in the source, counted from 0 with the bad rows."""
+    """A conversation that ends with an answer; ``row`` is its number in the source, counted from
+    0 with the bad rows.
+    """
 
     messages: tuple[Message, ...]
     row: int
 
     @property
     def key(self) -> str:
-        """The prompt for exact matching: what the user said, case folded, white space collapsed; answers and system prompts
-        do not count. Of a text without a prompt it is the text."""
+        """The prompt for exact matching: what the user said, case folded, white space collapsed;
+        answers and system prompts do not count. Of a text without a prompt it is the text."""
         prompts = [message.text for message in self.messages if message.role == "user"]
         return " ".join(" ".join(prompts or [self.messages[-1].text]).casefold().split())
 
     @property
     def blank(self) -> bool:
         """Whether every answer is empty, so that there is nothing to learn."""
-        return not any(message.text.strip() for message in self.messages if message.role == "assistant")
+        return not any(
+            message.text.strip() for message in self.messages if message.role == "assistant"
+        )
 
 
 def check_names(names: Iterable[str], what: str = "source") -> None:
-    """Raises ConfigError for names that are empty, equal, or differ by case only (a file system or a reader mixes them up), and
-    for those that cannot be part of a file's name: files of results are called after them."""
+    """Raises ConfigError for names that are empty, equal, or differ by case only (a file system or
+    a reader mixes them up), and for those that cannot be part of a file's name: files of results
+    are called after them.
+    """
     seen: dict[str, str] = {}
     for number, name in enumerate(names):
         folded = name.strip().casefold()
         if not folded:
-            raise ConfigError(f"a {what} has an empty name\n  names tie weights to data: give each one of its own")
+            raise ConfigError(
+                f"a {what} has an empty name\n  names tie weights to data: give each one of its own"
+            )
         if bad := next((mark for mark in name if mark in "/\\" or not mark.isprintable()), ""):
-            raise ConfigError(f"the {what} {name[:80]!r} has {bad!r} in its name\n  files are called after it: leave that out")
+            raise ConfigError(
+                f"the {what} {name[:80]!r} has {bad!r} in its name\n"
+                "  files are called after it: leave that out"
+            )
         if len(name.encode()) > LONGEST_NAME:
             raise ConfigError(
                 f"the {what} {name[:40]!r}… has a name of {len(name.encode())} bytes\n"
@@ -189,14 +225,16 @@ def read(name: str, source: Source) -> tuple[list[Example], Report]:
             bad.append(f"{line}: {error}")
     check_bad(where, source, form, len(bad), bad, total)
     examples = [examples[i] for i in chosen(where, len(examples), source).tolist()]
-    return examples, Report(format=form.name if form else "", total=total, bad=len(bad), examples=len(examples))
+    return examples, Report(
+        format=form.name if form else "", total=total, bad=len(bad), examples=len(examples)
+    )
 
 
 def begun(
     where: str, source: Source, watch: Callable[[int, int], None] = lambda done, total: None
 ) -> tuple[Format | None, Raw]:
-    """The format of a source's rows, and all of them. A file without a single object has no format (None): all its rows are
-    bad.
+    """The format of a source's rows, and all of them. A file without a single object has no format
+    (None): all its rows are bad.
 
     Errors: DataError where there is no row, or they look like no known format.
     """
@@ -208,14 +246,22 @@ def begun(
         if not isinstance(row := parsed(record[1]), BadRow):
             whole.append(row)
     if not first:
-        raise DataError(f"{where} is empty: it has no rows\n  fetch it again, or leave the source out")
-    form = FORMATS[source.format] if source.format != "auto" else _detected(where, whole) if whole else None
+        raise DataError(
+            f"{where} is empty: it has no rows\n  fetch it again, or leave the source out"
+        )
+    form = (
+        FORMATS[source.format]
+        if source.format != "auto"
+        else _detected(where, whole)
+        if whole
+        else None
+    )
     return form, itertools.chain(first, records)
 
 
 def look(name: str, source: Source) -> None:
-    """Raises DataError where the first rows of ``source`` cannot be read, or look like no known format: what can be said before
-    a model is loaded."""
+    """Raises DataError where the first rows of ``source`` cannot be read, or look like no known
+    format: what can be said before a model is loaded."""
     begun(f"source {name!r} ({source.where})", source)
 
 
@@ -227,11 +273,19 @@ def example_of(row: Unread, number: int, form: Format | None, completion: str | 
     return Example(_replaced(form.read(row), completion), number)
 
 
-def check_bad(where: str, source: Source, form: Format | None, bad: int, some: Sequence[str], total: int) -> None:
-    """Raises DataError for more ``bad`` rows than the source allows, naming ``some``, and where none is left."""
+def check_bad(
+    where: str, source: Source, form: Format | None, bad: int, some: Sequence[str], total: int
+) -> None:
+    """Raises DataError for more ``bad`` rows than the source allows, naming ``some``, and where
+    none is left.
+    """
     if bad <= source.max_bad_rows and bad < total:
         return
-    whole = [row for _, raw in itertools.islice(raw_rows(where, source), PROBED) if not isinstance(row := parsed(raw), BadRow)]
+    whole = [
+        row
+        for _, raw in itertools.islice(raw_rows(where, source), PROBED)
+        if not isinstance(row := parsed(raw), BadRow)
+    ]
     raise DataError(_bad(where, form, bad, some, total, detect(whole), source))
 
 
@@ -239,12 +293,27 @@ def _detected(where: str, rows: list[Row]) -> Format:
     if (form := detect(rows)) is not None:
         return form
     keys = list(dict.fromkeys(str(key) for row in rows for key in row))
-    wanted = ("instruction", "output", "messages", "conversations", "prompt", "completion", "question", "answer", "problem")
-    near = [(key, m) for key in keys for m in difflib.get_close_matches(key.casefold(), wanted, n=1, cutoff=0.75)]
+    wanted = (
+        "instruction",
+        "output",
+        "messages",
+        "conversations",
+        "prompt",
+        "completion",
+        "question",
+        "answer",
+        "problem",
+    )
+    near = [
+        (key, m)
+        for key in keys
+        for m in difflib.get_close_matches(key.casefold(), wanted, n=1, cutoff=0.75)
+    ]
     hint = f"; is {near[0][0]!r} meant to be {near[0][1]!r}?" if near else ""
     known = "\n".join(f"    {form.name}: {form.looks}" for form in FORMATS.values())
     raise DataError(
-        f"{where}: its rows look like no known format (they have: {', '.join(keys) or 'no fields'}){hint}\n"
+        f"{where}: its rows look like no known format (they have: "
+        f"{', '.join(keys) or 'no fields'}){hint}\n"
         f"  known formats:\n{known}\n  say which column is which: {OWN_NAMES}\n"
         "  or name the nearest format to see what each row lacks"
     )
@@ -255,29 +324,50 @@ def _replaced(messages: tuple[Message, ...], completion: str | None) -> tuple[Me
         try:
             message.text.encode()
         except UnicodeEncodeError as error:
-            raise BadRow(f"half a surrogate pair ({message.text[error.start]!a}), which is no text") from None
+            raise BadRow(
+                f"half a surrogate pair ({message.text[error.start]!a}), which is no text"
+            ) from None
     if completion is None:
         return messages
-    return tuple(Message("assistant", completion) if message.role == "assistant" else message for message in messages)
+    return tuple(
+        Message("assistant", completion) if message.role == "assistant" else message
+        for message in messages
+    )
 
 
 def _bad(
-    where: str, form: Format | None, count: int, some: Sequence[str], total: int, better: Format | None, source: Source
+    where: str,
+    form: Format | None,
+    count: int,
+    some: Sequence[str],
+    total: int,
+    better: Format | None,
+    source: Source,
 ) -> str:
     shape = f" as {form.name!r}" if form else ""
-    lines = [f"{where}: {count} of {total} rows cannot be read{shape} (max_bad_rows = {source.max_bad_rows})"]
+    lines = [
+        (
+            f"{where}: {count} of {total} rows cannot be read{shape} (max_bad_rows = "
+            f"{source.max_bad_rows})"
+        )
+    ]
     lines += [f"  {form.name}: {form.looks}"] if form else []
     lines += [f"  {line}" for line in some[:SHOWN]]
     lines += [f"  … and {count - SHOWN} more"] if count > SHOWN else []
     if count < total:
         lines.append(f"  mend these rows, or leave them out with max_bad_rows = {count} or more")
     elif better is not None and better is not form:
-        lines.append(f'  the rows look like {better.name!r}: set format = "{better.name}" (or "auto")')
+        lines.append(
+            f'  the rows look like {better.name!r}: set format = "{better.name}" (or "auto")'
+        )
     elif source.fields:
         lines.append("  no row is left: mend 'fields', or the file")
     else:
         first = "" if source.format == "auto" else f"leave out format = {source.format!r} and "
-        lines.append(f"  no row is left: if columns have other names {first}say which is which ({OWN_NAMES}), or mend the file")
+        lines.append(
+            f"  no row is left: if columns have other names {first}say which is which "
+            f"({OWN_NAMES}), or mend the file"
+        )
     return "\n".join(lines)
 
 
@@ -287,10 +377,15 @@ def chosen(where: str, have: int, source: Source) -> Tensor:
     if skip + (source.rows or 1) > have:
         wanted = f"{source.rows} rows" if source.rows else "rows"
         after = f" after the first {skip}" if skip else ""
-        most = f"rows = {have - skip} is the most there is" if have > skip else f"skip can be at most {have - 1}"
+        most = (
+            f"rows = {have - skip} is the most there is"
+            if have > skip
+            else f"skip can be at most {have - 1}"
+        )
         raise DataError(
             f"{where} is shorter than asked: {wanted}{after}, but it has {have} good rows\n"
-            f"  {most if source.rows is None or have <= skip else most + ', or leave rows out to take all'}"
+            "  "
+            f"{most if source.rows is None or have <= skip else most + ', or leave rows out to take all'}"
         )
     if source.shuffle_seed is None:
         return torch.arange(skip, have if source.rows is None else skip + source.rows)
@@ -299,17 +394,21 @@ def chosen(where: str, have: int, source: Source) -> Tensor:
 
 
 def content(name: str, source: Source) -> str:
-    """What identifies the rows before ``source`` chooses among them: the sha256 of the file (of several: of their digests), or
-    the pinned data set."""
+    """What identifies the rows before ``source`` chooses among them: the sha256 of the file (of
+    several: of their digests), or the pinned data set."""
     if source.path is None:
         return source.where
     where = f"source {name!r} ({source.where})"
     with reading(where):
         digests = [file_digest(file) for file in files_at(source.path, where)]
-    return digests[0] if len(digests) == 1 else hashlib.sha256("".join(digests).encode()).hexdigest()
+    return (
+        digests[0] if len(digests) == 1 else hashlib.sha256("".join(digests).encode()).hexdigest()
+    )
 
 
-def mixture_shares(mixture: Mapping[str, float], sources: Collection[str], what: str) -> list[float]:
+def mixture_shares(
+    mixture: Mapping[str, float], sources: Collection[str], what: str
+) -> list[float]:
     """The weights of all sources in their order, summing to one."""
     for name, share in mixture.items():
         if name not in sources:

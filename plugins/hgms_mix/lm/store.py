@@ -1,6 +1,8 @@
-"""Arrays on disk: safetensors files, written piece by piece (they may be larger than memory) and mapped when they are read.
+"""Arrays on disk: safetensors files, written piece by piece (they may be larger than memory) and
+mapped when they are read.
 
-A file holds the sha256 of its arrays in its header. It is written aside, flushed and renamed: a file of its name is whole.
+A file holds the sha256 of its arrays in its header. It is written aside, flushed and renamed: a
+file of its name is whole.
 """
 
 from __future__ import annotations
@@ -30,7 +32,9 @@ READ = 2**24
 @final
 @frozen
 class Leaf:
-    """An array of ``count`` numbers that comes in ``pieces``; they are made anew each time they are asked for."""
+    """An array of ``count`` numbers that comes in ``pieces``; they are made anew each time they
+    are asked for.
+    """
 
     dtype: str
     count: int
@@ -68,19 +72,26 @@ def writing(folder: Path) -> Iterator[None]:
 
 @contextlib.contextmanager
 def locked(path: Path) -> Iterator[None]:
-    """While this process alone may make the file ``path``; its folder is made where there is none."""
+    """While this process alone may make the file ``path``; its folder is made where there is
+    none.
+    """
     from filelock import SoftFileLease
 
     with writing(path.parent):
         path.parent.mkdir(parents=True, exist_ok=True)
-        # a lease, since the cache may lie on a disk of several machines, where locks of the operating system may not hold
+        # a lease, since the cache may lie on a disk of several machines, where locks of the
+        # operating system may not hold
         lock = SoftFileLease(path.with_suffix(".lease"), lease_duration=60.0).acquire()
     with lock:
         yield
 
 
 def save(
-    path: Path, leaves: Mapping[str, Leaf], types: Mapping[str, str], what: str, about: Mapping[str, Any]
+    path: Path,
+    leaves: Mapping[str, Leaf],
+    types: Mapping[str, str],
+    what: str,
+    about: Mapping[str, Any],
 ) -> dict[str, Tensor]:
     """Writes the arrays and maps what was written.
 
@@ -89,13 +100,16 @@ def save(
     write(path, leaves, about)
     if (stored := load(path, types, what, about)) is None:
         raise DataError(
-            f"cannot write the token cache {path.parent}: what was written there is not what is read\n  check the disk"
+            f"cannot write the token cache {path.parent}: what was written there is not what "
+            "is "
+            "read\n  check the disk"
         )
     return stored[0]
 
 
 def write(path: Path, leaves: Mapping[str, Leaf], about: Mapping[str, Any]) -> None:
-    """The arrays, widest numbers first so that each is aligned, with ``about`` (JSON) in the header.
+    """The arrays, widest numbers first so that each is aligned, with ``about`` (JSON) in the
+    header.
 
     Errors: DataError where the folder cannot be written.
     """
@@ -105,7 +119,9 @@ def write(path: Path, leaves: Mapping[str, Leaf], about: Mapping[str, Any]) -> N
 
 def _write(path: Path, leaves: Mapping[str, Leaf], about: Mapping[str, Any]) -> None:
     ordered = sorted(leaves.items(), key=lambda item: -np.dtype(item[1].dtype).itemsize)
-    aside, sha, at = path.with_name(f"{path.name}.{os.getpid()}.part"), hashlib.sha256(), 0
+    aside = path.with_name(f"{path.name}.{os.getpid()}.part")
+    sha = hashlib.sha256()
+    at = 0
     head: dict[str, Any] = {"__metadata__": {"about": json.dumps(about), "sha256": "0" * 64}}
     for name, leaf in ordered:
         end = at + leaf.count * np.dtype(leaf.dtype).itemsize
@@ -140,9 +156,13 @@ def _header(head: Mapping[str, Any]) -> bytes:
     return len(text).to_bytes(8, "little") + text
 
 
-def load(path: Path, types: Mapping[str, str], what: str, about: Mapping[str, Any]) -> tuple[dict[str, Tensor], Any] | None:
-    """The arrays, mapped into memory, with what the header says; None where there is no such file, or (with a warning) where
-    it is damaged, or made of something else than ``about``. Cost: one pass over the file."""
+def load(
+    path: Path, types: Mapping[str, str], what: str, about: Mapping[str, Any]
+) -> tuple[dict[str, Tensor], Any] | None:
+    """The arrays, mapped into memory, with what the header says; None where there is no such file,
+    or (with a warning) where it is damaged, or made of something else than ``about``. Cost: one
+    pass over the file.
+    """
     if not path.exists():
         return None
     from safetensors import SafetensorError, safe_open

@@ -1,5 +1,5 @@
-"""A token table: all rows of a source as tokens, laid end to end; on disk in a file that is named by what it was made from,
-mapped into memory when it is read."""
+"""A token table: all rows of a source as tokens, laid end to end; on disk in a file that is named
+by what it was made from, mapped into memory when it is read."""
 
 from __future__ import annotations
 
@@ -23,9 +23,11 @@ from hgms_mix.lm.store import Leaf, load, locked, save
 @final
 @frozen(kw_only=True)
 class Report:
-    """What became of a source's rows: ``examples`` were read as asked (and ``bad`` rows left out of the file's ``total``);
-    ``blank`` have no answer to learn. ``looked`` of the others became tokens: of these, ``too_long`` have more than the allowed
-    tokens, and were dropped; ``truncated`` were cut; ``longest`` and ``shortest`` are in tokens, before any was cut."""
+    """What became of a source's rows: ``examples`` were read as asked (and ``bad`` rows left out of
+    the file's ``total``); ``blank`` have no answer to learn. ``looked`` of the others became
+    tokens: of these, ``too_long`` have more than the allowed tokens, and were dropped;
+    ``truncated`` were cut; ``longest`` and ``shortest`` are in tokens, before any was cut.
+    """
 
     format: str = ""
     total: int = 0
@@ -42,13 +44,21 @@ class Report:
 @final
 @frozen(eq=False)
 class TokenTable:
-    """Rows of tokens laid end to end: row ``i`` is ``tokens[offsets[i] : offsets[i + 1]]``, and ``mask`` marks its answers.
+    """Rows of tokens laid end to end: row ``i`` is ``tokens[offsets[i] : offsets[i + 1]]``, and
+    ``mask`` marks its answers.
 
-    ``rows`` are the rows' numbers in the source, ``keys`` 64-bit digests of their normalised prompts (for exact matching),
-    ``digest`` identifies everything that made the table.
+    ``rows`` are the rows' numbers in the source, ``keys`` 64-bit digests of their normalised
+    prompts (for exact matching), ``digest`` identifies everything that made the table.
 
-    >>> table = TokenTable("s", torch.tensor([5, 6, 7], dtype=torch.int32), torch.tensor([False, True, True]),
-    ...                    torch.tensor([0, 1, 3]), torch.tensor([0, 1]), "digest", pad_id=9)
+    >>> table = TokenTable(
+    ...     "s",
+    ...     torch.tensor([5, 6, 7], dtype=torch.int32),
+    ...     torch.tensor([False, True, True]),
+    ...     torch.tensor([0, 1, 3]),
+    ...     torch.tensor([0, 1]),
+    ...     "digest",
+    ...     pad_id=9,
+    ... )
     >>> table.gather(torch.tensor([[0], [1]]))[0].tolist()
     [[[5, 9]], [[6, 7]]]
     """
@@ -83,17 +93,21 @@ class TokenTable:
         return self.tokens[cut], self.mask[cut]
 
     def gather(self, index: Tensor) -> tuple[Tensor, Tensor]:
-        """Tokens (int64) and mask of the rows numbered by ``index`` (any shape), right-padded to the longest of them:
-        ``[*index.shape, T]``. Padding is ``pad_id`` and never in the mask."""
+        """Tokens (int64) and mask of the rows numbered by ``index`` (any shape), right-padded to
+        the longest of them: ``[*index.shape, T]``. Padding is ``pad_id`` and never in the mask."""
         where, inside = self._positions(index)
         tokens = torch.where(inside, self.tokens[where].long(), self.pad_id)
         return tokens, self.mask[where] & inside
 
     def _positions(self, index: Tensor) -> tuple[Tensor, Tensor]:
-        """For each asked row and column: a place in the flat tensors, and whether the row reaches that far."""
+        """For each asked row and column: a place in the flat tensors, and whether the row
+        reaches that far.
+        """
         index = index.to(self.offsets.device)
         if index.numel() and (int(index.min()) < 0 or int(index.max()) >= self.size):
-            raise IndexError(f"rows {int(index.min())} … {int(index.max())} of a table of {self.size}")
+            raise IndexError(
+                f"rows {int(index.min())} … {int(index.max())} of a table of {self.size}"
+            )
         start = self.offsets[index]
         length = self.offsets[index + 1] - start
         columns = torch.arange(int(length.max()) if length.numel() else 0, device=start.device)
@@ -101,7 +115,9 @@ class TokenTable:
         return torch.where(inside, start.unsqueeze(-1) + columns, 0), inside
 
     def take(self, index: Tensor) -> TokenTable:
-        """The table of these rows (a 1-D ``index``), in that order; its digest is that of this table and of the choice."""
+        """The table of these rows (a 1-D ``index``), in that order; its digest is that of this
+        table and of the choice.
+        """
         index = index.to(self.offsets.device, torch.int64)
         where, inside = self._positions(index)
         flat = where[inside]
@@ -127,12 +143,19 @@ def left_out(parts: Mapping[str, Mapping[str, TokenTable]]) -> str:
     for part, tables in parts.items():
         for name, table in tables.items():
             report = table.report
-            read, looked = report.examples + report.bad, report.looked
+            read = report.examples + report.bad
+            looked = report.looked
             some = {f"of {read}": {"bad": report.bad, "without an answer": report.blank}}
-            shown = f"of {read}" if looked >= report.examples - report.blank else f"of {looked} drawn"
-            some.setdefault(shown, {}).update({"too long": report.too_long, "cut": report.truncated})
+            shown = (
+                f"of {read}" if looked >= report.examples - report.blank else f"of {looked} drawn"
+            )
+            some.setdefault(shown, {}).update(
+                {"too long": report.too_long, "cut": report.truncated}
+            )
             for of, counts in some.items():
-                if listed := ", ".join(f"{count} {what}" for what, count in counts.items() if count):
+                if listed := ", ".join(
+                    f"{count} {what}" for what, count in counts.items() if count
+                ):
                     lines.append(f"  {part} {name!r}: {listed}, {of}")
     return "\n".join(["rows left out or cut:", *lines]) if lines else ""
 
@@ -141,38 +164,52 @@ TYPES = {"tokens": "int32", "mask": "bool", "offsets": "int64", "rows": "int64",
 
 
 def check_fits(model: Any, everything: Mapping[str, Mapping[str, TokenTable]]) -> None:
-    """Raises ConfigError where the model has no vector for some token or position; its own error would be an index out of
-    range."""
+    """Raises ConfigError where the model has no vector for some token or position; its own error
+    would be an index out of range."""
     tables = [table for tables in everything.values() for table in tables.values()]
     longest = max(int(table.lengths.max()) for table in tables)
     most = getattr(model.config, "max_position_embeddings", None)
     if most is not None and longest > most:
         raise ConfigError(
-            f"rows have up to {longest} tokens, and the model has {most} positions @ task.max_length\n"
-            f'  set max_length = {most} or less (with too_long = "truncate" to cut rows rather than drop them)'
+            f"rows have up to {longest} tokens, and the model has {most} positions @ "
+            "task.max_length\n"
+            f'  set max_length = {most} or less (with too_long = "truncate" to cut rows rather '
+            "than drop them)"
         )
-    highest, known = max(int(table.tokens.max()) for table in tables), model.get_input_embeddings().weight.shape[0]
+    highest = max(int(table.tokens.max()) for table in tables)
+    known = model.get_input_embeddings().weight.shape[0]
     if highest >= known:
         raise ConfigError(
-            f"the tokenizer gives token {highest}, and the model knows {known} tokens only @ task.model.tokenizer\n"
+            f"the tokenizer gives token {highest}, and the model knows {known} tokens only @ "
+            "task.model.tokenizer\n"
             "  take the model's own tokenizer"
         )
 
 
 def cache_folder(kind: str = "tokens") -> Path:
-    """Where things of a kind are kept that need not be made twice: in ``$HGMS_CACHE``, or in ``hgms`` of the user's cache."""
+    """Where things of a kind are kept that need not be made twice: in ``$HGMS_CACHE``, or in
+    ``hgms`` of the user's cache.
+    """
     own = os.environ.get("HGMS_CACHE")
     root = Path(own) if own else Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache") / "hgms"
     return root.expanduser() / kind
 
 
-def cached(folder: Path, digest: str, make: Callable[[Path], TableInPieces], *, keep: Callable[[Report], bool]) -> TokenTable:
-    """The table called ``digest``, from the folder or from ``make`` (which may use the folder it is given as long as it works);
-    two processes that want one table make it once. One whose report is not to ``keep`` is made anew.
+def cached(
+    folder: Path,
+    digest: str,
+    make: Callable[[Path], TableInPieces],
+    *,
+    keep: Callable[[Report], bool],
+) -> TokenTable:
+    """The table called ``digest``, from the folder or from ``make`` (which may use the folder it is
+    given as long as it works); two processes that want one table make it once. One whose report is
+    not to ``keep`` is made anew.
 
     Errors: DataError where the folder cannot be written.
     """
-    path, parts = folder / f"{digest}.safetensors", folder / f"{digest}.parts"
+    path = folder / f"{digest}.safetensors"
+    parts = folder / f"{digest}.parts"
     if (table := _load(path, digest)) and keep(table.report):
         return table
     with locked(path):
@@ -195,7 +232,9 @@ class TableInPieces:
 
     def table(self, digest: str) -> TokenTable:
         """The table in memory."""
-        return table_of({name: leaf.tensor() for name, leaf in self.leaves.items()}, digest, self.report)
+        return table_of(
+            {name: leaf.tensor() for name, leaf in self.leaves.items()}, digest, self.report
+        )
 
 
 def table_of(leaves: Mapping[str, Tensor], digest: str, report: Report) -> TokenTable:
@@ -218,12 +257,19 @@ def reordered(table: TokenTable, order: Tensor, rows: int = 4096) -> TableInPiec
         return Leaf(TYPES[leaf], count, pieces)
 
     plain = {leaf: Leaf.of(getattr(table, leaf)[order].numpy()) for leaf in ("rows", "keys")}
-    leaves = {"tokens": of("tokens"), "mask": of("mask"), "offsets": Leaf.of(offsets_of(lengths).numpy()), **plain}
+    leaves = {
+        "tokens": of("tokens"),
+        "mask": of("mask"),
+        "offsets": Leaf.of(offsets_of(lengths).numpy()),
+        **plain,
+    }
     return TableInPieces(leaves, table.report)
 
 
 def _load(path: Path, digest: str) -> TokenTable | None:
-    """The entry, mapped into memory; None where there is none, or (with a warning) where it is damaged."""
+    """The entry, mapped into memory; None where there is none, or (with a warning) where it is
+    damaged.
+    """
     if (stored := load(path, TYPES, "table", {"digest": digest})) is None:
         return None
     leaves, about = stored

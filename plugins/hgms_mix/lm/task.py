@@ -1,4 +1,6 @@
-"""The task: which mixture of named data sources lets a language model learn a validation set best?"""
+"""The task: which mixture of named data sources lets a language model learn a validation set
+best?
+"""
 
 from __future__ import annotations
 
@@ -51,16 +53,26 @@ SETS: tuple[Which, ...] = ("sources", "validation", "test")
 
 def _some(_task: object, attribute: Any, value: Mapping[str, Source]) -> None:
     if not value:
-        raise ValueError(f"{attribute.name!r} names no source; write a table [task.{attribute.name}.<name>] with its path")
+        raise ValueError(
+            f"{attribute.name!r} names no source; write a table [task.{attribute.name}.<name>] "
+            "with its path"
+        )
     check_names(value)
 
 
 class _Metrics:
-    """All metrics of the class, and those of a task that it can give: without a test set there is no loss on it."""
+    """All metrics of the class, and those of a task that it can give: without a test set there
+    is no loss on it.
+    """
 
     def __get__(self, task: SourceMixture | None, _class: type) -> Mapping[str, bool]:
-        tested, known = task is None or task.test, task is None or task.reference is not None
-        names = [*(["test_loss"] if tested else []), "validation_loss", *(["recovery_error"] if known else [])]
+        tested = task is None or task.test
+        known = task is None or task.reference is not None
+        names = [
+            *(["test_loss"] if tested else []),
+            "validation_loss",
+            *(["recovery_error"] if known else []),
+        ]
         return dict.fromkeys(names, False)
 
 
@@ -69,41 +81,54 @@ class _Metrics:
 class SourceMixture:
     """Learn the weights of data sources by their use for a validation set::
 
-        f(x) = mean loss of the validation rows,    g(θ, x) = Σ_s ω_s · mean loss of source s,    ω = softmax(θ)
+        f(x) = mean loss of the validation rows,  g(θ, x) = Σ_s ω_s · mean loss of source s,
+            ω = softmax(θ)
 
-    x are LoRA adapters on one frozen base model, or all its parameters; the loss of a row is the mean −log p of its
-    completion tokens. A batch holds equally many rows of every source, so that ω_s alone weighs a source, however long it is.
+    x are LoRA adapters on one frozen base model, or all its parameters; the loss of a row is the
+    mean −log p of its completion tokens. A batch holds equally many rows of every source, so that
+    ω_s alone weighs a source, however long it is.
 
     Arguments:
-        sources, validation, test: tables by name. Names, never positions, tie weights to sources; the validation sets are the
-            parts that ``less`` takes its maximum over; test rows are only ever evaluated.
+        sources, validation, test: tables by name. Names, never positions, tie weights to sources;
+            the validation sets are the parts that ``less`` takes its maximum over; test rows are
+            only ever evaluated.
         model, adapter: the base, and the adapters on it (None: all parameters are lower variables).
-        template: how a row becomes text: the ``model``'s chat template, or ``plain``, ``alpaca``, ``chatml``.
+        template: how a row becomes text: the ``model``'s chat template, or ``plain``, ``alpaca``,
+            ``chatml``.
         max_length, too_long: the most tokens a row may have; longer ones are dropped, or cut.
-        cache: rows of each source that are used for learning the mixture, chosen by the seed (None: all).
-        halves: split every source into two random halves, drawn by this number, and weigh each for itself (None: no): what
-            `hgms mix null` compares sources with. Shares of a mixture are those of whole sources.
-        average: what a source's (and the validation's) mean is over: ``example`` or completion ``token``. ``all-tokens``: over
-            completion tokens, which count alike in all sources, as in trainers: ω_s is then a share of rows, and a source of
-            long rows has more of the gradient (ℓ_s is its mean over tokens times its mean length over that of all sources).
-        validation_split: shares of the roles differentiate, select and stop, or (1, 1, 1) to share all rows.
-        prior: the weights that θ starts at, and that methods with a prior stay near: ``uniform``; ``size``, in proportion to
-            the rows of each source; or shares by name.
+        cache: rows of each source that are used for learning the mixture, chosen by the seed (None:
+            all).
+        halves: split every source into two random halves, drawn by this number, and weigh each for
+            itself (None: no): what `hgms mix null` compares sources with. Shares of a mixture are
+            those of whole sources.
+        average: what a source's (and the validation's) mean is over: ``example`` or completion
+            ``token``. ``all-tokens``: over completion tokens, which count alike in all sources, as
+            in trainers: ω_s is then a share of rows, and a source of long rows has more of the
+            gradient (ℓ_s is its mean over tokens times its mean length over that of all sources).
+        validation_split: shares of the roles differentiate, select and stop, or (1, 1, 1) to share
+            all rows.
+        prior: the weights that θ starts at, and that methods with a prior stay near: ``uniform``;
+            ``size``, in proportion to the rows of each source; or shares by name.
         reference: a mixture known to be right; the metric ``recovery_error`` is then ‖ω − ω*‖₁.
-        micro_batch: rows of one candidate in one pass through the model (None: the whole batch). Bounds memory.
-        checkpointing: keep only each layer's input for the backward pass. Saves most activations for a third more time.
+        micro_batch: rows of one candidate in one pass through the model (None: the whole batch).
+            Bounds memory.
+        checkpointing: keep only each layer's input for the backward pass. Saves most activations
+            for a third more time.
 
-    Metrics: ``test_loss`` (where there is a test set) and ``validation_loss`` (role stop) are means over tokens, as
-    log-likelihoods usually are given.
+    Metrics: ``test_loss`` (where there is a test set) and ``validation_loss`` (role stop) are means
+    over tokens, as log-likelihoods usually are given.
 
     >>> task = SourceMixture(
     ...     sources={"sums": Source(path="sums.jsonl"), "poems": Source(path="poems.jsonl.gz")},
     ...     validation={"sums": Source(path="held-out.jsonl")},
-    ...     model=BaseModel(config={"model_type": "gpt2", "n_layer": 2}, tokenizer="bytes"), adapter=Lora(rank=4))
+    ...     model=BaseModel(config={"model_type": "gpt2", "n_layer": 2}, tokenizer="bytes"),
+    ...     adapter=Lora(rank=4),
+    ... )
     >>> task.adapter.scaling
     8.0
 
-    Source: HG-MS paper, section on language models and appendix; the problem is ScaleBiO's (Pan et al. 2025).
+    Source: HG-MS paper, section on language models and appendix; the problem is ScaleBiO's (Pan et
+        al. 2025).
     """
 
     name: ClassVar[str] = "source-mixture"
@@ -124,17 +149,25 @@ class SourceMixture:
 
     sources: Mapping[str, Source] = field(validator=_some, hash=False)
     validation: Mapping[str, Source] = field(validator=_some, hash=False)
-    test: Mapping[str, Source] = field(factory=dict, validator=lambda _, __, value: check_names(value, "test set"), hash=False)
+    test: Mapping[str, Source] = field(
+        factory=dict, validator=lambda _, __, value: check_names(value, "test set"), hash=False
+    )
     model: BaseModel
     adapter: Lora | None = None
     template: str = field(default="model", validator=known_template)
     max_length: int = field(default=512, validator=validators.ge(4))
     too_long: Literal["drop", "truncate"] = "drop"
     cache: int | None = field(default=None, validator=optional_whole)
-    halves: int | None = field(default=None, validator=validators.optional(validators.ge(0)), metadata={"since": "0.7"})
+    halves: int | None = field(
+        default=None, validator=validators.optional(validators.ge(0)), metadata={"since": "0.7"}
+    )
     average: Average = "example"
-    validation_split: tuple[float, float, float] = field(default=(0.5, 0.3, 0.2), validator=validation_shares)
-    prior: Mapping[str, float] | Literal["uniform", "size"] = field(default="uniform", hash=False, metadata={"since": "0.7"})
+    validation_split: tuple[float, float, float] = field(
+        default=(0.5, 0.3, 0.2), validator=validation_shares
+    )
+    prior: Mapping[str, float] | Literal["uniform", "size"] = field(
+        default="uniform", hash=False, metadata={"since": "0.7"}
+    )
     reference: Mapping[str, float] | None = field(default=None, hash=False)
     micro_batch: int | None = field(default=None, validator=optional_whole)
     checkpointing: bool = False
@@ -147,7 +180,10 @@ class SourceMixture:
         if not isinstance(self.prior, str):
             mixture_shares(self.prior, self.sources, "prior")
         if self.model.shard and self.adapter is None:
-            raise ValueError("model.shard parts a frozen base, and without an 'adapter' all its parameters are learned")
+            raise ValueError(
+                "model.shard parts a frozen base, and without an 'adapter' all its parameters "
+                "are learned"
+            )
 
     @property
     def sharded(self) -> bool:
@@ -161,8 +197,8 @@ class SourceMixture:
 
     @classmethod
     def testing_instance(cls) -> SourceMixture:
-        """For ``hgms check``: all parameters of a tiny model of bytes, on a few written rows. Declared are the metrics of a
-        task with a test set and a reference, so it has both."""
+        """For ``hgms check``: all parameters of a tiny model of bytes, on a few written rows.
+        Declared are the metrics of a task with a test set and a reference, so it has both."""
         files = {name: Source(path=str(path)) for name, path in _testing_files().items()}
         size = {"n_layer": 1, "n_head": 2, "n_embd": 8, "n_positions": 48}
         return cls(
@@ -176,26 +212,44 @@ class SourceMixture:
         )
 
     def tables(self, tokenizer: Any, which: Which = "sources") -> dict[str, TokenTable]:
-        """All rows of the sources (or of the validation or test sets) that are short enough, as tokens, by name."""
-        tables = self._by_name(which, functools.partial(token_table, tokenizer=tokenizer, **self._written))
-        return tables if self.halves is None or which != "sources" else in_halves(tables, Key(self.halves))
+        """All rows of the sources (or of the validation or test sets) that are short enough, as
+        tokens, by name.
+        """
+        tables = self._by_name(
+            which, functools.partial(token_table, tokenizer=tokenizer, **self._written)
+        )
+        return (
+            tables
+            if self.halves is None or which != "sources"
+            else in_halves(tables, Key(self.halves))
+        )
 
     def _shares(self, mixture: Mapping[str, float], what: str) -> list[float]:
-        """The weights of all sources, or of their halves, in the order of their tables. A half may be named, too."""
+        """The weights of all sources, or of their halves, in the order of their tables. A half
+        may be named, too.
+        """
         if self.halves is None:
             return mixture_shares(mixture, self.sources, what)
         shares: dict[str, float] = {}
         for name, share in mixture.items():
-            shares |= dict.fromkeys(halves_of(name), share / 2) if name in self.sources else {name: share}
-        return mixture_shares(shares, [half for name in self.sources for half in halves_of(name)], what)
+            shares |= (
+                dict.fromkeys(halves_of(name), share / 2) if name in self.sources else {name: share}
+            )
+        return mixture_shares(
+            shares, [half for name in self.sources for half in halves_of(name)], what
+        )
 
     def contents(self) -> dict[str, dict[str, str]]:
-        """What stands in the files, by set and name: the sha256 of a file, or a Hub data set with its commit."""
+        """What stands in the files, by set and name: the sha256 of a file, or a Hub data set
+        with its commit.
+        """
         return {which: self._by_name(which, content) for which in SETS}
 
-    def _by_name(self, which: str, read: Callable[[str, Source], T], names: Collection[str] | None = None) -> dict[str, T]:
-        """What ``read`` makes of every source of a set, or of those with these names. Bad data is placed in the configuration:
-        validation and test sets may bear a source's name."""
+    def _by_name(
+        self, which: str, read: Callable[[str, Source], T], names: Collection[str] | None = None
+    ) -> dict[str, T]:
+        """What ``read`` makes of every source of a set, or of those with these names. Bad data is
+        placed in the configuration: validation and test sets may bear a source's name."""
         results = {}
         for name, source in getattr(self, which).items():
             if names is not None and name not in names:
@@ -208,31 +262,50 @@ class SourceMixture:
         return results
 
     def made_of(self) -> dict[str, Any]:
-        """What the problem depends on beside this configuration: the contents of its files, and of the model's folder."""
+        """What the problem depends on beside this configuration: the contents of its files, and
+        of the model's folder.
+        """
         return {"files": self.contents(), "model": self.model.digest()}
 
     def pool(self, tokenizer: Any, seed: int) -> dict[str, TokenTable]:
-        """The rows that the mixture is learned on: ``cache`` of each source, which are drawn before any becomes tokens."""
+        """The rows that the mixture is learned on: ``cache`` of each source, which are drawn
+        before any becomes tokens.
+        """
         if self.cache is None:
             return self.tables(tokenizer)
         if self.halves is not None:
             tables = self.tables(tokenizer)
-            drawn = {name: shuffled(table.size, Key(seed).fold("cache", name))[: self.cache] for name, table in tables.items()}
+            drawn = {
+                name: shuffled(table.size, Key(seed).fold("cache", name))[: self.cache]
+                for name, table in tables.items()
+            }
             return {name: table.take(drawn[name].sort().values) for name, table in tables.items()}
 
-        return self.draw(tokenizer, dict.fromkeys(self.sources, self.cache), lambda name: Key(seed).fold("cache", name))
+        return self.draw(
+            tokenizer,
+            dict.fromkeys(self.sources, self.cache),
+            lambda name: Key(seed).fold("cache", name),
+        )
 
-    def draw(self, tokenizer: Any, counts: Mapping[str, int], key: Callable[[str], Key]) -> dict[str, TokenTable]:
-        """So many rows of each source, drawn without replacement by a key of its own before any becomes tokens; all rows of a
-        source that has fewer."""
+    def draw(
+        self, tokenizer: Any, counts: Mapping[str, int], key: Callable[[str], Key]
+    ) -> dict[str, TokenTable]:
+        """So many rows of each source, drawn without replacement by a key of its own before any
+        becomes tokens; all rows of a source that has fewer."""
 
         def some(name: str, source: Source) -> TokenTable:
-            return drawn_table(name, source, tokenizer, count=counts[name], key=key(name), **self._written)
+            return drawn_table(
+                name, source, tokenizer, count=counts[name], key=key(name), **self._written
+            )
 
         return self._by_name("sources", some, counts)
 
-    def picked(self, tokenizer: Any, which: Which, numbers: Mapping[str, Tensor]) -> dict[str, TokenTable]:
-        """The rows with these numbers of each set, without those that are too long in the tokenizer's tokens."""
+    def picked(
+        self, tokenizer: Any, which: Which, numbers: Mapping[str, Tensor]
+    ) -> dict[str, TokenTable]:
+        """The rows with these numbers of each set, without those that are too long in the
+        tokenizer's tokens.
+        """
 
         def some(name: str, source: Source) -> TokenTable | None:
             try:
@@ -253,7 +326,9 @@ class SourceMixture:
         lengths = {"max_length": self.max_length, "too_long": self.too_long}
         return {"template": self.template, "cache_dir": cache_folder(), **lengths}
 
-    def language_model(self, tokenizer: Any, device: torch.device, dtype: torch.dtype) -> LanguageModel:
+    def language_model(
+        self, tokenizer: Any, device: torch.device, dtype: torch.dtype
+    ) -> LanguageModel:
         load = self.model.in_parts if self.sharded else self.model.load
         base = load(device, dtype, len(tokenizer))
         options: Any = {"rows": self.micro_batch, "checkpointing": self.checkpointing}
@@ -266,26 +341,39 @@ class SourceMixture:
         if self.sharded:
             ensure_ranks()
         for which in SETS:
-            self._by_name(which, look)  # what is wrong with a file is said before a model is fetched or converted
+            self._by_name(
+                which, look
+            )  # what is wrong with a file is said before a model is fetched or converted
         tokenizer = self.model.load_tokenizer()
         pool = self.pool(tokenizer, seed)
-        judged: dict[str, dict[str, TokenTable]] = {which: self.tables(tokenizer, which) for which in SETS[1:]}
+        judged: dict[str, dict[str, TokenTable]] = {
+            which: self.tables(tokenizer, which) for which in SETS[1:]
+        }
         everything: Mapping[str, dict[str, TokenTable]] = {"sources": pool, **judged}
         read: Mapping[str, Index | TokenTable] = pool
         if self.cache is not None:
             read = self.rows() if self.halves is None else self.tables(tokenizer)
-        for message in filter(None, (left_out(everything), overlap_warning(overlaps(read, *judged.values())))):
+        for message in filter(
+            None, (left_out(everything), overlap_warning(overlaps(read, *judged.values())))
+        ):
             warn(message)
         model = self.language_model(tokenizer, device, dtype)
         check_fits(model.model, everything)
 
         names = tuple(pool)
-        lower = Batches(tuple(pool.values()), device, dropout=self.adapter is not None and self.adapter.dropout > 0)
+        lower = Batches(
+            tuple(pool.values()),
+            device,
+            dropout=self.adapter is not None and self.adapter.dropout > 0,
+        )
         upper = Batches(tuple(everything["validation"].values()), device)
         test = Batches(tuple(everything["test"].values()), device) if everything["test"] else None
         # Shuffled, so that each role sees rows of each validation set.
         order = {"row": shuffled(upper.size, Key(seed).fold("validation"))}
-        shares = {role: data.batch(None)["row"] for role, data in roles(order, self.validation_split).items()}
+        shares = {
+            role: data.batch(None)["row"]
+            for role, data in roles(order, self.validation_split).items()
+        }
 
         training = Rows(model, self.average, mean_lengths(lower, device, dtype, self.average))
         g = MixtureLoss(training, len(names))
@@ -297,16 +385,26 @@ class SourceMixture:
             return {"logits": (share / share.max()).clamp_min(math.exp(-30)).log()}
 
         sizes = {name: float(table.size) for name, table in read.items()}
-        prior = {"uniform": dict.fromkeys(names, 1.0), "size": sizes}[self.prior] if isinstance(self.prior, str) else self.prior
+        prior = (
+            {"uniform": dict.fromkeys(names, 1.0), "size": sizes}[self.prior]
+            if isinstance(self.prior, str)
+            else self.prior
+        )
 
-        best = None if self.reference is None else torch.tensor(self._shares(self.reference, "reference"))
+        best = (
+            None
+            if self.reference is None
+            else torch.tensor(self._shares(self.reference, "reference"))
+        )
 
         def evaluate(theta: Tree, x: Tree) -> Mapping[str, float]:
             metrics = {"validation_loss": token_loss(model, x, upper, shares["stop"])}
             if test is not None:
                 metrics["test_loss"] = token_loss(model, x, test, torch.arange(test.size))
             if best is not None:
-                metrics["recovery_error"] = float((weights(theta).double().cpu() - best.double()).abs().sum())
+                metrics["recovery_error"] = float(
+                    (weights(theta).double().cpu() - best.double()).abs().sum()
+                )
             return metrics
 
         return Problem(
@@ -339,9 +437,16 @@ def _testing_files() -> dict[str, Path]:
     """Rows of a few bytes, in a folder that goes with the process."""
     folder = Path(tempfile.mkdtemp(prefix="hgms-"))
     atexit.register(shutil.rmtree, folder, ignore_errors=True)
-    numbers = {"doubles": range(1, 13), "dots": range(13, 25), "validation": range(25, 33), "test": range(33, 37)}
+    numbers = {
+        "doubles": range(1, 13),
+        "dots": range(13, 25),
+        "validation": range(25, 33),
+        "test": range(33, 37),
+    }
     for name, which in numbers.items():
         answer = (lambda _: ".") if name == "dots" else (lambda number: str(2 * number))
         rows = [{"prompt": f"{number} twice", "completion": answer(number)} for number in which]
-        (folder / f"{name}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
+        (folder / f"{name}.jsonl").write_text(
+            "".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8"
+        )
     return {name: folder / f"{name}.jsonl" for name in numbers}

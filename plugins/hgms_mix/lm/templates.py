@@ -1,8 +1,9 @@
 """From a conversation to pieces of text, which are part of the prompt or to be learned.
 
-A prompt template decides what stands around the turns. Every template here cuts its text where an answer begins and where it
-ends, and ``encode`` turns each piece into tokens on its own. So no token lies across a border: the tokens before an answer in
-training are exactly those that a model is given which is to write the answer.
+A prompt template decides what stands around the turns. Every template here cuts its text where an
+answer begins and where it ends, and ``encode`` turns each piece into tokens on its own. So no token
+lies across a border: the tokens before an answer in training are exactly those that a model is
+given which is to write the answer.
 """
 
 from __future__ import annotations
@@ -22,9 +23,13 @@ Piece = tuple[str | int, bool]
 """A text, or the id of one token; and whether it is part of an answer, to be learned."""
 
 TEMPLATES = ("model", "plain", "alpaca", "chatml")
-PREAMBLE = "Below is an instruction that describes a task. Write a response that appropriately completes the request.\n\n"
+PREAMBLE = (
+    "Below is an instruction that describes a task. Write a response that appropriately "
+    "completes the request.\n\n"
+)
 PREAMBLE_WITH_INPUT = (
-    "Below is an instruction that describes a task, paired with an input that provides further context. "
+    "Below is an instruction that describes a task, paired with an input that provides further "
+    "context. "
     "Write a response that appropriately completes the request.\n\n"
 )
 
@@ -34,22 +39,26 @@ PREAMBLE_WITH_INPUT = (
 class Template:
     """How conversations are written for one tokenizer.
 
-    ``model`` is the tokenizer's own chat template. The named ones, with S, U, A the texts of system, user and assistant turns,
-    and ⏎ for a line break; what is learned stands in ⟦ ⟧:
+    ``model`` is the tokenizer's own chat template. The named ones, with S, U, A the texts of
+    system, user and assistant turns, and ⏎ for a line break; what is learned stands in ⟦ ⟧:
 
     - ``plain``: ``S⏎⏎`` ``U⏎`` ``⟦A eos⟧``;
-    - ``alpaca`` (Stanford's): ``Below is an instruction that describes a task. Write a response that appropriately completes
-      the request.⏎⏎### Instruction:⏎U⏎⏎### Response:⏎`` ``⟦A eos⟧``; a row with an input has the longer preamble ("…a task,
-      paired with an input that provides further context. Write…") and ``### Input:⏎…⏎⏎`` before the response; ``S⏎⏎`` stands
-      in the preamble's place; later turns begin with ``⏎⏎### Instruction:``;
-    - ``chatml``: ``<|im_start|>system⏎S<|im_end|>⏎`` ``<|im_start|>user⏎U<|im_end|>⏎`` ``<|im_start|>assistant⏎``
-      ``⟦A<|im_end|>⟧`` ``⏎``; where the tokenizer has no such tokens, the marks are spelt out and ``eos`` ends an answer.
+    - ``alpaca`` (Stanford's): ``Below is an instruction that describes a task. Write a response
+      that appropriately completes the request.⏎⏎### Instruction:⏎U⏎⏎### Response:⏎`` ``⟦A eos⟧``; a
+      row with an input has the longer preamble ("…a task, paired with an input that provides
+      further context. Write…") and ``### Input:⏎…⏎⏎`` before the response; ``S⏎⏎`` stands in the
+      preamble's place; later turns begin with ``⏎⏎### Instruction:``;
+    - ``chatml``: ``<|im_start|>system⏎S<|im_end|>⏎`` ``<|im_start|>user⏎U<|im_end|>⏎``
+      ``<|im_start|>assistant⏎`` ``⟦A<|im_end|>⟧`` ``⏎``; where the tokenizer has no such tokens,
+      the marks are spelt out and ``eos`` ends an answer.
 
-    A tokenizer that begins every text with its bos token begins every named template with it. In named templates the text of
-    a row is only text: ``<|endoftext|>`` typed by a user is spelt out (save for the tokenizers that need the whole text at
-    once). In ``model`` the chat template's special tokens are written as text, so one that a row happens to spell is one, too.
+    A tokenizer that begins every text with its bos token begins every named template with it. In
+    named templates the text of a row is only text: ``<|endoftext|>`` typed by a user is spelt out
+    (save for the tokenizers that need the whole text at once). In ``model`` the chat template's
+    special tokens are written as text, so one that a row happens to spell is one, too.
 
-    ``pieces`` are those of a conversation up to its last answer, ``opening`` those before an answer that is to be written.
+    ``pieces`` are those of a conversation up to its last answer, ``opening`` those before an answer
+    that is to be written.
     """
 
     name: str
@@ -73,25 +82,30 @@ def template_for(name: str, tokenizer: PreTrainedTokenizerBase) -> Template:
     >>> template_for("plain", byte_tokenizer()).pieces(chat)
     [('1+1?\\n', False), ('2', True), (257, True)]
 
-    Errors: ConfigError for an unknown name, a tokenizer without chat template (``model``) or without an end token.
+    Errors: ConfigError for an unknown name, a tokenizer without chat template (``model``) or
+        without an end token.
     """
     one_of("template", name, TEMPLATES)
     if name != "model":
         return _named_template(name, tokenizer)
     if not tokenizer.chat_template:
         raise ConfigError(
-            'the tokenizer has no chat template, which template = "model" asks for (base models often have none)\n'
-            f"  set template to one of: {', '.join(other for other in TEMPLATES if other != 'model')};"
+            'the tokenizer has no chat template, which template = "model" asks for (base models '
+            "often have none)\n"
+            "  set template to one of: "
+            f"{', '.join(other for other in TEMPLATES if other != 'model')};"
             " or give the tokenizer of the instruction-tuned model"
         )
     chat = _Chat(tokenizer)
-    return Template("model", chat.pieces, chat.opening, specials=True, text=str(tokenizer.chat_template))
+    return Template(
+        "model", chat.pieces, chat.opening, specials=True, text=str(tokenizer.chat_template)
+    )
 
 
 @frozen
 class _Style:
-    """A named template: what is written for a ``turn`` that is no answer (is it the first of its role? did a system turn come
-    before?), before an answer, as its end, and after it."""
+    """A named template: what is written for a ``turn`` that is no answer (is it the first of its
+    role? did a system turn come before?), before an answer, as its end, and after it."""
 
     turn: Callable[[Message, bool, bool], list[str | int]]
     head: list[str | int]
@@ -100,14 +114,27 @@ class _Style:
 
 
 def _plain(tokenizer: PreTrainedTokenizerBase) -> _Style:
-    return _Style(lambda turn, first, led: [turn.text + ("\n\n" if turn.role == "system" else "\n")], [], _end(tokenizer), [])
+    return _Style(
+        lambda turn, first, led: [turn.text + ("\n\n" if turn.role == "system" else "\n")],
+        [],
+        _end(tokenizer),
+        [],
+    )
 
 
 def _alpaca(tokenizer: PreTrainedTokenizerBase) -> _Style:
     def write(turn: Message, first: bool, led: bool) -> list[str | int]:
         if turn.role == "system":
             return [turn.text + "\n\n"]
-        before = "\n\n" if not first else "" if led else PREAMBLE_WITH_INPUT if turn.context else PREAMBLE
+        before = (
+            "\n\n"
+            if not first
+            else ""
+            if led
+            else PREAMBLE_WITH_INPUT
+            if turn.context
+            else PREAMBLE
+        )
         context = f"### Input:\n{turn.context}\n\n" if turn.context else ""
         return [f"{before}### Instruction:\n{turn.instruction}\n\n{context}"]
 
@@ -119,7 +146,10 @@ def _chatml(tokenizer: PreTrainedTokenizerBase) -> _Style:
     start, finish = (marks.get(mark, mark) for mark in ("<|im_start|>", "<|im_end|>"))
     end = finish if isinstance(finish, int) else _end(tokenizer)
     return _Style(
-        lambda turn, first, led: [start, f"{turn.role}\n{turn.text}", finish, "\n"], [start, "assistant\n"], end, ["\n"]
+        lambda turn, first, led: [start, f"{turn.role}\n{turn.text}", finish, "\n"],
+        [start, "assistant\n"],
+        end,
+        ["\n"],
     )
 
 
@@ -129,14 +159,17 @@ _STYLES = {"plain": _plain, "alpaca": _alpaca, "chatml": _chatml}
 def _end(tokenizer: PreTrainedTokenizerBase) -> int:
     if tokenizer.eos_token_id is None:
         raise ConfigError(
-            "named templates end an answer with the tokenizer's end token, and this tokenizer has none\n"
-            "  give it one (tokenizer.eos_token = …, then save_pretrained) and load it from that folder"
+            "named templates end an answer with the tokenizer's end token, and this tokenizer "
+            "has none\n"
+            "  give it one (tokenizer.eos_token = …, then save_pretrained) and load it from that "
+            "folder"
         )
     return int(tokenizer.eos_token_id)
 
 
 def _named_template(name: str, tokenizer: PreTrainedTokenizerBase) -> Template:
-    style, bos = _STYLES[name](tokenizer), tokenizer.bos_token_id
+    style = _STYLES[name](tokenizer)
+    bos = tokenizer.bos_token_id
     begins = bos is not None and tokenizer("a", add_special_tokens=True)["input_ids"][:1] == [bos]
 
     def write(messages: Sequence[Message]) -> list[Piece]:
@@ -144,7 +177,12 @@ def _named_template(name: str, tokenizer: PreTrainedTokenizerBase) -> Template:
         seen: set[str] = set()
         for message in messages:
             if message.role == "assistant":
-                pieces += [*_prompt(style.head), (message.text, True), (style.end, True), *_prompt(style.tail)]
+                pieces += [
+                    *_prompt(style.head),
+                    (message.text, True),
+                    (style.end, True),
+                    *_prompt(style.tail),
+                ]
             else:
                 pieces += _prompt(style.turn(message, message.role not in seen, "system" in seen))
             seen.add(message.role)
@@ -172,7 +210,13 @@ def _joined(pieces: Iterable[Piece]) -> list[Piece]:
     for text, learned in pieces:
         if text == "":
             continue
-        if merged and isinstance(text, str) and not learned and isinstance(merged[-1][0], str) and not merged[-1][1]:
+        if (
+            merged
+            and isinstance(text, str)
+            and not learned
+            and isinstance(merged[-1][0], str)
+            and not merged[-1][1]
+        ):
             merged[-1] = (merged[-1][0] + text, False)
         else:
             merged.append((text, learned))
@@ -181,13 +225,18 @@ def _joined(pieces: Iterable[Piece]) -> list[Piece]:
 
 def answered(messages: Sequence[Message]) -> Sequence[Message]:
     """The conversation up to its last answer."""
-    last = max((number for number, message in enumerate(messages) if message.role == "assistant"), default=-1)
+    last = max(
+        (number for number, message in enumerate(messages) if message.role == "assistant"),
+        default=-1,
+    )
     return messages[: last + 1]
 
 
 @frozen(eq=False)
 class _Chat:
-    """A tokenizer's chat template. Where answers begin and end is found by rendering the conversation up to there."""
+    """A tokenizer's chat template. Where answers begin and end is found by rendering the
+    conversation up to there.
+    """
 
     tokenizer: PreTrainedTokenizerBase
     frame: tuple[str, str] | None = field(init=False)
@@ -197,7 +246,8 @@ class _Chat:
         """What is written before the last answer and after it; None where a probe does not tell."""
         question = [Message("user", "a question")]
         try:
-            bare, before = self.render(question), self.render(question, generate=True)
+            bare = self.render(question)
+            before = self.render(question, generate=True)
             whole = self.render([*question, Message("assistant", "an answer")])
         except DataError:
             return None
@@ -208,7 +258,11 @@ class _Chat:
     def render(self, messages: Sequence[Message], generate: bool = False) -> str:
         turns = [{"role": message.role, "content": message.text} for message in messages]
         try:
-            return str(self.tokenizer.apply_chat_template(turns, tokenize=False, add_generation_prompt=generate))
+            return str(
+                self.tokenizer.apply_chat_template(
+                    turns, tokenize=False, add_generation_prompt=generate
+                )
+            )
         except Exception as error:  # templates raise what they like through Jinja
             roles = ", ".join(message.role for message in messages)
             raise DataError(
@@ -230,22 +284,32 @@ class _Chat:
         for number in answers:
             before = self.render(messages[:number], generate=True)
             through = whole if number == answers[-1] else self.render(messages[: number + 1])
-            if not (whole.startswith(before) and whole.startswith(through) and at <= len(before) <= len(through)):
+            if not (
+                whole.startswith(before)
+                and whole.startswith(through)
+                and at <= len(before) <= len(through)
+            ):
                 raise DataError(
-                    "the model's chat template writes earlier turns differently once later ones follow: answers cannot be\n"
-                    '  told from what surrounds them\n  take a named template (template = "chatml"), or rows of one turn'
+                    "the model's chat template writes earlier turns differently once later ones "
+                    "follow: answers cannot be\n"
+                    "  told from what surrounds them\n"
+                    '  take a named template (template = "chatml"), or rows of one turn'
                 )
             begin = len(before)
             answer = through.find(messages[number].text.strip(), begin)
             if answer > begin and through[begin:answer].strip():
                 begin = answer  # a header that the generation prompt lacks is not learned
-            stop = max(len(through.rstrip()), begin)  # nor the white space that the template puts after the end mark
+            stop = max(
+                len(through.rstrip()), begin
+            )  # nor the white space that the template puts after the end mark
             pieces += [(whole[at:begin], False), (whole[begin:stop], True)]
             at = stop
         return [piece for piece in pieces if piece[0]]
 
     def _last(self, whole: str, answer: str) -> list[Piece] | None:
-        """The usual row: one answer, found from the end, which spares rendering the prompt for itself."""
+        """The usual row: one answer, found from the end, which spares rendering the prompt for
+        itself.
+        """
         if self.frame is None:
             return None
         head, tail = self.frame

@@ -1,4 +1,6 @@
-"""Tokenizers: the byte-level one that needs no file, GPT-2's from its two files, and any other of transformers."""
+"""Tokenizers: the byte-level one that needs no file, GPT-2's from its two files, and any other
+of transformers.
+"""
 
 from __future__ import annotations
 
@@ -15,15 +17,24 @@ if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase, PreTrainedTokenizerFast
 
 BYTES = "bytes"
-FILES = ("tokenizer.json", "tokenizer_config.json", "tokenizer.model", "vocab.json", "vocab.txt", "spiece.model")
+FILES = (
+    "tokenizer.json",
+    "tokenizer_config.json",
+    "tokenizer.model",
+    "vocab.json",
+    "vocab.txt",
+    "spiece.model",
+)
 """A folder without any of these holds no tokenizer."""
 
 
 def byte_tokenizer() -> PreTrainedTokenizerFast:
-    """One token per byte of UTF-8 (ids 0 … 255: the byte itself), then ``<bos>`` 256, ``<eos>`` 257, ``<pad>`` 258.
+    """One token per byte of UTF-8 (ids 0 … 255: the byte itself), then ``<bos>`` 256, ``<eos>``
+    257, ``<pad>`` 258.
 
-    Use when a small model is trained from scratch and nothing may be downloaded: every text in every language has a token
-    sequence, and back. Avoid for pretrained models, which speak their own tokens only. No ``<bos>`` is put before a text.
+    Use when a small model is trained from scratch and nothing may be downloaded: every text in
+    every language has a token sequence, and back. Avoid for pretrained models, which speak their
+    own tokens only. No ``<bos>`` is put before a text.
 
     >>> tokenizer = byte_tokenizer()
     >>> tokenizer("Grüße")["input_ids"] == list("Grüße".encode())
@@ -37,40 +48,54 @@ def byte_tokenizer() -> PreTrainedTokenizerFast:
     from transformers.convert_slow_tokenizer import bytes_to_unicode
 
     printable = bytes_to_unicode()
-    return _byte_level({printable[byte]: byte for byte in range(256)}, [], ["<bos>", "<eos>", "<pad>"], split=False)
+    return _byte_level(
+        {printable[byte]: byte for byte in range(256)}, [], ["<bos>", "<eos>", "<pad>"], split=False
+    )
 
 
 def gpt2_tokenizer(folder: str | Path) -> PreTrainedTokenizerFast:
-    """GPT-2's byte-pair encoding from ``encoder.json`` and ``vocab.bpe``, the files as OpenAI published them (50,257 tokens).
+    """GPT-2's byte-pair encoding from ``encoder.json`` and ``vocab.bpe``, the files as OpenAI
+    published them (50,257 tokens).
 
-    ``<|endoftext|>`` begins, ends and pads: the loss never sees padding (the table's own mask says what is learned), so that an
-    end token as padding does no harm.
+    ``<|endoftext|>`` begins, ends and pads: the loss never sees padding (the table's own mask says
+    what is learned), so that an end token as padding does no harm.
 
-    Errors: DataError for files that are missing or not those two; MissingExtra without transformers.
+    Errors: DataError for files that are missing or not those two; MissingExtra without
+        transformers.
     """
     transformers_quietly()
-    spec, folder = folder, expand(str(folder), "the tokenizer")
+    spec = folder
+    folder = expand(str(folder), "the tokenizer")
     try:
         vocabulary = json.loads((folder / "encoder.json").read_text(encoding="utf-8"))
         lines = (folder / "vocab.bpe").read_text(encoding="utf-8").splitlines()
     except FileNotFoundError as error:
         missing = Path(error.filename).name
-        raise DataError(f"no GPT-2 tokenizer in {spec}: {missing} is missing\n  it needs both files") from None
+        raise DataError(
+            f"no GPT-2 tokenizer in {spec}: {missing} is missing\n  it needs both files"
+        ) from None
     except (OSError, ValueError) as error:
         why = as_written(str(error), str(spec))
-        raise DataError(f"no GPT-2 tokenizer in {spec}: {why}\n  fetch encoder.json and vocab.bpe again") from None
+        raise DataError(
+            f"no GPT-2 tokenizer in {spec}: {why}\n  fetch encoder.json and vocab.bpe again"
+        ) from None
     split = [line.split() for line in lines if line.strip() and not line.startswith("#version")]
     pairs = [(parts[0], parts[-1]) for parts in split]
     try:
         return _byte_level(vocabulary, pairs, ["<|endoftext|>"] * 3, split=True)
     except Exception as error:  # the Rust library raises plain Exceptions
-        raise DataError(f"encoder.json and vocab.bpe in {spec} do not belong together: {error}\n  fetch both again") from None
+        raise DataError(
+            f"encoder.json and vocab.bpe in {spec} do not belong together: {error}\n"
+            "  fetch both again"
+        ) from None
 
 
 def _byte_level(
     vocabulary: dict[str, int], merges: list[tuple[str, str]], marks: list[str], *, split: bool
 ) -> PreTrainedTokenizerFast:
-    """Byte-pair encoding of bytes, with the marks that begin, end and pad; ``split``: into words beforehand."""
+    """Byte-pair encoding of bytes, with the marks that begin, end and pad; ``split``: into words
+    beforehand.
+    """
     transformers = transformers_quietly()
     from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
@@ -86,17 +111,22 @@ def _byte_level(
 
 
 def load_tokenizer(
-    spec: str, *, revision: str | None = None, trust_remote_code: bool = False, place: str = "task.model.tokenizer"
+    spec: str,
+    *,
+    revision: str | None = None,
+    trust_remote_code: bool = False,
+    place: str = "task.model.tokenizer",
 ) -> PreTrainedTokenizerBase:
     """The tokenizer that ``spec`` names, always with a padding token.
 
-    ``spec`` is ``"bytes"`` (:func:`byte_tokenizer`), a folder with ``encoder.json`` and ``vocab.bpe`` (:func:`gpt2_tokenizer`),
-    any other folder, the name of an installed model or one on the Hub (transformers' AutoTokenizer). A tokenizer without a
-    padding token gets its end token as one: padding is kept out of every loss by the table's own mask, so the two are never
-    mixed up.
+    ``spec`` is ``"bytes"`` (:func:`byte_tokenizer`), a folder with ``encoder.json`` and
+    ``vocab.bpe`` (:func:`gpt2_tokenizer`), any other folder, the name of an installed model or one
+    on the Hub (transformers' AutoTokenizer). A tokenizer without a padding token gets its end token
+    as one: padding is kept out of every loss by the table's own mask, so the two are never mixed
+    up.
 
-    Errors: ConfigError for a path that is not there, code of its own that is not allowed, or neither padding nor end token;
-    MissingExtra without transformers.
+    Errors: ConfigError for a path that is not there, code of its own that is not allowed, or
+    neither padding nor end token; MissingExtra without transformers.
     """
     if spec == BYTES:
         return byte_tokenizer()
@@ -104,24 +134,31 @@ def load_tokenizer(
     folder = model_folder(spec, place)
     if (folder / "encoder.json").is_file() and (folder / "vocab.bpe").is_file():
         return gpt2_tokenizer(spec)
-    where = located(spec, "tokenizer", place, revision=revision, trust_remote_code=trust_remote_code)
+    where = located(
+        spec, "tokenizer", place, revision=revision, trust_remote_code=trust_remote_code
+    )
     if folder.is_dir() and not any((folder / name).is_file() for name in FILES):
         holds = ", ".join(sorted(entry.name for entry in folder.iterdir())[:12]) or "nothing"
         raise ConfigError(
             f"there is no tokenizer in {spec!r} (it holds: {holds}) @ {place}\n"
-            f'  set task.model.tokenizer to "{BYTES}", a folder with tokenizer.json, or OWNER/NAME on the Hub'
+            f'  set task.model.tokenizer to "{BYTES}", a folder with tokenizer.json, or '
+            "OWNER/NAME on the Hub"
         )
     try:
         tokenizer: PreTrainedTokenizerBase = transformers.AutoTokenizer.from_pretrained(
             where, revision=revision, trust_remote_code=trust_remote_code
         )
-    except Exception as error:  # transformers raises its own, the Hub's and the Rust library's errors
+    except (
+        Exception
+    ) as error:  # transformers raises its own, the Hub's and the Rust library's errors
         why = as_written(str(error), spec).strip().splitlines()
         if "trust_remote_code" in str(error):
             raise ConfigError(own_code("tokenizer", spec, place)) from None
         raise ConfigError(
-            f"the tokenizer {spec!r} cannot be loaded ({type(error).__name__}: {why[0] if why else ''}) @ {place}\n"
-            f'  a tokenizer is "{BYTES}", a folder (transformers\', or encoder.json and vocab.bpe), or OWNER/NAME on the Hub'
+            f"the tokenizer {spec!r} cannot be loaded ({type(error).__name__}: "
+            f"{why[0] if why else ''}) @ {place}\n"
+            f'  a tokenizer is "{BYTES}", a folder (transformers\', or encoder.json and '
+            "vocab.bpe), or OWNER/NAME on the Hub"
         ) from error
     return padded(tokenizer)
 
@@ -131,8 +168,10 @@ def padded(tokenizer: PreTrainedTokenizerBase) -> PreTrainedTokenizerBase:
     if tokenizer.pad_token_id is None:
         if tokenizer.eos_token_id is None:
             raise ConfigError(
-                "the tokenizer has neither a padding nor an end token, so batches cannot be padded\n"
-                "  give it one (tokenizer.pad_token = …, then save_pretrained) and load it from that folder"
+                "the tokenizer has neither a padding nor an end token, so batches cannot be "
+                "padded\n"
+                "  give it one (tokenizer.pad_token = …, then save_pretrained) and load it from "
+                "that folder"
             )
         tokenizer.pad_token = tokenizer.eos_token
     return tokenizer

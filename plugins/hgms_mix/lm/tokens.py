@@ -1,9 +1,10 @@
-"""From the rows of a source to their token table: pieces of text become tokens, each to be learned or not.
+"""From the rows of a source to their token table: pieces of text become tokens, each to be learned
+or not.
 
-Tokens of the prompt and of prompt with answer, taken separately and cut by length, differ at the border for most byte-pair
-encodings; pieces are tokenised on their own. Tokenizers that put a space before every text (SentencePiece of Llama 2) would do
-so before every piece: the whole text is tokenised once for them, and a token belongs to the piece that its last character lies
-in.
+Tokens of the prompt and of prompt with answer, taken separately and cut by length, differ at the
+border for most byte-pair encodings; pieces are tokenised on their own. Tokenizers that put a space
+before every text (SentencePiece of Llama 2) would do so before every piece: the whole text is
+tokenised once for them, and a token belongs to the piece that its last character lies in.
 """
 
 from __future__ import annotations
@@ -35,7 +36,9 @@ if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
 VERSION = 1
-"""Of everything between a row and its tokens; raised when any of that changes, so that old cache entries are not found."""
+"""Of everything between a row and its tokens; raised when any of that changes, so that old cache
+entries are not found.
+"""
 
 PROBED = 16
 TooLong = Literal["drop", "truncate"]
@@ -56,26 +59,35 @@ def token_table(
     cache_dir: str | Path | None = None,
     pick: Tensor | None = None,
 ) -> TokenTable:
-    """All rows of ``source`` that pass, as tokens; with ``pick``, of the rows with these numbers alone, in that order.
+    """All rows of ``source`` that pass, as tokens; with ``pick``, of the rows with these numbers
+    alone, in that order.
 
-    Rows whose every answer is empty are left out. A row of more than ``max_length`` tokens is left out too (``drop``) or loses
-    its end (``truncate``), unless no token of an answer would be left. ``report`` has the counts.
+    Rows whose every answer is empty are left out. A row of more than ``max_length`` tokens is left
+    out too (``drop``) or loses its end (``truncate``), unless no token of an answer would be left.
+    ``report`` has the counts.
 
-    With ``cache_dir`` the table is kept there under the digest of all that made it: the file's content (not its name), the
-    source's fields, template, tokenizer, lengths and this code's version. It is made in parts by as many processes as torch has
-    threads, and put together on disk: memory holds the parts under way, whatever the number of rows, and what was done before a
-    kill is not done again. Two processes that want one table make it once. It is mapped into memory when read. A damaged entry
-    is named in a warning and made anew.
+    With ``cache_dir`` the table is kept there under the digest of all that made it: the file's
+    content (not its name), the source's fields, template, tokenizer, lengths and this code's
+    version. It is made in parts by as many processes as torch has threads, and put together on
+    disk: memory holds the parts under way, whatever the number of rows, and what was done before a
+    kill is not done again. Two processes that want one table make it once. It is mapped into memory
+    when read. A damaged entry is named in a warning and made anew.
 
-    Errors: those of :func:`~hgms_mix.lm.sources.read` and :func:`~hgms_mix.lm.templates.template_for`; DataError where no row is
-    left, or the cache cannot be written. Cost: the sha256 of the file; where the table is not in the cache, two passes over
+    Errors: those of :func:`~hgms_mix.lm.sources.read` and
+    :func:`~hgms_mix.lm.templates.template_for`; DataError where no row is left, or the cache cannot
+    be written. Cost: the sha256 of the file; where the table is not in the cache, two passes over
     the file that parse it and about 0.1 ms of a core a row; where it is, a checksum of the entry.
     """
     one_of("value of too_long", too_long, ["drop", "truncate"])
     if max_length < 2:
-        raise ConfigError(f"max_length must hold a prompt and an answer, at least 2 tokens: {max_length}")
+        raise ConfigError(
+            f"max_length must hold a prompt and an answer, at least 2 tokens: {max_length}"
+        )
     if tokenizer.pad_token_id is None:
-        raise ConfigError("the tokenizer has no padding token\n  hgms_mix.lm.tokenizers.padded gives it its end token for one")
+        raise ConfigError(
+            "the tokenizer has no padding token\n"
+            "  hgms_mix.lm.tokenizers.padded gives it its end token for one"
+        )
     written = template_for(template, tokenizer)
     about = {
         "version": VERSION,
@@ -89,33 +101,47 @@ def token_table(
     if pick is not None:
         about["pick"] = hashlib.sha256(pick.numpy().tobytes()).hexdigest()
     digest = hashlib.sha256(json.dumps(about, sort_keys=True).encode()).hexdigest()
-    work = functools.partial(Tokenising, tokenizer, written.name, max_length, too_long == "truncate")
+    work = functools.partial(
+        Tokenising, tokenizer, written.name, max_length, too_long == "truncate"
+    )
     folder = None if cache_dir is None else Path(cache_dir).expanduser()
     make = functools.partial(_tokenised, name, source, work, pick, digest, folder)
     if folder is None:
         table = make(None).table(digest)
     else:
-        # one made when more bad rows were allowed is made anew: reading the source says which rows they are
+        # one made when more bad rows were allowed is made anew: reading the source says which rows
+        # they are
         table = cached(folder, digest, make, keep=lambda report: report.bad <= source.max_bad_rows)
     return attrs.evolve(table, name=name, pad_id=int(tokenizer.pad_token_id))
 
 
 def drawn_table(
-    name: str, source: Source, tokenizer: PreTrainedTokenizerBase, *, count: int, key: Key, **options: Any
+    name: str,
+    source: Source,
+    tokenizer: PreTrainedTokenizerBase,
+    *,
+    count: int,
+    key: Key,
+    **options: Any,
 ) -> TokenTable:
-    """``count`` rows of ``source`` that pass, drawn by ``key`` without replacement, in the source's order; all where there are
-    fewer. Other arguments are those of :func:`token_table`.
+    """``count`` rows of ``source`` that pass, drawn by ``key`` without replacement, in the source's
+    order; all where there are fewer. Other arguments are those of :func:`token_table`.
 
-    Rows are drawn before they become tokens: of a source of millions, some more than ``count`` rows are tokenised. A larger
-    draw contains the smaller ones. Cost: the index (:func:`~hgms_mix.lm.rows.index_of`), one or two more passes over the file that
-    leave most of it unparsed, and tokens of what is drawn.
+    Rows are drawn before they become tokens: of a source of millions, some more than ``count`` rows
+    are tokenised. A larger draw contains the smaller ones. Cost: the index
+    (:func:`~hgms_mix.lm.rows.index_of`), one or two more passes over the file that leave most of it
+    unparsed, and tokens of what is drawn.
     """
     index = index_of(name, source, options.get("cache_dir"))
     order = torch.randperm(index.size, generator=key.generator())
     tried = min(count, index.size)
     while True:
         numbers = torch.from_numpy(index.rows[order[:tried].numpy()])  # in the order of the draw
-        pick = torch.from_numpy(index.rows[order[:tried].sort().values.numpy()]) if tried < index.size else None
+        pick = (
+            torch.from_numpy(index.rows[order[:tried].sort().values.numpy()])
+            if tried < index.size
+            else None
+        )
         try:
             table = token_table(name, source, tokenizer, **options, pick=pick)
         except NothingLeft:
@@ -127,13 +153,25 @@ def drawn_table(
             place = torch.searchsorted(ascending, numbers).clamp_max(table.size - 1)
             passed = back[place[ascending[place] == numbers]]
         if len(passed) >= count or pick is None:
-            return table if len(passed) == table.size <= count else table.take(passed[:count].sort().values)
+            return (
+                table
+                if len(passed) == table.size <= count
+                else table.take(passed[:count].sort().values)
+            )
         # as many more as the share that passed asks for, and a tenth
-        tried = min(index.size, max(2 * tried if not len(passed) else math.ceil(1.1 * count * tried / len(passed)), tried + 16))
+        tried = min(
+            index.size,
+            max(
+                2 * tried if not len(passed) else math.ceil(1.1 * count * tried / len(passed)),
+                tried + 16,
+            ),
+        )
 
 
 def _identity(source: Source) -> dict[str, Any]:
-    """What of a source changes its tokens. Without ``fields`` it is what it was before there were any."""
+    """What of a source changes its tokens. Without ``fields`` it is what it was before there
+    were any.
+    """
     left_out = ("path", "max_bad_rows", *(() if source.fields else ("fields",)))
     return {key: value for key, value in attrs.asdict(source).items() if key not in left_out}
 
@@ -152,7 +190,8 @@ class Tokenising:
     where: str
 
     def __call__(self, rows: Sequence[Record]) -> tuple[dict[str, np.ndarray], dict[str, Any]]:
-        template, form = template_for(self.template, self.tokenizer), None if self.form is None else FORMATS[self.form]
+        template = template_for(self.template, self.tokenizer)
+        form = None if self.form is None else FORMATS[self.form]
         examples = [example_of(row, number, form, self.completion) for number, _, row in rows]
         pieces = []
         for example in examples:
@@ -160,11 +199,19 @@ class Tokenising:
                 pieces.append(template.pieces(example.messages))
             except DataError as error:
                 raise DataError(f"{self.where}, row {example.row}: {error}") from error
-        kept, tokens, masks = [], [], []
-        longest, shortest, dropped, truncated = 0, 0, 0, 0
-        for example, (ids, learned) in zip(examples, encode(pieces, self.tokenizer, template), strict=True):
+        kept = []
+        tokens = []
+        masks = []
+        longest = 0
+        shortest = 0
+        dropped = 0
+        truncated = 0
+        for example, (ids, learned) in zip(
+            examples, encode(pieces, self.tokenizer, template), strict=True
+        ):
             length = len(ids)
-            longest, shortest = max(longest, length), min(shortest or length, length)
+            longest = max(longest, length)
+            shortest = min(shortest or length, length)
             if length > self.max_length:
                 learned = learned[: self.max_length] if self.cut else []
             # the loss of a token needs one before it
@@ -178,18 +225,31 @@ class Tokenising:
         arrays = {
             "tokens": np.concatenate([np.zeros(0, np.int32), *tokens]),
             "mask": np.concatenate([np.zeros(0, np.bool_), *masks]),
-            "offsets": np.cumsum([len(row) for row in tokens], dtype=np.int64),  # where each row ends
+            "offsets": np.cumsum(
+                [len(row) for row in tokens], dtype=np.int64
+            ),  # where each row ends
             "rows": np.array([example.row for example in kept], np.int64),
             "keys": np.array([key_of(example.key) for example in kept], np.int64),
         }
-        return arrays, {"too_long": dropped, "truncated": truncated, "longest": longest, "shortest": shortest}
+        return arrays, {
+            "too_long": dropped,
+            "truncated": truncated,
+            "longest": longest,
+            "shortest": shortest,
+        }
 
 
 def _tokenised(
-    name: str, source: Source, work: Callable[..., Tokenising], pick: Tensor | None, digest: str, cache: Path | None,
+    name: str,
+    source: Source,
+    work: Callable[..., Tokenising],
+    pick: Tensor | None,
+    digest: str,
+    cache: Path | None,
     folder: Path | None,
-) -> TableInPieces:  # fmt: skip
-    index, where = index_of(name, source, cache), f"source {name!r} ({source.where})"
+) -> TableInPieces:
+    index = index_of(name, source, cache)
+    where = f"source {name!r} ({source.where})"
     wanted = index.rows if pick is None else pick.numpy()
     ascending = bool((wanted[1:] > wanted[:-1]).all())
     numbers = wanted if ascending else np.unique(wanted)
@@ -207,13 +267,18 @@ def _tokenised(
     if not sum(part.counts["rows"] for part in parts):
         raise NothingLeft(_nothing_left(where, report, working.max_length, working.cut))
     leaves = {leaf: together(parts, leaf) for leaf in TYPES}
-    pieces = TableInPieces({**leaves, "offsets": Leaf("int64", leaves["offsets"].count + 1, lambda: _offsets(parts))}, report)
+    pieces = TableInPieces(
+        {**leaves, "offsets": Leaf("int64", leaves["offsets"].count + 1, lambda: _offsets(parts))},
+        report,
+    )
     if ascending:
         return pieces
     if folder is None or not folder.is_dir():
         table = pieces.table(digest)
     else:
-        table = table_of(save(folder / "ascending", pieces.leaves, TYPES, "table", {}), digest, report)
+        table = table_of(
+            save(folder / "ascending", pieces.leaves, TYPES, "table", {}), digest, report
+        )
     present = table.rows.numpy()
     place = np.minimum(np.searchsorted(present, wanted), len(present) - 1)
     return reordered(table, torch.from_numpy(place[present[place] == wanted]))
@@ -229,8 +294,14 @@ def _offsets(parts: Sequence[Part]) -> Iterator[np.ndarray]:
 
 def _nothing_left(where: str, report: Report, max_length: int, cut: bool) -> str:
     if report.blank == report.examples:
-        return f"{where}: all {report.examples} rows have empty answers, so there is nothing to learn\n  replace the file"
-    so = f"{report.too_long} of {report.examples} rows have {'no answer within' if cut else 'more than'}"
+        return (
+            f"{where}: all {report.examples} rows have empty answers, so there is nothing to "
+            "learn\n  replace the file"
+        )
+    so = (
+        f"{report.too_long} of {report.examples} rows have "
+        f"{'no answer within' if cut else 'more than'}"
+    )
     also = f", and {report.blank} have empty answers" if report.blank else ""
     cure = f"raise max_length to {report.shortest} or more (all fit into {report.longest})"
     other = "" if cut else ', or set too_long = "truncate"'
@@ -245,19 +316,28 @@ def fingerprint(tokenizer: PreTrainedTokenizerBase) -> str:
     named = [tokenizer.bos_token_id, tokenizer.eos_token_id, sorted(tokenizer.all_special_tokens)]
     if tokenizer.is_fast:
         core = tokenizer.backend_tokenizer
-        # what the last call asked for is no part of the tokenizer; every call of transformers sets it anew
+        # what the last call asked for is no part of the tokenizer; every call of transformers sets
+        # it anew
         core.no_padding()
         core.no_truncation()
         inside = core.to_str()
     else:
-        inside = json.dumps([type(tokenizer).__qualname__, sorted(tokenizer.get_vocab().items()), repr(tokenizer.init_kwargs)])
+        inside = json.dumps(
+            [
+                type(tokenizer).__qualname__,
+                sorted(tokenizer.get_vocab().items()),
+                repr(tokenizer.init_kwargs),
+            ]
+        )
     return hashlib.sha256((json.dumps(named) + inside).encode("utf-8", "surrogatepass")).hexdigest()
 
 
 def encode(
     rows: Sequence[Sequence[Piece]], tokenizer: PreTrainedTokenizerBase, template: Template
 ) -> list[tuple[list[int], list[bool]]]:
-    """Tokens of every row, and for each token whether it is to be learned. One batched call of the tokenizer for all rows."""
+    """Tokens of every row, and for each token whether it is to be learned. One batched call of
+    the tokenizer for all rows.
+    """
     if not _separable(tokenizer):
         return _encode_whole(rows, tokenizer, template)
     texts = list(dict.fromkeys(text for row in rows for text, _ in row if isinstance(text, str)))
@@ -265,41 +345,66 @@ def encode(
     encoded = []
     for row in rows:
         parts = [(known[text] if isinstance(text, str) else [text], learn) for text, learn in row]
-        encoded.append(([token for ids, _ in parts for token in ids], [learn for ids, learn in parts for _ in ids]))
+        encoded.append(
+            (
+                [token for ids, _ in parts for token in ids],
+                [learn for ids, learn in parts for _ in ids],
+            )
+        )
     return encoded
 
 
-def _ids(texts: list[str], tokenizer: PreTrainedTokenizerBase, template: Template) -> list[list[int]]:
-    options: Any = {"return_attention_mask": False, "return_token_type_ids": False, "verbose": False}
+def _ids(
+    texts: list[str], tokenizer: PreTrainedTokenizerBase, template: Template
+) -> list[list[int]]:
+    options: Any = {
+        "return_attention_mask": False,
+        "return_token_type_ids": False,
+        "verbose": False,
+    }
 
     def usual(some: list[str]) -> list[list[int]]:
-        encoded = tokenizer(some, add_special_tokens=False, split_special_tokens=not template.specials, **options)
+        encoded = tokenizer(
+            some, add_special_tokens=False, split_special_tokens=not template.specials, **options
+        )
         ids: list[list[int]] = encoded["input_ids"]
         return ids
 
-    # the same without the offsets, which take a third of the time; for classes that add something of their own, the usual way
+    # the same without the offsets, which take a third of the time; for classes that add something
+    # of their own, the usual way
     expected = usual(texts[:PROBED])
     if not tokenizer.is_fast:
         return expected + usual(texts[PROBED:])
-    ids = [encoding.ids for encoding in tokenizer.backend_tokenizer.encode_batch_fast(texts, add_special_tokens=False)]
+    ids = [
+        encoding.ids
+        for encoding in tokenizer.backend_tokenizer.encode_batch_fast(
+            texts, add_special_tokens=False
+        )
+    ]
     return ids if ids[:PROBED] == expected else usual(texts)
 
 
 def _separable(tokenizer: PreTrainedTokenizerBase) -> bool:
-    """Whether pieces put together read as their texts put together. Slow tokenizers have no offsets: pieces it is."""
+    """Whether pieces put together read as their texts put together. Slow tokenizers have no
+    offsets: pieces it is.
+    """
     if not tokenizer.is_fast:
         return True
     left, right = (tokenizer(text, add_special_tokens=False)["input_ids"] for text in ("ab", "cd"))
-    glued = tokenizer.decode([*left, *right], skip_special_tokens=False, clean_up_tokenization_spaces=False)
+    glued = tokenizer.decode(
+        [*left, *right], skip_special_tokens=False, clean_up_tokenization_spaces=False
+    )
     return glued.strip() == "abcd"
 
 
 def _encode_whole(
     rows: Sequence[Sequence[Piece]], tokenizer: PreTrainedTokenizerBase, template: Template
 ) -> list[tuple[list[int], list[bool]]]:
-    texts, spans = [], []
+    texts = []
+    spans = []
     for row in rows:
-        text, learned = "", []
+        text = ""
+        learned = []
         for part, learn in row:
             begin = len(text)
             text += part if isinstance(part, str) else str(tokenizer.convert_ids_to_tokens(part))
@@ -307,16 +412,31 @@ def _encode_whole(
                 learned.append((begin, len(text)))
         texts.append(text)
         spans.append(learned)
-    batch = tokenizer(texts, add_special_tokens=False, return_offsets_mapping=True, return_attention_mask=False, verbose=False)
+    batch = tokenizer(
+        texts,
+        add_special_tokens=False,
+        return_offsets_mapping=True,
+        return_attention_mask=False,
+        verbose=False,
+    )
     encoded = []
-    for tokens, offsets, learned in zip(batch["input_ids"], batch["offset_mapping"], spans, strict=True):
-        inside = [begin < stop and any(low < stop <= high for low, high in learned) for begin, stop in offsets]
+    for tokens, offsets, learned in zip(
+        batch["input_ids"], batch["offset_mapping"], spans, strict=True
+    ):
+        inside = [
+            begin < stop and any(low < stop <= high for low, high in learned)
+            for begin, stop in offsets
+        ]
         encoded.append((tokens, inside))
     return encoded
 
 
-def prompt_tokens(messages: Sequence[Message], tokenizer: PreTrainedTokenizerBase, template: Template) -> list[int]:
-    """The tokens after which a model writes the next answer: exactly those before that answer in training."""
+def prompt_tokens(
+    messages: Sequence[Message], tokenizer: PreTrainedTokenizerBase, template: Template
+) -> list[int]:
+    """The tokens after which a model writes the next answer: exactly those before that answer in
+    training.
+    """
     return encode([template.opening(messages)], tokenizer, template)[0][0]
 
 
@@ -328,7 +448,9 @@ def stop_tokens(tokenizer: PreTrainedTokenizerBase, template: Template) -> list[
     >>> stop_tokens(byte_tokenizer(), template_for("plain", byte_tokenizer()))
     [257]
     """
-    tokens, learned = encode([template.pieces([Message("user", "a"), Message("assistant", "b")])], tokenizer, template)[0]
+    tokens, learned = encode(
+        [template.pieces([Message("user", "a"), Message("assistant", "b")])], tokenizer, template
+    )[0]
     last = [token for token, learn in zip(tokens, learned, strict=True) if learn][-1:]
     own = {*tokenizer.all_special_ids, *tokenizer.get_added_vocab().values()}
     marks = [token for token in last if token in own]

@@ -1,4 +1,6 @@
-"""`hgms mix`: from named data sources and a base model to a learned mixture, a fine-tuned adapter and its scores."""
+"""`hgms mix`: from named data sources and a base model to a learned mixture, a fine-tuned
+adapter and its scores.
+"""
 
 from __future__ import annotations
 
@@ -36,11 +38,26 @@ def hgms_register_commands(cli: click.Group) -> None:
 
 
 _SHARED = {
-    "Done": "stage", "LEASES": "summary", "Mix": "mix", "MixConfig": "config", "OF_GRIDS": "config", "STAGES": "mix",
-    "Sampling": "sample", "carry_out": "summary", "claimed": "summary", "digest": "stage", "finished": "summary",
-    "load": "config", "mix_path": "summary", "read": "config", "read_rows": "sample", "resolved": "summary",
-}  # fmt: skip
-"""What other programs use, and where it is: loaded when it is asked for, since every command line loads this package."""
+    "Done": "stage",
+    "LEASES": "summary",
+    "Mix": "mix",
+    "MixConfig": "config",
+    "OF_GRIDS": "config",
+    "STAGES": "mix",
+    "Sampling": "sample",
+    "carry_out": "summary",
+    "claimed": "summary",
+    "digest": "stage",
+    "finished": "summary",
+    "load": "config",
+    "mix_path": "summary",
+    "read": "config",
+    "read_rows": "sample",
+    "resolved": "summary",
+}
+"""What other programs use, and where it is: loaded when it is asked for, since every command
+line loads this package.
+"""
 
 
 def __getattr__(name: str) -> Any:

@@ -1,4 +1,6 @@
-"""From weights to counts: whole numbers of rows with an exact total, within what each source has."""
+"""From weights to counts: whole numbers of rows with an exact total, within what each source
+has.
+"""
 
 from __future__ import annotations
 
@@ -10,32 +12,45 @@ from hgms_core import ConfigError
 
 
 def apportion(
-    weights: Mapping[str, float], capacity: Mapping[str, int], size: int, *, allow_fewer: bool = False
+    weights: Mapping[str, float],
+    capacity: Mapping[str, int],
+    size: int,
+    *,
+    allow_fewer: bool = False,
 ) -> dict[str, int]:
     """How many rows each source gives: Hamilton's method of largest remainders, within capacity.
 
-    With quotas q_s = size · ω_s / Σω, a source gets ⌊q_s⌋ rows, and those with the largest remainders q_s − ⌊q_s⌋ one more,
-    until the total is ``size``. What a source whose quota is at least its capacity cannot give is apportioned again among the
-    others. The arithmetic is exact (fractions); equal remainders go to the larger weight, then to the name that sorts first.
+    With quotas q_s = size · ω_s / Σω, a source gets ⌊q_s⌋ rows, and those with the largest
+    remainders q_s − ⌊q_s⌋ one more, until the total is ``size``. What a source whose quota is at
+    least its capacity cannot give is apportioned again among the others. The arithmetic is exact
+    (fractions); equal remainders go to the larger weight, then to the name that sorts first.
 
-    A source of weight zero gives nothing. With ``allow_fewer`` nothing is moved: a source that is short gives what it has.
+    A source of weight zero gives nothing. With ``allow_fewer`` nothing is moved: a source that is
+    short gives what it has.
 
     Raises:
-        ConfigError: weights that are negative, not finite or all zero, or sources that together have fewer rows than ``size``.
+        ConfigError: weights that are negative, not finite or all zero, or sources that together
+            have fewer rows than ``size``.
 
     >>> apportion({"a": 0.5, "b": 0.3, "c": 0.2}, {"a": 100, "b": 100, "c": 100}, 11)
     {'a': 6, 'b': 3, 'c': 2}
     >>> apportion({"a": 0.5, "b": 0.3, "c": 0.2}, {"a": 1, "b": 100, "c": 100}, 11)
     {'a': 1, 'b': 6, 'c': 4}
-    >>> apportion({"a": 0.5, "b": 0.3, "c": 0.2}, {"a": 1, "b": 100, "c": 100}, 11, allow_fewer=True)
+    >>> apportion(
+    ...     {"a": 0.5, "b": 0.3, "c": 0.2}, {"a": 1, "b": 100, "c": 100}, 11, allow_fewer=True
+    ... )
     {'a': 1, 'b': 3, 'c': 2}
     """
     for name, weight in weights.items():
         if not (math.isfinite(weight) and weight >= 0):
-            raise ConfigError(f"the weight of source {name!r} is {weight}; weights are finite and not negative")
+            raise ConfigError(
+                f"the weight of source {name!r} is {weight}; weights are finite and not negative"
+            )
     shares = {name: Fraction(weights[name]) for name in sorted(weights) if weights[name] > 0}
     if not shares:
-        raise ConfigError(f"no source has a weight above 0 (sources: {', '.join(sorted(weights)) or 'none'})")
+        raise ConfigError(
+            f"no source has a weight above 0 (sources: {', '.join(sorted(weights)) or 'none'})"
+        )
     counts = dict.fromkeys(weights, 0)
     if allow_fewer:
         wanted = _largest_remainders(shares, size)
@@ -43,8 +58,13 @@ def apportion(
     available = sum(capacity[name] for name in shares)
     if available < size:
         raise ConfigError(_too_few(shares, counts, capacity, size, available))
-    left, open_shares = size, dict(shares)
-    while full := [name for name, share in open_shares.items() if left * share >= capacity[name] * sum(open_shares.values())]:
+    left = size
+    open_shares = dict(shares)
+    while full := [
+        name
+        for name, share in open_shares.items()
+        if left * share >= capacity[name] * sum(open_shares.values())
+    ]:
         for name in full:
             counts[name] = capacity[name]
             left -= capacity[name]
@@ -64,7 +84,13 @@ def _largest_remainders(shares: Mapping[str, Fraction], size: int) -> dict[str, 
     return counts
 
 
-def _too_few(shares: Iterable[str], all_names: Iterable[str], capacity: Mapping[str, int], size: int, available: int) -> str:
+def _too_few(
+    shares: Iterable[str],
+    all_names: Iterable[str],
+    capacity: Mapping[str, int],
+    size: int,
+    available: int,
+) -> str:
     shares = set(shares)
     weightless = sum(capacity[name] for name in all_names if name not in shares)
     rows = ", ".join(f"{name} {capacity[name]}" for name in sorted(shares))

@@ -1,5 +1,5 @@
-"""Losses of the model before it is tuned, which tuning is read against. All mixes of an experiment have the same, so they are
-computed once."""
+"""Losses of the model before it is tuned, which tuning is read against. All mixes of an experiment
+have the same, so they are computed once."""
 
 from __future__ import annotations
 
@@ -20,10 +20,11 @@ if TYPE_CHECKING:
 
 
 def untuned_losses(mix: Mix, ranks: Ranks | None = None) -> dict[str, RowLosses]:
-    """Of every row of the test sets, by their names, from files in the experiment's folder where an earlier mix has computed
-    them. The model is loaded for it, and let go. All ``ranks`` call this together. Cost: one forward pass over the test sets,
-    once for an experiment."""
-    losses, base = dict[str, RowLosses](), None
+    """Of every row of the test sets, by their names, from files in the experiment's folder where an
+    earlier mix has computed them. The model is loaded for it, and let go. All ``ranks`` call this
+    together. Cost: one forward pass over the test sets, once for an experiment."""
+    losses = dict[str, RowLosses]()
+    base = None
     first = ranks is None or ranks.rank == 0
     for name, table in mix.tuned_tables("test").items():
         path = _place(mix, table)
@@ -43,7 +44,9 @@ def untuned_losses(mix: Mix, ranks: Ranks | None = None) -> dict[str, RowLosses]
 
 
 def _place(mix: Mix, table: Any) -> Path | None:
-    """None for a model that is made from a configuration: it is small, and its weights are drawn."""
+    """None for a model that is made from a configuration: it is small, and its weights are
+    drawn.
+    """
     model = mix.config.finetune.model or mix.task.model
     if model.path is None:
         return None

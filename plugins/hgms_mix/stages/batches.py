@@ -14,24 +14,32 @@ IGNORED = -100
 
 
 def completion_loss(logits: Tensor, labels: Tensor, count: Tensor | int | None = None) -> Tensor:
-    """Cross-entropy over the completion tokens (labels that are not −100, shifted by one): its sum divided by ``count``, or its
-    mean. Computed in float32 whatever the logits are.
+    """Cross-entropy over the completion tokens (labels that are not −100, shifted by one): its sum
+    divided by ``count``, or its mean. Computed in float32 whatever the logits are.
 
     >>> labels = torch.tensor([[-100, 1, 0]])
-    >>> round(float(completion_loss(torch.zeros(1, 3, 4), labels)), 4)    # log 4 at each of the two tokens
+    >>> round(
+    ...     float(completion_loss(torch.zeros(1, 3, 4), labels)), 4
+    ... )  # log 4 at each of the two tokens
     1.3863
     """
-    flat, target = logits[:, :-1].flatten(0, 1).float(), labels[:, 1:].flatten()
+    flat = logits[:, :-1].flatten(0, 1).float()
+    target = labels[:, 1:].flatten()
     total = F.cross_entropy(flat, target, ignore_index=IGNORED, reduction="sum")
     return total / (count if count is not None else (target != IGNORED).sum().clamp(min=1))
 
 
 def collate(rows: Sequence[tuple[Tensor, Tensor]], pad: int) -> dict[str, Tensor]:
-    """Rows padded on the right to the longest. Labels are the tokens themselves where they are completion, else −100; the first
-    token of a row is never predicted, so it is never a label.
+    """Rows padded on the right to the longest. Labels are the tokens themselves where they are
+    completion, else −100; the first token of a row is never predicted, so it is never a label.
 
-    >>> batch = collate([(torch.tensor([5, 6, 7]), torch.tensor([False, True, True])),
-    ...                  (torch.tensor([8, 9]), torch.tensor([False, True]))], pad=0)
+    >>> batch = collate(
+    ...     [
+    ...         (torch.tensor([5, 6, 7]), torch.tensor([False, True, True])),
+    ...         (torch.tensor([8, 9]), torch.tensor([False, True])),
+    ...     ],
+    ...     pad=0,
+    ... )
     >>> batch["input_ids"].tolist(), batch["labels"].tolist(), batch["attention_mask"].tolist()
     ([[5, 6, 7], [8, 9, 0]], [[-100, 6, 7], [-100, 9, -100]], [[1, 1, 1], [1, 1, 0]])
     """

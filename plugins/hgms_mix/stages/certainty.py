@@ -1,4 +1,6 @@
-"""The stage `certainty`: how certain the mixture is, over rows, over the seeds that are there, and by its null test."""
+"""The stage `certainty`: how certain the mixture is, over rows, over the seeds that are there,
+and by its null test.
+"""
 
 from __future__ import annotations
 
@@ -31,11 +33,13 @@ CORNER = 0.9
 class Resampling:
     """Table ``[certainty]``: what the mixture's direction is measured on, to resample it.
 
-    Gradients of blocks of validation rows and of rows of each source are multiplied, at the states of x named by ``at``
-    (:func:`hgms.uncertainty.alignments`), and the blocks resampled (:func:`hgms.uncertainty.over_rows`).
+    Gradients of blocks of validation rows and of rows of each source are multiplied, at the states
+    of x named by ``at`` (:func:`hgms.uncertainty.alignments`), and the blocks resampled
+    (:func:`hgms.uncertainty.over_rows`).
 
     Arguments:
-        validation_blocks, source_blocks: at most so many blocks of validation rows, and of rows of each source.
+        validation_blocks, source_blocks: at most so many blocks of validation rows, and of rows of
+            each source.
         rows: in a block, where there are enough.
         at: ``start`` and ``end`` of the run; the mean over both.
         resamples: of the bootstrap.
@@ -49,7 +53,9 @@ class Resampling:
     validation_blocks: int = field(default=24, validator=validators.ge(4))
     source_blocks: int = field(default=8, validator=validators.ge(4))
     rows: int = field(default=4, validator=validators.ge(1))
-    at: tuple[Literal["start", "end"], ...] = field(default=("start", "end"), validator=validators.min_len(1))
+    at: tuple[Literal["start", "end"], ...] = field(
+        default=("start", "end"), validator=validators.min_len(1)
+    )
     resamples: int = field(default=4000, validator=validators.ge(100))
 
     def rows_taken(self, sources: int) -> int:
@@ -58,7 +64,9 @@ class Resampling:
         >>> Resampling(at=("end",)).rows_taken(sources=5)
         256
         """
-        return len(set(self.at)) * (self.validation_blocks + sources * self.source_blocks) * self.rows
+        return (
+            len(set(self.at)) * (self.validation_blocks + sources * self.source_blocks) * self.rows
+        )
 
 
 class Certain(Stage):
@@ -86,28 +94,39 @@ class Certain(Stage):
         except (RuntimeError, MemoryError) as error:
             if not out_of_memory(error):
                 raise
-            raise OutOfMemory("the stage certainty ran out of memory\n  lower certainty.rows or task.micro_batch") from error
+            raise OutOfMemory(
+                "the stage certainty ran out of memory\n  lower certainty.rows or task.micro_batch"
+            ) from error
 
     def summary(self, mix: Mix, report: Mapping[str, Any]) -> dict[str, Any]:
         return {"certainty": {**mix.done[self.name].facts, **together(mix)}}
 
 
 def measured(mix: Mix) -> dict[str, Any]:
-    """What can be said of the mixture's direction, of how far x moved, and of the validation loss at both ends."""
-    config, settings = mix.config, mix.config.certainty
+    """What can be said of the mixture's direction, of how far x moved, and of the validation
+    loss at both ends.
+    """
+    config = mix.config
+    settings = mix.config.certainty
     problem = config.task.problem(config.seed, mix.device, getattr(torch, config.run.dtype))
     assert problem.sources is not None
     _, end = config.method.result(mix.state)
     states = {"start": problem.x0, "end": {name: end[name] for name in problem.x0}}
-    key, names = Key(config.seed).fold("certainty"), problem.sources.names
+    key = Key(config.seed).fold("certainty")
+    names = problem.sources.names
     prior = problem.sources.weights(problem.theta0).detach().double().cpu()
     known = dict.fromkeys(settings.at)
     seen = alignments(
-        problem, [states[state] for state in known], key,
-        validation_blocks=settings.validation_blocks, source_blocks=settings.source_blocks, rows=settings.rows,
-    )  # fmt: skip
+        problem,
+        [states[state] for state in known],
+        key,
+        validation_blocks=settings.validation_blocks,
+        source_blocks=settings.source_blocks,
+        rows=settings.rows,
+    )
     by_slope, by_angle = (
-        over_rows(gains, names, prior, key, settings.resamples).as_dict() for gains in (seen.gains, seen.cosines)
+        over_rows(gains, names, prior, key, settings.resamples).as_dict()
+        for gains in (seen.gains, seen.cosines)
     )
     losses = dict(zip(known, seen.losses, strict=True))
     squares = [_squared(states["end"], states["start"]), _squared(states["start"])]
@@ -122,26 +141,39 @@ def measured(mix: Mix) -> dict[str, Any]:
 
 def _squared(leaves: Mapping[str, Tensor], other: Mapping[str, Tensor] | None = None) -> float:
     """‖x‖², or ‖x − other‖²."""
-    return sum(float((leaf - (0.0 if other is None else other[name])).double().square().sum()) for name, leaf in leaves.items())
+    return sum(
+        float((leaf - (0.0 if other is None else other[name])).double().square().sum())
+        for name, leaf in leaves.items()
+    )
 
 
 def _change(losses: Mapping[str, Tensor]) -> dict[str, float]:
-    """The validation loss at both ends, and the difference with its t-interval over blocks of rows, each with itself."""
+    """The validation loss at both ends, and the difference with its t-interval over blocks of
+    rows, each with itself.
+    """
     gap = Interval.of((losses["end"] - losses["start"]).tolist())
     return {
         **{state: float(values.mean()) for state, values in losses.items()},
-        "change": gap.mean, "low": gap.mean - gap.half_width, "high": gap.mean + gap.half_width,
-    }  # fmt: skip
+        "change": gap.mean,
+        "low": gap.mean - gap.half_width,
+        "high": gap.mean + gap.half_width,
+    }
 
 
 def together(mix: Mix) -> dict[str, Any]:
     """What rows, seeds and the null test say, in sentences, and what there is to be warned of."""
-    facts, weights = mix.done["certainty"].facts, mix.done["reweight"].facts["weights"]
+    facts = mix.done["certainty"].facts
+    weights = mix.done["reweight"].facts["weights"]
     prior = facts.get("prior") or dict.fromkeys(weights, 1 / len(weights))
     name = "" if max(prior.values()) - min(prior.values()) < 1e-6 else "the run's own"
-    runs, null = siblings(mix), null_result(mix)
+    runs = siblings(mix)
+    null = null_result(mix)
     seeds = over_seeds(list(runs.values()), prior) if len(runs) > 1 else None
-    sentences = [f"{in_words(seeds, name)} (seeds differ, the data are the same)"] if seeds is not None else []
+    sentences = (
+        [f"{in_words(seeds, name)} (seeds differ, the data are the same)"]
+        if seeds is not None
+        else []
+    )
     if "rows" in facts:
         sentences.append(f"{in_words(Certainty.from_dict(facts['rows']), name)} (to first order)")
     if null is not None:
@@ -170,32 +202,48 @@ def warnings(
     >>> list(warnings({"a": 0.97, "b": 0.03}, {}, {0: {"a": 0.97, "b": 0.03}}, None))
     ['a has 0.97 of the weight, and there is no test of it: run more seeds, and hgms mix null']
     """
-    upper, moved = facts.get("upper_loss"), facts.get("moved", 0.0)
+    upper = facts.get("upper_loss")
+    moved = facts.get("moved", 0.0)
     if upper is not None:
         change = f"{upper['change']:+.4g} [{upper['low']:.4g}, {upper['high']:.4g}]"
         if upper["low"] > 0:
-            yield f"the validation loss rose by more than its noise ({change}; x moved by {moved:.2g} of its length)"
+            yield (
+                f"the validation loss rose by more than its noise ({change}; x moved by "
+                f"{moved:.2g} of its length)"
+            )
         elif upper["low"] <= 0 <= upper["high"]:
             yield (
-                f"x learned nothing that validation shows: it moved by {moved:.2g} of its length, and the validation loss "
-                f"changed within its noise ({change}); the weights are those of gradients at the start"
+                f"x learned nothing that validation shows: it moved by {moved:.2g} of its "
+                "length, and the validation loss "
+                f"changed within its noise ({change}); the weights are those of gradients at the "
+                "start"
             )
     most = max(weights, key=weights.__getitem__)
     tests = {"rows": facts.get("rows"), "null test": null}
     signs = {test: _sign(table, most) for test, table in tests.items() if table is not None}
     if weights[most] >= CORNER and not (signs and all(sign > 0 for sign in signs.values())):
         against = " and the ".join(test for test, sign in signs.items() if sign <= 0)
-        how = f"no support for that from the {against}" if against else "no test of it: run more seeds, and hgms mix null"
+        how = (
+            f"no support for that from the {against}"
+            if against
+            else "no test of it: run more seeds, and hgms mix null"
+        )
         yield f"{most} has {weights[most]:.2f} of the weight, and there is {how}"
     leaders = {max(run, key=run.__getitem__) for run in runs.values()}
     if len(leaders) > 1:
         yield f"{len(runs)} seeds disagree on the largest source: {', '.join(sorted(leaders))}"
     if seeds is not None and seeds.evidence and null is not None and not null["evidence"]:
-        yield f"{len(runs)} seeds agree, and the null test sees nothing: each amplifies the same luck of the rows"
+        yield (
+            f"{len(runs)} seeds agree, and the null test sees nothing: each amplifies the same "
+            "luck of the rows"
+        )
     if "rows" in facts:
         for row in facts["rows"]["sources"]:
             if row["evidence"] > 0 and _sign(facts["rows_by_angle"], row["source"]) < 0:
-                yield f"{row['source']} gains by the size of its gradients only: by their direction it is worse than the prior"
+                yield (
+                    f"{row['source']} gains by the size of its gradients only: by their "
+                    "direction it is worse than the prior"
+                )
 
 
 def _sign(table: Mapping[str, Any], source: str) -> int:
@@ -203,18 +251,22 @@ def _sign(table: Mapping[str, Any], source: str) -> int:
 
 
 def siblings(mix: Mix) -> dict[int, Mapping[str, float]]:
-    """The weights of finished runs by seed: of this configuration, method and data, whose hash is in the folder's name."""
+    """The weights of finished runs by seed: of this configuration, method and data, whose hash
+    is in the folder's name.
+    """
     done = {mix.config.seed: mix.done["reweight"].facts["weights"]}
     for folder in mix.folder.parent.glob("seed-*"):
         with contextlib.suppress(CheckpointError, ValueError):  # damaged, or no run's folder
             if is_finished(run := RunFolder(folder)):
-                done.setdefault(int(folder.name.removeprefix("seed-")), weights_of(run.records()[-1]))
+                done.setdefault(
+                    int(folder.name.removeprefix("seed-")), weights_of(run.records()[-1])
+                )
     return dict(sorted(done.items()))
 
 
 def null_result(mix: Mix) -> dict[str, Any] | None:
-    """What `hgms mix null` found of this configuration, method and data, if it was run. A damaged file is none: the command
-    writes it anew."""
+    """What `hgms mix null` found of this configuration, method and data, if it was run. A damaged
+    file is none: the command writes it anew."""
     with contextlib.suppress(CheckpointError):
         result = parse_json(read_file(mix.folder.parent / NULL_TEST / "null.json"), "null.json")
         return result if _is_null_result(result) else None
@@ -223,16 +275,21 @@ def null_result(mix: Mix) -> dict[str, Any] | None:
 
 def _is_null_result(table: Any) -> bool:
     """Whether it holds what is read of it."""
-    kinds, of_source = {"verdict": str, "evidence": bool, "sources": list}, {"source": str, "evidence": int}
+    kinds = {"verdict": str, "evidence": bool, "sources": list}
+    of_source = {"source": str, "evidence": int}
     return _holds(table, kinds) and all(_holds(row, of_source) for row in table["sources"])
 
 
 def _holds(table: Any, kinds: Mapping[str, type]) -> bool:
-    return isinstance(table, dict) and all(isinstance(table.get(key), kind) for key, kind in kinds.items())
+    return isinstance(table, dict) and all(
+        isinstance(table.get(key), kind) for key, kind in kinds.items()
+    )
 
 
 def rows_of(certainty: Mapping[str, Any]) -> list[dict[str, str]]:
-    """The table for a person: weights with their intervals over seeds, and what rows and the null test say."""
+    """The table for a person: weights with their intervals over seeds, and what rows and the
+    null test say.
+    """
     words = {1: "more", -1: "less", 0: "cannot be told"}
     table = []
     for source, weight in certainty["weights"].items():
@@ -241,8 +298,12 @@ def rows_of(certainty: Mapping[str, Any]) -> list[dict[str, str]]:
             line["prior"] = f"{certainty['prior'][source]:.3f}"
         for column, test in (("over seeds", "seeds"), ("gain over the prior", "rows")):
             if certainty.get(test):
-                effect = next(effect for effect in certainty[test]["sources"] if effect["source"] == source)
-                line[column] = spelled(effect["value"], effect["low"], effect["high"], signed=test == "rows")
+                effect = next(
+                    effect for effect in certainty[test]["sources"] if effect["source"] == source
+                )
+                line[column] = spelled(
+                    effect["value"], effect["low"], effect["high"], signed=test == "rows"
+                )
                 line[f"{test} say"] = words[effect["evidence"]]
         if certainty.get("null"):
             line["null test says"] = words[_sign(certainty["null"], source)]
@@ -250,11 +311,15 @@ def rows_of(certainty: Mapping[str, Any]) -> list[dict[str, str]]:
     return table
 
 
-def spelled(value: float, low: float | None, high: float | None, digits: int = 3, *, signed: bool = False) -> str:
+def spelled(
+    value: float, low: float | None, high: float | None, digits: int = 3, *, signed: bool = False
+) -> str:
     """A value with its interval, if it has one.
 
     >>> spelled(0.5, 0.25, 0.75, signed=True), spelled(1.0, None, None, digits=2)
     ('+0.500 [+0.250, +0.750]', '1.00')
     """
     width = f"{'+' if signed else ''}.{digits}f"
-    return f"{value:{width}}" + ("" if low is None or high is None else f" [{low:{width}}, {high:{width}}]")
+    return f"{value:{width}}" + (
+        "" if low is None or high is None else f" [{low:{width}}, {high:{width}}]"
+    )

@@ -15,7 +15,9 @@ from hgms_core import CheckpointError, NumericalError
 from hgms_mix.stages.stage import file_digest
 
 SEAL = "sha256.json"
-"""In a checkpoint's folder, written last: the digests of the other files, and of the losses so far."""
+"""In a checkpoint's folder, written last: the digests of the other files, and of the losses so
+far.
+"""
 
 Watch = Callable[[int, int, float], None]
 """``watch(optimiser step, steps in all, loss of the step)``."""
@@ -26,12 +28,16 @@ def newest_checkpoint(folder: Path) -> Path | None:
 
     Errors: CheckpointError for a file that is not what was sealed.
     """
-    for checkpoint in sorted(folder.glob("checkpoint-*"), key=step_of, reverse=True) if folder.is_dir() else []:
+    for checkpoint in (
+        sorted(folder.glob("checkpoint-*"), key=step_of, reverse=True) if folder.is_dir() else []
+    ):
         if not (checkpoint / SEAL).exists():
             continue
         try:
             seal = json.loads((checkpoint / SEAL).read_bytes())
-            whole = seal["files"] == digests(checkpoint) and {"bytes", "sha256"} == set(seal["losses"])
+            whole = seal["files"] == digests(checkpoint) and {"bytes", "sha256"} == set(
+                seal["losses"]
+            )
         except (OSError, ValueError, TypeError, KeyError, RecursionError):
             whole = False
         if not whole:
@@ -47,7 +53,11 @@ def seal(checkpoint: Path, log: LossLog) -> None:
     """Marks a checkpoint as complete, and removes those before it."""
     content = {"files": digests(checkpoint), "losses": log.digest()}
     replace_file(checkpoint / SEAL, json.dumps(content, indent=1).encode())
-    remove(earlier for earlier in checkpoint.parent.glob("checkpoint-*") if step_of(earlier) < step_of(checkpoint))
+    remove(
+        earlier
+        for earlier in checkpoint.parent.glob("checkpoint-*")
+        if step_of(earlier) < step_of(checkpoint)
+    )
 
 
 def remove(checkpoints: Iterable[Path]) -> None:
@@ -59,7 +69,11 @@ def remove(checkpoints: Iterable[Path]) -> None:
 
 def digests(checkpoint: Path) -> dict[str, str]:
     """Of every file but the seal, whole or as a kill left it half-written."""
-    files = (path for path in sorted(checkpoint.iterdir()) if path.is_file() and not path.name.startswith(SEAL))
+    files = (
+        path
+        for path in sorted(checkpoint.iterdir())
+        if path.is_file() and not path.name.startswith(SEAL)
+    )
     return {path.name: file_digest(path) for path in files}
 
 
@@ -68,10 +82,17 @@ def step_of(checkpoint: Path | None) -> int:
 
 
 class LossLog:
-    """``losses.jsonl``: one line per optimiser step. Another rank than 0 has a log that is not ``written``."""
+    """``losses.jsonl``: one line per optimiser step. Another rank than 0 has a log that is not
+    ``written``.
+    """
 
-    def __init__(self, path: Path, watch: Watch, interrupts: Interrupts, *, written: bool = True) -> None:
-        self.path, self.watch, self.interrupts, self.written = path, watch, interrupts, written
+    def __init__(
+        self, path: Path, watch: Watch, interrupts: Interrupts, *, written: bool = True
+    ) -> None:
+        self.path = path
+        self.watch = watch
+        self.interrupts = interrupts
+        self.written = written
 
     @property
     def data(self) -> bytes:
@@ -104,7 +125,8 @@ class LossLog:
         if not math.isfinite(row["loss"]):
             raise NumericalError(
                 f"fine-tuning step {row['step']}: the loss is {row['loss']}\n"
-                "  checkpoints from before are kept; lower finetune.lr, or set finetune.clip (1.0, say)"
+                "  checkpoints from before are kept; lower finetune.lr, or set finetune.clip "
+                "(1.0, say)"
             )
         if not self.written:
             return
@@ -114,5 +136,6 @@ class LossLog:
 
     def _damaged(self, why: str) -> CheckpointError:
         return CheckpointError(
-            f"damaged file {self.path}: {why}\n  remove the folder {self.path.parent}; that stage is then made again"
+            f"damaged file {self.path}: {why}\n  remove the folder {self.path.parent}; that "
+            "stage is then made again"
         )

@@ -20,7 +20,9 @@ from hgms_core.registry import Registry
 FILE = click.Path(path_type=Path)
 STAGES = ("reweight", "certainty", "sample", "finetune", "evaluate")
 GROUP = "hgms.mix"
-"""The entry-point group of further commands below `hgms mix`: NAME = "package.module:command", a click command."""
+"""The entry-point group of further commands below `hgms mix`: NAME = "package.module:command", a
+click command.
+"""
 
 
 def _send_key(_ctx: click.Context, _option: click.Parameter, hosts: Sequence[str]) -> None:
@@ -29,7 +31,9 @@ def _send_key(_ctx: click.Context, _option: click.Parameter, hosts: Sequence[str
 
 
 class _Mix(click.Group):
-    """A group whose first word may also be a configuration: ``hgms mix FILE`` is ``hgms mix all FILE``."""
+    """A group whose first word may also be a configuration: ``hgms mix FILE`` is ``hgms mix all
+    FILE``.
+    """
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         if args and args[0] not in self.list_commands(ctx) and args[0] not in ctx.help_option_names:
@@ -42,7 +46,10 @@ class _Mix(click.Group):
                 near = closest(word, self.list_commands(ctx))
                 hint = f"; did you mean {near!r}?" if near else ""
                 also = "".join(f", {name}" for name in self.others)
-                stages = f"stages: {', '.join(STAGES)}{also and f'; commands: {also[2:]}'}; or a mix file"
+                stages = (
+                    f"stages: {', '.join(STAGES)}{also and f'; commands: {also[2:]}'}; or a "
+                    "mix file"
+                )
                 raise click.UsageError(f"there is no stage {word!r}{hint} ({stages})", ctx)
             else:
                 args = ["all", *args]
@@ -64,25 +71,40 @@ class _Mix(click.Group):
             command = self.others[name].load()
         except Exception as error:
             return _broken(name, f"{type(error).__name__}: {error}")
-        return command if isinstance(command, click.Command) else _broken(name, f"{command!r} is no click command")
+        return (
+            command
+            if isinstance(command, click.Command)
+            else _broken(name, f"{command!r} is no click command")
+        )
 
     def format_usage(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        formatter.write_usage(ctx.command_path, "[STAGE] CONFIG [OPTIONS]  |  --null CONFIG [OPTIONS]  |  --demo [OPTIONS]")
+        formatter.write_usage(
+            ctx.command_path,
+            "[STAGE] CONFIG [OPTIONS]  |  --null CONFIG [OPTIONS]  |  --demo [OPTIONS]",
+        )
 
 
 def _broken(name: str, why: str) -> click.Command:
-    """In place of a command that cannot be loaded, so that the others and `hgms mix --help` work."""
+    """In place of a command that cannot be loaded, so that the others and `hgms mix --help`
+    work.
+    """
 
     def callback() -> None:
-        raise PluginError(f"the command {name!r} of hgms mix cannot be loaded: {why}\n  reinstall the plugin that brings it")
+        raise PluginError(
+            f"the command {name!r} of hgms mix cannot be loaded: {why}\n"
+            "  reinstall the plugin that brings it"
+        )
 
     takes_all = {"ignore_unknown_options": True, "allow_extra_args": True}
-    return click.Command(name, callback=callback, context_settings=takes_all, short_help="(cannot be loaded)")
+    return click.Command(
+        name, callback=callback, context_settings=takes_all, short_help="(cannot be loaded)"
+    )
 
 
 @click.group(cls=_Mix, short_help="Learn a mixture of data sources and fine-tune on it.")
 def mix() -> None:
-    """Learn a data mixture, draw a fine-tuning set by it, fine-tune a language model on that, and evaluate it.
+    """Learn a data mixture, draw a fine-tuning set by it, fine-tune a language model on that, and
+    evaluate it.
 
     \b
     hgms mix mix.toml                  all stages
@@ -92,34 +114,62 @@ def mix() -> None:
     hgms mix --demo                    on embedded texts, with a small model, in three minutes
     hgms mix --demo --model NAME       the same with a pretrained one, such as smollm2-135m
 
-    A stage makes those before it first, where they are not made. What is finished is not made again, what was broken off
-    goes on. Options are those of `hgms mix all --help`.
+    A stage makes those before it first, where they are not made. What is finished is not made
+    again, what was broken off goes on. Options are those of `hgms mix all --help`.
     """
 
 
 def _options(command: Callable[..., Any]) -> Callable[..., Any]:
     for option in (
-        json_option, plugin_option, track_option, trust_option,
+        json_option,
+        plugin_option,
+        track_option,
+        trust_option,
         click.option(
-            "--send-key", multiple=True, metavar="HOST", expose_value=False, callback=_send_key,
+            "--send-key",
+            multiple=True,
+            metavar="HOST",
+            expose_value=False,
+            callback=_send_key,
             help="Let the key that evaluate.judge names be sent to this host. Repeatable.",
         ),
-        click.option("--device", metavar="NAME", help="cpu, cuda or cuda:N. The same as --set run.device=NAME."),
+        click.option(
+            "--device",
+            metavar="NAME",
+            help="cpu, cuda or cuda:N. The same as --set run.device=NAME.",
+        ),
         click.option("--out", metavar="FOLDER", help="Where mix folders go."),
         click.option("--scale", metavar="NAME", help="A scale of CONFIG, where it is a grid."),
-        click.option("--method", metavar="LABEL", help="One of the methods, where CONFIG is a grid."),
+        click.option(
+            "--method", metavar="LABEL", help="One of the methods, where CONFIG is a grid."
+        ),
         click.option("--seed", type=click.IntRange(min=0), help="Another seed than the file's."),
-        click.option("--set", "sets", multiple=True, metavar="KEY=VALUE", help="Lay a value over the file's. Repeatable."),
+        click.option(
+            "--set",
+            "sets",
+            multiple=True,
+            metavar="KEY=VALUE",
+            help="Lay a value over the file's. Repeatable.",
+        ),
         click.argument("config", type=FILE),
-    ):  # fmt: skip
+    ):
         command = option(command)
     return command
 
 
 def _stage(name: str, upto: str, text: str) -> None:
     @_options
-    @click.option("--dry-run", is_flag=True, help="Say what all stages will take: seconds, peak memory, disk.")
-    def stage(config: Path, sets: Sequence[str], track: Sequence[str], as_json: bool, dry_run: bool, **choices: Any) -> None:
+    @click.option(
+        "--dry-run", is_flag=True, help="Say what all stages will take: seconds, peak memory, disk."
+    )
+    def stage(
+        config: Path,
+        sets: Sequence[str],
+        track: Sequence[str],
+        as_json: bool,
+        dry_run: bool,
+        **choices: Any,
+    ) -> None:
         from hgms.runs import Progress
         from hgms_mix.stages import plan
         from hgms_mix.stages.config import load
@@ -149,19 +199,46 @@ _stage("evaluate", "evaluate", "Losses on the test sets, and the benchmarks.")
 
 
 @mix.command("null", short_help="Do sources part further than halves of one source?")
-@click.option("--seeds", type=click.IntRange(min=1), default=3, show_default=True, help="Seeds, from the file's on.")
-@click.option("--splits", type=click.IntRange(1, 1000), default=1, show_default=True, help="Splits of the sources a seed.")
+@click.option(
+    "--seeds",
+    type=click.IntRange(min=1),
+    default=3,
+    show_default=True,
+    help="Seeds, from the file's on.",
+)
+@click.option(
+    "--splits",
+    type=click.IntRange(1, 1000),
+    default=1,
+    show_default=True,
+    help="Splits of the sources a seed.",
+)
 @executor_options
-@click.option("--jobs", type=click.IntRange(min=1), help="Runs at a time, in processes.  [default: one by one, in this one]")
+@click.option(
+    "--jobs",
+    type=click.IntRange(min=1),
+    help="Runs at a time, in processes.  [default: one by one, in this one]",
+)
 @_options
 def null(
-    config: Path, sets: Sequence[str], track: Sequence[str], as_json: bool, seeds: int, splits: int, executor: str | None,
-    address: str | None, jobs: int | None, registry: Registry, **choices: Any,
-) -> None:  # fmt: skip
-    """Split every source in two, learn the mixture of all halves several times, and compare: as `hgms mix --null CONFIG`.
+    config: Path,
+    sets: Sequence[str],
+    track: Sequence[str],
+    as_json: bool,
+    seeds: int,
+    splits: int,
+    executor: str | None,
+    address: str | None,
+    jobs: int | None,
+    registry: Registry,
+    **choices: Any,
+) -> None:
+    """Split every source in two, learn the mixture of all halves several times, and compare: as
+    `hgms mix --null CONFIG`.
 
-    Where halves of one source part as far as different sources do, the weights say nothing. Each run takes the file's budget.
-    Several processes may be at the same test: each run is made by one of them.
+    Where halves of one source part as far as different sources do, the weights say nothing. Each
+    run takes the file's budget. Several processes may be at the same test: each run is made by one
+    of them.
     """
     from hgms_mix.stages.config import load
     from hgms_mix.stages.null_halves import null_test, show
@@ -179,9 +256,24 @@ def null(
 
 @mix.command("near", short_help="Near-duplicates between the sources and sets of a mix file.")
 @_options
-@click.option("--threshold", type=float, default=0.8, show_default=True, help="Share of runs of three words in common.")
-def near(config: Path, sets: Sequence[str], track: Sequence[str], as_json: bool, threshold: float, **choices: Any) -> None:
-    """Rows of a source, validation or test set that are nearly copies of a row of another one (needs hgms[near])."""
+@click.option(
+    "--threshold",
+    type=float,
+    default=0.8,
+    show_default=True,
+    help="Share of runs of three words in common.",
+)
+def near(
+    config: Path,
+    sets: Sequence[str],
+    track: Sequence[str],
+    as_json: bool,
+    threshold: float,
+    **choices: Any,
+) -> None:
+    """Rows of a source, validation or test set that are nearly copies of a row of another one
+    (needs hgms[near]).
+    """
     from hgms_mix.stages import near_command as copies
     from hgms_mix.stages.config import load
 
@@ -190,18 +282,40 @@ def near(config: Path, sets: Sequence[str], track: Sequence[str], as_json: bool,
 
 
 @mix.command("demo", short_help="HG-MS against uniform weights on small texts.")
-@click.option("--out", type=FILE, help="Folder for results.  [default: hgms-mix-demo, with the model's name after it]")
-@click.option("--seeds", type=click.IntRange(min=1), help="Mixes of each method.  [default: 3; with --model 1]")
-@click.option("--model", metavar="NAME", help="A pretrained model: smollm2-135m, a folder, or a name on the Hub.")
+@click.option(
+    "--out",
+    type=FILE,
+    help="Folder for results.  [default: hgms-mix-demo, with the model's name after it]",
+)
+@click.option(
+    "--seeds",
+    type=click.IntRange(min=1),
+    help="Mixes of each method.  [default: 3; with --model 1]",
+)
+@click.option(
+    "--model",
+    metavar="NAME",
+    help="A pretrained model: smollm2-135m, a folder, or a name on the Hub.",
+)
 @json_option
 def demo(out: Path | None, seeds: int | None, model: str | None, as_json: bool) -> None:
-    """HG-MS against uniform weights on three small embedded sources: the same as `hgms mix --demo`."""
+    """HG-MS against uniform weights on three small embedded sources: the same as `hgms mix
+    --demo`.
+    """
     from hgms.runs import Progress
     from hgms_mix.stages.demo import run_demo
 
     with Progress(enabled=not as_json) as view:
-        folder = out or Path("hgms-mix-demo" if model is None else f"hgms-mix-demo-{Path(model).name}")
-        result = run_demo(folder, seeds=seeds or (3 if model is None else 1), model=model, say=_to_stderr, view=view)
+        folder = out or Path(
+            "hgms-mix-demo" if model is None else f"hgms-mix-demo-{Path(model).name}"
+        )
+        result = run_demo(
+            folder,
+            seeds=seeds or (3 if model is None else 1),
+            model=model,
+            say=_to_stderr,
+            view=view,
+        )
     if as_json:
         print_json(result.as_dict())
     else:

@@ -22,7 +22,9 @@ from hgms_mix.stages.stage import digest
 
 @frozen(kw_only=True)
 class MixConfig(RunConfig):
-    """What a mix file says: the run that learns the mixture (schema, seed, budget, task, method, run), and what comes after."""
+    """What a mix file says: the run that learns the mixture (schema, seed, budget, task, method,
+    run), and what comes after.
+    """
 
     sample: Sample
     certainty: Resampling = Resampling()
@@ -32,7 +34,9 @@ class MixConfig(RunConfig):
     @property
     def reweight(self) -> RunConfig:
         """The run alone, as ``hgms run`` takes it."""
-        return RunConfig(**{part.name: getattr(self, part.name) for part in attrs.fields(RunConfig)})
+        return RunConfig(
+            **{part.name: getattr(self, part.name) for part in attrs.fields(RunConfig)}
+        )
 
 
 def load(
@@ -46,21 +50,29 @@ def load(
     scale: str | None = None,
     registry: Registry | None = None,
 ) -> MixConfig:
-    """The configuration in a mix file (or one ``method`` of a grid), with what the command line lays over it."""
+    """The configuration in a mix file (or one ``method`` of a grid), with what the command line
+    lays over it.
+    """
     table = mix_of(tables_of(path, "configuration"), method, scale, path.name)
     places = lay_options(table, sets, seed, out=out, device=device)
     return read(table, path.name, places, registry)
 
 
 def read(
-    table: Mapping[str, Any], source: str, places: Iterable[tuple[str | int, ...]] = (), registry: Registry | None = None
+    table: Mapping[str, Any],
+    source: str,
+    places: Iterable[tuple[str | int, ...]] = (),
+    registry: Registry | None = None,
 ) -> MixConfig:
     """The configuration that a mix file's table describes; ``source`` is its name in messages."""
-    task, evaluate = table.get("task"), table.get("evaluate", {})
+    task = table.get("task")
+    evaluate = table.get("evaluate", {})
     if isinstance(task, Mapping) and isinstance(evaluate, Mapping) and "template" in task:
         # Questions are asked the way the model was trained, unless the file says otherwise.
         table = {**table, "evaluate": {"template": task["template"], **evaluate}}
-    config = cast("MixConfig", MixConfig.from_dict(table, source=source, sets=places, registry=registry))
+    config = cast(
+        "MixConfig", MixConfig.from_dict(table, source=source, sets=places, registry=registry)
+    )
     # A mix is of sources: any other task has nothing to sample.
     if not (hasattr(config.task, "sources") and hasattr(config.task, "tables")):
         raise ConfigError(
@@ -69,12 +81,15 @@ def read(
         )
     if getattr(config.task, "halves", None) is not None:
         raise ConfigError(
-            "halves of sources are no mixture to draw from @ task.halves\n  leave it out; hgms mix null splits them"
+            "halves of sources are no mixture to draw from @ task.halves\n"
+            "  leave it out; hgms mix null splits them"
         )
     if config.run.device.partition(":")[2] not in ("", "0"):
         raise ConfigError(
-            f"fine-tuning runs on the first GPU it sees, not on {config.run.device!r} @ run.device\n"
-            f'  write device = "cuda" and set the environment variable CUDA_VISIBLE_DEVICES={config.run.device[5:]}'
+            f"fine-tuning runs on the first GPU it sees, not on {config.run.device!r} @ "
+            "run.device\n"
+            '  write device = "cuda" and set the environment variable '
+            f"CUDA_VISIBLE_DEVICES={config.run.device[5:]}"
         )
     return config
 
@@ -92,19 +107,31 @@ OF_GRIDS = ("seeds", "metric", "reference", "references", "sweep", "scale")
 """What a file says for `hgms compare` alone."""
 
 
-def mix_of(table: Mapping[str, Any], method: str | None, scale: str | None, source: str) -> dict[str, Any]:
-    """The table of one mix: the grid's single task, and the method labelled ``method``. A table that is a mix's already stays
-    as it is.
+def mix_of(
+    table: Mapping[str, Any], method: str | None, scale: str | None, source: str
+) -> dict[str, Any]:
+    """The table of one mix: the grid's single task, and the method labelled ``method``. A table
+    that is a mix's already stays as it is.
 
-    >>> grid = {"seeds": [7], "task": {"name": "t", "label": "a"}, "method": ["x", {"name": "y", "label": "z", "lr": 1}]}
+    >>> grid = {
+    ...     "seeds": [7],
+    ...     "task": {"name": "t", "label": "a"},
+    ...     "method": ["x", {"name": "y", "label": "z", "lr": 1}],
+    ... }
     >>> mix_of(grid, "z", None, "grid.toml")
     {'task': {'name': 't'}, 'method': {'name': 'y', 'lr': 1}, 'seed': 7, 'run': {'task_label': 'a', 'label': 'z'}}
     """
     if not isinstance(table.get("method"), list):
         if method is not None or scale is not None:
-            raise ConfigError(f"--method and --scale choose from a grid; {source} has one method\n  --set method.name=NAME")
+            raise ConfigError(
+                f"--method and --scale choose from a grid; {source} has one method\n"
+                "  --set method.name=NAME"
+            )
         if "for" in table:
-            raise ConfigError(f"[for] is for methods of a grid; {source} has one\n  write its values into the tables")
+            raise ConfigError(
+                f"[for] is for methods of a grid; {source} has one\n"
+                "  write its values into the tables"
+            )
         return _named(table, table.get("task"), table.get("method"))
     table = scaled(table, scale, source)
     task_label, task = _chosen(table.get("task"), None, "task", source)
@@ -118,15 +145,19 @@ def mix_of(table: Mapping[str, Any], method: str | None, scale: str | None, sour
 
 
 OWN = ("budget", "sample", "finetune", "evaluate")
-"""What [for.LABEL] may lay other values over: how long a method learns (one that learns nothing needs one step), and the tables
-of what comes after it."""
+"""What [for.LABEL] may lay other values over: how long a method learns (one that learns nothing
+needs one step), and the tables of what comes after it."""
 
 
 def _for(label: str, table: Mapping[str, Any], source: str) -> dict[str, Any]:
-    """The table with what [for.LABEL] lays over the budget and the stages after learning, and without these tables."""
+    """The table with what [for.LABEL] lays over the budget and the stages after learning, and
+    without these tables.
+    """
     rest = {key: value for key, value in table.items() if key != "for"}
     tables = table.get("for", {})
-    entries = [entry if isinstance(entry, Mapping) else {"name": entry} for entry in table["method"]]
+    entries = [
+        entry if isinstance(entry, Mapping) else {"name": entry} for entry in table["method"]
+    ]
     labels = [str(entry.get("label", entry.get("name"))) for entry in entries]
     for name, own in tables.items() if isinstance(tables, Mapping) else [("", tables)]:
         if name not in labels:
@@ -146,19 +177,28 @@ def _named(table: Mapping[str, Any], task: Any, method: Any) -> dict[str, Any]:
         if isinstance(part, dict) and "label" in part:
             labels[key] = part.pop("label")
     parts = {key: part for key, part in (("task", task), ("method", method)) if part is not None}
-    return {**table, **parts, **({"run": {**run, **labels}} if labels and isinstance(run, Mapping) else {})}
+    return {
+        **table,
+        **parts,
+        **({"run": {**run, **labels}} if labels and isinstance(run, Mapping) else {}),
+    }
 
 
 def _chosen(part: Any, label: str | None, kind: str, source: str) -> tuple[str, dict[str, Any]]:
     """The label and the table of the entry called ``label``, or of the only one there is."""
-    listed = [{"name": entry} if isinstance(entry, str) else entry for entry in (part if isinstance(part, list) else [part])]
+    listed = [
+        {"name": entry} if isinstance(entry, str) else entry
+        for entry in (part if isinstance(part, list) else [part])
+    ]
     tables = [dict(entry) for entry in listed if isinstance(entry, Mapping)]
     by_label = {str(entry.get("label", entry.get("name"))): entry for entry in tables}
     if label is None and len(by_label) == 1:
         return next(iter(by_label.items()))
     if label is None:
         how = "add --method LABEL" if kind == "method" else "a mix has one task"
-        raise ConfigError(f"{source} is a grid of {len(by_label)} {kind}s ({', '.join(by_label)})\n  {how}")
+        raise ConfigError(
+            f"{source} is a grid of {len(by_label)} {kind}s ({', '.join(by_label)})\n  {how}"
+        )
     if label not in by_label:
         raise ConfigError(f"{unknown(kind, label, by_label)}\n  @ {source}.{kind}")
     return label, by_label[label]

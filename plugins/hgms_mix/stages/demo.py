@@ -1,5 +1,5 @@
-"""``hgms mix --demo``: the whole way on embedded texts, HG-MS against uniform weights under one budget, in three minutes; with
-``--model`` on a pretrained model, in some more."""
+"""``hgms mix --demo``: the whole way on embedded texts, HG-MS against uniform weights under one
+budget, in three minutes; with ``--model`` on a pretrained model, in some more."""
 
 from __future__ import annotations
 
@@ -37,7 +37,10 @@ class Demo:
 
     def losses(self, method: str) -> dict[int, float]:
         """Test losses by seed, a mean over tokens."""
-        return {seed: report["test"][TEST]["token_loss"]["value"] for seed, report in self.reports[method].items()}
+        return {
+            seed: report["test"][TEST]["token_loss"]["value"]
+            for seed, report in self.reports[method].items()
+        }
 
     @property
     def difference(self) -> Interval:
@@ -47,7 +50,10 @@ class Demo:
     @property
     def certainty(self) -> Certainty | None:
         """What the seeds say of the learned weights; None of one seed."""
-        runs = [{row["source"]: row["weight"] for row in report["sources"]} for report in self.reports[self.method].values()]
+        runs = [
+            {row["source"]: row["weight"] for row in report["sources"]}
+            for report in self.reports[self.method].values()
+        ]
         return over_seeds(runs, dict.fromkeys(runs[0], 1 / len(runs[0]))) if len(runs) > 1 else None
 
     def rows(self) -> list[dict[str, str]]:
@@ -70,14 +76,23 @@ class Demo:
         methods = {}
         for method, reports in self.reports.items():
             losses = Interval.of(list(self.losses(method).values()))
-            methods[method] = {"test_loss": spread(losses), "mixes": [dict(report) for report in reports.values()]}
+            methods[method] = {
+                "test_loss": spread(losses),
+                "mixes": [dict(report) for report in reports.values()],
+            }
         picture = None if self.picture is None else str(self.picture)
-        return {"methods": methods, "difference": spread(self.difference), "picture": picture, "folder": str(self.folder)}
+        return {
+            "methods": methods,
+            "difference": spread(self.difference),
+            "picture": picture,
+            "folder": str(self.folder),
+        }
 
     def print(self) -> None:
         first = next(iter(self.reports[self.method].values()))
         click.echo(
-            f"{first['budget']} of reweighting a mix; mean ± half width of the 95 % interval over seeds (more with --json)"
+            f"{first['budget']} of reweighting a mix; mean ± half width of the 95 % interval "
+            "over seeds (more with --json)"
         )
         rows = self.rows()
         print_table(tuple(rows[0]), rows)
@@ -85,12 +100,17 @@ class Demo:
         verdict = "lower" if gap.mean < 0 else "higher"
         sure = ""
         if gap.count >= 2:
-            sure = ", and the interval excludes zero" if gap.excludes_zero else ", but the interval holds zero"
+            sure = (
+                ", and the interval excludes zero"
+                if gap.excludes_zero
+                else ", but the interval holds zero"
+            )
         click.echo(f"{self.method}'s test loss − {REFERENCE}'s, by seed: {gap}: {verdict}{sure}")
         if gap.count < 2:
             rows = first["test"][TEST]
             click.echo(
-                f"  over the {rows['rows']} test rows of this seed: {spell(rows['against_uniform'])} (95 % interval, paired)"
+                f"  over the {rows['rows']} test rows of this seed: "
+                f"{spell(rows['against_uniform'])} (95 % interval, paired)"
             )
         if (certainty := self.certainty) is not None:
             click.echo(f"{self.method}'s weights {in_words(certainty)}")
@@ -98,19 +118,34 @@ class Demo:
             click.echo(f"  {self.picture}")
         click.echo(f"  {self.folder}")
         click.echo("next:")
-        click.echo(f"  put your own files and model into a copy of {self.folder / 'demo.toml'}, and run hgms mix on that")
+        click.echo(
+            f"  put your own files and model into a copy of {self.folder / 'demo.toml'}, and "
+            "run "
+            "hgms mix on that"
+        )
         tuned = Path(first["folder"]) / "finetune" / first["finetune"]["kind"]
-        click.echo("  hgms mix export that copy --to trl --out DIR hands its sample to a trainer you already use")
+        click.echo(
+            "  hgms mix export that copy --to trl --out DIR hands its sample to a trainer you "
+            "already use"
+        )
         click.echo(f"  what was tuned first, in transformers' or peft's format: {tuned}")
-        click.echo("  docs/how-to/mix-data.md: your own sources, other methods, and what the figures do not say")
+        click.echo(
+            "  docs/how-to/mix-data.md: your own sources, other methods, and what the "
+            "figures do "
+            "not say"
+        )
 
 
 def configs(out: Path, seeds: int, model: str | None = None) -> list[MixConfig]:
-    """Every mix of the demo: both methods with each seed, uniform weights first. What they share is one file, ``demo.toml``."""
+    """Every mix of the demo: both methods with each seed, uniform weights first. What they share
+    is one file, ``demo.toml``.
+    """
     name = "demo.toml" if model is None else "demo-model.toml"
     text = files("hgms_mix.stages").joinpath(name).read_text(encoding="utf-8")
     if model is not None:
-        text = text.replace('"TEMPLATE"', _quoted(_template(model))).replace('"MODEL"', _quoted(model))
+        text = text.replace('"TEMPLATE"', _quoted(_template(model))).replace(
+            '"MODEL"', _quoted(model)
+        )
     text = text.replace("FOLDER", _quoted((out / "texts").as_posix())[1:-1])
     replace_file(out / "demo.toml", text.encode())
     mixes = []
@@ -144,8 +179,10 @@ def run_demo(
     say: Callable[[str], None] = lambda line: None,
     view: Progress | None = None,
 ) -> Demo:
-    """Mixes the embedded texts with both methods and every seed, in folders under ``out``; what is there already is kept.
-    ``model``: a pretrained model, as ``task.model.path`` names it; None: a small one that learns from scratch."""
+    """Mixes the embedded texts with both methods and every seed, in folders under ``out``; what is
+    there already is kept. ``model``: a pretrained model, as ``task.model.path`` names it; None: a
+    small one that learns from scratch.
+    """
     out = Path(out)
     texts.write(out / "texts")
     mixes = configs(out, seeds, model)
@@ -153,7 +190,9 @@ def run_demo(
     reports: dict[str, dict[int, Mapping[str, Any]]] = {method: {}, REFERENCE: {}}
     for config in mixes:
         say(f"{config.method_name}, seed {config.seed}")
-        reports[config.method_name][config.seed] = carry_out(config, say=lambda line: say(f"  {line}"), view=view)
+        reports[config.method_name][config.seed] = carry_out(
+            config, say=lambda line: say(f"  {line}"), view=view
+        )
     demo = Demo(method=method, reports=reports, picture=None, folder=out)
     if not reports[method][0]["pictures"]:
         return demo  # matplotlib is not installed; the report says how to get it

@@ -1,4 +1,6 @@
-"""The stage `evaluate`: losses of the fine-tuned model on the test sets, and the benchmarks of hgms_mix.evaluation."""
+"""The stage `evaluate`: losses of the fine-tuned model on the test sets, and the benchmarks of
+hgms_mix.evaluation.
+"""
 
 from __future__ import annotations
 
@@ -49,24 +51,36 @@ class Evaluation(Stage):
         return mix.config.run.ranks > 1 and bool(mix.task.test)
 
     def run(self, mix: Mix, folder: Path) -> tuple[Iterable[Path], dict[str, Any]]:
-        evaluate, tests = mix.config.evaluate, dict[str, Any]()
+        evaluate = mix.config.evaluate
+        tests = dict[str, Any]()
         with together(mix, self, folder) as ranks:
             untuned = untuned_losses(mix, ranks)
             model = tuned(mix, ranks)
             for name, table in mix.tuned_tables("test").items():
-                of_rows, before = row_losses(model, table, ranks=ranks), untuned[name]
+                of_rows = row_losses(model, table, ranks=ranks)
+                before = untuned[name]
                 tests[name] = means(of_rows, seed=mix.config.seed) | {
                     "untuned": float(before.total.sum() / before.tokens.sum()),
                     "against_untuned": difference(of_rows, before, seed=mix.config.seed),
                 }
-                replace_file(losses_file(folder, name), json.dumps({"digest": table.digest, **of_rows.as_dict()}).encode())
+                replace_file(
+                    losses_file(folder, name),
+                    json.dumps({"digest": table.digest, **of_rows.as_dict()}).encode(),
+                )
         benchmarks = {}
         if evaluate.titles:
             if ranks is not None and is_in_parts(model):
                 model = tuned(mix)  # rank 0 answers by itself
-            with alone():  # answers are one process's, and its libraries look for ranks in the environment
-                benchmarks = evaluate.run(model, mix.tuned_tokenizer, folder / "benchmarks", mix.say)
-        return [losses_file(folder, name) for name in tests], {"test": tests, "benchmarks": benchmarks}
+            with (
+                alone()
+            ):  # answers are one process's, and its libraries look for ranks in the environment
+                benchmarks = evaluate.run(
+                    model, mix.tuned_tokenizer, folder / "benchmarks", mix.say
+                )
+        return [losses_file(folder, name) for name in tests], {
+            "test": tests,
+            "benchmarks": benchmarks,
+        }
 
     def follow(self, mix: Mix, folder: Path, ranks: Ranks) -> None:
         untuned_losses(mix, ranks)
@@ -88,7 +102,9 @@ def losses_file(folder: Path, test: str) -> Path:
 
 
 def tuned(mix: Mix, ranks: Ranks | None = None) -> Any:
-    """The fine-tuned model, from its files; as all ``ranks`` hold it, where its base is in parts."""
+    """The fine-tuned model, from its files; as all ``ranks`` hold it, where its base is in
+    parts.
+    """
     finetuned = mix.done["finetune"]
     path = finetuned.path / finetuned.facts["kind"]
     if finetuned.facts["kind"] == "adapter":
@@ -102,7 +118,9 @@ def tuned(mix: Mix, ranks: Ranks | None = None) -> Any:
 
 
 def against_uniform(mix: Mix, same: str, test: str) -> dict[str, Any] | None:
-    """Our loss − that of uniform weights on the same rows, where the same mix was made with them: same file, seed, folder."""
+    """Our loss − that of uniform weights on the same rows, where the same mix was made with
+    them: same file, seed, folder.
+    """
     if mix.config.method_name == UNIFORM:
         return None
     ours = json.loads(losses_file(mix.folder / "evaluate", test).read_bytes())
@@ -116,15 +134,18 @@ def against_uniform(mix: Mix, same: str, test: str) -> dict[str, Any] | None:
 
 
 def means(losses: RowLosses, *, seed: int = 0) -> dict[str, Any]:
-    """The mean over tokens (Σ loss / Σ tokens) and over examples (the mean of the rows' own means), each with its 95 %
-    percentile bootstrap interval over rows.
+    """The mean over tokens (Σ loss / Σ tokens) and over examples (the mean of the rows' own means),
+    each with its 95 % percentile bootstrap interval over rows.
 
     >>> flat = RowLosses(total=torch.tensor([2.0, 3.0]).double(), tokens=torch.tensor([2, 3]))
     >>> means(flat)["token_loss"]
     {'value': 1.0, 'low': 1.0, 'high': 1.0}
     """
-    per_row, tokens = losses.per_row, losses.tokens.double()
-    total, count, means = _resampled(torch.stack([losses.total, tokens, per_row], 1), seed).unbind(1)
+    per_row = losses.per_row
+    tokens = losses.tokens.double()
+    total, count, means = _resampled(torch.stack([losses.total, tokens, per_row], 1), seed).unbind(
+        1
+    )
     return {
         "rows": len(per_row),
         "tokens": int(tokens.sum()),
@@ -134,15 +155,21 @@ def means(losses: RowLosses, *, seed: int = 0) -> dict[str, Any]:
 
 
 def difference(ours: RowLosses, theirs: RowLosses, *, seed: int = 0) -> dict[str, Any]:
-    """Ours − theirs on the same rows, mean over tokens, with its bootstrap interval over rows (a row is drawn for both)."""
-    gap, tokens = ours.total - theirs.total, ours.tokens.double()
+    """Ours − theirs on the same rows, mean over tokens, with its bootstrap interval over rows (a
+    row is drawn for both).
+    """
+    gap = ours.total - theirs.total
+    tokens = ours.tokens.double()
     total, count = _resampled(torch.stack([gap, tokens], 1), seed).unbind(1)
     return _interval(float(gap.sum() / tokens.sum()), total / count)
 
 
 def _resampled(columns: Tensor, seed: int) -> Tensor:
-    """Sums of the columns over rows drawn with replacement, ``[RESAMPLES, columns]``, some resamples at a time."""
-    rows, generator = len(columns), Key(seed).fold("bootstrap").generator()
+    """Sums of the columns over rows drawn with replacement, ``[RESAMPLES, columns]``, some
+    resamples at a time.
+    """
+    rows = len(columns)
+    generator = Key(seed).fold("bootstrap").generator()
     step = max(1, 2**22 // rows)
     sums = []
     for first in range(0, RESAMPLES, step):

@@ -34,25 +34,31 @@ Schedule = Literal["constant", "linear", "cosine"]
 class Finetune:
     """Table ``[finetune]``: how the final model is trained on the sampled rows.
 
-    The loss of an optimiser step is the mean cross-entropy over all completion tokens of its ``micro_batch · accumulation``
-    rows. (The lower level of reweighting averages within a row first.) Rows come in a new seeded order every epoch.
+    The loss of an optimiser step is the mean cross-entropy over all completion tokens of its
+    ``micro_batch · accumulation`` rows. (The lower level of reweighting averages within a row
+    first.) Rows come in a new seeded order every epoch.
 
     Arguments:
         lr: learning rate of AdamW (betas 0.9 and 0.999, eps 1e-8).
-        epochs: passes over the sample. 0, with ``start = "reweighted"``: none; the model is the one that learning ended with
-            (``hg-ms-online`` and other methods that train it on the mixture).
-        micro_batch: rows at a time on the device. ``accumulation``: micro-batches in an optimiser step, which ranks
-            (``run.ranks``) share out among them.
-        weight_decay: decoupled; biases and normalisation layers are left out, as transformers does it.
-        schedule: of the learning rate, after ``warmup`` (a share of all steps below 1, a number of steps from 1 on).
+        epochs: passes over the sample. 0, with ``start = "reweighted"``: none; the model is the one
+            that learning ended with (``hg-ms-online`` and other methods that train it on the
+            mixture).
+        micro_batch: rows at a time on the device. ``accumulation``: micro-batches in an optimiser
+            step, which ranks (``run.ranks``) share out among them.
+        weight_decay: decoupled; biases and normalisation layers are left out, as transformers does
+            it.
+        schedule: of the learning rate, after ``warmup`` (a share of all steps below 1, a number of
+            steps from 1 on).
         clip: largest gradient norm; None: not clipped.
         seed: of the order of the rows, the fresh adapter and dropout; None: the mix's own.
-        start: ``fresh``: new parameters of the adapter (or the base model's own, without one); ``reweighted``: the lower
-            variables that reweighting ended with.
-        trainer: the library that trains: ``transformers``, or ``trl`` (an extra; its options: ``[finetune.trainer]``).
-        save_every: optimiser steps between checkpoints. ``checkpointing``: gradient checkpointing, less memory for more time.
-        model, adapter: what is tuned, where it is another model than the one that the mixture was learned with (a small proxy);
-            None: the task's. Rows are written in its own tokens.
+        start: ``fresh``: new parameters of the adapter (or the base model's own, without one);
+            ``reweighted``: the lower variables that reweighting ended with.
+        trainer: the library that trains: ``transformers``, or ``trl`` (an extra; its options:
+            ``[finetune.trainer]``).
+        save_every: optimiser steps between checkpoints. ``checkpointing``: gradient checkpointing,
+            less memory for more time.
+        model, adapter: what is tuned, where it is another model than the one that the mixture was
+            learned with (a small proxy); None: the task's. Rows are written in its own tokens.
 
     Defaults are the paper's (which accumulates 64 for instructions).
 
@@ -71,7 +77,9 @@ class Finetune:
     warmup: float = field(default=0.0, validator=validators.ge(0))
     clip: float | None = field(default=None, validator=validators.optional(validators.gt(0)))
     seed: int | None = field(default=None, validator=validators.optional(validators.ge(0)))
-    start: Literal["fresh", "reweighted"] = field(default="fresh", validator=choice("fresh", "reweighted"))
+    start: Literal["fresh", "reweighted"] = field(
+        default="fresh", validator=choice("fresh", "reweighted")
+    )
     save_every: int = field(default=50, validator=validators.ge(1))
     checkpointing: bool = False
     model: BaseModel | None = None
@@ -80,15 +88,22 @@ class Finetune:
 
     def __attrs_post_init__(self) -> None:
         if self.epochs == 0 and self.start != "reweighted":
-            raise ValueError('epochs = 0 keeps the model that learning ended with: write start = "reweighted", or epochs >= 1')
+            raise ValueError(
+                "epochs = 0 keeps the model that learning ended with: write start = "
+                '"reweighted", or epochs >= 1'
+            )
         if self.start == "reweighted" and (self.model is not None or self.adapter is not None):
             raise ValueError(
-                "start = \"reweighted\" goes on with the task's own model and adapter: leave out 'model' and 'adapter'"
+                'start = "reweighted" goes on with the task\'s own model and adapter: leave '
+                "out "
+                "'model' and 'adapter'"
             )
 
 
 class Finetuning(Stage):
-    """Trains the adapter or model, and writes it with its tokenizer, so that the folder is all that another program needs."""
+    """Trains the adapter or model, and writes it with its tokenizer, so that the folder is all
+    that another program needs.
+    """
 
     name: ClassVar[str] = "finetune"
     version: ClassVar[str] = "1"
@@ -108,9 +123,16 @@ class Finetuning(Stage):
             template_for(mix.task.template, mix.tuned_tokenizer)
 
     def inputs(self, mix: Mix) -> dict[str, Any]:
-        table, model = plain(mix.config.finetune).items(), mix.config.finetune.model
-        settings = {key: value for key, value in table if key not in ("model", "adapter") or value != "none"}
-        return {"settings": settings, **({} if model is None else {"model": model.digest()}), "seed": mix.config.seed}
+        table = plain(mix.config.finetune).items()
+        model = mix.config.finetune.model
+        settings = {
+            key: value for key, value in table if key not in ("model", "adapter") or value != "none"
+        }
+        return {
+            "settings": settings,
+            **({} if model is None else {"model": model.digest()}),
+            "seed": mix.config.seed,
+        }
 
     def title(self, mix: Mix) -> str:
         rows = f"{mix.done['sample'].facts['size']} rows"
@@ -124,7 +146,11 @@ class Finetuning(Stage):
         config = mix.config
         count = config.run.ranks if self.parted(mix) else 1
         if count == 1 < config.run.ranks and config.finetune.epochs:
-            mix.say(f"  by one process: {config.finetune.trainer.name} does not train on run.ranks = {config.run.ranks}")
+            mix.say(
+                f"  by one process: {config.finetune.trainer.name} does not train on "
+                "run.ranks = "
+                f"{config.run.ranks}"
+            )
         about = {**environment(mix.device), **({} if count == 1 else {"ranks": count})}
         replace_file(folder / "env.json", json.dumps(about, indent=2, default=str).encode())
         with together(mix, self, folder) as ranks:
@@ -142,54 +168,78 @@ class Finetuning(Stage):
         rows: Sequence[tuple[Tensor, Tensor]] = chosen_rows(mix) if config.finetune.epochs else ()
         model = mix.base(ranks)
         adapter = None if mix.adapter is None else mix.adapter.peft_config(model)
-        info = RunInfo(task=config.task.name, method="finetune", seed=config.seed, budget=config.budget)
+        info = RunInfo(
+            task=config.task.name, method="finetune", seed=config.seed, budget=config.budget
+        )
         return train(
-            config.finetune, model, rows, folder, seed=config.seed, adapter=adapter, start=start(mix),
-            pad=getattr(rows, "pad", 0), tokenizer=mix.tuned_tokenizer, ranks=ranks,
-            watch=lambda step, steps, loss: mix.view.watch(info, {"step": step, "lower_loss": loss}, step / steps),
-        )  # fmt: skip
+            config.finetune,
+            model,
+            rows,
+            folder,
+            seed=config.seed,
+            adapter=adapter,
+            start=start(mix),
+            pad=getattr(rows, "pad", 0),
+            tokenizer=mix.tuned_tokenizer,
+            ranks=ranks,
+            watch=lambda step, steps, loss: mix.view.watch(
+                info, {"step": step, "lower_loss": loss}, step / steps
+            ),
+        )
 
     def summary(self, mix: Mix, report: Mapping[str, Any]) -> dict[str, Any]:
         return {"finetune": dict(mix.done[self.name].facts)}
 
 
 def ensure_parts(settings: Finetune, ranks: int) -> None:
-    """Errors: ConfigError where the rows of an optimiser step do not part evenly among the ranks."""
+    """Errors: ConfigError where the rows of an optimiser step do not part evenly among the
+    ranks.
+    """
     rows = settings.micro_batch * settings.accumulation
     if rows % ranks == 0:
         return
     apart = ranks // math.gcd(settings.micro_batch, ranks)
-    near = [number * apart for number in (settings.accumulation // apart, settings.accumulation // apart + 1) if number]
+    near = [
+        number * apart
+        for number in (settings.accumulation // apart, settings.accumulation // apart + 1)
+        if number
+    ]
     fits = [number for number in range(1, min(rows, ranks) + 1) if rows % number == 0]
     raise ConfigError(
-        f"an optimiser step has {rows} rows (finetune.micro_batch · finetune.accumulation), which do not part evenly among "
+        f"an optimiser step has {rows} rows (finetune.micro_batch · finetune.accumulation), "
+        "which do not part evenly among "
         f"run.ranks = {ranks} @ finetune.accumulation\n"
         f"  set finetune.accumulation = {' or '.join(map(str, near))}, or run.ranks = {fits[-1]}"
     )
 
 
 def ensure_shared(mix: Mix, parted: bool) -> None:
-    """Errors: ConfigError where ``finetune.model.shard`` has no ranks to part the base among, or no adapter beside it."""
+    """Errors: ConfigError where ``finetune.model.shard`` has no ranks to part the base among, or
+    no adapter beside it.
+    """
     if not parted:
         raise ConfigError(
-            "shard = true parts the base among ranks that train together, and here one process does @ finetune.model.shard\n"
+            "shard = true parts the base among ranks that train together, and here one process "
+            "does @ finetune.model.shard\n"
             '  set run.ranks, with trainer = "transformers", or leave out finetune.model.shard'
         )
     if mix.adapter is None:
         raise ConfigError(
-            "shard = true parts a frozen base, and without an adapter all its parameters are learned @ finetune.model.shard\n"
+            "shard = true parts a frozen base, and without an adapter all its parameters are "
+            "learned @ finetune.model.shard\n"
             "  name [finetune.adapter] or [task.adapter], or leave out finetune.model.shard"
         )
 
 
 class ChosenRows(Sequence[tuple[Tensor, Tensor]]):
-    """The sampled rows as (tokens, completion mask), read from the token tables when they are needed; without those that these
-    do not hold."""
+    """The sampled rows as (tokens, completion mask), read from the token tables when they are
+    needed; without those that these do not hold."""
 
     def __init__(self, tables: Mapping[str, Any], rows: Sequence[Mapping[str, Any]]) -> None:
         places = {name: table.places for name, table in tables.items()}
         present = [(row["source"], places.get(row["source"], {}).get(row["row"])) for row in rows]
-        self._tables, self._rows = tables, [(name, place) for name, place in present if place is not None]
+        self._tables = tables
+        self._rows = [(name, place) for name, place in present if place is not None]
         self.pad = next((table.pad_id for table in tables.values()), 0)
 
     def __len__(self) -> int:
@@ -204,29 +254,41 @@ class ChosenRows(Sequence[tuple[Tensor, Tensor]]):
 def chosen_rows(mix: Mix) -> ChosenRows:
     """The sampled rows for the model that is fine-tuned, in its own tokens.
 
-    Errors: DataError where a source changed since its rows were drawn, or all rows are too long in these tokens.
+    Errors: DataError where a source changed since its rows were drawn, or all rows are too long in
+        these tokens.
     """
     from hgms_mix.lm import content
 
     sample = mix.done["sample"]
     for name, source in getattr(mix.task, sample.facts["of"]).items():
         if content(name, source) != sample.facts["sources"][name]:
-            raise DataError(f"source {name!r} changed since its rows were drawn\n  run the command again: it draws anew")
+            raise DataError(
+                f"source {name!r} changed since its rows were drawn\n"
+                "  run the command again: it draws anew"
+            )
     rows = list(read_rows(sample.path / "rows.jsonl.gz"))
     chosen = ChosenRows(mix.drawn_tables(), rows)
     if len(chosen) < len(rows):
         most = mix.task.max_length
-        mix.say(f"  {len(rows) - len(chosen)} of {len(rows)} rows have more than {most} tokens of finetune.model: left out")
+        mix.say(
+            f"  {len(rows) - len(chosen)} of {len(rows)} rows have more than {most} tokens of "
+            "finetune.model: left out"
+        )
     if not len(chosen):
         raise DataError("no row is left to fine-tune on\n  raise task.max_length")
     return chosen
 
 
 def start(mix: Mix) -> dict[str, Tensor] | None:
-    """The lower variables that reweighting ended with, by the names that fine-tuning has for them; None: a fresh start."""
+    """The lower variables that reweighting ended with, by the names that fine-tuning has for
+    them; None: a fresh start.
+    """
     if mix.config.finetune.start == "fresh":
         return None
     lower = mix.config.method.result(mix.state)[1]
     if mix.task.adapter is None:
         return dict(lower)
-    return {f"base_model.model.{name.removesuffix('.weight')}.default.weight": leaf for name, leaf in lower.items()}
+    return {
+        f"base_model.model.{name.removesuffix('.weight')}.default.weight": leaf
+        for name, leaf in lower.items()
+    }

@@ -32,12 +32,16 @@ class RowLosses:
 
     @classmethod
     def of(cls, table: dict[str, Any]) -> RowLosses:
-        return cls(total=torch.tensor(table["total"], dtype=torch.float64), tokens=torch.tensor(table["tokens"]))
+        return cls(
+            total=torch.tensor(table["total"], dtype=torch.float64),
+            tokens=torch.tensor(table["tokens"]),
+        )
 
 
 def row_losses(model: Any, table: Any, *, rows: int = 8, ranks: Ranks | None = None) -> RowLosses:
-    """The losses of a token table's rows, ``rows`` of similar length at a time (halved where memory runs out), without dropout.
-    All ``ranks`` call this, each computes some of these batches, and all have the losses of one process.
+    """The losses of a token table's rows, ``rows`` of similar length at a time (halved where memory
+    runs out), without dropout. All ``ranks`` call this, each computes some of these batches, and
+    all have the losses of one process.
 
     Cost: one forward pass over the table.
 
@@ -45,25 +49,41 @@ def row_losses(model: Any, table: Any, *, rows: int = 8, ranks: Ranks | None = N
         OutOfMemory: not even one row fits.
     """
     error: Exception | None = None
-    losses = RowLosses(*(torch.zeros(len(table.lengths), dtype=dtype) for dtype in (torch.float64, torch.int64)))
+    losses = RowLosses(
+        *(torch.zeros(len(table.lengths), dtype=dtype) for dtype in (torch.float64, torch.int64))
+    )
     try:
-        _row_losses(model.eval(), table, rows, losses, (0, 1) if ranks is None else (ranks.rank, ranks.count))
+        _row_losses(
+            model.eval(),
+            table,
+            rows,
+            losses,
+            (0, 1) if ranks is None else (ranks.rank, ranks.count),
+        )
     except (RuntimeError, MemoryError) as failure:
         if not out_of_memory(failure):
             raise
         if is_in_parts(model):  # the other ranks are in the middle of a batch with this one
-            raise OutOfMemory("evaluation ran out of memory on a base in parts\n  lower task.max_length") from failure
+            raise OutOfMemory(
+                "evaluation ran out of memory on a base in parts\n  lower task.max_length"
+            ) from failure
         error = failure
     if error is None if ranks is None else not ranks.any(error is not None):
         if ranks is None:
             return losses
-        return RowLosses(total=ranks.total(losses.total), tokens=ranks.total(losses.tokens))  # 0 + a number is that number
+        return RowLosses(
+            total=ranks.total(losses.total), tokens=ranks.total(losses.tokens)
+        )  # 0 + a number is that number
     if rows == 1:
-        raise OutOfMemory("evaluation ran out of memory on a single row\n  lower task.max_length") from error
+        raise OutOfMemory(
+            "evaluation ran out of memory on a single row\n  lower task.max_length"
+        ) from error
     return row_losses(model, table, rows=rows // 2, ranks=ranks)
 
 
-def _row_losses(model: Any, table: Any, rows: int, losses: RowLosses, share: tuple[int, int]) -> None:
+def _row_losses(
+    model: Any, table: Any, rows: int, losses: RowLosses, share: tuple[int, int]
+) -> None:
     """Fills in the losses of a rank's share (rank, number of ranks) of the batches."""
     device = next(model.parameters()).device
     rank, count = share
@@ -75,11 +95,16 @@ def _row_losses(model: Any, table: Any, rows: int, losses: RowLosses, share: tup
         batch = collate([table.row(position) for position in piece.tolist()], table.pad_id)
         with torch.no_grad():
             logits = model(
-                input_ids=batch["input_ids"].to(device), attention_mask=batch["attention_mask"].to(device), use_cache=False
+                input_ids=batch["input_ids"].to(device),
+                attention_mask=batch["attention_mask"].to(device),
+                use_cache=False,
             ).logits
         target = batch["labels"][:, 1:].to(device)
         nll = torch.nn.functional.cross_entropy(
-            logits[:, :-1].flatten(0, 1).float(), target.flatten(), ignore_index=IGNORED, reduction="none"
+            logits[:, :-1].flatten(0, 1).float(),
+            target.flatten(),
+            ignore_index=IGNORED,
+            reduction="none",
         ).reshape(target.shape)
         if number < len(own):
             losses.total[piece] = nll.double().sum(1).cpu()

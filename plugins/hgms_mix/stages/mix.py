@@ -1,4 +1,6 @@
-"""A mix: the run that learns the mixture, the stages after it in their order, each made once, and what they share."""
+"""A mix: the run that learns the mixture, the stages after it in their order, each made once,
+and what they share.
+"""
 
 from __future__ import annotations
 
@@ -24,15 +26,18 @@ from hgms_mix.stages.sample import Sampling, read_rows
 from hgms_mix.stages.stage import Done, Stage, StageFolder
 
 STAGES: Sequence[Stage] = (Certain(), Sampling(), Finetuning(), Evaluation())
-"""What follows reweighting, which is no stage with a folder of its own: it is the run that the mix's folder holds."""
+"""What follows reweighting, which is no stage with a folder of its own: it is the run that the
+mix's folder holds.
+"""
 
 
 @define(eq=False)
 class Mix:
-    """One mix in one folder, that of its run. What is finished is not made again, what was interrupted continues.
+    """One mix in one folder, that of its run. What is finished is not made again, what was
+    interrupted continues.
 
-    ``say`` gets a line for each stage, ``view`` shows progress, ``done`` holds the stages so far, ``reweight`` first. Of a mix
-    on ranks this is rank 0, or in one of its stages another ``rank``.
+    ``say`` gets a line for each stage, ``view`` shows progress, ``done`` holds the stages so far,
+    ``reweight`` first. Of a mix on ranks this is rank 0, or in one of its stages another ``rank``.
     """
 
     config: MixConfig
@@ -45,17 +50,24 @@ class Mix:
     done: dict[str, Done] = field(init=False, factory=dict)
 
     def check(self, last: str) -> None:
-        """Whether what the stages up to ``last`` need is installed and can be had: before the hours that reweighting takes.
+        """Whether what the stages up to ``last`` need is installed and can be had: before the hours
+        that reweighting takes.
 
         Raises:
             MissingExtra: a package is not installed.
             ConfigError: a benchmark cannot be evaluated.
         """
         stages = up_to(last)
-        packages = ["transformers", *(package for stage in stages for package in stage.packages(self))]
+        packages = [
+            "transformers",
+            *(package for stage in stages for package in stage.packages(self)),
+        ]
         missing = [package for package in packages if importlib.util.find_spec(package) is None]
         if missing:
-            raise MissingExtra(f"the stage {last} needs {' and '.join(missing)}\n  install it with: pip install 'hgms[llm]'")
+            raise MissingExtra(
+                f"the stage {last} needs {' and '.join(missing)}\n"
+                "  install it with: pip install 'hgms[llm]'"
+            )
         for stage in stages:
             stage.check(self)
 
@@ -80,9 +92,14 @@ class Mix:
         return True
 
     def stage_folder(self, stage: Stage) -> StageFolder:
-        """The folder of a stage, made from its own inputs and from the stage before, which is done."""
+        """The folder of a stage, made from its own inputs and from the stage before, which is
+        done.
+        """
         inputs = {"version": stage.version, **stage.inputs(self)}
-        before = ["reweight", *(earlier.name for earlier in up_to(stage.name)[:-1] if not earlier.beside)][-1]
+        before = [
+            "reweight",
+            *(earlier.name for earlier in up_to(stage.name)[:-1] if not earlier.beside),
+        ][-1]
         inputs[before] = [self.done[before].key, self.done[before].digest]
         return StageFolder(name=stage.name, path=self.folder / stage.name, inputs=inputs)
 
@@ -91,17 +108,22 @@ class Mix:
         if (done := folder.done()) is not None:
             self.say(f"{stage.name}: done before ({folder.path})")
             return done
-        # Hooks and trainers make cycles, which only a collection breaks: the last stage's model goes before this one's comes.
+        # Hooks and trainers make cycles, which only a collection breaks: the last stage's model
+        # goes before this one's comes.
         gc.collect()
         if self.device.type == "cuda":
             torch.cuda.empty_cache()
         going_on = folder.begin()
         self.say(f"{stage.name}: {'going on with ' if going_on else ''}{stage.title(self)}")
-        spent, self.others_seconds = counting(going_on), 0.0
+        spent = counting(going_on)
+        self.others_seconds = 0.0
         outputs, facts = stage.run(self, folder.path)
-        return folder.finish(outputs, {"processor_seconds": counted([spent(), self.others_seconds]), **facts})
+        return folder.finish(
+            outputs, {"processor_seconds": counted([spent(), self.others_seconds]), **facts}
+        )
 
-    # -- what stages share ------------------------------------------------------------------------------------------
+    # -- what stages share
+    # ----------------------------------------------------------------------------------------------
 
     @property
     def task(self) -> Any:
@@ -163,19 +185,26 @@ class Mix:
         return tables
 
     def base(self, ranks: Ranks | None = None) -> Any:
-        """The model that is fine-tuned, as it was before. With ``model.shard`` each of the ``ranks``, which all ask for it,
-        holds a part of it."""
+        """The model that is fine-tuned, as it was before. With ``model.shard`` each of the
+        ``ranks``, which all ask for it, holds a part of it."""
         from hgms_mix.lm import called_through, check_fits
 
         base = self.config.finetune.model or self.task.model
         where = self.device, torch.float32, len(self.tuned_tokenizer)
-        model: Any = called_through(base.in_parts(*where)) if base.shard and ranks is not None else base.load(*where)
+        model: Any = (
+            called_through(base.in_parts(*where))
+            if base.shard and ranks is not None
+            else base.load(*where)
+        )
         check_fits(model, {"sample": self.drawn_tables(), "test": self.tuned_tables("test")})
         return model
 
     def drawn_tables(self) -> dict[str, Any]:
-        """The sampled rows of each source (or validation set) in the tokens of the model that is fine-tuned."""
-        sample, numbers = self.done["sample"], dict[str, list[int]]()
+        """The sampled rows of each source (or validation set) in the tokens of the model that is
+        fine-tuned.
+        """
+        sample = self.done["sample"]
+        numbers = dict[str, list[int]]()
         for row in read_rows(sample.path / "rows.jsonl.gz"):
             numbers.setdefault(row["source"], []).append(row["row"])
         of = {name: torch.tensor(sorted(rows)) for name, rows in numbers.items()}

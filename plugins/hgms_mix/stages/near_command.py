@@ -1,4 +1,6 @@
-"""The command ``hgms mix near``: rows of sources, validation and test sets that are nearly copies of each other."""
+"""The command ``hgms mix near``: rows of sources, validation and test sets that are nearly
+copies of each other.
+"""
 
 from __future__ import annotations
 
@@ -15,20 +17,30 @@ from hgms_mix.stages.config import MixConfig
 
 
 def near(config: MixConfig, threshold: float) -> list[dict[str, Any]]:
-    """Near copies between every two sets, as a table: with the texts of the pair that is shown first."""
+    """Near copies between every two sets, as a table: with the texts of the pair that is shown
+    first.
+    """
     sets = {
         f"{which} {name}": source
         for which in ("sources", "validation", "test")
         for name, source in getattr(config.task, which).items()
     }
-    results: Sequence[Near] = near_copies({name: read_examples(name, source) for name, source in sets.items()}, threshold)
+    results: Sequence[Near] = near_copies(
+        {name: read_examples(name, source) for name, source in sets.items()}, threshold
+    )
     table = []
     for pair in results:
         first, second, _ = pair.pairs[0]
         texts = [
-            next(examples_at(name, sets[name], np.array([row]))) for name, row in ((pair.name, first), (pair.other, second))
+            next(examples_at(name, sets[name], np.array([row])))
+            for name, row in ((pair.name, first), (pair.other, second))
         ]
-        table.append({**attrs.asdict(pair), "texts": ["\n".join(turn.text for turn in text.messages) for text in texts]})
+        table.append(
+            {
+                **attrs.asdict(pair),
+                "texts": ["\n".join(turn.text for turn in text.messages) for text in texts],
+            }
+        )
     return table
 
 
@@ -38,14 +50,21 @@ def show(table: Sequence[dict[str, Any]]) -> None:
         click.echo("no row of a set is nearly a row of another")
         return
     columns = [
-        {"set": row["name"], "near rows of": row["other"], "rows": row["count"], "of": row["size"],
-         "share": f"{row['count'] / row['size']:.1%}"}
+        {
+            "set": row["name"],
+            "near rows of": row["other"],
+            "rows": row["count"],
+            "of": row["size"],
+            "share": f"{row['count'] / row['size']:.1%}",
+        }
         for row in table
-    ]  # fmt: skip
+    ]
     print_table(tuple(columns[0]), columns)
     for row in table:
         (number, other, agreement), (here, there) = row["pairs"][0], row["texts"]
-        click.echo(f"  {row['name']} row {number} and {row['other']} row {other} agree by {agreement}:")
+        click.echo(
+            f"  {row['name']} row {number} and {row['other']} row {other} agree by {agreement}:"
+        )
         click.echo(f"    {_short(here)}\n    {_short(there)}")
 
 

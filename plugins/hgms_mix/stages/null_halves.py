@@ -1,4 +1,6 @@
-"""``hgms mix null``: every source in two halves, the mixture of the halves learned several times, and how far they part."""
+"""``hgms mix null``: every source in two halves, the mixture of the halves learned several
+times, and how far they part.
+"""
 
 from __future__ import annotations
 
@@ -13,7 +15,17 @@ import click
 import numpy as np
 
 from hgms.cli import print_table
-from hgms.executors import Executor, Here, Needs, Piece, RemoteProgress, Tell, carried_out_together, to_stderr, unless_busy
+from hgms.executors import (
+    Executor,
+    Here,
+    Needs,
+    Piece,
+    RemoteProgress,
+    Tell,
+    carried_out_together,
+    to_stderr,
+    unless_busy,
+)
 from hgms.results import NULL_TEST
 from hgms.runs import RunConfig, RunFolder, leased, replace_file, run_config, unannounced
 from hgms.uncertainty import halves_test
@@ -31,14 +43,20 @@ PATIENCE = 0.5
 
 
 def null_test(
-    config: MixConfig, *, seeds: int = 3, splits: int = 1, executor: Executor | None = None, bars: bool = False
+    config: MixConfig,
+    *,
+    seeds: int = 3,
+    splits: int = 1,
+    executor: Executor | None = None,
+    bars: bool = False,
 ) -> dict[str, Any]:
-    """Learns the mixture of all halves with ``seeds`` seeds, from the file's on, and ``splits`` splits of them for each;
-    no two runs split alike. What is finished is not made again, what was interrupted goes on. ``executor`` carries the runs out
-    (None: this process, one by one), and several processes may be at the same test.
+    """Learns the mixture of all halves with ``seeds`` seeds, from the file's on, and ``splits``
+    splits of them for each; no two runs split alike. What is finished is not made again, what was
+    interrupted goes on. ``executor`` carries the runs out (None: this process, one by one), and
+    several processes may be at the same test.
 
-    The result of :func:`hgms.uncertainty.halves_test`, with every run's weights; also in ``null-test/null.json`` beside
-    the mixes.
+    The result of :func:`hgms.uncertainty.halves_test`, with every run's weights; also in
+    ``null-test/null.json`` beside the mixes.
 
     Cost: ``seeds`` · ``splits`` runs of the file's budget.
 
@@ -46,26 +64,46 @@ def null_test(
         Interrupted: Ctrl-C; the message says how to go on.
         HgmsError: runs failed, and why; the others are kept.
     """
-    folder, names = mix_path(config).parent / NULL_TEST, tuple(config.task.sources)  # type: ignore[attr-defined]
-    runs = [(seed, split) for seed in range(config.seed, config.seed + seeds) for split in range(splits)]
-    to_stderr(f"null test: {len(runs)} run{'s' * (len(runs) != 1)} of {config.budget} on {2 * len(names)} halves")
+    # type: ignore[attr-defined]
+    folder = mix_path(config).parent / NULL_TEST
+    names = tuple(config.task.sources)
+    runs = [
+        (seed, split) for seed in range(config.seed, config.seed + seeds) for split in range(splits)
+    ]
+    to_stderr(
+        f"null test: {len(runs)} run{'s' * (len(runs) != 1)} of {config.budget} on "
+        f"{2 * len(names)} halves"
+    )
     Mix(config, folder).check("reweight")
-    pieces = {run: piece(halved(config, *run), folder / "seed-{}-split-{}".format(*run)) for run in runs}
+    pieces = {
+        run: piece(halved(config, *run), folder / "seed-{}-split-{}".format(*run)) for run in runs
+    }
     weights, failures = carried_out_together(list(pieces.values()), executor or Here(), bars=bars)
     if failures:
         why = "".join(f"\n  {failed}: {error}" for failed, error in failures.items())
         raise HgmsError(
-            f"{len(failures)} of {len(runs)} runs of the null test failed{why}\n  run the same command to try again"
+            f"{len(failures)} of {len(runs)} runs of the null test failed{why}\n"
+            "  run the same command to try again"
         )
-    learned = [{"seed": seed, "split": split, "weights": weights[pieces[seed, split]]} for seed, split in runs]
-    table = np.array([[[row["weights"][half] for half in halves(source)] for source in names] for row in learned])
+    learned = [
+        {"seed": seed, "split": split, "weights": weights[pieces[seed, split]]}
+        for seed, split in runs
+    ]
+    table = np.array(
+        [[[row["weights"][half] for half in halves(source)] for source in names] for row in learned]
+    )
     result = {
-        "name": name_of(config), "method": config.method_name, "budget": str(config.budget), "folder": str(folder),
+        "name": name_of(config),
+        "method": config.method_name,
+        "budget": str(config.budget),
+        "folder": str(folder),
         **halves_test(table, names).as_dict(),
         "weights": learned,
-    }  # fmt: skip
+    }
     with leased(folder, patience=60.0):  # who else was at it writes the same
-        replace_file(folder / "null.json", json.dumps(result, indent=2, ensure_ascii=False).encode())
+        replace_file(
+            folder / "null.json", json.dumps(result, indent=2, ensure_ascii=False).encode()
+        )
     return result
 
 
@@ -77,23 +115,37 @@ def piece(run: RunConfig, path: Path) -> Piece:
     def finished() -> dict[str, float] | None:
         folder = RunFolder(path)
         last = folder.records()[-1:] if is_finished(folder) else []
-        whole = [row for row in last if row["step"] == (folder.read_summary() or {}).get("outer_steps")]
-        return weights_of(whole[0]) if whole else None  # rows are missing: the run itself says so when it is read back
+        whole = [
+            row for row in last if row["step"] == (folder.read_summary() or {}).get("outer_steps")
+        ]
+        return (
+            weights_of(whole[0]) if whole else None
+        )  # rows are missing: the run itself says so when it is read back
 
     return Piece(
-        title=path.name, path=path, function=f"{__name__}:learn", arguments=arguments, needs=Needs.of_run(run.run),
-        plugins=plugins, finished=finished, notice=lambda: "going on" if RunFolder(path).begun else "",
+        title=path.name,
+        path=path,
+        function=f"{__name__}:learn",
+        arguments=arguments,
+        needs=Needs.of_run(run.run),
+        plugins=plugins,
+        finished=finished,
+        notice=lambda: "going on" if RunFolder(path).begun else "",
         result=lambda outcome: outcome["weights"],
-    )  # fmt: skip
+    )
 
 
 @unless_busy
 def learn(arguments: Mapping[str, Any], tell: Tell) -> Mapping[str, Any]:
-    """The run of ``arguments`` (see :func:`piece`) as the job of an executor: the ``weights`` that it ends with."""
+    """The run of ``arguments`` (see :func:`piece`) as the job of an executor: the ``weights``
+    that it ends with.
+    """
     config = RunConfig.from_dict(arguments["config"], registry=Registry.load(arguments["plugins"]))
     gc.collect()  # the last run's model goes before this one's comes
     path = Path(arguments["path"])
-    result = run_config(config, resume=True, view=RemoteProgress(tell), path=path, patience=PATIENCE)
+    result = run_config(
+        config, resume=True, view=RemoteProgress(tell), path=path, patience=PATIENCE
+    )
     return {"weights": weights_of(result.records[-1])}
 
 
@@ -104,7 +156,9 @@ def halves(source: str) -> tuple[str, str]:
 
 
 def halved(config: MixConfig, seed: int, split: int) -> RunConfig:
-    """The run of the file on halves; which rows a half has is drawn anew for every seed and split."""
+    """The run of the file on halves; which rows a half has is drawn anew for every seed and
+    split.
+    """
     own: Any = config.task
     task = attrs.evolve(own, halves=MOST_SPLITS * seed + split)
     return attrs.evolve(config.reweight, seed=seed, task=task)
@@ -112,12 +166,17 @@ def halved(config: MixConfig, seed: int, split: int) -> RunConfig:
 
 def show(result: Mapping[str, Any]) -> None:
     """The table of a null test for a person."""
-    click.echo(f"{result['name']}: {result['method']}, {result['runs']} runs of {result['budget']} on halves of every source")
+    click.echo(
+        f"{result['name']}: {result['method']}, {result['runs']} runs of {result['budget']} on "
+        "halves of every source"
+    )
     rows = [
         {
             "source": row["source"],
             "halves part by": spelled(row["halves"], row["low"], row["high"], 2),
-            "it parts from the others by": spelled(row["apart"], row["apart_low"], row["apart_high"], 2, signed=True),
+            "it parts from the others by": spelled(
+                row["apart"], row["apart_low"], row["apart_high"], 2, signed=True
+            ),
             "signal to null": "–" if row["ratio"] is None else f"{row['ratio']:.2f}",
             "p": f"{row['p']:.3f}",
             "verdict": row["verdict"],
@@ -125,6 +184,9 @@ def show(result: Mapping[str, Any]) -> None:
         for row in result["sources"]
     ]
     print_table(tuple(rows[0]), rows)
-    click.echo("log-odds, with 95 % intervals: over runs; with the luck that halves show. p after Holm's rule")
+    click.echo(
+        "log-odds, with 95 % intervals: over runs; with the luck that halves show. p after "
+        "Holm's rule"
+    )
     click.echo(f"  {result['verdict']}")
     click.echo(f"  {result['folder']}")

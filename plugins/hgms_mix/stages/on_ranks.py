@@ -1,4 +1,6 @@
-"""Stages that all ranks of a mix (``run.ranks``) make together: rank 0 is the mix, the others are called for a stage."""
+"""Stages that all ranks of a mix (``run.ranks``) make together: rank 0 is the mix, the others
+are called for a stage.
+"""
 
 from __future__ import annotations
 
@@ -13,7 +15,19 @@ import attrs
 import torch
 from click.exceptions import Exit
 
-from hgms.distributed import LAUNCHED, Ranks, alone, as_launched, begun, call, ensure_launched, heard, join, launched, start
+from hgms.distributed import (
+    LAUNCHED,
+    Ranks,
+    alone,
+    as_launched,
+    begun,
+    call,
+    ensure_launched,
+    heard,
+    join,
+    launched,
+    start,
+)
 from hgms.runs import follow_run, unannounced
 from hgms_core import ConfigError, HgmsError
 from hgms_core.host import Host
@@ -30,8 +44,8 @@ AGAIN = "the same command"
 
 @contextlib.contextmanager
 def together(mix: Mix, stage: Stage, folder: Path) -> Iterator[Ranks | None]:
-    """All ranks of the mix, as rank 0 has them while it makes this stage: each of the others is then in :meth:`Stage.follow`.
-    None where the mix has one rank, or the stage is made by one.
+    """All ranks of the mix, as rank 0 has them while it makes this stage: each of the others is
+    then in :meth:`Stage.follow`. None where the mix has one rank, or the stage is made by one.
 
     Errors: RankLost where one of them is gone; ConfigError where one cannot begin.
     """
@@ -70,7 +84,10 @@ def _joined(mix: Mix, what: Mapping[str, Any], threads: int) -> Iterator[Ranks]:
 
 
 def _assignment(mix: Mix, stage: Stage, folder: Path) -> dict[str, Any]:
-    done = {name: {**attrs.asdict(before, recurse=False), "path": str(before.path)} for name, before in mix.done.items()}
+    done = {
+        name: {**attrs.asdict(before, recurse=False), "path": str(before.path)}
+        for name, before in mix.done.items()
+    }
     return {"stage": stage.name, "at": str(mix.folder), "folder": str(folder), "done": done}
 
 
@@ -80,7 +97,9 @@ def follow_started() -> None:
 
     assignment, ready = begun()
     try:
-        config = read(assignment["config"], "the mix", registry=Registry.load(assignment["plugins"]))
+        config = read(
+            assignment["config"], "the mix", registry=Registry.load(assignment["plugins"])
+        )
         ready()
         _follow(config, assignment, assignment["rank"], assignment["method"])
     except HgmsError as error:  # rank 0 quotes the last line, where it has not met the error itself
@@ -88,9 +107,13 @@ def follow_started() -> None:
 
 
 def follow_launched(config: MixConfig) -> None:
-    """Where torchrun has started this process as another rank than 0 of a mix: it does what rank 0 calls for, and exits when
-    the mix is over."""
-    if config.run.ranks == 1 or launched() is None or (rank := ensure_launched(config.run.ranks)) == 0:
+    """Where torchrun has started this process as another rank than 0 of a mix: it does what rank 0
+    calls for, and exits when the mix is over."""
+    if (
+        config.run.ranks == 1
+        or launched() is None
+        or (rank := ensure_launched(config.run.ranks)) == 0
+    ):
         return
     from hgms.runs import device_called
 
@@ -115,8 +138,12 @@ def call_off(config: MixConfig) -> None:
         call(None)
 
 
-def _follow(config: MixConfig, assignment: Mapping[str, Any], rank: int, method: str, began: float = 0.0) -> None:
-    """This rank's part of a stage. ``began``: the processor seconds of this process that were none of it."""
+def _follow(
+    config: MixConfig, assignment: Mapping[str, Any], rank: int, method: str, began: float = 0.0
+) -> None:
+    """This rank's part of a stage. ``began``: the processor seconds of this process that were
+    none of it.
+    """
     from hgms_mix.stages.mix import STAGES, Mix
 
     if not Path(assignment["at"]).is_dir():
@@ -124,7 +151,10 @@ def _follow(config: MixConfig, assignment: Mapping[str, Any], rank: int, method:
             f"rank {rank} finds no folder {assignment['at']} @ run.out\n"
             "  ranks on several machines need a folder on a disk that all share"
         )
-    done = {name: Done(**{**fields, "path": Path(fields["path"])}) for name, fields in assignment["done"].items()}
+    done = {
+        name: Done(**{**fields, "path": Path(fields["path"])})
+        for name, fields in assignment["done"].items()
+    }
     mix = Mix(config, Path(assignment["at"]), rank=rank)
     mix.done.update(done)
     stage = next(stage for stage in STAGES if stage.name == assignment["stage"])
@@ -142,7 +172,9 @@ def _follow(config: MixConfig, assignment: Mapping[str, Any], rank: int, method:
 def _threads(config: MixConfig) -> Iterator[int]:
     """The threads of a rank: ``run.threads``, else an equal share of what this process has."""
     before = torch.get_num_threads()
-    own = config.run.threads or (max(1, before // config.run.ranks) if launched() is None else before)
+    own = config.run.threads or (
+        max(1, before // config.run.ranks) if launched() is None else before
+    )
     torch.set_num_threads(own)
     try:
         yield own

@@ -1,4 +1,6 @@
-"""Pictures of mixes: the mixture over time, and the test loss against uniform. Needs ``hgms[plot]``."""
+"""Pictures of mixes: the mixture over time, and the test loss against uniform. Needs
+``hgms[plot]``.
+"""
 
 from __future__ import annotations
 
@@ -34,11 +36,14 @@ def _weights(axis: Axes, runs: Sequence[Records]) -> None:
         for i, key in enumerate(names):
             rows = [row for row in run if row.get(key) is not None]
             axis.plot(
-                [row["step"] for row in rows], [row[key] for row in rows],
-                color=COLOURS[i % len(COLOURS)], linestyle=STYLES[i // len(COLOURS) % len(STYLES)],
-                linewidth=1.6 if number == 0 else 0.8, alpha=1.0 if number == 0 else 0.5,
+                [row["step"] for row in rows],
+                [row[key] for row in rows],
+                color=COLOURS[i % len(COLOURS)],
+                linestyle=STYLES[i // len(COLOURS) % len(STYLES)],
+                linewidth=1.6 if number == 0 else 0.8,
+                alpha=1.0 if number == 0 else 0.5,
                 label=key.removeprefix(PREFIX) if number == 0 else None,
-            )  # fmt: skip
+            )
     axis.set_xlabel("outer step")
     axis.set_ylabel("weight of the source")
     axis.set_ylim(-0.02, 1.02)
@@ -53,8 +58,12 @@ def mixture(records: Records, path: Path) -> Path:
     return path
 
 
-def against_uniform(runs: Sequence[Records], losses: Mapping[str, Sequence[float]], path: Path) -> Path:
-    """Left: the mixture over time, a line a seed. Right: each method's test losses, a point a seed, with their mean."""
+def against_uniform(
+    runs: Sequence[Records], losses: Mapping[str, Sequence[float]], path: Path
+) -> Path:
+    """Left: the mixture over time, a line a seed. Right: each method's test losses, a point a
+    seed, with their mean.
+    """
     figure, (left, right) = _panels(2)
     _weights(left, runs)
     for i, values in enumerate(losses.values()):

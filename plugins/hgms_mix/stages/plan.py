@@ -1,4 +1,6 @@
-"""``hgms mix --dry-run``: what a mix will take in seconds, memory and disk, by two outer steps and a few rows."""
+"""``hgms mix --dry-run``: what a mix will take in seconds, memory and disk, by two outer steps
+and a few rows.
+"""
 
 from __future__ import annotations
 
@@ -24,39 +26,56 @@ ROWS = 8
 
 
 def plan(config: MixConfig, say: Callable[[str], None] = lambda line: None) -> dict[str, Any]:
-    """Seconds and bytes on disk of each stage, rows, and bytes of memory at the peak of what was tried.
+    """Seconds and bytes on disk of each stage, rows, and bytes of memory at the peak of what was
+    tried.
 
-    Reading and tokenising is done (and kept in the token cache, for the mix itself); of reweighting one outer step is made and
-    timed, after one that warms up; of certainty and fine-tuning a gradient on eight rows, of evaluation their loss. Benchmarks
-    and a ``finetune.model`` or ``finetune.adapter`` of its own are not tried: their seconds are None.
+    Reading and tokenising is done (and kept in the token cache, for the mix itself); of reweighting
+    one outer step is made and timed, after one that warms up; of certainty and fine-tuning a
+    gradient on eight rows, of evaluation their loss. Benchmarks and a ``finetune.model`` or
+    ``finetune.adapter`` of its own are not tried: their seconds are None.
     """
     if config.task.model.shard:  # type: ignore[attr-defined]
         raise ConfigError(
             "a dry run is one process, which would hold the whole base of task.model.shard\n"
-            "  add --set task.model.shard=false where that fits, or begin the mix with a small budget"
+            "  add --set task.model.shard=false where that fits, or begin the mix with a small "
+            "budget"
         )
     mix = Mix(config, Path(), say)
     mix.check("evaluate")
-    task, method, device = mix.task, config.method, mix.device
+    task = mix.task
+    method = config.method
+    device = mix.device
     if device.type == "cuda":
         torch.cuda.reset_peak_memory_stats(device)
     say("dry run: reading the sources")
-    problem, reading = _timed(device, lambda: task.problem(config.seed, device, getattr(torch, config.run.dtype)))
+    problem, reading = _timed(
+        device, lambda: task.problem(config.seed, device, getattr(torch, config.run.dtype))
+    )
     say("dry run: two outer steps")
     state = method.init(problem, config.seed)
     state, _ = method.step(problem, state, 0.0)
     (state, record), step = _timed(device, lambda: method.step(problem, state, 0.0))
     spent = config.budget
-    steps = spent.outer_steps or (spent.oracle_calls or 0) * 2 / max(float(record.get("oracle_calls", 0)), 1)
+    steps = spent.outer_steps or (spent.oracle_calls or 0) * 2 / max(
+        float(record.get("oracle_calls", 0)), 1
+    )
     reweighting = spent.seconds if spent.seconds is not None else steps * step
 
-    data, x = problem.lower_data, {name: leaf.detach().requires_grad_() for name, leaf in problem.x0.items()}
-    index = torch.randperm(data.size, generator=Key(config.seed).fold("plan").generator())[: min(ROWS, data.size)]
-    batch, loss = data.batch(index), problem.sources.pooled
+    data = problem.lower_data
+    x = {name: leaf.detach().requires_grad_() for name, leaf in problem.x0.items()}
+    index = torch.randperm(data.size, generator=Key(config.seed).fold("plan").generator())[
+        : min(ROWS, data.size)
+    ]
+    batch = data.batch(index)
+    loss = problem.sources.pooled
     leaves = list(x.values())
-    _, tuned = _timed(device, lambda: torch.autograd.grad(loss(problem.theta0, x, batch), leaves, allow_unused=True))
+    _, tuned = _timed(
+        device,
+        lambda: torch.autograd.grad(loss(problem.theta0, x, batch), leaves, allow_unused=True),
+    )
     _, scored = _timed(device, lambda: loss(problem.theta0, problem.x0, batch))
-    row, tested = tuned / len(index), sum(table.size for table in mix.tables("test").values())
+    row = tuned / len(index)
+    tested = sum(table.size for table in mix.tables("test").values())
     trained = sum(leaf.numel() for leaf in leaves)
     own = config.finetune.model is not None or config.finetune.adapter is not None
     drawn = min(config.sample.size, sum(rows.size for rows in task.rows().values()))
@@ -65,32 +84,50 @@ def plan(config: MixConfig, say: Callable[[str], None] = lambda line: None) -> d
     scoring = None if own or config.evaluate.benchmarks else scored / len(index) * tested
     stages = {
         "reweight": {"seconds": reading + reweighting, "bytes": 2 * _held(state)},
-        "certainty": {"seconds": row * config.certainty.rows_taken(len(problem.sources.names)), "bytes": 0},
+        "certainty": {
+            "seconds": row * config.certainty.rows_taken(len(problem.sources.names)),
+            "bytes": 0,
+        },
         "sample": {"seconds": None, "bytes": text},
         # the weights and Adam's two moments in each of two checkpoints, and the result
         "finetune": {"seconds": passing, "bytes": None if own else 7 * 4 * trained},
         "evaluate": {"seconds": scoring, "bytes": 64 * tested},
     }
     return {
-        "stages": stages, "step_seconds": step, "reading_seconds": reading, "peak_bytes": _peak(device),
+        "stages": stages,
+        "step_seconds": step,
+        "reading_seconds": reading,
+        "peak_bytes": _peak(device),
         "rows": {"learned on": data.size, "sampled": drawn, "tested": tested},
-    }  # fmt: skip
+    }
 
 
 def show(planned: Mapping[str, Any]) -> None:
     """The table for a person."""
     rows = [
-        {"stage": name, "seconds": _number(stage["seconds"]), "MiB on disk": _number(stage["bytes"], 2**20)}
+        {
+            "stage": name,
+            "seconds": _number(stage["seconds"]),
+            "MiB on disk": _number(stage["bytes"], 2**20),
+        }
         for name, stage in planned["stages"].items()
     ]
     print_table(tuple(rows[0]), rows)
     click.echo(
-        "  seconds on this machine, by the clock on the wall: reweight is reading and the budget; of the other stages "
+        "  seconds on this machine, by the clock on the wall: reweight is reading and the "
+        "budget; of the other stages "
         f"{ROWS} rows were timed, and loading the model and saving come on top"
     )
     counts = ", ".join(f"{count:,} {what}" for what, count in planned["rows"].items())
-    click.echo(f"  rows: {counts}; an outer step: {planned['step_seconds']:.3g} s; reading: {planned['reading_seconds']:.3g} s")
-    click.echo(f"  peak memory of what was tried: {planned['peak_bytes'] / 2**20:,.0f} MiB; a blank was not tried")
+    click.echo(
+        f"  rows: {counts}; an outer step: {planned['step_seconds']:.3g} s; reading: "
+        f"{planned['reading_seconds']:.3g} s"
+    )
+    click.echo(
+        f"  peak memory of what was tried: {planned['peak_bytes'] / 2**20:,.0f} MiB; a blank "
+        "was "
+        "not tried"
+    )
 
 
 def _timed(device: torch.device, call: Callable[[], Any]) -> tuple[Any, float]:
@@ -104,7 +141,11 @@ def _timed(device: torch.device, call: Callable[[], Any]) -> tuple[Any, float]:
 
 def _held(state: Any) -> int:
     """Bytes of a checkpoint of this state."""
-    return sum(leaf.numel() * leaf.element_size() for leaf in tree_leaves(state) if isinstance(leaf, Tensor))
+    return sum(
+        leaf.numel() * leaf.element_size()
+        for leaf in tree_leaves(state)
+        if isinstance(leaf, Tensor)
+    )
 
 
 def _bytes_of_rows(mix: Mix, count: int) -> int:
@@ -121,4 +162,10 @@ def _peak(device: torch.device) -> int:
 
 
 def _number(value: float | None, unit: float = 1.0) -> str:
-    return "" if value is None else f"{value / unit:,.3g}" if value / unit < 1000 else f"{value / unit:,.0f}"
+    return (
+        ""
+        if value is None
+        else f"{value / unit:,.3g}"
+        if value / unit < 1000
+        else f"{value / unit:,.0f}"
+    )

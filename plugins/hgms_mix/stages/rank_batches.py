@@ -1,4 +1,6 @@
-"""The rows of an optimiser step shared out among ranks, so that it is the very step of one process."""
+"""The rows of an optimiser step shared out among ranks, so that it is the very step of one
+process.
+"""
 
 from __future__ import annotations
 
@@ -13,12 +15,17 @@ from torch.utils.data import Dataset, Sampler
 
 @define(eq=False)
 class Dealt(Sampler[list[int]]):
-    """The micro-batches of rank ``rank`` of ``count``: ``accumulation`` of each optimiser step, which has ``together`` rows of
-    ``order``, the last one what is left. A step's rows are parted into as many consecutive micro-batches as all ranks have, as
-    equal as can be, and these are dealt out in turn: so all ranks have rows of like lengths. Where there are fewer rows than
-    micro-batches, the rest hold the first row's complement ``~row``, which :class:`Unlearned` gives without anything to learn.
+    """The micro-batches of rank ``rank`` of ``count``: ``accumulation`` of each optimiser step,
+    which has ``together`` rows of ``order``, the last one what is left. A step's rows are parted
+    into as many consecutive micro-batches as all ranks have, as equal as can be, and these are
+    dealt out in turn: so all ranks have rows of like lengths. Where there are fewer rows than
+    micro-batches, the rest hold the first row's complement ``~row``, which :class:`Unlearned` gives
+    without anything to learn.
 
-    >>> [list(Dealt([4, 0, 1, 2, 3], together=4, accumulation=1, rank=rank, count=2)) for rank in (0, 1)]
+    >>> [
+    ...     list(Dealt([4, 0, 1, 2, 3], together=4, accumulation=1, rank=rank, count=2))
+    ...     for rank in (0, 1)
+    ... ]
     [[[4, 0], [3]], [[1, 2], [-4]]]
     """
 

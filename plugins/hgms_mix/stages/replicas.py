@@ -1,5 +1,7 @@
-"""A trainer whose model is a base in parts with an adapter that every rank has (``model.shard``): the adapter's gradients are
-averaged over ranks once per optimiser step. (What all ranks have whole, accelerate wraps in DistributedDataParallel.)"""
+"""A trainer whose model is a base in parts with an adapter that every rank has (``model.shard``):
+the adapter's gradients are averaged over ranks once per optimiser step. (What all ranks have whole,
+accelerate wraps in DistributedDataParallel.)
+"""
 
 from __future__ import annotations
 
@@ -14,7 +16,9 @@ def of_replicas(trainer: Any) -> Any:
     """The class of such a trainer."""
 
     class Replicated(trainer):
-        def _wrap_model(self, model: nn.Module, training: bool = True, dataloader: Any = None) -> nn.Module:
+        def _wrap_model(
+            self, model: nn.Module, training: bool = True, dataloader: Any = None
+        ) -> nn.Module:
             # accelerate would wrap the model itself; torch's wrapper takes no parameters in parts
             return model if isinstance(model, _Replica) else _Replica(model, self.accelerator)
 
@@ -41,8 +45,15 @@ class _Replica(nn.Module):
 
 
 def average(leaves: list[Tensor]) -> None:
-    """Gradients become their means over ranks, as one message. What has none on a rank counts as 0 there."""
-    flat = torch.cat([(torch.zeros_like(leaf) if leaf.grad is None else leaf.grad).reshape(-1).float() for leaf in leaves])
+    """Gradients become their means over ranks, as one message. What has none on a rank counts as
+    0 there.
+    """
+    flat = torch.cat(
+        [
+            (torch.zeros_like(leaf) if leaf.grad is None else leaf.grad).reshape(-1).float()
+            for leaf in leaves
+        ]
+    )
     dist.all_reduce(flat)
     flat /= dist.get_world_size()
     for leaf, mean in zip(leaves, flat.split([leaf.numel() for leaf in leaves]), strict=True):

@@ -1,5 +1,5 @@
-"""Reweighting: a run of the mix's method, which learns the weights of the sources. The mix's folder is that of the run, so what
-``hgms run`` or ``hgms compare`` learned is not learned again."""
+"""Reweighting: a run of the mix's method, which learns the weights of the sources. The mix's folder
+is that of the run, so what ``hgms run`` or ``hgms compare`` learned is not learned again."""
 
 from __future__ import annotations
 
@@ -18,21 +18,32 @@ if TYPE_CHECKING:
 
 
 def reweight(mix: Mix) -> Done:
-    """Learns the weights, or the rest of it; a finished run is read back, and its files are checked. Later stages depend on its
-    configuration and data (the hash), and on its last state and rows (the checkpoint, which has their sha256).
+    """Learns the weights, or the rest of it; a finished run is read back, and its files are
+    checked. Later stages depend on its configuration and data (the hash), and on its last state and
+    rows (the checkpoint, which has their sha256).
 
     Errors: CheckpointError where another process makes this very run, or a file is damaged.
     """
-    config, run = mix.config.reweight, RunFolder(mix.folder)
+    config = mix.config.reweight
+    run = RunFolder(mix.folder)
     before = is_finished(run)
     if before:
         mix.say(f"reweight: done before ({mix.folder})")
     else:
-        mix.say(f"reweight: {'going on with ' if run.begun else ''}{config.method_name}, {config.budget}")
+        mix.say(
+            f"reweight: {'going on with ' if run.begun else ''}{config.method_name}, "
+            f"{config.budget}"
+        )
     if not before:
         call_to_reweight(mix.config)
     with contextlib.nullcontext() if before else measured(mix.folder, config.run.device):
-        result = run_config(config, resume=True, view=mix.view, path=mix.folder, ready=lambda problem: say_memory(mix, problem))
+        result = run_config(
+            config,
+            resume=True,
+            view=mix.view,
+            path=mix.folder,
+            ready=lambda problem: say_memory(mix, problem),
+        )
     if not before:
         say_steps(mix, result.records)
         for remark in result.summary.get("remarks") or []:
@@ -46,11 +57,15 @@ def reweight(mix: Mix) -> Done:
         "outer_steps": result.summary["outer_steps"],
         "seconds": result.seconds,
         # the run's own clock has what it took wherever that was
-        "processor_seconds": result.seconds if config.run.clock == "cpu" else processor_seconds(run),
+        "processor_seconds": result.seconds
+        if config.run.clock == "cpu"
+        else processor_seconds(run),
         "metrics": result.summary.get("metrics") or {},
         "validation_loss": result.summary.get("validation_loss"),
     }
-    return Done(path=mix.folder, key=config.config_hash, facts=facts, digest=file_digest(run.checkpoint))
+    return Done(
+        path=mix.folder, key=config.config_hash, facts=facts, digest=file_digest(run.checkpoint)
+    )
 
 
 def is_finished(run: RunFolder) -> bool:
@@ -71,9 +86,15 @@ def summary(mix: Mix) -> dict[str, Any]:
     learned = mix.done["reweight"].facts
     return {
         **{key: learned[key] for key in ("outer_steps", "seconds", "metrics")},
-        "sources": [{"source": source, "weight": weight} for source, weight in learned["weights"].items()],
+        "sources": [
+            {"source": source, "weight": weight} for source, weight in learned["weights"].items()
+        ],
         "stages": {
-            name: {"key": done.key, "folder": str(done.path), "processor_seconds": done.facts.get("processor_seconds")}
+            name: {
+                "key": done.key,
+                "folder": str(done.path),
+                "processor_seconds": done.facts.get("processor_seconds"),
+            }
             for name, done in mix.done.items()
         },
     }
@@ -85,11 +106,17 @@ def weights_of(record: Mapping[str, Any]) -> dict[str, float]:
     >>> weights_of({"step": 3, "weight.sums": 0.75, "weight.chat": 0.25})
     {'sums': 0.75, 'chat': 0.25}
     """
-    return {key.removeprefix("weight."): float(value) for key, value in record.items() if key.startswith("weight.")}
+    return {
+        key.removeprefix("weight."): float(value)
+        for key, value in record.items()
+        if key.startswith("weight.")
+    }
 
 
 MOST_SAID = 12
-"""Weights on the line that comes before the stages after reweighting; all of them stand in the table at the end."""
+"""Weights on the line that comes before the stages after reweighting; all of them stand in the
+table at the end.
+"""
 
 
 def say_weights(mix: Mix, weights: Mapping[str, float]) -> None:
@@ -103,22 +130,29 @@ def say_steps(mix: Mix, records: list[dict[str, Any]]) -> None:
     """What a step took, where the problem counts tokens."""
     if steps := [row for row in records if "step_forward_tokens" in row]:
         forward, backward = (
-            sum(row.get(f"step_{way}_tokens", 0) for row in steps) / len(steps) for way in ("forward", "backward")
+            sum(row.get(f"step_{way}_tokens", 0) for row in steps) / len(steps)
+            for way in ("forward", "backward")
         )
         seconds = records[-1]["seconds"] / len(steps)
-        mix.say(f"  an outer step: {forward:,.0f} tokens forward, {backward:,.0f} backward, {seconds:.3g} s")
+        mix.say(
+            f"  an outer step: {forward:,.0f} tokens forward, {backward:,.0f} backward, "
+            f"{seconds:.3g} s"
+        )
 
 
 def say_memory(mix: Mix, problem: Problem) -> None:
     """What a step will take, where the method has candidates of so many rows each."""
     from hgms_mix.lm import predicted_memory
 
-    task, generator = mix.task, getattr(mix.config.method, "generator", None)
+    task = mix.task
+    generator = getattr(mix.config.method, "generator", None)
     count, rows = (getattr(generator, name, None) for name in ("count", "batch_size"))
     if count is None or rows is None:
         return
     mode = getattr(generator, "mode", "auto")
-    apart = mode == "loop" or (mode == "auto" and (mix.device.type == "cpu" or task.adapter is None))
+    apart = mode == "loop" or (
+        mode == "auto" and (mix.device.type == "cpu" or task.adapter is None)
+    )
     memory = predicted_memory(
         problem,
         candidates=count,

@@ -1,4 +1,6 @@
-"""The stage `sample`: which rows of which source are fine-tuned on, by the learned weights or from the top of a ranking."""
+"""The stage `sample`: which rows of which source are fine-tuned on, by the learned weights or
+from the top of a ranking.
+"""
 
 from __future__ import annotations
 
@@ -28,18 +30,20 @@ if TYPE_CHECKING:
 class Sample:
     """Table ``[sample]``: how many rows the fine-tuning set has, and how they are drawn.
 
-    Every source gives a whole number of rows by its learned weight (:func:`hgms_mix.stages.apportion.apportion`: largest remainders,
-    within what it has), drawn without replacement by a stream of its own that comes from ``seed`` and the source's *name*: the
-    order of sources never matters, and a larger sample of a source contains the smaller ones. A method that ranks rows
-    (``less``, ``rho-loss``, ``rds``) is not drawn from: its ``size`` best rows are taken. The set is then shuffled.
+    Every source gives a whole number of rows by its learned weight
+    (:func:`hgms_mix.stages.apportion.apportion`: largest remainders, within what it has), drawn
+    without replacement by a stream of its own that comes from ``seed`` and the source's *name*: the
+    order of sources never matters, and a larger sample of a source contains the smaller ones. A
+    method that ranks rows (``less``, ``rho-loss``, ``rds``) is not drawn from: its ``size`` best
+    rows are taken. The set is then shuffled.
 
     Arguments:
         size: rows in all.
         seed: None: the mix's own.
-        of: ``sources``; or ``validation``: rows of the validation sets, evenly over all their rows, whatever was learned: the
-            reference which says what these rows give by themselves.
-        allow_fewer: False: what a source is short of is given by the others, in proportion to their weights, and the total is
-            exact. True: nothing is moved, and the set is smaller.
+        of: ``sources``; or ``validation``: rows of the validation sets, evenly over all their rows,
+            whatever was learned: the reference which says what these rows give by themselves.
+        allow_fewer: False: what a source is short of is given by the others, in proportion to their
+            weights, and the total is exact. True: nothing is moved, and the set is smaller.
 
     >>> Sample(size=20_000).allow_fewer
     False
@@ -48,9 +52,13 @@ class Sample:
     size: int = field(validator=validators.ge(1))
     seed: int | None = field(default=None, validator=validators.optional(validators.ge(0)))
     allow_fewer: bool = False
-    of: Literal["sources", "validation"] = field(default="sources", validator=choice("sources", "validation"))
+    of: Literal["sources", "validation"] = field(
+        default="sources", validator=choice("sources", "validation")
+    )
 
-    def draw(self, weights: Mapping[str, float], capacity: Mapping[str, int], *, seed: int) -> dict[str, Tensor]:
+    def draw(
+        self, weights: Mapping[str, float], capacity: Mapping[str, int], *, seed: int
+    ) -> dict[str, Tensor]:
         """Row positions of each source, ascending."""
         counts = apportion(weights, capacity, self.size, allow_fewer=self.allow_fewer)
         key = self._key(seed)
@@ -61,8 +69,8 @@ class Sample:
         return drawn
 
     def top(self, scores: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        """Row positions of the ``size`` rows with the highest scores, ascending; NaN is never taken, and ties go to the source
-        that sorts first and then to the earlier row."""
+        """Row positions of the ``size`` rows with the highest scores, ascending; NaN is never
+        taken, and ties go to the source that sorts first and then to the earlier row."""
         names = sorted(scores)
         flat = torch.cat([scores[name].double().cpu() for name in names])
         rankable = int((~flat.isnan()).sum())
@@ -70,11 +78,14 @@ class Sample:
             pool = ", ".join(f"{name} {int((~scores[name].isnan()).sum())}" for name in names)
             raise ConfigError(
                 f"sample.size = {self.size}, but the method ranked {rankable} rows ({pool})\n"
-                f"  raise task.cache (rows a source that are kept for reweighting), lower sample.size to {rankable} or less, "
+                "  raise task.cache (rows a source that are kept for reweighting), lower "
+                f"sample.size to {rankable} or less, "
                 "or set sample.allow_fewer = true"
             )
         # NaN sorts as −∞, and a stable order breaks ties
-        order = flat.nan_to_num(nan=-torch.inf, posinf=torch.inf, neginf=-torch.inf).argsort(descending=True, stable=True)
+        order = flat.nan_to_num(nan=-torch.inf, posinf=torch.inf, neginf=-torch.inf).argsort(
+            descending=True, stable=True
+        )
         order = order[~flat[order].isnan()][: self.size]
         taken = torch.zeros(len(flat), dtype=torch.bool)
         taken[order] = True
@@ -99,7 +110,9 @@ class Sampling(Stage):
     def inputs(self, mix: Mix) -> dict[str, Any]:
         settings = plain(mix.config.sample).items()
         return {
-            "settings": {name: value for name, value in settings if (name, value) != ("of", "sources")},
+            "settings": {
+                name: value for name, value in settings if (name, value) != ("of", "sources")
+            },
             "seed": mix.config.seed,
         }
 
@@ -107,7 +120,8 @@ class Sampling(Stage):
         return f"{mix.config.sample.size} rows"
 
     def run(self, mix: Mix, folder: Path) -> tuple[Iterable[Path], dict[str, Any]]:
-        sample, seed = mix.config.sample, mix.config.seed
+        sample = mix.config.sample
+        seed = mix.config.seed
         learned = sample.of == "sources"
         scores = row_scores(mix) if learned else None
         if not learned:
@@ -115,7 +129,9 @@ class Sampling(Stage):
             weights = capacity = {name: table.size for name, table in tables.items()}
             chosen = sample.draw(weights, capacity, seed=seed)
         elif scores is not None:
-            tables, weights, chosen = mix.pool, mix.done["reweight"].facts["weights"], sample.top(scores)
+            tables = mix.pool
+            weights = mix.done["reweight"].facts["weights"]
+            chosen = sample.top(scores)
             capacity = {name: index.size for name, index in mix.task.rows().items()}
         else:
             weights = mix.done["reweight"].facts["weights"]
@@ -124,7 +140,10 @@ class Sampling(Stage):
         counts = {name: len(chosen.get(name, ())) for name in capacity}
         short = [] if scores is not None else moved(weights, counts, sample.size)
         for line in short:
-            mix.say(f"  {line}; {'the set is smaller' if sample.allow_fewer else 'the others give the rest'}")
+            mix.say(
+                f"  {line}; "
+                f"{'the set is smaller' if sample.allow_fewer else 'the others give the rest'}"
+            )
         rows = listed(getattr(mix.task, sample.of), tables, chosen, scores)
         rows = [rows[i] for i in sample.order(len(rows), seed=seed).tolist()]
         write_rows(folder / "rows.jsonl.gz", rows)
@@ -138,47 +157,63 @@ class Sampling(Stage):
             "short": short,
             "sources": mix.data["files"][sample.of],
         }
-        replace_file(folder / "counts.json", json.dumps(facts, indent=2, ensure_ascii=False).encode())
+        replace_file(
+            folder / "counts.json", json.dumps(facts, indent=2, ensure_ascii=False).encode()
+        )
         return [folder / "rows.jsonl.gz", folder / "counts.json"], facts
 
     def summary(self, mix: Mix, report: Mapping[str, Any]) -> dict[str, Any]:
         facts = dict(mix.done[self.name].facts)
-        counts, capacity = facts["counts"], facts["capacity"]
+        counts = facts["counts"]
+        capacity = facts["capacity"]
         rows = report["sources"]
         if facts.get("of") == "validation":
-            rows = [{"source": name, "weight": count / facts["size"]} for name, count in counts.items()]
-        sources = [{**row, "rows": counts[row["source"]], "of": capacity[row["source"]]} for row in rows]
+            rows = [
+                {"source": name, "weight": count / facts["size"]} for name, count in counts.items()
+            ]
+        sources = [
+            {**row, "rows": counts[row["source"]], "of": capacity[row["source"]]} for row in rows
+        ]
         return {"sources": sources, "sample": facts}
 
 
 def drawn(mix: Mix, weights: Mapping[str, float]) -> tuple[dict[str, Any], dict[str, int]]:
-    """The drawn rows of each source as tokens, and how many rows each source has: all with an answer, or, of a source that
-    turned out to be short, those that are not too long."""
-    sample, key = mix.config.sample, mix.config.sample._key(mix.config.seed)
+    """The drawn rows of each source as tokens, and how many rows each source has: all with an
+    answer, or, of a source that turned out to be short, those that are not too long."""
+    sample = mix.config.sample
+    key = mix.config.sample._key(mix.config.seed)
     capacity = {name: index.size for name, index in mix.task.rows().items()}
     while True:
         counts = apportion(weights, capacity, sample.size, allow_fewer=sample.allow_fewer)
         wanted = {name: count for name, count in counts.items() if count}
         tables = mix.task.draw(mix.tokenizer, wanted, lambda name: key.fold("source", name))
-        if not (fewer := {name: table.size for name, table in tables.items() if table.size < wanted[name]}):
+        if not (
+            fewer := {
+                name: table.size for name, table in tables.items() if table.size < wanted[name]
+            }
+        ):
             return tables, capacity
         capacity |= fewer
 
 
 def row_scores(mix: Mix) -> dict[str, Tensor] | None:
-    """The method's ranking as a score for every row that the mixture was learned on, NaN where it ranked none; None if it ranks
-    nothing."""
-    config, method = mix.config, mix.config.method
+    """The method's ranking as a score for every row that the mixture was learned on, NaN where it
+    ranked none; None if it ranks nothing."""
+    config = mix.config
+    method = mix.config.method
     rank = getattr(method, "ranking", None)
     if rank is None:
         return None
     state = mix.state
-    unbuilt = Unbuilt(lambda: config.task.problem(config.seed, mix.device, getattr(torch, config.run.dtype)))
+    unbuilt = Unbuilt(
+        lambda: config.task.problem(config.seed, mix.device, getattr(torch, config.run.dtype))
+    )
     ranking = rank(unbuilt, state).detach().cpu()
     finished = getattr(method, "finished", None)
     if bool(ranking.isnan().all()) and finished is not None and not finished(state):
         raise ConfigError(
-            f"{config.method_name} ranks rows once it has finished, which it had not when its budget of "
+            f"{config.method_name} ranks rows once it has finished, which it had not when its "
+            "budget of "
             f"{config.budget} was spent\n  raise the budget"
         )
     parts = ranking.split([table.size for table in mix.pool.values()])
@@ -186,8 +221,8 @@ def row_scores(mix: Mix) -> dict[str, Tensor] | None:
 
 
 class Unbuilt:
-    """The problem of a run, built when something of it is needed. Rankings are mostly stored with the state, and a problem
-    holds a base model."""
+    """The problem of a run, built when something of it is needed. Rankings are mostly stored with
+    the state, and a problem holds a base model."""
 
     def __init__(self, build: Callable[[], Problem]) -> None:
         self._build = functools.cache(build)
@@ -197,7 +232,10 @@ class Unbuilt:
 
 
 def listed(
-    sources: Mapping[str, Any], tables: Mapping[str, Any], chosen: Mapping[str, Tensor], scores: Mapping[str, Tensor] | None
+    sources: Mapping[str, Any],
+    tables: Mapping[str, Any],
+    chosen: Mapping[str, Tensor],
+    scores: Mapping[str, Tensor] | None,
 ) -> list[dict[str, Any]]:
     """The chosen rows, by source and then by position, with their texts."""
     from hgms_mix.lm import examples_at
@@ -205,7 +243,10 @@ def listed(
     rows = []
     for name in sorted(name for name, positions in chosen.items() if len(positions)):
         numbers = tables[name].rows[chosen[name]]
-        texts = {example.row: example.messages for example in examples_at(name, sources[name], numbers.sort().values.numpy())}
+        texts = {
+            example.row: example.messages
+            for example in examples_at(name, sources[name], numbers.sort().values.numpy())
+        }
         for position, row in zip(chosen[name].tolist(), numbers.tolist(), strict=True):
             score = {} if scores is None else {"score": float(scores[name][position])}
             messages = [{"role": message.role, "content": message.text} for message in texts[row]]
@@ -235,5 +276,9 @@ def moved(weights: Mapping[str, float], counts: Mapping[str, int], size: int) ->
     for name, count in counts.items():
         wanted = size * weights[name] / total
         if count < wanted - 1:
-            lines.append(f"source {name!r} has {count} rows, its weight {weights[name] / total:.3f} asks for {round(wanted)}")
+            lines.append(
+                f"source {name!r} has {count} rows, its weight {weights[name] / total:.3f} "
+                "asks "
+                f"for {round(wanted)}"
+            )
     return lines

@@ -1,11 +1,13 @@
-"""What a stage is, and its folder, whose manifest says what the stage was made from, so that it is made once.
+"""What a stage is, and its folder, whose manifest says what the stage was made from, so that it is
+made once.
 
-``manifest.json`` holds the stage's *key*, the sha256 of everything its result depends on (its settings, the contents of the
-files it reads, the outputs of the stage before, the version of its code), and at the end the size and sha256 of each file it
-wrote. A finished stage with the same key is not made again if its files are still what it wrote; an interrupted one continues.
+``manifest.json`` holds the stage's *key*, the sha256 of everything its result depends on (its
+settings, the contents of the files it reads, the outputs of the stage before, the version of its
+code), and at the end the size and sha256 of each file it wrote. A finished stage with the same key
+is not made again if its files are still what it wrote; an interrupted one continues.
 
-A folder with another key is not overwritten: it is renamed to ``<stage>-<first 8 digits of its key>``, and renamed back when
-its settings return.
+A folder with another key is not overwritten: it is renamed to ``<stage>-<first 8 digits of its
+key>``, and renamed back when its settings return.
 """
 
 from __future__ import annotations
@@ -29,8 +31,8 @@ MANIFEST = "manifest.json"
 
 
 class Stage(Protocol):
-    """One step from data sources to an evaluated model. It reads the mix's configuration and the stages before it
-    (``mix.done``), and writes files into a folder of its own."""
+    """One step from data sources to an evaluated model. It reads the mix's configuration and the
+    stages before it (``mix.done``), and writes files into a folder of its own."""
 
     name: ClassVar[str]
     version: ClassVar[str]
@@ -42,27 +44,31 @@ class Stage(Protocol):
         return []
 
     def check(self, mix: Mix) -> None:
-        """Raises ConfigError or MissingExtra for what can be known to fail before the first stage begins."""
+        """Raises ConfigError or MissingExtra for what can be known to fail before the first
+        stage begins.
+        """
         return
 
     def inputs(self, mix: Mix) -> dict[str, Any]:
-        """Everything that its result depends on beside its version and the stage before: a finished stage with the same inputs
-        is not made again."""
+        """Everything that its result depends on beside its version and the stage before: a finished
+        stage with the same inputs is not made again."""
 
     def title(self, mix: Mix) -> str:
         """What it is about to do, for the terminal."""
 
     def run(self, mix: Mix, folder: Path) -> tuple[Iterable[Path], dict[str, Any]]:
-        """Does the work, or the rest of it: the files it wrote into ``folder``, and facts for later stages and the report."""
+        """Does the work, or the rest of it: the files it wrote into ``folder``, and facts for
+        later stages and the report.
+        """
 
     def parted(self, mix: Mix) -> bool:
-        """Whether all ranks of a mix make it together: :meth:`run`, on rank 0, then calls the others
-        (:func:`hgms_mix.stages.on_ranks.together`)."""
+        """Whether all ranks of a mix make it together: :meth:`run`, on rank 0, then calls the
+        others (:func:`hgms_mix.stages.on_ranks.together`)."""
         return False
 
     def follow(self, mix: Mix, folder: Path, ranks: Ranks) -> None:
-        """What another rank than 0 does while rank 0 is in :meth:`run` with all ranks together. It writes nothing that rank 0
-        writes."""
+        """What another rank than 0 does while rank 0 is in :meth:`run` with all ranks together. It
+        writes nothing that rank 0 writes."""
         return
 
     def summary(self, mix: Mix, report: Mapping[str, Any]) -> dict[str, Any]:
@@ -75,7 +81,9 @@ def digest(value: Any) -> str:
     >>> digest({"b": 1, "a": 2}) == digest({"a": 2, "b": 1})
     True
     """
-    return hashlib.sha256(json.dumps(value, sort_keys=True, ensure_ascii=False).encode()).hexdigest()
+    return hashlib.sha256(
+        json.dumps(value, sort_keys=True, ensure_ascii=False).encode()
+    ).hexdigest()
 
 
 def file_digest(path: Path) -> str:
@@ -86,8 +94,10 @@ def file_digest(path: Path) -> str:
 
 @frozen(kw_only=True)
 class Done:
-    """A finished stage: its ``facts`` (small numbers that later stages and the summary need), and its ``key`` and ``digest``,
-    which change with anything it was made from and with any file it wrote."""
+    """A finished stage: its ``facts`` (small numbers that later stages and the summary need), and
+    its ``key`` and ``digest``, which change with anything it was made from and with any file it
+    wrote.
+    """
 
     path: Path
     key: str
@@ -97,9 +107,11 @@ class Done:
 
 @frozen(kw_only=True)
 class StageFolder:
-    """The folder of the stage ``name`` made from ``inputs``; nothing is written before :meth:`begin`.
+    """The folder of the stage ``name`` made from ``inputs``; nothing is written before
+    :meth:`begin`.
 
-    Errors: CheckpointError for a file or manifest that is damaged, and for a folder that no stage made.
+    Errors: CheckpointError for a file or manifest that is damaged, and for a folder that no stage
+        made.
     """
 
     name: str
@@ -112,13 +124,23 @@ class StageFolder:
         return digest([self.name, self.inputs])
 
     def done(self) -> Done | None:
-        """The finished stage, if it was made from these inputs and its files are all there. Cost: one pass over the files."""
+        """The finished stage, if it was made from these inputs and its files are all there.
+        Cost: one pass over the files.
+        """
         for folder in (self.path, self._renamed(self.key)):
             manifest = manifest_of(folder)
-            if manifest is None or manifest.get("key") != self.key or manifest.get("status") != "done":
+            if (
+                manifest is None
+                or manifest.get("key") != self.key
+                or manifest.get("status") != "done"
+            ):
                 continue
             outputs = manifest["outputs"]
-            sizes = {name: (folder / name).stat().st_size for name in outputs if (folder / name).is_file()}
+            sizes = {
+                name: (folder / name).stat().st_size
+                for name in outputs
+                if (folder / name).is_file()
+            }
             if sizes != {name: file["bytes"] for name, file in outputs.items()}:
                 continue
             for name, file in outputs.items():
@@ -126,7 +148,9 @@ class StageFolder:
                     why = "its contents do not match the recorded sha256 (something changed it)"
                     raise CheckpointError(_damaged(folder / name, why, folder))
             self._exchange()
-            return Done(path=self.path, key=self.key, facts=manifest["facts"], digest=digest(outputs))
+            return Done(
+                path=self.path, key=self.key, facts=manifest["facts"], digest=digest(outputs)
+            )
         return None
 
     def begin(self) -> bool:
@@ -140,28 +164,44 @@ class StageFolder:
     def finish(self, outputs: Iterable[Path], facts: Mapping[str, Any]) -> Done:
         """Records that the stage is finished, with the files it wrote."""
         written = {
-            path.relative_to(self.path).as_posix(): {"bytes": path.stat().st_size, "sha256": file_digest(path)}
+            path.relative_to(self.path).as_posix(): {
+                "bytes": path.stat().st_size,
+                "sha256": file_digest(path),
+            }
             for path in sorted(outputs)
         }
         self._write("done", outputs=written, facts=facts)
         return Done(path=self.path, key=self.key, facts=facts, digest=digest(written))
 
     def _write(self, status: str, **result: Any) -> None:
-        manifest = {"stage": self.name, "key": self.key, "status": status, "inputs": self.inputs, **result}
+        manifest = {
+            "stage": self.name,
+            "key": self.key,
+            "status": status,
+            "inputs": self.inputs,
+            **result,
+        }
         manifest["sha256"] = digest(json.loads(json.dumps(manifest)))  # a changed digit is noticed
-        replace_file(self.path / MANIFEST, json.dumps(manifest, indent=2, ensure_ascii=False).encode())
+        replace_file(
+            self.path / MANIFEST, json.dumps(manifest, indent=2, ensure_ascii=False).encode()
+        )
 
     def _renamed(self, key: str) -> Path:
         return self.path.with_name(f"{self.path.name}-{key[:8]}")
 
     def _exchange(self) -> None:
-        """Renames a folder made from other inputs out of the way, and the one made from these back."""
+        """Renames a folder made from other inputs out of the way, and the one made from these
+        back.
+        """
         manifest = manifest_of(self.path)
         if manifest is None:
-            self.path.joinpath(f"{MANIFEST}.part").unlink(missing_ok=True)  # killed while it wrote the folder's first file
+            self.path.joinpath(f"{MANIFEST}.part").unlink(
+                missing_ok=True
+            )  # killed while it wrote the folder's first file
             if self.path.is_dir() and any(self.path.iterdir()):
                 raise CheckpointError(
-                    f"{self.path} has no {MANIFEST}, so it is none of hgms mix's folders\n  move it, or choose another --out"
+                    f"{self.path} has no {MANIFEST}, so it is none of hgms mix's folders\n"
+                    "  move it, or choose another --out"
                 )
         elif manifest["key"] != self.key:
             self.path.rename(self._renamed(manifest["key"]))
@@ -185,11 +225,17 @@ def manifest_of(folder: Path) -> dict[str, Any] | None:
     except (ValueError, RecursionError):
         raise CheckpointError(_damaged(path, "it is not valid JSON", folder)) from None
     except OSError as error:
-        raise CheckpointError(f"cannot read {path}: {error.strerror or error}\n  check its rights") from None
+        raise CheckpointError(
+            f"cannot read {path}: {error.strerror or error}\n  check its rights"
+        ) from None
     if not _is_manifest(manifest):
         raise CheckpointError(_damaged(path, "it does not describe a stage", folder))
     if "sha256" in manifest and manifest.pop("sha256") != digest(manifest):
-        raise CheckpointError(_damaged(path, "its contents do not match its own sha256 (something changed it)", folder))
+        raise CheckpointError(
+            _damaged(
+                path, "its contents do not match its own sha256 (something changed it)", folder
+            )
+        )
     return dict(manifest)
 
 
@@ -203,9 +249,13 @@ def _is_manifest(value: Any) -> bool:
     return (
         isinstance(value.get("facts"), dict)
         and isinstance(outputs, dict)
-        and all(isinstance(file, dict) and {"bytes", "sha256"} <= set(file) for file in outputs.values())
+        and all(
+            isinstance(file, dict) and {"bytes", "sha256"} <= set(file) for file in outputs.values()
+        )
     )
 
 
 def _damaged(path: Path, why: str, folder: Path) -> str:
-    return f"damaged file {path}: {why}\n  remove the folder {folder}; that stage is then made again"
+    return (
+        f"damaged file {path}: {why}\n  remove the folder {folder}; that stage is then made again"
+    )

@@ -26,7 +26,10 @@ from hgms_mix.stages.on_ranks import AGAIN, call_off, follow_launched
 
 def show(report: Mapping[str, Any]) -> None:
     """The tables of a report for a person."""
-    head = f"{report['name']}: {report['method']}, seed {report['seed']}, {report['outer_steps']} outer steps"
+    head = (
+        f"{report['name']}: {report['method']}, seed {report['seed']}, "
+        f"{report['outer_steps']} outer steps"
+    )
     click.echo(f"{head}, {report['seconds']:.1f} s")
     columns = ("source", "weight", "rows", "of") if "sample" in report else ("source", "weight")
     print_table(columns, [{**row, "weight": f"{row['weight']:.4f}"} for row in report["sources"]])
@@ -34,18 +37,25 @@ def show(report: Mapping[str, Any]) -> None:
     if certainty:
         certain = rows_of(certainty)
         print_table(tuple(certain[0]), certain)
-        for line in (*certainty["sentences"], *(f"warning: {line}" for line in certainty["warnings"])):
+        for line in (
+            *certainty["sentences"],
+            *(f"warning: {line}" for line in certainty["warnings"]),
+        ):
             click.echo(f"  {line}")
     rows = list(_losses(report.get("test", {})))
     if rows:
         print_table(tuple(rows[0]), rows)
-    benchmarks = [f"{name}: {_benchmark(result)}" for name, result in report.get("benchmarks", {}).items()]
+    benchmarks = [
+        f"{name}: {_benchmark(result)}" for name, result in report.get("benchmarks", {}).items()
+    ]
     for line in (*benchmarks, *report["pictures"], *report["notes"], report["folder"]):
         click.echo(f"  {line}")
 
 
 LEASES = (".mix.lease", LEASE)
-"""What whoever makes a mix holds in its folder: of the mix, and of the run that learns its mixture."""
+"""What whoever makes a mix holds in its folder: of the mix, and of the run that learns its
+mixture.
+"""
 
 
 def carry_out(
@@ -56,12 +66,13 @@ def carry_out(
     view: View | None = None,
     patience: float | None = None,
 ) -> dict[str, Any]:
-    """The stages up to ``upto``, then the report of all that is there. Another process that makes the same mix is waited for
-    ``patience`` seconds (None: until it is seen to be alive).
+    """The stages up to ``upto``, then the report of all that is there. Another process that makes
+    the same mix is waited for ``patience`` seconds (None: until it is seen to be alive).
 
     Raises:
         Interrupted: Ctrl-C; the message says how to go on.
-        CheckpointError: another process works on the same mix, or something in its folder is damaged.
+        CheckpointError: another process works on the same mix, or something in its folder is
+            damaged.
         DiskError: something cannot be written; what is done is kept.
         RankLost: a rank is gone; what it did since the last checkpoint is lost.
     """
@@ -75,7 +86,14 @@ def carry_out(
             mix.run(upto)
         except KeyboardInterrupt as error:
             reason = str(error).splitlines()[0] if str(error) else "interrupted"
-            at = next((stage for stage in ("reweight", *(stage.name for stage in STAGES)) if stage not in mix.done), upto)
+            at = next(
+                (
+                    stage
+                    for stage in ("reweight", *(stage.name for stage in STAGES))
+                    if stage not in mix.done
+                ),
+                upto,
+            )
             why = f"{reason}\n  in stage {at}; run the same command again to go on from there"
             raise Interrupted(why, getattr(error, "number", signal.SIGINT)) from None
         except DiskError as error:
@@ -88,13 +106,15 @@ def carry_out(
 
 
 def claimed(folder: Path, *, patience: float | None = None) -> AbstractContextManager[object]:
-    """A mix's folder for this process alone; the run in it has a lease of its own. Errors: those of ``leased``."""
+    """A mix's folder for this process alone; the run in it has a lease of its own. Errors: those
+    of ``leased``.
+    """
     return leased(folder, LEASES[0], patience=patience)
 
 
 def finished(config: MixConfig) -> dict[str, Any] | None:
-    """The report of a finished mix, as :func:`carry_out` gives it, without loading a model. None: something is left to do, or
-    something is wrong, which :func:`carry_out` says."""
+    """The report of a finished mix, as :func:`carry_out` gives it, without loading a model. None:
+    something is left to do, or something is wrong, which :func:`carry_out` says."""
     folder = mix_path(config)
     if not (folder / "report.json").is_file():
         return None
@@ -115,8 +135,8 @@ def resolved(config: MixConfig) -> dict[str, Any]:
 
 
 def mix_path(config: MixConfig) -> Path:
-    """Where a mix lives: in the folder of its run. Mixes that only sample, fine-tune or evaluate in another way share it, so
-    the mixture is learned once for all of them.
+    """Where a mix lives: in the folder of its run. Mixes that only sample, fine-tune or evaluate in
+    another way share it, so the mixture is learned once for all of them.
 
     Errors: DataError for data that cannot be read.
     """
@@ -130,8 +150,11 @@ def name_of(config: MixConfig) -> str:
 
 
 def report(mix: Mix) -> dict[str, Any]:
-    """``report.json``: everything about the stages that are done, written beside a picture of the mixture."""
-    config, done = mix.config, mix.done
+    """``report.json``: everything about the stages that are done, written beside a picture of
+    the mixture.
+    """
+    config = mix.config
+    done = mix.done
     content: dict[str, Any] = {
         "name": name_of(config),
         "method": done["reweight"].facts["method"],
@@ -149,15 +172,22 @@ def report(mix: Mix) -> dict[str, Any]:
         replace_file(mix.folder / "scores.json", scores.encode())
     content |= {"pictures": [], "notes": []}
     try:
-        content["pictures"].append(str(pictures.mixture(RunFolder(mix.folder).records(), mix.folder / "mixture.png")))
+        content["pictures"].append(
+            str(pictures.mixture(RunFolder(mix.folder).records(), mix.folder / "mixture.png"))
+        )
     except MissingExtra as missing:
         content["notes"].append(f"no picture: {str(missing).replace(chr(10) + '  ', '; ')}")
-    replace_file(mix.folder / "report.json", json.dumps(finite(content), indent=2, ensure_ascii=False).encode())
+    replace_file(
+        mix.folder / "report.json",
+        json.dumps(finite(content), indent=2, ensure_ascii=False).encode(),
+    )
     return content
 
 
 def _scores(content: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
-    """What `hgms report` shows of the tuned model beside the run's own metrics: benchmarks, then test losses."""
+    """What `hgms report` shows of the tuned model beside the run's own metrics: benchmarks, then
+    test losses.
+    """
     metrics: dict[str, float] = {}
     higher: dict[str, bool] = {}
     for name, result in content["benchmarks"].items():
@@ -177,27 +207,44 @@ def spell(interval: Mapping[str, float] | None) -> str:
     >>> spell({"value": 1.25, "low": 1.2, "high": 1.31})
     '1.2500 [1.2000, 1.3100]'
     """
-    return "" if interval is None else spelled(interval["value"], interval["low"], interval["high"], 4)
+    return (
+        "" if interval is None else spelled(interval["value"], interval["low"], interval["high"], 4)
+    )
 
 
 def _losses(tests: Mapping[str, Mapping[str, Any]]) -> Iterator[dict[str, Any]]:
     shown = any(row.get("against_uniform") for row in tests.values())
-    known = any("untuned" in row for row in tests.values())  # not in mixes that were made before it was
+    known = any(
+        "untuned" in row for row in tests.values()
+    )  # not in mixes that were made before it was
     for name, row in tests.items():
         beside = {"untuned": f"{row['untuned']:.4f}" if "untuned" in row else ""} if known else {}
         beside |= {"token loss − uniform's": spell(row["against_uniform"])} if shown else {}
         yield {
-            "test set": name, "rows": row["rows"], "token loss": spell(row["token_loss"]),
-            "example loss": spell(row["example_loss"]), **beside,
-        }  # fmt: skip
+            "test set": name,
+            "rows": row["rows"],
+            "token loss": spell(row["token_loss"]),
+            "example loss": spell(row["example_loss"]),
+            **beside,
+        }
 
 
 def _benchmark(result: Mapping[str, Any]) -> str:
     """A score with its interval, as hgms_mix.evaluation gives them.
 
-    >>> _benchmark({"score": 62.5, "interval": {"low": 59.85, "high": 65.07, "kind": "wilson"}, "questions": 1319})
+    >>> _benchmark(
+    ...     {
+    ...         "score": 62.5,
+    ...         "interval": {"low": 59.85, "high": 65.07, "kind": "wilson"},
+    ...         "questions": 1319,
+    ...     }
+    ... )
     '62.50 [59.85, 65.07]'
     """
     interval = result.get("interval") or {}
-    spread = f" [{interval['low']:.2f}, {interval['high']:.2f}]" if {"low", "high"} <= set(interval) else ""
+    spread = (
+        f" [{interval['low']:.2f}, {interval['high']:.2f}]"
+        if {"low", "high"} <= set(interval)
+        else ""
+    )
     return "not scored" if result.get("score") is None else f"{result['score']:.2f}{spread}"

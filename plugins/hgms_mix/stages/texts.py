@@ -1,5 +1,5 @@
-"""The demo's texts, written by a seeded generator: word problems of arithmetic with worked answers, and talk of kitchens and
-meetings."""
+"""The demo's texts, written by a seeded generator: word problems of arithmetic with worked answers,
+and talk of kitchens and meetings."""
 
 from __future__ import annotations
 
@@ -9,9 +9,36 @@ from collections.abc import Callable
 from pathlib import Path
 
 NAMES = ("Mia", "Tom", "Lena", "Ravi", "Noor", "Paul", "Ines", "Jun", "Olga", "Sam", "Zoe", "Ali")
-THINGS = ("apples", "marbles", "stamps", "books", "pencils", "shells", "coins", "cards", "plums", "buttons")
-PLACES = {"box": "boxes", "shelf": "shelves", "bag": "bags", "drawer": "drawers", "basket": "baskets", "tin": "tins"}
-DISHES = ("tomato soup", "lentil stew", "apple cake", "fried rice", "onion pie", "bean salad", "pancakes", "fish curry")
+THINGS = (
+    "apples",
+    "marbles",
+    "stamps",
+    "books",
+    "pencils",
+    "shells",
+    "coins",
+    "cards",
+    "plums",
+    "buttons",
+)
+PLACES = {
+    "box": "boxes",
+    "shelf": "shelves",
+    "bag": "bags",
+    "drawer": "drawers",
+    "basket": "baskets",
+    "tin": "tins",
+}
+DISHES = (
+    "tomato soup",
+    "lentil stew",
+    "apple cake",
+    "fried rice",
+    "onion pie",
+    "bean salad",
+    "pancakes",
+    "fish curry",
+)
 FOODS = ("onions", "carrots", "peppers", "potatoes", "leeks", "mushrooms", "courgettes")
 SPICES = ("salt", "cumin", "thyme", "paprika", "nutmeg", "basil", "ginger")
 EVENTS = ("concert", "market", "film", "picnic", "lecture", "match", "birthday party")
@@ -22,28 +49,48 @@ Row = tuple[str, str]
 
 
 PROBLEMS = (
-    ("{name} has {a} {thing} and finds {b} more. How many {thing} does {name} have now?",
-     "We add: {a} + {b} = {n}. {name} has {n} {thing}. The answer is {n}."),
-    ("There are {a} {thing} in the {place}. {name} takes {b} of them. How many are left?",
-     "We subtract: {a} - {b} = {n}. There are {n} {thing} left. The answer is {n}."),
-    ("{name} fills {a} {places} with {b} {thing} each. How many {thing} is that?",
-     "We multiply: {a} * {b} = {n}. That is {n} {thing}. The answer is {n}."),
-    ("{name} shares {n} {thing} equally among {a} friends. How many does each one get?",
-     "We divide: {n} / {a} = {b}. Each one gets {b} {thing}. The answer is {b}."),
-)  # fmt: skip
+    (
+        "{name} has {a} {thing} and finds {b} more. How many {thing} does {name} have now?",
+        "We add: {a} + {b} = {n}. {name} has {n} {thing}. The answer is {n}.",
+    ),
+    (
+        "There are {a} {thing} in the {place}. {name} takes {b} of them. How many are left?",
+        "We subtract: {a} - {b} = {n}. There are {n} {thing} left. The answer is {n}.",
+    ),
+    (
+        "{name} fills {a} {places} with {b} {thing} each. How many {thing} is that?",
+        "We multiply: {a} * {b} = {n}. That is {n} {thing}. The answer is {n}.",
+    ),
+    (
+        "{name} shares {n} {thing} equally among {a} friends. How many does each one get?",
+        "We divide: {n} / {a} = {b}. Each one gets {b} {thing}. The answer is {b}.",
+    ),
+)
 
 
 def word_problem(random: random.Random) -> Row:
     """A word problem with one operation, and its worked answer."""
-    name, thing, place = random.choice(NAMES), random.choice(THINGS), random.choice(tuple(PLACES))
-    a, b = random.randint(2, 60), random.randint(2, 60)
+    name = random.choice(NAMES)
+    thing = random.choice(THINGS)
+    place = random.choice(tuple(PLACES))
+    a = random.randint(2, 60)
+    b = random.randint(2, 60)
     kind = random.randrange(4)
     if kind == 1:
         a, b = max(a, b) + 1, min(a, b)
     elif kind > 1:
-        a, b = a % 11 + 2, b % 11 + 2
+        a = a % 11 + 2
+        b = b % 11 + 2
     n = (a + b, a - b, a * b, a * b)[kind]
-    words = {"name": name, "thing": thing, "place": place, "places": PLACES[place], "a": a, "b": b, "n": n}
+    words = {
+        "name": name,
+        "thing": thing,
+        "place": place,
+        "places": PLACES[place],
+        "a": a,
+        "b": b,
+        "n": n,
+    }
     prompt, answer = PROBLEMS[kind]
     return prompt.format(**words), answer.format(**words)
 
@@ -51,21 +98,30 @@ def word_problem(random: random.Random) -> Row:
 def small_talk(random: random.Random) -> Row:
     """A question about cooking or a meeting, and a friendly reply."""
     if random.randrange(2):
-        dish, food, spice, people = random.choice(DISHES), random.choice(FOODS), random.choice(SPICES), random.randint(2, 12)
+        dish = random.choice(DISHES)
+        food = random.choice(FOODS)
+        spice = random.choice(SPICES)
+        people = random.randint(2, 12)
         return (
             f"How do you cook {dish} with {food} for {people} people?",
-            f"Wash the {food}, chop them and fry them gently in butter. Season with {spice}, then let it simmer with the lid "
+            f"Wash the {food}, chop them and fry them gently in butter. Season with {spice}, "
+            "then let it simmer with the lid "
             f"on for {random.randint(2, 9) * 5} minutes and serve it warm.",
         )
-    event, day, spot = random.choice(EVENTS), random.choice(DAYS), random.choice(SPOTS)
+    event = random.choice(EVENTS)
+    day = random.choice(DAYS)
+    spot = random.choice(SPOTS)
     return (
         f"Hi {random.choice(NAMES)}, will you come to the {event} on {day}?",
-        f"Yes, I would love to! Let us meet at the {spot} at half past {random.randint(2, 9)}, and do bring "
+        f"Yes, I would love to! Let us meet at the {spot} at half past {random.randint(2, 9)}, "
+        "and do bring "
         f"{random.choice(NAMES)} along if the weather is kind.",
     )
 
 
-def distinct(make: Callable[[random.Random], Row], count: int, generator: random.Random, seen: set[str]) -> list[Row]:
+def distinct(
+    make: Callable[[random.Random], Row], count: int, generator: random.Random, seen: set[str]
+) -> list[Row]:
     """``count`` rows whose prompts nobody has seen yet."""
     rows: list[Row] = []
     while len(rows) < count:
@@ -77,13 +133,24 @@ def distinct(make: Callable[[random.Random], Row], count: int, generator: random
 
 
 def write(folder: Path, seed: int = 0) -> None:
-    """The demo's files: three sources of 400 rows, 120 validation and 200 test rows. No prompt is in two of them."""
-    generator, seen = random.Random(seed), set[str]()
+    """The demo's files: three sources of 400 rows, 120 validation and 200 test rows. No prompt
+    is in two of them.
+    """
+    generator = random.Random(seed)
+    seen = set[str]()
     folder.mkdir(parents=True, exist_ok=True)
     for name, make, count in (
-        ("word-problems", word_problem, 400), ("blank-answers", word_problem, 400), ("small-talk", small_talk, 400),
-        ("validation", word_problem, 120), ("test", word_problem, 200),
-    ):  # fmt: skip
+        ("word-problems", word_problem, 400),
+        ("blank-answers", word_problem, 400),
+        ("small-talk", small_talk, 400),
+        ("validation", word_problem, 120),
+        ("test", word_problem, 200),
+    ):
         rows = distinct(make, count, generator, seen)
-        lines = (json.dumps({"prompt": prompt, "completion": answer}, ensure_ascii=False) for prompt, answer in rows)
-        (folder / f"{name}.jsonl").write_text("".join(line + "\n" for line in lines), encoding="utf-8")
+        lines = (
+            json.dumps({"prompt": prompt, "completion": answer}, ensure_ascii=False)
+            for prompt, answer in rows
+        )
+        (folder / f"{name}.jsonl").write_text(
+            "".join(line + "\n" for line in lines), encoding="utf-8"
+        )

@@ -1,4 +1,6 @@
-"""Training: AdamW, a LoRA adapter in peft's format, exact resumption; which library does it is ``Finetune.trainer``."""
+"""Training: AdamW, a LoRA adapter in peft's format, exact resumption; which library does it is
+``Finetune.trainer``.
+"""
 
 from __future__ import annotations
 
@@ -43,10 +45,11 @@ def train(
     ranks: Ranks | None = None,
     watch: Watch = lambda step, steps, loss: None,
 ) -> dict[str, Any]:
-    """Trains ``model`` (or the peft ``adapter`` on it) on ``rows`` of (tokens, completion mask), from a checkpoint if
-    ``folder`` holds one, and writes ``adapter/`` (or ``model/``) there. ``start`` gives parameters by their names;
-    ``tokenizer`` is for trainers that ask for one. With ``epochs = 0`` the start is written as it is. All ``ranks`` call this
-    with the same arguments, and share out the rows of every optimiser step; rank 0 writes.
+    """Trains ``model`` (or the peft ``adapter`` on it) on ``rows`` of (tokens, completion mask),
+    from a checkpoint if ``folder`` holds one, and writes ``adapter/`` (or ``model/``) there.
+    ``start`` gives parameters by their names; ``tokenizer`` is for trainers that ask for one. With
+    ``epochs = 0`` the start is written as it is. All ``ranks`` call this with the same arguments,
+    and share out the rows of every optimiser step; rank 0 writes.
 
     Raises:
         NumericalError: the loss of a step is not finite; checkpoints from before are kept.
@@ -56,9 +59,16 @@ def train(
         Interrupted: Ctrl-C; what is done is saved.
     """
     key = Key(seed if settings.seed is None else settings.seed).fold("finetune")
-    number, checkpoints = key.derive() % 2**32, folder / "checkpoints"
-    kind, first = "model" if adapter is None else "adapter", ranks is None or ranks.rank == 0
-    with borrowed(number), _failures(settings, folder), without_peft_warnings(), Interrupts() as interrupts:
+    number = key.derive() % 2**32
+    checkpoints = folder / "checkpoints"
+    kind = "model" if adapter is None else "adapter"
+    first = ranks is None or ranks.rank == 0
+    with (
+        borrowed(number),
+        _failures(settings, folder),
+        without_peft_warnings(),
+        Interrupts() as interrupts,
+    ):
         trained = _trainable(model, adapter, start)
         if not settings.epochs:
             _save(trained, folder / kind)
@@ -67,14 +77,22 @@ def train(
             _checkpoint(model)
         log = LossLog(folder / "losses.jsonl", watch, interrupts, written=first)
         job = Job(
-            settings=settings, model=trained, rows=rows, folder=checkpoints, seed=number, pad=pad, tokenizer=tokenizer,
-            callback=_follow(checkpoints, log, ranks, number), ranks=ranks,
-        )  # fmt: skip
+            settings=settings,
+            model=trained,
+            rows=rows,
+            folder=checkpoints,
+            seed=number,
+            pad=pad,
+            tokenizer=tokenizer,
+            callback=_follow(checkpoints, log, ranks, number),
+            ranks=ranks,
+        )
         trainer = settings.trainer.build(job)
         last = _begin(checkpoints, log, ranks)
         with tied_are_there(trained):
             trainer.train(resume_from_checkpoint=None if last is None else str(last))
-    step, steps = trainer.state.global_step, trainer.state.max_steps
+    step = trainer.state.global_step
+    steps = trainer.state.max_steps
     if step < steps:
         why = f"interrupted after {step} of {steps} optimiser steps; they are saved in {folder}"
         raise Interrupted(why, interrupts.number or signal.SIGINT)
@@ -97,7 +115,9 @@ def train(
 
 
 def _begin(checkpoints: Path, log: LossLog, ranks: Ranks | None) -> Path | None:
-    """The checkpoint that training goes on from, on all ranks the one that rank 0 finds; the losses go back to it."""
+    """The checkpoint that training goes on from, on all ranks the one that rank 0 finds; the
+    losses go back to it.
+    """
     if ranks is None or ranks.rank == 0:
         last = newest_checkpoint(checkpoints)
         log.rewind(last)
@@ -130,9 +150,12 @@ def _trainable(model: PreTrainedModel, adapter: Any, start: Mapping[str, Tensor]
 
 
 def _checkpoint(model: PreTrainedModel) -> None:
-    newer = getattr(model, "activation_checkpointing_enable", None)  # the name since transformers 5.20; the older one warns
+    newer = getattr(
+        model, "activation_checkpointing_enable", None
+    )  # the name since transformers 5.20; the older one warns
     (newer or model.gradient_checkpointing_enable)({"use_reentrant": False})
-    model.enable_input_require_grads()  # a frozen embedding's output has no gradient for the checkpoints to pass on
+    # a frozen embedding's output has no gradient for the checkpoints to pass on
+    model.enable_input_require_grads()
 
 
 def _save(model: Any, target: Path) -> None:
@@ -140,7 +163,9 @@ def _save(model: Any, target: Path) -> None:
     aside = target.with_name(target.name + ".part")
     shutil.rmtree(aside, ignore_errors=True)
     # Whether embeddings were resized would be asked of the Hub; they are not trained here.
-    model.save_pretrained(aside, **({"save_embedding_layers": False} if hasattr(model, "peft_config") else {}))
+    model.save_pretrained(
+        aside, **({"save_embedding_layers": False} if hasattr(model, "peft_config") else {})
+    )
     shutil.rmtree(target, ignore_errors=True)
     aside.rename(target)
 
@@ -151,8 +176,12 @@ def _follow(folder: Path, log: LossLog, ranks: Ranks | None, seed: int) -> Train
 
     class Follow(TrainerCallback):
         def on_train_begin(self, args: Any, state: Any, control: Any, **_: Any) -> None:
-            if ranks is not None:  # dropout of its own on each rank, unless a checkpoint of as many ranks says which
-                torch.manual_seed(Key(seed).fold("rank", ranks.rank, ranks.count, state.global_step).derive())
+            if (
+                ranks is not None
+            ):  # dropout of its own on each rank, unless a checkpoint of as many ranks says which
+                torch.manual_seed(
+                    Key(seed).fold("rank", ranks.rank, ranks.count, state.global_step).derive()
+                )
 
         def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
             stop = log.interrupts.number is not None
@@ -165,7 +194,9 @@ def _follow(folder: Path, log: LossLog, ranks: Ranks | None, seed: int) -> Train
             if log.written:
                 seal(folder / f"checkpoint-{state.global_step}", log)
 
-        def on_log(self, args: Any, state: Any, control: Any, logs: dict[str, Any] | None = None, **_: Any) -> None:
+        def on_log(
+            self, args: Any, state: Any, control: Any, logs: dict[str, Any] | None = None, **_: Any
+        ) -> None:
             if logs and "loss" in logs:
                 row = {"step": state.global_step, "loss": logs["loss"], "lr": logs["learning_rate"]}
                 size = {"gradient_norm": logs["grad_norm"]} if "grad_norm" in logs else {}
@@ -178,13 +209,17 @@ def _follow(folder: Path, log: LossLog, ranks: Ranks | None, seed: int) -> Train
 def without_peft_warnings() -> Iterator[None]:
     """Without the warnings that peft earns by calling transformers by names it has renamed."""
     with warnings.catch_warnings():
-        warnings.filterwarnings("ignore", r".*checkpointing.* is deprecated and will be removed in v6", FutureWarning)
+        warnings.filterwarnings(
+            "ignore", r".*checkpointing.* is deprecated and will be removed in v6", FutureWarning
+        )
         yield
 
 
 @contextlib.contextmanager
 def tied_are_there(model: Any) -> Iterator[None]:
-    """Without Trainer's warning that a checkpoint lacks keys, where those are other names of tensors that it has."""
+    """Without Trainer's warning that a checkpoint lacks keys, where those are other names of
+    tensors that it has.
+    """
     places: dict[int, list[str]] = {}
     for name, leaf in model.state_dict().items():
         places.setdefault(leaf.data_ptr(), []).append(name)
@@ -192,7 +227,10 @@ def tied_are_there(model: Any) -> Iterator[None]:
 
     def matters(record: logging.LogRecord) -> bool:
         text = record.getMessage()
-        return not (text.startswith("There were missing keys") and set(re.findall("'([^']+)'", text)) <= tied)
+        return not (
+            text.startswith("There were missing keys")
+            and set(re.findall("'([^']+)'", text)) <= tied
+        )
 
     logger = logging.getLogger("transformers.trainer")
     logger.addFilter(matters)
@@ -204,7 +242,9 @@ def tied_are_there(model: Any) -> Iterator[None]:
 
 @contextlib.contextmanager
 def _failures(settings: Finetune, folder: Path) -> Iterator[None]:
-    """Memory that runs out, and what each library says when it cannot write, as errors with what to do."""
+    """Memory that runs out, and what each library says when it cannot write, as errors with what
+    to do.
+    """
     from safetensors import SafetensorError
 
     try:
@@ -215,17 +255,31 @@ def _failures(settings: Finetune, folder: Path) -> Iterator[None]:
             fewer = "lower task.max_length"
             if settings.micro_batch > 1:
                 now = settings.micro_batch
-                fewer = f"lower finetune.micro_batch (now {now}) and raise finetune.accumulation by the same factor"
+                fewer = (
+                    f"lower finetune.micro_batch (now {now}) and raise finetune.accumulation "
+                    "by the same factor"
+                )
             more = "" if settings.checkpointing else ", or set finetune.checkpointing = true"
             raise OutOfMemory(f"fine-tuning ran out of memory: {why}\n  {fewer}{more}") from error
         if "Expected to have finished reduction" in str(error):  # DistributedDataParallel's
             raise ConfigError(
-                "a parameter had no gradient in an optimiser step, and ranks average all of them @ run.ranks\n"
-                "  it is one that not every row goes through, such as an expert's: set run.ranks = 1"
+                "a parameter had no gradient in an optimiser step, and ranks average all of them "
+                "@ run.ranks\n"
+                "  it is one that not every row goes through, such as an expert's: set run.ranks "
+                "= 1"
             ) from error
-        # OSErrors without a number are no failed system calls: libraries take them for other things too
-        writing = error.errno is not None if isinstance(error, OSError) else isinstance(error, SafetensorError)
-        if not writing and "PytorchStreamWriter" not in str(error) and "inline_container" not in str(error):
+        # OSErrors without a number are no failed system calls: libraries take them for other things
+        # too
+        writing = (
+            error.errno is not None
+            if isinstance(error, OSError)
+            else isinstance(error, SafetensorError)
+        )
+        if (
+            not writing
+            and "PytorchStreamWriter" not in str(error)
+            and "inline_container" not in str(error)
+        ):
             raise
         raise DiskError(
             f"cannot write {folder}: {getattr(error, 'strerror', None) or why}\n"
@@ -235,7 +289,8 @@ def _failures(settings: Finetune, folder: Path) -> Iterator[None]:
 
 @contextlib.contextmanager
 def borrowed(seed: int) -> Iterator[None]:
-    """The global generators of Python, numpy and torch (GPUs too), seeded inside and restored after.
+    """The global generators of Python, numpy and torch (GPUs too), seeded inside and restored
+    after.
 
     >>> before = torch.get_rng_state()
     >>> with borrowed(1):
@@ -243,7 +298,9 @@ def borrowed(seed: int) -> Iterator[None]:
     >>> torch.get_rng_state().equal(before)
     True
     """
-    python, arrays = random.getstate(), np.random.get_state()  # noqa: NPY002 - the state of the global one is what is kept
+
+    python = random.getstate()
+    arrays = np.random.get_state()
     with torch.random.fork_rng():
         random.seed(seed)
         np.random.seed(seed % 2**32)  # noqa: NPY002

@@ -23,39 +23,75 @@ if TYPE_CHECKING:
 
 PLACE = "finetune.trainer.sft"
 OURS: Mapping[str, str] = {
-    "seed": "finetune.seed", "num_train_epochs": "finetune.epochs", "per_device_train_batch_size": "finetune.micro_batch",
-    "gradient_accumulation_steps": "finetune.accumulation", "learning_rate": "finetune.lr",
-    "weight_decay": "finetune.weight_decay", "lr_scheduler_type": "finetune.schedule", "warmup_steps": "finetune.warmup",
-    "max_grad_norm": "finetune.clip", "save_steps": "finetune.save_every", "gradient_checkpointing": "finetune.checkpointing",
+    "seed": "finetune.seed",
+    "num_train_epochs": "finetune.epochs",
+    "per_device_train_batch_size": "finetune.micro_batch",
+    "gradient_accumulation_steps": "finetune.accumulation",
+    "learning_rate": "finetune.lr",
+    "weight_decay": "finetune.weight_decay",
+    "lr_scheduler_type": "finetune.schedule",
+    "warmup_steps": "finetune.warmup",
+    "max_grad_norm": "finetune.clip",
+    "save_steps": "finetune.save_every",
+    "gradient_checkpointing": "finetune.checkpointing",
     "activation_checkpointing": "finetune.checkpointing",
-    "packing": "finetune.trainer.packing", "padding_free": "finetune.trainer.padding_free",
-    "completion_only_loss": "finetune.trainer.completion_only_loss", "output_dir": "run.out", "use_cpu": "run.device",
-}  # fmt: skip
+    "packing": "finetune.trainer.packing",
+    "padding_free": "finetune.trainer.padding_free",
+    "completion_only_loss": "finetune.trainer.completion_only_loss",
+    "output_dir": "run.out",
+    "use_cpu": "run.device",
+}
 """Fields of SFTConfig that a mix file has a name of its own for."""
 RESERVED = (
-    "logging_steps", "logging_strategy", "logging_nan_inf_filter", "save_strategy", "save_total_limit", "save_only_model",
-    "report_to", "disable_tqdm", "remove_unused_columns", "resume_from_checkpoint", "push_to_hub", "do_eval", "eval_strategy",
-    "load_best_model_at_end", "dataset_text_field", "dataset_kwargs", "eos_token", "pad_token", "chat_template_path",
-    "assistant_only_loss", "truncation_mode", "model_init_kwargs", "trust_remote_code", "full_determinism",
-)  # fmt: skip
-"""Fields that rest on something the mix does itself: checkpoints, losses, and rows that are tokens already."""
+    "logging_steps",
+    "logging_strategy",
+    "logging_nan_inf_filter",
+    "save_strategy",
+    "save_total_limit",
+    "save_only_model",
+    "report_to",
+    "disable_tqdm",
+    "remove_unused_columns",
+    "resume_from_checkpoint",
+    "push_to_hub",
+    "do_eval",
+    "eval_strategy",
+    "load_best_model_at_end",
+    "dataset_text_field",
+    "dataset_kwargs",
+    "eos_token",
+    "pad_token",
+    "chat_template_path",
+    "assistant_only_loss",
+    "truncation_mode",
+    "model_init_kwargs",
+    "trust_remote_code",
+    "full_determinism",
+)
+"""Fields that rest on something the mix does itself: checkpoints, losses, and rows that are
+tokens already.
+"""
 
 
 @final
 @frozen(kw_only=True)
 class Trl:
-    """The SFTTrainer of TRL. Rows, their order, loss masks, checkpoints and resumption are those of ``transformers``; without
-    packing so are the losses.
+    """The SFTTrainer of TRL. Rows, their order, loss masks, checkpoints and resumption are those of
+    ``transformers``; without packing so are the losses.
 
-    Use when: rows differ much in length and the model runs flash attention (``packing``, ``padding_free``), or an option of
-    SFTConfig is wanted. Avoid on a CPU, where nothing of it is faster; and with an adapter on ``lm_head``, which TRL refuses.
+    Use when: rows differ much in length and the model runs flash attention (``packing``,
+    ``padding_free``), or an option of SFTConfig is wanted. Avoid on a CPU, where nothing of it is
+    faster; and with an adapter on ``lm_head``, which TRL refuses.
 
     Arguments:
-        packing: rows are laid one after the other into blocks (best fit, decreasing) of ``sft.max_length`` tokens, by default
-            those of the longest row. A micro-batch then counts blocks, so an optimiser step sees more rows.
-        padding_free: the rows of a micro-batch as one sequence without padding (packing implies it).
+        packing: rows are laid one after the other into blocks (best fit, decreasing) of
+            ``sft.max_length`` tokens, by default those of the longest row. A micro-batch then
+            counts blocks, so an optimiser step sees more rows.
+        padding_free: the rows of a micro-batch as one sequence without padding (packing implies
+            it).
         completion_only_loss: False: prompts are learned, too.
-        sft: further fields of TRL's SFTConfig (and transformers' TrainingArguments), passed on as they are.
+        sft: further fields of TRL's SFTConfig (and transformers' TrainingArguments), passed on as
+            they are.
 
     Cost: as ``transformers``, less what was padding.
 
@@ -71,31 +107,52 @@ class Trl:
     packing: bool = False
     padding_free: bool = False
     completion_only_loss: bool = True
-    sft: dict[str, bool | int | float | str] = field(factory=dict, validator=validators.instance_of(dict))
+    sft: dict[str, bool | int | float | str] = field(
+        factory=dict, validator=validators.instance_of(dict)
+    )
 
     def check(self, targets: Sequence[str] | None) -> None:
         if importlib.util.find_spec("trl") is None:
-            raise MissingExtra("finetune.trainer = \"trl\" needs trl, which is not installed\n  pip install 'hgms[trl]'")
+            raise MissingExtra(
+                'finetune.trainer = "trl" needs trl, which is not installed\n'
+                "  pip install 'hgms[trl]'"
+            )
         if "lm_head" in (targets or ()):
             raise ConfigError(
-                "TRL trains no adapter on 'lm_head' @ task.adapter.targets\n  leave it out, or write finetune.trainer = "
+                "TRL trains no adapter on 'lm_head' @ task.adapter.targets\n"
+                "  leave it out, or write finetune.trainer = "
                 '"transformers"'
             )
         from trl import SFTConfig
 
-        known = [part.name for part in dataclasses.fields(SFTConfig) if part.init and part.name not in RESERVED]
+        known = [
+            part.name
+            for part in dataclasses.fields(SFTConfig)
+            if part.init and part.name not in RESERVED
+        ]
         for key in self.sft:
             if key in OURS:
-                raise ConfigError(f"{key!r} has a name of its own in a mix file @ {PLACE}\n  set {OURS[key]} instead")
+                raise ConfigError(
+                    f"{key!r} has a name of its own in a mix file @ {PLACE}\n"
+                    f"  set {OURS[key]} instead"
+                )
             if key in RESERVED:
-                raise ConfigError(f"{key!r} cannot be set: hgms mix does that part itself @ {PLACE}\n  leave it out")
+                raise ConfigError(
+                    f"{key!r} cannot be set: hgms mix does that part itself @ {PLACE}\n"
+                    "  leave it out"
+                )
             if key not in known:
                 near = closest(key, [name for name in known if name not in OURS])
-                hint = f"did you mean {near!r}?" if near else "https://huggingface.co/docs/trl/sft_trainer lists them"
+                hint = (
+                    f"did you mean {near!r}?"
+                    if near
+                    else "https://huggingface.co/docs/trl/sft_trainer lists them"
+                )
                 raise ConfigError(f"SFTConfig has no field {key!r} @ {PLACE}\n  {hint}")
         if "max_length" in self.sft and not self.packing:
             raise ConfigError(
-                f"'max_length' is the length of a packed block @ {PLACE}\n  set task.max_length, which leaves longer rows out, "
+                f"'max_length' is the length of a packed block @ {PLACE}\n"
+                "  set task.max_length, which leaves longer rows out, "
                 "or finetune.trainer.packing = true"
             )
         self._configuration({"output_dir": "unused", "use_cpu": True, "bf16": False}, None)
@@ -108,18 +165,28 @@ class Trl:
         block = int(self.sft.get("max_length", longest))
         if self.packing and block < longest:
             raise ConfigError(
-                f"blocks of {block} tokens would cut a row of {longest} @ {PLACE}.max_length\n  write at least {longest}, or "
+                f"blocks of {block} tokens would cut a row of {longest} @ {PLACE}.max_length\n"
+                f"  write at least {longest}, or "
                 f"task.max_length = {block}"
             )
-        switched = {"gradient_checkpointing": False}  # SFTConfig's default is True; where it is asked for, it is on already
+        switched = {
+            "gradient_checkpointing": False
+        }  # SFTConfig's default is True; where it is asked for, it is on already
         arguments = self._configuration(job.arguments() | switched, block if self.packing else None)
         with _quiet():
-            # without padding there is nothing to sort; packed sequences are other ones than the rows
-            trainer = (SFTTrainer if self.packing or self.padding_free else by_length(SFTTrainer, job))(
-                model=job.model, args=on_one_device(arguments), train_dataset=_dataset(job.rows, self.completion_only_loss),
-                processing_class=copy.deepcopy(job.tokenizer),  # SFTTrainer may give it another padding token
+            # without padding there is nothing to sort; packed sequences are other ones than the
+            # rows
+            trainer = (
+                SFTTrainer if self.packing or self.padding_free else by_length(SFTTrainer, job)
+            )(
+                model=job.model,
+                args=on_one_device(arguments),
+                train_dataset=_dataset(job.rows, self.completion_only_loss),
+                processing_class=copy.deepcopy(
+                    job.tokenizer
+                ),  # SFTTrainer may give it another padding token
                 callbacks=[job.callback],
-            )  # fmt: skip
+            )
         trainer.remove_callback(PrinterCallback)
         return trainer
 
@@ -134,7 +201,11 @@ class Trl:
         """
         from trl import SFTConfig
 
-        own = {"packing": self.packing, "padding_free": self.padding_free, "completion_only_loss": self.completion_only_loss}
+        own = {
+            "packing": self.packing,
+            "padding_free": self.padding_free,
+            "completion_only_loss": self.completion_only_loss,
+        }
         try:
             return SFTConfig(**{**arguments, **self.sft, **own, "max_length": block})
         except (ValueError, TypeError, ImportError) as error:
@@ -143,8 +214,10 @@ class Trl:
 
 
 def _dataset(rows: Sequence[tuple[Tensor, Tensor]], completion_only: bool) -> Dataset:
-    """Tokens and labels in memory. The labels are made here, and not by TRL from a completion mask: the first token of a row is
-    never predicted, but would be counted in the mean where it is learned."""
+    """Tokens and labels in memory. The labels are made here, and not by TRL from a completion mask:
+    the first token of a row is never predicted, but would be counted in the mean where it is
+    learned.
+    """
     from datasets import Dataset
 
     labels = []
@@ -152,13 +225,19 @@ def _dataset(rows: Sequence[tuple[Tensor, Tensor]], completion_only: bool) -> Da
         learned = tokens.where(mask, IGNORED) if completion_only else tokens.clone()
         learned[:1] = IGNORED
         labels.append(learned.numpy())
-    return Dataset.from_dict({"input_ids": [tokens.numpy() for tokens, _ in rows], "labels": labels})
+    return Dataset.from_dict(
+        {"input_ids": [tokens.numpy() for tokens, _ in rows], "labels": labels}
+    )
 
 
 @contextlib.contextmanager
 def _quiet() -> Iterator[None]:
     """Without the progress bars of datasets, which would be written across ours."""
-    from datasets.utils import are_progress_bars_disabled, disable_progress_bars, enable_progress_bars
+    from datasets.utils import (
+        are_progress_bars_disabled,
+        disable_progress_bars,
+        enable_progress_bars,
+    )
 
     shown = not are_progress_bars_disabled()
     disable_progress_bars()

@@ -1,4 +1,6 @@
-"""`hgms mix surface`: runs of many mixtures, a response surface over the simplex, a mixture with its interval."""
+"""`hgms mix surface`: runs of many mixtures, a response surface over the simplex, a mixture with
+its interval.
+"""
 
 from __future__ import annotations
 
@@ -8,4 +10,15 @@ from hgms_mix.surface.process import Surface, fit
 from hgms_mix.surface.settings import SurfaceSettings
 from hgms_mix.surface.tables import Runs, read_runs, write_runs
 
-__all__ = ["Findings", "Point", "Runs", "Surface", "SurfaceSettings", "design", "fit", "learn", "read_runs", "write_runs"]
+__all__ = [
+    "Findings",
+    "Point",
+    "Runs",
+    "Surface",
+    "SurfaceSettings",
+    "design",
+    "fit",
+    "learn",
+    "read_runs",
+    "write_runs",
+]

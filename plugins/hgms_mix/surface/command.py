@@ -18,20 +18,54 @@ FILE = click.Path(path_type=Path)
 
 @click.command(short_help="A mixture with error bars, from many short runs.")
 @click.argument("config", type=FILE, required=False)
-@click.option("--ratios", type=FILE, help="Fit finished runs instead: mixtures as olmix's ratios.csv has them.")
-@click.option("--metrics", type=FILE, help="… and their metrics, as olmix's metrics.csv has them. Lower is better.")
+@click.option(
+    "--ratios",
+    type=FILE,
+    help="Fit finished runs instead: mixtures as olmix's ratios.csv has them.",
+)
+@click.option(
+    "--metrics",
+    type=FILE,
+    help="… and their metrics, as olmix's metrics.csv has them. Lower is better.",
+)
 @click.option("--points", type=int, help="Runs in all. The same as --set surface.points=N.")
-@click.option("--repeats", type=int, help="Runs of each anchor. The same as --set surface.repeats=N.")
-@click.option("--target", "targets", multiple=True, metavar="NAME=WEIGHT", help="A metric that decides. Repeatable.")
+@click.option(
+    "--repeats", type=int, help="Runs of each anchor. The same as --set surface.repeats=N."
+)
+@click.option(
+    "--target",
+    "targets",
+    multiple=True,
+    metavar="NAME=WEIGHT",
+    help="A metric that decides. Repeatable.",
+)
 @click.option("--prior", metavar="MIXTURE", help="uniform, rows, or NAME=WEIGHT,… to compare with.")
-@click.option("--set", "sets", multiple=True, metavar="KEY=VALUE", help="Lay a value over the file's. Repeatable.")
+@click.option(
+    "--set",
+    "sets",
+    multiple=True,
+    metavar="KEY=VALUE",
+    help="Lay a value over the file's. Repeatable.",
+)
 @click.option("--seed", type=click.IntRange(min=0), help="Another seed than the file's.")
 @click.option("--out", metavar="FOLDER", help="Where results go.")
-@click.option("--device", metavar="NAME", help="cpu, cuda or cuda:N. The same as --set run.device=NAME.")
+@click.option(
+    "--device", metavar="NAME", help="cpu, cuda or cuda:N. The same as --set run.device=NAME."
+)
 @click.option("--dry-run", is_flag=True, help="Only say what it will cost: runs, seconds, tokens.")
-@click.option("--jobs", type=click.IntRange(min=1), help="Runs at a time, in processes.  [default: one by one, in this one]")
+@click.option(
+    "--jobs",
+    type=click.IntRange(min=1),
+    help="Runs at a time, in processes.  [default: one by one, in this one]",
+)
 @executor_options
-@click.option("--check", type=int, default=0, metavar="K", help="Run K mixtures with [finetune.model], and compare ranks.")
+@click.option(
+    "--check",
+    type=int,
+    default=0,
+    metavar="K",
+    help="Run K mixtures with [finetune.model], and compare ranks.",
+)
 @trust_option
 @plugin_option
 @json_option
@@ -53,12 +87,13 @@ def surface(
     jobs: int | None,
     **choices: Any,
 ) -> None:
-    """Fine-tune on a design of mixtures, fit a response surface to the validation losses, and recommend a mixture: with an
-    interval for what it gains over the prior, the region that the best mixture lies in, and a picture.
+    """Fine-tune on a design of mixtures, fit a response surface to the validation losses, and
+    recommend a mixture: with an interval for what it gains over the prior, the region that the best
+    mixture lies in, and a picture.
 
-    \b
-    hgms mix surface mix.toml                                  train and fit; go on where it was broken off
-    hgms mix surface --ratios ratios.csv --metrics metrics.csv fit runs that somebody else made
+    \b hgms mix surface mix.toml                                  train and fit; go on where it was
+    broken off hgms mix surface --ratios ratios.csv --metrics metrics.csv fit runs that somebody
+    else made
     """
     where, sets = stated_executor(executor, address, jobs, sets, registry.host)
     if where is None and jobs is not None:
@@ -68,21 +103,42 @@ def surface(
         raise click.UsageError("give either CONFIG, or --ratios and --metrics")
     if config is not None:
         report = _of_runs(
-            config, laid, dry_run=dry_run, as_json=as_json, check=check, executor=where, registry=registry, **choices
+            config,
+            laid,
+            dry_run=dry_run,
+            as_json=as_json,
+            check=check,
+            executor=where,
+            registry=registry,
+            **choices,
         )
-    elif dry_run or check or where is not None or any(each is not None for each in (choices["device"], points, repeats)):
+    elif (
+        dry_run
+        or check
+        or where is not None
+        or any(each is not None for each in (choices["device"], points, repeats))
+    ):
         raise click.UsageError(
-            "--dry-run, --check, --device, --points, --repeats, --jobs and --executor are of no use without CONFIG: "
+            "--dry-run, --check, --device, --points, --repeats, --jobs and --executor are of no "
+            "use without CONFIG: "
             "nothing is trained"
         )
     else:
-        report = _of_files(ratios, metrics, laid, registry, choices, say=None if as_json else _shown)
+        report = _of_files(
+            ratios, metrics, laid, registry, choices, say=None if as_json else _shown
+        )
     if as_json:
         print_json(report)
 
 
 def _of_runs(
-    config: Path, sets: Sequence[str], *, dry_run: bool, as_json: bool, executor: Executor | None, **choices: Any
+    config: Path,
+    sets: Sequence[str],
+    *,
+    dry_run: bool,
+    as_json: bool,
+    executor: Executor | None,
+    **choices: Any,
 ) -> dict[str, Any]:
     """The report of a design that is run, or what it will cost."""
     from hgms_mix.surface.train import carry_out, load, predict
@@ -90,11 +146,19 @@ def _of_runs(
     plan = load(config, sets, **choices)
     if dry_run:
         return predict(plan, say=to_stderr if as_json else click.echo)
-    return carry_out(plan, say=to_stderr, show=None if as_json else _shown, executor=executor, bars=not as_json)
+    return carry_out(
+        plan, say=to_stderr, show=None if as_json else _shown, executor=executor, bars=not as_json
+    )
 
 
 def _of_files(
-    ratios: Path | None, metrics: Path | None, sets: Sequence[str], registry: Registry, choices: Any, *, say: Any
+    ratios: Path | None,
+    metrics: Path | None,
+    sets: Sequence[str],
+    registry: Registry,
+    choices: Any,
+    *,
+    say: Any,
 ) -> dict[str, Any]:
     """The report of finished runs in tables."""
     from hgms_mix.surface.learn import learn
@@ -120,7 +184,9 @@ def _laid(targets: Sequence[str], prior: str | None, **numbers: int | None) -> l
     if targets:
         laid.append(f"surface.targets={_table(targets, '--target')}")
     if prior is not None:
-        laid.append(f"surface.prior={_text(prior) if '=' not in prior else _table(prior.split(','), '--prior')}")
+        laid.append(
+            f"surface.prior={_text(prior) if '=' not in prior else _table(prior.split(','), '--prior')}"
+        )
     return laid
 
 

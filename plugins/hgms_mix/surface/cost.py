@@ -19,7 +19,9 @@ from hgms_mix.surface.runs import DesignRuns, Outcome
 
 @frozen(kw_only=True)
 class Cost:
-    """``runs`` in all, of which ``finished`` are there; what the others will take. ``basis`` says where seconds come from."""
+    """``runs`` in all, of which ``finished`` are there; what the others will take. ``basis``
+    says where seconds come from.
+    """
 
     runs: int
     finished: int
@@ -36,7 +38,15 @@ class Cost:
 
     def __str__(self) -> str:
         """
-        >>> print(Cost(runs=24, finished=4, seconds_each=90.0, tokens=1_250_000, basis="4 finished runs"))
+        >>> print(
+        ...     Cost(
+        ...         runs=24,
+        ...         finished=4,
+        ...         seconds_each=90.0,
+        ...         tokens=1_250_000,
+        ...         basis="4 finished runs",
+        ...     )
+        ... )
         24 runs, 4 of them finished; the others take 30 min (90 s each, by 4 finished runs) and 1,250,000 tokens
         """
         head = f"{self.runs} runs, {self.finished} of them finished"
@@ -47,18 +57,24 @@ class Cost:
 
 
 def cost(runs: DesignRuns, points: Sequence[Point], outcomes: Sequence[Outcome | None]) -> Cost:
-    """Of what is not finished. Seconds are the median of finished runs; where there is none, they are measured on a short one.
+    """Of what is not finished. Seconds are the median of finished runs; where there is none, they
+    are measured on a short one.
 
-    Cost: of the measurement, five optimiser steps and three evaluations."""
+    Cost: of the measurement, five optimiser steps and three evaluations.
+    """
     missing = [point for point, outcome in zip(points, outcomes, strict=True) if outcome is None]
     finished = [outcome for outcome in outcomes if outcome is not None]
     timed = [outcome.seconds for outcome in finished if outcome.seconds is not None]
-    each, basis = 0.0, ""
+    each = 0.0
+    basis = ""
     if timed:
-        each, basis = statistics.median(timed), f"{len(timed)} finished run{'s' * (len(timed) != 1)}"
+        each = statistics.median(timed)
+        basis = f"{len(timed)} finished run{'s' * (len(timed) != 1)}"
     elif missing:
-        each, basis = measured(runs, missing[0]), "a short run"
-    lengths, sample = runs.tokens(), runs.config.sample
+        each = measured(runs, missing[0])
+        basis = "a short run"
+    lengths = runs.tokens()
+    sample = runs.config.sample
     tokens = 0.0
     for point in missing:
         weights = dict(zip(runs.sources, point.weights, strict=True))
@@ -73,9 +89,12 @@ def cost(runs: DesignRuns, points: Sequence[Point], outcomes: Sequence[Outcome |
 
 
 def measured(runs: DesignRuns, point: Point) -> float:
-    """Seconds that a run takes: one of a single optimiser step, plus the further steps, each a half of what one of three
-    takes more. A run goes ahead of them, since the first imports what all need."""
-    finetune, size = runs.config.finetune, runs.config.sample.size
+    """Seconds that a run takes: one of a single optimiser step, plus the further steps, each a half
+    of what one of three takes more. A run goes ahead of them, since the first imports what all
+    need.
+    """
+    finetune = runs.config.finetune
+    size = runs.config.sample.size
     step = finetune.micro_batch * finetune.accumulation
     steps = math.ceil(size / step) * finetune.epochs
     once = attrs.evolve(finetune, epochs=1)

@@ -12,57 +12,73 @@ from hgms_core import ConfigError, Key
 
 @frozen(kw_only=True)
 class Point:
-    """One run of the design: the weights of the sources in their order, the seed of sample and fine-tuning, and what it is
-    there for."""
+    """One run of the design: the weights of the sources in their order, the seed of sample and
+    fine-tuning, and what it is there for."""
 
     weights: tuple[float, ...]
     seed: int
     role: Literal["prior", "vertex", "fill"]
 
 
-def design(prior: np.ndarray, *, points: int | None, repeats: int, shrink: float, seed: int) -> list[Point]:
+def design(
+    prior: np.ndarray, *, points: int | None, repeats: int, shrink: float, seed: int
+) -> list[Point]:
     """The runs of a surface over ``len(prior)`` sources::
 
         anchors    prior, and (1 − shrink) e_s + shrink · prior for each source s; each ``repeats`` times, with other seeds
-        the rest   a scrambled Sobol sequence, carried to Dirichlet(S · prior) by its conditional quantiles
+        the rest
+            a scrambled Sobol sequence, carried to Dirichlet(S · prior) by its conditional quantiles
 
-    For a uniform prior the rest is spread evenly over the simplex. A longer design begins with the shorter ones, so that its
-    runs are those of before and more. Every run has a seed of its own: what differs between two of them is mixture and chance.
+    For a uniform prior the rest is spread evenly over the simplex. A longer design begins with the
+    shorter ones, so that its runs are those of before and more. Every run has a seed of its own:
+    what differs between two of them is mixture and chance.
 
     Raises:
         ConfigError: fewer points than the anchors take, or a source of weight zero in the prior.
 
-    >>> [point.role for point in design(np.array([0.5, 0.5]), points=8, repeats=2, shrink=0.1, seed=0)]
+    >>> [
+    ...     point.role
+    ...     for point in design(np.array([0.5, 0.5]), points=8, repeats=2, shrink=0.1, seed=0)
+    ... ]
     ['prior', 'vertex', 'vertex', 'prior', 'vertex', 'vertex', 'fill', 'fill']
     """
     sources = len(prior)
     if not (prior > 0).all():
         raise ConfigError(
-            "a source has the weight 0 in the prior @ surface.prior\n  leave the source out, or give it some weight"
+            "a source has the weight 0 in the prior @ surface.prior\n"
+            "  leave the source out, or give it some weight"
         )
     anchors = [prior, *((1 - shrink) * np.eye(sources) + shrink * prior)]
     least = repeats * len(anchors)
     count = least + 4 * sources if points is None else points
     if count < least + sources:
         raise ConfigError(
-            f"surface.points = {count}, but {len(anchors)} anchors {repeats} times and {sources} more are {least + sources}\n"
+            f"surface.points = {count}, but {len(anchors)} anchors {repeats} times and {sources} "
+            f"more are {least + sources}\n"
             f"  raise surface.points{', or lower surface.repeats' if repeats > 2 else ''}"
         )
     key = Key(seed).fold("surface")
     runs = [
-        Point(weights=_weights(anchor), seed=_seed(key.fold("anchor", number, turn)), role="vertex" if number else "prior")
+        Point(
+            weights=_weights(anchor),
+            seed=_seed(key.fold("anchor", number, turn)),
+            role="vertex" if number else "prior",
+        )
         for turn in range(repeats)
         for number, anchor in enumerate(anchors)
     ]
     for number, weights in enumerate(spread(prior, count - least, key.fold("fill"))):
-        runs.append(Point(weights=_weights(weights), seed=_seed(key.fold("fill", number)), role="fill"))
+        runs.append(
+            Point(weights=_weights(weights), seed=_seed(key.fold("fill", number)), role="fill")
+        )
     return runs
 
 
 def spread(prior: np.ndarray, count: int, key: Key) -> np.ndarray:
     """The first ``count`` points of the sequence, ``[count, S]``, Dirichlet(S · prior)::
 
-        ω_s = b_s · Π_{r<s} (1 − b_r),    b_s = the u_s-quantile of Beta(α_s, Σ_{r>s} α_r),    α = S · prior
+        ω_s = b_s · Π_{r<s} (1 − b_r),  b_s = the u_s-quantile of Beta(α_s, Σ_{r>s} α_r),
+            α = S · prior
 
     >>> points = spread(np.full(3, 1 / 3), 1024, Key(0))
     >>> points.mean(0).round(2)
@@ -75,7 +91,9 @@ def spread(prior: np.ndarray, count: int, key: Key) -> np.ndarray:
     rest = np.cumsum(alpha[::-1])[::-1]
     sobol = qmc.Sobol(sources - 1, scramble=True, rng=np.random.default_rng(key.derive()))
     exponent = max(int(np.ceil(np.log2(max(count, 1)))), 0)
-    uniform = sobol.random_base2(exponent)[:count]  # whole powers of two are balanced, and what scipy does not warn of
+    uniform = sobol.random_base2(exponent)[
+        :count
+    ]  # whole powers of two are balanced, and what scipy does not warn of
     parts = beta.ppf(np.clip(uniform, 1e-9, 1 - 1e-9), alpha[:-1], rest[1:])
     left = np.cumprod(1 - parts, axis=1)
     return np.column_stack([parts[:, :1], parts[:, 1:] * left[:, :-1], left[:, -1:]])

@@ -19,7 +19,9 @@ from hgms_mix.surface.runs import DesignRuns, Outcome
 PATIENCE = 0.5
 """Seconds to wait for a run that another process makes."""
 _KNOWN: WeakValueDictionary[str, DesignRuns] = WeakValueDictionary()
-"""The designs of this process by what they are made of: what one of them has read need not be read again."""
+"""The designs of this process by what they are made of: what one of them has read need not be
+read again.
+"""
 _LAST: list[DesignRuns] = []
 
 
@@ -27,10 +29,15 @@ def piece(runs: DesignRuns, point: Point) -> Piece:
     """The run of a point; its result is its :class:`Outcome`."""
     plugins = [] if runs.given.host is None else unannounced(runs.given.host)
     arguments = {
-        "config": resolved(runs.given), "folder": str(runs.folder.absolute()), "plugins": plugins, "point": attrs.asdict(point)
-    }  # fmt: skip
+        "config": resolved(runs.given),
+        "folder": str(runs.folder.absolute()),
+        "plugins": plugins,
+        "point": attrs.asdict(point),
+    }
     _KNOWN[_design(arguments)] = runs
-    title = " ".join(f"{weight:.2f} {name}" for name, weight in zip(runs.sources, point.weights, strict=True))
+    title = " ".join(
+        f"{weight:.2f} {name}" for name, weight in zip(runs.sources, point.weights, strict=True)
+    )
     title += f", seed {point.seed}"
 
     def words(outcome: Outcome) -> str:
@@ -38,19 +45,31 @@ def piece(runs: DesignRuns, point: Point) -> Piece:
         return f"{name} {loss:.4f}"
 
     return Piece(
-        title=title, path=runs.place(point), leases=LEASES[:1], function=f"{__name__}:work", arguments=arguments,
-        needs=Needs.of_run(runs.config.run), plugins=plugins, words=words,
-        finished=lambda: runs.finished(point), result=lambda _: runs.finished(point),
-    )  # fmt: skip
+        title=title,
+        path=runs.place(point),
+        leases=LEASES[:1],
+        function=f"{__name__}:work",
+        arguments=arguments,
+        needs=Needs.of_run(runs.config.run),
+        plugins=plugins,
+        words=words,
+        finished=lambda: runs.finished(point),
+        result=lambda _: runs.finished(point),
+    )
 
 
 @unless_busy
 def work(arguments: Mapping[str, Any], tell: Tell) -> Mapping[str, Any]:
-    """The point of ``arguments`` (see :func:`piece`) as the job of an executor; what came of it is in its folder."""
-    design, progress = _design(arguments), RemoteProgress(tell)
+    """The point of ``arguments`` (see :func:`piece`) as the job of an executor; what came of it
+    is in its folder.
+    """
+    design = _design(arguments)
+    progress = RemoteProgress(tell)
     runs = _KNOWN.get(design)
     if runs is None:
-        config = read(arguments["config"], "the surface", registry=Registry.load(arguments["plugins"]))
+        config = read(
+            arguments["config"], "the surface", registry=Registry.load(arguments["plugins"])
+        )
         _KNOWN[design] = runs = DesignRuns(config=config, folder=Path(arguments["folder"]))
         _LAST[:] = [runs]  # for the next job
     runs.show(progress, progress.say)

@@ -22,10 +22,12 @@ TARGET = "target"
 
 @frozen(kw_only=True, eq=False)
 class Findings:
-    """What the ``runs`` say: ``every`` run but those ``aside``, which went wrong. ``surface`` is that of the target, by which
-    ``recommendation`` was made; ``differences`` are the expected loss of the recommended mixture minus the prior's, by metric;
-    ``calibration`` is the root mean square of the target's standardised leave-one-out errors, ``covered`` the share of them in
-    a 95 % interval."""
+    """What the ``runs`` say: ``every`` run but those ``aside``, which went wrong. ``surface`` is
+    that of the target, by which ``recommendation`` was made; ``differences`` are the expected loss
+    of the recommended mixture minus the prior's, by metric; ``calibration`` is the root mean square
+    of the target's standardised leave-one-out errors, ``covered`` the share of them in a 95 %
+    interval.
+    """
 
     every: Runs
     runs: Runs
@@ -54,15 +56,23 @@ class Findings:
 
     def as_dict(self) -> dict[str, Any]:
         """For JSON."""
-        recommendation, surface, sources = self.recommendation, self.surface, self.runs.sources
+        recommendation = self.recommendation
+        surface = self.surface
+        sources = self.runs.sources
 
         def named(weights: np.ndarray) -> dict[str, float]:
             return dict(zip(sources, weights.tolist(), strict=True))
 
         noise = None
         if surface.noise is not None:
-            deviations = np.sqrt(surface.noise.variance(np.vstack([self.prior, np.eye(len(sources))])))
-            noise = {"prior": float(deviations[0]), **named(deviations[1:]), "degrees_of_freedom": surface.noise.freedom}
+            deviations = np.sqrt(
+                surface.noise.variance(np.vstack([self.prior, np.eye(len(sources))]))
+            )
+            noise = {
+                "prior": float(deviations[0]),
+                **named(deviations[1:]),
+                "degrees_of_freedom": surface.noise.freedom,
+            }
         return {
             "runs": len(self.runs.names),
             "mixtures": len(np.unique(self.runs.mixtures.round(6), axis=0)),
@@ -70,31 +80,48 @@ class Findings:
             "targets": dict(self.targets),
             "prior": named(self.prior),
             "recommended": named(recommendation.weights),
-            "region": {name: bounds.tolist() for name, bounds in zip(sources, recommendation.region, strict=True)},
+            "region": {
+                name: bounds.tolist()
+                for name, bounds in zip(sources, recommendation.region, strict=True)
+            },
             "best_tried": named(recommendation.best),
             "told_apart_from_prior": self.apart,
             "difference_to_prior": attrs.asdict(recommendation.against_prior),
             "difference_to_best_tried": attrs.asdict(recommendation.against_best),
-            "differences_by_metric": {name: attrs.asdict(value) for name, value in self.differences.items()},
+            "differences_by_metric": {
+                name: attrs.asdict(value) for name, value in self.differences.items()
+            },
             "noise": noise,
-            "leave_one_out": {"root_mean_square": self.calibration, "covered": self.covered, "widening": surface.widening},
+            "leave_one_out": {
+                "root_mean_square": self.calibration,
+                "covered": self.covered,
+                "widening": surface.widening,
+            },
         }
 
 
-def learn(runs: Runs, settings: SurfaceSettings, *, seed: int = 0, rows: Mapping[str, int] | None = None) -> Findings:
-    """Surfaces of all metrics, and the mixture that is best for the weighted mean of those that decide.
+def learn(
+    runs: Runs, settings: SurfaceSettings, *, seed: int = 0, rows: Mapping[str, int] | None = None
+) -> Findings:
+    """Surfaces of all metrics, and the mixture that is best for the weighted mean of those that
+    decide.
 
-    Runs with a loss that is not finite, or far above what all others allow (:func:`hgms_mix.surface.outliers.gone_wrong`), are set
-    aside. The mean is fitted itself, so that repeats show its noise, whatever correlation metrics have.
+    Runs with a loss that is not finite, or far above what all others allow
+    (:func:`hgms_mix.surface.outliers.gone_wrong`), are set aside. The mean is fitted itself, so
+    that repeats show its noise, whatever correlation metrics have.
 
     Cost: a second or two for each metric with some tens of mixtures.
 
     Raises:
         ConfigError: too few mixtures, or names that are not there.
     """
-    sources, deciding = len(runs.sources), runs.deciding
+    sources = len(runs.sources)
+    deciding = runs.deciding
     if not deciding:
-        raise ConfigError("every metric begins with 'test_', and test sets do not decide\n  rename the one that shall")
+        raise ConfigError(
+            "every metric begins with 'test_', and test sets do not decide\n"
+            "  rename the one that shall"
+        )
     targets = settings.target_weights(deciding)
     wrong = ~np.isfinite(np.array([*runs.metrics.values()])).all(0)
     kept = runs.only(~wrong)
@@ -103,20 +130,31 @@ def learn(runs: Runs, settings: SurfaceSettings, *, seed: int = 0, rows: Mapping
     every, runs, aside = runs, runs.only(~wrong), runs.only(wrong)
     tried = np.unique(runs.mixtures.round(6), axis=0)
     if len(tried) < sources + 2:
-        lost = f" and {len(aside.names)} runs set aside, whose losses are not finite or far too high" if aside.names else ""
+        lost = (
+            f" and {len(aside.names)} runs set aside, whose losses are not finite or far too high"
+            if aside.names
+            else ""
+        )
         raise ConfigError(
-            f"{len(tried)} different mixtures of {sources} sources were run{lost}; a surface needs {sources + 2} at least\n"
+            f"{len(tried)} different mixtures of {sources} sources were run{lost}; a surface "
+            f"needs {sources + 2} at least\n"
             f"  run more{', with a lower learning rate' if aside.names else ''}"
         )
-    counts: Mapping[str, int | None] = {name: None if rows is None else rows[name] for name in runs.sources}
+    counts: Mapping[str, int | None] = {
+        name: None if rows is None else rows[name] for name in runs.sources
+    }
     prior = settings.prior_over(counts)
     key = Key(seed).fold("surface")
     surface = fit(runs.mixtures, weighted(runs, targets), key.fold("fit", TARGET))
     errors = surface.left_out()
-    recommendation = recommend(surface, prior, tried, key.fold("recommend"), caution=settings.caution)
+    recommendation = recommend(
+        surface, prior, tried, key.fold("recommend"), caution=settings.caution
+    )
     differences = {}
     for name, losses in runs.metrics.items():
-        of_metric = surface if [*targets] == [name] else fit(runs.mixtures, losses, key.fold("fit", name))
+        of_metric = (
+            surface if [*targets] == [name] else fit(runs.mixtures, losses, key.fold("fit", name))
+        )
         differences[name] = gap(of_metric, recommendation.weights, prior)
     return Findings(
         every=every,

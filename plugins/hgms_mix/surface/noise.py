@@ -1,4 +1,6 @@
-"""How much runs of one mixture scatter: a variance at every mixture, from what the repeats of a few say."""
+"""How much runs of one mixture scatter: a variance at every mixture, from what the repeats of a
+few say.
+"""
 
 from __future__ import annotations
 
@@ -11,8 +13,10 @@ SPREADS = np.array([0.0, 0.25, 0.5, 0.75, 1.0, 1.5, 2.0, 3.0])
 
 @frozen(kw_only=True, eq=False)
 class Noise:
-    """The variance of one run: log σ²(ω) = level + (ω − centre) · slope. ``freedom`` is how many degrees of freedom it stands
-    on; ``spread`` the τ that the repeats ask for, 0 where they may all have the same variance."""
+    """The variance of one run: log σ²(ω) = level + (ω − centre) · slope. ``freedom`` is how many
+    degrees of freedom it stands on; ``spread`` the τ that the repeats ask for, 0 where they may all
+    have the same variance.
+    """
 
     level: float
     slope: np.ndarray
@@ -25,12 +29,15 @@ class Noise:
 
 
 def noise_of(mixtures: np.ndarray, variances: np.ndarray, freedoms: np.ndarray) -> Noise:
-    """From repeated ``mixtures``, ``[A, S]``, with their sample variances s² of d degrees of freedom each::
+    """From repeated ``mixtures``, ``[A, S]``, with their sample variances s² of d degrees of
+    freedom each::
 
-        log s²_a − ψ(d_a/2) + log(d_a/2) = level + (ω_a − centre) · slope + e_a,    e_a ~ N(0, ψ'(d_a/2)),    slope ~ N(0, τ²)
+        log s²_a − ψ(d_a/2) + log(d_a/2) = level + (ω_a − centre) · slope + e_a,
+            e_a ~ N(0, ψ'(d_a/2)),  slope ~ N(0, τ²)
 
-    (the mean and variance of the logarithm of a χ² number). τ has the largest restricted likelihood with a half-normal prior
-    of scale 1; at τ = 0 this is one pooled variance. Few repeats leave τ near 0.
+    (the mean and variance of the logarithm of a χ² number). τ has the largest restricted likelihood
+    with a half-normal prior of scale 1; at τ = 0 this is one pooled variance. Few repeats leave τ
+    near 0.
 
     >>> noise_of(np.eye(2), np.array([0.04, 0.04]), np.array([4, 4])).spread
     0.0
@@ -40,7 +47,13 @@ def noise_of(mixtures: np.ndarray, variances: np.ndarray, freedoms: np.ndarray) 
     pooled = float((variances * freedoms).sum() / freedoms.sum())
     centre = mixtures.mean(0)
     if pooled <= 0:  # every repeat gave the very same number
-        return Noise(level=-np.inf, slope=np.zeros(len(centre)), centre=centre, freedom=int(freedoms.sum()), spread=0.0)
+        return Noise(
+            level=-np.inf,
+            slope=np.zeros(len(centre)),
+            centre=centre,
+            freedom=int(freedoms.sum()),
+            spread=0.0,
+        )
     half = freedoms / 2
     logs = np.log(np.maximum(variances, 1e-4 * pooled)) - digamma(half) + np.log(half)
     scatter = np.diag(polygamma(1, half))
@@ -51,11 +64,20 @@ def noise_of(mixtures: np.ndarray, variances: np.ndarray, freedoms: np.ndarray) 
         weight = inverse.sum()
         level = float((inverse @ logs).sum() / weight)
         rest = logs - level
-        score = 0.5 * np.linalg.slogdet(inverse)[1] - 0.5 * np.log(weight) - 0.5 * rest @ inverse @ rest - 0.5 * spread**2
+        score = (
+            0.5 * np.linalg.slogdet(inverse)[1]
+            - 0.5 * np.log(weight)
+            - 0.5 * rest @ inverse @ rest
+            - 0.5 * spread**2
+        )
         if best is None or score > best[0]:
             best = (float(score), level, spread**2 * design.T @ inverse @ rest, float(spread))
     assert best is not None
     _, level, slope, spread = best
     if spread == 0:
-        level = float(np.log(pooled))  # the better estimate of one variance: logarithms are less efficient
-    return Noise(level=level, slope=slope, centre=centre, freedom=int(freedoms.sum()), spread=spread)
+        level = float(
+            np.log(pooled)
+        )  # the better estimate of one variance: logarithms are less efficient
+    return Noise(
+        level=level, slope=slope, centre=centre, freedom=int(freedoms.sum()), spread=spread
+    )

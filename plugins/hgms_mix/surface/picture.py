@@ -1,4 +1,6 @@
-"""The picture of a surface: a triangle for three sources, and what more or less of each source does. Needs `hgms[plot]`."""
+"""The picture of a surface: a triangle for three sources, and what more or less of each source
+does. Needs `hgms[plot]`.
+"""
 
 from __future__ import annotations
 
@@ -22,7 +24,9 @@ WIDE = 4
 
 
 def draw(findings: Findings, path: Path) -> Path:
-    """The surface of the target with its region and the recommended mixture, and the profiles beside it."""
+    """The surface of the target with its region and the recommended mixture, and the profiles
+    beside it.
+    """
     sources = findings.runs.sources
     label = next(iter(findings.targets)) if len(findings.targets) == 1 else TARGET
     if len(sources) == 3:
@@ -46,8 +50,8 @@ def draw(findings: Findings, path: Path) -> Path:
 
 
 def profile(findings: Findings, source: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Weights of ``source`` from 0 to 1, the others sharing the rest as in the recommended mixture (evenly where they have
-    nothing there); the surface's mean, and its standard deviation."""
+    """Weights of ``source`` from 0 to 1, the others sharing the rest as in the recommended mixture
+    (evenly where they have nothing there); the surface's mean, and its standard deviation."""
     share = np.linspace(0, 1, FINE + 1)
     others = findings.recommendation.weights.copy()
     others[source] = 0
@@ -62,10 +66,24 @@ def profile(findings: Findings, source: int) -> tuple[np.ndarray, np.ndarray, np
 
 def _band(axis: Axes, findings: Findings, source: int, colour: str, **style: Any) -> None:
     share, mean, deviation = profile(findings, source)
-    axis.fill_between(share, mean - 1.96 * deviation, mean + 1.96 * deviation, color=colour, alpha=0.15, linewidth=0)
+    axis.fill_between(
+        share,
+        mean - 1.96 * deviation,
+        mean + 1.96 * deviation,
+        color=colour,
+        alpha=0.15,
+        linewidth=0,
+    )
     axis.plot(share, mean, color=colour, linewidth=1.6, **style)
     weight = float(findings.recommendation.weights[source])
-    axis.plot([weight], [np.interp(weight, share, mean)], "*", color=colour, markersize=11, markeredgecolor="white")
+    axis.plot(
+        [weight],
+        [np.interp(weight, share, mean)],
+        "*",
+        color=colour,
+        markersize=11,
+        markeredgecolor="white",
+    )
 
 
 def _together(axis: Axes, findings: Findings, label: str) -> None:
@@ -81,7 +99,13 @@ def _alone(axis: Axes, findings: Findings, number: int) -> None:
     colour = COLOURS[number % len(COLOURS)]
     low, high = findings.recommendation.region[number]
     axis.axvspan(low, high, color="#3D3D3D", alpha=0.08, linewidth=0, label="best mixture, 95 %")
-    axis.axvline(float(findings.prior[number]), color="#3D3D3D", linewidth=0.8, linestyle=":", label=findings.prior_name)
+    axis.axvline(
+        float(findings.prior[number]),
+        color="#3D3D3D",
+        linewidth=0.8,
+        linestyle=":",
+        label=findings.prior_name,
+    )
     _band(axis, findings, number, colour)
     _plain(axis)
     axis.set_xlabel(f"weight of {findings.runs.sources[number]}", fontsize=9)
@@ -95,31 +119,83 @@ def _plain(axis: Axes) -> None:
 
 def _triangle(axis: Axes, findings: Findings, label: str) -> None:
     """Colours: the surface's mean. Small dots: minimisers of functions drawn from it."""
-    surface, recommendation = findings.surface, findings.recommendation
-    grid = np.array([[i, j, FINE - i - j] for i in range(FINE + 1) for j in range(FINE + 1 - i)]) / FINE
+    surface = findings.surface
+    recommendation = findings.recommendation
+    grid = (
+        np.array([[i, j, FINE - i - j] for i in range(FINE + 1) for j in range(FINE + 1 - i)])
+        / FINE
+    )
     places = grid @ CORNERS
-    shades = axis.tricontourf(places[:, 0], places[:, 1], surface.mean(grid), levels=14, cmap="viridis_r")
+    shades = axis.tricontourf(
+        places[:, 0], places[:, 1], surface.mean(grid), levels=14, cmap="viridis_r"
+    )
     axis.figure.colorbar(shades, ax=axis, shrink=0.75, label=label)
     axis.plot(*CORNERS[[0, 1, 2, 0]].T, color="#3D3D3D", linewidth=1)
     region = recommendation.minimisers @ CORNERS
-    jitter = np.random.default_rng(0).normal(scale=0.006, size=region.shape)  # draws that fall on one mixture are seen
+    jitter = np.random.default_rng(0).normal(
+        scale=0.006, size=region.shape
+    )  # draws that fall on one mixture are seen
     cloud = region + jitter
-    axis.scatter(cloud[:, 0], cloud[:, 1], s=5, color="white", alpha=0.35, linewidth=0, label="where the minimum may be")
+    axis.scatter(
+        cloud[:, 0],
+        cloud[:, 1],
+        s=5,
+        color="white",
+        alpha=0.35,
+        linewidth=0,
+        label="where the minimum may be",
+    )
     tried = surface.mixtures @ CORNERS
     size = 14 + 8 * surface.counts
-    axis.scatter(tried[:, 0], tried[:, 1], s=size, facecolor="none", edgecolor="black", linewidth=0.9, label="tried")
-    axis.plot(*(findings.prior @ CORNERS), "P", color="black", markersize=8, markeredgecolor="white", label=findings.prior_name)
-    axis.plot(
-        *(recommendation.weights @ CORNERS), "*", color="#C94F00", markersize=15, markeredgecolor="white", label="recommended"
+    axis.scatter(
+        tried[:, 0],
+        tried[:, 1],
+        s=size,
+        facecolor="none",
+        edgecolor="black",
+        linewidth=0.9,
+        label="tried",
     )
-    for name, corner, place in zip(findings.runs.sources, CORNERS, ("top", "top", "bottom"), strict=True):
+    axis.plot(
+        *(findings.prior @ CORNERS),
+        "P",
+        color="black",
+        markersize=8,
+        markeredgecolor="white",
+        label=findings.prior_name,
+    )
+    axis.plot(
+        *(recommendation.weights @ CORNERS),
+        "*",
+        color="#C94F00",
+        markersize=15,
+        markeredgecolor="white",
+        label="recommended",
+    )
+    for name, corner, place in zip(
+        findings.runs.sources, CORNERS, ("top", "top", "bottom"), strict=True
+    ):
         away = (0, -7 if place == "top" else 6)
-        axis.annotate(name, corner, xytext=away, textcoords="offset points", ha="center", va=place, fontsize=10)
+        axis.annotate(
+            name,
+            corner,
+            xytext=away,
+            textcoords="offset points",
+            ha="center",
+            va=place,
+            fontsize=10,
+        )
     axis.set_aspect("equal")
     axis.set_xlim(-0.12, 1.12)
     axis.set_ylim(-0.1, 0.97)
     axis.axis("off")
     legend = axis.legend(
-        loc="upper center", bbox_to_anchor=(0.5, 0.02), ncols=4, fontsize=8, facecolor="#D0D4DA", framealpha=1, edgecolor="none"
+        loc="upper center",
+        bbox_to_anchor=(0.5, 0.02),
+        ncols=4,
+        fontsize=8,
+        facecolor="#D0D4DA",
+        framealpha=1,
+        edgecolor="none",
     )
     legend.set_zorder(5)

@@ -1,5 +1,5 @@
-"""The response surface: a Gaussian process over the simplex, with the noise of each point and without certainty about its own
-parameters."""
+"""The response surface: a Gaussian process over the simplex, with the noise of each point and
+without certainty about its own parameters."""
 
 from __future__ import annotations
 
@@ -17,9 +17,13 @@ from hgms_mix.surface.noise import Noise, noise_of
 COMPONENTS = 24
 """Parameter vectors that the surface is a mixture of."""
 FREEDOM = 3
-"""Degrees of freedom from which on repeats say what the noise is; with fewer it is a parameter of the surface."""
+"""Degrees of freedom from which on repeats say what the noise is; with fewer it is a parameter
+of the surface.
+"""
 CENTRES = {"trend": (1.0, 1.0), "bend": (-1.0, 1.2), "length": (0.0, 0.7), "white": (-2.0, 1.0)}
-"""Priors of the logarithms of (standardised) standard deviations and of lengths on the simplex: (mean, standard deviation)."""
+"""Priors of the logarithms of (standardised) standard deviations and of lengths on the simplex:
+(mean, standard deviation).
+"""
 
 
 def sklearn() -> Any:
@@ -28,16 +32,17 @@ def sklearn() -> Any:
         from sklearn import gaussian_process
     except ImportError as error:
         raise MissingExtra(
-            "hgms mix surface needs scikit-learn, which is not installed\n  pip install 'hgms[sklearn]'"
+            "hgms mix surface needs scikit-learn, which is not installed\n"
+            "  pip install 'hgms[sklearn]'"
         ) from error
     return gaussian_process
 
 
 @frozen(kw_only=True, eq=False)
 class Surface:
-    """A posterior over functions of a mixture. ``losses`` are those of ``mixtures``, ``[G, S]``, means over ``counts``
-    runs; ``members`` fitted processes with ``weights``; ``noise`` None where no mixture was repeated. All deviations from the
-    mean are multiplied by ``widening``."""
+    """A posterior over functions of a mixture. ``losses`` are those of ``mixtures``, ``[G, S]``,
+    means over ``counts`` runs; ``members`` fitted processes with ``weights``; ``noise`` None where
+    no mixture was repeated. All deviations from the mean are multiplied by ``widening``."""
 
     mixtures: np.ndarray
     losses: np.ndarray
@@ -51,7 +56,9 @@ class Surface:
 
     def posterior(self, mixtures: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """Mean, ``[Q]``, and covariance, ``[Q, Q]``, of the expected loss at ``mixtures``."""
-        means, covariances = zip(*(member.predict(mixtures, return_cov=True) for member in self.members), strict=True)
+        means, covariances = zip(
+            *(member.predict(mixtures, return_cov=True) for member in self.members), strict=True
+        )
         mean = np.einsum("k,kq->q", self.weights, means)
         apart = np.array(means) - mean
         covariance = np.einsum("k,kqr->qr", self.weights, covariances)
@@ -64,20 +71,28 @@ class Surface:
 
     def deviation(self, mixtures: np.ndarray) -> np.ndarray:
         """The posterior standard deviation at each of ``mixtures``."""
-        means, sds = zip(*(member.predict(mixtures, return_std=True) for member in self.members), strict=True)
+        means, sds = zip(
+            *(member.predict(mixtures, return_std=True) for member in self.members), strict=True
+        )
         mean = np.einsum("k,kq->q", self.weights, means)
-        variance = np.einsum("k,kq->q", self.weights, np.array(sds) ** 2 + (np.array(means) - mean) ** 2)
+        variance = np.einsum(
+            "k,kq->q", self.weights, np.array(sds) ** 2 + (np.array(means) - mean) ** 2
+        )
         return np.asarray(self.scale * self.widening * np.sqrt(np.maximum(variance, 0)))
 
     def draws(self, mixtures: np.ndarray, count: int, key: Key) -> np.ndarray:
         """``[count, Q]`` functions from the posterior, at ``mixtures``."""
         generator = np.random.default_rng(key.derive())
-        chosen = np.bincount(generator.choice(len(self.weights), size=count, p=self.weights), minlength=len(self.weights))
+        chosen = np.bincount(
+            generator.choice(len(self.weights), size=count, p=self.weights),
+            minlength=len(self.weights),
+        )
         drawn = []
         for number, member in zip(chosen, self.members, strict=True):
             if number:
                 mean, covariance = member.predict(mixtures, return_cov=True)
-                # a posterior is the prior minus what is known: its rounding errors are as large as the prior's
+                # a posterior is the prior minus what is known: its rounding errors are as large as
+                # the prior's
                 jitter = 1e-10 * member.kernel_.diag(mixtures).max()
                 root = np.linalg.cholesky(covariance + jitter * np.eye(len(mean)))
                 drawn.append(mean + generator.standard_normal((number, len(mean))) @ root.T)
@@ -85,13 +100,17 @@ class Surface:
         return mean + self.widening * (self.shift + self.scale * np.concatenate(drawn) - mean)
 
     def left_out(self) -> np.ndarray:
-        """The standardised error at each mixture, predicted from the others with the same parameters and without widening;
-        N(0, 1) for a surface that knows how much it does not know::
+        """The standardised error at each mixture, predicted from the others with the same
+        parameters and without widening; N(0, 1) for a surface that knows how much it does not
+        know::
 
             z_i = [K⁻¹y]_i / √[K⁻¹]_ii
 
-        Source: Rasmussen and Williams, *Gaussian Processes for Machine Learning*, 2006, section 5.4.2."""
-        errors, variances = [], []
+        Source: Rasmussen and Williams, *Gaussian Processes for Machine Learning*, 2006, section
+            5.4.2.
+        """
+        errors = []
+        variances = []
         for member in self.members:
             inverse = np.linalg.inv(member.L_ @ member.L_.T)
             variance = 1 / np.diag(inverse)
@@ -105,31 +124,45 @@ class Surface:
 def fit(mixtures: np.ndarray, losses: np.ndarray, key: Key) -> Surface:
     """The surface of ``losses``, ``[N]``, of runs with ``mixtures``, ``[N, S]``::
 
-        y = f(ω) + e,    f ~ GP(0, a² (1 + ω·ω') + b² Matérn₅⸝₂(ω, ω'; ℓ_1 … ℓ_S)),    e ~ N(0, σ²(ω) / repeats)
+        y = f(ω) + e,  f ~ GP(0, a² (1 + ω·ω') + b² Matérn₅⸝₂(ω, ω'; ℓ_1 … ℓ_S)),
+            e ~ N(0, σ²(ω) / repeats)
 
-    a linear trend, as mixing has it, and a bend with a length for each source. Where mixtures were repeated, σ² comes from the
-    repeats (:func:`hgms_mix.surface.noise.noise_of`), else it is another parameter. The parameters are integrated out: drawn from
-    Student's t around their mode, weighted by likelihood and prior, ``COMPONENTS`` of them kept. Where leave-one-out errors are
+    a linear trend, as mixing has it, and a bend with a length for each source. Where mixtures were
+    repeated, σ² comes from the repeats (:func:`hgms_mix.surface.noise.noise_of`), else it is
+    another parameter. The parameters are integrated out: drawn from Student's t around their mode,
+    weighted by likelihood and prior, ``COMPONENTS`` of them kept. Where leave-one-out errors are
     larger than the surface expects, it is widened by their root mean square.
 
     Cost: O(G³) a few thousand times, for G distinct mixtures.
     """
     places, counts, values, noise = grouped(mixtures, losses)
-    shift, scale = float(values.mean()), float(values.std()) or 1.0
+    shift = float(values.mean())
+    scale = float(values.std()) or 1.0
     if noise is not None and noise.level > -np.inf:
         scale = max(scale, float(np.exp(noise.level / 2)))
     variance = np.zeros(len(values)) if noise is None else noise.variance(places) / counts
     alpha = np.maximum(variance / scale**2, 1e-8)
     members, weights = _members(places, (values - shift) / scale, alpha, noise is None, key)
     surface = Surface(
-        mixtures=places, losses=values, counts=counts, noise=noise, members=members, weights=weights, shift=shift, scale=scale
+        mixtures=places,
+        losses=values,
+        counts=counts,
+        noise=noise,
+        members=members,
+        weights=weights,
+        shift=shift,
+        scale=scale,
     )
-    return attrs.evolve(surface, widening=max(float(np.sqrt(np.mean(surface.left_out() ** 2))), 1.0))
+    return attrs.evolve(
+        surface, widening=max(float(np.sqrt(np.mean(surface.left_out() ** 2))), 1.0)
+    )
 
 
-def grouped(mixtures: np.ndarray, losses: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray, Noise | None]:
-    """Distinct mixtures, how often each was run, its mean loss, and the noise; where repeats leave fewer than ``FREEDOM``
-    degrees of freedom, every run for itself, and no noise."""
+def grouped(
+    mixtures: np.ndarray, losses: np.ndarray
+) -> tuple[np.ndarray, np.ndarray, np.ndarray, Noise | None]:
+    """Distinct mixtures, how often each was run, its mean loss, and the noise; where repeats leave
+    fewer than ``FREEDOM`` degrees of freedom, every run for itself, and no noise."""
     places, inverse = np.unique(mixtures.round(6), axis=0, return_inverse=True)
     inverse = inverse.reshape(-1)
     counts = np.bincount(inverse)
@@ -139,19 +172,32 @@ def grouped(mixtures: np.ndarray, losses: np.ndarray) -> tuple[np.ndarray, np.nd
     if len(losses) - len(counts) < FREEDOM:
         return mixtures, np.ones(len(losses), dtype=int), losses, None
     freedoms = counts[repeated] - 1
-    return places, counts, values, noise_of(places[repeated], squares[repeated] / freedoms, freedoms)
+    return (
+        places,
+        counts,
+        values,
+        noise_of(places[repeated], squares[repeated] / freedoms, freedoms),
+    )
 
 
-def _members(x: np.ndarray, y: np.ndarray, alpha: np.ndarray, white: bool, key: Key) -> tuple[tuple[Any, ...], np.ndarray]:
+def _members(
+    x: np.ndarray, y: np.ndarray, alpha: np.ndarray, white: bool, key: Key
+) -> tuple[tuple[Any, ...], np.ndarray]:
     """Processes with parameters from their posterior, and the weight of each."""
     library = sklearn()
     kernel, centre, width = _kernel(x.shape[1], white)
 
     def regressor(theta: np.ndarray) -> Any:
-        fitted = library.GaussianProcessRegressor(kernel.clone_with_theta(theta), alpha=alpha, optimizer=None).fit(x, y)
+        fitted = library.GaussianProcessRegressor(
+            kernel.clone_with_theta(theta), alpha=alpha, optimizer=None
+        ).fit(x, y)
         return _without_white(fitted) if white else fitted
 
-    likelihood = library.GaussianProcessRegressor(kernel, alpha=alpha, optimizer=None).fit(x, y).log_marginal_likelihood
+    likelihood = (
+        library.GaussianProcessRegressor(kernel, alpha=alpha, optimizer=None)
+        .fit(x, y)
+        .log_marginal_likelihood
+    )
 
     def loss(theta: np.ndarray) -> tuple[float, np.ndarray]:
         value, gradient = likelihood(theta, eval_gradient=True, clone_kernel=False)
@@ -160,7 +206,8 @@ def _members(x: np.ndarray, y: np.ndarray, alpha: np.ndarray, white: bool, key: 
 
     generator = np.random.default_rng(key.derive())
     mode, root = _around_the_mode(loss, centre, width, generator)
-    freedom, size = 5, 8 * COMPONENTS
+    freedom = 5
+    size = 8 * COMPONENTS
     steps = generator.standard_normal((size, len(mode)))
     steps /= np.sqrt(generator.chisquare(freedom, (size, 1)) / freedom)
     steps = np.vstack([np.zeros(len(mode)), steps])
@@ -171,13 +218,16 @@ def _members(x: np.ndarray, y: np.ndarray, alpha: np.ndarray, white: bool, key: 
     shares = np.exp(logs - logs.max())
     # systematic resampling: every kept vector stands for its share
     ticks = (np.arange(COMPONENTS) + generator.random()) / COMPONENTS
-    kept, counts = np.unique(np.searchsorted(np.cumsum(shares) / shares.sum(), ticks).clip(max=size), return_counts=True)
+    kept, counts = np.unique(
+        np.searchsorted(np.cumsum(shares) / shares.sum(), ticks).clip(max=size), return_counts=True
+    )
     return tuple(regressor(thetas[number]) for number in kept), counts / counts.sum()
 
 
 def _kernel(sources: int, white: bool) -> tuple[Any, np.ndarray, np.ndarray]:
     """The kernel, and the means and standard deviations of the normal prior of its parameters."""
-    kernels, wide = sklearn().kernels, (1e-12, 1e12)
+    kernels = sklearn().kernels
+    wide = (1e-12, 1e12)
     kernel = kernels.ConstantKernel(1.0, wide) * kernels.DotProduct(1.0, "fixed")
     kernel += kernels.ConstantKernel(1.0, wide) * kernels.Matern(np.ones(sources), wide, nu=2.5)
     parts = ["trend", "bend", *["length"] * sources]
@@ -196,21 +246,35 @@ def _around_the_mode(
     width: np.ndarray,
     generator: np.random.Generator,
 ) -> tuple[np.ndarray, np.ndarray]:
-    """The minimum of ``loss`` (value, gradient), and a root of its inverse curvature there: where parameters are drawn."""
+    """The minimum of ``loss`` (value, gradient), and a root of its inverse curvature there:
+    where parameters are drawn.
+    """
     from scipy.optimize import minimize
 
     box = list(zip(centre - 4 * width, centre + 4 * width, strict=True))
     starts = [centre, *(centre + 0.7 * width * generator.standard_normal((2, len(centre))))]
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # of the optimiser; what it finds is only a proposal's centre
-        mode = min((minimize(loss, start, jac=True, bounds=box) for start in starts), key=lambda result: result.fun).x
+        warnings.simplefilter(
+            "ignore"
+        )  # of the optimiser; what it finds is only a proposal's centre
+        mode = min(
+            (minimize(loss, start, jac=True, bounds=box) for start in starts),
+            key=lambda result: result.fun,
+        ).x
     step = 1e-3
-    curvature = np.array([(loss(mode + step * e)[1] - loss(mode - step * e)[1]) / (2 * step) for e in np.eye(len(mode))])
+    curvature = np.array(
+        [
+            (loss(mode + step * e)[1] - loss(mode - step * e)[1]) / (2 * step)
+            for e in np.eye(len(mode))
+        ]
+    )
     values, vectors = np.linalg.eigh((curvature + curvature.T) / 2)
     return mode, vectors / np.sqrt(np.clip(values, 0.5 / width.max() ** 2, None))
 
 
 def _without_white(fitted: Any) -> Any:
-    """The same process, whose predictions are of the expected loss: the noise of a run stays in what it was fitted to."""
+    """The same process, whose predictions are of the expected loss: the noise of a run stays in
+    what it was fitted to.
+    """
     fitted.kernel_ = fitted.kernel_.k1
     return fitted

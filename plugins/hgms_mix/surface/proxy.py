@@ -18,7 +18,9 @@ RESAMPLES = 2000
 
 @frozen(kw_only=True)
 class RankCorrelation:
-    """Spearman's rank correlation over ``count`` mixtures with its 95 % percentile bootstrap interval (mixtures are drawn)."""
+    """Spearman's rank correlation over ``count`` mixtures with its 95 % percentile bootstrap
+    interval (mixtures are drawn).
+    """
 
     value: float
     low: float
@@ -30,19 +32,25 @@ class RankCorrelation:
 
 
 def chosen(findings: Findings, points: Sequence[Point], count: int) -> list[Point]:
-    """``count`` mixtures of the design from the best to the worst by the surface, at even steps of its ranks: the first run of
-    each. The prior is one of them."""
+    """``count`` mixtures of the design from the best to the worst by the surface, at even steps of
+    its ranks: the first run of each. The prior is one of them."""
     first: dict[tuple[float, ...], Point] = {}
     for point in points:
         first.setdefault(point.weights, point)
     distinct = list(first.values())
     means = findings.surface.mean(np.array([point.weights for point in distinct]))
     order = np.argsort(means, kind="stable")
-    taken = [distinct[order[round(place)]] for place in np.linspace(0, len(order) - 1, min(count, len(order)))]
+    taken = [
+        distinct[order[round(place)]]
+        for place in np.linspace(0, len(order) - 1, min(count, len(order)))
+    ]
     if not any(point.role == "prior" for point in taken) and len(taken) > 2:
         ranks = {distinct[number].weights: rank for rank, number in enumerate(order)}
         prior = next(point for point in distinct if point.role == "prior")
-        inner = min(range(1, len(taken) - 1), key=lambda i: abs(ranks[taken[i].weights] - ranks[prior.weights]))
+        inner = min(
+            range(1, len(taken) - 1),
+            key=lambda i: abs(ranks[taken[i].weights] - ranks[prior.weights]),
+        )
         taken[inner] = prior
     return taken
 
@@ -50,7 +58,9 @@ def chosen(findings: Findings, points: Sequence[Point], count: int) -> list[Poin
 def rank_correlation(mine: np.ndarray, theirs: np.ndarray, key: Key) -> RankCorrelation:
     """Of two columns; resamples in which one is constant say nothing and are left out.
 
-    >>> rank_correlation(np.array([1.0, 2.0, 3.0, 4.0]), np.array([1.0, 4.0, 9.0, 16.0]), Key(0)).value
+    >>> rank_correlation(
+    ...     np.array([1.0, 2.0, 3.0, 4.0]), np.array([1.0, 4.0, 9.0, 16.0]), Key(0)
+    ... ).value
     1.0
     """
     from scipy.stats import rankdata
@@ -65,22 +75,33 @@ def rank_correlation(mine: np.ndarray, theirs: np.ndarray, key: Key) -> RankCorr
     count = len(mine)
     draws = np.array([spearman(generator.integers(count, size=count)) for _ in range(RESAMPLES)])
     low, high = np.nanquantile(draws, [0.025, 0.975])
-    return RankCorrelation(value=round(spearman(np.arange(count)), 12), low=float(low), high=float(high), count=count)
+    return RankCorrelation(
+        value=round(spearman(np.arange(count)), 12), low=float(low), high=float(high), count=count
+    )
 
 
 def words(correlation: RankCorrelation, gap: float, prior: str) -> dict[str, Any]:
     """For the report, with a sentence."""
     conclusion = (
-        "both models rank mixtures alike" if correlation.low > 0.5
-        else "that they rank mixtures alike is not shown" if correlation.high > 0
+        "both models rank mixtures alike"
+        if correlation.low > 0.5
+        else "that they rank mixtures alike is not shown"
+        if correlation.high > 0
         else "they do not rank mixtures alike: do not trust the surface for the larger model"
-    )  # fmt: skip
+    )
     if math.isfinite(gap):
         best = f"its loss at the best of them − at {prior}: {gap:+.4f}"
     else:  # a loss that is not finite counts as infinite
-        best = f"{prior if gap < 0 else 'the best of them' if gap > 0 else f'the best of them and {prior}'} diverged"
+        best = (
+            f"{prior if gap < 0 else 'the best of them' if gap > 0 else f'the best of them and {prior}'} "
+            "diverged"
+        )
     return {
-        "rank_correlation": {"value": correlation.value, "low": correlation.low, "high": correlation.high},
+        "rank_correlation": {
+            "value": correlation.value,
+            "low": correlation.low,
+            "high": correlation.high,
+        },
         "mixtures": correlation.count,
         "best_minus_prior": gap if math.isfinite(gap) else None,
         "sentence": f"rank correlation with finetune.model: {correlation}: {conclusion}; {best}",

@@ -27,7 +27,10 @@ def settings_laid(sets: Sequence[str], registry: Registry) -> SurfaceSettings:
     others = [key for key in table if key != "surface"]
     if others:
         known = ", ".join(attribute.name for attribute in attrs.fields(SurfaceSettings))
-        raise ConfigError(f"there is no table {others[0]!r} without a configuration\n  surface.KEY can be set: {known}")
+        raise ConfigError(
+            f"there is no table {others[0]!r} without a configuration\n"
+            f"  surface.KEY can be set: {known}"
+        )
     return settings_of(table.get("surface", {}), registry, "--set")
 
 
@@ -51,8 +54,8 @@ def write(
     say: Callable[[Findings, dict[str, Any]], None] | None,
     more: Mapping[str, Any] | None = None,
 ) -> dict[str, Any]:
-    """Writes ``surface.json``, ``ratios.csv``, ``metrics.csv`` and ``surface.png`` into ``folder``; the report. ``say`` gets
-    the findings and the report."""
+    """Writes ``surface.json``, ``ratios.csv``, ``metrics.csv`` and ``surface.png`` into ``folder``;
+    the report. ``say`` gets the findings and the report."""
     folder.mkdir(parents=True, exist_ok=True)
     tables = (folder / "ratios.csv", folder / "metrics.csv")
     write_runs(findings.every, *tables)
@@ -61,8 +64,14 @@ def write(
         written.insert(0, str(draw(findings, folder / "surface.png")))
     except MissingExtra as missing:
         written.insert(0, f"no picture: {str(missing).replace(chr(10) + '  ', '; ')}")
-    report = {**findings.as_dict(), **(more or {}), "files": [*written, str(folder / "surface.json")]}
-    replace_file(folder / "surface.json", json.dumps(finite(report), indent=2, ensure_ascii=False).encode())
+    report = {
+        **findings.as_dict(),
+        **(more or {}),
+        "files": [*written, str(folder / "surface.json")],
+    }
+    replace_file(
+        folder / "surface.json", json.dumps(finite(report), indent=2, ensure_ascii=False).encode()
+    )
     if say is not None:
         say(findings, report)
     return report

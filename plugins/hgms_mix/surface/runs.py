@@ -1,4 +1,6 @@
-"""The runs of a design: each is sampled, fine-tuned and evaluated by the stages of `hgms mix`, once."""
+"""The runs of a design: each is sampled, fine-tuned and evaluated by the stages of `hgms mix`,
+once.
+"""
 
 from __future__ import annotations
 
@@ -32,8 +34,9 @@ VERSION = "1"
 
 @frozen(kw_only=True)
 class Outcome:
-    """A finished run: the shares that its sources had among the drawn rows, its losses, a mean over tokens, by metric, and what
-    it took (``seconds`` None where it was broken off and gone on with)."""
+    """A finished run: the shares that its sources had among the drawn rows, its losses, a mean over
+    tokens, by metric, and what it took (``seconds`` None where it was broken off and gone on with).
+    """
 
     key: str
     point: Point
@@ -49,10 +52,13 @@ class Outcome:
 
 @define(kw_only=True, eq=False)
 class DesignRuns:
-    """Carries out points of a design in ``folder``. What is finished under the same settings and data is taken over.
+    """Carries out points of a design in ``folder``. What is finished under the same settings and
+    data is taken over.
 
-    Weights are those of the point, as method ``fixed`` has them: nothing is learned, so stages before ``sample`` are left out.
-    Validation and test sets are both evaluated at the end; the tuned model is not kept."""
+    Weights are those of the point, as method ``fixed`` has them: nothing is learned, so stages
+    before ``sample`` are left out. Validation and test sets are both evaluated at the end; the
+    tuned model is not kept.
+    """
 
     config: MixConfig
     folder: Path
@@ -65,7 +71,9 @@ class DesignRuns:
         self._mix = Mix(self.config, self.folder)  # one for all: test sets become tokens once
 
     def check(self) -> None:
-        """Raises ConfigError or MissingExtra for what can be known to fail before the first run begins."""
+        """Raises ConfigError or MissingExtra for what can be known to fail before the first run
+        begins.
+        """
         sklearn()
         self._mix.check("evaluate")
 
@@ -73,7 +81,10 @@ class DesignRuns:
         """A line for each source that has fewer rows than a mixture may ask for."""
         size = self.config.sample.size
         return [
-            f"source {name!r} has {count} of {size} rows: no run has more than {count / size:.2f} of it"
+            (
+                f"source {name!r} has {count} of {size} rows: no run has more than "
+                f"{count / size:.2f} of it"
+            )
             for name, count in self.rows().items()
             if count < size
         ]
@@ -92,15 +103,22 @@ class DesignRuns:
         return {name: index.size for name, index in self._mix.task.rows().items()}
 
     def tokens(self) -> dict[str, float]:
-        """The mean length of each source's rows, in tokens of the model that is tuned, by ``LOOKED`` rows of each."""
+        """The mean length of each source's rows, in tokens of the model that is tuned, by
+        ``LOOKED`` rows of each.
+        """
         counts = dict.fromkeys(self.sources, LOOKED)
-        tables = self._mix.task.draw(self._mix.tuned_tokenizer, counts, lambda name: Key(0).fold("lengths", name))
+        tables = self._mix.task.draw(
+            self._mix.tuned_tokenizer, counts, lambda name: Key(0).fold("lengths", name)
+        )
         return {name: float(table.lengths.double().mean()) for name, table in tables.items()}
 
     def shortened(self, config: MixConfig, folder: Path) -> DesignRuns:
-        """The same with other settings of sample and fine-tuning, elsewhere; what was read is shared."""
+        """The same with other settings of sample and fine-tuning, elsewhere; what was read is
+        shared.
+        """
         short = copy.copy(self)
-        short.config, short.folder = config, folder
+        short.config = config
+        short.folder = folder
         return short
 
     def finished(self, point: Point) -> Outcome | None:
@@ -111,29 +129,42 @@ class DesignRuns:
             if record["key"] != key or record["version"] != VERSION:
                 return None
             return Outcome(
-                key=key, point=point, mixture=tuple(record["mixture"]),
-                metrics={name: math.nan if loss is None else loss for name, loss in record["metrics"].items()},
-                seconds=record["seconds"], tokens=record["tokens"],
-            )  # fmt: skip
+                key=key,
+                point=point,
+                mixture=tuple(record["mixture"]),
+                metrics={
+                    name: math.nan if loss is None else loss
+                    for name, loss in record["metrics"].items()
+                },
+                seconds=record["seconds"],
+                tokens=record["tokens"],
+            )
         except (OSError, ValueError, KeyError, TypeError, AttributeError):
             return None  # not there, or damaged: it is run again
 
     def run(self, point: Point) -> Outcome:
-        """Samples, fine-tunes and evaluates, or goes on with it. Where the loss of a fine-tuning stops being finite, so are all
-        losses of the run: it would diverge again, and the others do without it.
+        """Samples, fine-tunes and evaluates, or goes on with it. Where the loss of a fine-tuning
+        stops being finite, so are all losses of the run: it would diverge again, and the others do
+        without it.
 
         Raises:
             Interrupted: Ctrl-C; what is done is saved.
         """
-        key, mix = self._ready(point), self._mix
+        key = self._ready(point)
+        mix = self._mix
         mix.folder = self._folder(key)
         mix.folder.mkdir(parents=True, exist_ok=True)
         seconds = counting(any(path.is_dir() for path in mix.folder.iterdir()), time.perf_counter)
         try:
-            metrics = {name: row["token_loss"]["value"] for name, row in mix.run("evaluate").facts["test"].items()}
+            metrics = {
+                name: row["token_loss"]["value"]
+                for name, row in mix.run("evaluate").facts["test"].items()
+            }
         except NumericalError:
             metrics = dict.fromkeys(self.config.task.test, math.nan)  # type: ignore[attr-defined]
-        counts = np.array([mix.done["sample"].facts["counts"][name] for name in self.sources], dtype=float)
+        counts = np.array(
+            [mix.done["sample"].facts["counts"][name] for name in self.sources], dtype=float
+        )
         tokens = sum(int(table.lengths.sum()) for table in mix.drawn_tables().values())
         outcome = Outcome(
             key=key,
@@ -143,8 +174,15 @@ class DesignRuns:
             seconds=seconds(),
             tokens=tokens * self.config.finetune.epochs,
         )
-        record = {"version": VERSION, "weights": dict(zip(self.sources, point.weights, strict=True)), **attrs.asdict(outcome)}
-        replace_file(mix.folder / "run.json", json.dumps(finite(record), indent=2, ensure_ascii=False).encode())
+        record = {
+            "version": VERSION,
+            "weights": dict(zip(self.sources, point.weights, strict=True)),
+            **attrs.asdict(outcome),
+        }
+        replace_file(
+            mix.folder / "run.json",
+            json.dumps(finite(record), indent=2, ensure_ascii=False).encode(),
+        )
         for tuned in ("adapter", "model", "checkpoints"):
             shutil.rmtree(mix.folder / "finetune" / tuned, ignore_errors=True)
         return outcome
@@ -155,13 +193,16 @@ class DesignRuns:
 
     def show(self, view: View, say: Callable[[str], None]) -> None:
         """From here on stages and steps are shown there."""
-        self._mix.view, self._mix.say = view, say
+        self._mix.view = view
+        self._mix.say = say
 
     def _folder(self, key: str) -> Path:
         return self.folder / "runs" / key[:12]
 
     def _ready(self, point: Point) -> str:
-        """Makes the mix that of ``point``; the key, the sha256 of everything its result depends on."""
+        """Makes the mix that of ``point``; the key, the sha256 of everything its result depends
+        on.
+        """
         mix = self._mix
         mix.config = attrs.evolve(self.config, seed=point.seed)
         weights = dict(zip(self.sources, point.weights, strict=True))
@@ -172,7 +213,12 @@ class DesignRuns:
         names = [stage.name for stage in STAGES]
         learning = names.index("sample")
         mix.done = dict.fromkeys(("reweight", *names[:learning]), known)
-        return digest([start, *([stage.name, stage.version, stage.inputs(mix)] for stage in STAGES[learning:])])
+        return digest(
+            [
+                start,
+                *([stage.name, stage.version, stage.inputs(mix)] for stage in STAGES[learning:]),
+            ]
+        )
 
     @property
     def _task(self) -> Any:
@@ -188,16 +234,26 @@ def evaluated(config: MixConfig) -> MixConfig:
     for table in ("sample", "finetune"):
         if getattr(config, table).seed is not None:
             raise ConfigError(
-                f"repeats would not differ: every run of a surface has its own seed @ {table}.seed\n  leave it out"
+                "repeats would not differ: every run of a surface has its own seed @ "
+                f"{table}.seed\n  leave it out"
             )
     if config.sample.of != "sources":
-        raise ConfigError('runs of a surface are drawn from the sources @ sample.of\n  write of = "sources"')
+        raise ConfigError(
+            'runs of a surface are drawn from the sources @ sample.of\n  write of = "sources"'
+        )
     if config.finetune.start == "reweighted":
-        raise ConfigError('runs of a surface learn no mixture to start from @ finetune.start\n  write start = "fresh"')
+        raise ConfigError(
+            "runs of a surface learn no mixture to start from @ finetune.start\n"
+            '  write start = "fresh"'
+        )
     task: Any = config.task
     sets = {f"{DECIDES}{name}": source for name, source in task.validation.items()}
     sets |= {f"{REPORTED}{name}": source for name, source in task.test.items()}
-    return attrs.evolve(config, task=attrs.evolve(task, test=sets), evaluate=attrs.evolve(config.evaluate, benchmarks=()))
+    return attrs.evolve(
+        config,
+        task=attrs.evolve(task, test=sets),
+        evaluate=attrs.evolve(config.evaluate, benchmarks=()),
+    )
 
 
 def table_of(outcomes: list[Outcome], sources: tuple[str, ...]) -> Runs:
@@ -206,5 +262,8 @@ def table_of(outcomes: list[Outcome], sources: tuple[str, ...]) -> Runs:
         names=tuple(outcome.key[:12] for outcome in outcomes),
         sources=sources,
         mixtures=np.array([outcome.mixture for outcome in outcomes]),
-        metrics={name: np.array([outcome.metrics[name] for outcome in outcomes]) for name in outcomes[0].metrics},
+        metrics={
+            name: np.array([outcome.metrics[name] for outcome in outcomes])
+            for name in outcomes[0].metrics
+        },
     )

@@ -25,8 +25,12 @@ def _targets(_: object, attribute: attrs.Attribute[Any], value: Mapping[str, flo
 
 
 def _weighing(name: str, weights: Mapping[str, float]) -> None:
-    if not all(math.isfinite(weight) and weight >= 0 for weight in weights.values()) or not any(weights.values()):
-        raise ValueError(f"{name!r} must have finite weights, none negative, and one above zero: {dict(weights)}")
+    if not all(math.isfinite(weight) and weight >= 0 for weight in weights.values()) or not any(
+        weights.values()
+    ):
+        raise ValueError(
+            f"{name!r} must have finite weights, none negative, and one above zero: {dict(weights)}"
+        )
 
 
 @final
@@ -36,14 +40,16 @@ class SurfaceSettings:
 
     Arguments:
         points: runs in all, repeats counted; None: the anchors' and 4 for each source.
-        repeats: runs, each with another seed, of each anchor: the prior, and one mixture near each source alone. Their spread
-            is the noise.
-        shrink: how far the anchor of a source is drawn from "that source alone" to the prior (share of the way).
-        prior: the mixture that others are compared with: ``uniform``, ``rows`` (in proportion to the sources' rows), or weights
-            by source.
-        targets: weights of the validation sets (or of the columns of metrics.csv), whose mean decides; empty: all alike.
-        caution: the recommended mixture minimises mean + caution · standard deviation of the surface. 0: the mean; 1: of two
-            mixtures with equal means the one that is better known.
+        repeats: runs, each with another seed, of each anchor: the prior, and one mixture near each
+            source alone. Their spread is the noise.
+        shrink: how far the anchor of a source is drawn from "that source alone" to the prior (share
+            of the way).
+        prior: the mixture that others are compared with: ``uniform``, ``rows`` (in proportion to
+            the sources' rows), or weights by source.
+        targets: weights of the validation sets (or of the columns of metrics.csv), whose mean
+            decides; empty: all alike.
+        caution: the recommended mixture minimises mean + caution · standard deviation of the
+            surface. 0: the mean; 1: of two mixtures with equal means the one that is better known.
 
     >>> SurfaceSettings(points=30).repeats
     3
@@ -52,12 +58,15 @@ class SurfaceSettings:
     points: int | None = field(default=None, validator=validators.optional(validators.ge(1)))
     repeats: int = field(default=3, validator=validators.ge(2))
     shrink: float = field(default=0.1, validator=[validators.ge(0), validators.lt(1)])
-    prior: Literal["uniform", "rows"] | Mapping[str, float] = field(default="uniform", validator=_prior, hash=False)
+    prior: Literal["uniform", "rows"] | Mapping[str, float] = field(
+        default="uniform", validator=_prior, hash=False
+    )
     targets: Mapping[str, float] = field(factory=dict, validator=_targets, hash=False)
     caution: float = field(default=0.0, validator=not_negative)
 
     def prior_over(self, sources: Mapping[str, int | None]) -> np.ndarray:
-        """The prior's weights in the order of ``sources``, whose values are their numbers of rows (None: not known).
+        """The prior's weights in the order of ``sources``, whose values are their numbers of rows
+        (None: not known).
 
         >>> SurfaceSettings(prior={"a": 3.0, "b": 1.0}).prior_over({"a": None, "b": None})
         array([0.75, 0.25])
@@ -67,7 +76,11 @@ class SurfaceSettings:
         if self.prior == "rows":
             rows = [count for count in sources.values() if count is not None]
             if len(rows) < len(sources):
-                raise ConfigError("a table of ratios does not say how many rows sources have @ surface.prior\n  write weights")
+                raise ConfigError(
+                    "a table of ratios does not say how many rows sources have @ "
+                    "surface.prior\n"
+                    "  write weights"
+                )
             weights = np.array(rows, dtype=float)
         else:
             named = _named(cast("Mapping[str, float]", self.prior), sources, "prior")
@@ -75,8 +88,8 @@ class SurfaceSettings:
         return weights / weights.sum()
 
     def target_weights(self, names: list[str]) -> dict[str, float]:
-        """The share of each target, of which there are ``names``; those of no weight are left out. A validation set may be
-        named without ``validation_``, which its metric begins with."""
+        """The share of each target, of which there are ``names``; those of no weight are left out.
+        A validation set may be named without ``validation_``, which its metric begins with."""
         full = {name.removeprefix("validation_"): name for name in names}
         targets = {full.get(name, name): weight for name, weight in self.targets.items()}
         weights = _named(targets, names, "targets") if targets else dict.fromkeys(names, 1.0)
@@ -89,5 +102,7 @@ def _named(weights: Mapping[str, float], names: Any, key: str) -> dict[str, floa
         if name not in names:
             near = closest(name, names)
             hint = f"; did you mean {near!r}?" if near else ""
-            raise ConfigError(f"there is no {name!r}{hint} @ surface.{key}\n  there are: {', '.join(names)}")
+            raise ConfigError(
+                f"there is no {name!r}{hint} @ surface.{key}\n  there are: {', '.join(names)}"
+            )
     return dict(weights)

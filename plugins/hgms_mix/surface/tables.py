@@ -24,7 +24,9 @@ REPORTED = "test_"
 
 @frozen(kw_only=True, eq=False)
 class Runs:
-    """Finished runs: their names, the shares that their sources had, ``[N, S]``, and their metrics, lower is better."""
+    """Finished runs: their names, the shares that their sources had, ``[N, S]``, and their
+    metrics, lower is better.
+    """
 
     names: tuple[str, ...]
     sources: tuple[str, ...]
@@ -57,9 +59,10 @@ def write_runs(runs: Runs, ratios: Path, metrics: Path) -> None:
 
 
 def read_runs(ratios: Path, metrics: Path, say: Callable[[str], None] = lambda line: None) -> Runs:
-    """The runs that both files have, in the order of the ratios. As in olmix, the identifying column is ``run`` or ``run_id``;
-    ``name``, ``index`` and unnamed columns say nothing; every other column of ratios is a source, of metrics a metric; shares
-    sum to 1 within 0.01. A run that one file lacks, or that lacks a metric, is left out; ``say`` gets how many those are.
+    """The runs that both files have, in the order of the ratios. As in olmix, the identifying
+    column is ``run`` or ``run_id``; ``name``, ``index`` and unnamed columns say nothing; every
+    other column of ratios is a source, of metrics a metric; shares sum to 1 within 0.01. A run that
+    one file lacks, or that lacks a metric, is left out; ``say`` gets how many those are.
 
     Raises:
         DataError: a file that is not such a table, with its line.
@@ -69,26 +72,43 @@ def read_runs(ratios: Path, metrics: Path, say: Callable[[str], None] = lambda l
     if len(sources) < 2:
         raise DataError(f"{ratios} has {len(sources)} sources; a mixture has at least two")
     for run, row in shares.items():
-        if not all(math.isfinite(share) and share >= 0 for share in row) or abs(sum(row) - 1) > 0.01:
+        if (
+            not all(math.isfinite(share) and share >= 0 for share in row)
+            or abs(sum(row) - 1) > 0.01
+        ):
             raise DataError(
-                f"{ratios}, run {run}: shares must not be negative and sum to 1 (within 0.01); they sum to {sum(row):.4g}"
+                f"{ratios}, run {run}: shares must not be negative and sum to 1 (within 0.01); "
+                f"they sum to {sum(row):.4g}"
             )
-    common = [run for run in shares if run in values and all(math.isfinite(value) for value in values[run])]
+    common = [
+        run
+        for run in shares
+        if run in values and all(math.isfinite(value) for value in values[run])
+    ]
     if not common:
-        raise DataError(f"no {id_of_ratios} of {ratios} is a {id_of_metrics} of {metrics} with all its metrics")
+        raise DataError(
+            f"no {id_of_ratios} of {ratios} is a {id_of_metrics} of {metrics} with all its metrics"
+        )
     if others := (shares.keys() | values.keys()) - set(common):
         some = ", ".join(sorted(others)[:3]) + (", …" if len(others) > 3 else "")
-        say(f"{len(others)} of {len(others) + len(common)} runs are not in both files with all metrics, and left out: {some}")
+        say(
+            f"{len(others)} of {len(others) + len(common)} runs are not in both files with all "
+            f"metrics, and left out: {some}"
+        )
     mixtures = np.array([shares[run] for run in common])
     table = np.array([values[run] for run in common])
     return Runs(
-        names=tuple(common), sources=tuple(sources), mixtures=mixtures / mixtures.sum(1, keepdims=True),
+        names=tuple(common),
+        sources=tuple(sources),
+        mixtures=mixtures / mixtures.sum(1, keepdims=True),
         metrics={name: table[:, number] for number, name in enumerate(names)},
-    )  # fmt: skip
+    )
 
 
 def _read(path: Path, what: str) -> tuple[str, list[str], dict[str, list[float]]]:
-    """The identifying column, the names of the others, and their values by run; an empty cell is NaN."""
+    """The identifying column, the names of the others, and their values by run; an empty cell is
+    NaN.
+    """
     try:
         rows = list(csv.reader(io.StringIO(path.read_text(encoding="utf-8-sig"))))
     except OSError as error:
@@ -98,18 +118,28 @@ def _read(path: Path, what: str) -> tuple[str, list[str], dict[str, list[float]]
     header = [name.strip() for name in rows[0]] if rows else []
     key = next((name for name in IDS if name in header), None)
     if key is None:
-        raise DataError(f"{path} has no column 'run' or 'run_id' (columns: {', '.join(header) or 'none'})")
-    columns = [i for i, name in enumerate(header) if name not in OTHER and name and not name.startswith("Unnamed")]
+        raise DataError(
+            f"{path} has no column 'run' or 'run_id' (columns: {', '.join(header) or 'none'})"
+        )
+    columns = [
+        i
+        for i, name in enumerate(header)
+        if name not in OTHER and name and not name.startswith("Unnamed")
+    ]
     if not columns:
         raise DataError(f"{path} has no column for {what} (columns: {', '.join(header)})")
-    if repeated := [name for name, count in Counter(header[i] for i in columns).items() if count > 1]:
+    if repeated := [
+        name for name, count in Counter(header[i] for i in columns).items() if count > 1
+    ]:
         raise DataError(f"{path} has two columns {repeated[0]!r}")
     values: dict[str, list[float]] = {}
     for number, row in enumerate(rows[1:], start=2):
         if not any(cell.strip() for cell in row):
             continue
         if len(row) != len(header):
-            raise DataError(f"{path}, line {number}: {len(row)} cells, the header has {len(header)}")
+            raise DataError(
+                f"{path}, line {number}: {len(row)} cells, the header has {len(header)}"
+            )
         run = row[header.index(key)]
         if run in values:
             raise DataError(f"{path}, line {number}: the run {run!r} is there twice")
@@ -121,7 +151,9 @@ def _number(cell: str, path: Path, line: int, column: str) -> float:
     try:
         return float(cell) if cell.strip() else math.nan
     except ValueError:
-        raise DataError(f"{path}, line {line}: {cell!r} in the column {column!r} is no number") from None
+        raise DataError(
+            f"{path}, line {line}: {cell!r} in the column {column!r} is no number"
+        ) from None
 
 
 def _write(path: Path, header: Sequence[str], rows: Sequence[Sequence[Any]]) -> None:

@@ -1,4 +1,6 @@
-"""`hgms mix surface CONFIG`: the design is run, then fitted; optionally, some of it again with the larger model."""
+"""`hgms mix surface CONFIG`: the design is run, then fitted; optionally, some of it again with
+the larger model.
+"""
 
 from __future__ import annotations
 
@@ -35,8 +37,10 @@ BARE = re.compile(r"[A-Za-z0-9_-]+")
 
 @frozen(kw_only=True)
 class Plan:
-    """What a mix file and the command line ask for. ``target`` is the configuration with the larger model, None where
-    ``[finetune.model]`` names none; ``options`` are those with which ``hgms mix`` reads the file as it is read here."""
+    """What a mix file and the command line ask for. ``target`` is the configuration with the larger
+    model, None where ``[finetune.model]`` names none; ``options`` are those with which ``hgms mix``
+    reads the file as it is read here.
+    """
 
     path: Path
     config: MixConfig
@@ -57,8 +61,12 @@ def load(
     check: int = 0,
     registry: Registry | None = None,
 ) -> Plan:
-    """The plan of a mix file. Its method and budget are of no use here: mixtures are those of the design."""
-    table = {key: value for key, value in tables_of(path, "configuration").items() if key not in OF_GRIDS}
+    """The plan of a mix file. Its method and budget are of no use here: mixtures are those of
+    the design.
+    """
+    table = {
+        key: value for key, value in tables_of(path, "configuration").items() if key not in OF_GRIDS
+    }
     methods, table["method"] = table.get("method"), "uniform"
     table.setdefault("budget", "1 steps")
     registry = registry or Registry.load()
@@ -67,18 +75,44 @@ def load(
     config = read(table, path.name, places, registry)
     larger = config.finetune.model is not None
     if check and not larger:
-        raise ConfigError("--check K runs mixtures with the larger model, and there is no [finetune.model]\n  add the table")
+        raise ConfigError(
+            "--check K runs mixtures with the larger model, and there is no [finetune.model]\n"
+            "  add the table"
+        )
     if check and check < 3:
-        raise ConfigError(f"--check {check}: a rank correlation needs 3 mixtures at least, and means little below 8")
-    finetune = attrs.evolve(config.finetune, model=None, adapter=None) if larger else config.finetune
+        raise ConfigError(
+            f"--check {check}: a rank correlation needs 3 mixtures at least, and means little "
+            "below 8"
+        )
+    finetune = (
+        attrs.evolve(config.finetune, model=None, adapter=None) if larger else config.finetune
+    )
     again: dict[str, Any] = {"--seed": seed, "--out": out, "--device": device}
-    if isinstance(methods, list):  # hgms mix takes one method of a grid, which the mixture then replaces
+    if isinstance(
+        methods, list
+    ):  # hgms mix takes one method of a grid, which the mixture then replaces
         entry = next(iter(methods), None)
-        again["--method"] = entry.get("label", entry.get("name")) if isinstance(entry, dict) else entry
-    options = [word for option, value in again.items() if value is not None for word in (option, str(value))]
-    options += [word for place, text in zip(places, sets, strict=True) if place[0] != "surface" for word in ("--set", text)]
+        again["--method"] = (
+            entry.get("label", entry.get("name")) if isinstance(entry, dict) else entry
+        )
+    options = [
+        word
+        for option, value in again.items()
+        if value is not None
+        for word in (option, str(value))
+    ]
+    options += [
+        word
+        for place, text in zip(places, sets, strict=True)
+        if place[0] != "surface"
+        for word in ("--set", text)
+    ]
     # plugins that no distribution announces: the others are found
-    files = [info.module for info in registry.host.infos.values() if info.distribution is None and info.status == "loaded"]
+    files = [
+        info.module
+        for info in registry.host.infos.values()
+        if info.distribution is None and info.status == "loaded"
+    ]
     options += [word for file in files for word in ("--plugin", file)]
     options += ["--trust-remote-code"] * (os.environ.get("HGMS_TRUST_REMOTE_CODE") == "1")
     return Plan(
@@ -93,7 +127,9 @@ def load(
 
 
 def predict(plan: Plan, *, say: Callable[[str], None] = lambda line: None) -> dict[str, Any]:
-    """What carrying the plan out will cost: of the surface, and of the check with the larger model."""
+    """What carrying the plan out will cost: of the surface, and of the check with the larger
+    model.
+    """
     runs = DesignRuns(config=plan.config, folder=plan.folder)
     runs.check()
     points = points_of(plan, runs)
@@ -120,8 +156,8 @@ def carry_out(
     executor: Executor | None = None,
     bars: bool = False,
 ) -> dict[str, Any]:
-    """Runs what is missing of the design, fits, writes; the report. ``executor`` carries the runs out (None: this process, one
-    by one), and several processes may be at the same design.
+    """Runs what is missing of the design, fits, writes; the report. ``executor`` carries the runs
+    out (None: this process, one by one), and several processes may be at the same design.
 
     Raises:
         Interrupted: Ctrl-C; the same command goes on.
@@ -135,9 +171,16 @@ def carry_out(
     points = points_of(plan, runs)
     for line in runs.limits():
         say(line)
-    outcomes = carried(runs, points, say, diverging=int(MOST * len(points)), executor=executor, bars=bars)
-    findings = learn(table_of(outcomes, runs.sources), plan.settings, seed=plan.config.seed, rows=runs.rows())
-    more: dict[str, Any] = {"tokens": sum(outcome.tokens for outcome in outcomes), "next": following(plan, findings)}
+    outcomes = carried(
+        runs, points, say, diverging=int(MOST * len(points)), executor=executor, bars=bars
+    )
+    findings = learn(
+        table_of(outcomes, runs.sources), plan.settings, seed=plan.config.seed, rows=runs.rows()
+    )
+    more: dict[str, Any] = {
+        "tokens": sum(outcome.tokens for outcome in outcomes),
+        "next": following(plan, findings),
+    }
     if plan.check and plan.target is not None:
         larger = DesignRuns(config=plan.target, folder=plan.folder)
         larger.check()
@@ -152,17 +195,28 @@ def carry_out(
 def following(plan: Plan, findings: Findings) -> str:
     """The command that tunes on the recommended mixture, or on the prior where that is as good."""
     weights = findings.recommendation.weights if findings.apart else findings.prior
-    names = [name if BARE.fullmatch(name) else json.dumps(name, ensure_ascii=False) for name in findings.runs.sources]
+    names = [
+        name if BARE.fullmatch(name) else json.dumps(name, ensure_ascii=False)
+        for name in findings.runs.sources
+    ]
     shares = ", ".join(f"{name} = {share:.4f}" for name, share in zip(names, weights, strict=True))
     method = f'method={{name = "fixed", mixture = {{{shares}}}}}'
-    return shlex.join(["hgms", "mix", str(plan.path), *plan.options, "--set", "budget=1steps", "--set", method])
+    return shlex.join(
+        ["hgms", "mix", str(plan.path), *plan.options, "--set", "budget=1steps", "--set", method]
+    )
 
 
 def points_of(plan: Plan, runs: DesignRuns) -> list[Point]:
     settings = plan.settings
     settings.target_weights(runs.deciding)  # a name that is not there is said before anything runs
     prior = settings.prior_over(runs.rows())
-    return design(prior, points=settings.points, repeats=settings.repeats, shrink=settings.shrink, seed=plan.config.seed)
+    return design(
+        prior,
+        points=settings.points,
+        repeats=settings.repeats,
+        shrink=settings.shrink,
+        seed=plan.config.seed,
+    )
 
 
 def carried(
@@ -195,7 +249,10 @@ def carried(
     outcomes, failures = carried_out_together(pieces, executor or Here(), bars=bars, say=say)
     if failures:
         why = "".join(f"\n  {failed}: {error}" for failed, error in failures.items())
-        raise HgmsError(f"{len(failures)} of {len(points)} runs failed{why}\n  run the same command again for these")
+        raise HgmsError(
+            f"{len(failures)} of {len(points)} runs failed{why}\n"
+            "  run the same command again for these"
+        )
     return list(outcomes.values())
 
 
@@ -209,7 +266,11 @@ def _check_diverged(outcomes: Sequence[Outcome], most: int) -> None:
 
 
 def checked(
-    findings: Findings, runs: DesignRuns, points: Sequence[Point], outcomes: list[Outcome], seed: int
+    findings: Findings,
+    runs: DesignRuns,
+    points: Sequence[Point],
+    outcomes: list[Outcome],
+    seed: int,
 ) -> dict[str, Any]:
     """How the larger model ranks some mixtures, beside the surface."""
     theirs = weighted(table_of(outcomes, runs.sources), findings.targets)
@@ -217,4 +278,6 @@ def checked(
     mine = findings.surface.mean(np.array([outcome.mixture for outcome in outcomes]))
     correlation = proxy.rank_correlation(mine, theirs, Key(seed).fold("surface", "check"))
     at_prior = next(i for i, point in enumerate(points) if point.role == "prior")
-    return proxy.words(correlation, float(theirs[mine.argmin()] - theirs[at_prior]), findings.prior_name)
+    return proxy.words(
+        correlation, float(theirs[mine.argmin()] - theirs[at_prior]), findings.prior_name
+    )

@@ -15,11 +15,17 @@ from hgms_mix.surface.recommend import Gap
 
 def show(findings: Findings, report: Mapping[str, Any]) -> None:
     """The recommended mixture, then what it is worth, then the files."""
-    runs, recommendation = findings.runs, findings.recommendation
+    runs = findings.runs
+    recommendation = findings.recommendation
     weights = findings.targets
-    target = ", ".join(name if len(weights) == 1 else f"{weight:.2f} {name}" for name, weight in weights.items())
+    target = ", ".join(
+        name if len(weights) == 1 else f"{weight:.2f} {name}" for name, weight in weights.items()
+    )
     distinct = len(np.unique(runs.mixtures.round(6), axis=0))
-    click.echo(f"surface over {len(runs.sources)} sources: {len(runs.names)} runs of {distinct} mixtures; target: {target}")
+    click.echo(
+        f"surface over {len(runs.sources)} sources: {len(runs.names)} runs of {distinct} "
+        f"mixtures; target: {target}"
+    )
     rows = [
         {
             "source": name,
@@ -31,9 +37,17 @@ def show(findings: Findings, report: Mapping[str, Any]) -> None:
         for number, name in enumerate(runs.sources)
     ]
     print_table(tuple(rows[0]), rows)
-    gaps = [{"metric": name, f"recommended − {findings.prior_name}": spell(gap)} for name, gap in findings.differences.items()]
+    gaps = [
+        {"metric": name, f"recommended − {findings.prior_name}": spell(gap)}
+        for name, gap in findings.differences.items()
+    ]
     if len(findings.targets) > 1:
-        gaps.append({"metric": TARGET, f"recommended − {findings.prior_name}": spell(recommendation.against_prior)})
+        gaps.append(
+            {
+                "metric": TARGET,
+                f"recommended − {findings.prior_name}": spell(recommendation.against_prior),
+            }
+        )
     print_table(tuple(gaps[0]), gaps)
     for line in sentences(findings):
         click.echo(line)
@@ -49,9 +63,13 @@ def sentences(findings: Findings) -> Iterator[str]:
     """The verdict, and how far it can be believed."""
     prior = findings.prior_name
     if findings.aside.names:
-        losses = ", ".join(f"{name} {loss:.4g}" for name, loss in zip(findings.aside.names, findings.lost, strict=True))
+        losses = ", ".join(
+            f"{name} {loss:.4g}"
+            for name, loss in zip(findings.aside.names, findings.lost, strict=True)
+        )
         yield (
-            f"set aside, since their losses are not finite or far above what the others allow: {losses}. "
+            "set aside, since their losses are not finite or far above what the others allow: "
+            f"{losses}. "
             "Did they diverge? Lower the learning rate"
         )
     yield verdict(findings.recommendation.against_prior, prior)
@@ -59,19 +77,29 @@ def sentences(findings: Findings) -> Iterator[str]:
     if best.high < 0:
         yield f"recommended − best tried: {spell(best)}: better than the best that was tried"
     elif best.low > 0:
-        yield f"recommended − best tried: {spell(best)}: worse than the best that was tried, which is less well known"
+        yield (
+            f"recommended − best tried: {spell(best)}: worse than the best that was tried, "
+            "which is less well known"
+        )
     elif best.low < best.high:
-        yield f"recommended − best tried: {spell(best)}: as good as the best that was tried, as far as can be told"
+        yield (
+            f"recommended − best tried: {spell(best)}: as good as the best that was tried, as "
+            "far as can be told"
+        )
     surface = findings.surface
     if surface.noise is None:
-        yield "noise: no mixture was run often enough to show it; it is estimated from how the surface misses"
+        yield (
+            "noise: no mixture was run often enough to show it; it is estimated from how the "
+            "surface misses"
+        )
     else:
         at_prior = float(np.sqrt(surface.noise.variance(findings.prior[None])[0]))
         stands_on = f"{surface.noise.freedom} degrees of freedom"
         yield f"noise: one run of {prior} has a standard deviation of {at_prior:.2g} ({stands_on})"
     much = f"; intervals are widened by {surface.widening:.2f}" if surface.widening > 1 else ""
     yield (
-        f"left out one by one, mixtures miss their prediction by {findings.calibration:.2f} of what is expected; "
+        f"left out one by one, mixtures miss their prediction by {findings.calibration:.2f} of "
+        "what is expected; "
         f"{findings.covered:.0%} lie in their 95 % interval{much}"
     )
 

@@ -19,10 +19,21 @@ def output(*arguments: object, exit_code: int = 0) -> str:
     return done.output
 
 
-def record(folder: Path, won: list[int], gaps: list[float | None], *, cycles: int = 3, method: str = "hg-ms", seed: int = 0):
+def record(
+    folder: Path,
+    won: list[int],
+    gaps: list[float | None],
+    *,
+    cycles: int = 3,
+    method: str = "hg-ms",
+    seed: int = 0,
+):
     folder.mkdir(parents=True)
     head = {"cycles": cycles, "task": "sphere", "method": method, "seed": seed}
-    rows = [{"step": i, "cycle": cycle, "gap": gap} for i, (cycle, gap) in enumerate(zip(won, gaps, strict=True), start=1)]
+    rows = [
+        {"step": i, "cycle": cycle, "gap": gap}
+        for i, (cycle, gap) in enumerate(zip(won, gaps, strict=True), start=1)
+    ]
     (folder / "cycles.jsonl").write_text("".join(json.dumps(row) + "\n" for row in (head, *rows)))
 
 
@@ -82,14 +93,19 @@ def test_the_bars_are_as_high_as_the_shares(runs):
     axis = bars(groups([runs])).axes[0]
     heights = [[bar.get_height() for bar in container] for container in axis.containers]
     assert heights == [[12.5, 12.5, 75.0], [0.0, 100.0]]
-    assert [text.get_text() for text in axis.get_legend().get_texts()] == ["hg-ms on sphere (2 runs)", "two on sphere (1 run)"]
+    assert [text.get_text() for text in axis.get_legend().get_texts()] == [
+        "hg-ms on sphere (2 runs)",
+        "two on sphere (1 run)",
+    ]
 
 
 def test_without_matplotlib_it_says_what_to_install(runs, tmp_path, monkeypatch):
     for name in ("matplotlib", "matplotlib.figure"):
         monkeypatch.setitem(sys.modules, name, None)
     message = output("cycles", runs, "--plot", tmp_path / "x.png", exit_code=2)
-    assert message == "error: a picture needs matplotlib\n  install it with: pip install 'hgms-cyclical[plot]'\n"
+    assert message == (
+        "error: a picture needs matplotlib\n  install it with: pip install 'hgms-cyclical[plot]'\n"
+    )
     assert "75%" in output("cycles", runs), "the table needs no matplotlib"
 
 
@@ -126,4 +142,6 @@ def test_a_line_that_is_being_written_is_left_out(runs):
 
 
 def test_a_file_type_that_cannot_be_drawn(runs, tmp_path):
-    assert "its name has to end in .png, .svg, .pdf" in output("cycles", runs, "--plot", tmp_path / "x.doc", exit_code=2)
+    assert "its name has to end in .png, .svg, .pdf" in output(
+        "cycles", runs, "--plot", tmp_path / "x.doc", exit_code=2
+    )

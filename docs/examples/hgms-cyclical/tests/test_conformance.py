@@ -14,7 +14,10 @@ def expected(component: CyclicalLangevin) -> dict[str, str]:
     if component == SAMPLER:
         return {}
     return {
-        "wells": "without a sampling step descent stays where the gradient is 0, on the top between the wells",
+        "wells": (
+            "without a sampling step descent stays where the gradient is 0, on the top "
+            "between the wells"
+        ),
         "moments": "without a sampling step nothing is sampled, whatever the temperature",
     }
 

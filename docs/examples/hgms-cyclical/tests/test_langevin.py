@@ -27,10 +27,15 @@ def regression() -> Problem:
     """Least squares in closed form: gradients are written out below, not taken from autograd."""
     draw = Key(1).generator()
     a = torch.randn(30, 4, generator=draw, dtype=torch.float64)
-    y = a @ torch.ones(4, dtype=torch.float64) + 0.1 * torch.randn(30, generator=draw, dtype=torch.float64)
+    y = a @ torch.ones(4, dtype=torch.float64) + 0.1 * torch.randn(
+        30, generator=draw, dtype=torch.float64
+    )
 
     def g(theta, x, batch):
-        return 0.5 * (batch["a"] @ x["w"] - batch["y"]).square().mean() + 0.5 * theta["t"].exp() * x["w"].square().sum()
+        return (
+            0.5 * (batch["a"] @ x["w"] - batch["y"]).square().mean()
+            + 0.5 * theta["t"].exp() * x["w"].square().sum()
+        )
 
     return Problem(
         theta0={"t": torch.tensor(-1.0, dtype=torch.float64)},
@@ -51,7 +56,9 @@ def test_the_step_size_is_that_of_equation_1(cycles, length):
     total = cycles * length
     for k in range(1, total + 1):
         period = math.ceil(total / cycles)
-        assert chain.step_size(k) == pytest.approx(0.3 / 2 * (math.cos(math.pi * ((k - 1) % period) / period) + 1))
+        assert chain.step_size(k) == pytest.approx(
+            0.3 / 2 * (math.cos(math.pi * ((k - 1) % period) / period) + 1)
+        )
     assert chain.step_size(1) == chain.step_size(length + 1) == 0.3
 
 
@@ -62,7 +69,9 @@ def test_the_first_share_of_every_cycle_is_free_of_noise(share, noisy):
 
 
 def test_noise_is_added_in_the_sampling_steps_only():
-    """With one step a cycle and α = α₀, x after the first sampling step is √(2 α λ) ξ; before it, it is 0."""
+    """With one step a cycle and α = α₀, x after the first sampling step is √(2 α λ) ξ; before
+    it, it is 0.
+    """
     size = 200_000
     quiet = CyclicalLangevin(count=2, cycle_steps=4, lr=0.1, exploration=1.0, temperature=0.5)
     assert not propose(quiet, gaussian(size)).x["x"].any()
@@ -74,12 +83,24 @@ def test_noise_is_added_in_the_sampling_steps_only():
 
 @pytest.mark.parametrize("batch_size", [None, 8])
 def test_without_noise_it_is_gradient_descent_with_warm_restarts(batch_size):
-    problem, cycles, length, rate = regression(), 3, 6, 0.2
-    chain = CyclicalLangevin(count=cycles, cycle_steps=length, lr=rate, exploration=1.0, temperature=9.0, batch_size=batch_size)
+    problem = regression()
+    cycles = 3
+    length = 6
+    rate = 0.2
+    chain = CyclicalLangevin(
+        count=cycles,
+        cycle_steps=length,
+        lr=rate,
+        exploration=1.0,
+        temperature=9.0,
+        batch_size=batch_size,
+    )
     candidates = propose(chain, problem)
-    a, y = problem.lower_data.whole["a"], problem.lower_data.whole["y"]
+    a = problem.lower_data.whole["a"]
+    y = problem.lower_data.whole["y"]
     drawn = problem.lower_data.draw(KEY.fold("batches"), batch_size, cycles * length)
-    w, penalty = torch.zeros(4, dtype=torch.float64), math.exp(-1.0)
+    w = torch.zeros(4, dtype=torch.float64)
+    penalty = math.exp(-1.0)
     for cycle in range(cycles):
         for step in range(length):
             rows = slice(None) if drawn is None else drawn[cycle * length + step]
@@ -95,28 +116,42 @@ def test_without_noise_it_is_gradient_descent_with_warm_restarts(batch_size):
 
 @pytest.mark.parametrize("share", [0.0, 0.25, 0.6])
 def test_the_variance_on_a_gaussian_is_that_of_the_recursion(share):
-    """v ← (1 − α_k h)² v + 2 α_k λ [sampling], whose fixed point over a cycle is where the chain settles."""
-    size, temperature, curvature = 20_000, 0.3, 2.0
-    chain = CyclicalLangevin(count=8, cycle_steps=20, lr=0.2, exploration=share, temperature=temperature)
+    """v ← (1 − α_k h)² v + 2 α_k λ [sampling], whose fixed point over a cycle is where the chain
+    settles.
+    """
+    size = 20_000
+    temperature = 0.3
+    curvature = 2.0
+    chain = CyclicalLangevin(
+        count=8, cycle_steps=20, lr=0.2, exploration=share, temperature=temperature
+    )
     x = propose(chain, gaussian(size, curvature)).x["x"][-1]
     variance = 0.0
     for k in range(1, 8 * 20 + 1):
         rate = 0.1 * (1 + math.cos(math.pi * ((k - 1) % 20) / 20))
         noisy = (k - 1) % 20 >= share * 20
-        variance = (1 - rate * curvature) ** 2 * variance + (2 * rate * temperature if noisy else 0.0)
+        variance = (1 - rate * curvature) ** 2 * variance + (
+            2 * rate * temperature if noisy else 0.0
+        )
     assert float(x.var()) == pytest.approx(variance, rel=5 * math.sqrt(2 / size))
     assert abs(float(x.mean())) < 5 * math.sqrt(variance / size)
 
 
 def test_with_long_cycles_the_variance_is_that_of_the_gibbs_measure():
-    size, temperature, curvature = 20_000, 0.3, 2.0
-    chain = CyclicalLangevin(count=1, cycle_steps=400, lr=0.1, exploration=0.25, temperature=temperature)
+    size = 20_000
+    temperature = 0.3
+    curvature = 2.0
+    chain = CyclicalLangevin(
+        count=1, cycle_steps=400, lr=0.1, exploration=0.25, temperature=temperature
+    )
     x = propose(chain, gaussian(size, curvature)).x["x"][0]
     assert float(x.var()) == pytest.approx(temperature / curvature, rel=0.05)
 
 
 def test_a_candidate_is_differentiated_through_the_cycles_before_it():
-    """x_k = Π (1 − α_j) x_0 + (1 − Π (1 − α_j)) θ without noise, so dx/dθ after i cycles is 1 − Π over i·C steps."""
+    """x_k = Π (1 − α_j) x_0 + (1 − Π (1 − α_j)) θ without noise, so dx/dθ after i cycles is 1 −
+    Π over i·C steps.
+    """
     problem = Problem(
         theta0={"t": torch.tensor(0.7, dtype=torch.float64)},
         x0={"x": torch.tensor(3.0, dtype=torch.float64)},
@@ -129,11 +164,17 @@ def test_a_candidate_is_differentiated_through_the_cycles_before_it():
     for index in range(3):
         for last, through in ((None, 4 * (index + 1)), (3, 3), (99, 4 * (index + 1))):
             theta = {"t": problem.theta0["t"].clone().requires_grad_()}
-            x, cost = chain.propose(problem, problem.theta0, start, KEY).replay(torch.tensor(index), theta, last)
+            x, cost = chain.propose(problem, problem.theta0, start, KEY).replay(
+                torch.tensor(index), theta, last
+            )
             (slope,) = torch.autograd.grad(x["x"], theta["t"])
             wanted = 1 - math.prod(1 - rate for rate in (rates * 3)[: 4 * (index + 1)][-through:])
             assert float(slope) == pytest.approx(wanted, rel=1e-12)
-            assert (cost.lower_gradients, cost.products, cost.cross_products) == (4 * (index + 1), through, through)
+            assert (cost.lower_gradients, cost.products, cost.cross_products) == (
+                4 * (index + 1),
+                through,
+                through,
+            )
 
 
 def test_one_chain_that_never_ends_goes_on_from_the_last_candidate():

@@ -17,11 +17,13 @@ from hgms_core import LinearSolver, LinearSystem, MatVec, Outcome, Solution, hoo
 class ChebyshevSolver:
     """Chebyshev's iteration: CG's rate without inner products, for a spectrum with known ends.
 
-    Iterate k has the residual T_k((c − A)/e) b / T_k(c/e), A = H + γI, c = (high + low)/2, e = (high − low)/2, with T_k the
-    Chebyshev polynomial of degree k: for every spectrum in [low, high] the best that k products can promise.
+    Iterate k has the residual T_k((c − A)/e) b / T_k(c/e), A = H + γI, c = (high + low)/2, e =
+    (high − low)/2, with T_k the Chebyshev polynomial of degree k: for every spectrum in [low, high]
+    the best that k products can promise.
 
-    Use when the ends of the spectrum are known (low is at least the ridge) and inner products are dear, as between machines.
-    Avoid when they are not known: an eigenvalue above ``high`` or below 0 makes the iteration grow (``cg`` needs no bounds).
+    Use when the ends of the spectrum are known (low is at least the ridge) and inner products are
+    dear, as between machines. Avoid when they are not known: an eigenvalue above ``high`` or below
+    0 makes the iteration grow (``cg`` needs no bounds).
 
     Arguments:
         low, high: bounds on the eigenvalues of H + γI, 0 < low < high, in the units of H.
@@ -29,16 +31,20 @@ class ChebyshevSolver:
         rtol: relative residual to reach, > 0.
         max_steps: iteration limit.
 
-    Outcomes: CONVERGED; ITERATION_LIMIT; DIVERGED (the spectrum leaves [low, high]) with the best iterate; NONFINITE.
+    Outcomes: CONVERGED; ITERATION_LIMIT; DIVERGED (the spectrum leaves [low, high]) with the best
+        iterate; NONFINITE.
 
     Cost: one product an iteration, and one for a warm start. Memory: 5 vectors.
 
     >>> A = torch.diag(torch.tensor([1.0, 2.0, 4.0], dtype=torch.float64))
-    >>> solution = ChebyshevSolver(low=1.0, high=4.0).solve(lambda v: v @ A, torch.ones(3, dtype=torch.float64))
+    >>> solution = ChebyshevSolver(low=1.0, high=4.0).solve(
+    ...     lambda v: v @ A, torch.ones(3, dtype=torch.float64)
+    ... )
     >>> solution.outcome.label, bool(torch.allclose(solution.value, 1 / A.diagonal(), rtol=1e-5))
     ('converged', True)
 
-    Source: Golub & Varga (1961); Saad, "Iterative Methods for Sparse Linear Systems" (2003), section 12.3.
+    Source: Golub & Varga (1961); Saad, "Iterative Methods for Sparse Linear Systems" (2003),
+        section 12.3.
     """
 
     name: ClassVar[str] = "chebyshev"
@@ -56,27 +62,43 @@ class ChebyshevSolver:
 
     def solve(self, matvec: MatVec, b: Tensor, x0: Tensor | None = None) -> Solution:
         system = LinearSystem.of(matvec, b, ridge=self.ridge, rtol=self.rtol)
-        center, half = (self.high + self.low) / 2, (self.high - self.low) / 2
+        center = (self.high + self.low) / 2
+        half = (self.high - self.low) / 2
         x, r = system.start(x0)
-        direction, ratio = r / center, half / center
+        direction = r / center
+        ratio = half / center
         size = system.norm(r)
-        best, smallest = x, size
-        codes = torch.where(size <= system.target, system.codes(Outcome.CONVERGED), system.codes(Outcome.ITERATION_LIMIT))
-        count, curvature = torch.zeros_like(codes), torch.full_like(size, torch.inf)
+        best = x
+        smallest = size
+        codes = torch.where(
+            size <= system.target,
+            system.codes(Outcome.CONVERGED),
+            system.codes(Outcome.ITERATION_LIMIT),
+        )
+        count = torch.zeros_like(codes)
+        curvature = torch.full_like(size, torch.inf)
         for _ in range(self.max_steps):
-            active = codes == Outcome.ITERATION_LIMIT.code  # a system that is done keeps its x; its direction is zero
+            active = (
+                codes == Outcome.ITERATION_LIMIT.code
+            )  # a system that is done keeps its x; its direction is zero
             if not active.any():
                 break
             direction = torch.where(system.rows(active), direction, 0.0)
             product = system.apply(direction)
-            x, r = x + direction, r - product
+            x = x + direction
+            r = r - product
             length = system.dot(direction, direction)
-            curvature = torch.where(active, torch.minimum(curvature, system.dot(direction, product) / length), curvature)
-            count, size = count + active, system.norm(r)
+            curvature = torch.where(
+                active, torch.minimum(curvature, system.dot(direction, product) / length), curvature
+            )
+            count = count + active
+            size = system.norm(r)
             following = 1 / (2 * center / half - ratio)
-            direction, ratio = following * ratio * direction + 2 * following / half * r, following
+            direction = following * ratio * direction + 2 * following / half * r
+            ratio = following
             better = active & (size < smallest)
-            best, smallest = torch.where(system.rows(better), x, best), torch.where(better, size, smallest)
+            best = torch.where(system.rows(better), x, best)
+            smallest = torch.where(better, size, smallest)
             codes = torch.where(active & (size > 10 * system.size), Outcome.DIVERGED.code, codes)
             codes = torch.where(active & ~torch.isfinite(size), Outcome.NONFINITE.code, codes)
             codes = torch.where(active & (size <= system.target), Outcome.CONVERGED.code, codes)

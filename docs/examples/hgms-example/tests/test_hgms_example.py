@@ -24,7 +24,9 @@ def test_conformance(component, check):
 
 
 def test_the_solution_is_that_of_the_system():
-    solution = ChebyshevSolver(low=0.1, high=10.0, rtol=1e-10).solve(lambda v: SPECTRUM * v, ones(40))
+    solution = ChebyshevSolver(low=0.1, high=10.0, rtol=1e-10).solve(
+        lambda v: SPECTRUM * v, ones(40)
+    )
     assert solution.outcome is Outcome.CONVERGED
     torch.testing.assert_close(solution.value, 1 / SPECTRUM, rtol=1e-8, atol=0)
     assert solution.products == int(solution.iterations)
@@ -32,12 +34,16 @@ def test_the_solution_is_that_of_the_system():
 
 def test_the_residual_stays_below_chebyshevs_bound():
     for steps in (1, 5, 20):
-        solution = ChebyshevSolver(low=0.1, high=10.0, max_steps=steps).solve(lambda v: SPECTRUM * v, ones(40))
+        solution = ChebyshevSolver(low=0.1, high=10.0, max_steps=steps).solve(
+            lambda v: SPECTRUM * v, ones(40)
+        )
         assert solution.residual <= 1 / math.cosh(steps * math.acosh(10.1 / 9.9)) * (1 + 1e-12)
 
 
 def test_the_ridge_is_added():
-    solution = ChebyshevSolver(low=0.5, high=11.0, ridge=0.5, rtol=1e-10).solve(lambda v: SPECTRUM * v, ones(40))
+    solution = ChebyshevSolver(low=0.5, high=11.0, ridge=0.5, rtol=1e-10).solve(
+        lambda v: SPECTRUM * v, ones(40)
+    )
     torch.testing.assert_close(solution.value, 1 / (SPECTRUM + 0.5), rtol=1e-8, atol=0)
 
 
@@ -46,9 +52,13 @@ def test_systems_of_a_batch_stop_by_themselves():
     b = torch.stack([ones(40), ones(40), torch.zeros(40, dtype=torch.float64)])
     solver = ChebyshevSolver(low=0.02, high=10.0, max_steps=500)
     together = solver.solve(lambda v: scale * SPECTRUM * v, b)
-    alone = [solver.solve(lambda v, s=s: s * SPECTRUM * v, row) for s, row in zip(scale, b, strict=True)]
+    alone = [
+        solver.solve(lambda v, s=s: s * SPECTRUM * v, row) for s, row in zip(scale, b, strict=True)
+    ]
     assert together.iterations.tolist() == [int(solution.iterations) for solution in alone]
-    torch.testing.assert_close(together.value, torch.stack([solution.value for solution in alone]), rtol=1e-12, atol=0)
+    torch.testing.assert_close(
+        together.value, torch.stack([solution.value for solution in alone]), rtol=1e-12, atol=0
+    )
     assert together.iterations[2] == 0
 
 

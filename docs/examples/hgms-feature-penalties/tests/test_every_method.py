@@ -1,6 +1,8 @@
-"""Every method that is installed runs on the task, or is refused before it runs, for a reason that is true.
+"""Every method that is installed runs on the task, or is refused before it runs, for a reason that
+is true.
 
-The distribution has to be installed for this (``pip install -e .``): methods find the task by its name.
+The distribution has to be installed for this (``pip install -e .``): methods find the task by its
+name.
 """
 
 from __future__ import annotations
@@ -16,14 +18,21 @@ import torch
 from hgms_feature_penalties import FeaturePenalties
 
 NO_SOURCES = "it needs named data sources with one weight each"
-NO_LOOKS = "it needs a vector for each row that says what it is like (`representations` of `Problem.sources.examples`)"
+NO_LOOKS = (
+    "it needs a vector for each row that says what it is like (`representations` of "
+    "`Problem.sources.examples`)"
+)
 NO_WEIGHTS = "it needs one weight for each lower row (`Problem.rows`)"
 NOT_DIRECT = "it needs an upper loss that depends on θ directly (∂_θ f ≠ 0)"
 
 
 def hgms(*arguments: str, code: int = 0) -> subprocess.CompletedProcess[str]:
     done = subprocess.run(
-        [sys.executable, "-m", "hgms.cli", *arguments], capture_output=True, text=True, timeout=300, check=False
+        [sys.executable, "-m", "hgms.cli", *arguments],
+        capture_output=True,
+        text=True,
+        timeout=300,
+        check=False,
     )
     assert done.returncode == code, done.stdout + done.stderr
     return done
@@ -33,7 +42,11 @@ def hgms(*arguments: str, code: int = 0) -> subprocess.CompletedProcess[str]:
 def verdicts() -> dict[str, tuple[bool | None, str]]:
     """Of each method: whether it fits (None: it has no defaults to tell by), and why not."""
     rows = json.loads(hgms("compat", "--json").stdout)
-    return {row["method"]: (row["fits"], row["why"]) for row in rows if row["task"] == "feature-penalties"}
+    return {
+        row["method"]: (row["fits"], row["why"])
+        for row in rows
+        if row["task"] == "feature-penalties"
+    }
 
 
 def test_only_methods_that_need_what_this_task_has_not_are_refused(verdicts):
@@ -56,9 +69,13 @@ def test_only_methods_that_need_what_this_task_has_not_are_refused(verdicts):
         "uniform-online",
     }
     assert set(refused) >= mixing
-    reasons = {why.partition(" (its part")[0].removesuffix(NO_SOURCES.replace("it needs", " and")) for why in refused.values()}
+    reasons = {
+        why.partition(" (its part")[0].removesuffix(NO_SOURCES.replace("it needs", " and"))
+        for why in refused.values()
+    }
     assert reasons == {NO_SOURCES, NO_LOOKS, NO_WEIGHTS, NOT_DIRECT}
-    # and it is true: all training rows are of one kind, none has a weight of its own, and f does not see θ
+    # and it is true: all training rows are of one kind, none has a weight of its own, and f does
+    # not see θ
     problem = FeaturePenalties().problem(0, torch.device("cpu"), torch.float64)
     assert problem.sources is None
     assert problem.rows is None
@@ -68,7 +85,18 @@ def test_only_methods_that_need_what_this_task_has_not_are_refused(verdicts):
 
 
 def test_a_refused_method_does_not_begin(tmp_path):
-    flags = ["--task", "feature-penalties", "--methods", "less", "--budget", "2 steps", "--seeds", "1", "--out", str(tmp_path)]
+    flags = [
+        "--task",
+        "feature-penalties",
+        "--methods",
+        "less",
+        "--budget",
+        "2 steps",
+        "--seeds",
+        "1",
+        "--out",
+        str(tmp_path),
+    ]
     assert NO_SOURCES in hgms("compare", *flags, code=2).stderr
     assert not list(tmp_path.rglob("steps.jsonl"))
 
@@ -84,7 +112,8 @@ def test_every_other_method_runs(verdicts, tmp_path):
     blocks.append(f'[[method]]\nname = "search"\n{parts}')
     blocks.append(
         f'[[method]]\nname = "pipeline"\n{parts}'
-        'hypergradient = { name = "implicit", solver = { name = "cg" } }\nouter = { name = "adam" }\n'
+        'hypergradient = { name = "implicit", solver = { name = "cg" } }\n'
+        'outer = { name = "adam" }\n'
     )
     unknown = {name for name, (fits, _) in verdicts.items() if fits is None}
     assert unknown == {
@@ -99,7 +128,10 @@ def test_every_other_method_runs(verdicts, tmp_path):
     task = '[[task]]\nname = "feature-penalties"\ndataset = "wine"\nnoise_features = 7\n'
     grid.write_text(f'budget = "2 steps"\nseeds = 1\n[run]\nout = "runs"\n{task}{"".join(blocks)}')
     hgms("compare", str(grid), "--jobs", "0", "--out", str(tmp_path / "runs"))
-    ended = {path.parents[1].name: json.loads(path.read_text()) for path in tmp_path.rglob("summary.json")}
+    ended = {
+        path.parents[1].name: json.loads(path.read_text())
+        for path in tmp_path.rglob("summary.json")
+    }
     assert len(ended) == len(names) + 2
     assert {summary["status"] for summary in ended.values()} == {"done"}
     for label, summary in ended.items():

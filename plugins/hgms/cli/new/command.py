@@ -1,4 +1,6 @@
-"""``hgms new plugin``: a distribution of one's own that passes every check from the first minute. Parse, fill in, write."""
+"""``hgms new plugin``: a distribution of one's own that passes every check from the first
+minute. Parse, fill in, write.
+"""
 
 from __future__ import annotations
 
@@ -34,7 +36,9 @@ TESTED_WITH = {
     "task": "places=12, rows=30",
     "method": "sigma=1.0, steps=30",
 }
-"""The fields of the second instance in each template's conformance test; the first has the defaults."""
+"""The fields of the second instance in each template's conformance test; the first has the
+defaults.
+"""
 
 
 @click.group(short_help="A plugin of your own from a template.")
@@ -45,19 +49,27 @@ def new() -> None:
 @new.command(short_help="A plugin as a distribution of its own.")
 @click.argument("name")
 @click.option(
-    "--kind", "words", default="solver", show_default=True, metavar="KIND[,KIND]", shell_complete=with_commas(kind_names),
+    "--kind",
+    "words",
+    default="solver",
+    show_default=True,
+    metavar="KIND[,KIND]",
+    shell_complete=with_commas(kind_names),
     help=f"One or more of {', '.join(KINDS)}.",
-)  # fmt: skip
+)
 @click.option(
-    "--into", type=click.Path(path_type=Path), default=Path("."), help="Where the folder hgms-NAME is made.  [default: here]"
+    "--into",
+    type=click.Path(path_type=Path),
+    default=Path("."),
+    help="Where the folder hgms-NAME is made.  [default: here]",
 )
 @json_option
 def plugin(name: str, words: str, into: Path, as_json: bool) -> None:
     """Write a plugin as a distribution of its own.
 
-    The folder hgms-NAME then holds one working component called NAME for each KIND, a small real method, with its tests, a
-    README, a run to try it in and a CI file. It passes every check of the conformance kit as it is, and is yours to change.
-    Nothing that exists is overwritten.
+    The folder hgms-NAME then holds one working component called NAME for each KIND, a small real
+    method, with its tests, a README, a run to try it in and a CI file. It passes every check of the
+    conformance kit as it is, and is yours to change. Nothing that exists is overwritten.
 
     \b
     hgms new plugin minimal-residual --kind solver
@@ -74,9 +86,16 @@ def plugin(name: str, words: str, into: Path, as_json: bool) -> None:
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(text, encoding="utf-8")
     steps = {
-        f"cd {shlex.quote(str(folder))} && pip install -e '.[test]'": "`hgms plugins` then lists it",
+        f"cd {shlex.quote(str(folder))} && pip install -e '.[test]'": (
+            "`hgms plugins` then lists it"
+        ),
         "pytest": "every check of the kit, and its own tests",
-        **{f"hgms run {run_of(kind, kinds)}": "try it" if len(kinds) == 1 else f"try the {kind.label}" for kind in kinds},
+        **{
+            f"hgms run {run_of(kind, kinds)}": "try it"
+            if len(kinds) == 1
+            else f"try the {kind.label}"
+            for kind in kinds
+        },
     }
     if as_json:
         print_json({"folder": str(folder), "files": list(texts), "next": list(steps)})
@@ -84,7 +103,10 @@ def plugin(name: str, words: str, into: Path, as_json: bool) -> None:
     contents = {place: purpose for place, (_, purpose) in texts.items()}
     commands = {command: f"# {purpose}" for command, purpose in steps.items()}
     brought = " and the ".join(kind.label for kind in kinds)
-    for title, lines in ((f"{folder}: a plugin with the {brought} {name!r}", contents), ("next:", commands)):
+    for title, lines in (
+        (f"{folder}: a plugin with the {brought} {name!r}", contents),
+        ("next:", commands),
+    ):
         click.echo(title)
         for line, purpose in lines.items():
             click.echo(f"  {line:<{max(map(len, lines))}}  {purpose}")
@@ -96,7 +118,9 @@ def kinds_called(words: str) -> list[Kind]:
     twice = next((kind for kind in kinds if kinds.count(kind) > 1), None)
     if twice is not None or not kinds:
         fault = f"names {twice.name!r} twice" if twice else "names no kind"
-        raise ConfigError(f"--kind {words!r} {fault}; write each once, such as --kind generator,solver")
+        raise ConfigError(
+            f"--kind {words!r} {fault}; write each once, such as --kind generator,solver"
+        )
     return kinds
 
 
@@ -105,16 +129,24 @@ def run_of(kind: Kind, kinds: Sequence[Kind]) -> str:
 
 
 def layout(several: bool) -> dict[str, tuple[str, str]]:
-    """Each file of the distribution: the template it is made from, and what it is for. Those of a component are there for each
-    of ``several``, which are the files of a package."""
+    """Each file of the distribution: the template it is made from, and what it is for. Those of a
+    component are there for each of ``several``, which are the files of a package."""
     module, test = ("@module@/@kind@", "@kind@") if several else ("@module@", "@module@")
     package = ("package.py", "the package: the hooks of the files beside it")
-    component, algorithm = ("the @label@", "the @label@") if several else ("the component", "the algorithm")
+    component, algorithm = (
+        ("the @label@", "the @label@") if several else ("the component", "the algorithm")
+    )
     return {
-        "pyproject.toml": ("pyproject.toml", "its name, its dependencies, and the entry point that makes it a plugin"),
+        "pyproject.toml": (
+            "pyproject.toml",
+            "its name, its dependencies, and the entry point that makes it a plugin",
+        ),
         "README.md": ("README.md", "what it does, where it is from, where it deviates"),
         **({"src/@module@/__init__.py": package} if several else {}),
-        f"src/{module}.py": ("kinds/@kind@.py", f"{component} and its hook: replace the algorithm by yours"),
+        f"src/{module}.py": (
+            "kinds/@kind@.py",
+            f"{component} and its hook: replace the algorithm by yours",
+        ),
         "tests/test_conformance.py": ("test_conformance.py", "every check of the conformance kit"),
         f"tests/test_{test}.py": ("kinds/@kind@.test", f"what is known about {algorithm}"),
         "@run@": ("kinds/@kind@.toml", f"a run to try {'the @label@' if several else 'it'} in"),
@@ -128,7 +160,8 @@ def layout(several: bool) -> dict[str, tuple[str, str]]:
 def filled(name: str, kinds: Sequence[Kind]) -> dict[str, tuple[str, str]]:
     """Every file of the distribution by its place in it: what it holds, and what it is for."""
     parts = [values_of(name, kind, kinds) for kind in kinds]
-    files, whole = {}, values_of_all(parts)
+    files = {}
+    whole = values_of_all(parts)
     for place, (template, purpose) in layout(len(kinds) > 1).items():
         for values in parts if "@kind@" in template else [whole]:
             text = _template(_filled(template, values))
@@ -142,7 +175,9 @@ def values_of(name: str, kind: Kind, kinds: Sequence[Kind]) -> dict[str, str]:
     source = _template(f"kinds/{kind.name}.py")
     summary, _, method = _template(f"kinds/{kind.name}.md").partition("\n\n")
     cls = "".join(word.capitalize() for word in name.split("-"))
-    if len(kinds) > 1 or keyword.iskeyword(cls) or re.search(rf"\b{cls}\b", source):  # the module uses it for something else
+    if (
+        len(kinds) > 1 or keyword.iskeyword(cls) or re.search(rf"\b{cls}\b", source)
+    ):  # the module uses it for something else
         cls += kind.name.capitalize()
     return {
         "name": name,
@@ -162,8 +197,11 @@ def values_of(name: str, kind: Kind, kinds: Sequence[Kind]) -> dict[str, str]:
 
 
 def values_of_all(parts: Sequence[Mapping[str, str]]) -> dict[str, str]:
-    """What stands in the templates of the distribution: of its one component, or of all of them together."""
-    first, several = parts[0], len(parts) > 1
+    """What stands in the templates of the distribution: of its one component, or of all of them
+    together.
+    """
+    first = parts[0]
+    several = len(parts) > 1
 
     def each(text: str, between: str = "\n") -> str:
         return between.join(_filled(text, part) for part in parts)
@@ -172,18 +210,34 @@ def values_of_all(parts: Sequence[Mapping[str, str]]) -> dict[str, str]:
     classes = sorted(part["class"] for part in parts)
     imports = f"from {first['module']} import {', '.join(classes)}"
     if len(imports) > 88:
-        imports = f"from {first['module']} import (\n" + "".join(f"    {name},\n" for name in classes) + ")"
-    lead, test = f"A plugin for hgms: the {brought}.", "@kind@" if several else "conformance"
-    checked = f"@parametrize_with_checks([@instances@])\ndef test_{test}(component, check):\n    check(component)"
+        imports = (
+            f"from {first['module']} import (\n"
+            + "".join(f"    {name},\n" for name in classes)
+            + ")"
+        )
+    lead = f"A plugin for hgms: the {brought}."
+    test = "@kind@" if several else "conformance"
+    checked = (
+        f"@parametrize_with_checks([@instances@])\ndef test_{test}(component, check):\n"
+        "    check(component)"
+    )
     tried = "    hgms check @module@:@class@\n    @try@\n    hgms describe @kind@ @name@"
-    sections = [f"## The {part['label']}\n\n{part['summary']}\n\n{part['method'].replace('## ', '### ')}" for part in parts]
+    sections = [
+        f"## The {part['label']}\n\n{part['summary']}\n\n{part['method'].replace('## ', '### ')}"
+        for part in parts
+    ]
     return {
         **first,
         "place": first["module"] if several else f"{first['module']}.py",
         "brought": brought,
-        "asked": "Are its parts what hgms expects of their kinds?" if several else each("Is it what hgms expects of @a-kind@?"),
+        "asked": "Are its parts what hgms expects of their kinds?"
+        if several
+        else each("Is it what hgms expects of @a-kind@?"),
         "imports": imports,
-        "exports": each("from @module@.@kind@ import @class@ as @class@\nfrom @module@.@kind@ import @hook@ as @hook@"),
+        "exports": each(
+            "from @module@.@kind@ import @class@ as @class@\n"
+            "from @module@.@kind@ import @hook@ as @hook@"
+        ),
         "conformance": each(checked, "\n\n\n"),
         "finds": each("    assert @class@ in plugin.@hook@()"),
         "steps": each("      - run: hgms check @module@:@class@\n      - run: hgms run @run@"),
@@ -205,13 +259,20 @@ def _filled(text: str, values: Mapping[str, str]) -> str:
 
 
 def check_name(name: str, kinds: Sequence[Kind]) -> None:
-    """Refuses a name that is not in kebab-case, and one that would meet another component, plugin, module or distribution."""
+    """Refuses a name that is not in kebab-case, and one that would meet another component,
+    plugin, module or distribution.
+    """
     if not NAME.fullmatch(name) or name.startswith("hgms-"):
         near = kebab(name)
-        what = "begins with hgms-, which is put before it anyway" if NAME.fullmatch(name) else "is not in kebab-case"
+        what = (
+            "begins with hgms-, which is put before it anyway"
+            if NAME.fullmatch(name)
+            else "is not in kebab-case"
+        )
         hint = f"did you mean {near!r}?" if near else "write for example 'my-solver'"
         raise ConfigError(
-            f"the name {name!r} {what}; {hint}\n  it names the component, and with hgms- before it the distribution"
+            f"the name {name!r} {what}; {hint}\n"
+            "  it names the component, and with hgms- before it the distribution"
         )
     advice = "choose another name"
     host = Host.load(tolerant=True)
@@ -224,16 +285,25 @@ def check_name(name: str, kinds: Sequence[Kind]) -> None:
             )
     twin = next((info for info in host.infos.values() if canonical(info.name) == name), None)
     if twin is not None:
-        raise ConfigError(f"there is a plugin {twin.name!r} already, of {twin.owner}\n  {advice}; `hgms plugins` lists them")
+        raise ConfigError(
+            f"there is a plugin {twin.name!r} already, of {twin.owner}\n"
+            f"  {advice}; `hgms plugins` lists them"
+        )
     module = f"hgms_{name.replace('-', '_')}"
     with contextlib.suppress(ImportError):  # of a name that the core says has moved
         if importlib.util.find_spec(module) is not None:
-            raise ConfigError(f"its module would be {module}, and a module of that name can be imported already\n  {advice}")
+            raise ConfigError(
+                f"its module would be {module}, and a module of that name can be imported "
+                f"already\n  {advice}"
+            )
     try:
         version = importlib.metadata.version(f"hgms-{name}")
     except importlib.metadata.PackageNotFoundError:
         return
-    raise ConfigError(f"a distribution hgms-{name} {version} is installed already\n  {advice}, or uninstall it first")
+    raise ConfigError(
+        f"a distribution hgms-{name} {version} is installed already\n"
+        f"  {advice}, or uninstall it first"
+    )
 
 
 def kebab(text: str) -> str:
@@ -251,10 +321,13 @@ def kebab(text: str) -> str:
 def check_folder(folder: Path) -> None:
     """Refuses a place where something is already, or where no folder can be."""
     if folder.parent.exists() and not folder.parent.is_dir():
-        raise ConfigError(f"{folder.parent} is a file; --into takes a folder (it is made where there is none)")
+        raise ConfigError(
+            f"{folder.parent} is a file; --into takes a folder (it is made where there is none)"
+        )
     if folder.exists() and not folder.is_dir():
         raise ConfigError(
-            f"{folder} is there already, and a file\n  move it, or choose another name or another folder (--into)"
+            f"{folder} is there already, and a file\n"
+            "  move it, or choose another name or another folder (--into)"
         )
     names = sorted(path.name for path in folder.iterdir()) if folder.is_dir() else []
     if names:

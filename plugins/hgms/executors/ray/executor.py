@@ -1,5 +1,5 @@
-"""Jobs as tasks of Ray Core. A worker gets the name of a function and plain values, and calls it in the installation that it
-has; it refuses where that is not the driver's."""
+"""Jobs as tasks of Ray Core. A worker gets the name of a function and plain values, and calls it in
+the installation that it has; it refuses where that is not the driver's."""
 
 from __future__ import annotations
 
@@ -29,15 +29,18 @@ PATIENCE = 60.0
 class Ray:
     """Tasks of Ray, one for each job, with the CPUs, GPUs and memory that it needs.
 
-    ``address`` is ``HOST:PORT`` of a cluster, ``auto`` for the one that runs on this machine; None starts one here for as long
-    as it is needed: without a dashboard, with Ray's token authentication. ``jobs`` at a time; None: as many as the cluster has
-    room for. Ray itself takes nothing up again: whoever asked for a lost run asks once more, and it goes on from its folder,
+    ``address`` is ``HOST:PORT`` of a cluster, ``auto`` for the one that runs on this machine; None
+    starts one here for as long as it is needed: without a dashboard, with Ray's token
+    authentication. ``jobs`` at a time; None: as many as the cluster has room for. Ray itself takes
+    nothing up again: whoever asked for a lost run asks once more, and it goes on from its folder,
     which must be on a disk that all machines share.
 
-    Errors: MissingExtra without ray; ConfigError where there is no such cluster, where its Ray or Python is of another version,
-    and where a worker has another installation than this machine (digests of the code are compared).
+    Errors: MissingExtra without ray; ConfigError where there is no such cluster, where its Ray or
+    Python is of another version, and where a worker has another installation than this machine
+    (digests of the code are compared).
 
-    .. versionadded:: 0.8"""
+    .. versionadded:: 0.8
+    """
 
     name: ClassVar[str] = "ray"
 
@@ -77,18 +80,30 @@ class Ray:
         try:
             import ray
         except ImportError as error:
-            raise MissingExtra("the executor 'ray' needs ray, which is not installed\n  pip install 'hgms[ray]'") from error
+            raise MissingExtra(
+                "the executor 'ray' needs ray, which is not installed\n  pip install 'hgms[ray]'"
+            ) from error
         os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
-        local: dict[str, Any] = {"include_dashboard": False, "num_cpus": self.jobs} if self.address is None else {}
+        local: dict[str, Any] = (
+            {"include_dashboard": False, "num_cpus": self.jobs} if self.address is None else {}
+        )
         where = "local" if self.address is None else self.address
         _ensure_answer(where)
         before = os.umask(0o077)  # the token that Ray writes is for nobody else to read
         try:
-            ray.init(address=where, log_to_driver=False, logging_level=logging.ERROR, namespace="hgms", **local)
+            ray.init(
+                address=where,
+                log_to_driver=False,
+                logging_level=logging.ERROR,
+                namespace="hgms",
+                **local,
+            )
         except (ConnectionError, ValueError) as error:
             raise _nobody(where, error) from error
         except RuntimeError as error:
-            raise ConfigError(f"Ray at {where} cannot be used from here: {_first_line(error)}") from error
+            raise ConfigError(
+                f"Ray at {where} cannot be used from here: {_first_line(error)}"
+            ) from error
         finally:
             os.umask(before)
         _keep_quiet()
@@ -117,7 +132,9 @@ class Ray:
         return ending_of(job, result, report)
 
     def _interrupt(self, running: list[Any]) -> None:
-        """A KeyboardInterrupt in every task, which then saves what it did; those that do not in time are killed."""
+        """A KeyboardInterrupt in every task, which then saves what it did; those that do not in
+        time are killed.
+        """
         with contextlib.suppress(KeyboardInterrupt):
             for task in running:
                 self._ray.cancel(task, force=False)
@@ -148,7 +165,9 @@ def _nobody(where: str, error: Exception) -> ConfigError:
 
 
 def _keep_quiet() -> None:
-    """Ray prints what becomes of its workers on standard output, where a table or JSON is to be; we say it ourselves."""
+    """Ray prints what becomes of its workers on standard output, where a table or JSON is to be;
+    we say it ourselves.
+    """
     with contextlib.suppress(ImportError):
         from ray._private import worker
 

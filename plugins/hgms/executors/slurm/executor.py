@@ -1,4 +1,6 @@
-"""Jobs through SLURM, by submitit: a batch job for each, put back into the queue where its time is up."""
+"""Jobs through SLURM, by submitit: a batch job for each, put back into the queue where its time
+is up.
+"""
 
 from __future__ import annotations
 
@@ -27,14 +29,16 @@ PATIENCE = 60.0
 class Slurm:
     """Batch jobs of SLURM, at most ``jobs`` of them in the queue at a time.
 
-    ``partition``, ``account`` and ``qos`` are SLURM's; ``hours`` is a job's time where the job does not say: when it is up, the
-    job is put back into the queue and goes on from its checkpoint. ``folder`` keeps submitit's scripts, logs and pickles;
-    nobody else can read it. ``cluster = "local"`` tries all of it out in processes of this machine.
+    ``partition``, ``account`` and ``qos`` are SLURM's; ``hours`` is a job's time where the job does
+    not say: when it is up, the job is put back into the queue and goes on from its checkpoint.
+    ``folder`` keeps submitit's scripts, logs and pickles; nobody else can read it. ``cluster =
+    "local"`` tries all of it out in processes of this machine.
 
-    Errors: MissingExtra without submitit; ConfigError where there is no SLURM here, or it refuses a job, and where a node has
-    another installation than this machine.
+    Errors: MissingExtra without submitit; ConfigError where there is no SLURM here, or it refuses a
+    job, and where a node has another installation than this machine.
 
-    .. versionadded:: 0.8"""
+    .. versionadded:: 0.8
+    """
 
     name: ClassVar[str] = "slurm"
 
@@ -80,20 +84,37 @@ class Slurm:
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         hours = needs.hours or self.hours
         settings: dict[str, Any] = {
-            "name": "hgms", "timeout_min": max(1, round(60 * hours)), "cpus_per_task": needs.cpus, "tasks_per_node": 1,
-            "gpus_per_node": needs.gpus, "slurm_partition": self.partition, "slurm_account": self.account,
-            "slurm_qos": self.qos, "mem_gb": None if needs.memory is None else max(1, -(-needs.memory // 2**30)),
-        }  # fmt: skip
+            "name": "hgms",
+            "timeout_min": max(1, round(60 * hours)),
+            "cpus_per_task": needs.cpus,
+            "tasks_per_node": 1,
+            "gpus_per_node": needs.gpus,
+            "slurm_partition": self.partition,
+            "slurm_account": self.account,
+            "slurm_qos": self.qos,
+            "mem_gb": None if needs.memory is None else max(1, -(-needs.memory // 2**30)),
+        }
         before = os.umask(0o077)  # what submitit pickles is for nobody else to write to
         try:
             local = self.cluster == "local"
-            executor = stand_in(submitit, folder) if local else submitit.AutoExecutor(folder=folder, cluster=self.cluster)
-            executor.update_parameters(**{key: value for key, value in settings.items() if value is not None})
+            executor = (
+                stand_in(submitit, folder)
+                if local
+                else submitit.AutoExecutor(folder=folder, cluster=self.cluster)
+            )
+            executor.update_parameters(
+                **{key: value for key, value in settings.items() if value is not None}
+            )
             return executor.submit(Work(), packed(job))
-        except (RuntimeError, submitit.core.utils.FailedJobError, submitit.core.utils.FailedSubmissionError) as error:
+        except (
+            RuntimeError,
+            submitit.core.utils.FailedJobError,
+            submitit.core.utils.FailedSubmissionError,
+        ) as error:
             raise ConfigError(
                 f"SLURM cannot be used from here: {_first_line(error)}\n"
-                "  run this where sbatch is; --set executor.partition=NAME and executor.account=NAME say what to ask for"
+                "  run this where sbatch is; --set executor.partition=NAME and "
+                "executor.account=NAME say what to ask for"
             ) from error
         finally:
             os.umask(before)
@@ -101,8 +122,13 @@ class Slurm:
     def _ending(self, submitit: Any, job: Job, task: Any, report: Report) -> Ending:
         try:
             result: Mapping[str, Any] = task.result()
-        except (submitit.core.utils.UncompletedJobError, submitit.core.utils.FailedJobError) as error:
-            return Ending(job=job, lost=f"its batch job {task.job_id} is gone ({_first_line(error)})")
+        except (
+            submitit.core.utils.UncompletedJobError,
+            submitit.core.utils.FailedJobError,
+        ) as error:
+            return Ending(
+                job=job, lost=f"its batch job {task.job_id} is gone ({_first_line(error)})"
+            )
         return ending_of(job, result, report)
 
     def _interrupt(self) -> None:
@@ -122,7 +148,9 @@ class Work:
         return carried_out(message)
 
     def checkpoint(self, message: Mapping[str, Any]) -> Any:
-        """Its time is up, or somebody else has the node: the same once more, which goes on from the run's checkpoint."""
+        """Its time is up, or somebody else has the node: the same once more, which goes on from
+        the run's checkpoint.
+        """
         leave()
         return _submitit().helpers.DelayedSubmission(Work(), message)
 
@@ -132,7 +160,8 @@ def _submitit() -> Any:
         import submitit
     except ImportError as error:
         raise MissingExtra(
-            "the executor 'slurm' needs submitit, which is not installed\n  pip install 'hgms[slurm]'"
+            "the executor 'slurm' needs submitit, which is not installed\n"
+            "  pip install 'hgms[slurm]'"
         ) from error
     return submitit
 

@@ -1,4 +1,6 @@
-"""Processes of this machine in place of batch jobs: submitit's stand-in for SLURM, out of the reach of a terminal's Ctrl-C."""
+"""Processes of this machine in place of batch jobs: submitit's stand-in for SLURM, out of the
+reach of a terminal's Ctrl-C.
+"""
 
 from __future__ import annotations
 
@@ -11,10 +13,13 @@ from typing import Any
 
 
 def stand_in(submitit: Any, folder: Path) -> Any:
-    """An executor of submitit whose controllers have a session of their own, as batch jobs have, and a log for what they say.
+    """An executor of submitit whose controllers have a session of their own, as batch jobs have,
+    and a log for what they say.
 
-    Those of ``submitit.LocalExecutor`` share the terminal: Ctrl-C there reaches them too, they write a traceback beside our
-    message, and kill a run after a second, whatever it has saved by then."""
+    Those of ``submitit.LocalExecutor`` share the terminal: Ctrl-C there reaches them too, they
+    write a traceback beside our message, and kill a run after a second, whatever it has saved by
+    then.
+    """
     local = submitit.local.local
 
     class StandIn(submitit.LocalExecutor):
@@ -22,17 +27,27 @@ def stand_in(submitit: Any, folder: Path) -> Any:
             own = self.parameters
             gpus = own.get("gpus_per_node", 0)
             env = {
-                **os.environ, "SUBMITIT_EXECUTOR": "local", "SUBMITIT_STDERR_TO_STDOUT": "",
-                "SUBMITIT_LOCAL_NTASKS": "1", "SUBMITIT_LOCAL_COMMAND": command, "SUBMITIT_LOCAL_NODEID": "0",
-                "SUBMITIT_LOCAL_TIMEOUT_S": str(60 * own["timeout_min"]), "SUBMITIT_LOCAL_SIGNAL_DELAY_S": "30",
-                "SUBMITIT_LOCAL_JOB_NUM_NODES": "1", "SUBMITIT_LOCAL_WITH_SHELL": "",
+                **os.environ,
+                "SUBMITIT_EXECUTOR": "local",
+                "SUBMITIT_STDERR_TO_STDOUT": "",
+                "SUBMITIT_LOCAL_NTASKS": "1",
+                "SUBMITIT_LOCAL_COMMAND": command,
+                "SUBMITIT_LOCAL_NODEID": "0",
+                "SUBMITIT_LOCAL_TIMEOUT_S": str(60 * own["timeout_min"]),
+                "SUBMITIT_LOCAL_SIGNAL_DELAY_S": "30",
+                "SUBMITIT_LOCAL_JOB_NUM_NODES": "1",
+                "SUBMITIT_LOCAL_WITH_SHELL": "",
                 "CUDA_VISIBLE_DEVICES": ",".join(map(str, range(gpus))),
-            }  # fmt: skip
+            }
             with (Path(self.folder) / "controllers.log").open("ab") as log:
                 process = subprocess.Popen(
                     [sys.executable, "-m", "submitit.local._local", str(self.folder)],
-                    env=env, stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True,
-                )  # fmt: skip
+                    env=env,
+                    stdin=subprocess.DEVNULL,
+                    stdout=log,
+                    stderr=log,
+                    start_new_session=True,
+                )
             return Process(folder=self.folder, job_id=str(process.pid), process=process, tasks=[0])
 
     class Process(local.LocalJob):  # type: ignore[name-defined]

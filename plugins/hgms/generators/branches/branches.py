@@ -23,10 +23,30 @@ from hgms.config import (
 from hgms.generators.branches.path import Path
 from hgms.generators.branches.plan import Plan, run_all
 from hgms.generators.branches.rule import Rule
-from hgms.generators.branches.steps import add_noise_, check_spread, factors, or_function, scheduled, starts
+from hgms.generators.branches.steps import (
+    add_noise_,
+    check_spread,
+    factors,
+    or_function,
+    scheduled,
+    starts,
+)
 from hgms.generators.branches.torch_rule import TorchRule, check_settings, timetable_of
 from hgms.optim import Build, Schedule, Timetable
-from hgms_core import Candidates, Cost, Data, Key, LastStep, Mode, Problem, State, Tree, choice, detach, repeat
+from hgms_core import (
+    Candidates,
+    Cost,
+    Data,
+    Key,
+    LastStep,
+    Mode,
+    Problem,
+    State,
+    Tree,
+    choice,
+    detach,
+    repeat,
+)
 
 
 @final
@@ -34,65 +54,90 @@ from hgms_core import Candidates, Cost, Data, Key, LastStep, Mode, Problem, Stat
 class Branches:
     """N runs of an optimiser on the lower loss, K steps each, from a common or an own start.
 
-    Branch i, with its own batches B and step size η_i (SGD; AdamW has its usual form with decoupled decay)::
+    Branch i, with its own batches B and step size η_i (SGD; AdamW has its usual form with decoupled
+    decay)::
 
         y ← y_start + noise_i,    y ← y − η_i (∇_y g(θ, y; B) clipped + wd_i·y)      K times
 
-    Branch 0 is always free of noise. The candidates differ by the order of their batches, noise at the start, and factors on
-    learning rate and weight decay. Use when the lower level is a network that is trained by steps, not solved. Avoid when a
-    temperature matters (``ula``).
+    Branch 0 is always free of noise. The candidates differ by the order of their batches, noise at
+    the start, and factors on learning rate and weight decay. Use when the lower level is a network
+    that is trained by steps, not solved. Avoid when a temperature matters (``ula``).
 
     Arguments:
         count: N. ``steps``: K, lower updates of each branch in one outer step.
-        optimizer, lr, momentum, betas, eps, weight_decay: as in torch.optim (decay is decoupled for both optimisers). From
-            Python ``optimizer`` may be a function that makes an optimiser of torch, which then has all these settings:
-            ``lambda params: torch.optim.RMSprop(params, lr=0.01)``. Each branch has one of its own. Its memory is carried as
-            moments are, and a replay goes back through it where torch has a differentiable step.
-        batch_size: examples a step; None uses all. ``batches``: shared by all branches or drawn independently.
-        accumulate: batches that a step's examples come in, one after the other: the gradient of all of them to rounding where g
-            is a mean over rows, with the activations of a part.
-        noise: standard deviation of the Gaussian added to the start; with ``noise_scale = "relative"`` in units of each leaf's
-            root mean square.
-        whole_batch_noise: relative noise in the place of ``noise = 0`` where nothing else tells the branches apart: no spread,
-            batches of all rows. In a leaf that is zero it is absolute. 0: the branches stay equal there.
+        optimizer, lr, momentum, betas, eps, weight_decay: as in torch.optim (decay is decoupled for
+            both optimisers). From Python ``optimizer`` may be a function that makes an optimiser of
+            torch, which then has all these settings:
+            ``lambda params: torch.optim.RMSprop(params, lr=0.01)``. Each branch has one of its own.
+            Its memory is carried as moments are, and a replay goes back through it where torch has
+            a differentiable step.
+        batch_size: examples a step; None uses all. ``batches``: shared by all branches or drawn
+            independently.
+        accumulate: batches that a step's examples come in, one after the other: the gradient of all
+            of them to rounding where g is a mean over rows, with the activations of a part.
+        noise: standard deviation of the Gaussian added to the start; with ``noise_scale =
+            "relative"`` in units of each leaf's root mean square.
+        whole_batch_noise: relative noise in the place of ``noise = 0`` where nothing else tells the
+            branches apart: no spread, batches of all rows. In a leaf that is zero it is absolute.
+            0: the branches stay equal there.
         lr_spread, decay_spread: (low, high) factors, log-spaced over the branches.
-        clip: bound on the norm of a branch's gradient. ``schedule``: ``constant``; ``cosine`` from lr to ``floor``·lr over the
-            K steps; ``cosine-restarts`` over ``period`` lower steps, again and again, counted over the whole run. From Python
-            also a function that makes a scheduler of torch: ``lambda optimizer: lr_scheduler.StepLR(optimizer, 30)``. It goes
-            one step further with each lower step, from its beginning where moments are fresh, and must not look at a loss.
-        carry_rule: the next outer step starts all branches from the ``selected`` one, from the noise-free ``base`` (branch 0),
-            each from its own end (``per-branch``), or from a newly drawn lower state (``restart``).
-        restart_every: draw a new lower state after so many outer steps too (None: never), which forgets what was memorised.
-        moments: ``carry`` lets the optimiser's moments travel with their weights, ``fresh`` starts them at zero each time.
-        mode, chunk: stacked or looped evaluation (auto picks by size), and how many stacked branches at a time.
-        keep_graph: with one branch, build its graph while proposing, so that ``unrolled`` need not run it again: saves K lower
-            gradients an outer step. Of several branches the selected one is run again all the same, so memory is that of one.
-        way_back: of a replay: through the ``graph`` of all its steps; or ``mixed``, step by step from the end, each from the
-            state before it, its products by reverse over forward mode (MixFlow-MG). The same derivative, with K states in
-            memory instead of K graphs. For losses with forward-mode derivatives, and ``sgd`` and ``adamw``.
-        cuda_graphs: on a GPU, launch the kernels of a lower step's gradient together (:class:`hgms.compiled.Recording`): for
-            losses so small that launching takes longer than computing.
+        clip: bound on the norm of a branch's gradient. ``schedule``: ``constant``; ``cosine`` from
+            lr to ``floor``·lr over the K steps; ``cosine-restarts`` over ``period`` lower steps,
+            again and again, counted over the whole run. From Python also a function that makes a
+            scheduler of torch: ``lambda optimizer: lr_scheduler.StepLR(optimizer, 30)``. It goes
+            one step further with each lower step, from its beginning where moments are fresh, and
+            must not look at a loss.
+        carry_rule: the next outer step starts all branches from the ``selected`` one, from the
+            noise-free ``base`` (branch 0), each from its own end (``per-branch``), or from a newly
+            drawn lower state (``restart``).
+        restart_every: draw a new lower state after so many outer steps too (None: never), which
+            forgets what was memorised.
+        moments: ``carry`` lets the optimiser's moments travel with their weights, ``fresh`` starts
+            them at zero each time.
+        mode, chunk: stacked or looped evaluation (auto picks by size), and how many stacked
+            branches at a time.
+        keep_graph: with one branch, build its graph while proposing, so that ``unrolled`` need not
+            run it again: saves K lower gradients an outer step. Of several branches the selected
+            one is run again all the same, so memory is that of one.
+        way_back: of a replay: through the ``graph`` of all its steps; or ``mixed``, step by step
+            from the end, each from the state before it, its products by reverse over forward mode
+            (MixFlow-MG). The same derivative, with K states in memory instead of K graphs. For
+            losses with forward-mode derivatives, and ``sgd`` and ``adamw``.
+        cuda_graphs: on a GPU, launch the kernels of a lower step's gradient together
+            (:class:`hgms.compiled.Recording`): for losses so small that launching takes longer than
+            computing.
 
-    Errors: ConfigError for settings of ``sgd`` beside a function, for a function that makes no optimiser of these parameters,
-    for a schedule that looks at a loss, and for a replay through an optimiser without a differentiable step (LBFGS, Muon).
+    Errors: ConfigError for settings of ``sgd`` beside a function, for a function that makes no
+    optimiser of these parameters, for a schedule that looks at a loss, and for a replay through an
+    optimiser without a differentiable step (LBFGS, Muon).
 
-    Cost: N·K lower gradients, ``accumulate`` times as many of parts; with LBFGS as many as it takes. Memory: with AdamW 4N
-    lower states, with SGD 2N, activations of ``chunk`` branches, kept graphs.
+    Cost: N·K lower gradients, ``accumulate`` times as many of parts; with LBFGS as many as it
+    takes. Memory: with AdamW 4N lower states, with SGD 2N, activations of ``chunk`` branches, kept
+    graphs.
 
-    >>> problem = Problem(theta0={"t": torch.zeros(1)}, x0={"x": torch.full((1,), 4.0)},
-    ...                   g=lambda t, x, _: ((x["x"] - t["t"]) ** 2).sum(), f=lambda t, x, _: x["x"].sum())
+    >>> problem = Problem(
+    ...     theta0={"t": torch.zeros(1)},
+    ...     x0={"x": torch.full((1,), 4.0)},
+    ...     g=lambda t, x, _: ((x["x"] - t["t"]) ** 2).sum(),
+    ...     f=lambda t, x, _: x["x"].sum(),
+    ... )
     >>> branches = Branches(count=3, steps=50, lr=0.1, noise=1.0)
-    >>> candidates = branches.propose(problem, problem.theta0, branches.init(problem, Key(0)), Key(0))
+    >>> candidates = branches.propose(
+    ...     problem, problem.theta0, branches.init(problem, Key(0)), Key(0)
+    ... )
     >>> candidates.x["x"].shape, bool((candidates.x["x"].abs() < 1e-3).all())
     (torch.Size([3, 1]), True)
 
-    Source: HG-MS paper, section "HG-MS" (finite-budget branch generator) and the experiment appendix.
+    Source: HG-MS paper, section "HG-MS" (finite-budget branch generator) and the experiment
+        appendix.
     """
 
     name: ClassVar[str] = "branches"
     count: int = field(default=4, validator=whole)
     steps: int = field(default=20, validator=whole)
-    optimizer: Literal["sgd", "adamw"] | Build = field(default="sgd", validator=or_function("sgd", "adamw"))
+    optimizer: Literal["sgd", "adamw"] | Build = field(
+        default="sgd", validator=or_function("sgd", "adamw")
+    )
     lr: float = field(default=0.1, validator=positive)
     momentum: float = field(default=0.0, validator=decay_rate)
     betas: tuple[float, float] = field(default=(0.9, 0.999), validator=decay_rates)
@@ -100,9 +145,13 @@ class Branches:
     weight_decay: float = field(default=0.0, validator=not_negative)
     batch_size: int | None = field(default=None, validator=optional_whole)
     accumulate: int = field(default=1, validator=whole, metadata={"since": "0.5"})
-    batches: Literal["independent", "shared"] = field(default="independent", validator=choice("independent", "shared"))
+    batches: Literal["independent", "shared"] = field(
+        default="independent", validator=choice("independent", "shared")
+    )
     noise: float = field(default=0.0, validator=not_negative)
-    noise_scale: Literal["absolute", "relative"] = field(default="absolute", validator=choice("absolute", "relative"))
+    noise_scale: Literal["absolute", "relative"] = field(
+        default="absolute", validator=choice("absolute", "relative")
+    )
     whole_batch_noise: float = field(default=0.1, validator=not_negative, metadata={"since": "0.5"})
     lr_spread: tuple[float, float] | None = field(default=None, validator=check_spread)
     decay_spread: tuple[float, float] | None = field(default=None, validator=check_spread)
@@ -120,7 +169,9 @@ class Branches:
     mode: Mode = field(default="auto", validator=choice("auto", "stacked", "loop"))
     chunk: int | None = field(default=None, validator=optional_whole)
     keep_graph: bool = False
-    way_back: Literal["graph", "mixed"] = field(default="graph", validator=choice("graph", "mixed"), metadata={"since": "0.6"})
+    way_back: Literal["graph", "mixed"] = field(
+        default="graph", validator=choice("graph", "mixed"), metadata={"since": "0.6"}
+    )
     cuda_graphs: bool = False
     lighter = lowering(same=["chunk"], other=["accumulate", "batch_size", "count"])
 
@@ -130,19 +181,27 @@ class Branches:
 
     def init(self, problem: Problem, key: Key) -> State:
         x = repeat(problem.x0, self.count if self.carry_rule == "per-branch" else 1)
-        return {"x": x, "moments": self._rule(problem).no_moments(x), "optimizer_steps": 0, "lower_steps": 0}
+        return {
+            "x": x,
+            "moments": self._rule(problem).no_moments(x),
+            "optimizer_steps": 0,
+            "lower_steps": 0,
+        }
 
     def propose(self, problem: Problem, theta: Tree, start: State, key: Key) -> Candidates:
         return self.propose_some(problem, theta, start, key, list(range(self.count)))
 
-    def propose_some(self, problem: Problem, theta: Tree, start: State, key: Key, members: list[int]) -> Candidates:
-        """Some of the candidates, by their numbers: the same that all would be among, since keys are addresses. Ways back take
-        the numbers of all.
+    def propose_some(
+        self, problem: Problem, theta: Tree, start: State, key: Key, members: list[int]
+    ) -> Candidates:
+        """Some of the candidates, by their numbers: the same that all would be among, since keys
+        are addresses. Ways back take the numbers of all.
 
         .. versionadded:: 0.8"""
 
         def path(index: int | Tensor) -> Path:
-            # A branch's number on the CPU, where its keys are made. Only one of several is worth waiting for.
+            # A branch's number on the CPU, where its keys are made. Only one of several is worth
+            # waiting for.
             return self._path(problem, start, key, 0 if self.count == 1 else int(index))
 
         def run_again(index: Tensor, theta: Tree, last: int | None) -> tuple[Tree, Cost]:
@@ -162,18 +221,41 @@ class Branches:
             x, moments, losses, replay = path(0).with_graph(theta, run_again)
             calls = self.steps
         else:
-            (x, moments, losses, calls), replay = self._forward(problem, detach(theta), start, key, members), run_again
+            (x, moments, losses, calls), replay = (
+                self._forward(problem, detach(theta), start, key, members),
+                run_again,
+            )
         rows = calls * problem.lower_data.count(self.batch_size)
         cost = Cost(lower_gradients=calls * self._parts(problem.lower_data), rows=rows)
-        return Candidates(x=x, aux=moments, losses=losses, cost=cost, replay=replay, last_step=last_step, next_step=next_step)
+        return Candidates(
+            x=x,
+            aux=moments,
+            losses=losses,
+            cost=cost,
+            replay=replay,
+            last_step=last_step,
+            next_step=next_step,
+        )
 
-    def carry(self, start: State, candidates: Candidates, index: Tensor, key: Key, problem: Problem) -> State:
+    def carry(
+        self, start: State, candidates: Candidates, index: Tensor, key: Key, problem: Problem
+    ) -> State:
         outer_steps = start["lower_steps"] // self.steps + 1
-        restart = self.carry_rule == "restart" or (self.restart_every is not None and outer_steps % self.restart_every == 0)
-        x, moments = candidates.x, candidates.aux
+        restart = self.carry_rule == "restart" or (
+            self.restart_every is not None and outer_steps % self.restart_every == 0
+        )
+        x = candidates.x
+        moments = candidates.aux
         if restart or self.carry_rule != "per-branch":
-            row = index.reshape(1) if self.carry_rule == "selected" else torch.zeros_like(index).reshape(1)
-            x, moments = ({name: leaf.index_select(0, row) for name, leaf in tree.items()} for tree in (x, moments))
+            row = (
+                index.reshape(1)
+                if self.carry_rule == "selected"
+                else torch.zeros_like(index).reshape(1)
+            )
+            x, moments = (
+                {name: leaf.index_select(0, row) for name, leaf in tree.items()}
+                for tree in (x, moments)
+            )
         fresh = restart or self.moments == "fresh"
         x = repeat(problem.initial(key), 1) if restart else x
         return {
@@ -186,8 +268,8 @@ class Branches:
     def _forward(
         self, problem: Problem, theta: Tree, start: State, key: Key, members: list[int]
     ) -> tuple[Tree, Tree, Tensor, int]:
-        """The ends of some branches, their moments and the last losses, without a graph; and how many gradients
-        their steps took."""
+        """The ends of some branches, their moments and the last losses, without a graph; and how
+        many gradients their steps took."""
         x, moments, index = self._begin(problem, start, key, members)
         rule = self._rule(problem, start["optimizer_steps"])
         rates = [[step[member] for member in members] for step in self._rates(problem, start)]
@@ -204,7 +286,9 @@ class Branches:
             chunk=self.chunk,
         )
         owner = self if self.cuda_graphs else None
-        losses, moments, calls = run_all(plan, problem, theta, x, moments, self.name, owner, remember=self.moments == "carry")
+        losses, moments, calls = run_all(
+            plan, problem, theta, x, moments, self.name, owner, remember=self.moments == "carry"
+        )
         return x, moments, losses, calls
 
     def _path(self, problem: Problem, start: State, key: Key, member: int) -> Path:
@@ -222,8 +306,12 @@ class Branches:
             mixed=self.way_back == "mixed",
         )
 
-    def _begin(self, problem: Problem, start: State, key: Key, members: list[int]) -> tuple[Tree, Tree, Tensor | None]:
-        """Starts, moments and row numbers of some branches: a function of the arguments alone, so one can be run again."""
+    def _begin(
+        self, problem: Problem, start: State, key: Key, members: list[int]
+    ) -> tuple[Tree, Tree, Tensor | None]:
+        """Starts, moments and row numbers of some branches: a function of the arguments alone,
+        so one can be run again.
+        """
         data, (x, moments) = problem.lower_data, starts(start, self.count, members)
         if self._alike(data):
             add_noise_(x, members, self.whole_batch_noise, "relative", key, of_zero=1.0)
@@ -233,24 +321,42 @@ class Branches:
         if self.batches == "shared":
             return x, moments, data.draw(key, self.batch_size, self.steps)
         drawn = [data.draw(key.fold(member), self.batch_size, self.steps) for member in members]
-        return x, moments, None if drawn[0] is None else torch.stack([numbers for numbers in drawn if numbers is not None])
+        return (
+            x,
+            moments,
+            None
+            if drawn[0] is None
+            else torch.stack([numbers for numbers in drawn if numbers is not None]),
+        )
 
     def _alike(self, data: Data) -> bool:
         """Whether nothing tells the branches apart."""
         spread = self.lr_spread is not None or (self.decay_spread is not None and self._decay > 0)
-        return not self.noise and not spread and (self.batch_size is None or self.batch_size >= data.size)
+        return (
+            not self.noise
+            and not spread
+            and (self.batch_size is None or self.batch_size >= data.size)
+        )
 
     def _rates(self, problem: Problem, start: State) -> list[list[float]]:
         """The rate of each branch in each step; with an optimiser of torch factors on its own."""
         rate = self.lr if isinstance(self.optimizer, str) else 1.0
         if not callable(self.schedule):
-            shape = scheduled(self.schedule, self.floor, self.period, self.steps, start["lower_steps"])
+            shape = scheduled(
+                self.schedule, self.floor, self.period, self.steps, start["lower_steps"]
+            )
         elif isinstance(self.optimizer, str):
-            rate, done = 1.0, start["optimizer_steps"]
-            shape = [self._times(problem).options(done + step)[0]["lr"] for step in range(self.steps)]
+            rate = 1.0
+            done = start["optimizer_steps"]
+            shape = [
+                self._times(problem).options(done + step)[0]["lr"] for step in range(self.steps)
+            ]
         else:  # the rule asks the schedule itself
             shape = [1.0] * self.steps
-        return [[rate * factor * step for factor in factors(self.lr_spread, self.count)] for step in shape]
+        return [
+            [rate * factor * step for factor in factors(self.lr_spread, self.count)]
+            for step in shape
+        ]
 
     @property
     def _decay(self) -> float:

@@ -18,30 +18,43 @@ Batches = Sequence[tuple[float, Tree]]
 
 
 def differentiable_step(
-    g: Loss, rule: Rule | TorchRule, theta: Tree, state: list[Tree], batches: Batches, numbers: Any, graph: bool
+    g: Loss,
+    rule: Rule | TorchRule,
+    theta: Tree,
+    state: list[Tree],
+    batches: Batches,
+    numbers: Any,
+    graph: bool,
 ) -> tuple[list[Tree], Tensor]:
-    """[x, and what the rule remembers] after one step, and the loss before it; with a ``graph`` as differentiable
-    functions of ``theta`` and of the state.
+    """[x, and what the rule remembers] after one step, and the loss before it; with a ``graph`` as
+    differentiable functions of ``theta`` and of the state.
 
-    Operation for operation as in :func:`hgms.generators.branches.steps.advance`, so that a branch that is run again rounds as it did the
-    first time."""
+    Operation for operation as in :func:`hgms.generators.branches.steps.advance`, so that a branch
+    that is run again rounds as it did the first time."""
     x, slopes, value = gradient_of_step(g, theta, state[0], batches, graph)
     with torch.set_grad_enabled(graph):
         return rule.stepped(x, clipped(rule.clip, slopes, list(x)), state[1:], numbers), value
 
 
-def gradient_of_step(g: Loss, theta: Tree, x: Tree, batches: Batches, graph: bool) -> tuple[Tree, list[Tensor], Tensor]:
-    """x (as leaves where it has no graph), ∇_x g on all batches together, with a ``graph`` as a function of θ and x, and the
-    loss."""
+def gradient_of_step(
+    g: Loss, theta: Tree, x: Tree, batches: Batches, graph: bool
+) -> tuple[Tree, list[Tensor], Tensor]:
+    """x (as leaves where it has no graph), ∇_x g on all batches together, with a ``graph`` as a
+    function of θ and x, and the loss."""
     leaves = [leaf if leaf.requires_grad else leaf.detach().requires_grad_() for leaf in x.values()]
     x = dict(zip(x, leaves, strict=True))
-    with torch.enable_grad(), twice_differentiable_attention() if graph else contextlib.nullcontext():
-        value, slopes = None, []
+    with (
+        torch.enable_grad(),
+        twice_differentiable_attention() if graph else contextlib.nullcontext(),
+    ):
+        value = None
+        slopes = []
         for share, batch in batches:
             part = g(theta, x, batch)
             grads = torch.autograd.grad(part, leaves, create_graph=graph, materialize_grads=True)
             if value is None:
-                value, slopes = _times(share, [part.detach()])[0], _times(share, grads)
+                value = _times(share, [part.detach()])[0]
+                slopes = _times(share, grads)
             else:
                 value = value + share * part.detach()
                 slopes = [slope + share * grad for slope, grad in zip(slopes, grads, strict=True)]

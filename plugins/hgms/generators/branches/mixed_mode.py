@@ -1,4 +1,6 @@
-"""The way back through a run by mixed-mode differentiation: step by step, reverse over forward, no graph of the path."""
+"""The way back through a run by mixed-mode differentiation: step by step, reverse over forward,
+no graph of the path.
+"""
 
 from __future__ import annotations
 
@@ -27,33 +29,58 @@ def mixed_run(
     accumulate: int,
     first: int,
 ) -> Run:
-    """A run of one step for each of ``numbers``, to be gone back through from its end to step ``first``.
+    """A run of one step for each of ``numbers``, to be gone back through from its end to step
+    ``first``.
 
-    Kept are the state before each of these steps, the gradient it took (MixFlow-MG saves both), and no graph. On the way
-    back a step costs one Hessian product, which gives the mixed product too."""
-    g, data, still = problem.g, problem.lower_data, detach(theta)
-    state, start = [detach(x), *moments], x
-    states, steps, losses = [], [], []
+    Kept are the state before each of these steps, the gradient it took (MixFlow-MG saves both), and
+    no graph. On the way back a step costs one Hessian product, which gives the mixed product too.
+    """
+    g = problem.g
+    data = problem.lower_data
+    still = detach(theta)
+    state = [detach(x), *moments]
+    start = x
+    states = []
+    steps = []
+    losses = []
     for step, coefficients in enumerate(numbers):
         rows = None if index is None else index[step]
-        point, taken, loss = gradient_of_step(g, still, state[0], pieces(data, rows, accumulate), graph=False)
+        point, taken, loss = gradient_of_step(
+            g, still, state[0], pieces(data, rows, accumulate), graph=False
+        )
         losses.append(loss)
         if step >= first:
             states.append(state)
             steps.append((rows, (coefficients, taken)))
             start = start if step > first or first == 0 else state[0]
         with torch.no_grad():
-            state = rule.stepped(detach(point), clipped(rule.clip, taken, list(x)), state[1:], coefficients)
-    return Run(theta, start, [*states, state], steps, losses, partial(_back, g, rule, data, accumulate))
+            state = rule.stepped(
+                detach(point), clipped(rule.clip, taken, list(x)), state[1:], coefficients
+            )
+    return Run(
+        theta, start, [*states, state], steps, losses, partial(_back, g, rule, data, accumulate)
+    )
 
 
 def _back(
-    g: Loss, rule: Rule, data: Data, accumulate: int, theta: Tree, state: list[Tree], rows: Tensor | None,
-    step: tuple[Coefficients, list[Tensor]], sums: Tree, along: list[Tree],
-) -> tuple[Tree, list[Tree]]:  # fmt: skip
-    """``sums`` and what the step's derivative in θ adds to them, and the derivative in the state before it, of ``along``."""
+    g: Loss,
+    rule: Rule,
+    data: Data,
+    accumulate: int,
+    theta: Tree,
+    state: list[Tree],
+    rows: Tensor | None,
+    step: tuple[Coefficients, list[Tensor]],
+    sums: Tree,
+    along: list[Tree],
+) -> tuple[Tree, list[Tree]]:
+    """``sums`` and what the step's derivative in θ adds to them, and the derivative in the state
+    before it, of ``along``.
+    """
     numbers, taken = step
-    x, *moments = ({name: leaf.detach().requires_grad_() for name, leaf in tree.items()} for tree in state)
+    x, *moments = (
+        {name: leaf.detach().requires_grad_() for name, leaf in tree.items()} for tree in state
+    )
     taken = [slope.detach().requires_grad_() for slope in taken]
     with torch.enable_grad():
         after = rule.stepped(x, clipped(rule.clip, taken, list(x)), moments, numbers)
@@ -70,18 +97,29 @@ def _back(
 
 
 def second_products(g: Loss, theta: Tree, x: Tree, batch: Any, v: Tree) -> tuple[Tree, Tree]:
-    """(∇²_θx g · v, ∇²_xx g · v): the gradient, by reverse mode, of g's derivative along v, by forward mode.
+    """(∇²_θx g · v, ∇²_xx g · v): the gradient, by reverse mode, of g's derivative along v, by
+    forward mode.
 
-    The other order, forward over reverse, gives the same. In torch its reverse pass keeps a graph of itself while it has
-    tangents, which takes up to twice the memory (README).
+    The other order, forward over reverse, gives the same. In torch its reverse pass keeps a graph
+    of itself while it has tangents, which takes up to twice the memory (README).
 
     >>> one = torch.ones(1)
-    >>> second_products(lambda t, x, _: (t["t"] * x["x"] ** 2).sum(), {"t": 3 * one}, {"x": 2 * one}, {}, {"x": one})
+    >>> second_products(
+    ...     lambda t, x, _: (t["t"] * x["x"] ** 2).sum(),
+    ...     {"t": 3 * one},
+    ...     {"x": 2 * one},
+    ...     {},
+    ...     {"x": one},
+    ... )
     ({'t': tensor([4.])}, {'x': tensor([6.])})
     """
-    upper, lower = ({name: leaf.detach().requires_grad_() for name, leaf in tree.items()} for tree in (theta, x))
+    upper, lower = (
+        {name: leaf.detach().requires_grad_() for name, leaf in tree.items()} for tree in (theta, x)
+    )
     with torch.enable_grad(), twice_differentiable_attention():
         along = torch.func.jvp(lambda point: g(upper, point, batch), (lower,), (v,))[1]
         grads = slopes(along, [*upper.values(), *lower.values()])
     count = len(upper)
-    return dict(zip(upper, grads[:count], strict=True)), dict(zip(lower, grads[count:], strict=True))
+    return dict(zip(upper, grads[:count], strict=True)), dict(
+        zip(lower, grads[count:], strict=True)
+    )

@@ -1,4 +1,6 @@
-"""All branches forward, without a graph, in the groups in which they are best evaluated: each way of taking steps."""
+"""All branches forward, without a graph, in the groups in which they are best evaluated: each
+way of taking steps.
+"""
 
 from __future__ import annotations
 
@@ -17,9 +19,11 @@ from hgms_core import Group, Mode, Problem, Tree, groups
 
 @frozen(kw_only=True, eq=False)
 class Plan:
-    """The steps of N branches: ``index`` numbers the rows of each (after an axis of branches where they are their ``own``;
-    None: all rows), ``rates`` has a rate for each step and branch, ``decays`` one for each branch (with an optimiser of torch
-    factors on its own), ``rows`` is how many a step takes, in ``accumulate`` batches."""
+    """The steps of N branches: ``index`` numbers the rows of each (after an axis of branches where
+    they are their ``own``; None: all rows), ``rates`` has a rate for each step and branch,
+    ``decays`` one for each branch (with an optimiser of torch factors on its own), ``rows`` is how
+    many a step takes, in ``accumulate`` batches.
+    """
 
     rule: Rule | TorchRule
     index: Tensor | None
@@ -33,32 +37,60 @@ class Plan:
 
 
 def run_all(
-    plan: Plan, problem: Problem, theta: Tree, x: Tree, moments: Tree, name: str, owner: Hashable | None, remember: bool
+    plan: Plan,
+    problem: Problem,
+    theta: Tree,
+    x: Tree,
+    moments: Tree,
+    name: str,
+    owner: Hashable | None,
+    remember: bool,
 ) -> tuple[Tensor, Tree, int]:
-    """Moves the stacked ``x`` in place to the ends of the branches: (the lower losses before their last steps, their moments,
-    how many gradients their steps took). ``remember``: whether anybody asks for what an optimiser of torch remembers."""
-    rule, losses, calls = plan.rule, next(iter(x.values())).new_empty(len(plan.decays)), 0
+    """Moves the stacked ``x`` in place to the ends of the branches: (the lower losses before their
+    last steps, their moments, how many gradients their steps took). ``remember``: whether anybody
+    asks for what an optimiser of torch remembers.
+    """
+    rule = plan.rule
+    losses = next(iter(x.values())).new_empty(len(plan.decays))
+    calls = 0
     # A solve by LBFGS evaluates each branch as often as it needs.
     mode: Mode = "loop" if isinstance(rule, TorchRule) and rule.needs_closure else plan.mode
     memories: list[Tree] = []
-    for group in groups(problem.g, x, own_batch=plan.own, rows=plan.rows, mode=mode, chunk=plan.chunk):
+    for group in groups(
+        problem.g, x, own_batch=plan.own, rows=plan.rows, mode=mode, chunk=plan.chunk
+    ):
         mine = {key: leaf[group.part] for key, leaf in moments.items()}
-        losses[group.part], kept, took = _run(plan, problem, theta, group, mine, name, owner, remember)
-        memories, calls = memories + kept, calls + took
+        losses[group.part], kept, took = _run(
+            plan, problem, theta, group, mine, name, owner, remember
+        )
+        memories = memories + kept
+        calls = calls + took
     return losses, joined(memories) if isinstance(rule, TorchRule) and remember else moments, calls
 
 
 def _run(
-    plan: Plan, problem: Problem, theta: Tree, group: Group, moments: Tree, name: str, owner: Hashable | None, remember: bool
+    plan: Plan,
+    problem: Problem,
+    theta: Tree,
+    group: Group,
+    moments: Tree,
+    name: str,
+    owner: Hashable | None,
+    remember: bool,
 ) -> tuple[Tensor, list[Tree], int]:
     """(Losses, the memory of each member's optimiser of torch, gradients of steps) of a group."""
-    rule, part, programs = plan.rule, group.part, programs_of(problem)
+    rule = plan.rule
+    part = group.part
+    programs = programs_of(problem)
     index = group.rows_of(plan.index) if plan.own else plan.index
     members = part if isinstance(part, slice) else slice(part, part + 1)
-    rates, decays = [step[members] for step in plan.rates], plan.decays[members]
+    rates = [step[members] for step in plan.rates]
+    decays = plan.decays[members]
     calls = len(rates) * len(decays)
     if programs is not None and isinstance(rule, Rule) and plan.accumulate == 1:
-        loss = advance_compiled(programs, name, problem, theta, rule, group, moments, index, rates, decays, plan.rows)
+        loss = advance_compiled(
+            programs, name, problem, theta, rule, group, moments, index, rates, decays, plan.rows
+        )
         return loss, [], calls
     slope = slope_of(problem, theta, group, index, owner=owner, accumulate=plan.accumulate)
     if isinstance(rule, TorchRule):
@@ -66,4 +98,8 @@ def _run(
         return loss, memories, took * len(decays)
     like = next(iter(group.x.values()))
     of_rates = [of_part(part, step, like) for step in plan.rates]
-    return advance(rule, group, moments, slope, of_rates, of_part(part, plan.decays, like)), [], calls
+    return (
+        advance(rule, group, moments, slope, of_rates, of_part(part, plan.decays, like)),
+        [],
+        calls,
+    )

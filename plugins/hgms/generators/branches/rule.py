@@ -1,4 +1,6 @@
-"""The steps of SGD and AdamW: in place, of one branch or a stack, and as functions of what they are computed from."""
+"""The steps of SGD and AdamW: in place, of one branch or a stack, and as functions of what they
+are computed from.
+"""
 
 from __future__ import annotations
 
@@ -27,38 +29,69 @@ class Rule:
     @classmethod
     def of(cls, generator: Any, done: int = 0) -> Rule:
         """The fields of these names of a generator."""
-        return cls(generator.optimizer, generator.momentum, generator.betas, generator.eps, generator.clip, done)
+        return cls(
+            generator.optimizer,
+            generator.momentum,
+            generator.betas,
+            generator.eps,
+            generator.clip,
+            done,
+        )
 
     def check_linear(self) -> None:
         if self.optimizer != "sgd" or self.clip is not None:
             raise ConfigError(
-                'a step is linear in ∇g only with optimizer = "sgd" and no clip, and this generator has '
+                'a step is linear in ∇g only with optimizer = "sgd" and no clip, and this '
+                "generator has "
                 f"optimizer = {self.optimizer!r}, clip = {self.clip}\n"
                 "  change these, or use the hypergradient 'unrolled' with last = 1"
             )
 
     def no_moments(self, x: Tree) -> Tree:
         kinds = ("m", "v") if self.optimizer == "adamw" else ("m",) if self.momentum else ()
-        return {f"{kind}.{name}": torch.zeros_like(leaf) for kind in kinds for name, leaf in x.items()}
+        return {
+            f"{kind}.{name}": torch.zeros_like(leaf) for kind in kinds for name, leaf in x.items()
+        }
 
     def parts(self, moments: Tree, names: Sequence[str]) -> list[Tree]:
         """[m, v], as far as there are moments."""
-        return [{name: moments[f"{kind}.{name}"] for name in names} for kind in "mv" if f"{kind}.{names[0]}" in moments]
+        return [
+            {name: moments[f"{kind}.{name}"] for name in names}
+            for kind in "mv"
+            if f"{kind}.{names[0]}" in moments
+        ]
 
     def joined(self, parts: Sequence[Tree]) -> Tree:
-        return {f"{kind}.{name}": leaf for kind, tree in zip("mv", parts, strict=False) for name, leaf in tree.items()}
+        return {
+            f"{kind}.{name}": leaf
+            for kind, tree in zip("mv", parts, strict=False)
+            for name, leaf in tree.items()
+        }
 
     def numbers(self, step: int, rate: float, decay: float) -> Coefficients:
         """Those of the step with this number in a run that begins now."""
         return Coefficients.of(self, self.done + step + 1, rate, decay)
 
-    def stepped(self, x: Tree, grads: Tree, moments: Sequence[Tree], numbers: Coefficients) -> list[Tree]:
+    def stepped(
+        self, x: Tree, grads: Tree, moments: Sequence[Tree], numbers: Coefficients
+    ) -> list[Tree]:
         """[x, m, v] after a step, as functions of all that they are computed from."""
         if numbers.kept is not None:
             x = {name: leaf * numbers.kept for name, leaf in x.items()}
         if self.optimizer == "adamw":
-            scale, correction = numbers.scale, numbers.correction
-            return [*adam(x, grads, *moments, scale=scale, correction=correction, betas=self.betas, eps=self.eps)]
+            scale = numbers.scale
+            correction = numbers.correction
+            return [
+                *adam(
+                    x,
+                    grads,
+                    *moments,
+                    scale=scale,
+                    correction=correction,
+                    betas=self.betas,
+                    eps=self.eps,
+                )
+            ]
         if not self.momentum:
             return [{name: x[name] - numbers.rate * grads[name] for name in x}]
         first = {name: self.momentum * moments[0][name] + grads[name] for name in x}
@@ -67,7 +100,9 @@ class Rule:
 
 @frozen(eq=False)
 class Coefficients:
-    """The numbers of one step: its rate η, 1 − η·wd (None: no decay), and Adam's two (:func:`hgms.optim.adam.corrections`)."""
+    """The numbers of one step: its rate η, 1 − η·wd (None: no decay), and Adam's two
+    (:func:`hgms.optim.adam.corrections`).
+    """
 
     rate: float | Tensor
     kept: float | Tensor | None
@@ -75,23 +110,43 @@ class Coefficients:
     correction: float | Tensor
 
     @classmethod
-    def of(cls, rule: Rule, count: int, rate: float | Tensor, decay: float | Tensor) -> Coefficients:
+    def of(
+        cls, rule: Rule, count: int, rate: float | Tensor, decay: float | Tensor
+    ) -> Coefficients:
         decays = isinstance(decay, Tensor) or bool(decay)
-        return cls(rate, 1 - rate * decay if decays else None, *corrections(rate, count, rule.betas))
+        return cls(
+            rate, 1 - rate * decay if decays else None, *corrections(rate, count, rule.betas)
+        )
 
 
 def move_(
-    rule: Rule, leaves: list[Tensor], moments: list[Tensor], grads: list[Tensor], numbers: Coefficients, stacked: bool
+    rule: Rule,
+    leaves: list[Tensor],
+    moments: list[Tensor],
+    grads: list[Tensor],
+    numbers: Coefficients,
+    stacked: bool,
 ) -> None:
     """One step in place."""
-    first, second = moments[: len(leaves)], moments[len(leaves) :]
+    first = moments[: len(leaves)]
+    second = moments[len(leaves) :]
     if rule.clip is not None:
         clip_(grads, rule.clip, stacked)
     if numbers.kept is not None:
         _scale_(leaves, numbers.kept)
     if rule.optimizer == "adamw":
-        scale, correction = numbers.scale, numbers.correction
-        adam_(leaves, grads, first, second, scale=scale, correction=correction, betas=rule.betas, eps=rule.eps)
+        scale = numbers.scale
+        correction = numbers.correction
+        adam_(
+            leaves,
+            grads,
+            first,
+            second,
+            scale=scale,
+            correction=correction,
+            betas=rule.betas,
+            eps=rule.eps,
+        )
         return
     if rule.momentum:
         torch._foreach_mul_(first, rule.momentum)
@@ -107,7 +162,10 @@ def move_(
 def clip_(grads: list[Tensor], bound: float, stacked: bool) -> None:
     """Scales each member's gradient down to norm ``bound``."""
     dims = [tuple(range(1 if stacked else 0, grad.dim())) for grad in grads]
-    squares = [grad.square().sum(dim) if dim else grad.square() for grad, dim in zip(grads, dims, strict=True)]
+    squares = [
+        grad.square().sum(dim) if dim else grad.square()
+        for grad, dim in zip(grads, dims, strict=True)
+    ]
     norm = torch.stack(squares).sum(0).sqrt()
     _scale_(grads, bound / norm.clamp_min(bound))
 

@@ -1,4 +1,6 @@
-"""What runs are made of: where branches start, their rates, the gradients of each step, and steps in place."""
+"""What runs are made of: where branches start, their rates, the gradients of each step, and
+steps in place.
+"""
 
 from __future__ import annotations
 
@@ -19,20 +21,28 @@ def starts(start: State, count: int, members: list[int]) -> tuple[Tree, Tree]:
     """Own copies of x and of the moments for some of ``count`` branches."""
     carried = next(iter(start["x"].values())).shape[0]
     if carried not in (1, count):
-        raise ConfigError(f"the carried state holds {carried} branches, this generator has count = {count}")
+        raise ConfigError(
+            f"the carried state holds {carried} branches, this generator has count = {count}"
+        )
 
     def own(tree: Tree) -> Tree:
         # By views of rows: a list of row numbers would go to the device, and the GPU be waited for.
         if carried == 1:
             return repeat({name: leaf[0] for name, leaf in tree.items()}, len(members))
-        return {name: torch.stack([leaf[member] for member in members]) for name, leaf in tree.items()}
+        return {
+            name: torch.stack([leaf[member] for member in members]) for name, leaf in tree.items()
+        }
 
     return own(start["x"]), own(start["moments"])
 
 
-def add_noise_(x: Tree, members: list[int], noise: float, unit: str, key: Key, of_zero: float = 0.0) -> None:
-    """Gaussian noise on every row but that of branch 0, the noise-free parent; drawn by a branch's own key. ``absolute``, or
-    ``relative`` to each leaf's root mean square, in whose place ``of_zero`` stands for a leaf that is zero."""
+def add_noise_(
+    x: Tree, members: list[int], noise: float, unit: str, key: Key, of_zero: float = 0.0
+) -> None:
+    """Gaussian noise on every row but that of branch 0, the noise-free parent; drawn by a branch's
+    own key. ``absolute``, or ``relative`` to each leaf's root mean square, in whose place
+    ``of_zero`` stands for a leaf that is zero.
+    """
     device = next(iter(x.values())).device
     for row, member in enumerate(members):
         if not noise or member == 0:
@@ -43,12 +53,16 @@ def add_noise_(x: Tree, members: list[int], noise: float, unit: str, key: Key, o
             if unit == "relative":
                 scale = leaf[row].square().mean().sqrt()
                 scale = torch.where(scale > 0, scale, of_zero)
-            drawn = torch.randn(leaf[row].shape, generator=generator, dtype=leaf.dtype, device=leaf.device)
+            drawn = torch.randn(
+                leaf[row].shape, generator=generator, dtype=leaf.dtype, device=leaf.device
+            )
             leaf[row] += noise * scale * drawn
 
 
 def or_function(*words: str) -> Callable[[object, Any, object], None]:
-    """The attrs validator of a field that is one of some words, or a function (from Python only)."""
+    """The attrs validator of a field that is one of some words, or a function (from Python
+    only).
+    """
     check = choice(*words)
 
     def validate(instance: object, attribute: Any, value: object) -> None:
@@ -79,24 +93,32 @@ def factors(spread: tuple[float, float] | None, count: int) -> list[float]:
 def scheduled(schedule: str, floor: float, period: int, steps: int, done: int) -> list[float]:
     """The factor of each of ``steps`` steps on the rate, after ``done`` lower steps of the run.
 
-    ``cosine`` falls from 1 to ``floor`` over these steps, ``cosine-restarts`` over ``period`` lower steps, again and again.
+    ``cosine`` falls from 1 to ``floor`` over these steps, ``cosine-restarts`` over ``period`` lower
+    steps, again and again.
     """
     if schedule == "constant":
         return [1.0] * steps
-    turns = [step / steps if schedule == "cosine" else ((done + step) % period) / period for step in range(steps)]
+    turns = [
+        step / steps if schedule == "cosine" else ((done + step) % period) / period
+        for step in range(steps)
+    ]
     return [floor + (1 - floor) * 0.5 * (1 + math.cos(math.pi * turn)) for turn in turns]
 
 
 @frozen(eq=False)
 class Slope:
-    """(∇_x g, g) on the batch of each step, taken at the leaves ``x``, which are the group's or a recording's copy of them."""
+    """(∇_x g, g) on the batch of each step, taken at the leaves ``x``, which are the group's or
+    a recording's copy of them.
+    """
 
     x: Tree
     at: Callable[[int], tuple[list[Tensor], Tensor]]
 
 
 def pieces(data: Data, numbers: Tensor | None, count: int) -> list[tuple[float, Tree]]:
-    """The rows with these ``numbers`` (along the last axis; None: all) in ``count`` batches, each with its share of them."""
+    """The rows with these ``numbers`` (along the last axis; None: all) in ``count`` batches,
+    each with its share of them.
+    """
     if count == 1 or not data.size:
         return [(1.0, data.batch(numbers))]
     if numbers is None:
@@ -106,16 +128,26 @@ def pieces(data: Data, numbers: Tensor | None, count: int) -> list[tuple[float, 
 
 
 def slope_of(
-    problem: Problem, theta: Tree, group: Group, index: Tensor | None, owner: Hashable | None = None, accumulate: int = 1
+    problem: Problem,
+    theta: Tree,
+    group: Group,
+    index: Tensor | None,
+    owner: Hashable | None = None,
+    accumulate: int = 1,
 ) -> Slope:
-    """The gradients of a group on rows ``index``, ``[steps, batch]`` (after an axis of members where each has its own; None:
-    all rows), recorded for an ``owner``, where there is one and the device records; ``accumulate``: batches of a step."""
-    data, loss = problem.lower_data, group.loss  # not the problem, to which a recording must not refer
+    """The gradients of a group on rows ``index``, ``[steps, batch]`` (after an axis of members
+    where each has its own; None: all rows), recorded for an ``owner``, where there is one and the
+    device records; ``accumulate``: batches of a step.
+    """
+    # not the problem, to which a recording must not refer
+    data = problem.lower_data
+    loss = group.loss
 
     def at(theta: Tree, x: Tree, numbers: Tensor | None) -> tuple[list[Tensor], Tensor]:
         if accumulate == 1:
             return gradient(loss, theta, x, data.batch(numbers))
-        total, value = [torch.zeros_like(leaf) for leaf in x.values()], torch.zeros(())
+        total = [torch.zeros_like(leaf) for leaf in x.values()]
+        value = torch.zeros(())
         for share, batch in pieces(data, numbers, accumulate):
             grads, part = gradient(loss, theta, x, batch)
             torch._foreach_add_(total, grads, alpha=share)
@@ -125,9 +157,14 @@ def slope_of(
     def numbers(step: int) -> Tensor | None:
         return None if index is None else index[..., step, :]
 
-    part, device = group.part, next(iter(group.x.values())).device
+    part = group.part
+    device = next(iter(group.x.values())).device
     key = (owner, (part.start, part.stop) if isinstance(part, slice) else "single")
-    recording = recorded(problem, key, device, lambda: Recording(at, theta, group.x, numbers(0))) if owner is not None else None
+    recording = (
+        recorded(problem, key, device, lambda: Recording(at, theta, group.x, numbers(0)))
+        if owner is not None
+        else None
+    )
     if recording is None:
         return Slope(group.x, lambda step: at(theta, group.x, numbers(step)))
     recording.load(theta, group.x, numbers(0))
@@ -142,7 +179,9 @@ def slope_of(
 
 
 def of_part(part: slice | int, numbers: list[float], like: Tensor) -> float | Tensor:
-    """Those of some branches: one number where all agree (the usual case, and the faster one), else one per member."""
+    """Those of some branches: one number where all agree (the usual case, and the faster one),
+    else one per member.
+    """
     own = numbers[part] if isinstance(part, slice) else [numbers[part]]
     if all(number == own[0] for number in own):
         return own[0]
@@ -150,10 +189,18 @@ def of_part(part: slice | int, numbers: list[float], like: Tensor) -> float | Te
 
 
 def advance(
-    rule: Rule, group: Group, moments: Tree, slope: Slope, rates: Sequence[float | Tensor], decay: float | Tensor
+    rule: Rule,
+    group: Group,
+    moments: Tree,
+    slope: Slope,
+    rates: Sequence[float | Tensor],
+    decay: float | Tensor,
 ) -> Tensor:
-    """Moves ``group.x`` and ``moments`` in place through one step for each rate; returns the last lower losses."""
-    leaves, loss = list(slope.x.values()), torch.empty(())
+    """Moves ``group.x`` and ``moments`` in place through one step for each rate; returns the
+    last lower losses.
+    """
+    leaves = list(slope.x.values())
+    loss = torch.empty(())
     for step, rate in enumerate(rates):
         grads, loss = slope.at(step)
         numbers = Coefficients.of(rule, rule.done + step + 1, rate, decay)

@@ -1,4 +1,6 @@
-"""Steps of an optimiser of torch: each branch has one of its own, on views of what the branches share."""
+"""Steps of an optimiser of torch: each branch has one of its own, on views of what the branches
+share.
+"""
 
 from __future__ import annotations
 
@@ -30,7 +32,8 @@ class TorchRule:
 
     def check_linear(self) -> NoReturn:
         raise ConfigError(
-            'a step is linear in ∇g only with optimizer = "sgd" and no clip, and this generator has an optimiser of torch\n'
+            'a step is linear in ∇g only with optimizer = "sgd" and no clip, and this generator '
+            "has an optimiser of torch\n"
             "  change these, or use the hypergradient 'unrolled' with last = 1"
         )
 
@@ -39,7 +42,8 @@ class TorchRule:
         optimizer = self.times.optimizer
         if not all("differentiable" in group for group in optimizer.param_groups):
             raise ConfigError(
-                f"{type(optimizer).__name__} has no differentiable step, and `unrolled` goes back through every one\n"
+                f"{type(optimizer).__name__} has no differentiable step, and `unrolled` goes "
+                "back through every one\n"
                 f"  take one of torch.optim that has ({DIFFERENTIABLE}),\n"
                 "  or the hypergradient 'implicit', which differentiates at the end alone"
             )
@@ -58,10 +62,14 @@ class TorchRule:
         return {name: leaf for memory in parts for name, leaf in memory.items()}
 
     def numbers(self, step: int, rate: float, decay: float) -> tuple[int, float, float]:
-        """Of the step with this number in a run that begins now: its own number, and factors on learning rate and decay."""
+        """Of the step with this number in a run that begins now: its own number, and factors on
+        learning rate and decay.
+        """
         return self.done + step, rate, decay
 
-    def stepped(self, x: Tree, grads: Tree, moments: Sequence[Tree], numbers: tuple[int, float, float]) -> list[Tree]:
+    def stepped(
+        self, x: Tree, grads: Tree, moments: Sequence[Tree], numbers: tuple[int, float, float]
+    ) -> list[Tree]:
         """[x, memory] after a step, differentiable where gradients are recorded."""
         memory = moments[0] if moments else {}
         if not torch.is_grad_enabled():
@@ -69,34 +77,48 @@ class TorchRule:
         names: list[list[str]] = []
         tensors = [*x.values(), *grads.values(), *memory.values()]
         outputs = DifferentiableStep.apply(self, numbers, list(x), list(memory), names, *tensors)
-        return [dict(zip(x, outputs, strict=False)), dict(zip(names[0], outputs[len(x) :], strict=True))]
+        return [
+            dict(zip(x, outputs, strict=False)),
+            dict(zip(names[0], outputs[len(x) :], strict=True)),
+        ]
 
 
 def check_settings(generator: Any, optimizer: object) -> None:
-    """ConfigError where a generator has settings of its own rules beside a function that makes an ``optimizer``."""
+    """ConfigError where a generator has settings of its own rules beside a function that makes
+    an ``optimizer``.
+    """
     if generator is None or not callable(optimizer):
         return
     if getattr(generator, "way_back", "graph") != "graph":
         raise ConfigError(
-            "way_back = 'mixed' goes back through steps of \"sgd\" and \"adamw\", and 'optimizer' is a function here\n"
+            'way_back = \'mixed\' goes back through steps of "sgd" and "adamw", and '
+            "'optimizer' is a function here\n"
             "  take one of the two by name, or leave way_back = 'graph'"
         )
     for name in ("lr", "momentum", "betas", "eps", "weight_decay"):
         if getattr(generator, name) != getattr(fields(type(generator)), name).default:
             raise ConfigError(
-                f"'{name}' is a setting of \"sgd\" and \"adamw\", and 'optimizer' is a function here\n"
-                f"  give it to the optimiser: optimizer=lambda params: torch.optim.RMSprop(params, {name}=…)"
+                f"'{name}' is a setting of \"sgd\" and \"adamw\", and 'optimizer' is a function "
+                "here\n"
+                "  give it to the optimiser: optimizer=lambda params: "
+                f"torch.optim.RMSprop(params, {name}=…)"
             )
 
 
-def timetable_of(problem: Problem, optimizer: str | Build, schedule: object, rate: float) -> Timetable:
-    """What a schedule of torch says (of one of our own rules with this ``rate``), kept with the problem: it is worked out from
-    the first step on."""
+def timetable_of(
+    problem: Problem, optimizer: str | Build, schedule: object, rate: float
+) -> Timetable:
+    """What a schedule of torch says (of one of our own rules with this ``rate``), kept with the
+    problem: it is worked out from the first step on."""
     key = ("timetable", id(optimizer), id(schedule), rate)
     if key not in problem.kept:
         build = partial(torch.optim.SGD, lr=rate) if isinstance(optimizer, str) else optimizer
         times = Timetable.of(build, problem.x0, schedule if callable(schedule) else None)
-        problem.kept[key] = times, optimizer, schedule  # kept as well, so that their ids stay theirs
+        problem.kept[key] = (
+            times,
+            optimizer,
+            schedule,
+        )  # kept as well, so that their ids stay theirs
     kept: Timetable = problem.kept[key][0]
     return kept
 
@@ -110,12 +132,22 @@ def advance_torch(
     decays: Sequence[float],
     remember: bool,
 ) -> tuple[Tensor, list[Tree], int]:
-    """Moves ``group.x`` in place, each member by an optimiser of its own, through a step for each of ``rates``, which holds a
-    factor for each member; (the lower losses before the last step, each member's memory, gradients of each)."""
-    stacked, loss, calls = isinstance(group.part, slice), torch.empty(()), 0
+    """Moves ``group.x`` in place, each member by an optimiser of its own, through a step for each
+    of ``rates``, which holds a factor for each member; (the lower losses before the last step, each
+    member's memory, gradients of each).
+    """
+    stacked = isinstance(group.part, slice)
+    loss = torch.empty(())
+    calls = 0
     members = [_member(slope.x, i if stacked else None) for i in range(len(decays))]
-    memories = [{name: leaf[i] for name, leaf in moments.items()} if stacked else moments for i in range(len(decays))]
-    steppers = [Stepper.of(rule.build, leaves, memory) for leaves, memory in zip(members, memories, strict=True)]
+    memories = [
+        {name: leaf[i] for name, leaf in moments.items()} if stacked else moments
+        for i in range(len(decays))
+    ]
+    steppers = [
+        Stepper.of(rule.build, leaves, memory)
+        for leaves, memory in zip(members, memories, strict=True)
+    ]
 
     def slopes(step: int) -> Tensor:
         nonlocal calls
@@ -149,7 +181,8 @@ def joined(memories: Sequence[Tree]) -> Tree:
     shapes = [{name: leaf.shape for name, leaf in memory.items()} for memory in memories]
     if any(shape != shapes[0] for shape in shapes):
         raise ConfigError(
-            "the optimiser remembers something of another size in each branch, so that one memory cannot take another's place\n"
+            "the optimiser remembers something of another size in each branch, so that one "
+            "memory cannot take another's place\n"
             '  take moments = "fresh", or count = 1'
         )
     return stack(memories)
@@ -157,4 +190,7 @@ def joined(memories: Sequence[Tree]) -> Tree:
 
 def _member(x: Tree, row: int | None) -> Tree:
     """One branch's leaves, which share memory with ``x``."""
-    return {name: (leaf if row is None else leaf[row]).detach().requires_grad_() for name, leaf in x.items()}
+    return {
+        name: (leaf if row is None else leaf[row]).detach().requires_grad_()
+        for name, leaf in x.items()
+    }

@@ -1,5 +1,5 @@
-"""One step of an optimiser of torch as a function: its values are those of the ordinary step, its derivative that of torch's
-differentiable form."""
+"""One step of an optimiser of torch as a function: its values are those of the ordinary step, its
+derivative that of torch's differentiable form."""
 
 from __future__ import annotations
 
@@ -20,20 +20,27 @@ if TYPE_CHECKING:
     from hgms.generators.branches.torch_rule import TorchRule
 
 
-def plain_step(rule: TorchRule, x: Tree, grads: Tree, memory: Tree, numbers: tuple[int, float, float]) -> list[Tree]:
+def plain_step(
+    rule: TorchRule, x: Tree, grads: Tree, memory: Tree, numbers: tuple[int, float, float]
+) -> list[Tree]:
     leaves = {name: leaf.detach().clone().requires_grad_() for name, leaf in x.items()}
     stepper = Stepper.of(rule.build, leaves, memory)
     return _taken(rule, stepper, grads, numbers)
 
 
-def _recorded(rule: TorchRule, x: Tree, grads: Tree, memory: Tree, numbers: tuple[int, float, float]) -> list[Tree]:
+def _recorded(
+    rule: TorchRule, x: Tree, grads: Tree, memory: Tree, numbers: tuple[int, float, float]
+) -> list[Tree]:
     """The same with a graph, by the form of its step that torch can differentiate."""
     places = {name: leaf.detach().clone().requires_grad_() for name, leaf in x.items()}
     leaves = {name: leaf.clone() for name, leaf in x.items()}
     stepper = evolve(Stepper.of(rule.build, places), leaves=leaves)
-    optimizer, instead = stepper.optimizer, {id(place): leaves[name] for name, place in places.items()}
+    optimizer = stepper.optimizer
+    instead = {id(place): leaves[name] for name, place in places.items()}
     optimizer.defaults["differentiable"] = True
-    states = {instead[id(place)]: state for place, state in optimizer.state.items()}  # what a new one holds already
+    states = {
+        instead[id(place)]: state for place, state in optimizer.state.items()
+    }  # what a new one holds already
     optimizer.state.clear()
     optimizer.state.update(states)
     for group, fresh in zip(optimizer.param_groups, stepper.fresh, strict=True):
@@ -42,13 +49,24 @@ def _recorded(rule: TorchRule, x: Tree, grads: Tree, memory: Tree, numbers: tupl
             if key in group:
                 group[key] = fresh[key] = value
     # The counts in float64: here torch computes with them, and elsewhere Python does.
-    counts = {name: f"{name.partition('|step|')[0]}|step|tensor" for name in memory if "|step|" in name}
-    stepper.recall({counts.get(name, name): leaf.double() if name in counts else leaf for name, leaf in memory.items()})
+    counts = {
+        name: f"{name.partition('|step|')[0]}|step|tensor" for name in memory if "|step|" in name
+    }
+    stepper.recall(
+        {
+            counts.get(name, name): leaf.double() if name in counts else leaf
+            for name, leaf in memory.items()
+        }
+    )
     return _taken(rule, stepper, grads, numbers, _Smooth())
 
 
 def _taken(
-    rule: TorchRule, stepper: Stepper, grads: Tree, numbers: tuple[int, float, float], form: Any = contextlib.nullcontext()
+    rule: TorchRule,
+    stepper: Stepper,
+    grads: Tree,
+    numbers: tuple[int, float, float],
+    form: Any = contextlib.nullcontext(),
 ) -> list[Tree]:
     number, rate, decay = numbers
     options = rule.times.options(number)
@@ -57,22 +75,38 @@ def _taken(
         leaf.grad = grads[name]
     with form:
         stepper.optimizer.step()
-    return [{name: leaf.detach() if leaf.is_leaf else leaf for name, leaf in stepper.leaves.items()}, stepper.memory(options)]
+    return [
+        {name: leaf.detach() if leaf.is_leaf else leaf for name, leaf in stepper.leaves.items()},
+        stepper.memory(options),
+    ]
 
 
 class DifferentiableStep(torch.autograd.Function):
-    """A step as it is taken in place; its derivative is that of the form of it that torch can differentiate."""
+    """A step as it is taken in place; its derivative is that of the form of it that torch can
+    differentiate.
+    """
 
     @staticmethod
     def forward(
-        ctx: Any, rule: TorchRule, numbers: Any, x: list[str], memory: list[str], names: list[list[str]], *tensors: Tensor
+        ctx: Any,
+        rule: TorchRule,
+        numbers: Any,
+        x: list[str],
+        memory: list[str],
+        names: list[list[str]],
+        *tensors: Tensor,
     ) -> tuple[Tensor, ...]:
-        ctx.rule, ctx.numbers, ctx.x, ctx.memory = rule, numbers, x, memory
+        ctx.rule = rule
+        ctx.numbers = numbers
+        ctx.x = x
+        ctx.memory = memory
         ctx.save_for_backward(*tensors)
         after, kept = plain_step(rule, *_trees(tensors, x, memory), numbers)
         names.append(list(kept))
         ctx.names = list(kept)
-        ctx.mark_non_differentiable(*(leaf for leaf in kept.values() if not leaf.is_floating_point()))
+        ctx.mark_non_differentiable(
+            *(leaf for leaf in kept.values() if not leaf.is_floating_point())
+        )
         return (*after.values(), *kept.values())
 
     @staticmethod
@@ -80,14 +114,24 @@ class DifferentiableStep(torch.autograd.Function):
     def backward(ctx: Any, *slopes: Tensor) -> tuple[Tensor | None, ...]:
         names = [*ctx.x, *ctx.x, *ctx.memory]
         moving = [
-            leaf.is_floating_point() and "|step|" not in name for name, leaf in zip(names, ctx.saved_tensors, strict=True)
+            leaf.is_floating_point() and "|step|" not in name
+            for name, leaf in zip(names, ctx.saved_tensors, strict=True)
         ]
-        inputs = [leaf.detach().requires_grad_(moves) for leaf, moves in zip(ctx.saved_tensors, moving, strict=True)]
+        inputs = [
+            leaf.detach().requires_grad_(moves)
+            for leaf, moves in zip(ctx.saved_tensors, moving, strict=True)
+        ]
         with torch.enable_grad(), _counting():
             after, kept = _recorded(ctx.rule, *_trees(inputs, ctx.x, ctx.memory), ctx.numbers)
-        same = {name.rpartition("|")[0]: leaf for name, leaf in kept.items()}  # whatever the type of the counts
+        same = {
+            name.rpartition("|")[0]: leaf for name, leaf in kept.items()
+        }  # whatever the type of the counts
         outputs = [*after.values(), *(same[name.rpartition("|")[0]] for name in ctx.names)]
-        pairs = [(leaf, slope.to(leaf.dtype)) for leaf, slope in zip(outputs, slopes, strict=True) if leaf.requires_grad]
+        pairs = [
+            (leaf, slope.to(leaf.dtype))
+            for leaf, slope in zip(outputs, slopes, strict=True)
+            if leaf.requires_grad
+        ]
         leaves = [leaf for leaf in inputs if leaf.requires_grad]
         ends, along = zip(*pairs, strict=True)
         grads = iter(torch.autograd.grad(ends, leaves, along, materialize_grads=True))
@@ -115,10 +159,14 @@ def _counting() -> Iterator[None]:
 
 
 class _Smooth(TorchFunctionMode):
-    """Inside, √v has the derivative 0 at v = 0, so that a coordinate that never had a gradient stays where it is, and nothing
-    is cut off, as SGD cuts off the gradient that its momentum begins with."""
+    """Inside, √v has the derivative 0 at v = 0, so that a coordinate that never had a gradient
+    stays where it is, and nothing is cut off, as SGD cuts off the gradient that its momentum begins
+    with.
+    """
 
-    def __torch_function__(self, function: Any, types: Any, args: Any = (), kwargs: Mapping[str, Any] | None = None) -> Any:
+    def __torch_function__(
+        self, function: Any, types: Any, args: Any = (), kwargs: Mapping[str, Any] | None = None
+    ) -> Any:
         if function in (torch.sqrt, Tensor.sqrt):
             return _root(args[0])
         if function is Tensor.sqrt_:
@@ -127,4 +175,6 @@ class _Smooth(TorchFunctionMode):
 
 
 def _root(v: Tensor) -> Tensor:
-    return torch.where(v == 0, torch.zeros_like(v), torch.where(v == 0, torch.ones_like(v), v).sqrt())
+    return torch.where(
+        v == 0, torch.zeros_like(v), torch.where(v == 0, torch.ones_like(v), v).sqrt()
+    )

@@ -1,4 +1,6 @@
-"""The iterates of one run as candidates: what IAPTT-GM truncates, and what HG-MS can select from without a second run."""
+"""The iterates of one run as candidates: what IAPTT-GM truncates, and what HG-MS can select from
+without a second run.
+"""
 
 from __future__ import annotations
 
@@ -23,46 +25,73 @@ from hgms.generators.branches.backward import Run
 from hgms.generators.branches.path import Path, Replay, on_kept_graph
 from hgms.generators.branches.rule import Rule
 from hgms.generators.branches.steps import advance, or_function, slope_of
-from hgms.generators.branches.torch_rule import TorchRule, advance_torch, check_settings, timetable_of
+from hgms.generators.branches.torch_rule import (
+    TorchRule,
+    advance_torch,
+    check_settings,
+    timetable_of,
+)
 from hgms.optim import Build
-from hgms_core import Candidates, Cost, Group, Key, Problem, State, Tree, choice, detach, repeat, stack
+from hgms_core import (
+    Candidates,
+    Cost,
+    Group,
+    Key,
+    Problem,
+    State,
+    Tree,
+    choice,
+    detach,
+    repeat,
+    stack,
+)
 
 
 @final
 @frozen(kw_only=True)
 class Trajectory:
-    """The iterates of one run of K steps of an optimiser on the lower loss, N = ⌈K / ``every``⌉ candidates::
+    """The iterates of one run of K steps of an optimiser on the lower loss, N = ⌈K / ``every``⌉
+    candidates::
 
         y_0 = z where the start is learned (``learn_start``), else the carried state
-        y_{k+1} = y_k − lr · direction(∇_y g(θ, y_k; B_k)),        candidates y_every, y_2·every, …, y_K
+        y_{k+1} = y_k − lr · direction(∇_y g(θ, y_k; B_k)),    candidates y_every, y_2·every, …, y_K
 
-    A candidate is replayed, and differentiated, through its own k steps only. The optimiser's moments start at zero in every
-    outer step.
+    A candidate is replayed, and differentiated, through its own k steps only. The optimiser's
+    moments start at zero in every outer step.
 
-    Use for IAPTT-GM (selector ``worst``, hypergradient ``unrolled``, a learned start), or to draw HG-MS's candidates from one
-    run (``best-of-n``). Avoid when N independent views of the set of minimisers are wanted: iterates of one run are alike.
+    Use for IAPTT-GM (selector ``worst``, hypergradient ``unrolled``, a learned start), or to draw
+    HG-MS's candidates from one run (``best-of-n``). Avoid when N independent views of the set of
+    minimisers are wanted: iterates of one run are alike.
 
     Arguments:
         steps: K. ``every``: keep each ``every``-th iterate, and the last.
-        optimizer, lr, momentum, betas, eps, weight_decay: as in ``branches``, from Python also a function that makes an
-            optimiser of torch. ``clip``: bound on ‖∇_y g‖.
+        optimizer, lr, momentum, betas, eps, weight_decay: as in ``branches``, from Python also a
+            function that makes an optimiser of torch. ``clip``: bound on ‖∇_y g‖.
         batch_size: examples a step; None uses all.
-        carry_rule: the next outer step starts from the ``selected`` iterate, from the ``last`` one, or from a newly drawn
-            lower state (``restart``). Without effect on a learned start.
-        keep_graph: build the run's graph while proposing, so that ``unrolled`` need not run it again: saves up to K lower
-            gradients an outer step. Only for ``unrolled``, and for runs whose K graphs fit into memory.
+        carry_rule: the next outer step starts from the ``selected`` iterate, from the ``last`` one,
+            or from a newly drawn lower state (``restart``). Without effect on a learned start.
+        keep_graph: build the run's graph while proposing, so that ``unrolled`` need not run it
+            again: saves up to K lower gradients an outer step. Only for ``unrolled``, and for runs
+            whose K graphs fit into memory.
         way_back: as in ``branches``.
 
-    Cost: K lower gradients. Memory: N + 1 lower states and moments for one; with ``keep_graph`` K graphs of a gradient.
+    Cost: K lower gradients. Memory: N + 1 lower states and moments for one; with ``keep_graph`` K
+        graphs of a gradient.
 
-    >>> problem = Problem(theta0={"t": torch.zeros(1)}, x0={"x": torch.full((1,), 4.0)},
-    ...                   g=lambda t, x, _: ((x["x"] - t["t"]) ** 2).sum(), f=lambda t, x, _: x["x"].sum())
+    >>> problem = Problem(
+    ...     theta0={"t": torch.zeros(1)},
+    ...     x0={"x": torch.full((1,), 4.0)},
+    ...     g=lambda t, x, _: ((x["x"] - t["t"]) ** 2).sum(),
+    ...     f=lambda t, x, _: x["x"].sum(),
+    ... )
     >>> trajectory = Trajectory(steps=3, lr=0.25)
-    >>> trajectory.propose(problem, problem.theta0, trajectory.init(problem, Key(0)), Key(0)).x["x"].flatten()
+    >>> trajectory.propose(problem, problem.theta0, trajectory.init(problem, Key(0)), Key(0)).x[
+    ...     "x"
+    ... ].flatten()
     tensor([2.0000, 1.0000, 0.5000])
 
-    Source: Liu, Liu, Zeng, Zhang, *Towards gradient-based bilevel optimization with non-convex followers and beyond*, NeurIPS
-    2021 (arXiv 2110.00455).
+    Source: Liu, Liu, Zeng, Zhang, *Towards gradient-based bilevel optimization with non-convex
+    followers and beyond*, NeurIPS 2021 (arXiv 2110.00455).
     """
 
     name: ClassVar[str] = "trajectory"
@@ -70,7 +99,9 @@ class Trajectory:
 
     steps: int = field(default=20, validator=whole)
     every: int = field(default=1, validator=whole)
-    optimizer: Literal["sgd", "adamw"] | Build = field(default="sgd", validator=or_function("sgd", "adamw"))
+    optimizer: Literal["sgd", "adamw"] | Build = field(
+        default="sgd", validator=or_function("sgd", "adamw")
+    )
     lr: float = field(default=0.1, validator=positive)
     momentum: float = field(default=0.0, validator=decay_rate)
     betas: tuple[float, float] = field(default=(0.9, 0.999), validator=decay_rates)
@@ -82,7 +113,9 @@ class Trajectory:
         default="selected", validator=choice("selected", "last", "restart")
     )
     keep_graph: bool = False
-    way_back: Literal["graph", "mixed"] = field(default="graph", validator=choice("graph", "mixed"), metadata={"since": "0.6"})
+    way_back: Literal["graph", "mixed"] = field(
+        default="graph", validator=choice("graph", "mixed"), metadata={"since": "0.6"}
+    )
 
     lighter = lowering(other=["batch_size"])
 
@@ -104,51 +137,92 @@ class Trajectory:
 
         if self.keep_graph:
             leaves = {name: leaf.detach().requires_grad_() for name, leaf in theta.items()}
-            (x, losses, replay), calls = self._with_graph(path(leaves, self.steps), leaves, run_again), self.steps
+            (x, losses, replay), calls = (
+                self._with_graph(path(leaves, self.steps), leaves, run_again),
+                self.steps,
+            )
         else:
-            (x, losses, calls), replay = self._forward(path(detach(theta), self.steps), detach(theta)), run_again
+            (x, losses, calls), replay = (
+                self._forward(path(detach(theta), self.steps), detach(theta)),
+                run_again,
+            )
         rows = problem.lower_data.count(self.batch_size)
-        return Candidates(x=x, losses=losses, cost=Cost(lower_gradients=calls, rows=calls * rows), replay=replay)
+        return Candidates(
+            x=x, losses=losses, cost=Cost(lower_gradients=calls, rows=calls * rows), replay=replay
+        )
 
-    def carry(self, start: State, candidates: Candidates, index: Tensor, key: Key, problem: Problem) -> State:
+    def carry(
+        self, start: State, candidates: Candidates, index: Tensor, key: Key, problem: Problem
+    ) -> State:
         if self.carry_rule == "restart":
             return {"x": dict(problem.initial(key))}
-        return {"x": candidates.at(index if self.carry_rule == "selected" else candidates.count - 1)}
+        return {
+            "x": candidates.at(index if self.carry_rule == "selected" else candidates.count - 1)
+        }
 
     def _forward(self, path: Path, theta: Tree) -> tuple[Tree, Tensor, int]:
-        """The candidates, the loss before the last step of each, and how many gradients they took, without a graph."""
+        """The candidates, the loss before the last step of each, and how many gradients they
+        took, without a graph.
+        """
         if (run := path.compiled(theta)) is not None:
             return *self._candidates(run), self.steps
         point = {name: leaf.detach().clone() for name, leaf in path.x.items()}
-        x, first = repeat(point, len(self._kept)), next(iter(point.values()))
-        losses, done, calls = torch.empty(len(self._kept), dtype=first.dtype, device=first.device), 0, 0
-        group, rule, moments = Group(0, point, path.problem.g), path.rule, path.moments
+        x = repeat(point, len(self._kept))
+        first = next(iter(point.values()))
+        losses = torch.empty(len(self._kept), dtype=first.dtype, device=first.device)
+        done = 0
+        calls = 0
+        group = Group(0, point, path.problem.g)
+        rule = path.rule
+        moments = path.moments
         for row, step in enumerate(self._kept):
-            slope = slope_of(path.problem, theta, group, None if path.index is None else path.index[done:step])
+            slope = slope_of(
+                path.problem, theta, group, None if path.index is None else path.index[done:step]
+            )
             if isinstance(rule, TorchRule):
                 factors = [[rate] for rate in path.rates[done:step]]
                 losses[row], (moments,), took = advance_torch(
-                    evolve(rule, done=done), group, moments, slope, factors, [path.decay], remember=True
+                    evolve(rule, done=done),
+                    group,
+                    moments,
+                    slope,
+                    factors,
+                    [path.decay],
+                    remember=True,
                 )
             else:
-                losses[row] = advance(evolve(rule, done=done), group, moments, slope, path.rates[done:step], path.decay)
+                losses[row] = advance(
+                    evolve(rule, done=done),
+                    group,
+                    moments,
+                    slope,
+                    path.rates[done:step],
+                    path.decay,
+                )
                 took = step - done
             for name, leaf in point.items():
                 x[name][row] = leaf
-            done, calls = step, calls + took
+            done = step
+            calls = calls + took
         return x, losses, calls
 
-    def _with_graph(self, path: Path, leaves: Tree, run_again: Replay) -> tuple[Tree, Tensor, Replay]:
+    def _with_graph(
+        self, path: Path, leaves: Tree, run_again: Replay
+    ) -> tuple[Tree, Tensor, Replay]:
         """The same, with the graph that a replay then goes back through."""
         if isinstance(path.rule, TorchRule):
             path.rule.check_differentiable()
         if (compiled := path.kept(leaves, self.steps)) is not None:
             ends = [compiled.end(step) for step in self._kept]
-            return *self._candidates(compiled), on_kept_graph(ends, self._kept, leaves, path.rows, run_again)
+            return *self._candidates(compiled), on_kept_graph(
+                ends, self._kept, leaves, path.rows, run_again
+            )
         run = enumerate(path.states(leaves, self.steps), start=1)
         points = [(state[0], loss) for step, (state, loss) in run if step in self._kept]
         x = {name: torch.stack([point[name].detach() for point, _ in points]) for name in path.x}
-        replay = on_kept_graph([point for point, _ in points], self._kept, leaves, path.rows, run_again)
+        replay = on_kept_graph(
+            [point for point, _ in points], self._kept, leaves, path.rows, run_again
+        )
         return x, torch.stack([loss for _, loss in points]), replay
 
     def _candidates(self, run: Run) -> tuple[Tree, Tensor]:
@@ -160,11 +234,15 @@ class Trajectory:
         """After which steps a candidate is taken."""
         return [*range(self.every, self.steps, self.every), self.steps]
 
-    def _path(self, problem: Problem, theta: Tree, start: State, index: Tensor | None, steps: int) -> Path:
+    def _path(
+        self, problem: Problem, theta: Tree, start: State, index: Tensor | None, steps: int
+    ) -> Path:
         x = dict(start["x"]) if problem.start is None else problem.start(theta)
         rule: Rule | TorchRule = Rule.of(self)
         if not isinstance(self.optimizer, str):
-            rule = TorchRule(self.optimizer, timetable_of(problem, self.optimizer, None, self.lr), self.clip)
+            rule = TorchRule(
+                self.optimizer, timetable_of(problem, self.optimizer, None, self.lr), self.clip
+            )
         own = isinstance(rule, Rule)
         return Path(
             rule=rule,

@@ -22,15 +22,16 @@ class DynamicBarrier:
 
     With ∇ = (∇_θ, ∇_y) and one lower batch for the whole step::
 
-        y^{t+1} = y^t − η_T ∇_y g(θ, y^t),   y^0 = y                     T steps; y^T is then held fixed
+        y^{t+1} = y^t − η_T ∇_y g(θ, y^t),   y^0 = y    T steps; y^T is then held fixed
         q(θ, y) = g(θ, y) − g(θ, y^T)
-        λ = max(η − ⟨∇f, ∇q⟩ / ‖∇q‖², 0)                                 so that ⟨∇f + λ∇q, ∇q⟩ ≥ η ‖∇q‖²
+        λ = max(η − ⟨∇f, ∇q⟩ / ‖∇q‖², 0)    so that ⟨∇f + λ∇q, ∇q⟩ ≥ η ‖∇q‖²
         y ← y − η_y (∇_y f + λ ∇_y q),   h = ∇_θ f + λ ∇_θ q             both at the old (θ, y)
 
-    λ is the least weight with which q falls at the asked rate: there is no penalty to choose. y^T is used up; y is what is
-    carried. Goes with hypergradient ``carried`` and an outer ``sgd``.
+    λ is the least weight with which q falls at the asked rate: there is no penalty to choose. y^T
+    is used up; y is what is carried. Goes with hypergradient ``carried`` and an outer ``sgd``.
 
-    Use when no penalty weight is to be tuned. Avoid very noisy batches: λ is a ratio of two inner products.
+    Use when no penalty weight is to be tuned. Avoid very noisy batches: λ is a ratio of two inner
+    products.
 
     Arguments:
         steps: T. ``inner_lr``: η_T. ``lr``: η_y. ``eta``: η, how fast the gap must fall.
@@ -39,17 +40,24 @@ class DynamicBarrier:
 
     Errors: ConfigError where all N candidates would be the same.
 
-    Cost: N (T + 1) lower gradients (that at y serves q and the first of the T steps, that at y^T is in θ alone), N upper
-    gradients. Memory: N lower states and a few gradients.
+    Cost: N (T + 1) lower gradients (that at y serves q and the first of the T steps, that at y^T is
+    in θ alone), N upper gradients. Memory: N lower states and a few gradients.
 
-    >>> problem = Problem(theta0={"t": torch.ones(1)}, x0={"x": torch.zeros(1)},
-    ...                   g=lambda t, x, _: ((x["x"] - t["t"]) ** 2).sum(), f=lambda t, x, _: (x["x"] + 2 * t["t"]).sum())
+    >>> problem = Problem(
+    ...     theta0={"t": torch.ones(1)},
+    ...     x0={"x": torch.zeros(1)},
+    ...     g=lambda t, x, _: ((x["x"] - t["t"]) ** 2).sum(),
+    ...     f=lambda t, x, _: (x["x"] + 2 * t["t"]).sum(),
+    ... )
     >>> generator = DynamicBarrier(steps=1, inner_lr=0.5, lr=0.25, eta=1.0)
-    >>> candidates = generator.propose(problem, problem.theta0, generator.init(problem, Key(0)), Key(0))
-    >>> candidates.x["x"], candidates.aux["theta.t"]            # ∇q = (2, −2), ∇f = (2, 1): λ = 1 − 2/8
+    >>> candidates = generator.propose(
+    ...     problem, problem.theta0, generator.init(problem, Key(0)), Key(0)
+    ... )
+    >>> candidates.x["x"], candidates.aux["theta.t"]  # ∇q = (2, −2), ∇f = (2, 1): λ = 1 − 2/8
     (tensor([[0.1250]]), tensor([[3.5000]]))
 
-    Source: Liu, Ye, Wright, Stone and Liu, *BOME! Bilevel optimization made easy: a simple first-order approach* (2022).
+    Source: Liu, Ye, Wright, Stone and Liu, *BOME! Bilevel optimization made easy: a simple
+        first-order approach* (2022).
     """
 
     name: ClassVar[str] = "dynamic-barrier"
@@ -62,26 +70,36 @@ class DynamicBarrier:
     batch_size: int | None = field(default=None, validator=optional_whole)
     upper_batch_size: int | None = field(default=None, validator=optional_whole)
     noise: float = field(default=0.0, validator=not_negative)
-    carry_rule: Literal["selected", "per-branch"] = field(default="selected", validator=shared.carry_rules)
+    carry_rule: Literal["selected", "per-branch"] = field(
+        default="selected", validator=shared.carry_rules
+    )
 
     lighter = lowering(other=["batch_size", "count"])
 
     init = shared.begin
 
     def propose(self, problem: Problem, theta: Tree, start: State, key: Key) -> Candidates:
-        g, f, programs = problem.g, problem.f, programs_of(problem)
+        g = problem.g
+        f = problem.f
+        programs = programs_of(problem)
         before = form(programs, (f"{self.name} slopes", self, g, f), partial(self._slopes, g, f))
         after = form(programs, (f"{self.name} step", self, g), partial(self._bent, g))
 
         def step(y: Tree, aux: Tree, key: Key) -> tuple[Tree, Tree, Tensor]:
             below, above = shared.draw(problem, key, self)
             slopes, end, losses = before(y, theta, below, above)
-            end = shared.descent(programs, self, g, self.steps - 1, self.inner_lr, theta, end, below)
+            end = shared.descent(
+                programs, self, g, self.steps - 1, self.inner_lr, theta, end, below
+            )
             x, kept = after(y, end, slopes, theta, below)
             return x, {**kept, "upper_loss": losses["f"]}, losses["g"]
 
         rows, upper_rows = shared.rows(problem, self)
-        cost = Cost(lower_gradients=self.steps + 1, upper_gradients=1, rows=rows * (self.steps + 1) + upper_rows)
+        cost = Cost(
+            lower_gradients=self.steps + 1,
+            upper_gradients=1,
+            rows=rows * (self.steps + 1) + upper_rows,
+        )
         return shared.branches(start, key, self, step, cost)
 
     carry = shared.carry
@@ -90,16 +108,23 @@ class DynamicBarrier:
         self, g: Loss, f: Loss, y: Tree, theta: Tree, below: Tree, above: Tree
     ) -> tuple[dict[str, Tree], Tree, dict[str, Tensor]]:
         """Both gradients at (θ, y), y after the first step, and the losses."""
-        upper, lower = shared.tracked(theta), shared.tracked(y)
+        upper = shared.tracked(theta)
+        lower = shared.tracked(y)
         with torch.enable_grad():
             at_y = g(upper, lower, below)
             g_theta, g_y = shared.gradients(at_y, upper, lower)
             value = f(upper, lower, above)
             f_theta, f_y = shared.gradients(value, upper, lower)
         slopes = {"g_theta": g_theta, "g_y": g_y, "f_theta": f_theta, "f_y": f_y}
-        return slopes, shared.descended(y, g_y, self.inner_lr), {"g": at_y.detach(), "f": value.detach()}
+        return (
+            slopes,
+            shared.descended(y, g_y, self.inner_lr),
+            {"g": at_y.detach(), "f": value.detach()},
+        )
 
-    def _bent(self, g: Loss, y: Tree, end: Tree, slopes: dict[str, Tree], theta: Tree, below: Tree) -> tuple[Tree, Tree]:
+    def _bent(
+        self, g: Loss, y: Tree, end: Tree, slopes: dict[str, Tree], theta: Tree, below: Tree
+    ) -> tuple[Tree, Tree]:
         """The next y and what is kept, from the slopes at y and y^T."""
         g_theta, g_y, f_theta, f_y = (slopes[name] for name in ("g_theta", "g_y", "f_theta", "f_y"))
         upper = shared.tracked(theta)

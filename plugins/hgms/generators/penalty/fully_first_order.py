@@ -1,4 +1,6 @@
-"""F2SA: the value gap with a multiplier that grows, whose upper gradient is taken after both lower states have moved."""
+"""F2SA: the value gap with a multiplier that grows, whose upper gradient is taken after both
+lower states have moved.
+"""
 
 from __future__ import annotations
 
@@ -30,32 +32,43 @@ class FullyFirstOrder:
         h = ∇_θ f(θ, y) + λ_k (∇_θ g(θ, y; B) − ∇_θ g(θ, z; B))
         λ_k = λ_0 (k + 1)^p,     η_y and η_z fall as (k + 1)^−c
 
-    y tends to the minimiser of f + λg and z to that of g; h then differs from the hypergradient by O(1/λ) where g is strongly
-    convex. In contrast to ``value-gap`` h is not divided by λ, and sees the lower states after their step. Goes with
-    hypergradient ``carried``.
+    y tends to the minimiser of f + λg and z to that of g; h then differs from the hypergradient by
+    O(1/λ) where g is strongly convex. In contrast to ``value-gap`` h is not divided by λ, and sees
+    the lower states after their step. Goes with hypergradient ``carried``.
 
-    Use when second derivatives are dear and an upper gradient of the true size is wanted. Avoid a large λ with small batches:
-    h is λ times a difference of two gradients.
+    Use when second derivatives are dear and an upper gradient of the true size is wanted. Avoid a
+    large λ with small batches: h is λ times a difference of two gradients.
 
     Arguments:
         steps: T. ``lr``: η_y. ``inner_lr``: η_z. ``decay``: c.
-        penalty, growth: λ_0 and p. With noise in both levels the paper has c = 4/7 and p = 1/7, without noise c = 0, p = 1/3.
+        penalty, growth: λ_0 and p. With noise in both levels the paper has c = 4/7 and p = 1/7,
+            without noise c = 0, p = 1/3.
         batch_size, upper_batch_size: rows of a lower and an upper batch (None: all).
         count, noise, carry_rule: N pairs (y, z) on batches of their own, as in ``value-gap``.
 
     Errors: ConfigError where all N candidates would be the same.
 
-    Cost: N (2T + 2) lower gradients (two of them in θ alone) and N (T + 1) upper gradients. Memory: 2N lower states.
+    Cost: N (2T + 2) lower gradients (two of them in θ alone) and N (T + 1) upper gradients. Memory:
+        2N lower states.
 
-    >>> problem = Problem(theta0={"t": torch.ones(1)}, x0={"x": torch.zeros(1)},
-    ...                   g=lambda t, x, _: ((x["x"] - t["t"]) ** 2).sum(), f=lambda t, x, _: (x["x"] + t["t"]).sum())
+    >>> problem = Problem(
+    ...     theta0={"t": torch.ones(1)},
+    ...     x0={"x": torch.zeros(1)},
+    ...     g=lambda t, x, _: ((x["x"] - t["t"]) ** 2).sum(),
+    ...     f=lambda t, x, _: (x["x"] + t["t"]).sum(),
+    ... )
     >>> generator = FullyFirstOrder(lr=0.25, inner_lr=0.5, penalty=2.0, growth=0.0)
-    >>> candidates = generator.propose(problem, problem.theta0, generator.init(problem, Key(0)), Key(0))
-    >>> candidates.x["x"], candidates.aux["theta.t"]                  # z = 1,  y = (2 − 1/2)/4:  h = 1 + 2 (2 (1 − y) − 0)
+    >>> candidates = generator.propose(
+    ...     problem, problem.theta0, generator.init(problem, Key(0)), Key(0)
+    ... )
+    >>> (
+    ...     candidates.x["x"],
+    ...     candidates.aux["theta.t"],
+    ... )  # z = 1,  y = (2 − 1/2)/4:  h = 1 + 2 (2 (1 − y) − 0)
     (tensor([[0.3750]]), tensor([[3.5000]]))
 
-    Source: Kwon, Kwon, Wright and Nowak, *A fully first-order method for stochastic bilevel optimization* (2023, arXiv
-    2301.10945), algorithm 1.
+    Source: Kwon, Kwon, Wright and Nowak, *A fully first-order method for stochastic bilevel
+    optimization* (2023, arXiv 2301.10945), algorithm 1.
 
     .. versionadded:: 0.6
     """
@@ -72,7 +85,9 @@ class FullyFirstOrder:
     batch_size: int | None = field(default=None, validator=optional_whole)
     upper_batch_size: int | None = field(default=None, validator=optional_whole)
     noise: float = field(default=0.0, validator=not_negative)
-    carry_rule: Literal["selected", "per-branch"] = field(default="selected", validator=shared.carry_rules)
+    carry_rule: Literal["selected", "per-branch"] = field(
+        default="selected", validator=shared.carry_rules
+    )
 
     lighter = lowering(other=["batch_size", "count"])
 
@@ -81,7 +96,8 @@ class FullyFirstOrder:
 
     def propose(self, problem: Problem, theta: Tree, start: State, key: Key) -> Candidates:
         age = start["step"] + 1
-        penalty, slower = self.penalty * age**self.growth, age**-self.decay
+        penalty = self.penalty * age**self.growth
+        slower = age**-self.decay
         numbers = (self.lr * slower, self.inner_lr * slower, penalty)
         function = partial(self._moved, problem.g, problem.f)
         programs = programs_of(problem) if self.steps <= shared.STEPS else None
@@ -89,16 +105,38 @@ class FullyFirstOrder:
         def step(y: Tree, aux: Tree, key: Key) -> tuple[Tree, Tree, Tensor]:
             below, above = shared.draw_each(problem, key, self, self.steps + 1)
             settings = (self.name, self, problem.g, problem.f)
-            x, kept, loss = launch(programs, settings, function, numbers, y, shared.untagged("z", aux), theta, below, above)
+            x, kept, loss = launch(
+                programs,
+                settings,
+                function,
+                numbers,
+                y,
+                shared.untagged("z", aux),
+                theta,
+                below,
+                above,
+            )
             return x, kept, loss
 
         rows, upper_rows = shared.rows(problem, self)
         passes = self.steps + 1
-        cost = Cost(lower_gradients=2 * passes, upper_gradients=passes, rows=passes * (2 * rows + upper_rows))
+        cost = Cost(
+            lower_gradients=2 * passes,
+            upper_gradients=passes,
+            rows=passes * (2 * rows + upper_rows),
+        )
         return shared.branches(start, key, self, step, cost)
 
     def _moved(
-        self, g: Loss, f: Loss, numbers: Numbers, y: Tree, z: Tree, theta: Tree, below: list[Tree], above: list[Tree]
+        self,
+        g: Loss,
+        f: Loss,
+        numbers: Numbers,
+        y: Tree,
+        z: Tree,
+        theta: Tree,
+        below: list[Tree],
+        above: list[Tree],
     ) -> tuple[Tree, Tree, Tensor]:
         """The step of one pair as a function of tensors; ``numbers`` are η_y, η_z and λ_k."""
         rate, inner_rate, penalty = numbers
@@ -109,9 +147,15 @@ class FullyFirstOrder:
 
         upper = shared.tracked(theta)
         with torch.enable_grad():
-            value, at_y, at_z = f(upper, y, above[-1]), g(upper, y, below[-1]), g(upper, z, below[-1])
+            value = f(upper, y, above[-1])
+            at_y = g(upper, y, below[-1])
+            at_z = g(upper, z, below[-1])
             (to_theta,) = shared.gradients(value + penalty * (at_y - at_z), upper)
-        kept = shared.tagged("z", z) | shared.tagged("theta", to_theta) | {"upper_loss": value.detach()}
+        kept = (
+            shared.tagged("z", z)
+            | shared.tagged("theta", to_theta)
+            | {"upper_loss": value.detach()}
+        )
         return y, kept, at_y.detach()
 
     carry = shared.carry

@@ -12,7 +12,16 @@ from torch import Tensor
 from hgms.compiled import Numbers, launch, programs_of
 from hgms.config import decay_rate, frozen, lowering, not_negative, optional_whole, positive, whole
 from hgms.generators.penalty import shared
-from hgms_core import Candidates, Cost, Key, Loss, Problem, State, Tree, twice_differentiable_attention
+from hgms_core import (
+    Candidates,
+    Cost,
+    Key,
+    Loss,
+    Problem,
+    State,
+    Tree,
+    twice_differentiable_attention,
+)
 
 
 @final
@@ -26,33 +35,47 @@ class GradientNorm:
         y ← y − η ∇_y L            (with momentum: its running sum),   h = ∇_θ L at the old y
         γ_k = min(γ, γ_0 + (γ − γ_0) k / K),   c_k = min(1/γ_k, 1)
 
-    ∇L needs one Hessian product and one product with the mixed derivative, both along ∇_y g: one backward pass through the
-    gradient's graph makes them together. Goes with hypergradient ``carried`` and an outer ``sgd``.
+    ∇L needs one Hessian product and one product with the mixed derivative, both along ∇_y g: one
+    backward pass through the gradient's graph makes them together. Goes with hypergradient
+    ``carried`` and an outer ``sgd``.
 
-    With mini-batches ‖∇_y g‖² becomes ⟨∇_y g_A, ∇_y g_B⟩ for two batches A and B drawn independently of each other, whose
-    gradient in θ and y is unbiased. The square of one batch's gradient is larger by the variance of that gradient, on average,
-    and its gradient in θ pushes down the weights of all examples, at the solution too.
+    With mini-batches ‖∇_y g‖² becomes ⟨∇_y g_A, ∇_y g_B⟩ for two batches A and B drawn
+    independently of each other, whose gradient in θ and y is unbiased. The square of one batch's
+    gradient is larger by the variance of that gradient, on average, and its gradient in θ pushes
+    down the weights of all examples, at the solution too.
 
-    Use when g is twice differentiable and its stationary points are its minima (the Polyak–Łojasiewicz inequality). Avoid
-    where g has saddle points or maxima near y: ‖∇_y g‖ vanishes there too; and where Hessian products are dear.
+    Use when g is twice differentiable and its stationary points are its minima (the
+    Polyak–Łojasiewicz inequality). Avoid where g has saddle points or maxima near y: ‖∇_y g‖
+    vanishes there too; and where Hessian products are dear.
 
     Arguments:
         lr: η. ``momentum``: of y.
         gamma, gamma_start, gamma_steps: γ, γ_0 and K (in outer steps; 0: γ from the start).
         normalise: multiply by c_k, which keeps the step bounded as γ grows; else c_k = 1.
-        batch_size, upper_batch_size: rows of each of the two lower batches and of the upper batch (None: all).
+        batch_size, upper_batch_size: rows of each of the two lower batches and of the upper batch
+            (None: all).
         count, noise, carry_rule: N states on batches of their own, as in ``value-gap``.
 
     Errors: ConfigError where all N candidates would be the same.
 
-    Cost: for each of N: 1 lower gradient, 1 product, 1 cross product, 1 upper gradient; with mini-batches 2 of each but the
-    last. Memory: N lower states (2N with momentum) and the graph of one gradient (of two with mini-batches).
+    Cost: for each of N: 1 lower gradient, 1 product, 1 cross product, 1 upper gradient; with
+    mini-batches 2 of each but the last. Memory: N lower states (2N with momentum) and the graph of
+    one gradient (of two with mini-batches).
 
-    >>> problem = Problem(theta0={"t": torch.ones(1)}, x0={"x": torch.zeros(1)},
-    ...                   g=lambda t, x, _: ((x["x"] - t["t"]) ** 2).sum(), f=lambda t, x, _: (x["x"] ** 2).sum())
+    >>> problem = Problem(
+    ...     theta0={"t": torch.ones(1)},
+    ...     x0={"x": torch.zeros(1)},
+    ...     g=lambda t, x, _: ((x["x"] - t["t"]) ** 2).sum(),
+    ...     f=lambda t, x, _: (x["x"] ** 2).sum(),
+    ... )
     >>> generator = GradientNorm(lr=0.25, gamma=2.0, gamma_steps=0)
-    >>> candidates = generator.propose(problem, problem.theta0, generator.init(problem, Key(0)), Key(0))
-    >>> candidates.x["x"], candidates.aux["theta.t"]            # ∇_y g = −2;  c = 1/2:  ∇_y L = H ∇_y g = −4,  h = 4
+    >>> candidates = generator.propose(
+    ...     problem, problem.theta0, generator.init(problem, Key(0)), Key(0)
+    ... )
+    >>> (
+    ...     candidates.x["x"],
+    ...     candidates.aux["theta.t"],
+    ... )  # ∇_y g = −2;  c = 1/2:  ∇_y L = H ∇_y g = −4,  h = 4
     (tensor([[1.]]), tensor([[4.]]))
 
     Source: Shen and Chen, *On penalty-based bilevel gradient descent method* (2023), G-PBGD.
@@ -71,7 +94,9 @@ class GradientNorm:
     batch_size: int | None = field(default=None, validator=optional_whole)
     upper_batch_size: int | None = field(default=None, validator=optional_whole)
     noise: float = field(default=0.0, validator=not_negative)
-    carry_rule: Literal["selected", "per-branch"] = field(default="selected", validator=shared.carry_rules)
+    carry_rule: Literal["selected", "per-branch"] = field(
+        default="selected", validator=shared.carry_rules
+    )
 
     lighter = lowering(other=["batch_size", "count"])
 
@@ -83,39 +108,78 @@ class GradientNorm:
         data = problem.lower_data
         passes = 1 if shared.is_full(data, self.batch_size) else 2
 
-        programs, function = programs_of(problem), partial(self._moved, problem.g, problem.f)
+        programs = programs_of(problem)
+        function = partial(self._moved, problem.g, problem.f)
 
         def step(y: Tree, aux: Tree, key: Key) -> tuple[Tree, Tree, Tensor]:
-            # A key for each of the two: pieces of one shuffled epoch would not be independent of each other.
-            below = [data.sample(key.fold("lower", batch), self.batch_size)[0] for batch in range(passes)]
+            # A key for each of the two: pieces of one shuffled epoch would not be independent of
+            # each other.
+            below = [
+                data.sample(key.fold("lower", batch), self.batch_size)[0] for batch in range(passes)
+            ]
             above = shared.upper_batch(problem, key, self)
-            settings, weights = (self.name, self, problem.g, problem.f), (scale, 0.5 * scale * gamma)
-            x, kept, loss = launch(programs, settings, function, weights, y, shared.untagged("m", aux), theta, below, above)
+            settings = (self.name, self, problem.g, problem.f)
+            weights = (scale, 0.5 * scale * gamma)
+            x, kept, loss = launch(
+                programs,
+                settings,
+                function,
+                weights,
+                y,
+                shared.untagged("m", aux),
+                theta,
+                below,
+                above,
+            )
             return x, kept, loss
 
         lower_rows, upper_rows = shared.rows(problem, self)
         rows = 3 * passes * lower_rows + upper_rows
-        cost = Cost(lower_gradients=passes, products=passes, cross_products=passes, upper_gradients=1, rows=rows)
+        cost = Cost(
+            lower_gradients=passes,
+            products=passes,
+            cross_products=passes,
+            upper_gradients=1,
+            rows=rows,
+        )
         return shared.branches(start, key, self, step, cost)
 
     def _moved(
-        self, g: Loss, f: Loss, weights: Numbers, y: Tree, m: Tree, theta: Tree, below: list[Tree], above: Tree
+        self,
+        g: Loss,
+        f: Loss,
+        weights: Numbers,
+        y: Tree,
+        m: Tree,
+        theta: Tree,
+        below: list[Tree],
+        above: Tree,
     ) -> tuple[Tree, Tree, Tensor]:
         """The step of one branch as a function of tensors; ``weights`` are c_k and ½ c_k γ_k."""
         scale, penalty = weights
-        upper, lower = shared.tracked(theta), shared.tracked(y)
+        upper = shared.tracked(theta)
+        lower = shared.tracked(y)
         leaves = list(lower.values())
         with torch.enable_grad(), twice_differentiable_attention():
             values = [g(upper, lower, batch) for batch in below]
-            grads = [torch.autograd.grad(value, leaves, create_graph=True, materialize_grads=True) for value in values]
-            square = torch.stack([(a * b).sum() for a, b in zip(grads[0], grads[-1], strict=True)]).sum()
+            grads = [
+                torch.autograd.grad(value, leaves, create_graph=True, materialize_grads=True)
+                for value in values
+            ]
+            square = torch.stack(
+                [(a * b).sum() for a, b in zip(grads[0], grads[-1], strict=True)]
+            ).sum()
             value = f(upper, lower, above)
             to_theta, to_y = shared.gradients(scale * value + penalty * square, upper, lower)
 
         to_y, kept = shared.with_momentum(to_y, m, self.momentum)
         mean = [(a.detach() + b.detach()) / 2 for a, b in zip(grads[0], grads[-1], strict=True)]
         size = torch.stack([leaf.square().sum() for leaf in mean]).sum().sqrt()
-        kept |= {**shared.tagged("theta", to_theta), "upper_loss": value.detach(), "lower_gradient_norm": size}
+        kept |= {
+            **shared.tagged("theta", to_theta),
+            "upper_loss": value.detach(),
+            "lower_gradient_norm": size,
+        }
         return shared.descended(y, to_y, self.lr), kept, torch.stack(values).detach().mean()
 
     carry = shared.carry

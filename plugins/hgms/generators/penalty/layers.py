@@ -10,8 +10,9 @@ from hgms_core import Key, Tree
 
 
 def layers(x: Tree) -> dict[str, str]:
-    """Each leaf's layer, its name up to the first number: ``h.0`` of h.0.attn.weight; empty for a leaf without a number.
-    Where no leaf has one, its module: ``hidden`` of hidden.weight; the name itself where there is none.
+    """Each leaf's layer, its name up to the first number: ``h.0`` of h.0.attn.weight; empty for a
+    leaf without a number. Where no leaf has one, its module: ``hidden`` of hidden.weight; the name
+    itself where there is none.
 
     >>> layers({"wte.weight": torch.ones(1), "h.0.attn.weight": torch.ones(1)})
     {'wte.weight': '', 'h.0.attn.weight': 'h.0'}
@@ -23,10 +24,14 @@ def layers(x: Tree) -> dict[str, str]:
 
 
 def moving(x: Tree, blocks: int | None, key: Key) -> list[str]:
-    """The leaves that move: all of them, or those of ``blocks`` layers, drawn by ``key``, and of none."""
+    """The leaves that move: all of them, or those of ``blocks`` layers, drawn by ``key``, and of
+    none.
+    """
     if blocks is None:
         return list(x)
     of = layers(x)
     known = [layer for layer in dict.fromkeys(of.values()) if layer]
-    chosen = {known[i] for i in torch.randperm(len(known), generator=key.generator())[:blocks].tolist()}
+    chosen = {
+        known[i] for i in torch.randperm(len(known), generator=key.generator())[:blocks].tolist()
+    }
     return [name for name, layer in of.items() if not layer or layer in chosen]

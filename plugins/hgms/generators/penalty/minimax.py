@@ -11,7 +11,16 @@ from attrs import field, validators
 from torch import Tensor
 
 from hgms.compiled import Numbers, launch, programs_of
-from hgms.config import decay_rates, frozen, lowering, not_negative, optional_positive, optional_whole, positive, whole
+from hgms.config import (
+    decay_rates,
+    frozen,
+    lowering,
+    not_negative,
+    optional_positive,
+    optional_whole,
+    positive,
+    whole,
+)
 from hgms.generators.penalty import shared
 from hgms.generators.penalty.layers import layers, moving
 from hgms.optim.adam import adam_, corrections
@@ -27,44 +36,60 @@ class Minimax:
 
         min over θ, w  max over u     f(θ, w) + α_k (g(θ, w; B) − g(θ, u; B))
         w ← w − η_w D[∇_w f + α_k ∇_w g(θ, w)]
-        u ← u − η_u D[α_k ∇_u g(θ, u)]                                    (not in the first ``warmup`` steps)
+        u ← u − η_u D[α_k ∇_u g(θ, u)]    (not in the first ``warmup`` steps)
         h = ∇_θ f(θ, w) + α_k (∇_θ g(θ, w) − ∇_θ g(θ, u))
         α_k = α τ^s,   η_k = η τ^−s c_k,   s = number of finished stages
 
-    D is the gradient itself (``sgd``) or AdamW's direction; c_k is 1, or falls from 1 to 0 over the budget as a cosine. w,
-    which is scored and returned, plays V-PBGD's y; u tracks the lower solution. Goes with hypergradient ``carried`` and an
-    outer ``sgd`` or ``adamw``.
+    D is the gradient itself (``sgd``) or AdamW's direction; c_k is 1, or falls from 1 to 0 over the
+    budget as a cosine. w, which is scored and returned, plays V-PBGD's y; u tracks the lower
+    solution. Goes with hypergradient ``carried`` and an outer ``sgd`` or ``adamw``.
 
-    Use when the lower model is large: first order, no inner loop. Avoid large α with ``sgd`` at a fixed rate: α multiplies the
-    step of u and w (AdamW does not see it).
+    Use when the lower model is large: first order, no inner loop. Avoid large α with ``sgd`` at a
+    fixed rate: α multiplies the step of u and w (AdamW does not see it).
 
     Arguments:
-        optimizer: of u and w. ``lr``: η_w. ``lr_u``: η_u (None: η_w). ``betas``, ``eps``, ``weight_decay``: as in
-            torch.optim.AdamW (decay is decoupled for sgd too). ``schedule``: ``constant`` or ``cosine``, of both rates.
-        alpha: α. ``stage_factor``, ``stage_steps``: τ and the outer steps of a stage (None: one stage).
+        optimizer: of u and w. ``lr``: η_w. ``lr_u``: η_u (None: η_w). ``betas``, ``eps``,
+            ``weight_decay``: as in torch.optim.AdamW (decay is decoupled for sgd too).
+            ``schedule``: ``constant`` or ``cosine``, of both rates.
+        alpha: α. ``stage_factor``, ``stage_steps``: τ and the outer steps of a stage (None: one
+            stage).
         clip: bounds the norms of w's and of u's gradient by clip·α_k (None: no bound).
         warmup: first outer steps in which u stays where it is.
-        blocks: how many layers move (LISA), drawn for u and for w separately every ``block_every`` outer steps (None: all
-            move). A layer is all leaves up to their name's first number: ``model.layers.3`` for its attention, its norms and
-            the adapters on it. Leaves without a number (embeddings, the last norm, the head) always move. Where no name has
-            a number, a block is a module: ``hidden`` for hidden.weight and hidden.bias. The other leaves cost no gradient;
-            AdamW's moments of a layer exist while it moves and start anew at each draw.
+        blocks: how many layers move (LISA), drawn for u and for w separately every ``block_every``
+            outer steps (None: all move). A layer is all leaves up to their name's first number:
+            ``model.layers.3`` for its attention, its norms and the adapters on it. Leaves without a
+            number (embeddings, the last norm, the head) always move. Where no name has a number, a
+            block is a module: ``hidden`` for hidden.weight and hidden.bias. The other leaves cost
+            no gradient; AdamW's moments of a layer exist while it moves and start anew at each
+            draw.
         batch_size, upper_batch_size: rows of a lower and an upper batch (None: all).
         count, noise, carry_rule: N pairs (w, u) on batches of their own, as in ``value-gap``.
 
-    Errors: ConfigError for more blocks than the lower variable has, where all N candidates would be the same.
+    Errors: ConfigError for more blocks than the lower variable has, where all N candidates would be
+        the same.
 
-    Cost: 2N lower gradients and N upper gradients. Memory: 2N lower states, with AdamW 6N (less with ``blocks``).
+    Cost: 2N lower gradients and N upper gradients. Memory: 2N lower states, with AdamW 6N (less
+        with ``blocks``).
 
-    >>> problem = Problem(theta0={"t": torch.ones(1)}, x0={"x": torch.zeros(1)},
-    ...                   g=lambda t, x, _: ((x["x"] - t["t"]) ** 2).sum(), f=lambda t, x, _: ((x["x"] - 3) ** 2).sum())
+    >>> problem = Problem(
+    ...     theta0={"t": torch.ones(1)},
+    ...     x0={"x": torch.zeros(1)},
+    ...     g=lambda t, x, _: ((x["x"] - t["t"]) ** 2).sum(),
+    ...     f=lambda t, x, _: ((x["x"] - 3) ** 2).sum(),
+    ... )
     >>> generator = Minimax(alpha=2.0, lr=0.05, optimizer="sgd")
-    >>> candidates = generator.propose(problem, problem.theta0, generator.init(problem, Key(0)), Key(0))
-    >>> candidates.x["x"], candidates.aux["u.x"], candidates.aux["theta.t"]       # ∇_w = −6 − 2·2,  ∇_u = −2·2,  w = u: h = 0
+    >>> candidates = generator.propose(
+    ...     problem, problem.theta0, generator.init(problem, Key(0)), Key(0)
+    ... )
+    >>> (
+    ...     candidates.x["x"],
+    ...     candidates.aux["u.x"],
+    ...     candidates.aux["theta.t"],
+    ... )  # ∇_w = −6 − 2·2,  ∇_u = −2·2,  w = u: h = 0
     (tensor([[0.5000]]), tensor([[0.2000]]), tensor([[0.]]))
 
-    Source: Pan et al., *ScaleBiO: scalable bilevel optimization for LLM data reweighting* (2025); the multi-stage game: Wang et
-    al. (2023).
+    Source: Pan et al., *ScaleBiO: scalable bilevel optimization for LLM data reweighting* (2025);
+    the multi-stage game: Wang et al. (2023).
     """
 
     name: ClassVar[str] = "minimax"
@@ -87,31 +112,47 @@ class Minimax:
     batch_size: int | None = field(default=None, validator=optional_whole)
     upper_batch_size: int | None = field(default=None, validator=optional_whole)
     noise: float = field(default=0.0, validator=not_negative)
-    carry_rule: Literal["selected", "per-branch"] = field(default="selected", validator=shared.carry_rules)
+    carry_rule: Literal["selected", "per-branch"] = field(
+        default="selected", validator=shared.carry_rules
+    )
 
     lighter = lowering(other=["batch_size", "count"])
 
     def init(self, problem: Problem, key: Key) -> State:
         known = len(set(layers(problem.x0).values()) - {""})
         if self.blocks is not None and self.blocks > known:
-            raise ConfigError(f"'blocks' must be <= {known}, the number of layers of the lower variable: {self.blocks}")
-        return {**shared.begin(self, problem, key, twins=("u",)), "blocks": key.fold("blocks").derive(), "progress": 0.0}
+            raise ConfigError(
+                f"'blocks' must be <= {known}, the number of layers of the lower variable: "
+                f"{self.blocks}"
+            )
+        return {
+            **shared.begin(self, problem, key, twins=("u",)),
+            "blocks": key.fold("blocks").derive(),
+            "progress": 0.0,
+        }
 
     def propose(self, problem: Problem, theta: Tree, start: State, key: Key) -> Candidates:
         done = start["step"]
         stages = 0 if self.stage_steps is None else done // self.stage_steps
-        alpha, slower = self.alpha * self.stage_factor**stages, self.stage_factor**-stages
+        alpha = self.alpha * self.stage_factor**stages
+        slower = self.stage_factor**-stages
         if self.schedule == "cosine":
             slower *= 0.5 * (1 + math.cos(math.pi * min(1.0, start["progress"])))
         since = done if self.blocks is None else done % self.block_every
         drawn = Key(start["blocks"]).fold(done - since)
         active_names = {which: moving(problem.x0, self.blocks, drawn.fold(which)) for which in "wu"}
-        # The number of steps since the moments began, this one included: of leaves that always move, and of a layer. Those of
-        # u begin after the warm-up.
+        # The number of steps since the moments began, this one included: of leaves that always
+        # move, and of a layer. Those of u begin after the warm-up.
         layer_of = layers(problem.x0) if self.blocks is not None else {}
         begun = {"w": 0, "u": self.warmup}
-        counts = {which: {True: done - first + 1, False: done - max(done - since, first) + 1} for which, first in begun.items()}
-        rates = {"w": self.lr * slower, "u": -(self.lr if self.lr_u is None else self.lr_u) * slower}  # u ascends
+        counts = {
+            which: {True: done - first + 1, False: done - max(done - since, first) + 1}
+            for which, first in begun.items()
+        }
+        rates = {
+            "w": self.lr * slower,
+            "u": -(self.lr if self.lr_u is None else self.lr_u) * slower,
+        }  # u ascends
         if done < self.warmup:
             active_names["u"] = []
         always = {name: layer_of.get(name, "") == "" for name in problem.x0}
@@ -128,33 +169,59 @@ class Minimax:
             models = {"w": w, "u": shared.untagged("u", aux)}
             moments: Tree = {}
             for which, names in active_names.items() if self.optimizer == "adamw" else ():
-                for tag, name in ((f"{kind}{which}.{name}", name) for kind in "mv" for name in names):
+                for tag, name in (
+                    (f"{kind}{which}.{name}", name) for kind in "mv" for name in names
+                ):
                     begins = counts[which][always[name]] <= 1
                     moments[tag] = torch.zeros_like(models[which][name]) if begins else aux[tag]
             settings = (self.name, self, problem.g, problem.f, bool(active_names["u"]))
             batches = shared.draw(problem, key, self)
-            x, kept, loss = launch(programs, settings, function, numbers, w, models["u"], moments, theta, *batches)
+            x, kept, loss = launch(
+                programs, settings, function, numbers, w, models["u"], moments, theta, *batches
+            )
             return x, kept, loss
 
         rows, upper_rows = shared.rows(problem, self)
-        return shared.branches(start, key, self, step, Cost(lower_gradients=2, upper_gradients=1, rows=2 * rows + upper_rows))
+        return shared.branches(
+            start,
+            key,
+            self,
+            step,
+            Cost(lower_gradients=2, upper_gradients=1, rows=2 * rows + upper_rows),
+        )
 
     carry = shared.carry
 
     def _moved(
-        self, g: Loss, f: Loss, active_names: dict[str, list[str]], always: dict[str, bool], numbers: Numbers, w: Tree, u: Tree,
-        moments: Tree, theta: Tree, below: Tree, above: Tree,
-    ) -> tuple[Tree, Tree, Tensor]:  # fmt: skip
-        """The step of one pair as a function of tensors; ``numbers`` are α_k and, of w and of u, the rate, what decay leaves,
-        and Adam's two of leaves that always move and of layers."""
+        self,
+        g: Loss,
+        f: Loss,
+        active_names: dict[str, list[str]],
+        always: dict[str, bool],
+        numbers: Numbers,
+        w: Tree,
+        u: Tree,
+        moments: Tree,
+        theta: Tree,
+        below: Tree,
+        above: Tree,
+    ) -> tuple[Tree, Tree, Tensor]:
+        """The step of one pair as a function of tensors; ``numbers`` are α_k and, of w and of u,
+        the rate, what decay leaves, and Adam's two of leaves that always move and of layers."""
         alpha, *rest = numbers
-        models, upper = {"w": w, "u": u}, shared.tracked(theta)
-        active = {which: shared.tracked({name: models[which][name] for name in active_names[which]}) for which in models}
+        models = {"w": w, "u": u}
+        upper = shared.tracked(theta)
+        active = {
+            which: shared.tracked({name: models[which][name] for name in active_names[which]})
+            for which in models
+        }
         with torch.enable_grad():
             at_w = g(upper, models["w"] | active["w"], below)
             at_u = g(upper, models["u"] | active["u"], below)
             value = f(upper, models["w"] | active["w"], above)
-            to_theta, to_w, to_u = shared.gradients(value + alpha * (at_w - at_u), upper, active["w"], active["u"])
+            to_theta, to_w, to_u = shared.gradients(
+                value + alpha * (at_w - at_u), upper, active["w"], active["u"]
+            )
 
         kept: Tree = {**shared.tagged("theta", to_theta), "upper_loss": value.detach()}
         for which, slope, (rate, left, *adams) in (("w", to_w, rest[:6]), ("u", to_u, rest[6:])):
@@ -165,7 +232,11 @@ class Minimax:
                 own = {name: leaf for name, leaf in slope.items() if always[name] == kind}
                 if not own:
                     continue
-                before = {m: {name: moments[f"{m}{which}.{name}"] for name in own} for m in "mv"} if moments else {}
+                before = (
+                    {m: {name: moments[f"{m}{which}.{name}"] for name in own} for m in "mv"}
+                    if moments
+                    else {}
+                )
                 old = {name: models[which][name] for name in own}
                 moved, after = self._stepped(old, own, before, rate, left, *adam)
                 models[which] = models[which] | moved
@@ -181,15 +252,30 @@ class Minimax:
         return {name: leaf * scale for name, leaf in slope.items()}
 
     def _stepped(
-        self, x: Tree, slope: Tree, before: dict[str, Tree], rate: float | Tensor, left: float | Tensor,
-        scale: float | Tensor, correction: float | Tensor,
-    ) -> tuple[Tree, dict[str, Tree]]:  # fmt: skip
-        """One step of sgd or AdamW against ``slope`` (along it for a negative rate: both directions are odd in it)."""
+        self,
+        x: Tree,
+        slope: Tree,
+        before: dict[str, Tree],
+        rate: float | Tensor,
+        left: float | Tensor,
+        scale: float | Tensor,
+        correction: float | Tensor,
+    ) -> tuple[Tree, dict[str, Tree]]:
+        """One step of sgd or AdamW against ``slope`` (along it for a negative rate: both
+        directions are odd in it).
+        """
         if self.weight_decay:
             x = {name: leaf * left for name, leaf in x.items()}
         if self.optimizer == "sgd":
             return shared.descended(x, slope, rate), {}
-        x, moments = clone(x), {kind: clone(tree) for kind, tree in before.items()}
+        x = clone(x)
+        moments = {kind: clone(tree) for kind, tree in before.items()}
         trees = (x, slope, moments["m"], moments["v"])
-        adam_(*(list(tree.values()) for tree in trees), scale=scale, correction=correction, betas=self.betas, eps=self.eps)
+        adam_(
+            *(list(tree.values()) for tree in trees),
+            scale=scale,
+            correction=correction,
+            betas=self.betas,
+            eps=self.eps,
+        )
         return x, moments

@@ -1,4 +1,6 @@
-"""MEHA: the lower level as a penalty on g minus its Moreau envelope, whose proximal point a second model tracks."""
+"""MEHA: the lower level as a penalty on g minus its Moreau envelope, whose proximal point a
+second model tracks.
+"""
 
 from __future__ import annotations
 
@@ -22,17 +24,18 @@ class MoreauEnvelope:
 
     With the Moreau envelope v(θ, y) = min_z g(θ, z) + ‖z − y‖²/(2γ), at outer step k::
 
-        z ← z − η_z (∇_z g(θ, z) + (z − y)/γ)                                          on a batch of its own
+        z ← z − η_z (∇_z g(θ, z) + (z − y)/γ)    on a batch of its own
         L = f(θ, y)/c_k + g(θ, y; B) − g(θ, z; B) − ‖z − y‖²/(2γ)                      z held fixed
         y ← y − η_y ∇_y L = y − η_y (∇_y f/c_k + ∇_y g − (y − z)/γ),      h = ∇_θ L at the old y
         c_k = c_0 (k + 1)^p
 
-    g = v exactly at the stationary points of a weakly convex g, so the penalty g − v needs no convexity, and for a γ below
-    1/(the weak convexity of g) the problem in z is strongly convex. As γ grows it becomes the value gap of ``value-gap``. h
-    has the size of a hypergradient divided by c_k. Goes with hypergradient ``carried``.
+    g = v exactly at the stationary points of a weakly convex g, so the penalty g − v needs no
+    convexity, and for a γ below 1/(the weak convexity of g) the problem in z is strongly convex. As
+    γ grows it becomes the value gap of ``value-gap``. h has the size of a hypergradient divided by
+    c_k. Goes with hypergradient ``carried``.
 
-    Use when g is not convex, or has many minimisers, and second derivatives are dear. Avoid a γ far below the step that a
-    gradient of g makes: v is then nearly g, and the penalty says little.
+    Use when g is not convex, or has many minimisers, and second derivatives are dear. Avoid a γ far
+    below the step that a gradient of g makes: v is then nearly g, and the penalty says little.
 
     Arguments:
         lr: η_y. ``inner_lr``: η_z; at most about γ. ``gamma``: γ.
@@ -42,17 +45,25 @@ class MoreauEnvelope:
 
     Errors: ConfigError where all N candidates would be the same.
 
-    Cost: N · 3 lower gradients (one of them in θ alone) and N upper gradients. Memory: 2N lower states.
+    Cost: N · 3 lower gradients (one of them in θ alone) and N upper gradients. Memory: 2N lower
+        states.
 
-    >>> problem = Problem(theta0={"t": torch.ones(1)}, x0={"x": torch.zeros(1)},
-    ...                   g=lambda t, x, _: ((x["x"] - t["t"]) ** 2).sum(), f=lambda t, x, _: (x["x"] + t["t"]).sum())
+    >>> problem = Problem(
+    ...     theta0={"t": torch.ones(1)},
+    ...     x0={"x": torch.zeros(1)},
+    ...     g=lambda t, x, _: ((x["x"] - t["t"]) ** 2).sum(),
+    ...     f=lambda t, x, _: (x["x"] + t["t"]).sum(),
+    ... )
     >>> generator = MoreauEnvelope(lr=0.25, inner_lr=0.25, gamma=1.0, penalty=2.0, growth=0.0)
-    >>> candidates = generator.propose(problem, problem.theta0, generator.init(problem, Key(0)), Key(0))
-    >>> candidates.x["x"], candidates.aux["theta.t"]                       # z = ½:  ∇_y L = ½ − 2 + ½,  h = ½ + 2 − 1
+    >>> candidates = generator.propose(
+    ...     problem, problem.theta0, generator.init(problem, Key(0)), Key(0)
+    ... )
+    >>> candidates.x["x"], candidates.aux["theta.t"]  # z = ½:  ∇_y L = ½ − 2 + ½,  h = ½ + 2 − 1
     (tensor([[0.2500]]), tensor([[1.5000]]))
 
-    Source: Liu, Liu, Yao, Zeng and Zhang, *Moreau envelope for nonconvex bi-level optimization: a single-loop and Hessian-free
-    solution strategy* (2024, arXiv 2405.09927), MEHA for smooth lower levels.
+    Source: Liu, Liu, Yao, Zeng and Zhang, *Moreau envelope for nonconvex bi-level optimization: a
+    single-loop and Hessian-free solution strategy* (2024, arXiv 2405.09927), MEHA for smooth lower
+    levels.
 
     .. versionadded:: 0.6
     """
@@ -68,7 +79,9 @@ class MoreauEnvelope:
     batch_size: int | None = field(default=None, validator=optional_whole)
     upper_batch_size: int | None = field(default=None, validator=optional_whole)
     noise: float = field(default=0.0, validator=not_negative)
-    carry_rule: Literal["selected", "per-branch"] = field(default="selected", validator=shared.carry_rules)
+    carry_rule: Literal["selected", "per-branch"] = field(
+        default="selected", validator=shared.carry_rules
+    )
 
     lighter = lowering(other=["batch_size", "count"])
 
@@ -77,32 +90,67 @@ class MoreauEnvelope:
 
     def propose(self, problem: Problem, theta: Tree, start: State, key: Key) -> Candidates:
         numbers = (1 / (self.penalty * (start["step"] + 1) ** self.growth),)
-        programs, function = programs_of(problem), partial(self._moved, problem.g, problem.f)
+        programs = programs_of(problem)
+        function = partial(self._moved, problem.g, problem.f)
 
         def step(y: Tree, aux: Tree, key: Key) -> tuple[Tree, Tree, Tensor]:
             below, above = shared.draw_each(problem, key, self, 2)
             settings = (self.name, self, problem.g, problem.f)
-            x, kept, loss = launch(programs, settings, function, numbers, y, shared.untagged("z", aux), theta, below, above[-1])
+            x, kept, loss = launch(
+                programs,
+                settings,
+                function,
+                numbers,
+                y,
+                shared.untagged("z", aux),
+                theta,
+                below,
+                above[-1],
+            )
             return x, kept, loss
 
         rows, upper_rows = shared.rows(problem, self)
-        return shared.branches(start, key, self, step, Cost(lower_gradients=3, upper_gradients=1, rows=3 * rows + upper_rows))
+        return shared.branches(
+            start,
+            key,
+            self,
+            step,
+            Cost(lower_gradients=3, upper_gradients=1, rows=3 * rows + upper_rows),
+        )
 
     def _moved(
-        self, g: Loss, f: Loss, numbers: Numbers, y: Tree, z: Tree, theta: Tree, below: list[Tree], above: Tree
+        self,
+        g: Loss,
+        f: Loss,
+        numbers: Numbers,
+        y: Tree,
+        z: Tree,
+        theta: Tree,
+        below: list[Tree],
+        above: Tree,
     ) -> tuple[Tree, Tree, Tensor]:
         """The step of one pair as a function of tensors; the one number is 1/c_k."""
         (scale,) = numbers
         grads, _ = gradient(g, theta, z, below[0])
-        pulled = {name: slope + (z[name] - y[name]) / self.gamma for name, slope in zip(z, grads, strict=True)}
+        pulled = {
+            name: slope + (z[name] - y[name]) / self.gamma
+            for name, slope in zip(z, grads, strict=True)
+        }
         z = shared.descended(z, pulled, self.inner_lr)
 
-        upper, lower = shared.tracked(theta), shared.tracked(y)
+        upper = shared.tracked(theta)
+        lower = shared.tracked(y)
         with torch.enable_grad():
-            value, at_y, at_z = f(upper, lower, above), g(upper, lower, below[-1]), g(upper, z, below[-1])
+            value = f(upper, lower, above)
+            at_y = g(upper, lower, below[-1])
+            at_z = g(upper, z, below[-1])
             to_theta, to_y = shared.gradients(scale * value + at_y - at_z, upper, lower)
         to_y = {name: leaf - (y[name] - z[name]) / self.gamma for name, leaf in to_y.items()}
-        kept = shared.tagged("z", z) | shared.tagged("theta", to_theta) | {"upper_loss": value.detach()}
+        kept = (
+            shared.tagged("z", z)
+            | shared.tagged("theta", to_theta)
+            | {"upper_loss": value.detach()}
+        )
         return shared.descended(y, to_y, self.lr), kept, at_y.detach()
 
     carry = shared.carry

@@ -1,8 +1,10 @@
-"""What the penalty generators share: N branches around one step, their start, their stacking and what they carry on.
+"""What the penalty generators share: N branches around one step, their start, their stacking and
+what they carry on.
 
-A branch's lower state is ``x``; whatever else it keeps (ω, u or z, moments) travels in ``aux`` under ``<variable>.<leaf>``.
-There too is what hypergradient ``carried`` reads: the upper gradient of the same pass (``theta.<leaf>``) and, under names
-without a dot, what was measured on the way (``upper_loss``, ``lower_gradient_norm``).
+A branch's lower state is ``x``; whatever else it keeps (ω, u or z, moments) travels in ``aux``
+under ``<variable>.<leaf>``. There too is what hypergradient ``carried`` reads: the upper gradient
+of the same pass (``theta.<leaf>``) and, under names without a dot, what was measured on the way
+(``upper_loss``, ``lower_gradient_norm``).
 """
 
 from __future__ import annotations
@@ -15,7 +17,21 @@ import torch
 from torch import Tensor
 
 from hgms.compiled import Programs, form
-from hgms_core import Candidates, ConfigError, Cost, Data, Key, Loss, Problem, State, Tree, choice, gradient, slopes, stack
+from hgms_core import (
+    Candidates,
+    ConfigError,
+    Cost,
+    Data,
+    Key,
+    Loss,
+    Problem,
+    State,
+    Tree,
+    choice,
+    gradient,
+    slopes,
+    stack,
+)
 
 STEPS = 5
 """Lower steps in one program, at most: what it takes to compile grows with them."""
@@ -31,22 +47,45 @@ def tagged(variable: str, tree: Tree) -> Tree:
 
 
 def untagged(variable: str, aux: Tree) -> Tree:
-    return {name[len(variable) + 1 :]: leaf for name, leaf in aux.items() if name.startswith(variable + ".")}
+    return {
+        name[len(variable) + 1 :]: leaf
+        for name, leaf in aux.items()
+        if name.startswith(variable + ".")
+    }
 
 
-def begin(method: Any, problem: Problem, key: Key, twins: tuple[str, ...] = (), zeros: tuple[str, ...] = ()) -> State:
-    """The state before the first step: x, its ``twins``, which start where x does, and moments that start at zero.
+def begin(
+    method: Any,
+    problem: Problem,
+    key: Key,
+    twins: tuple[str, ...] = (),
+    zeros: tuple[str, ...] = (),
+) -> State:
+    """The state before the first step: x, its ``twins``, which start where x does, and moments that
+    start at zero.
 
-    Once for all branches, or where each goes on by itself once a branch, and then with the noise that sets them apart.
+    Once for all branches, or where each goes on by itself once a branch, and then with the noise
+    that sets them apart.
     """
     full = is_full(problem.lower_data, method.batch_size)
-    if method.count > 1 and not method.noise and full and is_full(problem.upper_data["differentiate"], method.upper_batch_size):
+    if (
+        method.count > 1
+        and not method.noise
+        and full
+        and is_full(problem.upper_data["differentiate"], method.upper_batch_size)
+    ):
         raise ConfigError(
-            f"generator {method.name!r}: with noise = 0 and whole batches all {method.count} candidates would be the same\n"
+            f"generator {method.name!r}: with noise = 0 and whole batches all {method.count} "
+            "candidates would be the same\n"
             "  set noise > 0, or a batch_size below the number of rows, or count = 1"
         )
     own = method.count if method.carry_rule == "per-branch" else 1
-    x = stack([_noisy(problem.x0, method.noise, key.fold("noise", i)) if i else problem.x0 for i in range(own)])
+    x = stack(
+        [
+            _noisy(problem.x0, method.noise, key.fold("noise", i)) if i else problem.x0
+            for i in range(own)
+        ]
+    )
     aux = {f"{twin}.{name}": leaf for twin in twins for name, leaf in x.items()}
     aux |= {f"{zero}.{name}": torch.zeros_like(leaf) for zero in zeros for name, leaf in x.items()}
     return {"x": x, "aux": aux, "step": 0}
@@ -58,14 +97,17 @@ def is_full(data: Data, batch_size: int | None) -> bool:
 
 
 def branches(start: State, key: Key, method: Any, step: Step, cost: Cost) -> Candidates:
-    """Runs ``step`` for every branch, from its own start or with noise from the common one; ``cost`` is that of one branch.
+    """Runs ``step`` for every branch, from its own start or with noise from the common one;
+    ``cost`` is that of one branch.
 
-    Branch 0 is free of noise. The noise goes to x alone: what else the common start holds approximates the lower solution, and
-    noise would only spoil that.
+    Branch 0 is free of noise. The noise goes to x alone: what else the common start holds
+    approximates the lower solution, and noise would only spoil that.
     """
     stored = next(iter(start["x"].values())).shape[0]
     if stored not in (1, method.count):
-        raise ConfigError(f"the carried state holds {stored} branches, this generator has count = {method.count}")
+        raise ConfigError(
+            f"the carried state holds {stored} branches, this generator has count = {method.count}"
+        )
     ends = []
     for member in range(method.count):
         row = 0 if stored == 1 else member
@@ -77,7 +119,8 @@ def branches(start: State, key: Key, method: Any, step: Step, cost: Cost) -> Can
     if method.count == 1:  # the usual case is not copied
         x, aux = ({name: leaf.unsqueeze(0) for name, leaf in tree.items()} for tree in ends[0][:2])
     else:
-        x, aux = stack([x for x, _, _ in ends]), stack([aux for _, aux, _ in ends])
+        x = stack([x for x, _, _ in ends])
+        aux = stack([aux for _, aux, _ in ends])
     losses = torch.stack([loss for _, _, loss in ends])
     return Candidates(x=x, aux=aux, losses=losses, cost=sum((cost for _ in ends), Cost()))
 
@@ -88,18 +131,29 @@ def _noisy(x: Tree, scale: float, key: Key) -> Tree:
     device = next(iter(x.values())).device
     generator = key.generator(device)
     return {
-        name: leaf + scale * torch.randn(leaf.shape, generator=generator, dtype=leaf.dtype, device=device)
+        name: leaf
+        + scale * torch.randn(leaf.shape, generator=generator, dtype=leaf.dtype, device=device)
         for name, leaf in x.items()
     }
 
 
-def carry(method: Any, start: State, candidates: Candidates, index: Tensor, key: Key, problem: Problem) -> State:
-    """The selected branch, or every branch, without what belongs to this step only: upper gradient and measurements."""
+def carry(
+    method: Any, start: State, candidates: Candidates, index: Tensor, key: Key, problem: Problem
+) -> State:
+    """The selected branch, or every branch, without what belongs to this step only: upper
+    gradient and measurements.
+    """
     x = candidates.x
-    aux = {name: leaf for name, leaf in candidates.aux.items() if "." in name and not name.startswith("theta.")}
+    aux = {
+        name: leaf
+        for name, leaf in candidates.aux.items()
+        if "." in name and not name.startswith("theta.")
+    }
     if method.carry_rule == "selected" and method.count > 1:
         row = index.reshape(1)
-        x, aux = ({name: leaf.index_select(0, row) for name, leaf in tree.items()} for tree in (x, aux))
+        x, aux = (
+            {name: leaf.index_select(0, row) for name, leaf in tree.items()} for tree in (x, aux)
+        )
     return {**start, "x": x, "aux": aux, "step": start["step"] + 1}
 
 
@@ -114,8 +168,8 @@ def upper_batch(problem: Problem, key: Key, method: Any) -> Tree:
 
 
 def draw_each(problem: Problem, key: Key, method: Any, steps: int) -> tuple[list[Tree], list[Tree]]:
-    """A lower and an upper batch for each of ``steps`` evaluations, drawn independently of each other, so that what is
-    evaluated after a step owes nothing to the rows of that step."""
+    """A lower and an upper batch for each of ``steps`` evaluations, drawn independently of each
+    other, so that what is evaluated after a step owes nothing to the rows of that step."""
     above = problem.upper_data["differentiate"]
     keys = [key.fold("evaluation", step) for step in range(steps)]
     return (
@@ -126,7 +180,9 @@ def draw_each(problem: Problem, key: Key, method: Any, steps: int) -> tuple[list
 
 def rows(problem: Problem, method: Any) -> tuple[int, int]:
     """How many rows a lower and an upper batch count."""
-    return problem.lower_data.count(method.batch_size), problem.upper_data["differentiate"].count(method.upper_batch_size)
+    return problem.lower_data.count(method.batch_size), problem.upper_data["differentiate"].count(
+        method.upper_batch_size
+    )
 
 
 def tracked(tree: Tree) -> Tree:
@@ -135,13 +191,17 @@ def tracked(tree: Tree) -> Tree:
 
 
 def gradients(value: Tensor, *trees: Tree) -> list[Tree]:
-    """The gradient of ``value`` in each tree, in one backward pass; zeros for what it does not depend on."""
+    """The gradient of ``value`` in each tree, in one backward pass; zeros for what it does not
+    depend on.
+    """
     leaves = iter(slopes(value, [leaf for tree in trees for leaf in tree.values()]))
     return [{name: next(leaves) for name in tree} for tree in trees]
 
 
 def with_momentum(direction: Tree, m: Tree, momentum: float) -> tuple[Tree, Tree]:
-    """The running sum of directions after ``m``, and as what it is kept (nothing without momentum)."""
+    """The running sum of directions after ``m``, and as what it is kept (nothing without
+    momentum).
+    """
     if not momentum:
         return direction, {}
     direction = {name: momentum * m[name] + leaf for name, leaf in direction.items()}
@@ -157,11 +217,22 @@ def descended(x: Tree, direction: Tree, rate: float | Tensor) -> Tree:
 
 
 def descent(
-    programs: Programs | None, method: Any, g: Loss, steps: int, rate: float, theta: Tree, x: Tree, batch: Tree
+    programs: Programs | None,
+    method: Any,
+    g: Loss,
+    steps: int,
+    rate: float,
+    theta: Tree,
+    x: Tree,
+    batch: Tree,
 ) -> Tree:
-    """x after ``steps`` steps of rate ``rate`` along −∇_x g on one batch, several of them a program."""
+    """x after ``steps`` steps of rate ``rate`` along −∇_x g on one batch, several of them a
+    program.
+    """
     length = max(length for length in range(1, STEPS + 1) if steps % length == 0) if steps else 1
-    block = form(programs, (f"{method.name} descent", g, rate, length), partial(_descent, g, rate, length))
+    block = form(
+        programs, (f"{method.name} descent", g, rate, length), partial(_descent, g, rate, length)
+    )
     for _ in range(0, steps, length):
         x = block(theta, x, batch)
     return x
@@ -175,7 +246,14 @@ def _descent(g: Loss, rate: float, steps: int, theta: Tree, x: Tree, batch: Tree
 
 
 def penalised_step(
-    g: Loss, f: Loss, rate: float | Tensor, penalty: float | Tensor, theta: Tree, y: Tree, below: Tree, above: Tree
+    g: Loss,
+    f: Loss,
+    rate: float | Tensor,
+    penalty: float | Tensor,
+    theta: Tree,
+    y: Tree,
+    below: Tree,
+    above: Tree,
 ) -> tuple[Tree, Tensor]:
     """y − (rate/penalty) ∇_y [f + penalty·g], and the lower loss at the old y."""
     lower = tracked(y)
@@ -186,8 +264,12 @@ def penalised_step(
 
 
 def penalty_weights(method: Any, step: int) -> tuple[float, float]:
-    """(γ_k, c_k) at outer step k: γ_k from γ_0 linearly to γ at ``gamma_steps``, and constant from there."""
-    first, gamma, steps = method.gamma_start, method.gamma, method.gamma_steps
+    """(γ_k, c_k) at outer step k: γ_k from γ_0 linearly to γ at ``gamma_steps``, and constant
+    from there.
+    """
+    first = method.gamma_start
+    gamma = method.gamma
+    steps = method.gamma_steps
     if step < steps:
         gamma = first + (gamma - first) * step / steps
     return gamma, 1 / gamma if method.normalise and gamma > 1 else 1.0

@@ -1,4 +1,6 @@
-"""PBGD-Free: y descends f + γg, and θ follows ∂f/∂θ alone: the value of the lower level is not tracked."""
+"""PBGD-Free: y descends f + γg, and θ follows ∂f/∂θ alone: the value of the lower level is not
+tracked.
+"""
 
 from __future__ import annotations
 
@@ -18,19 +20,21 @@ from hgms_core import Candidates, Cost, Key, Loss, Problem, State, Tree
 @final
 @frozen(kw_only=True)
 class ValueFree:
-    """The lower state y of PBGD-Free, and the direct part of the upper gradient at the y that it has become.
+    """The lower state y of PBGD-Free, and the direct part of the upper gradient at the y that it
+    has become.
 
     At outer step k, T times with batches of their own, and then with one more upper batch::
 
         y ← y − (η/γ) ∇_y [f(θ, y) + γ g(θ, y)]
         h = ∇_θ f(θ, y)
 
-    The penalty's own part of h, γ (∇_θ g(θ, y) − ∇_θ min g), is left out. Where f hardly changes between the minimisers of g
-    and of f + γg (the paper's flatness condition) it is small; elsewhere the error does not vanish as γ grows. Goes with
-    hypergradient ``carried``.
+    The penalty's own part of h, γ (∇_θ g(θ, y) − ∇_θ min g), is left out. Where f hardly changes
+    between the minimisers of g and of f + γg (the paper's flatness condition) it is small;
+    elsewhere the error does not vanish as γ grows. Goes with hypergradient ``carried``.
 
-    Use where θ acts on f directly and f is flat around the lower solution, as with a representation θ that both levels share.
-    Avoid where θ acts through g alone, such as weights of training rows: h would be 0 (the trait ``direct-upper`` is needed).
+    Use where θ acts on f directly and f is flat around the lower solution, as with a representation
+    θ that both levels share. Avoid where θ acts through g alone, such as weights of training rows:
+    h would be 0 (the trait ``direct-upper`` is needed).
 
     Arguments:
         steps: T. ``lr``: η. ``gamma``: γ.
@@ -41,15 +45,21 @@ class ValueFree:
 
     Cost: N T lower gradients and N (T + 1) upper gradients. Memory: N lower states.
 
-    >>> problem = Problem(theta0={"t": torch.ones(1)}, x0={"x": torch.zeros(1)},
-    ...                   g=lambda t, x, _: ((x["x"] - t["t"]) ** 2).sum(), f=lambda t, x, _: (x["x"] * t["t"]).sum())
+    >>> problem = Problem(
+    ...     theta0={"t": torch.ones(1)},
+    ...     x0={"x": torch.zeros(1)},
+    ...     g=lambda t, x, _: ((x["x"] - t["t"]) ** 2).sum(),
+    ...     f=lambda t, x, _: (x["x"] * t["t"]).sum(),
+    ... )
     >>> generator = ValueFree(lr=0.25, gamma=2.0)
-    >>> candidates = generator.propose(problem, problem.theta0, generator.init(problem, Key(0)), Key(0))
-    >>> candidates.x["x"], candidates.aux["theta.t"]                                      # y = (2 − 1/2)/4 = h
+    >>> candidates = generator.propose(
+    ...     problem, problem.theta0, generator.init(problem, Key(0)), Key(0)
+    ... )
+    >>> candidates.x["x"], candidates.aux["theta.t"]  # y = (2 − 1/2)/4 = h
     (tensor([[0.3750]]), tensor([[0.3750]]))
 
-    Source: Jiang, Xiao, Chen and Chen, *Beyond value functions: single-loop bilevel optimization under flatness conditions*
-    (2025, arXiv 2507.20400), PBGD-Free.
+    Source: Jiang, Xiao, Chen and Chen, *Beyond value functions: single-loop bilevel optimization
+    under flatness conditions* (2025, arXiv 2507.20400), PBGD-Free.
 
     .. versionadded:: 0.6
     """
@@ -64,7 +74,9 @@ class ValueFree:
     batch_size: int | None = field(default=None, validator=optional_whole)
     upper_batch_size: int | None = field(default=None, validator=optional_whole)
     noise: float = field(default=0.0, validator=not_negative)
-    carry_rule: Literal["selected", "per-branch"] = field(default="selected", validator=shared.carry_rules)
+    carry_rule: Literal["selected", "per-branch"] = field(
+        default="selected", validator=shared.carry_rules
+    )
 
     lighter = lowering(other=["batch_size", "count"])
 
@@ -77,7 +89,9 @@ class ValueFree:
         def step(y: Tree, aux: Tree, key: Key) -> tuple[Tree, Tree, Tensor]:
             below, above = shared.draw_each(problem, key, self, self.steps + 1)
             settings = (self.name, self, problem.g, problem.f)
-            x, kept, loss = launch(programs, settings, function, (self.lr, self.gamma), y, theta, below[:-1], above)
+            x, kept, loss = launch(
+                programs, settings, function, (self.lr, self.gamma), y, theta, below[:-1], above
+            )
             return x, kept, loss
 
         rows, upper_rows = shared.rows(problem, self)
@@ -86,7 +100,14 @@ class ValueFree:
         return shared.branches(start, key, self, step, cost)
 
     def _moved(
-        self, g: Loss, f: Loss, numbers: Numbers, y: Tree, theta: Tree, below: list[Tree], above: list[Tree]
+        self,
+        g: Loss,
+        f: Loss,
+        numbers: Numbers,
+        y: Tree,
+        theta: Tree,
+        below: list[Tree],
+        above: list[Tree],
     ) -> tuple[Tree, Tree, Tensor]:
         """The step of one branch as a function of tensors; ``numbers`` are η and γ."""
         rate, gamma = numbers

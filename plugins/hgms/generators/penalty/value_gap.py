@@ -1,4 +1,6 @@
-"""V-PBGD: the lower level as a penalty on the gap g(θ, y) − min g(θ, ·), whose minimum a second model ω tracks."""
+"""V-PBGD: the lower level as a penalty on the gap g(θ, y) − min g(θ, ·), whose minimum a second
+model ω tracks.
+"""
 
 from __future__ import annotations
 
@@ -22,36 +24,45 @@ class ValueGap:
 
     At outer step k, with one lower batch B for both g(y) and g(ω)::
 
-        ω ← ω − η_ω ∇_ω g(θ, ω)                                          T times, on batches of their own
+        ω ← ω − η_ω ∇_ω g(θ, ω)    T times, on batches of their own
         L = c_k [f(θ, y) + γ_k (g(θ, y; B) − g(θ, ω; B))]                ω held fixed
         y ← y − η_y ∇_y L            (with momentum: its running sum),   h = ∇_θ L at the old y
         γ_k = min(γ, γ_0 + (γ − γ_0) k / K),   c_k = min(1/γ_k, 1)
 
-    ω is never reset to y. The minimisers of L over (θ, y) approach the optimistic bilevel solutions as γ grows, with an error
-    of order 1/γ. Goes with hypergradient ``carried`` and an outer ``sgd``, which moves θ along h at the same time as y moves.
+    ω is never reset to y. The minimisers of L over (θ, y) approach the optimistic bilevel solutions
+    as γ grows, with an error of order 1/γ. Goes with hypergradient ``carried`` and an outer
+    ``sgd``, which moves θ along h at the same time as y moves.
 
-    Use when second derivatives are dear or do not exist. Avoid small γ: then f moves y freely and g(y) need not be near its
-    minimum.
+    Use when second derivatives are dear or do not exist. Avoid small γ: then f moves y freely and
+    g(y) need not be near its minimum.
 
     Arguments:
         steps: T. ``lr``: η_y. ``inner_lr``: η_ω. ``momentum``: of y.
         gamma, gamma_start, gamma_steps: γ, γ_0 and K (in outer steps; 0: γ from the start).
         normalise: multiply by c_k, which keeps the step bounded as γ grows; else c_k = 1.
         batch_size, upper_batch_size: rows of a lower and an upper batch (None: all).
-        count: N pairs, each on batches of its own. ``carry_rule``: all start the next step from the ``selected`` pair, or each
-            goes on by itself (``per-branch``).
-        noise: standard deviation of what sets pairs apart that start from one state, but for branch 0: with ``per-branch``
-            once, at the start of the run (y and ω alike); with ``selected`` at every step (y alone).
+        count: N pairs, each on batches of its own. ``carry_rule``: all start the next step from the
+            ``selected`` pair, or each goes on by itself (``per-branch``).
+        noise: standard deviation of what sets pairs apart that start from one state, but for branch
+            0: with ``per-branch`` once, at the start of the run (y and ω alike); with ``selected``
+            at every step (y alone).
 
     Errors: ConfigError where all N candidates would be the same.
 
-    Cost: N (T + 2) lower gradients (one of them in θ alone) and N upper gradients. Memory: 2N lower states, 3N with momentum.
+    Cost: N (T + 2) lower gradients (one of them in θ alone) and N upper gradients. Memory: 2N lower
+        states, 3N with momentum.
 
-    >>> problem = Problem(theta0={"t": torch.ones(1)}, x0={"x": torch.zeros(1)},
-    ...                   g=lambda t, x, _: ((x["x"] - t["t"]) ** 2).sum(), f=lambda t, x, _: (x["x"] ** 2).sum())
+    >>> problem = Problem(
+    ...     theta0={"t": torch.ones(1)},
+    ...     x0={"x": torch.zeros(1)},
+    ...     g=lambda t, x, _: ((x["x"] - t["t"]) ** 2).sum(),
+    ...     f=lambda t, x, _: (x["x"] ** 2).sum(),
+    ... )
     >>> generator = ValueGap(steps=1, inner_lr=0.5, lr=0.25, gamma=2.0, gamma_steps=0)
-    >>> candidates = generator.propose(problem, problem.theta0, generator.init(problem, Key(0)), Key(0))
-    >>> candidates.x["x"], candidates.aux["theta.t"]            # ω = 1;  c = 1/2:  ∇_y L = −2,  h = 2 − 0
+    >>> candidates = generator.propose(
+    ...     problem, problem.theta0, generator.init(problem, Key(0)), Key(0)
+    ... )
+    >>> candidates.x["x"], candidates.aux["theta.t"]  # ω = 1;  c = 1/2:  ∇_y L = −2,  h = 2 − 0
     (tensor([[0.5000]]), tensor([[2.]]))
 
     Source: Shen and Chen, *On penalty-based bilevel gradient descent method* (2023), V-PBGD.
@@ -71,33 +82,58 @@ class ValueGap:
     batch_size: int | None = field(default=None, validator=optional_whole)
     upper_batch_size: int | None = field(default=None, validator=optional_whole)
     noise: float = field(default=0.0, validator=not_negative)
-    carry_rule: Literal["selected", "per-branch"] = field(default="selected", validator=shared.carry_rules)
+    carry_rule: Literal["selected", "per-branch"] = field(
+        default="selected", validator=shared.carry_rules
+    )
 
     lighter = lowering(other=["batch_size", "count"])
 
     def init(self, problem: Problem, key: Key) -> State:
-        return shared.begin(self, problem, key, twins=("omega",), zeros=("m",) if self.momentum else ())
+        return shared.begin(
+            self, problem, key, twins=("omega",), zeros=("m",) if self.momentum else ()
+        )
 
     def propose(self, problem: Problem, theta: Tree, start: State, key: Key) -> Candidates:
         gamma, scale = shared.penalty_weights(self, start["step"])
-        data, function = problem.lower_data, partial(self._moved, problem.g, problem.f)
+        data = problem.lower_data
+        function = partial(self._moved, problem.g, problem.f)
         programs = programs_of(problem) if self.steps <= shared.STEPS else None
 
         def step(y: Tree, aux: Tree, key: Key) -> tuple[Tree, Tree, Tensor]:
             index = data.draw(key.fold("lower"), self.batch_size, self.steps + 1)
-            below = [data.batch(None if index is None else index[inner]) for inner in range(self.steps + 1)]
+            below = [
+                data.batch(None if index is None else index[inner])
+                for inner in range(self.steps + 1)
+            ]
             above = shared.upper_batch(problem, key, self)
-            settings, weights = (self.name, self, problem.g, problem.f), (scale, scale * gamma)
-            omega, m = shared.untagged("omega", aux), shared.untagged("m", aux)
-            x, kept, loss = launch(programs, settings, function, weights, y, omega, m, theta, below, above)
+            settings = (self.name, self, problem.g, problem.f)
+            weights = (scale, scale * gamma)
+            omega = shared.untagged("omega", aux)
+            m = shared.untagged("m", aux)
+            x, kept, loss = launch(
+                programs, settings, function, weights, y, omega, m, theta, below, above
+            )
             return x, kept, loss
 
         rows, upper_rows = shared.rows(problem, self)
-        cost = Cost(lower_gradients=self.steps + 2, upper_gradients=1, rows=rows * (self.steps + 2) + upper_rows)
+        cost = Cost(
+            lower_gradients=self.steps + 2,
+            upper_gradients=1,
+            rows=rows * (self.steps + 2) + upper_rows,
+        )
         return shared.branches(start, key, self, step, cost)
 
     def _moved(
-        self, g: Loss, f: Loss, weights: Numbers, y: Tree, omega: Tree, m: Tree, theta: Tree, below: list[Tree], above: Tree
+        self,
+        g: Loss,
+        f: Loss,
+        weights: Numbers,
+        y: Tree,
+        omega: Tree,
+        m: Tree,
+        theta: Tree,
+        below: list[Tree],
+        above: Tree,
     ) -> tuple[Tree, Tree, Tensor]:
         """The step of one branch as a function of tensors; ``weights`` are c_k and c_k γ_k."""
         scale, penalty = weights
@@ -105,14 +141,22 @@ class ValueGap:
             grads, _ = gradient(g, theta, omega, batch)
             omega = shared.descended(omega, dict(zip(omega, grads, strict=True)), self.inner_lr)
 
-        upper, lower = shared.tracked(theta), shared.tracked(y)
+        upper = shared.tracked(theta)
+        lower = shared.tracked(y)
         with torch.enable_grad():
-            at_y, at_omega = g(upper, lower, below[-1]), g(upper, omega, below[-1])
+            at_y = g(upper, lower, below[-1])
+            at_omega = g(upper, omega, below[-1])
             value = f(upper, lower, above)
-            to_theta, to_y = shared.gradients(scale * value + penalty * (at_y - at_omega), upper, lower)
+            to_theta, to_y = shared.gradients(
+                scale * value + penalty * (at_y - at_omega), upper, lower
+            )
 
         to_y, kept = shared.with_momentum(to_y, m, self.momentum)
-        kept |= shared.tagged("omega", omega) | shared.tagged("theta", to_theta) | {"upper_loss": value.detach()}
+        kept |= (
+            shared.tagged("omega", omega)
+            | shared.tagged("theta", to_theta)
+            | {"upper_loss": value.detach()}
+        )
         return shared.descended(y, to_y, self.lr), kept, at_y.detach()
 
     carry = shared.carry

@@ -1,4 +1,6 @@
-"""Search without derivatives: propose θ in a box, train the lower level from its start, keep the best."""
+"""Search without derivatives: propose θ in a box, train the lower level from its start, keep the
+best.
+"""
 
 from __future__ import annotations
 
@@ -22,49 +24,72 @@ from hgms_core import (
     Selector,
     State,
     Tree,
-)  # fmt: skip
+)
 
 MOST_VARIABLES = 1000
-"""Upper variables beyond which ``tpe`` is refused: it builds one density a variable from the whole history at every step."""
+"""Upper variables beyond which ``tpe`` is refused: it builds one density a variable from the
+whole history at every step.
+"""
 
 
 @final
 @frozen(kw_only=True)
 class Search:
-    """The zeroth-order floor: each outer step tries one θ in the box θ0 + [low, high]^p and keeps the best so far::
+    """The zeroth-order floor: each outer step tries one θ in the box θ0 + [low, high]^p and keeps
+    the best so far::
 
-        θ_0 = θ0,     θ_k = Proj(θ0 + u_k),   u_k uniform (random) or from the densities of good and bad trials (tpe)
-        x_k = selected(generator from x0 at θ_k),     answer: the (θ_k, x_k) of the lowest f on held-out validation rows
+        θ_0 = θ0,  θ_k = Proj(θ0 + u_k),
+            u_k uniform (random) or from the densities of good and bad trials (tpe)
+        x_k = selected(generator from x0 at θ_k),
+            answer: the (θ_k, x_k) of the lowest f on held-out validation rows
 
-    Rows of the role ``select`` choose the candidate, those of ``stop`` (where the task sets some apart) compare the θ_k.
+    Rows of the role ``select`` choose the candidate, those of ``stop`` (where the task sets some
+    apart) compare the θ_k.
 
-    Use as a floor, or with a handful of hyper-parameters. Avoid with many: the volume of the box wins.
+    Use as a floor, or with a handful of hyper-parameters. Avoid with many: the volume of the box
+    wins.
 
     Arguments:
-        generator, selector: train the lower level anew for every θ, so that ``steps`` have to suffice from x0.
-        sampler: ``random``, or ``tpe``, Optuna's tree-structured Parzen estimator on independent densities (needs the extra
-            ``optuna``).
-        low, high: the box, as offsets from θ0 in its units. ``startup``: random proposals before ``tpe`` has a model.
+        generator, selector: train the lower level anew for every θ, so that ``steps`` have to
+            suffice from x0.
+        sampler: ``random``, or ``tpe``, Optuna's tree-structured Parzen estimator on independent
+            densities (needs the extra ``optuna``).
+        low, high: the box, as offsets from θ0 in its units. ``startup``: random proposals before
+            ``tpe`` has a model.
 
-    Errors: ConfigError for ``tpe`` with more than 1000 upper variables; MissingExtra without Optuna. A training run that breaks
-    down counts as the worst possible trial and the search goes on.
+    Errors: ConfigError for ``tpe`` with more than 1000 upper variables; MissingExtra without
+    Optuna. A training run that breaks down counts as the worst possible trial and the search goes
+    on.
 
-    Cost: the generator's and selector's, and 1 upper value. ``tpe`` keeps all proposals; its own time grows with their number.
+    Cost: the generator's and selector's, and 1 upper value. ``tpe`` keeps all proposals; its own
+        time grows with their number.
 
-    >>> class Exact:                                       # a lower level that is solved at once: x = θ
+    >>> class Exact:  # a lower level that is solved at once: x = θ
     ...     name = "exact"
-    ...     def init(self, problem, key): return {}
+    ...
+    ...     def init(self, problem, key):
+    ...         return {}
+    ...
     ...     def propose(self, problem, theta, start, key):
     ...         from hgms_core import Candidates
+    ...
     ...         return Candidates(x={"x": theta["t"][None]}, losses=torch.zeros(1))
-    ...     def carry(self, start, candidates, index, key, problem): return start
+    ...
+    ...     def carry(self, start, candidates, index, key, problem):
+    ...         return start
     >>> class Only:
     ...     name = "only"
+    ...
     ...     def select(self, problem, theta, candidates, key):
     ...         from hgms_core import Selection
+    ...
     ...         return Selection.of(torch.zeros(1))
-    >>> problem = Problem(theta0={"t": torch.zeros(1)}, x0={"x": torch.zeros(1)},
-    ...                   g=lambda t, x, _: ((x["x"] - t["t"]) ** 2).sum(), f=lambda t, x, _: ((x["x"] - 2) ** 2).sum())
+    >>> problem = Problem(
+    ...     theta0={"t": torch.zeros(1)},
+    ...     x0={"x": torch.zeros(1)},
+    ...     g=lambda t, x, _: ((x["x"] - t["t"]) ** 2).sum(),
+    ...     f=lambda t, x, _: ((x["x"] - 2) ** 2).sum(),
+    ... )
     >>> method = Search(generator=Exact(), selector=Only())
     >>> state = method.init(problem, seed=0)
     >>> for _ in range(100):
@@ -72,7 +97,8 @@ class Search:
     >>> abs(float(method.result(state)[0]["t"]) - 2) < 0.1
     True
 
-    Source: Bergstra and Bengio 2012 (random search); Bergstra, Bardenet, Bengio, Kégl 2011 (TPE); Akiba et al. 2019 (Optuna).
+    Source: Bergstra and Bengio 2012 (random search); Bergstra, Bardenet, Bengio, Kégl 2011 (TPE);
+        Akiba et al. 2019 (Optuna).
     """
 
     name: ClassVar[str] = "search"
@@ -100,8 +126,10 @@ class Search:
             _optuna()
             if size > MOST_VARIABLES:
                 raise ConfigError(
-                    f"tpe builds one density for each upper variable, and this problem has {size} of them "
-                    f"(at most {MOST_VARIABLES})\n  use random-search, or a method with a hypergradient"
+                    "tpe builds one density for each upper variable, and this problem has "
+                    f"{size} of them "
+                    f"(at most {MOST_VARIABLES})\n  use random-search, or a method with a "
+                    "hypergradient"
                 )
         return {
             "seed": seed,
@@ -118,35 +146,53 @@ class Search:
         key = Key(state["seed"]).fold("step", state["step"])
         offset = self._propose(state, key.fold("theta"))
         shift = Ravel.of(problem.theta0).unravel(offset)
-        theta = problem.project({name: leaf + shift[name].to(leaf) for name, leaf in problem.theta0.items()})
+        theta = problem.project(
+            {name: leaf + shift[name].to(leaf) for name, leaf in problem.theta0.items()}
+        )
 
         start = self.generator.init(problem, key.fold("init"))
         candidates = self.generator.propose(problem, theta, start, key.fold("propose"))
         selection = self.selector.select(problem, theta, candidates, key.fold("select"))
         x = candidates.at(selection.index)
-        batch, rows = problem.upper_data["stop" if "stop" in problem.upper_data else "select"].sample(key, None)
+        batch, rows = problem.upper_data[
+            "stop" if "stop" in problem.upper_data else "select"
+        ].sample(key, None)
         with torch.no_grad():
             loss = problem.f(theta, x, batch)
         value = float(torch.where(selection.finite > 0, loss, torch.full_like(loss, torch.nan)))
 
         better = math.isfinite(value) and value < state["best"]
-        cost = Cost(**state["cost"]) + candidates.cost + selection.cost + Cost(upper_values=1, rows=rows)
-        remember, counts = self.sampler == "tpe", cost.numbers()
+        cost = (
+            Cost(**state["cost"])
+            + candidates.cost
+            + selection.cost
+            + Cost(upper_values=1, rows=rows)
+        )
+        remember = self.sampler == "tpe"
+        counts = cost.numbers()
         following = {
             **state,
             "step": state["step"] + 1,
             "theta": theta if better else state["theta"],
             "x": x if better else state["x"],
             "best": value if better else state["best"],
-            "offsets": torch.cat([state["offsets"], offset[None]]) if remember else state["offsets"],
-            "values": torch.cat([state["values"], torch.tensor([value], dtype=torch.float64)]) if remember else state["values"],
+            "offsets": torch.cat([state["offsets"], offset[None]])
+            if remember
+            else state["offsets"],
+            "values": torch.cat([state["values"], torch.tensor([value], dtype=torch.float64)])
+            if remember
+            else state["values"],
             "cost": counts,
         }
         record: Record = {
             "step": state["step"] + 1,
-            "upper_loss": value if math.isfinite(value) else None,  # such a trial is worse than any, and the search goes on
+            "upper_loss": value
+            if math.isfinite(value)
+            else None,  # such a trial is worse than any, and the search goes on
             "stop_loss": following["best"],
-            "lower_loss": candidates.losses[selection.index] if candidates.losses is not None else None,
+            "lower_loss": candidates.losses[selection.index]
+            if candidates.losses is not None
+            else None,
             "selected": selection.index,
             "gap": selection.gap,
             "scores": selection.scores,
@@ -165,8 +211,17 @@ class Search:
         if not state["step"]:
             return torch.zeros(size, dtype=torch.float64)
         if self.sampler == "tpe":
-            return _parzen(state["offsets"], state["values"], key.derive() % 2**32, self.low, self.high, self.startup)
-        return self.low + (self.high - self.low) * torch.rand(size, generator=key.generator(), dtype=torch.float64)
+            return _parzen(
+                state["offsets"],
+                state["values"],
+                key.derive() % 2**32,
+                self.low,
+                self.high,
+                self.startup,
+            )
+        return self.low + (self.high - self.low) * torch.rand(
+            size, generator=key.generator(), dtype=torch.float64
+        )
 
 
 def _optuna() -> Any:
@@ -174,25 +229,34 @@ def _optuna() -> Any:
         import optuna
     except ImportError as error:
         raise MissingExtra(
-            "method 'tpe' needs Optuna, which is not installed\n  pip install 'hgms[optuna]', or use random-search"
+            "method 'tpe' needs Optuna, which is not installed\n"
+            "  pip install 'hgms[optuna]', or use random-search"
         ) from error
     return optuna
 
 
-def _parzen(offsets: Tensor, values: Tensor, seed: int, low: float, high: float, startup: int) -> Tensor:
-    """The next proposal of a study of the whole history: a function of its arguments, so a run can be resumed."""
+def _parzen(
+    offsets: Tensor, values: Tensor, seed: int, low: float, high: float, startup: int
+) -> Tensor:
+    """The next proposal of a study of the whole history: a function of its arguments, so a run
+    can be resumed.
+    """
     optuna = _optuna()
     distribution = optuna.distributions.FloatDistribution(low, high)
     distributions = {str(i): distribution for i in range(offsets.shape[1])}
     verbosity = optuna.logging.get_verbosity()
     optuna.logging.set_verbosity(optuna.logging.WARNING)  # else every study announces itself
     try:
-        study = optuna.create_study(sampler=optuna.samplers.TPESampler(seed=seed, n_startup_trials=startup))
+        study = optuna.create_study(
+            sampler=optuna.samplers.TPESampler(seed=seed, n_startup_trials=startup)
+        )
         for offset, value in zip(offsets.tolist(), values.tolist(), strict=True):
             params = {str(i): min(max(number, low), high) for i, number in enumerate(offset)}
             study.add_trial(
                 optuna.trial.create_trial(
-                    params=params, distributions=distributions, value=value if math.isfinite(value) else math.inf
+                    params=params,
+                    distributions=distributions,
+                    value=value if math.isfinite(value) else math.inf,
                 )
             )
         proposal = study.ask(distributions).params

@@ -7,10 +7,19 @@ from hgms_core import Composition, hookimpl
 
 SOBA = Composition(
     name="soba",
-    summary="SOBA: lower state, linear system and θ each move one step at once, from one pass over both losses.",
+    summary=(
+        "SOBA: lower state, linear system and θ each move one step at once, from one pass "
+        "over both losses."
+    ),
     source="Dagréou, Ablin, Vaiter, Moreau, NeurIPS 2022 (arXiv 2201.13409).",
     parts={
-        "generator": {"name": "soba", "lr": 0.1, "v_lr": 0.1, "batch_size": 256, "upper_batch_size": 256},
+        "generator": {
+            "name": "soba",
+            "lr": 0.1,
+            "v_lr": 0.1,
+            "batch_size": 256,
+            "upper_batch_size": 256,
+        },
         "selector": {"name": "first"},
         "hypergradient": {"name": "carried"},
         "outer": {"name": "sgd", "lr": 0.1},

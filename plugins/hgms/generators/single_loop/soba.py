@@ -1,4 +1,6 @@
-"""One simultaneous step of the lower state x and of the linear system's v, and the upper direction at the same point."""
+"""One simultaneous step of the lower state x and of the linear system's v, and the upper
+direction at the same point.
+"""
 
 from __future__ import annotations
 
@@ -11,41 +13,66 @@ from torch import Tensor
 
 from hgms.compiled import Numbers, launch, programs_of
 from hgms.config import frozen, lowering, optional_positive, optional_whole, positive, share
-from hgms_core import Candidates, Cost, Key, Loss, Problem, State, Tree, twice_differentiable_attention
+from hgms_core import (
+    Candidates,
+    Cost,
+    Key,
+    Loss,
+    Problem,
+    State,
+    Tree,
+    twice_differentiable_attention,
+)
 
 
 @final
 @frozen(kw_only=True)
 class Soba:
-    """(x, v) and θ move one step at once; all three directions are taken at the same point and on the same batches::
+    """(x, v) and θ move one step at once; all three directions are taken at the same point and on
+    the same batches::
 
-        D_x = ∇_x g,      D_v = ∇²_xx g v + ∇_x f,      D_θ = ∇²_θx g v + ∇_θ f        (v tracks −(∇²_xx g)⁻¹ ∇_x f)
-        x ← x − η_k D_x,  v ← v − ρ_k D_v,              θ ← outer(θ, D_θ)              η_k = lr/(k+1)^p,  ρ_k = v_lr/(k+1)^p
+        D_x = ∇_x g,  D_v = ∇²_xx g v + ∇_x f,  D_θ = ∇²_θx g v + ∇_θ f
+            (v tracks −(∇²_xx g)⁻¹ ∇_x f)
+        x ← x − η_k D_x,  v ← v − ρ_k D_v,  θ ← outer(θ, D_θ)  η_k = lr/(k+1)^p,  ρ_k = v_lr/(k+1)^p
 
-    The one candidate is the moved x. D_θ travels with it (``aux``: ``theta.<name>``; ``upper_loss`` and
-    ``lower_gradient_norm`` at the old point) to the hypergradient ``carried``.
+    The one candidate is the moved x. D_θ travels with it (``aux``: ``theta.<name>``; ``upper_loss``
+    and ``lower_gradient_norm`` at the old point) to the hypergradient ``carried``.
 
-    Use when an outer step must cost no more than a few gradients. Avoid where ∇²_xx g has eigenvalues below 0 along ∇_x f:
-    v then grows without bound (a run that does so is stopped; ``max_norm`` keeps it going).
+    Use when an outer step must cost no more than a few gradients. Avoid where ∇²_xx g has
+    eigenvalues below 0 along ∇_x f: v then grows without bound (a run that does so is stopped;
+    ``max_norm`` keeps it going).
 
     Arguments:
-        lr, v_lr: η and ρ. ``decay``: p; the paper's decreasing steps are p = ½, with the same schedule for θ (``sgd`` with
-            ``schedule = {kind = "inverse", decay_steps = 1, power = 0.5}``).
-        batch_size, upper_batch_size: lower rows, and validation rows of the role ``differentiate`` (None: all).
-        max_norm: v is projected onto the ball of this radius after each step (None: not, as in the paper).
+        lr, v_lr: η and ρ. ``decay``: p; the paper's decreasing steps are p = ½, with the same
+            schedule for θ (``sgd`` with ``schedule = {kind = "inverse", decay_steps = 1, power =
+            0.5}``).
+        batch_size, upper_batch_size: lower rows, and validation rows of the role ``differentiate``
+            (None: all).
+        max_norm: v is projected onto the ball of this radius after each step (None: not, as in the
+            paper).
 
-    Cost: 1 lower gradient, 1 upper gradient, 1 Hessian product and 1 cross product in four passes: forward and backward through
-    f; forward, backward, and one backward through that for both products. Memory: one graph of a gradient.
+    Cost: 1 lower gradient, 1 upper gradient, 1 Hessian product and 1 cross product in four passes:
+    forward and backward through f; forward, backward, and one backward through that for both
+    products. Memory: one graph of a gradient.
 
-    >>> problem = Problem(theta0={"t": torch.tensor([3.0])}, x0={"x": torch.tensor([2.0])},
-    ...                   g=lambda t, x, _: 0.5 * ((x["x"] - t["t"]) ** 2).sum(), f=lambda t, x, _: 0.5 * (x["x"] ** 2).sum())
+    >>> problem = Problem(
+    ...     theta0={"t": torch.tensor([3.0])},
+    ...     x0={"x": torch.tensor([2.0])},
+    ...     g=lambda t, x, _: 0.5 * ((x["x"] - t["t"]) ** 2).sum(),
+    ...     f=lambda t, x, _: 0.5 * (x["x"] ** 2).sum(),
+    ... )
     >>> soba = Soba(lr=0.5, v_lr=0.5)
     >>> moved = soba.propose(problem, problem.theta0, soba.init(problem, Key(0)), Key(0))
-    >>> moved.x["x"], moved.aux["v.x"], moved.aux["theta.t"]      # D_x = −1, D_v = 2, D_θ = 0 as v was 0
+    >>> (
+    ...     moved.x["x"],
+    ...     moved.aux["v.x"],
+    ...     moved.aux["theta.t"],
+    ... )  # D_x = −1, D_v = 2, D_θ = 0 as v was 0
     (tensor([[2.5000]]), tensor([[-1.]]), tensor([[0.]]))
 
-    Source: Dagréou, Ablin, Vaiter, Moreau, *A framework for bilevel optimization that enables stochastic and global variance
-    reduction algorithms*, NeurIPS 2022 (arXiv 2201.13409), algorithm SOBA.
+    Source: Dagréou, Ablin, Vaiter, Moreau, *A framework for bilevel optimization that enables
+    stochastic and global variance reduction algorithms*, NeurIPS 2022 (arXiv 2201.13409), algorithm
+    SOBA.
     """
 
     name: ClassVar[str] = "soba"
@@ -61,15 +88,26 @@ class Soba:
     lighter = lowering(other=["batch_size"])
 
     def init(self, problem: Problem, key: Key) -> State:
-        return {"x": dict(problem.x0), "v": {name: torch.zeros_like(leaf) for name, leaf in problem.x0.items()}, "step": 0}
+        return {
+            "x": dict(problem.x0),
+            "v": {name: torch.zeros_like(leaf) for name, leaf in problem.x0.items()},
+            "step": 0,
+        }
 
     def propose(self, problem: Problem, theta: Tree, start: State, key: Key) -> Candidates:
         (below, rows), (above, upper_rows) = self._batches(problem, key)
         rates = [lr / (start["step"] + 1) ** self.decay for lr in (self.lr, self.v_lr)]
-        settings, function = (self.name, self, problem.g, problem.f), partial(self._moved, problem.g, problem.f)
+        settings = (self.name, self, problem.g, problem.f)
+        function = partial(self._moved, problem.g, problem.f)
         trees = (start["x"], start["v"], theta, below, above)
         moved, aux, loss = launch(programs_of(problem), settings, function, rates, *trees)
-        cost = Cost(lower_gradients=1, upper_gradients=1, products=1, cross_products=1, rows=3 * rows + upper_rows)
+        cost = Cost(
+            lower_gradients=1,
+            upper_gradients=1,
+            products=1,
+            cross_products=1,
+            rows=3 * rows + upper_rows,
+        )
         stacked, aux = ({name: leaf[None] for name, leaf in tree.items()} for tree in (moved, aux))
 
         def replay(index: Tensor, theta: Tree, last: int | None) -> tuple[Tree, Cost]:
@@ -78,22 +116,42 @@ class Soba:
         return Candidates(x=stacked, aux=aux, losses=loss[None], cost=cost, replay=replay)
 
     def _moved(
-        self, g: Loss, f: Loss, rates: Numbers, x: Tree, v: Tree, theta: Tree, below: Tree, above: Tree
+        self,
+        g: Loss,
+        f: Loss,
+        rates: Numbers,
+        x: Tree,
+        v: Tree,
+        theta: Tree,
+        below: Tree,
+        above: Tree,
     ) -> tuple[Tree, Tree, Tensor]:
-        """The step as a function of tensors: x, aux and the lower loss before it; ``rates`` are η_k and ρ_k."""
-        upper, lower = ([leaf.detach().requires_grad_() for leaf in tree.values()] for tree in (theta, x))
-        at, point = dict(zip(theta, upper, strict=True)), dict(zip(x, lower, strict=True))
+        """The step as a function of tensors: x, aux and the lower loss before it; ``rates`` are
+        η_k and ρ_k.
+        """
+        upper, lower = (
+            [leaf.detach().requires_grad_() for leaf in tree.values()] for tree in (theta, x)
+        )
+        at = dict(zip(theta, upper, strict=True))
+        point = dict(zip(x, lower, strict=True))
         with torch.enable_grad(), twice_differentiable_attention():
             loss = g(at, point, below)
             slopes = torch.autograd.grad(loss, lower, create_graph=True, materialize_grads=True)
             value = f(at, point, above)
-        # ⟨∇_x g, v⟩ differentiated by (θ, x): both products in one backward pass. Where g is linear in a leaf of x its gradient
-        # is constant and has no graph.
-        curved = [(slope, part) for slope, part in zip(slopes, v.values(), strict=True) if slope.requires_grad]
-        products = _gradients([slope for slope, _ in curved], [*upper, *lower], [part for _, part in curved])
+        # ⟨∇_x g, v⟩ differentiated by (θ, x): both products in one backward pass. Where g is linear
+        # in a leaf of x its gradient is constant and has no graph.
+        curved = [
+            (slope, part)
+            for slope, part in zip(slopes, v.values(), strict=True)
+            if slope.requires_grad
+        ]
+        products = _gradients(
+            [slope for slope, _ in curved], [*upper, *lower], [part for _, part in curved]
+        )
         direct = _gradients([value] if value.requires_grad else [], [*upper, *lower])
         both = torch._foreach_add(direct, products)
-        d_theta, d_v = both[: len(upper)], both[len(upper) :]
+        d_theta = both[: len(upper)]
+        d_v = both[len(upper) :]
 
         rate, v_rate = rates
         d_x = [slope.detach() for slope in slopes]
@@ -101,7 +159,9 @@ class Soba:
         tracked = _descended(list(v.values()), list(d_v), v_rate)
         if self.max_norm is not None:
             length = torch.linalg.vector_norm(torch.stack(torch._foreach_norm(tracked)))
-            tracked = list(torch._foreach_mul(tracked, self.max_norm / length.clamp_min(self.max_norm)))
+            tracked = list(
+                torch._foreach_mul(tracked, self.max_norm / length.clamp_min(self.max_norm))
+            )
         aux = {
             **{f"v.{name}": leaf for name, leaf in zip(x, tracked, strict=True)},
             **{f"theta.{name}": leaf for name, leaf in zip(theta, d_theta, strict=True)},
@@ -110,7 +170,9 @@ class Soba:
         }
         return dict(zip(x, moved, strict=True)), aux, loss.detach()
 
-    def _replay(self, problem: Problem, theta: Tree, start: State, key: Key, last: int | None) -> tuple[Tree, Cost]:
+    def _replay(
+        self, problem: Problem, theta: Tree, start: State, key: Key, last: int | None
+    ) -> tuple[Tree, Cost]:
         """The step of x again, as a differentiable function of ``theta``."""
         (below, rows), _ = self._batches(problem, key)
         point = {name: leaf.detach().requires_grad_() for name, leaf in start["x"].items()}
@@ -118,11 +180,18 @@ class Soba:
         within = last != 0 and any(leaf.requires_grad for leaf in theta.values())
         with torch.enable_grad(), twice_differentiable_attention():
             loss = problem.g(theta, point, below)
-            slopes = torch.autograd.grad(loss, list(point.values()), create_graph=within, materialize_grads=True)
-            moved = {name: leaf.detach() - rate * slope for (name, leaf), slope in zip(point.items(), slopes, strict=True)}
+            slopes = torch.autograd.grad(
+                loss, list(point.values()), create_graph=within, materialize_grads=True
+            )
+            moved = {
+                name: leaf.detach() - rate * slope
+                for (name, leaf), slope in zip(point.items(), slopes, strict=True)
+            }
         return moved, Cost(lower_gradients=1, cross_products=int(within), rows=(1 + within) * rows)
 
-    def carry(self, start: State, candidates: Candidates, index: Tensor, key: Key, problem: Problem) -> State:
+    def carry(
+        self, start: State, candidates: Candidates, index: Tensor, key: Key, problem: Problem
+    ) -> State:
         return {
             "x": candidates.at(0),
             "v": {name: candidates.aux[f"v.{name}"][0] for name in candidates.x},
@@ -132,16 +201,22 @@ class Soba:
     def _batches(self, problem: Problem, key: Key) -> tuple[tuple[Tree, int], tuple[Tree, int]]:
         """A lower and an upper batch, and how many rows each holds."""
         below = problem.lower_data.sample(key.fold("lower"), self.batch_size)
-        return below, problem.upper_data["differentiate"].sample(key.fold("upper"), self.upper_batch_size)
+        return below, problem.upper_data["differentiate"].sample(
+            key.fold("upper"), self.upper_batch_size
+        )
 
 
-def _descended(leaves: list[Tensor], directions: list[Tensor], rate: float | Tensor) -> list[Tensor]:
+def _descended(
+    leaves: list[Tensor], directions: list[Tensor], rate: float | Tensor
+) -> list[Tensor]:
     if isinstance(rate, Tensor):
         return [leaf - rate * direction for leaf, direction in zip(leaves, directions, strict=True)]
     return list(torch._foreach_add(leaves, directions, alpha=-rate))
 
 
-def _gradients(outputs: list[Tensor], inputs: list[Tensor], along: list[Tensor] | None = None) -> list[Tensor]:
+def _gradients(
+    outputs: list[Tensor], inputs: list[Tensor], along: list[Tensor] | None = None
+) -> list[Tensor]:
     """Zeros where nothing depends on an input."""
     if not outputs:
         return [torch.zeros_like(leaf) for leaf in inputs]

@@ -13,7 +13,20 @@ from torch import Tensor
 from hgms.compiled import programs_of
 from hgms.config import frozen, lowering, not_negative, optional_whole, positive, whole
 from hgms.generators.ula.program import add_noise_, moved_compiled
-from hgms_core import Candidates, ConfigError, Cost, Key, Mode, Problem, State, Tree, detach, gradient, groups, repeat
+from hgms_core import (
+    Candidates,
+    ConfigError,
+    Cost,
+    Key,
+    Mode,
+    Problem,
+    State,
+    Tree,
+    detach,
+    gradient,
+    groups,
+    repeat,
+)
 
 NOISE_BLOCK = 4096
 """Numbers of noise drawn at a time for one chain."""
@@ -22,32 +35,47 @@ NOISE_BLOCK = 4096
 @final
 @frozen(kw_only=True)
 class Ula:
-    """N parallel chains that sample the Gibbs measure exp(−g(θ, x)/λ), which concentrates on the lower minimisers as λ → 0.
+    """N parallel chains that sample the Gibbs measure exp(−g(θ, x)/λ), which concentrates on the
+    lower minimisers as λ → 0.
 
     Each chain, K times (Algorithm ULA of the paper)::
 
         x ← x − h ∇_x g(θ, x) + √(2λh) ξ,        ξ ~ N(0, I)
 
-    Use when the lower minimisers form a manifold that has to be explored. Avoid for networks trained in a few steps
-    (``branches``): mixing takes many steps. Stability needs h < 2/L, with L the largest curvature of g.
+    Use when the lower minimisers form a manifold that has to be explored. Avoid for networks
+    trained in a few steps (``branches``): mixing takes many steps. Stability needs h < 2/L, with L
+    the largest curvature of g.
 
     Arguments:
-        count: N chains. ``steps``: K. ``lr``: the step size h. ``temperature``: λ (0 gives gradient descent).
-        spread: τ, chains start from N(z, τλI) around their centre z; 0 starts exactly there (warm start).
-        carry_rule: the centre is the last ``selected`` state, each chain's end (``per-branch``) or x0 (``restart``).
-        batch_size: None for the full gradient; a number gives stochastic-gradient Langevin dynamics.
-        mode, chunk: stacked (vmap) or looped evaluation (auto picks by size), and how many stacked chains at a time.
+        count: N chains. ``steps``: K. ``lr``: the step size h. ``temperature``: λ (0 gives gradient
+            descent).
+        spread: τ, chains start from N(z, τλI) around their centre z; 0 starts exactly there (warm
+            start).
+        carry_rule: the centre is the last ``selected`` state, each chain's end (``per-branch``) or
+            x0 (``restart``).
+        batch_size: None for the full gradient; a number gives stochastic-gradient Langevin
+            dynamics.
+        mode, chunk: stacked (vmap) or looped evaluation (auto picks by size), and how many stacked
+            chains at a time.
 
-    Cost: N·K lower gradients. Memory: N lower states (``per-branch``: 2N), gradients and activations of ``chunk`` chains.
+    Cost: N·K lower gradients. Memory: N lower states (``per-branch``: 2N), gradients and
+        activations of ``chunk`` chains.
 
-    >>> problem = Problem(theta0={"t": torch.zeros(1)}, x0={"x": torch.zeros(2)},
-    ...                   g=lambda t, x, _: 0.5 * (x["x"] ** 2).sum(), f=lambda t, x, _: x["x"].sum())
+    >>> problem = Problem(
+    ...     theta0={"t": torch.zeros(1)},
+    ...     x0={"x": torch.zeros(2)},
+    ...     g=lambda t, x, _: 0.5 * (x["x"] ** 2).sum(),
+    ...     f=lambda t, x, _: x["x"].sum(),
+    ... )
     >>> ula = Ula(count=4000, steps=100, lr=0.1, temperature=0.25)
     >>> x = ula.propose(problem, problem.theta0, ula.init(problem, Key(0)), Key(0)).x["x"]
-    >>> bool((x.var(0) - 0.25 / (1 - 0.05)).abs().max() < 0.02)      # λ/(1 − h/2): the step size biases ULA
+    >>> bool(
+    ...     (x.var(0) - 0.25 / (1 - 0.05)).abs().max() < 0.02
+    ... )  # λ/(1 − h/2): the step size biases ULA
     True
 
-    Source: HG-MS paper, Algorithm ULA and Lemma (λ-scaled Gaussian initialisation); Chewi, *Log-concave sampling*.
+    Source: HG-MS paper, Algorithm ULA and Lemma (λ-scaled Gaussian initialisation); Chewi,
+        *Log-concave sampling*.
     """
 
     name: ClassVar[str] = "ula"
@@ -70,26 +98,45 @@ class Ula:
     def propose(self, problem: Problem, theta: Tree, start: State, key: Key) -> Candidates:
         return self.propose_some(problem, theta, start, key, list(range(self.count)))
 
-    def propose_some(self, problem: Problem, theta: Tree, start: State, key: Key, members: list[int]) -> Candidates:
-        """Some of the chains, by their numbers: the same that all would be among, since keys are addresses. Ways back take the
-        numbers of all.
+    def propose_some(
+        self, problem: Problem, theta: Tree, start: State, key: Key, members: list[int]
+    ) -> Candidates:
+        """Some of the chains, by their numbers: the same that all would be among, since keys are
+        addresses. Ways back take the numbers of all.
 
         .. versionadded:: 0.8"""
         generators = self._generators(start, key, members)
         x, index = self._begin(problem, start, key, members, generators)
         rows = problem.lower_data.count(self.batch_size)
         losses = next(iter(x.values())).new_empty(len(members))
-        theta, programs = detach(theta), programs_of(problem)
-        for group in groups(problem.g, x, own_batch=index is not None, rows=rows, mode=self.mode, chunk=self.chunk):
+        theta = detach(theta)
+        programs = programs_of(problem)
+        for group in groups(
+            problem.g, x, own_batch=index is not None, rows=rows, mode=self.mode, chunk=self.chunk
+        ):
             leaves = list(group.x.values())
             stacked = isinstance(group.part, slice)
             chains = leaves if stacked else [leaf.unsqueeze(0) for leaf in leaves]
-            noise = _Noise(generators[group.part] if isinstance(group.part, slice) else [generators[group.part]], self.steps)
+            noise = _Noise(
+                generators[group.part]
+                if isinstance(group.part, slice)
+                else [generators[group.part]],
+                self.steps,
+            )
             drawn = None if index is None else group.rows_of(index)
             if programs is not None and noise.in_blocks(chains):
                 draw = partial(noise.drawn, chains)
                 losses[group.part] = moved_compiled(
-                    programs, problem, theta, group, drawn, draw, self.lr, self._scale, self.steps, rows
+                    programs,
+                    problem,
+                    theta,
+                    group,
+                    drawn,
+                    draw,
+                    self.lr,
+                    self._scale,
+                    self.steps,
+                    rows,
                 )
                 continue
             for step in range(self.steps):
@@ -101,10 +148,14 @@ class Ula:
             losses[group.part] = loss
 
         def replay(index: Tensor, theta: Tree, last: int | None) -> tuple[Tree, Cost]:
-            return self._replay(problem, theta, start, key, 0 if self.count == 1 else int(index), last)
+            return self._replay(
+                problem, theta, start, key, 0 if self.count == 1 else int(index), last
+            )
 
         calls = len(members) * self.steps
-        return Candidates(x=x, losses=losses, cost=Cost(lower_gradients=calls, rows=calls * rows), replay=replay)
+        return Candidates(
+            x=x, losses=losses, cost=Cost(lower_gradients=calls, rows=calls * rows), replay=replay
+        )
 
     def _replay(
         self, problem: Problem, theta: Tree, start: State, key: Key, member: int, last: int | None
@@ -116,29 +167,49 @@ class Ula:
         noise = _Noise(generators, self.steps)
         point = {name: leaf[0] for name, leaf in x.items()}
         through = self.steps if last is None else min(last, self.steps)
-        if not any(leaf.requires_grad for leaf in theta.values()):  # a run forward, and nothing to go back through
+        if not any(
+            leaf.requires_grad for leaf in theta.values()
+        ):  # a run forward, and nothing to go back through
             through = 0
         for step in range(self.steps):
             within = step >= self.steps - through
-            leaves = [leaf if leaf.requires_grad else leaf.detach().requires_grad_() for leaf in point.values()]
+            leaves = [
+                leaf if leaf.requires_grad else leaf.detach().requires_grad_()
+                for leaf in point.values()
+            ]
             batch = problem.lower_data.batch(None if drawn is None else drawn[0, step])
             with torch.enable_grad():
-                value = problem.g(theta if within else detach(theta), dict(zip(point, leaves, strict=True)), batch)
-                grads = torch.autograd.grad(value, leaves, create_graph=within, materialize_grads=True)
+                value = problem.g(
+                    theta if within else detach(theta), dict(zip(point, leaves, strict=True)), batch
+                )
+                grads = torch.autograd.grad(
+                    value, leaves, create_graph=within, materialize_grads=True
+                )
             added = [torch.zeros_like(leaf) for leaf in point.values()]
             noise.add_to([leaf.unsqueeze(0) for leaf in added], step, self._scale)
             with torch.set_grad_enabled(within):
-                moved = [leaf - self.lr * grad + xi for leaf, grad, xi in zip(leaves, grads, added, strict=True)]
+                moved = [
+                    leaf - self.lr * grad + xi
+                    for leaf, grad, xi in zip(leaves, grads, added, strict=True)
+                ]
                 point = dict(zip(point, moved, strict=True))
         rows = problem.lower_data.count(self.batch_size) * (self.steps + 2 * through)
-        return point, Cost(lower_gradients=self.steps, products=through, cross_products=through, rows=rows)
+        return point, Cost(
+            lower_gradients=self.steps, products=through, cross_products=through, rows=rows
+        )
 
-    def carry(self, start: State, candidates: Candidates, index: Tensor, key: Key, problem: Problem) -> State:
+    def carry(
+        self, start: State, candidates: Candidates, index: Tensor, key: Key, problem: Problem
+    ) -> State:
         if self.carry_rule == "per-branch":
             return {"x": candidates.x}
         if self.carry_rule == "restart":
             return {"x": repeat(problem.initial(key), 1)}
-        return {"x": {name: leaf.index_select(0, index.reshape(1)) for name, leaf in candidates.x.items()}}
+        return {
+            "x": {
+                name: leaf.index_select(0, index.reshape(1)) for name, leaf in candidates.x.items()
+            }
+        }
 
     @property
     def _scale(self) -> float:
@@ -149,11 +220,18 @@ class Ula:
         return [key.fold("noise", member).generator(device) for member in members]
 
     def _begin(
-        self, problem: Problem, start: State, key: Key, members: list[int], generators: list[torch.Generator]
+        self,
+        problem: Problem,
+        start: State,
+        key: Key,
+        members: list[int],
+        generators: list[torch.Generator],
     ) -> tuple[Tree, Tensor | None]:
         carried = next(iter(start["x"].values())).shape[0]
         if carried not in (1, self.count):
-            raise ConfigError(f"the carried state holds {carried} chains, this generator has count = {self.count}")
+            raise ConfigError(
+                f"the carried state holds {carried} chains, this generator has count = {self.count}"
+            )
         # By views of rows: a list of row numbers would go to the device, and the GPU be waited for.
         rows = [0 if carried == 1 else member for member in members]
         x = {name: torch.stack([leaf[row] for row in rows]) for name, leaf in start["x"].items()}
@@ -161,19 +239,29 @@ class Ula:
             scale = math.sqrt(self.spread * self.temperature)
             for row, generator in enumerate(generators):
                 for leaf in x.values():
-                    drawn = torch.randn(leaf[row].shape, generator=generator, dtype=leaf.dtype, device=leaf.device)
+                    drawn = torch.randn(
+                        leaf[row].shape, generator=generator, dtype=leaf.dtype, device=leaf.device
+                    )
                     leaf[row].add_(drawn, alpha=scale)
         data = problem.lower_data
-        index = [data.draw(key.fold("batches", member), self.batch_size, self.steps) for member in members]
-        return x, None if index[0] is None else torch.stack([drawn for drawn in index if drawn is not None])
+        index = [
+            data.draw(key.fold("batches", member), self.batch_size, self.steps)
+            for member in members
+        ]
+        return x, None if index[0] is None else torch.stack(
+            [drawn for drawn in index if drawn is not None]
+        )
 
 
 class _Noise:
-    """The Gaussian increments of some chains, each from its own generator, so that a chain can be replayed alone. Small states
-    draw many steps at once, to save calls; large ones a leaf of a chain at a time, to save memory."""
+    """The Gaussian increments of some chains, each from its own generator, so that a chain can be
+    replayed alone. Small states draw many steps at once, to save calls; large ones a leaf of a
+    chain at a time, to save memory.
+    """
 
     def __init__(self, generators: list[torch.Generator], steps: int) -> None:
-        self.generators, self.steps = generators, steps
+        self.generators = generators
+        self.steps = steps
         self._block = torch.empty(0)
 
     def add_to(self, chains: list[Tensor], step: int, scale: float) -> None:
@@ -181,7 +269,9 @@ class _Noise:
         if not self.in_blocks(chains):
             for row, generator in enumerate(self.generators):
                 for leaf in chains:
-                    drawn = torch.randn(leaf.shape[1:], generator=generator, dtype=leaf.dtype, device=leaf.device)
+                    drawn = torch.randn(
+                        leaf.shape[1:], generator=generator, dtype=leaf.dtype, device=leaf.device
+                    )
                     leaf[row].add_(drawn, alpha=scale)
             return
         add_noise_(chains, self.drawn(chains, step), scale)
@@ -195,7 +285,11 @@ class _Noise:
         size = sum(leaf[0].numel() for leaf in chains)
         length = max(1, min(self.steps, NOISE_BLOCK // size))
         if step % length == 0:
-            dtype, device = chains[0].dtype, chains[0].device
-            blocks = [torch.randn(length, size, generator=own, dtype=dtype, device=device) for own in self.generators]
+            dtype = chains[0].dtype
+            device = chains[0].device
+            blocks = [
+                torch.randn(length, size, generator=own, dtype=dtype, device=device)
+                for own in self.generators
+            ]
             self._block = torch.stack(blocks, dim=1)
         return self._block[step % length]

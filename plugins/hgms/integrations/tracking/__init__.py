@@ -1,4 +1,6 @@
-"""Observers: what a run records also goes to TensorBoard, Weights & Biases or Trackio, where its ``[run] track`` names them."""
+"""Observers: what a run records also goes to TensorBoard, Weights & Biases or Trackio, where its
+``[run] track`` names them.
+"""
 
 from __future__ import annotations
 
@@ -45,6 +47,8 @@ def hgms_step_finished(run: RunInfo, record: dict[str, Any]) -> None:
 
 
 @hookimpl
-def hgms_run_finished(run: RunInfo, summary: dict[str, Any] | None, error: BaseException | None) -> None:
+def hgms_run_finished(
+    run: RunInfo, summary: dict[str, Any] | None, error: BaseException | None
+) -> None:
     for tracker in run.state.pop("tracking", ()):
         tracker.close(summary, failed=error is not None)

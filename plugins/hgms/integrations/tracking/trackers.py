@@ -24,16 +24,33 @@ class Tracker(Protocol):
 
 
 def numbers(record: Mapping[str, Any]) -> dict[str, float]:
-    """The row's numbers by name; lists (the scores of all candidates) by name and position, text left out.
+    """The row's numbers by name; lists (the scores of all candidates) by name and position, text
+    left out.
 
-    >>> numbers({"step": 3, "metric.loss": 0.5, "scores": [1.0, 2.0], "outcome": "converged", "gap": None})
+    >>> numbers(
+    ...     {
+    ...         "step": 3,
+    ...         "metric.loss": 0.5,
+    ...         "scores": [1.0, 2.0],
+    ...         "outcome": "converged",
+    ...         "gap": None,
+    ...     }
+    ... )
     {'metric/loss': 0.5, 'scores/0': 1.0, 'scores/1': 2.0}
     """
     row: dict[str, float] = {}
     for name, value in record.items():
         path = name.replace(".", "/", 1)
-        items = {f"{path}/{place}": item for place, item in enumerate(value)} if isinstance(value, list) else {path: value}
-        row |= {key: float(item) for key, item in items.items() if isinstance(item, int | float) and not isinstance(item, bool)}
+        items = (
+            {f"{path}/{place}": item for place, item in enumerate(value)}
+            if isinstance(value, list)
+            else {path: value}
+        )
+        row |= {
+            key: float(item)
+            for key, item in items.items()
+            if isinstance(item, int | float) and not isinstance(item, bool)
+        }
     row.pop("step", None)
     return row
 
@@ -53,7 +70,8 @@ def _module(name: str, extra: str) -> Any:
         return importlib.import_module(name)
     except ImportError as error:
         raise MissingExtra(
-            f"tracking with {extra} needs a package that is not installed ({error.name})\n  pip install 'hgms[{extra}]'"
+            f"tracking with {extra} needs a package that is not installed ({error.name})\n"
+            f"  pip install 'hgms[{extra}]'"
         ) from error
 
 
@@ -64,7 +82,8 @@ class TensorBoard:
         _module("tensorboard", "tensorboard")
         writer = importlib.import_module("torch.utils.tensorboard").SummaryWriter
         folder = run.folder if run.folder is not None else Path("runs", title(run))
-        # Steps after the checkpoint that a resumed run goes on from were lost with the kill; they are drawn again.
+        # Steps after the checkpoint that a resumed run goes on from were lost with the kill; they
+        # are drawn again.
         purge = run.resumed_from + 1 if run.resumed_from else None
         self._writer = writer(log_dir=str(folder / "tensorboard"), purge_step=purge)
         self._writer.add_text("run", f"{title(run)}, budget {run.budget}")
@@ -78,7 +97,9 @@ class TensorBoard:
 
 
 class WeightsAndBiases:
-    """A run of the project ``hgms`` (WANDB_PROJECT, WANDB_MODE=offline and the rest as wandb reads them)."""
+    """A run of the project ``hgms`` (WANDB_PROJECT, WANDB_MODE=offline and the rest as wandb
+    reads them).
+    """
 
     def __init__(self, run: RunInfo) -> None:
         wandb = _module("wandb", "wandb")
@@ -96,7 +117,9 @@ class WeightsAndBiases:
         self._run.log(dict(row), step=step)
 
     def close(self, summary: Mapping[str, Any] | None, *, failed: bool) -> None:
-        self._run.summary.update({f"final/{name}": value for name, value in _metrics(summary).items()})
+        self._run.summary.update(
+            {f"final/{name}": value for name, value in _metrics(summary).items()}
+        )
         self._run.finish(exit_code=1 if failed else 0)
 
 
@@ -106,7 +129,11 @@ class Trackio:
     def __init__(self, run: RunInfo) -> None:
         trackio = _module("trackio", "trackio")
         self._run = trackio.init(
-            project=PROJECT, name=f"{title(run)}-{identity(run)[:6]}", resume="allow", config=dict(run.config), embed=False
+            project=PROJECT,
+            name=f"{title(run)}-{identity(run)[:6]}",
+            resume="allow",
+            config=dict(run.config),
+            embed=False,
         )
 
     def log(self, row: Mapping[str, float], step: int) -> None:
@@ -116,11 +143,17 @@ class Trackio:
         self._run.finish()
 
 
-TRACKERS: dict[str, Callable[[RunInfo], Tracker]] = {"tensorboard": TensorBoard, "wandb": WeightsAndBiases, "trackio": Trackio}
+TRACKERS: dict[str, Callable[[RunInfo], Tracker]] = {
+    "tensorboard": TensorBoard,
+    "wandb": WeightsAndBiases,
+    "trackio": Trackio,
+}
 
 
 def ensure_installed(name: str) -> None:
-    """Raises MissingExtra where the tracker's package is not there; each is called like its extra."""
+    """Raises MissingExtra where the tracker's package is not there; each is called like its
+    extra.
+    """
     _module(name, name)
 
 

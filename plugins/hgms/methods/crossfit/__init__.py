@@ -1,4 +1,6 @@
-"""HG-MS with cross-fitted branches: weights from held-out losses, learned by averaged hypergradients."""
+"""HG-MS with cross-fitted branches: weights from held-out losses, learned by averaged
+hypergradients.
+"""
 
 from __future__ import annotations
 
@@ -8,18 +10,24 @@ from hgms_core import Composition, hookimpl
 
 HG_MS_CROSSFIT = Composition(
     name="hg-ms-crossfit",
-    summary="HG-MS whose branches hold rows out: weights from held-out losses, learned by their averaged hypergradient.",
+    summary=(
+        "HG-MS whose branches hold rows out: weights from held-out losses, learned by their "
+        "averaged hypergradient."
+    ),
     source="this project: HG-MS paper, Algorithm 1, with cross-fitted candidates.",
     of=CrossFit,
     parts={
         "hypergradient": {
-            "name": "implicit", "strategy": "jvp", "batch_size": 1000, "solver": {"name": "cg", "ridge": 1e-2, "max_steps": 6},
+            "name": "implicit",
+            "strategy": "jvp",
+            "batch_size": 1000,
+            "solver": {"name": "cg", "ridge": 1e-2, "max_steps": 6},
         },
         "outer": {"name": "adam", "lr": 0.05, "betas": [0.8, 0.95]},
         "selector": {"name": "best-of-n"},
     },
     testing={"warmup": 20, "steps": 5},  # problems of size 1 are solved sooner
-)  # fmt: skip
+)
 
 
 @hookimpl

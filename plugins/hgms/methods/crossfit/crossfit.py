@@ -1,4 +1,6 @@
-"""HG-MS with cross-fitted branches: every validation row both teaches and judges, and weights follow from held-out losses."""
+"""HG-MS with cross-fitted branches: every validation row both teaches and judges, and weights
+follow from held-out losses.
+"""
 
 from __future__ import annotations
 
@@ -10,7 +12,16 @@ from attrs import evolve, field
 from torch import Tensor
 
 from hgms.compiled import launch, programs_of
-from hgms.config import decay_rate, frozen, lowering, not_negative, optional_whole, positive, share, whole
+from hgms.config import (
+    decay_rate,
+    frozen,
+    lowering,
+    not_negative,
+    optional_whole,
+    positive,
+    share,
+    whole,
+)
 from hgms.methods.crossfit import fold_problem, weights
 from hgms.methods.crossfit.folds import Folds
 from hgms.methods.crossfit.lower import advanced, branch, numbers, part
@@ -30,58 +41,70 @@ from hgms_core import (
     Tree,
     norm,
     stack,
-)  # fmt: skip
+)
 
 
 @final
 @frozen(kw_only=True)
 class CrossFit:
-    """min_α F(α), α three numbers from which the weights of all lower rows follow, and F what held-out validation rows say::
+    """min_α F(α), α three numbers from which the weights of all lower rows follow, and F what
+    held-out validation rows say::
 
-        x_j ≈ argmin_x g_j(α, x),   g_j(α, x) = 1/n Σ_{i ∉ part j} σ(θ_i) ℓ_i(x) + r(x) + (ε/n) Σ_{v ∉ part j} f_v(x)
+        x_j ≈ argmin_x g_j(α, x),
+            g_j(α, x) = 1/n Σ_{i ∉ part j} σ(θ_i) ℓ_i(x) + r(x) + (ε/n) Σ_{v ∉ part j} f_v(x)
         s_i = log p/(1 − p),        p = exp(−ℓ_i(x_k)), k the branch that has not seen row i
         θ_i = b (s_i − c),          α = (log b, c, log ε)
         h   = 1/N Σ_j d/dα f(x_j(α)) on the validation rows of part j,        s held fixed
-        α ← outer step along h;     x = the branch of least f on the rows of the role ``stop``, of all steps
+        α ← outer step along h;
+            x = the branch of least f on the rows of the role ``stop``, of all steps
 
-    The first outer step trains at the problem's θ0, and gives the first scores. N branches split lower and validation rows (of
-    the roles ``differentiate`` and ``select``) into N parts, once in a run. Branch j is trained on all but part j and goes on
-    from step to step. So no row's weight depends on a network that has learned its label, and no hypergradient on validation
-    rows that the lower level has fitted. m validation rows cannot tell n > m weights apart; three numbers they can. Their
-    derivatives are sums over all rows, dα = Σ_i h_i ∂θ_i/∂α.
+    The first outer step trains at the problem's θ0, and gives the first scores. N branches split
+    lower and validation rows (of the roles ``differentiate`` and ``select``) into N parts, once in
+    a run. Branch j is trained on all but part j and goes on from step to step. So no row's weight
+    depends on a network that has learned its label, and no hypergradient on validation rows that
+    the lower level has fitted. m validation rows cannot tell n > m weights apart; three numbers
+    they can. Their derivatives are sums over all rows, dα = Σ_i h_i ∂θ_i/∂α.
 
-    A lower step is Adam at a point a little up the slope (sharpness-aware; ρ relative to ‖x‖), which of many lower minimisers
-    looks for flat ones, and x_j is the average of the last iterates. From the share ``finish`` of the budget on, α and θ stay,
-    the branches see all rows, and the rate falls to a twentieth.
+    A lower step is Adam at a point a little up the slope (sharpness-aware; ρ relative to ‖x‖),
+    which of many lower minimisers looks for flat ones, and x_j is the average of the last iterates.
+    From the share ``finish`` of the budget on, α and θ stay, the branches see all rows, and the
+    rate falls to a twentieth.
 
-    Use for hyper-cleaning: wrong labels, and a few validation rows that can be trusted. Avoid where a row's loss does not tell
-    whether it helps, and where validation rows are so few that a part of them says nothing. ``lr`` is that of small dense
-    networks: convolutions want less.
+    Use for hyper-cleaning: wrong labels, and a few validation rows that can be trusted. Avoid where
+    a row's loss does not tell whether it helps, and where validation rows are so few that a part of
+    them says nothing. ``lr`` is that of small dense networks: convolutions want less.
 
     Arguments:
-        hypergradient: the estimator of h on each branch's problem. ``outer``: the optimiser of α. ``selector``: what picks x.
-        count: N. ``steps``: lower steps of each branch in one outer step; ``warmup``: in the first one.
+        hypergradient: the estimator of h on each branch's problem. ``outer``: the optimiser of α.
+            ``selector``: what picks x.
+        count: N. ``steps``: lower steps of each branch in one outer step; ``warmup``: in the first
+            one.
         lr: of a lower step. ``sharpness``: ρ. ``averaging``: the decay of the average.
-        batch_size, upper_batch_size: lower rows of a step, drawn in proportion to their weights, and validation rows.
+        batch_size, upper_batch_size: lower rows of a step, drawn in proportion to their weights,
+            and validation rows.
         slope, tilt: b and ε at the start. ``finish``: see above; 1 never finishes.
 
-    Errors: ConfigError where θ does not weigh lower rows, with fewer than two validation rows a branch, and without rows for
-    the role ``stop``.
+    Errors: ConfigError where θ does not weigh lower rows, with fewer than two validation rows a
+    branch, and without rows for the role ``stop``.
 
-    Cost of an outer step: 2 N K lower and 2 N K upper gradients, a pass over all lower rows, N times that of ``hypergradient``,
-    and N upper values. Memory: 4N lower states.
+    Cost of an outer step: 2 N K lower and 2 N K upper gradients, a pass over all lower rows, N
+    times that of ``hypergradient``, and N upper values. Memory: 4N lower states.
 
     >>> from hgms.hypergradients import OneStep
     >>> from hgms.outer import Sgd
     >>> from hgms.selectors import BestOfN
-    >>> method = CrossFit(hypergradient=OneStep(lr=0.1), outer=Sgd(lr=0.1), selector=BestOfN(), count=2)
+    >>> method = CrossFit(
+    ...     hypergradient=OneStep(lr=0.1), outer=Sgd(lr=0.1), selector=BestOfN(), count=2
+    ... )
     >>> method.count, method.slope
     (2, 2.0)
 
-    Source: this project; HG-MS paper, Algorithm 1, with the candidates of cross-fitting (Chernozhukov et al. 2018), weights as
-    a function of the loss as in Meta-Weight-Net (Shu et al. 2019), and Foret et al. 2021 for the lower step.
+    Source: this project; HG-MS paper, Algorithm 1, with the candidates of cross-fitting
+    (Chernozhukov et al. 2018), weights as a function of the loss as in Meta-Weight-Net (Shu et al.
+    2019), and Foret et al. 2021 for the lower step.
 
-    .. versionadded:: 0.6"""
+    .. versionadded:: 0.6
+    """
 
     name: ClassVar[str] = "crossfit"
 
@@ -106,26 +129,45 @@ class CrossFit:
     def init(self, problem: Problem, seed: int) -> State:
         if problem.rows is None:
             raise ConfigError(
-                f"method {self.name!r} needs one weight for each lower row (`Problem.rows`), and this problem has none"
+                f"method {self.name!r} needs one weight for each lower row (`Problem.rows`), "
+                "and "
+                "this problem has none"
             )
         if "stop" not in problem.upper_data:
-            raise ConfigError(f"method {self.name!r} needs validation rows for the role `stop`, and this task sets none apart")
+            raise ConfigError(
+                f"method {self.name!r} needs validation rows for the role `stop`, and this "
+                "task "
+                "sets none apart"
+            )
         size = trained_on(problem).size
         if size < 2 * self.count:
             raise ConfigError(
-                f"method {self.name!r} splits validation rows into count = {self.count} parts of two rows at least, and the "
-                f"roles `differentiate` and `select` have {size}\n  lower count, or give more validation rows"
+                f"method {self.name!r} splits validation rows into count = {self.count} parts of "
+                "two rows at least, and the "
+                f"roles `differentiate` and `select` have {size}\n"
+                "  lower count, or give more validation rows"
             )
         like = next(iter(problem.x0.values()))
         alpha = weights.begin(self.slope, self.tilt, like)
         starts = [problem.initial(Key(seed).fold("start", number)) for number in range(self.count)]
         return {
-            "seed": seed, "step": 0, "lower_steps": 0, "theta": dict(problem.theta0), "alpha": alpha,
+            "seed": seed,
+            "step": 0,
+            "lower_steps": 0,
+            "theta": dict(problem.theta0),
+            "alpha": alpha,
             "branches": stack([branch(x) for x in starts]),
-            "hypergradient": {str(number): self.hypergradient.init(problem) for number in range(self.count)},
-            "outer": self.outer.init(alpha), "best": {"loss": like.new_tensor(torch.inf), "theta": dict(problem.theta0),
-            "x": dict(problem.x0)}, "cost": Cost().numbers(),
-        }  # fmt: skip
+            "hypergradient": {
+                str(number): self.hypergradient.init(problem) for number in range(self.count)
+            },
+            "outer": self.outer.init(alpha),
+            "best": {
+                "loss": like.new_tensor(torch.inf),
+                "theta": dict(problem.theta0),
+                "x": dict(problem.x0),
+            },
+            "cost": Cost().numbers(),
+        }
 
     def step(self, problem: Problem, state: State, progress: float = 0.0) -> tuple[State, Record]:
         key = Key(state["seed"]).fold("step", state["step"])
@@ -133,18 +175,30 @@ class CrossFit:
         finishing = progress >= self.finish
         branches, lower_loss, spent = self._trained(problem, folds, state, key, progress, finishing)
         averages = part("a", branches)
-        following = {**state, "branches": branches, "lower_steps": state["lower_steps"] + self._steps(state)}
+        following = {
+            **state,
+            "branches": branches,
+            "lower_steps": state["lower_steps"] + self._steps(state),
+        }
         record: Record = {"step": state["step"] + 1, "lower_loss": lower_loss}
         if not finishing:
             changes, measured, cost = self._moved(problem, folds, state, averages, key, progress)
-            following, record, spent = {**following, **changes}, {**record, **measured}, spent + cost
+            following = {**following, **changes}
+            record = {**record, **measured}
+            spent = spent + cost
 
-        judged = evolve(problem, upper_data={**problem.upper_data, "select": problem.upper_data["stop"]})
+        judged = evolve(
+            problem, upper_data={**problem.upper_data, "select": problem.upper_data["stop"]}
+        )
         candidates = Candidates(x=averages)
         selection = self.selector.select(judged, following["theta"], candidates, key.fold("select"))
         loss = selection.scores[selection.index]
         if bool(loss < state["best"]["loss"]):
-            following["best"] = {"loss": loss, "theta": following["theta"], "x": candidates.at(selection.index)}
+            following["best"] = {
+                "loss": loss,
+                "theta": following["theta"],
+                "x": candidates.at(selection.index),
+            }
         cost = Cost(**state["cost"]) + spent + selection.cost
         following |= {"step": state["step"] + 1, "cost": cost.numbers()}
         record |= {
@@ -153,7 +207,9 @@ class CrossFit:
             "gap": selection.gap,
             "selected": selection.index,
         }
-        record |= {f"cost_{name}": number for name, number in cost.numbers().items()} | {"oracle_calls": cost.calls}
+        record |= {f"cost_{name}": number for name, number in cost.numbers().items()} | {
+            "oracle_calls": cost.calls
+        }
         return following, record
 
     def result(self, state: State) -> tuple[Tree, Tree]:
@@ -163,74 +219,146 @@ class CrossFit:
         return self.warmup if state["step"] == 0 else self.steps
 
     def _trained(
-        self, problem: Problem, folds: Folds, state: State, key: Key, progress: float, finishing: bool
+        self,
+        problem: Problem,
+        folds: Folds,
+        state: State,
+        key: Key,
+        progress: float,
+        finishing: bool,
     ) -> tuple[Tree, Tensor, Cost]:
-        """The branches after this step's lower steps, the mean of their last objectives, and the cost."""
+        """The branches after this step's lower steps, the mean of their last objectives, and the
+        cost.
+        """
         assert problem.rows is not None
-        alpha, theta, upper = state["alpha"], state["theta"], trained_on(problem)
+        alpha = state["alpha"]
+        theta = state["theta"]
+        upper = trained_on(problem)
         losses = fold_problem.losses_of(problem, folds)
         tilt = float(alpha[weights.TILT].exp()) * (upper.size if finishing else folds.kept.shape[1])
         left = (1 - progress) / (1 - self.finish) if finishing and self.finish < 1 else 1.0
-        rate, steps, size = self.lr * max(0.05, left), self._steps(state), problem.lower_data.size
-        function, settings = partial(advanced, losses.objective), (self.name, losses)
-        ends, values = [], []
+        rate = self.lr * max(0.05, left)
+        steps = self._steps(state)
+        size = problem.lower_data.size
+        function = partial(advanced, losses.objective)
+        settings = (self.name, losses)
+        ends = []
+        values = []
         for number in range(self.count):
-            tree, own = _at(state["branches"], number), key.fold("branch", number)
-            kept = torch.arange(upper.size, device=upper.device) if finishing else folds.kept[number]
+            tree = _at(state["branches"], number)
+            own = key.fold("branch", number)
+            kept = (
+                torch.arange(upper.size, device=upper.device) if finishing else folds.kept[number]
+            )
             weight = theta[problem.rows.leaf].sigmoid()
             weight = weight if finishing else weight * (folds.lower != number)
-            below, above = self._below(problem, weight, own, steps), self._above(kept, own, steps)
+            below = self._below(problem, weight, own, steps)
+            above = self._above(kept, own, steps)
             scales = (float(weight.sum()) / size, tilt / size)
             for lower_step in range(steps):
-                batches = problem.lower_data.batch(below[lower_step]), upper.batch(above[lower_step])
-                setting = numbers(rate, state["lower_steps"] + lower_step + 1, self.sharpness, self.averaging, scales)
-                tree, loss = launch(programs_of(problem), settings, function, setting, tree, problem.theta0, *batches)
+                batches = (
+                    problem.lower_data.batch(below[lower_step]),
+                    upper.batch(above[lower_step]),
+                )
+                setting = numbers(
+                    rate,
+                    state["lower_steps"] + lower_step + 1,
+                    self.sharpness,
+                    self.averaging,
+                    scales,
+                )
+                tree, loss = launch(
+                    programs_of(problem),
+                    settings,
+                    function,
+                    setting,
+                    tree,
+                    problem.theta0,
+                    *batches,
+                )
             ends.append(tree)
             values.append(loss)
         calls = 2 * self.count * steps
         rows = problem.lower_data.count(self.batch_size) + upper.count(self.upper_batch_size)
-        return stack(ends), torch.stack(values).mean(), Cost(lower_gradients=calls, upper_gradients=calls, rows=calls * rows)
+        return (
+            stack(ends),
+            torch.stack(values).mean(),
+            Cost(lower_gradients=calls, upper_gradients=calls, rows=calls * rows),
+        )
 
     def _below(self, problem: Problem, weight: Tensor, key: Key, steps: int) -> list[Tensor]:
         """The lower rows of each step, drawn in proportion to their weights."""
         size = problem.lower_data.count(self.batch_size)
-        return list(fold_problem.drawn(weight, steps * size, key.fold("lower").generator()).reshape(steps, size))
+        return list(
+            fold_problem.drawn(weight, steps * size, key.fold("lower").generator()).reshape(
+                steps, size
+            )
+        )
 
     def _above(self, kept: Tensor, key: Key, steps: int) -> list[Tensor]:
         """The validation rows of each step, of those that the branch is trained on."""
         if self.upper_batch_size is None or self.upper_batch_size >= len(kept):
             return [kept] * steps
-        return list(kept[key.fold("upper").indices(len(kept), self.upper_batch_size, steps, kept.device)])
+        return list(
+            kept[key.fold("upper").indices(len(kept), self.upper_batch_size, steps, kept.device)]
+        )
 
     def _moved(
-        self, problem: Problem, folds: Folds, state: State, averages: Tree, key: Key, progress: float
+        self,
+        problem: Problem,
+        folds: Folds,
+        state: State,
+        averages: Tree,
+        key: Key,
+        progress: float,
     ) -> tuple[State, Record, Cost]:
-        """New scores, the hypergradient averaged over the branches, the outer step, and the weights that follow."""
+        """New scores, the hypergradient averaged over the branches, the outer step, and the
+        weights that follow.
+        """
         assert problem.rows is not None
         alpha = state["alpha"]
         scores, cost = self._scores(problem, folds, averages)
-        estimates, remembered = [], {}
+        estimates = []
+        remembered = {}
         for number in range(self.count):
             x = _at(averages, number)
             own = fold_problem.of_branch(problem, folds, alpha, x, scores, number)
             estimate, memory = self.hypergradient.estimate(
-                own, alpha, Branch(x=x), key.fold("hypergradient", number), state["hypergradient"][str(number)]
+                own,
+                alpha,
+                Branch(x=x),
+                key.fold("hypergradient", number),
+                state["hypergradient"][str(number)],
             )
             estimates.append(estimate)
             remembered[str(number)] = memory
-        h = {name: torch.stack([estimate.value[name] for estimate in estimates]).mean(0) for name in alpha}
+        h = {
+            name: torch.stack([estimate.value[name] for estimate in estimates]).mean(0)
+            for name in alpha
+        }
         moved, outer = self.outer.step(alpha, h, state["outer"], progress)
         alpha = weights.bounded(moved)
         leaf = problem.theta0[problem.rows.leaf]
-        theta = problem.project({**problem.theta0, problem.rows.leaf: weights.logits(alpha, scores).to(leaf)})
+        theta = problem.project(
+            {**problem.theta0, problem.rows.leaf: weights.logits(alpha, scores).to(leaf)}
+        )
         losses = torch.stack([estimate.upper_loss for estimate in estimates])
         measured: Record = {
-            "upper_loss": losses.mean(), "hypergradient_norm": norm(h), "slope": alpha[weights.SLOPE].exp(),
-            "threshold": alpha[weights.THRESHOLD], "tilt": alpha[weights.TILT].exp(),
-            "outcome": max((estimate.outcome for estimate in estimates), key=lambda outcome: outcome.code).label,
-        }  # fmt: skip
+            "upper_loss": losses.mean(),
+            "hypergradient_norm": norm(h),
+            "slope": alpha[weights.SLOPE].exp(),
+            "threshold": alpha[weights.THRESHOLD],
+            "tilt": alpha[weights.TILT].exp(),
+            "outcome": max(
+                (estimate.outcome for estimate in estimates), key=lambda outcome: outcome.code
+            ).label,
+        }
         cost = sum((estimate.cost for estimate in estimates), cost)
-        return {"alpha": alpha, "theta": theta, "outer": outer, "hypergradient": remembered}, measured, cost
+        return (
+            {"alpha": alpha, "theta": theta, "outer": outer, "hypergradient": remembered},
+            measured,
+            cost,
+        )
 
     @torch.no_grad()
     def _scores(self, problem: Problem, folds: Folds, averages: Tree) -> tuple[Tensor, Cost]:
@@ -238,7 +366,8 @@ class CrossFit:
         assert problem.rows is not None
         scores = problem.theta0[problem.rows.leaf].new_zeros(problem.lower_data.size)
         for number in range(self.count):
-            rows, x = (folds.lower == number).nonzero()[:, 0], _at(averages, number)
+            rows = (folds.lower == number).nonzero()[:, 0]
+            x = _at(averages, number)
             for some in rows.split(CHUNK):
                 scores[some] = weights.score(problem.rows.losses(x, problem.lower_data.batch(some)))
         return scores, Cost(upper_values=self.count, rows=problem.lower_data.size)

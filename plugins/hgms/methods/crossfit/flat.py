@@ -1,4 +1,6 @@
-"""Branches that look for flat lower minimisers: sharpness-aware Adam and averaged iterates, for any pipeline."""
+"""Branches that look for flat lower minimisers: sharpness-aware Adam and averaged iterates, for
+any pipeline.
+"""
 
 from __future__ import annotations
 
@@ -10,7 +12,16 @@ from attrs import field
 from torch import Tensor
 
 from hgms.compiled import Numbers, launch, programs_of
-from hgms.config import decay_rate, frozen, lowering, not_negative, optional_positive, optional_whole, positive, whole
+from hgms.config import (
+    decay_rate,
+    frozen,
+    lowering,
+    not_negative,
+    optional_positive,
+    optional_whole,
+    positive,
+    whole,
+)
 from hgms.methods.crossfit.lower import advanced, branch, numbers, part
 from hgms_core import Batch, Candidates, Cost, Key, Loss, Problem, State, Tree, stack
 
@@ -18,33 +29,45 @@ from hgms_core import Batch, Candidates, Cost, Key, Loss, Problem, State, Tree, 
 @final
 @frozen(kw_only=True)
 class FlatBranches:
-    """N runs of sharpness-aware Adam on the lower loss, K steps each; a candidate is the average of its iterates::
+    """N runs of sharpness-aware Adam on the lower loss, K steps each; a candidate is the average of
+    its iterates::
 
-        x⁺ = x + ρ‖x‖ ∇g(θ, x; B)/‖∇g(θ, x; B)‖,    x ← x − Adam(∇g(θ, x⁺; B)),    a ← d a + (1 − d) x
+        x⁺ = x + ρ‖x‖ ∇g(θ, x; B)/‖∇g(θ, x; B)‖,   x ← x − Adam(∇g(θ, x⁺; B)),   a ← d a + (1 − d) x
 
-    Where a lower level has many minimisers this looks for flat ones, which generalise better from wrong labels. It is the lower
-    step of ``crossfit`` as a part: references that train with it say what the step alone is worth.
+    Where a lower level has many minimisers this looks for flat ones, which generalise better from
+    wrong labels. It is the lower step of ``crossfit`` as a part: references that train with it say
+    what the step alone is worth.
 
     Arguments:
-        count: N, each with batches of its own. ``steps``: K. ``lr``: Adam's; its moments have β = 0.9, 0.99.
-        sharpness: ρ, relative to ‖x‖; 0 is Adam's own step, at twice its cost. ``averaging``: d, less in the first steps.
+        count: N, each with batches of its own. ``steps``: K. ``lr``: Adam's; its moments have β =
+            0.9, 0.99.
+        sharpness: ρ, relative to ‖x‖; 0 is Adam's own step, at twice its cost. ``averaging``: d,
+            less in the first steps.
         batch_size: lower rows of a step (None: all).
         noise: standard deviation of what is added to the start of each branch but the first, once.
-        restart_every: draw new lower states after so many outer steps (None: never); else each branch goes on from its end.
+        restart_every: draw new lower states after so many outer steps (None: never); else each
+            branch goes on from its end.
 
     Cost: 2NK lower gradients. Memory: 4N lower states.
 
-    >>> problem = Problem(theta0={"t": torch.zeros(1)}, x0={"x": torch.full((1,), 4.0)},
-    ...                   g=lambda t, x, _: ((x["x"] - t["t"]) ** 2).sum(), f=lambda t, x, _: x["x"].sum())
+    >>> problem = Problem(
+    ...     theta0={"t": torch.zeros(1)},
+    ...     x0={"x": torch.full((1,), 4.0)},
+    ...     g=lambda t, x, _: ((x["x"] - t["t"]) ** 2).sum(),
+    ...     f=lambda t, x, _: x["x"].sum(),
+    ... )
     >>> branches = FlatBranches(count=1, steps=300, lr=0.1, averaging=0.5)
-    >>> candidates = branches.propose(problem, problem.theta0, branches.init(problem, Key(0)), Key(0))
+    >>> candidates = branches.propose(
+    ...     problem, problem.theta0, branches.init(problem, Key(0)), Key(0)
+    ... )
     >>> bool(candidates.x["x"].abs() < 0.1)
     True
 
-    Source: Foret, Kleiner, Mobahi, Neyshabur, *Sharpness-aware minimization*, ICLR 2021 (arXiv 2010.01412); iterate averaging:
-    Polyak and Juditsky 1992.
+    Source: Foret, Kleiner, Mobahi, Neyshabur, *Sharpness-aware minimization*, ICLR 2021 (arXiv
+    2010.01412); iterate averaging: Polyak and Juditsky 1992.
 
-    .. versionadded:: 0.6"""
+    .. versionadded:: 0.6
+    """
 
     name: ClassVar[str] = "flat-branches"
     needs: ClassVar[frozenset[str]] = frozenset()
@@ -61,27 +84,44 @@ class FlatBranches:
     lighter = lowering(other=["batch_size", "count"])
 
     def init(self, problem: Problem, key: Key) -> State:
-        starts = [self._noisy(problem.x0, key.fold(number)) if number else problem.x0 for number in range(self.count)]
+        starts = [
+            self._noisy(problem.x0, key.fold(number)) if number else problem.x0
+            for number in range(self.count)
+        ]
         return {"branches": stack([branch(x) for x in starts]), "lower_steps": 0, "outer_steps": 0}
 
     def propose(self, problem: Problem, theta: Tree, start: State, key: Key) -> Candidates:
-        data, function, settings = problem.lower_data, partial(advanced, partial(_only, problem.g)), (self.name, problem.g)
-        ends, losses = [], []
+        data = problem.lower_data
+        function = partial(advanced, partial(_only, problem.g))
+        settings = (self.name, problem.g)
+        ends = []
+        losses = []
         for number in range(self.count):
             tree = {name: leaf[number] for name, leaf in start["branches"].items()}
             drawn = data.draw(key.fold("branch", number), self.batch_size, self.steps)
             for step in range(self.steps):
                 below = data.batch(None if drawn is None else drawn[step])
-                setting = numbers(self.lr, start["lower_steps"] + step + 1, self.sharpness, self.averaging, (1.0, 0.0))
-                tree, loss = launch(programs_of(problem), settings, function, setting, tree, theta, below, {})
+                setting = numbers(
+                    self.lr,
+                    start["lower_steps"] + step + 1,
+                    self.sharpness,
+                    self.averaging,
+                    (1.0, 0.0),
+                )
+                tree, loss = launch(
+                    programs_of(problem), settings, function, setting, tree, theta, below, {}
+                )
             ends.append(tree)
             losses.append(loss)
-        calls, end = 2 * self.count * self.steps, stack(ends)
+        calls = 2 * self.count * self.steps
+        end = stack(ends)
         aux = {name: leaf for name, leaf in end.items() if name[0] != "a"}
         cost = Cost(lower_gradients=calls, rows=calls * data.count(self.batch_size))
         return Candidates(x=part("a", end), aux=aux, losses=torch.stack(losses), cost=cost)
 
-    def carry(self, start: State, candidates: Candidates, index: Tensor, key: Key, problem: Problem) -> State:
+    def carry(
+        self, start: State, candidates: Candidates, index: Tensor, key: Key, problem: Problem
+    ) -> State:
         done = start["outer_steps"] + 1
         if self.restart_every is not None and done % self.restart_every == 0:
             fresh = [branch(problem.initial(key.fold(number))) for number in range(self.count)]
@@ -95,7 +135,10 @@ class FlatBranches:
 
     def _noisy(self, x: Tree, key: Key) -> Tree:
         draw = key.generator()
-        noise = {name: torch.randn(leaf.shape, generator=draw, dtype=torch.float64).to(leaf) for name, leaf in x.items()}
+        noise = {
+            name: torch.randn(leaf.shape, generator=draw, dtype=torch.float64).to(leaf)
+            for name, leaf in x.items()
+        }
         return {name: leaf + self.noise * noise[name] for name, leaf in x.items()}
 
 

@@ -1,7 +1,8 @@
-"""The bilevel problem of one branch: an upper variable α, the rows it is trained on, and the rows it is judged by.
+"""The bilevel problem of one branch: an upper variable α, the rows it is trained on, and the rows
+it is judged by.
 
-α is three numbers (:mod:`hgms.methods.crossfit.weights`). The same two functions stand for all branches, so that a compiled run
-compiles them once; which rows a branch sees comes in its batches.
+α is three numbers (:mod:`hgms.methods.crossfit.weights`). The same two functions stand for all
+branches, so that a compiled run compiles them once; which rows a branch sees comes in its batches.
 """
 
 from __future__ import annotations
@@ -16,21 +17,30 @@ from hgms.methods.crossfit.folds import Folds
 from hgms.rows import trained_on
 from hgms_core import ROLES, Batch, Data, Problem, Tree
 
-UPPER, KEPT, SCORE = "crossfit.upper.", "crossfit.kept", "crossfit.score"
+UPPER = "crossfit.upper."
+KEPT = "crossfit.kept"
+SCORE = "crossfit.score"
 
 
 @frozen(eq=False)
 class Losses:
-    """The losses of all branches. ``ratio`` is m/n: what counts m validation rows as that many lower rows."""
+    """The losses of all branches. ``ratio`` is m/n: what counts m validation rows as that many
+    lower rows.
+    """
 
     problem: Problem
     ratio: float
 
     def lower(self, alpha: Tree, x: Tree, batch: Batch) -> Tensor:
-        """g_j(α, x) = mean_i k_i σ(θ_i(α)) ℓ_i(x) + r(x) + ε(α) (m_j/n) f(x), with k_i = 0 on the rows of part j."""
-        above = {name.removeprefix(UPPER): leaf for name, leaf in batch.items() if name.startswith(UPPER)}
+        """g_j(α, x) = mean_i k_i σ(θ_i(α)) ℓ_i(x) + r(x) + ε(α) (m_j/n) f(x), with k_i = 0 on
+        the rows of part j.
+        """
+        above = {
+            name.removeprefix(UPPER): leaf for name, leaf in batch.items() if name.startswith(UPPER)
+        }
         below = {name: leaf for name, leaf in batch.items() if not name.startswith("crossfit.")}
-        rows, theta = self.problem.rows, self.problem.theta0
+        rows = self.problem.rows
+        theta = self.problem.theta0
         assert rows is not None
         weight = batch[KEPT] * weights.logits(alpha, batch[SCORE]).sigmoid()
         fit = (weight * rows.losses(x, below)).mean() + rows.regulariser(theta, x, below)
@@ -40,9 +50,13 @@ class Losses:
         """f on the rows that the branch has not seen."""
         return self.problem.f(self.problem.theta0, x, batch)
 
-    def objective(self, scales: Numbers, theta: Tree, x: Tree, below: Batch, above: Batch) -> Tensor:
-        """The same g_j for one lower step, with rows drawn in proportion to their weights: their mean loss times W/n
-        (``scales[0]``) is unbiased, and no step is spent on rows that do not count."""
+    def objective(
+        self, scales: Numbers, theta: Tree, x: Tree, below: Batch, above: Batch
+    ) -> Tensor:
+        """The same g_j for one lower step, with rows drawn in proportion to their weights: their
+        mean loss times W/n (``scales[0]``) is unbiased, and no step is spent on rows that do not
+        count.
+        """
         rows = self.problem.rows
         assert rows is not None
         fit = scales[0] * rows.losses(x, below).mean() + rows.regulariser(theta, x, below)
@@ -50,7 +64,9 @@ class Losses:
 
 
 def losses_of(problem: Problem, folds: Folds) -> Losses:
-    """The losses of this problem's branches, the same at every step: programs are kept by their losses."""
+    """The losses of this problem's branches, the same at every step: programs are kept by their
+    losses.
+    """
     key = ("crossfit", problem.g, problem.f, folds.kept.shape[1])
     if key not in problem.kept:
         # of a copy without `kept`, or the two would hold each other
@@ -59,9 +75,12 @@ def losses_of(problem: Problem, folds: Folds) -> Losses:
     return losses
 
 
-def of_branch(problem: Problem, folds: Folds, alpha: Tree, x: Tree, scores: Tensor, branch: int) -> Problem:
+def of_branch(
+    problem: Problem, folds: Folds, alpha: Tree, x: Tree, scores: Tensor, branch: int
+) -> Problem:
     """min_α f on the part that branch ``branch`` has not seen, over x ∈ argmin g_j(α, ·)."""
-    losses, upper = losses_of(problem, folds), trained_on(problem)
+    losses = losses_of(problem, folds)
+    upper = trained_on(problem)
     kept = {UPPER + name: leaf for name, leaf in upper.rows(folds.kept[branch]).items()}
     seen = (folds.lower != branch).to(scores)
     lower = problem.lower_data
@@ -71,11 +90,25 @@ def of_branch(problem: Problem, folds: Folds, alpha: Tree, x: Tree, scores: Tens
 
     data = Data(lower.size, {}, rows, lower.device, lower.strata)
     held = upper.rows(folds.held[branch])
-    judging = Data(folds.held.shape[1], held, lambda index: {name: leaf[index] for name, leaf in held.items()})
+    judging = Data(
+        folds.held.shape[1], held, lambda index: {name: leaf[index] for name, leaf in held.items()}
+    )
     return evolve(
-        problem, theta0=alpha, x0=x, g=losses.lower, f=losses.upper, lower_data=data, upper_data=dict.fromkeys(ROLES, judging),
-        rows=None, references={}, sources=None, start=None, fresh=None, project=weights.bounded, evaluate=_nothing,
-    )  # fmt: skip
+        problem,
+        theta0=alpha,
+        x0=x,
+        g=losses.lower,
+        f=losses.upper,
+        lower_data=data,
+        upper_data=dict.fromkeys(ROLES, judging),
+        rows=None,
+        references={},
+        sources=None,
+        start=None,
+        fresh=None,
+        project=weights.bounded,
+        evaluate=_nothing,
+    )
 
 
 def _nothing(theta: Tree, x: Tree) -> dict[str, float]:

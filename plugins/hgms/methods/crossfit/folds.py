@@ -11,12 +11,12 @@ from hgms_core import Key, Problem
 
 @frozen(kw_only=True)
 class Folds:
-    """N disjoint parts of the lower rows, and N of the validation rows that x may be trained on (the roles ``differentiate``
-    and ``select``). Branch j is trained on everything but part j.
+    """N disjoint parts of the lower rows, and N of the validation rows that x may be trained on
+    (the roles ``differentiate`` and ``select``). Branch j is trained on everything but part j.
 
-    ``lower`` is each lower row's part, ``[n]``. ``kept`` and ``held`` are the validation rows that each branch is trained on,
-    and that it is judged by, ``[N, m − m//N]`` and ``[N, m//N]``: what does not divide belongs to no part, so that all branches
-    see equally many rows."""
+    ``lower`` is each lower row's part, ``[n]``. ``kept`` and ``held`` are the validation rows that
+    each branch is trained on, and that it is judged by, ``[N, m − m//N]`` and ``[N, m//N]``: what
+    does not divide belongs to no part, so that all branches see equally many rows."""
 
     lower: Tensor
     kept: Tensor
@@ -25,7 +25,8 @@ class Folds:
     @classmethod
     def drawn(cls, problem: Problem, count: int, key: Key) -> Folds:
         """The folds of a run, by its key alone."""
-        lower, upper = problem.lower_data, trained_on(problem)
+        lower = problem.lower_data
+        upper = trained_on(problem)
         order = key.fold("lower").indices(lower.size, lower.size, 1)[0]
         part = order.argsort() % count
         rows = key.fold("upper").indices(upper.size, upper.size, 1)[0]
@@ -34,4 +35,6 @@ class Folds:
         kept = held.new_empty((count, upper.size - size))
         for branch in range(count):
             kept[branch] = rows[(rows.unsqueeze(1) != held[branch]).all(1)]
-        return cls(lower=part.to(lower.device), kept=kept.to(upper.device), held=held.to(upper.device))
+        return cls(
+            lower=part.to(lower.device), kept=kept.to(upper.device), held=held.to(upper.device)
+        )

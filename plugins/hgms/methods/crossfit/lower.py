@@ -1,4 +1,6 @@
-"""One lower step of a branch: sharpness-aware AdamW without decay, and the average of the iterates."""
+"""One lower step of a branch: sharpness-aware AdamW without decay, and the average of the
+iterates.
+"""
 
 from __future__ import annotations
 
@@ -11,21 +13,28 @@ from hgms.compiled import Numbers
 from hgms.optim.adam import adam, corrections
 from hgms_core import Batch, Tree, norm
 
-BETAS, EPS = (0.9, 0.99), 1e-8
+BETAS = (0.9, 0.99)
+EPS = 1e-8
 
 Objective = Callable[[Numbers, Tree, Tree, Batch, Batch], Tensor]
-"""``objective(scales, theta, x, below, above)``: what a branch minimises, on a lower and a validation batch. ``scales`` are the
-lower rows' share of it and the validation rows'."""
+"""``objective(scales, theta, x, below, above)``: what a branch minimises, on a lower and a
+validation batch. ``scales`` are the lower rows' share of it and the validation rows'."""
 
 
 def branch(x: Tree) -> Tree:
-    """What a branch is before its first step, as one tree: x, Adam's moments m and v, and the averaged iterate."""
+    """What a branch is before its first step, as one tree: x, Adam's moments m and v, and the
+    averaged iterate.
+    """
     zeros = {name: torch.zeros_like(leaf) for name, leaf in x.items()}
     return _joined(x, zeros, zeros, x)
 
 
 def _joined(*trees: Tree) -> Tree:
-    return {f"{which}.{name}": leaf for which, tree in zip("xmva", trees, strict=True) for name, leaf in tree.items()}
+    return {
+        f"{which}.{name}": leaf
+        for which, tree in zip("xmva", trees, strict=True)
+        for name, leaf in tree.items()
+    }
 
 
 def part(which: str, tree: Tree) -> Tree:
@@ -33,12 +42,18 @@ def part(which: str, tree: Tree) -> Tree:
     return {name[2:]: leaf for name, leaf in tree.items() if name[0] == which}
 
 
-def numbers(lr: float, count: int, sharpness: float, decay: float, scales: tuple[float, float]) -> list[float]:
-    """What :func:`advanced` takes for its step number ``count``, from 1 on. The average forgets faster at first."""
+def numbers(
+    lr: float, count: int, sharpness: float, decay: float, scales: tuple[float, float]
+) -> list[float]:
+    """What :func:`advanced` takes for its step number ``count``, from 1 on. The average forgets
+    faster at first.
+    """
     return [*corrections(lr, count, BETAS), sharpness, min(decay, count / (count + 9)), *scales]
 
 
-def advanced(objective: Objective, steps: Numbers, tree: Tree, theta: Tree, below: Batch, above: Batch) -> tuple[Tree, Tensor]:
+def advanced(
+    objective: Objective, steps: Numbers, tree: Tree, theta: Tree, below: Batch, above: Batch
+) -> tuple[Tree, Tensor]:
     """The branch after one step, and the value of its objective before it::
 
     x⁺ = x + ρ‖x‖ ∇L(x)/‖∇L(x)‖,    x ← x − Adam(∇L(x⁺)),    a ← d a + (1 − d) x
@@ -56,6 +71,8 @@ def advanced(objective: Objective, steps: Numbers, tree: Tree, theta: Tree, belo
     grads, value = slope(x)
     length = sharpness * norm(x) / norm(grads).clamp_min(torch.finfo(value.dtype).tiny)
     grads, _ = slope({name: leaf + length * grads[name] for name, leaf in x.items()})
-    x, first, second = adam(x, grads, first, second, scale=scale, correction=correction, betas=BETAS, eps=EPS)
+    x, first, second = adam(
+        x, grads, first, second, scale=scale, correction=correction, betas=BETAS, eps=EPS
+    )
     average = {name: leaf + (1 - decay) * (x[name] - leaf) for name, leaf in average.items()}
     return _joined(x, first, second, average), value

@@ -1,4 +1,6 @@
-"""Weights of lower rows as a function of three numbers and of scores that no branch gave to rows of its own."""
+"""Weights of lower rows as a function of three numbers and of scores that no branch gave to rows
+of its own.
+"""
 
 from __future__ import annotations
 
@@ -7,14 +9,17 @@ from torch import Tensor
 
 from hgms_core import Tree
 
-SLOPE, THRESHOLD, TILT = "log_slope", "threshold", "log_tilt"
+SLOPE = "log_slope"
+THRESHOLD = "threshold"
+TILT = "log_tilt"
 LARGEST = 12.0
 """Scores and logits lie within ± this."""
 BOUNDS = {SLOPE: (-2.0, 3.0), THRESHOLD: (-LARGEST, LARGEST), TILT: (-3.0, 3.0)}
 
 
 def score(losses: Tensor) -> Tensor:
-    """log p/(1 − p) of p = exp(−ℓ): for a cross-entropy the log-odds that a row's label is what the network says.
+    """log p/(1 − p) of p = exp(−ℓ): for a cross-entropy the log-odds that a row's label is what the
+    network says.
 
     >>> score(-torch.tensor([0.75, 0.9]).log())
     tensor([1.0986, 2.1972])
@@ -34,9 +39,15 @@ def logits(alpha: Tree, scores: Tensor) -> Tensor:
 
 def begin(slope: float, tilt: float, like: Tensor) -> Tree:
     """α before the first outer step: that slope and tilt, and threshold 0."""
-    return {SLOPE: like.new_tensor(slope).log(), THRESHOLD: like.new_zeros(()), TILT: like.new_tensor(tilt).log()}
+    return {
+        SLOPE: like.new_tensor(slope).log(),
+        THRESHOLD: like.new_zeros(()),
+        TILT: like.new_tensor(tilt).log(),
+    }
 
 
 def bounded(alpha: Tree) -> Tree:
     """α with its three numbers within :data:`BOUNDS`; other leaves as they are."""
-    return {name: leaf.clamp(*BOUNDS[name]) if name in BOUNDS else leaf for name, leaf in alpha.items()}
+    return {
+        name: leaf.clamp(*BOUNDS[name]) if name in BOUNDS else leaf for name, leaf in alpha.items()
+    }

@@ -1,4 +1,6 @@
-"""Self-selection: train on validation rows, keep the lower rows that the network then agrees with, train on both, repeat."""
+"""Self-selection: train on validation rows, keep the lower rows that the network then agrees
+with, train on both, repeat.
+"""
 
 from __future__ import annotations
 
@@ -15,42 +17,52 @@ from hgms_core import Key, Problem, Record, State, Tree, choice
 @final
 @frozen(kw_only=True)
 class Agreement:
-    """Rounds of training from scratch on the lower rows that the last round agreed with, and on validation rows, always::
+    """Rounds of training from scratch on the lower rows that the last round agreed with, and on
+    validation rows, always::
 
         w⁰ = 0,      x_k = Adam on 1/n Σ_i w_iᵏ ℓ_i(x) + r(x) + ε f(x), from a newly drawn start
         w_iᵏ⁺¹ = 1 where ℓ_i(x_k) ≤ the q-quantile of ℓ_j(x_k) over the validation rows j of the role `stop`, else 0
 
-    f is on the validation rows of the roles ``differentiate`` and ``select``. A row is kept that fits the network as well as
-    the most of the clean rows that it did not see. No hypergradient is taken and no θ is learned; θ reports the last choice, as
-    logits ±10.
+    f is on the validation rows of the roles ``differentiate`` and ``select``. A row is kept that
+    fits the network as well as the most of the clean rows that it did not see. No hypergradient is
+    taken and no θ is learned; θ reports the last choice, as logits ±10.
 
-    Use beside every method that learns weights: it is what a few clean rows are worth without bilevel optimisation. Avoid where
-    g and f have different losses of a row, or validation rows lack the columns of lower rows.
+    Use beside every method that learns weights: it is what a few clean rows are worth without
+    bilevel optimisation. Avoid where g and f have different losses of a row, or validation rows
+    lack the columns of lower rows.
 
     Arguments:
-        steps, lr: Adam's steps in one round, an outer step, and its rate, which falls to 0 as a cosine within the round.
+        steps, lr: Adam's steps in one round, an outer step, and its rate, which falls to 0 as a
+            cosine within the round.
         tilt: ε. ``share``: q.
         batch_size, upper_batch_size: lower and validation rows of a step (None: all).
-        keep: ``best`` answers with the round of the lowest upper loss on rows of the role ``stop``; ``last`` with the last.
+        keep: ``best`` answers with the round of the lowest upper loss on rows of the role ``stop``;
+            ``last`` with the last.
 
     Errors: ConfigError for a problem whose θ weighs no lower rows, or without rows for ``stop``.
 
-    Cost of a round: ``steps`` lower gradients and as many upper gradients for each of the two roles, every lower row's loss,
-    and the losses of the rows of ``stop``.
+    Cost of a round: ``steps`` lower gradients and as many upper gradients for each of the two
+    roles, every lower row's loss, and the losses of the rows of ``stop``.
 
     >>> from hgms_core import Rows
     >>> rows = Rows(losses=lambda x, batch: 0.5 * (x["x"] - batch["a"]).square())
-    >>> problem = Problem(theta0={"logits": torch.zeros(4)}, x0={"x": torch.zeros(1)}, rows=rows,
-    ...                   lower_data={"a": torch.tensor([1.0, 0.9, -1.0, 5.0])}, upper_data={"a": torch.tensor([0.8, 1.2])},
-    ...                   f=lambda t, x, batch: 0.5 * (x["x"] - batch["a"]).square().mean(),
-    ...                   g=lambda t, x, batch: (t["logits"].sigmoid() * rows.losses(x, batch)).mean())
+    >>> problem = Problem(
+    ...     theta0={"logits": torch.zeros(4)},
+    ...     x0={"x": torch.zeros(1)},
+    ...     rows=rows,
+    ...     lower_data={"a": torch.tensor([1.0, 0.9, -1.0, 5.0])},
+    ...     upper_data={"a": torch.tensor([0.8, 1.2])},
+    ...     f=lambda t, x, batch: 0.5 * (x["x"] - batch["a"]).square().mean(),
+    ...     g=lambda t, x, batch: (t["logits"].sigmoid() * rows.losses(x, batch)).mean(),
+    ... )
     >>> method = Agreement(steps=50, lr=0.1)
     >>> state, record = method.step(problem, method.init(problem, 0), 0.0)
     >>> state["theta"]["logits"]
     tensor([ 10.,  10., -10., -10.])
 
-    Source: self-training as of Scudder, *Probability of error of some adaptive pattern-recognition machines*, IEEE Transactions
-    on Information Theory 11 (1965), with labels that are kept or dropped; this project.
+    Source: self-training as of Scudder, *Probability of error of some adaptive pattern-recognition
+    machines*, IEEE Transactions on Information Theory 11 (1965), with labels that are kept or
+    dropped; this project.
 
     .. versionadded:: 0.6
     """
@@ -76,14 +88,25 @@ class Agreement:
         return shared.begin(self, problem, seed)
 
     def step(self, problem: Problem, state: State, progress: float = 0.0) -> tuple[State, Record]:
-        rows, key = shared.rows_of(self, problem), Key(state["seed"]).fold("round", state["step"])
-        theta, x = state["theta"], problem.initial(key)
+        rows = shared.rows_of(self, problem)
+        key = Key(state["seed"]).fold("round", state["step"])
+        theta = state["theta"]
+        x = problem.initial(key)
         if not state["step"]:  # before the network has an opinion no lower row is kept
-            x, theta = problem.x0, self._kept(problem, torch.zeros_like(theta[rows.leaf], dtype=torch.bool))
+            x = problem.x0
+            theta = self._kept(problem, torch.zeros_like(theta[rows.leaf], dtype=torch.bool))
         x, lower, upper, cost = joint.train(
-            problem, self.name, theta, x, key, steps=self.steps, lr=self.lr, tilt=self.tilt, batch_size=self.batch_size,
+            problem,
+            self.name,
+            theta,
+            x,
+            key,
+            steps=self.steps,
+            lr=self.lr,
+            tilt=self.tilt,
+            batch_size=self.batch_size,
             upper_batch_size=self.upper_batch_size,
-        )  # fmt: skip
+        )
         losses, spent = shared.all_losses(problem, rows, x)
         usual, more = shared.usual_loss(self, problem, rows, x, self.share)
         fits = losses <= usual

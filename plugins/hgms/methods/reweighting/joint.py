@@ -15,12 +15,24 @@ from hgms_core import Batch, Cost, Key, Loss, Problem, Tree
 
 
 def train(
-    problem: Problem, name: str, theta: Tree, x: Tree, key: Key, *, steps: int, lr: float, tilt: float, batch_size: int | None,
+    problem: Problem,
+    name: str,
+    theta: Tree,
+    x: Tree,
+    key: Key,
+    *,
+    steps: int,
+    lr: float,
+    tilt: float,
+    batch_size: int | None,
     upper_batch_size: int | None,
-) -> tuple[Tree, Tensor, Tensor, Cost]:  # fmt: skip
-    """x after ``steps`` steps of Adam on g(θ, ·) + tilt·f, whose rate falls from ``lr`` to 0 as a cosine; the last g and f,
-    and the cost. f is on the rows of the roles ``differentiate`` and ``select``."""
-    moments, cost = shared.no_moments("adam", x), Cost()
+) -> tuple[Tree, Tensor, Tensor, Cost]:
+    """x after ``steps`` steps of Adam on g(θ, ·) + tilt·f, whose rate falls from ``lr`` to 0 as a
+    cosine; the last g and f, and the cost. f is on the rows of the roles ``differentiate`` and
+    ``select``.
+    """
+    moments = shared.no_moments("adam", x)
+    cost = Cost()
     shares = tuple(share for share, _ in shared.joint_parts(problem))
     settings = (f"{name} training", problem.g, problem.f, shares, tilt)
     function = partial(_moved, problem.g, problem.f, shares, tilt)
@@ -30,23 +42,36 @@ def train(
         above, upper_size = shared.joint_batches(problem, key.fold(number), upper_batch_size)
         rate = lr * 0.5 * (1 + math.cos(math.pi * number / steps))
         numbers = shared.numbers(rate, number + 1)
-        x, moments, lower, upper = launch(programs_of(problem), settings, function, numbers, x, moments, theta, below, above)
+        x, moments, lower, upper = launch(
+            programs_of(problem), settings, function, numbers, x, moments, theta, below, above
+        )
         cost += Cost(lower_gradients=1, upper_gradients=len(above), rows=size + upper_size)
     return x, lower, upper, cost
 
 
 def _moved(
-    g: Loss, f: Loss, shares: tuple[float, ...], tilt: float, numbers: Numbers, x: Tree, moments: Tree, theta: Tree,
-    below: Batch, above: list[Batch],
-) -> tuple[Tree, Tree, Tensor, Tensor]:  # fmt: skip
+    g: Loss,
+    f: Loss,
+    shares: tuple[float, ...],
+    tilt: float,
+    numbers: Numbers,
+    x: Tree,
+    moments: Tree,
+    theta: Tree,
+    below: Batch,
+    above: list[Batch],
+) -> tuple[Tree, Tree, Tensor, Tensor]:
     leaves = shared.tracked(x)
     with torch.enable_grad():
-        lower, upper = g(theta, leaves, below), joint_loss(f, shares, theta, leaves, above)
+        lower = g(theta, leaves, below)
+        upper = joint_loss(f, shares, theta, leaves, above)
         slope = shared.gradient_of(lower + tilt * upper, leaves)
     x, moments = shared.moved("adam", 0.0, numbers, x, slope, moments)
     return x, moments, lower.detach(), upper.detach()
 
 
 def joint_loss(f: Loss, shares: tuple[float, ...], theta: Tree, x: Tree, above: list[Batch]) -> Any:
-    """f over the validation rows that x is trained on: each part's mean, by its share of the rows."""
+    """f over the validation rows that x is trained on: each part's mean, by its share of the
+    rows.
+    """
     return sum(share * f(theta, x, batch) for share, batch in zip(shares, above, strict=True))

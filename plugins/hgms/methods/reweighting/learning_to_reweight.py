@@ -31,45 +31,60 @@ from hgms_core import (
 @final
 @frozen(kw_only=True)
 class LearningToReweight:
-    """Each lower step weighs the rows of its batch anew, by a look-ahead step of SGD from weights ε = 0::
+    """Each lower step weighs the rows of its batch anew, by a look-ahead step of SGD from weights ε
+    = 0::
 
         x̂(ε) = x − α ∇_x Σ_i ε_i ℓ_i(x)
-        w̃_i = max(0, −∂f(x̂(ε))/∂ε_i at ε = 0) = max(0, α ⟨∇f(x), ∇ℓ_i(x)⟩),      w = w̃ / Σ w̃    (0 where no row helps)
-        x ← x − η ∇_x [Σ_i w_i ℓ_i(x) + r(x)]                                        (with momentum, or Adam's step)
+        w̃_i = max(0, −∂f(x̂(ε))/∂ε_i at ε = 0) = max(0, α ⟨∇f(x), ∇ℓ_i(x)⟩),  w = w̃ / Σ w̃
+            (0 where no row helps)
+        x ← x − η ∇_x [Σ_i w_i ℓ_i(x) + r(x)]    (with momentum, or Adam's step)
 
-    At ε = 0 the look-ahead is x itself, so its derivative is an inner product of gradients, which a product in forward mode
-    gives for all rows at once; α cancels. There is no θ that is learned: θ reports what the rows weighed on average, a_i, a
-    running mean over the batches that held row i, in units of equal weights (B·w_i)::
+    At ε = 0 the look-ahead is x itself, so its derivative is an inner product of gradients, which a
+    product in forward mode gives for all rows at once; α cancels. There is no θ that is learned: θ
+    reports what the rows weighed on average, a_i, a running mean over the batches that held row i,
+    in units of equal weights (B·w_i)::
 
-        σ(θ_i) = a_i / (1 + a_i),      θ_i = log a_i within ±10      (0: as much as on average, or not seen yet)
+        σ(θ_i) = a_i / (1 + a_i),  θ_i = log a_i within ±10
+            (0: as much as on average, or not seen yet)
 
-    Use as the reference of methods that learn a weight for each row, on ``Problem.rows``. Avoid with few validation rows: each
-    weight is as noisy as the gradient of those that a step sees.
+    Use as the reference of methods that learn a weight for each row, on ``Problem.rows``. Avoid
+    with few validation rows: each weight is as noisy as the gradient of those that a step sees.
 
     Arguments:
         steps: lower steps in one outer step.
-        optimizer, lr, momentum: how x moves; ``schedule``: lr over the budget, to 0 as a cosine, or constant.
-        batch_size, upper_batch_size: lower rows, and validation rows of the role ``differentiate`` (None: all).
-        memory: what a running mean keeps of a row's earlier weights: 0.95 remembers some twenty batches that held it.
-        keep: ``best`` answers with the state of the lowest upper loss on rows of the role ``stop``; ``last`` with the last.
+        optimizer, lr, momentum: how x moves; ``schedule``: lr over the budget, to 0 as a cosine, or
+            constant.
+        batch_size, upper_batch_size: lower rows, and validation rows of the role ``differentiate``
+            (None: all).
+        memory: what a running mean keeps of a row's earlier weights: 0.95 remembers some twenty
+            batches that held it.
+        keep: ``best`` answers with the state of the lowest upper loss on rows of the role ``stop``;
+            ``last`` with the last.
 
-    Errors: ConfigError for a problem whose θ weighs no lower rows, or without rows for ``stop`` where they are needed.
+    Errors: ConfigError for a problem whose θ weighs no lower rows, or without rows for ``stop``
+        where they are needed.
 
-    Cost of a lower step: 1 lower gradient, 1 upper gradient, 1 cross product (∇²_εx v, in forward mode). Memory: a graph of a
-    gradient.
+    Cost of a lower step: 1 lower gradient, 1 upper gradient, 1 cross product (∇²_εx v, in forward
+    mode). Memory: a graph of a gradient.
 
     >>> data = {"a": torch.tensor([1.0, -1.0])}
     >>> rows = Rows(losses=lambda x, batch: 0.5 * (x["x"] - batch["a"]).square())
-    >>> problem = Problem(theta0={"logits": torch.zeros(2)}, x0={"x": torch.zeros(1)}, rows=rows, lower_data=data,
-    ...                   upper_data={"a": torch.ones(2)}, f=lambda t, x, batch: 0.5 * (x["x"] - batch["a"]).square().mean(),
-    ...                   g=lambda t, x, batch: (t["logits"].sigmoid() * rows.losses(x, batch)).mean())
+    >>> problem = Problem(
+    ...     theta0={"logits": torch.zeros(2)},
+    ...     x0={"x": torch.zeros(1)},
+    ...     rows=rows,
+    ...     lower_data=data,
+    ...     upper_data={"a": torch.ones(2)},
+    ...     f=lambda t, x, batch: 0.5 * (x["x"] - batch["a"]).square().mean(),
+    ...     g=lambda t, x, batch: (t["logits"].sigmoid() * rows.losses(x, batch)).mean(),
+    ... )
     >>> method = LearningToReweight(steps=1, optimizer="sgd", lr=0.5, memory=0.9)
     >>> state, record = method.step(problem, method.init(problem, 0), 0.0)
-    >>> state["x"]["x"], state["averages"]                         # only the first row's gradient points where f falls
+    >>> state["x"]["x"], state["averages"]  # only the first row's gradient points where f falls
     (tensor([0.5000]), tensor([1.1000, 0.9000]))
 
-    Source: Ren, Zeng, Yang, Urtasun, *Learning to reweight examples for robust deep learning*, ICML 2018 (arXiv 1803.09050),
-    algorithm 1.
+    Source: Ren, Zeng, Yang, Urtasun, *Learning to reweight examples for robust deep learning*, ICML
+    2018 (arXiv 1803.09050), algorithm 1.
 
     .. versionadded:: 0.6
     """
@@ -80,7 +95,9 @@ class LearningToReweight:
     optimizer: Literal["sgd", "adam"] = field(default="adam", validator=choice("sgd", "adam"))
     lr: float = field(default=3e-3, validator=positive)
     momentum: float = field(default=0.9, validator=decay_rate)
-    schedule: Literal["constant", "cosine"] = field(default="cosine", validator=choice("constant", "cosine"))
+    schedule: Literal["constant", "cosine"] = field(
+        default="cosine", validator=choice("constant", "cosine")
+    )
     batch_size: int | None = field(default=256, validator=optional_whole)
     upper_batch_size: int | None = field(default=None, validator=optional_whole)
     memory: float = field(default=0.95, validator=decay_rate)
@@ -98,44 +115,81 @@ class LearningToReweight:
 
     def init(self, problem: Problem, seed: int) -> State:
         ones = torch.ones_like(problem.theta0[shared.rows_of(self, problem).leaf])
-        return shared.begin(self, problem, seed, moments=shared.no_moments(self.optimizer, problem.x0), averages=ones)
+        return shared.begin(
+            self,
+            problem,
+            seed,
+            moments=shared.no_moments(self.optimizer, problem.x0),
+            averages=ones,
+        )
 
     def step(self, problem: Problem, state: State, progress: float = 0.0) -> tuple[State, Record]:
-        rows, theta, data = shared.rows_of(self, problem), state["theta"], problem.upper_data["differentiate"]
-        x, moments, averages, cost = state["x"], state["moments"], state["averages"], Cost()
-        rate, settings = shared.rate_of(self, progress), (self.name, self, rows, problem.f)
+        rows = shared.rows_of(self, problem)
+        theta = state["theta"]
+        data = problem.upper_data["differentiate"]
+        x = state["x"]
+        moments = state["moments"]
+        averages = state["averages"]
+        cost = Cost()
+        rate = shared.rate_of(self, progress)
+        settings = (self.name, self, rows, problem.f)
         function = partial(self._moved, rows, problem.f)
         for number in range(state["lower_steps"], state["lower_steps"] + self.steps):
             below, size = shared.lower_batch(problem, state["seed"], number, self.batch_size)
-            above, upper_size = data.sample(Key(state["seed"]).fold("upper", number), self.upper_batch_size)
+            above, upper_size = data.sample(
+                Key(state["seed"]).fold("upper", number), self.upper_batch_size
+            )
             trees = (x, moments, theta, below, above)
             numbers = shared.numbers(rate, number + 1)
-            x, moments, weights, lower, upper = launch(programs_of(problem), settings, function, numbers, *trees)
+            x, moments, weights, lower, upper = launch(
+                programs_of(problem), settings, function, numbers, *trees
+            )
             index = below["index"]
             mean = self.memory * averages[index] + (1 - self.memory) * len(index) * weights
             averages = averages.index_copy(0, index, mean.to(averages))
-            cost += Cost(lower_gradients=1, upper_gradients=1, cross_products=1, rows=2 * size + upper_size)
+            cost += Cost(
+                lower_gradients=1, upper_gradients=1, cross_products=1, rows=2 * size + upper_size
+            )
         changes = {
-            "x": x, "moments": moments, "averages": averages, "lower_steps": state["lower_steps"] + self.steps,
+            "x": x,
+            "moments": moments,
+            "averages": averages,
+            "lower_steps": state["lower_steps"] + self.steps,
             "theta": shared.as_theta(problem, rows, averages.clamp_min(1e-30).log()),
-        }  # fmt: skip
-        record: Record = {"upper_loss": upper, "lower_loss": lower, "kept": (weights > 0).double().mean()}
+        }
+        record: Record = {
+            "upper_loss": upper,
+            "lower_loss": lower,
+            "kept": (weights > 0).double().mean(),
+        }
         return shared.ended(self, problem, state, changes, [x], cost, record)
 
     def result(self, state: State) -> tuple[Tree, Tree]:
         return shared.answer(self, state)
 
     def _moved(
-        self, rows: Rows, f: Loss, numbers: Numbers, x: Tree, moments: Tree, theta: Tree, below: Batch, above: Batch
+        self,
+        rows: Rows,
+        f: Loss,
+        numbers: Numbers,
+        x: Tree,
+        moments: Tree,
+        theta: Tree,
+        below: Batch,
+        above: Batch,
     ) -> tuple[Tree, Tree, Tensor, Tensor, Tensor]:
-        """One lower step as a function of tensors: x and its moments, the weights, the weighted loss and f before it."""
+        """One lower step as a function of tensors: x and its moments, the weights, the weighted
+        loss and f before it.
+        """
         slopes, upper = gradient(f, theta, x, above)
         weights = aligned(rows, x, dict(zip(x, slopes, strict=True)), below).clamp_min(0)
         total = weights.sum()
         weights = weights / torch.where(total > 0, total, torch.ones_like(total))
         leaves = shared.tracked(x)
         with torch.enable_grad():
-            loss = (weights * rows.losses(leaves, below)).sum() + rows.regulariser(theta, leaves, below)
+            loss = (weights * rows.losses(leaves, below)).sum() + rows.regulariser(
+                theta, leaves, below
+            )
             slope = shared.gradient_of(loss, leaves)
         x, moments = shared.moved(self.optimizer, self.momentum, numbers, x, slope, moments)
         return x, moments, weights, loss.detach(), upper
@@ -144,5 +198,7 @@ class LearningToReweight:
 def aligned(rows: Rows, x: Tree, direction: Tree, batch: Batch) -> Tensor:
     """⟨∇ℓ_i(x), direction⟩ for each row of the batch, ``[B]``: one product in forward mode."""
     with twice_differentiable_attention():
-        products: Tensor = torch.func.jvp(lambda leaves: rows.losses(leaves, batch), (x,), (direction,))[1]
+        products: Tensor = torch.func.jvp(
+            lambda leaves: rows.losses(leaves, batch), (x,), (direction,)
+        )[1]
     return products.detach()

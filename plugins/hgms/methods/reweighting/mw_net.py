@@ -19,37 +19,42 @@ from hgms_core import Batch, Cost, Key, Loss, Problem, Record, Rows, State, Tree
 @final
 @frozen(kw_only=True)
 class MwNet:
-    """The weight of a row is a function of its loss, V(ℓ; Θ) ∈ (0, 1), that is learned along with x. On one batch of B lower
-    rows, with ℓ_i at x, which V takes as numbers::
+    """The weight of a row is a function of its loss, V(ℓ; Θ) ∈ (0, 1), that is learned along with
+    x. On one batch of B lower rows, with ℓ_i at x, which V takes as numbers::
 
-        V(ℓ; Θ) = σ(a + uᵀ relu(p ℓ + q)),      Θ = (a, u, p, q)                     100 hidden units
+        V(ℓ; Θ) = σ(a + uᵀ relu(p ℓ + q)),    Θ = (a, u, p, q)    100 hidden units
         x̂(Θ) = x − α ∇_x [1/B Σ_i V(ℓ_i; Θ) ℓ_i(x) + r(x)]                           virtual step
         Θ ← Adam(Θ, ∇_Θ f(x̂(Θ))),   ∇_Θ f = −α/B Σ_i ⟨∇f(x̂), ∇ℓ_i(x)⟩ ∂V(ℓ_i)/∂Θ      meta step
-        x ← x − η ∇_x [1/B Σ_i V(ℓ_i; Θ) ℓ_i(x) + r(x)]                              actual step, at the new Θ
+        x ← x − η ∇_x [1/B Σ_i V(ℓ_i; Θ) ℓ_i(x) + r(x)]    actual step, at the new Θ
 
     θ reports the logits of V(ℓ_i; Θ) for each lower row, at the x and Θ after the outer step.
 
-    Use as the reference of methods that learn a weight for each row, on ``Problem.rows``: some 300 numbers instead of n. Avoid
-    where a row's loss does not tell whether it helps.
+    Use as the reference of methods that learn a weight for each row, on ``Problem.rows``: some 300
+    numbers instead of n. Avoid where a row's loss does not tell whether it helps.
 
     Arguments:
         steps: lower steps in one outer step.
-        optimizer, lr, momentum: the actual step; ``schedule``: lr over the budget, to 0 as a cosine or constant.
+        optimizer, lr, momentum: the actual step; ``schedule``: lr over the budget, to 0 as a cosine
+            or constant.
         look_ahead: α. ``meta_lr``: Adam's rate for Θ. ``hidden``: units of V.
-        batch_size, upper_batch_size: lower rows, and validation rows of the role ``differentiate`` (None: all).
-        keep: ``best`` answers with the state of the lowest upper loss on rows of the role ``stop``; ``last`` with the last.
+        batch_size, upper_batch_size: lower rows, and validation rows of the role ``differentiate``
+            (None: all).
+        keep: ``best`` answers with the state of the lowest upper loss on rows of the role ``stop``;
+            ``last`` with the last.
 
-    Errors: ConfigError for a problem whose θ weighs no lower rows, or without rows for ``stop`` where they are needed.
+    Errors: ConfigError for a problem whose θ weighs no lower rows, or without rows for ``stop``
+        where they are needed.
 
-    Cost of a lower step: 2 lower gradients (one pass forward, two back), 1 upper gradient, 1 cross product (in forward mode);
-    of an outer step besides, every lower row's loss. Memory: a graph of a gradient.
+    Cost of a lower step: 2 lower gradients (one pass forward, two back), 1 upper gradient, 1 cross
+    product (in forward mode); of an outer step besides, every lower row's loss. Memory: a graph of
+    a gradient.
 
     >>> net = first_net(100, Key(0), torch.zeros(1))
     >>> weight_logits(net, torch.tensor([0.1, 2.0])).sigmoid()
     tensor([0.5845, 0.7137])
 
-    Source: Shu, Xie, Yi, Zhao, Zhou, Xu, Meng, *Meta-Weight-Net: learning an explicit mapping for sample weighting*, NeurIPS
-    2019 (arXiv 1902.07379), algorithm 1.
+    Source: Shu, Xie, Yi, Zhao, Zhou, Xu, Meng, *Meta-Weight-Net: learning an explicit mapping for
+    sample weighting*, NeurIPS 2019 (arXiv 1902.07379), algorithm 1.
 
     .. versionadded:: 0.6
     """
@@ -60,7 +65,9 @@ class MwNet:
     optimizer: Literal["sgd", "adam"] = field(default="adam", validator=choice("sgd", "adam"))
     lr: float = field(default=3e-3, validator=positive)
     momentum: float = field(default=0.9, validator=decay_rate)
-    schedule: Literal["constant", "cosine"] = field(default="cosine", validator=choice("constant", "cosine"))
+    schedule: Literal["constant", "cosine"] = field(
+        default="cosine", validator=choice("constant", "cosine")
+    )
     look_ahead: float = field(default=1.0, validator=positive)
     meta_lr: float = field(default=1e-2, validator=positive)
     hidden: int = field(default=100, validator=whole)
@@ -82,41 +89,78 @@ class MwNet:
         like = problem.theta0[shared.rows_of(self, problem).leaf]
         net = first_net(self.hidden, Key(seed).fold("net"), like)
         moments = shared.no_moments(self.optimizer, problem.x0)
-        return shared.begin(self, problem, seed, moments=moments, net=net, net_moments=shared.no_moments("adam", net))
+        return shared.begin(
+            self,
+            problem,
+            seed,
+            moments=moments,
+            net=net,
+            net_moments=shared.no_moments("adam", net),
+        )
 
     def step(self, problem: Problem, state: State, progress: float = 0.0) -> tuple[State, Record]:
-        rows, theta, data = shared.rows_of(self, problem), state["theta"], problem.upper_data["differentiate"]
-        x, moments, net, net_moments, cost = *(state[name] for name in ("x", "moments", "net", "net_moments")), Cost()
-        rate, settings = shared.rate_of(self, progress), (self.name, self, rows, problem.f)
+        rows = shared.rows_of(self, problem)
+        theta = state["theta"]
+        data = problem.upper_data["differentiate"]
+        x, moments, net, net_moments, cost = (
+            *(state[name] for name in ("x", "moments", "net", "net_moments")),
+            Cost(),
+        )
+        rate = shared.rate_of(self, progress)
+        settings = (self.name, self, rows, problem.f)
         function = partial(self._moved, rows, problem.f)
         for number in range(state["lower_steps"], state["lower_steps"] + self.steps):
             below, size = shared.lower_batch(problem, state["seed"], number, self.batch_size)
-            above, upper_size = data.sample(Key(state["seed"]).fold("upper", number), self.upper_batch_size)
+            above, upper_size = data.sample(
+                Key(state["seed"]).fold("upper", number), self.upper_batch_size
+            )
             trees = (x, moments, net, net_moments, theta, below, above)
             numbers = [*shared.numbers(rate, number + 1), *shared.numbers(self.meta_lr, number + 1)]
             outcome = launch(programs_of(problem), settings, function, numbers, *trees)
             x, moments, net, net_moments, lower, upper = outcome
-            cost += Cost(lower_gradients=2, upper_gradients=1, cross_products=1, rows=3 * size + upper_size)
+            cost += Cost(
+                lower_gradients=2, upper_gradients=1, cross_products=1, rows=3 * size + upper_size
+            )
         losses, spent = shared.all_losses(problem, rows, x)
         logits = weight_logits(net, losses)
         changes = {
-            "x": x, "moments": moments, "net": net, "net_moments": net_moments,
-            "lower_steps": state["lower_steps"] + self.steps, "theta": shared.as_theta(problem, rows, logits),
-        }  # fmt: skip
-        record: Record = {"upper_loss": upper, "lower_loss": lower, "kept": logits.sigmoid().double().mean()}
+            "x": x,
+            "moments": moments,
+            "net": net,
+            "net_moments": net_moments,
+            "lower_steps": state["lower_steps"] + self.steps,
+            "theta": shared.as_theta(problem, rows, logits),
+        }
+        record: Record = {
+            "upper_loss": upper,
+            "lower_loss": lower,
+            "kept": logits.sigmoid().double().mean(),
+        }
         return shared.ended(self, problem, state, changes, [x], cost + spent, record)
 
     def result(self, state: State) -> tuple[Tree, Tree]:
         return shared.answer(self, state)
 
     def _moved(
-        self, rows: Rows, f: Loss, numbers: Numbers, x: Tree, moments: Tree, net: Tree, net_moments: Tree, theta: Tree,
-        below: Batch, above: Batch,
-    ) -> tuple[Tree, Tree, Tree, Tree, Tensor, Tensor]:  # fmt: skip
-        """One lower step as a function of tensors: x, V, their moments, the weighted loss at x and f after the virtual step."""
+        self,
+        rows: Rows,
+        f: Loss,
+        numbers: Numbers,
+        x: Tree,
+        moments: Tree,
+        net: Tree,
+        net_moments: Tree,
+        theta: Tree,
+        below: Batch,
+        above: Batch,
+    ) -> tuple[Tree, Tree, Tree, Tree, Tensor, Tensor]:
+        """One lower step as a function of tensors: x, V, their moments, the weighted loss at x
+        and f after the virtual step.
+        """
         leaves = shared.tracked(x)
         with torch.enable_grad():
-            losses, regulariser = rows.losses(leaves, below), rows.regulariser(theta, leaves, below)
+            losses = rows.losses(leaves, below)
+            regulariser = rows.regulariser(theta, leaves, below)
             inputs = losses.detach()
             virtual = (weight_logits(net, inputs).sigmoid() * losses).mean() + regulariser
             slope = shared.gradient_of(virtual, leaves, retain=True)
@@ -137,12 +181,16 @@ def first_net(hidden: int, key: Key, like: Tensor) -> Tree:
     draw = key.generator()
 
     def uniform(fan_in: int, *shape: int) -> Tensor:
-        return ((2 * torch.rand(*shape, generator=draw, dtype=torch.float64) - 1) / fan_in**0.5).to(like)
+        return ((2 * torch.rand(*shape, generator=draw, dtype=torch.float64) - 1) / fan_in**0.5).to(
+            like
+        )
 
     return {
-        "hidden.weight": uniform(1, hidden), "hidden.bias": uniform(1, hidden),
-        "output.weight": uniform(hidden, hidden), "output.bias": uniform(hidden, 1),
-    }  # fmt: skip
+        "hidden.weight": uniform(1, hidden),
+        "hidden.bias": uniform(1, hidden),
+        "output.weight": uniform(hidden, hidden),
+        "output.bias": uniform(hidden, 1),
+    }
 
 
 def weight_logits(net: Tree, losses: Tensor) -> Tensor:
@@ -152,7 +200,9 @@ def weight_logits(net: Tree, losses: Tensor) -> Tensor:
 
 
 def meta_gradient(net: Tree, losses: Tensor, gains: Tensor) -> Tree:
-    """∇_Θ f(x̂(Θ)) where row i's weight, if it grew, would lower f by ``gains`` / B: −1/B Σ_i gains_i ∂V(ℓ_i; Θ)/∂Θ."""
+    """∇_Θ f(x̂(Θ)) where row i's weight, if it grew, would lower f by ``gains`` / B: −1/B Σ_i
+    gains_i ∂V(ℓ_i; Θ)/∂Θ.
+    """
     leaves = shared.tracked(net)
     with torch.enable_grad():
         return shared.gradient_of(-(gains * weight_logits(leaves, losses).sigmoid()).mean(), leaves)

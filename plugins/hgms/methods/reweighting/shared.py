@@ -1,4 +1,6 @@
-"""What the methods here share: which rows a step sees, a step of x, the weights of rows as θ, and how an outer step ends."""
+"""What the methods here share: which rows a step sees, a step of x, the weights of rows as θ,
+and how an outer step ends.
+"""
 
 from __future__ import annotations
 
@@ -13,7 +15,8 @@ from hgms.compiled import Numbers
 from hgms.optim.adam import adam_, corrections
 from hgms_core import Batch, ConfigError, Cost, Data, Key, Problem, Record, Rows, State, Tree, clone
 
-BETAS, EPS = (0.9, 0.999), 1e-8
+BETAS = (0.9, 0.999)
+EPS = 1e-8
 LARGEST = 10.0
 """The logit of a weight, at most: σ(10) = 0.99995."""
 CHUNK = 1024
@@ -24,7 +27,8 @@ def rows_of(method: Any, problem: Problem) -> Rows:
     """The problem's weights of lower rows."""
     if problem.rows is None:
         raise ConfigError(
-            f"method {method.name!r} needs one weight for each lower row (`Problem.rows`), and this problem has none"
+            f"method {method.name!r} needs one weight for each lower row (`Problem.rows`), and "
+            "this problem has none"
         )
     return problem.rows
 
@@ -34,14 +38,26 @@ def needs(method: Any) -> frozenset[str]:
 
 
 def begin(method: Any, problem: Problem, seed: int, **more: Any) -> State:
-    """The state before the first step. ``more`` may hold further lower states; each has moments that start at zero."""
+    """The state before the first step. ``more`` may hold further lower states; each has moments
+    that start at zero.
+    """
     rows_of(method, problem)
     if method.keep == "best" and "stop" not in problem.upper_data:
-        raise ConfigError('keep = "best" needs validation rows for the role `stop`, and this problem sets none apart')
+        raise ConfigError(
+            'keep = "best" needs validation rows for the role `stop`, and this problem sets '
+            "none "
+            "apart"
+        )
     return {
-        "seed": seed, "step": 0, "lower_steps": 0, "theta": dict(problem.theta0), "x": dict(problem.x0), "best": None,
-        "cost": Cost().numbers(), **more,
-    }  # fmt: skip
+        "seed": seed,
+        "step": 0,
+        "lower_steps": 0,
+        "theta": dict(problem.theta0),
+        "x": dict(problem.x0),
+        "best": None,
+        "cost": Cost().numbers(),
+        **more,
+    }
 
 
 def no_moments(optimizer: str, x: Tree) -> Tree:
@@ -57,18 +73,29 @@ def numbers(rate: float, count: int) -> list[float]:
 
 def rate_of(method: Any, progress: float) -> float:
     """The learning rate at this share of the budget."""
-    return float(method.lr * (0.5 * (1 + math.cos(math.pi * min(1.0, progress))) if method.schedule == "cosine" else 1.0))
+    return float(
+        method.lr
+        * (
+            0.5 * (1 + math.cos(math.pi * min(1.0, progress)))
+            if method.schedule == "cosine"
+            else 1.0
+        )
+    )
 
 
-def moved(optimizer: str, momentum: float, steps: Numbers, x: Tree, slope: Tree, moments: Tree) -> tuple[Tree, Tree]:
+def moved(
+    optimizer: str, momentum: float, steps: Numbers, x: Tree, slope: Tree, moments: Tree
+) -> tuple[Tree, Tree]:
     """(x, moments) after one step of SGD with momentum or of Adam, as new tensors."""
     rate, scale, correction = steps
     if optimizer == "sgd":
         first = {f"m.{name}": momentum * moments[f"m.{name}"] + slope[name] for name in x}
         return {name: leaf - rate * first[f"m.{name}"] for name, leaf in x.items()}, first
-    x, moments = clone(x), clone(moments)
+    x = clone(x)
+    moments = clone(moments)
     first_, second = ([moments[f"{kind}.{name}"] for name in x] for kind in "mv")
-    leaves, slopes = list(x.values()), [slope[name] for name in x]
+    leaves = list(x.values())
+    slopes = [slope[name] for name in x]
     adam_(leaves, slopes, first_, second, scale=scale, correction=correction, betas=BETAS, eps=EPS)
     return x, moments
 
@@ -80,13 +107,17 @@ def tracked(tree: Tree) -> Tree:
 
 def gradient_of(value: Tensor, leaves: Tree, retain: bool = False) -> Tree:
     """The gradient of a scalar in each leaf; zeros for what it does not depend on."""
-    slopes = torch.autograd.grad(value, list(leaves.values()), retain_graph=retain, materialize_grads=True)
+    slopes = torch.autograd.grad(
+        value, list(leaves.values()), retain_graph=retain, materialize_grads=True
+    )
     return dict(zip(leaves, slopes, strict=True))
 
 
 def lower_batch(problem: Problem, seed: int, step: int, size: int | None) -> tuple[Batch, int]:
-    """The rows that lower step ``step`` of the run sees, and how many. Every epoch has an order of its own; rows that do not
-    fill a batch wait for the next one, so that none comes twice in a batch."""
+    """The rows that lower step ``step`` of the run sees, and how many. Every epoch has an order of
+    its own; rows that do not fill a batch wait for the next one, so that none comes twice in a
+    batch.
+    """
     data = problem.lower_data
     epoch, place = divmod(step, max(1, data.size // size)) if size is not None else (0, 0)
     drawn = data.draw(Key(seed).fold("epoch", epoch), size, max(1, data.size // (size or 1)))
@@ -94,8 +125,11 @@ def lower_batch(problem: Problem, seed: int, step: int, size: int | None) -> tup
 
 
 def joint_parts(problem: Problem) -> list[tuple[float, Data]]:
-    """The validation rows that x may be trained on, the roles ``differentiate`` and ``select``, each with its share of them."""
-    first, second = problem.upper_data["differentiate"], problem.upper_data["select"]
+    """The validation rows that x may be trained on, the roles ``differentiate`` and ``select``,
+    each with its share of them.
+    """
+    first = problem.upper_data["differentiate"]
+    second = problem.upper_data["select"]
     parts = [first] if first is second else [part for part in (first, second) if part.size]
     total = sum(part.size for part in parts)
     return [(part.size / total if total else 1.0, part) for part in parts]
@@ -103,9 +137,12 @@ def joint_parts(problem: Problem) -> list[tuple[float, Data]]:
 
 def joint_batches(problem: Problem, key: Key, size: int | None) -> tuple[list[Batch], int]:
     """Rows of each of :func:`joint_parts`, ``size`` in all (None: every row), and how many."""
-    batches, count = [], 0
+    batches = []
+    count = 0
     for number, (share, part) in enumerate(joint_parts(problem)):
-        batch, rows = part.sample(key.fold("upper", number), None if size is None else max(1, round(share * size)))
+        batch, rows = part.sample(
+            key.fold("upper", number), None if size is None else max(1, round(share * size))
+        )
         batches.append(batch)
         count += rows
     return batches, count
@@ -121,14 +158,19 @@ def all_losses(problem: Problem, rows: Rows, x: Tree) -> tuple[Tensor, Cost]:
 
 
 @torch.no_grad()
-def usual_loss(method: Any, problem: Problem, rows: Rows, x: Tree, share: float) -> tuple[Tensor, Cost]:
-    """The ``share``-quantile of ℓ over the validation rows of the role ``stop``, which x is not trained on."""
+def usual_loss(
+    method: Any, problem: Problem, rows: Rows, x: Tree, share: float
+) -> tuple[Tensor, Cost]:
+    """The ``share``-quantile of ℓ over the validation rows of the role ``stop``, which x is not
+    trained on.
+    """
     batch, count = problem.upper_data["stop"].sample(Key(0), None)
     try:
         losses = rows.losses(x, batch)
     except KeyError as error:
         what = (
-            f"method {method.name!r} compares losses of lower rows with those of validation rows, which have no column {error}"
+            f"method {method.name!r} compares losses of lower rows with those of validation "
+            f"rows, which have no column {error}"
         )
         raise ConfigError(what) from error
     return losses.quantile(share), Cost(upper_values=1, rows=count)
@@ -141,10 +183,18 @@ def as_theta(problem: Problem, rows: Rows, logits: Tensor) -> Tree:
 
 
 def ended(
-    method: Any, problem: Problem, state: State, changes: State, answers: Sequence[Tree], spent: Cost, record: Record
+    method: Any,
+    problem: Problem,
+    state: State,
+    changes: State,
+    answers: Sequence[Tree],
+    spent: Cost,
+    record: Record,
 ) -> tuple[State, Record]:
-    """The state after an outer step, and its record. ``answers`` are the lower states that may be the result: of ``keep =
-    "best"`` the one with the lowest upper loss on the rows of the role ``stop`` so far, else the state's x."""
+    """The state after an outer step, and its record. ``answers`` are the lower states that may be
+    the result: of ``keep = "best"`` the one with the lowest upper loss on the rows of the role
+    ``stop`` so far, else the state's x.
+    """
     following = {**state, **changes, "step": state["step"] + 1}
     best = state["best"]
     if method.keep == "best":

@@ -18,41 +18,49 @@ from hgms_core import Batch, Cost, Key, Loss, Problem, Record, Rows, State, Tree
 @final
 @frozen(kw_only=True)
 class SmallLoss:
-    """Two networks a and b see the same batches; each picks the rows of small loss, and the other learns from them::
+    """Two networks a and b see the same batches; each picks the rows of small loss, and the other
+    learns from them::
 
         R(T) = 1 − τ min(T / T_k, 1),      k = R(T)·B                       T: epochs so far
         P_a, P_b = the k rows of the batch with the smallest ℓ_i(a), ℓ_i(b)
-        a ← a − η ∇[1/k Σ_{i ∈ P_b} ℓ_i(a) + r(a) + ε f(a)],      b ← b − η ∇[1/k Σ_{i ∈ P_a} ℓ_i(b) + r(b) + ε f(b)]
+        a ← a − η ∇[1/k Σ_{i ∈ P_b} ℓ_i(a) + r(a) + ε f(a)],
+            b ← b − η ∇[1/k Σ_{i ∈ P_a} ℓ_i(b) + r(b) + ε f(b)]
 
-    f is on the validation rows of the roles ``differentiate`` and ``select``: with them the method has what its rivals have;
-    ε = 0 is the paper's, which uses none. No hypergradient is taken and no θ is learned; θ reports for each row how many of
-    the two networks picked it when its batch was last seen: logits 10, 0 or −10, and 0 before.
+    f is on the validation rows of the roles ``differentiate`` and ``select``: with them the method
+    has what its rivals have; ε = 0 is the paper's, which uses none. No hypergradient is taken and
+    no θ is learned; θ reports for each row how many of the two networks picked it when its batch
+    was last seen: logits 10, 0 or −10, and 0 before.
 
-    The rate of noise τ is given, or estimated in the first outer step from validation rows: a network is trained on those of
-    the roles ``differentiate`` and ``select`` alone; with t the 0.8-quantile of its losses on the rows of the role ``stop``,
-    τ = 1 − (share of lower rows with ℓ_i ≤ t) / 0.8, from 0 to 0.95.
+    The rate of noise τ is given, or estimated in the first outer step from validation rows: a
+    network is trained on those of the roles ``differentiate`` and ``select`` alone; with t the
+    0.8-quantile of its losses on the rows of the role ``stop``, τ = 1 − (share of lower rows with
+    ℓ_i ≤ t) / 0.8, from 0 to 0.95.
 
-    Use beside every method that learns weights, as the usual non-bilevel way with wrong labels. Avoid where g and f have
-    different losses of a row, or validation rows lack the columns of lower rows (then give ``noise_rate``).
+    Use beside every method that learns weights, as the usual non-bilevel way with wrong labels.
+    Avoid where g and f have different losses of a row, or validation rows lack the columns of lower
+    rows (then give ``noise_rate``).
 
     Arguments:
         steps: lower steps of both networks in one outer step.
         noise_rate: τ; None estimates it from validation rows.
         estimate_steps: steps of Adam at rate 0.01 that the estimate takes.
         forget_epochs: T_k. ``tilt``: ε.
-        optimizer, lr, momentum: how both move; ``schedule``: lr over the budget, to 0 as a cosine or constant.
+        optimizer, lr, momentum: how both move; ``schedule``: lr over the budget, to 0 as a cosine
+            or constant.
         batch_size, upper_batch_size: lower and validation rows of a step (None: all).
-        keep: ``best`` answers with the network and step of the lowest upper loss on rows of ``stop``; ``last`` with the last a.
+        keep: ``best`` answers with the network and step of the lowest upper loss on rows of
+            ``stop``; ``last`` with the last a.
 
     Errors: ConfigError for a problem whose θ weighs no lower rows, or without rows for ``stop``.
 
-    Cost of a lower step: 2 lower gradients, and 2 upper gradients for each of the two roles. Memory: two graphs of a gradient.
+    Cost of a lower step: 2 lower gradients, and 2 upper gradients for each of the two roles.
+    Memory: two graphs of a gradient.
 
     >>> smallest(torch.tensor([3.0, 0.1, 2.0, 0.5]), 2)
     tensor([False,  True, False,  True])
 
-    Source: Han, Yao, Yu, Niu, Xu, Hu, Tsang, Sugiyama, *Co-teaching: robust training of deep neural networks with extremely
-    noisy labels*, NeurIPS 2018 (arXiv 1804.06872), algorithm 1.
+    Source: Han, Yao, Yu, Niu, Xu, Hu, Tsang, Sugiyama, *Co-teaching: robust training of deep neural
+    networks with extremely noisy labels*, NeurIPS 2018 (arXiv 1804.06872), algorithm 1.
 
     .. versionadded:: 0.6
     """
@@ -62,7 +70,8 @@ class SmallLoss:
 
     steps: int = field(default=20, validator=whole)
     noise_rate: float | None = field(
-        default=None, validator=validators.optional(validators.and_(validators.ge(0), validators.lt(1)))
+        default=None,
+        validator=validators.optional(validators.and_(validators.ge(0), validators.lt(1))),
     )
     estimate_steps: int = field(default=100, validator=whole)
     forget_epochs: float = field(default=10.0, validator=positive)
@@ -70,7 +79,9 @@ class SmallLoss:
     optimizer: Literal["sgd", "adam"] = field(default="adam", validator=choice("sgd", "adam"))
     lr: float = field(default=3e-3, validator=positive)
     momentum: float = field(default=0.9, validator=decay_rate)
-    schedule: Literal["constant", "cosine"] = field(default="cosine", validator=choice("constant", "cosine"))
+    schedule: Literal["constant", "cosine"] = field(
+        default="cosine", validator=choice("constant", "cosine")
+    )
     batch_size: int | None = field(default=256, validator=optional_whole)
     upper_batch_size: int | None = field(default=100, validator=optional_whole)
     keep: Literal["last", "best"] = field(default="best", validator=choice("last", "best"))
@@ -85,39 +96,81 @@ class SmallLoss:
         peer = problem.initial(Key(seed).fold("peer"))
         if problem.fresh is None:  # two networks that start alike would stay alike
             draw = Key(seed).fold("apart").generator()
-            noise = {name: torch.randn(leaf.shape, generator=draw, dtype=torch.float64) for name, leaf in peer.items()}
-            peer = {name: leaf + 0.1 * leaf.square().mean().sqrt() * noise[name].to(leaf) for name, leaf in peer.items()}
+            noise = {
+                name: torch.randn(leaf.shape, generator=draw, dtype=torch.float64)
+                for name, leaf in peer.items()
+            }
+            peer = {
+                name: leaf + 0.1 * leaf.square().mean().sqrt() * noise[name].to(leaf)
+                for name, leaf in peer.items()
+            }
         own, other = (shared.no_moments(self.optimizer, x) for x in (problem.x0, peer))
-        return shared.begin(self, problem, seed, peer=peer, moments=own, peer_moments=other, noise_rate=self.noise_rate)
+        return shared.begin(
+            self,
+            problem,
+            seed,
+            peer=peer,
+            moments=own,
+            peer_moments=other,
+            noise_rate=self.noise_rate,
+        )
 
     def step(self, problem: Problem, state: State, progress: float = 0.0) -> tuple[State, Record]:
-        rows, theta, cost = shared.rows_of(self, problem), state["theta"], Cost()
+        rows = shared.rows_of(self, problem)
+        theta = state["theta"]
+        cost = Cost()
         noise_rate = state["noise_rate"]
         if noise_rate is None:
             noise_rate, cost = self._estimate(problem, rows, Key(state["seed"]).fold("estimate"))
         pair = tuple(state[name] for name in ("x", "peer", "moments", "peer_moments"))
         shares = tuple(share for share, _ in shared.joint_parts(problem)) if self.tilt else ()
         settings = (self.name, self, rows, problem.f, shares)
-        function, rate = partial(self._moved, rows, problem.f, shares), shared.rate_of(self, progress)
+        function = partial(self._moved, rows, problem.f, shares)
+        rate = shared.rate_of(self, progress)
         picked = theta[rows.leaf]
         for number in range(state["lower_steps"], state["lower_steps"] + self.steps):
             below, size = shared.lower_batch(problem, state["seed"], number, self.batch_size)
-            above, upper_size = shared.joint_batches(problem, Key(state["seed"]).fold(number), self.upper_batch_size)
+            above, upper_size = shared.joint_batches(
+                problem, Key(state["seed"]).fold(number), self.upper_batch_size
+            )
             epochs = number * size / problem.lower_data.size
-            kept = max(1, round((1 - noise_rate * min(epochs / self.forget_epochs, 1.0)) * len(below["index"])))
+            kept = max(
+                1,
+                round(
+                    (1 - noise_rate * min(epochs / self.forget_epochs, 1.0)) * len(below["index"])
+                ),
+            )
             numbers = [float(kept), *shared.numbers(rate, number + 1)]
             *pair, both, lower, upper = launch(
-                programs_of(problem), settings, function, numbers, *pair, theta, below, above if self.tilt else []
+                programs_of(problem),
+                settings,
+                function,
+                numbers,
+                *pair,
+                theta,
+                below,
+                above if self.tilt else [],
             )
             picked = picked.index_copy(0, below["index"], (shared.LARGEST * (both - 1)).to(picked))
             used = len(shares)
-            spent = Cost(lower_gradients=2, upper_gradients=2 * used, rows=2 * size + 2 * upper_size * bool(used))
+            spent = Cost(
+                lower_gradients=2,
+                upper_gradients=2 * used,
+                rows=2 * size + 2 * upper_size * bool(used),
+            )
             cost += spent
         changes = {
-            **dict(zip(("x", "peer", "moments", "peer_moments"), pair, strict=True)), "noise_rate": noise_rate,
-            "lower_steps": state["lower_steps"] + self.steps, "theta": shared.as_theta(problem, rows, picked),
-        }  # fmt: skip
-        record: Record = {"upper_loss": upper, "lower_loss": lower, "kept": kept / size, "noise_rate": noise_rate}
+            **dict(zip(("x", "peer", "moments", "peer_moments"), pair, strict=True)),
+            "noise_rate": noise_rate,
+            "lower_steps": state["lower_steps"] + self.steps,
+            "theta": shared.as_theta(problem, rows, picked),
+        }
+        record: Record = {
+            "upper_loss": upper,
+            "lower_loss": lower,
+            "kept": kept / size,
+            "noise_rate": noise_rate,
+        }
         return shared.ended(self, problem, state, changes, list(pair[:2]), cost, record)
 
     def result(self, state: State) -> tuple[Tree, Tree]:
@@ -125,36 +178,74 @@ class SmallLoss:
 
     def _estimate(self, problem: Problem, rows: Rows, key: Key) -> tuple[float, Cost]:
         """τ from the losses of a network that has seen validation rows alone."""
-        none = shared.as_theta(problem, rows, torch.full_like(problem.theta0[rows.leaf], -shared.LARGEST))
+        none = shared.as_theta(
+            problem, rows, torch.full_like(problem.theta0[rows.leaf], -shared.LARGEST)
+        )
         x, _, _, cost = joint.train(
-            problem, self.name, none, problem.initial(key), key, steps=self.estimate_steps, lr=1e-2, tilt=1.0,
-            batch_size=self.batch_size, upper_batch_size=self.upper_batch_size,
-        )  # fmt: skip
+            problem,
+            self.name,
+            none,
+            problem.initial(key),
+            key,
+            steps=self.estimate_steps,
+            lr=1e-2,
+            tilt=1.0,
+            batch_size=self.batch_size,
+            upper_batch_size=self.upper_batch_size,
+        )
         losses, spent = shared.all_losses(problem, rows, x)
         usual, more = shared.usual_loss(self, problem, rows, x, 0.8)
         share = float((losses <= usual).double().mean())
         return min(max(1 - share / 0.8, 0.0), 0.95), cost + spent + more
 
     def _moved(
-        self, rows: Rows, f: Loss, shares: tuple[float, ...], numbers: Numbers, x: Tree, peer: Tree, moments: Tree,
-        peer_moments: Tree, theta: Tree, below: Batch, above: list[Batch],
-    ) -> tuple[Tree, Tree, Tree, Tree, Tensor, Tensor, Tensor]:  # fmt: skip
-        """One lower step as a function of tensors: both networks and their moments, by how many each row was picked, and what
-        the first one lost on its rows and on validation rows."""
+        self,
+        rows: Rows,
+        f: Loss,
+        shares: tuple[float, ...],
+        numbers: Numbers,
+        x: Tree,
+        peer: Tree,
+        moments: Tree,
+        peer_moments: Tree,
+        theta: Tree,
+        below: Batch,
+        above: list[Batch],
+    ) -> tuple[Tree, Tree, Tree, Tree, Tensor, Tensor, Tensor]:
+        """One lower step as a function of tensors: both networks and their moments, by how many
+        each row was picked, and what the first one lost on its rows and on validation rows."""
         kept, *steps = numbers
         pair = [shared.tracked(tree) for tree in (x, peer)]
         with torch.enable_grad():
             losses = [rows.losses(leaves, below) for leaves in pair]
             picks = [smallest(loss.detach(), kept).to(loss) for loss in losses]
-            means = [(pick * loss).sum() / kept for pick, loss in zip(reversed(picks), losses, strict=True)]
-            uppers = [joint.joint_loss(f, shares, theta, leaves, above) if shares else 0.0 * mean
-                      for leaves, mean in zip(pair, means, strict=True)]  # fmt: skip
-            totals = [mean + rows.regulariser(theta, leaves, below) + self.tilt * upper
-                      for leaves, mean, upper in zip(pair, means, uppers, strict=True)]  # fmt: skip
-            slopes = [shared.gradient_of(total, leaves) for total, leaves in zip(totals, pair, strict=True)]
+            means = [
+                (pick * loss).sum() / kept
+                for pick, loss in zip(reversed(picks), losses, strict=True)
+            ]
+            uppers = [
+                joint.joint_loss(f, shares, theta, leaves, above) if shares else 0.0 * mean
+                for leaves, mean in zip(pair, means, strict=True)
+            ]
+            totals = [
+                mean + rows.regulariser(theta, leaves, below) + self.tilt * upper
+                for leaves, mean, upper in zip(pair, means, uppers, strict=True)
+            ]
+            slopes = [
+                shared.gradient_of(total, leaves)
+                for total, leaves in zip(totals, pair, strict=True)
+            ]
         own = shared.moved(self.optimizer, self.momentum, steps, x, slopes[0], moments)
         other = shared.moved(self.optimizer, self.momentum, steps, peer, slopes[1], peer_moments)
-        return own[0], other[0], own[1], other[1], picks[0] + picks[1], means[0].detach(), uppers[0].detach()
+        return (
+            own[0],
+            other[0],
+            own[1],
+            other[1],
+            picks[0] + picks[1],
+            means[0].detach(),
+            uppers[0].detach(),
+        )
 
 
 def smallest(losses: Tensor, count: float | Tensor) -> Tensor:

@@ -1,4 +1,6 @@
-"""Tasks `circle-kink` and `circle-degenerate`: the paper's two examples of how a hyper-objective loses smoothness."""
+"""Tasks `circle-kink` and `circle-degenerate`: the paper's two examples of how a hyper-objective
+loses smoothness.
+"""
 
 from __future__ import annotations
 

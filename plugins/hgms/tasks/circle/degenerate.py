@@ -1,4 +1,6 @@
-"""Example 2 of the paper: the optimistic minimiser is unique, and still ∇F is not Hölder continuous."""
+"""Example 2 of the paper: the optimistic minimiser is unique, and still ∇F is not Hölder
+continuous.
+"""
 
 from __future__ import annotations
 
@@ -41,7 +43,11 @@ class DegenerateClosedForm:
     def solution(self, theta: Tree) -> Tree:
         """x*(θ) = (√(r(θ)² − t*²), t*)."""
         height = self._height(theta["theta"][0])
-        return {"x": torch.stack([(radius(theta["theta"][0]).square() - height.square()).sqrt(), height])}
+        return {
+            "x": torch.stack(
+                [(radius(theta["theta"][0]).square() - height.square()).sqrt(), height]
+            )
+        }
 
     def value(self, theta: Tree) -> Tensor:
         """F(θ) = φ(t*) + a(θ) t*."""
@@ -56,27 +62,37 @@ class DegenerateClosedForm:
 @final
 @frozen(kw_only=True)
 class CircleDegenerate:
-    """The paper's example of a unique but degenerate optimistic minimiser: F is C¹, ∇F has no Hölder exponent.
+    """The paper's example of a unique but degenerate optimistic minimiser: F is C¹, ∇F has no
+    Hölder exponent.
 
-    With a(θ) = ¼ e^{−1/θ²} sin(10/θ), r(θ)² = 1 + θ², φ(t) = ∫₀ᵗ sign(s) e^{−1/s²} ds and ρ(s) = e^{−1/s} for s > 0::
+    With a(θ) = ¼ e^{−1/θ²} sin(10/θ), r(θ)² = 1 + θ², φ(t) = ∫₀ᵗ sign(s) e^{−1/s²} ds and ρ(s) =
+    e^{−1/s} for s > 0::
 
         g(θ, x) = (‖x‖² − r(θ)²)²,        f(θ, x) = φ(x₂) + a(θ) x₂ + ρ(−x₁) + b (‖x‖² − r(θ)²)
 
-    The minimiser over the circle is x* = (√(r² − t*²), t*) with t* = −sign(a)(log 1/|a|)^{−1/2}, and F' = a' t*: near a zero
-    θ_k of a it changes like (log 1/|θ − θ_k|)^{−1/2}. The term in b vanishes on the circle; it makes the ambient Hessian of f
-    positive along the tangent there, so that only the *intrinsic* second derivative shows the degeneracy.
+    The minimiser over the circle is x* = (√(r² − t*²), t*) with t* = −sign(a)(log 1/|a|)^{−1/2},
+    and F' = a' t*: near a zero θ_k of a it changes like (log 1/|θ − θ_k|)^{−1/2}. The term in b
+    vanishes on the circle; it makes the ambient Hessian of f positive along the tangent there, so
+    that only the *intrinsic* second derivative shows the degeneracy.
 
-    Use when a step-size rule or a solver has to meet a hyper-objective without Lipschitz gradient. Avoid for judging
-    accuracy in x₂ near ties: f is flat to all orders there.
+    Use when a step-size rule or a solver has to meet a hyper-objective without Lipschitz gradient.
+    Avoid for judging accuracy in x₂ near ties: f is flat to all orders there.
 
     Arguments:
-        low, high: Θ = [low, high], enforced by projection. ``start``: θ0. ``b``: weight of the vanishing term, > 0.
+        low, high: Θ = [low, high], enforced by projection. ``start``: θ0. ``b``: weight of the
+            vanishing term, > 0.
 
-    Errors: none beyond the fields' ranges. The seed changes nothing: the problem holds no random number.
+    Errors: none beyond the fields' ranges. The seed changes nothing: the problem holds no random
+        number.
 
     >>> task, cpu, double = CircleDegenerate(), torch.device("cpu"), torch.float64
     >>> problem, exact = task.problem(0, cpu, double), task.closed_form(0, cpu, double)
-    >>> bool(torch.isclose(problem.f(problem.theta0, exact.solution(problem.theta0), {}), exact.value(problem.theta0)))
+    >>> bool(
+    ...     torch.isclose(
+    ...         problem.f(problem.theta0, exact.solution(problem.theta0), {}),
+    ...         exact.value(problem.theta0),
+    ...     )
+    ... )
     True
 
     Source: HG-MS paper, example "Uniqueness does not imply local α-Hölder continuity of ∇F".
@@ -92,13 +108,19 @@ class CircleDegenerate:
     start: float = field(default=1.8, validator=in_interval)
     b: float = field(default=1.0, validator=positive)
 
-    def closed_form(self, seed: int, device: torch.device, dtype: torch.dtype) -> DegenerateClosedForm:
-        """The exact solution, value and derivative; they need no data, so the arguments are only those of ``problem``."""
+    def closed_form(
+        self, seed: int, device: torch.device, dtype: torch.dtype
+    ) -> DegenerateClosedForm:
+        """The exact solution, value and derivative; they need no data, so the arguments are only
+        those of ``problem``.
+        """
         return DegenerateClosedForm()
 
     def problem(self, seed: int, device: torch.device, dtype: torch.dtype) -> Problem:
         def upper(theta: Tree, x: Tree, batch: Tree) -> Tensor:
-            t, first, second = theta["theta"][0], x["x"][0], x["x"][1]
+            t = theta["theta"][0]
+            first = x["x"][0]
+            second = x["x"][1]
             vanishing = x["x"].square().sum() - 1 - t.square()
             return well(second) + bump(t) / 4 * second + wall(-first) + self.b * vanishing
 

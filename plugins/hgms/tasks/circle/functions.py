@@ -1,8 +1,9 @@
-"""What both examples of the paper are made of: the circle, and flat functions, differentiable any number of times.
+"""What both examples of the paper are made of: the circle, and flat functions, differentiable any
+number of times.
 
-Each flat function is exactly 0 in float64 where its cut-off replaces it (exp(−1/0.03²) < 10⁻³²⁰), so nothing is approximated.
-The argument is replaced *before* the division as well as the value after it: otherwise the unused branch of ``torch.where``
-would put 0·inf = NaN into the gradient.
+Each flat function is exactly 0 in float64 where its cut-off replaces it (exp(−1/0.03²) < 10⁻³²⁰),
+so nothing is approximated. The argument is replaced *before* the division as well as the value
+after it: otherwise the unused branch of ``torch.where`` would put 0·inf = NaN into the gradient.
 """
 
 from __future__ import annotations
@@ -27,21 +28,27 @@ def bump(theta: Tensor) -> Tensor:
     """e^{−1/θ²} sin(10/θ), and 0 at θ = 0: the paper's a(θ) up to its factor."""
     flat = theta.abs() < FLAT
     t = torch.where(flat, torch.ones_like(theta), theta)
-    return torch.where(flat, torch.zeros_like(theta), torch.exp(-1 / t.square()) * torch.sin(10 / t))
+    return torch.where(
+        flat, torch.zeros_like(theta), torch.exp(-1 / t.square()) * torch.sin(10 / t)
+    )
 
 
 def bump_slope(theta: Tensor) -> Tensor:
     """The derivative of :func:`bump`: e^{−1/θ²} ((2/θ³) sin(10/θ) − (10/θ²) cos(10/θ))."""
     flat = theta.abs() < FLAT
     t = torch.where(flat, torch.ones_like(theta), theta)
-    slope = torch.exp(-1 / t.square()) * (2 / t**3 * torch.sin(10 / t) - 10 / t.square() * torch.cos(10 / t))
+    slope = torch.exp(-1 / t.square()) * (
+        2 / t**3 * torch.sin(10 / t) - 10 / t.square() * torch.cos(10 / t)
+    )
     return torch.where(flat, torch.zeros_like(theta), slope)
 
 
 def well(t: Tensor) -> Tensor:
-    """φ(t) = ∫₀ᵗ sign(s) e^{−1/s²} ds = |t| e^{−1/t²} − √π erfc(1/|t|): convex, with all derivatives 0 at its minimiser 0.
+    """φ(t) = ∫₀ᵗ sign(s) e^{−1/s²} ds = |t| e^{−1/t²} − √π erfc(1/|t|): convex, with all
+    derivatives 0 at its minimiser 0.
 
-    (Differentiate the right side for t > 0: e^{−1/t²}(1 + 2/t²) − (2/t²) e^{−1/t²} = e^{−1/t²}, and both sides vanish at 0.)
+    (Differentiate the right side for t > 0: e^{−1/t²}(1 + 2/t²) − (2/t²) e^{−1/t²} = e^{−1/t²}, and
+    both sides vanish at 0.)
 
     >>> t = torch.tensor([0.0, 0.5], dtype=torch.float64, requires_grad=True)
     >>> well(t).sum().backward()
@@ -83,7 +90,9 @@ def in_interval(task: Any, attribute: Attribute[float], value: float) -> None:
     validators.le(task.high)(task, attribute, value)
 
 
-def problem_of(task: Any, exact: Any, upper: Loss, device: torch.device, dtype: torch.dtype) -> Problem:
+def problem_of(
+    task: Any, exact: Any, upper: Loss, device: torch.device, dtype: torch.dtype
+) -> Problem:
     """The circle below f = ``upper``; x0 is the worst point of it at θ0, opposite to x*(θ0)."""
 
     def evaluate(theta: Tree, x: Tree) -> dict[str, float]:

@@ -1,4 +1,6 @@
-"""Task `hyper-cleaning`: one weight per training example, learned from a few clean validation images."""
+"""Task `hyper-cleaning`: one weight per training example, learned from a few clean validation
+images.
+"""
 
 from __future__ import annotations
 

@@ -10,11 +10,16 @@ from hgms.tasks.images import Images
 from hgms_core import DataError, Key, Tree
 
 
-def draw(images: Images, sizes: list[int], key: Key, device: torch.device, dtype: torch.dtype) -> list[Tree]:
-    """Disjoint parts (train, validation, test) of the images, in a seeded order. Only the rows drawn become tensors."""
+def draw(
+    images: Images, sizes: list[int], key: Key, device: torch.device, dtype: torch.dtype
+) -> list[Tree]:
+    """Disjoint parts (train, validation, test) of the images, in a seeded order. Only the rows
+    drawn become tensors.
+    """
     if sum(sizes) > len(images.labels):
         raise DataError(
-            f"{images.where}: {len(images.labels)} images, but train_size + validation_size + test_size = "
+            f"{images.where}: {len(images.labels)} images, but train_size + validation_size + "
+            "test_size = "
             f"{' + '.join(map(str, sizes))} = {sum(sizes)}\n  lower one of the three"
         )
     order = torch.randperm(len(images.labels), generator=key.generator())
@@ -30,8 +35,9 @@ def redrawn(count: int, rate: float, generator: torch.Generator) -> Tensor:
 def corrupt(label: Tensor, rate: float, classes: int, noise: str, key: Key) -> Tensor:
     """A copy of ``label`` with exactly round(rate·n) entries redrawn.
 
-    ``uniform``: among the other classes. ``uniform-including-true``: among all. ``pair``: the next class.
-    ``class-conditional``: among the other classes with probabilities of the true class's own (:func:`confusion`).
+    ``uniform``: among the other classes. ``uniform-including-true``: among all. ``pair``: the next
+    class. ``class-conditional``: among the other classes with probabilities of the true class's own
+    (:func:`confusion`).
 
     >>> true = torch.arange(10)
     >>> int((corrupt(true, 0.4, 10, "uniform", Key(0)) != true).sum())
@@ -43,19 +49,22 @@ def corrupt(label: Tensor, rate: float, classes: int, noise: str, key: Key) -> T
         turn = torch.ones(len(rows), dtype=torch.int64)
     elif noise == "class-conditional":
         others = confusion(classes, key.fold("confusion"))[label[rows.to(label.device)].cpu()]
-        turn = 1 + torch.multinomial(others, 1, generator=generator).flatten() if len(rows) else rows
+        turn = (
+            1 + torch.multinomial(others, 1, generator=generator).flatten() if len(rows) else rows
+        )
     else:
         least = 1 if noise == "uniform" else 0  # a turn of 0 leaves the label as it is
         turn = torch.randint(least, classes, (len(rows),), generator=generator)
-    rows, turn = rows.to(label.device), turn.to(label.device)
+    rows = rows.to(label.device)
+    turn = turn.to(label.device)
     noisy = label.clone()
     noisy[rows] = (label[rows] + turn) % classes
     return noisy
 
 
 def confusion(classes: int, key: Key) -> Tensor:
-    """What each class is mistaken for: row c holds the probabilities of c + 1, c + 2, … (mod ``classes``), drawn uniformly from
-    the simplex (normalised exponentials).
+    """What each class is mistaken for: row c holds the probabilities of c + 1, c + 2, … (mod
+    ``classes``), drawn uniformly from the simplex (normalised exponentials).
 
     >>> confusion(3, Key(0)).sum(1)
     tensor([1., 1., 1.], dtype=torch.float64)
@@ -67,9 +76,10 @@ def confusion(classes: int, key: Key) -> Tensor:
 
 
 def standardise(parts: list[Tree]) -> list[Tree]:
-    """Every pixel with the mean and standard deviation of the first part's rows; a pixel that is constant there only loses
-    its mean."""
+    """Every pixel with the mean and standard deviation of the first part's rows; a pixel that is
+    constant there only loses its mean."""
     first = parts[0]["pixels"]
-    mean, spread = first.mean(0), first.std(0, correction=0)
+    mean = first.mean(0)
+    spread = first.std(0, correction=0)
     spread = torch.where(spread > 0, spread, torch.ones_like(spread))
     return [{**part, "pixels": (part["pixels"] - mean) / spread} for part in parts]

@@ -1,4 +1,6 @@
-"""Data hyper-cleaning: learn one weight per training example, so that wrong labels lose their say."""
+"""Data hyper-cleaning: learn one weight per training example, so that wrong labels lose their
+say.
+"""
 
 from __future__ import annotations
 
@@ -21,7 +23,9 @@ QUANTILES = {"q10": 0.1, "q50": 0.5, "q90": 0.9}
 
 
 def logits(x: Tree, pixels: Tensor) -> Tensor:
-    """The classifier as a pure function of its parameters ``x``: a sigmoid MLP with one hidden layer, or linear without."""
+    """The classifier as a pure function of its parameters ``x``: a sigmoid MLP with one hidden
+    layer, or linear without.
+    """
     if "hidden.weight" in x:
         pixels = torch.sigmoid(F.linear(pixels, x["hidden.weight"], x["hidden.bias"]))
     return F.linear(pixels, x["output.weight"], x["output.bias"])
@@ -41,62 +45,91 @@ UPPER = Composite(outputs=_outputs, criterion=_mean)
 @final
 @frozen(kw_only=True)
 class HyperCleaning:
-    """A classifier of images some of whose training labels are wrong; a few clean validation images say which weights help.
+    """A classifier of images some of whose training labels are wrong; a few clean validation images
+    say which weights help.
 
-    With w = σ(θ), h_y the MLP d → hidden → classes with sigmoid activation, CE the cross-entropy and c̃ the noisy labels::
+    With w = σ(θ), h_y the MLP d → hidden → classes with sigmoid activation, CE the cross-entropy
+    and c̃ the noisy labels::
 
-        g(θ, y) = (1/n) Σ_i w_i CE(h_y(x_i), c̃_i) + ω ‖y‖²          (a minibatch: its mean, and the same ω‖y‖²; not halved)
+        g(θ, y) = (1/n) Σ_i w_i CE(h_y(x_i), c̃_i) + ω ‖y‖²
+            (a minibatch: its mean, and the same ω‖y‖²; not halved)
         f(y)    = (1/m) Σ_j CE(h_y(x_j), c_j)                       on clean validation images
 
-    Train, validation and test images are all drawn from the *training* split, as in the paper. Exactly round(ρn) labels are
-    redrawn; which ones is known to ``evaluate`` and to ``references["clean"]`` only.
+    Train, validation and test images are all drawn from the *training* split, as in the paper.
+    Exactly round(ρn) labels are redrawn; which ones is known to ``evaluate`` and to
+    ``references["clean"]`` only.
 
-    Use when methods have to be compared on a real, non-convex lower level. Avoid for checking a hypergradient: there is no
-    closed form (``quadratic``, ``sphere``).
+    Use when methods have to be compared on a real, non-convex lower level. Avoid for checking a
+    hypergradient: there is no closed form (``quadratic``, ``sphere``).
 
     Arguments:
-        dataset: ``digits`` (scikit-learn's, 8 × 8), ``mnist`` (IDX files in $HGMS_DATA/mnist; without HGMS_DATA from the Hub),
-            ``idx:FOLDER``, ``npz:FILE`` (images and labels) or ``hub:NAME@REVISION``.
-        corruption: ρ. ``noise``: redrawn labels are ``uniform`` over the other classes; ``class-conditional``: over them with
-            probabilities of the true class's own, drawn from the seed; ``pair``: the next class; or
-            ``uniform-including-true`` over all (then 1 in ``classes`` stays right). ``wrong_labels`` reports the true rate.
-        train_size, validation_size, test_size, hidden: None for 600, 100, 1097, 32 on digits and 5000, 500, 10000, 300 (the
-            paper's) elsewhere. ``test_size`` = 0: the set's own test split. ``hidden`` = 0: softmax regression, whose lower
-            level is convex (strongly, if ω > 0). ``classes``: labels are 0 … classes − 1. ``omega``: ω.
-        theta0: every entry of θ0. ``start``: y0 is a ``fresh`` draw, or ``zeros`` (for ``hidden`` = 0: a hidden layer of zeros
-            stays symmetric).
-        standardise: pixels with the training images' mean and standard deviation, each pixel its own.
-        validation_split: shares of the validation images that the roles differentiate, select and stop see, in disjoint
-            parts; (1, 1, 1) lets every role see all of them (the paper's way).
+        dataset: ``digits`` (scikit-learn's, 8 × 8), ``mnist`` (IDX files in $HGMS_DATA/mnist;
+            without HGMS_DATA from the Hub), ``idx:FOLDER``, ``npz:FILE`` (images and labels) or
+            ``hub:NAME@REVISION``.
+        corruption: ρ. ``noise``: redrawn labels are ``uniform`` over the other classes;
+            ``class-conditional``: over them with probabilities of the true class's own, drawn from
+            the seed; ``pair``: the next class; or ``uniform-including-true`` over all (then 1 in
+            ``classes`` stays right). ``wrong_labels`` reports the true rate.
+        train_size, validation_size, test_size, hidden: None for 600, 100, 1097, 32 on digits and
+            5000, 500, 10000, 300 (the paper's) elsewhere. ``test_size`` = 0: the set's own test
+            split. ``hidden`` = 0: softmax regression, whose lower level is convex (strongly, if ω >
+            0). ``classes``: labels are 0 … classes − 1. ``omega``: ω.
+        theta0: every entry of θ0. ``start``: y0 is a ``fresh`` draw, or ``zeros`` (for ``hidden`` =
+            0: a hidden layer of zeros stays symmetric).
+        standardise: pixels with the training images' mean and standard deviation, each pixel its
+            own.
+        validation_split: shares of the validation images that the roles differentiate, select and
+            stop see, in disjoint parts; (1, 1, 1) lets every role see all of them (the paper's
+            way).
 
-    Errors: DataError (missing, damaged or too few images), MissingExtra (scikit-learn or datasets), ConfigError (a role
-    without images). Cost of ``evaluate``: one forward pass over each of test, train and validation.
+    Errors: DataError (missing, damaged or too few images), MissingExtra (scikit-learn or datasets),
+    ConfigError (a role without images). Cost of ``evaluate``: one forward pass over each of test,
+    train and validation.
 
     >>> problem = HyperCleaning(corruption=0.5).problem(0, torch.device("cpu"), torch.float32)
     >>> numbers = problem.evaluate(problem.references["clean"], problem.x0)
     >>> numbers["cleaning_f1"], numbers["wrong_labels"]
     (1.0, 0.5)
 
-    Source: HG-MS paper, appendix "Data hyper-cleaning (MNIST label noise)"; Franceschi et al. (2017).
+    Source: HG-MS paper, appendix "Data hyper-cleaning (MNIST label noise)"; Franceschi et al.
+        (2017).
     """
 
     name: ClassVar[str] = "hyper-cleaning"
     version: ClassVar[str] = "1"
     traits: ClassVar[frozenset[str]] = frozenset(
-        {"smooth-lower", "per-example-losses", "row-weights", "stop-rows", "validation-rows", "reference:clean"}
+        {
+            "smooth-lower",
+            "per-example-losses",
+            "row-weights",
+            "stop-rows",
+            "validation-rows",
+            "reference:clean",
+        }
     )
     metrics: ClassVar[Mapping[str, bool]] = {
-        "test_accuracy": True, "train_accuracy": True, "memorised": False, "validation_loss": False, "cleaning_f1": True,
-        **dict.fromkeys(("weight_clean", *(f"weight_clean_{quantile}" for quantile in QUANTILES)), True),
-        **dict.fromkeys(("weight_corrupted", *(f"weight_corrupted_{quantile}" for quantile in QUANTILES)), False),
-        "wrong_labels": False, "cleaning_f1_redrawn": True,
-    }  # fmt: skip
+        "test_accuracy": True,
+        "train_accuracy": True,
+        "memorised": False,
+        "validation_loss": False,
+        "cleaning_f1": True,
+        **dict.fromkeys(
+            ("weight_clean", *(f"weight_clean_{quantile}" for quantile in QUANTILES)), True
+        ),
+        **dict.fromkeys(
+            ("weight_corrupted", *(f"weight_corrupted_{quantile}" for quantile in QUANTILES)), False
+        ),
+        "wrong_labels": False,
+        "cleaning_f1_redrawn": True,
+    }
 
     dataset: str = field(default="digits", validator=image_set)
     corruption: float = field(default=0.4, validator=[validators.ge(0), validators.le(1)])
     noise: Literal["uniform", "uniform-including-true", "class-conditional", "pair"] = "uniform"
     train_size: int | None = field(default=None, validator=validators.optional(validators.ge(1)))
-    validation_size: int | None = field(default=None, validator=validators.optional(validators.ge(1)))
+    validation_size: int | None = field(
+        default=None, validator=validators.optional(validators.ge(1))
+    )
     test_size: int | None = field(default=None, validator=validators.optional(validators.ge(0)))
     hidden: int | None = field(default=None, validator=validators.optional(validators.ge(0)))
     classes: int = field(default=10, validator=validators.ge(2))
@@ -104,14 +137,18 @@ class HyperCleaning:
     standardise: bool = False
     theta0: float = 0.0
     start: Literal["fresh", "zeros"] = "fresh"
-    validation_split: tuple[float, float, float] = field(default=(0.6, 0.2, 0.2), validator=validation_shares)
+    validation_split: tuple[float, float, float] = field(
+        default=(0.6, 0.2, 0.2), validator=validation_shares
+    )
 
     def problem(self, seed: int, device: torch.device, dtype: torch.dtype) -> Problem:
         images = load_images(self.dataset).check_labels(self.classes)
         key = Key(seed).fold("hyper-cleaning")
         usual = (600, 100, 1097, 32) if self.dataset == "digits" else (5000, 500, 10000, 300)
         fields = (self.train_size, self.validation_size, self.test_size, self.hidden)
-        *sizes, hidden = (size if own is None else own for own, size in zip(fields, usual, strict=True))
+        *sizes, hidden = (
+            size if own is None else own for own, size in zip(fields, usual, strict=True)
+        )
         parts = draw(images, sizes, key.fold("split"), device, dtype)
         if not sizes[2]:
             own = load_images(self.dataset, "test").check_labels(self.classes)
@@ -121,9 +158,17 @@ class HyperCleaning:
         check_memory("(hidden + classes) × pixels", hidden + self.classes, width)
         check_memory("hidden × classes", hidden, self.classes)
         true_label = train["label"]
-        train = {**train, "label": corrupt(true_label, self.corruption, self.classes, self.noise, key.fold("labels"))}
-        wrong, untouched = train["label"] != true_label, torch.ones_like(true_label, dtype=torch.bool)
-        untouched[redrawn(len(true_label), self.corruption, key.fold("labels").generator()).to(device)] = False
+        train = {
+            **train,
+            "label": corrupt(
+                true_label, self.corruption, self.classes, self.noise, key.fold("labels")
+            ),
+        }
+        wrong = train["label"] != true_label
+        untouched = torch.ones_like(true_label, dtype=torch.bool)
+        untouched[
+            redrawn(len(true_label), self.corruption, key.fold("labels").generator()).to(device)
+        ] = False
 
         def decay(theta: Tree, x: Tree, batch: Tree) -> Tensor:
             # leaf·leaf rather than leaf², whose second derivative is a power again
@@ -136,16 +181,29 @@ class HyperCleaning:
             return fit + decay(theta, x, batch)
 
         def fresh(key: Key) -> Tree:
-            """nn.Linear's own initialisation, U(±1/√fan_in) for weights and biases; the same numbers in every precision."""
+            """nn.Linear's own initialisation, U(±1/√fan_in) for weights and biases; the same
+            numbers in every precision.
+            """
             generator = key.generator()
 
             def uniform(fan_in: int, *shape: int) -> Tensor:
                 unit = torch.rand(*shape, generator=generator, dtype=torch.float64)
                 return ((2 * unit - 1) / fan_in**0.5).to(device, dtype)
 
-            below = {"hidden.weight": uniform(width, hidden, width), "hidden.bias": uniform(width, hidden)} if hidden else {}
-            inside, classes = hidden or width, self.classes
-            return below | {"output.weight": uniform(inside, classes, inside), "output.bias": uniform(inside, classes)}
+            below = (
+                {
+                    "hidden.weight": uniform(width, hidden, width),
+                    "hidden.bias": uniform(width, hidden),
+                }
+                if hidden
+                else {}
+            )
+            inside = hidden or width
+            classes = self.classes
+            return below | {
+                "output.weight": uniform(inside, classes, inside),
+                "output.bias": uniform(inside, classes),
+            }
 
         @torch.no_grad()
         def evaluate(theta: Tree, x: Tree) -> dict[str, float]:
@@ -163,7 +221,13 @@ class HyperCleaning:
                 wrong.double().mean(),
                 _f1(kept, untouched),
             ]
-            return dict(zip(self.metrics, torch.stack([number.double() for number in numbers]).tolist(), strict=True))
+            return dict(
+                zip(
+                    self.metrics,
+                    torch.stack([number.double() for number in numbers]).tolist(),
+                    strict=True,
+                )
+            )
 
         uniform_weights = torch.zeros(len(true_label), dtype=dtype, device=device)
         x0 = fresh(key.fold("x0"))
@@ -178,8 +242,14 @@ class HyperCleaning:
             upper_data=roles(validation, self.validation_split),
             evaluate=evaluate,
             fresh=fresh,
-            rows=Rows(losses=lambda x, batch: cross_entropy(_outputs(x, batch), batch["label"]), regulariser=decay),
-            references={"clean": {"logits": torch.where(wrong, -30.0, 30.0).to(dtype)}, "uniform": {"logits": uniform_weights}},
+            rows=Rows(
+                losses=lambda x, batch: cross_entropy(_outputs(x, batch), batch["label"]),
+                regulariser=decay,
+            ),
+            references={
+                "clean": {"logits": torch.where(wrong, -30.0, 30.0).to(dtype)},
+                "uniform": {"logits": uniform_weights},
+            },
         )
 
 

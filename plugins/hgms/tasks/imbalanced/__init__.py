@@ -1,4 +1,6 @@
-"""Task `imbalanced-loss`: shift and scale the logits of a classifier's loss, so that rare classes are learned too."""
+"""Task `imbalanced-loss`: shift and scale the logits of a classifier's loss, so that rare
+classes are learned too.
+"""
 
 from __future__ import annotations
 

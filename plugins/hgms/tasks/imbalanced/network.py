@@ -1,4 +1,6 @@
-"""The classifier: two convolutions with pooling and two linear layers, as pure functions of its parameters."""
+"""The classifier: two convolutions with pooling and two linear layers, as pure functions of its
+parameters.
+"""
 
 from __future__ import annotations
 
@@ -17,8 +19,8 @@ KERNEL = 5
 class Network:
     """conv(5×5, pad 2) → act → pool(2) → conv(5×5, pad 2) → act → pool(2) → linear → act → linear.
 
-    With ``smooth`` the activation is SiLU and pooling takes the mean, so that the output is smooth in the parameters;
-    otherwise ReLU and the maximum, which are differentiable almost everywhere.
+    With ``smooth`` the activation is SiLU and pooling takes the mean, so that the output is smooth
+    in the parameters; otherwise ReLU and the maximum, which are differentiable almost everywhere.
     """
 
     shape: tuple[int, int, int]
@@ -29,10 +31,14 @@ class Network:
 
     def logits(self, x: Tree, pixels: Tensor) -> Tensor:
         """``[rows, classes]`` from ``[rows, colours, height, width]``."""
-        maps = self._block(F.conv2d(pixels, x["conv1.weight"], x["conv1.bias"], padding=KERNEL // 2))
+        maps = self._block(
+            F.conv2d(pixels, x["conv1.weight"], x["conv1.bias"], padding=KERNEL // 2)
+        )
         maps = self._block(F.conv2d(maps, x["conv2.weight"], x["conv2.bias"], padding=KERNEL // 2))
         return F.linear(
-            self._act(F.linear(maps.flatten(1), x["hidden.weight"], x["hidden.bias"])), x["output.weight"], x["output.bias"]
+            self._act(F.linear(maps.flatten(1), x["hidden.weight"], x["hidden.bias"])),
+            x["output.weight"],
+            x["output.bias"],
         )
 
     def outputs(self, x: Tree, batch: Tree) -> Tensor:
@@ -40,7 +46,9 @@ class Network:
         return self.logits(x, batch["pixels"])
 
     def fresh(self, key: Key, device: torch.device, dtype: torch.dtype) -> Tree:
-        """The layers' own initialisation, U(±1/√fan_in) for weights and biases; the same numbers in every precision."""
+        """The layers' own initialisation, U(±1/√fan_in) for weights and biases; the same numbers
+        in every precision.
+        """
         generator = key.generator()
         colours, height, width = self.shape
         first, second = self.channels

@@ -1,4 +1,6 @@
-"""From images to rows: a class-balanced validation set, a long tail of training images, and their shifted views."""
+"""From images to rows: a class-balanced validation set, a long tail of training images, and
+their shifted views.
+"""
 
 from __future__ import annotations
 
@@ -33,12 +35,21 @@ def even(size: int, classes: int) -> list[int]:
 
 
 def split(
-    label: Tensor, classes: int, validation_size: int, test_size: int, ratio: float, least: int, key: Key, where: str
+    label: Tensor,
+    classes: int,
+    validation_size: int,
+    test_size: int,
+    ratio: float,
+    least: int,
+    key: Key,
+    where: str,
 ) -> Split:
-    """A class-balanced validation set, a class-balanced test set, and a long tail of what is left, drawn class by class.
+    """A class-balanced validation set, a class-balanced test set, and a long tail of what is left,
+    drawn class by class.
 
-    Of the m images of class c that are left, max(round(ratioᶜ m), min(least, m)) are kept. Validation and test rows are
-    ordered so that any stretch of them is as balanced as it can be; the training rows are shuffled.
+    Of the m images of class c that are left, max(round(ratioᶜ m), min(least, m)) are kept.
+    Validation and test rows are ordered so that any stretch of them is as balanced as it can be;
+    the training rows are shuffled.
     """
     held = [even(validation_size, classes), even(test_size, classes)]
     kept: list[list[Tensor]] = [[], [], []]
@@ -48,12 +59,15 @@ def split(
         wanted = held[0][c] + held[1][c]
         if wanted + 1 > len(rows):
             raise DataError(
-                f"{where}: {len(rows)} images of class {c}, but {held[0][c]} are to validate, {held[1][c]} to test and one at "
+                f"{where}: {len(rows)} images of class {c}, but {held[0][c]} are to validate, "
+                f"{held[1][c]} to test and one at "
                 "least to train on\n  lower validation_size or test_size"
             )
         left = len(rows) - wanted
         count = max(round(ratio**c * left), min(least, left))
-        for part, piece in zip(kept, rows[: wanted + count].split([held[0][c], held[1][c], count]), strict=True):
+        for part, piece in zip(
+            kept, rows[: wanted + count].split([held[0][c], held[1][c], count]), strict=True
+        ):
             part.append(piece)
     train = torch.cat(kept[2])
     train = train[torch.randperm(len(train), generator=key.fold("train").generator())]
@@ -67,7 +81,8 @@ def _interleaved(parts: Sequence[Tensor]) -> Tensor:
 
 
 def class_weights(label: Tensor, classes: int) -> Tensor:
-    """u_c = n / (C n_c), the inverse frequency of every class that occurs, for every row: their mean is 1.
+    """u_c = n / (C n_c), the inverse frequency of every class that occurs, for every row: their
+    mean is 1.
 
     >>> class_weights(torch.tensor([0, 0, 0, 1]), 2)
     tensor([0.6667, 0.6667, 0.6667, 2.0000], dtype=torch.float64)
@@ -76,9 +91,12 @@ def class_weights(label: Tensor, classes: int) -> Tensor:
     return (len(label) / ((counts > 0).sum() * counts.clamp_min(1)))[label]
 
 
-def views(pixels: Tensor, label: Tensor, count: int, shift: int, degrees: float, key: Key) -> tuple[Tensor, Tensor]:
-    """``count`` views of every image, each shifted by whole pixels (uniform on {−shift, …, shift}²) after a turn by an angle
-    that is uniform on ±degrees; what comes in from outside is 0. With ``count`` 0, the images as they are.
+def views(
+    pixels: Tensor, label: Tensor, count: int, shift: int, degrees: float, key: Key
+) -> tuple[Tensor, Tensor]:
+    """``count`` views of every image, each shifted by whole pixels (uniform on {−shift, …, shift}²)
+    after a turn by an angle that is uniform on ±degrees; what comes in from outside is 0. With
+    ``count`` 0, the images as they are.
 
     Drawn on the CPU, so that every device and precision sees the same views.
     """
@@ -94,7 +112,10 @@ def views(pixels: Tensor, label: Tensor, count: int, shift: int, degrees: float,
         if degrees:
             turned = _turned(turned, angle.to(turned.dtype))
         padded = F.pad(turned, (shift, shift, shift, shift))
-        down, right = ((shift - move[:, axis])[:, None] + torch.arange(size) for axis, size in ((0, height), (1, width)))
+        down, right = (
+            (shift - move[:, axis])[:, None] + torch.arange(size)
+            for axis, size in ((0, height), (1, width))
+        )
         row = torch.arange(rows)[:, None, None]
         shifted.append(padded[row, :, down[:, :, None], right[:, None, :]].movedim(-1, 1))
     return torch.cat(shifted).contiguous().to(pixels.device), label.repeat(count)
@@ -103,10 +124,17 @@ def views(pixels: Tensor, label: Tensor, count: int, shift: int, degrees: float,
 def _turned(pixels: Tensor, angle: Tensor) -> Tensor:
     """Every image about its centre, bilinear."""
     height, width = pixels.shape[-2:]
-    cos, sin, zero = angle.cos(), angle.sin(), torch.zeros_like(angle)
-    # affine_grid works in coordinates from −1 to 1 along each axis, so an oblong image needs its ratio.
-    matrix = torch.stack([cos, -sin * height / width, zero, sin * width / height, cos, zero], dim=1).reshape(-1, 2, 3)
-    return F.grid_sample(pixels, F.affine_grid(matrix, list(pixels.shape), align_corners=False), align_corners=False)
+    cos = angle.cos()
+    sin = angle.sin()
+    zero = torch.zeros_like(angle)
+    # affine_grid works in coordinates from −1 to 1 along each axis, so an oblong image needs its
+    # ratio.
+    matrix = torch.stack(
+        [cos, -sin * height / width, zero, sin * width / height, cos, zero], dim=1
+    ).reshape(-1, 2, 3)
+    return F.grid_sample(
+        pixels, F.affine_grid(matrix, list(pixels.shape), align_corners=False), align_corners=False
+    )
 
 
 def maps(images: Images, rows: Tensor, device: torch.device, dtype: torch.dtype) -> Tree:
@@ -120,7 +148,8 @@ def maps(images: Images, rows: Tensor, device: torch.device, dtype: torch.dtype)
         pixels = pixels.movedim(-1, 1).contiguous()
     if pixels.dim() != 4 or min(pixels.shape[-2:]) < 4:
         raise DataError(
-            f"{images.where}: images of shape {shape}, but height × width or height × width × colours is needed, 4 × 4 at least"
+            f"{images.where}: images of shape {shape}, but height × width or height × width × "
+            "colours is needed, 4 × 4 at least"
             "\n  save them in that shape and use npz:FILE"
         )
     return {**part, "pixels": pixels}

@@ -1,4 +1,6 @@
-"""Loss tuning for a long-tailed training set: a shift and a scale of each class's logit, tuned on balanced images."""
+"""Loss tuning for a long-tailed training set: a shift and a scale of each class's logit, tuned
+on balanced images.
+"""
 
 from __future__ import annotations
 
@@ -23,7 +25,9 @@ CHUNK = 1000
 count = validators.optional(validators.ge(1))
 
 
-def _two(instance: object, attribute: Attribute[tuple[int, int] | None], value: tuple[int, int] | None) -> None:
+def _two(
+    instance: object, attribute: Attribute[tuple[int, int] | None], value: tuple[int, int] | None
+) -> None:
     if value is not None and (len(value) != 2 or min(value) < 1):
         raise ValueError(f"'channels' must be two numbers of channels, each >= 1: {value}")
 
@@ -31,60 +35,88 @@ def _two(instance: object, attribute: Attribute[tuple[int, int] | None], value: 
 @final
 @frozen(kw_only=True)
 class ImbalancedLoss:
-    """A classifier trained on a long tail of ten classes; its loss's class-wise shifts and scales are tuned on balanced images.
+    """A classifier trained on a long tail of ten classes; its loss's class-wise shifts and scales
+    are tuned on balanced images.
 
-    With θ = (δ̃, γ̃) ∈ R¹⁰ × R¹⁰, δ = B_δ tanh δ̃, γ = 1 + B_γ tanh γ̃, h_y a convolutional network and x̃ augmented images::
+    With θ = (δ̃, γ̃) ∈ R¹⁰ × R¹⁰, δ = B_δ tanh δ̃, γ = 1 + B_γ tanh γ̃, h_y a convolutional network
+    and x̃ augmented images::
 
         ℓ(y; x, c) = CE(h_y(x) ⊙ γ + δ, c)
-        g(θ, y) = (1/n) Σ_i ℓ(y; x̃_i, c_i) + (ω/2) ‖y‖²                                                     θ0 = 0
-        f(θ, y) = (1/m) Σ_j u_{c_j} ℓ(y; x_j, c_j) + (ω_δ/2) ‖δ‖² + (ω_γ/2) ‖γ − 1‖²        u_c = m / (10 m_c)
+        g(θ, y) = (1/n) Σ_i ℓ(y; x̃_i, c_i) + (ω/2) ‖y‖²    θ0 = 0
+        f(θ, y) = (1/m) Σ_j u_{c_j} ℓ(y; x_j, c_j) + (ω_δ/2) ‖δ‖² + (ω_γ/2) ‖γ − 1‖²
+            u_c = m / (10 m_c)
 
-    The balanced accuracy is the mean of the ten recalls, of the logits h_y, or with the suffix ``_adjusted`` of h_y ⊙ γ + δ.
+    The balanced accuracy is the mean of the ten recalls, of the logits h_y, or with the suffix
+    ``_adjusted`` of h_y ⊙ γ + δ.
 
-    Use when f has a direct θ term and the lower level is a real network. Avoid on a CPU with the paper's sizes: a step on 64
-    MNIST images is 2 · 10⁹ multiply-adds (set ``channels`` and ``hidden``, or take the digits).
+    Use when f has a direct θ term and the lower level is a real network. Avoid on a CPU with the
+    paper's sizes: a step on 64 MNIST images is 2 · 10⁹ multiply-adds (set ``channels`` and
+    ``hidden``, or take the digits).
 
     Arguments:
-        dataset: ``digits`` (scikit-learn's, 8 × 8), ``mnist`` (IDX files in $HGMS_DATA/mnist; without HGMS_DATA from the Hub),
-            ``idx:FOLDER``, ``npz:FILE`` or ``hub:NAME@REVISION``; grey or colour, labels 0 … 9.
-        ratio: b. Of the m training images of class c that are left by validation and test, round(bᶜ m) are kept, but at least
-            ``least`` (or all m); None for 10 on digits, 50 elsewhere. ``least`` = 0 is the paper's formula to the letter: at
-            b = 0.3, MNIST then keeps one image of class 7 and none of 8 and 9, and 80 % is the best that can be reached.
-        validation_size, test_size: None for 200, 500 on digits and 1000, all of the set's own test split elsewhere. Validation
-            images are drawn from the training split, as many of each class; so are test images where ``test_size`` is given.
-        validation_split: disjoint shares for the roles differentiate, select and stop; (1, 1, 1): every role sees all images.
-        views, shift, rotation: each training image is replaced by ``views`` views (0: as it is), drawn once from the seed:
-            shifted by up to ``shift`` pixels (None for 1 on digits, 2 elsewhere) and turned by up to ``rotation`` degrees.
-        channels, hidden: sizes of the network; None for (8, 16), 32 on digits and (32, 64), 256 (the paper's) elsewhere.
-        smooth: SiLU and mean pooling instead of ReLU and maximum pooling; g is then smooth everywhere, not almost everywhere.
+        dataset: ``digits`` (scikit-learn's, 8 × 8), ``mnist`` (IDX files in $HGMS_DATA/mnist;
+            without HGMS_DATA from the Hub), ``idx:FOLDER``, ``npz:FILE`` or ``hub:NAME@REVISION``;
+            grey or colour, labels 0 … 9.
+        ratio: b. Of the m training images of class c that are left by validation and test, round(bᶜ
+            m) are kept, but at least ``least`` (or all m); None for 10 on digits, 50 elsewhere.
+            ``least`` = 0 is the paper's formula to the letter: at b = 0.3, MNIST then keeps one
+            image of class 7 and none of 8 and 9, and 80 % is the best that can be reached.
+        validation_size, test_size: None for 200, 500 on digits and 1000, all of the set's own test
+            split elsewhere. Validation images are drawn from the training split, as many of each
+            class; so are test images where ``test_size`` is given.
+        validation_split: disjoint shares for the roles differentiate, select and stop; (1, 1, 1):
+            every role sees all images.
+        views, shift, rotation: each training image is replaced by ``views`` views (0: as it is),
+            drawn once from the seed:
+            shifted by up to ``shift`` pixels (None for 1 on digits, 2 elsewhere) and turned by up
+            to ``rotation`` degrees.
+        channels, hidden: sizes of the network; None for (8, 16), 32 on digits and (32, 64), 256
+            (the paper's) elsewhere.
+        smooth: SiLU and mean pooling instead of ReLU and maximum pooling; g is then smooth
+            everywhere, not almost everywhere.
         omega, omega_delta, omega_gamma, bound_delta, bound_gamma: ω, ω_δ, ω_γ, B_δ, B_γ.
 
-    Errors: DataError (missing, damaged or too few images), MissingExtra (scikit-learn or datasets). Cost of ``evaluate``: one
-    forward pass over each of test, validation and (unaugmented) training images.
+    Errors: DataError (missing, damaged or too few images), MissingExtra (scikit-learn or datasets).
+    Cost of ``evaluate``: one forward pass over each of test, validation and (unaugmented) training
+    images.
 
     >>> problem = ImbalancedLoss().problem(0, torch.device("cpu"), torch.float32)
     >>> torch.bincount(problem.lower_data.whole["label"][: problem.lower_data.size // 4]).tolist()
     [108, 34, 10, 10, 10, 10, 10, 10, 10, 10]
 
-    Source: HG-MS paper, appendix "Parametric loss tuning for imbalanced data (MNIST)"; Li et al., *AutoBalance* (2021).
+    Source: HG-MS paper, appendix "Parametric loss tuning for imbalanced data (MNIST)"; Li et al.,
+        *AutoBalance* (2021).
     """
 
     name: ClassVar[str] = "imbalanced-loss"
     version: ClassVar[str] = "1"
     traits: ClassVar[frozenset[str]] = frozenset(
-        {"smooth-lower", "direct-upper", "few-upper", "per-example-losses", "stop-rows", "validation-rows"}
+        {
+            "smooth-lower",
+            "direct-upper",
+            "few-upper",
+            "per-example-losses",
+            "stop-rows",
+            "validation-rows",
+        }
     )
     metrics: ClassVar[Mapping[str, bool]] = {
-        "test_balanced_accuracy": True, "test_balanced_accuracy_adjusted": True, "test_accuracy": True,
-        "train_balanced_accuracy": True, "validation_loss": False, **{f"recall_{c}": True for c in range(CLASSES)},
-    }  # fmt: skip
+        "test_balanced_accuracy": True,
+        "test_balanced_accuracy_adjusted": True,
+        "test_accuracy": True,
+        "train_balanced_accuracy": True,
+        "validation_loss": False,
+        **{f"recall_{c}": True for c in range(CLASSES)},
+    }
 
     dataset: str = field(default="digits", validator=image_set)
     ratio: float = field(default=0.3, validator=[validators.gt(0), validators.le(1)])
     least: int | None = field(default=None, validator=validators.optional(validators.ge(0)))
     validation_size: int | None = field(default=None, validator=count)
     test_size: int | None = field(default=None, validator=count)
-    validation_split: tuple[float, float, float] = field(default=(0.6, 0.2, 0.2), validator=validation_shares)
+    validation_split: tuple[float, float, float] = field(
+        default=(0.6, 0.2, 0.2), validator=validation_shares
+    )
     views: int = field(default=4, validator=validators.ge(0))
     shift: int | None = field(default=None, validator=validators.optional(validators.ge(0)))
     rotation: float = field(default=0.0, validator=[validators.ge(0), validators.le(180)])
@@ -105,9 +137,20 @@ class ImbalancedLoss:
         test_size = self.test_size or (500 if digits else 0)
         least = self.least if self.least is not None else (10 if digits else 50)
         label = torch.from_numpy(images.labels)
-        rows = split(label, CLASSES, validation_size, test_size, self.ratio, least, key.fold("split"), images.where)
+        rows = split(
+            label,
+            CLASSES,
+            validation_size,
+            test_size,
+            self.ratio,
+            least,
+            key.fold("split"),
+            images.where,
+        )
 
-        train, validation, test = (maps(images, part, device, dtype) for part in (rows.train, rows.validation, rows.test))
+        train, validation, test = (
+            maps(images, part, device, dtype) for part in (rows.train, rows.validation, rows.test)
+        )
         if not test_size:
             own = load_images(self.dataset, "test").check_labels(CLASSES)
             test = maps(own, torch.arange(len(own.labels)), device, dtype)
@@ -115,9 +158,21 @@ class ImbalancedLoss:
         shift = self.shift if self.shift is not None else (1 if digits else 2)
         colours, height, width = train["pixels"].shape[1:]
         padded = (height + 2 * shift, width + 2 * shift)
-        check_memory("training images × colours × (height + 2 shift) × (width + 2 shift)", len(rows.train), colours, *padded)
-        check_memory("views × training images × pixels", self.views, len(rows.train), colours * height * width)
-        pixels, labels = views(train["pixels"], train["label"], self.views, shift, self.rotation, key.fold("views"))
+        check_memory(
+            "training images × colours × (height + 2 shift) × (width + 2 shift)",
+            len(rows.train),
+            colours,
+            *padded,
+        )
+        check_memory(
+            "views × training images × pixels",
+            self.views,
+            len(rows.train),
+            colours * height * width,
+        )
+        pixels, labels = views(
+            train["pixels"], train["label"], self.views, shift, self.rotation, key.fold("views")
+        )
         network = Network(
             shape=(colours, height, width),
             channels=self.channels or ((8, 16) if digits else (32, 64)),
@@ -127,24 +182,32 @@ class ImbalancedLoss:
         )
 
         def adjust(theta: Tree) -> tuple[Tensor, Tensor]:
-            return self.bound_delta * theta["delta_raw"].tanh(), self.bound_gamma * theta["gamma_raw"].tanh()
+            return self.bound_delta * theta["delta_raw"].tanh(), self.bound_gamma * theta[
+                "gamma_raw"
+            ].tanh()
 
         def losses(delta: Tensor, scale: Tensor, own: Tensor, batch: Tree) -> Tensor:
             return cross_entropy(own * (1 + scale) + delta, batch["label"])
 
         def penalty(delta: Tensor, scale: Tensor) -> Tensor:
-            return 0.5 * (self.omega_delta * (delta * delta).sum() + self.omega_gamma * (scale * scale).sum())
+            return 0.5 * (
+                self.omega_delta * (delta * delta).sum() + self.omega_gamma * (scale * scale).sum()
+            )
 
         def lower(theta: Tree, x: Tree, own: Tensor, batch: Tree) -> Tensor:
             return losses(*adjust(theta), own, batch).mean() + 0.5 * self.omega * _square(x)
 
         def in_order(theta: Tree, x: Tree, batch: Tree) -> Tensor:
-            decay = 0.5 * self.omega * _square(x)  # first: gradients are added up in the reverse order of the terms
+            decay = (
+                0.5 * self.omega * _square(x)
+            )  # first: gradients are added up in the reverse order of the terms
             return losses(*adjust(theta), network.outputs(x, batch), batch).mean() + decay
 
         def upper(theta: Tree, x: Tree, own: Tensor, batch: Tree) -> Tensor:
             delta, scale = adjust(theta)
-            penalised = penalty(delta, scale)  # first: gradients are added up in the reverse order of the terms
+            penalised = penalty(
+                delta, scale
+            )  # first: gradients are added up in the reverse order of the terms
             return (batch["weight"] * losses(delta, scale, own, batch)).mean() + penalised
 
         def logits(x: Tree, pixels: Tensor) -> Tensor:
@@ -155,8 +218,16 @@ class ImbalancedLoss:
             delta, scale = adjust(theta)
             own = logits(x, test["pixels"])
             recalls = recall(own, test["label"])
-            parts = [{name: leaf[i : i + CHUNK] for name, leaf in validation.items()} for i in range(0, validation_size, CHUNK)]
-            fit = torch.cat([part["weight"] * losses(delta, scale, network.outputs(x, part), part) for part in parts]).mean()
+            parts = [
+                {name: leaf[i : i + CHUNK] for name, leaf in validation.items()}
+                for i in range(0, validation_size, CHUNK)
+            ]
+            fit = torch.cat(
+                [
+                    part["weight"] * losses(delta, scale, network.outputs(x, part), part)
+                    for part in parts
+                ]
+            ).mean()
             numbers = [
                 recalls.nanmean(),
                 recall(own * (1 + scale) + delta, test["label"]).nanmean(),
@@ -165,7 +236,13 @@ class ImbalancedLoss:
                 fit + penalty(delta, scale),
                 *recalls,
             ]
-            return dict(zip(self.metrics, torch.stack([number.double() for number in numbers]).tolist(), strict=True))
+            return dict(
+                zip(
+                    self.metrics,
+                    torch.stack([number.double() for number in numbers]).tolist(),
+                    strict=True,
+                )
+            )
 
         zero = torch.zeros(CLASSES, dtype=dtype, device=device)
         return Problem(
@@ -186,7 +263,12 @@ def _square(x: Tree) -> Tensor:
 
 
 def recall(logits: Tensor, label: Tensor) -> Tensor:
-    """For every class, the share of its images that are recognised; NaN for a class without images."""
+    """For every class, the share of its images that are recognised; NaN for a class without
+    images.
+    """
     right = (logits.argmax(-1) == label).double()
-    hits, counts = (torch.bincount(label, weights=marks, minlength=CLASSES) for marks in (right, torch.ones_like(right)))
+    hits, counts = (
+        torch.bincount(label, weights=marks, minlength=CLASSES)
+        for marks in (right, torch.ones_like(right))
+    )
     return hits / counts

@@ -1,4 +1,6 @@
-"""A network whose training labels have several explanations: which one it learns depends on its start."""
+"""A network whose training labels have several explanations: which one it learns depends on its
+start.
+"""
 
 from __future__ import annotations
 
@@ -11,17 +13,30 @@ import torch.nn.functional as F
 from attrs import field, validators
 from torch import Tensor
 
-from hgms.config import check_memory, frozen, not_negative, positive, share, validation_shares, whole
+from hgms.config import (
+    check_memory,
+    frozen,
+    not_negative,
+    positive,
+    share,
+    validation_shares,
+    whole,
+)
 from hgms.gauss_newton import Composite
 from hgms_core import Data, Key, Problem, Tree, roles
 
-LOW, HIGH = math.log(1e-5), math.log(1.0)
-"""Θ = [LOW, HIGH]^M: penalties from a hundredth of the default one to one that no weight survives."""
+LOW = math.log(1e-5)
+HIGH = math.log(1.0)
+"""Θ = [LOW, HIGH]^M: penalties from a hundredth of the default one to one that no weight
+survives.
+"""
 
 
 def outputs(x: Tree, batch: Tree) -> Tensor:
     """h_x(u) = oᵀ tanh(Σ_j W_j u_j + b) + o₀ of every row, ``[B]``."""
-    inside = torch.tanh(F.linear(batch["views"].flatten(1), x["views.weight"].flatten(1), x["views.bias"]))
+    inside = torch.tanh(
+        F.linear(batch["views"].flatten(1), x["views.weight"].flatten(1), x["views.bias"])
+    )
     return inside @ x["output.weight"] + x["output.bias"]
 
 
@@ -37,39 +52,52 @@ def _upper(theta: Tree, x: Tree, scores: Tensor, batch: Tree) -> Tensor:
 @final
 @frozen(kw_only=True)
 class ManyMinima:
-    """Labels that several views of a row explain, of which one is true: minima that fit alike and differ on validation rows.
+    """Labels that several views of a row explain, of which one is true: minima that fit alike and
+    differ on validation rows.
 
-    A row has a label c = ±1 and M views u_j ∈ R². A view *explains* the row where the signs of its two numbers multiply to c
-    (an exclusive or, so that no linear map finds it), and is noise where they do not care for c. The first view explains every
-    row; the others explain the ``ambiguous`` share a of the training rows, and no validation or test row::
+    A row has a label c = ±1 and M views u_j ∈ R². A view *explains* the row where the signs of its
+    two numbers multiply to c (an exclusive or, so that no linear map finds it), and is noise where
+    they do not care for c. The first view explains every row; the others explain the ``ambiguous``
+    share a of the training rows, and no validation or test row::
 
-        u_ij = s_ij + σ ξ_ij,       s_ij ∈ {±1}²,     s_ij1 s_ij2 = c_i   where view j explains row i, else independent of c_i
+        u_ij = s_ij + σ ξ_ij,  s_ij ∈ {±1}²,  s_ij1 s_ij2 = c_i
+            where view j explains row i, else independent of c_i
         h_x(u) = oᵀ tanh(Σ_j W_j u_j + b) + o₀,       x = (W_1 … W_M, b, o, o₀)
-        g(θ, x) = (1/n) Σ_i log(1 + e^{−c_i h_x(u_i)}) + Σ_j e^{θ_j} ‖W_j‖² + ω ‖o‖²         θ ∈ [log 1e-5, 0]^M
-        f(x)    = (1/m) Σ_i log(1 + e^{−c_i h_x(u_i)})                                       on validation rows
+        g(θ, x) = (1/n) Σ_i log(1 + e^{−c_i h_x(u_i)}) + Σ_j e^{θ_j} ‖W_j‖² + ω ‖o‖²
+            θ ∈ [log 1e-5, 0]^M
+        f(x)    = (1/m) Σ_i log(1 + e^{−c_i h_x(u_i)})    on validation rows
 
-    At a = 1 and equal penalties, exchanging two views exchanges the law of the training rows with itself: every mixture of
-    explanations fits, and the start alone decides which is learned. θ can still choose: a penalty on the other views leaves
-    the true one. With ``tied`` penalties, Θ is the diagonal θ_1 = … = θ_M and θ cannot: only selection is left. At a = 0 the
-    other views are noise everywhere, the minima hardly differ in f, and there is nothing to select.
+    At a = 1 and equal penalties, exchanging two views exchanges the law of the training rows with
+    itself: every mixture of explanations fits, and the start alone decides which is learned. θ can
+    still choose: a penalty on the other views leaves the true one. With ``tied`` penalties, Θ is
+    the diagonal θ_1 = … = θ_M and θ cannot: only selection is left. At a = 0 the other views are
+    noise everywhere, the minima hardly differ in f, and there is nothing to select.
 
-    Use when the worth of more candidates is the question. Avoid as a test of gradients: there is no closed form.
+    Use when the worth of more candidates is the question. Avoid as a test of gradients: there is no
+    closed form.
 
     Arguments:
-        ambiguous: a, the share of training rows that every view explains. ``views``: M. ``noise``: σ. ``hidden``: units.
-        penalty: e^{θ0}, of every view. ``omega``: ω. ``tied``: one penalty for all views (θ is projected onto its mean).
-        train_size, validation_size, test_size: rows. ``validation_split``: shares of the validation rows that the roles
-            differentiate, select and stop see, in disjoint parts; (1, 1, 1) lets every role see all of them.
+        ambiguous: a, the share of training rows that every view explains. ``views``: M. ``noise``:
+            σ. ``hidden``: units.
+        penalty: e^{θ0}, of every view. ``omega``: ω. ``tied``: one penalty for all views (θ is
+            projected onto its mean).
+        train_size, validation_size, test_size: rows. ``validation_split``: shares of the validation
+            rows that the roles differentiate, select and stop see, in disjoint parts; (1, 1, 1)
+            lets every role see all of them.
 
-    Errors: ConfigError for a role without rows, and for sizes beyond the machine's memory. Cost of ``evaluate``: one forward
-    pass over each of test, train and validation rows.
+    Errors: ConfigError for a role without rows, and for sizes beyond the machine's memory. Cost of
+    ``evaluate``: one forward pass over each of test, train and validation rows.
 
     >>> problem = ManyMinima(ambiguous=0.5).problem(0, torch.device("cpu"), torch.float64)
-    >>> signs = problem.lower_data.whole["views"].sign().prod(-1) == problem.lower_data.whole["label"][:, None]
+    >>> signs = (
+    ...     problem.lower_data.whole["views"].sign().prod(-1)
+    ...     == problem.lower_data.whole["label"][:, None]
+    ... )
     >>> [f"{float(share):.2f}" for share in signs.double().mean(0)]
     ['1.00', '0.73', '0.77', '0.74']
 
-    Source: this project's own construction; one explanation of several, after work on spurious features in networks.
+    Source: this project's own construction; one explanation of several, after work on spurious
+        features in networks.
 
     .. versionadded:: 0.6
     """
@@ -80,8 +108,11 @@ class ManyMinima:
         {"smooth-lower", "few-upper", "per-example-losses", "stop-rows", "reference:clean"}
     )
     metrics: ClassVar[Mapping[str, bool]] = {
-        "test_accuracy": True, "validation_loss": False, "train_accuracy": True, "true_share": True,
-    }  # fmt: skip
+        "test_accuracy": True,
+        "validation_loss": False,
+        "train_accuracy": True,
+        "true_share": True,
+    }
 
     ambiguous: float = field(default=1.0, validator=share)
     views: int = field(default=4, validator=validators.ge(2))
@@ -93,15 +124,24 @@ class ManyMinima:
     train_size: int = field(default=200, validator=whole)
     validation_size: int = field(default=200, validator=whole)
     test_size: int = field(default=2000, validator=whole)
-    validation_split: tuple[float, float, float] = field(default=(0.6, 0.2, 0.2), validator=validation_shares)
+    validation_split: tuple[float, float, float] = field(
+        default=(0.6, 0.2, 0.2), validator=validation_shares
+    )
 
     def problem(self, seed: int, device: torch.device, dtype: torch.dtype) -> Problem:
         key = Key(seed).fold("many-minima")
-        check_memory("rows × views × 2", self.train_size + self.validation_size + self.test_size, self.views, 2)
+        check_memory(
+            "rows × views × 2",
+            self.train_size + self.validation_size + self.test_size,
+            self.views,
+            2,
+        )
         check_memory("hidden × views × 2", self.hidden, self.views, 2)
 
         def rows(count: int, ambiguous: float, key: Key) -> Tree:
-            """Drawn in float64 on the CPU, so that every device and precision sees the same problem."""
+            """Drawn in float64 on the CPU, so that every device and precision sees the same
+            problem.
+            """
             generator = key.generator()
             label = 2.0 * torch.randint(2, (count,), generator=generator) - 1
             sign = 2.0 * torch.randint(2, (count, self.views, 2), generator=generator) - 1
@@ -109,7 +149,9 @@ class ManyMinima:
             explains[torch.randperm(count, generator=generator)[: round(ambiguous * count)]] = True
             explains[:, 0] = True
             sign[..., 1] = torch.where(explains, label[:, None] * sign[..., 0], sign[..., 1])
-            views = sign + self.noise * torch.randn(count, self.views, 2, generator=generator, dtype=torch.float64)
+            views = sign + self.noise * torch.randn(
+                count, self.views, 2, generator=generator, dtype=torch.float64
+            )
             return {"views": views.to(device, dtype), "label": label.to(device, dtype)}
 
         train = rows(self.train_size, self.ambiguous, key.fold("train"))
@@ -132,7 +174,8 @@ class ManyMinima:
             }
 
         def lower(theta: Tree, x: Tree, scores: Tensor, batch: Tree) -> Tensor:
-            weight, output = x["views.weight"], x["output.weight"]
+            weight = x["views.weight"]
+            output = x["output.weight"]
             penalties = theta["penalty"].exp() @ (weight * weight).sum((0, 2))
             return losses(scores, batch).mean() + penalties + self.omega * (output * output).sum()
 
@@ -145,11 +188,21 @@ class ManyMinima:
                 (outputs(x, train) * train["label"] > 0).double().mean(),
                 sizes[0] / sizes.sum(),
             ]
-            return dict(zip(self.metrics, torch.stack([number.double() for number in numbers]).tolist(), strict=True))
+            return dict(
+                zip(
+                    self.metrics,
+                    torch.stack([number.double() for number in numbers]).tolist(),
+                    strict=True,
+                )
+            )
 
         def project(theta: Tree) -> Tree:
             penalty = theta["penalty"]
-            return {"penalty": (penalty.mean().expand(self.views) if self.tied else penalty).clamp(LOW, HIGH)}
+            return {
+                "penalty": (penalty.mean().expand(self.views) if self.tied else penalty).clamp(
+                    LOW, HIGH
+                )
+            }
 
         theta0 = torch.full((self.views,), math.log(self.penalty), dtype=dtype, device=device)
         truth = theta0.clone()

@@ -1,4 +1,6 @@
-"""Tuning the penalties of a ridge regression: the bilevel problem whose every quantity is known in closed form."""
+"""Tuning the penalties of a ridge regression: the bilevel problem whose every quantity is known
+in closed form.
+"""
 
 from __future__ import annotations
 
@@ -16,7 +18,9 @@ from hgms_core import Data, Key, Problem, Tree
 
 def _lower(theta: Tree, x: Tree, batch: Tree) -> Tensor:
     residual = batch["a"] @ x["x"] - batch["b"]
-    return 0.5 * residual.square().mean() + 0.5 * (theta["log_penalty"].exp() * x["x"].square()).sum()
+    return (
+        0.5 * residual.square().mean() + 0.5 * (theta["log_penalty"].exp() * x["x"].square()).sum()
+    )
 
 
 def _upper(theta: Tree, x: Tree, batch: Tree) -> Tensor:
@@ -26,7 +30,9 @@ def _upper(theta: Tree, x: Tree, batch: Tree) -> Tensor:
 @final
 @attrs.frozen(eq=False)
 class RidgeClosedForm:
-    """x*(θ), F(θ) and ∇F(θ) of a :class:`Quadratic` problem, from its rows, by dense linear algebra: O(d³) each."""
+    """x*(θ), F(θ) and ∇F(θ) of a :class:`Quadratic` problem, from its rows, by dense linear
+    algebra: O(d³) each.
+    """
 
     a: Tensor
     b: Tensor
@@ -46,10 +52,18 @@ class RidgeClosedForm:
         return _upper(theta, self.solution(theta), {"a": self.validation_a, "b": self.validation_b})
 
     def hypergradient(self, theta: Tree) -> Tree:
-        """∂F/∂θ_j = −e^{θ_j} x*_j v_j with (AᵀA/n + diag e^θ) v = ∇f(x*); for one shared θ, the sum over j."""
+        """∂F/∂θ_j = −e^{θ_j} x*_j v_j with (AᵀA/n + diag e^θ) v = ∇f(x*); for one shared θ, the
+        sum over j.
+        """
         x = self.solution(theta)["x"]
-        slope = self.validation_a.T @ (self.validation_a @ x - self.validation_b) / self.validation_a.shape[0]
-        per_feature = -theta["log_penalty"].exp() * x * torch.linalg.solve(self._hessian(theta), slope)
+        slope = (
+            self.validation_a.T
+            @ (self.validation_a @ x - self.validation_b)
+            / self.validation_a.shape[0]
+        )
+        per_feature = (
+            -theta["log_penalty"].exp() * x * torch.linalg.solve(self._hessian(theta), slope)
+        )
         shared = theta["log_penalty"].numel() == 1
         return {"log_penalty": per_feature.sum().reshape(1) if shared else per_feature}
 
@@ -57,20 +71,25 @@ class RidgeClosedForm:
 @final
 @frozen(kw_only=True)
 class Quadratic:
-    """Ridge regression: the log-penalties are the upper variable, the validation error is the upper loss.
+    """Ridge regression: the log-penalties are the upper variable, the validation error is the upper
+    loss.
 
     ::
 
-        g(θ, x) = (1/2n) Σ_i (a_iᵀx − b_i)² + ½ Σ_j e^{θ_j} x_j²,        f(x) = (1/2m) Σ_i (a'_iᵀx − b'_i)²
+        g(θ, x) = (1/2n) Σ_i (a_iᵀx − b_i)² + ½ Σ_j e^{θ_j} x_j²,
+            f(x) = (1/2m) Σ_i (a'_iᵀx − b'_i)²
 
-    with AᵀA/n of the asked condition number (eigenvalues log-spaced from 1 down to 1/condition), b = A x° + noise, and the
-    validation rows drawn from the same distribution. x*(θ), F(θ) and ∇F(θ) come from :meth:`closed_form`.
+    with AᵀA/n of the asked condition number (eigenvalues log-spaced from 1 down to 1/condition), b
+    = A x° + noise, and the validation rows drawn from the same distribution. x*(θ), F(θ) and ∇F(θ)
+    come from :meth:`closed_form`.
 
-    Use when a hypergradient, a linear solver or a step size has to be checked against the truth. Avoid for comparing what
-    selection does: the lower minimiser is unique (``sphere`` has a manifold of them).
+    Use when a hypergradient, a linear solver or a step size has to be checked against the truth.
+    Avoid for comparing what selection does: the lower minimiser is unique (``sphere`` has a
+    manifold of them).
 
     Arguments:
-        rows, validation_rows: n and m. ``features``: d ≤ n. ``noise``: standard deviation of the targets' noise.
+        rows, validation_rows: n and m. ``features``: d ≤ n. ``noise``: standard deviation of the
+            targets' noise.
         condition: of AᵀA/n (the lower Hessian's is smaller by the penalty).
         penalty: one θ per ``feature``, or one ``shared`` by all.
 
@@ -78,16 +97,26 @@ class Quadratic:
 
     >>> task, cpu, double = Quadratic(features=5), torch.device("cpu"), torch.float64
     >>> problem, exact = task.problem(0, cpu, double), task.closed_form(0, cpu, double)
-    >>> round(problem.evaluate(problem.theta0, exact.solution(problem.theta0))["lower_distance"], 12)
+    >>> round(
+    ...     problem.evaluate(problem.theta0, exact.solution(problem.theta0))["lower_distance"], 12
+    ... )
     0.0
 
-    Source: standard; the closed form is the implicit function theorem applied to the normal equations.
+    Source: standard; the closed form is the implicit function theorem applied to the normal
+        equations.
     """
 
     name: ClassVar[str] = "quadratic"
     version: ClassVar[str] = "1"
     traits: ClassVar[frozenset[str]] = frozenset(
-        {"smooth-lower", "few-upper", "per-example-losses", "stop-rows", "validation-rows", "closed-form"}
+        {
+            "smooth-lower",
+            "few-upper",
+            "per-example-losses",
+            "stop-rows",
+            "validation-rows",
+            "closed-form",
+        }
     )
     metrics: ClassVar[Mapping[str, bool]] = dict.fromkeys(
         ("value", "upper_loss", "lower_distance", "hypergradient_norm"), False
@@ -103,7 +132,10 @@ class Quadratic:
     @features.validator
     def _fits(self, attribute: Attribute[int], value: int) -> None:
         if value > self.rows:
-            raise ValueError(f"'features' must be <= rows ({self.rows}), or AᵀA/n has no condition number: {value}")
+            raise ValueError(
+                f"'features' must be <= rows ({self.rows}), or AᵀA/n has no condition number: "
+                f"{value}"
+            )
 
     def closed_form(self, seed: int, device: torch.device, dtype: torch.dtype) -> RidgeClosedForm:
         """The exact solution, value and hypergradient of ``problem`` with the same arguments."""
@@ -114,7 +146,8 @@ class Quadratic:
         def normal(*shape: int) -> Tensor:
             return torch.randn(*shape, generator=generator, dtype=torch.float64)
 
-        # Always drawn and factored in float64 on the CPU: every device and precision sees the same problem.
+        # Always drawn and factored in float64 on the CPU: every device and precision sees the same
+        # problem.
         basis = torch.linalg.qr(normal(self.features, self.features)).Q
         spread = torch.logspace(0, -0.5, self.features, base=self.condition, dtype=torch.float64)
         a = self.rows**0.5 * torch.linalg.qr(normal(self.rows, self.features)).Q * spread @ basis.T
@@ -122,7 +155,9 @@ class Quadratic:
         truth = normal(self.features)
         b = a @ truth + self.noise * normal(self.rows)
         validation_b = validation_a @ truth + self.noise * normal(self.validation_rows)
-        return RidgeClosedForm(*(leaf.to(device, dtype) for leaf in (a, b, validation_a, validation_b)))
+        return RidgeClosedForm(
+            *(leaf.to(device, dtype) for leaf in (a, b, validation_a, validation_b))
+        )
 
     def problem(self, seed: int, device: torch.device, dtype: torch.dtype) -> Problem:
         exact = self.closed_form(seed, device, dtype)
@@ -131,7 +166,9 @@ class Quadratic:
         def evaluate(theta: Tree, x: Tree) -> dict[str, float]:
             gap = torch.linalg.vector_norm(x["x"] - exact.solution(theta)["x"])
             slope = torch.linalg.vector_norm(exact.hypergradient(theta)["log_penalty"])
-            numbers = torch.stack([exact.value(theta), _upper(theta, x, validation.whole), gap, slope])
+            numbers = torch.stack(
+                [exact.value(theta), _upper(theta, x, validation.whole), gap, slope]
+            )
             return dict(zip(self.metrics, numbers.tolist(), strict=True))
 
         size = self.features if self.penalty == "feature" else 1

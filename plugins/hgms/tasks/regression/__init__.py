@@ -1,4 +1,6 @@
-"""Tasks `ridge-cv` and `logistic-cv`: one penalty per feature of a regression, chosen on validation rows of real tables."""
+"""Tasks `ridge-cv` and `logistic-cv`: one penalty per feature of a regression, chosen on
+validation rows of real tables.
+"""
 
 from __future__ import annotations
 

@@ -13,7 +13,16 @@ from torch import Tensor
 
 from hgms.config import frozen, positive
 from hgms.tasks.regression.newton import LogisticClosedForm, criterion, fit, scores
-from hgms.tasks.regression.tables import METRICS, TRAITS, load_table, problem_of, split, split_shares, standardised, table_name
+from hgms.tasks.regression.tables import (
+    METRICS,
+    TRAITS,
+    load_table,
+    problem_of,
+    split,
+    split_shares,
+    standardised,
+    table_name,
+)
 from hgms_core import DataError, Key, NumericalError, Problem, Tree
 
 
@@ -24,29 +33,37 @@ class LogisticCv:
 
     With CE the cross-entropy of the softmax of the scores x_cᵀa (of 0 and xᵀa for two classes)::
 
-        g(θ, x) = (1/n) Σ_i CE(x a_i, c_i) + ½ Σ_j e^{θ_j} Σ_c x_{cj}²,        f(x) = (1/m) Σ_i CE(x a'_i, c'_i)
+        g(θ, x) = (1/n) Σ_i CE(x a_i, c_i) + ½ Σ_j e^{θ_j} Σ_c x_{cj}²,
+            f(x) = (1/m) Σ_i CE(x a'_i, c'_i)
 
-    ``penalties = "classes"`` gives every vector of coefficients one penalty instead: ½ Σ_c e^{θ_c} ‖x_c‖². Features are
-    standardised with the training rows' means and standard deviations; the intercept is the coefficient of a last feature that
-    is 1, and has a penalty like the others, so that g is strongly convex. Θ = [−bound, bound]^p, by projection.
+    ``penalties = "classes"`` gives every vector of coefficients one penalty instead: ½ Σ_c e^{θ_c}
+    ‖x_c‖². Features are standardised with the training rows' means and standard deviations; the
+    intercept is the coefficient of a last feature that is 1, and has a penalty like the others, so
+    that g is strongly convex. Θ = [−bound, bound]^p, by projection.
 
-    Use when methods are to be compared on real data with the exact F at hand, and a lower level that is not quadratic. Avoid
-    for tables of more than a few thousand coefficients: ``evaluate`` factors their Hessian about ten times.
+    Use when methods are to be compared on real data with the exact F at hand, and a lower level
+    that is not quadratic. Avoid for tables of more than a few thousand coefficients: ``evaluate``
+    factors their Hessian about ten times.
 
     Arguments:
-        dataset: ``sklearn:breast-cancer`` (or any of scikit-learn's embedded tables), ``libsvm:FILE``, ``openml:NAME@VERSION``
-            or ``hub:NAME@REVISION``; the distinct targets are the classes.
-        validation: another table, whose rows validate; all rows of ``dataset`` train then (``shares`` does not matter), none
-            are left to test, and the test metrics are NaN.
+        dataset: ``sklearn:breast-cancer`` (or any of scikit-learn's embedded tables),
+            ``libsvm:FILE``, ``openml:NAME@VERSION`` or ``hub:NAME@REVISION``; the distinct targets
+            are the classes.
+        validation: another table, whose rows validate; all rows of ``dataset`` train then
+            (``shares`` does not matter), none are left to test, and the test metrics are NaN.
         shares: of the rows that train, validate and test, drawn from the seed. ``bound``: see Θ.
         standardise, intercept: whether features are scaled and a constant one is added.
-        penalties: one for each of the ``features``, or of the ``classes``. ``theta0``: every entry of θ0.
-        start: ``zeros`` (x0 = 0, θ0 = ``theta0``) or ``random``: x0 ~ N(0, I), θ0 = ``theta0`` + log U(0, 1).
-        exact: False leaves value_function, stationarity and lower_distance NaN, where solving for them takes too long.
+        penalties: one for each of the ``features``, or of the ``classes``. ``theta0``: every entry
+            of θ0.
+        start: ``zeros`` (x0 = 0, θ0 = ``theta0``) or ``random``: x0 ~ N(0, I), θ0 = ``theta0`` +
+            log U(0, 1).
+        exact: False leaves value_function, stationarity and lower_distance NaN, where solving for
+            them takes too long.
 
-    Errors: DataError (a file that is missing or damaged, missing values, a target with one value only or with more than a
-    tenth as many as there are rows, validation rows that do not fit), MissingExtra (scikit-learn or datasets). Where the lower
-    level cannot be solved to tolerance, the three metrics that need it are NaN.
+    Errors: DataError (a file that is missing or damaged, missing values, a target with one value
+    only or with more than a tenth as many as there are rows, validation rows that do not fit),
+    MissingExtra (scikit-learn or datasets). Where the lower level cannot be solved to tolerance,
+    the three metrics that need it are NaN.
 
     >>> task, cpu, double = LogisticCv(dataset="sklearn:iris"), torch.device("cpu"), torch.float64
     >>> problem, exact = task.problem(0, cpu, double), task.closed_form(0, cpu, double)
@@ -54,8 +71,8 @@ class LogisticCv:
     >>> numbers["lower_distance"], numbers["upper_loss"] == numbers["value_function"]
     (0.0, True)
 
-    Source: standard; the regularisation-selection problem of Pedregosa (2016) and of the field's benchmark (Dagréou et al.
-    2022), whose settings are in the README.
+    Source: standard; the regularisation-selection problem of Pedregosa (2016) and of the field's
+    benchmark (Dagréou et al. 2022), whose settings are in the README.
     """
 
     name: ClassVar[str] = "logistic-cv"
@@ -80,10 +97,12 @@ class LogisticCv:
         names, label = np.unique(table.target, return_inverse=True)
         if not 2 <= len(names) <= max(2, len(label) // 10):
             raise DataError(
-                f"{table.where}: {len(names)} different targets on {len(label)} rows are not classes\n"
+                f"{table.where}: {len(names)} different targets on {len(label)} rows are not "
+                "classes\n"
                 "  use ridge-cv for a numeric target"
             )
-        features, labels = torch.from_numpy(table.features), torch.from_numpy(label.astype(np.int64))
+        features = torch.from_numpy(table.features)
+        labels = torch.from_numpy(label.astype(np.int64))
         if self.validation is None:
             rows = split(table, self.shares, Key(seed).fold("logistic-cv"))
             parts = [(features[part], labels[part]) for part in rows]
@@ -91,40 +110,72 @@ class LogisticCv:
             other = load_table(self.validation, features.shape[1])
             unknown = np.setdiff1d(other.target, names)
             if len(unknown):
-                raise DataError(f"{other.where}: classes that {table.where} does not have: {', '.join(map(str, unknown))}")
+                raise DataError(
+                    f"{other.where}: classes that {table.where} does not have: "
+                    f"{', '.join(map(str, unknown))}"
+                )
             known = torch.from_numpy(np.searchsorted(names, other.target))
             parts = [(features, labels), (torch.from_numpy(other.features), known)]
         columns = [a for a, _ in parts]
         columns = standardised(columns) if self.standardise else columns
-        columns = [torch.cat([a, a.new_ones(len(a), 1)], dim=1) for a in columns] if self.intercept else columns
-        named = [{"a": a.to(device, dtype), "label": c.to(device)} for a, (_, c) in zip(columns, parts, strict=True)]
+        columns = (
+            [torch.cat([a, a.new_ones(len(a), 1)], dim=1) for a in columns]
+            if self.intercept
+            else columns
+        )
+        named = [
+            {"a": a.to(device, dtype), "label": c.to(device)}
+            for a, (_, c) in zip(columns, parts, strict=True)
+        ]
         return named, 1 if len(names) == 2 else len(names)
 
-    def closed_form(self, seed: int, device: torch.device, dtype: torch.dtype) -> LogisticClosedForm:
-        """The solved lower level of ``problem`` with the same arguments (``dtype`` float64 unless rough values will do)."""
+    def closed_form(
+        self, seed: int, device: torch.device, dtype: torch.dtype
+    ) -> LogisticClosedForm:
+        """The solved lower level of ``problem`` with the same arguments (``dtype`` float64
+        unless rough values will do).
+        """
         (train, validation, *_), vectors = self._rows(seed, device, dtype)
         return LogisticClosedForm(train, validation, vectors)
 
     def problem(self, seed: int, device: torch.device, dtype: torch.dtype) -> Problem:
         parts, vectors = self._rows(seed, device, dtype)
         train, validation, *test = parts
-        exact = LogisticClosedForm({**train, "a": train["a"].double()}, {**validation, "a": validation["a"].double()}, vectors)
+        exact = LogisticClosedForm(
+            {**train, "a": train["a"].double()},
+            {**validation, "a": validation["a"].double()},
+            vectors,
+        )
         nothing = torch.full((), math.nan, dtype=torch.float64, device=device)
 
         @torch.no_grad()
         def evaluate(theta: Tree, x: Tree) -> dict[str, float]:
-            solved, tested = [nothing] * 3, [nothing] * 2
+            solved = [nothing] * 3
+            tested = [nothing] * 2
             if self.exact:
                 try:
-                    solution, value, slope = exact.exactly({"log_penalty": theta["log_penalty"].double()})
-                    solved = [value, *map(torch.linalg.vector_norm, (slope["log_penalty"], x["x"] - solution["x"]))]
+                    solution, value, slope = exact.exactly(
+                        {"log_penalty": theta["log_penalty"].double()}
+                    )
+                    solved = [
+                        value,
+                        *map(
+                            torch.linalg.vector_norm, (slope["log_penalty"], x["x"] - solution["x"])
+                        ),
+                    ]
                 except NumericalError:
                     pass
             for rows in test:
                 right = scores(x, rows["a"]).argmax(-1) == rows["label"]
                 tested = [fit(x, rows), right.double().mean()]
             numbers = [*solved, fit(x, validation), *tested]
-            return dict(zip(self.metrics, torch.stack([number.double() for number in numbers]).tolist(), strict=True))
+            return dict(
+                zip(
+                    self.metrics,
+                    torch.stack([number.double() for number in numbers]).tolist(),
+                    strict=True,
+                )
+            )
 
         theta0, x0 = self._start(vectors, train["a"].shape[1], Key(seed).fold("logistic-cv.start"))
         return problem_of(

@@ -1,4 +1,6 @@
-"""The solved lower level of a penalised logistic regression: its minimiser, value function and hypergradient."""
+"""The solved lower level of a penalised logistic regression: its minimiser, value function and
+hypergradient.
+"""
 
 from __future__ import annotations
 
@@ -13,9 +15,13 @@ from hgms_core import NumericalError, Tree
 
 
 def scores(x: Tree, a: Tensor) -> Tensor:
-    """``[rows, classes]``. Two classes share one vector of coefficients: the first one's score is 0."""
+    """``[rows, classes]``. Two classes share one vector of coefficients: the first one's score
+    is 0.
+    """
     linear = a @ x["x"].T
-    return torch.cat([torch.zeros_like(linear), linear], dim=-1) if x["x"].shape[-2] == 1 else linear
+    return (
+        torch.cat([torch.zeros_like(linear), linear], dim=-1) if x["x"].shape[-2] == 1 else linear
+    )
 
 
 def criterion(z: Tensor, batch: Tree) -> Tensor:
@@ -31,9 +37,10 @@ def fit(x: Tree, batch: Tree) -> Tensor:
 class LogisticClosedForm:
     """x*(θ) by Newton's method, and from it F(θ) and ∇F(θ) by one dense solve. In float64.
 
-    g is strongly convex with constant μ = min_j e^{θ_j}, so Newton's method stops where ‖∇_x g‖ ≤ μ · ``tolerance``: then
-    ‖x − x*(θ)‖ ≤ ``tolerance``. A problem of k = features × scores coefficients takes about ten k × k solves. Raises
-    NumericalError if that is not reached (penalties that vanish beside the rounding of the losses).
+    g is strongly convex with constant μ = min_j e^{θ_j}, so Newton's method stops where ‖∇_x g‖ ≤ μ
+    · ``tolerance``: then ‖x − x*(θ)‖ ≤ ``tolerance``. A problem of k = features × scores
+    coefficients takes about ten k × k solves. Raises NumericalError if that is not reached
+    (penalties that vanish beside the rounding of the losses).
     """
 
     train: Tree
@@ -44,11 +51,13 @@ class LogisticClosedForm:
 
     def _derivatives(self, theta: Tree, x: Tree) -> tuple[Tensor, Tensor]:
         """(∇_x g, ∇²_xx g) as a vector and a matrix over the flattened coefficients."""
-        a, size = self.train["a"], self.vectors
+        a = self.train["a"]
+        size = self.vectors
         chance = scores(x, a).softmax(-1)
         hit = torch.nn.functional.one_hot(self.train["label"], chance.shape[-1]).to(a.dtype)
         drop = chance.shape[-1] - size  # the first class has no coefficients where there are two
-        chance, hit = chance[:, drop:], hit[:, drop:]
+        chance = chance[:, drop:]
+        hit = hit[:, drop:]
         weights = theta["log_penalty"].exp()
         gradient = (chance - hit).T @ a / len(a) + weights * x["x"]
         d = a.shape[1]
@@ -72,17 +81,25 @@ class LogisticClosedForm:
             if torch.linalg.vector_norm(gradient) <= target:
                 return x
             step = torch.linalg.solve(hessian, gradient)
-            decrement, length = gradient @ step, 1.0
-            while True:  # half the step until g falls by a part of what its slope promises, or rounding decides
+            decrement = gradient @ step
+            length = 1.0
+            # half the step until g falls by a part of what its slope promises, or rounding decides
+            while True:
                 moved = {"x": x["x"] - length * step.reshape(x["x"].shape)}
                 after = fit(moved, self.train) + penalty(theta, moved)
-                if after <= value - 0.25 * length * decrement or decrement <= 1e-12 * (1 + value.abs()) or length < 1e-10:
+                if (
+                    after <= value - 0.25 * length * decrement
+                    or decrement <= 1e-12 * (1 + value.abs())
+                    or length < 1e-10
+                ):
                     break
                 length /= 2
-            x, value = moved, after
+            x = moved
+            value = after
         raise NumericalError(
             f"the lower level was not solved in {self.max_steps} Newton steps: ‖∇_x g‖ = "
-            f"{float(torch.linalg.vector_norm(self._derivatives(theta, x)[0])):.3g}, asked for {float(target):.3g}\n"
+            f"{float(torch.linalg.vector_norm(self._derivatives(theta, x)[0])):.3g}, asked for "
+            f"{float(target):.3g}\n"
             "  raise the penalties"
         )
 
@@ -91,7 +108,9 @@ class LogisticClosedForm:
         return fit(self.solution(theta), self.validation)
 
     def hypergradient(self, theta: Tree) -> Tree:
-        """∂F/∂θ_k = −e^{θ_k} Σ x*_{cj} v_{cj} over the coefficients that θ_k penalises, with ∇²_xx g v = ∇f(x*)."""
+        """∂F/∂θ_k = −e^{θ_k} Σ x*_{cj} v_{cj} over the coefficients that θ_k penalises, with
+        ∇²_xx g v = ∇f(x*).
+        """
         return self.exactly(theta)[2]
 
     def exactly(self, theta: Tree) -> tuple[Tree, Tensor, Tree]:

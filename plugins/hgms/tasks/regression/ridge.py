@@ -1,4 +1,6 @@
-"""Ridge regression with one penalty per feature on a real table: value and hypergradient by one dense solve."""
+"""Ridge regression with one penalty per feature on a real table: value and hypergradient by one
+dense solve.
+"""
 
 from __future__ import annotations
 
@@ -12,7 +14,16 @@ from attrs import field
 from torch import Tensor
 
 from hgms.config import frozen, positive
-from hgms.tasks.regression.tables import METRICS, TRAITS, load_table, problem_of, split, split_shares, standardised, table_name
+from hgms.tasks.regression.tables import (
+    METRICS,
+    TRAITS,
+    load_table,
+    problem_of,
+    split,
+    split_shares,
+    standardised,
+    table_name,
+)
 from hgms_core import DataError, Key, Problem, Tree
 
 
@@ -31,7 +42,9 @@ def _fit(x: Tree, batch: Tree) -> Tensor:
 @final
 @attrs.frozen(eq=False)
 class RidgeClosedForm:
-    """x*(θ), F(θ) and ∇F(θ) of a :class:`RidgeCv` problem, from its rows, by dense linear algebra: O(d³) each."""
+    """x*(θ), F(θ) and ∇F(θ) of a :class:`RidgeCv` problem, from its rows, by dense linear
+    algebra: O(d³) each.
+    """
 
     a: Tensor
     b: Tensor
@@ -52,8 +65,16 @@ class RidgeClosedForm:
     def hypergradient(self, theta: Tree) -> Tree:
         """∂F/∂θ_j = −e^{θ_j} x*_j v_j with (AᵀA/n + diag e^θ) v = ∇f(x*)."""
         x = self.solution(theta)["x"]
-        slope = self.validation_a.T @ (self.validation_a @ x - self.validation_b) / self.validation_a.shape[0]
-        return {"log_penalty": -theta["log_penalty"].exp() * x * torch.linalg.solve(self._hessian(theta), slope)}
+        slope = (
+            self.validation_a.T
+            @ (self.validation_a @ x - self.validation_b)
+            / self.validation_a.shape[0]
+        )
+        return {
+            "log_penalty": -theta["log_penalty"].exp()
+            * x
+            * torch.linalg.solve(self._hessian(theta), slope)
+        }
 
 
 @final
@@ -63,26 +84,30 @@ class RidgeCv:
 
     ::
 
-        g(θ, x) = (1/2n) Σ_i (a_iᵀx − b_i)² + ½ Σ_j e^{θ_j} x_j²,        f(x) = (1/2m) Σ_i (a'_iᵀx − b'_i)²,     θ0 = 0
+        g(θ, x) = (1/2n) Σ_i (a_iᵀx − b_i)² + ½ Σ_j e^{θ_j} x_j²,
+            f(x) = (1/2m) Σ_i (a'_iᵀx − b'_i)²,  θ0 = 0
 
-    Features and target are standardised with the training rows' means and standard deviations (so no intercept is needed and
-    losses are in units of the target's variance). Θ = [−bound, bound]^d, by projection. x*(θ), F(θ) and ∇F(θ) come from
-    :meth:`closed_form`.
+    Features and target are standardised with the training rows' means and standard deviations (so
+    no intercept is needed and losses are in units of the target's variance). Θ = [−bound, bound]^d,
+    by projection. x*(θ), F(θ) and ∇F(θ) come from :meth:`closed_form`.
 
-    Use when methods are to be compared on real data against exact values. Avoid for seeing what selection does: the lower
-    minimiser is unique.
+    Use when methods are to be compared on real data against exact values. Avoid for seeing what
+    selection does: the lower minimiser is unique.
 
     Arguments:
-        dataset: ``sklearn:diabetes`` (or any of scikit-learn's embedded tables), ``libsvm:FILE``, ``openml:NAME@VERSION`` or
-            ``hub:NAME@REVISION``; the target is read as a number.
+        dataset: ``sklearn:diabetes`` (or any of scikit-learn's embedded tables), ``libsvm:FILE``,
+            ``openml:NAME@VERSION`` or ``hub:NAME@REVISION``; the target is read as a number.
         shares: of the rows that train, validate and test, drawn from the seed. ``bound``: see Θ.
 
-    Errors: DataError (a file that is missing or damaged, a table with missing values or a target that is no number),
-    MissingExtra (scikit-learn or datasets). Cost of ``evaluate``: three d × d solves.
+    Errors: DataError (a file that is missing or damaged, a table with missing values or a target
+    that is no number), MissingExtra (scikit-learn or datasets). Cost of ``evaluate``: three d × d
+    solves.
 
     >>> task, cpu, double = RidgeCv(), torch.device("cpu"), torch.float64
     >>> problem, exact = task.problem(0, cpu, double), task.closed_form(0, cpu, double)
-    >>> round(problem.evaluate(problem.theta0, exact.solution(problem.theta0))["lower_distance"], 12)
+    >>> round(
+    ...     problem.evaluate(problem.theta0, exact.solution(problem.theta0))["lower_distance"], 12
+    ... )
     0.0
 
     Source: standard; Bengio (2000), Pedregosa (2016).
@@ -98,17 +123,26 @@ class RidgeCv:
     bound: float = field(default=10.0, validator=positive)
 
     def _rows(self, seed: int, device: torch.device, dtype: torch.dtype) -> list[Tree]:
-        """Train, validation and test; standardised in float64, so that every device and precision sees the same rows."""
+        """Train, validation and test; standardised in float64, so that every device and
+        precision sees the same rows.
+        """
         table = load_table(self.dataset)
         try:
             target = torch.from_numpy(np.asarray(table.target, np.float64))
         except (TypeError, ValueError) as error:
-            raise DataError(f"{table.where}: the target is not a number ({error})\n  use logistic-cv for classes") from error
+            raise DataError(
+                f"{table.where}: the target is not a number ({error})\n"
+                "  use logistic-cv for classes"
+            ) from error
         rows = split(table, self.shares, Key(seed).fold("ridge-cv"))
         features = standardised([torch.from_numpy(table.features)[part] for part in rows])
-        mean, spread = target[rows[0]].mean(), target[rows[0]].std(correction=0)
+        mean = target[rows[0]].mean()
+        spread = target[rows[0]].std(correction=0)
         if not spread > 0:
-            raise DataError(f"{table.where}: the target is {float(mean):g} on every training row\n  choose another table")
+            raise DataError(
+                f"{table.where}: the target is {float(mean):g} on every training row\n"
+                "  choose another table"
+            )
         return [
             {"a": a.to(device, dtype), "b": ((target[part] - mean) / spread).to(device, dtype)}
             for a, part in zip(features, rows, strict=True)
@@ -122,7 +156,9 @@ class RidgeCv:
     def problem(self, seed: int, device: torch.device, dtype: torch.dtype) -> Problem:
         parts = train, validation, test = self._rows(seed, device, dtype)
         # Metrics are exact: in float64 whatever the run computes in.
-        exact = RidgeClosedForm(*(leaf.double() for leaf in (train["a"], train["b"], validation["a"], validation["b"])))
+        exact = RidgeClosedForm(
+            *(leaf.double() for leaf in (train["a"], train["b"], validation["a"], validation["b"]))
+        )
 
         @torch.no_grad()
         def evaluate(theta: Tree, x: Tree) -> dict[str, float]:
@@ -132,7 +168,13 @@ class RidgeCv:
             gap = torch.linalg.vector_norm(x["x"] - exact.solution(wide)["x"])
             r2 = 1 - 2 * fit / test["b"].var(correction=0)
             numbers = [exact.value(wide), stationarity, gap, _fit(x, validation), fit, r2]
-            return dict(zip(self.metrics, torch.stack([number.double() for number in numbers]).tolist(), strict=True))
+            return dict(
+                zip(
+                    self.metrics,
+                    torch.stack([number.double() for number in numbers]).tolist(),
+                    strict=True,
+                )
+            )
 
         zeros = torch.zeros_like(train["a"][0])
         return problem_of(_predictions, _half_square, parts, zeros, zeros, self.bound, evaluate)

@@ -1,4 +1,6 @@
-"""Tables of numbers with a target, by name: scikit-learn's own, a LIBSVM file, OpenML, or the Hub; their split and problem."""
+"""Tables of numbers with a target, by name: scikit-learn's own, a LIBSVM file, OpenML, or the
+Hub; their split and problem.
+"""
 
 from __future__ import annotations
 
@@ -17,11 +19,24 @@ from hgms.config import check_memory
 from hgms.gauss_newton import Composite
 from hgms_core import ROLES, Data, DataError, Key, MissingExtra, Problem, Tree
 
-TRAITS = frozenset({"smooth-lower", "few-upper", "per-example-losses", "stop-rows", "validation-rows", "closed-form"})
-METRICS = dict.fromkeys(("value_function", "stationarity", "lower_distance", "upper_loss", "test_loss"), False)
+TRAITS = frozenset(
+    {
+        "smooth-lower",
+        "few-upper",
+        "per-example-losses",
+        "stop-rows",
+        "validation-rows",
+        "closed-form",
+    }
+)
+METRICS = dict.fromkeys(
+    ("value_function", "stationarity", "lower_distance", "upper_loss", "test_loss"), False
+)
 
 EMBEDDED = ("diabetes", "breast-cancer", "wine", "iris", "digits")
-FORMS = f"sklearn:NAME ({', '.join(EMBEDDED)}), libsvm:FILE, openml:NAME@VERSION or hub:NAME@REVISION"
+FORMS = (
+    f"sklearn:NAME ({', '.join(EMBEDDED)}), libsvm:FILE, openml:NAME@VERSION or hub:NAME@REVISION"
+)
 
 
 @frozen(eq=False)
@@ -35,13 +50,15 @@ class Table:
     def __attrs_post_init__(self) -> None:
         if self.features.ndim != 2 or self.target.shape != self.features.shape[:1]:
             raise DataError(
-                f"{self.where}: features of shape {self.features.shape} and targets of shape {self.target.shape}\n"
+                f"{self.where}: features of shape {self.features.shape} and targets of shape "
+                f"{self.target.shape}\n"
                 "  a table with one target per row is needed"
             )
         bad = np.flatnonzero(~np.isfinite(self.features).all(1))
         if len(bad):
             raise DataError(
-                f"{self.where}: row {bad[0]} has a missing or infinite value ({len(bad)} such rows)\n"
+                f"{self.where}: row {bad[0]} has a missing or infinite value ({len(bad)} such "
+                "rows)\n"
                 "  fill them in or drop them, and use libsvm:FILE"
             )
 
@@ -49,21 +66,27 @@ class Table:
 def table_name(instance: object, attribute: Attribute[str], value: str) -> None:
     """The attrs validator of a field that names a table."""
     kind, _, rest = value.partition(":") if isinstance(value, str) else ("", "", "")
-    if not (rest in EMBEDDED if kind == "sklearn" else kind in ("libsvm", "openml", "hub") and rest):
+    if not (
+        rest in EMBEDDED if kind == "sklearn" else kind in ("libsvm", "openml", "hub") and rest
+    ):
         raise ValueError(f"{attribute.name!r} must be {FORMS}: {value!r}")
 
 
 def split_shares(instance: object, attribute: Attribute[Any], value: tuple[float, ...]) -> None:
     """The attrs validator of the shares of rows that train, validate and test."""
     if len(value) != 3 or min(value) <= 0 or sum(value) > 1 + 1e-9:
-        raise ValueError(f"{attribute.name!r} must be three positive shares (train, validation, test) of at most 1: {value}")
+        raise ValueError(
+            f"{attribute.name!r} must be three positive shares (train, validation, test) of at "
+            f"most 1: {value}"
+        )
 
 
 def load_table(dataset: str, width: int | None = None) -> Table:
     """The table that ``dataset`` (one of :data:`FORMS`) names. Targets are as stored.
 
-    A relative LIBSVM file that is not in the working directory is looked for below ``$HGMS_DATA``. ``width``: how many features
-    it has to have; a LIBSVM file, which does not store zeros, is filled up to it.
+    A relative LIBSVM file that is not in the working directory is looked for below ``$HGMS_DATA``.
+    ``width``: how many features it has to have; a LIBSVM file, which does not store zeros, is
+    filled up to it.
 
     >>> load_table("sklearn:iris").features.shape
     (150, 4)
@@ -82,7 +105,8 @@ def _load(dataset: str, width: int | None) -> Table:
         from sklearn import datasets
     except ImportError as error:
         raise MissingExtra(
-            f"the table {dataset} needs scikit-learn, which is not installed\n  pip install 'hgms[sklearn]'"
+            f"the table {dataset} needs scikit-learn, which is not installed\n"
+            "  pip install 'hgms[sklearn]'"
         ) from error
     if kind == "sklearn":
         bunch = getattr(datasets, f"load_{rest.replace('-', '_')}")()
@@ -94,19 +118,26 @@ def _load(dataset: str, width: int | None) -> Table:
         try:
             if path.exists() and not path.is_file():  # a pipe or a device has no end
                 raise OSError("it is not a file")
-            features, target = datasets.load_svmlight_file(str(path), dtype=np.float64, n_features=width)
+            features, target = datasets.load_svmlight_file(
+                str(path), dtype=np.float64, n_features=width
+            )
         except (OSError, ValueError, EOFError, OverflowError, zlib.error) as error:
             raise DataError(
-                f"{dataset}: cannot be read ({error})\n  check the path; lines are `target index:value …`"
+                f"{dataset}: cannot be read ({error})\n"
+                "  check the path; lines are `target index:value …`"
             ) from error
-        # One large index makes every row as long; and what is solved with the table is as wide as it is long.
+        # One large index makes every row as long; and what is solved with the table is as wide as
+        # it is long.
         check_memory(f"{dataset}: rows × largest index", *features.shape)
         check_memory(f"{dataset}: largest index squared", features.shape[1], features.shape[1])
         return Table(features.toarray(), target, dataset)
     name, _, version = rest.partition("@")
     try:
-        bunch = datasets.fetch_openml(name, version=int(version) if version else "active", as_frame=False, parser="liac-arff")
-    except Exception as error:  # scikit-learn passes on urllib's, its parser's and its own errors: all mean the same here
+        bunch = datasets.fetch_openml(
+            name, version=int(version) if version else "active", as_frame=False, parser="liac-arff"
+        )
+    except Exception as error:
+        # scikit-learn passes on urllib's, its parser's and its own errors: all mean the same here
         raise _unreachable(dataset, "OpenML", error) from error
     return _numeric(bunch.data, bunch.target, dataset)
 
@@ -116,19 +147,31 @@ def _hub(reference: str) -> Table:
         import datasets
     except ImportError as error:
         raise MissingExtra(
-            f"the table {reference} comes from the Hub through `datasets`, which is not installed\n  pip install 'hgms[hub]'"
+            f"the table {reference} comes from the Hub through `datasets`, which is not "
+            "installed\n  pip install 'hgms[hub]'"
         ) from error
     name, _, revision = reference.partition("@")
     where = f"hub:{reference}"
     try:
         rows = datasets.load_dataset(name, split="train", revision=revision or None)
-    except Exception as error:  # the library raises its own, requests', httpx' and pyarrow's errors: all mean the same here
+    except Exception as error:
+        # the library raises its own, requests', httpx' and pyarrow's errors: all mean the same here
         raise _unreachable(where, "the Hub", error) from error
     columns = {column: np.asarray(rows[column]) for column in rows.column_names}
-    target = next((column for column in ("target", "label", "class", "y") if column in columns), rows.column_names[-1])
-    features = [values for column, values in columns.items() if column != target and values.dtype.kind in "iufb"]
+    target = next(
+        (column for column in ("target", "label", "class", "y") if column in columns),
+        rows.column_names[-1],
+    )
+    features = [
+        values
+        for column, values in columns.items()
+        if column != target and values.dtype.kind in "iufb"
+    ]
     if not features:
-        raise DataError(f"{where}: no column of numbers beside the target {target!r} (columns: {', '.join(columns)})")
+        raise DataError(
+            f"{where}: no column of numbers beside the target {target!r} (columns: "
+            f"{', '.join(columns)})"
+        )
     return _numeric(np.stack(features, axis=1), columns[target], where)
 
 
@@ -136,7 +179,10 @@ def _numeric(features: Any, target: np.ndarray, where: str) -> Table:
     try:
         return Table(np.asarray(features, np.float64), target, where)
     except (TypeError, ValueError) as error:
-        raise DataError(f"{where}: its features are not all numbers ({error})\n  encode them, and use libsvm:FILE") from error
+        raise DataError(
+            f"{where}: its features are not all numbers ({error})\n"
+            "  encode them, and use libsvm:FILE"
+        ) from error
 
 
 def _unreachable(where: str, place: str, error: Exception) -> DataError:
@@ -157,16 +203,19 @@ def split(table: Table, shares: tuple[float, ...], key: Key) -> list[Tensor]:
 
 
 def standardised(parts: list[Tensor]) -> list[Tensor]:
-    """Features with mean 0 and standard deviation 1 over the first (the *training*) part; one that is constant there becomes 0
-    on it."""
-    mean, spread = parts[0].mean(0), parts[0].std(0, correction=0)
+    """Features with mean 0 and standard deviation 1 over the first (the *training*) part; one that
+    is constant there becomes 0 on it."""
+    mean = parts[0].mean(0)
+    spread = parts[0].std(0, correction=0)
     # a constant column's computed deviation is its rounding error
     spread = torch.where(spread > 1e-12 * (1 + mean.abs()), spread, torch.ones_like(spread))
     return [(part - mean) / spread for part in parts]
 
 
 def penalty(theta: Tree, x: Tree) -> Tensor:
-    """½ Σ e^θ x² with one θ a feature, ``[d]``, or one a vector of coefficients, ``[vectors, 1]``."""
+    """½ Σ e^θ x² with one θ a feature, ``[d]``, or one a vector of coefficients, ``[vectors,
+    1]``.
+    """
     return 0.5 * (theta["log_penalty"].exp() * x["x"] * x["x"]).sum()
 
 
@@ -179,16 +228,21 @@ def problem_of(
     bound: float,
     evaluate: Callable[[Tree, Tree], Mapping[str, float]],
 ) -> Problem:
-    """g = criterion(outputs) + penalty on the training rows, f = the same without it on the validation rows,
-    Θ = [−bound, bound]^p."""
+    """g = criterion(outputs) + penalty on the training rows, f = the same without it on the
+    validation rows, Θ = [−bound, bound]^p."""
     train, validation, *_ = parts
     return Problem(
         theta0={"log_penalty": theta0.clamp(-bound, bound)},
         x0={"x": x0},
-        g=Composite(outputs=outputs, criterion=lambda theta, x, z, batch: criterion(z, batch) + penalty(theta, x)),
+        g=Composite(
+            outputs=outputs,
+            criterion=lambda theta, x, z, batch: criterion(z, batch) + penalty(theta, x),
+        ),
         f=Composite(outputs=outputs, criterion=lambda theta, x, z, batch: criterion(z, batch)),
         lower_data=Data.of(train),
-        upper_data=dict.fromkeys(ROLES, Data.of(validation)),  # F is one function of all validation rows: every role sees them
+        upper_data=dict.fromkeys(
+            ROLES, Data.of(validation)
+        ),  # F is one function of all validation rows: every role sees them
         project=lambda theta: {"log_penalty": theta["log_penalty"].clamp(-bound, bound)},
         evaluate=evaluate,
     )

@@ -1,4 +1,6 @@
-"""Task `sphere`: a manifold of lower minimisers of any dimension, with everything in closed form."""
+"""Task `sphere`: a manifold of lower minimisers of any dimension, with everything in closed
+form.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""A k-dimensional sphere of lower minimisers in R^d that moves, turns and grows with θ: where selection decides the result."""
+"""A k-dimensional sphere of lower minimisers in R^d that moves, turns and grows with θ: where
+selection decides the result.
+"""
 
 from __future__ import annotations
 
@@ -19,7 +21,8 @@ from hgms_core import Key, Problem, Tree
 class SphereClosedForm:
     """The losses of a :class:`Sphere` problem, and x*(θ), F(θ), ∇F(θ), θ* and F* in closed form.
 
-    ``inside``: E [d, k+1]. ``outside``: N [d, d−k−1]. ``tilt``: B. ``slope``: w. ``best``: e. ``base``: c₀.
+    ``inside``: E [d, k+1]. ``outside``: N [d, d−k−1]. ``tilt``: B. ``slope``: w. ``best``: e.
+    ``base``: c₀.
     """
 
     inside: Tensor
@@ -46,12 +49,19 @@ class SphereClosedForm:
         """g(θ, x)."""
         on = self.inside.T @ x["x"] - self.center(theta)
         off = self.outside.T @ x["x"] - self.tilt @ theta["theta"]
-        return 0.25 * (on.square().sum() - self.radius(theta).square()).square() + 0.5 * off.square().sum()
+        return (
+            0.25 * (on.square().sum() - self.radius(theta).square()).square()
+            + 0.5 * off.square().sum()
+        )
 
     def upper(self, theta: Tree, x: Tree, batch: Tree) -> Tensor:
         """f(θ, x)."""
         t = theta["theta"]
-        return t @ (self.inside.T @ x["x"]) + self.slope @ (self.outside.T @ x["x"]) + 0.5 * self.alpha * t.square().sum()
+        return (
+            t @ (self.inside.T @ x["x"])
+            + self.slope @ (self.outside.T @ x["x"])
+            + 0.5 * self.alpha * t.square().sum()
+        )
 
     def point(self, theta: Tree, direction: Tensor) -> Tree:
         """The point of S(θ) in a unit ``direction`` of R^{k+1} from its centre."""
@@ -66,7 +76,11 @@ class SphereClosedForm:
         """F(θ) = −ω eᵀθ − r(θ)‖θ‖ + (α/2 + γ)‖θ‖²."""
         t = theta["theta"]
         size = torch.linalg.vector_norm(t)
-        return -self.offset * (self.best @ t) - self.radius(theta) * size + (0.5 * self.alpha + self.shift) * size.square()
+        return (
+            -self.offset * (self.best @ t)
+            - self.radius(theta) * size
+            + (0.5 * self.alpha + self.shift) * size.square()
+        )
 
     def hypergradient(self, theta: Tree) -> Tree:
         """∇F(θ) = −ωe − β‖θ‖e − r(θ) θ/‖θ‖ + (α + 2γ) θ."""
@@ -78,16 +92,24 @@ class SphereClosedForm:
     @property
     def theta_star(self) -> Tree:
         """The unique minimiser of F: t* e with t* = (ω + r₀)/(α + 2γ − 2β)."""
-        return {"theta": (self.offset + self.radius0) / (self.alpha + 2 * self.shift - 2 * self.growth) * self.best}
+        return {
+            "theta": (self.offset + self.radius0)
+            / (self.alpha + 2 * self.shift - 2 * self.growth)
+            * self.best
+        }
 
     @property
     def optimum(self) -> float:
         """F* = −(ω + r₀)² / (2(α + 2γ − 2β))."""
-        return -((self.offset + self.radius0) ** 2) / (2 * (self.alpha + 2 * self.shift - 2 * self.growth))
+        return -((self.offset + self.radius0) ** 2) / (
+            2 * (self.alpha + 2 * self.shift - 2 * self.growth)
+        )
 
     def off_manifold(self, theta: Tree, x: Tree) -> Tensor:
         """The distance from x to S(θ)."""
-        on = torch.linalg.vector_norm(self.inside.T @ x["x"] - self.center(theta)) - self.radius(theta)
+        on = torch.linalg.vector_norm(self.inside.T @ x["x"] - self.center(theta)) - self.radius(
+            theta
+        )
         off = self.outside.T @ x["x"] - self.tilt @ theta["theta"]
         return (on.square() + off.square().sum()).sqrt()
 
@@ -99,28 +121,32 @@ class Sphere:
 
     With a seeded orthonormal frame (E, N) of R^d, E of k+1 columns, and θ ∈ R^{k+1}::
 
-        g(θ, x) = ¼ (‖Eᵀx − c(θ)‖² − r(θ)²)² + ½ ‖Nᵀx − Bθ‖²        c(θ) = c₀ + γθ,   r(θ) = r₀ + β eᵀθ
+        g(θ, x) = ¼ (‖Eᵀx − c(θ)‖² − r(θ)²)² + ½ ‖Nᵀx − Bθ‖²    c(θ) = c₀ + γθ,   r(θ) = r₀ + β eᵀθ
         f(θ, x) = θᵀEᵀx + wᵀNᵀx + (α/2)‖θ‖²
         S(θ)    = {x: ‖Eᵀx − c(θ)‖ = r(θ), Nᵀx = Bθ}
         x*(θ)   = E (c(θ) − r(θ) θ/‖θ‖) + N Bθ
         F(θ)    = −ω eᵀθ − r(θ)‖θ‖ + (α/2 + γ)‖θ‖²,     θ* = e (ω + r₀)/(α + 2γ − 2β)
 
-    c₀ = −ωe − Bᵀw with e a seeded unit vector. For θ ≠ 0 the optimistic minimiser is unique and non-degenerate; θ = 0 is a tie
-    and a kink of F. x0 is the *worst* point of S(θ0): a method that does not select follows it and stops short of F*.
+    c₀ = −ωe − Bᵀw with e a seeded unit vector. For θ ≠ 0 the optimistic minimiser is unique and
+    non-degenerate; θ = 0 is a tie and a kink of F. x0 is the *worst* point of S(θ0): a method that
+    does not select follows it and stops short of F*.
 
-    Use when selection, chains or hypergradients on a manifold of any dimension have to be measured against the truth.
-    Avoid d in the tens of thousands: the frame takes d² numbers.
+    Use when selection, chains or hypergradients on a manifold of any dimension have to be measured
+    against the truth. Avoid d in the tens of thousands: the frame takes d² numbers.
 
     Arguments:
-        k, d: dimensions of the sphere and of x, 1 ≤ k < d. ``radius``: r₀. ``offset``: ω. ``shift``: γ. ``growth``: β.
-        alpha: α, the weight of the upper penalty; α + 2γ > 2β, and 2βt* < r₀ so that r(θ) > 0 on Θ = {‖θ‖ ≤ 2t*}
-            (enforced by projection).
+        k, d: dimensions of the sphere and of x, 1 ≤ k < d. ``radius``: r₀. ``offset``: ω.
+            ``shift``: γ. ``growth``: β.
+        alpha: α, the weight of the upper penalty; α + 2γ > 2β, and 2βt* < r₀ so that r(θ) > 0 on Θ
+            = {‖θ‖ ≤ 2t*} (enforced by projection).
 
     Errors: ValueError where these do not hold. Cost of ``evaluate``: a few products with the frame.
 
     >>> task, cpu, double = Sphere(k=2, d=5), torch.device("cpu"), torch.float64
     >>> problem, exact = task.problem(0, cpu, double), task.closed_form(0, cpu, double)
-    >>> abs(problem.evaluate(exact.theta_star, exact.solution(exact.theta_star))["upper_gap"]) < 1e-12
+    >>> abs(
+    ...     problem.evaluate(exact.theta_star, exact.solution(exact.theta_star))["upper_gap"]
+    ... ) < 1e-12
     True
 
     Source: this project's own construction, after the geometry of the HG-MS paper's assumptions.
@@ -128,7 +154,9 @@ class Sphere:
 
     name: ClassVar[str] = "sphere"
     version: ClassVar[str] = "1"
-    traits: ClassVar[frozenset[str]] = frozenset({"smooth-lower", "direct-upper", "few-upper", "stop-rows", "closed-form"})
+    traits: ClassVar[frozenset[str]] = frozenset(
+        {"smooth-lower", "direct-upper", "few-upper", "stop-rows", "closed-form"}
+    )
     metrics: ClassVar[Mapping[str, bool]] = dict.fromkeys(
         ("upper_gap", "upper_loss", "manifold_distance", "solution_distance"), False
     )
@@ -150,9 +178,13 @@ class Sphere:
     def _is_bounded(self, attribute: Attribute[float], value: float) -> None:
         curvature = value + 2 * self.shift - 2 * self.growth
         if curvature <= 0:
-            raise ValueError(f"'alpha' must be > 2 growth - 2 shift ({2 * (self.growth - self.shift)}): {value}")
+            raise ValueError(
+                f"'alpha' must be > 2 growth - 2 shift ({2 * (self.growth - self.shift)}): {value}"
+            )
         if 2 * self.growth * (self.offset + self.radius) / curvature >= self.radius:
-            raise ValueError(f"'growth' lets the radius vanish on Θ; lower it or raise alpha: {self.growth}")
+            raise ValueError(
+                f"'growth' lets the radius vanish on Θ; lower it or raise alpha: {self.growth}"
+            )
 
     def closed_form(self, seed: int, device: torch.device, dtype: torch.dtype) -> SphereClosedForm:
         """The losses and exact quantities of ``problem`` with the same arguments."""
@@ -163,13 +195,22 @@ class Sphere:
             return torch.randn(*shape, generator=generator, dtype=torch.float64)
 
         # Always drawn in float64 on the CPU: every device and precision sees the same problem.
-        size, rest = self.k + 1, self.d - self.k - 1
+        size = self.k + 1
+        rest = self.d - self.k - 1
         frame = torch.linalg.qr(normal(self.d, self.d)).Q
-        tilt, slope = normal(rest, size) / self.d**0.5, normal(rest) / self.d**0.5
+        tilt = normal(rest, size) / self.d**0.5
+        slope = normal(rest) / self.d**0.5
         best = normal(size)
         best = best / torch.linalg.vector_norm(best)
         base = -self.offset * best - tilt.T @ slope
-        tensors = (frame[:, :size].contiguous(), frame[:, size:].contiguous(), tilt, slope, best, base)
+        tensors = (
+            frame[:, :size].contiguous(),
+            frame[:, size:].contiguous(),
+            tilt,
+            slope,
+            best,
+            base,
+        )
         inside, outside, tilt, slope, best, base = (tensor.to(device, dtype) for tensor in tensors)
         numbers = (self.radius, self.offset, self.shift, self.growth, self.alpha)
         return SphereClosedForm(inside, outside, tilt, slope, best, base, *numbers)
@@ -178,7 +219,8 @@ class Sphere:
         exact = self.closed_form(seed, device, dtype)
         best = exact.best
         reach = float(torch.linalg.vector_norm(exact.theta_star["theta"]))
-        # θ0 has the length of θ* and lies 53° away from it; the worst point of S(θ0) is then also a bad one at θ*.
+        # θ0 has the length of θ* and lies 53° away from it; the worst point of S(θ0) is then also a
+        # bad one at θ*.
         across = torch.eye(self.k + 1, dtype=dtype, device=device)[best.abs().argmin()]
         across = across - (across @ best) * best
         theta0 = {"theta": reach * (0.8 * across / torch.linalg.vector_norm(across) + 0.6 * best)}
@@ -195,7 +237,17 @@ class Sphere:
             return dict(zip(self.metrics, numbers.tolist(), strict=True))
 
         def fresh(key: Key) -> Tree:
-            direction = torch.randn(self.k + 1, generator=key.generator(), dtype=torch.float64).to(device, dtype)
+            direction = torch.randn(self.k + 1, generator=key.generator(), dtype=torch.float64).to(
+                device, dtype
+            )
             return exact.point(theta0, direction / torch.linalg.vector_norm(direction))
 
-        return Problem(theta0=theta0, x0=worst, g=exact.lower, f=exact.upper, project=project, evaluate=evaluate, fresh=fresh)
+        return Problem(
+            theta0=theta0,
+            x0=worst,
+            g=exact.lower,
+            f=exact.upper,
+            project=project,
+            evaluate=evaluate,
+            fresh=fresh,
+        )

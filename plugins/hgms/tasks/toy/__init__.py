@@ -1,4 +1,6 @@
-"""Task `toy-penalty`: the numerical example of the paper on penalty methods, from many starts at once."""
+"""Task `toy-penalty`: the numerical example of the paper on penalty methods, from many starts at
+once.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""The numerical example of the paper on penalty methods: one upper and one lower number, from many starts at once."""
+"""The numerical example of the paper on penalty methods: one upper and one lower number, from
+many starts at once.
+"""
 
 from __future__ import annotations
 
@@ -13,7 +15,8 @@ from torch import Tensor
 from hgms.config import frozen
 from hgms_core import Key, Problem, Tree
 
-LOW, HIGH = 0.0, 3.0
+LOW = 0.0
+HIGH = 3.0
 """Θ, of every start."""
 
 
@@ -51,25 +54,32 @@ class ToyClosedForm:
         """With s = 4θ − 2: F'(θ) = 4 [−sin(s) σ(s) + cos(s) σ(s)(1 − σ(s)) + s/(s² + 1)]."""
         s = 4 * theta["theta"] - 2
         share = s.sigmoid()
-        return {"theta": 4 * (-s.sin() * share + s.cos() * share * (1 - share) + s / (s.square() + 1))}
+        return {
+            "theta": 4 * (-s.sin() * share + s.cos() * share * (1 - share) + s / (s.square() + 1))
+        }
 
 
 @final
 @frozen(kw_only=True)
 class ToyPenalty:
-    """The example on which V-PBGD was first shown, from ``starts`` starting points that do not see each other::
+    """The example on which V-PBGD was first shown, from ``starts`` starting points that do not see
+    each other::
 
-        f(θ, x) = cos(4x + 2)/(1 + e^{2 − 4θ}) + ½ ln((4θ − 2)² + 1),       g(θ, x) = (θ + x)² + θ sin²(θ + x)
-        Θ = [0, 3],   θ0 uniform in [0, 3.5], then projected,   x0 uniform in [−5, 8.5]      (both are sums over the starts)
+        f(θ, x) = cos(4x + 2)/(1 + e^{2 − 4θ}) + ½ ln((4θ − 2)² + 1),
+            g(θ, x) = (θ + x)² + θ sin²(θ + x)
+        Θ = [0, 3],  θ0 uniform in [0, 3.5], then projected,  x0 uniform in [−5, 8.5]
+            (both are sums over the starts)
 
-    g is not convex in x but satisfies the Polyak–Łojasiewicz inequality; its only minimiser is x = −θ. F(θ) = f(θ, −θ) has
-    several local minima in Θ, so what a method reaches depends on where it starts.
+    g is not convex in x but satisfies the Polyak–Łojasiewicz inequality; its only minimiser is x =
+    −θ. F(θ) = f(θ, −θ) has several local minima in Θ, so what a method reaches depends on where it
+    starts.
 
-    Metrics, as means over the starts: ``value`` F(θ); ``upper_loss`` f(θ, x); ``residual`` |θ + x|, the distance to the lower
-    minimiser; ``slope``, the length of the projected hypergradient |θ − P(θ − F'(θ))|.
+    Metrics, as means over the starts: ``value`` F(θ); ``upper_loss`` f(θ, x); ``residual`` |θ + x|,
+    the distance to the lower minimiser; ``slope``, the length of the projected hypergradient |θ −
+    P(θ − F'(θ))|.
 
-    Use when the steps to convergence of a penalty method are to be counted. Avoid for comparing what methods reach: it is two
-    numbers.
+    Use when the steps to convergence of a penalty method are to be counted. Avoid for comparing
+    what methods reach: it is two numbers.
 
     Arguments:
         starts: how many; the seed draws them. θ and x hold one number for each.
@@ -88,8 +98,12 @@ class ToyPenalty:
 
     name: ClassVar[str] = "toy-penalty"
     version: ClassVar[str] = "1"
-    traits: ClassVar[frozenset[str]] = frozenset({"smooth-lower", "direct-upper", "few-upper", "stop-rows", "closed-form"})
-    metrics: ClassVar[Mapping[str, bool]] = dict.fromkeys(("value", "upper_loss", "residual", "slope"), False)
+    traits: ClassVar[frozenset[str]] = frozenset(
+        {"smooth-lower", "direct-upper", "few-upper", "stop-rows", "closed-form"}
+    )
+    metrics: ClassVar[Mapping[str, bool]] = dict.fromkeys(
+        ("value", "upper_loss", "residual", "slope"), False
+    )
 
     starts: int = field(default=1000, validator=[validators.ge(1), validators.le(1000)])
 
@@ -99,13 +113,17 @@ class ToyPenalty:
 
     def problem(self, seed: int, device: torch.device, dtype: torch.dtype) -> Problem:
         exact = ToyClosedForm()
-        unit = torch.rand(2, self.starts, generator=Key(seed).fold(self.name).generator(), dtype=torch.float64)
+        unit = torch.rand(
+            2, self.starts, generator=Key(seed).fold(self.name).generator(), dtype=torch.float64
+        )
 
         def project(theta: Tree) -> Tree:
             return {"theta": theta["theta"].clamp(LOW, HIGH)}
 
         def evaluate(theta: Tree, x: Tree) -> dict[str, float]:
-            moved = project({"theta": theta["theta"] - exact.hypergradient(theta)["theta"]})["theta"]
+            moved = project({"theta": theta["theta"] - exact.hypergradient(theta)["theta"]})[
+                "theta"
+            ]
             numbers = torch.stack(
                 [
                     exact.value(theta) / self.starts,

@@ -1,4 +1,6 @@
-"""SmolLM2-135M-Instruct, real weights from the package index: the model ``smollm2-135m`` of ``[task.model]``."""
+"""SmolLM2-135M-Instruct, real weights from the package index: the model ``smollm2-135m`` of
+``[task.model]``.
+"""
 
 from __future__ import annotations
 

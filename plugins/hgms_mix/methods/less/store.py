@@ -1,4 +1,6 @@
-"""Features on disk: written once, memory-mapped, and refused where they belong to something else."""
+"""Features on disk: written once, memory-mapped, and refused where they belong to something
+else.
+"""
 
 from __future__ import annotations
 
@@ -17,7 +19,8 @@ from hgms_core import ConfigError, Data, Tree
 
 @frozen(kw_only=True)
 class FeatureStore:
-    """The features of one checkpoint, a row of the file for each row of the pool, and which of them are there.
+    """The features of one checkpoint, a row of the file for each row of the pool, and which of them
+    are there.
 
     ::
 
@@ -25,7 +28,8 @@ class FeatureStore:
         present-<epoch>.npy      [rows], written after the features
         store-<epoch>.json       digest, rows, dims
 
-    Half precision is what the scores are computed from too, so that features read back give the same scores as fresh ones.
+    Half precision is what the scores are computed from too, so that features read back give the
+    same scores as fresh ones.
     """
 
     folder: Path
@@ -38,30 +42,47 @@ class FeatureStore:
         return self.folder / f"{what}-{self.epoch}.{suffix}"
 
     def _mapped(self) -> tuple[np.memmap, np.memmap]:
-        """Features and presence, made where they are not there yet. Raises ConfigError for a store of something else."""
+        """Features and presence, made where they are not there yet. Raises ConfigError for a
+        store of something else.
+        """
         about = {"digest": self.digest, "rows": self.rows, "dims": self.dims}
         marker = self._path("store", "json")
         if not marker.exists():
             self.folder.mkdir(parents=True, exist_ok=True)
-            shapes = {"features": ((self.rows, self.dims), np.float16), "present": ((self.rows,), np.bool_)}
+            shapes = {
+                "features": ((self.rows, self.dims), np.float16),
+                "present": ((self.rows,), np.bool_),
+            }
             for what, (shape, dtype) in shapes.items():
-                np.lib.format.open_memmap(self._path(what), mode="w+", dtype=dtype, shape=shape).flush()
+                np.lib.format.open_memmap(
+                    self._path(what), mode="w+", dtype=dtype, shape=shape
+                ).flush()
             marker.write_text(json.dumps(about), encoding="utf-8")
         try:
             stored = json.loads(marker.read_text(encoding="utf-8"))
-            maps = tuple(np.lib.format.open_memmap(self._path(what), mode="r+") for what in ("features", "present"))
+            maps = tuple(
+                np.lib.format.open_memmap(self._path(what), mode="r+")
+                for what in ("features", "present")
+            )
         except (OSError, ValueError) as error:
-            raise ConfigError(f"feature store {self.folder} is damaged: {error}\n  remove the folder") from None
-        if stored != about or maps[0].shape != (self.rows, self.dims) or maps[1].shape != (self.rows,):
             raise ConfigError(
-                f"feature store {marker} was made from other rows, another model or other settings\n"
+                f"feature store {self.folder} is damaged: {error}\n  remove the folder"
+            ) from None
+        if (
+            stored != about
+            or maps[0].shape != (self.rows, self.dims)
+            or maps[1].shape != (self.rows,)
+        ):
+            raise ConfigError(
+                f"feature store {marker} was made from other rows, another model or other "
+                "settings\n"
                 "  remove the folder, or choose another `store`"
             )
         return maps[0], maps[1]
 
     def rows_of(self, first: int, last: int, like: Tensor, compute: Callable[[], Tensor]) -> Tensor:
-        """The features of rows first … last − 1 with the device and type of ``like``; computed and stored where one of them
-        is missing."""
+        """The features of rows first … last − 1 with the device and type of ``like``; computed and
+        stored where one of them is missing."""
         features, present = self._mapped()
         if not present[first:last].all():
             features[first:last] = compute().to("cpu", torch.float16).numpy()
@@ -76,7 +97,11 @@ def fingerprint(data: Data, piece: int = 256) -> str:
     digest = hashlib.sha256(str(data.size).encode())
     for index in torch.split(torch.arange(data.size), piece):
         rows = data.rows(index.to(data.device))
-        digest.update(tree_digest({name: leaf for name, leaf in rows.items() if leaf.shape[:1] == index.shape}).encode())
+        digest.update(
+            tree_digest(
+                {name: leaf for name, leaf in rows.items() if leaf.shape[:1] == index.shape}
+            ).encode()
+        )
     return digest.hexdigest()
 
 

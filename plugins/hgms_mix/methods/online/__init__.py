@@ -1,4 +1,6 @@
-"""Mixtures learned beside a model that trains on them: `doremi`, `doge`, `skill-it`, `aioli`, and `hg-ms-online`."""
+"""Mixtures learned beside a model that trains on them: `doremi`, `doge`, `skill-it`, `aioli`,
+and `hg-ms-online`.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""Aioli: which source lowers which validation loss, estimated in every round from short stretches of the training itself."""
+"""Aioli: which source lowers which validation loss, estimated in every round from short
+stretches of the training itself.
+"""
 
 from __future__ import annotations
 
@@ -26,31 +28,36 @@ class Aioli:
         A_j = W⁻¹ Δ_j,   A ← A − min(0, min A),   A ← A / Σ A,    p_{t+1} ∝ p_t e^(η Σ_j A_js)
         then      x ← AdamW, ``round_steps`` updates at p_{t+1}
 
-    L_j is the mean loss of validation set j on its rows of the role ``differentiate``. With ``average`` a the weights are
-    p ∝ e^(η Σ_j Ā_js) instead, Ā ← (1 − a) A + a Ā over the rounds. The mixture is the mean of the p_t that x was trained on;
-    the sweeps, which are even on average, do not count. One step is one stretch of a sweep, or up to ``updates`` updates.
+    L_j is the mean loss of validation set j on its rows of the role ``differentiate``. With
+    ``average`` a the weights are p ∝ e^(η Σ_j Ā_js) instead, Ā ← (1 − a) A + a Ā over the rounds.
+    The mixture is the mean of the p_t that x was trained on; the sweeps, which are even on average,
+    do not count. One step is one stretch of a sweep, or up to ``updates`` updates.
 
-    Use where which source helps changes while x trains, and a loss of validation rows is cheap. Avoid with few validation rows:
-    the fall over ``sweep_steps`` updates must stand out of its noise. Weights move by at most η a round.
+    Use where which source helps changes while x trains, and a loss of validation rows is cheap.
+    Avoid with few validation rows: the fall over ``sweep_steps`` updates must stand out of its
+    noise. Weights move by at most η a round.
 
     Arguments:
-        rounds: how many (None: until the budget is spent). ``round_steps``: updates at the mixture of each.
-        sweeps, sweep_steps: over the sources in each round, and updates at each W_i. ``focus``: of W_i, between 1/S and 1.
+        rounds: how many (None: until the budget is spent). ``round_steps``: updates at the mixture
+            of each.
+        sweeps, sweep_steps: over the sources in each round, and updates at each W_i. ``focus``: of
+            W_i, between 1/S and 1.
         eta, average: η and a (None: no average).
         updates: at most how many updates at the mixture in one outer step.
         lr, weight_decay, betas, eps, batch_size: AdamW.
         chunk: validation rows whose losses are computed at a time.
 
-    Errors: ConfigError for a problem without sources or validation rows, and a ``focus`` of at most 1/S; NumericalError for
-    infinite losses.
+    Errors: ConfigError for a problem without sources or validation rows, and a ``focus`` of at most
+    1/S; NumericalError for infinite losses.
 
-    Cost of a round: S·``sweeps``·``sweep_steps`` + ``round_steps`` lower gradients, 1 + S·``sweeps`` upper values.
-    Memory: 3 lower states between steps, 10 within one.
+    Cost of a round: S·``sweeps``·``sweep_steps`` + ``round_steps`` lower gradients, 1 +
+    S·``sweeps`` upper values. Memory: 3 lower states between steps, 10 within one.
 
     >>> Aioli(rounds=None, eta=0.5).focus
     0.75
 
-    Source: Chen et al., *Aioli: a unified optimization framework for language model data mixing*, 2025, algorithms 1 and 2.
+    Source: Chen et al., *Aioli: a unified optimization framework for language model data mixing*,
+        2025, algorithms 1 and 2.
     """
 
     name: ClassVar[str] = "aioli"
@@ -62,7 +69,9 @@ class Aioli:
     sweep_steps: int = field(default=4, validator=whole)
     focus: float = field(default=0.75, validator=[validators.gt(0), validators.le(1)])
     eta: float = field(default=0.2, validator=positive)
-    average: float | None = field(default=None, validator=validators.optional([validators.ge(0), validators.lt(1)]))
+    average: float | None = field(
+        default=None, validator=validators.optional([validators.ge(0), validators.lt(1)])
+    )
     updates: int = field(default=10, validator=whole)
     lr: float = field(default=1e-4, validator=positive)
     weight_decay: float = field(default=0.01, validator=not_negative)
@@ -82,7 +91,10 @@ class Aioli:
         sources = _sources(problem)
         hgms_mix.lm.check_role(problem, "method 'aioli' measures its law on", "differentiate")
         if len(sources.names) < 2:
-            raise ConfigError(f"method 'aioli' mixes at least two sources, and this problem has one: {sources.names[0]}")
+            raise ConfigError(
+                "method 'aioli' mixes at least two sources, and this problem has one: "
+                f"{sources.names[0]}"
+            )
         if self.focus <= 1 / len(sources.names):
             raise ConfigError(
                 f"method 'aioli' tells {len(sources.names)} sources apart by a 'focus' of more "
@@ -102,27 +114,40 @@ class Aioli:
 
     def step(self, problem: Problem, state: State, progress: float = 0.0) -> tuple[State, Record]:
         phases = {"sweeps": self._sweep, "train": self._train}
-        return hgms_mix.lm.in_phases(phases, problem, state, finished=self.finished(state), round=state["round"] + 1)
+        return hgms_mix.lm.in_phases(
+            phases, problem, state, finished=self.finished(state), round=state["round"] + 1
+        )
 
     def finished(self, state: State) -> bool:
         """Whether all rounds are over."""
         return self.rounds is not None and state["round"] >= self.rounds
 
     def result(self, state: State) -> tuple[Tree, Tree]:
-        """(θ, x): the even mixture until the first sweeps are over, the mean mixture so far from then on; x as it is."""
+        """(θ, x): the even mixture until the first sweeps are over, the mean mixture so far from
+        then on; x as it is.
+        """
         return state["theta"], hgms_mix.lm.adamw_part(state["train"], "x")
 
     def _sweep(self, problem: Problem, state: State) -> tuple[State, Record, Cost]:
-        """A stretch of updates at W_i and by how much the losses fell; after the last of the round the law and its mixture."""
-        sources, at, before, falls, spent = _sources(problem), state["at"], state["before"], state["falls"], Cost()
-        size, key = len(sources.names), Key(state["seed"]).fold("round", state["round"])
+        """A stretch of updates at W_i and by how much the losses fell; after the last of the
+        round the law and its mixture.
+        """
+        sources = _sources(problem)
+        at = state["at"]
+        before = state["before"]
+        falls = state["falls"]
+        spent = Cost()
+        size = len(sources.names)
+        key = Key(state["seed"]).fold("round", state["round"])
         if at == 0:
             before, spent = self._losses(problem, state["train"], state)
             falls = torch.zeros(len(before), size, dtype=torch.float64)
         order = torch.randperm(size, generator=key.fold("order", at // size).generator())
         number = int(order[at % size])
         focused = focused_mixtures(size, self.focus)[number]
-        train, record, cost = self._updates(problem, state, focused, key.fold("sweep", at), self.sweep_steps)
+        train, record, cost = self._updates(
+            problem, state, focused, key.fold("sweep", at), self.sweep_steps
+        )
         losses, more = self._losses(problem, train, state)
         falls = falls.clone()
         falls[:, number] += (before - losses) / self.sweeps
@@ -143,15 +168,27 @@ class Aioli:
             changes |= {"phase": "train", "at": 0, "law": law, "weights": weights}
             if state["round"] == 0:
                 changes["theta"] = training.theta_of(sources, weights)
-        return changes, {"source": sources.names[number], **record, "upper_loss": losses.mean()}, spent
+        return (
+            changes,
+            {"source": sources.names[number], **record, "upper_loss": losses.mean()},
+            spent,
+        )
 
     def _train(self, problem: Problem, state: State) -> tuple[State, Record, Cost]:
         """Some updates at the mixture of the round."""
-        sources, at, weights = _sources(problem), state["at"], state["weights"]
-        count, key = min(self.updates, self.round_steps - at), Key(state["seed"]).fold("round", state["round"], "train")
+        sources = _sources(problem)
+        at = state["at"]
+        weights = state["weights"]
+        count = min(self.updates, self.round_steps - at)
+        key = Key(state["seed"]).fold("round", state["round"], "train")
         train, record, spent = self._updates(problem, state, weights, key, count)
         used = state["used"] + count * weights
-        changes: State = {"train": train, "at": at + count, "count": state["count"] + count, "used": used}
+        changes: State = {
+            "train": train,
+            "at": at + count,
+            "count": state["count"] + count,
+            "used": used,
+        }
         changes["theta"] = training.theta_of(sources, used / used.sum())
         if changes["at"] == self.round_steps:
             changes |= {"phase": "sweeps", "at": 0, "round": state["round"] + 1}
@@ -163,10 +200,17 @@ class Aioli:
 
     def _updates(
         self, problem: Problem, state: State, weights: Tensor, key: Key, count: int
-    ) -> tuple[Tree, Record, Cost]:  # fmt: skip
+    ) -> tuple[Tree, Record, Cost]:
         train, loss, spent = training.trained(
-            problem, weights, state["train"], self, key=key, done=state["count"], count=count, step=state["step"] + 1
-        )  # fmt: skip
+            problem,
+            weights,
+            state["train"],
+            self,
+            key=key,
+            done=state["count"],
+            count=count,
+            step=state["step"] + 1,
+        )
         return train, {"lower_loss": loss}, spent
 
 
@@ -181,7 +225,8 @@ def focused_mixtures(size: int, focus: float) -> Tensor:
 
 
 def mixing_law(falls: Tensor, focus: float) -> Tensor:
-    """A from the falls Δ, ``[M, S]``: no entry below 0, and all of them 1 together (even where all of them are 0).
+    """A from the falls Δ, ``[M, S]``: no entry below 0, and all of them 1 together (even where all
+    of them are 0).
 
     >>> mixing_law(torch.tensor([[3.0, 1.0]], dtype=torch.float64), focus=1.0)
     tensor([[0.7500, 0.2500]], dtype=torch.float64)

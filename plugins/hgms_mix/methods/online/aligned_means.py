@@ -1,4 +1,6 @@
-"""How well each source's mean direction agrees with that of validation: cosines of means, not means of cosines."""
+"""How well each source's mean direction agrees with that of validation: cosines of means, not
+means of cosines.
+"""
 
 from __future__ import annotations
 
@@ -12,7 +14,18 @@ from torch import Tensor
 import hgms_mix.lm
 from hgms.config import decay_rate, frozen, lowering, optional_whole, positive
 from hgms.rows import mixture_slope
-from hgms_core import Branch, Candidates, Cost, Estimate, Key, Problem, Selection, State, Tree, upper_gradients
+from hgms_core import (
+    Branch,
+    Candidates,
+    Cost,
+    Estimate,
+    Key,
+    Problem,
+    Selection,
+    State,
+    Tree,
+    upper_gradients,
+)
 from hgms_mix.methods.online.gradients import directions_of
 
 
@@ -22,50 +35,65 @@ class AlignedMeans:
     """Cosines, in Adam's metric, of running means of gradients that training took anyway::
 
         U_s ← βU_s + u_s,   N_s ← βN_s + n_s,   Q_s ← βQ_s + ‖u_s‖²_D,   F ← βF + ∇f
-        a_s = ⟨U_s, F⟩_D / (√(N_s Q_s) ‖F‖_D),     ⟨a, b⟩_D = Σ_j D_j a_j b_j,   D_j = √(mean v) / (√v_j + eps)
-        h = −∇_θ Σ_s ω_s(θ) a_s       (the derivative of f after one step that takes each source's rows at the same length)
+        a_s = ⟨U_s, F⟩_D / (√(N_s Q_s) ‖F‖_D),  ⟨a, b⟩_D = Σ_j D_j a_j b_j,
+            D_j = √(mean v) / (√v_j + eps)
+        h = −∇_θ Σ_s ω_s(θ) a_s
+            (the derivative of f after one step that takes each source's rows at the same length)
 
-    u_s is the sum of the gradients of n_s rows of source s. ``mixture-branches`` brings it along (the sum over all candidates)
-    and, where it trains on validation rows, ∇f; v are the selected branch's second moments. With another generator u_s is of
-    fresh rows, equally many of each source, at the selected candidate; without Adam's moments D = 1.
+    u_s is the sum of the gradients of n_s rows of source s. ``mixture-branches`` brings it along
+    (the sum over all candidates) and, where it trains on validation rows, ∇f; v are the selected
+    branch's second moments. With another generator u_s is of fresh rows, equally many of each
+    source, at the selected candidate; without Adam's moments D = 1.
 
-    Gradients of a few rows are mostly noise. In the mean of n cosines the product of two noises has a standard deviation that
-    falls as 1/√n; in the product of two means all n² pairs of batches enter, and it falls as 1/n. A row's gradient has length
-    √(Q_s/N_s), so a_s is the cosine that one row would have on average, however many rows of the source there were: divided by
-    ‖U_s‖ a source of which more rows were drawn would seem to help more, and get more weight again. All candidates enter, the
-    selected one as much as the others, so that the luck by which it was selected has no say. A source that no row has been seen
-    of is as good as the mean of the others, so its weight stays.
+    Gradients of a few rows are mostly noise. In the mean of n cosines the product of two noises has
+    a standard deviation that falls as 1/√n; in the product of two means all n² pairs of batches
+    enter, and it falls as 1/n. A row's gradient has length √(Q_s/N_s), so a_s is the cosine that
+    one row would have on average, however many rows of the source there were: divided by ‖U_s‖ a
+    source of which more rows were drawn would seem to help more, and get more weight again. All
+    candidates enter, the selected one as much as the others, so that the luck by which it was
+    selected has no say. A source that no row has been seen of is as good as the mean of the others,
+    so its weight stays.
 
-    Use for the weights of data sources while a model trains, with ``dual-averaging``. Avoid where x moves far within 1/(1 − β)
-    steps: means are of gradients at states that are left behind.
+    Use for the weights of data sources while a model trains, with ``dual-averaging``. Avoid where x
+    moves far within 1/(1 − β) steps: means are of gradients at states that are left behind.
 
     Arguments:
         decay: β in [0, 1). ``eps``: of Adam's second moments.
-        batch_size, upper_batch_size: fresh lower and validation rows, where the generator brings no u, or no ∇f (None: all).
+        batch_size, upper_batch_size: fresh lower and validation rows, where the generator brings no
+            u, or no ∇f (None: all).
 
     Errors: ConfigError for a problem without sources.
 
-    Cost: none where the generator brings both, else S lower gradients of ``batch_size`` rows together, and 1 upper gradient.
+    Cost: none where the generator brings both, else S lower gradients of ``batch_size`` rows
+        together, and 1 upper gradient.
     Memory: S + 1 gradients.
 
     >>> from hgms_mix.methods.online import MixtureBranches
     >>> from hgms.testing.problems import mixture
     >>> problem, generator, estimator = mixture(), MixtureBranches(lr=0.1), AlignedMeans()
-    >>> candidates = generator.propose(problem, problem.theta0, generator.init(problem, Key(0)), Key(1))
+    >>> candidates = generator.propose(
+    ...     problem, problem.theta0, generator.init(problem, Key(0)), Key(1)
+    ... )
     >>> selection = Selection.of(torch.zeros(1))
-    >>> h = estimator.estimate_all(problem, problem.theta0, candidates, selection, Key(2), estimator.init(problem))[0].value
-    >>> problem.sources.names, bool(next(iter(h.values()))[0] < 0)         # more of what is near
+    >>> h = estimator.estimate_all(
+    ...     problem, problem.theta0, candidates, selection, Key(2), estimator.init(problem)
+    ... )[0].value
+    >>> problem.sources.names, bool(next(iter(h.values()))[0] < 0)  # more of what is near
     (('near', 'far'), True)
 
-    Source: this project; cosines in Adam's metric as LESS has them (Xia et al. 2024, arXiv 2402.04333), products of means of
-    gradients where DoGE has those of single ones (Fan et al. 2024).
+    Source: this project; cosines in Adam's metric as LESS has them (Xia et al. 2024, arXiv
+    2402.04333), products of means of gradients where DoGE has those of single ones (Fan et al.
+    2024).
 
-    .. versionadded:: 0.8"""
+    .. versionadded:: 0.8
+    """
 
     name: ClassVar[str] = "aligned-means"
     needs: ClassVar[frozenset[str]] = frozenset({"sources"})
     testing_failures: ClassVar[Mapping[str, str]] = {
-        "closed-form-sources": "lengths of gradients are divided out: h is a direction, whatever ∇F's length is"
+        "closed-form-sources": (
+            "lengths of gradients are divided out: h is a direction, whatever ∇F's length is"
+        )
     }
     decay: float = field(default=0.95, validator=decay_rate)
     eps: float = field(default=1e-8, validator=positive)
@@ -84,35 +112,56 @@ class AlignedMeans:
             "upper": zeros,
         }
 
-    def estimate(self, problem: Problem, theta: Tree, branch: Branch, key: Key, state: State) -> tuple[Estimate, State]:
+    def estimate(
+        self, problem: Problem, theta: Tree, branch: Branch, key: Key, state: State
+    ) -> tuple[Estimate, State]:
         one = {name: leaf[None] for name, leaf in branch.x.items()}
         alone = Candidates(x=one, aux={name: leaf[None] for name, leaf in branch.aux.items()})
         selection = Selection.of(next(iter(one.values())).new_zeros(1))
         return self.estimate_all(problem, theta, alone, selection, key, state)
 
     def estimate_all(
-        self, problem: Problem, theta: Tree, candidates: Candidates, selection: Selection, key: Key, state: State
+        self,
+        problem: Problem,
+        theta: Tree,
+        candidates: Candidates,
+        selection: Selection,
+        key: Key,
+        state: State,
     ) -> tuple[Estimate, State]:
         branch = candidates.branch(selection.index)
         directions, rows, below = self._directions(problem, candidates, branch, key)
         loss, slope, above = self._slope(problem, theta, candidates, branch, key)
         metric = self._metric(branch)
         memory = {
-            "sources": {name: self.decay * leaf + directions[name] for name, leaf in state["sources"].items()},
+            "sources": {
+                name: self.decay * leaf + directions[name]
+                for name, leaf in state["sources"].items()
+            },
             "rows": self.decay * state["rows"] + rows,
             "squares": self.decay * state["squares"] + product(directions, directions, metric),
-            "upper": {name: self.decay * leaf + slope[name] for name, leaf in state["upper"].items()},
+            "upper": {
+                name: self.decay * leaf + slope[name] for name, leaf in state["upper"].items()
+            },
         }
         sources = hgms_mix.lm.sources_of(problem, f"hypergradient {self.name!r} compares")
-        value = mixture_slope(sources, theta, alignments(memory, metric), memory["rows"] > 0, redrawn=False)
+        value = mixture_slope(
+            sources, theta, alignments(memory, metric), memory["rows"] > 0, redrawn=False
+        )
         return Estimate(value=value, upper_loss=loss, cost=below + above), memory
 
     def _directions(
         self, problem: Problem, candidates: Candidates, branch: Branch, key: Key
-    ) -> tuple[Tree, Tensor, Cost]:  # fmt: skip
-        """(u, n, the cost): what the candidates bring along, or of fresh rows at the selected one."""
+    ) -> tuple[Tree, Tensor, Cost]:
+        """(u, n, the cost): what the candidates bring along, or of fresh rows at the selected
+        one.
+        """
         if all(f"u.{name}" in candidates.aux for name in branch.x):
-            return {name: candidates.aux[f"u.{name}"].sum(0) for name in branch.x}, candidates.aux["rows"].sum(0), Cost()
+            return (
+                {name: candidates.aux[f"u.{name}"].sum(0) for name in branch.x},
+                candidates.aux["rows"].sum(0),
+                Cost(),
+            )
         sources = hgms_mix.lm.sources_of(problem, f"hypergradient {self.name!r} compares")
         batch, count = problem.lower_data.sample(key.fold("lower"), self.batch_size)
         u, held, _ = directions_of(sources, problem.theta0, branch.x, batch)
@@ -123,31 +172,51 @@ class AlignedMeans:
     ) -> tuple[Tensor, Tree, Cost]:
         """(f, ∇f, the cost): on the candidates' ways, or of fresh rows at the selected one."""
         if all(f"f.{name}" in candidates.aux for name in branch.x):
-            return branch.aux["upper_loss"], {name: candidates.aux[f"f.{name}"].sum(0) for name in branch.x}, Cost()
-        batch, rows = problem.upper_data["differentiate"].sample(key.fold("upper"), self.upper_batch_size)
-        loss, _, slope = upper_gradients(lambda theta, x: problem.f(theta, x, batch), theta, branch.x)
+            return (
+                branch.aux["upper_loss"],
+                {name: candidates.aux[f"f.{name}"].sum(0) for name in branch.x},
+                Cost(),
+            )
+        batch, rows = problem.upper_data["differentiate"].sample(
+            key.fold("upper"), self.upper_batch_size
+        )
+        loss, _, slope = upper_gradients(
+            lambda theta, x: problem.f(theta, x, batch), theta, branch.x
+        )
         return loss, slope, Cost(upper_gradients=1, rows=rows)
 
     def _metric(self, branch: Branch) -> Tree:
-        """D, 1 where there are no moments. Its scale is that of v, so that lengths of different steps can be added up."""
+        """D, 1 where there are no moments. Its scale is that of v, so that lengths of different
+        steps can be added up.
+        """
         moments = {name: branch.aux[f"v.{name}"] for name in branch.x if f"v.{name}" in branch.aux}
         if len(moments) < len(branch.x):
             return {name: torch.ones_like(leaf) for name, leaf in branch.x.items()}
-        mean = torch.stack([leaf.sum() for leaf in moments.values()]).sum() / sum(leaf.numel() for leaf in moments.values())
+        mean = torch.stack([leaf.sum() for leaf in moments.values()]).sum() / sum(
+            leaf.numel() for leaf in moments.values()
+        )
         return {name: mean.sqrt() / (leaf.sqrt() + self.eps) for name, leaf in moments.items()}
 
 
 def product(a: Tree, b: Tree, metric: Tree) -> Tensor:
     """⟨a_s, b_s⟩_D of stacked vectors, ``[S]``.
 
-    >>> product({"x": torch.tensor([[1.0, 2.0]])}, {"x": torch.tensor([[1.0, 1.0]])}, {"x": torch.tensor([1.0, 0.5])})
+    >>> product(
+    ...     {"x": torch.tensor([[1.0, 2.0]])},
+    ...     {"x": torch.tensor([[1.0, 1.0]])},
+    ...     {"x": torch.tensor([1.0, 0.5])},
+    ... )
     tensor([2.])
     """
-    return torch.stack([(a[name] * b[name] * leaf).flatten(1).sum(1) for name, leaf in metric.items()]).sum(0)
+    return torch.stack(
+        [(a[name] * b[name] * leaf).flatten(1).sum(1) for name, leaf in metric.items()]
+    ).sum(0)
 
 
 def alignments(memory: State, metric: Tree) -> Tensor:
     """a, ``[S]``; 0 for a source without rows or slope, and where ∇f is 0."""
     target = {name: leaf[None] for name, leaf in memory["upper"].items()}
     lengths = (memory["rows"] * memory["squares"]).sqrt() * product(target, target, metric).sqrt()
-    return product(memory["sources"], target, metric) / lengths.clamp_min(torch.finfo(lengths.dtype).tiny)
+    return product(memory["sources"], target, metric) / lengths.clamp_min(
+        torch.finfo(lengths.dtype).tiny
+    )

@@ -1,4 +1,6 @@
-"""DoGE: sources whose gradients agree with that of the target get more weight while a proxy trains."""
+"""DoGE: sources whose gradients agree with that of the target get more weight while a proxy
+trains.
+"""
 
 from __future__ import annotations
 
@@ -9,7 +11,16 @@ from attrs import Attribute, field
 from torch import Tensor
 
 import hgms_mix.lm
-from hgms.config import decay_rates, frozen, lowering, not_negative, optional_positive, optional_whole, positive, whole
+from hgms.config import (
+    decay_rates,
+    frozen,
+    lowering,
+    not_negative,
+    optional_positive,
+    optional_whole,
+    positive,
+    whole,
+)
 from hgms_core import Cost, Key, NumericalError, Problem, Record, Sources, State, Tree, gradient
 from hgms_mix.methods.online import gradients, training
 
@@ -17,39 +28,46 @@ from hgms_mix.methods.online import gradients, training
 @final
 @frozen(kw_only=True)
 class DoGE:
-    """Domain reweighting with generalisation estimation: mirror descent on how well gradients agree::
+    """Domain reweighting with generalisation estimation: mirror descent on how well gradients
+    agree::
 
         W_s = ⟨∇ℓ_s(x_t), ∇ℓ*(x_t)⟩ / mean_r ‖∇ℓ_r(x_t)‖,  clipped to ``bounds``
         α_t = argmin over the simplex of  −rate ⟨α, W⟩ + KL(α ‖ α_{t−1})   ∝  α_{t−1} e^(rate·W)
-        x_{t+1} = AdamW(x_t, Σ_s α_t,s ∇ℓ_s(x_t));      ω = mean of α_1 … α_steps;      x from x0 again, ``train_steps`` at ω
+        x_{t+1} = AdamW(x_t, Σ_s α_t,s ∇ℓ_s(x_t));  ω = mean of α_1 … α_steps;
+            x from x0 again, ``train_steps`` at ω
 
-    The target ℓ* is ``validation``: f on the rows of the role ``differentiate`` (the paper's out-of-domain variant), or
-    ``sources``: for source s the sum of all other ℓ_r (its general variant: good at all sources). The S gradients come from one
-    pass with S copies of x where that is faster, and train x, too. Dropout is off. One step is up to ``updates`` updates.
+    The target ℓ* is ``validation``: f on the rows of the role ``differentiate`` (the paper's
+    out-of-domain variant), or ``sources``: for source s the sum of all other ℓ_r (its general
+    variant: good at all sources). The S gradients come from one pass with S copies of x where that
+    is faster, and train x, too. Dropout is off. One step is up to ``updates`` updates.
 
-    Use with a few sources and a target of its own, at the price of one training run. Avoid where lr is so small that x does not
-    move: W then knows the first state only. W is as large as ∇ℓ*: where that is small (small adapters, a target learned before)
-    weights hardly move at the authors' ``rate``. A gradient says what helps now, not what a long run needs.
+    Use with a few sources and a target of its own, at the price of one training run. Avoid where lr
+    is so small that x does not move: W then knows the first state only. W is as large as ∇ℓ*: where
+    that is small (small adapters, a target learned before) weights hardly move at the authors'
+    ``rate``. A gradient says what helps now, not what a long run needs.
 
     Arguments:
         steps: updates of the proxy. ``updates``: at most how many in one outer step.
         target: ``validation`` or ``sources``.
-        rate: η/μ of the paper (the authors': 5e-4 and 0.01). ``bounds``: of W. ``max_norm``: of a gradient (None: any).
+        rate: η/μ of the paper (the authors': 5e-4 and 0.01). ``bounds``: of W. ``max_norm``: of a
+            gradient (None: any).
         lr, weight_decay, betas, eps: AdamW of x.
         batch_size: lower rows of an update, equally many of all sources (rounded down).
         validation_batch_size: validation rows of an update (None: all).
-        train_steps: updates of a fresh x at the learned mixture; 0: x is the proxy's; None: until the budget is spent.
+        train_steps: updates of a fresh x at the learned mixture; 0: x is the proxy's; None: until
+            the budget is spent.
 
-    Errors: ConfigError for a problem without sources, more of them than ``batch_size``, or no validation rows for the target;
-    NumericalError for infinite losses.
+    Errors: ConfigError for a problem without sources, more of them than ``batch_size``, or no
+    validation rows for the target; NumericalError for infinite losses.
 
-    Cost: S lower gradients an update, on its share of the batch, and with validation rows 1 upper gradient. Memory: 3 lower
-    states between steps, at most 2S + 10 within one.
+    Cost: S lower gradients an update, on its share of the batch, and with validation rows 1 upper
+    gradient. Memory: 3 lower states between steps, at most 2S + 10 within one.
 
     >>> DoGE(target="sources").bounds
     (0.0, 5.0)
 
-    Source: Fan, Pagliardini, Jaggi, *DoGE: domain reweighting with generalization estimation*, 2024, algorithm 1.
+    Source: Fan, Pagliardini, Jaggi, *DoGE: domain reweighting with generalization estimation*,
+        2024, algorithm 1.
     """
 
     name: ClassVar[str] = "doge"
@@ -72,7 +90,9 @@ class DoGE:
     lighter = lowering(other=["batch_size", "validation_batch_size"])
 
     @bounds.validator
-    def _in_order(self, attribute: Attribute[tuple[float, float]], value: tuple[float, float]) -> None:
+    def _in_order(
+        self, attribute: Attribute[tuple[float, float]], value: tuple[float, float]
+    ) -> None:
         if len(value) != 2 or not value[0] < value[1]:
             raise ValueError(f"'bounds' must be two numbers, the lower first: {value}")
 
@@ -99,10 +119,16 @@ class DoGE:
 
     def finished(self, state: State) -> bool:
         """Whether the mixture is known and x is trained as long as it should be."""
-        return state["phase"] == "train" and self.train_steps is not None and state["at"] >= self.train_steps
+        return (
+            state["phase"] == "train"
+            and self.train_steps is not None
+            and state["at"] >= self.train_steps
+        )
 
     def result(self, state: State) -> tuple[Tree, Tree]:
-        """(θ, x): the mean of the proxy's mixtures so far, and its x until a fresh one is trained."""
+        """(θ, x): the mean of the proxy's mixtures so far, and its x until a fresh one is
+        trained.
+        """
         return state["theta"], hgms_mix.lm.adamw_part(state["train"], "x")
 
     @property
@@ -112,33 +138,50 @@ class DoGE:
 
     def _proxy(self, problem: Problem, state: State) -> tuple[State, Record, Cost]:
         """Updates of the proxy, each after one of its weights."""
-        sources, at, key = _sources(problem), state["at"], Key(state["seed"]).fold("proxy", state["at"])
-        count, share = min(self.updates, self.steps - at), self.batch_size // len(sources.names)
+        sources = _sources(problem)
+        at = state["at"]
+        key = Key(state["seed"]).fold("proxy", state["at"])
+        count = min(self.updates, self.steps - at)
+        share = self.batch_size // len(sources.names)
         index = gradients.even_rows(problem.lower_data, sources, key, share, count)
-        train, weights, total = state["train"], state["weights"], state["sum"]
-        scores, record, spent = torch.empty(0), dict[str, object](), Cost()
+        train = state["train"]
+        weights = state["weights"]
+        total = state["sum"]
+        scores = torch.empty(0)
+        record = dict[str, object]()
+        spent = Cost()
         for i in range(count):
             x = hgms_mix.lm.adamw_part(train, "x")
             grads, losses = gradients.source_gradients(problem, x, index[i], state["step"] + 1)
             grads = gradients.at_most(grads, self.max_norm)
-            target, record, cost = self._target(problem, x, key.fold("validation", i), grads, state["step"] + 1)
-            scores = (target / (gradients.norms(grads).mean() + 1e-6)).clamp(*self.bounds).double().cpu()
+            target, record, cost = self._target(
+                problem, x, key.fold("validation", i), grads, state["step"] + 1
+            )
+            scores = (
+                (target / (gradients.norms(grads).mean() + 1e-6)).clamp(*self.bounds).double().cpu()
+            )
             weights = training.tilted(weights, self.rate * scores)
             total = total + weights
-            train = hgms_mix.lm.adamw_moved(gradients.mixed(grads, weights), train, self, lr=self.lr, count=at + i + 1)
+            train = hgms_mix.lm.adamw_moved(
+                gradients.mixed(grads, weights), train, self, lr=self.lr, count=at + i + 1
+            )
             record |= {"lower_loss": weights.to(losses) @ losses}
             spent += Cost(lower_gradients=len(losses), rows=index[i].numel()) + cost
         changes: State = {"train": train, "weights": weights, "sum": total, "at": at + count}
         changes["theta"] = training.theta_of(sources, total / changes["at"])
         if changes["at"] == self.steps:
             changes |= {"phase": "train", "at": 0}
-            changes |= {"train": hgms_mix.lm.adamw_start(problem.x0)} if self.train_steps != 0 else {}
-        record |= {f"score.{name}": float(value) for name, value in zip(sources.names, scores, strict=True)}
+            changes |= (
+                {"train": hgms_mix.lm.adamw_start(problem.x0)} if self.train_steps != 0 else {}
+            )
+        record |= {
+            f"score.{name}": float(value) for name, value in zip(sources.names, scores, strict=True)
+        }
         return changes, record, spent
 
     def _target(
         self, problem: Problem, x: Tree, key: Key, grads: list[Tensor], step: int
-    ) -> tuple[Tensor, Record, Cost]:  # fmt: skip
+    ) -> tuple[Tensor, Record, Cost]:
         """⟨∇ℓ_s, ∇ℓ*⟩ of all sources; what there is to record of the target; its cost."""
         if self.target == "sources":
             products = gradients.products(grads, grads)
@@ -146,16 +189,32 @@ class DoGE:
         batch, rows = problem.upper_data["differentiate"].sample(key, self.validation_batch_size)
         leaves, loss = gradient(problem.f, problem.theta0, x, batch)
         if not torch.isfinite(loss):
-            raise NumericalError(f"step {step}: the validation loss is {float(loss)}; lower lr, or check the rows")
+            raise NumericalError(
+                f"step {step}: the validation loss is {float(loss)}; lower lr, or check the rows"
+            )
         leaves = gradients.at_most([leaf[None] for leaf in leaves], self.max_norm)
-        return gradients.products(grads, leaves)[:, 0], {"upper_loss": loss}, Cost(upper_gradients=1, rows=rows)
+        return (
+            gradients.products(grads, leaves)[:, 0],
+            {"upper_loss": loss},
+            Cost(upper_gradients=1, rows=rows),
+        )
 
     def _train(self, problem: Problem, state: State) -> tuple[State, Record, Cost]:
-        count = self.updates if self.train_steps is None else min(self.updates, self.train_steps - state["at"])
+        count = (
+            self.updates
+            if self.train_steps is None
+            else min(self.updates, self.train_steps - state["at"])
+        )
         train, loss, spent = training.trained(
-            problem, state["sum"] / self.steps, state["train"], self,
-            key=Key(state["seed"]).fold("train"), done=state["at"], count=count, step=state["step"] + 1,
-        )  # fmt: skip
+            problem,
+            state["sum"] / self.steps,
+            state["train"],
+            self,
+            key=Key(state["seed"]).fold("train"),
+            done=state["at"],
+            count=count,
+            step=state["step"] + 1,
+        )
         return {"train": train, "at": state["at"] + count}, {"lower_loss": loss}, spent
 
 

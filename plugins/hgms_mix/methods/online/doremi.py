@@ -1,4 +1,6 @@
-"""DoReMi: sources on which a proxy is worse than a reference get more weight while the proxy trains."""
+"""DoReMi: sources on which a proxy is worse than a reference get more weight while the proxy
+trains.
+"""
 
 from __future__ import annotations
 
@@ -22,38 +24,46 @@ class DoReMi:
 
         x_ref = x0 after ``steps`` AdamW updates at the mixture ``prior``
         λ_s = mean over the rows z of source s in B_t of  max(ℓ(x_t; z) − ℓ(x_ref; z), 0)
-        α_t ∝ α_{t−1} e^(η λ),  then  α_t ← (1 − c) α_t + c/S;      x_{t+1} = AdamW(x_t, Σ_s α_t,s ∇ℓ_s(x_t; B_t))
+        α_t ∝ α_{t−1} e^(η λ),  then  α_t ← (1 − c) α_t + c/S;
+            x_{t+1} = AdamW(x_t, Σ_s α_t,s ∇ℓ_s(x_t; B_t))
         ω = mean of α_1 … α_steps;      x from x0 again, ``train_steps`` updates at ω
 
-    B_t holds equally many rows of all sources (up to one), α_0 is even. The losses of x_t's rows and its gradient come from one
-    pass. Dropout is off. One step is up to ``updates`` updates. Validation rows play no part: ω is for all sources, not for a
-    target.
+    B_t holds equally many rows of all sources (up to one), α_0 is even. The losses of x_t's rows
+    and its gradient come from one pass. Dropout is off. One step is up to ``updates`` updates.
+    Validation rows play no part: ω is for all sources, not for a target.
 
-    Use where the model shall become good at all sources, and some of them are harder than the reference's share of training
-    covers. Avoid where validation rows are unlike the pool, and where a source is noise that can be learned by heart.
+    Use where the model shall become good at all sources, and some of them are harder than the
+    reference's share of training covers. Avoid where validation rows are unlike the pool, and where
+    a source is noise that can be learned by heart.
 
     Arguments:
-        steps: updates of the reference, and of the proxy. ``updates``: at most how many in one outer step.
+        steps: updates of the reference, and of the proxy. ``updates``: at most how many in one
+            outer step.
         eta, smoothing: η and c.
-        prior: the reference's mixture, ``uniform`` or the sources' shares of all ``rows`` (of their files, where the task
-            keeps fewer).
+        prior: the reference's mixture, ``uniform`` or the sources' shares of all ``rows`` (of their
+            files, where the task keeps fewer).
         lr, weight_decay, betas, eps, batch_size: AdamW in all stages.
-        train_steps: updates of a fresh x at the learned mixture; 0: x is the proxy's; None: until the budget is spent.
+        train_steps: updates of a fresh x at the learned mixture; 0: x is the proxy's; None: until
+            the budget is spent.
 
-    Errors: ConfigError for a problem without sources, or more of them than ``batch_size``; NumericalError for infinite losses.
+    Errors: ConfigError for a problem without sources, or more of them than ``batch_size``;
+        NumericalError for infinite losses.
 
-    Cost: 2·``steps`` lower gradients and ``steps`` upper values (the reference's losses) before the mixture is known. Memory: 4
-    lower states between steps, 11 within one.
+    Cost: 2·``steps`` lower gradients and ``steps`` upper values (the reference's losses) before the
+    mixture is known. Memory: 4 lower states between steps, 11 within one.
 
     >>> DoReMi(prior="rows").smoothing
     0.001
 
-    Source: Xie et al., *DoReMi: optimizing data mixtures speeds up language model pretraining*, 2023, algorithm 1.
+    Source: Xie et al., *DoReMi: optimizing data mixtures speeds up language model pretraining*,
+        2023, algorithm 1.
     """
 
     name: ClassVar[str] = "doremi"
     needs: ClassVar[frozenset[str]] = frozenset({"sources", "per-example-losses"})
-    testing_failures: ClassVar[Mapping[str, str]] = {"optimum": "it is blind to validation rows: no weight is better to it"}
+    testing_failures: ClassVar[Mapping[str, str]] = {
+        "optimum": "it is blind to validation rows: no weight is better to it"
+    }
 
     steps: int = field(default=200, validator=whole)
     updates: int = field(default=10, validator=whole)
@@ -91,10 +101,16 @@ class DoReMi:
 
     def finished(self, state: State) -> bool:
         """Whether the mixture is known and x is trained as long as it should be."""
-        return state["phase"] == "train" and self.train_steps is not None and state["at"] >= self.train_steps
+        return (
+            state["phase"] == "train"
+            and self.train_steps is not None
+            and state["at"] >= self.train_steps
+        )
 
     def result(self, state: State) -> tuple[Tree, Tree]:
-        """(θ, x): the even mixture until the proxy trains, the mean of its mixtures so far from then on."""
+        """(θ, x): the even mixture until the proxy trains, the mean of its mixtures so far from
+        then on.
+        """
         return state["theta"], hgms_mix.lm.adamw_part(state["train"], "x")
 
     @property
@@ -103,20 +119,32 @@ class DoReMi:
         return "x is the proxy's (train_steps = 0)" if self.train_steps == 0 else ""
 
     def _reference(self, problem: Problem, state: State) -> tuple[State, Record, Cost]:
-        sources, count = _sources(problem), min(self.updates, self.steps - state["at"])
-        prior = training.even(sources) if self.prior == "uniform" else training.shares_of_rows(problem, sources)
+        sources = _sources(problem)
+        count = min(self.updates, self.steps - state["at"])
+        prior = (
+            training.even(sources)
+            if self.prior == "uniform"
+            else training.shares_of_rows(problem, sources)
+        )
         train, loss, spent = self._updates(problem, state, prior, "reference", count)
         changes: State = {"train": train, "at": state["at"] + count}
         if changes["at"] == self.steps:
-            reference, fresh = hgms_mix.lm.adamw_part(train, "x"), hgms_mix.lm.adamw_start(problem.x0)
+            reference = hgms_mix.lm.adamw_part(train, "x")
+            fresh = hgms_mix.lm.adamw_start(problem.x0)
             changes |= {"phase": "proxy", "at": 0, "reference": reference, "train": fresh}
         return changes, {"lower_loss": loss}, spent
 
     def _proxy(self, problem: Problem, state: State) -> tuple[State, Record, Cost]:
         """Updates of the proxy, each after one of its weights."""
-        sources, data, at, step = _sources(problem), problem.lower_data, state["at"], state["step"] + 1
+        sources = _sources(problem)
+        data = problem.lower_data
+        at = state["at"]
+        step = state["step"] + 1
         count = min(self.updates, self.steps - at)
-        train, weights, total, loss = state["train"], state["weights"], state["sum"], torch.empty(())
+        train = state["train"]
+        weights = state["weights"]
+        total = state["sum"]
+        loss = torch.empty(())
         index = data.numbers(Key(state["seed"]).fold("proxy", at), self.batch_size, count)
         excess = torch.empty(0)
         for i in range(count):
@@ -124,39 +152,79 @@ class DoReMi:
             with torch.no_grad():
                 known = sources.examples(state["reference"], batch)
 
-            def reweighted(_theta: Tree, x: Tree, batch: Batch, known: Tensor = known, before: Tensor = weights) -> Tensor:
+            def reweighted(
+                _theta: Tree, x: Tree, batch: Batch, known: Tensor = known, before: Tensor = weights
+            ) -> Tensor:
                 nonlocal excess, weights
                 rows = sources.examples(x, batch)
-                excess = source_means((rows.detach() - known).clamp_min(0), batch["source"], len(before)).double().cpu()
+                excess = (
+                    source_means((rows.detach() - known).clamp_min(0), batch["source"], len(before))
+                    .double()
+                    .cpu()
+                )
                 weights = self.reweighted(before, excess)
                 return (weights.to(rows) * source_means(rows, batch["source"], len(before))).sum()
 
             train, loss = hgms_mix.lm.adamw(
-                reweighted, problem.theta0, batch, train, self, lr=self.lr, count=at + i + 1, step=step
-            )  # fmt: skip
+                reweighted,
+                problem.theta0,
+                batch,
+                train,
+                self,
+                lr=self.lr,
+                count=at + i + 1,
+                step=step,
+            )
             total = total + weights
         changes: State = {"train": train, "weights": weights, "sum": total, "at": at + count}
         changes["theta"] = training.theta_of(sources, total / changes["at"])
         if changes["at"] == self.steps:
             changes |= {"phase": "train", "at": 0, "reference": {}}
-            changes |= {"train": hgms_mix.lm.adamw_start(problem.x0)} if self.train_steps != 0 else {}
-        record = {f"excess.{name}": float(value) for name, value in zip(sources.names, excess, strict=True)}
-        return changes, {"lower_loss": loss, **record}, Cost(lower_gradients=count, upper_values=count, rows=2 * index.numel())
+            changes |= (
+                {"train": hgms_mix.lm.adamw_start(problem.x0)} if self.train_steps != 0 else {}
+            )
+        record = {
+            f"excess.{name}": float(value)
+            for name, value in zip(sources.names, excess, strict=True)
+        }
+        return (
+            changes,
+            {"lower_loss": loss, **record},
+            Cost(lower_gradients=count, upper_values=count, rows=2 * index.numel()),
+        )
 
     def reweighted(self, weights: Tensor, excess: Tensor) -> Tensor:
         """The next weights by the excess losses of the sources."""
-        return (1 - self.smoothing) * training.tilted(weights, self.eta * excess) + self.smoothing / len(weights)
+        return (1 - self.smoothing) * training.tilted(
+            weights, self.eta * excess
+        ) + self.smoothing / len(weights)
 
     def _train(self, problem: Problem, state: State) -> tuple[State, Record, Cost]:
-        count = self.updates if self.train_steps is None else min(self.updates, self.train_steps - state["at"])
-        train, loss, spent = self._updates(problem, state, state["sum"] / self.steps, "train", count)
+        count = (
+            self.updates
+            if self.train_steps is None
+            else min(self.updates, self.train_steps - state["at"])
+        )
+        train, loss, spent = self._updates(
+            problem, state, state["sum"] / self.steps, "train", count
+        )
         return {"train": train, "at": state["at"] + count}, {"lower_loss": loss}, spent
 
     def _updates(
         self, problem: Problem, state: State, weights: Tensor, label: str, count: int
-    ) -> tuple[Tree, Tensor, Cost]:  # fmt: skip
-        key, step = Key(state["seed"]).fold(label), state["step"] + 1
-        return training.trained(problem, weights, state["train"], self, key=key, done=state["at"], count=count, step=step)
+    ) -> tuple[Tree, Tensor, Cost]:
+        key = Key(state["seed"]).fold(label)
+        step = state["step"] + 1
+        return training.trained(
+            problem,
+            weights,
+            state["train"],
+            self,
+            key=key,
+            done=state["at"],
+            count=count,
+            step=step,
+        )
 
 
 def source_means(rows: Tensor, source: Tensor, count: int) -> Tensor:

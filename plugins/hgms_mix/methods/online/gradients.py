@@ -1,4 +1,6 @@
-"""The gradient of every source's loss at one x, in one pass where that is faster, and how they agree with a target's."""
+"""The gradient of every source's loss at one x, in one pass where that is faster, and how they
+agree with a target's.
+"""
 
 from __future__ import annotations
 
@@ -13,21 +15,29 @@ from hgms_core import Batch, Data, Key, NumericalError, Problem, Sources, Tree, 
 
 
 def even_rows(data: Data, sources: Sources, key: Key, count: int, steps: int) -> Tensor:
-    """Numbers of ``count`` rows of every source, ``[steps, S, count]``, in the order of the sources."""
+    """Numbers of ``count`` rows of every source, ``[steps, S, count]``, in the order of the
+    sources.
+    """
     places = {name: place for place, (name, _) in enumerate(data.strata or ())}
     index = data.numbers(key, count * len(places), steps).reshape(steps, len(places), count)
     return index[:, [places[name] for name in sources.names]]
 
 
-def source_gradients(problem: Problem, x: Tree, index: Tensor, step: int) -> tuple[list[Tensor], Tensor]:
-    """∇_x ℓ_s on the rows ``index[s]``, as leaves ``[S, …]``, and the losses ``[S]``: one pass with S copies of x, each with
-    its own rows, or one source after the other where the model is so large that a pass of one keeps the machine busy.
+def source_gradients(
+    problem: Problem, x: Tree, index: Tensor, step: int
+) -> tuple[list[Tensor], Tensor]:
+    """∇_x ℓ_s on the rows ``index[s]``, as leaves ``[S, …]``, and the losses ``[S]``: one pass with
+    S copies of x, each with its own rows, or one source after the other where the model is so large
+    that a pass of one keeps the machine busy.
 
-    The copies are views: only their gradients take memory."""
-    sources, count = hgms_mix.lm.sources_of(problem, "gradients are of"), len(index)
+    The copies are views: only their gradients take memory.
+    """
+    sources = hgms_mix.lm.sources_of(problem, "gradients are of")
+    count = len(index)
     batch = problem.lower_data.rows(index.to(problem.lower_data.device))
     copies = {name: leaf.expand(count, *leaf.shape) for name, leaf in x.items()}
-    parts, losses = [], []
+    parts = []
+    losses = []
     for group in groups(sources.pooled, copies, own_batch=True, rows=index.shape[1]):
         own = {name: group.rows_of(leaf) for name, leaf in batch.items()}
         grads, values = gradient(group.loss, problem.theta0, group.x, own)
@@ -36,18 +46,24 @@ def source_gradients(problem: Problem, x: Tree, index: Tensor, step: int) -> tup
         losses.append(values.reshape(-1))
     values = torch.cat(losses)
     if not torch.isfinite(values).all():
-        raise NumericalError(f"step {step}: the loss of a source is not finite; lower lr, or check the rows and the model")
+        raise NumericalError(
+            f"step {step}: the loss of a source is not finite; lower lr, or check the rows and "
+            "the model"
+        )
     return [torch.cat(leaves) for leaves in zip(*parts, strict=True)], values
 
 
-def directions_of(sources: Sources, theta: Tree, x: Tree, batch: Batch) -> tuple[Tree, Tensor, Tensor]:
-    """(u, n, ℓ): u_s = Σ_i ∇_x ℓ_i(x) over the batch's rows of source s, leaves ``[S, …]``; how many these are, ``[S]``; the
-    mean loss of all rows.
+def directions_of(
+    sources: Sources, theta: Tree, x: Tree, batch: Batch
+) -> tuple[Tree, Tensor, Tensor]:
+    """(u, n, ℓ): u_s = Σ_i ∇_x ℓ_i(x) over the batch's rows of source s, leaves ``[S, …]``; how
+    many these are, ``[S]``; the mean loss of all rows.
 
     Rows of a source go through together: a pass for each source, of the batch's rows in all."""
     count = len(sources.names)
     u = {name: leaf.new_zeros(count, *leaf.shape) for name, leaf in x.items()}
-    held, losses = next(iter(x.values())).new_zeros(count), list[Tensor]()
+    held = next(iter(x.values())).new_zeros(count)
+    losses = list[Tensor]()
     for source in batch["source"].unique().tolist():
         where = (batch["source"] == source).nonzero()[:, 0]
         own = {name: leaf.index_select(0, where) for name, leaf in batch.items() if leaf.dim()}
@@ -64,7 +80,11 @@ def norms(grads: Sequence[Tensor]) -> Tensor:
     >>> norms([torch.tensor([[3.0], [0.0]]), torch.tensor([[4.0], [1.0]])])
     tensor([5., 1.])
     """
-    return torch.stack([leaf.reshape(leaf.shape[0], -1).square().sum(1) for leaf in grads]).sum(0).sqrt()
+    return (
+        torch.stack([leaf.reshape(leaf.shape[0], -1).square().sum(1) for leaf in grads])
+        .sum(0)
+        .sqrt()
+    )
 
 
 def at_most(grads: Sequence[Tensor], limit: float | None) -> list[Tensor]:
@@ -81,10 +101,13 @@ def products(grads: Sequence[Tensor], others: Sequence[Tensor]) -> Tensor:
     >>> products([torch.tensor([[1.0, 2.0]])], [torch.tensor([[1.0, 0.0], [0.0, 1.0]])])
     tensor([[1., 2.]])
     """
-    return torch.stack([
-        a.reshape(a.shape[0], math.prod(a.shape[1:])) @ b.reshape(b.shape[0], math.prod(b.shape[1:])).T
-        for a, b in zip(grads, others, strict=True)
-    ]).sum(0)  # fmt: skip
+    return torch.stack(
+        [
+            a.reshape(a.shape[0], math.prod(a.shape[1:]))
+            @ b.reshape(b.shape[0], math.prod(b.shape[1:])).T
+            for a, b in zip(grads, others, strict=True)
+        ]
+    ).sum(0)
 
 
 def mixed(grads: Sequence[Tensor], weights: Tensor) -> list[Tensor]:

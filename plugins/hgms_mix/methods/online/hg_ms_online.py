@@ -6,8 +6,13 @@ from hgms_core import Composition
 
 HG_MS_ONLINE = Composition(
     name="hg-ms-online",
-    summary="HG-MS for weights of data sources while the model trains: rows by weight, aligned mean gradients, dual averaging.",
-    source="HG-MS paper, section on language models; the cosines of LESS (Xia et al. 2024); Xiao 2010.",
+    summary=(
+        "HG-MS for weights of data sources while the model trains: rows by weight, aligned "
+        "mean gradients, dual averaging."
+    ),
+    source=(
+        "HG-MS paper, section on language models; the cosines of LESS (Xia et al. 2024); Xiao 2010."
+    ),
     parts={
         "generator": {"name": "mixture-branches", "count": 1, "steps": 2, "schedule": "linear"},
         "selector": {"name": "first"},
@@ -20,7 +25,10 @@ HG_MS_ONLINE = Composition(
 
 UNIFORM_ONLINE = Composition(
     name="uniform-online",
-    summary="The training of hg-ms-online at the first mixture, nothing learned; with a tilt on validation rows, too.",
+    summary=(
+        "The training of hg-ms-online at the first mixture, nothing learned; with a tilt on "
+        "validation rows, too."
+    ),
     source="no bilevel optimisation; the reference of hg-ms-online.",
     role="floor",
     parts={

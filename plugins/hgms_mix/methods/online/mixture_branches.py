@@ -1,4 +1,6 @@
-"""N runs of AdamW on rows drawn by the mixture, which keep the direction of every source on their way."""
+"""N runs of AdamW on rows drawn by the mixture, which keep the direction of every source on
+their way.
+"""
 
 from __future__ import annotations
 
@@ -24,7 +26,7 @@ from hgms_core import (
     choice,
     gradient,
     repeat,
-)  # fmt: skip
+)
 from hgms_mix.methods.online.gradients import directions_of
 from hgms_mix.methods.online.training import mixture_rows
 
@@ -32,45 +34,56 @@ from hgms_mix.methods.online.training import mixture_rows
 @final
 @frozen(kw_only=True)
 class MixtureBranches:
-    """N branches of K AdamW updates, carried from step to step: the training that the mixture is for, and no proxy of it::
+    """N branches of K AdamW updates, carried from step to step: the training that the mixture is
+    for, and no proxy of it::
 
-        B: ``batch_size`` rows, of source s with probability ω_s(θ);   V: ``upper_batch_size`` validation rows
-        y ← AdamW(y, 1/|B| Σ_{i ∈ B} ∇ℓ_i(y) + ε ∇f(y; V)),      K times;      u_s = Σ_{i ∈ B of s} ∇ℓ_i(y), summed over the K
+        B: ``batch_size`` rows, of source s with probability ω_s(θ);
+            V: ``upper_batch_size`` validation rows
+        y ← AdamW(y, 1/|B| Σ_{i ∈ B} ∇ℓ_i(y) + ε ∇f(y; V)),  K times;
+            u_s = Σ_{i ∈ B of s} ∇ℓ_i(y), summed over the K
 
-    The gradient is that of g(θ, ·) + εf in the mean over draws, as ``branches`` with ``tilted`` has it from even batches whose
-    rows are weighed by ω. Here no row goes through the model whose weight is small. Rows of a source go through together, so
-    u_s costs nothing beside the update. Dropout is off.
+    The gradient is that of g(θ, ·) + εf in the mean over draws, as ``branches`` with ``tilted`` has
+    it from even batches whose rows are weighed by ω. Here no row goes through the model whose
+    weight is small. Rows of a source go through together, so u_s costs nothing beside the update.
+    Dropout is off.
 
-    For ``aligned-means``, or a hypergradient of your own, candidates bring along in ``aux`` (for each leaf of x, with its
-    shape […]): ``u.<leaf>`` ``[N, S, …]``, the u_s; ``rows`` ``[N, S]``, how many rows they are of; Adam's moments
-    ``m.<leaf>`` and ``v.<leaf>`` ``[N, …]``; with ε > 0 ``f.<leaf>`` ``[N, …]``, the sum of the ∇f, and ``upper_loss``
-    ``[N]``. A branch has them without the axis N.
+    For ``aligned-means``, or a hypergradient of your own, candidates bring along in ``aux`` (for
+    each leaf of x, with its shape […]): ``u.<leaf>`` ``[N, S, …]``, the u_s; ``rows`` ``[N, S]``,
+    how many rows they are of; Adam's moments ``m.<leaf>`` and ``v.<leaf>`` ``[N, …]``; with ε > 0
+    ``f.<leaf>`` ``[N, …]``, the sum of the ∇f, and ``upper_loss`` ``[N]``. A branch has them
+    without the axis N.
 
-    Use to learn a mixture while the final model trains. Avoid where θ is looked at through a way back: there is none, since θ
-    decides which rows are drawn.
+    Use to learn a mixture while the final model trains. Avoid where θ is looked at through a way
+    back: there is none, since θ decides which rows are drawn.
 
     Arguments:
-        count: N; branches differ by their rows. On ranks (``run.ranks``) every rank runs all of them: a branch takes a pass for
-            each source that it has rows of, so branches that were parted would not keep in step. ``steps``: K.
-        batch_size: |B|. ``tilt``: ε; 0: validation rows are not trained on. ``upper_batch_size``: |V|, where ε > 0 (None: all).
-        lr, betas, eps, weight_decay: AdamW. ``schedule``: of lr, ``constant``, or ``linear`` to 0 at the end of the budget.
+        count: N; branches differ by their rows. On ranks (``run.ranks``) every rank runs all of
+            them: a branch takes a pass for each source that it has rows of, so branches that were
+            parted would not keep in step. ``steps``: K.
+        batch_size: |B|. ``tilt``: ε; 0: validation rows are not trained on. ``upper_batch_size``:
+            |V|, where ε > 0 (None: all).
+        lr, betas, eps, weight_decay: AdamW. ``schedule``: of lr, ``constant``, or ``linear`` to 0
+            at the end of the budget.
 
     Errors: ConfigError for a problem without sources; NumericalError where a loss is not finite.
 
-    Cost of an outer step: N·K updates, each a lower gradient for every source that has rows in B (of |B| rows together), and
-    with ε > 0 an upper gradient. Memory: S gradients and 3 lower states for each branch.
+    Cost of an outer step: N·K updates, each a lower gradient for every source that has rows in B
+    (of |B| rows together), and with ε > 0 an upper gradient. Memory: S gradients and 3 lower states
+    for each branch.
 
     >>> from hgms.testing.problems import mixture
     >>> problem = mixture()
     >>> generator = MixtureBranches(steps=3, batch_size=4, lr=0.1)
     >>> start = generator.init(problem, Key(0))
     >>> candidates = generator.propose(problem, problem.theta0, start, Key(1))
-    >>> candidates.aux["rows"]                          # of each source, of 3 · 4
+    >>> candidates.aux["rows"]  # of each source, of 3 · 4
     tensor([[6., 6.]], dtype=torch.float64)
 
-    Source: this project: HG-MS's practical generator (paper, section on the algorithm) with the batches of ScaleBiO's training.
+    Source: this project: HG-MS's practical generator (paper, section on the algorithm) with the
+        batches of ScaleBiO's training.
 
-    .. versionadded:: 0.8"""
+    .. versionadded:: 0.8
+    """
 
     name: ClassVar[str] = "mixture-branches"
     needs: ClassVar[frozenset[str]] = frozenset({"sources"})
@@ -84,20 +97,27 @@ class MixtureBranches:
     betas: tuple[float, float] = field(default=(0.9, 0.999), validator=decay_rates)
     eps: float = field(default=1e-8, validator=positive)
     weight_decay: float = field(default=0.0, validator=not_negative)
-    schedule: Literal["constant", "linear"] = field(default="constant", validator=choice("constant", "linear"))
+    schedule: Literal["constant", "linear"] = field(
+        default="constant", validator=choice("constant", "linear")
+    )
 
     lighter = lowering(other=["batch_size", "upper_batch_size", "count"])
 
     def init(self, problem: Problem, key: Key) -> State:
         hgms_mix.lm.sources_of(problem, f"generator {self.name!r} draws rows of")
-        return {"train": repeat(hgms_mix.lm.adamw_start(problem.x0), 1), "updates": 0, "progress": 0.0}
+        return {
+            "train": repeat(hgms_mix.lm.adamw_start(problem.x0), 1),
+            "updates": 0,
+            "progress": 0.0,
+        }
 
     def propose(self, problem: Problem, theta: Tree, start: State, key: Key) -> Candidates:
         sources = hgms_mix.lm.sources_of(problem, f"generator {self.name!r} draws rows of")
         lr = self.lr * (1 - start["progress"]) if self.schedule == "linear" else self.lr
         first = {name: leaf[0] for name, leaf in start["train"].items()}
         runs = [
-            self._run(problem, sources, theta, first, key.fold(member), start["updates"], lr) for member in range(self.count)
+            self._run(problem, sources, theta, first, key.fold(member), start["updates"], lr)
+            for member in range(self.count)
         ]
         trees, losses, costs = zip(*runs, strict=True)
         stacked = {name: torch.stack([tree[name] for tree in trees]) for name in trees[0]}
@@ -105,18 +125,37 @@ class MixtureBranches:
         aux = {name: leaf for name, leaf in stacked.items() if not name.startswith("x.")}
         return Candidates(x=x, aux=aux, losses=torch.stack(losses), cost=sum(costs, start=Cost()))
 
-    def carry(self, start: State, candidates: Candidates, index: Tensor, key: Key, problem: Problem) -> State:
+    def carry(
+        self, start: State, candidates: Candidates, index: Tensor, key: Key, problem: Problem
+    ) -> State:
         row = index.reshape(1)
-        moments = {name: leaf for name, leaf in candidates.aux.items() if name.startswith(("m.", "v."))}
+        moments = {
+            name: leaf for name, leaf in candidates.aux.items() if name.startswith(("m.", "v."))
+        }
         tree = {f"x.{name}": leaf for name, leaf in candidates.x.items()} | moments
         train = {name: leaf.index_select(0, row) for name, leaf in tree.items()}
-        return {"train": train, "updates": start["updates"] + self.steps, "progress": start["progress"]}
+        return {
+            "train": train,
+            "updates": start["updates"] + self.steps,
+            "progress": start["progress"],
+        }
 
     def _run(
-        self, problem: Problem, sources: Sources, theta: Tree, train: Tree, key: Key, done: int, lr: float
+        self,
+        problem: Problem,
+        sources: Sources,
+        theta: Tree,
+        train: Tree,
+        key: Key,
+        done: int,
+        lr: float,
     ) -> tuple[Tree, Tensor, Cost]:
-        """One branch: AdamW's state with u, f and the rows of each source beside it; the last lower loss; the cost."""
-        data, spent, loss = problem.lower_data, Cost(), torch.empty(())
+        """One branch: AdamW's state with u, f and the rows of each source beside it; the last
+        lower loss; the cost.
+        """
+        data = problem.lower_data
+        spent = Cost()
+        loss = torch.empty(())
         weights = sources.weights(theta).detach().double().cpu()
         index = mixture_rows(data, sources, weights, key.fold("rows"), self.batch_size, self.steps)
         above = self._validation(problem, key.fold("validation"))
@@ -130,9 +169,13 @@ class MixtureBranches:
             spent += Cost(lower_gradients=int((held > 0).sum()), rows=len(numbers))
             if above:
                 grads, value = gradient(problem.f, theta, x, above[update])
-                terms |= {"upper_loss": value / self.steps, **{f"f.{name}": leaf for name, leaf in zip(x, grads, strict=True)}}
+                terms |= {
+                    "upper_loss": value / self.steps,
+                    **{f"f.{name}": leaf for name, leaf in zip(x, grads, strict=True)},
+                }
                 total = [leaf + self.tilt * grad for leaf, grad in zip(total, grads, strict=True)]
-                loss, rows = loss + self.tilt * value, problem.upper_data["differentiate"].count(self.upper_batch_size)
+                loss = loss + self.tilt * value
+                rows = problem.upper_data["differentiate"].count(self.upper_batch_size)
                 spent += Cost(upper_gradients=1, rows=rows)
             if not torch.isfinite(loss):
                 why = "lower lr, or check the rows and the model"
@@ -145,7 +188,11 @@ class MixtureBranches:
         """The validation rows of each update; none where ε = 0."""
         if not self.tilt:
             return []
-        hgms_mix.lm.check_role(problem, f"generator {self.name!r} with a tilt trains on", "differentiate")
+        hgms_mix.lm.check_role(
+            problem, f"generator {self.name!r} with a tilt trains on", "differentiate"
+        )
         data: Data = problem.upper_data["differentiate"]
         index = data.draw(key, self.upper_batch_size, self.steps)
-        return [data.batch(None if index is None else index[update]) for update in range(self.steps)]
+        return [
+            data.batch(None if index is None else index[update]) for update in range(self.steps)
+        ]

@@ -1,4 +1,6 @@
-"""Skill-It: sources that help the validation sets whose losses are high, by a graph of which source helps which set."""
+"""Skill-It: sources that help the validation sets whose losses are high, by a graph of which
+source helps which set.
+"""
 
 from __future__ import annotations
 
@@ -17,34 +19,42 @@ from hgms_mix.methods.online import training
 @final
 @frozen(kw_only=True)
 class SkillIt:
-    """A skills graph from a short run on every source, then multiplicative weights on validation losses::
+    """A skills graph from a short run on every source, then multiplicative weights on validation
+    losses::
 
-        x_s = x0 after ``graph_steps`` AdamW updates on source s alone,    A_sj = (L_j(x0) − L_j(x_s)) / L_j(x0)
+        x_s = x0 after ``graph_steps`` AdamW updates on source s alone,
+            A_sj = (L_j(x0) − L_j(x_s)) / L_j(x0)
         p_1 ∝ e^(η Σ_j A_sj),      x after round t = AdamW, ``round_steps`` updates at p_t
         p_{t+1} ∝ e^(η Σ_j A_sj Σ_τ L_j(x after round τ)),   τ the last ``window`` rounds up to t
 
-    L_j is the mean loss of validation set j on its rows of the role ``differentiate``. The mixture is the mean of the p_t, as
-    long as each was trained on; x is the one that was trained on them. One step is up to ``updates`` updates.
+    L_j is the mean loss of validation set j on its rows of the role ``differentiate``. The mixture
+    is the mean of the p_t, as long as each was trained on; x is the one that was trained on them.
+    One step is up to ``updates`` updates.
 
-    Use with several validation sets, which the sources help in different ways: weights then follow the sets that lag. Avoid
-    with one: the p_t then rank the sources by A alone, more evenly as the loss falls. Short runs must see what long ones do.
+    Use with several validation sets, which the sources help in different ways: weights then follow
+    the sets that lag. Avoid with one: the p_t then rank the sources by A alone, more evenly as the
+    loss falls. Short runs must see what long ones do.
 
     Arguments:
-        graph_steps: updates of the run on each source. ``round_steps``: between two weights. ``rounds``: how many (None: until
-            the budget is spent). ``updates``: at most how many in one outer step.
+        graph_steps: updates of the run on each source. ``round_steps``: between two weights.
+            ``rounds``: how many (None: until the budget is spent). ``updates``: at most how many in
+            one outer step.
         eta, window: η, and of how many rounds losses are summed.
         lr, weight_decay, betas, eps, batch_size: AdamW of all runs.
         chunk: validation rows whose losses are computed at a time.
 
-    Errors: ConfigError for a problem without sources or validation rows; NumericalError for infinite losses, and L_j(x0) <= 0.
+    Errors: ConfigError for a problem without sources or validation rows; NumericalError for
+        infinite losses, and L_j(x0) <= 0.
 
-    Cost: S·``graph_steps`` + ``rounds``·``round_steps`` lower gradients, 1 + S + ``rounds`` upper values.
+    Cost: S·``graph_steps`` + ``rounds``·``round_steps`` lower gradients, 1 + S + ``rounds`` upper
+        values.
     Memory: 3 lower states between steps, 10 within one.
 
     >>> SkillIt(rounds=None).window
     3
 
-    Source: Chen et al., *Skill-it! A data-driven skills framework for understanding and training language models*, 2023.
+    Source: Chen et al., *Skill-it! A data-driven skills framework for understanding and training
+        language models*, 2023.
     """
 
     name: ClassVar[str] = "skill-it"
@@ -89,42 +99,63 @@ class SkillIt:
 
     def finished(self, state: State) -> bool:
         """Whether all rounds are over."""
-        return state["phase"] == "rounds" and self.rounds is not None and state["at"] >= self.rounds * self.round_steps
+        return (
+            state["phase"] == "rounds"
+            and self.rounds is not None
+            and state["at"] >= self.rounds * self.round_steps
+        )
 
     def result(self, state: State) -> tuple[Tree, Tree]:
-        """(θ, x): the even mixture and a run's x while the graph is learned; then the mean mixture so far, and its x."""
+        """(θ, x): the even mixture and a run's x while the graph is learned; then the mean
+        mixture so far, and its x.
+        """
         return state["theta"], hgms_mix.lm.adamw_part(state["train"], "x")
 
     def _graph(self, problem: Problem, state: State) -> tuple[State, Record, Cost]:
-        """Some updates on one source; after the last its row of the graph, and after the last source's the first weights."""
-        sources, at, graph, start = _sources(problem), state["at"], state["graph"], state["start"]
-        spent, number = Cost(), len(graph)
+        """Some updates on one source; after the last its row of the graph, and after the last
+        source's the first weights.
+        """
+        sources = _sources(problem)
+        at = state["at"]
+        graph = state["graph"]
+        start = state["start"]
+        spent = Cost()
+        number = len(graph)
         if start.numel() == 0:
             start, spent = self._losses(problem, problem.x0, state)
             if not (start > 0).all():
                 raise NumericalError(
-                    f"step {state['step'] + 1}: the graph of 'skill-it' divides by the validation losses at x0, which must be "
+                    f"step {state['step'] + 1}: the graph of 'skill-it' divides by the "
+                    "validation losses at x0, which must be "
                     f"above 0: {start.tolist()}"
                 )
         alone = torch.zeros(len(sources.names), dtype=torch.float64)
         alone[number] = 1
         count = min(self.updates, self.graph_steps - at)
-        train, record, cost = self._updates(problem, state, alone, ("graph", sources.names[number]), count)
+        train, record, cost = self._updates(
+            problem, state, alone, ("graph", sources.names[number]), count
+        )
         changes: State = {"train": train, "at": at + count, "start": start}
         spent += cost
         if changes["at"] == self.graph_steps:
             losses, cost = self._losses(problem, hgms_mix.lm.adamw_part(train, "x"), state)
-            graph, spent = _followed(graph, (start - losses) / start), spent + cost
+            graph = _followed(graph, (start - losses) / start)
+            spent = spent + cost
             changes |= {"graph": graph, "at": 0, "train": hgms_mix.lm.adamw_start(problem.x0)}
             record["upper_loss"] = losses.mean()
         if len(graph) == len(sources.names):
-            changes |= {"phase": "rounds", "weights": self._weights(graph, torch.ones_like(start)[None])}
+            changes |= {
+                "phase": "rounds",
+                "weights": self._weights(graph, torch.ones_like(start)[None]),
+            }
             changes["theta"] = training.theta_of(sources, changes["weights"])
         return changes, {"source": sources.names[number], **record}, spent
 
     def _round(self, problem: Problem, state: State) -> tuple[State, Record, Cost]:
         """Some updates of a round; after the last its losses and the next weights."""
-        sources, at, weights = _sources(problem), state["at"], state["weights"]
+        sources = _sources(problem)
+        at = state["at"]
+        weights = state["weights"]
         count = min(self.updates, self.round_steps - at % self.round_steps)
         train, record, spent = self._updates(problem, state, weights, ("rounds",), count)
         used = state["used"] + count * weights
@@ -151,10 +182,18 @@ class SkillIt:
     def _updates(
         self, problem: Problem, state: State, weights: Tensor, label: tuple[str, ...], count: int
     ) -> tuple[Tree, Record, Cost]:
-        key, step = Key(state["seed"]).fold(*label), state["step"] + 1
+        key = Key(state["seed"]).fold(*label)
+        step = state["step"] + 1
         train, loss, spent = training.trained(
-            problem, weights, state["train"], self, key=key, done=state["at"], count=count, step=step
-        )  # fmt: skip
+            problem,
+            weights,
+            state["train"],
+            self,
+            key=key,
+            done=state["at"],
+            count=count,
+            step=step,
+        )
         return train, {"lower_loss": loss}, spent
 
 

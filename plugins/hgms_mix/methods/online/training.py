@@ -32,7 +32,9 @@ def even(sources: Sources) -> Tensor:
 
 
 def shares_of_rows(problem: Problem, sources: Sources) -> Tensor:
-    """ω_s = n_s / n: source s's share of all rows, by the sources' files where the task keeps fewer of them."""
+    """ω_s = n_s / n: source s's share of all rows, by the sources' files where the task keeps
+    fewer of them.
+    """
     sizes = hgms_mix.lm.source_sizes(problem)
     counts = torch.tensor([sizes[name] for name in sources.names], dtype=torch.float64)
     return counts / counts.sum()
@@ -52,16 +54,26 @@ def tilted(weights: Tensor, scores: Tensor) -> Tensor:
     return torch.softmax(weights.log() + scores, 0)
 
 
-def mixture_rows(data: Data, sources: Sources, weights: Tensor, key: Key, batch_size: int, steps: int) -> Tensor:
-    """Numbers of rows, ``[steps, batch_size]``: source s has ω_s·batch_size rows of a batch, rounded up or down at random so
-    that this is its mean. Within one call no row of a source comes twice before all of them have come; rows are drawn by the
-    source's name, not by where it stands."""
-    strata, shares = data.strata or (), dict(zip(sources.names, weights.tolist(), strict=True))
-    sizes, first, firsts = dict(strata), 0, {}
+def mixture_rows(
+    data: Data, sources: Sources, weights: Tensor, key: Key, batch_size: int, steps: int
+) -> Tensor:
+    """Numbers of rows, ``[steps, batch_size]``: source s has ω_s·batch_size rows of a batch,
+    rounded up or down at random so that this is its mean. Within one call no row of a source comes
+    twice before all of them have come; rows are drawn by the source's name, not by where it stands.
+    """
+    strata = data.strata or ()
+    shares = dict(zip(sources.names, weights.tolist(), strict=True))
+    sizes = dict(strata)
+    first = 0
+    firsts = {}
     for name, size in strata:
         firsts[name], first = first, first + size
     names = sorted(sizes)
-    ends = torch.tensor([0.0, *(shares[name] for name in names)], dtype=torch.float64).cumsum(0).mul(batch_size)
+    ends = (
+        torch.tensor([0.0, *(shares[name] for name in names)], dtype=torch.float64)
+        .cumsum(0)
+        .mul(batch_size)
+    )
     ends = ends.clamp_max(batch_size)
     ends[-1] = batch_size
     luck = torch.rand(steps, 1, generator=key.fold("counts").generator(), dtype=torch.float64)
@@ -75,18 +87,36 @@ def mixture_rows(data: Data, sources: Sources, weights: Tensor, key: Key, batch_
 
 
 def trained(
-    problem: Problem, weights: Tensor, train: Tree, method: Settings, *, key: Key, done: int, count: int, step: int
+    problem: Problem,
+    weights: Tensor,
+    train: Tree,
+    method: Settings,
+    *,
+    key: Key,
+    done: int,
+    count: int,
+    step: int,
 ) -> tuple[Tree, Tensor, Cost]:
-    """``count`` updates of AdamW more, after ``done``, on batches drawn by the mixture; the last batch's loss.
+    """``count`` updates of AdamW more, after ``done``, on batches drawn by the mixture; the last
+    batch's loss.
 
-    Cost: 1 lower gradient an update."""
-    data, sources, loss = problem.lower_data, _sources(problem), torch.empty(())
+    Cost: 1 lower gradient an update.
+    """
+    data = problem.lower_data
+    sources = _sources(problem)
+    loss = torch.empty(())
     index = mixture_rows(data, sources, weights, key.fold(done), method.batch_size, count)
     for i in range(count):
         train, loss = hgms_mix.lm.adamw(
-            sources.pooled, problem.theta0, data.rows(index[i].to(data.device)), train, method,
-            lr=method.lr, count=done + i + 1, step=step,
-        )  # fmt: skip
+            sources.pooled,
+            problem.theta0,
+            data.rows(index[i].to(data.device)),
+            train,
+            method,
+            lr=method.lr,
+            count=done + i + 1,
+            step=step,
+        )
     return train, loss, Cost(lower_gradients=count, rows=count * method.batch_size)
 
 
@@ -94,7 +124,8 @@ def check_batch(sources: Sources, method: str, batch_size: int) -> None:
     """ConfigError where a batch cannot hold rows of all sources."""
     if batch_size < len(sources.names):
         raise ConfigError(
-            f"method {method!r} needs rows of all {len(sources.names)} sources in a batch, and 'batch_size' is {batch_size}\n"
+            f"method {method!r} needs rows of all {len(sources.names)} sources in a batch, and "
+            f"'batch_size' is {batch_size}\n"
             f"  set batch_size = {len(sources.names)} or more"
         )
 

@@ -1,4 +1,6 @@
-"""OP-Mix: mixtures simulated by interpolating one trained state a source, a law of their losses, the best mixture: `op-mix`."""
+"""OP-Mix: mixtures simulated by interpolating one trained state a source, a law of their losses,
+the best mixture: `op-mix`.
+"""
 
 from __future__ import annotations
 

@@ -19,38 +19,49 @@ from hgms_mix.methods.op_mix.law import fit, propose
 class OpMix:
     """A law of the validation losses of mixtures that are simulated, not trained::
 
-        x_s = x0 after ``steps`` AdamW updates on g(p_s, ·)              one probe for each source; p_s: ``own`` of source s,
+        x_s = x0 after ``steps`` AdamW updates on g(p_s, ·)
+            one probe for each source; p_s: ``own`` of source s,
                                                                          the rest even
-        x(λ) = Σ_s λ_s x_s,   ω(λ) = Σ_s λ_s p_s                         λ: ``candidates`` points of the simplex
+        x(λ) = Σ_s λ_s x_s,   ω(λ) = Σ_s λ_s p_s    λ: ``candidates`` points of the simplex
         y_p(λ) = mean loss of validation set p at x(λ)                   rows of the role ``select``
         ŷ_p(ω) = e^{c_p} + e^{t_p·ω},      fitted to (ω(λ), y_p(λ))
         ω* = argmin (1/P) Σ_p e^{t_p·ω} + kl · KL(ω‖prior)
 
-    Adapters are added as what they add to their weights, Σ_s λ_s B_s A_s, not as their two factors. All probes see the same
-    batches. One step is up to ``updates`` updates of a probe, or the validation losses of one candidate.
+    Adapters are added as what they add to their weights, Σ_s λ_s B_s A_s, not as their two factors.
+    All probes see the same batches. One step is up to ``updates`` updates of a probe, or the
+    validation losses of one candidate.
 
-    Use when training on each source alone can be afforded, and many mixtures are to be compared. Avoid long probes: that the
-    mean of two ends is like the end of a mixture holds near where they start.
+    Use when training on each source alone can be afforded, and many mixtures are to be compared.
+    Avoid long probes: that the mean of two ends is like the end of a mixture holds near where they
+    start.
 
     Arguments:
         steps, updates: updates of each probe, and at most how many in one outer step.
-        lr, weight_decay, betas, eps, batch_size: AdamW of the lower level (batch_size None: all rows).
-        own: the share of its own source in a probe's mixture, above 1/S; 1: it is trained on that source alone.
-        candidates: points λ: the corners (the probes themselves), even weights, and random ones, even over the simplex.
-        kl: the weight of the prior, the mixture that the problem starts at (``task.prior``: even, by size, or of your own).
+        lr, weight_decay, betas, eps, batch_size: AdamW of the lower level (batch_size None: all
+            rows).
+        own: the share of its own source in a probe's mixture, above 1/S; 1: it is trained on that
+            source alone.
+        candidates: points λ: the corners (the probes themselves), even weights, and random ones,
+            even over the simplex.
+        kl: the weight of the prior, the mixture that the problem starts at (``task.prior``: even,
+            by size, or of your own).
         chunk: validation rows whose losses are computed at a time.
-        train_steps: updates of a fresh x at the learned mixture; 0: x is the best probe's; None: until the budget is spent.
+        train_steps: updates of a fresh x at the learned mixture; 0: x is the best probe's; None:
+            until the budget is spent.
 
-    Errors: ConfigError for a problem without sources or rows of the role ``select``, for fewer ``candidates`` than S + 2 and an
-    ``own`` of at most 1/S; NumericalError for infinite losses, and validation losses of at most 0.
+    Errors: ConfigError for a problem without sources or rows of the role ``select``, for fewer
+    ``candidates`` than S + 2 and an ``own`` of at most 1/S; NumericalError for infinite losses, and
+    validation losses of at most 0.
 
-    Cost: S·``steps`` lower gradients and ``candidates`` upper values (of all rows of ``select``) before the mixture is known.
+    Cost: S·``steps`` lower gradients and ``candidates`` upper values (of all rows of ``select``)
+        before the mixture is known.
     Memory: S + 2 lower states between steps, at most 2S + 9 within one.
 
     >>> OpMix(steps=50, own=1.0).kl
     0.05
 
-    Source: Hu et al., *Always learning, always mixing: efficient and simple data mixing all the time*, 2026 (arXiv 2605.15220).
+    Source: Hu et al., *Always learning, always mixing: efficient and simple data mixing all the
+        time*, 2026 (arXiv 2605.15220).
     """
 
     name: ClassVar[str] = "op-mix"
@@ -73,7 +84,9 @@ class OpMix:
 
     @classmethod
     def testing_instance(cls) -> OpMix:
-        """For ``hgms check``: done within 60 outer steps, at rates for a problem of size 1, with a prior that hardly counts."""
+        """For ``hgms check``: done within 60 outer steps, at rates for a problem of size 1, with
+        a prior that hardly counts.
+        """
         return cls(steps=20, lr=0.1, candidates=9, kl=1e-3)
 
     def init(self, problem: Problem, seed: int) -> State:
@@ -81,11 +94,19 @@ class OpMix:
         count = len(sources.names)
         hgms_mix.lm.check_role(problem, "method 'op-mix' compares mixtures on", "select")
         if count < 2:
-            raise ConfigError(f"method 'op-mix' mixes at least two sources, and this problem has one: {sources.names[0]}")
+            raise ConfigError(
+                "method 'op-mix' mixes at least two sources, and this problem has one: "
+                f"{sources.names[0]}"
+            )
         if self.candidates < count + 2:
-            raise ConfigError(f"a law of {count} sources has {count + 1} numbers: 'candidates' must be at least {count + 2}")
+            raise ConfigError(
+                f"a law of {count} sources has {count + 1} numbers: 'candidates' must be at "
+                f"least {count + 2}"
+            )
         if self.own <= 1 / count:
-            raise ConfigError(f"'own' must be above 1/{count}, the even share of {count} sources: {self.own}")
+            raise ConfigError(
+                f"'own' must be above 1/{count}, the even share of {count} sources: {self.own}"
+            )
         return {
             **hgms_mix.lm.first_state(seed, "probes", sources),
             "theta": dict(problem.theta0),
@@ -101,7 +122,11 @@ class OpMix:
 
     def finished(self, state: State) -> bool:
         """Whether the mixture is known and x is trained as long as it should be."""
-        return state["phase"] == "train" and self.train_steps is not None and state["at"] >= self.train_steps
+        return (
+            state["phase"] == "train"
+            and self.train_steps is not None
+            and state["at"] >= self.train_steps
+        )
 
     def result(self, state: State) -> tuple[Tree, Tree]:
         """(θ, x): the prior and the present probe's x, until there is more."""
@@ -114,26 +139,43 @@ class OpMix:
 
     def _probe(self, problem: Problem, state: State) -> tuple[State, Record, Cost]:
         """Some updates of a probe; all see the same batches."""
-        sources, run, at = _sources(problem), state["run"], state["at"]
+        sources = _sources(problem)
+        run = state["run"]
+        at = state["at"]
         mixture = self._trained_on(len(sources.names))[run]
         theta = sources.theta(dict(zip(sources.names, mixture.tolist(), strict=True)))
         count = min(self.updates, self.steps - at)
-        changes, record, spent = self._updates(problem, theta, state, count, Key(state["seed"]).fold("batches"))
+        changes, record, spent = self._updates(
+            problem, theta, state, count, Key(state["seed"]).fold("batches")
+        )
         if changes["at"] == self.steps:
             probes = {**state["probes"], str(run): hgms_mix.lm.adamw_part(changes["train"], "x")}
-            changes |= {"probes": probes, "run": run + 1, "at": 0, "train": hgms_mix.lm.adamw_start(problem.x0)}
+            changes |= {
+                "probes": probes,
+                "run": run + 1,
+                "at": 0,
+                "train": hgms_mix.lm.adamw_start(problem.x0),
+            }
             if run + 1 == len(sources.names):
                 changes["phase"] = "candidates"
         return changes, {"probe": sources.names[run], **record}, spent
 
     def _candidate(self, problem: Problem, state: State) -> tuple[State, Record, Cost]:
-        """The validation losses of one mixture of the probes; after the last the laws and the mixture."""
-        sources, at, probes = _sources(problem), state["at"], list(state["probes"].values())
+        """The validation losses of one mixture of the probes; after the last the laws and the
+        mixture.
+        """
+        sources = _sources(problem)
+        at = state["at"]
+        probes = list(state["probes"].values())
         points = self._points(len(probes), Key(state["seed"]).fold("points"))
-        x, step = hgms_mix.lm.interpolated(probes, points[at].tolist()), state["step"] + 1
+        x = hgms_mix.lm.interpolated(probes, points[at].tolist())
+        step = state["step"] + 1
         by_set, spent = hgms_mix.lm.set_losses(problem, x, "select", self.chunk, step)
         if not (by_set > 0).all():
-            raise NumericalError(f"step {step}: the law of 'op-mix' is of validation losses above 0: {by_set.tolist()}")
+            raise NumericalError(
+                f"step {step}: the law of 'op-mix' is of validation losses above 0: "
+                f"{by_set.tolist()}"
+            )
         losses = torch.cat([state["losses"].reshape(at, len(by_set)), by_set[None]])
         changes: State = {"losses": losses, "at": at + 1}
         record: Record = {"upper_loss": by_set.mean()}
@@ -143,21 +185,49 @@ class OpMix:
             omega = propose(laws, sources.weights(problem.theta0).cpu(), self.kl)
             predicted = torch.stack([law(omega[None])[0] for law in laws]).mean()
             means = losses.mean(1)
-            record |= {"predicted_loss": predicted, "law_error": max(law.error for law in laws), "lowest_loss": means.min()}
-            best = probes[int(means[: len(probes)].argmin())] if self.train_steps == 0 else problem.x0
+            record |= {
+                "predicted_loss": predicted,
+                "law_error": max(law.error for law in laws),
+                "lowest_loss": means.min(),
+            }
+            best = (
+                probes[int(means[: len(probes)].argmin())] if self.train_steps == 0 else problem.x0
+            )
             theta = sources.theta(dict(zip(sources.names, omega.tolist(), strict=True)))
-            changes |= {"phase": "train", "at": 0, "theta": theta, "probes": {}, "train": hgms_mix.lm.adamw_start(best)}
+            changes |= {
+                "phase": "train",
+                "at": 0,
+                "theta": theta,
+                "probes": {},
+                "train": hgms_mix.lm.adamw_start(best),
+            }
         return changes, record, spent
 
     def _train(self, problem: Problem, state: State) -> tuple[State, Record, Cost]:
-        count = self.updates if self.train_steps is None else min(self.updates, self.train_steps - state["at"])
-        return self._updates(problem, state["theta"], state, count, Key(state["seed"]).fold("train"))
+        count = (
+            self.updates
+            if self.train_steps is None
+            else min(self.updates, self.train_steps - state["at"])
+        )
+        return self._updates(
+            problem, state["theta"], state, count, Key(state["seed"]).fold("train")
+        )
 
-    def _updates(self, problem: Problem, theta: Tree, state: State, count: int, key: Key) -> tuple[State, Record, Cost]:
+    def _updates(
+        self, problem: Problem, theta: Tree, state: State, count: int, key: Key
+    ) -> tuple[State, Record, Cost]:
         train, loss, spent = hgms_mix.lm.adamw_on_mixture(
-            problem, theta, state["train"], self, lr=self.lr, batch_size=self.batch_size,
-            key=key, at=state["at"], count=count, step=state["step"] + 1,
-        )  # fmt: skip
+            problem,
+            theta,
+            state["train"],
+            self,
+            lr=self.lr,
+            batch_size=self.batch_size,
+            key=key,
+            at=state["at"],
+            count=count,
+            step=state["step"] + 1,
+        )
         return {"train": train, "at": state["at"] + count}, {"lower_loss": loss}, spent
 
     def _trained_on(self, count: int) -> Tensor:
@@ -168,9 +238,13 @@ class OpMix:
     def _points(self, count: int, key: Key) -> Tensor:
         """The λ of all candidates, ``[candidates, S]``."""
         even = torch.full((1, count), 1 / count, dtype=torch.float64)
-        draw = torch.rand(self.candidates - count - 1, count, generator=key.generator(), dtype=torch.float64)
+        draw = torch.rand(
+            self.candidates - count - 1, count, generator=key.generator(), dtype=torch.float64
+        )
         spacings = -draw.clamp_min(torch.finfo(torch.float64).tiny).log()
-        return torch.cat([torch.eye(count, dtype=torch.float64), even, spacings / spacings.sum(1, keepdim=True)])
+        return torch.cat(
+            [torch.eye(count, dtype=torch.float64), even, spacings / spacings.sum(1, keepdim=True)]
+        )
 
 
 def _sources(problem: Problem) -> Sources:

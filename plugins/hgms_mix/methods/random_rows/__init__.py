@@ -1,4 +1,6 @@
-"""Random rows of all sources, by their sizes: what every choice of rows or weights is read beside: method `random-rows`."""
+"""Random rows of all sources, by their sizes: what every choice of rows or weights is read
+beside: method `random-rows`.
+"""
 
 from __future__ import annotations
 

@@ -17,33 +17,38 @@ from hgms_core import Cost, Key, Problem, Record, State, Tree
 @final
 @frozen(kw_only=True)
 class RandomRows:
-    """Equal-compute random: x is trained on rows drawn at random from all rows, for as long as the budget lasts::
+    """Equal-compute random: x is trained on rows drawn at random from all rows, for as long as the
+    budget lasts::
 
         ω_s = n_s / n,      x ← AdamW on the mean loss of ``batch_size`` rows, each of source s with probability n_s / n
 
-    n_s is the number of rows in source s's file, also where the task keeps fewer (``task.cache``): a row is then drawn evenly
-    from those kept. Nothing is learned of the validation rows, and θ stays at ω.
+    n_s is the number of rows in source s's file, also where the task keeps fewer (``task.cache``):
+    a row is then drawn evenly from those kept. Nothing is learned of the validation rows, and θ
+    stays at ω.
 
-    ``hgms mix`` draws the fine-tuning set by ω: n_s / n of its rows from each source, at random. That is a simple random sample
-    of all rows but for the luck of how many come from which source.
+    ``hgms mix`` draws the fine-tuning set by ω: n_s / n of its rows from each source, at random.
+    That is a simple random sample of all rows but for the luck of how many come from which source.
 
-    Use always, beside whatever ranks rows or learns weights: with ``uniform``, which takes equally much of every source, it is
-    what a choice has to be ahead of at the same cost. Avoid reading it as even weights: large sources rule it.
+    Use always, beside whatever ranks rows or learns weights: with ``uniform``, which takes equally
+    much of every source, it is what a choice has to be ahead of at the same cost. Avoid reading it
+    as even weights: large sources rule it.
 
     Arguments:
         lr, weight_decay, betas, eps, batch_size: AdamW of x.
         updates: of x, in one outer step.
-        train_steps: updates in all; None: until the budget is spent; 0: x stays where it starts, and all of a mix's compute is
-            left for its other stages.
+        train_steps: updates in all; None: until the budget is spent; 0: x stays where it starts,
+            and all of a mix's compute is left for its other stages.
 
     Errors: ConfigError for a problem without sources; NumericalError for infinite losses.
 
-    Cost: ``updates`` lower gradients a step. Memory: 3 lower states between steps, 7 within one (10 where ``updates`` > 1).
+    Cost: ``updates`` lower gradients a step. Memory: 3 lower states between steps, 7 within one (10
+        where ``updates`` > 1).
 
     >>> RandomRows().train_steps is None, RandomRows.role
     (True, 'floor')
 
-    Source: no selection; the reference of Ivison et al. 2025 (arXiv 2503.01807), which few methods there are ahead of.
+    Source: no selection; the reference of Ivison et al. 2025 (arXiv 2503.01807), which few methods
+        there are ahead of.
     """
 
     name: ClassVar[str] = "random-rows"
@@ -64,10 +69,16 @@ class RandomRows:
     def init(self, problem: Problem, seed: int) -> State:
         sources = hgms_mix.lm.sources_of(problem, "method 'random-rows' draws from")
         state = hgms_mix.lm.first_state(seed, "train", sources)
-        return {**state, "theta": sources.theta(shares(problem)), "train": hgms_mix.lm.adamw_start(problem.x0)}
+        return {
+            **state,
+            "theta": sources.theta(shares(problem)),
+            "train": hgms_mix.lm.adamw_start(problem.x0),
+        }
 
     def step(self, problem: Problem, state: State, progress: float = 0.0) -> tuple[State, Record]:
-        return hgms_mix.lm.in_phases({"train": self._train}, problem, state, finished=self.finished(state))
+        return hgms_mix.lm.in_phases(
+            {"train": self._train}, problem, state, finished=self.finished(state)
+        )
 
     def finished(self, state: State) -> bool:
         """Whether x is trained as long as it should be."""
@@ -83,14 +94,24 @@ class RandomRows:
 
     def _train(self, problem: Problem, state: State) -> tuple[State, Record, Cost]:
         sources = hgms_mix.lm.sources_of(problem, "method 'random-rows' draws from")
-        train, at, loss = state["train"], state["at"], torch.empty(())
-        count = self.updates if self.train_steps is None else min(self.updates, self.train_steps - at)
+        train = state["train"]
+        at = state["at"]
+        loss = torch.empty(())
+        count = (
+            self.updates if self.train_steps is None else min(self.updates, self.train_steps - at)
+        )
         for update in range(at, at + count):
             rows = drawn(problem, Key(state["seed"]).fold("rows", update), self.batch_size)
             train, loss = hgms_mix.lm.adamw(
-                sources.pooled, problem.theta0, problem.lower_data.rows(rows.to(problem.lower_data.device)), train, self,
-                lr=self.lr, count=update + 1, step=state["step"] + 1,
-            )  # fmt: skip
+                sources.pooled,
+                problem.theta0,
+                problem.lower_data.rows(rows.to(problem.lower_data.device)),
+                train,
+                self,
+                lr=self.lr,
+                count=update + 1,
+                step=state["step"] + 1,
+            )
         spent = Cost(lower_gradients=count, rows=count * self.batch_size)
         return {"train": train, "at": at + count}, {"lower_loss": loss}, spent
 
@@ -102,9 +123,14 @@ def shares(problem: Problem) -> dict[str, float]:
 
 
 def drawn(problem: Problem, key: Key, count: int) -> Tensor:
-    """Numbers of rows of the pool, with replacement: each of source s with probability n_s / n, then of its rows, evenly."""
-    own, held = shares(problem), torch.tensor([rows for _, rows in problem.lower_data.strata or ()])
-    probability = torch.tensor([own[name] for name, _ in problem.lower_data.strata or ()], dtype=torch.float64)
+    """Numbers of rows of the pool, with replacement: each of source s with probability n_s / n,
+    then of its rows, evenly.
+    """
+    own = shares(problem)
+    held = torch.tensor([rows for _, rows in problem.lower_data.strata or ()])
+    probability = torch.tensor(
+        [own[name] for name, _ in problem.lower_data.strata or ()], dtype=torch.float64
+    )
     generator = key.generator()
     source = torch.multinomial(probability, count, replacement=True, generator=generator)
     within = (torch.rand(count, generator=generator, dtype=torch.float64) * held[source]).long()

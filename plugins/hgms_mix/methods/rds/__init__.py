@@ -1,4 +1,6 @@
-"""RDS+: choose training rows whose representations are like those of validation rows, in turns: method `rds`."""
+"""RDS+: choose training rows whose representations are like those of validation rows, in turns:
+method `rds`.
+"""
 
 from __future__ import annotations
 

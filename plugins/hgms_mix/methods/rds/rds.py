@@ -1,4 +1,6 @@
-"""RDS+: rows that look like the validation rows to the model itself; every validation row takes its turn."""
+"""RDS+: rows that look like the validation rows to the model itself; every validation row takes
+its turn.
+"""
 
 from __future__ import annotations
 
@@ -10,41 +12,58 @@ from torch import Tensor
 
 import hgms_mix.lm
 from hgms.config import decay_rates, frozen, lowering, not_negative, optional_whole, positive, whole
-from hgms_core import ConfigError, Cost, Data, Key, NumericalError, Problem, Record, Sources, State, Tree
+from hgms_core import (
+    ConfigError,
+    Cost,
+    Data,
+    Key,
+    NumericalError,
+    Problem,
+    Record,
+    Sources,
+    State,
+    Tree,
+)
 
 
 @final
 @frozen(kw_only=True)
 class Rds:
-    """Representation-based data selection: rows in the order in which validation rows would take them::
+    """Representation-based data selection: rows in the order in which validation rows would take
+    them::
 
-        u(z) = Σ_i i·h_i(z) / Σ_i i                   h_i: last hidden state at place i = 1, 2, …, at x0
+        u(z) = Σ_i i·h_i(z) / Σ_i i    h_i: last hidden state at place i = 1, 2, …, at x0
         cos(z′, z) = ⟨u(z′), u(z)⟩ / ‖u(z′)‖‖u(z)‖
         in turn, each validation row z′ takes the row z that is most like it of those it has not taken yet
 
-    A row that two validation rows take counts once, at its first turn; which turn that is orders all rows. Which of equal rows
-    is taken first is drawn. Nothing is trained and no gradient is taken. θ has the sources' shares of the rows kept.
+    A row that two validation rows take counts once, at its first turn; which turn that is orders
+    all rows. Which of equal rows is taken first is drawn. Nothing is trained and no gradient is
+    taken. θ has the sources' shares of the rows kept.
 
-    Use when validation rows look like the task: it costs one pass forward over all rows. Avoid where sources differ in whether
-    their answers are right: a wrong answer looks much like a right one.
+    Use when validation rows look like the task: it costs one pass forward over all rows. Avoid
+    where sources differ in whether their answers are right: a wrong answer looks much like a right
+    one.
 
     Arguments:
-        turns: ``rows``: every validation row takes turns. ``sets``: every validation set does, and takes by the largest cos to
-            any of its rows: for several tasks of different size.
-        chunk: rows that go through the model at a time. ``keep``: share of all rows to keep, or ``size``: their number.
+        turns: ``rows``: every validation row takes turns. ``sets``: every validation set does, and
+            takes by the largest cos to any of its rows: for several tasks of different size.
+        chunk: rows that go through the model at a time. ``keep``: share of all rows to keep, or
+            ``size``: their number.
         lr, weight_decay, betas, eps, batch_size: AdamW on the kept rows.
-        train_steps: updates of a fresh x on the kept rows; 0: x stays where it starts; None: until the budget is spent.
+        train_steps: updates of a fresh x on the kept rows; 0: x stays where it starts; None: until
+            the budget is spent.
 
-    Errors: ConfigError for a problem without sources, representations or validation rows, and a ``size`` beyond the pool;
-    NumericalError for representations and losses that are not finite.
+    Errors: ConfigError for a problem without sources, representations or validation rows, and a
+    ``size`` beyond the pool; NumericalError for representations and losses that are not finite.
 
-    Cost: 1 upper value for each ``chunk`` of rows: a pass forward, validation rows of the role ``differentiate`` too. Memory:
-    a number for each pair of a validation row (set) and a row.
+    Cost: 1 upper value for each ``chunk`` of rows: a pass forward, validation rows of the role
+    ``differentiate`` too. Memory: a number for each pair of a validation row (set) and a row.
 
     >>> Rds(turns="sets").keep
     0.05
 
-    Source: Ivison, Zhang, Brahman, Koh, Dasigi, *Large-scale data selection for instruction tuning*, 2025 (arXiv 2503.01807).
+    Source: Ivison, Zhang, Brahman, Koh, Dasigi, *Large-scale data selection for instruction
+        tuning*, 2025 (arXiv 2503.01807).
     """
 
     name: ClassVar[str] = "rds"
@@ -64,11 +83,13 @@ class Rds:
     lighter = lowering(same=["chunk"], other=["batch_size"])
 
     def init(self, problem: Problem, seed: int) -> State:
-        sources, pool = _sources(problem), problem.lower_data
+        sources = _sources(problem)
+        pool = problem.lower_data
         if not hasattr(sources.examples, "representations"):
             raise ConfigError(
                 "method 'rds' compares representations of rows, and this problem has none\n"
-                "  give its sources' `examples` the attribute `representations`: (x, batch) -> a vector for each row"
+                "  give its sources' `examples` the attribute `representations`: (x, batch) -> a "
+                "vector for each row"
             )
         hgms_mix.lm.check_role(problem, "method 'rds' compares with", "differentiate")
         hgms_mix.lm.check_size(self.size, pool)
@@ -88,7 +109,11 @@ class Rds:
 
     def finished(self, state: State) -> bool:
         """Whether rows are chosen and x is trained as long as it should be."""
-        return state["phase"] == "train" and self.train_steps is not None and state["at"] >= self.train_steps
+        return (
+            state["phase"] == "train"
+            and self.train_steps is not None
+            and state["at"] >= self.train_steps
+        )
 
     def result(self, state: State) -> tuple[Tree, Tree]:
         return state["theta"], hgms_mix.lm.adamw_part(state["train"], "x")
@@ -99,7 +124,9 @@ class Rds:
         return "x is where it starts (train_steps = 0)" if self.train_steps == 0 else ""
 
     def ranking(self, problem: Problem, state: State) -> Tensor:
-        """Minus the number of the turn at which each row is taken first; NaN before all rows are compared."""
+        """Minus the number of the turn at which each row is taken first; NaN before all rows are
+        compared.
+        """
         return torch.as_tensor(state["ranking"])
 
     def _validate(self, problem: Problem, state: State) -> tuple[State, Record, Cost]:
@@ -117,30 +144,44 @@ class Rds:
         return changes, {}, spent
 
     def _compare(self, problem: Problem, state: State) -> tuple[State, Record, Cost]:
-        """The cosines of some rows with all validation rows; after the last, turns and kept rows."""
-        sources, pool = _sources(problem), problem.lower_data
+        """The cosines of some rows with all validation rows; after the last, turns and kept
+        rows.
+        """
+        sources = _sources(problem)
+        pool = problem.lower_data
         directions, _, spent = self._directions(problem, state, pool)
-        target, parts = state["target"].cpu(), state["part"].cpu()  # on the device after a resume
+        # on the device after a resume
+        target = state["target"].cpu()
+        parts = state["part"].cpu()
         cosines = target @ directions.T
         if self.turns == "sets":
             cosines = torch.stack([cosines[parts == part].amax(0) for part in parts.unique()])
-        # Joined once, at the end: to append to a tensor in every step would copy all of it in every step.
-        pieces, at = [*state["cosines"], cosines], state["at"] + len(directions)
+        # Joined once, at the end: to append to a tensor in every step would copy all of it in every
+        # step.
+        pieces = [*state["cosines"], cosines]
+        at = state["at"] + len(directions)
         changes: State = {"cosines": pieces, "at": at}
         if at == pool.size:
-            likeness = torch.cat([piece.cpu() for piece in pieces], dim=1)  # on the device after a resume
-            # Of rows that are equally alike none comes first for where it stands: a copy in another source is as good.
+            likeness = torch.cat(
+                [piece.cpu() for piece in pieces], dim=1
+            )  # on the device after a resume
+            # Of rows that are equally alike none comes first for where it stands: a copy in another
+            # source is as good.
             order = torch.randperm(pool.size, generator=Key(state["seed"]).fold("ties").generator())
             turns = torch.empty_like(order).index_copy_(0, order, first_turns(likeness[:, order]))
             ranking = -turns.double()
-            kept = hgms_mix.lm.highest(ranking, self.size or max(1, round(self.keep * len(ranking))))
+            kept = hgms_mix.lm.highest(
+                ranking, self.size or max(1, round(self.keep * len(ranking)))
+            )
             theta = sources.theta(hgms_mix.lm.source_counts(pool, kept))
             changes |= {"phase": "train", "at": 0, "ranking": ranking, "kept": kept, "theta": theta}
             changes |= {"target": torch.empty(0), "part": state["part"][:0], "cosines": []}
         return changes, {"cosine": cosines.amax(0).mean()}, spent
 
     def _directions(self, problem: Problem, state: State, data: Data) -> tuple[Tensor, Any, Cost]:
-        """The representations of the next ``chunk`` rows at x0, of length 1, on the CPU; their batch; the cost."""
+        """The representations of the next ``chunk`` rows at x0, of length 1, on the CPU; their
+        batch; the cost.
+        """
         index = torch.arange(state["at"], min(state["at"] + self.chunk, data.size))
         batch = data.rows(index.to(data.device))
         examples: Any = _sources(problem).examples
@@ -148,35 +189,61 @@ class Rds:
             vectors = examples.representations(problem.x0, batch)
         if not torch.isfinite(vectors).all():
             raise NumericalError(
-                f"step {state['step'] + 1}: the representation of a row is not finite; check the model and rows"
+                f"step {state['step'] + 1}: the representation of a row is not finite; check "
+                "the "
+                "model and rows"
             )
         vectors = vectors.to("cpu", torch.promote_types(vectors.dtype, torch.float32))
-        return torch.nn.functional.normalize(vectors, dim=1), batch, Cost(upper_values=1, rows=len(index))
+        return (
+            torch.nn.functional.normalize(vectors, dim=1),
+            batch,
+            Cost(upper_values=1, rows=len(index)),
+        )
 
     def _train(self, problem: Problem, state: State) -> tuple[State, Record, Cost]:
         """One update on the kept rows, in epochs of their own order."""
-        kept, at, data = state["kept"], state["at"], problem.lower_data
-        rows = kept[hgms_mix.lm.epoch_rows(Key(state["seed"]).fold("train"), len(kept), at, self.batch_size)]
+        kept = state["kept"]
+        at = state["at"]
+        data = problem.lower_data
+        rows = kept[
+            hgms_mix.lm.epoch_rows(Key(state["seed"]).fold("train"), len(kept), at, self.batch_size)
+        ]
         trained, loss = hgms_mix.lm.adamw(
-            _sources(problem).pooled, problem.theta0, data.rows(rows.to(data.device)), state["train"], self,
-            lr=self.lr, count=at + 1, step=state["step"] + 1,
-        )  # fmt: skip
-        return {"train": trained, "at": at + 1}, {"lower_loss": loss}, Cost(lower_gradients=1, rows=len(rows))
+            _sources(problem).pooled,
+            problem.theta0,
+            data.rows(rows.to(data.device)),
+            state["train"],
+            self,
+            lr=self.lr,
+            count=at + 1,
+            step=state["step"] + 1,
+        )
+        return (
+            {"train": trained, "at": at + 1},
+            {"lower_loss": loss},
+            Cost(lower_gradients=1, rows=len(rows)),
+        )
 
 
 def first_turns(likeness: Tensor) -> Tensor:
-    """The turn at which each of n rows is taken first, where T takers, ``[T, n]``, take what they like best, in turn.
+    """The turn at which each of n rows is taken first, where T takers, ``[T, n]``, take what they
+    like best, in turn.
 
-    Taker t takes the row that it likes (k + 1)-th best at turn k·T + t, so a row's first turn is the least of these.
+    Taker t takes the row that it likes (k + 1)-th best at turn k·T + t, so a row's first turn is
+    the least of these.
 
-    >>> first_turns(torch.tensor([[0.9, 0.8, 0.1], [0.7, 0.2, 0.6]]))    # both take row 0; then row 1, then row 2
+    >>> first_turns(
+    ...     torch.tensor([[0.9, 0.8, 0.1], [0.7, 0.2, 0.6]])
+    ... )  # both take row 0; then row 1, then row 2
     tensor([0, 2, 3])
     """
     takers, count = likeness.shape
     first = torch.full((count,), takers * count, dtype=torch.int64)
     for taker, likes in enumerate(likeness):
         order = likes.sort(descending=True, stable=True).indices
-        turns = torch.empty(count, dtype=torch.int64).index_copy_(0, order, torch.arange(count) * takers + taker)
+        turns = torch.empty(count, dtype=torch.int64).index_copy_(
+            0, order, torch.arange(count) * takers + taker
+        )
         first = torch.minimum(first, turns)
     return first
 

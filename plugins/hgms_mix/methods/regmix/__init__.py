@@ -1,4 +1,6 @@
-"""RegMix: short runs at random mixtures, a regression of their validation losses, the best predicted mixture: `regmix`."""
+"""RegMix: short runs at random mixtures, a regression of their validation losses, the best
+predicted mixture: `regmix`.
+"""
 
 from __future__ import annotations
 

@@ -16,7 +16,9 @@ from hgms_mix.methods.regmix.regression import Mixtures, Regressor, best, fit, s
 
 def _range(instance: object, attribute: object, value: tuple[float, float]) -> None:
     if len(value) != 2 or not 0 < value[0] <= value[1]:
-        raise ValueError(f"'concentration' must be two positive numbers (low, high) with low <= high: {value}")
+        raise ValueError(
+            f"'concentration' must be two positive numbers (low, high) with low <= high: {value}"
+        )
 
 
 @final
@@ -25,27 +27,35 @@ class RegMix:
     """A regression from mixtures to validation losses, fitted on short proxy runs::
 
         ω_r ~ Dirichlet(c_r S prior),  log c_r uniform          r = 1 … runs
-        x_r = x0 after ``steps`` AdamW updates on g(ω_r, ·),      y_r = f(x_r) on the rows of the role ``select``
-        ŷ = regression of y_r on ω_r,      ω = mean of the ``top`` of ``simulated`` random mixtures with the lowest ŷ
+        x_r = x0 after ``steps`` AdamW updates on g(ω_r, ·),
+            y_r = f(x_r) on the rows of the role ``select``
+        ŷ = regression of y_r on ω_r,
+            ω = mean of the ``top`` of ``simulated`` random mixtures with the lowest ŷ
 
-    All runs see the same batches: their losses differ by the mixture alone. One step is up to ``updates`` updates of a run.
+    All runs see the same batches: their losses differ by the mixture alone. One step is up to
+    ``updates`` updates of a run.
 
-    Use with a handful of sources, when short runs rank mixtures as long ones do. Avoid ``quadratic`` with many sources: it has
-    S(S + 3)/2 coefficients, and fewer runs than that leave them to the penalty.
+    Use with a handful of sources, when short runs rank mixtures as long ones do. Avoid
+    ``quadratic`` with many sources: it has S(S + 3)/2 coefficients, and fewer runs than that leave
+    them to the penalty.
 
     Arguments:
         runs, steps, updates: proxy runs, updates of each, and at most how many in one outer step.
-        lr, weight_decay, betas, eps, batch_size: AdamW of the lower level (batch_size None: all rows).
-        concentration: the range of c. ``prior``: ``uniform`` over the sources, or their shares of all ``rows`` of their
-            files, also of those that the task does not learn on.
+        lr, weight_decay, betas, eps, batch_size: AdamW of the lower level (batch_size None: all
+            rows).
+        concentration: the range of c. ``prior``: ``uniform`` over the sources, or their shares of
+            all ``rows`` of their files, also of those that the task does not learn on.
         regressor: ``linear`` or ``quadratic`` ridge regression, or ``boosting``.
         simulated, top: mixtures that are predicted, and how many of the best are averaged.
         chunk: validation rows whose losses are computed at a time.
-        train_steps: updates of a fresh x at the learned mixture; 0: x is the best proxy run's; None: until the budget is spent.
+        train_steps: updates of a fresh x at the learned mixture; 0: x is the best proxy run's;
+            None: until the budget is spent.
 
-    Errors: ConfigError for a problem without sources or rows of the role ``select``; NumericalError for infinite losses.
+    Errors: ConfigError for a problem without sources or rows of the role ``select``; NumericalError
+        for infinite losses.
 
-    Cost: ``runs``·``steps`` lower gradients and ``runs`` upper values before the mixture is known. Memory: 4 lower states.
+    Cost: ``runs``·``steps`` lower gradients and ``runs`` upper values before the mixture is known.
+        Memory: 4 lower states.
 
     >>> RegMix(runs=32, steps=50, regressor="boosting").top
     100
@@ -81,7 +91,9 @@ class RegMix:
 
     @classmethod
     def testing_instance(cls) -> RegMix:
-        """For ``hgms check``: a regression that is done within 60 outer steps, at a rate for a problem of size 1."""
+        """For ``hgms check``: a regression that is done within 60 outer steps, at a rate for a
+        problem of size 1.
+        """
         return cls(runs=12, steps=20, updates=10, lr=0.1, simulated=2000, top=20)
 
     def init(self, problem: Problem, seed: int) -> State:
@@ -103,7 +115,11 @@ class RegMix:
 
     def finished(self, state: State) -> bool:
         """Whether the mixture is known and x is trained as long as it should be."""
-        return state["phase"] == "train" and self.train_steps is not None and state["at"] >= self.train_steps
+        return (
+            state["phase"] == "train"
+            and self.train_steps is not None
+            and state["at"] >= self.train_steps
+        )
 
     def result(self, state: State) -> tuple[Tree, Tree]:
         """(θ, x): the even mixture and the best proxy run's x so far, until there is more."""
@@ -116,11 +132,18 @@ class RegMix:
         return "x is a proxy run's (train_steps = 0)" if self.train_steps == 0 else ""
 
     def _proxy(self, problem: Problem, state: State) -> tuple[State, Record, Cost]:
-        """Some updates of a run; at its end its validation loss, and after the last run the regression."""
-        sources, run, mixtures, losses = _sources(problem), state["run"], state["mixtures"], state["losses"]
+        """Some updates of a run; at its end its validation loss, and after the last run the
+        regression.
+        """
+        sources = _sources(problem)
+        run = state["run"]
+        mixtures = state["mixtures"]
+        losses = state["losses"]
         theta = sources.theta(dict(zip(sources.names, mixtures[run].tolist(), strict=True)))
         count = min(self.updates, self.steps - state["at"])
-        trained, loss, spent = self._updates(problem, theta, state, count, Key(state["seed"]).fold("batches"))
+        trained, loss, spent = self._updates(
+            problem, theta, state, count, Key(state["seed"]).fold("batches")
+        )
         record: Record = {"run": run + 1, "lower_loss": loss}
         changes: State = {**trained, "at": state["at"] + count}
         if changes["at"] < self.steps:
@@ -131,27 +154,51 @@ class RegMix:
         if int(losses.argmin()) == run:
             changes["best"] = trained["x"]
         if run + 1 == self.runs:
-            regression = fit(mixtures, losses, self.regressor, Key(state["seed"]).fold("regression").derive())
-            simulated = self._mixtures(problem).draw(Key(state["seed"]).fold("simulated"), self.simulated)
+            regression = fit(
+                mixtures, losses, self.regressor, Key(state["seed"]).fold("regression").derive()
+            )
+            simulated = self._mixtures(problem).draw(
+                Key(state["seed"]).fold("simulated"), self.simulated
+            )
             omega, predicted = best(regression, simulated, self.top)
             theta = sources.theta(dict(zip(sources.names, omega.tolist(), strict=True)))
             changes |= {"phase": "train", "theta": theta}
-            record |= {"predicted_loss": predicted, "regression_error": regression.error, "lowest_run_loss": losses.min()}
+            record |= {
+                "predicted_loss": predicted,
+                "regression_error": regression.error,
+                "lowest_run_loss": losses.min(),
+            }
         spent += Cost(upper_values=1, rows=problem.upper_data["select"].size)
         return changes, {**record, "upper_loss": validation}, spent
 
     def _train(self, problem: Problem, state: State) -> tuple[State, Record, Cost]:
-        count = self.updates if self.train_steps is None else min(self.updates, self.train_steps - state["at"])
-        trained, loss, spent = self._updates(problem, state["theta"], state, count, Key(state["seed"]).fold("train"))
+        count = (
+            self.updates
+            if self.train_steps is None
+            else min(self.updates, self.train_steps - state["at"])
+        )
+        trained, loss, spent = self._updates(
+            problem, state["theta"], state, count, Key(state["seed"]).fold("train")
+        )
         return {**trained, "at": state["at"] + count}, {"lower_loss": loss}, spent
 
-    def _updates(self, problem: Problem, theta: Tree, state: State, count: int, key: Key) -> tuple[State, Tensor, Cost]:
+    def _updates(
+        self, problem: Problem, theta: Tree, state: State, count: int, key: Key
+    ) -> tuple[State, Tensor, Cost]:
         """AdamW on the lower loss, ``count`` times."""
         train = {f"{part}.{name}": leaf for part in "xmv" for name, leaf in state[part].items()}
         train, loss, spent = hgms_mix.lm.adamw_on_mixture(
-            problem, theta, train, self, lr=self.lr, batch_size=self.batch_size, key=key, at=state["at"], count=count,
+            problem,
+            theta,
+            train,
+            self,
+            lr=self.lr,
+            batch_size=self.batch_size,
+            key=key,
+            at=state["at"],
+            count=count,
             step=state["step"] + 1,
-        )  # fmt: skip
+        )
         return {part: hgms_mix.lm.adamw_part(train, part) for part in "xmv"}, loss, spent
 
     def _validation_loss(self, problem: Problem, theta: Tree, x: Tree, step: int) -> Tensor:
@@ -162,13 +209,19 @@ class RegMix:
             sums = [len(part) * problem.f(theta, x, data.rows(part)).double() for part in parts]
         loss = torch.stack(sums).sum() / data.size
         if not torch.isfinite(loss):
-            raise NumericalError(f"step {step}: the validation loss of a proxy run is {float(loss)}; lower lr")
+            raise NumericalError(
+                f"step {step}: the validation loss of a proxy run is {float(loss)}; lower lr"
+            )
         return loss
 
     def _mixtures(self, problem: Problem) -> Mixtures:
         names, (low, high) = _sources(problem).names, self.concentration
-        sizes = hgms_mix.lm.source_sizes(problem) if self.prior == "rows" else dict.fromkeys(names, 1)
-        return Mixtures(prior=tuple(sizes[name] / sum(sizes.values()) for name in names), low=low, high=high)
+        sizes = (
+            hgms_mix.lm.source_sizes(problem) if self.prior == "rows" else dict.fromkeys(names, 1)
+        )
+        return Mixtures(
+            prior=tuple(sizes[name] / sum(sizes.values()) for name in names), low=low, high=high
+        )
 
 
 def _sources(problem: Problem) -> Sources:

@@ -26,16 +26,19 @@ def sklearn() -> Any:
         import sklearn.preprocessing
     except ImportError as error:
         raise MissingExtra(
-            "method 'regmix' needs scikit-learn, which is not installed\n  pip install 'hgms[sklearn]'"
+            "method 'regmix' needs scikit-learn, which is not installed\n"
+            "  pip install 'hgms[sklearn]'"
         ) from error
     return sklearn
 
 
 @frozen(kw_only=True)
 class Mixtures:
-    """Random points of the simplex, from Dirichlet(c·S·prior) with log c uniform between log low and log high.
+    """Random points of the simplex, from Dirichlet(c·S·prior) with log c uniform between log low
+    and log high.
 
-    ``prior`` is their mean. A small c gives mixtures of one or two sources, a large one mixtures near the prior.
+    ``prior`` is their mean. A small c gives mixtures of one or two sources, a large one mixtures
+    near the prior.
 
     >>> draw = Mixtures(prior=(0.5, 0.25, 0.25), low=0.1, high=5.0).draw(Key(0), 4)
     >>> draw.shape, bool(torch.allclose(draw.sum(1), torch.ones(4, dtype=torch.float64)))
@@ -57,7 +60,9 @@ class Mixtures:
 
 @frozen(kw_only=True)
 class Fit:
-    """Predicts the validation loss of mixtures. ``error`` is the root mean square of what it misses on the runs themselves."""
+    """Predicts the validation loss of mixtures. ``error`` is the root mean square of what it
+    misses on the runs themselves.
+    """
 
     predict: Any
     error: float
@@ -66,16 +71,24 @@ class Fit:
 def fit(mixtures: Tensor, losses: Tensor, regressor: Regressor, seed: int) -> Fit:
     """A regression of ``losses`` on ``mixtures``, ``[R, S]``.
 
-    ``linear`` and ``quadratic`` are ridge regressions on the weights, and on them and their products; the penalty is the one
-    with the lowest leave-one-out error. ``boosting`` is gradient boosting of small trees.
+    ``linear`` and ``quadratic`` are ridge regressions on the weights, and on them and their
+    products; the penalty is the one with the lowest leave-one-out error. ``boosting`` is gradient
+    boosting of small trees.
     """
     library = sklearn()
     if regressor == "boosting":
         model = library.ensemble.GradientBoostingRegressor(
-            n_estimators=300, max_depth=3, learning_rate=0.05, subsample=0.8, random_state=seed % 2**32
+            n_estimators=300,
+            max_depth=3,
+            learning_rate=0.05,
+            subsample=0.8,
+            random_state=seed % 2**32,
         )
     else:
-        steps: list[Any] = [library.preprocessing.StandardScaler(), library.linear_model.RidgeCV(alphas=RIDGES)]
+        steps: list[Any] = [
+            library.preprocessing.StandardScaler(),
+            library.linear_model.RidgeCV(alphas=RIDGES),
+        ]
         if regressor == "quadratic":
             steps.insert(0, library.preprocessing.PolynomialFeatures(degree=2, include_bias=False))
         model = library.pipeline.make_pipeline(*steps)
@@ -90,7 +103,9 @@ def fit(mixtures: Tensor, losses: Tensor, regressor: Regressor, seed: int) -> Fi
 
 
 def best(fitted: Fit, mixtures: Tensor, top: int) -> tuple[Tensor, float]:
-    """The mean of the ``top`` mixtures with the lowest predicted losses, and its own predicted loss."""
+    """The mean of the ``top`` mixtures with the lowest predicted losses, and its own predicted
+    loss.
+    """
     order = torch.argsort(fitted.predict(mixtures), stable=True)[:top]
     mean = mixtures[order].mean(0)
     return mean, float(fitted.predict(mean[None]))

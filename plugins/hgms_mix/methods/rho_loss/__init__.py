@@ -1,4 +1,6 @@
-"""RHO-LOSS: choose training rows by how much of their loss a reference model says can be learned: method `rho-loss`."""
+"""RHO-LOSS: choose training rows by how much of their loss a reference model says can be
+learned: method `rho-loss`.
+"""
 
 from __future__ import annotations
 

@@ -24,39 +24,49 @@ class RhoLoss:
 
         score(z) = ℓ(x; z) − ℓ(x_ref; z)
 
-    x_ref has not seen z. The pool is split in two random halves; a reference is trained from x0 on each of them, and says
-    ℓ(x_ref; z), the irreducible loss, of the rows of the other half, once (the paper's form for data without a holdout set).
-    ``reference = "validation"`` trains a single one on the validation rows of the role ``differentiate`` instead: then a low
-    irreducible loss also means that a row is like the target. Of its states after each epoch (x0 among them) the one with the
-    lowest mean loss on the rows of the role ``stop`` is kept. The test set plays no part.
+    x_ref has not seen z. The pool is split in two random halves; a reference is trained from x0 on
+    each of them, and says ℓ(x_ref; z), the irreducible loss, of the rows of the other half, once
+    (the paper's form for data without a holdout set). ``reference = "validation"`` trains a single
+    one on the validation rows of the role ``differentiate`` instead: then a low irreducible loss
+    also means that a row is like the target. Of its states after each epoch (x0 among them) the one
+    with the lowest mean loss on the rows of the role ``stop`` is kept. The test set plays no part.
 
-    ``static``: x is x0 after ``target_steps`` updates on random rows of the pool; the ``keep`` share with the highest scores is
-    kept, and θ has the sources' shares of it. ``online``: every update draws ``big_batch`` rows of the pool, scores them at the
-    present x and moves x on the ``top`` share of them; θ has the sources' shares of all rows used so far.
+    ``static``: x is x0 after ``target_steps`` updates on random rows of the pool; the ``keep``
+    share with the highest scores is kept, and θ has the sources' shares of it. ``online``: every
+    update draws ``big_batch`` rows of the pool, scores them at the present x and moves x on the
+    ``top`` share of them; θ has the sources' shares of all rows used so far.
 
     One step is one update, or the losses of ``chunk`` rows. Dropout is off throughout.
 
-    Use when rows differ in how noisy they are. Avoid ``held-out`` where sources are off-target but learnable, and
-    ``target_steps = 0`` where sources differ in the level of their losses (long or formal texts): then the level decides.
+    Use when rows differ in how noisy they are. Avoid ``held-out`` where sources are off-target but
+    learnable, and ``target_steps = 0`` where sources differ in the level of their losses (long or
+    formal texts): then the level decides.
 
     Arguments:
         mode: ``static`` or ``online``.
-        reference: what x_ref learns from, ``held-out`` rows or ``validation`` rows. ``reference_epochs``, ``reference_lr``: of
-            x_ref. ``target_steps``: before static scores (None: one pass over the pool).
-        lr, weight_decay, betas, eps: AdamW of x (the last three of x_ref too). ``batch_size``: rows of an update (not online).
-        big_batch, top: of an online update. ``keep``: share of all rows that static scores keep, or ``size``: their number.
+        reference: what x_ref learns from, ``held-out`` rows or ``validation`` rows.
+            ``reference_epochs``, ``reference_lr``: of x_ref. ``target_steps``: before static scores
+            (None: one pass over the pool).
+        lr, weight_decay, betas, eps: AdamW of x (the last three of x_ref too). ``batch_size``: rows
+            of an update (not online).
+        big_batch, top: of an online update. ``keep``: share of all rows that static scores keep, or
+            ``size``: their number.
         chunk: rows whose losses are computed at a time.
-        train_steps: updates of a fresh x on the kept rows (0: x stays the one scored); online: of x. None: to the budget's end.
+        train_steps: updates of a fresh x on the kept rows (0: x stays the one scored); online: of
+            x. None: to the budget's end.
 
-    Errors: ConfigError for a problem without sources or rows of the role ``stop``; NumericalError for infinite losses.
+    Errors: ConfigError for a problem without sources or rows of the role ``stop``; NumericalError
+        for infinite losses.
 
-    Cost: an update of x is 1 lower gradient, one of x_ref too (1 upper gradient on validation rows); each pass over rows for
-    their losses is 1 upper value. Memory: at most 4 lower states (x, two moments, the best x_ref so far).
+    Cost: an update of x is 1 lower gradient, one of x_ref too (1 upper gradient on validation
+    rows); each pass over rows for their losses is 1 upper value. Memory: at most 4 lower states (x,
+    two moments, the best x_ref so far).
 
     >>> RhoLoss(mode="online", train_steps=1000).top
     0.1
 
-    Source: Mindermann et al., *Prioritized training on points that are learnable, worth learning, and not yet learnt*, 2022.
+    Source: Mindermann et al., *Prioritized training on points that are learnable, worth learning,
+        and not yet learnt*, 2022.
     """
 
     name: ClassVar[str] = "rho-loss"
@@ -84,13 +94,20 @@ class RhoLoss:
     @train_steps.validator
     def _long_enough(self, attribute: Attribute[int | None], value: int | None) -> None:
         if self.mode == "online" and value == 0:
-            raise ValueError("'train_steps' must be > 0, or none, where mode is 'online': rows are chosen while x is trained")
+            raise ValueError(
+                "'train_steps' must be > 0, or none, where mode is 'online': rows are chosen "
+                "while x is trained"
+            )
 
     def init(self, problem: Problem, seed: int) -> State:
-        sources, pool = sources_of(problem), problem.lower_data
+        sources = sources_of(problem)
+        pool = problem.lower_data
         for role in ("differentiate", "stop") if self.reference == "validation" else ("stop",):
             if role not in problem.upper_data or problem.upper_data[role].size == 0:
-                raise ConfigError(f"method 'rho-loss' needs validation rows for its reference, and the role {role!r} has none")
+                raise ConfigError(
+                    "method 'rho-loss' needs validation rows for its reference, and the role "
+                    f"{role!r} has none"
+                )
         hgms_mix.lm.check_size(self.size, pool)
         missing = torch.full((pool.size,), torch.nan, dtype=torch.float64)
         return {
@@ -118,7 +135,11 @@ class RhoLoss:
 
     def finished(self, state: State) -> bool:
         """Whether rows are chosen and x is trained as long as it should be."""
-        return state["phase"] in ("train", "online") and self.train_steps is not None and state["at"] >= self.train_steps
+        return (
+            state["phase"] in ("train", "online")
+            and self.train_steps is not None
+            and state["at"] >= self.train_steps
+        )
 
     def result(self, state: State) -> tuple[Tree, Tree]:
         """(θ, x); x is the reference's until there is another."""
@@ -127,31 +148,46 @@ class RhoLoss:
     @property
     def untrained(self) -> str:
         """Why x was not trained on the mixture; empty where it was."""
-        return "x did not learn from the chosen rows (train_steps = 0)" if self.train_steps == 0 else ""
+        return (
+            "x did not learn from the chosen rows (train_steps = 0)"
+            if self.train_steps == 0
+            else ""
+        )
 
     def ranking(self, problem: Problem, state: State) -> Tensor:
-        """Each row's reducible loss when it was last computed; NaN where it was not, and everywhere until a static score is
-        known of every row: the best of some rows are not the best."""
+        """Each row's reducible loss when it was last computed; NaN where it was not, and everywhere
+        until a static score is known of every row: the best of some rows are not the best."""
         ranking: Tensor = state["ranking"]
         if self.mode == "static" and bool(ranking.isnan().any()):
             return torch.full_like(ranking, torch.nan)
         return ranking
 
     def _target(self, problem: Problem, state: State) -> tuple[State, Record, Cost]:
-        pool, at = problem.lower_data, state["at"]
-        rows = hgms_mix.lm.epoch_rows(Key(state["seed"]).fold("target"), pool.size, at, self.batch_size)
+        pool = problem.lower_data
+        at = state["at"]
+        rows = hgms_mix.lm.epoch_rows(
+            Key(state["seed"]).fold("target"), pool.size, at, self.batch_size
+        )
         trained, loss, spent = update(self, problem, state, pool, rows, self.lr)
         over = at + 1 == (self.target_steps or math.ceil(pool.size / self.batch_size))
-        changes: State = {"train": trained, "at": 0 if over else at + 1, "phase": "scores" if over else "target"}
+        changes: State = {
+            "train": trained,
+            "at": 0 if over else at + 1,
+            "phase": "scores" if over else "target",
+        }
         return changes, {"lower_loss": loss}, spent
 
     def _score(self, problem: Problem, state: State) -> tuple[State, Record, Cost]:
         pool = problem.lower_data
         losses, index, spent = next_losses(self, problem, state, torch.arange(pool.size))
-        ranking = state["ranking"].index_copy(0, index, losses.double() - state["irreducible"][index])
+        ranking = state["ranking"].index_copy(
+            0, index, losses.double() - state["irreducible"][index]
+        )
         changes: State = {"ranking": ranking, "at": state["at"] + len(index)}
         if changes["at"] == pool.size:
-            kept = hgms_mix.lm.highest(ranking, self.size or max(1, round(self.keep * len(ranking))))
+            kept = hgms_mix.lm.highest(
+                ranking, self.size or max(1, round(self.keep * len(ranking)))
+            )
             theta = sources_of(problem).theta(hgms_mix.lm.source_counts(pool, kept))
             changes |= {"phase": "train", "at": 0, "kept": kept, "theta": theta}
             if self.train_steps != 0:
@@ -160,18 +196,26 @@ class RhoLoss:
 
     def _train(self, problem: Problem, state: State) -> tuple[State, Record, Cost]:
         """One update on the kept rows, whose epochs go round."""
-        kept, at = state["kept"], state["at"]
+        kept = state["kept"]
+        at = state["at"]
         epoch, place = divmod(at, math.ceil(len(kept) / self.batch_size))
-        order = torch.randperm(len(kept), generator=Key(state["seed"]).fold("train", epoch).generator())
+        order = torch.randperm(
+            len(kept), generator=Key(state["seed"]).fold("train", epoch).generator()
+        )
         rows = kept[order[place * self.batch_size : (place + 1) * self.batch_size]]
         trained, loss, spent = update(self, problem, state, problem.lower_data, rows, self.lr)
         return {"train": trained, "at": at + 1}, {"lower_loss": loss}, spent
 
     def _online(self, problem: Problem, state: State) -> tuple[State, Record, Cost]:
-        pool, sources = problem.lower_data, sources_of(problem)
+        pool = problem.lower_data
+        sources = sources_of(problem)
         big = min(self.big_batch, pool.size)
-        index = hgms_mix.lm.epoch_rows(Key(state["seed"]).fold("online"), pool.size, state["at"], big)
-        losses = row_losses(self, problem, hgms_mix.lm.adamw_part(state["train"], "x"), pool, index, state)
+        index = hgms_mix.lm.epoch_rows(
+            Key(state["seed"]).fold("online"), pool.size, state["at"], big
+        )
+        losses = row_losses(
+            self, problem, hgms_mix.lm.adamw_part(state["train"], "x"), pool, index, state
+        )
         scores = losses.double() - state["irreducible"][index]
         chosen = index[hgms_mix.lm.highest(scores, max(1, int(self.top * len(index))))]
         trained, loss, spent = update(self, problem, state, pool, chosen, self.lr)
@@ -183,4 +227,8 @@ class RhoLoss:
             "used": used,
             "theta": sources.theta(dict(zip(sources.names, used.tolist(), strict=True))),
         }
-        return changes, {"lower_loss": loss, "reducible_loss": scores.mean()}, spent + Cost(upper_values=1, rows=len(index))
+        return (
+            changes,
+            {"lower_loss": loss, "reducible_loss": scores.mean()},
+            spent + Cost(upper_values=1, rows=len(index)),
+        )

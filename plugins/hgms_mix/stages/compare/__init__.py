@@ -1,1 +1,3 @@
-"""`hgms mix compare`: every mixture of a grid taken to the end, and the tuned models compared by their test losses."""
+"""`hgms mix compare`: every mixture of a grid taken to the end, and the tuned models compared by
+their test losses.
+"""

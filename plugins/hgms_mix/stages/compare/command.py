@@ -15,13 +15,34 @@ from hgms.executors import Local, executor_options, stated_executor
 
 @click.command(short_help="The models that the mixtures of a grid make, compared.")
 @click.argument("grid", type=click.Path(path_type=Path))
-@click.option("--methods", "--method", metavar="NAME[,NAME]", help="Labels of the grid's methods. Default: all that it names.")
+@click.option(
+    "--methods",
+    "--method",
+    metavar="NAME[,NAME]",
+    help="Labels of the grid's methods. Default: all that it names.",
+)
 @seeds_option
-@click.option("--reference", metavar="LABEL", help="What differences are taken to. Default: the grid's, else uniform.")
+@click.option(
+    "--reference",
+    metavar="LABEL",
+    help="What differences are taken to. Default: the grid's, else uniform.",
+)
 @click.option("--out", metavar="FOLDER", help="Where mix folders go.")
 @click.option("--scale", metavar="NAME", help="A scale of the GRID.")
-@click.option("--set", "sets", multiple=True, metavar="KEY=VALUE", help="Lay a value over every mix. Repeatable.")
-@click.option("--jobs", type=click.IntRange(min=1), default=1, show_default=True, help="Mixes at a time, a process each.")
+@click.option(
+    "--set",
+    "sets",
+    multiple=True,
+    metavar="KEY=VALUE",
+    help="Lay a value over every mix. Repeatable.",
+)
+@click.option(
+    "--jobs",
+    type=click.IntRange(min=1),
+    default=1,
+    show_default=True,
+    help="Mixes at a time, a process each.",
+)
 @executor_options
 @click.option("--dry-run", is_flag=True, help="Check everything, list the mixes, run nothing.")
 @trust_option
@@ -29,23 +50,39 @@ from hgms.executors import Local, executor_options, stated_executor
 @json_option
 @click.pass_context
 def compare(
-    ctx: click.Context, grid: Path, methods: str | None, seeds: int | list[int] | None, reference: str | None, out: str | None,
-    scale: str | None, sets: Sequence[str], jobs: int, executor: str | None, address: str | None, dry_run: bool, registry: Any,
+    ctx: click.Context,
+    grid: Path,
+    methods: str | None,
+    seeds: int | list[int] | None,
+    reference: str | None,
+    out: str | None,
+    scale: str | None,
+    sets: Sequence[str],
+    jobs: int,
+    executor: str | None,
+    address: str | None,
+    dry_run: bool,
+    registry: Any,
     as_json: bool,
-) -> None:  # fmt: skip
-    """Take every method of GRID to the end, over its seeds, and compare the tuned models by their losses on the test sets.
+) -> None:
+    """Take every method of GRID to the end, over its seeds, and compare the tuned models by their
+    losses on the test sets.
 
     \b
     hgms mix compare grid.toml --seeds 5 --jobs 2
 
-    Each mix is what `hgms mix GRID --method LABEL --seed N` makes: what is finished is not made again, what was broken off goes
-    on. Leaves with 1 if a mix failed, 2 if the grid is wrong.
+    Each mix is what `hgms mix GRID --method LABEL --seed N` makes: what is finished is not made
+    again, what was broken off goes on. Leaves with 1 if a mix failed, 2 if the grid is wrong.
     """
     from hgms_mix.stages.compare.mixes import Contest, carry_out
 
-    labels = None if methods is None else [word.strip() for word in methods.split(",") if word.strip()]
+    labels = (
+        None if methods is None else [word.strip() for word in methods.split(",") if word.strip()]
+    )
     where, sets = stated_executor(executor, address, jobs, sets, registry.host)
-    contest = Contest.of(grid, labels, seeds, reference, out=out, scale=scale, sets=sets, registry=registry)
+    contest = Contest.of(
+        grid, labels, seeds, reference, out=out, scale=scale, sets=sets, registry=registry
+    )
     if dry_run:
         rows = [{"method": label, "seed": seed} for label, seed in contest.mixes]
         if as_json:

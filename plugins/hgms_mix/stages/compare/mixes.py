@@ -13,7 +13,16 @@ import hgms.comparison
 import hgms_mix.stages
 from hgms.cli import finite
 from hgms.comparison import scaled
-from hgms.executors import Executor, Needs, Piece, RemoteProgress, Tell, carried_out_together, to_stderr, unless_busy
+from hgms.executors import (
+    Executor,
+    Needs,
+    Piece,
+    RemoteProgress,
+    Tell,
+    carried_out_together,
+    to_stderr,
+    unless_busy,
+)
 from hgms.runs import tables_of, unannounced
 from hgms_core import ConfigError
 from hgms_core.registry import Registry
@@ -21,7 +30,9 @@ from hgms_mix.stages import MixConfig
 from hgms_mix.stages.compare.outcome import Outcome
 
 PATIENCE = 0.5
-"""Seconds to wait for a mix that another process makes: the orphan of a killed comparison ends by itself."""
+"""Seconds to wait for a mix that another process makes: the orphan of a killed comparison ends
+by itself.
+"""
 
 Seeded = tuple[str, int]
 """The label of a method, and a seed."""
@@ -29,57 +40,103 @@ Seeded = tuple[str, int]
 
 @frozen(kw_only=True)
 class Contest:
-    """Which mixes are compared: those of a grid's methods on its one task, over seeds. All methods of a seed come before the
-    next seed, so that what is there can be compared."""
+    """Which mixes are compared: those of a grid's methods on its one task, over seeds. All methods
+    of a seed come before the next seed, so that what is there can be compared."""
 
     grid: Path
     mixes: Mapping[Seeded, MixConfig]
     reference: str
     options: Mapping[str, Any]
-    """What every mix is made with beside its method and seed: ``out``, ``scale``, ``sets``, ``plugins``."""
+    """What every mix is made with beside its method and seed: ``out``, ``scale``, ``sets``,
+    ``plugins``.
+    """
 
     @classmethod
     def of(
-        cls, grid: Path, labels: Sequence[str] | None = None, seeds: int | Sequence[int] | None = None,
-        reference: str | None = None, *, out: str | None = None, scale: str | None = None, sets: Sequence[str] = (),
+        cls,
+        grid: Path,
+        labels: Sequence[str] | None = None,
+        seeds: int | Sequence[int] | None = None,
+        reference: str | None = None,
+        *,
+        out: str | None = None,
+        scale: str | None = None,
+        sets: Sequence[str] = (),
         registry: Registry | None = None,
-    ) -> Contest:  # fmt: skip
-        """The contest of the methods that a grid names; references which it only adds to `hgms compare` have no mix.
+    ) -> Contest:
+        """The contest of the methods that a grid names; references which it only adds to `hgms
+        compare` have no mix.
 
         Raises:
             ConfigError: the grid is wrong, has several tasks or no test set, or has no such method.
         """
         table = scaled(tables_of(grid, "grid"), scale, grid.name)
         if not isinstance(table.get("method"), list):
-            raise ConfigError(f"{grid.name} has one method, so there is nothing to compare\n  write [[method]] tables")
-        own = {"seeds": seeds if seeds is None or isinstance(seeds, int) else list(seeds), "reference": reference}
+            raise ConfigError(
+                f"{grid.name} has one method, so there is nothing to compare\n"
+                "  write [[method]] tables"
+            )
+        own = {
+            "seeds": seeds if seeds is None or isinstance(seeds, int) else list(seeds),
+            "reference": reference,
+        }
         table |= {key: value for key, value in own.items() if value is not None}
         table.pop("references", None)
         registry = registry or Registry.load()
-        runs = hgms.comparison.load(table, source=grid.name, methods=labels or (), registry=registry)
+        runs = hgms.comparison.load(
+            table, source=grid.name, methods=labels or (), registry=registry
+        )
         if len(runs.tasks) > 1:
-            raise ConfigError(f"{grid.name} has several tasks\n  a mix has one: give each a grid of its own")
+            raise ConfigError(
+                f"{grid.name} has several tasks\n  a mix has one: give each a grid of its own"
+            )
         of_method = {
-            method.label: hgms_mix.stages.load(grid, sets, out=out, method=method.label, scale=scale, registry=registry)
+            method.label: hgms_mix.stages.load(
+                grid, sets, out=out, method=method.label, scale=scale, registry=registry
+            )
             for method in runs.methods
         }
         if not all(config.task.test for config in of_method.values()):  # type: ignore[attr-defined]
-            raise ConfigError(f"{grid.name} has no test set, by which models are compared\n  write a table [task.test.NAME]")
-        options = {"out": out, "scale": scale, "sets": list(sets), "plugins": unannounced(registry.host)}
-        mixes = {(label, seed): attrs.evolve(config, seed=seed) for seed in runs.seeds for label, config in of_method.items()}
+            raise ConfigError(
+                f"{grid.name} has no test set, by which models are compared\n"
+                "  write a table [task.test.NAME]"
+            )
+        options = {
+            "out": out,
+            "scale": scale,
+            "sets": list(sets),
+            "plugins": unannounced(registry.host),
+        }
+        mixes = {
+            (label, seed): attrs.evolve(config, seed=seed)
+            for seed in runs.seeds
+            for label, config in of_method.items()
+        }
         return cls(grid=grid, mixes=mixes, reference=runs.reference, options=options)
 
     def piece(self, mix: Seeded) -> Piece:
         """A mix as a job, which does what `hgms mix GRID --method LABEL --seed N` does."""
         label, seed = mix
         config = self.mixes[mix]
-        title, path = f"{label}, seed {seed}", hgms_mix.stages.mix_path(config)
-        arguments = {"grid": str(self.grid.absolute()), "method": label, "seed": seed, **self.options}
+        title = f"{label}, seed {seed}"
+        path = hgms_mix.stages.mix_path(config)
+        arguments = {
+            "grid": str(self.grid.absolute()),
+            "method": label,
+            "seed": seed,
+            **self.options,
+        }
         return Piece(
-            title=title, path=path, leases=hgms_mix.stages.LEASES, function=f"{__name__}:make", arguments=arguments,
-            needs=Needs.of_run(config.run), plugins=self.options["plugins"],
-            finished=lambda: hgms_mix.stages.finished(config), result=lambda outcome: outcome["report"],
-        )  # fmt: skip
+            title=title,
+            path=path,
+            leases=hgms_mix.stages.LEASES,
+            function=f"{__name__}:make",
+            arguments=arguments,
+            needs=Needs.of_run(config.run),
+            plugins=self.options["plugins"],
+            finished=lambda: hgms_mix.stages.finished(config),
+            result=lambda outcome: outcome["report"],
+        )
 
     @property
     def roles(self) -> dict[str, str]:
@@ -87,14 +144,24 @@ class Contest:
         return {label: config.role for (label, _), config in self.mixes.items()}
 
 
-def carry_out(contest: Contest, executor: Executor, say: Callable[[str], None] = to_stderr, *, bars: bool = False) -> Outcome:
-    """All mixes, where ``executor`` carries them out; one that fails stops no other. What is finished needs none.
+def carry_out(
+    contest: Contest,
+    executor: Executor,
+    say: Callable[[str], None] = to_stderr,
+    *,
+    bars: bool = False,
+) -> Outcome:
+    """All mixes, where ``executor`` carries them out; one that fails stops no other. What is
+    finished needs none.
 
     Raises:
-        Interrupted: Ctrl-C, SIGTERM or SIGHUP; every mix saves what it has and ends. A second one kills them.
+        Interrupted: Ctrl-C, SIGTERM or SIGHUP; every mix saves what it has and ends. A second one
+            kills them.
     """
     pieces = {mix: contest.piece(mix) for mix in contest.mixes}
-    reports, failures = carried_out_together(list(pieces.values()), executor, kind="mix", bars=bars, say=say)
+    reports, failures = carried_out_together(
+        list(pieces.values()), executor, kind="mix", bars=bars, say=say
+    )
     return Outcome(
         reports={mix: reports[piece] for mix, piece in pieces.items() if piece in reports},
         failures={mix: failures[piece] for mix, piece in pieces.items() if piece in failures},
@@ -105,9 +172,16 @@ def carry_out(contest: Contest, executor: Executor, say: Callable[[str], None] =
 
 @unless_busy
 def make(arguments: Mapping[str, Any], tell: Tell) -> Mapping[str, Any]:
-    """The mix of ``arguments`` (see :meth:`Contest.piece`) as the job of an executor: its ``report``, as `hgms mix --json`
-    prints it."""
-    registry, progress = Registry.load(arguments["plugins"]), RemoteProgress(tell)
+    """The mix of ``arguments`` (see :meth:`Contest.piece`) as the job of an executor: its
+    ``report``, as `hgms mix --json` prints it."""
+    registry = Registry.load(arguments["plugins"])
+    progress = RemoteProgress(tell)
     settings = {key: arguments[key] for key in ("seed", "out", "method", "scale")}
-    config = hgms_mix.stages.load(Path(arguments["grid"]), arguments["sets"], registry=registry, **settings)
-    return {"report": finite(hgms_mix.stages.carry_out(config, say=progress.say, view=progress, patience=PATIENCE))}
+    config = hgms_mix.stages.load(
+        Path(arguments["grid"]), arguments["sets"], registry=registry, **settings
+    )
+    return {
+        "report": finite(
+            hgms_mix.stages.carry_out(config, say=progress.say, view=progress, patience=PATIENCE)
+        )
+    }

@@ -1,4 +1,6 @@
-"""What came of the mixes: test losses of the tuned models with their differences, the mixtures, and what all of it took."""
+"""What came of the mixes: test losses of the tuned models with their differences, the mixtures,
+and what all of it took.
+"""
 
 from __future__ import annotations
 
@@ -18,7 +20,9 @@ Mixes = Mapping[tuple[str, int], Mapping[str, Any]]
 
 @frozen(kw_only=True)
 class Outcome:
-    """The reports of the mixes by label and seed, as ``hgms mix --json`` prints them; the ``roles`` of all methods by label."""
+    """The reports of the mixes by label and seed, as ``hgms mix --json`` prints them; the
+    ``roles`` of all methods by label.
+    """
 
     reports: Mixes
     failures: Mapping[tuple[str, int], str]
@@ -28,7 +32,9 @@ class Outcome:
     @property
     def tests(self) -> list[str]:
         """The test sets, in the order of the file."""
-        return list(dict.fromkeys(name for report in self.reports.values() for name in report["test"]))
+        return list(
+            dict.fromkeys(name for report in self.reports.values() for name in report["test"])
+        )
 
     def losses(self, test: str) -> dict[str, dict[int, float]]:
         """The mean loss of a token of a test set, by label and seed."""
@@ -42,24 +48,44 @@ class Outcome:
         }
 
     def pairs(self, test: str) -> dict[tuple[str, str], Interval]:
-        """All differences of losses, paired by seed; intervals by Holm's rule over the pairs in which a method takes part."""
-        return compared({label: values for label, values in self.losses(test).items() if values}, roles=dict(self.roles))
+        """All differences of losses, paired by seed; intervals by Holm's rule over the pairs in
+        which a method takes part.
+        """
+        return compared(
+            {label: values for label, values in self.losses(test).items() if values},
+            roles=dict(self.roles),
+        )
 
     def rows(self, test: str) -> list[dict[str, Any]]:
-        losses, pairs = self.losses(test), self.pairs(test)
-        ranked = sorted((label for label in self.roles if losses[label]), key=lambda label: self._order(label, losses))
+        losses = self.losses(test)
+        pairs = self.pairs(test)
+        ranked = sorted(
+            (label for label in self.roles if losses[label]),
+            key=lambda label: self._order(label, losses),
+        )
         result = []
         for label in ranked:
-            gap, mean = pairs.get((label, self.reference)), Interval.of([*losses[label].values()])
-            star = " *" if gap is not None and gap.excludes_zero and self.roles[label] != "ceiling" else ""
+            gap = pairs.get((label, self.reference))
+            mean = Interval.of([*losses[label].values()])
+            star = (
+                " *"
+                if gap is not None and gap.excludes_zero and self.roles[label] != "ceiling"
+                else ""
+            )
             result.append(
                 {
-                    "method": label, "role": self.roles[label], f"loss on {test} ↓": spell(mean),
-                    f"− {self.reference}": spell(gap, signed=True) + star if gap is not None and gap.count else "",
-                    "mixture": self.mixture(label), "rows": self._span(label, lambda report: report["sample"]["size"]),
-                    "processor s": self._span(label, processor_seconds), "seeds": len(losses[label]),
+                    "method": label,
+                    "role": self.roles[label],
+                    f"loss on {test} ↓": spell(mean),
+                    f"− {self.reference}": spell(gap, signed=True) + star
+                    if gap is not None and gap.count
+                    else "",
+                    "mixture": self.mixture(label),
+                    "rows": self._span(label, lambda report: report["sample"]["size"]),
+                    "processor s": self._span(label, processor_seconds),
+                    "seeds": len(losses[label]),
                 }
-            )  # fmt: skip
+            )
         return result
 
     def mixture(self, label: str) -> str:
@@ -69,18 +95,29 @@ class Outcome:
             if own == label:
                 for name, share in drawn(report).items():
                     shares.setdefault(name, []).append(share)
-        return " ".join(f"{name} {math.fsum(values) / len(values):.2f}" for name, values in shares.items())
+        return " ".join(
+            f"{name} {math.fsum(values) / len(values):.2f}" for name, values in shares.items()
+        )
 
     def verdicts(self, test: str) -> list[str]:
         """Who is ahead of the floors, in words."""
-        losses, pairs = self.losses(test), self.pairs(test)
+        losses = self.losses(test)
+        pairs = self.pairs(test)
         methods = [label for label in self.roles if losses[label] and not self.roles[label]]
         floors = [label for label in self.roles if losses[label] and self.roles[label] == "floor"]
         lines = []
         for label in sorted(methods, key=lambda label: _mean(losses[label])):
-            behind = [floor for floor in floors if not (pairs[label, floor].excludes_zero and pairs[label, floor].mean < 0)]
+            behind = [
+                floor
+                for floor in floors
+                if not (pairs[label, floor].excludes_zero and pairs[label, floor].mean < 0)
+            ]
             if floors:
-                words = f"not ahead of {', '.join(behind)}" if behind else "ahead of every reference that learns nothing"
+                words = (
+                    f"not ahead of {', '.join(behind)}"
+                    if behind
+                    else "ahead of every reference that learns nothing"
+                )
                 lines.append(f"{test}: {label} is {words}")
         return lines
 
@@ -92,7 +129,8 @@ class Outcome:
         known = [value for value in values if value is not None]
         if not known:
             return "–"
-        low, high = min(known), max(known)
+        low = min(known)
+        high = max(known)
         return f"{low:.0f}" if round(low) == round(high) else f"{low:.0f}–{high:.0f}"
 
     def print(self) -> None:
@@ -104,7 +142,10 @@ class Outcome:
                 click.echo(f"  {printable(line)}")
         if self.reports:
             note = few_seeds(len({seed for _, seed in self.reports}))
-            click.echo("  * the interval, by Holm's rule over all pairs, excludes zero" + (f"; {note}" if note else ""))
+            click.echo(
+                "  * the interval, by Holm's rule over all pairs, excludes zero"
+                + (f"; {note}" if note else "")
+            )
         for (label, seed), why in self.failures.items():
             click.echo(f"  failed: {label}, seed {seed}: {printable(why.splitlines()[0])}")
 
@@ -115,7 +156,13 @@ class Outcome:
                 test: {
                     "losses": self.losses(test),
                     "differences": [
-                        {"method": a, "minus": b, "mean": gap.mean, "half_width": gap.half_width, "seeds": gap.count}
+                        {
+                            "method": a,
+                            "minus": b,
+                            "mean": gap.mean,
+                            "half_width": gap.half_width,
+                            "seeds": gap.count,
+                        }
                         for (a, b), gap in self.pairs(test).items()
                     ],
                     "verdicts": self.verdicts(test),
@@ -123,12 +170,20 @@ class Outcome:
                 for test in self.tests
             },
             "mixes": [
-                {"method": label, "seed": seed, "folder": report["folder"], "shares": drawn(report),
-                 "processor_seconds": processor_seconds(report)}
+                {
+                    "method": label,
+                    "seed": seed,
+                    "folder": report["folder"],
+                    "shares": drawn(report),
+                    "processor_seconds": processor_seconds(report),
+                }
                 for (label, seed), report in self.reports.items()
             ],
-            "failures": [{"method": label, "seed": seed, "why": why} for (label, seed), why in self.failures.items()],
-        }  # fmt: skip
+            "failures": [
+                {"method": label, "seed": seed, "why": why}
+                for (label, seed), why in self.failures.items()
+            ],
+        }
 
 
 def drawn(report: Mapping[str, Any]) -> dict[str, float]:
@@ -139,8 +194,13 @@ def drawn(report: Mapping[str, Any]) -> dict[str, float]:
 
 
 def processor_seconds(report: Mapping[str, Any]) -> float | None:
-    """Of all stages but evaluation; None where one was broken off and went on, so that its first part was not counted."""
-    return counted(report["stages"][name].get("processor_seconds") for name in ("reweight", "sample", "finetune"))
+    """Of all stages but evaluation; None where one was broken off and went on, so that its first
+    part was not counted.
+    """
+    return counted(
+        report["stages"][name].get("processor_seconds")
+        for name in ("reweight", "sample", "finetune")
+    )
 
 
 def _mean(values: Mapping[int, float]) -> float:

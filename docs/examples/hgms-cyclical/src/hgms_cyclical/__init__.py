@@ -1,4 +1,6 @@
-"""Cyclical Langevin candidates for HGMS: generator `cyclical-langevin`, which cycle won (`cycles.jsonl`), `hgms cycles`."""
+"""Cyclical Langevin candidates for HGMS: generator `cyclical-langevin`, which cycle won
+(`cycles.jsonl`), `hgms cycles`.
+"""
 
 from __future__ import annotations
 
@@ -16,7 +18,9 @@ if TYPE_CHECKING:
 __version__ = "0.1.0"
 
 hgms_plugin_api = 2
-"""The version of hooks and protocols that this was written for; a host of another one says so instead of failing later."""
+"""The version of hooks and protocols that this was written for; a host of another one says so
+instead of failing later.
+"""
 
 
 @hookimpl
@@ -26,6 +30,8 @@ def hgms_register_generators() -> list[type]:
 
 @hookimpl
 def hgms_register_commands(cli: click.Group) -> None:
-    from hgms_cyclical.command import cycles  # only now, so that a run does not import what it does not use
+    from hgms_cyclical.command import (
+        cycles,
+    )  # only now, so that a run does not import what it does not use
 
     cli.add_command(cycles)

@@ -1,4 +1,6 @@
-"""`hgms cycles`: which cycle's candidate was selected how often, from the `cycles.jsonl` of finished and unfinished runs."""
+"""`hgms cycles`: which cycle's candidate was selected how often, from the `cycles.jsonl` of
+finished and unfinished runs.
+"""
 
 from __future__ import annotations
 
@@ -49,7 +51,9 @@ class Group:
 
     @property
     def mean_gap(self) -> float | None:
-        """The mean distance of the best two upper values, over the steps that have two finite ones."""
+        """The mean distance of the best two upper values, over the steps that have two finite
+        ones.
+        """
         gaps = [row["gap"] for run in self.runs for row in run.rows if row["gap"] is not None]
         return sum(gaps) / len(gaps) if gaps else None
 
@@ -79,36 +83,51 @@ def read(path: Path) -> Record:
             method=str(head["method"]),
             seed=int(head["seed"]),
             cycles=int(head["cycles"]),
-            rows=tuple({"step": int(row["step"]), "cycle": int(row["cycle"]), "gap": row["gap"]} for row in rows[1:]),
+            rows=tuple(
+                {"step": int(row["step"]), "cycle": int(row["cycle"]), "gap": row["gap"]}
+                for row in rows[1:]
+            ),
         )
     except (ValueError, KeyError, TypeError, IndexError) as error:
         raise CheckpointError(
-            f"damaged file {path}: line {max(number, 1)} is not what {FILE} holds ({type(error).__name__}: {error})\n"
+            f"damaged file {path}: line {max(number, 1)} is not what {FILE} holds "
+            f"({type(error).__name__}: {error})\n"
             "  restore it, or remove it: the run itself does not need it"
         ) from None
     return record
 
 
 def groups(folders: Iterable[Path]) -> list[Group]:
-    """All runs below ``folders`` with a record of their cycles, grouped, in the order of their paths; trials of a pilot sweep
-    are left out.
+    """All runs below ``folders`` with a record of their cycles, grouped, in the order of their
+    paths; trials of a pilot sweep are left out.
 
     Raises ConfigError where a folder is not there, or where nothing below it is such a run.
     """
     by_run: dict[tuple[str, str, int], Group] = {}
     for folder in folders:
         if not folder.is_dir():
-            raise ConfigError(f"there is no folder {folder}\n  give run folders, or directories of them, such as runs")
+            raise ConfigError(
+                f"there is no folder {folder}\n  give run folders, or directories of them, "
+                "such "
+                "as runs"
+            )
         names = []
         for place, inside, files in os.walk(folder):
-            inside[:] = [name for name in inside if name != "sweeps"]  # trials of a pilot sweep are no results
+            inside[:] = [
+                name for name in inside if name != "sweeps"
+            ]  # trials of a pilot sweep are no results
             names += [Path(place, name) for name in files]
         records = [read(path) for path in sorted(names) if path.name == FILE]
         if not records:
             runs = sum(path.name == "steps.jsonl" for path in names)
-            what = f"none of the {runs} runs in {folder} has a {FILE}" if runs else f"{folder} holds no runs"
+            what = (
+                f"none of the {runs} runs in {folder} has a {FILE}"
+                if runs
+                else f"{folder} holds no runs"
+            )
             raise ConfigError(
-                f"{what}\n  {FILE} is written while hgms-cyclical is installed, by runs whose method has "
+                f"{what}\n  {FILE} is written while hgms-cyclical is installed, by runs whose "
+                "method has "
                 'generator = { name = "cyclical-langevin" }'
             )
         for record in records:
@@ -119,7 +138,9 @@ def groups(folders: Iterable[Path]) -> list[Group]:
 
 def row(group: Group, columns: int) -> dict[str, str]:
     """A line of the table: shares in per cent, one column a cycle."""
-    shares = ["" if share is None else f"{share:.0%}" for share in group.shares] + [""] * (columns - group.cycles)
+    shares = ["" if share is None else f"{share:.0%}" for share in group.shares] + [""] * (
+        columns - group.cycles
+    )
     gap = "" if group.mean_gap is None else f"{group.mean_gap:.3g}"
     counts = {"runs": str(len(group.runs)), "steps": str(group.steps)}
     cells = {f"cycle {number}": share for number, share in enumerate(shares, start=1)}
@@ -130,11 +151,14 @@ def row(group: Group, columns: int) -> dict[str, str]:
 @click.command(short_help="Which cycle of cyclical-langevin won.")
 @click.argument("runs", nargs=-1, required=True, type=click.Path(path_type=Path))
 @click.option(
-    "--plot", type=click.Path(path_type=Path, dir_okay=False), help="Draw the shares into this file (.png, .svg, .pdf)."
+    "--plot",
+    type=click.Path(path_type=Path, dir_okay=False),
+    help="Draw the shares into this file (.png, .svg, .pdf).",
 )
 @json_option
 def cycles(runs: Sequence[Path], plot: Path | None, as_json: bool) -> None:
-    """Which cycle of `cyclical-langevin` won: the share of outer steps whose selected candidate each cycle ended in.
+    """Which cycle of `cyclical-langevin` won: the share of outer steps whose selected candidate
+    each cycle ended in.
 
     RUNS are run folders or directories of them; seeds of one method are taken together.
     """

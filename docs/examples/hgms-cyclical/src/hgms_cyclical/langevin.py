@@ -1,4 +1,6 @@
-"""One Langevin chain whose step size comes back again and again: the state at the end of every cycle is a candidate."""
+"""One Langevin chain whose step size comes back again and again: the state at the end of every
+cycle is a candidate.
+"""
 
 from __future__ import annotations
 
@@ -12,7 +14,17 @@ from attrs import field, validators
 from torch import Tensor
 
 from hgms.config import frozen
-from hgms_core import Candidates, Cost, Key, Problem, State, Tree, detach, repeat, twice_differentiable_attention
+from hgms_core import (
+    Candidates,
+    Cost,
+    Key,
+    Problem,
+    State,
+    Tree,
+    detach,
+    repeat,
+    twice_differentiable_attention,
+)
 
 whole: Any = [validators.instance_of(int), validators.gt(0)]
 share: Any = [validators.ge(0), validators.le(1)]
@@ -21,43 +33,54 @@ share: Any = [validators.ge(0), validators.le(1)]
 @final
 @frozen(kw_only=True)
 class CyclicalLangevin:
-    """One chain in N cycles of C steps that explore with large steps and then sample exp(−g(θ, x)/λ) with small ones.
+    """One chain in N cycles of C steps that explore with large steps and then sample exp(−g(θ,
+    x)/λ) with small ones.
 
     Step k = 1, …, N·C, with a batch B_k and ξ ~ N(0, I)::
 
         α_k = (α₀/2) [cos(π mod(k − 1, C)/C) + 1]
-        x ← x − α_k ∇_x g(θ, x; B_k)                          while mod(k − 1, C)/C < β   (exploration)
+        x ← x − α_k ∇_x g(θ, x; B_k)    while mod(k − 1, C)/C < β   (exploration)
         x ← x − α_k ∇_x g(θ, x; B_k) + √(2 α_k λ) ξ           after that                  (sampling)
 
-    and candidate i = 1, …, N is the state after i·C steps. So every cycle starts warm, from the candidate before it.
+    and candidate i = 1, …, N is the state after i·C steps. So every cycle starts warm, from the
+    candidate before it.
 
-    Noise-free steps contract: with β > 0 candidates spread less than exp(−g/λ) does, unless the sampling steps of one cycle are
-    enough to forget its start (Σ α_k over them well above 1/curvature).
+    Noise-free steps contract: with β > 0 candidates spread less than exp(−g/λ) does, unless the
+    sampling steps of one cycle are enough to forget its start (Σ α_k over them well above
+    1/curvature).
 
-    Use when N views of the lower minimisers are wanted for the price of one long chain, and large steps can leave a basin.
-    Avoid when candidates must be independent (``ula``, ``branches``): each cycle starts where the last one ended, and a
-    candidate is replayed through all cycles before it.
+    Use when N views of the lower minimisers are wanted for the price of one long chain, and large
+    steps can leave a basin. Avoid when candidates must be independent (``ula``, ``branches``): each
+    cycle starts where the last one ended, and a candidate is replayed through all cycles before it.
 
     Arguments:
         count: N, cycles and candidates. ``cycle_steps``: C, lower steps of a cycle.
-        lr: α₀, the step size at the start of every cycle. Stability needs α₀ < 2/L, with L the largest curvature of g.
-        exploration: β in [0, 1], the share of a cycle without noise; 1 is gradient descent with warm restarts.
+        lr: α₀, the step size at the start of every cycle. Stability needs α₀ < 2/L, with L the
+            largest curvature of g.
+        exploration: β in [0, 1], the share of a cycle without noise; 1 is gradient descent with
+            warm restarts.
         temperature: λ ≥ 0, in the units of g.
         batch_size: examples a step; None uses all.
-        carry_rule: the next outer step starts from the ``selected`` candidate, from the ``last`` one, as one chain that never
-            ends, or from a newly drawn lower state (``restart``).
+        carry_rule: the next outer step starts from the ``selected`` candidate, from the ``last``
+            one, as one chain that never ends, or from a newly drawn lower state (``restart``).
 
-    Cost: N·C lower gradients; to replay candidate i, i·C and as many products and cross products. Memory: N + 2 lower states
-    and one gradient; replayed, the graphs of as many gradients as are gone back through.
+    Cost: N·C lower gradients; to replay candidate i, i·C and as many products and cross products.
+    Memory: N + 2 lower states and one gradient; replayed, the graphs of as many gradients as are
+    gone back through.
 
-    >>> problem = Problem(theta0={"t": torch.zeros(1)}, x0={"x": torch.full((1,), 4.0)},
-    ...                   g=lambda t, x, _: ((x["x"] - t["t"]) ** 2).sum(), f=lambda t, x, _: x["x"].sum())
+    >>> problem = Problem(
+    ...     theta0={"t": torch.zeros(1)},
+    ...     x0={"x": torch.full((1,), 4.0)},
+    ...     g=lambda t, x, _: ((x["x"] - t["t"]) ** 2).sum(),
+    ...     f=lambda t, x, _: x["x"].sum(),
+    ... )
     >>> chain = CyclicalLangevin(count=3, cycle_steps=2, lr=0.25, temperature=0.0)
     >>> chain.propose(problem, problem.theta0, chain.init(problem, Key(0)), Key(0)).x["x"].flatten()
     tensor([1.5000, 0.5625, 0.2109])
 
-    Source: Zhang, Li, Zhang, Chen, Wilson, *Cyclical stochastic gradient MCMC for Bayesian deep learning*, ICLR 2020 (arXiv
-    1902.03932), equation 1 and Algorithm 1; here with one sample a cycle, at its end.
+    Source: Zhang, Li, Zhang, Chen, Wilson, *Cyclical stochastic gradient MCMC for Bayesian deep
+    learning*, ICLR 2020 (arXiv 1902.03932), equation 1 and Algorithm 1; here with one sample a
+    cycle, at its end.
     """
 
     name: ClassVar[str] = "cyclical-langevin"
@@ -74,7 +97,9 @@ class CyclicalLangevin:
 
     @classmethod
     def testing_instance(cls) -> CyclicalLangevin:
-        """For ``hgms check``: short cycles that sample for most of their steps, warm enough to cross a barrier of 1/4."""
+        """For ``hgms check``: short cycles that sample for most of their steps, warm enough to
+        cross a barrier of 1/4.
+        """
         return cls(count=3, cycle_steps=10, lr=0.2, exploration=0.1, temperature=0.2)
 
     def step_size(self, k: int) -> float:
@@ -93,7 +118,9 @@ class CyclicalLangevin:
         steps = self.count * self.cycle_steps
         x = repeat(start["x"], self.count)
         losses = next(iter(x.values())).new_empty(self.count)
-        for k, (point, loss) in enumerate(self._chain(problem, theta, start["x"], key, steps, within=0), start=1):
+        for k, (point, loss) in enumerate(
+            self._chain(problem, theta, start["x"], key, steps, within=0), start=1
+        ):
             cycle, rest = divmod(k, self.cycle_steps)
             if rest == 0:
                 losses[cycle - 1] = loss
@@ -104,9 +131,13 @@ class CyclicalLangevin:
             return self._replay(problem, theta, start, key, int(index), last)
 
         rows = problem.lower_data.count(self.batch_size)
-        return Candidates(x=x, losses=losses, cost=Cost(lower_gradients=steps, rows=steps * rows), replay=replay)
+        return Candidates(
+            x=x, losses=losses, cost=Cost(lower_gradients=steps, rows=steps * rows), replay=replay
+        )
 
-    def _replay(self, problem: Problem, theta: Tree, start: State, key: Key, index: int, last: int | None) -> tuple[Tree, Cost]:
+    def _replay(
+        self, problem: Problem, theta: Tree, start: State, key: Key, index: int, last: int | None
+    ) -> tuple[Tree, Cost]:
         steps = (index + 1) * self.cycle_steps
         within = steps if last is None else min(last, steps)
         if not any(leaf.requires_grad for leaf in theta.values()):
@@ -117,10 +148,14 @@ class CyclicalLangevin:
 
     # end: propose
 
-    def carry(self, start: State, candidates: Candidates, index: Tensor, key: Key, problem: Problem) -> State:
+    def carry(
+        self, start: State, candidates: Candidates, index: Tensor, key: Key, problem: Problem
+    ) -> State:
         if self.carry_rule == "restart":
             return {"x": dict(problem.initial(key))}
-        return {"x": candidates.at(index if self.carry_rule == "selected" else candidates.count - 1)}
+        return {
+            "x": candidates.at(index if self.carry_rule == "selected" else candidates.count - 1)
+        }
 
     def _place(self, k: int) -> float:
         return (k - 1) % self.cycle_steps / self.cycle_steps
@@ -128,18 +163,28 @@ class CyclicalLangevin:
     def _chain(
         self, problem: Problem, theta: Tree, x: Tree, key: Key, steps: int, within: int
     ) -> Iterator[tuple[Tree, Tensor]]:
-        """The state after each step, and g before it; the last ``within`` steps keep their graph in ``theta``.
+        """The state after each step, and g before it; the last ``within`` steps keep their graph in
+        ``theta``.
 
-        Batches and noise depend on ``key`` alone, in the order of the steps, so a replayed chain is the chain again.
+        Batches and noise depend on ``key`` alone, in the order of the steps, so a replayed chain is
+        the chain again.
         """
-        data, still = problem.lower_data, detach(theta)
+        data = problem.lower_data
+        still = detach(theta)
         rows = data.draw(key.fold("batches"), self.batch_size, self.count * self.cycle_steps)
         noise = key.fold("noise").generator(next(iter(x.values())).device)
         for k in range(1, steps + 1):
-            kept, rate = k > steps - within, self.step_size(k)
+            kept = k > steps - within
+            rate = self.step_size(k)
             batch = data.batch(None if rows is None else rows[k - 1])
-            leaves = [leaf if leaf.requires_grad else leaf.detach().requires_grad_() for leaf in x.values()]
-            with torch.enable_grad(), twice_differentiable_attention() if kept else contextlib.nullcontext():
+            leaves = [
+                leaf if leaf.requires_grad else leaf.detach().requires_grad_()
+                for leaf in x.values()
+            ]
+            with (
+                torch.enable_grad(),
+                twice_differentiable_attention() if kept else contextlib.nullcontext(),
+            ):
                 loss = problem.g(theta if kept else still, dict(zip(x, leaves, strict=True)), batch)
                 grads = torch.autograd.grad(loss, leaves, create_graph=kept, materialize_grads=True)
             with torch.set_grad_enabled(kept):

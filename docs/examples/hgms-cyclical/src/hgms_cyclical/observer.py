@@ -5,8 +5,9 @@ Its first line says what the run is, every other one is an outer step::
     {"cycles": 4, "task": "sphere", "method": "hg-ms", "seed": 0}
     {"step": 1, "cycle": 3, "gap": 0.0121}
 
-``cycle`` counts from 1 (candidate ``selected`` of the record, plus 1); ``gap`` is null where it is not finite. An observer gets
-copies, outside the budget's clock, and changes nothing of the run. Where it raises, the run goes on without it.
+``cycle`` counts from 1 (candidate ``selected`` of the record, plus 1); ``gap`` is null where it is
+not finite. An observer gets copies, outside the budget's clock, and changes nothing of the run.
+Where it raises, the run goes on without it.
 """
 
 from __future__ import annotations
@@ -37,7 +38,9 @@ def hgms_run_started(run: RunInfo) -> None:
         "seed": run.seed,
     }
     path.write_text("".join(json.dumps(row) + "\n" for row in (head, *rows)), encoding="utf-8")
-    run.state["cyclical"] = path.open("a", encoding="utf-8", buffering=1)  # a line is out when it is written
+    run.state["cyclical"] = path.open(
+        "a", encoding="utf-8", buffering=1
+    )  # a line is out when it is written
 
 
 @hookimpl
@@ -58,8 +61,8 @@ def hgms_run_finished(run: RunInfo) -> None:
 
 
 def kept(path: Path, step: int) -> list[dict[str, Any]]:
-    """The rows of ``path`` that a run resumed from ``step`` goes on from. The steps after it were lost with the kill and come
-    again; a last line without an end was being written then."""
+    """The rows of ``path`` that a run resumed from ``step`` goes on from. The steps after it were
+    lost with the kill and come again; a last line without an end was being written then."""
     if step == 0 or not path.exists():
         return []
     lines = path.read_text(encoding="utf-8").split("\n")[1:-1]

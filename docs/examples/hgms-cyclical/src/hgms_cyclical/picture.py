@@ -1,4 +1,6 @@
-"""The picture of `hgms cycles --plot`. The one module that needs matplotlib, and only when it is asked to draw."""
+"""The picture of `hgms cycles --plot`. The one module that needs matplotlib, and only when it is
+asked to draw.
+"""
 
 from __future__ import annotations
 
@@ -26,17 +28,23 @@ def bars(groups: Sequence[Group]) -> Figure:
     try:
         from matplotlib.figure import Figure
     except ModuleNotFoundError:
-        raise MissingExtra("a picture needs matplotlib\n  install it with: pip install 'hgms-cyclical[plot]'") from None
+        raise MissingExtra(
+            "a picture needs matplotlib\n  install it with: pip install 'hgms-cyclical[plot]'"
+        ) from None
     # end: extra
     figure = Figure(figsize=(6.4, 3.6), layout="constrained")
     axis = figure.subplots()
     width = 0.8 / len(groups)
     for number, group in enumerate(groups):
-        places = [cycle + (number - (len(groups) - 1) / 2) * width for cycle in range(1, group.cycles + 1)]
+        places = [
+            cycle + (number - (len(groups) - 1) / 2) * width for cycle in range(1, group.cycles + 1)
+        ]
         runs = f"{len(group.runs)} run{'s' * (len(group.runs) > 1)}"
         heights = [100 * (share or 0.0) for share in group.shares]
         colour = COLOURS[number % len(COLOURS)]
-        axis.bar(places, heights, width, label=f"{group.method} on {group.task} ({runs})", color=colour)
+        axis.bar(
+            places, heights, width, label=f"{group.method} on {group.task} ({runs})", color=colour
+        )
     axis.set_xticks(range(1, max(group.cycles for group in groups) + 1))
     axis.set_xlabel("cycle whose candidate was selected")
     axis.set_ylabel("share of outer steps (%)")
@@ -48,7 +56,9 @@ def bars(groups: Sequence[Group]) -> Figure:
 def draw(groups: Sequence[Group], path: Path) -> None:
     """Writes the bars; ConfigError for a file type that is none of FORMATS."""
     if path.suffix.lower() not in FORMATS:
-        raise ConfigError(f"cannot draw into {path}: its name has to end in {', '.join(FORMATS)} @ --plot")
+        raise ConfigError(
+            f"cannot draw into {path}: its name has to end in {', '.join(FORMATS)} @ --plot"
+        )
     figure = bars(groups)
     path.parent.mkdir(parents=True, exist_ok=True)
     figure.savefig(path, dpi=160)

@@ -1,4 +1,6 @@
-"""A task for HGMS: which features of a table deserve trust? One penalty for each, some features being known noise."""
+"""A task for HGMS: which features of a table deserve trust? One penalty for each, some features
+being known noise.
+"""
 
 from __future__ import annotations
 

@@ -15,7 +15,8 @@ REGRESSION = frozenset({"diabetes"})
 
 @frozen(eq=False)
 class Table:
-    """Rows of features ``[n, d]`` and their target ``[n]``, which the last ``noise`` features say nothing about.
+    """Rows of features ``[n, d]`` and their target ``[n]``, which the last ``noise`` features say
+    nothing about.
 
     The target is one of ``classes`` classes, or a number where there are 0.
     """
@@ -27,7 +28,8 @@ class Table:
 
 
 def load(dataset: str) -> Table:
-    """One of :data:`DATASETS`, in float64, without the features that are the same on every row (three pixels of the digits).
+    """One of :data:`DATASETS`, in float64, without the features that are the same on every row
+    (three pixels of the digits).
 
     >>> load("digits").features.shape
     torch.Size([1797, 61])
@@ -38,43 +40,60 @@ def load(dataset: str) -> Table:
         from sklearn import datasets
     except ImportError as error:
         raise MissingExtra(
-            f"the dataset {dataset!r} needs scikit-learn, which is not installed\n  pip install scikit-learn"
+            f"the dataset {dataset!r} needs scikit-learn, which is not installed\n"
+            "  pip install scikit-learn"
         ) from error
     bunch = getattr(datasets, f"load_{dataset.replace('-', '_')}")()
     features = torch.from_numpy(np.asarray(bunch.data, np.float64))
-    target = torch.from_numpy(np.asarray(bunch.target, np.float64 if dataset in REGRESSION else np.int64))
+    target = torch.from_numpy(
+        np.asarray(bunch.target, np.float64 if dataset in REGRESSION else np.int64)
+    )
     varied = features.amax(0) > features.amin(0)
-    return Table(features[:, varied], target, 0, 0 if dataset in REGRESSION else int(target.max()) + 1)
+    return Table(
+        features[:, varied], target, 0, 0 if dataset in REGRESSION else int(target.max()) + 1
+    )
 
 
 def with_noise(table: Table, count: int, kind: str, key: Key) -> Table:
     """The table with ``count`` more features that are independent of the target and of each other.
 
-    ``gaussian``: N(0, 1). ``permuted``: the table's own features, taken in a random order as often as is needed, each with
-    its rows permuted, so that no single column shows by its values that it is noise.
+    ``gaussian``: N(0, 1). ``permuted``: the table's own features, taken in a random order as often
+    as is needed, each with its rows permuted, so that no single column shows by its values that it
+    is noise.
     """
     rows, d = table.features.shape
     draw = key.generator()
     if kind == "gaussian":
         columns = [torch.randn(rows, generator=draw, dtype=torch.float64) for _ in range(count)]
     else:
-        order = torch.cat([torch.randperm(d, generator=draw) for _ in range(-(-count // d))])[:count].tolist()
+        order = torch.cat([torch.randperm(d, generator=draw) for _ in range(-(-count // d))])[
+            :count
+        ].tolist()
         columns = [table.features[torch.randperm(rows, generator=draw), j] for j in order]
-    return Table(torch.cat([table.features, torch.stack(columns, dim=1)], dim=1), table.target, count, table.classes)
+    return Table(
+        torch.cat([table.features, torch.stack(columns, dim=1)], dim=1),
+        table.target,
+        count,
+        table.classes,
+    )
 
 
 def split(table: Table, shares: tuple[float, ...], key: Key) -> list[dict[str, Tensor]]:
-    """Disjoint rows ``{"a": features, "y": target}`` for training, validation and test, in an order drawn from ``key``.
+    """Disjoint rows ``{"a": features, "y": target}`` for training, validation and test, in an order
+    drawn from ``key``.
 
-    Features, and a target that is a number, have mean 0 and standard deviation 1 over the training rows; a feature that is
-    constant there becomes 0 there and is left in its own units elsewhere.
+    Features, and a target that is a number, have mean 0 and standard deviation 1 over the training
+    rows; a feature that is constant there becomes 0 there and is left in its own units elsewhere.
     """
     order = torch.randperm(len(table.target), generator=key.generator())
     ends = [round(sum(shares[: i + 1]) * len(order)) for i in range(3)]
     parts = [order[first:end] for first, end in zip([0, *ends], ends, strict=False)]
     if min(len(part) for part in parts) == 0:
-        raise DataError(f"the {len(order)} rows are too few for the shares {shares}\n  raise the smallest share")
-    features, target = _standardised(table.features, parts[0]), table.target
+        raise DataError(
+            f"the {len(order)} rows are too few for the shares {shares}\n  raise the smallest share"
+        )
+    features = _standardised(table.features, parts[0])
+    target = table.target
     if not table.classes:
         target = _standardised(target, parts[0])
     return [{"a": features[part], "y": target[part]} for part in parts]
@@ -82,6 +101,9 @@ def split(table: Table, shares: tuple[float, ...], key: Key) -> list[dict[str, T
 
 def _standardised(values: Tensor, train: Tensor) -> Tensor:
     seen = values[train]
-    mean, spread = seen.mean(0), seen.std(0, correction=0)
+    mean = seen.mean(0)
+    spread = seen.std(0, correction=0)
     # A constant column's computed deviation is its rounding error.
-    return (values - mean) / torch.where(spread > 1e-12 * (1 + mean.abs()), spread, torch.ones_like(spread))
+    return (values - mean) / torch.where(
+        spread > 1e-12 * (1 + mean.abs()), spread, torch.ones_like(spread)
+    )

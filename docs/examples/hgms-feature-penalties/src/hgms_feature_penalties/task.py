@@ -15,14 +15,17 @@ from hgms_core import Batch, Data, Key, Problem, Tree, roles
 from hgms_feature_penalties.tables import DATASETS, load, split, with_noise
 
 MOST = 900
-"""Features of noise at most, so that there are fewer than 1,000 penalties, as the trait `few-upper` says."""
+"""Features of noise at most, so that there are fewer than 1,000 penalties, as the trait
+`few-upper` says.
+"""
 
 
 def predictions(x: Tree, a: Tensor, classes: int) -> Tensor:
     """``[rows, classes]`` scores, or ``[rows]`` numbers where there are no classes.
 
-    The first class's intercept is 0, and of two classes the first one's weights are 0 too (its score is then 0): shifting all
-    scores by one number changes no probability, so that the minimiser would not be unique otherwise.
+    The first class's intercept is 0, and of two classes the first one's weights are 0 too (its
+    score is then 0): shifting all scores by one number changes no probability, so that the
+    minimiser would not be unique otherwise.
     """
     scores = a @ x["weight"].T
     if not classes:
@@ -50,18 +53,23 @@ def score(x: Tree, batch: Batch, classes: int) -> Tensor:
 
 
 def separation(penalties: Tensor, noise: int) -> Tensor:
-    """P(the penalty of a feature of noise > that of a real one) + ½ P(they are equal): the area under the ROC curve.
+    """P(the penalty of a feature of noise > that of a real one) + ½ P(they are equal): the area
+    under the ROC curve.
 
     >>> separation(torch.tensor([0.0, 1.0, 1.0, 2.0]), noise=2)
     tensor(0.8750)
     """
-    real, other = penalties[:-noise], penalties[-noise:, None]
+    real = penalties[:-noise]
+    other = penalties[-noise:, None]
     return ((other > real).to(penalties.dtype) + 0.5 * (other == real).to(penalties.dtype)).mean()
 
 
 def _shares(instance: object, attribute: Attribute[Any], value: tuple[float, ...]) -> None:
     if len(value) != 3 or min(value) <= 0 or sum(value) > 1 + 1e-9:
-        raise ValueError(f"{attribute.name!r} must be three positive shares (train, validation, test) of at most 1: {value}")
+        raise ValueError(
+            f"{attribute.name!r} must be three positive shares (train, validation, test) of at "
+            f"most 1: {value}"
+        )
 
 
 @final
@@ -69,32 +77,38 @@ def _shares(instance: object, attribute: Attribute[Any], value: tuple[float, ...
 class FeaturePenalties:
     """One L2 penalty per feature of a linear model; some of the features are known to be noise.
 
-    With ℓ the cross-entropy of the softmax of the scores x_cᵀa + b_c (``diabetes``: half the squared error of xᵀa + b)::
+    With ℓ the cross-entropy of the softmax of the scores x_cᵀa + b_c (``diabetes``: half the
+    squared error of xᵀa + b)::
 
-        g(θ, (x, b)) = (1/n) Σ_i ℓ(x, b; a_i, y_i) + ½ Σ_j e^{θ_j} Σ_c x_cj²,       f(x, b) = (1/m) Σ_i ℓ(x, b; a'_i, y'_i)
+        g(θ, (x, b)) = (1/n) Σ_i ℓ(x, b; a_i, y_i) + ½ Σ_j e^{θ_j} Σ_c x_cj²,
+            f(x, b) = (1/m) Σ_i ℓ(x, b; a'_i, y'_i)
 
-    over θ_j in [log ``low``, log ``high``], by projection. The set's own features come first, then ``noise_features`` that
-    say nothing about the target. What is to be learned: large penalties for these. The reference `clean` of the problem knows
-    them: ``high`` for noise, ``penalty`` for the rest.
+    over θ_j in [log ``low``, log ``high``], by projection. The set's own features come first, then
+    ``noise_features`` that say nothing about the target. What is to be learned: large penalties for
+    these. The reference `clean` of the problem knows them: ``high`` for noise, ``penalty`` for the
+    rest.
 
-    Use when a method is to be judged by what it finds out about single upper variables, on real data and in seconds. Avoid
-    for seeing what selection among lower minimisers does: g has one minimiser.
+    Use when a method is to be judged by what it finds out about single upper variables, on real
+    data and in seconds. Avoid for seeing what selection among lower minimisers does: g has one
+    minimiser.
 
     Arguments:
-        dataset: of scikit-learn's embedded ones ``breast-cancer`` (569 × 30, 2 classes), ``wine`` (178 × 13, 3),
-            ``digits`` (1797 × 61, 10) or ``diabetes`` (442 × 10, a number).
-        noise_features: how many features of noise are added, 1 to 900. ``noise``: ``permuted`` copies of the set's own, or
-            ``gaussian``.
+        dataset: of scikit-learn's embedded ones ``breast-cancer`` (569 × 30, 2 classes), ``wine``
+            (178 × 13, 3), ``digits`` (1797 × 61, 10) or ``diabetes`` (442 × 10, a number).
+        noise_features: how many features of noise are added, 1 to 900. ``noise``: ``permuted``
+            copies of the set's own, or ``gaussian``.
         shares: of the rows that train, validate and test, drawn from the seed.
-        validation_split: shares of the validation rows for the roles differentiate, select and stop.
-        penalty: where every penalty starts. ``low``, ``high``: bounds of a penalty. In units of the mean loss per squared
-            coefficient of a feature with standard deviation 1.
+        validation_split: shares of the validation rows for the roles differentiate, select and
+            stop.
+        penalty: where every penalty starts. ``low``, ``high``: bounds of a penalty. In units of the
+            mean loss per squared coefficient of a feature with standard deviation 1.
 
-    Metrics: ``test_loss``; ``test_score`` (accuracy, or R² for ``diabetes``); ``noise_auc``, the chance that a feature of noise
-    has a larger penalty than one of the set's own (0.5: nothing was learned about them).
+    Metrics: ``test_loss``; ``test_score`` (accuracy, or R² for ``diabetes``); ``noise_auc``, the
+    chance that a feature of noise has a larger penalty than one of the set's own (0.5: nothing was
+    learned about them).
 
-    Errors: ConfigError for settings out of range, DataError for shares that leave a part without rows, MissingExtra without
-    scikit-learn.
+    Errors: ConfigError for settings out of range, DataError for shares that leave a part without
+    rows, MissingExtra without scikit-learn.
 
     >>> task = FeaturePenalties(dataset="wine", noise_features=7)
     >>> problem = task.problem(0, torch.device("cpu"), torch.float64)
@@ -103,23 +117,41 @@ class FeaturePenalties:
     >>> problem.evaluate(problem.references["clean"], problem.x0)["noise_auc"]
     1.0
 
-    Source: MacKay (1994), automatic relevance determination; with validation rows instead of evidence as in Bengio (2000).
+    Source: MacKay (1994), automatic relevance determination; with validation rows instead of
+        evidence as in Bengio (2000).
     """
 
     name: ClassVar[str] = "feature-penalties"
     version: ClassVar[str] = "1"
-    metrics: ClassVar[Mapping[str, bool]] = {"test_loss": False, "test_score": True, "noise_auc": True}
+    metrics: ClassVar[Mapping[str, bool]] = {
+        "test_loss": False,
+        "test_score": True,
+        "noise_auc": True,
+    }
     traits: ClassVar[frozenset[str]] = frozenset(
-        {"smooth-lower", "few-upper", "per-example-losses", "stop-rows", "validation-rows", "reference:clean"}
+        {
+            "smooth-lower",
+            "few-upper",
+            "per-example-losses",
+            "stop-rows",
+            "validation-rows",
+            "reference:clean",
+        }
     )
 
     dataset: Literal["breast-cancer", "wine", "digits", "diabetes"] = field(
         default="breast-cancer", validator=validators.in_(DATASETS)
     )
-    noise_features: int = field(default=30, validator=[validators.instance_of(int), validators.ge(1), validators.le(MOST)])
-    noise: Literal["permuted", "gaussian"] = field(default="permuted", validator=validators.in_(["permuted", "gaussian"]))
+    noise_features: int = field(
+        default=30, validator=[validators.instance_of(int), validators.ge(1), validators.le(MOST)]
+    )
+    noise: Literal["permuted", "gaussian"] = field(
+        default="permuted", validator=validators.in_(["permuted", "gaussian"])
+    )
     shares: tuple[float, float, float] = field(default=(0.25, 0.45, 0.3), validator=_shares)
-    validation_split: tuple[float, float, float] = field(default=(0.6, 0.2, 0.2), validator=validation_shares)
+    validation_split: tuple[float, float, float] = field(
+        default=(0.6, 0.2, 0.2), validator=validation_shares
+    )
     penalty: float = field(default=0.1, validator=validators.gt(0))
     low: float = field(default=0.01, validator=validators.gt(0))
     high: float = field(default=10.0)
@@ -127,27 +159,41 @@ class FeaturePenalties:
     @high.validator
     def _around(self, attribute: object, value: float) -> None:
         if not self.low <= self.penalty <= value:
-            raise ValueError(f"'penalty' must be in [low, high] = [{self.low}, {value}]: {self.penalty}")
+            raise ValueError(
+                f"'penalty' must be in [low, high] = [{self.low}, {value}]: {self.penalty}"
+            )
 
     def problem(self, seed: int, device: torch.device, dtype: torch.dtype) -> Problem:
         key = Key(seed).fold("feature-penalties")
         table = with_noise(load(self.dataset), self.noise_features, self.noise, key.fold("noise"))
-        # Rows are made in float64 on the CPU, so that every device and precision sees the same ones.
+        # Rows are made in float64 on the CPU, so that every device and precision sees the same
+        # ones.
         train, validation, test = (
-            {"a": part["a"].to(device, dtype), "y": part["y"].to(device, dtype if not table.classes else torch.int64)}
+            {
+                "a": part["a"].to(device, dtype),
+                "y": part["y"].to(device, dtype if not table.classes else torch.int64),
+            }
             for part in split(table, self.shares, key.fold("split"))
         )
-        classes, size = table.classes, table.features.shape[1]
+        classes = table.classes
+        size = table.features.shape[1]
         own = torch.full((size,), math.log(self.penalty), dtype=torch.float64)
         knowing = own.clone()
         knowing[-table.noise :] = math.log(self.high)
 
         def lower(theta: Tree, x: Tree, batch: Batch) -> Tensor:
-            return loss(x, batch, classes) + 0.5 * (theta["log_penalty"].exp() * x["weight"].square()).sum()
+            return (
+                loss(x, batch, classes)
+                + 0.5 * (theta["log_penalty"].exp() * x["weight"].square()).sum()
+            )
 
         @torch.no_grad()
         def evaluate(theta: Tree, x: Tree) -> dict[str, float]:
-            numbers = [loss(x, test, classes), score(x, test, classes), separation(theta["log_penalty"], table.noise)]
+            numbers = [
+                loss(x, test, classes),
+                score(x, test, classes),
+                separation(theta["log_penalty"], table.noise),
+            ]
             return dict(zip(self.metrics, torch.stack(numbers).tolist(), strict=True))
 
         vectors = classes if classes > 2 else 1
@@ -161,7 +207,9 @@ class FeaturePenalties:
             f=lambda theta, x, batch: loss(x, batch, classes),
             lower_data=Data.of(train),
             upper_data=roles(validation, self.validation_split),
-            project=lambda theta: {"log_penalty": theta["log_penalty"].clamp(math.log(self.low), math.log(self.high))},
+            project=lambda theta: {
+                "log_penalty": theta["log_penalty"].clamp(math.log(self.low), math.log(self.high))
+            },
             evaluate=evaluate,
             references={"clean": {"log_penalty": knowing.to(device, dtype)}},
         )
