@@ -703,7 +703,7 @@ def readmes() -> dict[Path, set[str]]:
     """The README of every plugin of this repository that registers methods, and which."""
     by_readme: dict[Path, set[str]] = {}
     for component in Registry.load().components("method"):
-        for readme in ROOT.glob(f"plugins/{component.plugin.module.replace('.', '/')}/README.md"):
+        for readme in ROOT.glob(f"plugins/{component.package.replace('.', '/')}/README.md"):
             by_readme.setdefault(readme, set()).add(component.name)
     return by_readme
 

@@ -37,6 +37,7 @@ import hgms.testing as testing
 import hgms_core
 from hgms.cli import main as cli
 from hgms.executors.lookup import registered as executors
+from hgms.lazy import stub
 from hgms.runs import config
 from hgms.runs.describe import range_of
 from hgms_core import hookspecs, registry
@@ -97,6 +98,7 @@ def component_keys() -> str:
     wrappers: dict[str, list[type]] = {}
     for wrapper in Registry.load().wrappers:
         wrappers.setdefault(package_of(wrapper), []).append(wrapper)
+    pages = pages_of_packages()
     shown = []
     for kind in registry.KINDS.values():
         shown.append(f"## {kind.label[0].upper()}{kind.label[1:]}s\n")
@@ -104,9 +106,12 @@ def component_keys() -> str:
             description = _json_of("describe", kind.name, component.name)
             shown.append(f"### `{component.name}`\n\n{_escaped(description['summary'])}\n")
             if component.plugin.name != "core":
-                name = component.plugin.name
+                package = component.package
+                page = pages[package]
+                note = "; its options may change" if component.maturity == "contrib" else ""
                 shown.append(
-                    f"Equations, deviations, cost: [plugin `{name}`](../plugins/{name}.md).\n"
+                    f"Maturity: {component.maturity}{note}. Equations, deviations, cost: "
+                    f"[`{package}`](../plugins/{page}.md).\n"
                 )
             if "parts" in description:
                 shown.append(f"```toml\n{_toml(description['name'], description['parts'])}```\n")
@@ -117,7 +122,7 @@ def component_keys() -> str:
                     )
                 continue
             target = component.target
-            module = component.plugin.module
+            module = component.package
             if (
                 component.plugin.name != "core"
                 and getattr(importlib.import_module(module), target.__name__, None) is target
@@ -455,7 +460,7 @@ def plugins() -> str:
     names: dict[tuple[str, str], list[str]] = {}
     for kind in registry.KINDS:
         for component in _ours(kind):
-            names.setdefault((component.plugin.module, kind), []).append(f"`{component.name}`")
+            names.setdefault((component.package, kind), []).append(f"`{component.name}`")
     for (module, kind), components in names.items():
         brought.setdefault(module, []).append(f"{kind} {', '.join(components)}")
     for info in Host.load().infos.values():
@@ -468,30 +473,33 @@ def plugins() -> str:
         brought.setdefault(module, []).append(what)
     shown = []
     pages = []
-    included = {
-        page: re.search(r"include\} (\S+)", page.read_text(encoding="utf-8"))
-        for page in (DOCS / "plugins").glob("*.md")
-    }
-    page_of = {
-        (page.parent / match[1]).resolve(): page.stem for page, match in included.items() if match
-    }
     root = DOCS.parent / "plugins"
-    for top in sorted(path.parent for path in root.glob("*/__init__.py")):
-        readmes = sorted(readme for readme in page_of if top in readme.parents)
-        shown += [f"### {top.name}\n\n| package | brings |\n|---|---|"] if readmes else []
-        for readme in readmes:
-            place = (
-                readme.parent if readme.name == "README.md" else readme.with_suffix("")
-            )  # of a module
-            package = ".".join(place.relative_to(root).parts)
-            page = page_of[readme]
+    page_of = pages_of_packages()
+    for top in sorted(path.parent.name for path in root.glob("*/__init__.py")):
+        packages = [package for package in sorted(page_of) if package.startswith(f"{top}.")]
+        shown += [f"### {top}\n\n| package | brings |\n|---|---|"] if packages else []
+        for package in packages:
+            page = page_of[package]
             pages.append(f"{page} <plugins/{page}>")
-            shown.append(
-                f"| [`{package}`](plugins/{page}.md) | "
-                f"{'; '.join(brought.get(package, ['what others import']))} |"
-            )
-        shown += [""] if readmes else []
+            parts = "; ".join(brought.get(package, ["what others import"]))
+            shown.append(f"| [`{package}`](plugins/{page}.md) | {parts} |")
+        shown += [""] if packages else []
     return "\n".join([*shown, "```{toctree}", ":hidden:", "", *pages, "```", ""])
+
+
+def pages_of_packages() -> dict[str, str]:
+    """The page that includes a package's README, by the package's dotted name."""
+    root = DOCS.parent / "plugins"
+    pages = {}
+    for page in (DOCS / "plugins").glob("*.md"):
+        match = re.search(r"include\} (\S+)", page.read_text(encoding="utf-8"))
+        readme = (page.parent / match[1]).resolve() if match else None
+        if readme is None or root not in readme.parents:
+            continue
+        # adam.md stands beside adam.py
+        place = readme.parent if readme.name == "README.md" else readme.with_suffix("")
+        pages[".".join(place.relative_to(root).parts)] = page.stem
+    return pages
 
 
 def _commands_and_models() -> Iterator[tuple[str, str]]:
@@ -653,20 +661,48 @@ def fresh(text: str) -> str:
 
 
 def stale() -> dict[Path, str]:
-    """Pages that differ from what the code says, with what they should be."""
+    """Pages and stubs that differ from what the code says, with what they should be."""
     pages = [
         path
         for path in sorted(DOCS.rglob("*.md"))
         if "_build" not in path.parts and "examples" not in path.parts
     ]
-    wanted = {path: fresh(path.read_text(encoding="utf-8")) for path in pages}
-    return {path: text for path, text in wanted.items() if text != path.read_text(encoding="utf-8")}
+    wanted = {path: fresh(path.read_text(encoding="utf-8")) for path in pages} | stubs()
+    return {path: text for path, text in wanted.items() if text != _read(path)}
+
+
+def _read(path: Path) -> str | None:
+    return path.read_text(encoding="utf-8") if path.exists() else None
+
+
+NAMESPACES = (
+    "hgms",
+    "hgms.contrib",
+    "hgms.generators",
+    "hgms.generators.penalty",
+    "hgms.methods",
+    "hgms.outer",
+    "hgms.solvers",
+    "hgms.tasks",
+    "hgms_mix.contrib",
+)
+"""Packages whose names are loaded when they are used (:mod:`hgms.lazy`)."""
+
+
+def stubs() -> dict[Path, str]:
+    """What type checkers read of the lazy namespaces, by file."""
+    texts = {}
+    for name in NAMESPACES:
+        package = importlib.import_module(name)
+        path = DOCS.parent.joinpath("plugins", *name.split("."), "__init__.pyi")
+        texts[path] = stub(name, package.PLACES, getattr(package, "MODULES", ()))
+    return texts
 
 
 def main() -> int:
     pages = stale()
     for path, text in pages.items():
-        print(path.relative_to(DOCS))
+        print(path.relative_to(DOCS.parent))
         if "--check" not in sys.argv:
             path.write_text(text, encoding="utf-8")
     return int(bool(pages) and "--check" in sys.argv)

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import inspect
 import re
+import sys
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from types import ModuleType
@@ -90,6 +91,21 @@ class Component:
             if isinstance(self.target, Composition)
             else summary_of(self.target.__doc__)
         )
+
+    @property
+    def maturity(self) -> str:
+        """``"stable"``, ``"contrib"`` (built in, options may change) or ``"third party"``."""
+        if self.plugin.distribution != FIRST_PARTY:
+            return "third party"
+        return "contrib" if "contrib" in self.plugin.module.split(".") else "stable"
+
+    @property
+    def package(self) -> str:
+        """The package that exports a class: its plugin's module, or that module's package."""
+        module = self.plugin.module
+        parent = module.rpartition(".")[0]
+        is_package = hasattr(sys.modules.get(module), "__path__")
+        return parent if parent and not is_package else module
 
     @property
     def where(self) -> str:

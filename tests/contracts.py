@@ -36,15 +36,15 @@ PROGRAMS = [
     ["cli", "diagnosis", "distributed"],
 ]
 COMPONENTS = [
-    ["methods"],
+    ["contrib", "methods"],
     ["generators", "hypergradients", "outer", "selectors", "solvers", "tasks"],
 ]
-LIBRARIES = [["compiled", "gauss_newton", "optim", "rows"], ["config"]]
+LIBRARIES = [["compiled", "gauss_newton", "optim", "rows"], ["config", "lazy"]]
 """What several components share; `config` rises to the programs when components are declared by
 the core.
 """
 
-MIX = [["exchange", "surface"], ["stages"], ["evaluation", "methods"], ["lm"]]
+MIX = [["exchange", "surface"], ["stages"], ["contrib"], ["evaluation", "methods"], ["lm"]]
 FAMILIES = ("hgms.generators", "hgms.methods", "hgms.tasks", "hgms_mix.methods")
 """Packages whose folders are families of components."""
 
@@ -90,7 +90,7 @@ def inside(top: str, rows: list[list[str]]) -> list[str]:
 
 def contracts() -> Iterator[dict[str, Any]]:
     programs = inside("hgms", PROGRAMS)
-    components = inside("hgms", COMPONENTS)
+    components = [name for name in inside("hgms", COMPONENTS) if name != "hgms.contrib"]
     yield layers("The packages of the wheel are layers", *WHEEL)
     yield layers(
         "hgms is made of layers",
@@ -118,7 +118,12 @@ def contracts() -> Iterator[dict[str, Any]]:
     )
     every = [name for name in packages() if name != "hgms.config"]
     for name in every:
-        others = [other for other in every if not f"{name}.".startswith(f"{other}.")]
+        # contrib continues the kinds of components, so it may use the files that they share
+        others = [
+            other
+            for other in every
+            if not f"{name}.".startswith(f"{other}.") and "contrib" not in other
+        ]
         files = [path.stem for path in sorted(PLUGINS.joinpath(*name.split(".")).glob("*.py"))]
         private = [
             f"{name}.{file}" for file in files if file not in ("__init__", "__main__", "adam")

@@ -1,1 +1,37 @@
-"""HGMS: bilevel optimization when the lower level has many minimisers."""
+"""HGMS: bilevel optimization when the lower level has many minimisers.
+
+``import hgms`` loads neither torch nor a component: the first use of a name imports its module.
+"""
+
+from __future__ import annotations
+
+from hgms.lazy import Places, attach
+
+PLACES: Places = {
+    "hgms_core": "Budget Data HgmsError Key Pipeline Problem Rows Sources hypergradient",
+    "hgms.comparison": "Comparison compare",
+    "hgms.integrations": "OuterSteps lower_solution",
+    "hgms.runs": "RunFolder RunResult run",
+}
+"""Nouns and verbs. No module of ``hgms`` may have one of these names: importing it would replace
+the function.
+"""
+
+MODULES = (
+    "contrib",
+    "diagnosis",
+    "generators",
+    "hypergradients",
+    "methods",
+    "optim",
+    "outer",
+    "report",
+    "results",
+    "selectors",
+    "solvers",
+    "tasks",
+    "testing",
+)
+"""One namespace for each kind of component, and what people use beside a run."""
+
+__getattr__, __dir__, __all__ = attach(__name__, PLACES, MODULES)

@@ -13,12 +13,12 @@ from attrs import evolve
 from helpers import F64, KEY, finite_differences, normal
 from torch import Tensor
 
+from hgms.contrib.kfac import Factored
 from hgms.gauss_newton import Composite, gauss_newton
 from hgms.hypergradients import Implicit
 from hgms.methods.tilted import tilted
 from hgms.runs import RunConfig
 from hgms.solvers import CG, KFAC
-from hgms.solvers.kfac import Factored
 from hgms_core import (
     Branch,
     ConfigError,

@@ -52,7 +52,7 @@ def test_every_field_of_a_public_class_has_a_meaning() -> None:
 
 def test_every_key_of_a_component_has_a_meaning() -> None:
     classes = [
-        (component.plugin.module, component.target) for component in Registry.load().components()
+        (component.package, component.target) for component in Registry.load().components()
     ]
     missing = [
         f"{module}.{cls.__name__}.{field.name}"
@@ -82,7 +82,7 @@ def test_nothing_is_described_that_is_not_there() -> None:
     }
     for component in Registry.load().components():
         if inspect.isclass(component.target):
-            classes[f"{component.plugin.module}.{component.target.__name__}"] = component.target
+            classes[f"{component.package}.{component.target.__name__}"] = component.target
     for key, meanings in described.MEANINGS.items():
         cls = classes[key]
         there = {field.name for field in attrs.fields(cls)} if attrs.has(cls) else set()

@@ -30,6 +30,7 @@ def component_row(component: Component) -> dict[str, Any]:
     return {
         "kind": component.kind.name,
         "name": component.name,
+        "maturity": component.maturity,
         **_owner(component.plugin),
         **state,
     }
@@ -43,7 +44,9 @@ def component_rows(registry: Registry, kind: str | None = None) -> list[dict[str
     for info in registry.host.failed():
         if info.status != "incomplete" and not info.program:
             state = {"summary": info.error, "status": info.status, "install": info.install}
-            rows.append({"kind": "plugin", "name": info.name, **_owner(info), **state})
+            rows.append(
+                {"kind": "plugin", "name": info.name, "maturity": None, **_owner(info), **state}
+            )
     return rows
 
 
@@ -83,7 +86,7 @@ def list_components(kind: str | None, registry: Registry, as_json: bool) -> None
             row["summary"] = (
                 f"[not loaded: {row['install'] or 'see `hgms plugins -v`'}] {row['summary']}"
             )
-    print_table(("kind", "name", "plugin", "summary"), rows)
+    print_table(("kind", "name", "maturity", "summary"), rows)
 
 
 @click.command("plugins", short_help="Every plugin found, and what became of it.")

@@ -9,22 +9,16 @@ method.generator.count=8``; a wrapper's own fields stand among those of the pipe
 
 from __future__ import annotations
 
-from hgms.methods import hg_ms, published, references
-from hgms.methods.learned_start import LearnedStart as LearnedStart
-from hgms.methods.random_theta import RandomTheta as RandomTheta
-from hgms.methods.starting_at import StartingAt as StartingAt
-from hgms.methods.tilted import Tilted as Tilted
-from hgms.methods.validation_only import ValidationOnly as ValidationOnly
-from hgms_core import Composition, hookimpl
+from hgms.lazy import Places, attach
 
+PLACES: Places = {
+    "hgms.methods.crossfit": "CrossFit FlatBranches",
+    "hgms.methods.learned_start": "LearnedStart",
+    "hgms.methods.random_theta": "RandomTheta",
+    "hgms.methods.reweighting": "Agreement LearningToReweight MwNet SmallLoss",
+    "hgms.methods.starting_at": "StartingAt",
+    "hgms.methods.tilted": "Tilted",
+    "hgms.methods.validation_only": "ValidationOnly",
+}
 
-@hookimpl
-def hgms_register_methods() -> list[type | Composition]:
-    return [
-        *hg_ms.METHODS,
-        *published.METHODS,
-        *references.METHODS,
-        StartingAt,
-        LearnedStart,
-        Tilted,
-    ]
+__getattr__, __dir__, __all__ = attach(__name__, PLACES)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from hgms.methods.tilted import Tilted
-from hgms_core import Composition
+from hgms_core import Composition, hookimpl
 
 HG_MS_ULA = Composition(
     name="hg-ms-ula",
@@ -193,12 +193,15 @@ HG_MS_TRAJECTORY = Composition(
     },
 )
 
-METHODS = (
-    HG_MS,
-    HG_MS_MIXTURE,
-    HG_MS_ULA,
-    HG_MS_TILTED,
-    HG_IMPLICIT,
-    HG_BASELINE,
-    HG_MS_TRAJECTORY,
-)
+
+@hookimpl
+def hgms_register_methods() -> list[Composition]:
+    return [
+        HG_MS,
+        HG_MS_MIXTURE,
+        HG_MS_ULA,
+        HG_MS_TILTED,
+        HG_IMPLICIT,
+        HG_BASELINE,
+        HG_MS_TRAJECTORY,
+    ]

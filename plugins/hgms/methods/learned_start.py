@@ -9,7 +9,7 @@ from attrs import Attribute, evolve, field, validators
 
 from hgms.config import frozen
 from hgms.methods.inner import another, around_a_pipeline, innermost
-from hgms_core import Loss, Method, Problem, Record, State, Tree
+from hgms_core import Loss, Method, Problem, Record, State, Tree, hookimpl
 
 START = "start."
 """What the names of a learned start's leaves in θ begin with."""
@@ -121,3 +121,8 @@ def _with_start(
 def without_start(theta: Tree) -> Tree:
     """The upper variables of the problem itself."""
     return {name: leaf for name, leaf in theta.items() if not name.startswith(START)}
+
+
+@hookimpl
+def hgms_register_methods() -> list[type]:
+    return [LearnedStart]

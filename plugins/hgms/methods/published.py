@@ -9,7 +9,7 @@ from typing import Any
 
 from hgms.methods.hg_ms import HG_BASELINE
 from hgms.methods.learned_start import LearnedStart
-from hgms_core import Composition
+from hgms_core import Composition, hookimpl
 
 
 def _one_run(
@@ -151,39 +151,7 @@ MIXFLOW = Composition(
     on=HG_BASELINE.on,
 )
 
-KFAC = _one_run(
-    "kfac",
-    (
-        "Few SGD steps with momentum, and K-FAC's inverse in the place of a linear solve; needs "
-        "curvlinops."
-    ),
-    "Liao, Dangel, Yu, AISTATS 2026 (arXiv 2603.29108).",
-    {"steps": 10, "lr": 0.1, "momentum": 0.9},
-    {
-        "name": "implicit",
-        "batch_size": 256,
-        "upper_batch_size": 256,
-        "solver": {"name": "kfac", "max_steps": 0, "ridge": 1e-3},
-    },
-    testing={"hypergradient": {"solver": {"name": "cg"}}},  # losses of size 1 that are no network
-)
 
-LANCBIO = Composition(
-    name="lancbio",
-    summary=(
-        "Few warm-started SGD steps and one step of a Lanczos process, which goes on while "
-        "the lower Hessian changes."
-    ),
-    source="Gao, Yang, Yuan, ICLR 2025 (arXiv 2404.03331).",
-    parts={
-        "generator": {"name": "branches", "count": 1, "steps": 5, "lr": 0.1},
-        "selector": {"name": "first"},
-        "hypergradient": {
-            "name": "implicit",
-            "solver": {"name": "lancbio", "restart": 10, "ridge": 2e-2},
-        },
-        "outer": {"name": "sgd", "lr": 0.1},
-    },
-)
-
-METHODS = (IAPTT_GM, FIXED_POINT, AMIGO, STOCBIO, DARTS, SAMA, MIXFLOW, KFAC, LANCBIO)
+@hookimpl
+def hgms_register_methods() -> list[Composition]:
+    return [IAPTT_GM, FIXED_POINT, AMIGO, STOCBIO, DARTS, SAMA, MIXFLOW]

@@ -9,7 +9,7 @@ from hgms.methods.random_theta import RandomTheta
 from hgms.methods.starting_at import StartingAt
 from hgms.methods.tilted import Tilted
 from hgms.methods.validation_only import ValidationOnly
-from hgms_core import Composition
+from hgms_core import Composition, hookimpl
 
 STAYS = {"optimum": "its θ stays where it is"}
 
@@ -126,13 +126,16 @@ ORACLE_JOINT = Composition(
     on=UNIFORM.on,
 )
 
-METHODS = (
-    UNIFORM,
-    THETA0,
-    RANDOM_THETA,
-    FIXED,
-    ORACLE_CLEAN,
-    UNIFORM_TILTED,
-    ORACLE_JOINT,
-    VALIDATION_ONLY,
-)
+
+@hookimpl
+def hgms_register_methods() -> list[Composition]:
+    return [
+        UNIFORM,
+        THETA0,
+        RANDOM_THETA,
+        FIXED,
+        ORACLE_CLEAN,
+        UNIFORM_TILTED,
+        ORACLE_JOINT,
+        VALIDATION_ONLY,
+    ]

@@ -11,7 +11,7 @@ from attrs import evolve, field
 
 from hgms.config import frozen
 from hgms.methods.inner import around_a_pipeline
-from hgms_core import ConfigError, Method, Problem, Record, State, Tree
+from hgms_core import ConfigError, Method, Problem, Record, State, Tree, hookimpl
 
 
 @final
@@ -87,3 +87,8 @@ def first(problem: Problem, reference: str | None, mixture: Mapping[str, float] 
             "`mixture` gives weights to data sources, and this problem has none\n  leave it out"
         )
     return {**theta, **problem.sources.theta(mixture)}
+
+
+@hookimpl
+def hgms_register_methods() -> list[type]:
+    return [StartingAt]

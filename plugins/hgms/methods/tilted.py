@@ -11,7 +11,20 @@ from torch import Tensor
 from hgms.config import frozen
 from hgms.gauss_newton import Composite, says_outputs
 from hgms.methods.inner import another, around_a_pipeline
-from hgms_core import Batch, Cost, Data, Key, Loss, Method, Problem, Record, Rows, State, Tree
+from hgms_core import (
+    Batch,
+    Cost,
+    Data,
+    Key,
+    Loss,
+    Method,
+    Problem,
+    Record,
+    Rows,
+    State,
+    Tree,
+    hookimpl,
+)
 
 UPPER = "upper."
 """What the names of validation leaves in a tilted lower batch begin with."""
@@ -200,3 +213,8 @@ class Beside(Data):
 
 def _joined(below: Batch, above: Batch) -> Batch:
     return {**below, **{UPPER + name: leaf for name, leaf in above.items()}}
+
+
+@hookimpl
+def hgms_register_methods() -> list[type]:
+    return [Tilted]

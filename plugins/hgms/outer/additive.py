@@ -9,7 +9,7 @@ from attrs import field
 
 from hgms.config import decay_rate, decay_rates, frozen, not_negative, optional_positive, positive
 from hgms.outer.shape import Projection, Schedule, clipped
-from hgms_core import State, Tree
+from hgms_core import State, Tree, hookimpl
 
 
 @final
@@ -195,3 +195,8 @@ class AdamW:
         self, theta: Tree, gradient: Tree, state: State, progress: float
     ) -> tuple[Tree, State]:
         return _adam_step(self, self.weight_decay, theta, gradient, state, progress)
+
+
+@hookimpl
+def hgms_register_outer_optimizers() -> list[type]:
+    return [Sgd, ProjectedGradient, Adam, AdamW]

@@ -12,7 +12,7 @@ from attrs import field
 from torch import Tensor
 
 from hgms.config import frozen, not_negative, positive, share
-from hgms_core import State, Tree
+from hgms_core import State, Tree, hookimpl
 
 
 @final
@@ -100,3 +100,8 @@ def _of_weights(logits: Tensor, h: Tensor) -> Tensor:
     least = torch.finfo(omega.dtype).tiny / torch.finfo(omega.dtype).eps
     c = torch.where(omega > least, h.reshape(-1) / omega.clamp_min(least), torch.zeros_like(omega))
     return (c - omega @ c).reshape(logits.shape)
+
+
+@hookimpl
+def hgms_register_outer_optimizers() -> list[type]:
+    return [DualAveraging]

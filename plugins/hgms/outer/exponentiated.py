@@ -9,7 +9,7 @@ from attrs import field
 
 from hgms.config import frozen, optional_positive, positive
 from hgms.outer.shape import Schedule, clipped
-from hgms_core import ConfigError, State, Tree
+from hgms_core import ConfigError, State, Tree, hookimpl
 
 
 @final
@@ -60,3 +60,8 @@ class ExponentiatedGradient:
             logits = leaf.clamp_min(0).log() - rate * direction[name]
             moved[name] = torch.softmax(logits.reshape(-1), 0).reshape(leaf.shape)
         return moved, {"step": state["step"] + 1}
+
+
+@hookimpl
+def hgms_register_outer_optimizers() -> list[type]:
+    return [ExponentiatedGradient]

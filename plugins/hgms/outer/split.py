@@ -8,7 +8,7 @@ from attrs import field
 
 from hgms.config import frozen
 from hgms.outer.additive import Adam, Sgd
-from hgms_core import OuterOptimizer, State, Tree
+from hgms_core import OuterOptimizer, State, Tree, hookimpl
 
 START = "start."
 """What the names of a learned start's leaves in θ begin with."""
@@ -60,3 +60,8 @@ class Split:
 
 def _part(theta: Tree, of_start: bool) -> Tree:
     return {name: leaf for name, leaf in theta.items() if name.startswith(START) == of_start}
+
+
+@hookimpl
+def hgms_register_outer_optimizers() -> list[type]:
+    return [Split]

@@ -14,7 +14,7 @@ from hgms.config import frozen
 from hgms.optim import Schedule as TorchSchedule
 from hgms.optim import Timetable
 from hgms.outer.shape import Schedule
-from hgms_core import ConfigError, State, Tree, out_of_memory, unknown
+from hgms_core import ConfigError, State, Tree, hookimpl, out_of_memory, unknown
 
 Setting = bool | int | float | str | tuple[float, ...] | None
 
@@ -233,3 +233,8 @@ def _restored(value: Any, leaf: Tensor | None) -> Any:
     if isinstance(value, list):
         return tuple(_restored(entry, leaf) for entry in value)
     return value
+
+
+@hookimpl
+def hgms_register_outer_optimizers() -> list[type]:
+    return [TorchOptimizer]

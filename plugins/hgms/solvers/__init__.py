@@ -1,23 +1,17 @@
-"""Linear solvers, one file each: our own, and those of SciPy and of linear_operator."""
+"""Linear solvers, one file each."""
 
 from __future__ import annotations
 
-from hgms.solvers.cg import CG as CG
-from hgms.solvers.fixed_point import FixedPoint as FixedPoint
-from hgms.solvers.gpytorch_solver import LinearOperatorSolver as LinearOperatorSolver
-from hgms.solvers.identity import Identity as Identity
-from hgms.solvers.kfac import KFAC as KFAC
-from hgms.solvers.lancbio import LancBiO as LancBiO
-from hgms.solvers.minres import MINRES as MINRES
-from hgms.solvers.neumann import Neumann as Neumann
-from hgms.solvers.nystrom import NystromCG as NystromCG
-from hgms.solvers.recycled import RecycledCG as RecycledCG
-from hgms.solvers.roulette import Roulette as Roulette
-from hgms.solvers.scipy_solver import ScipySolver as ScipySolver
-from hgms_core import LinearSolver, hookimpl
+from hgms.lazy import Places, attach
 
+PLACES: Places = {
+    "hgms.solvers.cg": "CG",
+    "hgms.solvers.fixed_point": "FixedPoint",
+    "hgms.solvers.identity": "Identity",
+    "hgms.solvers.minres": "MINRES",
+    "hgms.solvers.neumann": "Neumann",
+    "hgms.solvers.nystrom": "NystromCG",
+    "hgms.solvers.scipy_solver": "ScipySolver",
+}
 
-@hookimpl
-def hgms_register_linear_solvers() -> list[type[LinearSolver]]:
-    krylov = [CG, NystromCG, RecycledCG, LancBiO, MINRES, ScipySolver, LinearOperatorSolver]
-    return [*krylov, KFAC, Identity, FixedPoint, Neumann, Roulette]
+__getattr__, __dir__, __all__ = attach(__name__, PLACES)

@@ -10,7 +10,7 @@ from torch import Tensor
 from hgms.compiled import CompiledProduct
 from hgms.config import frozen, not_negative, optional_positive, positive
 from hgms.solvers.pcg import Precondition, pcg, whole
-from hgms_core import LinearSystem, MatVec, Solution
+from hgms_core import LinearSystem, MatVec, Solution, hookimpl
 
 
 @final
@@ -79,3 +79,8 @@ class CG:
                 return solution
         system = LinearSystem.of(matvec, b, ridge=self.ridge, rtol=self.rtol, atol=self.atol)
         return pcg(system, x0, self.max_steps, self.clip, self.preconditioner)
+
+
+@hookimpl
+def hgms_register_linear_solvers() -> list[type]:
+    return [CG]

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from hgms.config import frozen, not_negative, positive
 from hgms.solvers.richardson import richardson
-from hgms_core import LinearSystem, MatVec, Solution
+from hgms_core import LinearSystem, MatVec, Solution, hookimpl
 
 
 @final
@@ -59,3 +59,8 @@ class FixedPoint:
     def solve(self, matvec: MatVec, b: Tensor, x0: Tensor | None = None) -> Solution:
         system = LinearSystem.of(matvec, b, ridge=self.ridge, rtol=self.rtol)
         return richardson(system, x0, self.lr, self.max_steps, until_target=True)
+
+
+@hookimpl
+def hgms_register_linear_solvers() -> list[type]:
+    return [FixedPoint]

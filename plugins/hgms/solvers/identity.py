@@ -10,7 +10,7 @@ from attrs import field
 from torch import Tensor
 
 from hgms.config import frozen, not_negative, positive
-from hgms_core import LinearSystem, MatVec, Outcome, Solution
+from hgms_core import LinearSystem, MatVec, Outcome, Solution, hookimpl
 
 
 @final
@@ -72,3 +72,8 @@ def answered(system: LinearSystem, x: Tensor, clip: float | None = None) -> Solu
         curvature.masked_fill(~torch.isfinite(curvature), torch.inf),
         clip,
     )
+
+
+@hookimpl
+def hgms_register_linear_solvers() -> list[type]:
+    return [Identity]

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from hgms.config import frozen, not_negative, positive
 from hgms.solvers.iterated import iterated
-from hgms_core import LinearSystem, MatVec, Outcome, Solution, Tree
+from hgms_core import LinearSystem, MatVec, Outcome, Solution, Tree, hookimpl
 
 dot = LinearSystem.dot
 norm = LinearSystem.norm
@@ -224,3 +224,8 @@ def iteration(system: LinearSystem, state: Tree, max_steps: int) -> Tree:
         "scale": scale,
         "floor": floor,
     }
+
+
+@hookimpl
+def hgms_register_linear_solvers() -> list[type]:
+    return [MINRES]

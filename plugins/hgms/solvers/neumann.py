@@ -9,7 +9,7 @@ from torch import Tensor
 
 from hgms.config import frozen, not_negative, positive
 from hgms.solvers.richardson import richardson
-from hgms_core import LinearSystem, MatVec, Solution
+from hgms_core import LinearSystem, MatVec, Solution, hookimpl
 
 
 @final
@@ -65,3 +65,8 @@ class Neumann:
     def solve(self, matvec: MatVec, b: Tensor, x0: Tensor | None = None) -> Solution:
         system = LinearSystem.of(matvec, b, ridge=self.ridge, rtol=self.rtol)
         return richardson(system, x0, self.lr, self.steps, until_target=False)
+
+
+@hookimpl
+def hgms_register_linear_solvers() -> list[type]:
+    return [Neumann]

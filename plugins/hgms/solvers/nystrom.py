@@ -10,7 +10,7 @@ from torch import Tensor
 
 from hgms.config import frozen, not_negative, optional_positive, positive
 from hgms.solvers.pcg import Precondition, pcg
-from hgms_core import Key, LinearSystem, MatVec, Solution
+from hgms_core import Key, LinearSystem, MatVec, Solution, hookimpl
 
 
 @final
@@ -128,3 +128,8 @@ class NystromCG:
             return r + (u @ (weight * inside)[..., None]).squeeze(-1).to(r)
 
         return precondition, ((eigenvalues * used).amax(-1) + self.ridge).to(rhs)
+
+
+@hookimpl
+def hgms_register_linear_solvers() -> list[type]:
+    return [NystromCG]

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from hgms.config import frozen, not_negative, positive
 from hgms.solvers.rounds import Correction, in_rounds
-from hgms_core import LinearSystem, MatVec, Outcome, Solution
+from hgms_core import LinearSystem, MatVec, Outcome, Solution, hookimpl
 
 Method = Literal[
     "bicg", "bicgstab", "cg", "cgs", "gcrotmk", "gmres", "lgmres", "minres", "qmr", "tfqmr"
@@ -180,3 +180,8 @@ def _lengths(method: Method, limit: int, size: int) -> dict[str, Any]:
         cycle = max(1, min(20, size, limit // 2))
         return {"m": cycle, "k": cycle, "maxiter": max(1, limit // (2 * cycle))}
     return {"maxiter": limit}
+
+
+@hookimpl
+def hgms_register_linear_solvers() -> list[type]:
+    return [ScipySolver]

@@ -12,7 +12,8 @@ from torch import Tensor
 from hgms.compiled import form, programs_of
 from hgms.config import frozen, lowering, not_negative, optional_whole, positive, whole
 from hgms.generators.penalty import shared
-from hgms_core import Candidates, Cost, Key, Loss, Problem, State, Tree
+from hgms.generators.penalty.compositions import single_loop
+from hgms_core import Candidates, Composition, Cost, Key, Loss, Problem, State, Tree, hookimpl
 
 
 @final
@@ -143,3 +144,26 @@ class DynamicBarrier:
 
 def _dot(a: Tree, b: Tree) -> Tensor:
     return torch.stack([(a[name] * b[name]).sum() for name in a]).sum() if a else torch.zeros(())
+
+
+BOME = single_loop(
+    "bome",
+    (
+        "θ and y move along ∇f, bent by a dynamic barrier so that the value gap keeps falling; "
+        "first "
+        "order."
+    ),
+    "Liu et al. 2022, BOME.",
+    {"name": "dynamic-barrier", "steps": 10, "inner_lr": 0.3, "lr": 0.3, "eta": 0.5},
+    lr=1e4,
+)
+
+
+@hookimpl
+def hgms_register_generators() -> list[type]:
+    return [DynamicBarrier]
+
+
+@hookimpl
+def hgms_register_methods() -> list[Composition]:
+    return [BOME]

@@ -14,7 +14,19 @@ from torch import Tensor
 from hgms.compiled import Numbers, launch, programs_of
 from hgms.config import frozen, lowering, not_negative, optional_whole, positive, share, whole
 from hgms.generators.penalty import shared
-from hgms_core import Candidates, Cost, Key, Loss, Problem, State, Tree, gradient
+from hgms.generators.penalty.compositions import single_loop
+from hgms_core import (
+    Candidates,
+    Composition,
+    Cost,
+    Key,
+    Loss,
+    Problem,
+    State,
+    Tree,
+    gradient,
+    hookimpl,
+)
 
 
 @final
@@ -159,3 +171,32 @@ class FullyFirstOrder:
         return y, kept, at_y.detach()
 
     carry = shared.carry
+
+
+F2SA = single_loop(
+    "f2sa",
+    (
+        "Value gap with a growing multiplier: y descends f + λg, z descends g, θ follows the new "
+        "pair; first order."
+    ),
+    "Kwon, Kwon, Wright and Nowak 2023, F2SA.",
+    {
+        "name": "fully-first-order",
+        "steps": 1,
+        "lr": 0.3,
+        "inner_lr": 0.3,
+        "penalty": 1.0,
+        "growth": 1 / 7,
+    },
+    lr=1e3,
+)
+
+
+@hookimpl
+def hgms_register_generators() -> list[type]:
+    return [FullyFirstOrder]
+
+
+@hookimpl
+def hgms_register_methods() -> list[Composition]:
+    return [F2SA]

@@ -12,14 +12,17 @@ from torch import Tensor
 from hgms.compiled import Numbers, launch, programs_of
 from hgms.config import decay_rate, frozen, lowering, not_negative, optional_whole, positive, whole
 from hgms.generators.penalty import shared
+from hgms.generators.penalty.compositions import SIZE_ONE, single_loop
 from hgms_core import (
     Candidates,
+    Composition,
     Cost,
     Key,
     Loss,
     Problem,
     State,
     Tree,
+    hookimpl,
     twice_differentiable_attention,
 )
 
@@ -183,3 +186,23 @@ class GradientNorm:
         return shared.descended(y, to_y, self.lr), kept, torch.stack(values).detach().mean()
 
     carry = shared.carry
+
+
+G_PBGD = single_loop(
+    "g-pbgd",
+    "Penalty on ‖∇_y g‖²: y and θ move together, one Hessian product a step.",
+    "Shen and Chen 2023, G-PBGD.",
+    {"name": "gradient-norm", "lr": 0.5, "gamma": 5.0, "gamma_steps": 1000},
+    lr=1e3,
+    testing={"generator": {"lr": 0.1}, **SIZE_ONE},
+)
+
+
+@hookimpl
+def hgms_register_generators() -> list[type]:
+    return [GradientNorm]
+
+
+@hookimpl
+def hgms_register_methods() -> list[Composition]:
+    return [G_PBGD]

@@ -22,9 +22,23 @@ from hgms.config import (
     whole,
 )
 from hgms.generators.penalty import shared
+from hgms.generators.penalty.compositions import best_of_n, single_loop
 from hgms.generators.penalty.layers import layers, moving
 from hgms.optim.adam import adam_, corrections
-from hgms_core import Candidates, ConfigError, Cost, Key, Loss, Problem, State, Tree, clone, norm
+from hgms_core import (
+    Candidates,
+    Composition,
+    ConfigError,
+    Cost,
+    Key,
+    Loss,
+    Problem,
+    State,
+    Tree,
+    clone,
+    hookimpl,
+    norm,
+)
 
 
 @final
@@ -279,3 +293,49 @@ class Minimax:
             eps=self.eps,
         )
         return x, moments
+
+
+SCALEBIO = single_loop(
+    "scalebio",
+    (
+        "Minimax game of two lower models, min over (θ, w) and max over u of f(w) + α (g(w) − "
+        "g(u)), "
+        "first order."
+    ),
+    "Pan et al. 2025, ScaleBiO.",
+    {"name": "minimax", "lr": 0.03, "alpha": 10.0},
+    lr=1e3,
+    # As its authors run it: AdamW for u, w and the logits, all rates falling to 0 as a cosine.
+    # Theirs are 1e-5 and 1e-2 with whole models, where `blocks = 2` is their LISA; 1e-4 is for
+    # adapters, with which they do not combine it.
+    on={
+        "sources": {
+            "generator": {
+                "optimizer": "adamw",
+                "lr": 1e-4,
+                "weight_decay": 5e-4,
+                "schedule": "cosine",
+                "batch_size": 16,
+                "upper_batch_size": 16,
+            },
+            "outer": {
+                "name": "adamw",
+                "lr": 0.01,
+                "weight_decay": 0.01,
+                "schedule": {"kind": "cosine", "final": 0.0},
+            },
+        }
+    },
+)
+
+SCALEBIO_BEST_OF_N = best_of_n(SCALEBIO, count=4, noise=0.01)
+
+
+@hookimpl
+def hgms_register_generators() -> list[type]:
+    return [Minimax]
+
+
+@hookimpl
+def hgms_register_methods() -> list[Composition]:
+    return [SCALEBIO, SCALEBIO_BEST_OF_N]

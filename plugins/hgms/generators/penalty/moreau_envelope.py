@@ -14,7 +14,19 @@ from torch import Tensor
 from hgms.compiled import Numbers, launch, programs_of
 from hgms.config import frozen, lowering, not_negative, optional_whole, positive, share, whole
 from hgms.generators.penalty import shared
-from hgms_core import Candidates, Cost, Key, Loss, Problem, State, Tree, gradient
+from hgms.generators.penalty.compositions import single_loop
+from hgms_core import (
+    Candidates,
+    Composition,
+    Cost,
+    Key,
+    Loss,
+    Problem,
+    State,
+    Tree,
+    gradient,
+    hookimpl,
+)
 
 
 @final
@@ -154,3 +166,34 @@ class MoreauEnvelope:
         return shared.descended(y, to_y, self.lr), kept, at_y.detach()
 
     carry = shared.carry
+
+
+MEHA = single_loop(
+    "meha",
+    (
+        "Penalty on g minus its Moreau envelope: y, the proximal point z and θ move together, "
+        "first "
+        "order."
+    ),
+    "Liu, Liu, Yao, Zeng and Zhang 2024, MEHA.",
+    {
+        "name": "moreau-envelope",
+        "lr": 0.1,
+        "inner_lr": 0.1,
+        "gamma": 10.0,
+        "penalty": 1.0,
+        "growth": 0.49,
+    },
+    lr=0.1,
+    outer="adam",  # h falls with 1/c_k, which Adam does not see
+)
+
+
+@hookimpl
+def hgms_register_generators() -> list[type]:
+    return [MoreauEnvelope]
+
+
+@hookimpl
+def hgms_register_methods() -> list[Composition]:
+    return [MEHA]

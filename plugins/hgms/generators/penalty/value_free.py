@@ -14,7 +14,8 @@ from torch import Tensor
 from hgms.compiled import Numbers, launch, programs_of
 from hgms.config import frozen, lowering, not_negative, optional_whole, positive, whole
 from hgms.generators.penalty import shared
-from hgms_core import Candidates, Cost, Key, Loss, Problem, State, Tree
+from hgms.generators.penalty.compositions import single_loop
+from hgms_core import Candidates, Composition, Cost, Key, Loss, Problem, State, Tree, hookimpl
 
 
 @final
@@ -121,3 +122,25 @@ class ValueFree:
         return y, {**shared.tagged("theta", to_theta), "upper_loss": value.detach()}, loss
 
     carry = shared.carry
+
+
+PBGD_FREE = single_loop(
+    "pbgd-free",
+    "y descends f + γg and θ follows ∂f/∂θ alone, for an f that θ enters directly; first order.",
+    "Jiang, Xiao, Chen and Chen 2025, PBGD-Free.",
+    {"name": "value-free", "steps": 1, "lr": 0.3, "gamma": 10.0},
+    lr=0.1,
+    testing_failures={
+        "optimum": "its θ stays where it is, as f does not depend on θ directly there"
+    },
+)
+
+
+@hookimpl
+def hgms_register_generators() -> list[type]:
+    return [ValueFree]
+
+
+@hookimpl
+def hgms_register_methods() -> list[Composition]:
+    return [PBGD_FREE]

@@ -14,7 +14,19 @@ from torch import Tensor
 from hgms.compiled import Numbers, launch, programs_of
 from hgms.config import decay_rate, frozen, lowering, not_negative, optional_whole, positive, whole
 from hgms.generators.penalty import shared
-from hgms_core import Candidates, Cost, Key, Loss, Problem, State, Tree, gradient
+from hgms.generators.penalty.compositions import best_of_n, single_loop
+from hgms_core import (
+    Candidates,
+    Composition,
+    Cost,
+    Key,
+    Loss,
+    Problem,
+    State,
+    Tree,
+    gradient,
+    hookimpl,
+)
 
 
 @final
@@ -160,3 +172,31 @@ class ValueGap:
         return shared.descended(y, to_y, self.lr), kept, at_y.detach()
 
     carry = shared.carry
+
+
+V_PBGD = single_loop(
+    "v-pbgd",
+    "Penalty on the value gap g(y) − g(ω): y, ω and θ move together, first order.",
+    "Shen and Chen 2023, V-PBGD.",
+    {
+        "name": "value-gap",
+        "steps": 1,
+        "lr": 0.3,
+        "inner_lr": 0.3,
+        "gamma": 10.0,
+        "gamma_steps": 1000,
+    },
+    lr=1e4,
+)
+
+V_PBGD_BEST_OF_N = best_of_n(V_PBGD, count=4, noise=0.01)
+
+
+@hookimpl
+def hgms_register_generators() -> list[type]:
+    return [ValueGap]
+
+
+@hookimpl
+def hgms_register_methods() -> list[Composition]:
+    return [V_PBGD, V_PBGD_BEST_OF_N]

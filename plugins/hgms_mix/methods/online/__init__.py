@@ -1,17 +1,15 @@
-"""Mixtures learned beside a model that trains on them: `doremi`, `doge`, `skill-it`, `aioli`,
-and `hg-ms-online`.
+"""Mixtures learned beside a model that trains on them: `doremi`, `doge` and
+`hg-ms-online`.
 """
 
 from __future__ import annotations
 
 from hgms_core import Composition, hookimpl
-from hgms_mix.methods.online.aioli import Aioli as Aioli
 from hgms_mix.methods.online.aligned_means import AlignedMeans as AlignedMeans
 from hgms_mix.methods.online.doge import DoGE as DoGE
 from hgms_mix.methods.online.doremi import DoReMi as DoReMi
 from hgms_mix.methods.online.hg_ms_online import HG_MS_ONLINE, UNIFORM_ONLINE
 from hgms_mix.methods.online.mixture_branches import MixtureBranches as MixtureBranches
-from hgms_mix.methods.online.skill_it import SkillIt as SkillIt
 
 
 @hookimpl
@@ -26,4 +24,4 @@ def hgms_register_hypergradients() -> list[type]:
 
 @hookimpl
 def hgms_register_methods() -> list[type | Composition]:
-    return [Aioli, DoGE, DoReMi, SkillIt, HG_MS_ONLINE, UNIFORM_ONLINE]
+    return [DoGE, DoReMi, HG_MS_ONLINE, UNIFORM_ONLINE]

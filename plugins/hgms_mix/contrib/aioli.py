@@ -12,7 +12,7 @@ from torch import Tensor
 
 import hgms_mix.lm
 from hgms.config import decay_rates, frozen, lowering, not_negative, optional_whole, positive, whole
-from hgms_core import ConfigError, Cost, Key, Problem, Record, Sources, State, Tree
+from hgms_core import ConfigError, Cost, Key, Problem, Record, Sources, State, Tree, hookimpl
 from hgms_mix.methods.online import training
 
 
@@ -238,3 +238,8 @@ def mixing_law(falls: Tensor, focus: float) -> Tensor:
 
 def _sources(problem: Problem) -> Sources:
     return hgms_mix.lm.sources_of(problem, "method 'aioli' mixes")
+
+
+@hookimpl
+def hgms_register_methods() -> list[type]:
+    return [Aioli]

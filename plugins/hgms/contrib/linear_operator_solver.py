@@ -12,7 +12,7 @@ from torch import Tensor
 
 from hgms.config import frozen, not_negative, positive
 from hgms.solvers.rounds import Correction, in_rounds
-from hgms_core import LinearSystem, MatVec, MissingExtra, Outcome, Solution
+from hgms_core import LinearSystem, MatVec, MissingExtra, Outcome, Solution, hookimpl
 
 TINY = 1e-30
 """Below this linear_cg takes a curvature for zero. Its own 1e-10 would end a solve at a relative
@@ -122,3 +122,8 @@ def _linear_cg() -> Callable[..., Any]:
         ) from error
     solver: Callable[..., Any] = linear_cg
     return solver
+
+
+@hookimpl
+def hgms_register_linear_solvers() -> list[type]:
+    return [LinearOperatorSolver]

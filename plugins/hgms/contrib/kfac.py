@@ -11,11 +11,21 @@ from attrs import field, validators
 from torch import Tensor
 
 from hgms.config import frozen, not_negative, optional_positive, positive
+from hgms.contrib.kronecker import kronecker_inverse
 from hgms.solvers.cg import CG
 from hgms.solvers.identity import answered
-from hgms.solvers.kronecker import kronecker_inverse
 from hgms.solvers.pcg import Precondition
-from hgms_core import Batch, LinearSolver, LinearSystem, Loss, MatVec, Solution, Tree
+from hgms_core import (
+    Batch,
+    Composition,
+    LinearSolver,
+    LinearSystem,
+    Loss,
+    MatVec,
+    Solution,
+    Tree,
+    hookimpl,
+)
 
 
 @final
@@ -109,3 +119,42 @@ class Factored:
     def solve(self, matvec: MatVec, b: Tensor, x0: Tensor | None = None) -> Solution:
         system = LinearSystem.of(matvec, b, ridge=self.ridge, rtol=self.rtol, atol=self.atol)
         return answered(system, self.inverse(system.rhs), self.clip)
+
+
+@hookimpl
+def hgms_register_linear_solvers() -> list[type]:
+    return [KFAC]
+
+
+KFAC_METHOD = Composition(
+    name="kfac",
+    summary=(
+        "Few SGD steps with momentum, and K-FAC's inverse in the place of a linear solve; needs "
+        "curvlinops."
+    ),
+    source="Liao, Dangel, Yu, AISTATS 2026 (arXiv 2603.29108).",
+    parts={
+        "generator": {
+            "name": "branches",
+            "count": 1,
+            "steps": 10,
+            "lr": 0.1,
+            "momentum": 0.9,
+            "batch_size": 256,
+        },
+        "selector": {"name": "first"},
+        "hypergradient": {
+            "name": "implicit",
+            "batch_size": 256,
+            "upper_batch_size": 256,
+            "solver": {"name": "kfac", "max_steps": 0, "ridge": 1e-3},
+        },
+        "outer": {"name": "adam", "lr": 0.1},
+    },
+    testing={"hypergradient": {"solver": {"name": "cg"}}},  # losses of size 1 that are no network
+)
+
+
+@hookimpl
+def hgms_register_methods() -> list[Composition]:
+    return [KFAC_METHOD]

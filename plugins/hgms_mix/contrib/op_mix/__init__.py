@@ -5,7 +5,7 @@ the best mixture: `op-mix`.
 from __future__ import annotations
 
 from hgms_core import hookimpl
-from hgms_mix.methods.op_mix.op_mix import OpMix as OpMix
+from hgms_mix.contrib.op_mix.op_mix import OpMix as OpMix
 
 
 @hookimpl

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from hgms.config import frozen, not_negative, optional_positive, positive
 from hgms.solvers.pcg import Precondition, pcg
-from hgms_core import LinearSystem, MatVec, Solution, Tree
+from hgms_core import LinearSystem, MatVec, Solution, Tree, hookimpl
 
 SMALL = 1e-6
 """Below this share of the largest, an eigenvalue of a small matrix of inner products is
@@ -176,3 +176,8 @@ def updated(memory: Tree, pairs: list[tuple[Tensor, Tensor]], ridge: float, rank
         "values": values[largest].to(rows),
         "rest": rest,
     }
+
+
+@hookimpl
+def hgms_register_linear_solvers() -> list[type]:
+    return [RecycledCG]

@@ -10,7 +10,7 @@ from attrs import evolve, field, validators
 from torch import Tensor
 
 from hgms.config import decay_rate, frozen, not_negative, positive
-from hgms_core import Key, LinearSystem, MatVec, Outcome, Solution
+from hgms_core import Key, LinearSystem, MatVec, Outcome, Solution, hookimpl
 
 norm = LinearSystem.norm
 pick = LinearSystem.pick
@@ -141,3 +141,8 @@ def summed(system: LinearSystem, x0: Tensor | None, lr: float, weights: list[flo
     )
     codes = torch.where(residual <= system.target, system.codes(Outcome.CONVERGED), codes)
     return system.solution(x, residual, codes, steps, curvature)
+
+
+@hookimpl
+def hgms_register_linear_solvers() -> list[type]:
+    return [Roulette]

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from hgms.config import frozen, not_negative, optional_positive, positive
 from hgms.solvers.pcg import pcg
-from hgms_core import LinearSystem, MatVec, Outcome, Solution, Tree
+from hgms_core import Composition, LinearSystem, MatVec, Outcome, Solution, Tree, hookimpl
 
 norm = LinearSystem.norm
 
@@ -232,3 +232,32 @@ def corrected(epoch: Tree, r: Tensor) -> tuple[Tensor, Tensor]:
     return basis.T @ y, torch.addmv(r, basis.T, inside, alpha=-1) - epoch["beside"][-1] * y[
         -1
     ] * following
+
+
+@hookimpl
+def hgms_register_linear_solvers() -> list[type]:
+    return [LancBiO]
+
+
+LANCBIO = Composition(
+    name="lancbio",
+    summary=(
+        "Few warm-started SGD steps and one step of a Lanczos process, which goes on while "
+        "the lower Hessian changes."
+    ),
+    source="Gao, Yang, Yuan, ICLR 2025 (arXiv 2404.03331).",
+    parts={
+        "generator": {"name": "branches", "count": 1, "steps": 5, "lr": 0.1},
+        "selector": {"name": "first"},
+        "hypergradient": {
+            "name": "implicit",
+            "solver": {"name": "lancbio", "restart": 10, "ridge": 2e-2},
+        },
+        "outer": {"name": "sgd", "lr": 0.1},
+    },
+)
+
+
+@hookimpl
+def hgms_register_methods() -> list[Composition]:
+    return [LANCBIO]

@@ -12,7 +12,7 @@ from torch import Tensor
 
 import hgms_mix.lm
 from hgms.config import decay_rates, frozen, lowering, not_negative, optional_whole, positive, whole
-from hgms_core import Cost, Key, NumericalError, Problem, Record, Sources, State, Tree
+from hgms_core import Cost, Key, NumericalError, Problem, Record, Sources, State, Tree, hookimpl
 from hgms_mix.methods.online import training
 
 
@@ -203,3 +203,8 @@ def _followed(rows: Tensor, row: Tensor) -> Tensor:
 
 def _sources(problem: Problem) -> Sources:
     return hgms_mix.lm.sources_of(problem, "method 'skill-it' mixes")
+
+
+@hookimpl
+def hgms_register_methods() -> list[type]:
+    return [SkillIt]

@@ -11,7 +11,7 @@ from torch import Tensor
 import hgms_mix.lm
 from hgms.config import decay_rates, frozen, lowering, not_negative, optional_whole, positive, whole
 from hgms_core import ConfigError, Cost, Key, NumericalError, Problem, Record, Sources, State, Tree
-from hgms_mix.methods.op_mix.law import fit, propose
+from hgms_mix.contrib.op_mix.law import fit, propose
 
 
 @final

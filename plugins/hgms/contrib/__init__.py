@@ -1,0 +1,15 @@
+"""Experimental or rarely used components, one file each; each keeps its registered name."""
+
+from __future__ import annotations
+
+from hgms.lazy import Places, attach
+
+PLACES: Places = {
+    "hgms.contrib.kfac": "KFAC",
+    "hgms.contrib.lancbio": "LancBiO",
+    "hgms.contrib.linear_operator_solver": "LinearOperatorSolver",
+    "hgms.contrib.recycled": "RecycledCG",
+    "hgms.contrib.roulette": "Roulette",
+}
+
+__getattr__, __dir__, __all__ = attach(__name__, PLACES)

@@ -1,0 +1,12 @@
+from hgms.generators.branches import Branches as Branches
+from hgms.generators.branches import Trajectory as Trajectory
+from hgms.generators.penalty.dynamic_barrier import DynamicBarrier as DynamicBarrier
+from hgms.generators.penalty.fully_first_order import FullyFirstOrder as FullyFirstOrder
+from hgms.generators.penalty.gradient_norm import GradientNorm as GradientNorm
+from hgms.generators.penalty.minimax import Minimax as Minimax
+from hgms.generators.penalty.moreau_envelope import MoreauEnvelope as MoreauEnvelope
+from hgms.generators.penalty.value_free import ValueFree as ValueFree
+from hgms.generators.penalty.value_gap import ValueGap as ValueGap
+from hgms.generators.search import Search as Search
+from hgms.generators.single_loop import Soba as Soba
+from hgms.generators.ula import Ula as Ula

@@ -1,0 +1,10 @@
+from hgms.tasks.circle import CircleDegenerate as CircleDegenerate
+from hgms.tasks.circle import CircleKink as CircleKink
+from hgms.tasks.cleaning import HyperCleaning as HyperCleaning
+from hgms.tasks.imbalanced import ImbalancedLoss as ImbalancedLoss
+from hgms.tasks.minima import ManyMinima as ManyMinima
+from hgms.tasks.quadratic import Quadratic as Quadratic
+from hgms.tasks.regression import LogisticCv as LogisticCv
+from hgms.tasks.regression import RidgeCv as RidgeCv
+from hgms.tasks.sphere import Sphere as Sphere
+from hgms.tasks.toy import ToyPenalty as ToyPenalty
