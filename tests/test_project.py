@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import json
 import re
 import subprocess
@@ -58,8 +59,21 @@ def test_every_package_is_an_entry_point() -> None:
     programs = set(entries["hgms.programs"].values())
     programs |= {value.rpartition(".")[0] for value in entries.get("hgms.mix", {}).values()}
     models = {value.partition(":")[0] for value in entries["hgms.models"].values()}
-    plugins = set(PACKAGES) - programs - models - NO_HOOKS
-    assert set(entries["hgms"].values()) == plugins
+    described = set(PACKAGES) - programs - models - NO_HOOKS
+    plugins = set(entries["hgms"].values())
+    owners = {name if name in PACKAGES else name.rpartition(".")[0] for name in plugins}
+    assert owners == described
+
+
+def test_every_file_with_hooks_is_an_entry_point() -> None:
+    entries = PROJECT["project"]["entry-points"]
+    named = {*entries["hgms"].values(), *entries["hgms.programs"].values()}
+    hooks = {
+        ".".join(path.relative_to(ROOT / "plugins").with_suffix("").parts).removesuffix(".__init__")
+        for path in (ROOT / "plugins").rglob("*.py")
+        if "@hookimpl" in path.read_text(encoding="utf-8") and "template" not in path.parts
+    }
+    assert hooks == named
 
 
 @pytest.mark.parametrize("package", PACKAGES)
@@ -109,15 +123,44 @@ def test_every_dependency_is_pinned() -> None:
     assert "torch==2.13.0" in (ROOT / "constraints.txt").read_text().splitlines()
 
 
-def test_the_core_can_be_read_in_an_afternoon() -> None:
-    """`docs/explanation/design.md` says why there are two numbers."""
-    for folder, most in (("hgms_core", 3400), ("hgms_core/adapters", 1060)):
-        lines = {
-            path.name: len(path.read_text(encoding="utf-8").splitlines())
-            for path in (ROOT / folder).glob("*.py")
-        }
-        assert sum(lines.values()) <= most, f"{folder} has {sum(lines.values())} lines"
-        assert max(lines.values()) <= 350, max(lines, key=lines.__getitem__)
+PARAMETERS = 8
+FIELDS = 12
+CROWDED_FUNCTIONS = 40
+CROWDED_CLASSES = 23
+PUBLIC_NAMES = 88
+"""Concepts, not lines, are capped. The last three are ratchets: lower them when the code allows."""
+
+
+def _definitions() -> list[tuple[str, ast.AST]]:
+    files = [*(ROOT / "hgms_core").rglob("*.py"), *(ROOT / "plugins").rglob("*.py")]
+    return [
+        (f"{path.relative_to(ROOT)}:{getattr(node, 'lineno', 0)}", node)
+        for path in files
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8")))
+    ]
+
+
+def test_functions_have_few_parameters_and_classes_few_fields() -> None:
+    functions = []
+    classes = []
+    for place, node in _definitions():
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
+            arguments = [*node.args.posonlyargs, *node.args.args, *node.args.kwonlyargs]
+            functions += [place] if len(arguments) > PARAMETERS else []
+        elif isinstance(node, ast.ClassDef):
+            fields = [
+                child
+                for child in node.body
+                if isinstance(child, ast.AnnAssign)
+                and "ClassVar" not in ast.unparse(child.annotation)
+            ]
+            classes += [place] if len(fields) > FIELDS else []
+    assert len(functions) <= CROWDED_FUNCTIONS, functions
+    assert len(classes) <= CROWDED_CLASSES, classes
+
+
+def test_the_core_has_few_public_names() -> None:
+    assert len(hgms_core.__all__) <= PUBLIC_NAMES
 
 
 def test_importing_the_core_is_light() -> None:

@@ -435,7 +435,7 @@ def test_failed_cells_are_kept_with_their_reason_and_retried_on_request(tmp_path
             1,
             "failed",
             (
-                "RuntimeError: CUDA out of memory, or so (grid_plugin.py:103; all of it is in "
+                "RuntimeError: CUDA out of memory, or so (grid_plugin.py:128; all of it is in "
                 "traceback.txt)"
             ),
         ),

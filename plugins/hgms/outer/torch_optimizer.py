@@ -71,9 +71,9 @@ class TorchOptimizer:
             that it remembers is in the states of its parameters and in their group.
         settings: its keyword arguments, with torch's defaults for the others.
         schedule: shapes its learning rate over the budget, as in ``adam``. From Python also a
-            function that makes a scheduler of torch, ``lambda optimizer:
-            lr_scheduler.StepLR(optimizer, 30)``, which goes one step further with each outer step
-            and must not look at a loss.
+            function that makes a scheduler of torch, such as
+            ``lambda optimizer: lr_scheduler.StepLR(optimizer, 30)``, which goes one step further
+            with each outer step and must not look at a loss.
 
     Errors: ConfigError with the nearest name for a class or a setting that does not exist, with
     torch's words for a value that it refuses, and for an optimiser that asks for the loss itself
