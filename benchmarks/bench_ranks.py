@@ -193,8 +193,7 @@ def main() -> None:
         for row in figures:
             print(
                 f"{row['ranks']} rank{'s' * (row['ranks'] > 1)}: {row['seconds']:.3f} s a step; "
-                "processor "
-                f"{row['processor_seconds']:.3f} s of rank 0, "
+                f"processor {row['processor_seconds']:.3f} s of rank 0, "
                 f"{row['processor_seconds_of_others']:.3f} of others"
             )
             for name, told in row["collectives"].items():

@@ -98,8 +98,7 @@ def main(arguments: list[str] | None = None) -> int:
         shutil.rmtree(scratch, ignore_errors=True)
     seconds = time.monotonic() - began
     print(
-        f"{chosen.campaign}: {sum(counts.values())} in {number} trials, {violations} "
-        "violations, "
+        f"{chosen.campaign}: {sum(counts.values())} in {number} trials, {violations} violations, "
         f"{seconds:.0f} s"
     )
     for what, count in sorted(counts.items()):

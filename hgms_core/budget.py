@@ -37,8 +37,7 @@ def _amount(budget: object, attribute: Any, value: Any) -> None:
     right = type(value) is int or (type(value) is float and not whole)  # True is no number of steps
     if value is not None and not (right and 0 < value < float("inf")):
         raise ConfigError(
-            f"{attribute.name!r} must be "
-            f"{'a whole number > 0' if whole else '> 0 and finite'}: "
+            f"{attribute.name!r} must be {'a whole number > 0' if whole else '> 0 and finite'}: "
             f"{value!r}"
         )
 

@@ -87,8 +87,7 @@ class Data:
         counts = {name: leaf.shape[0] for name, leaf in table.items()}
         if not any(counts.values()):
             raise ConfigError(
-                f"the table has no {'rows' if counts else 'columns'}; a loss without data "
-                "takes "
+                f"the table has no {'rows' if counts else 'columns'}; a loss without data takes "
                 "`Data.none()`"
             )
         if len(set(counts.values())) != 1:

@@ -374,8 +374,7 @@ def _ensure_api(plugin: object) -> None:
             f"it was written for plugin API {wanted}, this hgms has "
             f"{f'{oldest} to {here}' if oldest < here else here}; "
             "install a newer version of the plugin, or an older hgms; its author writes "
-            f"hgms_plugin_api = {here} and follows "
-            f"the changelog:{changes}"
+            f"hgms_plugin_api = {here} and follows the changelog:{changes}"
         )
 
 

@@ -379,8 +379,7 @@ REFUSED = [
         "Budget()",
         (
             "a budget is exactly one of seconds, outer_steps, oracle_calls (given: none); to "
-            "replace "
-            "one from the…"
+            "replace one from the…"
         ),
     ),
     (

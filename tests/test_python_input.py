@@ -224,8 +224,7 @@ PROBLEM: dict[str, tuple[Callable[[], Any], str]] = {
         lambda: problem(upper_data={"select": {"a": A}}).upper_data["differentiate"],
         (
             r"no validation rows for the role 'differentiate', only for: select\n  give "
-            r"`upper_data` "
-            r"one table for all roles"
+            r"`upper_data` one table for all roles"
         ),
     ),
     "lengths": (
@@ -427,8 +426,7 @@ PIPELINE: dict[str, tuple[Callable[[], Any], str]] = {
         lambda: pipeline(outer=torch.optim.RMSprop([Y], lr=0.1)),
         (
             r"got torch's RMSprop @ Pipeline.outer\n  .*write "
-            r"`TorchOptimizer\(optimizer='RMSprop', "
-            r"settings={…}\)`"
+            r"`TorchOptimizer\(optimizer='RMSprop', settings={…}\)`"
         ),
     ),
     "an optimiser's class of torch": (
@@ -603,8 +601,7 @@ LOSSES: dict[str, tuple[Callable[[], Any], str]] = {
         lambda: started(f=lambda t, x, b: (b["A"] @ x["w"]).sum()),
         (
             r"f asks for 'A', which is not there; did you mean 'a'\?\n  θ: t \[6\], float32\n  "
-            r"x: w "
-            r"\[2\].*\n  batch: a \[6, 2\]"
+            r"x: w \[2\].*\n  batch: a \[6, 2\]"
         ),
     ),
     "a leaf that is not there": (

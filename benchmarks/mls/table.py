@@ -104,8 +104,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("folders", nargs="+", type=Path)
     options = parser.parse_args(arguments)
     print(
-        "| task | method | at its own stop, accuracy / F1 | best by test accuracy, accuracy "
-        "/ F1 "
+        "| task | method | at its own stop, accuracy / F1 | best by test accuracy, accuracy / F1 "
         "| published |"
     )
     print("|---|---|---|---|---|")

@@ -51,8 +51,7 @@ class TestTheApiItWasWrittenFor:
             (
                 "99",
                 "it was written for plugin API 99, this hgms has 2; upgrade hgms (pip install -U "
-                "hgms), or install an "
-                "older version of the plugin",
+                "hgms), or install an older version of the plugin",
             ),
             (
                 "1",

@@ -54,8 +54,7 @@ def test_a_broken_third_party_plugin_is_one_warning_and_a_row(
     host = Host.load()
     assert warnings_of(caplog) == [
         "plugin 'bad' (hgms-bad 1.0) failed to load: ModuleNotFoundError: No module named "
-        "'does_not_exist_anywhere' "
-        "(`hgms plugins -v` shows more)"
+        "'does_not_exist_anywhere' (`hgms plugins -v` shows more)"
     ]
     assert host.infos["bad"].status == "failed"
     assert "import does_not_exist_anywhere" in (host.infos["bad"].traceback or "")
@@ -192,8 +191,7 @@ def test_the_environment_blocks_and_allows(
     assert warnings_of(caplog) == [
         (
             "HGMS_DISABLE_PLUGINS names 'tow', which is not an installed plugin; did you mean "
-            "'two'? "
-            "(installed: one, two)"
+            "'two'? (installed: one, two)"
         )
     ]
     monkeypatch.delenv("HGMS_DISABLE_PLUGINS")

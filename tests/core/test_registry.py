@@ -292,8 +292,7 @@ def solver_class(solve: object, **namespace: object) -> type:
             lambda self, matvec, b, x0: b,
             (
                 "its method solve: the parameter 'x0' needs a default (the protocol is "
-                "solve(matvec, "
-                "b, x0=None))"
+                "solve(matvec, b, x0=None))"
             ),
         ),
         (

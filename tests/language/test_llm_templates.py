@@ -58,8 +58,7 @@ LATE = (  # writes the assistant's header with its answer only
 FORGETFUL = (  # strips the thoughts of all but the last answer
     "{% for m in messages %}<|im_start|>{{ m['role'] }}\n"
     "{{ m['content'] if loop.last else m['content'].split('</think>') | last }}<|im_end|>\n"
-    "{% endfor %}"
-    "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
+    "{% endfor %}{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
 )
 MARKS = ["<|im_start|>", "<|im_end|>", "<|head|>", "<|/head|>", "<|eot|>", "<turn>", "</turn>"]
 
@@ -131,8 +130,7 @@ def test_alpaca_is_stanfords_prompt_with_and_without_an_input() -> None:
         [Message("user", "Q\nI", "I"), Message("assistant", "A")], tokenizer, "alpaca"
     ) == (
         "Below is an instruction that describes a task, paired with an input that provides "
-        "further context. "
-        "Write a response that appropriately completes the request.\n\n"
+        "further context. Write a response that appropriately completes the request.\n\n"
         "### Instruction:\nQ\n\n### Input:\nI\n\n### Response:\n⟦A<eos>⟧"
     )
     assert shown(chat("Q", "A", "R", "B", system="S"), tokenizer, "alpaca") == (

@@ -732,8 +732,7 @@ def test_demo_prints_its_table(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
     assert (
         lines[0]
         == "3 s of processor time a run, 2 seeds; mean ± half width of the 95 % interval, of "
-        "differences by Holm's rule "
-        "(more with --json)"
+        "differences by Holm's rule (more with --json)"
     )
     assert [column.strip() for column in lines[2].split("  ") if column.strip()] == [
         "method",

@@ -204,8 +204,7 @@ def test_what_is_lacking_is_one_sentence_and_an_error() -> None:
         ensure_fits(build("hg-ms"), Kinked(), "my-method")
     assert str(caught.value) == (
         "method 'my-method' cannot run on task 'kinked': it needs a lower loss that is twice "
-        "differentiable in x (almost "
-        "everywhere is enough) (its part 'implicit')\n"
+        "differentiable in x (almost everywhere is enough) (its part 'implicit')\n"
         "  `hgms compat` shows which methods fit which tasks"
     )
     assert compat.missing_traits(build("hg-ms"), Silent()) is None
@@ -485,6 +484,5 @@ def test_a_misspelt_trait_is_told_with_the_one_that_is_meant() -> None:
     lacking = {"source": "", "my-own": ""}
     assert compat.misfit("mine", "quadratic", lacking) == (
         "method 'mine' cannot run on task 'quadratic': it needs source and my-own; there is no "
-        "trait 'source'; did you mean "
-        "'sources'?"
+        "trait 'source'; did you mean 'sources'?"
     )

@@ -396,8 +396,7 @@ def test_the_message_and_the_place_of_one_error(
             {"sed": 1},
             (
                 "unknown key 'sed'; did you mean 'seed'? (known: schema, seed, task, method, "
-                "budget, "
-                "run) @ run.toml.sed"
+                "budget, run) @ run.toml.sed"
             ),
         ),
         (

@@ -537,8 +537,7 @@ def test_evaluation_takes_fewer_rows_where_memory_runs_out(
         seen.append(len(input_ids))
         if len(input_ids) > fits:
             raise RuntimeError(
-                "[enforce fail at alloc_cpu.cpp] DefaultCPUAllocator: can't allocate memory: "
-                "you "
+                "[enforce fail at alloc_cpu.cpp] DefaultCPUAllocator: can't allocate memory: you "
                 "tried"
             )
         return forward(self, input_ids=input_ids, **more)

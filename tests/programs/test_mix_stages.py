@@ -228,8 +228,7 @@ def test_a_ranking_of_too_few_rows_says_what_to_raise() -> None:
     assert str(caught.value) == (
         "sample.size = 4, but the method ranked 3 rows (a 2, b 1)\n"
         "  raise task.cache (rows a source that are kept for reweighting), lower sample.size to "
-        "3 or less, "
-        "or set sample.allow_fewer = true"
+        "3 or less, or set sample.allow_fewer = true"
     )
     fewer = Sample(size=4, allow_fewer=True).top(scores)
     assert {name: rows.tolist() for name, rows in fewer.items()} == {"a": [0, 2], "b": [0]}

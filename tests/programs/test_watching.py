@@ -52,8 +52,7 @@ def test_a_method_by_name_by_table_and_a_budget_as_text() -> None:
             3,
             (
                 "expected a method (an object with init, step and result), got 3, which lacks "
-                "init, "
-                "step, result"
+                "init, step, result"
             ),
         ),
         ("oracle-clean", "it needs a named upper variable `clean` that knows the truth"),

@@ -583,8 +583,7 @@ def test_a_folder_without_the_files_says_what_was_looked_for(
     for part in (
         (
             f"{tmp_path / 'mnist'}: no train-images-idx3-ubyte or train-images-idx3-ubyte.gz "
-            "(there "
-            "is no such folder)"
+            "(there is no such folder)"
         ),
         "looked for: train-images-idx3-ubyte[.gz], train-labels-idx1-ubyte[.gz]",
         "HGMS_DATA",

@@ -498,8 +498,7 @@ def test_openml_is_asked_for_name_and_version(monkeypatch: pytest.MonkeyPatch) -
     with pytest.raises(
         DataError,
         match=(
-            r"openml:gone: could not be loaded from OpenML \(ConnectionError: no "
-            r"route\)\n.*libsvm"
+            r"openml:gone: could not be loaded from OpenML \(ConnectionError: no route\)\n.*libsvm"
         ),
     ):
         load_table("openml:gone")

@@ -722,8 +722,7 @@ HOSTED = [
         solver("bad"),
         (
             "its entry point bad = 'hgms_third_bad:Plugin' names 'Plugin', which hgms_third_bad "
-            "does "
-            "not have"
+            "does not have"
         ),
         attribute=":Plugin",
     ),

@@ -254,8 +254,7 @@ class Comparison:
         ]:
             lines.append(
                 f"{', '.join(fixed)}: the same problem for every seed, so intervals are over the "
-                "methods' own chance alone; "
-                "a function seed -> Problem varies data and start"
+                "methods' own chance alone; a function seed -> Problem varies data and start"
             )
         for sweep in self.sweeps:
             chosen = ", ".join(f"{key} = {value}" for key, value in sweep["chosen_values"].items())
@@ -296,8 +295,7 @@ class Comparison:
             which = "of methods, and of methods and floors" if apart else ""
             lines.append(
                 "differences: paired by seed, intervals by Holm's rule over all "
-                f"pairs{which and ' '}{which} "
-                "(chance of a false one: at most 5 %)"
+                f"pairs{which and ' '}{which} (chance of a false one: at most 5 %)"
             )
         if any(row.recovered is not None for table in self.tables for row in table.rows):
             lines.append(RECOVERED)

@@ -548,8 +548,7 @@ class _Loader:
         if shared:
             self.problems.append(
                 "the pilot seeds must not be seeds of the comparison, or settings are chosen on "
-                "what is reported: "
-                f"{', '.join(map(str, shared))} @ {place}.seeds"
+                f"what is reported: {', '.join(map(str, shared))} @ {place}.seeds"
             )
         if not sweep.space:
             self.problems.append(
@@ -582,8 +581,7 @@ class _Loader:
         if sweep.sampler != "tpe" and size is not None and size < sweep.trials:
             raise ConfigError(
                 f"{size} points are too few for {sweep.trials} different trials, and every "
-                "method gets the same number; "
-                "add values, or lower trials"
+                "method gets the same number; add values, or lower trials"
             )
         for task in tasks:
             traits = self.traits(task)

@@ -125,8 +125,7 @@ def plan(
             )
     click.echo(
         f"{numbers['runs']} runs to do: {_span(numbers['seconds'])} one at a time, the longest "
-        f"{_span(numbers['longest'])}; "
-        f"{numbers['bytes_on_disk'] / 1e6:,.1f} MB on disk"
+        f"{_span(numbers['longest'])}; {numbers['bytes_on_disk'] / 1e6:,.1f} MB on disk"
     )
     for count, seconds in numbers["workers"].items():
         if int(count) <= max(numbers["runs"], workers[0]):  # more have nothing to do

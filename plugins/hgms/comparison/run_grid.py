@@ -66,8 +66,7 @@ def run_grid(
     if grid.own and (jobs or executor is not None):
         raise ConfigError(
             f"{f'jobs = {jobs}' if jobs else 'an executor'} takes processes that build problems "
-            "and methods by name, and here "
-            "are objects of this process\n"
+            "and methods by name, and here are objects of this process\n"
             "  leave jobs out: the runs are then carried out here, one by one; or register them "
             "(hgms new plugin)"
         )
@@ -87,8 +86,7 @@ def run_grid(
         jobs = 1 if timed or grid.run.device != "cpu" else cores()
     elif jobs > 1 and timed and grid.run.clock == "wall":  # processor time is each run's own
         say(
-            f"{jobs} runs at a time share this machine, and so do their seconds: do not read "
-            "the "
+            f"{jobs} runs at a time share this machine, and so do their seconds: do not read the "
             "timings as those of one alone"
         )
     wanted = {"new", "begun"} | ({"failed"} if retry_failed else set())

@@ -164,8 +164,7 @@ class Programs:
         LOG.warning(
             (
                 "%s %s\n  it runs as it is written, which is slower; `run.compile = false` "
-                "compiles "
-                "nothing"
+                "compiles nothing"
             ),
             name,
             why,

@@ -103,7 +103,6 @@ def _check(problem: Problem, other: Problem, theta: Tree, x: Tree) -> None:
                 values.append(float(value))
             if not math.isclose(*values, rel_tol=AGREE, abs_tol=AGREE):
                 raise ConfigError(
-                    f"in float64 {name} is {values[1]:.4g} where it is {values[0]:.4g}: "
-                    "another "
+                    f"in float64 {name} is {values[1]:.4g} where it is {values[0]:.4g}: another "
                     "problem"
                 )

@@ -108,8 +108,7 @@ SIGNS = (
         lambda value: value > 1,
         lambda steps, value: (
             f"the linear solve went wrong {steps}: its residual is above 1 (median {value:.3g}), "
-            "so v = 0 "
-            "would be better; raise the ridge or take minres"
+            "so v = 0 would be better; raise the ridge or take minres"
         ),
     ),
     Sign(
@@ -117,8 +116,7 @@ SIGNS = (
         lambda value: value <= 0,
         lambda steps, value: (
             f"the linear solve met curvature that is not positive {steps} (median {value:.3g}): "
-            "the ridge is "
-            "too small for this x; raise it"
+            "the ridge is too small for this x; raise it"
         ),
     ),
     Sign(
@@ -126,8 +124,7 @@ SIGNS = (
         lambda value: value < ALIKE,
         lambda steps, value: (
             f"the hypergradient depends on where the lower level stopped {steps}: its cosine "
-            "with that of a "
-            f"lower run four times as long is {value:.2f} (median)"
+            f"with that of a lower run four times as long is {value:.2f} (median)"
         ),
     ),
     Sign(
@@ -143,8 +140,7 @@ SIGNS = (
         lambda value: abs(value) < SIGMAS,
         lambda steps, value: (
             f"the choice of the candidate is within noise {steps}: the best is ahead of the next "
-            "by "
-            f"{value:.2g} standard errors (median); use more rows to select, or fewer candidates"
+            f"by {value:.2g} standard errors (median); use more rows to select, or fewer candidates"
         ),
     ),
     Sign(
@@ -152,8 +148,7 @@ SIGNS = (
         lambda value: value <= 0,
         lambda steps, value: (
             f"the outer step did not lower the upper value on other rows {steps} (it rose by "
-            f"{-value:.3g}, "
-            "median): what these steps gained, they gained by selecting"
+            f"{-value:.3g}, median): what these steps gained, they gained by selecting"
         ),
     ),
     Sign(
@@ -161,8 +156,7 @@ SIGNS = (
         lambda value: value > HUGE,
         lambda steps, value: (
             f"more candidates do not help {steps}: with so many flat directions, halving the "
-            "selection error "
-            f"takes {power(value)} of them (median), if the paper's bound is tight"
+            f"selection error takes {power(value)} of them (median), if the paper's bound is tight"
         ),
     ),
 )
@@ -185,8 +179,7 @@ def warnings(rows: Sequence[Row]) -> list[str]:
             )
     if any(row.get("of") == "result" for row in rows):
         sentences.append(
-            "this method is no pipeline: its hypergradient, candidates and gain cannot be "
-            "looked "
+            "this method is no pipeline: its hypergradient, candidates and gain cannot be looked "
             "at, only (θ, x) of its result"
         )
     return sentences

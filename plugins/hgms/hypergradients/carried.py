@@ -65,6 +65,5 @@ class Carried:
                 "hypergradient 'carried' returns what the generator brings along, and this one "
                 f"brings no {absent}\n"
                 "  use generator value-gap, gradient-norm, minimax, dynamic-barrier or soba with "
-                "it, "
-                "or hypergradient implicit, unrolled or one-step with yours"
+                "it, or hypergradient implicit, unrolled or one-step with yours"
             ) from None

@@ -96,8 +96,7 @@ class Sama:
         ("closed-form-ridge", "central-difference"),
         (
             "the identity stands for the base Jacobian: η·I for the inverse Hessian, exact where "
-            "H = "
-            "I/η"
+            "H = I/η"
         ),
     )
     lr: float = field(default=1e-3, validator=positive)

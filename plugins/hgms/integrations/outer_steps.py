@@ -50,8 +50,7 @@ def _tensors(_self: object, _attribute: object, value: Any) -> None:
     ):
         raise ConfigError(
             "'theta' must be a tensor or a dictionary of tensors, floating-point and no results "
-            "of other operations: they are "
-            "changed in place"
+            "of other operations: they are changed in place"
         )
 
 

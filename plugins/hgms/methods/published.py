@@ -125,8 +125,7 @@ SAMA = _one_run(
     "sama",
     (
         "Few AdamW steps, then the derivative of one more through Adam's own update, by "
-        "first-order "
-        "gradients alone."
+        "first-order gradients alone."
     ),
     "Choe et al., NeurIPS 2023 (arXiv 2310.05674).",
     {"steps": 10, "optimizer": "adamw", "lr": 5e-3},

@@ -123,8 +123,7 @@ class Stepper:
             memory[f"{owner}|{path}|{kind}"] = tensor
         if len(state) > sum(leaf in state for leaf in self.leaves.values()):
             raise ConfigError(
-                f"{self._called} keeps a state besides those of its parameters, which cannot "
-                "be "
+                f"{self._called} keeps a state besides those of its parameters, which cannot be "
                 "handed on"
             )
         return memory

@@ -133,8 +133,7 @@ def _watch(ctx: click.Context, runs: Sequence[Path], port: int, build: Callable[
     for folder in runs:
         if folder.exists() and not folder.is_dir():
             raise ConfigError(
-                f"{folder} is a file, not a folder of runs; give the --out of `hgms compare` "
-                "or "
+                f"{folder} is a file, not a folder of runs; give the --out of `hgms compare` or "
                 "`hgms run`"
             )
     serve(Pages(runs, build), port, lambda line: click.echo(line, err=True))

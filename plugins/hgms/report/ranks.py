@@ -25,8 +25,7 @@ def draw_ranks(study: Study, path: Path) -> Path:
     style = styles(study)
     if ranks is None:
         raise ConfigError(
-            "mean ranks need three methods with runs of a common seed, and a metric known to "
-            "be "
+            "mean ranks need three methods with runs of a common seed, and a metric known to be "
             "better one way"
         )
     if not ranks.says_something:

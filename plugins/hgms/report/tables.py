@@ -111,8 +111,7 @@ def _failed(entry: Entry) -> str:
 
 _LEGEND = (
     "Mean ± half-width of the 95 % t-interval over seeds. Bold: ahead of every other method, "
-    "each difference's interval "
-    "excludes zero, over as many seeds as a claim needs."
+    "each difference's interval excludes zero, over as many seeds as a claim needs."
 )
 _DIFFERENCES = (
     "Differences are paired by seed; their t-intervals are at the levels of Holm's rule over all "
@@ -130,8 +129,7 @@ _ROLES = (
     "Role: a floor is a reference that learns nothing about θ, a ceiling one that knows the "
     "truth. A method that is not ahead "
     "of the best floor, by the corrected interval, is marked. Pairs of references, or with a "
-    "ceiling, are no part of Holm's "
-    "rule: their intervals are plain ones of 95 %."
+    "ceiling, are no part of Holm's rule: their intervals are plain ones of 95 %."
 )
 
 
@@ -257,8 +255,7 @@ def mixture(section: Section) -> Table:
         )
     caption = (
         "The three largest weights of what each method returned: mean over seeds ± half-width of "
-        "the 95 % t-interval. "
-        "Rest: what the other sources hold together."
+        "the 95 % t-interval. Rest: what the other sources hold together."
     )
     columns = ["method", "final source mixture", "rest", "seeds"]
     return Table(
@@ -330,8 +327,7 @@ def certainty(section: Section) -> Table:
         "Weight: centre of the seeds in log-ratios, with its 95 % interval there. p: of a weight "
         "as at the start, by Holm's "
         "rule over the sources of a method. Seeds see the same data: that they agree says "
-        "nothing of these; the null test "
-        "(hgms mix --null) does."
+        "nothing of these; the null test (hgms mix --null) does."
     )
     columns = ["method", "source", "start", "weight", "p", "over seeds"]
     return Table(
@@ -377,8 +373,7 @@ def passes(section: Section) -> Table:
     ]
     caption = (
         "Means over steps and seeds. Tokens include padding; one that goes through the model "
-        "once forward and once backward "
-        "counts in both columns. Seconds are without evaluation."
+        "once forward and once backward counts in both columns. Seconds are without evaluation."
     )
     return Table(
         title="Tokens and seconds per outer step",
@@ -410,8 +405,7 @@ def pairs(section: Section) -> Table:
         rows.append(row)
     caption = (
         f"{heading(section.metric)}: row {MINUS} column, mean over the seeds both have ± "
-        "half-width. Bold: the interval "
-        f"excludes zero. {_DIFFERENCES}"
+        f"half-width. Bold: the interval excludes zero. {_DIFFERENCES}"
     )
     return Table(
         title="Paired differences",
@@ -713,8 +707,7 @@ def about(section: Section) -> str:
     how += "".join(f" {note[0].upper()}{note[1:]}." for note in execution_notes(section.runs))
     return (
         f"Task {section.task}{version}; budget {section.budget} per run; "
-        f"{_count(len(seeds), 'seed')}; "
-        f"{heading(section.metric)}{better}.{how}"
+        f"{_count(len(seeds), 'seed')}; {heading(section.metric)}{better}.{how}"
     )
 
 

@@ -89,8 +89,7 @@ def waiting(reason: str) -> str:
     """The page while there is nothing to report."""
     return (
         '<!doctype html><html lang="en"><head><meta charset="utf-8"><meta http-equiv="refresh" '
-        'content="2">'
-        '<meta name="viewport" content="width=device-width, initial-scale=1"><meta '
+        'content="2"><meta name="viewport" content="width=device-width, initial-scale=1"><meta '
         'name="color-scheme" content="light dark">'
         '<link rel="icon" href="data:,"><title>hgms report</title></head>'
         '<body style="font: 16px/1.5 system-ui, sans-serif; max-width: 60rem; margin: 2rem auto; '

@@ -360,8 +360,7 @@ def _check_directions(file: str, table: Mapping[str, Any]) -> None:
     for name, higher in table.items():
         if not isinstance(higher, bool):
             raise CheckpointError(
-                f"{file}: whether {name[:40]!r} is better where it is higher is neither true "
-                "nor "
+                f"{file}: whether {name[:40]!r} is better where it is higher is neither true nor "
                 "false"
             )
 

@@ -198,8 +198,7 @@ class Forest:
             name = html.escape(label) + (" ★" if label == self.winner else "")
             rows.append(
                 f'<tr{kind} style="--c: var(--c{styles[label].colour})"><th scope="row"><i '
-                f'class="key"></i>{name}</th>'
-                f'<td class="track">{zero}{mark}</td><td '
+                f'class="key"></i>{name}</th><td class="track">{zero}{mark}</td><td '
                 f'class="n">{html.escape(self.spell(label))}</td></tr>'
             )
         for label, why in self.excluded.items():

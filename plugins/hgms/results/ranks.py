@@ -132,8 +132,7 @@ class Ranks:
             f"{over}{test}{unsure} Two differ by more than chance where their mean ranks are "
             "further apart than "
             f"{self.critical:.2f} (Nemenyi's critical difference, 5 %).{alike} Seeds of one task "
-            "are no new task: "
-            "this speaks of these tasks alone."
+            "are no new task: this speaks of these tasks alone."
         )
 
     def html(self, styles: Mapping[str, Look] | None = None) -> str:
@@ -157,8 +156,7 @@ class Ranks:
                 f'<tr style="--c: var(--c{styles[label].colour})"><th scope="row"><i '
                 f'class="key"></i>{html.escape(label)}</th>'
                 f'<td class="track"><i class="bar" style="left: {at(left)}; right: calc(100% - '
-                f'{at(right)})"></i>'
-                f'<i class="dot" style="left: {at(mean)}"></i></td><td '
+                f'{at(right)})"></i><i class="dot" style="left: {at(mean)}"></i></td><td '
                 f'class="n">{mean:.2f}</td></tr>'
             )
         step = max(1, math.ceil((most - 1) / 8))

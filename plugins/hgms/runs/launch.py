@@ -174,8 +174,7 @@ def named_method(
     if lacking:
         raise ConfigError(
             "expected a method (an object with init, step and result), got "
-            f"{show_object(method)}, which lacks "
-            f"{', '.join(lacking)}\n"
+            f"{show_object(method)}, which lacks {', '.join(lacking)}\n"
             "  write the name of a registered one, such as 'hg-ms' (`hgms list method` has all), "
             "or an object"
         )

@@ -105,8 +105,7 @@ class _Generator(_Part):
                 "generator",
                 (
                     f"the losses of the Candidates that propose returns must be [{count}], and "
-                    "they "
-                    f"are {losses}"
+                    f"they are {losses}"
                 ),
             )
         if not isinstance(proposed.cost, Cost):

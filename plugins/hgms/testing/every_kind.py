@@ -97,8 +97,7 @@ def check_frozen(component: Any) -> None:
         except (attrs.exceptions.FrozenError, AttributeError):
             continue
         fail(
-            f"its attribute {name!r} can be set; use @frozen(kw_only=True), of hgms.config "
-            "or of "
+            f"its attribute {name!r} can be set; use @frozen(kw_only=True), of hgms.config or of "
             "attrs"
         )
 

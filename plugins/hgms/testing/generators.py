@@ -366,8 +366,7 @@ def check_carry_rule(generator: Any) -> None:
             not differs,
             (
                 f"the rule is {rule!r} and what is carried depends on which candidate was "
-                "selected: "
-                f"{differs}"
+                f"selected: {differs}"
             ),
         )
     if rule == "selected" or rule == "per-branch":

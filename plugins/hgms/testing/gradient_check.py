@@ -228,8 +228,7 @@ class _Point:
                 f"the lower solution is not unique ({_counted(flat)} of {len(rhs)}), and f has a "
                 "slope along them "
                 f"({along:.0e} of ‖∇_x f‖): the formula holds at the best one only, which is not "
-                "known. A penalty in g "
-                "makes it unique"
+                "known. A penalty in g makes it unique"
             )
         mixed = cross_product(
             lambda t, y: problem.g(t, y, below), theta, x, spec.unravel(hessian.solve(rhs))
@@ -312,8 +311,7 @@ def check_problem(
             )
         if any(row.verdict == "MISMATCH" for row in new) and (gap := point.kink()) > 1e-3:
             notes.append(
-                f"point {number}: g is not twice differentiable at its minimiser (products "
-                "with "
+                f"point {number}: g is not twice differentiable at its minimiser (products with "
                 f"H are off by {gap:.0e})"
             )
         notes += _compare_others(point, formula, number, tolerance, method, seed)
@@ -400,8 +398,7 @@ def _compare_others(
     if hasattr(point.exact, "hypergradient"):
         error = off(point.exact.hypergradient(level.theta))
         notes.append(
-            f"point {number}: closed form {'ok' if error <= tolerance else 'MISMATCH'} "
-            "(relative "
+            f"point {number}: closed form {'ok' if error <= tolerance else 'MISMATCH'} (relative "
             f"error {error:.1e})"
         )
     if method is not None:
@@ -413,8 +410,7 @@ def _compare_others(
             )
         except _NeedsPath:
             notes.append(
-                f"estimator {estimator.name!r}: it differentiates a path, and there is none "
-                "at a "
+                f"estimator {estimator.name!r}: it differentiates a path, and there is none at a "
                 "solved lower level"
             )
         else:

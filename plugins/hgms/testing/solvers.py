@@ -317,8 +317,7 @@ def check_scaling(solver: Any) -> None:
             gap <= 1e-6,
             (
                 f"for {factor:g}·b it gives a v that is off by {gap:.1e} from {factor:g} times "
-                "that "
-                "for b"
+                "that for b"
             ),
         )
 
@@ -350,8 +349,7 @@ def check_iterations(solver: Any) -> None:
             not limits or not products.calls or counted[-1] > 0 or not bool(answer.value.any()),
             (
                 f"it says {counted[-1]} iterations, made {products.calls} products and moved "
-                "from 0 "
-                f"to {shown(answer.value)}"
+                f"from 0 to {shown(answer.value)}"
             ),
         )
     allowed = all(count <= limit for count, limit in zip(counted, limits, strict=False))

@@ -85,8 +85,7 @@ class HalvesTest:
         if not self.evidence:
             return (
                 "the halves of a source part as far as different sources do (signal to null "
-                f"{self.ratio:.2f}, "
-                f"{chance(self.p)}, {self.runs} runs): the weights say nothing"
+                f"{self.ratio:.2f}, {chance(self.p)}, {self.runs} runs): the weights say nothing"
             )
         named = {
             sign: [part.source for part in self.sources if part.sign == sign] for sign in (1, -1, 0)

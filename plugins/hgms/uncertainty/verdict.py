@@ -129,8 +129,7 @@ def in_words(certainty: Certainty, prior: str = "") -> str:
     if not (more or less):
         return (
             f"over {certainty.over}: evidence against {against}, {chance(certainty.p)}, but of "
-            "no single source can "
-            "be said whether more or less of it"
+            "no single source can be said whether more or less of it"
         )
     parts = [
         f"{word} of {listed(f'{effect.source} ({chance(effect.p)})' for effect in some)}"

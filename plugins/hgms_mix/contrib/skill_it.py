@@ -126,8 +126,7 @@ class SkillIt:
             if not (start > 0).all():
                 raise NumericalError(
                     f"step {state['step'] + 1}: the graph of 'skill-it' divides by the "
-                    "validation losses at x0, which must be "
-                    f"above 0: {start.tolist()}"
+                    f"validation losses at x0, which must be above 0: {start.tolist()}"
                 )
         alone = torch.zeros(len(sources.names), dtype=torch.float64)
         alone[number] = 1

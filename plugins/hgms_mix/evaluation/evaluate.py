@@ -289,8 +289,7 @@ class Evaluate:
         if changed := [key for key in now if before.get(key) != now[key]]:
             raise CheckpointError(
                 f"{folder} holds answers to {name} made with another {', '.join(changed)}\n"
-                "  choose another folder, or remove "
-                f"{answers} to answer again"
+                f"  choose another folder, or remove {answers} to answer again"
             )
 
     def _rated(self, folder: Path, report: Report, *, ask: bool) -> dict[str, Any]:

@@ -59,8 +59,7 @@ def _known(_self: object, _attribute: object, value: Sequence[str]) -> None:
             near = closest(name, LOCAL)
             hint = f"; did you mean {near!r}?" if near else ""
             raise ValueError(
-                f"unknown task {name!r}{hint} (known: {', '.join(LOCAL)}, or the path of a "
-                "YAML "
+                f"unknown task {name!r}{hint} (known: {', '.join(LOCAL)}, or the path of a YAML "
                 "file of your own)"
             )
 

@@ -55,8 +55,7 @@ def numbers(value: Any, count: int, where: str) -> list[float]:
         or sum(values) <= 0
     ):
         raise ConfigError(
-            f"{where} = {value!r} must have a number ≥ 0 for each of the {count} data sets, "
-            "not "
+            f"{where} = {value!r} must have a number ≥ 0 for each of the {count} data sets, not "
             "all of them 0"
         )
     return values

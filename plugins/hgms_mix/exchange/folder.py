@@ -159,8 +159,7 @@ def readme(sample: Sampled, trainer: Trainer, notes: list[str]) -> str:
             *notes,
             (
                 f"The template `{sample.config.task.template}` is written into the rows: the "
-                "trainer "
-                "must add none."
+                "trainer must add none."
             ),
         ]
     return "\n".join(

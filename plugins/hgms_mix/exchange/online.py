@@ -376,8 +376,7 @@ class MixtureCallback(TrainerCallback):
         if self.rows.furthest >= place:
             raise ConfigError(
                 f"the loader reads further ahead (row {self.rows.furthest}) than one batch (row "
-                f"{place}): a resumed training "
-                "would differ"
+                f"{place}): a resumed training would differ"
             )
         return int(place)
 

@@ -122,8 +122,7 @@ AXOLOTL = Trainer(
         "`weight` (0 < weight ≤ 1, in the versions that have it: axolotl#3690) is the share of a "
         "data set's *own* rows that is "
         "kept: a subsample, drawn before tokenising. It is no share of the mixture, and nothing "
-        "is ever repeated. Data sets "
-        "are concatenated and shuffled"
+        "is ever repeated. Data sets are concatenated and shuffled"
     ),
     command="axolotl train axolotl.yaml",
     write=write,

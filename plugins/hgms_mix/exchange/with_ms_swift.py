@@ -81,8 +81,7 @@ def read(path: Path) -> Brought:
         or not all(isinstance(entry, str) for entry in listed)
     ):
         raise ConfigError(
-            f"{path} has no 'dataset': files or names of data sets, each with #ROWS behind "
-            "it or "
+            f"{path} has no 'dataset': files or names of data sets, each with #ROWS behind it or "
             "not"
         )
     sources: dict[str, dict[str, Any]] = {}

@@ -30,8 +30,7 @@ from hgms_mix.exchange.trainer import (
 
 OLDER = (
     "With transformers before 5.20 write `gradient_checkpointing` in the place of "
-    "`activation_checkpointing`: it had that name "
-    "then."
+    "`activation_checkpointing`: it had that name then."
 )
 ON_A_CPU = (
     "Without a GPU trl wants to be told so: `trl sft --config sft.yaml --use_cpu true "
@@ -136,8 +135,7 @@ TRL = Trainer(
         "`fraction` is the share of a data set in the rows of the mixture; fractions are divided "
         "by their sum. The mixture is "
         "as large as it can be without repeating a row, and takes the *first* rows of each file. "
-        "Without fractions all rows "
-        "are concatenated"
+        "Without fractions all rows are concatenated"
     ),
     command="trl sft --config sft.yaml",
     write=write,

@@ -169,8 +169,7 @@ def overlap_warning(overlapping: Sequence[Overlap]) -> str:
             *judged,
         ]
         lines.append(
-            "  scores on such rows flatter whatever saw them before: take the rows out of "
-            "one of "
+            "  scores on such rows flatter whatever saw them before: take the rows out of one of "
             "the two sets"
         )
     if copied := [str(overlap) for overlap in overlapping if overlap.part == "train"]:
@@ -179,8 +178,7 @@ def overlap_warning(overlapping: Sequence[Overlap]) -> str:
             *copied,
         ]
         lines.append(
-            "  such rows are weighed more than once, and weights between two sources that "
-            "share "
+            "  such rows are weighed more than once, and weights between two sources that share "
             "them mean little"
         )
     return "\n".join(lines)

@@ -224,8 +224,7 @@ def adamw(
     grads, value = gradient(loss, theta, adamw_part(state, "x"), batch)
     if not torch.isfinite(value):
         raise NumericalError(
-            f"step {step}: the training loss is {float(value)}; lower lr, or check the rows "
-            "and "
+            f"step {step}: the training loss is {float(value)}; lower lr, or check the rows and "
             "the model"
         )
     return adamw_moved(grads, state, moments, lr=lr, count=count), value

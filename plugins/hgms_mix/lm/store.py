@@ -100,8 +100,7 @@ def save(
     write(path, leaves, about)
     if (stored := load(path, types, what, about)) is None:
         raise DataError(
-            f"cannot write the token cache {path.parent}: what was written there is not what "
-            "is "
+            f"cannot write the token cache {path.parent}: what was written there is not what is "
             "read\n  check the disk"
         )
     return stored[0]

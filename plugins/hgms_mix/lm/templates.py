@@ -29,8 +29,7 @@ PREAMBLE = (
 )
 PREAMBLE_WITH_INPUT = (
     "Below is an instruction that describes a task, paired with an input that provides further "
-    "context. "
-    "Write a response that appropriately completes the request.\n\n"
+    "context. Write a response that appropriately completes the request.\n\n"
 )
 
 

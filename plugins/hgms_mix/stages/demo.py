@@ -119,8 +119,7 @@ class Demo:
         click.echo(f"  {self.folder}")
         click.echo("next:")
         click.echo(
-            f"  put your own files and model into a copy of {self.folder / 'demo.toml'}, and "
-            "run "
+            f"  put your own files and model into a copy of {self.folder / 'demo.toml'}, and run "
             "hgms mix on that"
         )
         tuned = Path(first["folder"]) / "finetune" / first["finetune"]["kind"]
@@ -130,8 +129,7 @@ class Demo:
         )
         click.echo(f"  what was tuned first, in transformers' or peft's format: {tuned}")
         click.echo(
-            "  docs/how-to/mix-data.md: your own sources, other methods, and what the "
-            "figures do "
+            "  docs/how-to/mix-data.md: your own sources, other methods, and what the figures do "
             "not say"
         )
 

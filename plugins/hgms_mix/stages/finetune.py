@@ -95,8 +95,7 @@ class Finetune:
         if self.start == "reweighted" and (self.model is not None or self.adapter is not None):
             raise ValueError(
                 'start = "reweighted" goes on with the task\'s own model and adapter: leave '
-                "out "
-                "'model' and 'adapter'"
+                "out 'model' and 'adapter'"
             )
 
 
@@ -147,8 +146,7 @@ class Finetuning(Stage):
         count = config.run.ranks if self.parted(mix) else 1
         if count == 1 < config.run.ranks and config.finetune.epochs:
             mix.say(
-                f"  by one process: {config.finetune.trainer.name} does not train on "
-                "run.ranks = "
+                f"  by one process: {config.finetune.trainer.name} does not train on run.ranks = "
                 f"{config.run.ranks}"
             )
         about = {**environment(mix.device), **({} if count == 1 else {"ranks": count})}
@@ -207,8 +205,7 @@ def ensure_parts(settings: Finetune, ranks: int) -> None:
     fits = [number for number in range(1, min(rows, ranks) + 1) if rows % number == 0]
     raise ConfigError(
         f"an optimiser step has {rows} rows (finetune.micro_batch · finetune.accumulation), "
-        "which do not part evenly among "
-        f"run.ranks = {ranks} @ finetune.accumulation\n"
+        f"which do not part evenly among run.ranks = {ranks} @ finetune.accumulation\n"
         f"  set finetune.accumulation = {' or '.join(map(str, near))}, or run.ranks = {fits[-1]}"
     )
 

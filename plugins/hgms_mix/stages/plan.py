@@ -124,8 +124,7 @@ def show(planned: Mapping[str, Any]) -> None:
         f"{planned['reading_seconds']:.3g} s"
     )
     click.echo(
-        f"  peak memory of what was tried: {planned['peak_bytes'] / 2**20:,.0f} MiB; a blank "
-        "was "
+        f"  peak memory of what was tried: {planned['peak_bytes'] / 2**20:,.0f} MiB; a blank was "
         "not tried"
     )
 

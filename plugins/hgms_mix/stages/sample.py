@@ -79,8 +79,7 @@ class Sample:
             raise ConfigError(
                 f"sample.size = {self.size}, but the method ranked {rankable} rows ({pool})\n"
                 "  raise task.cache (rows a source that are kept for reweighting), lower "
-                f"sample.size to {rankable} or less, "
-                "or set sample.allow_fewer = true"
+                f"sample.size to {rankable} or less, or set sample.allow_fewer = true"
             )
         # NaN sorts as −∞, and a stable order breaks ties
         order = flat.nan_to_num(nan=-torch.inf, posinf=torch.inf, neginf=-torch.inf).argsort(
@@ -213,8 +212,7 @@ def row_scores(mix: Mix) -> dict[str, Tensor] | None:
     if bool(ranking.isnan().all()) and finished is not None and not finished(state):
         raise ConfigError(
             f"{config.method_name} ranks rows once it has finished, which it had not when its "
-            "budget of "
-            f"{config.budget} was spent\n  raise the budget"
+            f"budget of {config.budget} was spent\n  raise the budget"
         )
     parts = ranking.split([table.size for table in mix.pool.values()])
     return {name: part.double() for name, part in zip(mix.pool, parts, strict=True)}
@@ -277,8 +275,7 @@ def moved(weights: Mapping[str, float], counts: Mapping[str, int], size: int) ->
         wanted = size * weights[name] / total
         if count < wanted - 1:
             lines.append(
-                f"source {name!r} has {count} rows, its weight {weights[name] / total:.3f} "
-                "asks "
+                f"source {name!r} has {count} rows, its weight {weights[name] / total:.3f} asks "
                 f"for {round(wanted)}"
             )
     return lines

@@ -114,8 +114,7 @@ def small_talk(random: random.Random) -> Row:
     return (
         f"Hi {random.choice(NAMES)}, will you come to the {event} on {day}?",
         f"Yes, I would love to! Let us meet at the {spot} at half past {random.randint(2, 9)}, "
-        "and do bring "
-        f"{random.choice(NAMES)} along if the weather is kind.",
+        f"and do bring {random.choice(NAMES)} along if the weather is kind.",
     )
 
 

@@ -166,8 +166,7 @@ class Trl:
         if self.packing and block < longest:
             raise ConfigError(
                 f"blocks of {block} tokens would cut a row of {longest} @ {PLACE}.max_length\n"
-                f"  write at least {longest}, or "
-                f"task.max_length = {block}"
+                f"  write at least {longest}, or task.max_length = {block}"
             )
         switched = {
             "gradient_checkpointing": False

@@ -120,8 +120,7 @@ def surface(
     ):
         raise click.UsageError(
             "--dry-run, --check, --device, --points, --repeats, --jobs and --executor are of no "
-            "use without CONFIG: "
-            "nothing is trained"
+            "use without CONFIG: nothing is trained"
         )
     else:
         report = _of_files(

@@ -77,8 +77,7 @@ class SurfaceSettings:
             rows = [count for count in sources.values() if count is not None]
             if len(rows) < len(sources):
                 raise ConfigError(
-                    "a table of ratios does not say how many rows sources have @ "
-                    "surface.prior\n"
+                    "a table of ratios does not say how many rows sources have @ surface.prior\n"
                     "  write weights"
                 )
             weights = np.array(rows, dtype=float)

@@ -69,8 +69,7 @@ def sentences(findings: Findings) -> Iterator[str]:
         )
         yield (
             "set aside, since their losses are not finite or far above what the others allow: "
-            f"{losses}. "
-            "Did they diverge? Lower the learning rate"
+            f"{losses}. Did they diverge? Lower the learning rate"
         )
     yield verdict(findings.recommendation.against_prior, prior)
     best = findings.recommendation.against_best
@@ -99,8 +98,7 @@ def sentences(findings: Findings) -> Iterator[str]:
     much = f"; intervals are widened by {surface.widening:.2f}" if surface.widening > 1 else ""
     yield (
         f"left out one by one, mixtures miss their prediction by {findings.calibration:.2f} of "
-        "what is expected; "
-        f"{findings.covered:.0%} lie in their 95 % interval{much}"
+        f"what is expected; {findings.covered:.0%} lie in their 95 % interval{much}"
     )
 
 

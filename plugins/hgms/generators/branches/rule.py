@@ -42,8 +42,7 @@ class Rule:
         if self.optimizer != "sgd" or self.clip is not None:
             raise ConfigError(
                 'a step is linear in ∇g only with optimizer = "sgd" and no clip, and this '
-                "generator has "
-                f"optimizer = {self.optimizer!r}, clip = {self.clip}\n"
+                f"generator has optimizer = {self.optimizer!r}, clip = {self.clip}\n"
                 "  change these, or use the hypergradient 'unrolled' with last = 1"
             )
 

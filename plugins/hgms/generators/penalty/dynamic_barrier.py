@@ -150,8 +150,7 @@ BOME = single_loop(
     "bome",
     (
         "θ and y move along ∇f, bent by a dynamic barrier so that the value gap keeps falling; "
-        "first "
-        "order."
+        "first order."
     ),
     "Liu et al. 2022, BOME.",
     {"name": "dynamic-barrier", "steps": 10, "inner_lr": 0.3, "lr": 0.3, "eta": 0.5},

@@ -299,8 +299,7 @@ SCALEBIO = single_loop(
     "scalebio",
     (
         "Minimax game of two lower models, min over (θ, w) and max over u of f(w) + α (g(w) − "
-        "g(u)), "
-        "first order."
+        "g(u)), first order."
     ),
     "Pan et al. 2025, ScaleBiO.",
     {"name": "minimax", "lr": 0.03, "alpha": 10.0},

@@ -172,8 +172,7 @@ MEHA = single_loop(
     "meha",
     (
         "Penalty on g minus its Moreau envelope: y, the proximal point z and θ move together, "
-        "first "
-        "order."
+        "first order."
     ),
     "Liu, Liu, Yao, Zeng and Zhang 2024, MEHA.",
     {

@@ -129,22 +129,19 @@ class CrossFit:
     def init(self, problem: Problem, seed: int) -> State:
         if problem.rows is None:
             raise ConfigError(
-                f"method {self.name!r} needs one weight for each lower row (`Problem.rows`), "
-                "and "
+                f"method {self.name!r} needs one weight for each lower row (`Problem.rows`), and "
                 "this problem has none"
             )
         if "stop" not in problem.upper_data:
             raise ConfigError(
-                f"method {self.name!r} needs validation rows for the role `stop`, and this "
-                "task "
+                f"method {self.name!r} needs validation rows for the role `stop`, and this task "
                 "sets none apart"
             )
         size = trained_on(problem).size
         if size < 2 * self.count:
             raise ConfigError(
                 f"method {self.name!r} splits validation rows into count = {self.count} parts of "
-                "two rows at least, and the "
-                f"roles `differentiate` and `select` have {size}\n"
+                f"two rows at least, and the roles `differentiate` and `select` have {size}\n"
                 "  lower count, or give more validation rows"
             )
         like = next(iter(problem.x0.values()))

@@ -45,8 +45,7 @@ def begin(method: Any, problem: Problem, seed: int, **more: Any) -> State:
     if method.keep == "best" and "stop" not in problem.upper_data:
         raise ConfigError(
             'keep = "best" needs validation rows for the role `stop`, and this problem sets '
-            "none "
-            "apart"
+            "none apart"
         )
     return {
         "seed": seed,

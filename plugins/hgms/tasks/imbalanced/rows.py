@@ -149,7 +149,6 @@ def maps(images: Images, rows: Tensor, device: torch.device, dtype: torch.dtype)
     if pixels.dim() != 4 or min(pixels.shape[-2:]) < 4:
         raise DataError(
             f"{images.where}: images of shape {shape}, but height × width or height × width × "
-            "colours is needed, 4 × 4 at least"
-            "\n  save them in that shape and use npz:FILE"
+            "colours is needed, 4 × 4 at least\n  save them in that shape and use npz:FILE"
         )
     return {**part, "pixels": pixels}

@@ -189,8 +189,7 @@ class Rds:
             vectors = examples.representations(problem.x0, batch)
         if not torch.isfinite(vectors).all():
             raise NumericalError(
-                f"step {state['step'] + 1}: the representation of a row is not finite; check "
-                "the "
+                f"step {state['step'] + 1}: the representation of a row is not finite; check the "
                 "model and rows"
             )
         vectors = vectors.to("cpu", torch.promote_types(vectors.dtype, torch.float32))

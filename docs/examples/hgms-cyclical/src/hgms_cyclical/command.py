@@ -108,8 +108,7 @@ def groups(folders: Iterable[Path]) -> list[Group]:
         if not folder.is_dir():
             raise ConfigError(
                 f"there is no folder {folder}\n  give run folders, or directories of them, "
-                "such "
-                "as runs"
+                "such as runs"
             )
         names = []
         for place, inside, files in os.walk(folder):
