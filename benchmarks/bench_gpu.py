@@ -1,20 +1,21 @@
-"""One outer step on a GPU in the paper's setting: N = 8 branches of 20 steps on 256 rows, CG of 30
-products on all 5,000 rows.
+"""One outer step on a GPU in the paper's setting: N = 8 branches of 20 steps on 256 rows, CG of
+30 products on all 5,000 rows.
 
     python benchmarks/bench_gpu.py [--json FILE] [--seconds 5] [--device cuda] [--only outer
-    stacking compiled products profile] python benchmarks/bench_gpu.py --device cpu --quick
-    only to try the script: everything small, on a CPU
+            stacking compiled products profile]
+    python benchmarks/bench_gpu.py --device cpu --quick
+            only to try the script: everything small, on a CPU
 
-The paper completes 312 outer updates of hyper-cleaning in 60 s on an H100. Variants differ in how
-work reaches the device, and in the precision of matrix products where a name says TF32: branches
-looped or stacked, kernels launched one by one or recorded (``cuda_graphs``), and ``straight down``,
-the same step as one writes it by hand. Parts of a step are timed with the device awaited between
-them, so they add up to a little more than the step.
+The paper completes 312 outer updates of hyper-cleaning in 60 s on an H100. Variants differ in
+how work reaches the device, and in the precision of matrix products where a name says TF32:
+branches looped or stacked, kernels launched one by one or recorded (``cuda_graphs``), and
+``straight down``, the same step as one writes it by hand. Parts of a step are timed with the
+device awaited between them, so they add up to a little more than the step.
 
-``compiled`` is the method ``hg-ms`` as it ships on data of the size of digits and of MNIST, as it
-is written and as compiled programs (``run.compile``), each with and without ``cuda_graphs`` and on
-both routes of matrix products (``run.matmul``); ``products`` is the same for one Hessian product
-and one solve. What making the programs took is a column of its own.
+``compiled`` is the method ``hg-ms`` as it ships on data of the size of digits and of MNIST, as
+it is written and as compiled programs (``run.compile``), each with and without ``cuda_graphs``
+and on both routes of matrix products (``run.matmul``); ``products`` is the same for one Hessian
+product and one solve. What making the programs took is a column of its own.
 """
 
 from __future__ import annotations

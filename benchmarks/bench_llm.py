@@ -1,17 +1,18 @@
-"""One outer step of source reweighting against its floor: the same passes, each alone, on the same
-model and batches.
+"""One outer step of source reweighting against its floor: the same passes, each alone, on the
+same model and batches.
 
     python benchmarks/bench_llm.py                                    # a small GPT-2 on the CPU
-    python benchmarks/bench_llm.py --shape smollm2-135m --clock cpu   # that model's shape, random
-    weights python benchmarks/bench_llm.py --shape qwen-2-7b --length 512     # the true shape,
-    random weights, on a GPU
+    python benchmarks/bench_llm.py --shape smollm2-135m --clock cpu
+            # that model's shape, random weights
+    python benchmarks/bench_llm.py --shape qwen-2-7b --length 512
+            # the true shape, random weights, on a GPU
 
-The floor of a step with N candidates: N training passes (forward and backward), N scoring forward
-passes, one validation pass (forward and backward), and for the hypergradient one training pass on a
-fresh batch and two forward passes. Beside it plain fine-tuning of the same adapter with
-transformers' Trainer, on rows of the same size. Prints the ratio, tokens, model FLOP utilisation
-where the device's peak is known, the measured peak of memory beside the one predicted, and what a
-pass is made of.
+The floor of a step with N candidates: N training passes (forward and backward), N scoring
+forward passes, one validation pass (forward and backward), and for the hypergradient one
+training pass on a fresh batch and two forward passes. Beside it plain fine-tuning of the same
+adapter with transformers' Trainer, on rows of the same size. Prints the ratio, tokens, model
+FLOP utilisation where the device's peak is known, the measured peak of memory beside the one
+predicted, and what a pass is made of.
 """
 
 from __future__ import annotations

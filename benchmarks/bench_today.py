@@ -1,21 +1,24 @@
 """This checkout against another, or one setting against another: seconds of an outer step, and
 outer steps in a budget.
 
-    python benchmarks/bench_today.py --against v0.3.0                             a commit, or the
-    folder of a checkout python benchmarks/bench_today.py --set compile=true --against-set
-    compile=false     settings of [run], in this checkout python benchmarks/bench_today.py --against
-    v0.3.0 --budget 60 --dataset mnist --only hg-ms hg-ms-tilted python benchmarks/bench_today.py
-    --first --set compile=true --dataset mnist --only hg-ms [--json FILE] [--dataset digits] [--only
-    METHOD …] [--pairs 11] [--seconds 0.3]
+    python benchmarks/bench_today.py --against v0.3.0
+            a commit, or the folder of a checkout
+    python benchmarks/bench_today.py --set compile=true --against-set compile=false
+            settings of [run], in this checkout
+    python benchmarks/bench_today.py --against v0.3.0 --budget 60 --dataset mnist --only hg-ms
+            hg-ms-tilted
+    python benchmarks/bench_today.py --first --set compile=true --dataset mnist --only hg-ms
+    [--json FILE] [--dataset digits] [--only METHOD …] [--pairs 11] [--seconds 0.3]
 
-Hyper-cleaning (float32, one thread, corruption 0.6), the method as it ships. Each side is a worker,
-a process with its checkout on the path, and carries out a run as ``hgms run`` does, so every
-setting of ``[run]`` means what it means there and what a run does not charge to its budget is not
-counted. Steps: workers make blocks of steps in turns, in random order; read the ratio of processor
-time (median over the pairs, with quartiles). ``--budget``: outer steps that fit into so many
-seconds of processor time. ``--first``: seconds on the wall until the first step is there, with an
-empty cache of compiled code, and again with the cache that this left. ``--language``: one step on a
-small language model (N = 4), by each checkout's own ``bench_llm.py``.
+Hyper-cleaning (float32, one thread, corruption 0.6), the method as it ships. Each side is a
+worker, a process with its checkout on the path, and carries out a run as ``hgms run`` does, so
+every setting of ``[run]`` means what it means there and what a run does not charge to its budget
+is not counted. Steps: workers make blocks of steps in turns, in random order; read the ratio of
+processor time (median over the pairs, with quartiles). ``--budget``: outer steps that fit into
+so many seconds of processor time. ``--first``: seconds on the wall until the first step is
+there, with an empty cache of compiled code, and again with the cache that this left.
+``--language``: one step on a small language model (N = 4), by each checkout's own
+``bench_llm.py``.
 """
 
 from __future__ import annotations

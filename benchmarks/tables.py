@@ -1,21 +1,25 @@
 """The tables of docs/benchmarks.md and those of published figures in plugins' READMEs, made from
 the raw records in benchmarks/results and from benchmarks/published.toml.
 
-    python benchmarks/tables.py                                    write the tables into the page,
-    and draw its picture python benchmarks/tables.py --check                            say which
-    tables are not what the records make; status 1 python benchmarks/tables.py runs cleaning
-    runs/paper/cleaning  keep the runs below a folder as results/cleaning.parquet python
-    benchmarks/tables.py runs demo hgms-demo/runs           keep what `hgms demo` has run, for the
-    README python benchmarks/tables.py runs cleaning more-runs --add      add to what is kept: a
-    campaign may be run in parts python benchmarks/tables.py figures methods methods.json       keep
-    a bench script's --json as results/methods.parquet
+    python benchmarks/tables.py
+            write the tables into the page, and draw its picture
+    python benchmarks/tables.py --check
+            say which tables are not what the records make; status 1
+    python benchmarks/tables.py runs cleaning runs/paper/cleaning
+            keep the runs below a folder as results/cleaning.parquet
+    python benchmarks/tables.py runs demo hgms-demo/runs
+            keep what `hgms demo` has run, for the README
+    python benchmarks/tables.py runs cleaning more-runs --add
+            add to what is kept: a campaign may be run in parts
+    python benchmarks/tables.py figures methods methods.json
+            keep a bench script's --json as results/methods.parquet
 
 A file of runs has a row for each run: every metric, setting, cost and the environment; beside it
-``NAME.curves.parquet`` has the main metric wherever it was evaluated. A file of figures has a row
-for each number. ``speed.json`` and ``scaling.json`` are what speed.py and bench_scaling.py write.
-On the page, a table stands between ``<!-- table: NAME -->`` and ``<!-- end of table -->``, in a
-README between ``<!-- published figures -->`` and ``<!-- end of published figures -->``. Where the
-records of a table are not there, a sentence says so.
+``NAME.curves.parquet`` has the main metric wherever it was evaluated. A file of figures has a
+row for each number. ``speed.json`` and ``scaling.json`` are what speed.py and bench_scaling.py
+write. On the page, a table stands between ``<!-- table: NAME -->`` and ``<!-- end of table
+-->``, in a README between ``<!-- published figures -->`` and ``<!-- end of published figures
+-->``. Where the records of a table are not there, a sentence says so.
 """
 
 from __future__ import annotations

@@ -13,8 +13,7 @@ hooks has all of them)::
 
     candidates = generator.propose(problem, theta, start, key)      N lower states, stacked
     selection  = selector.select(problem, theta, candidates, key)   one of them
-    estimate  = hypergradient.estimate(problem, theta, branch, …)  h ≈ ∇F(θ)
-        (asks a LinearSolver where it needs one)
+    estimate   = hypergradient.estimate(problem, theta, branch, …)  h ≈ ∇F(θ), by a LinearSolver
     theta      = outer.step(theta, h, …)                            then problem.project
     start      = generator.carry(start, candidates, selection)      what the next step starts from
 """

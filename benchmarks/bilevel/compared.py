@@ -1,15 +1,18 @@
-"""benchopt's bilevel benchmark with our methods beside its own solvers: problems out, records in, a
-table and a picture.
+"""benchopt's bilevel benchmark with our methods beside its own solvers: problems out, records
+in, a table and a picture.
 
-    python benchmarks/bilevel/compared.py export GRID FOLDER           every problem of a grid as a
-    .npz file python benchmarks/bilevel/compared.py keep GRID RUNS FILE.npz …    our runs below RUNS
-    and what peers.py wrote, as records python benchmarks/bilevel/compared.py
-    write the tables into README.md here, draw the picture python benchmarks/bilevel/compared.py
-    --check                      status 1 if a table is not what the records make
+    python benchmarks/bilevel/compared.py export GRID FOLDER
+            every problem of a grid as a .npz file
+    python benchmarks/bilevel/compared.py keep GRID RUNS FILE.npz …
+            our runs below RUNS and what peers.py wrote, as records
+    python benchmarks/bilevel/compared.py
+            write the tables into README.md here, draw the picture
+    python benchmarks/bilevel/compared.py --check
+            status 1 if a table is not what the records make
 
 Every point of every run, ours and theirs, is measured by the task's own ``evaluate``: the value
-function F(θ) by an exact lower solve in float64, or the error on test rows. F* is the lowest F of
-all those points and of two bounded quasi-Newton descents with exact hypergradients.
+function F(θ) by an exact lower solve in float64, or the error on test rows. F* is the lowest F
+of all those points and of two bounded quasi-Newton descents with exact hypergradients.
 """
 
 from __future__ import annotations

@@ -1,13 +1,14 @@
-"""LIBSVM files with the shape of the benchmark's, for machines without them: made-up data, good for
-timing only.
+"""LIBSVM files with the shape of the benchmark's, for machines without them: made-up data, good
+for timing only.
 
-    python benchmarks/bilevel/stand_ins.py FOLDER                 ijcnn1.bz2 and ijcnn1.t.bz2,
-    49,990 and 91,701 rows of 22 python benchmarks/bilevel/stand_ins.py FOLDER --covtype 0.1
-    covtype.bz2 as well: a tenth of 581,012 rows of 54, 7 classes
+    python benchmarks/bilevel/stand_ins.py FOLDER
+            ijcnn1.bz2 and ijcnn1.t.bz2, 49,990 and 91,701 rows of 22
+    python benchmarks/bilevel/stand_ins.py FOLDER --covtype 0.1
+            covtype.bz2 as well: a tenth of 581,012 rows of 54, 7 classes
 
 Columns are of the original's kind (ijcnn1: the first ten a row's turn among ten, twelve numbers;
-covtype: ten numbers of very different size, forty-four zeros and ones), classes about as frequent,
-and their borders not linear.
+covtype: ten numbers of very different size, forty-four zeros and ones), classes about as
+frequent, and their borders not linear.
 """
 
 from __future__ import annotations

@@ -123,9 +123,10 @@ def check_gradient(
     """Is the hypergradient of TASK the slope of its re-solved lower level?
 
     At a few θ the lower level is solved to high accuracy in float64 (by the task's closed form,
-    else from x0), the implicit hypergradient is computed there without approximation, and compared
-    with central differences of f at the re-solved lower level. Small problems only: shrink the task
-    with --set task.FIELD=VALUE. Leaves with 1 if they differ, or if no point could be checked.
+    else from x0), the implicit hypergradient is computed there without approximation, and
+    compared with central differences of f at the re-solved lower level. Small problems only:
+    shrink the task with --set task.FIELD=VALUE. Leaves with 1 if they differ, or if no point
+    could be checked.
 
     \b hgms check-gradient quadratic hgms check-gradient hyper-cleaning --set task.train_size=50
     --set task.hidden=3 --set task.omega=0.01

@@ -88,12 +88,12 @@ def surface(
     **choices: Any,
 ) -> None:
     """Fine-tune on a design of mixtures, fit a response surface to the validation losses, and
-    recommend a mixture: with an interval for what it gains over the prior, the region that the best
-    mixture lies in, and a picture.
+    recommend a mixture: with an interval for what it gains over the prior, the region that the
+    best mixture lies in, and a picture.
 
-    \b hgms mix surface mix.toml                                  train and fit; go on where it was
-    broken off hgms mix surface --ratios ratios.csv --metrics metrics.csv fit runs that somebody
-    else made
+    \b hgms mix surface mix.toml                                  train and fit; go on where it
+    was broken off hgms mix surface --ratios ratios.csv --metrics metrics.csv fit runs that
+    somebody else made
     """
     where, sets = stated_executor(executor, address, jobs, sets, registry.host)
     if where is None and jobs is not None:
