@@ -154,9 +154,7 @@ def _meant(rows: list[dict[str, Any]], classes: Mapping[str, list[type]]) -> lis
 
 
 def hooks() -> str:
-    """Every hook: its signature, purpose, when it is called, an example, and since when there is
-    one.
-    """
+    """Every hook: its signature, purpose, when it is called, and an example."""
     shown = []
     for name, hook in vars(hookspecs).items():
         if name.startswith("hgms_"):
@@ -174,12 +172,12 @@ def hooks() -> str:
 
 def api() -> str:
     """Every public name of hgms_core, for components."""
-    return _names(hgms_core, "0.1")
+    return _names(hgms_core)
 
 
 def programs() -> str:
     """Every public name of the packages of programs, a table each."""
-    return "\n".join(f"### `{module.__name__}`\n\n{_names(module, '0.2')}" for module in PROGRAMS)
+    return "\n".join(f"### `{module.__name__}`\n\n{_names(module)}" for module in PROGRAMS)
 
 
 def full() -> str:
@@ -295,7 +293,7 @@ def _prose_of(doc: str) -> str:
     shown = []
     for part in doc.split("\n\n"):
         head, _, rest = part.partition("\n")
-        if part.startswith((">>> ", ".. versionadded:: ")):
+        if part.startswith(">>> "):
             shown.append(_paragraph(part))
         elif part.startswith("    "):
             shown.append(f"```text\n{textwrap.dedent(part)}\n```")
@@ -321,10 +319,8 @@ def _safe(text: str) -> str:
     )
 
 
-def _names(module: Any, first: str) -> str:
-    """A module's public names: first paragraph, and since when (``first`` where nothing else is
-    said).
-    """
+def _names(module: Any) -> str:
+    """A module's public names with the first paragraph of each."""
     notes = _attribute_docs(module)
     places = _places()
     rows = []
@@ -333,12 +329,9 @@ def _names(module: Any, first: str) -> str:
         text = notes.get(name) or (
             inspect.getdoc(thing) if inspect.isroutine(thing) or described.is_class(thing) else ""
         )
-        since = re.search(r"versionadded:: (\S+)", text or "")
         shown = f"[`{name}`]({places[module.__name__, name]})"
-        rows.append(
-            f"| {shown} | {_escaped(registry.summary_of(text))} | {since[1] if since else first} |"
-        )
-    return "| name | what it is | since |\n|---|---|---|\n" + "\n".join(rows) + "\n"
+        rows.append(f"| {shown} | {_escaped(registry.summary_of(text))} |")
+    return "| name | what it is |\n|---|---|\n" + "\n".join(rows) + "\n"
 
 
 def _places() -> dict[tuple[str, str], str]:
@@ -608,7 +601,7 @@ def _toml(name: str, parts: Mapping[str, Any]) -> str:
 
 
 def _whole_doc(thing: Any) -> str:
-    """A docstring as Markdown: paragraphs, the example as code, since when."""
+    """A docstring as Markdown: paragraphs, the example as code."""
     return "\n\n".join(map(_paragraph, inspect.cleandoc(thing.__doc__).split("\n\n")))
 
 
@@ -617,8 +610,6 @@ def _paragraph(part: str) -> str:
         code = re.sub(r"^(?!>>>|\.\.\.)", "# ", part, flags=re.MULTILINE)  # what it gives
         code = re.sub(r"^(>>>|\.\.\.) ?", "", code, flags=re.MULTILINE)
         return "```{code-block} python\n" + code + "\n```"
-    if part.startswith(".. versionadded:: "):
-        return f"*Since {part.removeprefix('.. versionadded:: ')}.*"
     text = re.sub(r":\w+:`~?([^`]*)`", r"`\1`", " ".join(part.split())).replace("``", "`")
     text = re.sub(r" - (?=`)", "\n- ", text)
     return re.sub(r"^Called: (.*)", r"**Called** \1", text)

@@ -74,7 +74,7 @@ from hgms_core.seeding import Key
 from hgms_core.stacking import Group, Mode, gradient, groups, values
 from hgms_core.trees import Ravel, Tree, clone, detach, norm, repeat, slopes, stack
 
-__version__ = "0.8.0"
+__version__ = "0.9.0.dev0"
 
 __all__ = [
     "PLUGIN_API",

@@ -182,8 +182,6 @@ class Data:
         >>> batch, rows = Data.of({"t": torch.arange(10.0)}).sample(Key(0), 4)
         >>> batch["t"].shape, rows
         (torch.Size([4]), 4)
-
-        .. versionadded:: 0.3
         """
         numbers = self.draw(key, size, 1)
         return self.batch(None if numbers is None else numbers[0]), self.count(size)
@@ -208,8 +206,6 @@ class Rows:
     >>> rows = Rows(losses=lambda x, batch: (x["x"] - batch["a"]).square())
     >>> rows.leaf, rows.losses({"x": torch.zeros(1)}, {"a": torch.tensor([1.0, 2.0])})
     ('logits', tensor([1., 4.]))
-
-    .. versionadded:: 0.6
     """
 
     leaf: str = "logits"
@@ -231,8 +227,6 @@ def roles(validation: Tree, shares: tuple[float, ...]) -> dict[str, Data]:
 
     >>> {role: data.size for role, data in roles({"a": torch.zeros(10)}, (0.6, 0.2, 0.2)).items()}
     {'differentiate': 6, 'select': 2, 'stop': 2}
-
-    .. versionadded:: 0.2
     """
     whole = Data.of(validation)
     if all(share == 1 for share in shares):

@@ -80,8 +80,6 @@ class NumericalError(HgmsError):
 class OutOfMemory(HgmsError):
     """The device's memory, or the machine's, is not enough; the message says what to lower, and the
     last good state is kept.
-
-    .. versionadded:: 0.2
     """
 
     exit_code = 1
@@ -97,8 +95,6 @@ def out_of_memory(error: BaseException) -> bool:
     ...     )
     ... )
     True
-
-    .. versionadded:: 0.2
     """
     import torch
 
@@ -184,8 +180,7 @@ def closest(word: str, choices: Iterable[str]) -> str | None:
 
     >>> closest("CGG", ["cg", "minres"])
     'cg'
-
-    .. versionadded:: 0.2"""
+    """
     if len(word) > 100:
         # nothing is called so, and it would be compared letter by letter with every choice
         return None
@@ -201,8 +196,6 @@ def unknown(what: str, word: str, choices: Iterable[str]) -> str:
     >>> print(unknown("linear solver", "cgg", ["cg", "minres"]))
     unknown linear solver 'cgg'; did you mean 'cg'?
       available: cg, minres
-
-    .. versionadded:: 0.2
     """
     names = sorted(choices)
     word = shortened(word)
@@ -235,8 +228,7 @@ def choice(*words: str) -> Callable[[object, Any, object], None]:
         ...
     hgms_core.errors.ConfigError: unknown rule 'adam'; did you mean 'adamw'?
       available: adamw, sgd
-
-    .. versionadded:: 0.3"""
+    """
 
     def check(instance: object, attribute: Any, value: object) -> None:
         one_of(attribute.name, value, words)

@@ -70,8 +70,6 @@ class RunInfo:
 
     >>> RunInfo(task="quadratic", method="hg-ms", seed=0, budget=Budget(outer_steps=5)).resumed_from
     0
-
-    .. versionadded:: 0.2
     """
 
     task: str
@@ -86,16 +84,12 @@ class RunInfo:
 
 @hookspec
 def hgms_register_generators() -> Iterable[type[CandidateGenerator]]:
-    """Candidate generators, as classes: what proposes N lower states.
-
-    .. versionadded:: 0.1"""
+    """Candidate generators, as classes: what proposes N lower states."""
 
 
 @hookspec
 def hgms_register_selectors() -> Iterable[type[Selector]]:
-    """Selectors, as classes: what picks one of the candidates.
-
-    .. versionadded:: 0.1"""
+    """Selectors, as classes: what picks one of the candidates."""
 
 
 @hookspec
@@ -109,29 +103,22 @@ def hgms_register_linear_solvers() -> Iterable[type[LinearSolver]]:
     ...     from hgms.solvers import CG  # a class of your own
     ...
     ...     return [CG]
-
-    .. versionadded:: 0.1"""
+    """
 
 
 @hookspec
 def hgms_register_hypergradients() -> Iterable[type[HyperGradient]]:
-    """Hypergradient estimators, as classes: what differentiates at the selected candidate.
-
-    .. versionadded:: 0.1"""
+    """Hypergradient estimators, as classes: what differentiates at the selected candidate."""
 
 
 @hookspec
 def hgms_register_outer_optimizers() -> Iterable[type[OuterOptimizer]]:
-    """Outer optimisers, as classes: what turns a hypergradient into the next θ.
-
-    .. versionadded:: 0.1"""
+    """Outer optimisers, as classes: what turns a hypergradient into the next θ."""
 
 
 @hookspec
 def hgms_register_tasks() -> Iterable[type[Task]]:
-    """Tasks, as classes: what builds a problem.
-
-    .. versionadded:: 0.1"""
+    """Tasks, as classes: what builds a problem."""
 
 
 @hookspec
@@ -154,8 +141,7 @@ def hgms_register_methods() -> Iterable[type[Method] | Composition]:
     ...             },
     ...         )
     ...     ]
-
-    .. versionadded:: 0.1"""
+    """
 
 
 @hookspec
@@ -171,8 +157,6 @@ def hgms_register_commands(cli: click.Group) -> None:
     ...     @cli.command("count-runs")
     ...     @click.argument("folder", type=click.Path(exists=True))
     ...     def count_runs(folder): ...  # how many runs are in FOLDER
-
-    .. versionadded:: 0.1
     """
 
 
@@ -180,8 +164,6 @@ def hgms_register_commands(cli: click.Group) -> None:
 def hgms_register_executors() -> Iterable[type[Any]]:
     """Executors, as classes: what carries out the runs of a grid, here or on a cluster (see
     ``hgms.executors``).
-
-    .. versionadded:: 0.8
     """
 
 
@@ -203,8 +185,6 @@ def hgms_ready(settings: Mapping[str, Any]) -> None:
     ...         raise MissingExtra(
     ...             "tracking needs attrs\\n  pip install 'hgms-mine[track]'"
     ...         ) from None
-
-    .. versionadded:: 0.2
     """
 
 
@@ -218,8 +198,6 @@ def hgms_run_started(run: RunInfo) -> None:
     >>> @hookimpl
     ... def hgms_run_started(run):
     ...     print(run.task, run.method, run.seed, run.folder)
-
-    .. versionadded:: 0.1
     """
 
 
@@ -233,8 +211,7 @@ def hgms_step_finished(run: RunInfo, record: dict[str, Any]) -> None:
     >>> @hookimpl
     ... def hgms_step_finished(record):  # fewer arguments are fine
     ...     print(record["step"], record["upper_loss"])
-
-    .. versionadded:: 0.1"""
+    """
 
 
 @hookspec
@@ -250,6 +227,4 @@ def hgms_run_finished(
     >>> @hookimpl
     ... def hgms_run_finished(run, summary):
     ...     print(run.method, summary and summary["metrics"])
-
-    .. versionadded:: 0.1
     """

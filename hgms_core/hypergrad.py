@@ -38,8 +38,7 @@ Lower = Callable[[Tree], Tensor]
 def twice_differentiable_attention() -> Iterator[None]:
     """Inside, scaled dot-product attention has a second derivative: that of the math kernel (flash
     and memory-efficient kernels have none). A loss that has none at all is refused with what to do.
-
-    .. versionadded:: 0.2"""
+    """
     with explained(), sdpa_kernel(SDPBackend.MATH):
         yield
 
@@ -155,8 +154,6 @@ def difference_step(x: Tensor, v: Tensor, precision: torch.dtype | None = None) 
 
     >>> difference_step(torch.zeros(2), torch.tensor([0.0, 10.0]))
     tensor([0.0005])
-
-    .. versionadded:: 0.8
     """
     size: Tensor = 1 + torch.linalg.vector_norm(x, dim=-1, keepdim=True)
     length = torch.linalg.vector_norm(v, dim=-1, keepdim=True)
@@ -241,8 +238,6 @@ class Linearization:
     """Both levels at one (θ, x): ``direct`` is ∇_θ f; ``rhs`` and ``slope`` are ∇_x f and ∇_x g,
     flat; ``matvec`` maps a flat v to ∇²_xx g·v and ``mixed`` to ∇²_θx g·v, with the shapes of θ. A
     batch goes through g ``passes`` times in one product.
-
-    .. versionadded:: 0.2
     """
 
     upper_loss: Tensor

@@ -23,8 +23,6 @@ from hgms_core.trees import Tree, detach
 Loss = Callable[[Tree, Tree, Batch], Tensor]
 """``loss(theta, x, batch) -> scalar``: a pure function of tensors, so that it can be
 differentiated, stacked and replayed.
-
-.. versionadded:: 0.2
 """
 
 
@@ -42,8 +40,6 @@ class Sources:
     does in its source's mean (by its tokens, where that is a mean over tokens), nothing is random,
     and θ does not matter. ``parts`` name the validation sets, where there are several. A batch has
     the leaf ``source``: each row's position in ``names`` (of validation rows, in ``parts``).
-
-    .. versionadded:: 0.2
     """
 
     names: tuple[str, ...]
@@ -220,8 +216,6 @@ class Problem:
         >>> problem = Problem(theta0=torch.zeros(2), x0=[torch.ones(2)], g=loss, f=loss)
         >>> problem.x0, problem.restore(problem.theta0, problem.x0)
         ({'0': tensor([1., 1.])}, (tensor([0., 0.]), [tensor([1., 1.])]))
-
-        .. versionadded:: 0.5
         """
         return (
             (theta, x)
@@ -242,7 +236,5 @@ class Problem:
     def metrics(self, theta: Tree, x: Tree) -> dict[str, float]:
         """What ``evaluate`` measures, as plain numbers; ConfigError where it is no dictionary of
         them.
-
-        .. versionadded:: 0.5
         """
         return numbers_by_name(self.evaluate(theta, x))

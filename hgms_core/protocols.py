@@ -89,8 +89,6 @@ class CandidateGenerator(Protocol):
     ... )
     >>> Beside().propose(problem, {}, Beside().init(problem, Key(0)), Key(0)).x["x"].shape
     torch.Size([2, 3])
-
-    .. versionadded:: 0.1
     """
 
     name: ClassVar[str]
@@ -142,8 +140,6 @@ class Selector(Protocol):
     ...     .index
     ... )
     1
-
-    .. versionadded:: 0.1
     """
 
     name: ClassVar[str]
@@ -182,8 +178,6 @@ class LinearSolver(Protocol):
     ...         return CallableSolver(lambda matvec, b: b / 2).solve(matvec, b)
     >>> Halves().solve(lambda v: 2 * v, torch.ones(2)).value
     tensor([0.5000, 0.5000])
-
-    .. versionadded:: 0.1
     """
 
     name: ClassVar[str]
@@ -224,8 +218,6 @@ class HyperGradient(Protocol):
     ... )
     >>> Direct().estimate(problem, problem.theta0, Branch(x=problem.x0), Key(0), {})[0].value["a"]
     tensor([2., 2.])
-
-    .. versionadded:: 0.1
     """
 
     name: ClassVar[str]
@@ -264,8 +256,6 @@ class OuterOptimizer(Protocol):
     ...         }, state
     >>> Signs().step({"a": torch.zeros(2)}, {"a": torch.tensor([3.0, -1.0])}, {}, 0.0)[0]["a"]
     tensor([-0.1000,  0.1000])
-
-    .. versionadded:: 0.1
     """
 
     name: ClassVar[str]
@@ -313,8 +303,6 @@ class Task(Protocol):
     >>> problem = Point().problem(0, torch.device("cpu"), torch.float64)
     >>> round(problem.evaluate(problem.theta0, problem.x0)["distance"], 3)
     1.414
-
-    .. versionadded:: 0.1
     """
 
     name: ClassVar[str]
@@ -384,8 +372,6 @@ class Method(Protocol):
     >>> state, record = Guess().step(problem, Guess().init(problem, 0), 0.0)
     >>> record["step"], Guess().result(state)[0]["a"].shape
     (1, torch.Size([1]))
-
-    .. versionadded:: 0.1
     """
 
     name: ClassVar[str]

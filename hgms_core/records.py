@@ -98,8 +98,6 @@ class LastStep:
 
     ``x`` is the state before that step, ``batch`` the lower batch it is taken on, ``rows`` how many
     rows that holds, ``cost`` what it took to compute all this again.
-
-    .. versionadded:: 0.2
     """
 
     x: Tree
@@ -128,8 +126,6 @@ class Branch:
     ... )
     >>> branch.replay({"a": torch.zeros(2)}, None)[0]["x"]
     tensor([1., 1.])
-
-    .. versionadded:: 0.1
     """
 
     x: Tree

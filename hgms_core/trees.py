@@ -79,8 +79,6 @@ def slopes(value: Tensor, leaves: Sequence[Tensor]) -> list[Tensor]:
     >>> x = torch.ones(2, requires_grad=True)
     >>> slopes((3 * x).sum(), [x]), slopes(torch.tensor(1.0), [x])
     ([tensor([3., 3.])], [tensor([0., 0.])])
-
-    .. versionadded:: 0.3
     """
     if not value.requires_grad:
         return [torch.zeros_like(leaf) for leaf in leaves]

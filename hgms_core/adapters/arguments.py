@@ -29,8 +29,7 @@ def check_function(what: str, function: Any, *arguments: str) -> None:
     Traceback (most recent call last):
         ...
     hgms_core.errors.ConfigError: 'g' is called as g(theta, x, batch), and this one takes (theta, x)
-
-    .. versionadded:: 0.5"""
+    """
     call = f"{what}({', '.join(arguments)})"
     if (isinstance(function, type) and arguments) or not callable(function):
         raise ConfigError(f"{what!r} must be a function, {call}, and it is {kind_of(function)}")
@@ -61,8 +60,6 @@ def check_part(place: str, value: object, label: str, methods: Collection[str]) 
         ...
     hgms_core.errors.ConfigError: expected a selector (an object with select), got 'first' @ Pipeline.selector
       a name stands for an object in configurations only; `hgms list` shows where each is imported from
-
-    .. versionadded:: 0.5
     """
     fits = all(callable(getattr(value, name, None)) for name in methods)
     kind = getattr(value, "__name__", type(value).__name__)

@@ -52,8 +52,6 @@ def check_losses(problem: Problem, theta: Tree, x: Tree, key: Key, few: int = FE
     a loss returns one finite number, is a function of its arguments (no random draws, which
     :func:`check_repeats` looks for) and has a gradient: g in x, f in x or θ, and one of them in θ.
     Cost: a value and a gradient of each, in no budget.
-
-    .. versionadded:: 0.5
     """
     check_alike("what `project` returns", problem.project(clone(theta)), theta)
     uses: dict[str, list[bool]] = {}

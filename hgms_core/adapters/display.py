@@ -19,9 +19,7 @@ Rows = Iterator[tuple[str, str]]
 
 
 def as_text(value: Any) -> str:
-    """``__repr__ = as_text`` of a class whose ``_rows()`` are pairs of a label and a text.
-
-    .. versionadded:: 0.5"""
+    """``__repr__ = as_text`` of a class whose ``_rows()`` are pairs of a label and a text."""
     try:
         rows = list(value._rows())
     except RuntimeError:  # inside a transform of torch tensors have no numbers
@@ -35,8 +33,6 @@ def as_text(value: Any) -> str:
 def as_html(value: Any) -> str:
     """``_repr_html_ = as_html`` of such a class, or of a component: its fields, those first that
     differ from their defaults.
-
-    .. versionadded:: 0.5
     """
     rows = value._rows() if hasattr(value, "_rows") else _fields(value)
     cell = '<{0} style="text-align: left; vertical-align: top; background: none">{1}</{0}>'.format
@@ -87,9 +83,7 @@ def brief(value: Any) -> str:
 
 
 def sizes(nested: Nested, most: int = 4) -> str:
-    """Names, shapes and types of a tree's tensors: ``w [3, 4], b [3], float32``.
-
-    .. versionadded:: 0.5"""
+    """Names, shapes and types of a tree's tensors: ``w [3, 4], b [3], float32``."""
     _, tree = Shape.of(nested, "a tree", "")
     kinds = (
         " and ".join(sorted({str(leaf.dtype).removeprefix("torch.") for leaf in tree.values()}))

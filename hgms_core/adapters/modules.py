@@ -34,8 +34,6 @@ def trainable(module: nn.Module) -> Tree:
     >>> _ = model[0].requires_grad_(False)
     >>> sorted(trainable(model))
     ['1.bias', '1.weight', '2.bias', '2.weight']
-
-    .. versionadded:: 0.3
     """
     return {
         name: leaf.detach().clone()
@@ -53,8 +51,7 @@ def fresh_parameters(model: nn.Module) -> Callable[[Key], Tree]:
     [True, False]
 
     Errors: ConfigError where a layer with trainable parameters has no such method.
-
-    .. versionadded:: 0.5"""
+    """
     like = start(model)
     own = inner(model)
     layers = {}
@@ -231,8 +228,6 @@ def of_module(
     ... )
     >>> sorted(problem.x0), problem.restore(problem.theta0, problem.x0)[0]
     (['bias', 'weight'], tensor([0., 0., 0., 0.]))
-
-    .. versionadded:: 0.5
     """
     for name in more:
         others = {"project", "references", "sources", "counters", "start", "compiler"}

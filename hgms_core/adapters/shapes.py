@@ -15,9 +15,7 @@ from hgms_core.errors import ConfigError
 from hgms_core.trees import Tree
 
 Nested = Any
-"""A tensor, or dictionaries, lists, tuples and named tuples of tensors, in any depth.
-
-.. versionadded:: 0.5"""
+"""A tensor, or dictionaries, lists, tuples and named tuples of tensors, in any depth."""
 
 
 @frozen
@@ -29,8 +27,6 @@ class Shape:
     >>> shape, tree = Shape.of({"layers": [torch.zeros(2), torch.ones(2)]}, "'x'", "x")
     >>> list(tree), shape.restore(tree)["layers"][1]
     (['layers.0', 'layers.1'], tensor([1., 1.]))
-
-    .. versionadded:: 0.5
     """
 
     skeleton: Any

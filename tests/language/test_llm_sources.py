@@ -14,7 +14,6 @@ from typing import Any
 import pytest
 import torch
 
-from hgms.runs import plain
 from hgms_core import ConfigError, DataError, HgmsError, MissingExtra
 from hgms_mix.lm.formats import FORMATS, BadRow, Message, detect
 from hgms_mix.lm.models import BaseModel
@@ -907,10 +906,3 @@ def test_where_no_format_fits_the_message_says_how_to_name_columns(tmp_path: Pat
         DataError, match=r"did you mean 'antwort'\?.*\n  no row is left: mend 'fields', or the file"
     ):
         read("own", misspelt)
-
-
-def test_a_configuration_without_them_is_what_it_was_before_there_were_any(tmp_path: Path) -> None:
-    """Runs of earlier versions have the same hash, so their folders are found."""
-    own = Source(path="own.jsonl", fields={"prompt": "frage", "completion": "antwort"})
-    assert "fields" not in plain(Source(path="own.jsonl"))
-    assert plain(own)["fields"] == {"prompt": "frage", "completion": "antwort"}

@@ -5,15 +5,12 @@ alone, bit for bit.
 from __future__ import annotations
 
 import random
-import shutil
 import signal
 from pathlib import Path
 
 import pytest
 from processes import Server, rows_written, strike
 
-from hgms.runs import RunConfig, RunFolder, run_config
-from hgms_core import CheckpointError
 
 pytestmark = pytest.mark.plugins
 
@@ -82,42 +79,3 @@ def test_ctrl_c_says_how_to_resume(tmp_path: Path, server: Server) -> None:
     errors = (folder / "err").read_text()
     assert "--resume" in errors
     assert "Traceback" not in errors
-
-
-def test_a_run_that_0_2_0_began_goes_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A folder of the released version, killed in its fourth step: its rows stay, the others are
-    those of a whole run.
-    """
-    monkeypatch.chdir(tmp_path)
-    before = Path(__file__).parent / "run-0.2.0"
-    config = RunConfig.from_toml((before / "config.toml").read_text())
-    folder = RunFolder(shutil.copytree(before, config.path))
-    assert folder.path == Path("runs/quadratic/soba-196735da/seed-3"), "where it is looked for"
-
-    resumed = run_config(config, resume=True)
-    whole = run_config(config, path=tmp_path / "whole")
-    assert resumed.info.resumed_from == 3
-    assert (
-        folder.steps.read_bytes().split(b"\n")[:4]
-        == (before / "steps.jsonl").read_bytes().split(b"\n")[:4]
-    )
-    for row, expected in zip(resumed.records, whole.records, strict=True):
-        assert row.keys() == expected.keys()
-        for key in row.keys() - {"seconds"}:
-            number = isinstance(row[key], float)
-            assert row[key] == (
-                pytest.approx(expected[key], rel=1e-9) if number else expected[key]
-            ), key
-    again = run_config(config, resume=True)  # now with seals, which are compared
-    assert (again.summary, again.records) == (resumed.summary, resumed.records)
-
-
-@pytest.mark.parametrize("name", ["steps.jsonl", "timings.jsonl"])
-def test_a_run_that_0_2_0_began_is_refused_where_a_row_is_missing(
-    tmp_path: Path, name: str
-) -> None:
-    folder = RunFolder(shutil.copytree(Path(__file__).parent / "run-0.2.0", tmp_path / "run"))
-    rows = (folder.path / name).read_bytes().split(b"\n")
-    (folder.path / name).write_bytes(b"\n".join([*rows[:2], *rows[3:]]))
-    with pytest.raises(CheckpointError, match=rf"damaged run file .*{name}: it lacks step 2"):
-        folder.load()

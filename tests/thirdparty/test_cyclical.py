@@ -41,7 +41,7 @@ def test_the_wheel_says_what_it_needs_and_what_is_extra(stranger: Stranger) -> N
         answer = Parser().parsestr(archive.read(metadata).decode())
     assert answer.get_all("Provides-Extra") == ["plot", "test"]
     assert [line for line in answer.get_all("Requires-Dist", []) if "extra ==" not in line] == [
-        "hgms<0.9,>=0.8"
+        "hgms<0.10,>=0.9.0.dev0"
     ]
 
 

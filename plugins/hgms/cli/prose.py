@@ -24,17 +24,10 @@ def terminal_width() -> int:
 def folded(doc: str, columns: int) -> str:
     r"""A docstring as plain text.
 
-    >>> print(
-    ...     folded(
-    ...         "The :class:`~hgms_core.Key` of ``x``::\n\n    y = 2    x\n\n.. versionadded:: 0.5",
-    ...         40,
-    ...     )
-    ... )
+    >>> print(folded("The :class:`~hgms_core.Key` of ``x``::\n\n    y = 2    x", 40))
     The Key of `x`:
     <BLANKLINE>
         y = 2    x
-    <BLANKLINE>
-    New in version 0.5.
     """
     # the indentation of the paragraph that a literal block follows
     blocks = []
@@ -70,7 +63,6 @@ def _unmarked_words(text: str) -> str:
     text = re.sub(r":[\w:]+:`([^`]+)`", lambda match: _title(match[1]), text)
     text = re.sub(r"`([^`<]+?) <[^`>]+>`_+", r"\1", text)
     text = re.sub(r"(?<![\w*])(\*\*?)(?=[^\s*])(.+?)(?<=[^\s*])\1(?![\w*])", r"\2", text)
-    text = re.sub(r"^\.\. version(?:added|changed):: (\S+)", r"New in version \1.", text)
     return re.sub(r"^\.\. (\w+)::", lambda match: f"{match[1].capitalize()}:", text)
 
 

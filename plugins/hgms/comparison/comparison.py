@@ -103,8 +103,7 @@ class Comparison:
     def to_frame(self) -> pandas.DataFrame:
         """A pandas data frame with a row a run: what it was, how it ended, its metrics and costs.
         Errors: MissingExtra without pandas.
-
-        .. versionadded:: 0.5"""
+        """
         rows = [
             {
                 "task": run.task_label,
@@ -135,8 +134,7 @@ class Comparison:
     ) -> Any:
         """A figure, a panel a task: each method's paired difference to the reference, or its metric
         against seconds and oracle calls. Errors: MissingExtra without the library.
-
-        .. versionadded:: 0.5"""
+        """
         one_of("picture", what, ("differences", "curves"))
         if what == "differences":
             return reporter().plot_forests([table.forest for table in self.tables], backend)
@@ -145,8 +143,6 @@ class Comparison:
     def report(self, path: str | Path) -> Path:
         """Writes what `hgms report` writes of these runs; the suffix decides the format. Errors:
         those of `hgms report`.
-
-        .. versionadded:: 0.5
         """
         return Path(reporter().write(self._study(), Path(path))[0])
 
@@ -197,8 +193,7 @@ class Comparison:
         left out where there is one alone.
 
         Errors: ConfigError where there is no such run, or several.
-
-        .. versionadded:: 0.5"""
+        """
         known: dict[str, set[Any]] = {
             "task": {cell.task for cell in self.cells},
             "method": {cell.method for cell in self.cells},

@@ -164,20 +164,13 @@ class Sweep:
         mine = json.loads(json.dumps(self.identity()))
         try:
             table = parse_json(read_file(path, ROWS), path.name)
-            before = {
-                key: table.get(key) if key == "made_of" else table[key] for key in mine
-            }  # older ones lack that
+            before = {key: table[key] for key in mine}
         except (CheckpointError, KeyError, TypeError, IndexError):
             return (
                 f"damaged sweep file {path}\n  remove the folder {self.folder}, or choose "
                 "another --out"
             )
         how = "choose another --out, or remove that folder"
-        if mine.get("made_of") is not None and before["made_of"] is None:
-            return (
-                f"{self.folder} holds a sweep of before 0.7, which does not say what its data "
-                f"were\n  {how}"
-            )
         differing = " and ".join(
             "content of its data" if key == "made_of" else key
             for key in mine

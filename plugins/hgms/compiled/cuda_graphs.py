@@ -47,8 +47,6 @@ class Recording:
     tensor([2., 6.])
 
     Source: CUDA graphs, as torch.cuda.graph offers them.
-
-    .. versionadded:: 0.2
     """
 
     def __init__(self, function: Callable[..., Any], *arguments: Argument) -> None:
@@ -120,8 +118,6 @@ class RecordedProduct:
     tensor([2., 6.])
     >>> product.recording("shifted", lambda v: product(v) + v, torch.zeros(2))(torch.ones(2))
     tensor([3., 3.])
-
-    .. versionadded:: 0.2
     """
 
     def __init__(self, matvec: Callable[[Tensor], Tensor], like: Tensor) -> None:
@@ -153,8 +149,6 @@ def recorded(
     None at the first request, since what is done once is not worth recording, and wherever nothing
     is recorded (on a CPU). What is recorded is kept by the problem, and must hold no reference to
     it: the memory of such a circle stays taken for long.
-
-    .. versionadded:: 0.2
     """
     if device.type not in RECORDING:
         return None

@@ -25,8 +25,6 @@ def form(
 
     >>> form(None, ("double",), lambda x: 2 * x)(torch.ones(2))
     tensor([2., 2.])
-
-    .. versionadded:: 0.4
     """
     return function if programs is None else programs(key, function)
 
@@ -49,8 +47,6 @@ def launch(
     ...     None, ("scaled",), lambda numbers, x: numbers[0] * x["x"], (2.0,), {"x": torch.ones(2)}
     ... )
     tensor([2., 2.])
-
-    .. versionadded:: 0.4
     """
     if programs is None:
         return function(numbers, x, *arguments)

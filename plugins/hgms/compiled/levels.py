@@ -35,8 +35,6 @@ class CompiledProduct:
 
     A solver may call it, or make a program of its own iterations with the product inside
     (:meth:`loop`).
-
-    .. versionadded:: 0.4
     """
 
     programs: Programs
@@ -250,8 +248,6 @@ def linearized(
 
     Source: linearisation of a program as ``jax.linearize`` has it, here by dependence in a traced
         graph.
-
-    .. versionadded:: 0.4
     """
     leaves: list[Tensor] = []
     flatten((theta, x, below, above), leaves)

@@ -93,8 +93,6 @@ def calibrated(problem: Problem) -> RouteChoice:
     ... )
     >>> calibrated(small).route
     'exact'
-
-    .. versionadded:: 0.4
     """
     if not (largest := _largest(problem)):
         return RouteChoice(

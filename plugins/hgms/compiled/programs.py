@@ -63,8 +63,6 @@ class Programs:
     {'double': 'compiled'}
 
     Source: torch.fx and torch.compile's inductor.
-
-    .. versionadded:: 0.4
     """
 
     clock: Callable[[], float] = time.perf_counter
@@ -175,8 +173,6 @@ def programs_of(problem: Problem) -> Programs | None:
     """What compiles the steps of this problem; None where they run as they are written: the run
     compiles nothing, or the losses count what they do (:attr:`Problem.counters`), which a program
     would not.
-
-    .. versionadded:: 0.4
     """
     compiler = problem.compiler if problem.counters is None else None
     return compiler if isinstance(compiler, Programs) else None

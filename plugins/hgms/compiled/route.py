@@ -42,8 +42,6 @@ def matrix_route(route: Route, device: torch.device | str = "cpu") -> Iterator[N
     'highest'
 
     Source: torch.set_float32_matmul_precision and torch.backends.*.matmul.fp32_precision.
-
-    .. versionadded:: 0.4
     """
     if route not in ROUTES:
         raise ValueError(f"the route must be one of {', '.join(ROUTES)}, not {route!r}")

@@ -52,10 +52,7 @@ def decay_rates(instance: object, attribute: Any, value: tuple[float, float]) ->
 
 
 def validation_shares(instance: object, attribute: Any, value: tuple[float, ...]) -> None:
-    """Which share of the validation rows each role sees (:func:`hgms_core.roles`).
-
-    .. versionadded:: 0.2
-    """
+    """Which share of the validation rows each role sees (:func:`hgms_core.roles`)."""
     disjoint = len(value) == 3 and min(value) > 0 and math.isclose(sum(value), 1)
     if not disjoint and value != (1, 1, 1):
         raise ValueError(
@@ -77,8 +74,6 @@ def check_memory(what: str, *shape: int, bytes_each: int = 8) -> None:
         ...
     hgms_core.errors.ConfigError: rows × features = 1,000,000,000,000 × 20: 160,000 GB are more than this machine can hold
       make it smaller
-
-    .. versionadded:: 0.3
     """
     try:
         memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
@@ -110,8 +105,6 @@ def lowering(*, same: Sequence[str] = (), other: Sequence[str] = ()) -> Callable
     ...     lighter = lowering(same=["chunk"], other=["batch_size"])
     >>> Shuffle().lighter()
     ['lower chunk (now 8; the same result)', 'lower batch_size (now all)']
-
-    .. versionadded:: 0.3
     """
 
     def lighter(self: Any) -> list[str]:

@@ -103,16 +103,12 @@ class _NotPlain(ConfigError):
 
 
 def _plain_fields(value: Any, otherwise: Callable[[Any], Any]) -> dict[str, Any]:
-    """A field that came after the first release of its class (``metadata={"since": "0.4"}``) is
-    left out at its default: what was configured before keeps its hash."""
     cls = type(value)
     hints = type_hints(cls)
     name = getattr(cls, "name", None)
     named: dict[str, Any] = {"name": name} if isinstance(name, str) else {}
     items = {}
     for key, field in init_fields(cls).items():
-        if "since" in field.metadata and getattr(value, field.name) == field.default:
-            continue
         try:
             items[key] = plain(getattr(value, field.name), hints[field.name], otherwise)
         except _NotPlain as error:

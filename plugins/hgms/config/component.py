@@ -51,8 +51,6 @@ def frozen(cls: type | None = None, /, **options: Any) -> Any:
 
     A field with a converter, or with ``metadata={"own": True}``, is the class's own affair. Cost: a
     few microseconds an object.
-
-    .. versionadded:: 0.5
     """
     return (
         functools.partial(frozen, **options)
@@ -62,10 +60,7 @@ def frozen(cls: type | None = None, /, **options: Any) -> Any:
 
 
 def define(cls: type | None = None, /, **options: Any) -> Any:
-    """``attrs.define``, for objects that change, with the checks of :func:`frozen`.
-
-    .. versionadded:: 0.5
-    """
+    """``attrs.define``, for objects that change, with the checks of :func:`frozen`."""
     return (
         functools.partial(define, **options)
         if cls is None
@@ -112,8 +107,6 @@ def checked(*own: str) -> Callable[[Callable[Arguments, Result]], Callable[Argum
         ...
     hgms_core.errors.ConfigError: unknown argument 'step'; did you mean 'steps'? @ train
       available: rows, steps
-
-    .. versionadded:: 0.5
     """
 
     def decorate(function: Callable[Arguments, Result]) -> Callable[Arguments, Result]:

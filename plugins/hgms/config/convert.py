@@ -45,9 +45,7 @@ def traits_of(registry: Registry, task: object) -> frozenset[str]:
 
 
 def role_of(registry: Registry, method: object) -> str:
-    """What the registered method of that name is in comparisons: "floor", "ceiling", or nothing.
-
-    .. versionadded:: 0.6"""
+    """What the registered method of that name is in comparisons: "floor", "ceiling", or nothing."""
     component = registry.find("method", method) if isinstance(method, str) else None
     return str(getattr(component.target, "role", "")) if component is not None else ""
 

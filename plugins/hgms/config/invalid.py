@@ -57,9 +57,7 @@ def is_plain(cls: type, name: str) -> bool:
 
 
 def plain_attribute(cls: type, name: str) -> str:
-    """What is to be said of a number that looks like a field and is none, for want of a type.
-
-    .. versionadded:: 0.7"""
+    """What is to be said of a number that looks like a field and is none, for want of a type."""
     value = getattr(cls, name)
     field = f"{name}: {type(value).__name__} = {value!r}"
     return f"{cls.__name__}.{name} is a plain class attribute; write `{field}` to make it a field"
@@ -102,9 +100,7 @@ def kinds_of(target: type) -> list[Kind]:
 
 
 def named(registry: Registry, kind: Kind) -> str:
-    """What a name may be, where there is none: the end of a message.
-
-    .. versionadded:: 0.8"""
+    """What a name may be, where there is none: the end of a message."""
     names = [component.name for component in registry.components(kind.name)]
     return (
         f"{unknown(kind.label, '', names).partition('  ')[2]}\n"

@@ -43,8 +43,6 @@ class Words:
     ...     dict[str, int] | tuple[int, int]
     ... )
     'a table (an integer each) or 2 values (an integer, an integer)'
-
-    .. versionadded:: 0.5
     """
 
     known: Callable[[Any], str | None]

@@ -63,8 +63,6 @@ class Roulette:
     modeling" (2019), their Neumann gradient series; Russian roulette: Kahn (1955). For bilevel
     problems a random end of this series is that of Ghadimi and Wang (2018), who take one term of
     it.
-
-    .. versionadded:: 0.5
     """
 
     name: ClassVar[str] = "roulette"

@@ -38,8 +38,7 @@ class Diagnosis:
     >>> Diagnosis([{"step": 5, "double_cosine": 0.9}, {"step": 10, "double_cosine": 1.0}])
     Diagnosis of 2 outer steps
       rounding matters in 1 of 2 diagnosed steps: the cosine with double precision is 0.9000 (median); use float64
-
-    .. versionadded:: 0.6"""
+    """
 
     rows: list[dict[str, Any]] = field(factory=list)
 

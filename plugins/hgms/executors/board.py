@@ -27,8 +27,6 @@ class Board:
     process that carries it out; elsewhere a line for each that ended, to ``echo``. A job is called
     by its text; where it has a ``path``, its ``leases`` in that folder say whose it is (that of a
     run, where it names none).
-
-    .. versionadded:: 0.8
     """
 
     def __init__(

@@ -17,8 +17,7 @@ class Here:
     >>> job = Job(title="a pair", function="hgms.executors.local:echo", arguments={"number": 2})
     >>> [ending.outcome for ending in Here().carry_out([job], lambda job, event: None)]
     [{'number': 2}]
-
-    .. versionadded:: 0.8"""
+    """
 
     name: ClassVar[str] = "here"
 

@@ -24,8 +24,6 @@ class Needs:
 
     >>> Needs(cpus=2, memory=2**30)
     Needs(cpus=2, gpus=0, memory=1073741824, hours=None)
-
-    .. versionadded:: 0.8
     """
 
     cpus: int = field(default=1, validator=validators.ge(1))
@@ -52,8 +50,6 @@ class Job:
 
     >>> Job(title="one", function="builtins:dict", arguments={}).function
     'builtins:dict'
-
-    .. versionadded:: 0.8
     """
 
     title: str
@@ -68,8 +64,7 @@ class Job:
 class Ending:
     """How a job ended: with what its function returned; with the ``error`` that it raised, which it
     would raise again; or ``lost``: whoever carried it out is gone, and this says why.
-
-    .. versionadded:: 0.8"""
+    """
 
     job: Job
     outcome: Mapping[str, Any] | None = None
@@ -91,8 +86,6 @@ class Executor(Protocol):
 
     The folders of runs, on a disk that all machines share, are the only truth: an executor
     remembers nothing, and who it has lost is found there.
-
-    .. versionadded:: 0.8
     """
 
     name: ClassVar[str]

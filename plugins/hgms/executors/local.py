@@ -48,8 +48,7 @@ class Local:
     >>> [ending.outcome for ending in tried_again(executor, iter([job]))]
     [{'number': 2}]
     >>> executor.close()
-
-    .. versionadded:: 0.8"""
+    """
 
     name: ClassVar[str] = "local"
 

@@ -21,8 +21,7 @@ class RemoteProgress:
     ... )
     >>> heard
     [{'event': 'step', 'share': 0.25, 'record': {'step': 3, 'loss': 0.5}}]
-
-    .. versionadded:: 0.8"""
+    """
 
     def __init__(self, tell: Tell) -> None:
         self.tell = tell

@@ -23,8 +23,7 @@ def tried_again(
 ) -> Iterator[Ending]:
     """The endings of all ``jobs``, which give each once, as they come. A job whose worker is lost
     is carried out again, TRIES times in all; ``say`` gets a line for each loss.
-
-    .. versionadded:: 0.8"""
+    """
     losses = Counter[Job]()
     left = _Left(others=jobs)
     begun = False

@@ -34,8 +34,6 @@ class Piece:
     that folder: None where something is left to do. ``notice`` is what a person should know when
     its turn comes, empty for nothing; ``result`` is what the job's outcome stands for, and
     ``words`` says what came of it in a few of them.
-
-    .. versionadded:: 0.8
     """
 
     title: str
@@ -66,9 +64,7 @@ class Piece:
 def unless_busy(
     function: Callable[[Mapping[str, Any], Tell], Mapping[str, Any]],
 ) -> Callable[[Mapping[str, Any], Tell], Mapping[str, Any]]:
-    """The function of a job, which is ``BUSY`` where another process has its folder.
-
-    .. versionadded:: 0.8"""
+    """The function of a job, which is ``BUSY`` where another process has its folder."""
 
     @functools.wraps(function)
     def called(arguments: Mapping[str, Any], tell: Tell) -> Mapping[str, Any]:
@@ -96,8 +92,6 @@ def carried_out_together(
     Raises:
         Interrupted: Ctrl-C, SIGTERM or SIGHUP; every job saves what it has and ends. A second one
             kills them.
-
-    .. versionadded:: 0.8
     """
     board = Board(len(pieces), bars=bars, echo=say)
     together = _Together(pieces, board, kind)

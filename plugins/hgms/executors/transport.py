@@ -20,9 +20,7 @@ from hgms_core import ConfigError
 
 
 def packed(job: Job) -> dict[str, Any]:
-    """What :func:`carried_out` needs of a job, as JSON holds it.
-
-    .. versionadded:: 0.8"""
+    """What :func:`carried_out` needs of a job, as JSON holds it."""
     return {
         "title": job.title,
         "function": job.function,
@@ -42,8 +40,7 @@ def carried_out(message: Mapping[str, Any]) -> dict[str, Any]:
     """The job of a message, carried out in this process: ``outcome`` or ``error``, with the
     ``events`` that it told but for its steps and stages, which are nothing to a person afterwards;
     ``refused``, with nothing done, where this machine has other code or no such folder.
-
-    .. versionadded:: 0.8"""
+    """
     events: list[dict[str, Any]] = []
 
     def tell(**event: Any) -> None:
@@ -77,8 +74,7 @@ def carried_out(message: Mapping[str, Any]) -> dict[str, Any]:
 def carried_out_beside(message: Mapping[str, Any]) -> dict[str, Any]:
     """As :func:`carried_out`, in a process beside this one: ``lost`` says why where that was
     killed, and this process, which took long to start, is there for the next message.
-
-    .. versionadded:: 0.8"""
+    """
     needs = Needs(cpus=message["cpus"], gpus=message["gpus"])
     job = Job(
         title=message["title"],
@@ -113,8 +109,7 @@ def ending_of(job: Job, result: Mapping[str, Any], report: Report) -> Ending:
     """How a job ended, by what :func:`carried_out` or :func:`carried_out_beside` returned.
 
     Errors: ConfigError where it was refused, since no other job would fare better.
-
-    .. versionadded:: 0.8"""
+    """
     if "refused" in result:
         raise ConfigError(result["refused"])
     if "lost" in result:

@@ -88,8 +88,6 @@ class Aligned:
 
     Source: this project; the cosines of LESS (Xia et al. 2024, arXiv 2402.04333), whose gradients
     are in Adam's metric, as the hypergradient of one step of the HG-MS paper's source reweighting.
-
-    .. versionadded:: 0.7
     """
 
     name: ClassVar[str] = "aligned"

@@ -74,8 +74,6 @@ class Averaged:
     Source: the relaxation of the best candidate to a superquantile of f under a Gibbs measure of g:
     Masiha, Shen, Kiyavash, He, *Superquantile–Gibbs relaxation for minima-selection in bilevel
     optimization* (arXiv 2505.05991).
-
-    .. versionadded:: 0.6
     """
 
     name: ClassVar[str] = "averaged"

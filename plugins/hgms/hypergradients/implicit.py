@@ -106,7 +106,7 @@ class Implicit:
     solver: LinearSolver
     strategy: Strategy = "vjp"
     operator: Literal["hessian", "ggn"] = field(
-        default="hessian", validator=choice("hessian", "ggn"), metadata={"since": "0.4"}
+        default="hessian", validator=choice("hessian", "ggn")
     )
     batch_size: int | None = field(default=None, validator=optional_whole)
     upper_batch_size: int | None = field(default=None, validator=optional_whole)

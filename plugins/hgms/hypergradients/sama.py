@@ -87,8 +87,6 @@ class Sama:
 
     Source: Choe, Mehta, Ahn, Neiswanger, Xie, Strubell, Xing, *Making scalable meta learning
     practical*, NeurIPS 2023 (arXiv 2310.05674), and its implementation in Betty.
-
-    .. versionadded:: 0.6
     """
 
     name: ClassVar[str] = "sama"

@@ -111,8 +111,6 @@ def lower_solution(
     tensor([-0.2500, -0.0625])
 
     Source: the implicit function theorem; HG-MS paper, equation (3), for its ridge.
-
-    .. versionadded:: 0.2
     """
     if (
         get_proxy_mode() is not None

@@ -47,8 +47,6 @@ class RandomTheta:
     (True, tensor([0., 0., 0.]))
 
     Source: no bilevel optimisation; a floor of comparisons.
-
-    .. versionadded:: 0.6
     """
 
     name: ClassVar[str] = "random-theta"

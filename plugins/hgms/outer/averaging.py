@@ -55,8 +55,6 @@ class DualAveraging:
 
     Source: Nesterov 2009 and Xiao 2010 (regularised dual averaging), with the entropy of Beck &
     Teboulle 2003; natural gradients of a softmax: Amari 1998.
-
-    .. versionadded:: 0.7
     """
 
     name: ClassVar[str] = "dual-averaging"
@@ -69,7 +67,7 @@ class DualAveraging:
     )
     strength: float = field(default=20.0, validator=positive)
     prior_steps: float = field(default=10.0, validator=not_negative)
-    decay: float = field(default=1.0, validator=share, metadata={"since": "0.8"})
+    decay: float = field(default=1.0, validator=share)
 
     def init(self, theta: Tree) -> State:
         return {

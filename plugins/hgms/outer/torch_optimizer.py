@@ -98,7 +98,7 @@ class TorchOptimizer:
     optimizer: str | Callable[..., torch.optim.Optimizer] = field(default="Adam", validator=_usable)
     settings: Mapping[str, Setting] = field(factory=dict, hash=False)
 
-    schedule: Schedule | TorchSchedule = field(factory=Schedule, metadata={"since": "0.5"})
+    schedule: Schedule | TorchSchedule = field(factory=Schedule)
     _times: dict[Any, Timetable] = field(init=False, factory=dict, eq=False, repr=False)
 
     @settings.validator

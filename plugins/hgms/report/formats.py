@@ -66,8 +66,6 @@ def write(study: Study, path: Path, *, steps: bool = False) -> list[Path]:
 def report(folders: Iterable[str | Path], path: str | Path) -> Path:
     """Writes a report of all runs below ``folders``, and returns its file. Raises what
     :func:`build` and :func:`write` raise.
-
-    .. versionadded:: 0.5
     """
     return write(build(folders), Path(path))[0]
 

@@ -27,10 +27,7 @@ Backend = Literal["matplotlib", "plotly"]
 
 
 def plot_forests(forests: Iterable[Forest | None], backend: Backend = "matplotlib") -> Any:
-    """A panel for each task: the paired differences with their intervals, beside a line at zero.
-
-    .. versionadded:: 0.5
-    """
+    """A panel for each task: the paired differences with their intervals, beside a line at zero."""
     shown = [forest for forest in forests if forest is not None]
     if not shown:
         raise ConfigError(
@@ -41,10 +38,7 @@ def plot_forests(forests: Iterable[Forest | None], backend: Backend = "matplotli
 
 
 def plot_curves(study: Study, backend: Backend = "matplotlib") -> Any:
-    """The main metric against seconds and oracle calls, a row a task.
-
-    .. versionadded:: 0.5
-    """
+    """The main metric against seconds and oracle calls, a row a task."""
     if _matplotlib(backend):
         return shown_in_notebook(curve_panels(study))
     style = looks(study.labels)
@@ -63,10 +57,7 @@ def plot_curves(study: Study, backend: Backend = "matplotlib") -> Any:
 
 
 def plot_run(result: RunResult, backend: Backend = "matplotlib") -> Any:
-    """The upper loss and every metric of one run against seconds.
-
-    .. versionadded:: 0.5
-    """
+    """The upper loss and every metric of one run against seconds."""
     panels = []
     for name in dict.fromkeys(
         key

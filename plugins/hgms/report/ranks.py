@@ -18,8 +18,6 @@ def draw_ranks(study: Study, path: Path) -> Path:
     MissingExtra without matplotlib.
 
     Source: Demšar (2006), figure 1.
-
-    .. versionadded:: 0.6
     """
     ranks = study.ranks
     style = styles(study)

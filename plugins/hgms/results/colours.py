@@ -24,9 +24,7 @@ LIGHT = (
     "#B3123B",
     "#6B4226",
 )
-"""Colours of methods on a light background.
-
-.. versionadded:: 0.5"""
+"""Colours of methods on a light background."""
 DARK = (
     "#56B4E9",
     "#FF8F4D",
@@ -39,9 +37,7 @@ DARK = (
     "#FF5C77",
     "#C9A27E",
 )
-"""The same on a dark one.
-
-.. versionadded:: 0.5"""
+"""The same on a dark one."""
 EITHER = (
     "#2A86C8",
     "#D9661F",
@@ -55,9 +51,7 @@ EITHER = (
     "#A0714C",
 )
 DASHES = ("solid", "dash", "dot", "dashdot", "longdash")
-"""Kinds of lines, for more methods than there are colours.
-
-.. versionadded:: 0.5"""
+"""Kinds of lines, for more methods than there are colours."""
 _SALT = (13648625).to_bytes(
     8, "big"
 )  # with it, the methods that are most often compared have different colours

@@ -107,8 +107,7 @@ def scan(folders: str | Path | Iterable[str | Path]) -> tuple[list[StoredRun], l
 def uncollected() -> Iterator[None]:
     """Inside, Python does not look for garbage: what is read from files has no cycles, and to look
     through all of it again and again takes a third of the time that reading it does.
-
-    .. versionadded:: 0.8"""
+    """
     was = gc.isenabled()
     gc.disable()
     try:

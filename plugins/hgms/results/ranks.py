@@ -31,8 +31,6 @@ class Ranks:
 
     Source: Demšar (2006), *Statistical comparisons of classifiers over multiple data sets*, JMLR 7.
 
-    .. versionadded:: 0.6
-
     >>> ranks = Ranks.of(
     ...     [({"a": 3.0, "b": 2.0, "c": 1.0}, True)] * 9 + [({"a": 2.0, "b": 3.0, "c": 1.0}, True)]
     ... )

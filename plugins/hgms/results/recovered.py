@@ -14,8 +14,6 @@ from hgms.results.statistics import mean_and_error, t_quantile
 class Ratio:
     """A ratio of two means with its 95 % interval, whose ends are NaN where it has none.
 
-    .. versionadded:: 0.6
-
     >>> str(Ratio(0.48, 0.31, 0.66, 10))
     '0.48 [0.31, 0.66]'
     """
@@ -48,8 +46,6 @@ def recovered(
 
     Source: Fieller (1954), *Some problems in interval estimation*, Journal of the Royal Statistical
         Society B 16.
-
-    .. versionadded:: 0.6
 
     >>> floor, ceiling = {0: 0.80, 1: 0.82, 2: 0.84}, {0: 0.90, 1: 0.93, 2: 0.93}
     >>> str(recovered({0: 0.85, 1: 0.88, 2: 0.88}, floor, ceiling))

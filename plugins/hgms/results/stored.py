@@ -89,9 +89,7 @@ class StoredRun:
 
     @property
     def role(self) -> str:
-        """What its method is in comparisons: "floor", "ceiling", or nothing.
-
-        .. versionadded:: 0.6"""
+        """What its method is in comparisons: "floor", "ceiling", or nothing."""
         return role_in(self.summary, self.method_name)
 
     @property

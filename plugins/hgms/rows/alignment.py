@@ -31,8 +31,6 @@ def mixture_slope(
     >>> both, half = torch.tensor([True, True]), torch.tensor([0.5, -0.5], dtype=torch.float64)
     >>> mixture_slope(problem.sources, problem.theta0, half, both, redrawn=False)
     {'logits': tensor([-0.2500,  0.2500], dtype=torch.float64)}
-
-    .. versionadded:: 0.8
     """
     leaves = {name: leaf.detach().requires_grad_() for name, leaf in theta.items()}
     with torch.enable_grad():

@@ -22,8 +22,6 @@ def trained_on(problem: Problem) -> Data:
     ... )
     >>> trained_on(problem).rows(torch.tensor([3, 4]))["a"]
     tensor([3., 1.])
-
-    .. versionadded:: 0.6
     """
     first = problem.upper_data["differentiate"]
     second = problem.upper_data["select"]

@@ -95,8 +95,6 @@ def explained(error: BaseException, step: int, kept: str, **components: object) 
 def line_of(error: BaseException, components: Iterable[object]) -> str:
     """The innermost line of the files that the components are written in, which is nearer to what
     is wrong than torch's.
-
-    .. versionadded:: 0.7
     """
     files = set()
     for cls in (cls for part in components for cls in _classes(part)):

@@ -77,8 +77,6 @@ def save_state(path: str | Path, state: State) -> None:
     ...     save_state(f"{folder}/state.safetensors", {"moments": {"m": torch.ones(2)}, "step": 3})
     ...     load_state(f"{folder}/state.safetensors")
     {'moments': {'m': tensor([1., 1.])}, 'step': 3}
-
-    .. versionadded:: 0.2
     """
     structure, tensors = pack(state)
     replace_file(
@@ -90,8 +88,6 @@ def load_state(path: str | Path) -> State:
     """What :func:`save_state` wrote, on the CPU. Nothing is unpickled.
 
     Errors: CheckpointError, naming the file, where it is missing or damaged.
-
-    .. versionadded:: 0.2
     """
     try:
         with safetensors.safe_open(path, "pt") as stored:

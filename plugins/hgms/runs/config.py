@@ -188,17 +188,6 @@ class RunConfig:
         for key in ("label", "task_label"):
             if table["run"][key] == "none":
                 del table["run"][key]
-        if not self.run.track:
-            del table["run"]["track"]
-        if self.run.diagnose is None:
-            del table["run"]["diagnose"]
-        if self.run.ranks == 1:
-            del table["run"]["ranks"]
-        for key in ("matmul", "compile"):
-            if table["run"][key] == "auto":
-                del table["run"][
-                    key
-                ]  # as in configurations of before there was a choice: they keep their hash
         return table
 
     def to_toml(self) -> str:

@@ -40,8 +40,6 @@ class Compilation:
     """Whether functions of the steps are to be compiled (``wanted``), and why; how those that were
     met run (``outcomes``: "compiled", or "as written" and why), and the seconds that compiling took
     on the wall, which no budget contains.
-
-    .. versionadded:: 0.4
     """
 
     wanted: bool

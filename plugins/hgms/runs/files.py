@@ -171,23 +171,17 @@ def sealed(table: Mapping[str, Any], indent: int) -> bytes:
 
 
 def unsealed(path: Path) -> dict[str, Any]:
-    """What :func:`sealed` wrote, if nothing of it has changed. Versions up to 0.2 wrote no
-    checksum.
-    """
+    """What :func:`sealed` wrote, if nothing of it has changed."""
     table = json_object(path)
     ensure_seal(table, path)
     return table
 
 
 def ensure_seal(table: Mapping[str, Any], path: Path) -> None:
-    """CheckpointError where what was read from ``path`` has a checksum, and is not what that was
-    made of.
-
-    .. versionadded:: 0.8
-    """
-    if "checksum" in table and table["checksum"] != _checksum(
-        {key: table[key] for key in table if key != "checksum"}
-    ):
+    """Raise CheckpointError unless what was read from ``path`` matches its checksum."""
+    if "checksum" not in table:
+        raise CheckpointError(damaged(path, "it has no checksum"))
+    if table["checksum"] != _checksum({key: table[key] for key in table if key != "checksum"}):
         raise CheckpointError(damaged(path, "its contents do not match its checksum (changed)"))
 
 

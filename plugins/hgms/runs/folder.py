@@ -15,8 +15,7 @@
     summary.json                 written last, with its checksum
 
 A file that cannot be read is named, never guessed around. What a run goes on from is checked byte
-by byte before anything is changed. Nothing is written through a symbolic link. Checkpoints of
-0.2.0, which hold the digest of the tensors alone, are read.
+by byte before anything is changed. Nothing is written through a symbolic link.
 """
 
 from __future__ import annotations
@@ -129,8 +128,7 @@ class RunFolder:
     def in_use(self) -> bool:
         """Whether there is a sign that a process has the folder claimed. One that was killed leaves
         it, too; who wants to know asks for the folder (:meth:`claimed`).
-
-        .. versionadded:: 0.8"""
+        """
         return os.path.lexists(self.path / LEASE)
 
     @contextlib.contextmanager
@@ -242,8 +240,6 @@ class RunFolder:
     def reopen(self) -> None:
         """Removes the summary of a run that failed and is carried out again: until it ends it is an
         unfinished one.
-
-        .. versionadded:: 0.8
         """
         self.ensure_held()
         self.summary.unlink(missing_ok=True)
@@ -281,17 +277,13 @@ class RunFolder:
         return [{**row, "seconds": seconds.get(row["step"])} for row in files.lines(self.steps)]
 
     def diagnoses(self) -> list[dict[str, Any]]:
-        """All complete lines of ``diagnosis.jsonl``, each with the ``seconds`` that it took.
-
-        .. versionadded:: 0.6"""
+        """All complete lines of ``diagnosis.jsonl``, each with the ``seconds`` that it took."""
         took = {row["step"]: row.get("diagnosis_seconds") for row in files.lines(self.timings)}
         rows = [{**row, "seconds": took.get(row["step"])} for row in files.lines(self.diagnosis)]
         return [{key: value for key, value in row.items() if key != "crc32"} for row in rows]
 
     def append_diagnosis(self, row: Mapping[str, Any]) -> None:
-        """The line of a diagnosed step.
-
-        .. versionadded:: 0.6"""
+        """The line of a diagnosed step."""
         self.ensure_held()
         files.append(self.diagnosis, files.stamped(files.as_json(row)) + b"\n")
 
@@ -359,11 +351,6 @@ class RunFolder:
         if not os.path.lexists(self.checkpoint):
             return None
         pointer = files.unsealed(self.checkpoint)
-        has_seals = not pointer.keys().isdisjoint(
-            ("steps_bytes", "steps_sha256")
-        )  # 0.2.0 had no seals
-        if has_seals and "checksum" not in pointer:
-            raise CheckpointError(damaged(self.checkpoint, "it has no checksum"))
         try:
             step = int(pointer["step"])
             path = self.path / Path(pointer["tensors"]).name
@@ -374,13 +361,10 @@ class RunFolder:
                         path, "its contents do not match the recorded sha256 (truncated or changed)"
                     )
                 )
-            size = int(pointer["steps_bytes"]) if has_seals else 1
-            if has_seals:
-                self._check_digest(step, size, pointer["steps_sha256"])
-            else:
-                self._check_lines(self.steps, step, has_seals=False)
+            size = int(pointer["steps_bytes"])
+            self._check_digest(step, size, pointer["steps_sha256"])
             if size:
-                self._check_lines(self.timings, step, has_seals=has_seals)
+                self._check_lines(self.timings, step)
             # Copied to where torch puts tensors: where one lies in memory decides how products with
             # it round.
             tensors = {
@@ -413,13 +397,13 @@ class RunFolder:
                 damaged(self.steps, "its contents do not match the recorded sha256 (changed)")
             )
 
-    def _check_lines(self, path: Path, step: int, *, has_seals: bool) -> None:
-        """Every step up to this one has its line, as it was written if lines have seals."""
+    def _check_lines(self, path: Path, step: int) -> None:
+        """Every step up to this one has its line, as it was written."""
         expected = 0
         for row in files.lines(path):
             if expected > step:
                 return
-            if has_seals and not files.is_stamped(row):
+            if not files.is_stamped(row):
                 raise CheckpointError(
                     damaged(path, f"line {expected + 1} does not match its crc32 (changed)")
                 )
@@ -436,8 +420,6 @@ class RunFolder:
         for path in (self.steps, self.timings):
             data = files.contents(path) if path.exists() else b""
             rows = data.split(b"\n")[: step + 1]
-            if path == self.timings:  # those of 0.2.0 have no crc32
-                rows = [row if b'"crc32": ' in row else files.stamped(row) for row in rows]
             kept[path] = b"".join(row + b"\n" for row in rows)
             if kept[path] != data:
                 files.replace_file(path, kept[path])

@@ -40,8 +40,7 @@ def is_marker(name: str) -> bool:
 
     >>> is_marker(".lease"), is_marker(".mix.lease"), is_marker("steps.jsonl")
     (True, True, False)
-
-    .. versionadded:: 0.8"""
+    """
     return name.startswith(".") and name.endswith((LEASE, ".lock"))  # locks are those of 0.7
 
 
@@ -58,8 +57,6 @@ class Lease:
     machines share: who waits measures with its own how long the file stays as it is. A lease
     expires, so it cannot keep a process from writing that slept through its own; that one asks
     :meth:`ensure` before each write. Between question and write some microseconds are left.
-
-    .. versionadded:: 0.8
     """
 
     path: Path
@@ -186,8 +183,6 @@ def leased(folder: Path, name: str = LEASE, *, patience: float | None = None) ->
 def holder(folder: Path, *names: str) -> str:
     """Who holds the folder, in words; empty where nobody does. The first of the leases ``names``
     that somebody has counts.
-
-    .. versionadded:: 0.8
     """
     owners = (SoftFileLease(folder / name).owner for name in names or (LEASE,))
     owner = next((owner for owner in owners if owner is not None), None)
@@ -201,8 +196,7 @@ def holder(folder: Path, *names: str) -> str:
 class HeldFolders:
     """Folders that other processes hold: only who goes on looking at them sees that a holder on
     another machine gives no sign of life any more.
-
-    .. versionadded:: 0.8"""
+    """
 
     _leases: dict[Path, Lease] = field(factory=dict, init=False)
 

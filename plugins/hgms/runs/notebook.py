@@ -25,8 +25,6 @@ def frame(rows: Sequence[Mapping[str, Any]]) -> pandas.DataFrame:
 
     Raises:
         MissingExtra: pandas is not installed.
-
-    .. versionadded:: 0.5
     """
     try:
         import pandas
@@ -38,10 +36,7 @@ def frame(rows: Sequence[Mapping[str, Any]]) -> pandas.DataFrame:
 
 
 def reporter() -> Any:
-    """The package behind `hgms report`, found as commands are found.
-
-    .. versionadded:: 0.5
-    """
+    """The package behind `hgms report`, found as commands are found."""
     for program in entry_points(group="hgms.programs", name="report"):
         return program.load()
     raise PluginError("no program `report` is installed; install hgms again")
@@ -54,10 +49,7 @@ def write_run(
     records: Sequence[Mapping[str, Any]],
     diagnosis: Iterable[Mapping[str, Any]] = (),
 ) -> Path:
-    """A run that was kept in memory, as a folder that `hgms report` reads.
-
-    .. versionadded:: 0.5
-    """
+    """A run that was kept in memory, as a folder that `hgms report` reads."""
     config = info.config or {
         "seed": info.seed,
         "task": {"name": info.task},

@@ -98,8 +98,6 @@ class OwnProblem:
     problem's own. ``metrics`` are those of ``evaluate`` whose better direction is known; a problem
     without metrics has its upper loss on validation rows of the role `stop` where ``measured``.
     :meth:`of` finds these out.
-
-    .. versionadded:: 0.5
     """
 
     name: ClassVar[str] = "problem"

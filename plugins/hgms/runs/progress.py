@@ -20,9 +20,7 @@ LOG_SECONDS = 30.0
 
 
 class View(Protocol):
-    """What a run shows its steps to.
-
-    .. versionadded:: 0.8"""
+    """What a run shows its steps to."""
 
     def watch(self, info: RunInfo, record: Mapping[str, Any], share: float) -> None:
         """The newest record, and the share of the budget that is spent; called after every step."""

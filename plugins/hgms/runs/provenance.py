@@ -179,8 +179,7 @@ def _git(directory: Path) -> str | None:
 def unannounced(host: Host) -> list[str]:
     """The plugins that no distribution announces, files by their whole paths: another process has
     to be told of them, others it finds itself.
-
-    .. versionadded:: 0.8"""
+    """
     infos = [
         info
         for info in host.infos.values()

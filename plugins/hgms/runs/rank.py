@@ -89,9 +89,7 @@ def follow_launched(config: RunConfig, device: torch.device) -> None:
 
 
 def follow_run(config: RunConfig, device: torch.device) -> None:
-    """What another rank than 0 that torchrun has started does while rank 0 carries out this run.
-
-    .. versionadded:: 0.8"""
+    """What another rank than 0 that torchrun has started does while rank 0 carries out this run."""
     rank = ensure_launched(config.run.ranks)
     device = device_of(device, rank)
     ranks = Ranks(rank, config.run.ranks)

@@ -102,24 +102,18 @@ class RunResult:
         return float(self.records[-1]["seconds"]) if self.records else 0.0
 
     def to_frame(self) -> pandas.DataFrame:
-        """``records`` as a pandas data frame, a row a step. Errors: MissingExtra without pandas.
-
-        .. versionadded:: 0.5"""
+        """``records`` as a pandas data frame, a row a step. Errors: MissingExtra without pandas."""
         return frame(self.records)
 
     def plot(self, *, backend: Literal["matplotlib", "plotly"] = "matplotlib") -> Any:
         """A figure of the upper loss and the metrics against seconds. Errors: MissingExtra without
         the library.
-
-        .. versionadded:: 0.5
         """
         return reporter().plot_run(self, backend)
 
     def report(self, path: str | Path) -> Path:
         """Writes what `hgms report` writes of this run; the suffix decides the format. Errors:
         those of `hgms report`.
-
-        .. versionadded:: 0.5
         """
         with tempfile.TemporaryDirectory() as place:
             folder = self.info.folder or write_run(

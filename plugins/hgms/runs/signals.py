@@ -34,16 +34,12 @@ _LEAVING = threading.Event()
 def leave() -> None:
     """From here on this process is asked to go by whoever lent its machine: a SystemExit is no
     failure of what runs in it.
-
-    .. versionadded:: 0.8
     """
     _LEAVING.set()
 
 
 def leaving() -> bool:
-    """Whether :func:`leave` was called.
-
-    .. versionadded:: 0.8"""
+    """Whether :func:`leave` was called."""
     return _LEAVING.is_set()
 
 

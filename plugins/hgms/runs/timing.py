@@ -16,8 +16,6 @@ def counting(
 
     >>> counting(broken_off=True)() is None, counting(broken_off=False)() >= 0
     (True, True)
-
-    .. versionadded:: 0.8
     """
     began = clock()
     return lambda: None if broken_off else clock() - began
@@ -28,7 +26,6 @@ def counted(parts: Iterable[float | None]) -> float | None:
 
     >>> counted([1.0, 2.0]), counted([1.0, None])
     (3.0, None)
-
-    .. versionadded:: 0.8"""
+    """
     known = list(parts)
     return None if None in known else math.fsum(part for part in known if part is not None)

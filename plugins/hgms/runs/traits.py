@@ -79,8 +79,6 @@ def meant(trait: str) -> str | None:
 
     >>> meant("source"), meant("sources"), meant("my-trait")
     ('sources', None, None)
-
-    .. versionadded:: 0.7
     """
     return (
         None

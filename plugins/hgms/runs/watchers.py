@@ -58,8 +58,6 @@ class StopRun(BaseException):
     >>> result = run(Halve(), problem, Budget(outer_steps=100), watch=enough)
     >>> result.summary["outer_steps"], result.summary["stopped_by"]
     (3, 'watch: the loss is below 0.3')
-
-    .. versionadded:: 0.5
     """
 
 
@@ -83,8 +81,6 @@ class Patience:
     ...     for step, loss in enumerate([3.0, 2.0, 2.5, 2.1])
     ... ]
     [None, None, None, True]
-
-    .. versionadded:: 0.5
     """
 
     metric: str
@@ -160,8 +156,6 @@ def pruned(trial: Any, metric: str) -> Watcher:
     The run's folder, if it has one, keeps what was computed.
 
     Errors: MissingExtra without Optuna.
-
-    .. versionadded:: 0.5
     """
     try:
         import optuna

@@ -128,8 +128,9 @@ def check_gradient(
     shrink the task with --set task.FIELD=VALUE. Leaves with 1 if they differ, or if no point
     could be checked.
 
-    \b hgms check-gradient quadratic hgms check-gradient hyper-cleaning --set task.train_size=50
-    --set task.hidden=3 --set task.omega=0.01
+    \b
+    hgms check-gradient quadratic
+    hgms check-gradient hyper-cleaning --set task.train_size=50 --set task.hidden=3
     """
     for assignment in sets:
         if assignment.split(".")[0] not in ("task", "method") or (

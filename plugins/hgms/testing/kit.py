@@ -42,8 +42,6 @@ def inputs_on(device: torch.device | str) -> Iterator[None]:
     >>> with inputs_on("cpu"):
     ...     normal(2, seed=0).device
     device(type='cpu')
-
-    .. versionadded:: 0.2
     """
     before = _PLACE.set(torch.device(device))
     try:

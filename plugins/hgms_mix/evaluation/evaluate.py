@@ -102,7 +102,7 @@ class Evaluate:
     judge: Judge | InspectJudge | None = field(factory=Judge)
     resamples: int = field(default=10_000, validator=validators.ge(100))
     seed: int = field(default=0, validator=validators.ge(0))
-    lm_eval: LmEval | None = field(default=None, metadata={"since": "0.7"})
+    lm_eval: LmEval | None = field(default=None)
 
     def new_tokens(self, benchmark: Benchmark) -> int:
         return NEW_TOKENS[benchmark] if self.max_new_tokens is None else self.max_new_tokens

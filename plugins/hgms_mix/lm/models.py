@@ -83,7 +83,7 @@ class BaseModel:
     quantize: Literal["4bit"] | None = field(
         default=None, validator=validators.optional(choice("4bit"))
     )
-    shard: bool = field(default=False, metadata={"since": "0.8"})
+    shard: bool = field(default=False)
     trust_remote_code: bool = False
 
     def __attrs_post_init__(self) -> None:

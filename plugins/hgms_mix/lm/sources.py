@@ -111,7 +111,7 @@ class Source:
     split: str | None = field(default=None, validator=text)
     format: str = field(default="auto", validator=_format)
     fields: Mapping[str, str] | None = field(
-        default=None, validator=validators.optional(_fields), hash=False, metadata={"since": "0.8"}
+        default=None, validator=validators.optional(_fields), hash=False
     )
     skip: int = field(default=0, validator=count)
     rows: int | None = field(default=None, validator=validators.optional(validators.ge(1)))

@@ -158,16 +158,12 @@ class SourceMixture:
     max_length: int = field(default=512, validator=validators.ge(4))
     too_long: Literal["drop", "truncate"] = "drop"
     cache: int | None = field(default=None, validator=optional_whole)
-    halves: int | None = field(
-        default=None, validator=validators.optional(validators.ge(0)), metadata={"since": "0.7"}
-    )
+    halves: int | None = field(default=None, validator=validators.optional(validators.ge(0)))
     average: Average = "example"
     validation_split: tuple[float, float, float] = field(
         default=(0.5, 0.3, 0.2), validator=validation_shares
     )
-    prior: Mapping[str, float] | Literal["uniform", "size"] = field(
-        default="uniform", hash=False, metadata={"since": "0.7"}
-    )
+    prior: Mapping[str, float] | Literal["uniform", "size"] = field(default="uniform", hash=False)
     reference: Mapping[str, float] | None = field(default=None, hash=False)
     micro_batch: int | None = field(default=None, validator=optional_whole)
     checkpointing: bool = False

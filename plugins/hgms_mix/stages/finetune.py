@@ -84,7 +84,7 @@ class Finetune:
     checkpointing: bool = False
     model: BaseModel | None = None
     adapter: Lora | None = None
-    trainer: Transformers | Trl = field(default=Transformers(), metadata={"since": "0.7"})
+    trainer: Transformers | Trl = field(default=Transformers())
 
     def __attrs_post_init__(self) -> None:
         if self.epochs == 0 and self.start != "reweighted":

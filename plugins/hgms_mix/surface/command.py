@@ -91,9 +91,11 @@ def surface(
     recommend a mixture: with an interval for what it gains over the prior, the region that the
     best mixture lies in, and a picture.
 
-    \b hgms mix surface mix.toml                                  train and fit; go on where it
-    was broken off hgms mix surface --ratios ratios.csv --metrics metrics.csv fit runs that
-    somebody else made
+    \b
+    hgms mix surface mix.toml
+        train and fit; resume if it was interrupted
+    hgms mix surface --ratios ratios.csv --metrics metrics.csv
+        fit existing runs
     """
     where, sets = stated_executor(executor, address, jobs, sets, registry.host)
     if where is None and jobs is not None:

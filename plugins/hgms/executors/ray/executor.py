@@ -38,8 +38,6 @@ class Ray:
     Errors: MissingExtra without ray; ConfigError where there is no such cluster, where its Ray or
     Python is of another version, and where a worker has another installation than this machine
     (digests of the code are compared).
-
-    .. versionadded:: 0.8
     """
 
     name: ClassVar[str] = "ray"

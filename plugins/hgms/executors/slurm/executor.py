@@ -36,8 +36,6 @@ class Slurm:
 
     Errors: MissingExtra without submitit; ConfigError where there is no SLURM here, or it refuses a
     job, and where a node has another installation than this machine.
-
-    .. versionadded:: 0.8
     """
 
     name: ClassVar[str] = "slurm"

@@ -144,7 +144,7 @@ class Branches:
     eps: float = field(default=1e-8, validator=positive)
     weight_decay: float = field(default=0.0, validator=not_negative)
     batch_size: int | None = field(default=None, validator=optional_whole)
-    accumulate: int = field(default=1, validator=whole, metadata={"since": "0.5"})
+    accumulate: int = field(default=1, validator=whole)
     batches: Literal["independent", "shared"] = field(
         default="independent", validator=choice("independent", "shared")
     )
@@ -152,7 +152,7 @@ class Branches:
     noise_scale: Literal["absolute", "relative"] = field(
         default="absolute", validator=choice("absolute", "relative")
     )
-    whole_batch_noise: float = field(default=0.1, validator=not_negative, metadata={"since": "0.5"})
+    whole_batch_noise: float = field(default=0.1, validator=not_negative)
     lr_spread: tuple[float, float] | None = field(default=None, validator=check_spread)
     decay_spread: tuple[float, float] | None = field(default=None, validator=check_spread)
     clip: float | None = field(default=None, validator=optional_positive)
@@ -169,9 +169,7 @@ class Branches:
     mode: Mode = field(default="auto", validator=choice("auto", "stacked", "loop"))
     chunk: int | None = field(default=None, validator=optional_whole)
     keep_graph: bool = False
-    way_back: Literal["graph", "mixed"] = field(
-        default="graph", validator=choice("graph", "mixed"), metadata={"since": "0.6"}
-    )
+    way_back: Literal["graph", "mixed"] = field(default="graph", validator=choice("graph", "mixed"))
     cuda_graphs: bool = False
     lighter = lowering(same=["chunk"], other=["accumulate", "batch_size", "count"])
 
@@ -196,8 +194,7 @@ class Branches:
     ) -> Candidates:
         """Some of the candidates, by their numbers: the same that all would be among, since keys
         are addresses. Ways back take the numbers of all.
-
-        .. versionadded:: 0.8"""
+        """
 
         def path(index: int | Tensor) -> Path:
             # A branch's number on the CPU, where its keys are made. Only one of several is worth

@@ -113,9 +113,7 @@ class Trajectory:
         default="selected", validator=choice("selected", "last", "restart")
     )
     keep_graph: bool = False
-    way_back: Literal["graph", "mixed"] = field(
-        default="graph", validator=choice("graph", "mixed"), metadata={"since": "0.6"}
-    )
+    way_back: Literal["graph", "mixed"] = field(default="graph", validator=choice("graph", "mixed"))
 
     lighter = lowering(other=["batch_size"])
 

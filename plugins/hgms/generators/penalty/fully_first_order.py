@@ -81,8 +81,6 @@ class FullyFirstOrder:
 
     Source: Kwon, Kwon, Wright and Nowak, *A fully first-order method for stochastic bilevel
     optimization* (2023, arXiv 2301.10945), algorithm 1.
-
-    .. versionadded:: 0.6
     """
 
     name: ClassVar[str] = "fully-first-order"

@@ -76,8 +76,6 @@ class MoreauEnvelope:
     Source: Liu, Liu, Yao, Zeng and Zhang, *Moreau envelope for nonconvex bi-level optimization: a
     single-loop and Hessian-free solution strategy* (2024, arXiv 2405.09927), MEHA for smooth lower
     levels.
-
-    .. versionadded:: 0.6
     """
 
     name: ClassVar[str] = "moreau-envelope"

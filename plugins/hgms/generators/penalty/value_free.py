@@ -61,8 +61,6 @@ class ValueFree:
 
     Source: Jiang, Xiao, Chen and Chen, *Beyond value functions: single-loop bilevel optimization
     under flatness conditions* (2025, arXiv 2507.20400), PBGD-Free.
-
-    .. versionadded:: 0.6
     """
 
     name: ClassVar[str] = "value-free"

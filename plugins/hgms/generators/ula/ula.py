@@ -103,8 +103,7 @@ class Ula:
     ) -> Candidates:
         """Some of the chains, by their numbers: the same that all would be among, since keys are
         addresses. Ways back take the numbers of all.
-
-        .. versionadded:: 0.8"""
+        """
         generators = self._generators(start, key, members)
         x, index = self._begin(problem, start, key, members, generators)
         rows = problem.lower_data.count(self.batch_size)

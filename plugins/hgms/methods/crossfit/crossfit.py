@@ -102,8 +102,6 @@ class CrossFit:
     Source: this project; HG-MS paper, Algorithm 1, with the candidates of cross-fitting
     (Chernozhukov et al. 2018), weights as a function of the loss as in Meta-Weight-Net (Shu et al.
     2019), and Foret et al. 2021 for the lower step.
-
-    .. versionadded:: 0.6
     """
 
     name: ClassVar[str] = "crossfit"

@@ -65,8 +65,6 @@ class FlatBranches:
 
     Source: Foret, Kleiner, Mobahi, Neyshabur, *Sharpness-aware minimization*, ICLR 2021 (arXiv
     2010.01412); iterate averaging: Polyak and Juditsky 1992.
-
-    .. versionadded:: 0.6
     """
 
     name: ClassVar[str] = "flat-branches"

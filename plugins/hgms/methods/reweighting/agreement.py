@@ -63,8 +63,6 @@ class Agreement:
     Source: self-training as of Scudder, *Probability of error of some adaptive pattern-recognition
     machines*, IEEE Transactions on Information Theory 11 (1965), with labels that are kept or
     dropped; this project.
-
-    .. versionadded:: 0.6
     """
 
     name: ClassVar[str] = "agreement"

@@ -85,8 +85,6 @@ class LearningToReweight:
 
     Source: Ren, Zeng, Yang, Urtasun, *Learning to reweight examples for robust deep learning*, ICML
     2018 (arXiv 1803.09050), algorithm 1.
-
-    .. versionadded:: 0.6
     """
 
     name: ClassVar[str] = "learning-to-reweight"

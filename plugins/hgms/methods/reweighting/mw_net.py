@@ -55,8 +55,6 @@ class MwNet:
 
     Source: Shu, Xie, Yi, Zhao, Zhou, Xu, Meng, *Meta-Weight-Net: learning an explicit mapping for
     sample weighting*, NeurIPS 2019 (arXiv 1902.07379), algorithm 1.
-
-    .. versionadded:: 0.6
     """
 
     name: ClassVar[str] = "mw-net"

@@ -61,8 +61,6 @@ class SmallLoss:
 
     Source: Han, Yao, Yu, Niu, Xu, Hu, Tsang, Sugiyama, *Co-teaching: robust training of deep neural
     networks with extremely noisy labels*, NeurIPS 2018 (arXiv 1804.06872), algorithm 1.
-
-    .. versionadded:: 0.6
     """
 
     name: ClassVar[str] = "small-loss"

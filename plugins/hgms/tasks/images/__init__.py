@@ -41,10 +41,7 @@ Split = Literal["train", "test"]
 
 @frozen(eq=False)
 class Images:
-    """n images as stored (``pixels / scale`` is in [0, 1]), their labels, and where they come from.
-
-    .. versionadded:: 0.2
-    """
+    """n images as stored (``pixels / scale`` is in [0, 1]), their labels, and where they come from."""
 
     pixels: np.ndarray
     labels: np.ndarray
@@ -90,17 +87,12 @@ class Images:
 def cross_entropy(logits: Tensor, label: Tensor) -> Tensor:
     """Of every row. A gather, because the rule of F.cross_entropy under vmap takes twice as many
     operations.
-
-    .. versionadded:: 0.3
     """
     return -logits.log_softmax(-1).gather(-1, label.unsqueeze(-1)).squeeze(-1)
 
 
 def image_set(instance: object, attribute: Attribute[str], value: str) -> None:
-    """The attrs validator of a field that names an image set.
-
-    .. versionadded:: 0.2
-    """
+    """The attrs validator of a field that names an image set."""
     kind, _, rest = value.partition(":") if isinstance(value, str) else ("", "", "")
     if value not in ("digits", "mnist") and not (kind in ("idx", "npz", "hub") and rest):
         raise ValueError(f"{attribute.name!r} must be {FORMS}: {value!r}")
@@ -116,8 +108,6 @@ def load_images(dataset: str, split: Split = "train") -> Images:
     >>> images = load_images("digits")
     >>> images.pixels.shape, images.scale, len(images.labels)
     ((1797, 8, 8), 16.0, 1797)
-
-    .. versionadded:: 0.2
     """
     kind, _, rest = dataset.partition(":")
     if kind == "digits":

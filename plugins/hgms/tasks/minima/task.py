@@ -98,8 +98,6 @@ class ManyMinima:
 
     Source: this project's own construction; one explanation of several, after work on spurious
         features in networks.
-
-    .. versionadded:: 0.6
     """
 
     name: ClassVar[str] = "many-minima"

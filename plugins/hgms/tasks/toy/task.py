@@ -92,8 +92,6 @@ class ToyPenalty:
     0.0
 
     Source: Shen and Chen, *On penalty-based bilevel gradient descent method* (2023), section 5.1.
-
-    .. versionadded:: 0.6
     """
 
     name: ClassVar[str] = "toy-penalty"

@@ -84,8 +84,6 @@ class AlignedMeans:
     Source: this project; cosines in Adam's metric as LESS has them (Xia et al. 2024, arXiv
     2402.04333), products of means of gradients where DoGE has those of single ones (Fan et al.
     2024).
-
-    .. versionadded:: 0.8
     """
 
     name: ClassVar[str] = "aligned-means"

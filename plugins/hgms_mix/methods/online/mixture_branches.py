@@ -81,8 +81,6 @@ class MixtureBranches:
 
     Source: this project: HG-MS's practical generator (paper, section on the algorithm) with the
         batches of ScaleBiO's training.
-
-    .. versionadded:: 0.8
     """
 
     name: ClassVar[str] = "mixture-branches"
