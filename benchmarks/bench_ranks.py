@@ -32,7 +32,8 @@ import torch
 import torch.distributed as dist
 import torch.multiprocessing as processes
 
-from hgms.runs import RunConfig, lay_options, run_config, tables_of
+from hgms.config.tables import lay_options, tables_of
+from hgms.runs import RunConfig, run_config
 from hgms_core.registry import Registry
 
 PROBLEM = Path(__file__).with_name("ranks.toml")

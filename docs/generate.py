@@ -28,7 +28,6 @@ import traced
 from click.testing import CliRunner
 
 import hgms.comparison
-import hgms.config
 import hgms.integrations
 import hgms.report
 import hgms.results
@@ -36,6 +35,8 @@ import hgms.runs
 import hgms.testing as testing
 import hgms_core
 from hgms.cli import main as cli
+from hgms.config.as_table import plain
+from hgms.config.invalid import init_fields, spell, type_hints
 from hgms.executors.lookup import registered as executors
 from hgms.lazy import stub
 from hgms.runs import config
@@ -358,11 +359,7 @@ def _attribute_docs(module: Any) -> dict[str, str]:
     class or function.
     """
     docs = {}
-    packages = (
-        [hgms.config, module] if module is hgms.runs else [module]
-    )  # it exports names of the other
-    folders = [Path(inspect.getfile(package)).parent for package in packages]
-    for path in [path for folder in folders for path in sorted(folder.rglob("*.py"))]:
+    for path in sorted(Path(inspect.getfile(module)).parent.rglob("*.py")):
         body = ast.parse(path.read_text(encoding="utf-8")).body
         for statement, next_one in itertools.pairwise(body):
             if isinstance(next_one, ast.Expr) and isinstance(next_one.value, ast.Constant):
@@ -552,18 +549,16 @@ def _json_of(*arguments: str) -> Any:
 
 
 def _fields(cls: type, skip: tuple[str, ...] = ()) -> list[dict[str, Any]]:
-    hints = hgms.runs.type_hints(cls)
+    hints = type_hints(cls)
     rows = []
-    for key, attribute in hgms.runs.init_fields(cls).items():
+    for key, attribute in init_fields(cls).items():
         if key not in skip:
             required = attribute.default is attrs.NOTHING
-            default = (
-                None if required else hgms.runs.plain(attribute.default, hints[attribute.name])
-            )
+            default = None if required else plain(attribute.default, hints[attribute.name])
             rows.append(
                 {
                     "name": key,
-                    "type": hgms.runs.spell(hints[attribute.name]),
+                    "type": spell(hints[attribute.name]),
                     "required": required,
                     "default": default,
                 }

@@ -17,10 +17,10 @@ from attrs import evolve
 from helpers import F64, KEY, assert_same, counted, network_problem, normal
 from torch import Tensor
 
+from hgms.config.as_table import plain as plain_table
 from hgms.generators.branches import Branches
 from hgms.hypergradients import Unrolled
 from hgms.outer import Adam
-from hgms.runs import plain as plain_table
 from hgms.selectors import First
 from hgms_core import Candidates, ConfigError, Cost, Key, Pipeline, Problem, State, Tree
 

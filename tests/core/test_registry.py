@@ -13,7 +13,7 @@ import pytest
 from fakes import Site
 
 from hgms.cli.inspect import component_row, component_rows, kind_called
-from hgms.runs import kinds_of
+from hgms.config.invalid import kinds_of
 from hgms_core import Composition, overlay
 from hgms_core.errors import PluginError, UnknownComponent
 from hgms_core.host import Host

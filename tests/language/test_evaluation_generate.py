@@ -14,7 +14,7 @@ import attrs
 import pytest
 import torch
 
-from hgms.runs import converter_for
+from hgms.config.convert import converter_for
 from hgms_core import CheckpointError, ConfigError, DataError, HgmsError
 from hgms_core.registry import Registry
 from hgms_mix.evaluation import Evaluate, Judge, Verifier

@@ -18,7 +18,8 @@ from helpers import load_script
 
 import hgms_mix.evaluation
 from hgms.config import Invalid
-from hgms.runs import converter_for, plain
+from hgms.config.as_table import plain
+from hgms.config.convert import converter_for
 from hgms_core import CheckpointError, ConfigError, DataError, MissingExtra
 from hgms_core.registry import Registry
 from hgms_mix.evaluation import Evaluate, LmEval, Verifier, harness

@@ -16,7 +16,8 @@ import attrs
 import pytest
 
 from hgms.config import Invalid
-from hgms.runs import converter_for, plain
+from hgms.config.as_table import plain
+from hgms.config.convert import converter_for
 from hgms_core import ConfigError, HgmsError, MissingExtra
 from hgms_core.registry import Registry
 from hgms_mix.evaluation import Evaluate, InspectJudge, Judge, inspect_judge

@@ -17,7 +17,9 @@ import pytest
 from attrs import evolve, field, frozen, validators
 from hypothesis import given, settings
 
-from hgms.runs import RunConfig, RunSettings, data_of, load, plain, spell
+from hgms.config.as_table import plain
+from hgms.config.invalid import spell
+from hgms.runs import RunConfig, RunSettings, data_of, load
 from hgms_core import Budget, Composition, LinearSolver, Method, Pipeline, hookimpl
 from hgms_core.errors import ConfigError, DataError
 from hgms_core.host import Host
@@ -743,9 +745,7 @@ def test_a_wrapper_may_be_named_with_the_method_inside_as_a_table_or_with_its_ke
     )
 
 
-def test_a_key_is_that_of_the_first_wrapper_that_has_it_and_a_class_that_is_no_method_is_no_wrapper() -> (
-    None
-):
+def test_a_key_belongs_to_the_first_wrapper_that_has_it() -> None:
     @frozen(kw_only=True)
     class Second:
         name = "second"

@@ -10,7 +10,7 @@ from click.testing import CliRunner
 
 from hgms.cli import main
 from hgms.comparison.grid_file import load as load_grid
-from hgms.runs import read_toml
+from hgms.config.tables import read_toml
 from hgms_core import ConfigError
 from hgms_mix.stages.config import load
 from hgms_mix.stages.summary import _scores

@@ -16,7 +16,8 @@ from click.testing import CliRunner
 
 from hgms.cli import main
 from hgms.config import Invalid
-from hgms.runs import converter_for, plain
+from hgms.config.as_table import plain
+from hgms.config.convert import converter_for
 from hgms_core import ConfigError, MissingExtra
 from hgms_core.registry import Registry
 from hgms_mix.lm import BaseModel

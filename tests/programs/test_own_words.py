@@ -16,7 +16,7 @@ from pathlib import Path
 import attrs
 import pytest
 
-from hgms.runs import type_hints
+from hgms.config.invalid import type_hints
 from hgms_core import Composition
 from hgms_core.registry import Registry
 

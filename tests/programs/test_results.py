@@ -14,8 +14,9 @@ import pytest
 from made_runs import CONFIG, write_run
 
 from hgms.cli.terminal import printable
+from hgms.config.tables import difference
 from hgms.results import read_run, scan, scan_sweeps, short_names
-from hgms.runs import RunFolder, difference
+from hgms.runs import RunFolder
 from hgms_core.errors import CheckpointError, ConfigError
 
 

@@ -16,8 +16,9 @@ from hgms.comparison.coordinator import Coordinator
 from hgms.comparison.grid import Cell, Grid
 from hgms.comparison.grid_file import load
 from hgms.comparison.run_grid import run_grid
+from hgms.config.tables import parse_json, parse_toml
 from hgms.results import StoredRun, folders, read_run, scan
-from hgms.runs import RunFolder, leased, parse_json, parse_toml
+from hgms.runs import RunFolder, leased
 from hgms_core.registry import Registry
 
 PLUGIN = Path(__file__).parent / "grid_plugin.py"

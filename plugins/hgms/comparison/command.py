@@ -140,7 +140,7 @@ def compare(
     from hgms.comparison.grid_file import FLAGS, load
     from hgms.comparison.run_grid import listing, run_grid, work_left
     from hgms.comparison.scale import scaled
-    from hgms.runs import tables_of
+    from hgms.config.tables import tables_of
 
     if grid is None and scale is not None:
         raise ConfigError(

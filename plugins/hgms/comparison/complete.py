@@ -21,7 +21,7 @@ def labels(kind: str) -> Completer:
         )  # click leaves it there while an option has no value yet
         if grid is None:
             return component_names(kind)(ctx, parameter, incomplete)
-        from hgms.runs import tables_of
+        from hgms.config.tables import tables_of
 
         entries = tables_of(Path(grid), "grid").get(kind, [])
         tables = [

@@ -22,7 +22,9 @@ from hgms.comparison.grid import SweepSettings
 from hgms.comparison.grid_file import PYTHON, Objects, load
 from hgms.comparison.run_grid import run_grid
 from hgms.config import checked
-from hgms.runs import Interrupted, OwnProblem, RunSettings, kinds_of, plain, show_object
+from hgms.config.as_table import plain
+from hgms.config.invalid import kinds_of
+from hgms.runs import Interrupted, OwnProblem, RunSettings, show_object
 from hgms_core import Budget, ConfigError, Problem, Task
 from hgms_core.host import LOG
 from hgms_core.registry import KINDS, Registry

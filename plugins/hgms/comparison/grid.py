@@ -15,16 +15,10 @@ from typing import Any, Literal
 import attrs
 from attrs import field, frozen, validators
 
-from hgms.runs import (
-    OwnProblem,
-    RunConfig,
-    RunFolder,
-    RunSettings,
-    init_fields,
-    laid_over,
-    put,
-    structured,
-)
+from hgms.config.convert import structured
+from hgms.config.invalid import init_fields
+from hgms.config.tables import laid_over, put
+from hgms.runs import OwnProblem, RunConfig, RunFolder, RunSettings
 from hgms_core import Budget, ConfigError, HgmsError, Method, unknown
 from hgms_core.registry import Registry
 

@@ -44,23 +44,20 @@ from hgms.comparison import space
 from hgms.comparison.grid import Entry, Grid, SweepSettings, copied, distinct_seeds
 from hgms.comparison.references import lines_of, with_references
 from hgms.comparison.scale import scaled
+from hgms.config import Invalid
+from hgms.config.convert import role_of, structured, traits_of
+from hgms.config.invalid import named
+from hgms.config.tables import lay, show
 from hgms.results import DEFAULT_REFERENCES
 from hgms.runs import (
     SCHEMA,
-    Invalid,
     OwnProblem,
     RunConfig,
     RunSettings,
     device_called,
-    lay,
     misfit,
     missing_traits,
-    named,
-    role_of,
-    show,
-    structured,
     tables_of_others,
-    traits_of,
     wanted_traits,
 )
 from hgms_core import Budget, ConfigError, HgmsError, Method, Task, unknown

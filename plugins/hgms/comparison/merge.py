@@ -10,7 +10,8 @@ from pathlib import Path
 
 from attrs import frozen
 
-from hgms.runs import ROWS, RunFolder, is_marker, leased, parse_json, read_file, replace_file
+from hgms.config.tables import parse_json
+from hgms.runs import ROWS, RunFolder, is_marker, leased, read_file, replace_file
 from hgms_core import CheckpointError, ConfigError
 
 ASIDE = ".merged-"

@@ -92,8 +92,8 @@ def plan(
     from hgms.comparison.grid_file import load
     from hgms.comparison.planning import plan as planned
     from hgms.comparison.scale import scaled
+    from hgms.config.tables import tables_of
     from hgms.executors import Local
-    from hgms.runs import tables_of
 
     table = scaled(tables_of(grid, "grid"), scale, grid.name)
     table |= {} if seeds is None else {"seeds": seeds}

@@ -14,7 +14,8 @@ from typing import Any
 import attrs
 
 from hgms.comparison.grid import Entry
-from hgms.runs import Invalid, role_of, structured
+from hgms.config import Invalid
+from hgms.config.convert import role_of, structured
 from hgms_core import HgmsError, Method
 from hgms_core.registry import Registry, inside
 

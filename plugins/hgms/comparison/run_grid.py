@@ -21,20 +21,11 @@ from hgms.comparison.cell import Ending
 from hgms.comparison.comparison import Comparison, gather
 from hgms.comparison.coordinator import Coordinator
 from hgms.comparison.grid import Cell, Grid
+from hgms.config.as_table import plain
+from hgms.config.tables import difference, parse_toml
 from hgms.executors import Board, Executor, Local, code_of, cores, to_stderr
 from hgms.results import uncollected
-from hgms.runs import (
-    DiskError,
-    Interrupted,
-    RunFolder,
-    difference,
-    ignore,
-    parse_toml,
-    plain,
-    read_file,
-    stoppable,
-    unannounced,
-)
+from hgms.runs import DiskError, Interrupted, RunFolder, ignore, read_file, stoppable, unannounced
 from hgms_core import ConfigError, HgmsError
 
 ROOM = 1 << 18

@@ -22,7 +22,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from hgms.comparison.grid import copied
-from hgms.runs import laid_over
+from hgms.config.tables import laid_over
 from hgms_core import ConfigError, unknown
 
 ALL = "*"

@@ -23,16 +23,8 @@ from attrs import define, field
 from hgms.comparison.grid import Cell, Grid, SweepSettings
 from hgms.comparison.samplers import SAMPLERS, Trial, Values, import_optuna
 from hgms.comparison.space import Choices, Space, parse
-from hgms.runs import (
-    ROWS,
-    RunConfig,
-    RunFolder,
-    data_of,
-    leased,
-    parse_json,
-    read_file,
-    replace_file,
-)
+from hgms.config.tables import parse_json
+from hgms.runs import ROWS, RunConfig, RunFolder, data_of, leased, read_file, replace_file
 from hgms_core import Budget, CheckpointError, ConfigError, Key
 
 

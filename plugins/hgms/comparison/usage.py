@@ -16,13 +16,13 @@ from typing import Any
 import torch
 from attrs import define
 
+from hgms.config.tables import parse_json
 from hgms.runs import (
     DiskError,
     FolderInUse,
     RunFolder,
     counting,
     device_called,
-    parse_json,
     read_file,
     replace_file,
 )

@@ -7,9 +7,9 @@ from typing import Any
 
 import click
 
+from hgms.config.tables import lay_options
 from hgms.executors.jobs import Executor
 from hgms.executors.lookup import executor_of
-from hgms.runs import lay_options
 from hgms_core import ConfigError
 from hgms_core.host import Host
 

@@ -6,11 +6,12 @@ import json
 from collections.abc import Sequence
 from typing import Any
 
+from hgms.config.tables import difference, flatten
 from hgms.report import tables, trust
 from hgms.report.figures import Style, figures, source_colours, styles
 from hgms.report.study import Section, Study
 from hgms.results import DARK, DASHES, LIGHT, STYLE, StoredRun
-from hgms.runs import difference, flatten, read_file
+from hgms.runs import read_file
 from hgms_core import MissingExtra, __version__
 
 _DASH_ARRAYS = dict(zip(DASHES, ("none", "7 4", "2 3", "7 3 2 3", "11 4"), strict=True))

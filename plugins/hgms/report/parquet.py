@@ -17,11 +17,12 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from hgms.config.tables import flatten
 from hgms.report.mixture import PREFIX, TOKENS
 from hgms.report.study import Entry, Study
 from hgms.report.tables import seconds_per_step
 from hgms.results import StoredRun
-from hgms.runs import ROWS, flatten, read_file
+from hgms.runs import ROWS, read_file
 from hgms_core import CheckpointError, MissingExtra
 
 if TYPE_CHECKING:

@@ -10,11 +10,11 @@ from typing import Any
 
 from attrs import field, frozen
 
+from hgms.config.tables import difference, flatten
 from hgms.report.compute import carried_out
 from hgms.report.mixture import Mixture, spell_mixture, spell_weight
 from hgms.report.study import Entry, Section, Study
 from hgms.results import RECOVERED, Interval, Ratio, StoredRun, execution_notes, is_share, spell
-from hgms.runs import difference, flatten
 from hgms_core import Budget
 
 MINUS = "\N{MINUS SIGN}"

@@ -21,8 +21,9 @@ from typing import Any
 
 from attrs import field, frozen
 
+from hgms.config.tables import parse_json, parse_toml
 from hgms.results.stored import StoredRun, StoredSweep
-from hgms.runs import ROWS, ensure_seal, is_marker, parse_json, parse_toml, read_file
+from hgms.runs import ROWS, ensure_seal, is_marker, read_file
 from hgms_core import CheckpointError, ConfigError, HgmsError
 
 SWEEPS = "sweeps"

@@ -18,8 +18,9 @@ from typing import Any
 import numpy as np
 from attrs import field, frozen
 
+from hgms.config.tables import difference, flatten
 from hgms.results.columns import last_seconds, read_columns
-from hgms.runs import ROWS, Execution, RunFolder, difference, flatten, opened
+from hgms.runs import ROWS, Execution, RunFolder, opened
 from hgms_core import Budget, CheckpointError
 
 _EARLIER = {

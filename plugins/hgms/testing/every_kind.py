@@ -16,7 +16,11 @@ import numpy as np
 import tomlkit
 import torch
 
-from hgms.runs import Invalid, converter_for, meant, plain, plain_attribute, type_hints
+from hgms.config import Invalid
+from hgms.config.as_table import plain
+from hgms.config.convert import converter_for
+from hgms.config.invalid import plain_attribute, type_hints
+from hgms.runs import meant
 from hgms.testing import imports
 from hgms.testing.kit import Check, Exercise, demand, demand_equal, fail, place, snapshot, tensors
 from hgms_core.host import undone
@@ -171,8 +175,12 @@ def check_global_rng(component: Any, exercise: Exercise) -> None:
     _, call = exercise(component, torch.float64, 0)
     call()  # whoever seeds a generator leaves it as this first call did
     with torch.random.fork_rng(devices=[place()] if place().type == "cuda" else []):
-        kept = random.getstate(), np.random.get_state()  # noqa: NPY002 - to see that nobody draws from it
-        torch.rand((), device=place()), torch.rand(()), random.random(), np.random.random()  # noqa: NPY002
+        # NumPy's global generator is read to see that nobody draws from it
+        kept = random.getstate(), np.random.get_state()  # noqa: NPY002
+        torch.rand((), device=place())
+        torch.rand(())
+        random.random()
+        np.random.random()  # noqa: NPY002
         before = _global_state()
         call()
         drawn = [name for name, state in _global_state().items() if state != before[name]]

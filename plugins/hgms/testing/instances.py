@@ -10,7 +10,9 @@ from typing import Any
 
 import attrs
 
-from hgms.runs import PROTOCOLS, Invalid, converter_for, kinds_of, nearness, type_hints
+from hgms.config import Invalid
+from hgms.config.convert import converter_for
+from hgms.config.invalid import PROTOCOLS, kinds_of, nearness, type_hints
 from hgms.testing.kit import Check
 from hgms_core import Composition, ConfigError, PluginError, closest, unknown
 from hgms_core.registry import KINDS, Kind, Registry, faults_of, inside

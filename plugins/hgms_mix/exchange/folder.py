@@ -10,7 +10,8 @@ import shutil
 from collections.abc import Mapping, Set
 from pathlib import Path
 
-from hgms.runs import DiskError, parse_json, read_file, replace_file
+from hgms.config.tables import parse_json
+from hgms.runs import DiskError, read_file, replace_file
 from hgms_core import CheckpointError, ConfigError
 from hgms_mix.exchange.sample import Sampled
 from hgms_mix.exchange.trainer import UNNAMED, Trainer, differences, model_name

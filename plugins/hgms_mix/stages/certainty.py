@@ -14,8 +14,10 @@ import torch
 from attrs import field, frozen, validators
 from torch import Tensor
 
+from hgms.config.as_table import plain
+from hgms.config.tables import parse_json
 from hgms.results import NULL_TEST, Interval
-from hgms.runs import RunFolder, parse_json, plain, read_file
+from hgms.runs import RunFolder, read_file
 from hgms.uncertainty import Certainty, alignments, cost, in_words, over_rows, over_seeds
 from hgms_core import CheckpointError, ConfigError, Key, OutOfMemory, out_of_memory
 from hgms_mix.stages.reweight import is_finished, weights_of

@@ -10,7 +10,8 @@ import attrs
 from attrs import frozen
 
 from hgms.comparison import scaled
-from hgms.runs import UNCOMPARED, RunConfig, data_of, laid_over, lay_options, tables_of
+from hgms.config.tables import laid_over, lay_options, tables_of
+from hgms.runs import UNCOMPARED, RunConfig, data_of
 from hgms_core import ConfigError, unknown
 from hgms_core.registry import Registry
 from hgms_mix.evaluation import Evaluate
@@ -118,8 +119,9 @@ def mix_of(
     ...     "task": {"name": "t", "label": "a"},
     ...     "method": ["x", {"name": "y", "label": "z", "lr": 1}],
     ... }
-    >>> mix_of(grid, "z", None, "grid.toml")
-    {'task': {'name': 't'}, 'method': {'name': 'y', 'lr': 1}, 'seed': 7, 'run': {'task_label': 'a', 'label': 'z'}}
+    >>> table = mix_of(grid, "z", None, "grid.toml")
+    >>> table["task"], table["method"], table["seed"], table["run"]
+    ({'name': 't'}, {'name': 'y', 'lr': 1}, 7, {'task_label': 'a', 'label': 'z'})
     """
     if not isinstance(table.get("method"), list):
         if method is not None or scale is not None:

@@ -13,8 +13,9 @@ from typing import TYPE_CHECKING, Any, ClassVar
 import torch
 from torch import Tensor
 
+from hgms.config.as_table import plain
 from hgms.distributed import alone
-from hgms.runs import plain, replace_file
+from hgms.runs import replace_file
 from hgms_core import Key
 from hgms_mix.lm import is_in_parts
 from hgms_mix.stages.base_losses import untuned_losses

@@ -12,7 +12,8 @@ from attrs import field, frozen, validators
 from torch import Tensor
 
 from hgms.config import not_negative, positive
-from hgms.runs import environment, plain, replace_file
+from hgms.config.as_table import plain
+from hgms.runs import environment, replace_file
 from hgms_core import ConfigError, DataError, RunInfo, choice
 from hgms_mix.lm import BaseModel, Lora
 from hgms_mix.stages.on_ranks import together

@@ -8,7 +8,8 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from hgms.comparison import measured
-from hgms.runs import RunFolder, parse_json, read_file, run_config
+from hgms.config.tables import parse_json
+from hgms.runs import RunFolder, read_file, run_config
 from hgms_core import CheckpointError, Problem
 from hgms_mix.stages.on_ranks import call_to_reweight
 from hgms_mix.stages.stage import Done, file_digest

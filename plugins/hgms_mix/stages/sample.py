@@ -16,7 +16,8 @@ import torch
 from attrs import field, frozen, validators
 from torch import Tensor
 
-from hgms.runs import plain, replace_file
+from hgms.config.as_table import plain
+from hgms.runs import replace_file
 from hgms_core import ConfigError, Key, Problem, choice
 from hgms_mix.stages.apportion import apportion
 from hgms_mix.stages.stage import Stage

@@ -10,7 +10,10 @@ from typing import Any
 import attrs
 
 from hgms.cli import finite
-from hgms.runs import Invalid, lay, replace_file, structured
+from hgms.config import Invalid
+from hgms.config.convert import structured
+from hgms.config.tables import lay
+from hgms.runs import replace_file
 from hgms_core import ConfigError, MissingExtra
 from hgms_core.registry import Registry
 from hgms_mix.surface.learn import Findings

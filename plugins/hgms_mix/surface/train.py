@@ -16,8 +16,8 @@ import attrs
 import numpy as np
 from attrs import frozen
 
+from hgms.config.tables import lay_options, tables_of
 from hgms.executors import Executor, Here, Piece, carried_out_together
-from hgms.runs import lay_options, tables_of
 from hgms_core import ConfigError, HgmsError, Key, NumericalError
 from hgms_core.registry import Registry
 from hgms_mix.stages import OF_GRIDS, MixConfig, claimed, read

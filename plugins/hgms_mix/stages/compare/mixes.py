@@ -13,6 +13,7 @@ import hgms.comparison
 import hgms_mix.stages
 from hgms.cli import finite
 from hgms.comparison import scaled
+from hgms.config.tables import tables_of
 from hgms.executors import (
     Executor,
     Needs,
@@ -23,7 +24,7 @@ from hgms.executors import (
     to_stderr,
     unless_busy,
 )
-from hgms.runs import tables_of, unannounced
+from hgms.runs import unannounced
 from hgms_core import ConfigError
 from hgms_core.registry import Registry
 from hgms_mix.stages import MixConfig
