@@ -143,7 +143,8 @@ def compared(
             text = write(gold, row)
             if text is None:
                 continue
-            ours = score(verifier, name, Question(number, ("",), gold), text)["verdict"] == "right"  # type: ignore[arg-type]
+            question = Question(number, ("",), gold)  # type: ignore[arg-type]
+            ours = score(verifier, name, question, text)["verdict"] == "right"
             for which, right in theirs(task, row, text).items():
                 yield form, which, text, ours, right
 

@@ -20,7 +20,9 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
+from typing import Any
 
 import torch
 
@@ -118,17 +120,17 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as folder:
         task_problem = problem(options, Path(folder))
         size = sum(leaf.numel() for leaf in task_problem.x0.values())
+        chunk: Any = options.chunk
         methods = {
-            kind: Less(epochs=1, warmup_share=0.1, batch_size=8, chunk=options.chunk, **settings)  # type: ignore[arg-type]
+            kind: Less(epochs=1, warmup_share=0.1, batch_size=8, chunk=chunk, **settings)
             for kind, settings in KINDS.items()
         }
         states = {kind: at_the_pool(task_problem, method) for kind, method in methods.items()}
         times: dict[str, list[float]] = {kind: [] for kind in ("plain loop", *KINDS)}
         for turn in range(options.repetitions + 1):
             first = turn * options.chunk
-            times["plain loop"].append(
-                seconds(lambda: plain_loop(task_problem, first, options.chunk), device)
-            )
+            loop = partial(plain_loop, task_problem, first, options.chunk)
+            times["plain loop"].append(seconds(loop, device))
             for kind, method in methods.items():
 
                 def score(kind: str = kind, method: Less = method) -> None:

@@ -389,10 +389,8 @@ def measure(options: argparse.Namespace, problem: Problem, device: torch.device)
         "backward"
     )
     flops = flops_of(problem, tokens, options.length)
-    print(
-        f"{'tokens a second':<44}{(tokens['forward_tokens'] + tokens['backward_tokens']) / step:10.0f} "
-        "(both passes)"
-    )
+    both = tokens["forward_tokens"] + tokens["backward_tokens"]
+    print(f"{'tokens a second':<44}{both / step:10.0f} (both passes)")
     print(f"{'model FLOPs a step':<44}{flops:.3e} ({flops / step / 1e12:.2f} TFLOP/s)")
     rows_a_pass = batch * options.length
     trainer = trainer_seconds(options, device)

@@ -21,6 +21,7 @@ import time
 from collections.abc import Callable, Mapping
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -281,7 +282,8 @@ def measure_memory() -> dict[str, float]:
     size = sum(leaf.nbytes for leaf in problem.x0.values())
     for count in (2, 8):
         for mode, chunk in (("auto", None), ("stacked", 1), ("stacked", None)):
-            ula = Ula(count=count, steps=2, lr=1e-3, mode=mode, chunk=chunk)  # type: ignore[arg-type]
+            settings: Any = {"mode": mode, "chunk": chunk}
+            ula = Ula(count=count, steps=2, lr=1e-3, **settings)
             with LiveMemory() as memory:
                 ula.propose(problem, problem.theta0, ula.init(problem, Key(0)), Key(0))
             peaks[f"N = {count}, {mode}, chunk {chunk} (bound {2 * count + 6})"] = (

@@ -73,7 +73,8 @@ work = json.loads(sys.argv[1])
 torch.set_num_threads(1)
 task = {"name": "hyper-cleaning", "dataset": work["dataset"], "corruption": 0.6}
 settings = {"evaluations": 1, "clock": "cpu", **work["settings"]}
-config = RunConfig.from_dict({"task": task, "method": work["method"], "budget": work["budget"], "run": settings})
+table = {"task": task, "method": work["method"], "budget": work["budget"], "run": settings}
+config = RunConfig.from_dict(table)
 problem = config.task.problem(0, torch.device("cpu"), torch.float32)
 problem = evolve(problem, evaluate=lambda theta, x: {})
 begin, left, since = time.perf_counter(), 0, 0.0

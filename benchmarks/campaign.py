@@ -7,7 +7,8 @@ violation.
         # runs, comparisons, mixes: killed and resumed, against undisturbed ones
     python benchmarks/campaign.py damage --count 1000
         # files of run folders flipped, cut, replaced; then --resume and report
-    python benchmarks/campaign.py inputs --count 10000  # configurations, grids, data, command lines, run folders of strangers
+    python benchmarks/campaign.py inputs --count 10000
+        # configurations, grids, data, command lines, run folders of strangers
 
 Every trial has a number and is a function of it and ``--seed`` alone (but for the instants of
 signals); ``--only NUMBER`` repeats one and keeps its folder, ``--kind`` takes the trials of one

@@ -48,7 +48,8 @@ scratch, packages, arguments = pathlib.Path(sys.argv[1]), sys.argv[2].split(",")
 for package in packages:
     spec = importlib.util.find_spec(package)
     if spec is None or scratch not in pathlib.Path(spec.origin).resolve().parents:
-        sys.exit(f"REFUSED: {package} would be imported from {spec and spec.origin}, not from the scratch copy")
+        found = spec and spec.origin
+        sys.exit(f"REFUSED: {package} would be imported from {found}, not from the scratch copy")
 import pytest
 sys.exit(pytest.main(arguments))
 """

@@ -379,7 +379,7 @@ def conjugate_gradients(
     return v
 
 
-def hg_ms(problem: Problem, method: Pipeline) -> Stepper:  # noqa: C901 - one step, read from top to bottom
+def hg_ms(problem: Problem, method: Pipeline) -> Stepper:  # noqa: C901 - read from top to bottom
     generator: Any = method.generator
     inside: Any = method.hypergradient
     theta = trainable(problem.theta0)

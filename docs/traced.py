@@ -120,8 +120,9 @@ def _trace(estimator: Callable[[Trace], Any]) -> list[tuple[int, str]]:
         project=trace.watched("problem.project", problem.project, ("theta",)),
         evaluate=trace.watched("problem.evaluate", problem.evaluate, ("theta", "x")),
     )
+    branches = Branches(count=2, steps=2, lr=0.1)
     method = Pipeline(
-        generator=Watched(trace, "generator", Branches(count=2, steps=2, lr=0.1)),  # type: ignore[arg-type]
+        generator=Watched(trace, "generator", branches),  # type: ignore[arg-type]
         selector=Watched(trace, "selector", BestOfN()),  # type: ignore[arg-type]
         hypergradient=Watched(trace, "hypergradient", estimator(trace)),  # type: ignore[arg-type]
         outer=Watched(trace, "outer", Adam(lr=0.1)),  # type: ignore[arg-type]

@@ -42,7 +42,7 @@ def tuned_penalty() -> tuple[Problem, Any, float]:
     )
     problem = task.problem(0, CPU, F64)
     exact = task.closed_form(0, CPU, F64)
-    slope = lambda t: float(
+    slope = lambda t: float(  # noqa: E731
         exact.hypergradient({"log_penalty": torch.tensor([t], dtype=F64)})["log_penalty"]
     )
     return problem, exact, brentq(slope, -3.0, 2.0)

@@ -24,7 +24,8 @@ import torch
 with contextlib.suppress(ImportError):
     import sklearn.datasets
 torch.set_num_threads(1)
-torch.func.vmap(torch.func.grad(torch.sum))(torch.ones(2, 2))  # imports hundreds of modules at its first call
+# the first call imports hundreds of modules
+torch.func.vmap(torch.func.grad(torch.sum))(torch.ones(2, 2))
 """
 
 COMMANDS = """

@@ -42,7 +42,8 @@ LEAK = """
 from pathlib import Path
 from hgms_core import config
 real = config.read_toml
-config.read_toml = lambda text, source: Path("../outside/left").write_text("x") and real(text, source)
+outside = Path("../outside/left")
+config.read_toml = lambda text, source: outside.write_text("x") and real(text, source)
 """
 
 

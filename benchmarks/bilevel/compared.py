@@ -300,21 +300,12 @@ def table_of(name: str) -> str:
         }
         rows = sorted(methods.items(), key=lambda item: np.nan_to_num(last[item[0]], nan=math.inf))
         steps = {(row["method"], row["of"]): row["steps"] for row in read(name)}
-        text += [
-            (
-                "| "
-                f"{' | '.join(['solver', 'of', *(f'{time:g} s' for time in times), 'rounds', 'seeds'])} "
-                "|"
-            ),
-            "|" + "---|" * 7,
-        ]
+        head = ["solver", "of", *(f"{time:g} s" for time in times), "rounds", "seeds"]
+        text += [f"| {' | '.join(head)} |", "|" + "---|" * 7]
         for (method, of), lines in rows:
             cells = [f"{np.median([at(line, time) for line in lines]):.2e}" for time in times]
-            text.append(
-                "| "
-                f"{' | '.join([f'`{method}`', of, *cells, str(steps[method, of]), str(len(lines))])} "
-                "|"
-            )
+            row = [f"`{method}`", of, *cells, str(steps[method, of]), str(len(lines))]
+            text.append(f"| {' | '.join(row)} |")
     return "\n".join(text) + "\n"
 
 

@@ -214,12 +214,8 @@ def trial(
         ending = _go(what, folder, again=number > 0, strike=strike, signals=signals)
         if number < blows and _was_struck(ending, signals):
             struck += 1
-            counts[
-                (
-                    f"{kind}: "
-                    f"{'SIGKILL while writing' if strike.at else signal.Signals(signals[0][1]).name}"
-                )
-            ] += 1
+            name = "SIGKILL while writing" if strike.at else signal.Signals(signals[0][1]).name
+            counts[f"{kind}: {name}"] += 1
         elif ending.late or ending.code not in (0, whole.ending.code) or "Traceback" in ending.err:
             late = f"over {what.seconds:.0f} s, " if ending.late else ""
             yield (

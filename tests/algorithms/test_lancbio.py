@@ -147,8 +147,8 @@ class TestFixed:
 
 
 class TestMoving:
-    HS = [matrix(step, by=0.05) for step in range(2 * M)]
-    BS = [normal(SIZE, seed=6) + 0.1 * normal(SIZE, seed=7 + k) for k in range(2 * M)]
+    HS = tuple(matrix(step, by=0.05) for step in range(2 * M))
+    BS = tuple(normal(SIZE, seed=6) + 0.1 * normal(SIZE, seed=7 + k) for k in range(2 * M))
 
     def test_each_step_is_that_of_the_equations(self) -> None:
         """v̄ + Q T⁻¹ Qᵀ(b − w) with α_j, β_j and q_{j+1} of the matrix of step j, and w of the

@@ -400,11 +400,11 @@ def test_best_of_n_falls_with_n_at_least_as_the_bound_says(k: int, capsys: Any) 
     assert int(BestOfN().select(problem, theta, first, KEY).index) == int(scores[:64].argmin())
     found = slope(torch.tensor(sizes, dtype=F64), torch.stack(errors))
     with capsys.disabled():
-        print(
+        print(  # noqa: T201
             f"\nsphere k = {k}: E‖x̃ − x*‖² ∝ N^{found:.3f} (bound: −1/k = {-1 / k:.3f}; "
             f"non-degenerate: −2/k = {-2 / k:.3f})"
         )
-        print(
+        print(  # noqa: T201
             "   "
             + "  ".join(
                 f"N={n}: {float(error):.2e}" for n, error in zip(sizes, errors, strict=True)

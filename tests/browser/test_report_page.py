@@ -130,7 +130,8 @@ def test_the_plots_are_drawn_without_a_complaint_or_a_request(
     for number in range(16):
         plot = page.locator(".plot").nth(number)
         shapes = plot.evaluate(
-            """element => [...element.querySelectorAll('.scatterlayer .js-line, .barlayer .point path')]
+            """element => [
+                    ...element.querySelectorAll('.scatterlayer .js-line, .barlayer .point path')]
                 .map(path => path.getAttribute('d') || '').filter(d => d.length > 10).length"""
         )
         assert shapes > 0, plot.get_attribute("id")
@@ -373,7 +374,8 @@ def test_headings_and_regions_have_names(open_page: Any) -> None:
     assert all(after - before <= 1 for before, after in pairwise(levels))
     unnamed = page.evaluate(
         """[...document.querySelectorAll('section, nav, [role=region], [role=group], [role=img]')]
-            .filter(e => !(e.getAttribute('aria-label') || e.getAttribute('aria-labelledby'))).length"""
+            .filter(e => !e.getAttribute('aria-label') && !e.getAttribute('aria-labelledby'))
+            .length"""
     )
     assert unnamed == 0
     idents = page.evaluate("[...document.querySelectorAll('[id]')].map(e => e.id)")

@@ -287,9 +287,7 @@ def test_batch_normalisation_in_training_mode_has_the_statistics_of_its_batch() 
     )
 
 
-def test_batch_normalisation_in_evaluation_mode_has_its_running_statistics_and_each_layer_its_own_mode() -> (
-    None
-):
+def test_batch_normalisation_in_evaluation_mode_uses_its_running_statistics() -> None:
     model = network(nn.BatchNorm1d(6), nn.BatchNorm1d(6))
     model(normal(20, FEATURES, seed=4))  # moves the running statistics
     for layers in ((1, 2), (1,)):
@@ -301,9 +299,9 @@ def test_batch_normalisation_in_evaluation_mode_has_its_running_statistics_and_e
             still[2] = replace_all_batch_norm_modules_(nn.Sequential(copy.deepcopy(model[2])))[0]
         p = problem(model)
         assert_products(
-            lambda x: p.g(p.theta0, x, rows()),
+            lambda x, p=p: p.g(p.theta0, x, rows()),
             p.x0,
-            lambda x: by_hand(still, p.theta0["theta"], x, rows()),
+            lambda x, p=p, still=still: by_hand(still, p.theta0["theta"], x, rows()),
         )
 
 
@@ -646,9 +644,7 @@ def test_recurrent_layers_have_products_and_are_evaluated_one_after_the_other(
     )
 
 
-def test_parametrised_layers_work_where_torch_differentiates_them_and_say_so_where_it_does_not() -> (
-    None
-):
+def test_parametrised_layers_work_if_torch_differentiates_them_else_an_error() -> None:
     model = network(parametrizations.orthogonal(nn.Linear(6, 6)))
     p = problem(model)
     assert "1.parametrizations.weight.original" in p.x0

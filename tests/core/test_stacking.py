@@ -4,6 +4,8 @@ alone.
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 import torch
 from helpers import F64, KEY, assert_same, network_problem, normal
@@ -160,7 +162,10 @@ def test_a_loss_that_is_never_stacked_is_stacked_only_when_asked() -> None:
     theta = {"t": torch.tensor(2.0, dtype=F64)}
     x = {"x": normal(COUNT, 3)}
     batch = {"a": normal(3, seed=1)}
-    plain = lambda theta, x, batch: 0.5 * (x["x"] - theta["t"] * batch["a"]).square().sum()
+
+    def plain(theta: Any, x: Any, batch: Any) -> Any:
+        return 0.5 * (x["x"] - theta["t"] * batch["a"]).square().sum()
+
     never = Never()
     assert isinstance(groups(plain, x)[0].part, slice), "so small candidates are stacked"
     assert [group.part for group in groups(never, x)] == list(range(COUNT))

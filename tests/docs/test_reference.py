@@ -51,9 +51,7 @@ def test_every_field_of_a_public_class_has_a_meaning() -> None:
 
 
 def test_every_key_of_a_component_has_a_meaning() -> None:
-    classes = [
-        (component.package, component.target) for component in Registry.load().components()
-    ]
+    classes = [(component.package, component.target) for component in Registry.load().components()]
     missing = [
         f"{module}.{cls.__name__}.{field.name}"
         for module, cls in classes

@@ -493,7 +493,8 @@ hgms_mix.lm.tokens.index_of = slow
 tokenizer = byte_tokenizer()
 print("ready", flush=True)
 sys.stdin.readline()
-table = hgms_mix.lm.tokens.token_table("s", Source(path=path), tokenizer, template="plain", max_length=64, cache_dir=cache)
+settings = {"template": "plain", "max_length": 64, "cache_dir": cache}
+table = hgms_mix.lm.tokens.token_table("s", Source(path=path), tokenizer, **settings)
 print(table.size, table.tokens.sum().item())
 """
 

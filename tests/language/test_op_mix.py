@@ -23,9 +23,9 @@ from source_problems import (
 from torch import Tensor
 
 from hgms_core import ConfigError, Data, Key, NumericalError
-from hgms_mix.lm import interpolated
 from hgms_mix.contrib.op_mix import OpMix
 from hgms_mix.contrib.op_mix.law import Law, fit, propose
+from hgms_mix.lm import interpolated
 
 pytestmark = pytest.mark.plugins
 

@@ -66,7 +66,7 @@ def _solve(
             for name, part in zip(shapes, vector.split(sizes), strict=True)
         }
 
-    loss = lambda vector: g(tree(vector))
+    loss = lambda vector: g(tree(vector))  # noqa: E731
     slope = torch.func.grad(lambda vector: g(tree(vector)))
     for _ in range(newton):
         flat = flat - torch.linalg.solve(torch.func.hessian(loss)(flat), slope(flat))

@@ -93,9 +93,9 @@ def test_losses_and_gradients_are_the_benchmark_s_own(kind: str, tmp_path: Path)
         (problem.g, inner, whole[0], rows),
         (problem.f, outer, whole[1], upper_rows),
     ):
-        value, slopes = jax.value_and_grad(lambda x, t: function(x, t, 0, size), argnums=(0, 1))(
-            *point
-        )
+        value, slopes = jax.value_and_grad(
+            lambda x, t, call=function, n=size: call(x, t, 0, n), argnums=(0, 1)
+        )(*point)
         assert float(ours(theta, x, batch)) == pytest.approx(float(value), rel=1e-11)
         above, below = (torch.func.grad(ours, argnums=at)(theta, x, batch) for at in (0, 1))
         for mine, other in zip(flat(kind, above, below), (slopes[1], slopes[0]), strict=True):

@@ -35,9 +35,7 @@ def test_a_pair_s_interval_excludes_zero_where_multipletests_rejects() -> None:
     assert 0 < rejected < 60
 
 
-def test_mean_ranks_further_apart_than_the_critical_difference_are_those_that_nemenyi_s_test_rejects() -> (
-    None
-):
+def test_mean_ranks_beyond_the_critical_difference_are_those_that_nemenyi_rejects() -> None:
     random = np.random.default_rng(5)
     apart = 0
     for _ in range(10):

@@ -278,11 +278,13 @@ def test_describe_a_composition(site: Site) -> None:
         "recipes",
         """
         from hgms_core import Composition, hookimpl
-        parts = {"generator": {"name": "g", "count": 4}, "selector": "s", "hypergradient": "h", "outer": "o"}
+        parts = {"generator": {"name": "g", "count": 4}, "selector": "s"}
+        parts |= {"hypergradient": "h", "outer": "o"}
         @hookimpl
         def hgms_register_methods():
-            on = {"sources": {"generator": {"count": 2}, "selector": {"name": "first", "batch_size": 3}}}
-            return [Composition(name="mix", summary="A mix.", source="a cookbook", parts=parts, on=on)]
+            on = {"generator": {"count": 2}, "selector": {"name": "first", "batch_size": 3}}
+            named = {"name": "mix", "summary": "A mix.", "source": "a cookbook"}
+            return [Composition(**named, parts=parts, on={"sources": on})]
         """,
     )
     site.install("hgms-recipes", {"recipes": "recipes"})
@@ -830,7 +832,9 @@ def test_a_command_gets_the_host_of_its_invocation_and_its_registry(site: Site) 
             @plugin_option
             @click.pass_obj
             def count(host, registry):
-                click.echo(f"{host is registry.host} {len(registry.components('solver'))} {len(host.installed['hgms'])}")
+                same = host is registry.host
+                solvers = len(registry.components("solver"))
+                click.echo(f"{same} {solvers} {len(host.installed['hgms'])}")
         """,
     )
     site.install("hgms-counting", {"counting": "counting"})

@@ -527,7 +527,8 @@ class Plain:
         return {"theta": dict(problem.theta0), "x": dict(problem.x0)}
 
     def step(self, problem, state, progress):
-        return {**state, "x": {name: leaf / 2 for name, leaf in state["x"].items()}}, {"upper_loss": 1.0}
+        x = {name: leaf / 2 for name, leaf in state["x"].items()}
+        return {**state, "x": x}, {"upper_loss": 1.0}
 
     def result(self, state):
         return state["theta"], state["x"]

@@ -384,8 +384,8 @@ def test_a_batch_of_each_candidate_is_handed_over() -> None:
 
     def in_theta(y: Tensor, row: Tensor) -> Tensor:
         upper = {"y": y, "row": row}
-        loss = lambda t, z: 0.5 * (z - t["y"] * t["row"]).square().sum()
-        exact = lambda t: t["y"] * t["row"]
+        loss = lambda t, z: 0.5 * (z - t["y"] * t["row"]).square().sum()  # noqa: E731
+        exact = lambda t: t["y"] * t["row"]  # noqa: E731
         return lower_solution(loss, upper, exact, solver=dense).sum()
 
     ys = normal(3, 2, seed=28).requires_grad_()

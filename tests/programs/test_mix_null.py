@@ -35,7 +35,9 @@ name = "source-mixture"
 template = "plain"
 max_length = 24
 validation_split = [0.8, 0.1, 0.1]
-model = { config = { model_type = "gpt2", n_layer = 1, n_embd = 16, n_head = 2, n_positions = 24 }, tokenizer = "bytes" }
+[task.model]
+config = { model_type = "gpt2", n_layer = 1, n_embd = 16, n_head = 2, n_positions = 24 }
+tokenizer = "bytes"
 [task.sources]
 first = { path = "FIRST" }
 second = { path = "SECOND" }

@@ -93,7 +93,8 @@ def hgms_register_tasks():
 def hgms_register_methods():
     made = Composition(name="saunter", summary="s", source="s", parts={"lr": 0.2}, of=Stroll,
                        on={"sources": {"lr": 0.4, "limit": 3.0, "rows": 5}})
-    best = Composition(name="keeper", summary="s", source="s", parts={"keep": True}, of=Stroll, on={"sources": {"keep": False}})
+    best = Composition(name="keeper", summary="s", source="s", parts={"keep": True}, of=Stroll,
+                       on={"sources": {"keep": False}})
     return [Stroll, made, best]
 '''
 

@@ -875,7 +875,8 @@ class Unfinished:
     name = "unfinished"
 
 MINE = Composition(name="mine-by-signs", summary="Mine.", source="mine", parts={
-    "generator": {"name": "branches"}, "selector": {"name": "first"}, "hypergradient": {"name": "unrolled"},
+    "generator": {"name": "branches"}, "selector": {"name": "first"},
+    "hypergradient": {"name": "unrolled"},
     "outer": {"name": "signs-of-mine", "lr": 0.2}})
 
 @hookimpl

@@ -283,8 +283,11 @@ def test_torchrun_starts_the_ranks_of_all_stages(made: Path, tmp_path: Path) -> 
     assert_made_alike(ours, alone)
 
 
-LLAMA = """{ tokenizer = "bytes", config = { model_type = "llama", hidden_size = 16, intermediate_size = 32,
- num_hidden_layers = 2, num_attention_heads = 2, num_key_value_heads = 1, max_position_embeddings = 64 }, shard = %s }"""
+LLAMA = (
+    '{ tokenizer = "bytes", config = { model_type = "llama", hidden_size = 16, '
+    "intermediate_size = 32, num_hidden_layers = 2, num_attention_heads = 2, "
+    "num_key_value_heads = 1, max_position_embeddings = 64 }, shard = %s }"
+)
 
 
 def test_a_base_in_parts_is_tuned_and_evaluated_as_a_whole_one(made: Path, tmp_path: Path) -> None:

@@ -373,7 +373,7 @@ def test_the_implicit_hypergradient_is_the_slope_of_the_re_solved_upper_loss(
 
 def test_one_seed_is_one_problem_and_the_global_generators_are_left_alone() -> None:
     before = torch.random.get_rng_state()
-    numpy_before = np.random.get_state()[1].copy()
+    numpy_before = np.random.get_state()[1].copy()  # noqa: NPY002
     task = ImbalancedLoss(rotation=5.0)
     first, again, other = (task.problem(seed, CPU, DOUBLE) for seed in (5, 5, 6))
     for name in ("pixels", "label"):

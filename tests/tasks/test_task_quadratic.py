@@ -117,7 +117,7 @@ def test_a_minibatch_has_the_mean_of_its_rows_and_the_whole_penalty() -> None:
 
 def test_one_seed_is_one_problem_and_the_global_generators_are_left_alone() -> None:
     before = torch.random.get_rng_state()
-    numpy_before = np.random.get_state()[1].copy()
+    numpy_before = np.random.get_state()[1].copy()  # noqa: NPY002
     first, again, other = (Quadratic().problem(seed, CPU, DOUBLE) for seed in (5, 5, 6))
     assert torch.equal(first.lower_data.whole["a"], again.lower_data.whole["a"])
     assert torch.equal(first.upper_data["stop"].whole["b"], again.upper_data["stop"].whole["b"])

@@ -66,7 +66,7 @@ def test_parts_are_disjoint_and_standardised_with_the_training_rows(tmp_path: Pa
 @pytest.mark.parametrize("task", TASKS)
 def test_one_seed_is_one_problem_in_every_precision(task: RidgeCv | LogisticCv) -> None:
     before = torch.random.get_rng_state()
-    numpy_before = np.random.get_state()[1].copy()
+    numpy_before = np.random.get_state()[1].copy()  # noqa: NPY002
     first, again, other = (task.problem(seed, CPU, DOUBLE) for seed in (5, 5, 6))
     assert torch.equal(first.lower_data.whole["a"], again.lower_data.whole["a"])
     assert not torch.allclose(first.lower_data.whole["a"], other.lower_data.whole["a"])

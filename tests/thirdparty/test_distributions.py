@@ -31,7 +31,8 @@ for distribution, module in zip(sys.argv[1::2], sys.argv[2::2]):
     needs = [Requirement(line) for line in found.requires or []]
     unmet = [str(need) for need in needs
              if not need.marker and importlib.metadata.version(need.name) not in need.specifier]
-    told[distribution] = [importlib.import_module(module).__file__, str(found.locate_file("")), unmet]
+    where = importlib.import_module(module).__file__
+    told[distribution] = [where, str(found.locate_file("")), unmet]
 print(json.dumps(told))
 """
 
@@ -49,7 +50,8 @@ name = "hg-ms"
 name = "hg-ms"
 label = "all-three"
 generator = { name = "cyclical-langevin", count = 2, cycle_steps = 10 }
-hypergradient = { solver = { name = "chebyshev", low = 0.01, high = 40.0, rtol = 1e-3, max_steps = 10 } }
+[method.hypergradient]
+solver = { name = "chebyshev", low = 0.01, high = 40.0, rtol = 1e-3, max_steps = 10 }
 """
 
 

@@ -1120,7 +1120,8 @@ from hgms_core import Composition
 
 MINE = Composition(name="mine", summary="One branch.", source="", parts={
     "generator": {"name": "branches", "count": 1}, "selector": {"name": "first"},
-    "hypergradient": {"name": "implicit", "solver": {"name": "cg"}}, "outer": {"name": "adam", "lr": 0.1},
+    "hypergradient": {"name": "implicit", "solver": {"name": "cg"}},
+    "outer": {"name": "adam", "lr": 0.1},
 })
 """
 PARTS = [

@@ -24,10 +24,12 @@ def terminal_width() -> int:
 def folded(doc: str, columns: int) -> str:
     r"""A docstring as plain text.
 
-    >>> print(folded("The :class:`~hgms_core.Key` of ``x``::\n\n    y = 2    x", 40))
+    >>> print(folded("The :class:`~hgms_core.Key` of ``x``::\n\n    y = 2    x\n\nEnd.", 40))
     The Key of `x`:
     <BLANKLINE>
         y = 2    x
+    <BLANKLINE>
+    End.
     """
     # the indentation of the paragraph that a literal block follows
     blocks = []

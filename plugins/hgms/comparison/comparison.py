@@ -96,9 +96,8 @@ class Comparison:
 
     def _repr_html_(self) -> str:
         lines = "".join(f"<li>{html.escape(line)}</li>" for line in self.remarks)
-        return notebook_html(
-            f"<p>{html.escape(self.heading)}</p>{''.join(table.html for table in self.tables)}<ul>{lines}</ul>"
-        )
+        tables = "".join(table.html for table in self.tables)
+        return notebook_html(f"<p>{html.escape(self.heading)}</p>{tables}<ul>{lines}</ul>")
 
     def to_frame(self) -> pandas.DataFrame:
         """A pandas data frame with a row a run: what it was, how it ended, its metrics and costs.

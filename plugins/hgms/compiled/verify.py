@@ -69,7 +69,8 @@ class _Precise(Interpreter):
     def run_node(self, n: Node) -> Any:
         if n.op == "call_function" and "prims" not in str(n.target):
             args, kwargs = self.fetch_args_kwargs_from_env(n)
-            return n.target(*map_aggregate(args, _double), **map_aggregate(kwargs, _double))  # type: ignore[operator]
+            target: Any = n.target
+            return target(*map_aggregate(args, _double), **map_aggregate(kwargs, _double))
         return super().run_node(n)
 
 

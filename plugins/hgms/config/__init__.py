@@ -69,10 +69,10 @@ def check_memory(what: str, *shape: int, bytes_each: int = 8) -> None:
     and the system stops whichever process it likes. ``what`` names the settings that make up the
     shape.
 
-    >>> check_memory("rows × features", 10**12, 20)
+    >>> check_memory("rows × features", 10**12, 20)  # doctest: +ELLIPSIS
     Traceback (most recent call last):
         ...
-    hgms_core.errors.ConfigError: rows × features = 1,000,000,000,000 × 20: 160,000 GB are more than this machine can hold
+    hgms_core.errors.ConfigError: rows × features = 1,000,000,000,000 × 20: 160,000 GB are more ...
       make it smaller
     """
     try:

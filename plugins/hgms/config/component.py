@@ -114,7 +114,8 @@ def checked(*own: str) -> Callable[[Callable[Arguments, Result]], Callable[Argum
 
         @functools.wraps(function)
         def call(*args: Arguments.args, **arguments: Arguments.kwargs) -> Result:
-            return function(**_read(function.__name__, parameters(), args, arguments))  # type: ignore[call-arg]
+            values: Any = _read(function.__name__, parameters(), args, arguments)
+            return function(**values)
 
         return call
 

@@ -96,10 +96,10 @@ def fingerprints(problem: Problem) -> dict[str, str]:
     known = {}
     for field in attrs.fields(Problem):
         value = getattr(problem, field.name)
-        default = field.default
+        default: Any = field.default
         if field.init and field.name != "compiler" and value is not default:
-            made = isinstance(default, attrs.Factory) and not default.takes_self  # type: ignore[arg-type, union-attr]
-            if not made or memory.of(value) != memory.of(default.factory()):  # type: ignore[union-attr]
+            made = isinstance(default, attrs.Factory) and not default.takes_self
+            if not made or memory.of(value) != memory.of(default.factory()):
                 known[field.name] = memory.of(value)[:12]
     return known
 

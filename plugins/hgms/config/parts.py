@@ -92,10 +92,8 @@ def instead(value: object, kind: Any) -> str:
     also = (
         "; a Pipeline(…) is one, too; names are for `run` and `compare`" if kind is Method else ""
     )
-    return (
-        f"{what}\n  available: "
-        f"{', '.join(sorted(cls.__name__ for cls in classes.values())) or 'none is installed'}{also}"
-    )
+    names = ", ".join(sorted(cls.__name__ for cls in classes.values())) or "none is installed"
+    return f"{what}\n  available: {names}{also}"
 
 
 def _imported(cls: type) -> str:

@@ -356,9 +356,8 @@ def _of_point(
         }
 
     def rule(ridge: float) -> Reference:
-        return Reference(
-            reference, theta, below, above, ridge, strategy if strategy in STRATEGIES else "vjp"
-        )  # type: ignore[arg-type]
+        exact: Any = strategy if strategy in STRATEGIES else "vjp"
+        return Reference(reference, theta, below, above, ridge, exact)
 
     def flatness() -> dict[str, Any]:
         of: Spectrum = spectrum(

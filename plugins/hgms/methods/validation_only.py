@@ -19,7 +19,9 @@ class ValidationOnly:
     """Runs ``method`` on the problem whose lower loss is the upper one, on the validation rows that
     a method may train on::
 
-        min_x f(θ, x)      on the rows of the roles ``differentiate`` and ``select``; the lower rows and g are not used
+        min_x f(θ, x)      on the rows of the roles ``differentiate`` and ``select``
+
+    The lower rows and g are not used.
 
     With a method that leaves θ where it is (``uniform``) x learns from the validation rows and
     nothing else: the limit of the tilted lower level g + εf as ε → ∞. The rows of the role ``stop``

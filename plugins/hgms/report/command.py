@@ -87,7 +87,8 @@ def report(
 
     Runs that cannot be read are named, left out and counted.
     """
-    import hgms.report as reports
+    from hgms.report.compute import build
+    from hgms.report.formats import SUFFIXES, suffix, write
     from hgms.report.tables import summary
 
     if watch:
@@ -95,16 +96,14 @@ def report(
             ctx,
             runs,
             port,
-            lambda: reports.build(
+            lambda: build(
                 runs, metrics=metrics, reference=reference, separate=separate, title=title
             ),
         )
         return
-    reports.suffix(out, reports.SUFFIXES, "a report")  # before the work, not after it
-    study = reports.build(
-        runs, metrics=metrics, reference=reference, separate=separate, title=title
-    )
-    written = reports.write(study, out, steps=steps)
+    suffix(out, SUFFIXES, "a report")  # before the work, not after it
+    study = build(runs, metrics=metrics, reference=reference, separate=separate, title=title)
+    written = write(study, out, steps=steps)
     if as_json:
         print_json(_as_dict(study, written))
         return
@@ -171,14 +170,15 @@ def plot(
     """The main metric against seconds and oracle calls for a paper: mean over seeds with its 95
     % band.
     """
-    import hgms.report as reports
     from hgms.report import paper
+    from hgms.report.compute import build
+    from hgms.report.formats import suffix
     from hgms.report.ranks import draw_ranks
 
     if mixture and ranks:
         raise ConfigError("--mixture and --ranks are two pictures; choose one")
-    reports.suffix(out, paper.SUFFIXES, "a picture")
-    study = reports.build(runs, metrics=metrics, separate=separate)
+    suffix(out, paper.SUFFIXES, "a picture")
+    study = build(runs, metrics=metrics, separate=separate)
     (draw_ranks if ranks else paper.draw_mixtures if mixture else paper.draw_curves)(study, out)
     if as_json:
         print_json(_as_dict(study, [out]))

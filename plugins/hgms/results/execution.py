@@ -23,7 +23,9 @@ def execution_notes(runs: Iterable[StoredRun]) -> list[str]:
     runs = list(runs)
     notes = []
     for key, (subject, rest) in WORDS.items():
-        by_choice = _grouped(runs, lambda run, key=key, rest=rest: run.execution.get(key, rest))  # type: ignore[misc]
+        choice: Callable[[StoredRun], str]
+        choice = lambda run, key=key, rest=rest: run.execution.get(key, rest)  # noqa: E731
+        by_choice = _grouped(runs, choice)
         if set(by_choice) <= {rest}:
             continue
         if len(by_choice) == 1:

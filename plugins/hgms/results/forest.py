@@ -21,12 +21,18 @@ from hgms.results.statistics import Interval, spell
 MINUS = "\N{MINUS SIGN}"
 
 STYLE = """
-table.hgms-forest.hgms-forest { table-layout: auto; border-collapse: collapse; width: 100%; max-width: 60rem; margin: 0; }
+table.hgms-forest.hgms-forest {
+  table-layout: auto; border-collapse: collapse; width: 100%; max-width: 60rem; margin: 0;
+}
 .hgms-forest.hgms-forest tbody tr { background: none; }
 .hgms-forest { font-size: .9rem; font-variant-numeric: tabular-nums; }
-.hgms-forest caption { text-align: left; font-weight: 600; padding: .2rem 0; caption-side: top; color: inherit; }
+.hgms-forest caption {
+  text-align: left; font-weight: 600; padding: .2rem 0; caption-side: top; color: inherit;
+}
 .hgms-forest caption span { font-weight: 400; opacity: .8; }
-.hgms-forest :is(tr, th, td) { background: none; border: 0; text-align: left; padding: .15rem .5rem .15rem 0; }
+.hgms-forest :is(tr, th, td) {
+  background: none; border: 0; text-align: left; padding: .15rem .5rem .15rem 0;
+}
 .hgms-forest th { font-weight: 500; width: 1%; white-space: nowrap; }
 .hgms-forest td.n { text-align: right; white-space: nowrap; width: 1%; padding-right: 0; }
 .hgms-forest .won > * { font-weight: 700; }
@@ -35,11 +41,17 @@ table.hgms-forest.hgms-forest { table-layout: auto; border-collapse: collapse; w
 .hgms-forest .track > * { position: absolute; top: 50%; }
 .hgms-forest .zero { top: 0; bottom: 0; border-left: 1px dashed currentColor; opacity: .55; }
 .hgms-forest .bar { height: 3px; margin-top: -1.5px; border-radius: 2px; background: var(--c); }
-.hgms-forest .dot { width: 10px; height: 10px; margin: -5px 0 0 -5px; border-radius: 50%; background: var(--c); }
+.hgms-forest .dot {
+  width: 10px; height: 10px; margin: -5px 0 0 -5px; border-radius: 50%; background: var(--c);
+}
 .hgms-forest .won .dot { border-radius: 0; transform: rotate(45deg); }
 .hgms-forest .base .dot { background: none; border: 2px solid var(--c); box-sizing: border-box; }
-.hgms-forest .beyond { color: var(--c); transform: translate(-50%, -50%); line-height: 1; font-size: .8em; }
-.hgms-forest .axis { border-top: 1px solid currentColor; height: 1.4em; font-size: .78rem; opacity: .8; }
+.hgms-forest .beyond {
+  color: var(--c); transform: translate(-50%, -50%); line-height: 1; font-size: .8em;
+}
+.hgms-forest .axis {
+  border-top: 1px solid currentColor; height: 1.4em; font-size: .78rem; opacity: .8;
+}
 .hgms-forest .axis span { transform: translateX(-50%); top: .15em; white-space: nowrap; }
 .hgms-forest .key { display: inline-block; width: .7em; height: .7em; margin-right: .4em; }
 .hgms-forest .key { border-radius: 50%; background: var(--c); }
@@ -215,10 +227,9 @@ class Forest:
             f'<tr aria-hidden="true"><th></th><td class="track axis">{ticks}</td><td '
             'class="n"></td></tr>'
         )
-        return (
-            "<table "
-            f'class="hgms-forest"><caption>{title}</caption><tbody>{"".join(rows)}{axis}</tbody></table>'
-        )
+        body = "".join(rows)
+        head = f'<table class="hgms-forest"><caption>{title}</caption>'
+        return f"{head}<tbody>{body}{axis}</tbody></table>"
 
 
 def _mark(pair: Interval | None, low: float, high: float, at: Callable[[float], str]) -> str:

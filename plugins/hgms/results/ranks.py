@@ -169,10 +169,9 @@ class Ranks:
             f'<tr aria-hidden="true"><th></th><td class="track axis">{ticks}</td><td '
             'class="n"></td></tr>'
         )
-        return (
-            "<table "
-            f'class="hgms-forest"><caption>{caption}</caption><tbody>{"".join(rows)}{axis}</tbody></table>'
-        )
+        body = "".join(rows)
+        head = f'<table class="hgms-forest"><caption>{caption}</caption>'
+        return f"{head}<tbody>{body}{axis}</tbody></table>"
 
 
 def _quantile(count: int) -> float:

@@ -260,10 +260,8 @@ class Table:
             if self.forest is not None
             else f"<p><b>{html.escape(self.task)}</b></p>"
         )
-        return (
-            f"{picture}<div "
-            f'class="wide"><table><thead><tr>{names}</tr></thead><tbody>{body}</tbody></table></div>'
-        )
+        table = f"<table><thead><tr>{names}</tr></thead><tbody>{body}</tbody></table>"
+        return f'{picture}<div class="wide">{table}</div>'
 
     def as_dict(self) -> dict[str, Any]:
         table = {

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from hgms.runs.advice import line_of
 from hgms.runs.checkpoint import load_state, pack, save_state, unpack
-from hgms.runs.command import built, load
+from hgms.runs.command_line import built, load
 from hgms.runs.config import SCHEMA, UNCOMPARED, RunConfig, RunSettings, tables_of_others
 from hgms.runs.execution import Compilation, Execution
 from hgms.runs.files import ROWS, DiskError, appending, ensure_seal, opened, read_file, replace_file

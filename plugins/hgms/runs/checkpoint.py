@@ -93,7 +93,8 @@ def load_state(path: str | Path) -> State:
         with safetensors.safe_open(path, "pt") as stored:
             # Copied to where torch puts tensors: where one lies in memory decides how products with
             # it round.
-            tensors = {name: stored.get_tensor(name).clone() for name in stored.keys()}  # noqa: SIM118 - it is no dictionary
+            names = stored.keys()  # it is no dictionary
+            tensors = {name: stored.get_tensor(name).clone() for name in names}
             state: State = unpack(json.loads((stored.metadata() or {})["state"]), tensors)
     except FileNotFoundError:
         raise CheckpointError(f"there is no file {path}") from None

@@ -6,7 +6,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 import click
 
@@ -21,16 +20,12 @@ from hgms.cli import (
     trust_option,
     with_commas,
 )
-from hgms.config import Invalid
-from hgms.config.convert import structured
-from hgms.config.invalid import PROTOCOLS
-from hgms.config.tables import lay, lay_options, tables_of
 from hgms.runs import compat as fits
 from hgms.runs import describe as descriptions
-from hgms.runs.config import RunConfig
+from hgms.runs.command_line import load
 from hgms.runs.launch import run_config
 from hgms.runs.progress import Progress
-from hgms_core import Budget, ConfigError, UnknownComponent, unknown
+from hgms_core import Budget, UnknownComponent, unknown
 from hgms_core.registry import Component, Registry
 
 
@@ -136,22 +131,6 @@ def run(
     click.echo(f"  {summary['folder']}")
 
 
-def load(
-    path: str | Path,
-    sets: Sequence[str] = (),
-    *,
-    seed: int | None = None,
-    out: str | None = None,
-    registry: Registry | None = None,
-) -> RunConfig:
-    """The configuration in a TOML file, with ``--set key.of.it=value``, ``--seed`` and ``--out``
-    laid over it.
-    """
-    table = tables_of(Path(path), "configuration")
-    places = lay_options(table, sets, seed, out=out)
-    return RunConfig.from_dict(table, source=Path(path).name, registry=registry, sets=places)
-
-
 def _words(_context: click.Context, _option: click.Parameter, values: Sequence[str]) -> list[str]:
     return [word.strip() for value in values for word in value.split(",") if word.strip()]
 
@@ -190,24 +169,3 @@ def compat(tasks: list[str], methods: list[str], registry: Registry, as_json: bo
         print_json(rows)
     else:
         fits.show(rows)
-
-
-def built(
-    name: str,
-    protocol: Any,
-    fields: Sequence[str] = (),
-    traits: frozenset[str] = frozenset(),
-    registry: Registry | None = None,
-) -> Any:
-    """The task or method called ``name``, with ``task.FIELD=VALUE`` or ``method.FIELD=VALUE`` laid
-    over its defaults (a method's on a task with ``traits``)."""
-
-    kind = PROTOCOLS[protocol].name
-    table: dict[str, Any] = {kind: {"name": name}}
-    places = [lay(table, assignment) for assignment in fields]
-    try:
-        return structured(table[kind], protocol, registry or Registry.load(), traits)
-    except Invalid as invalid:
-        raise ConfigError(
-            Invalid(*invalid.below(kind)).render("the command line", tuple(places))
-        ) from None

@@ -11,6 +11,7 @@ from typing import Any
 import click
 
 from hgms.cli import print_table, terminal_width
+from hgms.runs.command_line import built
 from hgms.runs.traits import missing_traits, wanted_traits
 from hgms_core import HgmsError, Method
 from hgms_core.registry import Registry
@@ -32,8 +33,6 @@ def rows_of(
 
 def _cells(registry: Registry, name: str, tasks: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
     """One method against every task: whether it ``fits`` (null: not known) and ``why`` not."""
-    from hgms.runs.command import built
-
     for task, target in tasks.items():
         try:
             method = built(

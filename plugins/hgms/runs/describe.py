@@ -109,7 +109,8 @@ def _fields(target: type) -> list[dict[str, Any]]:
         required = attribute.default is attrs.NOTHING
         default = None
         if not required:
-            factory = attribute.default if isinstance(attribute.default, attrs.Factory) else None  # type: ignore[arg-type]
+            given: Any = attribute.default
+            factory = given if isinstance(given, attrs.Factory) else None  # type: ignore[arg-type]
             value = (
                 attribute.default
                 if factory is None

@@ -194,9 +194,8 @@ def _labels(components: Sequence[Any]) -> list[str]:
             for field in attrs.fields(type(component))
             if getattr(component, field.name) != field.default
         ]
-        labels.append(
-            f"{name}({','.join(f'{field.name}={getattr(component, field.name)!r}' for field in own)})"
-        )
+        settings = (f"{field.name}={getattr(component, field.name)!r}" for field in own)
+        labels.append(f"{name}({','.join(settings)})")
     return [label if labels.count(label) == 1 else f"{label}#{i}" for i, label in enumerate(labels)]
 
 

@@ -5,6 +5,7 @@ again.
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import torch
@@ -225,7 +226,7 @@ def check_parts(generator: Any) -> None:
     up.
     """
     problem = _usual(generator)
-    at = lambda number: numbers(number, torch.int64)
+    at = partial(numbers, dtype=torch.int64)
     for variant in _on_batches(generator):
         if not callable(getattr(variant, "propose_some", None)):
             return

@@ -20,11 +20,13 @@ PATIENCE = 300
 # It takes seconds to import torch, so the interpreter is started once. On Linux every request has a
 # fork of it, which sees nothing of what another's modules did; elsewhere it serves one request.
 WATCH = """
-import importlib, importlib.util, contextlib, io, json, os, random, signal, socket, sys, threading, time
+import importlib, importlib.util, contextlib, io, json, os, random, signal, socket, sys, threading
+import time
 paths, folder = json.loads(sys.argv[1])
 replies = os.fdopen(os.dup(1), "w")
 os.dup2(2, 1)
-sys.path[:] = sorted(paths, key=lambda path: path == folder)  # last: a random.py there is not the standard library's
+# last: a random.py there is not the standard library's
+sys.path[:] = sorted(paths, key=lambda path: path == folder)
 import numpy, torch
 import hgms_core
 from hgms_core.sandbox import watched
@@ -38,8 +40,9 @@ socket.socket.connect = refuse("network")
 socket.getaddrinfo = refuse("network")
 torch.cuda._lazy_init = refuse("CUDA")
 def state():
-    return repr((random.getstate(), [part.tolist() if hasattr(part, "tolist") else part for part in numpy.random.get_state()],
-                 torch.get_rng_state().tolist()))
+    parts = numpy.random.get_state()
+    numbers = [part.tolist() if hasattr(part, "tolist") else part for part in parts]
+    return repr((random.getstate(), numbers, torch.get_rng_state().tolist()))
 def report(name, file):
     touched.clear()
     before, out, error, began = state(), io.StringIO(), "", time.perf_counter()
@@ -59,7 +62,10 @@ def report(name, file):
         except BaseException as caught:
             error = f"{type(caught).__name__}: {caught}"
     return {
-        "touched": sorted(set(touched)), "random": state() != before, "printed": out.getvalue()[:200], "error": error,
+        "touched": sorted(set(touched)),
+        "random": state() != before,
+        "printed": out.getvalue()[:200],
+        "error": error,
         "changed": seen.changed, "seconds": time.perf_counter() - began,
     }
 for line in sys.stdin:
@@ -119,7 +125,8 @@ class Interpreter:
     def __init__(self) -> None:
         folder = str(Path.cwd())
         command = [sys.executable, "-P", "-c", WATCH, json.dumps([_paths(folder), folder])]
-        self._wrote: IO[str] = tempfile.TemporaryFile("w+")  # noqa: SIM115 (it is written to as long as the process lives)
+        # it is written to as long as the process lives
+        self._wrote: IO[str] = tempfile.TemporaryFile("w+")  # noqa: SIM115
         pipe = subprocess.PIPE
         self._process = subprocess.Popen(
             command, stdin=pipe, stdout=pipe, stderr=self._wrote, text=True

@@ -22,7 +22,8 @@ class Aioli:
     """Online mixing by a linear law that is estimated anew in every round::
 
         L_j after p  =  L_j − Σ_s A_js p_s
-        sweeps:   x ← AdamW, ``sweep_steps`` updates at W_i, for i in a random order, ``sweeps`` times over the sources
+        sweeps:   x ← AdamW, ``sweep_steps`` updates at W_i, for i in a random order,
+                  ``sweeps`` times over the sources
                   Δ_ji = mean over the sweeps of the fall of L_j at W_i
                   W_i = ``focus`` on source i, the rest evenly on the others
         A_j = W⁻¹ Δ_j,   A ← A − min(0, min A),   A ← A / Σ A,    p_{t+1} ∝ p_t e^(η Σ_j A_js)

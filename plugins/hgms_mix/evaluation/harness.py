@@ -365,7 +365,8 @@ def _spelled(value: object) -> str:
     """
     if not callable(value):
         return str(value)
-    name = f"{getattr(value, '__module__', '')}.{getattr(value, '__qualname__', type(value).__qualname__)}"
+    qualified = getattr(value, "__qualname__", type(value).__qualname__)
+    name = f"{getattr(value, '__module__', '')}.{qualified}"
     with contextlib.suppress(TypeError, OSError):  # it is written in C
         return f"{name} {hashlib.sha256(Path(inspect.getfile(value)).read_bytes()).hexdigest()}"
     return name

@@ -32,9 +32,15 @@ HERE = Path(__file__).resolve().parent
 
 def load() -> Dataset:
     plan = json.loads((HERE / "interleave.json").read_text(encoding="utf-8"))
-    parts = [load_dataset("json", data_files=str(HERE / part["data_files"]), split="train") for part in plan["datasets"]]
+    parts = [
+        load_dataset("json", data_files=str(HERE / part["data_files"]), split="train")
+        for part in plan["datasets"]
+    ]
     return interleave_datasets(
-        parts, probabilities=plan["probabilities"], seed=plan["seed"], stopping_strategy=plan["stopping_strategy"]
+        parts,
+        probabilities=plan["probabilities"],
+        seed=plan["seed"],
+        stopping_strategy=plan["stopping_strategy"],
     )
 
 

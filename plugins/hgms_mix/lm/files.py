@@ -17,15 +17,12 @@ import re
 import zlib
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, BinaryIO, cast
+from typing import Any, BinaryIO, Protocol, cast
 
 from attrs import frozen
 
 from hgms_core import ConfigError, DataError, MissingExtra, closest
 from hgms_mix.lm.formats import RAW, BadRow, Row, detect
-
-if TYPE_CHECKING:
-    from hgms_mix.lm.sources import Source
 
 PACKED = (".gz", ".zst")
 WRAPPERS = ("data", "items", "instances", "rows")
@@ -33,6 +30,25 @@ BYTE_ORDER_MARK = b"\xef\xbb\xbf"
 
 Rows = Iterator[tuple[str, Row | BadRow]]
 """Each row with where it stands; a row that is not an object as the reason why."""
+
+
+class Place(Protocol):
+    """Where a source's rows are: in the files of ``path``, or in a data set of the Hub. ``fields``
+    says which column is which field.
+    """
+
+    @property
+    def path(self) -> str | None: ...
+    @property
+    def hub(self) -> str | None: ...
+    @property
+    def subset(self) -> str | None: ...
+    @property
+    def split(self) -> str | None: ...
+    @property
+    def revision(self) -> str | None: ...
+    @property
+    def fields(self) -> Mapping[str, str] | None: ...
 
 
 @frozen
@@ -149,7 +165,7 @@ def reading(where: str) -> Iterator[None]:
 
 
 def raw_rows(
-    where: str, source: Source, watch: Callable[[int, int], None] = lambda done, total: None
+    where: str, source: Place, watch: Callable[[int, int], None] = lambda done, total: None
 ) -> Raw:
     """All rows of a source, before it chooses among them, with lines of JSON unparsed; ``where``
     names it in messages. ``watch`` hears how many bytes of the files were read, of how many."""
@@ -158,7 +174,7 @@ def raw_rows(
     yield from ((place, Named(row, fields)) for place, row in rows) if fields else rows
 
 
-def _raw_rows(where: str, source: Source, watch: Callable[[int, int], None]) -> Raw:
+def _raw_rows(where: str, source: Place, watch: Callable[[int, int], None]) -> Raw:
     if source.path is None:
         yield from _hub(where, source)
         return
@@ -395,7 +411,7 @@ READERS: Mapping[str, Callable[[str, BinaryIO], Raw]] = {
 }
 
 
-def _hub(where: str, source: Source) -> Rows:
+def _hub(where: str, source: Place) -> Rows:
     try:
         import datasets
     except ImportError as error:

@@ -119,10 +119,8 @@ def _given_back(layer: Any, _args: Any, _output: Any) -> None:
     from torch.distributed.fsdp import fully_shard
 
     backward = torch._C._current_graph_task_id() != -1
-    if (
-        backward
-        and fully_shard.state(layer)._fsdp_param_group._training_state.name != "PRE_BACKWARD"
-    ):  # type: ignore[attr-defined]
+    state = fully_shard.state(layer)  # type: ignore[attr-defined]
+    if backward and state._fsdp_param_group._training_state.name != "PRE_BACKWARD":
         layer.reshard()
 
 

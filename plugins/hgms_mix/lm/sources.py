@@ -382,10 +382,11 @@ def chosen(where: str, have: int, source: Source) -> Tensor:
             if have > skip
             else f"skip can be at most {have - 1}"
         )
+        all_rows = source.rows is None or have <= skip
+        advice = most if all_rows else f"{most}, or leave rows out to take all"
         raise DataError(
             f"{where} is shorter than asked: {wanted}{after}, but it has {have} good rows\n"
-            "  "
-            f"{most if source.rows is None or have <= skip else most + ', or leave rows out to take all'}"
+            f"  {advice}"
         )
     if source.shuffle_seed is None:
         return torch.arange(skip, have if source.rows is None else skip + source.rows)

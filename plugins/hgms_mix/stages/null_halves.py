@@ -64,9 +64,8 @@ def null_test(
         Interrupted: Ctrl-C; the message says how to go on.
         HgmsError: runs failed, and why; the others are kept.
     """
-    # type: ignore[attr-defined]
     folder = mix_path(config).parent / NULL_TEST
-    names = tuple(config.task.sources)
+    names = tuple(config.task.sources)  # type: ignore[attr-defined]
     runs = [
         (seed, split) for seed in range(config.seed, config.seed + seeds) for split in range(splits)
     ]

@@ -300,7 +300,7 @@ def borrowed(seed: int) -> Iterator[None]:
     """
 
     python = random.getstate()
-    arrays = np.random.get_state()
+    arrays = np.random.get_state()  # noqa: NPY002
     with torch.random.fork_rng():
         random.seed(seed)
         np.random.seed(seed % 2**32)  # noqa: NPY002

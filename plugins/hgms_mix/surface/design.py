@@ -25,9 +25,10 @@ def design(
 ) -> list[Point]:
     """The runs of a surface over ``len(prior)`` sources::
 
-        anchors    prior, and (1 − shrink) e_s + shrink · prior for each source s; each ``repeats`` times, with other seeds
-        the rest
-            a scrambled Sobol sequence, carried to Dirichlet(S · prior) by its conditional quantiles
+        anchors    prior, and (1 − shrink) e_s + shrink · prior for each source s;
+                   each ``repeats`` times, with other seeds
+        the rest   a scrambled Sobol sequence, carried to Dirichlet(S · prior) by its
+                   conditional quantiles
 
     For a uniform prior the rest is spread evenly over the simplex. A longer design begins with the
     shorter ones, so that its runs are those of before and more. Every run has a seed of its own:

@@ -92,10 +92,9 @@ def words(correlation: RankCorrelation, gap: float, prior: str) -> dict[str, Any
     if math.isfinite(gap):
         best = f"its loss at the best of them − at {prior}: {gap:+.4f}"
     else:  # a loss that is not finite counts as infinite
-        best = (
-            f"{prior if gap < 0 else 'the best of them' if gap > 0 else f'the best of them and {prior}'} "
-            "diverged"
-        )
+        both = f"the best of them and {prior}"
+        which = prior if gap < 0 else "the best of them" if gap > 0 else both
+        best = f"{which} diverged"
     return {
         "rank_correlation": {
             "value": correlation.value,

@@ -96,7 +96,8 @@ class DesignRuns:
     @property
     def deciding(self) -> list[str]:
         """The metrics that decide."""
-        return [name for name in self.config.task.test if name.startswith(DECIDES)]  # type: ignore[attr-defined]
+        names = self.config.task.test  # type: ignore[attr-defined]
+        return [name for name in names if name.startswith(DECIDES)]
 
     def rows(self) -> dict[str, int]:
         """How many rows with an answer each source has."""

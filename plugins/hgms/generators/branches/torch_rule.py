@@ -14,7 +14,7 @@ from torch import Tensor
 
 from hgms.generators.branches.rule import clip_
 from hgms.generators.branches.steps import Slope
-from hgms.generators.branches.torch_step import DifferentiableStep, plain_step
+from hgms.generators.branches.torch_step import DifferentiableStep, Settings, plain_step
 from hgms.optim import Build, Stepper, Timetable, needs_closure
 from hgms_core import ConfigError, Group, Problem, Tree, stack
 
@@ -22,12 +22,9 @@ DIFFERENTIABLE = "Adadelta, Adagrad, Adam, Adamax, AdamW, ASGD, NAdam, RAdam, RM
 
 
 @frozen(eq=False)
-class TorchRule:
+class TorchRule(Settings):
     """An optimiser of torch with its schedule. ``done`` is how many steps it has already taken."""
 
-    build: Build
-    times: Timetable
-    clip: float | None
     done: int = 0
 
     def check_linear(self) -> NoReturn:

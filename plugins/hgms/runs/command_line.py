@@ -1,0 +1,53 @@
+"""What is named on a command line: a file as a configuration, a component by its name, each with
+values laid over it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from hgms.config import Invalid
+from hgms.config.convert import structured
+from hgms.config.invalid import PROTOCOLS
+from hgms.config.tables import lay, lay_options, tables_of
+from hgms.runs.config import RunConfig
+from hgms_core import ConfigError
+from hgms_core.registry import Registry
+
+
+def load(
+    path: str | Path,
+    sets: Sequence[str] = (),
+    *,
+    seed: int | None = None,
+    out: str | None = None,
+    registry: Registry | None = None,
+) -> RunConfig:
+    """The configuration in a TOML file, with ``--set key.of.it=value``, ``--seed`` and ``--out``
+    laid over it.
+    """
+    table = tables_of(Path(path), "configuration")
+    places = lay_options(table, sets, seed, out=out)
+    return RunConfig.from_dict(table, source=Path(path).name, registry=registry, sets=places)
+
+
+def built(
+    name: str,
+    protocol: Any,
+    fields: Sequence[str] = (),
+    traits: frozenset[str] = frozenset(),
+    registry: Registry | None = None,
+) -> Any:
+    """The task or method called ``name``, with ``task.FIELD=VALUE`` or ``method.FIELD=VALUE`` laid
+    over its defaults (a method's on a task with ``traits``)."""
+    kind = PROTOCOLS[protocol].name
+    table: dict[str, Any] = {kind: {"name": name}}
+    places = [lay(table, assignment) for assignment in fields]
+    try:
+        return structured(table[kind], protocol, registry or Registry.load(), traits)
+    except Invalid as invalid:
+        raise ConfigError(
+            Invalid(*invalid.below(kind)).render("the command line", tuple(places))
+        ) from None
