@@ -31,9 +31,10 @@ from attrs import evolve, frozen
 from turns import difference, machine, quartiles, show, use_processors
 
 from hgms.compiled import Programs, calibrated, matrix_route
+from hgms.contrib import KFAC, RecycledCG
 from hgms.hypergradients import Implicit
 from hgms.runs import RunConfig
-from hgms.solvers import CG, KFAC, NystromCG, RecycledCG
+from hgms.solvers import CG, NystromCG
 from hgms_core import (
     Branch,
     Key,

@@ -21,6 +21,7 @@ import pytest
 import torch
 from attrs import field
 
+import hgms.contrib
 import hgms.generators.branches
 import hgms.generators.penalty
 import hgms.generators.search
@@ -58,6 +59,7 @@ PACKAGES = (
     hgms.selectors,
     hgms.generators.single_loop,
     hgms.solvers,
+    hgms.contrib,
     hgms.tasks.circle,
     hgms.tasks.cleaning,
     hgms.tasks.quadratic,
@@ -70,7 +72,10 @@ PROBLEM = Problem(
     f=lambda _, x, __: (x["x"] - 2).square().sum(),
 )
 NAMES: dict[str, Any] = {
-    name: value for module in PACKAGES for name, value in vars(module).items() if name[0].isupper()
+    name: getattr(module, name)
+    for module in PACKAGES
+    for name in (*vars(module), *getattr(module, "__all__", ()))
+    if name[0].isupper()
 }
 NAMES |= {
     "Budget": Budget,

@@ -14,8 +14,9 @@ import torch
 from helpers import F64, assert_same, normal, spd
 from torch import Tensor
 
+from hgms.contrib import LinearOperatorSolver
 from hgms.runs import RunConfig
-from hgms.solvers import CG, LinearOperatorSolver, ScipySolver
+from hgms.solvers import CG, ScipySolver
 from hgms.solvers.scipy_solver import Method
 from hgms.testing import Check, parametrize_with_checks
 from hgms_core import ConfigError, MissingExtra, Outcome, hypergradient

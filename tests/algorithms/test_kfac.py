@@ -13,12 +13,13 @@ from attrs import evolve
 from helpers import F64, KEY, finite_differences, normal
 from torch import Tensor
 
+from hgms.contrib import KFAC
 from hgms.contrib.kfac import Factored
 from hgms.gauss_newton import Composite, gauss_newton
 from hgms.hypergradients import Implicit
 from hgms.methods.tilted import tilted
 from hgms.runs import RunConfig
-from hgms.solvers import CG, KFAC
+from hgms.solvers import CG
 from hgms_core import (
     Branch,
     ConfigError,

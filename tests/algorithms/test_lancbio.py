@@ -13,10 +13,11 @@ from field_problems import run, tuned_penalty
 from helpers import F64, KEY, assert_same, finite_differences, normal
 from torch import Tensor
 
+from hgms.contrib import LancBiO
 from hgms.hypergradients import Implicit
 from hgms.runs import RunConfig
 from hgms.runs.checkpoint import load_state, save_state
-from hgms.solvers import CG, MINRES, LancBiO
+from hgms.solvers import CG, MINRES
 from hgms_core import Branch, Estimate, Outcome, Pipeline, Problem, Solution, State, Tree
 
 pytestmark = pytest.mark.plugins

@@ -17,7 +17,6 @@ from scipy.optimize import minimize_scalar
 
 from hgms.generators.branches import Branches
 from hgms.generators.penalty import (
-    SCALEBIO,
     DynamicBarrier,
     FullyFirstOrder,
     GradientNorm,
@@ -26,6 +25,7 @@ from hgms.generators.penalty import (
     ValueFree,
     ValueGap,
 )
+from hgms.generators.penalty.minimax import SCALEBIO
 from hgms.hypergradients import Carried, Implicit, Unrolled
 from hgms.outer import AdamW, Sgd
 from hgms.runs import pack, unpack

@@ -12,10 +12,11 @@ import torch
 from helpers import F64, KEY, assert_same, finite_differences, normal
 from torch import Tensor
 
+from hgms.contrib import RecycledCG
 from hgms.contrib.recycled import inverse, updated
 from hgms.hypergradients import Implicit
 from hgms.runs.checkpoint import load_state, save_state
-from hgms.solvers import CG, NystromCG, RecycledCG
+from hgms.solvers import CG, NystromCG
 from hgms_core import Branch, Estimate, Outcome, Problem, State, Tree
 
 pytestmark = pytest.mark.plugins

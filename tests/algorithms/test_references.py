@@ -157,11 +157,13 @@ def test_roles_of_all_references() -> None:
     roles = dict.fromkeys(floors, "floor") | dict.fromkeys(
         ("oracle-clean", "oracle-joint"), "ceiling"
     )
-    assert {item.name: item.role for item in references.METHODS} == roles
+    assert {item.name: item.role for item in references.hgms_register_methods()} == roles
 
 
 def test_theta0_is_uniform_by_another_name() -> None:
-    uniform, theta0 = (item for item in references.METHODS if item.name in ("uniform", "theta0"))
+    uniform, theta0 = (
+        item for item in references.hgms_register_methods() if item.name in ("uniform", "theta0")
+    )
     assert evolve(theta0, name="uniform", summary=uniform.summary) == uniform
     assert (theta0.parts, theta0.on) == (uniform.parts, uniform.on)
     assert method("theta0") == method("uniform")

@@ -11,12 +11,13 @@ import torch
 from attrs import evolve, frozen
 from helpers import F64, normal
 
+from hgms.contrib import Roulette
 from hgms.contrib.roulette import summed, weights
 from hgms.generators.branches import Branches
 from hgms.hypergradients import Implicit
 from hgms.outer import Sgd
 from hgms.selectors import BestOfN
-from hgms.solvers import CG, Neumann, Roulette
+from hgms.solvers import CG, Neumann
 from hgms.testing import problems
 from hgms.testing.methods import check_resume
 from hgms_core import Branch, Key, LinearSystem, MatVec, Outcome, Pipeline, Solution

@@ -34,6 +34,7 @@ def test_a_component_is_found_with_its_owner(site: Site) -> None:
     assert component_row(component) == {
         "kind": "solver",
         "name": "mine",
+        "maturity": "third party",
         "plugin": "mine-plugin",
         "distribution": "hgms-mine",
         "version": "2.1",
@@ -103,6 +104,7 @@ def test_a_plugin_without_its_extra_is_listed_and_an_unknown_name_says_what_to_i
         {
             "kind": "plugin",
             "name": "fast",
+            "maturity": None,
             "plugin": "fast",
             "distribution": "hgms",
             "version": "0.1.0",

@@ -11,12 +11,13 @@ import torch
 from attrs import evolve
 from placed import elsewhere
 
+from hgms.contrib import LinearOperatorSolver
 from hgms.generators.branches import Branches
 from hgms.hypergradients import Implicit
 from hgms.outer import Adam, TorchOptimizer
 from hgms.runs import RunFolder, device_called, run
 from hgms.selectors import BestOfN
-from hgms.solvers import CG, LinearOperatorSolver, ScipySolver
+from hgms.solvers import CG, ScipySolver
 from hgms.tasks.cleaning import HyperCleaning
 from hgms.testing import inputs_on, problems
 from hgms.testing.kit import difference, snapshot

@@ -347,9 +347,6 @@ def test_it_is_a_part_of_the_table_evaluate() -> None:
     assert stage == Evaluate(lm_eval=LmEval(tasks=("gsm8k",), limit=5))
     assert stage.titles == ["lm-eval gsm8k"]
     assert converter.structure(plain(stage), Evaluate) == stage
-    assert "lm_eval" not in plain(
-        Evaluate()
-    )  # what was evaluated before there was one keeps its key
 
 
 @needs_harness

@@ -26,8 +26,9 @@ from source_problems import (
 from torch import Tensor
 
 from hgms_core import ConfigError, Data, Key, NumericalError, Problem, State, Tree, groups
+from hgms_mix.contrib import Aioli, SkillIt
 from hgms_mix.contrib.aioli import mixing_law
-from hgms_mix.methods.online import Aioli, DoGE, DoReMi, SkillIt, gradients
+from hgms_mix.methods.online import DoGE, DoReMi, gradients
 from hgms_mix.methods.online.training import mixture_rows
 
 pytestmark = pytest.mark.plugins

@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from hgms.cli import Bars
-from hgms.cli import bars as module
+from hgms.runs import bars as module
+from hgms.runs.bars import Bars
 
 
 class Handle:

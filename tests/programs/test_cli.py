@@ -138,7 +138,8 @@ def test_list_prints_one_object_per_component(fake: Site) -> None:
 def test_list_as_a_table_keeps_one_line_a_component(fake: Site) -> None:
     lines = call("list").stdout.splitlines()
     assert any(
-        "halve" in line and "fake" in line and "Halves x at every step." in line for line in lines
+        "halve" in line and "third party" in line and "Halves x at every step." in line
+        for line in lines
     )
 
 
@@ -629,9 +630,9 @@ def test_streams_of_any_kind(tmp_path: Path, how: str) -> None:
             f"PYTHONIOENCODING=ascii {command} {grid} && PYTHONIOENCODING=ascii {command} "
             f"{grid} --json"
         ),
-        "closed": f"HGMS_PLUGINS=solvers {command} list >&-",
+        "closed": f"HGMS_PLUGINS=solver-cg {command} list >&-",
         "full pipe": (
-            f"HGMS_PLUGINS=solvers {command} list solver | head -c 1 > /dev/null; exit "
+            f"HGMS_PLUGINS=solver-cg {command} list solver | head -c 1 > /dev/null; exit "
             "${PIPESTATUS[0]}"
         ),
     }[how]

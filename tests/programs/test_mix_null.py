@@ -147,11 +147,8 @@ def test_a_source_of_one_row_has_no_halves(here: Path) -> None:
         in_halves(tables.tables(tables.model.load_tokenizer()), Key(0))
 
 
-def test_a_field_that_is_not_set_leaves_the_hash_of_a_file_as_it_was(here: Path) -> None:
-    from hgms_mix.stages.config import load
-
-    config = load(Path(mix_of("like.jsonl", "noise.jsonl")))
-    assert "halves" not in config.reweight.resolved()["task"]
+def test_halves_of_sources_are_no_mixture_to_draw_from(here: Path) -> None:
+    mix_of("like.jsonl", "noise.jsonl")
     refused = call("reweight", "mix.toml", "--set", "task.halves=1")
     assert refused.exit_code == 2
     assert "halves of sources are no mixture to draw from @ task.halves" in refused.stderr

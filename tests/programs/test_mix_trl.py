@@ -302,9 +302,6 @@ def test_the_trainer_is_a_part_chosen_by_its_name() -> None:
     settings = converter.structure({"trainer": table}, Finetune)
     assert settings.trainer == Trl(packing=True, sft={"max_length": 64})
     assert converter.structure(plain(settings), Finetune) == settings
-    assert "trainer" not in plain(
-        Finetune()
-    )  # what was fine-tuned before there was a choice keeps its key
     for wrong, message in [
         ("tlr", r"unknown name 'tlr'; did you mean 'trl'\? \(known: transformers, trl\)"),
         ({"name": "trl", "paking": True}, "unknown key 'paking'; did you mean 'packing'"),

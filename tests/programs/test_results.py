@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 from made_runs import CONFIG, write_run
 
-from hgms.cli.terminal import printable
+from hgms.config.control_characters import printable
 from hgms.config.tables import difference
 from hgms.results import read_run, scan, scan_sweeps, short_names
 from hgms.runs import RunFolder

@@ -15,9 +15,10 @@ from attrs import field, fields, frozen, validators
 from click.shell_completion import ShellComplete
 from click.testing import CliRunner
 
-from hgms.cli import folded, main
+from hgms.cli import main
 from hgms.config import decay_rate, decay_rates, optional_whole, positive, share
 from hgms.runs.describe import range_of
+from hgms.runs.docstrings import folded
 from hgms_core import choice
 from hgms_core.registry import KINDS, Registry
 

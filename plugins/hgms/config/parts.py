@@ -110,10 +110,13 @@ def _classes(kind: Any) -> dict[str, type]:
     classes: dict[str, type] = {}
     for point in entry_points(group="hgms"):
         with contextlib.suppress(Exception):  # a plugin that does not load has nothing to offer
-            offered = [
-                value
-                for value in vars(point.load()).values()
-                if isinstance(value, type) and is_of(kind, value)
+            hooks = [
+                hook
+                for name, hook in vars(point.load()).items()
+                if name.startswith("hgms_register_") and name != "hgms_register_commands"
             ]
-            classes |= {getattr(cls, "name", cls.__name__): cls for cls in offered}
+            offered = [target for hook in hooks for target in hook()]
+            classes |= {
+                cls.name: cls for cls in offered if isinstance(cls, type) and is_of(kind, cls)
+            }
     return classes

@@ -188,6 +188,13 @@ class RunConfig:
         for key in ("label", "task_label"):
             if table["run"][key] == "none":
                 del table["run"][key]
+        # who watches a run, and in how many processes it runs, are no part of what it computes
+        if not self.run.track:
+            del table["run"]["track"]
+        if self.run.diagnose is None:
+            del table["run"]["diagnose"]
+        if self.run.ranks == 1:
+            del table["run"]["ranks"]
         return table
 
     def to_toml(self) -> str:

@@ -14,7 +14,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import IO, Any
 
-from hgms.cli import finite
+from hgms.config.json_values import finite
 from hgms_core import CheckpointError
 
 SMALL = 2 * 2**20
@@ -178,10 +178,12 @@ def unsealed(path: Path) -> dict[str, Any]:
 
 
 def ensure_seal(table: Mapping[str, Any], path: Path) -> None:
-    """Raise CheckpointError unless what was read from ``path`` matches its checksum."""
-    if "checksum" not in table:
-        raise CheckpointError(damaged(path, "it has no checksum"))
-    if table["checksum"] != _checksum({key: table[key] for key in table if key != "checksum"}):
+    """Raise CheckpointError if what was read from ``path`` does not match its checksum.
+
+    Results that another program wrote may have none.
+    """
+    rest = {key: table[key] for key in table if key != "checksum"}
+    if "checksum" in table and table["checksum"] != _checksum(rest):
         raise CheckpointError(damaged(path, "its contents do not match its checksum (changed)"))
 
 

@@ -34,8 +34,8 @@ import safetensors.torch
 import torch
 from attrs import define, field
 
-from hgms.cli import finite
 from hgms.config import frozen
+from hgms.config.json_values import finite
 from hgms.config.tables import difference, flatten, parse_toml, show
 from hgms.runs import files
 from hgms.runs.checkpoint import pack, unpack
@@ -351,6 +351,8 @@ class RunFolder:
         if not os.path.lexists(self.checkpoint):
             return None
         pointer = files.unsealed(self.checkpoint)
+        if "checksum" not in pointer:
+            raise CheckpointError(damaged(self.checkpoint, "it has no checksum"))
         try:
             step = int(pointer["step"])
             path = self.path / Path(pointer["tensors"]).name
