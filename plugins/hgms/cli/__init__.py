@@ -6,7 +6,6 @@ from __future__ import annotations
 
 import click
 
-from hgms.cli.bars import Bars, in_notebook
 from hgms.cli.complete import (
     Completer,
     component_names,
@@ -17,27 +16,22 @@ from hgms.cli.complete import (
 )
 from hgms.cli.group import main
 from hgms.cli.inspect import component_row, kind_called
-from hgms.cli.prose import folded, terminal_width, unmarked
+from hgms.cli.markup import unmarked
 from hgms.cli.terminal import (
-    finite,
     json_option,
     plugin_option,
     print_json,
     print_table,
-    printable,
+    terminal_width,
     track_option,
     trust_option,
 )
 from hgms_core import hookimpl
 
 __all__ = [
-    "Bars",
     "Completer",
     "component_names",
     "component_row",
-    "finite",
-    "folded",
-    "in_notebook",
     "json_option",
     "kind_called",
     "kind_names",
@@ -46,7 +40,6 @@ __all__ = [
     "plugin_option",
     "print_json",
     "print_table",
-    "printable",
     "quietly",
     "terminal_width",
     "track_option",

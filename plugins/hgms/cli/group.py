@@ -18,7 +18,8 @@ from typing import Any
 
 import click
 
-from hgms.cli.terminal import host_of, printable
+from hgms.cli.terminal import host_of
+from hgms.config.control_characters import printable
 from hgms_core import PLUGIN_API, HgmsError, PluginError, __version__, shortened, unknown
 from hgms_core.host import LOG, Host, PluginInfo, describe
 

@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import json
-import math
 import os
-import re
+import shutil
 import sys
 from collections.abc import Container, Iterable, Mapping, Sequence
 from typing import Any
 
 import click
 
+from hgms.config.control_characters import printable
+from hgms.config.json_values import finite
 from hgms_core.host import Host
 from hgms_core.registry import Registry
 
@@ -82,17 +83,6 @@ lay over the file, as --set.
 """
 
 
-def finite(value: Any) -> Any:
-    """The value with nothing that JSON lacks: a number that is not finite becomes null, a key
-    text.
-    """
-    if isinstance(value, float):
-        return value if math.isfinite(value) else None
-    if isinstance(value, Mapping):
-        return {str(key): finite(item) for key, item in value.items()}
-    return [finite(item) for item in value] if isinstance(value, list | tuple) else value
-
-
 def print_json(value: object) -> None:
     """Strict JSON; an infinite or undefined number is null."""
     plain = getattr(sys.stdout, "encoding", None) in ("utf-8", "UTF-8")
@@ -128,14 +118,6 @@ def print_table(
     Console(file=sys.stdout, width=width if folds else 10_000).print(table)
 
 
-_CONTROL = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u2028-\u202e\u2066-\u2069\ud800-\udfff]")
-
-
-def printable(text: object) -> str:
-    r"""Text whose control characters, which a terminal would obey, are spelt out; tabs and line
-    feeds stay.
-
-    >>> printable("a\x1b[31mb")
-    'a\\x1b[31mb'
-    """
-    return _CONTROL.sub(lambda match: match[0].encode("unicode_escape").decode(), str(text))
+def terminal_width() -> int:
+    """Columns to write into: those of the terminal, 100 at most; 80 where there is none."""
+    return max(40, min(shutil.get_terminal_size((80, 24)).columns, 100))

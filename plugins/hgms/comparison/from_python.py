@@ -16,7 +16,6 @@ from typing import Any
 
 import attrs
 
-from hgms.cli import in_notebook
 from hgms.comparison.comparison import Comparison
 from hgms.comparison.grid import SweepSettings
 from hgms.comparison.grid_file import PYTHON, Objects, load
@@ -24,7 +23,7 @@ from hgms.comparison.run_grid import run_grid
 from hgms.config import checked
 from hgms.config.as_table import plain
 from hgms.config.invalid import kinds_of
-from hgms.runs import Interrupted, OwnProblem, RunSettings, show_object
+from hgms.runs import Interrupted, OwnProblem, RunSettings, in_notebook, show_object
 from hgms_core import Budget, ConfigError, Problem, Task
 from hgms_core.host import LOG
 from hgms_core.registry import KINDS, Registry

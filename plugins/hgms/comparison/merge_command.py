@@ -7,7 +7,8 @@ from pathlib import Path
 
 import click
 
-from hgms.cli import json_option, print_json, print_table, printable
+from hgms.cli import json_option, print_json, print_table
+from hgms.config.control_characters import printable
 
 
 @click.command(short_help="Join result folders of several machines.")

@@ -9,7 +9,7 @@ from typing import Any
 
 import click
 
-from hgms.cli import printable
+from hgms.config.control_characters import printable
 from hgms.runs import Progress, holder
 
 _ALL = "all"

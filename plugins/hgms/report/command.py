@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING, Any
 import attrs
 import click
 
-from hgms.cli import json_option, print_json, printable
+from hgms.cli import json_option, print_json
+from hgms.config.control_characters import printable
 from hgms_core import ConfigError
 
 if TYPE_CHECKING:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 
-from hgms.cli import printable
+from hgms.config.control_characters import printable
 from hgms.report.study import Study
 from hgms.report.tables import (
     MINUS,

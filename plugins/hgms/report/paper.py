@@ -6,7 +6,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from hgms.cli import printable
+from hgms.config.control_characters import printable
 from hgms.report.curves import Curve
 from hgms.report.figures import AXES, areas, source_colours, span, styles
 from hgms.report.formats import whole

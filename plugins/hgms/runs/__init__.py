@@ -7,6 +7,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from hgms.runs.advice import line_of
+from hgms.runs.bars import in_notebook
 from hgms.runs.checkpoint import load_state, pack, save_state, unpack
 from hgms.runs.command_line import built, load
 from hgms.runs.config import SCHEMA, UNCOMPARED, RunConfig, RunSettings, tables_of_others
@@ -68,6 +69,7 @@ __all__ = [
     "higher_is_better",
     "holder",
     "ignore",
+    "in_notebook",
     "is_marker",
     "leased",
     "leave",

@@ -19,11 +19,12 @@ import click
 import tomlkit
 import torch
 
-from hgms.cli import component_row, folded, print_table, terminal_width, unmarked
+from hgms.cli import component_row, print_table, terminal_width, unmarked
 from hgms.config import Invalid
 from hgms.config.as_table import AT_REST, plain
 from hgms.config.convert import structured
 from hgms.config.invalid import init_fields, spell, type_hints
+from hgms.runs.docstrings import folded
 from hgms.runs.traits import TRAITS, needs
 from hgms_core import Composition, HgmsError, Method, Pipeline
 from hgms_core.registry import Component, Registry, inside

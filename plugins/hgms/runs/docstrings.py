@@ -7,18 +7,14 @@ from __future__ import annotations
 import inspect
 import io
 import re
-import shutil
 import textwrap
 import tokenize
 from collections.abc import Iterator
 
+from hgms.cli import unmarked
+
 ITEM = re.compile(r"- |[\w*][\w*., ]*:( |$)")
 """How an item of a list begins: a dash, or names and a colon."""
-
-
-def terminal_width() -> int:
-    """Columns to write into: those of the terminal, 100 at most; 80 where there is none."""
-    return max(40, min(shutil.get_terminal_size((80, 24)).columns, 100))
 
 
 def folded(doc: str, columns: int) -> str:
@@ -47,30 +43,6 @@ def folded(doc: str, columns: int) -> str:
             announced = indent if block.endswith("::") else None
             blocks.append("\n".join(_paragraph(lines, columns)))
     return "\n\n".join(block for block in blocks if block)
-
-
-def unmarked(text: str) -> str:
-    """Text without roles, references and emphasis; code in single backticks.
-
-    >>> unmarked("*one* of :func:`~a.b.c`, ``x * y * z`` or `the page <https://a.b>`_")
-    'one of c, `x * y * z` or the page'
-    """
-    pieces = re.split(r"(``.+?``)", text)
-    return "".join(
-        f"`{piece[2:-2]}`" if piece.startswith("``") else _unmarked_words(piece) for piece in pieces
-    )
-
-
-def _unmarked_words(text: str) -> str:
-    text = re.sub(r":[\w:]+:`([^`]+)`", lambda match: _title(match[1]), text)
-    text = re.sub(r"`([^`<]+?) <[^`>]+>`_+", r"\1", text)
-    text = re.sub(r"(?<![\w*])(\*\*?)(?=[^\s*])(.+?)(?<=[^\s*])\1(?![\w*])", r"\2", text)
-    return re.sub(r"^\.\. (\w+)::", lambda match: f"{match[1].capitalize()}:", text)
-
-
-def _title(reference: str) -> str:
-    title, target, _ = reference.partition(" <")
-    return title.rpartition(".")[2] if title.startswith("~") and not target else title
 
 
 def _paragraph(lines: list[str], columns: int) -> Iterator[str]:

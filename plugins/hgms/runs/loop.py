@@ -18,8 +18,8 @@ import tomlkit
 import torch
 from attrs import define, field
 
-from hgms.cli import finite
 from hgms.compiled import Programs
+from hgms.config.json_values import finite
 from hgms.diagnosis import Diagnosing, Diagnosis
 from hgms.distributed import RankLost
 from hgms.runs.advice import check_numbers, explained

@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 import click
 
-from hgms.cli import Bars, printable
+from hgms.config.control_characters import printable
+from hgms.runs.bars import Bars
 
 if TYPE_CHECKING:
     from hgms_core import RunInfo

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Literal
 import torch
 from attrs import Factory, frozen
 
-from hgms.cli import finite
+from hgms.config.json_values import finite
 from hgms.diagnosis import Diagnosis
 from hgms.runs.advice import broken
 from hgms.runs.execution import Execution

@@ -9,7 +9,7 @@ from typing import Any
 import attrs
 from attrs import frozen
 
-from hgms.cli import finite
+from hgms.config.json_values import finite
 
 LEVEL = 0.95
 

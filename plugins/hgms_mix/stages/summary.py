@@ -13,7 +13,8 @@ from typing import Any
 import click
 import tomlkit
 
-from hgms.cli import finite, print_table
+from hgms.cli import print_table
+from hgms.config.json_values import finite
 from hgms.distributed import RankLost
 from hgms.runs import LEASE, DiskError, Interrupted, Progress, RunFolder, View, leased, replace_file
 from hgms_core import CheckpointError, MissingExtra

@@ -9,9 +9,9 @@ from typing import Any
 
 import attrs
 
-from hgms.cli import finite
 from hgms.config import Invalid
 from hgms.config.convert import structured
+from hgms.config.json_values import finite
 from hgms.config.tables import lay
 from hgms.runs import replace_file
 from hgms_core import ConfigError, MissingExtra

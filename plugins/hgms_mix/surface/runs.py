@@ -17,7 +17,7 @@ import attrs
 import numpy as np
 from attrs import define, field, frozen
 
-from hgms.cli import finite
+from hgms.config.json_values import finite
 from hgms.runs import View, counting, replace_file
 from hgms_core import ConfigError, Key, NumericalError
 from hgms_mix.stages import STAGES, Done, Mix, MixConfig, digest

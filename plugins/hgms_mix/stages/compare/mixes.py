@@ -11,8 +11,8 @@ from attrs import frozen
 
 import hgms.comparison
 import hgms_mix.stages
-from hgms.cli import finite
 from hgms.comparison import scaled
+from hgms.config.json_values import finite
 from hgms.config.tables import tables_of
 from hgms.executors import (
     Executor,

@@ -11,7 +11,8 @@ from typing import Any
 import click
 from attrs import frozen
 
-from hgms.cli import print_table, printable
+from hgms.cli import print_table
+from hgms.config.control_characters import printable
 from hgms.results import Interval, compared, few_seeds, spell
 from hgms.runs import counted
 
