@@ -115,7 +115,7 @@ def checked(*own: str) -> Callable[[Callable[Arguments, Result]], Callable[Argum
         @functools.wraps(function)
         def call(*args: Arguments.args, **arguments: Arguments.kwargs) -> Result:
             values: Any = _read(function.__name__, parameters(), args, arguments)
-            return function(**values)
+            return function(**values)  # type: ignore[call-arg]
 
         return call
 

@@ -98,7 +98,8 @@ def fingerprints(problem: Problem) -> dict[str, str]:
         value = getattr(problem, field.name)
         default: Any = field.default
         if field.init and field.name != "compiler" and value is not default:
-            made = isinstance(default, attrs.Factory) and not default.takes_self
+            is_factory = isinstance(default, attrs.Factory)  # type: ignore[arg-type]
+            made = is_factory and not default.takes_self
             if not made or memory.of(value) != memory.of(default.factory()):
                 known[field.name] = memory.of(value)[:12]
     return known

@@ -115,7 +115,7 @@ def _classes(kind: Any) -> dict[str, type]:
                 for name, hook in vars(point.load()).items()
                 if name.startswith("hgms_register_") and name != "hgms_register_commands"
             ]
-            offered = [target for hook in hooks for target in hook()]
+            offered: list[Any] = [target for hook in hooks for target in hook()]
             classes |= {
                 cls.name: cls for cls in offered if isinstance(cls, type) and is_of(kind, cls)
             }

@@ -23,9 +23,9 @@ def execution_notes(runs: Iterable[StoredRun]) -> list[str]:
     runs = list(runs)
     notes = []
     for key, (subject, rest) in WORDS.items():
-        choice: Callable[[StoredRun], str]
-        choice = lambda run, key=key, rest=rest: run.execution.get(key, rest)  # noqa: E731
-        by_choice = _grouped(runs, choice)
+        by_choice: dict[str, list[StoredRun]] = {}
+        for run in runs:
+            by_choice.setdefault(run.execution.get(key, rest), []).append(run)
         if set(by_choice) <= {rest}:
             continue
         if len(by_choice) == 1:
