@@ -147,7 +147,10 @@ PROBLEM: dict[str, tuple[Callable[[], Any], str]] = {
         lambda: Problem({"t": Y}, {"w": Y}, g, f),  # type: ignore[misc]
         "Problem takes its arguments by name: theta0=…, x0=…, g=…, f=…, lower_data=…",
     ),
-    "no start": (lambda: Problem(f=f, g=g), ("Problem needs 'theta0', 'x0'")),  # type: ignore[call-arg]
+    "no start": (
+        lambda: Problem(f=f, g=g),  # type: ignore[call-arg]
+        "Problem needs 'theta0', 'x0'",
+    ),
     "the value of a loss": (
         lambda: problem(f=Y.sum()),
         r"'f' must be a function, f\(theta, x, batch\), and it is a Tensor",

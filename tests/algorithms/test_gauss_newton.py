@@ -186,7 +186,7 @@ def test_a_task_is_the_criterion_of_its_outputs(name: str) -> None:
     above = problem.upper_data["differentiate"].batch(None)
     for loss, batch in ((problem.g, below), (problem.f, above)):
         assert says_outputs(loss)
-        value = loss.criterion(theta, x, loss.outputs(x, batch), batch)  # type: ignore[attr-defined]
+        value = loss.criterion(theta, x, loss.outputs(x, batch), batch)
         torch.testing.assert_close(value, loss(theta, x, batch), rtol=1e-13, atol=0)
     product = gauss_newton(problem.g)
     linear = name in ("ridge-cv", "logistic-cv")

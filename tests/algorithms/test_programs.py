@@ -542,7 +542,12 @@ def test_rows_are_gathered_once(compiled: bool, operator: Any) -> None:
     problem = network_problem(compiler=Programs() if compiled else None)
     gathered = []
     data = problem.lower_data
-    lower = evolve(data, rows=lambda index: gathered.append(index) or data.rows(index))  # type: ignore[func-returns-value]
+
+    def rows(index: Tensor) -> Any:
+        gathered.append(index)
+        return data.rows(index)
+
+    lower = evolve(data, rows=rows)
     Implicit(solver=CG(ridge=0.1, max_steps=2), operator=operator, batch_size=5).estimate(
         evolve(problem, lower_data=lower), problem.theta0, *at(problem)
     )

@@ -24,7 +24,7 @@ from hgms.runs import traits as compat
 from hgms.selectors import BestOfN, First
 from hgms.solvers import CG
 from hgms.tasks.sphere import Sphere
-from hgms_core import Budget, ConfigError, MissingExtra, Problem, State
+from hgms_core import Budget, ConfigError, MissingExtra, Problem, State, Tree
 
 pytestmark = pytest.mark.plugins
 
@@ -93,7 +93,12 @@ def test_proposals_fill_the_box(sampler: str) -> None:
         startup=200,
     )
     seen: list[float] = []
-    spied = evolve(problem, project=lambda theta: seen.append(float(theta["log_penalty"])) or theta)  # type: ignore[func-returns-value]
+
+    def project(theta: Tree) -> Tree:
+        seen.append(float(theta["log_penalty"]))
+        return theta
+
+    spied = evolve(problem, project=project)
     steps(method, method.init(spied, 0), 60, spied)
     assert seen[0] == 0.0
     assert -1 <= min(seen) < -0.5

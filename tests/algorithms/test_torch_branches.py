@@ -347,7 +347,9 @@ def test_an_unrolled_pipeline_with_and_without_the_kept_graph_and_resumed() -> N
 
 
 def test_lbfgs_solves_each_branch_and_counts_its_gradients() -> None:
-    build: Build = lambda p: torch.optim.LBFGS(p, max_iter=5, line_search_fn="strong_wolfe")  # noqa: E731
+    def build(parameters: Any) -> torch.optim.Optimizer:
+        return torch.optim.LBFGS(parameters, max_iter=5, line_search_fn="strong_wolfe")
+
     branches = Branches(
         count=2, steps=2, optimizer=build, moments="fresh", noise=0.1, noise_scale="absolute"
     )

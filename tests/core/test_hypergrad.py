@@ -436,11 +436,12 @@ def test_an_unknown_strategy_names_the_nearest() -> None:
     def g(t: Tree, p: Tree) -> Tensor:
         return quadratic_lower(t["t"], p["x"])
 
+    strategy: Any = "vpj"
     calls: list[Callable[[], object]] = [
-        lambda: curvature(lambda p: g(theta, p), x, "vpj"),  # type: ignore[arg-type]
-        lambda: cross_product(g, theta, x, x, "vpj"),  # type: ignore[arg-type]
-        lambda: hypergradient(g, g, theta, x, solver=dense, strategy="vpj"),  # type: ignore[arg-type]
-        lambda: lower_solution(g, theta, x, solver=dense, strategy="vpj"),  # type: ignore[arg-type]
+        lambda: curvature(lambda p: g(theta, p), x, strategy),
+        lambda: cross_product(g, theta, x, x, strategy),
+        lambda: hypergradient(g, g, theta, x, solver=dense, strategy=strategy),
+        lambda: lower_solution(g, theta, x, solver=dense, strategy=strategy),
     ]
     for call in calls:
         with pytest.raises(

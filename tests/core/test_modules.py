@@ -260,9 +260,10 @@ def test_a_pipeline_says_at_its_first_step_that_no_loss_uses_theta() -> None:
 
 def test_misspelt_modes_and_strategies_are_refused() -> None:
     square: Any = lambda t, x, b: x["x"].square().sum()  # noqa: E731
+    mode: Any = "stakced"
     for call in (
-        lambda: groups(square, {"x": torch.zeros(2, 1)}, mode="stakced"),  # type: ignore[arg-type]
-        lambda: values(square, {}, {"x": torch.zeros(2, 1)}, {}, mode="stakced"),  # type: ignore[arg-type]
+        lambda: groups(square, {"x": torch.zeros(2, 1)}, mode=mode),
+        lambda: values(square, {}, {"x": torch.zeros(2, 1)}, {}, mode=mode),
     ):
         with pytest.raises(ConfigError, match="unknown mode 'stakced'; did you mean 'stacked'"):
             call()

@@ -717,11 +717,13 @@ def test_wrappers_are_taken_off_and_x_keeps_the_names_of_what_was_given() -> Non
         inside,
     ):
         p = problem(model)  # type: ignore[arg-type]
-        assert list(p.x0) == [name for name, _ in model.named_parameters()]  # type: ignore[attr-defined]
+        parameters = dict(model.named_parameters())  # type: ignore[attr-defined]
+        assert list(p.x0) == list(parameters)
         x = dict(zip(p.x0, want.x0.values(), strict=True))
         have = products(lambda x: p.g(p.theta0, x, rows()), x)["vjp"]  # noqa: B023
         assert_same(have, products(lambda x: want.g(want.theta0, x, rows()), want.x0)["vjp"])
-        keys = model.load_state_dict({name: leaf + 1 for name, leaf in x.items()}, strict=False)  # type: ignore[attr-defined]
+        above = {name: leaf + 1 for name, leaf in x.items()}
+        keys = model.load_state_dict(above, strict=False)  # type: ignore[attr-defined]
         assert not keys.unexpected_keys
         assert not keys.missing_keys
         x = fresh_parameters(model)(Key(0))  # type: ignore[arg-type]
@@ -757,7 +759,7 @@ def test_parameters_in_bfloat16_are_float32_in_x_and_their_solves_are_near_those
     assert near.theta0["theta"].dtype == torch.float32
     assert exact.precision is None
     for strategy in ("vjp", "jvp", "difference"):
-        method = Implicit(solver=CG(ridge=0.3, rtol=1e-2, max_steps=10), strategy=strategy)  # type: ignore[arg-type]
+        method = Implicit(solver=CG(ridge=0.3, rtol=1e-2, max_steps=10), strategy=strategy)
         a, b = (slope(p, method) for p in (exact, near))
         assert float((a - b).norm() / a.norm()) < 0.02, strategy
     coarse.load_state_dict(near.x0, strict=False)

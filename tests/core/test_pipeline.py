@@ -113,8 +113,8 @@ def test_a_step_is_its_parts_one_after_the_other() -> None:
     assert_same(after["x"], candidates.at(selection.index))
     data = PROBLEM.lower_data
     above = PROBLEM.upper_data["differentiate"]
-    below = data.batch(data.draw(key.fold("differentiate", "lower"), 10, 1)[0])  # type: ignore[index]
-    batch = above.batch(above.draw(key.fold("differentiate", "upper"), 5, 1)[0])  # type: ignore[index]
+    below = data.batch(data.draw(key.fold("differentiate", "lower"), 10, 1)[0])
+    batch = above.batch(above.draw(key.fold("differentiate", "upper"), 5, 1)[0])
     found = hypergradient(
         lambda t, x: PROBLEM.f(t, x, batch),
         lambda t, x: PROBLEM.g(t, x, below),

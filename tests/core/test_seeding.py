@@ -67,7 +67,8 @@ def test_batches_of_two_epochs_differ() -> None:
 
 def test_the_global_generators_are_left_alone() -> None:
     def states() -> list[str]:
-        numpys = np.random.get_state(legacy=False)  # noqa: NPY002 (the legacy global is what must not change)
+        # the legacy global is what must not change
+        numpys = np.random.get_state(legacy=False)  # noqa: NPY002
         return [str(torch.get_rng_state().tolist()), str(numpys), str(random.getstate())]
 
     before = states()

@@ -78,7 +78,7 @@ def test_recurrent_layers_have_products_on_the_device(
     size = sum(leaf.numel() for leaf in p.x0.values())
     v = torch.randn(size, generator=torch.Generator().manual_seed(1)).to(device)
     backward, forward, apart = (
-        curvature(lambda x: p.g(p.theta0, x, batch), p.x0, strategy).matvec(v)  # type: ignore[arg-type]
+        curvature(lambda x: p.g(p.theta0, x, batch), p.x0, strategy).matvec(v)
         for strategy in ("vjp", "jvp", "difference")
     )
     torch.testing.assert_close(forward, backward, rtol=1e-3, atol=1e-5)

@@ -249,7 +249,8 @@ def check(name: str, places: list[int], verifier: Verifier, most_coincidences: f
         assert record["verdict"] == "right", record
     hits = []
     for place in places:
-        record = score(verifier, name, questions[place], texts[elsewhere[place]])  # type: ignore[arg-type]
+        text = texts[elsewhere[place]]
+        record = score(verifier, name, questions[place], text)  # type: ignore[arg-type]
         if record["verdict"] == "right":
             hits.append((record["gold"], questions[elsewhere[place]].gold))
     assert len(hits) <= most_coincidences * len(places), hits

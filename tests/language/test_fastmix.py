@@ -161,7 +161,10 @@ def test_costs_are_what_was_called() -> None:
 def test_a_source_whose_loss_is_not_finite_stops_the_run() -> None:
     assert PROBLEM.sources is not None
     pooled = PROBLEM.sources.pooled
-    broken = lambda theta, x, batch: pooled(theta, x, batch) / (batch["source"] != 2).all()  # noqa: E731 - inf for `noise`
+
+    def broken(theta: Tree, x: Tree, batch: Any) -> Tensor:
+        return pooled(theta, x, batch) / (batch["source"] != 2).all()  # inf for `noise`
+
     with pytest.raises(NumericalError, match="step 1: the loss of source 'noise' is inf"):
         stepped(fastmix(), evolve(PROBLEM, sources=evolve(PROBLEM.sources, pooled=broken)), 1)
 

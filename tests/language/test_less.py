@@ -171,8 +171,9 @@ def test_the_place_of_epsilon_is_seen() -> None:
 def test_adam_step_of_a_row_by_hand() -> None:
     # m' = 0.9·1 + 0.1·2 = 1.1;  v' = 0.99·4 + 0.01·4 = 4;  ε = 5 inside: 1.1/3;  outside: 1.1/7
     item = torch.ones(1, dtype=F64)
-    for placement, expected in (("inside", 1.1 / 3), ("outside", 1.1 / 7)):
-        step = Preconditioner(betas=(0.9, 0.99), eps=5.0, eps_placement=placement)  # type: ignore[arg-type]
+    placements: list[tuple[Any, float]] = [("inside", 1.1 / 3), ("outside", 1.1 / 7)]
+    for placement, expected in placements:
+        step = Preconditioner(betas=(0.9, 0.99), eps=5.0, eps_placement=placement)
         (results,) = step([2 * item[None]], [item], [4 * item])
         assert float(results) == pytest.approx(expected, abs=1e-15)
 

@@ -310,7 +310,8 @@ def test_a_shuffled_choice_is_seeded_and_disjoint_from_what_is_skipped(tmp_path:
     path = numbered(tmp_path)
 
     def rows(**choice: int) -> list[int]:
-        return [e.row for e in read_examples("s", Source(path=path, **choice))]  # type: ignore[arg-type]
+        source = Source(path=path, **choice)  # type: ignore[arg-type]
+        return [e.row for e in read_examples("s", source)]
 
     whole = rows(shuffle_seed=7)
     assert sorted(whole) == list(range(20))

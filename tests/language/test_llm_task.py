@@ -233,7 +233,11 @@ def test_differences_on_a_bfloat16_base_have_the_signs_of_the_exact_float32_dire
             index = problem.lower_data.draw(Key(number), 9, 1)
             assert index is not None
             step = LastStep(x=x, batch=problem.lower_data.batch(index[0]), rows=9, rate=0.1)
-            branch = Branch(x=x, replay=lambda theta, last: (x, Cost()), next_step=lambda key: step)  # noqa: B023
+            branch = Branch(
+                x=x,
+                replay=lambda theta, last: (x, Cost()),
+                next_step=lambda key: step,  # noqa: B023
+            )
             estimate, _ = estimator.estimate(problem, problem.theta0, branch, Key(0), {})
             results.append(estimate.value["logits"])
         return results

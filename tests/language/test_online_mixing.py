@@ -162,7 +162,7 @@ def test_doremi_is_its_loop() -> None:
         alpha = alpha * np.exp(3.0 * np.array(excess))
         alpha = 0.95 * alpha / alpha.sum() + 0.05 / 3
         history.append(alpha)
-        proxy.move(sum(share * loss.mean() for share, loss in zip(alpha, losses, strict=True)))  # type: ignore[arg-type]
+        proxy.move(sum(share * loss.mean() for share, loss in zip(alpha, losses, strict=True)))
     assert_ends(method, state, np.mean(history, 0), proxy.x)
     assert [row[f"excess.{name}"] for name in SOURCES.names] == pytest.approx(excess, rel=1e-8)
     assert method.untrained == "x is the proxy's (train_steps = 0)"
@@ -196,7 +196,10 @@ def test_doge_is_its_loop(name: str) -> None:
     assert len(seen["pool"]) == 7
     assert all([len(rows) for rows in rows_of(index)] == [2, 2, 2] for index in seen["pool"])
     limit, (low, high) = method.max_norm, method.bounds
-    shortened = lambda vector: vector * min(1.0, limit / (np.linalg.norm(vector) + 1e-6))  # noqa: E731
+
+    def shortened(vector: Any) -> Any:
+        return vector * min(1.0, limit / (np.linalg.norm(vector) + 1e-6))
+
     proxy = Trainee()
     alpha = np.full(3, 1 / 3)
     history = []

@@ -73,7 +73,10 @@ def test_the_proposal_meets_the_conditions_of_a_minimum() -> None:
     # On the simplex the derivative by every weight above 0 is the same.
     level = ((slopes @ omega).exp()[:, None] * slopes).mean(0) + 0.05 * ((omega / prior).log() + 1)
     assert_same(level, level.mean().expand(5), atol=1e-6)
-    value = lambda at: (slopes @ at).exp().mean() + 0.05 * (at * (at / prior).log()).sum()  # noqa: E731
+
+    def value(at: torch.Tensor) -> torch.Tensor:
+        return (slopes @ at).exp().mean() + 0.05 * (at * (at / prior).log()).sum()
+
     assert all(float(value(at)) > float(value(omega)) for at in on_the_simplex(50, 5, 5))
     assert_same(propose(laws, prior, kl=1e4), prior, atol=1e-3)
 

@@ -118,7 +118,8 @@ def test_the_prior_is_of_sources_or_of_rows() -> None:
 
 def test_the_prior_of_rows_is_that_of_the_files_where_the_task_keeps_fewer() -> None:
     examples = lambda x, batch: PROBLEM.sources.examples(x, batch)  # noqa: E731
-    examples.sizes = dict(zip(PROBLEM.sources.names, (10.0, 890.0, 100.0), strict=True))  # type: ignore[attr-defined]
+    sizes = dict(zip(PROBLEM.sources.names, (10.0, 890.0, 100.0), strict=True))
+    examples.sizes = sizes  # type: ignore[attr-defined]
     problem = evolve(PROBLEM, sources=evolve(PROBLEM.sources, examples=examples))
     mixtures = regmix(runs=3000, prior="rows").init(problem, 0)["mixtures"]
     assert_same(mixtures.mean(0), torch.tensor([0.01, 0.89, 0.1], dtype=F64), atol=0.03)

@@ -122,13 +122,15 @@ class TestOneRun:
         decide(monkeypatch)
         torch.set_float32_matmul_precision("high")
         try:
-            for route, inside in (("exact", "highest"), ("fast", "medium")):
-                result = run(Witness(), problem(), STEPS, settings=RunSettings(matmul=route))  # type: ignore[arg-type]
+            routes: list[tuple[Any, str]] = [("exact", "highest"), ("fast", "medium")]
+            for route, inside in routes:
+                chosen = RunSettings(matmul=route)
+                result = run(Witness(), problem(), STEPS, settings=chosen)  # type: ignore[arg-type]
                 assert result.records[-1]["inside"] == inside
                 assert result.execution is not None
                 assert result.execution.matmul == RouteChoice(
                     route=route, reason="the settings say so"
-                )  # type: ignore[arg-type]
+                )
                 assert precision() == "high"
         finally:
             torch.set_float32_matmul_precision("highest")

@@ -147,5 +147,6 @@ def test_a_table_draws_its_differences_best_first_and_marks_the_winner() -> None
 def test_nothing_to_draw_and_no_such_library_are_said() -> None:
     with pytest.raises(ConfigError, match="no two methods have a finished run of the same seed"):
         report.plot_forests([None])
+    one = forest({"a": Interval(1.0, 1.0, 2)})
     with pytest.raises(ConfigError, match="unknown backend 'plotli'; did you mean 'plotly'"):
-        report.plot_forests([forest({"a": Interval(1.0, 1.0, 2)})], "plotli")  # type: ignore[arg-type]
+        report.plot_forests([one], "plotli")  # type: ignore[arg-type]

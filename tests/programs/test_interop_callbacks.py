@@ -380,6 +380,7 @@ def test_theta_may_be_a_dictionary() -> None:
         return 0.5 * (x["x"] - upper["a"] - upper["b"]).square().sum()
 
     model = Point()
-    steps = outer(theta, g=lower, optimizer=torch.optim.SGD(list(theta.values()), lr=0.5))  # type: ignore[arg-type]
+    optimizer = torch.optim.SGD(list(theta.values()), lr=0.5)
+    steps = outer(theta, g=lower, optimizer=optimizer)  # type: ignore[arg-type]
     steps.step(model, 1)
     assert_same(theta, {"a": 0.5 * AIM, "b": 0.5 * AIM.sum()}, rtol=1e-13)

@@ -431,7 +431,8 @@ def test_the_global_generators_are_left_as_they_were(tmp_path: Path) -> None:
 
     import numpy as np
 
-    before = (torch.get_rng_state(), np.random.get_state()[1].tolist(), random.getstate())  # noqa: NPY002
+    numpys = np.random.get_state()[1].tolist()  # noqa: NPY002
+    before = (torch.get_rng_state(), numpys, random.getstate())
     train(Finetune(accumulation=2), gpt(), random_rows(2), tmp_path, seed=0)
     assert torch.get_rng_state().equal(before[0])
     assert np.random.get_state()[1].tolist() == before[1]  # noqa: NPY002

@@ -754,7 +754,8 @@ def test_the_final_mixture_is_the_mean_of_what_the_seeds_returned(mixtures: Stud
     assert every.columns == ["source", *(entry.label for entry in section.entries)]
     assert [row[0].text for row in every.rows] == [f"source-{number}" for number in range(10)]
     for column in range(1, len(every.columns)):
-        assert math.fsum(row[column].sort for row in every.rows) == pytest.approx(1)  # type: ignore[misc]
+        shares: list[Any] = [row[column].sort for row in every.rows]
+        assert math.fsum(shares) == pytest.approx(1)
     results = by_title(section, "results")
     assert "recovery error ↓" in results.columns
     assert not any("− uniform" in column for column in results.columns), (

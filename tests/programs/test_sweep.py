@@ -76,7 +76,8 @@ def test_validation_loss_is_f_on_the_stop_rows_at_the_returned_state(tmp_path: P
     from hgms_core.registry import Registry
 
     swept(tmp_path)
-    problem = Registry.load().get("task", "bowl").target().problem(100, CPU, torch.float64)  # type: ignore[operator]
+    task = Registry.load().get("task", "bowl").target()  # type: ignore[operator]
+    problem = task.problem(100, CPU, torch.float64)
     folder = RunFolder(tmp_path / "sweeps/bowl/walk/trial-0/seed-100")
     state, _ = folder.load()  # type: ignore[misc]
     expected = problem.f({}, state["x"], problem.upper_data["stop"].whole)

@@ -153,7 +153,12 @@ def test_while_there_is_no_result_the_page_says_so_and_waits(tmp_path: Path) -> 
 def test_pages_are_not_made_more_often_than_asked(tmp_path: Path) -> None:
     write_run(tmp_path)
     made = []
-    pages = Pages([tmp_path], lambda: made.append(1) or report.build([tmp_path]), interval=1000.0)  # type: ignore[func-returns-value]
+
+    def build() -> report.Study:
+        made.append(1)
+        return report.build([tmp_path])
+
+    pages = Pages([tmp_path], build, interval=1000.0)
     pages.newest()
     write_run(tmp_path, method="another")
     pages.newest()

@@ -66,8 +66,13 @@ def test_what_is_no_budget_seed_or_problem_is_said(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     calls: dict[str, Any] = {
         "got 3": lambda: run(HALF, bowl(), 3),  # type: ignore[arg-type]
-        ("expected a Problem, got <function"): lambda: run(HALF, bowl, "3 steps"),  # type: ignore[arg-type]
-        ("expected an integer, got 'a' @ run.seed"): lambda: run(HALF, bowl(), "3 steps", seed="a"),  # type: ignore[arg-type]
+        "expected a Problem, got <function": lambda: run(HALF, bowl, "3 steps"),
+        "expected an integer, got 'a' @ run.seed": lambda: run(
+            HALF,
+            bowl(),
+            "3 steps",
+            seed="a",  # type: ignore[arg-type]
+        ),
     }
     for message, call in calls.items():
         with pytest.raises(ConfigError, match=message):

@@ -184,7 +184,8 @@ def test_including_the_true_label_leaves_a_tenth_right_and_says_so() -> None:
 
 
 def test_one_seed_is_one_problem_and_the_global_generators_are_left_alone() -> None:
-    before = torch.random.get_rng_state(), random.getstate(), np.random.get_state()[1].copy()  # noqa: NPY002
+    numpys = np.random.get_state()[1].copy()  # noqa: NPY002
+    before = torch.random.get_rng_state(), random.getstate(), numpys
     first, again, other = (HyperCleaning().problem(seed, CPU, torch.float32) for seed in (5, 5, 6))
     for name in ("pixels", "label"):
         assert torch.equal(first.lower_data.whole[name], again.lower_data.whole[name])

@@ -97,9 +97,8 @@ def instead(value: object, kind: Any) -> str:
 
 
 def _imported(cls: type) -> str:
-    package = (
-        cls.__module__.rpartition(".")[0] or cls.__module__
-    )  # a class is exported by the package of its module
+    # a class is exported by the package of its module
+    package = cls.__module__.rpartition(".")[0] or cls.__module__
     return f"from {package} import {cls.__name__}"
 
 
@@ -115,8 +114,9 @@ def _classes(kind: Any) -> dict[str, type]:
                 for name, hook in vars(point.load()).items()
                 if name.startswith("hgms_register_") and name != "hgms_register_commands"
             ]
-            offered: list[Any] = [target for hook in hooks for target in hook()]
-            classes |= {
-                cls.name: cls for cls in offered if isinstance(cls, type) and is_of(kind, cls)
-            }
+            offered = [target for hook in hooks for target in hook()]
+            fitting: list[Any] = [
+                cls for cls in offered if isinstance(cls, type) and is_of(kind, cls)
+            ]
+            classes |= {cls.name: cls for cls in fitting}
     return classes

@@ -66,7 +66,8 @@ def report(name, file):
         "random": state() != before,
         "printed": out.getvalue()[:200],
         "error": error,
-        "changed": seen.changed, "seconds": time.perf_counter() - began,
+        "changed": seen.changed,
+        "seconds": time.perf_counter() - began,
     }
 for line in sys.stdin:
     modules, paths, folder, environment, patience = json.loads(line)
