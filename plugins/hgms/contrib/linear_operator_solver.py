@@ -31,8 +31,9 @@ class LinearOperatorSolver:
     ``cg``.
 
     Arguments:
-        ridge: γ ≥ 0, in the units of H. ``rtol``: relative residual to reach, > 0. ``max_steps``:
-            iteration limit.
+        ridge: γ ≥ 0, in the units of H.
+        rtol: relative residual to reach, > 0.
+        max_steps: iteration limit.
 
     Outcomes: CONVERGED, by the true residual; ITERATION_LIMIT; NEGATIVE_CURVATURE, with the iterate
     before it; STAGNATED (no further at the precision of the numbers, or b is outside the range of a
