@@ -1,11 +1,11 @@
 """This checkout against another, or one setting against another: seconds of an outer step, and
 outer steps in a budget.
 
-    python benchmarks/bench_today.py --against v0.3.0
-            a commit, or the folder of a checkout
+    python benchmarks/bench_today.py --against COMMIT
+            COMMIT may be the folder of a checkout
     python benchmarks/bench_today.py --set compile=true --against-set compile=false
             settings of [run], in this checkout
-    python benchmarks/bench_today.py --against v0.3.0 --budget 60 --dataset mnist --only hg-ms
+    python benchmarks/bench_today.py --against COMMIT --budget 60 --dataset mnist --only hg-ms
             hg-ms-tilted
     python benchmarks/bench_today.py --first --set compile=true --dataset mnist --only hg-ms
     [--json FILE] [--dataset digits] [--only METHOD …] [--pairs 11] [--seconds 0.3]

@@ -42,7 +42,6 @@ import hgms.report as report
 from hgms.report.parquet import runs as run_rows
 from hgms.results import recovered
 from hgms.results.statistics import Interval, compared, paired, spell
-from hgms.results.stored import role_in
 from hgms_core.registry import Registry
 
 sys.path.insert(0, str(Path(__file__).resolve().parent))  # where this file was loaded by its path
@@ -190,7 +189,11 @@ def _read(path: Path, _changed: int) -> list[dict[str, Any]]:
 
 def roles_of(rows: Sequence[Mapping[str, Any]]) -> dict[str, str]:
     """What each method is in comparisons: "floor", "ceiling" or nothing."""
-    return {row["method"]: role_in({"role": row.get("role")}, row["method_name"]) for row in rows}
+    own = {
+        component.name: str(getattr(component.target, "role", ""))
+        for component in Registry.load().components("method")
+    }
+    return {row["method"]: row.get("role") or own.get(row["method_name"], "") for row in rows}
 
 
 def values_of(

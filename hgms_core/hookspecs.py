@@ -45,17 +45,6 @@ PLUGIN_API = 2
 plugin would break.
 """
 
-OLDEST_PLUGIN_API = 2
-"""The oldest version that still works here."""
-
-BROKEN_BY = {
-    2: "Candidates carry `replay`, `last_step` and `next_step` as functions, a generator has no "
-    "such methods; the record "
-    "Hypergradient is called Estimate; hgms_core.running and hgms_core.testing are packages "
-    "(hgms.runs, hgms.testing, …)"
-}
-"""What a version changed in older plugins."""
-
 hookspec = pluggy.HookspecMarker("hgms")
 hookimpl = pluggy.HookimplMarker("hgms")
 """Marks a function of a plugin as the implementation of the hook it is called like."""

@@ -356,26 +356,20 @@ def _own_copy(value: Any) -> Any:
 def _ensure_api(plugin: object) -> None:
     wanted = getattr(plugin, "hgms_plugin_api", None)
     here = hookspecs.PLUGIN_API
-    oldest = hookspecs.OLDEST_PLUGIN_API
     if wanted is None:
         return
     if not isinstance(wanted, int) or isinstance(wanted, bool):
         raise PluginError(f"hgms_plugin_api must be a whole number, such as {here}: {wanted!r}")
     if wanted > here:
         advice = "upgrade hgms (pip install -U hgms), or install an older version of the plugin"
-        raise PluginError(f"it was written for plugin API {wanted}, this hgms has {here}; {advice}")
-    if wanted < oldest:
-        changes = "".join(
-            f"\n  {version}: {what}"
-            for version, what in hookspecs.BROKEN_BY.items()
-            if version > wanted
-        )
-        raise PluginError(
-            f"it was written for plugin API {wanted}, this hgms has "
-            f"{f'{oldest} to {here}' if oldest < here else here}; "
+    elif wanted < here:
+        advice = (
             "install a newer version of the plugin, or an older hgms; its author writes "
-            f"hgms_plugin_api = {here} and follows the changelog:{changes}"
+            f"hgms_plugin_api = {here} and follows the changelog"
         )
+    else:
+        return
+    raise PluginError(f"it was written for plugin API {wanted}, this hgms has {here}; {advice}")
 
 
 def describe(error: BaseException) -> str:

@@ -27,6 +27,18 @@ threads = 1
 label = "none"
 """
 
+ROLES = {
+    "uniform": "floor",
+    "validation-only": "floor",
+    "oracle-clean": "ceiling",
+    "oracle-joint": "ceiling",
+}
+"""Of methods that are references, as their runs say it."""
+
+
+def role_of(method: str) -> dict[str, str]:
+    return {"role": ROLES[method]} if method in ROLES else {}
+
 
 def write_run(
     folder: Path,
@@ -79,6 +91,7 @@ def write_run(
         **({"error": error} if error else {}),
         "task": task,
         "method": method,
+        **role_of(method),
         "seed": seed,
         "outer_steps": steps,
         "upper_loss": 2.0 / steps,
@@ -230,6 +243,7 @@ def write_mixtures(
                     **({"error": error} if error else {}),
                     "task": "source-mixture",
                     "method": method,
+                    **role_of(method),
                     "seed": seed,
                     "outer_steps": steps,
                     "upper_loss": 3.0 - share,

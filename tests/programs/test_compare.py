@@ -84,6 +84,7 @@ def points(values: list[float], method: str = "m", steps: int = 4) -> list[Point
             oracle_calls=40,
             seconds=2.0,
             method=method,
+            role="floor" if method in ("uniform", "theta0") else "",
         )
         for seed, value in enumerate(values)
     ]

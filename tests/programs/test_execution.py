@@ -173,22 +173,14 @@ class TestResuming:
         assert again.execution == result.execution
         assert "before" not in environment(tmp_path / "resumed")
 
-    def test_one_of_a_version_that_recorded_nothing_was_exact(
-        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-    ) -> None:
-        decide(monkeypatch, EXACT)
-        self.interrupted(tmp_path)
-        table = environment(tmp_path)
-        del table["execution"]
-        (tmp_path / "env.json").write_text(json.dumps(table))
-        result = run(Witness(), problem(), STEPS, folder=tmp_path, resume=True)
-        assert [row["inside"] for row in result.records[1:]] == ["highest"] * 4
-        assert result.execution is not None
-        assert "knew no other route" in result.execution.matmul.reason
-
     @pytest.mark.parametrize(
         "damage",
-        ["{", '{"execution": 3}', '{"execution": {"matmul": {"route": "quick", "reason": ""}}}'],
+        [
+            "{",
+            '{"python": "3.12"}',
+            '{"execution": 3}',
+            '{"execution": {"matmul": {"route": "quick", "reason": ""}}}',
+        ],
     )
     def test_what_cannot_be_read_is_decided_again_and_said(
         self,

@@ -53,10 +53,6 @@ ALLOWED = {
     "hgms.results": {
         "uniform": "the default reference",
         **dict.fromkeys(("validation-only", "oracle-joint"), "the ends of the recovered share"),
-        **dict.fromkeys(
-            ("uniform-tilted", "fixed", "oracle-clean"),
-            "roles of runs that are older than their record",
-        ),
         "recovery_error": "the metric of tasks with sources that is about θ alone",
         "exact": "a route of matrix products",
     },

@@ -279,15 +279,6 @@ def test_the_stages_of_a_mix_are_no_runs(tmp_path: Path) -> None:
     assert (run.path, run.hash, skipped) == (folder, "0a1b2c3d", [])
 
 
-def test_a_mix_of_an_older_version_is_named_with_the_place_of_its_run(tmp_path: Path) -> None:
-    folder = tmp_path / "mix" / "halve-0a1b2c3d" / "seed-3"
-    run = write_run(tmp_path, path=folder / "reweight", seed=3)
-    runs, [skipped] = scan(tmp_path)
-    assert (runs, skipped.path) == ([], folder)
-    assert skipped.reason == f"hgms mix made it before 0.7; its run is in {run}"
-    assert [run.path for run in scan(run)[0]] == [run]
-
-
 def test_scores_of_a_tuned_model_stand_beside_the_run_s_metrics(tmp_path: Path) -> None:
     scores = {
         "metrics": {"gsm8k_accuracy": 0.7, "tuned_loss": None},
@@ -619,7 +610,6 @@ def test_text_for_a_terminal_holds_nothing_that_it_obeys() -> None:
     [
         ([".lease", ".mix.lease", ".lock"], "the folder is empty"),
         (["mix.toml", ".mix.lease"], "before it had learned"),
-        (["reweight"], "made it before 0.7"),
         (["notes.txt"], "it holds no run files"),
     ],
 )

@@ -30,7 +30,6 @@ from hgms.results import (
 )
 from hgms.runs import UNCOMPARED, Execution
 from hgms_core import Budget, CheckpointError, ConfigError, unknown
-from hgms_core.registry import Registry
 
 _MIXTURE = 150  # points of a small picture
 _CURVES = 250_000  # points of all curves of a page together; with very many curves each gets fewer
@@ -240,10 +239,7 @@ def _metric(
     runs: Sequence[StoredRun], metrics: Sequence[str]
 ) -> tuple[str, dict[str, bool], list[str]]:
     """The main metric, which way each is better, and all of them in the task's order."""
-    directions = next((dict(run.higher_is_better) for run in runs if run.higher_is_better), None)
-    if directions is None:  # older than the record of it: what the installed task says
-        task = Registry.load().find("task", runs[0].task_name)
-        directions = dict(getattr(getattr(task, "target", None), "metrics", {}))
+    directions = next((dict(run.higher_is_better) for run in runs if run.higher_is_better), {})
     names = list(dict.fromkeys([*directions, *(name for run in runs for name in run.metrics)]))
     names = [name for name in names if any(name in run.metrics for run in runs)]
     if not names:

@@ -131,10 +131,8 @@ def _changed(run: StoredRun, other: StoredRun) -> str:
     )
 
 
-def _without_run(path: Path, names: set[str]) -> str:
+def _without_run(names: set[str]) -> str:
     """What a folder is, with these names in it, that holds no run."""
-    if "reweight" in names:
-        return f"hgms mix made it before 0.7; its run is in {path / 'reweight'}"
     if "mix.toml" in names:
         return "hgms mix ended before it had learned anything"
     return "the folder is empty" if all(map(is_marker, names)) else "it holds no run files"
@@ -157,7 +155,7 @@ def _read_run(path: Path, names: set[str]) -> StoredRun:
     """The run in ``path``, where there are files of these names."""
     try:
         if not names & _FILES:
-            raise CheckpointError(_without_run(path, names))
+            raise CheckpointError(_without_run(names))
         if "config.toml" not in names:
             raise CheckpointError("config.toml is missing")
         config = _config(read_file(path / "config.toml", _CONFIG).decode())

@@ -23,17 +23,6 @@ from hgms.results.columns import last_seconds, read_columns
 from hgms.runs import ROWS, Execution, RunFolder, opened
 from hgms_core import Budget, CheckpointError
 
-_EARLIER = {
-    **dict.fromkeys(("uniform", "theta0", "uniform-tilted", "validation-only", "fixed"), "floor"),
-    **dict.fromkeys(("oracle-clean", "oracle-joint"), "ceiling"),
-}
-"""The roles of methods whose runs are older than the record of it."""
-
-
-def role_in(summary: Mapping[str, Any], method: str) -> str:
-    """What a run's method is in comparisons: "floor", "ceiling", or nothing."""
-    return str(summary.get("role") or _EARLIER.get(method, ""))
-
 
 @frozen(eq=False, kw_only=True)
 class StoredRun:
@@ -68,14 +57,14 @@ class StoredRun:
 
     @property
     def task_version(self) -> str | None:
-        """None for runs older than the record of it."""
+        """None where ``env.json`` does not say."""
         version = (self.environment.get("task") or {}).get("version")
         return None if version is None else str(version)
 
     @property
     def higher_is_better(self) -> Mapping[str, bool]:
         """The task's metrics in its own order, then later scores, True where higher is better;
-        empty for runs older than the record of it."""
+        empty where ``env.json`` does not say."""
         own = (self.environment.get("task") or {}).get("metrics") or {}
         return {**own, **self.scores.get("higher_is_better", {})} if own else own
 
@@ -91,7 +80,7 @@ class StoredRun:
     @property
     def role(self) -> str:
         """What its method is in comparisons: "floor", "ceiling", or nothing."""
-        return role_in(self.summary, self.method_name)
+        return str(self.summary.get("role") or "")
 
     @property
     def label(self) -> str:

@@ -15,12 +15,12 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import attrs
-from attrs import Factory, field, frozen
+from attrs import field, frozen
 
 from hgms.results.forest import Forest, notebook_html
 from hgms.results.recovered import Ratio, recovered
 from hgms.results.statistics import CLAIM, Interval, compared, few_seeds, spell
-from hgms.results.stored import StoredRun, role_in
+from hgms.results.stored import StoredRun
 from hgms.runs import RunResult
 from hgms_core import as_text
 
@@ -71,7 +71,7 @@ class Point:
     untrained: str = ""
     sources: bool = False
     later: frozenset[str] = frozenset()
-    role: str = Factory(lambda self: role_in({}, self.method), takes_self=True)
+    role: str = ""
 
     @classmethod
     def of(cls, run: RunResult | StoredRun) -> Point:
@@ -97,7 +97,7 @@ class Point:
             untrained=str(summary.get("untrained") or ""),
             sources=any(name.startswith("weight.") for name in fields),
             later=frozenset(run.scores.get("metrics", ()) if isinstance(run, StoredRun) else ()),
-            role=role_in(summary, method),
+            role=str(summary.get("role") or ""),
         )
 
     def unjudged(self, metric: str) -> str:

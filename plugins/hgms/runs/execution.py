@@ -121,8 +121,8 @@ class Execution:
     ``compile`` whether functions of the steps are compiled, and which were (None: the time of a
     step has to tell).
 
-    >>> Execution.recorded({"python": "3.12"}).matmul.route  # of a version that knew one route
-    'exact'
+    >>> Execution.recorded({"python": "3.12"}) is None
+    True
     """
 
     matmul: RouteChoice
@@ -150,17 +150,7 @@ class Execution:
 
     @classmethod
     def recorded(cls, environment: Mapping[str, Any]) -> Execution | None:
-        """What a run's ``env.json`` says; None where that is empty or says nothing that can be
-        read.
-        """
-        if not environment:
-            return None
-        if KEY not in environment:
-            reason = "the run was begun by a version that knew no other"
-            compilation = Compilation(wanted=False, reason=f"{reason} way")
-            return cls(
-                matmul=RouteChoice(route="exact", reason=f"{reason} route"), compile=compilation
-            )
+        """What a run's ``env.json`` says; None where it says nothing that can be read."""
         try:
             return cls.of(environment[KEY])
         except (cattrs.BaseValidationError, TypeError, ValueError, KeyError):

@@ -215,11 +215,8 @@ def spell(interval: Mapping[str, float] | None) -> str:
 
 def _losses(tests: Mapping[str, Mapping[str, Any]]) -> Iterator[dict[str, Any]]:
     shown = any(row.get("against_uniform") for row in tests.values())
-    known = any(
-        "untuned" in row for row in tests.values()
-    )  # not in mixes that were made before it was
     for name, row in tests.items():
-        beside = {"untuned": f"{row['untuned']:.4f}" if "untuned" in row else ""} if known else {}
+        beside = {"untuned": f"{row['untuned']:.4f}" if "untuned" in row else ""}
         beside |= {"token loss − uniform's": spell(row["against_uniform"])} if shown else {}
         yield {
             "test set": name,

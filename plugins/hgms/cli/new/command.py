@@ -192,8 +192,14 @@ def values_of(name: str, kind: Kind, kinds: Sequence[Kind]) -> dict[str, str]:
         "instances": f"{cls}(), {cls}({TESTED_WITH[kind.name]})",
         "run": run_of(kind, kinds),
         "try": f"{f'hgms run {run_of(kind, kinds)}':<46}# try it",
-        "hgms": ".".join(__version__.split(".")[:2]),
+        "hgms": _requirement(),
     }
+
+
+def _requirement() -> str:
+    """This version of hgms, or a later one below the next minor version."""
+    major, minor = __version__.split(".")[:2]
+    return f"hgms>={__version__},<{major}.{int(minor) + 1}"
 
 
 def values_of_all(parts: Sequence[Mapping[str, str]]) -> dict[str, str]:
