@@ -866,7 +866,7 @@ HOSTED = [
         "older API",
         headed("hgms_plugin_api = 1"),
         "it was written for plugin API 1",
-        "Hypergradient is called Estimate",
+        "its author writes hgms_plugin_api = 2 and follows the changelog",
     ),
     hosted(
         "exception in an observer",
