@@ -847,8 +847,8 @@ HOSTED = [
     hosted(
         "entry point that differs from one of ours by case",
         solver("bad"),
-        "is already called 'solvers' (case, - and _ do not tell names apart); rename one",
-        entry="Solvers",
+        "is already called 'ula' (case, - and _ do not tell names apart); rename one",
+        entry="ULA",
     ),
     hosted(
         "newer API",
