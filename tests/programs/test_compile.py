@@ -353,32 +353,6 @@ class TestRecords:
         }
         assert Time.now == 4 * 1.0
 
-    def test_one_of_an_earlier_version_goes_on_as_written(
-        self, stopped: None, tmp_path: Path
-    ) -> None:
-        settings = RunSettings(checkpoint_seconds=0)
-        with pytest.raises(Interrupted):
-            run(
-                Walker([2.0], interrupts_at=2),
-                problem(),
-                Budget(seconds=600),
-                folder=tmp_path,
-                settings=settings,
-            )
-        environment = RunFolder(tmp_path).read_environment()
-        del environment["execution"]
-        (tmp_path / "env.json").write_text(json.dumps(environment))
-        result = run(
-            Walker([200.0]),
-            problem(),
-            Budget(seconds=600),
-            folder=tmp_path,
-            resume=True,
-            settings=settings,
-        )
-        assert result.records[-1]["compiled"] == 0.0
-        assert "knew no other way" in compilation(result).reason
-
     def test_killed_before_it_was_decided_it_decides(self, stopped: None, tmp_path: Path) -> None:
         with pytest.raises(Interrupted):
             run(Walker(interrupts_at=0), problem(), Budget(outer_steps=50), folder=tmp_path)
