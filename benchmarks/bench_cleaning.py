@@ -74,9 +74,8 @@ def main() -> None:
                         *options.sets,
                     ]
                     config = load(SETTINGS, sets, seed=seed, out=options.out)
-                    first = next(
-                        (runs[0].execution for runs in results.values()), None
-                    )  # all are carried out alike
+                    # all are carried out alike
+                    first = next((runs[0].execution for runs in results.values()), None)
                     results.setdefault(variant, []).append(
                         run_config(config, resume=True, view=view, execution=first)
                     )

@@ -88,11 +88,8 @@ SHAPES: dict[str, dict[str, Any]] = {
         "max_position_embeddings": 32768,
     },
 }
-PEAK_FLOPS = {
-    "H100": 989e12,
-    "H200": 989e12,
-    "A100": 312e12,
-}  # dense bfloat16, as the makers give them
+# dense bfloat16, as the makers give them
+PEAK_FLOPS = {"H100": 989e12, "H200": 989e12, "A100": 312e12}
 
 
 def arguments() -> argparse.Namespace:
@@ -187,9 +184,8 @@ def print_profile(call: Callable[[], Any], device: torch.device) -> None:
     kind = "cuda" if device.type == "cuda" else "cpu"
     activities = [torch.profiler.ProfilerActivity.CPU]
     if device.type == "cuda":
-        activities = [
-            torch.profiler.ProfilerActivity.CUDA
-        ]  # the kernels alone: tracing the host takes long and much memory
+        # the kernels alone: tracing the host takes long and much memory
+        activities = [torch.profiler.ProfilerActivity.CUDA]
     with torch.profiler.profile(activities=activities) as profile:
         call()
         if device.type == "cuda":

@@ -52,9 +52,8 @@ class Timed:
 
     def around(self, name: str, call: Callable[..., Any]) -> Callable[..., Any]:
         def timed(*arguments: Any, **more: Any) -> Any:
-            own = next(
-                item for item in reversed(arguments) if isinstance(item, torch.Tensor)
-            )  # of a gather: this rank's part
+            # of a gather: this rank's part
+            own = next(item for item in reversed(arguments) if isinstance(item, torch.Tensor))
             began = time.perf_counter()
             spent = time.process_time()
             try:

@@ -51,9 +51,8 @@ def grid(runs: int, seconds: float, workers: int, coordinators: int = 1) -> tupl
     """
     m = MEASURED
     rounds = math.ceil(runs / workers)
-    look = (
-        runs * m["look"] * (1 if coordinators == 1 else 2)
-    )  # those that others have are looked at once more
+    # those that others have are looked at once more
+    look = runs * m["look"] * (1 if coordinators == 1 else 2)
     terms = {
         "start": m["load"],
         "looking for results": look,

@@ -111,9 +111,8 @@ def keep_runs(name: str, folders: Sequence[Path], *, add: bool = False) -> list[
     for key, values in facts.items():
         table = table.append_column(key, pyarrow.array(values))
     every = [point for own in points for point in own]
-    names = dict.fromkeys(
-        name for point in every for name in point
-    )  # tasks of one study may have different metrics
+    # tasks of one study may have different metrics
+    names = dict.fromkeys(name for point in every for name in point)
     curves = pyarrow.Table.from_pylist(
         [{name: point.get(name) for name in names} for point in every]
     )

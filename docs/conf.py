@@ -103,9 +103,8 @@ def resolve(app: Sphinx, env: Any, node: Any, contents: Any) -> Any:
     ours = sorted(
         places, key=lambda full: (full.count("."), not full.startswith("hgms_core."), full)
     )
-    if (
-        ours and ours[0].rpartition(".")[0] not in env.get_domain("py").objects
-    ):  # no method of a class
+    # no method of a class
+    if ours and ours[0].rpartition(".")[0] not in env.get_domain("py").objects:
         entry = places[ours[0]]
         return make_refnode(
             app.builder, node["refdoc"], entry.docname, entry.node_id, contents, ours[0]
@@ -122,9 +121,8 @@ def formula(translator: Any, node: Any) -> None:
     from sphinx.util import logging
 
     block = node.tagname == "math_block"
-    tex = (
-        node.astext().replace("\\langle", "⟨").replace("\\rangle", "⟩")
-    )  # known alone, but not behind \bigl
+    # known alone, but not behind \bigl
+    tex = node.astext().replace("\\langle", "⟨").replace("\\rangle", "⟩")
     text = convert(tex, display="block" if block else "inline").replace(
         "<mi>\\arg</mi>", "<mo>arg</mo>"
     )

@@ -236,9 +236,8 @@ def members(cls: type) -> list[Member]:
                 if isinstance(member, classmethod | staticmethod)
                 else ()
             )
-            called = (
-                getattr(cls, name) if isinstance(member, classmethod) else function
-            )  # without cls
+            # without cls
+            called = getattr(cls, name) if isinstance(member, classmethod) else function
             shown.append(
                 Member(
                     name,

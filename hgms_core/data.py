@@ -112,9 +112,8 @@ class Data:
         whole = {**table, "index": numbers}
 
         def taken(index: Tensor) -> Batch:
-            flat = index.reshape(
-                -1
-            )  # index_select copies whole rows, three times as fast as table[index]
+            # index_select copies whole rows, three times as fast as table[index]
+            flat = index.reshape(-1)
             return {
                 name: leaf.index_select(0, flat).reshape(index.shape + leaf.shape[1:])
                 for name, leaf in whole.items()

@@ -294,9 +294,8 @@ class Host:
                 self._register(info, load())
         except KeyboardInterrupt:
             raise
-        except (
-            BaseException
-        ) as error:  # sys.exit, pytest's skip, …: whatever it is, the others go on
+        except BaseException as error:
+            # sys.exit, pytest's skip, …: whatever it is, the others go on
             if self._manager.has_plugin(info.name):
                 self._manager.unregister(name=info.name)
             self.blame(info, error)

@@ -212,9 +212,8 @@ def cross_product(
             for name, p, m in zip(names, plus, minus, strict=True)
         }
     with torch.enable_grad(), twice_differentiable_attention():
-        slope: Tensor = torch.func.jvp(lambda point: g(leaves, point), (detach(x),), (detach(v),))[
-            1
-        ]
+        slope: Tensor
+        _, slope = torch.func.jvp(lambda point: g(leaves, point), (detach(x),), (detach(v),))
         return dict(zip(names, slopes(slope, list(leaves.values())), strict=True))
 
 

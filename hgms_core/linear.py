@@ -65,9 +65,8 @@ class LinearSystem:
     def pick(which: Tensor, first: Tensor, second: Tensor) -> Tensor:
         """``first`` in the systems that ``which`` names, ``second`` elsewhere. A single system on a
         CPU, where nothing waits for the answer, takes either as it is: no pass over the vectors."""
-        if (
-            which.dim() == 0 and which.device.type == "cpu" and type(which) is Tensor
-        ):  # not one that is traced
+        # not one that is traced
+        if which.dim() == 0 and which.device.type == "cpu" and type(which) is Tensor:
             return first if which else second
         return torch.where(which.unsqueeze(-1), first, second)
 

@@ -143,9 +143,8 @@ class Pipeline:
         branch = candidates.branch(selection.index)
         estimator = self.hypergradient
         rest = key.fold("differentiate"), state["hypergradient"]
-        estimate_at: Any = getattr(
-            estimator, "estimate_all", estimator.estimate
-        )  # by more candidates than the selected one
+        # by more candidates than the selected one
+        estimate_at: Any = getattr(estimator, "estimate_all", estimator.estimate)
         at = (candidates, selection) if hasattr(estimator, "estimate_all") else (branch,)
         outcome = estimate_at(problem, theta, *at, *rest)
         check_estimate(f"{type(estimator).__name__}.estimate", outcome, theta)

@@ -153,9 +153,8 @@ class Problem:
         """What has to be another where θ or x is no flat dictionary: the tree, and the functions
         that a person wrote for it.
         """
-        if (
-            self.shapes is not None
-        ):  # of attrs.evolve: all is flat already, but perhaps another start
+        # of attrs.evolve: all is flat already, but perhaps another start
+        if self.shapes is not None:
             own = {
                 name: (shape, getattr(self, name))
                 for name, shape in zip(("theta0", "x0"), self.shapes, strict=True)

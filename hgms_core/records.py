@@ -306,9 +306,8 @@ class Estimate:
             *([] if self.lower_gradient_norm is None else [self.lower_gradient_norm]),
         ):
             total = total + leaf.sum(dtype=torch.promote_types(leaf.dtype, torch.float32))
-        worst, total = torch.stack(
-            [code.to(total), total]
-        ).tolist()  # at once, so that a GPU is waited for once
+        # at once, so that a GPU is waited for once
+        worst, total = torch.stack([code.to(total), total]).tolist()
         return list(Outcome)[int(worst)] if math.isfinite(total) else Outcome.NONFINITE
 
     @property

@@ -108,9 +108,8 @@ def contracts() -> Iterator[dict[str, Any]]:
         if name.rpartition(".")[0] in FAMILIES and name != "hgms.tasks.images"
     ]
     yield independent("Families of components import no other", folders)
-    libraries = [
-        f"hgms.{name}" for name in ("gauss_newton", "optim", "rows")
-    ]  # a run takes compiled and config
+    # a run takes compiled and config
+    libraries = [f"hgms.{name}" for name in ("gauss_newton", "optim", "rows")]
     yield forbidden("Programs name components as strings", programs, [*components, *libraries])
     language = inside("hgms_mix", [["evaluation", "exchange", "stages", "surface"]])
     yield forbidden(

@@ -43,10 +43,8 @@ def test_a_grid_is_bounded_by_its_largest_term(
     )
     assert scale.grid(100, 1.5, 1) == (200.0, "around each run")
     assert scale.grid(100, 1.5, 10)[0] == pytest.approx(20.0)  # ten rounds of two seconds
-    assert scale.grid(100, 1.5, 100) == (
-        pytest.approx(10.0),
-        "handing out",
-    )  # ten a second, however many workers
+    # ten a second, however many workers
+    assert scale.grid(100, 1.5, 100) == (pytest.approx(10.0), "handing out")
     assert scale.grid(100, 1.5, 100, coordinators=100)[0] == pytest.approx(2.0)
     assert scale.grid(3, 1.5, 2) == (pytest.approx(4.0), "around each run")
     assert scale.grid(3, 4.0, 2)[1] == "the last round"

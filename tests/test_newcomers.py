@@ -150,9 +150,8 @@ def test_mlp_with_dropout_has_the_hypergradient_of_its_run(script: Any) -> None:
     plain = [
         0.5 * p.f(p.theta0, p.x0, p.lower_data.batch(torch.arange(i, i + 60))) for i in range(60)
     ]
-    noise = torch.stack(parts) - torch.stack(
-        plain
-    )  # dropout is there, and is centred but for the loss's curvature
+    # dropout is there, and is centred but for the loss's curvature
+    noise = torch.stack(parts) - torch.stack(plain)
     assert 1e-4 < float(noise.std()) < 0.1
     assert abs(float(noise.mean())) < 0.05
 

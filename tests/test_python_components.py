@@ -698,9 +698,8 @@ def test_what_is_said(code: str, message: str) -> None:
         written(code)
     text = str(caught.value)
     assert text.startswith(message[:-1]) if message.endswith("…") else text == message
-    assert (
-        caught.value.__context__ is None or caught.value.__suppress_context__
-    )  # one traceback, not two
+    # one traceback, not two
+    assert caught.value.__context__ is None or caught.value.__suppress_context__
 
 
 @pytest.mark.parametrize(("code", "same"), TAKEN, ids=[code for code, _ in TAKEN])

@@ -77,13 +77,11 @@ def test_the_rule_by_hand(monkeypatch: pytest.MonkeyPatch) -> None:
     values["n-1"] = {seed: 1 + noise[seed] for seed in range(10)}
     values["n-1-restart"] = {seed: 0.5 + noise[seed] for seed in range(10)}
     values["diverse-8"] = {seed: 0.2 + noise[-seed] for seed in range(10)}  # better than both
-    values["diverse-4"] = {
-        seed: 0.7 + noise[-seed] for seed in range(10)
-    }  # better than one branch, not than restarts
+    # better than one branch, not than restarts
+    values["diverse-4"] = {seed: 0.7 + noise[-seed] for seed in range(10)}
     values["diverse-2"] = {seed: 1.5 + noise[-seed] for seed in range(10)}  # worse
-    values["shared-2"] = {
-        seed: 0.9 + noise[seed] for seed in range(10)
-    }  # the same difference in every seed
+    # the same difference in every seed
+    values["shared-2"] = {seed: 0.9 + noise[seed] for seed in range(10)}
     values["shared-4"] = {seed: value + 1e-9 for seed, value in values["n-1"].items()}  # rounding
     found = kept(monkeypatch, values)
     words = {label: test.verdict for label, test in found.items()}
@@ -136,11 +134,7 @@ def test_equal_updates_and_equal_calls_are_read_from_the_curves(
     ]
     curves = points("n-1", 10, [9.0, 8.0, 7.0, 6.0, 5.0]) + points("diverse-2", 25, [9.0, 4.0, 3.0])
     monkeypatch.setattr(study, "records", lambda name: curves if name.endswith("curves") else rows)
-    assert study.values("sphere-1", "updates") == {
-        "n-1": {0: 7.0},
-        "diverse-2": {0: 3.0},
-    }  # two updates
-    assert study.values("sphere-1", "calls") == {
-        "n-1": {0: 5.0},
-        "diverse-2": {0: 4.0},
-    }  # forty calls
+    # two updates
+    assert study.values("sphere-1", "updates") == {"n-1": {0: 7.0}, "diverse-2": {0: 3.0}}
+    # forty calls
+    assert study.values("sphere-1", "calls") == {"n-1": {0: 5.0}, "diverse-2": {0: 4.0}}

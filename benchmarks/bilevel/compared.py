@@ -148,9 +148,8 @@ def ours(runs: Path) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
                 dict(zip(("step", "seconds", *metrics), line, strict=True))
                 for line in zip(*columns.values(), strict=True)
             ]
-            lines = [
-                line for line in lines if any(math.isfinite(line[name]) for name in metrics)
-            ]  # rows between evaluations
+            # rows between evaluations
+            lines = [line for line in lines if any(math.isfinite(line[name]) for name in metrics)]
             points += [about | line | {"step": int(line["step"])} for line in lines]
             versions = {
                 f"environment.{name}": run.environment["versions"].get(name)
@@ -269,9 +268,8 @@ def curves(name: str) -> dict[str, dict[tuple[str, str], list[Curve]]]:
     for point in read(f"{name}.curves"):
         least = minimum[point["task"], point["seed"]]
         measure = point["metric.test_accuracy" if least is None else "metric.value_function"]
-        value = (
-            math.nan if measure is None else 1 - measure if least is None else measure - least
-        )  # None: it had diverged
+        # None: it had diverged
+        value = math.nan if measure is None else 1 - measure if least is None else measure - least
         lines.setdefault((point["task"], point["method"], point["of"], point["seed"]), []).append(
             (point["seconds"], value)
         )

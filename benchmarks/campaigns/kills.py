@@ -184,9 +184,8 @@ def command(chance: random.Random, kind: str) -> Command:
             (("grid.toml", text),),
             ("compare", "grid.toml", "--jobs", jobs),
         )
-    method = chance.choice(
-        ["uniform", "hg-ms", "hg-implicit", "hg-baseline"]
-    )  # a ranking needs more steps
+    # a ranking needs more steps
+    method = chance.choice(["uniform", "hg-ms", "hg-implicit", "hg-baseline"])
     text = mix_file(method=method, steps=chance.choice([2, 3]), **common)
     return Command(f"mix {method}", (("mix.toml", text), *SOURCES), ("mix", "mix.toml"))
 
@@ -322,11 +321,8 @@ def _meaning(config: bytes) -> bytes:
 
 def _without_clock(value: Any) -> Any:
     if isinstance(value, dict):
-        clocks = (
-            "seconds",
-            "peak",
-            "key",
-        )  # a stage's key is made of all files before it, clocks too
+        # a stage's key is made of all files before it, clocks too
+        clocks = ("seconds", "peak", "key")
         return {
             key: _without_clock(below)
             for key, below in value.items()

@@ -106,9 +106,8 @@ def values(task: str, equal: str) -> Values:
             found[row["method"]][row["seed"]] = math.nan
         most = limit(task, along) if points else 0
         for (method, seed), own in points.items():
-            within = [
-                point for point in own if point["step"] == 0 or point[along] <= most
-            ]  # step 0 has spent nothing
+            # step 0 has spent nothing
+            within = [point for point in own if point["step"] == 0 or point[along] <= most]
             found[method][seed] = within[-1][metric]
     return _with_failures(found, higher=HIGHER[METRICS[task]])
 

@@ -46,7 +46,8 @@ def columns_of(rows: Any, dtype: torch.dtype) -> dict[str, Tensor]:
     elif (
         hasattr(rows, "with_format")
         and getattr(rows, "format", {}).get("type", "custom") != "custom"
-    ):  # `datasets`
+    ):
+        # `datasets`
         table = rows.with_format("numpy", columns=rows.format["columns"])[:]
     elif isinstance(rows, TensorDataset | tuple):
         arrays = rows if isinstance(rows, tuple) else rows.tensors
@@ -139,9 +140,8 @@ def _read(
             "draw in `Data(size=…, rows=…)`"
         )
     own = _named(rows[numbers[0]])
-    arrays = {
-        name for name, leaf in own.items() if not isinstance(leaf, Tensor)
-    }  # collate makes float64 of Python numbers
+    # collate makes float64 of Python numbers
+    arrays = {name for name, leaf in own.items() if not isinstance(leaf, Tensor)}
     return {
         name: leaf.numpy() if name in arrays and isinstance(leaf, Tensor) else leaf
         for name, leaf in table.items()

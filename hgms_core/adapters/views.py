@@ -90,9 +90,8 @@ class View(nn.Module):
             for leaf in model.parameters()
             if leaf.requires_grad
         }
-        self.model = replica(
-            model, hollow
-        )  # which fails without x, rather than computing with other weights
+        # which fails without x, rather than computing with other weights
+        self.model = replica(model, hollow)
         self.lent = {
             name: (f"model.{place}", model.get_parameter(place).dtype)
             for name, place in names.items()
@@ -191,9 +190,8 @@ class View(nn.Module):
             _hash(self.batch["index"].to(torch.int32) + 1).sum(dtype=torch.int32) + self.masks
         )
         numbers = torch.arange(math.prod(shape), dtype=torch.int32, device=output.device)
-        kept = (
-            _hash(numbers * -0x61C8864F ^ seed) > int(layer.p * 2**31) - 1
-        )  # which int32 can hold
+        # which int32 can hold
+        kept = _hash(numbers * -0x61C8864F ^ seed) > int(layer.p * 2**31) - 1
         return torch.where(kept.reshape(shape), output / ((1 - layer.p) or 1.0), 0.0)
 
 

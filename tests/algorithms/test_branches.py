@@ -216,9 +216,8 @@ def test_noise_has_the_asked_size_and_spares_branch_zero(scale: str) -> None:
         noise = x[name] - problem.x0[name]
         assert not noise[0].any()
         size = noise[1:].reshape(2, -1)
-        error = (
-            4 * 0.1 * unit / (2 * size.shape[1]) ** 0.5
-        )  # four standard errors of a standard deviation
+        # four standard errors of a standard deviation
+        error = 4 * 0.1 * unit / (2 * size.shape[1]) ** 0.5
         assert size.std(1).tolist() == pytest.approx([0.1 * unit] * 2, abs=error)
         assert (
             abs(float((size[0] * size[1]).mean())) <= 4 * (0.1 * unit) ** 2 / size.shape[1] ** 0.5
@@ -262,9 +261,8 @@ def test_the_noise_on_whole_batches_is_relative_and_starts_what_is_zero() -> Non
     for name, unit in (("w", 3.0), ("b", 1.0)):
         noise = (x[name] - problem.x0[name]).reshape(3, -1)
         assert not noise[0].any()
-        error = (
-            4 * 0.1 * unit / (2 * noise.shape[1]) ** 0.5
-        )  # four standard errors of a standard deviation
+        # four standard errors of a standard deviation
+        error = 4 * 0.1 * unit / (2 * noise.shape[1]) ** 0.5
         assert noise[1:].std(1).tolist() == pytest.approx([0.1 * unit] * 2, abs=error)
 
 
@@ -413,9 +411,8 @@ def test_a_kept_graph_saves_the_second_run_and_changes_nothing(
         assert record["cost_lower_gradients"] == seen["g"]
         ends.append({name: part for name, part in state.items() if name != "cost"})
         calls.append(seen["g"])
-    assert_same(
-        *ends, rtol=1e-12, atol=1e-15
-    )  # the gradient itself may round differently with a graph
+    # the gradient itself may round differently with a graph
+    assert_same(*ends, rtol=1e-12, atol=1e-15)
     assert calls == [24, 12 if last is None else 24]
 
 
@@ -441,9 +438,8 @@ def test_a_kept_graph_is_used_at_its_own_theta_only() -> None:
     index = torch.tensor(0)
     problem, seen = counted(PROBLEM)
     other = {name: leaf + 0.3 for name, leaf in THETA.items()}
-    own = {
-        name: leaf.clone().requires_grad_() for name, leaf in THETA.items()
-    }  # the same numbers elsewhere
+    # the same numbers elsewhere
+    own = {name: leaf.clone().requires_grad_() for name, leaf in THETA.items()}
     held = evolve(plain, keep_graph=True).propose(problem, THETA, start, KEY)
     assert held.replay is not None
     for theta, calls in (
@@ -632,8 +628,7 @@ def test_restart_every_draws_a_new_state_and_forgets_the_moments() -> None:
         moments = start["moments"]["m.x"]
         assert bool((moments == 0).all()) is restarted[-1]
         assert start["optimizer_steps"] == (0 if restarted[-1] else 3)
-        assert start["lower_steps"] == 3 * (
-            outer + 1
-        )  # schedules over the whole run go on counting
+        # schedules over the whole run go on counting
+        assert start["lower_steps"] == 3 * (outer + 1)
     assert restarted == [False, True, False, True]
     assert rows == [2, 1, 2, 1]

@@ -167,9 +167,8 @@ def test_what_an_implicit_estimate_costs_is_what_was_called(strategy: Any, batch
         0
     ].cost
     passes = 2 if strategy == "difference" else 1
-    again = (
-        0 if strategy == "vjp" else 4
-    )  # a product with vjp goes back through the graph of a gradient: no evaluation
+    # a product with vjp goes back through the graph of a gradient: no evaluation
+    again = 0 if strategy == "vjp" else 4
     assert (cost.upper_gradients, cost.products, cost.cross_products) == (1, 4, 1)
     assert cost.lower_gradients == (4 if batches == "fresh" and strategy == "vjp" else 1)
     assert seen["g"] == cost.lower_gradients + passes * again + passes
@@ -247,9 +246,8 @@ def test_darts_is_right_in_one_dimension_and_biased_in_more() -> None:
     problem, exact, best = tuned_penalty()
     theta, x, _ = run(method("darts", **parts), problem, 150)
     assert abs(float(theta["log_penalty"]) - best) > 0.02
-    assert_same(
-        x, exact.solution(theta), rtol=0.05, atol=0.05
-    )  # the lower level is solved; it is θ that is off
+    # the lower level is solved; it is θ that is off
+    assert_same(x, exact.solution(theta), rtol=0.05, atol=0.05)
 
 
 ON_THE_SPHERE: dict[str, dict[str, Any]] = {

@@ -62,9 +62,8 @@ def test_it_is_the_dense_matrix() -> None:
     """G = Jᵀ (∇²_zz c) J + ∇²_xx c with the blocks written down: softmax's diag(p) − ppᵀ, and
     the weight decay's 2ω.
     """
-    jacobian = torch.func.jacrev(lambda flat: logits(SPEC.unravel(flat), BATCH))(
-        SPEC.ravel(X)
-    )  # [rows, classes, d]
+    # [rows, classes, d]
+    jacobian = torch.func.jacrev(lambda flat: logits(SPEC.unravel(flat), BATCH))(SPEC.ravel(X))
     chance = logits(X, BATCH).softmax(-1)
     middle = torch.diag_embed(chance) - chance[:, :, None] * chance[:, None, :]
     weights = THETA["t"].sigmoid() / ROWS

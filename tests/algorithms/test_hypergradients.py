@@ -529,9 +529,8 @@ def test_the_displacement_of_through_step_reaches_the_difference(
         .value["logits"]
     )
     errors = [float((found(length) - exact).norm()) for length in (0.2, 0.1, 0.05)]
-    assert [a / b for a, b in itertools.pairwise(errors)] == pytest.approx(
-        [4, 4], rel=0.2
-    )  # of second order
+    # of second order
+    assert [a / b for a, b in itertools.pairwise(errors)] == pytest.approx([4, 4], rel=0.2)
     assert float((found(None) - exact).norm()) < 1e-3 * errors[-1]
 
 

@@ -138,9 +138,8 @@ def test_a_schedule_of_torch_goes_a_step_further_with_each_outer_step(name: str,
         optimizer.step()
         schedule.step()
         theta, state = stepped(outer, theta, state, range(step, step + 1))
-        structure, tensors = pack(
-            state
-        )  # each time as another process that has never seen the schedule
+        # each time as another process that has never seen the schedule
+        structure, tensors = pack(state)
         state = unpack(json.loads(json.dumps(structure)), tensors)
         outer = attrs.evolve(outer)
     assert_same(theta, {key: leaf.detach() for key, leaf in leaves.items()})

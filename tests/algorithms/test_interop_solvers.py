@@ -128,9 +128,8 @@ def test_the_limit_counts_products_and_what_was_reached_is_kept(solver: Any, lim
     assert int(found.iterations) <= limit
     assert found.products == operator.calls <= limit + 3
     assert float(found.residual) <= 1
-    if (
-        limit >= 21 and getattr(solver, "method", "") != "cgs"
-    ):  # whose residual jumps far above the first one's on the way
+    # whose residual jumps far above the first one's on the way
+    if limit >= 21 and getattr(solver, "method", "") != "cgs":
         assert float(found.residual) < 0.9
 
 

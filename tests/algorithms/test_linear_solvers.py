@@ -325,14 +325,12 @@ class TestSingularAndIndefinite:
     @given(spectrum=eigenvalues, null=st.integers(1, 4), seed=seeds)
     def test_singular_and_consistent(self, solver, spectrum, null, seed):
         matrix = symmetric(torch.cat([torch.zeros(null, dtype=torch.float64), spectrum]), seed)
-        exact = matrix @ normal(
-            len(matrix), seed=seed + 1
-        )  # in the range, so it is the least-norm solution
+        # in the range, so it is the least-norm solution
+        exact = matrix @ normal(len(matrix), seed=seed + 1)
         solution = promises(solver, matrix, matrix @ exact)
         assert solution.outcome is Outcome.CONVERGED
-        if not isinstance(
-            solver, NystromCG
-        ):  # a preconditioner moves the iterates out of the range
+        # a preconditioner moves the iterates out of the range
+        if not isinstance(solver, NystromCG):
             assert (solution.value - exact).norm() <= 1.1e-6 * float(
                 1 / spectrum.min()
             ) * exact.norm() + 1e-12
@@ -386,11 +384,8 @@ class TestSingularAndIndefinite:
         scale = torch.linspace(0.5, 1.5, 6, dtype=torch.float64)
         noise = 1e-9 * normal(6, seed=2)
 
-        def noisy(
-            v: Tensor,
-        ) -> (
-            Tensor
-        ):  # as an operator by differences: its noise does not shrink with v's last digits
+        # as an operator by differences: its noise does not shrink with v's last digits
+        def noisy(v: Tensor) -> Tensor:
             nonlocal noise
             noise = noise.roll(1) * -1
             return scale * v + noise
@@ -673,9 +668,8 @@ class TestBatch:
         for i in range(8):
             alone = solver.solve(Operator(matrices[i]), b[i], None if x0 is None else x0[i])
             assert together.outcomes[i] is alone.outcome
-            if (
-                alone.outcome is Outcome.STAGNATED
-            ):  # how soon rounding is noticed depends on the order of the additions
+            # how soon rounding is noticed depends on the order of the additions
+            if alone.outcome is Outcome.STAGNATED:
                 torch.testing.assert_close(
                     together.residual[i], alone.residual, rtol=1e-6, atol=1e-6
                 )

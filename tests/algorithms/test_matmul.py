@@ -65,9 +65,8 @@ class TestRoute:
     def test_on_a_gpu_it_is_tf32(self) -> None:
         with matrix_route("fast", "cuda:0"):
             assert torch.backends.cuda.matmul.fp32_precision == "tf32"
-            assert (
-                torch.backends.cuda.matmul.allow_tf32
-            )  # the older name agrees, so asking for it raises nothing
+            # the older name agrees, so asking for it raises nothing
+            assert torch.backends.cuda.matmul.allow_tf32
         with matrix_route("fast", "mps"):
             assert torch.get_float32_matmul_precision() == "highest"
 
@@ -218,10 +217,8 @@ class TestCalibration:
             (300, (40, 300, 30)),
         ]
         assert [p.rows for p in matmul.measured([(4, 3)], 50, CPU)] == [50, 50]
-        assert [p.rows for p in matmul.measured([(300, 784)], 10**6, CPU)] == [
-            128,
-            128,
-        ]  # more would take too long
+        # more would take too long
+        assert [p.rows for p in matmul.measured([(300, 784)], 10**6, CPU)] == [128, 128]
         assert [p.rows for p in matmul.measured([(64, 128)], 10**6, CPU)] == [128, 128, 2048, 2048]
 
     def test_errors_are_those_of_float32_against_float64(self) -> None:

@@ -142,9 +142,8 @@ def test_a_source_missing_from_a_batch_does_not_move() -> None:
     assert abs(near) > 1e-3
     assert abs(turned) < 1e-15
     assert estimate.cost.lower_gradients == 2
-    assert (
-        float(estimate_on(network_sources(), (1,)).value["logits"].abs().max()) < 1e-15
-    )  # there is nothing to compare
+    # there is nothing to compare
+    assert float(estimate_on(network_sources(), (1,)).value["logits"].abs().max()) < 1e-15
 
 
 @pytest.mark.parametrize("count", [2, 3])

@@ -92,9 +92,8 @@ def test_each_is_torch_optim(name: str) -> None:
 def test_clipping_bounds_all_leaves_together(name: str) -> None:
     ours, theirs = PAIRS[name]
     theta, _ = with_ours(evolve(ours, clip=2.0))
-    assert_same(
-        theta, with_torch(theirs, clip=2.0), rtol=1e-4, atol=1e-6
-    )  # torch divides by the norm + 1e-6
+    # torch divides by the norm + 1e-6
+    assert_same(theta, with_torch(theirs, clip=2.0), rtol=1e-4, atol=1e-6)
     longest = max(float(norm(slopes(step))) for step in range(STEPS))
     shortest = min(float(norm(slopes(step))) for step in range(STEPS))
     assert shortest < 2.0 < longest

@@ -587,9 +587,8 @@ def test_minibatches_leave_the_penalty_of_the_squared_gradient_unbiased() -> Non
             slope_of_square(g, problem, list(batch))
             for batch in itertools.combinations(range(rows), size)
         ]
-        assert not stationary or bool(
-            (torch.stack(squared).mean(0) > 0.01).all()
-        )  # what the two batches are for
+        # what the two batches are for
+        assert not stationary or bool((torch.stack(squared).mean(0) > 0.01).all())
 
 
 @frozen
@@ -729,9 +728,8 @@ def test_noise_sets_branches_apart_once_or_at_every_step() -> None:
         }.get(name, []):
             assert_same({k: apart["aux"][f"{twin}.{k}"] for k in problem.x0}, apart["x"])
         pipeline = method(evolve(noisy, carry_rule="per-branch"), selector=BestOfN())
-        found = noisy.propose(
-            problem, problem.theta0, apart, Key(1)
-        )  # nothing is added to branches of their own
+        # nothing is added to branches of their own
+        found = noisy.propose(problem, problem.theta0, apart, Key(1))
         assert_same(found.x, noisy.propose(problem, problem.theta0, apart, Key(2)).x)
         common = noisy.init(problem, Key(0))
         assert_same({k: v[0] for k, v in common["x"].items()}, problem.x0)
@@ -1034,9 +1032,8 @@ def test_on_a_manifold_of_minima_selection_makes_up_for_the_slow_drift_along_it(
     """
     generator, rate = ON_SPHERE[name]
     alone = on_sphere(generator, rate, seed=0)
-    assert (
-        alone["manifold_distance"] < 0.05
-    )  # a lower minimiser up to the penalty's bias of order 1/γ,
+    # a lower minimiser up to the penalty's bias of order 1/γ,
+    assert alone["manifold_distance"] < 0.05
     assert alone["solution_distance"] > 0.5  # and not the optimistic one
     spread = evolve(generator, count=5, noise=0.5, carry_rule="per-branch")
     for seed in (0, 1):

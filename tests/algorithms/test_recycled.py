@@ -164,10 +164,8 @@ class TestSequence:
         b = normal(SIZE, seed=10)
         first, memory = solver.solve_from(lambda v: few * v, b, None, {})
         second, _ = solver.solve_from(lambda v: few * v, b, None, memory)
-        assert (int(first.iterations), int(second.iterations)) == (
-            4,
-            0,
-        )  # the start B⁻¹b is the solution
+        # the start B⁻¹b is the solution
+        assert (int(first.iterations), int(second.iterations)) == (4, 0)
 
     def test_it_forgets_what_is_of_no_use(self) -> None:
         """After a jump of the matrix the memory would mislead: it costs one product more than

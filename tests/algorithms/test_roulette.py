@@ -62,9 +62,8 @@ def test_no_survival_is_the_neumann_series() -> None:
         torch.testing.assert_close(came.value, wanted.value, rtol=1e-13, atol=0)
         torch.testing.assert_close(came.residual, wanted.residual, rtol=1e-10, atol=0)
         assert (came.products, int(came.iterations)) == (7, 7)
-        torch.testing.assert_close(
-            came.curvature, wanted.curvature, rtol=0.05, atol=0
-        )  # of one term less
+        # of one term less
+        torch.testing.assert_close(came.curvature, wanted.curvature, rtol=0.05, atol=0)
 
 
 def test_the_key_decides_and_nothing_else() -> None:

@@ -178,6 +178,5 @@ def test_the_displacement_reaches_the_difference() -> None:
 
     exact = Sama(lr=RATE, derivative="exact").estimate(PROBLEM, THETA, branch(), KEY, {})[0].value
     off = [float((value(length)["weights"] - exact["weights"]).norm()) for length in (0.2, 0.1)]
-    assert off[0] / off[1] == pytest.approx(
-        4, rel=0.1
-    )  # a central difference: the error falls with its square
+    # a central difference: the error falls with its square
+    assert off[0] / off[1] == pytest.approx(4, rel=0.1)

@@ -332,9 +332,8 @@ def test_an_unrolled_pipeline_with_and_without_the_kept_graph_and_resumed() -> N
         state = method(keep_graph).init(PROBLEM, seed=0)
         for _ in range(3):
             state, _ = pipeline.step(PROBLEM, state)
-            if (
-                len(states) == 2
-            ):  # the third one goes on from what was written, on a problem that is made again
+            # the third one goes on from what was written, on a problem that is made again
+            if len(states) == 2:
                 structure, tensors = pack(state)
                 state = unpack(json.loads(json.dumps(structure)), tensors)
                 pipeline = method(keep_graph)

@@ -80,9 +80,8 @@ def test_what_cannot_be_had_stops_the_run_before_its_first_step(
         _run(tmp_path, name)
     assert words in str(raised.value)
     assert not list(tmp_path.rglob("steps.jsonl"))
-    with pytest.raises(
-        error, match=re.escape(words)
-    ):  # a comparison: before any of its runs has failed for it
+    # a comparison: before any of its runs has failed for it
+    with pytest.raises(error, match=re.escape(words)):
         compare(
             "quadratic",
             "uniform",

@@ -223,9 +223,8 @@ def test_the_first_picture_is_a_forest_plot_that_nothing_cuts_off(
             assert box["x"] + box["width"] <= viewport["width"], part.text_content()
     zero = forest.locator(".zero").first.bounding_box()["x"]
     dots = forest.locator(".dot")
-    assert (
-        dots.first.bounding_box()["x"] < zero < dots.last.bounding_box()["x"]
-    )  # lower is better: hg-ms, …, lost
+    # lower is better: hg-ms, …, lost
+    assert dots.first.bounding_box()["x"] < zero < dots.last.bounding_box()["x"]
 
 
 def test_what_is_wider_than_the_page_fades_out(open_page: Any) -> None:
@@ -349,10 +348,11 @@ def test_mixtures_are_drawn_as_areas(
     assert plot.count() == 2
     for number in range(2):
         fills = plot.nth(number).locator(".scatterlayer .js-fill")
+        # seven sources have a colour, the others are one area
         assert (
             fills.evaluate_all("paths => paths.filter(p => p.getAttribute('d').length > 10).length")
             == 8
-        )  # seven sources have a colour, the others are one area
+        )
         assert "source-0" in (plot.nth(number).locator(".legend").text_content() or "")
     heights = page.evaluate(
         "[...document.querySelectorAll('#ledgers tr.group td')].map(e => "

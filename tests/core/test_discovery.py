@@ -176,9 +176,8 @@ def test_what_it_changes_for_everybody_is_undone_and_said(
     info = installed(site, source).infos["odd"]
     assert {name: value for name, (value, _) in sandbox.settings().items()} == before
     assert info.status == "loaded"
-    (note,) = [
-        text for text in info.notes if "took" not in text
-    ]  # a switch of torch's may import much
+    # a switch of torch's may import much
+    (note,) = [text for text in info.notes if "took" not in text]
     assert note.startswith(f"it changed {CHANGES[change]}")
     assert note.endswith("for everybody; this was undone")
 

@@ -327,9 +327,8 @@ def test_batch_normalisation_is_evaluated_with_the_statistics_of_the_training_ro
 
 
 def test_statistics_of_many_rows_are_the_mean_over_batches_in_drawn_order() -> None:
-    order = torch.cat(
-        [torch.zeros(300, 1), torch.ones(300, 1)]
-    ).double()  # sorted rows: consecutive batches have no spread
+    # sorted rows: consecutive batches have no spread
+    order = torch.cat([torch.zeros(300, 1), torch.ones(300, 1)]).double()
     data = Data.of({"a": order + 0.01 * normal(600, 1), "y": normal(600)})
     model = nn.Sequential(nn.Linear(1, 1), nn.BatchNorm1d(1)).double()
     seen: list[Any] = []
@@ -413,9 +412,8 @@ def test_masks_of_dropout_are_a_function_of_the_rows_and_look_drawn() -> None:
     count = first.numel()
     spread = (0.7 * 0.3 / count) ** 0.5
     assert abs(float((first > 0).double().mean()) - 0.7) < 5 * spread
-    assert (
-        float(((first > 0).double().mean(0) - 0.7).abs().max()) < 5 * (0.7 * 0.3 / 100) ** 0.5
-    )  # no column is favoured
+    # no column is favoured
+    assert float(((first > 0).double().mean(0) - 0.7).abs().max()) < 5 * (0.7 * 0.3 / 100) ** 0.5
     for other in (
         masks(0.3, nn.Dropout, shape, range(1, 7)),
         first.roll(1, 0),
@@ -573,9 +571,8 @@ def test_steps_of_norms_and_dropout_are_traced_with_new_masks_for_each_batch() -
         flatten((p.x0, batch), leaves := [])
         flatten(slope(p.x0, batch), want := [])
         assert_same(list(traced.graph(*leaves, *traced.constants)), want)
-    assert_same(
-        p.g(p.theta0, p.x0, rows()), p.g(p.theta0, p.x0, rows())
-    )  # nothing of the trace is left
+    # nothing of the trace is left
+    assert_same(p.g(p.theta0, p.x0, rows()), p.g(p.theta0, p.x0, rows()))
 
 
 def test_a_replay_gives_the_branch_and_unrolling_the_slope_of_the_whole_run() -> None:

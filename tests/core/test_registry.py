@@ -125,9 +125,8 @@ def test_a_plugin_without_its_extra_is_listed_and_an_unknown_name_says_what_to_i
     )
 
 
-@pytest.mark.parametrize(
-    "name", ["afast", "zfast"]
-)  # before and after ours in the order of loading
+# before and after ours in the order of loading
+@pytest.mark.parametrize("name", ["afast", "zfast"])
 def test_a_third_party_cannot_take_the_name_of_one_of_ours(
     site: Site, name: str, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -154,9 +153,8 @@ def test_of_two_third_parties_with_one_name_neither_is_guessed(site: Site) -> No
     site.solver("other", "other")
     site.install("hgms-other", {"other": "other"})
     registry = registry_of()
-    assert (
-        registry.get("solver", "other").plugin.name == "other"
-    )  # what has nothing to do with it works
+    # what has nothing to do with it works
+    assert registry.get("solver", "other").plugin.name == "other"
     assert [target.name for target in registry.components("solver")] == ["other"]
     with pytest.raises(UnknownComponent) as caught:
         registry.get("solver", "fast-cg")

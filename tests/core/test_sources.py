@@ -78,9 +78,8 @@ def test_a_batch_smaller_than_the_number_of_sources_has_one_row_of_some() -> Non
 def test_no_row_comes_twice_before_every_row_of_its_source_could_have_come() -> None:
     steps = drawn(SIZES, 9, 8)  # 24 rows of each, and 25 are in the smallest
     assert max(Counter(row for step in steps for row in step).values()) == 1
-    again = Counter(
-        row for step in drawn({"a": 4, "b": 40}, 4, 6) for row in step
-    )  # 12 of the 4 rows of a
+    # 12 of the 4 rows of a
+    again = Counter(row for step in drawn({"a": 4, "b": 40}, 4, 6) for row in step)
     assert [again["a", row] for row in range(4)] == [3] * 4
 
 
@@ -252,9 +251,10 @@ def test_a_finished_method_ends_its_run_and_is_evaluated(
     assert "metric.test_loss" not in done.records[-2]
     assert done.summary["metrics"] == {"test_loss": done.records[-1]["metric.test_loss"]}
     before = run_files(made.path)
+    # takes no step: Mixer asserts it
     again = run(
         Mixer(ends_at=5), counting(), budget, folder=made, resume=True, settings=RunSettings(**when)
-    )  # takes no step: Mixer asserts it
+    )
     assert run_files(made.path) == before
     assert_same((again.theta, again.x), (done.theta, done.x))
 

@@ -153,9 +153,8 @@ def test_a_loss_with_a_stacked_form_of_its_own_is_evaluated_by_it(
             [(2, own_batch), (2, own_batch), (1, own_batch)] if chunk else [(COUNT, own_batch)],
         )
     }
-    assert (loss.alone, loss.together) == ways.get(
-        mode, (COUNT, [])
-    )  # on a CPU `auto` takes them one by one
+    # on a CPU `auto` takes them one by one
+    assert (loss.alone, loss.together) == ways.get(mode, (COUNT, []))
 
 
 def test_a_loss_that_is_never_stacked_is_stacked_only_when_asked() -> None:

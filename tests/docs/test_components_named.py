@@ -59,6 +59,7 @@ def test_every_published_method_has_its_equation() -> None:
         "oracle-joint",
         "uniform-online",
     }
+    # no paper, no equation
     without = references | {
         "pipeline",
         "search",
@@ -66,5 +67,5 @@ def test_every_published_method_has_its_equation() -> None:
         "tilted",
         "learned-start",
         "starting-at",
-    }  # no paper, no equation
+    }
     assert sorted(name for row in rows for name in row) == sorted(set(ours("method")) - without)

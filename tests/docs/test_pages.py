@@ -212,14 +212,8 @@ class TestTheTwoCommands:
             "ini_options"
         ]["addopts"]
         left_out = set(re.findall(r"not (\w+)", options))
-        elsewhere = {
-            "slow",
-            "gpu",
-            "peers",
-            "browser",
-            "ray",
-            "slurm",
-        }  # what takes longer, or needs what CI has not
+        # what takes longer, or needs what CI has not
+        elsewhere = {"slow", "gpu", "peers", "browser", "ray", "slurm"}
         assert left_out - elsewhere == {"docs", "thirdparty", "extended", "ranks", "weights"}
 
     def test_they_install_the_tested_versions_and_the_right_extras(self) -> None:

@@ -80,9 +80,8 @@ def below(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
             with gzip.open(folder / name / f"{split}.jsonl.gz", "wt") as file:
                 file.writelines(json.dumps(row) + "\n" for row in rows)
     monkeypatch.setenv("HGMS_DATA", str(folder))
-    monkeypatch.setenv(
-        "HGMS_TRUST_REMOTE_CODE", "1"
-    )  # task files of one's own are allowed, but where a test takes that away
+    # task files of one's own are allowed, but where a test takes that away
+    monkeypatch.setenv("HGMS_TRUST_REMOTE_CODE", "1")
     return folder
 
 
@@ -238,9 +237,8 @@ def test_a_task_that_compares_choices_needs_no_room_for_answers(
 def test_prompts_that_lose_their_beginning_are_counted(
     small: tuple[Any, Any], tmp_path: Path
 ) -> None:
-    rows = [
-        {"asked": "x" * length, "known": "y"} for length in (1100, 1196, 1300)
-    ]  # bytes are tokens; 1,200 positions
+    # bytes are tokens; 1,200 positions
+    rows = [{"asked": "x" * length, "known": "y"} for length in (1100, 1196, 1300)]
     said: list[str] = []
     results = LmEval(tasks=(own_task(tmp_path, OWN, rows),), max_new_tokens=4).run(
         *small, tmp_path / "out", said.append
@@ -279,9 +277,10 @@ def test_figures_are_shares_with_intervals_only_where_they_are_means_of_zeros_an
     )
     right = results["lm-eval t right"]
     assert (right["score"], right["unit"]) == (75.0, "percent")
+    # by hand
     assert (right["interval"]["low"], right["interval"]["high"]) == pytest.approx(
         (30.064, 95.441), abs=1e-3
-    )  # by hand
+    )
     assert results["lm-eval t length"] == {
         "score": 3.75,
         "unit": "length",

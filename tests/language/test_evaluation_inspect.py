@@ -128,9 +128,8 @@ def mocked(monkeypatch: pytest.MonkeyPatch) -> Recorded:
         assert (messages[0].role, messages[0].text, len(messages)) == ("system", "S", 2)
         assert (config.temperature, config.max_tokens) == (0.0, 2048)
         reply = ModelOutput.from_content("mockllm/model", recorded(messages[1].text))
-        reply.usage = (
-            ModelUsage()
-        )  # without it the mock model counts tokens by a table that it downloads
+        # without it the mock model counts tokens by a table that it downloads
+        reply.usage = ModelUsage()
         return reply
 
     real = inspect_judge.grader

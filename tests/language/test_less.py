@@ -242,9 +242,8 @@ def test_ranking_is_stable_under_projector_seeds(kind: str) -> None:
 @pytest.mark.parametrize("kind", ["rademacher", "gaussian", "sparse"])
 def test_projection_is_one_linear_map_in_blocks(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
     projector = Projector(key=Key(5), dims=16, kind=kind)  # type: ignore[arg-type]
-    monkeypatch.setattr(
-        "hgms_mix.methods.less.projection.BLOCK", 16 * 10
-    )  # ten coordinates a block
+    # ten coordinates a block
+    monkeypatch.setattr("hgms_mix.methods.less.projection.BLOCK", 16 * 10)
     leaves = [torch.eye(37, dtype=F64)[:, :25].reshape(37, 5, 5), torch.eye(37, dtype=F64)[:, 25:]]
     matrix = projector.apply(leaves)  # the images of all unit vectors: the matrix itself
     assert matrix.shape == (37, 16)

@@ -572,9 +572,8 @@ def test_every_method_by_its_name(files: dict[str, Source], method: Any, moves: 
     own = config.method
     while not hasattr(own, "generator"):
         own = own.method  # what a wrapper is around
-    assert own.generator.lr == (
-        2e-4 if method == "hg-ms-mixture" else 1e-4
-    )  # the defaults are those for weighted sources
+    # the defaults are those for weighted sources
+    assert own.generator.lr == (2e-4 if method == "hg-ms-mixture" else 1e-4)
     problem = config.task.problem(0, CPU, torch.float32)
     rows = run(config.method, problem, Budget(outer_steps=2)).records
     first, last = (

@@ -599,9 +599,8 @@ def test_rows_that_stand_in_two_sources_or_twice_in_one_are_told(tmp_path: Path)
         in text
     )
     assert "scores on such rows" not in text
-    assert (
-        overlaps({"few": examples("x", *map(str, range(40)), "x")}) == ()
-    )  # one copy in 42 is what real sets hold
+    # one copy in 42 is what real sets hold
+    assert overlaps({"few": examples("x", *map(str, range(40)), "x")}) == ()
 
 
 def test_only_what_the_user_said_counts_as_the_prompt() -> None:

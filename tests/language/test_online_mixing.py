@@ -144,9 +144,8 @@ def test_doremi_is_its_loop() -> None:
     counts = torch.tensor(
         [[len(rows) for rows in rows_of(index)] for index in seen["pool"][:7]]
     ).double()
-    assert_same(
-        counts.mean(0), 7 * torch.tensor(SIZES).double() / 40, atol=0.5
-    )  # the prior by rows
+    # the prior by rows
+    assert_same(counts.mean(0), 7 * torch.tensor(SIZES).double() / 40, atol=0.5)
     for index in seen["pool"][:7]:
         reference.on(index)
     alpha = np.full(3, 1 / 3)
@@ -400,9 +399,8 @@ def test_costs_are_what_was_read(method: Any) -> None:
     lower, upper = (
         sum(index.numel() for index in seen[role]) for role in ("pool", "differentiate")
     )
-    rows = lower + (
-        7 * method.steps if method.name == "doremi" else 0
-    )  # the proxy's rows go through the reference, too
+    # the proxy's rows go through the reference, too
+    rows = lower + (7 * method.steps if method.name == "doremi" else 0)
     assert row["cost_rows"] == rows + upper
     more = 2 * method.steps if method.name == "doge" else 0  # its gradients are of three sources
     assert row["cost_lower_gradients"] == len(seen["pool"]) + more

@@ -102,9 +102,8 @@ def test_adapters_are_added_as_what_they_add() -> None:
         loss, _ = model.nll(interpolated(probes, share), tokens, mask)
         name = "transformer.h.0.attn.c_attn"
         weight = base.get_submodule(name).weight
-        for x, part in zip(
-            probes, share, strict=True
-        ):  # the merged model: W + Σ_s λ_s (alpha/rank) B_s A_s
+        # the merged model: W + Σ_s λ_s (alpha/rank) B_s A_s
+        for x, part in zip(probes, share, strict=True):
             weight += part * 2.0 * (x[f"{name}.lora_B.weight"] @ x[f"{name}.lora_A.weight"]).T
         logits = base(tokens).logits[:, :-1].log_softmax(-1)
     expected = -logits.gather(-1, tokens[:, 1:, None])[..., 0].sum(1)

@@ -158,9 +158,8 @@ def test_rows_of_a_language_model_that_look_like_the_validation_rows() -> None:
     *_, (state, row) = through(rds(size=6, turns="sets"), problem)
     assert problem.sources is not None
     counts = 6 * problem.sources.weights(state["theta"])
-    assert_same(
-        counts, torch.tensor([3.0, 3.0], dtype=F64), atol=1e-9
-    )  # the one set is like the one source, and the other
+    # the one set is like the one source, and the other
+    assert_same(counts, torch.tensor([3.0, 3.0], dtype=F64), atol=1e-9)
     assert row["cost_upper_values"] == 3 + 4  # 20 and 24 rows, 7 at a time
 
 
@@ -201,10 +200,8 @@ def test_training_on_the_kept_rows() -> None:
     )
     assert (calls["pooled"], calls["f"], calls["g"]) == (5, 0, 0)
     row = steps[-1][1]
-    assert (row["cost_lower_gradients"], row["cost_upper_values"]) == (
-        5,
-        2 + 6,
-    )  # 9 and 40 rows, 7 at a time
+    # 9 and 40 rows, 7 at a time
+    assert (row["cost_lower_gradients"], row["cost_upper_values"]) == (5, 2 + 6)
     assert row["cost_rows"] == 9 + 40 + 3 + 3 + 1 + 3 + 3
 
 

@@ -136,20 +136,8 @@ def test_proxy_runs_are_adamw_at_their_mixtures() -> None:
     method = regmix(weight_decay=0.1)
     steps = list(through(method, problem))
     ends = [row for _, row in steps if "upper_loss" in row]
-    assert [row["run"] for _, row in steps] == [
-        1,
-        1,
-        1,
-        2,
-        2,
-        2,
-        3,
-        3,
-        3,
-        4,
-        4,
-        4,
-    ]  # 3 + 3 + 1 updates
+    # 3 + 3 + 1 updates
+    assert [row["run"] for _, row in steps] == [1, 1, 1, 2, 2, 2, 3, 3, 3, 4, 4, 4]
     assert len(seen) == 4 * 7
     assert PROBLEM.sources is not None
     results = []

@@ -213,9 +213,8 @@ def test_online_updates_are_those_of_the_definition() -> None:
     steps = [(state, row) for state, row in through(method, problem)]
     irreducible = steps[-1][0]["irreducible"]
     online = [state for state, row in steps if row["phase"] == "online"]
-    chosen = [batch for batch in seen["pool"] if len(batch) == 3][
-        -9:
-    ]  # chunks of 7 + 3, then the 3 that are used
+    # chunks of 7 + 3, then the 3 that are used
+    chosen = [batch for batch in seen["pool"] if len(batch) == 3][-9:]
     used = []
     drawn = []
     x = PROBLEM.x0
@@ -313,9 +312,8 @@ def test_losses_that_are_not_finite_stop_the_run() -> None:
         Data.of({name: leaf for name, leaf in pool.items() if name != "index"}),
         strata=PROBLEM.lower_data.strata,
     )
-    with pytest.raises(
-        NumericalError, match="step 12: the loss of a row is not finite"
-    ):  # 9 updates, then the third chunk
+    # 9 updates, then the third chunk
+    with pytest.raises(NumericalError, match="step 12: the loss of a row is not finite"):
         list(through(rho(), evolve(PROBLEM, lower_data=data)))
     problem = four_rows()
     upper = {**problem.upper_data, "differentiate": Data.of(column([torch.nan, torch.nan]))}

@@ -96,9 +96,8 @@ def test_it_is_made_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Non
     first = convert.folder()
     assert (first / "config.json").is_file()
     (first.parent / "plain").mkdir()
-    assert (
-        first.stat().st_mode == (first.parent / "plain").stat().st_mode
-    )  # others may read a cache that is shared
+    # others may read a cache that is shared
+    assert first.stat().st_mode == (first.parent / "plain").stat().st_mode
     assert convert.folder() == first
     assert len(made) == 1
 

@@ -22,17 +22,15 @@ from hgms.solvers import CG, MINRES, NystromCG
 from hgms_core import LinearSolver, hypergradient
 
 with warnings.catch_warnings():
-    warnings.simplefilter(
-        "ignore", DeprecationWarning
-    )  # jaxopt says on import that it is no longer maintained
+    # jaxopt says on import that it is no longer maintained
+    warnings.simplefilter("ignore", DeprecationWarning)
     from jaxopt import implicit_diff, linear_solve
 
 pytestmark = [
     pytest.mark.peers,
     pytest.mark.plugins,
-    pytest.mark.filterwarnings(
-        "ignore:We've integrated functorch:FutureWarning"
-    ),  # torchopt uses the old names
+    # torchopt uses the old names
+    pytest.mark.filterwarnings("ignore:We've integrated functorch:FutureWarning"),
 ]
 STEPS = 3000
 

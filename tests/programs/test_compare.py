@@ -672,9 +672,8 @@ def test_with_workers_kills_and_ctrl_c_change_nothing(
     then to the end.
     """
     folder = prepared(tmp_path / "killed")
-    (
-        folder / "hold-0-19"
-    ).touch()  # the first run ends after the first blow, the third after the second
+    # the first run ends after the first blow, the third after the second
+    (folder / "hold-0-19").touch()
     process = server.start(folder, *COMPARE, "--jobs", "1")
     strike(process, folder, 5, signal.SIGKILL, 0.03)
     assert server.end() == -signal.SIGKILL

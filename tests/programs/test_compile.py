@@ -152,12 +152,8 @@ class TestWhenItPays:
             (Budget(outer_steps=49), [9.0], False, 0),
             (Budget(outer_steps=50), [2.0], True, 2),
             (Budget(outer_steps=50), [1.0], False, 1),
-            (
-                Budget(outer_steps=50),
-                [9.0, 1.0],
-                False,
-                2,
-            ),  # the first step of a process loads modules
+            # the first step of a process loads modules
+            (Budget(outer_steps=50), [9.0, 1.0], False, 2),
             (Budget(oracle_calls=4999), [9.0], False, 0),
             (Budget(oracle_calls=5000), [2.0], True, 2),
             (Budget(oracle_calls=5000), [1.0], False, 1),

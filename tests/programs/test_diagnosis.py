@@ -200,9 +200,8 @@ def test_the_flat_directions_of_a_sphere_are_its_dimension(k: int) -> None:
     row, _, _ = diagnosed(method(generator=Branches(count=4, steps=80, lr=0.3, noise=0.1)), problem)
     assert row["flat_dimension"] == k
     radius = float(exact.radius(problem.theta0))
-    assert row["normal_curvature"] == pytest.approx(
-        min(1.0, 2 * radius**2), rel=1e-3
-    )  # radially g'' = 2r²
+    # radially g'' = 2r²
+    assert row["normal_curvature"] == pytest.approx(min(1.0, 2 * radius**2), rel=1e-3)
     assert row["log10_candidates_to_halve"] == pytest.approx(
         torch.log10(torch.tensor(4.0 * 2**k)).item()
     )
@@ -225,9 +224,8 @@ def test_the_spectrum_of_a_large_operator_is_estimated() -> None:
     assert (of.largest, of.smallest) == (pytest.approx(2, rel=1e-3), pytest.approx(-1, rel=1e-6))
     assert of.normal == pytest.approx(0.5, rel=0.05)
     assert of.inverses == pytest.approx(float((1 / values[305:]).sum()), rel=0.15)
-    assert spectrum(lambda v: values * v, values, 10.0, Key(0)).flat == pytest.approx(
-        1000
-    )  # the ridge decides everywhere
+    # the ridge decides everywhere
+    assert spectrum(lambda v: values * v, values, 10.0, Key(0)).flat == pytest.approx(1000)
 
 
 def test_the_tube_is_that_of_the_temperature() -> None:
@@ -420,9 +418,8 @@ def test_of_another_method_theta_and_x_are_looked_at_and_a_line_says_so(tmp_path
         (2, "result", 2.0),
         (4, "result", 1.0),
     ]
-    assert rows[0]["newton_step"] == pytest.approx(
-        1 / (1 + 1e-3), rel=1e-6
-    )  # x = 2, θ = 1; the ridge is 0.001 of H = 2
+    # x = 2, θ = 1; the ridge is 0.001 of H = 2
+    assert rows[0]["newton_step"] == pytest.approx(1 / (1 + 1e-3), rel=1e-6)
     assert any("no pipeline" in warning for warning in result.diagnosis.warnings)
     assert "no pipeline" in repr(result)
     assert "no pipeline" in result.report(tmp_path / "report.md").read_text()
@@ -496,9 +493,8 @@ def test_a_resumed_run_has_the_diagnosis_of_an_uninterrupted_one(
     with pytest.raises(RuntimeError, match="enough"):
         run_config(config, path=path, watch=stop)
     folder = RunFolder(path)
-    folder.append_diagnosis(
-        {"step": 6}
-    )  # of a step whose checkpoint was not written before the kill
+    # of a step whose checkpoint was not written before the kill
+    folder.append_diagnosis({"step": 6})
     result = run_config(config, path=path, resume=True)
     assert bytes_of(path) == bytes_of(finished)
     assert [row["step"] for row in result.diagnosis] == [2, 4, 6]
@@ -654,11 +650,8 @@ def test_a_report_shows_what_was_diagnosed(study: Any) -> None:
     ]
     bias = figures["plot-0-t0"]
     [line] = [trace for trace in bias["data"] if not trace["meta"].get("band")]
-    assert (line["name"], line["x"], line["y"]) == (
-        "hg-ms",
-        [2, 4],
-        [0.8, 0.2],
-    )  # not of `uniform`, which learns nothing
+    # not of `uniform`, which learns nothing
+    assert (line["name"], line["x"], line["y"]) == ("hg-ms", [2, 4], [0.8, 0.2])
     assert bias["layout"]["shapes"][0]["y0"] == 0.5
     gains = {trace["name"]: (trace["y"], trace["x"]) for trace in figures["plot-0-t3"]["data"]}
     assert gains == {"selection": (["hg-ms"], [0.2]), "differentiation": (["hg-ms"], [0.2])}

@@ -245,9 +245,8 @@ def test_a_scale_of_lora_that_trainers_cannot_read_is_not_cut(here: Path, tmp_pa
         done = call("export", "plain.toml", *choice, "--to", trainer, "--out", tmp_path / trainer)
         assert done.exit_code == 2
         assert "alpha = 8.5" in done.output
-    right(
-        "export", "plain.toml", *choice, "--to", "datasets", "--out", tmp_path / "datasets"
-    )  # which knows no adapter
+    # which knows no adapter
+    right("export", "plain.toml", *choice, "--to", "datasets", "--out", tmp_path / "datasets")
 
 
 def test_an_export_over_an_earlier_one_leaves_nothing_of_it(here: Path, tmp_path: Path) -> None:
@@ -348,9 +347,8 @@ class TestTrl:
         monkeypatch.chdir(out)
         parser = TrlParser((ScriptArguments, SFTConfig, ModelConfig, DatasetMixtureConfig))
         with warnings.catch_warnings():
-            warnings.filterwarnings(
-                "error", message=".*deprecated.*"
-            )  # of an option that the file sets
+            # of an option that the file sets
+            warnings.filterwarnings("error", message=".*deprecated.*")
             _, training, model, data = parser.parse_args_and_config(
                 ["--config", "sft.yaml", "--use_cpu", "true", "--bf16", "false"]
             )
@@ -650,9 +648,8 @@ class TestWeightsOfOthers:
             "base_model: m\ndatasets:\n- {path: a.jsonl, type: alpaca, weight: 0.25}\n"
             "- {path: b.jsonl, type: alpaca}\n"
         )
-        assert self.mixture("axolotl", "c.yml", text) == pytest.approx(
-            [0.5, 0.5]
-        )  # 10 rows and 10 rows
+        # 10 rows and 10 rows
+        assert self.mixture("axolotl", "c.yml", text) == pytest.approx([0.5, 0.5])
 
     def test_trl_s_fractions_are_of_the_mixture(self) -> None:
         text = (

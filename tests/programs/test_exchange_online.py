@@ -391,9 +391,8 @@ class TestTraining:
             trainer.eval_dataset = validation
             with pytest.raises(ConfigError, match="validation rows"):
                 MixtureCallback(sources=SIZES, outer=Sgd(lr=1.0)).attach(trainer)
-        MixtureCallback(sources=SIZES, outer=Sgd(lr=1.0), rule=Losses()).attach(
-            trainer
-        )  # needs none
+        # needs none
+        MixtureCallback(sources=SIZES, outer=Sgd(lr=1.0), rule=Losses()).attach(trainer)
         trainer.train_dataset = Stream()
         with pytest.raises(ConfigError, match="IterableDataset"):
             MixtureCallback(sources=SIZES, outer=Sgd(lr=1.0)).attach(trainer)
@@ -534,9 +533,8 @@ class TestTrl:
         assert one.weights["sums"] > 9 / 22
         own = [row for row in whole.state.log_history if "loss" in row]
         assert len(own) == 6
-        assert all(
-            "mean_token_accuracy" in row for row in own
-        )  # TRL's statistics are of its own steps
+        # TRL's statistics are of its own steps
+        assert all("mean_token_accuracy" in row for row in own)
         assert not any(
             "mean_token_accuracy" in row for row in whole.state.log_history if "mixture/sums" in row
         )

@@ -167,9 +167,8 @@ class TestResuming:
             assert (tmp_path / "resumed" / name).read_bytes() == (
                 tmp_path / "whole" / name
             ).read_bytes()
-        again = run(
-            Witness(), problem(), STEPS, folder=tmp_path / "resumed", resume=True
-        )  # read back
+        # read back
+        again = run(Witness(), problem(), STEPS, folder=tmp_path / "resumed", resume=True)
         assert again.execution == result.execution
         assert "before" not in environment(tmp_path / "resumed")
 

@@ -672,11 +672,8 @@ def test_jobs_come_back_each_with_its_outcome_and_a_lost_one_stops_no_other(
 def test_a_killed_job_costs_a_fork_and_no_loading(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.syspath_prepend(str(Path(__file__).parent))
     executor = Local(jobs=1)
-    jobs = [
-        job(0, long="a" * 200_000),
-        job(1, kill=True),
-        job(2),
-    ]  # longer than an argument of a command may be
+    # longer than an argument of a command may be
+    jobs = [job(0, long="a" * 200_000), job(1, kill=True), job(2)]
     with contextlib.closing(executor):
         before, lost, after = (
             ending for ending in executor.carry_out(jobs_of(jobs), lambda job, event: None)

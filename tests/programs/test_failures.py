@@ -222,9 +222,8 @@ def test_demo_on_a_small_budget(folder: Path) -> None:
         for suffix in (".png", ".svg")
     }
     assert {Path(path).name for path in table["pictures"]} == pictures
-    again = hgms(
-        "demo", "--out", "out", "--seeds", "1", "--seconds", "0.6", "--jobs", "0"
-    )  # over what is there
+    # over what is there
+    again = hgms("demo", "--out", "out", "--seeds", "1", "--seconds", "0.6", "--jobs", "0")
     assert again.exit_code == 0, again.stderr
 
 

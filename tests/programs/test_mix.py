@@ -343,9 +343,8 @@ def test_weights_are_said_when_they_are_known_and_losses_stand_beside_those_befo
 def test_hg_ms_beside_uniform_is_compared_row_by_row(here: Path) -> None:
     report_of("mix.toml")
     report = report_of("mix.toml", "--set", "method=hg-ms", "--set", "finetune.start=reweighted")
-    assert (
-        report["test"]["sums"]["against_uniform"] is None
-    )  # fine-tuned in another way: not comparable
+    # fine-tuned in another way: not comparable
+    assert report["test"]["sums"]["against_uniform"] is None
     report = report_of("mix.toml", "--set", "method=hg-ms", "--set", "method.outer.lr=3.0")
     gap = report["test"]["sums"]["against_uniform"]
     assert gap["low"] <= gap["value"] <= gap["high"]
@@ -700,9 +699,10 @@ def test_the_demos_file_describes_its_mixes_wherever_it_is_written(tmp_path: Pat
     text = (out / "demo.toml").read_text(encoding="utf-8")
     assert "FOLDER" not in text
     method = text[text.index("\n[method]\n") + 1 : text.index("[task]")]
+    # as its head says
     other = (
         '[method]\nname = "uniform"\n' + method.splitlines()[2].replace("count = 2, ", "") + "\n\n"
-    )  # as its head says
+    )
     (out / "other.toml").write_text(text.replace(method, other), encoding="utf-8")
     assert load(out / "other.toml", out=str(out)).resolved() == uniform.resolved()
 
@@ -812,13 +812,8 @@ def test_one_base_is_in_memory_whenever_another_stage_loads_its_own(
     finally:
         gc.enable()
     assert done.exit_code == 0, done.output
-    assert alive == [
-        0,
-        0,
-        0,
-        0,
-        0,
-    ]  # reweight, certainty, finetune, evaluate (before tuning and after)
+    # reweight, certainty, finetune, evaluate (before tuning and after)
+    assert alive == [0, 0, 0, 0, 0]
 
 
 def as_grid(text: str) -> str:

@@ -105,9 +105,8 @@ def test_a_table_over_a_path_keeps_the_path(grid: Path) -> None:
     assert uniform.task.prior == {"one": 0.3, "two": 0.7}
     with pytest.raises(ConfigError, match=r"unknown key 'rwos'; did you mean 'rows'"):
         load(grid, ["task.sources.one.rwos=10"], method="uniform")
-    with pytest.raises(
-        ConfigError, match=r"unknown key 'name'"
-    ):  # which only a string laid over may be
+    # which only a string laid over may be
+    with pytest.raises(ConfigError, match=r"unknown key 'name'"):
         load(grid, ['task.sources.two={name = "two.jsonl"}'], method="uniform")
 
 
@@ -433,10 +432,8 @@ def test_a_finished_mix_takes_no_process(tmp_path: Path, monkeypatch: pytest.Mon
     result = carry_out(contest, nobody, lines.append)
     assert json.loads(json.dumps(result.reports["uniform", 5])) == json.loads(alone.stdout)
     assert lines == ["1 of 1 mix done before"]
-    for more in (
-        ["finetune.epochs=3"],
-        ["budget=3 steps"],
-    ):  # begun from other settings: a process does the rest
+    # begun from other settings: a process does the rest
+    for more in (["finetune.epochs=3"], ["budget=3 steps"]):
         with pytest.raises(Begun):
             carry_out(
                 Contest.of(Path("grid.toml"), ["uniform"], [5], sets=more), nobody, lines.append

@@ -190,9 +190,8 @@ def test_a_resumed_run_ends_with_the_very_bits_of_an_uninterrupted_one(tmp_path:
     with pytest.raises(RuntimeError, match="the power went"):
         go(tmp_path / "broken", 5)
     assert [row["step"] for row in logged(tmp_path / "broken")] == [1, 2, 3, 4, 5]
-    (
-        tmp_path / "broken" / "checkpoints" / "checkpoint-5"
-    ).mkdir()  # killed while it was being written
+    # killed while it was being written
+    (tmp_path / "broken" / "checkpoints" / "checkpoint-5").mkdir()
     assert (
         newest_checkpoint(tmp_path / "broken" / "checkpoints")
         == tmp_path / "broken" / "checkpoints" / "checkpoint-3"

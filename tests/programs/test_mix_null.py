@@ -296,9 +296,8 @@ def test_seeds_of_one_mix_are_put_together_and_others_are_not(here: Path) -> Non
     assert 0 < effect["low"] < effect["value"] < effect["high"] < 1
     shown = call("certainty", "mix.toml", "--seed", "2")
     assert "over seeds" in shown.stdout
-    write(
-        "noise.jsonl", range(300, 350), "yyyyyyy"
-    )  # other data: the seeds of before are of another problem
+    # other data: the seeds of before are of another problem
+    write("noise.jsonl", range(300, 350), "yyyyyyy")
     assert json_of("certainty", "mix.toml", "--seed", "2")["certainty"]["seeds"] is None
 
 

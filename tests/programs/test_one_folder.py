@@ -209,9 +209,8 @@ def test_a_mix_that_is_killed_while_it_learns_goes_on_to_the_same_bytes(here: Pa
     again = mix("reweight", *sets, "--json")
     assert again.exit_code == 0, again.output
     assert "reweight: going on with hg-baseline, 40 outer steps" in again.stderr
-    assert (
-        json.loads(again.stdout)["stages"]["reweight"]["processor_seconds"] is None
-    )  # nobody counted what was killed
+    # nobody counted what was killed
+    assert json.loads(again.stdout)["stages"]["reweight"]["processor_seconds"] is None
     ours = written(folder)
     theirs = written(whole)
     for name in ("steps.jsonl", "checkpoint.json", "summary.json"):

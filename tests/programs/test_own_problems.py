@@ -236,9 +236,8 @@ def test_a_difference_of_zero_in_every_seed_is_explained_where_it_is_printed() -
     assert "b       floor" in str(first)
     assert "± 0: the same in every seed" in str(first)
     other = compare("quadratic", methods, "2 steps", seeds=2, reference="other")
-    assert (
-        other.tables[0].pairs["a", "b"].half_width == 0
-    )  # not in the table, which has differences to `other` alone
+    # not in the table, which has differences to `other` alone
+    assert other.tables[0].pairs["a", "b"].half_width == 0
     assert "± 0: the same in every seed" not in str(other)
 
 

@@ -59,9 +59,8 @@ def test_sections_tell_tasks_apart_by_what_they_differ_in(study: Study) -> None:
     assert study.labels == ["baseline", "hg-ms", "lost", "uniform"]
     assert len(study.runs) == 24
     assert {folder.path.name for folder in study.skipped} == {"seed-7", "seed-8", "seed-9"}
-    assert any(
-        "not valid JSON" in folder.reason for folder in study.skipped
-    )  # the torn rows of a run with a sound summary
+    # the torn rows of a run with a sound summary
+    assert any("not valid JSON" in folder.reason for folder in study.skipped)
 
 
 def test_means_and_differences_are_those_of_the_seeds(study: Study) -> None:
@@ -74,9 +73,8 @@ def test_means_and_differences_are_those_of_the_seeds(study: Study) -> None:
     expected = Interval.of([value - other for value, other in zip(values, floor, strict=True)])
     assert first.difference is not None
     assert first.difference.mean == pytest.approx(expected.mean)
-    assert (
-        expected.half_width < first.difference.half_width < 3 * expected.half_width
-    )  # of six pairs
+    # of six pairs
+    assert expected.half_width < first.difference.half_width < 3 * expected.half_width
     assert section.pairs["hg-ms", "uniform"] == first.difference
     assert section.pairs["uniform", "hg-ms"].mean == pytest.approx(-expected.mean)
     # of the failed seed nothing is known, so the pair has two
@@ -340,9 +338,8 @@ def test_a_label_is_text_in_every_format(tmp_path: Path) -> None:
     for text in (page, latex(study), call("report", tmp_path, "--out", tmp_path / "r.tex").output):
         assert not set(text) & set("\x1b\r\u202e")
         assert "halve" in text
-    assert not re.search(
-        r"^ *[\[*]", latex(study), re.MULTILINE
-    )  # after \\\\ it would be an argument
+    # after \\\\ it would be an argument
+    assert not re.search(r"^ *[\[*]", latex(study), re.MULTILINE)
     assert call("plot", tmp_path, "--out", tmp_path / "r.svg").exit_code == 0
     assert "\x1b" not in (tmp_path / "r.svg").read_text()
 
@@ -614,14 +611,12 @@ def test_markdown_has_every_table_with_even_rows(study: Study) -> None:
         "# Bilevel methods compared\n\n24 runs, 2 tasks, 4 methods; 1 failed; 3 folders left out."
     )
     blocks = re.findall(r"(?:^\|.*\n)+", text, re.MULTILINE)
-    assert (
-        len(blocks) == 1 + 2 * 5 + 1 + 3
-    )  # all tasks; each task's own; mean ranks; failed, left out, sweep
+    # all tasks; each task's own; mean ranks; failed, left out, sweep
+    assert len(blocks) == 1 + 2 * 5 + 1 + 3
     for block in blocks:
         assert len({len(re.findall(r"(?<!\\)\|", line)) for line in block.splitlines()}) == 1
-    assert (
-        "| **0.10000 ± 0.00099** | **" not in text
-    )  # the difference to uniform is no mark of a winner
+    # the difference to uniform is no mark of a winner
+    assert "| **0.10000 ± 0.00099** | **" not in text
     assert re.search(r"\| hg-ms \|  \| 0\.10000 ± 0\.00099 \| −0\.30\d* ± 0\.00\d+ \| 3 \|", text)
     assert "| lost (worse than uniform) |" in text
     assert "12–12" in text
@@ -781,9 +776,8 @@ def test_what_seeds_say_of_weights_is_said_of_methods_that_learn_them(mixtures: 
     certain = section.mixtures["hg-ms"].certainty
     assert certain.effects[0].low < 0.9 < certain.effects[0].high
     turned = {row[1]: row[-1] for row in rows if row[0] == "scalebio"}
-    assert {turned[f"source-{number}"] for number in (0, 1, 8, 9)} == {
-        "cannot be told"
-    }  # one of its seeds went the other way
+    # one of its seeds went the other way
+    assert {turned[f"source-{number}"] for number in (0, 1, 8, 9)} == {"cannot be told"}
 
 
 def test_a_single_seed_has_weights_without_an_interval(tmp_path: Path) -> None:
@@ -824,9 +818,8 @@ def test_the_ledger_groups_methods_by_budget(mixtures: Study) -> None:
         ("bottomrule", "", ""),
     ]
     page = WRITERS[".html"](mixtures)
-    assert (
-        page.count('<tr class="group">') == 3
-    )  # before the references of each budget's results, too
+    # before the references of each budget's results, too
+    assert page.count('<tr class="group">') == 3
     assert 'href="#ledgers"' in page
     assert "## Budget ledger: source-mixture" in markdown(mixtures)
 
@@ -862,10 +855,8 @@ def test_mixture_pictures_add_up_to_one_and_end_where_the_table_does(mixtures: S
     drawn = {
         figure["title"]: figure["spec"] for figure in shown if figure["title"].startswith("Mixture")
     }
-    assert list(drawn) == [
-        "Mixture over time: hg-ms",
-        "Mixture over time: scalebio",
-    ]  # the uniform one does not move
+    # the uniform one does not move
+    assert list(drawn) == ["Mixture over time: hg-ms", "Mixture over time: scalebio"]
     for title, spec in drawn.items():
         graph_objects.Figure(spec)
         areas = {trace["name"]: np.array(trace["y"]) for trace in spec["data"]}

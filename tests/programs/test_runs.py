@@ -217,9 +217,8 @@ def test_killed_before_the_first_checkpoint_starts_again(tmp_path: Path) -> None
     with pytest.raises(Interrupted, match="state after step 4 is saved"):
         run(Descent(interrupts_at=3), problem(), Budget(outer_steps=9), folder=broken)
     (tmp_path / "broken/checkpoint.json").unlink()
-    broken.steps.write_bytes(
-        broken.steps.read_bytes().replace(b"0.", b"1.")
-    )  # lines that no checkpoint speaks for go too
+    # lines that no checkpoint speaks for go too
+    broken.steps.write_bytes(broken.steps.read_bytes().replace(b"0.", b"1."))
     run(Descent(), problem(), Budget(outer_steps=9), folder=broken, resume=True)
     assert run_files(whole.path) == run_files(broken.path)
 

@@ -69,10 +69,8 @@ def test_a_finished_grid_is_neither_claimed_nor_resumed_nor_are_long_rows_read(
     again = run_grid(grid(finished), jobs=0, progress=False)
     assert again.complete
     assert len(again.runs) == 6
-    assert sorted(read) == [
-        "far",
-        "near",
-    ]  # one candidate: the first run of each says that nothing was alike
+    # one candidate: the first run of each says that nothing was alike
+    assert sorted(read) == ["far", "near"]
     assert {
         path: path.stat().st_mtime_ns for path in finished.rglob("*") if path.is_file()
     } == before

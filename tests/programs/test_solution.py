@@ -295,9 +295,8 @@ def test_the_report_is_the_solution_of_every_solve() -> None:
     assert len(reports) == 2
     off = minimiser(theta).detach() + 1
     (lower_solution(quadratic, theta, off, solver=Limited(), report=note) @ B).backward()
-    torch.testing.assert_close(
-        reports[2][1], (A @ torch.ones_like(B)).norm(), rtol=1e-9, atol=0
-    )  # ∇_x g = A (x − x*)
+    # ∇_x g = A (x − x*)
+    torch.testing.assert_close(reports[2][1], (A @ torch.ones_like(B)).norm(), rtol=1e-9, atol=0)
 
 
 def test_x_is_not_copied_and_a_change_of_it_before_the_way_back_is_noticed() -> None:

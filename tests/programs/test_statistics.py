@@ -81,9 +81,8 @@ def test_all_pairs_are_judged_by_holm_s_rule() -> None:
             )  # type: ignore[arg-type]
             rejected = rejected + (adjusted <= 0.05)
             kept = kept + (adjusted > 0.05)
-            stopped += (
-                (len(chances) - rank) * chance <= 0.05 < adjusted
-            )  # it passes its own level, an earlier one did not
+            # it passes its own level, an earlier one did not
+            stopped += (len(chances) - rank) * chance <= 0.05 < adjusted
     assert min(rejected, kept) > 50
     assert stopped > 0
 

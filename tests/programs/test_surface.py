@@ -270,9 +270,8 @@ def test_several_targets_are_weighted_and_test_sets_never_decide() -> None:
     means = learn(named, SurfaceSettings(targets={"target": 1.0, "loss": 3.0})).surface.mean(
         runs.mixtures
     )
-    np.testing.assert_allclose(
-        means, findings.surface.mean(runs.mixtures), atol=0.01
-    )  # whatever a metric is called
+    # whatever a metric is called
+    np.testing.assert_allclose(means, findings.surface.mean(runs.mixtures), atol=0.01)
     with pytest.raises(ConfigError, match=r"there is no 'los'; did you mean 'loss'\?"):
         learn(both, SurfaceSettings(targets={"los": 1.0}))
 
@@ -726,9 +725,8 @@ def test_a_run_that_diverges_is_recorded_and_too_many_are_refused(
         patched.setattr(LossLog, "append", diverge)
         first = runs.run(points[0])
         other = DesignRuns(config=plan.config, folder=Path("other"))
-        with pytest.raises(
-            NumericalError, match="the losses of 1 runs are not finite"
-        ):  # though no run comes after it
+        # though no run comes after it
+        with pytest.raises(NumericalError, match="the losses of 1 runs are not finite"):
             carried(other, points[:1], lambda line: None, diverging=0)
     assert not first.is_finite
     assert set(first.metrics) == {"validation_sums", "test_sums"}

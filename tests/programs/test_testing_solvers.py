@@ -149,9 +149,8 @@ class StartsAtOne(MinimalResidual):
 
     def solve(self, matvec: MatVec, b: Tensor, x0: Tensor | None = None) -> Solution:
         ones = torch.ones_like(b)
-        length = LinearSystem.dot(b, matvec(ones)) / LinearSystem.dot(
-            matvec(ones), matvec(ones)
-        )  # the best along it
+        # the best along it
+        length = LinearSystem.dot(b, matvec(ones)) / LinearSystem.dot(matvec(ones), matvec(ones))
         return super().solve(matvec, b, length[..., None] * ones if x0 is None else x0)
 
 

@@ -284,9 +284,8 @@ def test_folded_gradients_have_the_same_products_but_for_a_little() -> None:
     problem = convex_sources({"a": 0.7, "b": 0.3})
     wide = {"x": torch.zeros(2, dtype=F64)}
     plain = alignments(problem, [wide], Key(0))
-    assert torch.equal(
-        plain.gains, alignments(problem, [wide], Key(0), memory=1).gains
-    )  # two numbers are never folded
+    # two numbers are never folded
+    assert torch.equal(plain.gains, alignments(problem, [wide], Key(0), memory=1).gains)
     from hgms.uncertainty.alignment import _Fold
 
     a, b = (
@@ -337,9 +336,8 @@ def halves(runs: int, levels: list[float], rows: float, run: float, seed: int) -
     deviation that the luck of rows puts into a half, ``run`` that of the run."""
     rng = np.random.default_rng(seed)
     count = len(levels)
-    table = (
-        rows * math.sqrt(25) * rng.standard_normal((count, 50))
-    )  # a half is the mean of 25 of 50 rows
+    # a half is the mean of 25 of 50 rows
+    table = rows * math.sqrt(25) * rng.standard_normal((count, 50))
     logits = np.empty((runs, count, 2))
     for k, s in itertools.product(range(runs), range(count)):
         order = rng.permutation(50)

@@ -28,13 +28,8 @@ LLAMA = {
     "num_attention_heads": 2,
     "num_key_value_heads": 1,
 }
-GPT2 = {
-    "model_type": "gpt2",
-    "n_layer": 2,
-    "n_head": 2,
-    "n_embd": 32,
-    "n_positions": 64,
-}  # its head is its embedding
+# its head is its embedding
+GPT2 = {"model_type": "gpt2", "n_layer": 2, "n_head": 2, "n_embd": 32, "n_positions": 64}
 
 
 def pair(

@@ -88,9 +88,8 @@ def test_runs_of_a_node_that_is_gone_are_taken_up_by_another(
 
     run_grid(grid(tmp_path / "alone"), jobs=0, progress=False)
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setenv(
-        "RAY_agent_register_timeout_ms", "300000"
-    )  # on a busy machine a node gives up after 30 s
+    # on a busy machine a node gives up after 30 s
+    monkeypatch.setenv("RAY_agent_register_timeout_ms", "300000")
     holds = [tmp_path / f"hold-{seed}-6" for seed in (1, 2, 3)]
     for hold in holds:
         hold.touch()
@@ -109,9 +108,8 @@ def test_runs_of_a_node_that_is_gone_are_taken_up_by_another(
                 if over.wait(0.05):
                     return
             raylet = psutil.Process(node.all_processes["raylet"][0].process.pid)
-            of_node = raylet.children(
-                recursive=True
-            )  # a machine that is gone takes all of them with it
+            # a machine that is gone takes all of them with it
+            of_node = raylet.children(recursive=True)
             cluster.remove_node(node, allow_graceful=False)
             for process in of_node:
                 with contextlib.suppress(psutil.NoSuchProcess):

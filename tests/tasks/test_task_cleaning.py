@@ -56,10 +56,8 @@ def rows_of(problem: hgms_core.Problem) -> list[torch.Tensor]:
 
 def test_all_parts_are_disjoint_and_the_roles_cover_the_validation_images(tmp_path: Path) -> None:
     pixels = np.zeros((2000, 2, 2), np.uint8)
-    pixels[:, 0, 0], pixels[:, 0, 1] = (
-        np.arange(2000) // 256,
-        np.arange(2000) % 256,
-    )  # an image is its own number
+    # an image is its own number
+    pixels[:, 0, 0], pixels[:, 0, 1] = (np.arange(2000) // 256, np.arange(2000) % 256)
     np.savez(tmp_path / "numbered.npz", images=pixels, labels=np.arange(2000) % 10)
     task = HyperCleaning(
         dataset=f"npz:{tmp_path / 'numbered.npz'}",
@@ -113,9 +111,8 @@ def test_wrong_labels_are_spread_over_the_nine_others() -> None:
         (problem.lower_data.whole["label"] - clean.lower_data.whole["label"]) % 10, minlength=10
     )
     assert turns[0] == 0
-    assert (
-        float(((turns[1:] - 1600 / 9) ** 2 / (1600 / 9)).sum()) < 26.1
-    )  # chi-square, 8 degrees of freedom, p = 0.001
+    # chi-square, 8 degrees of freedom, p = 0.001
+    assert float(((turns[1:] - 1600 / 9) ** 2 / (1600 / 9)).sum()) < 26.1
 
 
 def labels_of(
@@ -148,9 +145,8 @@ def test_class_conditional_noise_confuses_each_class_in_its_own_way() -> None:
         < torch.distributions.Chi2(float(likely.sum())).mean + 4 * (2 * float(likely.sum())) ** 0.5
     )
     uniform = counts.sum(1, keepdim=True) / 9
-    assert (
-        float(((counts - uniform) ** 2 / uniform).sum()) > 500
-    )  # far from uniform: 80 ± 13 if it were
+    # far from uniform: 80 ± 13 if it were
+    assert float(((counts - uniform) ** 2 / uniform).sum()) > 500
     assert torch.equal(noisy, labels_of("class-conditional")[1])
     assert not torch.allclose(chances, confusion(10, Key(1)), atol=0.1)
 
@@ -418,9 +414,8 @@ def test_evaluate_counts_what_it_says(tmp_path: Path) -> None:
     assert numbers["cleaning_f1"] == pytest.approx(
         2 * precision * recall / (precision + recall), rel=1e-6
     )
-    assert (
-        numbers["cleaning_f1_redrawn"] == numbers["cleaning_f1"]
-    )  # each redrawn label is wrong here
+    # each redrawn label is wrong here
+    assert numbers["cleaning_f1_redrawn"] == numbers["cleaning_f1"]
     weights = torch.sigmoid(theta["logits"])
     for name, group in (("clean", weights[~wrong]), ("corrupted", weights[wrong])):
         assert numbers[f"weight_{name}"] == pytest.approx(float(group.mean()))

@@ -438,9 +438,8 @@ def test_mnist_has_the_papers_sizes_and_its_own_test_split() -> None:
     )
     x = {name: torch.zeros_like(leaf) for name, leaf in small.x0.items()}
     x["output.bias"][4] = 1.0
-    assert small.evaluate(small.theta0, x)["test_accuracy"] == pytest.approx(
-        0.0982
-    )  # 982 fours in MNIST's own test split
+    # 982 fours in MNIST's own test split
+    assert small.evaluate(small.theta0, x)["test_accuracy"] == pytest.approx(0.0982)
 
 
 @pytest.mark.parametrize(

@@ -49,9 +49,8 @@ def test_parts_are_disjoint_and_standardised_with_the_training_rows(tmp_path: Pa
     exact = task.closed_form(0, CPU, DOUBLE)
     train = problem.lower_data.whole
     assert torch.allclose(train["a"].mean(0), torch.zeros(3, dtype=DOUBLE), atol=1e-12)
-    assert train["a"].std(0, correction=0).tolist() == pytest.approx(
-        [1, 0, 1], abs=1e-12
-    )  # the second one is constant
+    # the second one is constant
+    assert train["a"].std(0, correction=0).tolist() == pytest.approx([1, 0, 1], abs=1e-12)
     assert float(train["b"].mean()) == pytest.approx(0, abs=1e-12)
     assert float(train["b"].std(correction=0)) == pytest.approx(1)
     # feature 0 is the row's number, and so is the target: what standardises one standardises the
@@ -178,9 +177,8 @@ def test_newtons_hessian_is_that_of_the_loss() -> None:
 
 def test_newton_reaches_its_tolerance_from_far_and_says_when_it_does_not() -> None:
     exact = LogisticCv().closed_form(0, CPU, DOUBLE)
-    theta = {
-        "log_penalty": torch.full((31,), -9.0, dtype=DOUBLE)
-    }  # the classes are all but separated
+    # the classes are all but separated
+    theta = {"log_penalty": torch.full((31,), -9.0, dtype=DOUBLE)}
     x = exact.solution(theta)
     assert float(exact._derivatives(theta, x)[0].norm()) <= 1e-8 * math.exp(-9)
     hopeless = type(exact)(exact.train, exact.validation, exact.vectors, max_steps=2)
@@ -449,9 +447,8 @@ def test_a_libsvm_file_is_read_and_what_is_wrong_with_it_is_said(tmp_path: Path)
         ConfigError, match=r"wine\.txt: rows × largest index = 55 × 99,999,999: 43 GB are more than"
     ):
         load_table(f"libsvm:{path}")
-    path.write_text(
-        "1 199999:1\n" * 55
-    )  # 88 MB, but 320 GB where a system in its columns is solved
+    # 88 MB, but 320 GB where a system in its columns is solved
+    path.write_text("1 199999:1\n" * 55)
     with pytest.raises(
         ConfigError,
         match=r"wine\.txt: largest index squared = 199,999 × 199,999: 319 GB are more than",

@@ -129,9 +129,8 @@ def install(folder: Path) -> None:
     # Not even looked at: what is behind is another's, and must not be taken for an older version to
     # remove.
     pip += ["--ignore-installed", "--no-warn-script-location", "--disable-pip-version-check"]
-    pip += [
-        "--compile"
-    ]  # whatever the environment says: those who import it later write no bytecode
+    # whatever the environment says: those who import it later write no bytecode
+    pip += ["--compile"]
     subprocess.run(
         [*pip, *map(str, build(wheels, (ROOT, *PROJECTS)))],
         check=True,

@@ -203,9 +203,8 @@ def test_their_own_tests_pass(site: Path, place: Path) -> None:
         "hgms-made-solver/pyproject.toml",
     ]
     shown = shell([sys.executable, "-m", "pytest", *options, *folders], place, site)
-    (count,) = re.findall(
-        r"^(\d+) passed(?:, \d+ warnings?)? in [\d.]+s", shown.splitlines()[-1]
-    )  # torch warns of itself
+    # torch warns of itself
+    (count,) = re.findall(r"^(\d+) passed(?:, \d+ warnings?)? in [\d.]+s", shown.splitlines()[-1])
     assert int(count) > 300
     for kind in KINDS:
         checks = set(

@@ -51,9 +51,8 @@ def fresh(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     before = set(sys.modules)
     dtype = torch.get_default_dtype()
     yield site
-    torch.set_default_dtype(
-        dtype
-    )  # where the host, against what is asked here, lets a plugin change them
+    # where the host, against what is asked here, lets a plugin change them
+    torch.set_default_dtype(dtype)
     torch.set_grad_enabled(True)
     for name in set(sys.modules) - before:
         if str(getattr(sys.modules[name], "__file__", "") or "").startswith(str(tmp_path)):
@@ -1136,9 +1135,8 @@ PARTS = [
 def test_a_composition_is_checked(
     fresh: Path, monkeypatch: pytest.MonkeyPatch, old: str, new: str, code: int, says: str
 ) -> None:
-    monkeypatch.setattr(
-        Check, "fault", lambda check, case: ""
-    )  # the built-in ones are asked elsewhere
+    # the built-in ones are asked elsewhere
+    monkeypatch.setattr(Check, "fault", lambda check, case: "")
     (fresh / "mine.py").write_text(COMPOSED.replace(old, new, 1))
     result = hgms("check", f"{fresh / 'mine.py'}:MINE")
     assert result.exit_code == code, result.output

@@ -13,9 +13,8 @@ from hgms_core import Problem
 
 pixels, label = (torch.as_tensor(array) for array in load_digits(return_X_y=True))
 pixels = (pixels / 16).float().reshape(-1, 1, 8, 8)
-noisy = torch.where(
-    torch.arange(len(label)) % 2 == 0, (label + 1) % 10, label
-)  # every other label is wrong
+# every other label is wrong
+noisy = torch.where(torch.arange(len(label)) % 2 == 0, (label + 1) % 10, label)
 loader = DataLoader(TensorDataset(pixels[:200], noisy[:200]), batch_size=50, shuffle=True)
 conv = nn.Sequential(nn.Conv2d(1, 8, 3, stride=2), nn.BatchNorm2d(8), nn.ReLU(inplace=True))
 model = nn.Sequential(conv, nn.Flatten(), nn.Linear(72, 10))

@@ -26,9 +26,8 @@ def loss(model, batch):  # a loss a sequence
 
 
 tokens = torch.randint(8, (80, 6), generator=torch.Generator().manual_seed(0))
-after = torch.where(
-    torch.arange(80)[:, None] < 20, tokens.flip(1), (tokens + 1) % 8
-)  # the first 20 obey another rule
+# the first 20 obey another rule
+after = torch.where(torch.arange(80)[:, None] < 20, tokens.flip(1), (tokens + 1) % 8)
 train = {"tokens": tokens[:40], "next": after[:40]}
 validation = {"tokens": tokens[40:], "next": after[40:]}
 model = Transformer()

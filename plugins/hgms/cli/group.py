@@ -71,9 +71,8 @@ class _Commands(click.Group):
             if stream is None:  # closed by whoever started us: nobody reads it
                 setattr(sys, name, open(os.devnull, "w"))  # noqa: SIM115 - as long as the process
             elif isinstance(stream, io.TextIOWrapper):
-                stream.reconfigure(
-                    errors="backslashreplace"
-                )  # ± on a terminal of ASCII is \\xb1, not a traceback
+                # ± on a terminal of ASCII is \\xb1, not a traceback
+                stream.reconfigure(errors="backslashreplace")
         return super().main(*args, **more)
 
     def invoke(self, ctx: click.Context) -> Any:

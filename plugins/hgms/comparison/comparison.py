@@ -327,9 +327,8 @@ def gather(
             try:
                 run = read_run(cell.path)
                 pair = cell.task, cell.method
-                if alike.get(
-                    pair, True
-                ):  # one run whose candidates differed says it; the rows of the others may be long
+                # one run whose candidates differed says it; the rows of the others may be long
+                if alike.get(pair, True):
                     alike[pair] = _alike(run.columns(["gap"])["gap"][1:])
                 done.append(run)
                 continue

@@ -16,9 +16,8 @@ def labels(kind: str) -> Completer:
 
     @quietly
     def of_grid(ctx: click.Context, parameter: click.Parameter, incomplete: str) -> list[str]:
-        grid = ctx.params.get("grid") or next(
-            iter(ctx.args), None
-        )  # click leaves it there while an option has no value yet
+        # click leaves it there while an option has no value yet
+        grid = ctx.params.get("grid") or next(iter(ctx.args), None)
         if grid is None:
             return component_names(kind)(ctx, parameter, incomplete)
         from hgms.config.tables import tables_of

@@ -188,9 +188,8 @@ class _Loader:
         if table.get("references") is True:
             all_methods = with_references(all_methods, self.registry, map(self.traits, all_tasks))
         self.lay(table, [*all_tasks, *all_methods], sets)
-        if (
-            table.get("references") is True
-        ):  # said by one of `sets`, perhaps; nothing is added twice
+        # said by one of `sets`, perhaps; nothing is added twice
+        if table.get("references") is True:
             all_methods = with_references(all_methods, self.registry, map(self.traits, all_tasks))
         tasks = self.narrowed(all_tasks, only_tasks)
         methods = self.narrowed(all_methods, only_methods)

@@ -87,9 +87,8 @@ def carry_out(steps: Sequence[Step], tables: Mapping[Path, Path]) -> None:
         new = step.target.with_name(f"{ASIDE}{step.target.name}")
         old = step.target.with_name(f"{ASIDE}old-{step.target.name}")
         with contextlib.ExitStack() as held:
-            if not (
-                step.source / "summary.json"
-            ).exists():  # a finished one no longer changes, and may be where nobody writes
+            # a finished one no longer changes, and may be where nobody writes
+            if not (step.source / "summary.json").exists():
                 held.enter_context(leased(step.source))
             if step.what == "replace":
                 held.enter_context(leased(step.target))

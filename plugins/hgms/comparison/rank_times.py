@@ -44,9 +44,8 @@ class Parted:
 
     def step(self, ranks: int) -> float:
         """Seconds of a step on so many ranks."""
-        p = (
-            self.share
-        )  # from s(2), which is what was measured where p had to be kept within 0 and 1
+        # from s(2), which is what was measured where p had to be kept within 0 and 1
+        p = self.share
         return self.one if ranks == 1 else self.two * (1 - p + p / ranks) / (1 - p / 2)
 
     def seconds(self, ranks: int, around: float, steps: float, budget: Budget) -> float:
@@ -79,9 +78,8 @@ def threads_of(settings: RunSettings) -> int:
 
 def step_of(seconds: Sequence[float]) -> float:
     """Seconds of a step by the clock after each; the first warms up."""
-    return (seconds[-1] - seconds[min(1, len(seconds) - 1)]) / max(len(seconds) - 2, 1) or seconds[
-        -1
-    ]
+    after_warm_up = seconds[-1] - seconds[min(1, len(seconds) - 1)]
+    return after_warm_up / max(len(seconds) - 2, 1) or seconds[-1]
 
 
 def measured_on_ranks(config: RunConfig, place: Path, threads: int) -> dict[str, Any]:

@@ -138,9 +138,8 @@ class Sweep:
         }
 
     def write(self) -> None:
-        with leased(
-            self.folder, patience=60.0
-        ):  # coordinators that wait for the same last trial go on at the same moment
+        # coordinators that wait for the same last trial go on at the same moment
+        with leased(self.folder, patience=60.0):
             replace_file(
                 self.folder / "sweep.json",
                 json.dumps(self.as_dict(), indent=2, ensure_ascii=False).encode(),

@@ -162,9 +162,8 @@ def measured(
     for out, inner in shapes:
         small = min(size, BATCH)
         most = min(size, MOST[device.type] // (out * inner))
-        for rows in (
-            (small, most) if most >= 2 * small else (small,)
-        ):  # less than twice as many tell nothing else
+        # less than twice as many tell nothing else
+        for rows in (small, most) if most >= 2 * small else (small,):
             generator = Key(0).fold("matrix-route", rows, out, inner).generator()
             x, w, delta = (
                 torch.randn(*sizes, generator=generator).to(device)
@@ -218,9 +217,8 @@ def choose(products: Iterable[Product]) -> RouteChoice:
     error = f"largest error {fast:.1e} against {exact:.1e}"
     if share(slowest) > GAIN:
         return RouteChoice(route="exact", reason=f"the fast route takes {speed}", products=products)
-    if not all(
-        product.errors["fast"] <= FACTOR * exact for product in products
-    ):  # not by the maximum, which passes over NaN
+    # not by the maximum, which passes over NaN
+    if not all(product.errors["fast"] <= FACTOR * exact for product in products):
         return RouteChoice(
             route="exact",
             reason=f"the fast route's {error}, more than {FACTOR:g} times it",

@@ -80,9 +80,8 @@ def check_memory(what: str, *shape: int, bytes_each: int = 8) -> None:
     except (AttributeError, OSError, ValueError):  # not on every system
         return
     size = bytes_each * math.prod(shape)
-    if (
-        4 * size > memory
-    ):  # an array is standardised into a second one, moved into a third, and a fourth is a step's
+    # an array is standardised into a second one, moved into a third, and a fourth is a step's
+    if 4 * size > memory:
         *product, gigabytes = (
             f"{n:,}" if n < 10**15 else f"{Decimal(n):.2e}" for n in (*shape, size // 10**9)
         )

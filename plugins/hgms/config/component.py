@@ -72,9 +72,8 @@ def _checking(built: Any) -> Any:
     """A class of attrs, with the arguments of its constructor read first."""
     write = built.__init__
     name = built.__name__
-    fields = functools.cache(
-        lambda: _of_class(built)
-    )  # when the first object is made: then all types are there
+    # when the first object is made: then all types are there
+    fields = functools.cache(lambda: _of_class(built))
 
     @functools.wraps(write)
     def __init__(self: Any, *args: Any, **arguments: Any) -> None:
@@ -83,9 +82,8 @@ def _checking(built: Any) -> Any:
             write(self, **read)
         except (ValueError, TypeError, HgmsError) as error:
             errors = [*_refused(fields(), read)]
-            if errors or not isinstance(
-                error, TypeError
-            ):  # else a mistake in the class, whose traceback says where
+            # else a mistake in the class, whose traceback says where
+            if errors or not isinstance(error, TypeError):
                 raise config_error(name, errors or [((), sentence(error))]) from None
             raise
 

@@ -167,9 +167,8 @@ class _Reader:
             for layer, fields in arguments.items():
                 built = layer(**{str(inside(layer)): built, **fields})
         except (ValueError, TypeError, HgmsError) as error:
-            raise Invalid(
-                *getattr(error, "errors", [((), sentence(error))])
-            ) from None  # those of a component have places
+            # those of a component have places
+            raise Invalid(*getattr(error, "errors", [((), sentence(error))])) from None
         return built
 
     def short(self, value: Any, cls: type, shorthand: str) -> Any:
@@ -180,9 +179,8 @@ class _Reader:
         try:
             return self.table({shorthand: str(value["name"]), **own}, cls)
         except Invalid as invalid:
-            with contextlib.suppress(
-                Invalid
-            ):  # the table may stand in the string's place: hub for path
+            # the table may stand in the string's place: hub for path
+            with contextlib.suppress(Invalid):
                 return self.table(own, cls)
             raise invalid from None
 
@@ -197,9 +195,8 @@ class _Reader:
         layers = {
             layer: init_fields(layer) for layer in (Pipeline, *self.registry.wrappers, *classes)
         }
-        taken: set[str] = (
-            set()
-        )  # a key is that of the first class that has it: of the pipeline, then of wrappers of ours
+        # a key is that of the first class that has it: of the pipeline, then of wrappers of ours
+        taken: set[str] = set()
         for layer, fields in layers.items():
             layers[layer] = {
                 key: field
@@ -257,9 +254,8 @@ class _Reader:
         members = [
             member for member in members if len(members) == 1 or member not in parts.values()
         ]
-        members = [
-            member for member in members if not origin_is(member, Callable)
-        ] or members  # a file holds no function
+        # a file holds no function
+        members = [member for member in members if not origin_is(member, Callable)] or members
         members.sort(key=lambda member: type(value) is not member)
         failures = []
         for member in members:
@@ -310,9 +306,8 @@ class _Reader:
         if not isinstance(value, Mapping):
             _unexpected(hint, value)
         inner = self.reader(typing.get_args(hint)[1])
-        named = (
-            (key, item, inner) for key, item in value.items() if not isinstance(item, Short)
-        )  # which the table replaces
+        # which the table replaces
+        named = ((key, item, inner) for key, item in value.items() if not isinstance(item, Short))
         return gathered(named)
 
     def reader(self, hint: Any) -> Callable[[Any], Any]:

@@ -56,9 +56,8 @@ class Invalid(Exception):
                 else source + keys
             )
             first, *rest = message.splitlines()
-            first = (
-                first.removesuffix(f" @ {place[-1]}") if place else first
-            )  # where a function of the core has said it
+            # where a function of the core has said it
+            first = first.removesuffix(f" @ {place[-1]}") if place else first
             messages.append("\n  ".join([f"{first} @ {where}", *(line.strip() for line in rest)]))
         if len(messages) == 1:
             return messages[0]
@@ -228,9 +227,8 @@ def _union(hint: Any, members: tuple[Any, ...]) -> Reader:
                 misspelt += [error] * (
                     isinstance(value, str) and typing.get_origin(member) is Literal
                 )
-        inside = [
-            error for error in failures if error.errors[0][0]
-        ]  # wrong deep inside is nearer to what was meant
+        # wrong deep inside is nearer to what was meant
+        inside = [error for error in failures if error.errors[0][0]]
         words = [member for member, _ in readers if not origin_is(member, Callable)]
         if inside:
             raise inside[0]
@@ -349,9 +347,8 @@ def _guesses(value: Any) -> Iterator[Any]:
         yield int(value)
     elif getattr(value, "shape", None) is not None and math.prod(value.shape) == 1:
         yield value.item()
-    elif (
-        isinstance(value, list | tuple) and len(value) == 1 and not isinstance(value[0], str)
-    ):  # a guess is not guessed at
+    elif isinstance(value, list | tuple) and len(value) == 1 and not isinstance(value[0], str):
+        # a guess is not guessed at
         yield value[0]
 
 

@@ -189,9 +189,8 @@ def extended(system: LinearSystem, epoch: Tree) -> tuple[Tree, Outcome]:
         u = torch.addmv(u, basis.T, basis @ u, alpha=-1)
     beta = norm(u)
     eps = torch.finfo(u.dtype).eps
-    beta = torch.where(
-        beta > 10 * eps * size, beta, torch.zeros_like(beta)
-    )  # the space is closed under H
+    # the space is closed under H
+    beta = torch.where(beta > 10 * eps * size, beta, torch.zeros_like(beta))
     u = u / torch.where(beta > 0, beta, torch.ones_like(beta)) * (beta > 0)
     diagonal, beside = (
         torch.cat([epoch[name], new.unsqueeze(0)])
@@ -229,9 +228,8 @@ def corrected(epoch: Tree, r: Tensor) -> tuple[Tensor, Tensor]:
     following = epoch["basis"][count]
     inside = basis @ r
     y = torch.linalg.solve(tridiagonal(epoch), inside.double()).to(r)
-    return basis.T @ y, torch.addmv(r, basis.T, inside, alpha=-1) - epoch["beside"][-1] * y[
-        -1
-    ] * following
+    left = torch.addmv(r, basis.T, inside, alpha=-1) - epoch["beside"][-1] * y[-1] * following
+    return basis.T @ y, left
 
 
 @hookimpl

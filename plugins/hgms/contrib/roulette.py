@@ -96,12 +96,12 @@ def weights(steps: int, survival: float, key: Key) -> list[float]:
     >>> weights(2, 0.5, Key(4))
     [1.0, 1.0, 2.0]
     """
+    # in (0, 1]
     draw = 1 - float(
         torch.rand((), generator=key.fold("roulette").generator(), dtype=torch.float64)
-    )  # in (0, 1]
-    more = (
-        int(math.log(draw) / math.log(survival)) if survival else 0
-    )  # is j or more with probability q^j
+    )
+    # is j or more with probability q^j
+    more = int(math.log(draw) / math.log(survival)) if survival else 0
     return [1.0] * steps + [survival**-k for k in range(1, more + 1)]
 
 
@@ -127,9 +127,8 @@ def summed(system: LinearSystem, x0: Tensor | None, lr: float, weights: list[flo
         seen = active & torch.isfinite(length) & (size > eps**0.5 * system.size)
         quotient = system.dot(term, term - following) / (lr * size**2)
         curvature = torch.where(seen, torch.minimum(curvature, quotient), curvature)
-        active = active & (
-            length <= 2 * smallest
-        )  # for 0 ≤ lr·A ≤ 2 no term is longer than the one before; NaN is no number
+        # for 0 ≤ lr·A ≤ 2 no term is longer than the one before; NaN is no number
+        active = active & (length <= 2 * smallest)
         term = pick(active, following, term)
         size = torch.where(active, length, size)
         smallest = torch.where(active, torch.minimum(length, smallest), smallest)

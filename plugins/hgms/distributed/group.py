@@ -211,9 +211,8 @@ def start(
                     "places": sys.path,
                     "threads": threads,
                 }
-                with contextlib.suppress(
-                    BrokenPipeError
-                ):  # it is gone already: it will not say that it is ready
+                # it is gone already: it will not say that it is ready
+                with contextlib.suppress(BrokenPipeError):
                     stdin = cast("IO[bytes]", process.stdin)
                     stdin.write(json.dumps(line).encode() + b"\n")
                     stdin.flush()
@@ -232,9 +231,8 @@ def begun() -> tuple[Mapping[str, Any], Callable[[], None]]:
     out = os.fdopen(os.dup(1), "wb")
     os.dup2(2, 1)  # whatever a plugin prints is no answer
     settings: Mapping[str, Any] = json.loads(sys.stdin.readline())
-    threading.Thread(
-        target=lambda: (sys.stdin.read(), os._exit(0)), daemon=True
-    ).start()  # rank 0 is gone, or done
+    # rank 0 is gone, or done
+    threading.Thread(target=lambda: (sys.stdin.read(), os._exit(0)), daemon=True).start()
     sys.path += [place for place in settings["places"] if place not in sys.path]
     torch.set_num_threads(settings["threads"])
 

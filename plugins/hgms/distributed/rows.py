@@ -32,9 +32,8 @@ def by_rows(problem: Problem, group: Any) -> Problem:
     if count == 1:
         return problem
     key = ("by rows", count)
-    if (
-        key not in problem.kept
-    ):  # the same at every step; it holds no reference back, so nothing keeps both alive
+    # the same at every step; it holds no reference back, so nothing keeps both alive
+    if key not in problem.kept:
         uppers = {id(data): data for data in problem.upper_data.values()}.values()
         g = _parted(problem.g, problem, [problem.lower_data], group, "lower")
         f = _parted(problem.f, problem, uppers, group, "upper")

@@ -127,9 +127,8 @@ class Local:
 
     def _start(self, job: Job) -> _Worker:
         """A worker that loads what this job and others of its kind need."""
-        threads = max(
-            1, cores() // self.count
-        )  # an equal share of the cores, and no more than the person said
+        # an equal share of the cores, and no more than the person said
+        threads = max(1, cores() // self.count)
         with contextlib.suppress(KeyError, ValueError):
             threads = min(threads, max(1, int(os.environ["OMP_NUM_THREADS"])))
         libraries = (

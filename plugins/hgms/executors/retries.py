@@ -52,7 +52,6 @@ class _Left:
         while self.lost:
             yield self.lost.popleft()
         others = iter(self.others)
-        while (
-            job := next(others, None)
-        ) is not None:  # `yield from` would close a generator with the first iterator of this
+        # `yield from` would close a generator with the first iterator of this
+        while (job := next(others, None)) is not None:
             yield job

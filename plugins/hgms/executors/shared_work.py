@@ -164,9 +164,8 @@ class _Together:
         self.awaited = count
         time.sleep(POLL)
         for piece in list(self.elsewhere):
-            free = self.held.free(
-                piece.path, *piece.leases
-            )  # asked first: who is done lets go of it afterwards
+            # asked first: who is done lets go of it afterwards
+            free = self.held.free(piece.path, *piece.leases)
             if (result := piece.finished()) is not None:
                 self.elsewhere.remove(piece)
                 self.end(piece, result)

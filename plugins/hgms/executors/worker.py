@@ -31,9 +31,8 @@ def main() -> None:
     settings: ``threads``, ``places`` to import from, ``forks``, and of a job whose like will come
     ``function``, ``prepare`` and ``arguments``.
     """
-    with open(
-        0, "rb", buffering=0, closefd=False
-    ) as first:  # a buffer would hold the next line, for every fork again
+    # a buffer would hold the next line, for every fork again
+    with open(0, "rb", buffering=0, closefd=False) as first:
         settings = json.loads(first.readline())
     out = os.fdopen(os.dup(1), "w", buffering=1)
     os.dup2(2, 1)  # whatever a plugin prints must not come between

@@ -142,9 +142,8 @@ def _mean(estimates: list[Estimate], weights: Tensor) -> Estimate:
         return first
 
     def mean(parts: list[Tensor]) -> Tensor:
-        terms = zip(
-            weights, parts, strict=True
-        )  # 0 · NaN is no number, so what has no weight is left out
+        # 0 · NaN is no number, so what has no weight is left out
+        terms = zip(weights, parts, strict=True)
         total: Tensor = torch.stack(
             [torch.where(w > 0, w * part, torch.zeros_like(part)) for w, part in terms]
         ).sum(0)

@@ -35,9 +35,8 @@ class Minimiser(Function):
             with derived(), torch.enable_grad():  # which an optimiser of torch needs
                 x = level.find(detach(dict(zip(level.names, tensors, strict=True))))
             level.lower, leaves = tuple(x), tuple(x.values())
-        return tuple(
-            leaf.detach() for leaf in leaves
-        )  # each a tensor of its own: autograd writes on what is returned
+        # each a tensor of its own: autograd writes on what is returned
+        return tuple(leaf.detach() for leaf in leaves)
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:

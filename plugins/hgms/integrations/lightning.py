@@ -43,17 +43,15 @@ class Hooks:
         self, trainer: Any, pl_module: Any, outputs: Any, batch: Any, batch_idx: int
     ) -> None:
         step = trainer.global_step
-        if step == self._last or not self.steps.due(
-            step
-        ):  # the same step again: gradients are being accumulated
+        # the same step again: gradients are being accumulated
+        if step == self._last or not self.steps.due(step):
             return
         self._last = step
         total = float(trainer.estimated_stepping_batches)
         progress = min(1.0, step / total) if math.isfinite(total) and total > 0 else 0.0
         row = logged(self.steps.step(pl_module, step, batch, progress))
-        for (
-            logger
-        ) in trainer.loggers:  # not pl_module.log, which would repeat a row until the next one
+        # not pl_module.log, which would repeat a row until the next one
+        for logger in trainer.loggers:
             logger.log_metrics(row, step=step)
 
     def state_dict(self) -> dict[str, Any]:

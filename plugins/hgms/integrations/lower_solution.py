@@ -112,9 +112,8 @@ def lower_solution(
 
     Source: the implicit function theorem; HG-MS paper, equation (3), for its ridge.
     """
-    if (
-        get_proxy_mode() is not None
-    ):  # of hgms.compiled, or of make_fx: how a solve went once would become part of a program
+    # of hgms.compiled, or of make_fx: how a solve went once would become part of a program
+    if get_proxy_mode() is not None:
         raise RuntimeError("a lower_solution is solved anew at every call, which no program holds")
     one_of("strategy", strategy, get_args(Strategy))
     check_function("g", g, "theta", "x")

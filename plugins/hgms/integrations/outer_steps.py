@@ -202,9 +202,8 @@ class OuterSteps:
     def _apply(self, leaves: Tree, value: Tree, progress: float) -> None:
         if isinstance(self.optimizer, torch.optim.Optimizer):
             for name, leaf in leaves.items():
-                leaf.grad = value[name].to(
-                    leaf, copy=True
-                )  # in place of what the training's own backward passes left there
+                # in place of what the training's own backward passes left there
+                leaf.grad = value[name].to(leaf, copy=True)
             self.optimizer.step()
             for leaf in leaves.values():
                 leaf.grad = None
@@ -254,9 +253,8 @@ class OuterSteps:
         with torch.no_grad():
             for name, leaf in leaves.items():
                 leaf.copy_(theta[name])
-        if isinstance(
-            self.optimizer, torch.optim.Optimizer
-        ):  # a file may have made strings of the parameters' numbers
+        # a file may have made strings of the parameters' numbers
+        if isinstance(self.optimizer, torch.optim.Optimizer):
             self.optimizer.load_state_dict(
                 {**memory, "state": {int(key): value for key, value in memory["state"].items()}}
             )

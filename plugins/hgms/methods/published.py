@@ -130,10 +130,8 @@ SAMA = _one_run(
     "Choe et al., NeurIPS 2023 (arXiv 2310.05674).",
     {"steps": 10, "optimizer": "adamw", "lr": 5e-3},
     {"name": "sama", "lr": 5e-3, "displacement": 1.0, "batch_size": 256, "upper_batch_size": 256},
-    testing={
-        "generator": {"lr": 0.5},
-        "hypergradient": {"lr": 0.5, "displacement": 0.01},
-    },  # for losses of size 1
+    # for losses of size 1
+    testing={"generator": {"lr": 0.5}, "hypergradient": {"lr": 0.5, "displacement": 0.01}},
 )
 
 MIXFLOW = Composition(

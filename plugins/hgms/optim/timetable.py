@@ -55,10 +55,11 @@ class Timetable:
 
         Errors: ConfigError where ``schedule`` makes no scheduler, or one that looks at a loss.
         """
+        # no memory
         shapes = {
             name: leaf.new_zeros(()).expand(leaf.shape).requires_grad_()
             for name, leaf in leaves.items()
-        }  # no memory
+        }
         stepper = Stepper.of(build, shapes)
         if schedule is None:
             return cls(stepper.optimizer, None, [[{} for _ in stepper.fresh]])

@@ -79,10 +79,7 @@ class DualAveraging:
     def step(
         self, theta: Tree, gradient: Tree, state: State, progress: float
     ) -> tuple[Tree, State]:
-        before: float = (
-            state["weight"] if "weight" in state else state["step"]
-        )  # a run of 0.7 counted its steps
-        weight = self.decay * before + 1
+        weight: float = self.decay * state["weight"] + 1
         total = {
             name: self.decay * state["sum"][name] + _of_weights(theta[name], gradient[name])
             for name in theta

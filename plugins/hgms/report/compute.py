@@ -217,9 +217,8 @@ def _environments(runs: Sequence[StoredRun]) -> list[tuple[dict[str, Any], list[
     groups: dict[str, tuple[dict[str, Any], list[StoredRun]]] = {}
     for run in runs:
         environment = where(run.environment)
-        before = environment.pop(
-            "before", []
-        )  # where a run was begun that was resumed elsewhere, or with other code
+        # where a run was begun that was resumed elsewhere, or with other code
+        before = environment.pop("before", [])
         earlier = (
             [where(place) for place in before if isinstance(place, Mapping)]
             if isinstance(before, list)
@@ -275,9 +274,8 @@ def _read(
         except (CheckpointError, OSError) as error:
             skipped.append(Skipped(run.path, str(error)))
             continue
-        rows["oracle_calls"][:1] = np.nan_to_num(
-            rows["oracle_calls"][:1]
-        )  # the row before the first step has spent none
+        # the row before the first step has spent none
+        rows["oracle_calls"][:1] = np.nan_to_num(rows["oracle_calls"][:1])
         outcomes = rows["outcome"].tolist() if rows["outcome"].dtype == object else []
         counted = Counter(outcome for outcome in outcomes if outcome is not None)
         read[run] = {**rows, "selected": _chosen(rows["selected"]), "outcome": counted}

@@ -27,12 +27,8 @@ LEVEL = 0.15
 """How much of its line's colour a band has."""
 _STEPS = "outer steps"
 AXES = {"seconds": "seconds (without evaluation)", "step": _STEPS, "oracle_calls": "oracle calls"}
-_BELOW = {
-    "orientation": "h",
-    "y": -0.2,
-    "yanchor": "top",
-    "x": 0,
-}  # a legend above would lie under the buttons of a plot
+# a legend above would lie under the buttons of a plot
+_BELOW = {"orientation": "h", "y": -0.2, "yanchor": "top", "x": 0}
 _STEPPED = 150  # points up to which a step in a band is wider than a pixel or two
 
 Style = Mapping[str, Look]
@@ -215,16 +211,8 @@ def areas(mixed: Mixture, colours: Mapping[str, int]) -> list[tuple[str, int, np
 
 def _mixture(label: str, mixed: Mixture, axis: str, colours: Mapping[str, int]) -> dict[str, Any]:
     """The learned weights of a method over time."""
-    patterns = (
-        "",
-        "/",
-        ".",
-        "x",
-        "\\",
-        "",
-        "-",
-        "|",
-    )  # areas are told apart by pattern as well as by colour
+    # areas are told apart by pattern as well as by colour
+    patterns = ("", "/", ".", "x", "\\", "", "-", "|")
     traces = [
         {
             "name": _escape(name),

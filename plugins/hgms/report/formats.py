@@ -49,9 +49,8 @@ def write(study: Study, path: Path, *, steps: bool = False) -> list[Path]:
     if ending in WRITERS:
         text = WRITERS[ending](study)
         with whole(path) as aside:
-            aside.write_bytes(
-                text.encode(errors="backslashreplace")
-            )  # paths may hold bytes that are no text
+            # paths may hold bytes that are no text
+            aside.write_bytes(text.encode(errors="backslashreplace"))
         return [path]
     with whole(path) as aside:
         parquet.write_runs(study, aside)

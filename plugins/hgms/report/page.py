@@ -130,9 +130,8 @@ def _environments(study: Study) -> list[dict[str, Any]]:
     groups: dict[str, tuple[dict[str, Any], list[StoredRun]]] = {}
     for section in study.sections:
         for table, runs in section.environments:
-            groups.setdefault(json.dumps(table, sort_keys=True, default=str), (table, []))[
-                1
-            ].extend(runs)
+            key = json.dumps(table, sort_keys=True, default=str)
+            groups.setdefault(key, (table, []))[1].extend(runs)
     differing = difference([table for table, _ in groups.values()]) if len(groups) > 1 else []
     environments = []
     for table, runs in groups.values():

@@ -645,9 +645,8 @@ def sweeps(study: Study) -> list[Table]:
 def _sweep(sweep: Mapping[str, Any], method: str, number: int) -> Table:
     trials = [trial for trial in sweep.get("trials") or [] if isinstance(trial, dict)]
     keys = list(dict.fromkeys(key for trial in trials for key in trial.get("values") or {}))
-    settings = sweep.get(
-        "given"
-    )  # the first trial has the method's own settings, of which this is the whole table
+    # the first trial has the method's own settings, of which this is the whole table
+    settings = sweep.get("given")
     own = flatten(settings) if isinstance(settings, dict) else {}
     rows = []
     for trial in trials:

@@ -266,10 +266,8 @@ def _figure(picture: Picture, curves: Mapping[str, Curve], style: Style) -> dict
     lines = traces(curves, style, positive=picture.log)
     for trace in lines:
         if not trace["meta"].get("band"):
-            trace |= {
-                "mode": "lines+markers",
-                "marker": {"size": 6},
-            }  # one diagnosed step is no line
+            # one diagnosed step is no line
+            trace |= {"mode": "lines+markers", "marker": {"size": 6}}
     scale: dict[str, Any] = {}
     if picture.log:
         known = np.concatenate([curve.y for curve in curves.values()])

@@ -52,9 +52,8 @@ EITHER = (
 )
 DASHES = ("solid", "dash", "dot", "dashdot", "longdash")
 """Kinds of lines, for more methods than there are colours."""
-_SALT = (13648625).to_bytes(
-    8, "big"
-)  # with it, the methods that are most often compared have different colours
+# with it, the methods that are most often compared have different colours
+_SALT = (13648625).to_bytes(8, "big")
 
 
 @frozen

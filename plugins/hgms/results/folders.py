@@ -37,9 +37,8 @@ _FILES = frozenset(
 _SEED = re.compile(r"^seed = ([0-9]{1,18})\n", re.MULTILINE)
 _NAME = 300  # characters of a label or metric; a folder's name has 255
 _CONFIG = 512 * 2**10  # bytes; tomllib needs seconds for more
-_ALIKE = (
-    2**15
-)  # bytes; what many runs have word for word is short, and longer texts would fill memory
+# bytes; what many runs have word for word is short, and longer texts would fill memory
+_ALIKE = 2**15
 _toml_alike = functools.lru_cache(maxsize=1024)(parse_toml)
 _json_alike = functools.lru_cache(maxsize=1024)(parse_json)
 

@@ -406,9 +406,8 @@ def table(
         remarks = list(notes.get(label, ()))
         ahead = None
         if whys[label]:
-            remarks += [f"no verdict: {whys[label]}"] * (
-                whys[label] != UNJUDGED
-            )  # which is said of the whole table
+            # which is said of the whole table
+            remarks += [f"no verdict: {whys[label]}"] * (whys[label] != UNJUDGED)
         elif floor is not None and label in methods:
             ahead = _ahead(pairs[label, floor], higher_is_better)
             remarks += [] if ahead else [_not_ahead(floor, pairs[label, floor], higher_is_better)]

@@ -98,9 +98,8 @@ def line_of(error: BaseException, components: Iterable[object]) -> str:
     """
     files = set()
     for cls in (cls for part in components for cls in _classes(part)):
-        with contextlib.suppress(
-            OSError, TypeError
-        ):  # a class of `python -c` or a notebook, or one in C: it has no file
+        # a class of `python -c` or a notebook, or one in C: it has no file
+        with contextlib.suppress(OSError, TypeError):
             files.add(inspect.getfile(cls))
     lines = [
         frame for frame in traceback.extract_tb(error.__traceback__) if frame.filename in files

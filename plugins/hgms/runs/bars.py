@@ -114,9 +114,8 @@ def _echo_control_keys(wanted: bool) -> None:
     which the view does not know of, and its first line would then stay there and be drawn again
     below.
     """
-    with contextlib.suppress(
-        ImportError, OSError, ValueError, AttributeError
-    ):  # Windows; no terminal
+    # Windows; no terminal
+    with contextlib.suppress(ImportError, OSError, ValueError, AttributeError):
         import termios
 
         handle = sys.stdin.fileno()

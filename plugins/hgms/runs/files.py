@@ -63,9 +63,8 @@ def opened(path: Path, most: int) -> Iterator[IO[bytes]]:
 def read_file(path: Path, most: int = SMALL) -> bytes:
     """The bytes of a regular file, as :func:`opened` opens it."""
     with opened(path, most) as stream:
-        return stream.read(
-            os.fstat(stream.fileno()).st_size
-        )  # no more than was allowed, should it grow
+        # no more than was allowed, should it grow
+        return stream.read(os.fstat(stream.fileno()).st_size)
 
 
 @contextlib.contextmanager

@@ -342,9 +342,8 @@ class RunFolder:
         from are checked; a damaged one raises, and everything is left as it is."""
         for path in (self.steps, self.timings, self.diagnosis, self.environment):
             if os.path.lexists(path):
-                with files.regular(
-                    path
-                ):  # a link, a pipe, a folder: refused before anything is changed
+                # a link, a pipe, a folder: refused before anything is changed
+                with files.regular(path):
                     pass
         for _ in files.lines(self.diagnosis):
             pass  # and lines of it that are no rows

@@ -68,9 +68,8 @@ class Lease:
     """
 
     def __attrs_post_init__(self) -> None:
-        self._lease = SoftFileLease(
-            self.path, lease_duration=SECONDS
-        )  # it, too, remembers what it saw
+        # it, too, remembers what it saw
+        self._lease = SoftFileLease(self.path, lease_duration=SECONDS)
 
     def acquire(self, patience: float | None) -> None:
         """FolderInUse where another process holds it and goes on holding it for ``patience``
@@ -111,10 +110,8 @@ class Lease:
     def _look(self) -> bool:
         """Whether somebody holds the folder, and has given a sign of life since the last look."""
         marker = None
-        with (
-            contextlib.suppress(OSError),
-            self.path.open("rb") as stream,
-        ):  # opened: NFS then asks the server
+        # opened: NFS then asks the server
+        with contextlib.suppress(OSError), self.path.open("rb") as stream:
             about = os.fstat(stream.fileno())
             marker = about.st_ino, about.st_mtime_ns, about.st_ctime_ns
         before = self._seen[0]
@@ -139,11 +136,8 @@ class Lease:
 
     def ensure(self) -> None:
         """FolderInUse where another process has taken the folder over."""
-        for pause in (
-            0.05,
-            0.5,
-            None,
-        ):  # a process that looks at the marker may move it aside for a moment
+        # a process that looks at the marker may move it aside for a moment
+        for pause in (0.05, 0.5, None):
             with contextlib.suppress(FileNotFoundError):
                 about = os.lstat(self.path)
                 if (about.st_dev, about.st_ino) == self._marker and self._lease.compromise is None:

@@ -634,9 +634,8 @@ class Run:
             if status == "done" and not any(
                 name.startswith("metric.") for name in self.records[-1]
             ):
-                numbers = finite(
-                    self.evaluation()
-                )  # the last evaluated row is not that of the result
+                # the last evaluated row is not that of the result
+                numbers = finite(self.evaluation())
                 summary["metrics"] |= {
                     name.removeprefix("metric."): value for name, value in numbers.items()
                 }

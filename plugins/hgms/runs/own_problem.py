@@ -139,9 +139,8 @@ class OwnProblem:
             raise ConfigError(
                 f"the function {label!r} raised {type(error).__name__} for seed {seed}: {error}"
             ) from error
-        parts = fingerprints(
-            made
-        )  # before anything of it is called, which may change what a module remembers
+        # before anything of it is called, which may change what a module remembers
+        parts = fingerprints(made)
         names = _metrics(made, label)
         directions: dict[str, bool] = dict(higher) if isinstance(higher, Mapping) else {}
         if measured:

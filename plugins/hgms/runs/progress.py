@@ -80,9 +80,8 @@ def _numbers(record: Mapping[str, Any], rate: float | None, left: float | None) 
     if record.get("outcome") not in (None, "not-solved"):
         parts.append(f"solver {record['outcome']} in {record.get('iterations')}")
     accuracies = [key for key in record if key.startswith("metric.") and key.endswith("_accuracy")]
-    if (
-        accuracies and record[key := min(accuracies, key=len)] is not None
-    ):  # of variants of one, the plain one
+    # of variants of one, the plain one
+    if accuracies and record[key := min(accuracies, key=len)] is not None:
         name = key.removeprefix("metric.").removesuffix("_accuracy").replace("_", " ")
         parts.append(f"{name} {100 * record[key]:.1f} %")
     if rate is not None:

@@ -154,9 +154,8 @@ def import_class(spec: str) -> tuple[ModuleType, type | Composition]:
     if not where or not colon or not (re.fullmatch(r"\w+", name) or NAME.fullmatch(name)):
         raise ConfigError(FORM.format(spec=spec))
     if os.getcwd() not in sys.path:
-        sys.path.append(
-            os.getcwd()
-        )  # last: a random.py there is not to be taken for the standard library's
+        # last: a random.py there is not to be taken for the standard library's
+        sys.path.append(os.getcwd())
     try:
         with watched():
             module = (

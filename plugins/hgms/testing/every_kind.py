@@ -187,9 +187,8 @@ def check_global_rng(component: Any, exercise: Exercise) -> None:
         random.setstate(kept[0])
         np.random.set_state(kept[1])  # noqa: NPY002
     instead = "use key.generator()"
-    if hasattr(
-        component, "solve"
-    ):  # what it draws without a key comes from a seed of its own, the same in every call
+    # what it draws without a key comes from a seed of its own, the same in every call
+    if hasattr(component, "solve"):
         instead = (
             "give it a field `seed`, use Key(self.seed).generator(), and let with_key(key) "
             "set the seed to key.derive()"

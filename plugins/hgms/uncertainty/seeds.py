@@ -81,9 +81,8 @@ def hotelling(rows: Array) -> float:
 
     count = len(rows)
     dims = rows.shape[1] - 1
-    basis = np.linalg.svd(np.eye(dims + 1) - 1 / (dims + 1))[0][
-        :, :dims
-    ]  # an orthonormal one of the log-ratios' space
+    # an orthonormal one of the log-ratios' space
+    basis = np.linalg.svd(np.eye(dims + 1) - 1 / (dims + 1))[0][:, :dims]
     points = rows @ basis
     mean = points.mean(0)
     covariance = np.atleast_2d(np.cov(points, rowvar=False))

@@ -222,9 +222,8 @@ def answering(model: PreTrainedModel, settings: Any) -> Iterator[None]:
     what ours leave open.
     """
     adapted: Any = model
-    inner = (
-        adapted.get_base_model() if hasattr(adapted, "get_base_model") else model
-    )  # peft hands its own settings down
+    # peft hands its own settings down
+    inner = adapted.get_base_model() if hasattr(adapted, "get_base_model") else model
     own = inner.generation_config
     training = model.training
     adapted.generation_config = inner.generation_config = settings

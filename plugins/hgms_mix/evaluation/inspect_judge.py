@@ -103,9 +103,8 @@ class InspectJudge:
             )
         try:
             grader(self)
-        except (
-            Exception
-        ) as error:  # the provider's package or key is missing, or Inspect has no such provider
+        except Exception as error:
+            # the provider's package or key is missing, or Inspect has no such provider
             why = " ".join(re.sub(r"\[/?[a-z]+\]", "", str(error)).removeprefix("ERROR: ").split())
             raise ConfigError(
                 f"Inspect cannot ask {self.model}: {why} @ evaluate.judge.model"

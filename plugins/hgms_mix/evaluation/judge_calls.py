@@ -253,9 +253,8 @@ def _client(judge: Judge) -> OpenAI:
 def _limit(response: Any, seconds: float) -> None:
     """At most so many seconds and 16 MiB for a reply's body. The client limits each read, and a
     server that sends a byte now and then never meets that."""
-    http: Any = importlib.import_module(
-        type(response).__module__.partition(".")[0]
-    )  # httpx, or what openai has in its place
+    # httpx, or what openai has in its place
+    http: Any = importlib.import_module(type(response).__module__.partition(".")[0])
     inner = response.stream
     end = time.monotonic() + seconds
 

@@ -59,9 +59,8 @@ def place(benchmark: Benchmark, named: str | None) -> Path:
             f'  [evaluate.paths]\n  {benchmark} = "…/{PLACES[benchmark]}"'
         )
     if not path.exists():
-        raise DataError(
-            f"{benchmark}: there is no {path if named is None else named}"
-        )  # as written: variables stay unsaid
+        # as written: variables stay unsaid
+        raise DataError(f"{benchmark}: there is no {path if named is None else named}")
     return path
 
 

@@ -63,9 +63,8 @@ def export(sample: Sampled, trainer: Trainer, folder: Path) -> list[str]:
                     )
             _list(folder, trainer, before | files)  # if this is killed, the next one knows of both
             for name in before - files:
-                (folder / name).unlink(
-                    missing_ok=True
-                )  # with other sources: OLMo-core takes all that is there
+                # with other sources: OLMo-core takes all that is there
+                (folder / name).unlink(missing_ok=True)
             for name in files:
                 (folder / name).parent.mkdir(exist_ok=True)
                 (aside / name).replace(folder / name)

@@ -247,9 +247,8 @@ class MixtureCallback(TrainerCallback):
             for name, score in zip(self.plan.names, scores.tolist(), strict=True)
         }
         due = control.should_log
-        Trainer.log(
-            self._trainer, row
-        )  # that of TRL would put its own statistics into this row, and begin them anew
+        # that of TRL would put its own statistics into this row, and begin them anew
+        Trainer.log(self._trainer, row)
         control.should_log = due  # logging anything takes the Trainer's own row for logged
 
     def on_save(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:

@@ -88,9 +88,8 @@ class Plan:
             )
             before = last.before + torch.bincount(last.source, minlength=len(self.names))
             for earlier in self.stretches[-2:-1]:
-                earlier.source = earlier.rank = torch.zeros(
-                    0, dtype=torch.int64
-                )  # drawn again where they are asked for
+                # drawn again where they are asked for
+                earlier.source = earlier.rank = torch.zeros(0, dtype=torch.int64)
         self.stretches.append(Stretch(start, weights, before))
 
     def row(self, place: int) -> tuple[str, int]:

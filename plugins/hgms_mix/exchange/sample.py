@@ -119,9 +119,8 @@ class Sampled:
         from hgms_mix.lm import Message, examples_at, template_for
 
         template = template_for(self.config.task.template, self.tokenizer)
-        if (
-            template.name == "alpaca"
-        ):  # an input stands apart from its instruction, which a conversation does not show
+        # an input stands apart from its instruction, which a conversation does not show
+        if template.name == "alpaca":
             numbers = np.array(sorted(row["row"] for row in part.rows))
             known = {
                 example.row: example.messages

@@ -34,11 +34,12 @@ from hgms_mix.exchange.trainer import (
 def write(sample: Sampled, folder: Path) -> Sequence[str]:
     data = []
     for part in sample.parts:
+        # it adds the mark
         rows = (
             conversations(part)
             if sample.chat
             else texts(sample, part, "query", "response", eos=False)
-        )  # it adds the mark
+        )
         data.append(f"{write_rows(folder, part, rows)}#{len(part.rows)}")
     lora = sample.adapter
     adapter: dict[str, Any] = {"tuner_type": "full"}

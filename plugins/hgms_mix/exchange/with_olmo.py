@@ -66,9 +66,8 @@ def write(sample: Sampled, folder: Path) -> Sequence[str]:
         split += sum(int((ids == end).sum()) > 1 for ids, _ in written)
         files[part.name] = f"tokens/token_ids_part_{number:04d}.npy"
         flat = np.concatenate([ids for ids, _ in written]).astype(kind)
-        flat.tofile(
-            folder / files[part.name]
-        )  # no header: OLMo-core maps the plain array, whatever the ending says
+        # no header: OLMo-core maps the plain array, whatever the ending says
+        flat.tofile(folder / files[part.name])
         np.concatenate([mask for _, mask in written]).tofile(
             folder / "tokens" / f"labels_mask_part_{number:04d}.npy"
         )

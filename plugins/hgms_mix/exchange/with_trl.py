@@ -43,13 +43,11 @@ def adapter(sample: Sampled) -> dict[str, Any]:
     if lora is None:
         return {}
     base = sample.config.finetune.model or sample.config.task.model
-    dtype = (
-        {} if base.dtype == "auto" else {"dtype": base.dtype}
-    )  # of the frozen base, which trl loads in float32
+    # of the frozen base, which trl loads in float32
+    dtype = {} if base.dtype == "auto" else {"dtype": base.dtype}
     targets = {} if lora.targets is None else {"lora_target_modules": list(lora.targets)}
-    if (
-        lora.targets is not None and len(lora.targets) == 1
-    ):  # trl makes one name a pattern, which must match all of a module's
+    # trl makes one name a pattern, which must match all of a module's
+    if lora.targets is not None and len(lora.targets) == 1:
         targets = {"lora_target_modules": [rf"(.*\.)?{re.escape(lora.targets[0])}"]}
     return {
         "use_peft": True,

@@ -109,9 +109,8 @@ class Examples:
     def representations(self, x: Tree, batch: Batch) -> Tensor:
         states = self.rows.model.hidden(x, batch["tokens"])
         mask = batch["mask"]
-        states = states.to(
-            torch.promote_types(states.dtype, torch.float32)
-        )  # bfloat16 cannot count to 512
+        # bfloat16 cannot count to 512
+        states = states.to(torch.promote_types(states.dtype, torch.float32))
         place = torch.arange(1, mask.shape[-1] + 1, device=mask.device)
         weights = (place * (place <= (place * mask).amax(-1, keepdim=True))).to(states)
         return (weights[..., None] * states).sum(-2) / weights.sum(-1, keepdim=True)

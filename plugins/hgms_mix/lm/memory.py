@@ -69,14 +69,12 @@ def step_memory(
     _, slope, bend = torch.linalg.solve(
         powers, torch.tensor(list(taken.values()), dtype=torch.float64)
     ).tolist()
-    pass_bytes = max(
-        0, int(rows * (slope * length + max(bend, 0.0) * length**2))
-    )  # of a tiny model the slope is noise
+    # of a tiny model the slope is noise
+    pass_bytes = max(0, int(rows * (slope * length + max(bend, 0.0) * length**2)))
 
     vocabulary, width = model.model.get_output_embeddings().weight.shape
-    head = (
-        3 * 4 * min(rows * length * int(vocabulary), LOGITS)
-    )  # logits, their softmax and the gradient
+    # logits, their softmax and the gradient
+    head = 3 * 4 * min(rows * length * int(vocabulary), LOGITS)
     if model.checkpointed is None:
         return StepMemory(base, adapters, pass_bytes, head, gathered)
     # A layer is computed again after the head has gone: only what enters the layers is there at

@@ -203,9 +203,8 @@ class BaseModel:
                 model = model.to(device)
         except HgmsError:
             raise
-        except (
-            Exception
-        ) as error:  # transformers raises its own, the Hub's, safetensors' and torch's errors
+        except Exception as error:
+            # transformers raises its own, the Hub's, safetensors' and torch's errors
             if out_of_memory(error):
                 raise OutOfMemory(
                     f"the model does not fit into the memory of {device}: {_first_line(error)}\n"

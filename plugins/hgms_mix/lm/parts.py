@@ -167,17 +167,15 @@ class _Helpers:
     def __exit__(self, *error: object) -> None:
         if any(error):
             self.ended = True
-            for (
-                process
-            ) in self.running:  # first of all: a thread that waits for an answer holds the pipe
+            # first of all: a thread that waits for an answer holds the pipe
+            for process in self.running:
                 process.kill()
         self.threads.shutdown(cancel_futures=True)
         for process in self.running:
             for stream in (process.stdin, process.stdout):
                 if stream is not None:
-                    with contextlib.suppress(
-                        OSError
-                    ):  # what was not sent to a process that is gone
+                    # what was not sent to a process that is gone
+                    with contextlib.suppress(OSError):
                         stream.close()
             process.wait()
 

@@ -147,9 +147,8 @@ def index_of(name: str, source: Source, cache_dir: str | Path | None = None) -> 
         blank=len(taken) - len(kept),
     )
     if len(kept) == len(arrays["rows"]) and source.shuffle_seed is None:
-        return Index(
-            arrays["rows"], arrays["keys"], arrays["whole"], report
-        )  # all of them: they stay where they are
+        # all of them: they stay where they are
+        return Index(arrays["rows"], arrays["keys"], arrays["whole"], report)
     return Index(arrays["rows"][kept], arrays["keys"][kept], arrays["whole"][kept], report)
 
 
@@ -174,9 +173,8 @@ def _scanned(
     )
     leaves = {array: together(parts, array) for array in _Scan.types}
     facts = {**about, "detected": form.name if form else "", "total": total, "bad": bad}
-    if (
-        path is None or folder is None or not folder.is_dir()
-    ):  # the index of a small file is made faster than found
+    # the index of a small file is made faster than found
+    if path is None or folder is None or not folder.is_dir():
         return {name: leaf.tensor() for name, leaf in leaves.items()}, facts
     stored = save(path, leaves, _Scan.types, "index", facts)
     shutil.rmtree(folder, ignore_errors=True)

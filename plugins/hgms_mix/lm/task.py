@@ -337,9 +337,8 @@ class SourceMixture:
         if self.sharded:
             ensure_ranks()
         for which in SETS:
-            self._by_name(
-                which, look
-            )  # what is wrong with a file is said before a model is fetched or converted
+            # what is wrong with a file is said before a model is fetched or converted
+            self._by_name(which, look)
         tokenizer = self.model.load_tokenizer()
         pool = self.pool(tokenizer, seed)
         judged: dict[str, dict[str, TokenTable]] = {

@@ -298,9 +298,8 @@ class _Chat:
             answer = through.find(messages[number].text.strip(), begin)
             if answer > begin and through[begin:answer].strip():
                 begin = answer  # a header that the generation prompt lacks is not learned
-            stop = max(
-                len(through.rstrip()), begin
-            )  # nor the white space that the template puts after the end mark
+            # nor the white space that the template puts after the end mark
+            stop = max(len(through.rstrip()), begin)
             pieces += [(whole[at:begin], False), (whole[begin:stop], True)]
             at = stop
         return [piece for piece in pieces if piece[0]]

@@ -148,9 +148,8 @@ def load_tokenizer(
         tokenizer: PreTrainedTokenizerBase = transformers.AutoTokenizer.from_pretrained(
             where, revision=revision, trust_remote_code=trust_remote_code
         )
-    except (
-        Exception
-    ) as error:  # transformers raises its own, the Hub's and the Rust library's errors
+    except Exception as error:
+        # transformers raises its own, the Hub's and the Rust library's errors
         why = as_written(str(error), spec).strip().splitlines()
         if "trust_remote_code" in str(error):
             raise ConfigError(own_code("tokenizer", spec, place)) from None

@@ -225,9 +225,8 @@ class Tokenising:
         arrays = {
             "tokens": np.concatenate([np.zeros(0, np.int32), *tokens]),
             "mask": np.concatenate([np.zeros(0, np.bool_), *masks]),
-            "offsets": np.cumsum(
-                [len(row) for row in tokens], dtype=np.int64
-            ),  # where each row ends
+            # where each row ends
+            "offsets": np.cumsum([len(row) for row in tokens], dtype=np.int64),
             "rows": np.array([example.row for example in kept], np.int64),
             "keys": np.array([key_of(example.key) for example in kept], np.int64),
         }

@@ -72,9 +72,8 @@ class Evaluation(Stage):
         if evaluate.titles:
             if ranks is not None and is_in_parts(model):
                 model = tuned(mix)  # rank 0 answers by itself
-            with (
-                alone()
-            ):  # answers are one process's, and its libraries look for ranks in the environment
+            # answers are one process's, and its libraries look for ranks in the environment
+            with alone():
                 benchmarks = evaluate.run(
                     model, mix.tuned_tokenizer, folder / "benchmarks", mix.say
                 )
@@ -144,9 +143,8 @@ def means(losses: RowLosses, *, seed: int = 0) -> dict[str, Any]:
     """
     per_row = losses.per_row
     tokens = losses.tokens.double()
-    total, count, means = _resampled(torch.stack([losses.total, tokens, per_row], 1), seed).unbind(
-        1
-    )
+    columns = torch.stack([losses.total, tokens, per_row], 1)
+    total, count, means = _resampled(columns, seed).unbind(1)
     return {
         "rows": len(per_row),
         "tokens": int(tokens.sum()),

@@ -71,9 +71,8 @@ def row_losses(model: Any, table: Any, *, rows: int = 8, ranks: Ranks | None = N
     if error is None if ranks is None else not ranks.any(error is not None):
         if ranks is None:
             return losses
-        return RowLosses(
-            total=ranks.total(losses.total), tokens=ranks.total(losses.tokens)
-        )  # 0 + a number is that number
+        # 0 + a number is that number
+        return RowLosses(total=ranks.total(losses.total), tokens=ranks.total(losses.tokens))
     if rows == 1:
         raise OutOfMemory(
             "evaluation ran out of memory on a single row\n  lower task.max_length"

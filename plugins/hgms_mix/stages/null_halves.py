@@ -117,9 +117,8 @@ def piece(run: RunConfig, path: Path) -> Piece:
         whole = [
             row for row in last if row["step"] == (folder.read_summary() or {}).get("outer_steps")
         ]
-        return (
-            weights_of(whole[0]) if whole else None
-        )  # rows are missing: the run itself says so when it is read back
+        # rows are missing: the run itself says so when it is read back
+        return weights_of(whole[0]) if whole else None
 
     return Piece(
         title=path.name,

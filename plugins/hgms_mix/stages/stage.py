@@ -195,9 +195,8 @@ class StageFolder:
         """
         manifest = manifest_of(self.path)
         if manifest is None:
-            self.path.joinpath(f"{MANIFEST}.part").unlink(
-                missing_ok=True
-            )  # killed while it wrote the folder's first file
+            # killed while it wrote the folder's first file
+            self.path.joinpath(f"{MANIFEST}.part").unlink(missing_ok=True)
             if self.path.is_dir() and any(self.path.iterdir()):
                 raise CheckpointError(
                     f"{self.path} has no {MANIFEST}, so it is none of hgms mix's folders\n"

@@ -150,9 +150,8 @@ def _trainable(model: PreTrainedModel, adapter: Any, start: Mapping[str, Tensor]
 
 
 def _checkpoint(model: PreTrainedModel) -> None:
-    newer = getattr(
-        model, "activation_checkpointing_enable", None
-    )  # the name since transformers 5.20; the older one warns
+    # the name since transformers 5.20; the older one warns
+    newer = getattr(model, "activation_checkpointing_enable", None)
     (newer or model.gradient_checkpointing_enable)({"use_reentrant": False})
     # a frozen embedding's output has no gradient for the checkpoints to pass on
     model.enable_input_require_grads()
@@ -176,9 +175,8 @@ def _follow(folder: Path, log: LossLog, ranks: Ranks | None, seed: int) -> Train
 
     class Follow(TrainerCallback):
         def on_train_begin(self, args: Any, state: Any, control: Any, **_: Any) -> None:
-            if (
-                ranks is not None
-            ):  # dropout of its own on each rank, unless a checkpoint of as many ranks says which
+            # dropout of its own on each rank, unless a checkpoint of as many ranks says which
+            if ranks is not None:
                 torch.manual_seed(
                     Key(seed).fold("rank", ranks.rank, ranks.count, state.global_step).derive()
                 )

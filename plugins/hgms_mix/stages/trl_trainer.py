@@ -168,9 +168,8 @@ class Trl:
                 f"blocks of {block} tokens would cut a row of {longest} @ {PLACE}.max_length\n"
                 f"  write at least {longest}, or task.max_length = {block}"
             )
-        switched = {
-            "gradient_checkpointing": False
-        }  # SFTConfig's default is True; where it is asked for, it is on already
+        # SFTConfig's default is True; where it is asked for, it is on already
+        switched = {"gradient_checkpointing": False}
         arguments = self._configuration(job.arguments() | switched, block if self.packing else None)
         with _quiet():
             # without padding there is nothing to sort; packed sequences are other ones than the
@@ -181,9 +180,8 @@ class Trl:
                 model=job.model,
                 args=on_one_device(arguments),
                 train_dataset=_dataset(job.rows, self.completion_only_loss),
-                processing_class=copy.deepcopy(
-                    job.tokenizer
-                ),  # SFTTrainer may give it another padding token
+                # SFTTrainer may give it another padding token
+                processing_class=copy.deepcopy(job.tokenizer),
                 callbacks=[job.callback],
             )
         trainer.remove_callback(PrinterCallback)

@@ -92,9 +92,8 @@ def spread(prior: np.ndarray, count: int, key: Key) -> np.ndarray:
     rest = np.cumsum(alpha[::-1])[::-1]
     sobol = qmc.Sobol(sources - 1, scramble=True, rng=np.random.default_rng(key.derive()))
     exponent = max(int(np.ceil(np.log2(max(count, 1)))), 0)
-    uniform = sobol.random_base2(exponent)[
-        :count
-    ]  # whole powers of two are balanced, and what scipy does not warn of
+    # whole powers of two are balanced, and what scipy does not warn of
+    uniform = sobol.random_base2(exponent)[:count]
     parts = beta.ppf(np.clip(uniform, 1e-9, 1 - 1e-9), alpha[:-1], rest[1:])
     left = np.cumprod(1 - parts, axis=1)
     return np.column_stack([parts[:, :1], parts[:, 1:] * left[:, :-1], left[:, -1:]])

@@ -75,9 +75,8 @@ def noise_of(mixtures: np.ndarray, variances: np.ndarray, freedoms: np.ndarray) 
     assert best is not None
     _, level, slope, spread = best
     if spread == 0:
-        level = float(
-            np.log(pooled)
-        )  # the better estimate of one variance: logarithms are less efficient
+        # the better estimate of one variance: logarithms are less efficient
+        level = float(np.log(pooled))
     return Noise(
         level=level, slope=slope, centre=centre, freedom=int(freedoms.sum()), spread=spread
     )

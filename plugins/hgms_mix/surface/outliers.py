@@ -61,9 +61,8 @@ def _robust(mixtures: np.ndarray, losses: np.ndarray) -> tuple[np.ndarray, int]:
     from sklearn.linear_model import QuantileRegressor
     from sklearn.preprocessing import PolynomialFeatures
 
-    terms = PolynomialFeatures(2, include_bias=False).fit_transform(
-        mixtures[:, :-1]
-    )  # the last weight follows from the others
+    # the last weight follows from the others
+    terms = PolynomialFeatures(2, include_bias=False).fit_transform(mixtures[:, :-1])
     if len(losses) < 2 * (terms.shape[1] + 1):
         terms = mixtures[:, :-1]
     fitted = QuantileRegressor(quantile=0.5, alpha=0.0, solver="highs").fit(terms, losses)

@@ -132,9 +132,8 @@ def _triangle(axis: Axes, findings: Findings, label: str) -> None:
     axis.figure.colorbar(shades, ax=axis, shrink=0.75, label=label)
     axis.plot(*CORNERS[[0, 1, 2, 0]].T, color="#3D3D3D", linewidth=1)
     region = recommendation.minimisers @ CORNERS
-    jitter = np.random.default_rng(0).normal(
-        scale=0.006, size=region.shape
-    )  # draws that fall on one mixture are seen
+    # draws that fall on one mixture are seen
+    jitter = np.random.default_rng(0).normal(scale=0.006, size=region.shape)
     cloud = region + jitter
     axis.scatter(
         cloud[:, 0],

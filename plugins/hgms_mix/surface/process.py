@@ -254,9 +254,8 @@ def _around_the_mode(
     box = list(zip(centre - 4 * width, centre + 4 * width, strict=True))
     starts = [centre, *(centre + 0.7 * width * generator.standard_normal((2, len(centre))))]
     with warnings.catch_warnings():
-        warnings.simplefilter(
-            "ignore"
-        )  # of the optimiser; what it finds is only a proposal's centre
+        # of the optimiser; what it finds is only a proposal's centre
+        warnings.simplefilter("ignore")
         mode = min(
             (minimize(loss, start, jac=True, bounds=box) for start in starts),
             key=lambda result: result.fun,

@@ -88,9 +88,8 @@ def load(
         attrs.evolve(config.finetune, model=None, adapter=None) if larger else config.finetune
     )
     again: dict[str, Any] = {"--seed": seed, "--out": out, "--device": device}
-    if isinstance(
-        methods, list
-    ):  # hgms mix takes one method of a grid, which the mixture then replaces
+    # hgms mix takes one method of a grid, which the mixture then replaces
+    if isinstance(methods, list):
         entry = next(iter(methods), None)
         again["--method"] = (
             entry.get("label", entry.get("name")) if isinstance(entry, dict) else entry

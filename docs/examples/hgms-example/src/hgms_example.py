@@ -78,9 +78,8 @@ class ChebyshevSolver:
         count = torch.zeros_like(codes)
         curvature = torch.full_like(size, torch.inf)
         for _ in range(self.max_steps):
-            active = (
-                codes == Outcome.ITERATION_LIMIT.code
-            )  # a system that is done keeps its x; its direction is zero
+            # a system that is done keeps its x; its direction is zero
+            active = codes == Outcome.ITERATION_LIMIT.code
             if not active.any():
                 break
             direction = torch.where(system.rows(active), direction, 0.0)

@@ -116,14 +116,8 @@ def test_every_other_method_runs(verdicts, tmp_path):
         'outer = { name = "adam" }\n'
     )
     unknown = {name for name, (fits, _) in verdicts.items() if fits is None}
-    assert unknown == {
-        "search",
-        "pipeline",
-        "crossfit",
-        "learned-start",
-        "starting-at",
-        "tilted",
-    }  # the last three stand around a pipeline
+    # the last three stand around a pipeline
+    assert unknown == {"search", "pipeline", "crossfit", "learned-start", "starting-at", "tilted"}
     grid = tmp_path / "grid.toml"
     task = '[[task]]\nname = "feature-penalties"\ndataset = "wine"\nnoise_features = 7\n'
     grid.write_text(f'budget = "2 steps"\nseeds = 1\n[run]\nout = "runs"\n{task}{"".join(blocks)}')

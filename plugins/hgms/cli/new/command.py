@@ -175,9 +175,8 @@ def values_of(name: str, kind: Kind, kinds: Sequence[Kind]) -> dict[str, str]:
     source = _template(f"kinds/{kind.name}.py")
     summary, _, method = _template(f"kinds/{kind.name}.md").partition("\n\n")
     cls = "".join(word.capitalize() for word in name.split("-"))
-    if (
-        len(kinds) > 1 or keyword.iskeyword(cls) or re.search(rf"\b{cls}\b", source)
-    ):  # the module uses it for something else
+    # the module uses it for something else
+    if len(kinds) > 1 or keyword.iskeyword(cls) or re.search(rf"\b{cls}\b", source):
         cls += kind.name.capitalize()
     return {
         "name": name,

@@ -104,9 +104,8 @@ def table(
     members = slice(0, 1) if alike else slice(None)
     rate = torch.tensor([step[members] for step in rates], dtype=torch.float64)
     decay = torch.tensor(decays[members], dtype=torch.float64)
-    count = torch.arange(rule.done + 1, rule.done + len(rates) + 1, dtype=torch.float64).unsqueeze(
-        1
-    )
+    count = torch.arange(rule.done + 1, rule.done + len(rates) + 1, dtype=torch.float64)
+    count = count.unsqueeze(1)
     scale, correction = corrections(rate, count, rule.betas)
     table = torch.stack([rate, 1 - rate * decay, scale, correction.expand_as(rate)], 1)
     return (table.squeeze(2) if alike else table).to(like.device, like.dtype, non_blocking=True)

@@ -111,11 +111,8 @@ def timetable_of(
     if key not in problem.kept:
         build = partial(torch.optim.SGD, lr=rate) if isinstance(optimizer, str) else optimizer
         times = Timetable.of(build, problem.x0, schedule if callable(schedule) else None)
-        problem.kept[key] = (
-            times,
-            optimizer,
-            schedule,
-        )  # kept as well, so that their ids stay theirs
+        # kept as well, so that their ids stay theirs
+        problem.kept[key] = (times, optimizer, schedule)
     kept: Timetable = problem.kept[key][0]
     return kept
 

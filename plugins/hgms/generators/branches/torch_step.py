@@ -46,9 +46,8 @@ def _recorded(
     optimizer = stepper.optimizer
     instead = {id(place): leaves[name] for name, place in places.items()}
     optimizer.defaults["differentiable"] = True
-    states = {
-        instead[id(place)]: state for place, state in optimizer.state.items()
-    }  # what a new one holds already
+    # what a new one holds already
+    states = {instead[id(place)]: state for place, state in optimizer.state.items()}
     optimizer.state.clear()
     optimizer.state.update(states)
     for group, fresh in zip(optimizer.param_groups, stepper.fresh, strict=True):
@@ -131,9 +130,8 @@ class DifferentiableStep(torch.autograd.Function):
         ]
         with torch.enable_grad(), _counting():
             after, kept = _recorded(ctx.settings, *_trees(inputs, ctx.x, ctx.memory), ctx.numbers)
-        same = {
-            name.rpartition("|")[0]: leaf for name, leaf in kept.items()
-        }  # whatever the type of the counts
+        # whatever the type of the counts
+        same = {name.rpartition("|")[0]: leaf for name, leaf in kept.items()}
         outputs = [*after.values(), *(same[name.rpartition("|")[0]] for name in ctx.names)]
         pairs = [
             (leaf, slope.to(leaf.dtype))

@@ -163,10 +163,11 @@ class Minimax:
             which: {True: done - first + 1, False: done - max(done - since, first) + 1}
             for which, first in begun.items()
         }
+        # u ascends
         rates = {
             "w": self.lr * slower,
             "u": -(self.lr if self.lr_u is None else self.lr_u) * slower,
-        }  # u ascends
+        }
         if done < self.warmup:
             active_names["u"] = []
         always = {name: layer_of.get(name, "") == "" for name in problem.x0}

@@ -154,9 +154,8 @@ class Search:
         candidates = self.generator.propose(problem, theta, start, key.fold("propose"))
         selection = self.selector.select(problem, theta, candidates, key.fold("select"))
         x = candidates.at(selection.index)
-        batch, rows = problem.upper_data[
-            "stop" if "stop" in problem.upper_data else "select"
-        ].sample(key, None)
+        role = "stop" if "stop" in problem.upper_data else "select"
+        batch, rows = problem.upper_data[role].sample(key, None)
         with torch.no_grad():
             loss = problem.f(theta, x, batch)
         value = float(torch.where(selection.finite > 0, loss, torch.full_like(loss, torch.nan)))

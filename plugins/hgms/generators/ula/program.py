@@ -39,14 +39,8 @@ def moved_compiled(
     None: all).
     """
     axis = None if index is None else index.dim() - 2
-    key = (
-        "ula",
-        problem.g,
-        isinstance(group.part, slice),
-        axis,
-        lr,
-        scale,
-    )  # the group's loss may be new at every call
+    # the group's loss may be new at every call
+    key = ("ula", problem.g, isinstance(group.part, slice), axis, lr, scale)
     block = programs(key, partial(_block, group.loss, axis, lr, scale))
     most = STEPS if sum(leaf.numel() for leaf in group.x.values()) * rows <= SMALL else 1
     length = max(length for length in range(1, most + 1) if steps % length == 0)

@@ -166,9 +166,8 @@ class Ula:
         noise = _Noise(generators, self.steps)
         point = {name: leaf[0] for name, leaf in x.items()}
         through = self.steps if last is None else min(last, self.steps)
-        if not any(
-            leaf.requires_grad for leaf in theta.values()
-        ):  # a run forward, and nothing to go back through
+        # a run forward, and nothing to go back through
+        if not any(leaf.requires_grad for leaf in theta.values()):
             through = 0
         for step in range(self.steps):
             within = step >= self.steps - through

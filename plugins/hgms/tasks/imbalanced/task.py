@@ -198,16 +198,14 @@ class ImbalancedLoss:
             return losses(*adjust(theta), own, batch).mean() + 0.5 * self.omega * _square(x)
 
         def in_order(theta: Tree, x: Tree, batch: Tree) -> Tensor:
-            decay = (
-                0.5 * self.omega * _square(x)
-            )  # first: gradients are added up in the reverse order of the terms
+            # first: gradients are added up in the reverse order of the terms
+            decay = 0.5 * self.omega * _square(x)
             return losses(*adjust(theta), network.outputs(x, batch), batch).mean() + decay
 
         def upper(theta: Tree, x: Tree, own: Tensor, batch: Tree) -> Tensor:
             delta, scale = adjust(theta)
-            penalised = penalty(
-                delta, scale
-            )  # first: gradients are added up in the reverse order of the terms
+            # first: gradients are added up in the reverse order of the terms
+            penalised = penalty(delta, scale)
             return (batch["weight"] * losses(delta, scale, own, batch)).mean() + penalised
 
         def logits(x: Tree, pixels: Tensor) -> Tensor:

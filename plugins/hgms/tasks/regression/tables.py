@@ -240,9 +240,8 @@ def problem_of(
         ),
         f=Composite(outputs=outputs, criterion=lambda theta, x, z, batch: criterion(z, batch)),
         lower_data=Data.of(train),
-        upper_data=dict.fromkeys(
-            ROLES, Data.of(validation)
-        ),  # F is one function of all validation rows: every role sees them
+        # F is one function of all validation rows: every role sees them
+        upper_data=dict.fromkeys(ROLES, Data.of(validation)),
         project=lambda theta: {"log_penalty": theta["log_penalty"].clamp(-bound, bound)},
         evaluate=evaluate,
     )

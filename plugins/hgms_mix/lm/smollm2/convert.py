@@ -139,9 +139,8 @@ def _convert(file: Path, digest: str, to: Path) -> None:
     with torch.random.fork_rng(devices=[]), quiet:
         source = transformers.AutoModelForCausalLM.from_pretrained(**where, dtype=torch.float32)
         config = source.config
-        if hasattr(
-            config, "quantization_config"
-        ):  # the numbers are written out: nothing is quantised any more
+        # the numbers are written out: nothing is quantised any more
+        if hasattr(config, "quantization_config"):
             del config.quantization_config
         with torch.device("meta"):
             model = transformers.LlamaForCausalLM(config)

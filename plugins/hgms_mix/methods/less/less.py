@@ -204,9 +204,8 @@ class Less:
         )
         changes: State = {"scores": scores, "at": last}
         if last == pool.size:
-            ranking = scores[val["counts"].cpu() > 0].amax(
-                0
-            )  # a validation set with no row of this role has no mean
+            # a validation set with no row of this role has no mean
+            ranking = scores[val["counts"].cpu() > 0].amax(0)
             kept = hgms_mix.lm.highest(
                 ranking, self.size or max(1, round(self.keep * len(ranking)))
             )

@@ -162,9 +162,8 @@ class Rds:
         at = state["at"] + len(directions)
         changes: State = {"cosines": pieces, "at": at}
         if at == pool.size:
-            likeness = torch.cat(
-                [piece.cpu() for piece in pieces], dim=1
-            )  # on the device after a resume
+            # on the device after a resume
+            likeness = torch.cat([piece.cpu() for piece in pieces], dim=1)
             # Of rows that are equally alike none comes first for where it stands: a copy in another
             # source is as good.
             order = torch.randperm(pool.size, generator=Key(state["seed"]).fold("ties").generator())

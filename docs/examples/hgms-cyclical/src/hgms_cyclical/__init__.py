@@ -30,8 +30,7 @@ def hgms_register_generators() -> list[type]:
 
 @hookimpl
 def hgms_register_commands(cli: click.Group) -> None:
-    from hgms_cyclical.command import (
-        cycles,
-    )  # only now, so that a run does not import what it does not use
+    # only now, so that a run does not import what it does not use
+    from hgms_cyclical.command import cycles
 
     cli.add_command(cycles)

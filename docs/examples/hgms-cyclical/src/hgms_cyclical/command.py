@@ -112,9 +112,8 @@ def groups(folders: Iterable[Path]) -> list[Group]:
             )
         names = []
         for place, inside, files in os.walk(folder):
-            inside[:] = [
-                name for name in inside if name != "sweeps"
-            ]  # trials of a pilot sweep are no results
+            # trials of a pilot sweep are no results
+            inside[:] = [name for name in inside if name != "sweeps"]
             names += [Path(place, name) for name in files]
         records = [read(path) for path in sorted(names) if path.name == FILE]
         if not records:

@@ -38,9 +38,8 @@ def hgms_run_started(run: RunInfo) -> None:
         "seed": run.seed,
     }
     path.write_text("".join(json.dumps(row) + "\n" for row in (head, *rows)), encoding="utf-8")
-    run.state["cyclical"] = path.open(
-        "a", encoding="utf-8", buffering=1
-    )  # a line is out when it is written
+    # a line is out when it is written
+    run.state["cyclical"] = path.open("a", encoding="utf-8", buffering=1)
 
 
 @hookimpl
