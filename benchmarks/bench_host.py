@@ -37,7 +37,7 @@ hgms_plugin_api = 2
 class Solver:
     """Nothing that anybody needs."""
     name: ClassVar[str] = "made-{number}"
-    rtol: float = attrs.field(default=1e-3, validator=attrs.validators.gt(0))
+    rtol: float = attrs.field(default=1e-3, validator=greater_than(0))
     def solve(self, matvec, b, x0=None): return LinearSystem.of(matvec, b)
 
 @hookimpl

@@ -38,7 +38,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-PLUGIN = Path(__file__).resolve().parents[1] / "tests" / "programs" / "grid_plugin.py"
+PLUGIN = Path(__file__).resolve().parents[1] / "tests" / "grid_plugin.py"
 TASKS = 4
 METHODS = 25
 LIMIT = 60.0

@@ -24,6 +24,7 @@ import attrs
 import click
 import columns as parquet
 import described
+import error_codes
 import traced
 from click.testing import CliRunner
 
@@ -439,6 +440,19 @@ def traits() -> str:
     )
 
 
+def errors() -> str:
+    """All codes of errors, with their messages and places."""
+    rows = []
+    for code, uses in error_codes.codes().items():
+        classes = ", ".join(f"`{name}`" for name in sorted({use.error for use in uses}))
+        messages = dict.fromkeys(use.message for use in uses)
+        text = "<br>".join(
+            f"`{' '.join(message.split()).replace('`', '')}`" for message in messages
+        )
+        rows.append((f"`{code}`", classes, text))
+    return _columns(("code", "class", "messages"), rows)
+
+
 def step() -> str:
     """Every call of a run with one outer step, in order, as they happened in one."""
     return f"```text\n{traced.calls_of_a_step()}\n```\n"
@@ -629,6 +643,7 @@ MAKERS: dict[str, Callable[[], str]] = {
         hooks,
         kinds,
         traits,
+        errors,
         step,
         api,
         programs,

@@ -18,19 +18,17 @@ from hgms_core.errors import (
     CheckpointError,
     ConfigError,
     DataError,
+    ErrorGroup,
     HgmsError,
     MissingExtra,
     NumericalError,
     OutOfMemory,
     PluginError,
-    UnknownComponent,
     choice,
     closest,
-    once_differentiable,
     one_of,
-    out_of_memory,
-    shortened,
-    unknown,
+    raise_all,
+    unknown_name,
 )
 from hgms_core.hookspecs import PLUGIN_API, RunInfo, hookimpl
 from hgms_core.hypergrad import (
@@ -72,6 +70,7 @@ from hgms_core.records import (
 )
 from hgms_core.seeding import Key
 from hgms_core.stacking import Group, Mode, gradient, groups, values
+from hgms_core.torch_errors import first_line, once_differentiable, out_of_memory
 from hgms_core.trees import Ravel, Tree, clone, detach, norm, repeat, slopes, stack
 
 __version__ = "0.9.0.dev0"
@@ -91,6 +90,7 @@ __all__ = [
     "Cost",
     "Data",
     "DataError",
+    "ErrorGroup",
     "Estimate",
     "Group",
     "HgmsError",
@@ -126,7 +126,6 @@ __all__ = [
     "Strategy",
     "Task",
     "Tree",
-    "UnknownComponent",
     "as_html",
     "as_solver",
     "as_text",
@@ -142,6 +141,7 @@ __all__ = [
     "detach",
     "difference_step",
     "differences_named",
+    "first_line",
     "fresh_parameters",
     "gradient",
     "groups",
@@ -154,15 +154,15 @@ __all__ = [
     "out_of_memory",
     "overlay",
     "pure",
+    "raise_all",
     "repeat",
     "roles",
-    "shortened",
     "sizes",
     "slopes",
     "stack",
     "trainable",
     "twice_differentiable_attention",
-    "unknown",
+    "unknown_name",
     "upper_gradients",
     "values",
 ]

@@ -8,7 +8,7 @@ from typing import Any
 import attrs
 from attrs import field, frozen
 
-from hgms_core.errors import ConfigError, closest, one_of
+from hgms_core.errors import ConfigError, closest, unknown_name
 
 _UNITS = {
     "s": ("seconds", 1),
@@ -36,9 +36,9 @@ def _amount(budget: object, attribute: Any, value: Any) -> None:
     whole = attribute.name != "seconds"
     right = type(value) is int or (type(value) is float and not whole)  # True is no number of steps
     if value is not None and not (right and 0 < value < float("inf")):
+        kind = "a whole number greater than 0" if whole else "greater than 0 and finite"
         raise ConfigError(
-            f"{attribute.name!r} must be {'a whole number > 0' if whole else '> 0 and finite'}: "
-            f"{value!r}"
+            "out-of-range", f"{attribute.name}={value!r} must be {kind}", place=(attribute.name,)
         )
 
 
@@ -59,7 +59,9 @@ class Budget:
 
     def __init__(self, text: str | Budget | None = None, /, **limits: Any) -> None:
         for name in limits:
-            one_of("limit of a budget", name, [limit.name for limit in attrs.fields(Budget)])
+            known = [limit.name for limit in attrs.fields(Budget)]
+            if name not in known:
+                raise unknown_name("option", name, known, (name,), "limit of a budget")
         if text is not None:
             limits |= attrs.asdict(
                 text if isinstance(text, Budget) else self.parse(text),
@@ -74,10 +76,11 @@ class Budget:
     def __attrs_post_init__(self) -> None:
         limits = [name for name, value in attrs.asdict(self).items() if value is not None]
         if len(limits) != 1:
+            given = f"{len(limits)} limits, {' and '.join(limits)}" if limits else "no limit"
             raise ConfigError(
-                "a budget is exactly one of seconds, outer_steps, oracle_calls "
-                f"(given: {', '.join(limits) if limits else 'none'}); "
-                'to replace one from the command line: --set budget="25 steps"'
+                "wrong-budget",
+                f"the budget has {given}, but must have one of seconds, outer_steps, oracle_calls",
+                hint=f'{"keep" if limits else "set"} one, or use --set budget="25 steps"',
             )
 
     @classmethod
@@ -89,19 +92,18 @@ class Budget:
         )
         if match is None or match[3] not in _UNITS:
             near = closest(match[3], _UNITS) if match else None
-            hint = (
-                f"did you mean '{match[1]} {near}'?"
-                if match and near
-                else "write for example '60s', '25 steps' or '1e5 calls'"
+            raise ConfigError(
+                "wrong-budget",
+                f"the budget {text!r} is not a number with a unit",
+                did_you_mean=(f"{match[1]} {near}",) if match and near else (),
+                hint="use for example '60s', '25 steps' or '1e5 calls'",
             )
-            raise ConfigError(f"cannot read the budget {text!r}; {hint}")
         amount, (name, factor) = float(match[1] + (match[2] or "")), _UNITS[match[3]]
         if name != "seconds" and not amount.is_integer():
-            raise ConfigError(f"the budget {text!r} is not a whole number of {match[3]}")
-        try:
-            return cls(seconds=amount * factor) if name == "seconds" else cls(**{name: int(amount)})
-        except ConfigError as error:
-            raise ConfigError(f"the budget {text!r} is not usable: {error}") from None
+            raise ConfigError(
+                "wrong-budget", f"the budget {text!r} is not a whole number of {match[3]}"
+            )
+        return cls(seconds=amount * factor) if name == "seconds" else cls(**{name: int(amount)})
 
     def spent(self, seconds: float, steps: int, calls: int) -> float:
         """The share of the budget used, from 0 to 1."""

@@ -87,17 +87,21 @@ class Data:
         counts = {name: leaf.shape[0] for name, leaf in table.items()}
         if not any(counts.values()):
             raise ConfigError(
-                f"the table has no {'rows' if counts else 'columns'}; a loss without data takes "
-                "`Data.none()`"
+                "no-rows",
+                f"the table has no {'rows' if counts else 'columns'}",
+                hint="use Data.none() for a loss without data",
             )
         if len(set(counts.values())) != 1:
             known = ", ".join(f"{name} {count}" for name, count in counts.items())
-            raise ConfigError(f"a table's columns must have the same number of rows: {known}")
+            raise ConfigError(
+                "wrong-length", f"all columns must have the same number of rows, not {known}"
+            )
         table = table if device is None else {name: leaf.to(device) for name, leaf in table.items()}
         devices = {leaf.device for leaf in table.values()}
         if len(devices) > 1:
             raise ConfigError(
-                f"a table's columns must be on one device: {', '.join(sorted(map(str, devices)))}"
+                "several-devices",
+                f"all columns must be on one device, not {', '.join(sorted(map(str, devices)))}",
             )
         size = max(counts.values())
         device = devices.pop()
@@ -106,8 +110,10 @@ class Data:
             table["index"].shape == numbers.shape and bool((table["index"] == numbers).all())
         ):
             raise ConfigError(
-                "the column 'index' would hide the number of each row, which batches hold as "
-                "'index'; rename it"
+                "reserved-name",
+                "the column name 'index' is reserved: each batch has its row numbers there",
+                place=("index",),
+                hint="rename the column",
             )
         whole = {**table, "index": numbers}
 
@@ -235,22 +241,22 @@ def roles(validation: Tree, shares: tuple[float, ...]) -> dict[str, Data]:
     for role, first, end in zip(ROLES, ends, ends[1:], strict=False):
         if first == end:
             raise ConfigError(
-                f"validation_split = {shares} leaves the role {role!r} none of the {whole.size} "
-                "validation rows\n"
-                "  raise its share or validation_size"
+                "no-rows-for-role",
+                f"validation_split={tuple(shares)} gives 0 of {whole.size} validation rows to the "
+                f"role {role!r}",
+                place=("validation_split",),
+                hint="increase its share or validation_size",
             )
         parts[role] = Data.of({name: leaf[first:end] for name, leaf in validation.items()})
     return parts
 
 
 def data_of(rows: Any, place: str, like: Tensor) -> Data:
-    """The rows, of the type and on the device of a tensor; an error says the ``place`` that they
-    were given at.
-    """
+    """Return the rows with the dtype and device of a tensor; errors have the ``place``."""
     try:
         return Data.of(rows, like.dtype, like.device)
     except ConfigError as error:
-        raise ConfigError(f"{error} @ {place}") from None
+        raise error.at(place) from None
 
 
 class Roles(dict[str, Data]):
@@ -258,9 +264,11 @@ class Roles(dict[str, Data]):
 
     def __missing__(self, role: str) -> Data:
         raise ConfigError(
+            "no-rows-for-role",
             f"there are no validation rows for the role {role!r}, only for: "
-            f"{', '.join(self) or 'none'}\n"
-            "  give `upper_data` one table for all roles, or one for this role, too"
+            f"{', '.join(self) or 'none'}",
+            place=("upper_data", role),
+            hint="pass upper_data as one table for all roles, or add a table for this role",
         )
 
 
@@ -274,8 +282,12 @@ def by_role(rows: Any, place: str, like: Tensor) -> Roles:
         or all(isinstance(rows, Data) or is_table(rows) for rows in several.values())
     ):
         for role in rows:
-            one_of("role of validation rows", role, ROLES)
-        return Roles(
-            {role: data_of(table, f"{place}[{role!r}]", like) for role, table in rows.items()}
-        )
+            one_of("role of validation rows", role, ROLES, (place, role))
+        tables = Roles()
+        for role, table in rows.items():
+            try:
+                tables[role] = data_of(table, role, like)
+            except ConfigError as error:
+                raise error.at(place) from None
+        return tables
     return Roles(dict.fromkeys(ROLES, data_of(rows, place, like)))

@@ -77,11 +77,13 @@ def _loaded(entry: importlib.metadata.EntryPoint) -> object:
     for name in entry.attr.split(".") if entry.attr else ():
         if not hasattr(loaded, name):
             near = closest(name, dir(loaded))
-            hint = f"; did you mean {near!r}?" if near else ""
             raise PluginError(
-                f"its entry point {entry.name} = {entry.value!r} names {name!r}, which "
-                f"{entry.module} does not have{hint}\n"
-                f"  an entry point names the module: {entry.name} = {entry.module!r}"
+                "wrong-entry-point",
+                f"the entry point {entry.name} = {entry.value!r} refers to {name!r}, which does "
+                f"not exist in {entry.module}",
+                place=(entry.name,),
+                hint=f"use the module: {entry.name} = {entry.module!r}",
+                did_you_mean=() if near is None else (near,),
             )
         loaded = getattr(loaded, name)
     return loaded
@@ -94,19 +96,33 @@ def import_plugin(where: str) -> ModuleType:
     path = Path(where).expanduser()
     if path.suffix != ".py":
         if path.is_dir() and (os.sep in where or not _is_module(where)):
-            advice = (
-                f"name the file with the hooks ({path / '__init__.py'}), or install the "
-                f"package (pip install -e {where})"
+            raise PluginError(
+                "not-a-file",
+                "the path is a folder, not a Python file",
+                place=(where,),
+                hint=f"use the file with the hooks ({path / '__init__.py'}), or run "
+                f"pip install -e {where}",
             )
-            raise PluginError(f"{where} is a folder; {advice}")
         if os.sep in where or path.is_file():
-            raise PluginError(f"{where} is not a Python file (a plugin file ends in .py)")
+            raise PluginError(
+                "not-a-file",
+                "the file is not a Python file",
+                place=(where,),
+                hint="use a file that ends in .py",
+            )
         beside = path.with_name(f"{path.name}.py")
         if beside.is_file() and not _is_module(where):
-            raise PluginError(f"there is no module {where}; did you mean the file ./{beside}?")
+            raise PluginError(
+                "missing-file",
+                "the module does not exist",
+                place=(where,),
+                did_you_mean=(f"./{beside}",),
+            )
         if not re.fullmatch(r"\w+(\.\w+)*", where):
             raise PluginError(
-                f"{where!r} is neither a file that ends in .py nor the name of a module"
+                "wrong-value",
+                f"{where!r} is neither a file that ends in .py nor the name of a module",
+                place=(where,),
             )
         return importlib.import_module(where)
     if not path.is_file():
@@ -116,8 +132,10 @@ def import_plugin(where: str) -> ModuleType:
             else None
         )
         raise PluginError(
-            f"there is no file {where}"
-            + (f"; did you mean {path.with_name(near)}?" if near else "")
+            "missing-file",
+            "the file does not exist",
+            place=(where,),
+            did_you_mean=(str(path.with_name(near)),) if near else (),
         )
     name = "hgms_file_" + re.sub(r"\W", "_", path.stem)
     if name in sys.modules and getattr(sys.modules[name], "__file__", None) != str(path.resolve()):
@@ -125,7 +143,7 @@ def import_plugin(where: str) -> ModuleType:
         name += f"_{zlib.crc32(str(path.resolve()).encode()):x}"
     spec = importlib.util.spec_from_file_location(name, path.resolve())
     if spec is None or spec.loader is None:
-        raise PluginError(f"{where} cannot be imported")
+        raise PluginError("unreadable-file", "the file cannot be imported", place=(where,))
     module = importlib.util.module_from_spec(spec)
     sys.modules[name] = module  # attrs and typing look a class's module up there
     try:
@@ -150,8 +168,7 @@ def install_line(plugin: Any, error: BaseException) -> str | None:
     plugin's distribution.
     """
     if isinstance(error, MissingExtra):
-        line = re.search(r"pip install '?[^'\s`]+'?", str(error))
-        return line[0] if line else None
+        return error.install
     if not isinstance(error, ModuleNotFoundError) or not error.name or plugin.distribution is None:
         return None
     module = error.name.partition(".")[0]

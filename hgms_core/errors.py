@@ -1,64 +1,119 @@
-"""Errors a user can act on: what went wrong, where, the nearest right spelling, what there is, what
-to do next.
+"""Structured errors: each error that HGMS raises on purpose has a code, a place and a remedy.
 
-Everything raised on purpose derives from :class:`HgmsError`; the command line prints its message
-without a traceback and leaves with its ``exit_code`` (2: the input was wrong; 1: the run itself
+Programs and tests compare ``code`` and ``place``; users read ``str(error)``. One function composes
+the text from the parts, so no code parses or edits the text of an error. The command line prints
+the text without a traceback and exits with ``exit_code`` (2: the input is wrong; 1: the run
 failed).
 """
 
 from __future__ import annotations
 
-import contextlib
 import difflib
-from collections.abc import Callable, Collection, Iterable, Iterator
-from typing import Any
+import re
+from collections.abc import Callable, Collection, Iterable, Sequence
+from functools import partial
+from typing import Any, NoReturn, Self
+
+Place = tuple[str | int, ...]
+"""The path to a value, outermost first: ``("generator", "diversity", 0, "std")``."""
 
 LINE = 2000
 LINES = 200
 MANY = 40
-"""Characters of a message's line, lines of a message (a file may hold a key of megabytes), and
-names in a list, at most.
+"""Limits of a message: characters per line, lines, and names in a list. A file may contain a key
+of several megabytes.
 """
 
 
 class HgmsError(Exception):
-    """Base of all errors meant for the person at the keyboard. What is too long to be read is
-    shortened.
+    """An error that a user can act on.
+
+    Arguments:
+        code: a stable identifier in kebab case, such as ``"unknown-option"``.
+        message: one sentence with the actual value: ``"steps=0 must be at least 1"``.
+        place: the path to the value. Callers prepend their part with :meth:`at`.
+        hint: one imperative sentence per line.
+        install: the command that installs a missing package.
+        did_you_mean: the nearest valid spellings, the nearest first.
+
+    >>> error = HgmsError("out-of-range", "steps=0 must be at least 1", place=("steps",))
+    >>> print(error.at("generator"))
+    steps=0 must be at least 1 (generator.steps)
     """
 
     exit_code = 2
 
-    def __init__(self, message: str = "") -> None:
-        super().__init__(shortened(message))
+    def __init__(
+        self,
+        code: str,
+        message: str,
+        *,
+        place: Place = (),
+        hint: str | None = None,
+        install: str | None = None,
+        did_you_mean: Sequence[str] = (),
+    ) -> None:
+        super().__init__(message)
+        self.code = code
+        self.message = message
+        self.place = place
+        self.hint = hint
+        self.install = install
+        self.did_you_mean = tuple(did_you_mean)
 
+    @property
+    def errors(self) -> tuple[HgmsError, ...]:
+        """The error itself, or the errors of a group."""
+        return (self,)
 
-def shortened(text: str) -> str:
-    """The text with the middle of its long lines left out, and at most LINES of them."""
-    lines = text.split("\n", LINES)
-    if len(lines) > LINES:
-        lines[LINES:] = ["  … and more"]
-    return "\n".join(
-        line
-        if len(line) <= LINE
-        else f"{line[: LINE // 2]} … ({len(line):,} characters) … {line[-LINE // 4 :]}"
-        for line in lines
-    )
+    def at(self, *outer: str | int) -> Self:
+        """Return the same error with ``outer`` in front of its place."""
+        return type(self)(**{**self.as_dict(), "place": (*outer, *self.place)})
+
+    def as_dict(self) -> dict[str, Any]:
+        """Return the arguments by name, for a log or another process."""
+        return {
+            "code": self.code,
+            "message": self.message,
+            "place": self.place,
+            "hint": self.hint,
+            "install": self.install,
+            "did_you_mean": self.did_you_mean,
+        }
+
+    def lines(self) -> list[str]:
+        """Return the text: the message with its place, then one line per remedy."""
+        message = [*self.message.split("\n", LINES)]
+        if self.place:
+            message[0] = f"{message[0]} ({dotted(self.place)})"
+        remedies = []
+        if self.did_you_mean:
+            remedies.append(f"did you mean {' or '.join(map(repr, self.did_you_mean))}?")
+        if self.hint:
+            remedies += self.hint.split("\n", LINES)
+        if self.install:
+            remedies.append(f"install it: {self.install}")
+        return [*message, *remedies]
+
+    def __str__(self) -> str:
+        return "\n  ".join(shortened(self.lines()))
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        # Exceptions with keyword arguments do not survive pickling without this, and worker
+        # processes send their errors back pickled.
+        return partial(type(self), **self.as_dict()), ()
 
 
 class ConfigError(HgmsError):
-    """A configuration file, ``--set`` or constructor argument is wrong."""
-
-
-class UnknownComponent(HgmsError):
-    """No component of that name is registered."""
+    """A configuration file, a command-line option or a constructor argument is wrong."""
 
 
 class PluginError(HgmsError):
-    """A plugin failed to load, is incomplete, or clashes with another."""
+    """A plugin cannot be loaded, is incomplete, or clashes with another."""
 
 
 class MissingExtra(HgmsError):
-    """An optional dependency is not installed; the message carries the line that installs it."""
+    """An optional package is not installed; ``install`` is the command that installs it."""
 
 
 class DataError(HgmsError):
@@ -66,158 +121,145 @@ class DataError(HgmsError):
 
 
 class CheckpointError(HgmsError):
-    """A checkpoint or run folder cannot be used; it is named and left untouched."""
+    """A run folder or one of its files cannot be used. It is left unchanged."""
 
 
 class NumericalError(HgmsError):
-    """The run cannot go on (for example: every candidate is non-finite); the last good state is
-    kept.
-    """
+    """The numbers of a run are not finite. The last good state is kept."""
 
     exit_code = 1
 
 
 class OutOfMemory(HgmsError):
-    """The device's memory, or the machine's, is not enough; the message says what to lower, and the
-    last good state is kept.
-    """
+    """The memory of the device or machine is too small. The last good state is kept."""
 
     exit_code = 1
 
 
-def out_of_memory(error: BaseException) -> bool:
-    """Whether an exception says that memory was not enough: torch's own class, or a RuntimeError of
-    an allocator or library.
+class ErrorGroup(ConfigError):
+    """All errors of one file or one call, in the order of their places.
 
-    >>> out_of_memory(
-    ...     RuntimeError(
-    ...         "[enforce fail at alloc_cpu.cpp] DefaultCPUAllocator: can't allocate memory"
-    ...     )
-    ... )
-    True
+    >>> wrong = HgmsError("out-of-range", "lr=0 must be greater than 0", place=("lr",))
+    >>> print(ErrorGroup([wrong, wrong]).at("outer"))
+    2 errors:
+      lr=0 must be greater than 0 (outer.lr)
+      lr=0 must be greater than 0 (outer.lr)
     """
-    import torch
 
-    if isinstance(error, torch.OutOfMemoryError | MemoryError):
-        return True
-    # the last of cuBLAS, cuSOLVER, cuDNN and their like, which have memory of their own
-    signs = ("can't allocate memory", "CUDA error: out of memory", "_STATUS_ALLOC_FAILED")
-    return isinstance(error, RuntimeError) and any(sign in str(error) for sign in signs)
+    def __init__(self, errors: Sequence[HgmsError]) -> None:
+        super().__init__("several-errors", f"{len(errors)} errors")
+        self._errors = tuple(errors)
 
+    @property
+    def errors(self) -> tuple[HgmsError, ...]:
+        return self._errors
 
-def once_differentiable(error: BaseException) -> bool:
-    """Whether torch has a first derivative here but no second one, nor one in forward mode: of a
-    fused kernel, or through activations that are computed again."""
-    text = str(error)
-    missing = "derivative for aten::" in text and "not implemented" in text
-    again = type(error).__name__ == "CheckpointError" and text.startswith("torch.utils.checkpoint")
-    signs = (
-        "differentiate twice a function",
-        "don't yet support saved tensor hooks",  # activations computed again, under torch.func
-        # a kernel of another library, under torch.func
-        "must override the setup_context staticmethod",
-        "no autograd formula was registered",  # the backward kernel of another library
-        "Trying to use forward AD with",
-    )
-    return isinstance(error, RuntimeError) and (
-        missing or again or any(sign in text for sign in signs)
-    )
+    def at(self, *outer: str | int) -> Self:
+        return type(self)([error.at(*outer) for error in self.errors])
+
+    def as_dict(self) -> dict[str, Any]:
+        return {"errors": self.errors}
+
+    def lines(self) -> list[str]:
+        """Return the number of errors, then the lines of each error."""
+        text = [self.message + ":"]
+        for error in self.errors:
+            first, *remedies = error.lines()
+            text += [first, *(f"  {remedy}" for remedy in remedies)]
+        return text
 
 
-@contextlib.contextmanager
-def explained() -> Iterator[None]:
-    """Inside, torch's errors about a loss that is no pure function, or whose compiled code cannot
-    be differentiated again, become a :class:`ConfigError` with the way out."""
-    try:
-        yield
-    except RuntimeError as error:
-        for sign, message in _UNSOUND:
-            if sign in str(error):
-                raise ConfigError(message) from error
-        raise
+def raise_all(errors: Sequence[HgmsError]) -> NoReturn:
+    """Raise a single error unchanged, or several errors as one :class:`ErrorGroup`."""
+    raise errors[0] if len(errors) == 1 else ErrorGroup(errors)
 
 
-VARIES = (
-    "a loss has another value when it is called again with the same arguments\n"
-    "  it draws random numbers (of numpy, of `random`), or changes its rows, or what it holds, "
-    "in place: write neither"
-)
-DRAWS = (
-    "a loss draws random numbers, as dropout does in training mode\n"
-    "  put the module into evaluation mode (`module.eval()`), or draw before the loss and hand "
-    "it over in θ, x or the batch\n"
-    "  in `Problem.of_module` layers of nn.Dropout may stay; dropout inside attention or from "
-    "torch.nn.functional may not"
-)
-_CHANGES = (
-    "a loss changes tensors that it holds, as batch normalisation in training mode changes its "
-    "running statistics\n"
-    "  put the module into evaluation mode (`module.eval()`), or build its normalisation with "
-    "`track_running_stats=False`\n"
-    "  `Problem.of_module` takes it as it is"
-)
-_COMPILED = (
-    "a loss goes through torch.compile, and compiled code cannot be differentiated twice backward\n"
-    '  take `strategy = "jvp"` or "difference", or the module as it was before torch.compile'
-)
-_UNSTACKED = (
-    "torch cannot stack an operation of a loss, so candidates cannot be evaluated at once\n"
-    '  take `mode = "loop"` in the generator and the selector; `Problem.of_module` does so for '
-    "recurrent layers"
-)
-_UNSOUND = (
-    ("randomness error mode", DRAWS),
-    ("would mutate a captured Tensor", _CHANGES),
-    ("Batch norm got a batched tensor as input while the running_mean", _CHANGES),
-    ("Batching rule not implemented", _UNSTACKED),
-    ("compiled with non-empty donated buffers", _COMPILED),
-    ("aot_autograd does not currently support double backward", _COMPILED),
-)
+def dotted(place: Place) -> str:
+    """Return the place as text; a file name is separated by a colon.
+
+    >>> dotted(("generator", "diversity", 0, "std"))
+    'generator.diversity[0].std'
+    >>> dotted(("runs.toml", "method", "count")), dotted(("train.jsonl", 12))
+    ('runs.toml: method.count', 'train.jsonl:12')
+    """
+    text = ""
+    after_file = False
+    for part in place:
+        if isinstance(part, int):
+            text += f":{part}" if after_file else f"[{part}]"
+        elif text:
+            text += f": {part}" if after_file else f".{part}"
+        else:
+            text = part
+        after_file = isinstance(part, str) and re.fullmatch(r"[\w*-]+", part) is None
+    return text
+
+
+def shortened(lines: Iterable[str]) -> list[str]:
+    """Return the lines with the middle of long lines removed, and at most LINES of them."""
+    kept = list(lines)
+    if len(kept) > LINES:
+        kept[LINES:] = ["… and more"]
+    return [
+        line
+        if len(line) <= LINE
+        else f"{line[: LINE // 2]} … ({len(line):,} characters) … {line[-LINE // 4 :]}"
+        for line in kept
+    ]
 
 
 def closest(word: str, choices: Iterable[str]) -> str | None:
-    """The choice most like ``word``, ignoring case, or ``None``.
+    """Return the choice that is most similar to ``word``, ignoring case, or ``None``.
 
     >>> closest("CGG", ["cg", "minres"])
     'cg'
     """
     if len(word) > 100:
-        # nothing is called so, and it would be compared letter by letter with every choice
+        # No name is that long, and each choice would be compared letter by letter.
         return None
     folded = {choice.casefold(): choice for choice in choices}
     match = difflib.get_close_matches(word.casefold(), folded, n=1, cutoff=0.6)
     return folded[match[0]] if match else None
 
 
-def unknown(what: str, word: str, choices: Iterable[str]) -> str:
-    """The sentence for a misspelt name, with a suggestion where one is close and the list: of MANY
-    names the nearest.
+def unknown_name(
+    kind: str, word: str, choices: Iterable[str], place: Place = (), label: str = ""
+) -> ConfigError:
+    """Return the error ``unknown-<kind>`` for a misspelt name, with the nearest valid name.
 
-    >>> print(unknown("linear solver", "cgg", ["cg", "minres"]))
-    unknown linear solver 'cgg'; did you mean 'cg'?
+    ``label`` replaces the kind in the text.
+
+    >>> print(unknown_name("linear solver", "cgg", ["cg", "minres"]))
+    unknown linear solver 'cgg'
+      did you mean 'cg'?
       available: cg, minres
     """
     names = sorted(choices)
-    word = shortened(word)
-    hint = f"did you mean {near!r}?" if (near := closest(word, names)) else "no close match."
+    near = closest(word, names)
     if len(names) > MANY:
-        names = [
-            *difflib.get_close_matches(word[:100], names, 8, 0.0),
-            f"… and {len(names) - 8} more",
-        ]
-    return f"unknown {what} {word!r}; {hint}\n  available: {', '.join(names) or '(none)'}"
+        nearest = difflib.get_close_matches(word[:100], names, 8, 0.0) if word else names[:8]
+        names = [*nearest, f"… and {len(names) - 8} more"]
+    return ConfigError(
+        f"unknown-{kind.replace(' ', '-')}",
+        f"unknown {label or kind} {word!r}",
+        place=place,
+        hint=f"available: {', '.join(names) or '(none)'}",
+        did_you_mean=() if near is None else (near,),
+    )
 
 
-def one_of(what: str, value: object, choices: Collection[str]) -> None:
-    """Nothing where ``value`` is one of ``choices``, else a :class:`ConfigError` with the text
-    of :func:`unknown`.
+def one_of(name: str, value: object, choices: Collection[str], place: Place | None = None) -> None:
+    """Require that ``value`` is one of ``choices``, else raise ConfigError ``unknown-choice``.
+
+    The place is ``(name,)`` by default.
     """
     if value not in choices:
-        raise ConfigError(unknown(what, str(value), choices))
+        where = (name,) if place is None else place
+        raise unknown_name("choice", str(value), choices, where, label=name)
 
 
 def choice(*words: str) -> Callable[[object, Any, object], None]:
-    """One of some words.
+    """Return a validator that requires one of some words.
 
     >>> from attrs import field, frozen
     >>> @frozen
@@ -226,11 +268,12 @@ def choice(*words: str) -> Callable[[object, Any, object], None]:
     >>> Step("adam")
     Traceback (most recent call last):
         ...
-    hgms_core.errors.ConfigError: unknown rule 'adam'; did you mean 'adamw'?
+    hgms_core.errors.ConfigError: unknown rule 'adam' (rule)
+      did you mean 'adamw'?
       available: adamw, sgd
     """
 
     def check(instance: object, attribute: Any, value: object) -> None:
-        one_of(attribute.name, value, words)
+        one_of(attribute.alias or attribute.name, value, words)
 
     return check

@@ -40,7 +40,14 @@ from hgms_core.discovery import (
     install_line,
     installed,
 )
-from hgms_core.errors import ConfigError, HgmsError, MissingExtra, PluginError, closest
+from hgms_core.errors import (
+    ConfigError,
+    ErrorGroup,
+    HgmsError,
+    MissingExtra,
+    PluginError,
+    unknown_name,
+)
 from hgms_core.sandbox import Watch, watched
 from hgms_core.sandbox import undone as undone
 
@@ -212,21 +219,17 @@ class Host:
             install=install,
             traceback="".join(traceback.format_exception(error)),
         )
-        what = f"plugin {info.name!r} ({info.owner})"
-        message = (
-            f"{what}: {text}" if isinstance(error, HgmsError) else f"{what} failed to load: {text}"
-        )
         if install:
             if self.strict:
-                raise MissingExtra(f"{message}\n  {install}") from error
+                raise _failure(MissingExtra, info, error, install) from error
             return
+        failure = _failure(PluginError, info, error)
         if self.strict or (info.vital and not self.tolerant):
-            hint = (
-                "" if isinstance(error, HgmsError) else "\n  `hgms plugins -v` shows the traceback"
-            )
-            raise PluginError(f"{message}{hint}") from error
-        first, *rest = (line.strip(" -") for line in message.splitlines())
-        LOG.warning("%s (`hgms plugins -v` shows more)", " ".join([first, "; ".join(rest)]).strip())
+            raise failure from error
+        lines = [line.strip(" -") for line in failure.lines()]
+        if isinstance(error, HgmsError):  # other failures have this hint already
+            lines.append("run `hgms plugins -v` for more")
+        LOG.warning("%s", "; ".join(lines))
 
     def failed(self) -> list[PluginInfo]:
         return [
@@ -262,23 +265,24 @@ class Host:
         blocked = _names("HGMS_DISABLE_PLUGINS") or set()
         for name in sorted((allowed or set()) - names):
             if not self.tolerant:
-                raise PluginError(_not_installed("HGMS_PLUGINS", name, names))
+                raise _not_installed("HGMS_PLUGINS", name, names)
         for name in sorted(blocked - names):
-            LOG.warning("%s", _not_installed("HGMS_DISABLE_PLUGINS", name, names))
+            error = _not_installed("HGMS_DISABLE_PLUGINS", name, names)
+            LOG.warning("%s", "; ".join(error.lines()))
         owners: dict[str, PluginInfo] = {}
         for entry in entries:
             info = PluginInfo.of(entry)
             twin = owners.setdefault(canonical(entry.name), info)
             if twin is not info:
                 info = attrs.evolve(info, name=f"{entry.name} ({entry.distribution})")
-                alike = (
-                    "" if twin.name == entry.name else " (case, - and _ do not tell names apart)"
-                )
+                alike = "" if twin.name == entry.name else " (case, - and _ are ignored)"
                 self.blame(
                     info,
                     PluginError(
-                        f"a plugin of {twin.owner} is already called {twin.name!r}{alike}; "
-                        "rename one"
+                        "duplicate-name",
+                        f"{twin.owner} has a plugin with the name {twin.name!r}{alike}",
+                        place=(entry.name,),
+                        hint="rename one of the plugins",
                     ),
                 )
             elif entry.name in blocked or (allowed is not None and entry.name not in allowed):
@@ -317,24 +321,35 @@ class Host:
             options = self._manager.parse_hookimpl_opts(plugin, name)
             if options is None:
                 if name in known and callable(getattr(plugin, name)):
-                    raise PluginError(f"the function {name} is not marked; put @hookimpl above it")
+                    raise PluginError(
+                        "unmarked-hook",
+                        f"the function {name} is not marked as a hook",
+                        place=(name,),
+                        hint="add @hookimpl",
+                    )
                 continue
             if options.get("wrapper") or options.get("hookwrapper"):
-                raise PluginError(f"{name} is a hook wrapper; HGMS calls plain hook functions only")
+                raise PluginError(
+                    "not-supported",
+                    f"{name} is a hook wrapper, which is not supported",
+                    place=(name,),
+                    hint="use a plain hook function",
+                )
             hook = options.get("specname") or name
             if hook not in known:
-                near = closest(hook, known)
-                hint = f"did you mean {near!r}?" if near else f"known: {', '.join(sorted(known))}"
-                raise PluginError(f"unknown hook {hook!r}; {hint}")
+                raise _as_plugin_error(unknown_name("hook", hook, known, (name,)))
             hooks.append(hook)
         if not hooks:
             raise PluginError(
-                "it implements no hook; mark its functions with @hookimpl (called hgms_register_…)"
+                "no-hooks",
+                "the plugin implements no hook",
+                hint="define a function hgms_register_…, marked by @hookimpl",
             )
         try:
             self._manager.register(plugin, name=info.name)
         except pluggy.PluginValidationError as error:
-            raise PluginError(" ".join(str(error).split())) from error
+            text = " ".join(str(error).split())
+            raise PluginError("wrong-signature", text, place=(info.name,)) from error
         self.infos[info.name] = attrs.evolve(info, hooks=tuple(hooks))
 
 
@@ -358,17 +373,54 @@ def _ensure_api(plugin: object) -> None:
     if wanted is None:
         return
     if not isinstance(wanted, int) or isinstance(wanted, bool):
-        raise PluginError(f"hgms_plugin_api must be a whole number, such as {here}: {wanted!r}")
+        raise PluginError(
+            "wrong-type",
+            f"hgms_plugin_api={wanted!r} must be a whole number, such as {here}",
+            place=("hgms_plugin_api",),
+        )
     if wanted > here:
         advice = "upgrade hgms (pip install -U hgms), or install an older version of the plugin"
     elif wanted < here:
         advice = (
-            "install a newer version of the plugin, or an older hgms; its author writes "
-            f"hgms_plugin_api = {here} and follows the changelog"
+            "install a newer version of the plugin, or an older hgms; plugin authors set "
+            f"hgms_plugin_api = {here} and follow the changelog"
         )
     else:
         return
-    raise PluginError(f"it was written for plugin API {wanted}, this hgms has {here}; {advice}")
+    raise PluginError(
+        "wrong-plugin-api",
+        f"the plugin requires plugin API {wanted}, but this hgms has {here}",
+        place=("hgms_plugin_api",),
+        hint=advice,
+    )
+
+
+def _as_plugin_error(error: HgmsError) -> PluginError:
+    return PluginError(**error.as_dict())
+
+
+def _failure(
+    of: type[PluginError | MissingExtra],
+    info: PluginInfo,
+    error: BaseException,
+    install: str | None = None,
+) -> PluginError | MissingExtra:
+    """Return the error with the name of its plugin in the message."""
+    what = f"plugin {info.name!r} ({info.owner})"
+    if isinstance(error, HgmsError):
+        if error.place[:1] == (info.module,):  # the owner is the file that the place names
+            what = f"plugin {info.name!r}"
+        message = f"{what}: {error.message}"
+        if isinstance(error, ErrorGroup):
+            return of(error.code, message, hint="\n".join(error.lines()[1:]), install=install)
+        parts = error.as_dict()
+        return of(**{**parts, "message": message, "install": install or error.install})
+    return of(
+        "missing-package" if install else "plugin-failed",
+        f"{what} failed to load: {describe(error)}",
+        hint=None if install else "run `hgms plugins -v` for the traceback",
+        install=install,
+    )
 
 
 def describe(error: BaseException) -> str:
@@ -388,8 +440,5 @@ def _names(variable: str) -> set[str] | None:
     return None if text is None else {name.strip() for name in text.split(",") if name.strip()}
 
 
-def _not_installed(variable: str, name: str, names: Iterable[str]) -> str:
-    near = closest(name, names)
-    hint = f"; did you mean {near!r}?" if near else ""
-    known = ", ".join(sorted(names)) or "none"
-    return f"{variable} names {name!r}, which is not an installed plugin{hint} (installed: {known})"
+def _not_installed(variable: str, name: str, names: Iterable[str]) -> PluginError:
+    return _as_plugin_error(unknown_name("plugin", name, names, (variable,)))

@@ -23,9 +23,10 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from hgms_core.adapters.arguments import check_function
 from hgms_core.adapters.checks import Bound, check_used, pure
 from hgms_core.adapters.shapes import Nested, Shape, check_floating
-from hgms_core.errors import ConfigError, explained, once_differentiable, one_of
+from hgms_core.errors import ConfigError, one_of
 from hgms_core.linear import as_solver
 from hgms_core.records import Cost, Estimate
+from hgms_core.torch_errors import explained, first_line, once_differentiable
 from hgms_core.trees import Ravel, Tree, detach, require_grad, slopes
 
 Strategy = Literal["vjp", "jvp", "difference"]
@@ -213,7 +214,8 @@ def cross_product(
         }
     with torch.enable_grad(), twice_differentiable_attention():
         slope: Tensor
-        _, slope = torch.func.jvp(lambda point: g(leaves, point), (detach(x),), (detach(v),))
+        derivative = torch.func.jvp(lambda point: g(leaves, point), (detach(x),), (detach(v),))
+        slope = derivative[1]
         return dict(zip(names, slopes(slope, list(leaves.values())), strict=True))
 
 
@@ -355,17 +357,21 @@ def hypergradient(
 
     Source: HG-MS paper, equation (3); for a unique lower solution, the implicit function theorem.
     """
-    (above, upper), (below, lower) = Shape.of(theta, "'theta'", "theta"), Shape.of(x, "'x'", "x")
-    for what, tree in (("'theta'", upper), ("'x'", lower)):
+    above, upper = Shape.of(theta, "theta", "theta")
+    below, lower = Shape.of(x, "x", "x")
+    for what, tree in (("theta", upper), ("x", lower)):
         check_floating(what, tree)
         if not tree:
-            raise ConfigError(f"{what} holds no tensor, so there is nothing to differentiate by")
+            raise ConfigError(
+                "wrong-value", f"{what} contains no tensor to differentiate by", place=(what,)
+            )
 
     size = Ravel.of(lower).size
     if v0 is not None and v0.shape != (size,):
         raise ConfigError(
-            f"'v0' must be a vector of as many numbers as x has, {size}, and its shape is "
-            f"{list(v0.shape)}"
+            "wrong-shape",
+            f"v0 must have shape [{size}], one entry per number in x, not {list(v0.shape)}",
+            place=("v0",),
         )
 
     def bound(name: str, loss: Callable[..., Tensor]) -> Bound:
@@ -392,7 +398,9 @@ def differences_named() -> Iterator[None]:
     except RuntimeError as error:
         if once_differentiable(error):
             raise ConfigError(
-                f"a loss has no second derivative here: {str(error).splitlines()[0]}\n"
-                '  take `strategy = "difference"`, which needs first derivatives alone'
+                "no-second-derivative",
+                f"a loss has no second derivative: {first_line(error)}",
+                place=("hypergradient", "strategy"),
+                hint='set strategy = "difference", which uses first derivatives only',
             ) from error
         raise

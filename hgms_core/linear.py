@@ -181,7 +181,9 @@ class CallableSolver:
         if not isinstance(returned, Tensor) or returned.shape != b.shape:
             shape = list(returned.shape) if isinstance(returned, Tensor) else kind_of(returned)
             raise ConfigError(
-                f"'solver' must return a tensor like b, {list(b.shape)}, and it returns {shape}"
+                "wrong-result",
+                f"solver must return a tensor of shape {list(b.shape)}, like b, not {shape}",
+                place=("solver",),
             )
         value = returned.detach()
         finite = torch.isfinite(value).all(-1)

@@ -27,7 +27,7 @@ def _part(
     label: str, protocol: type, *methods: str
 ) -> Callable[[object, Attribute[Any], object], None]:
     def check(pipeline: object, attribute: Attribute[Any], value: object) -> None:
-        check_part(f"Pipeline.{attribute.name}", value, label, methods)
+        check_part(attribute.name, value, label, methods)
         for method in methods:
             arguments = list(inspect.signature(getattr(protocol, method)).parameters)[1:]
             check_function(f"{attribute.name}.{method}", getattr(value, method), *arguments)
@@ -102,11 +102,15 @@ class Pipeline:
     def init(self, problem: Problem, seed: int) -> State:
         if self.keep == "best" and "stop" not in problem.upper_data:
             raise ConfigError(
-                'keep = "best" needs validation rows for the role `stop`, and this task sets '
-                "none apart"
+                "no-rows-for-role",
+                "keep=\"best\" requires validation rows in the role 'stop', but there are 0",
+                place=("method", "keep"),
+                hint='set keep = "last", or add rows with this role',
             )
         if not problem.x0:
-            raise ConfigError("'x0' holds no tensor, so there is no lower level to solve")
+            raise ConfigError(
+                "wrong-value", "x0 contains no tensor, so there is no lower level", place=("x0",)
+            )
         start = self.generator.init(problem, Key(seed).fold("init"))
         hypergradient = self.hypergradient.init(problem)
         return {

@@ -135,18 +135,20 @@ class Problem:
         for name, value in self._flattened().items():
             object.__setattr__(self, name, value)
         for name in ("theta0", "x0"):
-            check_floating(repr(name), tree := getattr(self, name))
+            check_floating(name, tree := getattr(self, name))
             if any(leaf.requires_grad for leaf in tree.values()):  # a start belongs to no graph
                 object.__setattr__(self, name, detach(tree))
         like = next(iter(self.x0.values()), torch.empty(0))
-        object.__setattr__(self, "lower_data", data_of(self.lower_data, "Problem.lower_data", like))
-        object.__setattr__(self, "upper_data", by_role(self.upper_data, "Problem.upper_data", like))
+        object.__setattr__(self, "lower_data", data_of(self.lower_data, "lower_data", like))
+        object.__setattr__(self, "upper_data", by_role(self.upper_data, "upper_data", like))
         if self.rows is not None and self.theta0.get(self.rows.leaf, like[None]).shape != (
             self.lower_data.size,
         ):
             raise ConfigError(
-                f"'rows' needs a leaf {self.rows.leaf!r} of θ with a number for each of the "
-                "lower rows"
+                "wrong-size",
+                f"rows requires a leaf {self.rows.leaf!r} of θ with one entry for each of the "
+                f"{self.lower_data.size} lower rows",
+                place=("rows",),
             )
 
     def _flattened(self) -> dict[str, Any]:
@@ -160,20 +162,18 @@ class Problem:
                 for name, shape in zip(("theta0", "x0"), self.shapes, strict=True)
             }
             nested = {
-                name: pair
-                for name, pair in own.items()
-                if not Shape.of(pair[1], repr(name), "")[0].flat
+                name: pair for name, pair in own.items() if not Shape.of(pair[1], name, "")[0].flat
             }
-            return {
-                name: shape.flatten(value, repr(name)) for name, (shape, value) in nested.items()
-            }
-        theta, theta0 = Shape.of(self.theta0, "'theta0'", "theta")
-        x, x0 = Shape.of(self.x0, "'x0'", "x")
+            return {name: shape.flatten(value, name) for name, (shape, value) in nested.items()}
+        theta, theta0 = Shape.of(self.theta0, "theta0", "theta")
+        x, x0 = Shape.of(self.x0, "x0", "x")
         if theta.flat and x.flat:
             return {}
         if self.sources is not None:
             raise ConfigError(
-                "a problem with `sources` takes flat dictionaries of tensors for θ and x"
+                "conflicting-options",
+                "a problem with sources requires flat dictionaries of tensors for θ and x",
+                place=("sources",),
             )
         g = self.g
         f = self.f
@@ -185,15 +185,13 @@ class Problem:
         flat["g"] = wraps(g)(lambda a, b, batch: g(theta.restore(a), x.restore(b), batch))
         flat["f"] = wraps(f)(lambda a, b, batch: f(theta.restore(a), x.restore(b), batch))
         if project is not _everywhere:
-            flat["project"] = lambda a: theta.flatten(
-                project(theta.restore(a)), "what `project` returns"
-            )
+            flat["project"] = lambda a: theta.flatten(project(theta.restore(a)), "project")
         if evaluate is not _nothing:
             flat["evaluate"] = lambda a, b: evaluate(theta.restore(a), x.restore(b))
         if fresh is not None:
-            flat["fresh"] = lambda key: x.flatten(fresh(key), "what `fresh` returns")
+            flat["fresh"] = lambda key: x.flatten(fresh(key), "fresh")
         if start is not None:
-            flat["start"] = lambda a: x.flatten(start(theta.restore(a)), "what `start` returns")
+            flat["start"] = lambda a: x.flatten(start(theta.restore(a)), "start")
         if rows := self.rows:
             flat["rows"] = evolve(rows, losses=lambda b, batch: rows.losses(x.restore(b), batch))
             more = rows.regulariser
@@ -202,7 +200,7 @@ class Problem:
                 regulariser=lambda a, b, batch: more(theta.restore(a), x.restore(b), batch),
             )
         named = {
-            name: theta.flatten(value, f"references[{name!r}]")
+            name: theta.flatten(value, f"references.{name}")
             for name, value in self.references.items()
         }
         return {**flat, "references": named}
@@ -229,7 +227,7 @@ class Problem:
         if self.fresh is None:
             return self.x0
         x = self.fresh(key)
-        check_alike("what `fresh` returns", x, self.x0)
+        check_alike("fresh", x, self.x0)
         return x
 
     def metrics(self, theta: Tree, x: Tree) -> dict[str, float]:

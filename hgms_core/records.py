@@ -291,7 +291,7 @@ class Estimate:
     _rows = estimate_rows
 
     def _flat(self) -> Tree:
-        return Shape.of(self.value, "'value'", "theta")[1]
+        return Shape.of(self.value, "value", "theta")[1]
 
     @property
     def outcome(self) -> Outcome:

@@ -18,7 +18,7 @@ from attrs import frozen
 import hgms_core
 from hgms_core import protocols
 from hgms_core.discovery import FIRST_PARTY
-from hgms_core.errors import HgmsError, PluginError, UnknownComponent, unknown
+from hgms_core.errors import ConfigError, HgmsError, PluginError, unknown_name
 from hgms_core.host import Host, PluginInfo, describe
 from hgms_core.pipeline import Composition, Pipeline
 
@@ -149,11 +149,10 @@ class Registry:
             for info, target in returned:
                 faults = faults_of(kind, target, self.wrappers)
                 if faults:
-                    lines = "".join(f"\n  - {fault}" for fault in faults)
+                    message = f"{_called(target)} is not {kind.with_article}"
+                    hint = "\n".join(f"- {fault}" for fault in faults)
                     self.host.blame(
-                        info,
-                        PluginError(f"{_called(target)} is not {kind.with_article}:{lines}"),
-                        part=True,
+                        info, PluginError("incomplete-component", message, hint=hint), part=True
                     )
                 else:
                     self._add(Component(kind=kind, name=target.name, target=target, plugin=info))
@@ -178,26 +177,25 @@ class Registry:
         missing.
         """
         if (component := self.find(kind, name)) is None:
-            raise UnknownComponent("\n  ".join(self.unknown(kind, name)))
+            raise self.unknown(kind, name)
         return component
 
-    def unknown(self, kind: str, name: str) -> list[str]:
-        """The message for an unknown name, line by line."""
+    def unknown(self, kind: str, name: str) -> HgmsError:
+        """Return the error for an unknown name, or for one that two plugins use."""
         if (kind, name) in self._clashes:
-            return [line.strip() for line in str(self._clashes[kind, name]).splitlines()]
-        lines = [
-            line.strip()
-            for line in unknown(KINDS[kind].label, name, self._components[kind]).splitlines()
-        ]
+            return self._clashes[kind, name].at()
+        error = unknown_name(KINDS[kind].label, name, self._components[kind])
+        hints = [error.hint]
         for info in self.host.failed():
-            state = "is not whole" if info.status == "incomplete" else "did not load"
-            lines.append(f"note: plugin {info.name!r} ({info.owner}) {state}: {info.error}")
-            lines.append(
-                f"      -> {info.install}"
+            state = "is incomplete" if info.status == "incomplete" else "did not load"
+            hints.append(f"note: plugin {info.name!r} ({info.owner}) {state}: {info.error}")
+            hints.append(
+                f"install it: {info.install}"
                 if info.install
-                else "      `hgms plugins -v` shows the traceback"
+                else "run `hgms plugins -v` for the traceback"
             )
-        return [*lines, f"`hgms list {kind}` says what each does"]
+        hints.append(f"run `hgms list {kind}` for their descriptions")
+        return ConfigError(**{**error.as_dict(), "hint": "\n".join(filter(None, hints))})
 
     def _returned(self, kind: Kind, info: PluginInfo, impl: Any) -> list[Any]:
         try:
@@ -214,12 +212,16 @@ class Registry:
                     else f"{type(returned).__name__}"
                 )
                 raise PluginError(
-                    f"{impl.function.__name__} returned {what}; return a list of classes"
+                    "wrong-hook-result",
+                    f"{impl.function.__name__} returns {what}, but must return a list of classes",
+                    place=(impl.function.__name__,),
                 )
             return list(returned)
         except (Exception, SystemExit) as error:
             if not isinstance(error, HgmsError):
-                error = PluginError(f"{impl.function.__name__} raised {describe(error)}")
+                error = PluginError(
+                    "plugin-failed", f"{impl.function.__name__} raised {describe(error)}"
+                )
             self.host.blame(info, error, part=True)
             return []
 
@@ -232,7 +234,7 @@ class Registry:
         other = known.setdefault(component.name, component)
         if other is component:
             return
-        error = PluginError(_clash(other, component))
+        error = _clash(other, component)
         if self.host.strict or (component.plugin.vital and not self.host.tolerant):
             raise error
         if other.plugin.vital is component.plugin.vital:
@@ -246,7 +248,7 @@ def _rank(info: PluginInfo) -> int:
     return 2 if info.distribution is None else int(info.distribution != FIRST_PARTY)
 
 
-def _clash(first: Component, second: Component) -> str:
+def _clash(first: Component, second: Component) -> PluginError:
     pair = (first, second)
     width = max(len(component.where) for component in pair)
     who = (
@@ -254,8 +256,8 @@ def _clash(first: Component, second: Component) -> str:
         if first.plugin != second.plugin
         else f"plugin {first.plugin.name!r} registers twice"
     )
-    owners = "".join(
-        f"\n  {item.where:<{width}}  ({item.plugin.owner}, plugin {item.plugin.name!r})"
+    owners = "\n".join(
+        f"{item.where:<{width}}  ({item.plugin.owner}, plugin {item.plugin.name!r})"
         for item in pair
     )
     blockable = [item.plugin.name for item in reversed(pair) if not item.plugin.vital]
@@ -268,11 +270,15 @@ def _clash(first: Component, second: Component) -> str:
         else block + ", or rename it" * bool(blockable)
     )
     kept = (
-        f"; {first.plugin.owner}'s is the one that is used"
+        f"; the one of {first.plugin.owner} is used"
         if first.plugin.vital and not second.plugin.vital
         else ""
     )
-    return f"{who} the {first.kind.label} {first.name!r}{kept}:{owners}\n  {advice}"
+    return PluginError(
+        "duplicate-name",
+        f"{who} the {first.kind.label} {first.name!r}{kept}",
+        hint=f"{owners}\n{advice}",
+    )
 
 
 def summary_of(doc: str | None) -> str:
@@ -390,7 +396,7 @@ def _part_faults(target: Composition, wrappers: Iterable[type]) -> list[str]:
         ),
     }
     faults = [
-        unknown(f"part of a {layers[0].name}", key, known)
+        "; ".join(unknown_name("part", key, known, label=f"part of a {layers[0].name}").lines())
         for key in target.parts
         if key not in known
     ]

@@ -17,8 +17,9 @@ from attrs import frozen
 from torch import Tensor
 
 from hgms_core.data import Batch
-from hgms_core.errors import explained, one_of
+from hgms_core.errors import one_of
 from hgms_core.problem import Loss
+from hgms_core.torch_errors import explained
 from hgms_core.trees import Tree
 
 Mode = Literal["auto", "stacked", "loop"]

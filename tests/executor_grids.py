@@ -8,7 +8,7 @@ from typing import Any
 from hgms.comparison.grid_file import load
 from hgms_core.registry import Registry
 
-PLUGIN = Path(__file__).parent / "programs" / "grid_plugin.py"
+PLUGIN = Path(__file__).parent / "grid_plugin.py"
 
 WALK = {"name": "walk", "pause": 0.01}
 

@@ -4,22 +4,24 @@ what was really called.
 
 from __future__ import annotations
 
+import contextlib
 import importlib.util
 import sys
 import weakref
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import ModuleType
 from typing import Any
 
+import pytest
 import torch
 from attrs import evolve
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from hgms_core import Data, Key, Problem, Tree
+from hgms_core import Data, HgmsError, Key, Problem, Tree
 
 F64 = torch.float64
 
@@ -217,3 +219,16 @@ def run_files(path: Path) -> dict[str, bytes]:
         for file in path.iterdir()
         if file.name.startswith(("checkpoint", "steps", "summary"))
     }
+
+
+@contextlib.contextmanager
+def rejects(
+    code: str, *place: str | int, of: type[HgmsError] = HgmsError
+) -> Iterator[pytest.ExceptionInfo[HgmsError]]:
+    """Require an error ``of`` that class with the code and, if one is given, the place."""
+    with pytest.raises(of) as caught:
+        yield caught
+    error = caught.value
+    assert error.code == code, f"{error.code}: {error}"
+    if place:
+        assert error.place == place, f"{error.place}: {error}"

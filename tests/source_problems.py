@@ -53,7 +53,9 @@ def _problem(
     def theta(weights: Mapping[str, float]) -> Tree:
         unknown = set(weights) - set(names)
         if unknown or not sum(weights.values()) > 0:
-            raise ConfigError(f"weights of {sorted(unknown)}, or none at all")
+            raise ConfigError(
+                "wrong-value", f"weights of {sorted(unknown)}, or none at all", place=("mixture",)
+            )
         omega = torch.tensor([weights.get(name, 0.0) for name in names], dtype=F64)
         return {"logits": (omega / omega.sum()).clamp_min(1e-12).log()}
 

@@ -9,7 +9,7 @@ import inspect
 from collections.abc import Collection
 from typing import Any, TypeVar
 
-from hgms_core.errors import ConfigError, unknown
+from hgms_core.errors import ConfigError, unknown_name
 
 Class = TypeVar("Class", bound=type)
 
@@ -28,11 +28,15 @@ def check_function(what: str, function: Any, *arguments: str) -> None:
     >>> check_function("g", lambda theta, x: x, "theta", "x", "batch")
     Traceback (most recent call last):
         ...
-    hgms_core.errors.ConfigError: 'g' is called as g(theta, x, batch), and this one takes (theta, x)
+    hgms_core.errors.ConfigError: g must accept (theta, x, batch), but takes (theta, x) (g)
     """
-    call = f"{what}({', '.join(arguments)})"
+    wanted = ", ".join(arguments)
     if (isinstance(function, type) and arguments) or not callable(function):
-        raise ConfigError(f"{what!r} must be a function, {call}, and it is {kind_of(function)}")
+        raise ConfigError(
+            "wrong-type",
+            f"{what} must be a function of ({wanted}), not {kind_of(function)}",
+            place=tuple(what.split(".")),
+        )
     module = hasattr(function, "state_dict") and hasattr(function, "forward")
     try:
         signature = inspect.signature(function.forward if module else function)
@@ -47,7 +51,9 @@ def check_function(what: str, function: Any, *arguments: str) -> None:
         swapped = True
     if swapped:
         raise ConfigError(
-            f"{what!r} is called as {call}, and this one takes ({', '.join(signature.parameters)})"
+            "wrong-signature",
+            f"{what} must accept ({wanted}), but takes ({', '.join(signature.parameters)})",
+            place=tuple(what.split(".")),
         )
 
 
@@ -55,29 +61,29 @@ def check_part(place: str, value: object, label: str, methods: Collection[str]) 
     """ConfigError where ``value`` lacks methods of a part of that kind (``label``), such as a name
     or a class in its place.
 
-    >>> check_part("Pipeline.selector", "first", "a selector", ["select"])  # doctest: +ELLIPSIS
+    >>> check_part("selector", "first", "a selector", ["select"])  # doctest: +ELLIPSIS
     Traceback (most recent call last):
         ...
-    hgms_core.errors.ConfigError: expected a selector (an object with select), got 'first' @ ...
+    hgms_core.errors.ConfigError: selector must be a selector, an object with select, not ...
     """
     fits = all(callable(getattr(value, name, None)) for name in methods)
     kind = getattr(value, "__name__", type(value).__name__)
     if fits and not isinstance(value, type):
         return
-    expected = f"expected {label} (an object with {', '.join(methods)}), got"
+    hint: str | None
     if isinstance(value, str):
-        hint = (
-            "a name stands for an object in configurations only; `hgms list` shows where each "
-            "is imported from"
-        )
-        raise ConfigError(f"{expected} {value!r} @ {place}\n  {hint}")
-    if hasattr(value, "add_param_group"):
-        hint = (
-            "it holds its own parameters and state; write "
-            f"`TorchOptimizer(optimizer={kind!r}, settings={{…}})`"
-        )
-        raise ConfigError(f"{expected} torch's {kind} @ {place}\n  {hint}")
-    raise ConfigError(f"{expected} {kind_of(value)}{f'; write {kind}()' if fits else ''} @ {place}")
+        hint = "pass an object; names work in configurations only (see `hgms list`)"
+    elif hasattr(value, "add_param_group"):
+        hint = f"use TorchOptimizer(optimizer={kind!r}, settings={{…}})"
+    else:
+        hint = f"use {kind}()" if fits else None
+    shown = repr(value) if isinstance(value, str) else kind_of(value)
+    raise ConfigError(
+        "wrong-part",
+        f"{place} must be {label}, an object with {', '.join(methods)}, not {shown}",
+        place=(place,),
+        hint=hint,
+    )
 
 
 def arguments_named(cls: Class) -> Class:
@@ -95,9 +101,8 @@ def arguments_named(cls: Class) -> Class:
             own = inspect.signature(write).parameters
             for name in arguments:
                 if name not in own:
-                    raise ConfigError(
-                        f"{unknown('argument', name, list(own)[1:])} @ {cls.__name__}"
-                    ) from None
+                    label = f"argument of {cls.__name__}"
+                    raise unknown_name("option", name, list(own)[1:], (name,), label) from None
             missing = [
                 name
                 for name, item in own.items()
@@ -108,10 +113,16 @@ def arguments_named(cls: Class) -> Class:
             )
             if args and by_name:
                 raise ConfigError(
-                    f"{cls.__name__} takes its arguments by name: {by_name}"
+                    "positional-argument",
+                    f"{cls.__name__} accepts arguments by name only",
+                    hint=f"use {cls.__name__}({by_name})",
                 ) from None
             if missing and not args:
-                raise ConfigError(f"{cls.__name__} needs {', '.join(map(repr, missing))}") from None
+                raise ConfigError(
+                    "missing-option",
+                    f"{cls.__name__} requires {', '.join(missing)}",
+                    place=(missing[0],),
+                ) from None
             raise
 
     decorated.__init__ = __init__

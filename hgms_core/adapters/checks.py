@@ -15,17 +15,9 @@ from hgms_core.adapters.arguments import kind_of
 from hgms_core.adapters.display import sizes
 from hgms_core.adapters.shapes import Shape
 from hgms_core.data import Batch
-from hgms_core.errors import (
-    DRAWS,
-    VARIES,
-    ConfigError,
-    HgmsError,
-    NumericalError,
-    closest,
-    explained,
-    out_of_memory,
-)
+from hgms_core.errors import ConfigError, HgmsError, NumericalError, closest
 from hgms_core.seeding import Key, global_states
+from hgms_core.torch_errors import NOT_REPEATABLE, RANDOM, explained, first_line, out_of_memory
 from hgms_core.trees import Tree, clone, require_grad
 
 if TYPE_CHECKING:
@@ -36,13 +28,8 @@ Bound = Callable[[Tree, Tree], Tensor]
 FEW = 8
 MANY = 4096
 """Rows that a loss is tried on: before the first step, and to explain why it failed."""
-COPIES = (
-    "leave out `torch.no_grad()`, `.detach()`, `.item()`, `.data` and numpy: what they give "
-    "is no longer {}"
-)
-OTHERS = (
-    "\n  a module or a tensor from around the loss has none: compute with what the loss is handed"
-)
+COPIES = "without .detach(), .item(), .data, NumPy or torch.no_grad()"
+OTHERS = "compute with the arguments of the loss, not with other modules or tensors"
 
 
 def check_losses(problem: Problem, theta: Tree, x: Tree, key: Key, few: int = FEW) -> None:
@@ -53,7 +40,7 @@ def check_losses(problem: Problem, theta: Tree, x: Tree, key: Key, few: int = FE
     :func:`check_repeats` looks for) and has a gradient: g in x, f in x or θ, and one of them in θ.
     Cost: a value and a gradient of each, in no budget.
     """
-    check_alike("what `project` returns", problem.project(clone(theta)), theta)
+    check_alike("project", problem.project(clone(theta)), theta)
     uses: dict[str, list[bool]] = {}
     for name, loss, rows in (
         ("g", problem.g, problem.lower_data),
@@ -70,7 +57,7 @@ def check_losses(problem: Problem, theta: Tree, x: Tree, key: Key, few: int = FE
                 not torch.equal(a, b) for a, b in zip(drawn, global_states(device), strict=True)
             )
             if moved or not torch.allclose(first, again, rtol=1e-3, equal_nan=True):
-                check_repeats(bound, theta, x, DRAWS if moved else VARIES)
+                check_repeats(bound, theta, x, RANDOM if moved else NOT_REPEATABLE)
             _check_finite(name, first, batch)
     _check_uses(uses["f"], uses["g"], theta, x)
 
@@ -108,47 +95,67 @@ def check_used(f: Bound, g: Bound, theta: Tree, x: Tree) -> None:
     """ConfigError where the losses lack a gradient: asked where h is zero, as it is at an
     optimum. Cost: two gradients.
     """
-    _check_uses(used(f, theta, x)[1:], used(g, theta, x)[1:], theta, x)
+    _check_uses(used(f, theta, x)[1:], used(g, theta, x)[1:], theta, x, "theta")
 
 
-def _check_uses(f: Sequence[bool], g: Sequence[bool], theta: Tree, x: Tree) -> None:
+def _check_uses(
+    f: Sequence[bool], g: Sequence[bool], theta: Tree, x: Tree, argument: str = "theta0"
+) -> None:
     upper, lower = (", ".join(list(tree)[:5] + ["…"] * (len(tree) > 5)) for tree in (theta, x))
     if theta and not f[0] and not g[0]:
         raise ConfigError(
-            f"neither loss depends on θ ({upper}), so there is nothing to learn\n"
-            f"  use its leaves in g or f; {COPIES.format('θ')}"
+            "theta-unused",
+            f"f and g do not depend on θ ({upper})",
+            place=(argument,),
+            hint=f"use it in a loss, {COPIES}",
         )
     if not any(f):
         raise ConfigError(
-            f"f has no gradient with respect to θ or x\n  {COPIES.format('θ or x')}{OTHERS}"
+            "no-gradient",
+            "f has no gradient with respect to θ or x",
+            place=("f",),
+            hint=f"use θ or x in f, {COPIES}\n{OTHERS}",
         )
     if x and not g[1]:
         raise ConfigError(
-            f"g has no gradient with respect to x ({lower})\n"
-            f"  use its leaves in g; {COPIES.format('x')}{OTHERS}"
+            "no-gradient",
+            f"g has no gradient with respect to x ({lower})",
+            place=("g",),
+            hint=f"use its leaves in g, {COPIES}\n{OTHERS}",
         )
 
 
-def check_repeats(loss: Bound, theta: Tree, x: Tree, message: str = DRAWS) -> None:
+def check_repeats(loss: Bound, theta: Tree, x: Tree, cause: ConfigError = RANDOM) -> None:
     """ConfigError where a loss has another value the second time. Cost: two values."""
     with torch.no_grad():
         if not torch.allclose(loss(theta, x), loss(theta, x), rtol=1e-5, atol=0.0, equal_nan=True):
-            raise ConfigError(message)
+            raise cause.at()  # a copy: each raised error has a separate traceback
 
 
-def check_alike(what: str, tree: object, other: Tree) -> None:
-    """ConfigError where a tree has other names, or leaves of other shapes, than it should."""
+def check_alike(
+    what: str, tree: object, other: Tree, verbs: tuple[str, str] = ("returns", "return")
+) -> None:
+    """ConfigError where a tree has other names, or leaves of other shapes, than it should.
+
+    ``what`` returned it (or ``verbs``); dots separate the parts of the place.
+    """
     if not isinstance(tree, Mapping):
-        hint = "; add a `return`" if tree is None else ""
-        raise ConfigError(f"{what} must be like {sizes(other)}, and it is {kind_of(tree)}{hint}")
+        raise ConfigError(
+            "wrong-result",
+            f"{what} {verbs[0]} {kind_of(tree)}, but must {verbs[1]} {sizes(other)}",
+            place=tuple(what.split(".")),
+            hint="add a return statement" if tree is None else None,
+        )
     shapes = [
         {name: getattr(leaf, "shape", None) for name, leaf in leaves.items()}
         for leaves in (tree, other)
     ]
     if shapes[0] != shapes[1]:
         raise ConfigError(
-            f"{what} must be like {sizes(other)}, and it is "
-            f"{sizes(Shape.of(dict(tree), what, '')[1])}"
+            "wrong-result",
+            f"{what} {verbs[0]} {sizes(Shape.of(dict(tree), what, '')[1])}, but must {verbs[1]} "
+            f"{sizes(other)}",
+            place=tuple(what.split(".")),
         )
 
 
@@ -159,10 +166,12 @@ def check_estimate(what: str, outcome: Any, theta: Tree) -> None:
     items = outcome if isinstance(outcome, tuple) else (outcome,)
     if len(items) != 2 or not hasattr(items[0], "cost") or not isinstance(items[1], Mapping):
         raise ConfigError(
-            f"{what} must return (Estimate, state), and it returns "
-            f"{' and '.join(map(kind_of, items))}"
+            "wrong-result",
+            f"{what} returns {' and '.join(map(kind_of, items))}, but must return (Estimate, "
+            "state)",
+            place=tuple(what.split(".")),
         )
-    check_alike(f"the value of the Estimate that {what} returns", items[0].value, theta)
+    check_alike(f"{what}.value", items[0].value, theta, ("is", "be"))
 
 
 def numbers_by_name(measured: Any) -> dict[str, float]:
@@ -170,18 +179,24 @@ def numbers_by_name(measured: Any) -> dict[str, float]:
     them.
     """
     if not isinstance(measured, Mapping):
-        hint = "add a `return`" if measured is None else "write {'name': number}"
         raise ConfigError(
-            f"`evaluate` must return numbers by name, and it returns {kind_of(measured)}\n  {hint}"
+            "wrong-metric",
+            f"evaluate returns {kind_of(measured)}, but must return numbers by name",
+            place=("evaluate",),
+            hint="add a return statement" if measured is None else "return {'name': number}",
         )
     numbers = {}
     for name, value in measured.items():
         try:
             numbers[str(name)] = float(value)
         except (TypeError, ValueError, RuntimeError):
-            shown = list(value.shape) if isinstance(value, Tensor) else kind_of(value)
+            is_tensor = isinstance(value, Tensor)
+            shown = f"a tensor of shape {list(value.shape)}" if is_tensor else kind_of(value)
             raise ConfigError(
-                f"`evaluate` must return numbers by name, and {name!r} is {shown}"
+                "wrong-metric",
+                f"evaluate returns {shown} for {name!r}, but must return a number",
+                place=("evaluate", str(name)),
+                hint="return its mean" if is_tensor else None,
             ) from None
     return numbers
 
@@ -210,21 +225,27 @@ def pure(loss: Bound, name: str = "a loss") -> Bound:
 def check_number(name: str, value: Any) -> Tensor:
     """What a loss returned; ConfigError where it is not one floating-point number in a tensor."""
     if not isinstance(value, Tensor):
-        advice = {"NoneType": "add a `return`", "tuple": "return the loss alone"}.get(
-            type(value).__name__
+        advice = {"NoneType": "add a return statement", "tuple": "return only the loss"}
+        raise ConfigError(
+            "not-scalar",
+            f"{name} returns {kind_of(value)}, but must return a scalar tensor",
+            place=(name,),
+            hint=advice.get(type(value).__name__, f"compute it {COPIES}"),
         )
-        text = f"{name} must return a tensor with one number, and it returns {kind_of(value)}"
-        raise ConfigError(f"{text}\n  {advice or COPIES.format('a tensor')}")
     if value.dim():
         raise ConfigError(
-            f"{name} must return one number, and it returns {list(value.shape)}\n"
-            "  write `.mean()` or `.sum()`"
+            "not-scalar",
+            f"{name} returns a tensor of shape {list(value.shape)}, but must return a scalar",
+            place=(name,),
+            hint="add .mean() or .sum()",
         )
     if not value.is_floating_point():
         kind = str(value.dtype).removeprefix("torch.")
         raise ConfigError(
-            f"{name} must return a floating-point number, and it returns {kind}, which has no "
-            "gradient"
+            "wrong-dtype",
+            f"{name} returns {kind}, which has no gradient, but must return a floating-point "
+            "number",
+            place=(name,),
         )
     return value
 
@@ -241,14 +262,19 @@ def _check_finite(name: str, value: Tensor, batch: Batch) -> None:
         for column, leaf in batch.items()
         if leaf.is_floating_point() and not torch.isfinite(leaf).all()
     ]
-    where = (
-        f"; {', '.join(map(repr, broken))} of the batch holds numbers that are not finite"
-        if broken
-        else ""
-    )
+    if broken:
+        raise NumericalError(
+            "not-finite",
+            f"{name} is {float(value)} before the first step: the columns "
+            f"{', '.join(map(repr, broken))} contain non-finite values",
+            place=(name,),
+            hint="remove or replace them",
+        )
     raise NumericalError(
-        f"{name} is {float(value)} before the first step{where}\n"
-        "  look at the start, and for log(0) and 0/0"
+        "not-finite",
+        f"{name} is {float(value)} before the first step",
+        place=(name,),
+        hint="check the initial values, and log(0) and 0/0 in the loss",
     )
 
 
@@ -265,33 +291,36 @@ def _with_arguments(name: str, theta: Tree, x: Tree, batch: Batch | None = None)
         if out_of_memory(error):
             raise
         trees = {"θ": theta, "x": x} if batch is None else {"θ": theta, "x": x, "batch": batch}
-        had = "".join(f"\n  {label}: {sizes(tree, 9)}" for label, tree in trees.items())
+        shapes = [f"{label}: {sizes(tree, 9)}" for label, tree in trees.items()]
         if isinstance(error, KeyError) and error.args:
             near = closest(str(error.args[0]), [leaf for tree in trees.values() for leaf in tree])
-            hint = f"; did you mean {near!r}?" if near else ""
             raise ConfigError(
-                f"{name} asks for {error.args[0]!r}, which is not there{hint}{had}"
+                "missing-column",
+                f"{name} reads {error.args[0]!r}, which does not exist",
+                place=(name,),
+                hint="\n".join(shapes),
+                did_you_mean=() if near is None else (near,),
             ) from error
         if batch is None:
-            error.add_note(f"{name} was called with{had}")
+            error.add_note("\n  ".join([f"{name} was called with", *shapes]))
             raise
-        text = (str(error) or "no message").splitlines()[0]
+        text = first_line(error)
         if "dtype" in text or "type (" in text or "scalar type" in text:
-            had += (
-                "\n  tensors keep their type; `batch[name].float()`, or `.long()`, in the "
-                "loss makes another of it"
-            )
+            shapes.append("convert a column in the loss: batch[name].float(), or .long()")
         if isinstance(error, TypeError):
-            had += (
-                "\n  losses are called as (theta, x, batch), those of a module as (model, "
-                "batch) or (theta, model, batch)"
+            shapes.append(
+                "define losses of (theta, x, batch), those of a module of (model, batch) or "
+                "(theta, model, batch)"
             )
         if "same device" in text:
-            had += "".join(
-                f"\n  {label} is on {next(iter(tree.values())).device}"
+            shapes += [
+                f"{label} is on {next(iter(tree.values())).device}"
                 for label, tree in trees.items()
                 if tree
-            )
+            ]
         raise ConfigError(
-            f"{name} fails on a few rows: {type(error).__name__}: {text}{had}"
+            "loss-failed",
+            f"{name} raises {type(error).__name__} for a few rows: {text}",
+            place=(name,),
+            hint="\n".join(shapes),
         ) from error

@@ -22,6 +22,7 @@ from torch.utils.data import (
 
 from hgms_core.adapters.arguments import kind_of
 from hgms_core.errors import ConfigError
+from hgms_core.torch_errors import first_line
 
 
 def is_table(value: object) -> bool:
@@ -54,17 +55,22 @@ def columns_of(rows: Any, dtype: torch.dtype) -> dict[str, Tensor]:
         table = dict(zip(getattr(rows, "_fields", range(len(arrays))), arrays, strict=True))
     elif names is not None and hasattr(rows, "__len__") and not hasattr(rows, "with_format"):
         if len(set(names)) != len(names):
-            raise ConfigError("two columns of the frame have the same name; rename one")
+            raise ConfigError(
+                "duplicate-name",
+                "two columns of the frame have the same name",
+                hint="rename one of them",
+            )
         table = {name: rows[name] for name in names}
     elif isinstance(rows, list) and not (rows and isinstance(rows[0], Mapping | tuple)):
         raise ConfigError(
-            "a list holds rows, as dictionaries or tuples; give columns as a tuple (X, y), or "
-            "{'x': X, 'y': y}"
+            "wrong-type",
+            "a list must contain rows, each a dictionary or a tuple",
+            hint="pass columns as a tuple (X, y), or as {'x': X, 'y': y}",
         )
     elif _is_sequence(rows):
         table = _read(rows, default_collate)
     else:
-        raise ConfigError(_no_table(rows))
+        raise _no_table(rows)
     return {str(name): _column(str(name), values, dtype) for name, values in table.items()}
 
 
@@ -75,31 +81,29 @@ def _is_sequence(rows: object) -> bool:
     return hasattr(rows, "__len__") and hasattr(rows, "__getitem__") and not other
 
 
-def _no_table(rows: object) -> str:
-    kinds = "a dictionary of columns, a data frame, a dataset, a loader or a tuple of arrays"
-    text = f"rows are {kinds}, and this is {kind_of(rows)}"
+def _no_table(rows: object) -> ConfigError:
+    hint = None
     if rows is None:
-        return f"{text}\n  a loss without data takes `Data.none()`"
-    if isinstance(rows, str | bytes):
-        return f"{text}\n  read the file first, for example by `pandas.read_csv({rows!r})`"
-    if isinstance(rows, Tensor) or hasattr(rows, "__array__"):
-        return f"{text}\n  give it a name, {{'x': …}}"
-    if isinstance(rows, Iterable):
-        return (
-            f"{text}, without a length\n  read what is needed first, "
-            "`list(itertools.islice(rows, 10_000))`"
-        )
-    return text
+        hint = "use Data.none() for a loss without data"
+    elif isinstance(rows, str | bytes):
+        hint = f"read the file first, for example by pandas.read_csv({rows!r})"
+    elif isinstance(rows, Tensor) or hasattr(rows, "__array__"):
+        hint = "give it a name: {'x': …}"
+    elif isinstance(rows, Iterable):
+        hint = "read a finite number of rows: list(itertools.islice(rows, 10_000))"
+    kinds = "a dictionary of columns, a data frame, a dataset, a loader or a tuple of arrays"
+    return ConfigError("wrong-type", f"rows must be {kinds}, not {kind_of(rows)}", hint=hint)
 
 
 def _loaded(loader: DataLoader[Any]) -> dict[Any, Any]:
     """The rows that a loader's sampler lets through, put together as the loader does."""
     if not _is_sequence(loader.dataset):
-        raise ConfigError(_no_table(loader.dataset))
+        raise _no_table(loader.dataset)
     if loader.batch_sampler is None:
         raise ConfigError(
-            "a loader with batch_size=None gives no single rows; give its dataset, "
-            "`Data.of(loader.dataset)`"
+            "wrong-value",
+            "a loader with batch_size=None has no single rows",
+            hint="pass its dataset: Data.of(loader.dataset)",
         )
     if isinstance(loader.sampler, SubsetRandomSampler):
         return _read(
@@ -107,9 +111,10 @@ def _loaded(loader: DataLoader[Any]) -> dict[Any, Any]:
         )
     if not isinstance(loader.sampler, SequentialSampler | RandomSampler):
         raise ConfigError(
-            f"rows are drawn evenly here, and the loader has a {type(loader.sampler).__name__}\n"
-            "  give its dataset, `Data.of(loader.dataset)`, and put the weights of rows into the "
-            "loss"
+            "not-supported",
+            f"rows are drawn uniformly, so the loader's {type(loader.sampler).__name__} cannot be "
+            "used",
+            hint="pass its dataset, Data.of(loader.dataset), and weight the rows in the loss",
         )
     return _read(loader.dataset, loader.collate_fn)
 
@@ -120,24 +125,27 @@ def _read(
     """All rows of a dataset with numbered rows, or some of them, put together at once."""
     numbers = range(len(rows)) if numbers is None else numbers
     if not numbers:
-        raise ConfigError("the dataset has no rows; a loss without data takes `Data.none()`")
+        raise ConfigError(
+            "no-rows", "the dataset has no rows", hint="use Data.none() for a loss without data"
+        )
     try:
         few, again = (_named(collate([rows[i] for i in numbers[:8]])) for _ in range(2))
         table = _named(collate([rows[i] for i in numbers]))
     except (TypeError, RuntimeError) as error:
         raise ConfigError(
-            "the rows cannot be put together: "
-            f"{(str(error) or type(error).__name__).splitlines()[0]}\n"
-            "  let each item be tensors, arrays and numbers of one size, or give a DataLoader "
-            "with a `collate_fn` that pads"
+            "wrong-row",
+            f"the rows cannot be collated: {first_line(error)}",
+            hint="use tensors, arrays and numbers of one size per column, or a DataLoader whose "
+            "collate_fn pads",
         ) from error
     changing = [name for name, leaf in few.items() if not _same(leaf, again[name])]
     if changing:
         raise ConfigError(
-            "reading the same rows twice gives other values of "
-            f"{', '.join(map(repr, changing))}: a random transform\n"
-            "  give the dataset without it (rows are read once, and a draw would be frozen), or "
-            "draw in `Data(size=…, rows=…)`"
+            "random-rows",
+            "the dataset has a random transform: two reads of the same rows differ in "
+            f"{', '.join(map(repr, changing))}",
+            place=(str(changing[0]),),
+            hint="remove the transform, or apply it in Data(size=…, rows=…)",
         )
     own = _named(rows[numbers[0]])
     # collate makes float64 of Python numbers
@@ -165,24 +173,30 @@ def _same(a: Any, b: Any) -> bool:
 def _column(name: str, values: Any, dtype: torch.dtype) -> Tensor:
     if is_table(values):
         other = (
-            "write `.to_numpy()`"
+            "call .to_numpy()"
             if hasattr(values, "to_numpy")
-            else f"choose one of the tables, rows[{name!r}]"
+            else f"select one of the tables, rows[{name!r}]"
         )
-        advice = "give its parts as columns" if isinstance(values, Mapping) else other
-        raise ConfigError(f"the column {name!r} is {kind_of(values)}; {advice}")
+        raise ConfigError(
+            "wrong-column",
+            f"the column {name!r} is {kind_of(values)}",
+            place=(name,),
+            hint="pass its parts as columns" if isinstance(values, Mapping) else other,
+        )
     if (
         isinstance(values, list | tuple)
         and values
         and all(isinstance(value, Tensor) for value in values)
     ):
         if len({value.shape for value in values}) > 1:
-            raise ConfigError(_ragged(name))
+            raise _ragged(name)
         values = torch.stack(list(values))
     column = values if isinstance(values, Tensor) else _from_array(name, values, dtype)
     if column.dim() == 0:
         raise ConfigError(
-            f"the column {name!r} is a single number; a column's first axis counts the rows"
+            "wrong-column",
+            f"the column {name!r} is a single number, but must have one entry per row",
+            place=(name,),
         )
     return column
 
@@ -196,17 +210,19 @@ def _from_array(name: str, values: Any, dtype: torch.dtype) -> Tensor:
     if isinstance(values, str) or not (
         hasattr(values, "__array__") or isinstance(values, list | tuple | range)
     ):
-        dense = (
-            "; write `.toarray()`"
+        raise ConfigError(
+            "wrong-column",
+            f"the column {name!r} is {kind_of(values)}",
+            place=(name,),
+            hint="call .toarray()"
             if hasattr(values, "toarray")
-            else "; leave it out, or make numbers of it"
+            else "remove it, or convert it to numbers",
         )
-        raise ConfigError(f"the column {name!r} is {kind_of(values)}{dense}")
     try:
         array = np.asarray(values)
         array = np.array(array.tolist()) if array.dtype == object else array
     except ValueError:
-        raise ConfigError(_ragged(name)) from None
+        raise _ragged(name) from None
     kind = array.dtype.kind
     if kind not in "fiub":
         known = {
@@ -219,13 +235,15 @@ def _from_array(name: str, values: Any, dtype: torch.dtype) -> Tensor:
         }
         what = known.get(kind, "objects or missing values")
         advice = (
-            "number the values, `pandas.factorize(column)[0]`"
+            "encode the values by pandas.factorize(column)[0]"
             if what == "strings"
-            else "make floats of them"
+            else "convert them to floats"
         )
         raise ConfigError(
-            f"the column {name!r} holds {what}, and columns are numbers\n"
-            f"  {advice}, or leave the column out"
+            "wrong-column",
+            f"the column {name!r} contains {what}, but must contain numbers",
+            place=(name,),
+            hint=f"{advice}, or remove the column",
         )
     if kind == "f":
         return torch.from_numpy(
@@ -236,8 +254,10 @@ def _from_array(name: str, values: Any, dtype: torch.dtype) -> Tensor:
     )
 
 
-def _ragged(name: str) -> str:
-    return (
-        f"the rows of the column {name!r} have different sizes\n"
-        "  pad them to one size, with a mask as another column"
+def _ragged(name: str) -> ConfigError:
+    return ConfigError(
+        "wrong-column",
+        f"the rows of the column {name!r} have different sizes",
+        place=(name,),
+        hint="pad them to one size, with a mask as another column",
     )

@@ -128,7 +128,7 @@ def solution_rows(solution: Any) -> Rows:
 
 
 def estimate_rows(estimate: Any) -> Rows:
-    _, value = Shape.of(estimate.value, "'value'", "theta")
+    _, value = Shape.of(estimate.value, "value", "theta")
     yield "value", f"{sizes(value)}, norm {number(norm(value))}"
     yield "outcome", f"{estimate.outcome.label}: {estimate.outcome.value}"
     for name in ("upper_loss", "residual", "iterations", "curvature", "lower_gradient_norm"):

@@ -11,9 +11,9 @@ from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 
 from hgms_core.adapters.arguments import check_function, kind_of
-from hgms_core.adapters.views import Function, View, refuse, replica
+from hgms_core.adapters.views import Function, View, replica, require
 from hgms_core.data import Batch, Rows, data_of
-from hgms_core.errors import one_of
+from hgms_core.errors import unknown_name
 from hgms_core.seeding import Key
 from hgms_core.trees import Tree
 
@@ -58,14 +58,12 @@ def fresh_parameters(model: nn.Module) -> Callable[[Key], Tree]:
     for name, part in own.named_modules():
         if any(leaf.requires_grad for leaf in part.parameters(recurse=False)):
             layers[name] = list(part.parameters(recurse=False))
-            what = (
-                f"{name or 'the module'} ({type(part).__name__}) cannot be drawn anew: it has "
-                "no method `reset_parameters`"
-            )
-            refuse(
-                _reset(part) is None,
-                what,
-                "give `fresh=` a function of a key that returns the parameters by name",
+            require(
+                _reset(part) is not None,
+                "not-supported",
+                f"{name or 'the module'} ({type(part).__name__}) cannot be initialised again: it "
+                "has no method reset_parameters",
+                "pass fresh=, a function of a key that returns the parameters by name",
             )
 
     def fresh(key: Key) -> Tree:
@@ -97,25 +95,29 @@ def start(model: nn.Module) -> Tree:
     a small update would round to nothing."""
     leaves = [leaf for leaf in model.parameters() if leaf.requires_grad]
     where = sorted({str(leaf.device) for leaf in leaves})
-    refuse(
-        any(map(is_lazy, model.parameters())),
-        "the module has layers without a size yet",
-        "call it once on a batch",
+    require(
+        not any(map(is_lazy, model.parameters())),
+        "wrong-value",
+        "the module has lazy layers whose size is not known",
+        "call the module once with a batch",
     )
-    refuse(
-        not leaves,
+    require(
+        bool(leaves),
+        "frozen-parameter",
         "no parameter of the module requires a gradient",
-        "`requires_grad_(True)` on what is to be trained",
+        "call requires_grad_(True) on the parameters to train",
     )
-    refuse(
-        "meta" in where,
-        "parameters of the module have no values",
-        "`to_empty(device=…)`, and load or draw them",
+    require(
+        "meta" not in where,
+        "wrong-value",
+        "parameters of the module are on the meta device and have no values",
+        "call to_empty(device=…), then load or initialise them",
     )
-    refuse(
-        len(where) > 1,
+    require(
+        len(where) == 1,
+        "several-devices",
         f"the trained parameters are on {' and '.join(where)}",
-        "put them on one device",
+        "move them to one device",
     )
     precision = functools.reduce(
         torch.promote_types, (leaf.dtype for leaf in leaves), torch.float32
@@ -124,41 +126,43 @@ def start(model: nn.Module) -> Tree:
 
 
 def inner(model: Any) -> Any:
-    """The module inside torch.compile, DataParallel or DistributedDataParallel; refused where
+    """The module inside torch.compile, DataParallel or DistributedDataParallel; ConfigError if
     its losses cannot be pure.
     """
-    what = f"'model' must be an nn.Module, not a {type(model).__name__}"
-    refuse(
-        not isinstance(model, nn.Module),
-        what,
-        "with losses of tensors: Problem(theta0=…, x0=…, g=…, f=…)",
+    require(
+        isinstance(model, nn.Module),
+        "wrong-type",
+        f"model must be an nn.Module, not {kind_of(model)}",
+        "use Problem(theta0=…, x0=…, g=…, f=…) for losses of tensors",
     )
     while isinstance(model, PARALLEL) or "_orig_mod" in model._modules:
         model = model.module if isinstance(model, PARALLEL) else model._orig_mod
     scripted = isinstance(model, torch.jit.ScriptModule)
-    refuse(
-        scripted,
-        "a scripted module cannot compute with other parameters",
-        "give it as it was before torch.jit",
+    require(
+        not scripted,
+        "not-supported",
+        "a scripted module cannot be evaluated with other parameters",
+        "pass the module without torch.jit",
     )
     for name, part in model.named_modules():
         kind = f"{name or 'the module'} ({type(part).__name__})"
-        way = "`model.gradient_checkpointing_disable()` ahead"
-        again = part.training and getattr(part, "gradient_checkpointing", False)
-        refuse(again, f"{kind} computes its activations twice, the second time without x", way)
+        recomputed = part.training and getattr(part, "gradient_checkpointing", False)
+        require(
+            not recomputed,
+            "not-supported",
+            f"{kind} uses gradient checkpointing, which recomputes activations without x",
+            "call model.gradient_checkpointing_disable() first",
+        )
         rate = (
             part.dropout
             if part.training and isinstance(part, nn.MultiheadAttention | nn.RNNBase)
             else 0.0
         )
-        way = (
-            "set its attribute `dropout` to 0.0 (layers nn.Dropout may stay), or take "
-            "`model.eval()`"
-        )
-        refuse(
-            rate > 0,
-            f"{kind} has a dropout of its own, {rate}, whose masks cannot be drawn by a key",
-            way,
+        require(
+            rate <= 0,
+            "random-loss",
+            f"{kind} has dropout={rate}, whose masks cannot be reproduced",
+            "set its attribute dropout = 0.0, use nn.Dropout layers, or call model.eval()",
         )
     return model
 
@@ -231,11 +235,9 @@ def of_module(
     """
     for name in more:
         others = {"project", "references", "sources", "counters", "start", "compiler"}
-        one_of(
-            "argument of Problem.of_module",
-            name,
-            {"theta0", "lower", "upper", "evaluate", "fresh"} | others,
-        )
+        known = {"theta0", "lower", "upper", "evaluate", "fresh"} | others
+        if name not in known:
+            raise unknown_name("option", name, known, (name,), "argument of Problem.of_module")
     return cls(
         **fields(model, loss, train, theta0, lower, upper, evaluate),
         upper_data=validation,
@@ -260,49 +262,50 @@ def fields(
     like = next(iter(x0.values()))
     data = data_of(train, "train", like)
     few = lower is None and theta0 is not None and getattr(theta0, "shape", None) != (data.size,)
-    refuse(
-        few,
-        f"'theta0' must be a tensor of {data.size} numbers, a weight for each training row",
-        "or give `lower` as well",
+    require(
+        not few,
+        "wrong-size",
+        f"theta0 must have {data.size} entries, one weight per training row",
+        f"create theta0 with {data.size} entries, or pass lower, too",
+        ("theta0",),
     )
     kinds = {leaf.dtype for leaf in own.parameters() if leaf.is_floating_point()}
     coarsest = max(kinds, key=lambda kind: torch.finfo(kind).eps)
 
     def of_rows(model: nn.Module, batch: Batch) -> Tensor:
         losses: Tensor = loss(model, batch)
-        refuse(
-            not isinstance(losses, Tensor),
-            f"'loss' gives {kind_of(losses)}",
-            "return the losses of the rows, a tensor [B]",
+        require(
+            isinstance(losses, Tensor),
+            "wrong-result",
+            f"loss returns {kind_of(losses)}, but must return a tensor",
+            "return one loss per row, a tensor [B]",
+            ("loss",),
         )
         return losses
 
     def weighted(theta: Tensor, model: nn.Module, batch: Batch) -> Tensor:
         losses = of_rows(model, batch)
         index = batch["index"]
-        what = (
-            f"'loss' gives {tuple(losses.shape)} for {len(index)} rows, and θ holds a weight "
-            "for the loss of each row"
+        require(
+            losses.shape == index.shape,
+            "wrong-shape",
+            f"loss returns shape {list(losses.shape)} for {len(index)} rows, but must return one "
+            "loss per row",
+            'use reduction="none", or pass lower(theta, model, batch) and theta0',
+            ("loss",),
         )
-        way = (
-            'return a loss a row (reduction="none"), or give `lower(theta, model, batch)` and '
-            "`theta0`"
-        )
-        refuse(losses.shape != index.shape, what, way)
         return (theta[index].sigmoid() * losses).mean()
 
     check_function("loss", loss, "model", "batch")
     for name, function in (("lower", lower), ("upper", upper)):
         check_function(name, function or weighted, "theta", "model", "batch")
     check_function("evaluate", evaluate or (lambda theta, model: {}), "theta", "model")
-    way = (
-        "such as lambda model, batch: cross_entropy(model(batch['0']), batch['1'], "
-        "reduction='none')"
-    )
-    refuse(
-        isinstance(loss, nn.Module),
-        f"'loss' must be a function of (model, batch), not a {type(loss).__name__}",
-        way,
+    require(
+        not isinstance(loss, nn.Module),
+        "wrong-type",
+        f"loss must be a function of (model, batch), not a {type(loss).__name__}",
+        "use lambda model, batch: cross_entropy(model(batch['0']), batch['1'], reduction='none')",
+        ("loss",),
     )
 
     def bound(training: bool, function: Function) -> Function:

@@ -24,7 +24,7 @@ class Shape:
     the name of each leaf in its place: the path to it, joined by dots, or ``name`` for a tensor
     alone. ``flat`` where it is a dictionary of tensors.
 
-    >>> shape, tree = Shape.of({"layers": [torch.zeros(2), torch.ones(2)]}, "'x'", "x")
+    >>> shape, tree = Shape.of({"layers": [torch.zeros(2), torch.ones(2)]}, "x", "x")
     >>> list(tree), shape.restore(tree)["layers"][1]
     (['layers.0', 'layers.1'], tensor([1., 1.]))
     """
@@ -35,19 +35,22 @@ class Shape:
 
     @classmethod
     def of(cls, value: Nested, what: str, name: str) -> tuple[Shape, Tree]:
-        """The shape and the flat tree of a value; ConfigError, with ``what`` it is, where a leaf
-        is no tensor.
+        """The shape and the flat tree of a value; ConfigError, with ``what`` it is (a place with
+        dots), where a leaf is no tensor.
         """
         tree: Tree = {}
+        place = tuple(what.split("."))
 
         def collected(path: tuple[str, ...], leaf: object) -> str:
             key = ".".join(path) or name
             if not isinstance(leaf, Tensor):
-                raise ConfigError(_no_tensor(what, ".".join(path), leaf))
+                raise _no_tensor((*place, *path), leaf)
             if key in tree:
                 raise ConfigError(
-                    f"{what} has two leaves that are called {key!r} (a path joined by dots); "
-                    "rename one"
+                    "duplicate-name",
+                    f"{what} has two leaves with the name {key!r}, a path joined by dots",
+                    place=(*place, *path),
+                    hint="rename one of them",
                 )
             tree[key] = leaf
             return key
@@ -67,12 +70,14 @@ class Shape:
         other, tree = Shape.of(value, what, self.name)
         if other.skeleton != self.skeleton:
             raise ConfigError(
-                f"{what} must be nested as it was at first, {self}, and not as {other}"
+                "wrong-shape",
+                f"{what} must be nested like {self}, not {other}",
+                place=tuple(what.split(".")),
             )
         return tree
 
     def __str__(self) -> str:
-        text = "of a tensor" if self.skeleton == self.name else str(self.skeleton)
+        text = "a tensor" if self.skeleton == self.name else str(self.skeleton)
         return text if len(text) < 300 else f"{text[:300]}…"
 
 
@@ -91,27 +96,34 @@ def _mapped(
     return leaf(path, value)
 
 
-def _no_tensor(what: str, name: str, leaf: object) -> str:
-    place = f"{what}, at {name!r}," if name else what
+def _no_tensor(place: tuple[str, ...], leaf: object) -> ConfigError:
+    name = ".".join(place)
+    kind = type(leaf).__name__
     if isinstance(leaf, torch.nn.Module | Iterator):
-        kind = type(leaf).__name__
-        return (
-            f"{place} must be tensors, not the "
-            f"{'module' if isinstance(leaf, torch.nn.Module) else 'iterator'} {kind}\n"
-            "  write `trainable(module)` for the parameters that training changes, or make the "
-            "problem by `Problem.of_module`"
+        what = "module" if isinstance(leaf, torch.nn.Module) else "iterator"
+        return ConfigError(
+            "wrong-type",
+            f"{name} must contain tensors, not the {what} {kind}",
+            place=place,
+            hint="use trainable(module) for its trained parameters, or Problem.of_module",
         )
     if leaf is None:
-        return f"{place} is None; leave it out, or write a tensor"
-    if isinstance(leaf, bool | int | float):
-        return (
-            f"{place} is the number {leaf!r}; write `torch.tensor({float(leaf)!r})`, and for "
-            "a list of numbers one tensor"
+        return ConfigError(
+            "wrong-type", f"{name} is None", place=place, hint="remove it, or use a tensor"
         )
-    advice = (
-        "write `torch.as_tensor(…)` of it" if hasattr(leaf, "__array__") else "leaves are tensors"
+    if isinstance(leaf, bool | int | float):
+        return ConfigError(
+            "wrong-type",
+            f"{name} is the number {leaf!r}, not a tensor",
+            place=place,
+            hint=f"use torch.tensor({float(leaf)!r}), and one tensor for a list of numbers",
+        )
+    return ConfigError(
+        "wrong-type",
+        f"{name} is a {kind}, not a tensor",
+        place=place,
+        hint="use torch.as_tensor" if hasattr(leaf, "__array__") else "use tensors as leaves",
     )
-    return f"{place} is a {type(leaf).__name__}; {advice}"
 
 
 def check_floating(what: str, tree: object) -> None:
@@ -120,21 +132,26 @@ def check_floating(what: str, tree: object) -> None:
     """
     if not isinstance(tree, Mapping):
         raise ConfigError(
-            f"{what} must be a dictionary of tensors by name, not a {type(tree).__name__}"
+            "wrong-type",
+            f"{what} must be a dictionary of tensors by name, not a {type(tree).__name__}",
+            place=(what,),
         )
     trained = any(isinstance(leaf, Tensor) and leaf.requires_grad for leaf in tree.values())
     for name, leaf in tree.items():
         if not isinstance(leaf, Tensor):
-            raise ConfigError(_no_tensor(what, str(name), leaf))
+            raise _no_tensor((what, str(name)), leaf)
         if trained and isinstance(leaf, torch.nn.Parameter) and not leaf.requires_grad:
             raise ConfigError(
-                f"{what} holds the frozen parameter {name!r} among trained ones\n"
-                "  write `trainable(module)`"
+                "frozen-parameter",
+                f"{what} contains the frozen parameter {name!r} and trained ones",
+                place=(what, name),
+                hint="use trainable(module)",
             )
         if not leaf.is_floating_point():
             raise ConfigError(
-                f"{what} must hold floating-point tensors, and {name!r} is "
-                f"{str(leaf.dtype).removeprefix('torch.')}\n"
-                "  write `.float()`; of a module take `trainable(module)`, its parameters: a "
-                "state_dict has more"
+                "wrong-dtype",
+                f"{name!r} has dtype {str(leaf.dtype).removeprefix('torch.')}, but {what} must "
+                "contain floating-point tensors",
+                place=(what, name),
+                hint="call .float(); for a module use trainable(module), not its state_dict",
             )

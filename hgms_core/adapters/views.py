@@ -20,6 +20,7 @@ from torch.func import functional_call
 from hgms_core.data import Batch, Data
 from hgms_core.errors import ConfigError
 from hgms_core.seeding import Key
+from hgms_core.torch_errors import first_line, is_batch_of_one
 from hgms_core.trees import Tree
 
 Function = Callable[..., Any]
@@ -31,9 +32,12 @@ evaluated with.
 """
 
 
-def refuse(wrong: bool, what: str, instead: str) -> None:
-    if wrong:
-        raise ConfigError(f"{what}\n  {instead}")
+def require(
+    holds: bool, code: str, message: str, hint: str, place: tuple[str, ...] = ("model",)
+) -> None:
+    """Raise ConfigError unless a condition holds."""
+    if not holds:
+        raise ConfigError(code, message, place=place, hint=hint)
 
 
 def replica(model: nn.Module, others: Mapping[Any, nn.Parameter]) -> nn.Module:
@@ -51,9 +55,11 @@ def replica(model: nn.Module, others: Mapping[Any, nn.Parameter]) -> nn.Module:
         )
     except Exception as error:  # whatever a layer's own way to be copied raises
         raise ConfigError(
-            f"a {type(model).__name__} cannot be copied: {error}\n"
-            "  write the losses with torch.func.functional_call: Problem(x0=trainable(model), "
-            "g=…, f=…)"
+            "not-supported",
+            f"the module {type(model).__name__} cannot be copied: {first_line(error)}",
+            place=("model",),
+            hint="use torch.func.functional_call in the losses: Problem(x0=trainable(model), g=…, "
+            "f=…)",
         ) from error
 
 
@@ -129,11 +135,11 @@ class View(nn.Module):
             with without_fused() if self.recurrent else contextlib.nullcontext():
                 outcome = functional_call(self, lent, (function,))
         except ValueError as error:
-            what = "batch normalisation in training mode has no statistics of a batch of one row"
-            refuse(
-                "more than 1 value per channel" in str(error),
-                what,
-                "a larger `batch_size`; or `layer.eval()` ahead",
+            require(
+                not is_batch_of_one(error),
+                "too-few-rows",
+                "batch normalisation in training mode requires batches of at least 2 rows",
+                "increase batch_size, or call layer.eval() first",
             )
             raise
         finally:
@@ -141,14 +147,12 @@ class View(nn.Module):
             self.batch = {}
             self.masks = 0
         for (name, leaf), version in zip(self.constants, before, strict=True):
-            what = (
-                f"the buffer {name.removeprefix('model.')} changes in every pass, so that the "
-                "loss is no function of x"
-            )
-            refuse(
-                leaf._version != version,
-                what,
-                "put its layer into evaluation mode ahead: `layer.eval()`",
+            require(
+                leaf._version == version,
+                "loss-with-state",
+                f"the buffer {name.removeprefix('model.')} changes in each pass, so the loss is "
+                "not a function of x",
+                "call eval() of its layer first",
             )
         return outcome
 
@@ -174,11 +178,12 @@ class View(nn.Module):
     def _mask(self, layer: Any, inputs: Any, output: Tensor) -> Tensor:
         """Dropout with a mask that is a function of the rows of the batch, and of how many masks
         this pass had before: replays, products and stacked candidates see the same."""
-        way = "`Data.of` adds it; or take `model.eval()`"
-        refuse(
-            "index" not in self.batch,
-            "dropout draws its masks by the batch's column `index`, which is not there",
-            way,
+        require(
+            "index" in self.batch,
+            "missing-column",
+            "dropout requires the column 'index' of the batch to draw its masks",
+            "create the rows by Data.of, which adds it, or call model.eval()",
+            ("batch", "index"),
         )
         shape = (
             output.shape

@@ -15,6 +15,7 @@ import pluggy
 import pytest
 import torch
 from fakes import Site
+from helpers import rejects
 
 from hgms.cli.inspect import plugin_row
 from hgms_core import PLUGIN_API, Budget, RunInfo, hookimpl, hookspecs, sandbox
@@ -46,26 +47,27 @@ class TestTheApiItWasWrittenFor:
         )
 
     @pytest.mark.parametrize(
-        ("wanted", "message"),
+        ("wanted", "code", "shown"),
         [
-            (
-                "99",
-                "it was written for plugin API 99, this hgms has 2; upgrade hgms (pip install -U "
-                "hgms), or install an older version of the plugin",
-            ),
-            (
-                "1",
-                "it was written for plugin API 1, this hgms has 2; install a newer version of "
-                "the plugin, or an older hgms; "
-                "its author writes hgms_plugin_api = 2 and follows the changelog",
-            ),
-            ("'1'", "hgms_plugin_api must be a whole number, such as 2: '1'"),
-            ("True", "hgms_plugin_api must be a whole number, such as 2: True"),
+            ("99", "wrong-plugin-api", "upgrade hgms"),
+            ("1", "wrong-plugin-api", f"hgms_plugin_api = {PLUGIN_API}"),
+            ("'1'", "wrong-type", "hgms_plugin_api='1'"),
+            ("True", "wrong-type", "hgms_plugin_api=True"),
         ],
     )
-    def test_any_other_is_named(self, site: Site, wanted: str, message: str) -> None:
-        info = installed(site, f"hgms_plugin_api = {wanted}\n{HOOK}").infos["odd"]
-        assert (info.status, info.error) == ("failed", message)
+    def test_any_other_is_named(
+        self, site: Site, monkeypatch: pytest.MonkeyPatch, wanted: str, code: str, shown: str
+    ) -> None:
+        host = installed(site, f"hgms_plugin_api = {wanted}\n{HOOK}")
+        info = host.infos["odd"]
+        assert info.status == "failed"
+        assert info.error is not None
+        assert shown in info.error
+        if code == "wrong-plugin-api":
+            assert f"plugin API {wanted}, but this hgms has {PLUGIN_API}" in info.error
+        monkeypatch.setenv("HGMS_STRICT_PLUGINS", "1")
+        with rejects(code, "hgms_plugin_api", of=PluginError):
+            Host.load()
 
 
 class TestHowTheApiGrows:
@@ -194,11 +196,9 @@ def test_an_entry_point_to_a_missing_attribute(site: Site) -> None:
     site.module("odd_plugin", f"plugin = 1\n{HOOK}")
     site.install("hgms-odd", {"odd": "odd_plugin:plugins"})
     info = Host.load().infos["odd"]
-    assert info.error == (
-        "its entry point odd = 'odd_plugin:plugins' names 'plugins', which odd_plugin does not "
-        "have; did you mean 'plugin'?\n"
-        "  an entry point names the module: odd = 'odd_plugin'"
-    )
+    assert info.error is not None
+    for shown in ("odd = 'odd_plugin:plugins'", "did you mean 'plugin'?", "odd = 'odd_plugin'"):
+        assert shown in info.error
 
 
 @pytest.mark.parametrize("second", ["Fast-CG", "fast_cg", "FAST.cg"])
@@ -209,10 +209,11 @@ def test_names_that_differ_by_case_or_separator_only(site: Site, second: str) ->
     site.install("hgms-b", {second: "two_plugin"})
     infos = Host.load().infos
     assert infos["fast-cg"].status == "loaded"
-    assert infos[f"{second} (hgms-b)"].error == (
-        "a plugin of hgms-a 1.0 is already called 'fast-cg' (case, - and _ do not tell names "
-        "apart); rename one"
-    )
+    error = infos[f"{second} (hgms-b)"].error
+    assert error is not None
+    assert "hgms-a 1.0" in error
+    assert "'fast-cg'" in error
+    assert f"({second})" in error
 
 
 class TestHooksThatExit:
@@ -245,30 +246,27 @@ def test_an_observer_cannot_change_what_is_recorded(site: Site) -> None:
 class TestFilesNamedByAPerson:
     def test_a_missing_one_with_a_neighbour(self, tmp_path: Path) -> None:
         (tmp_path / "my_solver.py").write_text(HOOK)
-        with pytest.raises(PluginError) as caught:
-            Host().add(str(tmp_path / "my_sovler.py"))
-        assert (
-            f"there is no file {tmp_path / 'my_sovler.py'}; did you mean "
-            f"{tmp_path / 'my_solver.py'}?"
-        ) in str(caught.value)
+        wanted = str(tmp_path / "my_sovler.py")
+        with rejects("missing-file", wanted, of=PluginError) as caught:
+            Host().add(wanted)
+        assert caught.value.did_you_mean == (str(tmp_path / "my_solver.py"),)
 
     def test_no_python_file(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.chdir(tmp_path)
         (tmp_path / "notes.txt").write_text("hello")
         for where in (str(tmp_path / "notes.txt"), "notes.txt"):
-            with pytest.raises(
-                PluginError, match=r"notes\.txt is not a Python file \(a plugin file ends in \.py\)"
-            ):
+            with rejects("not-a-file", where, of=PluginError):
                 Host().add(where)
 
     def test_one_that_python_cannot_read(self, tmp_path: Path) -> None:
         (tmp_path / "wrong.py").write_text("x = 1\ndef f(:\n")
-        with pytest.raises(PluginError, match=r"SyntaxError: invalid syntax \(wrong\.py, line 2\)"):
+        with rejects("plugin-failed", of=PluginError) as caught:
             Host().add(str(tmp_path / "wrong.py"))
+        assert "SyntaxError: invalid syntax (wrong.py, line 2)" in caught.value.message
 
     def test_it_leaves_no_trace(self, tmp_path: Path) -> None:
         (tmp_path / "wrong.py").write_text("1 / 0\n")
-        with pytest.raises(PluginError, match="ZeroDivisionError"):
+        with rejects("plugin-failed", of=PluginError):
             Host().add(str(tmp_path / "wrong.py"))
         assert "hgms_file_wrong" not in sys.modules
         assert os.getcwd()

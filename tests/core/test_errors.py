@@ -1,61 +1,479 @@
-"""What messages and signs of torch's errors are taken for."""
+"""Errors have a code, a place and a remedy; torch's errors are recognised by texts that are pinned
+here to errors that torch raises.
+"""
 
 from __future__ import annotations
 
+import pickle
+import threading
+from collections.abc import Callable, Iterator
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
 import pytest
+import torch
+import torch.distributed as dist
+from helpers import rejects
+from torch import Tensor, nn
+from torch.func import functional_call
+from torch.nn.attention import SDPBackend, sdpa_kernel
+from torch.nn.functional import scaled_dot_product_attention
+from torch.utils.checkpoint import checkpoint
 
-from hgms_core import closest, once_differentiable, out_of_memory, shortened, unknown
+import hgms.distributed.group
+import hgms.runs
+import hgms_mix.lm.tokens
 from hgms_core.discovery import canonical
-from hgms_core.errors import LINE, LINES
+from hgms_core.errors import (
+    LINE,
+    LINES,
+    ConfigError,
+    DataError,
+    ErrorGroup,
+    HgmsError,
+    MissingExtra,
+    NumericalError,
+    OutOfMemory,
+    closest,
+    dotted,
+    one_of,
+    raise_all,
+    shortened,
+    unknown_name,
+)
+from hgms_core.torch_errors import (
+    explained,
+    first_line,
+    is_batch_of_one,
+    is_failed_write,
+    is_freed_graph,
+    is_inside_functorch,
+    is_lost_connection,
+    is_overflow,
+    is_unused_parameter,
+    once_differentiable,
+    out_of_memory,
+)
+
+PARTS: dict[str, Any] = {
+    "code": "out-of-range",
+    "message": "steps=0 must be at least 1",
+    "place": ("generator", "diversity", 0, "steps"),
+    "hint": "use steps = 1\nor remove the option",
+    "install": "pip install 'hgms[more]'",
+    "did_you_mean": ("stages", "step"),
+}
 
 
-def test_a_message_of_megabytes_can_be_read() -> None:
-    text = shortened("a" * 10_000_000)
-    assert len(text) < LINE
-    assert "(10,000,000 characters)" in text
-    assert len(shortened("line\n" * 1000).splitlines()) == LINES + 1
-    assert shortened("a\nb") == "a\nb"
+def raised(call: Callable[[], object]) -> BaseException:
+    with pytest.raises(BaseException) as caught:  # noqa: PT011
+        call()
+    return caught.value
 
 
-def test_what_is_like_nothing_has_no_suggestion() -> None:
-    assert closest("zebra", ["cg", "minres"]) is None
-    assert closest("CGG", ["cg", "minres"]) == "cg"
+MODULES = (hgms.distributed.group, hgms.runs, hgms_mix.lm.tokens)
+"""Modules with subclasses."""
 
 
-def test_names_are_told_apart_without_case_and_separator() -> None:
-    assert canonical("Fast_CG") == canonical("fast.cg") == "fast-cg"
+def classes(of: type[HgmsError] = HgmsError) -> Iterator[type[HgmsError]]:
+    """The class and its subclasses in the modules that are imported here."""
+    yield of
+    for each in of.__subclasses__():
+        if each.__module__.startswith("hgms"):
+            yield from classes(each)
+
+
+class TestHgmsError:
+    def test_the_text_has_the_place_and_one_line_per_remedy(self) -> None:
+        assert str(HgmsError(**PARTS)) == (
+            "steps=0 must be at least 1 (generator.diversity[0].steps)\n"
+            "  did you mean 'stages' or 'step'?\n"
+            "  use steps = 1\n"
+            "  or remove the option\n"
+            "  install it: pip install 'hgms[more]'"
+        )
+
+    def test_code_and_message_are_enough(self) -> None:
+        error = HgmsError("not-finite", "the loss is nan")
+        assert error.lines() == ["the loss is nan"]
+        assert (error.place, error.hint, error.install, error.did_you_mean) == ((), None, None, ())
+        assert error.errors == (error,)
+
+    def test_the_place_follows_the_first_line_of_a_message(self) -> None:
+        assert HgmsError("a", "one\ntwo", place=("x",)).lines() == ["one (x)", "two"]
+
+    def test_at_returns_a_copy_with_the_outer_place(self) -> None:
+        inner = DataError(**PARTS)
+        outer = inner.at("run.toml", "method")
+        assert type(outer) is DataError
+        assert outer.place == ("run.toml", "method", *PARTS["place"])
+        assert {**outer.as_dict(), "place": inner.place} == inner.as_dict() == PARTS
+        assert inner.place == PARTS["place"]
+
+    def test_suggestions_may_be_any_sequence(self) -> None:
+        assert HgmsError("a", "b", did_you_mean=["c"]).did_you_mean == ("c",)
+
+    @pytest.mark.parametrize("cls", list(classes()), ids=lambda cls: cls.__qualname__)
+    def test_every_class_survives_pickling_and_a_change_of_place(
+        self, cls: type[HgmsError]
+    ) -> None:
+        error: HgmsError = cls(**PARTS) if cls is not ErrorGroup else ErrorGroup([raised_error()])
+        for same in (pickle.loads(pickle.dumps(error)), error.at()):
+            assert type(same) is cls
+            assert str(same) == str(error)
+            assert [each.as_dict() for each in same.errors] == [
+                each.as_dict() for each in error.errors
+            ]
+        assert [each.place for each in error.at("outer").errors] == [
+            ("outer", *each.place) for each in error.errors
+        ]
+
+    def test_failed_runs_and_wrong_input_have_different_exit_codes(self) -> None:
+        assert {cls.exit_code for cls in (HgmsError, ConfigError, DataError, MissingExtra)} == {2}
+        assert {cls.exit_code for cls in (NumericalError, OutOfMemory)} == {1}
+
+
+def raised_error(field: str = "lr") -> HgmsError:
+    return ConfigError("out-of-range", f"{field}=0 must be greater than 0", place=(field,))
+
+
+class TestSeveralErrors:
+    def test_a_group_prints_each_error_with_its_remedies(self) -> None:
+        group = ErrorGroup([raised_error(), unknown_name("rule", "sdg", ["sgd"], ("rule",))])
+        assert str(group.at("outer")) == (
+            "2 errors:\n"
+            "  lr=0 must be greater than 0 (outer.lr)\n"
+            "  unknown rule 'sdg' (outer.rule)\n"
+            "    did you mean 'sgd'?\n"
+            "    available: sgd"
+        )
+        assert group.code == "several-errors"
+        assert [error.place for error in group.errors] == [("lr",), ("rule",)]
+
+    def test_a_single_error_is_raised_unchanged(self) -> None:
+        error = raised_error()
+        with rejects("out-of-range", "lr") as caught:
+            raise_all([error])
+        assert caught.value is error
+
+    def test_several_are_raised_as_a_group(self) -> None:
+        errors = (raised_error(), raised_error("rate"))
+        with rejects("several-errors", of=ErrorGroup) as caught:
+            raise_all(errors)
+        assert caught.value.errors == errors
+
+
+class TestNames:
+    def test_a_misspelt_name_has_the_kind_in_its_code_and_the_nearest_name(self) -> None:
+        error = unknown_name("linear solver", "CGG", ["minres", "cg"], ("solver", "name"))
+        assert (type(error), error.code) == (ConfigError, "unknown-linear-solver")
+        assert error.place == ("solver", "name")
+        assert error.did_you_mean == ("cg",)
+        assert error.hint == "available: cg, minres"
+
+    def test_a_label_changes_the_text_and_not_the_code(self) -> None:
+        error = unknown_name("option", "x", [], label="argument of CG")
+        assert (error.code, error.message) == ("unknown-option", "unknown argument of CG 'x'")
+        assert error.did_you_mean == ()
+        assert error.hint == "available: (none)"
+
+    @pytest.mark.parametrize("count", [40, 41, 60])
+    def test_of_many_names_the_nearest_are_listed(self, count: int) -> None:
+        names = [f"rule-{number:02}" for number in range(count - 2)] + ["scalebio", "stocbio"]
+        error = unknown_name("method", "scalbio", names)
+        assert error.did_you_mean == ("scalebio",)
+        assert error.hint is not None
+        listed = error.hint.removeprefix("available: ").split(", ")
+        if count <= 40:
+            assert listed == sorted(names)
+        else:
+            assert listed[:2] == ["scalebio", "stocbio"]
+            assert len(listed) == 9
+            assert listed[-1] == f"… and {count - 8} more"
+
+    def test_a_choice_is_rejected_with_its_place(self) -> None:
+        one_of("mode", "loop", ["loop", "stacked"])
+        with rejects("unknown-choice", "mode", of=ConfigError) as caught:
+            one_of("mode", "looop", ["loop", "stacked"])
+        assert caught.value.did_you_mean == ("loop",)
+        with rejects("unknown-choice", "generator", "mode"):
+            one_of("mode", 3, ["loop"], ("generator", "mode"))
+
+    def test_names_without_a_similar_choice_have_no_suggestion(self) -> None:
+        assert closest("zebra", ["cg", "minres"]) is None
+        assert closest("c" * 101, ["c" * 101]) is None
+        assert closest("CGG", ["cg", "minres"]) == "cg"
+
+    def test_case_and_separator_do_not_distinguish_names(self) -> None:
+        assert canonical("Fast_CG") == canonical("fast.cg") == "fast-cg"
 
 
 @pytest.mark.parametrize(
-    ("text", "once"),
+    ("place", "text"),
     [
-        ("derivative for aten::_flash_attention_backward is not implemented", True),
-        (
-            "trying to differentiate twice a function that was marked with @once_differentiable",
-            True,
-        ),
-        ("shapes do not match", False),
+        ((), ""),
+        (("lr",), "lr"),
+        (("generator", "diversity", 0, "std"), "generator.diversity[0].std"),
+        (("method", 1), "method[1]"),
+        (("runs.toml", "method", "count"), "runs.toml: method.count"),
+        (("runs.toml", "method", 1), "runs.toml: method[1]"),
+        (("data/train.jsonl", 12), "data/train.jsonl:12"),
+        (("--set lr=0.1",), "--set lr=0.1"),
     ],
 )
-def test_missing_second_derivatives_are_known_by_torch_s_words(text: str, once: bool) -> None:
-    assert once_differentiable(RuntimeError(text)) is once
+def test_a_place_as_text(place: tuple[str | int, ...], text: str) -> None:
+    assert dotted(place) == text
 
 
-def test_other_errors_are_not_taken_for_a_lack_of_memory() -> None:
-    assert not out_of_memory(RuntimeError("shapes do not match"))
-    assert out_of_memory(
-        RuntimeError("[enforce fail at alloc_cpu.cpp] DefaultCPUAllocator: can't allocate memory")
-    )
+def test_a_message_of_megabytes_can_be_read() -> None:
+    (line,) = shortened(["a" * 10_000_000])
+    assert len(line) < LINE
+    assert "(10,000,000 characters)" in line
+    assert len(shortened(["line"] * 1000)) == LINES + 1
+    assert shortened(["a", "b"]) == ["a", "b"]
+    long = str(HgmsError("a", "line\n" * 1000, hint="b" * 10_000_000))
+    assert len(long.splitlines()) == LINES + 1
+    assert max(map(len, str(HgmsError("a", "x" * 10**7, hint="b" * 10**7)).splitlines())) < LINE
 
 
-@pytest.mark.parametrize("count", [40, 41, 60])
-def test_of_many_names_the_nearest_are_listed(count: int) -> None:
-    names = [f"rule-{number:02}" for number in range(count - 2)] + ["scalebio", "stocbio"]
-    first, listed = unknown("method", "scalbio", names).splitlines()
-    assert first == "unknown method 'scalbio'; did you mean 'scalebio'?"
-    if count <= 40:
-        assert listed == f"  available: {', '.join(sorted(names))}"
-    else:
-        assert listed.startswith("  available: scalebio, stocbio, ")
-        assert listed.endswith(f", … and {count - 8} more")
-        assert len(listed) < 150
+# --- the texts of torch
+
+
+class Once(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor) -> Tensor:
+        return x * 1
+
+    @staticmethod
+    @torch.autograd.function.once_differentiable
+    def backward(ctx: Any, slope: Tensor) -> Tensor:
+        return slope * 1
+
+
+@torch.library.custom_op("hgms_tests::square", mutates_args=())
+def square(x: Tensor) -> Tensor:
+    return x * x
+
+
+@torch.library.custom_op("hgms_tests::square_backward", mutates_args=())
+def square_backward(x: Tensor, slope: Tensor) -> Tensor:
+    return 2 * x * slope
+
+
+square.register_autograd(
+    lambda ctx, slope: square_backward(ctx.saved_tensors[0], slope),
+    setup_context=lambda ctx, inputs, output: ctx.save_for_backward(*inputs),
+)
+
+
+def twice(function: Callable[[Tensor], Tensor]) -> None:
+    """Compute a second derivative."""
+    x = torch.ones(1, 1, 2, 8, requires_grad=True)
+    (slope,) = torch.autograd.grad(function(x).square().sum(), x, create_graph=True)
+    slope.square().sum().backward()
+
+
+def attention(x: Tensor) -> Tensor:
+    with sdpa_kernel(SDPBackend.FLASH_ATTENTION):
+        return scaled_dot_product_attention(x, x, x)
+
+
+def recomputed_differently() -> None:
+    factors = iter([2.0, None])
+
+    def function(x: Tensor) -> Tensor:
+        factor = next(factors)
+        return x.exp() * x if factor else x * 1
+
+    checkpoint(function, torch.ones(2, requires_grad=True), use_reentrant=False).sum().backward()
+
+
+def forward_mode() -> None:
+    x = torch.ones(1, 1, 2, 8)
+    torch.func.jvp(attention, (x,), (x,))
+
+
+@pytest.mark.parametrize(
+    "call",
+    [
+        lambda: twice(attention),
+        lambda: twice(Once.apply),
+        lambda: twice(square),
+        lambda: torch.func.grad(lambda x: Once.apply(x).sum())(torch.ones(1)),
+        lambda: torch.func.grad(lambda x: checkpoint(torch.sum, x, use_reentrant=False))(
+            torch.ones(1)
+        ),
+        recomputed_differently,
+        forward_mode,
+    ],
+    ids=[
+        "kernel",
+        "once_differentiable",
+        "kernel of another library",
+        "function without setup_context",
+        "checkpoint under torch.func",
+        "recomputed differently",
+        "forward mode",
+    ],
+)
+def test_a_missing_second_derivative(call: Callable[[], object]) -> None:
+    assert once_differentiable(raised(call))
+
+
+def freed_graph() -> None:
+    x = torch.ones(1, requires_grad=True)
+    loss = x.square().sum()
+    loss.backward()
+    loss.backward()
+
+
+def changed_under_vmap(x: Tensor) -> Tensor:
+    y = torch.zeros(2)
+    y[0] = x
+    return y
+
+
+def without_connection() -> None:
+    """Reduce with a process group whose other member is gone."""
+    store = dist.HashStore()
+    groups: dict[int, Any] = {}
+
+    def join(rank: int) -> None:
+        groups[rank] = dist.ProcessGroupGloo(store, rank, 2, timedelta(seconds=20))
+
+    members = [threading.Thread(target=join, args=(rank,)) for rank in range(2)]
+    for member in members:
+        member.start()
+    for member in members:
+        member.join()
+    del groups[1]
+    groups[0].allreduce([torch.ones(1)]).wait()
+
+
+class TwoLayers(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.used = nn.Linear(1, 1)
+        self.unused = nn.Linear(1, 1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        outcome: Tensor = self.used(x)
+        return outcome
+
+
+def unused_parameter() -> None:
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    try:
+        model = nn.parallel.DistributedDataParallel(TwoLayers())
+        for _ in range(2):
+            model(torch.ones(1, 1)).sum().backward()
+    finally:
+        dist.destroy_process_group()
+
+
+FULL = Path("/dev/full")
+CAUSES: dict[str, tuple[Callable[[BaseException], bool], Callable[[], object]]] = {
+    "memory": (out_of_memory, lambda: torch.empty(2**60, dtype=torch.int8)),
+    "vmap": (is_inside_functorch, lambda: torch.vmap(changed_under_vmap)(torch.ones(3))),
+    "grad": (
+        is_inside_functorch,
+        lambda: torch.func.grad(lambda x: x.requires_grad_().sum())(torch.ones(3)),
+    ),
+    "freed graph": (is_freed_graph, freed_graph),
+    "overflow": (is_overflow, lambda: torch.full((1,), 1e300, dtype=torch.float32)),
+    "batch of one": (is_batch_of_one, lambda: nn.BatchNorm1d(2)(torch.ones(1, 2))),
+    "connection": (is_lost_connection, without_connection),
+    "unused parameter": (is_unused_parameter, unused_parameter),
+    "write": (is_failed_write, lambda: torch.save({"a": torch.ones(100_000)}, FULL)),
+}
+
+
+@pytest.mark.parametrize("cause", CAUSES)
+def test_a_cause_is_recognised_and_no_other(cause: str) -> None:
+    predicate, call = CAUSES[cause]
+    if cause == "write" and not FULL.exists():
+        pytest.skip("the platform has no full device")
+    error = raised(call)
+    others = {once_differentiable, *(other for other, _ in CAUSES.values())} - {predicate}
+    assert predicate(error)
+    assert not any(other(error) for other in others)
+    assert not predicate(RuntimeError("shapes do not match"))
+
+
+def test_memory_errors_of_other_allocators() -> None:
+    assert out_of_memory(torch.OutOfMemoryError("CUDA out of memory"))
+    assert out_of_memory(MemoryError())
+    assert out_of_memory(RuntimeError("CUDA error: out of memory"))
+    assert out_of_memory(RuntimeError("CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling …"))
+    assert not out_of_memory(ValueError("can't allocate memory"))
+
+
+def test_errors_of_torch_s_store_are_lost_connections() -> None:
+    assert is_lost_connection(dist.DistNetworkError("connection reset by peer"))
+    assert is_lost_connection(dist.DistStoreError("wait timeout"))
+
+
+def test_the_first_line_of_another_error() -> None:
+    assert first_line(ValueError("\n bad\nmore")) == "bad"
+    assert first_line(ValueError()) == "ValueError"
+
+
+def with_running_statistics(x: Tensor) -> Tensor:
+    outcome: Tensor = functional_call(nn.BatchNorm1d(2), {}, (x,))
+    return outcome
+
+
+def changes_captured(x: Tensor) -> Tensor:
+    return torch.zeros(3).add_(x).sum() + COUNTS.add_(x).sum()
+
+
+RECURRENT = nn.LSTM(1, 2, batch_first=True)
+
+
+def without_batching_rule(x: Tensor) -> Tensor:
+    outcome: Tensor = RECURRENT(x)[0].sum()
+    return outcome
+
+
+def compiled_twice() -> None:
+    function = torch.compile(lambda x: x.sin().exp(), backend="aot_eager")
+    twice(function)
+
+
+COUNTS = torch.zeros(3)
+
+
+@pytest.mark.parametrize(
+    ("code", "place", "call"),
+    [
+        ("random-loss", ("loss",), lambda: torch.vmap(lambda x: x + torch.rand(()))(torch.ones(3))),
+        (
+            "loss-with-state",
+            ("loss",),
+            lambda: torch.vmap(with_running_statistics)(torch.ones(3, 4, 2)),
+        ),
+        ("loss-with-state", ("loss",), lambda: torch.func.grad(changes_captured)(torch.ones(3))),
+        (
+            "loss-not-stackable",
+            ("generator", "mode"),
+            lambda: torch.vmap(without_batching_rule)(torch.ones(2, 3, 4, 1)),
+        ),
+        pytest.param(
+            "compiled-loss", ("hypergradient", "strategy"), compiled_twice, marks=pytest.mark.slow
+        ),
+    ],
+)
+def test_an_impure_loss_is_explained(
+    code: str, place: tuple[str, ...], call: Callable[[], object]
+) -> None:
+    with rejects(code, *place, of=ConfigError) as caught, explained():
+        call()
+    assert caught.value.hint
+    assert isinstance(caught.value.__cause__, RuntimeError)
+
+
+def test_other_errors_are_not_explained() -> None:
+    with pytest.raises(RuntimeError) as caught, explained():
+        raise RuntimeError("shapes do not match")
+    assert type(caught.value) is RuntimeError

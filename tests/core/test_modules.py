@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 import torch
-from helpers import F64, KEY, assert_same, counted, network_problem, normal
+from helpers import F64, KEY, assert_same, counted, network_problem, normal, rejects
 from torch import Tensor, nn
 from torch.func import functional_call
 
@@ -92,18 +92,18 @@ def first_step(problem: Problem, **parts: Any) -> Any:
 @pytest.mark.parametrize("strategy", ["vjp", "jvp", "difference"])
 def test_dropout_in_training_mode_is_refused_and_in_evaluation_mode_gone(strategy: Any) -> None:
     module = network(nn.Dropout())
-    with pytest.raises(ConfigError, match=r"a loss draws random numbers, .*\n.*module.eval\(\)"):
+    with rejects("random-loss", "loss", of=ConfigError):
         at(module, strategy=strategy)
     assert_same(at(module.eval(), strategy=strategy).value, at(network(), strategy=strategy).value)
 
 
 def test_a_lower_solution_refuses_dropout_on_the_way_back() -> None:
-    for middle in (nn.Dropout(), nn.BatchNorm1d(4)):
+    for middle, code in ((nn.Dropout(), "random-loss"), (nn.BatchNorm1d(4), "loss-with-state")):
         module = network(middle)
         _, lower = losses(module)
         theta = torch.zeros(12, dtype=F64, requires_grad=True)
         x = lower_solution(lower, theta, trainable(module), solver=CG(ridge=1.0))
-        with pytest.raises(ConfigError, match=r"a loss (draws random numbers|changes tensors)"):
+        with rejects(code, "loss", of=ConfigError):
             x["0.bias"].sum().backward()
 
 
@@ -113,24 +113,21 @@ def test_a_lower_solution_refuses_dropout_on_the_way_back() -> None:
     ids=lambda each: each.name,
 )
 def test_the_first_step_of_a_pipeline_refuses_dropout(hypergradient: Any) -> None:
-    with pytest.raises(ConfigError, match="a loss draws random numbers"):
+    with rejects("random-loss", "loss", of=ConfigError):
         first_step(problem(network(nn.Dropout())), hypergradient=hypergradient)
 
 
-def test_stacked_candidates_refuse_dropout_and_running_statistics_in_the_same_words() -> None:
+def test_stacked_candidates_refuse_dropout_and_running_statistics() -> None:
     branches = Branches(count=2, steps=1, mode="stacked")
-    for middle, message in (
-        (nn.Dropout(), "a loss draws random numbers"),
-        (nn.BatchNorm1d(4), "a loss changes tensors that"),
-    ):
+    for middle, code in ((nn.Dropout(), "random-loss"), (nn.BatchNorm1d(4), "loss-with-state")):
         made = problem(network(middle))
-        with pytest.raises(ConfigError, match=message):
+        with rejects(code, "loss", of=ConfigError):
             branches.propose(made, made.theta0, branches.init(made, KEY), KEY)
 
 
 @pytest.mark.parametrize("strategy", ["vjp", "jvp"])
 def test_batch_normalisation_is_refused_where_it_learns_its_statistics(strategy: Any) -> None:
-    with pytest.raises(ConfigError, match=r"running statistics\n.*track_running_stats=False"):
+    with rejects("loss-with-state", "loss", of=ConfigError):
         at(network(nn.BatchNorm1d(4)), strategy=strategy)
     still = network(nn.BatchNorm1d(4)).eval()
     assert_same(
@@ -151,7 +148,7 @@ def test_batch_normalisation_is_refused_where_it_learns_its_statistics(strategy:
 @pytest.mark.slow
 def test_a_compiled_module_is_told_the_strategies_that_work() -> None:
     compiled: Any = torch.compile(network(), backend="aot_eager")
-    with pytest.raises(ConfigError, match=r"goes through torch\.compile"):
+    with rejects("compiled-loss", "hypergradient", "strategy", of=ConfigError):
         at(compiled, strategy="vjp")
 
 
@@ -159,9 +156,7 @@ def test_a_kernel_with_a_first_derivative_alone_is_told_the_strategy_that_works(
     module = nn.Sequential(
         nn.utils.parametrizations.weight_norm(nn.Linear(3, 4)), nn.Linear(4, 1)
     ).double()
-    with pytest.raises(
-        ConfigError, match=r'no second derivative here: .*\n.*strategy = "difference"'
-    ):
+    with rejects("no-second-derivative", "hypergradient", "strategy", of=ConfigError):
         at(module)
     assert at(module, strategy="difference").outcome.label == "converged"
 
@@ -181,38 +176,35 @@ def test_frozen_parameters_and_buffers_are_no_lower_variables_and_tied_weights_c
 
 def test_a_state_dict_with_counters_is_refused_where_it_comes_in() -> None:
     module = network(nn.BatchNorm1d(4))
-    with pytest.raises(
-        ConfigError,
-        match=r"'x' must hold floating-point tensors, and '1.num_batches_tracked' is int64\n",
-    ):
+    with rejects("wrong-dtype", "x", "1.num_batches_tracked", of=ConfigError):
         hypergradient(*losses(module), torch.zeros(12), module.state_dict(), solver=CG())
-    with pytest.raises(ConfigError, match="'x0' must hold floating-point tensors"):
+    with rejects("wrong-dtype", "x0", "1.num_batches_tracked", of=ConfigError):
         Problem(
             theta0={}, x0=module.state_dict(), g=lambda t, x, b: x["a"], f=lambda t, x, b: x["a"]
         )
 
 
 @pytest.mark.parametrize(
-    ("table", "message"),
+    ("table", "code", "place"),
     [
-        ({"a": torch.zeros(40), "y": torch.zeros(30)}, "the same number of rows: a 40, y 30"),
-        ({}, r"has no columns; .*Data.none\(\)"),
-        ({"a": torch.zeros(())}, "'a' is a single number"),
+        ({"a": torch.zeros(40), "y": torch.zeros(30)}, "wrong-length", ()),
+        ({}, "no-rows", ()),
+        ({"a": torch.zeros(())}, "wrong-column", ("a",)),
     ],
 )
-def test_columns_that_are_no_table_are_refused(table: Any, message: str) -> None:
-    with pytest.raises(ConfigError, match=message):
+def test_columns_that_are_no_table_are_refused(
+    table: Any, code: str, place: tuple[str, ...]
+) -> None:
+    with rejects(code, *place, of=ConfigError):
         Data.of(table)
 
 
 def test_losses_without_theta_are_refused_and_a_zero_hypergradient_is_not() -> None:
     theta = torch.ones(2, dtype=F64)
     x = normal(3)
-    with pytest.raises(
-        ConfigError, match=r"neither loss depends on θ \(theta\), so there is nothing to learn"
-    ):
+    with rejects("theta-unused", "theta", of=ConfigError):
         hypergradient(lambda t, p: p.sum(), lambda t, p: p.square().sum(), theta, x, solver=CG())
-    with pytest.raises(ConfigError, match="neither loss depends on θ"):  # a copy is another tensor
+    with rejects("theta-unused", "theta", of=ConfigError):  # a copy is another tensor
         hypergradient(
             lambda t, p: p.sum(),
             lambda t, p: (p * t.detach().sum()).square().sum(),
@@ -250,8 +242,9 @@ def test_a_pipeline_says_at_its_first_step_that_no_loss_uses_theta() -> None:
         upper_data=plain.upper_data,
     )
     for estimator in (Implicit(solver=CG(ridge=1.0)), OneStep(), Unrolled()):
-        with pytest.raises(ConfigError, match=r"neither loss depends on θ \(weights, scale\)"):
+        with rejects("theta-unused", "theta0", of=ConfigError) as caught:
             first_step(deaf, hypergradient=estimator)
+        assert "(weights, scale)" in caught.value.message
     first_step(deaf, hypergradient=Fixed())  # which learns nothing anyway
     seen_problem, seen = counted(plain)
     _, record = first_step(seen_problem)
@@ -265,9 +258,9 @@ def test_misspelt_modes_and_strategies_are_refused() -> None:
         lambda: groups(square, {"x": torch.zeros(2, 1)}, mode=mode),
         lambda: values(square, {}, {"x": torch.zeros(2, 1)}, {}, mode=mode),
     ):
-        with pytest.raises(ConfigError, match="unknown mode 'stakced'; did you mean 'stacked'"):
+        with rejects("unknown-choice", "mode", of=ConfigError) as caught:
             call()
-    with pytest.raises(
-        ConfigError, match=r"unknown choice 'looop'; did you mean 'loop'\? @ .*\.mode"
-    ):
+        assert caught.value.did_you_mean == ("stacked",)
+    with rejects("unknown-choice", "mode", of=ConfigError) as caught:
         BestOfN(mode="looop")  # type: ignore[arg-type]
+    assert caught.value.did_you_mean == ("loop",)

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import torch
 from attrs import evolve
-from helpers import F64, assert_same, counted, network_problem
+from helpers import F64, assert_same, counted, network_problem, rejects
 
 from hgms.generators.branches import Branches
 from hgms.generators.ula import Ula
@@ -311,10 +311,10 @@ def test_projection_is_the_problems_own_after_the_optimisers() -> None:
 
 def test_held_out_stopping_needs_rows_for_it() -> None:
     roles = {role: data for role, data in PROBLEM.upper_data.items() if role != "stop"}
-    with pytest.raises(ConfigError, match="needs validation rows for the role `stop`"):
+    with rejects("no-rows-for-role", "method", "keep", of=ConfigError):
         pipeline(keep="best").init(evolve(PROBLEM, upper_data=roles), 0)
 
 
 def test_what_to_keep_is_one_of_two() -> None:
-    with pytest.raises(ConfigError, match="unknown keep 'median'"):
+    with rejects("unknown-choice", "keep", of=ConfigError):
         pipeline(keep="median")

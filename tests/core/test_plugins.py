@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 from fakes import Site
+from helpers import rejects
 
 from hgms.cli.inspect import plugin_row
 from hgms_core.errors import MissingExtra, PluginError
@@ -52,10 +53,10 @@ def test_a_broken_third_party_plugin_is_one_warning_and_a_row(
     site.install("hgms-bad", {"bad": "bad_plugin"})
     site.install("hgms-good", {"good": "good_plugin"})
     host = Host.load()
-    assert warnings_of(caplog) == [
-        "plugin 'bad' (hgms-bad 1.0) failed to load: ModuleNotFoundError: No module named "
-        "'does_not_exist_anywhere' (`hgms plugins -v` shows more)"
-    ]
+    (warning,) = warnings_of(caplog)
+    assert "'bad' (hgms-bad 1.0)" in warning
+    assert "ModuleNotFoundError: No module named 'does_not_exist_anywhere'" in warning
+    assert warning.count("`hgms plugins -v`") == 1
     assert host.infos["bad"].status == "failed"
     assert "import does_not_exist_anywhere" in (host.infos["bad"].traceback or "")
     assert Registry(host).find("solver", "good") is not None
@@ -80,12 +81,12 @@ def test_whatever_a_plugin_raises_the_others_load(
 def test_a_broken_plugin_of_ours_is_an_error_that_names_it(site: Site) -> None:
     site.module("bad_plugin", BROKEN)
     site.install("hgms", {"bad": "bad_plugin"}, version="0.1.0")
-    with pytest.raises(PluginError) as caught:
+    with rejects("plugin-failed", of=PluginError) as caught:
         Host.load()
     assert str(caught.value) == (
         "plugin 'bad' (hgms 0.1.0) failed to load: ModuleNotFoundError: No module named "
         "'does_not_exist_anywhere'\n"
-        "  `hgms plugins -v` shows the traceback"
+        "  run `hgms plugins -v` for the traceback"
     )
     assert Host.load(tolerant=True).infos["bad"].status == "failed"
 
@@ -94,8 +95,9 @@ def test_strict_makes_every_failure_an_error(site: Site, monkeypatch: pytest.Mon
     site.module("bad_plugin", BROKEN)
     site.install("hgms-bad", {"bad": "bad_plugin"})
     monkeypatch.setenv("HGMS_STRICT_PLUGINS", "1")
-    with pytest.raises(PluginError, match=r"plugin 'bad' \(hgms-bad 1.0\)"):
+    with rejects("plugin-failed", of=PluginError) as caught:
         Host.load()
+    assert "'bad' (hgms-bad 1.0)" in caught.value.message
 
 
 @pytest.mark.parametrize(
@@ -123,8 +125,9 @@ def test_a_missing_extra_is_listed_with_the_line_that_installs_it(
     assert (info.status, info.install) == ("missing-extra", f"pip install 'hgms[{extra}]'")
     assert warnings_of(caplog) == []
     monkeypatch.setenv("HGMS_STRICT_PLUGINS", "1")
-    with pytest.raises(MissingExtra, match=f"pip install 'hgms\\[{extra}\\]'"):
+    with rejects("missing-package", of=MissingExtra) as caught:
         Host.load()
+    assert caught.value.install == f"pip install 'hgms[{extra}]'"
 
 
 def test_a_plugin_may_name_its_missing_extra_itself(site: Site) -> None:
@@ -132,7 +135,8 @@ def test_a_plugin_may_name_its_missing_extra_itself(site: Site) -> None:
         "plug",
         (
             "from hgms_core import MissingExtra\n"
-            "raise MissingExtra(\"needs: pip install 'hgms-x[fast]'\")\n"
+            "raise MissingExtra('missing-package', 'x requires fast',\n"
+            "                   install=\"pip install 'hgms-x[fast]'\")\n"
         ),
     )
     site.install("hgms-x", {"x": "plug"})
@@ -144,36 +148,39 @@ def test_an_unknown_hook_is_refused_with_a_suggestion(site: Site) -> None:
         "typo",
         "from hgms_core import hookimpl\n@hookimpl\ndef hgms_register_linear_solvr(): return []\n",
     )
-    with pytest.raises(PluginError) as caught:
+    with rejects("unknown-hook", "hgms_register_linear_solvr", of=PluginError) as caught:
         Host.load([file])
-    assert str(caught.value).splitlines()[0] == (
-        f"plugin 'typo' (file {file}): unknown hook 'hgms_register_linear_solvr'; did you mean "
-        "'hgms_register_linear_solvers'?"
-    )
+    assert f"'typo' (file {file})" in caught.value.message
+    assert caught.value.did_you_mean == ("hgms_register_linear_solvers",)
 
 
 @pytest.mark.parametrize(
-    ("body", "message"),
+    ("body", "code", "place"),
     [
-        (
-            "def hgms_register_tasks(): return []",
-            "the function hgms_register_tasks is not marked; put @hookimpl above it",
-        ),
-        ("x = 1", "it implements no hook; mark its functions with @hookimpl"),
-        (
-            "@hookimpl\ndef hgms_register_tasks(wrong): return []",
-            "Argument\\(s\\) {'wrong'} are declared in the hookimpl",
-        ),
+        ("def hgms_register_tasks(): return []", "unmarked-hook", ("hgms_register_tasks",)),
+        ("x = 1", "no-hooks", ()),
+        ("@hookimpl\ndef hgms_register_tasks(wrong): return []", "wrong-signature", ("odd",)),
         (
             "@hookimpl(wrapper=True)\ndef hgms_register_tasks(): yield",
-            "hgms_register_tasks is a hook wrapper",
+            "not-supported",
+            ("hgms_register_tasks",),
         ),
     ],
 )
-def test_a_plugin_without_usable_hooks_says_why(site: Site, body: str, message: str) -> None:
+def test_a_plugin_without_usable_hooks_says_why(
+    site: Site, body: str, code: str, place: tuple[str, ...]
+) -> None:
     file = site.module("odd", f"from hgms_core import hookimpl\n{body}\n")
-    with pytest.raises(PluginError, match=message):
+    with rejects(code, *place, of=PluginError):
         Host.load([file])
+
+
+def test_several_errors_of_one_plugin_are_listed(site: Site) -> None:
+    raises = "raise_all([ConfigError('a', 'first'), ConfigError('b', 'second', place=('x',))])\n"
+    file = site.module("odd", f"from hgms_core import ConfigError, raise_all\n{raises}")
+    with rejects("several-errors", of=PluginError) as caught:
+        Host.load([file])
+    assert caught.value.lines()[1:] == ["first", "second (x)"]
 
 
 def test_the_environment_blocks_and_allows(
@@ -188,20 +195,19 @@ def test_the_environment_blocks_and_allows(
 
     monkeypatch.setenv("HGMS_DISABLE_PLUGINS", "one, tow")
     assert loaded() == ["two"]
-    assert warnings_of(caplog) == [
-        (
-            "HGMS_DISABLE_PLUGINS names 'tow', which is not an installed plugin; did you mean "
-            "'two'? (installed: one, two)"
-        )
-    ]
+    (warning,) = warnings_of(caplog)
+    assert "'tow' (HGMS_DISABLE_PLUGINS)" in warning
+    assert "did you mean 'two'?" in warning
+    assert "one, two" in warning
     monkeypatch.delenv("HGMS_DISABLE_PLUGINS")
     monkeypatch.setenv("HGMS_PLUGINS", "one")
     assert loaded() == ["one"]
     monkeypatch.setenv("HGMS_PLUGINS", "")
     assert loaded() == []
     monkeypatch.setenv("HGMS_PLUGINS", "onee")
-    with pytest.raises(PluginError, match=r"HGMS_PLUGINS names 'onee'.*did you mean 'one'"):
+    with rejects("unknown-plugin", "HGMS_PLUGINS", of=PluginError) as caught:
         Host.load()
+    assert caught.value.did_you_mean == ("one",)
 
 
 def test_two_entry_points_of_one_name_ours_wins(
@@ -214,7 +220,7 @@ def test_two_entry_points_of_one_name_ours_wins(
     host = Host.load()
     assert host.infos["cg"].distribution == "hgms"
     assert host.infos["cg (fastcg)"].status == "failed"
-    assert "a plugin of hgms 0.1.0 is already called 'cg'; rename one" in warnings_of(caplog)[0]
+    assert "hgms 0.1.0 has a plugin with the name 'cg'" in warnings_of(caplog)[0]
 
 
 def test_a_single_file_is_a_plugin_and_its_failure_an_error(site: Site, tmp_path: Path) -> None:
@@ -223,10 +229,13 @@ def test_a_single_file_is_a_plugin_and_its_failure_an_error(site: Site, tmp_path
     host = Host.load([good])
     assert host.infos["my_solver"].owner == f"file {good}"
     assert host.add(good) is host.infos["my_solver"], "a file is loaded once"
-    with pytest.raises(PluginError, match="there is no file"):
-        Host.load([tmp_path / "absent.py"])
-    with pytest.raises(PluginError, match="does_not_exist_anywhere"):
+    absent = str(tmp_path / "absent.py")
+    with rejects("missing-file", absent, of=PluginError) as caught:
+        Host.load([absent])
+    assert str(caught.value).count(absent) == 1
+    with rejects("plugin-failed", of=PluginError) as caught:
         Host.load([site.module("bad", BROKEN)])
+    assert "does_not_exist_anywhere" in caught.value.message
 
 
 def test_what_a_plugin_prints_while_it_loads_does_not_reach_stdout(

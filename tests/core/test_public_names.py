@@ -154,8 +154,13 @@ def imports_of(path: Path) -> Iterator[tuple[str, str]]:
 FILES = sorted(
     [*(ROOT / "plugins").rglob("*.py"), *(ROOT / "docs" / "examples").glob("*/src/**/*.py")]
 )
-FOR_PROGRAMS = {"hgms_core.host", "hgms_core.registry"}
-"""What programs may use beside the public names."""
+FOR_PROGRAMS = {
+    "hgms_core.errors",
+    "hgms_core.host",
+    "hgms_core.registry",
+    "hgms_core.torch_errors",
+}
+"""Modules that programs may use in addition to the public names."""
 
 
 @pytest.mark.parametrize("path", FILES, ids=lambda path: str(path.relative_to(ROOT)))

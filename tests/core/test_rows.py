@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 import torch
-from helpers import F64, normal
+from helpers import F64, normal, rejects
 
 from hgms.methods.learned_start import with_learned_start
 from hgms.methods.tilted import tilted
@@ -111,10 +111,7 @@ def test_a_problem_that_weighs_no_lower_rows_says_so() -> None:
 @pytest.mark.parametrize(("leaf", "size"), [("weights", 12), ("logits", 11)])
 def test_rows_without_a_number_of_theta_for_each_are_refused(leaf: str, size: int) -> None:
     rows = Rows(leaf=leaf, losses=lambda x, batch: batch["a"])
-    with pytest.raises(
-        ConfigError,
-        match=f"'rows' needs a leaf '{leaf}' of θ with a number for each of the lower rows",
-    ):
+    with rejects("wrong-size", "rows", of=ConfigError):
         Problem(
             theta0={"logits": torch.zeros(size)},
             x0={"x": torch.zeros(1)},

@@ -16,9 +16,10 @@ from typing import Any, ClassVar
 import pytest
 import torch
 from attrs import evolve
+from helpers import rejects
 
 from hgms.runs import run
-from hgms_core import Budget, ConfigError, Pipeline, Problem
+from hgms_core import Budget, Pipeline, Problem
 
 pytest.importorskip("transformers", reason="the extra llm is not installed")
 pytest.importorskip("peft", reason="the extra llm is not installed")
@@ -223,11 +224,9 @@ def test_a_cell_of_the_table(
     base: Any = problem.g.rows.model.model  # type: ignore[attr-defined]
     assert {leaf.device.type for leaf in base.parameters()} == {device.type}
     if row in COLUMNS[column][2]:
-        with pytest.raises(
-            ConfigError, match=r"^(step 1: )?a loss has no second derivative here"
-        ) as caught:
+        with rejects("no-second-derivative") as caught:
             run(method, problem, Budget(outer_steps=2))
-        assert "take a hypergradient of first order" in str(caught.value)
+        assert "first" in (caught.value.hint or "")
         return
     records = run(method, problem, Budget(outer_steps=2)).records[1:]
     assert [record["step"] for record in records] == [1, 2]

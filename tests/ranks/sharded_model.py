@@ -92,10 +92,11 @@ def product(
 
 
 def refused(call: object) -> str:
+    """The code of the error that a call raises."""
     try:
         call()
     except ConfigError as error:
-        return str(error)
+        return error.code
     raise AssertionError("it was not refused")
 
 
@@ -158,7 +159,7 @@ def main(rank: int, ranks: int, address: str, folder: Path) -> None:
     )
     for strategy in ("jvp", "vjp"):
         why = refused(lambda: product(parts, x, tokens, mask, vector, strategy))  # noqa: B023
-        assert "a loss has first derivatives alone here" in why, why
+        assert why == "no-second-derivative", why
 
 
 if __name__ == "__main__":

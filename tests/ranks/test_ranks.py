@@ -16,6 +16,7 @@ import psutil
 import pytest
 import torch
 from click.testing import CliRunner
+from helpers import rejects
 from launched import free_address, on_ranks
 
 from hgms.cli import main
@@ -181,10 +182,11 @@ def test_a_rank_that_dies_is_named_and_the_run_resumes(tmp_path: Path) -> None:
             os.kill(follower.pid, signal.SIGKILL)
 
     lost = config(tmp_path / "lost", 2)
-    with pytest.raises(
-        RankLost, match=r"step 8: rank 1 of 2 was killed by SIGKILL\n  the last state .* --resume"
-    ):
+    with rejects("rank-lost", "run", "ranks", of=RankLost) as caught:
         run_config(lost, watch=watch)
+    for part in ("step 8", "rank 1 of 2", "SIGKILL"):
+        assert part in caught.value.message
+    assert "--resume" in (caught.value.hint or "")
     assert not (lost.path / "summary.json").exists(), "it did not fail"
     resumed = run_config(lost, resume=True)
     assert resumed.info.resumed_from == 7
@@ -229,17 +231,17 @@ def test_torchrun_starts_the_ranks_as_well(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("method", "run", "message"),
+    ("method", "run", "code", "option"),
     [
-        ("whole", {}, "run.ranks = 2 places the parts of a pipeline, and method 'whole' is none"),
-        (HG_MS, {"compile": True}, "compile = true is for one rank @ run.compile"),
-        (HG_MS, {"diagnose": 2}, "a run on ranks cannot be diagnosed beside @ run.diagnose"),
+        ("whole", {}, "not-supported", "ranks"),
+        (HG_MS, {"compile": True}, "conflicting-options", "compile"),
+        (HG_MS, {"diagnose": 2}, "conflicting-options", "diagnose"),
     ],
 )
 def test_what_ranks_cannot_do_is_said(
-    tmp_path: Path, method: Any, run: dict[str, Any], message: str
+    tmp_path: Path, method: Any, run: dict[str, Any], code: str, option: str
 ) -> None:
-    with pytest.raises(ConfigError, match=message.replace(".", r"\.")):
+    with rejects(code, "run", option, of=ConfigError):
         run_config(config(tmp_path, 2, method=method, **run))
 
 
@@ -252,30 +254,26 @@ def test_another_number_of_launched_processes_is_refused(
     toml.write_text(config(tmp_path, 2).to_toml())
     done = CliRunner().invoke(main, ["run", str(toml)])
     assert done.exit_code == 2
-    assert "run.ranks = 2, and torchrun has started 3 processes" in done.stderr
+    assert "ranks=2, but torchrun has started 3 processes (run.ranks)" in done.stderr
     assert "Traceback" not in done.stderr
 
 
 def test_ranks_that_compute_otherwise_are_stopped(tmp_path: Path) -> None:
-    with pytest.raises(
-        ConfigError, match="rank 1 came to another θ than rank 0: they do not compute the same"
-    ):
+    with rejects("ranks-differ", "run", "ranks", of=ConfigError):
         run_config(config(tmp_path, 2, method="hg-around", task="of-process"))
 
 
 def test_a_rank_that_cannot_load_is_named_at_once() -> None:
-    with pytest.raises(
-        ConfigError, match=r"rank 1 of 2 ended with exit code 1; its last words: .*hgms_nowhere"
-    ):
+    with rejects("rank-lost", "run", "ranks", of=ConfigError) as caught:
         start(2, torch.device("cpu"), "hgms_nowhere", {}, 1)
+    for part in ("rank 1 of 2", "exit code 1", "hgms_nowhere"):
+        assert part in caught.value.message
     assert not torch.distributed.is_initialized()
 
 
 def test_objects_of_this_process_go_to_no_rank() -> None:
     problem = config(Path(), task="sum-of-rows").task.problem(0, torch.device("cpu"), torch.float64)
-    with pytest.raises(
-        ConfigError, match=r"objects of this one cannot be in the others @ run\.ranks"
-    ):
+    with rejects("not-supported", "run", "ranks", of=ConfigError):
         run("hg-ms", problem, "2 steps", settings={"ranks": 2})
 
 

@@ -20,7 +20,8 @@ import click
 
 from hgms.cli.terminal import host_of
 from hgms.config.control_characters import printable
-from hgms_core import PLUGIN_API, HgmsError, PluginError, __version__, shortened, unknown
+from hgms_core import PLUGIN_API, HgmsError, PluginError, __version__, unknown_name
+from hgms_core.errors import shortened
 from hgms_core.host import LOG, Host, PluginInfo, describe
 
 
@@ -28,9 +29,8 @@ class _Warnings(logging.Handler):
     """Library warnings as lines on stderr; only the command line attaches it."""
 
     def emit(self, record: logging.LogRecord) -> None:
-        click.echo(
-            printable(shortened(f"{record.levelname.lower()}: {record.getMessage()}")), err=True
-        )
+        lines = f"{record.levelname.lower()}: {record.getMessage()}".split("\n")
+        click.echo(printable("\n".join(shortened(lines))), err=True)
 
 
 class _Commands(click.Group):
@@ -58,7 +58,7 @@ class _Commands(click.Group):
             and not args[0].startswith("-")
             and self.get_command(ctx, args[0]) is None
         ):
-            ctx.fail(unknown("command", args[0], self.list_commands(ctx)))
+            ctx.fail(str(unknown_name("command", args[0], self.list_commands(ctx))))
         return super().resolve_command(ctx, args)
 
     def main(self, *args: Any, **more: Any) -> Any:
@@ -96,7 +96,7 @@ class _Commands(click.Group):
             if isinstance(error.__context__, BrokenPipeError):
                 raise  # `hgms describe cg | head`: how rich leaves
             raise _Shown(
-                f"a component or plugin called sys.exit({error}); it is to raise an error instead",
+                f"a component or plugin called sys.exit({error}), but must raise an error instead",
                 1,
             ) from error
         except KeyboardInterrupt as error:
@@ -143,7 +143,11 @@ class _Commands(click.Group):
                 except (Exception, SystemExit) as error:
                     host.blame(
                         info,
-                        PluginError(f"hgms_register_commands raised {describe(error)}"),
+                        PluginError(
+                            "plugin-failed",
+                            f"hgms_register_commands raised {describe(error)}",
+                            place=(info.name,),
+                        ),
                         part=True,
                     )
                     return {}

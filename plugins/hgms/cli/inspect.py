@@ -11,17 +11,17 @@ import click
 from hgms.cli.complete import kind_names
 from hgms.cli.markup import unmarked
 from hgms.cli.terminal import files_option, json_option, plugin_option, print_json, print_table
-from hgms_core import PLUGIN_API, UnknownComponent, __version__, unknown
+from hgms_core import PLUGIN_API, __version__, unknown_name
 from hgms_core.host import Host, PluginInfo
 from hgms_core.registry import KINDS, Component, Kind, Registry
 
 
-def kind_called(word: str) -> Kind:
-    """A kind by its name, singular or plural."""
+def kind_called(word: str, place: tuple[str, ...] = ("KIND",)) -> Kind:
+    """Return a kind by its name, singular or plural."""
     name = word.casefold().removesuffix("s")
     if name in KINDS:
         return KINDS[name]
-    raise UnknownComponent(unknown("kind of component", word, KINDS))
+    raise unknown_name("kind", word, KINDS, place, label="kind of component")
 
 
 def component_row(component: Component) -> dict[str, Any]:

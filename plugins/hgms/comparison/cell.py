@@ -23,7 +23,7 @@ from attrs import frozen
 from hgms.comparison.grid import Cell
 from hgms.comparison.usage import measured
 from hgms.distributed import RankLost
-from hgms.executors import Job, Needs, Tell
+from hgms.executors import Job, Needs, Tell, as_error, pack_error
 from hgms.runs import (
     DiskError,
     Execution,
@@ -35,7 +35,7 @@ from hgms.runs import (
     replace_file,
     run_config,
 )
-from hgms_core import CheckpointError, HgmsError
+from hgms_core import CheckpointError, ErrorGroup, HgmsError, OutOfMemory
 from hgms_core.registry import Registry
 
 PATIENCE = 0.5
@@ -61,7 +61,7 @@ class Ending:
 
     cell: Cell
     status: str
-    error: str | None = None
+    error: HgmsError | None = None
 
 
 def newest(cell: Cell) -> tuple[float, Mapping[str, Any]] | None:
@@ -130,28 +130,32 @@ def _ended_by(cell: Cell, error: BaseException) -> Ending:
     )
     for kind, status in kinds:
         if isinstance(error, kind):
-            return Ending(cell=cell, status=status, error=str(error))
+            return Ending(cell=cell, status=status, error=error)
     if isinstance(error, MemoryError):
-        return failed(cell, f"out of memory: {error}".rstrip(": "))
+        message = f"out of memory: {error}".rstrip(": ")
+        return failed(cell, OutOfMemory("out-of-memory", message))
     if isinstance(error, HgmsError):
-        return failed(cell, str(error))
+        return failed(cell, error)
     with contextlib.suppress(DiskError):
         text = "".join(traceback.format_exception(error))
         replace_file(RunFolder(cell.path).traceback, text.encode(errors="backslashreplace"))
-    return failed(cell, f"{type(error).__name__}: {error}{_place(error)}")
+    message = f"{type(error).__name__}: {error}{_place(error)}"
+    return failed(cell, HgmsError("unexpected-error", message))
 
 
-def failed(cell: Cell, error: str) -> Ending:
+def failed(cell: Cell, error: HgmsError) -> Ending:
     """A failure, recorded in the run's folder."""
     try:
-        record_failure(RunFolder(cell.path), cell.config, error)
+        record_failure(RunFolder(cell.path), cell.config, str(error))
     except FolderInUse as why:
-        return Ending(cell=cell, status="elsewhere", error=str(why))
+        return Ending(cell=cell, status="elsewhere", error=why)
     except (HgmsError, OSError) as why:
         status = "stopped" if isinstance(why, DiskError) else "refused"
-        return Ending(
-            cell=cell, status=status, error=f"{error}; and the failure could not be recorded: {why}"
-        )
+        second = as_error(why)
+        message = f"the failure cannot be recorded: {second.message}"
+        unrecorded = HgmsError("not-recorded", message, place=second.place, hint=second.hint)
+        both = ErrorGroup([*error.errors, unrecorded])
+        return Ending(cell=cell, status=status, error=both)
     return Ending(cell=cell, status="failed", error=error)
 
 
@@ -215,7 +219,8 @@ def work(arguments: Mapping[str, Any], tell: Tell) -> dict[str, Any]:
         ending = carry_out(Cell(config=config, path=Path(arguments["path"])), report, execution)
     finally:
         PROGRAMS.removeHandler(handler)
-    return {"status": ending.status, "error": ending.error}
+    error = None if ending.error is None else pack_error(ending.error)
+    return {"status": ending.status, "error": error}
 
 
 def job_of(

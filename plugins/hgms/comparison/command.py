@@ -130,14 +130,17 @@ def compare(
     What is finished is not run again, what was broken off goes on. Leaves with 1 if a run failed, 2
     if the grid is wrong.
     """
-    from hgms.comparison.grid_file import FLAGS, load
+    from hgms.comparison.grid import FLAGS
+    from hgms.comparison.grid_file import load
     from hgms.comparison.run_grid import listing, run_grid, work_left
     from hgms.comparison.scale import scaled
     from hgms.config.tables import tables_of
 
     if grid is None and scale is not None:
         raise ConfigError(
-            f"--scale {scale} chooses a table [scale.{scale}] of a GRID file; none is given"
+            "missing-option",
+            f"the option requires a GRID file with a table [scale.{scale}]",
+            place=(f"--scale {scale}",),
         )
     # the file, then its scale, then the flags, which have the last word
     table = (

@@ -25,7 +25,7 @@ from hgms.results import (
     table,
 )
 from hgms.runs import OwnProblem, RunResult, frame, reporter, run_config
-from hgms_core import CheckpointError, ConfigError, as_text, one_of
+from hgms_core import CheckpointError, ConfigError, HgmsError, as_text, one_of, unknown_name
 
 if TYPE_CHECKING:
     import pandas
@@ -134,7 +134,7 @@ class Comparison:
         """A figure, a panel a task: each method's paired difference to the reference, or its metric
         against seconds and oracle calls. Errors: MissingExtra without the library.
         """
-        one_of("picture", what, ("differences", "curves"))
+        one_of("what", what, ("differences", "curves"))
         if what == "differences":
             return reporter().plot_forests([table.forest for table in self.tables], backend)
         return reporter().plot_curves(self._study(), backend)
@@ -200,9 +200,14 @@ class Comparison:
         }
         for (what, there), value in zip(known.items(), (task, method, seed), strict=True):
             if (value is None and len(there) > 1) or (value is not None and value not in there):
-                asked = f"which {what}?" if value is None else f"there is no {what} {value!r};"
+                choices = [str(choice) for choice in sorted(there, key=str)]
+                if value is not None:
+                    raise unknown_name(what, str(value), choices, (what,))
                 raise ConfigError(
-                    f"{asked} this comparison has: {', '.join(map(str, sorted(there, key=str)))}"
+                    "missing-option",
+                    f"{what} is required, because the comparison has {len(there)}",
+                    place=(what,),
+                    hint=f"available: {', '.join(choices)}",
                 )
         [cell] = [
             cell
@@ -211,9 +216,12 @@ class Comparison:
             and method in (None, cell.method)
             and seed in (None, cell.config.seed)
         ]
-        status, reason = cell.state()
+        status, error = cell.state()
         if status != "done":
-            raise ConfigError(f"{cell} has no result: {status}" + (f": {reason}" if reason else ""))
+            reason = "" if error is None else f": {error.message}"
+            raise ConfigError(
+                "no-result", f"the run ({cell}) is {status}{reason}", place=(str(cell.path),)
+            )
         result = run_config(cell.config, resume=True, path=cell.path)
         if not isinstance(cell.config.task, OwnProblem):
             return result
@@ -322,7 +330,10 @@ def gather(
     failures: list[Failure] = []
     for cell in cells:
         done = runs.setdefault(cell.task, {}).setdefault(cell.method, [])
-        status, reason = ("done", None) if cell.path in finished else cell.state()
+        reason: HgmsError | None = None
+        status = "done"
+        if cell.path not in finished:
+            status, reason = cell.state()
         if status == "done":
             try:
                 run = read_run(cell.path)
@@ -334,7 +345,7 @@ def gather(
                 continue
             except CheckpointError as error:
                 status = "damaged"
-                reason = str(error)
+                reason = error
         ending = endings.get(cell.path)
         if ending is not None and ending.status in ("refused", "stopped"):
             status = "damaged" if ending.status == "refused" else status
@@ -346,7 +357,7 @@ def gather(
                 seed=cell.config.seed,
                 path=cell.path,
                 status=status,
-                reason=reason or "it did not end",
+                reason="it did not end" if reason is None else str(reason),
             )
         )
     tables = []

@@ -16,7 +16,7 @@ from attrs import define, field
 from hgms.comparison.cell import PROGRAMS, Ending, Report, carry_out, failed, job_of, newest
 from hgms.comparison.grid import Cell
 from hgms.comparison.usage import frozen_heap
-from hgms.executors import Executor, Job, tried_again
+from hgms.executors import Executor, Job, tried_again, unpack_error
 from hgms.runs import Execution, HeldFolders, RunFolder, ignore
 from hgms_core import Budget
 
@@ -133,9 +133,11 @@ class Coordinator:
             cell = self._running.pop(end.job)
             self.recall(cell)
             if end.outcome is not None:
-                ending = Ending(cell=cell, status=end.outcome["status"], error=end.outcome["error"])
+                packed = end.outcome["error"]
+                error = None if packed is None else unpack_error(packed)
+                ending = Ending(cell=cell, status=end.outcome["status"], error=error)
             else:
-                ending = failed(cell, end.error or end.lost)
+                ending = failed(cell, end.failure)
             if ending.status == "elsewhere":
                 self._elsewhere.append(cell)
             else:

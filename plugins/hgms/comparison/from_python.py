@@ -17,8 +17,8 @@ from typing import Any
 import attrs
 
 from hgms.comparison.comparison import Comparison
-from hgms.comparison.grid import SweepSettings
-from hgms.comparison.grid_file import PYTHON, Objects, load
+from hgms.comparison.grid import PYTHON, SweepSettings
+from hgms.comparison.grid_file import ARGUMENTS, Objects, load
 from hgms.comparison.run_grid import run_grid
 from hgms.config import checked
 from hgms.config.as_table import plain
@@ -199,8 +199,10 @@ class _Reading:
             )
         if isinstance(item, type):
             raise ConfigError(
-                f"expected {_expected(kind)}; got the class {item.__name__}, write "
-                f"{item.__name__}(…)"
+                "wrong-type",
+                f"the class {item.__name__} must be {_expected(kind)}",
+                place=(ARGUMENTS[kind],),
+                hint=f"create an object: {item.__name__}(…)",
             )
         if kind == "task" and (
             isinstance(item, Problem) or (callable(item) and not isinstance(item, Task))
@@ -211,8 +213,10 @@ class _Reading:
         ]
         if lacking:
             raise ConfigError(
-                f"expected {_expected(kind)}; got {show_object(item)}, which lacks "
-                f"{', '.join(lacking)}"
+                "wrong-type",
+                f"{show_object(item)} must be {_expected(kind)}, but it has no "
+                f"{', '.join(lacking)}",
+                place=(ARGUMENTS[kind],),
             )
         if self.is_registered(item):
             return {**plain(item), **named}
@@ -242,8 +246,10 @@ class _Reading:
     def keep(self, kind: str, name: str, label: str | None, item: Any) -> dict[str, Any]:
         if (kind, label or name) in self.objects:
             raise ConfigError(
-                f"two {kind}s are called {label or name!r}\n"
-                f"  give each a label: {{'{name}-1': …, '{name}-2': …}}"
+                "duplicate-label",
+                f"two {kind}s have the label {label or name!r}",
+                place=(ARGUMENTS[kind],),
+                hint=f"pass a dictionary with labels: {{'{name}-1': …, '{name}-2': …}}",
             )
         self.objects[kind, label or name] = item
         return {"name": name} | ({} if label is None else {"label": label})

@@ -15,15 +15,31 @@ from typing import Any, Literal
 import attrs
 from attrs import field, frozen, validators
 
+from hgms.config import at_least
 from hgms.config.convert import structured
 from hgms.config.invalid import init_fields
 from hgms.config.tables import laid_over, put
 from hgms.runs import OwnProblem, RunConfig, RunFolder, RunSettings
-from hgms_core import Budget, ConfigError, HgmsError, Method, unknown
+from hgms_core import Budget, CheckpointError, ConfigError, HgmsError, Method, unknown_name
+from hgms_core.errors import Place
 from hgms_core.registry import Registry
+
+NO_FILE = "the grid"
+FLAGS = "the command line"
+PYTHON = "compare"
+"""The sources of a grid that has no file."""
 
 MOST_SEEDS = 100_000
 """More runs of one pair than anybody carries out."""
+
+
+def root_of(source: str) -> Place:
+    """Return the first part of the places in a grid: its file, if it has one.
+
+    >>> root_of("grid.toml"), root_of(FLAGS)
+    (('grid.toml',), ())
+    """
+    return () if source in (NO_FILE, FLAGS, PYTHON) else (source,)
 
 
 def distinct_seeds(_settings: object, attribute: attrs.Attribute[Any], value: object) -> None:
@@ -35,16 +51,23 @@ def distinct_seeds(_settings: object, attribute: attrs.Attribute[Any], value: ob
         if isinstance(value, (list, tuple))
         else []
     )
+    name = attribute.name
+    place = (name,)
     if isinstance(value, int) and value < 1:
-        raise ValueError(f"{attribute.name!r} must be a count > 0 or a list of numbers: {value}")
+        message = f"{name}={value} must be a count of at least 1, or a list of seeds"
+        raise ConfigError("out-of-range", message, place=place)
     if not numbers:
-        raise ValueError(f"{attribute.name!r} must not be empty")
-    if (value if isinstance(value, int) else len(numbers)) > MOST_SEEDS:
-        raise ValueError(f"{attribute.name!r} must be at most {MOST_SEEDS:,} of them")
+        raise ConfigError("missing-option", f"{name} must not be empty", place=place)
+    count = value if isinstance(value, int) else len(numbers)
+    if count > MOST_SEEDS:
+        message = f"{name} has {count:,} seeds, but must have at most {MOST_SEEDS:,}"
+        raise ConfigError("too-large", message, place=place)
     if any(number < 0 for number in numbers):
-        raise ValueError(f"{attribute.name!r} must be >= 0: {numbers}")
+        message = f"{name}={numbers} must not contain negative numbers"
+        raise ConfigError("out-of-range", message, place=place)
     if len(set(numbers)) < len(numbers):
-        raise ValueError(f"{attribute.name!r} names a seed twice: {numbers}")
+        message = f"{name}={numbers} must not contain a seed twice"
+        raise ConfigError("wrong-value", message, place=place)
 
 
 @frozen(kw_only=True)
@@ -56,13 +79,13 @@ class SweepSettings:
     ``budget`` is that of one trial (None: the grid's); ``seed`` is the sampler's.
     """
 
-    trials: int = field(validator=validators.ge(2))
+    trials: int = field(validator=at_least(2))
     seeds: list[int] = field(factory=lambda: [100], validator=distinct_seeds)
     budget: Budget | None = None
     sampler: Literal["grid", "random", "tpe"] = field(
         default="random", validator=validators.in_(["grid", "random", "tpe"])
     )
-    seed: int = field(default=0, validator=validators.ge(0))
+    seed: int = field(default=0, validator=at_least(0))
     space: Mapping[str, Any] = field(factory=dict)
 
 
@@ -111,17 +134,24 @@ def copied(value: Any) -> Any:
 def with_field(component: Any, path: Sequence[str], value: Any) -> Any:
     """The component with a field, or one of a part's, set to ``value``.
 
-    Errors: ConfigError for a field that is not there, and for a value that it does not take."""
+    Errors: ConfigError for an unknown field, and for a value that the field rejects; the place is
+    the field."""
     name, *rest = path
     fields = init_fields(type(component)) if attrs.has(type(component)) else {}
     if name not in fields:
-        raise ConfigError(unknown(f"field of {type(component).__name__}", name, fields))
+        label = f"field of {type(component).__name__}"
+        raise unknown_name("option", name, fields, (name,), label=label)
     if rest:
-        value = with_field(getattr(component, fields[name].name), rest, value)
+        try:
+            value = with_field(getattr(component, fields[name].name), rest, value)
+        except HgmsError as error:
+            raise error.at(name) from None
     try:
         return attrs.evolve(component, **{name: value})
     except (ValueError, TypeError) as error:
-        raise ConfigError(str(error.args[0] if error.args else error)) from None
+        reason = error.args[0] if error.args else type(error).__name__
+        message = f"{name}={value!r} is invalid: {reason}"
+        raise ConfigError("wrong-value", message, place=(name,)) from None
 
 
 @frozen(kw_only=True)
@@ -158,14 +188,16 @@ class Cell:
             return self.config.to_toml()
         return f"{self.around[0]}{_seed_line(self.config)}{self.around[1]}"
 
-    def state(self) -> tuple[str, str | None]:
-        """``new``, ``begun``, ``done``, ``failed`` or ``damaged``, and the reason of the last
+    def state(self) -> tuple[str, HgmsError | None]:
+        """``new``, ``begun``, ``done``, ``failed`` or ``damaged``, and the error of the last
         two.
         """
         folder = RunFolder(self.path)
         try:
             if folder.config.exists() and not folder.holds(self.text):
-                return "damaged", "it holds a run of another configuration"
+                return "damaged", CheckpointError(
+                    "other-settings", "the folder contains a run of another configuration"
+                )
             if other := self.other_problem(folder):
                 return "damaged", other
             summary = folder.read_summary()
@@ -174,18 +206,20 @@ class Cell:
             if summary.get("status") == "done":
                 return "done", None
             if summary.get("status") == "failed":
-                return "failed", str(summary.get("error") or "no reason on record")
-            return (
-                "damaged",
-                f"summary.json has no status 'done' or 'failed': {summary.get('status')!r}",
+                reason = str(summary.get("error") or "no reason is recorded")
+                return "failed", HgmsError("run-failed", reason)
+            return "damaged", CheckpointError(
+                "damaged-file",
+                f"status={summary.get('status')!r} must be 'done' or 'failed'",
+                place=("summary.json", "status"),
             )
-        except (HgmsError, OSError, ValueError, TypeError) as error:
-            return "damaged", str(error)
+        except HgmsError as error:
+            return "damaged", error
+        except (OSError, ValueError, TypeError) as error:
+            return "damaged", CheckpointError("damaged-file", str(error))
 
-    def other_problem(self, folder: RunFolder) -> str:
-        """What differs in the problem that a function of the seed made for the run in the
-        folder, empty if nothing does.
-        """
+    def other_problem(self, folder: RunFolder) -> CheckpointError | None:
+        """The error of a folder for which a function of the seed made another problem."""
         task = self.config.task
         before = (
             (folder.read_environment().get("task") or {}).get("instance")
@@ -197,12 +231,14 @@ class Cell:
             or not isinstance(task, OwnProblem)
             or before == (now := task.instance(self.config.seed))
         ):
-            return ""
+            return None
         what = ", ".join(key for key in {**before, **now} if before.get(key) != now.get(key))
-        return (
-            f"it holds a run of another problem ({what}), and the function that makes the one of "
-            "this seed has not changed\n"
-            "  let all it draws come from the seed; if its data has changed, choose another folder"
+        return CheckpointError(
+            "other-settings",
+            f"the folder contains a run of another problem ({what}), although the function that "
+            "creates the problem is the same",
+            hint="draw all random numbers from the seed, or choose another folder if the data has "
+            "changed",
         )
 
 

@@ -41,12 +41,20 @@ import attrs
 from attrs import field, frozen, validators
 
 from hgms.comparison import space
-from hgms.comparison.grid import Entry, Grid, SweepSettings, copied, distinct_seeds
+from hgms.comparison.grid import (
+    FLAGS,
+    NO_FILE,
+    PYTHON,
+    Entry,
+    Grid,
+    SweepSettings,
+    copied,
+    distinct_seeds,
+    root_of,
+)
 from hgms.comparison.references import lines_of, with_references
 from hgms.comparison.scale import scaled
-from hgms.config import Invalid
 from hgms.config.convert import role_of, structured, traits_of
-from hgms.config.invalid import named
 from hgms.config.tables import lay, show
 from hgms.results import DEFAULT_REFERENCES
 from hgms.runs import (
@@ -60,12 +68,10 @@ from hgms.runs import (
     tables_of_others,
     wanted_traits,
 )
-from hgms_core import Budget, ConfigError, HgmsError, Method, Task, unknown
-from hgms_core.registry import KINDS, Registry
-
-FLAGS = "the command line"
-PYTHON = "compare"
-"""The sources of a grid that has no file."""
+from hgms.runs.traits import similar_traits
+from hgms_core import Budget, ConfigError, HgmsError, Method, Task, raise_all, unknown_name
+from hgms_core.errors import Place
+from hgms_core.registry import Registry
 
 RESERVED = {
     "task",
@@ -87,7 +93,11 @@ Objects = dict[tuple[str, str], Any]
 """Tasks and methods as objects, by kind and label."""
 
 
-STOP = '\n  give `upper_data` one set of rows for all roles, or the method keep = "last"'
+ARGUMENTS: Mapping[str | int, str] = {"task": "problems", "method": "methods"}
+"""The arguments of :func:`hgms.comparison.compare` by the kinds of their entries."""
+
+STOP = 'pass one set of rows for all roles in upper_data, or set keep = "last" in the method'
+COMPAT = "run `hgms compat` to list the methods that fit each task"
 
 
 def placed(task: object) -> dict[str, str]:
@@ -121,7 +131,7 @@ class GridFile:
 def load(
     table: Mapping[str, Any],
     *,
-    source: str = "the grid",
+    source: str = NO_FILE,
     sets: Iterable[str] = (),
     tasks: Sequence[str] = (),
     methods: Sequence[str] = (),
@@ -135,8 +145,10 @@ def load(
 
     ``sets`` are ``task.FIELD=…`` and ``method.FIELD=…`` (all of them), ``LABEL.FIELD=…`` (one of
     them), or a key of the top level. ``objects`` are the tasks and methods that have a name and a
-    label in the table and nothing else, by kind and label. Raises one ConfigError with everything
-    that is wrong.
+    label in the table and nothing else, by kind and label.
+
+    Errors: ConfigError, or an ErrorGroup with all errors. Places begin with ``source`` if it is a
+    file; entries are named by their labels: ``("grid.toml", "method", "hg-ms", "outer", "lr")``.
     """
     return _Loader(source, registry or Registry.load(), objects or {}).load(
         scaled(table, scale, source), list(sets), tasks, methods
@@ -165,13 +177,14 @@ def without_doubles(
 
 
 class _Loader:
-    """Gathers problems, and stops where there are any."""
+    """Builds a grid, and collects the errors."""
 
     def __init__(self, where: str, registry: Registry, objects: Objects) -> None:
         self.where = where
+        self.root = root_of(where)
         self.registry = registry
         self.objects = objects
-        self.problems: list[str] = []
+        self.errors: list[HgmsError] = []
         self.left_out: list[str] = []
         self.others = tables_of_others() - attrs.fields_dict(GridFile).keys()
 
@@ -194,18 +207,20 @@ class _Loader:
         tasks = self.narrowed(all_tasks, only_tasks)
         methods = self.narrowed(all_methods, only_methods)
         if self.where == FLAGS and "budget" not in table:
-            self.problems.append(
-                'no budget is given; add --budget 60s, --budget "25 steps" or --budget "1e5 calls"'
+            self.errors.append(
+                ConfigError(
+                    "missing-option",
+                    "the budget is missing",
+                    place=("budget",),
+                    hint='add --budget 60s, --budget "25 steps" or --budget "1e5 calls"',
+                )
             )
             table["budget"] = "1 step"
         for key in self.others:
             table.pop(key, None)
-        file = self.built({"task": [], "method": [], **table}, GridFile, self.where)
+        file = self.built({"task": [], "method": [], **table}, GridFile)
         self.check_on(all_tasks, all_methods)
-        built = {
-            task.label: self.built(task.at(""), Task, f"{self.where}.task {task.label}")
-            for task in tasks
-        }
+        built = {task.label: self.built(task.at(""), Task, ("task", task.label)) for task in tasks}
         fitting = without_doubles(self.fitting(tasks, methods, built), methods)
         if file is None:
             file = self.salvaged(table)
@@ -254,28 +269,28 @@ class _Loader:
         )
 
     def built(
-        self, table: object, wanted: Any, place: str, traits: frozenset[str] = frozenset()
+        self, table: object, wanted: Any, place: Place = (), traits: frozenset[str] = frozenset()
     ) -> Any:
-        """The object a table describes (a method for tasks with ``traits``), or None with its
-        errors among the problems.
+        """The object a table at ``place`` describes (a method for tasks with ``traits``), or None
+        with its errors among those collected.
         """
         try:
             return structured(table, wanted, self.registry, traits)
-        except Invalid as invalid:
-            self.problems += [Invalid(error).render(place) for error in invalid.errors]
         except HgmsError as error:
-            self.problems.append(f"{error} @ {place}")
+            self.errors += error.at(*self.place(*place)).errors
         return None
 
+    def place(self, *path: str | int) -> Place:
+        """The place of a value in the file, or in the arguments of :func:`compare`."""
+        if self.where == PYTHON and path:
+            return (ARGUMENTS.get(path[0], path[0]), *path[1:])
+        return (*self.root, *path)
+
     def stop(self) -> None:
-        problems = list(dict.fromkeys(self.problems))
-        if len(problems) == 1:
-            raise ConfigError(problems[0])
-        if problems:
-            shown = "\n".join("  " + problem.replace("\n", "\n  ") for problem in problems)
-            raise ConfigError(
-                f"{len(problems)} problems in {self.where}; nothing was run:\n{shown}"
-            )
+        """Raise the collected errors, each once."""
+        distinct = {(error.code, error.message, error.place): error for error in self.errors}
+        if distinct:
+            raise_all([*distinct.values()])
 
     def salvaged(self, table: Mapping[str, Any]) -> GridFile:
         """The file without the keys that are wrong, so that what depends on the others is looked
@@ -283,7 +298,7 @@ class _Loader:
         """
         kept: dict[str, Any] = {"budget": "1 step", "seeds": [2**40], "task": [], "method": []}
         for key, value in table.items():
-            with contextlib.suppress(Invalid, HgmsError):
+            with contextlib.suppress(HgmsError):
                 structured({**kept, key: value}, GridFile, self.registry)
                 kept[key] = value
         file: GridFile = structured(kept, GridFile, self.registry)
@@ -302,45 +317,63 @@ class _Loader:
                 flag = {"task": "--task NAME", "method": "--methods NAME,NAME"}[kind]
                 how = f"add {flag} (`hgms list {kind}` shows all)"
             if self.where == PYTHON:
-                how = f"give its name (`hgms list {kind}` shows all), a table or an object"
-            self.problems.append(f"no {kind} is named; {how} @ {self.where}")
+                how = f"pass its name (`hgms list {kind}` shows all), a table or an object"
+            self.errors.append(
+                ConfigError(
+                    "missing-option", f"no {kind} is given", place=self.place(kind), hint=how
+                )
+            )
         entries = []
-        for number, item in enumerate(items, start=1):
+        for index, item in enumerate(items):
             try:
                 entries.append(self.entry(kind, {"name": item} if isinstance(item, str) else item))
-            except ValueError as error:
-                message, line, rest = str(error).partition("\n")
-                self.problems.append(f"{message} @ {self.where}.{kind}[{number}]{line}{rest}")
+            except HgmsError as error:
+                self.errors += error.at(*self.place(kind, index)).errors
         labels = [entry.label for entry in entries]
         for label, count in Counter(labels).items():
             if count > 1:
-                self.problems.append(
-                    f"{count} {kind}s are called {label!r}; give each a label of its own, like "
-                    f'label = "{label}-2"{" in a grid file" if self.where == FLAGS else ""} @ '
-                    f"{self.where}.{kind}"
+                where = " in a grid file" if self.where == FLAGS else ""
+                self.errors.append(
+                    ConfigError(
+                        "duplicate-label",
+                        f"{count} {kind}s have the label {label!r}",
+                        place=self.place(kind),
+                        hint=f'set a different label for each, such as label = "{label}-2"{where}',
+                    )
                 )
         return entries
 
     def entry(self, kind: Literal["task", "method"], item: object) -> Entry:
-        """ValueError with what is wrong."""
+        """The entry of a table. Errors: ConfigError, with its place in the table."""
         if not isinstance(item, Mapping):
-            raise ValueError(f"expected a table with the name of a {kind}, got {show(item)}")
+            message = f"{show(item)} must be a table with the name of a {kind}"
+            raise ConfigError("wrong-type", message)
         if not isinstance(item.get("name"), str):
-            raise ValueError(
-                f"the name of the {kind} is missing\n  "
-                + named(self.registry, KINDS[kind]).replace("\n", "\n  ")
+            names = ", ".join(component.name for component in self.registry.components(kind))
+            raise ConfigError(
+                "missing-option",
+                f"the name of the {kind} is missing",
+                place=("name",),
+                hint=f"available: {names}\n`hgms list {kind}` describes each",
             )
         label = item.get("label", item["name"])
         on = item.get("on", {})
         if not isinstance(label, str):
-            raise ValueError(f"'label' must be a string: {show(label)}")
+            message = f"label={show(label)} must be a string"
+            raise ConfigError("wrong-type", message, place=("label",))
         RunSettings(label=label)
         if label in RESERVED | self.others:
-            raise ValueError(f"the label {label!r} has a meaning of its own; choose another")
+            raise ConfigError(
+                "reserved-label",
+                f"the label {label!r} is reserved",
+                place=("label",),
+                hint="choose another label",
+            )
         if not isinstance(on, Mapping) or not all(
             isinstance(settings, Mapping) for settings in on.values()
         ):
-            raise ValueError("'on' must hold a table of settings for each task it names")
+            message = "on must contain one table of settings per task"
+            raise ConfigError("wrong-type", message, place=("on",))
         table = {key: value for key, value in item.items() if key not in ("label", "on")}
         component = self.objects.get((kind, label))
         return Entry(
@@ -365,6 +398,7 @@ class _Loader:
                 [entry for entry in entries if head in (entry.kind, entry.label)] if named else []
             )
             key, equals, _ = assignment.partition("=")
+            place = (f"--set {assignment}",)
             try:
                 if named and not chosen and head not in top:
                     choices = [
@@ -374,27 +408,27 @@ class _Loader:
                         "sweep",
                         *(entry.label for entry in entries),
                     ]
-                    raise ConfigError(
-                        f"--set {assignment}: {unknown('task or method', head, choices)}"
-                    )
+                    raise unknown_name("label", head, choices, place, label="task or method")
                 if equals and not named and key.strip() not in top:
                     raise ConfigError(
-                        f"--set {assignment}: whose {key.strip()!r}? write task.{key}, "
-                        f"method.{key} or LABEL.{key}\n"
-                        f"  of the grid itself: {', '.join(top)}"
+                        "ambiguous-setting",
+                        f"{key.strip()!r} is not an option of the grid",
+                        place=place,
+                        hint=f"use task.{key}, method.{key} or LABEL.{key}\n"
+                        f"options of the grid: {', '.join(top)}",
                     )
                 for entry in chosen:
                     lay(entry.table, rest, assignment)
                 if not chosen:
                     lay(table, assignment)
             except ConfigError as error:
-                self.problems.append(str(error))
+                self.errors += error.errors
 
     def narrowed(self, entries: list[Entry], only: Sequence[str]) -> list[Entry]:
         labels = [entry.label for entry in entries]
         kind = entries[0].kind if entries else "entry"
-        self.problems += [
-            f"{unknown(kind, word, labels)}\n  @ {self.where}.{kind}"
+        self.errors += [
+            unknown_name(kind, word, labels, self.place(kind))
             for word in only
             if word not in labels
         ]
@@ -402,13 +436,17 @@ class _Loader:
 
     def check_on(self, tasks: Sequence[Entry], methods: Sequence[Entry]) -> None:
         labels = [task.label for task in tasks]
-        self.problems += [
-            f"'on' is for methods only @ {self.where}.task {task.label}"
+        self.errors += [
+            ConfigError(
+                "not-supported",
+                "only methods support on",
+                place=self.place("task", task.label, "on"),
+            )
             for task in tasks
             if task.on
         ]
-        self.problems += [
-            f"{unknown('task', label, labels)}\n  @ {self.where}.method {method.label}.on"
+        self.errors += [
+            unknown_name("task", label, labels, self.place("method", method.label, "on", label))
             for method in methods
             for label in method.on
             if label not in labels
@@ -419,10 +457,9 @@ class _Loader:
     ) -> dict[tuple[str, str], Method]:
         """Every method for every task, built, and checked to fit it."""
         fitting: dict[tuple[str, str], Method] = {}
-        unfit: list[str] = []
         left_out: dict[str, dict[str, list[str]]] = {}
         for entry in methods:
-            place = f"{self.where}.method {entry.label}"
+            place: Place = ("method", entry.label)
             general: dict[frozenset[str], Any] = {}  # defaults are those of the task's kind
             if not tasks:
                 self.built(entry.at(""), Method, place)
@@ -430,7 +467,7 @@ class _Loader:
                 traits = self.traits(task)
                 if task.label in entry.on:
                     method = self.built(
-                        entry.at(task.label), Method, f"{place} on {task.label}", traits
+                        entry.at(task.label), Method, (*place, "on", task.label), traits
                     )
                 else:
                     if traits not in general:
@@ -449,13 +486,15 @@ class _Loader:
                     continue
                 fitting[task.label, entry.label] = method
                 if lacking:
-                    unfit.append(
-                        misfit(entry.label, task.label, lacking)
-                        + (STOP if "stop-rows" in lacking else "")
+                    self.errors.append(
+                        ConfigError(
+                            "not-supported",
+                            misfit(entry.label, task.label, lacking),
+                            place=self.place(*place),
+                            hint=f"{STOP}\n{COMPAT}" if "stop-rows" in lacking else COMPAT,
+                            did_you_mean=similar_traits(lacking),
+                        )
                     )
-        if unfit:
-            unfit[-1] += "\n  `hgms compat` shows which methods fit which tasks"
-        self.problems += unfit
         self.left_out = lines_of(left_out)
         return fitting
 
@@ -473,12 +512,19 @@ class _Loader:
         for label, task in built.items():
             names = list(getattr(task, "metrics", ()))
             if task is not None and not names:
-                self.problems.append(
-                    f"the task {label!r} names no metrics, so there is nothing to compare by"
+                message = f"the task {label!r} has no metrics, so it cannot be compared"
+                self.errors.append(
+                    ConfigError("wrong-metric", message, place=self.place("task", label))
                 )
             elif names and metric is not None and metric not in names:
-                self.problems.append(
-                    f"{unknown('metric', metric, names)}\n  @ {self.where}, task {label!r}"
+                self.errors.append(
+                    unknown_name(
+                        "metric",
+                        metric,
+                        names,
+                        self.place("metric"),
+                        label=f"metric of task {label!r}:",
+                    )
                 )
             chosen[label] = metric or next(iter(names), "")
         return chosen
@@ -486,11 +532,10 @@ class _Loader:
     def reference(self, methods: Sequence[Entry], label: str | None) -> str:
         labels = [method.label for method in methods]
         if label is not None and label not in labels:
-            cure = (
-                "\n  it has to be one of those that are compared: add it to --methods, or "
-                "name another with --reference"
-            )
-            self.problems.append(unknown("reference method", label, labels) + cure)
+            place = self.place("reference")
+            error = unknown_name("method", label, labels, place, label="reference method")
+            hint = f"{error.hint}\nadd it to --methods, or choose another --reference"
+            self.errors.append(ConfigError(**{**error.as_dict(), "hint": hint}))
         default = next(
             (method.label for method in methods if method.name in DEFAULT_REFERENCES),
             next(iter(labels), ""),
@@ -509,10 +554,15 @@ class _Loader:
         try:
             device_called(run.device)
         except ConfigError as error:
-            self.problems.append(str(error))
+            self.errors += error.at(*self.root).errors
         if run.label or run.task_label:
-            self.problems.append(
-                f"labels belong into the [[task]] and [[method]] tables @ {self.where}.run"
+            self.errors.append(
+                ConfigError(
+                    "not-supported",
+                    "the [run] table of a grid does not support labels",
+                    place=self.place("run", "label" if run.label else "task_label"),
+                    hint="set labels in the [[task]] and [[method]] tables",
+                )
             )
 
     def check_devices(
@@ -522,10 +572,14 @@ class _Loader:
         for label, task in built.items():
             for key, own in placed(task).items():
                 if key in stated and stated[key] != own:
-                    self.problems.append(
-                        f"{key} = {show(stated[key])}, and the problem {label!r} is made in "
-                        f"{show(own)}\n"
-                        f"  leave run.{key} out, or make the problem there @ {self.where}.run"
+                    self.errors.append(
+                        ConfigError(
+                            "conflicting-options",
+                            f"{key}={show(stated[key])} differs from {show(own)}, the {key} of "
+                            f"the problem {label!r}",
+                            place=self.place("run", key),
+                            hint=f"remove run.{key}, or create the problem with it",
+                        )
                     )
 
     def check_sweep(
@@ -539,45 +593,51 @@ class _Loader:
         """The spaces name methods and fields that exist, have room for the trials, and hold
         values that can be built.
         """
-        place = f"{self.where}.sweep"
+        place = self.place("sweep")
         shared = sorted(set(sweep.seeds) & set(seeds))
         if shared:
-            self.problems.append(
-                "the pilot seeds must not be seeds of the comparison, or settings are chosen on "
-                f"what is reported: {', '.join(map(str, shared))} @ {place}.seeds"
+            self.errors.append(
+                ConfigError(
+                    "conflicting-options",
+                    f"seeds={shared} of the sweep must not be seeds of the comparison",
+                    place=(*place, "seeds"),
+                    hint="use other seeds, so that settings are not chosen on reported runs",
+                )
             )
         if not sweep.space:
-            self.problems.append(
-                f"no method has a space, so there is nothing to sweep @ {place}.space"
+            self.errors.append(
+                ConfigError(
+                    "missing-option", "no method has a space to sweep", place=(*place, "space")
+                )
             )
         by_label = {method.label: method for method in methods}
         for label, table in sweep.space.items():
-            here = f"{place}.space.{label}"
+            here = (*place, "space", label)
             if label not in known:
-                self.problems.append(f"{unknown('method', label, known)}\n  @ {here}")
+                self.errors.append(unknown_name("method", label, known, here))
+            elif label in by_label and not isinstance(table, Mapping):
+                message = f"{show(table)} must be a table of fields"
+                self.errors.append(ConfigError("wrong-type", message, place=here))
             elif label in by_label:
                 try:
-                    self.check_space(sweep, by_label[label], space.parse(table), tasks, here)
+                    self.check_space(sweep, by_label[label], space.parse(table), tasks)
                 except ConfigError as error:
-                    self.problems.append(f"{error} @ {here}")
-                except AttributeError:
-                    self.problems.append(f"expected a table of fields, got {show(table)} @ {here}")
+                    self.errors += error.at(*here).errors
 
     def check_space(
-        self,
-        sweep: SweepSettings,
-        method: Entry,
-        dimensions: space.Space,
-        tasks: Sequence[Entry],
-        here: str,
+        self, sweep: SweepSettings, method: Entry, dimensions: space.Space, tasks: Sequence[Entry]
     ) -> None:
         size = space.points(dimensions)
         if sweep.sampler == "grid" and size is None:
-            raise ConfigError('sampler "grid" needs lists of values, not ranges')
+            raise ConfigError(
+                "conflicting-options",
+                'sampler="grid" requires lists of values, but the space has a range',
+            )
         if sweep.sampler != "tpe" and size is not None and size < sweep.trials:
             raise ConfigError(
-                f"{size} points are too few for {sweep.trials} different trials, and every "
-                "method gets the same number; add values, or lower trials"
+                "too-few-points",
+                f"trials={sweep.trials} requires as many points, but the space has {size}",
+                hint="add values, or decrease trials",
             )
         for task in tasks:
             traits = self.traits(task)
@@ -586,6 +646,6 @@ class _Loader:
                     self.built(
                         method.at(task.label, {key: value}),
                         Method,
-                        f"{here} ({key} = {show(value)})",
+                        ("sweep", "space", method.label),
                         traits,
                     )

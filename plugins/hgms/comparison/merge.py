@@ -12,8 +12,9 @@ from attrs import frozen
 
 from hgms.config.tables import parse_json
 from hgms.runs import ROWS, RunFolder, is_marker, leased, read_file, replace_file
-from hgms_core import CheckpointError, ConfigError
+from hgms_core import CheckpointError, ConfigError, raise_all
 
+REMEDY = "remove the wrong folder, or omit its source"
 ASIDE = ".merged-"
 """What a copy is called until it is whole, and what it takes the place of until then."""
 FREE = ("trials", "chosen", "chosen_values", "note")
@@ -37,16 +38,17 @@ def plan(sources: Sequence[Path], target: Path) -> list[Step]:
     further.
 
     Raises:
-        ConfigError: two folders of one run differ in what they hold; both are named. Or a source is
-            no folder, or is (in) the target.
+        ConfigError: two folders of one run have different contents; the error names both. Or a
+            source is no folder, or is the target or a folder in it.
     """
     steps: dict[Path, Step] = {}
-    faults: list[str] = []
+    faults: list[ConfigError] = []
     for source in sources:
         if not source.is_dir():
-            raise ConfigError(f"there is no folder {source}")
+            raise ConfigError("missing-file", "the folder does not exist", place=(str(source),))
         if source.resolve() == target.resolve() or target.resolve() in source.resolve().parents:
-            raise ConfigError(f"{source} is, or is in, {target}, into which it is to be joined")
+            message = f"the source must not be the target {target} or a folder in it"
+            raise ConfigError("wrong-value", message, place=(str(source),))
         for folder in sorted(_folders(source)):
             place = target / folder.relative_to(source)
             before = steps.get(place)
@@ -60,7 +62,9 @@ def plan(sources: Sequence[Path], target: Path) -> list[Step]:
             try:
                 further = other is None or _further(folder, other)
             except CheckpointError as error:
-                faults.append(str(error))
+                faults += [
+                    ConfigError(**{**fault.as_dict(), "hint": REMEDY}) for fault in error.errors
+                ]
                 continue
             if further:
                 steps[place] = Step(
@@ -69,9 +73,7 @@ def plan(sources: Sequence[Path], target: Path) -> list[Step]:
             elif before is None:
                 steps[place] = Step(what="keep", source=folder, target=place)
     if faults:
-        raise ConfigError(
-            "\n".join([*faults, "  remove the folders that are wrong, or leave that source out"])
-        )
+        raise_all(faults)
     return list(steps.values())
 
 
@@ -137,7 +139,10 @@ def sweeps(sources: Sequence[Path], target: Path) -> dict[Path, Path]:
                 own.get(key) != known.get(key) for key in (own.keys() | known.keys()) - set(FREE)
             ):
                 raise ConfigError(
-                    f"{path} and {place} are different sweeps\n  remove the one that is wrong"
+                    "other-settings",
+                    f"the sweep differs from the sweep in {place}",
+                    place=(str(path),),
+                    hint="remove the wrong folder",
                 )
     return lacking
 
@@ -153,7 +158,11 @@ def _further(folder: Path, other: Path) -> bool:
     if not theirs.config.exists():
         return True
     if not theirs.holds(read_file(mine.config).decode(errors="replace")):
-        raise CheckpointError(f"{folder} and {other} hold runs of different configurations")
+        raise CheckpointError(
+            "other-settings",
+            f"the configuration of the run differs from the one in {other}",
+            place=(str(folder),),
+        )
     done = [run.read_summary() for run in (mine, theirs)]
     rows = [run.steps.read_bytes() if run.steps.exists() else b"" for run in (mine, theirs)]
     own, known = (data[: data.rfind(b"\n") + 1] for data in rows)
@@ -161,7 +170,11 @@ def _further(folder: Path, other: Path) -> bool:
     if done[0] is not None and done[1] is not None:
         same = own == known and done[0] == done[1]
     if not same:
-        raise CheckpointError(f"{folder} and {other} hold the same run with different results")
+        raise CheckpointError(
+            "other-results",
+            f"the results of the run differ from the results of the same run in {other}",
+            place=(str(folder),),
+        )
     if (done[0] is None) != (done[1] is None):
         return done[0] is not None
     return len(own) > len(known)

@@ -27,7 +27,10 @@ def _counts(_context: click.Context, option: click.Parameter, text: str | None) 
     if not counts or min(counts) < 1 or max(counts) > 100_000:
         what = option.name
         raise ConfigError(
-            f"--{what} {text}: write numbers of {what}, 1 to 100,000, as in --{what} 2,8,64"
+            "wrong-value",
+            f"{text!r} must be numbers of {what} between 1 and 100,000",
+            place=(f"--{what} {text}",),
+            hint=f"use numbers separated by commas, such as --{what} 2,8,64",
         )
     return counts
 
@@ -119,10 +122,10 @@ def plan(
     print_table(tuple(rows[0]), rows)
     for (task, method), cost in result.costs.items():
         if cost.error:
-            click.echo(printable(f"  not measured: {task}, {method}: {cost.error.splitlines()[0]}"))
+            click.echo(printable(f"  not measured: {task}, {method}: {cost.error.lines()[0]}"))
         elif cost.parted is not None and cost.parted.error:
             click.echo(
-                printable(f"  not on ranks: {task}, {method}: {cost.parted.error.splitlines()[0]}")
+                printable(f"  not on ranks: {task}, {method}: {cost.parted.error.lines()[0]}")
             )
     click.echo(
         f"{numbers['runs']} runs to do: {_span(numbers['seconds'])} one at a time, the longest "

@@ -19,9 +19,9 @@ from hgms.comparison.grid import Cell, Grid
 from hgms.comparison.rank_times import Parted, measured_on_ranks, step_of, threads_of
 from hgms.comparison.usage import measured
 from hgms.config.tables import parse_json
-from hgms.executors import Ending, Executor, Tell, code_of, tried_again
+from hgms.executors import Ending, Executor, Tell, code_of, tried_again, unpack_error
 from hgms.runs import RunConfig, RunFolder, read_file, run_config, unannounced
-from hgms_core import Budget
+from hgms_core import Budget, HgmsError
 from hgms_core.registry import Registry
 
 STEPS = 3
@@ -35,7 +35,7 @@ class Cost:
     """What one run of a (task, method) takes: ``step`` seconds of an outer step, ``around`` seconds
     of building the problem and of two evaluations, ``calls`` oracle calls of a step, bytes of
     ``memory`` at its peak, on ``disk`` and in each ``row``. ``parted`` is a step on one rank and on
-    two, where that was asked for. ``error`` says why it could not be measured.
+    two, if requested. ``error`` is the reason if it could not be measured.
     """
 
     step: float = 0.0
@@ -45,7 +45,7 @@ class Cost:
     disk: float = 0.0
     row: float = 0.0
     parted: Parted | None = None
-    error: str = ""
+    error: HgmsError | None = None
 
     def steps(self, budget: Budget) -> float:
         """Outer steps until the budget is spent."""
@@ -129,7 +129,7 @@ class Plan:
                 {
                     "task": task,
                     "method": method,
-                    **attrs.asdict(cost),
+                    **attrs.asdict(cost, value_serializer=_plain),
                     "seconds": cost.seconds(budget),
                 }
                 for (task, method), cost in self.costs.items()
@@ -170,7 +170,8 @@ def plan(
     for ending in tried_again(executor, iter(jobs), say=say):
         pair = jobs[ending.job]
         costs[pair] = _cost(ending)
-        how = costs[pair].error.splitlines()[0] if costs[pair].error else "measured"
+        error = costs[pair].error
+        how = "measured" if error is None else error.lines()[0]
         say(f"[{len(costs)}/{len(jobs)}] {', '.join(pair)}: {how}")
     left = [cell for cell in cells if cell.state()[0] in ("new", "begun")]
     return Plan(grid=grid, costs={pair: costs[pair] for pair in grid.pairs}, left=left)
@@ -178,10 +179,19 @@ def plan(
 
 def _cost(ending: Ending) -> Cost:
     if ending.outcome is None:
-        return Cost(error=ending.error or ending.lost)
+        return Cost(error=ending.failure)
     told = dict(ending.outcome)
     parted = told.pop("parted", None)
+    if parted is not None and "error" in parted:
+        return Cost(**told, parted=Parted(error=unpack_error(parted["error"])))
     return Cost(**told, parted=None if parted is None else Parted(**parted))
+
+
+def _plain(_cost: object, attribute: attrs.Attribute[Any], value: Any) -> Any:
+    """A value of a cost as JSON holds it."""
+    if attribute.name == "error":
+        return "" if value is None else str(value)
+    return value
 
 
 def measure(arguments: Mapping[str, Any], _tell: Tell) -> dict[str, Any]:

@@ -9,7 +9,7 @@ from typing import Any
 import attrs
 from attrs import frozen
 
-from hgms.executors import cores
+from hgms.executors import cores, pack_error
 from hgms.runs import RunConfig, RunSettings, run_config
 from hgms_core import Budget, ConfigError, HgmsError
 
@@ -24,7 +24,7 @@ class Parted:
 
     What two ranks say to each other counts as not parted. Where more ranks say more, or cross a
     network, a step takes longer than this; and more ranks than candidates part rows alone.
-    ``error`` says why it could not be measured.
+    ``error`` is the reason if it could not be measured.
 
     >>> half = Parted(one=2.0, two=1.5)
     >>> half.share, half.step(2), half.step(8)
@@ -35,7 +35,7 @@ class Parted:
 
     one: float = 0.0
     two: float = 0.0
-    error: str = ""
+    error: HgmsError | None = None
 
     @property
     def share(self) -> float:
@@ -63,15 +63,19 @@ def threads_of(settings: RunSettings) -> int:
     """
     if settings.ranks != 1:
         raise ConfigError(
-            f"the grid's runs are on {settings.ranks} ranks, and one rank is to be measured\n"
-            "  add --set run.ranks=1"
+            "conflicting-options",
+            f"ranks={settings.ranks} must be 1 to measure the time on several ranks",
+            place=("run", "ranks"),
+            hint="add --set run.ranks=1",
         )
     threads = settings.threads or max(1, cores() // 2)
     if settings.device == "cpu" and 2 * threads > cores():
         raise ConfigError(
-            f"two ranks of {threads} thread{'s' * (threads > 1)} need {2 * threads} cores, and "
-            f"this process may use {cores()}\n"
-            "  leave --ranks out, or lower run.threads"
+            "too-few-cores",
+            f"two ranks with {threads} thread{'s' * (threads > 1)} each require {2 * threads} "
+            f"cores, but this process can use {cores()}",
+            place=("run", "threads"),
+            hint="omit --ranks, or decrease run.threads",
         )
     return threads
 
@@ -94,6 +98,6 @@ def measured_on_ranks(config: RunConfig, place: Path, threads: int) -> dict[str,
         try:
             result = run_config(attrs.evolve(config, run=settings), path=place / f"ranks-{ranks}")
         except HgmsError as error:
-            return {"error": str(error)}
+            return {"error": pack_error(error)}
         step[ranks] = step_of([float(row["seconds"]) for row in result.records])
     return {"one": step[1], "two": step[2]}

@@ -14,7 +14,6 @@ from typing import Any
 import attrs
 
 from hgms.comparison.grid import Entry
-from hgms.config import Invalid
 from hgms.config.convert import role_of, structured
 from hgms_core import HgmsError, Method
 from hgms_core.registry import Registry, inside
@@ -72,7 +71,7 @@ def _forms(entry: Entry, registry: Registry, traits: frozenset[str]) -> list[Ent
     """
     try:
         method = structured(entry.at(""), Method, registry, traits)
-    except (Invalid, HgmsError):  # which is said where the entry itself is built
+    except HgmsError:  # the grid reports it when it builds the entry itself
         return [entry]
     path, kept = _keep(method)
     if not path:

@@ -56,10 +56,12 @@ def run_grid(
     """
     if grid.own and (jobs or executor is not None):
         raise ConfigError(
-            f"{f'jobs = {jobs}' if jobs else 'an executor'} takes processes that build problems "
-            "and methods by name, and here are objects of this process\n"
-            "  leave jobs out: the runs are then carried out here, one by one; or register them "
-            "(hgms new plugin)"
+            "not-supported",
+            f"{f'jobs={jobs}' if jobs else 'an executor'} is not supported for problems and "
+            "methods that are objects of this process",
+            place=("jobs" if jobs else "executor",),
+            hint="omit it to run everything in this process, or register the objects in a plugin "
+            "(hgms new plugin)",
         )
     host = grid.registry.host
     host.notify("hgms_ready", settings=plain(grid.run))
@@ -176,9 +178,10 @@ def ensure_room(folder: Path) -> None:
             else error.strerror or str(error)
         )
         raise DiskError(
-            f"cannot write into {folder}: {what}\n"
-            "  what is done is kept; free some space, then run the same command again: it goes "
-            "on from there"
+            "cannot-write",
+            f"the folder cannot be written: {what}",
+            place=(str(folder),),
+            hint="free some space, then repeat the command to resume",
         ) from None
 
 
@@ -189,7 +192,10 @@ def _ensure_writable(folder: Path) -> None:
             pass
     except OSError as error:
         raise ConfigError(
-            f"cannot write into {folder}: {error.strerror or error}; choose another --out"
+            "cannot-write",
+            f"the folder cannot be written: {error.strerror or error}",
+            place=(str(folder),),
+            hint="choose another --out",
         ) from None
 
 

@@ -125,8 +125,11 @@ def import_optuna() -> Any:
         import optuna
     except ImportError as error:
         raise MissingExtra(
-            "the sampler 'tpe' needs Optuna, which is not installed\n"
-            "  pip install 'hgms[optuna]', or use sampler = \"random\""
+            "missing-package",
+            "sampler='tpe' requires Optuna, which is not installed",
+            place=("sweep", "sampler"),
+            hint='or set sampler = "random"',
+            install="pip install 'hgms[optuna]'",
         ) from error
     return optuna
 

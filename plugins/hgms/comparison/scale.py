@@ -21,14 +21,15 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from hgms.comparison.grid import copied
+from hgms.comparison.grid import NO_FILE, copied, root_of
 from hgms.config.tables import laid_over
-from hgms_core import ConfigError, unknown
+from hgms_core import ConfigError, unknown_name
+from hgms_core.errors import Place
 
 ALL = "*"
 
 
-def scaled(table: Mapping[str, Any], name: str | None, source: str = "the grid") -> dict[str, Any]:
+def scaled(table: Mapping[str, Any], name: str | None, source: str = NO_FILE) -> dict[str, Any]:
     """The table without its scales, with the one called ``name`` laid over it.
 
     >>> scaled(
@@ -41,34 +42,31 @@ def scaled(table: Mapping[str, Any], name: str | None, source: str = "the grid")
     ... )
     {'budget': '9s', 'method': [{'name': 'a', 'lr': 1}]}
     """
+    place = (*root_of(source), "scale")
     base: dict[str, Any] = copied(table)
     scales = base.pop("scale", {})
     if not isinstance(scales, Mapping) or not all(
         isinstance(changes, Mapping) for changes in scales.values()
     ):
-        raise ConfigError(f"'scale' must hold one table for each scale @ {source}.scale")
+        raise ConfigError("wrong-type", "scale must contain one table per scale", place=place)
     if name is None:
         return base
     if name not in scales:
-        raise ConfigError(f"{unknown('scale', name, scales)}\n  @ {source}.scale")
+        raise unknown_name("scale", name, scales, place)
     over = dict(scales[name])
     for kind in ("task", "method"):
         if kind in over:
-            base[kind] = _entries(
-                base.get(kind, []), over.pop(kind), kind, f"{source}.scale.{name}"
-            )
+            base[kind] = _entries(base.get(kind, []), over.pop(kind), kind, (*place, name, kind))
     return laid_over(base, over)
 
 
-def _entries(entries: Any, changes: Any, kind: str, place: str) -> list[Any]:
+def _entries(entries: Any, changes: Any, kind: str, place: Place) -> list[Any]:
     """The [[task]] or [[method]] tables with the changes for all, then those for each label."""
     if not isinstance(changes, Mapping) or not all(
         isinstance(change, Mapping) for change in changes.values()
     ):
-        raise ConfigError(
-            f"{kind!r} of a scale must hold a table of settings for each {kind} it names @ "
-            f"{place}.{kind}"
-        )
+        message = f"{kind} of a scale must contain one table of settings per {kind}"
+        raise ConfigError("wrong-type", message, place=place)
     listed = entries if isinstance(entries, list) else [entries]
     tables = [{"name": entry} if isinstance(entry, str) else entry for entry in listed]
     if not all(isinstance(table, Mapping) for table in tables):
@@ -77,7 +75,7 @@ def _entries(entries: Any, changes: Any, kind: str, place: str) -> list[Any]:
     labels = [label for label, _ in by_label]
     for label in changes:
         if label != ALL and label not in labels:
-            raise ConfigError(f"{unknown(kind, label, labels)}\n  @ {place}.{kind}")
+            raise unknown_name(kind, label, labels, (*place, label))
     return [
         laid_over(laid_over(table, changes.get(ALL, {})), changes.get(label, {}))
         for label, table in by_label

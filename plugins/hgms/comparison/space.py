@@ -8,7 +8,7 @@ from typing import Any
 
 from attrs import frozen
 
-from hgms_core import ConfigError, closest
+from hgms_core import ConfigError, unknown_name
 
 
 @frozen
@@ -69,8 +69,9 @@ Space = Mapping[str, Dimension]
 
 
 def parse(table: Mapping[str, Any]) -> dict[str, Dimension]:
-    """The dimensions of a table with dotted or nested keys. Raises ConfigError with the first thing
-    that is wrong.
+    """The dimensions of a table with dotted or nested keys.
+
+    Errors: ConfigError for the first wrong dimension; the place begins with its key.
 
     >>> parse({"outer.lr": [0.1, 1.0], "generator": {"steps": {"low": 5, "high": 50}}})
     {'outer.lr': Choices(values=(0.1, 1.0)), 'generator.steps': Range(low=5, high=50, log=False)}
@@ -79,43 +80,59 @@ def parse(table: Mapping[str, Any]) -> dict[str, Dimension]:
     for key, value in table.items():
         if isinstance(value, Sequence) and not isinstance(value, str):
             if not value:
-                raise ConfigError(f"{key!r} has no values to choose from")
+                raise ConfigError("missing-option", f"{key}=[] has no values", place=_path(key))
             space[key] = Choices(tuple(value))
         elif isinstance(value, Mapping) and not {"low", "high", "log"} & value.keys():
-            space |= {f"{key}.{inner}": dimension for inner, dimension in parse(value).items()}
+            try:
+                below = parse(value)
+            except ConfigError as error:
+                raise error.at(*_path(key)) from None
+            space |= {f"{key}.{inner}": dimension for inner, dimension in below.items()}
         elif isinstance(value, Mapping):
             space[key] = _range(key, value)
         else:
             raise ConfigError(
-                f"{key!r} must be a list of values or {{ low = …, high = …, log = true }}: "
-                f"{value!r}"
+                "wrong-type",
+                f"{key}={value!r} must be a list of values or a range",
+                place=_path(key),
+                hint="write a range as { low = 0.01, high = 1.0, log = true }",
             )
     return space
 
 
 def _range(key: str, table: Mapping[str, Any]) -> Range:
     known = ("low", "high", "log")
+    path = _path(key)
     for word in table:
         if word not in known:
-            near = closest(word, known)
-            raise ConfigError(
-                f"{key!r}: unknown key {word!r}" + (f"; did you mean {near!r}?" if near else "")
-            )
+            raise unknown_name("option", word, known, (*path, word))
     low = table.get("low")
     high = table.get("high")
     log = table.get("log", False)
-    for end in (low, high):
+    for name, end in (("low", low), ("high", high)):
+        if end is None:
+            message = "a range requires two numbers, low and high"
+            raise ConfigError("missing-option", message, place=(*path, name))
         if isinstance(end, bool) or not isinstance(end, (int, float)) or not math.isfinite(end):
-            raise ConfigError(f"{key!r}: a range needs two numbers, low and high: {dict(table)}")
+            message = f"{name}={end!r} must be a finite number"
+            raise ConfigError("wrong-type", message, place=(*path, name))
     assert low is not None
     assert high is not None
     if not isinstance(log, bool):
-        raise ConfigError(f"{key!r}: 'log' is true or false: {log!r}")
+        message = f"log={log!r} must be true or false"
+        raise ConfigError("wrong-type", message, place=(*path, "log"))
     if not low < high:
-        raise ConfigError(f"{key!r}: low must be < high: {low} and {high}")
+        message = f"low={low} must be less than high={high}"
+        raise ConfigError("out-of-range", message, place=(*path, "low"))
     if log and low <= 0:
-        raise ConfigError(f"{key!r}: a logarithmic range needs low > 0: {low}")
+        message = f"low={low} must be greater than 0 in a logarithmic range"
+        raise ConfigError("out-of-range", message, place=(*path, "low"))
     return Range(low, high, log)
+
+
+def _path(key: str) -> tuple[str, ...]:
+    """The path to the field with a dotted key."""
+    return tuple(key.split("."))
 
 
 def points(space: Space) -> int | None:

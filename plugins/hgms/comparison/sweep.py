@@ -25,7 +25,7 @@ from hgms.comparison.samplers import SAMPLERS, Trial, Values, import_optuna
 from hgms.comparison.space import Choices, Space, parse
 from hgms.config.tables import parse_json
 from hgms.runs import ROWS, RunConfig, RunFolder, data_of, leased, read_file, replace_file
-from hgms_core import Budget, CheckpointError, ConfigError, Key
+from hgms_core import Budget, CheckpointError, ConfigError, Key, raise_all
 
 
 @define
@@ -145,10 +145,8 @@ class Sweep:
                 json.dumps(self.as_dict(), indent=2, ensure_ascii=False).encode(),
             )
 
-    def fault(self) -> str | None:
-        """Why the sweep that is on disk already is not this one; None if it is, or if there is
-        none.
-        """
+    def fault(self) -> ConfigError | None:
+        """The error of a sweep on disk that is not this one; None if it is, or if there is none."""
         path = self.folder / "sweep.json"
         if not os.path.lexists(path):
             return None
@@ -157,24 +155,30 @@ class Sweep:
             table = parse_json(read_file(path, ROWS), path.name)
             before = {key: table[key] for key in mine}
         except (CheckpointError, KeyError, TypeError, IndexError):
-            return (
-                f"damaged sweep file {path}\n  remove the folder {self.folder}, or choose "
-                "another --out"
+            return ConfigError(
+                "damaged-file",
+                "the table of the sweep is damaged",
+                place=(str(path),),
+                hint=f"remove the folder {self.folder}, or choose another --out",
             )
-        how = "choose another --out, or remove that folder"
         differing = " and ".join(
             "content of its data" if key == "made_of" else key
             for key in mine
             if mine[key] != before[key]
         )
-        return (
-            f"{self.folder} holds a sweep with another {differing}\n  {how}" if differing else None
+        if not differing:
+            return None
+        return ConfigError(
+            "other-settings",
+            f"the folder contains a sweep with another {differing}",
+            place=(str(self.folder),),
+            hint="choose another --out, or remove the folder",
         )
 
 
 def plan(grid: Grid) -> list[Sweep]:
-    """The sweeps of a grid: one for each method with a space, on each task. ConfigError where
-    the folder holds others.
+    """The sweeps of a grid: one for each method with a space, on each task. ConfigError if
+    the folder contains others.
     """
     settings = grid.sweep
     if settings is None:
@@ -190,7 +194,7 @@ def plan(grid: Grid) -> list[Sweep]:
             )
     faults = [fault for sweep in sweeps if (fault := sweep.fault())]
     if faults:
-        raise ConfigError("\n".join(faults))
+        raise_all(faults)
     if sweeps and settings.sampler == "tpe":
         import_optuna()
     return sweeps

@@ -14,7 +14,7 @@ from typing import Any, TypeVar, final
 import torch
 from torch import Tensor
 
-from hgms_core import ConfigError, Problem, Tree
+from hgms_core import ConfigError, Problem, Tree, first_line
 
 RECORDING = ("cuda",)
 """The types of devices on which anything is recorded."""
@@ -92,11 +92,11 @@ class Recording:
             raise
         except RuntimeError as error:
             raise ConfigError(
-                "this computation cannot be recorded as a CUDA graph: "
-                f"{str(error).splitlines()[0]}\n"
-                "  something in the losses waits for the device, chooses by a number on it, or "
-                "copies from the CPU;\n"
-                "  leave `cuda_graphs` out, or write the loss without it"
+                "not-supported",
+                f"the losses cannot be recorded as a CUDA graph: {first_line(error)}",
+                place=("cuda_graphs",),
+                hint="remove cuda_graphs, or change the losses: they must not wait for the device, "
+                "branch on a number on the device, or copy from the CPU",
             ) from error
         self._launch = graph.replay
 

@@ -19,7 +19,7 @@ from hgms.compiled import cuda_graphs as graphs
 from hgms.compiled.cuda_graphs import Recording, copy_
 from hgms.compiled.trace import Trace, arrangement, flatten, trace, unflatten
 from hgms.compiled.verify import compared, moved
-from hgms_core import ConfigError, Problem
+from hgms_core import ConfigError, Problem, first_line
 
 LOG = logging.getLogger("hgms.programs")
 SHAPES = 8
@@ -120,7 +120,7 @@ class Programs:
         except (torch.OutOfMemoryError, ConfigError):
             raise
         except Exception as error:  # whatever a function under trace raises
-            self.refuse(name, f"cannot be traced: {_first_line(error)}")
+            self.refuse(name, f"cannot be traced: {first_line(error)}")
             return None
         if difference:
             self.refuse(name, f"differs when it is traced: {difference}")
@@ -139,7 +139,7 @@ class Programs:
         except torch.OutOfMemoryError:
             raise
         except Exception as error:  # whatever a compiler raises
-            self.refuse(name, f"cannot be compiled: {_first_line(error)}")
+            self.refuse(name, f"cannot be compiled: {first_line(error)}")
             return None
         if difference:
             self.refuse(name, f"differs when it is compiled: {difference}")
@@ -253,7 +253,7 @@ def _recorded(program: Runner, graph: GraphModule, leaves: Sequence[Tensor]) -> 
     try:
         recording = Recording(lambda *inputs: list(program(inputs)), *_plain(leaves))
     except ConfigError as error:
-        return program, _first_line(error)
+        return program, error.message
 
     def run(inputs: Sequence[Tensor]) -> Sequence[Tensor]:
         outputs = recording(*_plain(inputs))
@@ -283,8 +283,3 @@ def _plain(leaves: Sequence[Tensor]) -> list[Tensor]:
     return [
         leaf.detach() if leaf.is_contiguous() else leaf.detach().contiguous() for leaf in leaves
     ]
-
-
-def _first_line(error: BaseException) -> str:
-    lines = str(error).strip().splitlines()
-    return lines[0] if lines else type(error).__name__

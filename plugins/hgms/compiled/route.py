@@ -16,6 +16,8 @@ from typing import Any, Literal
 
 import torch
 
+from hgms_core import one_of
+
 Route = Literal["exact", "fast"]
 ROUTES: tuple[Route, ...] = ("exact", "fast")
 
@@ -43,8 +45,7 @@ def matrix_route(route: Route, device: torch.device | str = "cpu") -> Iterator[N
 
     Source: torch.set_float32_matmul_precision and torch.backends.*.matmul.fp32_precision.
     """
-    if route not in ROUTES:
-        raise ValueError(f"the route must be one of {', '.join(ROUTES)}, not {route!r}")
+    one_of("route", route, ROUTES)
     backends = [getattr(torch.backends, name).matmul for name in ("mkldnn", "cuda")]
     before = [_own(backend) for backend in backends]
     for backend in backends:

@@ -9,17 +9,19 @@ from collections.abc import Callable, Sequence
 from decimal import Decimal
 from typing import TYPE_CHECKING, Any
 
-from attrs import validators
-
 from hgms.config.component import checked as checked
-from hgms.config.reading import Invalid as Invalid
-from hgms.config.reading import choice_of as choice_of
-from hgms.config.reading import complaint as complaint
-from hgms.config.reading import fail as fail
-from hgms.config.reading import gathered as gathered
+from hgms.config.validators import all_of as all_of
+from hgms.config.validators import at_least as at_least
+from hgms.config.validators import at_most as at_most
+from hgms.config.validators import each as each
+from hgms.config.validators import greater_than as greater_than
+from hgms.config.validators import less_than as less_than
+from hgms.config.validators import not_empty as not_empty
+from hgms.config.validators import optional as optional
+from hgms.config.validators import reject as reject
+from hgms.config.validators import whole_number as whole_number
 from hgms.config.words import Words as Words
 from hgms.config.words import origin_is as origin_is
-from hgms.config.words import sentence as sentence
 from hgms_core import ROLES, ConfigError
 
 if TYPE_CHECKING:
@@ -29,36 +31,37 @@ else:
     from hgms.config.component import define as define
     from hgms.config.component import frozen as frozen
 
-positive: Any = validators.gt(0)
+positive = greater_than(0)
 """A number > 0."""
-not_negative: Any = validators.ge(0)
+not_negative = at_least(0)
 """A number ≥ 0."""
-share: Any = [validators.ge(0), validators.le(1)]
+share = all_of(at_least(0), at_most(1))
 """A number in [0, 1]."""
-decay_rate: Any = [validators.ge(0), validators.lt(1)]
-"""A number in [0, 1): what is kept of a running mean."""
-whole: Any = [validators.instance_of(int), validators.gt(0)]
+decay_rate = all_of(at_least(0), less_than(1))
+"""A number in [0, 1): the decay rate of a running mean."""
+whole = all_of(whole_number, greater_than(0))
 """A whole number > 0."""
-optional_positive: Any = validators.optional(positive)
+optional_positive = optional(positive)
 """A number > 0, or None."""
-optional_whole: Any = validators.optional(whole)
+optional_whole = optional(whole)
 """A whole number > 0, or None."""
 
 
 def decay_rates(instance: object, attribute: Any, value: tuple[float, float]) -> None:
     """Two numbers in [0, 1): Adam's β₁ and β₂."""
     if len(value) != 2 or not all(0 <= beta < 1 for beta in value):
-        raise ValueError(f"{attribute.name!r} must be two numbers in [0, 1): {value}")
+        reject("out-of-range", attribute, value, "two numbers in [0, 1)")
 
 
 def validation_shares(instance: object, attribute: Any, value: tuple[float, ...]) -> None:
-    """Which share of the validation rows each role sees (:func:`hgms_core.roles`)."""
+    """The share of the validation rows of each role (:func:`hgms_core.roles`)."""
     disjoint = len(value) == 3 and min(value) > 0 and math.isclose(sum(value), 1)
     if not disjoint and value != (1, 1, 1):
-        raise ValueError(
-            f"{attribute.name!r} must be three positive shares ({', '.join(ROLES)}) that sum to 1, "
-            f"or (1, 1, 1) to share all rows: {value}"
+        requirement = (
+            f"three positive shares ({', '.join(ROLES)}) that sum to 1, or (1, 1, 1) to share all "
+            "rows"
         )
+        reject("wrong-value", attribute, value, requirement)
 
 
 def check_memory(what: str, *shape: int, bytes_each: int = 8) -> None:
@@ -72,8 +75,8 @@ def check_memory(what: str, *shape: int, bytes_each: int = 8) -> None:
     >>> check_memory("rows × features", 10**12, 20)  # doctest: +ELLIPSIS
     Traceback (most recent call last):
         ...
-    hgms_core.errors.ConfigError: rows × features = 1,000,000,000,000 × 20: 160,000 GB are more ...
-      make it smaller
+    hgms_core.errors.ConfigError: rows × features = 1,000,000,000,000 × 20 requires 160,000 GB, ...
+      decrease it
     """
     try:
         memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
@@ -86,8 +89,10 @@ def check_memory(what: str, *shape: int, bytes_each: int = 8) -> None:
             f"{n:,}" if n < 10**15 else f"{Decimal(n):.2e}" for n in (*shape, size // 10**9)
         )
         raise ConfigError(
-            f"{what} = {' × '.join(product)}: {gigabytes} GB are more than this machine can "
-            "hold\n  make it smaller"
+            "too-large",
+            f"{what} = {' × '.join(product)} requires {gigabytes} GB, more than the memory of this "
+            "machine",
+            hint="decrease it",
         )
 
 

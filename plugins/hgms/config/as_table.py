@@ -13,6 +13,7 @@ import attrs
 from hgms.config import origin_is
 from hgms.config.fingerprinting import fingerprint
 from hgms.config.invalid import init_fields, type_hints
+from hgms.config.shown import got
 from hgms_core import Budget, ConfigError, Pipeline
 from hgms_core.registry import inside
 
@@ -60,7 +61,11 @@ def _shown(value: Any) -> str:
 
 
 def _refused(value: Any) -> Any:
-    raise _NotPlain(value)
+    raise _NotPlain(
+        "not-supported",
+        f"{got(value)} cannot be written to a configuration",
+        hint="use it from Python only, or use a name, a number, a table or a component",
+    )
 
 
 def plain(value: Any, hint: Any = None, otherwise: Callable[[Any], Any] = _refused) -> Any:
@@ -94,12 +99,7 @@ def plain(value: Any, hint: Any = None, otherwise: Callable[[Any], Any] = _refus
 
 
 class _NotPlain(ConfigError):
-    """A value that TOML has no word for."""
-
-    def __init__(self, value: object) -> None:
-        super().__init__(
-            f"{value!r} cannot be written into a configuration; it can only be used from Python"
-        )
+    """A value that TOML cannot represent."""
 
 
 def _plain_fields(value: Any, otherwise: Callable[[Any], Any]) -> dict[str, Any]:
@@ -112,11 +112,7 @@ def _plain_fields(value: Any, otherwise: Callable[[Any], Any]) -> dict[str, Any]
         try:
             items[key] = plain(getattr(value, field.name), hints[field.name], otherwise)
         except _NotPlain as error:
-            raise ConfigError(
-                f"the field {key!r} of {name or cls.__name__!r}: {error}\n"
-                "  let the field hold a name, a number, a table or a component to have it in "
-                "configurations"
-            ) from None
+            raise error.at(key) from None
     if isinstance(value, Budget):
         return {key: item for key, item in items.items() if item != "none"}
     if isinstance(value, Pipeline):

@@ -12,9 +12,10 @@ from typing import Any, ParamSpec, TypeVar
 
 import attrs
 
-from hgms.config.reading import Invalid, Place, Reader, complaint, config_error, reader
-from hgms.config.words import got, sentence, spelled
-from hgms_core import ConfigError, HgmsError, as_html, unknown
+from hgms.config.reading import Reader, as_error, complaint, reader
+from hgms.config.shown import got
+from hgms.config.words import spelled
+from hgms_core import ConfigError, HgmsError, as_html, raise_all, unknown_name
 
 Arguments = ParamSpec("Arguments")
 Result = TypeVar("Result")
@@ -24,10 +25,10 @@ def frozen(cls: type | None = None, /, **options: Any) -> Any:
     """``attrs.frozen`` whose classes read their arguments by the types of their fields.
 
     Numbers of numpy and tensors of one number are taken as numbers, lists as tuples, a dictionary
-    of arguments as the object that a field holds. All else that does not fit its type or its
-    validator, an argument that is misspelt, missing or given by position, is one
-    :class:`hgms_core.ConfigError` with all that is wrong, each with its place. An object shows
-    itself in a notebook.
+    of arguments as the object of a field. A value of another type or outside its range, and a
+    misspelt, missing or positional argument raise :class:`hgms_core.ConfigError`; several errors
+    are one :class:`hgms_core.ErrorGroup`. The place of each error starts with the argument. Objects
+    have a display for notebooks.
 
     >>> from hgms.config import positive
     >>> @frozen(kw_only=True)
@@ -40,14 +41,15 @@ def frozen(cls: type | None = None, /, **options: Any) -> Any:
     >>> Step(rate=0.1)
     Traceback (most recent call last):
         ...
-    hgms_core.errors.ConfigError: unknown argument 'rate'; no close match. @ Step
+    hgms_core.errors.ConfigError: unknown argument of Step 'rate' (rate)
       available: betas, lr
     >>> Step(lr="1e-2", betas=0.9)
     Traceback (most recent call last):
         ...
-    hgms_core.errors.ConfigError: 2 errors in Step:
-      expected a number, got '1e-2'; write 0.01 @ Step.lr
-      expected 2 values (a number, a number), got 0.9 @ Step.betas
+    hgms_core.errors.ErrorGroup: 2 errors:
+      expected a number, got '1e-2' (lr)
+        use 0.01
+      expected 2 values (a number, a number), got 0.9 (betas)
 
     A field with a converter, or with ``metadata={"own": True}``, is the class's own affair. Cost: a
     few microseconds an object.
@@ -80,12 +82,15 @@ def _checking(built: Any) -> Any:
         read = _read(name, fields(), args, arguments)
         try:
             write(self, **read)
+            return
         except (ValueError, TypeError, HgmsError) as error:
-            errors = [*_refused(fields(), read)]
-            # else a mistake in the class, whose traceback says where
-            if errors or not isinstance(error, TypeError):
-                raise config_error(name, errors or [((), sentence(error))]) from None
-            raise
+            failure = error
+        errors = [*_refused(fields(), read)]
+        if errors:
+            raise_all(errors)
+        if isinstance(failure, TypeError):  # a mistake in the class, which its traceback locates
+            raise failure
+        raise as_error(failure) from None
 
     built.__init__ = __init__
     if not hasattr(built, "_repr_html_"):
@@ -103,7 +108,8 @@ def checked(*own: str) -> Callable[[Callable[Arguments, Result]], Callable[Argum
     >>> train("ab", step=3)
     Traceback (most recent call last):
         ...
-    hgms_core.errors.ConfigError: unknown argument 'step'; did you mean 'steps'? @ train
+    hgms_core.errors.ConfigError: unknown argument of train 'step' (step)
+      did you mean 'steps'?
       available: rows, steps
     """
 
@@ -178,7 +184,7 @@ def _check_of(field: Any) -> Callable[[Any], object] | None:
         try:
             field.converter(value)
         except TypeError as error:
-            raise ValueError(sentence(error)) from None
+            raise as_error(error) from None
 
     if field.converter is not None:
         return None if isinstance(field.converter, attrs.Converter) else convert
@@ -190,27 +196,33 @@ def _read(
 ) -> dict[str, Any]:
     """The arguments as the class or the function takes them."""
     read: dict[str, Any] = {}
-    errors: list[tuple[Place, str]] = []
+    errors: list[HgmsError] = []
     for name, value in (_named(owner, arguments, args, values) if args else values).items():
         if name not in arguments:
-            errors.append(((), unknown("argument", name, arguments)))
+            label = f"argument of {owner}"
+            errors.append(unknown_name("option", name, arguments, (name,), label))
             continue
         try:
             read[name] = arguments[name].read(value)
-        except Invalid as error:
-            default = (
-                ""
-                if value is not None or arguments[name].required
-                else "; leave it out for the default"
-            )
-            errors += [(place, message + default) for place, message in error.below(name)]
+        except HgmsError as error:
+            if value is None and not arguments[name].required:
+                parts = {**error.as_dict(), "hint": "omit the argument for its default"}
+                error = ConfigError(**parts)
+            errors += error.at(name).errors
     if len(read) < len(arguments) and not errors:
         missing = [
             name for name, argument in arguments.items() if argument.required and name not in read
         ]
-        errors = [((name,), f"missing: {spelled(arguments[name].hint)}") for name in missing]
+        errors = [
+            ConfigError(
+                "missing-option",
+                f"{owner} requires {name}: {spelled(arguments[name].hint)}",
+                place=(name,),
+            )
+            for name in missing
+        ]
     if errors:
-        raise config_error(owner, [*errors, *_refused(arguments, read)])
+        raise_all([*errors, *_refused(arguments, read)])
     return read
 
 
@@ -223,28 +235,27 @@ def _named(
         names = ", ".join(
             f"{name}={got(value)}" for name, value in zip(arguments, args, strict=False)
         )
-        known = f"write {owner}({names})" if names else "it takes no arguments"
-        by_name = (
-            "its arguments by name"
-            if not places
-            else f"{len(places)} arguments by position and the others by name"
+        limit = f"at most {len(places)} arguments" if places else "no argument"
+        raise ConfigError(
+            "positional-argument",
+            f"{owner} accepts {limit} by position, but got {len(args)}",
+            hint=f"use {owner}({names})" if names else f"use {owner}()",
         )
-        raise ConfigError(f"{owner} takes {by_name}, and got {len(args)} by position\n  {known}")
     first = dict(zip(places, args, strict=False))
     if twice := [name for name in first if name in values]:
-        raise ConfigError(f"{owner} got {twice[0]!r} twice, by position and by name")
+        raise ConfigError(
+            "positional-argument",
+            f"{owner} got {twice[0]} twice, by position and by name",
+            place=(twice[0],),
+        )
     return {**first, **values}
 
 
-def _refused(
-    arguments: Mapping[str, _Argument], read: Mapping[str, Any]
-) -> Iterator[tuple[Place, str]]:
-    """What single fields say of their values, each asked by itself; what looks at the whole
-    object is not asked.
-    """
+def _refused(arguments: Mapping[str, _Argument], read: Mapping[str, Any]) -> Iterator[HgmsError]:
+    """Yield the errors of the validators of single fields."""
     for name, argument in arguments.items():
         if argument.check is None or name not in read:
             continue
-        message = complaint(argument.check, read[name])
-        if message is not None:
-            yield (name,), message
+        error = complaint(argument.check, read[name], name)
+        if error is not None:
+            yield from error.errors

@@ -1,9 +1,9 @@
 """Tables to objects: a TOML table as the object that its fields' types describe.
 
 Nothing is turned into something else on the way: every value is checked against the type and the
-validator of its field, and what was wrong is reported all at once, each with its place
-(:class:`Invalid`). A field whose type is a protocol is looked up in the registry by the ``name`` in
-its table. :mod:`hgms.config.as_table` goes back.
+validator of its field, and all errors are reported together, each with its place
+(:class:`hgms_core.ErrorGroup`). A field whose type is a protocol is looked up in the registry by
+the ``name`` in its table. :mod:`hgms.config.as_table` goes back.
 """
 
 from __future__ import annotations
@@ -18,20 +18,21 @@ import attrs
 import cattrs
 from attrs import define, field
 
-from hgms.config import Invalid, choice_of, complaint, fail, gathered, origin_is, sentence
+from hgms.config import origin_is
 from hgms.config.as_table import is_at_rest
 from hgms.config.invalid import (
     PROTOCOLS,
     SCALARS,
+    available,
     init_fields,
     is_plain,
-    named,
     plain_attribute,
     spell,
     type_hints,
 )
-from hgms.config.tables import Place, Short, show
-from hgms_core import Budget, Composition, ConfigError, HgmsError, Pipeline, closest
+from hgms.config.reading import as_error, choice_of, complaint, fail, gathered
+from hgms.config.tables import Short, show
+from hgms_core import Budget, Composition, ConfigError, HgmsError, Pipeline, raise_all, unknown_name
 from hgms_core.registry import Registry, inside, layers_of
 
 
@@ -56,8 +57,7 @@ def structured(
     """The object of the type ``wanted`` that a table describes; a composition with its defaults on
     a task with ``traits``.
 
-    Raises:
-        Invalid: all that is wrong, with places.
+    Errors: HgmsError or ErrorGroup; the places start at the table.
     """
     return converter_for(registry, traits).structure(table, wanted)
 
@@ -92,7 +92,7 @@ class _Reader:
             (lambda hint: origin_is(hint, Mapping), self.mapping),
             (
                 lambda hint: origin_is(hint, Callable),
-                lambda *_: fail("a function can only be given from Python"),
+                lambda *_: fail("not-supported", "a function can be set in Python only"),
             ),
             (lambda hint: hint in PROTOCOLS, self.component),
         ):
@@ -106,24 +106,25 @@ class _Reader:
         if not isinstance(table, Mapping):
             if isinstance(value, type):
                 fail(
-                    f"expected {kind.with_article}, got the class {value.__name__}; write "
-                    f"{value.__name__}(…)"
+                    "wrong-part",
+                    f"expected {kind.with_article}, got the class {value.__name__}",
+                    hint=f"use {value.__name__}(…)",
                 )
             if all(callable(getattr(value, method, None)) for method in kind.methods()):
                 return value  # of a person's own, from Python
-            fail(f"expected a table with the name of {kind.with_article}, got {show(value)}")
+            message = f"expected a table with the name of {kind.with_article}, got {show(value)}"
+            fail("wrong-type", message)
         name = table.get("name")
         if not isinstance(name, str):
-            message = (
-                f"the name of the {kind.label} is missing"
-                if name is None
-                else f"expected a string, got {show(name)}"
-            )
-            raise Invalid((("name",), f"{message}\n{named(self.registry, kind)}"))
+            hint = available(self.registry, kind)
+            if name is None:
+                message = f"the name of the {kind.label} is missing"
+                fail("missing-option", message, place=("name",), hint=hint)
+            fail("wrong-type", f"name={show(name)} must be a string", place=("name",), hint=hint)
         component = self.registry.find(kind.name, name)
         if component is None:
             place = () if isinstance(value, str) else ("name",)
-            raise Invalid((place, "\n".join(self.registry.unknown(kind.name, name))))
+            raise self.registry.unknown(kind.name, name).at(*place)
         rest = {key: item for key, item in table.items() if key != "name"}
         if isinstance(component.target, Composition):
             return self.table(
@@ -140,18 +141,17 @@ class _Reader:
         if shorthand is not None and (isinstance(value, str) or _is_laid(value)):
             return self.short(value, cls, shorthand)
         if not isinstance(value, Mapping):
-            fail(f"expected a table ({cls.__name__}), got {show(value)}")
+            fail("wrong-type", f"expected a table ({cls.__name__}), got {show(value)}")
         layers, table = self.layers(cls, value)
         known = {key: None for fields in layers.values() for key in fields}
-        errors: list[tuple[Place, str]] = []
+        errors: list[HgmsError] = []
         for key in table:
             if key not in known:
-                near = closest(key, known)
-                hint = f"; did you mean {near!r}?" if near else ""
                 plain = next((layer for layer in layers if is_plain(layer, key)), None)
-                hint = hint if plain is None else f"; {plain_attribute(plain, key)}"
                 errors.append(
-                    ((key,), f"unknown key {key!r}{hint} (known: {', '.join(known) or 'none'})")
+                    unknown_name("option", key, known, (key,))
+                    if plain is None
+                    else plain_attribute(plain, key)
                 )
         first, *around = layers
         arguments = {first: self.values(table, first, layers[first], errors)}
@@ -161,14 +161,13 @@ class _Reader:
             ):
                 arguments[layer] = self.values(table, layer, layers[layer], errors)
         if errors:
-            raise Invalid(*errors)
+            raise_all(errors)
         try:
             built = first(**arguments.pop(first))
             for layer, fields in arguments.items():
                 built = layer(**{str(inside(layer)): built, **fields})
         except (ValueError, TypeError, HgmsError) as error:
-            # those of a component have places
-            raise Invalid(*getattr(error, "errors", [((), sentence(error))])) from None
+            raise as_error(error) from None
         return built
 
     def short(self, value: Any, cls: type, shorthand: str) -> Any:
@@ -178,11 +177,11 @@ class _Reader:
         own = {key: item for key, item in value.items() if key != "name"}
         try:
             return self.table({shorthand: str(value["name"]), **own}, cls)
-        except Invalid as invalid:
+        except HgmsError as error:
             # the table may stand in the string's place: hub for path
-            with contextlib.suppress(Invalid):
+            with contextlib.suppress(HgmsError):
                 return self.table(own, cls)
-            raise invalid from None
+            raise error from None
 
     def layers(
         self, cls: type, table: Mapping[str, Any]
@@ -215,28 +214,24 @@ class _Reader:
         table: Mapping[str, Any],
         cls: type,
         fields: Mapping[str, attrs.Attribute[Any]],
-        errors: list[tuple[Place, str]],
+        errors: list[HgmsError],
     ) -> dict[str, Any]:
-        """The values of a class's fields; what is wrong goes to ``errors``."""
+        """The values of a class's fields; errors are added to ``errors``."""
         hints = type_hints(cls)
         arguments = {}
         for key, attribute in fields.items():
             if key in table:
                 try:
                     arguments[key] = self.converter.structure(table[key], hints[attribute.name])
-                    _validate(attribute, arguments[key])
-                except Invalid as invalid:
-                    errors += invalid.below(key)
+                except HgmsError as error:
+                    errors += error.at(key).errors
+                    continue
+                refused = _complaint(attribute, arguments[key])
+                errors += () if refused is None else refused.errors
             elif attribute.default is attrs.NOTHING:
-                errors.append(
-                    (
-                        (key,),
-                        (
-                            "missing: "
-                            f"{spell(hints[attribute.name])}{_required(hints[attribute.name])}"
-                        ),
-                    )
-                )
+                hint = hints[attribute.name]
+                message = f"{key} is required: {spell(hint)}{_required(hint)}"
+                errors.append(ConfigError("missing-option", message, place=(key,)))
         return arguments
 
     def union(self, value: object, hint: Any) -> Any:
@@ -261,9 +256,9 @@ class _Reader:
         for member in members:
             try:
                 return self.converter.structure(value, member)
-            except Invalid as invalid:
-                failures.append((invalid, attrs.has(member) or member in PROTOCOLS))
-        telling = [invalid for invalid, table in failures if table == isinstance(value, Mapping)]
+            except HgmsError as error:
+                failures.append((error, attrs.has(member) or member in PROTOCOLS))
+        telling = [error for error, table in failures if table == isinstance(value, Mapping)]
         if len(members) == 1 and (isinstance(value, (Mapping, list)) or len(telling) == 1):
             raise failures[0][0]
         if isinstance(value, Mapping) and len(telling) == 1:
@@ -277,15 +272,12 @@ class _Reader:
         table: Any = {"name": value} if isinstance(value, str) else value
         names = ", ".join(parts)
         if not isinstance(table, Mapping) or not isinstance(table.get("name"), str):
-            fail(f"expected one of {names}, or a table with such a name, got {show(value)}")
+            message = f"expected one of {names}, or a table with such a name, got {show(value)}"
+            fail("wrong-type", message)
         name = table["name"]
         if name not in parts:
-            near = closest(name, parts)
-            message = (
-                f"unknown name {name!r}{f'; did you mean {near!r}?' if near else ''} "
-                f"(known: {names})"
-            )
-            raise Invalid((() if isinstance(value, str) else ("name",), message))
+            place = () if isinstance(value, str) else ("name",)
+            raise unknown_name("name", name, parts, place)
         return self.table({key: item for key, item in table.items() if key != "name"}, parts[name])
 
     def sequence(self, value: object, hint: Any) -> Any:
@@ -295,7 +287,7 @@ class _Reader:
             _unexpected(hint, value)
         fixed = origin is tuple and arguments[-1] is not Ellipsis
         if fixed and len(value) != len(arguments):
-            fail(f"expected {spell(hint)}, got {len(value)} of them")
+            fail("wrong-length", f"expected {spell(hint)}, got {len(value)}")
         readers = [self.reader(argument) for argument in arguments if argument is not Ellipsis]
         items = gathered(
             (index, item, readers[index if fixed else 0]) for index, item in enumerate(value)
@@ -315,12 +307,9 @@ class _Reader:
 
     def budget(self, value: object, _: object) -> Budget:
         if isinstance(value, str):
-            try:
-                return Budget.parse(value)
-            except ConfigError as error:
-                fail(str(error))
+            return Budget.parse(value)
         if not isinstance(value, Mapping):
-            fail(f"expected {spell(Budget)}, got {show(value)}")
+            fail("wrong-type", f"expected {spell(Budget)}, got {show(value)}")
         return typing.cast(Budget, self.table(value, Budget))
 
 
@@ -339,22 +328,23 @@ def _scalar(value: object, wanted: type) -> Any:
     if wanted is float and type(value) is int:
         with contextlib.suppress(OverflowError):
             return float(value)
-    fail(f"expected {SCALARS[wanted]}, got {show(value)}")
+    fail("wrong-type", f"expected {SCALARS[wanted]}, got {show(value)}")
 
 
 def _unexpected(hint: Any, value: object) -> NoReturn:
-    fail(f"expected {spell(hint)}, got {show(value)}")
+    fail("wrong-type", f"expected {spell(hint)}, got {show(value)}")
 
 
-def _validate(attribute: attrs.Attribute[Any], value: object) -> None:
-    """Run a field's validator alone, so that one bad field does not hide the next; those that look
-    at the whole object run when it is built."""
+def _complaint(attribute: attrs.Attribute[Any], value: object) -> HgmsError | None:
+    """Return the error of a field's validator, so that one bad field does not hide the next.
+
+    Validators that read the whole object run when it is built.
+    """
     check = attribute.validator
     if check is None or attribute.converter is not None:
-        return
-    message = complaint(lambda value: check(None, attribute, value), value)
-    if message is not None:
-        fail(message)
+        return None
+    name = attribute.alias or attribute.name
+    return complaint(lambda value: check(None, attribute, value), value, name)
 
 
 def _required(hint: Any) -> str:

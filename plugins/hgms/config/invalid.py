@@ -12,7 +12,7 @@ import attrs
 
 from hgms.config import Words
 from hgms.config.tables import show
-from hgms_core import Budget, ConfigError, unknown
+from hgms_core import Budget, ConfigError, unknown_name
 from hgms_core.registry import KINDS, Kind, Registry, faults_of, method_faults
 
 PROTOCOLS: dict[Any, Kind] = {kind.protocol: kind for kind in KINDS.values()}
@@ -27,8 +27,9 @@ def type_hints(cls: type) -> dict[str, Any]:
         return dict(_type_hints(cls))
     except NameError as error:
         raise ConfigError(
-            f"the types of {cls.__module__}:{cls.__qualname__} cannot be resolved ({error}); "
-            "import what its annotations name outside of TYPE_CHECKING"
+            "wrong-annotation",
+            f"the types of {cls.__module__}:{cls.__qualname__} cannot be resolved: {error}",
+            hint="import the types of its annotations outside of TYPE_CHECKING",
         ) from None
 
 
@@ -56,11 +57,15 @@ def is_plain(cls: type, name: str) -> bool:
     return not typed and isinstance(getattr(cls, name, None), int | float | str)
 
 
-def plain_attribute(cls: type, name: str) -> str:
-    """What is to be said of a number that looks like a field and is none, for want of a type."""
+def plain_attribute(cls: type, name: str) -> ConfigError:
+    """Return the error for a class attribute that is not a field because it has no type."""
     value = getattr(cls, name)
-    field = f"{name}: {type(value).__name__} = {value!r}"
-    return f"{cls.__name__}.{name} is a plain class attribute; write `{field}` to make it a field"
+    return ConfigError(
+        "unknown-option",
+        f"{cls.__name__}.{name} is a plain class attribute, not a field",
+        place=(name,),
+        hint=f"declare it with a type: {name}: {type(value).__name__} = {value!r}",
+    )
 
 
 def _known(hint: Any) -> str | None:
@@ -99,13 +104,11 @@ def kinds_of(target: type) -> list[Kind]:
     return right or sorted(likely, key=lambda kind: -nearness(kind, target))
 
 
-def named(registry: Registry, kind: Kind) -> str:
-    """What a name may be, where there is none: the end of a message."""
+def available(registry: Registry, kind: Kind) -> str:
+    """Return the hint for a missing name."""
     names = [component.name for component in registry.components(kind.name)]
-    return (
-        f"{unknown(kind.label, '', names).partition('  ')[2]}\n"
-        f"`hgms list {kind.name}` says what each does"
-    )
+    hint = unknown_name(kind.label, "", names).hint
+    return f"{hint}\nrun `hgms list {kind.name}` for their descriptions"
 
 
 def nearness(kind: Kind, target: type) -> int:

@@ -12,8 +12,10 @@ from typing import Any
 
 import torch
 
+from hgms.config.shown import got
 from hgms_core import (
     CandidateGenerator,
+    ConfigError,
     HyperGradient,
     LinearSolver,
     Method,
@@ -74,26 +76,29 @@ def part(value: Any, kind: Any) -> Any:
     return value if is_of(kind, value) else None
 
 
-def instead(value: object, kind: Any) -> str:
-    """What to write where ``value`` is no component of the kind: the end of a message."""
+def instead(value: object, kind: Any) -> ConfigError:
+    """Return the error for a value that is not a component of the kind, with a valid one."""
     cls = value if isinstance(value, type) else type(value)
+    needed = ", ".join(sorted(methods(kind)))
+    message = f"expected {KINDS[kind]} (an object with {needed}), got {got(value)}"
     if isinstance(value, type) and is_of(kind, value):
-        return f"; write {value.__name__}() for an object of it"
+        return ConfigError("wrong-part", message, hint=f"use {value.__name__}()")
     if kind is OuterOptimizer and issubclass(cls, torch.optim.Optimizer):
-        outer = f"TorchOptimizer(optimizer={cls.__name__!r}, settings={{…}})"
-        return f"\n  write {outer}, with `from hgms.outer import TorchOptimizer`"
+        outer = f"hgms.outer.TorchOptimizer(optimizer={cls.__name__!r}, settings={{…}})"
+        return ConfigError("wrong-part", message, hint=f"use {outer}")
     classes = _classes(kind)
     name = closest(value, classes) if isinstance(value, str) else None
     if name is not None:
-        return f"\n  write {classes[name].__name__}(), with `{_imported(classes[name])}`"
+        hint = f"use {classes[name].__name__}(), with `{_imported(classes[name])}`"
+        return ConfigError("wrong-part", message, hint=hint)
     what = next(
         (f", which is {words}" for other, words in KINDS.items() if is_of(other, value)), ""
     )
-    also = (
-        "; a Pipeline(…) is one, too; names are for `run` and `compare`" if kind is Method else ""
-    )
-    names = ", ".join(sorted(cls.__name__ for cls in classes.values())) or "none is installed"
-    return f"{what}\n  available: {names}{also}"
+    names = ", ".join(sorted(cls.__name__ for cls in classes.values())) or "(none)"
+    hint = f"available: {names}"
+    if kind is Method:
+        hint += ", Pipeline; names are for `run` and `compare`"
+    return ConfigError("wrong-part", message + what, hint=hint)
 
 
 def _imported(cls: type) -> str:

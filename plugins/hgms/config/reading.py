@@ -15,82 +15,43 @@ from typing import Any, Literal, NoReturn
 import attrs
 
 from hgms.config.parts import KINDS, instead, part
-from hgms.config.words import got, origin_is, sentence, spelled
-from hgms_core import Budget, ConfigError, HgmsError, unknown
-
-Place = tuple[str | int, ...]
-"""Names of arguments, keys and positions, from an object down to a value in it."""
+from hgms.config.shown import got
+from hgms.config.words import origin_is, spelled
+from hgms_core import Budget, ConfigError, HgmsError, raise_all, unknown_name
 
 Reader = Callable[[Any], Any]
 """The value that a field gets, from what a person wrote for it."""
 
 
-class Invalid(Exception):
-    """Errors with their places, gathered from the bottom of what a person wrote upwards.
-
-    >>> error = Invalid(
-    ...     (("ridge",), "'ridge' must be >= 0: -1.0"), (("clip",), "expected a number, got '3'")
-    ... )
-    >>> print(error.render("CG"))
-    2 errors in CG:
-      'ridge' must be >= 0: -1.0 @ CG.ridge
-      expected a number, got '3' @ CG.clip
-    """
-
-    def __init__(self, *errors: tuple[Place, str]) -> None:
-        super().__init__(*errors)
-        self.errors = errors
-
-    def below(self, key: str | int) -> list[tuple[Place, str]]:
-        return [((key, *place), message) for place, message in self.errors]
-
-    def render(self, source: str, sets: tuple[Place, ...] = ()) -> str:
-        """One message with the place behind its first line; several ones under a heading. What lies
-        below one of ``sets`` was set by an option of the command line."""
-        messages = []
-        for place, message in self.errors:
-            keys = "".join(f"[{key}]" if isinstance(key, int) else f".{key}" for key in place)
-            where = (
-                f"--set {keys.removeprefix('.')}"
-                if any(place[: len(path)] == path for path in sets)
-                else source + keys
-            )
-            first, *rest = message.splitlines()
-            # where a function of the core has said it
-            first = first.removesuffix(f" @ {place[-1]}") if place else first
-            messages.append("\n  ".join([f"{first} @ {where}", *(line.strip() for line in rest)]))
-        if len(messages) == 1:
-            return messages[0]
-        return f"{len(messages)} errors in {source}:\n" + "\n".join(
-            "  " + text.replace("\n", "\n  ") for text in messages
-        )
+def fail(code: str, message: str, **parts: Any) -> NoReturn:
+    """Raise ConfigError about the value that is read; the callers add its place."""
+    raise ConfigError(code, message, **parts)
 
 
-def fail(message: str) -> NoReturn:
-    raise Invalid(((), message))
+def complaint(check: Callable[[Any], object], value: object, name: str) -> HgmsError | None:
+    """Return the error of a validator for the argument ``name``; None if the value passes.
 
-
-def config_error(owner: str, errors: Sequence[tuple[Place, str]]) -> ConfigError:
-    """The error of an object called ``owner``. It has ``errors``, too, for an object that stands
-    in another.
-    """
-    error = ConfigError(Invalid(*errors).render(owner))
-    vars(error)["errors"] = errors
-    return error
-
-
-def complaint(check: Callable[[Any], object], value: object) -> str | None:
-    """What a validator says of a value; None where it takes it, or breaks down for another
-    reason.
+    A validator that fails for another reason passes here: it fails again when the object is built.
     """
     try:
         check(value)
     except (ValueError, HgmsError) as error:
-        return sentence(error)
+        return as_error(error, name)
     except Exception as error:
-        if isinstance(error, TypeError) and len(error.args) == 4:  # how attrs' instance_of speaks
-            return sentence(error)
+        if isinstance(error, TypeError) and len(error.args) == 4:  # that of attrs' instance_of
+            return as_error(error, name)
     return None
+
+
+def as_error(error: Exception, *place: str) -> HgmsError:
+    """Return an error of HGMS as it is, and that of another validator with a place."""
+    if isinstance(error, HgmsError):
+        has_place = not place or any(part.place for part in error.errors)
+        return error if has_place else error.at(*place)
+    # attrs puts the field and the value behind its sentence
+    text = str(error.args[0]) if error.args else type(error).__name__
+    code = "wrong-type" if isinstance(error, TypeError) else "wrong-value"
+    return ConfigError(code, text, place=place)
 
 
 # --- what may be given
@@ -151,9 +112,9 @@ def _number(value: Any) -> float:
         try:
             value = float(value)
         except OverflowError:
-            fail(f"expected a number, got {got(value)}, which is too large for one")
+            fail("out-of-range", f"{got(value)} is too large for a number")
     if math.isnan(value):
-        fail("expected a number, got nan")
+        fail("not-finite", "expected a number, got nan")
     return float(value)
 
 
@@ -163,7 +124,7 @@ def _integer(value: Any) -> int:
         if isinstance(value, bool) or not isinstance(value, int):
             _unexpected(int, value)
     if not -(2**63) <= value < 2**63:
-        fail("expected an integer of at most 64 bits, got a larger one")
+        fail("out-of-range", "the integer has more than 64 bits")
     return int(value)
 
 
@@ -196,17 +157,14 @@ def choice_of(value: object, hint: Any, otherwise: Callable[[Any, object], NoRet
         if type(value) is type(choice) and value == choice:
             return choice
     if isinstance(value, str) and all(isinstance(choice, str) for choice in choices):
-        fail(unknown("choice", value, choices))
+        raise unknown_name("choice", value, choices)
     otherwise(hint, value)
 
 
 def _part(value: Any, kind: Any) -> Any:
-    try:
-        component = part(value, kind)
-    except HgmsError as error:  # of a function that cannot be called as a solver
-        fail(str(error))
+    component = part(value, kind)
     if component is None:
-        fail(f"expected {spelled(kind)}, got {got(value)}{instead(value, kind)}")
+        raise instead(value, kind)
     return component
 
 
@@ -222,19 +180,20 @@ def _union(hint: Any, members: tuple[Any, ...]) -> Reader:
         for member, function in sorted(readers, key=lambda pair: type(value) is not pair[0]):
             try:
                 return function(value)
-            except Invalid as error:
+            except HgmsError as error:
                 failures.append(error)
                 misspelt += [error] * (
                     isinstance(value, str) and typing.get_origin(member) is Literal
                 )
-        # wrong deep inside is nearer to what was meant
-        inside = [error for error in failures if error.errors[0][0]]
+        # An error deep inside belongs to the member that the value resembles most.
+        inside = [error for error in failures if error.errors[0].place]
         words = [member for member, _ in readers if not origin_is(member, Callable)]
         if inside:
             raise inside[0]
         if misspelt and len(words) == 1:
-            more = ", or a function" if len(readers) > 1 else ""
-            raise Invalid(*((place, message + more) for place, message in misspelt[0].errors))
+            parts = misspelt[0].as_dict()
+            others = "" if len(readers) == 1 else ", or a function"
+            raise ConfigError(**{**parts, "hint": f"{parts['hint']}{others}"})
         _unexpected(hint, value)
 
     return read
@@ -250,7 +209,7 @@ def _sequence(hint: Any, origin: Any, arguments: tuple[Any, ...]) -> Reader:
         if not isinstance(value, Sequence) or isinstance(value, str | bytes):
             _unexpected(hint, value)
         if fixed and len(value) != len(readers):
-            fail(f"expected {spelled(hint)}, got {len(value)} of them")
+            fail("wrong-length", f"expected {spelled(hint)}, got {len(value)}")
         items = gathered(
             (index, item, readers[index if fixed else 0]) for index, item in enumerate(value)
         )
@@ -265,23 +224,23 @@ def _mapping(hint: Any, function: Reader) -> Reader:
             _unexpected(hint, value)
         for key in value:
             if not isinstance(key, str):
-                fail(f"expected names as keys, got {got(key)}")
+                fail("wrong-type", f"keys must be strings, not {got(key)}")
         return gathered((key, item, function) for key, item in value.items())
 
     return read
 
 
 def gathered(items: Iterable[tuple[Any, Any, Reader]]) -> dict[Any, Any]:
-    """Each (key, value, reader) as key and value; everything that is wrong at once."""
+    """Return each (key, value, reader) as key and read value; raise all errors together."""
     values = {}
-    errors = []
+    errors: list[HgmsError] = []
     for key, item, function in items:
         try:
             values[key] = function(item)
-        except Invalid as error:
-            errors += error.below(key)
+        except HgmsError as error:
+            errors += error.at(key).errors
     if errors:
-        raise Invalid(*errors)
+        raise_all(errors)
     return values
 
 
@@ -304,7 +263,7 @@ def _built(cls: Any, *args: Any, **arguments: Any) -> Any:
     try:
         return cls(*args, **arguments)
     except (ValueError, TypeError, HgmsError) as error:
-        raise Invalid(*getattr(error, "errors", [((), sentence(error))])) from None
+        raise as_error(error) from None
 
 
 # --- what may have been meant
@@ -312,26 +271,27 @@ def _built(cls: Any, *args: Any, **arguments: Any) -> Any:
 
 
 def _unexpected(hint: Any, value: object) -> NoReturn:
-    fail(f"expected {spelled(hint)}, got {got(value)}{_meant(hint, value)}")
+    message = f"expected {spelled(hint)}, got {got(value)}"
+    fail("wrong-type", message, hint=_meant(hint, value))
 
 
-def _meant(hint: Any, value: Any) -> str:
-    """What to write, where the value is the right one in another form."""
+def _meant(hint: Any, value: Any) -> str | None:
+    """Return the valid form of a value, if one is likely."""
     if isinstance(value, type) and isinstance(hint, type) and issubclass(value, hint):
-        return f"; write {value.__name__}()"
+        return f"use {value.__name__}()"
     name = type(value).__name__
     members = typing.get_args(hint)
     if any(origin_is(member, Callable) for member in members):
         if hasattr(value, "param_groups"):
-            return f"; write a function that makes it: lambda params: {name}(params, …)"
+            return f"use a function that creates it: lambda params: {name}(params, …)"
         if hasattr(value, "get_last_lr"):
-            return f"; write a function that makes it: lambda optimizer: {name}(optimizer, …)"
+            return f"use a function that creates it: lambda optimizer: {name}(optimizer, …)"
     for guess in _guesses(value):
         try:
-            return f"; write {reader(hint)(guess)!r}"
-        except Invalid:
+            return f"use {reader(hint)(guess)!r}"
+        except HgmsError:
             continue
-    return ""
+    return None
 
 
 def _guesses(value: Any) -> Iterator[Any]:

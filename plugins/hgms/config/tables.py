@@ -22,9 +22,6 @@ SETTING_DEPTH = 32
 LARGEST = 1 << 20
 """Bytes of a configuration file, at most: those that people write have thousands."""
 
-Place = tuple[str | int, ...]
-"""Keys and positions from the top of a table down to a value."""
-
 # a dotted key of more than that depth, for which tomllib takes time in the square of it
 _DEEP_KEY = re.compile(r"""(?<![\w-])(?:(?:[\w-]++|"[^"\n]*+"|'[^'\n]*+')[ \t]*+\.[ \t]*+){64}""")
 
@@ -41,7 +38,7 @@ def parse_toml(text: str, name: str) -> dict[str, Any]:
     :func:`check` refuses.
     """
     if _DEEP_KEY.search(text):
-        raise CheckpointError(f"{name} is nested too deeply")
+        raise _too_deep(name)
     table: dict[str, Any] = _parsed(tomllib.loads, text, name, "TOML: {}")
     return table
 
@@ -50,9 +47,10 @@ def _parsed(parser: Callable[[Any], Any], text: str | bytes, name: str, form: st
     try:
         value = parser(text)
     except RecursionError:
-        raise CheckpointError(f"{name} is nested too deeply") from None
+        raise _too_deep(name) from None
     except ValueError as error:
-        raise CheckpointError(f"{name} is not valid {form.format(error)}") from None
+        message = f"the file is not valid {form.format(error)}"
+        raise CheckpointError("wrong-format", message, place=(name,)) from None
     check(value, name)
     return value
 
@@ -71,12 +69,19 @@ def check(value: object, name: str) -> None:
                 below += item
             elif isinstance(item, str):
                 if not item.isascii() and any("\ud800" <= letter <= "\udfff" for letter in item):
-                    raise CheckpointError(f"{name} holds text that is not Unicode")
+                    message = "the text contains surrogates, which are not valid Unicode"
+                    raise CheckpointError("wrong-format", message, place=(name,))
             elif isinstance(item, int) and not -(2**63) <= item < 2**63:
-                raise CheckpointError(f"{name} holds a whole number of more than 64 bits")
+                message = "an integer has more than 64 bits"
+                raise CheckpointError("out-of-range", message, place=(name,))
         level = below
     if level:
-        raise CheckpointError(f"{name} is nested too deeply")
+        raise _too_deep(name)
+
+
+def _too_deep(name: str) -> CheckpointError:
+    message = f"the data has more than {DEPTH} levels of tables and lists"
+    return CheckpointError("too-deep", message, place=(name,))
 
 
 # --- configuration files
@@ -90,11 +95,12 @@ def tables_of(path: Path, what: str) -> dict[str, Any]:
             data = stream.read(LARGEST + 1)
         text = data.decode()
     except (OSError, UnicodeDecodeError) as error:
-        raise ConfigError(
-            f"cannot read the {what} {path}: {getattr(error, 'strerror', None) or error}"
-        ) from None
+        why = getattr(error, "strerror", None) or error
+        message = f"the {what} cannot be read: {why}"
+        raise ConfigError("unreadable-file", message, place=(str(path),)) from None
     if len(data) > LARGEST:
-        raise ConfigError(f"cannot read the {what} {path}: it is larger than {LARGEST >> 20} MiB")
+        message = f"the {what} has more than {LARGEST >> 20} MiB"
+        raise ConfigError("too-large", message, place=(str(path),))
     return read_toml(text, path.name)
 
 
@@ -105,12 +111,12 @@ def read_toml(text: str, source: str) -> dict[str, Any]:
     try:
         return parse_toml(text, source)
     except CheckpointError as error:
-        raise ConfigError(str(error)) from None
+        raise ConfigError(**error.as_dict()) from None
 
 
 def lay_options(
     table: dict[str, Any], sets: Iterable[str], seed: int | None = None, **run: str | None
-) -> list[Place]:
+) -> list[tuple[str, ...]]:
     """Lay what a command line says over a file's table: each ``--set``, the seed, and settings of
     ``[run]`` (None: the file's). The places of what was set."""
     places = [lay(table, assignment) for assignment in sets]
@@ -122,15 +128,17 @@ def lay_options(
     return places
 
 
-def lay(table: dict[str, Any], assignment: str, written: str | None = None) -> Place:
+def lay(table: dict[str, Any], assignment: str, written: str | None = None) -> tuple[str, ...]:
     """Lay one ``a.b.c=value`` over the table. The value is TOML; what is not valid TOML is a
     string. ``written`` is what a person wrote, for messages."""
     key, equals, text = assignment.partition("=")
     path = tuple(part.strip() for part in key.split("."))
     if not equals or not all(path):
         raise ConfigError(
-            f"--set {written or assignment}: write --set key=value, for example --set "
-            "method.generator.count=4"
+            "wrong-format",
+            f"{assignment!r} is not an assignment",
+            place=(f"--set {written or assignment}",),
+            hint="use --set key=value, for example --set method.generator.count=4",
         )
     try:
         value = (
@@ -140,13 +148,16 @@ def lay(table: dict[str, Any], assignment: str, written: str | None = None) -> P
         )
     except (ValueError, RecursionError):
         value = text
+    option = f"--set {written or assignment}"
+    if len(path) > SETTING_DEPTH:
+        message = f"the key has {len(path)} levels, but at most {SETTING_DEPTH} are supported"
+        raise ConfigError("too-deep", message, place=(option,))
     try:
-        if len(path) > SETTING_DEPTH:
-            raise ConfigError(f"nothing here needs more than {SETTING_DEPTH} levels")
-        check(value, "the value")
+        check(value, "value")
         put(table, path, value)
     except (ConfigError, CheckpointError) as error:
-        raise ConfigError(f"--set {written or assignment}: {error}") from None
+        parts = {**error.as_dict(), "place": (option,)}
+        raise ConfigError(**parts) from None
     return path
 
 
@@ -168,7 +179,9 @@ def put(table: dict[str, Any], path: Sequence[str], value: Any) -> None:
         if isinstance(below, str) and part != "budget":
             below = table[part] = {"name": Short(below)}
         if not isinstance(below, dict):
-            raise ConfigError(f"{'.'.join(path[: depth + 1])} is {show(below)}, not a table")
+            place = tuple(path[: depth + 1])
+            message = f"{'.'.join(place)} is {show(below)}, not a table"
+            raise ConfigError("wrong-type", message, place=place)
         table = below
     table[path[-1]] = value
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
 import types
 import typing
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -87,25 +86,3 @@ def _known(hint: Any) -> str | None:
 
 spelled = Words(_known).spell
 """A type in words, for who writes Python."""
-
-
-def sentence(error: BaseException) -> str:
-    """The sentence of an exception; attrs' own ones carry more arguments behind it."""
-    return str(error.args[0]) if error.args else type(error).__name__
-
-
-def got(value: object) -> str:
-    """A value as a message shows it."""
-    if isinstance(value, type):
-        return f"the class {value.__name__}"
-    if inspect.isroutine(value):
-        return f"the function {value.__name__}"
-    shape = getattr(value, "shape", None)
-    if shape is not None:
-        return f"{_article(type(value).__name__)} of shape {list(shape)}"
-    text = repr(value)
-    return text if len(text) <= 80 and "\n" not in text else _article(type(value).__name__)
-
-
-def _article(name: str) -> str:
-    return f"{'an' if name[0] in 'aeiouAEIOU' else 'a'} {name}"

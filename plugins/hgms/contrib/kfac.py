@@ -7,10 +7,10 @@ from __future__ import annotations
 from typing import ClassVar, final
 
 import attrs
-from attrs import field, validators
+from attrs import field
 from torch import Tensor
 
-from hgms.config import frozen, not_negative, optional_positive, positive
+from hgms.config import at_least, frozen, not_negative, optional_positive, positive
 from hgms.contrib.kronecker import kronecker_inverse
 from hgms.solvers.cg import CG
 from hgms.solvers.identity import answered
@@ -79,7 +79,7 @@ class KFAC:
     ridge: float = field(default=0.0, validator=not_negative)
     rtol: float = field(default=1e-6, validator=positive)
     atol: float = field(default=0.0, validator=not_negative)
-    max_steps: int = field(default=100, validator=validators.ge(0))
+    max_steps: int = field(default=100, validator=at_least(0))
     clip: float | None = field(default=None, validator=optional_positive)
 
     def at(self, loss: Loss, theta: Tree, x: Tree, batch: Batch) -> LinearSolver:

@@ -167,10 +167,12 @@ def _layers(outputs: Any, x: Tree, batch: Batch) -> dict[str, tuple[nn.Module, s
                 layers[names[id(leaf)]] = module, part
     if missing := [name for name in x if name not in layers]:
         raise ConfigError(
-            f"{WANTED_BY} factors linear layers, and {', '.join(missing)} of x is no weight or "
-            "bias of one in this problem's "
-            "outputs\n  call torch.nn.functional.linear or conv2d with leaves of x, or take "
-            "another solver"
+            "not-supported",
+            f"{WANTED_BY} requires weights and biases of linear layers, but {', '.join(missing)} "
+            "of x is not one in the problem's outputs",
+            place=("solver",),
+            hint="call torch.nn.functional.linear or conv2d with leaves of x, or use another "
+            "solver",
         )
     return {name: layers[name] for name in x}
 
@@ -182,8 +184,10 @@ def _roots(level: Callable[[Tree, Any], Tensor], x: Tree, z: Any) -> tuple[list[
     leaves, shape = tree_flatten(z)
     if len({leaf.shape[1:] for leaf in leaves}) > 1 or leaves[0].dim() != 2:
         raise ConfigError(
-            f"{WANTED_BY} needs outputs of the shape [rows, C], not "
-            f"{[list(leaf.shape) for leaf in leaves]}"
+            "wrong-shape",
+            f"{WANTED_BY} requires one output of the shape [rows, C], but the shapes are "
+            f"{[list(leaf.shape) for leaf in leaves]}",
+            place=("g", "outputs"),
         )
 
     def product(tangents: list[Tensor]) -> list[Tensor]:
@@ -202,8 +206,10 @@ def _roots(level: Callable[[Tree, Any], Tensor], x: Tree, z: Any) -> tuple[list[
         off = (torch.einsum("ncd,nd->nc", hessian, v) - image).norm()
         if off > 1e-3 * image.norm():
             raise ConfigError(
-                f"{WANTED_BY} needs a criterion that is a sum over rows, and this problem's "
-                "joins them"
+                "not-supported",
+                f"{WANTED_BY} requires a criterion that is a sum over rows, but the criterion of "
+                "the problem combines rows",
+                place=("g", "criterion"),
             )
     values, vectors = zip(
         *(torch.linalg.eigh((hessian + hessian.mT) / 2) for hessian in hessians), strict=True
@@ -226,7 +232,9 @@ def _curvlinops() -> Any:
         import curvlinops
     except ModuleNotFoundError as error:
         raise MissingExtra(
-            f"the solver kfac needs a package that is not installed ({error.name})\n"
-            "  pip install 'hgms[curvlinops]'"
+            "missing-package",
+            f"the solver kfac requires {error.name}, which is not installed",
+            place=("solver",),
+            install="pip install 'hgms[curvlinops]'",
         ) from error
     return curvlinops

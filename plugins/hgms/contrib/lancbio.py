@@ -7,10 +7,10 @@ from __future__ import annotations
 from typing import ClassVar, final
 
 import torch
-from attrs import evolve, field, validators
+from attrs import evolve, field
 from torch import Tensor
 
-from hgms.config import frozen, not_negative, optional_positive, positive
+from hgms.config import at_least, frozen, not_negative, optional_positive, positive
 from hgms.solvers.pcg import pcg
 from hgms_core import Composition, LinearSystem, MatVec, Outcome, Solution, Tree, hookimpl
 
@@ -75,7 +75,7 @@ class LancBiO:
 
     name: ClassVar[str] = "lancbio"
 
-    restart: int = field(default=10, validator=validators.ge(1))
+    restart: int = field(default=10, validator=at_least(1))
     ridge: float = field(default=0.0, validator=not_negative)
     rtol: float = field(default=1e-6, validator=positive)
     atol: float = field(default=0.0, validator=not_negative)

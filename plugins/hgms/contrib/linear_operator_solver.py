@@ -7,10 +7,10 @@ from collections.abc import Callable
 from typing import Any, ClassVar, final
 
 import torch
-from attrs import field, validators
+from attrs import field
 from torch import Tensor
 
-from hgms.config import frozen, not_negative, positive
+from hgms.config import at_least, frozen, not_negative, positive
 from hgms.solvers.rounds import Correction, in_rounds
 from hgms_core import LinearSystem, MatVec, MissingExtra, Outcome, Solution, hookimpl
 
@@ -60,7 +60,7 @@ class LinearOperatorSolver:
 
     ridge: float = field(default=0.0, validator=not_negative)
     rtol: float = field(default=1e-6, validator=positive)
-    max_steps: int = field(default=100, validator=validators.ge(1))
+    max_steps: int = field(default=100, validator=at_least(1))
 
     def solve(self, matvec: MatVec, b: Tensor, x0: Tensor | None = None) -> Solution:
         linear_cg = _linear_cg()
@@ -118,8 +118,10 @@ def _linear_cg() -> Callable[..., Any]:
         from linear_operator.utils.linear_cg import linear_cg
     except ModuleNotFoundError as error:
         raise MissingExtra(
-            f"the solver linear-operator needs a package that is not installed ({error.name})\n"
-            "  pip install 'hgms[gpytorch]'"
+            "missing-package",
+            f"the solver linear-operator requires {error.name}, which is not installed",
+            place=("solver",),
+            install="pip install 'hgms[gpytorch]'",
         ) from error
     solver: Callable[..., Any] = linear_cg
     return solver

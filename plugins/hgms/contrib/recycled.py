@@ -7,10 +7,10 @@ from __future__ import annotations
 from typing import ClassVar, final
 
 import torch
-from attrs import field, validators
+from attrs import field
 from torch import Tensor
 
-from hgms.config import frozen, not_negative, optional_positive, positive
+from hgms.config import at_least, frozen, not_negative, optional_positive, positive
 from hgms.solvers.pcg import Precondition, pcg
 from hgms_core import LinearSystem, MatVec, Solution, Tree, hookimpl
 
@@ -73,11 +73,11 @@ class RecycledCG:
 
     name: ClassVar[str] = "recycled-cg"
 
-    rank: int = field(default=60, validator=validators.ge(1))
+    rank: int = field(default=60, validator=at_least(1))
     ridge: float = field(default=0.0, validator=not_negative)
     rtol: float = field(default=1e-6, validator=positive)
     atol: float = field(default=0.0, validator=not_negative)
-    max_steps: int = field(default=100, validator=validators.ge(1))
+    max_steps: int = field(default=100, validator=at_least(1))
     clip: float | None = field(default=None, validator=optional_positive)
 
     def solve(self, matvec: MatVec, b: Tensor, x0: Tensor | None = None) -> Solution:

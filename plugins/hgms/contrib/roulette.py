@@ -6,10 +6,10 @@ import math
 from typing import ClassVar, final
 
 import torch
-from attrs import evolve, field, validators
+from attrs import evolve, field
 from torch import Tensor
 
-from hgms.config import decay_rate, frozen, not_negative, positive
+from hgms.config import at_least, decay_rate, frozen, not_negative, positive
 from hgms_core import Key, LinearSystem, MatVec, Outcome, Solution, hookimpl
 
 norm = LinearSystem.norm
@@ -68,7 +68,7 @@ class Roulette:
     name: ClassVar[str] = "roulette"
 
     lr: float = field(default=0.1, validator=positive)
-    steps: int = field(default=10, validator=validators.ge(1))
+    steps: int = field(default=10, validator=at_least(1))
     survival: float = field(default=0.9, validator=decay_rate)
     ridge: float = field(default=0.0, validator=not_negative)
     rtol: float = field(default=1e-6, validator=positive)

@@ -146,7 +146,9 @@ def capture(method: Method, problem: Problem, state: State, progress: float) -> 
     """
     pipeline = pipeline_of(method)
     if pipeline is None:
-        raise ConfigError("there is no pipeline in this method")
+        raise ConfigError(
+            "not-supported", f"method {method.name!r} contains no pipeline", place=("method",)
+        )
     notes: dict[str, Any] = {}
     noting(method, notes).step(problem, state, progress)
     return Seen(pipeline, **notes)

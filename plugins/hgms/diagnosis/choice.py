@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from hgms_core import Batch, Data, Loss, Tree
+from hgms_core import Batch, ConfigError, Data, Loss, Tree
 
 BLOCKS = 20
 """Batches that the rows are split into where a loss has no value of a single row."""
@@ -61,13 +61,17 @@ def choice(
 
         choice_gap = mean_i (ℓ_i(other) − ℓ_i(chosen)),      choice_error = sd_i / √rows
 
-    Errors: ValueError, with the reason, where there is no such noise to speak of.
+    Errors: ConfigError if the loss has no rows, or is not a mean over rows or batches.
     """
     if size < 2:
-        raise ValueError("the upper loss has no rows, so no sampling noise")
+        raise ConfigError(
+            "no-rows", "the upper loss has no rows, so there is no sampling noise", place=("f",)
+        )
     first, second = (row_losses(loss, theta, x, batch, size) for x in (chosen, other))
     if first is None or second is None or first[1] != second[1]:
-        raise ValueError("the upper loss is not a mean over rows or batches")
+        raise ConfigError(
+            "not-supported", "the upper loss is not a mean over rows or batches", place=("f",)
+        )
     gaps = (second[0] - first[0]).double()
     error = float(gaps.std() / len(gaps) ** 0.5)
     gap = float(gaps.mean())

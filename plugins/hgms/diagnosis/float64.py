@@ -10,7 +10,7 @@ import attrs
 import torch
 from torch import Tensor
 
-from hgms_core import Batch, ConfigError, Problem, Tree
+from hgms_core import Batch, ConfigError, HgmsError, Problem, Tree, first_line
 
 AGREE = 1e-3
 """By how much of their size the losses of the two problems may differ at one point."""
@@ -74,10 +74,12 @@ def in_double(
         _check(problem, cast, theta, x)
         return cast, "cast"
     except (ConfigError, RuntimeError, TypeError) as error:
-        reason = str(error).splitlines()[0] if str(error) else type(error).__name__
+        reason = error.message if isinstance(error, HgmsError) else first_line(error)
     if build is None:
         raise ConfigError(
-            f"the losses cannot be cast to float64 ({reason}), and no task makes the problem in it"
+            "not-supported",
+            f"the losses cannot be cast to float64 ({reason}), and there is no task to create the "
+            "problem in float64",
         )
     built = build()
     _check(problem, built, theta, x)
@@ -96,13 +98,16 @@ def _check(problem: Problem, other: Problem, theta: Tree, x: Tree) -> None:
                 value = getattr(one, name)(*point, data.batch(rows))
                 if cast and value.dtype != torch.float64:
                     raise ConfigError(
-                        f"{name} computes in {value.dtype} whatever it is given".replace(
-                            "torch.", ""
-                        )
+                        "wrong-result",
+                        f"{name} returns {str(value.dtype).removeprefix('torch.')} although its "
+                        "arguments are float64",
+                        place=(name,),
                     )
                 values.append(float(value))
             if not math.isclose(*values, rel_tol=AGREE, abs_tol=AGREE):
                 raise ConfigError(
-                    f"in float64 {name} is {values[1]:.4g} where it is {values[0]:.4g}: another "
-                    "problem"
+                    "wrong-result",
+                    f"{name} is {values[1]:.4g} in float64, but {values[0]:.4g} in the precision "
+                    "of the problem",
+                    place=(name,),
                 )

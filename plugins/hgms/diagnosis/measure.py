@@ -30,6 +30,7 @@ from hgms_core import (
     State,
     Tree,
     curvature,
+    first_line,
     out_of_memory,
     values,
 )
@@ -123,7 +124,9 @@ class Measured:
             self.left_out[name] = (
                 "not enough memory"
                 if memory
-                else (str(error) or type(error).__name__).splitlines()[0]
+                else error.message
+                if isinstance(error, HgmsError)
+                else first_line(error)
             )
 
     def finished(self) -> dict[str, Any]:
@@ -224,7 +227,9 @@ def _double(
         measured.cost += candidates.cost
         if torch.linalg.vector_norm(away) > 0.1 * torch.linalg.vector_norm(flat(seen.branch.x)):
             raise ConfigError(
-                "run again in float64 the branch ends elsewhere (its draws depend on the type)"
+                "not-supported",
+                "in float64 the branch ends at another point, because its random numbers depend on "
+                "the dtype",
             )
         estimate = estimator.estimate(problem, theta, branch, seen.estimating, memory)[0]
     measured.cost += estimate.cost

@@ -59,7 +59,9 @@ class Diagnosis:
             import pandas
         except ModuleNotFoundError:
             raise MissingExtra(
-                "a data frame needs pandas\n  install it with: pip install 'hgms[notebook]'"
+                "missing-package",
+                "a data frame requires pandas, which is not installed",
+                install="pip install 'hgms[notebook]'",
             ) from None
         return pandas.DataFrame(self.rows)
 

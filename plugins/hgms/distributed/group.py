@@ -23,6 +23,7 @@ from attrs import define
 
 from hgms.distributed.launcher import meeting
 from hgms_core import ConfigError, HgmsError
+from hgms_core.torch_errors import first_line, is_lost_connection
 
 PATIENCE = 10.0
 """Seconds that a rank has to be found gone, once another has lost it, and to go when the run is
@@ -86,11 +87,14 @@ class Ranks:
         try:
             yield
         except RuntimeError as error:
-            if not (isinstance(error, dist.DistError) or "gloo/transport" in str(error)):
+            if not is_lost_connection(error):
                 raise
-            who = self._gone() or f"a rank does not answer ({str(error).splitlines()[0][:120]})"
+            who = self._gone() or f"a rank does not respond ({first_line(error)[:120]})"
             raise RankLost(
-                f"{where}: {who}\n  the last state that was saved is whole: {then} goes on from it"
+                "rank-lost",
+                f"{where}: {who}",
+                place=("run", "ranks"),
+                hint=f"use {then} to resume from the last saved state",
             ) from error
 
     def _gone(self) -> str:
@@ -111,13 +115,15 @@ class Ranks:
             assert process.stdout is not None
             if process.stdout.readline() != READY:
                 raise ConfigError(
-                    f"rank {number} of {self.count} {_how(process.wait())}{self._last_words()}"
+                    "rank-lost",
+                    f"rank {number} of {self.count} {_how(process.wait())}{self._last_words()}",
+                    place=("run", "ranks"),
                 )
 
     def _last_words(self) -> str:
         assert self.place is not None
         lines = Path(self.place.name, "errors").read_text(errors="replace").strip().splitlines()
-        return f"; its last words: {lines[-1]}" if lines else ""
+        return f"; its last output: {lines[-1]}" if lines else ""
 
     def close(self, say: bool = True) -> None:
         """The others end: those that this process has started, at once. ``say``: launched ones

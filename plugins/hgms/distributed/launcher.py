@@ -40,8 +40,10 @@ def ensure_launched(count: int) -> int:
     assert place is not None
     if place[1] != count:
         raise ConfigError(
-            f"run.ranks = {count}, and torchrun has started {place[1]} processes\n"
-            f"  torchrun --nproc-per-node {count} …"
+            "wrong-value",
+            f"ranks={count}, but torchrun has started {place[1]} processes",
+            place=("run", "ranks"),
+            hint=f"use torchrun --nproc-per-node {count}, or set run.ranks = {place[1]}",
         )
     return place[0]
 

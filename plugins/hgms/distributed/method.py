@@ -142,8 +142,10 @@ def ensure_agreement(theta: Tree, ranks: Ranks) -> None:
     ]
     if other:
         raise ConfigError(
-            f"rank {other[0]} came to another θ than rank 0: they do not compute the same\n"
-            "  ranks need the same processor or GPU, the same torch and the same number of threads"
+            "ranks-differ",
+            f"rank {other[0]} has computed another theta than rank 0",
+            place=("run", "ranks"),
+            hint="use the same processor or GPU, torch version and number of threads on all ranks",
         )
 
 

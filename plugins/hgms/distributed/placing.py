@@ -127,10 +127,12 @@ def placed(method: Any, ranks: int, device: torch.device, even: bool = False) ->
         return attrs.evolve(method, method=placed(method.method, ranks, device, even))
     if not isinstance(method, Pipeline):
         raise ConfigError(
-            f"run.ranks = {ranks} places the parts of a pipeline, and method "
-            f"{getattr(method, 'name', method)!r} is none\n"
-            "  leave run.ranks out, or write it as a Pipeline: generator, selector, "
-            "hypergradient, outer optimiser"
+            "not-supported",
+            f"ranks={ranks} requires a Pipeline, but method {getattr(method, 'name', method)!r} "
+            "is not one",
+            place=("run", "ranks"),
+            hint="remove run.ranks, or use a Pipeline of generator, selector, hypergradient and "
+            "outer optimiser",
         )
     generator: Any = method.generator
     apart = callable(getattr(generator, "propose_some", None))

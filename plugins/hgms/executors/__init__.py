@@ -9,7 +9,18 @@ from typing import Any
 from hgms.executors.board import Board, to_stderr
 from hgms.executors.digests import code_of, ensure_same, installation
 from hgms.executors.in_process import Here
-from hgms.executors.jobs import Ending, Executor, Job, Needs, Report, Tell, called, described
+from hgms.executors.jobs import (
+    Ending,
+    Executor,
+    Job,
+    Needs,
+    Report,
+    Tell,
+    as_error,
+    called,
+    pack_error,
+    unpack_error,
+)
 from hgms.executors.local import Local, cores
 from hgms.executors.lookup import executor_of
 from hgms.executors.options import executor_options, stated_executor
@@ -33,23 +44,25 @@ __all__ = [
     "RemoteProgress",
     "Report",
     "Tell",
+    "as_error",
     "called",
     "carried_out",
     "carried_out_beside",
     "carried_out_together",
     "code_of",
     "cores",
-    "described",
     "ending_of",
     "ensure_same",
     "executor_of",
     "executor_options",
     "installation",
+    "pack_error",
     "packed",
     "stated_executor",
     "to_stderr",
     "tried_again",
     "unless_busy",
+    "unpack_error",
 ]
 
 

@@ -11,6 +11,7 @@ import click
 
 from hgms.config.control_characters import printable
 from hgms.runs import Progress, holder
+from hgms_core import HgmsError
 
 _ALL = "all"
 _LOOK = 2.0
@@ -72,9 +73,9 @@ class Board:
         else:
             self.echo(line)
 
-    def ended(self, job: object, status: str, error: str | None = None) -> None:
+    def ended(self, job: object, status: str, error: HgmsError | None = None) -> None:
         title = str(job)
-        why = f": {error.splitlines()[0]}" if error else ""
+        why = f": {error.lines()[0]}" if error else ""
         self._ended += 1
         if self._view.bars.visible:
             self._view.bars.remove(title)

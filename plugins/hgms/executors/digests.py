@@ -51,13 +51,13 @@ def ensure_same(expected: Mapping[str, str], where: str) -> None:
     other = [name for name in expected if own[name] != expected[name]]
     if not other:
         return
-    lines = "".join(
-        f"\n  {name}: {own[name]} there, {expected[name]} here" for name in other[:SHOWN]
-    )
-    more = f"\n  and {len(other) - SHOWN} more" if len(other) > SHOWN else ""
+    lines = [f"{name}: {own[name]} there, {expected[name]} here" for name in other[:SHOWN]]
+    if len(other) > SHOWN:
+        lines.append(f"and {len(other) - SHOWN} more")
     raise ConfigError(
-        f"the worker on {where} has another installation than this machine{lines}{more}\n"
-        "  install the same there"
+        "other-installation",
+        "\n".join([f"the worker on {where} has different packages than this machine", *lines]),
+        hint="install the same packages there",
     )
 
 

@@ -7,7 +7,7 @@ from typing import ClassVar
 
 from attrs import define
 
-from hgms.executors.jobs import Ending, Job, Report, called, described
+from hgms.executors.jobs import Ending, Job, Report, as_error, called
 
 
 @define(eq=False)
@@ -28,7 +28,7 @@ class Here:
                     job.arguments, lambda _job=job, **event: report(_job, event)
                 )
             except Exception as error:
-                yield Ending(job=job, error=described(error))
+                yield Ending(job=job, error=as_error(error))
             else:
                 yield Ending(job=job, outcome=outcome)
 

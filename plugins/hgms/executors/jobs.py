@@ -6,10 +6,11 @@ import importlib
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any, ClassVar, Protocol
 
-from attrs import field, frozen, validators
+from attrs import field, frozen
 
+from hgms.config import at_least, greater_than, optional
 from hgms.runs import RunSettings
-from hgms_core import ConfigError, HgmsError
+from hgms_core import ConfigError, HgmsError, errors
 
 Tell = Callable[..., None]
 """``tell(event="step", share=0.5, …)``: what a function under way has to say; plain values, as
@@ -26,10 +27,10 @@ class Needs:
     Needs(cpus=2, gpus=0, memory=1073741824, hours=None)
     """
 
-    cpus: int = field(default=1, validator=validators.ge(1))
-    gpus: int = field(default=0, validator=validators.ge(0))
-    memory: int | None = field(default=None, validator=validators.optional(validators.gt(0)))
-    hours: float | None = field(default=None, validator=validators.optional(validators.gt(0)))
+    cpus: int = field(default=1, validator=at_least(1))
+    gpus: int = field(default=0, validator=at_least(0))
+    memory: int | None = field(default=None, validator=optional(greater_than(0)))
+    hours: float | None = field(default=None, validator=optional(greater_than(0)))
 
     @classmethod
     def of_run(cls, settings: RunSettings) -> Needs:
@@ -62,14 +63,19 @@ class Job:
 
 @frozen(kw_only=True)
 class Ending:
-    """How a job ended: with what its function returned; with the ``error`` that it raised, which it
-    would raise again; or ``lost``: whoever carried it out is gone, and this says why.
+    """How a job ended: with the ``outcome`` that its function returned; with the ``error`` that it
+    raised, and would raise again; or ``lost``: the reason why its worker is gone.
     """
 
     job: Job
     outcome: Mapping[str, Any] | None = None
-    error: str = ""
+    error: HgmsError | None = None
     lost: str = ""
+
+    @property
+    def failure(self) -> HgmsError:
+        """The error, or the error ``worker-lost`` of a job whose worker is gone."""
+        return self.error or HgmsError("worker-lost", self.lost)
 
 
 Report = Callable[[Job, Mapping[str, Any]], None]
@@ -104,18 +110,37 @@ class Executor(Protocol):
         ...
 
 
-def described(error: Exception) -> str:
-    """An error as whoever asked for the job is told of it: ours are sentences, of others the type
-    is said.
+def as_error(error: Exception) -> HgmsError:
+    """Return an HgmsError unchanged, and another exception as the error ``unexpected-error``.
 
-    >>> described(ConfigError("no such data")), described(KeyError("a"))
-    ('no such data', "KeyError: 'a'")
+    >>> print(as_error(KeyError("a")))
+    KeyError: 'a'
     """
-    return (
-        str(error)
-        if isinstance(error, HgmsError)
-        else f"{type(error).__name__}: {error}".rstrip(": ")
-    )
+    if isinstance(error, HgmsError):
+        return error
+    return HgmsError("unexpected-error", f"{type(error).__name__}: {error}".rstrip(": "))
+
+
+def pack_error(error: HgmsError) -> dict[str, Any]:
+    """Return an error as plain values, as JSON holds them.
+
+    >>> unpack_error(pack_error(ConfigError("wrong-value", "lr=0", place=("outer", 0))))
+    ConfigError('lr=0')
+    """
+    # other machines may lack the class of a plugin
+    name = next(cls.__name__ for cls in type(error).__mro__ if cls.__module__ == errors.__name__)
+    if isinstance(error, errors.ErrorGroup):
+        return {"class": name, "errors": [pack_error(member) for member in error.errors]}
+    return {"class": name, **error.as_dict()}
+
+
+def unpack_error(packed: Mapping[str, Any]) -> HgmsError:
+    """Return the error that :func:`pack_error` has packed."""
+    arguments = dict(packed)
+    cls: type[HgmsError] = getattr(errors, arguments.pop("class"))
+    if "errors" in arguments:
+        return errors.ErrorGroup([unpack_error(member) for member in arguments["errors"]])
+    return cls(**{**arguments, "place": tuple(arguments["place"])})
 
 
 def called(name: str) -> Callable[[Mapping[str, Any], Tell], Mapping[str, Any]]:
@@ -129,6 +154,9 @@ def called(name: str) -> Callable[[Mapping[str, Any], Tell], Mapping[str, Any]]:
         function = getattr(importlib.import_module(module), attribute)
     except (ImportError, AttributeError) as error:
         raise ConfigError(
-            f"a worker has no {name}: {error}\n  give it the same installation as this machine's"
+            "other-installation",
+            f"the worker cannot import {name}: {error}",
+            place=(name,),
+            hint="install the same packages as on this machine",
         ) from error
     return function

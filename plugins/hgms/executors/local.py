@@ -18,10 +18,11 @@ import time
 from collections.abc import Iterable, Iterator, Mapping
 from typing import IO, Any, ClassVar
 
-from attrs import define, field, validators
+from attrs import define, field
 
 import hgms.config
-from hgms.executors.jobs import Ending, Job, Report
+from hgms.config import at_least, optional
+from hgms.executors.jobs import Ending, Job, Report, unpack_error
 
 _LAST = ("ended", "interrupted", "gone")
 """The last that is heard of a job."""
@@ -52,7 +53,7 @@ class Local:
 
     name: ClassVar[str] = "local"
 
-    jobs: int | None = field(default=None, validator=validators.optional(validators.ge(1)))
+    jobs: int | None = field(default=None, validator=optional(at_least(1)))
     fresh: bool = False
     _events: queue.Queue[tuple[_Worker, Mapping[str, Any]]] = field(factory=queue.Queue, init=False)
     _idle: list[_Worker] = field(factory=list, init=False)
@@ -116,7 +117,8 @@ class Local:
             self._idle.append(worker)
             raise KeyboardInterrupt
         if event["event"] == "ended":
-            ending = Ending(job=job, outcome=event.get("outcome"), error=event.get("error", ""))
+            error = unpack_error(event["error"]) if "error" in event else None
+            ending = Ending(job=job, outcome=event.get("outcome"), error=error)
         else:
             ending = Ending(job=job, lost=worker.obituary(event.get("code")))
         if self.fresh or (ending.lost and "code" not in event):

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 from hgms.executors.jobs import Executor
-from hgms_core import ConfigError, PluginError, UnknownComponent, unknown
+from hgms_core import ConfigError, HgmsError, PluginError, unknown_name
 from hgms_core.host import Host
 
 HOOK = "hgms_register_executors"
@@ -25,9 +25,10 @@ def registered(host: Host) -> dict[str, type[Any]]:
             if lacking or not isinstance(getattr(cls, "name", None), str):
                 called = getattr(cls, "__qualname__", repr(cls))
                 what = ", ".join(lacking) or "a class variable `name`"
-                host.blame(
-                    info, PluginError(f"{called} is not an executor: it lacks {what}"), part=True
+                fault = PluginError(
+                    "wrong-plugin", f"{called} is not an executor: it lacks {what}", place=(HOOK,)
                 )
+                host.blame(info, fault, part=True)
             else:
                 classes.setdefault(cls.name, cls)
     return classes
@@ -36,21 +37,23 @@ def registered(host: Host) -> dict[str, type[Any]]:
 def executor_of(name: str, settings: Mapping[str, Any], host: Host) -> Executor:
     """The executor of that name with these settings.
 
-    Errors: UnknownComponent with the nearest name; ConfigError for a setting that it does not have
-    or take; MissingExtra with the line that installs what it needs."""
+    Errors: ConfigError ``unknown-executor`` with the nearest name; ConfigError for a setting that
+    it does not have or take; MissingExtra with the command that installs its package."""
     classes = registered(host)
     if name not in classes:
-        missing = [
-            f"{info.name}: {info.install}"
-            for info in host.infos.values()
-            if info.status == "missing-extra"
-        ]
-        hint = "".join(f"\n  {line}" for line in missing if line.startswith(name))
-        raise UnknownComponent(unknown("executor", name, classes) + hint)
+        error = unknown_name("executor", name, classes, ("--executor",))
+        for info in host.infos.values():
+            if info.status == "missing-extra" and info.name.startswith(name):
+                error = ConfigError(**{**error.as_dict(), "install": info.install})
+        raise error
     try:
         executor: Executor = classes[name](**settings)
-    except ConfigError as error:
-        raise ConfigError(f"{error}\n  it is a setting of the executor {name!r}") from None
+    except HgmsError as error:
+        raise error.at("executor") from None
     except (TypeError, ValueError) as error:
-        raise ConfigError(f"the executor {name!r} does not take these settings: {error}") from None
+        raise ConfigError(
+            "wrong-value",
+            f"the executor {name!r} rejects its settings: {error}",
+            place=("executor",),
+        ) from None
     return executor

@@ -41,7 +41,12 @@ def stated_executor(
     if name is None:
         if own or address is not None:
             what = f"--set {own[0]}" if own else f"--address {address}"
-            raise ConfigError(f"{what} is of an executor, and none is named\n  add --executor ray")
+            raise ConfigError(
+                "missing-option",
+                "the option belongs to an executor, but --executor is not given",
+                place=(what,),
+                hint="add --executor ray",
+            )
         return None, list(sets)
     table: dict[str, Any] = {}
     lay_options(table, [text.removeprefix(PREFIX) for text in own])

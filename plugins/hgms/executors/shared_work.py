@@ -19,6 +19,7 @@ from hgms.executors.digests import code_of
 from hgms.executors.jobs import Executor, Job, Needs, Tell
 from hgms.executors.retries import tried_again
 from hgms.runs import LEASE, FolderInUse, HeldFolders, Interrupted, stoppable
+from hgms_core import HgmsError
 
 BUSY: Mapping[str, Any] = {"busy": True}
 """What a piece's job returns where another process is at it."""
@@ -83,7 +84,7 @@ def carried_out_together(
     kind: str = "run",
     bars: bool = False,
     say: Callable[[str], None] = to_stderr,
-) -> tuple[dict[Piece, Any], dict[Piece, str]]:
+) -> tuple[dict[Piece, Any], dict[Piece, HgmsError]]:
     """What came of the pieces, in their order, and why some failed: one that fails stops no other.
     What is finished needs no job, what another process does is waited for, and taken up where that
     is gone. ``executor`` is closed at the end; ``kind`` is what messages call a piece. How far all
@@ -118,7 +119,7 @@ class _Together:
     board: Board
     kind: str
     results: dict[Piece, Any] = Factory(dict)
-    failures: dict[Piece, str] = Factory(dict)
+    failures: dict[Piece, HgmsError] = Factory(dict)
     elsewhere: list[Piece] = Factory(list)
     asked: dict[Job, Piece] = Factory(dict)
     held: HeldFolders = Factory(HeldFolders)
@@ -149,7 +150,7 @@ class _Together:
         for ending in tried_again(executor, self.jobs(), self.hear, self.board.say):
             piece = self.asked.pop(ending.job)
             if ending.outcome is None:
-                self.failures[piece] = ending.error or ending.lost
+                self.failures[piece] = ending.failure
                 self.board.ended(piece, "failed", self.failures[piece])
             elif ending.outcome == BUSY:
                 self.elsewhere.append(piece)

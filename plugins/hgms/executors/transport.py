@@ -13,7 +13,17 @@ from typing import Any
 import torch
 
 from hgms.executors.digests import ensure_same, installation
-from hgms.executors.jobs import Ending, Job, Needs, Report, Tell, called, described
+from hgms.executors.jobs import (
+    Ending,
+    Job,
+    Needs,
+    Report,
+    Tell,
+    as_error,
+    called,
+    pack_error,
+    unpack_error,
+)
 from hgms.executors.local import Local
 from hgms.runs import stoppable
 from hgms_core import ConfigError
@@ -39,7 +49,7 @@ def packed(job: Job) -> dict[str, Any]:
 def carried_out(message: Mapping[str, Any]) -> dict[str, Any]:
     """The job of a message, carried out in this process: ``outcome`` or ``error``, with the
     ``events`` that it told but for its steps and stages, which are nothing to a person afterwards;
-    ``refused``, with nothing done, where this machine has other code or no such folder.
+    ``refused``, an error, with nothing done, where this machine has other code or no such folder.
     """
     events: list[dict[str, Any]] = []
 
@@ -51,14 +61,15 @@ def carried_out(message: Mapping[str, Any]) -> dict[str, Any]:
         ensure_same(message["installation"], platform.node())
         os.chdir(message["folder"])
     except ConfigError as error:
-        return {"refused": str(error)}
+        return {"refused": pack_error(error)}
     except OSError as error:
-        return {
-            "refused": (
-                f"{platform.node()} has no folder {message['folder']}: {error.strerror}\n"
-                "  work on a disk that all share"
-            )
-        }
+        missing = ConfigError(
+            "missing-file",
+            f"the machine {platform.node()} cannot open this folder: {error.strerror}",
+            place=(message["folder"],),
+            hint="use a folder on a disk that all machines share",
+        )
+        return {"refused": pack_error(missing)}
     os.environ.update(message["environment"])  # where data and caches are, what may be trusted
     torch.set_num_threads(message["cpus"])
     try:
@@ -68,7 +79,7 @@ def carried_out(message: Mapping[str, Any]) -> dict[str, Any]:
                 "events": events,
             }
     except Exception as error:
-        return {"error": described(error), "events": events}
+        return {"error": pack_error(as_error(error)), "events": events}
 
 
 def carried_out_beside(message: Mapping[str, Any]) -> dict[str, Any]:
@@ -86,7 +97,9 @@ def carried_out_beside(message: Mapping[str, Any]) -> dict[str, Any]:
     for ending in _beside().carry_out(iter([job]), lambda job, event: None):
         if ending.outcome is not None:
             return dict(ending.outcome)
-        return {"lost": ending.lost} if ending.lost else {"error": ending.error, "events": []}
+        if ending.error is not None:
+            return {"error": pack_error(ending.error), "events": []}
+        return {"lost": ending.lost}
     raise AssertionError("an executor gives every job an ending")
 
 
@@ -111,9 +124,10 @@ def ending_of(job: Job, result: Mapping[str, Any], report: Report) -> Ending:
     Errors: ConfigError where it was refused, since no other job would fare better.
     """
     if "refused" in result:
-        raise ConfigError(result["refused"])
+        raise unpack_error(result["refused"])
     if "lost" in result:
         return Ending(job=job, lost=result["lost"])
     for event in result["events"]:
         report(job, event)
-    return Ending(job=job, outcome=result.get("outcome"), error=result.get("error", ""))
+    error = unpack_error(result["error"]) if "error" in result else None
+    return Ending(job=job, outcome=result.get("outcome"), error=error)

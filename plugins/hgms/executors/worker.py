@@ -22,7 +22,7 @@ from typing import Any, NoReturn, TextIO
 
 import torch
 
-from hgms.executors.jobs import Tell, called, described
+from hgms.executors.jobs import Tell, as_error, called, pack_error
 from hgms.runs import stoppable
 
 
@@ -118,7 +118,7 @@ def _serve(source: TextIO, tell: Tell, threads: int) -> NoReturn:
             except KeyboardInterrupt:
                 tell(event="interrupted")
             except Exception as error:
-                tell(event="ended", error=described(error))
+                tell(event="ended", error=pack_error(as_error(error)))
 
 
 if __name__ == "__main__":

@@ -52,14 +52,17 @@ def says_outputs(loss: Loss) -> bool:
 
 
 def composite(loss: Any, wanted_by: str) -> tuple[Outputs, Criterion]:
-    """(outputs, criterion) of a loss that says them.
+    """Return (outputs, criterion) of a loss.
 
-    Errors: ConfigError where it does not."""
+    Errors: ConfigError ``not-supported`` if the loss has none.
+    """
     if not says_outputs(loss):
         raise ConfigError(
-            f"{wanted_by} needs a lower loss that says its outputs, and this problem's does not\n"
-            "  give the problem g = hgms.gauss_newton.Composite(outputs=…, criterion=…), so that "
-            "g(θ, x, batch) is\n"
-            "  criterion(θ, x, outputs(x, batch), batch)"
+            "not-supported",
+            f"{wanted_by} requires a lower loss with outputs and a criterion, but the lower loss "
+            "of the problem has none",
+            place=("g",),
+            hint="use g = hgms.gauss_newton.Composite(outputs=…, criterion=…), where g(θ, x, batch)"
+            " = criterion(θ, x, outputs(x, batch), batch)",
         )
     return loss.outputs, loss.criterion

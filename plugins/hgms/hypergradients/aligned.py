@@ -8,10 +8,10 @@ from collections.abc import Mapping
 from typing import ClassVar, final
 
 import torch
-from attrs import field, validators
+from attrs import field
 from torch import Tensor
 
-from hgms.config import decay_rate, frozen, lowering, optional_whole, positive
+from hgms.config import at_least, decay_rate, frozen, lowering, optional, optional_whole, positive
 from hgms.rows import mixture_slope
 from hgms_core import (
     Branch,
@@ -97,7 +97,7 @@ class Aligned:
             "lengths of gradients are divided out: h is a direction, whatever ∇F's length is"
         )
     }
-    batch_size: int | None = field(default=None, validator=validators.optional(validators.ge(2)))
+    batch_size: int | None = field(default=None, validator=optional(at_least(2)))
     upper_batch_size: int | None = field(default=None, validator=optional_whole)
     beta: float = field(default=0.999, validator=decay_rate)
     eps: float = field(default=1e-8, validator=positive)
@@ -112,8 +112,10 @@ class Aligned:
     ) -> tuple[Estimate, State]:
         if problem.sources is None:
             raise ConfigError(
-                f"hypergradient {self.name!r} needs a lower loss that mixes named sources, and "
-                "this problem has none"
+                "not-supported",
+                f"hypergradient {self.name!r} requires a lower loss that mixes named sources, but "
+                "the problem has no sources",
+                place=("hypergradient",),
             )
         below, rows = problem.lower_data.sample(key.fold("lower"), self.batch_size)
         above, upper_rows = problem.upper_data["differentiate"].sample(

@@ -79,7 +79,7 @@ class Averaged:
 
     name: ClassVar[str] = "averaged"
     estimator: HyperGradient
-    level: float = field(default=1.0, validator=[positive, *share])
+    level: float = field(default=1.0, validator=[positive, share])
     temperature: float | None = field(default=None, validator=optional_positive)
 
     def init(self, problem: Problem) -> State:
@@ -119,10 +119,12 @@ class Averaged:
         scored = self.level < 1 or self.temperature is not None
         if scored and count > 1 and bool(scores.isnan().all() & candidates.finite.any()):
             raise ConfigError(
-                "hypergradient 'averaged' weighs candidates by their scores, and this selector "
-                "gives none\n"
-                "  take the selector 'best-of-n', or level = 1 without a temperature: the mean "
-                "of all"
+                "not-supported",
+                "hypergradient 'averaged' weights candidates by their scores, but this selector "
+                "computes none",
+                place=("selector",),
+                hint="use the selector 'best-of-n', or set level = 1 without a temperature (the "
+                "mean of all candidates)",
             )
         sound = candidates.finite & ~(scores.isnan() & scored)
         ranked, order = torch.where(sound, scores.nan_to_num(0.0), torch.inf).sort(stable=True)

@@ -62,8 +62,10 @@ class Carried:
             ), state
         except KeyError as absent:
             raise ConfigError(
-                "hypergradient 'carried' returns what the generator brings along, and this one "
-                f"brings no {absent}\n"
-                "  use generator value-gap, gradient-norm, minimax, dynamic-barrier or soba with "
-                "it, or hypergradient implicit, unrolled or one-step with yours"
+                "not-supported",
+                f"hypergradient 'carried' requires {absent} from the generator, which does not "
+                "compute it",
+                place=("hypergradient",),
+                hint="use the generator value-gap, gradient-norm, minimax, dynamic-barrier or "
+                "soba, or the hypergradient implicit, unrolled or one-step",
             ) from None

@@ -18,6 +18,7 @@ from hgms.hypergradients.recorded import Recorded
 from hgms.hypergradients.solver_state import prepared, remembered
 from hgms_core import (
     Branch,
+    ConfigError,
     Estimate,
     Key,
     Linearization,
@@ -123,13 +124,21 @@ class Implicit:
     @cuda_graphs.validator
     def _recordable(self, attribute: object, value: bool) -> None:
         if value and self.batches == "fresh":
-            raise ValueError("cuda_graphs records one batch's graph, so it needs batches = 'one'")
+            raise ConfigError(
+                "conflicting-options",
+                "cuda_graphs=True records the graph of one batch, but batches='fresh'",
+                place=("cuda_graphs",),
+                hint='set batches = "one", or remove cuda_graphs',
+            )
 
     @operator.validator
     def _multiplied(self, attribute: object, value: str) -> None:
         if value == "ggn" and (self.batches == "fresh" or self.cuda_graphs):
-            raise ValueError(
-                "operator = 'ggn' has products of its own: no fresh batches, no cuda_graphs"
+            raise ConfigError(
+                "conflicting-options",
+                "operator='ggn' does not support "
+                + ("batches='fresh'" if self.batches == "fresh" else "cuda_graphs=True"),
+                place=("operator",),
             )
 
     def init(self, problem: Problem) -> State:

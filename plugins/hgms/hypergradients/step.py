@@ -96,8 +96,11 @@ def _through(
 def _sources(problem: Problem) -> Sources:
     if problem.sources is None:
         raise ConfigError(
-            'derivative = "per-source" needs a lower loss that mixes named sources; use '
-            '"difference" or "exact"'
+            "not-supported",
+            "derivative='per-source' requires a lower loss that mixes named sources, but the "
+            "problem has no sources",
+            place=("hypergradient", "derivative"),
+            hint='set derivative = "difference" or "exact"',
         )
     return problem.sources
 

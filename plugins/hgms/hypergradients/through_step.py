@@ -113,8 +113,10 @@ class ThroughStep:
             return branch.last_step()
         which = "next" if self.batch == "fresh" else "last"
         raise ConfigError(
-            f"hypergradient 'through-step' with batch = {self.batch!r} differentiates a branch's "
-            f"{which} step, and this "
-            "generator tells none\n  use it with generator 'branches' and optimizer = \"sgd\", "
-            "or take 'one-step'"
+            "not-supported",
+            f"hypergradient 'through-step' with batch={self.batch!r} requires the {which} step of "
+            "a branch, which this generator does not return",
+            place=("hypergradient", "batch"),
+            hint="use the generator 'branches' with optimizer = \"sgd\", or the hypergradient "
+            "'one-step'",
         )

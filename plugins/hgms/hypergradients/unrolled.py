@@ -61,11 +61,12 @@ class Unrolled:
     ) -> tuple[Estimate, State]:
         if branch.replay is None:
             raise ConfigError(
-                "hypergradient 'unrolled' goes back through a branch's steps; this generator's "
-                "candidates are no trajectory "
-                "to differentiate\n  use hypergradient 'carried' where the generator brings its "
-                "upper gradient along "
-                "('implicit', 'one-step' and 'fixed' work too, at their own cost)"
+                "not-supported",
+                "hypergradient 'unrolled' differentiates the steps of a branch, but the candidates "
+                "of this generator have no steps to differentiate",
+                place=("hypergradient",),
+                hint="use 'carried' if the generator computes an upper gradient, or 'implicit', "
+                "'one-step' or 'fixed'",
             )
         batch, rows = problem.upper_data["differentiate"].sample(
             key.fold("upper"), self.upper_batch_size

@@ -22,7 +22,7 @@ from torch.autograd.forward_ad import _set_fwd_grad_enabled, unpack_dual
 from torch.func import grad, jvp
 
 from hgms.integrations.level import ONCE, Level, derived
-from hgms_core import ConfigError, Tree, cross_product, detach
+from hgms_core import Tree, cross_product, detach
 
 
 class Minimiser(Function):
@@ -69,7 +69,7 @@ class Minimiser(Function):
     def jvp(ctx: Any, _: None, *tangents: Tensor | None) -> tuple[Tensor, ...]:
         level: Level = ctx.level
         if level.strategy == "difference":
-            raise ConfigError(ONCE)
+            raise ONCE.at()
         with derived(), _set_fwd_grad_enabled(True):
             leaves = kept(ctx, forward=True)
             theta, x = level.split(leaves)
@@ -175,11 +175,11 @@ class Differences(Function):
 
     @staticmethod
     def backward(ctx: Any, *_: Tensor) -> tuple[None, ...]:
-        raise ConfigError(ONCE)
+        raise ONCE.at()
 
     @staticmethod
     def jvp(ctx: Any, *_: Tensor | None) -> tuple[Tensor, ...]:
-        raise ConfigError(ONCE)
+        raise ONCE.at()
 
     @staticmethod
     def vmap(info: Any, in_dims: tuple[Any, ...], *inputs: Any) -> tuple[Any, Any]:

@@ -23,26 +23,28 @@ from hgms_core import (
     differences_named,
     twice_differentiable_attention,
 )
+from hgms_core.torch_errors import is_inside_functorch
 
-ONCE = (
-    'a lower_solution with strategy = "difference" can be differentiated once, and this is the '
-    "second derivative of it\n"
-    '  inside another level\'s loss give it strategy = "vjp" (exact, where torch has the third '
-    "derivatives of its loss),\n"
-    '  or give that level strategy = "difference" too'
+ONCE = ConfigError(
+    "no-second-derivative",
+    'a lower_solution with strategy="difference" has no second derivative',
+    place=("strategy",),
+    hint='set strategy = "vjp" for this level, which requires third derivatives of its loss, or '
+    'set strategy = "difference" for the outer level too',
 )
-HIDDEN = (
-    "the loss of a lower_solution uses a tensor that requires a gradient and is not in θ, so "
-    "that derivative would be missing\n"
-    '  hand it over in θ: `lower_solution(g, {"theta": theta, "y": y}, …)`, or cut it off where '
-    "it is a constant: `y.detach()`"
+HIDDEN = ConfigError(
+    "hidden-tensor",
+    "the loss of a lower_solution uses a tensor that requires a gradient but is not in theta",
+    place=("g",),
+    hint='pass it in theta: `lower_solution(g, {"theta": theta, "y": y}, …)`, or call '
+    "`y.detach()` if it is constant",
 )
-BATCHED = (
-    "the loss of a lower_solution uses a tensor that is not in θ and has an axis of candidates "
-    "here (batches of their own?)\n"
-    '  hand it over in θ: `lower_solution(g, {"theta": theta, "rows": batch["a"]}, …)`, or '
-    "evaluate one candidate after the\n"
-    '  other: mode = "loop"'
+BATCHED = ConfigError(
+    "hidden-tensor",
+    "the loss of a lower_solution uses a tensor with an axis of candidates that is not in theta",
+    place=("g",),
+    hint='pass it in theta: `lower_solution(g, {"theta": theta, "rows": batch["a"]}, …)`, or '
+    'set mode = "loop"',
 )
 
 
@@ -94,7 +96,7 @@ class Level:
                 and not isinstance(leaf, torch.nn.Parameter)
                 and all(leaf is not own for own in x.values())
             ):
-                raise ConfigError(HIDDEN)
+                raise HIDDEN.at()  # a copy: the traceback belongs to this error
             nodes.extend(before for before, _ in node.next_functions)
         return value
 
@@ -114,8 +116,6 @@ def derived() -> Iterator[None]:
         with differences_named(), twice_differentiable_attention():
             yield
     except RuntimeError as error:
-        if "being vmapped" in str(error) or "being transformed by a functorch transform" in str(
-            error
-        ):
-            raise ConfigError(BATCHED) from error
+        if is_inside_functorch(error):
+            raise BATCHED.at() from error
         raise

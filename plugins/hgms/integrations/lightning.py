@@ -70,8 +70,9 @@ def _lightning() -> Any:
         except ModuleNotFoundError:
             continue
     raise MissingExtra(
-        "the callback for Lightning needs it, and it is not installed\n"
-        "  pip install 'hgms[lightning]'"
+        "missing-package",
+        "the callback for Lightning requires Lightning, which is not installed",
+        install="pip install 'hgms[lightning]'",
     )
 
 

@@ -118,11 +118,11 @@ def lower_solution(
     one_of("strategy", strategy, get_args(Strategy))
     check_function("g", g, "theta", "x")
     searched = callable(x) and not isinstance(x, torch.nn.Module)
-    (above, upper), below = Shape.of(theta, "'theta'", "theta"), list[Shape]()
+    (above, upper), below = Shape.of(theta, "theta", "theta"), list[Shape]()
 
     def leaves(x: Any) -> Tree:
-        shape, tree = Shape.of(x, "'x'", "x")
-        check_floating("'x'", tree)
+        shape, tree = Shape.of(x, "x", "x")
+        check_floating("x", tree)
         below[:] = [shape]
         return detach(tree)
 

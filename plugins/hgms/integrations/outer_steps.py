@@ -8,10 +8,10 @@ from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 import torch
-from attrs import Attribute, Factory, field, validators
+from attrs import Attribute, Factory, field
 from torch import Tensor, nn
 
-from hgms.config import define
+from hgms.config import at_least, define
 from hgms.integrations.training_state import Batches, moved, undisturbed
 from hgms_core import (
     ConfigError,
@@ -35,7 +35,7 @@ Loss = Callable[[Any, Tree, Any], Tensor]
 
 
 def _leaves(theta: Nested) -> Tree:
-    return Shape.of(theta, "'theta'", "theta")[1]
+    return Shape.of(theta, "theta", "theta")[1]
 
 
 def _loss(_self: object, attribute: Attribute[Any], value: Any) -> None:
@@ -49,8 +49,10 @@ def _tensors(_self: object, _attribute: object, value: Any) -> None:
         for leaf in leaves.values()
     ):
         raise ConfigError(
-            "'theta' must be a tensor or a dictionary of tensors, floating-point and no results "
-            "of other operations: they are changed in place"
+            "wrong-type",
+            "theta must be a floating-point leaf tensor or a dictionary of such tensors, because "
+            "it is changed in place",
+            place=("theta",),
         )
 
 
@@ -116,7 +118,7 @@ class OuterSteps:
     theta: Tree | Tensor = field(validator=_tensors, metadata={"own": True})
     solver: Any = field(converter=as_solver)
     optimizer: OuterOptimizer | torch.optim.Optimizer = field()
-    every: int = field(default=100, validator=validators.ge(1))
+    every: int = field(default=100, validator=at_least(1))
     lower: Iterable[Any] | None = None
     strategy: Strategy = "vjp"
     records: list[dict[str, Any]] = field(init=False, factory=list)
@@ -138,8 +140,10 @@ class OuterSteps:
             held = {id(leaf) for group in value.param_groups for leaf in group["params"]}
             if held != {id(leaf) for leaf in _leaves(self.theta).values()}:
                 raise ConfigError(
-                    "'optimizer' must hold the tensors of 'theta' and no others: build it as "
-                    "Adam([theta], …)"
+                    "wrong-value",
+                    "the optimizer must contain the tensors of theta and no others",
+                    place=("optimizer",),
+                    hint="create it as Adam([theta], …)",
                 )
 
     def due(self, step: int) -> bool:
@@ -154,7 +158,7 @@ class OuterSteps:
         θ stays as it is where the hypergradient is not finite (``moved`` is then 0). ``progress``
         is the share of the training that is over, for schedules.
         """
-        shape, leaves = Shape.of(self.theta, "'theta'", "theta")
+        shape, leaves = Shape.of(self.theta, "theta", "theta")
         own = {id(leaf) for leaf in leaves.values()}
         x = {
             name: leaf.detach()
@@ -163,7 +167,9 @@ class OuterSteps:
         }
         if not x:
             raise ConfigError(
-                "the model has no parameter that requires a gradient, so there is no lower variable"
+                "no-parameters",
+                "the model has no parameter that requires a gradient",
+                place=("model",),
             )
         device = next(iter(x.values())).device
         with undisturbed(model, device):
@@ -243,12 +249,17 @@ class OuterSteps:
         )
         if ours != theirs:
             raise ConfigError(
-                f"the checkpoint holds other upper variables: {theirs}; 'theta' is {ours}"
+                "other-settings",
+                f"theta has the shapes {ours}, but the checkpoint has {theirs}",
+                place=("theta",),
             )
         if isinstance(self.optimizer, torch.optim.Optimizer) != state["torch_optimizer"]:
+            kinds = ("an outer optimiser of HGMS", "an optimizer of torch.optim")
             raise ConfigError(
-                "the checkpoint was written with another kind of outer optimiser (of "
-                "torch.optim, or not)"
+                "other-settings",
+                f"the checkpoint was written with {kinds[bool(state['torch_optimizer'])]}, but "
+                f"this is {kinds[not state['torch_optimizer']]}",
+                place=("optimizer",),
             )
         with torch.no_grad():
             for name, leaf in leaves.items():
@@ -271,7 +282,8 @@ def ensure_one_process(count: int) -> None:
     """ConfigError in a training with several processes, of which each would change θ by itself."""
     if count > 1:
         raise ConfigError(
-            f"HypergradientCallback works in one process, and this training has {count}"
+            "not-supported",
+            f"HypergradientCallback supports one process, but the training has {count}",
         )
 
 

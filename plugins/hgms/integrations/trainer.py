@@ -36,8 +36,10 @@ class Hooks:
     ) -> None:
         if arguments.get("lower") is None:
             raise ConfigError(
-                "'lower' is missing: the Trainer shows its callbacks no batch, so give batches "
-                "for g"
+                "missing-option",
+                "lower is missing, and the Trainer does not pass batches to its callbacks",
+                place=("lower",),
+                hint="pass batches for g",
             )
         self.log, self.steps, self._loaded = log, OuterSteps(**arguments), False
         self.records = self.steps.records
@@ -74,9 +76,11 @@ class Hooks:
         path = Path(folder) / FILE
         if not path.is_file():
             raise CheckpointError(
-                f"the training goes on from a checkpoint, and {path} is not there: θ is unknown\n"
-                "  load it from the folder it is in with callback.load(…), or write θ as it is "
-                "now there with callback.save(…)"
+                "missing-file",
+                "the training resumes from a checkpoint without the file of theta",
+                place=(str(path),),
+                hint="load theta from another folder with callback.load(…), or write the current "
+                "theta with callback.save(…)",
             )
         self.steps.load_state_dict(load_state(path))
         self._loaded = True
@@ -88,8 +92,9 @@ def _callback() -> type:
         from transformers import TrainerCallback
     except ModuleNotFoundError as error:
         raise MissingExtra(
-            f"the callback for the Trainer needs transformers ({error.name} is not installed)\n"
-            "  pip install 'hgms[llm]'"
+            "missing-package",
+            f"the callback for the Trainer requires {error.name}, which is not installed",
+            install="pip install 'hgms[llm]'",
         ) from error
     return type(
         "HypergradientCallback",

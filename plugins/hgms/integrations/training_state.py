@@ -31,8 +31,10 @@ class Batches:
         except StopIteration:
             if self.taken == 0:
                 raise ConfigError(
-                    f"{self.called!r} gives no batch; it must be something that can be gone "
-                    "through again, such as a DataLoader"
+                    "no-rows",
+                    f"{self.called} returns no batch",
+                    place=(self.called,),
+                    hint="pass an iterable that can be repeated, such as a DataLoader",
                 ) from None
             self._running = None
             self.taken = 0

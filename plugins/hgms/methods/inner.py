@@ -7,7 +7,7 @@ from typing import Any
 
 from attrs import Attribute
 
-from hgms_core import Pipeline, Problem
+from hgms_core import ConfigError, Pipeline, Problem
 
 
 def innermost(method: Any) -> Any:
@@ -33,6 +33,8 @@ def another(problem: Problem, key: Hashable, make: Callable[[], Problem]) -> Pro
 def around_a_pipeline(_wrapper: object, attribute: Attribute[Any], value: Any) -> None:
     """The validator of a wrapper's method: it relies on a pipeline's state."""
     if not isinstance(innermost(value), Pipeline):
-        raise ValueError(
-            f"{attribute.name!r} must be a pipeline, or a wrapper around one: {value.name!r}"
+        raise ConfigError(
+            "wrong-value",
+            f"{attribute.name}={value.name!r} must be a pipeline, or a wrapper around a pipeline",
+            place=(attribute.name,),
         )

@@ -9,7 +9,7 @@ from attrs import Attribute, evolve, field, validators
 
 from hgms.config import frozen
 from hgms.methods.inner import another, around_a_pipeline, innermost
-from hgms_core import Loss, Method, Problem, Record, State, Tree, hookimpl
+from hgms_core import ConfigError, Loss, Method, Problem, Record, State, Tree, hookimpl
 
 START = "start."
 """What the names of a learned start's leaves in θ begin with."""
@@ -18,9 +18,12 @@ START = "start."
 def _starts_from_theta(_wrapper: object, _attribute: Attribute[Any], value: Any) -> None:
     generator = innermost(value).generator
     if not getattr(generator, "can_learn_start", False):
-        raise ValueError(
-            "'learn_start' needs a generator that starts from θ, such as trajectory: "
-            f"{generator.name!r}"
+        raise ConfigError(
+            "not-supported",
+            "learn_start requires a generator that starts from θ, but generator "
+            f"{generator.name!r} does not",
+            place=("learn_start",),
+            hint="use the generator trajectory",
         )
 
 

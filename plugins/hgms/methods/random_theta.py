@@ -5,9 +5,9 @@ from __future__ import annotations
 from typing import ClassVar, final
 
 import torch
-from attrs import evolve, field, validators
+from attrs import evolve, field
 
-from hgms.config import frozen
+from hgms.config import at_least, frozen
 from hgms.methods.inner import around_a_pipeline
 from hgms_core import Key, Method, Problem, Record, State, Tree
 
@@ -52,7 +52,7 @@ class RandomTheta:
     name: ClassVar[str] = "random-theta"
 
     method: Method = field(metadata={"flat": True}, validator=around_a_pipeline)
-    theta_deviation: float = field(default=1.0, validator=validators.ge(0))
+    theta_deviation: float = field(default=1.0, validator=at_least(0))
 
     @property
     def needs(self) -> frozenset[str]:

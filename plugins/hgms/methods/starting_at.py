@@ -11,7 +11,7 @@ from attrs import evolve, field
 
 from hgms.config import frozen
 from hgms.methods.inner import around_a_pipeline
-from hgms_core import ConfigError, Method, Problem, Record, State, Tree, hookimpl
+from hgms_core import ConfigError, Method, Problem, Record, State, Tree, hookimpl, unknown_name, unknown_name
 
 
 @final
@@ -74,17 +74,22 @@ class StartingAt:
 def first(problem: Problem, reference: str | None, mixture: Mapping[str, float] | None) -> Tree:
     """The θ of that name, with the weights of that mixture laid over it."""
     if reference is not None and reference not in problem.references:
-        known = ", ".join(sorted(problem.references)) or "none"
-        raise ConfigError(
-            f"this problem has no reference upper variable {reference!r} (it has: {known})\n"
-            "  choose a task that names it, or leave `reference` out"
+        raise unknown_name(
+            "reference",
+            reference,
+            problem.references,
+            ("method", "reference"),
+            label="reference upper variable",
         )
     theta = problem.theta0 if reference is None else problem.references[reference]
     if mixture is None:
         return theta
     if problem.sources is None:
         raise ConfigError(
-            "`mixture` gives weights to data sources, and this problem has none\n  leave it out"
+            "not-supported",
+            "mixture sets weights of data sources, but the problem has no sources",
+            place=("method", "mixture"),
+            hint="remove mixture",
         )
     return {**theta, **problem.sources.theta(mixture)}
 

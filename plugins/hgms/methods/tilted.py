@@ -5,10 +5,10 @@ from __future__ import annotations
 from typing import Any, ClassVar, final
 
 import attrs
-from attrs import evolve, field, validators
+from attrs import evolve, field
 from torch import Tensor
 
-from hgms.config import frozen
+from hgms.config import at_least, frozen
 from hgms.gauss_newton import Composite, says_outputs
 from hgms.methods.inner import another, around_a_pipeline
 from hgms_core import (
@@ -67,7 +67,7 @@ class Tilted:
     name: ClassVar[str] = "tilted"
 
     method: Method = field(metadata={"flat": True}, validator=around_a_pipeline)
-    tilt: float = field(validator=validators.ge(0))
+    tilt: float = field(validator=at_least(0))
 
     @property
     def needs(self) -> frozenset[str]:

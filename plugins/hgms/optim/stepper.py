@@ -12,7 +12,7 @@ import torch
 from attrs import frozen
 from torch import Tensor
 
-from hgms_core import ConfigError, Tree
+from hgms_core import ConfigError, Tree, first_line
 
 Build = Callable[[list[Tensor]], torch.optim.Optimizer]
 """Makes an optimiser of some parameters: ``lambda params: torch.optim.RMSprop(params,
@@ -123,8 +123,10 @@ class Stepper:
             memory[f"{owner}|{path}|{kind}"] = tensor
         if len(state) > sum(leaf in state for leaf in self.leaves.values()):
             raise ConfigError(
-                f"{self._called} keeps a state besides those of its parameters, which cannot be "
-                "handed on"
+                "not-supported",
+                f"{self._called} stores state outside the states of its parameters, which cannot "
+                "be carried to the next step",
+                place=("optimizer",),
             )
         return memory
 
@@ -149,9 +151,11 @@ class Stepper:
         if value is None or value == []:
             return "none" if value is None else "list", torch.zeros((), device=device)
         raise ConfigError(
-            f"{self._called} keeps a {type(value).__name__} in its state, which cannot be handed "
-            "on\n"
-            "  choose one whose state is made of tensors and numbers"
+            "not-supported",
+            f"{self._called} stores a {type(value).__name__} in its state, which cannot be carried "
+            "to the next step",
+            place=("optimizer",),
+            hint="use an optimiser whose state consists of tensors and numbers",
         )
 
     @property
@@ -173,26 +177,36 @@ def needs_closure(optimizer: torch.optim.Optimizer) -> bool:
 
 
 def _built(build: Build, leaves: list[Tensor]) -> torch.optim.Optimizer:
-    how = (
-        "\n  write a function of the parameters: optimizer=lambda params: "
+    hint = (
+        "use a function of the parameters: optimizer=lambda params: "
         "torch.optim.RMSprop(params, lr=0.01)"
     )
     try:
         optimizer = build(leaves)
     except (TypeError, ValueError) as error:
         raise ConfigError(
-            f"'optimizer' cannot be called with the list of parameters: {error}{how}"
+            "wrong-value",
+            f"optimizer raises {type(error).__name__} if it is called with the list of parameters: "
+            f"{first_line(error)}",
+            place=("optimizer",),
+            hint=hint,
         ) from error
     if not isinstance(optimizer, torch.optim.Optimizer):
         raise ConfigError(
-            "'optimizer' must return an optimiser of torch.optim, and returns a "
-            f"{type(optimizer).__name__}{how}"
+            "wrong-result",
+            f"optimizer returns a {type(optimizer).__name__}, but must return an optimiser of "
+            "torch.optim",
+            place=("optimizer",),
+            hint=hint,
         )
     held = {id(leaf) for group in optimizer.param_groups for leaf in group["params"]}
     if held != {id(leaf) for leaf in leaves}:
         raise ConfigError(
-            "'optimizer' must hold the parameters that it is called with, all of them and no "
-            f"others{how}"
+            "wrong-result",
+            "optimizer returns an optimiser of other parameters, but must use all parameters that "
+            "it is called with and no others",
+            place=("optimizer",),
+            hint=hint,
         )
     return optimizer
 

@@ -14,15 +14,15 @@ from torch import Tensor
 from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
 
 from hgms.optim.stepper import Build, Stepper
-from hgms_core import ConfigError
+from hgms_core import ConfigError, first_line
 
 Schedule = Callable[[torch.optim.Optimizer], LRScheduler]
 """Makes a scheduler of an optimiser: ``lambda optimizer:
 torch.optim.lr_scheduler.StepLR(optimizer, 30)``.
 """
 
-HOW = (
-    "\n  write a function of the optimiser: schedule=lambda optimizer: "
+HINT = (
+    "use a function of the optimiser: schedule=lambda optimizer: "
     "torch.optim.lr_scheduler.StepLR(optimizer, 30)"
 )
 
@@ -69,19 +69,28 @@ class Timetable:
                 scheduler = schedule(stepper.optimizer)
             except (TypeError, ValueError, AttributeError) as error:
                 raise ConfigError(
-                    f"'schedule' cannot be called with the optimiser: {error}{HOW}"
+                    "wrong-value",
+                    f"schedule raises {type(error).__name__} if it is called with the optimiser: "
+                    f"{first_line(error)}",
+                    place=("schedule",),
+                    hint=HINT,
                 ) from error
         if isinstance(scheduler, ReduceLROnPlateau):
             raise ConfigError(
-                "'schedule' makes a ReduceLROnPlateau, which looks at a loss; here a schedule "
-                "knows the step's number alone\n"
-                "  take one that does, such as StepLR, CosineAnnealingLR or OneCycleLR"
+                "not-supported",
+                "schedule returns a ReduceLROnPlateau, which depends on a loss, but a schedule may "
+                "depend on the number of the step only",
+                place=("schedule",),
+                hint="use another scheduler, such as StepLR, CosineAnnealingLR or OneCycleLR",
             )
         if not isinstance(scheduler, LRScheduler) or scheduler.optimizer is not stepper.optimizer:
             shown = type(scheduler).__name__
             raise ConfigError(
-                "'schedule' must return a scheduler of the optimiser that it gets, and returns "
-                f"a {shown}{HOW}"
+                "wrong-result",
+                f"schedule returns a {shown}, but must return a scheduler of the optimiser that it "
+                "is called with",
+                place=("schedule",),
+                hint=HINT,
             )
         times = cls(stepper.optimizer, scheduler, [])
         times._note()

@@ -43,9 +43,11 @@ class ExponentiatedGradient:
         for name, leaf in theta.items():
             if not (leaf.clamp_min(0).sum() > 0 and torch.isfinite(leaf).all()):
                 raise ConfigError(
-                    "exponentiated-gradient needs a positive start, and the upper variable "
-                    f"{name!r} is not one\n"
-                    "  start from a probability vector, or use sgd or adam for logits"
+                    "wrong-value",
+                    "exponentiated-gradient requires a positive start, but the upper variable "
+                    f"{name!r} has no positive entry or is not finite",
+                    place=("theta0", name),
+                    hint="start from a probability vector, or use sgd or adam for logits",
                 )
         return {"step": 0}
 

@@ -12,7 +12,7 @@ from attrs import field
 from torch import Tensor
 
 from hgms.config import frozen, positive, share
-from hgms_core import Tree, choice, norm
+from hgms_core import ConfigError, Tree, choice, norm
 
 
 @final
@@ -68,7 +68,9 @@ class Projection:
     @high.validator
     def _ordered(self, _attribute: object, value: float) -> None:
         if value < self.low:
-            raise ValueError(f"'high' must be >= 'low' ({self.low}): {value}")
+            raise ConfigError(
+                "out-of-range", f"high={value} must be at least low={self.low}", place=("high",)
+            )
 
     def apply(self, theta: Tree) -> Tree:
         if self.kind == "box":

@@ -14,7 +14,7 @@ from hgms.config import frozen
 from hgms.optim import Schedule as TorchSchedule
 from hgms.optim import Timetable
 from hgms.outer.shape import Schedule
-from hgms_core import ConfigError, State, Tree, hookimpl, out_of_memory, unknown
+from hgms_core import ConfigError, State, Tree, first_line, hookimpl, out_of_memory, unknown_name
 
 Setting = bool | int | float | str | tuple[float, ...] | None
 
@@ -33,23 +33,32 @@ def _names() -> dict[str, type[torch.optim.Optimizer]]:
 def _usable(_self: object, _attribute: Attribute[Any], value: str | Callable[..., Any]) -> None:
     """A class whose step needs a gradient and nothing else."""
     if isinstance(value, str) and value not in _names():
-        raise ConfigError(unknown("optimiser of torch.optim", value, _names()))
+        raise unknown_name(
+            "optimizer", value, _names(), ("optimizer",), label="optimiser of torch.optim"
+        )
     chosen = _names()[value] if isinstance(value, str) else value
     if not (inspect.isclass(chosen) and issubclass(chosen, torch.optim.Optimizer)):
         raise ConfigError(
-            "'optimizer' must be the name of a class in torch.optim, or a class derived from "
-            f"its Optimizer: {chosen!r}"
+            "wrong-type",
+            f"optimizer={chosen!r} must be the name of a class in torch.optim, or a class derived "
+            "from torch.optim.Optimizer",
+            place=("optimizer",),
         )
     closure = list(inspect.signature(chosen.step).parameters.values())[1:2]
     if closure and closure[0].default is inspect.Parameter.empty:
         raise ConfigError(
-            f"{chosen.__name__} evaluates the loss again within its step, and an outer step has "
-            "one hypergradient to give\n"
-            "  choose an optimiser that takes one gradient a step, such as Adam"
+            "not-supported",
+            f"{chosen.__name__} evaluates the loss several times per step, but an outer step has "
+            "one hypergradient",
+            place=("optimizer",),
+            hint="use an optimiser with one gradient per step, such as Adam",
         )
     if chosen is torch.optim.SparseAdam:
         raise ConfigError(
-            "SparseAdam takes sparse gradients only, and a hypergradient is dense\n  choose Adam"
+            "not-supported",
+            "SparseAdam requires sparse gradients, but a hypergradient is dense",
+            place=("optimizer",),
+            hint="use Adam",
         )
 
 
@@ -108,7 +117,13 @@ class TorchOptimizer:
             known = [name for name in inspect.signature(optimizer).parameters if name != "params"]
             for name in value:
                 if name not in known:
-                    raise ConfigError(unknown(f"setting of {optimizer.__name__}", name, known))
+                    raise unknown_name(
+                        "option",
+                        name,
+                        known,
+                        ("settings", name),
+                        label=f"setting of {optimizer.__name__}",
+                    )
             self._built([torch.zeros(2, 2, requires_grad=True)])
 
     @classmethod
@@ -145,7 +160,10 @@ class TorchOptimizer:
             if out_of_memory(error):
                 raise
             raise ConfigError(
-                f"{type(optimizer).__name__} cannot step these upper variables: {error}"
+                "not-supported",
+                f"{type(optimizer).__name__} cannot update these upper variables: "
+                f"{first_line(error)}",
+                place=("outer", "optimizer"),
             ) from error
         states = {
             name: _as_value(dict(optimizer.state[leaf]), leaf)
@@ -154,8 +172,10 @@ class TorchOptimizer:
         }
         if len(states) < len(optimizer.state):
             raise ConfigError(
-                f"{type(optimizer).__name__} keeps a state besides those of its parameters, "
-                "which cannot be handed on"
+                "not-supported",
+                f"{type(optimizer).__name__} stores state outside the states of its parameters, "
+                "which cannot be carried to the next step",
+                place=("outer", "optimizer"),
             )
         options = {key: value for key, value in group.items() if key != "params"}
         after = {"step": done + 1, "group": _as_value(options, None), "leaves": states}
@@ -181,7 +201,11 @@ class TorchOptimizer:
         try:
             return optimizer(leaves, **dict[str, Any](self.settings))
         except (TypeError, ValueError, RuntimeError) as error:
-            raise ConfigError(f"{optimizer.__name__} refuses its settings: {error}") from error
+            raise ConfigError(
+                "wrong-value",
+                f"{optimizer.__name__} rejects its settings: {first_line(error)}",
+                place=("settings",),
+            ) from error
 
 
 def _as_value(value: Any, leaf: Tensor | None) -> Any:
@@ -210,9 +234,11 @@ def _as_value(value: Any, leaf: Tensor | None) -> Any:
     if value is None or isinstance(value, bool | int | float | str):
         return value
     raise ConfigError(
-        f"the optimiser keeps a {type(value).__name__} in its state, which a run folder cannot "
-        "hold\n"
-        "  choose one whose state is made of tensors, numbers and strings"
+        "not-supported",
+        f"the optimiser stores a {type(value).__name__} in its state, which a run folder cannot "
+        "store",
+        place=("outer", "optimizer"),
+        hint="use an optimiser whose state consists of tensors, numbers and strings",
     )
 
 

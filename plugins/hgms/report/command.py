@@ -127,14 +127,18 @@ def _watch(ctx: click.Context, runs: Sequence[Path], port: int, build: Callable[
         if ctx.get_parameter_source(name) is not click.core.ParameterSource.DEFAULT:
             flag = "--json" if name == "as_json" else f"--{name}"
             raise ConfigError(
-                f"--watch serves the page and writes nothing, so {flag} has no meaning beside "
-                "it; leave one out"
+                "conflicting-options",
+                f"--watch serves a page and writes no file, so {flag} has no effect",
+                place=(flag,),
+                hint=f"remove --watch or {flag}",
             )
     for folder in runs:
         if folder.exists() and not folder.is_dir():
             raise ConfigError(
-                f"{folder} is a file, not a folder of runs; give the --out of `hgms compare` or "
-                "`hgms run`"
+                "not-a-folder",
+                "the path is a file, but must be a folder of runs",
+                place=(str(folder),),
+                hint="use the --out of `hgms compare` or `hgms run`",
             )
     serve(Pages(runs, build), port, lambda line: click.echo(line, err=True))
 
@@ -177,7 +181,12 @@ def plot(
     from hgms.report.ranks import draw_ranks
 
     if mixture and ranks:
-        raise ConfigError("--mixture and --ranks are two pictures; choose one")
+        raise ConfigError(
+            "conflicting-options",
+            "--mixture and --ranks select different pictures",
+            place=("--ranks",),
+            hint="remove one of them",
+        )
     suffix(out, paper.SUFFIXES, "a picture")
     study = build(runs, metrics=metrics, separate=separate)
     (draw_ranks if ranks else paper.draw_mixtures if mixture else paper.draw_curves)(study, out)

@@ -29,7 +29,7 @@ from hgms.results import (
     table,
 )
 from hgms.runs import UNCOMPARED, Execution
-from hgms_core import Budget, CheckpointError, ConfigError, unknown
+from hgms_core import Budget, CheckpointError, ConfigError, unknown_name
 
 _MIXTURE = 150  # points of a small picture
 _CURVES = 250_000  # points of all curves of a page together; with very many curves each gets fewer
@@ -64,23 +64,20 @@ def build(
     runs, again = _once(runs)
     skipped += again
     if not runs:
-        where = ", ".join(map(str, folders))
         plural = "s" * (len(skipped) != 1)
-        lines = [f"  {folder.path}: {folder.reason}" for folder in skipped[:20]]
+        lines = [f"{folder.path}: {folder.reason}" for folder in skipped[:20]]
         raise ConfigError(
-            "\n".join(
-                [f"no finished run below {where} ({len(skipped)} folder{plural} left out)", *lines]
-            )
+            "no-runs",
+            "\n".join([f"no run is finished; {len(skipped)} folder{plural} skipped", *lines]),
+            place=(", ".join(map(str, folders)),),
         )
     known = dict.fromkeys(name for run in runs for name in [*run.higher_is_better, *run.metrics])
     for metric in metrics:
         if metric not in known:
-            raise ConfigError(unknown("metric", metric, known))
+            raise unknown_name("metric", metric, known, ("metrics",))
     labels = {run.label for run in runs}
     if reference is not None and reference not in labels:
-        raise ConfigError(
-            unknown("method", reference, labels) + "\n  --reference names a method of these runs"
-        )
+        raise unknown_name("method", reference, labels, ("reference",))
 
     groups = _groups(runs, separate)
     sections = []
@@ -127,13 +124,14 @@ def _groups(runs: Sequence[StoredRun], separate: bool) -> dict[str, tuple[str, l
             groups[f"{name}, {differing}"] = name, part
             methods = ", ".join(sorted({run.label for run in part}))
             mixed.append(
-                f"  {name}: {differing}: {len(part)} runs ({methods}), the first is {part[0].path}"
+                f"{name}: {differing}: {len(part)} runs ({methods}), the first is {part[0].path}"
             )
     if mixed and not separate:
         raise ConfigError(
-            "runs of one task under different budgets or task versions cannot be compared:\n"
-            + "\n".join(mixed)
-            + "\n  give only the folders that belong together, or add --separate for a section each"
+            "other-settings",
+            "\n".join(["runs with different budgets or task versions cannot be compared", *mixed]),
+            place=("folders",),
+            hint="use --separate, or folders with one budget and one version",
         )
     return groups
 
@@ -150,12 +148,8 @@ def _once(runs: Sequence[StoredRun]) -> tuple[list[StoredRun], list[Skipped]]:
             _key({**table, "run": carried_out(run), "version": run.task_version}), run
         )
         if first is not run:
-            skipped.append(
-                Skipped(
-                    run.path,
-                    f"it is the same configuration and seed as {first.path}, under another label",
-                )
-            )
+            reason = f"it has the same configuration and seed as {first.path}, under another label"
+            skipped.append(Skipped(run.path, "duplicate-run", reason))
     return list(seen.values()), skipped
 
 
@@ -270,9 +264,13 @@ def _read(
             rows = run.columns([*required, "gap", "selected", "residual", "iterations", "outcome"])
             words = [name for name in required if rows[name].dtype == object]
             if words:
-                raise CheckpointError(f"steps.jsonl holds words where {' and '.join(words)} belong")
+                raise CheckpointError(
+                    "wrong-type",
+                    f"{' and '.join(words)} contain text instead of numbers",
+                    place=("steps.jsonl",),
+                )
         except (CheckpointError, OSError) as error:
-            skipped.append(Skipped(run.path, str(error)))
+            skipped.append(Skipped.of(run.path, error))
             continue
         # the row before the first step has spent none
         rows["oracle_calls"][:1] = np.nan_to_num(rows["oracle_calls"][:1])

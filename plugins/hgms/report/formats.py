@@ -25,9 +25,12 @@ def suffix(path: Path, known: Sequence[str], what: str) -> str:
     """The path's suffix, which decides the format; ConfigError where it is none of ``known``."""
     ending = path.suffix.casefold()
     if ending not in known:
-        shown = f"the suffix of {path} is {ending!r}" if ending else f"{path} has no suffix"
+        shown = f"the suffix {ending!r}" if ending else "a path without a suffix"
         raise ConfigError(
-            f"{shown}, which says nothing about the format of {what}; known: {', '.join(known)}"
+            "unknown-suffix",
+            f"{shown} does not select a format of {what}",
+            place=(str(path),),
+            hint=f"use one of {', '.join(known)}",
         )
     return ending
 
@@ -43,8 +46,10 @@ def write(study: Study, path: Path, *, steps: bool = False) -> list[Path]:
     ending = suffix(path, SUFFIXES, "a report")
     if steps and ending != ".parquet":
         raise ConfigError(
-            "--steps adds the rows of every step to a Parquet report only; add it to --out "
-            "report.parquet"
+            "conflicting-options",
+            f"--steps requires a Parquet report, but the suffix is {ending!r}",
+            place=("--steps",),
+            hint="use --out report.parquet",
         )
     if ending in WRITERS:
         text = WRITERS[ending](study)
@@ -87,7 +92,9 @@ def whole(path: Path) -> Iterator[Path]:
             with contextlib.suppress(OSError):
                 aside.unlink(missing_ok=True)
     except OSError as error:
-        old = "; the old file is as it was" if path.is_file() else ""
+        old = "; the old file is unchanged" if path.is_file() else ""
         raise DiskError(
-            f"cannot write {path}: {(error.strerror or str(error)).lower()}{old}"
+            "cannot-write",
+            f"writing failed: {(error.strerror or str(error)).lower()}{old}",
+            place=(str(path),),
         ) from error

@@ -26,8 +26,10 @@ def html(study: Study, *, watch: bool = False) -> str:
         from plotly.offline import get_plotlyjs
     except ModuleNotFoundError as error:
         raise MissingExtra(
-            f"an HTML report needs {error.name}\n  install it with: pip install 'hgms[report]'\n"
-            "  (Markdown and LaTeX need nothing: --out report.md)"
+            "missing-package",
+            f"an HTML report requires {error.name}",
+            hint="use --out report.md for Markdown, which requires no package",
+            install="pip install 'hgms[report]'",
         ) from None
     style = styles(study)
     colours = source_colours(study)

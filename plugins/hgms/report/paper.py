@@ -96,7 +96,9 @@ def draw_mixtures(study: Study, path: Path) -> Path:
     ]
     rows = [(section, moving) for section, moving in rows if moving]
     if not rows:
-        raise ConfigError("no run holds weights of sources that moved: there is no mixture to draw")
+        raise ConfigError(
+            "nothing-to-do", "no run has source weights that change, so there is nothing to draw"
+        )
     colours = source_colours(study)
     known = dict[tuple[str, int], None]()
     columns = max(len(moving) for _, moving in rows)
@@ -148,7 +150,7 @@ def new_figure(width: float, height: float) -> Figure:
         from matplotlib.figure import Figure
     except ModuleNotFoundError:
         raise MissingExtra(
-            "pictures need matplotlib\n  install it with: pip install 'hgms[plot]'"
+            "missing-package", "pictures require matplotlib", install="pip install 'hgms[plot]'"
         ) from None
     return Figure(figsize=(width, height), layout="constrained")
 

@@ -72,7 +72,9 @@ def runs(study: Study) -> pyarrow.Table:
         import pyarrow as pa
     except ModuleNotFoundError:
         raise MissingExtra(
-            "a Parquet report needs pyarrow\n  install it with: pip install 'hgms[report]'"
+            "missing-package",
+            "a Parquet report requires pyarrow",
+            install="pip install 'hgms[report]'",
         ) from None
 
     rows = [_row(task, entry, run) for task, entry, run in _all(study)]

@@ -31,7 +31,9 @@ def plot_forests(forests: Iterable[Forest | None], backend: Backend = "matplotli
     shown = [forest for forest in forests if forest is not None]
     if not shown:
         raise ConfigError(
-            "there is no difference to draw: no two methods have a finished run of the same seed"
+            "nothing-to-do",
+            "no two methods have finished runs with the same seed, so there is no difference to "
+            "draw",
         )
     style = looks(label for forest in shown for label in forest.differences)
     return (_forests if _matplotlib(backend) else _plotly_forests)(shown, style)
@@ -80,7 +82,8 @@ def plot_run(result: RunResult, backend: Backend = "matplotlib") -> Any:
         )
     if not panels:
         raise ConfigError(
-            "there is nothing to draw: the run's records hold neither an upper loss nor a metric"
+            "nothing-to-do",
+            "the records contain neither an upper loss nor a metric, so there is nothing to draw",
         )
     style = looks([result.info.method])
     if not _matplotlib(backend):
@@ -275,7 +278,7 @@ def _plotly(rows: int, columns: int, titles: Sequence[str]) -> Any:
         from plotly.subplots import make_subplots
     except ModuleNotFoundError:
         raise MissingExtra(
-            "this picture needs plotly\n  install it with: pip install 'hgms[report]'"
+            "missing-package", "this picture requires plotly", install="pip install 'hgms[report]'"
         ) from None
     figure = make_subplots(
         rows=rows, cols=columns, subplot_titles=[_plotly_text(title) for title in titles]

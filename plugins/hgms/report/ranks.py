@@ -23,11 +23,17 @@ def draw_ranks(study: Study, path: Path) -> Path:
     style = styles(study)
     if ranks is None:
         raise ConfigError(
-            "mean ranks need three methods with runs of a common seed, and a metric known to be "
-            "better one way"
+            "too-few-runs",
+            "mean ranks require three methods with runs of a common seed, and a metric with a "
+            "known better direction",
         )
     if not ranks.says_something:
-        raise ConfigError(ranks.words)
+        raise ConfigError(
+            "too-few-runs",
+            f"{ranks.blocks} pairs of a task and a seed are too few to rank {len(ranks.means)} "
+            "methods",
+            hint=f"add runs, up to at least {ranks.fewest_blocks} pairs of a task and a seed",
+        )
     count = len(ranks.means)
     half = (len(ranks.means) + 1) // 2
     groups = ranks.groups

@@ -18,7 +18,7 @@ from hgms.report.figures import AXES, Style, numbers, traces
 from hgms.report.study import Entry, Section
 from hgms.report.tables import Cell, Table, amount, text
 from hgms.runs import RunFolder
-from hgms_core import CheckpointError
+from hgms_core import CheckpointError, first_line
 
 Rows = list[dict[str, Any]]
 
@@ -69,7 +69,8 @@ def _read(entry: Entry, run: Any, damaged: list[str]) -> Rows:
     try:
         return RunFolder(run.path).diagnoses()
     except (CheckpointError, OSError) as error:
-        damaged.append(f"{entry.label}, seed {run.seed}: {str(error).splitlines()[0]}")
+        reason = error.lines()[0] if isinstance(error, CheckpointError) else first_line(error)
+        damaged.append(f"{entry.label}, seed {run.seed}: {reason}")
         return []
 
 

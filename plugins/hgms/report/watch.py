@@ -110,8 +110,10 @@ def server(pages: Pages, port: int = 0) -> ThreadingHTTPServer:
     except OSError as error:
         why = (error.strerror or str(error)).lower()
         raise ConfigError(
-            f"cannot serve on port {port}: {why}\n"
-            "  choose another --port, or 0 for one that is free"
+            "cannot-serve",
+            f"cannot serve on port {port}: {why}",
+            place=("--port",),
+            hint="use another --port, or 0 for a free one",
         ) from None
 
 

@@ -69,7 +69,9 @@ def _lists(path: Path, wanted: tuple[str, ...]) -> list[list[Any]]:
             row = json.loads(line)
             values = [row.get(name) for name in wanted]
         except (ValueError, AttributeError, RecursionError):
-            raise CheckpointError(f"line {number} of {path.name} is not valid JSON") from None
+            raise CheckpointError(
+                "damaged-file", "the line is not valid JSON", place=(path.name, number)
+            ) from None
         for column, value in zip(columns, values, strict=True):
             column.append(value)
     return columns

@@ -23,8 +23,8 @@ from attrs import field, frozen
 
 from hgms.config.tables import parse_json, parse_toml
 from hgms.results.stored import StoredRun, StoredSweep
-from hgms.runs import ROWS, ensure_seal, is_marker, read_file
-from hgms_core import CheckpointError, ConfigError, HgmsError
+from hgms.runs import ROWS, SMALL, ensure_seal, is_marker, read_file
+from hgms_core import CheckpointError, ConfigError, HgmsError, first_line
 
 SWEEPS = "sweeps"
 NULL_TEST = "null-test"
@@ -54,10 +54,19 @@ def shorten(text: str, most: int = 400) -> str:
 
 @frozen
 class Skipped:
-    """A folder that looks like a run and cannot be read as one."""
+    """A folder that looks like a run but cannot be read as one; ``place`` is inside it."""
 
     path: Path
+    code: str
     reason: str = field(converter=shorten)
+    place: tuple[str | int, ...] = ()
+
+    @classmethod
+    def of(cls, path: Path, error: HgmsError | OSError) -> Skipped:
+        """Return the folder with the code, the first line and the place of an error."""
+        if isinstance(error, HgmsError):
+            return cls(path, error.code, error.lines()[0], error.place)
+        return cls(path, "unreadable-file", str(error))
 
 
 def scan(folders: str | Path | Iterable[str | Path]) -> tuple[list[StoredRun], list[Skipped]]:
@@ -83,23 +92,21 @@ def scan(folders: str | Path | Iterable[str | Path]) -> tuple[list[StoredRun], l
             try:
                 run = _read_run(path, names)
             except HgmsError as error:
-                skipped.append(Skipped(path, str(error)))
+                skipped.append(Skipped.of(path, error))
                 continue
             same = seen.setdefault(_identity(run), run)
             if same is run:
                 runs.append(run)
             elif not (changed := _changed(same, run)):
-                skipped.append(
-                    Skipped(path, f"it is the same configuration and seed as {same.path}")
-                )
+                reason = f"it has the same configuration and seed as {same.path}"
+                skipped.append(Skipped(path, "duplicate-run", reason))
             else:
                 older, newer = sorted(
                     (same, run), key=lambda run: (run.path / "summary.json").stat().st_mtime_ns
                 )
                 runs[runs.index(same)] = seen[_identity(run)] = newer
-                skipped.append(
-                    Skipped(older.path, f"{changed} since; {newer.path} is the newer run")
-                )
+                reason = f"{changed} since; {newer.path} is the newer run"
+                skipped.append(Skipped(older.path, "outdated-run", reason))
     return runs, skipped
 
 
@@ -130,62 +137,91 @@ def _changed(run: StoredRun, other: StoredRun) -> str:
     )
 
 
-def _without_run(names: set[str]) -> str:
-    """What a folder is, with these names in it, that holds no run."""
+def _without_run(names: set[str]) -> CheckpointError:
+    """Return the error for a folder with these names, which contains no run."""
     if "mix.toml" in names:
-        return "hgms mix ended before it had learned anything"
-    return "the folder is empty" if all(map(is_marker, names)) else "it holds no run files"
+        return CheckpointError("unfinished-run", "hgms mix ended before the first step")
+    if all(map(is_marker, names)):
+        return CheckpointError("no-runs", "the folder is empty")
+    return CheckpointError("no-runs", "the folder contains no files of a run")
 
 
 def read_run(path: Path) -> StoredRun:
     """The run in ``path``.
 
     Raises:
-        CheckpointError: it is empty, unfinished or damaged; the message is the reason.
+        CheckpointError: it is empty, unfinished or damaged.
     """
     try:
         names = set(os.listdir(path))
     except OSError as error:
-        raise CheckpointError(f"cannot be read: {error.strerror or error}") from None
-    return _read_run(path, names)
+        raise _unreadable(error).at(str(path)) from None
+    try:
+        return _read_run(path, names)
+    except HgmsError as error:
+        raise error.at(str(path)) from None
+
+
+def _unreadable(error: OSError) -> CheckpointError:
+    return CheckpointError("unreadable-file", f"the folder cannot be read: {error.strerror}")
+
+
+@contextlib.contextmanager
+def _relative(path: Path) -> Iterator[None]:
+    """Raise errors about a file of a run with the name of the file as their place."""
+    try:
+        yield
+    except CheckpointError as error:
+        raise CheckpointError(
+            error.code, error.message, place=(path.name,), hint=error.hint
+        ) from None
+
+
+def _read(path: Path, most: int = SMALL) -> bytes:
+    with _relative(path):
+        return read_file(path, most)
 
 
 def _read_run(path: Path, names: set[str]) -> StoredRun:
-    """The run in ``path``, where there are files of these names."""
+    """Return the run in ``path``, which contains these names; places are relative to it."""
     try:
         if not names & _FILES:
-            raise CheckpointError(_without_run(names))
+            raise _without_run(names)
         if "config.toml" not in names:
-            raise CheckpointError("config.toml is missing")
-        config = _config(read_file(path / "config.toml", _CONFIG).decode())
+            raise _missing("config.toml")
+        config = _config(_read(path / "config.toml", _CONFIG).decode())
         if "summary.json" not in names:
             steps = (
-                read_file(path / "steps.jsonl", ROWS).count(b"\n") - 1
-                if "steps.jsonl" in names
-                else 0
+                _read(path / "steps.jsonl", ROWS).count(b"\n") - 1 if "steps.jsonl" in names else 0
             )
             raise CheckpointError(
-                f"the run is not finished: no summary.json yet, {max(steps, 0)} steps so far"
+                "unfinished-run",
+                f"the run is not finished: it has {max(steps, 0)} steps and no summary",
+                place=("summary.json",),
             )
         summary = _object(path / "summary.json")
-        ensure_seal(summary, path / "summary.json")
+        with _relative(path / "summary.json"):
+            ensure_seal(summary, path / "summary.json")
         summary.pop("checksum", None)
         if summary.get("status") not in ("done", "failed"):
             raise CheckpointError(
-                "summary.json has no status 'done' or 'failed': "
-                f"{str(summary.get('status'))[:40]!r}"
+                "wrong-value",
+                f"status={str(summary.get('status'))[:40]!r} must be 'done' or 'failed'",
+                place=("summary.json", "status"),
             )
         if "steps.jsonl" not in names and summary["status"] == "done":
-            raise CheckpointError("steps.jsonl is missing")
+            raise _missing("steps.jsonl")
         environment = _object(path / "env.json", alike=True) if "env.json" in names else {}
         resources, scores = (
             _object(path / name) if name in names else {}
             for name in ("resources.json", "scores.json")
         )
     except OSError as error:
-        raise CheckpointError(f"cannot be read: {error.strerror or error}") from None
+        raise _unreadable(error) from None
     except UnicodeDecodeError:
-        raise CheckpointError("config.toml is not text") from None
+        raise CheckpointError(
+            "wrong-format", "the file is not UTF-8 text", place=("config.toml",)
+        ) from None
     run = StoredRun(
         path=path,
         config=config,
@@ -196,6 +232,10 @@ def _read_run(path: Path, names: set[str]) -> StoredRun:
     )
     _check_run(run)
     return run
+
+
+def _missing(name: str) -> CheckpointError:
+    return CheckpointError("missing-file", "the file is missing", place=(name,))
 
 
 def scan_sweeps(
@@ -215,18 +255,24 @@ def scan_sweeps(
                 _check_sweep(table)
                 sweeps.append(StoredSweep(path=path, table=table))
             except (CheckpointError, OSError) as error:
-                skipped.append(Skipped(path, str(error)))
+                skipped.append(Skipped.of(path, error))
     return sweeps, skipped
 
 
 def _roots(folders: str | Path | Iterable[str | Path]) -> list[Path]:
     roots = [Path(root) for root in ([folders] if isinstance(folders, str | Path) else folders)]
+    hint = "use run folders, or a folder of them, such as --out of `hgms run`"
     for root in roots:
-        if not root.is_dir():
-            what = "is a file, not a folder of runs" if root.exists() else "does not exist"
+        if not root.exists():
             raise ConfigError(
-                f"{root} {what}; give run folders, or the directory they are in (the --out of "
-                "`hgms run`)"
+                "missing-file", "the folder does not exist", place=(str(root),), hint=hint
+            )
+        if not root.is_dir():
+            raise ConfigError(
+                "not-a-folder",
+                "the path is a file, but must be a folder of runs",
+                place=(str(root),),
+                hint=hint,
             )
     return roots
 
@@ -275,10 +321,12 @@ def _object(path: Path, *, alike: bool = False) -> dict[str, Any]:
     """The table in a file of JSON; ``alike``: many runs have the same, which is then parsed
     once, and nobody writes to it.
     """
-    data = read_file(path)
+    data = _read(path)
     value = (_json_alike if alike and len(data) <= _ALIKE else parse_json)(data, path.name)
     if not isinstance(value, dict):
-        raise CheckpointError(f"{path.name} does not hold an object")
+        raise CheckpointError(
+            "wrong-type", "the file does not contain a JSON object", place=(path.name,)
+        )
     return value
 
 
@@ -293,8 +341,12 @@ def _check_run(run: StoredRun) -> None:
     _check_scores(run.scores)
     about = run.environment.get("task") or {}
     if not isinstance(about, dict) or not isinstance(about.get("metrics") or {}, dict):
-        raise CheckpointError("env.json: 'task' does not hold the task's version and metrics")
-    _check_directions("env.json", about.get("metrics") or {})
+        raise CheckpointError(
+            "wrong-type",
+            "task must be a table with version and metrics",
+            place=("env.json", "task"),
+        )
+    _check_directions(about.get("metrics") or {}, "env.json", "task", "metrics")
     _check_number("resources.json", "peak_memory_bytes", run.resources.get("peak_memory_bytes"))
 
 
@@ -303,7 +355,11 @@ def _check_sweep(table: Mapping[str, Any]) -> None:
     trials = table.get("trials") or []
     for trial in trials if isinstance(trials, list) else [trials]:
         if not isinstance(trial, dict) or not isinstance(trial.get("values") or {}, dict):
-            raise CheckpointError("sweep.json: 'trials' is no list of tables with 'values'")
+            raise CheckpointError(
+                "wrong-type",
+                "trials must be a list of tables with values",
+                place=("sweep.json", "trials"),
+            )
         _check_number("sweep.json", "number", trial.get("number"))
         _check_number("sweep.json", "loss", trial.get("loss"), signed=True)
 
@@ -313,60 +369,88 @@ def _check_config(run: StoredRun) -> None:
         names = (run.task_name, run.task_label, run.method_name, run.label)
         _ = (run.seed, run.budget)
         if not all(isinstance(table, Mapping) for table in (run.task, run.method, run.settings)):
-            raise TypeError("'task', 'method' and 'run' are to be tables")
+            raise TypeError("task, method and run must be tables")
         if longest := next((name for name in names if len(name) > _NAME), None):
-            raise ValueError(f"a name has more than {_NAME} characters: {longest[:40]}…")
-    except (KeyError, TypeError, ValueError, AttributeError, ConfigError) as error:
-        what = (
-            f"it lacks {error}"
-            if isinstance(error, KeyError)
-            else shorten(str(error).splitlines()[0])
-        )
-        raise CheckpointError(f"config.toml does not describe a run: {what}") from None
+            raise _too_long(longest, "config.toml")
+    except ConfigError as error:
+        cause = error.errors[0]
+        raise CheckpointError(
+            cause.code, shorten(cause.message), place=("config.toml", *cause.place)
+        ) from None
+    except KeyError as error:
+        raise CheckpointError(
+            "missing-option", f"{error} is missing", place=("config.toml", str(error.args[0]))
+        ) from None
+    except (TypeError, ValueError, AttributeError) as error:
+        raise CheckpointError(
+            "wrong-format",
+            f"the file does not describe a run: {shorten(first_line(error))}",
+            place=("config.toml",),
+        ) from None
 
 
 def _check_summary(summary: Mapping[str, Any]) -> None:
     for name in ("outer_steps", "oracle_calls"):
         _check_number("summary.json", name, summary.get(name))
         if (summary.get(name) or 0) % 1 != 0:
-            raise CheckpointError(f"summary.json: {name!r} is no whole number: {summary[name]}")
+            raise CheckpointError(
+                "wrong-type",
+                f"{name}={summary[name]} must be an integer",
+                place=("summary.json", name),
+            )
     _check_number("summary.json", "upper_loss", summary.get("upper_loss"), signed=True)
     for name in ("metrics", "cost"):
         table = summary.get(name)
         if not isinstance(table, dict | None):
             raise CheckpointError(
-                f"summary.json: {name!r} is no table of numbers: {str(table)[:40]}"
+                "wrong-type",
+                f"{name}={str(table)[:40]} must be a table of numbers",
+                place=("summary.json", name),
             )
         for key, value in (table or {}).items():
-            _check_number("summary.json", f"{name}.{key}", value, signed=name == "metrics")
+            _check_number("summary.json", key, value, name, signed=name == "metrics")
     if not isinstance(summary.get("error"), str | None):
-        raise CheckpointError("summary.json: 'error' is no text")
+        raise CheckpointError(
+            "wrong-type", "error must be a string", place=("summary.json", "error")
+        )
 
 
 def _check_scores(scores: Mapping[str, Any]) -> None:
     if not all(isinstance(scores.get(key, {}), dict) for key in ("metrics", "higher_is_better")):
         raise CheckpointError(
-            "scores.json does not hold the tables 'metrics' and 'higher_is_better'"
+            "wrong-type", "metrics and higher_is_better must be tables", place=("scores.json",)
         )
     for name, value in scores.get("metrics", {}).items():
-        _check_number("scores.json", f"metrics.{name}", value, signed=True)
-    _check_directions("scores.json", scores.get("higher_is_better", {}))
+        _check_number("scores.json", name, value, "metrics", signed=True)
+    _check_directions(scores.get("higher_is_better", {}), "scores.json", "higher_is_better")
 
 
-def _check_directions(file: str, table: Mapping[str, Any]) -> None:
+def _check_directions(table: Mapping[str, Any], *place: str) -> None:
     for name, higher in table.items():
         if not isinstance(higher, bool):
             raise CheckpointError(
-                f"{file}: whether {name[:40]!r} is better where it is higher is neither true nor "
-                "false"
+                "wrong-type",
+                f"the better direction of metric {name[:40]!r} must be true or false",
+                place=(*place, name[:_NAME]),
             )
 
 
-def _check_number(file: str, name: str, value: object, *, signed: bool = False) -> None:
-    """It is null, or a number that counts something; ``signed``: any number."""
+def _check_number(file: str, name: str, value: object, *table: str, signed: bool = False) -> None:
+    """Require null, or a number that is not negative; ``signed``: any number."""
+    place = (file, *table, name)
     if len(name) > _NAME:
-        raise CheckpointError(f"{file}: a name has more than {_NAME} characters: {name[:40]}…")
+        raise _too_long(name, file, *table)
     if not isinstance(value, int | float | None) or isinstance(value, bool):
-        raise CheckpointError(f"{file}: {name!r} is no number: {str(value)[:40]}")
+        raise CheckpointError(
+            "wrong-type", f"{name}={str(value)[:40]} must be a number", place=place
+        )
     if not signed and value is not None and not 0 <= value < 2**63:
-        raise CheckpointError(f"{file}: {name!r} is no number that counts something: {value}")
+        raise CheckpointError(
+            "out-of-range", f"{name}={value} must be at least 0 and below 2^63", place=place
+        )
+
+
+def _too_long(name: str, *place: str) -> CheckpointError:
+    return CheckpointError(
+        "too-large", f"the name {name[:40] + '…'!r} has more than {_NAME} characters", place=place
+    )

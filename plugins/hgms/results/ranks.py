@@ -104,17 +104,22 @@ class Ranks:
         return groups
 
     @property
+    def fewest_blocks(self) -> int:
+        """The number of blocks from which on two mean ranks can differ by more than chance."""
+        count = len(self.means)
+        return math.floor((_quantile(count) * _error(count, 1) / (count - 1)) ** 2) + 1
+
+    @property
     def words(self) -> str:
         """What the ranks say, in sentences."""
         count = len(self.means)
         blocks = f"{self.blocks} block{'s' * (self.blocks != 1)} (a task with a seed)"
         over = f"Mean ranks of {count} methods over {blocks}, 1 the best."
         if not self.says_something:
-            fewest = math.floor((_quantile(count) * _error(count, 1) / (count - 1)) ** 2) + 1
             return (
                 f"{over} Too few to say anything: the critical difference is "
                 f"{self.critical:.2f}, and two mean ranks cannot "
-                f"differ by more than {count - 1}. It takes {fewest} blocks at least."
+                f"differ by more than {count - 1}. It takes {self.fewest_blocks} blocks at least."
             )
         test = (
             ""

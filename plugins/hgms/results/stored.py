@@ -21,7 +21,7 @@ from attrs import field, frozen
 from hgms.config.tables import difference, flatten
 from hgms.results.columns import last_seconds, read_columns
 from hgms.runs import ROWS, Execution, RunFolder, opened
-from hgms_core import Budget, CheckpointError
+from hgms_core import Budget, CheckpointError, ConfigError, HgmsError
 
 
 @frozen(eq=False, kw_only=True)
@@ -123,13 +123,20 @@ class StoredRun:
     def seed(self) -> int:
         seed = self.config["seed"]
         if type(seed) is not int:
-            raise TypeError(f"'seed' is no whole number: {str(seed)[:40]}")
+            raise ConfigError(
+                "wrong-type", f"seed={str(seed)[:40]} must be an integer", place=("seed",)
+            )
         return seed
 
     @property
     def budget(self) -> str:
         table = self.config["budget"]
-        return str(Budget.parse(table) if isinstance(table, str) else Budget(**table))
+        if isinstance(table, str):
+            return str(Budget.parse(table))
+        try:
+            return str(Budget(**table))
+        except HgmsError as error:
+            raise error.at("budget") from None
 
     @property
     def status(self) -> str:
@@ -234,22 +241,26 @@ def _check_rows(columns: Mapping[str, np.ndarray]) -> None:
     numbers = steps.dtype != object
     wrong = np.flatnonzero(~(steps >= 0) | (steps % 1 != 0)) if numbers else np.arange(1)
     if wrong.size:
-        raise CheckpointError(f"line {wrong[0] + 1} of steps.jsonl has no number of a step")
-    if (back := np.flatnonzero(np.diff(steps) <= 0)).size:
-        here, step, last = back[0] + 2, *(int(steps[back[0] + after]) for after in (1, 0))
         raise CheckpointError(
-            f"line {here} of steps.jsonl: step {step} follows step {last}, as if two runs were "
-            "written there"
+            "wrong-row", "the line has no step number", place=("steps.jsonl", int(wrong[0]) + 1)
+        )
+    if (back := np.flatnonzero(np.diff(steps) <= 0)).size:
+        step, last = (int(steps[back[0] + after]) for after in (1, 0))
+        raise CheckpointError(
+            "wrong-row",
+            f"step {step} follows step {last}, as if two runs had written to the file",
+            place=("steps.jsonl", int(back[0]) + 2),
         )
     for name, file in (("seconds", "timings.jsonl"), ("oracle_calls", "steps.jsonl")):
         values = columns.get(name, np.empty(0))
         if values.dtype == object:
-            raise CheckpointError(f"{file} holds words where {name} belong")
+            raise CheckpointError(
+                "wrong-type", "the column contains text instead of numbers", place=(file, name)
+            )
         known = values[~np.isnan(values)]
         if (known[:1] < 0).any() or (np.diff(known) < 0).any():
             raise CheckpointError(
-                f"{file}: the {name.replace('_', ' ')} of later steps are fewer than those of "
-                "earlier ones"
+                "wrong-value", "the values decrease from step to step", place=(file, name)
             )
 
 

@@ -12,7 +12,16 @@ from hgms.runs.checkpoint import load_state, pack, save_state, unpack
 from hgms.runs.command_line import built, load
 from hgms.runs.config import SCHEMA, UNCOMPARED, RunConfig, RunSettings, tables_of_others
 from hgms.runs.execution import Compilation, Execution
-from hgms.runs.files import ROWS, DiskError, appending, ensure_seal, opened, read_file, replace_file
+from hgms.runs.files import (
+    ROWS,
+    SMALL,
+    DiskError,
+    appending,
+    ensure_seal,
+    opened,
+    read_file,
+    replace_file,
+)
 from hgms.runs.folder import RunFolder
 from hgms.runs.launch import device_called, record_failure, run, run_config, show_object
 from hgms.runs.lease import LEASE, FolderInUse, HeldFolders, holder, is_marker, leased
@@ -25,7 +34,15 @@ from hgms.runs.rank import follow_run
 from hgms.runs.result import RunResult
 from hgms.runs.signals import Interrupted, Interrupts, leave, leaving, stoppable
 from hgms.runs.timing import counted, counting
-from hgms.runs.traits import TRAITS, meant, misfit, missing_traits, needs, wanted_traits
+from hgms.runs.traits import (
+    TRAITS,
+    meant,
+    misfit,
+    missing_traits,
+    needs,
+    similar_traits,
+    wanted_traits,
+)
 from hgms.runs.watchers import Patience, StopRun, Watcher, pruned
 from hgms_core import hookimpl
 
@@ -37,6 +54,7 @@ __all__ = [
     "LOSS",
     "ROWS",
     "SCHEMA",
+    "SMALL",
     "TRAITS",
     "UNCOMPARED",
     "Compilation",
@@ -92,6 +110,7 @@ __all__ = [
     "run_config",
     "save_state",
     "show_object",
+    "similar_traits",
     "stoppable",
     "tables_of_others",
     "unannounced",

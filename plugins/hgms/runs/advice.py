@@ -8,87 +8,64 @@ import contextlib
 import inspect
 import math
 import traceback
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 import attrs
 
-from hgms_core import (
-    ConfigError,
-    HgmsError,
-    NumericalError,
-    OutOfMemory,
-    Record,
+from hgms_core import ConfigError, HgmsError, NumericalError, OutOfMemory, Record
+from hgms_core.registry import inside
+from hgms_core.torch_errors import (
+    first_line,
+    is_freed_graph,
+    is_overflow,
     once_differentiable,
     out_of_memory,
-)
-from hgms_core.registry import inside
-
-
-def _too_large(error: BaseException) -> bool:
-    text = str(error)
-    return (
-        isinstance(error, RuntimeError)
-        and "cannot be converted to type" in text
-        and "overflow" in text
-    )
-
-
-def _freed(error: BaseException) -> bool:
-    return isinstance(error, RuntimeError) and "backward through the graph a second time" in str(
-        error
-    )
-
-
-_ADVICE: tuple[tuple[Callable[[BaseException], bool], type[HgmsError], str], ...] = (
-    (
-        once_differentiable,
-        ConfigError,
-        "step {step}: a loss has no second derivative here: {reason}\n"
-        "  take a hypergradient of first order (through-step, carried, one-step with derivative "
-        "= 'difference'), or\n"
-        "  products by differences (implicit with strategy = 'difference'); or let the model do "
-        "without what stops it:\n"
-        "  eager attention, no activation checkpointing, no micro-batches",
-    ),
-    (
-        _too_large,
-        NumericalError,
-        "step {step}: a number of the method is too large for the run's dtype ({reason})\n"
-        "  {kept}; lower the lr, or whichever number is so large",
-    ),
-    (
-        _freed,
-        ConfigError,
-        "step {step}: a graph is gone through a second time{where}, and the first time has freed "
-        "it\n"
-        "  take several gradients of one pass by torch.autograd.grad(…, retain_graph=True), all "
-        "but the last: `slopes` and\n"
-        "  `backward` free the graph",
-    ),
-    (out_of_memory, OutOfMemory, "step {step}: out of memory: {reason}\n  {kept}\n  {lighter}"),
 )
 
 
 def explained(error: BaseException, step: int, kept: str, **components: object) -> HgmsError | None:
-    """The error that a run ends with on record, for an exception in ``step``; None for one that it
-    can be resumed after, or that nobody expected. ``kept`` says what is saved; ``components`` are
-    asked what would take less memory.
+    """Return the error that a run ends with, for an exception in ``step``.
+
+    None for an exception that the run can resume after, or that is unexpected. ``kept`` says which
+    state is kept; ``components`` give memory hints.
     """
     if isinstance(error, NumericalError | ConfigError):
         return error
-    for recognised, kind, message in _ADVICE:
-        if recognised(error):
-            reason = (str(error).strip() or type(error).__name__).splitlines()[0]
-            parts = components.items() if kind is OutOfMemory else ()
-            advice = "\n  ".join(line for place, part in parts for line in _lighter(part, place))
-            advice = (
-                advice or "let the method and the problem take fewer rows or candidates at a time"
-            )
-            where = line_of(error, components.values()) if "{where}" in message else ""
-            return kind(
-                message.format(step=step, reason=reason, kept=kept, lighter=advice, where=where)
-            )
+    if once_differentiable(error):
+        return ConfigError(
+            "no-second-derivative",
+            f"step {step}: a loss has no second derivative: {first_line(error)}",
+            place=("method", "hypergradient"),
+            hint='use strategy = "difference" with the implicit hypergradient, or one of first '
+            'order: through-step, carried, one-step with derivative = "difference"\n'
+            "or use a model with eager attention, without activation checkpointing or "
+            "micro-batches",
+        )
+    if is_overflow(error):
+        return NumericalError(
+            "not-finite",
+            f"step {step}: a number of the method overflows the dtype of the run "
+            f"({first_line(error)}); {kept}",
+            place=("method",),
+            hint="decrease lr, or the option that is too large",
+        )
+    if is_freed_graph(error):
+        return ConfigError(
+            "freed-graph",
+            f"step {step}: the backward pass runs twice through one graph"
+            f"{line_of(error, components.values())}, but the first pass frees it",
+            place=("method",),
+            hint="use torch.autograd.grad(…, retain_graph=True) for all gradients of a graph but "
+            "the last; `slopes` and `backward` free the graph",
+        )
+    if out_of_memory(error):
+        hints = [line for place, part in components.items() for line in _lighter(part, place)]
+        return OutOfMemory(
+            "out-of-memory",
+            f"step {step}: out of memory: {first_line(error)}; {kept}",
+            hint="\n".join(hints) or "use fewer rows or candidates at a time",
+        )
     return None
 
 
@@ -115,47 +92,42 @@ def _classes(component: object) -> Iterator[type]:
         yield from _classes(getattr(component, field.name))
 
 
-_UNSOUND: tuple[tuple[Callable[[Record], bool], str], ...] = (
-    (
-        lambda record: record.get("finite_candidates", 1) == 0,
-        (
-            "none of the candidates is finite (scores: {scores})\n"
-            "  {kept}; lower the generator's lr, or set its clip"
-        ),
-    ),
-    (
-        lambda record: broken(record.get("hypergradient_norm")),
-        "the hypergradient is not finite (norm {hypergradient_norm}, linear solve: {outcome})\n"
-        "  {kept}; raise the solver's ridge, or lower the generator's lr",
-    ),
-    (
-        lambda record: broken(record.get("upper_loss")),
-        "the upper loss is {upper_loss}\n"
-        "  {kept}; look for upper rows that are empty or not finite, or lower the learning rates",
-    ),
-    (
-        lambda record: broken(record.get("update_norm")) or "broken" in record,
-        "{broken} stopped being finite (θ moved by {update_norm})\n"
-        "  {kept}; lower the outer optimiser's lr, or the lower level's",
-    ),
-)
-
-
 def check_numbers(record: Record, step: int) -> None:
-    """Stops a run whose numbers broke down, before the broken state replaces the good one."""
-    for unsound, message in _UNSOUND:
-        if unsound(record):
-            words = {
-                "scores": None,
-                "outcome": "none",
-                "update_norm": "an unknown distance",
-                **record,
-            }
-            words |= {
-                "broken": ", ".join(record.get("broken", ["θ"])[:8]),
-                "kept": f"the state after step {step - 1} is kept",
-            }
-            raise NumericalError(f"step {step}: {message.format(**words)}")
+    """Raise NumericalError for non-finite numbers, before the bad state replaces the good one."""
+    kept = f"the state after step {step - 1} is kept"
+    if record.get("finite_candidates", 1) == 0:
+        raise NumericalError(
+            "no-finite-candidate",
+            f"step {step}: the scores of all candidates are non-finite: {record.get('scores')}; "
+            f"{kept}",
+            place=("method", "generator"),
+            hint="decrease lr, or set clip",
+        )
+    if broken(record.get("hypergradient_norm")):
+        raise NumericalError(
+            "not-finite",
+            f"step {step}: the hypergradient is not finite (norm {record['hypergradient_norm']}, "
+            f"linear solve: {record.get('outcome', 'none')}); {kept}",
+            place=("method", "hypergradient"),
+            hint="increase the solver's ridge, or decrease the generator's lr",
+        )
+    if broken(record.get("upper_loss")):
+        raise NumericalError(
+            "not-finite",
+            f"step {step}: the upper loss is {record['upper_loss']}; {kept}",
+            place=("upper_loss",),
+            hint="remove upper rows that are empty or not finite, or decrease the learning rates",
+        )
+    if broken(record.get("update_norm")) or "broken" in record:
+        names = ", ".join(record.get("broken", ["theta"])[:8])
+        distance = record.get("update_norm", "an unknown distance")
+        raise NumericalError(
+            "diverged",
+            f"step {step}: {names} is no longer finite after a change of theta by {distance}; "
+            f"{kept}",
+            place=("method", "outer"),
+            hint="decrease lr of the outer optimiser or of the lower level",
+        )
 
 
 def broken(value: object) -> bool:

@@ -13,8 +13,8 @@ import safetensors
 import safetensors.torch
 from torch import Tensor
 
-from hgms.runs.files import damaged, replace_file
-from hgms_core import CheckpointError, Method, Problem, State, Tree
+from hgms.runs.files import damaged, described, replace_file
+from hgms_core import CheckpointError, ConfigError, Method, Problem, State, Tree
 
 TENSOR = "$tensor"
 
@@ -44,9 +44,11 @@ def pack(state: State) -> tuple[Any, dict[str, Tensor]]:
             return value
         kind = type(value).__name__
         article = "an" if kind[0] in "aeiouAEIOU" else "a"
-        raise TypeError(
-            f"state holds {article} {kind} at {path!r}; use tensors, numbers, strings, None, "
-            "dicts or lists"
+        raise ConfigError(
+            "wrong-type",
+            f"the state contains {article} {kind}, which no file can store",
+            place=("state", *path.split("/")),
+            hint="use tensors, numbers, strings, None, dicts or lists",
         )
 
     return walk(state, ""), tensors
@@ -70,7 +72,8 @@ def save_state(path: str | Path, state: State) -> None:
     A safetensors file: the tensors, and the structure as JSON in its header. Tuples come back as
     lists, keys as strings.
 
-    Errors: TypeError for a state that holds anything else; CheckpointError where the disk refuses.
+    Errors: ConfigError if the state contains anything else; CheckpointError if the file cannot be
+        written.
 
     >>> import tempfile, torch
     >>> with tempfile.TemporaryDirectory() as folder:
@@ -97,7 +100,9 @@ def load_state(path: str | Path) -> State:
             tensors = {name: stored.get_tensor(name).clone() for name in names}
             state: State = unpack(json.loads((stored.metadata() or {})["state"]), tensors)
     except FileNotFoundError:
-        raise CheckpointError(f"there is no file {path}") from None
+        raise CheckpointError(
+            "missing-file", "the file does not exist", place=(str(path),)
+        ) from None
     except (
         safetensors.SafetensorError,
         KeyError,
@@ -106,7 +111,7 @@ def load_state(path: str | Path) -> State:
         RecursionError,
         OSError,
     ) as error:
-        raise CheckpointError(damaged(Path(path), f"{type(error).__name__}: {error}")) from None
+        raise damaged(Path(path), f"it does not contain a state: {described(error)}") from None
     return state
 
 
@@ -116,8 +121,9 @@ def result_of(method: Method, state: State, checkpoint: Path, name: str) -> tupl
         theta, x = method.result(state)
         _ = [leaf.shape for leaf in (*theta.values(), *x.values())]
     except (KeyError, TypeError, ValueError, AttributeError, IndexError) as error:
-        what = f"holds no state of {name} ({type(error).__name__}: {error})"
-        raise CheckpointError(_of_another(checkpoint, what)) from None
+        raise _of_another(
+            checkpoint, f"the checkpoint has no state of method {name!r}: {described(error)}"
+        ) from None
     return theta, x
 
 
@@ -131,13 +137,15 @@ def ensure_of(problem: Problem, theta: Tree, x: Tree, checkpoint: Path) -> None:
     ]
     wrong = wrong or sorted(set(x) ^ set(problem.x0))
     if wrong:
-        raise CheckpointError(
-            _of_another(checkpoint, f"is of a problem with another {', '.join(wrong)}")
+        raise _of_another(
+            checkpoint, f"the problem of the checkpoint has another {', '.join(wrong)}"
         )
 
 
-def _of_another(checkpoint: Path, what: str) -> str:
-    return (
-        f"{checkpoint} {what}\n  nothing was changed; remove the folder {checkpoint.parent}, "
-        "or choose another"
+def _of_another(checkpoint: Path, message: str) -> CheckpointError:
+    return CheckpointError(
+        "other-settings",
+        message,
+        place=(str(checkpoint),),
+        hint=f"use another folder, or remove {checkpoint.parent}; it is unchanged",
     )

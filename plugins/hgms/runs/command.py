@@ -25,7 +25,7 @@ from hgms.runs import describe as descriptions
 from hgms.runs.command_line import load
 from hgms.runs.launch import run_config
 from hgms.runs.progress import Progress
-from hgms_core import Budget, UnknownComponent, unknown
+from hgms_core import Budget, ConfigError, unknown_name
 from hgms_core.registry import Component, Registry
 
 
@@ -59,10 +59,15 @@ def _component(registry: Registry, name: str) -> Component:
     known = [item for item in registry.components() if item.kind.label]
     hits = [item for item in known if item.name == name]
     if not hits:
-        raise UnknownComponent(unknown("component", name, {item.name for item in known}))
+        raise unknown_name("component", name, {item.name for item in known}, ("NAME",))
     if len(hits) > 1:
         kinds = " or ".join(f"`hgms describe {item.kind.name} {name}`" for item in hits)
-        raise UnknownComponent(f"{len(hits)} components are called {name!r}\n  write {kinds}")
+        raise ConfigError(
+            "ambiguous-name",
+            f"{len(hits)} components have the name {name!r}",
+            place=("NAME",),
+            hint=f"use {kinds}",
+        )
     return hits[0]
 
 

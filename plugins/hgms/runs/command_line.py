@@ -8,12 +8,11 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from hgms.config import Invalid
 from hgms.config.convert import structured
 from hgms.config.invalid import PROTOCOLS
 from hgms.config.tables import lay, lay_options, tables_of
 from hgms.runs.config import RunConfig
-from hgms_core import ConfigError
+from hgms_core import HgmsError
 from hgms_core.registry import Registry
 
 
@@ -44,10 +43,9 @@ def built(
     over its defaults (a method's on a task with ``traits``)."""
     kind = PROTOCOLS[protocol].name
     table: dict[str, Any] = {kind: {"name": name}}
-    places = [lay(table, assignment) for assignment in fields]
+    for assignment in fields:
+        lay(table, assignment)
     try:
         return structured(table[kind], protocol, registry or Registry.load(), traits)
-    except Invalid as invalid:
-        raise ConfigError(
-            Invalid(*invalid.below(kind)).render("the command line", tuple(places))
-        ) from None
+    except HgmsError as error:
+        raise error.at(kind) from None

@@ -12,7 +12,7 @@ import click
 
 from hgms.cli import print_table, terminal_width
 from hgms.runs.command_line import built
-from hgms.runs.traits import missing_traits, wanted_traits
+from hgms.runs.traits import missing_traits, similar_traits, wanted_traits
 from hgms_core import HgmsError, Method
 from hgms_core.registry import Registry
 
@@ -43,6 +43,7 @@ def _cells(registry: Registry, name: str, tasks: Mapping[str, Any]) -> Iterator[
         lacking = missing_traits(method, target) if method is not None else None
         if lacking is not None:
             why = wanted_traits(lacking) if lacking else ""
+            why += "".join(f"; did you mean {trait!r}?" for trait in similar_traits(lacking))
         else:
             nothing = method is None
             why = (

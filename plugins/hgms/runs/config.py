@@ -11,21 +11,21 @@ import hashlib
 import importlib.metadata
 import json
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal
 
 import attrs
 import tomlkit
-from attrs import Factory, field, validators
+from attrs import Factory, field
 
-from hgms.config import Invalid, frozen, optional_whole
+from hgms.config import at_least, at_most, frozen, not_empty, optional, optional_whole
 from hgms.config.as_table import described, plain
 from hgms.config.convert import role_of, structured, traits_of
 from hgms.config.invalid import init_fields
-from hgms.config.tables import Place, read_toml
+from hgms.config.tables import read_toml
 from hgms.runs.provenance import data_of, digests
-from hgms_core import Budget, ConfigError, Method, RunInfo, Task
+from hgms_core import Budget, ConfigError, HgmsError, Method, RunInfo, Task, raise_all
 from hgms_core.host import Host
 from hgms_core.registry import Registry
 
@@ -46,13 +46,20 @@ def tables_of_others() -> frozenset[str]:
 
 def _device(_settings: object, _attribute: object, value: str) -> None:
     if not re.fullmatch(r"cpu|cuda(:\d+)?|mps", value):
-        raise ValueError(f'\'device\' must be "cpu", "cuda", "cuda:N" or "mps": {value!r}')
+        raise ConfigError(
+            "wrong-value",
+            f'device={value!r} must be "cpu", "cuda", "cuda:N" or "mps"',
+            place=("device",),
+        )
 
 
 def _label(_settings: object, attribute: attrs.Attribute[Any], value: str) -> None:
     if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._+-]*", value):
-        raise ValueError(
-            f"{attribute.name!r} must be letters, digits and . _ + - (it names a folder): {value!r}"
+        raise ConfigError(
+            "wrong-value",
+            f"{attribute.name}={value!r} must consist of letters, digits and . _ + -, because a "
+            "folder has this name",
+            place=(attribute.name,),
         )
 
 
@@ -81,30 +88,35 @@ class RunSettings:
     rows are parted among them. Sums are then in another order, so the last digits differ.
     """
 
-    out: str = field(default="runs", validator=validators.min_len(1))
+    out: str = field(default="runs", validator=not_empty)
     device: str = field(default="cpu", validator=_device)
     dtype: Literal["float32", "float64"] = "float32"
-    threads: int | None = field(
-        default=None, validator=validators.optional([validators.ge(1), validators.le(1024)])
-    )
-    evaluate_every: int = field(default=1, validator=validators.ge(1))
-    evaluations: int | None = field(default=None, validator=validators.optional(validators.ge(1)))
+    threads: int | None = field(default=None, validator=optional([at_least(1), at_most(1024)]))
+    evaluate_every: int = field(default=1, validator=at_least(1))
+    evaluations: int | None = field(default=None, validator=optional(at_least(1)))
     clock: Literal["wall", "cpu"] = "wall"
-    checkpoint_seconds: float = field(default=30.0, validator=validators.ge(0))
-    label: str | None = field(default=None, validator=validators.optional(_label))
-    task_label: str | None = field(default=None, validator=validators.optional(_label))
+    checkpoint_seconds: float = field(default=30.0, validator=at_least(0))
+    label: str | None = field(default=None, validator=optional(_label))
+    task_label: str | None = field(default=None, validator=optional(_label))
     track: tuple[str, ...] = ()
     matmul: Literal["auto", "exact", "fast"] = "auto"
     compile: Literal["auto", True, False] = "auto"
     diagnose: int | None = field(default=None, validator=optional_whole)
-    ranks: int = field(default=1, validator=[validators.ge(1), validators.le(1024)])
+    ranks: int = field(default=1, validator=[at_least(1), at_most(1024)])
 
 
 def _known_schema(_config: object, _attribute: object, value: int) -> None:
     if value != SCHEMA:
-        raise ValueError(
-            f"schema {value} is not known to this version of hgms, which reads schema {SCHEMA}"
+        raise ConfigError(
+            "not-supported",
+            f"schema={value} is not supported: this version of hgms reads schema {SCHEMA}",
+            place=("schema",),
         )
+
+
+def _from(source: str, error: HgmsError, sets: Sequence[tuple[str, ...]]) -> HgmsError:
+    by_option = any(error.place[: len(place)] == place for place in sets)
+    return error if by_option or not source else error.at(source)
 
 
 @frozen(kw_only=True)
@@ -120,7 +132,7 @@ class RunConfig:
     """
 
     schema: int = field(default=SCHEMA, validator=_known_schema)
-    seed: int = field(default=0, validator=validators.ge(0))
+    seed: int = field(default=0, validator=at_least(0))
     task: Task
     method: Method
     budget: Budget
@@ -141,12 +153,15 @@ class RunConfig:
         cls,
         table: Mapping[str, Any],
         *,
-        source: str = "config",
+        source: str = "",
         registry: Registry | None = None,
-        sets: Iterable[Place] = (),
+        sets: Iterable[tuple[str, ...]] = (),
     ) -> RunConfig:
-        """The objects that ``table`` describes, or one :class:`ConfigError` with everything that is
-        wrong with it. Components are looked up in ``registry`` (None: what is installed)."""
+        """Return the objects that ``table`` describes, or raise all errors in it at once.
+
+        Components are looked up in ``registry`` (None: what is installed). Places begin with
+        ``source``, except below ``sets``, which the command line has set.
+        """
         registry = registry or Registry.load()
         others = (
             tables_of_others() if table.keys() - (own := attrs.fields_dict(cls)) else frozenset()
@@ -156,8 +171,8 @@ class RunConfig:
             config: RunConfig = structured(
                 read, cls, registry, traits_of(registry, table.get("task"))
             )
-        except Invalid as invalid:
-            raise ConfigError(invalid.render(source, tuple(sets))) from None
+        except HgmsError as error:
+            raise_all([_from(source, cause, tuple(sets)) for cause in error.errors])
         name = table["method"] if isinstance(table["method"], str) else table["method"]["name"]
         return attrs.evolve(
             config, method_name=name, role=role_of(registry, name), host=registry.host
@@ -165,7 +180,7 @@ class RunConfig:
 
     @classmethod
     def from_toml(
-        cls, text: str, *, source: str = "config", registry: Registry | None = None
+        cls, text: str, *, source: str = "config.toml", registry: Registry | None = None
     ) -> RunConfig:
         return cls.from_dict(read_toml(text, source), source=source, registry=registry)
 

@@ -20,11 +20,12 @@ import tomlkit
 import torch
 
 from hgms.cli import component_row, print_table, terminal_width, unmarked
-from hgms.config import Invalid
+from hgms.config import whole_number
 from hgms.config.as_table import AT_REST, plain
 from hgms.config.convert import structured
 from hgms.config.invalid import init_fields, spell, type_hints
 from hgms.runs.docstrings import folded
+from hgms.runs.files import described
 from hgms.runs.traits import TRAITS, needs
 from hgms_core import Composition, HgmsError, Method, Pipeline
 from hgms_core.registry import Component, Registry, inside
@@ -86,7 +87,7 @@ def _needs(component: Component, registry: Registry) -> dict[str, str]:
     """The traits that a method needs at its defaults, each with the part that needs it."""
     try:
         return needs(structured({"name": component.name}, Method, registry))
-    except (Invalid, HgmsError):  # it has no defaults: what its class says
+    except HgmsError:  # it has no defaults: what its class says
         own = getattr(component.target, "needs", ())
         return {} if isinstance(own, property) else dict.fromkeys(sorted(own), component.name)
 
@@ -149,12 +150,10 @@ def range_of(validator: Any) -> str:
     """What a field's validator allows, in words; empty where that is what its type says.
 
     >>> from attrs import validators
-    >>> (
-    ...     range_of([validators.instance_of(int), validators.ge(1)]),
-    ...     range_of(validators.and_(validators.ge(0), validators.lt(1))),
-    ... )
+    >>> from hgms.config import all_of, at_least, each, greater_than, less_than, whole_number
+    >>> range_of([whole_number, at_least(1)]), range_of(all_of(at_least(0), less_than(1)))
     ('≥ 1', 'in [0, 1)')
-    >>> range_of(validators.deep_iterable(validators.gt(0))), range_of(validators.in_(["a", "b"]))
+    >>> range_of(each(greater_than(0))), range_of(validators.in_(["a", "b"]))
     ('each > 0', "one of 'a', 'b'")
     """
     bounds: dict[str, Any] = {}
@@ -171,8 +170,9 @@ def range_of(validator: Any) -> str:
         elif hasattr(part, "member_validator"):
             inner = range_of(part.member_validator)
             words += [f"each {inner}"] * bool(inner)
-        elif inspect.isfunction(part) and part.__doc__:
+        elif inspect.isfunction(part) and part.__doc__ and part is not whole_number:
             sentence = re.split(r"[.:](?:\s|$)", unmarked(" ".join(part.__doc__.split())))[0]
+            sentence = sentence.removeprefix("Require ")
             words += [sentence[0].lower() + sentence[1:]] * ("validator" not in sentence)
     low, high = (
         next((op for op in ops if op in bounds), None) for ops in ((">=", ">"), ("<=", "<"))
@@ -190,7 +190,8 @@ def range_of(validator: Any) -> str:
 
 def _parts(validator: Any) -> Iterator[Any]:
     """The validators that one is made of: all of several, and that of a value that may be None."""
-    inner = getattr(validator, "_validators", None) or getattr(validator, "validator", None)
+    names = ("_validators", "validators", "validator")
+    inner = next((part for name in names if (part := getattr(validator, name, None))), None)
     if isinstance(validator, list | tuple):
         inner = validator
     if inner is None:
@@ -221,7 +222,7 @@ def _about_task(target: Any) -> dict[str, Any]:
         return about | {
             "theta": None,
             "x": None,
-            "unknown": f"{type(error).__name__}: {str(error).partition(chr(10))[0]}",
+            "unknown": error.message if isinstance(error, HgmsError) else described(error),
         }
     theta, x = (
         {name: list(leaf.shape) for name, leaf in tree.items()}

@@ -16,10 +16,12 @@ from typing import IO, Any
 
 from hgms.config.json_values import finite
 from hgms_core import CheckpointError
+from hgms_core.torch_errors import first_line
 
 SMALL = 2 * 2**20
+"""Limit in bytes of a file that is parsed at once."""
 ROWS = 2 * 2**30
-"""The most bytes of a file that is parsed as a whole, and of one that holds the rows of a run."""
+"""Limit in bytes of a file with the rows of a run."""
 
 _NO_LINK = getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_BINARY", 0)
 _APPEND = os.O_WRONLY | os.O_APPEND | os.O_CREAT | _NO_LINK
@@ -47,17 +49,27 @@ def opened(path: Path, most: int) -> Iterator[IO[bytes]]:
         with os.fdopen(os.open(path, flags), "rb") as stream:
             about = os.fstat(stream.fileno())
             if not stat.S_ISREG(about.st_mode):
-                raise CheckpointError(f"{path.name} is no regular file")
+                raise CheckpointError(
+                    "not-a-file", "the path is not a regular file", place=(str(path),)
+                )
             if about.st_size > most:
                 size = f"{most >> 20} MiB" if most >> 20 else f"{most >> 10} KiB"
-                raise CheckpointError(f"{path.name} is larger than {size}")
+                raise CheckpointError(
+                    "too-large", f"the file is larger than {size}", place=(str(path),)
+                )
             yield stream
     except OSError as error:
         if error.errno == errno.ELOOP:
             raise CheckpointError(
-                f"{path.name} is a link, and links out of a folder are not followed"
+                "not-a-file",
+                "the file is a symbolic link, and links are not followed",
+                place=(str(path),),
             ) from None
-        raise CheckpointError(f"{path.name} cannot be read: {error.strerror or error}") from None
+        raise CheckpointError(
+            "unreadable-file",
+            f"the file cannot be read: {error.strerror or error}",
+            place=(str(path),),
+        ) from None
 
 
 def read_file(path: Path, most: int = SMALL) -> bytes:
@@ -69,21 +81,20 @@ def read_file(path: Path, most: int = SMALL) -> bytes:
 
 @contextlib.contextmanager
 def writing(path: Path) -> Iterator[None]:
-    """DiskError, with what to do, where what is inside cannot write ``path``."""
+    """Raise DiskError, with a remedy, if ``path`` cannot be written inside."""
     try:
         yield
     except OSError as error:
         full = error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
         what = "the disk is full" if error.errno == errno.ENOSPC else (error.strerror or str(error))
         advice = (
-            "free some space"
-            if full
-            else f"see to it that {path.parent} is there and may be written to"
+            "free disk space" if full else f"make sure that {path.parent} exists and is writable"
         )
         raise DiskError(
-            f"cannot write {path}: {what}\n"
-            f"  what was complete before is untouched; {advice}, then run the same again (hgms "
-            "run: with --resume)"
+            "cannot-write",
+            f"writing failed: {what}",
+            place=(str(path),),
+            hint=f"{advice}, then resume; complete files are unchanged",
         ) from error
 
 
@@ -149,7 +160,9 @@ def regular(path: Path, most: int = ROWS) -> Iterator[IO[bytes]]:
         with opened(path, most) as stream:
             yield stream
     except CheckpointError as error:
-        raise CheckpointError(damaged(path, str(error))) from None
+        raise CheckpointError(
+            error.code, error.message, place=error.place, hint=_restore(path)
+        ) from None
 
 
 def contents(path: Path, most: int = ROWS) -> bytes:
@@ -183,7 +196,7 @@ def ensure_seal(table: Mapping[str, Any], path: Path) -> None:
     """
     rest = {key: table[key] for key in table if key != "checksum"}
     if "checksum" in table and table["checksum"] != _checksum(rest):
-        raise CheckpointError(damaged(path, "its contents do not match its checksum (changed)"))
+        raise damaged(path, "its contents do not match its checksum")
 
 
 def _checksum(table: Mapping[str, Any]) -> str:
@@ -194,9 +207,9 @@ def json_object(path: Path) -> dict[str, Any]:
     try:
         table = json.loads(contents(path))
     except (ValueError, RecursionError) as error:
-        raise CheckpointError(damaged(path, f"it is not valid JSON ({error})")) from None
+        raise damaged(path, f"it is not valid JSON: {first_line(error)}") from None
     if not isinstance(table, dict):
-        raise CheckpointError(damaged(path, "it holds no JSON object"))
+        raise damaged(path, "it does not contain a JSON object")
     return table
 
 
@@ -212,9 +225,9 @@ def lines(path: Path) -> Iterator[dict[str, Any]]:
             if not isinstance(row["step"], int):
                 raise TypeError
         except (ValueError, RecursionError):
-            raise CheckpointError(damaged(path, f"line {number} is not valid JSON")) from None
+            raise damaged(path, "the line is not valid JSON", number) from None
         except (TypeError, KeyError, IndexError):
-            raise CheckpointError(damaged(path, f"line {number} is no row of a step")) from None
+            raise damaged(path, "the line is not the row of a step", number) from None
         yield row
 
 
@@ -228,10 +241,24 @@ def is_stamped(row: Mapping[str, Any]) -> bool:
     return row.get("crc32") == zlib.crc32(as_json({key: row[key] for key in row if key != "crc32"}))
 
 
-def damaged(path: Path, why: str) -> str:
-    """The message of a file that cannot be used as it is."""
-    return (
-        f"damaged run file {path}: {why}\n"
-        f"  nothing was changed; restore the file, or remove the folder {path.parent} and start "
-        "anew"
+def damaged(path: Path, why: str, *line: int) -> CheckpointError:
+    """Return the error for a file of a run that cannot be used."""
+    return CheckpointError(
+        "damaged-file",
+        f"the run file is damaged: {why}",
+        place=(str(path), *line),
+        hint=_restore(path),
     )
+
+
+def _restore(path: Path) -> str:
+    return f"restore the file, or remove the folder {path.parent}; it is unchanged"
+
+
+def described(error: Exception) -> str:
+    """Return the type and the first line of an error of another library.
+
+    >>> described(KeyError("x"))
+    "KeyError: 'x'"
+    """
+    return f"{type(error).__name__}: {first_line(error)}"

@@ -151,7 +151,10 @@ class RunFolder:
         """
         if self.path.exists() and not self.path.is_dir():
             raise CheckpointError(
-                f"{self.path} is a file, and a run needs a folder\n  choose another name"
+                "not-a-folder",
+                "the path is a file, but a run requires a folder",
+                place=(str(self.path),),
+                hint="use another path",
             )
         if self.begun:
             self._ensure_same(config, resume, word)
@@ -172,22 +175,31 @@ class RunFolder:
     def _ensure_same(self, config: str, resume: bool, word: str) -> None:
         if not self.config.exists():
             raise CheckpointError(
-                f"{self.path} holds a run whose config.toml is missing, so nothing says which "
-                "run it is\n"
-                "  restore that file, choose another folder, or remove this one"
+                "missing-file",
+                "the folder contains a run without a config.toml",
+                place=(str(self.config),),
+                hint="restore this file, use another folder, or remove this one",
             )
         if not self.holds(config):
             raise CheckpointError(
-                f"{self.path} holds a run of another configuration{self._others(config)}\n"
-                f"  {self.config} has all of it; choose another folder, or remove this one"
+                "other-settings",
+                "\n".join(
+                    [
+                        "the folder contains a run of another configuration",
+                        *self._differences(config),
+                    ]
+                ),
+                place=(str(self.path),),
+                hint=f"use another folder, or remove this one; see {self.config}",
             )
         if not resume:
-            state = "finished" if self.summary.exists() else "begun"
-            elsewhere = "--out or --seed" if word.startswith("--") else "one"
+            state = "finished" if self.summary.exists() else "unfinished"
+            other = "another --out or --seed" if word.startswith("--") else "another folder"
             raise CheckpointError(
-                f"{self.path} holds this run already ({state})\n"
-                f"  add {word} to go on from its checkpoint, choose another {elsewhere}, or "
-                "remove the folder"
+                "run-exists",
+                f"the folder already contains this run, which is {state}",
+                place=(str(self.path),),
+                hint=f"use {word}, or {other}",
             )
 
     def holds(self, config: str) -> bool:
@@ -207,27 +219,25 @@ class RunFolder:
         }
         return {**table, "run": settings}
 
-    def _others(self, config: str) -> str:
-        """The first settings in which the configuration in the folder differs from this one, a
-        line each.
-        """
+    def _differences(self, config: str) -> list[str]:
+        """Return the first settings in which the stored configuration differs, one per line."""
         try:
             own, other = (
                 flatten(self._compared(text))
                 for text in (self.config.read_text(errors="replace"), config)
             )
         except (CheckpointError, AttributeError):
-            return ""
+            return []
         keys = list(difference([own, other]))
         pairs = [
             [show(table[key]) if key in table else "not set" for table in (own, other)]
             for key in keys[:SHOWN]
         ]
         lines = [
-            f"\n  {key}: {there} there, {here} here"
+            f"{key}: {there} in the folder, {here} in this run"
             for key, (there, here) in zip(keys, pairs, strict=False)
         ]
-        return "".join(lines) + (f"\n  and {len(keys) - SHOWN} more" if len(keys) > SHOWN else "")
+        return lines + ([f"and {len(keys) - SHOWN} more"] if len(keys) > SHOWN else [])
 
     def create(self, config: str, environment: Mapping[str, Any]) -> None:
         self.ensure_held()
@@ -351,17 +361,13 @@ class RunFolder:
             return None
         pointer = files.unsealed(self.checkpoint)
         if "checksum" not in pointer:
-            raise CheckpointError(damaged(self.checkpoint, "it has no checksum"))
+            raise damaged(self.checkpoint, "it has no checksum")
         try:
             step = int(pointer["step"])
             path = self.path / Path(pointer["tensors"]).name
             data = files.contents(path, most=sys.maxsize)
             if hashlib.sha256(data).hexdigest() != pointer["sha256"]:
-                raise CheckpointError(
-                    damaged(
-                        path, "its contents do not match the recorded sha256 (truncated or changed)"
-                    )
-                )
+                raise damaged(path, "its contents do not match the recorded sha256")
             size = int(pointer["steps_bytes"])
             self._check_digest(step, size, pointer["steps_sha256"])
             if size:
@@ -380,8 +386,8 @@ class RunFolder:
             RecursionError,
             safetensors.SafetensorError,
         ) as error:
-            raise CheckpointError(
-                damaged(self.checkpoint, f"it holds no state ({type(error).__name__}: {error})")
+            raise damaged(
+                self.checkpoint, f"it does not contain a state: {files.described(error)}"
             ) from None
 
     def _check_digest(self, step: int, size: int, digest: str) -> None:
@@ -390,13 +396,9 @@ class RunFolder:
         """
         rows = files.contents(self.steps) if size or self.steps.exists() else b""
         if len(rows) < size:
-            raise CheckpointError(
-                damaged(self.steps, f"it ends before step {step} of the checkpoint")
-            )
+            raise damaged(self.steps, f"it ends before step {step} of the checkpoint")
         if hashlib.sha256(rows[:size]).hexdigest() != digest:
-            raise CheckpointError(
-                damaged(self.steps, "its contents do not match the recorded sha256 (changed)")
-            )
+            raise damaged(self.steps, "its contents do not match the recorded sha256")
 
     def _check_lines(self, path: Path, step: int) -> None:
         """Every step up to this one has its line, as it was written."""
@@ -405,14 +407,12 @@ class RunFolder:
             if expected > step:
                 return
             if not files.is_stamped(row):
-                raise CheckpointError(
-                    damaged(path, f"line {expected + 1} does not match its crc32 (changed)")
-                )
+                raise damaged(path, "the line does not match its crc32", expected + 1)
             if row["step"] != expected:
                 break
             expected += 1
         if expected <= step:
-            raise CheckpointError(damaged(path, f"it lacks step {expected}"))
+            raise damaged(path, f"it lacks step {expected}")
 
     def rewind(self, step: int) -> float:
         """Drops the lines after ``step`` (and a half-written last one), and checkpoints but that

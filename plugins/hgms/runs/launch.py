@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import attrs
 import torch
 
-from hgms.config import Invalid, checked
+from hgms.config import checked
 from hgms.config.as_table import described, plain
 from hgms.config.convert import role_of, structured
 from hgms.config.tables import difference, parse_toml
@@ -26,7 +26,7 @@ from hgms.runs.lease import leased
 from hgms.runs.loop import Run, ignore
 from hgms.runs.own_problem import OwnProblem
 from hgms.runs.provenance import digests, unannounced
-from hgms.runs.rank import OBJECTS_ON_RANKS, follow_launched, on_ranks
+from hgms.runs.rank import follow_launched, objects_on_ranks, on_ranks
 from hgms.runs.result import RunResult, summarise
 from hgms.runs.traits import ensure_fits
 from hgms.runs.watchers import Watcher
@@ -109,15 +109,24 @@ def run(
     """
     if not isinstance(problem, Problem):
         raise ConfigError(
-            f"expected a Problem, got {show_object(problem)}\n"
-            "  of a registered task or a function seed -> Problem: hgms.comparison.compare"
+            "wrong-type",
+            f"problem={show_object(problem)} must be a Problem",
+            place=("problem",),
+            hint="use hgms.comparison.compare for a registered task or a function seed -> Problem",
         )
     if seed < 0:
-        raise ConfigError(f"'seed' must be >= 0: {seed} @ run.seed")
-    budget = Budget(budget)
-    settings = RunSettings(**settings) if isinstance(settings, Mapping) else settings
+        raise ConfigError("out-of-range", f"seed={seed} must be at least 0", place=("seed",))
+    try:
+        budget = Budget(budget)
+    except ConfigError as error:
+        raise error.at("budget") from None
+    if isinstance(settings, Mapping):
+        try:
+            settings = RunSettings(**settings)
+        except ConfigError as error:
+            raise error.at("settings") from None
     if settings.ranks > 1:
-        raise ConfigError(OBJECTS_ON_RANKS)
+        raise objects_on_ranks(settings.ranks)
     own = (
         OwnProblem.of(problem) if folder is not None or isinstance(method, str | Mapping) else None
     )
@@ -158,25 +167,29 @@ def named_method(
         traits = problem.traits if problem is not None else ()
         try:
             built: Method = structured(method, Method, registry, frozenset(traits))
-        except Invalid as invalid:
-            raise ConfigError(invalid.render("method")) from None
+        except HgmsError as error:
+            raise error.at("method") from None
         name = method if isinstance(method, str) else str(method["name"])
         if problem is not None:
             ensure_fits(built, problem, name)
         return name, role_of(registry, name), built
     if isinstance(method, type):
         raise ConfigError(
-            f"expected a method, got the class {method.__name__}; write {method.__name__}(…)"
+            "wrong-type",
+            f"method={method.__name__} is a class, but must be an object",
+            place=("method",),
+            hint=f"write {method.__name__}(…)",
         )
     lacking = [
         name for name in ("init", "step", "result") if not callable(getattr(method, name, None))
     ]
     if lacking:
         raise ConfigError(
-            "expected a method (an object with init, step and result), got "
-            f"{show_object(method)}, which lacks {', '.join(lacking)}\n"
-            "  write the name of a registered one, such as 'hg-ms' (`hgms list method` has all), "
-            "or an object"
+            "wrong-type",
+            f"method={show_object(method)} must be an object with init, step and result, but "
+            f"lacks {', '.join(lacking)}",
+            place=("method",),
+            hint="use an object, or a registered name such as 'hg-ms' (see `hgms list method`)",
         )
     return (
         str(getattr(method, "name", type(method).__name__)),
@@ -302,27 +315,32 @@ def device_called(name: str) -> torch.device:
         device = torch.device(name)
     except RuntimeError:
         raise ConfigError(
-            f"unknown device {name!r}; use 'cpu', 'cuda' or 'cuda:0' @ run.device"
+            "unknown-device",
+            f"unknown device {name!r}",
+            place=("run", "device"),
+            hint='use "cpu", "cuda" or "cuda:0"',
         ) from None
     if device.type == "cuda" and not torch.cuda.is_available():
-        raise ConfigError(
-            f"device {name!r} asked for, but torch sees no CUDA device; use 'cpu' @ run.device"
-        )
+        raise _not_available(name, "torch finds no CUDA device", 'use device = "cpu"')
     if device.type == "mps" and not torch.backends.mps.is_available():
-        raise ConfigError(
-            f"device {name!r} asked for, but torch sees no Apple GPU; use 'cpu' @ run.device"
-        )
+        raise _not_available(name, "torch finds no Apple GPU", 'use device = "cpu"')
     if (
         device.type == "cuda"
         and device.index is not None
         and device.index >= torch.cuda.device_count()
     ):
         last = f"cuda:{torch.cuda.device_count() - 1}"
-        raise ConfigError(
-            f"device {name!r} asked for, but the last that torch sees is {last!r}; use one it "
-            "sees @ run.device"
-        )
+        raise _not_available(name, f"the last device is {last!r}", f'use at most "{last}"')
     return device
+
+
+def _not_available(name: str, reason: str, hint: str) -> ConfigError:
+    return ConfigError(
+        "device-not-available",
+        f"device={name!r} is not available: {reason}",
+        place=("run", "device"),
+        hint=hint,
+    )
 
 
 def record_failure(folder: RunFolder, config: RunConfig, error: str) -> None:

@@ -85,16 +85,12 @@ class Lease:
             if not alive and time.monotonic() - self._seen[1] > SECONDS + GRACE:
                 self._lease.force_break()
             elif alive or patience is not None:
+                who = holder(self.path.parent, self.path.name)
                 raise FolderInUse(
-                    (
-                        f"another process is writing to {self.path.parent}; wait for it, or choose "
-                        "another folder"
-                    )
-                    + (
-                        f"\n  it is {who}"
-                        if (who := holder(self.path.parent, self.path.name))
-                        else ""
-                    )
+                    "folder-in-use",
+                    "another process is writing to the folder" + (f": {who}" if who else ""),
+                    place=(str(self.path.parent),),
+                    hint="wait until it ends, or use another folder",
                 )
             pause = LOOK
         about = self.path.stat()
@@ -146,9 +142,11 @@ class Lease:
             if pause is not None:
                 time.sleep(pause)
         raise FolderInUse(
-            f"another process has taken over {self.path.parent}: this one gave no sign of life "
-            f"for {SECONDS:.0f} s\n"
-            "  nothing more is written here; what the other does is kept"
+            "folder-in-use",
+            "another process has taken over the folder, because this process did not renew its "
+            f"lease for {SECONDS:.0f} s",
+            place=(str(self.path.parent),),
+            hint="use the results of the other process; this one writes nothing more",
         )
 
     def release(self) -> None:

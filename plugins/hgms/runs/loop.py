@@ -6,7 +6,6 @@ from __future__ import annotations
 
 import contextlib
 import math
-import re
 import signal
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -47,9 +46,10 @@ from hgms_core import (
     Task,
     Tree,
     check_losses,
-    out_of_memory,
+    raise_all,
 )
 from hgms_core.host import LOG, Host
+from hgms_core.torch_errors import out_of_memory
 
 MANY = 4096
 """Rows that the losses are looked at on where the first step has failed."""
@@ -75,7 +75,9 @@ def pair_of(what: str, expected: str, outcome: Any) -> tuple[Any, Any]:
         else type(outcome).__name__
     )
     raise ConfigError(
-        f"a method's `{what}` must return two dictionaries, {expected}, and it returns ({kinds})"
+        "wrong-result",
+        f"`{what}` of a method returns ({kinds}), but must return two dictionaries, {expected}",
+        place=("method", what),
     )
 
 
@@ -90,15 +92,23 @@ def leaves_of(tree: Tree) -> str:
 
 @contextlib.contextmanager
 def named_step(method: str, step: int) -> Iterator[None]:
-    """Inside, an error that was raised about numbers of a step says which step of which method
-    it is.
-    """
+    """Add the method and the step to errors about numbers that are not finite."""
     try:
         yield
     except ConfigError as error:
-        if not re.search(r"\bnan\b", str(error)):
+        if all(cause.code != "not-finite" for cause in error.errors):
             raise
-        raise ConfigError(f"method {method!r}, step {step}: {error}") from error
+        raise_all(
+            [
+                ConfigError(
+                    cause.code,
+                    f"step {step} of method {method!r}: {cause.message}",
+                    place=cause.place,
+                    hint=cause.hint,
+                )
+                for cause in error.errors
+            ]
+        )
 
 
 def ignore(*_: Any, **__: Any) -> None:
@@ -193,7 +203,10 @@ class Run:
         loaded = folder.load(self.device)
         if loaded is None:
             raise CheckpointError(
-                f"{folder.path} has a summary but no checkpoint; remove the folder and run again"
+                "missing-file",
+                "the folder has a summary, but no checkpoint",
+                place=(str(folder.checkpoint),),
+                hint="remove the folder, then run again",
             )
         theta, x = self.restore(
             *result_of(self.method, loaded[0], folder.checkpoint, self.info.method)
@@ -470,10 +483,11 @@ class Run:
         """One outer step. The state changes only once its numbers are known to be sound."""
         if self.info.budget.oracle_calls is not None and self.idle >= IDLE_STEPS:
             raise ConfigError(
-                f"step {self.step}: no oracle call in the last {IDLE_STEPS:,} steps, so a budget "
-                "of calls never ends\n"
-                "  give the budget in steps or seconds, or let the method record its calls so "
-                "far as `oracle_calls`"
+                "budget-cannot-end",
+                f"the method recorded 0 oracle calls in {IDLE_STEPS:,} steps, up to step "
+                f"{self.step}, so a budget in calls cannot end",
+                place=("budget",),
+                hint="use steps or seconds, or record oracle_calls in each step",
             )
         before = self.share
         counted = self.counters()
@@ -509,10 +523,11 @@ class Run:
         """ConfigError where nobody can tell what a step has spent."""
         if self.info.budget.oracle_calls is not None and "oracle_calls" not in record:
             raise ConfigError(
-                f"method {self.info.method!r} records no oracle_calls; a budget in calls needs "
-                "them\n"
-                "  let each record hold the calls of all steps so far, or give the budget in "
-                "steps or seconds"
+                "wrong-result",
+                f"the records of method {self.info.method!r} have no oracle_calls, which a budget "
+                "in calls requires",
+                place=("method", "step", "oracle_calls"),
+                hint="record the calls of all steps so far, or use a budget in steps or seconds",
             )
 
     def result(self, state: State) -> tuple[Tree, Tree]:
@@ -520,17 +535,19 @@ class Run:
         method may leave θ empty.
         """
         theta, x = pair_of("result", "(theta, x)", self.method.result(state))
-        pairs = (("θ", theta, self.problem.theta0), ("x", x, self.problem.x0))
+        pairs = (("theta", theta, self.problem.theta0), ("x", x, self.problem.x0))
         for name, own, start in () if self.step else pairs:
             kinds = [
                 {key: getattr(leaf, "shape", None) for key, leaf in tree.items()}
                 for tree in (own, start)
             ]
             if own and kinds[0] != kinds[1]:
-                has = (
-                    f"result's {name} has leaves {leaves_of(own)}, the problem's {leaves_of(start)}"
+                raise ConfigError(
+                    "wrong-result",
+                    f"{name} of method {self.info.method!r} has the leaves {leaves_of(own)}, but "
+                    f"the problem has {leaves_of(start)}",
+                    place=("method", "result", name),
                 )
-                raise ConfigError(f"method {self.info.method!r}: {has}")
         return theta, x
 
     def diagnosed(self, previous: State, share: float) -> Record:
@@ -618,11 +635,11 @@ class Run:
 
     @contextlib.contextmanager
     def writable(self) -> Iterator[None]:
-        """Inside, a state that no file can hold is a ConfigError that names the method."""
+        """Name the method in the error for a state that no file can contain."""
         try:
             yield
-        except TypeError as error:
-            raise ConfigError(f"method {self.info.method!r}: {error}") from None
+        except ConfigError as error:
+            raise error.at("method") from None
 
     def end(self, status: str, error: HgmsError | None = None) -> dict[str, Any]:
         """The summary, with the validation loss where the numbers at the end are what ended the

@@ -30,7 +30,9 @@ def frame(rows: Sequence[Mapping[str, Any]]) -> pandas.DataFrame:
         import pandas
     except ModuleNotFoundError:
         raise MissingExtra(
-            "a data frame needs pandas\n  install it with: pip install 'hgms[notebook]'"
+            "missing-package",
+            "a data frame requires pandas",
+            install="pip install 'hgms[notebook]'",
         ) from None
     return pandas.DataFrame(list(rows))
 
@@ -39,7 +41,11 @@ def reporter() -> Any:
     """The package behind `hgms report`, found as commands are found."""
     for program in entry_points(group="hgms.programs", name="report"):
         return program.load()
-    raise PluginError("no program `report` is installed; install hgms again")
+    raise PluginError(
+        "unknown-program",
+        "the program `report` is not installed",
+        install="pip install --force-reinstall hgms",
+    )
 
 
 def write_run(

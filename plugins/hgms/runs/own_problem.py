@@ -13,6 +13,7 @@ from attrs import field, frozen
 from torch import Tensor
 
 from hgms.config.fingerprinting import fingerprint, fingerprints
+from hgms.runs.files import described
 from hgms_core import (
     ROLES,
     Batch,
@@ -22,9 +23,10 @@ from hgms_core import (
     Problem,
     Tree,
     check_function,
-    once_differentiable,
     twice_differentiable_attention,
+    unknown_name,
 )
+from hgms_core.torch_errors import once_differentiable
 
 LOSS = "upper_loss"
 """The metric of a problem that has none of its own: f on validation rows of the role `stop`."""
@@ -137,7 +139,9 @@ class OwnProblem:
             raise
         except Exception as error:
             raise ConfigError(
-                f"the function {label!r} raised {type(error).__name__} for seed {seed}: {error}"
+                "function-failed",
+                f"the function raised {described(error)} for seed {seed}",
+                place=(label,),
             ) from error
         # before anything of it is called, which may change what a module remembers
         parts = fingerprints(made)
@@ -146,11 +150,7 @@ class OwnProblem:
         if measured:
             metric = metric or next(iter(names), LOSS)
             if metric != LOSS and metric not in names:
-                raise ConfigError(
-                    f"evaluate of {label!r} gives no metric {metric!r}; it gives: "
-                    f"{', '.join(names) or 'none'}\n"
-                    f"  compare by one of these, or by {LOSS!r}, f on the validation rows"
-                )
+                raise unknown_name("metric", metric, [*names, LOSS], (label, "metric"))
             if isinstance(higher, bool):
                 directions[metric] = higher
         known = {
@@ -158,10 +158,12 @@ class OwnProblem:
             for name in dict.fromkeys([*([metric] if metric else []), *names])
         }
         if measured and metric is not None and known[metric] is None:
+            others = ", ".join(name for name in (*names, LOSS) if name != metric)
             raise ConfigError(
-                f"nothing says whether more or less of {metric!r} is better @ {label}\n"
-                f"  add higher_is_better=True or False, or compare by another metric (metric=…): "
-                f"{', '.join(name for name in (*names, LOSS) if name != metric)}"
+                "missing-option",
+                f"the better direction of metric {metric!r} is unknown",
+                place=(label, "higher_is_better"),
+                hint=f"set higher_is_better=True or False, or metric to one of {others}",
             )
         own = cls(
             identity=parts if isinstance(problem, Problem) else {"make": fingerprint(problem)},
@@ -221,16 +223,20 @@ def _made(problem: Problem | Callable[[int], Problem], seed: int, label: str) ->
         return problem
     if isinstance(problem, torch.nn.Module):
         raise ConfigError(
-            f"{label!r} is a module, and a comparison needs a Problem\n"
-            "  write Problem.of_module(model, loss, train, validation)"
+            "wrong-type",
+            "a comparison requires a Problem, but the value is a module",
+            place=(label,),
+            hint="use Problem.of_module(model, loss, train, validation)",
         )
     check_function(label, problem, "seed")
     made = problem(seed)
     if not isinstance(made, Problem):
         raise ConfigError(
-            f"the function {label!r} gave {_article(type(made).__name__)} for seed {seed}, and a "
-            "comparison needs a Problem\n"
-            "  let it return Problem(theta0=…, x0=…, g=…, f=…), or Problem.of_module(…)"
+            "wrong-result",
+            f"the function returns {_article(type(made).__name__)} for seed {seed}, but must "
+            "return a Problem",
+            place=(label,),
+            hint="return Problem(theta0=…, x0=…, g=…, f=…), or Problem.of_module(…)",
         )
     return made
 
@@ -240,15 +246,15 @@ def _metrics(problem: Problem, label: str) -> list[str]:
     try:
         return list(problem.metrics(problem.theta0, problem.x0))
     except ConfigError as error:
-        raise ConfigError(f"{error} @ {label}") from None
+        raise error.at(label) from None
     except Exception as error:
-        hint = (
-            "\n  it is called as evaluate(theta, x), that of a module as evaluate(theta, model)"
-            if isinstance(error, TypeError)
-            else ""
-        )
         raise ConfigError(
-            f"evaluate(theta0, x0) raised {type(error).__name__}: {error} @ {label}{hint}"
+            "function-failed",
+            f"evaluate(theta0, x0) raised {described(error)}",
+            place=(label, "evaluate"),
+            hint="use the signature evaluate(theta, x), or evaluate(theta, model) for a module"
+            if isinstance(error, TypeError)
+            else None,
         ) from error
 
 

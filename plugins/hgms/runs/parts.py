@@ -68,11 +68,12 @@ class _Part:
     def __getattr__(self, name: str) -> Any:
         return getattr(self.part, name)
 
-    def fail(self, kind: str, what: str) -> None:
+    def fail(self, message: str, *place: str) -> None:
         cls = type(self.part)
         raise WrongPart(
-            f"{kind} {getattr(cls, 'name', cls.__name__)!r} "
-            f"({cls.__module__}:{cls.__qualname__}): {what}"
+            "wrong-result",
+            f"{cls.__module__}:{cls.__qualname__}: {message}",
+            place=("method", *place),
         )
 
 
@@ -81,15 +82,16 @@ class _Generator(_Part):
         proposed = self.part.propose(problem, theta, start, key)
         if not isinstance(proposed, Candidates):
             self.fail(
+                f"propose returns {_described(proposed)}, but must return Candidates",
                 "generator",
-                f"propose must return Candidates, and it returns {_described(proposed)}",
+                "propose",
             )
         expected = _tree(
             {name: ["N", *leaf.shape] for name, leaf in problem.x0.items()}, problem.x0
         )
-        what = f"the x of the Candidates that propose returns must be {expected}, and it is"
+        wrong_x = f"x of the Candidates is {_described(proposed.x)}, but must be {expected}"
         if not isinstance(proposed.x, Mapping):
-            self.fail("generator", f"{what} {_described(proposed.x)}")
+            self.fail(wrong_x, "generator", "propose", "x")
         own = {name: getattr(leaf, "shape", ())[1:] for name, leaf in proposed.x.items()}
         counts = {
             leaf.shape[0]
@@ -97,24 +99,21 @@ class _Generator(_Part):
             if isinstance(leaf, torch.Tensor) and leaf.dim()
         }
         if not _alike(proposed.x, problem.x0, own) or len(counts) != 1:
-            self.fail("generator", f"{what} {_described(proposed.x)}")
+            self.fail(wrong_x, "generator", "propose", "x")
         [count] = counts
         if proposed.losses is not None and getattr(proposed.losses, "shape", None) != (count,):
-            losses = _described(proposed.losses)
             self.fail(
+                f"losses of the Candidates is {_described(proposed.losses)}, but must be [{count}]",
                 "generator",
-                (
-                    f"the losses of the Candidates that propose returns must be [{count}], and "
-                    f"they are {losses}"
-                ),
+                "propose",
+                "losses",
             )
         if not isinstance(proposed.cost, Cost):
             self.fail(
+                f"cost of the Candidates is {_described(proposed.cost)}, but must be a Cost",
                 "generator",
-                (
-                    "the cost of the Candidates that propose returns must be a Cost, and it is "
-                    f"{_described(proposed.cost)}"
-                ),
+                "propose",
+                "cost",
             )
         return proposed
 
@@ -124,21 +123,20 @@ class _Selector(_Part):
         selection = self.part.select(problem, theta, candidates, key)
         if not isinstance(selection, Selection):
             self.fail(
+                f"select returns {_described(selection)}, but must return a Selection",
                 "selector",
-                f"select must return a Selection, and it returns {_described(selection)}",
+                "select",
             )
         if (
             not isinstance(selection.index, torch.Tensor)
             or selection.index.dim()
             or selection.index.is_floating_point()
         ):
-            index = _described(selection.index)
             self.fail(
+                f"index of the Selection is {_described(selection.index)}, but must be one integer",
                 "selector",
-                (
-                    "the index of the Selection that select returns must be one whole number, and "
-                    f"it is {index}"
-                ),
+                "select",
+                "index",
             )
         return selection
 
@@ -159,16 +157,19 @@ class _Outer(_Part):
                 else _described(result)
             )
             self.fail(
-                "outer optimiser",
-                f"step must return (θ, state), two dictionaries, and it returns {items}",
+                f"step returns {items}, but must return two dictionaries, (theta, state)",
+                "outer",
+                "step",
             )
         if not _alike(
             result[0], theta, {name: getattr(leaf, "shape", ()) for name, leaf in result[0].items()}
         ):
             expected = _tree({name: [*leaf.shape] for name, leaf in theta.items()}, theta)
             self.fail(
-                "outer optimiser",
-                f"the θ that step returns must be {expected}, and it is {_described(result[0])}",
+                f"theta of step is {_described(result[0])}, but must be {expected}",
+                "outer",
+                "step",
+                "theta",
             )
         return result[0], result[1]
 

@@ -24,6 +24,7 @@ import torch
 from hgms.config.fingerprinting import fingerprint, first_party
 from hgms_core import ConfigError, HgmsError
 from hgms_core.host import Host
+from hgms_core.torch_errors import first_line
 
 
 def digests(value: Any) -> dict[str, str]:
@@ -100,10 +101,12 @@ def data_of(task: Any) -> dict[str, Any]:
     try:
         json.dumps(contents)
     except (TypeError, ValueError) as error:
-        where = f"{type(task).__module__}:{type(task).__qualname__}.made_of"
         raise ConfigError(
-            f"{where} must return what JSON can hold: {error}\n"
-            "  return texts, numbers, and lists and tables of them"
+            "wrong-result",
+            f"made_of of {type(task).__module__}:{type(task).__qualname__} returns a value that "
+            f"JSON cannot store: {first_line(error)}",
+            place=("task", "made_of"),
+            hint="return strings, numbers, and lists and tables of them",
         ) from None
     return {"made_of": contents}
 

@@ -25,11 +25,16 @@ from hgms.distributed import (
 from hgms.runs.config import RunConfig, RunSettings
 from hgms_core import ConfigError, Method, Problem
 
-OBJECTS_ON_RANKS = (
-    "a run on ranks is in several processes, and objects of this one cannot be in the others @ "
-    "run.ranks\n"
-    "  write the task and the method as components with names, and run their configuration"
-)
+
+def objects_on_ranks(count: int) -> ConfigError:
+    """Return the error for a run on several ranks whose task or method is a Python object."""
+    return ConfigError(
+        "not-supported",
+        f"ranks={count} requires a task and a method with registered names, because objects of "
+        "this process do not exist in the others",
+        place=("run", "ranks"),
+        hint="register the task and the method as components, and run a configuration file",
+    )
 
 
 @contextlib.contextmanager
@@ -47,15 +52,20 @@ def on_ranks(
         yield config.method, settings
         return
     if config.own:
-        raise ConfigError(OBJECTS_ON_RANKS)
+        raise objects_on_ranks(count)
     if settings.compile is True:
         raise ConfigError(
-            "compile = true is for one rank @ run.compile\n  leave it out, or set run.ranks = 1"
+            "conflicting-options",
+            f"compile=true is not supported with ranks={count}",
+            place=("run", "compile"),
+            hint="remove it, or set run.ranks = 1",
         )
     if settings.diagnose is not None:
         raise ConfigError(
-            "a run on ranks cannot be diagnosed beside @ run.diagnose\n"
-            "  leave it out, or set run.ranks = 1"
+            "conflicting-options",
+            f"diagnose={settings.diagnose} is not supported with ranks={count}",
+            place=("run", "diagnose"),
+            hint="remove it, or set run.ranks = 1",
         )
     exact = attrs.evolve(
         settings, compile=False, matmul="exact" if settings.matmul == "auto" else settings.matmul

@@ -64,9 +64,7 @@ class RunResult:
     def _rows(self) -> Iterator[tuple[str, str]]:
         info = self.info
         metrics = self.summary.get("metrics") or {}
-        status = str(
-            self.summary.get("error") or self.summary.get("status") or "not known"
-        ).splitlines()[0]
+        status = self.summary.get("status") or "unknown"
         yield "run", f"{info.method} on {info.task}, seed {info.seed}, {info.budget}: {status}"
         counts = {name: self.summary.get(name) for name in ("outer_steps", "oracle_calls")}
         spent = [
@@ -169,13 +167,15 @@ def judged(
         broken(loss) or (losses and all(value is None for value in losses))
     ):
         what = (
-            f"the upper loss at the result is {loss}"
+            f"the upper loss of the result is {loss}"
             if broken(loss)
-            else "the upper loss was not finite in any step"
+            else "the upper loss is not finite in any step"
         )
         raise NumericalError(
-            f"step {summary['outer_steps']}: {what}\n"
-            "  look for rows that are empty or hold numbers that are not finite"
+            "not-finite",
+            f"step {summary['outer_steps']}: {what}",
+            place=("upper_loss",),
+            hint="remove empty rows, and rows with non-finite numbers",
         )
     notes = [] if "untrained" in summary else remarks(problem, x, loss)
     return {**summary, **({"remarks": notes} if notes else {}), "validation_loss": finite(loss)}

@@ -93,22 +93,31 @@ def wanted_traits(lacking: Mapping[str, str]) -> str:
         TRAITS.get(trait, trait) + (f" (its part {part!r})" if part else "")
         for trait, part in lacking.items()
     ]
-    near = [
-        f"; there is no trait {trait!r}; did you mean {meant(trait)!r}?"
-        for trait in lacking
-        if meant(trait)
-    ]
-    return f"it needs {' and '.join(wants)}{''.join(near)}"
+    return f"it requires {' and '.join(wants)}"
 
 
 def misfit(method_name: str, task_name: str, lacking: Mapping[str, str]) -> str:
-    """One sentence: who needs what, and that the task lacks it."""
+    """Return one sentence: the method, and what it requires but the task lacks."""
     return f"method {method_name!r} cannot run on task {task_name!r}: {wanted_traits(lacking)}"
+
+
+def similar_traits(lacking: Mapping[str, str]) -> list[str]:
+    """Return the known traits that misspelt ones most likely mean.
+
+    >>> similar_traits({"source": "", "my-trait": ""})
+    ['sources']
+    """
+    return [near for trait in lacking if (near := meant(trait)) is not None]
 
 
 def ensure_fits(method: Any, task: Any, method_name: str | None = None) -> None:
     """Raises :class:`ConfigError` where ``method`` needs what ``task`` lacks."""
     lacking = missing_traits(method, task)
     if lacking:
-        text = misfit(method_name or method.name, task.name, lacking)
-        raise ConfigError(f"{text}\n  `hgms compat` shows which methods fit which tasks")
+        raise ConfigError(
+            "not-supported",
+            misfit(method_name or method.name, task.name, lacking),
+            place=("method",),
+            hint="run `hgms compat` to list the methods that fit each task",
+            did_you_mean=similar_traits(lacking),
+        )

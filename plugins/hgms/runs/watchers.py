@@ -16,7 +16,7 @@ from attrs import field
 
 from hgms.config import frozen, not_negative, whole
 from hgms.runs.own_problem import higher_is_better
-from hgms_core import ConfigError, MissingExtra, Record, RunInfo, check_function, unknown
+from hgms_core import ConfigError, MissingExtra, Record, RunInfo, check_function, unknown_name
 
 Watcher = Callable[[RunInfo, Record, float], Any]
 """``watch(info, record, share of the budget spent)``, called after every step, outside the clock.
@@ -93,8 +93,10 @@ class Patience:
     def __attrs_post_init__(self) -> None:
         if self._higher is None:
             raise ConfigError(
-                f"nothing says whether more or less of {self.metric!r} is better\n"
-                "  add higher_is_better=True or False"
+                "missing-option",
+                f"the better direction of metric {self.metric!r} is unknown",
+                place=("higher_is_better",),
+                hint="set higher_is_better=True or False",
             )
 
     @property
@@ -144,9 +146,7 @@ class Patience:
                 for name, value in record.items()
                 if isinstance(value, float) and not name.startswith("metric.")
             ]
-            raise ConfigError(
-                f"{unknown('metric', self.metric, [*evaluated, *numbers])}\n  @ Patience.metric"
-            )
+            raise unknown_name("metric", self.metric, [*evaluated, *numbers], ("watch", "metric"))
 
 
 def pruned(trial: Any, metric: str) -> Watcher:
@@ -161,7 +161,9 @@ def pruned(trial: Any, metric: str) -> Watcher:
         import optuna
     except ImportError as error:
         raise MissingExtra(
-            "pruning needs Optuna, which is not installed\n  pip install 'hgms[optuna]'"
+            "missing-package",
+            "pruning requires Optuna, which is not installed",
+            install="pip install 'hgms[optuna]'",
         ) from error
 
     def watch(_info: RunInfo, record: Record, _share: float) -> None:

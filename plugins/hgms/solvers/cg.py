@@ -8,7 +8,7 @@ from attrs import field, validators
 from torch import Tensor
 
 from hgms.compiled import CompiledProduct
-from hgms.config import frozen, not_negative, optional_positive, positive
+from hgms.config import at_least, frozen, not_negative, optional, optional_positive, positive
 from hgms.solvers.pcg import Precondition, pcg, whole
 from hgms_core import LinearSystem, MatVec, Solution, hookimpl
 
@@ -65,10 +65,10 @@ class CG:
     ridge: float = field(default=0.0, validator=not_negative)
     rtol: float = field(default=1e-6, validator=positive)
     atol: float = field(default=0.0, validator=not_negative)
-    max_steps: int = field(default=100, validator=validators.ge(1))
+    max_steps: int = field(default=100, validator=at_least(1))
     clip: float | None = field(default=None, validator=optional_positive)
     preconditioner: Precondition | None = field(
-        default=None, validator=validators.optional(validators.is_callable())
+        default=None, validator=optional(validators.is_callable())
     )
 
     def solve(self, matvec: MatVec, b: Tensor, x0: Tensor | None = None) -> Solution:

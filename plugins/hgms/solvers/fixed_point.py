@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from typing import ClassVar, final
 
-from attrs import field, validators
+from attrs import field
 from torch import Tensor
 
-from hgms.config import frozen, not_negative, positive
+from hgms.config import at_least, frozen, not_negative, positive
 from hgms.solvers.richardson import richardson
 from hgms_core import LinearSystem, MatVec, Solution, hookimpl
 
@@ -54,7 +54,7 @@ class FixedPoint:
     lr: float = field(default=0.1, validator=positive)
     ridge: float = field(default=0.0, validator=not_negative)
     rtol: float = field(default=1e-6, validator=positive)
-    max_steps: int = field(default=1000, validator=validators.ge(1))
+    max_steps: int = field(default=1000, validator=at_least(1))
 
     def solve(self, matvec: MatVec, b: Tensor, x0: Tensor | None = None) -> Solution:
         system = LinearSystem.of(matvec, b, ridge=self.ridge, rtol=self.rtol)

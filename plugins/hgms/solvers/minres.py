@@ -5,10 +5,10 @@ from __future__ import annotations
 from typing import ClassVar, final
 
 import torch
-from attrs import field, validators
+from attrs import field
 from torch import Tensor
 
-from hgms.config import frozen, not_negative, positive
+from hgms.config import at_least, frozen, not_negative, positive
 from hgms.solvers.iterated import iterated
 from hgms_core import LinearSystem, MatVec, Outcome, Solution, Tree, hookimpl
 
@@ -59,7 +59,7 @@ class MINRES:
     ridge: float = field(default=0.0, validator=not_negative)
     rtol: float = field(default=1e-6, validator=positive)
     atol: float = field(default=0.0, validator=not_negative)
-    max_steps: int = field(default=100, validator=validators.ge(1))
+    max_steps: int = field(default=100, validator=at_least(1))
 
     def solve(self, matvec: MatVec, b: Tensor, x0: Tensor | None = None) -> Solution:
         system = LinearSystem.of(matvec, b, ridge=self.ridge, rtol=self.rtol, atol=self.atol)

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from typing import ClassVar, final
 
-from attrs import field, validators
+from attrs import field
 from torch import Tensor
 
-from hgms.config import frozen, not_negative, positive
+from hgms.config import at_least, frozen, not_negative, positive
 from hgms.solvers.richardson import richardson
 from hgms_core import LinearSystem, MatVec, Solution, hookimpl
 
@@ -51,7 +51,7 @@ class Neumann:
     name: ClassVar[str] = "neumann"
 
     lr: float = field(default=0.1, validator=positive)
-    steps: int = field(default=20, validator=validators.ge(1))
+    steps: int = field(default=20, validator=at_least(1))
     ridge: float = field(default=0.0, validator=not_negative)
     rtol: float = field(default=1e-6, validator=positive)
 

@@ -5,10 +5,10 @@ from __future__ import annotations
 from typing import ClassVar, final
 
 import torch
-from attrs import field, validators
+from attrs import field
 from torch import Tensor
 
-from hgms.config import frozen, not_negative, optional_positive, positive
+from hgms.config import at_least, frozen, not_negative, optional_positive, positive
 from hgms.solvers.pcg import Precondition, pcg
 from hgms_core import Key, LinearSystem, MatVec, Solution, hookimpl
 
@@ -64,11 +64,11 @@ class NystromCG:
 
     name: ClassVar[str] = "nystrom"
 
-    rank: int = field(default=20, validator=validators.ge(1))
+    rank: int = field(default=20, validator=at_least(1))
     ridge: float = field(default=0.0, validator=not_negative)
     rtol: float = field(default=1e-6, validator=positive)
     atol: float = field(default=0.0, validator=not_negative)
-    max_steps: int = field(default=100, validator=validators.ge(1))
+    max_steps: int = field(default=100, validator=at_least(1))
     clip: float | None = field(default=None, validator=optional_positive)
     seed: int = 0
 

@@ -7,10 +7,10 @@ from typing import Any, ClassVar, Literal, final
 
 import numpy as np
 import torch
-from attrs import field, validators
+from attrs import field
 from torch import Tensor
 
-from hgms.config import frozen, not_negative, positive
+from hgms.config import at_least, frozen, not_negative, positive
 from hgms.solvers.rounds import Correction, in_rounds
 from hgms_core import LinearSystem, MatVec, Outcome, Solution, hookimpl
 
@@ -63,7 +63,7 @@ class ScipySolver:
     method: Method = "minres"
     ridge: float = field(default=0.0, validator=not_negative)
     rtol: float = field(default=1e-6, validator=positive)
-    max_steps: int = field(default=100, validator=validators.ge(1))
+    max_steps: int = field(default=100, validator=at_least(1))
 
     def solve(self, matvec: MatVec, b: Tensor, x0: Tensor | None = None) -> Solution:
         system = LinearSystem.of(matvec, b, ridge=self.ridge, rtol=self.rtol)

@@ -45,7 +45,7 @@ from hgms.testing import (
 )
 from hgms.testing.instances import failures_of, instance_of, kind_of
 from hgms.testing.kit import Check, CheckFailed, inputs_on
-from hgms_core import ConfigError, MissingExtra, hookimpl, unknown
+from hgms_core import ConfigError, MissingExtra, hookimpl, unknown_name
 from hgms_core.registry import KINDS, Kind, Registry
 
 OF_KIND: Mapping[str, Any] = {
@@ -149,7 +149,9 @@ def parametrize_with_checks(
         import pytest
     except ModuleNotFoundError:
         raise MissingExtra(
-            "the conformance kit's decorator needs pytest\n  pip install pytest"
+            "missing-package",
+            "parametrize_with_checks requires pytest, which is not installed",
+            install="pip install pytest",
         ) from None
     rows = []
     for label, component in zip(_labels(components), components, strict=True):
@@ -163,7 +165,9 @@ def parametrize_with_checks(
             if name not in {check.name for check in checks} and (
                 callable(expected_failures) or len(components) == 1
             ):
-                raise ConfigError(unknown("check", name, [check.name for check in checks]))
+                raise unknown_name(
+                    "check", name, [check.name for check in checks], ("expected_failures", name)
+                )
         expected = {**failures_of(type(component), checks), **expected}
         imports.announce(type(component).__module__)
         for check in checks:
@@ -180,11 +184,13 @@ def _labels(components: Sequence[Any]) -> list[str]:
     """Names; where two have one, what tells them apart is added."""
     names = [str(getattr(item, "name", type(item).__name__)) for item in components]
     labels = []
-    for name, component in zip(names, components, strict=True):
+    for position, (name, component) in enumerate(zip(names, components, strict=True)):
         if isinstance(component, type):
             raise ConfigError(
-                f"{component.__name__} is a class; parametrize_with_checks takes instances: "
-                f"{component.__name__}()"
+                "wrong-type",
+                f"{component.__name__} is a class, but must be an instance",
+                place=("components", position),
+                hint=f"use {component.__name__}()",
             )
         if names.count(name) == 1 or not attrs.has(type(component)):
             labels.append(name)

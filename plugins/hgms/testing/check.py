@@ -23,10 +23,7 @@ from hgms_core.host import Host, describe, import_plugin, watched
 from hgms_core.registry import KINDS, NAME, Kind, Registry, faults_of, inside
 
 METHOD = KINDS["method"]
-FORM = (
-    "{spec!r} is not of the form MODULE:CLASS, such as my_solver:MySolver or "
-    "./my_solver.py:MySolver"
-)
+FORM = "use MODULE:CLASS, such as my_solver:MySolver or ./my_solver.py:MySolver"
 
 
 @frozen
@@ -115,18 +112,24 @@ def target_of(spec: str, registry: Registry) -> tuple[Kind, type | Composition, 
     if word:
         return KINDS[word], registry.get(word, name).target, registry
     if spec.endswith(".py") or not NAME.fullmatch(name):
-        raise ConfigError(FORM.format(spec=spec))
+        raise wrong_form(spec)
     kinds = [kind for kind in KINDS.values() if registry.find(kind.name, name) is not None]
     if len(kinds) > 1:
         several = " or ".join(f"{kind.name}:{name}" for kind in kinds)
         raise ConfigError(
-            f"{name!r} is {' and '.join(kind.with_article for kind in kinds)}; write {several}"
+            "ambiguous-name",
+            f"{name!r} is {' and '.join(kind.with_article for kind in kinds)}",
+            place=("MODULE:CLASS",),
+            hint=f"use {several}",
         )
     if not kinds:
-        hint = _meant(name, sorted({component.name for component in registry.components()}))
+        names = sorted({component.name for component in registry.components()})
         raise ConfigError(
-            f"nothing is registered by the name {name!r}{hint}\n  {FORM.format(spec=spec)}\n"
-            "  `hgms list` shows every name"
+            "unknown-component",
+            f"no component is registered as {name!r}",
+            place=("MODULE:CLASS",),
+            hint=f"{FORM}\n`hgms list` lists all names",
+            did_you_mean=nearest(name, names),
         )
     return kinds[0], registry.get(kinds[0].name, name).target, registry
 
@@ -152,7 +155,7 @@ def import_class(spec: str) -> tuple[ModuleType, type | Composition]:
     """
     where, colon, name = spec.rpartition(":")
     if not where or not colon or not (re.fullmatch(r"\w+", name) or NAME.fullmatch(name)):
-        raise ConfigError(FORM.format(spec=spec))
+        raise wrong_form(spec)
     if os.getcwd() not in sys.path:
         # last: a random.py there is not to be taken for the standard library's
         sys.path.append(os.getcwd())
@@ -164,16 +167,33 @@ def import_class(spec: str) -> tuple[ModuleType, type | Composition]:
     except (PluginError, KeyboardInterrupt):
         raise
     except BaseException as error:
-        raise PluginError(f"{where} cannot be imported: {describe(error)}") from error
+        raise PluginError(
+            "wrong-plugin", f"the module cannot be imported: {describe(error)}", place=(where,)
+        ) from error
     own = {
         key: value for key, value in vars(module).items() if isinstance(value, type | Composition)
     }
     named = {value.name: value for value in own.values() if isinstance(value, Composition)}
     if (target := own.get(name) or named.get(name)) is None:
-        raise PluginError(f"{where} has no class {name!r}{_meant(name, [*own, *named])}")
+        raise PluginError(
+            "unknown-class",
+            f"there is no class {name!r}",
+            place=(where,),
+            did_you_mean=nearest(name, [*own, *named]),
+        )
     return module, target
 
 
-def _meant(name: str, names: Sequence[str]) -> str:
+def wrong_form(spec: str) -> ConfigError:
+    return ConfigError(
+        "wrong-value",
+        f"{spec!r} is not of the form MODULE:CLASS",
+        place=("MODULE:CLASS",),
+        hint=FORM,
+    )
+
+
+def nearest(name: str, names: Sequence[str]) -> tuple[str, ...]:
+    """The nearest name, if there is one."""
     near = closest(name, names)
-    return f"; did you mean {near!r}?" if near else ""
+    return () if near is None else (near,)

@@ -137,8 +137,11 @@ def check_gradient(
             assignment.startswith("method.") and not method
         ):
             raise ConfigError(
-                f"--set {assignment}: write task.FIELD=VALUE"
-                + (" or method.FIELD=VALUE" if method else "")
+                "unknown-option",
+                f"{assignment.partition('=')[0]!r} is not an option of the task"
+                + (" or the method" if method else ""),
+                place=(f"--set {assignment}",),
+                hint="use task.FIELD=VALUE" + (" or method.FIELD=VALUE" if method else ""),
             )
     instance = built(
         task, Task, [text for text in sets if text.startswith("task.")], registry=registry

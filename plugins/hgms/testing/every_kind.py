@@ -16,13 +16,13 @@ import numpy as np
 import tomlkit
 import torch
 
-from hgms.config import Invalid
 from hgms.config.as_table import plain
 from hgms.config.convert import converter_for
 from hgms.config.invalid import plain_attribute, type_hints
 from hgms.runs import meant
 from hgms.testing import imports
 from hgms.testing.kit import Check, Exercise, demand, demand_equal, fail, place, snapshot, tensors
+from hgms_core import HgmsError
 from hgms_core.host import undone
 from hgms_core.registry import Kind, Registry, faults_of, summary_of
 
@@ -90,7 +90,9 @@ def check_types(component: Any) -> None:
             and name[0] != "_"
             and name.islower()
         )
-        demand(not number or name in hints, plain_attribute(cls, name))
+        if number and name not in hints:
+            error = plain_attribute(cls, name)
+            fail(f"{error.message}; {error.hint}")
 
 
 def check_frozen(component: Any) -> None:
@@ -134,8 +136,8 @@ def check_toml(component: Any, registry: Registry | None = None) -> None:
     fields = {key: value for key, value in table.items() if key != "name"}
     try:
         again: Any = converter.structure(fields, type(component))
-    except Invalid as invalid:
-        fail(invalid.render("its own TOML"))
+    except HgmsError as error:
+        fail(str(error.at("its own TOML")))
     demand(again == component, f"it comes back as {again!r} instead of {component!r}")
 
 

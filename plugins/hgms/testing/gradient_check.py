@@ -276,13 +276,17 @@ def check_problem(
     size = Ravel.of(problem.x0).size
     if size > LARGEST:
         raise ConfigError(
-            f"the lower level has {size} variables, but the check makes its Hessian dense: "
-            f"{LARGEST} at most\n"
-            "  shrink the task with --set task.FIELD=VALUE"
+            "too-large",
+            f"the lower level has {size} variables, but the dense Hessian of the check requires at "
+            f"most {LARGEST}",
+            place=("task",),
+            hint="decrease the size of the task with --set task.FIELD=VALUE",
         )
     if method is not None and not hasattr(method, "hypergradient"):
         raise ConfigError(
-            f"method {method.name!r} has no hypergradient estimator of its own to compare"
+            "not-supported",
+            f"method {method.name!r} has no hypergradient estimator to compare",
+            place=("method",),
         )
     rows: list[Row] = []
     notes: list[str] = []

@@ -10,11 +10,18 @@ from typing import Any
 
 import attrs
 
-from hgms.config import Invalid
 from hgms.config.convert import converter_for
 from hgms.config.invalid import PROTOCOLS, kinds_of, nearness, type_hints
 from hgms.testing.kit import Check
-from hgms_core import Composition, ConfigError, PluginError, closest, unknown
+from hgms_core import (
+    Composition,
+    ConfigError,
+    HgmsError,
+    PluginError,
+    closest,
+    first_line,
+    unknown_name,
+)
 from hgms_core.registry import KINDS, Kind, Registry, faults_of, inside
 
 
@@ -29,13 +36,13 @@ def kind_of(cls: type) -> Kind:
         shown = [name for name, value in vars(cls).items() if callable(value) and name[0] != "_"]
         every = [name for kind in KINDS.values() for name in kind.methods()]
         near = [(name, closest(name, every)) for name in shown]
-        hint = "".join(
-            f"\n  its method {name}: did you mean {other}?" for name, other in near if other
-        )
-        known = "\n  ".join(f"{kind.name}: {', '.join(kind.methods())}" for kind in KINDS.values())
+        renamed = [f"rename the method {name} to {other}" for name, other in near if other]
+        known = [f"{kind.name}: {', '.join(kind.methods())}" for kind in KINDS.values()]
         raise PluginError(
-            f"{cls.__module__}:{cls.__qualname__} has the methods of no kind of "
-            f"component:{hint}\n  {known}"
+            "wrong-plugin",
+            "the class has the methods of no kind of component",
+            place=(f"{cls.__module__}:{cls.__qualname__}",),
+            hint="\n".join([*renamed, "add the methods of one kind:", *known]),
         )
     return best
 
@@ -50,8 +57,8 @@ def instance_of(cls: Any, check: Check | None = None, registry: Registry | None 
             return converter_for(registry or Registry.load()).structure(
                 cls.with_overrides(cls.testing, traits), cls.of
             )
-        except Invalid as invalid:
-            raise AssertionError(invalid.render(f"the composition {cls.name!r}")) from None
+        except HgmsError as error:
+            raise AssertionError(str(error.at(f"the composition {cls.name!r}"))) from None
     if hasattr(cls, "testing_instance"):
         return cls.testing_instance()
     if inside(cls) is not None:
@@ -72,8 +79,9 @@ def instance_of(cls: Any, check: Check | None = None, registry: Registry | None 
     try:
         return cls(**parts)
     except (TypeError, ConfigError) as error:
+        reason = error.message if isinstance(error, HgmsError) else first_line(error)
         raise AssertionError(
-            f"it cannot be built without arguments ({error}); give its fields defaults, or a "
+            f"it cannot be built without arguments ({reason}); give its fields defaults, or a "
             "class method testing_instance()"
         ) from None
 
@@ -85,22 +93,26 @@ def failures_of(cls: type | Composition, checks: list[Check]) -> Mapping[str, st
     Errors: ConfigError for a check that does not exist, or for no reason.
     """
     declared: Mapping[str, str] = getattr(cls, "testing_failures", {})
-    whose = (
+    owner = (
         f"the composition {cls.name!r}"
         if isinstance(cls, Composition)
         else f"{cls.__module__}:{cls.__qualname__}"
     )
-    where = f"{whose}: testing_failures"
+    where = (owner, "testing_failures")
     if not isinstance(declared, Mapping):
-        raise ConfigError(f"{where} is {declared!r}; write a table of check names and reasons")
+        raise ConfigError(
+            "wrong-type",
+            f"testing_failures={declared!r} must be a table of check names and reasons",
+            place=where,
+        )
     for name, reason in declared.items():
         if name not in {check.name for check in checks}:
-            raise ConfigError(
-                f"{where}: {unknown('check', name, [check.name for check in checks])}"
-            )
+            raise unknown_name("check", name, [check.name for check in checks], (*where, name))
         if not isinstance(reason, str) or not reason.strip():
             raise ConfigError(
-                f"{where}[{name!r}] is {reason!r}; write the reason that it is not to be passed"
+                "wrong-value",
+                f"{reason!r} must be the reason why the check {name!r} fails",
+                place=(*where, name),
             )
     return declared
 

@@ -19,7 +19,7 @@ from attrs import field, frozen
 from torch import Tensor
 
 from hgms.runs import line_of, pack, unpack
-from hgms_core import ConfigError, Data, Key, Problem, Record, State, Tree
+from hgms_core import ConfigError, Data, HgmsError, Key, Problem, Record, State, Tree
 from hgms_core.registry import KINDS
 
 PAGE = "docs/reference/kit.md"
@@ -108,10 +108,9 @@ class Check:
                 f"it calls sys.exit({error}){_where(error)}; raise an error that says what is wrong"
             )
         except Exception as error:
-            return (
-                f"it raised {type(error).__name__}: "
-                f"{error}{line_of(error, [component]) or _where(error)}"
-            )
+            first, *remedies = error.lines() if isinstance(error, HgmsError) else [str(error)]
+            where = line_of(error, [component]) or _where(error)
+            return "\n    ".join([f"it raised {type(error).__name__}: {first}{where}", *remedies])
         return ""
 
     def __call__(self, component: Any) -> None:

@@ -408,7 +408,12 @@ def _of_sources(
 
     def theta(weights: Mapping[str, float]) -> Tree:
         if set(weights) - set(names) or not sum(weights.values()) > 0:
-            raise ConfigError(f"the sources are {' and '.join(names)}: {dict(weights)}")
+            raise ConfigError(
+                "wrong-value",
+                f"mixture={dict(weights)} must give weights to {' and '.join(names)} only, and "
+                "at least one must be positive",
+                place=("mixture",),
+            )
         omega = torch.tensor(
             [weights.get(name, 0.0) for name in names], dtype=F64, device=like.device
         )

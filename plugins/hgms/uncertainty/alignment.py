@@ -9,6 +9,7 @@ from attrs import frozen
 from torch import Tensor
 
 from hgms_core import Batch, ConfigError, Data, Key, Loss, Problem, Tree
+from hgms_core.errors import Place
 
 FEWEST = 4
 """Blocks below which their spread is a guess."""
@@ -61,16 +62,15 @@ def alignments(
     Cost: (V + S·M) gradients of ``rows`` rows a state.
     """
     if problem.sources is None:
-        raise ConfigError(
-            f"only a problem with data sources has a mixture, and {problem!r} has none"
-        )
+        raise ConfigError("not-supported", f"{problem!r} has no data sources", place=("problem",))
     data = problem.upper_data["differentiate"]
     checked = _blocks(
         data.size,
         validation_blocks,
         rows,
         key.fold("validation"),
-        "validation rows of role differentiate",
+        "validation rows of the role 'differentiate'",
+        ("upper_data", "differentiate"),
     )
     pool = []
     first = 0
@@ -78,7 +78,12 @@ def alignments(
         pool.append(
             first
             + _blocks(
-                size, source_blocks, rows, key.fold("source", name), f"rows of source {name!r}"
+                size,
+                source_blocks,
+                rows,
+                key.fold("source", name),
+                f"rows of the source {name!r}",
+                ("sources", name),
             )
         )
         first += size
@@ -124,12 +129,13 @@ def alignments(
     )
 
 
-def _blocks(size: int, blocks: int, rows: int, key: Key, what: str) -> Tensor:
+def _blocks(size: int, blocks: int, rows: int, key: Key, what: str, place: Place) -> Tensor:
     """Numbers of rows, ``[blocks, rows]``, none twice: fewer rows a block, then fewer blocks,
     where there are not enough.
     """
     if size < FEWEST:
-        raise ConfigError(f"there are {size} {what}: certainty needs at least {FEWEST}")
+        message = f"uncertainty estimates require at least {FEWEST} {what}, but there are {size}"
+        raise ConfigError("too-few-rows", message, place=place)
     count = min(blocks, size)
     share = max(1, min(rows, size // count))
     return torch.randperm(size, generator=key.generator())[: count * share].reshape(count, share)

@@ -7,11 +7,24 @@ from __future__ import annotations
 from typing import ClassVar, final
 
 import torch
-from attrs import field, validators
+from attrs import field
 from torch import Tensor
 
 import hgms_mix.lm
-from hgms.config import decay_rates, frozen, lowering, not_negative, optional_whole, positive, whole
+from hgms.config import (
+    at_least,
+    at_most,
+    decay_rates,
+    frozen,
+    greater_than,
+    less_than,
+    lowering,
+    not_negative,
+    optional,
+    optional_whole,
+    positive,
+    whole,
+)
 from hgms_core import ConfigError, Cost, Key, Problem, Record, Sources, State, Tree, hookimpl
 from hgms_mix.methods.online import training
 
@@ -68,11 +81,9 @@ class Aioli:
     round_steps: int = field(default=100, validator=whole)
     sweeps: int = field(default=4, validator=whole)
     sweep_steps: int = field(default=4, validator=whole)
-    focus: float = field(default=0.75, validator=[validators.gt(0), validators.le(1)])
+    focus: float = field(default=0.75, validator=[greater_than(0), at_most(1)])
     eta: float = field(default=0.2, validator=positive)
-    average: float | None = field(
-        default=None, validator=validators.optional([validators.ge(0), validators.lt(1)])
-    )
+    average: float | None = field(default=None, validator=optional([at_least(0), less_than(1)]))
     updates: int = field(default=10, validator=whole)
     lr: float = field(default=1e-4, validator=positive)
     weight_decay: float = field(default=0.01, validator=not_negative)
@@ -93,13 +104,17 @@ class Aioli:
         hgms_mix.lm.check_role(problem, "method 'aioli' measures its law on", "differentiate")
         if len(sources.names) < 2:
             raise ConfigError(
-                "method 'aioli' mixes at least two sources, and this problem has one: "
-                f"{sources.names[0]}"
+                "not-supported",
+                "method 'aioli' requires at least 2 sources, but the problem has one: "
+                f"{sources.names[0]!r}",
+                place=("problem", "sources"),
             )
         if self.focus <= 1 / len(sources.names):
             raise ConfigError(
-                f"method 'aioli' tells {len(sources.names)} sources apart by a 'focus' of more "
-                f"than 1/{len(sources.names)}, and it is {self.focus:g}"
+                "out-of-range",
+                f"focus={self.focus:g} must be greater than 1/{len(sources.names)} for "
+                f"{len(sources.names)} sources",
+                place=("method", "focus"),
             )
         return {
             **hgms_mix.lm.first_state(seed, "sweeps", sources),

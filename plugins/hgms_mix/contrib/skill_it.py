@@ -125,8 +125,10 @@ class SkillIt:
             start, spent = self._losses(problem, problem.x0, state)
             if not (start > 0).all():
                 raise NumericalError(
-                    f"step {state['step'] + 1}: the graph of 'skill-it' divides by the "
-                    f"validation losses at x0, which must be above 0: {start.tolist()}"
+                    "out-of-range",
+                    f"step {state['step'] + 1}: the validation losses at x0, {start.tolist()}, "
+                    "must be greater than 0: the graph of 'skill-it' divides by them",
+                    place=("problem", "f"),
                 )
         alone = torch.zeros(len(sources.names), dtype=torch.float64)
         alone[number] = 1

@@ -12,6 +12,7 @@ from typing import Literal
 from attrs import frozen
 
 from hgms_core import DataError
+from hgms_core.errors import Place
 
 _BOX = re.compile(r"\\(?:boxed|fbox)\b\s*")
 _ANSWER_IS = re.compile(r"answer\s+is\s*:?\s*", re.IGNORECASE)
@@ -114,17 +115,23 @@ def _sole(text: str) -> str:
     )
 
 
-def gsm8k_gold(answer: str, where: str) -> str:
+def gsm8k_gold(answer: str, place: Place) -> str:
     """What follows ``####`` in GSM8K's own answer."""
     head, mark, tail = answer.rpartition("####")
     if not mark or not numbers(tail):
-        raise DataError(f"{where}: the answer has no number after '####': {head[-40:]!r}")
+        raise DataError(
+            "wrong-row", f"the answer has no number after '####': {head[-40:]!r}", place=place
+        )
     return tail.strip().replace(",", "")
 
 
-def math_gold(solution: str, where: str) -> str:
+def math_gold(solution: str, place: Place) -> str:
     """The last balanced box of MATH's own solution."""
     gold = boxed(solution)
     if gold is None:
-        raise DataError(f"{where}: the solution has no balanced \\boxed{{}}: …{solution[-60:]!r}")
+        raise DataError(
+            "wrong-row",
+            f"the solution has no balanced \\boxed{{}}: …{solution[-60:]!r}",
+            place=place,
+        )
     return gold

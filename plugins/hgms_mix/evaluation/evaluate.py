@@ -7,9 +7,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, Literal, final
 
 import attrs
-from attrs import field, frozen, validators
+from attrs import field, frozen
 
-from hgms_core import CheckpointError, ConfigError
+from hgms.config import at_least, optional
+from hgms_core import CheckpointError, ConfigError, choice
+from hgms_core.errors import unknown_name
 from hgms_mix.evaluation import judge_calls as asking
 from hgms_mix.evaluation import questions, records, scores
 from hgms_mix.evaluation.harness import LmEval
@@ -31,15 +33,19 @@ Answers = dict[tuple[int, int], dict[str, Any]]
 Report = Callable[[str], None]
 
 
-def _known(_self: object, _attribute: object, value: Iterable[str]) -> None:
+def _known(_self: object, attribute: Any, value: Iterable[str]) -> None:
     for name in value:
         if name not in BENCHMARKS:
-            raise ValueError(f"unknown benchmark {name!r} (known: {', '.join(BENCHMARKS)})")
+            raise unknown_name("benchmark", name, BENCHMARKS, (attribute.name,))
 
 
 def _once(_self: object, _attribute: object, value: Sequence[str]) -> None:
     if len(set(value)) < len(value):
-        raise ValueError(f"'benchmarks' names one twice: {', '.join(value)}")
+        raise ConfigError(
+            "wrong-value",
+            f"benchmarks={list(value)} contains a benchmark twice",
+            place=("benchmarks",),
+        )
 
 
 @final
@@ -88,20 +94,18 @@ class Evaluate:
         default=(), validator=[_known, _once]
     )
     paths: dict[str, str] = field(factory=dict, validator=_known)
-    limit: int | None = field(default=None, validator=validators.optional(validators.ge(1)))
-    max_new_tokens: int | None = field(
-        default=None, validator=validators.optional(validators.ge(1))
-    )
-    max_prompt_tokens: int = field(default=1024, validator=validators.ge(1))
-    batch_size: int = field(default=16, validator=validators.ge(1))
+    limit: int | None = field(default=None, validator=optional(at_least(1)))
+    max_new_tokens: int | None = field(default=None, validator=optional(at_least(1)))
+    max_prompt_tokens: int = field(default=1024, validator=at_least(1))
+    batch_size: int = field(default=16, validator=at_least(1))
     engine: Literal["transformers", "vllm"] = field(
-        default="transformers", validator=validators.in_(("transformers", "vllm"))
+        default="transformers", validator=choice("transformers", "vllm")
     )
     instruction: str = INSTRUCTION
     template: str = "model"
     judge: Judge | InspectJudge | None = field(factory=Judge)
-    resamples: int = field(default=10_000, validator=validators.ge(100))
-    seed: int = field(default=0, validator=validators.ge(0))
+    resamples: int = field(default=10_000, validator=at_least(100))
+    seed: int = field(default=0, validator=at_least(0))
     lm_eval: LmEval | None = field(default=None)
 
     def new_tokens(self, benchmark: Benchmark) -> int:
@@ -163,7 +167,12 @@ class Evaluate:
             HgmsError: the judge does not answer. What was rated is kept.
         """
         if self.judge is None:
-            raise ConfigError('evaluate.judge = "none": name a judge to rate the answers')
+            raise ConfigError(
+                "missing-option",
+                'rating the answers requires a judge, but judge="none"',
+                place=("evaluate", "judge"),
+                hint="set a judge",
+            )
         self.judge.require()
         _write(folder, "mt-bench", self._rated(folder, report, ask=True))
         return _results(folder)
@@ -288,8 +297,11 @@ class Evaluate:
         before = records.table(path)
         if changed := [key for key in now if before.get(key) != now[key]]:
             raise CheckpointError(
-                f"{folder} holds answers to {name} made with another {', '.join(changed)}\n"
-                f"  choose another folder, or remove {answers} to answer again"
+                "other-settings",
+                f"the folder contains answers to {name} that were made with other settings: "
+                f"{', '.join(changed)}",
+                place=(str(folder),),
+                hint=f"use another folder, or remove {answers} to answer again",
             )
 
     def _rated(self, folder: Path, report: Report, *, ask: bool) -> dict[str, Any]:
@@ -302,7 +314,10 @@ class Evaluate:
         missing = sum((question.id, turn) not in answers for question, turn in turns)
         if missing:
             raise CheckpointError(
-                f"{folder}: {missing} answers to mt-bench are missing; generate them first"
+                "too-few-rows",
+                f"{missing} of {len(turns)} answers to mt-bench are missing",
+                place=(str(folder),),
+                hint="generate them first",
             )
         prompts = questions.judge_prompts(place)
         requests = []

@@ -16,6 +16,7 @@ import torch
 from attrs import frozen
 
 from hgms_core import ConfigError, HgmsError
+from hgms_core.errors import Place
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
@@ -105,10 +106,10 @@ def prompt_cap(
     model: PreTrainedModel,
     max_prompt_tokens: int,
     new_tokens: int,
-    setting: str = "evaluate.max_new_tokens",
+    setting: Place = ("evaluate", "max_new_tokens"),
 ) -> int:
     """How many tokens of a prompt fit into the positions that the model has; ``setting`` is the
-    name of ``new_tokens``.
+    place of ``new_tokens``.
     """
     positions = getattr(model.config.get_text_config(), "max_position_embeddings", None)
     room = (
@@ -116,7 +117,9 @@ def prompt_cap(
     )
     if room < 1:
         raise ConfigError(
-            f"{setting} = {new_tokens}, but the model has {positions} positions: lower it"
+            "out-of-range",
+            f"{setting[-1]}={new_tokens} must be less than the {positions} positions of the model",
+            place=setting,
         )
     return room
 
@@ -205,9 +208,11 @@ def _halved(rows: int, new: int, longest: int, report: Callable[[str], None]) ->
         torch.cuda.empty_cache()
     if rows == 1:
         raise HgmsError(
-            f"out of memory with one prompt of {longest} tokens and {new} new ones\n"
-            "  lower evaluate.max_prompt_tokens or evaluate.max_new_tokens, or load the model in "
-            "a smaller dtype"
+            "out-of-memory",
+            f"memory is insufficient for one prompt of {longest} tokens and {new} new tokens",
+            place=("evaluate",),
+            hint="decrease max_prompt_tokens or max_new_tokens, or load the model in a smaller "
+            "dtype",
         )
     report(
         f"out of memory with {rows} prompts at once: going on with {rows // 2} "

@@ -19,9 +19,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, final
 
 import attrs
-from attrs import field, validators
+from attrs import field
 
-from hgms.config import frozen
+from hgms.config import at_least, frozen, not_empty, optional
 from hgms_core import ConfigError, DataError, HgmsError, MissingExtra, closest
 from hgms_mix.evaluation import questions, records, scores
 from hgms_mix.evaluation.generate import answering, fingerprint, own_stops, prompt_cap
@@ -41,6 +41,9 @@ LOCAL: Final[Mapping[str, tuple[str, Mapping[str, str]]]] = {
 its data set on the Hub.
 """
 
+PLACE: Final = ("evaluate", "lm_eval")
+"""The table of a mix file, for the places of errors."""
+
 FEWSHOT_SEED: Final = 1234
 """The harness's own, of the order of examples in a prompt."""
 
@@ -51,16 +54,20 @@ GENERATES: Final = "generate_until"
 def _known(_self: object, _attribute: object, value: Sequence[str]) -> None:
     for name in value:
         if [_short(other) for other in value].count(_short(name)) > 1:
-            raise ValueError(
-                f"two tasks are called {_short(name)!r}, which names their files: keep one, or "
-                "rename a YAML file"
+            raise ConfigError(
+                "duplicate-name",
+                f"two tasks have the name {_short(name)!r}, which is part of file names",
+                place=("tasks",),
+                hint="keep one of them, or rename a YAML file",
             )
         if name not in LOCAL and not name.endswith((".yaml", ".yml")):
             near = closest(name, LOCAL)
-            hint = f"; did you mean {near!r}?" if near else ""
-            raise ValueError(
-                f"unknown task {name!r}{hint} (known: {', '.join(LOCAL)}, or the path of a YAML "
-                "file of your own)"
+            raise ConfigError(
+                "unknown-task",
+                f"unknown task {name!r}",
+                place=("tasks",),
+                hint=f"use {', '.join(LOCAL)}, or the path of a YAML file",
+                did_you_mean=() if near is None else (near,),
             )
 
 
@@ -97,11 +104,11 @@ class LmEval:
     Source: Gao et al., lm-evaluation-harness 0.4.13.
     """
 
-    tasks: tuple[str, ...] = field(validator=[validators.min_len(1), _known])
-    num_fewshot: int | None = field(default=None, validator=validators.optional(validators.ge(0)))
-    limit: int | None = field(default=None, validator=validators.optional(validators.ge(1)))
-    max_new_tokens: int = field(default=256, validator=validators.ge(1))
-    batch_size: int = field(default=16, validator=validators.ge(1))
+    tasks: tuple[str, ...] = field(validator=[not_empty, _known])
+    num_fewshot: int | None = field(default=None, validator=optional(at_least(0)))
+    limit: int | None = field(default=None, validator=optional(at_least(1)))
+    max_new_tokens: int = field(default=256, validator=at_least(1))
+    batch_size: int = field(default=16, validator=at_least(1))
     chat_template: bool = False
 
     def check(self) -> None:
@@ -110,8 +117,10 @@ class LmEval:
         """
         if importlib.util.find_spec("lm_eval") is None:
             raise MissingExtra(
-                "[evaluate.lm_eval] needs lm-eval, which is not installed\n"
-                "  pip install 'hgms[lm-eval]'"
+                "missing-package",
+                "lm_eval requires lm-eval, which is not installed",
+                place=PLACE,
+                install="pip install 'hgms[lm-eval]'",
             )
         for name in self.tasks:
             if name in LOCAL:
@@ -138,11 +147,13 @@ class LmEval:
         """
         self.check()
         if any(name in LOCAL or load(name).OUTPUT_TYPE == GENERATES for name in self.tasks):
-            prompt_cap(model, 1, self.max_new_tokens, "evaluate.lm_eval.max_new_tokens")
+            prompt_cap(model, 1, self.max_new_tokens, (*PLACE, "max_new_tokens"))
         if self.chat_template and tokenizer.chat_template is None:
             raise ConfigError(
-                "the tokenizer has no chat template @ evaluate.lm_eval.chat_template\n"
-                "  set it to false"
+                "not-supported",
+                "chat_template=True requires a chat template, but the tokenizer has none",
+                place=(*PLACE, "chat_template"),
+                hint="set chat_template = false",
             )
         folder.mkdir(parents=True, exist_ok=True)
         of_model = fingerprint(model)
@@ -275,9 +286,10 @@ def _reading(name: str) -> Iterator[None]:
     except Exception as error:
         why = " ".join(str(error).split())[:300]
         raise ConfigError(
-            f"the harness cannot use the task file {name}: {type(error).__name__}: {why} @ "
-            "evaluate.lm_eval.tasks\n"
-            "  a file holds one task; paths in it are seen from the current folder"
+            "wrong-format",
+            f"lm-eval cannot use the task file {name}: {type(error).__name__}: {why}",
+            place=(*PLACE, "tasks"),
+            hint="write one task per file, with paths relative to the current folder",
         ) from error
 
 
@@ -374,10 +386,19 @@ def _spelled(value: object) -> str:
 
 def _below_data(file: str) -> Path:
     if "HGMS_DATA" not in os.environ:
-        raise DataError(f"where is {file}? Set HGMS_DATA to the folder that it is in")
+        raise DataError(
+            "missing-variable",
+            f"lm_eval requires {file}, but the environment variable HGMS_DATA is not set",
+            place=(*PLACE, "tasks"),
+            hint="set HGMS_DATA to the folder that contains it",
+        )
     path = Path(os.environ["HGMS_DATA"], file)
     if not path.exists():
-        raise DataError(f"lm-eval: there is no {file} below HGMS_DATA")
+        raise DataError(
+            "missing-file",
+            f"lm_eval requires {file} below HGMS_DATA, but it does not exist",
+            place=(*PLACE, "tasks"),
+        )
     return path
 
 
@@ -387,12 +408,15 @@ def _own(name: str) -> Path:
     """
     path = Path(os.path.expandvars(name)).expanduser()
     if not path.is_file():
-        raise ConfigError(f"there is no task file {name} @ evaluate.lm_eval.tasks")
+        raise ConfigError(
+            "missing-file", f"there is no task file {name!r}", place=(*PLACE, "tasks")
+        )
     if os.environ.get("HGMS_TRUST_REMOTE_CODE") != "1":
         raise ConfigError(
-            f"the task file {name} can run code by its templates and functions @ "
-            "evaluate.lm_eval.tasks\n"
-            "  read it first; then add --trust-remote-code to the command"
+            "untrusted-code",
+            f"the task file {name!r} can run code in its templates and functions",
+            place=(*PLACE, "tasks"),
+            hint="read it first; then add --trust-remote-code to the command",
         )
     return path.resolve()
 

@@ -11,9 +11,9 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, ClassVar, Final, final
 
-from attrs import field, validators
+from attrs import field
 
-from hgms.config import frozen
+from hgms.config import at_least, frozen
 from hgms_core import ConfigError, HgmsError, MissingExtra
 from hgms_mix.evaluation.judge import Request, rating
 
@@ -26,8 +26,10 @@ mockllm asks nobody.
 def _provider(_self: object, _attribute: object, value: str) -> None:
     provider, slash, name = value.partition("/")
     if not (provider and slash and name):
-        raise ValueError(
-            f"'model' must be a provider and a model, like \"openai/gpt-4o\": {value!r}"
+        raise ConfigError(
+            "wrong-value",
+            f"model={value!r} must be a provider and a model, such as 'openai/gpt-4o'",
+            place=("model",),
         )
 
 
@@ -66,12 +68,12 @@ class InspectJudge:
     name: ClassVar[str] = "inspect"
 
     model: str = field(default="openai/gpt-4o", validator=_provider)
-    temperature: float = field(default=0.0, validator=validators.ge(0))
-    max_tokens: int = field(default=2048, validator=validators.ge(1))
-    timeout: int = field(default=120, validator=validators.ge(1))
-    retries: int = field(default=6, validator=validators.ge(0))
-    attempts: int = field(default=3, validator=validators.ge(1))
-    concurrency: int = field(default=4, validator=validators.ge(1))
+    temperature: float = field(default=0.0, validator=at_least(0))
+    max_tokens: int = field(default=2048, validator=at_least(1))
+    timeout: int = field(default=120, validator=at_least(1))
+    retries: int = field(default=6, validator=at_least(0))
+    attempts: int = field(default=3, validator=at_least(1))
+    concurrency: int = field(default=4, validator=at_least(1))
 
     @property
     def where(self) -> str:
@@ -90,16 +92,21 @@ class InspectJudge:
         """Raises MissingExtra or ConfigError where no request could be made."""
         if importlib.util.find_spec("inspect_ai") is None:
             raise MissingExtra(
-                "this judge needs inspect-ai, which is not installed\n  pip install 'hgms[inspect]'"
+                "missing-package",
+                "this judge requires inspect-ai, which is not installed",
+                place=("evaluate", "judge"),
+                install="pip install 'hgms[inspect]'",
             )
         provider = self.model.partition("/")[0]
         if provider not in KEYLESS and provider not in os.environ.get("HGMS_SEND_KEY", "").split(
             ","
         ):
             raise ConfigError(
-                f"the file asks to send your key for {provider} to {provider} @ "
-                "evaluate.judge.model\n"
-                f"  if it should, add --send-key {provider} to the command"
+                "not-allowed",
+                f"model={self.model!r} sends your key for {provider} to {provider}, which the "
+                "command does not allow",
+                place=("evaluate", "judge", "model"),
+                hint=f"add --send-key {provider} to the command to allow it",
             )
         try:
             grader(self)
@@ -107,7 +114,9 @@ class InspectJudge:
             # the provider's package or key is missing, or Inspect has no such provider
             why = " ".join(re.sub(r"\[/?[a-z]+\]", "", str(error)).removeprefix("ERROR: ").split())
             raise ConfigError(
-                f"Inspect cannot ask {self.model}: {why} @ evaluate.judge.model"
+                "not-supported",
+                f"Inspect cannot use model={self.model!r}: {why}",
+                place=("evaluate", "judge", "model"),
             ) from error
 
     def rated(self, todo: Sequence[Request], folder: Path) -> Iterator[dict[str, Any]]:
@@ -155,7 +164,10 @@ class InspectJudge:
         if log.status != "success":
             why = " ".join(str(log.error.message if log.error else log.status).split())[:200]
             raise HgmsError(
-                f"the judge {self.where} did not finish: {why}\n  its log is in {folder}"
+                "judge-failed",
+                f"the judge {self.where} did not finish: {why}",
+                place=("evaluate", "judge"),
+                hint=f"read its log in {folder}",
             )
 
 

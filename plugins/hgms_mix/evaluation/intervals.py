@@ -8,6 +8,8 @@ from collections.abc import Iterable, Sequence
 
 from attrs import frozen
 
+from hgms_core import ConfigError
+
 
 @frozen
 class Range:
@@ -31,10 +33,16 @@ def wilson(correct: int, count: int, level: float = 0.95) -> Range:
     Range(low=0.4038315303659956, high=0.5961684696340044)
 
     Raises:
-        ValueError: no questions, or more right answers than questions.
+        ConfigError: no questions, or more right answers than questions.
     """
-    if not 0 <= correct <= count or count < 1:
-        raise ValueError(f"{correct} right answers of {count} questions")
+    if count < 1:
+        raise ConfigError("out-of-range", f"count={count} must be at least 1", place=("count",))
+    if not 0 <= correct <= count:
+        raise ConfigError(
+            "out-of-range",
+            f"correct={correct} must be between 0 and count={count}",
+            place=("correct",),
+        )
     from scipy import stats
 
     interval = stats.binomtest(correct, count).proportion_ci(level, method="wilson")
@@ -59,7 +67,9 @@ def bootstrap(
 
     values = np.asarray(scores, dtype=np.float64)
     if not len(values):
-        raise ValueError("no scores to resample")
+        raise ConfigError(
+            "no-rows", "scores is empty, but must have at least one score", place=("scores",)
+        )
     if np.ptp(values) == 0:
         return Range(float(values[0]), float(values[0]))
     interval = stats.bootstrap(

@@ -12,10 +12,12 @@ from collections.abc import Mapping, Sequence
 from typing import final
 from urllib.parse import urlsplit
 
-from attrs import field, frozen, validators
+from attrs import field, frozen
 
+from hgms.config import at_least, greater_than, not_empty, optional
 from hgms_core import ConfigError, MissingExtra
-from hgms_mix.evaluation.questions import REFERENCES, JudgePrompt, Question
+from hgms_core.torch_errors import first_line
+from hgms_mix.evaluation.questions import PROMPTS, REFERENCES, JudgePrompt, Question
 
 OWN_HOST = "api.openai.com"
 OWN_KEY = "OPENAI_API_KEY"
@@ -32,11 +34,17 @@ def _endpoint(_judge: object, _attribute: object, value: str) -> None:
         parts = urlsplit("")
         known = False
     if "@" in parts.netloc:
-        why = "it is written beside every rating; name api_key_env instead"
-        raise ValueError(f"'base_url' must hold no user or password: {why}")
+        raise ConfigError(
+            "wrong-value",
+            "base_url must not contain a user or password, because it is stored with every rating",
+            place=("base_url",),
+            hint="use api_key_env",
+        )
     if not known:
-        raise ValueError(
-            f"'base_url' must be an address like \"http://localhost:8000/v1\": {value!r}"
+        raise ConfigError(
+            "wrong-value",
+            f"base_url={value!r} must be an address such as 'http://localhost:8000/v1'",
+            place=("base_url",),
         )
 
 
@@ -75,19 +83,17 @@ class Judge:
         single-answer grading.
     """
 
-    base_url: str | None = field(default=None, validator=validators.optional(_endpoint))
-    model: str = field(default="gpt-4o", validator=validators.min_len(1))
-    api_key_env: str = field(default="OPENAI_API_KEY", validator=validators.min_len(1))
-    temperature: float = field(default=0.0, validator=validators.ge(0))
-    max_tokens: int = field(default=2048, validator=validators.ge(1))
-    timeout: float = field(default=120.0, validator=validators.gt(0))
-    retries: int = field(default=6, validator=validators.ge(0))
-    backoff: float = field(default=1.0, validator=validators.ge(0))
-    attempts: int = field(default=3, validator=validators.ge(1))
-    requests_per_minute: float | None = field(
-        default=None, validator=validators.optional(validators.gt(0))
-    )
-    concurrency: int = field(default=4, validator=validators.ge(1))
+    base_url: str | None = field(default=None, validator=optional(_endpoint))
+    model: str = field(default="gpt-4o", validator=not_empty)
+    api_key_env: str = field(default="OPENAI_API_KEY", validator=not_empty)
+    temperature: float = field(default=0.0, validator=at_least(0))
+    max_tokens: int = field(default=2048, validator=at_least(1))
+    timeout: float = field(default=120.0, validator=greater_than(0))
+    retries: int = field(default=6, validator=at_least(0))
+    backoff: float = field(default=1.0, validator=at_least(0))
+    attempts: int = field(default=3, validator=at_least(1))
+    requests_per_minute: float | None = field(default=None, validator=optional(greater_than(0)))
+    concurrency: int = field(default=4, validator=at_least(1))
 
     @property
     def where(self) -> str:
@@ -121,18 +127,21 @@ class Judge:
             if self.api_key_env == OWN_KEY and self.host != OWN_HOST:
                 return NO_KEY  # nobody asked for it: it is the default, and it is OpenAI's
             raise ConfigError(
-                f"the file asks to send the environment variable {self.api_key_env} to {self.host} "
-                "@ evaluate.judge.api_key_env\n"
-                f"  if it is a key for that host, add --send-key {self.host} to the command"
+                "not-allowed",
+                f"api_key_env={self.api_key_env!r} sends this environment variable to {self.host}, "
+                "which the command does not allow",
+                place=("evaluate", "judge", "api_key_env"),
+                hint=f"add --send-key {self.host} to the command if it is a key for that host",
             )
         if key or self.base_url is not None:
             return key or NO_KEY
         raise ConfigError(
-            f"the judge {self.model} needs a key: the environment variable {self.api_key_env} is "
-            "not set\n"
-            "  set it, name another judge with [evaluate.judge] base_url and model,\n"
-            '  or set evaluate.judge = "none": answers are then only generated, and can be rated '
-            "later"
+            "missing-variable",
+            f"the judge {self.model} requires a key, but the environment variable "
+            f"{self.api_key_env} is not set",
+            place=("evaluate", "judge", "api_key_env"),
+            hint=f"set {self.api_key_env}, or set base_url and model to another judge\n"
+            'set evaluate.judge = "none" to generate the answers now and rate them later',
         )
 
     def require(self) -> None:
@@ -140,8 +149,10 @@ class Judge:
         for package in ("openai", "tenacity"):
             if importlib.util.find_spec(package) is None:
                 raise MissingExtra(
-                    f"rating MT-Bench needs {package}, which is not installed\n"
-                    "  pip install 'hgms[llm]'"
+                    "missing-package",
+                    f"the judge of MT-Bench requires {package}, which is not installed",
+                    place=("evaluate", "judge"),
+                    install="pip install 'hgms[llm]'",
                 )
         self.key()
 
@@ -192,13 +203,19 @@ def _filled(name: str, template: str, values: Mapping[str, str]) -> str:
                 continue
             if key not in values or layout or conversion:
                 raise ConfigError(
-                    f"the judge prompt {name!r} cannot be filled: {{{key[:40]}{layout and ':…'}}}\n"
-                    f"  known fields: {', '.join(values)}; a brace is written twice"
+                    "wrong-format",
+                    f"the judge prompt {name!r} has the unknown field "
+                    f"{{{key[:40]}{layout and ':…'}}}",
+                    place=(PROMPTS, name),
+                    hint=f"use the fields {', '.join(values)}; write a literal brace twice",
                 )
             parts.append(values[key])
     except ValueError as error:
         raise ConfigError(
-            f"the judge prompt {name!r} cannot be filled: {error}\n  a brace is written twice"
+            "wrong-format",
+            f"the judge prompt {name!r} is not a template: {first_line(error)}",
+            place=(PROMPTS, name),
+            hint="write a literal brace twice",
         ) from None
     return "".join(parts)
 

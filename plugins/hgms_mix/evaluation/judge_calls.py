@@ -73,15 +73,23 @@ def rate(
                 done[record["id"], record["turn"]] = record
                 kept += record["rating"] is not None
         except HgmsError as error:
+            saved = f"{kept} of {len(requests)} ratings are saved in {path}"
+            again = f"repeat the command to continue: {saved}"
             raise HgmsError(
-                f"{error}\n  {kept} of {len(requests)} ratings are kept in {path}; the same "
-                "command goes on from there"
+                error.code,
+                error.message,
+                place=error.place,
+                hint=again if error.hint is None else f"{error.hint}\n{again}",
+                install=error.install,
+                did_you_mean=error.did_you_mean,
             ) from None
     if not kept:
         reason = next(record["reason"] for record in done.values())
         raise HgmsError(
-            f"no reply of the judge {judge.where} holds a rating: {reason}\n"
-            f"  the replies are in {path}"
+            "judge-failed",
+            f"no reply of the judge {judge.where} contains a rating: {reason}",
+            place=("evaluate", "judge"),
+            hint=f"read the replies in {path}",
         )
     return done
 
@@ -166,7 +174,11 @@ class _Session:
         except openai.BadRequestError as error:
             return None, f"refused: {_short(error)}"
         except openai.APIStatusError as error:
-            raise HgmsError(f"the judge {self._judge.where} refuses: {_short(error)}") from None
+            raise HgmsError(
+                "judge-failed",
+                f"the judge {self._judge.where} rejects the request: {_short(error)}",
+                place=("evaluate", "judge"),
+            ) from None
         except (
             openai.APIResponseValidationError,
             AttributeError,
@@ -207,7 +219,7 @@ class _Session:
                 start = max(self._next, time.monotonic())
                 self._next = start + self._gap
             if self._stop.wait(max(0.0, start - time.monotonic())):
-                raise HgmsError("stopped")
+                raise HgmsError("interrupted", "another request to the judge failed")
             calls: Any = self._client.chat.completions
             return calls.create(
                 model=judge.model,
@@ -228,9 +240,11 @@ class _Session:
             last = error.last_attempt.exception()
             tries = error.last_attempt.attempt_number
             raise HgmsError(
-                f"the judge {judge.where} does not answer: {_short(last)} ({tries} tries)\n"
-                "  is it there (evaluate.judge.base_url)? "
-                f"evaluate.judge.timeout is {judge.timeout:g} s a reply, retries {judge.retries}"
+                "judge-failed",
+                f"the judge {judge.where} does not respond (tries: {tries}): {_short(last)}",
+                place=("evaluate", "judge"),
+                hint=f"check base_url, or increase timeout={judge.timeout:g} (seconds) or "
+                f"retries={judge.retries}",
             ) from None
 
 

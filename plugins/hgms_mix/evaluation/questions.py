@@ -13,6 +13,8 @@ from typing import Any, Literal
 from attrs import frozen
 
 from hgms_core import DataError
+from hgms_core.errors import Place
+from hgms_core.torch_errors import first_line
 from hgms_mix.evaluation.answers import gsm8k_gold, math_gold
 
 Benchmark = Literal["gsm8k", "math", "mt-bench"]
@@ -23,6 +25,9 @@ PLACES: Mapping[Benchmark, str] = {
     "mt-bench": "mt_bench",
 }
 """Where each benchmark is below $HGMS_DATA."""
+
+PROMPTS = "judge_prompts.jsonl"
+"""The file with the prompts of MT-Bench's judge."""
 
 REFERENCES = ("math", "reasoning", "coding")
 """The categories of MT-Bench that are judged against a reference answer."""
@@ -54,13 +59,19 @@ def place(benchmark: Benchmark, named: str | None) -> Path:
         path = Path(os.environ["HGMS_DATA"], PLACES[benchmark])
     else:
         raise DataError(
-            f"where is {benchmark}? Set HGMS_DATA to the folder that holds {PLACES[benchmark]}, "
-            "or name it in the mix file:\n"
-            f'  [evaluate.paths]\n  {benchmark} = "…/{PLACES[benchmark]}"'
+            "missing-variable",
+            f"the path of {benchmark} is unknown, because HGMS_DATA is not set",
+            place=("evaluate", "paths", benchmark),
+            hint=f"set HGMS_DATA to the folder that contains {PLACES[benchmark]}, or set the path "
+            f'in the table [evaluate.paths]: {benchmark} = "…/{PLACES[benchmark]}"',
         )
     if not path.exists():
         # as written: variables stay unsaid
-        raise DataError(f"{benchmark}: there is no {path if named is None else named}")
+        raise DataError(
+            "missing-file",
+            f"the path of {benchmark} does not exist",
+            place=(str(path) if named is None else named,),
+        )
     return path
 
 
@@ -79,22 +90,20 @@ def load(benchmark: Benchmark, path: Path, limit: int | None = None) -> tuple[li
     else:
         rows, digest = rows_of(path)
         read = _gsm8k if benchmark == "gsm8k" else _math
-        questions = [
-            Question(number, *read(row, where)) for number, (where, row) in enumerate(rows)
-        ]
+        questions = [Question(number, *read(row, line)) for number, (line, row) in enumerate(rows)]
     if not questions:
-        raise DataError(f"{path}: no questions")
+        raise DataError("no-rows", "the file contains no questions", place=(str(path),))
     return questions[:limit], digest
 
 
 def judge_prompts(folder: Path) -> dict[str, JudgePrompt]:
     """The single-answer judge prompts of judge_prompts.jsonl by name."""
-    path = folder / "judge_prompts.jsonl"
+    path = folder / PROMPTS
     prompts = {
-        _text(row, "name", where): JudgePrompt(
-            _text(row, "system_prompt", where), _text(row, "prompt_template", where)
+        _text(row, "name", line): JudgePrompt(
+            _text(row, "system_prompt", line), _text(row, "prompt_template", line)
         )
-        for where, row in rows_of(path)[0]
+        for line, row in rows_of(path)[0]
     }
     for name in (
         "single-v1",
@@ -103,18 +112,20 @@ def judge_prompts(folder: Path) -> dict[str, JudgePrompt]:
         "single-math-v1-multi-turn",
     ):
         if name not in prompts:
-            raise DataError(f"{path}: the prompt {name!r} is missing")
+            raise DataError(
+                "wrong-format", f"the prompt {name!r} is missing in the file", place=(str(path),)
+            )
     return prompts
 
 
-def _gsm8k(row: Mapping[str, Any], where: str) -> tuple[tuple[str], str]:
-    return (_text(row, "question", where),), gsm8k_gold(_text(row, "answer", where), where)
+def _gsm8k(row: Mapping[str, Any], line: Place) -> tuple[tuple[str], str]:
+    return (_text(row, "question", line),), gsm8k_gold(_text(row, "answer", line), line)
 
 
-def _math(row: Mapping[str, Any], where: str) -> tuple[tuple[str], str]:
-    problem = (_text(row, "problem", where),)
+def _math(row: Mapping[str, Any], line: Place) -> tuple[tuple[str], str]:
+    problem = (_text(row, "problem", line),)
     return problem, row["answer"] if isinstance(row.get("answer"), str) else math_gold(
-        _text(row, "solution", where), where
+        _text(row, "solution", line), line
     )
 
 
@@ -122,53 +133,69 @@ def _mt_bench(folder: Path) -> tuple[list[Question], str]:
     rows, digest = rows_of(folder / "question.jsonl")
     answers, other = rows_of(folder / "reference_answer_gpt-4.jsonl")
     references: dict[int, tuple[str, ...]] = {}
-    for where, row in answers:
+    for line, row in answers:
         try:
             references[row["question_id"]] = tuple(row["choices"][0]["turns"])
         except (KeyError, IndexError, TypeError):
-            raise DataError(f"{where}: no choices[0].turns") from None
+            raise DataError(
+                "wrong-row", "the row has no question_id or no choices[0].turns", place=line
+            ) from None
     questions = []
-    for where, row in rows:
+    for line, row in rows:
         turns = row.get("turns")
-        category = _text(row, "category", where)
+        category = _text(row, "category", line)
         key = row.get("question_id")
         if not isinstance(key, int) or not isinstance(turns, list) or not turns or len(turns) > 2:
-            raise DataError(f"{where}: expected a question_id and one or two turns")
+            raise DataError(
+                "wrong-row",
+                "the row must have a whole number question_id and one or two turns",
+                place=line,
+            )
         reference = references.get(key, ()) if category in REFERENCES else ()
         if category in REFERENCES and len(reference) < len(turns):
             raise DataError(
-                f"{where}: question {key} ({category}) has no reference answer for each turn"
+                "wrong-row",
+                f"question {key} ({category}) has {len(turns)} turns, but {len(reference)} "
+                "reference answers",
+                place=line,
             )
         questions.append(Question(key, tuple(turns), category=category, references=reference))
     return questions, hashlib.sha256((digest + other).encode()).hexdigest()
 
 
-def rows_of(path: Path) -> tuple[list[tuple[str, dict[str, Any]]], str]:
-    """The JSON objects of a file, each with its place in words, and the SHA-256 of the text."""
+def rows_of(path: Path) -> tuple[list[tuple[Place, dict[str, Any]]], str]:
+    """The JSON objects of a file, each with its place, and the SHA-256 of the text."""
     try:
         data = path.read_bytes()
         text = (gzip.decompress(data) if path.suffix == ".gz" else data).decode()
     except (OSError, EOFError, UnicodeDecodeError) as error:
+        why = getattr(error, "strerror", None) or first_line(error)
         raise DataError(
-            f"{path} cannot be read: {getattr(error, 'strerror', None) or error}"
+            "unreadable-file", f"the file cannot be read: {why}", place=(str(path),)
         ) from None
-    rows = []
-    for number, line in enumerate(text.split("\n"), 1):
-        if not line.strip():
+    rows: list[tuple[Place, dict[str, Any]]] = []
+    for number, written in enumerate(text.split("\n"), 1):
+        if not written.strip():
             continue
-        where = f"{path}, line {number}"
+        line = (str(path), number)
         try:
-            row = json.loads(line)
+            row = json.loads(written)
         except ValueError as error:
-            raise DataError(f"{where}: {error}") from None
+            raise DataError(
+                "wrong-row", f"the row is not valid JSON: {first_line(error)}", place=line
+            ) from None
         if not isinstance(row, dict):
-            raise DataError(f"{where}: expected a JSON object")
-        rows.append((where, row))
+            raise DataError(
+                "wrong-row",
+                f"the row must be a JSON object, but is a {type(row).__name__}",
+                place=line,
+            )
+        rows.append((line, row))
     return rows, hashlib.sha256(text.encode()).hexdigest()
 
 
-def _text(row: Mapping[str, Any], key: str, where: str) -> str:
+def _text(row: Mapping[str, Any], key: str, line: Place) -> str:
     if not isinstance(row.get(key), str):
-        raise DataError(f"{where}: no text in the field {key!r}")
+        raise DataError("wrong-row", f"the field {key!r} has no text", place=line)
     value: str = row[key]
     return value

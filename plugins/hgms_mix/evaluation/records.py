@@ -12,6 +12,7 @@ from typing import IO, Any
 
 from hgms.runs import appending, replace_file
 from hgms_core import CheckpointError
+from hgms_core.torch_errors import first_line
 
 
 def by_turn(path: Path, needs: Sequence[str]) -> dict[tuple[int, int], dict[str, Any]]:
@@ -35,8 +36,10 @@ def by_turn(path: Path, needs: Sequence[str]) -> dict[tuple[int, int], dict[str,
                 raise ValueError(f"no {' and no '.join(map(repr, missing))}")
         except (ValueError, RecursionError) as error:
             raise CheckpointError(
-                f"{path}, line {number}: {error}\n"
-                "  remove that line (its question is then asked again)"
+                "wrong-row",
+                f"the record is damaged: {first_line(error)}",
+                place=(str(path), number),
+                hint="remove this line; its question is then answered again",
             ) from None
         records[record["id"], record["turn"]] = record
     return records
@@ -68,7 +71,10 @@ def require_same_model(folder: Path, model: str, *, but: Path | None = None) -> 
         if path != but and table(path).get("model") != model:
             which = path.name.removesuffix(".settings.json")
             raise CheckpointError(
-                f"{folder} holds answers of another model ({which})\n  choose another folder"
+                "other-settings",
+                f"the folder contains answers of another model to {which}",
+                place=(str(folder),),
+                hint="use another folder",
             )
 
 
@@ -78,8 +84,10 @@ def table(path: Path) -> dict[str, Any]:
         return _object(path.read_bytes())
     except (ValueError, RecursionError) as error:
         raise CheckpointError(
-            f"damaged file {path}: {error}\n  remove the folder {path.parent}; it is then made "
-            "again"
+            "damaged-file",
+            f"the file is damaged: {first_line(error)}",
+            place=(str(path),),
+            hint=f"remove the folder {path.parent}; it is then created again",
         ) from None
 
 
@@ -99,7 +107,10 @@ def _appending(path: Path) -> IO[bytes]:
     except OSError as error:
         why = "it is a symbolic link" if path.is_symlink() else error.strerror or str(error)
         raise CheckpointError(
-            f"cannot write {path}: {why}\n  choose another folder, or remove it"
+            "cannot-write",
+            f"the file cannot be written: {why}",
+            place=(str(path),),
+            hint="use another folder, or remove the file",
         ) from None
 
 

@@ -86,8 +86,10 @@ class Verifier:
         if ready != "ready":
             self._stop()
             raise MissingExtra(
-                "math-verify cannot be used: its process ended before the first comparison\n"
-                "  pip install 'hgms[llm]'"
+                "missing-package",
+                "math-verify cannot be used: its process ended before the first comparison",
+                place=("evaluate", "benchmarks"),
+                install="pip install 'hgms[llm]'",
             )
         return process
 
@@ -112,8 +114,10 @@ class Verifier:
 def require_math_verify() -> None:
     if importlib.util.find_spec("math_verify") is None:
         raise MissingExtra(
-            "scoring GSM8K and MATH needs math-verify, which is not installed\n"
-            "  pip install 'hgms[llm]'"
+            "missing-package",
+            "gsm8k and math require math-verify, which is not installed",
+            place=("evaluate", "benchmarks"),
+            install="pip install 'hgms[llm]'",
         )
 
 

@@ -15,7 +15,8 @@ from typing import TYPE_CHECKING, Any, Final
 
 import torch
 
-from hgms_core import ConfigError, MissingExtra, closest
+from hgms_core import ConfigError, MissingExtra
+from hgms_core.errors import unknown_name
 from hgms_mix.evaluation.generate import Prompts, Reply
 
 if TYPE_CHECKING:
@@ -90,13 +91,7 @@ class Engine:
         from vllm import SamplingParams
 
         if adapter is not None and adapter not in self._requests:
-            near = closest(adapter, self._requests)
-            hint = (
-                f"did you mean {near!r}?"
-                if near
-                else f"there are: {', '.join(self._requests) or 'none'}"
-            )
-            raise ConfigError(f"vLLM was given no adapter {adapter!r}\n  {hint}")
+            raise unknown_name("adapter", adapter, self._requests, ("adapter",))
         request = None if adapter is None else self._requests[adapter]
         greedy = SamplingParams(
             temperature=0, max_tokens=prompts.new_tokens, stop_token_ids=list(prompts.stops)
@@ -149,8 +144,10 @@ def _tokens(output: Any, stops: Sequence[int]) -> list[int]:
 def require() -> None:
     if importlib.util.find_spec("vllm") is None:
         raise MissingExtra(
-            'evaluate.engine = "vllm" needs vLLM, which is not installed\n'
-            "  pip install 'hgms[vllm]'"
+            "missing-package",
+            'engine="vllm" requires vLLM, which is not installed',
+            place=("evaluate", "engine"),
+            install="pip install 'hgms[vllm]'",
         )
 
 
@@ -181,8 +178,10 @@ def _slot(rank: int) -> int:
     fitting = [size for size in RANKS if size >= rank]
     if not fitting:
         raise ConfigError(
-            f"vLLM takes adapters of rank {RANKS[-1]} at most, not {rank}\n"
-            '  evaluate.engine = "transformers"'
+            "out-of-range",
+            f"rank={rank} must be at most {RANKS[-1]} for vLLM",
+            place=("adapter", "rank"),
+            hint='set evaluate.engine = "transformers", or decrease the rank',
         )
     return fitting[0]
 

@@ -12,6 +12,8 @@ from pathlib import Path
 from typing import Any, TypeGuard
 
 from hgms_core import ConfigError
+from hgms_core.errors import Place
+from hgms_core.torch_errors import first_line
 from hgms_mix.exchange.trainer import yaml
 
 COMMIT = "COMMIT"
@@ -23,40 +25,55 @@ def read_mapping(path: Path, what: str) -> dict[str, Any]:
     try:
         text = path.read_text(encoding="utf-8-sig")
     except (OSError, UnicodeDecodeError) as error:
+        why = getattr(error, "strerror", None) or "it is not UTF-8"
         raise ConfigError(
-            f"cannot read {path}: {getattr(error, 'strerror', None) or 'it is not UTF-8'}"
+            "unreadable-file", f"the file cannot be read: {why}", place=(str(path),)
         ) from None
     try:
         table = json.loads(text) if path.suffix == ".json" else yaml().safe_load(text)
     except (ValueError, yaml().YAMLError, RecursionError) as error:
         kind = "JSON" if path.suffix == ".json" else "YAML"
         mark = getattr(error, "problem_mark", None)
-        line = "" if mark is None else f" (line {mark.line + 1})"
+        line = getattr(error, "lineno", None) if mark is None else mark.line + 1
         raise ConfigError(
-            f"{path} is not valid {kind}: {str(error).splitlines()[0]}{line}"
+            "wrong-format",
+            f"the file is not valid {kind}: {first_line(error)}",
+            place=(str(path),) if line is None else (str(path), line),
         ) from None
     if not isinstance(table, dict):
-        raise ConfigError(f"{path} holds no table, so it is no {what}")
+        raise ConfigError(
+            "wrong-format",
+            f"the file contains a {type(table).__name__}, but a {what} must be a table",
+            place=(str(path),),
+        )
     return table
 
 
-def numbers(value: Any, count: int, where: str) -> list[float]:
+def numbers(value: Any, count: int, place: Place) -> list[float]:
     """Probabilities or fractions: a list, or a text with commas; ConfigError unless there is one
     for each source.
     """
+    name = place[-1]
     listed = [part.strip() for part in value.split(",")] if isinstance(value, str) else value
     try:
         values = [float(part) for part in (listed if isinstance(listed, list) else [listed])]
     except (TypeError, ValueError):
-        raise ConfigError(f"{where} = {value!r} is no list of numbers") from None
-    if (
-        len(values) != count
-        or any(not 0 <= part < float("inf") for part in values)
-        or sum(values) <= 0
-    ):
         raise ConfigError(
-            f"{where} = {value!r} must have a number ≥ 0 for each of the {count} data sets, not "
-            "all of them 0"
+            "wrong-type", f"{name}={value!r} must be a list of numbers", place=place
+        ) from None
+    if len(values) != count:
+        raise ConfigError(
+            "wrong-length",
+            f"{name}={value!r} has {len(values)} numbers, but there are {count} data sets",
+            place=place,
+        )
+    if any(not 0 <= part < float("inf") for part in values):
+        raise ConfigError(
+            "out-of-range", f"{name}={value!r} must have finite numbers of at least 0", place=place
+        )
+    if sum(values) <= 0:
+        raise ConfigError(
+            "out-of-range", f"{name}={value!r} must have a number greater than 0", place=place
         )
     return values
 
@@ -82,12 +99,17 @@ def place_of(name: str, file: Path) -> Path | None:
     return None
 
 
-def located(name: str, file: Path) -> str:
-    """A data file as the mix file shall have it: relative to here if it is below, else absolute."""
+def located(name: str, file: Path, *option: str | int) -> str:
+    """A data file as the mix file shall have it: relative to here if it is below, else absolute.
+
+    ``option`` is the place of the name in the configuration ``file``.
+    """
     if (place := place_of(name, file)) is None:
         raise ConfigError(
-            f"there is no file {name} here or beside {file}\n"
-            "  run this where the trainer would be started"
+            "missing-file",
+            f"there is no file {name!r} in the current folder or next to {file.name}",
+            place=(str(file), *option),
+            hint="run this command in the folder where the trainer is started",
         )
     path = place.resolve()
     here = Path.cwd()
@@ -113,32 +135,44 @@ def of_hub(name: str, commit: Any = None, subset: Any = None, split: Any = None)
     return {"hub": name, "revision": pinned, **{key: value for key, value in part.items() if value}}
 
 
-def of_load_dataset(part: Mapping[str, Any], file: Path) -> tuple[str, dict[str, Any]]:
-    """A data set in the arguments of ``datasets.load_dataset``: a name for it, and the source."""
+def of_load_dataset(
+    part: Mapping[str, Any], file: Path, *option: str | int
+) -> tuple[str, dict[str, Any]]:
+    """A data set in the arguments of ``datasets.load_dataset``: a name for it, and the source.
+
+    ``option`` is the place of the data set in the configuration ``file``.
+    """
     files = part.get("data_files")
     local = files[0] if isinstance(files, list) and len(files) == 1 else files
     if not isinstance(local, str | None):
         raise ConfigError(
-            f"{file}: data_files of {part['path']!r} are not one text\n"
-            "  a source is one file, a folder or a pattern"
+            "wrong-type",
+            f"data_files={files!r} of {part['path']!r} must be one text",
+            place=(str(file), *option, "data_files"),
+            hint="use one file, a folder or a pattern per source",
         )
     if local is None and place_of(part["path"], file) is not None:
         local = part["path"]
     if local is not None:
-        return name_of(local), {"path": located(local, file)}
+        return name_of(local), {"path": located(local, file, *option, "data_files")}
     return part["path"].split("/")[-1], of_hub(
         part["path"], part.get("revision"), part.get("name"), part.get("split")
     )
 
 
-def count_rows(name: str, table: Mapping[str, Any]) -> int:
-    """Rows of a source; ConfigError for one of the Hub, whose rows are not here."""
+def count_rows(name: str, table: Mapping[str, Any], file: Path) -> int:
+    """Rows of a source; ConfigError for one of the Hub, whose rows are not here.
+
+    ``file`` is the configuration that names the source.
+    """
     from hgms_mix.lm import Source, read_examples
 
     if "path" not in table:
         raise ConfigError(
-            f"the share of {name!r} depends on how many rows it has, and they are on the Hub "
-            f"({table.get('hub')})\n"
-            "  fetch it and name the file, or write the trainer's weights for it"
+            "not-supported",
+            f"the share of {name!r} depends on its number of rows, which is unknown for "
+            f"{table.get('hub')!r} of the Hub",
+            place=(str(file),),
+            hint="download the data set and use its file, or set the weights of the trainer",
         )
     return len(read_examples(name, Source(**table)))

@@ -58,8 +58,10 @@ def export(sample: Sampled, trainer: Trainer, folder: Path) -> list[str]:
             for name in sorted(files - before):
                 if (folder / name).exists():
                     raise ConfigError(
-                        f"{folder / name} is there, and no export has written it\n"
-                        "  choose another --out, or move it away"
+                        "file-exists",
+                        "the file exists and was not written by an export",
+                        place=(str(folder / name),),
+                        hint="use another --out, or move the file",
                     )
             _list(folder, trainer, before | files)  # if this is killed, the next one knows of both
             for name in before - files:
@@ -73,8 +75,10 @@ def export(sample: Sampled, trainer: Trainer, folder: Path) -> list[str]:
             shutil.rmtree(aside, ignore_errors=True)
     except OSError as error:
         raise DiskError(
-            f"cannot write {folder}: {error.strerror or error}\n"
-            "  choose another --out, or free some space"
+            "cannot-write",
+            f"the export cannot be written: {error.strerror or error}",
+            place=(str(folder),),
+            hint="use another --out, or free disk space",
         ) from error
     return ["README.md", *trainer.files]
 
@@ -106,9 +110,11 @@ def _written(folder: Path, trainer: Trainer) -> Set[str]:
         ):
             return frozenset(files)
     raise ConfigError(
-        f"{folder} is there and holds no export for {trainer.name} with a list of its files "
-        f"({LIST})\n"
-        "  choose another --out, or move it away"
+        "file-exists",
+        f"the folder exists and contains no export for {trainer.name} with a list of its files "
+        f"({LIST})",
+        place=(str(folder),),
+        hint="use another --out, or move the folder",
     )
 
 

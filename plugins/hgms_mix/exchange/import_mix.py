@@ -24,8 +24,11 @@ def mix_file(
     """The text of a mix file. What the configuration cannot know is left to fill in, and said."""
     if len(brought.sources) < 2:
         raise ConfigError(
-            f"{origin} names one data set, and a mixture has at least two\n"
-            "  hgms mix reads a source a file: split it by where rows come from"
+            "wrong-length",
+            f"the configuration has {len(brought.sources)} data set, but a mixture requires at "
+            "least 2",
+            place=(str(origin),),
+            hint="split the data set by the origin of its rows: hgms mix reads one source per file",
         )
     document = tomlkit.document()
     document.add(tomlkit.comment(f"From {origin.name}, a configuration of {trainer.name}."))
@@ -69,9 +72,14 @@ def bring(trainer: Trainer, origin: Path, out: Path, validation: str | None = No
     Errors: ConfigError for a configuration that cannot be read, or whose shares cannot be known.
     """
     if out.exists():
-        raise ConfigError(f"{out} is there already\n  choose another --out, or move it away")
+        raise ConfigError(
+            "file-exists",
+            "the file already exists",
+            place=(str(out),),
+            hint="use another --out, or move the file",
+        )
     if not origin.is_file():
-        raise ConfigError(f"there is no file {origin}")
+        raise ConfigError("missing-file", "the file does not exist", place=(str(origin),))
     brought = trainer.read(origin)
     unknown = [name for name, table in brought.sources.items() if table.get("revision") == COMMIT]
     if unknown:

@@ -18,7 +18,15 @@ from torch.utils.data import Dataset, IterableDataset
 
 from hgms.integrations import moved, undisturbed
 from hgms.runs import load_state, save_state
-from hgms_core import CheckpointError, ConfigError, Key, MissingExtra, OuterOptimizer, State
+from hgms_core import (
+    CheckpointError,
+    ConfigError,
+    HgmsError,
+    Key,
+    MissingExtra,
+    OuterOptimizer,
+    State,
+)
 from hgms_mix.exchange.plan import Epochs, Plan
 from hgms_mix.exchange.rules import Alignment, Loss, Losses, Rule
 from hgms_mix.exchange.trainer import normalised
@@ -27,8 +35,9 @@ try:
     from transformers import Trainer, TrainerCallback
 except ModuleNotFoundError as error:
     raise MissingExtra(
-        f"the callback for the Trainer needs transformers ({error.name} is not installed)\n"
-        "  pip install 'hgms[llm]'"
+        "missing-package",
+        f"MixtureCallback requires transformers, but {error.name} is not installed",
+        install="pip install 'hgms[llm]'",
     ) from error
 
 __all__ = ["Alignment", "Losses", "MixtureCallback"]
@@ -131,10 +140,12 @@ class MixtureCallback(TrainerCallback):
             not isinstance(count, int) or count < 1 for count in sources.values()
         ):
             raise ConfigError(
-                f"'sources' must have the number of rows of two sources or more: {dict(sources)}"
+                "wrong-value",
+                f"sources={dict(sources)} must give the numbers of rows of at least two sources",
+                place=("sources",),
             )
         if every < 1:
-            raise ConfigError(f"'every' must be 1 or more: {every}")
+            raise ConfigError("out-of-range", f"every={every} must be at least 1", place=("every",))
         shares = (
             {name: float(count) for name, count in sources.items()}
             if start is None
@@ -144,7 +155,10 @@ class MixtureCallback(TrainerCallback):
             not 0 <= share < math.inf for share in shares.values()
         ):
             raise ConfigError(
-                f"'start' must have a weight ≥ 0 of each source ({', '.join(sources)}): {shares}"
+                "wrong-value",
+                f"start={shares} must have one finite weight of at least 0 per source: "
+                f"{', '.join(sources)}",
+                place=("start",),
             )
         self.outer, self.rule, self.every, self.validation, self.loss = (
             outer,
@@ -153,8 +167,11 @@ class MixtureCallback(TrainerCallback):
             validation,
             loss,
         )
-        self.rule.check(tuple(sources))
-        first = normalised(shares)
+        try:
+            self.rule.check(tuple(sources))
+        except HgmsError as error:
+            raise error.at("rule") from None
+        first = normalised(shares, ("start",))
         weights = torch.tensor([first[name] for name in sources], dtype=torch.float64)
         self._start = (weights / weights.max()).clamp_min(math.exp(-30)).log()
         self.plan, self.key = Plan(sources, Key(seed).fold("mixture")), Key(seed)
@@ -182,26 +199,32 @@ class MixtureCallback(TrainerCallback):
         total = sum(self.plan.sizes)
         if isinstance(rows, MixedRows):
             raise ConfigError(
-                "the rows of this trainer are mixed already: make the trainer anew before "
-                "another callback"
+                "conflicting-options",
+                "the rows of this trainer are already mixed by another callback",
+                place=("trainer", "train_dataset"),
+                hint="create a new trainer for each callback",
             )
         if not _by_number(rows):
             raise ConfigError(
-                "rows are taken by their number, which train_dataset, of the type "
-                f"{type(rows).__name__}, does not have\n"
-                "  give a data set with rows by number, no IterableDataset"
+                "wrong-type",
+                f"train_dataset of type {type(rows).__name__} must have rows by number",
+                place=("trainer", "train_dataset"),
+                hint="use a data set with rows by number instead of an IterableDataset",
             )
         if len(rows) != total:
             raise ConfigError(
-                f"train_dataset has {len(rows)} rows, and 'sources' says {total}: {self._sizes}\n"
-                "  rows of the sources one after the other; without packing, which puts rows of "
-                "several into one"
+                "wrong-length",
+                f"train_dataset has {len(rows)} rows, but sources={self._sizes} has {total}",
+                place=("trainer", "train_dataset"),
+                hint="concatenate the rows of the sources in this order, without packing",
             )
         if self.rule.upper and not (_by_number(validation) and len(validation)):
             raise ConfigError(
-                f"the rule {self.rule.name} compares with validation rows: give 'validation', or "
-                "the trainer an eval_dataset\n"
-                "  one data set with rows by number, not several by name"
+                "no-rows",
+                f"rule={self.rule.name!r} requires validation rows by number, but there are none",
+                place=("validation",),
+                hint="set validation, or eval_dataset of the trainer, to one data set with rows "
+                "by number",
             )
         self._checked(trainer.args)
         self._trainer = trainer
@@ -217,8 +240,10 @@ class MixtureCallback(TrainerCallback):
     def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         if self._trainer is None:
             raise ConfigError(
-                "the callback was not attached: call callback.attach(trainer) instead of "
-                "add_callback"
+                "not-attached",
+                "the callback is not attached to the trainer",
+                place=("trainer",),
+                hint="call callback.attach(trainer) instead of trainer.add_callback(callback)",
             )
         self._checked(args)
         if state.global_step > 0 and not self._loaded:
@@ -277,9 +302,10 @@ class MixtureCallback(TrainerCallback):
         path = Path(folder) / FILE
         if not path.is_file():
             raise CheckpointError(
-                f"the training goes on from a checkpoint, and {path} is not there: its mixture "
-                "is unknown\n"
-                "  load it from the folder it is in with callback.load(…), or begin anew"
+                "missing-file",
+                "the checkpoint has no mixture, so the training cannot resume",
+                place=(str(path),),
+                hint="call callback.load with the folder of this file, or start the training again",
             )
         state = load_state(path)
         if (list(state["sources"].items()), state["seed"]) != (
@@ -287,13 +313,17 @@ class MixtureCallback(TrainerCallback):
             self.key.seed,
         ):
             raise CheckpointError(
-                f"{path} is of other sources (by name, rows or order) or another seed: "
-                f"{state['sources']}, "
-                f"seed {state['seed']}; here {self._sizes}, seed {self.key.seed}"
+                "other-settings",
+                f"the file has sources={state['sources']} and seed={state['seed']}, but the "
+                f"callback has sources={self._sizes} and seed={self.key.seed}",
+                place=(str(path),),
             )
         if state["memory"].keys() != self.outer.init({"logits": self.theta}).keys():
             raise CheckpointError(
-                f"{path} was written with another outer optimiser than {type(self.outer).__name__}"
+                "other-settings",
+                "the file was written with another outer optimiser than "
+                f"{type(self.outer).__name__}",
+                place=(str(path),),
             )
         self.theta = state["theta"]
         self._memory = state["memory"]
@@ -374,52 +404,62 @@ class MixtureCallback(TrainerCallback):
         )
         if self.rows.furthest >= place:
             raise ConfigError(
-                f"the loader reads further ahead (row {self.rows.furthest}) than one batch (row "
-                f"{place}): a resumed training would differ"
+                "not-supported",
+                f"the data loader has read row {self.rows.furthest}, but must read at most one "
+                f"batch ahead (row {place - 1}), so that a resumed training is the same",
+                place=("train_dataloader",),
             )
         return int(place)
 
     def _checked(self, args: Any) -> None:
         if not hasattr(args, "train_sampling_strategy"):
             raise ConfigError(
-                "MixtureCallback keeps the order of rows by train_sampling_strategy, which this "
-                "transformers does not have\n"
-                "  pip install -U transformers"
+                "not-supported",
+                "MixtureCallback requires train_sampling_strategy, which this version of "
+                "transformers does not have",
+                place=("args", "train_sampling_strategy"),
+                install="pip install -U transformers",
             )
         faults = (
             (
                 args.world_size > 1,
-                (
-                    f"this training has {args.world_size} processes, and each would change the "
-                    "mixture by itself"
-                ),
+                "world_size",
+                "each process would change the mixture independently",
+                "use one process",
             ),
             (
                 args.dataloader_num_workers > 0,
-                "loader workers hold copies of the plan: set dataloader_num_workers=0",
+                "dataloader_num_workers",
+                "each worker would have a copy of the plan",
+                "set dataloader_num_workers=0",
             ),
             (
                 args.train_sampling_strategy not in ("random", "sequential"),
-                (
-                    "the order of rows is the mixture's: leave out "
-                    f"train_sampling_strategy={args.train_sampling_strategy!r}"
-                ),
+                "train_sampling_strategy",
+                "the mixture determines the order of rows",
+                "remove train_sampling_strategy",
             ),
             (
                 args.auto_find_batch_size,
-                "rows are planned for a known batch size: leave out auto_find_batch_size",
+                "auto_find_batch_size",
+                "the plan requires a fixed batch size",
+                "remove auto_find_batch_size",
             ),
             (
                 args.ignore_data_skip,
-                (
-                    "a resumed training would begin at the plan's first rows again: leave out "
-                    "ignore_data_skip"
-                ),
+                "ignore_data_skip",
+                "a resumed training would repeat the first rows",
+                "remove ignore_data_skip",
             ),
         )
-        for wrong, why in faults:
+        for wrong, name, why, hint in faults:
             if wrong:
-                raise ConfigError(f"MixtureCallback cannot work here: {why}")
+                raise ConfigError(
+                    "not-supported",
+                    f"{name}={getattr(args, name)!r} is not supported by MixtureCallback: {why}",
+                    place=("args", name),
+                    hint=hint,
+                )
 
 
 @contextlib.contextmanager

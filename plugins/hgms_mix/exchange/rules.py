@@ -6,10 +6,10 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, ClassVar, Protocol, final
 
 import torch
-from attrs import field, validators
+from attrs import field
 from torch import Tensor, nn
 
-from hgms.config import frozen
+from hgms.config import at_least, frozen
 from hgms_core import ConfigError
 
 Loss = Callable[[nn.Module, Any], Tensor]
@@ -56,8 +56,8 @@ class Alignment:
     """
 
     name: ClassVar[str] = "alignment"
-    rows: int = field(default=8, validator=validators.ge(1))
-    upper: int = field(default=8, validator=validators.ge(1))
+    rows: int = field(default=8, validator=at_least(1))
+    upper: int = field(default=8, validator=at_least(1))
 
     def check(self, names: Sequence[str]) -> None:
         return
@@ -99,15 +99,17 @@ class Losses:
     """
 
     name: ClassVar[str] = "losses"
-    rows: int = field(default=8, validator=validators.ge(1))
+    rows: int = field(default=8, validator=at_least(1))
     reference: Mapping[str, float] = field(factory=dict, hash=False)
     upper: ClassVar[int] = 0
 
     def check(self, names: Sequence[str]) -> None:
         if self.reference and set(self.reference) != set(names):
             raise ConfigError(
-                f"'reference' has losses of {', '.join(self.reference)}; the sources are "
-                f"{', '.join(names)}"
+                "wrong-value",
+                f"reference has losses of {', '.join(self.reference)}, but the sources are "
+                f"{', '.join(names)}",
+                place=("reference",),
             )
 
     def scores(

@@ -166,8 +166,10 @@ class Sampled:
         source = getattr(self.config.task, self.config.sample.of)[part.name]
         if content(part.name, source) != self.digests[part.name]:
             raise DataError(
-                f"source {part.name!r} changed since its rows were drawn\n"
-                "  hgms mix sample draws them anew"
+                "data-changed",
+                f"source {part.name!r} changed after its rows were drawn",
+                place=("task", self.config.sample.of, part.name),
+                hint="run hgms mix sample to draw them again",
             )
         return source
 
@@ -190,8 +192,10 @@ def sampled(
     folder = place if place.is_dir() else None
     if folder is not None and not (folder / "mix.toml").is_file():
         raise ConfigError(
-            f"{folder} is not a folder of hgms mix: it has no mix.toml\n"
-            "  name the folder that holds sample/, or the mix file"
+            "missing-file",
+            "the folder is not a folder of hgms mix, because it has no mix.toml",
+            place=(str(folder),),
+            hint="use the folder that contains sample/, or the mix file",
         )
     file = place if folder is None else folder / "mix.toml"
     config = load(file, sets, seed=seed, out=out, method=method, scale=scale, registry=registry)
@@ -201,15 +205,19 @@ def sampled(
     settings = json.loads(json.dumps(Sampling().inputs(Mix(config, folder))))
     if {key: manifest["inputs"].get(key) for key in settings} != settings:
         raise ConfigError(
-            f"the sample in {folder / 'sample'} was drawn with other settings than {file} has\n"
-            f"  draw it anew: {how}"
+            "other-settings",
+            f"the sample was drawn with other settings than those of {file}",
+            place=(str(folder / "sample"),),
+            hint=f"draw it again: {how}",
         )
     rows = folder / "sample" / "rows.jsonl.gz"
     recorded = manifest["outputs"]["rows.jsonl.gz"]["sha256"]
     if not rows.is_file() or hashlib.sha256(rows.read_bytes()).hexdigest() != recorded:
         raise CheckpointError(
-            f"damaged file {rows}: its contents do not match the recorded sha256\n"
-            f"  remove the folder {rows.parent}, then {how}"
+            "damaged-file",
+            "the file is damaged: its contents do not match the recorded SHA-256",
+            place=(str(rows),),
+            hint=f"remove the folder {rows.parent}, then run {how}",
         )
     facts = manifest["facts"]
     by_source = dict[str, list[Row]]()
@@ -245,11 +253,18 @@ def _manifest(path: Path, how: str) -> dict[str, Any]:
         manifest = {}
     except ValueError:
         raise CheckpointError(
-            f"damaged file {path}: it is not valid JSON\n"
-            f"  remove the folder {path.parent}, then {how}"
+            "damaged-file",
+            "the file is damaged: it is not valid JSON",
+            place=(str(path),),
+            hint=f"remove the folder {path.parent}, then run {how}",
         ) from None
     if manifest.get("status") != "done":
-        raise ConfigError(f"there is no finished sample in {path.parent}\n  draw it first: {how}")
+        raise ConfigError(
+            "missing-file",
+            "the folder contains no finished sample",
+            place=(str(path.parent),),
+            hint=f"draw it first: {how}",
+        )
     return dict(manifest)
 
 

@@ -14,6 +14,7 @@ from attrs import frozen
 
 from hgms.runs import replace_file
 from hgms_core import ConfigError, MissingExtra
+from hgms_core.errors import Place
 from hgms_mix.exchange.sample import Part, Sampled
 
 UNNAMED = "MODEL"
@@ -72,8 +73,9 @@ def yaml() -> Any:
         return importlib.import_module("yaml")
     except ModuleNotFoundError as error:
         raise MissingExtra(
-            "configurations of trainers are YAML, and pyyaml is not installed\n"
-            "  pip install 'hgms[llm]'"
+            "missing-package",
+            "configurations of trainers require pyyaml, which is not installed",
+            install="pip install 'hgms[llm]'",
         ) from error
 
 
@@ -85,19 +87,23 @@ def model_name(sample: Sampled) -> str:
 
     if sample.model.path is None:
         return UNNAMED
-    folder = model_folder(sample.model.path, "task.model.path")
+    folder = model_folder(sample.model.path, ("task", "model", "path"))
     return str(folder.resolve()) if folder.is_dir() else str(sample.model.path)
 
 
-def normalised(weights: Mapping[str, float]) -> dict[str, float]:
-    """Weights with the sum one.
+def normalised(weights: Mapping[str, float], place: Place = ()) -> dict[str, float]:
+    """Weights with the sum one; ``place`` is that of the weights, for the error if all are zero.
 
     >>> normalised({"a": 3, "b": 1})
     {'a': 0.75, 'b': 0.25}
     """
     total = sum(weights.values())
     if total <= 0:
-        raise ConfigError("every data set has the weight 0, so there is no mixture")
+        raise ConfigError(
+            "out-of-range",
+            f"all {len(weights)} data sets have the weight 0, but one must be greater than 0",
+            place=place,
+        )
     return {name: weight / total for name, weight in weights.items()}
 
 
@@ -163,7 +169,10 @@ def lora_alpha(lora: Any) -> int:
     """LoRA's alpha, of which trainers read whole numbers only; ConfigError where it is none."""
     if lora.alpha != int(lora.alpha):
         raise ConfigError(
-            f"the adapter has alpha = {lora.alpha:g}, and this trainer reads a whole number\n"
-            "  set finetune.adapter to one with a whole alpha: the drawn rows do not depend on it"
+            "not-supported",
+            f"alpha={lora.alpha:g} must be a whole number for this trainer",
+            place=("adapter", "alpha"),
+            hint="set finetune.adapter to an adapter with a whole alpha; the drawn rows do not "
+            "depend on it",
         )
     return int(lora.alpha)

@@ -98,21 +98,27 @@ def read(path: Path) -> Brought:
     listed = table.get("datasets")
     if not is_tables(listed, "path"):
         raise ConfigError(
-            f"{path} has no 'datasets': a list of {{path, type, …}}, as axolotl reads it"
+            "wrong-type",
+            f"datasets={listed!r} must be a list of tables {{path, type, …}}",
+            place=(str(path), "datasets"),
         )
     sources: dict[str, dict[str, Any]] = {}
     weights: dict[str, float] = {}
-    for part in listed:
-        name, source = of_load_dataset(part, path)
+    for number, part in enumerate(listed):
+        name, source = of_load_dataset(part, path, "datasets", number)
         name = unused(sources, name)
         share = part.get("weight", 1.0)
         if not isinstance(share, int | float) or not 0 < share <= 1:
             raise ConfigError(
-                f"{path}: weight = {share!r} of {part['path']!r}; axolotl takes the share of a "
-                "data set's rows, 0 < weight ≤ 1"
+                "out-of-range",
+                f"weight={share!r} of {part['path']!r} must be greater than 0 and at most 1, as "
+                "the share of its rows",
+                place=(str(path), "datasets", number, "weight"),
             )
-        sources[name], weights[name] = source, share * count_rows(name, source)
-    return Brought(sources=sources, mixture=normalised(weights), model=table.get("base_model"))
+        sources[name], weights[name] = source, share * count_rows(name, source, path)
+    return Brought(
+        sources=sources, mixture=normalised(weights, (str(path),)), model=table.get("base_model")
+    )
 
 
 AXOLOTL = Trainer(

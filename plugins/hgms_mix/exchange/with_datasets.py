@@ -79,23 +79,26 @@ def read(path: Path) -> Brought:
     listed = plan.get("datasets")
     if not is_tables(listed, "data_files"):
         raise ConfigError(
-            f"{path}: 'datasets' must be a list of {{name, data_files}}, as hgms mix export "
-            "writes it"
+            "wrong-type",
+            f"datasets={listed!r} must be a list of tables {{name, data_files}}, as in an export "
+            "of hgms mix",
+            place=(str(path), "datasets"),
         )
     sources: dict[str, dict[str, str]] = {}
-    for part in listed:
+    for number, part in enumerate(listed):
         name = unused(sources, str(part.get("name") or name_of(part["data_files"])))
-        sources[name] = {"path": located(str(path.resolve().parent / part["data_files"]), path)}
+        file = str(path.resolve().parent / part["data_files"])
+        sources[name] = {"path": located(file, path, "datasets", number, "data_files")}
     shares = plan.get("probabilities")
     if plan.get("stopping_strategy") == "all_exhausted_without_replacement":
-        weights = {name: float(count_rows(name, table)) for name, table in sources.items()}
+        weights = {name: float(count_rows(name, table, path)) for name, table in sources.items()}
     elif shares is None:
         weights = dict.fromkeys(sources, 1.0)  # in turn
     else:
         weights = dict(
-            zip(sources, numbers(shares, len(sources), f"{path}: probabilities"), strict=True)
+            zip(sources, numbers(shares, len(sources), (str(path), "probabilities")), strict=True)
         )
-    return Brought(sources=sources, mixture=normalised(weights))
+    return Brought(sources=sources, mixture=normalised(weights, (str(path),)))
 
 
 DATASETS = Trainer(

@@ -8,7 +8,8 @@ from pathlib import Path
 from typing import Any
 
 from hgms.runs import replace_file
-from hgms_core import ConfigError, closest
+from hgms_core import ConfigError
+from hgms_core.errors import Place, unknown_name
 from hgms_mix.exchange.configuration import (
     count_rows,
     located,
@@ -95,62 +96,78 @@ def read(path: Path) -> Brought:
     names = table.get("dataset")
     names = [name.strip() for name in names.split(",")] if isinstance(names, str) else names
     if not isinstance(names, list) or not names or not all(isinstance(name, str) for name in names):
-        raise ConfigError(f"{path} has no 'dataset': names of dataset_info.json, with commas")
+        raise ConfigError(
+            "wrong-type",
+            f"dataset={names!r} must be names of dataset_info.json, separated by commas",
+            place=(str(path), "dataset"),
+        )
     folder = _folder(str(table.get("dataset_dir", "data")), path)
     info = read_mapping(folder / "dataset_info.json", "list of data sets")
-    sources = {name: _source(name, info, folder) for name in names}
+    sources = {name: _source(name, info, folder, (str(path), "dataset")) for name in names}
     strategy = table.get("mix_strategy", "concat")
     shares = table.get("interleave_probs")
     if strategy in ("concat", "interleave_once"):
-        most = _whole(table.get("max_samples"), f"{path}: max_samples")
-        weights = {name: float(_rows(name, sources[name], info[name], most)) for name in names}
+        most = _whole(table.get("max_samples"), (str(path), "max_samples"))
+        listed = folder / "dataset_info.json"
+        weights = {
+            name: float(_rows(name, sources[name], info[name], most, listed)) for name in names
+        }
     elif shares is None:
         weights = dict.fromkeys(names, 1.0)  # in turn
     else:
         weights = dict(
-            zip(names, numbers(shares, len(names), f"{path}: interleave_probs"), strict=True)
+            zip(names, numbers(shares, len(names), (str(path), "interleave_probs")), strict=True)
         )
     return Brought(
-        sources=sources, mixture=normalised(weights), model=table.get("model_name_or_path")
+        sources=sources,
+        mixture=normalised(weights, (str(path),)),
+        model=table.get("model_name_or_path"),
     )
 
 
 def _folder(name: str, file: Path) -> Path:
     if (place := place_of(f"{name}/dataset_info.json", file)) is None:
         raise ConfigError(
-            f"there is no {name}/dataset_info.json here or beside {file}\n"
-            "  run this where LLaMA-Factory would be started"
+            "missing-file",
+            f"there is no {name}/dataset_info.json in the current folder or next to {file.name}",
+            place=(str(file), "dataset_dir"),
+            hint="run this command in the folder where LLaMA-Factory is started",
         )
     return place.parent
 
 
-def _source(name: str, info: Mapping[str, Any], folder: Path) -> dict[str, Any]:
+def _source(name: str, info: Mapping[str, Any], folder: Path, place: Place) -> dict[str, Any]:
     if not isinstance(info.get(name), dict):
-        near = closest(name, info)
-        raise ConfigError(
-            f"dataset_info.json has no data set {name!r}"
-            + (f"; did you mean {near!r}?" if near else "")
-        )
+        raise unknown_name("data set", name, info, place)
     entry = info[name]
     if isinstance(file := entry.get("file_name"), str):
-        return {"path": located(str(folder / file), folder / "dataset_info.json")}
+        listed = folder / "dataset_info.json"
+        return {"path": located(str(folder / file), listed, name, "file_name")}
     if isinstance(hub := entry.get("hf_hub_url"), str):
         return of_hub(hub, subset=entry.get("subset"), split=entry.get("split"))
     raise ConfigError(
-        f"the data set {name!r} of dataset_info.json has neither a 'file_name' nor an "
-        "'hf_hub_url' that is a text"
+        "missing-option",
+        f"the data set {name!r} has no file_name or hf_hub_url",
+        place=(str(folder / "dataset_info.json"), name),
+        hint="set one of them to a text",
     )
 
 
-def _rows(name: str, source: Mapping[str, Any], entry: Mapping[str, Any], most: int | None) -> int:
-    asked = _whole(entry.get("num_samples"), f"dataset_info.json, {name}: num_samples")
-    count = count_rows(name, source) if asked is None else asked
+def _rows(
+    name: str, source: Mapping[str, Any], entry: Mapping[str, Any], most: int | None, listed: Path
+) -> int:
+    asked = _whole(entry.get("num_samples"), (str(listed), name, "num_samples"))
+    count = count_rows(name, source, listed) if asked is None else asked
     return count if most is None else min(count, most)
 
 
-def _whole(value: Any, where: str) -> int | None:
+def _whole(value: Any, place: Place) -> int | None:
     if value is not None and (not isinstance(value, int) or isinstance(value, bool) or value < 0):
-        raise ConfigError(f"{where} = {value!r} is no number of rows")
+        raise ConfigError(
+            "wrong-value",
+            f"{place[-1]}={value!r} must be a whole number of at least 0",
+            place=place,
+        )
     return value
 
 

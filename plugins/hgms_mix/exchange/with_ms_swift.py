@@ -82,8 +82,9 @@ def read(path: Path) -> Brought:
         or not all(isinstance(entry, str) for entry in listed)
     ):
         raise ConfigError(
-            f"{path} has no 'dataset': files or names of data sets, each with #ROWS behind it or "
-            "not"
+            "wrong-type",
+            f"dataset={listed!r} must be a list of files or data sets, optionally with #ROWS",
+            place=(str(path), "dataset"),
         )
     sources: dict[str, dict[str, Any]] = {}
     counts: dict[str, int | None] = {}
@@ -95,14 +96,16 @@ def read(path: Path) -> Brought:
     if shares is not None:
         shares = shares.split() if isinstance(shares, str) and "," not in shares else shares
         weights = dict(
-            zip(sources, numbers(shares, len(sources), f"{path}: interleave_prob"), strict=True)
+            zip(sources, numbers(shares, len(sources), (str(path), "interleave_prob")), strict=True)
         )
     else:
         weights = {
-            name: float(count_rows(name, sources[name]) if count is None else count)
+            name: float(count_rows(name, sources[name], path) if count is None else count)
             for name, count in counts.items()
         }
-    return Brought(sources=sources, mixture=normalised(weights), model=table.get("model"))
+    return Brought(
+        sources=sources, mixture=normalised(weights, (str(path),)), model=table.get("model")
+    )
 
 
 def _entry(entry: str, file: Path) -> tuple[str, dict[str, Any], int | None]:
@@ -114,8 +117,11 @@ def _entry(entry: str, file: Path) -> tuple[str, dict[str, Any], int | None]:
     hub, _, rest = place.partition("::") if "::" in place else ("ms", "", place)
     if hub.lower() != "hf":
         raise ConfigError(
-            f"{file}: {place!r} is no file here, and is looked for on ModelScope\n"
-            "  fetch it and name the file, or write hf:: before a data set of the Hugging Face Hub"
+            "not-supported",
+            f"{place!r} is not a local file, and data sets of ModelScope are not supported",
+            place=(str(file), "dataset"),
+            hint="download it and use the file, or add hf:: before a data set of the Hugging Face "
+            "Hub",
         )
     name, _, subset = rest.partition(":")
     return name.split("/")[-1], of_hub(name, subset=subset), count

@@ -48,12 +48,17 @@ def write(sample: Sampled, folder: Path) -> Sequence[str]:
     kind = dtype_of(len(sample.tokenizer))
     if end is None:
         raise ConfigError(
-            "the tokenizer has no end token, by which OLMo-core finds where a row ends"
+            "missing-token",
+            "the tokenizer has no end token, but OLMo-core requires one at the end of each row",
+            place=("tokenizer",),
         )
     if missing := [part.name for part in sample.parts if part.name not in sample.tables]:
         raise DataError(
-            f"no row of {missing[0]!r} is short enough in the tokens of the tuned model\n"
-            "  raise task.max_length"
+            "no-rows",
+            f"all rows of {missing[0]!r} have more than "
+            f"max_length={sample.config.task.max_length} tokens of the fine-tuned model",
+            place=("task", "max_length"),
+            hint="increase task.max_length",
         )
     (folder / "tokens").mkdir(parents=True, exist_ok=True)
     lengths: dict[str, int] = {}
@@ -123,11 +128,14 @@ def read(path: Path) -> Brought:
     listed = read_mapping(path, "list of sources of OLMo-core").get("sources")
     if not is_tables(listed, "source_name"):
         raise ConfigError(
-            f"{path} has no 'sources': a list of {{source_name, target_ratio, paths}}, as "
-            "OLMo-core reads it"
+            "wrong-type",
+            f"sources={listed!r} must be a list of tables {{source_name, target_ratio, paths}}",
+            place=(str(path), "sources"),
         )
     ratios = numbers(
-        [part.get("target_ratio") for part in listed], len(listed), f"{path}: target_ratio"
+        [part.get("target_ratio") for part in listed],
+        len(listed),
+        (str(path), "sources", "target_ratio"),
     )
     stems = stems_of(sorted({part["source_name"] for part in listed}))
     sources: dict[str, dict[str, Any]] = {}
@@ -137,7 +145,7 @@ def read(path: Path) -> Brought:
         sources[name] = {"path": _rows(part["source_name"], stems, path)}
         weights[name] = ratio / _mean_length(name, sources[name])
     note = "shares of tokens were made shares of rows by the mean number of characters of a row"
-    return Brought(sources=sources, mixture=normalised(weights), notes=[note])
+    return Brought(sources=sources, mixture=normalised(weights, (str(path),)), notes=[note])
 
 
 def _rows(name: str, stems: Mapping[str, str], file: Path) -> str:
@@ -145,9 +153,11 @@ def _rows(name: str, stems: Mapping[str, str], file: Path) -> str:
     rows = file.resolve().parent / "rows" / f"{stems[name]}.jsonl"
     if not rows.is_file():
         raise ConfigError(
-            "OLMo-core's files hold tokens, and hgms mix reads rows of text: there is no "
-            f"rows/{rows.name} beside {file}\n"
-            f"  put the rows of {name!r} there"
+            "missing-file",
+            "the file does not exist: OLMo-core's own files contain tokens, but hgms mix requires "
+            "rows of text",
+            place=(str(rows),),
+            hint=f"write the rows of {name!r} to this file",
         )
     return located(str(rows), file)
 

@@ -105,24 +105,36 @@ def read(path: Path) -> Brought:
             }
         ]
     if not is_tables(listed, "path"):
-        raise ConfigError(f"{path} has no 'datasets': a list of {{path, …}}, as `trl sft` reads it")
+        raise ConfigError(
+            "wrong-type",
+            f"datasets={listed!r} must be a list of tables {{path, …}}",
+            place=(str(path), "datasets"),
+        )
     sources: dict[str, dict[str, Any]] = {}
-    for part in listed:
-        name, source = of_load_dataset(part, path)
+    for number, part in enumerate(listed):
+        name, source = of_load_dataset(part, path, "datasets", number)
         sources[unused(sources, name)] = source
     fractions = [part.get("fraction") for part in listed]
     if all(fraction is None for fraction in fractions):
-        weights = {name: float(count_rows(name, source)) for name, source in sources.items()}
+        weights = {name: float(count_rows(name, source, path)) for name, source in sources.items()}
     elif any(fraction is None for fraction in fractions):
         raise ConfigError(
-            f"{path}: trl wants 'fraction' for all data sets of a mixture, or for none"
+            "missing-option",
+            "fraction must be set for all data sets or for none",
+            place=(str(path), "datasets", fractions.index(None), "fraction"),
         )
     else:
         weights = dict(
-            zip(sources, numbers(fractions, len(sources), f"{path}: fraction"), strict=True)
+            zip(
+                sources,
+                numbers(fractions, len(sources), (str(path), "datasets", "fraction")),
+                strict=True,
+            )
         )
     return Brought(
-        sources=sources, mixture=normalised(weights), model=table.get("model_name_or_path")
+        sources=sources,
+        mixture=normalised(weights, (str(path),)),
+        model=table.get("model_name_or_path"),
     )
 
 

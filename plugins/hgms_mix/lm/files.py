@@ -21,7 +21,8 @@ from typing import Any, BinaryIO, Protocol, cast
 
 from attrs import frozen
 
-from hgms_core import ConfigError, DataError, MissingExtra, closest
+from hgms_core import ConfigError, DataError, MissingExtra, closest, first_line
+from hgms_core.errors import Place
 from hgms_mix.lm.formats import RAW, BadRow, Row, detect
 
 PACKED = (".gz", ".zst")
@@ -32,7 +33,7 @@ Rows = Iterator[tuple[str, Row | BadRow]]
 """Each row with where it stands; a row that is not an object as the reason why."""
 
 
-class Place(Protocol):
+class Origin(Protocol):
     """Where a source's rows are: in the files of ``path``, or in a data set of the Hub. ``fields``
     says which column is which field.
     """
@@ -69,8 +70,8 @@ class Named:
             near = closest(column, map(str, row))
             hint = f" (did you mean {near!r}?)" if near else ""
             return BadRow(
-                f"no {column!r}, which 'fields' has for {name!r}{hint}; it has: "
-                f"{', '.join(map(str, row)) or 'nothing'}"
+                f"no column {column!r}, which fields requires for {name!r}{hint}; it has: "
+                f"{', '.join(map(str, row)) or '(none)'}"
             )
         own = {
             key: value
@@ -86,19 +87,26 @@ Raw = Iterator[tuple[str, Unread]]
 """The same as ``Rows``, of those."""
 WATCHED = 1024
 """Rows between two calls of who watches the reading."""
+Reader = Callable[[str, Place, BinaryIO], Raw]
+"""Reads the rows of an open file: of its name (for messages), the place of its path, and itself."""
 
 
-def expand(path: str, where: str) -> Path:
-    """The path with ``~`` and ``$VARIABLES`` replaced; a variable that is not set is named."""
+def expand(path: str, place: Place) -> Path:
+    """The path with ``~`` and ``$VARIABLES`` replaced.
+
+    Errors: ConfigError at ``place`` for a variable that is not set.
+    """
 
     def value(match: re.Match[str]) -> str:
         variable = match[1] or match[2]
         if variable not in os.environ:
             near = difflib.get_close_matches(variable, os.environ, n=1, cutoff=0.75)
-            hint = f" (did you mean ${near[0]}?)" if near else ""
-            cure = f"export {variable}=FOLDER, or write the path out"
             raise ConfigError(
-                f"{where}: the environment variable {variable} is not set{hint}\n  {cure}"
+                "missing-variable",
+                f"the environment variable {variable} in {path!r} is not set",
+                place=place,
+                hint=f"export {variable}=FOLDER, or write the full path",
+                did_you_mean=[f"${name}" for name in near],
             )
         return os.environ[variable]
 
@@ -109,39 +117,55 @@ def as_written(text: str, path: str) -> str:
     """A message of a library with the path as the configuration has it: a variable's value may
     be nobody else's business.
     """
-    return text.replace(str(expand(path, path)), path)
+    return text.replace(str(expand(path, ())), path)
 
 
-def files_at(path: str, where: str) -> list[Path]:
+def files_at(path: str, place: Place) -> list[Path]:
     """The existing files that ``path`` names: one, those of a folder, or those that a pattern fits,
-    in the order of their paths. Messages show the path as it is written."""
-    file = expand(path, where)
-    known = f"known: {', '.join(READERS)}, plain, {' or '.join(PACKED)}"
+    in the order of their paths. Messages show the path as it is written; ``place`` is its place in
+    errors."""
+    file = expand(path, place)
+    known = f"available: {', '.join(READERS)}, plain, {' or '.join(PACKED)}"
     if file.is_file():
         if _ending(file) in READERS:
             return [file]
-        raise DataError(f"{where}: cannot tell what kind of file {path} is\n  {known}")
+        raise DataError(
+            "wrong-format", f"the file {path} is of no known kind", place=place, hint=known
+        )
     pattern = glob.has_magic(str(file))
     matched = sorted(map(Path, glob.glob(str(file), recursive=True))) if pattern else []
     inside = sorted(file.iterdir()) if file.is_dir() and os.access(file, os.R_OK) else matched
     if files := [name for name in inside if name.is_file() and _ending(name) in READERS]:
         return files
     if pattern:
-        other = f"; it fits {', '.join(name.name for name in matched[:5])}" if matched else ""
-        raise DataError(f"{where}: {path}: no file fits the pattern{other}\n  {known}")
+        other = ", ".join(name.name for name in matched[:5])
+        raise DataError(
+            "missing-file",
+            f"the pattern {path} matches only files of no known kind: {other}"
+            if matched
+            else f"the pattern {path} matches no file",
+            place=place,
+            hint=known,
+        )
     folder = file if file.is_dir() else file.parent
-    what = "is a folder without a file to read" if file.is_dir() else "there is no such file"
+    what = f"the folder {path} has no file to read"
+    if not file.is_dir():
+        what = f"the file {path} does not exist"
     try:
         names = sorted(other.name for other in folder.iterdir() if _ending(other) in READERS)
     except OSError:
         raise DataError(
-            f"{where}: {path}: {what}, and its folder cannot be read\n  check the path"
+            "missing-file",
+            f"{what}, and its folder cannot be read",
+            place=place,
+            hint="check the path",
         ) from None
-    near = difflib.get_close_matches(file.name, names, n=1, cutoff=0.6)
-    hint = f"; did you mean {near[0]!r}?" if near else ""
     raise DataError(
-        f"{where}: {path}: {what}{hint}\n  available there: "
-        f"{', '.join(names[:20]) or '(nothing to read)'}"
+        "missing-file",
+        what,
+        place=place,
+        hint=f"available in this folder: {', '.join(names[:20]) or '(none)'}",
+        did_you_mean=difflib.get_close_matches(file.name, names, n=1, cutoff=0.6),
     )
 
 
@@ -150,58 +174,67 @@ def _ending(file: Path) -> str:
 
 
 @contextlib.contextmanager
-def reading(where: str) -> Iterator[None]:
-    """Errors below the rows become DataErrors that name the source."""
+def reading(file: str, place: Place) -> Iterator[None]:
+    """Errors below the rows become DataErrors with the file's name and place."""
     try:
         yield
     except (EOFError, zlib.error, gzip.BadGzipFile) as error:
         raise DataError(
-            f"{where}: the gzip stream is truncated or damaged ({error})\n  fetch the file again"
+            "damaged-file",
+            f"the gzip file {file} is truncated or damaged: {error}",
+            place=place,
+            hint="download the file again",
         ) from None
     except OSError as error:
         raise DataError(
-            f"{where}: cannot be read: {error.strerror or error}\n  check the path and its rights"
+            "unreadable-file",
+            f"{file} cannot be read: {error.strerror or error}",
+            place=place,
+            hint="check the path and its permissions",
         ) from None
 
 
 def raw_rows(
-    where: str, source: Place, watch: Callable[[int, int], None] = lambda done, total: None
+    where: Place, source: Origin, watch: Callable[[int, int], None] = lambda done, total: None
 ) -> Raw:
-    """All rows of a source, before it chooses among them, with lines of JSON unparsed; ``where``
-    names it in messages. ``watch`` hears how many bytes of the files were read, of how many."""
+    """All rows of a source, before it chooses among them, with lines of JSON unparsed; ``where`` is
+    the source's place in errors. ``watch`` hears how many bytes of the files were read, of how
+    many.
+    """
     rows = _raw_rows(where, source, watch)
     fields = source.fields
     yield from ((place, Named(row, fields)) for place, row in rows) if fields else rows
 
 
-def _raw_rows(where: str, source: Place, watch: Callable[[int, int], None]) -> Raw:
+def _raw_rows(where: Place, source: Origin, watch: Callable[[int, int], None]) -> Raw:
     if source.path is None:
         yield from _hub(where, source)
         return
-    files = files_at(source.path, where)
+    at = (*where, "path")
+    files = files_at(source.path, at)
     sizes = [file.stat().st_size for file in files]
     before = 0
     for file, size in zip(files, sizes, strict=True):
-        at = where if len(files) == 1 else f"{where}, {file.name}"
-        with reading(at), file.open("rb") as raw, _opened(at, file, raw) as stream:
-            for number, (place, row) in enumerate(READERS[_ending(file)](at, stream)):
+        name = source.path if len(files) == 1 else file.name
+        with reading(name, at), file.open("rb") as raw, _opened(name, at, file, raw) as stream:
+            for number, (place, row) in enumerate(READERS[_ending(file)](name, at, stream)):
                 if number % WATCHED == 0:
                     watch(before + raw.tell(), sum(sizes))
                 yield (place if len(files) == 1 else f"{file.name}, {place}"), row
         before += size
 
 
-def _opened(where: str, file: Path, raw: BinaryIO) -> BinaryIO:
+def _opened(name: str, at: Place, file: Path, raw: BinaryIO) -> BinaryIO:
     if file.suffix == ".zst":
-        return cast(BinaryIO, io.BufferedReader(_Unpacked(where, file), 2**20))
+        return cast(BinaryIO, io.BufferedReader(_Unpacked(name, at, file), 2**20))
     return cast(BinaryIO, gzip.open(raw)) if file.suffix == ".gz" else raw
 
 
 class _Unpacked(io.RawIOBase):
     """A Zstandard stream that is unpacked as it is read, and can go back to its beginning."""
 
-    def __init__(self, where: str, file: Path) -> None:
-        self._pa, _ = _arrow(where, "zstd")
+    def __init__(self, name: str, at: Place, file: Path) -> None:
+        self._pa, _ = _arrow(name, at)
         self._file = str(file)
         self._stream = self._begun()
 
@@ -230,7 +263,7 @@ class _Unpacked(io.RawIOBase):
         return 0
 
 
-def _head(where: str, stream: BinaryIO) -> bytes:
+def _head(name: str, at: Place, stream: BinaryIO) -> bytes:
     """The first bytes of a text. Refuses the encoding that spreadsheets and Windows write, which
     would else be a list of bad rows."""
     head = stream.read(4096)
@@ -238,8 +271,10 @@ def _head(where: str, stream: BinaryIO) -> bytes:
     zeros = head.count(0)
     if head.startswith((b"\xff\xfe", b"\xfe\xff")) or (zeros and zeros >= len(head) // 4):
         raise DataError(
-            f"{where}: it is UTF-16 (or 32), not UTF-8\n"
-            "  convert it: iconv -f UTF-16 -t UTF-8 OLD > NEW"
+            "wrong-format",
+            f"{name} is UTF-16 or UTF-32, not UTF-8",
+            place=at,
+            hint="convert it: iconv -f UTF-16 -t UTF-8 OLD > NEW",
         )
     return head.removeprefix(BYTE_ORDER_MARK).lstrip()
 
@@ -252,9 +287,9 @@ def _numbered(stream: BinaryIO) -> Iterator[tuple[int, bytes]]:
             yield number, text
 
 
-def _lines(where: str, stream: BinaryIO) -> Rows:
+def _lines(name: str, at: Place, stream: BinaryIO) -> Rows:
     """A text a line."""
-    _head(where, stream)
+    _head(name, at, stream)
     for number, line in _numbered(stream):
         try:
             yield f"line {number}", {RAW: line.decode().rstrip("\r\n")}
@@ -262,9 +297,9 @@ def _lines(where: str, stream: BinaryIO) -> Rows:
             yield f"line {number}", BadRow(f"it is not UTF-8 (byte {error.start})")
 
 
-def _delimited(where: str, stream: BinaryIO, *, delimiter: str) -> Rows:
+def _delimited(name: str, at: Place, stream: BinaryIO, *, delimiter: str) -> Rows:
     """The rows of a table whose first line names the fields; every value is text."""
-    _head(where, stream)
+    _head(name, at, stream)
     text = io.TextIOWrapper(stream, encoding="utf-8-sig", newline="")
     before = csv.field_size_limit(2**31 - 1)
     reader = csv.reader(text, delimiter=delimiter, strict=True)
@@ -279,25 +314,32 @@ def _delimited(where: str, stream: BinaryIO, *, delimiter: str) -> Rows:
             else:
                 yield (
                     place,
-                    BadRow(f"it has {len(values)} fields, and the first line names {len(names)}"),
+                    BadRow(f"it has {len(values)} fields, but the first line has {len(names)}"),
                 )
     except UnicodeDecodeError as error:
-        at = f"{where}: line {reader.line_num + 1}"
-        raise DataError(f"{at}: it is not UTF-8\n  convert it to UTF-8 ({error.reason})") from None
+        raise DataError(
+            "wrong-format",
+            f"line {reader.line_num + 1} of {name} is not UTF-8: {error.reason}",
+            place=at,
+            hint="convert it to UTF-8",
+        ) from None
     except csv.Error as error:
         raise DataError(
-            f"{where}: malformed CSV on line {reader.line_num}: {error}\n  mend the file"
+            "wrong-format",
+            f"line {reader.line_num} of {name} is malformed CSV: {error}",
+            place=at,
+            hint="correct the file",
         ) from None
     finally:
         csv.field_size_limit(before)
         text.detach()  # the file is its opener's to close
 
 
-def _json(where: str, stream: BinaryIO, *, lines: bool) -> Raw:
+def _json(name: str, at: Place, stream: BinaryIO, *, lines: bool) -> Raw:
     """What is inside decides, whatever the file is called: an array, an object around one, or an
     object a line.
     """
-    start = _head(where, stream)[:1]
+    start = _head(name, at, stream)[:1]
     first = stream.readline()
     rest = stream.readline()
     while rest and not rest.strip():
@@ -306,7 +348,7 @@ def _json(where: str, stream: BinaryIO, *, lines: bool) -> Raw:
     if start == b"[" or (
         not lines and start == b"{" and (not rest or isinstance(_parsed(first), BadRow))
     ):
-        yield from _array(where, stream.read())
+        yield from _array(name, at, stream.read())
         return
     for number, line in _numbered(stream):
         yield f"line {number}", line
@@ -337,26 +379,35 @@ def _object(row: Any) -> Row | BadRow:
     return row if isinstance(row, dict) else BadRow(f"it is a {type(row).__name__}, not an object")
 
 
-def _array(where: str, data: bytes) -> Rows:
+def _array(name: str, at: Place, data: bytes) -> Rows:
     try:
         value = json.loads(data.removeprefix(BYTE_ORDER_MARK))
     except UnicodeDecodeError as error:
         raise DataError(
-            f"{where}: it is not UTF-8 (byte {error.start})\n  convert it to UTF-8"
+            "wrong-format",
+            f"byte {error.start} of {name} is not UTF-8",
+            place=at,
+            hint="convert it to UTF-8",
         ) from None
     except json.JSONDecodeError as error:
         raise DataError(
-            f"{where}: malformed JSON on line {error.lineno}, column {error.colno}: {error.msg}\n"
-            "  an array is read whole or not at all: mend that line (JSON lines can leave out "
-            "bad rows: max_bad_rows)"
+            "wrong-format",
+            f"line {error.lineno}, column {error.colno} of {name} is malformed JSON: {error.msg}",
+            place=at,
+            hint="correct that line, or use JSON lines, where max_bad_rows skips bad rows",
         ) from None
     except RecursionError:
-        raise DataError(f"{where}: malformed JSON: nested too deeply\n  mend the file") from None
-    for number, row in enumerate(_unwrapped(where, value) if isinstance(value, dict) else value):
+        raise DataError(
+            "wrong-format",
+            f"{name} is malformed JSON: nested too deeply",
+            place=at,
+            hint="correct the file",
+        ) from None
+    for number, row in enumerate(_unwrapped(name, at, value) if isinstance(value, dict) else value):
         yield f"row {number}", _object(row)
 
 
-def _unwrapped(where: str, value: dict[str, Any]) -> list[Any]:
+def _unwrapped(name: str, at: Place, value: dict[str, Any]) -> list[Any]:
     """The rows in an object around them; or the object as the only row, if it is one (ShareGPT's
     turns are ``items`` too).
     """
@@ -369,24 +420,29 @@ def _unwrapped(where: str, value: dict[str, Any]) -> list[Any]:
     if detect([value]) is not None:
         return [value]
     raise DataError(
-        f"{where}: one object that holds no rows (it has: {', '.join(value) or 'nothing'})\n"
-        f"  rows are looked for in: {', '.join(WRAPPERS)}; or write an array, or one object a line"
+        "wrong-format",
+        f"{name} is one object without rows: its fields are {', '.join(value) or '(none)'}",
+        place=at,
+        hint=f"put the rows in {', '.join(WRAPPERS)}, in an array, or in one object per line",
     )
 
 
-def _arrow(where: str, what: str) -> tuple[Any, Any]:
+def _arrow(name: str, at: Place) -> tuple[Any, Any]:
     try:
         import pyarrow as pa
         import pyarrow.parquet as pq
     except ImportError as error:
         raise MissingExtra(
-            f"{where}: {what} needs pyarrow, which is not installed\n  pip install 'hgms[llm]'"
+            "missing-package",
+            f"reading {name} requires pyarrow, which is not installed",
+            place=at,
+            install="pip install 'hgms[llm]'",
         ) from error
     return pa, pq
 
 
-def _parquet(where: str, stream: BinaryIO) -> Rows:
-    pa, pq = _arrow(where, "Parquet")
+def _parquet(name: str, at: Place, stream: BinaryIO) -> Rows:
+    pa, pq = _arrow(name, at)
     try:
         packed = not isinstance(stream, io.BufferedReader) or isinstance(stream.raw, _Unpacked)
         batches = pq.ParquetFile(pa.BufferReader(stream.read()) if packed else stream).iter_batches(
@@ -396,12 +452,14 @@ def _parquet(where: str, stream: BinaryIO) -> Rows:
             yield f"row {number}", row
     except pa.ArrowException as error:
         raise DataError(
-            f"{where}: it is not a whole Parquet file ({str(error).splitlines()[0]})\n"
-            "  fetch it again"
+            "damaged-file",
+            f"{name} is not a complete Parquet file: {first_line(error)}",
+            place=at,
+            hint="download it again",
         ) from None
 
 
-READERS: Mapping[str, Callable[[str, BinaryIO], Raw]] = {
+READERS: Mapping[str, Reader] = {
     ".json": functools.partial(_json, lines=False),
     **dict.fromkeys((".jsonl", ".ndjson"), functools.partial(_json, lines=True)),
     ".parquet": _parquet,
@@ -411,13 +469,17 @@ READERS: Mapping[str, Callable[[str, BinaryIO], Raw]] = {
 }
 
 
-def _hub(where: str, source: Place) -> Rows:
+def _hub(where: Place, source: Origin) -> Rows:
+    at = (*where, "hub")
     try:
         import datasets
     except ImportError as error:
         raise MissingExtra(
-            f"{where}: data sets of the Hub need `datasets`, which is not installed\n"
-            "  pip install 'hgms[llm]', or download the file and give its path"
+            "missing-package",
+            f"the data set {source.hub!r} of the Hub requires datasets, which is not installed",
+            place=at,
+            install="pip install 'hgms[llm]'",
+            hint="or download the file and set path",
         ) from error
     try:
         table = datasets.load_dataset(
@@ -425,11 +487,13 @@ def _hub(where: str, source: Place) -> Rows:
         )
     except Exception as error:
         # the library raises its own, requests', httpx' and pyarrow's errors: all mean the same here
-        first = (str(error).splitlines() or [""])[0]
         raise DataError(
-            f"{where}: could not be loaded from the Hub ({type(error).__name__}: {first})\n"
-            "  check name, revision (all 40 digits of the commit), subset, split and network; or "
-            "download a file: path = ..."
+            "cannot-load",
+            f"the data set {source.hub!r} cannot be loaded from the Hub: "
+            f"{type(error).__name__}: {first_line(error)}",
+            place=at,
+            hint="check name, revision (all 40 digits of the commit), subset, split and network, "
+            "or download a file and set path",
         ) from error
     for number, row in enumerate(table):
         yield f"row {number}", row

@@ -96,9 +96,9 @@ def _lacks(row: Row, wanted: Sequence[str]) -> BadRow:
     """No field of these names: with what the row calls it instead, if that is near."""
     keys = [str(key) for key in row]
     near = [key for name in wanted if (key := closest(name, keys))]
-    hint = f" (is {near[0]!r} meant to be it?)" if near else ""
+    hint = f" (did you misspell it as {near[0]!r}?)" if near else ""
     return BadRow(
-        f"no {' or '.join(map(repr, wanted))}{hint}; it has: {', '.join(keys) or 'nothing'}"
+        f"no {' or '.join(map(repr, wanted))}{hint}; it has: {', '.join(keys) or '(none)'}"
     )
 
 
@@ -170,10 +170,10 @@ def _conversation(value: object, where: str) -> tuple[Message, ...]:
     while messages and messages[-1].role != "assistant":
         messages.pop()  # nothing is learned from what nobody answered
     if not messages:
-        raise BadRow(f"no turn of {where} is an answer")
+        raise BadRow(f"{where} has no answer")
     opening = [message.role for message in messages if message.role != "system"]
     if opening[0] == "assistant":
-        raise BadRow(f"{where} begins with an answer, to nothing")
+        raise BadRow(f"{where} begins with an answer")
     return tuple(messages)
 
 
@@ -184,11 +184,11 @@ def _turn(turn: object, number: int) -> Message:
     text = turn.get("content", turn.get("value"))
     role = ROLES.get(speaker.casefold()) if isinstance(speaker, str) else None
     if role is None:
-        raise BadRow(f"turn {number} is by {speaker!r}; known: {', '.join(ROLES)}")
+        raise BadRow(f"turn {number} has the role {speaker!r}; available: {', '.join(ROLES)}")
     if not isinstance(text, str):
         raise BadRow(f"the text of turn {number} is {_kind(text)}, not text")
     if role == "user" and not text.strip():
-        raise BadRow(f"turn {number} asks nothing: its text is empty")
+        raise BadRow(f"the text of turn {number} is empty")
     return Message(role, text)
 
 

@@ -31,8 +31,10 @@ def in_halves(tables: Mapping[str, TokenTable], key: Key) -> dict[str, TokenTabl
     for name, table in tables.items():
         if table.size < 2:
             raise DataError(
-                f"source {name!r} has one row only, which has no halves @ task.sources.{name}\n"
-                "  add rows to it"
+                "too-few-rows",
+                f"two halves require at least 2 rows, but source {name!r} has {table.size}",
+                place=("task", "sources", name),
+                hint="add rows to it",
             )
         order = torch.randperm(table.size, generator=key.fold("halves", name).generator())
         parts = order.split(-(-table.size // 2))

@@ -11,13 +11,14 @@ from pathlib import Path
 from typing import Any
 
 from hgms_core import ConfigError, MissingExtra
+from hgms_core.errors import Place
 from hgms_mix.lm.model_names import model_folder, named_models
 
 
 def located(
     spec: str,
     what: str,
-    place: str,
+    place: Place,
     *,
     revision: str | None = None,
     trust_remote_code: bool = False,
@@ -25,7 +26,7 @@ def located(
     """The folder that ``spec`` names (or that an installed package has for the name), or ``spec``
     itself where it is a name on the Hub that is in its cache or can be reached.
 
-    ``what`` (a model, a tokenizer) and ``place`` (its key in the configuration) are for messages.
+    ``what`` (model, tokenizer) and ``place`` (its option in the configuration) are for errors.
     Transformers alone would try for most of a minute, and say of a misspelt folder that the Hub has
     no repository of that name.
 
@@ -47,7 +48,7 @@ def located(
             and config.get("model_type") not in known
         )
         if own and not trust_remote_code:
-            raise ConfigError(own_code(what, spec, place))
+            raise own_code(what, spec, place)
         return str(folder)
     try:
         others = sorted(
@@ -61,23 +62,27 @@ def located(
     alike = difflib.get_close_matches(spec.casefold(), installed, n=1, cutoff=0.6)
     here = difflib.get_close_matches(folder.name, others, n=1, cutoff=0.6)
     near = alike or [str(Path(spec).with_name(name)) for name in here]
-    hint = f"; did you mean {near[0]!r}?" if near else ""
     if spec[0] in "./~$" or spec.count("/") > 1 or spec.endswith("/"):
         there = ", ".join(others[:20]) or "(no folder)"
         raise ConfigError(
-            f"there is no {what} at {spec!r}: no such folder{hint} @ {place}\n"
-            f"  available in {Path(spec).parent}: {there}; or give a name on the Hub, OWNER/NAME"
+            "missing-file",
+            f"the folder {spec!r} of a {what} does not exist",
+            place=place,
+            hint=f"available in {Path(spec).parent}: {there}\nor use a name on the Hub, OWNER/NAME",
+            did_you_mean=near,
         )
-    _ask(spec, what, place, revision, hint, installed)
+    _ask(spec, what, place, revision, near, installed)
     return spec
 
 
-def own_code(what: str, spec: str | None, place: str) -> str:
-    return (
-        f"the {what} {spec!r} brings Python code of its own, which is not run unless you allow "
-        f"it @ {place}\n"
-        "  read its code first; then set task.model.trust_remote_code = true and add "
-        "--trust-remote-code to the command"
+def own_code(what: str, spec: str | None, place: Place) -> ConfigError:
+    """The error for a model or tokenizer that contains Python code without the user's consent."""
+    return ConfigError(
+        "untrusted-code",
+        f"the {what} {spec!r} contains Python code, which runs only with your consent",
+        place=place,
+        hint="read its code first; then set task.model.trust_remote_code = true and add "
+        "--trust-remote-code to the command",
     )
 
 
@@ -90,20 +95,23 @@ def consented(in_file: bool, spec: str | None) -> bool:
     """
     if in_file and os.environ.get("HGMS_TRUST_REMOTE_CODE") != "1":
         raise ConfigError(
-            f"the file asks to run Python code that {spec!r} brings @ "
-            "task.model.trust_remote_code\n"
-            "  read that code first; then add --trust-remote-code to the command"
+            "untrusted-code",
+            f"trust_remote_code = true runs the Python code of {spec!r}, but the command does not "
+            "allow it",
+            place=("task", "model", "trust_remote_code"),
+            hint="read that code first; then add --trust-remote-code to the command",
         )
     return in_file
 
 
 def _ask(
-    spec: str, what: str, place: str, revision: str | None, hint: str, installed: list[str]
+    spec: str, what: str, place: Place, revision: str | None, near: list[str], installed: list[str]
 ) -> None:
     """Refuses what the Hub has not; it is asked once, since downloads retry for long."""
     import huggingface_hub
     from huggingface_hub import errors
 
+    others = f"\nor use an installed model: {', '.join(installed)}" if installed else ""
     try:
         for name in ("config.json", "tokenizer_config.json"):
             if isinstance(
@@ -113,24 +121,37 @@ def _ask(
         huggingface_hub.HfApi().model_info(spec, revision=revision, timeout=15)
         return
     except errors.HFValidationError:
-        why = "no such folder, and no name on the Hub is spelt so"
-        advice = "give a folder that exists, or OWNER/NAME on the Hub"
+        raise ConfigError(
+            "unknown-model",
+            f"the {what} {spec!r} is neither a folder nor a valid name on the Hub",
+            place=place,
+            hint=f"use a folder that exists, or OWNER/NAME on the Hub{others}",
+            did_you_mean=near,
+        ) from None
     except errors.RevisionNotFoundError:
-        why = f"the Hub has it, but no revision {revision!r}"
-        advice = "set revision to one of its commits"
+        raise ConfigError(
+            "unknown-revision",
+            f"the {what} {spec!r} on the Hub has no revision {revision!r}",
+            place=place,
+            hint="set revision to one of its commits",
+        ) from None
     except errors.RepositoryNotFoundError:
-        why = "no such folder here, and the Hub has none of that name (or does not show it to you)"
-        advice = "check the spelling; a private or gated one needs `hf auth login`"
+        raise ConfigError(
+            "unknown-model",
+            f"the {what} {spec!r} is neither a folder nor visible on the Hub",
+            place=place,
+            hint=f"check the spelling; a private or gated one requires `hf auth login`{others}",
+            did_you_mean=near,
+        ) from None
     except Exception as error:  # httpx' and the Hub's own errors: it cannot be asked
-        why = (
-            "no such folder here, it is not in the Hub's cache, and the Hub cannot be reached "
-            f"({type(error).__name__})"
-        )
-        advice = "give a folder that exists, or fetch it where there is a network: `hf download`"
-    names = f"; or the name of an installed model: {', '.join(installed)}" if installed else ""
-    raise ConfigError(
-        f"there is no {what} {spec!r}: {why}{hint} @ {place}\n  {advice}{names}"
-    ) from None
+        raise ConfigError(
+            "no-network",
+            f"the {what} {spec!r} is neither a folder nor in the Hub's cache, and the Hub cannot "
+            f"be reached: {type(error).__name__}",
+            place=place,
+            hint=f"use a folder that exists, or download it with a network: `hf download`{others}",
+            did_you_mean=near,
+        ) from None
 
 
 def transformers_quietly() -> Any:
@@ -139,7 +160,9 @@ def transformers_quietly() -> Any:
         import transformers
     except ImportError:
         raise MissingExtra(
-            "language models need the extra `llm`\n  pip install 'hgms[llm]'"
+            "missing-package",
+            "language models require transformers, which is not installed",
+            install="pip install 'hgms[llm]'",
         ) from None
     transformers.logging.disable_progress_bar()
     return transformers

@@ -186,17 +186,18 @@ class LanguageModel:
     ) -> Tensor:
         """``function(tokens, *rest)`` of the model with adapters, or parameters, x."""
         if self.parts is not None and _transformed():
-            raise ConfigError(FIRST_ORDER)
+            raise FIRST_ORDER.at()
         if self.quantised and _transformed():
             # The kernels of quantised weights drop tangents without a word: the derivative would be
             # 0.
             raise ConfigError(
-                "a loss has no second derivative here: a quantised base has none in forward "
-                "mode, nor under torch.func\n"
-                "  take a hypergradient of first order (through-step with derivative = "
-                "'difference', carried, one-step with\n"
-                "  derivative = 'difference'), or implicit with strategy = 'difference'; or "
-                "leave out task.model.quantize"
+                "no-second-derivative",
+                "a quantised base has no second derivative in forward mode or under torch.func",
+                place=("task", "model", "quantize"),
+                hint="use a hypergradient of first order: through-step with derivative = "
+                "'difference', carried, one-step with derivative = 'difference', or implicit with "
+                "strategy = 'difference'\n"
+                "or remove quantize",
             )
         self._count(x, tokens)
         # Under vmap and jvp the fused attention kernels are taken apart row by row, or fail.

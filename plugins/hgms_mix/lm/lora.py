@@ -17,16 +17,18 @@ from typing import Any, Self, final
 
 import attrs
 import torch
-from attrs import define, field, validators
+from attrs import define, field
 from torch import Tensor, nn
 from torch.nn import functional
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.checkpoint import checkpoint
 
-from hgms.config import frozen, positive, whole
+from hgms.config import at_least, frozen, less_than, positive, whole
 from hgms_core import ConfigError, Key, Tree
 from hgms_mix.lm.hub import transformers_quietly
 
+TARGETS = ("task", "adapter", "targets")
+"""The place of the targets in the configuration."""
 KERNELS = {
     SDPBackend.FLASH_ATTENTION: torch.backends.cuda.flash_sdp_enabled,
     SDPBackend.EFFICIENT_ATTENTION: torch.backends.cuda.mem_efficient_sdp_enabled,
@@ -51,7 +53,7 @@ class Lora:
 
     rank: int = field(default=16, validator=whole)
     alpha: float = field(default=32.0, validator=positive)
-    dropout: float = field(default=0.0, validator=[validators.ge(0), validators.lt(1)])
+    dropout: float = field(default=0.0, validator=[at_least(0), less_than(1)])
     targets: tuple[str, ...] | None = None
 
     @property
@@ -70,7 +72,10 @@ class Lora:
             if kind not in usual:
                 kind = kind or type(model).__name__
                 raise ConfigError(
-                    f"no usual adapter targets are known for a {kind}: set task.adapter.targets"
+                    "missing-option",
+                    f"adapters for a model of type {kind!r} require targets: it has no default",
+                    place=TARGETS,
+                    hint="set task.adapter.targets",
                 )
             targets = tuple(usual[kind])
         linear = [name for name, module in model.named_modules() if width_of(module) is not None]
@@ -82,14 +87,18 @@ class Lora:
         head = getattr(model, "get_output_embeddings", lambda: None)()
         if head is not None and any(model.get_submodule(name) is head for name in chosen):
             raise ConfigError(
-                "the output embedding cannot have an adapter; take it out of task.adapter.targets"
+                "not-supported",
+                f"targets={targets} include the output embedding, which cannot have an adapter",
+                place=TARGETS,
+                hint="remove it from task.adapter.targets",
             )
         if not chosen:
             known = sorted({name.rpartition(".")[2] for name in linear})
             raise ConfigError(
-                f"no module of this {type(model).__name__} is called "
-                f"{' or '.join(map(repr, targets))} @ task.adapter.targets\n"
-                f"  its linear modules are: {', '.join(known)}"
+                "unknown-module",
+                f"{type(model).__name__} has no linear module {' or '.join(map(repr, targets))}",
+                place=TARGETS,
+                hint=f"available: {', '.join(known)}",
             )
         return chosen
 

@@ -79,9 +79,11 @@ class Rows:
             return None
         if torch._C._functorch.is_batchedtensor(batch["seed"]):
             raise ConfigError(
-                "dropout masks cannot be drawn under vmap (this problem's loss was wrapped, as "
-                "by a tilt)\n"
-                '  set task.adapter.dropout = 0, or the generator\'s mode = "loop"'
+                "not-supported",
+                f"dropout={self.model.adapters.spec.dropout:g} is not supported under vmap: the "
+                "loss is wrapped, for example by a tilt",
+                place=("task", "adapter", "dropout"),
+                hint='set dropout = 0, or mode = "loop" in the generator',
             )
         return tuple(int(seed) for seed in batch["seed"].reshape(-1))
 

@@ -9,7 +9,8 @@ from collections.abc import Iterator
 from importlib.metadata import EntryPoint, entry_points
 from pathlib import Path
 
-from hgms_core import ConfigError, HgmsError
+from hgms_core import ConfigError, HgmsError, first_line
+from hgms_core.errors import Place, dotted
 from hgms_mix.lm.files import expand
 from hgms_mix.lm.store import warn
 
@@ -26,7 +27,7 @@ def named_models() -> list[str]:
     return sorted(entry_points(group=GROUP).names)
 
 
-def model_folder(spec: str, place: str) -> Path:
+def model_folder(spec: str, place: Place) -> Path:
     """The folder that ``spec`` stands for: a folder that is here, or that of the installed model of
     this name. For anything else (a name on the Hub) the path as it is written, which is no folder
     then.
@@ -46,7 +47,7 @@ def model_folder(spec: str, place: str) -> Path:
         return folder
 
 
-def named_identity(spec: str, place: str) -> str | None:
+def named_identity(spec: str, place: Place) -> str | None:
     """What identifies the contents of the installed model of this name, without making its folder:
     what its package says, else that package's version. None for anything else. Errors: as
     :func:`model_folder`.
@@ -61,7 +62,7 @@ def named_identity(spec: str, place: str) -> str | None:
         return f"{entry.value} {entry.dist.version if entry.dist is not None else ''}"
 
 
-def _entry(spec: str, place: str) -> EntryPoint | None:
+def _entry(spec: str, place: Place) -> EntryPoint | None:
     """The installed model that ``spec`` stands for, None where it stands for a folder that is
     here, or for something else.
     """
@@ -71,32 +72,35 @@ def _entry(spec: str, place: str) -> EntryPoint | None:
     if expand(spec, place).is_dir():
         warn(
             f"{spec!r} is the folder of that name here, not the model that "
-            f"{_brought_by(entries[0])} brings @ {place}\n"
+            f"{_brought_by(entries[0])} provides ({dotted(place)})\n"
             f"  write './{spec}' for the folder, or rename it to get the model"
         )
         return None
     if len(entries) > 1:
         raise ConfigError(
-            f"two installed packages bring a model called {spec!r}: "
-            f"{' and '.join(map(_brought_by, entries[:2]))} @ {place}\n"
-            "  uninstall one of them, or write task.model.path as a folder"
+            "duplicate-name",
+            f"two installed packages provide a model {spec!r}: "
+            f"{' and '.join(map(_brought_by, entries[:2]))}",
+            place=place,
+            hint="uninstall one of them, or set task.model.path to a folder",
         )
     return entries[0]
 
 
 @contextlib.contextmanager
-def _brought(spec: str, entry: EntryPoint, place: str) -> Iterator[None]:
+def _brought(spec: str, entry: EntryPoint, place: Place) -> Iterator[None]:
     """What fails in the package that brings the model is a ConfigError with its name."""
     try:
         yield
     except HgmsError:
         raise
     except Exception as error:  # an installed package may raise anything
-        why = (str(error).splitlines() or [""])[0]
         raise ConfigError(
-            f"the model {spec!r}, which {_brought_by(entry)} brings, cannot be had "
-            f"({type(error).__name__}: {why}) @ {place}\n"
-            "  install that package again, or write task.model.path as a folder"
+            "cannot-load",
+            f"the model {spec!r} of {_brought_by(entry)} cannot be loaded: "
+            f"{type(error).__name__}: {first_line(error)}",
+            place=place,
+            hint="install that package again, or set task.model.path to a folder",
         ) from error
 
 

@@ -11,10 +11,10 @@ from collections.abc import Iterator, Mapping
 from typing import Any, ClassVar, Literal, final
 
 import torch
-from attrs import field, validators
+from attrs import field
 from torch import nn
 
-from hgms.config import frozen
+from hgms.config import frozen, optional
 from hgms_core import (
     ConfigError,
     HgmsError,
@@ -23,14 +23,17 @@ from hgms_core import (
     OutOfMemory,
     choice,
     out_of_memory,
-    unknown,
+    unknown_name,
 )
+from hgms_core.errors import Place
 from hgms_mix.lm.digests import file_digest
 from hgms_mix.lm.files import as_written, expand
 from hgms_mix.lm.hub import consented, located, own_code, transformers_quietly
 from hgms_mix.lm.model_names import named_identity
 from hgms_mix.lm.sharding import ensure_ranks, sharded
 
+MODEL = ("task", "model")
+"""The place of a model in the configuration."""
 DRAWN_ON_CPU = 2**28
 """Parameters up to which random weights are drawn on the CPU: the same on every device."""
 Dtype = Literal["auto", "float32", "bfloat16", "float16", "float64"]
@@ -80,30 +83,51 @@ class BaseModel:
     tokenizer: str | None = None
     dtype: Dtype = "auto"
     attention: Attention = "auto"
-    quantize: Literal["4bit"] | None = field(
-        default=None, validator=validators.optional(choice("4bit"))
-    )
+    quantize: Literal["4bit"] | None = field(default=None, validator=optional(choice("4bit")))
     shard: bool = field(default=False)
     trust_remote_code: bool = False
 
     def __attrs_post_init__(self) -> None:
         if self.shard and self.quantize is not None:
-            raise ValueError("'shard' parts weights as they are: leave out 'quantize'")
-        if (self.path is None) == (self.config is None):
-            raise ValueError(
-                "a model has either a 'path' (folder or name on the Hub) or a 'config' (an "
-                "architecture to build)"
+            raise ConfigError(
+                "conflicting-options",
+                f"shard = true and quantize={self.quantize!r} exclude each other",
+                place=("shard",),
+                hint="remove one of them",
+            )
+        either = "set path to a folder or a name on the Hub, or config to an architecture to build"
+        if self.path is not None and self.config is not None:
+            raise ConfigError(
+                "conflicting-options",
+                f"path={self.path!r} and config exclude each other",
+                place=("path",),
+                hint=either,
             )
         if self.config is None:
+            if self.path is None:
+                raise ConfigError(
+                    "missing-option",
+                    "a model requires a path or a config",
+                    place=("path",),
+                    hint=either,
+                )
             return
         if "model_type" not in self.config:
-            raise ValueError(
-                '\'config\' needs a model_type, such as "gpt2", "llama", "qwen2" or "gemma2"'
+            raise ConfigError(
+                "missing-option",
+                "config requires a model_type",
+                place=("config", "model_type"),
+                hint='set it to "gpt2", "llama", "qwen2" or "gemma2", for example',
             )
-        if bad := _not_finite(self.config, "config"):
-            raise ValueError(f"'{bad}' must be a finite number")
+        if bad := _not_finite(self.config, ("config",)):
+            raise ConfigError("not-finite", f"{bad[-1]} is not a finite number", place=bad)
         if self.tokenizer is None:
-            raise ValueError("a model built from 'config' needs a 'tokenizer', such as \"bytes\"")
+            raise ConfigError(
+                "missing-option",
+                "a model built from config requires a tokenizer",
+                place=("tokenizer",),
+                hint='set tokenizer = "bytes", for example',
+            )
 
     def lighter(self) -> list[str]:
         """What would take less memory."""
@@ -119,7 +143,7 @@ class BaseModel:
             return load_tokenizer(self.tokenizer, trust_remote_code=trust)
         assert self.path is not None
         return load_tokenizer(
-            self.path, revision=self.revision, trust_remote_code=trust, place="task.model.path"
+            self.path, revision=self.revision, trust_remote_code=trust, place=(*MODEL, "path")
         )
 
     def digest(self) -> str | None:
@@ -130,9 +154,11 @@ class BaseModel:
         Weights can be a hundred gigabytes: of files of 16 MiB or more the size and the first and
         last MiB stand for the rest.
         """
-        places = {"task.model.path": self.path, "task.model.tokenizer": self.tokenizer}
+        options = {"path": self.path, "tokenizer": self.tokenizer}
         contents = {
-            place: _contents(name, place) for place, name in places.items() if name is not None
+            f"task.model.{option}": _contents(name, (*MODEL, option))
+            for option, name in options.items()
+            if name is not None
         }
         known = {place: content for place, content in contents.items() if content}
         return (
@@ -154,8 +180,11 @@ class BaseModel:
         """
         if self.quantize is not None and (device.type != "cuda" or self.path is None):
             raise ConfigError(
-                "quantize = \"4bit\" needs weights to load ('path') and a CUDA device @ "
-                "task.model.quantize"
+                "not-supported",
+                f"quantize={self.quantize!r} requires path and a CUDA device, but the device is "
+                f"{device.type!r} and path={self.path!r}",
+                place=(*MODEL, "quantize"),
+                hint="remove quantize",
             )
         return self._loaded(device, self._weights(device, dtype), vocabulary)
 
@@ -207,11 +236,13 @@ class BaseModel:
             # transformers raises its own, the Hub's, safetensors' and torch's errors
             if out_of_memory(error):
                 raise OutOfMemory(
-                    f"the model does not fit into the memory of {device}: {_first_line(error)}\n"
-                    '  set task.model.dtype = "bfloat16" or task.model.quantize = "4bit", or '
-                    "take a smaller model"
+                    "out-of-memory",
+                    f"the model does not fit into the memory of {device}: {_first_line(error)}",
+                    place=MODEL,
+                    hint='set task.model.dtype = "bfloat16" or task.model.quantize = "4bit", or '
+                    "use a smaller model",
                 ) from error
-            raise ConfigError(self._why(error)) from error
+            raise self._why(error) from error
         module: nn.Module = model.eval().requires_grad_(False)
         return module
 
@@ -220,7 +251,7 @@ class BaseModel:
         assert self.path is not None
         trust = consented(self.trust_remote_code, self.path)
         where = located(
-            self.path, "model", "task.model.path", revision=self.revision, trust_remote_code=trust
+            self.path, "model", (*MODEL, "path"), revision=self.revision, trust_remote_code=trust
         )
         which = {"revision": self.revision, "trust_remote_code": trust}
         if device.type == "meta":
@@ -262,24 +293,31 @@ class BaseModel:
         with _lent(place, Key(self.seed).fold("model").derive() % 2**32), place:
             return make()
 
-    def _why(self, error: Exception) -> str:
+    def _why(self, error: Exception) -> ConfigError:
         if "trust_remote_code" in str(error):
-            return own_code("model", self.path, "task.model.path")
+            return own_code("model", self.path, (*MODEL, "path"))
         if self.path is None:
-            return f"cannot build the model: {_first_line(error)} @ task.model.config"
-        return (
-            f"cannot load the model {self.path!r}: {as_written(_first_line(error), self.path)} @ "
-            "task.model.path\n"
-            "  is it whole (config.json, *.safetensors), and a causal language model?"
+            return ConfigError(
+                "cannot-load",
+                f"the model cannot be built: {_first_line(error)}",
+                place=(*MODEL, "config"),
+            )
+        return ConfigError(
+            "cannot-load",
+            f"the model {self.path!r} cannot be loaded: "
+            f"{as_written(_first_line(error), self.path)}",
+            place=(*MODEL, "path"),
+            hint="check that it is complete (config.json, *.safetensors) and a causal language "
+            "model",
         )
 
 
-def _not_finite(value: Any, place: str) -> str:
+def _not_finite(value: Any, place: Place) -> Place:
     """Where in a table a number is not finite, empty where all are: no model can be built of it,
     nor JSON written.
     """
     if isinstance(value, float):
-        return "" if math.isfinite(value) else place
+        return () if math.isfinite(value) else place
     inner = (
         value.items()
         if isinstance(value, Mapping)
@@ -287,10 +325,10 @@ def _not_finite(value: Any, place: str) -> str:
         if isinstance(value, list | tuple)
         else ()
     )
-    return next((bad for key, item in inner if (bad := _not_finite(item, f"{place}.{key}"))), "")
+    return next((bad for key, item in inner if (bad := _not_finite(item, (*place, key)))), ())
 
 
-def _contents(spec: str, place: str) -> str | dict[str, str]:
+def _contents(spec: str, place: Place) -> str | dict[str, str]:
     """What identifies the model or tokenizer ``spec``: what its package says of it, or the digest
     of each file of its folder; nothing for a name on the Hub."""
     if identity := named_identity(spec, place):
@@ -302,7 +340,10 @@ def _contents(spec: str, place: str) -> str | dict[str, str]:
     except OSError as error:
         why = error.strerror or type(error).__name__
         raise ConfigError(
-            f"the model {spec!r} cannot be read: {why} @ {place}\n  check the rights of its files"
+            "unreadable-file",
+            f"the model {spec!r} cannot be read: {why}",
+            place=place,
+            hint="check the permissions of its files",
         ) from None
 
 
@@ -328,19 +369,17 @@ def _known(transformers: Any, kind: str, fields: Mapping[str, Any]) -> None:
     from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES as names
 
     if kind not in names:
-        why = unknown("model_type", str(kind), names).partition("\n")[0]
-        raise ConfigError(
-            f"{why} @ task.model.config.model_type\n"
-            f"  available: the {len(names)} causal language models of transformers, such as "
-            "gpt2, llama, qwen2, gemma2"
-        )
+        raise unknown_name("model type", str(kind), names, (*MODEL, "config", "model_type"))
     usual = transformers.AutoConfig.for_model(kind)
     for name in fields:
         if not hasattr(usual, name):
-            why = unknown(
-                f"field of a {kind}'s configuration", name, {*usual.to_dict(), *usual.attribute_map}
+            raise unknown_name(
+                "option",
+                name,
+                {*usual.to_dict(), *usual.attribute_map},
+                (*MODEL, "config", name),
+                label=f"{kind} option",
             )
-            raise ConfigError(why.replace("\n", " @ task.model.config\n", 1))
 
 
 def _four_bit(transformers: Any, dtype: torch.dtype) -> Any:
@@ -348,7 +387,10 @@ def _four_bit(transformers: Any, dtype: torch.dtype) -> Any:
         import bitsandbytes  # noqa: F401
     except ImportError:
         raise MissingExtra(
-            "quantize = \"4bit\" needs bitsandbytes\n  pip install 'hgms[quantize]'"
+            "missing-package",
+            'quantize = "4bit" requires bitsandbytes, which is not installed',
+            place=(*MODEL, "quantize"),
+            install="pip install 'hgms[quantize]'",
         ) from None
     return transformers.BitsAndBytesConfig(
         load_in_4bit=True, bnb_4bit_quant_type="nf4", bnb_4bit_compute_dtype=dtype

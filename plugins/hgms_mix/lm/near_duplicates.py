@@ -61,10 +61,16 @@ def near_copies(sets: Mapping[str, Iterable[Example]], threshold: float = 0.8) -
         from rensa import RMinHash, RMinHashLSH  # type: ignore[import-untyped]
     except ImportError:
         raise MissingExtra(
-            "near-duplicates need rensa, which is not installed\n  pip install 'hgms[near]'"
+            "missing-package",
+            "near-duplicates require rensa, which is not installed",
+            install="pip install 'hgms[near]'",
         ) from None
     if not 0 < threshold <= 1:
-        raise ConfigError(f"the threshold of near-duplicates must be in (0, 1]: {threshold}")
+        raise ConfigError(
+            "out-of-range",
+            f"threshold={threshold} must be greater than 0 and at most 1",
+            place=("threshold",),
+        )
     before: dict[str, tuple[Any, list[tuple[int, Any]]]] = {}
     results = []
     for name, examples in sets.items():

@@ -199,10 +199,11 @@ class _Helpers:
             with contextlib.suppress(subprocess.TimeoutExpired):
                 process.wait(10)  # its pipe closes a moment before it is gone
             raise DataError(
-                "a process that reads rows ended before its work (exit code "
-                f"{process.returncode})\n"
-                "  memory may have run out: allow fewer with OMP_NUM_THREADS; what is done is "
-                "kept, run the command again"
+                "process-lost",
+                "a process that reads rows ended too early with the exit code "
+                f"{process.returncode}",
+                hint="decrease OMP_NUM_THREADS if memory is insufficient, and run the command "
+                "again: finished parts are kept",
             ) from error
         if isinstance(answer, BaseException):
             raise answer

@@ -9,9 +9,9 @@ from collections.abc import Callable, Mapping
 from typing import Any, Protocol
 
 import torch
-from attrs import validators
 from torch import Tensor
 
+from hgms.config import at_least, at_most, greater_than, optional, whole_number
 from hgms.optim.adam import adam_, corrections
 from hgms_core import (
     Batch,
@@ -29,9 +29,9 @@ from hgms_core import (
     gradient,
 )
 
-some_share: Any = [validators.gt(0), validators.le(1)]
+some_share: Any = [greater_than(0), at_most(1)]
 """A number in (0, 1]."""
-optional_count: Any = validators.optional([validators.instance_of(int), validators.ge(0)])
+optional_count: Any = optional([whole_number, at_least(0)])
 """A whole number >= 0, or None."""
 
 Phase = Callable[[Problem, State], tuple[State, Record, Cost]]
@@ -87,7 +87,11 @@ def sources_of(problem: Problem, use: str) -> Sources:
     ("method 'x' mixes").
     """
     if problem.sources is None or problem.lower_data.strata is None:
-        raise ConfigError(f"{use} data sources, and this problem has none")
+        raise ConfigError(
+            "not-supported",
+            f"{use} data sources, but the problem has none",
+            place=("problem", "sources"),
+        )
     return problem.sources
 
 
@@ -96,13 +100,22 @@ def check_role(problem: Problem, use: str, role: str) -> None:
     'x' compares with").
     """
     if role not in problem.upper_data or problem.upper_data[role].size == 0:
-        raise ConfigError(f"{use} validation rows of the role {role!r}, and there are none")
+        raise ConfigError(
+            "no-rows-for-role",
+            f"{use} validation rows in the role {role!r}, but there are 0",
+            place=("problem", "upper_data", role),
+            hint="add validation rows with this role",
+        )
 
 
 def check_size(size: int | None, pool: Data) -> None:
     """Raises ConfigError where more rows are to be kept than there are."""
     if size is not None and size > pool.size:
-        raise ConfigError(f"'size' must be at most the number of rows, {pool.size}: {size}")
+        raise ConfigError(
+            "out-of-range",
+            f"size={size} must be at most {pool.size}, the number of rows",
+            place=("method", "size"),
+        )
 
 
 def epoch_rows(key: Key, count: int, update: int, batch_size: int) -> Tensor:
@@ -180,8 +193,10 @@ def set_losses(problem: Problem, x: Tree, role: str, chunk: int, step: int) -> t
             loss = torch.stack(sums).sum().cpu() / sum(map(len, pieces))
             if not torch.isfinite(loss):
                 raise NumericalError(
-                    f"step {step}: the loss of validation set {parts[number]!r} is "
-                    f"{float(loss)}; lower lr, or check its rows"
+                    "not-finite",
+                    f"step {step}: the loss of validation set {parts[number]!r} is {float(loss)}",
+                    place=("validation", parts[number]),
+                    hint="decrease lr, or check its rows",
                 )
             losses.append(loss)
     return torch.stack(losses), Cost(upper_values=1, rows=data.size)
@@ -224,8 +239,9 @@ def adamw(
     grads, value = gradient(loss, theta, adamw_part(state, "x"), batch)
     if not torch.isfinite(value):
         raise NumericalError(
-            f"step {step}: the training loss is {float(value)}; lower lr, or check the rows and "
-            "the model"
+            "not-finite",
+            f"step {step}: the training loss is {float(value)}",
+            hint="decrease lr, or check the rows and the model",
         )
     return adamw_moved(grads, state, moments, lr=lr, count=count), value
 

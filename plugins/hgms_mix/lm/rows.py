@@ -16,6 +16,7 @@ import numpy as np
 from attrs import frozen
 from torch import Tensor
 
+from hgms_core.errors import Place
 from hgms_mix.lm.files import Unread
 from hgms_mix.lm.formats import FORMATS, BadRow
 from hgms_mix.lm.parts import in_parts, together
@@ -116,7 +117,7 @@ def index_of(name: str, source: Source, cache_dir: str | Path | None = None) -> 
 
     Errors: those of :func:`~hgms_mix.lm.sources.read`.
     """
-    where = f"source {name!r} ({source.where})"
+    where = (name,)
     about = {
         "index": VERSION,
         "content": content(name, source),
@@ -153,7 +154,7 @@ def index_of(name: str, source: Source, cache_dir: str | Path | None = None) -> 
 
 
 def _scanned(
-    name: str, where: str, source: Source, path: Path | None, about: Mapping[str, Any]
+    name: str, where: Place, source: Source, path: Path | None, about: Mapping[str, Any]
 ) -> tuple[dict[str, Tensor], Mapping[str, Any]]:
     folder = None if path is None else path.with_suffix(".rows")
     with meter(f"reading {name}", "B") as bar:
@@ -182,7 +183,7 @@ def _scanned(
 
 
 def records_at(
-    where: str, source: Source, numbers: np.ndarray
+    where: Place, source: Source, numbers: np.ndarray
 ) -> tuple[str | None, Iterator[Record]]:
     """The name of the source's format, and the rows with these numbers (ascending); others are
     passed over unparsed.
@@ -204,7 +205,7 @@ def records_at(
 
 def examples_at(name: str, source: Source, numbers: np.ndarray) -> Iterator[Example]:
     """The good rows of ``source`` with these numbers (ascending)."""
-    form, records = records_at(f"source {name!r} ({source.where})", source, numbers)
+    form, records = records_at((name,), source, numbers)
     for number, _, row in records:
         yield example_of(row, number, FORMATS[form] if form else None, source.completion)
 

@@ -23,24 +23,30 @@ from torch.autograd import Function
 
 from hgms_core import ConfigError
 
-FIRST_ORDER = (
-    "a loss has first derivatives alone here, by backward passes: the base is parted among ranks "
-    "@ task.model.shard\n"
-    "  take through-step with derivative = 'difference' or 'per-source', carried, one-step with "
-    "derivative = 'difference', or\n"
-    "  implicit with strategy = 'difference' (operator = 'ggn' too); with a tilt the generator's "
-    "mode = 'loop';\n"
-    "  or leave out task.model.shard"
+SHARD = ("task", "model", "shard")
+"""The place of the option that splits the base."""
+FIRST_ORDER = ConfigError(
+    "no-second-derivative",
+    "the base is split across ranks (shard = true), so a loss has only first derivatives, by "
+    "backward passes",
+    place=SHARD,
+    hint="use a hypergradient of first order: through-step with derivative = 'difference' or "
+    "'per-source', carried, one-step with derivative = 'difference', or implicit with strategy = "
+    "'difference' (also with operator = 'ggn')\n"
+    "with a tilt, set mode = 'loop' in the generator\n"
+    "or remove shard",
 )
+"""Raised as a copy: a traceback belongs to one error."""
 
 
 def ensure_ranks() -> None:
     """Errors: ConfigError where this process is the only rank."""
     if not dist.is_available() or not dist.is_initialized() or dist.get_world_size() == 1:
         raise ConfigError(
-            "shard = true parts the base among the ranks of a run, and here is one @ "
-            "task.model.shard\n"
-            "  set run.ranks to the number of processes or GPUs, or leave out task.model.shard"
+            "not-supported",
+            "shard = true requires at least 2 ranks, but the run has 1",
+            place=SHARD,
+            hint="set run.ranks to the number of processes or GPUs, or remove shard",
         )
 
 
@@ -171,8 +177,10 @@ def _alike(model: nn.Module, device: torch.device) -> None:
         name: shape for name, (shape, _) in table.items()
     }:
         raise ConfigError(
-            f"rank {dist.get_rank()} has other parameters of the model than rank 0 @ task.model\n"
-            "  ranks need the same files, the same torch and the same transformers"
+            "other-settings",
+            f"the parameters of the model differ between rank {dist.get_rank()} and rank 0",
+            place=("task", "model"),
+            hint="use the same files and the same versions of torch and transformers on all ranks",
         )
     if dist.get_rank() == 0:
         return
@@ -209,7 +217,7 @@ class _Once(Function):
     @staticmethod
     def backward(_ctx: Any, slope: Tensor) -> Tensor:
         if torch.is_grad_enabled():
-            raise ConfigError(FIRST_ORDER)
+            raise FIRST_ORDER.at()
         return slope
 
 

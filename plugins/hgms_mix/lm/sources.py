@@ -15,8 +15,9 @@ import torch
 from attrs import field, validators
 from torch import Tensor
 
-from hgms.config import frozen
-from hgms_core import ConfigError, DataError, Key, unknown
+from hgms.config import at_least, frozen, not_empty, optional, whole_number
+from hgms_core import ConfigError, DataError, Key, unknown_name
+from hgms_core.errors import Place
 from hgms_mix.lm.digests import file_digest
 from hgms_mix.lm.files import Raw, Unread, files_at, parsed, raw_rows, reading
 from hgms_mix.lm.formats import FORMATS, BadRow, Format, Message, Row, detect
@@ -32,27 +33,39 @@ OWN_NAMES = 'fields = { prompt = "COLUMN", completion = "COLUMN" }'
 
 def _format(_source: object, _attribute: object, value: object) -> None:
     if value != "auto" and value not in FORMATS:
-        raise ValueError(unknown("format", str(value), ["auto", *FORMATS]))
+        raise unknown_name("format", str(value), ["auto", *FORMATS], ("format",))
 
 
 def _fields(_source: object, _attribute: object, value: Mapping[str, str]) -> None:
     if not all(isinstance(text, str) and text for pair in value.items() for text in pair):
-        raise ValueError(f"'fields' is a table of names, like {OWN_NAMES}: {dict(value)}")
+        raise ConfigError(
+            "wrong-value",
+            f"fields={dict(value)} must map names of fields to names of columns",
+            place=("fields",),
+            hint=f"write {OWN_NAMES}",
+        )
     if twice := next(
         (column for column in value.values() if list(value.values()).count(column) > 1), None
     ):
-        raise ValueError(f"'fields' takes the column {twice!r} for two fields: {dict(value)}")
+        raise ConfigError(
+            "wrong-value",
+            f"fields={dict(value)} uses the column {twice!r} for two fields",
+            place=("fields",),
+        )
 
 
 def _commit(_source: object, _attribute: object, value: str) -> None:
     if not re.fullmatch(r"[0-9a-f]{7,40}", value):
-        raise ValueError(
-            f"'revision' must be a commit (hex digits; a branch or tag may move): {value!r}"
+        raise ConfigError(
+            "wrong-value",
+            f"revision={value!r} is not a commit (7 to 40 hex digits)",
+            place=("revision",),
+            hint="use a commit: a branch or tag may change",
         )
 
 
-text: Any = validators.optional([validators.instance_of(str), validators.min_len(1)])
-count: Any = validators.ge(0)
+text: Any = optional([validators.instance_of(str), not_empty])
+count: Any = at_least(0)
 
 
 @final
@@ -105,40 +118,57 @@ class Source:
     path: str | None = field(default=None, validator=text)
     hub: str | None = field(default=None, validator=text)
     revision: str | None = field(
-        default=None, validator=validators.optional([validators.instance_of(str), _commit])
+        default=None, validator=optional([validators.instance_of(str), _commit])
     )
     subset: str | None = field(default=None, validator=text)
     split: str | None = field(default=None, validator=text)
     format: str = field(default="auto", validator=_format)
-    fields: Mapping[str, str] | None = field(
-        default=None, validator=validators.optional(_fields), hash=False
-    )
+    fields: Mapping[str, str] | None = field(default=None, validator=optional(_fields), hash=False)
     skip: int = field(default=0, validator=count)
-    rows: int | None = field(default=None, validator=validators.optional(validators.ge(1)))
-    shuffle_seed: int | None = field(
-        default=None, validator=validators.optional([validators.instance_of(int)])
-    )
+    rows: int | None = field(default=None, validator=optional(at_least(1)))
+    shuffle_seed: int | None = field(default=None, validator=optional([whole_number]))
     completion: str | None = field(default=None, validator=text)
     max_bad_rows: int = field(default=0, validator=count)
 
     def __attrs_post_init__(self) -> None:
-        if (self.path is None) == (self.hub is None):
+        either = 'set path = "FILE.jsonl", or hub = "OWNER/NAME" with revision = "COMMIT"'
+        if self.path is not None and self.hub is not None:
             raise ConfigError(
-                "a source is either a path or a hub data set "
-                f"({'both' if self.path else 'neither'} given)\n"
-                '  path = "FILE.jsonl", or hub = "OWNER/NAME" with revision = "COMMIT"'
+                "conflicting-options",
+                f"path={self.path!r} and hub={self.hub!r} exclude each other",
+                place=("path",),
+                hint=either,
+            )
+        if self.path is None and self.hub is None:
+            raise ConfigError(
+                "missing-option",
+                "a source requires a path or a hub data set",
+                place=("path",),
+                hint=either,
             )
         if self.hub is not None and self.revision is None:
             raise ConfigError(
-                f"the hub data set {self.hub!r} needs a revision, so that its rows cannot change\n"
-                "  revision = the commit that `git ls-remote "
-                f"https://huggingface.co/datasets/{self.hub} main` prints"
+                "missing-option",
+                f"the hub data set {self.hub!r} requires a revision, which fixes its rows",
+                place=("revision",),
+                hint="set revision to the commit that `git ls-remote "
+                f"https://huggingface.co/datasets/{self.hub} main` prints",
             )
         of_hub = [
             name for name in ("revision", "subset", "split") if getattr(self, name) is not None
         ]
         if self.path is not None and of_hub:
-            raise ConfigError(f"{', '.join(of_hub)} go with hub, not with a path ({self.path})")
+            raise ConfigError(
+                "conflicting-options",
+                f"{', '.join(of_hub)} cannot be combined with path={self.path!r}",
+                place=(of_hub[0],),
+                hint=f"remove {' and '.join(of_hub)}, or set hub in place of path",
+            )
+
+    @property
+    def origin(self) -> str:
+        """The option that names the file or data set: ``path`` or ``hub``."""
+        return "hub" if self.path is None else "path"
 
     @property
     def where(self) -> str:
@@ -177,43 +207,59 @@ class Example:
         )
 
 
-def check_names(names: Iterable[str], what: str = "source") -> None:
+def check_names(names: Iterable[str], what: str = "source", place: Place = ()) -> None:
     """Raises ConfigError for names that are empty, equal, or differ by case only (a file system or
     a reader mixes them up), and for those that cannot be part of a file's name: files of results
-    are called after them.
+    are called after them. ``place`` is the table that they are in.
     """
     seen: dict[str, str] = {}
     for number, name in enumerate(names):
         folded = name.strip().casefold()
         if not folded:
             raise ConfigError(
-                f"a {what} has an empty name\n  names tie weights to data: give each one of its own"
+                "wrong-value",
+                f"the name {name!r} of a {what} is empty",
+                place=place,
+                hint="use a different name for each: names connect weights and data",
             )
         if bad := next((mark for mark in name if mark in "/\\" or not mark.isprintable()), ""):
             raise ConfigError(
-                f"the {what} {name[:80]!r} has {bad!r} in its name\n"
-                "  files are called after it: leave that out"
+                "wrong-value",
+                f"the name {name[:80]!r} of a {what} contains {bad!r}",
+                place=place,
+                hint="remove the character: names of files include the name",
             )
         if len(name.encode()) > LONGEST_NAME:
             raise ConfigError(
-                f"the {what} {name[:40]!r}… has a name of {len(name.encode())} bytes\n"
-                f"  files are called after it: at most {LONGEST_NAME} bytes"
+                "wrong-length",
+                f"the name {name[:40]!r}… of a {what} has {len(name.encode())} bytes, but at most "
+                f"{LONGEST_NAME} are possible",
+                place=place,
+                hint="use a shorter name: names of files include it",
             )
         other = seen.setdefault(folded, name)
         if len(seen) <= number:
-            differ = f"the {what}s {other!r} and {name!r} differ by case only"
-            how = f"two {what}s are called {name!r}" if other == name else differ
-            raise ConfigError(f"{how}\n  names tie weights to data: rename one of them")
+            differ = (
+                f"the names {other!r} and {name!r} of two {what}s differ only in case or spaces"
+            )
+            raise ConfigError(
+                "duplicate-name",
+                f"two {what}s have the name {name!r}" if other == name else differ,
+                place=place,
+                hint="rename one of them: names connect weights and data",
+            )
 
 
 def read_examples(name: str, source: Source) -> list[Example]:
-    """The examples of ``source`` (called ``name`` in messages), as :func:`read` gives them."""
+    """The examples of ``source``, as :func:`read` gives them. Places of errors begin with
+    ``name``.
+    """
     return read(name, source)[0]
 
 
 def read(name: str, source: Source) -> tuple[list[Example], Report]:
     """The rows of ``source`` as conversations, and the counts of what was read; all in memory."""
-    where = f"source {name!r} ({source.where})"
+    where = (name,)
     form, records = begun(where, source)
     examples: list[Example] = []
     bad: list[str] = []
@@ -231,10 +277,10 @@ def read(name: str, source: Source) -> tuple[list[Example], Report]:
 
 
 def begun(
-    where: str, source: Source, watch: Callable[[int, int], None] = lambda done, total: None
+    where: Place, source: Source, watch: Callable[[int, int], None] = lambda done, total: None
 ) -> tuple[Format | None, Raw]:
     """The format of a source's rows, and all of them. A file without a single object has no format
-    (None): all its rows are bad.
+    (None): all its rows are bad. ``where`` is the place of the source in errors.
 
     Errors: DataError where there is no row, or they look like no known format.
     """
@@ -247,12 +293,15 @@ def begun(
             whole.append(row)
     if not first:
         raise DataError(
-            f"{where} is empty: it has no rows\n  fetch it again, or leave the source out"
+            "no-rows",
+            f"{source.where} has no rows",
+            place=(*where, source.origin),
+            hint="replace the file, or remove the source",
         )
     form = (
         FORMATS[source.format]
         if source.format != "auto"
-        else _detected(where, whole)
+        else _detected(where, source, whole)
         if whole
         else None
     )
@@ -262,19 +311,19 @@ def begun(
 def look(name: str, source: Source) -> None:
     """Raises DataError where the first rows of ``source`` cannot be read, or look like no known
     format: what can be said before a model is loaded."""
-    begun(f"source {name!r} ({source.where})", source)
+    begun((name,), source)
 
 
 def example_of(row: Unread, number: int, form: Format | None, completion: str | None) -> Example:
     """A row as a conversation. Raises BadRow where it is none."""
     row = parsed(row)
     if form is None or isinstance(row, BadRow):
-        raise row if isinstance(row, BadRow) else BadRow("of no known format")
+        raise row if isinstance(row, BadRow) else BadRow("it has no known format")
     return Example(_replaced(form.read(row), completion), number)
 
 
 def check_bad(
-    where: str, source: Source, form: Format | None, bad: int, some: Sequence[str], total: int
+    where: Place, source: Source, form: Format | None, bad: int, some: Sequence[str], total: int
 ) -> None:
     """Raises DataError for more ``bad`` rows than the source allows, naming ``some``, and where
     none is left.
@@ -286,10 +335,10 @@ def check_bad(
         for _, raw in itertools.islice(raw_rows(where, source), PROBED)
         if not isinstance(row := parsed(raw), BadRow)
     ]
-    raise DataError(_bad(where, form, bad, some, total, detect(whole), source))
+    raise _bad(where, form, bad, some, total, detect(whole), source)
 
 
-def _detected(where: str, rows: list[Row]) -> Format:
+def _detected(where: Place, source: Source, rows: list[Row]) -> Format:
     if (form := detect(rows)) is not None:
         return form
     keys = list(dict.fromkeys(str(key) for row in rows for key in row))
@@ -309,13 +358,21 @@ def _detected(where: str, rows: list[Row]) -> Format:
         for key in keys
         for m in difflib.get_close_matches(key.casefold(), wanted, n=1, cutoff=0.75)
     ]
-    hint = f"; is {near[0][0]!r} meant to be {near[0][1]!r}?" if near else ""
-    known = "\n".join(f"    {form.name}: {form.looks}" for form in FORMATS.values())
+    rename = [f"rename the column {near[0][0]!r} to {near[0][1]!r}"] if near else []
+    known = [f"  {form.name}: {form.looks}" for form in FORMATS.values()]
     raise DataError(
-        f"{where}: its rows look like no known format (they have: "
-        f"{', '.join(keys) or 'no fields'}){hint}\n"
-        f"  known formats:\n{known}\n  say which column is which: {OWN_NAMES}\n"
-        "  or name the nearest format to see what each row lacks"
+        "wrong-format",
+        f"the rows of {source.where} have no known format: their fields are "
+        f"{', '.join(keys) or '(none)'}",
+        place=(*where, source.origin),
+        hint="\n".join(
+            [
+                *rename,
+                f"set {OWN_NAMES}, or set format to see which fields a row lacks",
+                "available formats:",
+                *known,
+            ]
+        ),
     )
 
 
@@ -325,7 +382,7 @@ def _replaced(messages: tuple[Message, ...], completion: str | None) -> tuple[Me
             message.text.encode()
         except UnicodeEncodeError as error:
             raise BadRow(
-                f"half a surrogate pair ({message.text[error.start]!a}), which is no text"
+                f"half a surrogate pair ({message.text[error.start]!a}) is not text"
             ) from None
     if completion is None:
         return messages
@@ -336,57 +393,51 @@ def _replaced(messages: tuple[Message, ...], completion: str | None) -> tuple[Me
 
 
 def _bad(
-    where: str,
+    where: Place,
     form: Format | None,
     count: int,
     some: Sequence[str],
     total: int,
     better: Format | None,
     source: Source,
-) -> str:
+) -> DataError:
     shape = f" as {form.name!r}" if form else ""
     lines = [
-        (
-            f"{where}: {count} of {total} rows cannot be read{shape} (max_bad_rows = "
-            f"{source.max_bad_rows})"
-        )
+        f"{count} of {total} rows of {source.where} cannot be read{shape}, but "
+        f"max_bad_rows={source.max_bad_rows}"
+        if count < total
+        else f"none of the {total} rows of {source.where} can be read{shape}"
     ]
-    lines += [f"  {form.name}: {form.looks}"] if form else []
-    lines += [f"  {line}" for line in some[:SHOWN]]
-    lines += [f"  … and {count - SHOWN} more"] if count > SHOWN else []
+    lines += [f"{form.name}: {form.looks}"] if form else []
+    lines += some[:SHOWN]
+    lines += [f"… and {count - SHOWN} more"] if count > SHOWN else []
     if count < total:
-        lines.append(f"  mend these rows, or leave them out with max_bad_rows = {count} or more")
+        hint = f"correct these rows, or skip them with max_bad_rows = {count} or more"
     elif better is not None and better is not form:
-        lines.append(
-            f'  the rows look like {better.name!r}: set format = "{better.name}" (or "auto")'
-        )
+        hint = f'set format = "{better.name}" or "auto": the rows look like {better.name!r}'
     elif source.fields:
-        lines.append("  no row is left: mend 'fields', or the file")
+        hint = "correct fields, or the file"
     else:
-        first = "" if source.format == "auto" else f"leave out format = {source.format!r} and "
-        lines.append(
-            f"  no row is left: if columns have other names {first}say which is which "
-            f"({OWN_NAMES}), or mend the file"
-        )
-    return "\n".join(lines)
+        first = "" if source.format == "auto" else f"remove format = {source.format!r} and "
+        hint = f"correct the file; if columns have other names, {first}set {OWN_NAMES}"
+    return DataError("wrong-row", "\n".join(lines), place=(*where, source.origin), hint=hint)
 
 
-def chosen(where: str, have: int, source: Source) -> Tensor:
+def chosen(where: Place, have: int, source: Source) -> Tensor:
     """Which of the ``have`` good rows the source takes, in its order."""
     skip = source.skip
     if skip + (source.rows or 1) > have:
-        wanted = f"{source.rows} rows" if source.rows else "rows"
-        after = f" after the first {skip}" if skip else ""
-        most = (
-            f"rows = {have - skip} is the most there is"
-            if have > skip
-            else f"skip can be at most {have - 1}"
-        )
-        all_rows = source.rows is None or have <= skip
-        advice = most if all_rows else f"{most}, or leave rows out to take all"
+        rows = "" if source.rows is None else f"rows={source.rows}"
+        both = " and ".join(filter(None, [rows, f"skip={skip}" if skip else ""]))
+        too_few = have > skip
         raise DataError(
-            f"{where} is shorter than asked: {wanted}{after}, but it has {have} good rows\n"
-            f"  {advice}"
+            "too-few-rows",
+            f"{both} requires {skip + (source.rows or 1)} rows, but {source.where} has {have} "
+            "valid rows",
+            place=(*where, "rows" if too_few else "skip"),
+            hint=f"set rows = {have - skip} or less, or remove it to use all rows"
+            if too_few
+            else f"set skip = {have - 1} or less",
         )
     if source.shuffle_seed is None:
         return torch.arange(skip, have if source.rows is None else skip + source.rows)
@@ -399,9 +450,9 @@ def content(name: str, source: Source) -> str:
     several: of their digests), or the pinned data set."""
     if source.path is None:
         return source.where
-    where = f"source {name!r} ({source.where})"
-    with reading(where):
-        digests = [file_digest(file) for file in files_at(source.path, where)]
+    place = (name, "path")
+    with reading(source.path, place):
+        digests = [file_digest(file) for file in files_at(source.path, place)]
     return (
         digests[0] if len(digests) == 1 else hashlib.sha256("".join(digests).encode()).hexdigest()
     )
@@ -410,13 +461,21 @@ def content(name: str, source: Source) -> str:
 def mixture_shares(
     mixture: Mapping[str, float], sources: Collection[str], what: str
 ) -> list[float]:
-    """The weights of all sources in their order, summing to one."""
+    """The weights of all sources in their order, summing to one. ``what`` is the option that
+    gives them.
+    """
     for name, share in mixture.items():
         if name not in sources:
-            raise ConfigError(f"{what}: " + unknown("source", name, sources))
+            raise unknown_name("source", name, sources, (what, name))
         if not 0 <= share < math.inf:
-            raise ConfigError(f"{what}: the weight of {name!r} must be a number >= 0: {share}")
+            raise ConfigError(
+                "out-of-range",
+                f"the weight {share} of {name!r} must be at least 0 and finite",
+                place=(what, name),
+            )
     total = sum(mixture.values())
     if not total:
-        raise ConfigError(f"{what}: no source has a positive weight")
+        raise ConfigError(
+            "wrong-value", f"{what}={dict(mixture)} has no positive weight", place=(what,)
+        )
     return [mixture.get(name, 0.0) / total for name in sources]

@@ -22,7 +22,7 @@ import torch
 from attrs import frozen
 from torch import Tensor
 
-from hgms_core import DataError
+from hgms_core import DataError, first_line
 
 NAMES = {"int64": "I64", "int32": "I32", "bool": "BOOL"}
 READ = 2**24
@@ -65,8 +65,10 @@ def writing(folder: Path) -> Iterator[None]:
         yield
     except (OSError, SafetensorError) as error:
         raise DataError(
-            f"cannot write the token cache {folder}: {getattr(error, 'strerror', None) or error}\n"
-            "  free some space there, or set HGMS_CACHE to another folder"
+            "cannot-write",
+            f"the token cache cannot be written: {getattr(error, 'strerror', None) or error}",
+            place=(str(folder),),
+            hint="free disk space, or set HGMS_CACHE to another folder",
         ) from error
 
 
@@ -100,8 +102,10 @@ def save(
     write(path, leaves, about)
     if (stored := load(path, types, what, about)) is None:
         raise DataError(
-            f"cannot write the token cache {path.parent}: what was written there is not what is "
-            "read\n  check the disk"
+            "cannot-write",
+            "the token cache differs from the data that was written",
+            place=(str(path.parent),),
+            hint="check the disk",
         )
     return stored[0]
 
@@ -180,7 +184,7 @@ def load(
         else:
             return leaves, written
     except (SafetensorError, OSError, ValueError, TypeError, KeyError, AttributeError) as error:
-        problem = str(error).splitlines()[0] if str(error) else type(error).__name__
+        problem = first_line(error)
     warn(f"the token cache entry {path} is damaged ({problem}): it is made anew")
     return None
 

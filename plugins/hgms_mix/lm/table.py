@@ -171,18 +171,20 @@ def check_fits(model: Any, everything: Mapping[str, Mapping[str, TokenTable]]) -
     most = getattr(model.config, "max_position_embeddings", None)
     if most is not None and longest > most:
         raise ConfigError(
-            f"rows have up to {longest} tokens, and the model has {most} positions @ "
-            "task.max_length\n"
-            f'  set max_length = {most} or less (with too_long = "truncate" to cut rows rather '
-            "than drop them)"
+            "out-of-range",
+            f"rows have up to {longest} tokens, but the model has {most} positions",
+            place=("task", "max_length"),
+            hint=f'set max_length = {most} or less, and too_long = "truncate" to cut rows rather '
+            "than drop them",
         )
     highest = max(int(table.tokens.max()) for table in tables)
     known = model.get_input_embeddings().weight.shape[0]
     if highest >= known:
         raise ConfigError(
-            f"the tokenizer gives token {highest}, and the model knows {known} tokens only @ "
-            "task.model.tokenizer\n"
-            "  take the model's own tokenizer"
+            "wrong-value",
+            f"the tokenizer returns token {highest}, but the model has {known} tokens",
+            place=("task", "model", "tokenizer"),
+            hint="use the tokenizer of the model",
         )
 
 

@@ -15,11 +15,11 @@ from pathlib import Path
 from typing import Any, ClassVar, Literal, TypeVar, final
 
 import torch
-from attrs import field, validators
+from attrs import field
 from torch import Tensor
 
-from hgms.config import frozen, lowering, optional_whole, validation_shares
-from hgms_core import DataError, Key, Problem, Sources, Tree, roles
+from hgms.config import at_least, frozen, lowering, optional, optional_whole, validation_shares
+from hgms_core import ConfigError, HgmsError, Key, Problem, Sources, Tree, roles
 from hgms_mix.lm.halves import halves_of, in_halves
 from hgms_mix.lm.language import LanguageModel
 from hgms_mix.lm.lora import Lora
@@ -43,7 +43,7 @@ from hgms_mix.lm.sharding import ensure_ranks
 from hgms_mix.lm.sources import Source, check_names, content, look, mixture_shares
 from hgms_mix.lm.store import warn
 from hgms_mix.lm.table import TokenTable, cache_folder, check_fits, left_out
-from hgms_mix.lm.templates import known_template
+from hgms_mix.lm.templates import known_template, template_for
 from hgms_mix.lm.tokens import NothingLeft, drawn_table, token_table
 
 T = TypeVar("T")
@@ -53,11 +53,17 @@ SETS: tuple[Which, ...] = ("sources", "validation", "test")
 
 def _some(_task: object, attribute: Any, value: Mapping[str, Source]) -> None:
     if not value:
-        raise ValueError(
-            f"{attribute.name!r} names no source; write a table [task.{attribute.name}.<name>] "
-            "with its path"
+        raise ConfigError(
+            "missing-option",
+            f"{attribute.name} is empty, but must have at least one source",
+            place=(attribute.name,),
+            hint=f"add a table [task.{attribute.name}.<name>] with its path",
         )
-    check_names(value)
+    check_names(value, place=(attribute.name,))
+
+
+def _test_names(_task: object, attribute: Any, value: Mapping[str, Source]) -> None:
+    check_names(value, "test set", (attribute.name,))
 
 
 class _Metrics:
@@ -149,16 +155,14 @@ class SourceMixture:
 
     sources: Mapping[str, Source] = field(validator=_some, hash=False)
     validation: Mapping[str, Source] = field(validator=_some, hash=False)
-    test: Mapping[str, Source] = field(
-        factory=dict, validator=lambda _, __, value: check_names(value, "test set"), hash=False
-    )
+    test: Mapping[str, Source] = field(factory=dict, validator=_test_names, hash=False)
     model: BaseModel
     adapter: Lora | None = None
     template: str = field(default="model", validator=known_template)
-    max_length: int = field(default=512, validator=validators.ge(4))
+    max_length: int = field(default=512, validator=at_least(4))
     too_long: Literal["drop", "truncate"] = "drop"
     cache: int | None = field(default=None, validator=optional_whole)
-    halves: int | None = field(default=None, validator=validators.optional(validators.ge(0)))
+    halves: int | None = field(default=None, validator=optional(at_least(0)))
     average: Average = "example"
     validation_split: tuple[float, float, float] = field(
         default=(0.5, 0.3, 0.2), validator=validation_shares
@@ -170,15 +174,21 @@ class SourceMixture:
 
     def __attrs_post_init__(self) -> None:
         if len(self.sources) < 2:
-            raise ValueError("a mixture has at least two sources")
+            raise ConfigError(
+                "wrong-length",
+                f"a mixture requires at least 2 sources, but there is {len(self.sources)}",
+                place=("sources",),
+            )
         if self.reference is not None:
             mixture_shares(self.reference, self.sources, "reference")
         if not isinstance(self.prior, str):
             mixture_shares(self.prior, self.sources, "prior")
         if self.model.shard and self.adapter is None:
-            raise ValueError(
-                "model.shard parts a frozen base, and without an 'adapter' all its parameters "
-                "are learned"
+            raise ConfigError(
+                "missing-option",
+                "model.shard = true requires an adapter: it splits a frozen base",
+                place=("adapter",),
+                hint="add an adapter, or remove model.shard",
             )
 
     @property
@@ -212,7 +222,7 @@ class SourceMixture:
         tokens, by name.
         """
         tables = self._by_name(
-            which, functools.partial(token_table, tokenizer=tokenizer, **self._written)
+            which, functools.partial(token_table, tokenizer=tokenizer, **self._written(tokenizer))
         )
         return (
             tables
@@ -244,17 +254,19 @@ class SourceMixture:
     def _by_name(
         self, which: str, read: Callable[[str, Source], T], names: Collection[str] | None = None
     ) -> dict[str, T]:
-        """What ``read`` makes of every source of a set, or of those with these names. Bad data is
-        placed in the configuration: validation and test sets may bear a source's name."""
+        """What ``read`` makes of every source of a set, or of those with these names. Errors of a
+        source, whose places begin with its name, get its place in the configuration.
+        """
         results = {}
         for name, source in getattr(self, which).items():
             if names is not None and name not in names:
                 continue
             try:
                 results[name] = read(name, source)
-            except DataError as error:
-                first, *rest = str(error).split("\n")
-                raise DataError("\n".join([f"{first} @ task.{which}.{name}", *rest])) from error
+            except HgmsError as error:
+                if error.place[:1] != (name,):
+                    raise
+                raise error.at("task", which) from error
         return results
 
     def made_of(self) -> dict[str, Any]:
@@ -289,9 +301,11 @@ class SourceMixture:
         """So many rows of each source, drawn without replacement by a key of its own before any
         becomes tokens; all rows of a source that has fewer."""
 
+        written = self._written(tokenizer)
+
         def some(name: str, source: Source) -> TokenTable:
             return drawn_table(
-                name, source, tokenizer, count=counts[name], key=key(name), **self._written
+                name, source, tokenizer, count=counts[name], key=key(name), **written
             )
 
         return self._by_name("sources", some, counts)
@@ -303,9 +317,11 @@ class SourceMixture:
         tokenizer's tokens.
         """
 
+        written = self._written(tokenizer)
+
         def some(name: str, source: Source) -> TokenTable | None:
             try:
-                return token_table(name, source, tokenizer, pick=numbers[name], **self._written)
+                return token_table(name, source, tokenizer, pick=numbers[name], **written)
             except NothingLeft:
                 return None
 
@@ -316,9 +332,12 @@ class SourceMixture:
         """Which rows of each source have an answer; none becomes tokens."""
         return self._by_name("sources", functools.partial(index_of, cache_dir=cache_folder()))
 
-    @property
-    def _written(self) -> dict[str, Any]:
-        """How rows become tokens."""
+    def _written(self, tokenizer: Any) -> dict[str, Any]:
+        """How rows become tokens. Errors: ConfigError for a template that the tokenizer lacks."""
+        try:
+            template_for(self.template, tokenizer)
+        except ConfigError as error:
+            raise error.at("task") from error
         lengths = {"max_length": self.max_length, "too_long": self.too_long}
         return {"template": self.template, "cache_dir": cache_folder(), **lengths}
 

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, final
 
 from attrs import field, frozen
 
-from hgms_core import ConfigError, DataError, one_of, unknown
+from hgms_core import ConfigError, DataError, choice, first_line, one_of
 from hgms_mix.lm.formats import Message
 
 if TYPE_CHECKING:
@@ -67,10 +67,8 @@ class Template:
     text: str = field(default="", repr=False)
 
 
-def known_template(_task: object, attribute: Any, value: str) -> None:
-    """One of model, plain, alpaca and chatml."""
-    if value not in TEMPLATES:
-        raise ValueError(unknown(attribute.name, str(value), TEMPLATES))
+known_template: Any = choice(*TEMPLATES)
+"""Validates that a template is model, plain, alpaca or chatml."""
 
 
 def template_for(name: str, tokenizer: PreTrainedTokenizerBase) -> Template:
@@ -89,11 +87,11 @@ def template_for(name: str, tokenizer: PreTrainedTokenizerBase) -> Template:
         return _named_template(name, tokenizer)
     if not tokenizer.chat_template:
         raise ConfigError(
-            'the tokenizer has no chat template, which template = "model" asks for (base models '
-            "often have none)\n"
-            "  set template to one of: "
-            f"{', '.join(other for other in TEMPLATES if other != 'model')};"
-            " or give the tokenizer of the instruction-tuned model"
+            "missing-template",
+            'template="model" requires a chat template, which the tokenizer does not have',
+            place=("template",),
+            hint=f"set template to {', '.join(other for other in TEMPLATES if other != 'model')}, "
+            "or use the tokenizer of the instruction-tuned model",
         )
     chat = _Chat(tokenizer)
     return Template(
@@ -158,10 +156,10 @@ _STYLES = {"plain": _plain, "alpaca": _alpaca, "chatml": _chatml}
 def _end(tokenizer: PreTrainedTokenizerBase) -> int:
     if tokenizer.eos_token_id is None:
         raise ConfigError(
-            "named templates end an answer with the tokenizer's end token, and this tokenizer "
-            "has none\n"
-            "  give it one (tokenizer.eos_token = …, then save_pretrained) and load it from that "
-            "folder"
+            "missing-token",
+            "named templates require an end token, which the tokenizer does not have",
+            place=("template",),
+            hint="set tokenizer.eos_token, call save_pretrained, and load it from that folder",
         )
     return int(tokenizer.eos_token_id)
 
@@ -265,8 +263,10 @@ class _Chat:
         except Exception as error:  # templates raise what they like through Jinja
             roles = ", ".join(message.role for message in messages)
             raise DataError(
-                f"the model's chat template refuses a conversation of the roles {roles}: {error}\n"
-                '  leave such rows out, or take a named template (template = "chatml")'
+                "wrong-row",
+                f"the model's chat template rejects the roles {roles}: {first_line(error)}",
+                place=("template",),
+                hint='remove such rows, or use a named template (template = "chatml")',
             ) from error
 
     def opening(self, messages: Sequence[Message]) -> list[Piece]:
@@ -289,10 +289,11 @@ class _Chat:
                 and at <= len(before) <= len(through)
             ):
                 raise DataError(
-                    "the model's chat template writes earlier turns differently once later ones "
-                    "follow: answers cannot be\n"
-                    "  told from what surrounds them\n"
-                    '  take a named template (template = "chatml"), or rows of one turn'
+                    "wrong-row",
+                    "the model's chat template changes earlier turns when later ones follow, so "
+                    "answers cannot be located",
+                    place=("template",),
+                    hint='use a named template (template = "chatml"), or rows of one turn',
                 )
             begin = len(before)
             answer = through.find(messages[number].text.strip(), begin)

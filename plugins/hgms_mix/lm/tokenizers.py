@@ -8,7 +8,8 @@ import json
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from hgms_core import ConfigError, DataError
+from hgms_core import ConfigError, DataError, first_line
+from hgms_core.errors import Place
 from hgms_mix.lm.files import as_written, expand
 from hgms_mix.lm.hub import located, own_code, transformers_quietly
 from hgms_mix.lm.model_names import model_folder
@@ -53,7 +54,7 @@ def byte_tokenizer() -> PreTrainedTokenizerFast:
     )
 
 
-def gpt2_tokenizer(folder: str | Path) -> PreTrainedTokenizerFast:
+def gpt2_tokenizer(folder: str | Path, place: Place = ("folder",)) -> PreTrainedTokenizerFast:
     """GPT-2's byte-pair encoding from ``encoder.json`` and ``vocab.bpe``, the files as OpenAI
     published them (50,257 tokens).
 
@@ -65,19 +66,25 @@ def gpt2_tokenizer(folder: str | Path) -> PreTrainedTokenizerFast:
     """
     transformers_quietly()
     spec = folder
-    folder = expand(str(folder), "the tokenizer")
+    folder = expand(str(folder), place)
     try:
         vocabulary = json.loads((folder / "encoder.json").read_text(encoding="utf-8"))
         lines = (folder / "vocab.bpe").read_text(encoding="utf-8").splitlines()
     except FileNotFoundError as error:
         missing = Path(error.filename).name
         raise DataError(
-            f"no GPT-2 tokenizer in {spec}: {missing} is missing\n  it needs both files"
+            "missing-file",
+            f"the GPT-2 tokenizer in {spec} has no {missing}",
+            place=place,
+            hint="add both files, encoder.json and vocab.bpe",
         ) from None
     except (OSError, ValueError) as error:
-        why = as_written(str(error), str(spec))
+        why = as_written(first_line(error), str(spec))
         raise DataError(
-            f"no GPT-2 tokenizer in {spec}: {why}\n  fetch encoder.json and vocab.bpe again"
+            "unreadable-file",
+            f"the GPT-2 tokenizer in {spec} cannot be read: {why}",
+            place=place,
+            hint="download encoder.json and vocab.bpe again",
         ) from None
     split = [line.split() for line in lines if line.strip() and not line.startswith("#version")]
     pairs = [(parts[0], parts[-1]) for parts in split]
@@ -85,8 +92,10 @@ def gpt2_tokenizer(folder: str | Path) -> PreTrainedTokenizerFast:
         return _byte_level(vocabulary, pairs, ["<|endoftext|>"] * 3, split=True)
     except Exception as error:  # the Rust library raises plain Exceptions
         raise DataError(
-            f"encoder.json and vocab.bpe in {spec} do not belong together: {error}\n"
-            "  fetch both again"
+            "damaged-file",
+            f"encoder.json and vocab.bpe in {spec} do not match: {error}",
+            place=place,
+            hint="download both again",
         ) from None
 
 
@@ -115,7 +124,7 @@ def load_tokenizer(
     *,
     revision: str | None = None,
     trust_remote_code: bool = False,
-    place: str = "task.model.tokenizer",
+    place: Place = ("task", "model", "tokenizer"),
 ) -> PreTrainedTokenizerBase:
     """The tokenizer that ``spec`` names, always with a padding token.
 
@@ -133,16 +142,18 @@ def load_tokenizer(
     transformers = transformers_quietly()
     folder = model_folder(spec, place)
     if (folder / "encoder.json").is_file() and (folder / "vocab.bpe").is_file():
-        return gpt2_tokenizer(spec)
+        return gpt2_tokenizer(spec, place)
     where = located(
         spec, "tokenizer", place, revision=revision, trust_remote_code=trust_remote_code
     )
     if folder.is_dir() and not any((folder / name).is_file() for name in FILES):
-        holds = ", ".join(sorted(entry.name for entry in folder.iterdir())[:12]) or "nothing"
+        files = ", ".join(sorted(entry.name for entry in folder.iterdir())[:12]) or "(none)"
         raise ConfigError(
-            f"there is no tokenizer in {spec!r} (it holds: {holds}) @ {place}\n"
-            f'  set task.model.tokenizer to "{BYTES}", a folder with tokenizer.json, or '
-            "OWNER/NAME on the Hub"
+            "missing-file",
+            f"the folder {spec!r} has no tokenizer: its files are {files}",
+            place=place,
+            hint=f'set task.model.tokenizer to "{BYTES}", a folder with tokenizer.json, or '
+            "OWNER/NAME on the Hub",
         )
     try:
         tokenizer: PreTrainedTokenizerBase = transformers.AutoTokenizer.from_pretrained(
@@ -150,27 +161,30 @@ def load_tokenizer(
         )
     except Exception as error:
         # transformers raises its own, the Hub's and the Rust library's errors
-        why = as_written(str(error), spec).strip().splitlines()
         if "trust_remote_code" in str(error):
-            raise ConfigError(own_code("tokenizer", spec, place)) from None
+            raise own_code("tokenizer", spec, place) from None
+        why = as_written(first_line(error), spec)
         raise ConfigError(
-            f"the tokenizer {spec!r} cannot be loaded ({type(error).__name__}: "
-            f"{why[0] if why else ''}) @ {place}\n"
-            f'  a tokenizer is "{BYTES}", a folder (transformers\', or encoder.json and '
-            "vocab.bpe), or OWNER/NAME on the Hub"
+            "cannot-load",
+            f"the tokenizer {spec!r} cannot be loaded: {type(error).__name__}: {why}",
+            place=place,
+            hint=f'use "{BYTES}", a folder of transformers, a folder with encoder.json and '
+            "vocab.bpe, or OWNER/NAME on the Hub",
         ) from error
-    return padded(tokenizer)
+    return padded(tokenizer, place)
 
 
-def padded(tokenizer: PreTrainedTokenizerBase) -> PreTrainedTokenizerBase:
+def padded(
+    tokenizer: PreTrainedTokenizerBase, place: Place = ("tokenizer",)
+) -> PreTrainedTokenizerBase:
     """The same tokenizer, with its end token for padding where it has no padding token."""
     if tokenizer.pad_token_id is None:
         if tokenizer.eos_token_id is None:
             raise ConfigError(
-                "the tokenizer has neither a padding nor an end token, so batches cannot be "
-                "padded\n"
-                "  give it one (tokenizer.pad_token = …, then save_pretrained) and load it from "
-                "that folder"
+                "missing-token",
+                "the tokenizer has neither a padding nor an end token, so batches cannot be padded",
+                place=place,
+                hint="set tokenizer.pad_token, call save_pretrained, and load it from that folder",
             )
         tokenizer.pad_token = tokenizer.eos_token
     return tokenizer

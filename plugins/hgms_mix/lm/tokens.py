@@ -24,6 +24,7 @@ from attrs import frozen
 from torch import Tensor
 
 from hgms_core import ConfigError, DataError, Key, one_of
+from hgms_core.errors import Place
 from hgms_mix.lm.formats import FORMATS, Message
 from hgms_mix.lm.parts import Part, in_parts, together
 from hgms_mix.lm.rows import Record, index_of, key_of, meter, records_at
@@ -78,15 +79,20 @@ def token_table(
     be written. Cost: the sha256 of the file; where the table is not in the cache, two passes over
     the file that parse it and about 0.1 ms of a core a row; where it is, a checksum of the entry.
     """
-    one_of("value of too_long", too_long, ["drop", "truncate"])
+    one_of("too_long", too_long, ["drop", "truncate"])
     if max_length < 2:
         raise ConfigError(
-            f"max_length must hold a prompt and an answer, at least 2 tokens: {max_length}"
+            "out-of-range",
+            f"max_length={max_length} must be at least 2: a token of the prompt and one of the "
+            "answer",
+            place=("max_length",),
         )
     if tokenizer.pad_token_id is None:
         raise ConfigError(
-            "the tokenizer has no padding token\n"
-            "  hgms_mix.lm.tokenizers.padded gives it its end token for one"
+            "missing-token",
+            "the tokenizer has no padding token",
+            place=("tokenizer",),
+            hint="use hgms_mix.lm.tokenizers.padded, which sets it to the end token",
         )
     written = template_for(template, tokenizer)
     about = {
@@ -187,7 +193,8 @@ class Tokenising:
     cut: bool
     form: str | None
     completion: str | None
-    where: str
+    file: str
+    place: Place
 
     def __call__(self, rows: Sequence[Record]) -> tuple[dict[str, np.ndarray], dict[str, Any]]:
         template = template_for(self.template, self.tokenizer)
@@ -198,7 +205,12 @@ class Tokenising:
             try:
                 pieces.append(template.pieces(example.messages))
             except DataError as error:
-                raise DataError(f"{self.where}, row {example.row}: {error}") from error
+                raise DataError(
+                    error.code,
+                    f"row {example.row} of {self.file}: {error.message}",
+                    place=self.place,
+                    hint=error.hint,
+                ) from error
         kept = []
         tokens = []
         masks = []
@@ -248,12 +260,12 @@ def _tokenised(
     folder: Path | None,
 ) -> TableInPieces:
     index = index_of(name, source, cache)
-    where = f"source {name!r} ({source.where})"
+    origin = (name, source.origin)
     wanted = index.rows if pick is None else pick.numpy()
     ascending = bool((wanted[1:] > wanted[:-1]).all())
     numbers = wanted if ascending else np.unique(wanted)
-    form, records = records_at(where, source, numbers)
-    working = work(form, source.completion, where)
+    form, records = records_at((name,), source, numbers)
+    working = work(form, source.completion, source.where, origin)
     with meter(f"tokenising {name}", " rows", len(numbers)) as bar:
         parts = in_parts(records, working, folder=folder, watch=bar.update)
     report = attrs.evolve(
@@ -264,7 +276,7 @@ def _tokenised(
         **{what: sum(part.about[what] for part in parts) for what in ("too_long", "truncated")},
     )
     if not sum(part.counts["rows"] for part in parts):
-        raise NothingLeft(_nothing_left(where, report, working.max_length, working.cut))
+        raise _nothing_left(source.where, origin, report, working.max_length, working.cut)
     leaves = {leaf: together(parts, leaf) for leaf in TYPES}
     pieces = TableInPieces(
         {**leaves, "offsets": Leaf("int64", leaves["offsets"].count + 1, lambda: _offsets(parts))},
@@ -291,22 +303,28 @@ def _offsets(parts: Sequence[Part]) -> Iterator[np.ndarray]:
         before += part.counts["tokens"]
 
 
-def _nothing_left(where: str, report: Report, max_length: int, cut: bool) -> str:
+def _nothing_left(
+    file: str, place: Place, report: Report, max_length: int, cut: bool
+) -> NothingLeft:
     if report.blank == report.examples:
-        return (
-            f"{where}: all {report.examples} rows have empty answers, so there is nothing to "
-            "learn\n  replace the file"
+        return NothingLeft(
+            "no-rows",
+            f"all {report.examples} rows of {file} have empty answers",
+            place=place,
+            hint="replace the file",
         )
-    so = (
-        f"{report.too_long} of {report.examples} rows have "
-        f"{'no answer within' if cut else 'more than'}"
-    )
+    so = "no answer within" if cut else "more than"
     also = f", and {report.blank} have empty answers" if report.blank else ""
-    cure = f"raise max_length to {report.shortest} or more (all fit into {report.longest})"
-    other = "" if cut else ', or set too_long = "truncate"'
-    return (
-        f"{where}: no row is left: {so} max_length = {max_length} tokens{also}\n"
-        f"  the shortest row has {report.shortest} tokens: {cure}{other}"
+    cure = (
+        f"increase max_length to {report.shortest} (the shortest row) or more; all rows fit into "
+        f"{report.longest}"
+    )
+    return NothingLeft(
+        "no-rows",
+        f"{report.too_long} of {report.examples} rows of {file} have {so} "
+        f"max_length={max_length} tokens{also}, so no row remains",
+        place=place,
+        hint=cure if cut else f'{cure}\nor set too_long = "truncate"',
     )
 
 

@@ -44,12 +44,17 @@ def apportion(
     for name, weight in weights.items():
         if not (math.isfinite(weight) and weight >= 0):
             raise ConfigError(
-                f"the weight of source {name!r} is {weight}; weights are finite and not negative"
+                "wrong-value",
+                f"the weight {weight} of source {name!r} must be finite and at least 0",
+                place=("weights", name),
             )
     shares = {name: Fraction(weights[name]) for name in sorted(weights) if weights[name] > 0}
     if not shares:
         raise ConfigError(
-            f"no source has a weight above 0 (sources: {', '.join(sorted(weights)) or 'none'})"
+            "wrong-value",
+            "at least one weight must be greater than 0, but there is none (sources: "
+            f"{', '.join(sorted(weights)) or 'none'})",
+            place=("weights",),
         )
     counts = dict.fromkeys(weights, 0)
     if allow_fewer:
@@ -57,7 +62,7 @@ def apportion(
         return counts | {name: min(count, capacity[name]) for name, count in wanted.items()}
     available = sum(capacity[name] for name in shares)
     if available < size:
-        raise ConfigError(_too_few(shares, counts, capacity, size, available))
+        raise _too_few(shares, counts, capacity, size, available)
     left = size
     open_shares = dict(shares)
     while full := [
@@ -90,12 +95,14 @@ def _too_few(
     capacity: Mapping[str, int],
     size: int,
     available: int,
-) -> str:
+) -> ConfigError:
     shares = set(shares)
     weightless = sum(capacity[name] for name in all_names if name not in shares)
     rows = ", ".join(f"{name} {capacity[name]}" for name in sorted(shares))
-    beside = f"\n  sources of weight 0 have {weightless} more; they give none" if weightless else ""
-    return (
-        f"sample.size = {size}, but the sources have {available} rows ({rows}){beside}\n"
-        f"  lower sample.size to {available} or less, add rows, or set sample.allow_fewer = true"
+    unused = f", and sources of weight 0 another {weightless}" if weightless else ""
+    return ConfigError(
+        "too-few-rows",
+        f"size={size} exceeds the {available} rows of the sources ({rows}{unused})",
+        place=("sample", "size"),
+        hint=f"decrease size to {available} or less, add rows, or set allow_fewer = true",
     )

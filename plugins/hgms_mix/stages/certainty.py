@@ -11,15 +11,17 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, final
 
 import torch
-from attrs import field, frozen, validators
+from attrs import field, frozen
 from torch import Tensor
 
+from hgms.config import at_least, not_empty
 from hgms.config.as_table import plain
 from hgms.config.tables import parse_json
 from hgms.results import NULL_TEST, Interval
 from hgms.runs import RunFolder, read_file
 from hgms.uncertainty import Certainty, alignments, cost, in_words, over_rows, over_seeds
-from hgms_core import CheckpointError, ConfigError, Key, OutOfMemory, out_of_memory
+from hgms_core import CheckpointError, ConfigError, Key, OutOfMemory
+from hgms_core.torch_errors import out_of_memory
 from hgms_mix.stages.reweight import is_finished, weights_of
 from hgms_mix.stages.stage import Stage
 
@@ -52,13 +54,11 @@ class Resampling:
     ('start', 'end')
     """
 
-    validation_blocks: int = field(default=24, validator=validators.ge(4))
-    source_blocks: int = field(default=8, validator=validators.ge(4))
-    rows: int = field(default=4, validator=validators.ge(1))
-    at: tuple[Literal["start", "end"], ...] = field(
-        default=("start", "end"), validator=validators.min_len(1)
-    )
-    resamples: int = field(default=4000, validator=validators.ge(100))
+    validation_blocks: int = field(default=24, validator=at_least(4))
+    source_blocks: int = field(default=8, validator=at_least(4))
+    rows: int = field(default=4, validator=at_least(1))
+    at: tuple[Literal["start", "end"], ...] = field(default=("start", "end"), validator=not_empty)
+    resamples: int = field(default=4000, validator=at_least(100))
 
     def rows_taken(self, sources: int) -> int:
         """Rows whose gradient is taken, at most.
@@ -90,14 +90,17 @@ class Certain(Stage):
         try:
             return [], measured(mix)
         except ConfigError as error:
-            why = str(error).splitlines()[0]
+            why = error.lines()[0]
             mix.say(f"  not measured: {why}")
             return [], {"left_out": why}
         except (RuntimeError, MemoryError) as error:
             if not out_of_memory(error):
                 raise
             raise OutOfMemory(
-                "the stage certainty ran out of memory\n  lower certainty.rows or task.micro_batch"
+                "out-of-memory",
+                "the stage 'certainty' ran out of memory",
+                place=("certainty", "rows"),
+                hint="decrease rows or task.micro_batch",
             ) from error
 
     def summary(self, mix: Mix, report: Mapping[str, Any]) -> dict[str, Any]:

@@ -42,8 +42,10 @@ def newest_checkpoint(folder: Path) -> Path | None:
             whole = False
         if not whole:
             raise CheckpointError(
-                f"damaged checkpoint {checkpoint}: its files do not match the sha256 in {SEAL}\n"
-                "  remove it; fine-tuning then goes on from an earlier one, or from its beginning"
+                "damaged-file",
+                f"the files of the checkpoint do not match the checksums in {SEAL}",
+                place=(str(checkpoint),),
+                hint="remove it to resume from an earlier checkpoint, or to restart fine-tuning",
             )
         return checkpoint
     return None
@@ -105,7 +107,7 @@ class LossLog:
                 row = json.loads(line)
                 rows.append({**row, "step": int(row["step"]), "loss": float(row["loss"])})
             except (ValueError, TypeError, KeyError, RecursionError):
-                raise self._damaged(f"line {number} is no step's loss") from None
+                raise self._damaged("the line is not the loss of a step", number) from None
         return rows
 
     def digest(self) -> dict[str, Any]:
@@ -117,16 +119,18 @@ class LossLog:
         if checkpoint is not None:
             sealed = json.loads((checkpoint / SEAL).read_bytes())["losses"]
             if hashlib.sha256(self.data[: sealed["bytes"]]).hexdigest() != sealed["sha256"]:
-                raise self._damaged(f"it is not what it was at step {step}")
+                raise self._damaged(f"the file does not match the checksum of step {step}")
         kept = [row for row in self.rows() if row["step"] <= step]
         replace_file(self.path, b"".join(json.dumps(row).encode() + b"\n" for row in kept))
 
     def append(self, row: Mapping[str, Any], steps: int) -> None:
         if not math.isfinite(row["loss"]):
             raise NumericalError(
-                f"fine-tuning step {row['step']}: the loss is {row['loss']}\n"
-                "  checkpoints from before are kept; lower finetune.lr, or set finetune.clip "
-                "(1.0, say)"
+                "not-finite",
+                f"the loss of fine-tuning step {row['step']} is {row['loss']}; earlier checkpoints "
+                "are saved",
+                place=("finetune", "lr"),
+                hint="decrease lr, or set clip = 1.0",
             )
         if not self.written:
             return
@@ -134,8 +138,10 @@ class LossLog:
             stream.write(json.dumps(row).encode() + b"\n")
         self.watch(row["step"], steps, row["loss"])
 
-    def _damaged(self, why: str) -> CheckpointError:
+    def _damaged(self, message: str, *line: int) -> CheckpointError:
         return CheckpointError(
-            f"damaged file {self.path}: {why}\n  remove the folder {self.path.parent}; that "
-            "stage is then made again"
+            "damaged-file",
+            message,
+            place=(str(self.path), *line),
+            hint=f"remove the folder {self.path.parent} to repeat the stage",
         )

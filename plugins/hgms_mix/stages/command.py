@@ -91,8 +91,10 @@ def _broken(name: str, why: str) -> click.Command:
 
     def callback() -> None:
         raise PluginError(
-            f"the command {name!r} of hgms mix cannot be loaded: {why}\n"
-            "  reinstall the plugin that brings it"
+            "wrong-plugin",
+            f"the command {name!r} cannot be loaded: {why}",
+            place=(GROUP, name),
+            hint="reinstall the plugin that provides it",
         )
 
     takes_all = {"ignore_unknown_options": True, "allow_extra_args": True}

@@ -12,7 +12,7 @@ from attrs import frozen
 from hgms.comparison import scaled
 from hgms.config.tables import laid_over, lay_options, tables_of
 from hgms.runs import UNCOMPARED, RunConfig, data_of
-from hgms_core import ConfigError, unknown
+from hgms_core import ConfigError, unknown_name
 from hgms_core.registry import Registry
 from hgms_mix.evaluation import Evaluate
 from hgms_mix.stages.certainty import Resampling
@@ -62,7 +62,7 @@ def load(
 def read(
     table: Mapping[str, Any],
     source: str,
-    places: Iterable[tuple[str | int, ...]] = (),
+    places: Iterable[tuple[str, ...]] = (),
     registry: Registry | None = None,
 ) -> MixConfig:
     """The configuration that a mix file's table describes; ``source`` is its name in messages."""
@@ -77,20 +77,25 @@ def read(
     # A mix is of sources: any other task has nothing to sample.
     if not (hasattr(config.task, "sources") and hasattr(config.task, "tables")):
         raise ConfigError(
-            f"the task {config.task.name!r} has no data sources to mix @ task.name\n"
-            '  write name = "source-mixture", or use hgms run'
+            "not-supported",
+            f"the task {config.task.name!r} has no data sources to mix",
+            place=("task", "name"),
+            hint='set name = "source-mixture", or use hgms run',
         )
     if getattr(config.task, "halves", None) is not None:
         raise ConfigError(
-            "halves of sources are no mixture to draw from @ task.halves\n"
-            "  leave it out; hgms mix null splits them"
+            "not-supported",
+            "a mix cannot sample from halves of sources",
+            place=("task", "halves"),
+            hint="remove it, or use hgms mix null to split sources",
         )
     if config.run.device.partition(":")[2] not in ("", "0"):
         raise ConfigError(
-            f"fine-tuning runs on the first GPU it sees, not on {config.run.device!r} @ "
-            "run.device\n"
-            '  write device = "cuda" and set the environment variable '
-            f"CUDA_VISIBLE_DEVICES={config.run.device[5:]}"
+            "not-supported",
+            f"device={config.run.device!r} is not supported: fine-tuning uses the first visible "
+            "GPU",
+            place=("run", "device"),
+            hint=f'set device = "cuda" and CUDA_VISIBLE_DEVICES={config.run.device[5:]}',
         )
     return config
 
@@ -126,13 +131,18 @@ def mix_of(
     if not isinstance(table.get("method"), list):
         if method is not None or scale is not None:
             raise ConfigError(
-                f"--method and --scale choose from a grid; {source} has one method\n"
-                "  --set method.name=NAME"
+                "not-supported",
+                f"{'--scale' if method is None else '--method'} requires a grid, but the file has "
+                "one method",
+                place=(source, "method"),
+                hint="use --set method.name=NAME",
             )
         if "for" in table:
             raise ConfigError(
-                f"[for] is for methods of a grid; {source} has one\n"
-                "  write its values into the tables"
+                "not-supported",
+                "[for] requires a grid, but the file has one method",
+                place=(source, "for"),
+                hint="move its values into the other tables",
             )
         return _named(table, table.get("task"), table.get("method"))
     table = scaled(table, scale, source)
@@ -163,11 +173,11 @@ def _for(label: str, table: Mapping[str, Any], source: str) -> dict[str, Any]:
     labels = [str(entry.get("label", entry.get("name"))) for entry in entries]
     for name, own in tables.items() if isinstance(tables, Mapping) else [("", tables)]:
         if name not in labels:
-            raise ConfigError(f"{unknown('method', name, labels)}\n  @ {source}.for")
+            place = (source, "for", name) if name else (source, "for")
+            raise unknown_name("method", name, labels, place)
         for key in own if isinstance(own, Mapping) else [own]:
             if key not in OWN:
-                where = f"{source}.for.{name}, for the budget and what comes after learning"
-                raise ConfigError(f"{unknown('key', str(key), OWN)}\n  @ {where}")
+                raise unknown_name("option", str(key), OWN, (source, "for", name, str(key)))
     return laid_over(rest, tables.get(label, {}))
 
 
@@ -197,10 +207,12 @@ def _chosen(part: Any, label: str | None, kind: str, source: str) -> tuple[str, 
     if label is None and len(by_label) == 1:
         return next(iter(by_label.items()))
     if label is None:
-        how = "add --method LABEL" if kind == "method" else "a mix has one task"
         raise ConfigError(
-            f"{source} is a grid of {len(by_label)} {kind}s ({', '.join(by_label)})\n  {how}"
+            "wrong-length",
+            f"a mix has one {kind}, but the grid has {len(by_label)} ({', '.join(by_label)})",
+            place=(source, kind),
+            hint="add --method LABEL" if kind == "method" else "keep one task",
         )
     if label not in by_label:
-        raise ConfigError(f"{unknown(kind, label, by_label)}\n  @ {source}.{kind}")
+        raise unknown_name(kind, label, by_label, (source, kind))
     return label, by_label[label]

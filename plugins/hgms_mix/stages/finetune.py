@@ -8,10 +8,10 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, final
 
-from attrs import field, frozen, validators
+from attrs import field, frozen
 from torch import Tensor
 
-from hgms.config import not_negative, positive
+from hgms.config import at_least, greater_than, not_negative, optional, positive
 from hgms.config.as_table import plain
 from hgms.runs import environment, replace_file
 from hgms_core import ConfigError, DataError, RunInfo, choice
@@ -68,20 +68,20 @@ class Finetune:
     """
 
     lr: float = field(default=8e-6, validator=positive)
-    epochs: int = field(default=1, validator=validators.ge(0))
-    micro_batch: int = field(default=1, validator=validators.ge(1))
-    accumulation: int = field(default=32, validator=validators.ge(1))
+    epochs: int = field(default=1, validator=at_least(0))
+    micro_batch: int = field(default=1, validator=at_least(1))
+    accumulation: int = field(default=32, validator=at_least(1))
     weight_decay: float = field(default=0.01, validator=not_negative)
     schedule: Literal["constant", "linear", "cosine"] = field(
         default="constant", validator=choice("constant", "linear", "cosine")
     )
-    warmup: float = field(default=0.0, validator=validators.ge(0))
-    clip: float | None = field(default=None, validator=validators.optional(validators.gt(0)))
-    seed: int | None = field(default=None, validator=validators.optional(validators.ge(0)))
+    warmup: float = field(default=0.0, validator=at_least(0))
+    clip: float | None = field(default=None, validator=optional(greater_than(0)))
+    seed: int | None = field(default=None, validator=optional(at_least(0)))
     start: Literal["fresh", "reweighted"] = field(
         default="fresh", validator=choice("fresh", "reweighted")
     )
-    save_every: int = field(default=50, validator=validators.ge(1))
+    save_every: int = field(default=50, validator=at_least(1))
     checkpointing: bool = False
     model: BaseModel | None = None
     adapter: Lora | None = None
@@ -89,14 +89,19 @@ class Finetune:
 
     def __attrs_post_init__(self) -> None:
         if self.epochs == 0 and self.start != "reweighted":
-            raise ValueError(
-                "epochs = 0 keeps the model that learning ended with: write start = "
-                '"reweighted", or epochs >= 1'
+            raise ConfigError(
+                "conflicting-options",
+                f'epochs=0 requires start="reweighted", not {self.start!r}',
+                place=("epochs",),
+                hint='set start = "reweighted" to keep the model at the end of learning, or epochs '
+                "= 1 or more",
             )
         if self.start == "reweighted" and (self.model is not None or self.adapter is not None):
-            raise ValueError(
-                'start = "reweighted" goes on with the task\'s own model and adapter: leave '
-                "out 'model' and 'adapter'"
+            raise ConfigError(
+                "conflicting-options",
+                f"start={self.start!r} uses the model and the adapter of the task",
+                place=("start",),
+                hint="remove model and adapter",
             )
 
 
@@ -205,9 +210,10 @@ def ensure_parts(settings: Finetune, ranks: int) -> None:
     ]
     fits = [number for number in range(1, min(rows, ranks) + 1) if rows % number == 0]
     raise ConfigError(
-        f"an optimiser step has {rows} rows (finetune.micro_batch · finetune.accumulation), "
-        f"which do not part evenly among run.ranks = {ranks} @ finetune.accumulation\n"
-        f"  set finetune.accumulation = {' or '.join(map(str, near))}, or run.ranks = {fits[-1]}"
+        "uneven-split",
+        f"{rows} rows per optimiser step cannot be split evenly across {ranks} ranks",
+        place=("finetune", "accumulation"),
+        hint=f"set accumulation = {' or '.join(map(str, near))}, or run.ranks = {fits[-1]}",
     )
 
 
@@ -217,15 +223,18 @@ def ensure_shared(mix: Mix, parted: bool) -> None:
     """
     if not parted:
         raise ConfigError(
-            "shard = true parts the base among ranks that train together, and here one process "
-            "does @ finetune.model.shard\n"
-            '  set run.ranks, with trainer = "transformers", or leave out finetune.model.shard'
+            "conflicting-options",
+            "shard=True requires several ranks that train together, but one process trains",
+            place=("finetune", "model", "shard"),
+            hint='set run.ranks and trainer = "transformers", or remove shard',
         )
     if mix.adapter is None:
         raise ConfigError(
-            "shard = true parts a frozen base, and without an adapter all its parameters are "
-            "learned @ finetune.model.shard\n"
-            "  name [finetune.adapter] or [task.adapter], or leave out finetune.model.shard"
+            "conflicting-options",
+            "shard=True requires a frozen base model, but without an adapter all its parameters "
+            "are trained",
+            place=("finetune", "model", "shard"),
+            hint="add [finetune.adapter] or [task.adapter], or remove shard",
         )
 
 
@@ -261,8 +270,10 @@ def chosen_rows(mix: Mix) -> ChosenRows:
     for name, source in getattr(mix.task, sample.facts["of"]).items():
         if content(name, source) != sample.facts["sources"][name]:
             raise DataError(
-                f"source {name!r} changed since its rows were drawn\n"
-                "  run the command again: it draws anew"
+                "data-changed",
+                f"source {name!r} changed after its rows were sampled",
+                place=("task", sample.facts["of"], name),
+                hint="run the same command again to sample new rows",
             )
     rows = list(read_rows(sample.path / "rows.jsonl.gz"))
     chosen = ChosenRows(mix.drawn_tables(), rows)
@@ -273,7 +284,12 @@ def chosen_rows(mix: Mix) -> ChosenRows:
             "finetune.model: left out"
         )
     if not len(chosen):
-        raise DataError("no row is left to fine-tune on\n  raise task.max_length")
+        raise DataError(
+            "no-rows",
+            f"0 of {len(rows)} rows to fine-tune on have at most {mix.task.max_length} tokens",
+            place=("task", "max_length"),
+            hint="increase max_length",
+        )
     return chosen
 
 

@@ -8,7 +8,8 @@ import torch
 from attrs import frozen
 from torch import Tensor
 
-from hgms_core import OutOfMemory, out_of_memory
+from hgms_core import OutOfMemory
+from hgms_core.torch_errors import out_of_memory
 from hgms_mix.lm import is_in_parts
 from hgms_mix.stages.batches import IGNORED, collate
 
@@ -65,7 +66,10 @@ def row_losses(model: Any, table: Any, *, rows: int = 8, ranks: Ranks | None = N
             raise
         if is_in_parts(model):  # the other ranks are in the middle of a batch with this one
             raise OutOfMemory(
-                "evaluation ran out of memory on a base in parts\n  lower task.max_length"
+                "out-of-memory",
+                "evaluation ran out of memory with a sharded base model",
+                place=("task", "max_length"),
+                hint="decrease max_length",
             ) from failure
         error = failure
     if error is None if ranks is None else not ranks.any(error is not None):
@@ -75,7 +79,10 @@ def row_losses(model: Any, table: Any, *, rows: int = 8, ranks: Ranks | None = N
         return RowLosses(total=ranks.total(losses.total), tokens=ranks.total(losses.tokens))
     if rows == 1:
         raise OutOfMemory(
-            "evaluation ran out of memory on a single row\n  lower task.max_length"
+            "out-of-memory",
+            "evaluation ran out of memory on a single row",
+            place=("task", "max_length"),
+            hint="decrease max_length",
         ) from error
     return row_losses(model, table, rows=rows // 2, ranks=ranks)
 

@@ -65,8 +65,10 @@ class Mix:
         missing = [package for package in packages if importlib.util.find_spec(package) is None]
         if missing:
             raise MissingExtra(
-                f"the stage {last} needs {' and '.join(missing)}\n"
-                "  install it with: pip install 'hgms[llm]'"
+                "missing-package",
+                f"the stage {last!r} requires {' and '.join(missing)}",
+                place=(last,),
+                install="pip install 'hgms[llm]'",
             )
         for stage in stages:
             stage.check(self)

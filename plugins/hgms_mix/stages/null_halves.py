@@ -79,10 +79,12 @@ def null_test(
     }
     weights, failures = carried_out_together(list(pieces.values()), executor or Here(), bars=bars)
     if failures:
-        why = "".join(f"\n  {failed}: {error}" for failed, error in failures.items())
+        why = [f"{failed}: {'; '.join(error.lines())}" for failed, error in failures.items()]
         raise HgmsError(
-            f"{len(failures)} of {len(runs)} runs of the null test failed{why}\n"
-            "  run the same command to try again"
+            "runs-failed",
+            "\n".join([f"{len(failures)} of {len(runs)} runs of the null test failed", *why]),
+            place=(str(folder),),
+            hint="run the same command again",
         )
     learned = [
         {"seed": seed, "split": split, "weights": weights[pieces[seed, split]]}

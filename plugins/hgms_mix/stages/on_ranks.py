@@ -103,7 +103,7 @@ def follow_started() -> None:
         ready()
         _follow(config, assignment, assignment["rank"], assignment["method"])
     except HgmsError as error:  # rank 0 quotes the last line, where it has not met the error itself
-        sys.exit("; ".join(line.strip() for line in str(error).splitlines()))
+        sys.exit("; ".join(line.strip() for line in error.lines()))
 
 
 def follow_launched(config: MixConfig) -> None:
@@ -148,8 +148,10 @@ def _follow(
 
     if not Path(assignment["at"]).is_dir():
         raise ConfigError(
-            f"rank {rank} finds no folder {assignment['at']} @ run.out\n"
-            "  ranks on several machines need a folder on a disk that all share"
+            "missing-file",
+            f"rank {rank} does not find the folder {assignment['at']}",
+            place=("run", "out"),
+            hint="set out to a folder on a disk that the machines of all ranks share",
         )
     done = {
         name: Done(**{**fields, "path": Path(fields["path"])})

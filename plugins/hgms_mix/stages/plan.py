@@ -36,9 +36,11 @@ def plan(config: MixConfig, say: Callable[[str], None] = lambda line: None) -> d
     """
     if config.task.model.shard:  # type: ignore[attr-defined]
         raise ConfigError(
-            "a dry run is one process, which would hold the whole base of task.model.shard\n"
-            "  add --set task.model.shard=false where that fits, or begin the mix with a small "
-            "budget"
+            "not-supported",
+            "a dry run uses one process, which would load the whole base model",
+            place=("task", "model", "shard"),
+            hint="add --set task.model.shard=false if the model fits into memory, or start the mix "
+            "with a small budget",
         )
     mix = Mix(config, Path(), say)
     mix.check("evaluate")

@@ -13,9 +13,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, final
 
 import torch
-from attrs import field, frozen, validators
+from attrs import field, frozen
 from torch import Tensor
 
+from hgms.config import at_least, optional
 from hgms.config.as_table import plain
 from hgms.runs import replace_file
 from hgms_core import ConfigError, Key, Problem, choice
@@ -50,8 +51,8 @@ class Sample:
     False
     """
 
-    size: int = field(validator=validators.ge(1))
-    seed: int | None = field(default=None, validator=validators.optional(validators.ge(0)))
+    size: int = field(validator=at_least(1))
+    seed: int | None = field(default=None, validator=optional(at_least(0)))
     allow_fewer: bool = False
     of: Literal["sources", "validation"] = field(
         default="sources", validator=choice("sources", "validation")
@@ -78,9 +79,11 @@ class Sample:
         if rankable < self.size and not self.allow_fewer:
             pool = ", ".join(f"{name} {int((~scores[name].isnan()).sum())}" for name in names)
             raise ConfigError(
-                f"sample.size = {self.size}, but the method ranked {rankable} rows ({pool})\n"
-                "  raise task.cache (rows a source that are kept for reweighting), lower "
-                f"sample.size to {rankable} or less, or set sample.allow_fewer = true"
+                "too-few-rows",
+                f"size={self.size} exceeds the {rankable} rows that the method ranked ({pool})",
+                place=("sample", "size"),
+                hint="increase task.cache (rows per source that are kept for reweighting), "
+                f"decrease size to {rankable} or less, or set allow_fewer = true",
             )
         # NaN sorts as −∞, and a stable order breaks ties
         order = flat.nan_to_num(nan=-torch.inf, posinf=torch.inf, neginf=-torch.inf).argsort(
@@ -212,8 +215,11 @@ def row_scores(mix: Mix) -> dict[str, Tensor] | None:
     finished = getattr(method, "finished", None)
     if bool(ranking.isnan().all()) and finished is not None and not finished(state):
         raise ConfigError(
-            f"{config.method_name} ranks rows once it has finished, which it had not when its "
-            f"budget of {config.budget} was spent\n  raise the budget"
+            "budget-too-small",
+            f"method {config.method_name!r} ranks rows when it finishes, but its budget of "
+            f"{config.budget} ended before",
+            place=("budget",),
+            hint="increase the budget",
         )
     parts = ranking.split([table.size for table in mix.pool.values()])
     return {name: part.double() for name, part in zip(mix.pool, parts, strict=True)}

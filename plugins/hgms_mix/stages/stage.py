@@ -145,8 +145,9 @@ class StageFolder:
                 continue
             for name, file in outputs.items():
                 if file_digest(folder / name) != file["sha256"]:
-                    why = "its contents do not match the recorded sha256 (something changed it)"
-                    raise CheckpointError(_damaged(folder / name, why, folder))
+                    raise _damaged(
+                        folder / name, "the file does not match its recorded checksum", folder
+                    )
             self._exchange()
             return Done(
                 path=self.path, key=self.key, facts=manifest["facts"], digest=digest(outputs)
@@ -199,8 +200,10 @@ class StageFolder:
             self.path.joinpath(f"{MANIFEST}.part").unlink(missing_ok=True)
             if self.path.is_dir() and any(self.path.iterdir()):
                 raise CheckpointError(
-                    f"{self.path} has no {MANIFEST}, so it is none of hgms mix's folders\n"
-                    "  move it, or choose another --out"
+                    "file-exists",
+                    f"the folder exists, but hgms mix did not create it: it has no {MANIFEST}",
+                    place=(str(self.path),),
+                    hint="move it, or use another --out",
                 )
         elif manifest["key"] != self.key:
             self.path.rename(self._renamed(manifest["key"]))
@@ -222,19 +225,18 @@ def manifest_of(folder: Path) -> dict[str, Any] | None:
     except FileNotFoundError:
         return None
     except (ValueError, RecursionError):
-        raise CheckpointError(_damaged(path, "it is not valid JSON", folder)) from None
+        raise _damaged(path, "the file is not valid JSON", folder) from None
     except OSError as error:
         raise CheckpointError(
-            f"cannot read {path}: {error.strerror or error}\n  check its rights"
+            "unreadable-file",
+            f"the file cannot be read: {error.strerror or error}",
+            place=(str(path),),
+            hint="check its permissions",
         ) from None
     if not _is_manifest(manifest):
-        raise CheckpointError(_damaged(path, "it does not describe a stage", folder))
+        raise _damaged(path, "the file does not describe a stage", folder)
     if "sha256" in manifest and manifest.pop("sha256") != digest(manifest):
-        raise CheckpointError(
-            _damaged(
-                path, "its contents do not match its own sha256 (something changed it)", folder
-            )
-        )
+        raise _damaged(path, "the file does not match its own checksum", folder)
     return dict(manifest)
 
 
@@ -254,7 +256,10 @@ def _is_manifest(value: Any) -> bool:
     )
 
 
-def _damaged(path: Path, why: str, folder: Path) -> str:
-    return (
-        f"damaged file {path}: {why}\n  remove the folder {folder}; that stage is then made again"
+def _damaged(path: Path, message: str, folder: Path) -> CheckpointError:
+    return CheckpointError(
+        "damaged-file",
+        message,
+        place=(str(path),),
+        hint=f"remove the folder {folder} to repeat the stage",
     )

@@ -18,11 +18,12 @@ from hgms.config.json_values import finite
 from hgms.distributed import RankLost
 from hgms.runs import LEASE, DiskError, Interrupted, Progress, RunFolder, View, leased, replace_file
 from hgms_core import CheckpointError, MissingExtra
+from hgms_core.torch_errors import first_line
 from hgms_mix.stages import pictures, reweight
 from hgms_mix.stages.certainty import rows_of, spelled
 from hgms_mix.stages.config import MixConfig, comparable
 from hgms_mix.stages.mix import STAGES, Mix
-from hgms_mix.stages.on_ranks import AGAIN, call_off, follow_launched
+from hgms_mix.stages.on_ranks import call_off, follow_launched
 
 
 def show(report: Mapping[str, Any]) -> None:
@@ -86,7 +87,7 @@ def carry_out(
         try:
             mix.run(upto)
         except KeyboardInterrupt as error:
-            reason = str(error).splitlines()[0] if str(error) else "interrupted"
+            reason = first_line(error) if error.args else "interrupted"
             at = next(
                 (
                     stage
@@ -97,11 +98,14 @@ def carry_out(
             )
             why = f"{reason}\n  in stage {at}; run the same command again to go on from there"
             raise Interrupted(why, getattr(error, "number", signal.SIGINT)) from None
-        except DiskError as error:
-            # the run's own message names an option that `hgms run` has
-            raise DiskError(str(error).replace(" (hgms run: with --resume)", "")) from error
-        except RankLost as error:
-            raise RankLost(str(error).replace("--resume", AGAIN)) from error
+        except (DiskError, RankLost) as error:
+            # the hint of the run names an option of `hgms run`
+            hint = (
+                "run the same command again to resume from the last saved state"
+                if isinstance(error, RankLost)
+                else "free disk space or check the permissions, then run the same command again"
+            )
+            raise type(error)(error.code, error.message, place=error.place, hint=hint) from error
         call_off(config)
         return report(mix)
 
@@ -177,7 +181,7 @@ def report(mix: Mix) -> dict[str, Any]:
             str(pictures.mixture(RunFolder(mix.folder).records(), mix.folder / "mixture.png"))
         )
     except MissingExtra as missing:
-        content["notes"].append(f"no picture: {str(missing).replace(chr(10) + '  ', '; ')}")
+        content["notes"].append(f"no picture: {'; '.join(missing.lines())}")
     replace_file(
         mix.folder / "report.json",
         json.dumps(finite(content), indent=2, ensure_ascii=False).encode(),

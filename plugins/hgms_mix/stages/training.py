@@ -20,7 +20,8 @@ import torch
 from torch import Tensor
 
 from hgms.runs import DiskError, Interrupted, Interrupts
-from hgms_core import ConfigError, Key, OutOfMemory, out_of_memory
+from hgms_core import ConfigError, Key, OutOfMemory
+from hgms_core.torch_errors import first_line, is_failed_write, is_unused_parameter, out_of_memory
 from hgms_mix.stages.checkpoints import LossLog, Watch, newest_checkpoint, remove, seal
 from hgms_mix.stages.trainers import Job
 
@@ -248,23 +249,31 @@ def _failures(settings: Finetune, folder: Path) -> Iterator[None]:
     try:
         yield
     except (OSError, SafetensorError, RuntimeError, MemoryError) as error:
-        why = (str(error) or type(error).__name__).splitlines()[0]
+        why = first_line(error)
         if out_of_memory(error):
-            fewer = "lower task.max_length"
+            place = ("task", "max_length")
+            fewer = "decrease task.max_length"
             if settings.micro_batch > 1:
                 now = settings.micro_batch
+                place = ("finetune", "micro_batch")
                 fewer = (
-                    f"lower finetune.micro_batch (now {now}) and raise finetune.accumulation "
-                    "by the same factor"
+                    f"decrease micro_batch (now {now}) and increase accumulation by the same factor"
                 )
             more = "" if settings.checkpointing else ", or set finetune.checkpointing = true"
-            raise OutOfMemory(f"fine-tuning ran out of memory: {why}\n  {fewer}{more}") from error
-        if "Expected to have finished reduction" in str(error):  # DistributedDataParallel's
+            raise OutOfMemory(
+                "out-of-memory",
+                f"fine-tuning ran out of memory: {why}",
+                place=place,
+                hint=fewer + more,
+            ) from error
+        if is_unused_parameter(error):
             raise ConfigError(
-                "a parameter had no gradient in an optimiser step, and ranks average all of them "
-                "@ run.ranks\n"
-                "  it is one that not every row goes through, such as an expert's: set run.ranks "
-                "= 1"
+                "not-supported",
+                "a parameter has no gradient in an optimiser step, but ranks average the gradients "
+                "of all parameters",
+                place=("run", "ranks"),
+                hint="set ranks = 1 for a model that uses a part of its parameters per row, such "
+                "as a mixture of experts",
             ) from error
         # OSErrors without a number are no failed system calls: libraries take them for other things
         # too
@@ -273,15 +282,14 @@ def _failures(settings: Finetune, folder: Path) -> Iterator[None]:
             if isinstance(error, OSError)
             else isinstance(error, SafetensorError)
         )
-        if (
-            not writing
-            and "PytorchStreamWriter" not in str(error)
-            and "inline_container" not in str(error)
-        ):
+        if not writing and not is_failed_write(error):
             raise
         raise DiskError(
-            f"cannot write {folder}: {getattr(error, 'strerror', None) or why}\n"
-            "  what was saved before is kept; free some space, then run the same command again"
+            "cannot-write",
+            f"fine-tuning cannot write: {getattr(error, 'strerror', None) or why}",
+            place=(str(folder),),
+            hint="free disk space, then run the same command again to resume from the last "
+            "checkpoint",
         ) from error
 
 

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from datasets import Dataset
     from transformers import Trainer
 
-PLACE = "finetune.trainer.sft"
+PLACE = ("finetune", "trainer", "sft")
 OURS: Mapping[str, str] = {
     "seed": "finetune.seed",
     "num_train_epochs": "finetune.epochs",
@@ -114,14 +114,17 @@ class Trl:
     def check(self, targets: Sequence[str] | None) -> None:
         if importlib.util.find_spec("trl") is None:
             raise MissingExtra(
-                'finetune.trainer = "trl" needs trl, which is not installed\n'
-                "  pip install 'hgms[trl]'"
+                "missing-package",
+                'trainer="trl" requires trl, which is not installed',
+                place=("finetune", "trainer"),
+                install="pip install 'hgms[trl]'",
             )
         if "lm_head" in (targets or ()):
             raise ConfigError(
-                "TRL trains no adapter on 'lm_head' @ task.adapter.targets\n"
-                "  leave it out, or write finetune.trainer = "
-                '"transformers"'
+                "not-supported",
+                "TRL does not support an adapter on 'lm_head'",
+                place=("task", "adapter", "targets"),
+                hint='remove it, or set finetune.trainer = "transformers"',
             )
         from trl import SFTConfig
 
@@ -133,27 +136,34 @@ class Trl:
         for key in self.sft:
             if key in OURS:
                 raise ConfigError(
-                    f"{key!r} has a name of its own in a mix file @ {PLACE}\n"
-                    f"  set {OURS[key]} instead"
+                    "conflicting-options",
+                    f"{key!r} has another name in a mix file",
+                    place=(*PLACE, key),
+                    hint=f"set {OURS[key]} instead",
                 )
             if key in RESERVED:
                 raise ConfigError(
-                    f"{key!r} cannot be set: hgms mix does that part itself @ {PLACE}\n"
-                    "  leave it out"
+                    "conflicting-options",
+                    f"{key!r} cannot be set, because hgms mix sets it",
+                    place=(*PLACE, key),
+                    hint="remove it",
                 )
             if key not in known:
                 near = closest(key, [name for name in known if name not in OURS])
-                hint = (
-                    f"did you mean {near!r}?"
-                    if near
-                    else "https://huggingface.co/docs/trl/sft_trainer lists them"
+                raise ConfigError(
+                    "unknown-option",
+                    f"SFTConfig has no field {key!r}",
+                    place=(*PLACE, key),
+                    hint=None if near else "see https://huggingface.co/docs/trl/sft_trainer",
+                    did_you_mean=(near,) if near else (),
                 )
-                raise ConfigError(f"SFTConfig has no field {key!r} @ {PLACE}\n  {hint}")
         if "max_length" in self.sft and not self.packing:
             raise ConfigError(
-                f"'max_length' is the length of a packed block @ {PLACE}\n"
-                "  set task.max_length, which leaves longer rows out, "
-                "or finetune.trainer.packing = true"
+                "conflicting-options",
+                "'max_length' is the length of a packed block, but packing=False",
+                place=(*PLACE, "max_length"),
+                hint="set task.max_length to exclude longer rows, or finetune.trainer.packing = "
+                "true",
             )
         self._configuration({"output_dir": "unused", "use_cpu": True, "bf16": False}, None)
 
@@ -165,8 +175,10 @@ class Trl:
         block = int(self.sft.get("max_length", longest))
         if self.packing and block < longest:
             raise ConfigError(
-                f"blocks of {block} tokens would cut a row of {longest} @ {PLACE}.max_length\n"
-                f"  write at least {longest}, or task.max_length = {block}"
+                "out-of-range",
+                f"max_length={block} must be at least {longest}, the length of the longest row",
+                place=(*PLACE, "max_length"),
+                hint=f"increase it, or set task.max_length = {block}",
             )
         # SFTConfig's default is True; where it is asked for, it is on already
         switched = {"gradient_checkpointing": False}
@@ -207,7 +219,9 @@ class Trl:
             return SFTConfig(**{**arguments, **self.sft, **own, "max_length": block})
         except (ValueError, TypeError, ImportError) as error:
             why = " ".join(str(error).split())[:300]
-            raise ConfigError(f"SFTConfig does not take these settings: {why} @ {PLACE}") from None
+            raise ConfigError(
+                "wrong-value", f"SFTConfig rejects these settings: {why}", place=PLACE
+            ) from None
 
 
 def _dataset(rows: Sequence[tuple[Tensor, Tensor]], completion_only: bool) -> Dataset:

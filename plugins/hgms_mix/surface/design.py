@@ -46,17 +46,21 @@ def design(
     sources = len(prior)
     if not (prior > 0).all():
         raise ConfigError(
-            "a source has the weight 0 in the prior @ surface.prior\n"
-            "  leave the source out, or give it some weight"
+            "out-of-range",
+            f"all weights of the prior must be greater than 0, but the smallest is {prior.min():g}",
+            place=("surface", "prior"),
+            hint="remove the source, or increase its weight",
         )
     anchors = [prior, *((1 - shrink) * np.eye(sources) + shrink * prior)]
     least = repeats * len(anchors)
     count = least + 4 * sources if points is None else points
     if count < least + sources:
         raise ConfigError(
-            f"surface.points = {count}, but {len(anchors)} anchors {repeats} times and {sources} "
-            f"more are {least + sources}\n"
-            f"  raise surface.points{', or lower surface.repeats' if repeats > 2 else ''}"
+            "out-of-range",
+            f"points={count} must be at least {least + sources}: {len(anchors)} anchors x "
+            f"{repeats} repeats + {sources}",
+            place=("surface", "points"),
+            hint=f"increase points{', or decrease repeats' if repeats > 2 else ''}",
         )
     key = Key(seed).fold("surface")
     runs = [

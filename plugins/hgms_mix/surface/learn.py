@@ -119,8 +119,10 @@ def learn(
     deciding = runs.deciding
     if not deciding:
         raise ConfigError(
-            "every metric begins with 'test_', and test sets do not decide\n"
-            "  rename the one that shall"
+            "wrong-metric",
+            "the names of all metrics begin with 'test_', but test sets cannot select a mixture",
+            place=("runs", "metrics"),
+            hint="rename the metric to minimise",
         )
     targets = settings.target_weights(deciding)
     wrong = ~np.isfinite(np.array([*runs.metrics.values()])).all(0)
@@ -131,14 +133,16 @@ def learn(
     tried = np.unique(runs.mixtures.round(6), axis=0)
     if len(tried) < sources + 2:
         lost = (
-            f" and {len(aside.names)} runs set aside, whose losses are not finite or far too high"
+            f", without {len(aside.names)} runs whose losses are not finite or far too high"
             if aside.names
             else ""
         )
         raise ConfigError(
-            f"{len(tried)} different mixtures of {sources} sources were run{lost}; a surface "
-            f"needs {sources + 2} at least\n"
-            f"  run more{', with a lower learning rate' if aside.names else ''}"
+            "too-few-rows",
+            f"a surface over {sources} sources requires at least {sources + 2} different mixtures, "
+            f"but there are {len(tried)}{lost}",
+            place=("runs", "mixtures"),
+            hint=f"run more mixtures{', with a lower learning rate' if aside.names else ''}",
         )
     counts: Mapping[str, int | None] = {
         name: None if rows is None else rows[name] for name in runs.sources

@@ -32,8 +32,10 @@ def sklearn() -> Any:
         from sklearn import gaussian_process
     except ImportError as error:
         raise MissingExtra(
-            "hgms mix surface needs scikit-learn, which is not installed\n"
-            "  pip install 'hgms[sklearn]'"
+            "missing-package",
+            "hgms mix surface requires scikit-learn, which is not installed",
+            place=("surface",),
+            install="pip install 'hgms[sklearn]'",
         ) from error
     return gaussian_process
 

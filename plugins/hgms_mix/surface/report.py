@@ -9,12 +9,11 @@ from typing import Any
 
 import attrs
 
-from hgms.config import Invalid
 from hgms.config.convert import structured
 from hgms.config.json_values import finite
 from hgms.config.tables import lay
 from hgms.runs import replace_file
-from hgms_core import ConfigError, MissingExtra
+from hgms_core import ConfigError, HgmsError, MissingExtra
 from hgms_core.registry import Registry
 from hgms_mix.surface.learn import Findings
 from hgms_mix.surface.picture import draw
@@ -31,22 +30,24 @@ def settings_laid(sets: Sequence[str], registry: Registry) -> SurfaceSettings:
     if others:
         known = ", ".join(attribute.name for attribute in attrs.fields(SurfaceSettings))
         raise ConfigError(
-            f"there is no table {others[0]!r} without a configuration\n"
-            f"  surface.KEY can be set: {known}"
+            "unknown-option",
+            f"the table {others[0]!r} requires a configuration file",
+            place=(others[0],),
+            hint=f"set surface.KEY, where KEY is one of {known}",
         )
-    return settings_of(table.get("surface", {}), registry, "--set")
+    return settings_of(table.get("surface", {}), registry)
 
 
-def settings_of(table: object, registry: Registry, source: str) -> SurfaceSettings:
-    """The settings in a table ``surface`` of ``source``.
+def settings_of(table: object, registry: Registry, *source: str) -> SurfaceSettings:
+    """The settings in a table ``surface`` of a file ``source``.
 
     Raises:
         ConfigError: all that is wrong with them, with places.
     """
     try:
         settings: SurfaceSettings = structured(table, SurfaceSettings, registry)
-    except Invalid as invalid:
-        raise ConfigError(Invalid(*invalid.below("surface")).render(source, ())) from None
+    except HgmsError as error:
+        raise error.at(*source, "surface") from None
     return settings
 
 
@@ -66,7 +67,7 @@ def write(
     try:
         written.insert(0, str(draw(findings, folder / "surface.png")))
     except MissingExtra as missing:
-        written.insert(0, f"no picture: {str(missing).replace(chr(10) + '  ', '; ')}")
+        written.insert(0, f"no picture: {'; '.join(missing.lines())}")
     report = {
         **findings.as_dict(),
         **(more or {}),

@@ -233,19 +233,26 @@ def evaluated(config: MixConfig) -> MixConfig:
         ConfigError: seeds that every run would share, or a start that only a learned mixture has.
     """
     for table in ("sample", "finetune"):
-        if getattr(config, table).seed is not None:
+        if (seed := getattr(config, table).seed) is not None:
             raise ConfigError(
-                "repeats would not differ: every run of a surface has its own seed @ "
-                f"{table}.seed\n  leave it out"
+                "not-supported",
+                f"seed={seed} is not supported: the runs of a surface have different seeds",
+                place=(table, "seed"),
+                hint="remove it",
             )
     if config.sample.of != "sources":
         raise ConfigError(
-            'runs of a surface are drawn from the sources @ sample.of\n  write of = "sources"'
+            "not-supported",
+            f"of={config.sample.of!r} is not supported: runs of a surface sample from the sources",
+            place=("sample", "of"),
+            hint='set of = "sources"',
         )
     if config.finetune.start == "reweighted":
         raise ConfigError(
-            "runs of a surface learn no mixture to start from @ finetune.start\n"
-            '  write start = "fresh"'
+            "not-supported",
+            "start='reweighted' is not supported: runs of a surface do not learn a mixture",
+            place=("finetune", "start"),
+            hint='set start = "fresh"',
         )
     task: Any = config.task
     sets = {f"{DECIDES}{name}": source for name, source in task.validation.items()}

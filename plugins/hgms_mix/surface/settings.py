@@ -8,10 +8,10 @@ from typing import Any, Literal, cast, final
 
 import attrs
 import numpy as np
-from attrs import field, validators
+from attrs import field
 
-from hgms.config import frozen, not_negative
-from hgms_core import ConfigError, closest
+from hgms.config import at_least, frozen, less_than, not_negative, optional
+from hgms_core import ConfigError, unknown_name
 
 
 def _prior(_: object, attribute: attrs.Attribute[Any], value: object) -> None:
@@ -28,8 +28,10 @@ def _weighing(name: str, weights: Mapping[str, float]) -> None:
     if not all(math.isfinite(weight) and weight >= 0 for weight in weights.values()) or not any(
         weights.values()
     ):
-        raise ValueError(
-            f"{name!r} must have finite weights, none negative, and one above zero: {dict(weights)}"
+        raise ConfigError(
+            "wrong-value",
+            f"{name}={dict(weights)} must contain finite weights of at least 0, and one above 0",
+            place=(name,),
         )
 
 
@@ -55,9 +57,9 @@ class SurfaceSettings:
     3
     """
 
-    points: int | None = field(default=None, validator=validators.optional(validators.ge(1)))
-    repeats: int = field(default=3, validator=validators.ge(2))
-    shrink: float = field(default=0.1, validator=[validators.ge(0), validators.lt(1)])
+    points: int | None = field(default=None, validator=optional(at_least(1)))
+    repeats: int = field(default=3, validator=at_least(2))
+    shrink: float = field(default=0.1, validator=[at_least(0), less_than(1)])
     prior: Literal["uniform", "rows"] | Mapping[str, float] = field(
         default="uniform", validator=_prior, hash=False
     )
@@ -77,12 +79,15 @@ class SurfaceSettings:
             rows = [count for count in sources.values() if count is not None]
             if len(rows) < len(sources):
                 raise ConfigError(
-                    "a table of ratios does not say how many rows sources have @ surface.prior\n"
-                    "  write weights"
+                    "not-supported",
+                    'prior="rows" requires the number of rows per source, which a table of ratios '
+                    "does not contain",
+                    place=("surface", "prior"),
+                    hint="set one weight per source",
                 )
             weights = np.array(rows, dtype=float)
         else:
-            named = _named(cast("Mapping[str, float]", self.prior), sources, "prior")
+            named = _named(cast("Mapping[str, float]", self.prior), sources, "prior", "source")
             weights = np.array([named.get(name, 0.0) for name in sources], dtype=float)
         return weights / weights.sum()
 
@@ -91,17 +96,15 @@ class SurfaceSettings:
         A validation set may be named without ``validation_``, which its metric begins with."""
         full = {name.removeprefix("validation_"): name for name in names}
         targets = {full.get(name, name): weight for name, weight in self.targets.items()}
-        weights = _named(targets, names, "targets") if targets else dict.fromkeys(names, 1.0)
+        weights = (
+            _named(targets, names, "targets", "metric") if targets else dict.fromkeys(names, 1.0)
+        )
         total = sum(weights.values())
         return {name: weight / total for name, weight in weights.items() if weight > 0}
 
 
-def _named(weights: Mapping[str, float], names: Any, key: str) -> dict[str, float]:
+def _named(weights: Mapping[str, float], names: Any, key: str, kind: str) -> dict[str, float]:
     for name in weights:
         if name not in names:
-            near = closest(name, names)
-            hint = f"; did you mean {near!r}?" if near else ""
-            raise ConfigError(
-                f"there is no {name!r}{hint} @ surface.{key}\n  there are: {', '.join(names)}"
-            )
+            raise unknown_name(kind, name, names, ("surface", key, name))
     return dict(weights)

@@ -70,15 +70,21 @@ def read_runs(ratios: Path, metrics: Path, say: Callable[[str], None] = lambda l
     id_of_ratios, sources, shares = _read(ratios, "a source")
     id_of_metrics, names, values = _read(metrics, "a metric")
     if len(sources) < 2:
-        raise DataError(f"{ratios} has {len(sources)} sources; a mixture has at least two")
+        raise DataError(
+            "missing-column",
+            f"a mixture requires at least 2 sources, but the file has {len(sources)}",
+            place=(str(ratios),),
+        )
     for run, row in shares.items():
         if (
             not all(math.isfinite(share) and share >= 0 for share in row)
             or abs(sum(row) - 1) > 0.01
         ):
             raise DataError(
-                f"{ratios}, run {run}: shares must not be negative and sum to 1 (within 0.01); "
-                f"they sum to {sum(row):.4g}"
+                "wrong-row",
+                f"the shares of run {run!r} must be at least 0 and sum to 1 within 0.01, but sum "
+                f"to {sum(row):.4g}",
+                place=(str(ratios),),
             )
     common = [
         run
@@ -87,7 +93,9 @@ def read_runs(ratios: Path, metrics: Path, say: Callable[[str], None] = lambda l
     ]
     if not common:
         raise DataError(
-            f"no {id_of_ratios} of {ratios} is a {id_of_metrics} of {metrics} with all its metrics"
+            "no-rows",
+            f"no {id_of_ratios} in {ratios} has a {id_of_metrics} with all metrics",
+            place=(str(metrics),),
         )
     if others := (shares.keys() | values.keys()) - set(common):
         some = ", ".join(sorted(others)[:3]) + (", …" if len(others) > 3 else "")
@@ -109,17 +117,14 @@ def _read(path: Path, what: str) -> tuple[str, list[str], dict[str, list[float]]
     """The identifying column, the names of the others, and their values by run; an empty cell is
     NaN.
     """
-    try:
-        rows = list(csv.reader(io.StringIO(path.read_text(encoding="utf-8-sig"))))
-    except OSError as error:
-        raise DataError(f"cannot read {path}: {error.strerror}") from None
-    except (UnicodeDecodeError, csv.Error) as error:
-        raise DataError(f"{path} is no CSV file in UTF-8: {error}") from None
+    rows = _rows(path)
     header = [name.strip() for name in rows[0]] if rows else []
     key = next((name for name in IDS if name in header), None)
     if key is None:
         raise DataError(
-            f"{path} has no column 'run' or 'run_id' (columns: {', '.join(header) or 'none'})"
+            "missing-column",
+            f"the file has no column 'run' or 'run_id' (columns: {', '.join(header) or 'none'})",
+            place=(str(path),),
         )
     columns = [
         i
@@ -127,24 +132,49 @@ def _read(path: Path, what: str) -> tuple[str, list[str], dict[str, list[float]]
         if name not in OTHER and name and not name.startswith("Unnamed")
     ]
     if not columns:
-        raise DataError(f"{path} has no column for {what} (columns: {', '.join(header)})")
+        raise DataError(
+            "missing-column",
+            f"the file has no column for {what} (columns: {', '.join(header)})",
+            place=(str(path),),
+        )
     if repeated := [
         name for name, count in Counter(header[i] for i in columns).items() if count > 1
     ]:
-        raise DataError(f"{path} has two columns {repeated[0]!r}")
+        raise DataError(
+            "duplicate-name", f"two columns have the name {repeated[0]!r}", place=(str(path),)
+        )
     values: dict[str, list[float]] = {}
     for number, row in enumerate(rows[1:], start=2):
         if not any(cell.strip() for cell in row):
             continue
         if len(row) != len(header):
             raise DataError(
-                f"{path}, line {number}: {len(row)} cells, the header has {len(header)}"
+                "wrong-row",
+                f"the row has {len(row)} cells, but the header has {len(header)}",
+                place=(str(path), number),
             )
         run = row[header.index(key)]
         if run in values:
-            raise DataError(f"{path}, line {number}: the run {run!r} is there twice")
+            raise DataError(
+                "duplicate-name", f"two rows have the run {run!r}", place=(str(path), number)
+            )
         values[run] = [_number(row[i], path, number, header[i]) for i in columns]
     return key, [header[i] for i in columns], values
+
+
+def _rows(path: Path) -> list[list[str]]:
+    try:
+        return list(csv.reader(io.StringIO(path.read_text(encoding="utf-8-sig"))))
+    except FileNotFoundError:
+        raise DataError("missing-file", "the file does not exist", place=(str(path),)) from None
+    except OSError as error:
+        raise DataError(
+            "unreadable-file", f"the file cannot be read: {error.strerror}", place=(str(path),)
+        ) from None
+    except (UnicodeDecodeError, csv.Error) as error:
+        raise DataError(
+            "wrong-format", f"the file is not a CSV file in UTF-8: {error}", place=(str(path),)
+        ) from None
 
 
 def _number(cell: str, path: Path, line: int, column: str) -> float:
@@ -152,7 +182,9 @@ def _number(cell: str, path: Path, line: int, column: str) -> float:
         return float(cell) if cell.strip() else math.nan
     except ValueError:
         raise DataError(
-            f"{path}, line {line}: {cell!r} in the column {column!r} is no number"
+            "wrong-row",
+            f"{cell!r} in the column {column!r} is not a number",
+            place=(str(path), line),
         ) from None
 
 

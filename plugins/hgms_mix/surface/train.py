@@ -76,13 +76,17 @@ def load(
     larger = config.finetune.model is not None
     if check and not larger:
         raise ConfigError(
-            "--check K runs mixtures with the larger model, and there is no [finetune.model]\n"
-            "  add the table"
+            "missing-option",
+            f"--check {check} requires the larger model in finetune.model",
+            place=("finetune", "model"),
+            hint="add the table [finetune.model]",
         )
     if check and check < 3:
         raise ConfigError(
-            f"--check {check}: a rank correlation needs 3 mixtures at least, and means little "
-            "below 8"
+            "out-of-range",
+            f"--check {check} must be at least 3, the minimum for a rank correlation",
+            place=("--check",),
+            hint="use 8 mixtures or more",
         )
     finetune = (
         attrs.evolve(config.finetune, model=None, adapter=None) if larger else config.finetune
@@ -247,10 +251,12 @@ def carried(
     pieces = [watched(piece(runs, point)) for point in points]
     outcomes, failures = carried_out_together(pieces, executor or Here(), bars=bars, say=say)
     if failures:
-        why = "".join(f"\n  {failed}: {error}" for failed, error in failures.items())
+        why = [f"{failed}: {'; '.join(error.lines())}" for failed, error in failures.items()]
         raise HgmsError(
-            f"{len(failures)} of {len(points)} runs failed{why}\n"
-            "  run the same command again for these"
+            "runs-failed",
+            "\n".join([f"{len(failures)} of {len(points)} runs failed", *why]),
+            place=(str(runs.folder),),
+            hint="run the same command again to repeat them",
         )
     return list(outcomes.values())
 
@@ -259,8 +265,10 @@ def _check_diverged(outcomes: Sequence[Outcome], most: int) -> None:
     diverged = sum(not outcome.is_finite for outcome in outcomes)
     if diverged > most:
         raise NumericalError(
-            f"the losses of {diverged} runs are not finite, too many to do without\n"
-            "  lower finetune.lr, or set finetune.clip (1.0, say)"
+            "diverged",
+            f"the losses of {diverged} runs are not finite, but at most {most} may be",
+            place=("finetune", "lr"),
+            hint="decrease lr, or set clip = 1.0",
         )
 
 

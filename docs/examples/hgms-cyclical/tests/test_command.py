@@ -103,23 +103,21 @@ def test_without_matplotlib_it_says_what_to_install(runs, tmp_path, monkeypatch)
     for name in ("matplotlib", "matplotlib.figure"):
         monkeypatch.setitem(sys.modules, name, None)
     message = output("cycles", runs, "--plot", tmp_path / "x.png", exit_code=2)
-    assert message == (
-        "error: a picture needs matplotlib\n  install it with: pip install 'hgms-cyclical[plot]'\n"
-    )
+    assert "pip install 'hgms-cyclical[plot]'" in message
     assert "75%" in output("cycles", runs), "the table needs no matplotlib"
 
 
 @pytest.mark.parametrize(
-    ("name", "message"),
+    ("name", "place"),
     [
-        ("nowhere", "there is no folder {}"),
-        ("empty", "{} holds no runs"),
-        ("others", "none of the 2 runs in {} has a cycles.jsonl"),
-        ("damaged", "damaged file {}/seed-0/cycles.jsonl: line 2 "),
-        ("nothing", "damaged file {}/seed-0/cycles.jsonl: line 1 "),
+        ("nowhere", "({})"),
+        ("empty", "({})"),
+        ("others", "({})"),
+        ("damaged", "({}/seed-0/cycles.jsonl:2)"),
+        ("nothing", "({}/seed-0/cycles.jsonl:1)"),
     ],
 )
-def test_bad_input_is_named(tmp_path, name, message):
+def test_bad_input_is_named(tmp_path, name, place):
     (tmp_path / "empty").mkdir()
     for seed in range(2):
         other = tmp_path / "others" / f"seed-{seed}"
@@ -131,8 +129,8 @@ def test_bad_input_is_named(tmp_path, name, message):
     record(tmp_path / "nothing/seed-0", [], [])
     (tmp_path / "nothing/seed-0/cycles.jsonl").write_text("")
     answer = output("cycles", tmp_path / name, exit_code=2)
-    assert answer.startswith("error: " + message.format(tmp_path / name))
-    assert "\n  " in answer, "what to do"
+    assert place.format(tmp_path / name) in answer.splitlines()[0]
+    assert "\n  " in answer, "a remedy"
 
 
 def test_a_line_that_is_being_written_is_left_out(runs):

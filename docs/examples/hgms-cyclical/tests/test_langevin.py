@@ -187,17 +187,18 @@ def test_one_chain_that_never_ends_goes_on_from_the_last_candidate():
 
 
 @pytest.mark.parametrize(
-    ("field", "value", "message"),
+    ("field", "value"),
     [
-        ("count", 0, "'count' must be > 0"),
-        ("cycle_steps", 1.5, "expected an integer, got 1.5 @ CyclicalLangevin.cycle_steps"),
-        ("lr", 0.0, "'lr' must be > 0"),
-        ("exploration", 1.5, "'exploration' must be <= 1"),
-        ("temperature", -1.0, "'temperature' must be >= 0"),
-        ("batch_size", 0, "'batch_size' must be > 0"),
-        ("carry_rule", "best", "unknown choice 'best'"),
+        ("count", 0),
+        ("cycle_steps", 1.5),
+        ("lr", 0.0),
+        ("exploration", 1.5),
+        ("temperature", -1.0),
+        ("batch_size", 0),
+        ("carry_rule", "best"),
     ],
 )
-def test_wrong_settings_are_named(field, value, message):
-    with pytest.raises(ConfigError, match=message):
+def test_wrong_settings_are_named(field, value):
+    with pytest.raises(ConfigError) as caught:
         CyclicalLangevin(**{field: value})
+    assert caught.value.place == (field,)

@@ -9,7 +9,7 @@ from attrs import field, validators
 from torch import Tensor
 
 from hgms.config import frozen
-from hgms_core import LinearSolver, LinearSystem, MatVec, Outcome, Solution, hookimpl
+from hgms_core import ConfigError, LinearSolver, LinearSystem, MatVec, Outcome, Solution, hookimpl
 
 
 @final
@@ -58,7 +58,9 @@ class ChebyshevSolver:
     @high.validator
     def _above_low(self, _attribute: object, value: float) -> None:
         if value <= self.low:
-            raise ValueError(f"'high' must be > 'low' ({self.low}): {value}")
+            raise ConfigError(
+                "out-of-range", f"high={value} must be greater than low={self.low}", place=("high",)
+            )
 
     def solve(self, matvec: MatVec, b: Tensor, x0: Tensor | None = None) -> Solution:
         system = LinearSystem.of(matvec, b, ridge=self.ridge, rtol=self.rtol)

@@ -81,5 +81,6 @@ def test_an_operator_that_is_not_finite_is_an_outcome():
 
 
 def test_wrong_bounds_are_named():
-    with pytest.raises(ConfigError, match=r"'high' must be > 'low' \(2.0\): 1.0"):
+    with pytest.raises(ConfigError) as caught:
         ChebyshevSolver(low=2.0, high=1.0)
+    assert (caught.value.code, caught.value.place) == ("out-of-range", ("high",))

@@ -213,26 +213,17 @@ def test_a_loss_is_the_mean_of_its_rows():
 
 
 @pytest.mark.parametrize(
-    ("settings", "message"),
-    [
-        ({"penalty": 20.0}, r"'penalty' must be in \[low, high\] = \[0.01, 10.0\]: 20.0"),
-        (
-            {"shares": (0.5, 0.5, 0.5)},
-            r"'shares' must be three positive shares \(train, validation, test\) of at most 1",
-        ),
-        ({"noise_features": 901}, "'noise_features' must be <= 900: 901"),
-        ({"dataset": "iris"}, "unknown choice 'iris'"),
-    ],
+    "settings",
+    [{"penalty": 20.0}, {"shares": (0.5, 0.5, 0.5)}, {"noise_features": 901}, {"dataset": "iris"}],
 )
-def test_settings_out_of_range_are_named(settings, message):
-    with pytest.raises(ConfigError, match=message):
+def test_settings_out_of_range_are_named(settings):
+    with pytest.raises(ConfigError) as caught:
         FeaturePenalties(**settings)
+    assert caught.value.place == tuple(settings)
 
 
 def test_a_missing_scikit_learn_is_named_with_the_line_that_installs_it(monkeypatch):
     monkeypatch.setitem(sys.modules, "sklearn", None)
-    with pytest.raises(
-        MissingExtra,
-        match=r"'wine' needs scikit-learn, which is not installed\n  pip install scikit-learn",
-    ):
+    with pytest.raises(MissingExtra) as caught:
         built(TASKS["wine"])
+    assert caught.value.install == "pip install scikit-learn"

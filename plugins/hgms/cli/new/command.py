@@ -114,12 +114,15 @@ def plugin(name: str, words: str, into: Path, as_json: bool) -> None:
 
 def kinds_called(words: str) -> list[Kind]:
     """The kinds of a list with commas, each once."""
-    kinds = [kind_called(word.strip()) for word in words.split(",") if word.strip()]
+    kinds = [kind_called(word.strip(), ("--kind",)) for word in words.split(",") if word.strip()]
     twice = next((kind for kind in kinds if kinds.count(kind) > 1), None)
     if twice is not None or not kinds:
-        fault = f"names {twice.name!r} twice" if twice else "names no kind"
+        fault = f"contains {twice.name!r} twice" if twice else "contains no kind"
         raise ConfigError(
-            f"--kind {words!r} {fault}; write each once, such as --kind generator,solver"
+            "wrong-value",
+            f"{words!r} {fault}",
+            place=("--kind",),
+            hint="use each kind once, such as --kind generator,solver",
         )
     return kinds
 
@@ -269,15 +272,18 @@ def check_name(name: str, kinds: Sequence[Kind]) -> None:
     """
     if not NAME.fullmatch(name) or name.startswith("hgms-"):
         near = kebab(name)
-        what = (
-            "begins with hgms-, which is put before it anyway"
+        fault = (
+            "starts with hgms-, the prefix of the distribution"
             if NAME.fullmatch(name)
-            else "is not in kebab-case"
+            else "is not in kebab case"
         )
-        hint = f"did you mean {near!r}?" if near else "write for example 'my-solver'"
         raise ConfigError(
-            f"the name {name!r} {what}; {hint}\n"
-            "  it names the component, and with hgms- before it the distribution"
+            "wrong-value",
+            f"the name {name!r} {fault}",
+            place=("NAME",),
+            hint="use lower-case words and hyphens, such as 'my-solver'; the distribution is then "
+            "hgms-my-solver",
+            did_you_mean=(near,) if near else (),
         )
     advice = "choose another name"
     host = Host.load(tolerant=True)
@@ -285,29 +291,38 @@ def check_name(name: str, kinds: Sequence[Kind]) -> None:
     for kind in kinds:
         if (component := registry.find(kind.name, name)) is not None:
             raise ConfigError(
-                f"there is a {kind.label} {name!r} already, of {component.plugin.owner}\n"
-                f"  {advice}; `hgms describe {kind.name} {name}` shows what is there"
+                "name-taken",
+                f"the {kind.label} {name!r} of {component.plugin.owner} already exists",
+                place=("NAME",),
+                hint=f"{advice}; `hgms describe {kind.name} {name}` describes the existing one",
             )
     twin = next((info for info in host.infos.values() if canonical(info.name) == name), None)
     if twin is not None:
         raise ConfigError(
-            f"there is a plugin {twin.name!r} already, of {twin.owner}\n"
-            f"  {advice}; `hgms plugins` lists them"
+            "name-taken",
+            f"the plugin {twin.name!r} of {twin.owner} already exists",
+            place=("NAME",),
+            hint=f"{advice}; `hgms plugins` lists all plugins",
         )
     module = f"hgms_{name.replace('-', '_')}"
     with contextlib.suppress(ImportError):  # of a name that the core says has moved
         if importlib.util.find_spec(module) is not None:
             raise ConfigError(
-                f"its module would be {module}, and a module of that name can be imported "
-                f"already\n  {advice}"
+                "name-taken",
+                f"the name {name!r} requires the module name {module}, and a module of that name "
+                "can already be imported",
+                place=("NAME",),
+                hint=advice,
             )
     try:
         version = importlib.metadata.version(f"hgms-{name}")
     except importlib.metadata.PackageNotFoundError:
         return
     raise ConfigError(
-        f"a distribution hgms-{name} {version} is installed already\n"
-        f"  {advice}, or uninstall it first"
+        "name-taken",
+        f"the distribution hgms-{name} {version} is already installed",
+        place=("NAME",),
+        hint=f"{advice}, or uninstall it first",
     )
 
 
@@ -327,17 +342,24 @@ def check_folder(folder: Path) -> None:
     """Refuses a place where something is already, or where no folder can be."""
     if folder.parent.exists() and not folder.parent.is_dir():
         raise ConfigError(
-            f"{folder.parent} is a file; --into takes a folder (it is made where there is none)"
+            "not-a-folder",
+            f"{folder.parent} is a file",
+            place=("--into",),
+            hint="use a folder; it is created if it does not exist",
         )
     if folder.exists() and not folder.is_dir():
         raise ConfigError(
-            f"{folder} is there already, and a file\n"
-            "  move it, or choose another name or another folder (--into)"
+            "not-a-folder",
+            "the path already exists and is a file",
+            place=(str(folder),),
+            hint="move it, or choose another name or another folder (--into)",
         )
     names = sorted(path.name for path in folder.iterdir()) if folder.is_dir() else []
     if names:
         shown = ", ".join(names[:4]) + (", …" if len(names) > 4 else "")
         raise ConfigError(
-            f"{folder} is there already and not empty ({shown}); nothing is overwritten\n"
-            "  choose another name or another folder (--into), or remove what is there"
+            "file-exists",
+            f"the folder already exists and is not empty: {shown}",
+            place=(str(folder),),
+            hint="choose another name or another folder (--into), or remove these files",
         )

@@ -11,11 +11,13 @@ import time
 from collections.abc import Iterable, Iterator
 from typing import Any, ClassVar
 
-from attrs import field, validators
+from attrs import field
 
 import hgms.config
+from hgms.config import at_least, optional
 from hgms.executors import Ending, Job, Report, carried_out_beside, ending_of, packed
 from hgms_core import ConfigError, MissingExtra
+from hgms_core.torch_errors import first_line
 
 LOOK = 1.0
 """Seconds between two looks at jobs under way."""
@@ -43,7 +45,7 @@ class Ray:
     name: ClassVar[str] = "ray"
 
     address: str | None = None
-    jobs: int | None = field(default=None, validator=validators.optional(validators.ge(1)))
+    jobs: int | None = field(default=None, validator=optional(at_least(1)))
     _ray: Any = field(default=None, init=False)
     _task: Any = field(default=None, init=False)
 
@@ -79,7 +81,10 @@ class Ray:
             import ray
         except ImportError as error:
             raise MissingExtra(
-                "the executor 'ray' needs ray, which is not installed\n  pip install 'hgms[ray]'"
+                "missing-package",
+                "the executor 'ray' requires ray, which is not installed",
+                place=("--executor",),
+                install="pip install 'hgms[ray]'",
             ) from error
         os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
         local: dict[str, Any] = (
@@ -100,7 +105,9 @@ class Ray:
             raise _nobody(where, error) from error
         except RuntimeError as error:
             raise ConfigError(
-                f"Ray at {where} cannot be used from here: {_first_line(error)}"
+                "no-cluster",
+                f"Ray at {where} cannot be used from this machine: {first_line(error)[:200]}",
+                place=("executor", "address"),
             ) from error
         finally:
             os.umask(before)
@@ -126,7 +133,7 @@ class Ray:
         except self._ray.exceptions.TaskCancelledError:
             raise KeyboardInterrupt from None
         except self._ray.exceptions.RayError as error:
-            return Ending(job=job, lost=f"its worker is gone ({_first_line(error)})")
+            return Ending(job=job, lost=f"its worker is gone ({first_line(error)[:200]})")
         return ending_of(job, result, report)
 
     def _interrupt(self, running: list[Any]) -> None:
@@ -157,8 +164,10 @@ def _ensure_answer(where: str) -> None:
 def _nobody(where: str, error: Exception) -> ConfigError:
     how = "on this machine" if where == "auto" else "there; HOST:PORT is what it prints"
     return ConfigError(
-        f"there is no Ray at {where}: {_first_line(error)}\n"
-        f"  start one (ray start --head, {how}), or leave --address out: then one runs here"
+        "no-cluster",
+        f"Ray does not run at {where}: {first_line(error)[:200]}",
+        place=("executor", "address"),
+        hint=f"start it (ray start --head, {how}), or omit --address to start it automatically",
     )
 
 
@@ -170,7 +179,3 @@ def _keep_quiet() -> None:
         from ray._private import worker
 
         worker._worker_logs_enabled = False
-
-
-def _first_line(error: BaseException) -> str:
-    return (str(error).strip() or type(error).__name__).splitlines()[0][:200]

@@ -11,13 +11,15 @@ from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, ClassVar, Literal
 
-from attrs import field, validators
+from attrs import field
 
 import hgms.config
+from hgms.config import at_least, greater_than
 from hgms.executors import Ending, Job, Report, carried_out, ending_of, packed
 from hgms.executors.slurm.stand_in import stand_in
 from hgms.runs import leave
 from hgms_core import ConfigError, MissingExtra
+from hgms_core.torch_errors import first_line
 
 LOOK = 2.0
 """Seconds between two looks at the queue; submitit asks SLURM less often than that."""
@@ -40,11 +42,11 @@ class Slurm:
 
     name: ClassVar[str] = "slurm"
 
-    jobs: int = field(default=64, validator=validators.ge(1))
+    jobs: int = field(default=64, validator=at_least(1))
     partition: str | None = None
     account: str | None = None
     qos: str | None = None
-    hours: float = field(default=4.0, validator=validators.gt(0))
+    hours: float = field(default=4.0, validator=greater_than(0))
     folder: str = ".hgms-slurm"
     cluster: Literal["slurm", "local"] = "slurm"
     _running: dict[Any, Job] = field(factory=dict, init=False)
@@ -110,9 +112,12 @@ class Slurm:
             submitit.core.utils.FailedSubmissionError,
         ) as error:
             raise ConfigError(
-                f"SLURM cannot be used from here: {_first_line(error)}\n"
-                "  run this where sbatch is; --set executor.partition=NAME and "
-                "executor.account=NAME say what to ask for"
+                "no-cluster",
+                f"SLURM cannot be used from this machine: {first_line(error)[:200]}",
+                place=("executor",),
+                hint="run the command on a machine with sbatch\n"
+                "set the partition and account with --set executor.partition=NAME and "
+                "--set executor.account=NAME",
             ) from error
         finally:
             os.umask(before)
@@ -125,7 +130,7 @@ class Slurm:
             submitit.core.utils.FailedJobError,
         ) as error:
             return Ending(
-                job=job, lost=f"its batch job {task.job_id} is gone ({_first_line(error)})"
+                job=job, lost=f"its batch job {task.job_id} is gone ({first_line(error)[:200]})"
             )
         return ending_of(job, result, report)
 
@@ -158,11 +163,9 @@ def _submitit() -> Any:
         import submitit
     except ImportError as error:
         raise MissingExtra(
-            "the executor 'slurm' needs submitit, which is not installed\n"
-            "  pip install 'hgms[slurm]'"
+            "missing-package",
+            "the executor 'slurm' requires submitit, which is not installed",
+            place=("--executor",),
+            install="pip install 'hgms[slurm]'",
         ) from error
     return submitit
-
-
-def _first_line(error: BaseException) -> str:
-    return (str(error).strip() or type(error).__name__).splitlines()[0][:200]

@@ -41,9 +41,11 @@ class Rule:
     def check_linear(self) -> None:
         if self.optimizer != "sgd" or self.clip is not None:
             raise ConfigError(
-                'a step is linear in ∇g only with optimizer = "sgd" and no clip, and this '
-                f"generator has optimizer = {self.optimizer!r}, clip = {self.clip}\n"
-                "  change these, or use the hypergradient 'unrolled' with last = 1"
+                "not-supported",
+                "a step that is linear in ∇g requires optimizer='sgd' and clip=None, but the "
+                f"generator has optimizer={self.optimizer!r} and clip={self.clip}",
+                place=("generator", "optimizer" if self.optimizer != "sgd" else "clip"),
+                hint="change these options, or use the hypergradient 'unrolled' with last = 1",
             )
 
     def no_moments(self, x: Tree) -> Tree:

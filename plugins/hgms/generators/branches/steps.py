@@ -9,7 +9,7 @@ from collections.abc import Callable, Hashable, Sequence
 from typing import Any
 
 import torch
-from attrs import frozen
+from attrs import Attribute, frozen
 from torch import Tensor
 
 from hgms.compiled import Recording, recorded
@@ -22,7 +22,9 @@ def starts(start: State, count: int, members: list[int]) -> tuple[Tree, Tree]:
     carried = next(iter(start["x"].values())).shape[0]
     if carried not in (1, count):
         raise ConfigError(
-            f"the carried state holds {carried} branches, this generator has count = {count}"
+            "wrong-length",
+            f"the carried state has {carried} branches, but count={count}",
+            place=("generator", "count"),
         )
 
     def own(tree: Tree) -> Tree:
@@ -72,10 +74,16 @@ def or_function(*words: str) -> Callable[[object, Any, object], None]:
     return validate
 
 
-def check_spread(instance: object, attribute: object, value: tuple[float, float] | None) -> None:
-    """Two factors, 0 < low ≤ high."""
+def check_spread(
+    instance: object, attribute: Attribute[Any], value: tuple[float, float] | None
+) -> None:
+    """Require two factors, 0 < low ≤ high."""
     if value is not None and not 0 < value[0] <= value[1]:
-        raise ValueError(f"a spread is two positive factors (low, high) with low <= high: {value}")
+        raise ConfigError(
+            "wrong-value",
+            f"{attribute.name}={value} must be two positive factors (low, high) with low <= high",
+            place=(attribute.name,),
+        )
 
 
 def factors(spread: tuple[float, float] | None, count: int) -> list[float]:

@@ -29,9 +29,11 @@ class TorchRule(Settings):
 
     def check_linear(self) -> NoReturn:
         raise ConfigError(
-            'a step is linear in ∇g only with optimizer = "sgd" and no clip, and this generator '
-            "has an optimiser of torch\n"
-            "  change these, or use the hypergradient 'unrolled' with last = 1"
+            "not-supported",
+            "a step that is linear in ∇g requires optimizer='sgd' and clip=None, but the "
+            "generator has an optimiser of torch",
+            place=("generator", "optimizer"),
+            hint="change the optimizer, or use the hypergradient 'unrolled' with last = 1",
         )
 
     def check_differentiable(self) -> None:
@@ -39,10 +41,12 @@ class TorchRule(Settings):
         optimizer = self.times.optimizer
         if not all("differentiable" in group for group in optimizer.param_groups):
             raise ConfigError(
-                f"{type(optimizer).__name__} has no differentiable step, and `unrolled` goes "
-                "back through every one\n"
-                f"  take one of torch.optim that has ({DIFFERENTIABLE}),\n"
-                "  or the hypergradient 'implicit', which differentiates at the end alone"
+                "not-supported",
+                f"the hypergradient 'unrolled' requires differentiable steps, which "
+                f"{type(optimizer).__name__} does not have",
+                place=("generator", "optimizer"),
+                hint=f"use an optimiser of torch.optim with differentiable steps ({DIFFERENTIABLE})"
+                "\nor use the hypergradient 'implicit'",
             )
 
     @property
@@ -88,17 +92,19 @@ def check_settings(generator: Any, optimizer: object) -> None:
         return
     if getattr(generator, "way_back", "graph") != "graph":
         raise ConfigError(
-            'way_back = \'mixed\' goes back through steps of "sgd" and "adamw", and '
-            "'optimizer' is a function here\n"
-            "  take one of the two by name, or leave way_back = 'graph'"
+            "conflicting-options",
+            "way_back='mixed' requires the optimizer 'sgd' or 'adamw', but optimizer is a function",
+            place=("way_back",),
+            hint='set optimizer = "sgd" or "adamw", or way_back = "graph"',
         )
     for name in ("lr", "momentum", "betas", "eps", "weight_decay"):
         if getattr(generator, name) != getattr(fields(type(generator)), name).default:
             raise ConfigError(
-                f"'{name}' is a setting of \"sgd\" and \"adamw\", and 'optimizer' is a function "
-                "here\n"
-                "  give it to the optimiser: optimizer=lambda params: "
-                f"torch.optim.RMSprop(params, {name}=…)"
+                "conflicting-options",
+                f"{name} is an option of 'sgd' and 'adamw', but optimizer is a function",
+                place=(name,),
+                hint="set it in the function: optimizer=lambda params: "
+                f"torch.optim.RMSprop(params, {name}=…)",
             )
 
 
@@ -175,9 +181,11 @@ def joined(memories: Sequence[Tree]) -> Tree:
     shapes = [{name: leaf.shape for name, leaf in memory.items()} for memory in memories]
     if any(shape != shapes[0] for shape in shapes):
         raise ConfigError(
-            "the optimiser remembers something of another size in each branch, so that one "
-            "memory cannot take another's place\n"
-            '  take moments = "fresh", or count = 1'
+            "not-supported",
+            "the state of the optimiser has another shape in each branch, so a branch cannot "
+            "continue with the state of another branch",
+            place=("generator", "moments"),
+            hint='set moments = "fresh" or count = 1',
         )
     return stack(memories)
 

@@ -7,11 +7,12 @@ from functools import partial
 from typing import ClassVar, Literal, final
 
 import torch
-from attrs import field, validators
+from attrs import field
 from torch import Tensor
 
 from hgms.compiled import Numbers, launch, programs_of
 from hgms.config import (
+    at_least,
     decay_rates,
     frozen,
     lowering,
@@ -119,7 +120,7 @@ class Minimax:
     stage_factor: float = field(default=1.0, validator=positive)
     stage_steps: int | None = field(default=None, validator=optional_whole)
     clip: float | None = field(default=None, validator=optional_positive)
-    warmup: int = field(default=0, validator=validators.ge(0))
+    warmup: int = field(default=0, validator=at_least(0))
     schedule: Literal["constant", "cosine"] = "constant"
     blocks: int | None = field(default=None, validator=optional_whole)
     block_every: int = field(default=20, validator=whole)
@@ -136,8 +137,10 @@ class Minimax:
         known = len(set(layers(problem.x0).values()) - {""})
         if self.blocks is not None and self.blocks > known:
             raise ConfigError(
-                f"'blocks' must be <= {known}, the number of layers of the lower variable: "
-                f"{self.blocks}"
+                "out-of-range",
+                f"blocks={self.blocks} must be at most {known}, the number of layers of the lower "
+                "variable",
+                place=("generator", "blocks"),
             )
         return {
             **shared.begin(self, problem, key, twins=("u",)),

@@ -75,9 +75,11 @@ def begin(
         and is_full(problem.upper_data["differentiate"], method.upper_batch_size)
     ):
         raise ConfigError(
-            f"generator {method.name!r}: with noise = 0 and whole batches all {method.count} "
-            "candidates would be the same\n"
-            "  set noise > 0, or a batch_size below the number of rows, or count = 1"
+            "conflicting-options",
+            f"all {method.count} candidates of generator {method.name!r} would be equal with "
+            "noise=0 and full batches",
+            place=("generator", "noise"),
+            hint="set noise > 0, batch_size below the number of rows, or count = 1",
         )
     own = method.count if method.carry_rule == "per-branch" else 1
     x = stack(
@@ -106,7 +108,9 @@ def branches(start: State, key: Key, method: Any, step: Step, cost: Cost) -> Can
     stored = next(iter(start["x"].values())).shape[0]
     if stored not in (1, method.count):
         raise ConfigError(
-            f"the carried state holds {stored} branches, this generator has count = {method.count}"
+            "wrong-length",
+            f"the carried state has {stored} branches, but count={method.count}",
+            place=("generator", "count"),
         )
     ends = []
     for member in range(method.count):

@@ -8,10 +8,10 @@ import math
 from typing import Any, ClassVar, Literal, final
 
 import torch
-from attrs import Attribute, field, validators
+from attrs import Attribute, field
 from torch import Tensor
 
-from hgms.config import frozen
+from hgms.config import at_least, frozen
 from hgms_core import (
     CandidateGenerator,
     ConfigError,
@@ -108,12 +108,14 @@ class Search:
     sampler: Literal["random", "tpe"] = "random"
     low: float = -3.0
     high: float = field(default=3.0)
-    startup: int = field(default=10, validator=validators.ge(1))
+    startup: int = field(default=10, validator=at_least(1))
 
     @high.validator
     def _ordered(self, attribute: Attribute[float], value: float) -> None:
         if not value > self.low:
-            raise ValueError(f"'high' must be > low ({self.low}): {value}")
+            raise ConfigError(
+                "out-of-range", f"high={value} must be greater than low={self.low}", place=("high",)
+            )
 
     @property
     def needs(self) -> frozenset[str]:
@@ -126,10 +128,11 @@ class Search:
             _optuna()
             if size > MOST_VARIABLES:
                 raise ConfigError(
-                    "tpe builds one density for each upper variable, and this problem has "
-                    f"{size} of them "
-                    f"(at most {MOST_VARIABLES})\n  use random-search, or a method with a "
-                    "hypergradient"
+                    "too-large",
+                    f"method 'tpe' supports at most {MOST_VARIABLES} upper variables, but the "
+                    f"problem has {size}",
+                    place=("method",),
+                    hint="use random-search, or a method with a hypergradient",
                 )
         return {
             "seed": seed,
@@ -228,8 +231,11 @@ def _optuna() -> Any:
         import optuna
     except ImportError as error:
         raise MissingExtra(
-            "method 'tpe' needs Optuna, which is not installed\n"
-            "  pip install 'hgms[optuna]', or use random-search"
+            "missing-package",
+            "method 'tpe' requires Optuna, which is not installed",
+            place=("method",),
+            hint="use random-search",
+            install="pip install 'hgms[optuna]'",
         ) from error
     return optuna
 

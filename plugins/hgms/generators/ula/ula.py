@@ -228,7 +228,9 @@ class Ula:
         carried = next(iter(start["x"].values())).shape[0]
         if carried not in (1, self.count):
             raise ConfigError(
-                f"the carried state holds {carried} chains, this generator has count = {self.count}"
+                "wrong-length",
+                f"the carried state has {carried} chains, but count={self.count}",
+                place=("generator", "count"),
             )
         # By views of rows: a list of row numbers would go to the device, and the GPU be waited for.
         rows = [0 if carried == 1 else member for member in members]

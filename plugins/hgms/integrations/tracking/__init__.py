@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from hgms.integrations.tracking.trackers import TRACKERS, ensure_installed, numbers
-from hgms_core import ConfigError, hookimpl, unknown
+from hgms_core import hookimpl, unknown_name
 
 if TYPE_CHECKING:
     from hgms_core import RunInfo
@@ -25,7 +25,7 @@ def names(settings: Mapping[str, Any]) -> list[str]:
     track: list[str] = settings.get("track", [])
     for name in track:
         if name not in TRACKERS:
-            raise ConfigError(unknown("tracker", name, TRACKERS).replace("\n", " @ run.track\n", 1))
+            raise unknown_name("tracker", name, TRACKERS, ("run", "track"))
     return track
 
 

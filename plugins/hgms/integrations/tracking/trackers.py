@@ -70,8 +70,10 @@ def _module(name: str, extra: str) -> Any:
         return importlib.import_module(name)
     except ImportError as error:
         raise MissingExtra(
-            f"tracking with {extra} needs a package that is not installed ({error.name})\n"
-            f"  pip install 'hgms[{extra}]'"
+            "missing-package",
+            f"the tracker {extra!r} requires {error.name}, which is not installed",
+            place=("run", "track"),
+            install=f"pip install 'hgms[{extra}]'",
         ) from error
 
 

@@ -127,20 +127,26 @@ class CrossFit:
     def init(self, problem: Problem, seed: int) -> State:
         if problem.rows is None:
             raise ConfigError(
-                f"method {self.name!r} needs one weight for each lower row (`Problem.rows`), and "
-                "this problem has none"
+                "not-supported",
+                f"method {self.name!r} requires one weight per lower row (Problem.rows), but the "
+                "problem has none",
+                place=("method",),
             )
         if "stop" not in problem.upper_data:
             raise ConfigError(
-                f"method {self.name!r} needs validation rows for the role `stop`, and this task "
-                "sets none apart"
+                "no-rows-for-role",
+                f"method {self.name!r} requires validation rows in the role 'stop', but there are "
+                "0",
+                place=("method",),
             )
         size = trained_on(problem).size
         if size < 2 * self.count:
             raise ConfigError(
-                f"method {self.name!r} splits validation rows into count = {self.count} parts of "
-                f"two rows at least, and the roles `differentiate` and `select` have {size}\n"
-                "  lower count, or give more validation rows"
+                "too-few-rows",
+                f"count={self.count} requires at least {2 * self.count} validation rows in the "
+                f"roles 'differentiate' and 'select', but there are {size}",
+                place=("method", "count"),
+                hint="decrease count, or add validation rows",
             )
         like = next(iter(problem.x0.values()))
         alpha = weights.begin(self.slope, self.tilt, like)

@@ -27,8 +27,10 @@ def rows_of(method: Any, problem: Problem) -> Rows:
     """The problem's weights of lower rows."""
     if problem.rows is None:
         raise ConfigError(
-            f"method {method.name!r} needs one weight for each lower row (`Problem.rows`), and "
-            "this problem has none"
+            "not-supported",
+            f"method {method.name!r} requires one weight per lower row (Problem.rows), but the "
+            "problem has none",
+            place=("method",),
         )
     return problem.rows
 
@@ -44,8 +46,10 @@ def begin(method: Any, problem: Problem, seed: int, **more: Any) -> State:
     rows_of(method, problem)
     if method.keep == "best" and "stop" not in problem.upper_data:
         raise ConfigError(
-            'keep = "best" needs validation rows for the role `stop`, and this problem sets '
-            "none apart"
+            "no-rows-for-role",
+            "keep='best' requires validation rows in the role 'stop', but there are 0",
+            place=("method", "keep"),
+            hint='set keep = "last", or add rows with this role',
         )
     return {
         "seed": seed,
@@ -167,11 +171,12 @@ def usual_loss(
     try:
         losses = rows.losses(x, batch)
     except KeyError as error:
-        what = (
-            f"method {method.name!r} compares losses of lower rows with those of validation "
-            f"rows, which have no column {error}"
-        )
-        raise ConfigError(what) from error
+        raise ConfigError(
+            "missing-column",
+            f"method {method.name!r} compares losses of lower rows and validation rows, but the "
+            f"validation rows have no column {error}",
+            place=("upper_data", "stop", *map(str, error.args)),
+        ) from error
     return losses.quantile(share), Cost(upper_values=1, rows=count)
 
 

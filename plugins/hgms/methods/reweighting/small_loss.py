@@ -6,11 +6,23 @@ from functools import partial
 from typing import ClassVar, Literal, final
 
 import torch
-from attrs import field, validators
+from attrs import field
 from torch import Tensor
 
 from hgms.compiled import Numbers, launch, programs_of
-from hgms.config import decay_rate, frozen, lowering, not_negative, optional_whole, positive, whole
+from hgms.config import (
+    all_of,
+    at_least,
+    decay_rate,
+    frozen,
+    less_than,
+    lowering,
+    not_negative,
+    optional,
+    optional_whole,
+    positive,
+    whole,
+)
 from hgms.methods.reweighting import joint, shared
 from hgms_core import Batch, Cost, Key, Loss, Problem, Record, Rows, State, Tree, choice
 
@@ -68,8 +80,7 @@ class SmallLoss:
 
     steps: int = field(default=20, validator=whole)
     noise_rate: float | None = field(
-        default=None,
-        validator=validators.optional(validators.and_(validators.ge(0), validators.lt(1))),
+        default=None, validator=optional(all_of(at_least(0), less_than(1)))
     )
     estimate_steps: int = field(default=100, validator=whole)
     forget_epochs: float = field(default=10.0, validator=positive)

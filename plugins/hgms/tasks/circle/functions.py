@@ -12,10 +12,11 @@ import math
 from typing import Any
 
 import torch
-from attrs import Attribute, validators
+from attrs import Attribute
 from torch import Tensor
 
-from hgms_core import Loss, Problem, Tree
+from hgms.config import at_least, at_most
+from hgms_core import ConfigError, Loss, Problem, Tree
 
 TRAITS = frozenset({"smooth-lower", "direct-upper", "few-upper", "stop-rows", "closed-form"})
 METRICS = dict.fromkeys(("value", "upper_loss", "manifold_distance", "solution_distance"), False)
@@ -81,13 +82,14 @@ def radius(theta: Tensor) -> Tensor:
 def above_low(task: Any, attribute: Attribute[float], value: float) -> None:
     """The validator of the upper end of Θ."""
     if not value > task.low:
-        raise ValueError(f"{attribute.name!r} must be > low ({task.low}): {value}")
+        message = f"{attribute.name}={value} must be greater than low={task.low}"
+        raise ConfigError("out-of-range", message, place=(attribute.name,))
 
 
 def in_interval(task: Any, attribute: Attribute[float], value: float) -> None:
     """The validator of a point of Θ = [low, high]."""
-    validators.ge(task.low)(task, attribute, value)
-    validators.le(task.high)(task, attribute, value)
+    at_least(task.low)(task, attribute, value)
+    at_most(task.high)(task, attribute, value)
 
 
 def problem_of(

@@ -18,8 +18,11 @@ def draw(
     """
     if sum(sizes) > len(images.labels):
         raise DataError(
-            f"{images.where}: {len(images.labels)} images, but train_size + validation_size + "
-            f"test_size = {' + '.join(map(str, sizes))} = {sum(sizes)}\n  lower one of the three"
+            "too-few-rows",
+            f"train_size + validation_size + test_size = {' + '.join(map(str, sizes))} = "
+            f"{sum(sizes)} exceeds the {len(images.labels)} images",
+            place=(images.where,),
+            hint="decrease one of the three",
         )
     order = torch.randperm(len(images.labels), generator=key.generator())
     parts = [images.tensors(rows, device, dtype) for rows in order[: sum(sizes)].split(sizes)]

@@ -10,10 +10,10 @@ from typing import ClassVar, Literal, final
 
 import torch
 import torch.nn.functional as F
-from attrs import field, validators
+from attrs import field
 from torch import Tensor
 
-from hgms.config import check_memory, frozen, validation_shares
+from hgms.config import at_least, at_most, check_memory, frozen, optional, validation_shares
 from hgms.gauss_newton import Composite
 from hgms.tasks.cleaning.rows import corrupt, draw, redrawn, standardise
 from hgms.tasks.images import cross_entropy, image_set, load_images
@@ -124,16 +124,14 @@ class HyperCleaning:
     }
 
     dataset: str = field(default="digits", validator=image_set)
-    corruption: float = field(default=0.4, validator=[validators.ge(0), validators.le(1)])
+    corruption: float = field(default=0.4, validator=[at_least(0), at_most(1)])
     noise: Literal["uniform", "uniform-including-true", "class-conditional", "pair"] = "uniform"
-    train_size: int | None = field(default=None, validator=validators.optional(validators.ge(1)))
-    validation_size: int | None = field(
-        default=None, validator=validators.optional(validators.ge(1))
-    )
-    test_size: int | None = field(default=None, validator=validators.optional(validators.ge(0)))
-    hidden: int | None = field(default=None, validator=validators.optional(validators.ge(0)))
-    classes: int = field(default=10, validator=validators.ge(2))
-    omega: float = field(default=1e-4, validator=validators.ge(0))
+    train_size: int | None = field(default=None, validator=optional(at_least(1)))
+    validation_size: int | None = field(default=None, validator=optional(at_least(1)))
+    test_size: int | None = field(default=None, validator=optional(at_least(0)))
+    hidden: int | None = field(default=None, validator=optional(at_least(0)))
+    classes: int = field(default=10, validator=at_least(2))
+    omega: float = field(default=1e-4, validator=at_least(0))
     standardise: bool = False
     theta0: float = 0.0
     start: Literal["fresh", "zeros"] = "fresh"

@@ -17,7 +17,7 @@ from attrs import Attribute, frozen
 from torch import Tensor
 
 from hgms.tasks.images.idx import IMAGES, LABELS, read_idx
-from hgms_core import DataError, MissingExtra, Tree
+from hgms_core import ConfigError, DataError, MissingExtra, Tree
 
 FORMS = "digits, mnist, idx:FOLDER, npz:FILE or hub:NAME[@REVISION]"
 
@@ -51,15 +51,17 @@ class Images:
     def __attrs_post_init__(self) -> None:
         if self.pixels.ndim < 2 or not self.pixels.size:
             raise DataError(
-                f"{self.where}: pixels of shape {self.pixels.shape}, but images × height × width "
-                "is needed\n"
-                "  save the images in that shape"
+                "wrong-shape",
+                f"pixels have the shape {self.pixels.shape}, but must have images × height × width",
+                place=(self.where, "pixels"),
             )
         if self.labels.ndim != 1 or len(self.pixels) != len(self.labels):
             raise DataError(
-                f"{self.where}: {len(self.pixels)} images, but labels of shape "
-                f"{self.labels.shape}\n"
-                "  each image needs exactly one label: the two do not belong together"
+                "wrong-shape",
+                f"labels have the shape {self.labels.shape}, but there are {len(self.pixels)} "
+                "images",
+                place=(self.where, "labels"),
+                hint="use images and labels that belong together, with one label per image",
             )
 
     def tensors(self, rows: Tensor, device: torch.device, dtype: torch.dtype) -> Tree:
@@ -77,9 +79,11 @@ class Images:
         if len(wrong):
             first = wrong[0]
             raise DataError(
-                f"{self.where}: label {self.labels[first]} of image {first} is not one of 0 … "
-                f"{classes - 1} "
-                f"({len(wrong)} such labels)\n  set `classes`, or check that these are the labels"
+                "out-of-range",
+                f"label {self.labels[first]} of image {first} must be between 0 and {classes - 1} "
+                f"(number of such labels: {len(wrong)})",
+                place=(self.where, "labels"),
+                hint="set classes, or check the labels",
             )
         return self
 
@@ -95,7 +99,8 @@ def image_set(instance: object, attribute: Attribute[str], value: str) -> None:
     """The attrs validator of a field that names an image set."""
     kind, _, rest = value.partition(":") if isinstance(value, str) else ("", "", "")
     if value not in ("digits", "mnist") and not (kind in ("idx", "npz", "hub") and rest):
-        raise ValueError(f"{attribute.name!r} must be {FORMS}: {value!r}")
+        message = f"{attribute.name}={value!r} must be {FORMS}"
+        raise ConfigError("wrong-value", message, place=(attribute.name,))
 
 
 def load_images(dataset: str, split: Split = "train") -> Images:
@@ -125,14 +130,19 @@ def load_images(dataset: str, split: Split = "train") -> Images:
 def _digits(split: Split) -> Images:
     if split == "test":
         raise DataError(
-            "scikit-learn's digits have no test split of their own\n  set `test_size` to draw one"
+            "not-supported",
+            "the data set 'digits' has no test split",
+            place=("test_size",),
+            hint="set test_size to use some of its images for testing",
         )
     try:
         from sklearn.datasets import load_digits
     except ImportError as error:
         raise MissingExtra(
-            "the embedded digits need scikit-learn, which is not installed\n"
-            "  pip install 'hgms[sklearn]'"
+            "missing-package",
+            "the data set 'digits' requires scikit-learn, which is not installed",
+            place=("dataset",),
+            install="pip install 'hgms[sklearn]'",
         ) from error
     digits = load_digits()
     return Images(
@@ -149,14 +159,16 @@ def _idx_folder(folder: Path, split: Split) -> Images:
         choices = [folder / name, folder / f"{name}.gz"]
         present = [path for path in choices if path.is_file()]
         if not present:
+            files = ", ".join(f"{file}[.gz]" for file in IDX_FILES[split].values())
             raise DataError(
-                f"{folder}: no {' or '.join(path.name for path in choices)}"
-                + ("" if folder.is_dir() else " (there is no such folder)")
-                + "\n  looked for: "
-                f"{', '.join(f'{file}[.gz]' for file in IDX_FILES[split].values())}\n"
-                "  put them there, set HGMS_DATA to the folder that holds mnist/, name another "
-                "folder with idx:FOLDER,\n"
-                f"  or download MNIST with dataset = 'hub:{MNIST_HUB}' (pip install 'hgms[hub]')"
+                "missing-file",
+                f"the folder has no {' or '.join(path.name for path in choices)}"
+                if folder.is_dir()
+                else "the folder does not exist",
+                place=(str(folder),),
+                hint=f"add the files {files}, set HGMS_DATA to the folder that contains mnist/, or "
+                "use idx:FOLDER\n"
+                f"download MNIST with dataset = 'hub:{MNIST_HUB}' (pip install 'hgms[hub]')",
             )
         arrays[magic] = read_idx(present[0], magic)
     return Images(arrays[IMAGES], arrays[LABELS].astype(np.int64), 255.0, str(folder))
@@ -171,13 +183,14 @@ def _npz(path: Path, split: Split) -> Images:
             held = getattr(archive, "files", [])  # an .npy file holds one array without a name
             names = next((pair for pair in NPZ_NAMES[split] if set(pair) <= set(held)), None)
             if names is None:
+                pairs = " or ".join(" and ".join(pair) for pair in NPZ_NAMES[split])
+                pixels, labels = NPZ_NAMES[split][0]
                 raise DataError(
-                    f"{path}: holds {', '.join(held) or 'no named arrays'}, but needs "
-                    + " or ".join(" and ".join(pair) for pair in NPZ_NAMES[split])
-                    + (
-                        f"\n  save it with numpy.savez(path, {NPZ_NAMES[split][0][0]}=…, "
-                        f"{NPZ_NAMES[split][0][1]}=…)"
-                    )
+                    "missing-column",
+                    f"the file must contain the arrays {pairs}, but contains "
+                    f"{', '.join(held) or 'no named arrays'}",
+                    place=(str(path),),
+                    hint=f"save it with numpy.savez(path, {pixels}=…, {labels}=…)",
                 )
             pixels = archive[names[0]]
             labels = archive[names[1]]
@@ -187,13 +200,17 @@ def _npz(path: Path, split: Split) -> Images:
         # numpy passes on zipfile's, the decompressors', a parser's and its own: all mean the same
         what = str(error) or type(error).__name__
         raise DataError(
-            f"{path}: cannot be read as an .npz file ({what})\n"
-            "  check the path, or save the file again"
+            "unreadable-file",
+            f"the file cannot be read as .npz: {what}",
+            place=(str(path),),
+            hint="check the path, or save the file again",
         ) from error
     if not np.issubdtype(labels.dtype, np.integer):
         raise DataError(
-            f"{path}: labels are {labels.dtype}, expected integers\n"
-            "  save class numbers, not one-hot rows or names"
+            "wrong-type",
+            f"labels have the type {labels.dtype}, but must be integers",
+            place=(str(path), "labels"),
+            hint="save class numbers instead of one-hot rows or names",
         )
     return Images(pixels, labels.astype(np.int64), _scale_of(pixels, str(path)), str(path))
 
@@ -203,10 +220,11 @@ def _hub(reference: str, split: Split) -> Images:
         import datasets
     except ImportError as error:
         raise MissingExtra(
-            f"the image set {reference} comes from the Hub through `datasets`, which is not "
-            "installed\n"
-            "  pip install 'hgms[hub]', or (for MNIST) set HGMS_DATA to a folder that holds "
-            "mnist/ with the IDX files"
+            "missing-package",
+            f"the image set {reference!r} requires datasets, which is not installed",
+            place=("dataset",),
+            hint="or, for MNIST, set HGMS_DATA to a folder that contains mnist/ with the IDX files",
+            install="pip install 'hgms[hub]'",
         ) from error
     name, _, revision = reference.partition("@")
     where = f"hub:{reference}"
@@ -215,9 +233,11 @@ def _hub(reference: str, split: Split) -> Images:
     except Exception as error:
         # the library raises its own, requests', httpx' and pyarrow's errors: all mean the same here
         raise DataError(
-            f"{where}: could not be loaded from the Hub ({type(error).__name__}: {error})\n"
-            "  check the name, the revision and the network, or use local files: idx:FOLDER or "
-            "npz:FILE"
+            "cannot-download",
+            f"the Hub does not provide the image set: {type(error).__name__}: {error}",
+            place=(where,),
+            hint="check the name, the revision and the network, or use local files: idx:FOLDER or "
+            "npz:FILE",
         ) from error
     columns = {}
     for kind in ("Image", "ClassLabel"):
@@ -227,14 +247,19 @@ def _hub(reference: str, split: Split) -> Images:
         )
         if columns[kind] is None:
             raise DataError(
-                f"{where}: no column of type {kind} (columns: {', '.join(rows.features)})\n"
-                "  choose an image classification set, or save its arrays and use npz:FILE"
+                "missing-column",
+                f"the columns {', '.join(rows.features)} include none of type {kind}",
+                place=(where,),
+                hint="choose an image classification set, or save its arrays and use npz:FILE",
             )
     table = rows.with_format("numpy")[:]
     shapes = {np.shape(image) for image in table[columns["Image"]]}
     if len(shapes) != 1:
         raise DataError(
-            f"{where}: images of {len(shapes)} shapes, expected one\n  resize them and use npz:FILE"
+            "wrong-shape",
+            f"the images have {len(shapes)} different shapes, but must have one",
+            place=(where,),
+            hint="resize them, and use npz:FILE",
         )
     pixels = np.stack([np.asarray(image) for image in table[columns["Image"]]])
     return Images(
@@ -253,6 +278,8 @@ def _scale_of(pixels: np.ndarray, where: str) -> float:
     ):
         return 1.0
     raise DataError(
-        f"{where}: pixels are {pixels.dtype}, expected uint8, or floating point in [0, 1]\n"
-        "  convert them, and use npz:FILE"
+        "wrong-type",
+        f"pixels have the type {pixels.dtype}, but must be uint8, or floating-point in [0, 1]",
+        place=(where, "pixels"),
+        hint="convert them, and use npz:FILE",
     )

@@ -25,8 +25,9 @@ PIECE = 1 << 20
 
 
 def read_idx(path: Path, magic: int) -> np.ndarray:
-    """The array in ``path``, whose magic number must be ``magic``. Raises DataError, naming the
-    file, for anything else.
+    """The array in ``path``, whose magic number must be ``magic``.
+
+    Errors: DataError for anything else; the place is the file.
 
     No more is decompressed than the header promises.
     """
@@ -41,19 +42,26 @@ def read_idx(path: Path, magic: int) -> np.ndarray:
                 content += piece
     except (EOFError, zlib.error, gzip.BadGzipFile) as error:
         raise DataError(
-            f"{path}: the gzip stream is truncated or damaged ({error})\n  fetch the file again"
+            "damaged-file",
+            f"the gzip stream is truncated or damaged: {error}",
+            place=(str(path),),
+            hint="download the file again",
         ) from error
     except OSError as error:
         raise DataError(
-            f"{path}: cannot be read ({error.strerror or error})\n"
-            "  check the path and its permissions"
+            "unreadable-file",
+            f"the file cannot be read: {error.strerror or error}",
+            place=(str(path),),
+            hint="check the path and its permissions",
         ) from error
     if len(content) != expected:
         held, what = (len(content), "truncated") if len(content) < expected else ("more", "damaged")
         raise DataError(
-            f"{path}: the header promises {' × '.join(map(str, sizes))} = {expected} bytes, but "
-            f"{held} follow it\n"
-            f"  the file is {what}: fetch it again"
+            "damaged-file",
+            f"the file is {what}: its header states {' × '.join(map(str, sizes))} = {expected} "
+            f"bytes, but {held} follow",
+            place=(str(path),),
+            hint="download the file again",
         )
     return np.frombuffer(content, np.uint8).reshape(sizes)
 
@@ -63,24 +71,29 @@ def _sizes(path: Path, header: bytes, magic: int) -> list[int]:
     axes = magic & 0xFF
     if len(header) < 4 + 4 * axes:
         raise DataError(
-            f"{path}: {len(header)} bytes are too few for {KIND[magic]} (its header alone takes "
-            f"{4 + 4 * axes})\n"
-            "  the file is truncated: fetch it again"
+            "damaged-file",
+            f"the file is truncated: {KIND[magic]} has a header of {4 + 4 * axes} bytes, but the "
+            f"file has {len(header)}",
+            place=(str(path),),
+            hint="download the file again",
         )
     begin, *sizes = struct.unpack(f">{1 + axes}I", header)
     if begin != magic:
         swapped = KIND.get(begin)
         raise DataError(
-            f"{path}: magic number 0x{begin:08x}, but {KIND[magic]} begins with 0x{magic:08x}\n  "
-            + (
-                f"this is {swapped}: the two files may have changed names"
-                if swapped
-                else "this is not an IDX file of bytes"
-            )
+            "wrong-format",
+            f"the file begins with 0x{begin:08x}, but {KIND[magic]} begins with 0x{magic:08x}",
+            place=(str(path),),
+            hint=f"check whether two file names are exchanged: this is {swapped}"
+            if swapped
+            else "use an IDX file of unsigned bytes",
         )
     if not all(sizes):
         shape = " × ".join(map(str, sizes))
         raise DataError(
-            f"{path}: the header promises {shape} bytes, which is none\n  fetch the file again"
+            "no-rows",
+            f"the header states {shape} bytes, so the file is empty",
+            place=(str(path),),
+            hint="download the file again",
         )
     return sizes

@@ -59,9 +59,11 @@ def split(
         wanted = held[0][c] + held[1][c]
         if wanted + 1 > len(rows):
             raise DataError(
-                f"{where}: {len(rows)} images of class {c}, but {held[0][c]} are to validate, "
-                f"{held[1][c]} to test and one at "
-                "least to train on\n  lower validation_size or test_size"
+                "too-few-rows",
+                f"class {c} has {len(rows)} images, but requires {held[0][c]} for validation, "
+                f"{held[1][c]} for testing and at least one for training",
+                place=(where,),
+                hint="decrease validation_size or test_size",
             )
         left = len(rows) - wanted
         count = max(round(ratio**c * left), min(least, left))
@@ -148,7 +150,10 @@ def maps(images: Images, rows: Tensor, device: torch.device, dtype: torch.dtype)
         pixels = pixels.movedim(-1, 1).contiguous()
     if pixels.dim() != 4 or min(pixels.shape[-2:]) < 4:
         raise DataError(
-            f"{images.where}: images of shape {shape}, but height × width or height × width × "
-            "colours is needed, 4 × 4 at least\n  save them in that shape and use npz:FILE"
+            "wrong-shape",
+            f"images have the shape {shape}, but must have height × width or height × width × "
+            "colours, at least 4 × 4",
+            place=(images.where,),
+            hint="save them in this shape, and use npz:FILE",
         )
     return {**part, "pixels": pixels}

@@ -8,28 +8,38 @@ from collections.abc import Mapping
 from typing import ClassVar, final
 
 import torch
-from attrs import Attribute, field, validators
+from attrs import Attribute, field
 from torch import Tensor
 
-from hgms.config import check_memory, frozen, validation_shares
+from hgms.config import (
+    at_least,
+    at_most,
+    check_memory,
+    frozen,
+    greater_than,
+    less_than,
+    optional,
+    validation_shares,
+)
 from hgms.gauss_newton import Composite
 from hgms.tasks.images import cross_entropy, image_set, load_images
 from hgms.tasks.imbalanced.network import Network
 from hgms.tasks.imbalanced.rows import class_weights, maps, split, views
-from hgms_core import Data, Key, Problem, Tree, roles
+from hgms_core import ConfigError, Data, Key, Problem, Tree, roles
 
 CLASSES = 10
 CHUNK = 1000
 """Images that ``evaluate`` puts through the network at once."""
 
-count = validators.optional(validators.ge(1))
+count = optional(at_least(1))
 
 
 def _two(
     instance: object, attribute: Attribute[tuple[int, int] | None], value: tuple[int, int] | None
 ) -> None:
     if value is not None and (len(value) != 2 or min(value) < 1):
-        raise ValueError(f"'channels' must be two numbers of channels, each >= 1: {value}")
+        message = f"channels={value} must be two numbers of at least 1"
+        raise ConfigError("wrong-value", message, place=("channels",))
 
 
 @final
@@ -110,24 +120,24 @@ class ImbalancedLoss:
     }
 
     dataset: str = field(default="digits", validator=image_set)
-    ratio: float = field(default=0.3, validator=[validators.gt(0), validators.le(1)])
-    least: int | None = field(default=None, validator=validators.optional(validators.ge(0)))
+    ratio: float = field(default=0.3, validator=[greater_than(0), at_most(1)])
+    least: int | None = field(default=None, validator=optional(at_least(0)))
     validation_size: int | None = field(default=None, validator=count)
     test_size: int | None = field(default=None, validator=count)
     validation_split: tuple[float, float, float] = field(
         default=(0.6, 0.2, 0.2), validator=validation_shares
     )
-    views: int = field(default=4, validator=validators.ge(0))
-    shift: int | None = field(default=None, validator=validators.optional(validators.ge(0)))
-    rotation: float = field(default=0.0, validator=[validators.ge(0), validators.le(180)])
+    views: int = field(default=4, validator=at_least(0))
+    shift: int | None = field(default=None, validator=optional(at_least(0)))
+    rotation: float = field(default=0.0, validator=[at_least(0), at_most(180)])
     channels: tuple[int, int] | None = field(default=None, validator=_two)
     hidden: int | None = field(default=None, validator=count)
     smooth: bool = False
-    omega: float = field(default=5e-4, validator=validators.ge(0))
-    omega_delta: float = field(default=1e-2, validator=validators.ge(0))
-    omega_gamma: float = field(default=1e-2, validator=validators.ge(0))
-    bound_delta: float = field(default=0.5, validator=validators.ge(0))
-    bound_gamma: float = field(default=0.15, validator=[validators.ge(0), validators.lt(1)])
+    omega: float = field(default=5e-4, validator=at_least(0))
+    omega_delta: float = field(default=1e-2, validator=at_least(0))
+    omega_gamma: float = field(default=1e-2, validator=at_least(0))
+    bound_delta: float = field(default=0.5, validator=at_least(0))
+    bound_gamma: float = field(default=0.15, validator=[at_least(0), less_than(1)])
 
     def problem(self, seed: int, device: torch.device, dtype: torch.dtype) -> Problem:
         images = load_images(self.dataset).check_labels(CLASSES)

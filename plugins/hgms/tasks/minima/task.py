@@ -10,10 +10,12 @@ from typing import ClassVar, final
 
 import torch
 import torch.nn.functional as F
-from attrs import field, validators
+from attrs import field
 from torch import Tensor
 
 from hgms.config import (
+    at_least,
+    at_most,
     check_memory,
     frozen,
     not_negative,
@@ -113,10 +115,10 @@ class ManyMinima:
     }
 
     ambiguous: float = field(default=1.0, validator=share)
-    views: int = field(default=4, validator=validators.ge(2))
+    views: int = field(default=4, validator=at_least(2))
     noise: float = field(default=0.3, validator=not_negative)
     hidden: int = field(default=8, validator=whole)
-    penalty: float = field(default=1e-3, validator=[validators.ge(1e-5), validators.le(1)])
+    penalty: float = field(default=1e-3, validator=[at_least(1e-5), at_most(1)])
     omega: float = field(default=1e-3, validator=positive)
     tied: bool = False
     train_size: int = field(default=200, validator=whole)

@@ -9,11 +9,11 @@ from typing import ClassVar, Literal, final
 
 import attrs
 import torch
-from attrs import Attribute, field, validators
+from attrs import Attribute, field
 from torch import Tensor
 
-from hgms.config import check_memory, frozen, not_negative
-from hgms_core import Data, Key, Problem, Tree
+from hgms.config import at_least, check_memory, frozen, not_negative
+from hgms_core import ConfigError, Data, Key, Problem, Tree
 
 
 def _lower(theta: Tree, x: Tree, batch: Tree) -> Tensor:
@@ -122,19 +122,21 @@ class Quadratic:
         ("value", "upper_loss", "lower_distance", "hypergradient_norm"), False
     )
 
-    rows: int = field(default=200, validator=validators.ge(1))
-    validation_rows: int = field(default=100, validator=validators.ge(1))
-    features: int = field(default=20, validator=validators.ge(1))
+    rows: int = field(default=200, validator=at_least(1))
+    validation_rows: int = field(default=100, validator=at_least(1))
+    features: int = field(default=20, validator=at_least(1))
     noise: float = field(default=0.5, validator=not_negative)
-    condition: float = field(default=10.0, validator=validators.ge(1))
+    condition: float = field(default=10.0, validator=at_least(1))
     penalty: Literal["feature", "shared"] = "feature"
 
     @features.validator
     def _fits(self, attribute: Attribute[int], value: int) -> None:
         if value > self.rows:
-            raise ValueError(
-                f"'features' must be <= rows ({self.rows}), or AᵀA/n has no condition number: "
-                f"{value}"
+            raise ConfigError(
+                "out-of-range",
+                f"features={value} must be at most rows={self.rows}, so that AᵀA/n has a "
+                "condition number",
+                place=("features",),
             )
 
     def closed_form(self, seed: int, device: torch.device, dtype: torch.dtype) -> RidgeClosedForm:

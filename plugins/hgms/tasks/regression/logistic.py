@@ -8,10 +8,10 @@ from typing import ClassVar, Literal, final
 
 import numpy as np
 import torch
-from attrs import field, validators
+from attrs import field
 from torch import Tensor
 
-from hgms.config import frozen, positive
+from hgms.config import frozen, optional, positive
 from hgms.tasks.regression.newton import LogisticClosedForm, criterion, fit, scores
 from hgms.tasks.regression.tables import (
     METRICS,
@@ -81,7 +81,7 @@ class LogisticCv:
     metrics: ClassVar[Mapping[str, bool]] = METRICS | {"test_accuracy": True}
 
     dataset: str = field(default="sklearn:breast-cancer", validator=table_name)
-    validation: str | None = field(default=None, validator=validators.optional(table_name))
+    validation: str | None = field(default=None, validator=optional(table_name))
     shares: tuple[float, float, float] = field(default=(0.5, 0.25, 0.25), validator=split_shares)
     standardise: bool = True
     intercept: bool = True
@@ -97,9 +97,11 @@ class LogisticCv:
         names, label = np.unique(table.target, return_inverse=True)
         if not 2 <= len(names) <= max(2, len(label) // 10):
             raise DataError(
-                f"{table.where}: {len(names)} different targets on {len(label)} rows are not "
-                "classes\n"
-                "  use ridge-cv for a numeric target"
+                "wrong-value",
+                f"the target has {len(names)} different values in {len(label)} rows, so they are "
+                "not classes",
+                place=(table.where,),
+                hint="use ridge-cv for a numeric target",
             )
         features = torch.from_numpy(table.features)
         labels = torch.from_numpy(label.astype(np.int64))
@@ -111,8 +113,9 @@ class LogisticCv:
             unknown = np.setdiff1d(other.target, names)
             if len(unknown):
                 raise DataError(
-                    f"{other.where}: classes that {table.where} does not have: "
-                    f"{', '.join(map(str, unknown))}"
+                    "wrong-value",
+                    f"the classes {', '.join(map(str, unknown))} are not in {table.where}",
+                    place=(other.where,),
                 )
             known = torch.from_numpy(np.searchsorted(names, other.target))
             parts = [(features, labels), (torch.from_numpy(other.features), known)]

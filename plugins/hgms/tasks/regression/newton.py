@@ -96,11 +96,13 @@ class LogisticClosedForm:
                 length /= 2
             x = moved
             value = after
+        norm = float(torch.linalg.vector_norm(self._derivatives(theta, x)[0]))
         raise NumericalError(
-            f"the lower level was not solved in {self.max_steps} Newton steps: ‖∇_x g‖ = "
-            f"{float(torch.linalg.vector_norm(self._derivatives(theta, x)[0])):.3g}, asked for "
-            f"{float(target):.3g}\n"
-            "  raise the penalties"
+            "not-converged",
+            f"after {self.max_steps} Newton steps ‖∇_x g‖ = {norm:.3g}, but must be at most "
+            f"{float(target):.3g}",
+            place=("max_steps",),
+            hint="increase the penalties",
         )
 
     def value(self, theta: Tree) -> Tensor:

@@ -131,8 +131,10 @@ class RidgeCv:
             target = torch.from_numpy(np.asarray(table.target, np.float64))
         except (TypeError, ValueError) as error:
             raise DataError(
-                f"{table.where}: the target is not a number ({error})\n"
-                "  use logistic-cv for classes"
+                "wrong-type",
+                f"the target is not a number: {error}",
+                place=(table.where,),
+                hint="use logistic-cv for classes",
             ) from error
         rows = split(table, self.shares, Key(seed).fold("ridge-cv"))
         features = standardised([torch.from_numpy(table.features)[part] for part in rows])
@@ -140,8 +142,10 @@ class RidgeCv:
         spread = target[rows[0]].std(correction=0)
         if not spread > 0:
             raise DataError(
-                f"{table.where}: the target is {float(mean):g} on every training row\n"
-                "  choose another table"
+                "wrong-value",
+                f"the target is {float(mean):g} in all training rows, but must vary",
+                place=(table.where,),
+                hint="choose another table",
             )
         return [
             {"a": a.to(device, dtype), "b": ((target[part] - mean) / spread).to(device, dtype)}

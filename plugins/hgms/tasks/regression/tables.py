@@ -17,7 +17,7 @@ from torch import Tensor
 
 from hgms.config import check_memory
 from hgms.gauss_newton import Composite
-from hgms_core import ROLES, Data, DataError, Key, MissingExtra, Problem, Tree
+from hgms_core import ROLES, ConfigError, Data, DataError, Key, MissingExtra, Problem, Tree
 
 TRAITS = frozenset(
     {
@@ -50,16 +50,18 @@ class Table:
     def __attrs_post_init__(self) -> None:
         if self.features.ndim != 2 or self.target.shape != self.features.shape[:1]:
             raise DataError(
-                f"{self.where}: features of shape {self.features.shape} and targets of shape "
-                f"{self.target.shape}\n"
-                "  a table with one target per row is needed"
+                "wrong-shape",
+                f"features have the shape {self.features.shape} and targets {self.target.shape}, "
+                "but must have one target per row",
+                place=(self.where,),
             )
         bad = np.flatnonzero(~np.isfinite(self.features).all(1))
         if len(bad):
             raise DataError(
-                f"{self.where}: row {bad[0]} has a missing or infinite value ({len(bad)} such "
-                "rows)\n"
-                "  fill them in or drop them, and use libsvm:FILE"
+                "not-finite",
+                f"row {bad[0]} has a missing or infinite value (number of such rows: {len(bad)})",
+                place=(self.where,),
+                hint="replace these values or remove the rows, and use libsvm:FILE",
             )
 
 
@@ -69,15 +71,18 @@ def table_name(instance: object, attribute: Attribute[str], value: str) -> None:
     if not (
         rest in EMBEDDED if kind == "sklearn" else kind in ("libsvm", "openml", "hub") and rest
     ):
-        raise ValueError(f"{attribute.name!r} must be {FORMS}: {value!r}")
+        message = f"{attribute.name}={value!r} must be {FORMS}"
+        raise ConfigError("wrong-value", message, place=(attribute.name,))
 
 
 def split_shares(instance: object, attribute: Attribute[Any], value: tuple[float, ...]) -> None:
     """The attrs validator of the shares of rows that train, validate and test."""
     if len(value) != 3 or min(value) <= 0 or sum(value) > 1 + 1e-9:
-        raise ValueError(
-            f"{attribute.name!r} must be three positive shares (train, validation, test) of at "
-            f"most 1: {value}"
+        raise ConfigError(
+            "wrong-value",
+            f"{attribute.name}={value} must be three positive shares (train, validation, test) "
+            "with a sum of at most 1",
+            place=(attribute.name,),
         )
 
 
@@ -93,7 +98,11 @@ def load_table(dataset: str, width: int | None = None) -> Table:
     """
     table = _load(dataset, width)
     if width not in (None, table.features.shape[1]):
-        raise DataError(f"{dataset}: {table.features.shape[1]} features, where {width} are needed")
+        raise DataError(
+            "wrong-shape",
+            f"the table has {table.features.shape[1]} features, but must have {width}",
+            place=(dataset,),
+        )
     return table
 
 
@@ -105,8 +114,10 @@ def _load(dataset: str, width: int | None) -> Table:
         from sklearn import datasets
     except ImportError as error:
         raise MissingExtra(
-            f"the table {dataset} needs scikit-learn, which is not installed\n"
-            "  pip install 'hgms[sklearn]'"
+            "missing-package",
+            f"the table {dataset!r} requires scikit-learn, which is not installed",
+            place=("dataset",),
+            install="pip install 'hgms[sklearn]'",
         ) from error
     if kind == "sklearn":
         bunch = getattr(datasets, f"load_{rest.replace('-', '_')}")()
@@ -123,13 +134,18 @@ def _load(dataset: str, width: int | None) -> Table:
             )
         except (OSError, ValueError, EOFError, OverflowError, zlib.error) as error:
             raise DataError(
-                f"{dataset}: cannot be read ({error})\n"
-                "  check the path; lines are `target index:value …`"
+                "unreadable-file",
+                f"the file cannot be read as LIBSVM: {error}",
+                place=(dataset,),
+                hint="check the path; a line has the form `target index:value …`",
             ) from error
         # One large index makes every row as long; and what is solved with the table is as wide as
         # it is long.
-        check_memory(f"{dataset}: rows × largest index", *features.shape)
-        check_memory(f"{dataset}: largest index squared", features.shape[1], features.shape[1])
+        try:
+            check_memory("rows × largest index", *features.shape)
+            check_memory("largest index squared", features.shape[1], features.shape[1])
+        except ConfigError as error:
+            raise error.at(dataset) from None
         return Table(features.toarray(), target, dataset)
     name, _, version = rest.partition("@")
     try:
@@ -147,8 +163,10 @@ def _hub(reference: str) -> Table:
         import datasets
     except ImportError as error:
         raise MissingExtra(
-            f"the table {reference} comes from the Hub through `datasets`, which is not "
-            "installed\n  pip install 'hgms[hub]'"
+            "missing-package",
+            f"the table {reference!r} requires datasets, which is not installed",
+            place=("dataset",),
+            install="pip install 'hgms[hub]'",
         ) from error
     name, _, revision = reference.partition("@")
     where = f"hub:{reference}"
@@ -169,8 +187,9 @@ def _hub(reference: str) -> Table:
     ]
     if not features:
         raise DataError(
-            f"{where}: no column of numbers beside the target {target!r} (columns: "
-            f"{', '.join(columns)})"
+            "missing-column",
+            f"the columns {', '.join(columns)} include no numbers except the target {target!r}",
+            place=(where,),
         )
     return _numeric(np.stack(features, axis=1), columns[target], where)
 
@@ -180,15 +199,19 @@ def _numeric(features: Any, target: np.ndarray, where: str) -> Table:
         return Table(np.asarray(features, np.float64), target, where)
     except (TypeError, ValueError) as error:
         raise DataError(
-            f"{where}: its features are not all numbers ({error})\n"
-            "  encode them, and use libsvm:FILE"
+            "wrong-type",
+            f"some features are not numbers: {error}",
+            place=(where,),
+            hint="encode them, and use libsvm:FILE",
         ) from error
 
 
 def _unreachable(where: str, place: str, error: Exception) -> DataError:
     return DataError(
-        f"{where}: could not be loaded from {place} ({type(error).__name__}: {error})\n"
-        "  check the name, the version and the network, or use a local file: libsvm:FILE"
+        "cannot-download",
+        f"{place} does not provide the table: {type(error).__name__}: {error}",
+        place=(where,),
+        hint="check the name, the version and the network, or use a local file: libsvm:FILE",
     )
 
 
@@ -198,7 +221,11 @@ def split(table: Table, shares: tuple[float, ...], key: Key) -> list[Tensor]:
     sizes = [round(share * len(order)) for share in shares]
     sizes[2] = min(sizes[2], len(order) - sizes[0] - sizes[1])  # what rounding took
     if min(sizes) < 1:
-        raise DataError(f"{table.where}: {len(order)} rows are too few for the shares {shares}")
+        raise DataError(
+            "too-few-rows",
+            f"{len(order)} rows are too few for the shares {shares}",
+            place=(table.where,),
+        )
     return list(order[: sum(sizes)].split(sizes))
 
 

@@ -9,11 +9,11 @@ from typing import ClassVar, final
 
 import attrs
 import torch
-from attrs import Attribute, field, validators
+from attrs import Attribute, field
 from torch import Tensor
 
-from hgms.config import check_memory, frozen, not_negative, positive
-from hgms_core import Key, Problem, Tree
+from hgms.config import at_least, check_memory, frozen, not_negative, positive
+from hgms_core import ConfigError, Key, Problem, Tree
 
 
 @final
@@ -140,7 +140,7 @@ class Sphere:
         alpha: α, the weight of the upper penalty; α + 2γ > 2β, and 2βt* < r₀ so that r(θ) > 0 on Θ
             = {‖θ‖ ≤ 2t*} (enforced by projection).
 
-    Errors: ValueError where these do not hold. Cost of ``evaluate``: a few products with the frame.
+    Errors: ConfigError if these do not hold. Cost of ``evaluate``: a few products with the frame.
 
     >>> task, cpu, double = Sphere(k=2, d=5), torch.device("cpu"), torch.float64
     >>> problem, exact = task.problem(0, cpu, double), task.closed_form(0, cpu, double)
@@ -161,8 +161,8 @@ class Sphere:
         ("upper_gap", "upper_loss", "manifold_distance", "solution_distance"), False
     )
 
-    k: int = field(default=2, validator=validators.ge(1))
-    d: int = field(default=10, validator=validators.ge(2))
+    k: int = field(default=2, validator=at_least(1))
+    d: int = field(default=10, validator=at_least(2))
     radius: float = field(default=1.0, validator=positive)
     offset: float = field(default=0.5, validator=positive)
     shift: float = field(default=0.5, validator=not_negative)
@@ -172,18 +172,22 @@ class Sphere:
     @d.validator
     def _has_room(self, attribute: Attribute[int], value: int) -> None:
         if value <= self.k:
-            raise ValueError(f"'d' must be > k ({self.k}), the dimension of the sphere: {value}")
+            message = f"d={value} must be greater than k={self.k}, the dimension of the sphere"
+            raise ConfigError("out-of-range", message, place=("d",))
 
     @alpha.validator
     def _is_bounded(self, attribute: Attribute[float], value: float) -> None:
         curvature = value + 2 * self.shift - 2 * self.growth
         if curvature <= 0:
-            raise ValueError(
-                f"'alpha' must be > 2 growth - 2 shift ({2 * (self.growth - self.shift)}): {value}"
-            )
+            bound = 2 * (self.growth - self.shift)
+            message = f"alpha={value} must be greater than 2 growth - 2 shift = {bound}"
+            raise ConfigError("out-of-range", message, place=("alpha",))
         if 2 * self.growth * (self.offset + self.radius) / curvature >= self.radius:
-            raise ValueError(
-                f"'growth' lets the radius vanish on Θ; lower it or raise alpha: {self.growth}"
+            raise ConfigError(
+                "out-of-range",
+                f"growth={self.growth} lets the radius vanish on Θ",
+                place=("growth",),
+                hint="decrease growth, or increase alpha",
             )
 
     def closed_form(self, seed: int, device: torch.device, dtype: torch.dtype) -> SphereClosedForm:

@@ -9,10 +9,10 @@ from typing import ClassVar, final
 
 import attrs
 import torch
-from attrs import field, validators
+from attrs import field
 from torch import Tensor
 
-from hgms.config import frozen
+from hgms.config import at_least, at_most, frozen
 from hgms_core import Key, Problem, Tree
 
 LOW = 0.0
@@ -103,7 +103,7 @@ class ToyPenalty:
         ("value", "upper_loss", "residual", "slope"), False
     )
 
-    starts: int = field(default=1000, validator=[validators.ge(1), validators.le(1000)])
+    starts: int = field(default=1000, validator=[at_least(1), at_most(1000)])
 
     def closed_form(self, seed: int, device: torch.device, dtype: torch.dtype) -> ToyClosedForm:
         """The exact solution, value and derivative, which need no data."""

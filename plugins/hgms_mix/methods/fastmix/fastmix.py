@@ -91,8 +91,10 @@ class FastMix:
         try:
             re.compile(value)
         except re.error as error:
-            raise ValueError(
-                f"'leaves' must be a regular expression: {value!r} ({error})"
+            raise ConfigError(
+                "wrong-value",
+                f"leaves={value!r} is not a regular expression: {error}",
+                place=("leaves",),
             ) from None
 
     @classmethod
@@ -171,8 +173,10 @@ class FastMix:
         grads, value = gradient(problem.f, problem.theta0, x, upper)
         if not torch.isfinite(value):
             raise NumericalError(
-                f"step {step}: the validation loss is {float(value)}; lower lr, or check the "
-                "rows and the model"
+                "not-finite",
+                f"step {step}: the validation loss is {float(value)}",
+                place=("method", "lr"),
+                hint="decrease lr, or check the rows and the model",
             )
         compared = self._compared(x)
         target = [grads[place] for place in compared]
@@ -187,8 +191,10 @@ class FastMix:
             grads, loss = gradient(sources.pooled, problem.theta0, x, own)
             if not torch.isfinite(loss):
                 raise NumericalError(
-                    f"step {step}: the loss of source {sources.names[number]!r} is "
-                    f"{float(loss)}; lower lr, or check its rows"
+                    "not-finite",
+                    f"step {step}: the loss of source {sources.names[number]!r} is {float(loss)}",
+                    place=("method", "lr"),
+                    hint="decrease lr, or check the rows of this source",
                 )
             terms = [
                 (grads[place] * leaf).sum(dtype=torch.float64)
@@ -217,10 +223,11 @@ class FastMix:
         if not places:
             known = ", ".join(list(x)[:8]) + (", …" if len(x) > 8 else "")
             raise ConfigError(
-                f"no lower variable's name matches {self.leaves!r} @ method.leaves\n"
-                f"  there are: {known}\n"
-                "  leave it out to compare all of them: with adapters on a frozen base the "
-                "output layer is none of them"
+                "unknown-leaves",
+                f"leaves={self.leaves!r} matches no lower variable (available: {known})",
+                place=("method", "leaves"),
+                hint="remove it to compare all variables: an adapter on a frozen model does not "
+                "train the output layer",
             )
         return places
 

@@ -157,8 +157,10 @@ def row_gradients(
     grads, losses = gradient(group.loss, problem.theta0, group.x, batch)
     if not torch.isfinite(losses).all():
         raise NumericalError(
+            "not-finite",
             f"step {state['step'] + 1}: the loss of a {role} row is not finite after "
-            f"{state['epoch'] + 1} epochs of warm-up\n"
-            "  lower lr, or check the rows and the model"
+            f"{state['epoch'] + 1} epochs of warm-up",
+            place=("method", "lr"),
+            hint="decrease lr, or check the rows and the model",
         )
     return grads, losses, batch

@@ -8,11 +8,20 @@ import math
 from typing import ClassVar, Literal, final
 
 import torch
-from attrs import field, validators
+from attrs import field
 from torch import Tensor
 
 import hgms_mix.lm
-from hgms.config import decay_rates, frozen, lowering, not_negative, optional_whole, positive, whole
+from hgms.config import (
+    decay_rates,
+    frozen,
+    less_than,
+    lowering,
+    not_negative,
+    optional_whole,
+    positive,
+    whole,
+)
 from hgms_core import Cost, Key, Problem, Record, State, Tree
 from hgms_mix.methods.less.features import Features, Preconditioner, sources_of
 from hgms_mix.methods.less.projection import Kind, Projector
@@ -78,7 +87,7 @@ class Less:
     epochs: int = field(default=4, validator=whole)
     batch_size: int = field(default=32, validator=whole)
     lr: float = field(default=2e-5, validator=positive)
-    rising: float = field(default=0.03, validator=[not_negative, validators.lt(1)])
+    rising: float = field(default=0.03, validator=[not_negative, less_than(1)])
     weight_decay: float = field(default=0.0, validator=not_negative)
     betas: tuple[float, float] = field(default=(0.9, 0.999), validator=decay_rates)
     eps: float = field(default=1e-8, validator=positive)

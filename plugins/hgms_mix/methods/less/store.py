@@ -66,7 +66,10 @@ class FeatureStore:
             )
         except (OSError, ValueError) as error:
             raise ConfigError(
-                f"feature store {self.folder} is damaged: {error}\n  remove the folder"
+                "damaged-file",
+                f"the feature store cannot be read: {error}",
+                place=(str(self.folder),),
+                hint="remove the folder",
             ) from None
         if (
             stored != about
@@ -74,9 +77,10 @@ class FeatureStore:
             or maps[1].shape != (self.rows,)
         ):
             raise ConfigError(
-                f"feature store {marker} was made from other rows, another model or other "
-                "settings\n"
-                "  remove the folder, or choose another `store`"
+                "other-settings",
+                "the feature store belongs to other rows, another model or other settings",
+                place=(str(marker),),
+                hint="remove the folder, or use another `store`",
             )
         return maps[0], maps[1]
 

@@ -21,7 +21,18 @@ from hgms.config import (
     positive,
     whole,
 )
-from hgms_core import Cost, Key, NumericalError, Problem, Record, Sources, State, Tree, gradient
+from hgms_core import (
+    ConfigError,
+    Cost,
+    Key,
+    NumericalError,
+    Problem,
+    Record,
+    Sources,
+    State,
+    Tree,
+    gradient,
+)
 from hgms_mix.methods.online import gradients, training
 
 
@@ -94,7 +105,11 @@ class DoGE:
         self, attribute: Attribute[tuple[float, float]], value: tuple[float, float]
     ) -> None:
         if len(value) != 2 or not value[0] < value[1]:
-            raise ValueError(f"'bounds' must be two numbers, the lower first: {value}")
+            raise ConfigError(
+                "wrong-value",
+                f"bounds={value} must be two numbers (low, high) with low < high",
+                place=("bounds",),
+            )
 
     @classmethod
     def testing_instance(cls) -> DoGE:
@@ -190,7 +205,10 @@ class DoGE:
         leaves, loss = gradient(problem.f, problem.theta0, x, batch)
         if not torch.isfinite(loss):
             raise NumericalError(
-                f"step {step}: the validation loss is {float(loss)}; lower lr, or check the rows"
+                "not-finite",
+                f"step {step}: the validation loss is {float(loss)}",
+                place=("method", "lr"),
+                hint="decrease lr, or check the rows",
             )
         leaves = gradients.at_most([leaf[None] for leaf in leaves], self.max_norm)
         return (

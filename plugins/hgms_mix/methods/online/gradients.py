@@ -47,8 +47,10 @@ def source_gradients(
     values = torch.cat(losses)
     if not torch.isfinite(values).all():
         raise NumericalError(
-            f"step {step}: the loss of a source is not finite; lower lr, or check the rows and "
-            "the model"
+            "not-finite",
+            f"step {step}: the loss of a source is not finite",
+            place=("method", "lr"),
+            hint="decrease lr, or check the rows and the model",
         )
     return [torch.cat(leaves) for leaves in zip(*parts, strict=True)], values
 

@@ -176,8 +176,12 @@ class MixtureBranches:
                 rows = problem.upper_data["differentiate"].count(self.upper_batch_size)
                 spent += Cost(upper_gradients=1, rows=rows)
             if not torch.isfinite(loss):
-                why = "lower lr, or check the rows and the model"
-                raise NumericalError(f"step {step}: the training loss is {float(loss)}; {why}")
+                raise NumericalError(
+                    "not-finite",
+                    f"step {step}: the training loss is {float(loss)}",
+                    place=("method", "generator", "lr"),
+                    hint="decrease lr, or check the rows and the model",
+                )
             kept = {name: kept[name] + leaf if kept else leaf for name, leaf in terms.items()}
             train = hgms_mix.lm.adamw_moved(total, train, self, lr=lr, count=done + update + 1)
         return {**train, **kept}, loss, spent

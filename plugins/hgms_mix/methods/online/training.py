@@ -124,9 +124,10 @@ def check_batch(sources: Sources, method: str, batch_size: int) -> None:
     """ConfigError where a batch cannot hold rows of all sources."""
     if batch_size < len(sources.names):
         raise ConfigError(
-            f"method {method!r} needs rows of all {len(sources.names)} sources in a batch, and "
-            f"'batch_size' is {batch_size}\n"
-            f"  set batch_size = {len(sources.names)} or more"
+            "out-of-range",
+            f"batch_size={batch_size} must be at least {len(sources.names)}: method {method!r} "
+            "requires rows of all sources in a batch",
+            place=("method", "batch_size"),
         )
 
 

@@ -87,9 +87,11 @@ class Rds:
         pool = problem.lower_data
         if not hasattr(sources.examples, "representations"):
             raise ConfigError(
-                "method 'rds' compares representations of rows, and this problem has none\n"
-                "  give its sources' `examples` the attribute `representations`: (x, batch) -> a "
-                "vector for each row"
+                "not-supported",
+                "method 'rds' requires representations of rows, but the problem has none",
+                place=("method",),
+                hint="add the attribute `representations` to the `examples` of the sources: "
+                "(x, batch) -> one vector per row",
             )
         hgms_mix.lm.check_role(problem, "method 'rds' compares with", "differentiate")
         hgms_mix.lm.check_size(self.size, pool)
@@ -188,8 +190,10 @@ class Rds:
             vectors = examples.representations(problem.x0, batch)
         if not torch.isfinite(vectors).all():
             raise NumericalError(
-                f"step {state['step'] + 1}: the representation of a row is not finite; check the "
-                "model and rows"
+                "not-finite",
+                f"step {state['step'] + 1}: the representation of a row is not finite",
+                place=("representations",),
+                hint="check the model and the rows",
             )
         vectors = vectors.to("cpu", torch.promote_types(vectors.dtype, torch.float32))
         return (

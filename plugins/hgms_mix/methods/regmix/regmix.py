@@ -5,19 +5,30 @@ from __future__ import annotations
 from typing import ClassVar, Literal, final
 
 import torch
-from attrs import Attribute, field, validators
+from attrs import Attribute, field
 from torch import Tensor
 
 import hgms_mix.lm
-from hgms.config import decay_rates, frozen, lowering, not_negative, optional_whole, positive, whole
-from hgms_core import Cost, Key, NumericalError, Problem, Record, Sources, State, Tree
+from hgms.config import (
+    at_least,
+    decay_rates,
+    frozen,
+    lowering,
+    not_negative,
+    optional_whole,
+    positive,
+    whole,
+)
+from hgms_core import ConfigError, Cost, Key, NumericalError, Problem, Record, Sources, State, Tree
 from hgms_mix.methods.regmix.regression import Mixtures, Regressor, best, fit, sklearn
 
 
 def _range(instance: object, attribute: object, value: tuple[float, float]) -> None:
     if len(value) != 2 or not 0 < value[0] <= value[1]:
-        raise ValueError(
-            f"'concentration' must be two positive numbers (low, high) with low <= high: {value}"
+        raise ConfigError(
+            "wrong-value",
+            f"concentration={value} must be two positive numbers (low, high) with low <= high",
+            place=("concentration",),
         )
 
 
@@ -66,7 +77,7 @@ class RegMix:
     name: ClassVar[str] = "regmix"
     needs: ClassVar[frozenset[str]] = frozenset({"sources", "per-example-losses"})
 
-    runs: int = field(default=64, validator=validators.ge(3))
+    runs: int = field(default=64, validator=at_least(3))
     steps: int = field(default=100, validator=whole)
     updates: int = field(default=10, validator=whole)
     lr: float = field(default=1e-4, validator=positive)
@@ -87,7 +98,11 @@ class RegMix:
     @top.validator
     def _fewer_than_simulated(self, attribute: Attribute[int], value: int) -> None:
         if value > self.simulated:
-            raise ValueError(f"'top' must be at most simulated ({self.simulated}): {value}")
+            raise ConfigError(
+                "out-of-range",
+                f"top={value} must be at most simulated={self.simulated}",
+                place=("top",),
+            )
 
     @classmethod
     def testing_instance(cls) -> RegMix:
@@ -210,7 +225,10 @@ class RegMix:
         loss = torch.stack(sums).sum() / data.size
         if not torch.isfinite(loss):
             raise NumericalError(
-                f"step {step}: the validation loss of a proxy run is {float(loss)}; lower lr"
+                "not-finite",
+                f"step {step}: the validation loss of a proxy run is {float(loss)}",
+                place=("method", "lr"),
+                hint="decrease lr",
             )
         return loss
 

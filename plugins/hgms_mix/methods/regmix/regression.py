@@ -26,8 +26,10 @@ def sklearn() -> Any:
         import sklearn.preprocessing
     except ImportError as error:
         raise MissingExtra(
-            "method 'regmix' needs scikit-learn, which is not installed\n"
-            "  pip install 'hgms[sklearn]'"
+            "missing-package",
+            "method 'regmix' requires scikit-learn, which is not installed",
+            place=("method",),
+            install="pip install 'hgms[sklearn]'",
         ) from error
     return sklearn
 

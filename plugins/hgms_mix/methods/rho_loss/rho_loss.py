@@ -103,20 +103,19 @@ class RhoLoss:
     @train_steps.validator
     def _long_enough(self, attribute: Attribute[int | None], value: int | None) -> None:
         if self.mode == "online" and value == 0:
-            raise ValueError(
-                "'train_steps' must be > 0, or none, where mode is 'online': rows are chosen "
-                "while x is trained"
+            raise ConfigError(
+                "conflicting-options",
+                'train_steps=0 is not supported with mode="online", which selects rows during '
+                "training",
+                place=("train_steps",),
+                hint='set 1 or more, or "none"',
             )
 
     def init(self, problem: Problem, seed: int) -> State:
         sources = sources_of(problem)
         pool = problem.lower_data
         for role in ("differentiate", "stop") if self.reference == "validation" else ("stop",):
-            if role not in problem.upper_data or problem.upper_data[role].size == 0:
-                raise ConfigError(
-                    "method 'rho-loss' needs validation rows for its reference, and the role "
-                    f"{role!r} has none"
-                )
+            hgms_mix.lm.check_role(problem, "the reference of method 'rho-loss' requires", role)
         hgms_mix.lm.check_size(self.size, pool)
         missing = torch.full((pool.size,), torch.nan, dtype=torch.float64)
         return {
@@ -370,8 +369,10 @@ def row_losses(
         losses = torch.cat([examples(x, data.rows(part.to(data.device))) for part in parts])
     if not torch.isfinite(losses).all():
         raise NumericalError(
-            f"step {state['step'] + 1}: the loss of a row is not finite; lower the learning "
-            "rates, or check the rows"
+            "not-finite",
+            f"step {state['step'] + 1}: the loss of a row is not finite",
+            place=("method", "lr"),
+            hint="decrease lr and reference_lr, or check the rows",
         )
     return losses.cpu()
 

@@ -74,8 +74,10 @@ class Contest:
         table = scaled(tables_of(grid, "grid"), scale, grid.name)
         if not isinstance(table.get("method"), list):
             raise ConfigError(
-                f"{grid.name} has one method, so there is nothing to compare\n"
-                "  write [[method]] tables"
+                "nothing-to-do",
+                "a comparison requires several methods, but the file has one",
+                place=(grid.name, "method"),
+                hint="add [[method]] tables",
             )
         own = {
             "seeds": seeds if seeds is None or isinstance(seeds, int) else list(seeds),
@@ -89,7 +91,10 @@ class Contest:
         )
         if len(runs.tasks) > 1:
             raise ConfigError(
-                f"{grid.name} has several tasks\n  a mix has one: give each a grid of its own"
+                "wrong-length",
+                f"a mix has one task, but the grid has {len(runs.tasks)}",
+                place=(grid.name, "task"),
+                hint="use one grid per task",
             )
         of_method = {
             method.label: hgms_mix.stages.load(
@@ -99,8 +104,10 @@ class Contest:
         }
         if not all(config.task.test for config in of_method.values()):  # type: ignore[attr-defined]
             raise ConfigError(
-                f"{grid.name} has no test set, by which models are compared\n"
-                "  write a table [task.test.NAME]"
+                "missing-option",
+                "a comparison of models requires a test set, but the task has none",
+                place=(grid.name, "task", "test"),
+                hint="add a table [task.test.NAME]",
             )
         options = {
             "out": out,

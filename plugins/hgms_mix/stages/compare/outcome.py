@@ -15,6 +15,7 @@ from hgms.cli import print_table
 from hgms.config.control_characters import printable
 from hgms.results import Interval, compared, few_seeds, spell
 from hgms.runs import counted
+from hgms_core import HgmsError
 
 Mixes = Mapping[tuple[str, int], Mapping[str, Any]]
 
@@ -26,7 +27,7 @@ class Outcome:
     """
 
     reports: Mixes
-    failures: Mapping[tuple[str, int], str]
+    failures: Mapping[tuple[str, int], HgmsError]
     roles: Mapping[str, str]
     reference: str
 
@@ -147,8 +148,8 @@ class Outcome:
                 "  * the interval, by Holm's rule over all pairs, excludes zero"
                 + (f"; {note}" if note else "")
             )
-        for (label, seed), why in self.failures.items():
-            click.echo(f"  failed: {label}, seed {seed}: {printable(why.splitlines()[0])}")
+        for (label, seed), error in self.failures.items():
+            click.echo(f"  failed: {label}, seed {seed}: {printable(error.lines()[0])}")
 
     def as_dict(self) -> dict[str, Any]:
         return {
@@ -181,8 +182,8 @@ class Outcome:
                 for (label, seed), report in self.reports.items()
             ],
             "failures": [
-                {"method": label, "seed": seed, "why": why}
-                for (label, seed), why in self.failures.items()
+                {"method": label, "seed": seed, "why": str(error)}
+                for (label, seed), error in self.failures.items()
             ],
         }
 

@@ -90,9 +90,10 @@ def read(path: Path) -> Record:
         )
     except (ValueError, KeyError, TypeError, IndexError) as error:
         raise CheckpointError(
-            f"damaged file {path}: line {max(number, 1)} is not what {FILE} holds "
-            f"({type(error).__name__}: {error})\n"
-            "  restore it, or remove it: the run itself does not need it"
+            "damaged-file",
+            f"the line is not a record of {FILE} ({type(error).__name__}: {error})",
+            place=(str(path), max(number, 1)),
+            hint="restore the file, or remove it: the run does not need it",
         ) from None
     return record
 
@@ -107,8 +108,10 @@ def groups(folders: Iterable[Path]) -> list[Group]:
     for folder in folders:
         if not folder.is_dir():
             raise ConfigError(
-                f"there is no folder {folder}\n  give run folders, or directories of them, "
-                "such as runs"
+                "missing-file",
+                "the folder does not exist",
+                place=(str(folder),),
+                hint="use run folders, or directories of them, such as runs",
             )
         names = []
         for place, inside, files in os.walk(folder):
@@ -119,14 +122,16 @@ def groups(folders: Iterable[Path]) -> list[Group]:
         if not records:
             runs = sum(path.name == "steps.jsonl" for path in names)
             what = (
-                f"none of the {runs} runs in {folder} has a {FILE}"
+                f"none of the {runs} runs in the folder has a {FILE}"
                 if runs
-                else f"{folder} holds no runs"
+                else "the folder contains no runs"
             )
             raise ConfigError(
-                f"{what}\n  {FILE} is written while hgms-cyclical is installed, by runs whose "
-                "method has "
-                'generator = { name = "cyclical-langevin" }'
+                "no-runs",
+                what,
+                place=(str(folder),),
+                hint=f"install hgms-cyclical, which writes {FILE} for runs whose method has "
+                'generator = { name = "cyclical-langevin" }',
             )
         for record in records:
             key = (record.task, record.method, record.cycles)

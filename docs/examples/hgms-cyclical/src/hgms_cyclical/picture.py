@@ -29,7 +29,10 @@ def bars(groups: Sequence[Group]) -> Figure:
         from matplotlib.figure import Figure
     except ModuleNotFoundError:
         raise MissingExtra(
-            "a picture needs matplotlib\n  install it with: pip install 'hgms-cyclical[plot]'"
+            "missing-package",
+            "the picture requires matplotlib",
+            place=("--plot",),
+            install="pip install 'hgms-cyclical[plot]'",
         ) from None
     # end: extra
     figure = Figure(figsize=(6.4, 3.6), layout="constrained")
@@ -57,7 +60,9 @@ def draw(groups: Sequence[Group], path: Path) -> None:
     """Writes the bars; ConfigError for a file type that is none of FORMATS."""
     if path.suffix.lower() not in FORMATS:
         raise ConfigError(
-            f"cannot draw into {path}: its name has to end in {', '.join(FORMATS)} @ --plot"
+            "unknown-suffix",
+            f"the file name {path} must end in {', '.join(FORMATS)}",
+            place=("--plot",),
         )
     figure = bars(groups)
     path.parent.mkdir(parents=True, exist_ok=True)

@@ -40,8 +40,10 @@ def load(dataset: str) -> Table:
         from sklearn import datasets
     except ImportError as error:
         raise MissingExtra(
-            f"the dataset {dataset!r} needs scikit-learn, which is not installed\n"
-            "  pip install scikit-learn"
+            "missing-package",
+            f"the dataset {dataset!r} requires scikit-learn",
+            place=("dataset",),
+            install="pip install scikit-learn",
         ) from error
     bunch = getattr(datasets, f"load_{dataset.replace('-', '_')}")()
     features = torch.from_numpy(np.asarray(bunch.data, np.float64))
@@ -90,7 +92,10 @@ def split(table: Table, shares: tuple[float, ...], key: Key) -> list[dict[str, T
     parts = [order[first:end] for first, end in zip([0, *ends], ends, strict=False)]
     if min(len(part) for part in parts) == 0:
         raise DataError(
-            f"the {len(order)} rows are too few for the shares {shares}\n  raise the smallest share"
+            "too-few-rows",
+            f"the shares {shares} of {len(order)} rows leave one part without rows",
+            place=("shares",),
+            hint="increase the smallest share",
         )
     features = _standardised(table.features, parts[0])
     target = table.target

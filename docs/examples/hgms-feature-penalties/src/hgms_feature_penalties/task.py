@@ -11,7 +11,7 @@ from attrs import Attribute, field, validators
 from torch import Tensor
 
 from hgms.config import frozen, validation_shares
-from hgms_core import Batch, Data, Key, Problem, Tree, roles
+from hgms_core import Batch, ConfigError, Data, Key, Problem, Tree, roles
 from hgms_feature_penalties.tables import DATASETS, load, split, with_noise
 
 MOST = 900
@@ -66,9 +66,11 @@ def separation(penalties: Tensor, noise: int) -> Tensor:
 
 def _shares(instance: object, attribute: Attribute[Any], value: tuple[float, ...]) -> None:
     if len(value) != 3 or min(value) <= 0 or sum(value) > 1 + 1e-9:
-        raise ValueError(
-            f"{attribute.name!r} must be three positive shares (train, validation, test) of at "
-            f"most 1: {value}"
+        raise ConfigError(
+            "out-of-range",
+            f"{attribute.name}={value} must be three positive shares (train, validation, test) "
+            "with a sum of at most 1",
+            place=(attribute.name,),
         )
 
 
@@ -159,8 +161,10 @@ class FeaturePenalties:
     @high.validator
     def _around(self, attribute: object, value: float) -> None:
         if not self.low <= self.penalty <= value:
-            raise ValueError(
-                f"'penalty' must be in [low, high] = [{self.low}, {value}]: {self.penalty}"
+            raise ConfigError(
+                "out-of-range",
+                f"penalty={self.penalty} must be in [low, high] = [{self.low}, {value}]",
+                place=("penalty",),
             )
 
     def problem(self, seed: int, device: torch.device, dtype: torch.dtype) -> Problem:

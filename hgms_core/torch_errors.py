@@ -1,0 +1,164 @@
+"""The only module that reads the texts of torch's errors; tests pin each text to torch's own error.
+
+torch raises RuntimeError for most failures. Each predicate recognises one cause, and
+:func:`explained` turns the errors of impure losses into errors with a remedy.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+
+from hgms_core.errors import ConfigError
+
+
+def first_line(error: BaseException) -> str:
+    """Return the first line of an error of another library, or its type if it has no text.
+
+    >>> first_line(ValueError("bad\\nmore")), first_line(ValueError())
+    ('bad', 'ValueError')
+    """
+    lines = str(error).strip().splitlines()
+    return lines[0] if lines else type(error).__name__
+
+
+def out_of_memory(error: BaseException) -> bool:
+    """Return whether an error reports that memory was insufficient.
+
+    True for torch's own class, MemoryError, and RuntimeErrors of allocators and CUDA libraries.
+
+    >>> out_of_memory(
+    ...     RuntimeError(
+    ...         "[enforce fail at alloc_cpu.cpp] DefaultCPUAllocator: can't allocate memory"
+    ...     )
+    ... )
+    True
+    """
+    import torch
+
+    if isinstance(error, torch.OutOfMemoryError | MemoryError):
+        return True
+    # the last of cuBLAS, cuSOLVER, cuDNN and their like, which have memory of their own
+    signs = ("can't allocate memory", "CUDA error: out of memory", "_STATUS_ALLOC_FAILED")
+    return isinstance(error, RuntimeError) and any(sign in str(error) for sign in signs)
+
+
+def once_differentiable(error: BaseException) -> bool:
+    """Return whether torch has a first derivative here, but no second and no forward-mode one.
+
+    The causes are fused kernels, and activations that are recomputed.
+    """
+    text = str(error)
+    missing = "derivative for aten::" in text and "not implemented" in text
+    again = type(error).__name__ == "CheckpointError" and text.startswith("torch.utils.checkpoint")
+    signs = (
+        "differentiate twice a function",
+        "don't yet support saved tensor hooks",  # recomputed activations, under torch.func
+        # a kernel of another library, under torch.func
+        "must override the setup_context staticmethod",
+        "no autograd formula was registered",  # the backward kernel of another library
+        "Trying to use forward AD with",
+    )
+    return isinstance(error, RuntimeError) and (
+        missing or again or any(sign in text for sign in signs)
+    )
+
+
+def is_inside_functorch(error: BaseException) -> bool:
+    """Return whether an in-place or eager operation met a tensor of vmap, grad or jvp."""
+    signs = ("being vmapped", "being transformed by a functorch transform")
+    return isinstance(error, RuntimeError) and any(sign in str(error) for sign in signs)
+
+
+def is_freed_graph(error: BaseException) -> bool:
+    """Return whether a backward pass ran through a graph that an earlier pass has freed."""
+    sign = "backward through the graph a second time"
+    return isinstance(error, RuntimeError) and sign in str(error)
+
+
+def is_overflow(error: BaseException) -> bool:
+    """Return whether a Python number was too large for the dtype of a tensor."""
+    signs = ("cannot be converted to type", "overflow")
+    return isinstance(error, RuntimeError) and all(sign in str(error) for sign in signs)
+
+
+def is_batch_of_one(error: BaseException) -> bool:
+    """Return whether batch normalisation in training mode received a batch of one row."""
+    return isinstance(error, ValueError) and "more than 1 value per channel" in str(error)
+
+
+def is_lost_connection(error: BaseException) -> bool:
+    """Return whether a collective operation failed because another rank is gone."""
+    import torch.distributed as dist
+
+    return isinstance(error, dist.DistError) or "gloo/transport" in str(error)
+
+
+def is_unused_parameter(error: BaseException) -> bool:
+    """Return whether DistributedDataParallel found a parameter without a gradient."""
+    return "Expected to have finished reduction" in str(error)
+
+
+def is_failed_write(error: BaseException) -> bool:
+    """Return whether ``torch.save`` could not write its file."""
+    signs = ("PytorchStreamWriter", "inline_container")
+    return isinstance(error, RuntimeError) and any(sign in str(error) for sign in signs)
+
+
+@contextlib.contextmanager
+def explained() -> Iterator[None]:
+    """Turn torch's errors about a loss that is not a pure function into a ConfigError.
+
+    The codes are ``random-loss``, ``loss-with-state``, ``loss-not-stackable`` and
+    ``compiled-loss``.
+    """
+    try:
+        yield
+    except RuntimeError as error:
+        text = str(error)
+        for sign, cause in _IMPURE:
+            if sign in text:
+                raise cause.at() from error  # a copy: the traceback belongs to this error
+        raise
+
+
+RANDOM = ConfigError(
+    "random-loss",
+    "the loss draws random numbers, so two calls with equal arguments differ",
+    place=("loss",),
+    hint="call model.eval(), or draw before the loss and pass the numbers in θ, x or the batch\n"
+    "Problem.of_module supports nn.Dropout layers, but not dropout in attention or from "
+    "torch.nn.functional",
+)
+NOT_REPEATABLE = ConfigError(
+    "random-loss",
+    "two calls of the loss with equal arguments differ",
+    place=("loss",),
+    hint="remove random numbers (numpy, random) and in-place changes of rows or attributes",
+)
+_WITH_STATE = ConfigError(
+    "loss-with-state",
+    "the loss changes tensors in place, such as the running statistics of batch normalisation",
+    place=("loss",),
+    hint="call model.eval(), set track_running_stats=False, or use Problem.of_module",
+)
+_COMPILED = ConfigError(
+    "compiled-loss",
+    "the loss calls torch.compile, and compiled code cannot be differentiated twice in reverse",
+    place=("hypergradient", "strategy"),
+    hint='set strategy = "jvp" or "difference", or pass the module without torch.compile',
+)
+_NOT_STACKABLE = ConfigError(
+    "loss-not-stackable",
+    "torch cannot vectorise an operation of the loss, so candidates cannot be evaluated together",
+    place=("generator", "mode"),
+    hint='set mode = "loop" in the generator and the selector',
+)
+_IMPURE = (
+    ("randomness error mode", RANDOM),
+    ("would mutate a captured Tensor", _WITH_STATE),
+    ("Batch norm got a batched tensor as input while the running_mean", _WITH_STATE),
+    ("Batching rule not implemented", _NOT_STACKABLE),
+    ("compiled with non-empty donated buffers", _COMPILED),
+    ("aot_autograd does not currently support double backward", _COMPILED),
+)

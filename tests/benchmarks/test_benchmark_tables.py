@@ -1,0 +1,215 @@
+"""docs/benchmarks.md: every table of runs is what the script makes from the raw records that are
+kept.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from pathlib import Path
+
+import pyarrow
+import pytest
+from helpers import load_script
+from pyarrow import parquet
+
+from hgms.results.statistics import Interval
+
+pytestmark = pytest.mark.plugins
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+tables = load_script("hgms_benchmark_tables", ROOT / "benchmarks" / "tables.py")
+PAGE = tables.PAGE.read_text(encoding="utf-8")
+
+
+def test_every_table_on_the_page_is_what_the_records_make() -> None:
+    assert tables.stale(PAGE) == []
+    assert tables.page(PAGE) == PAGE
+
+
+def test_every_table_of_the_script_stands_on_the_page_and_no_other_does() -> None:
+    marked = [match[1] for match in tables.MARKED.finditer(PAGE)]
+    assert sorted(marked) == sorted(tables.TABLES)
+    outside = tables.MARKED.sub("", PAGE)
+    assert not [line for line in outside.splitlines() if line.startswith("|")]
+
+
+def test_a_changed_figure_is_noticed() -> None:
+    digit = (
+        next(
+            match for match in tables.MARKED.finditer(PAGE) if match[1] == "cleaning-accuracy"
+        ).end()
+        - 6
+    )
+    at = max(i for i in range(digit) if PAGE[i].isdigit())
+    assert tables.stale(PAGE[:at] + str((int(PAGE[at]) + 1) % 10) + PAGE[at + 1 :]) == [
+        "cleaning-accuracy"
+    ]
+
+
+def test_records_are_small_say_where_they_come_from_and_name_no_folder() -> None:
+    files = sorted(tables.RESULTS.glob("*.parquet"))
+    assert sum(path.stat().st_size for path in files) < 3e6
+    for path in files:
+        table = parquet.read_table(path)
+        assert "folder" not in table.column_names
+        assert not [
+            value
+            for row in table.to_pylist()
+            for value in row.values()
+            if str(value).startswith("/")
+        ]
+        if "status" in table.column_names:
+            rows = table.to_pylist()
+            assert all(
+                row["environment.torch"] and row["environment.git"] and row["budget"]
+                for row in rows
+            )
+            assert len({(row["task"], row["method"], row["seed"]) for row in rows}) == len(rows)
+
+
+def made(folder: Path, values: dict[str, list[float]]) -> None:
+    """Records of a campaign with one task."""
+    rows = [
+        {
+            "task": "cleaning-0.4",
+            "method": label,
+            "method_name": label.removesuffix("-last"),
+            "seed": seed,
+            "status": "done",
+            "outer_steps": 5 + seed,
+            "metric.test_accuracy": value,
+        }
+        for label, by_seed in values.items()
+        for seed, value in enumerate(by_seed)
+    ]
+    parquet.write_table(pyarrow.Table.from_pylist(rows), folder / "evidence-cleaning.parquet")
+
+
+def around(mean: float, seeds: int = 10) -> list[float]:
+    """Values with this mean; those of two means differ by the same in every seed but for a
+    little.
+    """
+    return [
+        mean + 0.001 * (seed % 2) - 0.0005 + 0.0001 * math.cos(100 * mean + seed)
+        for seed in range(seeds)
+    ]
+
+
+def test_a_campaign_makes_its_tables_as_soon_as_its_records_are_there(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(tables, "RESULTS", tmp_path)
+    assert tables.evidence("evidence-cleaning").startswith(
+        "Not run yet (`hgms compare benchmarks/evidence/cleaning.toml`)"
+    )
+    assert tables.established() == "No method is ahead of every reference that learns nothing.\n"
+    means = {
+        "hg-ms": 0.90,
+        "v-pbgd": 0.84,
+        "validation-only": 0.85,
+        "uniform": 0.80,
+        "uniform-last": 0.86,
+        "oracle-joint": 0.95,
+    }
+    made(tmp_path, {name: around(mean) for name, mean in means.items()})
+    lines = [line.split(" | ") for line in tables.evidence("evidence-cleaning").splitlines()[2:]]
+    order = [
+        "`hg-ms`",
+        "`v-pbgd`",
+        "`uniform-last`",
+        "`validation-only`",
+        "`uniform`",
+        "`oracle-joint`",
+    ]
+    assert [line[1] for line in lines] == order
+    assert [line[-1].rstrip(" |") for line in lines] == [
+        "ahead of every reference that learns nothing",
+        "**behind `uniform-last`**",
+        *["reference"] * 3,
+        "knows the truth",
+    ]
+    assert lines[0][2].startswith("90.0")
+    assert lines[0][3].startswith("**+4.0")  # to the better form of uniform, by Holm's rule
+    assert lines[0][4].startswith("0.50 [")  # (0.90 − 0.85) / (0.95 − 0.85)
+    assert lines[0][5] == "5–14"
+    assert [line.split(" | ")[2] for line in tables.established().splitlines()[2:]] == ["`hg-ms`"]
+    assert tables.open_questions().startswith("Every task has a method")
+    assert "| `hg-ms` | 1 of 1 | none |" in tables.winners()
+
+
+def test_nothing_is_claimed_of_few_seeds_or_of_a_difference_within_chance(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(tables, "RESULTS", tmp_path)
+    few = {"hg-ms": around(0.90, 5), "uniform": around(0.80, 5)}
+    level = {"hg-ms": [0.85 + 0.01 * (-1) ** seed for seed in range(10)], "uniform": around(0.849)}
+    for values, seeds, verdict in (
+        (few, "5 (a claim needs 10)", "ahead of every"),
+        (level, "10", "not ahead of `uniform`"),
+    ):
+        made(tmp_path, values)
+        assert tables.established().startswith("No method is ahead")
+        assert tables.open_questions().splitlines()[2].split(" | ")[-1] == f"{seeds} |"
+        assert verdict in tables.evidence("evidence-cleaning")
+
+
+def test_a_mean_of_the_page_by_hand() -> None:
+    """One cell, from the file without the script's own functions."""
+    rows = parquet.read_table(tables.RESULTS / "cleaning.parquet").to_pylist()
+    values = [
+        row["metric.test_accuracy"]
+        for row in rows
+        if (row["task"], row["method"]) == ("cleaning-0.8", "validation-only")
+    ]
+    interval = Interval.of(values)
+    (line,) = [
+        line
+        for line in tables.cleaning_accuracy().splitlines()
+        if line.startswith("| `validation-only`")
+    ]
+    assert f"{100 * sum(values) / len(values):.2f} ± {100 * interval.half_width:.2f}" in line
+
+
+def test_figures_of_a_script_are_kept_with_their_keys(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(tables, "RESULTS", tmp_path)
+    told = {"torch": "2.0", "threads": 1, "outer": {"ratio": 1.5, "by": {"a": 2}, "note": "text"}}
+    (tmp_path / "made.json").write_text(json.dumps(told), encoding="utf-8")
+    (path,) = tables.keep_figures("made", tmp_path / "made.json")
+    about = {"torch": "2.0", "threads": "1", "case": "outer"}
+    assert parquet.read_table(path).to_pylist() == [
+        {**about, "quantity": "ratio", "value": 1.5},
+        {**about, "quantity": "by: a", "value": 2.0},
+    ]
+
+
+def test_a_campaign_that_ran_in_parts_is_kept_run_by_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(tables, "RESULTS", tmp_path)
+
+    def part(rows: dict[tuple[str, int], float], **more: str) -> pyarrow.Table:
+        return pyarrow.Table.from_pylist(
+            [
+                {"task": "cleaning", "method": method, "seed": seed, "metric.loss": value, **more}
+                for (method, seed), value in rows.items()
+            ]
+        )
+
+    tables._written("parts", part({("hg-ms", 0): 1.0, ("hg-ms", 1): 2.0}))
+    path = tables._written(
+        "parts", part({("hg-ms", 1): 3.0, ("uniform", 1): 4.0}, note="again"), add=True
+    )
+    kept = [
+        (row["method"], row["seed"], row["metric.loss"], row["note"])
+        for row in parquet.read_table(path).to_pylist()
+    ]
+    assert kept == [
+        ("hg-ms", 0, 1.0, None),
+        ("hg-ms", 1, 3.0, "again"),
+        ("uniform", 1, 4.0, "again"),
+    ]

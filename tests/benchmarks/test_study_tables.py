@@ -1,0 +1,140 @@
+"""docs/explanation/where-n-pays.md: its tables are those of the records, and its rule is the one
+that it states.
+"""
+
+from __future__ import annotations
+
+import tomllib
+from pathlib import Path
+from typing import Any
+
+import pytest
+from helpers import load_script
+from scipy import stats
+
+pytestmark = pytest.mark.plugins
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+study = load_script("hgms_study_tables", ROOT / "benchmarks" / "study" / "tables.py")
+PAGE = study.PAGE.read_text(encoding="utf-8")
+
+
+def test_every_table_on_the_page_is_what_the_records_make() -> None:
+    assert study.page(PAGE) == PAGE
+    assert sorted(match[1] for match in study.MARKED.finditer(PAGE)) == sorted(study.TABLES)
+
+
+def test_a_changed_figure_is_noticed() -> None:
+    table = next(match for match in study.MARKED.finditer(PAGE) if match[1] == "tube")
+    at = max(i for i in range(table.start(), table.end()) if PAGE[i].isdigit())
+    made = {match[1]: lambda text=match[3]: text for match in study.MARKED.finditer(PAGE)} | {
+        "tube": study.TABLES["tube"]
+    }
+    assert study.stale(PAGE, made) == []
+    assert study.stale(PAGE[:at] + str((int(PAGE[at]) + 1) % 10) + PAGE[at + 1 :], made) == ["tube"]
+
+
+def test_records_have_all_labels_and_seeds_and_name_no_folder() -> None:
+    for name in ("closed", "minima"):
+        rows = study.records(name)
+        tasks = {row["task"] for row in rows}
+        cells = {(row["task"], row["method"], row["seed"]) for row in rows}
+        assert cells == {
+            (task, label, seed) for task in tasks for label in study.LABELS for seed in range(10)
+        }
+        assert not [value for row in rows for value in row.values() if str(value).startswith("/")]
+    assert sum(path.stat().st_size for path in study.RESULTS.glob("*.parquet")) < 2e6
+
+
+def test_labels_of_a_grid_differ_in_their_candidates_alone() -> None:
+    for name in ("closed", "minima", "cleaning", "imbalanced"):
+        grid = tomllib.loads(
+            (ROOT / "benchmarks" / "study" / f"{name}.toml").read_text(encoding="utf-8")
+        )
+        assert {task.get("label", task["name"]) for task in grid["task"]} <= study.METRICS.keys()
+        assert tuple(method["label"] for method in grid["method"]) == study.LABELS
+        for part in ("hypergradient", "outer"):
+            assert all(method[part] == grid["method"][0][part] for method in grid["method"])
+        for method in grid["method"]:
+            count = method["label"].split("-")[1]
+            assert method["generator"]["count"] == int(count)
+        assert grid["seeds"] == 10
+
+
+def kept(monkeypatch: pytest.MonkeyPatch, values: dict[str, Any]) -> dict[str, Any]:
+    """The verdicts on one task (less is better) with these values; all others are without
+    records.
+    """
+    monkeypatch.setattr(study, "values", lambda task, equal: values if task == "sphere-1" else {})
+    return {test.label: test for test in study.tests("time", images=False)}
+
+
+def test_the_rule_by_hand(monkeypatch: pytest.MonkeyPatch) -> None:
+    noise = [0.01 * ((7 * seed) % 10) for seed in range(10)]
+    values = {label: {seed: 1 + noise[-seed] for seed in range(10)} for label in study.LABELS}
+    values["n-1"] = {seed: 1 + noise[seed] for seed in range(10)}
+    values["n-1-restart"] = {seed: 0.5 + noise[seed] for seed in range(10)}
+    values["diverse-8"] = {seed: 0.2 + noise[-seed] for seed in range(10)}  # better than both
+    # better than one branch, not than restarts
+    values["diverse-4"] = {seed: 0.7 + noise[-seed] for seed in range(10)}
+    values["diverse-2"] = {seed: 1.5 + noise[-seed] for seed in range(10)}  # worse
+    # the same difference in every seed
+    values["shared-2"] = {seed: 0.9 + noise[seed] for seed in range(10)}
+    values["shared-4"] = {seed: value + 1e-9 for seed, value in values["n-1"].items()}  # rounding
+    found = kept(monkeypatch, values)
+    words = {label: test.verdict for label, test in found.items()}
+    assert words == {
+        "shared-2": "helps",
+        "shared-4": "–",
+        "shared-8": "–",
+        "shared-16": "–",
+        "diverse-2": "costs",
+        "diverse-4": "helps",
+        "diverse-8": "**pays**",
+        "diverse-16": "–",
+    }
+    assert [label for label, test in found.items() if test.same] == ["shared-2"]
+    both = [[values[label][seed] for seed in range(10)] for label in ("diverse-8", "n-1")]
+    assert found["diverse-8"].chances[0] == pytest.approx(stats.ttest_rel(*both).pvalue, rel=1e-6)
+    assert found["diverse-8"].first.mean == pytest.approx(0.8, abs=1e-9)
+
+
+def test_holm_s_rule_is_over_all_tests_of_a_family(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A p-value of 0.01 is enough for one test, and not for eight."""
+    values = {label: {seed: float((7 * seed) % 10) for seed in range(10)} for label in study.LABELS}
+    values["diverse-8"] = {
+        seed: value - 1 + (seed - 4.5) * 0.33 for seed, value in values["n-1"].items()
+    }
+    test = kept(monkeypatch, values)["diverse-8"]
+    assert 0.05 / 8 < test.chances[0] < 0.05
+    assert test.verdict == "–"
+
+
+def test_equal_updates_and_equal_calls_are_read_from_the_curves(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def points(label: str, calls: int, values: list[float]) -> list[dict[str, Any]]:
+        own = {"task": "sphere-1", "method": label, "seed": 0}
+        nothing = float("nan")
+        return [
+            {
+                **own,
+                "step": step,
+                "oracle_calls": calls * step or nothing,
+                "metric.upper_gap": value,
+            }
+            for step, value in enumerate(values)
+        ]
+
+    rows = [
+        {"task": "sphere-1", "method": label, "seed": 0, "status": "done"}
+        for label in ("n-1", "diverse-2")
+    ]
+    curves = points("n-1", 10, [9.0, 8.0, 7.0, 6.0, 5.0]) + points("diverse-2", 25, [9.0, 4.0, 3.0])
+    monkeypatch.setattr(study, "records", lambda name: curves if name.endswith("curves") else rows)
+    # two updates
+    assert study.values("sphere-1", "updates") == {"n-1": {0: 7.0}, "diverse-2": {0: 3.0}}
+    # forty calls
+    assert study.values("sphere-1", "calls") == {"n-1": {0: 5.0}, "diverse-2": {0: 4.0}}

@@ -1,0 +1,332 @@
+"""Grids: what a file or flags come to, and everything that can be wrong with them, all in one
+message.
+"""
+
+from __future__ import annotations
+
+import tomllib
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from helpers import rejects
+
+from hgms.comparison.grid import Grid
+from hgms.comparison.grid_file import load
+from hgms.comparison.space import Choices, Range, parse, points
+from hgms_core import ConfigError, ErrorGroup
+from hgms_core.budget import Budget
+
+pytestmark = pytest.mark.usefixtures("bowl")
+
+TEXT = """
+budget = "4 steps"
+seeds = 3
+
+[run]
+out = "results"
+
+[[task]]
+name = "bowl"
+
+[[task]]
+name = "bowl"
+label = "wide"
+rows = 9
+
+[[method]]
+name = "walk"
+
+[[method]]
+name = "walk"
+label = "quick"
+move.lr = 0.3
+on.wide.move.lr = 0.2
+"""
+
+
+def grid(text: str = TEXT, **changes: Any) -> Grid:
+    names = {key: changes.pop(key) for key in ("sets", "tasks", "methods") if key in changes}
+    return load({**tomllib.loads(text), **changes}, source="grid.toml", **names)
+
+
+def test_what_comes_after_the_runs_is_passed_over() -> None:
+    assert grid(sample={"size": 3}, finetune={}, evaluate={"benchmarks": ["gsm8k"]}) == grid()
+    with rejects("unknown-option", "grid.toml", "sed"):
+        grid(sed=3)
+
+
+def test_cells_go_seed_by_seed_with_labels_in_their_folders() -> None:
+    loaded = grid()
+    cells = loaded.cells()
+    assert [(cell.config.seed, cell.task, cell.method) for cell in cells[:5]] == [
+        (0, "bowl", "walk"),
+        (0, "bowl", "quick"),
+        (0, "wide", "walk"),
+        (0, "wide", "quick"),
+        (1, "bowl", "walk"),
+    ]
+    assert len(cells) == 12
+    assert len({cell.path for cell in cells}) == 12
+    quick = cells[1].config
+    assert cells[1].path == Path("results", "bowl", f"quick-{quick.config_hash}", "seed-0")
+    assert (quick.run.label, quick.run.task_label) == ("quick", None)
+    assert loaded.reference == "walk"
+    assert loaded.metrics == {"bowl": "distance", "wide": "distance"}
+    assert {cell.config.budget for cell in cells} == {Budget(outer_steps=4)}
+
+
+def test_a_method_may_have_settings_for_one_task_only() -> None:
+    pairs = grid().pairs
+    assert [pairs[task, "quick"].method.move.lr for task in ("bowl", "wide")] == [0.3, 0.2]
+    assert pairs["wide", "walk"].method.move.lr == 0.1
+
+
+def test_labels_change_neither_hash_nor_result() -> None:
+    plain = grid(method=["walk"])
+    labelled = grid(method=[{"name": "walk", "label": "w"}])
+    assert plain.pairs["bowl", "walk"].config_hash == labelled.pairs["bowl", "w"].config_hash
+
+
+def test_sets_reach_all_of_a_kind_one_label_or_the_rest() -> None:
+    loaded = grid(
+        sets=[
+            "task.rows=7",
+            "quick.noise=0.0",
+            "run.dtype=float64",
+            "budget=9 calls",
+            "method.pause=0.5",
+        ]
+    )
+    assert [config.task.rows for config in loaded.pairs.values()] == [7] * 4
+    assert [config.method.noise for config in loaded.pairs.values()] == [0.05, 0.0] * 2
+    assert {config.method.pause for config in loaded.pairs.values()} == {0.5}
+    assert (loaded.run.dtype, loaded.budget) == ("float64", Budget(oracle_calls=9))
+
+
+def test_a_label_with_a_dot_can_be_named_by_set() -> None:
+    loaded = grid(
+        TEXT.replace('"wide"', '"wide-0.5"').replace("on.wide.", 'on."wide-0.5".'),
+        sets=["wide-0.5.rows=7"],
+    )
+    assert {task: pair.task.rows for (task, _), pair in loaded.pairs.items()}["wide-0.5"] == 7
+    assert next(pair.task.rows for (task, _), pair in loaded.pairs.items() if task == "bowl") != 7
+
+
+def test_a_grid_can_be_narrowed_to_labels() -> None:
+    assert list(grid(tasks=["wide"], methods=["quick"]).pairs) == [("wide", "quick")]
+    assert grid(methods=["quick"]).reference == "quick"
+
+
+def test_all_methods_of_a_seed_see_the_same_problem() -> None:
+    by_seed: dict[int, list[Any]] = {}
+    for cell in grid(tasks=["bowl"]).cells():
+        by_seed.setdefault(cell.config.seed, []).append(
+            cell.config.task.problem(cell.config.seed, torch.device("cpu"), torch.float64)
+        )
+    for first, second in by_seed.values():
+        assert torch.equal(first.x0["x"], second.x0["x"])
+        assert torch.equal(first.theta0["t"], second.theta0["t"])
+        for role, part in first.upper_data.items():
+            assert torch.equal(part.whole["t"], second.upper_data[role].whole["t"])
+    assert not torch.equal(by_seed[0][0].x0["x"], by_seed[1][0].x0["x"])
+
+
+SWEEP = {"trials": 3, "space": {"quick": {"move.lr": [0.1, 0.2, 0.4]}}}
+
+
+FILE = "grid.toml"
+SPACE = (FILE, "sweep", "space", "quick")
+
+
+def swept(**space: Any) -> dict[str, Any]:
+    return {"sweep": {**SWEEP, "space": {"quick": space}}}
+
+
+@pytest.mark.parametrize(
+    ("changes", "code", "place"),
+    [
+        ({"budget": "0 s"}, "out-of-range", (FILE, "budget", "seconds")),
+        ({"budget": 60}, "wrong-type", (FILE, "budget")),
+        ({"budget": "60"}, "wrong-budget", (FILE, "budget")),
+        ({"budget": {"outer_steps": 0}}, "out-of-range", (FILE, "budget", "outer_steps")),
+        ({"seeds": 0}, "out-of-range", (FILE, "seeds")),
+        ({"seeds": [1, 2, 1]}, "wrong-value", (FILE, "seeds")),
+        ({"seeds": []}, "missing-option", (FILE, "seeds")),
+        ({"seeds": [-1]}, "out-of-range", (FILE, "seeds")),
+        ({"budgets": "4 steps"}, "unknown-option", (FILE, "budgets")),
+        ({"task": ["bowll"]}, "unknown-task", (FILE, "task", "bowll", "name")),
+        ({"method": ["wlak"]}, "unknown-method", (FILE, "method", "wlak", "name")),
+        ({"method": ["walk", "walk"]}, "duplicate-label", (FILE, "method")),
+        ({"task": ["bowl", "bowl"]}, "duplicate-label", (FILE, "task")),
+        ({"method": []}, "missing-option", (FILE, "method")),
+        ({"method": [{"label": "x"}]}, "missing-option", (FILE, "method", 0, "name")),
+        ({"method": [3]}, "wrong-type", (FILE, "method", 0)),
+        (
+            {"method": ["walk", {"name": "walk", "label": "a/b"}]},
+            "wrong-value",
+            (FILE, "method", 1, "label"),
+        ),
+        (
+            {"method": [{"name": "walk", "label": "task"}]},
+            "reserved-label",
+            (FILE, "method", 0, "label"),
+        ),
+        ({"method": [{"name": "walk", "label": 3}]}, "wrong-type", (FILE, "method", 0, "label")),
+        (
+            {"method": [{"name": "walk", "on": {"wied": {"noise": 0.1}}}]},
+            "unknown-task",
+            (FILE, "method", "walk", "on", "wied"),
+        ),
+        (
+            {"method": [{"name": "walk", "on": {"wide": {"nois": 0.1}}}]},
+            "unknown-option",
+            (FILE, "method", "walk", "on", "wide", "nois"),
+        ),
+        ({"method": [{"name": "walk", "on": 3}]}, "wrong-type", (FILE, "method", 0, "on")),
+        (
+            {"task": [{"name": "bowl", "on": {"bowl": {"rows": 3}}}], "method": ["walk"]},
+            "not-supported",
+            (FILE, "task", "bowl", "on"),
+        ),
+        (
+            {"task": [{"name": "bowl", "rows": 0}], "method": ["walk"]},
+            "wrong-value",
+            (FILE, "task", "bowl", "rows"),
+        ),
+        ({"method": ["needy"]}, "not-supported", (FILE, "method", "needy")),
+        ({"metric": "distanc"}, "unknown-metric", (FILE, "metric")),
+        ({"reference": "wlk"}, "unknown-method", (FILE, "reference")),
+        ({"run": {"device": "gpu"}}, "wrong-value", (FILE, "run", "device")),
+        ({"run": {"label": "x"}}, "not-supported", (FILE, "run", "label")),
+        ({"sets": ["wlak.noise=1"]}, "unknown-label", ("--set wlak.noise=1",)),
+        ({"sets": ["noise"]}, "wrong-format", ("--set noise",)),
+        ({"sets": ["walk.noise"]}, "wrong-format", ("--set walk.noise",)),
+        ({"sets": ["noise=0.1"]}, "ambiguous-setting", ("--set noise=0.1",)),
+        ({"tasks": ["wied"]}, "unknown-task", (FILE, "task")),
+        ({"sweep": {**SWEEP, "seeds": [2, 100]}}, "conflicting-options", (FILE, "sweep", "seeds")),
+        ({"sweep": {**SWEEP, "space": {}}}, "missing-option", (FILE, "sweep", "space")),
+        ({"sweep": {**SWEEP, "trials": 4}}, "too-few-points", SPACE),
+        ({"sweep": {**SWEEP, "trials": 1}}, "out-of-range", (FILE, "sweep", "trials")),
+        ({"sweep": {**SWEEP, "sampler": "gird"}}, "unknown-choice", (FILE, "sweep", "sampler")),
+        (
+            {"sweep": {**SWEEP, "space": {"quikc": {}}}},
+            "unknown-method",
+            (FILE, "sweep", "space", "quikc"),
+        ),
+        (swept(**{"move.lrr": [1, 2, 3]}), "unknown-option", (*SPACE, "move", "lrr")),
+        (swept(**{"move.lr": [0.1, 0.2, -1.0]}), "wrong-value", (*SPACE, "move", "lr")),
+        (swept(**{"move.lr": []}), "missing-option", (*SPACE, "move", "lr")),
+        (swept(**{"move.lr": 3}), "wrong-type", (*SPACE, "move", "lr")),
+        (swept(move={"lr": 3}), "wrong-type", (*SPACE, "move", "lr")),
+        ({"sweep": {**SWEEP, "space": {"quick": 3}}}, "wrong-type", SPACE),
+        (
+            swept(**{"move.lr": {"low": 1.0, "high": 0.1}}),
+            "out-of-range",
+            (*SPACE, "move", "lr", "low"),
+        ),
+        (
+            swept(**{"move.lr": {"low": 0.0, "high": 1.0, "log": True}}),
+            "out-of-range",
+            (*SPACE, "move", "lr", "low"),
+        ),
+        (
+            swept(**{"move.lr": {"low": 0.1, "hgih": 1.0}}),
+            "unknown-option",
+            (*SPACE, "move", "lr", "hgih"),
+        ),
+        (swept(**{"move.lr": {"low": 0.1}}), "missing-option", (*SPACE, "move", "lr", "high")),
+        (
+            swept(**{"move.lr": {"low": 0.1, "high": "x"}}),
+            "wrong-type",
+            (*SPACE, "move", "lr", "high"),
+        ),
+        (
+            {
+                "sweep": {
+                    **SWEEP,
+                    "sampler": "grid",
+                    "space": {"quick": {"move.lr": {"low": 0.1, "high": 1.0}}},
+                }
+            },
+            "conflicting-options",
+            SPACE,
+        ),
+    ],
+)
+def test_what_is_wrong_is_said(
+    changes: dict[str, Any], code: str, place: tuple[str | int, ...]
+) -> None:
+    with pytest.raises(ConfigError) as caught:
+        grid(**changes)
+    assert (code, place) in [(error.code, error.place) for error in caught.value.errors]
+
+
+def test_a_misspelt_name_comes_with_the_nearest() -> None:
+    for changes, near in (
+        ({"metric": "distanc"}, "distance"),
+        ({"reference": "wlk"}, "walk"),
+        ({"method": ["wlak"]}, "walk"),
+        ({"tasks": ["wied"]}, "wide"),
+        ({"sets": ["wlak.noise=1"]}, "walk"),
+        ({"sweep": {**SWEEP, "space": {"quikc": {}}}}, "quick"),
+        (swept(**{"move.lr": {"low": 0.1, "hgih": 1.0}}), "high"),
+    ):
+        with pytest.raises(ConfigError) as caught:
+            grid(**changes)
+        assert caught.value.errors[0].did_you_mean == (near,)
+
+
+def test_everything_wrong_is_said_at_once() -> None:
+    with rejects("several-errors", of=ErrorGroup) as caught:
+        grid(
+            budget="0 s",
+            seeds=0,
+            task=["bowl", "bowll"],
+            method=["needy", {"name": "walk", "noise": "loud"}, "wlak"],
+            reference="nobody",
+            metric="m",
+        )
+    assert {(error.code, error.place) for error in caught.value.errors} == {
+        ("out-of-range", (FILE, "budget", "seconds")),
+        ("out-of-range", (FILE, "seeds")),
+        ("unknown-task", (FILE, "task", "bowll", "name")),
+        ("unknown-method", (FILE, "method", "wlak", "name")),
+        ("wrong-type", (FILE, "method", "walk", "noise")),
+        ("not-supported", (FILE, "method", "needy")),
+        ("unknown-method", (FILE, "reference")),
+        ("unknown-metric", (FILE, "metric")),
+    }
+    assert len(caught.value.errors) == 8
+
+
+def test_the_text_of_several_errors() -> None:
+    with pytest.raises(ErrorGroup) as caught:
+        grid(seeds=0, sets=["noise=0.1"], method=["walk", {"name": "walk", "label": "run"}])
+    assert caught.value.lines() == [
+        "3 errors:",
+        "the label 'run' is reserved (grid.toml: method[1].label)",
+        "  choose another label",
+        "'noise' is not an option of the grid (--set noise=0.1)",
+        "  use task.noise, method.noise or LABEL.noise",
+        "  options of the grid: schema, budget, seeds, metric, reference, references, run, task, "
+        "method, sweep",
+        "seeds=0 must be a count of at least 1, or a list of seeds (grid.toml: seeds)",
+    ]
+
+
+def test_spaces() -> None:
+    space = parse(
+        {
+            "a": [1, 2],
+            "b": {"c": {"low": 1, "high": 4}},
+            "d.e": {"low": 0.01, "high": 1.0, "log": True},
+        }
+    )
+    assert space == {"a": Choices((1, 2)), "b.c": Range(1, 4), "d.e": Range(0.01, 1.0, log=True)}
+    assert points({key: space[key] for key in ("a", "b.c")}) == 8
+    assert points(space) is None
+    assert {space["b.c"].at(share / 100) for share in range(100)} == {1, 2, 3, 4}
+    assert [space["d.e"].at(share) for share in (0.0, 0.5)] == [0.01, 0.1]
+    assert [space["a"].at(share) for share in (0.0, 0.49, 0.5, 0.99)] == [1, 1, 2, 2]

@@ -1,0 +1,92 @@
+"""Validators of fields: the code and the place of what they reject, and values that they accept."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import attrs
+import pytest
+from attrs import field
+from helpers import rejects
+
+from hgms.config import (
+    all_of,
+    at_least,
+    at_most,
+    decay_rates,
+    each,
+    frozen,
+    greater_than,
+    less_than,
+    not_empty,
+    optional,
+    validation_shares,
+    whole_number,
+)
+from hgms_core import ConfigError, choice
+
+
+def checked(validator: Any, value: Any) -> None:
+    """Validate the value of a field with an alias."""
+
+    @attrs.frozen
+    class Part:
+        _rate: Any = field(validator=validator, alias="rate")
+
+    Part(rate=value)
+
+
+ROWS: list[tuple[Any, Any, Any, str, tuple[str | int, ...]]] = [
+    (at_least(1), 1, 0, "out-of-range", ("rate",)),
+    (at_most(1), 1, 1.5, "out-of-range", ("rate",)),
+    (greater_than(0), 0.1, 0, "out-of-range", ("rate",)),
+    (less_than(1), 0.9, 1, "out-of-range", ("rate",)),
+    (whole_number, 3, 3.0, "wrong-type", ("rate",)),
+    (whole_number, 3, True, "wrong-type", ("rate",)),
+    (not_empty, [1], [], "wrong-length", ("rate",)),
+    (optional(at_least(1)), None, 0, "out-of-range", ("rate",)),
+    (optional([at_least(1), at_most(2)]), 2, 3, "out-of-range", ("rate",)),
+    (all_of(at_least(0), less_than(1)), 0, 1, "out-of-range", ("rate",)),
+    (each(at_least(0)), [0, 1], [0, -1], "out-of-range", ("rate", 1)),
+    (each(each(at_least(0))), [[0], [1]], [[0], [1, -1]], "out-of-range", ("rate", 1, 1)),
+    (choice("sgd", "adamw"), "sgd", "adam", "unknown-choice", ("rate",)),
+    (decay_rates, (0.9, 0.99), (0.9, 1.0), "out-of-range", ("rate",)),
+    (validation_shares, (0.6, 0.2, 0.2), (0.6, 0.2, 0.1), "wrong-value", ("rate",)),
+]
+
+
+@pytest.mark.parametrize("row", ROWS, ids=[f"{index} {row[3]}" for index, row in enumerate(ROWS)])
+def test_a_validator_accepts_one_value_and_rejects_the_other(row: Any) -> None:
+    validator, accepted, rejected, code, place = row
+    checked(validator, accepted)
+    with rejects(code, *place, of=ConfigError):
+        checked(validator, rejected)
+
+
+def test_the_message_has_the_value_and_the_requirement() -> None:
+    with rejects("out-of-range", of=ConfigError) as caught:
+        checked(at_least(1), 0)
+    assert str(caught.value) == "rate=0 must be at least 1 (rate)"
+
+
+def test_a_validator_of_the_whole_object_has_its_place_and_another_gets_none() -> None:
+    @frozen(kw_only=True)
+    class Interval:
+        low: float = 0.0
+        high: float = field(default=1.0)
+
+        @high.validator
+        def _ordered(self, attribute: Any, value: float) -> None:
+            if value < self.low:
+                raise ConfigError("out-of-range", f"high={value} is too small", place=("high",))
+
+        def __attrs_post_init__(self) -> None:
+            if self.low < 0:
+                raise ValueError("'low' is negative")
+
+    with rejects("out-of-range", "high", of=ConfigError):
+        Interval(low=2.0)
+    with rejects("wrong-value", of=ConfigError) as caught:
+        Interval(low=-1.0)
+    assert caught.value.place == ()
+    assert caught.value.message == "'low' is negative"

@@ -1,0 +1,351 @@
+"""K-FAC through curvlinops: its factors against their definition, where it is exact, and whom it
+serves.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from attrs import evolve
+from helpers import F64, KEY, finite_differences, normal, rejects
+from torch import Tensor
+
+from hgms.contrib import KFAC
+from hgms.contrib.kfac import Factored
+from hgms.gauss_newton import Composite, gauss_newton
+from hgms.hypergradients import Implicit
+from hgms.methods.tilted import tilted
+from hgms.runs import RunConfig
+from hgms.solvers import CG
+from hgms_core import (
+    Branch,
+    Data,
+    MissingExtra,
+    Outcome,
+    Problem,
+    Ravel,
+    Tree,
+    hypergradient,
+    roles,
+)
+from hgms_core.registry import Registry
+
+pytestmark = pytest.mark.plugins
+
+ROWS = 9
+CLASSES = 3
+OMEGA = 1e-2
+RIDGE = 0.1
+
+
+def deep(x: Tree, batch: Tree) -> Tensor:
+    return F.linear(torch.tanh(F.linear(batch["a"], x["w1"], x["b1"])), x["w2"], x["b2"])
+
+
+def shallow(x: Tree, batch: Tree) -> Tensor:
+    return F.linear(batch["a"], x["w"], x["b"])
+
+
+def weighted(theta: Tree, x: Tree, z: Tensor, batch: Tree) -> Tensor:
+    losses = -z.log_softmax(-1).gather(-1, batch["y"][:, None])[:, 0]
+    return (theta["t"][batch["index"]].sigmoid() * losses).mean() + OMEGA * sum(
+        (leaf * leaf).sum() for leaf in x.values()
+    )
+
+
+DEEP = Composite(outputs=deep, criterion=weighted)
+SHALLOW = Composite(outputs=shallow, criterion=weighted)
+THETA = {"t": normal(ROWS, seed=1)}
+X = {
+    "w1": normal(4, 5, seed=2),
+    "b1": normal(4, seed=3),
+    "w2": normal(CLASSES, 4, seed=4),
+    "b2": normal(CLASSES, seed=5),
+}
+FLAT = {"b": normal(CLASSES, seed=6), "w": normal(CLASSES, 5, seed=7)}
+DATA = Data.of({"a": normal(ROWS, 5, seed=8), "y": torch.arange(ROWS) % CLASSES})
+BATCH = DATA.batch(None)
+ONE = DATA.batch(torch.tensor([3]))
+
+
+def inverse(loss: Any, x: Tree, batch: Tree, theta: Tree = THETA) -> Tensor:
+    """M⁻¹, dense: the answers for the columns of the identity."""
+    pytest.importorskip("curvlinops")
+    solver = KFAC(ridge=RIDGE, max_steps=0).at(loss, theta, x, batch)
+    eye = torch.eye(Ravel.of(x).size, dtype=F64)
+    return torch.stack([solver.solve(lambda v: v, e).value for e in eye], dim=1)
+
+
+def gauss_newton_matrix(loss: Any, x: Tree, batch: Tree) -> Tensor:
+    spec = Ravel.of(x)
+    product = gauss_newton(loss)
+    eye = torch.eye(spec.size, dtype=F64)
+    return torch.stack([spec.ravel(product(THETA, x, batch, spec.unravel(e))) for e in eye], dim=1)
+
+
+def blocks(matrix: Tensor, x: Tree, layers: tuple[tuple[str, ...], ...]) -> Tensor:
+    """The matrix with what joins two layers left out."""
+    owner = torch.cat(
+        [
+            torch.full((leaf.numel(),), [name in layer for layer in layers].index(True))
+            for name, leaf in x.items()
+        ]
+    )
+    return matrix * (owner[:, None] == owner[None, :])
+
+
+def test_with_one_row_and_one_layer_it_is_the_inverse() -> None:
+    exact = torch.linalg.inv(
+        gauss_newton_matrix(SHALLOW, FLAT, ONE) + RIDGE * torch.eye(18, dtype=F64)
+    )
+    torch.testing.assert_close(inverse(SHALLOW, FLAT, ONE), exact, rtol=1e-8, atol=1e-10)
+
+
+def test_with_one_row_it_is_the_inverse_of_the_layers_blocks() -> None:
+    whole = gauss_newton_matrix(DEEP, X, ONE) + RIDGE * torch.eye(Ravel.of(X).size, dtype=F64)
+    exact = torch.linalg.inv(blocks(whole, X, (("w1", "b1"), ("w2", "b2"))))
+    torch.testing.assert_close(inverse(DEEP, X, ONE), exact, rtol=1e-8, atol=1e-10)
+
+
+def by_definition(parts: list[tuple[Tree, Tensor]]) -> Tensor:
+    """(B ⊗ A + (γ + 2ω)I)⁻¹ of a softmax layer: A = mean of [a, 1][a, 1]ᵀ, B = Σ w_i (diag(p) −
+    ppᵀ), with weights.
+    """
+    inputs = torch.cat([batch["a"] for batch, _ in parts])
+    inputs = torch.cat([inputs, torch.ones(len(inputs), 1, dtype=F64)], dim=1)
+    outside = torch.zeros(CLASSES, CLASSES, dtype=F64)
+    for batch, weight in parts:
+        chance = shallow(FLAT, batch).softmax(-1)
+        outside += torch.einsum(
+            "n,ncd->cd", weight, torch.diag_embed(chance) - chance[:, :, None] * chance[:, None, :]
+        )
+    joint = torch.kron(outside, inputs.T @ inputs / len(inputs)) + (RIDGE + 2 * OMEGA) * torch.eye(
+        18, dtype=F64
+    )
+    place = torch.arange(18).reshape(CLASSES, 6)
+    order = torch.cat([place[:, 5], place[:, :5].flatten()])  # b comes before w in x
+    return torch.linalg.inv(joint)[order][:, order]
+
+
+def test_its_factors_are_those_of_the_definition() -> None:
+    exact = by_definition([(BATCH, THETA["t"].sigmoid() / ROWS)])
+    torch.testing.assert_close(inverse(SHALLOW, FLAT, BATCH), exact, rtol=1e-8, atol=1e-10)
+
+
+def test_a_tilted_loss_has_the_rows_of_both() -> None:
+    upper = Composite(
+        outputs=shallow,
+        criterion=lambda t, x, z, b: -z.log_softmax(-1).gather(-1, b["y"][:, None]).mean(),
+    )
+    above = {"a": normal(4, 5, seed=9), "y": torch.tensor([2, 1, 0, 1])}
+    problem = Problem(
+        theta0=THETA,
+        x0=FLAT,
+        g=SHALLOW,
+        f=upper,
+        lower_data=DATA,
+        upper_data=roles(above, (1, 1, 1)),
+    )
+    joint = tilted(problem, 0.7)
+    exact = by_definition(
+        [(BATCH, THETA["t"].sigmoid() / ROWS), (above, torch.full((4,), 0.7 / 4, dtype=F64))]
+    )
+    torch.testing.assert_close(
+        inverse(joint.g, FLAT, joint.lower_data.batch(None)), exact, rtol=1e-8, atol=1e-10
+    )
+
+
+def solved(theta: Tree) -> Tree:
+    """The lower solution of the shallow, strongly convex loss, by Newton's method."""
+    spec = Ravel.of(FLAT)
+    flat = torch.zeros(18, dtype=F64)
+    for _ in range(12):
+
+        def value(at: Tensor) -> Tensor:
+            return SHALLOW(theta, spec.unravel(at), BATCH)
+
+        flat = flat - torch.linalg.solve(
+            torch.func.hessian(value)(flat), torch.func.grad(value)(flat)
+        )
+    return spec.unravel(flat)
+
+
+class TestImplicit:
+    UPPER = roles({"a": normal(6, 5, seed=10), "y": torch.arange(6) % CLASSES}, (1, 1, 1))
+
+    @staticmethod
+    def f(theta: Tree, x: Tree, batch: Tree) -> Tensor:
+        return -shallow(x, batch).log_softmax(-1).gather(-1, batch["y"][:, None]).mean()
+
+    def problem(self) -> Problem:
+        return Problem(
+            theta0=THETA, x0=FLAT, g=SHALLOW, f=self.f, lower_data=DATA, upper_data=self.UPPER
+        )
+
+    @pytest.mark.parametrize("operator", ["hessian", "ggn"])
+    def test_before_conjugate_gradients_it_is_the_slope_of_the_value_function(
+        self, operator: Any
+    ) -> None:
+        pytest.importorskip("curvlinops")
+        problem = self.problem()
+        above = self.UPPER["differentiate"].batch(None)
+        estimator = Implicit(solver=KFAC(rtol=1e-11), operator=operator)
+        estimate, _ = estimator.estimate(
+            problem, THETA, Branch(x=solved(THETA)), KEY, estimator.init(problem)
+        )
+        assert estimate.outcome is Outcome.CONVERGED
+        slope = finite_differences(lambda theta: self.f(theta, solved(theta), above), THETA)
+        torch.testing.assert_close(estimate.value["t"], slope["t"], rtol=1e-6, atol=1e-9)
+
+    def test_by_itself_it_says_that_it_did_not_solve(self) -> None:
+        pytest.importorskip("curvlinops")
+        problem = self.problem()
+        estimator = Implicit(solver=KFAC(max_steps=0))
+        estimate, _ = estimator.estimate(
+            problem, THETA, Branch(x=solved(THETA)), KEY, estimator.init(problem)
+        )
+        assert estimate.outcome is Outcome.NOT_SOLVED
+        assert estimate.cost.products == 1
+        assert 0 < estimate.residual < 1
+
+    def test_a_task_s_convolutions_are_factored_too(self) -> None:
+        pytest.importorskip("curvlinops")
+        task = (
+            Registry.load()
+            .get("task", "imbalanced-loss")
+            .target(
+                validation_size=20, test_size=20, views=0, hidden=3, channels=(2, 2), smooth=True
+            )
+        )
+        problem = task.problem(0, torch.device("cpu"), F64)
+        settings: dict[str, Any] = {"ridge": 0.1, "rtol": 1e-9, "max_steps": 500}
+        values = []
+        for solver in (KFAC(**settings), CG(**settings)):
+            estimator = Implicit(solver=solver, operator="ggn")
+            estimate, _ = estimator.estimate(
+                problem, problem.theta0, Branch(x=problem.x0), KEY, estimator.init(problem)
+            )
+            assert estimate.outcome is Outcome.CONVERGED
+            values.append(estimate.value["delta_raw"])
+        torch.testing.assert_close(*values, rtol=1e-6, atol=1e-9)
+
+
+def dense_inverse_of_two_layers(theta: Tree, ridge: float) -> Tensor:
+    """⊕ (B_l ⊗ A_l + (γ + 2ω)I)⁻¹ of the two layers of ``deep``: A_l the mean of [a, 1][a, 1]ᵀ of a
+    layer's inputs, B_l the sum of Jᵀ w_i (diag(p) − ppᵀ) J over rows, J the derivative of a row's
+    outputs in those of the layer.
+    """
+    hidden = F.linear(BATCH["a"], X["w1"], X["b1"])
+    chance = deep(X, BATCH).softmax(-1)
+    within = torch.diag_embed(chance) - chance[:, :, None] * chance[:, None, :]
+    within = within * (theta["t"].sigmoid() / ROWS)[:, None, None]
+    jacobian = X["w2"][None] * (1 - torch.tanh(hidden).square())[:, None, :]  # [n, C, 4]
+    first = torch.einsum("nch,ncd,ndk->hk", jacobian, within, jacobian)
+    factors = {"1": (BATCH["a"], first), "2": (torch.tanh(hidden), within.sum(0))}
+    spec = Ravel.of(X)
+    inverses = torch.zeros(spec.size, spec.size, dtype=F64)
+    places = spec.unravel(torch.arange(spec.size, dtype=F64))
+    for layer, (inputs, outside) in factors.items():
+        inputs = torch.cat([inputs, torch.ones(ROWS, 1, dtype=F64)], dim=1)
+        joint = torch.kron(outside.contiguous(), inputs.T @ inputs / ROWS)
+        at = torch.cat([places[f"w{layer}"], places[f"b{layer}"][:, None]], dim=1).flatten().long()
+        inverses[at[:, None], at[None]] = torch.linalg.inv(
+            joint + (ridge + 2 * OMEGA) * torch.eye(len(at), dtype=F64)
+        )
+    return inverses
+
+
+def test_the_method_s_hypergradient_is_that_of_the_dense_inverse() -> None:
+    pytest.importorskip("curvlinops")
+    validation = roles({"a": normal(6, 5, seed=10), "y": torch.arange(6) % CLASSES}, (1, 1, 1))
+
+    def f(theta: Tree, x: Tree, batch: Tree) -> Tensor:
+        return -deep(x, batch).log_softmax(-1).gather(-1, batch["y"][:, None]).mean()
+
+    problem = Problem(theta0=THETA, x0=X, g=DEEP, f=f, lower_data=DATA, upper_data=validation)
+    table = {"task": "quadratic", "method": "kfac", "budget": "1 steps"}
+    method = evolve(
+        RunConfig.from_dict(table).method.hypergradient, batch_size=None, upper_batch_size=None
+    )
+    estimate, _ = method.estimate(problem, THETA, Branch(x=X), KEY, method.init(problem))
+
+    theta, x = (
+        {name: leaf.clone().requires_grad_() for name, leaf in tree.items()} for tree in (THETA, X)
+    )
+    spec = Ravel.of(X)
+    above = torch.autograd.grad(
+        f(theta, x, validation["differentiate"].batch(None)), list(x.values())
+    )
+    v = dense_inverse_of_two_layers(THETA, method.solver.ridge) @ spec.ravel_leaves(above)
+    grads = torch.autograd.grad(DEEP(theta, x, BATCH), list(x.values()), create_graph=True)
+    mixed = torch.autograd.grad(grads, [theta["t"]], spec.unravel_leaves(v))[0]
+    torch.testing.assert_close(estimate.value["t"], -mixed, rtol=1e-8, atol=1e-12)
+
+
+def test_the_inverse_itself_is_clipped_and_says_so_where_it_is_exact() -> None:
+    b = normal(5, seed=3)
+    exact = Factored(inverse=lambda r: r / 3, ridge=1.0, rtol=1e-9, atol=0.0, clip=None).solve(
+        lambda v: 2 * v, b
+    )
+    assert exact.outcome is Outcome.CONVERGED
+    torch.testing.assert_close(exact.value, b / 3)
+    clipped = Factored(inverse=lambda r: r / 3, ridge=1.0, rtol=1e-9, atol=0.0, clip=0.1).solve(
+        lambda v: 2 * v, b
+    )
+    torch.testing.assert_close(clipped.value, 0.1 * b / b.norm())
+    assert clipped.products == 1
+
+
+def test_without_a_loss_it_is_cg() -> None:
+    theta = THETA["t"]
+    x = FLAT["w"].flatten()
+    answers = [
+        hypergradient(
+            lambda t, x: x.sin().sum(),
+            lambda t, x: (x**2).sum() + t.sum() * x.sum(),
+            theta,
+            x,
+            solver=solver,
+        ).value
+        for solver in (KFAC(ridge=0.3), CG(ridge=0.3))
+    ]
+    assert torch.equal(*answers)
+
+
+@pytest.mark.parametrize(
+    ("loss", "x", "error"),
+    [
+        (lambda theta, x, batch: x["w"].sum(), FLAT, ("not-supported", "g")),
+        (
+            Composite(outputs=lambda x, b: shallow(x, b) * x["scale"], criterion=weighted),
+            {**FLAT, "scale": normal(CLASSES, seed=11)},
+            ("not-supported", "solver"),
+        ),
+        (
+            Composite(outputs=lambda x, b: shallow(x, b).sum(-1), criterion=weighted),
+            FLAT,
+            ("wrong-shape", "g", "outputs"),
+        ),
+        (
+            Composite(
+                outputs=shallow, criterion=lambda t, x, z, b: z.square().mean() * z.square().sum()
+            ),
+            FLAT,
+            ("not-supported", "g", "criterion"),
+        ),
+    ],
+)
+def test_whom_it_does_not_serve(loss: Any, x: Tree, error: tuple[str, ...]) -> None:
+    pytest.importorskip("curvlinops")
+    with rejects(*error):
+        KFAC(ridge=0.1).at(loss, THETA, x, BATCH)
+
+
+def test_without_the_package_it_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(__import__("sys").modules, "curvlinops", None)
+    with rejects("missing-package", of=MissingExtra) as caught:
+        KFAC(ridge=0.1).at(DEEP, THETA, X, BATCH)
+    assert caught.value.install == "pip install 'hgms[curvlinops]'"

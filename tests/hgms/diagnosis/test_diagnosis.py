@@ -1,0 +1,676 @@
+"""What `run.diagnose` measures, against closed forms; and that a run does not know that it is
+measured.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import shutil
+from pathlib import Path
+from typing import Any, ClassVar
+
+import pytest
+import torch
+from attrs import evolve, field, frozen
+from click.testing import CliRunner
+from made_runs import write_run
+
+import hgms.report as report
+from hgms.cli import main
+from hgms.diagnosis import Diagnosing, Diagnosis, spectrum, warnings
+from hgms.generators.branches import Branches
+from hgms.hypergradients import Implicit, Unrolled
+from hgms.methods import LearnedStart, Tilted
+from hgms.outer import Sgd
+from hgms.report.markdown import markdown
+from hgms.report.page import html as page_of
+from hgms.runs import RunConfig, RunFolder, run, run_config
+from hgms.selectors import BestOfN
+from hgms.solvers import CG
+from hgms.tasks.quadratic import Quadratic
+from hgms.tasks.sphere import Sphere
+from hgms_core import (
+    Branch,
+    Candidates,
+    Cost,
+    Estimate,
+    Key,
+    Method,
+    Pipeline,
+    Problem,
+    Record,
+    State,
+    Tree,
+    upper_gradients,
+)
+
+pytestmark = pytest.mark.plugins
+CPU = torch.device("cpu")
+DOUBLE = torch.float64
+
+
+def method(**parts: Any) -> Pipeline:
+    own: dict[str, Any] = {
+        "generator": Branches(count=3, steps=4, lr=0.3, noise=0.3),
+        "selector": BestOfN(),
+        "hypergradient": Implicit(solver=CG(ridge=0.0, rtol=1e-12)),
+        "outer": Sgd(lr=0.1),
+    }
+    return Pipeline(**own | parts)
+
+
+def diagnosed(
+    method: Method, problem: Problem, build: Any = None
+) -> tuple[dict[str, Any], State, Record]:
+    """The diagnosis of a first step, the state after it and its record."""
+    before = method.init(problem, 0)
+    after, record = method.step(problem, before, 0.0)
+    return (
+        Diagnosing(method=method, problem=problem, seed=0, build=build).row(before, after, 1, 0.0),
+        after,
+        record,
+    )
+
+
+# --- a lower level with one minimiser
+# --------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def ridge() -> tuple[dict[str, Any], State, Any]:
+    task = Quadratic(features=6, rows=30, validation_rows=20)
+    row, after, _ = diagnosed(method(), task.problem(0, CPU, DOUBLE))
+    return row, after, task.closed_form(0, CPU, DOUBLE)
+
+
+def test_the_bias_of_an_unsolved_quadratic_is_exact(
+    ridge: tuple[dict[str, Any], State, Any],
+) -> None:
+    row, after, exact = ridge
+    theta = {"log_penalty": torch.zeros(6, dtype=DOUBLE)}
+    x = after["x"]["x"]
+    hessian = exact.a.T @ exact.a / 30 + torch.eye(6, dtype=DOUBLE)
+    slope = hessian @ x - exact.a.T @ exact.b / 30
+    assert row["lower_gradient"] == pytest.approx(float(slope.norm()), rel=1e-10)
+    assert row["newton_step"] == pytest.approx(
+        float((x - exact.solution(theta)["x"]).norm()), rel=1e-8
+    )
+    above = exact.validation_a.T @ (exact.validation_a @ x - exact.validation_b) / 20
+    here = -x * torch.linalg.solve(hessian, above)
+    there = exact.hypergradient(theta)["log_penalty"]
+    assert row["bias"] == pytest.approx(float((here - there).norm() / there.norm()), rel=1e-7)
+    assert row["bias_cosine"] == pytest.approx(
+        float(here @ there / here.norm() / there.norm()), rel=1e-9
+    )
+    assert row["bias"] > 1e-3  # it was not solved
+
+
+def test_its_spectrum_is_exact_and_not_flat(ridge: tuple[dict[str, Any], State, Any]) -> None:
+    row, _, exact = ridge
+    values = torch.linalg.eigvalsh(exact.a.T @ exact.a / 30 + torch.eye(6, dtype=DOUBLE))
+    assert (row["flat_dimension"], row["negative_dimension"], row["size"], row["spectrum"]) == (
+        0,
+        0,
+        6,
+        "all",
+    )
+    assert row["largest"] == pytest.approx(float(values[-1]), rel=1e-10)
+    assert row["normal_curvature"] == pytest.approx(float(values[0]), rel=1e-10)
+    assert row["normal_inverses"] == pytest.approx(float((1 / values).sum()), rel=1e-10)
+    assert row["double"] == "already"
+    assert "double_cosine" not in row
+
+
+def test_a_lower_run_four_times_as_long_is_the_same_branch_going_on(
+    ridge: tuple[dict[str, Any], State, Any],
+) -> None:
+    row, _, _ = ridge
+    problem = Quadratic(features=6, rows=30, validation_rows=20).problem(0, CPU, DOUBLE)
+    long = method()
+    before = long.init(problem, 0)
+    short = long.hypergradient.estimate
+    branches = long.generator
+    key = Key(0).fold("step", 0)
+    start = before["start"]
+
+    def estimate(steps: int) -> torch.Tensor:
+        candidates = evolve(branches, steps=steps).propose(
+            problem, problem.theta0, start, key.fold("propose")
+        )
+        at = candidates.branch(torch.tensor(row["selected"]))
+        return short(
+            problem, problem.theta0, at, key.fold("differentiate"), before["hypergradient"]
+        )[0].value["log_penalty"]
+
+    here = estimate(4)
+    there = estimate(16)
+    assert row["longer_cosine"] == pytest.approx(
+        float(here @ there / here.norm() / there.norm()), rel=1e-12
+    )
+    assert row["longer_ratio"] == pytest.approx(float(here.norm() / there.norm()), rel=1e-12)
+    assert 1 - row["longer_cosine"] > 1e-9
+
+
+@pytest.mark.parametrize("estimator", [Implicit(solver=CG(rtol=1e-9)), Unrolled()])
+@pytest.mark.parametrize(
+    "task", [Quadratic(features=6, rows=30, validation_rows=20), Sphere(k=1, d=5)]
+)
+def test_rounding_is_measured_against_the_problem_in_float64(estimator: Any, task: Any) -> None:
+    """The sphere's losses hold tensors: its task makes it anew; the quadratic's are cast."""
+    own = method(hypergradient=estimator, generator=Branches(count=1, steps=4, lr=0.1))
+    row, _, _ = diagnosed(
+        own, task.problem(0, CPU, torch.float32), lambda: task.problem(0, CPU, DOUBLE)
+    )
+    assert row["double"] == ("built" if isinstance(task, Sphere) else "cast")
+    assert 0 < 1 - row["double_cosine"] < 1e-5 or row["double_ratio"] != 1
+    assert row["double_ratio"] == pytest.approx(1, abs=1e-4)
+    assert "double" not in row["left_out"]
+
+
+def test_where_no_task_makes_the_problem_in_float64_that_is_left_out() -> None:
+    row, _, _ = diagnosed(method(), Sphere(k=1, d=5).problem(0, CPU, torch.float32))
+    assert "there is no task" in row["left_out"]["double"]
+    assert row["lower_gradient"] > 0  # in the type that it has
+
+
+def test_a_loss_that_computes_in_float32_by_itself_is_no_double_precision() -> None:
+    def g(theta: Tree, x: Tree, rows: Tree) -> torch.Tensor:
+        return (x["x"].float() - theta["t"].float()).square().sum()
+
+    problem = Problem(
+        theta0={"t": torch.ones(1)},
+        x0={"x": torch.ones(1)},
+        g=g,
+        f=lambda t, x, _: x["x"].square().sum(),
+    )
+    row, _, _ = diagnosed(method(generator=Branches(count=1, steps=1, lr=0.1)), problem)
+    assert "g returns float32" in row["left_out"]["double"]
+
+
+# --- a manifold of lower minimisers
+# --------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("k", [1, 3])
+def test_the_flat_directions_of_a_sphere_are_its_dimension(k: int) -> None:
+    task = Sphere(k=k, d=8)
+    problem = task.problem(0, CPU, DOUBLE)
+    exact = task.closed_form(0, CPU, DOUBLE)
+    row, _, _ = diagnosed(method(generator=Branches(count=4, steps=80, lr=0.3, noise=0.1)), problem)
+    assert row["flat_dimension"] == k
+    radius = float(exact.radius(problem.theta0))
+    # radially g'' = 2r²
+    assert row["normal_curvature"] == pytest.approx(min(1.0, 2 * radius**2), rel=1e-3)
+    assert row["log10_candidates_to_halve"] == pytest.approx(
+        torch.log10(torch.tensor(4.0 * 2**k)).item()
+    )
+    # the bound taken as tight: the mean score is C₁ above the best there is, the chosen one
+    # C₁N^(−1/k)
+    lead = row["score_mean"] - row["score_chosen"]
+    assert row["selection_constant"] - row["selection_error"] == pytest.approx(lead)
+    assert row["selection_error"] == pytest.approx(row["selection_constant"] * 4 ** (-1 / k))
+
+
+def test_the_spectrum_of_a_large_operator_is_estimated() -> None:
+    values = torch.cat(
+        [torch.zeros(300), torch.full((5,), -1.0), torch.linspace(0.5, 2, 695)]
+    ).double()
+    of = spectrum(lambda v: values * v, values, 0.0, Key(0))
+    assert not of.exact
+    assert of.products == 160
+    assert abs(of.flat - 300) < 4 * of.flat_error < 120
+    assert 0 < of.negative < 20
+    assert (of.largest, of.smallest) == (pytest.approx(2, rel=1e-3), pytest.approx(-1, rel=1e-6))
+    assert of.normal == pytest.approx(0.5, rel=0.05)
+    assert of.inverses == pytest.approx(float((1 / values[305:]).sum()), rel=0.15)
+    # the ridge decides everywhere
+    assert spectrum(lambda v: values * v, values, 10.0, Key(0)).flat == pytest.approx(1000)
+
+
+def test_the_tube_is_that_of_the_temperature() -> None:
+    from hgms.generators.ula import Ula
+
+    problem = Quadratic(features=4, rows=20).problem(0, CPU, DOUBLE)
+    row, _, _ = diagnosed(method(generator=Ula(count=2, steps=5, temperature=0.01)), problem)
+    assert row["tube"] == pytest.approx((0.01 * row["normal_inverses"]) ** 0.5)
+
+
+# --- selection, differentiation and noise, by hand
+# --------------------------------------------------------------------------------------------------
+
+
+@frozen
+class Shifted:
+    """Candidates at 2θ + 3 and 2θ + 1, whatever the lower loss."""
+
+    name: ClassVar[str] = "shifted"
+
+    def init(self, problem: Problem, key: Key) -> State:
+        return {}
+
+    def propose(self, problem: Problem, theta: Tree, start: State, key: Key) -> Candidates:
+        x = 2 * theta["t"] + torch.tensor([[3.0], [1.0]], dtype=DOUBLE)
+        return Candidates(x={"x": x.detach()}, cost=Cost(lower_gradients=2))
+
+    def carry(
+        self, start: State, candidates: Candidates, index: torch.Tensor, key: Key, problem: Problem
+    ) -> State:
+        return {}
+
+
+@frozen
+class Handed:
+    """h = 0.5, whatever x is."""
+
+    name: ClassVar[str] = "handed"
+
+    def init(self, problem: Problem) -> State:
+        return {}
+
+    def estimate(
+        self, problem: Problem, theta: Tree, branch: Branch, key: Key, state: State
+    ) -> tuple[Estimate, State]:
+        batch = problem.upper_data["differentiate"].batch(None)
+        loss, _, _ = upper_gradients(lambda t, x: problem.f(t, x, batch), theta, branch.x)
+        return Estimate(
+            value={"t": torch.full((1,), 0.5, dtype=DOUBLE)},
+            upper_loss=loss,
+            cost=Cost(upper_gradients=1),
+        ), state
+
+
+def by_hand() -> Problem:
+    rows = {
+        name: torch.tensor(values, dtype=DOUBLE)
+        for name, values in {"select": [1.0, 2.0, 6.0], "stop": [1.0]}.items()
+    }
+    return Problem(
+        theta0={"t": torch.zeros(1, dtype=DOUBLE)},
+        x0={"x": torch.zeros(1, dtype=DOUBLE)},
+        g=lambda t, x, _: (x["x"] - t["t"]).square().sum(),
+        f=lambda t, x, rows: (rows["a"] * x["x"]).mean(),
+        upper_data={
+            role: {"a": values} for role, values in {**rows, "differentiate": rows["stop"]}.items()
+        },
+    )
+
+
+def test_the_gain_is_split_into_selection_and_differentiation() -> None:
+    own = method(generator=Shifted(), hypergradient=Handed(), outer=Sgd(lr=1.0))
+    row, after, _ = diagnosed(own, by_hand())
+    assert float(after["theta"]["t"]) == -0.5
+    # on the row of role `stop`, f = x: candidates 3 and 1, the second of which is 0 after θ went
+    # from 0 to −0.5
+    expected = {
+        "value_first": 3,
+        "value_mean": 2,
+        "value_selected": 1,
+        "value_after": 0,
+        "gain_rows": "stop",
+    }
+    assert {name: row[name] for name in expected} == expected
+    assert (row["gain_selection"], row["gain_differentiation"], row["selection_share"]) == (
+        1,
+        1,
+        0.5,
+    )
+
+
+def test_a_choice_is_measured_against_the_noise_of_its_rows() -> None:
+    row, _, _ = diagnosed(method(generator=Shifted(), hypergradient=Handed()), by_hand())
+    # f of a row is a·x, so the gap of a row is 2a: 2, 4, 12, of mean 6 and standard error √(28 / 3)
+    assert row["choice_gap"] == pytest.approx(6)
+    assert row["choice_error"] == pytest.approx((28 / 3) ** 0.5)
+    assert row["choice_ratio"] == pytest.approx(6 / (28 / 3) ** 0.5)
+    assert (row["choice_rows"], row["choice_per"]) == (3, "row")
+
+
+def test_a_loss_that_is_no_mean_over_rows_is_taken_by_batches_or_left_out() -> None:
+    def median(theta: Tree, x: Tree, rows: Tree) -> torch.Tensor:
+        return (rows["a"] * x["x"]).square().mean().sqrt()
+
+    few = evolve(by_hand(), f=median)
+    own = method(generator=Shifted(), hypergradient=Handed())
+    assert "not a mean over rows" in diagnosed(own, few)[0]["left_out"]["choice"]
+
+    def per_batch(theta: Tree, x: Tree, rows: Tree) -> torch.Tensor:
+        if len(rows["a"]) == 1:
+            raise ValueError("not of one row")
+        return (rows["a"] * x["x"]).mean()
+
+    many = {"a": torch.linspace(0, 1, 100, dtype=DOUBLE)}
+    row, _, _ = diagnosed(own, evolve(by_hand(), f=per_batch, upper_data=many))
+    assert (row["choice_per"], row["choice_gap"]) == ("batch", pytest.approx(1.0))
+
+
+# --- any method
+# --------------------------------------------------------------------------------------------------
+
+
+@frozen(kw_only=True)
+class Patient:
+    """A third party's wrapper around a pipeline."""
+
+    name: ClassVar[str] = "patient"
+    method: Any = field(metadata={"flat": True})
+
+    def init(self, problem: Problem, seed: int) -> State:
+        return self.method.init(problem, seed)
+
+    def step(self, problem: Problem, state: State, progress: float = 0.0) -> tuple[State, Record]:
+        return self.method.step(problem, state, progress)
+
+    def result(self, state: State) -> tuple[Tree, Tree]:
+        return self.method.result(state)
+
+
+def test_inside_wrappers_the_problem_is_the_one_that_the_pipeline_is_handed() -> None:
+    task = Quadratic(features=4, rows=20, validation_rows=10)
+    wrapped = Patient(method=Tilted(method=method(), tilt=1.0))
+    row, _, _ = diagnosed(
+        wrapped, task.problem(0, CPU, torch.float32), lambda: task.problem(0, CPU, DOUBLE)
+    )
+    exact = task.closed_form(0, CPU, DOUBLE)
+    hessian = (
+        exact.a.T @ exact.a / 20
+        + exact.validation_a.T @ exact.validation_a / 10
+        + torch.eye(4, dtype=DOUBLE)
+    )
+    assert row["largest"] == pytest.approx(float(torch.linalg.eigvalsh(hessian)[-1]), rel=1e-5)
+    assert row["left_out"] == {}
+
+
+def test_a_learned_start_is_diagnosed_too() -> None:
+    from hgms.generators.branches import Trajectory
+
+    own = LearnedStart(
+        method=method(generator=Trajectory(steps=4, lr=0.1), hypergradient=Unrolled())
+    )
+    row, _, _ = diagnosed(own, Quadratic(features=4, rows=20).problem(0, CPU, torch.float32))
+    assert row["of"] == "pipeline"
+    assert row["left_out"] == {}
+
+
+class Halve:
+    name = "halve"
+
+    def init(self, problem: Problem, seed: int) -> State:
+        return {"x": dict(problem.x0)}
+
+    def step(self, problem: Problem, state: State, progress: float) -> tuple[State, Record]:
+        return {"x": {"x": state["x"]["x"] / 2}}, {}
+
+    def result(self, state: State) -> tuple[Tree, Tree]:
+        return {"t": torch.ones(1)}, state["x"]
+
+
+def test_of_another_method_theta_and_x_are_looked_at_and_a_line_says_so(tmp_path: Path) -> None:
+    problem = Problem(
+        theta0={"t": torch.ones(1)},
+        x0={"x": torch.full((1,), 8.0)},
+        g=lambda t, x, _: (x["x"] - t["t"]).square().sum(),
+        f=lambda t, x, _: x["x"].square().sum(),
+    )
+    result = run(Halve(), problem, "4 steps", settings={"diagnose": 2})
+    rows = result.diagnosis.rows
+    assert [(row["step"], row["of"], row["lower_gradient"]) for row in rows] == [
+        (2, "result", 2.0),
+        (4, "result", 1.0),
+    ]
+    # x = 2, θ = 1; the ridge is 0.001 of H = 2
+    assert rows[0]["newton_step"] == pytest.approx(1 / (1 + 1e-3), rel=1e-6)
+    assert any("no pipeline" in warning for warning in result.diagnosis.warnings)
+    assert "no pipeline" in repr(result)
+    assert "no pipeline" in result.report(tmp_path / "report.md").read_text()
+
+
+@pytest.mark.parametrize(("good", "left_out"), [(0, {"step"}), (7, {"double", "gain"})])
+def test_no_failure_of_a_measure_ends_a_run(good: int, left_out: set[str]) -> None:
+    calls = []
+
+    def f(theta: Tree, x: Tree, rows: Tree) -> torch.Tensor:
+        calls.append(1)
+        if len(calls) > good:
+            raise RuntimeError("only so often")
+        return x["x"].square().sum()
+
+    problem = Problem(
+        theta0={"t": torch.ones(1)},
+        x0={"x": torch.ones(1)},
+        g=lambda t, x, _: (x["x"] - t["t"]).square().sum(),
+        f=f,
+    )
+    own = method(generator=Branches(count=1, steps=1, lr=0.1))
+    row = Diagnosing(method=own, problem=problem, seed=0).row(own.init(problem, 0), {}, 1, 0.0)
+    assert left_out <= row["left_out"].keys()
+    assert all("only so often" in reason for reason in row["left_out"].values())
+
+
+# --- beside a run
+# --------------------------------------------------------------------------------------------------
+
+CONFIG = """
+budget = "7 steps"
+task = { name = "quadratic", features = 4, rows = 20, validation_rows = 1 }
+method = { name = "hg-ms", generator.steps = 3, keep = "best" }
+run = { diagnose = 2, checkpoint_seconds = 0 }
+"""
+KEPT = ("steps.jsonl", "summary.json", "checkpoint.json", "diagnosis.jsonl")
+
+
+def bytes_of(folder: Path, names: tuple[str, ...] = KEPT) -> list[bytes]:
+    return [(folder / name).read_bytes() for name in names]
+
+
+@pytest.fixture(scope="module")
+def finished(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("runs") / "on"
+    run_config(RunConfig.from_toml(CONFIG), path=path)
+    return path
+
+
+def test_a_run_ends_with_the_same_bytes_and_hash_whether_it_is_diagnosed(
+    finished: Path, tmp_path: Path
+) -> None:
+    plain = RunConfig.from_toml(CONFIG.replace("diagnose = 2, ", ""))
+    run_config(plain, path=tmp_path / "off")
+    assert bytes_of(finished, KEPT[:3]) == bytes_of(tmp_path / "off", KEPT[:3])
+    assert not (tmp_path / "off" / "diagnosis.jsonl").exists()
+    assert plain.config_hash == RunConfig.from_toml(CONFIG).config_hash
+    assert "diagnose" not in plain.to_toml()
+
+
+def test_a_resumed_run_has_the_diagnosis_of_an_uninterrupted_one(
+    finished: Path, tmp_path: Path
+) -> None:
+    def stop(info: Any, record: Record, share: float) -> None:
+        if record["step"] == 5:
+            raise RuntimeError("enough")
+
+    config = RunConfig.from_toml(CONFIG)
+    path = tmp_path / "resumed"
+    with pytest.raises(RuntimeError, match="enough"):
+        run_config(config, path=path, watch=stop)
+    folder = RunFolder(path)
+    # of a step whose checkpoint was not written before the kill
+    folder.append_diagnosis({"step": 6})
+    result = run_config(config, path=path, resume=True)
+    assert bytes_of(path) == bytes_of(finished)
+    assert [row["step"] for row in result.diagnosis] == [2, 4, 6]
+    again = run_config(config, path=path, resume=True)  # read back
+    assert again.diagnosis.rows == RunFolder(path).diagnoses()
+    assert [row["oracle_calls"] for row in again.diagnosis] == [
+        row["oracle_calls"] for row in result.diagnosis
+    ]
+
+
+def test_what_it_took_is_counted_beside_the_budget(finished: Path) -> None:
+    rows = RunFolder(finished).diagnoses()
+    assert all(
+        row["seconds"] > 0 and row["oracle_calls"] > 0 and "crc32" not in row for row in rows
+    )
+    steps = [json.loads(line) for line in (finished / "steps.jsonl").read_text().splitlines()]
+    assert not any("diagnosis_seconds" in row for row in steps)
+
+
+def test_the_command_says_the_warnings_and_what_they_took(finished: Path, tmp_path: Path) -> None:
+    runs = tmp_path / "runs"
+    file = tmp_path / "run.toml"
+    file.write_text(CONFIG)
+    shutil.copytree(finished, runs / RunConfig.from_toml(CONFIG).path.relative_to("runs"))
+    said = RunFolder(finished).diagnoses()
+    shown = CliRunner().invoke(main, ["run", str(file), "--out", str(runs), "--resume"]).output
+    calls = sum(row["oracle_calls"] for row in said)
+    assert re.search(
+        rf"  diagnosed 3 outer steps, beside the budget: [\d.]+ s, {calls} oracle calls", shown
+    )
+    for warning in warnings(said):
+        assert f"  warning: {warning}" in shown
+    assert (
+        "  not measured: the noise of the choice, in 3 of 3 diagnosed steps: the upper loss has "
+        "no rows"
+    ) in shown
+    table = json.loads(
+        CliRunner()
+        .invoke(main, ["run", str(file), "--out", str(runs), "--resume", "--json"])
+        .output
+    )
+    assert table["warnings"] == warnings(said) != []
+
+
+def test_the_rows_are_a_frame() -> None:
+    frame = Diagnosis([{"step": 5, "residual": 3.0}]).to_frame()
+    assert frame.loc[0, "residual"] == 3.0
+
+
+def test_warnings_say_in_how_many_steps_and_by_how_much() -> None:
+    rows = [
+        {
+            "step": 1,
+            "bias": 0.1,
+            "residual": 2.0,
+            "curvature": -1.0,
+            "choice_ratio": 0.5,
+            "gain_differentiation": 0.1,
+        },
+        {
+            "step": 2,
+            "bias": 0.8,
+            "residual": 0.1,
+            "curvature": 1.0,
+            "choice_ratio": 5.0,
+            "gain_differentiation": -0.2,
+        },
+        {
+            "step": 3,
+            "bias": None,
+            "longer_cosine": 0.2,
+            "double_cosine": 0.9,
+            "log10_candidates_to_halve": 30.0,
+        },
+    ]
+    sentences = warnings(rows)
+    assert len(sentences) == 8
+    assert "in 1 of 2 diagnosed steps" in sentences[0]
+    assert "80 %" in sentences[0]
+    assert "10^30" in sentences[-1]
+    assert warnings([{"step": 1, "bias": 0.1, "residual": 0.5, "choice_ratio": -5.0}]) == []
+    [zero] = warnings([{"step": 1, "bias": 2.0, "hypergradient_norm": 0.0}])
+    assert "nothing is learned" in zero
+
+
+# --- in a report
+# --------------------------------------------------------------------------------------------------
+
+
+def made(folder: Path, diagnosis: str | None, **about: Any) -> Path:
+    return write_run(folder, **about, files={"diagnosis.jsonl": diagnosis})
+
+
+@pytest.fixture
+def study(tmp_path: Path) -> Any:
+    """Two methods that were diagnosed, one of them in one of two seeds, one that was not, and
+    one with a damaged file.
+    """
+    rows = [
+        {
+            "step": 2,
+            "bias": 0.8,
+            "size": 50,
+            "flat_dimension": 3.0,
+            "gain_selection": 0.1,
+            "gain_differentiation": 0.3,
+            "log10_candidates_to_halve": 1.2,
+            "residual": 0.5,
+            "longer_cosine": 0.95,
+            "oracle_calls": 70,
+        },
+        {
+            "step": 4,
+            "bias": 0.2,
+            "size": 50,
+            "flat_dimension": 5.0,
+            "gain_selection": 0.3,
+            "gain_differentiation": 0.1,
+            "log10_candidates_to_halve": 1.2,
+            "residual": 2.0,
+            "longer_cosine": 0.85,
+            "oracle_calls": 30,
+            "left_out": {"choice": "the upper loss has no rows"},
+        },
+    ]
+    zero = {
+        "step": 2,
+        "hypergradient_norm": 0.0,
+        "bias": 9.0,
+        "gain_selection": 0.0,
+        "gain_differentiation": 0.0,
+    }
+    text = "".join(json.dumps(row) + "\n" for row in rows)
+    made(tmp_path, text, method="hg-ms", seed=0)
+    made(tmp_path, None, method="hg-ms", seed=1)
+    made(tmp_path, None, method="halve")
+    made(tmp_path, json.dumps(zero) + "\n", method="uniform")
+    made(tmp_path, "{\n}\n", method="torn")
+    return report.build([tmp_path])
+
+
+def test_a_report_shows_what_was_diagnosed(study: Any) -> None:
+    page = page_of(study)
+    assert "Trust in the hypergradients" in page
+    [specs] = re.findall(r'<script type="application/json" id="plots">(.*?)</script>', page)
+    figures = {name: spec for name, spec in json.loads(specs).items() if "-t" in name}
+    titles = re.findall(r'<div class="plot" id="plot-0-t\d+" role="img" aria-label="(.*?)">', page)
+    assert titles == [
+        "Bias of an unsolved lower level",
+        "Agreement with a longer lower run",
+        "Flat directions",
+        "Gain by selection and by differentiation",
+    ]
+    bias = figures["plot-0-t0"]
+    [line] = [trace for trace in bias["data"] if not trace["meta"].get("band")]
+    # not of `uniform`, which learns nothing
+    assert (line["name"], line["x"], line["y"]) == ("hg-ms", [2, 4], [0.8, 0.2])
+    assert bias["layout"]["shapes"][0]["y0"] == 0.5
+    gains = {trace["name"]: (trace["y"], trace["x"]) for trace in figures["plot-0-t3"]["data"]}
+    assert gains == {"selection": (["hg-ms"], [0.2]), "differentiation": (["hg-ms"], [0.2])}
+
+
+def test_its_table_and_warnings_are_in_markdown_as_well(study: Any) -> None:
+    text = markdown(study)
+    assert "| hg-ms | 2 | 50 | 0.9 | – | 50 | – | 4 of 50 | – | 16 | – | – | 100 |" in text
+    assert re.search(
+        r"- hg-ms: the lower level is not solved in 1 of 2 diagnosed steps: .* 80 %", text
+    )
+    assert "- uniform: the hypergradient is zero in every diagnosed step" in text
+    assert (
+        "- hg-ms: not measured: the noise of the choice, in 1 of 2 diagnosed steps: the upper "
+        "loss has no rows"
+    ) in text
+    assert re.search(r"- torn, seed 0: .*diagnosis\.jsonl:1\)", text)
+
+
+def test_a_report_of_runs_that_were_not_diagnosed_says_nothing_of_it(tmp_path: Path) -> None:
+    made(tmp_path, None, method="halve")
+    assert "Trust" not in page_of(report.build([tmp_path]))

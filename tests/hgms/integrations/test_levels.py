@@ -1,0 +1,394 @@
+"""Lower solutions inside the losses of other levels: chains and trees, against closed forms and
+differences.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from helpers import F64, assert_same, finite_differences, normal, rejects, spd
+from torch import Tensor
+
+from hgms.integrations import lower_solution
+from hgms_core import CallableSolver, ConfigError, Problem, Solution, Tree, hypergradient
+
+
+def dense(matvec: Callable[[Tensor], Tensor], b: Tensor) -> Tensor:
+    """Every column of the operator, then a factorisation."""
+    return torch.linalg.solve(
+        torch.stack([matvec(column) for column in torch.eye(len(b), dtype=b.dtype)], 1), b
+    )
+
+
+def newton(loss: Callable[[Tensor], Tensor], x: Tensor) -> Tensor:
+    for _ in range(8):
+        slope = torch.func.grad(loss)(x)
+        x = x - torch.linalg.solve(torch.func.hessian(loss)(x), slope)
+    return x
+
+
+class Linear:
+    """½zᵀAz − zᵀ(By + Cθ), a lower level whose minimiser z = A⁻¹(By + Cθ) torch can
+    differentiate as it is written.
+    """
+
+    def __init__(self, size: int, above: int, upper: int, seed: int) -> None:
+        self.a, self.b, self.c = (
+            spd(size, seed=seed),
+            normal(size, above, seed=seed + 1),
+            normal(size, upper, seed=seed + 2),
+        )
+
+    def loss(self, upper: Tree, z: Tensor) -> Tensor:
+        return 0.5 * z @ self.a @ z - z @ (self.b @ upper["y"] + self.c @ upper["theta"])
+
+    def exact(self, upper: Tree) -> Tensor:
+        return torch.linalg.solve(self.a, self.b @ upper["y"] + self.c @ upper["theta"])
+
+
+class Middle:
+    """½yᵀDy − yᵀEθ + ½‖z*(θ, y) − Mθ‖²: a level with another below it; its minimiser is linear
+    in θ.
+    """
+
+    def __init__(self, below: Linear, seed: int) -> None:
+        size, (lowest, upper) = below.b.shape[1], below.c.shape
+        self.below, self.d, self.e = below, spd(size, seed=seed), normal(size, upper, seed=seed + 1)
+        self.m = normal(lowest, upper, seed=seed + 2)
+
+    def loss(self, theta: Tensor, y: Tensor, **how: Any) -> Tensor:
+        z = lower_solution(
+            self.below.loss, {"theta": theta, "y": y}, self.below.exact, solver=dense, **how
+        )
+        return 0.5 * y @ self.d @ y - y @ self.e @ theta + 0.5 * (z - self.m @ theta).square().sum()
+
+    def exact(self, theta: Tensor) -> Tensor:
+        inverse = torch.linalg.inv(self.below.a)
+        of_y = inverse @ self.below.b
+        of_theta = inverse @ self.below.c
+        return torch.linalg.solve(
+            self.d + of_y.T @ of_y, self.e @ theta - of_y.T @ (of_theta - self.m) @ theta
+        )
+
+    def both(self, theta: Tensor) -> tuple[Tensor, Tensor]:
+        y = self.exact(theta)
+        return y, self.below.exact({"theta": theta, "y": y})
+
+
+CHAIN = Middle(Linear(4, above=3, upper=2, seed=1), seed=5)
+OTHER = Middle(Linear(3, above=4, upper=2, seed=11), seed=15)
+THETA = normal(2, seed=20)
+
+
+def slope(value: Callable[[Tensor], Tensor]) -> Tensor:
+    theta = THETA.clone().requires_grad_()
+    return torch.autograd.grad(value(theta), theta)[0]
+
+
+@pytest.mark.parametrize(
+    ("outer", "inner"), [("vjp", "vjp"), ("jvp", "jvp"), ("difference", "vjp"), ("difference",) * 2]
+)
+def test_three_levels_against_the_closed_form(outer: Any, inner: Any) -> None:
+    """The upper loss looks at both levels below it."""
+
+    def upper(theta: Tensor, y: Tensor, z: Tensor) -> Tensor:
+        return (y - 1).pow(4).sum() + z.sin().sum() + theta.square().sum()
+
+    def f(theta: Tensor, y: Tensor) -> Tensor:
+        return upper(
+            theta,
+            y,
+            lower_solution(
+                CHAIN.below.loss, {"theta": theta, "y": y}, CHAIN.below.exact, solver=dense
+            ),
+        )
+
+    def g(theta: Tensor, y: Tensor) -> Tensor:
+        return CHAIN.loss(theta, y, strategy=inner)
+
+    # A difference of differences has the inner one's rounding divided by the outer one's step,
+    # which some processors show.
+    differences = (outer, inner).count("difference")
+    expected = slope(lambda theta: upper(theta, *CHAIN.both(theta)))
+    rtol = (1e-10, 1e-6, 1e-4)[differences]
+    estimate = hypergradient(f, g, THETA, CHAIN.exact(THETA), solver=dense, strategy=outer)
+    torch.testing.assert_close(value_of(estimate), expected, rtol=rtol, atol=rtol)
+    in_a_graph = slope(
+        lambda theta: f(theta, lower_solution(g, theta, CHAIN.exact, solver=dense, strategy=outer))
+    )
+    torch.testing.assert_close(in_a_graph, expected, rtol=rtol, atol=rtol)
+
+
+def value_of(estimate: Any) -> Tensor:
+    return estimate.value
+
+
+def test_a_tree_with_two_children_each_with_a_child() -> None:
+    """θ above two levels, each with a level of its own, all coupled in the upper loss."""
+
+    def upper(theta: Tensor, first: tuple[Tensor, Tensor], second: tuple[Tensor, Tensor]) -> Tensor:
+        return (
+            first[0].sin().sum() * second[0].square().sum()
+            + first[1] @ normal(4, 3, seed=30) @ second[1]
+            + theta.prod()
+        )
+
+    def through(theta: Tensor, level: Middle) -> tuple[Tensor, Tensor]:
+        y = lower_solution(level.loss, theta, level.exact, solver=dense)
+        return y, lower_solution(
+            level.below.loss, {"theta": theta, "y": y}, level.below.exact, solver=dense
+        )
+
+    expected = slope(lambda theta: upper(theta, CHAIN.both(theta), OTHER.both(theta)))
+    gradient = slope(lambda theta: upper(theta, through(theta, CHAIN), through(theta, OTHER)))
+    torch.testing.assert_close(gradient, expected, rtol=1e-10, atol=1e-10)
+
+
+def bent(upper: Tree, z: Tensor) -> Tensor:
+    """Neither quadratic in z nor linear in what is above it, and yet with a minimiser that can
+    be written down.
+    """
+    away = z - (upper["y"] + upper["theta"]).sin()
+    return ((1 + upper["theta"] ** 2) * (away.exp() - away)).sum()
+
+
+def lowest(upper: Tree) -> Tensor:
+    return (upper["y"] + upper["theta"]).sin()
+
+
+def between(theta: Tensor, y: Tensor, below: Callable[[Tree], Tensor] | None = None) -> Tensor:
+    upper = {"theta": theta, "y": y}
+    z = lower_solution(bent, upper, lowest, solver=dense) if below is None else below(upper)
+    return 0.5 * (y - theta**2).square().sum() + 0.3 * (z * y).square().sum() + 0.1 * z.exp().sum()
+
+
+def implicit(theta: Tensor) -> Tensor:
+    """y*(θ), by Newton's steps through which nobody differentiates."""
+    return newton(lambda y: between(theta, y, lowest), theta**2)
+
+
+def test_levels_that_are_not_quadratic_against_differences() -> None:
+    theta = normal(2, seed=21)
+
+    def value(theta: Tensor) -> Tensor:
+        y = lower_solution(between, theta, implicit, solver=dense)
+        return (y - 1).pow(3).sum() + lower_solution(
+            bent, {"theta": theta, "y": y}, lowest, solver=dense
+        ).sum()
+
+    leaf = theta.clone().requires_grad_()
+    gradient = torch.autograd.grad(value(leaf), leaf)[0]
+    expected = finite_differences(lambda tree: value(tree["t"]).detach(), {"t": theta})["t"]
+    assert_same(gradient, expected, rtol=1e-7, atol=1e-8)
+
+
+def test_four_levels_against_the_closed_form() -> None:
+    """z* = 2y + w² below y* = (w − w²)/2 below w* = 2θ: each loss is least where its argument of
+    ``cup`` is 0, and of no finite order in it; the curvatures depend on what is above."""
+
+    def cup(away: Tensor, above: Tensor) -> Tensor:
+        return ((1 + above**2) * (away.exp() - away)).sum()
+
+    def z_loss(upper: Tree, z: Tensor) -> Tensor:
+        return cup(z - 2 * upper["y"] - upper["w"] ** 2, upper["y"])
+
+    def y_loss(w: Tensor, y: Tensor) -> Tensor:
+        upper = {"w": w, "y": y}
+        return cup(
+            lower_solution(z_loss, upper, lambda at: 2 * at["y"] + at["w"] ** 2, solver=dense) - w,
+            w,
+        )
+
+    def w_loss(theta: Tensor, w: Tensor) -> Tensor:
+        return cup(
+            lower_solution(y_loss, w, lambda w: (w - w**2) / 2, solver=dense) + w**2 / 2 - theta,
+            theta,
+        )
+
+    theta = torch.tensor([0.6], dtype=F64)
+    estimate = hypergradient(lambda _, w: w.pow(3).sum(), w_loss, theta, 2 * theta, solver=dense)
+    torch.testing.assert_close(value_of(estimate), 24 * theta**2, rtol=1e-8, atol=0)
+
+
+def test_the_derivative_of_a_lower_solution_has_derivatives_of_every_order() -> None:
+    y = normal(2, seed=22)
+
+    def solved(theta: Tensor) -> Tensor:
+        return lower_solution(bent, {"theta": theta, "y": y}, lowest, solver=dense)
+
+    theta = normal(2, seed=23).requires_grad_()
+    assert torch.autograd.gradcheck(solved, theta)
+    assert torch.autograd.gradgradcheck(solved, theta)
+    v = normal(2, seed=24)
+    rows = torch.autograd.functional.jacobian(solved, theta.detach())
+    torch.testing.assert_close(torch.func.jvp(solved, (theta.detach(),), (v,))[1], rows @ v)
+    torch.testing.assert_close(torch.func.jacrev(solved)(theta.detach()), rows)
+    torch.testing.assert_close(torch.func.jacfwd(solved)(theta.detach()), rows)
+
+
+@pytest.mark.parametrize(
+    "modes", list(itertools.product([torch.func.jacfwd, torch.func.jacrev], repeat=3))
+)
+def test_third_derivatives_forward_and_backward(modes: Any) -> None:
+    def solved(theta: Tensor) -> Tensor:
+        def loss(upper: Tensor, z: Tensor) -> Tensor:
+            away = z - upper.sin()
+            return ((1 + upper**2) * (away.exp() - away)).sum()
+
+        return lower_solution(loss, theta, torch.sin, solver=dense)
+
+    function = solved
+    theta = torch.tensor([0.6], dtype=F64)
+    for mode, expected in zip(modes, (theta.cos(), -theta.sin(), -theta.cos()), strict=True):
+        function = mode(function)
+        torch.testing.assert_close(function(theta).reshape(1), expected)
+
+
+def test_stacked_candidates_have_lower_levels_of_their_own() -> None:
+    ys = normal(3, 2, seed=25).requires_grad_()
+    theta = normal(2, seed=26)
+    stacked = torch.func.vmap(between, in_dims=(None, 0))(theta, ys)
+    looped = torch.stack([between(theta, y) for y in ys])
+    torch.testing.assert_close(stacked, looped)
+    slopes = [torch.autograd.grad(values.sum(), ys)[0] for values in (stacked, looped)]
+    torch.testing.assert_close(*slopes)
+
+
+def test_a_pipeline_on_a_problem_with_three_levels() -> None:
+    """Branches of the middle level, each with lower solutions of its own; F's minimiser is θ = 1
+    by the closed form of F.
+    """
+    from hgms.generators.branches import Branches
+    from hgms.hypergradients import Unrolled
+    from hgms.outer import Sgd
+    from hgms.selectors import BestOfN
+    from hgms_core import Pipeline
+
+    def below(upper: Tree, z: Tensor) -> Tensor:
+        return 0.5 * (z - 2 * upper["y"]).square().sum()  # z* = 2y
+
+    def g(theta: Tree, x: Tree, batch: Tree) -> Tensor:
+        z = lower_solution(
+            below, {"y": x["y"]}, lambda upper: 2 * upper["y"], solver=lambda matvec, b: b
+        )
+        return 0.5 * (z - 4 * theta["t"]).square().sum()  # y* = 2θ
+
+    problem = Problem(
+        theta0={"t": torch.zeros(1, dtype=F64)},
+        x0={"y": torch.zeros(1, dtype=F64)},
+        g=g,
+        f=lambda theta, x, batch: 0.5 * (x["y"] - 2).square().sum(),
+    )
+    method = Pipeline(
+        generator=Branches(count=2, steps=2, lr=0.2, noise=0.1),
+        selector=BestOfN(),
+        hypergradient=Unrolled(),
+        outer=Sgd(lr=0.25),
+    )
+    state = method.init(problem, seed=0)
+    for _ in range(6):
+        state, _ = method.step(problem, state)
+    torch.testing.assert_close(
+        method.result(state)[0]["t"], torch.ones(1, dtype=F64), rtol=0, atol=1e-3
+    )
+
+
+def test_no_program_is_made_of_a_level_with_another_below_it() -> None:
+    from hgms.compiled import Programs
+
+    programs = Programs()
+    function = programs(("between", "key"), between)
+    theta = normal(2, seed=26)
+    y = normal(2, seed=27)
+    torch.testing.assert_close(function(theta, y), between(theta, y))
+    assert "solved anew at every call" in programs.outcomes["between"]
+
+
+def test_what_it_costs() -> None:
+    """Solves of the lowest level: 1 for the middle gradient, 2 for every product with its
+    Hessian, 1 for the mixed one.
+    """
+    solves: list[Solution] = []
+    solver = CallableSolver(lambda matvec, b: b)
+
+    def middle(theta: Tensor, y: Tensor) -> Tensor:
+        z = lower_solution(
+            lambda y, z: 0.5 * (z - y).square().sum(), y, lambda y: y, solver=solver, report=note
+        )
+        return 0.5 * (z - theta).square().sum()
+
+    def note(solution: Solution, _: Tensor) -> None:
+        solves.append(solution)
+
+    theta = torch.ones(2, dtype=F64)
+    estimate = hypergradient(lambda theta, y: y.sum(), middle, theta, theta, solver=solver)
+    assert estimate.solution is not None
+    assert len(solves) == 1 + 2 * estimate.solution.products + 1
+    torch.testing.assert_close(value_of(estimate), torch.ones(2, dtype=F64))
+
+
+@pytest.mark.parametrize("strategy", ["vjp", "jvp"])
+def test_differences_below_derivatives_are_refused(strategy: Any) -> None:
+    """The upper loss is linear in x, so that only the way through θ makes the second derivative."""
+    with rejects("no-second-derivative", "strategy", of=ConfigError):
+        hypergradient(
+            lambda theta, y: y.sum(),
+            lambda theta, y: CHAIN.loss(theta, y, strategy="difference"),
+            THETA,
+            CHAIN.exact(THETA),
+            solver=dense,
+            strategy=strategy,
+        )
+
+
+def test_a_tensor_that_is_not_in_theta_is_named() -> None:
+    def middle(theta: Tensor, y: Tensor) -> Tensor:
+        z = lower_solution(
+            lambda theta, z: bent({"theta": theta, "y": y}, z),
+            theta,
+            torch.zeros(2, dtype=F64),
+            solver=dense,
+        )
+        return (z * y).sum()
+
+    with rejects("hidden-tensor", "g", of=ConfigError) as caught:
+        hypergradient(lambda theta, y: y.sum(), middle, THETA, THETA, solver=dense)
+    assert "y.detach()" in str(caught.value.hint)
+    frozen = torch.nn.Linear(2, 2).double()
+    theta = THETA.clone().requires_grad_()
+    x = lower_solution(
+        lambda t, x: 0.5 * (x - frozen(t)).square().sum(), theta, frozen(THETA), solver=dense
+    )
+    torch.testing.assert_close(torch.autograd.grad(x[0], theta)[0], frozen.weight[0].detach())
+
+
+def test_a_batch_of_each_candidate_is_handed_over() -> None:
+    rows = normal(3, 2, seed=27)
+    upper = THETA.clone().requires_grad_()
+
+    def by_closure(y: Tensor, row: Tensor) -> Tensor:
+        return (
+            lower_solution(
+                lambda t, z: 0.5 * (z - t * row).square().sum(),
+                upper,
+                lambda t: t * row,
+                solver=dense,
+            ).sum()
+            + y.sum()
+        )
+
+    def in_theta(y: Tensor, row: Tensor) -> Tensor:
+        upper = {"y": y, "row": row}
+        loss = lambda t, z: 0.5 * (z - t["y"] * t["row"]).square().sum()  # noqa: E731
+        exact = lambda t: t["y"] * t["row"]  # noqa: E731
+        return lower_solution(loss, upper, exact, solver=dense).sum()
+
+    ys = normal(3, 2, seed=28).requires_grad_()
+    with rejects("hidden-tensor", "g", of=ConfigError) as caught:
+        torch.func.vmap(by_closure)(ys, rows)
+    assert 'mode = "loop"' in str(caught.value.hint)
+    assert_same(torch.autograd.grad(torch.func.vmap(in_theta)(ys, rows).sum(), ys)[0], rows)

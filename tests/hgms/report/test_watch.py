@@ -1,0 +1,209 @@
+"""The page of a running comparison: served on this machine alone, and nothing else is."""
+
+from __future__ import annotations
+
+import _thread
+import http.client
+import os
+import re
+import signal
+import socket
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner
+from helpers import rejects
+from made_runs import write_run
+
+import hgms.report as report
+from hgms.cli import main
+from hgms.report.watch import LOOPBACK, Pages, serve, server
+from hgms_core import ConfigError
+
+Answer = tuple[int, dict[str, str], str]
+
+
+class Served:
+    """A server under way, and requests to it."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.pages = Pages([folder], lambda: report.build([folder]), interval=0.0, rest=0.0)
+        self.server = server(self.pages)
+        self.port = self.server.server_address[1]
+        self.thread = threading.Thread(
+            target=self.server.serve_forever, kwargs={"poll_interval": 0.02}
+        )
+        self.thread.start()
+
+    def ask(self, path: str = "/", method: str = "GET", **headers: str) -> Answer:
+        connection = http.client.HTTPConnection(LOOPBACK, self.port, timeout=20)
+        connection.putrequest(method, path, skip_host=True)
+        for name, value in {"Host": f"{LOOPBACK}:{self.port}", **headers}.items():
+            if value:
+                connection.putheader(name, value)
+        connection.endheaders()
+        answer = connection.getresponse()
+        text = answer.read().decode()
+        connection.close()
+        return answer.status, dict(answer.getheaders()), text
+
+    def close(self) -> None:
+        self.server.shutdown()
+        self.thread.join(20)
+        self.server.server_close()
+
+
+@pytest.fixture(scope="module")
+def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
+    folder = tmp_path_factory.mktemp("watched")
+    write_run(folder, method="halve")
+    made = Served(folder)
+    yield made
+    made.close()
+
+
+def test_the_page_is_served_and_renewed_when_a_run_ends(served: Served) -> None:
+    status, headers, page = served.ask()
+    assert status == 200
+    assert "halve" in page
+    assert headers["Content-Type"] == "text/html; charset=utf-8"
+    assert headers["Cache-Control"] == "no-store"
+    assert "connect-src 'self'" in page
+    assert served.ask(method="HEAD")[1]["ETag"] == headers["ETag"]  # no news: the same page
+    assert served.ask(method="HEAD")[2] == ""
+    write_run(served.folder, method="another")
+    assert served.ask(method="HEAD")[1]["ETag"] != headers["ETag"]
+    assert "another" in served.ask(Host=f"localhost:{served.port}")[2]
+
+
+@pytest.mark.parametrize(
+    "path",
+    [
+        "/report.html",
+        "/index.html",
+        "/favicon.ico",
+        "/?a",
+        "/..",
+        "/../../etc/passwd",
+        "/%2e%2e/",
+        "*",
+    ],
+)
+def test_no_other_path_is_served(served: Served, path: str) -> None:
+    status, _, text = served.ask(path)
+    assert status == 404
+    assert "halve" not in text
+
+
+def test_nor_is_another_address_in_the_request(served: Served) -> None:
+    assert served.ask("http://elsewhere.example/")[0] == 404
+
+
+@pytest.mark.parametrize(
+    "host",
+    [
+        "",
+        "elsewhere.example",
+        "elsewhere.example:{port}",
+        "127.0.0.1",
+        "localhost:1",
+        "0.0.0.0:{port}",
+        "127.0.0.1.elsewhere.example:{port}",
+    ],
+)
+def test_a_request_to_another_host_is_refused(served: Served, host: str) -> None:
+    status, _, text = served.ask(Host=host.format(port=served.port))
+    assert status == 403
+    assert "halve" not in text
+
+
+def test_two_hosts_in_a_request_are_refused(served: Served) -> None:
+    with socket.create_connection((LOOPBACK, served.port), timeout=20) as connection:
+        connection.sendall(
+            f"GET / HTTP/1.1\r\nHost: {LOOPBACK}:{served.port}\r\nHost: elsewhere\r\n\r\n".encode()
+        )
+        assert b" 403 " in connection.recv(100)
+
+
+@pytest.mark.parametrize("method", ["POST", "PUT", "DELETE", "OPTIONS", "TRACE"])
+def test_nothing_can_be_changed(served: Served, method: str) -> None:
+    assert served.ask(method=method)[0] == 501
+
+
+def test_it_listens_on_this_machine_alone(served: Served) -> None:
+    assert served.server.server_address[0] == "127.0.0.1"
+
+
+def test_while_there_is_no_result_the_page_says_so_and_waits(tmp_path: Path) -> None:
+    pages = Pages(
+        [tmp_path / "<runs>"], lambda: report.build([tmp_path / "<runs>"]), interval=0.0, rest=0.0
+    )
+    page = pages.newest().decode()
+    assert "Nothing to report yet" in page
+    assert "&lt;runs&gt;)" in page
+    assert 'http-equiv="refresh"' in page
+    write_run(tmp_path / "<runs>")
+    assert "Nothing to report yet" not in pages.newest().decode()
+
+
+def test_pages_are_not_made_more_often_than_asked(tmp_path: Path) -> None:
+    write_run(tmp_path)
+    made = []
+
+    def build() -> report.Study:
+        made.append(1)
+        return report.build([tmp_path])
+
+    pages = Pages([tmp_path], build, interval=1000.0)
+    pages.newest()
+    write_run(tmp_path, method="another")
+    pages.newest()
+    assert len(made) == 1
+
+
+def test_a_port_that_is_taken_is_said(served: Served) -> None:
+    with rejects("cannot-serve", "--port", of=ConfigError) as caught:
+        server(served.pages, served.port)
+    assert f"port {served.port}:" in caught.value.message
+
+
+@pytest.mark.parametrize("flags", [["--out", "a.html"], ["--json"], ["--steps"]])
+def test_flags_that_write_are_refused(served: Served, flags: list[str]) -> None:
+    result = CliRunner().invoke(main, ["report", str(served.folder), "--watch", *flags])
+    assert result.exit_code == 2
+    assert f"({flags[0]})" in result.output
+
+
+def test_ctrl_c_ends_it_and_says_so(served: Served) -> None:
+    lines: list[str] = []
+
+    def say(line: str) -> None:
+        lines.append(line)
+        if len(lines) == 1:
+            threading.Timer(0.1, _thread.interrupt_main).start()
+
+    serve(served.pages, 0, say)
+    assert re.fullmatch(r"http://127\.0\.0\.1:\d+/  \(Ctrl-C ends\)", lines[0])
+    assert lines[1:] == ["ended"]
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(os.name == "nt", reason="Ctrl-C is another matter there")
+def test_the_command_prints_where_it_serves_and_ends_with_ctrl_c(served: Served) -> None:
+    command = [sys.executable, "-m", "hgms.cli", "report", str(served.folder), "--watch"]
+    with subprocess.Popen(
+        command, stderr=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    ) as process:
+        assert process.stderr is not None
+        line = process.stderr.readline()
+        found = re.fullmatch(r"http://127\.0\.0\.1:(\d+)/  \(Ctrl-C ends\)\n", line)
+        assert found, line
+        with socket.create_connection((LOOPBACK, int(found[1])), timeout=20):
+            process.send_signal(signal.SIGINT)  # while a browser holds a connection open
+            output, errors = process.communicate(timeout=20)
+    assert (process.returncode, output, errors) == (0, "", "ended\n")

@@ -1,0 +1,153 @@
+"""Forest plots: what they show, and where it stands."""
+
+from __future__ import annotations
+
+import math
+import re
+from typing import Any
+
+import pytest
+from helpers import rejects
+
+import hgms.report as report
+from hgms.results import Forest, Interval, Point, table
+from hgms_core import ConfigError
+
+NONE = Interval.of([])
+
+
+def forest(values: dict[str, Interval], reference: str | None = "base", **more: Any) -> Forest:
+    """A forest of differences to "base"."""
+    pairs = {(label, "base"): value for label, value in values.items()}
+    pairs |= {
+        ("base", label): Interval(-value.mean, value.half_width, value.count)
+        for label, value in values.items()
+    }
+    options = {
+        "title": "task",
+        "metric": "loss",
+        "share": False,
+        "higher": False,
+        "winner": None,
+        **more,
+    }
+    made = Forest.of(pairs, [*values, "base"], reference, **options)
+    assert made is not None
+    return made
+
+
+def marks(page: str, label: str) -> dict[str, float]:
+    """Where the parts of a row stand, in percent of the axis."""
+    [row] = [row for row in page.split("<tr")[1:] if f"</i>{label}<" in row]
+    return {
+        kind: float(place)
+        for kind, place in re.findall(
+            r'<i class="(zero|bar|dot|beyond)" style="left: ([-\d.]+)', row
+        )
+    }
+
+
+def test_dots_and_bars_stand_at_their_numbers() -> None:
+    made = forest({"a": Interval(-2.0, 1.0, 3), "b": Interval(1.0, 0.5, 3)})
+    low, high = made.limits
+    assert low < -3
+    assert high > 1.5
+    page = made.html()
+    for label, mean, half in (("a", -2.0, 1.0), ("b", 1.0, 0.5)):
+        places = marks(page, label)
+        for kind, value in (("dot", mean), ("bar", mean - half), ("zero", 0.0)):
+            assert places[kind] == pytest.approx(100 * (value - low) / (high - low), abs=0.01)
+    assert set(made.ticks) == {-3.0, -2.0, -1.0, 0.0, 1.0}
+    assert "reference" in page
+
+
+def test_a_method_far_off_does_not_set_the_axis_and_has_an_arrow() -> None:
+    made = forest(
+        {"a": Interval(-1.0, 0.2, 3), "b": Interval(0.5, 0.3, 3), "lost": Interval(400.0, 90.0, 3)}
+    )
+    assert made.limits[1] < 10
+    page = made.html()
+    assert "dot" not in marks(page, "lost")
+    assert marks(page, "lost")["beyond"] == 100
+    assert "+400 ± 90" in page
+    assert "beyond" not in marks(page, "a")
+
+
+@pytest.mark.parametrize(
+    "values",
+    [
+        {"a": Interval(0.0, 0.0, 3)},
+        {"a": Interval(1e-300, math.nan, 1)},
+        {"a": Interval(math.nan, math.nan, 0), "b": Interval(1.0, math.nan, 1)},
+        {
+            "a": Interval(1e300, 1e300, 2),
+            "b": Interval(-1.0, math.inf, 2),
+            "c": Interval(1.0, 1.0, 2),
+        },
+    ],
+    ids=["nothing moved", "tiny, one seed", "no seed in common", "huge and infinite"],
+)
+def test_odd_numbers_are_drawn_too(values: dict[str, Interval]) -> None:
+    made = forest(values)
+    low, high = made.limits
+    assert math.isfinite(low)
+    assert low < high
+    assert low <= 0 <= high
+    assert 0 < len(made.ticks) < 20
+    assert "nan%" not in made.html()
+    assert "inf%" not in made.html()
+
+
+def test_without_the_reference_differences_are_to_the_first() -> None:
+    made = forest({"a": Interval(-2.0, 1.0, 3)}, reference=None)
+    assert made.reference == "a"
+    assert made.differences["base"] == Interval(2.0, 1.0, 3)
+    assert (
+        Forest.of({}, ["a"], None, title="", metric="", share=False, higher=None, winner=None)
+        is None
+    )
+
+
+def test_a_table_draws_its_differences_best_first_and_marks_the_winner() -> None:
+    noise = {seed: 0.001 * (seed % 3 - 1) for seed in range(10)}
+    means = {"<b>bad</b>": 0.5, "good": 0.9, "uniform": 0.7}
+
+    def points(mean: float) -> list[Point]:
+        return [
+            Point(
+                seed=seed,
+                metrics={"accuracy": mean + off * mean},
+                outer_steps=1,
+                oracle_calls=1,
+                seconds=1.0,
+            )
+            for seed, off in noise.items()
+        ]
+
+    results = table(
+        {label: points(mean) for label, mean in means.items()},
+        "accuracy",
+        "uniform",
+        task="task & more",
+    )
+    assert results.forest is not None
+    assert list(results.forest.differences) == ["good", "uniform", "<b>bad</b>"]
+    page = results._repr_html_()
+    assert "good ★" in page
+    assert 'class="won"' in page
+    assert "<b>bad" not in page
+    assert "task &amp; more" in page
+    assert "+20.00 ± " in page
+    assert "percentage points" in page
+    assert not re.search(r"https?:|<script|<link|@import|url\(", page)
+    assert len(repr(results).splitlines()) < 10
+    for backend in ("matplotlib", "plotly"):
+        assert report.plot_forests([results.forest, None], backend)
+
+
+def test_nothing_to_draw_and_no_such_library_are_said() -> None:
+    with rejects("nothing-to-do", of=ConfigError):
+        report.plot_forests([None])
+    one = forest({"a": Interval(1.0, 1.0, 2)})
+    with rejects("unknown-choice", "backend", of=ConfigError):
+        report.plot_forests([one], "plotli")  # type: ignore[arg-type]

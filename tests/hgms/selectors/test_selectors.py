@@ -1,0 +1,150 @@
+"""Selectors: invariances, ties, and candidates that must never be chosen."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from attrs import evolve
+from helpers import F64, KEY, assert_same, network_problem, rejects
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from hgms.selectors import BestOfN, First, Worst
+from hgms_core import Candidates, Cost, Problem, Selection, stack
+
+pytestmark = pytest.mark.plugins
+
+SCORED = {"best-of-n": (BestOfN(), 1.0), "worst": (Worst(), -1.0)}
+both = pytest.mark.parametrize("name", SCORED)
+IDENTITY = Problem(
+    theta0={},
+    x0={"x": torch.zeros((), dtype=F64)},
+    g=lambda t, x, _: x["x"],
+    f=lambda t, x, _: x["x"],
+)
+NETWORK = network_problem()
+bad = st.sampled_from([float("nan"), float("inf"), float("-inf")])
+number = st.integers(-4, 4).map(float)
+
+
+def choose(selector: Any, scores: list[float]) -> Selection:
+    found: Selection = selector.select(
+        IDENTITY, {}, Candidates(x={"x": torch.tensor(scores, dtype=F64)}), KEY
+    )
+    return found
+
+
+@both
+@given(scores=st.lists(number | bad, min_size=1, max_size=8))
+@settings(max_examples=150, deadline=None)
+def test_the_choice_is_the_first_best_finite_score(name: str, scores: list[float]) -> None:
+    selector, sign = SCORED[name]
+    found = choose(selector, scores)
+    finite = [(sign * score, i) for i, score in enumerate(scores) if abs(score) < float("inf")]
+    assert int(found.finite) == len(finite)
+    assert 0 <= int(found.index) < len(scores)
+    if finite:
+        ranked = sorted(finite)
+        assert int(found.index) == ranked[0][1]
+        assert float(found.gap) == (
+            ranked[1][0] - ranked[0][0] if len(ranked) > 1 else float("inf")
+        )
+    else:
+        assert float(found.gap) == float("inf")
+
+
+@both
+@given(order=st.permutations(range(5)))
+@settings(max_examples=30, deadline=None)
+def test_the_choice_moves_with_the_candidates(name: str, order: list[int]) -> None:
+    selector, _ = SCORED[name]
+    x = stack([{key: leaf + 0.1 * i**2 for key, leaf in NETWORK.x0.items()} for i in range(5)])
+    plain = selector.select(NETWORK, NETWORK.theta0, Candidates(x=x), KEY)
+    moved = selector.select(
+        NETWORK, NETWORK.theta0, Candidates(x={key: leaf[order] for key, leaf in x.items()}), KEY
+    )
+    assert order[int(moved.index)] == int(plain.index)
+    assert_same(moved.scores, plain.scores[order], rtol=1e-13)
+    assert_same(moved.gap, plain.gap, rtol=1e-11)
+
+
+@both
+@pytest.mark.parametrize("value", [torch.nan, torch.inf])
+def test_a_state_with_a_bad_number_and_a_finite_loss_is_no_candidate(
+    name: str, value: float
+) -> None:
+    selector, sign = SCORED[name]
+    problem = evolve(
+        IDENTITY, x0={"x": torch.zeros((), dtype=F64), "dead": torch.zeros(2, dtype=F64)}
+    )
+    dead = torch.zeros(3, 2, dtype=F64)
+    dead[0, 1] = value
+    scores = sign * torch.tensor([1.0, 2.0, 3.0], dtype=F64)
+    found = selector.select(problem, {}, Candidates(x={"x": scores, "dead": dead}), KEY)
+    assert (int(found.index), int(found.finite)) == (1, 2)
+    assert bool(found.scores[0].isnan())
+
+
+def test_first_takes_the_first_finite_state_and_scores_nothing() -> None:
+    x = {"x": torch.tensor([1.0, torch.nan, 3.0, 0.0], dtype=F64), "y": torch.ones(4, 2, dtype=F64)}
+    x["y"][0, 1] = torch.inf
+    found = First().select(IDENTITY, {}, Candidates(x=x), KEY)
+    assert (int(found.index), int(found.finite), found.cost) == (2, 2, Cost())
+    assert (
+        int(
+            First()
+            .select(IDENTITY, {}, Candidates(x={"x": torch.full((3,), torch.nan)}), KEY)
+            .finite
+        )
+        == 0
+    )
+
+
+@both
+def test_all_scores_come_from_one_batch_that_changes_with_the_key(name: str) -> None:
+    selector = evolve(SCORED[name][0], batch_size=4, mode="loop")
+    seen: list[tuple[int, ...]] = []
+
+    def f(theta: Any, x: Any, batch: Any) -> torch.Tensor:
+        seen.append(tuple(batch["index"].tolist()))
+        return NETWORK.f(theta, x, batch)
+
+    x = stack([NETWORK.x0] * 3)
+    found = selector.select(evolve(NETWORK, f=f), NETWORK.theta0, Candidates(x=x), KEY)
+    assert len(seen) == 3
+    assert len(set(seen)) == 1
+    assert found.cost == Cost(upper_values=3, rows=12)
+    assert int(found.index) == 0
+    assert float(found.gap) == 0.0
+    selector.select(evolve(NETWORK, f=f), NETWORK.theta0, Candidates(x=x), KEY.fold("next"))
+    assert len(set(seen)) == 2
+
+
+@both
+def test_stacked_looped_and_chunked_scores_agree(name: str) -> None:
+    x = stack([{key: leaf + 0.1 * i for key, leaf in NETWORK.x0.items()} for i in range(5)])
+    found = [
+        evolve(SCORED[name][0], mode=mode, chunk=chunk)
+        .select(NETWORK, NETWORK.theta0, Candidates(x=x), KEY)
+        .scores
+        for mode, chunk in [("loop", None), ("stacked", None), ("stacked", 2)]
+    ]
+    assert_same(found[1], found[0], rtol=1e-13)
+    assert_same(found[2], found[0], rtol=1e-13)
+
+
+@both
+def test_scores_are_on_the_rows_set_apart_for_selecting(name: str) -> None:
+    found = SCORED[name][0].select(
+        NETWORK, NETWORK.theta0, Candidates(x=stack([NETWORK.x0] * 2)), KEY
+    )
+    expected = NETWORK.f(NETWORK.theta0, NETWORK.x0, NETWORK.upper_data["select"].whole)
+    assert_same(found.scores, expected.expand(2), rtol=1e-14)
+
+
+@pytest.mark.parametrize("value", [0, -3])
+def test_a_batch_has_at_least_one_row(value: int) -> None:
+    with rejects("out-of-range", "batch_size"):
+        BestOfN(batch_size=value)

@@ -1,0 +1,226 @@
+"""SciPy's and GPyTorch's solvers as linear solvers: the kit's checks for each method, and their
+own answers beside ours.
+"""
+
+from __future__ import annotations
+
+import sys
+from typing import Any, get_args
+
+import numpy as np
+import pytest
+import scipy.sparse.linalg
+import torch
+from helpers import F64, assert_same, normal, rejects, spd
+from torch import Tensor
+
+from hgms.contrib import LinearOperatorSolver
+from hgms.runs import RunConfig
+from hgms.solvers import CG, ScipySolver
+from hgms.solvers.scipy_solver import Method
+from hgms.testing import Check, parametrize_with_checks
+from hgms_core import MissingExtra, Outcome, hypergradient
+
+pytestmark = pytest.mark.plugins
+
+METHODS = get_args(Method)
+EVERY = [
+    *(ScipySolver(method=method, max_steps=200) for method in METHODS),
+    LinearOperatorSolver(max_steps=200),
+]
+every_solver = pytest.mark.parametrize(
+    "solver", EVERY, ids=lambda each: getattr(each, "method", each.name)
+)
+every_method = pytest.mark.parametrize("method", METHODS)
+
+
+@parametrize_with_checks(EVERY)
+def test_conformance(component: Any, check: Check) -> None:
+    check(component)
+
+
+class Operator:
+    """A·v for one matrix or a batch of them, counting its calls."""
+
+    def __init__(self, matrix: Tensor) -> None:
+        self.matrix = matrix
+        self.calls = 0
+
+    def __call__(self, v: Tensor) -> Tensor:
+        self.calls += 1
+        return (self.matrix @ v[..., None]).squeeze(-1)
+
+
+FIGURES = {
+    "linear-operator": 137,
+    "cg": 141,
+    "bicg": 281,
+    "bicgstab": 402,
+    "cgs": 433,
+    "gmres": 675,
+    "lgmres": 243,
+    "minres": 327,
+    "qmr": 291,
+    "tfqmr": 450,
+    "gcrotmk": 157,
+}
+
+
+@pytest.mark.parametrize("which", FIGURES)
+def test_the_products_of_the_readme(which: str) -> None:
+    values = torch.logspace(-2, 2, 50, dtype=F64)
+    made = LinearOperatorSolver if which == "linear-operator" else ScipySolver
+    fields: dict[str, Any] = {} if which == "linear-operator" else {"method": which}
+    solution = made(rtol=1e-8, max_steps=2000, **fields).solve(
+        lambda v: values * v, torch.ones(50, dtype=F64)
+    )
+    assert solution.outcome is Outcome.CONVERGED
+    # How many products a method without short exact recurrences takes here is decided by rounding,
+    # which differs by processor.
+    assert abs(solution.products - FIGURES[which]) <= 0.2 * FIGURES[which]
+
+
+@every_method
+def test_it_is_scipys_own_answer(method: Any) -> None:
+    """The same iteration, called as SciPy documents it, on an indefinite system where the method
+    is for those.
+    """
+    size = 20
+    matrix = spd(size, seed=1) - (0.6 if method == "minres" else 0.0) * torch.eye(size, dtype=F64)
+    b = normal(size, seed=2)
+    tight = 1e-10
+    own, _ = getattr(scipy.sparse.linalg, method)(
+        scipy.sparse.linalg.aslinearoperator(matrix.numpy()), b.numpy(), rtol=tight, maxiter=500
+    )
+    found = ScipySolver(method=method, rtol=tight, max_steps=500).solve(Operator(matrix), b)
+    assert found.outcome is Outcome.CONVERGED
+    np.testing.assert_allclose(found.value.numpy(), own, rtol=1e-6, atol=1e-8)
+    torch.testing.assert_close(found.value, torch.linalg.solve(matrix, b), rtol=1e-7, atol=1e-8)
+
+
+@every_solver
+def test_converged_is_by_the_true_residual(solver: Any) -> None:
+    """Condition 1e8 at a tolerance where recursions have drifted: either the claim holds or
+    there is none.
+    """
+    values = torch.logspace(-4, 4, 60, dtype=F64)
+    b = normal(60, seed=3)
+    found = type(solver)(
+        **({"method": solver.method} if hasattr(solver, "method") else {}),
+        rtol=1e-12,
+        max_steps=400,
+    ).solve(lambda v: values * v, b)
+    true = float((b - values * found.value).norm() / b.norm())
+    assert float(found.residual) == pytest.approx(true, rel=1e-3, abs=1e-13)
+    assert (found.outcome is Outcome.CONVERGED) == (true <= 1e-12)
+
+
+@every_solver
+@pytest.mark.parametrize("limit", [1, 2, 3, 7, 21, 24])
+def test_the_limit_counts_products_and_what_was_reached_is_kept(solver: Any, limit: int) -> None:
+    """However the limit falls into a method's cycles or double steps."""
+    matrix = spd(40, seed=4, low=1e-3)
+    b = normal(40, seed=5)
+    operator = Operator(matrix)
+    fields = {"method": solver.method} if hasattr(solver, "method") else {}
+    found = type(solver)(**fields, max_steps=limit, rtol=1e-12).solve(operator, b)
+    assert found.outcome is Outcome.ITERATION_LIMIT
+    assert int(found.iterations) <= limit
+    assert found.products == operator.calls <= limit + 3
+    assert float(found.residual) <= 1
+    # whose residual jumps far above the first one's on the way
+    if limit >= 21 and getattr(solver, "method", "") != "cgs":
+        assert float(found.residual) < 0.9
+
+
+@pytest.mark.parametrize(
+    "solver", [ScipySolver(method="cg"), LinearOperatorSolver()], ids=lambda each: each.name
+)
+@pytest.mark.parametrize("seed", range(6))
+def test_conjugate_gradients_stop_before_negative_curvature(solver: Any, seed: int) -> None:
+    """The iterate before it, also where its residual is larger than the first."""
+    matrix = spd(8, seed=seed) - 0.6 * torch.eye(8, dtype=F64)
+    b = normal(8, seed=10 + seed)
+    found, ours = (each.solve(Operator(matrix), b) for each in (solver, CG(rtol=1e-6)))
+    assert found.outcome is ours.outcome is Outcome.NEGATIVE_CURVATURE
+    torch.testing.assert_close(found.value, ours.value, rtol=1e-8, atol=1e-10)
+    assert float(found.residual) == pytest.approx(
+        float((b - matrix @ found.value).norm() / b.norm()), rel=1e-9
+    )
+    assert float(found.curvature) < 0
+
+
+@every_solver
+def test_one_bad_row_does_not_spoil_the_others(solver: Any) -> None:
+    matrix = torch.stack([spd(6, seed=1), spd(6, seed=2), spd(6, seed=3)])
+    matrix[1, 0, 0] = torch.nan
+    b = normal(3, 6, seed=4)
+    found = solver.solve(Operator(matrix), b)
+    assert [each.label for each in found.outcomes] == ["converged", "nonfinite", "converged"]
+    for row in (0, 2):
+        exact = torch.linalg.solve(matrix[row], b[row])
+        torch.testing.assert_close(found.value[row], exact, rtol=1e-4, atol=1e-5)
+    assert torch.isfinite(found.value).all()
+
+
+@every_solver
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_shorter_numbers_stay_what_they_are(solver: Any, dtype: torch.dtype) -> None:
+    matrix = spd(8, seed=1).to(dtype)
+    b = normal(8, seed=2).to(dtype)
+    rtol = 1e-4 if dtype == torch.float32 else 5e-2
+    fields = {"method": solver.method} if hasattr(solver, "method") else {}
+    found = type(solver)(**fields, rtol=rtol).solve(Operator(matrix), b)
+    assert found.value.dtype == dtype
+    assert found.outcome is Outcome.CONVERGED
+    assert (
+        matrix.double() @ found.value.double() - b.double()
+    ).norm() <= 3 * rtol * b.double().norm()
+
+
+@every_solver
+def test_hypergradients_of_a_ridge_regression(solver: Any) -> None:
+    """x*(θ) = (AᵀA + e^θ I)⁻¹Aᵀy, differentiated by hand."""
+    a = normal(12, 5)
+    y = normal(12, seed=1)
+    target = normal(5, seed=2)
+    theta = torch.tensor(0.3, dtype=F64)
+    inverse = torch.linalg.inv(a.T @ a + theta.exp() * torch.eye(5, dtype=F64))
+    x = inverse @ a.T @ y
+    found = hypergradient(
+        lambda _, x: 0.5 * (x - target).square().sum(),
+        lambda theta, x: 0.5 * (a @ x - y).square().sum() + 0.5 * theta.exp() * x.square().sum(),
+        theta,
+        x,
+        solver=solver,
+    )
+    expected = -(x - target) @ inverse @ (theta.exp() * x)
+    assert_same(found.value, expected, rtol=1e-4)
+
+
+def test_without_the_package_the_message_says_what_installs_it(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setitem(sys.modules, "linear_operator.utils.linear_cg", None)
+    with rejects("missing-package", of=MissingExtra) as caught:
+        LinearOperatorSolver().solve(lambda v: v, torch.ones(2))
+    assert caught.value.install == "pip install 'hgms[gpytorch]'"
+
+
+@pytest.mark.parametrize(
+    ("fields", "code", "field"),
+    [
+        ('name = "scipy"\nmethod = "gmre"', "unknown-choice", "method"),
+        ('name = "scipy"\nrtol = 0.0', "out-of-range", "rtol"),
+        ('name = "scipy"\nmax_steps = 0', "out-of-range", "max_steps"),
+        ('name = "linear-operator"\nridge = -1.0', "out-of-range", "ridge"),
+        ('name = "linear-operatr"', "unknown-linear-solver", "name"),
+    ],
+)
+def test_bad_input_says_what_and_where(fields: str, code: str, field: str) -> None:
+    text = (
+        'task = "quadratic"\nbudget = "2 steps"\n[method]\nname = "hg-ms"\n'
+        f"[method.hypergradient.solver]\n{fields}\n"
+    )
+    with rejects(code, "config.toml", "method", "hypergradient", "solver", field):
+        RunConfig.from_toml(text)

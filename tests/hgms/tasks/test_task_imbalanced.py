@@ -1,0 +1,495 @@
+"""The long-tailed task: its split, its views, its losses against a plain module, its
+hypergradient.
+"""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from helpers import finite_differences, rejects
+from torch import Tensor, nn
+
+import hgms_core
+from hgms.tasks.imbalanced import ImbalancedLoss
+from hgms.tasks.imbalanced.rows import views
+from hgms_core import ConfigError, DataError, Key, Ravel, Tree
+
+CPU = torch.device("cpu")
+DOUBLE = torch.float64
+
+mnist = pytest.mark.skipif(
+    "HGMS_DATA" not in os.environ, reason="HGMS_DATA is not set: no MNIST files to test with"
+)
+
+
+def tiny(tmp_path: Path) -> ImbalancedLoss:
+    """118 parameters and 58 rows: small enough for dense Hessians."""
+    pixels = np.random.default_rng(0).integers(0, 256, (120, 4, 4), np.uint8)
+    np.savez(tmp_path / "tiny.npz", images=pixels, labels=np.arange(120) % 10)
+    return ImbalancedLoss(
+        dataset=f"npz:{tmp_path / 'tiny.npz'}",
+        channels=(1, 2),
+        hidden=2,
+        least=2,
+        views=2,
+        validation_size=25,
+        test_size=20,
+        validation_split=(1, 1, 1),
+        smooth=True,
+        omega=0.02,
+    )
+
+
+def numbered(path: Path, images: int = 1000) -> str:
+    """Images of 4 × 5 pixels that carry their own number in the two middle pixels; class i mod
+    10.
+    """
+    pixels = np.zeros((images, 4, 5), np.uint8)
+    pixels[:, 1, 2], pixels[:, 2, 2] = np.arange(images) // 256, np.arange(images) % 256
+    np.savez(path, images=pixels, labels=np.arange(images) % 10)
+    return f"npz:{path}"
+
+
+def numbers_of(pixels: Tensor) -> list[int]:
+    return [
+        round(255 * float(a)) * 256 + round(255 * float(b))
+        for a, b in zip(pixels[:, 0, 1, 2], pixels[:, 0, 2, 2], strict=True)
+    ]
+
+
+def test_the_parts_are_disjoint_the_tail_is_long_and_the_rest_balanced(tmp_path: Path) -> None:
+    task = ImbalancedLoss(
+        dataset=numbered(tmp_path / "n.npz"),
+        validation_size=103,
+        test_size=200,
+        ratio=0.5,
+        least=3,
+        views=0,
+        channels=(1, 1),
+        hidden=2,
+    )
+    problem = task.problem(0, CPU, torch.float32)
+    train = problem.lower_data.whole
+    # 100 images a class; 11 of 0, 1, 2 and 10 of the others validate; 20 test
+    assert torch.bincount(train["label"]).tolist() == [69, 34, 17, 9, 4, 3, 3, 3, 3, 3]
+    parts = [train, *(data.whole for data in problem.upper_data.values())]
+    found = [numbers_of(part["pixels"]) for part in parts]
+    assert [len(set(each)) for each in found] == [148, 62, 20, 21]
+    assert len(set().union(*found)) == 148 + 103
+    for part, each in zip(parts, found, strict=True):
+        assert part["label"].tolist() == [number % 10 for number in each]
+    for data in problem.upper_data.values():
+        counts = torch.bincount(data.whole["label"], minlength=10)
+        assert int(counts.max() - counts.min()) <= 1
+    weights = {c: 103 / (10 * (11 if c < 3 else 10)) for c in range(10)}
+    select = problem.upper_data["select"].whole
+    assert select["weight"].tolist() == pytest.approx(
+        [weights[c] for c in select["label"].tolist()]
+    )
+
+
+def test_the_letter_of_the_formula_drops_rare_classes_and_the_training_figure_ignores_them(
+    tmp_path: Path,
+) -> None:
+    task = ImbalancedLoss(
+        dataset=numbered(tmp_path / "n.npz"),
+        validation_size=20,
+        test_size=20,
+        least=0,
+        views=0,
+        channels=(1, 1),
+        hidden=2,
+    )
+    problem = task.problem(0, CPU, DOUBLE)
+    assert torch.bincount(problem.lower_data.whole["label"], minlength=10).tolist() == [
+        96,
+        29,
+        9,
+        3,
+        1,
+        0,
+        0,
+        0,
+        0,
+        0,
+    ]
+    x = {name: torch.zeros_like(leaf) for name, leaf in problem.x0.items()}
+    x["output.bias"][1] = 1.0  # always says class 1
+    figures = problem.evaluate(problem.theta0, x)
+    assert list(figures) == list(ImbalancedLoss.metrics)
+    assert figures["train_balanced_accuracy"] == pytest.approx(1 / 5)
+    assert figures["test_balanced_accuracy"] == pytest.approx(1 / 10)
+    assert [figures[f"recall_{c}"] for c in range(10)] == [0, 1] + [0] * 8
+
+
+def test_a_raised_class_shows_in_the_adjusted_figure_only(tmp_path: Path) -> None:
+    problem = tiny(tmp_path).problem(0, CPU, DOUBLE)
+    x = {name: torch.zeros_like(leaf) for name, leaf in problem.x0.items()}
+    x["output.bias"][1] = 0.1
+    theta = {"delta_raw": torch.zeros(10, dtype=DOUBLE), "gamma_raw": torch.zeros(10, dtype=DOUBLE)}
+    theta["delta_raw"][0] = 5.0
+    figures = problem.evaluate(theta, x)
+    assert figures["recall_1"] == 1
+    assert figures["test_balanced_accuracy"] == pytest.approx(0.1)
+    assert figures["test_balanced_accuracy_adjusted"] == pytest.approx(0.1)
+    assert figures["validation_loss"] == pytest.approx(
+        float(problem.f(theta, x, problem.upper_data["stop"].whole))
+    )
+
+
+def test_views_are_shifts_without_wrapping_and_keep_their_labels() -> None:
+    pixels = torch.rand(30, 1, 6, 5, generator=torch.Generator().manual_seed(0), dtype=DOUBLE)
+    label = torch.arange(30)
+    seen, said = views(pixels, label, 3, 2, 0.0, Key(1))
+    assert seen.shape == (90, 1, 6, 5)
+    assert said.tolist() == list(range(30)) * 3
+    moves = set()
+    for view, original in zip(seen, said.tolist(), strict=True):
+        fits = []
+        for down in range(-2, 3):
+            for right in range(-2, 3):
+                shifted = torch.zeros(6, 5, dtype=DOUBLE)
+                for i in range(6):
+                    for j in range(5):
+                        if 0 <= i - down < 6 and 0 <= j - right < 5:
+                            shifted[i, j] = pixels[original, 0, i - down, j - right]
+                if torch.equal(shifted, view[0]):
+                    fits.append((down, right))
+        assert len(fits) == 1
+        moves.add(fits[0])
+    assert len(moves) > 15  # of 25
+    again, _ = views(pixels, label, 3, 2, 0.0, Key(1))
+    assert torch.equal(seen, again)
+    assert views(pixels, label, 0, 2, 0.0, Key(1))[0] is pixels
+
+
+def test_a_turn_keeps_the_centre_and_is_undone_by_its_opposite() -> None:
+    from hgms.tasks.imbalanced.rows import _turned
+
+    pixels = torch.zeros(2, 1, 9, 9, dtype=DOUBLE)
+    pixels[:, :, 3:6, 2:7] = 1.0
+    angle = torch.tensor([0.0, torch.pi / 2], dtype=DOUBLE)
+    turned = _turned(pixels, angle)
+    assert torch.allclose(turned[0], pixels[0], atol=1e-12)
+    assert torch.allclose(turned[1, 0], pixels[1, 0].T, atol=1e-12)
+    oblong = torch.zeros(1, 1, 9, 5, dtype=DOUBLE)
+    oblong[0, 0, 4, 2], oblong[0, 0, 4, 3] = 1.0, 0.5
+    quarter = _turned(oblong, angle[1:])
+    assert float(quarter[0, 0, 4, 2]) == pytest.approx(1.0)
+    assert float(quarter[0, 0, 3, 2] + quarter[0, 0, 5, 2]) == pytest.approx(0.5)
+
+
+def test_no_view_of_a_validation_image_is_drawn_and_epochs_cover_the_views() -> None:
+    plain = ImbalancedLoss(views=0).problem(3, CPU, torch.float32)
+    problem = ImbalancedLoss(views=3, rotation=10.0).problem(3, CPU, torch.float32)
+    for role in ("differentiate", "select", "stop"):
+        assert torch.equal(
+            problem.upper_data[role].whole["pixels"], plain.upper_data[role].whole["pixels"]
+        )
+    assert problem.lower_data.size == 3 * plain.lower_data.size
+    assert torch.equal(problem.lower_data.whole["label"], plain.lower_data.whole["label"].repeat(3))
+    assert (problem.lower_data.whole["pixels"].min(), problem.lower_data.whole["pixels"].max()) >= (
+        0,
+        0,
+    )
+
+
+@pytest.mark.parametrize("smooth", [False, True])
+def test_the_losses_are_those_of_a_module_written_down_plainly(smooth: bool) -> None:
+    task = ImbalancedLoss(
+        channels=(3, 4),
+        hidden=5,
+        smooth=smooth,
+        omega=0.03,
+        omega_delta=0.2,
+        omega_gamma=0.7,
+        validation_size=37,
+    )
+    problem = task.problem(0, CPU, DOUBLE)
+    act, pool = (nn.SiLU, nn.AvgPool2d) if smooth else (nn.ReLU, nn.MaxPool2d)
+    torch_order = [
+        nn.Conv2d(1, 3, 5, padding=2),
+        nn.Conv2d(3, 4, 5, padding=2),
+        nn.Linear(16, 5),
+        nn.Linear(5, 10),
+    ]
+    first, second, hidden, output = (layer.double() for layer in torch_order)
+    # activation before or after mean-pooling differs for SiLU: the task pools first
+    block = [pool(2), act()] if smooth else [act(), pool(2)]
+    model = nn.Sequential(first, *block, second, *block, nn.Flatten(), hidden, act(), output)
+    for layer, name in (
+        (first, "conv1"),
+        (second, "conv2"),
+        (hidden, "hidden"),
+        (output, "output"),
+    ):
+        layer.load_state_dict({part: problem.x0[f"{name}.{part}"] for part in ("weight", "bias")})
+    theta = {
+        "delta_raw": torch.linspace(-1, 1, 10, dtype=DOUBLE),
+        "gamma_raw": torch.linspace(2, -1, 10, dtype=DOUBLE),
+    }
+    delta = 0.5 * torch.tanh(theta["delta_raw"])
+    gamma = 1 + 0.15 * torch.tanh(theta["gamma_raw"])
+    batch = problem.lower_data.batch(torch.tensor([0, 7, 7, 31]))
+    fit = nn.functional.cross_entropy(model(batch["pixels"]) * gamma + delta, batch["label"])
+    expected = fit + 0.015 * sum(leaf.square().sum() for leaf in model.parameters())
+    assert float(problem.g(theta, problem.x0, batch)) == pytest.approx(
+        float(expected.detach()), rel=1e-12
+    )
+    above = problem.upper_data["differentiate"].whole
+    each = nn.functional.cross_entropy(
+        model(above["pixels"]) * gamma + delta, above["label"], reduction="none"
+    )
+    weight = torch.tensor(
+        [37 / 40 if c < 7 else 37 / 30 for c in above["label"].tolist()], dtype=DOUBLE
+    )
+    upper = (weight * each).mean() + 0.1 * delta.square().sum() + 0.35 * (gamma - 1).square().sum()
+    assert float(problem.f(theta, problem.x0, above)) == pytest.approx(
+        float(upper.detach()), rel=1e-12
+    )
+
+
+def test_a_fresh_start_has_the_shapes_and_the_distribution_of_the_layers() -> None:
+    problem = ImbalancedLoss(channels=(8, 16), hidden=200).problem(0, CPU, torch.float32)
+    x = problem.initial(Key(1))
+    fans = {"conv1": 25, "conv2": 200, "hidden": 64, "output": 200}
+    for name, fan_in in fans.items():
+        bound = fan_in**-0.5
+        assert x[f"{name}.weight"].abs().max() <= bound
+        assert x[f"{name}.bias"].abs().max() <= bound
+    assert float(x["hidden.weight"].std()) == pytest.approx(8**-1 / 3**0.5, rel=0.05)
+    assert all(torch.equal(leaf, problem.initial(Key(1))[name]) for name, leaf in x.items())
+
+
+@pytest.mark.parametrize("own_batch", [False, True])
+@pytest.mark.parametrize("smooth", [False, True])
+def test_stacked_networks_have_the_losses_and_gradients_of_single_ones(
+    own_batch: bool, smooth: bool
+) -> None:
+    problem = ImbalancedLoss(channels=(2, 3), hidden=4, smooth=smooth).problem(0, CPU, DOUBLE)
+    stacked = hgms_core.stack([problem.initial(Key(0).fold(i)) for i in range(3)])
+    index = torch.arange(15).reshape(3, 5) if own_batch else torch.arange(5)
+    batch = problem.lower_data.batch(index)
+    group = hgms_core.groups(problem.g, stacked, own_batch=own_batch, mode="stacked")[0]
+    grads, losses = hgms_core.gradient(group.loss, problem.theta0, stacked, batch)
+    for i in range(3):
+        own = {name: leaf[i] for name, leaf in batch.items()} if own_batch else batch
+        single, loss = hgms_core.gradient(
+            problem.g, problem.theta0, {name: leaf[i] for name, leaf in stacked.items()}, own
+        )
+        assert torch.isclose(losses[i], loss, rtol=1e-12)
+        assert all(
+            torch.allclose(grad[i], one, rtol=1e-9, atol=1e-14)
+            for grad, one in zip(grads, single, strict=True)
+        )
+
+
+@pytest.mark.parametrize("smooth", [False, True])
+def test_products_with_the_hessian_agree_three_ways(smooth: bool) -> None:
+    problem = ImbalancedLoss(channels=(2, 3), hidden=4, smooth=smooth).problem(0, CPU, DOUBLE)
+    batch = problem.lower_data.batch(torch.arange(40))
+    found = []
+    for strategy in ("vjp", "jvp", "difference"):
+        at = hgms_core.curvature(
+            lambda x: problem.g(problem.theta0, x, batch), problem.x0, strategy
+        )
+        found.append(at.matvec(torch.cos(torch.arange(at.spec.size, dtype=DOUBLE))))
+    assert torch.allclose(found[0], found[1], rtol=1e-10, atol=1e-13)
+    assert torch.allclose(found[0], found[2], rtol=1e-4, atol=1e-6)
+
+
+def newton(problem: hgms_core.Problem, theta: Tree, x: Tree) -> Tree:
+    """The stationary point next to ``x``, by Newton's method on the dense Hessian; damped while
+    far away.
+    """
+    spec = Ravel.of(x)
+    loss = lambda y: problem.g(theta, spec.unravel(y), problem.lower_data.whole)  # noqa: E731
+    y = spec.ravel(x)
+    for _ in range(60):
+        slope = torch.func.grad(loss)(y)
+        if slope.norm() < 1e-12:
+            return spec.unravel(y)
+        damping = 0.0 if slope.norm() < 1e-5 else 0.3 * float(slope.norm()) ** 0.5
+        hessian = torch.func.hessian(loss)(y)
+        y = y - torch.linalg.solve(hessian + damping * torch.eye(len(y), dtype=DOUBLE), slope)
+    raise AssertionError(f"not solved: {float(slope.norm())}")
+
+
+def test_the_implicit_hypergradient_is_the_slope_of_the_re_solved_upper_loss(
+    tmp_path: Path,
+) -> None:
+    problem = tiny(tmp_path).problem(0, CPU, DOUBLE)
+    generator = torch.Generator().manual_seed(0)
+    theta = {
+        name: 0.3 * torch.randn(10, generator=generator, dtype=DOUBLE) for name in problem.theta0
+    }
+    x = {name: leaf.clone().requires_grad_() for name, leaf in problem.x0.items()}
+    optimiser = torch.optim.LBFGS(
+        x.values(),
+        max_iter=300,
+        history_size=20,
+        line_search_fn="strong_wolfe",
+        tolerance_grad=1e-6,
+    )
+
+    def closure() -> Tensor:
+        optimiser.zero_grad()
+        loss = problem.g(theta, x, problem.lower_data.whole)
+        loss.backward()
+        return loss
+
+    optimiser.step(closure)
+    solution = newton(problem, theta, hgms_core.detach(x))
+    above = problem.upper_data["differentiate"].whole
+
+    def dense(matvec: hgms_core.MatVec, b: Tensor) -> Tensor:
+        hessian = torch.stack([matvec(column) for column in torch.eye(len(b), dtype=DOUBLE)], dim=1)
+        assert float(torch.linalg.eigvalsh(hessian).min()) > 0
+        return torch.linalg.solve(hessian, b)
+
+    found = hgms_core.hypergradient(
+        lambda t, y: problem.f(t, y, above),
+        lambda t, y: problem.g(t, y, problem.lower_data.whole),
+        theta,
+        solution,
+        solver=dense,
+    )
+    direction = {name: torch.randn(10, generator=generator, dtype=DOUBLE) for name in theta}
+
+    def along(shift: Tree) -> Tensor:
+        moved = {name: theta[name] + shift["s"] * direction[name] for name in theta}
+        return problem.f(moved, newton(problem, moved, solution), above)
+
+    slope = finite_differences(along, {"s": torch.zeros((), dtype=DOUBLE)}, step=1e-4)["s"]
+    expected = sum(float((found.value[name] * direction[name]).sum()) for name in theta)
+    assert float(slope) == pytest.approx(expected, rel=1e-5)
+    direct = hgms_core.upper_gradients(lambda t, y: problem.f(t, y, above), theta, solution)[1]
+    assert all(float(leaf.norm()) > 1e-4 for leaf in direct.values())  # θ enters f directly
+
+
+def test_one_seed_is_one_problem_and_the_global_generators_are_left_alone() -> None:
+    before = torch.random.get_rng_state()
+    numpy_before = np.random.get_state()[1].copy()  # noqa: NPY002
+    task = ImbalancedLoss(rotation=5.0)
+    first, again, other = (task.problem(seed, CPU, DOUBLE) for seed in (5, 5, 6))
+    for name in ("pixels", "label"):
+        assert torch.equal(first.lower_data.whole[name], again.lower_data.whole[name])
+        assert not torch.equal(first.lower_data.whole[name], other.lower_data.whole[name])
+    assert torch.equal(first.x0["conv2.weight"], again.x0["conv2.weight"])
+    assert torch.equal(before, torch.random.get_rng_state())
+    assert (numpy_before == np.random.get_state()[1]).all()  # noqa: NPY002
+    single = task.problem(5, CPU, torch.float32)
+    assert torch.allclose(
+        single.lower_data.whole["pixels"].double(), first.lower_data.whole["pixels"], atol=1e-6
+    )
+    assert torch.equal(single.x0["conv1.bias"], first.x0["conv1.bias"].float())
+
+
+def test_training_learns_the_tail_and_not_only_the_head() -> None:
+    problem = ImbalancedLoss().problem(0, CPU, torch.float32)
+    x = {name: leaf.clone().requires_grad_() for name, leaf in problem.x0.items()}
+    optimiser = torch.optim.Adam(x.values(), lr=5e-3)
+    index = problem.lower_data.draw(Key(0), 64, 300)
+    assert index is not None
+    for rows in index:
+        optimiser.zero_grad()
+        problem.g(problem.theta0, x, problem.lower_data.batch(rows)).backward()
+        optimiser.step()
+    figures = problem.evaluate(problem.theta0, hgms_core.detach(x))
+    assert figures["recall_0"] > 0.9
+    assert figures["test_balanced_accuracy"] > 0.5
+    assert figures["train_balanced_accuracy"] > 0.75
+
+
+@mnist
+def test_mnist_has_the_papers_sizes_and_its_own_test_split() -> None:
+    task = ImbalancedLoss(dataset="mnist", views=1, validation_split=(1, 1, 1))
+    problem = task.problem(0, CPU, torch.float32)
+    assert torch.bincount(problem.lower_data.whole["label"]).tolist() == [
+        5823,
+        1993,
+        527,
+        163,
+        50,
+        50,
+        50,
+        50,
+        50,
+        50,
+    ]
+    validation = problem.upper_data["select"].whole
+    assert torch.bincount(validation["label"]).tolist() == [100] * 10
+    assert validation["weight"].tolist() == [1.0] * 1000
+    shapes = {
+        name: tuple(leaf.shape) for name, leaf in problem.x0.items() if name.endswith("weight")
+    }
+    assert shapes == {
+        "conv1.weight": (32, 1, 5, 5),
+        "conv2.weight": (64, 32, 5, 5),
+        "hidden.weight": (256, 3136),
+        "output.weight": (10, 256),
+    }
+    small = ImbalancedLoss(dataset="mnist", views=0, channels=(1, 1), hidden=2).problem(
+        0, CPU, torch.float32
+    )
+    x = {name: torch.zeros_like(leaf) for name, leaf in small.x0.items()}
+    x["output.bias"][4] = 1.0
+    # 982 fours in MNIST's own test split
+    assert small.evaluate(small.theta0, x)["test_accuracy"] == pytest.approx(0.0982)
+
+
+@pytest.mark.parametrize(
+    ("fields", "code"),
+    [
+        ({"dataset": "minst"}, "wrong-value"),
+        ({"ratio": 0.0}, "out-of-range"),
+        ({"least": -1}, "out-of-range"),
+        ({"channels": (3, 0)}, "wrong-value"),
+        ({"bound_gamma": 1.0}, "out-of-range"),
+        ({"validation_split": (0.5, 0.5)}, "wrong-length"),
+    ],
+)
+def test_a_field_out_of_range_is_named(fields: dict[str, object], code: str) -> None:
+    with rejects(code, *fields, of=ConfigError):
+        ImbalancedLoss(**fields)
+
+
+def test_images_that_do_not_suffice_or_fit_are_explained(tmp_path: Path) -> None:
+    with rejects("too-few-rows", str(tmp_path / "n.npz"), of=DataError) as caught:
+        ImbalancedLoss(
+            dataset=numbered(tmp_path / "n.npz", 30), validation_size=20, test_size=10
+        ).problem(0, CPU, DOUBLE)
+    assert caught.value.message.startswith("class 0 has 3 images")
+    with rejects("missing-column", str(tmp_path / "n.npz"), of=DataError):
+        ImbalancedLoss(dataset=numbered(tmp_path / "n.npz", 400), validation_size=20).problem(
+            0, CPU, DOUBLE
+        )
+    np.savez(
+        tmp_path / "flat.npz", images=np.zeros((400, 20), np.uint8), labels=np.arange(400) % 10
+    )
+    with rejects("wrong-shape", str(tmp_path / "flat.npz"), of=DataError):
+        ImbalancedLoss(
+            dataset=f"npz:{tmp_path / 'flat.npz'}", validation_size=20, test_size=20
+        ).problem(0, CPU, DOUBLE)
+
+
+def test_colour_images_have_their_colours_first(tmp_path: Path) -> None:
+    pixels = np.random.default_rng(0).integers(0, 256, (200, 8, 4, 3), np.uint8)
+    np.savez(
+        tmp_path / "c.npz",
+        x_train=pixels,
+        y_train=np.arange(200) % 10,
+        x_test=pixels[:50],
+        y_test=np.arange(50) % 10,
+    )
+    task = ImbalancedLoss(
+        dataset=f"npz:{tmp_path / 'c.npz'}", validation_size=20, views=0, channels=(2, 2), hidden=3
+    )
+    problem = task.problem(0, CPU, DOUBLE)
+    assert problem.lower_data.whole["pixels"].shape[1:] == (3, 8, 4)
+    assert problem.x0["hidden.weight"].shape == (3, 2 * 2 * 1)
+    assert np.isfinite(list(problem.evaluate(problem.theta0, problem.x0).values())).all()

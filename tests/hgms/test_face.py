@@ -1,0 +1,85 @@
+"""``import hgms``: it loads what is used, and type checkers see every name."""
+
+from __future__ import annotations
+
+import importlib
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+sys.path.append(str(Path(__file__).resolve().parents[2] / "docs"))
+
+import generate
+
+import hgms
+from hgms.lazy import module_of_names
+from hgms_core.registry import Registry
+
+ROOT = Path(__file__).resolve().parents[2]
+KINDS = ("generators", "hypergradients", "methods", "outer", "selectors", "solvers", "tasks")
+HEAVY = {"click", "matplotlib", "pandas", "scipy", "sklearn", "torch", "transformers"}
+
+
+@pytest.mark.parametrize("package", generate.NAMESPACES)
+def test_every_name_of_a_table_can_be_imported(package: str) -> None:
+    namespace = importlib.import_module(package)
+    for name in namespace.__all__:
+        assert getattr(namespace, name) is not None
+    assert dir(namespace) == sorted(namespace.__all__)
+
+
+def test_stubs_have_the_names_of_the_tables() -> None:
+    for path, text in generate.stubs().items():
+        assert path.read_text(encoding="utf-8") == text, "run docs/generate.py"
+
+
+def test_no_module_has_the_name_of_a_noun_or_verb() -> None:
+    names = set(module_of_names(hgms.PLACES))
+    folder = ROOT / "plugins" / "hgms"
+    assert not names & {path.stem for path in folder.iterdir()}
+
+
+def test_every_stable_class_is_in_the_namespace_of_its_kind() -> None:
+    exported = {
+        getattr(namespace, name)
+        for namespace in (getattr(hgms, kind) for kind in (*KINDS, "contrib"))
+        for name in dir(namespace)
+        if isinstance(getattr(namespace, name), type)
+    }
+    missing = [
+        component.name
+        for component in Registry.load().components()
+        if isinstance(component.target, type)
+        and component.target.__module__.startswith("hgms.")
+        and component.target not in exported
+    ]
+    assert missing == []
+
+
+def test_a_misspelt_name_suggests_the_nearest() -> None:
+    with pytest.raises(AttributeError) as caught:
+        _ = hgms.solvers.CGG  # type: ignore[attr-defined]
+    assert "'CG'" in caught.value.args[0]
+
+
+def test_importing_the_face_loads_no_library() -> None:
+    code = "import sys, json, hgms; print(json.dumps(sorted(sys.modules)))"
+    shown = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=120
+    )
+    assert not HEAVY & set(json.loads(shown.stdout))
+
+
+@pytest.mark.extended
+def test_mypy_reports_a_misspelt_name_and_a_wrong_argument(tmp_path: Path) -> None:
+    pytest.importorskip("mypy", reason="mypy is not installed: pip install 'hgms[lint]'")
+    file = tmp_path / "use.py"
+    file.write_text("import hgms\n\nhgms.solvers.CGG()\nhgms.run(3)\nhgms.solvers.CG(ridge=0.1)\n")
+    config = str(ROOT / "pyproject.toml")
+    command = [sys.executable, "-m", "mypy", "--config-file", config, "--no-incremental", str(file)]
+    shown = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=600)
+    lines = {line.split(":")[1] for line in shown.stdout.splitlines() if ": error:" in line}
+    assert lines == {"3", "4"}, shown.stdout + shown.stderr

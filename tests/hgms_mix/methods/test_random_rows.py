@@ -1,0 +1,122 @@
+"""Random rows: how often each row comes, and that x is AdamW on those very rows."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from attrs import evolve
+from helpers import F64, assert_same, counted, network_problem, rejects
+from source_problems import assert_goes_on, network_sources
+
+from hgms_core import ConfigError, Key
+from hgms_mix.methods.random_rows import RandomRows
+from hgms_mix.methods.random_rows.random_rows import drawn, shares
+
+pytestmark = pytest.mark.plugins
+
+PROBLEM = network_sources()
+
+
+def random_rows(**options: Any) -> RandomRows:
+    return RandomRows(**({"lr": 0.02, "batch_size": 6} | options))
+
+
+def test_every_row_comes_equally_often() -> None:
+    assert shares(PROBLEM) == {"near": 0.5, "turned": 0.3, "noise": 0.2}
+    counts = torch.bincount(drawn(PROBLEM, Key(0), 80_000), minlength=40)
+    assert len(counts) == 40
+    # 2,000 each; the deviation of such a count is 44.
+    assert int((counts - 2000).abs().max()) < 200
+
+
+def test_sizes_are_those_of_the_files_where_fewer_rows_are_kept(tmp_path: Path) -> None:
+    pytest.importorskip("transformers")
+    from hgms_mix.lm import Source, SourceMixture
+
+    task = SourceMixture.testing_instance()
+    for name, count in (("many", 18), ("few", 6)):
+        rows = [
+            {"prompt": f"{number} {name}", "completion": str(number)} for number in range(count)
+        ]
+        (tmp_path / f"{name}.jsonl").write_text(
+            "".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8"
+        )
+    sources = {name: Source(path=str(tmp_path / f"{name}.jsonl")) for name in ("many", "few")}
+    problem = evolve(task, sources=sources, cache=5, reference=None).problem(
+        0, torch.device("cpu"), F64
+    )
+    assert dict(problem.lower_data.strata or ()) == {"many": 5, "few": 5}
+    method = random_rows(train_steps=2)
+    state = method.init(problem, 0)
+    assert problem.sources is not None
+    assert_same(
+        problem.sources.weights(method.result(state)[0]),
+        torch.tensor([0.75, 0.25], dtype=F64),
+        atol=1e-12,
+    )
+    counts = torch.bincount(drawn(problem, Key(1), 20_000), minlength=10)
+    assert int((counts[:5] - 3000).abs().max()) < 300
+    assert int((counts[5:] - 1000).abs().max()) < 200
+    state, _ = method.step(problem, state)
+    state, row = method.step(problem, state)
+    assert method.finished(state)
+    assert row["cost_rows"] == 12
+
+
+def test_x_is_adamw_on_the_rows_drawn() -> None:
+    method = random_rows(updates=2, train_steps=5, weight_decay=0.1)
+    problem, calls = counted(PROBLEM)
+    state = method.init(problem, 3)
+    row = {}
+    for _ in range(3):
+        state, row = method.step(problem, state)
+    assert method.finished(state)
+    assert PROBLEM.sources is not None
+    x = {name: leaf.clone().requires_grad_() for name, leaf in PROBLEM.x0.items()}
+    optimizer = torch.optim.AdamW(list(x.values()), lr=0.02, weight_decay=0.1)
+    for update in range(5):
+        rows = PROBLEM.lower_data.rows(drawn(PROBLEM, Key(3).fold("rows", update), 6))
+        optimizer.zero_grad()
+        PROBLEM.sources.examples(x, rows).mean().backward()
+        optimizer.step()
+    assert_same(
+        method.result(state)[1],
+        {name: leaf.detach() for name, leaf in x.items()},
+        rtol=1e-9,
+        atol=1e-12,
+    )
+    assert_same(
+        PROBLEM.sources.weights(method.result(state)[0]),
+        torch.tensor([0.5, 0.3, 0.2], dtype=F64),
+        atol=1e-12,
+    )
+    assert (
+        (row["cost_lower_gradients"], row["cost_rows"])
+        == (5, 30)
+        == (calls["pooled"], calls["pooled_rows"])
+    )
+    assert (calls["f"], calls["g"]) == (0, 0)
+    assert_same(method.step(problem, state)[0]["train"], state["train"])  # it has finished
+
+
+def test_a_state_read_back_goes_on_bit_for_bit() -> None:
+    method = random_rows(updates=2)
+    assert not method.finished(assert_goes_on(method, PROBLEM, most=3))
+
+
+def test_x_that_stays_is_said() -> None:
+    method = random_rows(train_steps=0)
+    assert method.finished(method.init(PROBLEM, 0))
+    assert (method.untrained, random_rows().untrained) == (
+        "x is where it starts (train_steps = 0)",
+        "",
+    )
+
+
+def test_without_sources() -> None:
+    with rejects("not-supported", "problem", "sources", of=ConfigError):
+        random_rows().init(network_problem(), 0)

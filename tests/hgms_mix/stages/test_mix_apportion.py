@@ -1,0 +1,145 @@
+"""Counts from weights: checked against the definition, by every property that it promises."""
+
+from __future__ import annotations
+
+import itertools
+from fractions import Fraction
+
+import pytest
+from helpers import rejects
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from hgms_core import ConfigError
+from hgms_mix.stages.apportion import apportion
+
+NAMES = tuple("abcdefgh")
+
+
+@st.composite
+def portfolios(draw: st.DrawFn) -> tuple[dict[str, float], dict[str, int], int]:
+    names = draw(st.lists(st.sampled_from(NAMES), min_size=1, unique=True))
+    weight = st.one_of(
+        st.just(0.0), st.floats(1e-300, 1.0), st.sampled_from([0.1, 0.2, 0.25, 0.5, 1.0])
+    )
+    weights = {name: draw(weight) for name in names}
+    if not any(weights.values()):
+        weights[names[0]] = draw(st.floats(1e-3, 1.0))
+    capacity = {name: draw(st.integers(0, 60)) for name in names}
+    room = sum(capacity[name] for name in names if weights[name] > 0)
+    return weights, capacity, draw(st.integers(0, room))
+
+
+@settings(max_examples=150, deadline=None)
+@given(portfolios())
+def test_totals_are_exact_and_capacity_is_kept(
+    portfolio: tuple[dict[str, float], dict[str, int], int],
+) -> None:
+    weights, capacity, size = portfolio
+    counts = apportion(weights, capacity, size)
+    assert sum(counts.values()) == size
+    assert list(counts) == list(weights)
+    assert all(0 <= counts[name] <= capacity[name] for name in counts)
+    assert all(counts[name] == 0 for name in counts if weights[name] == 0)
+
+
+@settings(max_examples=150, deadline=None)
+@given(portfolios(), st.randoms())
+def test_the_order_of_the_sources_does_not_matter(
+    portfolio: tuple[dict[str, float], dict[str, int], int], random
+) -> None:
+    weights, capacity, size = portfolio
+    names = list(weights)
+    random.shuffle(names)
+    turned = apportion(
+        {name: weights[name] for name in names},
+        {name: capacity[name] for name in sorted(names)},
+        size,
+    )
+    assert turned == apportion(weights, capacity, size)
+
+
+@settings(max_examples=150, deadline=None)
+@given(portfolios())
+def test_sources_with_room_stay_in_proportion(
+    portfolio: tuple[dict[str, float], dict[str, int], int],
+) -> None:
+    """What is not full is within one row of its quota of what the full ones leave; what is full
+    was owed at least that much.
+    """
+    weights, capacity, size = portfolio
+    counts = apportion(weights, capacity, size)
+    roomy = [name for name in weights if weights[name] > 0 and counts[name] < capacity[name]]
+    left = sum(counts[name] for name in roomy)
+    total = sum(Fraction(weights[name]) for name in roomy)
+    for name in roomy:
+        assert abs(counts[name] - left * Fraction(weights[name]) / total) < 1
+    for full, other in itertools.product(set(weights) - set(roomy), roomy):
+        if weights[full] > 0:
+            # within the one row of rounding, a full source is not given more a weight than one with
+            # room
+            owed = Fraction(weights[full]) * (counts[other] + 1) / Fraction(weights[other])
+            assert counts[full] - 1 < owed
+
+
+@settings(max_examples=100, deadline=None)
+@given(portfolios())
+def test_without_moving_rows_a_short_source_just_gives_what_it_has(
+    portfolio: tuple[dict[str, float], dict[str, int], int],
+) -> None:
+    weights, capacity, size = portfolio
+    endless = apportion(weights, dict.fromkeys(weights, size + 1), size)
+    fewer = apportion(weights, capacity, size, allow_fewer=True)
+    assert fewer == {name: min(endless[name], capacity[name]) for name in weights}
+
+
+def brute_force(weights: dict[str, Fraction], size: int) -> set[tuple[int, ...]]:
+    """All counts of the right total that are nearest to the quotas, by Σ (count − quota)²: what
+    largest remainders minimise.
+    """
+    names = list(weights)
+    total = sum(weights.values())
+    quotas = [size * weights[name] / total for name in names]
+    options = [(quota.__floor__(), quota.__floor__() + 1) for quota in quotas]
+    counts = [shares for shares in itertools.product(*options) if sum(shares) == size]
+    distance = {
+        shares: sum((count - quota) ** 2 for count, quota in zip(shares, quotas, strict=True))
+        for shares in counts
+    }
+    return {shares for shares in counts if distance[shares] == min(distance.values())}
+
+
+@settings(max_examples=100, deadline=None)
+@given(st.lists(st.integers(1, 30), min_size=1, max_size=6), st.integers(0, 50))
+def test_counts_are_the_nearest_to_the_quotas(parts: list[int], size: int) -> None:
+    weights = {NAMES[i]: part / 64 for i, part in enumerate(parts)}  # exact in binary
+    counts = apportion(weights, dict.fromkeys(weights, size + 1), size)
+    assert tuple(counts.values()) in brute_force(
+        {name: Fraction(weight) for name, weight in weights.items()}, size
+    )
+
+
+def test_too_few_rows_say_how_many_there_are_and_what_to_do() -> None:
+    with rejects("too-few-rows", "sample", "size", of=ConfigError) as caught:
+        apportion(
+            {"clean": 0.5, "noisy": 0.5, "other": 0.0}, {"clean": 3, "noisy": 4, "other": 9}, 8
+        )
+    assert str(caught.value) == (
+        "size=8 exceeds the 7 rows of the sources (clean 3, noisy 4, and sources of weight 0 "
+        "another 9) (sample.size)\n"
+        "  decrease size to 7 or less, add rows, or set allow_fewer = true"
+    )
+
+
+@pytest.mark.parametrize(
+    "weights", [{"a": -0.1, "b": 1.0}, {"a": float("nan"), "b": 1.0}, {"a": float("inf")}]
+)
+def test_weights_that_are_none_are_refused(weights: dict[str, float]) -> None:
+    with rejects("wrong-value", "weights", "a", of=ConfigError):
+        apportion(weights, dict.fromkeys(weights, 9), 1)
+
+
+def test_all_zero_weights_are_refused() -> None:
+    with rejects("wrong-value", "weights", of=ConfigError) as caught:
+        apportion({"b": 0.0, "a": 0.0}, {"a": 1, "b": 1}, 1)
+    assert "(sources: a, b)" in caught.value.message

@@ -1,0 +1,472 @@
+"""`hgms mix compare`: tables of tuned models, a process for each mix, and [for.LABEL]."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import threading
+import time
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from click.testing import CliRunner
+from helpers import rejects
+
+from hgms.cli import main
+from hgms.executors import BUSY, Ending, Job, Local
+from hgms.executors import shared_work as together
+from hgms.runs import DiskError, Interrupted
+from hgms_core import ConfigError, DataError, OutOfMemory
+from hgms_core.host import Host
+from hgms_core.registry import Registry
+from hgms_mix.stages.compare.mixes import Contest, carry_out
+from hgms_mix.stages.compare.outcome import Outcome
+from hgms_mix.stages.config import load
+
+pytestmark = pytest.mark.plugins
+
+GRID = """
+budget = "2 steps"
+seeds = [3, 5]
+method = ["hg-ms", { name = "hg-ms", label = "other" }, "uniform"]
+
+[task]
+name = "source-mixture"
+model = { config = { model_type = "gpt2", n_layer = 1 }, tokenizer = "bytes" }
+sources = { one = { path = "one.jsonl" }, two = { path = "two.jsonl" } }
+validation = { all = { path = "validation.jsonl" } }
+test = { all = { path = "test.jsonl" } }
+
+[sample]
+size = 10
+
+[for.uniform]
+budget = "1 steps"
+sample.size = 24
+finetune.epochs = 2
+"""
+
+
+MINE = """
+import attrs
+from hgms_core import hookimpl
+
+@attrs.frozen(kw_only=True)
+class Mine:
+    name = "mine"
+    def init(self, problem, seed): return {}
+    def step(self, problem, state, progress): return state, {}
+    def result(self, state): return {}, {}
+
+@hookimpl
+def hgms_register_methods():
+    return [Mine]
+"""
+
+
+@pytest.fixture
+def grid(tmp_path: Path) -> Path:
+    path = tmp_path / "grid.toml"
+    path.write_text(GRID)
+    return path
+
+
+def test_values_for_one_method_are_laid_over_its_mix_alone(grid: Path) -> None:
+    uniform, other = (load(grid, method=label) for label in ("uniform", "other"))
+    assert (uniform.sample.size, uniform.finetune.epochs) == (24, 2)
+    assert [str(config.budget) for config in (uniform, other)] == ["1 outer step", "2 outer steps"]
+    assert (other.sample.size, other.finetune.epochs) == (10, 1)
+
+
+def test_a_table_over_a_path_keeps_the_path(grid: Path) -> None:
+    """Of a model and of a source, whether [for.LABEL] or --set lays it; what has another origin
+    of its own needs none.
+    """
+    path = '{ path = "one.jsonl" }'
+    grid.write_text(
+        GRID.replace("[task]", '[finetune]\nmodel = "m"\n[task]').replace(path, '"one.jsonl"')
+        + 'finetune.model = { dtype = "float32" }\n[for.hg-ms]\nfinetune.model = { path = "n" }\n'
+        + (
+            '[for.other]\nfinetune.model = { config = { model_type = "gpt2" }, tokenizer = "bytes" '
+            "}\n"
+        )
+    )
+    sets = ["task.sources.one.rows=10", "task.prior.one=0.3", "task.prior.two=0.7"]
+    uniform, named, other = (
+        load(grid, ["task.prior=size", *sets], method=label)
+        for label in ("uniform", "hg-ms", "other")
+    )
+    assert (uniform.finetune.model.path, uniform.finetune.model.dtype) == ("m", "float32")
+    assert (named.finetune.model.path, other.finetune.model.path) == ("n", None)
+    assert (uniform.task.sources["one"].path, uniform.task.sources["one"].rows) == ("one.jsonl", 10)
+    assert uniform.task.prior == {"one": 0.3, "two": 0.7}
+    with rejects("unknown-option", "task", "sources", "one", "rwos", of=ConfigError) as caught:
+        load(grid, ["task.sources.one.rwos=10"], method="uniform")
+    assert caught.value.did_you_mean == ("rows",)
+    # which only a string laid over may be
+    with rejects("unknown-option", "task", "sources", "two", "name", of=ConfigError):
+        load(grid, ['task.sources.two={name = "two.jsonl"}'], method="uniform")
+
+
+@pytest.mark.parametrize(
+    ("own", "code", "place", "near"),
+    [
+        ("[for.uniforn]\nsample.size = 3", "unknown-method", ("uniforn",), ("uniform",)),
+        ("[for.uniform]\ntask.cache = 3", "unknown-option", ("uniform", "task"), ()),
+        ("[for.uniform]\nsampel.size = 3", "unknown-option", ("uniform", "sampel"), ("sample",)),
+    ],
+)
+def test_values_for_nobody_or_of_another_table_are_refused(
+    tmp_path: Path, own: str, code: str, place: tuple[str, ...], near: tuple[str, ...]
+) -> None:
+    path = tmp_path / "grid.toml"
+    path.write_text(GRID.partition("[for.uniform]")[0] + own)
+    with rejects(code, "grid.toml", "for", *place, of=ConfigError) as caught:
+        load(path, method="uniform")
+    assert caught.value.did_you_mean == near
+
+
+def test_compare_passes_over_values_for_one_method(grid: Path) -> None:
+    result = CliRunner().invoke(main, ["compare", str(grid), "--dry-run"])
+    assert result.exit_code == 0, result.output
+
+
+def test_a_contest_is_of_all_methods_and_seeds(grid: Path) -> None:
+    contest = Contest.of(grid)
+    assert contest.reference == "uniform"
+    assert contest.roles == {"hg-ms": "", "other": "", "uniform": "floor"}
+    assert list(contest.mixes)[:4] == [("hg-ms", 3), ("other", 3), ("uniform", 3), ("hg-ms", 5)]
+    assert contest.mixes["uniform", 5] == load(grid, method="uniform", seed=5)
+    some = Contest.of(grid, ["other", "hg-ms"], [9], "hg-ms", out="x")
+    assert (set(some.mixes), some.reference, some.options["out"]) == (
+        {("other", 9), ("hg-ms", 9)},
+        "hg-ms",
+        "x",
+    )
+
+
+def test_references_that_a_grid_only_adds_take_no_part(grid: Path) -> None:
+    grid.write_text("references = true\n" + GRID)
+    assert set(Contest.of(grid).roles) == {"hg-ms", "other", "uniform"}
+    assert load(grid, method="uniform").method_name == "uniform"
+
+
+def test_a_plugin_file_reaches_every_mix(grid: Path, tmp_path: Path) -> None:
+    plugin = tmp_path / "mine.py"
+    plugin.write_text(MINE)
+    grid.write_text(GRID.replace('"uniform"]', '"uniform", "mine"]'))
+    contest = Contest.of(grid, registry=Registry(Host().complete([plugin])))
+    assert ("mine", 3) in contest.mixes
+    assert contest.options["plugins"] == [str(plugin)]
+
+
+@pytest.mark.parametrize(
+    ("words", "part"),
+    [
+        (["--methods", "uniforn"], "'uniforn'"),
+        (["--methods", "hg-ms", "--reference", "uniform"], "'uniform'"),
+        (["--seeds", "three"], "three"),
+        (["--dry-run", "--set", "sampel.size=3"], "did you mean 'sample'?"),
+        (["--set", "task.test={}"], "(grid.toml: task.test)"),
+    ],
+)
+def test_bad_words_are_one_message_and_exit_code_2(grid: Path, words: list[str], part: str) -> None:
+    result = CliRunner().invoke(main, ["mix", "compare", str(grid), *words])
+    assert result.exit_code == 2
+    assert part in result.output
+    assert "Traceback" not in result.output
+
+
+def test_a_file_of_one_method_has_nothing_to_compare(tmp_path: Path) -> None:
+    path = tmp_path / "mix.toml"
+    path.write_text('method = "uniform"\n')
+    result = CliRunner().invoke(main, ["mix", "compare", str(path)])
+    assert result.exit_code == 2
+    assert "(mix.toml: method)" in result.output
+
+
+def report(loss: float, counts: dict[str, int], seconds: list[float | None]) -> dict[str, Any]:
+    stages = zip(("reweight", "sample", "finetune"), seconds, strict=True)
+    return {
+        "folder": "somewhere",
+        "test": {"all": {"token_loss": {"value": loss}}},
+        "sample": {"size": sum(counts.values()), "counts": counts},
+        "stages": {name: {"processor_seconds": spent} for name, spent in stages},
+    }
+
+
+LOSSES = {
+    "ours": [1.00, 1.02, 0.98, 1.01, 0.99],
+    "theirs": [1.20, 1.21, 1.19, 1.22, 1.18],
+    "uniform": [1.21, 1.22, 1.18, 1.23, 1.19],
+    "oracle": [0.9, 0.91, 0.92, 0.9, 0.91],
+}
+ROLES = {"ours": "", "theirs": "", "uniform": "floor", "oracle": "ceiling"}
+
+
+def outcome(failures: dict[tuple[str, int], str] | None = None) -> Outcome:
+    reports = {
+        (label, seed): report(loss, {"a": 6, "b": 2 + 2 * seed}, [10.0, 1.0, 5.0 + seed])
+        for label, values in LOSSES.items()
+        for seed, loss in enumerate(values)
+    }
+    return Outcome(reports=reports, failures=failures or {}, roles=ROLES, reference="uniform")
+
+
+def test_differences_are_paired_by_seed_and_said_in_words() -> None:
+    table = outcome()
+    gap = table.pairs("all")["ours", "uniform"]
+    assert gap.mean == pytest.approx(-0.206)
+    assert gap.excludes_zero
+    assert not table.pairs("all")["theirs", "uniform"].excludes_zero
+    assert table.verdicts("all") == [
+        "all: ours is ahead of every reference that learns nothing",
+        "all: theirs is not ahead of uniform",
+    ]
+    rows = table.rows("all")
+    assert [row["method"] for row in rows] == ["ours", "theirs", "uniform", "oracle"]
+    assert [row["− uniform"].endswith(" *") for row in rows] == [True, False, False, False]
+    assert rows[0]["processor s"] == "16–20"
+    assert rows[0]["rows"] == "8–16"
+
+
+def test_the_mixture_shown_is_that_of_the_rows_drawn() -> None:
+    shares = [6 / (8 + 2 * seed) for seed in range(5)]
+    assert outcome().mixture("ours") == f"a {sum(shares) / 5:.2f} b {1 - sum(shares) / 5:.2f}"
+
+
+def test_seconds_that_were_not_counted_are_a_dash() -> None:
+    reports = {("ours", 0): report(1.0, {"a": 1}, [10.0, 1.0, None])}
+    table = Outcome(reports=reports, failures={}, roles={"ours": ""}, reference="ours")
+    assert table.rows("all")[0]["processor s"] == "–"
+
+
+def test_mixes_that_share_no_seed_have_no_difference() -> None:
+    reports = {
+        ("ours", 0): report(1.0, {"a": 1}, [1.0, 1.0, 1.0]),
+        ("uniform", 1): report(2.0, {"a": 1}, [1.0, 1.0, 1.0]),
+    }
+    table = Outcome(
+        reports=reports, failures={}, roles={"ours": "", "uniform": "floor"}, reference="uniform"
+    )
+    assert [row["− uniform"] for row in table.rows("all")] == ["", ""]
+    assert table.verdicts("all") == ["all: ours is not ahead of uniform"]
+
+
+def test_what_is_printed_names_what_failed(capsys: pytest.CaptureFixture[str]) -> None:
+    error = OutOfMemory("out-of-memory", "no memory", hint="decrease task.micro_batch")
+    outcome({("theirs", 4): error}).print()
+    out = capsys.readouterr().out
+    assert "failed: theirs, seed 4: no memory" in out
+    assert "5 seeds: a claim needs 10" in out
+    json.dumps(outcome().as_dict())
+
+
+class Fake:
+    """An executor that makes no mix: each job ends as `answer` says of its method and seed."""
+
+    def __init__(self, answer: Callable[[str, int], Any]) -> None:
+        self.answer, self.closed, self.jobs = answer, False, list[Job]()
+
+    def carry_out(self, jobs: Iterable[Job], report: Any) -> Iterator[Ending]:
+        for job in jobs:
+            self.jobs.append(job)
+            yield Ending(job=job, **self.answer(job.arguments["method"], job.arguments["seed"]))
+
+    def close(self) -> None:
+        self.closed = True
+
+
+def loss_of(label: str, seed: int) -> dict[str, Any]:
+    return {
+        "outcome": {
+            "report": {
+                "folder": label,
+                "test": {"all": {"token_loss": {"value": len(label) + seed}}},
+            }
+        }
+    }
+
+
+@pytest.fixture
+def files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    for name in ("one", "two", "validation", "test"):
+        Path(f"{name}.jsonl").touch()
+
+
+@pytest.mark.usefixtures("files")
+def test_a_mix_that_fails_stops_no_other(grid: Path) -> None:
+    full = {"error": DiskError("cannot-write", "the disk is full", hint="free disk space")}
+    executor = Fake(
+        lambda label, seed: full if (label, seed) == ("other", 5) else loss_of(label, seed)
+    )
+    lines: list[str] = []
+    result = carry_out(Contest.of(grid, out="there"), executor, lines.append)
+    assert set(result.reports) == {
+        ("hg-ms", 3),
+        ("hg-ms", 5),
+        ("other", 3),
+        ("uniform", 3),
+        ("uniform", 5),
+    }
+    assert result.failures == {("other", 5): full["error"]}
+    assert result.losses("all")["uniform"] == {3: 10, 5: 12}
+    assert {job.arguments["out"] for job in executor.jobs} == {"there"}
+    assert (len(lines), executor.closed) == (6, True)
+
+
+@pytest.mark.usefixtures("files")
+def test_a_lost_mix_is_taken_up_again_and_three_losses_are_a_failure(grid: Path) -> None:
+    losses = Counter[tuple[str, int]]()
+
+    def answer(label: str, seed: int) -> Any:
+        losses[label, seed] += 1
+        lost = label == "other" and (seed == 5 or losses[label, seed] < 3)
+        return {"lost": "its process was killed"} if lost else loss_of(label, seed)
+
+    result = carry_out(Contest.of(grid), Fake(answer), lambda line: None)
+    assert losses == {(label, seed): 1 for label in ("hg-ms", "uniform") for seed in (3, 5)} | {
+        ("other", 3): 3,
+        ("other", 5): 3,
+    }
+    assert list(result.failures) == [("other", 5)]
+    assert result.failures["other", 5].code == "worker-lost"
+    assert "3rd" in result.failures["other", 5].message
+
+
+@pytest.mark.usefixtures("files")
+def test_a_mix_that_another_process_makes_is_waited_for(
+    grid: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(together, "POLL", 0.0)
+    asked = Counter[tuple[str, int]]()
+
+    def answer(label: str, seed: int) -> Any:
+        asked[label, seed] += 1
+        return (
+            {"outcome": BUSY}
+            if (label, asked[label, seed]) == ("other", 1)
+            else loss_of(label, seed)
+        )
+
+    lines: list[str] = []
+    result = carry_out(Contest.of(grid), Fake(answer), lines.append)
+    assert not result.failures
+    assert len(result.reports) == 6
+    assert "waiting for 2 mixes that another process makes" in lines
+
+
+@pytest.mark.extended
+def test_a_batch_system_stops_every_mix(
+    grid: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """SIGTERM reaches the mixes as Ctrl-C does, and those that wait are not begun."""
+    monkeypatch.chdir(tmp_path)
+    write_rows(GRID)
+    grid = Path("grid.toml")
+    grid.write_text(grid.read_text().replace('budget = "2 steps"', 'budget = "100000 steps"'))
+
+    def press() -> None:
+        while not any(
+            path.read_bytes().count(b"\n") > 2 for path in Path("mixes").rglob("steps.jsonl")
+        ):
+            time.sleep(0.02)
+        os.kill(os.getpid(), signal.SIGTERM)
+
+    def missed(*_: Any) -> None:
+        raise AssertionError("the signal was not handled")
+
+    before = signal.signal(signal.SIGTERM, missed)
+    try:
+        threading.Thread(target=press).start()
+        with pytest.raises(Interrupted) as stopped:
+            carry_out(Contest.of(grid), Local(jobs=1), lambda line: None)
+    finally:
+        signal.signal(signal.SIGTERM, before)
+    assert stopped.value.number == signal.SIGTERM
+    assert "0 of 6" in stopped.value.args[0]
+    assert len(list(Path("mixes").rglob("checkpoint.json"))) == 1
+
+
+def write_rows(text: str) -> None:
+    """The files of the grid, and the grid with a model of a few thousand parameters."""
+    rows = {
+        "one": range(30),
+        "two": range(30, 60),
+        "validation": range(60, 80),
+        "test": range(80, 90),
+    }
+    for name, numbers in rows.items():
+        lines = [
+            json.dumps({"prompt": f"{n} twice", "completion": "." if name == "two" else str(2 * n)})
+            for n in numbers
+        ]
+        Path(f"{name}.jsonl").write_text("\n".join(lines))
+    text = text.replace("n_layer = 1", "n_layer = 1, n_embd = 8, n_head = 2, n_positions = 40")
+    text = text.replace(
+        'budget = "2 steps"', 'budget = "2 steps"\nrun = { out = "mixes", threads = 1 }'
+    )
+    text = text.replace(
+        'name = "source-mixture"', 'name = "source-mixture"\ntemplate = "plain"\nmax_length = 40'
+    )
+    Path("grid.toml").write_text(text)
+
+
+def test_a_finished_mix_takes_no_process(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    write_rows(GRID)
+    alone = CliRunner().invoke(
+        main, ["mix", "grid.toml", "--method", "uniform", "--seed", "5", "--json"]
+    )
+    assert alone.exit_code == 0, alone.output
+    contest = Contest.of(Path("grid.toml"), ["uniform"], [5])
+    lines = list[str]()
+
+    class Begun(Exception):
+        pass
+
+    def begin(*_: Any) -> Any:
+        raise Begun
+
+    nobody = Fake(begin)
+    result = carry_out(contest, nobody, lines.append)
+    assert json.loads(json.dumps(result.reports["uniform", 5])) == json.loads(alone.stdout)
+    assert lines == ["1 of 1 mix done before"]
+    # begun from other settings: a process does the rest
+    for more in (["finetune.epochs=3"], ["budget=3 steps"]):
+        with pytest.raises(Begun):
+            carry_out(
+                Contest.of(Path("grid.toml"), ["uniform"], [5], sets=more), nobody, lines.append
+            )
+    (losses,) = Path("mixes").rglob("losses-all.json")
+    losses.write_text(losses.read_text().replace("2", "3"))
+    with pytest.raises(Begun):  # and says what is damaged
+        carry_out(contest, nobody, lines.append)
+    Path("two.jsonl").unlink()  # is said at once, not by each process
+    with rejects("missing-file", of=DataError) as caught:
+        carry_out(contest, nobody, lines.append)
+    assert "two" in caught.value.place
+
+
+@pytest.mark.extended
+def test_the_mixes_are_those_of_hgms_mix(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    write_rows(GRID)
+    words = ["mix", "compare", "grid.toml", "--methods", "hg-ms,uniform", "--json"]
+    result = CliRunner().invoke(main, words, env=dict(os.environ))
+    assert result.exit_code == 0, result.output
+    table = json.loads(result.stdout)
+    assert {mix["folder"] for mix in table["mixes"]} >= {
+        str(path.parent) for path in Path("mixes").rglob("report.json")
+    }
+    losses = table["tests"]["all"]["losses"]
+    alone = CliRunner().invoke(
+        main, ["mix", "grid.toml", "--method", "uniform", "--seed", "5", "--json"]
+    )
+    assert json.loads(alone.stdout)["test"]["all"]["token_loss"]["value"] == losses["uniform"]["5"]
+    assert json.loads(alone.stdout)["sample"]["size"] == 24

@@ -1,0 +1,201 @@
+"""No file imports one that leads back to it, and no layer one above it. Imports inside functions
+and for type checkers count: who reads a file has to read what it imports.
+"""
+
+from __future__ import annotations
+
+import ast
+import subprocess
+import sys
+from collections.abc import Iterable, Iterator, Mapping
+from pathlib import Path
+
+import contracts
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+TOPS = (ROOT / "hgms_core", ROOT / "plugins" / "hgms", ROOT / "plugins" / "hgms_mix")
+
+KNOWN_CYCLES = """
+hgms.testing hgms.testing.check hgms.testing.command
+
+hgms_core.adapters.checks hgms_core.adapters.modules hgms_core.problem
+
+hgms_mix.stages.base_losses hgms_mix.stages.certainty hgms_mix.stages.checkpoints
+hgms_mix.stages.config hgms_mix.stages.evaluate hgms_mix.stages.finetune hgms_mix.stages.mix
+hgms_mix.stages.on_ranks hgms_mix.stages.reweight hgms_mix.stages.sample hgms_mix.stages.stage
+hgms_mix.stages.summary hgms_mix.stages.trainers hgms_mix.stages.training
+hgms_mix.stages.trl_trainer
+"""
+"""Cycles that are to be dissolved, a paragraph each. No other may come; one that is gone, or lost
+a file, is taken out here.
+"""
+
+Graph = Mapping[str, Iterable[str]]
+
+
+def modules_below(tops: Iterable[Path]) -> dict[str, Path]:
+    """The files of packages, by the names of their modules."""
+    found = {}
+    for top in tops:
+        for path in top.rglob("*.py"):
+            name = ".".join(path.relative_to(top.parent).with_suffix("").parts)
+            found[name.removesuffix(".__init__")] = path
+    return found
+
+
+def imports_of(name: str, path: Path) -> Iterator[str]:
+    """The dotted names that a module asks for; ``from a import b`` asks for ``a.b``."""
+    package = name if path.name == "__init__.py" else name.rpartition(".")[0]
+    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+        if isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            parents = package.split(".")
+            start = parents[: len(parents) + 1 - node.level] if node.level else []
+            base = [*start, *([node.module] if node.module else [])]
+            yield from (".".join([*base, alias.name]) for alias in node.names)
+
+
+def graph_of(files: Mapping[str, Path]) -> dict[str, set[str]]:
+    """Which module imports which others of these."""
+    graph: dict[str, set[str]] = {}
+    for name, path in files.items():
+        asked = imports_of(name, path)
+        modules = (full if full in files else full.rpartition(".")[0] for full in asked)
+        graph[name] = {module for module in modules if module in files} - {name}
+    return graph
+
+
+def reached_from(start: str, graph: Graph) -> set[str]:
+    """The modules that importing ``start`` leads to; ``start`` itself only if one leads back."""
+    reached: set[str] = set()
+    waiting = list(graph[start])
+    while waiting:
+        name = waiting.pop()
+        if name not in reached:
+            reached.add(name)
+            waiting += graph[name]
+    return reached
+
+
+def cycles(graph: Graph) -> set[frozenset[str]]:
+    """The largest sets of modules of which each leads to every other."""
+    reached = {name: reached_from(name, graph) for name in graph}
+    return {
+        frozenset(other for other in reached[name] if name in reached[other])
+        for name in graph
+        if name in reached[name]
+    }
+
+
+def known_cycles() -> set[frozenset[str]]:
+    return {frozenset(part.split()) for part in KNOWN_CYCLES.strip().split("\n\n")}
+
+
+def upward(graph: Graph, container: str, layers: list[list[str]]) -> list[str]:
+    """The imports from a package of ``container`` of one that is no layer below its own; the first
+    layer is the highest.
+    """
+    prefix = f"{container}." if container else ""
+    ranks = {f"{prefix}{name}": rank for rank, row in enumerate(layers) for name in row}
+    depth = prefix.count(".") + 1
+
+    def package(module: str) -> str:
+        return ".".join(module.split(".")[:depth])
+
+    return [
+        f"{name} -> {target}"
+        for name, targets in graph.items()
+        for target in targets
+        if package(name) != package(target)
+        and package(name) in ranks
+        and package(target) in ranks
+        and ranks[package(target)] <= ranks[package(name)]
+    ]
+
+
+FILES = modules_below(TOPS)
+GRAPH = graph_of(FILES)
+
+
+def test_no_cycle_comes_and_those_that_went_are_off_the_list() -> None:
+    assert cycles(GRAPH) == known_cycles()
+
+
+HGMS = [*contracts.PROGRAMS, *contracts.COMPONENTS, *contracts.LIBRARIES]
+
+
+@pytest.mark.parametrize(
+    ("container", "layers"),
+    [("", contracts.WHEEL), ("hgms", HGMS), ("hgms_mix", contracts.MIX)],
+    ids=["wheel", "hgms", "hgms_mix"],
+)
+def test_layers_import_what_is_below_them(container: str, layers: list[list[str]]) -> None:
+    assert not upward(GRAPH, container, layers)
+    named = {name for row in layers for name in row}
+    there = {name.rpartition(".")[2] for name in FILES if name.rpartition(".")[0] == container}
+    assert there == named
+
+
+def test_the_contracts_hold() -> None:
+    """Those of import-linter, which do not count imports for type checkers."""
+    pytest.importorskip("importlinter")
+    done = subprocess.run(
+        [sys.executable, ROOT / "tests" / "project" / "contracts.py"],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]
+
+
+# --- the code above, on packages that are not ours
+
+
+@pytest.mark.parametrize(
+    "second",
+    [
+        "from pack.a import x",
+        "import pack.a",
+        "from pack import a",
+        "from . import a",
+        "from .a import x",
+        "def f():\n    from pack.a import x",
+        "from typing import TYPE_CHECKING\nif TYPE_CHECKING:\n    from pack.a import x",
+        "from pack.c import z",
+    ],
+)
+def test_a_cycle_is_found(second: str, tmp_path: Path) -> None:
+    pack = tmp_path / "pack"
+    pack.mkdir()
+    texts = {
+        "__init__": "from pack.d import w",
+        "a": "from pack.b import y",
+        "b": second,
+        "c": "if True:\n    import pack.a as other" if "pack.c" in second else "",
+        "d": "import pack.a",
+    }
+    for name, text in texts.items():
+        (pack / f"{name}.py").write_text(text + "\n")
+    third = {"pack.c"} if "pack.c" in second else set()
+    assert cycles(graph_of(modules_below([pack]))) == {frozenset({"pack.a", "pack.b", *third})}
+
+
+def test_two_cycles_that_share_no_file_are_two() -> None:
+    graph = {"a": ["b"], "b": ["a", "c"], "c": ["d"], "d": ["c"], "e": ["a"]}
+    assert cycles(graph) == {frozenset("ab"), frozenset("cd")}
+
+
+@pytest.mark.parametrize(
+    ("name", "target", "allowed"),
+    [
+        ("hgms.runs.loop", "hgms.cli", True),
+        ("hgms.cli.group", "hgms.runs.loop", False),
+        ("hgms.cli.group", "hgms.diagnosis", False),
+        ("hgms.cli.group", "hgms.cli.terminal", True),
+        ("hgms.outer", "hgms.solvers.cg", False),
+    ],
+)
+def test_an_import_upward_or_beside_is_found(name: str, target: str, allowed: bool) -> None:
+    assert upward({name: [target]}, "hgms", HGMS) == ([] if allowed else [f"{name} -> {target}"])

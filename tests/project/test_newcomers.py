@@ -1,0 +1,286 @@
+"""Six people's scripts, from a module of their own to a comparison: short, without files, and
+right.
+
+What a script computes is checked against a closed form or a loop written by hand on the module
+itself.
+"""
+
+from __future__ import annotations
+
+import ast
+import contextlib
+import copy
+import runpy
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from helpers import F64, normal
+from torch import Tensor, nn
+
+from hgms.config.fingerprinting import fingerprints
+from hgms.generators.branches import Branches
+from hgms.hypergradients import Unrolled
+from hgms.solvers import CG
+from hgms_core import Key, Problem, Tree, hypergradient
+
+SCRIPTS = sorted(
+    (Path(__file__).resolve().parents[2] / "docs" / "examples" / "newcomers").glob("*.py")
+)
+STATEMENTS = 24
+METHODS = {
+    "cnn_with_batchnorm": ["hg-ms", "even"],
+    "compiled_model": ["hg-implicit", "hg-baseline", "uniform"],
+    "frozen_backbone": ["implicit", "as-it-is"],
+    "mlp_with_dropout": ["hg-ms", "uniform"],
+    "sklearn_pipeline": ["hg-implicit", "uniform"],
+    "tied_transformer": ["hg-implicit", "uniform"],
+}
+
+
+@contextlib.contextmanager
+def default_dtype(dtype: torch.dtype) -> Iterator[None]:
+    before = torch.get_default_dtype()
+    torch.set_default_dtype(dtype)
+    try:
+        yield
+    finally:
+        torch.set_default_dtype(before)
+
+
+@pytest.fixture(scope="module")
+def script(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], dict[str, Any]]:
+    """What a script leaves, run once, in float64 where it does not say otherwise, in a folder
+    that has to stay empty.
+    """
+    known: dict[str, dict[str, Any]] = {}
+
+    def run(name: str) -> dict[str, Any]:
+        if name not in known:
+            folder = tmp_path_factory.mktemp(name)
+            with pytest.MonkeyPatch.context() as patch, torch.random.fork_rng():
+                patch.chdir(folder)
+                torch.manual_seed(0)
+                with default_dtype(torch.float32 if name == "cnn_with_batchnorm" else F64):
+                    known[name] = runpy.run_path(
+                        str(next(path for path in SCRIPTS if path.stem == name))
+                    )
+            assert not list(folder.iterdir())
+        return known[name]
+
+    return run
+
+
+def test_there_are_six_short_ones() -> None:
+    counts = {
+        path.stem: sum(
+            isinstance(node, ast.stmt)
+            for node in ast.walk(ast.parse(path.read_text(encoding="utf-8")))
+        )
+        for path in SCRIPTS
+    }
+    assert counts.keys() == METHODS.keys()
+    assert max(counts.values()) <= STATEMENTS, counts
+
+
+DEAR = ("cnn_with_batchnorm", "compiled_model", "tied_transformer")
+"""Scripts that take seconds of processor time: run with the pages."""
+
+
+@pytest.mark.parametrize(
+    "name",
+    [pytest.param(name, marks=pytest.mark.docs) if name in DEAR else name for name in METHODS],
+)
+def test_the_script_ends_with_a_table_of_its_methods(name: str, script: Any) -> None:
+    comparison = script(name)["comparison"]
+    assert comparison.complete
+    (table,) = comparison.tables
+    assert [row.method for row in table.rows] == METHODS[name]
+    assert all(label in str(comparison) for label in METHODS[name])
+
+
+def steps_by_hand(
+    model: nn.Module, loss: Any, theta: Tensor, batches: list[Tree], lr: float
+) -> dict[str, Tensor]:
+    """Plain gradient descent on a copy of the module with weighted rows, as one would write it.
+    The parameters after it.
+    """
+    model = copy.deepcopy(model)
+    optimizer = torch.optim.SGD(model.parameters(), lr=lr)
+    for batch in batches:
+        optimizer.zero_grad()
+        (theta.sigmoid()[batch["index"]] * loss(model, batch)).mean().backward()
+        optimizer.step()
+    return {name: leaf.detach() for name, leaf in model.named_parameters()}
+
+
+def after(p: Problem, branches: Branches, theta: Tree) -> Any:
+    """One branch of some steps from the module's own parameters."""
+    start = {name: leaf[None] for name, leaf in p.x0.items()}
+    state = branches.init(p, Key(0))
+    return branches.propose(p, theta, {**state, "x": start}, Key(1)).branch(torch.tensor(0))
+
+
+def assert_slope(p: Problem, branches: Branches, value: Callable[[Tree], Tensor]) -> None:
+    """The hypergradient through the branch is the central difference of ``value`` in a drawn
+    direction.
+    """
+    theta = {"theta": 0.3 * normal(*p.theta0["theta"].shape, seed=3)}
+    estimate, _ = Unrolled().estimate(p, theta, after(p, branches, theta), Key(2), None)
+    # no kink of a ReLU is that near
+    direction = normal(*theta["theta"].shape, seed=4)
+    step = 1e-6
+    above, below = (
+        float(value({"theta": theta["theta"] + sign * step * direction})) for sign in (1.0, -1.0)
+    )
+    slope = float((estimate.value["theta"] * direction).sum())
+    assert abs(slope) > 1e-6
+    assert slope == pytest.approx((above - below) / (2 * step), rel=1e-5)
+
+
+def test_mlp_with_dropout_has_the_hypergradient_of_its_run(script: Any) -> None:
+    with torch.random.fork_rng(), default_dtype(F64):
+        p = script("mlp_with_dropout")["problem"](0)
+    branches = Branches(count=1, steps=4, lr=0.5, batch_size=30)
+    rows = p.upper_data["differentiate"].batch(None)
+    assert_slope(p, branches, lambda theta: p.f(theta, after(p, branches, theta).x, rows))
+    parts = [p.g(p.theta0, p.x0, p.lower_data.batch(torch.arange(i, i + 60))) for i in range(60)]
+    plain = [
+        0.5 * p.f(p.theta0, p.x0, p.lower_data.batch(torch.arange(i, i + 60))) for i in range(60)
+    ]
+    # dropout is there, and is centred but for the loss's curvature
+    noise = torch.stack(parts) - torch.stack(plain)
+    assert 1e-4 < float(noise.std()) < 0.1
+    assert abs(float(noise.mean())) < 0.05
+
+
+@pytest.mark.docs
+def test_cnn_with_batchnorm_trains_and_is_evaluated_as_by_hand(script: Any) -> None:
+    made = script("cnn_with_batchnorm")
+    model = made["model"]
+    p = made["problem"]
+    loss = made["loss"]
+    batch = p.lower_data.batch(None)
+    want = steps_by_hand(model, loss, torch.zeros(200), [batch] * 5, lr=0.5)
+    have = after(p, Branches(count=1, steps=5, lr=0.5), p.theta0).x
+    for name in want:
+        torch.testing.assert_close(have[name], want[name], rtol=1e-3, atol=1e-5)
+    trained = copy.deepcopy(model)
+    trained.load_state_dict(have, strict=False)
+    torch.optim.swa_utils.update_bn([(batch["0"],)], trained)
+    pixels = made["pixels"][500:]
+    label = made["label"][500:]
+    accuracy = float((trained.eval()(pixels).argmax(1) == label).float().mean())
+    assert float(p.evaluate(p.theta0, have)["test_accuracy"]) == pytest.approx(
+        accuracy, abs=2 / len(label)
+    )
+    assert accuracy > 0.2  # of ten classes
+
+
+@pytest.mark.docs
+def test_tied_transformer_has_the_slope_of_a_run_by_hand(script: Any) -> None:
+    made = script("tied_transformer")
+    model = made["model"]
+    p = made["problem"]
+    loss = made["loss"]
+    assert "out.weight" not in p.x0
+    batches = [p.lower_data.batch(None)] * 3
+    rows = p.upper_data["differentiate"].batch(None)
+
+    def by_hand(theta: Tree) -> Tensor:
+        own = copy.deepcopy(model)
+        own.load_state_dict(
+            steps_by_hand(model, loss, theta["theta"], batches, lr=0.3), strict=False
+        )
+        return loss(own, rows).mean().detach()
+
+    assert_slope(p, Branches(count=1, steps=3, lr=0.3), by_hand)
+
+
+def test_frozen_backbone_has_the_hypergradient_in_closed_form(script: Any) -> None:
+    made = script("frozen_backbone")
+    model, p, (train, validation, _) = made["model"], made["problem"], made["rows"]
+    features = [
+        torch.cat([model[0](part["a"]), torch.ones(30, 1, dtype=F64)], dim=1).detach()
+        for part in (train, validation)
+    ]
+    theta = torch.tensor(-1.0, dtype=F64, requires_grad=True)
+    penalty = theta.exp() * torch.diag(torch.tensor([1.0] * 12 + [0.0], dtype=F64))
+    best = torch.linalg.solve(
+        features[0].T @ features[0] / 30 + penalty, features[0].T @ train["y"] / 30
+    )
+    upper = (features[1] @ best - validation["y"]).square().mean()
+    (want,) = torch.autograd.grad(upper, theta)
+    x = {"1.weight": best[None, :12].detach(), "1.bias": best[12:].detach()}
+    assert sorted(x) == sorted(p.x0)
+    below = p.lower_data.batch(None)
+    above = p.upper_data["differentiate"].batch(None)
+    h = hypergradient(
+        lambda t, x: p.f(t, x, above),
+        lambda t, x: p.g(t, x, below),
+        {"theta": theta.detach()},
+        x,
+        solver=CG(rtol=1e-12),
+    )
+    assert float(h.lower_gradient_norm) < 1e-12
+    assert float(h.value["theta"]) == pytest.approx(float(want), rel=1e-9)
+
+
+@pytest.mark.docs
+def test_compiled_model_is_trained_as_by_hand_and_gets_its_weights_back(script: Any) -> None:
+    made = script("compiled_model")
+    model = made["model"]
+    p = made["problem"]
+    loss = made["loss"]
+    x = made["result"].x
+    assert all(torch.equal(leaf, x[name]) for name, leaf in model.named_parameters())
+    inner = copy.deepcopy(model._orig_mod)
+    inner.load_state_dict({name.removeprefix("_orig_mod."): leaf for name, leaf in p.x0.items()})
+    rows = p.upper_data["differentiate"].batch(None)
+
+    def by_hand(theta: Tree) -> Tensor:
+        own = copy.deepcopy(inner)
+        own.load_state_dict(
+            steps_by_hand(inner, loss, theta["theta"], [p.lower_data.batch(None)] * 3, lr=0.1)
+        )
+        return loss(own, rows).mean().detach()
+
+    assert_slope(p, Branches(count=1, steps=3, lr=0.1), by_hand)
+
+
+def test_sklearn_pipeline_has_the_hypergradient_in_closed_form(script: Any) -> None:
+    made = script("sklearn_pipeline")
+    p = made["problem"]
+    X, y = (torch.as_tensor(made[name][:300]) for name in "Xy")
+    theta = (0.2 * normal(65) - 2).requires_grad_()
+    best = torch.linalg.solve(
+        X[:150].T @ X[:150] / 150 + torch.diag(theta.exp()), X[:150].T @ y[:150] / 150
+    )
+    (want,) = torch.autograd.grad((X[150:] @ best - y[150:]).square().mean(), theta)
+    below = p.lower_data.batch(None)
+    above = p.upper_data["differentiate"].batch(None)
+    h = hypergradient(
+        lambda t, x: p.f(t, x, above),
+        lambda t, x: p.g(t, x, below),
+        {"theta": theta.detach()},
+        {"x": best.detach()},
+        solver=CG(rtol=1e-13, max_steps=500),
+    )
+    torch.testing.assert_close(h.value["theta"], want, rtol=1e-7, atol=1e-9)
+
+
+def test_a_problem_is_known_by_the_same_digests_before_and_after_it_is_used(script: Any) -> None:
+    made = script("frozen_backbone")
+    p = made["problem"]
+    model = made["model"]
+    before = fingerprints(p)
+    after(p, Branches(count=2, steps=2), p.theta0)
+    p.evaluate(p.theta0, p.x0)
+    assert fingerprints(p) == before
+    with torch.no_grad():
+        model[0][0].bias[0] += 1.0  # what is frozen decides the losses
+    changed = fingerprints(p)
+    model[0][0].bias.data[0] -= 1.0
+    assert {name for name in before if changed[name] != before[name]} == {"g", "f", "evaluate"}
