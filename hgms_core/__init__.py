@@ -23,9 +23,11 @@ from hgms_core.errors import (
     MissingExtra,
     NumericalError,
     OutOfMemory,
+    Place,
     PluginError,
     choice,
     closest,
+    dotted,
     one_of,
     raise_all,
     unknown_name,
@@ -70,7 +72,6 @@ from hgms_core.records import (
 )
 from hgms_core.seeding import Key
 from hgms_core.stacking import Group, Mode, gradient, groups, values
-from hgms_core.torch_errors import first_line, once_differentiable, out_of_memory
 from hgms_core.trees import Ravel, Tree, clone, detach, norm, repeat, slopes, stack
 
 __version__ = "0.9.0.dev0"
@@ -111,6 +112,7 @@ __all__ = [
     "Outcome",
     "OuterOptimizer",
     "Pipeline",
+    "Place",
     "PluginError",
     "Problem",
     "Ravel",
@@ -141,7 +143,7 @@ __all__ = [
     "detach",
     "difference_step",
     "differences_named",
-    "first_line",
+    "dotted",
     "fresh_parameters",
     "gradient",
     "groups",
@@ -149,9 +151,7 @@ __all__ = [
     "hypergradient",
     "implicit",
     "norm",
-    "once_differentiable",
     "one_of",
-    "out_of_memory",
     "overlay",
     "pure",
     "raise_all",

@@ -141,7 +141,7 @@ def _read(
     changing = [name for name, leaf in few.items() if not _same(leaf, again[name])]
     if changing:
         raise ConfigError(
-            "random-rows",
+            "random-transform",
             "the dataset has a random transform: two reads of the same rows differ in "
             f"{', '.join(map(repr, changing))}",
             place=(str(changing[0]),),

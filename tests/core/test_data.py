@@ -270,7 +270,7 @@ REFUSED: dict[str, tuple[Any, ...]] = {
         "collate_fn",
     ),
     "objects": (lambda: Rows(lambda i: object()), "wrong-row", (), "<class 'object'>"),
-    "random": (lambda: Rows(lambda i: (i, float(next(DRAW)))), "random-rows", ("1",)),
+    "random": (lambda: Rows(lambda i: (i, float(next(DRAW)))), "random-transform", ("1",)),
     "weights of rows": (
         lambda: DataLoader(
             TensorDataset(torch.ones(3)), sampler=WeightedRandomSampler([1.0, 2.0, 3.0], 3)

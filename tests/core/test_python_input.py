@@ -289,11 +289,11 @@ PROBLEM: dict[str, tuple[Any, ...]] = {
         "strings",
     ),
     "an argument of Data": (
-        lambda: Data(3, row=lambda i: {}),
+        lambda: Data(3, row=lambda i: {}),  # type: ignore[call-arg]
         "unknown-option",
         ("row",),
         "'rows'?",
-    ),  # type: ignore[call-arg]
+    ),
 }
 
 

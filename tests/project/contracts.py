@@ -57,11 +57,12 @@ CORE = [
     "linear | stacking",
     "protocols",
     "problem : records : budget : seeding : data : adapters",
+    "torch_errors",
     "trees : errors",
 ]
 """The core's own layers."""
 
-KNOWN = ["adapters", "trees", "errors", "seeding", "data"]
+KNOWN = ["adapters", "trees", "errors", "torch_errors", "seeding", "data"]
 ADAPTERS = ["modules", "views : checks : columns", "arguments", "display", "shapes"]
 """Those of its adapters, which know trees, errors, seeds and data."""
 
@@ -143,7 +144,9 @@ def contracts() -> Iterator[dict[str, Any]]:
         ["hgms_core.*"],
         allow_indirect_imports=True,
         ignore_imports=[
-            f"{name} -> hgms_core.{file}" for name in hosts for file in ("host", "registry")
+            *(f"{name} -> hgms_core.{file}" for name in hosts for file in ("host", "registry")),
+            *(f"{name}.** -> hgms_core.torch_errors" for name in ("hgms", "hgms_mix")),
+            "hgms.** -> hgms_core.errors",
         ],
         unmatched_ignore_imports_alerting="none",
     )

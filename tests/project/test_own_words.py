@@ -37,7 +37,11 @@ RECORDED = {"hypergradient_norm", "upper_loss", "validation_loss"}
 """Columns of every record, which a task may also measure."""
 
 ALLOWED = {
-    "hgms_core": {"last": "a value of keep", "floor": "a role of methods"},
+    "hgms_core": {
+        "last": "a value of keep",
+        "floor": "a role of methods",
+        "validation_split": "the place of an error",
+    },
     "hgms.comparison": {
         "tpe": "a sampler of sweeps",
         "uniform": "the reference that theta0 is another name of",
@@ -68,6 +72,7 @@ ALLOWED = {
     "hgms_mix.surface": {
         "fixed": "the method of a mixture that is told",
         "top": "matplotlib's word",
+        "lr": "the place of an error",
     },
     "hgms.testing": {
         "branches": "the part that the kit takes first",

@@ -20,8 +20,7 @@ from hgms.config.convert import structured
 from hgms.config.invalid import init_fields
 from hgms.config.tables import laid_over, put
 from hgms.runs import OwnProblem, RunConfig, RunFolder, RunSettings
-from hgms_core import Budget, CheckpointError, ConfigError, HgmsError, Method, unknown_name
-from hgms_core.errors import Place
+from hgms_core import Budget, CheckpointError, ConfigError, HgmsError, Method, Place, unknown_name
 from hgms_core.registry import Registry
 
 NO_FILE = "the grid"

@@ -65,12 +65,11 @@ from hgms.runs import (
     device_called,
     misfit,
     missing_traits,
+    similar_traits,
     tables_of_others,
     wanted_traits,
 )
-from hgms.runs.traits import similar_traits
-from hgms_core import Budget, ConfigError, HgmsError, Method, Task, raise_all, unknown_name
-from hgms_core.errors import Place
+from hgms_core import Budget, ConfigError, HgmsError, Method, Place, Task, raise_all, unknown_name
 from hgms_core.registry import Registry
 
 RESERVED = {

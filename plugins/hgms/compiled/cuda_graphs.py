@@ -14,7 +14,8 @@ from typing import Any, TypeVar, final
 import torch
 from torch import Tensor
 
-from hgms_core import ConfigError, Problem, Tree, first_line
+from hgms_core import ConfigError, Problem, Tree
+from hgms_core.torch_errors import first_line
 
 RECORDING = ("cuda",)
 """The types of devices on which anything is recorded."""

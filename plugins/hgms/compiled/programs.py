@@ -19,7 +19,8 @@ from hgms.compiled import cuda_graphs as graphs
 from hgms.compiled.cuda_graphs import Recording, copy_
 from hgms.compiled.trace import Trace, arrangement, flatten, trace, unflatten
 from hgms.compiled.verify import compared, moved
-from hgms_core import ConfigError, Problem, first_line
+from hgms_core import ConfigError, Problem
+from hgms_core.torch_errors import first_line
 
 LOG = logging.getLogger("hgms.programs")
 SHAPES = 8

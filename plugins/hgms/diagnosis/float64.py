@@ -10,7 +10,8 @@ import attrs
 import torch
 from torch import Tensor
 
-from hgms_core import Batch, ConfigError, HgmsError, Problem, Tree, first_line
+from hgms_core import Batch, ConfigError, HgmsError, Problem, Tree
+from hgms_core.torch_errors import first_line
 
 AGREE = 1e-3
 """By how much of their size the losses of the two problems may differ at one point."""

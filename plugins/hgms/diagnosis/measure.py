@@ -30,10 +30,9 @@ from hgms_core import (
     State,
     Tree,
     curvature,
-    first_line,
-    out_of_memory,
     values,
 )
+from hgms_core.torch_errors import first_line, out_of_memory
 
 ROWS = 8192
 """Rows at most that losses and ∇ₓg are computed on."""

@@ -11,7 +11,7 @@ from attrs import evolve, field
 
 from hgms.config import frozen
 from hgms.methods.inner import around_a_pipeline
-from hgms_core import ConfigError, Method, Problem, Record, State, Tree, hookimpl, unknown_name, unknown_name
+from hgms_core import ConfigError, Method, Problem, Record, State, Tree, hookimpl, unknown_name
 
 
 @final

@@ -12,7 +12,8 @@ import torch
 from attrs import frozen
 from torch import Tensor
 
-from hgms_core import ConfigError, Tree, first_line
+from hgms_core import ConfigError, Tree
+from hgms_core.torch_errors import first_line
 
 Build = Callable[[list[Tensor]], torch.optim.Optimizer]
 """Makes an optimiser of some parameters: ``lambda params: torch.optim.RMSprop(params,

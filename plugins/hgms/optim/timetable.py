@@ -14,7 +14,8 @@ from torch import Tensor
 from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
 
 from hgms.optim.stepper import Build, Stepper
-from hgms_core import ConfigError, first_line
+from hgms_core import ConfigError
+from hgms_core.torch_errors import first_line
 
 Schedule = Callable[[torch.optim.Optimizer], LRScheduler]
 """Makes a scheduler of an optimiser: ``lambda optimizer:

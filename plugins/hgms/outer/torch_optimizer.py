@@ -14,7 +14,8 @@ from hgms.config import frozen
 from hgms.optim import Schedule as TorchSchedule
 from hgms.optim import Timetable
 from hgms.outer.shape import Schedule
-from hgms_core import ConfigError, State, Tree, first_line, hookimpl, out_of_memory, unknown_name
+from hgms_core import ConfigError, State, Tree, hookimpl, unknown_name
+from hgms_core.torch_errors import first_line, out_of_memory
 
 Setting = bool | int | float | str | tuple[float, ...] | None
 

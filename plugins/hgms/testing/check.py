@@ -128,7 +128,7 @@ def target_of(spec: str, registry: Registry) -> tuple[Kind, type | Composition, 
             "unknown-component",
             f"no component is registered as {name!r}",
             place=("MODULE:CLASS",),
-            hint=f"{FORM}\n`hgms list` lists all names",
+            hint=f"{FORM}\nrun `hgms list` for all names",
             did_you_mean=nearest(name, names),
         )
     return kinds[0], registry.get(kinds[0].name, name).target, registry

@@ -8,8 +8,7 @@ import torch
 from attrs import frozen
 from torch import Tensor
 
-from hgms_core import Batch, ConfigError, Data, Key, Loss, Problem, Tree
-from hgms_core.errors import Place
+from hgms_core import Batch, ConfigError, Data, Key, Loss, Place, Problem, Tree
 
 FEWEST = 4
 """Blocks below which their spread is a guess."""

@@ -11,8 +11,7 @@ from typing import Literal
 
 from attrs import frozen
 
-from hgms_core import DataError
-from hgms_core.errors import Place
+from hgms_core import DataError, Place
 
 _BOX = re.compile(r"\\(?:boxed|fbox)\b\s*")
 _ANSWER_IS = re.compile(r"answer\s+is\s*:?\s*", re.IGNORECASE)

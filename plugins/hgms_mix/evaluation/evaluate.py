@@ -10,8 +10,7 @@ import attrs
 from attrs import field, frozen
 
 from hgms.config import at_least, optional
-from hgms_core import CheckpointError, ConfigError, choice
-from hgms_core.errors import unknown_name
+from hgms_core import CheckpointError, ConfigError, choice, unknown_name
 from hgms_mix.evaluation import judge_calls as asking
 from hgms_mix.evaluation import questions, records, scores
 from hgms_mix.evaluation.harness import LmEval

@@ -15,8 +15,7 @@ from typing import TYPE_CHECKING, Any, Literal
 import torch
 from attrs import frozen
 
-from hgms_core import ConfigError, HgmsError
-from hgms_core.errors import Place
+from hgms_core import ConfigError, HgmsError, Place
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase

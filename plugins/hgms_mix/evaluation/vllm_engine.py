@@ -15,8 +15,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import torch
 
-from hgms_core import ConfigError, MissingExtra
-from hgms_core.errors import unknown_name
+from hgms_core import ConfigError, MissingExtra, unknown_name
 from hgms_mix.evaluation.generate import Prompts, Reply
 
 if TYPE_CHECKING:

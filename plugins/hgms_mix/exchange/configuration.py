@@ -11,8 +11,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, TypeGuard
 
-from hgms_core import ConfigError
-from hgms_core.errors import Place
+from hgms_core import ConfigError, Place
 from hgms_core.torch_errors import first_line
 from hgms_mix.exchange.trainer import yaml
 

@@ -13,8 +13,7 @@ from typing import Any, final
 from attrs import frozen
 
 from hgms.runs import replace_file
-from hgms_core import ConfigError, MissingExtra
-from hgms_core.errors import Place
+from hgms_core import ConfigError, MissingExtra, Place
 from hgms_mix.exchange.sample import Part, Sampled
 
 UNNAMED = "MODEL"

@@ -21,8 +21,8 @@ from typing import Any, BinaryIO, Protocol, cast
 
 from attrs import frozen
 
-from hgms_core import ConfigError, DataError, MissingExtra, closest, first_line
-from hgms_core.errors import Place
+from hgms_core import ConfigError, DataError, MissingExtra, Place, closest
+from hgms_core.torch_errors import first_line
 from hgms_mix.lm.formats import RAW, BadRow, Row, detect
 
 PACKED = (".gz", ".zst")

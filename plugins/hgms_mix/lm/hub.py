@@ -10,8 +10,7 @@ import os
 from pathlib import Path
 from typing import Any
 
-from hgms_core import ConfigError, MissingExtra
-from hgms_core.errors import Place
+from hgms_core import ConfigError, MissingExtra, Place
 from hgms_mix.lm.model_names import model_folder, named_models
 
 

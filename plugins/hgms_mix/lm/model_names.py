@@ -9,8 +9,8 @@ from collections.abc import Iterator
 from importlib.metadata import EntryPoint, entry_points
 from pathlib import Path
 
-from hgms_core import ConfigError, HgmsError, first_line
-from hgms_core.errors import Place, dotted
+from hgms_core import ConfigError, HgmsError, Place, dotted
+from hgms_core.torch_errors import first_line
 from hgms_mix.lm.files import expand
 from hgms_mix.lm.store import warn
 

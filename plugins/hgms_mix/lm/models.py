@@ -21,11 +21,11 @@ from hgms_core import (
     Key,
     MissingExtra,
     OutOfMemory,
+    Place,
     choice,
-    out_of_memory,
     unknown_name,
 )
-from hgms_core.errors import Place
+from hgms_core.torch_errors import out_of_memory
 from hgms_mix.lm.digests import file_digest
 from hgms_mix.lm.files import as_written, expand
 from hgms_mix.lm.hub import consented, located, own_code, transformers_quietly

@@ -16,7 +16,7 @@ import numpy as np
 from attrs import frozen
 from torch import Tensor
 
-from hgms_core.errors import Place
+from hgms_core import Place
 from hgms_mix.lm.files import Unread
 from hgms_mix.lm.formats import FORMATS, BadRow
 from hgms_mix.lm.parts import in_parts, together

@@ -16,8 +16,7 @@ from attrs import field, validators
 from torch import Tensor
 
 from hgms.config import at_least, frozen, not_empty, optional, whole_number
-from hgms_core import ConfigError, DataError, Key, unknown_name
-from hgms_core.errors import Place
+from hgms_core import ConfigError, DataError, Key, Place, unknown_name
 from hgms_mix.lm.digests import file_digest
 from hgms_mix.lm.files import Raw, Unread, files_at, parsed, raw_rows, reading
 from hgms_mix.lm.formats import FORMATS, BadRow, Format, Message, Row, detect

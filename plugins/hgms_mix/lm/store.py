@@ -22,7 +22,8 @@ import torch
 from attrs import frozen
 from torch import Tensor
 
-from hgms_core import DataError, first_line
+from hgms_core import DataError
+from hgms_core.torch_errors import first_line
 
 NAMES = {"int64": "I64", "int32": "I32", "bool": "BOOL"}
 READ = 2**24

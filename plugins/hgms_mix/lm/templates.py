@@ -13,7 +13,8 @@ from typing import TYPE_CHECKING, Any, final
 
 from attrs import field, frozen
 
-from hgms_core import ConfigError, DataError, choice, first_line, one_of
+from hgms_core import ConfigError, DataError, choice, one_of
+from hgms_core.torch_errors import first_line
 from hgms_mix.lm.formats import Message
 
 if TYPE_CHECKING:

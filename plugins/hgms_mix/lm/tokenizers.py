@@ -8,8 +8,8 @@ import json
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from hgms_core import ConfigError, DataError, first_line
-from hgms_core.errors import Place
+from hgms_core import ConfigError, DataError, Place
+from hgms_core.torch_errors import first_line
 from hgms_mix.lm.files import as_written, expand
 from hgms_mix.lm.hub import located, own_code, transformers_quietly
 from hgms_mix.lm.model_names import model_folder

@@ -23,8 +23,7 @@ import torch
 from attrs import frozen
 from torch import Tensor
 
-from hgms_core import ConfigError, DataError, Key, one_of
-from hgms_core.errors import Place
+from hgms_core import ConfigError, DataError, Key, Place, one_of
 from hgms_mix.lm.formats import FORMATS, Message
 from hgms_mix.lm.parts import Part, in_parts, together
 from hgms_mix.lm.rows import Record, index_of, key_of, meter, records_at
