@@ -145,8 +145,11 @@ def compare(
     except Interrupted as error:
         if scratch is None:
             raise
-        message = 'interrupted, and nothing is kept; with out="runs/mine" the same call would go on'
-        raise Interrupted(message, error.number) from None
+        raise Interrupted(
+            "interrupted; no run is saved",
+            error.number,
+            hint='set out="runs/mine" to be able to resume',
+        ) from None
     return attrs.evolve(comparison, scratch=scratch)
 
 

@@ -109,7 +109,8 @@ def run_grid(
             carry_out(cells)
     except KeyboardInterrupt as error:  # wherever it came, also between two runs
         number = getattr(error, "number", signal.SIGINT)
-        raise Interrupted("interrupted; run the same command again to go on", number) from None
+        hint = "run the same command again to resume"
+        raise Interrupted("interrupted", number, hint=hint) from None
     with uncollected():
         return gather(grid, cells, planned, endings, finished)
 

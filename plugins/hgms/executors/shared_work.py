@@ -106,8 +106,8 @@ def carried_out_together(
             f"interrupted after {len(together.results)} of {len(pieces)} "
             f"{_several(kind, len(pieces))}"
         )
-        why += "\n  run the same command again to go on from there"
-        raise Interrupted(why, getattr(error, "number", signal.SIGINT)) from None
+        number = getattr(error, "number", signal.SIGINT)
+        raise Interrupted(why, number, hint="run the same command again to resume") from None
     return {
         piece: together.results[piece] for piece in pieces if piece in together.results
     }, together.failures

@@ -244,9 +244,8 @@ class Run:
             summary = self.end("done")
         except KeyboardInterrupt as error:
             ending = error
-            raise Interrupted(
-                f"interrupted{self.how_to_resume()}", getattr(error, "number", signal.SIGINT)
-            ) from None
+            number = getattr(error, "number", signal.SIGINT)
+            raise self.interrupted(number) from None
         except RankLost as error:  # nothing is wrong with the run
             ending = error
             self.save()
@@ -311,13 +310,13 @@ class Run:
             return None
         return wrong_part(self.method, self.problem, self.state)
 
-    def how_to_resume(self) -> str:
+    def interrupted(self, number: int) -> Interrupted:
         if self.folder is None or self.saved_step < 0:
-            return ""
-        return (
-            f"; the state after step {self.saved_step} is saved in {self.folder.path}\n"
-            f"  add {self.word} to go on"
+            return Interrupted("interrupted", number)
+        message = (
+            f"interrupted; the state after step {self.saved_step} is saved in {self.folder.path}"
         )
+        return Interrupted(message, number, hint=f"add {self.word} to resume")
 
     # --- its beginning
 

@@ -21,11 +21,18 @@ closed.
 
 
 class Interrupted(KeyboardInterrupt):
-    """Ctrl-C, or the signal ``number``: the state is saved; the message says how to go on."""
+    """Ctrl-C, or the signal ``number``. The state is saved; ``hint`` is how to resume."""
 
-    def __init__(self, message: str, number: int = signal.SIGINT) -> None:
+    def __init__(
+        self, message: str, number: int = signal.SIGINT, *, hint: str | None = None
+    ) -> None:
         super().__init__(message)
+        self.message = message
         self.number = number
+        self.hint = hint
+
+    def __str__(self) -> str:
+        return self.message if self.hint is None else f"{self.message}\n  {self.hint}"
 
 
 _LEAVING = threading.Event()

@@ -18,7 +18,6 @@ from hgms.config.json_values import finite
 from hgms.distributed import RankLost
 from hgms.runs import LEASE, DiskError, Interrupted, Progress, RunFolder, View, leased, replace_file
 from hgms_core import CheckpointError, MissingExtra
-from hgms_core.torch_errors import first_line
 from hgms_mix.stages import pictures, reweight
 from hgms_mix.stages.certainty import rows_of, spelled
 from hgms_mix.stages.config import MixConfig, comparable
@@ -87,7 +86,7 @@ def carry_out(
         try:
             mix.run(upto)
         except KeyboardInterrupt as error:
-            reason = first_line(error) if error.args else "interrupted"
+            reason = getattr(error, "message", "interrupted")
             at = next(
                 (
                     stage
@@ -96,8 +95,11 @@ def carry_out(
                 ),
                 upto,
             )
-            why = f"{reason}\n  in stage {at}; run the same command again to go on from there"
-            raise Interrupted(why, getattr(error, "number", signal.SIGINT)) from None
+            raise Interrupted(
+                reason,
+                getattr(error, "number", signal.SIGINT),
+                hint=f"run the same command again to resume in stage {at}",
+            ) from None
         except (DiskError, RankLost) as error:
             # the hint of the run names an option of `hgms run`
             hint = (

@@ -695,7 +695,7 @@ def test_ctrl_c_between_two_runs_says_how_to_go_on_too(
         patch.setattr(Board, "ended", struck)
         with pytest.raises(Interrupted) as caught:
             run(tmp_path, seeds=2)
-    assert "run the same command again" in caught.value.args[0]
+    assert "run the same command again" in caught.value.hint
     assert run(tmp_path, seeds=2).complete
 
 

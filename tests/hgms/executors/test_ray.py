@@ -177,7 +177,7 @@ def test_ctrl_c_saves_what_is_under_way(tmp_path: Path) -> None:
     process.send_signal(signal.SIGINT)
     out, err = process.communicate(timeout=90)
     assert process.returncode == 130, err
-    assert "run the same command again to go on" in err
+    assert "run the same command again to resume" in err
     assert "Traceback" not in err
     assert out == ""
     assert len(list(tmp_path.rglob("checkpoint.json"))) == 2

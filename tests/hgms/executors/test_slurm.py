@@ -121,7 +121,7 @@ def test_ctrl_c_saves_what_is_under_way(tmp_path: Path, terminal: bool) -> None:
     (os.killpg if terminal else os.kill)(process.pid, signal.SIGINT)
     _, err = process.communicate(timeout=90)
     assert process.returncode == 130, err
-    assert err.strip() == "interrupted; run the same command again to go on"
+    assert err.strip() == "interrupted\n  run the same command again to resume"
     assert len(list(tmp_path.rglob("checkpoint.json"))) == 2
 
 

@@ -456,7 +456,7 @@ def test_ctrl_c_in_each_stage_and_going_on(
             patched.setattr(where, function, press)
             broken = hgms("mix", "mix.toml", sets=("method=uniform",))
         assert broken.exit_code == 130, broken.output
-        assert f"in stage {stage}; run the same command again to go on from there" in broken.stderr
+        assert f"run the same command again to resume in stage {stage}" in broken.stderr
         assert "Traceback" not in broken.output
         assert [
             line.partition(":")[0] for line in broken.stderr.splitlines() if "going on with" in line

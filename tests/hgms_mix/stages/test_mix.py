@@ -251,7 +251,7 @@ def test_an_interrupted_mix_goes_on_to_the_same_files(
     monkeypatch.setattr(LossLog, "append", interrupt)
     broken = call("mix.toml", "--out", "broken")
     assert broken.exit_code == 130
-    assert "in stage finetune; run the same command" in broken.stderr
+    assert "run the same command again to resume in stage finetune" in broken.stderr
     monkeypatch.setattr(LossLog, "append", keep)
     again = call("mix.toml", "--out", "broken")
     assert "finetune: going on with 30 rows" in again.stderr
@@ -276,7 +276,7 @@ def test_ctrl_c_during_reweighting_keeps_the_steps(
     assert broken.exit_code == 130
     assert "the state after step 1 is saved" in broken.stderr
     assert "--resume" not in broken.stderr
-    assert "in stage reweight; run the same command" in broken.stderr
+    assert "run the same command again to resume in stage reweight" in broken.stderr
     again = call("reweight", "mix.toml", "--out", "broken")
     assert "reweight: going on with uniform" in again.stderr
     (folder,) = here.glob("broken/source-mixture/*/seed-1")
