@@ -125,6 +125,18 @@ def test_every_dependency_is_pinned() -> None:
     assert "torch==2.13.0" in (ROOT / "constraints.txt").read_text().splitlines()
 
 
+def test_the_lowest_versions_are_those_of_the_requirements() -> None:
+    """The environment `tox -e lowest` installs exactly the lower bounds that are declared."""
+    project = PROJECT["project"]
+    wanted = [*project["dependencies"], *project["optional-dependencies"]["sklearn"]]
+    floors = {re.split("[>=]+", text)[0]: re.split("[>=]+", text)[1].strip() for text in wanted}
+    lines = (ROOT / "constraints-lowest.txt").read_text().splitlines()
+    pinned = dict(line.split("==") for line in lines if "==" in line)
+    assert set(pinned) == set(floors)
+    for name, floor in floors.items():
+        assert (pinned[name] + ".").startswith(floor + "."), name
+
+
 PARAMETERS = 8
 FIELDS = 12
 CROWDED_FUNCTIONS = 40
