@@ -18,7 +18,7 @@ from hgms_core.adapters.shapes import Nested, Shape, check_floating
 from hgms_core.data import Batch, Data, Rows, by_role, data_of
 from hgms_core.errors import ConfigError
 from hgms_core.seeding import Key
-from hgms_core.trees import Tree, detach
+from hgms_core.trees import Tree, clone, detach
 
 Loss = Callable[[Tree, Tree, Batch], Tensor]
 """``loss(theta, x, batch) -> scalar``: a pure function of tensors, so that it can be
@@ -88,10 +88,10 @@ class Problem:
     selection, differentiation and stopping can use different validation rows (both take rows of any
     kind, :meth:`Data.of`, and ``upper_data`` one table for all roles); ``project`` maps θ onto Θ;
     ``evaluate(theta, x)`` gives the metrics that are reported (outside the budget's clock, and
-    outside every decision). ``fresh(key)`` draws another initial lower state; ``references`` names
-    special upper variables, such as the weights that know which labels are right. ``sources`` is
-    there where θ weights named data sources, ``rows`` where it weights lower rows. ``counters()``
-    gives numbers that only grow, such as tokens processed: every step records by how much they
+    outside every decision); a run calls it with copies of θ and x. ``fresh(key)`` draws another
+    initial lower state; ``references`` names special upper variables, such as the weights that
+    know which labels are right. ``sources`` is there where θ weights named data sources, ``rows``
+    where it weights lower rows. ``counters()`` gives numbers that only grow, such as tokens processed: every step records by how much they
     grew. ``start(theta)`` is there where the lower level's start is learned: the state to start
     from, as a differentiable function of θ. ``precision`` is the type the losses are computed in
     where that is coarser than x's (adapters in float32 on a base in bfloat16): finite differences
@@ -232,6 +232,6 @@ class Problem:
 
     def metrics(self, theta: Tree, x: Tree) -> dict[str, float]:
         """What ``evaluate`` measures, as plain numbers; ConfigError where it is no dictionary of
-        them.
+        them. ``evaluate`` works on copies, so in-place operations there cannot change a run.
         """
-        return numbers_by_name(self.evaluate(theta, x))
+        return numbers_by_name(self.evaluate(clone(theta), clone(x)))

@@ -337,10 +337,22 @@ def fields(
     }
     if evaluate is not None:
         view = View(own, names, training=False, tracking=True)
+        # the other views, and the module itself, use these too
+        shared = {name: leaf for name, leaf in own.named_parameters() if not leaf.requires_grad}
 
         def measured(theta: Any, x: Tree) -> Any:
+            before = [leaf._version for leaf in shared.values()]
             with torch.no_grad(), view.tracked(x, loss, data):
-                return view.at(x, lambda model, _: evaluate(theta, model), {})
+                metrics = view.at(x, lambda model, _: evaluate(theta, model), {})
+            for (name, leaf), version in zip(shared.items(), before, strict=True):
+                require(
+                    leaf._version == version,
+                    "changed-in-place",
+                    f"evaluate changes the frozen parameter {name} in place, which the losses use",
+                    "work on a copy: parameter.detach().clone()",
+                    ("evaluate",),
+                )
+            return metrics
 
         parts["evaluate"] = measured
     return parts

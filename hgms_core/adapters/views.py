@@ -164,6 +164,7 @@ class View(nn.Module):
         """Inside, batch normalisation has the statistics that it has at x: their mean over
         batches of rows of ``data``.
         """
+        self.model.eval()  # the function of a previous call may have changed modes
         numbers = data.draw(Key(0).fold("statistics"), CHUNK, min(CHUNKS, -(-data.size // CHUNK)))
         for norm in self.norms:
             norm.train()

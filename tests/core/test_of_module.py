@@ -172,6 +172,47 @@ def test_x_goes_back_into_the_module() -> None:
     assert_same({name: leaf.detach() for name, leaf in model.named_parameters()}, x)
 
 
+def test_an_evaluate_that_changes_the_module_in_place_changes_no_run() -> None:
+    def in_place(theta: Tensor, model: Any) -> dict[str, float]:
+        model[0].weight.data.div_(model[0].weight.norm())
+        theta.sigmoid_()
+        model.train()
+        return {"out": float(model(rows()["a"]).sum())}
+
+    def plain(theta: Tensor, model: Any) -> dict[str, float]:
+        return {"out": float(model(rows()["a"]).sum())}
+
+    def ended(evaluate: Any) -> tuple[Tree, Tree]:
+        p = problem(network(nn.Dropout(0.3)), evaluate=evaluate)
+        method = pipeline()
+        state = method.init(p, 0)
+        for _ in range(3):
+            state, _ = method.step(p, state)
+            p.metrics(*method.result(state))
+        return method.result(state)
+
+    assert_same(ended(in_place), ended(plain))
+    training: list[bool] = []
+
+    def switching(theta: Tensor, model: Any) -> dict[str, float]:
+        training.append(model[1].training)
+        model.train()
+        return {}
+
+    p = problem(network(nn.Dropout(0.3)), evaluate=switching)
+    for _ in range(2):
+        p.metrics(p.theta0, p.x0)
+    assert training == [False, False]
+
+
+def test_an_evaluate_that_changes_a_frozen_parameter_is_rejected() -> None:
+    model = network()
+    model[0].weight.requires_grad_(False)
+    p = problem(model, evaluate=lambda theta, m: {"n": float(m[0].weight.clamp_(-0.1, 0.1).sum())})
+    with rejects("changed-in-place", "evaluate"):
+        p.metrics(p.theta0, p.x0)
+
+
 def test_a_run_leaves_the_module_and_the_global_generators_as_they_were() -> None:
     model = network(nn.BatchNorm1d(6), nn.Dropout(0.3), nn.ReLU(inplace=True))
     model[0].bias.requires_grad_(False)

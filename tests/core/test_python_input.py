@@ -24,6 +24,7 @@ from hgms.hypergradients import Implicit, Unrolled
 from hgms.integrations.lower_solution import lower_solution
 from hgms.outer import Adam, Sgd
 from hgms.runs import run
+from hgms.runs.own_problem import OwnProblem
 from hgms.selectors import BestOfN
 from hgms.solvers import CG
 from hgms_core import (
@@ -924,6 +925,35 @@ def test_what_is_right_is_not_refused_and_costs_the_budget_nothing() -> None:
     assert len(seen) - 2 <= cost["lower_gradients"] + cost["cross_products"]
     check_losses(made, made.theta0, made.x0, Key(0))
     assert h().outcome.label == "converged"
+
+
+def test_an_evaluate_that_works_in_place_changes_nothing() -> None:
+    def in_place(theta: Any, x: Any) -> Any:
+        x["w"].data.add_(1.0)
+        return {"mean": theta["t"].sigmoid_().mean()}
+
+    def plain(theta: Any, x: Any) -> Any:
+        return {"mean": theta["t"].sigmoid().mean()}
+
+    made = problem(evaluate=in_place)
+    ends = [run(pipeline(), own, Budget(outer_steps=3)) for own in (made, problem(evaluate=plain))]
+    for name in ("theta", "x"):
+        one, other = (getattr(end, name) for end in ends)
+        assert all(torch.equal(one[leaf], other[leaf]) for leaf in other), name
+    means = [[row["metric.mean"] for row in end.records] for end in ends]
+    assert means[0] == means[1]
+    assert not made.theta0["t"].any()
+    assert not made.x0["w"].any()
+
+
+def test_the_loss_of_a_comparison_is_that_of_the_result() -> None:
+    made = problem(evaluate=lambda t, x: {"w": x["w"].add_(1.0).sum()})
+    own = OwnProblem.of(made, measured=True, metric="upper_loss").problem(
+        0, torch.device("cpu"), torch.float32
+    )
+    numbers = own.metrics(made.theta0, made.x0)
+    expected = f(made.theta0, made.x0, made.upper_data["stop"].batch(None))
+    assert numbers == {"w": 2.0, "upper_loss": pytest.approx(float(expected))}
 
 
 def test_a_module_s_losses_need_no_more() -> None:

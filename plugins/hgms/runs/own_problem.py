@@ -207,7 +207,8 @@ class OwnProblem:
 
         def with_loss(theta: Tree, x: Tree) -> Mapping[str, float]:
             with torch.no_grad():
-                return {**evaluate(theta, x), LOSS: float(problem.f(theta, x, rows.batch(None)))}
+                loss = float(problem.f(theta, x, rows.batch(None)))
+                return {**evaluate(theta, x), LOSS: loss}
 
         return attrs.evolve(problem, evaluate=with_loss)
 

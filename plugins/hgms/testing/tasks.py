@@ -52,17 +52,27 @@ MOST = 20_000
 
 
 def exercise(task: Any, dtype: torch.dtype, variant: int) -> tuple[Any, Callable[[], Any]]:
-    def call() -> Any:
-        problem = task.problem(variant, place(), dtype)
-        lower = batch(problem.lower_data)
-        upper = batch(problem.upper_data["differentiate"])
-        losses = [
-            problem.g(problem.theta0, problem.x0, lower),
-            problem.f(problem.theta0, problem.x0, upper),
-        ]
-        return {"theta0": problem.theta0, "x0": problem.x0, "losses": losses}
+    used = task.problem(variant, place(), dtype)
+    tables = {
+        role: data.whole for role, data in {"lower": used.lower_data, **used.upper_data}.items()
+    }
 
-    return {}, call
+    def call() -> Any:
+        _losses(used)
+        used.project(used.theta0)
+        used.evaluate(used.theta0, used.x0)
+        problem = task.problem(variant, place(), dtype)
+        return {"theta0": problem.theta0, "x0": problem.x0, "losses": _losses(problem)}
+
+    return {"theta": used.theta0, "x": used.x0, "data": tables}, call
+
+
+def _losses(problem: Problem) -> list[Tensor]:
+    """g and f at the start, on the first rows."""
+    return [
+        problem.g(problem.theta0, problem.x0, batch(problem.lower_data)),
+        problem.f(problem.theta0, problem.x0, batch(problem.upper_data["differentiate"])),
+    ]
 
 
 def batch(data: Data) -> Batch:

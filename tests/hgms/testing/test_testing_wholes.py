@@ -753,6 +753,18 @@ MUTANTS: list[tuple[str, str, Any, str]] = [
         task(evaluate=lambda p: lambda theta, x: {"test_error": math.nan}),
         "no finite numbers",
     ),
+    (
+        "task",
+        "inputs",
+        task(evaluate=lambda p: lambda theta, x: p.evaluate(theta, {"x": x["x"].add_(1.0)})),
+        "after the call its input x.x is [1, 1, 1] instead of [0, 0, 0]",
+    ),
+    (
+        "task",
+        "inputs",
+        task(evaluate=lambda p: lambda theta, x: {"test_error": float(theta["penalty"].exp_())}),
+        "after the call its input theta.penalty is [1] instead of [0]",
+    ),
     ("task", "splits", Leaks(), "12 of the 12 rows of 'lower' are among the 12 of 'select'"),
     (
         "task",
