@@ -89,15 +89,15 @@ class Problem:
     kind, :meth:`Data.of`, and ``upper_data`` one table for all roles); ``project`` maps θ onto Θ;
     ``evaluate(theta, x)`` gives the metrics that are reported (outside the budget's clock, and
     outside every decision); a run calls it with copies of θ and x. ``fresh(key)`` draws another
-    initial lower state; ``references`` names special upper variables, such as the weights that
-    know which labels are right. ``sources`` is there where θ weights named data sources, ``rows``
-    where it weights lower rows. ``counters()`` gives numbers that only grow, such as tokens processed: every step records by how much they
-    grew. ``start(theta)`` is there where the lower level's start is learned: the state to start
-    from, as a differentiable function of θ. ``precision`` is the type the losses are computed in
-    where that is coarser than x's (adapters in float32 on a base in bfloat16): finite differences
-    are then taken over a length that fits it. ``compiler`` makes programs of what components run
-    often (None: none). ``kept`` is for what they keep as long as the problem; ``attrs.evolve``
-    leaves it behind.
+    initial lower state; ``references`` names special upper variables, such as the weights that know
+    which labels are right. ``sources`` is there where θ weights named data sources, ``rows`` where
+    it weights lower rows. ``counters()`` gives numbers that only grow, such as tokens processed:
+    every step records by how much they grew. ``start(theta)`` is there where the lower level's
+    start is learned: the state to start from, as a differentiable function of θ. ``precision`` is
+    the type the losses are computed in where that is coarser than x's (adapters in float32 on a
+    base in bfloat16): finite differences are then taken over a length that fits it. ``compiler``
+    makes programs of what components run often (None: none). ``kept`` is for what they keep as long
+    as the problem; ``attrs.evolve`` leaves it behind.
 
     θ and x may be nested (:data:`Nested`); ``g``, ``f``, ``project``, ``evaluate``, ``fresh``,
     ``start`` and ``references`` then take and give that shape. The attributes of the problem, which
