@@ -101,9 +101,14 @@ def read(
 
 
 def comparable(config: MixConfig) -> str:
-    """The same for mixes that differ in their method and seed only."""
+    """The same for mixes that differ in their method and seed only. The budget of learning counts
+    only if fine-tuning starts from the model that learning ended with: a method that learns
+    nothing needs one step.
+    """
     table = config.resolved()
     del table["method"], table["seed"]
+    if config.finetune.start == "fresh":
+        del table["budget"]
     for key in UNCOMPARED:
         table["run"].pop(key, None)
     return digest([table, data_of(config.task)])

@@ -118,17 +118,26 @@ def tuned(mix: Mix, ranks: Ranks | None = None) -> Any:
 
 
 def against_uniform(mix: Mix, same: str, test: str) -> dict[str, Any] | None:
-    """Our loss − that of uniform weights on the same rows, where the same mix was made with
-    them: same file, seed, folder.
+    """Our loss − the loss with the method `uniform` on the same rows, if the same mix was made
+    with it: same file, seed and folder. Other methods and mixtures never count as uniform,
+    whatever their labels are; of several labels of `uniform`, the label `uniform` is preferred.
     """
     if mix.config.method_name == UNIFORM:
         return None
     ours = json.loads(losses_file(mix.folder / "evaluate", test).read_bytes())
-    for other in sorted(mix.folder.parent.parent.glob(f"{UNIFORM}-*/{mix.folder.name}")):
-        with contextlib.suppress(OSError, ValueError, KeyError):
+    others = mix.folder.parent.parent.glob(f"*/{mix.folder.name}")
+
+    def order(folder: Path) -> tuple[bool, Path]:
+        label = folder.parent.name.rpartition("-")[0]
+        return label != UNIFORM, folder
+
+    for other in sorted(others, key=order):
+        with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
             report = json.loads((other / "report.json").read_bytes())
+            if report["method"] != UNIFORM or report["comparable"] != same:
+                continue
             theirs = json.loads(losses_file(other / "evaluate", test).read_bytes())
-            if report["comparable"] == same and theirs["digest"] == ours["digest"]:
+            if theirs["digest"] == ours["digest"]:
                 return difference(RowLosses.of(ours), RowLosses.of(theirs), seed=mix.config.seed)
     return None
 
