@@ -4,7 +4,6 @@ and a few rows.
 
 from __future__ import annotations
 
-import resource
 import sys
 import time
 from collections.abc import Callable, Mapping
@@ -125,8 +124,9 @@ def show(planned: Mapping[str, Any]) -> None:
         f"  rows: {counts}; an outer step: {planned['step_seconds']:.3g} s; reading: "
         f"{planned['reading_seconds']:.3g} s"
     )
+    peak = _number(planned["peak_bytes"], 2**20)
     click.echo(
-        f"  peak memory of what was tried: {planned['peak_bytes'] / 2**20:,.0f} MiB; a blank was "
+        f"  peak memory of what was tried: {f'{peak} MiB' if peak else 'unknown'}; a blank was "
         "not tried"
     )
 
@@ -155,9 +155,13 @@ def _bytes_of_rows(mix: Mix, count: int) -> int:
     return int(count * float(lengths.mean()))
 
 
-def _peak(device: torch.device) -> int:
+def _peak(device: torch.device) -> int | None:
     if device.type == "cuda":
         return int(torch.cuda.max_memory_allocated(device))
+    try:
+        import resource
+    except ImportError:  # Windows has no such module
+        return None
     most = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     return most if sys.platform == "darwin" else most * 1024
 

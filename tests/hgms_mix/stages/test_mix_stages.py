@@ -5,7 +5,9 @@ these.
 from __future__ import annotations
 
 import gzip
+import importlib
 import json
+import sys
 from pathlib import Path
 
 import pytest
@@ -15,6 +17,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from hgms_core import CheckpointError, ConfigError
+from hgms_mix.stages import plan
 from hgms_mix.stages.evaluate import difference, means
 from hgms_mix.stages.losses import RowLosses
 from hgms_mix.stages.sample import Sample, read_rows, write_rows
@@ -252,3 +255,15 @@ def test_intervals_of_losses_hold_their_values_and_pair_the_rows() -> None:
     # what the rows have in common cancels: every row is lower by the same 0.1
     gap = difference(ours, theirs)
     assert (gap["value"], gap["low"], gap["high"]) == pytest.approx((-0.1, -0.1, -0.1))
+
+
+def test_a_dry_run_needs_no_module_that_windows_lacks(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setitem(sys.modules, "resource", None)
+    importlib.reload(plan)
+    assert plan._peak(torch.device("cpu")) is None
+    stages = {"sample": {"seconds": None, "bytes": 1}}
+    counts = {"step_seconds": 1.0, "reading_seconds": 1.0, "rows": {"tested": 1}}
+    plan.show({"stages": stages, "peak_bytes": None, **counts})
+    assert "peak memory of what was tried: unknown" in capsys.readouterr().out
