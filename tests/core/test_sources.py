@@ -16,7 +16,7 @@ from helpers import F64, assert_same, run_files
 from source_problems import convex_sources
 
 from hgms.generators.branches import Branches
-from hgms.hypergradients import Fixed
+from hgms.hypergradients import Fixed, Unrolled
 from hgms.outer import Sgd
 from hgms.runs import Interrupted, RunFolder, RunSettings, run
 from hgms.selectors import First
@@ -319,8 +319,8 @@ def test_a_run_says_where_x_did_not_learn(lr: float, words: str | None) -> None:
     method = Pipeline(
         generator=Branches(count=1, steps=1, lr=lr),
         selector=First(),
-        hypergradient=Fixed(),
-        outer=Sgd(lr=1.0),
+        hypergradient=Unrolled(),
+        outer=Sgd(lr=1e-3),
     )
     result = run(method, problem, Budget(outer_steps=20))
     data = problem.upper_data["stop"].whole["a"]
@@ -335,3 +335,19 @@ def test_a_run_says_where_x_did_not_learn(lr: float, words: str | None) -> None:
         moved = float((result.x["x"] - problem.x0["x"]).norm() / problem.x0["x"].norm())
         (said,) = result.summary["remarks"]
         assert said.startswith(words.format(start=start, end=end, moved=moved))
+
+
+@pytest.mark.parametrize(("lr", "count"), [(1e-5, 0), (2.2, 1)])
+def test_nothing_is_said_of_weights_that_were_not_learned(lr: float, count: int) -> None:
+    problem = evolve(
+        convex_sources({"a": 0.9, "b": 0.1}), x0={"x": torch.tensor([-1.0, 0.5], dtype=F64)}
+    )
+    method = Pipeline(
+        generator=Branches(count=1, steps=1, lr=lr),
+        selector=First(),
+        hypergradient=Fixed(),
+        outer=Sgd(lr=1.0),
+    )
+    said = run(method, problem, Budget(outer_steps=20)).summary.get("remarks", [])
+    assert len(said) == count
+    assert not any("weights" in line for line in said)

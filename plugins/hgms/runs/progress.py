@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, Protocol
 
 import click
+from attrs import frozen
 
 from hgms.config.control_characters import printable
 from hgms.runs.bars import Bars
@@ -18,6 +19,22 @@ if TYPE_CHECKING:
 
 LOG_SECONDS = 30.0
 """Between two lines of a log."""
+
+
+START = 2
+"""Records that only mark the start: the first step includes loading and compilation, so the rate
+and the remaining time are measured from the second record on.
+"""
+
+
+@frozen
+class _Begin:
+    """The record that rates are measured from; ``calls`` counts the records so far, up to START."""
+
+    seconds: float
+    step: int
+    share: float
+    calls: int
 
 
 class View(Protocol):
@@ -35,7 +52,7 @@ class Progress:
 
     def __init__(self, enabled: bool = True) -> None:
         self.bars = Bars(enabled)
-        self._began: dict[str, tuple[float, int]] = {}
+        self._began: dict[str, _Begin] = {}
         self._logged = time.monotonic()
 
     def __enter__(self) -> Progress:
@@ -53,11 +70,17 @@ class Progress:
         """Shows the newest record of the run called ``title``, which has spent this share of its
         budget, and ``who`` carries it out."""
         now = time.monotonic()
-        began, first = self._began.setdefault(title, (now, int(record["step"])))
+        begin = self._began.get(title)
+        if begin is None or begin.calls < START:
+            calls = 0 if begin is None else begin.calls
+            begin = _Begin(now, int(record["step"]), share, calls + 1)
+            self._began[title] = begin
         if not self.bars.enabled or not (self.bars.visible or now - self._logged >= LOG_SECONDS):
             return
-        rate = (record["step"] - first) / (now - began) if now > began else None
-        left = (now - began) * (1 - share) / share if share > 0 and now > began else None
+        passed = now - begin.seconds
+        rate = (record["step"] - begin.step) / passed if passed > 0 else None
+        done = share - begin.share
+        left = passed * (1 - share) / done if done > 0 and passed > 0 else None
         numbers = " · ".join([*([who] if who else []), _numbers(record, rate, left)])
         if self.bars.visible:
             self.bars.show(title, share, numbers)

@@ -177,8 +177,21 @@ def judged(
             place=("upper_loss",),
             hint="remove empty rows, and rows with non-finite numbers",
         )
-    notes = [] if "untrained" in summary else remarks(problem, x, loss)
+    notes = [] if "untrained" in summary else remarks(problem, x, loss, learned=learned(records))
     return {**summary, **({"remarks": notes} if notes else {}), "validation_loss": finite(loss)}
+
+
+def learned(records: Sequence[Record]) -> bool:
+    """Whether the weights of sources changed in a run; True if its records have none.
+
+    >>> learned([{"step": 0, "weight.a": 0.5}, {"step": 1, "weight.a": 0.5}])
+    False
+    """
+    weights = [
+        {key: value for key, value in row.items() if key.startswith("weight.")} for row in records
+    ]
+    weights = [row for row in weights if row]
+    return not weights or any(row != weights[0] for row in weights)
 
 
 def validation_loss(problem: Problem, theta: Tree, x: Tree) -> float:
@@ -188,12 +201,13 @@ def validation_loss(problem: Problem, theta: Tree, x: Tree) -> float:
         return float(problem.f(theta, x, validation_rows(problem).batch(None)))
 
 
-def remarks(problem: Problem, x: Tree, loss: float) -> list[str]:
+def remarks(problem: Problem, x: Tree, loss: float, *, learned: bool = True) -> list[str]:
     """Of a run on data sources that ended at ``x`` with the validation loss ``loss``: that this
     rose, or hardly changed.
 
     Weights of sources are learned from gradients at the x of the run. Where x stayed at the start,
-    or training made it worse, they say little. Cost: 1 upper value.
+    or training made it worse, they say little. If the weights were not ``learned``, nothing is
+    said of them. Cost: 1 upper value.
 
     >>> still = Problem(
     ...     theta0={},
@@ -216,13 +230,13 @@ def remarks(problem: Problem, x: Tree, loss: float) -> list[str]:
     )
     change = loss - start
     if not math.isfinite(loss) or change > 1e-3 * abs(start):
+        trust = "do not trust the weights (" if learned else "("
         return [
             f"the validation loss rose from {start:.4g} to {loss:.4g} ({moved}): the lower level "
-            "diverged, or learned what is "
-            "of no use for validation; do not trust the weights (lower the generator's lr, or "
-            "look at the heaviest source)"
+            f"diverged, or learned what is of no use for validation; {trust}lower the generator's "
+            "lr, or look at the heaviest source)"
         ]
-    if abs(change) < UNMOVED * abs(start):
+    if learned and abs(change) < UNMOVED * abs(start):
         return [
             f"the validation loss hardly changed, from {start:.4g} to {loss:.4g} ({moved}): the "
             "weights were learned at the "

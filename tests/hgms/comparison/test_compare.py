@@ -1017,6 +1017,7 @@ def test_view_shows_the_numbers_on_a_terminal(terminal: io.StringIO) -> None:
     }
     with Progress() as view:
         view.watch(RESULTS["a"][0].info, {**record, "step": 0}, 0.0)
+        view.watch(RESULTS["a"][0].info, {**record, "step": 1}, 0.2)
         view.watch(RESULTS["a"][0].info, record, 0.5)
     shown = terminal.getvalue()
     for part in (

@@ -28,6 +28,24 @@ def test_a_log_has_a_line_now_and_then(
     assert lines[0].startswith("hg-ms seed 3: 29 % · step 29 · f 0.5 · 1.0 steps/s")
 
 
+def test_the_remaining_time_excludes_the_start_up_of_the_first_step(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Loading and compiling takes 110 s, each of the 12 steps 20 s."""
+    clock = [0.0]
+    monkeypatch.setattr(progress.time, "monotonic", lambda: clock[0])
+    monkeypatch.setattr(progress, "LOG_SECONDS", 10.0)
+    with Progress() as view:
+        view.watch(INFO, {"step": 0}, 0.0)
+        for step, seconds in enumerate((130.0, 150.0, 170.0), start=1):
+            clock[0] = seconds
+            view.watch(INFO, {"step": step}, step / 12)
+    first, second, third = capsys.readouterr().err.splitlines()
+    assert " left" not in first
+    assert second.endswith("step 2 · 20 s a step · 200 s left")
+    assert third.endswith("step 3 · 20 s a step · 180 s left")
+
+
 def test_what_is_not_wanted_leaves_no_line(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
