@@ -81,6 +81,52 @@ def test_the_proposal_meets_the_conditions_of_a_minimum() -> None:
     assert_same(propose(laws, prior, kl=1e4), prior, atol=1e-3)
 
 
+def test_the_proposal_is_the_minimum_where_the_softmax_saturates() -> None:
+    """BFGS in logits ended at [1, 0, 0], a corner with the value 3.09; the minimum is 1.57."""
+    slopes = torch.tensor([1.1, 0.4, 5.1], dtype=F64)
+    prior = torch.tensor([0.177, 0.028, 0.795], dtype=F64)
+    omega = propose([Law(floor=0.0, slopes=slopes, error=0.0)], prior, kl=0.05)
+    low, high = 0.4, 5.1
+    for _ in range(200):
+        # the value v = t·ω is the root of a decreasing function
+        middle = (low + high) / 2
+        exact = (prior.log() - math.exp(middle) / 0.05 * slopes).softmax(0)
+        low, high = (middle, high) if float(slopes @ exact) > middle else (low, middle)
+    assert_same(omega, exact, atol=1e-9)
+    assert float(omega[1]) > 0.99
+
+
+def far(omega: Tensor, slopes: Tensor, prior: Tensor, kl: float) -> float:
+    """A bound on the distance to the minimum in the 1-norm, by the spread of the derivative."""
+    level = ((slopes @ omega).exp()[:, None] * slopes).mean(0) + kl * (omega / prior).log()
+    return float(level.max() - level.min()) / (2 * kl)
+
+
+@pytest.mark.parametrize("kl", [0.05, 0.01])
+@pytest.mark.parametrize("sets", [1, 3])
+def test_proposals_are_minima_for_uneven_priors(kl: float, sets: int) -> None:
+    for seed in range(150):
+        slopes = 2 * normal(sets, 6, seed=seed)
+        prior = (2 * normal(6, seed=1000 + seed)).softmax(0)
+        laws = [Law(floor=0.0, slopes=row, error=0.0) for row in slopes]
+        omega = propose(laws, prior, kl)
+        # weights below float64's smallest number have no logarithm
+        some = omega > 0
+        assert float(omega.sum()) == pytest.approx(1.0)
+        assert far(omega[some], slopes[:, some], prior[some], kl) < 1e-8
+
+
+def test_a_proposal_without_a_solution_is_an_error() -> None:
+    law = Law(floor=0.0, slopes=torch.tensor([800.0, 900.0], dtype=F64), error=0.0)
+    even = torch.tensor([0.5, 0.5], dtype=F64)
+    with rejects("not-converged", "method", "kl", of=NumericalError):
+        propose([law], even, kl=0.05)
+    flat = Law(floor=0.0, slopes=torch.tensor([1.0, -9.0, 0.5], dtype=F64), error=0.0)
+    excluded = propose([flat], torch.tensor([0.5, 0.0, 0.5], dtype=F64), kl=0.05)
+    assert float(excluded[1]) == 0.0
+    assert float(excluded[2]) > 0.99
+
+
 def test_adapters_are_added_as_what_they_add() -> None:
     transformers = pytest.importorskip("transformers")
     from hgms_mix.lm import LanguageModel, Lora
