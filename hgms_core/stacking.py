@@ -1,7 +1,10 @@
 """Losses of N stacked candidates: one vmapped computation, or one candidate after the other.
 
 ``auto`` decides from the sizes (:func:`prefers_stack`), never from a clock, so that a run is the
-same every time. A loss may know how to evaluate stacked candidates itself: a method
+same every time. It evaluates one candidate after the other if ``torch.func.vmap`` cannot evaluate
+the loss: ``.item()``, an ``if`` on a value, in-place fills, boolean indexes, NumPy.
+
+A loss may know how to evaluate stacked candidates itself: a method
 ``stacked(theta, x, batch, own_batch) -> [N]``, which is then used instead of ``torch.func.vmap`` (a
 language model shares its frozen base among the candidates, and checkpoints activations, which vmap
 cannot). On a CPU, and with ``stacked = None``, one candidate is evaluated after the other unless
@@ -10,6 +13,10 @@ asked otherwise.
 
 from __future__ import annotations
 
+import logging
+import weakref
+from collections.abc import Callable
+from textwrap import shorten
 from typing import Any, Literal, get_args
 
 import torch
@@ -17,15 +24,23 @@ from attrs import frozen
 from torch import Tensor
 
 from hgms_core.data import Batch
-from hgms_core.errors import one_of
+from hgms_core.errors import ConfigError, HgmsError, one_of
 from hgms_core.problem import Loss
-from hgms_core.torch_errors import explained
+from hgms_core.torch_errors import NOT_STACKABLE, explained, first_line, out_of_memory
 from hgms_core.trees import Tree
+
+LOG = logging.getLogger("hgms")
 
 Mode = Literal["auto", "stacked", "loop"]
 """How N candidates are evaluated: in one computation, one after the other, or whichever is
 likely faster (``auto``).
 """
+
+Trial = Callable[[], tuple[Tree, Batch]]
+"""(θ, batch) to try a loss on; the batch leads with an axis N where each candidate has its own."""
+
+IMPURE = ("random-loss", "loss-with-state")
+"""Codes of losses that are wrong in each mode."""
 
 STACK_BELOW = 5_000_000
 """Multiply-adds of one candidate's forward pass up to which stacking is faster on a CPU
@@ -68,18 +83,25 @@ def groups(
     rows: int = 1,
     mode: Mode = "auto",
     chunk: int | None = None,
+    trial: Trial | None = None,
 ) -> list[Group]:
     """The N candidates, split into groups that are evaluated one after the other: each alone
     (``mode = "loop"``) or stacked, at most ``chunk`` of them at a time, which bounds the memory of
     activations. ``auto`` picks by their size, and by ``rows`` of one candidate's batch. With
     ``own_batch`` each candidate has its own; else all share one. A group's ``x`` are views.
+
+    ``trial()`` returns (θ, batch) to try the loss on before ``auto`` stacks it, once per loss: if
+    ``torch.func.vmap`` cannot evaluate it, each candidate is alone. Cost: two values, in no budget.
     """
     one_of("mode", mode, get_args(Mode))
     count = next(iter(x.values())).shape[0]
     if mode == "auto" and count > 1 and hasattr(loss, "stacked"):
         # On a CPU one candidate of a model that is worth a form of its own keeps the cores busy.
         mode = "stacked" if loss.stacked is not None and next(iter(x.values())).is_cuda else "loop"
-    if not prefers_stack(x, rows, mode):
+    stacked = prefers_stack(x, rows, mode)
+    if stacked and mode == "auto" and trial is not None:
+        stacked = _is_stackable(loss, x, own_batch, trial)
+    if not stacked:
         return [Group(i, {name: leaf[i] for name, leaf in x.items()}, loss) for i in range(count)]
     step = chunk or count
     parts = [slice(first, min(first + step, count)) for first in range(0, count, step)]
@@ -89,17 +111,74 @@ def groups(
     ]
 
 
+_TRIED: dict[int, dict[bool, bool]] = {}
+"""Whether vmap can evaluate a loss, by the loss's id and ``own_batch``, as long as the loss
+exists.
+"""
+
+
+def _is_stackable(loss: Loss, x: Tree, own_batch: bool, trial: Trial) -> bool:
+    tried = _TRIED.get(id(loss))
+    if tried is None:
+        tried = {}
+        try:
+            weakref.finalize(loss, _TRIED.pop, id(loss), None).atexit = False
+            _TRIED[id(loss)] = tried
+        except TypeError:
+            pass  # a loss without weak references is tried at each call
+    if own_batch not in tried:
+        theta, batch = trial()
+        two = {name: leaf[:2].detach() for name, leaf in x.items()}
+        own = {name: leaf[:2] for name, leaf in batch.items()} if own_batch else batch
+        try:
+            with torch.no_grad():
+                _vmapped(loss, own_batch)(theta, two, own)
+        except ConfigError as error:
+            if error.code in IMPURE:
+                raise
+            if error.code != NOT_STACKABLE.code:
+                _first(loss, theta, two, own, own_batch)
+            LOG.warning(
+                "candidates are evaluated one after the other, which may be slower: torch.func.vmap"
+                " cannot evaluate the loss (%s)",
+                shorten(first_line(error.__cause__ or error), 120, placeholder=" …"),
+            )
+            tried[own_batch] = False
+        else:
+            tried[own_batch] = True
+    return tried[own_batch]
+
+
 def _vmapped(loss: Loss, own_batch: bool) -> Loss:
+    """``loss`` of stacked candidates. What vmap alone cannot evaluate raises loss-not-stackable."""
     stacked = getattr(loss, "stacked", None)
     if stacked is not None:
         return lambda theta, x, batch: stacked(theta, x, batch, own_batch)
     mapped = torch.func.vmap(loss, in_dims=(None, 0, 0 if own_batch else None))
 
     def evaluated(theta: Tree, x: Tree, batch: Batch) -> Tensor:
-        with explained():
-            return mapped(theta, x, batch)
+        try:
+            with explained():
+                return mapped(theta, x, batch)
+        except HgmsError:
+            raise
+        except Exception as error:  # any operation of a loss may lack a form under vmap
+            if out_of_memory(error):
+                raise
+            _first(loss, theta, x, batch, own_batch)
+            raise NOT_STACKABLE.at() from error
 
     return evaluated
+
+
+def _first(loss: Loss, theta: Tree, x: Tree, batch: Batch, own_batch: bool) -> None:
+    """Evaluate the first candidate without vmap, which raises the loss's own error, if any."""
+    with torch.no_grad():
+        loss(
+            theta,
+            {name: leaf[0] for name, leaf in x.items()},
+            {name: leaf[0] for name, leaf in batch.items()} if own_batch else batch,
+        )
 
 
 def values(
@@ -119,7 +198,7 @@ def values(
     tensor([ 2., 18.])
     """
     with torch.no_grad():
-        parts = groups(loss, x, rows=rows, mode=mode, chunk=chunk)
+        parts = groups(loss, x, rows=rows, mode=mode, chunk=chunk, trial=lambda: (theta, batch))
         return torch.cat([part.loss(theta, part.x, batch).reshape(-1) for part in parts])
 
 

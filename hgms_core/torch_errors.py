@@ -148,7 +148,7 @@ _COMPILED = ConfigError(
     place=("hypergradient", "strategy"),
     hint='set strategy = "jvp" or "difference", or pass the module without torch.compile',
 )
-_NOT_STACKABLE = ConfigError(
+NOT_STACKABLE = ConfigError(
     "loss-not-stackable",
     "torch cannot vectorise an operation of the loss, so candidates cannot be evaluated together",
     place=("generator", "mode"),
@@ -158,7 +158,7 @@ _IMPURE = (
     ("randomness error mode", RANDOM),
     ("would mutate a captured Tensor", _WITH_STATE),
     ("Batch norm got a batched tensor as input while the running_mean", _WITH_STATE),
-    ("Batching rule not implemented", _NOT_STACKABLE),
+    ("Batching rule not implemented", NOT_STACKABLE),
     ("compiled with non-empty donated buffers", _COMPILED),
     ("aot_autograd does not currently support double backward", _COMPILED),
 )

@@ -4,11 +4,14 @@ alone.
 
 from __future__ import annotations
 
+import logging
+from collections.abc import Callable
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
-from helpers import F64, KEY, assert_same, network_problem, normal
+from helpers import F64, KEY, assert_same, network_problem, normal, rejects
 from torch import Tensor
 
 from hgms_core import Tree, gradient, groups, stack, values
@@ -171,3 +174,75 @@ def test_a_loss_that_is_never_stacked_is_stacked_only_when_asked() -> None:
     [asked] = groups(never, x, mode="stacked")
     assert_same(asked.loss(theta, x, batch), values(plain, theta, x, batch), rtol=1e-14)
     assert [group.part for group in groups(Own(), {"x": x["x"][:1]})] == [0]
+
+
+class Cube(torch.autograd.Function):
+    """x³, as a kernel of another library: without a form for vmap."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor) -> Tensor:
+        ctx.save_for_backward(x)
+        return x**3
+
+    @staticmethod
+    def backward(ctx: Any, *slopes: Tensor) -> Any:
+        return 3 * ctx.saved_tensors[0].square() * slopes[0]
+
+
+def filled(x: Tensor) -> Tensor:
+    z = torch.zeros(3, dtype=F64)
+    z[0] = x[0]
+    z[1:] = 2 * x[1:]
+    return z.square().sum()
+
+
+def by_value(x: Tensor) -> Tensor:
+    return x.square().sum() if x.square().sum() > 3 else 2 * x.square().sum()
+
+
+UNSTACKABLE: dict[str, Callable[[Tensor], Tensor]] = {
+    "fill": filled,
+    "if": by_value,
+    "item": lambda x: x.square().sum() * x.abs().max().item(),
+    "mask": lambda x: x[x > 0].square().sum() + x.sum(),
+    "numpy": lambda x: x.square().sum() * float(np.abs(x.detach().numpy()).max()),
+    "kernel": lambda x: Cube.apply(x).sum(),
+}
+
+
+@pytest.mark.parametrize("own_batch", [False, True])
+@pytest.mark.parametrize("kind", UNSTACKABLE)
+def test_auto_loops_over_a_loss_that_vmap_cannot_evaluate(
+    kind: str, own_batch: bool, caplog: pytest.LogCaptureFixture
+) -> None:
+    x = {"x": normal(COUNT, 3)}
+    a = normal(COUNT, 3, seed=1) if own_batch else normal(3, seed=1)
+    calls = []
+
+    def loss(theta: Tree, x: Tree, batch: Tree) -> Tensor:
+        calls.append(1)
+        return UNSTACKABLE[kind](x["x"] - theta["t"] * batch["a"])
+
+    def trial() -> tuple[Tree, Tree]:
+        return {"t": torch.tensor(0.5, dtype=F64)}, {"a": a}
+
+    theta = trial()[0]
+    with caplog.at_level(logging.WARNING, "hgms"):
+        for _ in range(3):
+            found = groups(loss, x, own_batch=own_batch, trial=trial)
+    assert [group.part for group in found] == list(range(COUNT))
+    assert len(calls) == 2, "tried once: under vmap, and without"
+    assert len(caplog.records) == 1
+    if not own_batch:
+        expected = torch.stack([loss(theta, take(x, i), {"a": a}) for i in range(COUNT)])
+        assert torch.equal(values(loss, theta, x, {"a": a}), expected)
+        with rejects("loss-not-stackable", "generator", "mode"):
+            values(loss, theta, x, {"a": a}, mode="stacked")
+
+
+def test_a_loss_that_is_wrong_or_random_is_not_looped_over_in_silence() -> None:
+    x = {"x": normal(COUNT, 3)}
+    with pytest.raises(IndexError):
+        values(lambda theta, x, batch: x["x"][7], {}, x, {})
+    with rejects("random-loss", "loss"):
+        values(lambda theta, x, batch: x["x"].sum() + torch.rand(()), {}, x, {})

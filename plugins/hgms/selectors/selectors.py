@@ -11,7 +11,7 @@ from torch import Tensor
 
 from hgms.compiled import form, programs_of
 from hgms.config import frozen, lowering, optional_whole
-from hgms_core import Candidates, Cost, Key, Mode, Problem, Selection, Tree, detach, values
+from hgms_core import Candidates, Cost, Key, Mode, Problem, Selection, Tree, detach, groups, values
 
 
 def _selection(
@@ -25,7 +25,13 @@ def _selection(
     highest: bool = False,
 ) -> Selection:
     """By f of all candidates on one shared batch of the validation rows set apart for selecting."""
+    f = problem.f
     batch, rows = problem.upper_data["select"].sample(key, batch_size)
+    # decided outside of the compiled function, since it may try the loss
+    first = groups(
+        f, candidates.x, rows=rows, mode=mode, chunk=chunk, trial=lambda: (detach(theta), batch)
+    )[0]
+    mode = "stacked" if isinstance(first.part, slice) else "loop"
 
     def scored(theta: Tree, x: Tree, batch: Tree) -> Tensor:
         scores = values(f, theta, x, batch, rows=rows, mode=mode, chunk=chunk)
@@ -33,7 +39,6 @@ def _selection(
         # is no candidate all the same.
         return torch.where(Candidates(x=x).finite, scores, torch.full_like(scores, torch.nan))
 
-    f = problem.f
     # Not the gap: two programs agree on the difference of nearly equal scores in a few digits only.
     score = form(programs_of(problem), ("scores", f, mode, chunk), scored)
     cost = Cost(upper_values=candidates.count, rows=candidates.count * rows)
@@ -52,8 +57,8 @@ class BestOfN:
 
     Arguments:
         batch_size: validation rows a score is computed on (all of the role ``select`` if None).
-        mode, chunk: stacked or looped evaluation (auto picks by size), and how many stacked
-            candidates at a time.
+        mode, chunk: stacked or looped evaluation (auto picks by size, and loops over a loss that
+            torch.func.vmap cannot evaluate), and how many stacked candidates at a time.
 
     Cost: N upper values.
 

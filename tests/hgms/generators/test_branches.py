@@ -630,3 +630,39 @@ def test_restart_every_draws_a_new_state_and_forgets_the_moments() -> None:
         assert start["lower_steps"] == 3 * (outer + 1)
     assert restarted == [False, True, False, True]
     assert rows == [2, 1, 2, 1]
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {},
+        {"batch_size": 4, "clip": 0.1},
+        {"batch_size": 4, "batches": "shared", "optimizer": "adamw", "weight_decay": 0.1},
+        {"batch_size": 4, "accumulate": 2},
+        {"batch_size": 4, "optimizer": lambda leaves: torch.optim.RMSprop(leaves, lr=0.01)},
+    ],
+    ids=["whole", "own", "shared", "accumulated", "torch"],
+)
+def test_branches_of_a_loss_that_vmap_cannot_evaluate_are_those_of_the_loop(
+    options: dict[str, Any],
+) -> None:
+    def g(theta: Tree, x: Tree, batch: Tree) -> Tensor:
+        calls.append(1)
+        bound = max(1.0, x["w"].abs().max().item())
+        return network.g(theta, x, batch) / bound
+
+    calls: list[int] = []
+    network = network_problem()
+    p = evolve(network, g=g)
+    ends = {}
+    count = {}
+    branches = Branches(count=3, steps=4, **options)
+    for mode in ("auto", "loop"):
+        calls.clear()
+        generator = evolve(branches, mode=mode)
+        ends[mode] = generator.propose(p, p.theta0, generator.init(p, KEY), KEY)
+        count[mode] = len(calls)
+    assert count["auto"] - count["loop"] == 2, "tried once, not per step"
+    for name, leaf in ends["auto"].x.items():
+        assert torch.equal(leaf, ends["loop"].x[name])
+    assert torch.equal(ends["auto"].losses, ends["loop"].losses)

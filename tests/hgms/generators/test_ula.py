@@ -425,3 +425,25 @@ def test_the_registered_method_selects_where_one_branch_does_not() -> None:
     # one seed: 0.35 to 0.55 on different processors
     assert gaps["hg-ms-ula"] < 0.75 * gaps["hg-implicit"]
     assert gaps["hg-ms-ula"] < 0.01
+
+
+def test_chains_of_a_loss_that_vmap_cannot_evaluate_are_those_of_the_loop() -> None:
+    data = {"a": normal(12, 2)}
+
+    def g(theta: Tree, x: Tree, batch: Tree) -> Tensor:
+        calls.append(1)
+        far = x["x"].abs().max().item() > 1
+        return (batch["a"] - (2 if far else 1) * x["x"]).square().mean()
+
+    calls: list[int] = []
+    x0 = {"x": torch.zeros(2, dtype=F64)}
+    p = Problem(theta0={}, x0=x0, g=g, f=g, lower_data=data, upper_data=data)
+    for batch_size in (None, 4):
+        ula = Ula(count=3, steps=5, lr=0.1, temperature=0.5, batch_size=batch_size)
+        ends = {}
+        for mode in ("auto", "loop"):
+            calls.clear()
+            generator = evolve(ula, mode=mode)
+            ends[mode] = generator.propose(p, {}, generator.init(p, KEY), KEY).x["x"]
+            assert len(calls) - 15 == (2 if mode == "auto" else 0), "tried once, not per step"
+        assert torch.equal(ends["auto"], ends["loop"])

@@ -10,9 +10,10 @@ from attrs import evolve
 from helpers import F64, KEY, assert_same, network_problem, rejects
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from torch import Tensor
 
 from hgms.selectors import BestOfN, First, Worst
-from hgms_core import Candidates, Cost, Problem, Selection, stack
+from hgms_core import Candidates, Cost, Problem, Selection, Tree, stack
 
 pytestmark = pytest.mark.plugins
 
@@ -148,3 +149,17 @@ def test_scores_are_on_the_rows_set_apart_for_selecting(name: str) -> None:
 def test_a_batch_has_at_least_one_row(value: int) -> None:
     with rejects("out-of-range", "batch_size"):
         BestOfN(batch_size=value)
+
+
+@pytest.mark.parametrize("selector", [BestOfN(), Worst()])
+def test_scores_of_a_loss_that_vmap_cannot_evaluate_are_those_of_the_loop(selector: Any) -> None:
+    def f(theta: Tree, x: Tree, batch: Tree) -> Tensor:
+        wide = x["w"].abs().max().item() > 0.8
+        return NETWORK.f(theta, x, batch) * (2 if wide else 1)
+
+    p = evolve(NETWORK, f=f)
+    states = stack([{name: (1 + i) * leaf for name, leaf in p.x0.items()} for i in range(3)])
+    found = selector.select(p, p.theta0, Candidates(x=states), KEY)
+    loop = evolve(selector, mode="loop").select(p, p.theta0, Candidates(x=states), KEY)
+    assert torch.equal(found.scores, loop.scores)
+    assert int(found.index) == int(loop.index)

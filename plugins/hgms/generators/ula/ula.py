@@ -55,8 +55,8 @@ class Ula:
             x0 (``restart``).
         batch_size: None for the full gradient; a number gives stochastic-gradient Langevin
             dynamics.
-        mode, chunk: stacked (vmap) or looped evaluation (auto picks by size), and how many stacked
-            chains at a time.
+        mode, chunk: stacked (vmap) or looped evaluation (auto picks by size, and loops over a
+            loss that vmap cannot evaluate), and how many stacked chains at a time.
 
     Cost: N·K lower gradients. Memory: N lower states (``per-branch``: 2N), gradients and
         activations of ``chunk`` chains.
@@ -110,8 +110,18 @@ class Ula:
         losses = next(iter(x.values())).new_empty(len(members))
         theta = detach(theta)
         programs = programs_of(problem)
+
+        def trial() -> tuple[Tree, Tree]:
+            return theta, problem.lower_data.batch(None if index is None else index[:, 0])
+
         for group in groups(
-            problem.g, x, own_batch=index is not None, rows=rows, mode=self.mode, chunk=self.chunk
+            problem.g,
+            x,
+            own_batch=index is not None,
+            rows=rows,
+            mode=self.mode,
+            chunk=self.chunk,
+            trial=trial,
         ):
             leaves = list(group.x.values())
             stacked = isinstance(group.part, slice)

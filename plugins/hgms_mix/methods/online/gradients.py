@@ -38,7 +38,13 @@ def source_gradients(
     copies = {name: leaf.expand(count, *leaf.shape) for name, leaf in x.items()}
     parts = []
     losses = []
-    for group in groups(sources.pooled, copies, own_batch=True, rows=index.shape[1]):
+    for group in groups(
+        sources.pooled,
+        copies,
+        own_batch=True,
+        rows=index.shape[1],
+        trial=lambda: (problem.theta0, batch),
+    ):
         own = {name: group.rows_of(leaf) for name, leaf in batch.items()}
         grads, values = gradient(group.loss, problem.theta0, group.x, own)
         alone = isinstance(group.part, int)
