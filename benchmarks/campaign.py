@@ -138,7 +138,7 @@ def prepare(folder: Path, kinds: set[str]) -> None:
             ("plot", "runs"),
             ("list",),
         ]
-    if "mix" in kinds:
+    if kinds & {"mix", "template", "parquet", "gzip", "trainer"}:
         commands += [("mix", "mix.toml")]
     child.ready(*commands, folder=folder)
     shutil.rmtree(folder / "runs" / "mix", ignore_errors=True)

@@ -18,11 +18,24 @@ from typing import Any
 import numpy as np
 import tomlkit
 
-from campaigns import kills, verdict
+from campaigns import formats, kills, verdict
 from campaigns.child import call
 from campaigns.damage import DAMAGES
 
-KINDS = {"run": 0.4, "compare": 0.17, "mix": 0.06, "data": 0.12, "words": 0.1, "report": 0.15}
+KINDS = {
+    "run": 0.3,
+    "compare": 0.13,
+    "mix": 0.12,
+    "data": 0.08,
+    "words": 0.07,
+    "report": 0.1,
+    "template": 0.05,
+    "parquet": 0.05,
+    "gzip": 0.05,
+    "trainer": 0.05,
+}
+MEMORY = 3 << 30
+"""Bytes that a command may use."""
 
 VALUES: list[Any] = [
     *(
@@ -488,7 +501,11 @@ def trial(chance: random.Random, scratch: Path, counts: Counter[str], kind: str)
     folder = scratch / "work"
     outside = verdict.beside(scratch)
     folder.mkdir()
-    argv = MAKERS[kind](folder, chance)
+    refused = False
+    if kind in formats.MAKERS:
+        argv, refused = formats.MAKERS[kind](folder, chance)
+    else:
+        argv = MAKERS[kind](folder, chance)
     before = verdict.snapshot(folder)
     around = verdict.snapshot(outside)
     running: list[bool] = []
@@ -501,7 +518,7 @@ def trial(chance: random.Random, scratch: Path, counts: Counter[str], kind: str)
             running.append(True)
         return bool(running)
 
-    ending = call(argv, folder, enough=enough)
+    ending = call(argv, folder, memory=MEMORY, enough=enough)
     outcome = (
         "stopped"
         if running
@@ -509,6 +526,8 @@ def trial(chance: random.Random, scratch: Path, counts: Counter[str], kind: str)
     )
     counts[f"{kind}: {outcome}"] += 1
     faults = list(verdict.faults(ending, stopped=bool(running)))
+    if refused and ending.code != 2:
+        faults.append(f"an invalid input is {outcome}, exit code {ending.code}")
     faults += [
         f"outside the folder {fault}"
         for fault in verdict.changed(around, verdict.snapshot(outside), new=True)
