@@ -8,14 +8,14 @@
 
 The paper completes 312 outer updates of hyper-cleaning in 60 s on an H100. Variants differ in
 how work reaches the device, and in the precision of matrix products where a name says TF32:
-branches looped or stacked, kernels launched one by one or recorded (``cuda_graphs``), and
+branches looped or stacked, kernels launched one by one or compiled (``run.compile``), and
 ``straight down``, the same step as one writes it by hand. Parts of a step are timed with the
 device awaited between them, so they add up to a little more than the step.
 
 ``compiled`` is the method ``hg-ms`` as it ships on data of the size of digits and of MNIST, as
-it is written and as compiled programs (``run.compile``), each with and without ``cuda_graphs``
-and on both routes of matrix products (``run.matmul``); ``products`` is the same for one Hessian
-product and one solve. What making the programs took is a column of its own.
+it is written and as compiled programs (``run.compile``), each on both routes of matrix products
+(``run.matmul``); ``products`` is the same for one Hessian product and one solve. The time to make
+the programs is a separate column.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from attrs import evolve
 from bench_pipeline import SIZES, cleaning, show, straight_down  # which puts tests/ on the path
 from helpers import moved
 
-from hgms.compiled import Programs, RecordedProduct, linearized, matrix_route
+from hgms.compiled import Programs, linearized, matrix_route
 from hgms.generators.branches import Branches
 from hgms.hypergradients import Implicit
 from hgms.outer import Adam
@@ -52,31 +52,18 @@ ROWS = 5000
 DATA = {"digits": ((64, 32, 10), 600), "MNIST": ((784, 300, 10), ROWS)}
 """Layers and rows: learnable labels of random images, so that nothing has to be there."""
 QUICK = {"digits": ((16, 8, 10), 40)}
-FORMS = {
-    "as written": (False, False),
-    "recorded": (False, True),
-    "compiled": (True, False),
-    "compiled, recorded": (True, True),
-}
-"""By name: whether steps are compiled, and whether components are asked for ``cuda_graphs``."""
+FORMS = {"eager": False, "compiled": True}
+"""By name: whether steps are compiled."""
 
 
-def method(mode: str, cuda_graphs: bool, optimizer: str = "sgd") -> Pipeline:
+def method(mode: str, optimizer: str = "sgd") -> Pipeline:
     return Pipeline(
         generator=Branches(
-            count=COUNT,
-            steps=STEPS,
-            lr=0.1,
-            optimizer=optimizer,
-            batch_size=BATCH,
-            mode=mode,
-            cuda_graphs=cuda_graphs,
+            count=COUNT, steps=STEPS, lr=0.1, optimizer=optimizer, batch_size=BATCH, mode=mode
         ),
         selector=BestOfN(mode=mode),
         # A tolerance that is not reached: every solve makes all products.
-        hypergradient=Implicit(
-            solver=CG(ridge=1.0, rtol=1e-12, max_steps=PRODUCTS), cuda_graphs=cuda_graphs
-        ),
+        hypergradient=Implicit(solver=CG(ridge=1.0, rtol=1e-12, max_steps=PRODUCTS)),
         outer=Adam(lr=0.1),
     )
 
@@ -137,26 +124,27 @@ def compare_outer_step(
     layers: tuple[int, int, int] = (784, 300, 10),
     rows: int = ROWS,
 ) -> dict[str, dict[str, float]]:
-    problem = moved(cleaning(layers, rows=rows), device)
+    plain = moved(cleaning(layers, rows=rows), device)
     variants: dict[str, tuple[str, bool, str, str]] = {
         "looped": ("loop", False, "sgd", "highest"),
         "stacked": ("stacked", False, "sgd", "highest"),
-        "recorded": ("stacked", True, "sgd", "highest"),
-        "recorded, TF32": ("stacked", True, "sgd", "high"),
-        "recorded, AdamW": ("stacked", True, "adamw", "highest"),
+        "compiled": ("stacked", True, "sgd", "highest"),
+        "compiled, TF32": ("stacked", True, "sgd", "high"),
+        "compiled, AdamW": ("stacked", True, "adamw", "highest"),
     }
     table: dict[str, dict[str, float]] = {}
     after: dict[str, Any] = {}
-    for name, (mode, graphs, optimizer, precision) in variants.items():
+    for name, (mode, compiled, optimizer, precision) in variants.items():
         torch.set_float32_matmul_precision(precision)
-        pipeline = method(mode, graphs, optimizer)
+        problem = evolve(plain, compiler=Programs() if compiled else None)
+        pipeline = method(mode, optimizer)
         state = pipeline.init(problem, seed=0)
         for _ in range(3):
             state, _ = pipeline.step(problem, state)
         if optimizer == "sgd":  # another optimiser ends elsewhere
             after[name] = state["theta"]["w"].double()
         median, fastest = milliseconds(
-            lambda p=pipeline, s=state: p.step(problem, s), device, seconds
+            lambda p=pipeline, q=problem, s=state: p.step(q, s), device, seconds
         )
         table[name] = {
             "step [ms]": median,
@@ -170,7 +158,7 @@ def compare_outer_step(
     torch.set_float32_matmul_precision("highest")
     key = Key(0).fold("step", 0)
     median, fastest = milliseconds(
-        lambda: straight_down(problem, problem.theta0["w"], problem.x0, key, COUNT, PRODUCTS),
+        lambda: straight_down(plain, plain.theta0["w"], plain.x0, key, COUNT, PRODUCTS),
         device,
         seconds,
     )
@@ -185,21 +173,20 @@ def compare_outer_step(
 def compare_stacking(
     device: torch.device, seconds: float, several: Mapping[str, Any] = SIZES
 ) -> dict[str, dict[str, float]]:
-    """A lower step of 8 branches, each on its own batch: looped, stacked, recorded, at several
+    """A lower step of 8 branches, each on its own batch: looped, stacked, compiled, at several
     sizes.
     """
     table: dict[str, dict[str, float]] = {}
     for name, (sizes, batch_size) in several.items():
-        problem = moved(cleaning(sizes, rows=2000), device)
+        plain = moved(cleaning(sizes, rows=2000), device)
         row: dict[str, float] = {}
-        for label, mode, graphs in (
+        for label, mode, compiled in (
             ("loop", "loop", False),
             ("stacked", "stacked", False),
-            ("recorded", "stacked", True),
+            ("compiled", "stacked", True),
         ):
-            branches = Branches(
-                count=8, steps=10, lr=1e-3, batch_size=batch_size, mode=mode, cuda_graphs=graphs
-            )
+            problem = evolve(plain, compiler=Programs() if compiled else None)
+            branches = Branches(count=8, steps=10, lr=1e-3, batch_size=batch_size, mode=mode)
             start = branches.init(problem, Key(0))
             median, _ = milliseconds(
                 lambda e=branches, s=start, p=problem: e.propose(p, p.theta0, s, Key(0)),
@@ -208,18 +195,13 @@ def compare_stacking(
             )
             row[f"{label} [ms/step]"] = median / 10
         row["loop / stacked"] = row["loop [ms/step]"] / row["stacked [ms/step]"]
-        row["stacked / recorded"] = row["stacked [ms/step]"] / row["recorded [ms/step]"]
+        row["stacked / compiled"] = row["stacked [ms/step]"] / row["compiled [ms/step]"]
         table[name] = row
     return table
 
 
-def hg_ms(cuda_graphs: bool) -> Any:
-    parts = {part: {"cuda_graphs": cuda_graphs} for part in ("generator", "hypergradient")}
-    table = {
-        "task": {"name": "hyper-cleaning"},
-        "method": {"name": "hg-ms", **parts},
-        "budget": "1 steps",
-    }
+def hg_ms() -> Any:
+    table = {"task": "hyper-cleaning", "method": "hg-ms", "budget": "1 steps"}
     return RunConfig.from_dict(table).method
 
 
@@ -232,10 +214,10 @@ def compare_compiled(
         problem = moved(cleaning(layers, rows=rows), device)
         reference = None
         for route in ("exact", "fast"):
-            for name, (compiled, recorded) in FORMS.items():
+            for name, compiled in FORMS.items():
                 programs = Programs() if compiled else None
                 chosen = evolve(problem, compiler=programs)
-                pipeline = hg_ms(recorded)
+                pipeline = hg_ms()
                 with matrix_route(route, device):
                     begin = time.perf_counter()
                     state, _ = pipeline.step(chosen, pipeline.init(chosen, 0))
@@ -253,7 +235,7 @@ def compare_compiled(
                     "fastest [ms]": fastest,
                     "first step [s]": first,
                     "making programs [s]": programs.seconds if programs else 0.0,
-                    "as written all the same": sum(
+                    "eager all the same": sum(
                         how != "compiled" for how in programs.outcomes.values()
                     )
                     if programs
@@ -294,10 +276,7 @@ def compare_products(
                     below,
                     above,
                 )
-                forms: dict[str, Any] = {
-                    "as written": plain.matvec,
-                    "recorded": RecordedProduct(plain.matvec, plain.rhs),
-                }
+                forms: dict[str, Any] = {"eager": plain.matvec}
                 if compiled is not None:
                     forms["compiled"] = compiled.matvec
                 expected = plain.matvec(plain.rhs)
@@ -318,9 +297,9 @@ def compare_products(
 def profile(
     device: torch.device, layers: tuple[int, int, int] = (784, 300, 10), rows: int = ROWS
 ) -> str:
-    """Which kernels a recorded step spends its time in."""
-    problem = moved(cleaning(layers, rows=rows), device)
-    pipeline = method("stacked", True)
+    """Which kernels a compiled step spends its time in."""
+    problem = evolve(moved(cleaning(layers, rows=rows), device), compiler=Programs())
+    pipeline = method("stacked")
     state = pipeline.init(problem, seed=0)
     for _ in range(3):
         state, _ = pipeline.step(problem, state)

@@ -1,10 +1,7 @@
-"""What makes steps faster: compiled programs, CUDA graphs, and the route of float32 matrix
-products.
-"""
+"""What makes steps faster: compiled programs, and the route of float32 matrix products."""
 
 from __future__ import annotations
 
-from hgms.compiled.cuda_graphs import RecordedProduct, Recording, recorded
 from hgms.compiled.forms import Numbers, form, launch
 from hgms.compiled.levels import CompiledProduct, linearized
 from hgms.compiled.matmul import Product, RouteChoice, calibrated, choose
@@ -16,8 +13,6 @@ __all__ = [
     "Numbers",
     "Product",
     "Programs",
-    "RecordedProduct",
-    "Recording",
     "RouteChoice",
     "calibrated",
     "choose",
@@ -26,5 +21,4 @@ __all__ = [
     "linearized",
     "matrix_route",
     "programs_of",
-    "recorded",
 ]

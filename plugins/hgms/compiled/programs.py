@@ -16,7 +16,7 @@ from torch import Tensor
 from torch.fx import GraphModule, Node
 
 from hgms.compiled import cuda_graphs as graphs
-from hgms.compiled.cuda_graphs import Recording, copy_
+from hgms.compiled.cuda_graphs import Recording, Runner
 from hgms.compiled.trace import Trace, arrangement, flatten, trace, unflatten
 from hgms.compiled.verify import compared, moved
 from hgms_core import ConfigError, Problem
@@ -25,8 +25,6 @@ from hgms_core.torch_errors import first_line
 LOG = logging.getLogger("hgms.programs")
 SHAPES = 8
 """For how many shapes of its arguments a function is compiled; beyond, it runs as it is written."""
-
-Runner = Callable[[Sequence[Tensor]], Sequence[Tensor]]
 
 
 @final
@@ -118,9 +116,12 @@ class Programs:
                 leaves = moved(leaves, 0.01)
                 flatten(function(*unflatten(arranged, leaves)), expected)
                 difference = compared(result.graph(*leaves, *result.constants), expected)
-        except (torch.OutOfMemoryError, ConfigError):
+        except torch.OutOfMemoryError:
             raise
         except Exception as error:  # whatever a function under trace raises
+            # a trace may lack a derivative that the eager loss has
+            if isinstance(error, ConfigError) and error.code != "no-second-derivative":
+                raise
             self.refuse(name, f"cannot be traced: {first_line(error)}")
             return None
         if difference:
@@ -252,17 +253,11 @@ def _recorded(program: Runner, graph: GraphModule, leaves: Sequence[Tensor]) -> 
         # that it was recorded with.
         return program, f"its numbers are on {' and '.join(sorted(map(str, devices)))}"
     try:
-        recording = Recording(lambda *inputs: list(program(inputs)), *_plain(leaves))
-    except ConfigError as error:
-        return program, error.message
-
-    def run(inputs: Sequence[Tensor]) -> Sequence[Tensor]:
-        outputs = recording(*_plain(inputs))
-        copies = [torch.empty_like(output) for output in outputs]
-        copy_(copies, outputs)
-        return copies
-
-    return run, ""
+        return Recording(lambda inputs: program(_plain(inputs)), _plain(leaves)), ""
+    except torch.OutOfMemoryError:
+        raise
+    except RuntimeError as error:
+        return program, first_line(error)
 
 
 def _devices(graph: GraphModule, leaves: Sequence[Tensor]) -> set[torch.device]:

@@ -9,12 +9,11 @@ from typing import ClassVar, Literal, final
 from attrs import field
 from torch import Tensor
 
-from hgms.compiled import linearized, programs_of, recorded
+from hgms.compiled import linearized, programs_of
 from hgms.config import frozen, lowering, optional_whole
 from hgms.gauss_newton import Product, by_difference, gauss_newton
 from hgms.hypergradients.fresh import on_fresh_batches
 from hgms.hypergradients.operator import with_operator
-from hgms.hypergradients.recorded import Recorded
 from hgms.hypergradients.solver_state import prepared, remembered
 from hgms_core import (
     Branch,
@@ -68,10 +67,6 @@ class Implicit:
             The solver then sees a noisy operator: take ``neumann`` or ``fixed-point``; a residual
             is one batch's, and conjugate gradients do not work.
         warm_start: start the solver from the last outer step's v.
-        cuda_graphs: on a GPU, record gradients, products and the mixed term once and launch each as
-            a whole afterwards; ``cg`` then records its iteration too. For losses so small that
-            launching takes longer than computing. The same numbers; needs losses that can be
-            recorded (:class:`hgms.compiled.Recording`). No effect on a CPU.
 
     Errors: ConfigError with ``ggn`` where the lower loss does not say its outputs.
 
@@ -113,7 +108,6 @@ class Implicit:
     upper_batch_size: int | None = field(default=None, validator=optional_whole)
     batches: Literal["one", "fresh"] = "one"
     warm_start: bool = False
-    cuda_graphs: bool = field(default=False)
 
     @property
     def needs(self) -> frozenset[str]:
@@ -121,23 +115,12 @@ class Implicit:
 
     lighter = lowering(other=["batch_size"])
 
-    @cuda_graphs.validator
-    def _recordable(self, attribute: object, value: bool) -> None:
-        if value and self.batches == "fresh":
-            raise ConfigError(
-                "conflicting-options",
-                "cuda_graphs=True records the graph of one batch, but batches='fresh'",
-                place=("cuda_graphs",),
-                hint='set batches = "one", or remove cuda_graphs',
-            )
-
     @operator.validator
     def _multiplied(self, attribute: object, value: str) -> None:
-        if value == "ggn" and (self.batches == "fresh" or self.cuda_graphs):
+        if value == "ggn" and self.batches == "fresh":
             raise ConfigError(
                 "conflicting-options",
-                "operator='ggn' does not support "
-                + ("batches='fresh'" if self.batches == "fresh" else "cuda_graphs=True"),
+                "operator='ggn' does not support batches='fresh'",
                 place=("operator",),
             )
 
@@ -154,47 +137,28 @@ class Implicit:
         rows = (upper.count(self.upper_batch_size), lower.count(self.batch_size))
         x = branch.x
         v0 = state["v"] if self.warm_start else None
-        recording = self._recorded(problem, theta, x, below, above) if self.cuda_graphs else None
-        if recording is not None:
-            solver = prepared(
-                self.solver,
-                problem.g,
-                theta,
-                x,
-                partial(lower.batch, below),
-                state,
-                key.fold("solve"),
+        batch = lower.batch(below)
+        upper_batch = upper.batch(above)
+        solver = prepared(self.solver, problem.g, theta, x, lambda: batch, state, key.fold("solve"))
+        if (here := self._compiled(problem, theta, x, batch, upper_batch)) is not None:
+            estimate = here.hypergradient(solver, v0, rows)
+        elif self.operator == "ggn":
+            f = partial(_on, problem.f, upper_batch)
+            g = partial(_on, problem.g, batch)
+            mixed: Strategy = "difference" if self.strategy == "difference" else "jvp"
+            levels = (self._product(problem), batch, f, g)
+            estimate = with_operator(*levels, theta, x, solver, v0, rows, mixed, problem.precision)
+        elif self.batches == "fresh" and below is not None:
+            more = (lower.sample(key.fold("lower", i), self.batch_size)[0] for i in count(1))
+            both = (problem.f, problem.g, upper_batch, batch, more)
+            how = (theta, x, solver, self.strategy)
+            estimate = on_fresh_batches(
+                *both, *how, v0, rows, problem.precision, programs_of(problem)
             )
-            estimate = recording.at(theta, x, below, above).hypergradient(solver, v0, rows)
         else:
-            batch = lower.batch(below)
-            upper_batch = upper.batch(above)
-            solver = prepared(
-                self.solver, problem.g, theta, x, lambda: batch, state, key.fold("solve")
-            )
-            if (here := self._compiled(problem, theta, x, batch, upper_batch)) is not None:
-                estimate = here.hypergradient(solver, v0, rows)
-            elif self.operator == "ggn":
-                f = partial(_on, problem.f, upper_batch)
-                g = partial(_on, problem.g, batch)
-                mixed: Strategy = "difference" if self.strategy == "difference" else "jvp"
-                levels = (self._product(problem), batch, f, g)
-                estimate = with_operator(
-                    *levels, theta, x, solver, v0, rows, mixed, problem.precision
-                )
-            elif self.batches == "fresh" and below is not None:
-                more = (lower.sample(key.fold("lower", i), self.batch_size)[0] for i in count(1))
-                both = (problem.f, problem.g, upper_batch, batch, more)
-                how = (theta, x, solver, self.strategy)
-                estimate = on_fresh_batches(
-                    *both, *how, v0, rows, problem.precision, programs_of(problem)
-                )
-            else:
-                f = partial(_on, problem.f, upper_batch)
-                g = partial(_on, problem.g, batch)
-                estimate = implicit(
-                    f, g, theta, x, solver, self.strategy, v0, rows, problem.precision
-                )
+            f = partial(_on, problem.f, upper_batch)
+            g = partial(_on, problem.g, batch)
+            estimate = implicit(f, g, theta, x, solver, self.strategy, v0, rows, problem.precision)
         assert estimate.solution is not None
         return estimate, {"v": estimate.solution.value if self.warm_start else None} | remembered(
             solver
@@ -228,15 +192,6 @@ class Implicit:
             below,
             above,
         )
-
-    def _recorded(
-        self, problem: Problem, theta: Tree, x: Tree, below: Tensor | None, above: Tensor | None
-    ) -> Recorded | None:
-        data = problem.lower_data, problem.upper_data["differentiate"]
-        how = (self.strategy, problem.precision)
-        record = partial(Recorded, problem.g, problem.f, *data, how, theta, x, below, above)
-        key = (self.name, self.strategy, self.batch_size, self.upper_batch_size)
-        return recorded(problem, key, next(iter(x.values())).device, record)
 
 
 def _single(numbers: Tensor | None) -> Tensor | None:

@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Callable
 
 import torch
 from torch import Tensor
 
-from hgms.compiled import CompiledProduct, RecordedProduct
+from hgms.compiled import CompiledProduct
 from hgms.solvers.iterated import iterated
-from hgms_core import LinearSystem, MatVec, Outcome, Solution, Tree, clone
+from hgms_core import LinearSystem, MatVec, Outcome, Solution, Tree
 
 dot = LinearSystem.dot
 norm = LinearSystem.norm
@@ -43,16 +42,13 @@ def pcg(
     The recursion's residual is checked with one product at the end, except where a short solve was
     cut off. Where it was too optimistic the iteration goes on from the true residual, as long as
     that still falls; else the numbers can do no better, and the outcome is STAGNATED. Of a
-    :class:`hgms.compiled.RecordedProduct` an iteration is one launch, of a
-    :class:`hgms.compiled.CompiledProduct` one or several are a program.
+    :class:`hgms.compiled.CompiledProduct` one or several iterations are a program.
     """
     product = system.matvec
     state = begun(system, x0, max_steps, precondition, largest)
     verified = state["size"]
     while state["active"].any():
-        if isinstance(product, RecordedProduct) and precondition is None:
-            state = _recorded(product, system, state, max_steps)
-        elif isinstance(product, CompiledProduct) and precondition is None:
+        if isinstance(product, CompiledProduct) and precondition is None:
             state = iterated("cg", (max_steps,), system, iteration, state, max_steps)
         else:
             while state["active"].any():
@@ -219,26 +215,6 @@ def iteration(
         "floor": state["floor"],
         "ceiling": state["ceiling"],
     }
-
-
-def _recorded(product: RecordedProduct, system: LinearSystem, state: Tree, max_steps: int) -> Tree:
-    """The iterations of a system whose operator is recorded: each is one launch."""
-    counted = copy.copy(system)  # what the recording itself calls is not counted
-
-    def advance(state: Tree) -> Tensor:
-        after = iteration(counted, state, max_steps)
-        for name, leaf in after.items():
-            if leaf is not state[name]:
-                state[name].copy_(leaf)
-        return after["active"].any()
-
-    recording = product.recording(("pcg", system.ridge, max_steps), advance, state)
-    recording.load(state)
-    going = True
-    while going:
-        going = bool(recording.run())
-        system.products += 1
-    return clone(recording.arguments[0])
 
 
 def whole(

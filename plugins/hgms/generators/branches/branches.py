@@ -94,8 +94,8 @@ class Branches:
             forgets what was memorised.
         moments: ``carry`` lets the optimiser's moments travel with their weights, ``fresh`` starts
             them at zero each time.
-        mode, chunk: stacked or looped evaluation (auto picks by size), and how many stacked
-            branches at a time.
+        mode, chunk: stacked or looped evaluation (auto picks by size, and loops over a loss that
+            torch.func.vmap cannot evaluate), and how many stacked branches at a time.
         keep_graph: with one branch, build its graph while proposing, so that ``unrolled`` need not
             run it again: saves K lower gradients an outer step. Of several branches the selected
             one is run again all the same, so memory is that of one.
@@ -103,9 +103,6 @@ class Branches:
             from the end, each from the state before it, its products by reverse over forward mode
             (MixFlow-MG). The same derivative, with K states in memory instead of K graphs. For
             losses with forward-mode derivatives, and ``sgd`` and ``adamw``.
-        cuda_graphs: on a GPU, launch the kernels of a lower step's gradient together
-            (:class:`hgms.compiled.Recording`): for losses so small that launching takes longer than
-            computing.
 
     Errors: ConfigError for settings of ``sgd`` beside a function, for a function that makes no
     optimiser of these parameters, for a schedule that looks at a loss, and for a replay through an
@@ -170,7 +167,6 @@ class Branches:
     chunk: int | None = field(default=None, validator=optional_whole)
     keep_graph: bool = False
     way_back: Literal["graph", "mixed"] = field(default="graph", validator=choice("graph", "mixed"))
-    cuda_graphs: bool = False
     lighter = lowering(same=["chunk"], other=["accumulate", "batch_size", "count"])
 
     @optimizer.validator
@@ -282,9 +278,8 @@ class Branches:
             mode=self.mode,
             chunk=self.chunk,
         )
-        owner = self if self.cuda_graphs else None
         losses, moments, calls = run_all(
-            plan, problem, theta, x, moments, self.name, owner, remember=self.moments == "carry"
+            plan, problem, theta, x, moments, self.name, remember=self.moments == "carry"
         )
         return x, moments, losses, calls
 

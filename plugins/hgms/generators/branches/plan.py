@@ -4,8 +4,6 @@ way of taking steps.
 
 from __future__ import annotations
 
-from collections.abc import Hashable
-
 from attrs import frozen
 from torch import Tensor
 
@@ -37,14 +35,7 @@ class Plan:
 
 
 def run_all(
-    plan: Plan,
-    problem: Problem,
-    theta: Tree,
-    x: Tree,
-    moments: Tree,
-    name: str,
-    owner: Hashable | None,
-    remember: bool,
+    plan: Plan, problem: Problem, theta: Tree, x: Tree, moments: Tree, name: str, remember: bool
 ) -> tuple[Tensor, Tree, int]:
     """Moves the stacked ``x`` in place to the ends of the branches: (the lower losses before their
     last steps, their moments, how many gradients their steps took). ``remember``: whether anybody
@@ -56,13 +47,16 @@ def run_all(
     # A solve by LBFGS evaluates each branch as often as it needs.
     mode: Mode = "loop" if isinstance(rule, TorchRule) and rule.needs_closure else plan.mode
     memories: list[Tree] = []
+
+    def trial() -> tuple[Tree, Tree]:
+        first = None if plan.index is None else plan.index[..., 0, :]
+        return theta, problem.lower_data.batch(first)
+
     for group in groups(
-        problem.g, x, own_batch=plan.own, rows=plan.rows, mode=mode, chunk=plan.chunk
+        problem.g, x, own_batch=plan.own, rows=plan.rows, mode=mode, chunk=plan.chunk, trial=trial
     ):
         mine = {key: leaf[group.part] for key, leaf in moments.items()}
-        losses[group.part], kept, took = _run(
-            plan, problem, theta, group, mine, name, owner, remember
-        )
+        losses[group.part], kept, took = _run(plan, problem, theta, group, mine, name, remember)
         memories = memories + kept
         calls = calls + took
     return losses, joined(memories) if isinstance(rule, TorchRule) and remember else moments, calls
@@ -75,7 +69,6 @@ def _run(
     group: Group,
     moments: Tree,
     name: str,
-    owner: Hashable | None,
     remember: bool,
 ) -> tuple[Tensor, list[Tree], int]:
     """(Losses, the memory of each member's optimiser of torch, gradients of steps) of a group."""
@@ -92,7 +85,7 @@ def _run(
             programs, name, problem, theta, rule, group, moments, index, rates, decays, plan.rows
         )
         return loss, [], calls
-    slope = slope_of(problem, theta, group, index, owner=owner, accumulate=plan.accumulate)
+    slope = slope_of(problem, theta, group, index, accumulate=plan.accumulate)
     if isinstance(rule, TorchRule):
         loss, memories, took = advance_torch(rule, group, moments, slope, rates, decays, remember)
         return loss, memories, took * len(decays)

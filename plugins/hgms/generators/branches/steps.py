@@ -5,14 +5,13 @@ steps in place.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
 from attrs import Attribute, frozen
 from torch import Tensor
 
-from hgms.compiled import Recording, recorded
 from hgms.generators.branches.rule import Coefficients, Rule, move_
 from hgms_core import ConfigError, Data, Group, Key, Problem, State, Tree, choice, gradient, repeat
 
@@ -115,9 +114,7 @@ def scheduled(schedule: str, floor: float, period: int, steps: int, done: int) -
 
 @frozen(eq=False)
 class Slope:
-    """(∇_x g, g) on the batch of each step, taken at the leaves ``x``, which are the group's or
-    a recording's copy of them.
-    """
+    """(∇_x g, g) on the batch of each step, taken at the leaves ``x`` of the group."""
 
     x: Tree
     at: Callable[[int], tuple[list[Tensor], Tensor]]
@@ -136,18 +133,11 @@ def pieces(data: Data, numbers: Tensor | None, count: int) -> list[tuple[float, 
 
 
 def slope_of(
-    problem: Problem,
-    theta: Tree,
-    group: Group,
-    index: Tensor | None,
-    owner: Hashable | None = None,
-    accumulate: int = 1,
+    problem: Problem, theta: Tree, group: Group, index: Tensor | None, accumulate: int = 1
 ) -> Slope:
     """The gradients of a group on rows ``index``, ``[steps, batch]`` (after an axis of members
-    where each has its own; None: all rows), recorded for an ``owner``, where there is one and the
-    device records; ``accumulate``: batches of a step.
+    where each has its own; None: all rows); ``accumulate``: batches of a step.
     """
-    # not the problem, to which a recording must not refer
     data = problem.lower_data
     loss = group.loss
 
@@ -165,25 +155,7 @@ def slope_of(
     def numbers(step: int) -> Tensor | None:
         return None if index is None else index[..., step, :]
 
-    part = group.part
-    device = next(iter(group.x.values())).device
-    key = (owner, (part.start, part.stop) if isinstance(part, slice) else "single")
-    recording = (
-        recorded(problem, key, device, lambda: Recording(at, theta, group.x, numbers(0)))
-        if owner is not None
-        else None
-    )
-    if recording is None:
-        return Slope(group.x, lambda step: at(theta, group.x, numbers(step)))
-    recording.load(theta, group.x, numbers(0))
-
-    def again(step: int) -> tuple[list[Tensor], Tensor]:
-        if index is not None:
-            recording.arguments[2].copy_(numbers(step))
-        grads, loss = recording.run()
-        return grads, loss
-
-    return Slope(recording.arguments[1], again)
+    return Slope(group.x, lambda step: at(theta, group.x, numbers(step)))
 
 
 def of_part(part: slice | int, numbers: list[float], like: Tensor) -> float | Tensor:
@@ -213,6 +185,4 @@ def advance(
         grads, loss = slope.at(step)
         numbers = Coefficients.of(rule, rule.done + step + 1, rate, decay)
         move_(rule, leaves, list(moments.values()), grads, numbers, isinstance(group.part, slice))
-    if slope.x is not group.x:
-        torch._foreach_copy_(list(group.x.values()), leaves)
     return loss

@@ -171,8 +171,6 @@ def advance_torch(
         loss = slopes(step)
         for stepper in steppers:
             stepper.optimizer.step()
-    if slope.x is not group.x:
-        torch._foreach_copy_(list(group.x.values()), list(slope.x.values()))
     return loss, [stepper.memory(options) for stepper in steppers] if remember else [], calls
 
 
