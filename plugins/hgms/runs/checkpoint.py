@@ -11,6 +11,7 @@ from typing import Any
 
 import safetensors
 import safetensors.torch
+import torch
 from torch import Tensor
 
 from hgms.runs.files import damaged, described, replace_file
@@ -54,15 +55,26 @@ def pack(state: State) -> tuple[Any, dict[str, Tensor]]:
     return walk(state, ""), tensors
 
 
-def unpack(structure: Any, tensors: Mapping[str, Tensor]) -> Any:
-    """The inverse of :func:`pack` (tuples come back as lists)."""
+def unpack(
+    structure: Any, tensors: Mapping[str, Tensor], device: torch.device | str = "cpu"
+) -> Any:
+    """The inverse of :func:`pack`, on the device of the problem (tuples come back as lists).
+
+    Every loaded state passes through here: those of run folders and files, and those of the
+    conformance kit. Tensors are copied to where torch allocates: the place of a tensor in memory
+    decides how products with it round.
+
+    >>> import torch
+    >>> unpack(*pack({"step": 3, "m": torch.ones(2)}), "meta")["m"].device
+    device(type='meta')
+    """
     if isinstance(structure, dict):
         if set(structure) == {TENSOR}:
-            return tensors[structure[TENSOR]]
-        return {key: unpack(item, tensors) for key, item in structure.items()}
-    return (
-        [unpack(item, tensors) for item in structure] if isinstance(structure, list) else structure
-    )
+            return tensors[structure[TENSOR]].to(device, copy=True)
+        return {key: unpack(item, tensors, device) for key, item in structure.items()}
+    if isinstance(structure, list):
+        return [unpack(item, tensors, device) for item in structure]
+    return structure
 
 
 def save_state(path: str | Path, state: State) -> None:
@@ -87,18 +99,16 @@ def save_state(path: str | Path, state: State) -> None:
     )
 
 
-def load_state(path: str | Path) -> State:
-    """What :func:`save_state` wrote, on the CPU. Nothing is unpickled.
+def load_state(path: str | Path, device: torch.device | str = "cpu") -> State:
+    """What :func:`save_state` wrote, on the device of the problem. Nothing is unpickled.
 
     Errors: CheckpointError, naming the file, where it is missing or damaged.
     """
     try:
         with safetensors.safe_open(path, "pt") as stored:
-            # Copied to where torch puts tensors: where one lies in memory decides how products with
-            # it round.
             names = stored.keys()  # it is no dictionary
-            tensors = {name: stored.get_tensor(name).clone() for name in names}
-            state: State = unpack(json.loads((stored.metadata() or {})["state"]), tensors)
+            tensors = {name: stored.get_tensor(name) for name in names}
+            state: State = unpack(json.loads((stored.metadata() or {})["state"]), tensors, device)
     except FileNotFoundError:
         raise CheckpointError(
             "missing-file", "the file does not exist", place=(str(path),)

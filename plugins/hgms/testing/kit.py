@@ -248,10 +248,10 @@ def demand_equal(wanted: Any, came: Any, before: str, after: str = "", rtol: flo
 
 def demand_saved(state: State, use: Callable[[State], Any]) -> None:
     """What ``use`` makes of a state is the same after the state was written to a run folder and
-    read again.
+    read again, onto the device of the inputs.
     """
     structure, leaves = pack(state)
-    read = dict(unpack(json.loads(json.dumps(structure)), leaves))
+    read = dict(unpack(json.loads(json.dumps(structure)), leaves, place()))
     demand_equal(use(state), use(read), "after its state was saved and loaded")
 
 
