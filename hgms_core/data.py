@@ -65,8 +65,9 @@ class Data:
         A table is a dictionary of columns (tensors, numpy arrays, columns of pandas or polars,
         lists of numbers); a frame; a dataset with numbered rows of torch or of the library
         ``datasets``, or a list of rows (dictionaries, or tuples, whose columns are called ``0``,
-        ``1``, …); a ``DataLoader`` (the rows of its dataset, by its ``collate_fn``); or a tuple of
-        arrays (X, y), again ``0`` and ``1``. Larger ones take ``Data(size=…, rows=…)``.
+        ``1``, …); a ``DataLoader`` (the rows that its samplers let through, by its ``collate_fn``;
+        ``worker_init_fn`` is not called); or a tuple of arrays (X, y), again ``0`` and ``1``.
+        Larger ones take ``Data(size=…, rows=…)``.
 
         Tensors keep their type. Of arrays and Python numbers floats become ``dtype`` (torch's
         default, float32; within ``Problem(lower_data=…)`` the type of x), whole numbers int64, but
@@ -74,8 +75,8 @@ class Data:
         ``Problem(lower_data=…)`` x's).
 
         Errors: ConfigError where columns differ in length or device, hold no numbers, or change
-        when they are read again (a random transform), and where a table has no rows, or no number
-        of rows.
+        when they are read again (a random transform), where a table has no rows, or no number
+        of rows, and for a loader that weights, orders or splits its rows in its own way.
 
         >>> data = Data.of(([[0.0, 1.0], [2.0, 3.0]], [0, 1]))
         >>> data.batch(torch.tensor([1]))

@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch.utils.data import (
+    BatchSampler,
     DataLoader,
     Dataset,
     IterableDataset,
@@ -96,27 +97,46 @@ def _no_table(rows: object) -> ConfigError:
 
 
 def _loaded(loader: DataLoader[Any]) -> dict[Any, Any]:
-    """The rows that a loader's sampler lets through, put together as the loader does."""
+    """The rows that a loader's samplers let through, put together as the loader does."""
     if not _is_sequence(loader.dataset):
         raise _no_table(loader.dataset)
-    if loader.batch_sampler is None:
+    if type(loader).__iter__ is not DataLoader.__iter__:
+        raise _not_supported(f"{type(loader).__name__} iterates in another way than DataLoader")
+    batches: Any = loader.batch_sampler  # its sampler, too, since loader.sampler may be unused
+    if batches is None:
         raise ConfigError(
             "wrong-value",
             "a loader with batch_size=None has no single rows",
             hint="pass its dataset: Data.of(loader.dataset)",
         )
-    if isinstance(loader.sampler, SubsetRandomSampler):
-        return _read(
-            loader.dataset, loader.collate_fn, [int(number) for number in loader.sampler.indices]
+    # Exact types: a subclass may draw in another way.
+    if type(batches) is not BatchSampler:
+        raise _not_supported(
+            f"rows are drawn uniformly, so the loader's {type(batches).__name__} cannot be used"
         )
-    if not isinstance(loader.sampler, SequentialSampler | RandomSampler):
-        raise ConfigError(
-            "not-supported",
-            f"rows are drawn uniformly, so the loader's {type(loader.sampler).__name__} cannot be "
-            "used",
-            hint="pass its dataset, Data.of(loader.dataset), and weight the rows in the loss",
+    sampler: Any = batches.sampler
+    numbers: Sequence[int]
+    if type(sampler) is SubsetRandomSampler:
+        numbers = [int(number) for number in sampler.indices]
+    elif type(sampler) in (SequentialSampler, RandomSampler):
+        numbers = range(len(sampler.data_source))  # which may be shorter than the dataset
+    else:
+        raise _not_supported(
+            f"rows are drawn uniformly, so the loader's {type(sampler).__name__} cannot be used"
         )
-    return _read(loader.dataset, loader.collate_fn)
+    never = len(numbers) % batches.batch_size if batches.drop_last else 0
+    if type(sampler) is SequentialSampler or len(numbers) == never:
+        numbers = numbers[: len(numbers) - never]
+    return _read(loader.dataset, loader.collate_fn, numbers)
+
+
+def _not_supported(message: str) -> ConfigError:
+    return ConfigError(
+        "not-supported",
+        message,
+        hint="pass the rows to train on: torch.utils.data.Subset(loader.dataset, numbers); weight "
+        "rows in the loss",
+    )
 
 
 def _read(
@@ -130,6 +150,9 @@ def _read(
         )
     try:
         few, again = (_named(collate([rows[i] for i in numbers[:8]])) for _ in range(2))
+        half = len(numbers[:8]) // 2
+        parts = (numbers[:half], numbers[half:8]) if half else (numbers[:8],)
+        halves = [_named(collate([rows[i] for i in part])) for part in parts]
         table = _named(collate([rows[i] for i in numbers]))
     except (TypeError, RuntimeError) as error:
         raise ConfigError(
@@ -147,6 +170,14 @@ def _read(
             place=(str(changing[0]),),
             hint="remove the transform, or apply it in Data(size=…, rows=…)",
         )
+    if not all(_is_joined(leaf, *(part[name] for part in halves)) for name, leaf in few.items()):
+        raise ConfigError(
+            "not-supported",
+            "a row depends on the other rows of its batch: collate_fn returns other rows for two "
+            f"halves of {len(numbers[:8])} rows than for all of them",
+            place=("collate_fn",),
+            hint="do this in the loss, which sees whole batches",
+        )
     own = _named(rows[numbers[0]])
     # collate makes float64 of Python numbers
     arrays = {name for name, leaf in own.items() if not isinstance(leaf, Tensor)}
@@ -154,6 +185,16 @@ def _read(
         name: leaf.numpy() if name in arrays and isinstance(leaf, Tensor) else leaf
         for name, leaf in table.items()
     }
+
+
+def _is_joined(whole: Any, *parts: Any) -> bool:
+    """Whether the rows of a column are those of its parts, apart from padding."""
+    if not all(isinstance(part, Tensor) and part.dim() for part in (whole, *parts)):
+        return True
+    if len(whole) != sum(map(len, parts)):
+        return False
+    padded = any(part.shape[1:] != whole.shape[1:] for part in parts)
+    return padded or _same(whole, torch.cat(parts))
 
 
 def _named(item: Any) -> dict[Any, Any]:

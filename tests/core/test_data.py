@@ -12,9 +12,13 @@ import pytest
 import torch
 from helpers import F64, assert_same, rejects
 from torch.utils.data import (
+    BatchSampler,
     DataLoader,
     Dataset,
+    DistributedSampler,
     IterableDataset,
+    RandomSampler,
+    SequentialSampler,
     StackDataset,
     Subset,
     SubsetRandomSampler,
@@ -202,6 +206,59 @@ def test_a_loader_gives_the_rows_that_its_sampler_lets_through_as_it_puts_them_t
     assert Data.of(part).whole["0"].tolist() == [3, 1]
 
 
+TWENTY = TensorDataset(torch.arange(20.0))
+LOADERS: dict[str, tuple[dict[str, Any], list[int]]] = {
+    "subset by batches": (
+        {"batch_sampler": BatchSampler(SubsetRandomSampler(range(10)), 5, False)},
+        list(range(10)),
+    ),
+    "in order by batches": (
+        {"batch_sampler": BatchSampler(SequentialSampler(TWENTY), 5, False)},
+        list(range(20)),
+    ),
+    "a shorter source": ({"sampler": SequentialSampler(range(7))}, list(range(7))),
+    "a shorter source, shuffled": ({"sampler": RandomSampler(range(7))}, list(range(7))),
+    "in order without the rest": ({"batch_size": 8, "drop_last": True}, list(range(16))),
+    "shuffled without the rest": (
+        {"batch_size": 8, "drop_last": True, "shuffle": True},
+        list(range(20)),
+    ),
+    "some of each epoch": ({"sampler": RandomSampler(TWENTY, num_samples=3)}, list(range(20))),
+}
+
+
+@pytest.mark.parametrize("kind", LOADERS)
+def test_the_rows_of_a_loader_are_those_that_it_may_yield(kind: str) -> None:
+    options, expected = LOADERS[kind]
+    loader = DataLoader(TWENTY, **options)
+    assert Data.of(loader).whole["0"].tolist() == expected
+    seen = {float(row) for _ in range(60) for (rows,) in loader for row in rows}
+    assert seen == set(map(float, expected))
+
+
+class Backwards(DataLoader[Any]):
+    def __iter__(self) -> Any:
+        return reversed(list(super().__iter__()))
+
+
+class Odd(SequentialSampler):
+    def __iter__(self) -> Any:
+        return iter(range(1, len(self.data_source), 2))
+
+
+class Longest(BatchSampler):
+    pass
+
+
+def normalised(rows: Any) -> Any:
+    column = torch.stack([row for (row,) in rows])
+    return {"a": column - column.mean()}
+
+
+def packed(rows: Any) -> Any:
+    return {"a": torch.stack([row for (row,) in rows])[None]}
+
+
 DRAW = itertools.count()
 
 # the rows, then the code and the place of the error, and values that it shows
@@ -277,6 +334,39 @@ REFUSED: dict[str, tuple[Any, ...]] = {
         ),
         "not-supported",
         (),
+    ),
+    "a part for each process": (
+        lambda: DataLoader(TWENTY, sampler=DistributedSampler(TWENTY, 2, 0)),
+        "not-supported",
+        (),
+        "DistributedSampler",
+    ),
+    "an own sampler": (lambda: DataLoader(TWENTY, sampler=Odd(TWENTY)), "not-supported", (), "Odd"),
+    "an own sampler of batches": (
+        lambda: DataLoader(TWENTY, batch_sampler=Longest(SequentialSampler(TWENTY), 5, False)),
+        "not-supported",
+        (),
+        "Longest",
+    ),
+    "weights of rows by batches": (
+        lambda: DataLoader(
+            TWENTY, batch_sampler=BatchSampler(WeightedRandomSampler([1.0] * 20, 5), 5, False)
+        ),
+        "not-supported",
+        (),
+        "WeightedRandomSampler",
+    ),
+    "an own loader": (lambda: Backwards(TWENTY), "not-supported", (), "Backwards"),
+    "only the rest": (lambda: DataLoader(TWENTY, batch_size=32, drop_last=True), "no-rows", ()),
+    "rows made of batches": (
+        lambda: DataLoader(TWENTY, collate_fn=normalised),
+        "not-supported",
+        ("collate_fn",),
+    ),
+    "packed rows": (
+        lambda: DataLoader(TWENTY, collate_fn=packed),
+        "not-supported",
+        ("collate_fn",),
     ),
     "batches": (
         lambda: DataLoader(TensorDataset(torch.ones(3)), batch_size=None),
