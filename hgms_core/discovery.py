@@ -93,7 +93,7 @@ def import_plugin(where: str) -> ModuleType:
     """A module by its name, or from a file under a name that cannot clash with an installed
     module's.
     """
-    path = Path(where).expanduser()
+    path = Path(os.path.expanduser(where))
     if path.suffix != ".py":
         if path.is_dir() and (os.sep in where or not _is_module(where)):
             raise PluginError(

@@ -357,7 +357,7 @@ def _place(where: str) -> str:
     """A file by its whole path, so that one file named in two ways is one plugin; a module by
     its name.
     """
-    return str(Path(where).expanduser().resolve()) if where.endswith(".py") else where
+    return str(Path(os.path.expanduser(where)).resolve()) if where.endswith(".py") else where
 
 
 def _own_copy(value: Any) -> Any:

@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+import contextlib
+import hashlib
 import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
+
+from hgms.runs import RunFolder
+from hgms.runs.files import is_stamped, sealed, stamped
 
 CONFIG = """schema = 1
 seed = {seed}
@@ -114,7 +119,31 @@ def write_run(
     for name, text in whole.items():
         if text is not None:
             (path / name).write_text(text, encoding="utf-8")
+    seal(path)
     return path
+
+
+def seal(path: Path) -> None:
+    """Add the checksums of a run's files, and tie the summary to the configuration and the rows,
+    as the runner does. Files that are no JSON objects stay as they are.
+    """
+    folder = RunFolder(path)
+    if folder.timings.exists():
+        lines = folder.timings.read_bytes().split(b"\n")
+        rows = [
+            stamped(line) if line.endswith(b"}") and not is_stamped(line) else line
+            for line in lines
+        ]
+        folder.timings.write_bytes(b"\n".join(rows))
+    if not folder.summary.exists():
+        return
+    with contextlib.suppress(ValueError, RecursionError):
+        table = json.loads(folder.summary.read_bytes())
+        if isinstance(table, dict):
+            steps = folder.steps.read_bytes() if folder.steps.exists() else b""
+            ties = {"key": folder.key, "steps_sha256": hashlib.sha256(steps).hexdigest()}
+            table.pop("checksum", None)
+            folder.summary.write_bytes(sealed({**table, **ties}, indent=2))
 
 
 def write_comparison(folder: Path, *, steps: int = 12, seeds: int = 3) -> Path:

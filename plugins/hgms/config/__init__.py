@@ -10,6 +10,10 @@ from decimal import Decimal
 from typing import TYPE_CHECKING, Any
 
 from hgms.config.component import checked as checked
+from hgms.config.paths import cache_folder as cache_folder
+from hgms.config.paths import data_fingerprint as data_fingerprint
+from hgms.config.paths import expand as expand
+from hgms.config.paths import file_digest as file_digest
 from hgms.config.validators import all_of as all_of
 from hgms.config.validators import at_least as at_least
 from hgms.config.validators import at_most as at_most

@@ -3,23 +3,27 @@
 A configuration names its components; an object made in a script or a notebook has no name that says
 what it is. Its fingerprint is made of its values and of its code: bytes of tensors and arrays,
 fields of objects, the bytecode of functions with the defaults, closures and global variables they
-use. Code of libraries is known by its name. What has neither values nor code that can be read (a
+use. A local module counts by its source and that of the local modules that it imports. Code of
+libraries is known by its name. What has neither values nor code that can be read (a
 socket, a generator) counts by its type.
 """
 
 from __future__ import annotations
 
+import ast
 import contextlib
 import copyreg
 import dis
 import functools
 import hashlib
+import importlib.util
 import random
 import sys
 import sysconfig
 import types
 from collections.abc import Callable, Iterable, Iterator, Mapping, Set
 from importlib.metadata import PackageNotFoundError, distribution
+from pathlib import Path
 from typing import Any
 
 import attrs
@@ -163,7 +167,7 @@ class _Fingerprints:
             ((Mapping,), lambda value: [digest(item) for pair in value.items() for item in pair]),
             ((list, tuple), lambda value: map(digest, value)),
             ((Set,), lambda value: sorted(map(digest, value))),
-            ((types.ModuleType,), lambda value: [value.__name__]),
+            ((types.ModuleType,), lambda value: [value.__name__, *self._source(value.__name__)]),
             ((types.CodeType,), self._code),
             ((type,), self._class),
             ((types.MethodType,), lambda value: [digest(value.__func__), digest(value.__self__)]),
@@ -206,6 +210,9 @@ class _Fingerprints:
                 yield "empty"
         if not library:
             yield self.of(function.__code__)
+            package = function.__globals__.get("__package__")
+            for name in _imports_of(function.__code__, package):
+                yield from self._source(name)
             for name in sorted(set(_globals_of(function.__code__))):
                 if name in function.__globals__:
                     yield from (name, self.of(function.__globals__[name]))
@@ -217,6 +224,10 @@ class _Fingerprints:
             code.co_varnames[: code.co_argcount + code.co_kwonlyargcount],
         )
         yield from map(self.of, code.co_consts)
+
+    def _source(self, module: str) -> Iterable[str]:
+        """The digests of a module's source and of the local modules that it imports."""
+        return () if self._is_library(module) else source_digests(module).values()
 
     def _class(self, cls: type) -> Iterator[object]:
         if self._is_library(cls.__module__):
@@ -300,6 +311,7 @@ def _reduced(value: object) -> dict[str, object]:
     return {}
 
 
+@functools.cache
 def first_party() -> frozenset[str]:
     """The top-level modules of HGMS itself."""
     try:
@@ -339,11 +351,112 @@ def _is_generated(function: object) -> bool:
     return code is not None and code.co_filename.startswith(("<attrs generated", "<string>"))
 
 
+def _imports_of(code: types.CodeType, package: str | None) -> Iterator[str]:
+    """The modules that a function and those defined in it import when they are called."""
+    constants: list[object] = []
+    for instruction in dis.get_instructions(code):
+        if instruction.opname in ("LOAD_CONST", "LOAD_SMALL_INT"):
+            constants.append(instruction.argval)
+        elif instruction.opname == "IMPORT_NAME":
+            level, names = constants[-2:]
+            depth = level if isinstance(level, int) else 0
+            yield from _imported(str(instruction.argval), names or (), depth, package)
+    for constant in code.co_consts:
+        if isinstance(constant, types.CodeType):
+            yield from _imports_of(constant, package)
+
+
+def _imported(name: str, names: Any, level: int, package: str | None) -> Iterator[str]:
+    """The modules of one import statement: the module, and those of its ``names`` that may be
+    modules.
+    """
+    try:
+        module = importlib.util.resolve_name("." * level + name, package)
+    except ImportError:
+        return
+    yield module
+    yield from (f"{module}.{part}" for part in names)
+
+
+def source_digests(module: str) -> dict[str, str]:
+    """The sha256 of the source of a module and of the local modules that it imports, directly or
+    through others, by name. Local are modules outside of Python's folders, and those of the
+    module's own package.
+
+    Empty for a module without a readable source. The script itself (``__main__``) is not read: it
+    changes all the time, and its functions have digests of their own.
+
+    >>> list(source_digests("hgms.config.json_values"))[:1]
+    ['hgms.config.json_values']
+    """
+    top = module.partition(".")[0]
+    digests: dict[str, str] = {}
+    waiting = [module]
+    seen = set()
+    while waiting:
+        name = waiting.pop()
+        if name in seen:
+            continue
+        seen.add(name)
+        if (data := _source_of(name, top)) is not None:
+            digests[name] = hashlib.sha256(data).hexdigest()
+            package = name if _is_package(name) else name.rpartition(".")[0]
+            waiting += _imports_in(data, package)
+    return dict(sorted(digests.items()))
+
+
+def _is_package(module: str) -> bool:
+    return hasattr(sys.modules.get(module), "__path__")
+
+
+def _source_of(module: str, top: str) -> bytes | None:
+    """The source of a local module; None for other modules."""
+    parent, _, _ = module.rpartition(".")
+    own = module.partition(".")[0] == top
+    if module == "__main__" or (not own and module.partition(".")[0] in first_party()):
+        return None
+    file = getattr(sys.modules.get(module), "__file__", None)
+    if module not in sys.modules and (not parent or parent in sys.modules):
+        with contextlib.suppress(ImportError, ValueError, AttributeError):
+            spec = importlib.util.find_spec(module)
+            file = None if spec is None else spec.origin
+    if file is None or not str(file).endswith(".py") or (not own and is_library_file(file)):
+        return None
+    try:
+        return Path(file).read_bytes()
+    except OSError:
+        return None
+
+
+@functools.lru_cache(maxsize=1024)
+def _imports_in(source: bytes, package: str) -> tuple[str, ...]:
+    """The modules that a source imports anywhere in it."""
+    try:
+        tree = ast.parse(source)
+    except (SyntaxError, ValueError, RecursionError):
+        return ()
+    names: list[str] = []
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            names += [alias.name for alias in node.names]
+        elif isinstance(node, ast.ImportFrom):
+            parts = [alias.name for alias in node.names if alias.name != "*"]
+            names += _imported(node.module or "", parts, node.level, package)
+    return tuple(dict.fromkeys(names))
+
+
 _LIBRARIES = tuple(
     dict.fromkeys(
         sysconfig.get_path(name) for name in ("stdlib", "platstdlib", "purelib", "platlib")
     )
 )
+_INSTALLED = ("site-packages", "dist-packages")
+"""Folders of installed packages that sysconfig does not name: those of the user and the system."""
+
+
+def is_library_file(file: str) -> bool:
+    """Whether a file is in a folder of Python or of installed packages."""
+    return file.startswith(_LIBRARIES) or any(part in _INSTALLED for part in Path(file).parts)
 
 
 def _libraries() -> Callable[[str | None], bool]:
@@ -357,6 +470,6 @@ def _libraries() -> Callable[[str | None], bool]:
         file = (
             getattr(sys.modules.get(module or ""), "__file__", None) if top != "__main__" else None
         )
-        return top in known or (file is not None and file.startswith(_LIBRARIES))
+        return top in known or (file is not None and is_library_file(file))
 
     return is_library

@@ -16,7 +16,7 @@ from typing import Any
 
 import numpy as np
 
-from hgms.runs import ROWS, opened, read_file
+from hgms.runs import ROWS, is_stamped, opened, read_file
 from hgms_core import CheckpointError
 
 
@@ -34,12 +34,16 @@ def read_columns(path: Path, names: Sequence[str]) -> dict[str, np.ndarray]:
 
 
 def last_seconds(path: Path) -> float:
-    """The clock in the last complete line of a file of timings; NaN where there is none."""
+    """The clock in the last complete line of a file of timings; NaN if there is none, or it does
+    not match its crc32.
+    """
     try:
         with opened(path, ROWS) as stream:
             stream.seek(0, os.SEEK_END)
             stream.seek(-min(stream.tell(), 512), os.SEEK_CUR)
             lines = stream.read().split(b"\n")
+        if not is_stamped(lines[-2]):
+            return float("nan")
         return _worst(json.loads(lines[-2]).get("seconds"))
     except (CheckpointError, ValueError, IndexError, AttributeError, RecursionError):
         return float("nan")

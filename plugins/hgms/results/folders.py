@@ -23,7 +23,7 @@ from attrs import field, frozen
 
 from hgms.config.tables import parse_json, parse_toml
 from hgms.results.stored import StoredRun, StoredSweep
-from hgms.runs import ROWS, SMALL, ensure_seal, is_marker, read_file
+from hgms.runs import ROWS, SMALL, config_key, ensure_seal, is_marker, read_file
 from hgms_core import CheckpointError, ConfigError, HgmsError
 from hgms_core.torch_errors import first_line
 
@@ -203,7 +203,14 @@ def _read_run(path: Path, names: set[str]) -> StoredRun:
         summary = _object(path / "summary.json")
         with _relative(path / "summary.json"):
             ensure_seal(summary, path / "summary.json")
-        summary.pop("checksum", None)
+        summary.pop("checksum")
+        if summary.pop("key", None) != config_key(config):
+            raise CheckpointError(
+                "other-settings",
+                "the file belongs to a run of another configuration or seed",
+                place=("summary.json",),
+            )
+        digest = str(summary.pop("steps_sha256", ""))
         if summary.get("status") not in ("done", "failed"):
             raise CheckpointError(
                 "wrong-value",
@@ -228,6 +235,7 @@ def _read_run(path: Path, names: set[str]) -> StoredRun:
         config=config,
         summary=summary,
         environment=environment,
+        digest=digest,
         resources=resources,
         scores=scores,
     )
@@ -348,6 +356,13 @@ def _check_run(run: StoredRun) -> None:
             place=("env.json", "task"),
         )
     _check_directions(about.get("metrics") or {}, "env.json", "task", "metrics")
+    rows = about.get("metric_rows") or {}
+    if not isinstance(rows, dict) or not all(isinstance(kind, str) for kind in rows.values()):
+        raise CheckpointError(
+            "wrong-type",
+            "metric_rows must be a table of strings",
+            place=("env.json", "task", "metric_rows"),
+        )
     _check_number("resources.json", "peak_memory_bytes", run.resources.get("peak_memory_bytes"))
 
 

@@ -5,6 +5,7 @@ when they are asked for.
 from __future__ import annotations
 
 import functools
+import hashlib
 import itertools
 import json
 import math
@@ -20,7 +21,7 @@ from attrs import field, frozen
 
 from hgms.config.tables import difference, flatten
 from hgms.results.columns import last_seconds, read_columns
-from hgms.runs import ROWS, Execution, RunFolder, opened
+from hgms.runs import ROWS, Execution, RunFolder, is_stamped, opened, read_file
 from hgms_core import Budget, CheckpointError, ConfigError, HgmsError
 
 
@@ -31,13 +32,14 @@ class StoredRun:
     ``config`` is its whole configuration, ``environment`` its ``env.json``, ``resources`` what was
     measured beside it (``{"peak_memory_bytes": …}``; empty where nothing was), ``scores`` what was
     measured of its result later, such as by ``hgms mix`` (``{"metrics": {…}, "higher_is_better":
-    {…}}``).
+    {…}}``). ``digest`` is the sha256 of ``steps.jsonl`` in the summary.
     """
 
     path: Path
     config: Mapping[str, Any]
     summary: Mapping[str, Any]
     environment: Mapping[str, Any] = field(factory=dict)
+    digest: str = ""
     resources: Mapping[str, Any] = field(factory=dict)
     scores: Mapping[str, Any] = field(factory=dict)
 
@@ -67,6 +69,11 @@ class StoredRun:
         empty where ``env.json`` does not say."""
         own = (self.environment.get("task") or {}).get("metrics") or {}
         return {**own, **self.scores.get("higher_is_better", {})} if own else own
+
+    @property
+    def metric_rows(self) -> Mapping[str, str]:
+        """The rows that the task says its metrics are of, by metric (``metric_rows``)."""
+        return (self.environment.get("task") or {}).get("metric_rows") or {}
 
     @property
     def method(self) -> Mapping[str, Any]:
@@ -99,6 +106,12 @@ class StoredRun:
         """
         recorded = Execution.recorded(self.environment)
         return {} if recorded is None else recorded.choices()
+
+    @property
+    def compile_seconds(self) -> float:
+        """The seconds of compilation, which are part of no budget; 0 if nothing was compiled."""
+        recorded = Execution.recorded(self.environment)
+        return 0.0 if recorded is None or recorded.compile is None else recorded.compile.seconds
 
     @property
     def programs(self) -> Mapping[str, str]:
@@ -147,7 +160,7 @@ class StoredRun:
     def error(self) -> str | None:
         return self.summary.get("error")
 
-    @property
+    @functools.cached_property
     def metrics(self) -> dict[str, float]:
         """The last evaluation, and later scores; a metric that was not finite is NaN."""
         metrics = {**(self.summary.get("metrics") or {}), **self.scores.get("metrics", {})}
@@ -160,7 +173,31 @@ class StoredRun:
 
     def records(self) -> list[dict[str, Any]]:
         """Every row of ``steps.jsonl`` with its ``seconds``."""
+        _ = self._checked
         return RunFolder(self.path).records()
+
+    @functools.cached_property
+    def _checked(self) -> bool:
+        """True if the rows are those that the summary was written for, with intact times.
+
+        Raises:
+            CheckpointError: they were changed since.
+        """
+        path = self.path / "steps.jsonl"
+        rows = read_file(path, ROWS) if os.path.lexists(path) else b""
+        if hashlib.sha256(rows).hexdigest() != self.digest:
+            raise CheckpointError(
+                "damaged-file",
+                "the rows do not match the sha256 in summary.json",
+                place=(path.name,),
+            )
+        path = self.path / "timings.jsonl"
+        times = read_file(path, ROWS) if os.path.lexists(path) else b""
+        for number, line in enumerate(times.split(b"\n")[:-1], start=1):
+            if not is_stamped(line):
+                message = "the line does not match its crc32"
+                raise CheckpointError("damaged-file", message, place=(path.name, number))
+        return True
 
     def fields(self) -> list[str]:
         """The fields of the first rows (the start and two steps), in their order: what the run
@@ -192,6 +229,7 @@ class StoredRun:
             CheckpointError: a line other than the last is not valid JSON; the steps do not follow
                 each other (two runs in one folder, say), or their clock or calls run backwards.
         """
+        _ = self._checked
         wanted = tuple(dict.fromkeys(name for name in ("step", *names) if name != "seconds"))
         columns = read_columns(self.path / "steps.jsonl", wanted)
         if "seconds" in names:

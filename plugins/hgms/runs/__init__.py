@@ -18,11 +18,12 @@ from hgms.runs.files import (
     DiskError,
     appending,
     ensure_seal,
+    is_stamped,
     opened,
     read_file,
     replace_file,
 )
-from hgms.runs.folder import RunFolder
+from hgms.runs.folder import RunFolder, config_key
 from hgms.runs.launch import device_called, record_failure, run, run_config, show_object
 from hgms.runs.lease import LEASE, FolderInUse, HeldFolders, holder, is_marker, leased
 from hgms.runs.loop import ignore
@@ -76,6 +77,7 @@ __all__ = [
     "Watcher",
     "appending",
     "built",
+    "config_key",
     "counted",
     "counting",
     "data_of",
@@ -89,6 +91,7 @@ __all__ = [
     "ignore",
     "in_notebook",
     "is_marker",
+    "is_stamped",
     "leased",
     "leave",
     "leaving",

@@ -23,6 +23,9 @@ SMALL = 2 * 2**20
 ROWS = 2 * 2**30
 """Limit in bytes of a file with the rows of a run."""
 
+CRC = "crc32"
+"""The last entry of a line with a checksum."""
+
 _NO_LINK = getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_BINARY", 0)
 _APPEND = os.O_WRONLY | os.O_APPEND | os.O_CREAT | _NO_LINK
 
@@ -190,12 +193,11 @@ def unsealed(path: Path) -> dict[str, Any]:
 
 
 def ensure_seal(table: Mapping[str, Any], path: Path) -> None:
-    """Raise CheckpointError if what was read from ``path`` does not match its checksum.
-
-    Results that another program wrote may have none.
-    """
+    """Raise CheckpointError if the table from ``path`` does not match its checksum, or has none."""
+    if "checksum" not in table:
+        raise damaged(path, "it has no checksum")
     rest = {key: table[key] for key in table if key != "checksum"}
-    if "checksum" in table and table["checksum"] != _checksum(rest):
+    if table["checksum"] != _checksum(rest):
         raise damaged(path, "its contents do not match its checksum")
 
 
@@ -213,9 +215,9 @@ def json_object(path: Path) -> dict[str, Any]:
     return table
 
 
-def lines(path: Path) -> Iterator[dict[str, Any]]:
+def lines(path: Path, *, stamped: bool = False) -> Iterator[dict[str, Any]]:
     """The complete lines. Only the last line may be half-written (a kill while appending); any
-    other damage is named.
+    other damage is named. ``stamped``: each line must match its crc32, which is left out.
     """
     if not path.exists():
         return
@@ -228,17 +230,22 @@ def lines(path: Path) -> Iterator[dict[str, Any]]:
             raise damaged(path, "the line is not valid JSON", number) from None
         except (TypeError, KeyError, IndexError):
             raise damaged(path, "the line is not the row of a step", number) from None
+        if stamped:
+            if not is_stamped(line):
+                raise damaged(path, "the line does not match its crc32", number)
+            del row[CRC]
         yield row
 
 
 def stamped(line: bytes) -> bytes:
     """A line of JSON with its own crc32 as the last entry."""
-    return b'%s, "crc32": %d}' % (line[:-1], zlib.crc32(line))
+    return b'%s, "%s": %d}' % (line[:-1], CRC.encode(), zlib.crc32(line))
 
 
-def is_stamped(row: Mapping[str, Any]) -> bool:
-    """Whether a row is as :func:`stamped` wrote it."""
-    return row.get("crc32") == zlib.crc32(as_json({key: row[key] for key in row if key != "crc32"}))
+def is_stamped(line: bytes) -> bool:
+    """Whether a line is as :func:`stamped` wrote it."""
+    head, _, number = line.rpartition(b', "%s": ' % CRC.encode())
+    return number == b"%d}" % zlib.crc32(head + b"}")
 
 
 def damaged(path: Path, why: str, *line: int) -> CheckpointError:

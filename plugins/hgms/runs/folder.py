@@ -12,7 +12,8 @@
         the state without its tensors, and the sha256 of the tensors, of steps.jsonl and of itself
     checkpoint-<step>.safetensors
     diagnosis.jsonl              one line per diagnosed step (run.diagnose), each with its crc32
-    summary.json                 written last, with its checksum
+    summary.json
+        written last, with its checksum, the key of the configuration and the sha256 of steps.jsonl
 
 A file that cannot be read is named, never guessed around. What a run goes on from is checked byte
 by byte before anything is changed. Nothing is written through a symbolic link.
@@ -44,6 +45,8 @@ from hgms.runs.files import damaged
 from hgms.runs.lease import LEASE, Lease, leased
 from hgms_core import CheckpointError, State
 
+TIES = ("checksum", "key", "steps_sha256")
+"""Entries of ``summary.json`` that tie it to itself, to the configuration and to the rows."""
 SHOWN = 3
 """Settings that a message names where two configurations differ."""
 
@@ -64,6 +67,29 @@ class _Rows:
     def add(self, line: bytes) -> None:
         self.size += len(line)
         self.digest.update(line)
+
+
+def compared(config: Mapping[str, Any]) -> dict[str, Any]:
+    """A configuration without the settings in which a run may differ and still be the same run."""
+    settings = config.get("run")
+    if not isinstance(settings, Mapping):
+        settings = {}
+    return {
+        **config,
+        "run": {key: value for key, value in settings.items() if key not in UNCOMPARED},
+    }
+
+
+def config_key(config: Mapping[str, Any]) -> str:
+    """The sha256 of a configuration: results with this key belong to it.
+
+    >>> config_key({"seed": 0}) == config_key({"seed": 0, "run": {"out": "runs"}})
+    True
+    >>> config_key({"seed": 0}) == config_key({"seed": 1})
+    False
+    """
+    text = json.dumps(compared(config), sort_keys=True, default=str)
+    return hashlib.sha256(text.encode(errors="backslashreplace")).hexdigest()
 
 
 class _File:
@@ -158,12 +184,15 @@ class RunFolder:
             )
         if self.begun:
             self._ensure_same(config, resume, word)
-        with leased(self.path, patience=patience) as lease:
-            self._held[:] = [lease]
+        with contextlib.ExitStack() as held:
             try:
-                yield
-            finally:
-                self._held.clear()
+                self._held[:] = [held.enter_context(leased(self.path, patience=patience))]
+            except files.DiskError:
+                # a finished run on a disk that cannot be written to is only read back
+                if not (resume and self.summary.exists()):
+                    raise
+            held.callback(self._held.clear)
+            yield
 
     def ensure_held(self) -> None:
         """FolderInUse where this process had claimed the folder, and another has taken it over
@@ -213,11 +242,7 @@ class RunFolder:
             return False
 
     def _compared(self, text: str) -> dict[str, Any]:
-        table = parse_toml(text, self.config.name)
-        settings = {
-            key: value for key, value in table.get("run", {}).items() if key not in UNCOMPARED
-        }
-        return {**table, "run": settings}
+        return compared(parse_toml(text, self.config.name))
 
     def _differences(self, config: str) -> list[str]:
         """Return the first settings in which the stored configuration differs, one per line."""
@@ -252,7 +277,8 @@ class RunFolder:
         unfinished one.
         """
         self.ensure_held()
-        self.summary.unlink(missing_ok=True)
+        with files.writing(self.summary):
+            self.summary.unlink(missing_ok=True)
 
     def note(self, key: str, value: Any) -> None:
         """An entry of ``env.json``, which keeps the others."""
@@ -269,28 +295,59 @@ class RunFolder:
             return files.json_object(self.environment)
         return {}
 
+    @property
+    def key(self) -> str:
+        """The key of the configuration; empty without ``config.toml``."""
+        if not os.path.lexists(self.config):
+            return ""
+        text = files.contents(self.config).decode(errors="replace")
+        try:
+            return config_key(parse_toml(text, self.config.name))
+        except CheckpointError:
+            return hashlib.sha256(text.encode()).hexdigest()
+
     def write_summary(self, summary: Mapping[str, Any]) -> None:
+        """Write the result, tied to the configuration and to the rows in ``steps.jsonl``."""
         self.ensure_held()
-        files.replace_file(self.summary, files.sealed(finite(summary), indent=2))
+        ties = {"key": self.key, "steps_sha256": self._written().digest.hexdigest()}
+        files.replace_file(self.summary, files.sealed({**finite(summary), **ties}, indent=2))
 
     def read_summary(self) -> dict[str, Any] | None:
-        """What ``summary.json`` says, None while the run is not finished."""
+        """The result in ``summary.json``, None while the run is not finished."""
         if not os.path.lexists(self.summary):
             return None
         table = files.unsealed(self.summary)
-        table.pop("checksum", None)
-        return table
+        self._ensure_own(self.summary, table)
+        return {name: value for name, value in table.items() if name not in TIES}
+
+    def _ensure_own(self, path: Path, table: Mapping[str, Any]) -> None:
+        """CheckpointError if a file of another run was copied into this folder."""
+        if table.get("key") != self.key:
+            raise CheckpointError(
+                "other-settings",
+                "the file belongs to a run of another configuration or seed",
+                place=(str(path),),
+                hint=f"restore the file, or remove the folder {self.path}",
+            )
 
     def records(self) -> list[dict[str, Any]]:
-        """All complete lines of ``steps.jsonl``, each with its ``seconds``."""
-        seconds = {row["step"]: row.get("seconds") for row in files.lines(self.timings)}
-        return [{**row, "seconds": seconds.get(row["step"])} for row in files.lines(self.steps)]
+        """All complete lines of ``steps.jsonl``, each with its ``seconds`` and the
+        ``compile_seconds`` up to it.
+        """
+        clocks = {row["step"]: row for row in files.lines(self.timings, stamped=True)}
+        rows = []
+        for row in files.lines(self.steps):
+            clock = {"seconds": None, **clocks.get(row["step"], {})}
+            known = [name for name in ("seconds", "compile_seconds") if name in clock]
+            rows.append({**row, **{name: clock[name] for name in known}})
+        return rows
 
     def diagnoses(self) -> list[dict[str, Any]]:
         """All complete lines of ``diagnosis.jsonl``, each with the ``seconds`` that it took."""
-        took = {row["step"]: row.get("diagnosis_seconds") for row in files.lines(self.timings)}
-        rows = [{**row, "seconds": took.get(row["step"])} for row in files.lines(self.diagnosis)]
-        return [{key: value for key, value in row.items() if key != "crc32"} for row in rows]
+        times = files.lines(self.timings, stamped=True)
+        took = {row["step"]: row.get("diagnosis_seconds") for row in times}
+        rows = files.lines(self.diagnosis, stamped=True)
+        return [{**row, "seconds": took.get(row["step"])} for row in rows]
 
     def append_diagnosis(self, row: Mapping[str, Any]) -> None:
         """The line of a diagnosed step."""
@@ -331,6 +388,8 @@ class RunFolder:
         pointer = {
             "step": step,
             "tensors": name,
+            "key": self.key,
+            "tensors_bytes": len(data),
             "sha256": hashlib.sha256(data).hexdigest(),
             "steps_bytes": rows.size,
             "steps_sha256": rows.digest.hexdigest(),
@@ -355,30 +414,26 @@ class RunFolder:
                 # a link, a pipe, a folder: refused before anything is changed
                 with files.regular(path):
                     pass
-        for _ in files.lines(self.diagnosis):
-            pass  # and lines of it that are no rows
+        for _ in files.lines(self.diagnosis, stamped=True):
+            pass  # and lines of it that are no rows, or were changed
         if not os.path.lexists(self.checkpoint):
             return None
         pointer = files.unsealed(self.checkpoint)
-        if "checksum" not in pointer:
-            raise damaged(self.checkpoint, "it has no checksum")
+        self._ensure_own(self.checkpoint, pointer)
         try:
             step = int(pointer["step"])
             path = self.path / Path(pointer["tensors"]).name
-            data = files.contents(path, most=sys.maxsize)
+            with files.regular(path, most=sys.maxsize) as stream:
+                if os.fstat(stream.fileno()).st_size != int(pointer["tensors_bytes"]):
+                    raise damaged(path, "its size does not match the recorded size")
+                data = stream.read()
             if hashlib.sha256(data).hexdigest() != pointer["sha256"]:
                 raise damaged(path, "its contents do not match the recorded sha256")
             size = int(pointer["steps_bytes"])
             self._check_digest(step, size, pointer["steps_sha256"])
             if size:
                 self._check_lines(self.timings, step)
-            # Copied to where torch puts tensors: where one lies in memory decides how products with
-            # it round.
-            tensors = {
-                key: value.to(device, copy=True)
-                for key, value in safetensors.torch.load(data).items()
-            }
-            return unpack(pointer["state"], tensors), step
+            return unpack(pointer["state"], safetensors.torch.load(data), device), step
         except (
             KeyError,
             TypeError,
@@ -403,11 +458,9 @@ class RunFolder:
     def _check_lines(self, path: Path, step: int) -> None:
         """Every step up to this one has its line, as it was written."""
         expected = 0
-        for row in files.lines(path):
+        for row in files.lines(path, stamped=True):
             if expected > step:
                 return
-            if not files.is_stamped(row):
-                raise damaged(path, "the line does not match its crc32", expected + 1)
             if row["step"] != expected:
                 break
             expected += 1
@@ -425,11 +478,11 @@ class RunFolder:
             if kept[path] != data:
                 files.replace_file(path, kept[path])
         if self.diagnosis.exists():
-            rows = files.contents(self.diagnosis).split(b"\n")
-            files.replace_file(
-                self.diagnosis,
-                b"".join(row + b"\n" for row in rows[:-1] if json.loads(row)["step"] <= step),
-            )
+            data = files.contents(self.diagnosis)
+            rows = data.split(b"\n")[:-1]
+            early = b"".join(row + b"\n" for row in rows if json.loads(row)["step"] <= step)
+            if early != data:
+                files.replace_file(self.diagnosis, early)
         self._rows[:] = [_Rows.of(kept[self.steps])]
         self._remove_others(f"checkpoint-{step}.safetensors")
         clock = kept[self.timings].split(b"\n")

@@ -25,7 +25,7 @@ from hgms.runs.folder import RunFolder
 from hgms.runs.lease import leased
 from hgms.runs.loop import Run, ignore
 from hgms.runs.own_problem import OwnProblem
-from hgms.runs.provenance import digests, unannounced
+from hgms.runs.provenance import digests, ensure_same_inputs, unannounced
 from hgms.runs.rank import follow_launched, objects_on_ranks, on_ranks
 from hgms.runs.result import RunResult, summarise
 from hgms.runs.traits import ensure_fits
@@ -260,8 +260,10 @@ def run_config(
     device = device_called(settings.device)
     follow_launched(config, device)
     folder = RunFolder(path or config.path)
-    if resume and path is None and not folder.begun:
-        _warn(folder, config)
+    if resume and folder.begun:
+        ensure_same_inputs(folder.read_environment(), config.task, config.method, str(folder.path))
+    elif resume and path is None:
+        _look_for_others(folder, config)
 
     def build() -> Problem:
         problem = config.task.problem(config.seed, here, getattr(torch, settings.dtype))
@@ -290,22 +292,25 @@ def run_config(
         ).carry_out()
 
 
-def _warn(folder: RunFolder, config: RunConfig) -> None:
-    """Who asks to go on has a run in mind: if this configuration has none, which ones there are."""
+def _look_for_others(folder: RunFolder, config: RunConfig) -> None:
+    """Reject resuming if the run of this configuration belongs to other data or code. If there is
+    no such run, warn that a new one begins, and list the runs with other settings.
+    """
     lines = [f"there is nothing to resume in {folder.path}; a new run begins"]
     label = config.run.label or config.method_name
+    same: list[RunFolder] = []
     for path in sorted(folder.path.parent.parent.glob(f"{label}-*/{folder.path.name}/config.toml"))[
         :5
     ]:
         with contextlib.suppress(HgmsError, UnicodeDecodeError, OSError):
             keys = difference([parse_toml(read_file(path).decode(), path.name), config.info.config])
             keys = [key for key in keys if key.removeprefix("run.") not in UNCOMPARED]
-            what = (
-                f"another {', '.join(keys[:5])}"
-                if keys
-                else "other data, or another version of the task or of a plugin"
-            )
-            lines.append(f"  {path.parent} holds a run with {what}")
+            if keys:
+                lines.append(f"  {path.parent} holds a run with another {', '.join(keys[:5])}")
+            else:
+                same.append(RunFolder(path.parent))
+    for other in same:
+        ensure_same_inputs(other.read_environment(), config.task, config.method, str(other.path))
     LOG.warning("%s", "\n".join(lines))
 
 

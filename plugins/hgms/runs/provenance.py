@@ -12,7 +12,6 @@ import hashlib
 import json
 import platform
 import subprocess
-import sys
 from collections.abc import Mapping
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
@@ -21,16 +20,16 @@ from typing import Any
 import attrs
 import torch
 
-from hgms.config.fingerprinting import fingerprint, first_party
-from hgms_core import ConfigError, HgmsError
+from hgms.config.fingerprinting import fingerprint, first_party, source_digests
+from hgms_core import CheckpointError, ConfigError, HgmsError
 from hgms_core.host import Host
 from hgms_core.torch_errors import first_line
 
 
 def digests(value: Any) -> dict[str, str]:
-    """The sha256 (twelve digits) of the source file of each component in ``value`` that is not
-    ours, by ``module:Class``; of a class in a script or a notebook, where the rest of the file
-    changes all the time, its fingerprint.
+    """The digest (twelve digits) of the source of each component in ``value`` that is not ours, by
+    ``module:Class``: its file and the local modules that this imports. Of a class in a script or a
+    notebook, where the rest of the file changes all the time, its fingerprint.
 
     >>> from hgms.solvers import CG
     >>> digests(CG())
@@ -55,14 +54,13 @@ def digests(value: Any) -> dict[str, str]:
 
 
 def _digest(module: str) -> str | None:
-    """Of the file that was imported; None where there is none to read (a notebook, an archive),
-    or it is the script.
+    """Of the files that were imported; None if there is none to read (a notebook, an archive), or
+    it is the script.
     """
-    file = getattr(sys.modules.get(module), "__file__", None) if module != "__main__" else None
-    try:
-        return hashlib.sha256(Path(file).read_bytes()).hexdigest()[:12] if file else None
-    except OSError:
+    sources = source_digests(module)
+    if module not in sources:
         return None
+    return hashlib.sha256(json.dumps(sources).encode()).hexdigest()[:12]
 
 
 def environment(device: torch.device, host: Host | None = None) -> dict[str, Any]:
@@ -83,8 +81,8 @@ def environment(device: torch.device, host: Host | None = None) -> dict[str, Any
 
 
 def data_of(task: Any) -> dict[str, Any]:
-    """What the task's problem is made of beside its configuration, where it says so (``made_of``),
-    under that name.
+    """The data fingerprint of a task (``made_of``), under that name; empty for a task that reads
+    no files.
 
     Of data that cannot be read it has the reason: a run on them has a folder of its own, and fails
     for that reason when it builds its problem.
@@ -108,15 +106,55 @@ def data_of(task: Any) -> dict[str, Any]:
             place=("task", "made_of"),
             hint="return strings, numbers, and lists and tables of them",
         ) from None
-    return {"made_of": contents}
+    return {"made_of": contents} if contents else {}
+
+
+def ensure_same_inputs(before: Mapping[str, Any], task: Any, method: Any, place: str) -> None:
+    """Reject a run whose ``env.json`` is ``before`` if it belongs to other data or other code.
+
+    Errors: CheckpointError (``data-changed``, ``code-changed``, or ``other-settings`` for another
+        version of the task) at ``place``, the folder of the run.
+    """
+    about = before.get("task")
+    about = about if isinstance(about, Mapping) else {}
+    now = json.loads(json.dumps({**about_task(task), "code": digests([task, method])}))
+    hint = "run without resuming to start a new run, or restore {}"
+    if about.get("made_of") != now.get("made_of") and about:
+        raise CheckpointError(
+            "data-changed",
+            "the files of the task have changed since this run began",
+            place=(place,),
+            hint=hint.format("the files"),
+        )
+    code = before.get("code")
+    code = code if isinstance(code, Mapping) else now["code"]
+    names = [name for name, digest in now["code"].items() if code.get(name) != digest]
+    if names:
+        raise CheckpointError(
+            "code-changed",
+            f"the code of {', '.join(names)} has changed since this run began",
+            place=(place,),
+            hint=hint.format("the code"),
+        )
+    if about and about.get("version") != now["version"]:
+        raise CheckpointError(
+            "other-settings",
+            f"this run belongs to version {about.get('version')} of the task, but the task has "
+            f"version {now['version']}",
+            place=(place,),
+            hint=hint.format("the version"),
+        )
 
 
 def about_task(task: Any) -> dict[str, Any]:
     """What a reader of the run has to know of the task and its configuration does not say: version,
-    which way is better, and what stood in its files, where it says so (``made_of``)."""
+    which way is better, the rows of each metric (``metric_rows``), and what stood in its files,
+    where it says so (``made_of``)."""
+    rows = dict(getattr(task, "metric_rows", {}))
     return {
         "version": str(getattr(task, "version", "")),
         "metrics": dict(getattr(task, "metrics", {})),
+        **({"metric_rows": rows} if rows else {}),
         **data_of(task),
     }
 

@@ -139,7 +139,9 @@ def with_own_parts(module: ModuleType, registry: Registry) -> Registry:
     wrong with it is a warning: parts that are not there are said where they are missing."""
     file = Path(module.__file__).resolve() if module.__file__ else None
     plugins = {info.module for info in registry.host.infos.values()}
-    files = {Path(where).expanduser().resolve() for where in plugins if where.endswith(".py")}
+    files = {
+        Path(os.path.expanduser(where)).resolve() for where in plugins if where.endswith(".py")
+    }
     if (
         module.__name__ in plugins
         or file in files

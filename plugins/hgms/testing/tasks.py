@@ -4,18 +4,26 @@ metrics are those declared.
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
+import json
 import math
+import os
 import socket
+import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from itertools import combinations
+from os.path import isfile
+from pathlib import Path
 from typing import Any
 from unittest import mock
 
 import torch
 from torch import Tensor
 
+from hgms.config import cache_folder
+from hgms.config.fingerprinting import is_library_file
 from hgms.runs import meant
 from hgms.testing import oracle
 from hgms.testing.kit import (
@@ -126,6 +134,66 @@ def check_other_seed(task: Any) -> None:
         "builds the same problem"
     )
     demand(difference(first[1], second[1]) or not oracle.same_draws(first[0], second[0]), same)
+
+
+def check_files(task: Any) -> None:
+    """A task that reads files returns their digests in `made_of`, the same twice, and other
+    digests after a file has changed.
+    """
+    with opened_files() as files:
+        built(task)
+    own = sorted(path for path in files if not _belongs_to_python(path))
+    if not own:
+        return
+    made_of = getattr(task, "made_of", None)
+    demand(
+        made_of is not None,
+        f"it reads {own[0]} but has no made_of; return data_fingerprint(paths) of hgms.config",
+    )
+    demand_equal(made_of(), made_of(), "made_of called twice:")
+    text = json.dumps(made_of())
+    for path in own:
+        digest = hashlib.sha256(Path(path).read_bytes()).hexdigest()
+        demand(
+            digest in text, f"it reads {path}, but made_of does not contain the sha256 of this file"
+        )
+
+
+_opened: list[set[str]] = []
+"""The sets that the names of opened files are added to, of the checks that run now."""
+_hooks: list[Callable[[str, Any], None]] = []
+"""The audit hook, once it is installed: Python cannot remove one."""
+
+
+@contextlib.contextmanager
+def opened_files() -> Iterator[set[str]]:
+    """The names of the regular files that Python opens for reading inside."""
+
+    def hook(event: str, arguments: Any) -> None:
+        if event != "open" or not _opened:
+            return
+        path, mode, flags = arguments
+        reads = "r" in mode if isinstance(mode, str) else not flags & (os.O_WRONLY | os.O_RDWR)
+        if reads and isinstance(path, str | os.PathLike):
+            for names in _opened:
+                names.add(os.path.abspath(os.fspath(path)))
+
+    if not _hooks:
+        _hooks.append(hook)
+        sys.addaudithook(hook)
+    names: set[str] = set()
+    _opened.append(names)
+    try:
+        yield names
+    finally:
+        _opened.remove(names)
+
+
+def _belongs_to_python(path: str) -> bool:
+    """Whether a file is one of the system, of Python, of an installed package, or of a cache."""
+    system = ("/proc/", "/sys/", "/dev/", "/etc/", "/usr/", str(cache_folder("")))
+    code = path.endswith((".py", ".pyc")) or is_library_file(path)
+    return code or path.startswith(system) or not isfile(path)
 
 
 def _content(problem: Problem) -> Any:

@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any, Final, final
 import attrs
 from attrs import field
 
-from hgms.config import at_least, frozen, not_empty, optional
+from hgms.config import at_least, expand, frozen, not_empty, optional
 from hgms_core import ConfigError, DataError, HgmsError, MissingExtra, closest
 from hgms_mix.evaluation import questions, records, scores
 from hgms_mix.evaluation.generate import answering, fingerprint, own_stops, prompt_cap
@@ -406,7 +406,7 @@ def _own(name: str) -> Path:
     """A task file of one's own, which may be used: the harness renders its templates outside any
     sandbox.
     """
-    path = Path(os.path.expandvars(name)).expanduser()
+    path = expand(name, (*PLACE, "tasks"))
     if not path.is_file():
         raise ConfigError(
             "missing-file", f"there is no task file {name!r}", place=(*PLACE, "tasks")

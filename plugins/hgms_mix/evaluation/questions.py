@@ -12,6 +12,7 @@ from typing import Any, Literal
 
 from attrs import frozen
 
+from hgms.config import expand
 from hgms_core import DataError, Place
 from hgms_core.torch_errors import first_line
 from hgms_mix.evaluation.answers import gsm8k_gold, math_gold
@@ -53,7 +54,7 @@ class JudgePrompt:
 def place(benchmark: Benchmark, named: str | None) -> Path:
     """The benchmark's file (MT-Bench: folder): the one named, or the one below $HGMS_DATA."""
     if named is not None:
-        path = Path(os.path.expandvars(named)).expanduser()
+        path = expand(named, ("evaluate", "paths", benchmark))
     elif "HGMS_DATA" in os.environ:
         path = Path(os.environ["HGMS_DATA"], PLACES[benchmark])
     else:

@@ -7,8 +7,8 @@ loads transformers before a model or a tokenizer is needed.
 
 from __future__ import annotations
 
+from hgms.config import cache_folder, file_digest
 from hgms_core import hookimpl
-from hgms_mix.lm.digests import file_digest
 from hgms_mix.lm.formats import Message
 from hgms_mix.lm.halves import halves_of
 from hgms_mix.lm.language import LanguageModel
@@ -43,7 +43,7 @@ from hgms_mix.lm.rows import examples_at
 from hgms_mix.lm.sharding import called_through, is_in_parts
 from hgms_mix.lm.sources import Example, Source, content, read_examples
 from hgms_mix.lm.store import warn
-from hgms_mix.lm.table import TokenTable, cache_folder, check_fits
+from hgms_mix.lm.table import TokenTable, check_fits
 from hgms_mix.lm.task import SourceMixture
 from hgms_mix.lm.templates import template_for
 from hgms_mix.lm.tokens import prompt_tokens, stop_tokens, token_table

@@ -13,7 +13,6 @@ import gzip
 import io
 import json
 import os
-import re
 import zlib
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
@@ -21,7 +20,8 @@ from typing import Any, BinaryIO, Protocol, cast
 
 from attrs import frozen
 
-from hgms_core import ConfigError, DataError, MissingExtra, Place, closest
+from hgms.config import expand
+from hgms_core import DataError, MissingExtra, Place, closest
 from hgms_core.torch_errors import first_line
 from hgms_mix.lm.formats import RAW, BadRow, Row, detect
 
@@ -89,28 +89,6 @@ WATCHED = 1024
 """Rows between two calls of who watches the reading."""
 Reader = Callable[[str, Place, BinaryIO], Raw]
 """Reads the rows of an open file: of its name (for messages), the place of its path, and itself."""
-
-
-def expand(path: str, place: Place) -> Path:
-    """The path with ``~`` and ``$VARIABLES`` replaced.
-
-    Errors: ConfigError at ``place`` for a variable that is not set.
-    """
-
-    def value(match: re.Match[str]) -> str:
-        variable = match[1] or match[2]
-        if variable not in os.environ:
-            near = difflib.get_close_matches(variable, os.environ, n=1, cutoff=0.75)
-            raise ConfigError(
-                "missing-variable",
-                f"the environment variable {variable} in {path!r} is not set",
-                place=place,
-                hint=f"export {variable}=FOLDER, or write the full path",
-                did_you_mean=[f"${name}" for name in near],
-            )
-        return os.environ[variable]
-
-    return Path(re.sub(r"\$(?:(\w+)|\{(\w+)\})", value, path)).expanduser()
 
 
 def as_written(text: str, path: str) -> str:

@@ -9,9 +9,9 @@ from collections.abc import Iterator
 from importlib.metadata import EntryPoint, entry_points
 from pathlib import Path
 
+from hgms.config import expand
 from hgms_core import ConfigError, HgmsError, Place, dotted
 from hgms_core.torch_errors import first_line
-from hgms_mix.lm.files import expand
 from hgms_mix.lm.store import warn
 
 GROUP = "hgms.models"

@@ -14,7 +14,7 @@ import torch
 from attrs import field
 from torch import nn
 
-from hgms.config import frozen, optional
+from hgms.config import expand, file_digest, frozen, optional
 from hgms_core import (
     ConfigError,
     HgmsError,
@@ -26,8 +26,7 @@ from hgms_core import (
     unknown_name,
 )
 from hgms_core.torch_errors import out_of_memory
-from hgms_mix.lm.digests import file_digest
-from hgms_mix.lm.files import as_written, expand
+from hgms_mix.lm.files import as_written
 from hgms_mix.lm.hub import consented, located, own_code, transformers_quietly
 from hgms_mix.lm.model_names import named_identity
 from hgms_mix.lm.sharding import ensure_ranks, sharded
@@ -336,7 +335,7 @@ def _contents(spec: str, place: Place) -> str | dict[str, str]:
     folder = expand(spec, place)
     try:
         files = sorted(folder.iterdir()) if folder.is_dir() else []
-        return {file.name: file_digest(file, ends=True) for file in files if file.is_file()}
+        return {file.name: file_digest(file) for file in files if file.is_file()}
     except OSError as error:
         why = error.strerror or type(error).__name__
         raise ConfigError(

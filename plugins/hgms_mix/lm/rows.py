@@ -16,9 +16,10 @@ import numpy as np
 from attrs import frozen
 from torch import Tensor
 
+from hgms.config import expand
 from hgms_core import Place
 from hgms_mix.lm.files import Unread
-from hgms_mix.lm.formats import FORMATS, BadRow
+from hgms_mix.lm.formats import FORMATS, BadRow, Format
 from hgms_mix.lm.parts import in_parts, together
 from hgms_mix.lm.sources import (
     SHOWN,
@@ -32,9 +33,15 @@ from hgms_mix.lm.sources import (
 )
 from hgms_mix.lm.store import load, locked, save
 from hgms_mix.lm.table import Report
+from hgms_mix.lm.templates import one_answer_each
 
-VERSION = 1
+VERSION = 2
 """Of what an index holds of a row."""
+
+ANSWERS = 1000
+"""Numbers for the answers of a conversation, if each is a row: answer n of row r (both counted
+from 0) has the number 1000 r + n.
+"""
 
 Record = tuple[int, str, Unread]
 """A row's number, where it stands, and what was read."""
@@ -45,7 +52,8 @@ Record = tuple[int, str, Unread]
 class Index:
     """The rows that a source takes and that have an answer, in its order: their ``rows`` (numbers
     in the source, counted with the bad ones), ``keys`` (64-bit digests of normalised prompts) and
-    ``whole`` (of prompt and answer); and what was left out.
+    ``whole`` (of prompt and answer); and what was left out. If conversations are ``split``, each
+    answer is a row, with the number 1000 · (number of the conversation) + (number of the answer).
 
     >>> index_of(
     ...     "s", Source(path="$HGMS_DATA/gsm8k/train.jsonl.gz", rows=10)
@@ -74,8 +82,37 @@ def key_of(prompt: str) -> int:
 def whole_of(example: Example) -> int:
     """The same of a whole conversation."""
     return key_of(
-        repr([(message.role, message.text, message.context) for message in example.messages])
+        repr(
+            [
+                (message.role, message.text, message.context, message.learned)
+                for message in example.messages
+            ]
+        )
     )
+
+
+def answers_of(example: Example) -> list[Example]:
+    """A row for each learned answer of a conversation: it and all that precedes it.
+
+    Errors: BadRow for more than 1000 answers.
+    """
+    parts = one_answer_each(example.messages)
+    if len(parts) > ANSWERS:
+        raise BadRow(f"it has {len(parts)} answers, but at most {ANSWERS} are supported")
+    first = example.row * ANSWERS
+    return [
+        Example(messages, number, example.unread) for number, messages in enumerate(parts, first)
+    ]
+
+
+def numbered_example(
+    row: Unread, number: int, form: Format | None, completion: str | None, split: bool
+) -> Example:
+    """The row with this number; of a conversation that is ``split``, the answer."""
+    if not split:
+        return example_of(row, number, form, completion)
+    conversation, answer = divmod(number, ANSWERS)
+    return answers_of(example_of(row, conversation, form, completion))[answer]
 
 
 @frozen
@@ -90,30 +127,37 @@ class _Scan:
     }
     form: str | None
     completion: str | None
+    split: bool = False
 
     def __call__(self, rows: Sequence[Record]) -> tuple[dict[str, np.ndarray], dict[str, Any]]:
         form = None if self.form is None else FORMATS[self.form]
         read = []
         bad = []
+        unread: set[str] = set()
         for number, place, row in rows:
             try:
                 example = example_of(row, number, form, self.completion)
+                examples = answers_of(example) if self.split else [example]
             except BadRow as error:
                 bad.append(f"{place}: {error}")
             else:
-                read.append((number, key_of(example.key), whole_of(example), example.blank))
+                read += [(one.row, key_of(one.key), whole_of(one), one.blank) for one in examples]
+                unread |= example.unread
         columns = list(zip(*read, strict=True)) or [()] * 4
         arrays = {
             name: np.array(column, dtype)
             for (name, dtype), column in zip(self.types.items(), columns, strict=True)
         }
-        return arrays, {"total": len(rows), "bad": len(bad), "shown": bad[:SHOWN]}
+        about = {"total": len(rows), "bad": len(bad), "shown": bad[:SHOWN]}
+        return arrays, {**about, "unread": sorted(unread)}
 
 
-def index_of(name: str, source: Source, cache_dir: str | Path | None = None) -> Index:
-    """The index of ``source``, from ``cache_dir`` where it was made before. Cost: one pass over the
-    file, about 15 µs of a core a row; memory: 25 bytes a row (on disk with ``cache_dir``), and what
-    is under way.
+def index_of(
+    name: str, source: Source, cache_dir: str | Path | None = None, *, split: bool = False
+) -> Index:
+    """The index of ``source``, from ``cache_dir`` where it was made before. ``split``: each answer
+    of a conversation is a row. Cost: one pass over the file, about 15 µs of a core a row; memory:
+    25 bytes a row (on disk with ``cache_dir``), and what is under way.
 
     Errors: those of :func:`~hgms_mix.lm.sources.read`.
     """
@@ -126,7 +170,9 @@ def index_of(name: str, source: Source, cache_dir: str | Path | None = None) -> 
     }
     if source.fields:
         about["fields"] = dict(source.fields)
-    folder = None if cache_dir is None else Path(cache_dir).expanduser()
+    if split:
+        about["split"] = True
+    folder = None if cache_dir is None else expand(str(cache_dir), ("cache_dir",))
     path = (
         None
         if folder is None
@@ -135,10 +181,10 @@ def index_of(name: str, source: Source, cache_dir: str | Path | None = None) -> 
     with contextlib.nullcontext() if path is None else locked(path):
         stored = None if path is None else load(path, _Scan.types, "index", about)
         if stored is None or stored[1]["bad"] > source.max_bad_rows:
-            stored = _scanned(name, where, source, path, about)
+            stored = _scanned(name, where, source, path, about, split)
     tensors, facts = stored
     arrays = {leaf: tensor.numpy() for leaf, tensor in tensors.items()}
-    taken = chosen(where, len(arrays["rows"]), source).numpy()
+    taken = _taken(where, arrays["rows"], source, split)
     kept = taken[~arrays["blank"][taken]]
     report = Report(
         format=facts["detected"],
@@ -146,6 +192,7 @@ def index_of(name: str, source: Source, cache_dir: str | Path | None = None) -> 
         bad=facts["bad"],
         examples=len(taken),
         blank=len(taken) - len(kept),
+        unread=facts["unread"],
     )
     if len(kept) == len(arrays["rows"]) and source.shuffle_seed is None:
         # all of them: they stay where they are
@@ -153,8 +200,25 @@ def index_of(name: str, source: Source, cache_dir: str | Path | None = None) -> 
     return Index(arrays["rows"][kept], arrays["keys"][kept], arrays["whole"][kept], report)
 
 
+def _taken(where: Place, rows: np.ndarray, source: Source, split: bool) -> np.ndarray:
+    """The positions of the good rows that the source takes, in its order. Conversations are taken
+    whole: two parts of a file share none.
+    """
+    if not split:
+        return chosen(where, len(rows), source).numpy()
+    conversations, first, counts = np.unique(rows // ANSWERS, return_index=True, return_counts=True)
+    order = chosen(where, len(conversations), source).numpy()
+    ranges = [np.arange(first[at], first[at] + counts[at]) for at in order]
+    return np.concatenate([np.zeros(0, np.int64), *ranges])
+
+
 def _scanned(
-    name: str, where: Place, source: Source, path: Path | None, about: Mapping[str, Any]
+    name: str,
+    where: Place,
+    source: Source,
+    path: Path | None,
+    about: Mapping[str, Any],
+    split: bool,
 ) -> tuple[dict[str, Tensor], Mapping[str, Any]]:
     folder = None if path is None else path.with_suffix(".rows")
     with meter(f"reading {name}", "B") as bar:
@@ -165,15 +229,21 @@ def _scanned(
 
         form, records = begun(where, source, watch)
         numbered = ((number, place, row) for number, (place, row) in enumerate(records))
-        parts = in_parts(
-            numbered, _Scan(form.name if form else None, source.completion), folder=folder
-        )
+        scan = _Scan(form.name if form else None, source.completion, split)
+        parts = in_parts(numbered, scan, folder=folder)
     total, bad = (sum(part.about[what] for part in parts) for what in ("total", "bad"))
     check_bad(
         where, source, form, bad, [line for part in parts for line in part.about["shown"]], total
     )
     leaves = {array: together(parts, array) for array in _Scan.types}
-    facts = {**about, "detected": form.name if form else "", "total": total, "bad": bad}
+    unread = sorted({column for part in parts for column in part.about["unread"]})
+    facts = {
+        **about,
+        "detected": form.name if form else "",
+        "total": total,
+        "bad": bad,
+        "unread": unread,
+    }
     # the index of a small file is made faster than found
     if path is None or folder is None or not folder.is_dir():
         return {name: leaf.tensor() for name, leaf in leaves.items()}, facts
@@ -183,10 +253,10 @@ def _scanned(
 
 
 def records_at(
-    where: Place, source: Source, numbers: np.ndarray
+    where: Place, source: Source, numbers: np.ndarray, *, split: bool = False
 ) -> tuple[str | None, Iterator[Record]]:
     """The name of the source's format, and the rows with these numbers (ascending); others are
-    passed over unparsed.
+    passed over unparsed. A conversation that is ``split`` comes once for each of its answers.
     """
     form, records = begun(where, source)
 
@@ -194,20 +264,23 @@ def records_at(
         following = map(int, numbers)
         number = next(following, None)
         for at, (place, row) in enumerate(records):
+            while number is not None and at == (number // ANSWERS if split else number):
+                yield number, place, row
+                number = next(following, None)
             if number is None:
                 return
-            if at == number:
-                yield at, place, row
-                number = next(following, None)
 
     return None if form is None else form.name, wanted()
 
 
-def examples_at(name: str, source: Source, numbers: np.ndarray) -> Iterator[Example]:
+def examples_at(
+    name: str, source: Source, numbers: np.ndarray, *, split: bool = False
+) -> Iterator[Example]:
     """The good rows of ``source`` with these numbers (ascending)."""
-    form, records = records_at((name,), source, numbers)
+    name_of_form, records = records_at((name,), source, numbers, split=split)
+    form = FORMATS[name_of_form] if name_of_form else None
     for number, _, row in records:
-        yield example_of(row, number, FORMATS[form] if form else None, source.completion)
+        yield numbered_example(row, number, form, source.completion, split)
 
 
 def meter(title: str, unit: str, total: int | None = None) -> Any:

@@ -15,11 +15,10 @@ import torch
 from attrs import field, validators
 from torch import Tensor
 
-from hgms.config import at_least, frozen, not_empty, optional, whole_number
+from hgms.config import at_least, file_digest, frozen, not_empty, optional, whole_number
 from hgms_core import ConfigError, DataError, Key, Place, unknown_name
-from hgms_mix.lm.digests import file_digest
 from hgms_mix.lm.files import Raw, Unread, files_at, parsed, raw_rows, reading
-from hgms_mix.lm.formats import FORMATS, BadRow, Format, Message, Row, detect
+from hgms_mix.lm.formats import FORMATS, BadRow, Format, Message, Row, detect, read_row
 from hgms_mix.lm.table import Report
 
 SHOWN = 5
@@ -71,6 +70,13 @@ count: Any = at_least(0)
 @frozen(kw_only=True)
 class Source:
     """Where rows of text come from: a local file, or a data set of the Hub at a pinned commit.
+
+    A column that no format reads is named in a warning, unless it is known to be harmless (``id``,
+    ``source``, ``language``, …). A row is bad if a column or key that it has changes its meaning
+    and cannot be used: ``label = false`` (the answer is marked as bad), ``tools``, ``images``, a
+    ``context`` or ``history`` outside an Alpaca row, ``tool_calls`` or ``reasoning_content`` of a
+    turn. Nothing is learned from a turn with ``"weight": 0`` (or ``"train": false``, ``"loss":
+    false``). ``fields = { ignored = "COLUMN" }`` skips a column on purpose.
 
     A file is ``.json`` (an array of objects, or an object whose ``data``, ``items``, ``instances``
     or ``rows`` is one), ``.jsonl`` (one object a line), ``.parquet``, ``.csv`` or ``.tsv`` (the
@@ -185,11 +191,13 @@ class Source:
 @attrs.frozen
 class Example:
     """A conversation that ends with an answer; ``row`` is its number in the source, counted from
-    0 with the bad rows.
+    0 with the bad rows. ``unread`` names what the row has beside it
+    (:func:`~hgms_mix.lm.formats.read_row`).
     """
 
     messages: tuple[Message, ...]
     row: int
+    unread: frozenset[str] = frozenset()
 
     @property
     def key(self) -> str:
@@ -200,9 +208,11 @@ class Example:
 
     @property
     def blank(self) -> bool:
-        """Whether every answer is empty, so that there is nothing to learn."""
+        """Whether every answer is empty or not learned, so that there is nothing to learn."""
         return not any(
-            message.text.strip() for message in self.messages if message.role == "assistant"
+            message.text.strip()
+            for message in self.messages
+            if message.role == "assistant" and message.learned
         )
 
 
@@ -262,16 +272,23 @@ def read(name: str, source: Source) -> tuple[list[Example], Report]:
     form, records = begun(where, source)
     examples: list[Example] = []
     bad: list[str] = []
+    unread: set[str] = set()
     total = 0
     for total, (line, row) in enumerate(records, start=1):
         try:
             examples.append(example_of(row, total - 1, form, source.completion))
         except BadRow as error:
             bad.append(f"{line}: {error}")
+        else:
+            unread |= examples[-1].unread
     check_bad(where, source, form, len(bad), bad, total)
     examples = [examples[i] for i in chosen(where, len(examples), source).tolist()]
     return examples, Report(
-        format=form.name if form else "", total=total, bad=len(bad), examples=len(examples)
+        format=form.name if form else "",
+        total=total,
+        bad=len(bad),
+        examples=len(examples),
+        unread=tuple(sorted(unread)),
     )
 
 
@@ -318,7 +335,8 @@ def example_of(row: Unread, number: int, form: Format | None, completion: str | 
     row = parsed(row)
     if form is None or isinstance(row, BadRow):
         raise row if isinstance(row, BadRow) else BadRow("it has no known format")
-    return Example(_replaced(form.read(row), completion), number)
+    messages, unread = read_row(form, row)
+    return Example(_replaced(messages, completion), number, unread)
 
 
 def check_bad(
@@ -355,9 +373,14 @@ def _detected(where: Place, source: Source, rows: list[Row]) -> Format:
     near = [
         (key, m)
         for key in keys
+        if key not in wanted
         for m in difflib.get_close_matches(key.casefold(), wanted, n=1, cutoff=0.75)
     ]
-    rename = [f"rename the column {near[0][0]!r} to {near[0][1]!r}"] if near else []
+    advice = [f"rename the column {near[0][0]!r} to {near[0][1]!r}"] if near else []
+    if "text" in keys:
+        advice.append("set format = \"text\" to learn the column 'text' from its beginning")
+    if "chosen" in keys and "prompt" in keys:
+        advice.append('set fields = { completion = "chosen" } to learn the preferred answers')
     known = [f"  {form.name}: {form.looks}" for form in FORMATS.values()]
     raise DataError(
         "wrong-format",
@@ -366,7 +389,7 @@ def _detected(where: Place, source: Source, rows: list[Row]) -> Format:
         place=(*where, source.origin),
         hint="\n".join(
             [
-                *rename,
+                *advice,
                 f"set {OWN_NAMES}, or set format to see which fields a row lacks",
                 "available formats:",
                 *known,
@@ -386,7 +409,7 @@ def _replaced(messages: tuple[Message, ...], completion: str | None) -> tuple[Me
     if completion is None:
         return messages
     return tuple(
-        Message("assistant", completion) if message.role == "assistant" else message
+        attrs.evolve(message, text=completion) if message.role == "assistant" else message
         for message in messages
     )
 

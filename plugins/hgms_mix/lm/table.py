@@ -4,7 +4,6 @@ by what it was made from, mapped into memory when it is read."""
 from __future__ import annotations
 
 import hashlib
-import os
 import shutil
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
@@ -27,6 +26,7 @@ class Report:
     the file's ``total``); ``blank`` have no answer to learn. ``looked`` of the others became
     tokens: of these, ``too_long`` have more than the allowed tokens, and were dropped;
     ``truncated`` were cut; ``longest`` and ``shortest`` are in tokens, before any was cut.
+    ``unread`` are columns and keys that were not read and are not known to be harmless.
     """
 
     format: str = ""
@@ -39,6 +39,7 @@ class Report:
     truncated: int = 0
     longest: int = 0
     shortest: int = 0
+    unread: tuple[str, ...] = attrs.field(default=(), converter=tuple)
 
 
 @final
@@ -160,6 +161,18 @@ def left_out(parts: Mapping[str, Mapping[str, TokenTable]]) -> str:
     return "\n".join(["rows left out or cut:", *lines]) if lines else ""
 
 
+def unread_columns(parts: Mapping[str, Mapping[str, TokenTable]]) -> str:
+    """The message on columns that were not read, by part and name; empty if there are none."""
+    lines = [
+        f"  {part} {name!r}: {', '.join(map(repr, table.report.unread))}"
+        for part, tables in parts.items()
+        for name, table in tables.items()
+        if table.report.unread
+    ]
+    what = "columns that are not read (if an answer depends on one, the rows are incomplete):"
+    return "\n".join([what, *lines]) if lines else ""
+
+
 TYPES = {"tokens": "int32", "mask": "bool", "offsets": "int64", "rows": "int64", "keys": "int64"}
 
 
@@ -188,15 +201,6 @@ def check_fits(model: Any, everything: Mapping[str, Mapping[str, TokenTable]]) -
         )
 
 
-def cache_folder(kind: str = "tokens") -> Path:
-    """Where things of a kind are kept that need not be made twice: in ``$HGMS_CACHE``, or in
-    ``hgms`` of the user's cache.
-    """
-    own = os.environ.get("HGMS_CACHE")
-    root = Path(own) if own else Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache") / "hgms"
-    return root.expanduser() / kind
-
-
 def cached(
     folder: Path,
     digest: str,
@@ -219,7 +223,9 @@ def cached(
         if (table := _load(path, digest)) and keep(table.report):
             return table
         pieces = make(parts)
-        about = {"digest": digest, "report": attrs.asdict(pieces.report)}
+        report = attrs.asdict(pieces.report)
+        # a tuple is a list in JSON
+        about = {"digest": digest, "report": report | {"unread": list(report["unread"])}}
         table = table_of(save(path, pieces.leaves, TYPES, "table", about), digest, pieces.report)
         shutil.rmtree(parts, ignore_errors=True)
     return table

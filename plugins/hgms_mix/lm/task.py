@@ -18,7 +18,15 @@ import torch
 from attrs import field
 from torch import Tensor
 
-from hgms.config import at_least, frozen, lowering, optional, optional_whole, validation_shares
+from hgms.config import (
+    at_least,
+    cache_folder,
+    frozen,
+    lowering,
+    optional,
+    optional_whole,
+    validation_shares,
+)
 from hgms_core import ConfigError, HgmsError, Key, Problem, Sources, Tree, roles
 from hgms_mix.lm.halves import halves_of, in_halves
 from hgms_mix.lm.language import LanguageModel
@@ -42,8 +50,8 @@ from hgms_mix.lm.rows import Index, index_of
 from hgms_mix.lm.sharding import ensure_ranks
 from hgms_mix.lm.sources import Source, check_names, content, look, mixture_shares
 from hgms_mix.lm.store import warn
-from hgms_mix.lm.table import TokenTable, cache_folder, check_fits, left_out
-from hgms_mix.lm.templates import known_template, template_for
+from hgms_mix.lm.table import TokenTable, check_fits, left_out, unread_columns
+from hgms_mix.lm.templates import Template, known_template, template_for
 from hgms_mix.lm.tokens import NothingLeft, drawn_table, token_table
 
 T = TypeVar("T")
@@ -330,16 +338,30 @@ class SourceMixture:
 
     def rows(self) -> dict[str, Index]:
         """Which rows of each source have an answer; none becomes tokens."""
-        return self._by_name("sources", functools.partial(index_of, cache_dir=cache_folder()))
+        read = functools.partial(index_of, cache_dir=cache_folder(), split=self.split_answers())
+        return self._by_name("sources", read)
 
-    def _written(self, tokenizer: Any) -> dict[str, Any]:
-        """How rows become tokens. Errors: ConfigError for a template that the tokenizer lacks."""
+    def split_answers(self) -> bool:
+        """Whether each answer of a conversation is a row: the chat template of the model writes
+        the last answer in another way than earlier ones.
+        """
+        if self.template != "model":
+            return False
+        return self._template(self.model.load_tokenizer()).last_only
+
+    def _template(self, tokenizer: Any) -> Template:
+        """Errors: ConfigError for a template that the tokenizer lacks."""
         try:
-            template_for(self.template, tokenizer)
+            return template_for(self.template, tokenizer)
         except ConfigError as error:
             raise error.at("task") from error
+
+    def _written(self, tokenizer: Any) -> dict[str, Any]:
+        """How rows become tokens; which rows there are is decided by the task's own model."""
+        self._template(tokenizer)
         lengths = {"max_length": self.max_length, "too_long": self.too_long}
-        return {"template": self.template, "cache_dir": cache_folder(), **lengths}
+        split = self.split_answers()
+        return {"template": self.template, "cache_dir": cache_folder(), "split": split, **lengths}
 
     def language_model(
         self, tokenizer: Any, device: torch.device, dtype: torch.dtype
@@ -367,9 +389,12 @@ class SourceMixture:
         read: Mapping[str, Index | TokenTable] = pool
         if self.cache is not None:
             read = self.rows() if self.halves is None else self.tables(tokenizer)
-        for message in filter(
-            None, (left_out(everything), overlap_warning(overlaps(read, *judged.values())))
-        ):
+        messages = (
+            left_out(everything),
+            unread_columns(everything),
+            overlap_warning(overlaps(read, *judged.values())),
+        )
+        for message in filter(None, messages):
             warn(message)
         model = self.language_model(tokenizer, device, dtype)
         check_fits(model.model, everything)

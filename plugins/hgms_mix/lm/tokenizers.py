@@ -8,9 +8,10 @@ import json
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from hgms.config import expand
 from hgms_core import ConfigError, DataError, Place
 from hgms_core.torch_errors import first_line
-from hgms_mix.lm.files import as_written, expand
+from hgms_mix.lm.files import as_written
 from hgms_mix.lm.hub import located, own_code, transformers_quietly
 from hgms_mix.lm.model_names import model_folder
 

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import functools
 import hashlib
+import itertools
 import json
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -23,24 +24,27 @@ import torch
 from attrs import frozen
 from torch import Tensor
 
+from hgms.config import expand
 from hgms_core import ConfigError, DataError, Key, Place, one_of
 from hgms_mix.lm.formats import FORMATS, Message
 from hgms_mix.lm.parts import Part, in_parts, together
-from hgms_mix.lm.rows import Record, index_of, key_of, meter, records_at
-from hgms_mix.lm.sources import Source, content, example_of
-from hgms_mix.lm.store import Leaf, save
+from hgms_mix.lm.rows import Record, index_of, key_of, meter, numbered_example, records_at
+from hgms_mix.lm.sources import Source, content
+from hgms_mix.lm.store import Leaf, save, warn
 from hgms_mix.lm.table import TYPES, Report, TableInPieces, TokenTable, cached, reordered, table_of
 from hgms_mix.lm.templates import Piece, Template, template_for
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
-VERSION = 1
+VERSION = 2
 """Of everything between a row and its tokens; raised when any of that changes, so that old cache
 entries are not found.
 """
 
 PROBED = 16
+PROBED_LENGTHS = 256
+"""Rows whose lengths are looked at before all become tokens."""
 TooLong = Literal["drop", "truncate"]
 
 
@@ -58,9 +62,11 @@ def token_table(
     too_long: TooLong = "drop",
     cache_dir: str | Path | None = None,
     pick: Tensor | None = None,
+    split: bool | None = None,
 ) -> TokenTable:
     """All rows of ``source`` that pass, as tokens; with ``pick``, of the rows with these numbers
-    alone, in that order.
+    alone, in that order. ``split``: each answer of a conversation is a row, with all that precedes
+    it; None: if the template requires it.
 
     Rows whose every answer is empty are left out. A row of more than ``max_length`` tokens is left
     out too (``drop``) or loses its end (``truncate``), unless no token of an answer would be left.
@@ -94,6 +100,7 @@ def token_table(
             hint="use hgms_mix.lm.tokenizers.padded, which sets it to the end token",
         )
     written = template_for(template, tokenizer)
+    split = written.last_only if split is None else split
     about = {
         "version": VERSION,
         "content": content(name, source),
@@ -103,14 +110,16 @@ def token_table(
         "max_length": max_length,
         "too_long": too_long,
     }
+    if split:
+        about["split"] = True
     if pick is not None:
         about["pick"] = hashlib.sha256(pick.numpy().tobytes()).hexdigest()
     digest = hashlib.sha256(json.dumps(about, sort_keys=True).encode()).hexdigest()
     work = functools.partial(
-        Tokenising, tokenizer, written.name, max_length, too_long == "truncate"
+        Tokenising, tokenizer, written.name, max_length, too_long == "truncate", split=split
     )
-    folder = None if cache_dir is None else Path(cache_dir).expanduser()
-    make = functools.partial(_tokenised, name, source, work, pick, digest, folder)
+    folder = None if cache_dir is None else expand(str(cache_dir), ("cache_dir",))
+    make = functools.partial(_tokenised, name, source, work, pick, digest, folder, split)
     if folder is None:
         table = make(None).table(digest)
     else:
@@ -137,7 +146,10 @@ def drawn_table(
     (:func:`~hgms_mix.lm.rows.index_of`), one or two more passes over the file that leave most of it
     unparsed, and tokens of what is drawn.
     """
-    index = index_of(name, source, options.get("cache_dir"))
+    split = options.get("split")
+    if split is None:
+        split = template_for(options["template"], tokenizer).last_only
+    index = index_of(name, source, options.get("cache_dir"), split=split)
     order = torch.randperm(index.size, generator=key.generator())
     tried = min(count, index.size)
     while True:
@@ -194,11 +206,15 @@ class Tokenising:
     completion: str | None
     file: str
     place: Place
+    split: bool = False
 
     def __call__(self, rows: Sequence[Record]) -> tuple[dict[str, np.ndarray], dict[str, Any]]:
         template = template_for(self.template, self.tokenizer)
         form = None if self.form is None else FORMATS[self.form]
-        examples = [example_of(row, number, form, self.completion) for number, _, row in rows]
+        examples = [
+            numbered_example(row, number, form, self.completion, self.split)
+            for number, _, row in rows
+        ]
         pieces = []
         for example in examples:
             try:
@@ -256,15 +272,20 @@ def _tokenised(
     pick: Tensor | None,
     digest: str,
     cache: Path | None,
+    split: bool,
     folder: Path | None,
 ) -> TableInPieces:
-    index = index_of(name, source, cache)
+    index = index_of(name, source, cache, split=split)
     origin = (name, source.origin)
     wanted = index.rows if pick is None else pick.numpy()
     ascending = bool((wanted[1:] > wanted[:-1]).all())
     numbers = wanted if ascending else np.unique(wanted)
-    form, records = records_at((name,), source, numbers)
+    form, records = records_at((name,), source, numbers, split=split)
     working = work(form, source.completion, source.where, origin)
+    if len(numbers) > PROBED_LENGTHS:
+        first = list(itertools.islice(records, PROBED_LENGTHS))
+        _warn_of_lengths(name, working(first)[1], len(first), working.max_length)
+        records = itertools.chain(first, records)
     with meter(f"tokenising {name}", " rows", len(numbers)) as bar:
         parts = in_parts(records, working, folder=folder, watch=bar.update)
     report = attrs.evolve(
@@ -292,6 +313,16 @@ def _tokenised(
     present = table.rows.numpy()
     place = np.minimum(np.searchsorted(present, wanted), len(present) - 1)
     return reordered(table, torch.from_numpy(place[present[place] == wanted]))
+
+
+def _warn_of_lengths(name: str, lengths: Mapping[str, Any], rows: int, most: int) -> None:
+    """A warning if none of the first rows passes: before minutes are spent on the others."""
+    if lengths["too_long"] == rows:
+        warn(
+            f"all of the first {rows} rows of {name!r} have more than max_length={most} tokens "
+            f"(the shortest has {lengths['shortest']}): increase task.max_length if these are "
+            "typical"
+        )
 
 
 def _offsets(parts: Sequence[Part]) -> Iterator[np.ndarray]:

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from made_runs import seal
 
 from hgms.comparison.coordinator import Coordinator
 from hgms.comparison.grid import Cell, Grid
@@ -82,6 +83,7 @@ def test_equal_candidates_are_noted_only_where_no_run_says_otherwise(finished: P
         for row in lines[1:]:
             row["gap"] = 0.0 if number < 2 else 0.5
         rows.write_text("".join(json.dumps(row) + "\n" for row in lines))
+        seal(rows.parent)
     near = grid(finished, 2), grid(finished, 3)
     notes = [run_grid(part, jobs=0, progress=False).tables[0].rows[0].notes for part in near]
     assert ["equal candidates" in note for note in notes] == [True, False]
@@ -96,6 +98,7 @@ def test_what_runs_have_in_common_is_parsed_once_and_what_differs_is_seen(
     (third / "config.toml").write_text(
         (third / "config.toml").read_text().replace("noise = 0.05", "noise = 0.25")
     )
+    seal(third)
     runs = [read_run(path) for path in (first, second, third)]
     assert [run.environment["python"] == "3.99" for run in runs] == [False, True, False]
     assert [run.method["noise"] for run in runs] == [0.05, 0.05, 0.25]

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 from helpers import rejects
-from made_runs import CONFIG, write_run
+from made_runs import CONFIG, seal, write_run
 
 from hgms.config.control_characters import printable
 from hgms.config.tables import difference
@@ -99,6 +99,7 @@ def test_columns_with_and_without_the_fast_reader(
     path = write(tmp_path, steps_jsonl="\n".join(rows) + "\n")
     with (path / "steps.jsonl").open("a") as stream:
         stream.write('{"step": 4, "gap": 0')  # killed while appending
+    seal(path)
     columns = read_run(path).columns(
         ["seconds", "gap", "outcome", "residual", "metric.value", "nobody"]
     )

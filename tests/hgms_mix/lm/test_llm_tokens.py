@@ -21,11 +21,12 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 import hgms_mix.lm.tokens
+from hgms.config import cache_folder
 from hgms_core import ConfigError, DataError
 from hgms_mix.lm.formats import Message
 from hgms_mix.lm.overlaps import Overlap, overlap_warning, overlaps
 from hgms_mix.lm.sources import Example, Source, read_examples
-from hgms_mix.lm.table import TokenTable, cache_folder
+from hgms_mix.lm.table import TokenTable
 from hgms_mix.lm.tokenizers import byte_tokenizer
 from hgms_mix.lm.tokens import fingerprint, token_table
 
@@ -290,9 +291,9 @@ def built(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     seen: list[str] = []
     original: Callable[..., Any] = hgms_mix.lm.tokens.index_of
 
-    def reading(name: str, source: Source, cache: Any) -> Any:
+    def reading(name: str, source: Source, cache: Any, **options: Any) -> Any:
         seen.append(name)
-        return original(name, source, cache)
+        return original(name, source, cache, **options)
 
     monkeypatch.setattr(hgms_mix.lm.tokens, "index_of", reading)
     return seen

@@ -16,7 +16,7 @@ from torch import Tensor
 from hgms.config import at_least, at_most, check_memory, frozen, optional, validation_shares
 from hgms.gauss_newton import Composite
 from hgms.tasks.cleaning.rows import corrupt, draw, redrawn, standardise
-from hgms.tasks.images import cross_entropy, image_set, load_images
+from hgms.tasks.images import contents, cross_entropy, image_set, load_images
 from hgms_core import Data, Key, Problem, Rows, Tree, roles
 
 QUANTILES = {"q10": 0.1, "q50": 0.5, "q90": 0.9}
@@ -138,6 +138,10 @@ class HyperCleaning:
     validation_split: tuple[float, float, float] = field(
         default=(0.6, 0.2, 0.2), validator=validation_shares
     )
+
+    def made_of(self) -> dict[str, list[str]]:
+        """The digests of its files."""
+        return contents(self.dataset)
 
     def problem(self, seed: int, device: torch.device, dtype: torch.dtype) -> Problem:
         images = load_images(self.dataset).check_labels(self.classes)

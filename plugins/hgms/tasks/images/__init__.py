@@ -16,6 +16,7 @@ import torch
 from attrs import Attribute, frozen
 from torch import Tensor
 
+from hgms.config import data_fingerprint, expand
 from hgms.tasks.images.idx import IMAGES, LABELS, read_idx
 from hgms_core import ConfigError, DataError, MissingExtra, Tree
 
@@ -118,13 +119,40 @@ def load_images(dataset: str, split: Split = "train") -> Images:
     if kind == "digits":
         return _digits(split)
     if kind == "idx":
-        return _idx_folder(Path(rest).expanduser(), split)
+        return _idx_folder(expand(rest, ("dataset",)), split)
     if kind == "npz":
-        return _npz(Path(rest).expanduser(), split)
+        return _npz(expand(rest, ("dataset",)), split)
     if kind == "hub":
         return _hub(rest, split)
+    folder = _mnist_folder()
+    return _hub(MNIST_HUB, split) if folder is None else _idx_folder(folder, split)
+
+
+def contents(dataset: str) -> dict[str, list[str]]:
+    """The fingerprint of the files of an image set; empty for the digits and for sets of the Hub,
+    which belong to the revision in their name.
+    """
+    kind, _, rest = dataset.partition(":")
+    if kind == "npz":
+        return data_fingerprint([expand(rest, ("dataset",))])
+    folder = {"idx": lambda: expand(rest, ("dataset",)), "mnist": _mnist_folder}.get(kind)
+    root = None if folder is None else folder()
+    if root is None:
+        return {}
+    names = [name for files in IDX_FILES.values() for name in files.values()]
+    choices = [_present(root, name) for name in names]
+    return data_fingerprint(paths[0] for paths in choices if paths)
+
+
+def _mnist_folder() -> Path | None:
+    """The folder with the IDX files of MNIST; None if it comes from the Hub."""
     root = os.environ.get("HGMS_DATA")
-    return _idx_folder(Path(root).expanduser() / "mnist", split) if root else _hub(MNIST_HUB, split)
+    return expand(root, ("HGMS_DATA",)) / "mnist" if root else None
+
+
+def _present(folder: Path, name: str) -> list[Path]:
+    """The files that contain an array of an IDX folder; the first one is read."""
+    return [path for path in (folder / name, folder / f"{name}.gz") if path.is_file()]
 
 
 def _digits(split: Split) -> Images:
@@ -156,13 +184,12 @@ def _digits(split: Split) -> Images:
 def _idx_folder(folder: Path, split: Split) -> Images:
     arrays = {}
     for magic, name in IDX_FILES[split].items():
-        choices = [folder / name, folder / f"{name}.gz"]
-        present = [path for path in choices if path.is_file()]
+        present = _present(folder, name)
         if not present:
             files = ", ".join(f"{file}[.gz]" for file in IDX_FILES[split].values())
             raise DataError(
                 "missing-file",
-                f"the folder has no {' or '.join(path.name for path in choices)}"
+                f"the folder has no {name} or {name}.gz"
                 if folder.is_dir()
                 else "the folder does not exist",
                 place=(str(folder),),
@@ -268,6 +295,13 @@ def _hub(reference: str, split: Split) -> Images:
 
 
 def _scale_of(pixels: np.ndarray, where: str) -> float:
+    if pixels.dtype.kind == "f" and (count := int((~np.isfinite(pixels)).sum())):
+        raise DataError(
+            "not-finite",
+            f"pixels are NaN or infinite (number of such values: {count})",
+            place=(where, "pixels"),
+            hint="replace them, or remove the images",
+        )
     if pixels.dtype == np.uint8:
         return 255.0
     if (

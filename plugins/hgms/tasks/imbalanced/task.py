@@ -22,7 +22,7 @@ from hgms.config import (
     validation_shares,
 )
 from hgms.gauss_newton import Composite
-from hgms.tasks.images import cross_entropy, image_set, load_images
+from hgms.tasks.images import contents, cross_entropy, image_set, load_images
 from hgms.tasks.imbalanced.network import Network
 from hgms.tasks.imbalanced.rows import class_weights, maps, split, views
 from hgms_core import ConfigError, Data, Key, Problem, Tree, roles
@@ -138,6 +138,10 @@ class ImbalancedLoss:
     omega_gamma: float = field(default=1e-2, validator=at_least(0))
     bound_delta: float = field(default=0.5, validator=at_least(0))
     bound_gamma: float = field(default=0.15, validator=[at_least(0), less_than(1)])
+
+    def made_of(self) -> dict[str, list[str]]:
+        """The digests of its files."""
+        return contents(self.dataset)
 
     def problem(self, seed: int, device: torch.device, dtype: torch.dtype) -> Problem:
         images = load_images(self.dataset).check_labels(CLASSES)

@@ -16,6 +16,7 @@ from hgms.tasks.regression.newton import LogisticClosedForm, criterion, fit, sco
 from hgms.tasks.regression.tables import (
     METRICS,
     TRAITS,
+    contents,
     load_table,
     problem_of,
     split,
@@ -90,6 +91,10 @@ class LogisticCv:
     theta0: float = 0.0
     bound: float = field(default=10.0, validator=positive)
     exact: bool = True
+
+    def made_of(self) -> dict[str, list[str]]:
+        """The digests of its files."""
+        return contents(self.dataset, self.validation)
 
     def _rows(self, seed: int, device: torch.device, dtype: torch.dtype) -> tuple[list[Tree], int]:
         """(train, validation and test, how many vectors of coefficients)."""

@@ -17,6 +17,7 @@ from hgms.config import frozen, positive
 from hgms.tasks.regression.tables import (
     METRICS,
     TRAITS,
+    contents,
     load_table,
     problem_of,
     split,
@@ -121,6 +122,10 @@ class RidgeCv:
     dataset: str = field(default="sklearn:diabetes", validator=table_name)
     shares: tuple[float, float, float] = field(default=(0.5, 0.25, 0.25), validator=split_shares)
     bound: float = field(default=10.0, validator=positive)
+
+    def made_of(self) -> dict[str, list[str]]:
+        """The digests of its files."""
+        return contents(self.dataset)
 
     def _rows(self, seed: int, device: torch.device, dtype: torch.dtype) -> list[Tree]:
         """Train, validation and test; standardised in float64, so that every device and

@@ -15,7 +15,7 @@ import torch
 from attrs import Attribute, frozen
 from torch import Tensor
 
-from hgms.config import check_memory
+from hgms.config import check_memory, data_fingerprint, expand
 from hgms.gauss_newton import Composite
 from hgms_core import ROLES, ConfigError, Data, DataError, Key, MissingExtra, Problem, Tree
 
@@ -106,6 +106,22 @@ def load_table(dataset: str, width: int | None = None) -> Table:
     return table
 
 
+def contents(*datasets: str | None) -> dict[str, list[str]]:
+    """The fingerprint of the LIBSVM files among these tables. Other tables belong to their name:
+    scikit-learn's to its version, those of OpenML and the Hub to the version in the name.
+    """
+    names = [dataset.partition(":") for dataset in datasets if dataset is not None]
+    return data_fingerprint(_libsvm_file(rest) for kind, _, rest in names if kind == "libsvm")
+
+
+def _libsvm_file(name: str) -> Path:
+    path = expand(name, ("dataset",))
+    if path.exists():
+        return path
+    root = expand(os.environ.get("HGMS_DATA", ""), ("HGMS_DATA",))
+    return root / path  # an absolute one stays what it is
+
+
 def _load(dataset: str, width: int | None) -> Table:
     kind, _, rest = dataset.partition(":")
     if kind == "hub":
@@ -123,9 +139,7 @@ def _load(dataset: str, width: int | None) -> Table:
         bunch = getattr(datasets, f"load_{rest.replace('-', '_')}")()
         return Table(np.asarray(bunch.data, np.float64), np.asarray(bunch.target), dataset)
     if kind == "libsvm":
-        path = Path(rest).expanduser()
-        if not path.exists():
-            path = Path(os.environ.get("HGMS_DATA", "")) / path  # an absolute one stays what it is
+        path = _libsvm_file(rest)
         try:
             if path.exists() and not path.is_file():  # a pipe or a device has no end
                 raise OSError("it is not a file")

@@ -1,0 +1,77 @@
+"""Paths as users write them, and digests of whole files."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+from pathlib import Path
+
+import pytest
+from helpers import rejects
+
+from hgms.config import cache_folder, data_fingerprint, expand, file_digest, paths
+from hgms_core.errors import ConfigError
+
+
+def test_homes_and_variables_are_expanded(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HOME", "/h")
+    monkeypatch.setenv("DATA", "/d")
+    assert expand("~/x") == Path("/h/x")
+    assert expand("$DATA/${DATA}/y") == Path("/d//d/y")
+
+
+@pytest.mark.parametrize(
+    ("path", "code"),
+    [
+        ("~nobody-has-this-name/x", "missing-file"),
+        ("$NO_SUCH_VARIABLE/x", "missing-variable"),
+        ("a\0b", "wrong-value"),
+    ],
+)
+def test_paths_that_cannot_be_expanded_are_rejected(path: str, code: str) -> None:
+    with rejects(code, "task", "path", of=ConfigError):
+        expand(path, ("task", "path"))
+
+
+def test_a_byte_in_the_middle_of_a_large_file_counts(tmp_path: Path) -> None:
+    file = tmp_path / "weights"
+    data = bytearray(18 << 20)
+    file.write_bytes(data)
+    before = file_digest(file)
+    about = file.stat()
+    data[9 << 20] = 1
+    file.write_bytes(data)
+    os.utime(file, ns=(about.st_atime_ns, about.st_mtime_ns))  # the change is hidden as well
+    assert file_digest(file) == hashlib.sha256(data).hexdigest() != before
+
+
+def test_the_digest_of_a_large_file_is_stored(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HGMS_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setattr(paths, "LARGE", 4)
+    file = tmp_path / "file"
+    file.write_bytes(b"12345")
+    digest = file_digest(file)
+    [stored] = cache_folder("digests").iterdir()
+    assert stored.read_text() == digest
+    stored.write_text("0" * 64)
+    paths._digest.cache_clear()
+    assert file_digest(file) == "0" * 64, "another process reads it"
+    stored.write_text("damaged")
+    paths._digest.cache_clear()
+    assert file_digest(file) == digest
+
+
+def test_a_pipe_has_no_digest(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "pipe")
+    with pytest.raises(OSError, match="not a regular file"):
+        file_digest(tmp_path / "pipe")
+
+
+def test_a_fingerprint_lists_the_digest_of_each_file(tmp_path: Path) -> None:
+    for name in "ab":
+        (tmp_path / name).write_text(name)
+    digests = [hashlib.sha256(name.encode()).hexdigest() for name in "ab"]
+    assert data_fingerprint([tmp_path / "a", tmp_path / "b"]) == {"files": digests}
+    assert data_fingerprint([]) == {}
