@@ -8,8 +8,8 @@ The problem is MNIST hyper-cleaning where $HGMS_DATA/mnist has the images (500 u
 random images with labels that can be learnt, at a network trained for 600 steps. Sides take turns
 in one process on the same processors, in float32; the clock is the processor time of the process
 (on several processors the time of day). Before it starts, every side must give the hypergradient
-that our CG gives, to the rounding of float32; compiling is not timed. What is not installed is left out (``pip install
-"hgms[peers]"``). "As documented" is TorchOpt with the solver of its documentation's examples and
+that our CG gives, to the rounding of float32; compiling is not timed. What is not installed is left
+out (``pip install "hgms[peers]"``). "As documented" is TorchOpt with the solver of its documentation's examples and
 its default, CG on the normal equations: two products a step, and after 30 steps another answer,
 which ours gives as well when it solves that system.
 
