@@ -7,6 +7,7 @@ import importlib.util
 import json
 import os
 import random
+import re
 import signal
 import threading
 from collections.abc import Iterator
@@ -51,6 +52,10 @@ def verifier() -> Iterator[Verifier]:
         (r"} \boxed{1{2}3} } \boxed{a \} b", "1{2}3"),
         (r"\fbox{ 4 }", "4"),
         (r"$\boxed 5$", "5"),
+        (r"the roots $\boxed{2}$ and $\boxed{1}$.", "2, 1"),
+        (r"\boxed{2}, \boxed{1}, and \boxed{2}", "2, 1"),
+        (r"\boxed{x + 1} or \boxed{1 + x}", "1 + x"),
+        (r"\boxed{2} \boxed{1}", "1"),
         (r"\boxedtext{3}", None),
         ("", None),
     ],
@@ -71,10 +76,38 @@ def test_the_last_balanced_box(response: str, content: str | None) -> None:
         (r"\boxed{3/4}", "3/4", "boxed"),
         ("The answer is 5. Or rather: the answer is: **-6.5**.", "-6.5", "answer is"),
         ("So the answer is $42 per week.\nThat is 6 per day.", "42", "answer is"),
-        ("The answer is 3 + 4 = 7.", "3 + 4 = 7", "answer is"),
+        ("The answer is 3 + 4 = 7.", "7", "answer is"),
         ("The answer is", None, "nothing"),
+        ("The answer is 18.00.", "18.00", "answer is"),
+        ("The answer is −5.", "-5", "answer is"),
+        ("The answer is -$5.", "-5", "answer is"),
+        ("The answer is 1/2.", "1/2", "answer is"),
+        ("The answer is 18 (i.e. 9 times 2).", "18", "answer is"),
+        ("the answer is $18/day.", "18", "answer is"),
+        ("The answer is $18$ dollars per day, for 7 days.", "18", "answer is"),
+        ("The final answer is 9 x 2 = 18 dollars.", "18", "answer is"),
+        (r"The answer is \(9 \times 2 = 18\).", "18", "answer is"),
+        ("answer is 16 - 7 = 9, 9*2 = 18.", "18", "answer is"),
+        ("The answer is clear. It is 18.", "18", "last number"),
+        ("**Answer:** 18\n(That took 3 steps.)", "18", "answer is"),
+        ("**Answer:** 18 dollars (2 ways)", "18", "answer is"),
+        ("Answer: she has 16 - 3 = 13 eggs. 13 * 2 = 26 dollars", "26", "last number"),
+        (r"\boxed{\$18/day}", "18", "boxed"),
+        ("答案是18。", "18", "answer is"),
+        ("答案是18。共有3步。", "18", "answer is"),
+        ("共有18个。", "18", "last number"),
+        ("合計は18ドルです。", "18", "last number"),
+        ("答えは１８ドルです。3日で。", "18", "answer is"),
+        ("So it is 1e3", "1000", "last number"),
+        ("The answer is 1e3 dollars.", "1000", "answer is"),
+        (r"<think>maybe \boxed{20}</think> The answer is 18.", "18", "answer is"),
+        (r"maybe \boxed{20}</think> The answer is 18.", "18", "answer is"),
+        (r"<think>maybe \boxed{20}", None, "nothing"),
+        ("#### 18 #### 20", "18", "####"),
+        ("#### 1. Add\n9 + 9\n#### 18\nThat took 3 steps.", "18", "####"),
+        ("#### **$1,800** for 3 days", "1800", "####"),
         ("It takes 3 days and 1,234 steps.", "1234", "last number"),
-        ("#### 18", "18", "last number"),
+        ("#### 18", "18", "####"),
         ("from −3 to −2", "-2", "last number"),
         ("no idea", None, "nothing"),
     ],
@@ -94,6 +127,37 @@ def test_without_a_box_math_verify_reads_the_whole_response(verifier: Verifier) 
             score(verifier, "math", Question(0, ("?",), r"\frac{3}{4}"), text)["verdict"] == "right"
         )
     assert extract("  ", number=False) == Extracted(None, "nothing")
+    thought = r"<think>$\boxed{3}$</think>" + prose
+    assert extract(thought, number=False) == Extracted(prose, "whole response")
+
+
+def test_boxes_that_are_connected_are_one_answer(verifier: Verifier) -> None:
+    question = Question(0, ("?",), "1,2")
+    record = score(verifier, "math", question, r"\boxed{2} and \boxed{1}")
+    assert (record["verdict"], record["answer"]) == ("right", "2, 1")
+    assert score(verifier, "math", question, r"\boxed{1}")["verdict"] == "wrong"
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "答案是18。",
+        "共有18个。",
+        "the answer is $18/day.",
+        "The final answer is 9 x 2 = 18 dollars.",
+        "answer is 16 - 7 = 9, 9*2 = 18.",
+        "So it is $18",
+        "#### 18 #### 20",
+        r"<think>\boxed{20}</think> It is 18",
+    ],
+)
+def test_numbers_that_lm_eval_finds_are_right(verifier: Verifier, text: str) -> None:
+    """By its patterns (0.4.13): the first after ####, or the last number of the text."""
+    strict = re.findall(r"#### (\-?[0-9\.\,]+)", text)
+    flexible = re.findall(r"(-?[$0-9.,]{2,})|(-?[0-9]+)", text)
+    reference = strict[0] if strict else next(filter(None, flexible[-1]))
+    assert re.sub(r"[,$]|\.$", "", reference) == "18"
+    assert score(verifier, "gsm8k", Question(0, ("?",), "18"), text)["verdict"] == "right"
 
 
 def test_numbers_are_read_as_written() -> None:
