@@ -5,7 +5,9 @@ inside it.
 from __future__ import annotations
 
 import contextlib
+import logging
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -13,15 +15,17 @@ from torch import Tensor
 
 from hgms_core.adapters.arguments import kind_of
 from hgms_core.adapters.display import sizes
-from hgms_core.adapters.shapes import Shape
-from hgms_core.data import Batch
+from hgms_core.adapters.shapes import Shape, check_grad_mode
+from hgms_core.data import Batch, Data
 from hgms_core.errors import ConfigError, HgmsError, NumericalError, closest
 from hgms_core.seeding import Key, global_states
 from hgms_core.torch_errors import NOT_REPEATABLE, RANDOM, explained, first_line, out_of_memory
-from hgms_core.trees import Tree, clone, require_grad
+from hgms_core.trees import Tree, clone, detach, require_grad
 
 if TYPE_CHECKING:
     from hgms_core.problem import Problem
+
+LOG = logging.getLogger("hgms")
 
 Bound = Callable[[Tree, Tree], Tensor]
 """A loss with the batch already bound: ``loss(theta, x)``."""
@@ -38,28 +42,77 @@ def check_losses(problem: Problem, theta: Tree, x: Tree, key: Key, few: int = FE
 
     a loss returns one finite number, is a function of its arguments (no random draws, which
     :func:`check_repeats` looks for) and has a gradient: g in x, f in x or θ, and one of them in θ.
-    Cost: a value and a gradient of each, in no budget.
+    ∇_x g and ∇f are finite. Rows with NaN or infinite numbers are among those that it is tried on.
+    Cost: two values and a gradient of each, in no budget.
     """
     check_alike("project", problem.project(clone(theta)), theta)
+    upper = problem.upper_data
     uses: dict[str, list[bool]] = {}
-    for name, loss, rows in (
-        ("g", problem.g, problem.lower_data),
-        ("f", problem.f, problem.upper_data["differentiate"]),
+    for name, loss, rows, place in (
+        ("g", problem.g, problem.lower_data, ("lower_data",)),
+        ("f", problem.f, upper["differentiate"], ("upper_data",)),
     ):
-        batch, _ = rows.sample(key.fold("few"), few)
-        device = next((leaf.device for leaf in x.values()), torch.device("cpu"))
-        drawn = global_states(device)
-        with _with_arguments(name, theta, x, batch):
-            first, *uses[name] = used(bound := _bound(name, loss, batch), theta, x)
+        batch = _tried_rows(rows, key.fold("few"), few)
+        bound = _bound(name, loss, batch)
+        size = partial(_check_size, bound, theta, x, rows.size)
+        with _with_arguments(name, theta, x, batch, size), arguments_unchanged(name, theta, x):
+            value, above, below = _gradients(bound, theta, x)
+            uses[name] = [any(grad is not None for grad in grads) for grads in (above, below)]
+            with _random_named(loss):
+                check_repeats(name, bound, theta, x)
+            slopes = dict(zip((f"x: {label}" for label in x), below, strict=True))
+            if name == "f":
+                slopes |= zip((f"θ: {label}" for label in theta), above, strict=True)
+            _check_finite(name, value, slopes, rows.whole or batch, place)
+    for role, rows in upper.items():
+        if rows is not upper["differentiate"] and broken_rows(rows.whole):
+            batch = _tried_rows(rows, key.fold("few"), few)
             with torch.no_grad():
-                again = bound(theta, x)
-            moved = any(
-                not torch.equal(a, b) for a, b in zip(drawn, global_states(device), strict=True)
-            )
-            if moved or not torch.allclose(first, again, rtol=1e-3, equal_nan=True):
-                check_repeats(bound, theta, x, RANDOM if moved else NOT_REPEATABLE)
-            _check_finite(name, first, batch)
+                value = _bound("f", problem.f, batch)(theta, x)
+            _check_finite("f", value, {}, rows.whole, ("upper_data", role))
     _check_uses(uses["f"], uses["g"], theta, x)
+    single = [role for role, rows in upper.items() if rows.size == 1]
+    if single:
+        LOG.warning(
+            "there is only 1 validation row (roles: %s), so that results depend on this row",
+            ", ".join(single),
+        )
+
+
+def broken_rows(table: Batch) -> dict[str, Tensor]:
+    """The positions of the rows that contain NaN or infinite numbers, by column.
+
+    >>> broken_rows({"a": torch.tensor([1.0, torch.inf]), "b": torch.ones(2)})
+    {'a': tensor([1])}
+    """
+    # a sum is finite only if all numbers are, and takes no memory
+    columns = {name: leaf for name, leaf in table.items() if leaf.is_floating_point() and len(leaf)}
+    found = {
+        name: (~torch.isfinite(leaf).reshape(len(leaf), -1).all(1)).nonzero().flatten()
+        for name, leaf in columns.items()
+        if not torch.isfinite(leaf.sum())
+    }
+    return {name: numbers for name, numbers in found.items() if len(numbers)}
+
+
+def _tried_rows(rows: Data, key: Key, few: int) -> Batch:
+    """A ``few`` rows, and the first ones with non-finite numbers."""
+    numbers = rows.draw(key, few, 1)
+    if numbers is None:
+        return rows.batch(None)
+    broken = [found[:few] for found in broken_rows(rows.whole).values()]
+    return rows.batch(torch.cat([numbers[0], *broken]))
+
+
+def check_dense(name: str, grads: Sequence[Tensor | None]) -> None:
+    """ConfigError where a gradient of a loss is sparse: solvers use vectors of numbers."""
+    if any(grad is not None and grad.layout != torch.strided for grad in grads):
+        raise ConfigError(
+            "sparse-gradient",
+            f"{name} has a sparse gradient",
+            place=(name,),
+            hint="use nn.Embedding(..., sparse=False)",
+        )
 
 
 @contextlib.contextmanager
@@ -73,39 +126,46 @@ def losses_checked(problem: Problem, theta: Tree, x: Tree, key: Key) -> Iterator
         raise
 
 
-def used(loss: Bound, theta: Tree, x: Tree) -> tuple[Tensor, bool, bool]:
-    """The value of a loss, and whether it has a gradient in θ, and in x. Cost: a value and a
-    gradient.
+def _gradients(
+    loss: Bound, theta: Tree, x: Tree
+) -> tuple[Tensor, list[Tensor | None], list[Tensor | None]]:
+    """The value of a loss, and its gradients in θ and in x; None for a leaf without one. Cost: a
+    value and a gradient.
     """
+    check_grad_mode()
     upper = require_grad(theta)
     lower = require_grad(x)
     with torch.enable_grad(), explained():
         value = loss(upper, lower)
         leaves = [*upper.values(), *lower.values()]
-        grads = (
+        grads: Sequence[Tensor | None] = (
             torch.autograd.grad(value, leaves, allow_unused=True)
             if value.requires_grad
             else [None] * len(leaves)
         )
-    known = [grad is not None for grad in grads]
-    return value.detach(), any(known[: len(upper)]), any(known[len(upper) :])
+    check_dense("loss", grads)
+    return value.detach(), list(grads[: len(upper)]), list(grads[len(upper) :])
+
+
+def used(loss: Bound, theta: Tree, x: Tree) -> list[bool]:
+    """Whether a loss has a gradient in θ, and in x. Cost: a value and a gradient."""
+    return [any(grad is not None for grad in grads) for grads in _gradients(loss, theta, x)[1:]]
 
 
 def check_used(f: Bound, g: Bound, theta: Tree, x: Tree) -> None:
     """ConfigError where the losses lack a gradient: asked where h is zero, as it is at an
     optimum. Cost: two gradients.
     """
-    _check_uses(used(f, theta, x)[1:], used(g, theta, x)[1:], theta, x, "theta")
+    _check_uses(used(f, theta, x), used(g, theta, x), theta, x, "theta")
 
 
 def _check_uses(
     f: Sequence[bool], g: Sequence[bool], theta: Tree, x: Tree, argument: str = "theta0"
 ) -> None:
-    upper, lower = (", ".join(list(tree)[:5] + ["…"] * (len(tree) > 5)) for tree in (theta, x))
     if theta and not f[0] and not g[0]:
         raise ConfigError(
             "theta-unused",
-            f"f and g do not depend on θ ({upper})",
+            f"f and g do not depend on θ ({_names(theta)})",
             place=(argument,),
             hint=f"use it in a loss, {COPIES}",
         )
@@ -117,19 +177,89 @@ def _check_uses(
             hint=f"use θ or x in f, {COPIES}\n{OTHERS}",
         )
     if x and not g[1]:
-        raise ConfigError(
-            "no-gradient",
-            f"g has no gradient with respect to x ({lower})",
-            place=("g",),
-            hint=f"use its leaves in g, {COPIES}\n{OTHERS}",
-        )
+        raise lacks_gradient(x)
 
 
-def check_repeats(loss: Bound, theta: Tree, x: Tree, cause: ConfigError = RANDOM) -> None:
-    """ConfigError where a loss has another value the second time. Cost: two values."""
-    with torch.no_grad():
-        if not torch.allclose(loss(theta, x), loss(theta, x), rtol=1e-5, atol=0.0, equal_nan=True):
-            raise cause.at()  # a copy: each raised error has a separate traceback
+def lacks_gradient(x: Tree) -> ConfigError:
+    """The error of a lower loss that does not use x."""
+    return ConfigError(
+        "no-gradient",
+        f"g has no gradient with respect to x ({_names(x)})",
+        place=("g",),
+        hint=f"use its leaves in g, {COPIES}\n{OTHERS}",
+    )
+
+
+def _names(tree: Tree) -> str:
+    return ", ".join(list(tree)[:5] + ["…"] * (len(tree) > 5))
+
+
+def check_repeats(name: str, loss: Bound, theta: Tree, x: Tree) -> None:
+    """ConfigError where a loss has another value the second time, or changes its arguments.
+
+    It is compared away from ``x``, because noise that multiplies a residual shows in no value and
+    no gradient where the residual is zero; and at ``x`` if the loss is not finite there. Cost: two
+    values.
+    """
+    device = next((leaf.device for leaf in x.values()), torch.device("cpu"))
+    before = global_states(device)
+    for point in (_displaced(x), x):
+        try:
+            with torch.no_grad(), arguments_unchanged(name, theta, point):
+                first, second = loss(theta, point), loss(theta, point)
+            if not torch.isfinite(first):
+                continue
+        except HgmsError:
+            raise
+        except Exception:  # the loss is not defined there; at x the caller sees the error
+            continue
+        after = global_states(device)
+        moved = any(not torch.equal(a, b) for a, b in zip(before, after, strict=True))
+        # Kernels of a GPU that add in any order differ by less than 1e-3. A CPU repeats itself, and
+        # dropout in a new network may change a loss by less than float32 resolves.
+        random = 0.0 if device.type == "cpu" else 1e-5
+        if not torch.allclose(first, second, rtol=random if moved else 1e-3, atol=0.0):
+            # a copy: each raised error has a separate traceback
+            raise (RANDOM if moved else NOT_REPEATABLE).at()
+        return
+
+
+@contextlib.contextmanager
+def _random_named(loss: Any) -> Iterator[None]:
+    """Inside, the error of a random loss names the layers of its module that may be the cause."""
+    try:
+        yield
+    except ConfigError as error:
+        if error.code == RANDOM.code and hasattr(loss, "random"):
+            raise loss.random() from None
+        raise
+
+
+def _displaced(x: Tree) -> Tree:
+    """x moved by about 1 % of 1 + |x|, each number by another share."""
+    points = {}
+    for name, leaf in detach(x).items():
+        shares = torch.arange(leaf.numel(), dtype=torch.float32, device=leaf.device).cos()
+        points[name] = leaf + 0.01 * (1 + leaf.abs()) * shares.to(leaf.dtype).view(leaf.shape)
+    return points
+
+
+@contextlib.contextmanager
+def arguments_unchanged(name: str, theta: Tree, x: Tree) -> Iterator[None]:
+    """ConfigError if a tensor of θ or x is changed in place inside."""
+    leaves = {f"θ: {label}": leaf for label, leaf in theta.items()}
+    leaves |= {f"x: {label}": leaf for label, leaf in x.items()}
+    versions = [leaf._version for leaf in leaves.values()]
+    yield
+    for (label, leaf), version in zip(leaves.items(), versions, strict=True):
+        if leaf._version != version:
+            raise ConfigError(
+                "loss-with-state",
+                f"{name} changes a tensor of its arguments in place ({label})",
+                place=(name,),
+                hint="clone a tensor before an in-place operation; nn.Embedding(max_norm=...) "
+                "changes its weight, so remove max_norm",
+            )
 
 
 def check_alike(
@@ -202,22 +332,20 @@ def numbers_by_name(measured: Any) -> dict[str, float]:
 
 
 def pure(loss: Bound, name: str = "a loss") -> Bound:
-    """The loss, refused where its first call gives no number, or draws from torch's global
-    generators and a second one has another value."""
+    """The loss, rejected in its first call if it returns no number, changes its arguments, or has
+    another value the second time (:func:`check_repeats`)."""
     called = False
 
     def watched(theta: Tree, x: Tree) -> Tensor:
         nonlocal called
-        if called:
+        leaves = [*theta.values(), *x.values()]
+        if called or any(map(torch._C._functorch.is_functorch_wrapped_tensor, leaves)):
             return loss(theta, x)
         called = True
-        device = next(iter(x.values())).device
-        before = global_states(device)
         with _with_arguments(name, theta, x):
-            value = check_number(name, loss(theta, x))
-        if any(not torch.equal(a, b) for a, b in zip(before, global_states(device), strict=True)):
-            check_repeats(loss, theta, x)
-        return value
+            check_repeats(name, loss, theta, x)
+            with arguments_unchanged(name, theta, x):
+                return check_number(name, loss(theta, x))
 
     return watched
 
@@ -254,32 +382,51 @@ def _bound(name: str, loss: Callable[..., Any], batch: Batch) -> Bound:
     return lambda theta, x: check_number(name, loss(theta, x, batch))
 
 
-def _check_finite(name: str, value: Tensor, batch: Batch) -> None:
-    if torch.isfinite(value):
-        return
-    broken = [
-        column
-        for column, leaf in batch.items()
-        if leaf.is_floating_point() and not torch.isfinite(leaf).all()
+def _check_finite(
+    name: str,
+    value: Tensor,
+    gradients: Mapping[str, Tensor | None],
+    table: Batch,
+    place: tuple[str, ...],
+) -> None:
+    """NumericalError if a loss or a gradient of it is not finite: names the rows of ``table`` that
+    are not, else the loss.
+    """
+    steep = [
+        label
+        for label, grad in gradients.items()
+        if grad is not None and not torch.isfinite(grad).all()
     ]
-    if broken:
+    what = f"{name} is {float(value):.4g}"
+    hint = "check the initial values, and log(0) and 0/0 in the loss"
+    if torch.isfinite(value):
+        if not steep:
+            return
+        what = f"the gradient of {name} is not finite ({steep[0]}), although {what}"
+        hint = (
+            "check roots, norms and powers at 0: sqrt(sum(x**2)) has no gradient at x = 0\n"
+            "or use other initial values"
+        )
+    for column, numbers in broken_rows(table).items():
+        first = table["index"][numbers[0]] if "index" in table else numbers[0]
         raise NumericalError(
             "not-finite",
-            f"{name} is {float(value)} before the first step: the columns "
-            f"{', '.join(map(repr, broken))} contain non-finite values",
-            place=(name,),
+            f"{what} before the first step, and {len(numbers)} of {len(table[column])} rows have "
+            f"NaN or infinite numbers in the column {column!r} (the first is row {int(first)})",
+            place=(*place, column),
             hint="remove or replace them",
         )
-    raise NumericalError(
-        "not-finite",
-        f"{name} is {float(value)} before the first step",
-        place=(name,),
-        hint="check the initial values, and log(0) and 0/0 in the loss",
-    )
+    raise NumericalError("not-finite", f"{what} before the first step", place=(name,), hint=hint)
 
 
 @contextlib.contextmanager
-def _with_arguments(name: str, theta: Tree, x: Tree, batch: Batch | None = None) -> Iterator[None]:
+def _with_arguments(
+    name: str,
+    theta: Tree,
+    x: Tree,
+    batch: Batch | None = None,
+    check_size: Callable[[], None] = lambda: None,
+) -> Iterator[None]:
     """Inside, what a loss raises says what the loss was called with: where it is tried on a
     ``batch``, by a ConfigError.
     """
@@ -304,6 +451,9 @@ def _with_arguments(name: str, theta: Tree, x: Tree, batch: Batch | None = None)
         if batch is None:
             error.add_note("\n  ".join([f"{name} was called with", *shapes]))
             raise
+        if isinstance(error, IndexError | RuntimeError):
+            check_size()
+        shapes += _remedies(error, batch)
         text = first_line(error)
         if "dtype" in text or "type (" in text or "scalar type" in text:
             shapes.append("convert a column in the loss: batch[name].float(), or .long()")
@@ -324,3 +474,34 @@ def _with_arguments(name: str, theta: Tree, x: Tree, batch: Batch | None = None)
             place=(name,),
             hint="\n".join(shapes),
         ) from error
+
+
+def _check_size(loss: Bound, theta: Tree, x: Tree, size: int) -> None:
+    """ConfigError if the loss works with a number of θ for each row, and has fewer."""
+    for name, leaf in theta.items():
+        if leaf.dim() != 1 or leaf.numel() >= size:
+            continue
+        try:
+            with torch.no_grad():
+                loss({**theta, name: leaf.new_zeros(size)}, x)
+        except Exception:  # then this is not the cause
+            continue
+        raise ConfigError(
+            "wrong-size",
+            f"θ has {leaf.numel()} numbers, but there are {size} rows",
+            place=("theta0",) if len(theta) == 1 else ("theta0", name),
+            hint=f"use {size} numbers, one per row, or do not index θ by batch['index']",
+        )
+
+
+def _remedies(error: Exception, batch: Batch) -> Iterator[str]:
+    """What else may be wrong where a loss fails on a batch."""
+    names = [name for name in batch if name != "index"]
+    # a dictionary is unpacked into its keys
+    if any(sign in str(error) for sign in ("unpack", "not str", "'str'")):
+        columns = ", ".join(f"batch[{name!r}]" for name in names)
+        yield f"a batch is a dictionary, not a tuple: use {columns}"
+    for name in names:
+        leaf = batch[name]
+        if leaf.dim() == 2 and leaf.shape[1] == 1 and not leaf.is_floating_point():
+            yield f"batch[{name!r}] has shape {list(leaf.shape)}: use batch[{name!r}].squeeze(1)"

@@ -11,16 +11,18 @@ from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 
 from hgms_core.adapters.arguments import check_function, kind_of
-from hgms_core.adapters.views import Function, View, replica, require
+from hgms_core.adapters.views import Function, View, replica, require, unmasked_rates
 from hgms_core.data import Batch, Rows, data_of
-from hgms_core.errors import unknown_name
+from hgms_core.errors import ConfigError, unknown_name
 from hgms_core.seeding import Key
+from hgms_core.torch_errors import RANDOM
 from hgms_core.trees import Tree
 
 if TYPE_CHECKING:
     from hgms_core.problem import Problem
 
 PARALLEL = (nn.DataParallel, nn.parallel.DistributedDataParallel)
+EMBEDDINGS = (nn.Embedding, nn.EmbeddingBag)
 
 
 def trainable(module: nn.Module) -> Tree:
@@ -153,6 +155,18 @@ def inner(model: Any) -> Any:
             f"{kind} uses gradient checkpointing, which recomputes activations without x",
             "call model.gradient_checkpointing_disable() first",
         )
+        require(
+            getattr(part, "max_norm", None) is None or not isinstance(part, EMBEDDINGS),
+            "loss-with-state",
+            f"{kind} has max_norm, which changes its parameter in place",
+            "remove max_norm, or scale the rows in the loss",
+        )
+        require(
+            not (isinstance(part, EMBEDDINGS) and part.sparse),
+            "sparse-gradient",
+            f"{kind} has a sparse gradient",
+            "use sparse=False",
+        )
         rate = (
             part.dropout
             if part.training and isinstance(part, nn.MultiheadAttention | nn.RNNBase)
@@ -165,6 +179,28 @@ def inner(model: Any) -> Any:
             "set its attribute dropout = 0.0, use nn.Dropout layers, or call model.eval()",
         )
     return model
+
+
+def _random(model: nn.Module, view: View) -> ConfigError:
+    """The error of a loss that draws random numbers, with the rates of dropout that may be the
+    cause: those whose layer was not called in a pass, but is a number of a kernel.
+    """
+    config = getattr(model, "config", None)
+    rates = [
+        name
+        for name, value in (vars(config) if hasattr(config, "to_dict") else {}).items()
+        if "drop" in name and "att" in name and isinstance(value, float) and value > 0
+    ]
+    parts = unmasked_rates(view)
+    if not parts:
+        return RANDOM.at()
+    hint = f"set these rates to 0, or call model.eval(): {'; '.join(parts[:5])}"
+    if len(parts) > 5:
+        hint += f"; and {len(parts) - 5} more"
+    if rates:
+        settings = ", ".join(f"{name}=0.0" for name in rates)
+        hint = f"create the model with {type(config).__name__}({settings})\n{hint}"
+    return ConfigError(RANDOM.code, RANDOM.message, place=RANDOM.place, hint=hint)
 
 
 def places(model: nn.Module, own: nn.Module) -> dict[str, str]:
@@ -309,7 +345,7 @@ def fields(
     )
 
     def bound(training: bool, function: Function) -> Function:
-        view = View(own, names, training)
+        view = View(own, names, training, size=data.size)
 
         def value(theta: Any, x: Tree, batch: Batch) -> Tensor:
             outcome: Tensor = view.at(x, functools.partial(function, theta), batch)
@@ -319,6 +355,7 @@ def fields(
                 else outcome
             )
 
+        value.random = functools.partial(_random, own, view)  # type: ignore[attr-defined]
         if view.recurrent:
             value.stacked = None  # type: ignore[attr-defined]  # vmap has no rule for these layers
         return value

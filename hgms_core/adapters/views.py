@@ -9,7 +9,9 @@ from __future__ import annotations
 
 import contextlib
 import copy
+import logging
 import math
+import weakref
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
@@ -23,8 +25,14 @@ from hgms_core.seeding import Key
 from hgms_core.torch_errors import first_line, is_batch_of_one
 from hgms_core.trees import Tree
 
+LOG = logging.getLogger("hgms")
+
 Function = Callable[..., Any]
 MASKED = (nn.Dropout, nn.Dropout1d, nn.Dropout2d, nn.Dropout3d)
+_MASKED: weakref.WeakSet[nn.Module] = weakref.WeakSet()
+"""Layers of dropout that a pass has called."""
+_WARNED: weakref.WeakSet[nn.Module] = weakref.WeakSet()
+"""Views that have logged a batch of all rows. Not in a view, whose values identify a problem."""
 CHUNK = 256
 CHUNKS = 32
 """Rows of a batch, and batches at most, that give batch normalisation the statistics it is
@@ -84,11 +92,16 @@ class View(nn.Module):
     In a ``training`` view layers are in the mode that they have, but dropout's masks are drawn by
     the batch; else they are in evaluation mode. Batch normalisation in training mode has no state:
     it takes its statistics from the batch in either view, but where ``tracking`` keeps them
-    (:meth:`tracked`).
+    (:meth:`tracked`). Each batch of all ``size`` rows has the same masks, which is logged once.
     """
 
     def __init__(
-        self, model: nn.Module, names: Mapping[str, str], training: bool, tracking: bool = False
+        self,
+        model: nn.Module,
+        names: Mapping[str, str],
+        training: bool,
+        tracking: bool = False,
+        size: int | None = None,
     ) -> None:
         super().__init__()
         hollow = {
@@ -103,6 +116,7 @@ class View(nn.Module):
             for name, place in names.items()
         }
         parts: list[Any] = list(self.model.modules())
+        self.size = size
         self.recurrent = any(isinstance(part, nn.RNNBase) for part in parts)
         self.norms: list[Any] = [
             part
@@ -192,6 +206,16 @@ class View(nn.Module):
             else output.shape[:2] + (1,) * (output.dim() - 2)
         )
         self.masks += 1
+        _MASKED.add(layer)
+        if self.batch["index"].numel() == self.size and self not in _WARNED:
+            _WARNED.add(self)
+            LOG.warning(
+                "all passes over all %d rows have the same dropout masks, so that dropout is no "
+                "noise there: set batch_size below %d in the generator and in the hypergradient, "
+                "or call model.eval() first",
+                self.size,
+                self.size,
+            )
         seed = _hash(
             _hash(self.batch["index"].to(torch.int32) + 1).sum(dtype=torch.int32) + self.masks
         )
@@ -199,6 +223,25 @@ class View(nn.Module):
         # which int32 can hold
         kept = _hash(numbers * -0x61C8864F ^ seed) > int(layer.p * 2**31) - 1
         return torch.where(kept.reshape(shape), output / ((1 - layer.p) or 1.0), 0.0)
+
+
+def unmasked_rates(view: View) -> list[str]:
+    """The rates of dropout above 0 that no mask has replaced in the passes so far, with their
+    places: those of kernels and functions.
+    """
+    found = []
+    for name, part in view.model.named_modules():
+        is_layer = isinstance(part, nn.modules.dropout._DropoutNd)
+        rates = {
+            key: value
+            for key, value in vars(part).items()
+            if isinstance(value, float) and value > 0 and ("drop" in key or is_layer)
+        }
+        hooked = view._mask in part._forward_hooks.values()
+        if rates and part not in _MASKED and (part.training or hooked):
+            text = ", ".join(f"{key}={value:g}" for key, value in rates.items())
+            found.append(f"{name or 'the module'} ({type(part).__name__}): {text}")
+    return found
 
 
 def _hash(numbers: Tensor) -> Tensor:

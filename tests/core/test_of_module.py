@@ -30,6 +30,7 @@ from hgms_core import (
     Pipeline,
     Problem,
     Tree,
+    check_losses,
     curvature,
     fresh_parameters,
     groups,
@@ -520,6 +521,72 @@ def test_dropout_by_a_function_of_torch_is_refused_in_the_first_step() -> None:
     p = problem(Own(FEATURES, 1).double())
     with rejects("random-loss", "loss", of=ConfigError):
         stepped(p, pipeline())
+
+
+class Attention(nn.Linear):
+    """Layers as those of transformers, which hand a rate to a kernel."""
+
+    def __init__(self, rate: float, config: Any = None) -> None:
+        super().__init__(FEATURES, 1)
+        self.inner = nn.Dropout(rate)
+        self.outer = nn.Dropout(0.3)
+        self.attention_dropout = rate
+        self.config = config
+
+    def forward(self, a: Tensor) -> Tensor:
+        hidden = functional.dropout(super().forward(a), self.attention_dropout, self.training)
+        hidden = functional.dropout(hidden, self.inner.p, self.training)
+        return self.outer(hidden)
+
+
+class OddConfig:
+    def __init__(self) -> None:
+        self.attention_dropout = 0.2
+        self.dropout = 0.3
+
+    def to_dict(self) -> dict[str, Any]:
+        return vars(self)
+
+
+def test_dropout_that_no_mask_replaces_is_named_with_the_setting_of_its_config() -> None:
+    p = problem(nn.Sequential(Attention(0.2, OddConfig())).double())
+    with rejects("random-loss", "loss", of=ConfigError) as caught:
+        check_losses(p, p.theta0, p.x0, Key(0))
+    hint = str(caught.value.hint)
+    assert "0 (Attention): attention_dropout=0.2" in hint
+    assert "0.inner (Dropout): p=0.2" in hint
+    assert "0.outer" not in hint, "whose masks are those of the rows"
+    p = problem(Attention(0.2, OddConfig()).double())
+    with rejects("random-loss", "loss", of=ConfigError) as caught:
+        check_losses(p, p.theta0, p.x0, Key(0))
+    assert "OddConfig(attention_dropout=0.0)" in str(caught.value.hint)
+    p = problem(Attention(0.0).double())
+    check_losses(p, p.theta0, p.x0, Key(0))
+
+
+def test_a_random_loss_is_found_where_it_barely_matters() -> None:
+    class Tiny(nn.Linear):
+        def forward(self, a: Tensor) -> Tensor:
+            out: Tensor = super().forward(a)
+            return out + 1e-5 * functional.dropout(torch.ones_like(out), 0.5, self.training)
+
+    p = problem(Tiny(FEATURES, 1).double())
+    with rejects("random-loss", "loss", of=ConfigError):
+        check_losses(p, p.theta0, p.x0, Key(0))
+
+
+def test_dropout_on_all_rows_is_said_once(caplog: pytest.LogCaptureFixture) -> None:
+    p = problem(network(nn.Dropout(0.4)))
+    with caplog.at_level("WARNING", "hgms"):
+        p.g(p.theta0, p.x0, p.lower_data.batch(torch.arange(p.lower_data.size - 1)))
+        p.f(p.theta0, p.x0, p.upper_data["differentiate"].batch(None))
+        assert not caplog.records
+        for _ in range(2):
+            before = fingerprints(p)
+            p.g(p.theta0, p.x0, p.lower_data.batch(None))
+            assert fingerprints(p) == before
+    assert len(caplog.records) == 1
+    assert "batch_size" in caplog.text
 
 
 def test_dropout_without_numbers_of_rows_says_where_they_come_from() -> None:

@@ -119,6 +119,11 @@ def on_module(theta: Any, x: Any, batch: Any) -> Any:
     return (theta["t"] * MODULE(batch["a"]).squeeze(1)).mean()
 
 
+def as_tuple(theta: Any, x: Any, batch: Any) -> Any:
+    a, y = batch
+    return (a @ x["w"] - y).square().mean()
+
+
 def squares(theta: Any, x: Any) -> Any:
     return (x["w"] - theta["t"].sum()).square().sum()
 
@@ -722,6 +727,43 @@ LOSSES: dict[str, tuple[Any, ...]] = {
         "[500]",
         "index 500 is out of bounds",
     ),
+    "θ shorter than the rows": (
+        lambda: started(
+            g=lambda t, x, b: (t["t"][b["index"]].sigmoid() * (b["a"] @ x["w"] - 1)).mean(),
+            lower_data={"a": torch.ones(80, 2)},
+        ),
+        "wrong-size",
+        ("theta0",),
+        "6 numbers",
+        "80 rows",
+    ),
+    "labels with an axis": (
+        lambda: started(
+            f=lambda t, x, b: nn.functional.cross_entropy((b["a"] @ x["w"])[:, None], b["c"]),
+            upper_data={"a": A, "c": torch.zeros(6, 1, dtype=torch.int64)},
+        ),
+        "loss-failed",
+        ("f",),
+        "batch['c'].squeeze(1)",
+    ),
+    "a batch as a tuple": (
+        lambda: started(f=as_tuple, upper_data=(A, Y)),
+        "loss-failed",
+        ("f",),
+        "batch['0'], batch['1']",
+    ),
+    "a batch by numbers": (
+        lambda: started(f=lambda t, x, b: (b[0] @ x["w"] - b[1]).sum(), upper_data=(A, Y)),
+        "missing-column",
+        ("f",),
+        "'0'?",
+    ),
+    "a batch of one column as a tuple": (
+        lambda: started(f=as_tuple, upper_data=(A,)),
+        "loss-failed",
+        ("f",),
+        "batch['0']",
+    ),
     "θ not used": (lambda: started(g=f), "theta-unused", ("theta0",), "(t)"),
     "the module's own parameters": (
         lambda: started(x0=trainable(MODULE), g=on_module, f=on_module),
@@ -872,26 +914,64 @@ def test_a_mistake_is_told_with_what_to_write(row: tuple[Any, ...]) -> None:
 
 
 @pytest.mark.parametrize(
-    ("change", "loss", "shown"),
+    ("change", "place", "shown"),
     [
-        ({"f": lambda t, x, b: x["w"].sum().log()}, "f", ("-inf", "log(0)")),
+        ({"f": lambda t, x, b: x["w"].sum().log()}, ("f",), ("-inf", "log(0)")),
         (
             {
                 "g": lambda t, x, b: squares(t, x) * b["late"].sum(),
                 "lower_data": {"late": [1.0] * 499 + [float("nan")]},
             },
-            "g",
-            ("nan", "'late'"),
+            ("lower_data", "late"),
+            ("nan", "1 of 500 rows", "row 499"),
         ),
-        ({"lower_data": {"a": A, "y": Y / 0}}, "g", ("nan", "'y'")),
+        ({"lower_data": {"a": A, "y": Y / 0}}, ("lower_data", "y"), ("nan", "6 of 6")),
+        (
+            {
+                "g": lambda t, x, b: squares(t, x) + ((x["w"] + 1) * b["far"].sum()).tanh().sum(),
+                "lower_data": {"far": [1.0] * 300 + [float("-inf")] * 2 + [1.0] * 10},
+            },
+            ("lower_data", "far"),
+            ("gradient of g", "2 of 312 rows", "row 300"),
+        ),
+        (
+            {
+                "f": lambda t, x, b: squares(t, x) * b["s"].mean(),
+                "upper_data": {
+                    "differentiate": {"s": [1.0] * 20},
+                    "select": {"s": [1.0] * 20},
+                    "stop": {"s": [1.0] * 19 + [float("inf")]},
+                },
+            },
+            ("upper_data", "stop", "s"),
+            ("1 of 20 rows", "row 19"),
+        ),
+        (
+            {"g": lambda t, x, b: squares(t, x) + x["w"].square().sum().sqrt()},
+            ("g",),
+            ("gradient of g", "x: w", "sqrt"),
+        ),
+        (
+            {"f": lambda t, x, b: squares(t, x) + x["w"].square().sum().sqrt()},
+            ("f",),
+            ("gradient of f", "x: w"),
+        ),
     ],
 )
 def test_a_loss_that_is_no_number_at_the_start_ends_the_run_there(
-    change: Any, loss: str, shown: tuple[str, ...]
+    change: Any, place: tuple[str, ...], shown: tuple[str, ...]
 ) -> None:
-    with rejects("not-finite", loss, of=NumericalError) as caught:
+    with rejects("not-finite", *place, of=NumericalError) as caught:
         started(**change)
     assert all(part in str(caught.value) for part in shown)
+
+
+def test_a_single_validation_row_is_a_warning(caplog: pytest.LogCaptureFixture) -> None:
+    with caplog.at_level("WARNING", "hgms"):
+        started()
+        assert not caplog.records
+        started(upper_data={"a": A[:1], "y": Y[:1]})
+    assert "1 validation row" in caplog.text
 
 
 def test_another_exception_of_a_loss_says_what_it_was_called_with() -> None:
