@@ -10,8 +10,8 @@ in one process on the same processors, in float32; the clock is the processor ti
 (on several processors the time of day). Before it starts, every side must give the hypergradient
 that our CG gives, to the rounding of float32; compiling is not timed. What is not installed is left
 out (``pip install "hgms[peers]"``). "As documented" is TorchOpt with the solver of its
-documentation's examples and its default, CG on the normal equations: two products a step, and after 30 steps another answer,
-which ours gives as well when it solves that system.
+documentation's examples and its default, CG on the normal equations: two products a step, and after
+30 steps another answer, which ours gives as well when it solves that system.
 
 To add a side: write a function of a :class:`Point` that returns a call without arguments, and name
 it in SIDES.
