@@ -2,14 +2,29 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from hgms_mix.exchange.sample import Part, Sampled
+from hgms_core import ConfigError
+from hgms_mix.exchange.sample import Part, Sampled, is_learned
 
 
 def conversations(part: Part) -> Iterator[dict[str, Any]]:
-    yield from ({"messages": row["messages"]} for row in part.rows)
+    """Rows whose answers are all learned.
+
+    Errors: ConfigError for a row with an answer that is not: the trainer would learn it.
+    """
+    for row in part.rows:
+        if not all(map(is_learned, row["messages"])):
+            raise ConfigError(
+                "not-supported",
+                f"row {row['row']} of {part.name!r} has an answer with weight 0, which the "
+                "trainer would learn",
+                place=("task", "template"),
+                hint='use a named template (template = "chatml"), or a trainer that takes a '
+                "prompt and an answer: --to trl or --to datasets",
+            )
+        yield {"messages": row["messages"]}
 
 
 def texts(
@@ -35,10 +50,21 @@ def dialogues(sample: Sampled, part: Part) -> Iterator[dict[str, Any]]:
     elif sample.turns > 1:
         yield from conversations(part)
     else:
-        yield from (
-            {"prompt": row["messages"][:-1], "completion": row["messages"][-1:]}
-            for row in part.rows
-        )
+        for row in part.rows:
+            turns = [
+                {"role": turn["role"], "content": turn["content"]}
+                for turn in row["messages"][: last_learned(row["messages"]) + 1]
+            ]
+            yield {"prompt": turns[:-1], "completion": turns[-1:]}
+
+
+def last_learned(turns: Sequence[Mapping[str, Any]]) -> int:
+    """The position of the last answer that is learned."""
+    return max(
+        number
+        for number, turn in enumerate(turns)
+        if turn["role"] == "assistant" and is_learned(turn)
+    )
 
 
 def only_last(sample: Sampled) -> list[str]:

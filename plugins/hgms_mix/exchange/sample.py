@@ -90,9 +90,9 @@ class Sampled:
 
     @functools.cached_property
     def turns(self) -> int:
-        """The most answers that a row has."""
+        """The most answers that are learned in a row."""
         return max(
-            sum(turn["role"] == "assistant" for turn in row["messages"])
+            sum(turn["role"] == "assistant" and is_learned(turn) for turn in row["messages"])
             for part in self.parts
             for row in part.rows
         )
@@ -129,7 +129,10 @@ class Sampled:
             chats: Iterable[Any] = (known[row["row"]] for row in part.rows)
         else:
             chats = (
-                [Message(turn["role"], turn["content"]) for turn in row["messages"]]
+                [
+                    Message(turn["role"], turn["content"], learned=is_learned(turn))
+                    for turn in row["messages"]
+                ]
                 for row in part.rows
             )
         token = self.tokenizer.convert_ids_to_tokens
@@ -172,6 +175,11 @@ class Sampled:
                 hint="run hgms mix sample to draw them again",
             )
         return source
+
+
+def is_learned(turn: Mapping[str, Any]) -> bool:
+    """Whether a turn of a drawn row is to be learned, if it is an answer."""
+    return bool(turn.get("weight", 1))
 
 
 def sampled(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from typing import Any, Literal, final
 
 from attrs import frozen
@@ -23,12 +23,14 @@ class Message:
     """One turn of a conversation.
 
     ``context`` is the end of ``text`` that a template may set apart from what is asked (the
-    ``input`` of an Alpaca row, which follows the instruction after a line break).
+    ``input`` of an Alpaca row, which follows the instruction after a line break). Nothing is
+    learned from an answer that is not ``learned`` (``"weight": 0``): it is part of the prompt.
     """
 
     role: Role
     text: str
     context: str = ""
+    learned: bool = True
 
     @property
     def instruction(self) -> str:
@@ -66,6 +68,41 @@ PAIRS = (
 )
 """Fields of a prompt and its completion, in the order they are looked for."""
 
+
+def _words(text: str) -> frozenset[str]:
+    return frozenset(text.split())
+
+
+HARMLESS = _words("""
+    id idx index uid uuid guid _id row_id unique_id conversation_id prompt_id question_id message_id
+    conversation_hash hash turn_id parent_id timestamp tstamp date created_at updated_at source
+    sources data_source dataset dataset_name origin url link license licence author user_id
+    annotator_id annotator model model_name model_id generator language lang locale split subset
+    category categories topic tags tag task task_type domain subject level difficulty type kind name
+    tokens token_count num_tokens n_tokens length num_turns turns_count
+""")
+"""Columns and keys of turns that no answer depends on: they are not read, and not mentioned."""
+IGNORED = "ignored"
+"""What ``fields`` calls a column that is not to be read; several may begin with it."""
+DECIDING = _words("""
+    context history documents tools functions image images video videos audio audios
+""")
+"""Columns that an answer may depend on: a row that has one which its format does not read is a bad
+row.
+"""
+DECIDING_OF_TEXTS = frozenset({"input", "instruction"})
+"""The same of rows that are not conversations: in those such columns repeat a turn."""
+DECIDING_OF_TURNS = _words("""
+    tool_calls function_call reasoning_content reasoning thinking image images video videos audio
+    audios
+""")
+"""The same of the keys of a turn: a row that has one is a bad row."""
+VERDICTS = frozenset({"label", "kto_tag", "is_correct", "correct", "accepted", "is_accepted"})
+"""Columns that mark an answer as bad if they are false: such a row is a bad row."""
+WEIGHTS = ("weight", "train", "loss")
+"""Keys of a turn that tell whether it is learned: 1 or true, 0 or false."""
+OF_A_TURN = ("role", "from", "content", "value", *WEIGHTS)
+
 RAW = "\0text"
 """The field of what was read as raw text: files of rows name theirs, and never so."""
 
@@ -75,6 +112,11 @@ def _text(row: Row, name: str) -> str:
     if not isinstance(value, str):
         raise BadRow(f"{name!r} is {_kind(value)}, not text")
     return value
+
+
+def _learnable(row: Row, name: str) -> str:
+    """The text of an answer: null is an empty one."""
+    return "" if row[name] is None else _text(row, name)
 
 
 def _prompt(row: Row, name: str) -> str:
@@ -95,7 +137,7 @@ def _kind(value: object) -> str:
 def _lacks(row: Row, wanted: Sequence[str]) -> BadRow:
     """No field of these names: with what the row calls it instead, if that is near."""
     keys = [str(key) for key in row]
-    near = [key for name in wanted if (key := closest(name, keys))]
+    near = [key for name in wanted if (key := closest(name, keys)) and key not in wanted]
     hint = f" (did you misspell it as {near[0]!r}?)" if near else ""
     return BadRow(
         f"no {' or '.join(map(repr, wanted))}{hint}; it has: {', '.join(keys) or '(none)'}"
@@ -104,16 +146,18 @@ def _lacks(row: Row, wanted: Sequence[str]) -> BadRow:
 
 def _system(row: Row) -> tuple[Message, ...]:
     text = row.get("system") or row.get("system_prompt") or ""
-    return (Message("system", text),) if isinstance(text, str) and text.strip() else ()
+    if not isinstance(text, str):
+        raise BadRow(f"the system prompt is {_kind(text)}, not text")
+    return (Message("system", text),) if text.strip() else ()
 
 
 def _answer(row: Row, *names: str) -> str:
-    """The completion: it may be blank (real sets hold such rows; the token table leaves them out
-    and counts them).
+    """The completion: it may be blank or null (real sets hold such rows; the token table leaves
+    them out and counts them).
     """
     for name in names:
         if name in row:
-            return _text(row, name)
+            return _learnable(row, name)
     raise _lacks(row, names)
 
 
@@ -121,11 +165,27 @@ def _alpaca(row: Row) -> tuple[Message, ...]:
     if "instruction" not in row:
         raise _lacks(row, ["instruction"])
     text = _prompt(row, "instruction")
-    context = "" if row.get("input") is None else _text(row, "input")
+    # Dolly calls the input "context"
+    given = next((name for name in ("input", "context") if not is_empty(row.get(name))), None)
+    context = "" if given is None else _text(row, given)
     prompt = (
         Message("user", f"{text}\n{context}", context) if context.strip() else Message("user", text)
     )
-    return (*_system(row), prompt, Message("assistant", _answer(row, "output", "response")))
+    answer = Message("assistant", _answer(row, "output", "response"))
+    return (*_system(row), *_history(row), prompt, answer)
+
+
+def _history(row: Row) -> Iterator[Message]:
+    """The earlier turns of an Alpaca row (LLaMA-Factory): pairs of a prompt and an answer, which is
+    learned too.
+    """
+    history = row.get("history") or []
+    for number, pair in enumerate(history if isinstance(history, list) else [history], start=1):
+        texts = isinstance(pair, list) and all(isinstance(text, str) for text in pair)
+        if not texts or len(pair) != 2 or not pair[0].strip():
+            raise BadRow(f"pair {number} of 'history' is not a list of a prompt and an answer")
+        yield Message("user", pair[0])
+        yield Message("assistant", pair[1])
 
 
 def _pair(row: Row, pairs: Sequence[tuple[str, str]]) -> tuple[Message, ...]:
@@ -133,11 +193,10 @@ def _pair(row: Row, pairs: Sequence[tuple[str, str]]) -> tuple[Message, ...]:
         if prompt in row and answer in row:
             if isinstance(row[prompt], list) and isinstance(row[answer], list):
                 return _conversation([*row[prompt], *row[answer]], f"{prompt!r} and {answer!r}")
-            completion = Message("assistant", _text(row, answer))
+            completion = Message("assistant", _learnable(row, answer))
             return (*_system(row), Message("user", _prompt(row, prompt)), completion)
-    for prompt, answer in pairs:
-        if prompt in row:
-            raise _lacks(row, [answer])
+    if here := [prompt for prompt, _ in pairs if prompt in row]:
+        raise _lacks(row, [answer for prompt, answer in pairs if prompt == here[0]])
     raise _lacks(row, list(dict.fromkeys(prompt for prompt, _ in pairs)))
 
 
@@ -152,21 +211,20 @@ def _turns(row: Row, names: Sequence[str]) -> tuple[Message, ...]:
     for name in names:
         if name in row:
             messages = _conversation(row[name], repr(name))
-            return messages if messages[0].role == "system" else (*_system(row), *messages)
+            system = _system(row)
+            if messages[0].role != "system":
+                return (*system, *messages)
+            if system and system[0].text.strip() != messages[0].text.strip():
+                raise BadRow(f"the row and the turns of {name!r} have different system prompts")
+            return messages
     raise _lacks(row, names)
 
 
 def _conversation(value: object, where: str) -> tuple[Message, ...]:
-    if (
-        isinstance(value, Mapping)
-        and value
-        and all(isinstance(column, list) for column in value.values())
-    ):
-        # how tables store lists of structs: one list for each field
-        value = [dict(zip(value, turn, strict=True)) for turn in zip(*value.values(), strict=True)]
-    if not isinstance(value, list):
+    turns = turns_of(value)
+    if turns is None:
         raise BadRow(f"{where} is {_kind(value)}, not a list of turns")
-    messages = [_turn(turn, number) for number, turn in enumerate(value, start=1)]
+    messages = [_turn(turn, number) for number, turn in enumerate(turns, start=1)]
     while messages and messages[-1].role != "assistant":
         messages.pop()  # nothing is learned from what nobody answered
     if not messages:
@@ -177,6 +235,18 @@ def _conversation(value: object, where: str) -> tuple[Message, ...]:
     return tuple(messages)
 
 
+def turns_of(value: object) -> list[Any] | None:
+    """The turns of a conversation; None if it is not a list of them."""
+    if (
+        isinstance(value, Mapping)
+        and value
+        and all(isinstance(column, list) for column in value.values())
+    ):
+        # how tables store lists of structs: one list for each field
+        return [dict(zip(value, turn, strict=True)) for turn in zip(*value.values(), strict=True)]
+    return value if isinstance(value, list) else None
+
+
 def _turn(turn: object, number: int) -> Message:
     if not isinstance(turn, Mapping):
         raise BadRow(f"turn {number} is {_kind(turn)}, not an object")
@@ -185,11 +255,120 @@ def _turn(turn: object, number: int) -> Message:
     role = ROLES.get(speaker.casefold()) if isinstance(speaker, str) else None
     if role is None:
         raise BadRow(f"turn {number} has the role {speaker!r}; available: {', '.join(ROLES)}")
+    if key := next((key for key in turn if _decides(key, turn[key], DECIDING_OF_TURNS)), None):
+        raise BadRow(f"turn {number} has {key!r}, which is not read, but belongs to the turn")
+    if text is None and role == "assistant":
+        text = ""
     if not isinstance(text, str):
         raise BadRow(f"the text of turn {number} is {_kind(text)}, not text")
     if role == "user" and not text.strip():
         raise BadRow(f"the text of turn {number} is empty")
-    return Message(role, text)
+    return Message(role, text, learned=role != "assistant" or _is_learned(turn, number))
+
+
+def _is_learned(turn: Mapping[Any, Any], number: int) -> bool:
+    given = {key: turn[key] for key in WEIGHTS if turn.get(key) is not None}
+    for key, value in given.items():
+        if not isinstance(value, int | float) or value not in (0, 1):
+            raise BadRow(f"{key}={value!r} of turn {number} is neither 0 nor 1")
+    return all(given.values())
+
+
+def is_empty(value: object) -> bool:
+    """Whether a value of a row says nothing: null, blank text, or an empty list or object (also as
+    text, as some tables store them).
+    """
+    if isinstance(value, str):
+        return value.strip() in ("", "[]", "{}")
+    return value is None or value in ([], {})
+
+
+def _decides(name: object, value: object, among: Collection[str]) -> bool:
+    return str(name).casefold() in among and not is_empty(value)
+
+
+def _verdict(value: object) -> bool | None:
+    """Whether a row is marked as good; None where the value does not say."""
+    if isinstance(value, str):
+        return {"true": True, "false": False}.get(value.strip().casefold())
+    return value if isinstance(value, bool) else None
+
+
+def _is_harmless(name: str) -> bool:
+    # ``fields`` may call several columns so
+    return name.casefold() in HARMLESS or name.startswith(IGNORED)
+
+
+class _Watched(dict[str, Any]):
+    """A row that keeps the names of the columns that were read."""
+
+    def __init__(self, row: Row) -> None:
+        super().__init__(row)
+        self.read: set[str] = set()
+
+    def __getitem__(self, name: str) -> Any:
+        self.read.add(name)
+        return super().__getitem__(name)
+
+    def get(self, name: str, default: Any = None) -> Any:
+        self.read.add(name)
+        return super().get(name, default)
+
+
+def read_row(form: Format, row: Row) -> tuple[tuple[Message, ...], frozenset[str]]:
+    """The conversation in a row, and the names of what was not read and may matter: columns, keys
+    of turns (``messages[].key``), and turns after the last answer.
+
+    >>> row = {"id": 3, "prompt": "1 + 1?", "completion": "2", "grade": "A"}
+    >>> sorted(read_row(FORMATS["prompt-completion"], row)[1])
+    ['grade']
+
+    Errors: BadRow for a row that cannot be read, that is marked as bad (:data:`VERDICTS`), or that
+        has a column which is not read, though the answer may depend on it (:data:`DECIDING`).
+    """
+    watched = _Watched(row)
+    messages = form.read(watched)
+    unread = {
+        str(name): value
+        for name, value in row.items()
+        if name not in watched.read and not is_empty(value)
+    }
+    conversation = any(
+        turns_of(row.get(name)) for name in watched.read & {"messages", *CONVERSATIONS}
+    )
+    deciding = DECIDING if conversation else DECIDING | DECIDING_OF_TEXTS
+    for name, value in unread.items():
+        folded = name.casefold()
+        if folded in VERDICTS and _verdict(value) is False:
+            raise BadRow(f"{name!r} is false: the data mark the answer as bad")
+        if _decides(name, value, deciding):
+            raise BadRow(
+                f"{name!r} is not read, but the answer may depend on it (to read it in an alpaca "
+                f"row: fields = {{ input = {name!r} }}; to ignore it: fields = {{ ignored = "
+                f"{name!r} }})"
+            )
+    names = {
+        name
+        for name, value in unread.items()
+        if not _is_harmless(name) and not (name.casefold() in VERDICTS and _verdict(value))
+    }
+    for name in watched.read:
+        names |= _unread_of_turns(name, row.get(name))
+    return messages, frozenset(names)
+
+
+def _unread_of_turns(name: str, value: object) -> set[str]:
+    turns = [turn for turn in turns_of(value) or [] if isinstance(turn, Mapping)]
+    names = {
+        f"{name}[].{key}"
+        for turn in turns
+        for key in turn
+        if key not in OF_A_TURN and not _is_harmless(str(key)) and not is_empty(turn[key])
+    }
+    last = str(turns[-1].get("role", turns[-1].get("from"))).casefold() if turns else ""
+    if turns and name in ("messages", *CONVERSATIONS) and ROLES.get(last) != "assistant":
+        names.add(f"turns of {name} after the last answer")
+    return names
 
 
 FORMATS: Mapping[str, Format] = {

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import hashlib
 import shutil
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, final
 
@@ -17,6 +17,10 @@ from torch import Tensor
 
 from hgms_core import ConfigError
 from hgms_mix.lm.store import Leaf, load, locked, save
+
+
+def _names(value: Iterable[str]) -> tuple[str, ...]:
+    return tuple(value)  # JSON has lists only
 
 
 @final
@@ -39,7 +43,7 @@ class Report:
     truncated: int = 0
     longest: int = 0
     shortest: int = 0
-    unread: tuple[str, ...] = attrs.field(default=(), converter=tuple)
+    unread: tuple[str, ...] = field(default=(), converter=_names)
 
 
 @final

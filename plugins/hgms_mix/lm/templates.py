@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING, Any, final
 
-from attrs import field, frozen
+from attrs import evolve, field, frozen
 
 from hgms_core import ConfigError, DataError, choice, one_of
 from hgms_core.torch_errors import first_line
@@ -57,8 +57,9 @@ class Template:
     (save for the tokenizers that need the whole text at once). In ``model`` the chat template's
     special tokens are written as text, so one that a row happens to spell is one, too.
 
-    ``pieces`` are those of a conversation up to its last answer, ``opening`` those before an answer
-    that is to be written.
+    ``pieces`` are those of a conversation up to its last learned answer, ``opening`` those before
+    an answer that is to be written. ``last_only``: the chat template writes earlier answers in
+    another way than the last one (Qwen3), so a row for each answer is required.
     """
 
     name: str
@@ -66,6 +67,7 @@ class Template:
     opening: Callable[[Sequence[Message]], list[Piece]]
     specials: bool
     text: str = field(default="", repr=False)
+    last_only: bool = False
 
 
 known_template: Any = choice(*TEMPLATES)
@@ -96,7 +98,12 @@ def template_for(name: str, tokenizer: PreTrainedTokenizerBase) -> Template:
         )
     chat = _Chat(tokenizer)
     return Template(
-        "model", chat.pieces, chat.opening, specials=True, text=str(tokenizer.chat_template)
+        "model",
+        chat.pieces,
+        chat.opening,
+        specials=True,
+        text=str(tokenizer.chat_template),
+        last_only=chat.last_only(),
     )
 
 
@@ -177,8 +184,8 @@ def _named_template(name: str, tokenizer: PreTrainedTokenizerBase) -> Template:
             if message.role == "assistant":
                 pieces += [
                     *_prompt(style.head),
-                    (message.text, True),
-                    (style.end, True),
+                    (message.text, message.learned),
+                    (style.end, message.learned),
                     *_prompt(style.tail),
                 ]
             else:
@@ -222,12 +229,36 @@ def _joined(pieces: Iterable[Piece]) -> list[Piece]:
 
 
 def answered(messages: Sequence[Message]) -> Sequence[Message]:
-    """The conversation up to its last answer."""
-    last = max(
-        (number for number, message in enumerate(messages) if message.role == "assistant"),
-        default=-1,
-    )
-    return messages[: last + 1]
+    """The conversation up to its last learned answer."""
+    return messages[: max(answers_of(messages), default=-1) + 1]
+
+
+def answers_of(messages: Sequence[Message]) -> list[int]:
+    """The positions of the answers that are learned."""
+    return [
+        number
+        for number, message in enumerate(messages)
+        if message.role == "assistant" and message.learned
+    ]
+
+
+def one_answer_each(messages: Sequence[Message]) -> list[tuple[Message, ...]]:
+    """A conversation as one row for each learned answer, the only one that is learned in it.
+
+    >>> chat = [Message(role, text) for role, text in zip(["user", "assistant"] * 2, "qasb")]
+    >>> [[message.learned for message in row] for row in one_answer_each(chat)]
+    [[True, True], [True, False, True, True]]
+    """
+    return [
+        tuple(
+            evolve(message, learned=message.role != "assistant" or number == answer)
+            for number, message in enumerate(messages[: answer + 1])
+        )
+        for answer in answers_of(messages)
+    ]
+
+
+PROBE = "an answer"
 
 
 @frozen(eq=False)
@@ -237,7 +268,17 @@ class _Chat:
     """
 
     tokenizer: PreTrainedTokenizerBase
+    prompts: bool = field(init=False)
+    """Whether it writes a generation prompt."""
     frame: tuple[str, str] | None = field(init=False)
+
+    @prompts.default
+    def _has_generation_prompt(self) -> bool:
+        question = [Message("user", "a question")]
+        try:
+            return self.render(question, generate=True) != self.render(question)
+        except DataError:
+            return False
 
     @frame.default
     def _around(self) -> tuple[str, str] | None:
@@ -246,12 +287,12 @@ class _Chat:
         try:
             bare = self.render(question)
             before = self.render(question, generate=True)
-            whole = self.render([*question, Message("assistant", "an answer")])
+            whole = self.render([*question, Message("assistant", PROBE)])
         except DataError:
             return None
         head = before.removeprefix(bare)
-        clear = head not in ("", before) and whole.startswith(before + "an answer")
-        return (head, whole[len(before) + len("an answer") :]) if clear else None
+        clear = head not in ("", before) and whole.startswith(before + PROBE)
+        return (head, whole[len(before) + len(PROBE) :]) if clear else None
 
     def render(self, messages: Sequence[Message], generate: bool = False) -> str:
         turns = [{"role": message.role, "content": message.text} for message in messages]
@@ -270,13 +311,42 @@ class _Chat:
                 hint='remove such rows, or use a named template (template = "chatml")',
             ) from error
 
+    def last_only(self) -> bool:
+        """Whether an earlier answer is written in another way than the last one, with thoughts
+        or without.
+        """
+        for answer in (PROBE, f"<think>\nthoughts\n</think>\n\n{PROBE}"):
+            chat = [Message("user", "a question"), Message("assistant", answer)]
+            try:
+                first = self.render(chat).rstrip()
+                both = self.render([*chat, *chat])
+            except DataError:
+                return False
+            if not both.startswith(first):
+                return True
+        return False
+
     def opening(self, messages: Sequence[Message]) -> list[Piece]:
-        return [(self.render(messages, generate=True), False)]
+        before = self.render(messages, generate=True)
+        if not self.prompts:
+            whole = self.render([*messages, Message("assistant", PROBE)])
+            if whole.startswith(before):
+                before = whole[: self._begin(whole, PROBE, len(before))]
+        return [(before, False)]
+
+    def _begin(self, text: str, answer: str, prompt: int) -> int:
+        """Where an answer begins in a rendered conversation, whose generation prompt ends at
+        ``prompt``. All that the template writes after a generation prompt is learned (an empty
+        block of thoughts); if it has none, the header before an answer is part of the prompt.
+        """
+        begin = text.find(answer.strip(), prompt)
+        header = not self.prompts and begin > prompt and text[prompt:begin].strip()
+        return begin if header else prompt
 
     def pieces(self, messages: Sequence[Message]) -> list[Piece]:
         messages = answered(messages)
         whole = self.render(messages)
-        answers = [number for number, message in enumerate(messages) if message.role == "assistant"]
+        answers = answers_of(messages)
         if len(answers) == 1 and (row := self._last(whole, messages[-1].text)):
             return row
         pieces: list[Piece] = []
@@ -296,10 +366,7 @@ class _Chat:
                     place=("template",),
                     hint='use a named template (template = "chatml"), or rows of one turn',
                 )
-            begin = len(before)
-            answer = through.find(messages[number].text.strip(), begin)
-            if answer > begin and through[begin:answer].strip():
-                begin = answer  # a header that the generation prompt lacks is not learned
+            begin = self._begin(through, messages[number].text, len(before))
             # nor the white space that the template puts after the end mark
             stop = max(len(through.rstrip()), begin)
             pieces += [(whole[at:begin], False), (whole[begin:stop], True)]

@@ -105,7 +105,12 @@ class Sample:
 
 
 class Sampling(Stage):
-    """Writes the drawn rows with their texts, so that any other program can train on them too."""
+    """Writes the drawn rows with their texts, so that any other program can train on them too.
+
+    ``row`` is the number of the row in its source. If the model's chat template writes the last
+    answer of a conversation in another way than earlier ones, each answer is a row: answer n of
+    row r has the number 1000 r + n, and earlier answers have ``"weight": 0``.
+    """
 
     name: ClassVar[str] = "sample"
     version: ClassVar[str] = "2"
@@ -147,7 +152,8 @@ class Sampling(Stage):
                 f"  {line}; "
                 f"{'the set is smaller' if sample.allow_fewer else 'the others give the rest'}"
             )
-        rows = listed(getattr(mix.task, sample.of), tables, chosen, scores)
+        split = mix.task.split_answers()
+        rows = listed(getattr(mix.task, sample.of), tables, chosen, scores, split=split)
         rows = [rows[i] for i in sample.order(len(rows), seed=seed).tolist()]
         write_rows(folder / "rows.jsonl.gz", rows)
         facts = {
@@ -241,8 +247,12 @@ def listed(
     tables: Mapping[str, Any],
     chosen: Mapping[str, Tensor],
     scores: Mapping[str, Tensor] | None,
+    *,
+    split: bool = False,
 ) -> list[dict[str, Any]]:
-    """The chosen rows, by source and then by position, with their texts."""
+    """The chosen rows, by source and then by position, with their texts. An answer that is not
+    learned has the weight 0. ``split``: each answer of a conversation is a row.
+    """
     from hgms_mix.lm import examples_at
 
     rows = []
@@ -250,11 +260,17 @@ def listed(
         numbers = tables[name].rows[chosen[name]]
         texts = {
             example.row: example.messages
-            for example in examples_at(name, sources[name], numbers.sort().values.numpy())
+            for example in examples_at(
+                name, sources[name], numbers.sort().values.numpy(), split=split
+            )
         }
         for position, row in zip(chosen[name].tolist(), numbers.tolist(), strict=True):
             score = {} if scores is None else {"score": float(scores[name][position])}
-            messages = [{"role": message.role, "content": message.text} for message in texts[row]]
+            messages = [
+                {"role": message.role, "content": message.text}
+                | ({} if message.learned else {"weight": 0})
+                for message in texts[row]
+            ]
             rows.append({"source": name, "row": row, **score, "messages": messages})
     return rows
 

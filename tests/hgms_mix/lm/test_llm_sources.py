@@ -128,6 +128,151 @@ def test_every_format_is_detected_and_read(
     assert [(message.role, message.text) for message in FORMATS[name].read(row)] == expected
 
 
+def turns(*texts: str, **last: Any) -> list[dict[str, Any]]:
+    """Turns of user and assistant, with further keys of the last one."""
+    listed = [
+        {"role": "assistant" if number % 2 else "user", "content": text}
+        for number, text in enumerate(texts)
+    ]
+    return [*listed[:-1], {**listed[-1], **last}]
+
+
+USED = [
+    # Dolly
+    (
+        {"instruction": "Q", "context": "C", "response": "A", "category": "qa"},
+        [("user", "Q\nC"), ("assistant", "A")],
+    ),
+    ({"instruction": "Q", "context": "", "response": "A"}, TURNS),
+    # LLaMA-Factory
+    (
+        {"instruction": "Q", "input": "", "output": "A", "history": [["P", "O"]], "system": "S"},
+        [("system", "S"), ("user", "P"), ("assistant", "O"), *TURNS],
+    ),
+    ({"instruction": "Q", "output": "A", "history": []}, TURNS),
+    # an answer of null is an empty one
+    ({"instruction": "Q", "output": None}, [("user", "Q"), ("assistant", "")]),
+    ({"prompt": "Q", "completion": None}, [("user", "Q"), ("assistant", "")]),
+    (
+        {"messages": [{"role": "user", "content": "Q"}, {"role": "assistant", "content": None}]},
+        [("user", "Q"), ("assistant", "")],
+    ),
+    # columns of Parquet that are there, but empty
+    ({"messages": turns("Q", "A", tool_calls=[], reasoning_content=None), "tools": "[]"}, TURNS),
+    ({"prompt": "Q", "completion": "A", "label": True}, TURNS),
+]
+
+
+@pytest.mark.parametrize(("row", "expected"), USED)
+def test_columns_that_an_answer_depends_on_are_used(
+    tmp_path: Path, row: dict[str, Any], expected: list[tuple[str, str]]
+) -> None:
+    (example,) = read_examples("s", Source(path=str(lines(tmp_path / "s.jsonl", [row]))))
+    assert words(example) == expected
+    assert not example.unread
+
+
+REFUSED = [
+    # KTO: an answer that is marked as bad
+    ({"messages": turns("Q", "BAD"), "label": False}, "'label' is false"),
+    ({"prompt": "Q", "completion": "BAD", "kto_tag": "False"}, "'kto_tag' is false"),
+    ({"prompt": "Q", "completion": "BAD", "is_correct": False}, "'is_correct' is false"),
+    ({"question": "Q", "answer": "A", "context": "C"}, "'context' is not read"),
+    ({"instruction": "Q", "input": "I", "context": "C", "output": "A"}, "'context' is not read"),
+    ({"prompt": "Q", "completion": "A", "history": [["P", "O"]]}, "'history' is not read"),
+    ({"prompt": "Q", "input": "I", "completion": "A"}, "'input' is not read"),
+    ({"messages": turns("Q", "A"), "tools": [{"name": "t"}]}, "'tools' is not read"),
+    ({"messages": turns("Q", "A"), "images": ["a.png"]}, "'images' is not read"),
+    ({"messages": turns("Q", "A", reasoning_content="R")}, "turn 2 has 'reasoning_content'"),
+    ({"messages": turns("Q", "A", tool_calls=[{"id": 1}])}, "turn 2 has 'tool_calls'"),
+    ({"messages": turns("Q", "A", weight=0.5)}, "weight=0.5 of turn 2 is neither 0 nor 1"),
+    ({"instruction": "Q", "output": "A", "history": ["P"]}, "pair 1 of 'history' is not"),
+    (
+        {"system": "T", "messages": [{"role": "system", "content": "S"}, *turns("Q", "A")]},
+        "the row and the turns of 'messages' have different system prompts",
+    ),
+    ({"system": ["S"], "messages": turns("Q", "A")}, "the system prompt is a list, not text"),
+]
+
+
+@pytest.mark.parametrize(("row", "why"), REFUSED)
+def test_a_row_whose_meaning_a_column_changes_is_refused_or_left_out_and_counted(
+    tmp_path: Path, row: dict[str, Any], why: str
+) -> None:
+    good = {"prompt": "Q", "completion": "A"} if "messages" not in row else None
+    good = {"messages": turns("Q", "A")} if good is None else good
+    if "instruction" in row:
+        good = {"instruction": "Q", "output": "A"}
+    if "question" in row:
+        good = {"question": "Q", "answer": "A"}
+    path = str(lines(tmp_path / "s.jsonl", [good, row, good]))
+    with rejects("wrong-row", "s", "path", of=DataError) as caught:
+        read_examples("s", Source(path=path))
+    assert f"line 2: {why}" in caught.value.message
+    examples, report = read("s", Source(path=path, max_bad_rows=1))
+    assert [words(example) for example in examples] == [TURNS, TURNS]
+    assert report.bad == 1
+
+
+def test_nothing_is_learned_from_a_turn_with_the_weight_0(tmp_path: Path) -> None:
+    """OpenAI's weight, axolotl's train and ms-swift's loss."""
+    for mark in ({"weight": 0}, {"train": False}, {"loss": False}):
+        wrong = [*turns("Q", "WRONG", **mark), *turns("R", "A", weight=1)]
+        path = str(lines(tmp_path / "s.jsonl", [{"messages": wrong}]))
+        (example,) = read_examples("s", Source(path=path))
+        assert [message.learned for message in example.messages] == [True, False, True, True]
+        table = token_table(
+            "s", Source(path=path), load_tokenizer("bytes"), template="plain", max_length=64
+        )
+        assert bytes(table.tokens[table.mask][:-1].tolist()) == b"A"
+        assert b"WRONG" in bytes(token % 256 for token in table.tokens.tolist())
+    unlearned = {"messages": turns("Q", "A", weight=0)}
+    (example,) = read_examples("s", Source(path=str(lines(tmp_path / "t.jsonl", [unlearned]))))
+    assert example.blank
+
+
+def test_columns_that_are_not_read_are_named_once(tmp_path: Path) -> None:
+    rows = [
+        {"messages": turns("Q", "A", mood="good"), "id": 1, "chosen": "x"},
+        {"messages": [*turns("Q", "A"), {"role": "user", "content": "R"}], "grade": 1, "note": ""},
+    ]
+    _, report = read("s", Source(path=str(lines(tmp_path / "s.jsonl", rows))))
+    assert report.unread == (
+        "chosen",
+        "grade",
+        "messages[].mood",
+        "turns of messages after the last answer",
+    )
+
+
+def test_a_column_can_be_ignored_on_purpose(tmp_path: Path) -> None:
+    path = str(lines(tmp_path / "s.jsonl", [{"question": "Q", "answer": "A", "context": "C"}]))
+    source = Source(path=path, fields={"ignored": "context"})
+    assert [words(example) for example in read_examples("s", source)] == [TURNS]
+    assert not read("s", source)[1].unread
+    fields = {"instruction": "question", "input": "context", "output": "answer"}
+    (example,) = read_examples("s", Source(path=path, fields=fields))
+    assert words(example)[0] == ("user", "Q\nC")
+
+
+@pytest.mark.parametrize(
+    ("row", "hint"),
+    [
+        ({"prompt": "Q", "chosen": "A", "rejected": "B"}, 'fields = { completion = "chosen" }'),
+        ({"text": "A document."}, 'format = "text"'),
+        ({"question": "Q", "solution": "A"}, "set fields = "),
+    ],
+)
+def test_advice_for_rows_of_no_known_format_never_renames_a_column_to_itself(
+    tmp_path: Path, row: dict[str, Any], hint: str
+) -> None:
+    path = str(lines(tmp_path / "s.jsonl", [row]))
+    with rejects("wrong-format", "s", "path", of=DataError) as caught:
+        read_examples("s", Source(path=path))
+    assert hint in (caught.value.hint or "")
+    assert "rename" not in (caught.value.hint or "")
+
+
 BAD = [
     ("alpaca", {"instrution": "Q", "output": "A"}, "'instrution'?); it has: instrution, output"),
     (
@@ -136,8 +281,10 @@ BAD = [
         "no 'output' or 'response' (did you misspell it as 'Output'?)",
     ),
     ("alpaca", {"instruction": "  ", "output": "A"}, "'instruction' is empty"),
+    ("chat", {"messages": "a text"}, "'messages' is a str, not a list of turns"),
+    ("prompt-completion", {"prompt": "Q", "chosen": "A"}, "no 'completion' or 'response'; it has"),
     ("alpaca", {"instruction": "Q", "output": 7}, "'output' is an int, not text"),
-    ("alpaca", {"instruction": "Q", "output": None}, "'output' is null, not text"),
+    ("alpaca", {"instruction": "Q", "output": True}, "'output' is a bool, not text"),
     ("alpaca", {"instruction": "Q", "input": ["x"], "output": "A"}, "'input' is a list, not text"),
     ("gsm8k", {"question": "Q", "answer": "2"}, "no '#### ' line"),
     ("gsm8k", {"question": "Q"}, "no 'answer'"),
@@ -418,12 +565,12 @@ def test_no_good_row_is_an_error_whatever_the_limit(tmp_path: Path) -> None:
 def test_a_bad_row_of_an_array_or_table_has_the_number_that_its_example_would_have(
     tmp_path: Path,
 ) -> None:
-    rows = [*ALPACA[:2], {"instruction": "Q", "input": "", "output": None}, ALPACA[2]]
+    rows = [*ALPACA[:2], {"instruction": None, "input": "", "output": "A"}, ALPACA[2]]
     for path in (array(tmp_path / "a.json", rows), parquet(tmp_path / "a.parquet", rows)):
         with rejects("wrong-row", "s", "path", of=DataError) as caught:
             read_examples("s", Source(path=str(path)))
         assert caught.value.message.startswith("1 of 4 ")
-        assert caught.value.message.endswith("\nrow 2: 'output' is null, not text")
+        assert caught.value.message.endswith("\nrow 2: 'instruction' is null, not text")
         assert [
             example.row for example in read_examples("s", Source(path=str(path), max_bad_rows=1))
         ] == [0, 1, 3]

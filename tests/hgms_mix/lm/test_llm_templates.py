@@ -9,20 +9,24 @@ import json
 import os
 import sys
 from pathlib import Path
+from typing import Any
 
+import numpy as np
 import pytest
 import torch
+from attrs import evolve
 from helpers import rejects
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from hgms_core import ConfigError, DataError, MissingExtra
+from hgms_core import ConfigError, DataError, Key, MissingExtra
 from hgms_mix.lm.formats import Message
 from hgms_mix.lm.models import BaseModel
+from hgms_mix.lm.rows import examples_at
 from hgms_mix.lm.sources import Source, read_examples
 from hgms_mix.lm.templates import TEMPLATES, template_for
 from hgms_mix.lm.tokenizers import byte_tokenizer, gpt2_tokenizer, load_tokenizer, padded
-from hgms_mix.lm.tokens import encode, prompt_tokens, stop_tokens
+from hgms_mix.lm.tokens import drawn_table, encode, prompt_tokens, stop_tokens, token_table
 
 pytest.importorskip("transformers", reason="transformers is not installed")
 from tokenizers import Tokenizer, decoders, models, normalizers, processors
@@ -60,6 +64,13 @@ FORGETFUL = (  # strips the thoughts of all but the last answer
     "{% for m in messages %}<|im_start|>{{ m['role'] }}\n"
     "{{ m['content'] if loop.last else m['content'].split('</think>') | last }}<|im_end|>\n"
     "{% endfor %}{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
+)
+QWEN = (  # an empty block of thoughts in the last answer; the thoughts of earlier ones are removed
+    "{% for m in messages %}<|im_start|>{{ m.role }}\n"
+    "{% if m.role == 'assistant' and loop.last %}"
+    "{% if '</think>' not in m.content %}<think>\n\n</think>\n\n{% endif %}{{ m.content }}"
+    "{% else %}{{ (m.content.split('</think>') | last).lstrip('\n') }}{% endif %}"
+    "<|im_end|>\n{% endfor %}{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
 )
 MARKS = ["<|im_start|>", "<|im_end|>", "<|head|>", "<|/head|>", "<|eot|>", "<turn>", "</turn>"]
 
@@ -217,6 +228,91 @@ def test_the_answers_of_a_chat_template_and_their_end_marks_are_learned(
     assert single.endswith("⟧")
     if template not in (TURNS, INST):
         assert "S" in shown(chat("Q", "A", system="S"), tokenizer, "model")
+
+
+@pytest.mark.parametrize("template", [CHATML, HEADERS, TURNS, INST, LATE, FORGETFUL, QWEN])
+@pytest.mark.parametrize("answer", ["A", "<think>\nhm\n</think>\n\nA"])
+def test_the_prompt_at_evaluation_is_the_prompt_in_training(template: str, answer: str) -> None:
+    tokenizer = with_template(template)
+    written = template_for("model", tokenizer)
+    for messages in (chat("1+1?", answer), chat("1+1?", answer, "2+2?", answer)):
+        *context, last = messages
+        row = [*(evolve(m, learned=m.role != "assistant") for m in context), last]
+        tokens, learned = encode([written.pieces(row)], tokenizer, written)[0]
+        border = learned.index(True)
+        assert prompt_tokens(context, tokenizer, written) == tokens[:border]
+        assert all(learned[border:])
+        assert "A" in tokenizer.decode(tokens[border:])
+
+
+def test_templates_that_write_earlier_answers_in_another_way_are_known() -> None:
+    known = {
+        template: template_for("model", with_template(template)).last_only
+        for template in (CHATML, HEADERS, TURNS, INST, LATE, FORGETFUL, QWEN)
+    }
+    assert [template for template, last_only in known.items() if last_only] == [FORGETFUL, QWEN]
+    assert not template_for("chatml", with_template(QWEN)).last_only
+
+
+def test_a_conversation_is_a_row_for_each_answer_where_the_template_requires_it(
+    tmp_path: Path,
+) -> None:
+    """Qwen3. The rows are the same whether they are all tokenised, picked by their numbers, or
+    drawn.
+    """
+    tokenizer = with_template(QWEN)
+    talks = [
+        [("user", "Q"), ("assistant", "A"), ("user", "R"), ("assistant", "B")],
+        [("user", "S"), ("assistant", "C")],
+        [("user", "T"), ("assistant", ""), ("user", "U"), ("assistant", "D")],
+    ]
+    path = tmp_path / "s.jsonl"
+    path.write_text(
+        "".join(
+            json.dumps({"messages": [{"role": role, "content": text} for role, text in talk]})
+            + "\n"
+            for talk in talks
+        )
+    )
+    options: dict[str, Any] = {"template": "model", "max_length": 200}
+    source = Source(path=str(path))
+    table = token_table("s", source, tokenizer, **options)
+    # answer 0 of row 2 is empty
+    assert table.rows.tolist() == [0, 1, 1000, 2001]
+    user, assistant = "<|im_start|>user\n", "<|im_start|>assistant\n"
+    thoughts = "<think>\n\n</think>\n\n"
+    rows = [tokenizer.decode(table.row(position)[0]) for position in range(4)]
+    assert rows == [
+        f"{user}Q<|im_end|>\n{assistant}{thoughts}A<|im_end|>",
+        f"{user}Q<|im_end|>\n{assistant}A<|im_end|>\n{user}R<|im_end|>\n"
+        f"{assistant}{thoughts}B<|im_end|>",
+        f"{user}S<|im_end|>\n{assistant}{thoughts}C<|im_end|>",
+        f"{user}T<|im_end|>\n{assistant}<|im_end|>\n{user}U<|im_end|>\n"
+        f"{assistant}{thoughts}D<|im_end|>",
+    ]
+    for position, answer in enumerate("ABCD"):
+        tokens, mask = table.row(position)
+        assert tokenizer.decode(tokens[mask]) == f"{thoughts}{answer}<|im_end|>"
+    picked = token_table("s", source, tokenizer, **options, pick=torch.tensor([1000, 1]))
+    assert picked.rows.tolist() == [1000, 1]
+    assert torch.equal(picked.row(1)[0], table.row(1)[0])
+    drawn = drawn_table("s", source, tokenizer, count=3, key=Key(0), **options)
+    assert drawn.size == 3
+    assert set(drawn.rows.tolist()) < set(table.rows.tolist())
+    # parts of a file share no conversation
+    half = token_table("s", Source(path=str(path), rows=1, shuffle_seed=0), tokenizer, **options)
+    rest = token_table("s", Source(path=str(path), skip=1, shuffle_seed=0), tokenizer, **options)
+    talks_of = [{row // 1000 for row in part.rows.tolist()} for part in (half, rest)]
+    assert not talks_of[0] & talks_of[1]
+    assert talks_of[0] | talks_of[1] == {0, 1, 2}
+    texts = [
+        [(message.text, message.learned) for message in example.messages]
+        for example in examples_at("s", source, np.array([1, 1000]), split=True)
+    ]
+    assert texts == [
+        [("Q", True), ("A", False), ("R", True), ("B", True)],
+        [("S", True), ("C", True)],
+    ]
 
 
 def test_white_space_that_a_template_trims_does_not_hide_the_answer() -> None:
