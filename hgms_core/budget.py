@@ -44,8 +44,9 @@ def _amount(budget: object, attribute: Any, value: Any) -> None:
 
 @frozen(kw_only=True, init=False)
 class Budget:
-    """Exactly one of: wall-clock seconds (without evaluation), outer steps, oracle calls; or a
-    text, as :meth:`parse` takes it.
+    """Exactly one of: wall-clock seconds, outer steps, oracle calls; or a text, as :meth:`parse`
+    takes it. Evaluation and compilation are part of no budget: records have the seconds of
+    compilation as ``compile_seconds``.
 
     >>> Budget("60s")
     Budget(seconds=60.0, outer_steps=None, oracle_calls=None)
@@ -88,7 +89,7 @@ class Budget:
         """``"60s"``, ``"2 min"``, ``"25 steps"`` or ``"1e5 calls"``."""
         match = re.fullmatch(
             r"([0-9]+\.?[0-9]*|\.[0-9]+)(e\+?[0-9]+)? ?([a-z ]+)",
-            " ".join(str(text).casefold().split()),
+            " ".join(str(text).lower().split()),
         )
         if match is None or match[3] not in _UNITS:
             near = closest(match[3], _UNITS) if match else None

@@ -107,7 +107,7 @@ class Host:
     """
 
     def __init__(self, *, tolerant: bool = False) -> None:
-        self.strict = os.environ.get("HGMS_STRICT_PLUGINS", "") not in ("", "0") and not tolerant
+        self.strict = _is_set("HGMS_STRICT_PLUGINS") and not tolerant
         self.tolerant = tolerant
         self.infos: dict[str, PluginInfo] = {}
         self._manager = pluggy.PluginManager("hgms")
@@ -345,12 +345,29 @@ class Host:
                 "the plugin implements no hook",
                 hint="define a function hgms_register_…, marked by @hookimpl",
             )
+        if (other := self._manager.get_name(plugin)) is not None:
+            raise PluginError(
+                "duplicate-plugin",
+                f"the entry points {other!r} and {info.name!r} refer to the same module "
+                f"{info.module}",
+                place=(info.name,),
+                hint="remove one of them",
+            )
         try:
             self._manager.register(plugin, name=info.name)
         except pluggy.PluginValidationError as error:
             text = " ".join(str(error).split())
             raise PluginError("wrong-signature", text, place=(info.name,)) from error
         self.infos[info.name] = attrs.evolve(info, hooks=tuple(hooks))
+
+
+def _is_set(variable: str) -> bool:
+    """Whether an environment variable is 1 or true. Errors: ConfigError for other texts."""
+    text = os.environ.get(variable, "")
+    meaning = {"": False, "0": False, "false": False, "1": True, "true": True}
+    if text.lower() not in meaning:
+        raise ConfigError("wrong-value", f"{variable}={text!r} must be 0 or 1", place=(variable,))
+    return meaning[text.lower()]
 
 
 def _place(where: str) -> str:

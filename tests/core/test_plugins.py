@@ -12,7 +12,7 @@ from fakes import Site
 from helpers import rejects
 
 from hgms.cli.inspect import plugin_row
-from hgms_core.errors import MissingExtra, PluginError
+from hgms_core.errors import ConfigError, MissingExtra, PluginError
 from hgms_core.host import Host
 from hgms_core.registry import Registry
 
@@ -89,6 +89,25 @@ def test_a_broken_plugin_of_ours_is_an_error_that_names_it(site: Site) -> None:
         "  run `hgms plugins -v` for the traceback"
     )
     assert Host.load(tolerant=True).infos["bad"].status == "failed"
+
+
+def test_one_module_under_two_names_is_named_with_both(
+    site: Site, caplog: pytest.LogCaptureFixture
+) -> None:
+    site.solver("one_plugin", "one")
+    site.install("hgms-one", {"a-one": "one_plugin", "b-one": "one_plugin"})
+    host = Host.load()
+    assert [info.status for info in host.infos.values()] == ["loaded", "failed"]
+    assert "'a-one' and 'b-one'" in str(host.infos["b-one"].error)
+
+
+@pytest.mark.parametrize(("text", "strict"), [("1", True), ("true", True), ("0", False)])
+def test_strict_is_on_or_off(monkeypatch: pytest.MonkeyPatch, text: str, strict: bool) -> None:
+    monkeypatch.setenv("HGMS_STRICT_PLUGINS", text)
+    assert Host().strict is strict
+    monkeypatch.setenv("HGMS_STRICT_PLUGINS", "maybe")
+    with rejects("wrong-value", "HGMS_STRICT_PLUGINS", of=ConfigError):
+        Host()
 
 
 def test_strict_makes_every_failure_an_error(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:

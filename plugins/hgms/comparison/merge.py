@@ -5,13 +5,15 @@ from __future__ import annotations
 import contextlib
 import os
 import shutil
+import stat
+import sys
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
 from attrs import frozen
 
 from hgms.config.tables import parse_json
-from hgms.runs import ROWS, RunFolder, is_marker, leased, read_file, replace_file
+from hgms.runs import ROWS, RunFolder, is_marker, leased, opened, read_file, replace_file
 from hgms_core import CheckpointError, ConfigError, raise_all
 
 REMEDY = "remove the wrong folder, or omit its source"
@@ -60,6 +62,7 @@ def plan(sources: Sequence[Path], target: Path) -> list[Step]:
                 else None
             )
             try:
+                _ensure_regular(folder)
                 further = other is None or _further(folder, other)
             except CheckpointError as error:
                 faults += [
@@ -95,7 +98,8 @@ def carry_out(steps: Sequence[Step], tables: Mapping[Path, Path]) -> None:
             if step.what == "replace":
                 held.enter_context(leased(step.target))
             shutil.rmtree(new, ignore_errors=True)
-            shutil.copytree(step.source, new, ignore=_of_here, symlinks=True)
+            _ensure_regular(step.source)
+            shutil.copytree(step.source, new, ignore=_of_here, symlinks=True, copy_function=_copy)
             if step.what == "replace":
                 shutil.rmtree(old, ignore_errors=True)
                 os.replace(step.target, old)
@@ -111,6 +115,25 @@ def _of_here(folder: str, names: list[str]) -> set[str]:
     left.
     """
     return {name for name in names if is_marker(name) or name.startswith(ASIDE)}
+
+
+def _ensure_regular(folder: Path) -> None:
+    """CheckpointError if a folder contains links, pipes or devices, which are not copied."""
+    for directory, below, names in os.walk(folder):
+        for path in (Path(directory, name) for name in [*below, *names]):
+            kind = path.lstat().st_mode
+            if not (stat.S_ISREG(kind) or stat.S_ISDIR(kind)):
+                what = "a symbolic link" if stat.S_ISLNK(kind) else "not a regular file"
+                raise CheckpointError(
+                    "not-a-file", f"the path is {what}, which is not merged", place=(str(path),)
+                )
+
+
+def _copy(source: str, target: str) -> None:
+    """Copy a regular file, and nothing else that has taken its place."""
+    with opened(Path(source), sys.maxsize) as stream, open(target, "xb") as copy:
+        shutil.copyfileobj(stream, copy)
+    shutil.copystat(source, target, follow_symlinks=False)
 
 
 def _folders(root: Path) -> Iterator[Path]:
@@ -164,7 +187,9 @@ def _further(folder: Path, other: Path) -> bool:
             place=(str(folder),),
         )
     done = [run.read_summary() for run in (mine, theirs)]
-    rows = [run.steps.read_bytes() if run.steps.exists() else b"" for run in (mine, theirs)]
+    rows = [
+        read_file(run.steps, ROWS) if os.path.lexists(run.steps) else b"" for run in (mine, theirs)
+    ]
     own, known = (data[: data.rfind(b"\n") + 1] for data in rows)
     same = own.startswith(known) or known.startswith(own)
     if done[0] is not None and done[1] is not None:

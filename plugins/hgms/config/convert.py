@@ -31,7 +31,7 @@ from hgms.config.invalid import (
     type_hints,
 )
 from hgms.config.reading import as_error, choice_of, complaint, fail, gathered
-from hgms.config.tables import Short, show
+from hgms.config.tables import Short, readings, show
 from hgms_core import Budget, Composition, ConfigError, HgmsError, Pipeline, raise_all, unknown_name
 from hgms_core.registry import Registry, inside, layers_of
 
@@ -222,7 +222,7 @@ class _Reader:
         for key, attribute in fields.items():
             if key in table:
                 try:
-                    arguments[key] = self.converter.structure(table[key], hints[attribute.name])
+                    arguments[key] = self.value(table[key], hints[attribute.name])
                 except HgmsError as error:
                     errors += error.at(key).errors
                     continue
@@ -233,6 +233,17 @@ class _Reader:
                 message = f"{key} is required: {spell(hint)}{_required(hint)}"
                 errors.append(ConfigError("missing-option", message, place=(key,)))
         return arguments
+
+    def value(self, value: object, hint: Any) -> Any:
+        """The value of a field; a number of a command line may be the text of a field of text."""
+        first, *others = readings(value)
+        try:
+            return self.converter.structure(first, hint)
+        except HgmsError as error:
+            for text in others:
+                with contextlib.suppress(HgmsError):
+                    return self.converter.structure(text, hint)
+            raise error from None
 
     def union(self, value: object, hint: Any) -> Any:
         """The first member that fits, exact types first. The member that is a table speaks for a
@@ -303,7 +314,7 @@ class _Reader:
         return gathered(named)
 
     def reader(self, hint: Any) -> Callable[[Any], Any]:
-        return lambda value: self.converter.structure(value, hint)
+        return lambda value: self.value(value, hint)
 
     def budget(self, value: object, _: object) -> Budget:
         if isinstance(value, str):

@@ -4,6 +4,7 @@ table, tables compared.
 
 from __future__ import annotations
 
+import datetime
 import json
 import re
 import tomllib
@@ -22,8 +23,22 @@ SETTING_DEPTH = 32
 LARGEST = 1 << 20
 """Bytes of a configuration file, at most: those that people write have thousands."""
 
-# a dotted key of more than that depth, for which tomllib takes time in the square of it
-_DEEP_KEY = re.compile(r"""(?<![\w-])(?:(?:[\w-]++|"[^"\n]*+"|'[^'\n]*+')[ \t]*+\.[ \t]*+){64}""")
+# The tokens of TOML as far as keys need them. After a quote that begins no complete string the text
+# is not valid TOML, so the search ends there; this also keeps its time linear.
+_TOKEN = re.compile(
+    r"""
+    (?P<text> "{3} (?: [^"\\] | \\. | "(?!"") )*+ "{3,5}+ | '{3} (?: [^'] | '(?!'') )*+ '{3,5}+
+        | \#[^\n]*+ )
+    | (?P<triple> "{3} | '{3} )
+    | (?P<part> " (?: [^"\\\n] | \\[^\n] )*+ " | '[^'\n]*+' | [\w-]++ )
+    | (?P<quote> ["'] )
+    | (?P<dot> [ \t]*+ \. [ \t]*+ )
+    | (?P<other> [^"'\#.\w \t-]++ | [ \t]++ )
+    """,
+    re.DOTALL | re.VERBOSE,
+)
+_NUMBER = re.compile(r"[+-]?(?:\d+\.|\.\d+)(?:[eE][+-]?\d+)?", re.ASCII)
+"""Numbers as people write them and TOML does not: ``.5``, ``5.``"""
 
 
 def parse_json(data: bytes, name: str) -> Any:
@@ -37,10 +52,37 @@ def parse_toml(text: str, name: str) -> dict[str, Any]:
     """A table of TOML; CheckpointError, naming the file, for any other text and for what
     :func:`check` refuses.
     """
-    if _DEEP_KEY.search(text):
+    if has_deep_key(text):
         raise _too_deep(name)
     table: dict[str, Any] = _parsed(tomllib.loads, text, name, "TOML: {}")
     return table
+
+
+def has_deep_key(text: str) -> bool:
+    """Whether TOML has a dotted key of more than ``DEPTH`` parts, for which tomllib takes time in
+    the square of the parts. Takes time in proportion to the text.
+
+    >>> has_deep_key(".".join([r'"a\"b"'] * 65) + " = 1")
+    True
+    >>> has_deep_key('text = "a.' + "b." * 100 + '"')
+    False
+    """
+    if all(line.count(".") < DEPTH for line in text.split("\n")):
+        return False
+    dots = 0
+    before = ""
+    for token in _TOKEN.finditer(text):
+        kind = token.lastgroup
+        if kind in ("triple", "quote"):
+            return False
+        if kind == "dot" and before == "part":
+            dots += 1
+        elif kind != "part" or before != "dot":
+            dots = 0
+        if dots >= DEPTH:
+            return True
+        before = kind or ""
+    return False
 
 
 def _parsed(parser: Callable[[Any], Any], text: str | bytes, name: str, form: str) -> Any:
@@ -91,10 +133,12 @@ def _too_deep(name: str) -> CheckpointError:
 def tables_of(path: Path, what: str) -> dict[str, Any]:
     """The tables of a TOML file; ``what`` it is, for the ConfigError of one that cannot be read."""
     try:
+        if path.exists() and not (path.is_file() or path.is_dir()):  # a pipe has no end
+            raise OSError("the path is not a regular file")
         with path.open("rb") as stream:
             data = stream.read(LARGEST + 1)
         text = data.decode()
-    except (OSError, UnicodeDecodeError) as error:
+    except (OSError, ValueError) as error:
         why = getattr(error, "strerror", None) or error
         message = f"the {what} cannot be read: {why}"
         raise ConfigError("unreadable-file", message, place=(str(path),)) from None
@@ -129,8 +173,10 @@ def lay_options(
 
 
 def lay(table: dict[str, Any], assignment: str, written: str | None = None) -> tuple[str, ...]:
-    """Lay one ``a.b.c=value`` over the table. The value is TOML; what is not valid TOML is a
-    string. ``written`` is what a person wrote, for messages."""
+    """Lay one ``a.b.c=value`` over the table. The value is TOML; numbers may also be written as
+    ``.5`` and ``5.``; other text, and dates, are strings. ``written`` is the whole option as the
+    user wrote it, for messages.
+    """
     key, equals, text = assignment.partition("=")
     path = tuple(part.strip() for part in key.split("."))
     if not equals or not all(path):
@@ -140,14 +186,7 @@ def lay(table: dict[str, Any], assignment: str, written: str | None = None) -> t
             place=(f"--set {written or assignment}",),
             hint="use --set key=value, for example --set method.generator.count=4",
         )
-    try:
-        value = (
-            text
-            if "\n" in text or len(text) > 20_000
-            else tomllib.loads(f"value = {text}")["value"]
-        )
-    except (ValueError, RecursionError):
-        value = text
+    value = _value(text)
     option = f"--set {written or assignment}"
     if len(path) > SETTING_DEPTH:
         message = f"the key has {len(path)} levels, but at most {SETTING_DEPTH} are supported"
@@ -159,6 +198,59 @@ def lay(table: dict[str, Any], assignment: str, written: str | None = None) -> t
         parts = {**error.as_dict(), "place": (option,)}
         raise ConfigError(**parts) from None
     return path
+
+
+def _value(text: str) -> Any:
+    if "\n" in text or len(text) > 20_000 or has_deep_key(text):
+        return text
+    if _NUMBER.fullmatch(text.strip()):
+        return WrittenFloat(float(text), text)
+    try:
+        value = tomllib.loads(f"value = {text}")["value"]
+    except (ValueError, RecursionError):
+        return text
+    if type(value) is float:
+        return WrittenFloat(value, text)
+    if type(value) is int:
+        return WrittenInt(value, text)
+    return text if isinstance(value, datetime.date | datetime.time) else value
+
+
+class WrittenInt(int):
+    """A number of a command line with its ``text``, which a field of text takes."""
+
+    text: str
+
+    def __new__(cls, value: int, text: str) -> WrittenInt:
+        number = super().__new__(cls, value)
+        number.text = text
+        return number
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return type(self), (int(self), self.text)
+
+
+class WrittenFloat(float):
+    """A number of a command line with its ``text``, which a field of text takes."""
+
+    text: str
+
+    def __new__(cls, value: float, text: str) -> WrittenFloat:
+        number = super().__new__(cls, value)
+        number.text = text
+        return number
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return type(self), (float(self), self.text)
+
+
+def readings(value: Any) -> list[Any]:
+    """The values that a setting may stand for: a number of a command line also for its text."""
+    if isinstance(value, WrittenInt):
+        return [int(value), value.text]
+    if isinstance(value, WrittenFloat):
+        return [float(value), value.text]
+    return [value]
 
 
 class Short(str):

@@ -19,7 +19,7 @@ import attrs
 import tomlkit
 from attrs import Factory, field
 
-from hgms.config import at_least, at_most, frozen, not_empty, optional, optional_whole
+from hgms.config import at_least, at_most, expand, frozen, not_empty, optional, optional_whole
 from hgms.config.as_table import described, plain
 from hgms.config.convert import role_of, structured, traits_of
 from hgms.config.invalid import init_fields
@@ -36,6 +36,10 @@ UNCOMPARED = ("out", "label", "task_label", "track", "diagnose", "ranks")
 """The settings of ``[run]`` in which two runs may differ and yet be averaged, or go on from each
 other.
 """
+
+
+LONGEST_LABEL = 200
+"""Characters of a label: a folder's name has at most 255, and contains more than the label."""
 
 
 def tables_of_others() -> frozenset[str]:
@@ -61,6 +65,17 @@ def _label(_settings: object, attribute: attrs.Attribute[Any], value: str) -> No
             "folder has this name",
             place=(attribute.name,),
         )
+    if len(value) > LONGEST_LABEL:
+        raise ConfigError(
+            "too-large",
+            f"{attribute.name} has {len(value)} characters, but must have at most "
+            f"{LONGEST_LABEL}, because a folder has this name",
+            place=(attribute.name,),
+        )
+
+
+def _expanded(value: Any) -> Any:
+    return str(expand(value, ("out",))) if isinstance(value, str) and value else value
 
 
 @frozen(kw_only=True)
@@ -68,27 +83,28 @@ class RunSettings:
     """How a run is carried out: nothing here changes what is computed, except ``device``, ``dtype``
     and, in the last digits, ``matmul`` and ``compile``.
 
-    ``out`` is where run folders go; ``threads`` the number of CPU threads (None: torch's choice); a
-    row is evaluated every ``evaluate_every`` outer steps, or ``evaluations`` times at equal shares
-    of the budget where that is set, so that methods of very different speed get curves of the same
-    length; a checkpoint is written every ``checkpoint_seconds`` seconds (0: after every step).
-    ``clock`` is what a budget in seconds counts: ``wall`` time, or the ``cpu`` time of the process,
-    which other programs on the machine disturb less (of all its threads together; not for GPUs).
-    ``label`` and ``task_label`` are what the run's method and task are called in folders and tables
-    (None: by their names), so that two variants of one method can stand side by side. ``track``
-    names the trackers that follow the run. ``matmul`` is the route of float32 matrix products:
-    ``exact``, ``fast`` (what the device offers: oneDNN on a CPU, TF32 on a GPU), or ``auto``:
-    ``fast`` where it is faster and its error within four times the exact route's, as measured at
-    the start. ``compile`` makes programs of the functions that steps spend their time in: ``true``,
-    ``false``, or ``auto``: where the budget is long enough to pay for it. The clock does not count
-    what that takes. ``diagnose`` says after how many outer steps one is measured beside the run
-    (None: never): how far its hypergradient and its choice can be trusted. The run's own numbers
-    stay as they are, and the budget does not count it. ``ranks`` is the number of processes that
-    take the steps together, each with ``threads`` threads, or with a GPU of its own: candidates and
-    rows are parted among them. Sums are then in another order, so the last digits differ.
+    ``out`` is where run folders go, with ``~`` and ``$VARIABLES`` replaced; ``threads`` the number
+    of CPU threads (None: torch's choice); a row is evaluated every ``evaluate_every`` outer steps,
+    or ``evaluations`` times at equal shares of the budget where that is set, so that methods of
+    very different speed get curves of the same length; a checkpoint is written every
+    ``checkpoint_seconds`` seconds (0: after every step). ``clock`` is what a budget in seconds
+    counts: ``wall`` time, or the ``cpu`` time of the process, which other programs on the machine
+    disturb less (of all its threads together; not for GPUs). ``label`` and ``task_label`` are what
+    the run's method and task are called in folders and tables (None: by their names), so that two
+    variants of one method can stand side by side. ``track`` names the trackers that follow the run.
+    ``matmul`` is the route of float32 matrix products: ``exact``, ``fast`` (what the device offers:
+    oneDNN on a CPU, TF32 on a GPU), or ``auto``: ``fast`` where it is faster and its error within
+    four times the exact route's, as measured at the start. ``compile`` makes programs of the
+    functions that steps spend their time in: ``true``, ``false``, or ``auto``: where the budget is
+    long enough to pay for it. The clock does not count what that takes. ``diagnose`` says after how
+    many outer steps one is measured beside the run (None: never): how far its hypergradient and its
+    choice can be trusted. The run's own numbers stay as they are, and the budget does not count it.
+    ``ranks`` is the number of processes that take the steps together, each with ``threads``
+    threads, or with a GPU of its own: candidates and rows are parted among them. Sums are then in
+    another order, so the last digits differ.
     """
 
-    out: str = field(default="runs", validator=not_empty)
+    out: str = field(default="runs", converter=_expanded, validator=not_empty)
     device: str = field(default="cpu", validator=_device)
     dtype: Literal["float32", "float64"] = "float32"
     threads: int | None = field(default=None, validator=optional([at_least(1), at_most(1024)]))

@@ -47,6 +47,8 @@ from hgms_core import CheckpointError, State
 
 TIES = ("checksum", "key", "steps_sha256")
 """Entries of ``summary.json`` that tie it to itself, to the configuration and to the rows."""
+IDENTITY = "task.identity."
+"""What the digests of the fields of a problem are called in a configuration."""
 SHOWN = 3
 """Settings that a message names where two configurations differ."""
 
@@ -67,6 +69,11 @@ class _Rows:
     def add(self, line: bytes) -> None:
         self.size += len(line)
         self.digest.update(line)
+
+
+def _part_name(name: str) -> str:
+    """A field of a problem in a message."""
+    return {"rows": "the losses of rows (rows)", "sources": "the losses of sources"}.get(name, name)
 
 
 def compared(config: Mapping[str, Any]) -> dict[str, Any]:
@@ -254,6 +261,13 @@ class RunFolder:
         except (CheckpointError, AttributeError):
             return []
         keys = list(difference([own, other]))
+        parts = [key.removeprefix(IDENTITY) for key in keys if key.startswith(IDENTITY)]
+        keys = [key for key in keys if not key.startswith(IDENTITY)]
+        changed = (
+            [f"the problem has other values or code in {', '.join(map(_part_name, parts))}"]
+            if parts
+            else []
+        )
         pairs = [
             [show(table[key]) if key in table else "not set" for table in (own, other)]
             for key in keys[:SHOWN]
@@ -262,7 +276,7 @@ class RunFolder:
             f"{key}: {there} in the folder, {here} in this run"
             for key, (there, here) in zip(keys, pairs, strict=False)
         ]
-        return lines + ([f"and {len(keys) - SHOWN} more"] if len(keys) > SHOWN else [])
+        return changed + lines + ([f"and {len(keys) - SHOWN} more"] if len(keys) > SHOWN else [])
 
     def create(self, config: str, environment: Mapping[str, Any]) -> None:
         self.ensure_held()

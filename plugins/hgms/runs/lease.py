@@ -75,9 +75,18 @@ class Lease:
         """FolderInUse where another process holds it and goes on holding it for ``patience``
         seconds; None: until it is seen to be alive, which takes no time on this machine and up to a
         third of ``SECONDS`` of another.
+
+        Errors: CheckpointError if the marker is a pipe, a device or a folder.
         """
         if self.path.is_symlink():
             self.path.unlink()
+        elif self.path.exists() and not self.path.is_file():
+            raise CheckpointError(
+                "not-a-file",
+                "the path is not a regular file",
+                place=(str(self.path),),
+                hint="remove it",
+            )
         self._look()
         pause = 0.0 if patience is None else patience
         while not self._taken(pause):
@@ -176,7 +185,8 @@ def holder(folder: Path, *names: str) -> str:
     """Who holds the folder, in words; empty where nobody does. The first of the leases ``names``
     that somebody has counts.
     """
-    owners = (SoftFileLease(folder / name).owner for name in names or (LEASE,))
+    paths = (folder / name for name in names or (LEASE,))
+    owners = (SoftFileLease(path).owner for path in paths if path.is_file())
     owner = next((owner for owner in owners if owner is not None), None)
     if owner is None:
         return ""
@@ -202,7 +212,10 @@ class HeldFolders:
                     lease.release()
             except FolderInUse:
                 return False
-            except OSError:  # a full disk, a folder that is gone: whoever claims it says so
+            except (
+                OSError,
+                CheckpointError,
+            ):  # a full disk, a folder that is gone: whoever claims it says so
                 pass
             del self._leases[lease.path]
         return True

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -198,3 +199,39 @@ def test_bad_folders_are_named(
     assert "Traceback" not in done.stderr
     with rejects(code, words[1]):
         plan([Path(words[1])], Path(words[0]))
+
+
+@pytest.mark.parametrize("kind", ["fifo", "device", "link", "folder-link"])
+@pytest.mark.parametrize("there", [True, False])
+def test_links_and_pipes_are_not_merged(
+    tmp_path: Path, hgms: Callable[..., Any], kind: str, there: bool
+) -> None:
+    run(tmp_path / "a", [0])
+    if there:
+        shutil.copytree(tmp_path / "a", tmp_path / "all")
+    file = seed(tmp_path / "a", 0) / ("steps.jsonl" if kind != "folder-link" else "more")
+    file.unlink(missing_ok=True)
+    secret = tmp_path / "secret"
+    secret.mkdir()
+    if kind == "fifo":
+        os.mkfifo(file)
+    else:
+        targets = {"device": Path("/dev/zero"), "link": seed(tmp_path / "a", 0) / "config.toml"}
+        file.symlink_to(targets.get(kind, secret))
+    before = contents(tmp_path / "all")
+    with rejects("not-a-file", str(file), of=ConfigError):
+        plan([tmp_path / "a"], tmp_path / "all")
+    done = hgms(tmp_path / "all", tmp_path / "a")
+    assert done.exit_code == 2
+    assert str(file) in done.output
+    assert contents(tmp_path / "all") == before
+
+
+def test_a_pipe_in_the_target_is_not_read(tmp_path: Path) -> None:
+    run(tmp_path / "a", [0])
+    shutil.copytree(tmp_path / "a", tmp_path / "all")
+    file = seed(tmp_path / "all", 0) / "steps.jsonl"
+    file.unlink()
+    os.mkfifo(file)
+    with rejects("not-a-file", str(file), of=ConfigError):
+        plan([tmp_path / "a"], tmp_path / "all")

@@ -10,7 +10,7 @@ import json
 import os
 import shutil
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import ModuleType
 
@@ -24,7 +24,7 @@ from hgms.cli import main
 from hgms.config.fingerprinting import fingerprint, source_digests
 from hgms.results import read_run, scan
 from hgms.runs import RunConfig, RunFolder, files, run, run_config
-from hgms.runs.lease import Lease
+from hgms.runs.lease import HeldFolders, Lease, holder
 from hgms.runs.provenance import data_of, digests
 from hgms.tasks import HyperCleaning, ImbalancedLoss, LogisticCv, RidgeCv
 from hgms_core import Problem
@@ -339,3 +339,31 @@ def test_a_finished_run_that_cannot_be_written_to_is_read_back(
     assert {file.name: file.read_bytes() for file in path.iterdir()} == before
     with rejects("cannot-write", of=files.DiskError):
         run_config(RunConfig.from_toml(f"seed = 1\n{BOWL}"))
+
+
+@pytest.mark.parametrize("make", [os.mkfifo, os.mkdir])
+def test_a_lease_that_is_no_file_is_rejected(folder: Path, make: Callable[[Path], None]) -> None:
+    [path] = finished(0)
+    (path / "summary.json").unlink()
+    (path / ".lease").unlink(missing_ok=True)
+    make(path / ".lease")
+    with rejects("not-a-file", str(path / ".lease"), of=CheckpointError):
+        run_config(RunConfig.from_toml(BOWL), resume=True)
+    assert holder(path) == ""
+    assert HeldFolders().free(path)
+
+
+def test_a_changed_loss_is_named_as_part_of_the_problem(folder: Path) -> None:
+    def problem(factor: float) -> Problem:
+        return Problem(
+            theta0=torch.zeros(2),
+            x0=torch.zeros(2),
+            g=lambda theta, x, b: factor * ((x - theta) ** 2).sum(),
+            f=lambda theta, x, b: ((x - 1) ** 2).sum(),
+        )
+
+    run("hg-implicit", problem(0.5), "1 step", folder="mine")
+    with rejects("other-settings", "mine", of=CheckpointError) as caught:
+        run("hg-implicit", problem(0.7), "1 step", folder="mine", resume=True)
+    lines = caught.value.message.splitlines()
+    assert lines[1:] == ["the problem has other values or code in g"]

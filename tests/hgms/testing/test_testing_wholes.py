@@ -450,6 +450,17 @@ class Drawn(Line):
         return {"a": a.to(dtype), "y": a.sum(1).to(dtype)}
 
 
+class ReadsFile(Line):
+    """Its rows depend on a file, of which no fingerprint is made."""
+
+    def table(self, seed: int, role: str, dtype: torch.dtype) -> Tree:
+        size = len((Path(__file__).parents[3] / "pyproject.toml").read_bytes())
+        return {
+            "a": super().table(seed, role, dtype)["a"],
+            "y": torch.full((self.rows,), 1.0 * size, dtype=dtype),
+        }
+
+
 class Leaks(Line):
     """Validates on rows it trains on."""
 
@@ -765,6 +776,7 @@ MUTANTS: list[tuple[str, str, Any, str]] = [
         task(evaluate=lambda p: lambda theta, x: {"test_error": float(theta["penalty"].exp_())}),
         "after the call its input theta.penalty is [1] instead of [0]",
     ),
+    ("task", "files", ReadsFile(), "but made_of is missing or empty"),
     ("task", "splits", Leaks(), "12 of the 12 rows of 'lower' are among the 12 of 'select'"),
     (
         "task",

@@ -1,0 +1,120 @@
+"""TOML that is read without trust, and values of a command line."""
+
+from __future__ import annotations
+
+import os
+import pickle
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+from helpers import rejects
+
+from hgms.config.tables import has_deep_key, lay, parse_toml, readings, tables_of
+from hgms.runs import RunConfig
+from hgms_core.errors import CheckpointError, ConfigError
+
+MANY = 40_000
+
+
+@pytest.mark.parametrize(
+    ("text", "code"),
+    [
+        (".".join([r'"a\"b"'] * MANY) + " = 1", "too-deep"),
+        ("x = {" + ".".join(["'a\"'"] * MANY) + " = 1}", "too-deep"),
+        ('x = """a"""""\n' + ".".join("a" * 100) + " = 1", "too-deep"),
+        ("x = '''a''''\n" + " . ".join("a" * 100) + " = 1", "too-deep"),
+        ('x = """"' + r'\"""y"' * MANY + "." * 100, "wrong-format"),
+        ('"' + r"\"" * MANY + "." * 100, "wrong-format"),
+    ],
+)
+def test_a_deep_key_is_rejected_in_linear_time(text: str, code: str) -> None:
+    began = time.process_time()
+    with rejects(code, "config.toml", of=CheckpointError):
+        parse_toml(text, "config.toml")
+    assert time.process_time() - began < 1.0
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        ".".join("a" * 64) + " = 1",
+        'x = "' + "a.b " * 100 + '"',
+        'x = """' + "a.b." * 100 + '\n"""',
+        "# " + "a." * 100,
+        "x = [" + "1.5, " * 100 + "]",
+    ],
+)
+def test_dots_elsewhere_are_no_deep_key(text: str) -> None:
+    assert not has_deep_key(text)
+
+
+@pytest.mark.parametrize(
+    ("text", "value", "others"),
+    [
+        (".5", 0.5, [".5"]),
+        ("5.", 5.0, ["5."]),
+        ("-.5e1", -5.0, ["-.5e1"]),
+        ("1e3", 1000.0, ["1e3"]),
+        ("7", 7, ["7"]),
+        ("2026-11-26", "2026-11-26", []),
+        ("12:30:00", "12:30:00", []),
+        ("true", True, []),
+        ("[1]", [1], []),
+        (".", ".", []),
+        ("x." + "a." * 100 + " = 1", "x." + "a." * 100 + " = 1", []),
+    ],
+)
+def test_values_of_a_command_line(text: str, value: object, others: list[str]) -> None:
+    table: dict[str, Any] = {}
+    lay(table, f"key={text}")
+    first, *more = readings(pickle.loads(pickle.dumps(table["key"])))
+    assert (type(first), first, more) == (type(value), value, others)
+
+
+def test_a_field_of_text_takes_numbers_and_dates_as_they_are_written() -> None:
+    table = {"task": "quadratic", "method": "hg-implicit", "budget": "1 step"}
+    for assignment in ("run.out=1e3", "run.label=2026-11-26", "method.outer.lr=.5"):
+        lay(table, assignment)  # type: ignore[arg-type]
+    config = RunConfig.from_dict(table)
+    assert (config.run.out, config.run.label) == ("1e3", "2026-11-26")
+    assert config.resolved()["method"]["outer"]["lr"] == 0.5
+    lay(table, "run.threads=.5")  # type: ignore[arg-type]
+    with rejects("wrong-type", "run", "threads", of=ConfigError):
+        RunConfig.from_dict(table)
+
+
+@pytest.mark.parametrize(
+    ("out", "code"),
+    [
+        ("a\0b", "wrong-value"),
+        ("~nobody-has-this-name/x", "missing-file"),
+        ("$NO_SUCH_VARIABLE", "missing-variable"),
+    ],
+)
+def test_folders_that_cannot_be_are_rejected(out: str, code: str) -> None:
+    table = {"task": "quadratic", "method": "hg-ms", "budget": "1 step", "run": {"out": out}}
+    with rejects(code, "run", "out", of=ConfigError):
+        RunConfig.from_dict(table)
+
+
+def test_the_folder_of_runs_is_expanded(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HOME", "/h")
+    table = {"task": "quadratic", "method": "hg-ms", "budget": "1 step"}
+    for out, expanded in (("~", "/h"), ("$HOME/x", "/h/x"), ("runs", "runs")):
+        config = RunConfig.from_dict({**table, "run": {"out": out}})
+        assert config.run.out == expanded
+        assert config.path.parts[: len(Path(expanded).parts)] == Path(expanded).parts
+
+
+def test_a_configuration_that_is_a_pipe_is_rejected(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "run.toml")
+    with rejects("unreadable-file", str(tmp_path / "run.toml"), of=ConfigError):
+        tables_of(tmp_path / "run.toml", "configuration")
+
+
+def test_a_budget_of_other_letters_is_rejected() -> None:
+    table = {"task": "quadratic", "method": "hg-ms", "budget": "1 \u017ftep"}
+    with rejects("wrong-budget", "budget", of=ConfigError):
+        RunConfig.from_dict(table)
