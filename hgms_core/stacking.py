@@ -33,7 +33,7 @@ LOG = logging.getLogger("hgms")
 
 Mode = Literal["auto", "stacked", "loop"]
 """How N candidates are evaluated: in one computation, one after the other, or whichever is
-likely faster (``auto``).
+likely faster and possible (``auto``).
 """
 
 Trial = Callable[[], tuple[Tree, Batch]]

@@ -397,26 +397,27 @@ def _check_finite(
         for label, grad in gradients.items()
         if grad is not None and not torch.isfinite(grad).all()
     ]
-    what = f"{name} is {float(value):.4g}"
+    what = f"{name} is {float(value):.4g} before the first step"
     hint = "check the initial values, and log(0) and 0/0 in the loss"
     if torch.isfinite(value):
         if not steep:
             return
-        what = f"the gradient of {name} is not finite ({steep[0]}), although {what}"
+        what = f"{what}, but its gradient is not finite ({steep[0]})"
         hint = (
             "check roots, norms and powers at 0: sqrt(sum(x**2)) has no gradient at x = 0\n"
             "or use other initial values"
         )
     for column, numbers in broken_rows(table).items():
+        kind = "training" if place[0] == "lower_data" else "validation"
         first = table["index"][numbers[0]] if "index" in table else numbers[0]
         raise NumericalError(
             "not-finite",
-            f"{what} before the first step, and {len(numbers)} of {len(table[column])} rows have "
-            f"NaN or infinite numbers in the column {column!r} (the first is row {int(first)})",
+            f"{what}: {len(numbers)} of {len(table[column])} {kind} rows have NaN or infinite "
+            f"numbers in the column {column!r} (the first is row {int(first)})",
             place=(*place, column),
             hint="remove or replace them",
         )
-    raise NumericalError("not-finite", f"{what} before the first step", place=(name,), hint=hint)
+    raise NumericalError("not-finite", what, place=(name,), hint=hint)
 
 
 @contextlib.contextmanager

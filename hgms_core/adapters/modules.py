@@ -327,7 +327,9 @@ def fields(
             "wrong-shape",
             f"loss returns shape {list(losses.shape)} for {len(index)} rows, but must return one "
             "loss per row",
-            'use reduction="none", or pass lower(theta, model, batch) and theta0',
+            "call .squeeze(1)"
+            if losses.shape == (len(index), 1)
+            else 'use reduction="none", or pass lower(theta, model, batch) and theta0',
             ("loss",),
         )
         return (theta[index].sigmoid() * losses).mean()

@@ -923,7 +923,7 @@ def test_a_mistake_is_told_with_what_to_write(row: tuple[Any, ...]) -> None:
                 "lower_data": {"late": [1.0] * 499 + [float("nan")]},
             },
             ("lower_data", "late"),
-            ("nan", "1 of 500 rows", "row 499"),
+            ("nan", "1 of 500 training rows", "row 499"),
         ),
         ({"lower_data": {"a": A, "y": Y / 0}}, ("lower_data", "y"), ("nan", "6 of 6")),
         (
@@ -932,7 +932,7 @@ def test_a_mistake_is_told_with_what_to_write(row: tuple[Any, ...]) -> None:
                 "lower_data": {"far": [1.0] * 300 + [float("-inf")] * 2 + [1.0] * 10},
             },
             ("lower_data", "far"),
-            ("gradient of g", "2 of 312 rows", "row 300"),
+            ("its gradient", "2 of 312 training rows", "row 300"),
         ),
         (
             {
@@ -944,17 +944,17 @@ def test_a_mistake_is_told_with_what_to_write(row: tuple[Any, ...]) -> None:
                 },
             },
             ("upper_data", "stop", "s"),
-            ("1 of 20 rows", "row 19"),
+            ("1 of 20 validation rows", "row 19"),
         ),
         (
             {"g": lambda t, x, b: squares(t, x) + x["w"].square().sum().sqrt()},
             ("g",),
-            ("gradient of g", "x: w", "sqrt"),
+            ("g is 0 ", "its gradient", "x: w", "sqrt"),
         ),
         (
             {"f": lambda t, x, b: squares(t, x) + x["w"].square().sum().sqrt()},
             ("f",),
-            ("gradient of f", "x: w"),
+            ("its gradient", "x: w"),
         ),
     ],
 )
