@@ -29,6 +29,8 @@ from hgms_mix.lm.hub import transformers_quietly
 
 TARGETS = ("task", "adapter", "targets")
 """The place of the targets in the configuration."""
+ALL_LINEAR = "all-linear"
+"""The target that stands for all linear modules but the output embedding, as in peft."""
 KERNELS = {
     SDPBackend.FLASH_ATTENTION: torch.backends.cuda.flash_sdp_enabled,
     SDPBackend.EFFICIENT_ATTENTION: torch.backends.cuda.mem_efficient_sdp_enabled,
@@ -46,7 +48,8 @@ class Lora:
 
     A starts uniform (Kaiming, as in peft), B at zero. ``dropout`` acts on what goes into A, while
     training only; its masks are a function of the batch, so that a branch can be run again.
-    ``targets`` are module names or their last parts (None: peft's choice for the architecture).
+    ``targets`` are module names or their last parts, each of at least one linear module (None:
+    peft's choice for the architecture; ``["all-linear"]``: all but the output embedding).
 
     Source: Hu et al., *LoRA: low-rank adaptation of large language models*, ICLR 2022.
     """
@@ -60,47 +63,46 @@ class Lora:
     def scaling(self) -> float:
         return self.alpha / self.rank
 
-    def modules(self, model: nn.Module) -> list[str]:
-        """The names of the modules that get an adapter."""
-        targets = self.targets
-        if targets is None:
-            from peft.utils.constants import (
-                TRANSFORMERS_MODELS_TO_LORA_TARGET_MODULES_MAPPING as usual,
-            )
+    @property
+    def everywhere(self) -> bool:
+        """Whether all linear modules get an adapter: ``targets = ["all-linear"]``."""
+        return self.targets == (ALL_LINEAR,)
 
-            kind = str(getattr(getattr(model, "config", None), "model_type", ""))
-            if kind not in usual:
-                kind = kind or type(model).__name__
-                raise ConfigError(
-                    "missing-option",
-                    f"adapters for a model of type {kind!r} require targets: it has no default",
-                    place=TARGETS,
-                    hint="set task.adapter.targets",
-                )
-            targets = tuple(usual[kind])
+    def modules(self, model: nn.Module) -> list[str]:
+        """The names of the modules that get an adapter.
+
+        Errors: ConfigError for a target that no linear module has, for the output embedding, and
+            for a model that has no default targets.
+        """
         linear = [name for name, module in model.named_modules() if width_of(module) is not None]
-        chosen = [
-            name
-            for name in linear
-            if any(name == target or name.endswith("." + target) for target in targets)
-        ]
         head = getattr(model, "get_output_embeddings", lambda: None)()
-        if head is not None and any(model.get_submodule(name) is head for name in chosen):
+        inner = [name for name in linear if head is None or model.get_submodule(name) is not head]
+        if self.everywhere:
+            return inner
+        known = ", ".join(sorted({name.rpartition(".")[2] for name in inner}))
+        targets = _usual_targets(model, known) if self.targets is None else self.targets
+        found = {
+            target: [name for name in linear if name == target or name.endswith("." + target)]
+            for target in targets
+        }
+        # peft's defaults name the modules of all variants of an architecture
+        needed = targets if self.targets is not None or not any(found.values()) else ()
+        if missing := [target for target in needed if not found[target]]:
+            raise ConfigError(
+                "unknown-module",
+                f"{type(model).__name__} has no linear module {' or '.join(map(repr, missing))}",
+                place=TARGETS,
+                hint=f"available: {known}, {ALL_LINEAR}",
+            )
+        chosen = {name for names in found.values() for name in names}
+        if not chosen <= set(inner):
             raise ConfigError(
                 "not-supported",
                 f"targets={targets} include the output embedding, which cannot have an adapter",
                 place=TARGETS,
                 hint="remove it from task.adapter.targets",
             )
-        if not chosen:
-            known = sorted({name.rpartition(".")[2] for name in linear})
-            raise ConfigError(
-                "unknown-module",
-                f"{type(model).__name__} has no linear module {' or '.join(map(repr, targets))}",
-                place=TARGETS,
-                hint=f"available: {', '.join(known)}",
-            )
-        return chosen
+        return [name for name in linear if name in chosen]
 
     def peft_config(self, model: nn.Module) -> Any:
         """The same adapters as a ``peft.LoraConfig``, for fine-tuning and for saving."""
@@ -117,6 +119,20 @@ class Lora:
             fan_in_fan_out=convolution,
             task_type="CAUSAL_LM",
         )
+
+
+def _usual_targets(model: nn.Module, known: str) -> tuple[str, ...]:
+    from peft.utils.constants import TRANSFORMERS_MODELS_TO_LORA_TARGET_MODULES_MAPPING as usual
+
+    kind = str(getattr(getattr(model, "config", None), "model_type", "")) or type(model).__name__
+    if kind not in usual:
+        raise ConfigError(
+            "missing-option",
+            f"adapters for a model of type {kind!r} require targets: it has no default",
+            place=TARGETS,
+            hint=f'set task.adapter.targets = ["{ALL_LINEAR}"], or some of: {known}',
+        )
+    return tuple(usual[kind])
 
 
 def interpolated(states: Sequence[Tree], weights: Sequence[float]) -> Tree:

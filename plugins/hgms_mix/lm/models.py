@@ -7,6 +7,7 @@ import functools
 import hashlib
 import json
 import math
+import platform
 from collections.abc import Iterator, Mapping
 from typing import Any, ClassVar, Literal, final
 
@@ -30,6 +31,7 @@ from hgms_mix.lm.files import as_written
 from hgms_mix.lm.hub import consented, located, own_code, transformers_quietly
 from hgms_mix.lm.model_names import named_identity
 from hgms_mix.lm.sharding import ensure_ranks, sharded
+from hgms_mix.lm.store import warn
 
 MODEL = ("task", "model")
 """The place of a model in the configuration."""
@@ -185,7 +187,13 @@ class BaseModel:
                 place=(*MODEL, "quantize"),
                 hint="remove quantize",
             )
-        return self._loaded(device, self._weights(device, dtype), vocabulary)
+        weights = self._weights(device, dtype)
+        if device.type == "cpu" and weights == torch.bfloat16 and not computes_bfloat16():
+            warn(
+                "this processor has no instructions for bfloat16, so the model takes several times "
+                'as long as in float32: set task.model.dtype = "float32" if it fits into memory'
+            )
+        return self._loaded(device, weights, vocabulary)
 
     def in_parts(
         self,
@@ -309,6 +317,16 @@ class BaseModel:
             hint="check that it is complete (config.json, *.safetensors) and a causal language "
             "model",
         )
+
+
+def computes_bfloat16() -> bool:
+    """Whether the CPU multiplies bfloat16 by instructions of its own; True if that is unknown."""
+    if platform.machine().lower() not in ("x86_64", "amd64"):
+        return True
+    # names of torch that later versions may lack
+    tests = ("_is_avx512_bf16_supported", "_is_amx_tile_supported")
+    known = [getattr(torch.cpu, name)() for name in tests if hasattr(torch.cpu, name)]
+    return any(known) or not known
 
 
 def _not_finite(value: Any, place: Place) -> Place:

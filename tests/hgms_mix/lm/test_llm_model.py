@@ -4,6 +4,7 @@ losses, on four architectures.
 
 from __future__ import annotations
 
+import platform
 from typing import Any
 
 import pytest
@@ -18,6 +19,8 @@ pytest.importorskip("transformers")
 from hgms_mix.lm import BaseModel, Lora
 from hgms_mix.lm.language import LanguageModel
 from hgms_mix.lm.lora import _down, _halves
+from hgms_mix.lm.models import computes_bfloat16
+from hgms_mix.lm.store import warn
 
 VOCABULARY = 60
 LAYERS = {
@@ -389,7 +392,51 @@ def test_building_a_model_leaves_the_global_generator_alone() -> None:
 def test_targets_that_match_nothing() -> None:
     with rejects("unknown-module", "task", "adapter", "targets", of=ConfigError) as caught:
         language("gpt2", Lora(targets=("q_proj",)))
-    assert caught.value.hint == "available: c_attn, c_fc, c_proj, lm_head"
+    assert caught.value.hint == "available: c_attn, c_fc, c_proj, all-linear"
+
+
+def test_each_target_has_to_match_a_module() -> None:
+    with rejects("unknown-module", "task", "adapter", "targets", of=ConfigError) as caught:
+        language("llama", Lora(targets=("q_proj", "vproj")))
+    assert caught.value.message == "LlamaForCausalLM has no linear module 'vproj'"
+    with rejects("not-supported", "task", "adapter", "targets", of=ConfigError):
+        language("llama", Lora(targets=("q_proj", "lm_head")))
+
+
+def test_all_linear_modules_but_the_output_embedding_get_an_adapter() -> None:
+    modules = Lora(targets=("all-linear",)).modules(base("gpt2"))
+    names = ("attn.c_attn", "attn.c_proj", "mlp.c_fc", "mlp.c_proj")
+    assert modules == [f"transformer.h.{layer}.{name}" for layer in range(2) for name in names]
+
+
+def test_a_model_without_default_targets_lists_its_modules() -> None:
+    pytest.importorskip("peft")
+    phi3 = BaseModel(
+        config={"model_type": "phi3", "pad_token_id": 0, **LAYERS}, tokenizer="bytes"
+    ).load(CPU, F64, VOCABULARY)
+    with rejects("missing-option", "task", "adapter", "targets", of=ConfigError) as caught:
+        Lora().modules(phi3)
+    listed = "down_proj, gate_up_proj, o_proj, qkv_proj"
+    hint = f'set task.adapter.targets = ["all-linear"], or some of: {listed}'
+    assert caught.value.hint == hint
+    assert len(Lora(targets=("all-linear",)).modules(phi3)) == 4 * phi3.config.num_hidden_layers
+
+
+@pytest.mark.parametrize("instructions", [True, False])
+def test_bfloat16_on_a_cpu_without_it_is_warned_of(
+    instructions: bool, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(platform, "machine", lambda: "x86_64")
+    for name in ("_is_avx512_bf16_supported", "_is_amx_tile_supported"):
+        monkeypatch.setattr(torch.cpu, name, lambda: instructions)
+    warn.cache_clear()
+    model = BaseModel(
+        config={"model_type": "gpt2", **SMALL["gpt2"]}, tokenizer="bytes", dtype="bfloat16"
+    )
+    model.load(CPU, F64, VOCABULARY)
+    assert ("no instructions for bfloat16" in caplog.text) is not instructions
+    monkeypatch.setattr(platform, "machine", lambda: "arm64")
+    assert computes_bfloat16()
 
 
 def test_a_model_that_is_not_there(tmp_path: Any) -> None:
