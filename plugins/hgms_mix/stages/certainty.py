@@ -71,8 +71,15 @@ class Resampling:
         )
 
 
+def learns(mix: Mix) -> bool:
+    """Whether the method of a mix learns weights: references do not, so nothing is uncertain."""
+    return mix.config.role not in ("floor", "ceiling")
+
+
 class Certain(Stage):
-    """Writes nothing but its manifest. Later stages do not depend on it."""
+    """Writes nothing but its manifest. Later stages do not depend on it. No gradient is computed
+    for a method that learns nothing.
+    """
 
     name: ClassVar[str] = "certainty"
     version: ClassVar[str] = "1"
@@ -82,11 +89,15 @@ class Certain(Stage):
         return {"settings": plain(mix.config.certainty)}
 
     def title(self, mix: Mix) -> str:
+        if not learns(mix):
+            return f"nothing to measure: {mix.config.method_name} learns no weights"
         settings = mix.config.certainty
         sizes = settings.validation_blocks, settings.source_blocks, settings.rows
         return cost(len(mix.done["reweight"].facts["weights"]), len(set(settings.at)), *sizes)
 
     def run(self, mix: Mix, folder: Path) -> tuple[Iterable[Path], dict[str, Any]]:
+        if not learns(mix):
+            return [], {"left_out": f"the method {mix.config.method_name!r} learns no weights"}
         try:
             return [], measured(mix)
         except ConfigError as error:
@@ -183,7 +194,6 @@ def together(mix: Mix) -> dict[str, Any]:
         sentences.append(f"{in_words(Certainty.from_dict(facts['rows']), name)} (to first order)")
     if null is not None:
         sentences.append(f"null test: {null['verdict']}")
-    learned = mix.config.role not in ("floor", "ceiling")
     if getattr(mix.config.method, "untrained", ""):
         facts = {**facts, "upper_loss": None}  # of an x that the weights do not rest on
     return {
@@ -191,7 +201,7 @@ def together(mix: Mix) -> dict[str, Any]:
         "seeds": None if seeds is None else seeds.as_dict(),
         "null": null,
         "sentences": sentences,
-        "warnings": list(warnings(weights, facts, runs, null, seeds)) if learned else [],
+        "warnings": list(warnings(weights, facts, runs, null, seeds)) if learns(mix) else [],
     }
 
 

@@ -17,6 +17,7 @@ from torch.utils._pytree import tree_leaves
 
 from hgms.cli import print_table
 from hgms_core import ConfigError, Key
+from hgms_mix.stages.certainty import learns
 from hgms_mix.stages.config import MixConfig
 from hgms_mix.stages.mix import Mix
 
@@ -83,12 +84,10 @@ def plan(config: MixConfig, say: Callable[[str], None] = lambda line: None) -> d
     text = _bytes_of_rows(mix, drawn)
     passing = None if own else row * drawn * config.finetune.epochs
     scoring = None if own or config.evaluate.benchmarks else scored / len(index) * tested
+    certain = config.certainty.rows_taken(len(problem.sources.names)) if learns(mix) else 0
     stages = {
         "reweight": {"seconds": reading + reweighting, "bytes": 2 * _held(state)},
-        "certainty": {
-            "seconds": row * config.certainty.rows_taken(len(problem.sources.names)),
-            "bytes": 0,
-        },
+        "certainty": {"seconds": row * certain, "bytes": 0},
         "sample": {"seconds": None, "bytes": text},
         # the weights and Adam's two moments in each of two checkpoints, and the result
         "finetune": {"seconds": passing, "bytes": None if own else 7 * 4 * trained},

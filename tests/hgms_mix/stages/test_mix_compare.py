@@ -266,6 +266,21 @@ def test_what_is_printed_names_what_failed(capsys: pytest.CaptureFixture[str]) -
     json.dumps(outcome().as_dict())
 
 
+def test_warnings_of_the_mixtures_are_shown_once_with_their_seeds(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    table = outcome()
+    for seed, lines in ((0, ["a has 0.97 of the weight"]), (3, ["a has 0.97 of the weight", "b"])):
+        mix = table.reports["ours", seed]
+        assert isinstance(mix, dict)
+        mix["certainty"] = {"warnings": lines}
+    table.print()
+    out = capsys.readouterr().out
+    assert "  warning: ours, seeds 0, 3: a has 0.97 of the weight\n" in out
+    assert "  warning: ours, seed 3: b\n" in out
+    assert table.as_dict()["mixes"][3]["warnings"] == ["a has 0.97 of the weight", "b"]
+
+
 class Fake:
     """An executor that makes no mix: each job ends as `answer` says of its method and seed."""
 

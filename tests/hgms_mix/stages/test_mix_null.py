@@ -295,7 +295,7 @@ def test_seeds_of_one_mix_are_put_together_and_others_are_not(here: Path) -> Non
 
 
 def test_later_stages_do_not_depend_on_it(here: Path) -> None:
-    mix_of("like.jsonl", "noise.jsonl", budget="2 steps")
+    mix_of("like.jsonl", "noise.jsonl", method=SMALL_STEPS, budget="2 steps")
     json_of("sample", "mix.toml")
     again = call("sample", "mix.toml", "--set", "certainty.rows=2")
     assert [line.partition(" (")[0] for line in again.stderr.splitlines() if line[0] != " "] == [
@@ -303,6 +303,25 @@ def test_later_stages_do_not_depend_on_it(here: Path) -> None:
         "certainty: 80 gradients of up to 2 rows",
         "sample: done before",
     ]
+
+
+@pytest.mark.parametrize("name", ["uniform", "fixed"])
+def test_a_method_that_learns_nothing_has_no_certainty(
+    here: Path, name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from hgms_mix.stages import certainty
+
+    monkeypatch.setattr(certainty, "alignments", None)  # no gradient is taken
+    mixture = ", mixture = { first = 1 }" if name == "fixed" else ""
+    method = f'method = {{ name = "{name}"{mixture} }}'
+    mix_of("like.jsonl", "noise.jsonl", method=method, budget="2 steps")
+    report = json_of("certainty", "mix.toml")["certainty"]
+    assert report["left_out"] == f"the method {name!r} learns no weights"
+    assert not report["warnings"]
+    assert not report["sentences"]
+    done = call("certainty", "mix.toml")
+    assert done.exit_code == 0, done.output
+    assert "learned" not in done.output
 
 
 def test_an_x_that_the_weights_do_not_rest_on_is_no_warning(here: Path) -> None:
@@ -318,7 +337,7 @@ def test_too_few_validation_rows_are_said_and_stop_nothing(here: Path) -> None:
     write("validation.jsonl", range(200, 204))
     done = call(
         "certainty",
-        mix_of("like.jsonl", "noise.jsonl", budget="2 steps"),
+        mix_of("like.jsonl", "noise.jsonl", method=SMALL_STEPS, budget="2 steps"),
         "--set",
         "task.validation_split=[0.5,0.25,0.25]",
     )

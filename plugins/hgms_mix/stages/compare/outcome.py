@@ -135,6 +135,14 @@ class Outcome:
         high = max(known)
         return f"{low:.0f}" if round(low) == round(high) else f"{low:.0f}–{high:.0f}"
 
+    def warnings(self) -> list[tuple[str, list[int], str]]:
+        """What the stage `certainty` warns of: labels, with the seeds that have the warning."""
+        seeds: dict[tuple[str, str], list[int]] = {}
+        for (label, seed), report in self.reports.items():
+            for line in _warnings(report):
+                seeds.setdefault((label, line), []).append(seed)
+        return [(label, own, line) for (label, line), own in seeds.items()]
+
     def print(self) -> None:
         for test in self.tests:
             rows = self.rows(test)
@@ -148,6 +156,9 @@ class Outcome:
                 "  * the interval, by Holm's rule over all pairs, excludes zero"
                 + (f"; {note}" if note else "")
             )
+        for label, seeds, line in self.warnings():
+            which = f"seed{'s' if len(seeds) > 1 else ''} {', '.join(map(str, seeds))}"
+            click.echo(f"  warning: {label}, {which}: {printable(line)}")
         for (label, seed), error in self.failures.items():
             click.echo(f"  failed: {label}, seed {seed}: {printable(error.lines()[0])}")
 
@@ -178,6 +189,7 @@ class Outcome:
                     "folder": report["folder"],
                     "shares": drawn(report),
                     "processor_seconds": processor_seconds(report),
+                    "warnings": _warnings(report),
                 }
                 for (label, seed), report in self.reports.items()
             ],
@@ -203,6 +215,10 @@ def processor_seconds(report: Mapping[str, Any]) -> float | None:
         report["stages"][name].get("processor_seconds")
         for name in ("reweight", "sample", "finetune")
     )
+
+
+def _warnings(report: Mapping[str, Any]) -> list[str]:
+    return list((report.get("certainty") or {}).get("warnings", []))
 
 
 def _mean(values: Mapping[int, float]) -> float:
