@@ -7,14 +7,17 @@ from __future__ import annotations
 import glob
 import json
 import re
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypeGuard
 
 from hgms_core import ConfigError, Place
+from hgms_core.errors import dotted
 from hgms_core.torch_errors import first_line
 from hgms_mix.exchange.trainer import yaml
 
+BUILDERS = ("arrow", "csv", "json", "pandas", "parquet", "text")
+"""Names of ``load_dataset`` for files of a kind, in place of a data set."""
 COMMIT = "COMMIT"
 """Where a data set of the Hub is named without its commit, which a source has to have."""
 
@@ -86,6 +89,92 @@ def is_tables(listed: Any, key: str) -> TypeGuard[list[dict[str, Any]]]:
     )
 
 
+def several(listed: Sequence[Any], place: Place) -> None:
+    """Raises ConfigError for one data set, before its rows are counted."""
+    if len(listed) < 2:
+        raise ConfigError(
+            "wrong-length",
+            "the configuration has one data set, but a mixture requires at least two",
+            place=place,
+            hint="split the data set by the origin of its rows: hgms mix reads one source per file",
+        )
+
+
+def unread_keys(
+    table: Mapping[str, Any],
+    place: Place,
+    *,
+    read: Collection[str],
+    harmless: Collection[str] = (),
+    rejected: Collection[str] = (),
+) -> list[str]:
+    """Names the keys of a table that are not imported, in a line for the user.
+
+    ``read`` are carried over and ``harmless`` change neither rows nor shares. A key that is set and
+    that ``rejected`` names is a ConfigError, since it changes the rows that are learned.
+    """
+    given = [key for key, value in table.items() if value not in (None, "", False, [], {})]
+    for key in given:
+        if key in rejected:
+            raise ConfigError(
+                "not-supported",
+                f"{key}={table[key]!r} changes which rows are learned, but it cannot be imported",
+                place=(*place, key),
+                hint="write the rows that it selects to a file, and remove it",
+            )
+    unread = [str(key) for key in given if key not in read and key not in harmless]
+    return [f"not imported from {dotted(place)}: {', '.join(unread)}"] if unread else []
+
+
+def in_columns(form: str, fields: Mapping[str, str]) -> dict[str, Any]:
+    """The format of a source, and the columns whose names differ from those of its fields."""
+    own = {field: column for field, column in fields.items() if field != column}
+    return {"format": form, **({"fields": own} if own else {})}
+
+
+def expect(table: Mapping[str, Any], key: str, values: Collection[Any], place: Place) -> None:
+    """Raises ConfigError unless a key of the table is missing or has one of the values."""
+    if (value := table.get(key)) is not None and value not in values:
+        raise ConfigError(
+            "not-supported",
+            f"{key}={value!r} cannot be imported",
+            place=(*place, key),
+            hint=f"rename it in the rows, and set it to {' or '.join(map(str, values))}",
+        )
+
+
+def part_of(split: Any, name: str, source: Mapping[str, Any], file: Path, place: Place) -> Any:
+    """``skip`` and ``rows`` of a local source, from a slice of ``load_dataset``: "train[:10%]".
+
+    A percentage is rounded to the nearest row, as ``load_dataset`` does.
+    """
+    if split in (None, "", "train"):
+        return {}
+    match = re.fullmatch(r"train\[(?:(-?\d+)(%?))?:(?:(-?\d+)(%?))?\]", str(split).replace(" ", ""))
+    if match is None:
+        raise ConfigError(
+            "not-supported",
+            f"split={split!r} must be train or a slice of it for a local file",
+            place=place,
+            hint="write the rows that it selects to a file, and remove it",
+        )
+    count = count_rows(name, source, file)
+    share = "%" in match.groups()
+
+    def bound(text: str | None, default: int) -> int:
+        if text is None:
+            return default
+        value = round(int(text) * count / 100) if share else int(text)
+        return min(max(value + count if value < 0 else value, 0), count)
+
+    start = bound(match[1], 0)
+    stop = bound(match[3], count)
+    if stop <= start:
+        raise ConfigError("no-rows", f"split={split!r} selects no row of {count}", place=place)
+    whole = {"skip": start, "rows": None if stop == count else stop - start}
+    return {key: value for key, value in whole.items() if value}
+
+
 def place_of(name: str, file: Path) -> Path | None:
     """Where a trainer finds a file, a folder or a pattern of files: from where it is started,
     else beside its configuration.
@@ -135,11 +224,12 @@ def of_hub(name: str, commit: Any = None, subset: Any = None, split: Any = None)
 
 
 def of_load_dataset(
-    part: Mapping[str, Any], file: Path, *option: str | int
+    part: Mapping[str, Any], file: Path, *option: str | int, columns: Mapping[str, Any]
 ) -> tuple[str, dict[str, Any]]:
     """A data set in the arguments of ``datasets.load_dataset``: a name for it, and the source.
 
-    ``option`` is the place of the data set in the configuration ``file``.
+    ``option`` is the place of the data set in the configuration ``file``. ``columns`` are its
+    format and fields.
     """
     files = part.get("data_files")
     local = files[0] if isinstance(files, list) and len(files) == 1 else files
@@ -150,13 +240,25 @@ def of_load_dataset(
             place=(str(file), *option, "data_files"),
             hint="use one file, a folder or a pattern per source",
         )
-    if local is None and place_of(part["path"], file) is not None:
+    folder = place_of(part["path"], file)
+    if local is None and folder is not None:
         local = part["path"]
-    if local is not None:
-        return name_of(local), {"path": located(local, file, *option, "data_files")}
-    return part["path"].split("/")[-1], of_hub(
-        part["path"], part.get("revision"), part.get("name"), part.get("split")
-    )
+    elif local is not None and part["path"] not in BUILDERS:
+        if folder is None:
+            raise ConfigError(
+                "not-supported",
+                f"data_files={local!r} of the data set {part['path']!r} cannot be imported",
+                place=(str(file), *option, "data_files"),
+                hint="download the file, and use its path",
+            )
+        local = f"{part['path']}/{local}"
+    if local is None:
+        hub = of_hub(part["path"], part.get("revision"), part.get("name"), part.get("split"))
+        return part["path"].split("/")[-1], {**hub, **columns}
+    name = name_of(local)
+    source = {"path": located(local, file, *option, "data_files"), **columns}
+    place = (str(file), *option, "split")
+    return name, source | part_of(part.get("split"), name, source, file, place)
 
 
 def count_rows(name: str, table: Mapping[str, Any], file: Path) -> int:

@@ -22,14 +22,6 @@ def mix_file(
     brought: Brought, trainer: Trainer, origin: Path, validation: str | None = None
 ) -> str:
     """The text of a mix file. What the configuration cannot know is left to fill in, and said."""
-    if len(brought.sources) < 2:
-        raise ConfigError(
-            "wrong-length",
-            f"the configuration has {len(brought.sources)} data set, but a mixture requires at "
-            "least 2",
-            place=(str(origin),),
-            hint="split the data set by the origin of its rows: hgms mix reads one source per file",
-        )
     document = tomlkit.document()
     document.add(tomlkit.comment(f"From {origin.name}, a configuration of {trainer.name}."))
     for note in brought.notes:

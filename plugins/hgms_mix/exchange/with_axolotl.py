@@ -6,8 +6,17 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from hgms_core import ConfigError
-from hgms_mix.exchange.configuration import count_rows, is_tables, of_load_dataset, read_mapping
+from hgms_core import ConfigError, Place
+from hgms_mix.exchange.configuration import (
+    count_rows,
+    expect,
+    in_columns,
+    is_tables,
+    of_load_dataset,
+    read_mapping,
+    several,
+    unread_keys,
+)
 from hgms_mix.exchange.messages import conversations
 from hgms_mix.exchange.sample import Part, Sampled, unused
 from hgms_mix.exchange.trainer import (
@@ -22,6 +31,28 @@ from hgms_mix.exchange.trainer import (
     write_rows,
     write_yaml,
 )
+
+KEYS = {
+    "read": (
+        *("path", "data_files", "name", "revision", "split", "weight", "type", "field"),
+        *("field_messages", "message_field_role", "message_field_content", "roles"),
+        *("message_property_mappings", "message_field_training", "roles_to_train"),
+    ),
+    "harmless": ("ds_type", "preprocess_shards", "train_on_eos", "trust_remote_code"),
+    "rejected": (
+        *("shards", "shards_idx", "input_transform", "input_format", "drop_system_message"),
+        *("field_human", "field_model", "field_tools", "field_thinking", "split_thinking"),
+        *("template_thinking_key", "message_field_training_detail", "data_dir"),
+    ),
+}
+"""What becomes of the keys of a data set. The others are templates, and keys of later versions."""
+PROMPTER = {
+    "instruction": "field_instruction",
+    "input": "field_input",
+    "output": "field_output",
+    "system": "field_system",
+}
+"""Fields of rows, and the keys that name their columns in a table in the place of a type."""
 
 
 def rows(sample: Sampled, part: Part) -> Iterator[dict[str, Any]]:
@@ -54,7 +85,7 @@ def write(sample: Sampled, folder: Path) -> Sequence[str]:
         }
         adapter |= (
             {"lora_target_linear": True}
-            if lora.targets is None
+            if lora.targets is None or lora.everywhere
             else {"lora_target_modules": list(lora.targets)}
         )
     table = {
@@ -102,10 +133,16 @@ def read(path: Path) -> Brought:
             f"datasets={listed!r} must be a list of tables {{path, type, …}}",
             place=(str(path), "datasets"),
         )
+    several(listed, (str(path), "datasets"))
+    notes = unread_keys({"rl": table.get("rl")}, (str(path),), read=(), rejected=("rl",))
     sources: dict[str, dict[str, Any]] = {}
     weights: dict[str, float] = {}
     for number, part in enumerate(listed):
-        name, source = of_load_dataset(part, path, "datasets", number)
+        place = (str(path), "datasets", number)
+        notes += unread_keys(part, place, **KEYS)
+        columns, more = _columns(part, place)
+        notes += more
+        name, source = of_load_dataset(part, path, "datasets", number, columns=columns)
         name = unused(sources, name)
         share = part.get("weight", 1.0)
         if not isinstance(share, int | float) or not 0 < share <= 1:
@@ -117,8 +154,76 @@ def read(path: Path) -> Brought:
             )
         sources[name], weights[name] = source, share * count_rows(name, source, path)
     return Brought(
-        sources=sources, mixture=normalised(weights, (str(path),)), model=table.get("base_model")
+        sources=sources,
+        mixture=normalised(weights, (str(path),)),
+        model=table.get("base_model"),
+        notes=notes,
     )
+
+
+def _columns(part: Mapping[str, Any], place: Place) -> tuple[dict[str, Any], list[str]]:
+    """The format and the columns of a data set by its type, and what is not imported of it."""
+    kind = part.get("type")
+    if isinstance(kind, dict):
+        notes = unread_keys(kind, (*place, "type"), read=PROMPTER.values())
+        names = {field: kind[key] for field, key in PROMPTER.items() if kind.get(key)}
+        if "{input}" in (kind.get("format") or "{input}"):
+            return in_columns("alpaca", names), notes
+        # a template without the input
+        pair = {
+            "prompt": names.get("instruction", "instruction"),
+            "completion": names.get("output", "output"),
+        }
+        system = {"system": names["system"]} if "system" in names else {}
+        return in_columns("prompt-completion", {**pair, **system}), notes
+    word = str(kind).split(":")[0].split(".")[0]
+    if word in ("alpaca", "gpteacher"):
+        return in_columns("alpaca", {}), []
+    if word == "completion":
+        return in_columns("text", {"text": part.get("field") or "text"}), []
+    if word == "chat_template":
+        _turns(part, place)
+        return in_columns("chat", {"messages": part.get("field_messages") or "messages"}), []
+    if word == "sharegpt":
+        _turns(part, place)
+        column = part.get("field_messages") or "conversations"
+        return in_columns("sharegpt", {"conversations": column}), []
+    return {}, [f"the format of {part['path']} is detected, because type={kind!r} is not known"]
+
+
+def _turns(part: Mapping[str, Any], place: Place) -> None:
+    """Raises ConfigError for names in turns that a source does not read."""
+    from hgms_mix.lm.formats import ROLES
+
+    expect(part, "message_field_role", ("role", "from"), place)
+    expect(part, "message_field_content", ("content", "value"), place)
+    expect(part, "message_field_training", ("train", "weight"), place)
+    mapping = part.get("message_property_mappings")
+    if isinstance(mapping, dict):
+        inner = (*place, "message_property_mappings")
+        expect(mapping, "role", ("role", "from"), inner)
+        expect(mapping, "content", ("content", "value"), inner)
+        unread_keys(
+            mapping, inner, read=("role", "content"), rejected=set(mapping) - {"role", "content"}
+        )
+    roles = part.get("roles")
+    for role, names in roles.items() if isinstance(roles, dict) else ():
+        for name in names if isinstance(names, list) else [names]:
+            if ROLES.get(str(name).casefold()) != role:
+                raise ConfigError(
+                    "not-supported",
+                    f"the role {name!r} cannot be imported as {role!r}",
+                    place=(*place, "roles", role),
+                    hint="rename the role in the rows",
+                )
+    for name in part.get("roles_to_train") or ():
+        if ROLES.get(str(name).casefold()) != "assistant":
+            raise ConfigError(
+                "not-supported",
+                f"hgms mix learns from answers only, not from turns of {name!r}",
+                place=(*place, "roles_to_train"),
+                hint="remove it",
+            )
 
 
 AXOLOTL = Trainer(

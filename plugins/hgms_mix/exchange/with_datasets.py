@@ -15,6 +15,8 @@ from hgms_mix.exchange.configuration import (
     name_of,
     numbers,
     read_mapping,
+    several,
+    unread_keys,
 )
 from hgms_mix.exchange.messages import dialogues, only_last
 from hgms_mix.exchange.sample import Sampled, unused
@@ -84,8 +86,11 @@ def read(path: Path) -> Brought:
             "of hgms mix",
             place=(str(path), "datasets"),
         )
+    several(listed, (str(path), "datasets"))
+    notes: list[str] = []
     sources: dict[str, dict[str, str]] = {}
     for number, part in enumerate(listed):
+        notes += unread_keys(part, (str(path), "datasets", number), read=("name", "data_files"))
         name = unused(sources, str(part.get("name") or name_of(part["data_files"])))
         file = str(path.resolve().parent / part["data_files"])
         sources[name] = {"path": located(file, path, "datasets", number, "data_files")}
@@ -98,7 +103,7 @@ def read(path: Path) -> Brought:
         weights = dict(
             zip(sources, numbers(shares, len(sources), (str(path), "probabilities")), strict=True)
         )
-    return Brought(sources=sources, mixture=normalised(weights, (str(path),)))
+    return Brought(sources=sources, mixture=normalised(weights, (str(path),)), notes=notes)
 
 
 DATASETS = Trainer(

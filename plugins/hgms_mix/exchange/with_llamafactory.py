@@ -11,11 +11,16 @@ from hgms.runs import replace_file
 from hgms_core import ConfigError, Place, unknown_name
 from hgms_mix.exchange.configuration import (
     count_rows,
+    expect,
+    in_columns,
     located,
     numbers,
     of_hub,
+    part_of,
     place_of,
     read_mapping,
+    several,
+    unread_keys,
 )
 from hgms_mix.exchange.messages import conversations, only_last, texts
 from hgms_mix.exchange.sample import Sampled
@@ -42,6 +47,17 @@ CHAT = {
         "system_tag": "system",
     },
 }
+KEYS = {
+    "read": (
+        *("file_name", "hf_hub_url", "subset", "split", "num_samples", "formatting", "columns"),
+        *("tags", "revision"),
+    ),
+    "harmless": ("ms_hub_url", "om_hub_url"),
+    "rejected": ("ranking", "folder", "script_url", "cloud_file_name"),
+}
+"""What becomes of the keys of a data set."""
+FIELDS = {"prompt": "instruction", "query": "input", "response": "output", "history": "history"}
+"""Fields of the format alpaca by LLaMA-Factory's names for its columns."""
 TEXTS = {"formatting": "alpaca", "columns": {"prompt": "prompt", "response": "completion"}}
 
 
@@ -59,7 +75,8 @@ def write(sample: Sampled, folder: Path) -> Sequence[str]:
     lora = sample.adapter
     adapter: dict[str, Any] = {"finetuning_type": "full"}
     if lora is not None:
-        targets = "all" if lora.targets is None else ",".join(lora.targets)
+        everywhere = lora.targets is None or lora.everywhere
+        targets = "all" if everywhere else ",".join(lora.targets)
         adapter = {
             "finetuning_type": "lora",
             "lora_rank": lora.rank,
@@ -100,14 +117,25 @@ def read(path: Path) -> Brought:
             f"dataset={names!r} must be names of dataset_info.json, separated by commas",
             place=(str(path), "dataset"),
         )
+    several(names, (str(path), "dataset"))
+    if table.get("stage") not in (None, "sft", "pt"):
+        raise ConfigError(
+            "not-supported",
+            f"stage={table['stage']!r} does not learn from answers alone",
+            place=(str(path), "stage"),
+            hint="use a configuration with stage: sft",
+        )
     folder = _folder(str(table.get("dataset_dir", "data")), path)
-    info = read_mapping(folder / "dataset_info.json", "list of data sets")
+    listed = folder / "dataset_info.json"
+    info = read_mapping(listed, "list of data sets")
     sources = {name: _source(name, info, folder, (str(path), "dataset")) for name in names}
+    notes = [
+        note for name in names for note in unread_keys(info[name], (str(listed), name), **KEYS)
+    ]
     strategy = table.get("mix_strategy", "concat")
     shares = table.get("interleave_probs")
     if strategy in ("concat", "interleave_once"):
         most = _whole(table.get("max_samples"), (str(path), "max_samples"))
-        listed = folder / "dataset_info.json"
         weights = {
             name: float(_rows(name, sources[name], info[name], most, listed)) for name in names
         }
@@ -121,6 +149,7 @@ def read(path: Path) -> Brought:
         sources=sources,
         mixture=normalised(weights, (str(path),)),
         model=table.get("model_name_or_path"),
+        notes=notes,
     )
 
 
@@ -139,17 +168,58 @@ def _source(name: str, info: Mapping[str, Any], folder: Path, place: Place) -> d
     if not isinstance(info.get(name), dict):
         raise unknown_name("data set", name, info, place)
     entry = info[name]
+    listed = folder / "dataset_info.json"
+    columns = _columns(entry, (str(listed), name))
     if isinstance(file := entry.get("file_name"), str):
-        listed = folder / "dataset_info.json"
-        return {"path": located(str(folder / file), listed, name, "file_name")}
+        source = {"path": located(str(folder / file), listed, name, "file_name"), **columns}
+        place_of_split = (str(listed), name, "split")
+        return source | part_of(entry.get("split"), name, source, listed, place_of_split)
     if isinstance(hub := entry.get("hf_hub_url"), str):
-        return of_hub(hub, subset=entry.get("subset"), split=entry.get("split"))
+        source = of_hub(hub, entry.get("revision"), entry.get("subset"), entry.get("split"))
+        return {**source, **columns}
     raise ConfigError(
         "missing-option",
         f"the data set {name!r} has no file_name or hf_hub_url",
         place=(str(folder / "dataset_info.json"), name),
         hint="set one of them to a text",
     )
+
+
+def _columns(entry: Mapping[str, Any], place: Place) -> dict[str, Any]:
+    """The format and the columns of a data set; by default those of alpaca."""
+    from hgms_mix.lm.formats import ROLES
+
+    columns = entry.get("columns")
+    names = dict(columns) if isinstance(columns, dict) else {}
+    inner = (*place, "columns")
+    system = {"system": names["system"]} if names.get("system") else {}
+    if entry.get("formatting") in ("sharegpt", "openai"):
+        unread_keys(
+            names, inner, read=("messages", "system"), rejected=set(names) - {"messages", "system"}
+        )
+        tags = entry.get("tags")
+        tags = tags if isinstance(tags, dict) else {}
+        expect(tags, "role_tag", ("role", "from"), (*place, "tags"))
+        expect(tags, "content_tag", ("content", "value"), (*place, "tags"))
+        for role in ("user", "assistant", "system"):
+            same = [name for name, meant in ROLES.items() if meant == role]
+            expect(tags, f"{role}_tag", same, (*place, "tags"))
+        column = names.get("messages") or "conversations"
+        if column == "messages":
+            return in_columns("chat", system)
+        return in_columns("sharegpt", {"conversations": column, **system})
+    expect(entry, "formatting", ("alpaca", "sharegpt", "openai"), place)
+    read = (*FIELDS, "system")
+    unread_keys(names, inner, read=read, rejected=set(names) - set(read))
+    fields = {field: names[key] for key, field in FIELDS.items() if names.get(key)}
+    if names and "input" not in fields and "history" not in fields:
+        # columns that are not named are not read
+        pair = {
+            "prompt": fields.get("instruction", "instruction"),
+            "completion": fields.get("output", "output"),
+        }
+        return in_columns("prompt-completion", {**pair, **system})
+    return in_columns("alpaca", {**fields, **system})
 
 
 def _rows(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -9,12 +10,15 @@ from typing import Any
 from hgms_core import ConfigError
 from hgms_mix.exchange.configuration import (
     count_rows,
+    in_columns,
     located,
     name_of,
     numbers,
     of_hub,
     place_of,
     read_mapping,
+    several,
+    unread_keys,
 )
 from hgms_mix.exchange.messages import conversations, only_last, texts
 from hgms_mix.exchange.sample import Sampled, unused
@@ -29,6 +33,9 @@ from hgms_mix.exchange.trainer import (
     write_rows,
     write_yaml,
 )
+
+REJECTED = ("rlhf_type", "custom_dataset_info", "custom_register_path")
+"""Options that change what a data set is."""
 
 
 def write(sample: Sampled, folder: Path) -> Sequence[str]:
@@ -86,12 +93,16 @@ def read(path: Path) -> Brought:
             f"dataset={listed!r} must be a list of files or data sets, optionally with #ROWS",
             place=(str(path), "dataset"),
         )
+    several(listed, (str(path), "dataset"))
+    given = {key: table.get(key) for key in REJECTED}
+    notes = unread_keys(given, (str(path),), read=(), rejected=REJECTED)
+    columns = _columns(table.get("columns"), path)
     sources: dict[str, dict[str, Any]] = {}
     counts: dict[str, int | None] = {}
     for entry in listed:
         name, source, count = _entry(entry, path)
         name = unused(sources, name)
-        sources[name], counts[name] = source, count
+        sources[name], counts[name] = {**source, **columns}, count
     shares = table.get("interleave_prob")
     if shares is not None:
         shares = shares.split() if isinstance(shares, str) and "," not in shares else shares
@@ -104,7 +115,38 @@ def read(path: Path) -> Brought:
             for name, count in counts.items()
         }
     return Brought(
-        sources=sources, mixture=normalised(weights, (str(path),)), model=table.get("model")
+        sources=sources,
+        mixture=normalised(weights, (str(path),)),
+        model=table.get("model"),
+        notes=notes,
+    )
+
+
+def _columns(given: Any, file: Path) -> dict[str, Any]:
+    """The format of the data sets by ``columns``, {column: field}, which may be a text of JSON."""
+    if not given:
+        return {}
+    place = (str(file), "columns")
+    try:
+        mapping = json.loads(given) if isinstance(given, str) else given
+        fields = {field: column for column, field in mapping.items()}
+    except (ValueError, AttributeError):
+        raise ConfigError(
+            "wrong-type", f"columns={given!r} must be a table {{column: field}}", place=place
+        ) from None
+    if "messages" in fields and set(fields) <= {"messages", "system"}:
+        return in_columns("chat", fields)
+    if set(fields) <= {"query", "response", "system"}:
+        # the pair that is looked for first
+        first = {"query": "prompt", "response": "completion"}
+        pair = {name: fields.get(key, key) for key, name in first.items()}
+        system = {"system": fields["system"]} if "system" in fields else {}
+        return in_columns("prompt-completion", {**pair, **system})
+    raise ConfigError(
+        "not-supported",
+        f"columns={given!r} cannot be imported",
+        place=place,
+        hint="map columns to query, response and system, or to messages and system",
     )
 
 

@@ -11,8 +11,14 @@ from typing import Any
 import numpy as np
 
 from hgms_core import ConfigError, DataError
-from hgms_mix.exchange.configuration import is_tables, located, numbers, read_mapping
-from hgms_mix.exchange.messages import conversations
+from hgms_mix.exchange.configuration import (
+    is_tables,
+    located,
+    numbers,
+    read_mapping,
+    several,
+    unread_keys,
+)
 from hgms_mix.exchange.sample import Part, Sampled, stems_of, unused
 from hgms_mix.exchange.trainer import Brought, Trainer, normalised, write_rows, write_yaml
 
@@ -77,7 +83,7 @@ def write(sample: Sampled, folder: Path) -> Sequence[str]:
             folder / "tokens" / f"labels_mask_part_{number:04d}.npy"
         )
         lengths[part.name] = len(flat)
-        write_rows(folder, part, conversations(part))
+        write_rows(folder, part, ({"messages": row["messages"]} for row in part.rows))
     shares = normalised(lengths)
     table = {
         "sources": [
@@ -132,6 +138,7 @@ def read(path: Path) -> Brought:
             f"sources={listed!r} must be a list of tables {{source_name, target_ratio, paths}}",
             place=(str(path), "sources"),
         )
+    several(listed, (str(path), "sources"))
     ratios = numbers(
         [part.get("target_ratio") for part in listed],
         len(listed),
@@ -144,8 +151,14 @@ def read(path: Path) -> Brought:
         name = unused(sources, part["source_name"])
         sources[name] = {"path": _rows(part["source_name"], stems, path)}
         weights[name] = ratio / _mean_length(name, sources[name])
+    keys = ("source_name", "target_ratio", "paths", "max_repetition_ratio", "max_source_fraction")
+    notes = [
+        note
+        for number, part in enumerate(listed)
+        for note in unread_keys(part, (str(path), "sources", number), read=keys)
+    ]
     note = "shares of tokens were made shares of rows by the mean number of characters of a row"
-    return Brought(sources=sources, mixture=normalised(weights, (str(path),)), notes=[note])
+    return Brought(sources=sources, mixture=normalised(weights, (str(path),)), notes=[note, *notes])
 
 
 def _rows(name: str, stems: Mapping[str, str], file: Path) -> str:

@@ -7,13 +7,16 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from hgms_core import ConfigError
+from hgms_core import ConfigError, Place
 from hgms_mix.exchange.configuration import (
     count_rows,
+    in_columns,
     is_tables,
     numbers,
     of_load_dataset,
     read_mapping,
+    several,
+    unread_keys,
 )
 from hgms_mix.exchange.messages import dialogues, only_last
 from hgms_mix.exchange.sample import Sampled, unused
@@ -28,6 +31,13 @@ from hgms_mix.exchange.trainer import (
     write_yaml,
 )
 
+KEYS = {
+    "read": ("path", "name", "data_files", "split", "columns", "fraction", "revision"),
+    "rejected": ("data_dir",),
+}
+"""What becomes of the keys of a data set."""
+COLUMNS = {("messages",): "chat", ("completion", "prompt"): "prompt-completion", ("text",): "text"}
+"""Formats by the columns that are selected."""
 OLDER = (
     "With transformers before 5.20 write `gradient_checkpointing` in the place of "
     "`activation_checkpointing`: it had that name then."
@@ -47,7 +57,7 @@ def adapter(sample: Sampled) -> dict[str, Any]:
     dtype = {} if base.dtype == "auto" else {"dtype": base.dtype}
     targets = {} if lora.targets is None else {"lora_target_modules": list(lora.targets)}
     # trl makes one name a pattern, which must match all of a module's
-    if lora.targets is not None and len(lora.targets) == 1:
+    if lora.targets is not None and len(lora.targets) == 1 and not lora.everywhere:
         targets = {"lora_target_modules": [rf"(.*\.)?{re.escape(lora.targets[0])}"]}
     return {
         "use_peft": True,
@@ -110,9 +120,14 @@ def read(path: Path) -> Brought:
             f"datasets={listed!r} must be a list of tables {{path, …}}",
             place=(str(path), "datasets"),
         )
+    several(listed, (str(path), "datasets"))
+    notes: list[str] = []
     sources: dict[str, dict[str, Any]] = {}
     for number, part in enumerate(listed):
-        name, source = of_load_dataset(part, path, "datasets", number)
+        place = (str(path), "datasets", number)
+        notes += unread_keys(part, place, **KEYS)
+        columns = _columns(part.get("columns"), (*place, "columns"))
+        name, source = of_load_dataset(part, path, "datasets", number, columns=columns)
         sources[unused(sources, name)] = source
     fractions = [part.get("fraction") for part in listed]
     if all(fraction is None for fraction in fractions):
@@ -135,7 +150,23 @@ def read(path: Path) -> Brought:
         sources=sources,
         mixture=normalised(weights, (str(path),)),
         model=table.get("model_name_or_path"),
+        notes=notes,
     )
+
+
+def _columns(columns: Any, place: Place) -> dict[str, Any]:
+    """The format of a data set by its selected columns; without a selection it is detected."""
+    if columns is None:
+        return {}
+    names = tuple(sorted(columns)) if isinstance(columns, list) else columns
+    if names not in COLUMNS:
+        raise ConfigError(
+            "not-supported",
+            f"columns={columns!r} must be [messages], [prompt, completion] or [text]",
+            place=place,
+            hint="write the columns to a file, and remove columns",
+        )
+    return in_columns(COLUMNS[names], {})
 
 
 TRL = Trainer(

@@ -637,7 +637,7 @@ class TestWeightsOfOthers:
     def _files(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.chdir(tmp_path)
         for name, count in (("a", 40), ("b", 10)):
-            Path(f"{name}.jsonl").write_text('{"prompt": "p", "completion": "c"}\n' * count)
+            Path(f"{name}.jsonl").write_text('{"instruction": "p", "output": "c"}\n' * count)
 
     def mixture(self, trainer: str, file: str, text: str) -> list[float]:
         Path(file).write_text(text)
@@ -748,7 +748,9 @@ class TestWeightsOfOthers:
         )
         self.mixture(trainer, f"sub/{file}", text)
         sources = tomllib.loads(Path("mix.toml").read_text())["task"]["sources"]
-        assert sources == {name: {"path": f"sub/rows/{name}.jsonl"} for name in "ab"}
+        assert {name: table["path"] for name, table in sources.items()} == {
+            name: f"sub/rows/{name}.jsonl" for name in "ab"
+        }
 
     def test_olmo_s_sources_with_names_that_look_alike_keep_their_rows(self) -> None:
         """Both are a-b in a file's name; the one that sorts later is a-b-2."""
@@ -775,6 +777,210 @@ class TestWeightsOfOthers:
         assert self.mixture("ms-swift", "c.yaml", "dataset: [a.jsonl, b.jsonl]\n") == pytest.approx(
             [0.8, 0.2]
         )
+
+
+class TestDataSetsOfOthers:
+    """Rows and columns of a data set that a trainer would read, and keys that are not imported."""
+
+    @pytest.fixture(autouse=True)
+    def _files(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.chdir(tmp_path)
+        for name in "ab":
+            rows = [
+                {
+                    "question": "draft",
+                    "answer": "DRAFT",
+                    "frage": f"{name} {n}",
+                    "antwort": f"ANTWORT {n}",
+                    "messages": [{"role": "user", "content": "q"}, _answer("RAW")],
+                    "dialog": [{"from": "human", "value": "q"}, _answer(f"DIALOG {n}")],
+                    "text": f"TEXT {n}",
+                }
+                for n in range(100)
+            ]
+            Path(f"{name}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+        row = {"instruction": "p", "output": "ALPACA", "messages": rows[0]["messages"]}
+        Path("c.jsonl").write_text(json.dumps(row) + "\n")
+
+    def brought(self, trainer: str, text: str, info: Any = None) -> Any:
+        from hgms_mix.exchange.folder import TRAINERS as known
+        from hgms_mix.exchange.import_mix import bring
+
+        Path("c.yaml").write_text(text)
+        if info is not None:
+            Path("dataset_info.json").write_text(json.dumps(info))
+        Path("mix.toml").unlink(missing_ok=True)
+        return bring(known[trainer], Path("c.yaml"), Path("mix.toml"))
+
+    def answers(self, trainer: str, text: str, info: Any = None) -> list[str]:
+        """The first answer of each source of the mix file."""
+        from hgms_mix.lm import Source, read_examples
+
+        self.brought(trainer, text, info)
+        sources = tomllib.loads(Path("mix.toml").read_text())["task"]["sources"]
+        return [
+            read_examples(name, Source(**table))[0].messages[-1].text
+            for name, table in sources.items()
+        ]
+
+    @pytest.mark.parametrize(
+        ("split", "rows"),
+        [
+            ("train", (0, None)),
+            ("train[:10%]", (0, 10)),
+            ("train[:10]", (0, 10)),
+            ("train[90%:]", (90, None)),
+            ("train[-5:]", (95, None)),
+            ("train[10:20]", (10, 10)),
+            ("train[20%:-10%]", (20, 70)),
+            ("train[:400]", (0, None)),
+        ],
+    )
+    @pytest.mark.parametrize("trainer", ["axolotl", "trl", "llamafactory"])
+    def test_a_slice_of_a_data_set(
+        self, trainer: str, split: str, rows: tuple[int, int | None]
+    ) -> None:
+        from hgms_mix.lm import Source, read_examples
+
+        text = (
+            f"datasets:\n- {{path: json, data_files: a.jsonl, split: '{split}'}}\n"
+            "- {path: json, data_files: b.jsonl}\n"
+        )
+        columns = {"prompt": "frage", "response": "text"}
+        info: dict[str, Any] = {
+            name: {"file_name": f"{name}.jsonl", "columns": columns} for name in "ab"
+        }
+        info["a"]["split"] = split
+        text = "dataset: a,b\ndataset_dir: .\n" if trainer == "llamafactory" else text
+        brought = self.brought(trainer, text, info)
+        skip, count = rows
+        source = brought.sources["a"]
+        assert (source.get("skip", 0), source.get("rows")) == rows
+        count = count or 100 - skip
+        assert brought.mixture["a"] == pytest.approx(count / (count + 100))
+        read = read_examples("a", Source(**source))
+        assert [example.row for example in read] == list(range(skip, skip + count))
+
+    @pytest.mark.parametrize("split", ["test", "train+test", "train[5:5]", "train[:10%](drop)"])
+    def test_other_slices_are_rejected(self, split: str) -> None:
+        text = f"datasets:\n- {{path: a.jsonl, split: '{split}'}}\n- {{path: b.jsonl}}\n"
+        for trainer in ("axolotl", "trl"):
+            with rejects(
+                "no-rows" if "5:5" in split else "not-supported",
+                *("c.yaml", "datasets", 0, "split"),
+                of=ConfigError,
+            ):
+                self.brought(trainer, text)
+
+    def test_columns_of_axolotl(self) -> None:
+        named = "{field_instruction: frage, field_output: antwort}"
+        asked = '{field_instruction: frage, field_output: antwort, format: "{instruction}"}'
+        text = (
+            f"datasets:\n- {{path: a.jsonl, type: {named}}}\n- {{path: a.jsonl, type: {asked}}}\n"
+            "- {path: c.jsonl, type: alpaca}\n- {path: a.jsonl, type: chat_template}\n"
+            "- {path: a.jsonl, type: chat_template, field_messages: dialog,"
+            " message_property_mappings: {role: from, content: value}}\n"
+            "- {path: a.jsonl, type: completion}\n"
+            "- {path: a.jsonl, type: completion, field: antwort}\n"
+        )
+        assert self.answers("axolotl", text) == [
+            *("ANTWORT 0", "ANTWORT 0", "ALPACA", "RAW", "DIALOG 0", "TEXT 0", "ANTWORT 0")
+        ]
+        sources = tomllib.loads(Path("mix.toml").read_text())["task"]["sources"]
+        assert sources["a"]["fields"] == {"instruction": "frage", "output": "antwort"}
+
+    def test_columns_of_trl(self) -> None:
+        text = (
+            "datasets:\n- {path: json, data_files: a.jsonl, columns: [text]}\n"
+            "- {path: json, data_files: b.jsonl, columns: [messages]}\n"
+        )
+        assert self.answers("trl", text) == ["TEXT 0", "RAW"]
+        text = text.replace("[text]", "[frage, antwort]")
+        with rejects("not-supported", "c.yaml", "datasets", 0, "columns", of=ConfigError):
+            self.brought("trl", text)
+
+    def test_columns_of_llamafactory(self) -> None:
+        file = {"file_name": "a.jsonl"}
+        info: dict[str, Any] = {
+            "alpaca": {"file_name": "c.jsonl"},
+            "named": {**file, "columns": {"prompt": "frage", "response": "antwort"}},
+            "chat": {
+                **file,
+                "formatting": "sharegpt",
+                "columns": {"messages": "dialog"},
+                "tags": {"role_tag": "from", "content_tag": "value", "user_tag": "human"},
+            },
+        }
+        text = "dataset: alpaca,named,chat\ndataset_dir: .\n"
+        assert self.answers("llamafactory", text, info) == ["ALPACA", "ANTWORT 0", "DIALOG 0"]
+        for wrong, place in (
+            ({"columns": {"prompt": "frage", "tools": "werkzeug"}}, ("columns", "tools")),
+            ({"ranking": True}, ("ranking",)),
+            ({"formatting": "sharegpt", "tags": {"role_tag": "wer"}}, ("tags", "role_tag")),
+            ({"formatting": "sharegpt", "tags": {"user_tag": "ich"}}, ("tags", "user_tag")),
+            ({"formatting": "other"}, ("formatting",)),
+        ):
+            listed = str(Path.cwd() / "dataset_info.json")
+            with rejects("not-supported", listed, "named", *place, of=ConfigError):
+                self.brought("llamafactory", text, {**info, "named": {**file, **wrong}})
+        with rejects("not-supported", "c.yaml", "stage", of=ConfigError):
+            self.brought("llamafactory", text + "stage: kto\n", info)
+
+    def test_columns_of_ms_swift(self) -> None:
+        text = "dataset: [a.jsonl, b.jsonl]\ncolumns: {frage: query, antwort: response}\n"
+        assert self.answers("ms-swift", text) == ["ANTWORT 0", "ANTWORT 0"]
+        text = 'dataset: [a.jsonl, b.jsonl]\ncolumns: \'{"dialog": "messages"}\'\n'
+        assert self.answers("ms-swift", text) == ["DIALOG 0", "DIALOG 0"]
+        for option in ("columns: {frage: rejected_response}", "rlhf_type: kto"):
+            with rejects("not-supported", "c.yaml", option.partition(":")[0], of=ConfigError):
+                self.brought("ms-swift", f"dataset: [a.jsonl, b.jsonl]\n{option}\n")
+
+    @pytest.mark.parametrize(
+        ("keys", "inner"),
+        [
+            ("shards: 4", ("shards",)),
+            ("field_tools: werkzeug", ("field_tools",)),
+            ("drop_system_message: true", ("drop_system_message",)),
+            ("message_field_training_detail: wo", ("message_field_training_detail",)),
+            ("message_field_role: wer", ("message_field_role",)),
+            ("message_property_mappings: {role: wer}", ("message_property_mappings", "role")),
+            ("roles_to_train: [user]", ("roles_to_train",)),
+            ("roles: {user: [ich]}", ("roles", "user")),
+        ],
+    )
+    def test_keys_of_axolotl_that_change_what_is_learned(
+        self, keys: str, inner: tuple[str, ...]
+    ) -> None:
+        text = f"datasets:\n- {{path: a.jsonl, type: chat_template, {keys}}}\n- {{path: b.jsonl}}\n"
+        with rejects("not-supported", "c.yaml", "datasets", 0, *inner, of=ConfigError):
+            self.brought("axolotl", text)
+
+    def test_keys_that_are_not_imported_are_reported(self) -> None:
+        two = "{path: c.jsonl, type: alpaca, colour: red, ds_type: json}, {path: b.jsonl}"
+        brought = self.brought("axolotl", f"datasets: [{two}]")
+        assert brought.notes[0] == "not imported from c.yaml: datasets[0]: colour"
+        assert "type=None" in brought.notes[1]
+        assert "colour" in Path("mix.toml").read_text()
+        two = "{path: json, data_files: a.jsonl, colour: red}, {path: json, data_files: b.jsonl}"
+        assert "colour" in self.brought("trl", f"datasets: [{two}]").notes[0]
+        two = "{data_files: a.jsonl, colour: red}, {data_files: b.jsonl, name: b}"
+        assert "colour" in self.brought("datasets", f"datasets: [{two}]").notes[0]
+        info = {"a": {"file_name": "c.jsonl", "colour": 1}, "b": {"file_name": "c.jsonl"}}
+        text = "dataset: a,b\ndataset_dir: .\n"
+        assert "colour" in self.brought("llamafactory", text, info).notes[0]
+
+    def test_files_of_a_data_set_of_the_hub_are_no_local_files(self) -> None:
+        Path("data").mkdir()
+        Path("data/c.jsonl").write_text(Path("a.jsonl").read_text())
+        text = "datasets:\n- {path: PATH, data_files: FILE}\n- {path: json, data_files: b.jsonl}\n"
+        with rejects("not-supported", "c.yaml", "datasets", 0, "data_files", of=ConfigError):
+            self.brought("trl", text.replace("PATH", "own/er").replace("FILE", "a.jsonl"))
+        brought = self.brought("trl", text.replace("PATH", "data").replace("FILE", "c.jsonl"))
+        assert brought.sources["c"] == {"path": "data/c.jsonl"}
+
+
+def _answer(text: str) -> dict[str, str]:
+    return {"role": "assistant", "from": "gpt", "content": text, "value": text}
 
 
 class TestWrongInput:
@@ -887,11 +1093,23 @@ class TestWrongInput:
         ("trainer", "text", "code", "place"),
         [
             ("trl", "datasets: 3", "wrong-type", ("c.yaml", "datasets")),
+            *(
+                (trainer, text, "wrong-length", ("c.yaml", option))
+                for trainer, text, option in (
+                    # of a data set of the Hub, whose rows cannot be counted
+                    ("axolotl", "datasets: [{path: owner/name, type: alpaca}]", "datasets"),
+                    ("trl", "dataset_name: owner/name", "datasets"),
+                    ("datasets", "datasets: [{data_files: a.jsonl}]", "datasets"),
+                    ("llamafactory", "dataset: a", "dataset"),
+                    ("ms-swift", "dataset: 'hf::owner/name'", "dataset"),
+                    ("olmo", "sources: [{source_name: a, target_ratio: 1}]", "sources"),
+                )
+            ),
             ("trl", "- 1", "wrong-format", ("c.yaml",)),
             ("trl", "a: [", "wrong-format", ("c.yaml", 1)),
             (
                 "trl",
-                "datasets:\n- {path: json, data_files: no.jsonl}",
+                "datasets:\n- {path: json, data_files: no.jsonl}\n- {path: own/er}",
                 "missing-file",
                 ("c.yaml", "datasets", 0, "data_files"),
             ),
@@ -904,13 +1122,13 @@ class TestWrongInput:
             ),
             (
                 "axolotl",
-                "datasets:\n- {path: own/er, weight: 3}",
+                "datasets:\n- {path: own/er, weight: 3}\n- {path: own/er}",
                 "out-of-range",
                 ("c.yaml", "datasets", 0, "weight"),
             ),
             (
                 "llamafactory",
-                "dataset: a\ndataset_dir: nowhere",
+                "dataset: a,b\ndataset_dir: nowhere",
                 "missing-file",
                 ("c.yaml", "dataset_dir"),
             ),
@@ -950,7 +1168,12 @@ class TestWrongInput:
                 "unknown-data-set",
                 ("c.yaml", "dataset"),
             ),
-            ("ms-swift", "dataset: [nobody/knows#3]", "not-supported", ("c.yaml", "dataset")),
+            (
+                "ms-swift",
+                "dataset: [nobody/knows#3, a.jsonl]",
+                "not-supported",
+                ("c.yaml", "dataset"),
+            ),
             (
                 "ms-swift",
                 "dataset: [a.jsonl, b.jsonl]\ninterleave_prob: [1]",
@@ -974,22 +1197,22 @@ class TestWrongInput:
             ("olmo", "sources: [{target_ratio: 1}]", "wrong-type", ("c.yaml", "sources")),
             (
                 "olmo",
-                "sources: [{source_name: a}]",
+                "sources: [{source_name: a}, {source_name: b}]",
                 "wrong-type",
                 ("c.yaml", "sources", "target_ratio"),
             ),
             (
                 "trl",
-                "datasets:\n- {path: json, data_files: [3]}",
+                "datasets:\n- {path: json, data_files: [3]}\n- {path: own/er}",
                 "wrong-type",
                 ("c.yaml", "datasets", 0, "data_files"),
             ),
             ("datasets", "datasets: []", "wrong-type", ("c.yaml", "datasets")),
             (
                 "datasets",
-                "datasets: [{data_files: c.yaml}]\nprobabilities: [1]",
+                "datasets: [{data_files: c.yaml}, {data_files: c.yaml}]\nprobabilities: [1]",
                 "wrong-length",
-                ("c.yaml",),
+                ("c.yaml", "probabilities"),
             ),
         ],
     )
@@ -1000,7 +1223,7 @@ class TestWrongInput:
         from hgms_mix.exchange.import_mix import bring
 
         for name in "ab":
-            Path(f"{name}.jsonl").write_text('{"prompt": "p", "completion": "c"}\n')
+            Path(f"{name}.jsonl").write_text('{"instruction": "p", "output": "c"}\n')
         info: dict[str, Any] = {name: {"file_name": f"{name}.jsonl"} for name in "ab"}
         info |= {"c": {**info["a"], "num_samples": "many"}, "d": {"file_name": 3}}
         Path("dataset_info.json").write_text(json.dumps(info))
