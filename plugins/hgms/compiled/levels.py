@@ -13,7 +13,7 @@ from torch import Tensor
 from torch.fx import GraphModule
 
 from hgms.compiled.programs import Programs, Runner
-from hgms.compiled.trace import arrangement, flatten, split, unflatten, without_mutations
+from hgms.compiled.trace import Split, arrangement, flatten, split, unflatten, without_mutations
 from hgms_core import Batch, Linearization, LinearSystem, Loss, Ravel, Solution, Strategy, Tree
 
 ITERATIONS = 10
@@ -180,8 +180,14 @@ class Linearized:
         flatten(arguments, leaves)
         late = len(leaves) - 1
         done = len(traced.structure[0][1]) + 3
-        graph = without_mutations(traced.graph, [*leaves, *traced.constants])
-        pieces = split(graph.graph, range(late, late + 1), [1, len(theta)])
+
+        def parts() -> Split:
+            graph = without_mutations(traced.graph, [*leaves, *traced.constants])
+            return split(graph.graph, range(late, late + 1), [1, len(theta)])
+
+        pieces = programs.attempt("linearization", "split", parts)
+        if pieces is None:
+            return None
         inputs = [*leaves[:late], *traced.constants]
         prepare = programs.compiled("linearization", pieces.before, inputs)
         if prepare is None:

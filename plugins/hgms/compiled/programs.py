@@ -8,7 +8,7 @@ import contextlib
 import logging
 import time
 from collections.abc import Callable, Hashable, Iterator, Sequence
-from typing import Any, final
+from typing import Any, TypeVar, final
 
 import torch
 from attrs import define, field
@@ -23,8 +23,12 @@ from hgms_core import ConfigError, Problem
 from hgms_core.torch_errors import first_line
 
 LOG = logging.getLogger("hgms.programs")
+COMPILERS = ("cpu", "cuda", "mps", "xpu")
+"""Types of devices for which torch's inductor generates code."""
 SHAPES = 8
 """For how many shapes of its arguments a function is compiled; beyond, it runs as it is written."""
+
+Value = TypeVar("Value")
 
 
 @final
@@ -46,6 +50,8 @@ class Programs:
 
     Arguments:
         clock: what ``seconds`` counts in.
+        before: called with the name of a function before each part of the work on its program. An
+            exception that it raises ends the work, and passes on.
 
     ``seconds`` is what making programs took so far, ``waited`` the same on the wall (a C++ compiler
     is a process of its own, which this one's processor time does not count); ``outcomes`` says by
@@ -65,6 +71,7 @@ class Programs:
     """
 
     clock: Callable[[], float] = time.perf_counter
+    before: Callable[[str], None] = lambda name: None
     seconds: float = field(default=0.0, init=False)
     waited: float = field(default=0.0, init=False)
     outcomes: dict[str, str] = field(factory=dict, init=False)
@@ -106,24 +113,25 @@ class Programs:
         if self.refuses(name):
             return None
         leaves: list[Tensor] = []
-        expected: list[Tensor] = []
         arranged = flatten(arguments, leaves)
-        try:
-            with self.making():
-                result = trace(function, arguments)
-                # Elsewhere than where it was traced, so that nothing of that place can have become
-                # part of the graph.
-                leaves = moved(leaves, 0.01)
-                flatten(function(*unflatten(arranged, leaves)), expected)
-                difference = compared(result.graph(*leaves, *result.constants), expected)
-        except torch.OutOfMemoryError:
-            raise
-        except Exception as error:  # whatever a function under trace raises
-            # a trace may lack a derivative that the eager loss has
-            if isinstance(error, ConfigError) and error.code != "no-second-derivative":
-                raise
-            self.refuse(name, f"cannot be traced: {first_line(error)}")
+        kinds = {leaf.device.type for leaf in leaves}.difference(COMPILERS)
+        if kinds:
+            self.refuse(name, f"cannot be compiled: torch has no compiler for {min(kinds)}")
             return None
+
+        def make() -> tuple[Trace, str]:
+            result = trace(function, arguments)
+            # Elsewhere than where it was traced, so that nothing of that place can have become
+            # part of the graph.
+            elsewhere = moved(leaves, 0.01)
+            expected: list[Tensor] = []
+            flatten(function(*unflatten(arranged, elsewhere)), expected)
+            return result, compared(result.graph(*elsewhere, *result.constants), expected)
+
+        found = self.attempt(name, "traced", make)
+        if found is None:
+            return None
+        result, difference = found
         if difference:
             self.refuse(name, f"differs when it is traced: {difference}")
         return None if difference else result
@@ -134,15 +142,15 @@ class Programs:
         """
         if self.refuses(name):
             return None
-        try:
-            with self.making():
-                program, unrecorded = _recorded(_inductor(graph, leaves), graph, leaves)
-                difference = compared(program(leaves), graph(*leaves), graph, leaves)
-        except torch.OutOfMemoryError:
-            raise
-        except Exception as error:  # whatever a compiler raises
-            self.refuse(name, f"cannot be compiled: {first_line(error)}")
+
+        def make() -> tuple[Runner, str, str]:
+            program, unrecorded = _recorded(_inductor(graph, leaves), graph, leaves)
+            return program, unrecorded, compared(program(leaves), graph(*leaves), graph, leaves)
+
+        found = self.attempt(name, "compiled", make)
+        if found is None:
             return None
+        program, unrecorded, difference = found
         if difference:
             self.refuse(name, f"differs when it is compiled: {difference}")
             return None
@@ -150,6 +158,24 @@ class Programs:
             LOG.warning("%s is launched kernel by kernel, which is slower: %s", name, unrecorded)
         self.outcomes.setdefault(name, "compiled")
         return program
+
+    def attempt(self, name: str, what: str, make: Callable[[], Value]) -> Value | None:
+        """``make()``, timed; None if it raises, and the function then runs as it is written."""
+        self.before(name)
+        try:
+            with self.making():
+                return make()
+        except (torch.OutOfMemoryError, ConfigError):
+            raise
+        except (Exception, SystemExit) as error:  # of a function under trace, or of a compiler
+            self.before(name)  # Ctrl-C ends a C++ compiler too, which is no reason to give up
+            self.refuse(name, f"cannot be {what}: {first_line(error)}")
+        return None
+
+    @property
+    def busy(self) -> bool:
+        """Whether a program is being made."""
+        return self._making
 
     def refuses(self, name: str) -> bool:
         return self.outcomes.get(name, "compiled") != "compiled"

@@ -19,13 +19,17 @@ import torch
 from attrs import Factory, evolve, frozen
 
 from hgms.compiled import Programs, RouteChoice, calibrated, matrix_route
+from hgms.compiled.programs import COMPILERS
 from hgms.runs.config import RunSettings
 from hgms_core import Budget, Problem
 
 KEY = "execution"
 """What it is called in ``env.json``."""
-WORTH = 60.0
-"""Seconds that the steps of a run have to take as they are written for compiling to pay."""
+EXPECTED = {"cpu": (0.5, 30.0), "cuda": (0.74, 6.5)}
+"""By type of device: the share of the time of eager steps that compilation saves, and the seconds
+that it takes. On a GPU measured: 95.9 ms of a step became 24.5 ms, in 6.5 s (one H200, torch 2.11,
+warm cache; docs/how-to/run-on-gpus.md); smaller steps gain more. Other devices count as a CPU.
+"""
 LEAST = {"outer_steps": 50, "oracle_calls": 5000}
 """Budgets from which on a step is made and discarded to see how long the run takes: one of three
 steps is not made a third longer."""
@@ -48,12 +52,29 @@ class Compilation:
     outcomes: Mapping[str, str] = Factory(dict)
 
     @classmethod
+    def weighed(cls, seconds: float, device: str) -> Compilation:
+        """By the seconds that eager steps take: compile if that saves more time than it takes.
+
+        >>> Compilation.weighed(12.0, "cuda").reason
+        'eager steps take about 12 s, of which compilation saves about 9 s in about 6.5 s'
+        >>> Compilation.weighed(12.0, "cpu").wanted
+        False
+        """
+        share, spent = EXPECTED.get(device, EXPECTED["cpu"])
+        gained = share * seconds
+        reason = (
+            f"eager steps take about {seconds:.0f} s, of which compilation saves about "
+            f"{gained:.0f} s in about {spent:g} s"
+        )
+        return cls(wanted=gained >= spent, reason=reason)
+
+    @classmethod
     def settled(cls, setting: str | bool, budget: Budget, problem: Problem) -> Compilation | None:
         """What is known before any step; None where the time of one has to tell.
 
         >>> problem = Problem(theta0={}, x0={}, g=lambda *_: None, f=lambda *_: None)
-        >>> Compilation.settled("auto", Budget.parse("5 min"), problem).reason
-        'a budget of 300 s pays for it'
+        >>> Compilation.settled("auto", Budget.parse("5 min"), problem).wanted
+        True
         """
         if setting is False:
             return cls(wanted=False, reason="the settings say so")
@@ -63,33 +84,31 @@ class Compilation:
             )
         if setting is True:
             return cls(wanted=True, reason="the settings say so")
+        device = device_of(problem)
+        if device not in COMPILERS:
+            return cls(wanted=False, reason=f"torch has no compiler for {device}")
         if budget.seconds is not None:
-            long = budget.seconds >= WORTH
-        elif any((getattr(budget, unit) or least) < least for unit, least in LEAST.items()):
-            long = False
-        else:
-            return None
-        return cls(
-            wanted=long,
-            reason=f"a budget of {budget} {'pays' if long else 'is too short to pay'} for it",
-        )
+            return cls.weighed(budget.seconds, device)
+        if any((getattr(budget, unit) or least) < least for unit, least in LEAST.items()):
+            return cls(wanted=False, reason=f"a budget of {budget} is too short to time a step")
+        return None
 
     @classmethod
-    def timed(cls, step: Callable[[], tuple[float, float]]) -> Compilation:
-        """By the seconds of a step and the share of the budget that it spends. The first one may
-        also load modules, so it takes two to say that compiling pays.
+    def timed(cls, step: Callable[[], tuple[float, float]], device: str) -> Compilation:
+        """By the seconds of an eager step and the share of the budget that it spends. The first one
+        may also load modules, so two steps are needed for compilation.
 
-        >>> Compilation.timed(lambda: (0.01, 1 / 1000)).reason
-        'as they are written, the steps take about 10 s, too short to pay for it'
+        >>> Compilation.timed(lambda: (0.01, 1 / 1000), "cpu").wanted
+        False
         """
         seconds = math.inf
         for _ in range(2):
-            if seconds >= WORTH:
-                spent, share = step()
-                seconds = min(seconds, spent / share if share > 0 else 0.0)
-        wanted = seconds >= WORTH
-        about = f"as they are written, the steps take about {seconds:.0f} s"
-        return cls(wanted=wanted, reason=about + ("" if wanted else ", too short to pay for it"))
+            spent, share = step()
+            seconds = min(seconds, spent / share if share > 0 else 0.0)
+            decision = cls.weighed(seconds, device)
+            if not decision.wanted:
+                break
+        return decision
 
     @property
     def compiled(self) -> list[str]:
@@ -113,6 +132,12 @@ class Compilation:
             seconds=self.seconds + programs.waited,
             outcomes={**self.outcomes, **programs.outcomes},
         )
+
+
+def device_of(problem: Problem) -> str:
+    """The type of the device of a problem."""
+    leaves = [*problem.x0.values(), *problem.theta0.values()]
+    return leaves[0].device.type if leaves else "cpu"
 
 
 @frozen(kw_only=True)

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import contextlib
 import math
+import multiprocessing
 import signal
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -13,6 +14,7 @@ from functools import partial
 from typing import Any
 
 import attrs
+import click
 import tomlkit
 import torch
 from attrs import define, field
@@ -24,7 +26,7 @@ from hgms.distributed import RankLost
 from hgms.runs.advice import check_numbers, explained
 from hgms.runs.checkpoint import ensure_of, pack, result_of
 from hgms.runs.config import RunSettings
-from hgms.runs.execution import KEY, Compilation, Execution
+from hgms.runs.execution import KEY, Compilation, Execution, device_of
 from hgms.runs.folder import RunFolder
 from hgms.runs.own_problem import OwnProblem
 from hgms.runs.parts import WrongPart, wrong_part
@@ -53,6 +55,7 @@ from hgms_core.torch_errors import out_of_memory
 
 MANY = 4096
 """Rows that the losses are looked at on where the first step has failed."""
+ANNOUNCEMENT = "compiling the steps, once for this run; Ctrl-C interrupts it"
 IDLE_STEPS = 1000
 """Outer steps without an oracle call after which a budget of calls is taken for one that never
 ends.
@@ -430,8 +433,8 @@ class Run:
             self.stopped = self.stopped or f"{who}: {stop}".removesuffix(": ")
 
     def loop(self) -> None:
-        with Interrupts() as interrupts:
-            self.prepare()
+        with Interrupts(lambda: self.compiler is not None and self.compiler.busy) as interrupts:
+            self.prepare(partial(self.stop_compiling, interrupts))
             if not self.records:
                 self.commit({"step": 0, **self.start(), **self.evaluation()})
             if self.info.budget.seconds is not None and not self.over:
@@ -451,20 +454,29 @@ class Run:
                     self.save()
             self.save()
 
-    def prepare(self) -> None:
-        """Lets functions of the steps be compiled, if they are to be. Where the budget does not
-        tell whether it pays, the time of a step does."""
+    def stop_compiling(self, interrupts: Interrupts, name: str) -> None:
+        """Before each program: end the run after a signal, and announce the first program."""
+        if interrupts.number is not None:
+            self.save()
+            raise Interrupted("interrupted", interrupts.number)
+        assert self.compiler is not None
+        # a worker of a comparison has no terminal of its own
+        if self.compiler.waited == 0 and multiprocessing.parent_process() is None:
+            with contextlib.suppress(OSError, ValueError):
+                click.echo(ANNOUNCEMENT, err=True)
+
+    def prepare(self, before: Callable[[str], None]) -> None:
+        """Lets functions of the steps be compiled, if they are to be, and calls ``before`` each
+        program. Where the budget does not tell whether it pays, the time of a step does."""
         assert self.execution is not None
         if self.execution.compile is None and not self.over:
             settled = Compilation.settled(self.settings.compile, self.info.budget, self.problem)
-            self.keep(
-                attrs.evolve(
-                    self.execution, compile=settled or Compilation.timed(self.discarded_step)
-                )
-            )
+            decided = settled or Compilation.timed(self.discarded_step, device_of(self.problem))
+            self.keep(attrs.evolve(self.execution, compile=decided))
         self.before = self.execution.compile
         if self.before is not None and self.before.wanted:
             self.compiler = compiler = self.before.programs(self.clock.now)
+            compiler.before = before
             self.clock.apart = lambda: compiler.seconds
             self.problem = attrs.evolve(self.problem, compiler=compiler)
 

@@ -12,6 +12,7 @@ from typing import Any
 import click
 
 STOPPING = "stopping: the running step is finished and saved; a second Ctrl-C stops at once"
+COMPILING = "stopping: after the function that is being compiled; a second Ctrl-C stops at once"
 STOPS = tuple(
     getattr(signal, name) for name in ("SIGINT", "SIGTERM", "SIGHUP") if hasattr(signal, name)
 )
@@ -53,11 +54,13 @@ def leaving() -> bool:
 class Interrupts:
     """Lets the running step finish on the first Ctrl-C, SIGTERM or SIGHUP, so that what is written
     is whole, and says so on standard error; a second one stops at once. ``number`` is the signal
-    that came (None: none so far).
+    that came (None: none so far). ``compiling()`` is whether functions of the step are being
+    compiled, which ends before the step.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, compiling: Callable[[], bool] = lambda: False) -> None:
         self.number: int | None = None
+        self._compiling = compiling
         self._handling = _handling(self._stop, STOPS)
 
     def __enter__(self) -> Interrupts:
@@ -73,7 +76,7 @@ class Interrupts:
         self.number = number
         # Standard error may be closed, or the signal came in the middle of another line of it.
         with contextlib.suppress(OSError, ValueError, RuntimeError):
-            click.echo(STOPPING, err=True)
+            click.echo(COMPILING if self._compiling() else STOPPING, err=True)
 
 
 def stoppable() -> contextlib.AbstractContextManager[None]:

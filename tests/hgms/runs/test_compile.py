@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import json
 import logging
+import signal
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, ClassVar
@@ -38,7 +39,8 @@ from hgms.runs import (
     RunSettings,
     run,
 )
-from hgms.runs.loop import Clock
+from hgms.runs.loop import ANNOUNCEMENT, Clock
+from hgms.runs.signals import COMPILING
 from hgms_core import Budget, ConfigError, Problem, State
 from hgms_core.registry import Registry
 
@@ -122,7 +124,7 @@ def problem(**more: Any) -> Problem:
         "g": lambda t, x, b: x["x"].sum(),
         "f": lambda t, x, b: x["x"].sum(),
     }
-    return Problem(**fields, **more)
+    return Problem(**(fields | more))
 
 
 def compilation(result: RunResult) -> Compilation:
@@ -183,10 +185,34 @@ class TestWhenItPays:
             )
         ]
         assert reasons == [
-            "as they are written, the steps take about 100 s",
-            "as they are written, the steps take about 10 s, too short to pay for it",
-            "a budget of 3 outer steps is too short to pay for it",
+            "eager steps take about 100 s, of which compilation saves about 50 s in about 30 s",
+            "eager steps take about 10 s, of which compilation saves about 5 s in about 30 s",
+            "a budget of 3 outer steps is too short to time a step",
         ]
+
+    @pytest.mark.parametrize(
+        ("seconds", "steps", "device", "wanted"),
+        [
+            (0.0959, 100, "cuda", True),
+            (0.12, 312, "cuda", True),
+            (0.0454, 300, "cuda", True),
+            (0.0454, 50, "cuda", False),
+            (0.0959, 100, "cpu", False),
+            (0.0959, 700, "cpu", True),
+        ],
+    )
+    def test_the_time_of_a_step_decides_by_the_device(
+        self, seconds: float, steps: int, device: str, wanted: bool
+    ) -> None:
+        decision = Compilation.timed(lambda: (seconds, 1 / steps), device)
+        assert decision.wanted is wanted, decision.reason
+
+    def test_no_step_is_timed_without_a_compiler(self) -> None:
+        where = {"x": torch.ones(2, device="meta")}
+        decision = Compilation.settled("auto", Budget(outer_steps=9999), problem(x0=where))
+        assert decision is not None
+        assert not decision.wanted
+        assert decision.reason == "torch has no compiler for meta"
 
     @pytest.mark.parametrize("setting", [True, False])
     def test_the_settings_come_first(self, stopped: None, setting: bool) -> None:
@@ -431,6 +457,87 @@ class TestConfiguration:
         assert "compile =" not in (tmp_path / "b" / "config.toml").read_text()
 
 
+class TestInterrupts:
+    """Ctrl-C while functions of a step are compiled."""
+
+    @attrs.define
+    class Two(Walker):
+        """A step of two programs; Ctrl-C while the first one is made in step ``at``."""
+
+        at: int = attrs.field(default=0, metadata={"toml": False})
+        made: list[str] = attrs.field(factory=list, metadata={"toml": False})
+
+        def step(self, problem: Problem, state: State, progress: float) -> Any:
+            compiler = programs_of(problem)
+            assert compiler is not None
+            for name in ("first", "second"):
+                key = (name, state["step"])
+
+                def halved_here(x: Any, name: str = name, at: int = state["step"]) -> Any:
+                    if not self.made and at == self.at:
+                        self.made.append(name)
+                        signal.raise_signal(signal.SIGINT)
+                    return halved(x)
+
+                compiler(key, halved_here)(state["x"])
+            return super().step(problem, state, progress)
+
+    @pytest.mark.parametrize("at", [0, 2])
+    def test_the_run_ends_between_two_programs(
+        self, interpreted: None, tmp_path: Path, capsys: pytest.CaptureFixture[str], at: int
+    ) -> None:
+        method = self.Two(at=at)
+        settings = RunSettings(compile=True)
+        with pytest.raises(Interrupted) as caught:
+            run(method, problem(), Budget(outer_steps=4), folder=tmp_path, settings=settings)
+        assert method.made == ["first"]
+        assert f"the state after step {at} is saved" in caught.value.message
+        assert capsys.readouterr().err.splitlines() == [ANNOUNCEMENT, COMPILING]
+        again = run(
+            method,
+            problem(),
+            Budget(outer_steps=4),
+            folder=tmp_path,
+            settings=settings,
+            resume=True,
+        )
+        assert again.info.resumed_from == at
+        assert again.x["x"].tolist() == [0.5**4] * 2
+
+    def test_a_compiler_that_ctrl_c_ended_is_not_refused(
+        self, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+    ) -> None:
+        def killed(graph: GraphModule, leaves: Sequence[Tensor]) -> Any:
+            signal.raise_signal(signal.SIGINT)
+            raise RuntimeError("the C++ compiler ended with signal 2")
+
+        monkeypatch.setattr(programs, "_inductor", killed)
+        with pytest.raises(Interrupted):
+            run(
+                Walker(),
+                problem(),
+                Budget(outer_steps=4),
+                folder=tmp_path,
+                settings=RunSettings(compile=True),
+            )
+        assert recorded(tmp_path)["outcomes"] == {}
+
+    def test_a_compiler_that_exits_does_not_end_the_interpreter(
+        self, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    ) -> None:
+        def leaving(graph: GraphModule, leaves: Sequence[Tensor]) -> Any:
+            raise SystemExit(3)
+
+        monkeypatch.setattr(programs, "_inductor", leaving)
+        with caplog.at_level(logging.WARNING, "hgms.programs"):
+            result = run(
+                Walker(), problem(), Budget(outer_steps=2), settings=RunSettings(compile=True)
+            )
+        assert result.x["x"].tolist() == [0.25] * 2
+        assert len(caplog.records) == 1
+        assert compilation(result).outcomes == {"halve": "as written: it cannot be compiled: 3"}
+
+
 class TestTerminal:
     def shown(self, tmp_path: Path, setting: str) -> Any:
         (tmp_path / "run.toml").write_text(
@@ -449,7 +556,7 @@ class TestTerminal:
     def test_it_says_what_was_compiled(self, interpreted: None, tmp_path: Path) -> None:
         done = self.shown(tmp_path, "true")
         assert done.exit_code == 0, done.output
-        assert done.stderr == ""
+        assert done.stderr.splitlines() == [ANNOUNCEMENT]
         [line] = [line for line in done.output.splitlines() if line.startswith("  compiled: ")]
         assert line.startswith("  compiled: branches")
         assert line.endswith(" s (the settings say so)")
@@ -554,7 +661,7 @@ class TestComparison:
         decisions += [2.0, 1.5]
         registry = Registry.load([plugin])
         done = compare("quadratic", "plain", "50 steps", 2, tmp_path, jobs=0, registry=registry)
-        assert self.reasons(tmp_path) == {(True, "as they are written, the steps take about 75 s")}
+        assert self.reasons(tmp_path) == {(True, Compilation.weighed(75.0, "cpu").reason)}
         assert "quadratic: steps: compiled in all runs" in str(done)
         more = ["plain", {"name": "plain", "label": "other"}]
         compare("quadratic", more, "50 steps", 1, tmp_path, jobs=0, registry=registry)
@@ -634,7 +741,7 @@ class TestComparison:
             jobs=0,
             registry=Registry.load([str(PLUGIN)]),
         )
-        assert self.reasons(tmp_path) == {(True, "as they are written, the steps take about 100 s")}
+        assert self.reasons(tmp_path) == {(True, Compilation.weighed(100.0, "cpu").reason)}
 
     @pytest.mark.extended
     def test_workers_do_the_same_and_say_once_what_cannot_be_compiled(
