@@ -789,6 +789,17 @@ def test_test_splits_are_read_where_a_set_has_one(tmp_path: Path) -> None:
         load_images("digits", "test")
 
 
+@pytest.mark.parametrize("number", [np.nan, np.inf])
+def test_pixels_that_are_not_finite_are_named(tmp_path: Path, number: float) -> None:
+    pixels = np.full((40, 2, 2), 0.5)
+    pixels[3, 1, 0] = number
+    path = tmp_path / "a.npz"
+    np.savez(path, images=pixels, labels=np.arange(40) % 10)
+    with rejects("not-finite", str(path), "pixels", of=DataError) as caught:
+        load_images(f"npz:{path}")
+    assert "1" in caught.value.message
+
+
 def test_a_missing_or_damaged_npz_file_is_named(tmp_path: Path) -> None:
     with rejects("unreadable-file", str(tmp_path / "absent.npz"), of=DataError):
         load_images(f"npz:{tmp_path / 'absent.npz'}")
