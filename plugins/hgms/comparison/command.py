@@ -68,6 +68,11 @@ def _words(_context: click.Context, _option: click.Parameter, values: Sequence[s
     help="What differences are taken to. Default: uniform, if named, else the first.",
 )
 @click.option(
+    "--no-baselines",
+    is_flag=True,
+    help="Do not add the trivial baselines uniform, validation-only and uniform-tilted.",
+)
+@click.option(
     "--references",
     is_flag=True,
     help="Add every reference that fits, at its best stopping and at the budget's end.",
@@ -108,6 +113,7 @@ def compare(
     out: str | None,
     metric: str | None,
     reference: str | None,
+    no_baselines: bool,
     references: bool,
     jobs: int | None,
     executor: str | None,
@@ -127,11 +133,13 @@ def compare(
     hgms compare grid.toml
     hgms compare --task hyper-cleaning --methods hg-ms,hg-baseline --budget 60s --seeds 5
 
+    Trivial baselines that fit a task are added, unless the grid has baselines = false.
+
     What is finished is not run again, what was broken off goes on. Leaves with 1 if a run failed, 2
     if the grid is wrong.
     """
     from hgms.comparison.grid import FLAGS
-    from hgms.comparison.grid_file import load
+    from hgms.comparison.grid_file import check_other_scales, load
     from hgms.comparison.run_grid import listing, run_grid, work_left
     from hgms.comparison.scale import scaled
     from hgms.config.tables import tables_of
@@ -143,19 +151,19 @@ def compare(
             place=(f"--scale {scale}",),
         )
     # the file, then its scale, then the flags, which have the last word
-    table = (
-        {"task": tasks, "method": methods}
-        if grid is None
-        else scaled(tables_of(grid, "grid"), scale, grid.name)
-    )
+    file = {} if grid is None else tables_of(grid, "grid")
+    table = {"task": tasks, "method": methods} if grid is None else scaled(file, scale, grid.name)
     flags = {
         "budget": budget,
         "seeds": seeds,
         "metric": metric,
         "reference": reference,
         "references": references or None,
+        "baselines": False if no_baselines else None,
     }
-    table |= {key: value for key, value in flags.items() if value is not None}
+    table = {"baselines": True, **table}
+    stated = {key: value for key, value in flags.items() if value is not None}
+    table |= stated
     where, sets = stated_executor(executor, address, jobs, sets, registry.host)
     sets = [*sets, *track, *([] if out is None else [f"run.out={json.dumps(out)}"])]
     if grid is None:
@@ -164,6 +172,7 @@ def compare(
         loaded = load(
             table, source=grid.name, sets=sets, tasks=tasks, methods=methods, registry=registry
         )
+        check_other_scales(file, scale, stated, sets, grid.name, registry)
     if dry_run:
         rows = listing(loaded)
         if as_json:

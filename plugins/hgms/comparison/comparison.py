@@ -116,6 +116,7 @@ class Comparison:
                     for key in ("upper_loss", "outer_steps", "oracle_calls")
                 },
                 "seconds": run.seconds,
+                "compile_seconds": run.compile_seconds,
                 "folder": str(run.path),
             }
             for run in self.runs
@@ -258,6 +259,14 @@ class Comparison:
                 f"{', '.join(fixed)}: the same problem for every seed, so intervals are over the "
                 "methods' own chance alone; a function seed -> Problem varies data and start"
             )
+        lines += [
+            f"{label}: upper_loss is f on {held} of the {total} validation rows, which are held "
+            "out from all methods"
+            for label, task in {cell.task: cell.config.task for cell in self.cells}.items()
+            if isinstance(task, OwnProblem)
+            for held, total in (task.held_out,)
+            if held and self.grid.metrics[label] in task.metric_rows
+        ]
         for sweep in self.sweeps:
             chosen = ", ".join(f"{key} = {value}" for key, value in sweep["chosen_values"].items())
             lost = sum(trial["loss"] is None for trial in sweep["trials"])
@@ -290,7 +299,9 @@ class Comparison:
         references = any(table.references for table in self.tables)
         if any(table.winner for table in self.tables):
             others = "every other method and every floor" if references else "every other method"
-            lines.append(f"★ ahead of {others}: each difference's interval excludes zero")
+            lines.append(
+                f"★ ahead of {others}: each difference is exact, or its interval excludes zero"
+            )
         pairs = [pair for table in self.tables for pair in table.pairs.values() if pair.count > 1]
         if pairs:
             apart = any(len(table.references) > 1 for table in self.tables)
@@ -308,8 +319,8 @@ class Comparison:
             for names, pair in table.pairs.items()
             if table.reference in names
         ]
-        if any(pair.half_width == 0 for pair in printed if pair.count > 1):
-            lines.append("± 0: the same in every seed, which says nothing about chance")
+        if any(pair.exact for pair in printed):
+            lines.append("(exact): the same difference in every seed, so it has no interval")
         return lines
 
 
@@ -378,7 +389,9 @@ def gather(
                     grid.metrics[task]
                 ],
                 failed={
-                    method: sum((lost.task, lost.method) == (task, method) for lost in failures)
+                    method: [
+                        lost.seed for lost in failures if (lost.task, lost.method) == (task, method)
+                    ]
                     for method in by_method
                 },
                 notes=notes,

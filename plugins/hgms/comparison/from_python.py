@@ -23,7 +23,7 @@ from hgms.comparison.run_grid import run_grid
 from hgms.config import checked
 from hgms.config.as_table import plain
 from hgms.config.invalid import kinds_of
-from hgms.runs import Interrupted, OwnProblem, RunSettings, in_notebook, show_object
+from hgms.runs import Interrupted, OwnProblem, RunSettings, show_object
 from hgms_core import Budget, ConfigError, Problem, Task
 from hgms_core.host import LOG
 from hgms_core.registry import KINDS, Registry
@@ -49,11 +49,12 @@ def compare(
     metric: str | None = None,
     higher_is_better: bool | Mapping[str, bool] | None = None,
     reference: str | None = None,
+    baselines: bool = True,
     references: bool = False,
     sweep: SweepSettings | Mapping[str, Any] | None = None,
     jobs: int | None = None,
     retry_failed: bool = False,
-    progress: bool | None = None,
+    progress: bool = True,
     registry: Registry | None = None,
 ) -> Comparison:
     """Every problem with every method and seed under one budget, and a table for each problem.
@@ -71,12 +72,17 @@ def compare(
             runs and carries out what is missing. None: they are kept as long as the comparison that
             is returned.
         run: settings of ``[run]``, by name.
-        metric: what to compare by. Default: the first that ``evaluate`` or the task gives; a
-            problem without any has ``upper_loss``, f on the validation rows of the role `stop`.
+        metric: what to compare by. Default: the first that ``evaluate`` or the task gives. Metrics
+            of ``evaluate`` must be of rows that are neither training nor validation rows: methods
+            train and select on those. A problem without metrics has ``upper_loss``: f on a quarter
+            of its validation rows, which no method sees. With fewer than four validation rows no
+            method is ranked by it.
         higher_is_better: where the metric's name does not tell (that of an accuracy or a loss
             does).
         reference: the label that differences are taken to (default: ``uniform``, if it is there,
             else the first).
+        baselines: whether the trivial baselines that fit a problem are added: ``uniform``, and for
+            problems with validation rows ``validation-only`` and ``uniform-tilted``.
         references: whether every reference that fits is added, at its own best stopping and, as
             ``NAME-last``, at the end of the budget. What does not fit a problem is said.
         sweep: settings chosen on pilot seeds before. retry_failed: runs what failed before once
@@ -85,8 +91,8 @@ def compare(
             objects of classes that are not registered, live in this process alone: then runs are
             carried out here, one by one, and another number is refused (a process that is forked
             from one in which torch has computed may hang).
-        progress: shows how it goes, on a terminal or below a notebook's cell; by default in a
-            notebook alone.
+        progress: whether to show how it goes: bars on a terminal or below a notebook's cell, else
+            a line per run on stderr.
 
     A run belongs to its problem and method: digests of their values and code are in its
     configuration, so what has changed runs anew in another folder, which is said, and what has not
@@ -129,8 +135,7 @@ def compare(
         for key, value in (("metric", metric), ("reference", reference))
         if value is not None
     }
-    if references:
-        whole["references"] = True
+    whole |= {"baselines": baselines, "references": references}
     if sweep is not None:
         whole["sweep"] = dict(plain(sweep)) if isinstance(sweep, SweepSettings) else dict(sweep)
     grid = load(whole, source=PYTHON, registry=registry, objects=reading.objects)
@@ -139,7 +144,7 @@ def compare(
             grid,
             jobs=jobs,
             retry_failed=retry_failed,
-            progress=in_notebook() if progress is None else progress,
+            progress=progress,
             say=lambda line: LOG.warning("%s", line),
         )
     except Interrupted as error:

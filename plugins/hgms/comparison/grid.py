@@ -15,7 +15,7 @@ from typing import Any, Literal
 import attrs
 from attrs import field, frozen, validators
 
-from hgms.config import at_least
+from hgms.config import at_least, at_most
 from hgms.config.convert import structured
 from hgms.config.invalid import init_fields
 from hgms.config.tables import laid_over, put
@@ -30,6 +30,9 @@ PYTHON = "compare"
 
 MOST_SEEDS = 100_000
 """More runs of one pair than anybody carries out."""
+
+MOST_TRIALS = 10_000
+"""More trials of one sweep than anybody carries out."""
 
 
 def root_of(source: str) -> Place:
@@ -78,7 +81,7 @@ class SweepSettings:
     ``budget`` is that of one trial (None: the grid's); ``seed`` is the sampler's.
     """
 
-    trials: int = field(validator=at_least(2))
+    trials: int = field(validator=[at_least(2), at_most(MOST_TRIALS)])
     seeds: list[int] = field(factory=lambda: [100], validator=distinct_seeds)
     budget: Budget | None = None
     sampler: Literal["grid", "random", "tpe"] = field(
@@ -92,8 +95,8 @@ class SweepSettings:
 class Entry:
     """One task or method of a grid: its label, its table in the file, what it says for single tasks
     (``on``); ``component`` is the object itself where it has no table (its ``table`` then holds its
-    name); ``added`` says that no person named it (:mod:`hgms.comparison.references`), so it is left
-    out where it does not fit.
+    name); ``added`` says that the user did not name it (:mod:`hgms.comparison.references`), so it
+    is excluded where it does not fit.
     """
 
     kind: Literal["task", "method"]

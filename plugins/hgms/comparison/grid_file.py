@@ -24,8 +24,9 @@ runs.
     sampler = "random"
     space.hg-ms = { "outer.lr" = { low = 0.01, high = 1.0, log = true } }
 
-``references = true`` at the top adds every reference that fits, in both forms (see
-hgms.comparison.references). ``[[task]]`` and ``[[method]]`` tables hold the fields of the
+``references = true`` at the top adds every reference that fits, in both forms, ``baselines`` the
+trivial baselines that fit (see hgms.comparison.references; `hgms compare` sets it to true if the
+file does not say). ``[[task]]`` and ``[[method]]`` tables hold the fields of the
 component, and ``name``, ``label`` and ``on`` beside them.
 """
 
@@ -52,7 +53,7 @@ from hgms.comparison.grid import (
     distinct_seeds,
     root_of,
 )
-from hgms.comparison.references import lines_of, with_references
+from hgms.comparison.references import BASELINES, lines_of, with_baselines, with_references
 from hgms.comparison.scale import scaled
 from hgms.config.convert import role_of, structured, traits_of
 from hgms.config.tables import lay, show
@@ -85,6 +86,7 @@ RESERVED = {
     "metric",
     "reference",
     "references",
+    "baselines",
 }
 
 
@@ -121,6 +123,7 @@ class GridFile:
     metric: str | None = None
     reference: str | None = None
     references: bool = False
+    baselines: bool = False
     run: RunSettings = RunSettings()
     task: Any
     method: Any
@@ -154,6 +157,52 @@ def load(
     )
 
 
+OF_THIS_MACHINE = {"device-not-available", "missing-package", "missing-file", "unreadable-file"}
+"""Codes of errors that a scale for another machine may have here."""
+
+
+def check_other_scales(
+    table: Mapping[str, Any],
+    chosen: str | None,
+    over: Mapping[str, Any],
+    sets: Sequence[str],
+    source: str,
+    registry: Registry,
+) -> None:
+    """Check the scales of a valid file that are not chosen, so that a mistake in one is found
+    before it is used. ``over`` is laid over each, as flags are.
+
+    Errors: ConfigError, or an ErrorGroup; places contain ``("scale", name)``. What may be another
+    on the machine that a scale is for is no error.
+    """
+    scales = table.get("scale", {})
+    root = root_of(source)
+    errors: list[HgmsError] = []
+    for name in scales if isinstance(scales, Mapping) else ():
+        if name == chosen:
+            continue
+        try:
+            laid = scaled(table, name, source)
+        except HgmsError as error:
+            errors += error.errors
+            continue
+        try:
+            load({**laid, **over}, source=source, sets=sets, registry=registry)
+        except HgmsError as error:
+            errors += [
+                ConfigError(
+                    cause.code,
+                    cause.message,
+                    place=(*root, "scale", name, *cause.place[len(root) :]),
+                    hint=cause.hint,
+                )
+                for cause in error.errors
+                if cause.code not in OF_THIS_MACHINE
+            ]
+    if errors:
+        raise_all(errors)
+
+
 def without_doubles(
     fitting: Mapping[tuple[str, str], Method], methods: Sequence[Entry]
 ) -> dict[tuple[str, str], Method]:
@@ -173,6 +222,14 @@ def without_doubles(
         )
 
     return {pair: method for pair, method in fitting.items() if not is_double(*pair)}
+
+
+def is_promised(baseline: Entry, task: object) -> bool:
+    """Whether a task says that it has what a baseline needs. One without traits promises nothing,
+    so a baseline that the user did not name could fail on it.
+    """
+    traits = getattr(task, "traits", None)
+    return traits is not None and BASELINES[baseline.name] <= traits
 
 
 class _Loader:
@@ -197,12 +254,10 @@ class _Loader:
         table = copied(grid)
         all_tasks = self.entries("task", table.get("task"))
         all_methods = self.entries("method", table.get("method"))
-        if table.get("references") is True:
-            all_methods = with_references(all_methods, self.registry, map(self.traits, all_tasks))
+        all_methods = self.with_added(table, all_tasks, all_methods)
         self.lay(table, [*all_tasks, *all_methods], sets)
-        # said by one of `sets`, perhaps; nothing is added twice
-        if table.get("references") is True:
-            all_methods = with_references(all_methods, self.registry, map(self.traits, all_tasks))
+        # one of `sets` may have asked for more; nothing is added twice
+        all_methods = self.with_added(table, all_tasks, all_methods)
         tasks = self.narrowed(all_tasks, only_tasks)
         methods = self.narrowed(all_methods, only_methods)
         if self.where == FLAGS and "budget" not in table:
@@ -220,7 +275,9 @@ class _Loader:
         file = self.built({"task": [], "method": [], **table}, GridFile)
         self.check_on(all_tasks, all_methods)
         built = {task.label: self.built(task.at(""), Task, ("task", task.label)) for task in tasks}
-        fitting = without_doubles(self.fitting(tasks, methods, built), methods)
+        references = table.get("references") is True
+        fitting = self.fitting(tasks, methods, built, references=references)
+        fitting = without_doubles(fitting, methods)
         if file is None:
             file = self.salvaged(table)
         seeds = tuple(range(file.seeds)) if isinstance(file.seeds, int) else tuple(file.seeds)
@@ -266,6 +323,16 @@ class _Loader:
             own=bool(self.objects),
             left_out=self.left_out,
         )
+
+    def with_added(
+        self, table: Mapping[str, Any], tasks: Sequence[Entry], methods: list[Entry]
+    ) -> list[Entry]:
+        """The methods, with the references or the baselines that the table asks for."""
+        if not methods:
+            return methods
+        if table.get("references") is True:
+            return with_references(methods, self.registry, map(self.traits, tasks))
+        return with_baselines(methods, self.registry) if table.get("baselines") is True else methods
 
     def built(
         self, table: object, wanted: Any, place: Place = (), traits: frozenset[str] = frozenset()
@@ -417,11 +484,31 @@ class _Loader:
                         f"options of the grid: {', '.join(top)}",
                     )
                 for entry in chosen:
-                    lay(entry.table, rest, assignment)
+                    if rest.partition("=")[0].strip() == "name":
+                        raise ConfigError(
+                            "not-supported",
+                            f"the name of {entry.kind} {entry.label!r} cannot be set",
+                            place=place,
+                            hint=f"name another {entry.kind} instead",
+                        )
+                    if entry.added and head == entry.kind:
+                        self.lay_if_known(entry, rest, assignment)
+                    else:
+                        lay(entry.table, rest, assignment)
                 if not chosen:
                     lay(table, assignment)
             except ConfigError as error:
                 self.errors += error.errors
+
+    def lay_if_known(self, entry: Entry, rest: str, assignment: str) -> None:
+        """A setting for all methods, on one that the user did not name: only if it has the
+        field.
+        """
+        table = copied(entry.table)
+        with contextlib.suppress(HgmsError):
+            lay(table, rest, assignment)
+            structured(table, Method, self.registry)
+            entry.table.update(table)
 
     def narrowed(self, entries: list[Entry], only: Sequence[str]) -> list[Entry]:
         labels = [entry.label for entry in entries]
@@ -444,17 +531,28 @@ class _Loader:
             for task in tasks
             if task.on
         ]
-        self.errors += [
-            unknown_name("task", label, labels, self.place("method", method.label, "on", label))
-            for method in methods
-            for label in method.on
-            if label not in labels
-        ]
+        for method in methods:
+            for label, settings in method.on.items():
+                place = self.place("method", method.label, "on", label)
+                if label not in labels:
+                    self.errors.append(unknown_name("task", label, labels, place))
+                if "name" in settings:
+                    message = "the name of a method cannot differ between tasks"
+                    hint = "add a [[method]] table with this name"
+                    error = ConfigError("not-supported", message, place=(*place, "name"), hint=hint)
+                    self.errors.append(error)
 
     def fitting(
-        self, tasks: Sequence[Entry], methods: Sequence[Entry], built: Mapping[str, Any]
+        self,
+        tasks: Sequence[Entry],
+        methods: Sequence[Entry],
+        built: Mapping[str, Any],
+        *,
+        references: bool,
     ) -> dict[tuple[str, str], Method]:
-        """Every method for every task, built, and checked to fit it."""
+        """Every method for every task, built, and checked to fit it; ``references`` says that
+        those among the methods were asked for.
+        """
         fitting: dict[tuple[str, str], Method] = {}
         left_out: dict[str, dict[str, list[str]]] = {}
         for entry in methods:
@@ -475,6 +573,8 @@ class _Loader:
                 if method is None or built[task.label] is None:
                     continue
                 lacking = missing_traits(method, built[task.label])
+                if entry.added and not (references or is_promised(entry, built[task.label])):
+                    continue
                 if lacking and entry.added:
                     # A task without data sources is of another kind: a reference for them is no
                     # news there.
@@ -617,6 +717,11 @@ class _Loader:
             elif label in by_label and not isinstance(table, Mapping):
                 message = f"{show(table)} must be a table of fields"
                 self.errors.append(ConfigError("wrong-type", message, place=here))
+            elif label in by_label and "name" in table:
+                message = "the name of a method cannot be swept"
+                hint = "add one [[method]] table per name"
+                error = ConfigError("not-supported", message, place=(*here, "name"), hint=hint)
+                self.errors.append(error)
             elif label in by_label:
                 try:
                     self.check_space(sweep, by_label[label], space.parse(table), tasks)

@@ -100,6 +100,7 @@ def plan(
     from hgms.executors import Local
 
     table = scaled(tables_of(grid, "grid"), scale, grid.name)
+    table = {"baselines": True, **table}
     table |= {} if seeds is None else {"seeds": seeds}
     labels = [word.strip() for word in (methods or "").split(",") if word.strip()]
     sets = [*sets, *([] if out is None else [f"run.out={out}"])]

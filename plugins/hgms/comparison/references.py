@@ -1,5 +1,5 @@
-"""References: what every comparison is read beside, added to the methods of a grid in both of their
-forms.
+"""References: what every comparison is read beside. Trivial baselines are added to the methods of a
+comparison by default, all references in both of their forms on request.
 
 A reference is a registered method with a role, "floor" or "ceiling". Each has two forms: at its own
 best stopping (``keep = "best"``, on held-out rows), called by its name, and at the end of the same
@@ -24,6 +24,30 @@ LEFT_OUT = {
 }
 """References that are added by nobody but the person who names them, and why."""
 
+ON_VALIDATION = frozenset({"validation-rows"})
+BASELINES: Mapping[str, frozenset[str]] = {
+    "uniform": frozenset(),
+    "validation-only": ON_VALIDATION,
+    "uniform-tilted": ON_VALIDATION,
+}
+"""The trivial baselines of every comparison, with the traits that a task needs for each. Without
+validation rows a tilted lower level minimises f itself, so its x is no lower minimiser.
+"""
+
+
+def with_baselines(methods: Sequence[Entry], registry: Registry) -> list[Entry]:
+    """``methods``, and each baseline that is not among them under any label."""
+    known = {entry.name for entry in methods} | {entry.label for entry in methods}
+    known |= {"uniform"} if "theta0" in known else set()
+    return [
+        *methods,
+        *(
+            Entry(kind="method", label=name, table={"name": name}, added=True)
+            for name in BASELINES
+            if name not in known and registry.find("method", name) is not None
+        ),
+    ]
+
 
 def with_references(
     methods: Sequence[Entry], registry: Registry, traits: Iterable[frozenset[str]]
@@ -37,7 +61,7 @@ def with_references(
     """
     kinds = list(dict.fromkeys(traits)) or [frozenset()]
     entries = list(methods)
-    named = {entry.name for entry in methods}
+    named = {entry.name for entry in methods} | {entry.label for entry in methods}
     for component in registry.components("method"):
         name = component.name
         if (

@@ -72,9 +72,13 @@ def _entries(entries: Any, changes: Any, kind: str, place: Place) -> list[Any]:
         return listed  # which the grid says
     by_label = [(str(table.get("label", table.get("name"))), table) for table in tables]
     labels = [label for label, _ in by_label]
-    for label in changes:
+    for label, change in changes.items():
         if label != ALL and label not in labels:
             raise unknown_name(kind, label, labels, (*place, label))
+        if "name" in change:
+            message = f"the name of a {kind} cannot differ between scales"
+            hint = f"add a [[{kind}]] table with this name"
+            raise ConfigError("not-supported", message, place=(*place, label, "name"), hint=hint)
     return [
         laid_over(laid_over(table, changes.get(ALL, {})), changes.get(label, {}))
         for label, table in by_label

@@ -81,6 +81,9 @@ def parse(table: Mapping[str, Any]) -> dict[str, Dimension]:
         if isinstance(value, Sequence) and not isinstance(value, str):
             if not value:
                 raise ConfigError("missing-option", f"{key}=[] has no values", place=_path(key))
+            if any(one in value[:number] for number, one in enumerate(value)):
+                message = f"{key}={list(value)} must not contain a value twice"
+                raise ConfigError("wrong-value", message, place=_path(key))
             space[key] = Choices(tuple(value))
         elif isinstance(value, Mapping) and not {"low", "high", "log"} & value.keys():
             try:

@@ -154,16 +154,21 @@ def _once(runs: Sequence[StoredRun]) -> tuple[list[StoredRun], list[Skipped]]:
 
 
 def _methods(runs: Sequence[StoredRun]) -> dict[str, list[StoredRun]]:
-    """Runs by method. Where a method has several of one seed, which no mean may count twice, they
-    were carried out differently: then every way is a method of its own."""
+    """Runs by method and dtype. If a method has several of one seed, which no mean may count twice,
+    they were carried out differently: then every way is a method of its own."""
     methods: dict[str, list[StoredRun]] = {}
-    for name, alike in _named(runs, lambda run: run.method, lambda run: run.label).items():
+    for name, alike in _named(runs, _method_and_dtype, lambda run: run.label).items():
         if len({run.seed for run in alike}) == len(alike):
             methods[name] = alike
         else:
             ways = {run: {**run.method, "run": carried_out(run)} for run in alike}
             methods |= _named(alike, ways.__getitem__, dict.fromkeys(alike, name).__getitem__)
     return methods
+
+
+def _method_and_dtype(run: StoredRun) -> dict[str, Any]:
+    """The settings of the method, and the dtype that it was computed in."""
+    return {**run.method, "run": {"dtype": run.settings.get("dtype", "float32")}}
 
 
 def carried_out(run: StoredRun) -> dict[str, Any]:
@@ -323,8 +328,8 @@ def _section(
         values,
         main,
         base,
-        higher_is_better=higher is not False,
-        failed={label: len(runs) for label, runs in failed.items()},
+        higher_is_better=higher,
+        failed={label: [run.seed for run in runs] for label, runs in failed.items()},
     )
     drawn = list(dict.fromkeys([main, *(name for name in metrics if name in names), _LOSS]))
     budget = Budget.parse(runs[0].budget)

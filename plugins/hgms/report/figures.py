@@ -16,7 +16,7 @@ from hgms.report.curves import Curve
 from hgms.report.mixture import Mixture, prominent
 from hgms.report.study import Section, Study
 from hgms.report.tables import heading, outcome
-from hgms.results import Look, is_share, looks
+from hgms.results import Look, looks
 
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000")
 """Colours that people with any colour vision tell apart (Okabe and Ito 2008), in the order in
@@ -59,13 +59,13 @@ def figures(
                     if many
                     else "one seed each, so there is no band"
                 )
-                zoom = span(curves, share=is_share(metric))
+                zoom = span(curves, share=section.is_share(metric))
                 figure = _figure(
                     title,
                     text,
                     traces(curves, style, held=True),
                     AXES[axis],
-                    heading(metric),
+                    heading(metric, section.is_share(metric)),
                     zoom=zoom,
                 )
                 shown.append({**figure, "ends": True})

@@ -12,7 +12,7 @@ from hgms.report.figures import AXES, areas, source_colours, span, styles
 from hgms.report.formats import whole
 from hgms.report.study import Study
 from hgms.report.tables import heading
-from hgms.results import DASHES, LIGHT, is_share
+from hgms.results import DASHES, LIGHT
 from hgms_core import ConfigError, MissingExtra
 
 if TYPE_CHECKING:
@@ -50,13 +50,15 @@ def curve_panels(study: Study) -> Figure:
                     label=plain(method),
                     linestyle=_LINES[look.dash],
                 )
-            zoom = span(curves, share=is_share(section.metric)) if curves else None
+            zoom = span(curves, share=section.is_share(section.metric)) if curves else None
             if zoom is not None:
                 axis.set_ylim(*zoom)
             axis.set_xlim(left=0)
             axis.set_xlabel(AXES[name], fontsize=8)
             bare(axis)
-        row[0].set_ylabel(plain(heading(section.metric)), fontsize=8)
+        row[0].set_ylabel(
+            plain(heading(section.metric, section.is_share(section.metric))), fontsize=8
+        )
         if count > 1:
             row[0].set_title(plain(section.title), fontsize=9, loc="left")
     handles = {

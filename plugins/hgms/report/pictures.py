@@ -48,9 +48,9 @@ def plot_curves(study: Study, backend: Backend = "matplotlib") -> Any:
         (
             section.title,
             AXES[axis],
-            heading(section.metric),
+            heading(section.metric, section.is_share(section.metric)),
             section.curves(axis, section.metric),
-            is_share(section.metric),
+            section.is_share(section.metric),
         )
         for section in study.sections
         for axis in ("seconds", "oracle_calls")
@@ -69,13 +69,14 @@ def plot_run(result: RunResult, backend: Backend = "matplotlib") -> Any:
     ):
         rows = [row for row in result.records if row.get(name) is not None]
         metric = name.removeprefix("metric.")
-        scale = 100 if is_share(metric) else 1
+        percent = is_share(metric, (row[name] for row in rows))
+        scale = 100 if percent else 1
         x, y = (np.array([row[key] for row in rows], dtype=float) for key in ("seconds", name))
         panels.append(
             (
                 metric.replace("_", " "),
                 AXES["seconds"],
-                heading(metric),
+                heading(metric, percent),
                 {result.info.method: Curve(x, y * scale)},
                 scale > 1,
             )

@@ -86,6 +86,10 @@ class Entry:
         return [run.seconds for run in self.runs if not math.isnan(run.seconds)]
 
     @property
+    def compile_seconds(self) -> list[float]:
+        return [run.compile_seconds for run in self.runs]
+
+    @property
     def peak_memory(self) -> list[float]:
         peaks = [run.resources.get("peak_memory_bytes") for run in self.runs]
         return [float(value) for value in peaks if value is not None]
@@ -126,6 +130,19 @@ class Section:
         """Whether a higher value of the main metric is better; None where nobody knows."""
         return self.directions.get(self.metric)
 
+    @functools.cached_property
+    def _values(self) -> dict[str, list[float]]:
+        """The values of all runs by metric."""
+        values: dict[str, list[float]] = {}
+        for run in self.runs:
+            for name, value in run.metrics.items():
+                values.setdefault(name, []).append(value)
+        return values
+
+    def is_share(self, metric: str) -> bool:
+        """Whether the metric is shown in percent."""
+        return is_share(metric, self._values.get(metric, ()))
+
     @property
     def winner(self) -> str | None:
         return next((entry.label for entry in self.entries if entry.ahead), None)
@@ -136,12 +153,15 @@ class Section:
 
     @property
     def values(self) -> dict[str, dict[int, float]]:
-        """The main metric by seed of every method and floor that takes part in verdicts."""
+        """The main metric by seed of every method and floor that takes part in verdicts; NaN for
+        failed runs.
+        """
         return {
             entry.label: {
-                run.seed: run.metrics[self.metric]
-                for run in entry.runs
-                if self.metric in run.metrics
+                run.seed: run.metrics.get(self.metric, math.nan)
+                if run.status == "done"
+                else math.nan
+                for run in [*entry.runs, *entry.failed]
             }
             for entry in self.entries
             if entry.runs and entry.role != "ceiling" and not entry.unjudged
@@ -156,7 +176,7 @@ class Section:
             self.reference,
             title=self.title,
             metric=self.metric.replace("_", " "),
-            share=is_share(self.metric),
+            share=self.is_share(self.metric),
             higher=self.higher,
             winner=self.winner,
             excluded={
@@ -179,7 +199,7 @@ class Section:
         }
         return (
             {label: curve.percent for label, curve in curves.items()}
-            if is_share(metric)
+            if self.is_share(metric)
             else curves
         )
 
@@ -204,7 +224,7 @@ class Section:
         closest, pair = min(
             known.items(), key=lambda item: abs(item[1].mean), default=("", Interval.of([]))
         )
-        share = is_share(self.metric)
+        share = self.is_share(self.metric)
         lead = (
             f"the closest is {closest}, at a difference of "
             f"{spell(pair, share=share, signed=True)}{' points' * share}"
@@ -228,12 +248,18 @@ class Section:
             )
         if len(known) < len(rest):
             return f"{best}; with fewer than two seeds in common nothing can be said about chance."
-        unsure = [label for label, pair in known.items() if not pair.excludes_zero]
+        unsure = [
+            label
+            for label, pair in known.items()
+            if not pair.excludes_zero and not (pair.exact and pair.mean)
+        ]
         if not unsure and self.few_seeds:
             return (
                 f"{best}, each difference's interval excludes zero, and no winner is marked "
                 f"from so few seeds; {lead}."
             )
+        if not unsure and not ranked[0].failed and not ranked[0].nonfinite.get(self.metric):
+            return f"{best}, and no winner is marked: {ranked[0].mark}."
         if not unsure:
             return (
                 f"{first} has the best mean of the methods that finished; not all of its runs did."

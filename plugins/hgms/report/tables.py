@@ -14,7 +14,7 @@ from hgms.config.tables import difference, flatten
 from hgms.report.compute import carried_out
 from hgms.report.mixture import Mixture, spell_mixture, spell_weight
 from hgms.report.study import Entry, Section, Study
-from hgms.results import RECOVERED, Interval, Ratio, StoredRun, execution_notes, is_share, spell
+from hgms.results import FAILED, RECOVERED, Interval, Ratio, StoredRun, execution_notes, spell
 from hgms_core import Budget
 
 MINUS = "\N{MINUS SIGN}"
@@ -66,15 +66,15 @@ def mean(values: Iterable[float], unit: float = 1.0) -> Cell:
 
 def interval(
     value: Interval | None,
-    metric: str,
     *,
+    percent: bool,
     signed: bool = False,
     note: str = "",
     strong: bool = False,
 ) -> Cell:
     if value is None or value.count == 0:
         return Cell("nan" if note else "–", note=note)
-    shown = spell(value, share=is_share(metric), signed=signed)
+    shown = spell(value, share=percent, signed=signed)
     shown = MINUS + shown[1:] if shown.startswith("-") else shown
     return Cell(shown, None if math.isnan(value.mean) else value.mean, note, strong)
 
@@ -84,8 +84,8 @@ def share(value: Ratio | None) -> Cell:
     return Cell("") if value is None else Cell(str(value).replace("-", MINUS), value.value)
 
 
-def heading(name: str) -> str:
-    return name.replace("_", " ") + (" (%)" if is_share(name) else "")
+def heading(name: str, percent: bool) -> str:
+    return name.replace("_", " ") + (" (%)" if percent else "")
 
 
 def outcome(name: str) -> str:
@@ -94,8 +94,11 @@ def outcome(name: str) -> str:
 
 
 def arrow(section: Section, name: str) -> str:
-    higher = section.directions.get(name)
-    return heading(name) + ("" if higher is None else " ↑" if higher else " ↓")
+    return _arrow(section.directions.get(name), name, section.is_share(name))
+
+
+def _arrow(higher: bool | None, name: str, percent: bool) -> str:
+    return heading(name, percent) + ("" if higher is None else " ↑" if higher else " ↓")
 
 
 def _mean(values: Sequence[float]) -> float | None:
@@ -115,14 +118,13 @@ _LEGEND = (
 )
 _DIFFERENCES = (
     "Differences are paired by seed; their t-intervals are at the levels of Holm's rule over all "
-    "pairs of methods: where "
-    "methods are equal, the chance that any excludes zero is at most 5 %. ± 0, the same in every "
-    "seed, tells nothing of chance."
+    "pairs of methods: if methods are equal, the chance that any excludes zero is at most 5 %. "
+    "(exact): the same in every seed, so there is no interval."
 )
 
 _UNJUDGED = (
-    "Mean ± half-width of the 95 % t-interval over seeds. Where θ weighs data sources, "
-    "metrics of its x get no verdict."
+    "Mean ± half-width of the 95 % t-interval over seeds. This metric gets no verdict: it does not "
+    "rank methods."
 )
 
 _ROLES = (
@@ -176,9 +178,10 @@ def scores(section: Section, *, every: bool = False) -> Table:
             undefined = entry.nonfinite.get(name, 0)
             note = f"not finite in {undefined} of {len(entry.runs)} seeds" if undefined else ""
             strong = name == section.metric and entry.label == section.winner
-            row.append(interval(entry.metrics[name], name, note=note, strong=strong))
+            percent = section.is_share(name)
+            row.append(interval(entry.metrics[name], percent=percent, note=note, strong=strong))
             if name == section.metric and base:
-                row.append(interval(entry.difference, name, signed=True))
+                row.append(interval(entry.difference, percent=percent, signed=True))
             if name == section.metric and shares:
                 row.append(share(entry.recovered))
         rows.append([*row, Cell(str(len(entry.runs)), len(entry.runs), _failed(entry))])
@@ -186,6 +189,8 @@ def scores(section: Section, *, every: bool = False) -> Table:
         _LEGEND + (f" “{MINUS} {base}”: difference to {base}." if base else "") + f" {_DIFFERENCES}"
     )
     caption += f" {_ROLES}" if roles else ""
+    if any(entry.failed or entry.nonfinite.get(section.metric) for entry in section.entries):
+        caption += f" {FAILED[0].upper()}{FAILED[1:]}."
     caption = _UNJUDGED if section.unjudged else caption
     caption += f" {RECOVERED[0].upper()}{RECOVERED[1:]}." if shares else ""
     title = "Every metric" if every else "Results"
@@ -205,13 +210,15 @@ _COSTS = ("lower_gradients", "upper_values", "upper_gradients", "products", "cro
 def work(section: Section) -> Table:
     """Completed outer steps and what they cost."""
     memory = any(entry.peak_memory for entry in section.entries)
+    compiled = any(any(entry.compile_seconds) for entry in section.entries)
     columns = [
         "method",
         "outer steps",
         "min–max",
         "seconds",
+        *(["compile seconds"] if compiled else []),
         "oracle calls",
-        *(heading(name) for name in _COSTS),
+        *(heading(name, percent=False) for name in _COSTS),
     ]
     columns += ["peak memory (MiB)"] if memory else []
     rows = []
@@ -223,12 +230,13 @@ def work(section: Section) -> Table:
             mean(steps),
             Cell(span, min(steps, default=None)),
             mean(entry.seconds),
+            *([mean(entry.compile_seconds)] if compiled else []),
         ]
         row += [mean(entry.values(name)) for name in ("oracle_calls", *_COSTS)]
         rows.append(row + ([mean(entry.peak_memory, 2**20)] if memory else []))
     caption = (
         "Means over seeds; min–max over seeds of the completed outer steps. Seconds are "
-        "without evaluation."
+        "without evaluation and compilation."
     )
     if any(cell.text == "–" for row in rows for cell in row):
         caption += (
@@ -373,7 +381,8 @@ def passes(section: Section) -> Table:
     ]
     caption = (
         "Means over steps and seeds. Tokens include padding; one that goes through the model "
-        "once forward and once backward counts in both columns. Seconds are without evaluation."
+        "once forward and once backward counts in both columns. Seconds are without evaluation and "
+        "compilation."
     )
     return Table(
         title="Tokens and seconds per outer step",
@@ -391,6 +400,7 @@ def seconds_per_step(run: StoredRun) -> float | None:
 
 def pairs(section: Section) -> Table:
     """Row − column in the main metric, paired by seed."""
+    percent = section.is_share(section.metric)
     labels = [entry.label for entry in section.entries if entry.runs and not section.unjudged]
     rows = []
     for label in labels:
@@ -400,11 +410,11 @@ def pairs(section: Section) -> Table:
             row.append(
                 Cell("·")
                 if value is None
-                else interval(value, section.metric, signed=True, strong=value.excludes_zero)
+                else interval(value, percent=percent, signed=True, strong=value.excludes_zero)
             )
         rows.append(row)
     caption = (
-        f"{heading(section.metric)}: row {MINUS} column, mean over the seeds both have ± "
+        f"{heading(section.metric, percent)}: row {MINUS} column, mean over the seeds both have ± "
         f"half-width. Bold: the interval excludes zero. {_DIFFERENCES}"
     )
     return Table(
@@ -478,7 +488,9 @@ def overview(study: Study) -> Table:
         for section in study.sections:
             own = next((entry for entry in section.entries if entry.label == label), None)
             value, note = (own.metrics[section.metric], own.mark) if own else (None, "")
-            row.append(interval(value, section.metric, note=note, strong=label == section.winner))
+            percent = section.is_share(section.metric)
+            strong = label == section.winner
+            row.append(interval(value, percent=percent, note=note, strong=strong))
         rows.append(row)
     columns = [f"{section.title}: {arrow(section, section.metric)}" for section in study.sections]
     caption = (
@@ -538,6 +550,7 @@ def _ledger(sections: Sequence[Section], number: int, *, others: bool) -> Table:
     metrics = list(dict.fromkeys(name for section in sections for name in section.metrics))[
         :_METRICS
     ]
+    percent = {name for name in metrics if all(section.is_share(name) for section in sections)}
     rows: list[list[Cell]] = []
     groups = []
     for section in sorted(sections, key=_length):
@@ -553,7 +566,11 @@ def _ledger(sections: Sequence[Section], number: int, *, others: bool) -> Table:
                 text("–") if entry.mixture is None else _largest(entry.mixture),
             ]
             row += [
-                interval(entry.metrics.get(name, none), name, strong=_best(section, entry, name))
+                interval(
+                    entry.metrics.get(name, none),
+                    percent=name in percent,
+                    strong=_best(section, entry, name),
+                )
                 for name in metrics
             ]
             rows.append(row)
@@ -564,7 +581,7 @@ def _ledger(sections: Sequence[Section], number: int, *, others: bool) -> Table:
             "budget",
             "outer steps",
             "three largest weights",
-            *(arrow(first, name) for name in metrics),
+            *(_arrow(first.directions.get(name), name, name in percent) for name in metrics),
         ],
         rows=rows,
         caption=(
@@ -702,11 +719,12 @@ def about(section: Section) -> str:
     better = (
         "" if section.higher is None else f" ({'higher' if section.higher else 'lower'} is better)"
     )
+    metric = heading(section.metric, section.is_share(section.metric))
     how = f" {section.few_seeds}." if section.few_seeds else ""
     how += "".join(f" {note[0].upper()}{note[1:]}." for note in execution_notes(section.runs))
     return (
         f"Task {section.task}{version}; budget {section.budget} per run; "
-        f"{_count(len(seeds), 'seed')}; {heading(section.metric)}{better}.{how}"
+        f"{_count(len(seeds), 'seed')}; {metric}{better}.{how}"
     )
 
 

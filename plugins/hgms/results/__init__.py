@@ -8,10 +8,11 @@ from hgms.results.folders import NULL_TEST, Skipped, read_run, scan, scan_sweeps
 from hgms.results.forest import STYLE, Forest, notebook_html
 from hgms.results.ranks import Ranks
 from hgms.results.recovered import Ratio, recovered
-from hgms.results.statistics import Interval, compared, few_seeds, paired, spell
+from hgms.results.statistics import Interval, compared, few_seeds, paired, spell, with_failures
 from hgms.results.stored import StoredRun, StoredSweep, short_names
 from hgms.results.tables import (
     DEFAULT_REFERENCES,
+    FAILED,
     ORDER,
     RECOVERED,
     Point,
@@ -25,6 +26,7 @@ __all__ = [
     "DARK",
     "DASHES",
     "DEFAULT_REFERENCES",
+    "FAILED",
     "LIGHT",
     "NULL_TEST",
     "ORDER",
@@ -56,4 +58,5 @@ __all__ = [
     "spell",
     "table",
     "uncollected",
+    "with_failures",
 ]

@@ -46,8 +46,8 @@ class Ranks:
     @classmethod
     def of(cls, blocks: Iterable[tuple[Mapping[str, float], bool]]) -> Ranks | None:
         """Of values by method in each block, and whether higher ones are better there. Methods that
-        a block lacks are left out, and so are blocks with a value that is not finite; None where
-        nothing is left to compare.
+        a block lacks are excluded. A value that is not finite has the last rank of its block; a
+        block without any finite value is excluded. None if nothing is left to compare.
         """
         import numpy as np
         from scipy import stats
@@ -59,10 +59,10 @@ class Ranks:
             if all(label in values for values, _ in known)
         ]
         rows = [
-            [-values[label] if higher else values[label] for label in labels]
+            [_cost(values[label], higher) for label in labels]
             for values, higher in known
+            if any(math.isfinite(values[label]) for label in labels)
         ]
-        rows = [row for row in rows if all(map(math.isfinite, row))]
         count = len(labels)
         if count < 2 or not rows:
             return None
@@ -177,6 +177,11 @@ class Ranks:
         body = "".join(rows)
         head = f'<table class="hgms-forest"><caption>{caption}</caption>'
         return f"{head}<tbody>{body}{axis}</tbody></table>"
+
+
+def _cost(value: float, higher: bool) -> float:
+    """A number that is lower for better values, infinite for one that is not finite."""
+    return (-value if higher else value) if math.isfinite(value) else math.inf
 
 
 def _quantile(count: int) -> float:

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 
 from attrs import frozen
 
-from hgms.results.statistics import mean_and_error, t_quantile
+from hgms.results.statistics import mean_and_error, t_quantile, with_failures
 
 
 @frozen
@@ -36,13 +36,17 @@ def recovered(
     floor: Mapping[int, float],
     ceiling: Mapping[int, float],
     level: float = 0.95,
+    *,
+    higher: bool = True,
 ) -> Ratio:
     """The share of what the ceiling is ahead of the floor by that a method recovers: mean(mine −
-    floor) / mean(ceiling − floor) over the seeds that all three have.
+    floor) / mean(ceiling − floor) over the seeds that all three have. A value that is not finite
+    counts as the worst of all values (:func:`hgms.results.statistics.with_failures`).
 
     Its interval is Fieller's: the ratios ρ for which a t-test does not reject that mean(a − ρb) =
-    0, with a = mine − floor and b = ceiling − floor of each seed. Where the ceiling is not ahead of
-    the floor by more than chance there is no such interval that ends, and none is given.
+    0, with a = mine − floor and b = ceiling − floor of each seed. If the mean of the ceiling is not
+    better than that of the floor (``higher``: whether larger values are better), there is no share.
+    If it is better, but not by more than chance, the interval has no ends, and none is given.
 
     Source: Fieller (1954), *Some problems in interval estimation*, Journal of the Royal Statistical
         Society B 16.
@@ -50,12 +54,17 @@ def recovered(
     >>> floor, ceiling = {0: 0.80, 1: 0.82, 2: 0.84}, {0: 0.90, 1: 0.93, 2: 0.93}
     >>> str(recovered({0: 0.85, 1: 0.88, 2: 0.88}, floor, ceiling))
     '0.50 [0.33, 0.60]'
+    >>> str(recovered({0: 0.85, 1: 0.88, 2: 0.88}, floor=ceiling, ceiling=floor))
+    '–'
     """
+    mine, floor, ceiling = with_failures(
+        {"mine": mine, "floor": floor, "ceiling": ceiling}, higher
+    ).values()
     seeds = sorted(mine.keys() & floor.keys() & ceiling.keys())
     a = [mine[seed] - floor[seed] for seed in seeds]
     b = [ceiling[seed] - floor[seed] for seed in seeds]
     n, (top, error), (bottom, spread) = len(seeds), mean_and_error(a), mean_and_error(b)
-    if not n or bottom == 0:
+    if not n or not (bottom > 0 if higher else bottom < 0):
         return Ratio(math.nan, math.nan, math.nan, n)
     value = top / bottom
     if n < 2:

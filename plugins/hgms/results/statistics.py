@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import itertools
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 from attrs import frozen
 
@@ -36,8 +36,13 @@ class Interval:
     @property
     def excludes_zero(self) -> bool:
         """Whether zero lies outside. Never so for fewer than two values, which have no interval,
-        nor where all values are equal: a spread that was not seen says nothing about chance."""
+        nor if all values are equal (:attr:`exact`): there is no spread to compare the mean with."""
         return abs(self.mean) > self.half_width > 0
+
+    @property
+    def exact(self) -> bool:
+        """Whether all of at least two values are equal."""
+        return self.count > 1 and self.half_width == 0
 
     def scaled(self, factor: float) -> Interval:
         return Interval(self.mean * factor, self.half_width * factor, self.count)
@@ -88,10 +93,59 @@ def paired(mine: Mapping[int, float], theirs: Mapping[int, float], level: float 
     return Interval(interval.mean, 0.0, interval.count) if high - low <= rounding else interval
 
 
+def with_failures(
+    values: Mapping[str, Mapping[int, float]], higher: bool
+) -> dict[str, dict[int, float]]:
+    """Values by method and seed, with the worst finite value of all for each that is not finite.
+
+    A method without any finite value has no values.
+
+    >>> with_failures({"a": {0: 1.0, 1: math.nan}, "b": {0: 0.5, 1: 0.25}}, higher=True)
+    {'a': {0: 1.0, 1: 0.25}, 'b': {0: 0.5, 1: 0.25}}
+    """
+    worst = worst_of(values.values(), higher)
+    return {
+        label: {seed: value if math.isfinite(value) else worst for seed, value in own.items()}
+        if any(map(math.isfinite, own.values()))
+        else {}
+        for label, own in values.items()
+    }
+
+
+def worst_of(values: Iterable[Mapping[int, float]], higher: bool) -> float:
+    """The worst finite value; NaN if there is none."""
+    finite = [value for own in values for value in own.values() if math.isfinite(value)]
+    return (min if higher else max)(finite, default=math.nan)
+
+
+def against_failures(
+    mine: Mapping[int, float], theirs: Mapping[int, float], higher: bool, worst: float
+) -> tuple[dict[int, float], dict[int, float]]:
+    """The values of two methods in the seeds of both, so that a failed seed counts against its
+    method.
+
+    A value that is not finite becomes ``worst``. There is one exception: if one method alone has
+    failed, and the other is better on average in the seeds without failures, these seeds decide.
+    The others can only add to its lead, but as outliers they would widen the interval.
+    """
+    seeds = [seed for seed in mine if seed in theirs]
+    sound = [seed for seed in seeds if math.isfinite(mine[seed]) and math.isfinite(theirs[seed])]
+    gap = mean_and_error([mine[seed] - theirs[seed] for seed in sound])[0] * (1 if higher else -1)
+    lost, won = (any(not math.isfinite(own[seed]) for seed in seeds) for own in (mine, theirs))
+    if sound and (gap > 0 if won and not lost else gap < 0 if lost and not won else False):
+        seeds = sound
+    a, b = (
+        {seed: own[seed] if math.isfinite(own[seed]) else worst for seed in seeds}
+        for own in (mine, theirs)
+    )
+    return a, b
+
+
 def compared(
     values: Mapping[str, Mapping[int, float]],
     level: float = 0.95,
     roles: Mapping[str, str] | None = None,
+    higher: bool | None = None,
 ) -> dict[tuple[str, str], Interval]:
     """All paired differences between methods, whose values by seed ``values`` holds: ``pairs["a",
     "b"]`` is a − b.
@@ -105,6 +159,9 @@ def compared(
     references, nor of a method and a ceiling: such pairs are no part of the rule, and each has an
     interval at ``level`` of its own.
 
+    Values that are not finite are failed seeds. If ``higher`` says which values are better, they
+    count against their method (:func:`against_failures`); else they are excluded.
+
     Source: Holm (1979), *A simple sequentially rejective multiple test procedure*, Scandinavian
         Journal of Statistics 6.
 
@@ -113,10 +170,13 @@ def compared(
     >>> str(pairs["far", "near"]), str(pairs["none", "near"])
     ('2.033 ± 0.379 (n = 3)', '1.000 (n = 1)')
     """
-    pairs = {
-        pair: paired(values[pair[0]], values[pair[1]], level)
-        for pair in itertools.combinations(values, 2)
+    samples = {
+        (a, b): (values[a], values[b])
+        if higher is None
+        else against_failures(values[a], values[b], higher, worst_of(values.values(), higher))
+        for a, b in itertools.combinations(values, 2)
     }
+    pairs = {pair: paired(*sample, level) for pair, sample in samples.items()}
     tested = [
         pair
         for pair, interval in pairs.items()
@@ -124,8 +184,7 @@ def compared(
     ]
     left = len(tested)
     for pair in sorted(tested, key=lambda pair: _chance(pairs[pair], level)):
-        mine, theirs = (values[method] for method in pair)
-        pairs[pair] = paired(mine, theirs, 1 - (1 - level) / left)
+        pairs[pair] = paired(*samples[pair], 1 - (1 - level) / left)
         left -= pairs[pair].excludes_zero
     return pairs | {
         (b, a): Interval(0.0 - gap.mean, gap.half_width, gap.count) for (a, b), gap in pairs.items()
@@ -183,6 +242,8 @@ def spell(interval: Interval, *, share: bool = False, signed: bool = False) -> s
     ('0.9123 ± 0.0041', '+12')
     >>> spell(Interval(0.912345, 0.00412, 5), share=True)
     '91.23 ± 0.41'
+    >>> spell(Interval(-0.25, 0.0, 3), signed=True)  # a difference that is the same in every seed
+    '-0.25 (exact)'
     """
     mean = interval.mean * (100 if share else 1)
     half = interval.half_width * (100 if share else 1)
@@ -191,6 +252,8 @@ def spell(interval: Interval, *, share: bool = False, signed: bool = False) -> s
         return "nan"
     if half < 1e-12 * abs(mean):
         half = 0.0  # rounding, of equal values
+    if signed and half == 0 and interval.count > 1:
+        return f"{mean:{sign}.5g} (exact)"
     large = max(abs(mean), 0.0 if math.isnan(half) else half) >= 1e7
     if share and not large:
         return f"{mean:{sign}.2f}" + ("" if math.isnan(half) else f" ± {half:.2f}")

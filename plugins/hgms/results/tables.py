@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import html
 import math
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import attrs
@@ -19,10 +19,10 @@ from attrs import field, frozen
 
 from hgms.results.forest import Forest, notebook_html
 from hgms.results.recovered import Ratio, recovered
-from hgms.results.statistics import CLAIM, Interval, compared, few_seeds, spell
+from hgms.results.statistics import CLAIM, Interval, compared, few_seeds, spell, with_failures
 from hgms.results.stored import StoredRun
 from hgms.runs import RunResult
-from hgms_core import as_text
+from hgms_core import Budget, as_text
 
 DEFAULT_REFERENCES = ("uniform", "theta0")
 """What a method is called that leaves θ where it is: differences are taken to it where it is among
@@ -49,6 +49,16 @@ trained, not the mixtures.
 OF_MIXTURE = ("recovery_error",)
 """Metrics of θ alone, which speak of the mixture however x was trained."""
 
+SEEN = ("train", "validation")
+"""The rows of a metric (``metric_rows`` of a task) that methods may use: they train x on them,
+select by them, or learn θ on them. Such a metric ranks no method.
+"""
+
+OVERSPENT = 1.1
+"""The share of its budget beyond which a method gets a note and no star: the last step may end a
+little after the budget.
+"""
+
 ORDER = ("", "floor", "ceiling")
 """Methods before references, floors before ceilings."""
 
@@ -56,9 +66,10 @@ ORDER = ("", "floor", "ceiling")
 @frozen(kw_only=True)
 class Point:
     """What the statistics look at of one finished run. A metric that was not finite is NaN.
-    ``role`` is "floor" for a trivial reference, "ceiling" for one that knows the truth.
-    ``sources``: its θ weighs data sources; ``later`` are metrics of a model that was tuned on the
-    result.
+    ``role`` is "floor" for a trivial reference, "ceiling" for one that knows the truth. ``spent``
+    is the share of its budget, above 1 if the last step ended after it. ``compile_seconds`` are
+    the seconds of compilation, which are part of no budget. ``reason`` is why its metrics get no
+    verdict (empty: they get one), ``reasons`` the same for single metrics.
     """
 
     seed: int
@@ -66,12 +77,13 @@ class Point:
     outer_steps: int
     oracle_calls: int
     seconds: float
+    compile_seconds: float = 0.0
     peak_memory: float = math.nan
+    spent: float = 1.0
     method: str = ""
-    untrained: str = ""
-    sources: bool = False
-    later: frozenset[str] = frozenset()
     role: str = ""
+    reason: str = ""
+    reasons: Mapping[str, str] = field(factory=dict)
 
     @classmethod
     def of(cls, run: RunResult | StoredRun) -> Point:
@@ -81,43 +93,63 @@ class Point:
             run.fields() if isinstance(run, StoredRun) else [*run.records[:1], {}][0]
         )
         method = run.method_name if isinstance(run, StoredRun) else run.info.method
+        budget = Budget.parse(run.budget) if isinstance(run, StoredRun) else run.info.budget
+        steps = int(summary.get("outer_steps") or 0)
+        calls = int(summary.get("oracle_calls") or 0)
+        sources = any(name.startswith("weight.") for name in fields)
+        rows = run.metric_rows if isinstance(run, StoredRun) else {}
+        later = run.scores.get("metrics", ()) if isinstance(run, StoredRun) else ()
+        used = {name: _of_rows(name, kind) for name, kind in rows.items() if kind in SEEN}
         return cls(
             seed=run.seed if isinstance(run, StoredRun) else run.info.seed,
             metrics={
                 name: math.nan if value is None else float(value) for name, value in metrics.items()
             },
-            outer_steps=int(summary.get("outer_steps") or 0),
-            oracle_calls=int(summary.get("oracle_calls") or 0),
+            outer_steps=steps,
+            oracle_calls=calls,
             seconds=run.seconds,
+            compile_seconds=run.compile_seconds,
             peak_memory=float(
                 (run.resources.get("peak_memory_bytes") if isinstance(run, StoredRun) else None)
                 or math.nan
             ),
+            spent=_spent(budget, run.seconds, steps, calls),
             method=method,
-            untrained=str(summary.get("untrained") or ""),
-            sources=any(name.startswith("weight.") for name in fields),
-            later=frozenset(run.scores.get("metrics", ()) if isinstance(run, StoredRun) else ()),
             role=str(summary.get("role") or ""),
+            reason=str(summary.get("untrained") or "") or (UNJUDGED if sources else ""),
+            reasons={**used, **dict.fromkeys((*OF_MIXTURE, *later), "")},
         )
 
     def unjudged(self, metric: str) -> str:
         """Why the metric says nothing of who is ahead; empty where it does."""
-        if metric in OF_MIXTURE or metric in self.later:
-            return ""
-        return self.untrained or (UNJUDGED if self.sources else "")
+        return self.reasons.get(metric, self.reason)
+
+
+def _of_rows(metric: str, rows: str) -> str:
+    return (
+        f"{metric} is of {rows} rows, on which methods train x, select, or learn θ; compare by a "
+        "metric of other rows"
+    )
+
+
+def _spent(budget: Budget, seconds: float, steps: int, calls: int) -> float:
+    """The share of the budget, above 1 if more was spent; 1 if the clock was not written."""
+    pairs = ((budget.seconds, seconds), (budget.outer_steps, steps), (budget.oracle_calls, calls))
+    [share] = [amount / limit for limit, amount in pairs if limit is not None]
+    return 1.0 if math.isnan(share) else share
 
 
 @frozen(kw_only=True)
 class Row:
     """One method's line of a table.
 
-    Intervals are over the seeds whose value is defined; ``undefined`` counts those whose primary
-    metric is NaN, ``failed`` the runs that did not end well. ``difference`` is to the reference
-    method, seed by seed (None for the reference itself), ``winner`` whether the intervals of its
-    differences to all other methods and floors exclude zero, in its favour, over as many seeds as a
-    claim needs. ``role`` is "floor" or "ceiling" for a reference, ``ahead_of_floor`` whether its
-    difference to the best floor excludes zero, in its favour (None: there is no floor, or it is a
-    reference itself), ``recovered`` the recovered share where there is one.
+    Intervals of metrics are over the seeds whose value is defined; ``undefined`` counts those whose
+    primary metric is NaN, ``failed`` the runs that did not end well. ``difference`` is to the
+    reference method, seed by seed (None for the reference itself), ``winner`` whether the intervals
+    of its differences to all other methods and floors exclude zero, in its favour, over as many
+    seeds as a claim needs. ``role`` is "floor" or "ceiling" for a reference, ``ahead_of_floor``
+    whether its difference to the best floor excludes zero or is exact, in its favour (None: there
+    is no floor, or it is a reference itself), ``recovered`` the recovered share where there is one.
     """
 
     method: str
@@ -127,6 +159,7 @@ class Row:
     outer_steps_range: tuple[int, int] | None
     oracle_calls: Interval
     seconds: Interval
+    compile_seconds: Interval
     peak_memory_bytes: Interval
     undefined: int = 0
     failed: int = 0
@@ -157,7 +190,7 @@ def _plain(value: Any) -> Any:
 class Table:
     """All methods on one task, then the references. ``pairs["a", "b"]`` is the paired difference a
     − b in the metric, of every two methods; ``floor`` is the trivial reference with the best mean;
-    ``unjudged`` says why the metric gets no verdict.
+    ``unjudged`` says why the metric gets no verdict; ``percent`` whether it is shown in percent.
     """
 
     task: str
@@ -168,6 +201,7 @@ class Table:
     pairs: Mapping[tuple[str, str], Interval] = field(factory=dict, repr=False)
     floor: str | None = None
     unjudged: str = ""
+    percent: bool = False
 
     __repr__ = as_text
 
@@ -199,9 +233,13 @@ class Table:
 
     @property
     def remarks(self) -> list[str]:
-        """What is to be said of the whole table: that its metric gets no verdict, that no method is
-        ahead of the best floor, that there are few seeds."""
+        """Remarks on the whole table: that its metric gets no verdict, how failed seeds count, that
+        no method is ahead of the best floor, that there are few seeds.
+        """
         lines = [self.unjudged] * bool(self.unjudged)
+        lost = any(row.failed or row.undefined for row in self.rows)
+        if lost and self.pairs and not self.unjudged:
+            lines.append(FAILED)
         judged = [row for row in self.rows if row.ahead_of_floor is not None]
         if judged and not any(row.ahead_of_floor for row in judged):
             which = "no method is" if len(judged) > 1 else f"{judged[0].method} is not"
@@ -236,7 +274,7 @@ class Table:
             self.reference,
             title=self.task,
             metric=self.metric.replace("_", " "),
-            share=is_share(self.metric),
+            share=self.percent,
             higher=self.higher_is_better,
             winner=self.winner,
             excluded={row.method: "; ".join(row.notes) or "no value" for row in ranked},
@@ -273,9 +311,9 @@ class Table:
     @property
     def columns(self) -> list[dict[str, str]]:
         """The rows as text, for a terminal. A metric called a share or an accuracy is shown in
-        percent.
+        percent if all its values are in [0, 1].
         """
-        share = is_share(self.metric)
+        share = self.percent
         name = (
             self.metric.replace("_", " ")
             + " (%)" * share
@@ -305,18 +343,35 @@ class Table:
                 "outer steps": steps,
                 "oracle calls": _text(row.oracle_calls),
                 "seconds": _text(row.seconds),
+                "compile seconds": _text(row.compile_seconds),
                 "peak MiB": _text(row.peak_memory_bytes.scaled(2**-20)),
                 "note": "; ".join([*counted, *row.notes]),
             }
             shown.append(columns)
-        marks = (("role", ""), ("recovered share", ""), ("peak MiB", "–"), ("note", ""))
-        empty = [name for name, mark in marks if all(row[name] == mark for row in shown)]
+        marks = (
+            ("role", ("",)),
+            ("recovered share", ("",)),
+            ("compile seconds", ("0", "–")),
+            ("peak MiB", ("–",)),
+            ("note", ("",)),
+        )
+        empty = [name for name, texts in marks if all(row[name] in texts for row in shown)]
         return [{name: text for name, text in row.items() if name not in empty} for row in shown]
 
 
-def is_share(metric: str) -> bool:
-    """Whether the metric is a share of something, which people read in percent."""
-    return "accuracy" in metric or metric.endswith(("_share", "f1"))
+FAILED = "a failed or NaN seed counts against its method, as the worst value of the table"
+"""How seeds without a value count."""
+
+
+def is_share(metric: str, values: Iterable[float]) -> bool:
+    """Whether to show a metric in percent: its name is that of a share, and its values are in
+    [0, 1].
+
+    >>> is_share("test_accuracy", [0.25, 1.0]), is_share("test_accuracy", [25.0, 100.0])
+    (True, False)
+    """
+    named = "accuracy" in metric or metric.endswith(("_share", "f1"))
+    return named and all(0 <= value <= 1 for value in values if math.isfinite(value))
 
 
 def _texts(interval: Interval, share: bool, *, signed: bool = False) -> str:
@@ -339,18 +394,25 @@ def table(
     reference: str | None = None,
     *,
     task: str = "",
-    higher_is_better: bool = True,
-    failed: Mapping[str, int] | None = None,
+    higher_is_better: bool | None = True,
+    failed: Mapping[str, Collection[int]] | None = None,
     notes: Mapping[str, Sequence[str]] | None = None,
 ) -> Table:
     """Means with 95 % t-intervals over seeds, and differences in ``metric`` within each seed,
     between all pairs of methods and to ``reference``: where methods are equal, the chance that the
     interval of any difference excludes zero is at most 5 %.
 
-    ``runs`` are finished ones by the method's label; ``failed`` counts the others. A value that is
-    NaN is left out of means and differences and counted; a method with undefined values or failed
+    ``runs`` are finished ones by the method's label; ``failed`` has the seeds of the others.
+    ``higher_is_better=None`` is for a metric whose better direction is unknown: nothing is known of
+    its worst value, so undefined values are excluded and failed seeds do not count. Means
+    are over the defined values. In differences, the best floor and the recovered share, a failed
+    seed and one whose value is NaN count against the method
+    (:func:`hgms.results.statistics.against_failures`). A method with undefined values or failed
     runs is never marked as the winner, and a method without any value is not one that others have
-    to beat. Losses of a method whose x was not trained to the end (``untrained`` in its summary),
+    to beat. A difference that is the same in every seed is exact: it has no interval and counts by
+    its sign. A method that spent more than the budget (by 10 %: the last step may end after it)
+    gets a note and is not marked. Losses of a method whose x was not trained to the end
+    (``untrained`` in its summary), metrics of rows that methods use (``metric_rows`` of the task),
     and all metrics of x where θ weighs data sources, are shown and take no part in differences and
     verdicts. No winner is marked by fewer seeds than a claim needs.
 
@@ -367,19 +429,30 @@ def table(
     }
     failed = failed or {}
     notes = notes or {}
-    finite = {
-        label: {
-            point.seed: point.metrics[metric]
-            for point in group
-            if math.isfinite(point.metrics.get(metric, math.nan))
-        }
+    measured = {
+        label: {point.seed: point.metrics.get(metric, math.nan) for point in group}
         for label, group in points.items()
     }
+    percent = is_share(metric, (value for own in measured.values() for value in own.values()))
     whys = {
         label: next(filter(None, (point.unjudged(metric) for point in group)), "")
         for label, group in points.items()
     }
-    values = {label: {} if whys[label] else by_seed for label, by_seed in finite.items()}
+    of_all = _of_all(why for label, why in whys.items() if points[label])
+    judged = {label: {} if whys[label] else dict(own) for label, own in measured.items()}
+    higher = higher_is_better is not False
+    for label, seeds in failed.items():
+        if any(map(math.isfinite, judged.get(label, {}).values())):
+            judged[label] = {**dict.fromkeys(seeds, math.nan), **judged[label]}
+    values = (
+        {label: _finite(own) for label, own in judged.items()}
+        if higher_is_better is None
+        else with_failures(judged, higher)
+    )
+    undefined = {
+        label: sum(not math.isfinite(value) for value in by_seed.values())
+        for label, by_seed in measured.items()
+    }
     roles = {
         label: next((point.role for point in group if point.role in ORDER), "")
         for label, group in points.items()
@@ -387,18 +460,21 @@ def table(
     whole = {
         label
         for label, group in points.items()
-        if group and len(values[label]) == len(group) and not failed.get(label)
+        if group
+        and not undefined[label]
+        and not failed.get(label)
+        and _overspent(group) <= OVERSPENT
     }
-    pairs = compared(values, roles=roles)
+    pairs = compared(judged, roles=roles, higher=higher_is_better)
     rivals = [label for label, by_seed in values.items() if by_seed and roles[label] != "ceiling"]
     methods = [label for label in rivals if not roles[label]]
-    winner = _winner(pairs, methods, rivals, whole, higher_is_better)
-    floor = _best(values, [label for label in rivals if roles[label]], higher_is_better)
+    winner = _winner(pairs, methods, rivals, whole, higher)
+    floor = _best(values, [label for label in rivals if roles[label]], higher)
     named = [
         [label for label, group in points.items() if group and group[0].method == name]
         for name in SCALE
     ]
-    ends = [_best(values, labels, higher_is_better) for labels in named]
+    ends = [_best(values, labels, higher) for labels in named]
     rows = []
     for label in sorted(points, key=lambda label: ORDER.index(roles[label])):
         group = points[label]
@@ -407,13 +483,13 @@ def table(
         ahead = None
         if whys[label]:
             # which is said of the whole table
-            remarks += [f"no verdict: {whys[label]}"] * (whys[label] != UNJUDGED)
+            remarks += [f"no verdict: {whys[label]}"] * (whys[label] != of_all)
         elif floor is not None and label in methods:
-            ahead = _ahead(pairs[label, floor], higher_is_better)
-            remarks += [] if ahead else [_not_ahead(floor, pairs[label, floor], higher_is_better)]
-        measured = (
-            None not in ends and not any(label in labels for labels in named) and values[label]
-        )
+            ahead = _ahead(pairs[label, floor], higher)
+            remarks += _on_floor(floor, pairs[label, floor], ahead=ahead)
+        if (spent := _overspent(group)) > OVERSPENT:
+            remarks.append(f"spent {spent:.2g} times the budget")
+        scaled = None not in ends and not any(label in labels for labels in named) and values[label]
         steps = [point.outer_steps for point in group]
         rows.append(
             Row(
@@ -429,28 +505,51 @@ def table(
                 outer_steps_range=(min(steps), max(steps)) if steps else None,
                 oracle_calls=Interval.of([point.oracle_calls for point in group]),
                 seconds=_defined(point.seconds for point in group),
+                compile_seconds=_defined(point.compile_seconds for point in group),
                 peak_memory_bytes=_defined(point.peak_memory for point in group),
-                undefined=len(group) - len(finite[label]),
-                failed=failed.get(label, 0),
+                undefined=undefined[label],
+                failed=len(failed.get(label, ())),
                 winner=label == winner,
                 notes=tuple(remarks),
                 role=roles[label],
                 ahead_of_floor=ahead,
-                recovered=recovered(values[label], values[str(ends[0])], values[str(ends[1])])
-                if measured
+                recovered=recovered(
+                    values[label], values[str(ends[0])], values[str(ends[1])], higher=higher
+                )
+                if scaled
                 else None,
             )
         )
     return Table(
         task=task,
         metric=metric,
-        higher_is_better=higher_is_better,
+        higher_is_better=higher,
         reference=reference,
         rows=rows,
         pairs=pairs,
         floor=floor,
-        unjudged=UNJUDGED if UNJUDGED in whys.values() else "",
+        unjudged=of_all,
+        percent=percent,
     )
+
+
+def _finite(values: Mapping[int, float]) -> dict[int, float]:
+    return {seed: value for seed, value in values.items() if math.isfinite(value)}
+
+
+def _of_all(whys: Iterable[str]) -> str:
+    """The reason that holds for every method of the table, rather than for one whose x is
+    untrained.
+    """
+    reasons = set(whys)
+    if UNJUDGED in reasons:
+        return UNJUDGED
+    return reasons.pop() if len(reasons) == 1 else ""
+
+
+def _overspent(points: Sequence[Point]) -> float:
+    """The mean share of the budget that the runs of a method spent."""
+    return Interval.of([point.spent for point in points]).mean if points else 0.0
 
 
 def _defined(values: Iterable[float]) -> Interval:
@@ -468,7 +567,8 @@ def _best(
 
 
 def _ahead(difference: Interval, higher: bool) -> bool:
-    return difference.excludes_zero and (difference.mean > 0) == higher
+    apart = difference.excludes_zero or (difference.exact and difference.mean != 0)
+    return apart and (difference.mean > 0) == higher
 
 
 def _winner(
@@ -478,8 +578,8 @@ def _winner(
     whole: set[str],
     higher: bool,
 ) -> str | None:
-    """The method whose paired differences to all rivals exclude zero, in its favour, over as
-    many seeds as a claim needs.
+    """The method whose paired differences to all rivals exclude zero or are exact, in its favour,
+    over as many seeds as a claim needs.
     """
     for label in methods:
         differences = [pairs[label, other] for other in rivals if other != label]
@@ -493,7 +593,16 @@ def _winner(
     return None
 
 
-def _not_ahead(floor: str, difference: Interval, higher: bool) -> str:
+def _on_floor(floor: str, difference: Interval, *, ahead: bool) -> list[str]:
+    """What to note of a method's difference to the best floor; nothing if its interval excludes
+    zero in its favour.
+    """
     if difference.count < 2:
-        return f"not ahead of {floor}: {'one seed' if difference.count else 'no seed in common'}"
-    return f"worse than {floor}" if difference.excludes_zero else f"not ahead of {floor}"
+        return [f"not ahead of {floor}: {'one seed' if difference.count else 'no seed in common'}"]
+    if difference.exact:
+        if difference.mean == 0:
+            return [f"equal to {floor} in every seed"]
+        return [f"{'better' if ahead else 'worse'} than {floor} by the same in every seed"]
+    if ahead:
+        return []
+    return [f"worse than {floor}" if difference.excludes_zero else f"not ahead of {floor}"]

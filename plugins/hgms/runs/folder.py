@@ -348,13 +348,14 @@ class RunFolder:
         """All complete lines of ``steps.jsonl``, each with its ``seconds`` and the
         ``compile_seconds`` up to it.
         """
-        clocks = {row["step"]: row for row in files.lines(self.timings, stamped=True)}
-        rows = []
-        for row in files.lines(self.steps):
-            clock = {"seconds": None, **clocks.get(row["step"], {})}
-            known = [name for name in ("seconds", "compile_seconds") if name in clock]
-            rows.append({**row, **{name: clock[name] for name in known}})
-        return rows
+        names = ("seconds", "compile_seconds")
+        clocks: dict[int, dict[str, Any]] = {}
+        for row in files.lines(self.timings, stamped=True):
+            clocks[row["step"]] = {name: row[name] for name in names if name in row}
+        return [
+            {**row, "seconds": None, **clocks.get(row["step"], {})}
+            for row in files.lines(self.steps)
+        ]
 
     def diagnoses(self) -> list[dict[str, Any]]:
         """All complete lines of ``diagnosis.jsonl``, each with the ``seconds`` that it took."""

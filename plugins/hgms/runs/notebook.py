@@ -68,7 +68,9 @@ def write_run(
     place.create(tomlkit.dumps(config), {"task": {"version": "", "metrics": known}})
     for record in records:
         row = dict(record)
-        place.append(row, {"step": row["step"], "seconds": row.pop("seconds")})
+        names = [name for name in ("seconds", "compile_seconds") if name in row]
+        clock: dict[str, Any] = {name: row.pop(name) for name in names}
+        place.append(row, {"step": row["step"], **clock})
     for measured in diagnosis:
         place.append_diagnosis(measured)
     place.write_summary(summary)

@@ -14,6 +14,7 @@ from torch import Tensor
 
 from hgms.config.fingerprinting import fingerprint, fingerprints
 from hgms.runs.files import described
+from hgms.runs.held_out import ONE_OF, distinct, hold_out, loss_on
 from hgms_core import (
     ROLES,
     Batch,
@@ -29,7 +30,7 @@ from hgms_core import (
 from hgms_core.torch_errors import once_differentiable
 
 LOSS = "upper_loss"
-"""The metric of a problem that has none of its own: f on validation rows of the role `stop`."""
+"""The metric of a problem that has none of its own: f on validation rows that no method sees."""
 
 _UP = {
     "accuracy",
@@ -98,8 +99,9 @@ class OwnProblem:
     function, its code): configurations hold it, so that a run goes on with the problem that it was
     begun with and no other. ``make`` gives the problem of a seed; device and dtype are the
     problem's own. ``metrics`` are those of ``evaluate`` whose better direction is known; a problem
-    without metrics has its upper loss on validation rows of the role `stop` where ``measured``.
-    :meth:`of` finds these out.
+    without metrics has its upper loss where ``measured``: f on a quarter of the validation rows,
+    which are held out from all roles (:func:`hgms.runs.held_out.hold_out`). ``held_out`` is the
+    number of these rows, and of all validation rows. :meth:`of` finds these out.
     """
 
     name: ClassVar[str] = "problem"
@@ -112,6 +114,7 @@ class OwnProblem:
     device: torch.device = field(default=torch.device("cpu"), metadata={"toml": False})
     dtype: torch.dtype = field(default=torch.float32, metadata={"toml": False})
     measured: bool = field(default=False, metadata={"toml": False})
+    held_out: tuple[int, int] = field(default=(0, 0), metadata={"toml": False})
     _latest: dict[int, Problem] = field(factory=dict, init=False, repr=False)
     _instances: dict[int, dict[str, str]] = field(factory=dict, init=False, repr=False)
 
@@ -165,17 +168,31 @@ class OwnProblem:
                 place=(label, "higher_is_better"),
                 hint=f"set higher_is_better=True or False, or metric to one of {others}",
             )
+        identity = parts if isinstance(problem, Problem) else {"make": fingerprint(problem)}
+        rows = (0, 0)
+        if metric == LOSS and LOSS not in names:
+            held = sum(part.size for part in hold_out(made)[1])
+            rows = held, sum(part.size for part in distinct(made))
+            if held:
+                identity = {**identity, "held_out": f"1/{ONE_OF}"}
         own = cls(
-            identity=parts if isinstance(problem, Problem) else {"make": fingerprint(problem)},
+            identity=identity,
             make=lambda seed: _made(problem, seed, label),
             traits=traits_of_problem(made),
             metrics={name: up for name, up in known.items() if up is not None},
             measured=metric == LOSS and LOSS not in names,
+            held_out=rows,
             device=next(iter(made.x0.values())).device,
             dtype=next(iter(made.x0.values())).dtype,
         )
         own._latest[seed], own._instances[seed] = made, parts
         return own
+
+    @property
+    def metric_rows(self) -> dict[str, str]:
+        """The rows that the upper loss is measured on."""
+        held, total = self.held_out
+        return {LOSS: "held-out" if held else "validation"} if total else {}
 
     @property
     def varies(self) -> bool:
@@ -202,15 +219,15 @@ class OwnProblem:
         problem = self.made(seed)
         if not self.measured:
             return attrs.evolve(problem)  # what methods keep with a problem is one run's
-        rows = validation_rows(problem)
+        fewer, held = hold_out(problem)
         evaluate = problem.evaluate
+        rows = held or [validation_rows(problem)]
 
         def with_loss(theta: Tree, x: Tree) -> Mapping[str, float]:
-            with torch.no_grad():
-                loss = float(problem.f(theta, x, rows.batch(None)))
-                return {**evaluate(theta, x), LOSS: loss}
+            loss = loss_on(problem, rows, theta, x)
+            return {**evaluate(theta, x), LOSS: loss}
 
-        return attrs.evolve(problem, evaluate=with_loss)
+        return attrs.evolve(fewer, evaluate=with_loss)
 
 
 def validation_rows(problem: Problem) -> Data:

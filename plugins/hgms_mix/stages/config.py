@@ -114,7 +114,7 @@ def comparable(config: MixConfig) -> str:
     return digest([table, data_of(config.task)])
 
 
-OF_GRIDS = ("seeds", "metric", "reference", "references", "sweep", "scale")
+OF_GRIDS = ("seeds", "metric", "reference", "references", "baselines", "sweep", "scale")
 """What a file says for `hgms compare` alone."""
 
 

@@ -33,7 +33,7 @@ from hgms.comparison.grid_file import load
 from hgms.comparison.run_grid import run_grid
 from hgms.demo.pictures import draw_weights
 from hgms.executors import Board, Ending, Local
-from hgms.results.tables import Point, table
+from hgms.results.tables import UNJUDGED, Point, table
 from hgms.runs import DiskError, Interrupted, Progress, RunFolder, RunResult, leased
 from hgms_core import ConfigError, HgmsError, RunInfo
 from hgms_core.budget import Budget
@@ -98,7 +98,9 @@ C = [0.905, 0.882, 0.928, 0.897]
 
 def test_on_data_sources_only_what_is_of_the_mixture_is_judged() -> None:
     """And what was measured of a model tuned on it."""
-    point = attrs.evolve(points([1.0])[0], sources=True, later=frozenset({"gsm8k"}))
+    point = attrs.evolve(
+        points([1.0])[0], reason=UNJUDGED, reasons={"recovery_error": "", "gsm8k": ""}
+    )
     for metric, judged in (
         ("recovery_error", True),
         ("gsm8k", True),
@@ -155,7 +157,8 @@ def test_nan_is_counted_and_never_averaged_away() -> None:
     assert row.metrics["acc"].count == 3
     assert row.metrics["acc"].mean == pytest.approx((0.91 + 0.93 + 0.90) / 3)
     assert row.difference is not None
-    assert row.difference.count == 3
+    assert row.difference.count == 4, "NaN counts as the worst value"
+    assert row.difference.mean == pytest.approx((0.02 - 0.0 + 0.03 + 0.02) / 4)
     assert results.winner is None, "what is undefined somewhere has not won"
     assert "1 NaN" in results.columns[0]["note"]
     assert "(n = 3)" in next(
@@ -165,13 +168,16 @@ def test_nan_is_counted_and_never_averaged_away() -> None:
 
 def test_failed_runs_are_counted_and_a_method_without_results_is_shown() -> None:
     results = table(
-        {"a": points(3 * A), "b": points(3 * B), "c": []}, "acc", "a", failed={"b": 1, "c": 4}
+        {"a": points(3 * A), "b": points(3 * B), "c": []},
+        "acc",
+        "a",
+        failed={"b": [12], "c": [0, 1, 2, 3]},
     )
     assert [row.failed for row in results.rows] == [0, 1, 4]
     assert results.winner == "a"
     assert results.columns[2]["note"] == "4 failed"
     assert results.as_dict()["methods"][2]["metrics"] == {}
-    assert table({"a": points(3 * A), "b": points(3 * B)}, "acc", failed={"a": 1}).winner is None
+    assert table({"a": points(3 * A), "b": points(3 * B)}, "acc", failed={"a": [12]}).winner is None
 
 
 def test_what_is_worse_than_uniform_is_told_so() -> None:
@@ -190,7 +196,7 @@ def test_what_is_worse_than_uniform_is_told_so() -> None:
     assert [(row.method, row.notes) for row in results.rows] == [
         ("b", ("worse than u",)),
         ("c", ("not ahead of u",)),
-        ("d", ("not ahead of u",)),
+        ("d", ("better than u by the same in every seed",)),
         ("e", ()),
         ("u", ()),
     ]
@@ -246,7 +252,7 @@ def test_an_x_that_never_trained_gets_no_verdict_and_none_is_made_on_it() -> Non
     nothing is concluded.
     """
     runs = {"u": points(3 * A, "uniform"), "b": points(3 * B), "a": points(12 * [1.0])}
-    runs["b"] = [attrs.evolve(point, untrained="x is the warm-up's") for point in runs["b"]]
+    runs["b"] = [attrs.evolve(point, reason="x is the warm-up's") for point in runs["b"]]
     results = table(runs, "acc", "u")
     by = {row.method: row for row in results.rows}
     assert by["b"].notes == ("no verdict: x is the warm-up's",)
@@ -271,8 +277,8 @@ def test_losses_on_data_sources_get_no_verdict_and_what_to_do_is_said_first() ->
                 metrics=dict.fromkeys(
                     ("test_loss", "recovery_error", "tuned_test_loss"), point.metrics["acc"]
                 ),
-                sources=True,
-                later=frozenset({"tuned_test_loss"}),
+                reason=UNJUDGED,
+                reasons={"recovery_error": "", "tuned_test_loss": ""},
             )
             for point in points(3 * values, method)
         ]
@@ -292,7 +298,7 @@ def test_losses_on_data_sources_get_no_verdict_and_what_to_do_is_said_first() ->
     for metric in ("recovery_error", "tuned_test_loss"):
         assert table(runs, metric, "u", higher_is_better=True).winner == "a"
         assert table(runs, metric, "u", higher_is_better=True).remarks == []
-    runs["a"] = [attrs.evolve(point, untrained="x is the warm-up's") for point in runs["a"]]
+    runs["a"] = [attrs.evolve(point, reason="x is the warm-up's") for point in runs["a"]]
     assert table(runs, "recovery_error", "u", higher_is_better=True).winner == "a", (
         "θ is θ, however x was trained"
     )
@@ -300,7 +306,7 @@ def test_losses_on_data_sources_get_no_verdict_and_what_to_do_is_said_first() ->
 
 def test_one_seed_says_little_about_uniform_and_what_nobody_has_is_no_column() -> None:
     results = table(
-        {"u": points(A[:1], "uniform"), "b": points(B[:1])}, "acc", "u", failed={"c": 1}
+        {"u": points(A[:1], "uniform"), "b": points(B[:1])}, "acc", "u", failed={"c": [0]}
     )
     assert [row.notes for row in results.rows] == [("not ahead of u: one seed",), ()]
     assert list(results.columns[0]) == [
@@ -572,6 +578,7 @@ def test_nan_metrics_are_shown(tmp_path: Path) -> None:
 GRID = """
 budget = "20 steps"
 seeds = 2
+baselines = false
 task = ["bowl"]
 
 [run]

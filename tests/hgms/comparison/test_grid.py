@@ -221,6 +221,21 @@ def swept(**space: Any) -> dict[str, Any]:
         (swept(**{"move.lr": 3}), "wrong-type", (*SPACE, "move", "lr")),
         (swept(move={"lr": 3}), "wrong-type", (*SPACE, "move", "lr")),
         ({"sweep": {**SWEEP, "space": {"quick": 3}}}, "wrong-type", SPACE),
+        ({"sweep": {**SWEEP, "trials": 10**9}}, "out-of-range", (FILE, "sweep", "trials")),
+        (swept(**{"move.lr": [0.1, 0.2, 0.1]}), "wrong-value", (*SPACE, "move", "lr")),
+        (swept(name=["walk", "needy"]), "not-supported", (*SPACE, "name")),
+        ({"sets": ["task.name=wide"]}, "not-supported", ("--set task.name=wide",)),
+        ({"sets": ["walk.name=needy"]}, "not-supported", ("--set walk.name=needy",)),
+        (
+            {"method": [{"name": "walk", "on": {"wide": {"name": "needy"}}}]},
+            "not-supported",
+            (FILE, "method", "walk", "on", "wide", "name"),
+        ),
+        (
+            {"method": [{"name": "walk", "label": "m" * 300}]},
+            "too-large",
+            (FILE, "method", 0, "label"),
+        ),
         (
             swept(**{"move.lr": {"low": 1.0, "high": 0.1}}),
             "out-of-range",
@@ -310,8 +325,8 @@ def test_the_text_of_several_errors() -> None:
         "  choose another label",
         "'noise' is not an option of the grid (--set noise=0.1)",
         "  use task.noise, method.noise or LABEL.noise",
-        "  options of the grid: schema, budget, seeds, metric, reference, references, run, task, "
-        "method, sweep",
+        "  options of the grid: schema, budget, seeds, metric, reference, references, "
+        "baselines, run, task, method, sweep",
         "seeds=0 must be a count of at least 1, or a list of seeds (grid.toml: seeds)",
     ]
 

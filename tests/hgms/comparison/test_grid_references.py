@@ -132,3 +132,20 @@ def test_the_other_form_is_that_of_the_task() -> None:
         assert innermost(on_rows["uniform"].method).keep == "best"
         assert "uniform-last" in on_rows
         assert "uniform-best" not in on_rows
+
+
+def test_baselines_take_the_settings_for_all_methods_that_they_have() -> None:
+    """`validation-only` has no generator of its own, and uniform has."""
+    table = {"budget": "1 step", "task": "quadratic", "method": "hg-implicit", "baselines": True}
+    loaded = load(table, sets=["method.generator.steps=7"])
+    methods = {label: config.method for (_, label), config in loaded.pairs.items()}
+    assert list(methods) == ["hg-implicit", "uniform", "validation-only", "uniform-tilted"]
+    assert methods["uniform"].generator.steps == 7
+    assert methods["validation-only"].method.generator.steps != 7
+    assert loaded.reference == "uniform"
+    assert [label for _, label in load({**table, "task": "sphere"}).pairs] == [
+        "hg-implicit",
+        "uniform",
+    ]
+    taken = {**table, "method": ["hg-implicit", {"name": "hg-ms", "label": "uniform"}]}
+    assert load(taken).pairs["quadratic", "uniform"].method_name == "hg-ms"

@@ -20,10 +20,11 @@ from own_problems import Follow, bowl
 
 from hgms.comparison import compare
 from hgms.config.fingerprinting import fingerprint
+from hgms.report import build
 from hgms.results import scan
 from hgms.runs.loop import Run
 from hgms.solvers import CG
-from hgms_core import ConfigError, Problem, State, Tree
+from hgms_core import ConfigError, Data, Problem, State, Tree
 
 
 def rows(comparison: Any, table: int = 0) -> dict[str, float]:
@@ -59,7 +60,7 @@ def test_a_function_of_the_seed_with_methods_by_name_and_of_ones_own(tmp_path: P
 
 
 def test_the_folder_lives_as_long_as_the_comparison() -> None:
-    comparison = compare(bowl(), Follow(), "1 steps", seeds=1)
+    comparison = compare(bowl(), Follow(), "1 steps", seeds=1, baselines=False)
     out = comparison.grid.out
     assert len(scan(out)[0]) == 1
     del comparison
@@ -76,15 +77,94 @@ def test_several_problems_and_a_task_by_name_in_one_comparison() -> None:
     ] == ["problem", "problem-2"]
 
 
-def test_without_metrics_the_upper_loss_on_validation_rows_is_compared() -> None:
+def test_without_metrics_the_upper_loss_on_held_out_rows_is_compared() -> None:
+    """One row of six is held out; x is the mean of the other five, plus 2."""
     comparison = compare(bowl(metrics=False), {"whole": Follow(0.5)}, "1 steps", seeds=1)
     [results] = comparison.tables
     assert (results.metric, results.higher_is_better) == ("upper_loss", False)
-    assert rows(comparison)["whole"] == pytest.approx(
-        float(bowl().lower_data.whole["a"].var(unbiased=False))
-    )
+    a = bowl().lower_data.whole["a"]
+    of_each = [float(((a.sum() - row) / 5 - row).square()) for row in a]
+    assert any(rows(comparison)["whole"] == pytest.approx(loss) for loss in of_each)
     by_loss = compare(bowl(), {"whole": Follow(0.5)}, "1 steps", seeds=1, metric="upper_loss")
     assert rows(by_loss) == pytest.approx(rows(comparison))
+    said = "upper_loss is f on 1 of the 6 validation rows, which are held out from all methods"
+    assert said in str(comparison)
+    assert said not in str(compare(bowl(), {"whole": Follow(0.5)}, "1 steps", seeds=1))
+
+
+class Memorise:
+    """No more than a table: x is right on each validation row that it is shown."""
+
+    name = "memorise"
+
+    def init(self, problem: Problem, seed: int) -> State:
+        x = problem.x0["x"].clone()
+        for part in problem.upper_data.values():
+            batch = part.batch(None)
+            x[batch["index"]] = batch["a"]
+        return {"theta": dict(problem.theta0), "x": {"x": x}}
+
+    def step(self, problem: Problem, state: State, progress: float) -> tuple[State, dict[str, Any]]:
+        return state, {"upper_loss": 0.0, "oracle_calls": 1}
+
+    def result(self, state: State) -> tuple[Tree, Tree]:
+        return state["theta"], state["x"]
+
+
+def of_rows(count: int) -> Problem:
+    """Each number of x is for one row, so no row says anything of another."""
+    a = torch.arange(1.0, count + 1.0, dtype=torch.float64)
+    return Problem(
+        theta0=torch.zeros(1, dtype=torch.float64),
+        x0={"x": torch.zeros(count, dtype=torch.float64)},
+        g=lambda theta, x, batch: (x["x"] - theta).square().sum(),
+        f=lambda theta, x, batch: (x["x"][batch["index"]] - batch["a"]).square().mean(),
+        lower_data={"a": a},
+        upper_data={"a": a},
+    )
+
+
+def test_no_method_sees_the_rows_that_it_is_ranked_on() -> None:
+    """It has loss 0 on all rows that it sees, and a² on each of the two that it does not."""
+    comparison = compare(of_rows(8), Memorise(), "1 steps", seeds=1, baselines=False)
+    squares = [float(row) ** 2 for row in range(1, 9)]
+    means = [(one + two) / 2 for one in squares for two in squares if one != two]
+    loss = rows(comparison)["memorise"]
+    assert loss in means
+    again = compare(of_rows(8), Memorise(), "2 steps", seeds=[3], baselines=False)
+    assert rows(again)["memorise"] == loss, "the same rows in every run"
+
+
+def test_with_too_few_rows_to_hold_some_out_nothing_is_ranked(tmp_path: Path) -> None:
+    out = tmp_path / "runs"
+    comparison = compare(of_rows(3), {"a": Memorise(), "b": "uniform"}, "1 steps", 10, out)
+    [results] = comparison.tables
+    assert (rows(comparison)["a"], results.winner, results.floor) == (0.0, None, None)
+    assert "upper_loss is of validation rows" in results.remarks[0]
+    assert build([out]).sections[0].unjudged == results.unjudged
+
+
+def test_trivial_baselines_that_fit_are_added() -> None:
+    own = compare(bowl, Follow(), "1 steps", seeds=1)
+    assert list(rows(own)) == ["follow", "uniform", "validation-only", "uniform-tilted"]
+    assert own.tables[0].reference == "uniform"
+    named = compare(bowl, {"mine": Follow(), "floor": "theta0"}, "1 steps", seeds=1)
+    assert list(rows(named)) == ["mine", "floor", "validation-only", "uniform-tilted"]
+    without = attrs.evolve(bowl(), upper_data=Data.none(), f=lambda t, x, _: x["x"].sum())
+    assert list(rows(compare(without, Follow(), "1 steps", seeds=1))) == ["follow", "uniform"]
+    alone = compare(bowl, Follow(), "1 steps", seeds=1, baselines=False)
+    assert list(rows(alone)) == ["follow"]
+
+
+def test_a_line_per_run_off_a_terminal(capsys: pytest.CaptureFixture[str]) -> None:
+    compare(bowl, Follow(), "1 steps", seeds=2, baselines=False)
+    lines = capsys.readouterr().err.splitlines()
+    assert [line.partition(": done")[0] for line in lines] == [
+        "[1/2] bowl, follow, seed 0",
+        "[2/2] bowl, follow, seed 1",
+    ]
+    compare(bowl, Follow(), "1 steps", seeds=2, baselines=False, progress=False)
+    assert capsys.readouterr().err == ""
 
 
 def test_which_way_is_better_is_said_where_the_name_does_not() -> None:
@@ -129,7 +209,12 @@ def test_a_second_call_reads_what_is_finished_and_runs_what_is_new(
 
     def again(scale: float = 1.0, rate: float = 0.25, seeds: int = 2) -> Any:
         return compare(
-            {"mine": lambda seed: bowl(seed, scale=scale)}, Follow(rate), "2 steps", seeds, tmp_path
+            {"mine": lambda seed: bowl(seed, scale=scale)},
+            Follow(rate),
+            "2 steps",
+            seeds,
+            tmp_path,
+            baselines=False,
         )
 
     first, steps = counted.of(again)
@@ -161,7 +246,7 @@ def test_a_function_that_makes_another_problem_of_the_same_seed_is_found_out(
     assert compare(make, [Follow(), "uniform"], "1 steps", 2, tmp_path / "out").complete
     assert compare(make, [Follow(), "uniform"], "1 steps", 2, tmp_path / "out").complete
     data.write_text("x")
-    again = compare(make, Follow(), "1 steps", 3, tmp_path / "out")
+    again = compare(make, Follow(), "1 steps", 3, tmp_path / "out", baselines=False)
     assert [(failure.seed, failure.status) for failure in again.failures] == [
         (0, "damaged"),
         (1, "damaged"),
@@ -175,11 +260,11 @@ def test_a_difference_of_zero_in_every_seed_is_explained_where_it_is_printed() -
     methods = {"a": "uniform", "b": "uniform", "other": "hg-implicit"}
     first = compare("quadratic", methods, "2 steps", seeds=2, reference="a")
     assert "b       floor" in str(first)
-    assert "± 0: the same in every seed" in str(first)
+    assert "(exact): the same difference in every seed" in str(first)
     other = compare("quadratic", methods, "2 steps", seeds=2, reference="other")
     # not in the table, which has differences to `other` alone
     assert other.tables[0].pairs["a", "b"].half_width == 0
-    assert "± 0: the same in every seed" not in str(other)
+    assert "(exact): the same difference in every seed" not in str(other)
 
 
 def test_one_problem_for_all_seeds_is_remarked() -> None:
@@ -194,10 +279,10 @@ def test_one_problem_for_all_seeds_is_remarked() -> None:
 
 def test_what_was_broken_off_goes_on_to_the_same_bytes(tmp_path: Path) -> None:
     for name in ("whole", "broken"):
-        compare(bowl, Follow(), "4 steps", 2, tmp_path / name)
+        compare(bowl, Follow(), "4 steps", 2, tmp_path / name, baselines=False)
     [folder] = (tmp_path / "broken").glob("bowl/*/seed-1")
     (folder / "summary.json").unlink()
-    compare(bowl, Follow(), "4 steps", 2, tmp_path / "broken")
+    compare(bowl, Follow(), "4 steps", 2, tmp_path / "broken", baselines=False)
     names = ("bowl/*/*/steps.jsonl", "bowl/*/*/summary.json")
     kept = [
         [
@@ -213,7 +298,12 @@ def test_what_was_broken_off_goes_on_to_the_same_bytes(tmp_path: Path) -> None:
 
 def test_a_run_that_fails_is_a_failure_and_the_others_go_on(tmp_path: Path) -> None:
     comparison = compare(
-        bowl, {"sound": Follow(), "breaks": Follow(breaks=1)}, "2 steps", 3, tmp_path
+        bowl,
+        {"sound": Follow(), "breaks": Follow(breaks=1)},
+        "2 steps",
+        3,
+        tmp_path,
+        baselines=False,
     )
     assert "retry_failed=True runs them once more" in str(comparison)
     [failure] = comparison.failures

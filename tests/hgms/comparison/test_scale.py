@@ -65,11 +65,44 @@ def test_flags_have_the_last_word(tmp_path: Path) -> None:
     )
     done = CliRunner().invoke(
         main,
-        ["compare", str(file), "--scale", "cpu", "--budget", "3 steps", "--jobs", "0", "--json"],
+        [
+            "compare",
+            str(file),
+            *("--scale", "cpu", "--budget", "3 steps", "--jobs", "0", "--json"),
+            "--no-baselines",
+        ],
     )
     assert done.exit_code == 0, done.output
     (summary,) = [json.loads(path.read_text()) for path in tmp_path.rglob("summary.json")]
     assert (summary["budget"], summary["outer_steps"]) == ("3 outer steps", 3)
+
+
+@pytest.mark.plugins
+@pytest.mark.parametrize(
+    ("lines", "place"),
+    [
+        ('[scale.big]\nbudgett = "9s"', "scale.big.budgett"),
+        ("[scale.big.method.uniform]\ngenerator.stepz = 3", "scale.big.method.uniform.generator"),
+        ("[scale.big.method.unifrom]\nkeep = 1", "scale.big.method.unifrom"),
+        ('[scale.big.method.uniform]\nname = "soba"', "scale.big.method.uniform.name"),
+    ],
+)
+def test_a_mistake_in_a_scale_that_is_not_chosen_is_found(
+    tmp_path: Path, lines: str, place: str
+) -> None:
+    file = tmp_path / "grid.toml"
+    file.write_text(
+        'budget = "1 step"\nseeds = 1\ntask = "quadratic"\nmethod = "uniform"\n'
+        f'run.out = {json.dumps(str(tmp_path / "runs"))}\n[scale.cpu]\nbudget = "2 steps"\n'
+        '[scale.gpu]\nrun.device = "cuda:999"\n' + lines + "\n",
+        encoding="utf-8",
+    )
+    done = CliRunner().invoke(main, ["compare", str(file), "--scale", "cpu", "--dry-run"])
+    assert done.exit_code == 2, done.output
+    assert f"grid.toml: {place}" in done.output
+    file.write_text(file.read_text().removesuffix(lines + "\n"), encoding="utf-8")
+    done = CliRunner().invoke(main, ["compare", str(file), "--scale", "cpu", "--dry-run"])
+    assert done.exit_code == 0, "no GPU here is no mistake"
 
 
 @pytest.mark.parametrize(

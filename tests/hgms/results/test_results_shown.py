@@ -54,6 +54,7 @@ def comparison(tmp_path_factory: pytest.TempPathFactory) -> Comparison:
         seeds=2,
         out=out,
         jobs=0,
+        baselines=False,
         progress=False,
     )
 
@@ -143,7 +144,9 @@ def test_a_comparison_of_own_problems_in_memory_shows_the_same(tmp_path: Path) -
             evaluate=lambda theta, x: {"error": float(x["x"][0])},
         )
 
-    shown = compare({"mine": problem}, {"halve": Halve(), "again": Halve()}, "3 steps", seeds=2)
+    shown = compare(
+        {"mine": problem}, {"halve": Halve(), "again": Halve()}, "3 steps", seeds=2, baselines=False
+    )
     assert "none" in repr(shown).splitlines()[-1]
     assert shown.to_frame()["error"].tolist() == [0.125, 0.25, 0.125, 0.25]
     assert shown.tables[0].forest is not None

@@ -209,8 +209,17 @@ def test_few_blocks_are_said_to_say_nothing() -> None:
     assert "It takes 3 blocks at least" in few.words
     assert Ranks.of([]) is None
     assert Ranks.of([({"a": 1.0}, True)]) is None
-    lost = Ranks.of([block] * 3 + [({"a": math.nan, "b": 1.0, "c": 2.0}, True)])
-    assert lost == enough
+    nothing = {"a": math.nan, "b": math.nan, "c": math.nan}
+    assert Ranks.of([block] * 3 + [(nothing, True)]) == enough
+
+
+@pytest.mark.parametrize("higher", [True, False])
+def test_a_failed_seed_has_the_last_rank(higher: bool) -> None:
+    block = {"a": math.nan, "b": 2.0, "c": 1.0}
+    ranks = Ranks.of([(block, higher)])
+    assert ranks is not None
+    assert ranks.means["a"] == 3.0
+    assert list(ranks.means) == (["b", "c", "a"] if higher else ["c", "b", "a"])
 
 
 def test_equal_methods_are_told_apart_in_one_comparison_of_twenty_at_most() -> None:
@@ -250,7 +259,7 @@ def test_equal_methods_are_told_apart_in_one_comparison_of_twenty_at_most() -> N
 @pytest.mark.parametrize("kind", [np.float64, np.float32])
 @pytest.mark.parametrize("seeds", [2, 4])
 def test_differences_without_a_spread_give_no_star(kind: type[np.floating], seeds: int) -> None:
-    """Values of accuracies, as rounded: no spread was seen, so nothing is known about chance."""
+    """Values of accuracies, as rounded: the difference is exact, and the seeds are few."""
     low = [kind(hits / 300) for hits in (211, 187, 243, 199)][:seeds]
     high = [kind((hits + 6) / 300) for hits in (211, 187, 243, 199)][:seeds]
     runs = {
@@ -270,7 +279,8 @@ def test_differences_without_a_spread_give_no_star(kind: type[np.floating], seed
     assert result.pairs["high", "low"].half_width == 0
     assert not result.pairs["high", "low"].excludes_zero
     assert result.winner is None
-    assert result.columns[1]["− low"] == "+2.00 ± 0.00"
+    assert result.columns[1]["− low"] == "+2 (exact)"
+    assert result.pairs["high", "low"].exact
 
 
 @pytest.mark.parametrize(
@@ -279,9 +289,109 @@ def test_differences_without_a_spread_give_no_star(kind: type[np.floating], seed
         (Interval(-0.22, 27.3, 2), "-0.2 ± 27.3"),  # not -0
         (Interval(0.0003, 27.3, 2), "+0.00 ± 27.30"),
         (Interval(12.0, math.inf, 2), "+12 ± inf"),
-        (Interval(12.0, 0.0, 2), "+12 ± 0"),
+        (Interval(12.0, 0.0, 2), "+12 (exact)"),
         (Interval(1e160, 2e159, 2), "+1e+160 ± 2e+159"),
     ],
 )
 def test_wide_intervals_keep_a_digit_of_the_mean(interval: Interval, expected: str) -> None:
     assert spell(interval, signed=True) == expected
+
+
+def _points(values: list[float], role: str = "", spent: float = 1.0) -> list[Point]:
+    return [
+        Point(
+            seed=seed,
+            metrics={"value": value},
+            outer_steps=1,
+            oracle_calls=1,
+            seconds=1.0,
+            spent=spent,
+            role=role,
+        )
+        for seed, value in enumerate(values)
+    ]
+
+
+@pytest.mark.parametrize(("gap", "note"), [(-0.241, "better"), (0.241, "worse"), (0.0, "equal")])
+def test_a_difference_without_a_spread_is_exact_and_not_called_chance(
+    gap: float, note: str
+) -> None:
+    """A deterministic method at 0.005 beside 0.246 of uniform, lower is better, in every seed."""
+    values = [0.246 + gap] * 10
+    result = table(
+        {"mine": _points(values), "uniform": _points([0.246] * 10, "floor")},
+        "value",
+        "uniform",
+        higher_is_better=False,
+    )
+    [row] = [row for row in result.rows if row.method == "mine"]
+    assert [text.split()[0] for text in row.notes] == [note]
+    assert row.ahead_of_floor is (note == "better")
+    assert result.winner == ("mine" if note == "better" else None)
+    assert result.columns[0]["− uniform"].endswith("(exact)")
+    assert not any("not ahead of uniform" in line for line in row.notes)
+
+
+def test_a_failed_or_undefined_seed_counts_against_its_method() -> None:
+    """`a` is better in its sound seeds; each lost seed counts as the worst value, 0.2."""
+    runs = {
+        "a": _points([0.9, 0.91, math.nan]),
+        "b": _points([0.5, 0.51, 0.52, 0.53]),
+        "c": _points([0.2, 0.3, 0.25, 0.28]),
+    }
+    result = table(runs, "value", failed={"a": [3]})
+    assert result.pairs["a", "b"].count == 4
+    assert result.pairs["a", "b"].mean == pytest.approx((0.4 + 0.4 - 0.32 - 0.33) / 4)
+    assert not result.pairs["a", "b"].excludes_zero
+    [row] = [row for row in result.rows if row.method == "a"]
+    assert (row.undefined, row.failed, row.metrics["value"].count) == (1, 1, 2)
+    assert any("counts against its method" in line for line in result.remarks)
+    # b is better than c where both have values, and the failed seeds of c cannot hide it
+    runs["c"] = _points([0.2, 0.21, 0.22, math.nan])
+    result = table(runs, "value")
+    assert result.pairs["b", "c"].count == 3
+    assert result.pairs["b", "c"].mean == pytest.approx(0.3)
+
+
+def test_spending_more_than_the_budget_is_noted_and_gets_no_star() -> None:
+    values = [0.5, 0.6, 0.55, 0.52, 0.58] * 2
+    low = [value - 0.2 + 0.01 * (seed % 3) for seed, value in enumerate(values)]
+    for spent, winner in ((1.05, "mine"), (5.5, None)):
+        result = table({"mine": _points(values, spent=spent), "low": _points(low)}, "value")
+        assert result.winner == winner
+        assert ("spent 5.5 times the budget" in result.rows[0].notes) is (winner is None)
+
+
+def test_a_ceiling_behind_the_floor_has_no_recovered_share() -> None:
+    mine = {0: 0.80, 1: 0.81, 2: 0.80}
+    high = {0: 0.90, 1: 0.93, 2: 0.91}
+    low = {0: 0.70, 1: 0.72, 2: 0.71}
+    assert math.isnan(recovered(mine, floor=high, ceiling=low).value)
+    assert math.isnan(recovered(mine, floor=low, ceiling=high, higher=False).value)
+    share = recovered(mine, floor=low, ceiling=high)
+    assert share.value == pytest.approx(0.28 / 0.61)
+    loss = recovered(mine, floor=high, ceiling=low, higher=False)
+    assert loss.value == pytest.approx(0.33 / 0.61)
+    # a failed seed counts as the worst value, 0.70
+    failed = recovered({**mine, 2: math.nan}, floor=low, ceiling=high)
+    assert failed.count == 3
+    assert failed.value == pytest.approx((0.10 + 0.09 - 0.01) / 0.61)
+
+
+@pytest.mark.parametrize(
+    ("name", "scale", "shown"),
+    [
+        ("test_accuracy", 1, "75.00"),
+        ("test_accuracy", 100, "75"),
+        ("accuracy_percent", 100, "75"),
+        ("test_acc", 100, "75"),
+    ],
+)
+def test_a_metric_is_shown_in_percent_only_if_it_is_a_share(
+    name: str, scale: float, shown: str
+) -> None:
+    point = Point(seed=0, metrics={name: 0.75 * scale}, outer_steps=1, oracle_calls=1, seconds=1.0)
+    [row] = table({"m": [point]}, name).columns
+    [heading] = [text for text in row if text.startswith(name.replace("_", " "))]
+    assert row[heading] == shown
+    assert heading.endswith("(%) ↑") is (scale == 1)

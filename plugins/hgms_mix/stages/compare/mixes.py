@@ -84,7 +84,8 @@ class Contest:
             "reference": reference,
         }
         table |= {key: value for key, value in own.items() if value is not None}
-        table.pop("references", None)
+        for key in ("references", "baselines"):
+            table.pop(key, None)
         registry = registry or Registry.load()
         runs = hgms.comparison.load(
             table, source=grid.name, methods=labels or (), registry=registry
