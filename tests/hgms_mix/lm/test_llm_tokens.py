@@ -153,6 +153,28 @@ def test_no_row_is_ever_without_an_answer_or_too_long(
         assert any(mask[1:])
 
 
+def test_first_rows_that_are_all_too_long_are_warned_of_before_the_others_become_tokens(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    module = hgms_mix.lm.tokens
+    monkeypatch.setattr(module, "PROBED_LENGTHS", 3)
+    module.warn.cache_clear()
+    rows = [("Q" * 30, str(number)) for number in range(4)]
+    original = module.in_parts
+
+    def in_parts(*arguments: Any, **options: Any) -> Any:
+        assert "all of the first 3 rows of 's' have more than max_length=20 tokens" in caplog.text
+        return original(*arguments, **options)
+
+    monkeypatch.setattr(module, "in_parts", in_parts)
+    with rejects("no-rows", "s", "path", of=DataError):
+        table_of(source(tmp_path, rows), max_length=20)
+    monkeypatch.setattr(module, "in_parts", original)
+    caplog.clear()
+    assert table_of(source(tmp_path, [rows[0], ("Q", "A"), *rows]), max_length=20).size == 1
+    assert not caplog.text, "one short row among the first ones"
+
+
 def test_where_no_row_is_left_the_lengths_are_told(tmp_path: Path) -> None:
     rows = [("a question", "an answer"), ("a longer question", "an answer"), ("Q", "")]
     with rejects("no-rows", "s", "path", of=DataError) as caught:

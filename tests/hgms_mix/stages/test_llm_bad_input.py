@@ -3,6 +3,7 @@ and what to do, an exit code, no traceback, and nothing lost."""
 
 from __future__ import annotations
 
+import gzip
 import json
 import logging
 import signal
@@ -318,6 +319,48 @@ def test_a_name_that_the_hub_does_not_give_is_asked_for_once(
     cause = "hf auth login" if reason == "unknown" else ": ConnectError"
     refused(done, "'Owner/Model-7B'", cause, "(task.model.path)\n")
     assert requests == ["Owner/Model-7B"]
+
+
+@pytest.mark.parametrize("words", [("mix", "sample"), ("mix", "--dry-run")])
+def test_columns_that_are_not_read_are_named_once_per_source(words: tuple[str, ...]) -> None:
+    rows = [
+        {"prompt": f"{i} + 2 =", "completion": str(i + 2), "id": i, "grade": "A", "note": "n"}
+        for i in range(100, 112)
+    ]
+    Path("sums.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    done = hgms(*words, "mix.toml")
+    assert done.exit_code == 0, done.output
+    assert done.stderr.count("columns that are not read") == 1
+    assert "\n  sources 'sums': 'grade', 'note'\n" in done.stderr
+
+
+def test_answers_that_the_data_mark_as_bad_are_refused_or_left_out() -> None:
+    """KTO: `label` is false."""
+    rows = [
+        {
+            "messages": [
+                {"role": "user", "content": f"{i}?"},
+                {"role": "assistant", "content": "GOOD" if i % 2 else "BAD"},
+            ],
+            "label": bool(i % 2),
+        }
+        for i in range(20)
+    ]
+    Path("sums.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    refused(
+        hgms("mix", "sample", "mix.toml"),
+        "10 of 20 rows",
+        "line 1: 'label' is false",
+        "(task.sources.sums.path)",
+    )
+    done = hgms("mix", "sample", "mix.toml", "--json", sets=("task.sources.sums.max_bad_rows=10",))
+    assert done.exit_code == 0, done.output
+    assert "sources 'sums': 10 bad, of 20" in done.stderr
+    folder = Path(json.loads(done.stdout)["folder"])
+    with gzip.open(folder / "sample" / "rows.jsonl.gz", "rt") as stream:
+        said = [row["messages"][-1]["content"] for row in map(json.loads, stream)]
+    assert "GOOD" in said
+    assert "BAD" not in said
 
 
 def test_overlaps_and_rows_left_out_are_counted_once() -> None:

@@ -1,0 +1,157 @@
+"""`hgms mix` on conversations: a row for each answer where the model's chat template requires it,
+answers with weight 0, and what exporters make of both.
+"""
+
+from __future__ import annotations
+
+import gzip
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from click.testing import CliRunner
+from helpers import rejects
+
+from hgms.cli import main
+from hgms_core import ConfigError
+
+pytest.importorskip("transformers", reason="transformers is not installed: pip install 'hgms[llm]'")
+pytest.importorskip("peft", reason="peft is not installed: pip install 'hgms[llm]'")
+
+pytestmark = [
+    pytest.mark.plugins,
+    pytest.mark.filterwarnings(
+        "ignore:.*checkpointing.* is deprecated and will be removed in v6:FutureWarning"
+    ),
+]
+
+QWEN = (
+    "{% for m in messages %}<{{ m.role }}>"
+    "{% if m.role == 'assistant' and loop.last %}<think></think>{% endif %}"
+    "{{ m.content }}|{% endfor %}{% if add_generation_prompt %}<assistant>{% endif %}"
+)
+MIX = f"""
+seed = 1
+budget = "1 step"
+method = {{ name = "fixed", mixture = {{ sums = 0.5, dots = 0.5 }} }}
+{(Path(__file__).resolve().parents[2] / "tiny_mix.toml").read_text()}
+[sample]
+size = 24
+[finetune]
+lr = 1e-2
+micro_batch = 3
+accumulation = 2
+"""
+
+
+def turns(*texts: str, weight: int = 1) -> dict[str, Any]:
+    """A conversation; ``weight`` is that of its first answer."""
+    listed: list[dict[str, Any]] = [
+        {"role": "assistant" if number % 2 else "user", "content": text}
+        for number, text in enumerate(texts)
+    ]
+    if not weight:
+        listed[1]["weight"] = weight
+    return {"messages": listed}
+
+
+def write(name: str, first: int, count: int, weight: int = 1) -> None:
+    rows = (
+        turns(f"{i}?", str(i), f"{i + 1}?", str(i + 1), weight=weight)
+        for i in range(first, first + count)
+    )
+    Path(f"{name}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+
+
+@pytest.fixture
+def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    from hgms_mix.lm.tokenizers import byte_tokenizer
+
+    monkeypatch.chdir(tmp_path)
+    for number, name in enumerate(("sums", "dots", "validation", "test"), start=1):
+        write(name, 100 * number, 8)
+    tokenizer = byte_tokenizer()
+    tokenizer.chat_template = QWEN
+    tokenizer.save_pretrained("tokenizer")
+    text = MIX.replace('template = "plain"', 'template = "model"').replace('"bytes"', '"tokenizer"')
+    text = text.replace("max_length = 40", "max_length = 96")
+    Path("mix.toml").write_text(text.replace("n_positions = 40", "n_positions = 96"))
+    return tmp_path
+
+
+def report_of(*arguments: str) -> dict[str, Any]:
+    done = CliRunner().invoke(main, ["mix", *arguments, "--json"])
+    assert done.exit_code == 0, done.output
+    report: dict[str, Any] = json.loads(done.stdout)
+    return report
+
+
+def rows_of(report: dict[str, Any]) -> list[dict[str, Any]]:
+    with gzip.open(Path(report["folder"]) / "sample" / "rows.jsonl.gz", "rt") as stream:
+        return [json.loads(line) for line in stream]
+
+
+def test_each_answer_is_a_row_where_the_template_writes_earlier_ones_differently(
+    here: Path,
+) -> None:
+    report = report_of("mix.toml")
+    assert [row["of"] for row in report["sources"]] == [16, 16]
+    assert report["test"]["sums"]["rows"] == 16
+    assert report["finetune"]["rows"] == 24
+    rows = rows_of(report)
+    assert len({(row["source"], row["row"]) for row in rows}) == 24
+    for row in rows:
+        conversation, answer = divmod(row["row"], 1000)
+        start = {"sums": 100, "dots": 200}[row["source"]] + conversation
+        assert row["messages"][-1] == {"role": "assistant", "content": str(start + answer)}
+        weights = [turn.get("weight", 1) for turn in row["messages"]]
+        assert weights == ([1, 0, 1, 1] if answer else [1, 1])
+    # TRL takes the last answer; trainers that learn from all answers are refused
+    right = CliRunner().invoke(main, ["mix", "export", "mix.toml", "--to", "trl", "--out", "out"])
+    assert right.exit_code == 0, right.output
+    exported = [
+        json.loads(line)
+        for file in Path("out", "rows").glob("*.jsonl")
+        for line in file.read_text().splitlines()
+    ]
+    assert len(exported) == 24
+    assert {len(row["completion"]) for row in exported} == {1}
+    assert not any("weight" in turn for row in exported for turn in row["prompt"])
+    wrong = CliRunner().invoke(
+        main, ["mix", "export", "mix.toml", "--to", "axolotl", "--out", "other"]
+    )
+    assert wrong.exit_code == 2
+    assert "weight 0" in wrong.output
+    assert not Path("other", "axolotl.yaml").exists()
+
+
+def test_an_answer_with_the_weight_0_is_context_in_every_stage(here: Path) -> None:
+    for number, name in enumerate(("sums", "dots"), start=1):
+        write(name, 100 * number, 8, weight=0)
+    sets = ("--set", 'task.template="plain"', "--set", "sample.size=8")
+    report = report_of("sample", "mix.toml", *sets)
+    assert [row["of"] for row in report["sources"]] == [8, 8]
+    rows = rows_of(report)
+    weights = [[turn.get("weight", 1) for turn in row["messages"]] for row in rows]
+    assert weights == [[1, 0, 1, 1]] * 8
+    words = ["mix", "export", "mix.toml", *sets, "--to", "axolotl", "--out", "out"]
+    right = CliRunner().invoke(main, words)
+    assert right.exit_code == 0, right.output
+    for file in Path("out", "rows").glob("*.jsonl"):
+        for line in file.read_text().splitlines():
+            learned = [part["text"] for part in json.loads(line)["segments"] if part["label"]]
+            unlearned = [part["text"] for part in json.loads(line)["segments"] if not part["label"]]
+            assert len(learned) == 2, "the last answer and its end"
+            assert "".join(unlearned).count("?") == 2
+            assert int(learned[0]) - 1 == int("".join(unlearned).split("?")[0])
+
+
+def test_conversations_whose_answers_have_weight_0_are_no_rows_for_other_trainers() -> None:
+    from hgms_mix.exchange.messages import conversations
+    from hgms_mix.exchange.sample import Part
+
+    rows = [{"row": 3, **turns("Q", "A", "R", "B", weight=0)}]
+    part = Part(name="s", stem="s", weight=1.0, rows=rows, available=1)
+    with rejects("not-supported", "task", "template", of=ConfigError):
+        list(conversations(part))
