@@ -189,6 +189,9 @@ class Pipeline:
             cost = cost + Cost(upper_values=1, rows=rows)
         record["outcome"] = estimate.outcome.label
         counts = cost.numbers()
+        if len(theta) > 1:  # in the order of θ
+            lengths = torch._foreach_norm([estimate.value[name] for name in theta])
+            record["hypergradient_norms"] = torch.stack(lengths)
         record.update({f"cost_{name}": value for name, value in counts.items()})
         record["oracle_calls"] = cost.calls
         start = self.generator.carry(start, candidates, selection.index, key.fold("carry"), problem)

@@ -329,7 +329,7 @@ class Alone:
         return state if self.row is None else (state, self.row)
 
     def result(self, state: Any) -> Any:
-        return state
+        return state if self.row is not None else (state["theta"], state["x"])
 
 
 class Estimating:

@@ -6,9 +6,11 @@ from __future__ import annotations
 
 import contextlib
 import inspect
+import itertools
 import math
+import statistics
 import traceback
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 
 import attrs
@@ -22,6 +24,19 @@ from hgms_core.torch_errors import (
     once_differentiable,
     out_of_memory,
 )
+
+BOUND = 1e8
+"""By how much the upper loss or ‖θ‖ may grow before a run counts as diverged."""
+STILL = 5
+"""Steps in a row without any gradient in a leaf of θ that are worth a warning."""
+FEW = 3
+"""Steps after which a run without any gradient is an error: the first one may be 0 by definition,
+as with twins that start at one point or a penalty that begins at 0.
+"""
+OUTLIER = 1e3
+"""How many times longer than those around it a hypergradient is that gets a warning."""
+NEAR = 5
+"""Steps before and after that count as around a step."""
 
 
 def explained(error: BaseException, step: int, kept: str, **components: object) -> HgmsError | None:
@@ -128,6 +143,112 @@ def check_numbers(record: Record, step: int) -> None:
             place=("method", "outer"),
             hint="decrease lr of the outer optimiser or of the lower level",
         )
+
+
+def check_growth(record: Record, step: int, first: float, size: float, start: float) -> None:
+    """Raise NumericalError if the upper loss, or ‖θ‖ (``size``), is more than :data:`BOUND` times
+    its ``first`` value, or ``start``; of values below 1, more than the bound itself.
+    """
+    loss = record.get("upper_loss")
+    grown = [
+        f"{name} grew from {before:.4g} to {now:.4g}"
+        for name, now, before in (
+            ("the upper loss", loss, first),
+            ("the norm of theta", size, start),
+        )
+        if isinstance(now, float) and abs(now) > BOUND * max(1.0, abs(before))
+    ]
+    if grown:
+        raise NumericalError(
+            "diverged",
+            f"step {step}: {' and '.join(grown)}; the state after step {step - 1} is kept",
+            place=("method",),
+            hint="decrease lr of the outer optimiser or of the lower level",
+        )
+
+
+def leaves_without_gradient(row: Record, leaves: Iterable[str]) -> set[str]:
+    """The leaves of θ whose hypergradient is exactly 0 in a step of a method that learns θ."""
+    if not row.get("step") or row.get("cost_upper_gradients") == 0:
+        return set()
+    if row.get("hypergradient_norm") == 0:
+        return set(leaves)
+    return set(str(row["zero_gradient"]).split(", ")) if "zero_gradient" in row else set()
+
+
+def still_leaves(
+    records: Sequence[Record], leaves: Sequence[str], least: int = STILL
+) -> dict[str, int]:
+    """The leaves of θ without a gradient in each of the ``least`` last steps or more, and the step
+    since which.
+
+    >>> rows = [{"step": 1, "hypergradient_norm": 0.5}]
+    >>> rows += [{"step": step, "hypergradient_norm": 0.0} for step in range(2, 8)]
+    >>> still_leaves(rows, ["w"])
+    {'w': 2}
+    """
+    since: dict[str, int] = {}
+    remaining = set(leaves)
+    for row in reversed(records):
+        remaining &= leaves_without_gradient(row, leaves)
+        if not remaining:
+            break
+        since |= dict.fromkeys(remaining, int(row["step"]))
+    last = int(records[-1]["step"]) if records else 0
+    return {name: since[name] for name in leaves if last - since.get(name, last) >= least - 1}
+
+
+def still_note(since: Mapping[str, int]) -> str:
+    """The warning about leaves of θ without a gradient."""
+    names = [f"{name} (since step {step})" for name, step in list(since.items())[:8]]
+    more = f" and {len(since) - 8} more" if len(since) > 8 else ""
+    return (
+        f"the hypergradient is exactly 0 for {', '.join(names)}{more}, so no step changes it; look "
+        "for saturated weights, rounding, or units that are off"
+    )
+
+
+def check_gradients(records: Sequence[Record], leaves: Sequence[str]) -> None:
+    """Raise NumericalError if no step of a method that learns θ had a gradient."""
+    steps = [row for row in records if row["step"]]
+    since = still_leaves(steps, leaves, FEW)
+    if leaves and since == dict.fromkeys(leaves, 1):
+        raise NumericalError(
+            "no-gradient",
+            f"the hypergradient was exactly 0 in all {len(steps)} steps, so theta "
+            f"({', '.join(leaves[:8])}) did not change",
+            place=("theta0",),
+            hint="look for saturated weights, rounding, or units that are off at the start",
+        )
+
+
+def outlier_note(records: Sequence[Record]) -> str:
+    """The warning about a hypergradient far longer than those of the steps around it, after which
+    the upper loss rose; empty if there is none.
+
+    >>> rows = [{"step": 1, "hypergradient_norm": 8.8e4, "upper_loss": 0.56}]
+    >>> rows += [
+    ...     {"step": step, "hypergradient_norm": 0.6, "upper_loss": 0.69} for step in range(2, 6)
+    ... ]
+    >>> outlier_note(rows).partition(",")[0]
+    'the hypergradient of step 1 is 8.8e+04 long'
+    """
+    rows = [row for row in records if isinstance(row.get("hypergradient_norm"), float)]
+    for position, (row, following) in enumerate(itertools.pairwise(rows)):
+        around = rows[max(0, position - NEAR) : position] + rows[position + 1 :][:NEAR]
+        if len(around) < 3:
+            continue
+        length = row["hypergradient_norm"]
+        usual = statistics.median(other["hypergradient_norm"] for other in around)
+        losses = row.get("upper_loss"), following.get("upper_loss")
+        rose = None not in losses and losses[1] > losses[0]
+        if usual and length > OUTLIER * usual and rose:
+            return (
+                f"the hypergradient of step {row['step']} is {length:.2g} long, that of the steps "
+                f"around it {usual:.2g}, and the upper loss rose from {losses[0]:.4g} to "
+                f"{losses[1]:.4g}; set clip of the outer optimiser, or look at the lower level"
+            )
+    return ""
 
 
 def broken(value: object) -> bool:

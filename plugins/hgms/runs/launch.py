@@ -137,7 +137,7 @@ def run(
         folder = folder if isinstance(folder, RunFolder) else RunFolder(folder)
         config = info.config or _described(info, method, own, device, settings)
         info = attrs.evolve(info, folder=folder.path, config=config)
-    return Run(
+    result = Run(
         method=method,
         make=lambda: problem,
         info=info,
@@ -151,6 +151,9 @@ def run(
         task=own,
         role=role,
     ).carry_out()
+    for remark in result.summary.get("remarks") or []:
+        LOG.warning("%s", remark)
+    return result
 
 
 def named_method(

@@ -23,7 +23,7 @@ from hgms.compiled import Programs
 from hgms.config.json_values import finite
 from hgms.diagnosis import Diagnosing, Diagnosis
 from hgms.distributed import RankLost
-from hgms.runs.advice import check_numbers, explained
+from hgms.runs.advice import STILL, check_growth, check_numbers, explained, still_leaves, still_note
 from hgms.runs.checkpoint import ensure_of, pack, result_of
 from hgms.runs.config import RunSettings
 from hgms.runs.execution import KEY, Compilation, Execution, device_of
@@ -48,6 +48,7 @@ from hgms_core import (
     Task,
     Tree,
     check_losses,
+    norm,
     raise_all,
 )
 from hgms_core.host import LOG, Host
@@ -182,6 +183,7 @@ class Run:
     stopped: str | None = field(default=None, init=False)
     diagnosing: Diagnosing | None = field(default=None, init=False)
     diagnoses: list[Record] = field(factory=list, init=False)
+    still: set[str] = field(factory=set, init=False)
 
     # --- the whole run
 
@@ -511,7 +513,8 @@ class Run:
         }
         theta, x = self.result(following)
         leaves = [*theta.values(), *x.values()]
-        record = _to_numbers({**raw, **grown, **self.weights(theta), "total": _total(leaves)})
+        sizes = {"total": _total(leaves), "norm of theta": norm(theta)}
+        record = named_zeros(_to_numbers({**raw, **grown, **self.weights(theta), **sizes}), theta)
         if not math.isfinite(record.pop("total")):  # or it overflowed
             names = [
                 name
@@ -519,7 +522,10 @@ class Run:
                 if not torch.isfinite(leaf).all()
             ]
             record |= {"broken": names} if names else {}
+        size = record.pop("norm of theta")
         check_numbers(record, self.step + 1)
+        first = next((row["upper_loss"] for row in self.records if row.get("upper_loss")), 0.0)
+        check_growth(record, self.step + 1, first, size, float(norm(self.problem.theta0)))
         previous = self.state
         self.state = following
         self.step = self.step + 1
@@ -529,6 +535,16 @@ class Run:
         if self.over or self.due(before):
             record.update(self.evaluation())
         self.commit({**record, "step": self.step}, **self.diagnosed(previous, before))
+        self.warn_of_still_leaves()
+
+    def warn_of_still_leaves(self) -> None:
+        """Log the leaves of θ that have had no gradient for some steps; each once."""
+        if self.role:  # a reference, which learns no θ
+            return
+        since = still_leaves(self.records[-STILL:], list(self.problem.theta0))
+        if new := {name: step for name, step in since.items() if name not in self.still}:
+            self.still |= set(new)
+            LOG.warning("%s", still_note(new))
 
     def check_calls(self, record: Record) -> None:
         """ConfigError where nobody can tell what a step has spent."""
@@ -607,7 +623,7 @@ class Run:
     def evaluation(self) -> Record:
         metrics: Mapping[str, float] = {}
         with self.stopped_by("evaluate"):
-            metrics = self.problem.metrics(*self.method.result(self.state))
+            metrics = self.problem.metrics(*self.result(self.state))
         return {f"metric.{name}": value for name, value in metrics.items()}
 
     # --- what is kept of it
@@ -678,6 +694,17 @@ class Run:
         if self.folder is not None:
             self.folder.write_summary(summary)
         return summary
+
+
+def named_zeros(record: Record, theta: Tree) -> Record:
+    """The record with the names of the leaves of θ whose hypergradient is 0 in place of the length
+    of each, if that is so of some leaves and not of all.
+    """
+    lengths: Any = record.pop("hypergradient_norms", None) or []
+    zeros = [name for name, length in zip(theta, lengths, strict=False) if length == 0]
+    return (
+        {**record, "zero_gradient": ", ".join(zeros)} if 0 < len(zeros) < len(lengths) else record
+    )
 
 
 def _total(leaves: Iterable[torch.Tensor]) -> float | torch.Tensor:

@@ -15,7 +15,7 @@ from attrs import Factory, frozen
 
 from hgms.config.json_values import finite
 from hgms.diagnosis import Diagnosis
-from hgms.runs.advice import broken
+from hgms.runs.advice import broken, check_gradients, outlier_note, still_leaves, still_note
 from hgms.runs.execution import Execution
 from hgms.runs.notebook import frame, reporter, write_run
 from hgms.runs.own_problem import validation_rows
@@ -84,6 +84,7 @@ class RunResult:
                     for name, v in list(metrics.items())[:6]
                 ),
             )
+        yield from (("note", remark) for remark in self.summary.get("remarks") or [])
         if self.diagnosis.rows:
             yield (
                 "diagnosis",
@@ -177,7 +178,16 @@ def judged(
             place=("upper_loss",),
             hint="remove empty rows, and rows with non-finite numbers",
         )
-    notes = [] if "untrained" in summary else remarks(problem, x, loss, learned=learned(records))
+    leaves = list(problem.theta0)
+    notes = []
+    if "untrained" not in summary:
+        notes = remarks(problem, x, loss, learned=learned(records))
+    if not summary.get("role"):  # a method that learns θ
+        if summary["status"] == "done":
+            check_gradients(records, leaves)
+        since = still_leaves(records, leaves)
+        notes += [still_note(since)] if since else []
+    notes += filter(None, [outlier_note(records)])
     return {**summary, **({"remarks": notes} if notes else {}), "validation_loss": finite(loss)}
 
 
@@ -202,8 +212,8 @@ def validation_loss(problem: Problem, theta: Tree, x: Tree) -> float:
 
 
 def remarks(problem: Problem, x: Tree, loss: float, *, learned: bool = True) -> list[str]:
-    """Of a run on data sources that ended at ``x`` with the validation loss ``loss``: that this
-    rose, or hardly changed.
+    """Of a run that ended at ``x`` with the validation loss ``loss``: that this rose, or of a run
+    on data sources that it hardly changed.
 
     Weights of sources are learned from gradients at the x of the run. Where x stayed at the start,
     or training made it worse, they say little. If the weights were not ``learned``, nothing is
@@ -217,10 +227,14 @@ def remarks(problem: Problem, x: Tree, loss: float, *, learned: bool = True) -> 
     ... )
     >>> remarks(still, still.x0, 2.0)  # no sources: nothing is said
     []
+    >>> remarks(still, still.x0, 3.0)
+    ['the validation loss rose from 2 at the start to 3: the result is worse than the start']
     """
-    if problem.sources is None:
-        return []
     start = validation_loss(problem, problem.theta0, problem.x0)
+    rose = not math.isfinite(loss) or loss - start > 1e-3 * abs(start)
+    if problem.sources is None:
+        end = f"{start:.4g} at the start to {loss:.4g}"
+        return [f"the validation loss rose from {end}: the result is worse than the start"] * rose
     away = {name: leaf - problem.x0[name] for name, leaf in x.items()}
     length = float(norm(problem.x0))
     moved = (
@@ -229,7 +243,7 @@ def remarks(problem: Problem, x: Tree, loss: float, *, learned: bool = True) -> 
         else f"x moved by {float(norm(away)):.2g}"
     )
     change = loss - start
-    if not math.isfinite(loss) or change > 1e-3 * abs(start):
+    if rose:
         trust = "do not trust the weights (" if learned else "("
         return [
             f"the validation loss rose from {start:.4g} to {loss:.4g} ({moved}): the lower level "

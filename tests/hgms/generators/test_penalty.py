@@ -71,10 +71,16 @@ HAND = {
     # ω = 0 + 0.25·2 = 0.5, c = 1/4.   ∇_y L = (−6 + 4·(−2))/4 = −3.5.   ∇_t L = (1 + 4·(2 −
     # 2·0.5))/4 = 1.25.
     "value-gap": (ValueGap(steps=1, inner_lr=0.25, lr=0.1, gamma=4.0, gamma_steps=0), 0.35, 0.875),
-    # the same without c: four times as far in y and t
+    # the same without c: four times as far in t, and in y at half the rate
     "value-gap plain": (
+        ValueGap(steps=1, inner_lr=0.25, lr=0.05, gamma=4.0, gamma_steps=0, normalise=False),
+        0.7,
+        0.5,
+    ),
+    # a step of 1.4 is cut to max(1, ‖y‖)
+    "value-gap long": (
         ValueGap(steps=1, inner_lr=0.25, lr=0.1, gamma=4.0, gamma_steps=0, normalise=False),
-        1.4,
+        1.0,
         0.5,
     ),
     # γ_0 = 4 of a ramp to 8 in 10 steps

@@ -154,7 +154,6 @@ BOME = single_loop(
     ),
     "Liu et al. 2022, BOME.",
     {"name": "dynamic-barrier", "steps": 10, "inner_lr": 0.3, "lr": 0.3, "eta": 0.5},
-    lr=1e4,
 )
 
 

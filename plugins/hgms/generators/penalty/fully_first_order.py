@@ -186,7 +186,6 @@ F2SA = single_loop(
         "penalty": 1.0,
         "growth": 1 / 7,
     },
-    lr=1e3,
 )
 
 

@@ -12,7 +12,7 @@ from torch import Tensor
 from hgms.compiled import Numbers, launch, programs_of
 from hgms.config import decay_rate, frozen, lowering, not_negative, optional_whole, positive, whole
 from hgms.generators.penalty import shared
-from hgms.generators.penalty.compositions import SIZE_ONE, single_loop
+from hgms.generators.penalty.compositions import single_loop
 from hgms_core import (
     Candidates,
     Composition,
@@ -192,9 +192,7 @@ G_PBGD = single_loop(
     "g-pbgd",
     "Penalty on ‖∇_y g‖²: y and θ move together, one Hessian product a step.",
     "Shen and Chen 2023, G-PBGD.",
-    {"name": "gradient-norm", "lr": 0.5, "gamma": 5.0, "gamma_steps": 1000},
-    lr=1e3,
-    testing={"generator": {"lr": 0.1}, **SIZE_ONE},
+    {"name": "gradient-norm", "lr": 0.1, "gamma": 5.0, "gamma_steps": 1000},
 )
 
 

@@ -307,7 +307,6 @@ SCALEBIO = single_loop(
     ),
     "Pan et al. 2025, ScaleBiO.",
     {"name": "minimax", "lr": 0.03, "alpha": 10.0},
-    lr=1e3,
     # As its authors run it: AdamW for u, w and the logits, all rates falling to 0 as a cosine.
     # Theirs are 1e-5 and 1e-2 with whole models, where `blocks = 2` is their LISA; 1e-4 is for
     # adapters, with which they do not combine it.

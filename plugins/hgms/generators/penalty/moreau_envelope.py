@@ -181,8 +181,6 @@ MEHA = single_loop(
         "penalty": 1.0,
         "growth": 0.49,
     },
-    lr=0.1,
-    outer="adam",  # h falls with 1/c_k, which Adam does not see
 )
 
 

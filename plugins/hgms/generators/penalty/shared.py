@@ -29,6 +29,7 @@ from hgms_core import (
     Tree,
     choice,
     gradient,
+    norm,
     slopes,
     stack,
 )
@@ -213,7 +214,14 @@ def with_momentum(direction: Tree, m: Tree, momentum: float) -> tuple[Tree, Tree
 
 
 def descended(x: Tree, direction: Tree, rate: float | Tensor) -> Tree:
-    """x − rate·direction, as new tensors."""
+    """x − rate·direction, as new tensors; a step longer than max(1, ‖x‖) is cut to that length.
+
+    A fixed rate is too large once θ has made g steep (a weight decay that grows, say). The bound
+    keeps x from growing beyond all limits until θ follows.
+    """
+    length = norm(direction) * abs(rate)
+    factor = norm(x).clamp_min(1) / torch.maximum(length, norm(x).clamp_min(1))
+    direction = {name: direction[name] * factor for name in x}  # factor 1 changes no bit
     if isinstance(rate, Tensor):
         return {name: leaf - rate * direction[name] for name, leaf in x.items()}
     moved = torch._foreach_add(list(x.values()), [direction[name] for name in x], alpha=-rate)

@@ -127,7 +127,6 @@ PBGD_FREE = single_loop(
     "y descends f + γg and θ follows ∂f/∂θ alone, for an f that θ enters directly; first order.",
     "Jiang, Xiao, Chen and Chen 2025, PBGD-Free.",
     {"name": "value-free", "steps": 1, "lr": 0.3, "gamma": 10.0},
-    lr=0.1,
     testing_failures={
         "optimum": "its θ stays where it is, as f does not depend on θ directly there"
     },

@@ -186,7 +186,6 @@ V_PBGD = single_loop(
         "gamma": 10.0,
         "gamma_steps": 1000,
     },
-    lr=1e4,
 )
 
 V_PBGD_BEST_OF_N = best_of_n(V_PBGD, count=4, noise=0.01)

@@ -1,0 +1,174 @@
+"""What a run reports of its own numbers: that it diverged, learned nothing, ended worse than it
+began, or took one step along a hypergradient of another size.
+"""
+
+from __future__ import annotations
+
+import logging
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from helpers import F64, normal, rejects
+from torch import Tensor
+from torch.nn.functional import softplus
+
+from hgms.runs import RunFolder, run
+from hgms.runs.advice import outlier_note, still_leaves
+from hgms_core import NumericalError, Problem, Tree
+
+PENALTIES = ("v-pbgd", "g-pbgd", "scalebio", "bome", "f2sa", "meha")
+
+
+def scalar() -> Problem:
+    """f = (x − 1.5)², x*(θ) = θ: the solution is θ = 1.5."""
+    return Problem(
+        theta0=torch.tensor(1.0, dtype=F64),
+        x0=torch.tensor(0.5, dtype=F64),
+        f=lambda t, x, b: (x - 1.5) ** 2,
+        g=lambda t, x, b: 0.5 * (x - t) ** 2,
+    )
+
+
+def decays() -> Problem:
+    """Logistic regression with a log weight decay for the useful columns and one for the others,
+    whose best value is infinite.
+    """
+    a = normal(80, 6)
+    y = torch.sign(a[:, 0] + 0.3 * a[:, 1] + 0.5 * normal(80, seed=1))
+
+    def fit(x: Tensor, batch: Tree) -> Tensor:
+        return softplus(-batch["y"] * (batch["a"] @ x)).mean()
+
+    def lower(theta: Tensor, x: Tensor, batch: Tree) -> Tensor:
+        squares = x.square()
+        penalty = theta[0].exp() * squares[:3].sum() + theta[1].exp() * squares[3:].sum()
+        return fit(x, batch) + 0.5 * penalty
+
+    return Problem(
+        theta0=torch.zeros(2, dtype=F64),
+        x0=torch.zeros(6, dtype=F64),
+        f=lambda theta, x, batch: fit(x, batch),
+        g=lower,
+        lower_data={"a": a[:40], "y": y[:40]},
+        upper_data={"a": a[40:], "y": y[40:]},
+    )
+
+
+def saturated(theta0: Any) -> Problem:
+    """Row weights σ(θ), which have no gradient where they begin at −200."""
+    a = normal(30, 3).float()
+    y = a.sum(1)
+
+    def fit(x: Tensor, batch: Tree) -> Tensor:
+        return (batch["a"] @ x - batch["y"]).square()
+
+    def lower(theta: Any, x: Tensor, batch: Tree) -> Tensor:
+        leaves = theta.values() if isinstance(theta, dict) else [theta]
+        weights = sum(leaf[batch["index"]].sigmoid() for leaf in leaves)
+        return (weights * fit(x, batch)).mean() + 1e-3 * x.square().sum()
+
+    return Problem(
+        theta0=theta0,
+        x0=torch.zeros(3),
+        f=lambda theta, x, batch: fit(x, batch).mean(),
+        g=lower,
+        lower_data={"a": a[:20], "y": y[:20]},
+        upper_data={"a": a[20:], "y": y[20:]},
+    )
+
+
+@pytest.mark.parametrize("method", PENALTIES)
+def test_penalty_methods_converge_at_their_defaults(method: str) -> None:
+    solved = run(method, scalar(), "100 steps")
+    assert float(solved.theta) == pytest.approx(1.5, abs=0.2)
+    assert float(solved.x) == pytest.approx(1.5, abs=0.2)
+    result = run(method, decays(), "150 steps")
+    theta = result.theta
+    assert isinstance(theta, Tensor)
+    assert theta[0] < -1
+    assert theta.abs().max() < 15
+    assert float(result.summary["validation_loss"]) < 0.5  # ln 2 at the start
+    assert "remarks" not in result.summary
+
+
+@pytest.mark.parametrize("method", ["v-pbgd", "f2sa"])
+def test_a_run_that_grows_beyond_all_bounds_is_stopped(method: str, tmp_path: Path) -> None:
+    folder = RunFolder(tmp_path / "run")
+    table = {"name": method, "outer": {"name": "sgd", "lr": 1e4}}  # a rate for means over n rows
+    with rejects("diverged", "method", of=NumericalError):
+        run(table, scalar(), "20 steps", folder=folder, settings={"checkpoint_seconds": 0})
+    summary = folder.read_summary()
+    assert summary is not None
+    assert summary["status"] == "failed"
+    loaded = folder.load()
+    assert loaded is not None
+    state, step = loaded
+    assert step == summary["outer_steps"] >= 1
+    assert abs(float(state["theta"]["theta"])) < 1e8
+
+
+def test_a_run_in_which_no_step_had_a_gradient_is_an_error(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    with caplog.at_level(logging.WARNING), rejects("no-gradient", "theta0", of=NumericalError):
+        run("hg-ms", saturated(torch.full((20,), -200.0)), "5 steps")
+    assert "theta (since step 1)" in caplog.text
+    reference = run("uniform", saturated(torch.full((20,), -200.0)), "5 steps")
+    assert reference.summary["status"] == "done"
+
+
+def test_a_leaf_without_a_gradient_is_named(caplog: pytest.LogCaptureFixture) -> None:
+    theta0 = {"good": torch.zeros(20), "off": torch.full((20,), -200.0)}
+    with caplog.at_level(logging.WARNING):
+        result = run("hg-implicit", saturated(theta0), "6 steps")
+    assert [row.get("zero_gradient") for row in result.records] == [None, *["off"] * 6]
+    (remark,) = result.summary["remarks"]
+    assert "off (since step 1)" in remark
+    assert "good" not in remark
+    assert "off (since step 1)" in caplog.text
+    assert "off (since step 1)" in str(result)
+
+
+def test_leaves_that_had_a_gradient_lately_are_not_still() -> None:
+    def rows(*lengths: float) -> list[Any]:
+        return [{"step": n, "hypergradient_norm": h} for n, h in enumerate(lengths, 1)]
+
+    assert still_leaves(rows(0, 0, 0, 0, 0), ["a", "b"]) == {"a": 1, "b": 1}
+    assert still_leaves(rows(1, 0, 0, 0, 0), ["a"]) == {}
+    assert still_leaves(rows(0, 0, 0, 0, 0, 0, 1), ["a"]) == {}
+    unlearned = [{**row, "cost_upper_gradients": 0} for row in rows(0, 0, 0, 0, 0)]
+    assert still_leaves(unlearned, ["a"]) == {}
+
+
+def test_a_run_that_ends_worse_than_it_began_says_so(caplog: pytest.LogCaptureFixture) -> None:
+    problem = Problem(
+        theta0=torch.tensor(1.0),
+        x0=torch.tensor(1.4),
+        f=lambda t, x, b: (x - 1.5) ** 2,
+        g=lambda t, x, b: 0.5 * (x + 5 * t) ** 2,
+    )
+    with caplog.at_level(logging.WARNING):
+        result = run("uniform", problem, "3 steps")
+    (remark,) = result.summary["remarks"]
+    assert "rose from 0.01 at the start to " in remark
+    assert remark in caplog.text
+
+
+def test_one_hypergradient_of_another_size_is_reported() -> None:
+    def rows(lengths: list[float], losses: list[float]) -> list[Any]:
+        pairs = zip(lengths, losses, strict=True)
+        return [
+            {"step": n, "hypergradient_norm": h, "upper_loss": f}
+            for n, (h, f) in enumerate(pairs, 1)
+        ]
+
+    worse = [0.56, 0.69, 0.68, 0.67, 0.66]
+    assert "step 1 is 8.8e+04 long" in outlier_note(rows([8.8e4, 0.6, 0.5, 0.5, 0.4], worse))
+    assert "step 3 is 1e+04 long" in outlier_note(
+        rows([0.6, 0.5, 1e4, 0.5, 0.4], [0.5, 0.4, 0.3, 0.9, 0.8])
+    )
+    falling = [0.5, 0.4, 0.3, 0.2, 0.1]
+    assert outlier_note(rows([8.8e4, 0.6, 0.5, 0.5, 0.4], falling)) == ""
+    assert outlier_note(rows([1.0, 0.5, 0.2, 0.1, 0.05], worse)) == ""
