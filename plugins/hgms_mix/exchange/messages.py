@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator
 from typing import Any
 
 from hgms_core import ConfigError
@@ -50,21 +50,16 @@ def dialogues(sample: Sampled, part: Part) -> Iterator[dict[str, Any]]:
     elif sample.turns > 1:
         yield from conversations(part)
     else:
-        for row in part.rows:
-            turns = [
-                {"role": turn["role"], "content": turn["content"]}
-                for turn in row["messages"][: last_learned(row["messages"]) + 1]
-            ]
-            yield {"prompt": turns[:-1], "completion": turns[-1:]}
+        yield from each_answer(part)
 
 
-def last_learned(turns: Sequence[Mapping[str, Any]]) -> int:
-    """The position of the last answer that is learned."""
-    return max(
-        number
-        for number, turn in enumerate(turns)
-        if turn["role"] == "assistant" and is_learned(turn)
-    )
+def each_answer(part: Part) -> Iterator[dict[str, Any]]:
+    """A row with ``prompt`` and ``completion`` as turns, for each answer that is learned."""
+    for row in part.rows:
+        turns = [{"role": turn["role"], "content": turn["content"]} for turn in row["messages"]]
+        for number, turn in enumerate(row["messages"]):
+            if turn["role"] == "assistant" and is_learned(turn):
+                yield {"prompt": turns[:number], "completion": [turns[number]]}
 
 
 def only_last(sample: Sampled) -> list[str]:

@@ -18,8 +18,8 @@ from hgms_mix.exchange.configuration import (
     several,
     unread_keys,
 )
-from hgms_mix.exchange.messages import dialogues, only_last
-from hgms_mix.exchange.sample import Sampled, unused
+from hgms_mix.exchange.messages import dialogues, each_answer, only_last
+from hgms_mix.exchange.sample import Sampled, is_learned, unused
 from hgms_mix.exchange.trainer import (
     Brought,
     Trainer,
@@ -70,15 +70,21 @@ def adapter(sample: Sampled) -> dict[str, Any]:
 
 
 def write(sample: Sampled, folder: Path) -> Sequence[str]:
+    masks = sample.chat and sample.turns > 1 and _masks_answers(sample)
+    rows = {
+        part.name: list(each_answer(part) if sample.chat and not masks else dialogues(sample, part))
+        for part in sample.parts
+    }
+    shares = normalised({name: len(listed) for name, listed in rows.items()})
     data = [
         {
             "path": "json",
-            "data_files": write_rows(folder, part, dialogues(sample, part)),
-            "fraction": sample.shares[part.name],
+            "data_files": write_rows(folder, part, rows[part.name]),
+            "fraction": shares[part.name],
         }
         for part in sample.parts
     ]
-    answers = "assistant_only_loss" if sample.chat and sample.turns > 1 else "completion_only_loss"
+    answers = "assistant_only_loss" if masks else "completion_only_loss"
     own = sample.config.finetune.trainer
     here = own.name == "trl"  # then [finetune.trainer] has settings of its own for it
     options = {"packing": own.packing, "padding_free": own.padding_free, **own.sft} if here else {}
@@ -96,7 +102,24 @@ def write(sample: Sampled, folder: Path) -> Sequence[str]:
         "output_dir": "tuned",
     }
     write_yaml(folder / "sft.yaml", table, "trl sft --config sft.yaml, in this folder")
-    return [ON_A_CPU, OLDER, *only_last(sample)]
+    count = sum(map(len, rows.values()))
+    split = (
+        f"TRL learns several answers of a row only if the chat template marks them with `{{% "
+        f"generation %}}`. Here each answer is a row: {count} for the {sample.size} of the sample."
+    )
+    return [ON_A_CPU, OLDER, *only_last(sample), *([split] if count > sample.size else [])]
+
+
+def _masks_answers(sample: Sampled) -> bool:
+    """Whether TRL can learn all answers of a conversation, and all are to be learned.
+
+    TRL finds answers by marks of the chat template, and adds the marks to a few templates only.
+    """
+    template = sample.tokenizer.chat_template
+    text = template["default"] if isinstance(template, dict) else template
+    return bool(re.search(r"\{%-?\s*generation\s*-?%\}", text)) and all(
+        is_learned(turn) for part in sample.parts for row in part.rows for turn in row["messages"]
+    )
 
 
 def whole(sample: Sampled) -> Mapping[str, str]:

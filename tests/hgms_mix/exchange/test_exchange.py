@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from attrs import evolve
 from click.testing import CliRunner, Result
 from helpers import rejects
 
@@ -21,6 +22,7 @@ from hgms.cli import main
 from hgms_core import ConfigError
 from hgms_core.errors import dotted
 from hgms_mix.exchange.sample import sampled
+from hgms_mix.exchange.with_trl import TRL
 
 pytest.importorskip("transformers", reason="transformers is not installed: pip install 'hgms[llm]'")
 yaml = pytest.importorskip("yaml", reason="pyyaml is not installed: pip install 'hgms[llm]'")
@@ -328,6 +330,60 @@ def test_datasets_interleaves_each_row_once(here: Path, tmp_path: Path, name: st
         assert all(row["completion"].endswith("<eos>") for row in loaded)
 
 
+@pytest.mark.parametrize("marks", [False, True])
+def test_trl_gets_a_row_for_each_answer_unless_the_template_marks_answers(
+    here: Path, tmp_path: Path, marks: bool
+) -> None:
+    """TRL stops at a chat template that it can neither use nor patch (SmolLM2's, for example)."""
+    sample = several_answers(marks)
+    notes = TRL.write(sample, tmp_path)
+    table = yaml.safe_load((tmp_path / "sft.yaml").read_text())
+    rows = {part.name: lines(tmp_path / "rows" / f"{part.stem}.jsonl") for part in sample.parts}
+    fractions = [part["fraction"] for part in table["datasets"]]
+    if marks:
+        assert table["assistant_only_loss"] is True
+        assert [len(row["messages"]) for row in rows["sums"]] == [4] * 21
+        assert fractions == pytest.approx([0.7, 0.3])
+        return
+    assert "assistant_only_loss" not in table
+    assert table["completion_only_loss"] is True
+    assert {name: len(listed) for name, listed in rows.items()} == {"sums": 42, "dots, 2": 9}
+    # by these fractions TRL takes each row once
+    assert fractions == pytest.approx([42 / 51, 9 / 51])
+    turns = sample.parts[0].rows[0]["messages"]
+    assert rows["sums"][:2] == [
+        {"prompt": turns[:1], "completion": turns[1:2]},
+        {"prompt": turns[:3], "completion": turns[3:]},
+    ]
+    assert "51 for the 30 of the sample" in notes[-1]
+
+
+def test_an_answer_of_weight_0_is_no_row_for_trl(here: Path, tmp_path: Path) -> None:
+    sample = several_answers(marks=True)
+    first, *others = sample.parts
+    row = {**first.rows[0], "messages": [dict(turn) for turn in first.rows[0]["messages"]]}
+    row["messages"][1]["weight"] = 0
+    template = sample.tokenizer.chat_template
+    sample = evolve(sample, parts=[evolve(first, rows=[row, *first.rows[1:]]), *others])
+    sample.tokenizer.chat_template = template
+    TRL.write(sample, tmp_path)
+    written = lines(tmp_path / "rows" / "sums.jsonl")
+    assert len(written) == 41
+    assert [len(row["prompt"]) for row in written[:2]] == [3, 1]
+
+
+def several_answers(marks: bool) -> Any:
+    """The sample of the chat template, with two answers in each row of the first source."""
+    sample = sampled(Path("chat.toml"))
+    first, *others = sample.parts
+    rows = [{**row, "messages": [*row["messages"], *row["messages"]]} for row in first.rows]
+    sample = evolve(sample, parts=[evolve(first, rows=rows), *others])
+    if marks:
+        marked = "{% generation %}{% endgeneration %}"
+        sample.tokenizer.chat_template = marked + sample.tokenizer.chat_template
+    return sample
+
+
 class TestTrl:
     @pytest.fixture(autouse=True)
     def _there(self) -> None:
@@ -404,7 +460,7 @@ class TestTrl:
         )
 
     @pytest.mark.filterwarnings("ignore")  # of trl and peft, about what each gives the other
-    @pytest.mark.parametrize("name", ["chat", "plain"])
+    @pytest.mark.parametrize("name", ["chat", "plain", "several answers"])
     def test_its_own_script_trains_on_it(
         self, here: Path, tmp_path: Path, name: str, monkeypatch: pytest.MonkeyPatch
     ) -> None:
@@ -422,7 +478,11 @@ class TestTrl:
         GPT2LMHeadModel(GPT2Config(vocab_size=len(tokenizer), **size, **ends)).save_pretrained(
             model
         )
-        right("export", f"{name}.toml", "--to", "trl", "--out", out)
+        if name == "several answers":
+            out.mkdir()
+            TRL.write(several_answers(marks=False), out)
+        else:
+            right("export", f"{name}.toml", "--to", "trl", "--out", out)
         monkeypatch.chdir(out)
         parser = TrlParser((ScriptArguments, SFTConfig, ModelConfig, DatasetMixtureConfig))
         options = {
