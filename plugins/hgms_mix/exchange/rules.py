@@ -40,7 +40,8 @@ class Alignment:
 
         a_s = ⟨∇f, u_s⟩ / (‖∇f‖ ‖u_s‖),    u_s = D_s ∇ℓ_s,    D_s = 1/(√(βv + (1 − β)(∇ℓ_s)²) + ε)
 
-    v, β and ε are those of the trainer's Adam or AdamW; with another optimiser D = 1. As the
+    v, β and ε are those of an optimiser that keeps Adam's second moments in the shape of the
+    parameters (Adam, AdamW, NAdam, RAdam). With another optimiser (SGD, Adafactor), D = 1. As the
     hypergradient ``aligned``, of one step of the training itself.
 
     Use when validation rows show what the model shall do. Avoid when they are few and noisy: the
@@ -67,12 +68,10 @@ class Alignment:
     ) -> Tensor:
         leaves = [leaf for leaf in model.parameters() if leaf.requires_grad]
         wanted = _gradient(loss, model, upper, leaves)
+        moments = _moments(leaves, optimizer)
         own = []
         for batch in lower.values():
-            direction = [
-                _adam(leaf, part, optimizer)
-                for leaf, part in zip(leaves, _gradient(loss, model, batch, leaves), strict=True)
-            ]
+            direction = _in_adams_metric(_gradient(loss, model, batch, leaves), moments)
             length = _dot(direction, direction).sqrt() * _dot(wanted, wanted).sqrt()
             own.append(torch.where(length > 0, _dot(wanted, direction) / length, 0.0))
         return torch.stack(own)
@@ -130,17 +129,55 @@ def _gradient(loss: Loss, model: nn.Module, batch: Any, leaves: Sequence[Tensor]
     ]
 
 
-def _adam(leaf: Tensor, gradient: Tensor, optimizer: Any) -> Tensor:
-    """The gradient in Adam's metric, where the optimiser has one."""
+def _in_adams_metric(
+    gradients: Sequence[Tensor], moments: Sequence[_Moment | None]
+) -> list[Tensor]:
+    return [
+        part if moment is None else part / (moment.after(part).sqrt() + moment.eps)
+        for part, moment in zip(gradients, moments, strict=True)
+    ]
+
+
+@frozen
+class _Moment:
+    """Adam's second moment of a parameter, before the next gradient."""
+
+    value: Tensor
+    beta: float
+    eps: float
+
+    def after(self, gradient: Tensor) -> Tensor:
+        return self.beta * self.value + (1 - self.beta) * gradient.square()
+
+
+def _moments(leaves: Sequence[Tensor], optimizer: Any) -> list[_Moment | None]:
+    """Adam's second moments, by what the state of the optimiser has; None for a parameter without
+    a state. If a parameter has another state, all are None: D = 1.
+    """
+    none: list[_Moment | None] = [None] * len(leaves)
     inner = getattr(optimizer, "optimizer", optimizer)  # accelerate's wrapper
-    moment = inner.state.get(leaf, {}).get("exp_avg_sq") if inner is not None else None
-    if moment is None:
-        return gradient
-    group = next(
-        group for group in inner.param_groups if any(own is leaf for own in group["params"])
-    )
-    beta = float(group["betas"][1])
-    return gradient / ((beta * moment + (1 - beta) * gradient.square()).sqrt() + group["eps"])
+    if inner is None:
+        return none
+    groups = {id(leaf): group for group in inner.param_groups for leaf in group["params"]}
+    found = list(none)
+    for number, leaf in enumerate(leaves):
+        state = inner.state.get(leaf)
+        if not state:
+            continue
+        group = groups.get(id(leaf), {})
+        value = state.get("exp_avg_sq")
+        betas = group.get("betas")
+        eps = group.get("eps")
+        # Adafactor has no betas, GaLore's moments have another shape
+        if (
+            not isinstance(value, Tensor)
+            or value.shape != leaf.shape
+            or not isinstance(betas, tuple | list)
+            or not isinstance(eps, int | float)
+        ):
+            return none
+        found[number] = _Moment(value, float(betas[1]), float(eps))
+    return found
 
 
 def _dot(left: Sequence[Tensor], right: Sequence[Tensor]) -> Tensor:

@@ -30,6 +30,15 @@ LENGTH = 6
 WORDS = 11
 
 
+class Projected(torch.optim.AdamW):
+    """Adam with second moments of another shape than the parameters, as GaLore has them."""
+
+    def step(self, closure: Any = None) -> None:
+        for group in self.param_groups:
+            for leaf in group["params"]:
+                self.state[leaf]["exp_avg_sq"] = torch.ones(2, 2)
+
+
 def shares(*weights: float) -> Tensor:
     return torch.tensor(weights, dtype=torch.float64)
 
@@ -146,6 +155,36 @@ class TestRules:
                 float(wanted @ u / (wanted.norm() * u.norm())), abs=1e-12
             )
 
+    @pytest.mark.parametrize(
+        "optimizer",
+        [
+            lambda leaves: transformers.optimization.Adafactor(leaves),
+            lambda leaves: torch.optim.Adafactor(leaves),
+            lambda leaves: torch.optim.Adamax(leaves),
+            lambda leaves: torch.optim.RMSprop(leaves),
+            lambda leaves: torch.optim.Adagrad(leaves),
+            lambda leaves: Projected(leaves),
+        ],
+    )
+    def test_alignment_under_another_state_is_the_plain_cosine(self, optimizer: Any) -> None:
+        """Also of a vector, whose second moment Adafactor calls what Adam calls it."""
+        draw = torch.Generator().manual_seed(1)
+        model = nn.Linear(3, 1).double()
+        with torch.no_grad():
+            model.weight.copy_(torch.randn(1, 3, generator=draw))
+        lower, upper = self.batches()
+        expected = Alignment().scores(self.loss, model, lower, upper, None)
+        other = optimizer(model.parameters())
+        before = [leaf.detach().clone() for leaf in model.parameters()]
+        self.loss(model, lower["a"]).backward()
+        other.step()
+        with torch.no_grad():
+            for leaf, value in zip(model.parameters(), before, strict=True):
+                leaf.copy_(value)
+        assert any(other.state.values())
+        scores = Alignment().scores(self.loss, model, lower, upper, other)
+        assert scores.tolist() == expected.tolist()
+
     def test_losses_are_those_above_the_reference(self, model: nn.Module) -> None:
         lower, _ = self.batches()
         plain = [float(self.loss(model, batch).detach()) for batch in lower.values()]
@@ -249,6 +288,11 @@ class TestTraining:
         self.model.train()
         trainer.train(resume_from_checkpoint=resume)
         return trainer, mixture
+
+    def test_a_training_with_adafactor_is_mixed(self, tmp_path: Path) -> None:
+        _, mixture = self.trained(tmp_path, optim="adafactor")
+        assert [record["step"] for record in mixture.records] == [2, 4, 6]
+        assert all(math.isfinite(score) for row in mixture.records for score in row["scores"])
 
     def test_theta_takes_the_steps_of_the_formula(self, tmp_path: Path) -> None:
         trainer, mixture = self.trained(tmp_path)
