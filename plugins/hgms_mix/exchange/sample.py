@@ -14,7 +14,7 @@ from typing import Any, final
 
 import numpy as np
 import torch
-from attrs import frozen
+from attrs import field, frozen
 
 from hgms_core import CheckpointError, ConfigError, DataError
 from hgms_mix.stages import Mix, Sampling, load, mix_path, read_rows
@@ -40,6 +40,7 @@ class Part:
 class Sampled:
     """A sample with the settings of the mix that drew it. ``digests`` identify what its sources
     held then, by name. ``ranked``: its rows are a ranking's best, so weights did not choose them.
+    ``without_rows``: the learned weights of the sources that gave no row.
     """
 
     title: str
@@ -47,6 +48,7 @@ class Sampled:
     parts: Sequence[Part]
     digests: Mapping[str, str]
     ranked: bool
+    without_rows: Mapping[str, float] = field(factory=dict)
 
     @property
     def size(self) -> int:
@@ -251,6 +253,11 @@ def sampled(
         parts=parts,
         digests=facts["sources"],
         ranked=facts["by"] == "ranking",
+        without_rows={
+            name: float(weight) / total
+            for name, weight in facts["weights"].items()
+            if name not in by_source
+        },
     )
 
 

@@ -114,22 +114,29 @@ def epochs(sample: Sampled) -> int:
 
 
 def differences(sample: Sampled) -> list[str]:
-    """What the training of an export does otherwise than ``hgms mix``, whatever the trainer."""
+    """What the training of an export does otherwise than ``hgms mix``, whatever the trainer, and
+    the sources that gave no row.
+    """
     own = sample.config.finetune
+    notes = [
+        f"No row is from `{name}`: its weight {weight:.2g} is too small for {sample.size} rows."
+        for name, weight in sample.without_rows.items()
+        if not sample.ranked
+    ]
     if own.epochs == 0:
-        return [
+        notes.append(
             "`hgms mix` trains nothing on these rows: with `[finetune] epochs = 0` its model is "
             "the one that learning ended "
             "with. A training here makes another one: from the base model on, in one epoch over "
             "the rows."
-        ]
-    if own.start == "reweighted":
-        return [
+        )
+    elif own.start == "reweighted":
+        notes.append(
             "`hgms mix` goes on with the parameters that learning ended with (`[finetune] start "
             '= "reweighted"`). A training '
             "here begins at the base model."
-        ]
-    return []
+        )
+    return notes
 
 
 def schedule(sample: Sampled) -> str:

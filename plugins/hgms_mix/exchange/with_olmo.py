@@ -115,8 +115,8 @@ def write(sample: Sampled, folder: Path) -> Sequence[str]:
     ]
     if split:
         notes.append(
-            f"{split} rows have the end token within (several answers): OLMo-core takes each "
-            "piece for a document."
+            f"{split} of {sample.size - dropped} rows have the end token within, after an answer "
+            "or another turn: OLMo-core takes each piece for a document."
         )
     if dropped:
         notes.append(f"{dropped} rows are too long in the tokens of the tuned model, and left out.")

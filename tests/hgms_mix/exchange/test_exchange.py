@@ -22,6 +22,7 @@ from hgms.cli import main
 from hgms_core import ConfigError
 from hgms_core.errors import dotted
 from hgms_mix.exchange.sample import sampled
+from hgms_mix.exchange.with_olmo import OLMO
 from hgms_mix.exchange.with_trl import TRL
 
 pytest.importorskip("transformers", reason="transformers is not installed: pip install 'hgms[llm]'")
@@ -627,6 +628,29 @@ def test_olmo_finds_the_rows_by_their_end_tokens(here: Path, tmp_path: Path) -> 
     assert [source["target_ratio"] for source in sources] == pytest.approx(
         [length / sum(lengths) for length in lengths]
     )
+
+
+def test_olmo_counts_rows_whose_other_turns_end_with_the_end_token(
+    here: Path, tmp_path: Path
+) -> None:
+    """SmolLM2's <|im_end|> also ends the turns of the user."""
+    sample = sampled(Path("chat.toml"))
+    end = sample.tokenizer.eos_token
+    every = f"{{% for turn in messages %}}<{{{{ turn['role'] }}}}>{{{{ turn['content'] }}}}{end}"
+    tail = "{% endfor %}{% if add_generation_prompt %}<assistant>{% endif %}"
+    sample.tokenizer.chat_template = every + tail
+    notes = OLMO.write(sample, tmp_path)
+    assert any(note.startswith("30 of 30 rows have the end token within") for note in notes)
+    assert not any("several answers" in note for note in notes)
+
+
+def test_a_source_without_rows_is_named(here: Path, tmp_path: Path) -> None:
+    mixture = '{sums=0.9999, "dots, 2"=0.0001}'
+    choice = ("--set", f"method.mixture={mixture}", "--seed", "3")
+    right("sample", "chat.toml", *choice)
+    done = right("export", "chat.toml", *choice, "--to", "trl", "--out", tmp_path / "out")
+    for text in (done.stdout, (tmp_path / "out" / "README.md").read_text()):
+        assert "No row is from `dots, 2`: its weight 0.0001 is too small for 30 rows." in text
 
 
 @pytest.mark.parametrize(
