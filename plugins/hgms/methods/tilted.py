@@ -10,7 +10,8 @@ from torch import Tensor
 
 from hgms.config import at_least, frozen
 from hgms.gauss_newton import Composite, says_outputs
-from hgms.methods.inner import another, around_a_pipeline
+from hgms.methods.inner import another, around_a_pipeline, innermost
+from hgms.rows import trained_on
 from hgms_core import (
     Batch,
     Cost,
@@ -35,6 +36,9 @@ UPPER = "upper."
 class Tilted:
     """A pipeline whose lower level minimises g + εf, f on validation rows of the role
     `differentiate`.
+
+    In a reference, whose pipeline learns no θ (``fixed``) and selects nothing (``first``), the rows
+    of the role `select` would be unused: f is then on these too, as in ``validation-only``.
 
     So candidates are drawn from the minimisers of g that validation favours, and the hypergradient
     is that of the tilted problem. In a configuration its field stands among those of the pipeline
@@ -74,10 +78,10 @@ class Tilted:
         return frozenset(getattr(self.method, "needs", ()))
 
     def init(self, problem: Problem, seed: int) -> State:
-        return self.method.init(tilted(problem, self.tilt), seed)
+        return self.method.init(self._tilted(problem), seed)
 
     def step(self, problem: Problem, state: State, progress: float = 0.0) -> tuple[State, Record]:
-        following, record = self.method.step(tilted(problem, self.tilt), state, progress)
+        following, record = self.method.step(self._tilted(problem), state, progress)
         cost = _of_both(Cost(**state["cost"]), Cost(**following["cost"]))
         counts = cost.numbers()
         record = (
@@ -89,6 +93,11 @@ class Tilted:
 
     def result(self, state: State) -> tuple[Tree, Tree]:
         return self.method.result(state)
+
+    def _tilted(self, problem: Problem) -> Problem:
+        inner = innermost(self.method)
+        learns = (inner.hypergradient.name, inner.selector.name) != ("fixed", "first")
+        return tilted(problem, self.tilt, learns=learns)
 
 
 def _of_both(before: Cost, after: Cost) -> Cost:
@@ -103,15 +112,16 @@ def _of_both(before: Cost, after: Cost) -> Cost:
     )
 
 
-def tilted(problem: Problem, tilt: float) -> Problem:
+def tilted(problem: Problem, tilt: float, *, learns: bool = True) -> Problem:
     """The same problem with the lower loss g + tilt·f. A lower batch brings as many validation rows
-    along, whose leaves are called ``upper.<name>``. The loss says its outputs where g and f both
-    do.
+    along, whose leaves are called ``upper.<name>``: those of the role `differentiate`, and if the
+    method ``learns`` nothing, of `select`. The loss says its outputs where g and f both do.
     """
-    return another(problem, ("tilted", tilt), lambda: _tilted(problem, tilt, problem.g, problem.f))
+    key = ("tilted", tilt, learns)
+    return another(problem, key, lambda: _tilted(problem, tilt, problem.g, problem.f, learns))
 
 
-def _tilted(problem: Problem, tilt: float, g: Loss, f: Loss) -> Problem:
+def _tilted(problem: Problem, tilt: float, g: Loss, f: Loss, learns: bool) -> Problem:
     def both(theta: Tree, x: Tree, batch: Batch) -> Tensor:
         below, above = _parts(batch)
         return g(theta, x, below) + tilt * f(theta, x, above)
@@ -120,7 +130,8 @@ def _tilted(problem: Problem, tilt: float, g: Loss, f: Loss) -> Problem:
         return _joined(lower.rows(index % lower.size), upper.rows(index // lower.size))
 
     lower = problem.lower_data
-    upper = problem.upper_data["differentiate"]
+    shared = not learns and "select" in problem.upper_data
+    upper = trained_on(problem) if shared else problem.upper_data["differentiate"]
     data = Beside(
         size=lower.size,
         rows=rows,

@@ -113,12 +113,13 @@ TRAIN, FIRST, SECOND = (
         PROBLEM.upper_data["select"],
     )
 )
+BOTH = torch.cat([FIRST, SECOND])
 EXPECTED = {
     "uniform": TRAIN.mean(0),
-    "validation-only": torch.cat([FIRST, SECOND]).mean(0),
-    "uniform-tilted": (TRAIN.mean(0) + FIRST.mean(0)) / 2,
+    "validation-only": BOTH.mean(0),
+    "uniform-tilted": (TRAIN.mean(0) + BOTH.mean(0)) / 2,
     "oracle-clean": TRAIN.mean(0) + 5,
-    "oracle-joint": (TRAIN.mean(0) + 5 + FIRST.mean(0)) / 2,
+    "oracle-joint": (TRAIN.mean(0) + 5 + BOTH.mean(0)) / 2,
 }
 
 
