@@ -695,7 +695,7 @@ def demo() -> str:
     if not rows:
         return "\nNot kept yet.\n\n"
     said = (
-        f"{rows[0]['budget']} of processor time a run, {seeds} seeds, 95 % intervals; "
+        f"{rows[0]['budget']} per run, {seeds} seeds, 95 % intervals; "
         "**bold**: also by Holm's rule.\n"
     )
     return "\n".join(["", markdown(head, table), said, ""])

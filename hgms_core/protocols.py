@@ -274,12 +274,15 @@ class Task(Protocol):
 
     ``version`` changes whenever results are no longer comparable with earlier ones; ``metrics``
     names what ``evaluate`` returns, with ``True`` where higher is better. It may also have
-    ``traits``, a frozenset of what its problems have (``hgms compat`` compares them with what
-    methods need), so that methods that need something else are refused before they run; ``made_of()
-    -> dict``, JSON that changes with the files that its problem is made of: a run on other files is
-    then another run, in another folder; and ``sharded``, true where each rank of a run
-    (``run.ranks``) holds a part of its model alone: the ranks then build the problem together, and
-    call each of its losses equally often, between steps too.
+    ``metric_rows``, the rows of a metric by its name: "train" or "validation" if methods train x,
+    select, or learn θ on them, so that comparisons rank no method by it (default: other rows, or
+    none); ``traits``, a frozenset of what its problems have (``hgms compat`` compares them with
+    what methods need), so that methods that need something else are refused before they run;
+    ``made_of() -> dict``, JSON that changes with the files that ``problem`` reads
+    (``data_fingerprint`` of ``hgms.config``): a run on other files is another run, and resuming it
+    is rejected; and ``sharded``, true where each rank of a run (``run.ranks``) holds a part of its
+    model alone: the ranks then build the problem together, and call each of its losses equally
+    often, between steps too.
 
     Called: ``problem`` once in a run; ``made_of`` whenever a run's folder is asked for, so it has
         to be quick the second time.

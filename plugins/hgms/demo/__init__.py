@@ -1,4 +1,4 @@
-"""`hgms demo`: the main job on embedded data, in a minute."""
+"""`hgms demo`: the main job on embedded data, in a few minutes."""
 
 from __future__ import annotations
 

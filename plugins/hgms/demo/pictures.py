@@ -20,14 +20,18 @@ def draw_weights(runs: Mapping[str, Records], path: Path) -> list[Path]:
     """Weights of clean and of corrupted examples over time, one panel a method: median, and the
     middle 80 %.
 
-    ``runs`` are the rows of one run of each method. Methods whose rows hold no such weights are
-    left out; nothing is written if none does.
+    ``runs`` are the rows of one run of each method. Methods whose rows hold no such weights, or
+    whose weights never change, are excluded; nothing is written if none is left.
     """
     curves = {
         method: {kind: _quantiles(rows, kind) for kind in ("clean", "corrupted")}
         for method, rows in runs.items()
     }
-    panels = {method: kinds for method, kinds in curves.items() if kinds["clean"].x.size}
+    panels = {
+        method: kinds
+        for method, kinds in curves.items()
+        if any(np.ptp(kind.y) > 0 for kind in kinds.values() if kind.x.size)
+    }
     if not panels:
         return []
     figure = new_figure(3.4 * len(panels), 3.6)

@@ -14,6 +14,7 @@ from collections.abc import Callable, Collection, Mapping
 from pathlib import Path
 from typing import Any, ClassVar, Literal, TypeVar, final
 
+import attrs
 import torch
 from attrs import field
 from torch import Tensor
@@ -147,6 +148,7 @@ class SourceMixture:
 
     name: ClassVar[str] = "source-mixture"
     version: ClassVar[str] = "1"
+    metric_rows: ClassVar[Mapping[str, str]] = {"validation_loss": "validation"}
     metrics: ClassVar[Mapping[str, bool]] = _Metrics()  # type: ignore[assignment]
     traits: ClassVar[frozenset[str]] = frozenset(
         {
@@ -358,10 +360,9 @@ class SourceMixture:
 
     def _written(self, tokenizer: Any) -> dict[str, Any]:
         """How rows become tokens; which rows there are is decided by the task's own model."""
-        self._template(tokenizer)
+        written = attrs.evolve(self._template(tokenizer), last_only=self.split_answers())
         lengths = {"max_length": self.max_length, "too_long": self.too_long}
-        split = self.split_answers()
-        return {"template": self.template, "cache_dir": cache_folder(), "split": split, **lengths}
+        return {"template": written, "cache_dir": cache_folder(), **lengths}
 
     def language_model(
         self, tokenizer: Any, device: torch.device, dtype: torch.dtype

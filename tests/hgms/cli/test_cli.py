@@ -668,7 +668,7 @@ def test_demo_prints_its_table(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
     from hgms.results.statistics import Interval
     from hgms.results.tables import Row, Table
 
-    def fake_demo(out: Path, *, seeds: int, seconds: float, jobs: int, progress: bool) -> demo.Demo:
+    def fake_demo(out: Path, *, seeds: int, calls: int, jobs: int, progress: bool) -> demo.Demo:
         count = Interval.of([10.0] * seeds)
         row = Row(
             method="hg-ms",
@@ -678,6 +678,7 @@ def test_demo_prints_its_table(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
             outer_steps_range=None,
             oracle_calls=count,
             seconds=count,
+            compile_seconds=Interval.of([0.0]),
             peak_memory_bytes=Interval.of([]),
             ahead_of_floor=False,
         )
@@ -692,23 +693,21 @@ def test_demo_prints_its_table(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
             reference="uniform",
             rows=rows,
             floor="uniform",
+            percent=True,
         )
         grid = load(
             {"budget": "3 s", "seeds": seeds, "task": "quadratic", "method": ["hg-ms", "uniform"]}
         )
         comparison = Comparison(tables=[answer], failures=[], sweeps=[], grid=grid)
         return demo.Demo(
-            comparison=comparison,
-            pictures=[out / "accuracy.png"],
-            folder=out,
-            seconds=seconds / seeds,
+            comparison=comparison, pictures=[out / "accuracy.png"], folder=out, calls=calls
         )
 
     monkeypatch.setattr(demo, "run_demo", fake_demo)
-    lines = call("demo", "--out", tmp_path, "--seeds", "2", "--seconds", "6").stdout.splitlines()
+    lines = call("demo", "--out", tmp_path, "--seeds", "2", "--calls", "4000").stdout.splitlines()
     assert (
         lines[0]
-        == "3 s of processor time a run, 2 seeds; mean ± half width of the 95 % interval, of "
+        == "4,000 oracle calls per run, 2 seeds; mean ± half width of the 95 % interval, of "
         "differences by Holm's rule (more with --json)"
     )
     assert [column.strip() for column in lines[2].split("  ") if column.strip()] == [
@@ -728,7 +727,7 @@ def test_demo_prints_its_table(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
     )
     assert "2 seeds: no claim can be made from so few; a claim needs 10" in lines
     assert f"  {tmp_path / 'accuracy.png'}" in lines
-    answer = json_of("demo", "--out", tmp_path, "--seeds", "2", "--seconds", "6")
+    answer = json_of("demo", "--out", tmp_path, "--seeds", "2", "--calls", "4000")
     assert answer["methods"][0]["difference"] == {"mean": 0.1, "half_width": None, "n": 1}
     assert answer["floor"] == "uniform"
 

@@ -144,6 +144,27 @@ def test_with_too_few_rows_to_hold_some_out_nothing_is_ranked(tmp_path: Path) ->
     assert build([out]).sections[0].unjudged == results.unjudged
 
 
+@pytest.mark.plugins
+def test_a_task_declares_the_rows_of_its_metrics() -> None:
+    """`upper_loss` of the quadratic task is of its validation rows, `value` of θ alone."""
+    methods = {"a": "hg-implicit", "b": "uniform"}
+    seen = compare("quadratic", methods, "1 steps", 2, metric="upper_loss", baselines=False, jobs=0)
+    assert "upper_loss is of validation rows" in seen.tables[0].unjudged
+    assert seen.tables[0].floor is None
+    other = compare("quadratic", methods, "1 steps", 2, baselines=False, jobs=0)
+    assert (other.tables[0].metric, other.tables[0].unjudged) == ("value", "")
+    assert other.tables[0].floor == "b"
+
+
+def test_seconds_of_compilation_are_in_records_and_frames(tmp_path: Path) -> None:
+    comparison = compare(bowl, Follow(), "2 steps", 1, tmp_path, baselines=False)
+    found = comparison.result("follow")
+    assert [row["compile_seconds"] for row in found.records] == [0.0, 0.0, 0.0]
+    assert found.compile_seconds == comparison.runs[0].compile_seconds == 0.0
+    pytest.importorskip("pandas")
+    assert comparison.to_frame()["compile_seconds"].tolist() == [0.0]
+
+
 def test_trivial_baselines_that_fit_are_added() -> None:
     own = compare(bowl, Follow(), "1 steps", seeds=1)
     assert list(rows(own)) == ["follow", "uniform", "validation-only", "uniform-tilted"]

@@ -7,6 +7,7 @@ import math
 
 import numpy as np
 import pytest
+from attrs import evolve
 from scipy import stats
 
 from hgms.results import Ranks, recovered
@@ -395,3 +396,11 @@ def test_a_metric_is_shown_in_percent_only_if_it_is_a_share(
     [heading] = [text for text in row if text.startswith(name.replace("_", " "))]
     assert row[heading] == shown
     assert heading.endswith("(%) ↑") is (scale == 1)
+
+
+def test_seconds_of_compilation_are_a_column_if_anything_was_compiled() -> None:
+    runs = {name: _points([0.1, 0.2]) for name in "ab"}
+    assert "compile seconds" not in table(runs, "value").columns[0]
+    runs["a"] = [evolve(point, compile_seconds=27.5) for point in runs["a"]]
+    rows = table(runs, "value").columns
+    assert [row["compile seconds"] for row in rows] == ["27.5", "0"]

@@ -107,6 +107,11 @@ class HyperCleaning:
             "reference:clean",
         }
     )
+    metric_rows: ClassVar[Mapping[str, str]] = {
+        "train_accuracy": "train",
+        "memorised": "train",
+        "validation_loss": "validation",
+    }
     metrics: ClassVar[Mapping[str, bool]] = {
         "test_accuracy": True,
         "train_accuracy": True,

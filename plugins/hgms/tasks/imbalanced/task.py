@@ -110,6 +110,10 @@ class ImbalancedLoss:
             "validation-rows",
         }
     )
+    metric_rows: ClassVar[Mapping[str, str]] = {
+        "train_balanced_accuracy": "train",
+        "validation_loss": "validation",
+    }
     metrics: ClassVar[Mapping[str, bool]] = {
         "test_balanced_accuracy": True,
         "test_balanced_accuracy_adjusted": True,

@@ -107,6 +107,10 @@ class ManyMinima:
     traits: ClassVar[frozenset[str]] = frozenset(
         {"smooth-lower", "few-upper", "per-example-losses", "stop-rows", "reference:clean"}
     )
+    metric_rows: ClassVar[Mapping[str, str]] = {
+        "train_accuracy": "train",
+        "validation_loss": "validation",
+    }
     metrics: ClassVar[Mapping[str, bool]] = {
         "test_accuracy": True,
         "validation_loss": False,

@@ -118,6 +118,7 @@ class Quadratic:
             "closed-form",
         }
     )
+    metric_rows: ClassVar[Mapping[str, str]] = {"upper_loss": "validation"}
     metrics: ClassVar[Mapping[str, bool]] = dict.fromkeys(
         ("value", "upper_loss", "lower_distance", "hypergradient_norm"), False
     )

@@ -79,6 +79,7 @@ class LogisticCv:
     name: ClassVar[str] = "logistic-cv"
     version: ClassVar[str] = "1"
     traits: ClassVar[frozenset[str]] = TRAITS
+    metric_rows: ClassVar[Mapping[str, str]] = {"upper_loss": "validation"}
     metrics: ClassVar[Mapping[str, bool]] = METRICS | {"test_accuracy": True}
 
     dataset: str = field(default="sklearn:breast-cancer", validator=table_name)

@@ -117,6 +117,7 @@ class RidgeCv:
     name: ClassVar[str] = "ridge-cv"
     version: ClassVar[str] = "1"
     traits: ClassVar[frozenset[str]] = TRAITS
+    metric_rows: ClassVar[Mapping[str, str]] = {"upper_loss": "validation"}
     metrics: ClassVar[Mapping[str, bool]] = METRICS | {"test_r2": True}
 
     dataset: str = field(default="sklearn:diabetes", validator=table_name)
