@@ -39,13 +39,12 @@ from hgms_core.hypergrad import (
     cross_product,
     curvature,
     difference_step,
-    differences_named,
     hypergradient,
     implicit,
     twice_differentiable_attention,
     upper_gradients,
 )
-from hgms_core.linear import CallableSolver, LinearSystem, as_solver
+from hgms_core.linear import CallableSolver, Inexact, LinearSystem, as_solver
 from hgms_core.pipeline import Composition, Pipeline, overlay
 from hgms_core.problem import Loss, Problem, Sources
 from hgms_core.protocols import (
@@ -96,6 +95,7 @@ __all__ = [
     "Group",
     "HgmsError",
     "HyperGradient",
+    "Inexact",
     "Key",
     "LastStep",
     "LinearSolver",
@@ -142,7 +142,6 @@ __all__ = [
     "curvature",
     "detach",
     "difference_step",
-    "differences_named",
     "dotted",
     "fresh_parameters",
     "gradient",

@@ -12,7 +12,8 @@ All products are matrix-free, and built here alone.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterator
+import sys
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Literal, get_args
 
 import torch
@@ -21,12 +22,18 @@ from torch import Tensor
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from hgms_core.adapters.arguments import check_function
-from hgms_core.adapters.checks import Bound, check_used, pure
+from hgms_core.adapters.checks import Bound, check_dense, check_used, lacks_gradient, pure
 from hgms_core.adapters.shapes import Nested, Shape, check_floating
 from hgms_core.errors import ConfigError, one_of
-from hgms_core.linear import as_solver
+from hgms_core.linear import Inexact, as_solver
 from hgms_core.records import Cost, Estimate
-from hgms_core.torch_errors import explained, first_line, once_differentiable
+from hgms_core.torch_errors import (
+    differences_named,
+    explained,
+    no_second_derivative,
+    out_of_memory,
+    with_forward_mode,
+)
 from hgms_core.trees import Ravel, Tree, detach, require_grad, slopes
 
 Strategy = Literal["vjp", "jvp", "difference"]
@@ -37,11 +44,43 @@ Lower = Callable[[Tree], Tensor]
 
 @contextlib.contextmanager
 def twice_differentiable_attention() -> Iterator[None]:
-    """Inside, scaled dot-product attention has a second derivative: that of the math kernel (flash
-    and memory-efficient kernels have none). A loss that has none at all is refused with what to do.
+    """Inside, attention and compiled functions have second derivatives.
+
+    Scaled dot-product attention uses the math kernel, because flash and memory-efficient kernels
+    have no second derivative. Functions of ``torch.compile`` run eagerly, because the gradient of
+    compiled code has no graph, so that its second derivative would be taken for zero.
     """
-    with explained(), sdpa_kernel(SDPBackend.MATH):
+    with explained(), _uncompiled(), sdpa_kernel(SDPBackend.MATH):
         yield
+
+
+def _uncompiled() -> contextlib.AbstractContextManager[Any]:
+    # without this module nothing is compiled, and its import takes seconds
+    if "torch._dynamo" not in sys.modules or torch.compiler.is_dynamo_compiling():
+        return contextlib.nullcontext()
+    eager: contextlib.AbstractContextManager[Any] = torch.compiler.set_stance("force_eager")
+    return eager
+
+
+@contextlib.contextmanager
+def _second_derivative(first: Callable[[], object]) -> Iterator[None]:
+    """Turn a RuntimeError inside into a ConfigError, provided that ``first()``, the first
+    derivative, raises none.
+
+    torch reports missing derivatives by several types and texts, so the place decides.
+    """
+    try:
+        yield
+        return
+    except RuntimeError as error:
+        if out_of_memory(error):
+            raise
+        cause = error
+    try:
+        first()
+    except Exception:
+        raise cause from None
+    raise no_second_derivative(cause) from cause
 
 
 @frozen(eq=False)
@@ -72,11 +111,12 @@ def curvature(
     - ``vjp``: the gradient's graph is built once and each product is one backward pass through it.
       Exact, the fastest for many products; keeps one graph of the gradient in memory.
     - ``jvp``: forward-mode through the gradient, traced anew for each product. Exact, keeps no
-      graph, slower.
+      graph, slower. Without a forward-mode derivative a product builds a graph and frees it.
     - ``difference``: (∇g(x + εv) − ∇g(x − εv)) / 2ε with ε scaled to v. First-order memory and
       works through kernels without second derivatives; relative error about the machine precision
       to the power 2/3. ``precision`` is the type g is computed in where that is coarser than x's
-      (:attr:`Problem.precision`).
+      (:attr:`Problem.precision`). ``matvec`` is an :class:`hgms_core.Inexact`, so that a
+      solver does not take curvature below this error for curvature.
 
     With ``stacked``, g maps a stacked tree to ``[N]`` losses that do not interact, and rows are N
     separate systems.
@@ -89,62 +129,105 @@ def curvature(
     one_of("strategy", strategy, get_args(Strategy))
     spec = Ravel.of(x, batch_dims=1 if stacked else 0)
 
-    def gradient_at(point: Tree, create_graph: bool = False) -> tuple[list[Tensor], list[Tensor]]:
-        leaves = require_grad(point)
-        with torch.enable_grad(), twice_differentiable_attention():
-            grads = torch.autograd.grad(
-                g(leaves).sum(),
-                list(leaves.values()),
-                create_graph=create_graph,
-                materialize_grads=True,
-            )
-        return list(grads), list(leaves.values())
+    def slope() -> Tensor:
+        return spec.ravel_leaves(_gradient_at(g, x)[0])
 
-    if strategy == "vjp":
-        grads, leaves = gradient_at(x, create_graph=True)
+    def through_graph(grads: list[Tensor], leaves: list[Tensor], v: Tensor, keep: bool) -> Tensor:
         # A leaf in which g is linear has a constant gradient: it contributes nothing and has no
         # graph.
         curved = [i for i, grad in enumerate(grads) if grad.requires_grad]
-
-        def through_graph(v: Tensor) -> Tensor:
-            if not curved:
-                return torch.zeros_like(v)
-            parts = spec.unravel_leaves(v)
+        if not curved:
+            return torch.zeros_like(v)
+        parts = spec.unravel_leaves(v)
+        with _second_derivative(slope):
             products = torch.autograd.grad(
                 [grads[i] for i in curved],
                 leaves,
                 [parts[i] for i in curved],
-                retain_graph=True,
+                retain_graph=keep,
                 materialize_grads=True,
             )
-            return spec.ravel_leaves(products)
+        return spec.ravel_leaves(products)
 
+    if strategy == "vjp":
+        with _second_derivative(slope):
+            grads, leaves = _gradient_at(g, x, create_graph=True)
         flat_gradient = spec.ravel_leaves([grad.detach() for grad in grads])
-        return Curvature(through_graph, lambda: flat_gradient, spec)
-
-    def slope() -> Tensor:
-        return spec.ravel_leaves(gradient_at(x)[0])
+        return Curvature(
+            lambda v: through_graph(grads, leaves, v, keep=True), lambda: flat_gradient, spec
+        )
 
     if strategy == "jvp":
         gradient_of = torch.func.grad(lambda point: g(point).sum())
         point = detach(x)
 
         def forward(v: Tensor) -> Tensor:
+            direction = spec.unravel(v)
             with twice_differentiable_attention():
-                product = torch.func.jvp(gradient_of, (point,), (spec.unravel(v),))[1]
+                product = torch.func.jvp(gradient_of, (point,), (direction,))[1]
             return spec.ravel(product)
 
-        return Curvature(forward, slope, spec)
+        def backward(v: Tensor) -> Tensor:
+            with _second_derivative(slope):
+                graph = _gradient_at(g, x, create_graph=True)
+            return through_graph(*graph, v, keep=False)
+
+        return Curvature(
+            lambda v: with_forward_mode(lambda: forward(v), lambda: backward(v)), slope, spec
+        )
 
     flat = spec.ravel(detach(x))
 
     def central(v: Tensor) -> Tensor:
         step = difference_step(flat, v, precision)
-        plus, _ = gradient_at(spec.unravel(flat + step * v))
-        minus, _ = gradient_at(spec.unravel(flat - step * v))
+        plus, _ = _gradient_at(g, spec.unravel(flat + step * v))
+        minus, _ = _gradient_at(g, spec.unravel(flat - step * v))
         return (spec.ravel_leaves(plus) - spec.ravel_leaves(minus)) / (2 * step)
 
-    return Curvature(central, slope, spec)
+    return Curvature(Inexact.difference(central, precision or flat.dtype), slope, spec)
+
+
+WRONG_TWICE = frozenset({"WeightNormInterfaceBackward0"})
+"""Nodes of a graph with a wrong second derivative in torch: the fused weight_norm takes the norm of
+its direction for a constant."""
+
+
+def _check_graph(value: Tensor) -> None:
+    """ConfigError where torch would compute a wrong second derivative."""
+    nodes: list[Any] = [value.grad_fn]
+    seen = {None}
+    while nodes:
+        node = nodes.pop()
+        if node in seen:
+            continue
+        seen.add(node)
+        if node.name() in WRONG_TWICE:
+            raise no_second_derivative(RuntimeError(f"that of {node.name()} is wrong in torch"))
+        nodes.extend(before for before, _ in node.next_functions)
+
+
+def _gradient_at(
+    g: Lower, point: Tree, create_graph: bool = False
+) -> tuple[list[Tensor], list[Tensor]]:
+    """∇_x g, zeros in a leaf that it does not use, and the leaves; ConfigError if it uses none."""
+    leaves = require_grad(point)
+    grads: Sequence[Tensor | None] = [None]
+    with torch.enable_grad(), twice_differentiable_attention():
+        value = g(leaves).sum()
+        if create_graph:
+            _check_graph(value)
+        if value.requires_grad:
+            grads = torch.autograd.grad(
+                value, list(leaves.values()), create_graph=create_graph, allow_unused=True
+            )
+    if all(grad is None for grad in grads):
+        raise lacks_gradient(leaves)
+    check_dense("g", grads)
+    slopes = [
+        torch.zeros_like(leaf) if grad is None else grad
+        for leaf, grad in zip(leaves.values(), grads, strict=True)
+    ]
+    return slopes, list(leaves.values())
 
 
 def difference_step(x: Tensor, v: Tensor, precision: torch.dtype | None = None) -> Tensor:
@@ -178,7 +261,8 @@ def cross_product(
     model.
 
     It is ∂_θ of the directional derivative of g along v: forward mode in x, then reverse mode in θ
-    alone. For g = Σ w_i(θ) ℓ_i(x) that is one forward pass of the losses with tangents.
+    alone. For g = Σ w_i(θ) ℓ_i(x) that is one forward pass of the losses with tangents. Where torch
+    has no forward-mode derivative, it is two backward passes: ∂_θ ⟨∇_x g, v⟩.
     ``difference`` takes a central difference of ∇_θ g along v instead (two forward passes; needs no
     forward-mode derivative), ``displacement`` long in x to each side (None: the length that
     balances truncation and rounding at x's precision, or at the coarser ``precision`` that g is
@@ -212,11 +296,29 @@ def cross_product(
             name: (p - m) / (2 * step.squeeze(-1))
             for name, p, m in zip(names, plus, minus, strict=True)
         }
-    with torch.enable_grad(), twice_differentiable_attention():
-        slope: Tensor
+
+    def forward() -> list[Tensor]:
         derivative = torch.func.jvp(lambda point: g(leaves, point), (detach(x),), (detach(v),))
-        slope = derivative[1]
-        return dict(zip(names, slopes(slope, list(leaves.values())), strict=True))
+        slope: Tensor = derivative[1]
+        return slopes(slope, list(leaves.values()))
+
+    def backward() -> list[Tensor]:
+        with _second_derivative(lambda: upper_gradients(g, theta, x)):
+            lower = require_grad(x)
+            value = g(leaves, lower)
+            if not value.requires_grad:
+                return [torch.zeros_like(leaf) for leaf in leaves.values()]
+            _check_graph(value)
+            grads = torch.autograd.grad(
+                value, list(lower.values()), create_graph=True, materialize_grads=True
+            )
+            parts = [
+                (grad * part).sum() for grad, part in zip(grads, detach(v).values(), strict=True)
+            ]
+            return slopes(torch.stack(parts).sum(), list(leaves.values()))
+
+    with torch.enable_grad(), twice_differentiable_attention():
+        return dict(zip(names, with_forward_mode(forward, backward), strict=True))
 
 
 def upper_gradients(f: Bound, theta: Tree, x: Tree) -> tuple[Tensor, Tree, Tree]:
@@ -226,6 +328,7 @@ def upper_gradients(f: Bound, theta: Tree, x: Tree) -> tuple[Tensor, Tree, Tree]
     with torch.enable_grad():
         value = f(upper, lower)
         grads = slopes(value, [*upper.values(), *lower.values()])
+    check_dense("f", grads)
     count = len(upper)
     return (
         value.detach(),
@@ -342,12 +445,14 @@ def hypergradient(
         ``outcome``, ``residual``, ``iterations``, ``curvature`` and ``lower_gradient_norm`` (‖∇_x
         g‖: the formula assumes 0).
 
-    Errors: ConfigError for a loss that is no pure function (dropout or batch normalisation in
-    training mode), for one without the second derivative that ``strategy`` takes, for a θ that
-    neither loss uses, and for leaves that are not floating-point.
+    Errors: ConfigError for a loss that is no pure function (random numbers, dropout or batch
+    normalisation in training mode, in-place changes of its arguments), for one without the second
+    derivative that ``strategy`` takes, for a θ that neither loss uses, for a g that does not use x,
+    for leaves that are not floating-point, and inside ``torch.inference_mode``.
 
-    Cost: 1 upper gradient, 1 lower gradient, one Hessian product an iteration, 1 cross product. The
-    solver never raises for non-convergence; read ``outcome``.
+    Cost: 1 upper gradient, 1 lower gradient, one Hessian product an iteration, 1 cross product; and
+    two values of each loss, which show whether it is a pure function. The solver never raises for
+    non-convergence; read ``outcome``.
 
     >>> f = lambda theta, x: 0.5 * ((x - 1) ** 2).sum()
     >>> g = lambda theta, x: 0.5 * ((x - theta) ** 2).sum()  # x*(θ) = θ, so F(θ) = ½‖θ − 1‖²
@@ -367,6 +472,8 @@ def hypergradient(
             )
 
     size = Ravel.of(lower).size
+    if size == 0:
+        raise ConfigError("wrong-shape", "x contains no number to differentiate by", place=("x",))
     if v0 is not None and v0.shape != (size,):
         raise ConfigError(
             "wrong-shape",
@@ -386,21 +493,3 @@ def hypergradient(
     if not any(bool(leaf.any()) for leaf in estimate.value.values()):
         check_used(*losses, upper, lower)
     return evolve(estimate, value=above.restore(estimate.value))
-
-
-@contextlib.contextmanager
-def differences_named() -> Iterator[None]:
-    """Inside, a second derivative that torch lacks is a :class:`ConfigError` that names the
-    strategy without one.
-    """
-    try:
-        yield
-    except RuntimeError as error:
-        if once_differentiable(error):
-            raise ConfigError(
-                "no-second-derivative",
-                f"a loss has no second derivative: {first_line(error)}",
-                place=("hypergradient", "strategy"),
-                hint='set strategy = "difference", which uses first derivatives only',
-            ) from error
-        raise

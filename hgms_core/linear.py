@@ -21,6 +21,32 @@ from hgms_core.protocols import MatVec
 from hgms_core.records import Outcome, Solution
 
 
+@frozen(eq=False)
+class Inexact:
+    """Products with a relative error of about ``noise``, such as differences of gradients.
+
+    :class:`LinearSystem` reads ``noise`` of any operator that has it, so a solver does not take the
+    error of a product for curvature.
+
+    >>> product = Inexact(lambda v: 2 * v, noise=1e-3)
+    >>> product(torch.ones(1)), LinearSystem.of(product, torch.ones(1)).precision
+    (tensor([2.]), 0.001)
+    """
+
+    matvec: MatVec
+    noise: float
+
+    @classmethod
+    def difference(cls, matvec: MatVec, dtype: torch.dtype) -> Inexact:
+        """Products by differences of gradients in ``dtype``. Their error is about ε^(2/3); √ε/10
+        bounds it.
+        """
+        return cls(matvec, torch.finfo(dtype).eps ** 0.5 / 10)
+
+    def __call__(self, v: Tensor) -> Tensor:
+        return self.matvec(v)
+
+
 @define(eq=False)
 class LinearSystem:
     """(H + ridge·I) v = b with b scaled to a largest entry of 1, so that nothing overflows or
@@ -28,7 +54,11 @@ class LinearSystem:
 
     ``rhs`` is the scaled b (zero where b is not finite), ``size`` its norm, ``target`` the residual
     norm to reach, all per system; ``products`` counts the calls of the operator. Vectors in the
-    scaled system are in units of ``unit``.
+    scaled system are in units of ``unit``. ``precision`` is the relative error of a product: that
+    of the numbers, or the operator's own ``noise``. Curvature below ten times this share of the
+    largest is zero.
+
+    Errors: ConfigError for a b that is complex, of integers, or empty.
 
     >>> system = LinearSystem.of(lambda v: 2 * v, torch.tensor([3.0, 6.0]), ridge=1.0)
     >>> system.rhs, system.apply(system.rhs), system.products
@@ -42,6 +72,7 @@ class LinearSystem:
     size: Tensor
     target: Tensor
     finite: Tensor
+    precision: float
     products: int = 0
 
     @staticmethod
@@ -74,6 +105,7 @@ class LinearSystem:
     def of(
         cls, matvec: MatVec, b: Tensor, *, ridge: float = 0.0, rtol: float = 0.0, atol: float = 0.0
     ) -> LinearSystem:
+        check_real(b)
         b = b.detach()
         finite = torch.isfinite(b).all(-1)
         b = torch.where(cls.rows(finite), b, torch.zeros_like(b))
@@ -82,7 +114,8 @@ class LinearSystem:
         rhs = b / unit
         size = cls.norm(rhs)
         target = rtol * size if atol <= 0 else torch.maximum(rtol * size, atol / unit.squeeze(-1))
-        return cls(matvec, ridge, rhs, unit, size, target, finite)
+        precision = max(torch.finfo(b.dtype).eps, getattr(matvec, "noise", 0.0))
+        return cls(matvec, ridge, rhs, unit, size, target, finite, precision)
 
     def apply(self, v: Tensor) -> Tensor:
         """(H + ridge·I) v: one product."""
@@ -141,6 +174,20 @@ class LinearSystem:
         )
 
 
+def check_real(b: Tensor) -> None:
+    """ConfigError for a right-hand side that is not a vector of real floating-point numbers."""
+    if not b.is_floating_point():
+        kind = str(b.dtype).removeprefix("torch.")
+        raise ConfigError(
+            "wrong-dtype",
+            f"b has dtype {kind}, but linear solvers require real floating-point numbers",
+            place=("b",),
+            hint="solve for the real and the imaginary parts together" if b.is_complex() else None,
+        )
+    if b.shape[-1:] == (0,):
+        raise ConfigError("wrong-shape", "b contains no number", place=("b",))
+
+
 def as_solver(solver: Any) -> Any:
     """The solver itself, or a LinearSolver made of a plain callable ``solve(matvec, b) -> x``."""
     if isinstance(solver, str | type) or not (hasattr(solver, "solve") or callable(solver)):
@@ -170,6 +217,7 @@ class CallableSolver:
     def solve(
         self, matvec: Callable[[Tensor], Tensor], b: Tensor, x0: Tensor | None = None
     ) -> Solution:
+        check_real(b)
         products = 0
 
         def counted(v: Tensor) -> Tensor:

@@ -78,6 +78,18 @@ _CALLED = {
 """With what the functions of a problem are called."""
 
 
+def _of_flat(loss: Any, theta: Shape, x: Shape) -> Any:
+    """A loss of nested variables as a loss of flat ones, with its outputs and criterion if it has
+    some."""
+    flat: Any = wraps(loss)(lambda a, b, batch: loss(theta.restore(a), x.restore(b), batch))
+    if hasattr(loss, "outputs") and hasattr(loss, "criterion"):
+        flat.outputs = lambda b, batch: loss.outputs(x.restore(b), batch)
+        flat.criterion = lambda a, b, z, batch: loss.criterion(
+            theta.restore(a), x.restore(b), z, batch
+        )
+    return flat
+
+
 @arguments_named
 @frozen(kw_only=True, eq=False)
 class Problem:
@@ -182,8 +194,8 @@ class Problem:
         fresh = self.fresh
         start = self.start
         flat: dict[str, Any] = {"shapes": (theta, x), "theta0": theta0, "x0": x0}
-        flat["g"] = wraps(g)(lambda a, b, batch: g(theta.restore(a), x.restore(b), batch))
-        flat["f"] = wraps(f)(lambda a, b, batch: f(theta.restore(a), x.restore(b), batch))
+        flat["g"] = _of_flat(g, theta, x)
+        flat["f"] = _of_flat(f, theta, x)
         if project is not _everywhere:
             flat["project"] = lambda a: theta.flatten(project(theta.restore(a)), "project")
         if evaluate is not _nothing:

@@ -7,9 +7,12 @@ torch raises RuntimeError for most failures. Each predicate recognises one cause
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from typing import TypeVar
 
 from hgms_core.errors import ConfigError
+
+Result = TypeVar("Result")
 
 
 def first_line(error: BaseException) -> str:
@@ -49,7 +52,7 @@ def once_differentiable(error: BaseException) -> bool:
     The causes are fused kernels, and activations that are recomputed.
     """
     text = str(error)
-    missing = "derivative for aten::" in text and "not implemented" in text
+    missing = "derivative for " in text and "not implemented" in text
     again = type(error).__name__ == "CheckpointError" and text.startswith("torch.utils.checkpoint")
     signs = (
         "differentiate twice a function",
@@ -58,6 +61,7 @@ def once_differentiable(error: BaseException) -> bool:
         "must override the setup_context staticmethod",
         "no autograd formula was registered",  # the backward kernel of another library
         "Trying to use forward AD with",
+        "must implement the jvp function for custom autograd.Function",
     )
     return isinstance(error, RuntimeError) and (
         missing or again or any(sign in text for sign in signs)
@@ -66,7 +70,12 @@ def once_differentiable(error: BaseException) -> bool:
 
 def is_inside_functorch(error: BaseException) -> bool:
     """Return whether an in-place or eager operation met a tensor of vmap, grad or jvp."""
-    signs = ("being vmapped", "being transformed by a functorch transform")
+    signs = (
+        "being vmapped",
+        "being transformed by a functorch transform",
+        # an operation on several tensors, such as torch.cat, some of them of a vmap that is over
+        "maybe_level.has_value() INTERNAL ASSERT FAILED",
+    )
     return isinstance(error, RuntimeError) and any(sign in str(error) for sign in signs)
 
 
@@ -122,6 +131,41 @@ def explained() -> Iterator[None]:
         raise
 
 
+def with_forward_mode(forward: Callable[[], Result], backward: Callable[[], Result]) -> Result:
+    """Return ``forward()``, or ``backward()`` where torch has no forward-mode derivative."""
+    try:
+        with explained():
+            return forward()
+    except RuntimeError as error:
+        if out_of_memory(error):
+            raise
+    return backward()
+
+
+def no_second_derivative(error: BaseException) -> ConfigError:
+    """Return the error of a loss without the second derivative, for an error of torch."""
+    return ConfigError(
+        "no-second-derivative",
+        f"a loss has no second derivative: {first_line(error)}",
+        place=("hypergradient", "strategy"),
+        hint='set strategy = "difference", which uses first derivatives only',
+    )
+
+
+@contextlib.contextmanager
+def differences_named() -> Iterator[None]:
+    """Turn an error about a derivative that torch lacks into a ConfigError.
+
+    It names the strategy without second derivatives.
+    """
+    try:
+        yield
+    except RuntimeError as error:
+        if once_differentiable(error):
+            raise no_second_derivative(error) from error
+        raise
+
+
 RANDOM = ConfigError(
     "random-loss",
     "the loss draws random numbers, so two calls with equal arguments differ",
@@ -154,7 +198,16 @@ NOT_STACKABLE = ConfigError(
     place=("generator", "mode"),
     hint='set mode = "loop" in the generator and the selector',
 )
+_INFERENCE = ConfigError(
+    "inference-mode",
+    "the loss uses a tensor that was created inside torch.inference_mode(), so it has no "
+    "derivative",
+    place=("loss",),
+    hint="use .clone() outside inference_mode, or torch.no_grad() in its place",
+)
 _IMPURE = (
+    ("Inference tensors cannot be saved for backward", _INFERENCE),
+    ("Cannot set version_counter for inference tensor", _INFERENCE),
     ("randomness error mode", RANDOM),
     ("would mutate a captured Tensor", _WITH_STATE),
     ("Batch norm got a batched tensor as input while the running_mean", _WITH_STATE),

@@ -217,8 +217,8 @@ def check_repeats(name: str, loss: Bound, theta: Tree, x: Tree) -> None:
         moved = any(not torch.equal(a, b) for a, b in zip(before, after, strict=True))
         # Kernels of a GPU that add in any order differ by less than 1e-3. A CPU repeats itself, and
         # dropout in a new network may change a loss by less than float32 resolves.
-        random = 0.0 if device.type == "cpu" else 1e-5
-        if not torch.allclose(first, second, rtol=random if moved else 1e-3, atol=0.0):
+        drawn, hidden = (0.0, 1e-5) if device.type == "cpu" else (1e-5, 1e-3)
+        if not torch.allclose(first, second, rtol=drawn if moved else hidden, atol=0.0):
             # a copy: each raised error has a separate traceback
             raise (RANDOM if moved else NOT_REPEATABLE).at()
         return

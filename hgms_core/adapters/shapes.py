@@ -126,10 +126,21 @@ def _no_tensor(place: tuple[str, ...], leaf: object) -> ConfigError:
     )
 
 
+def check_grad_mode() -> None:
+    """ConfigError inside ``torch.inference_mode``, where no derivative exists."""
+    if torch.is_inference_mode_enabled():
+        raise ConfigError(
+            "inference-mode",
+            "derivatives do not exist inside torch.inference_mode()",
+            hint="leave inference_mode, or use torch.no_grad()",
+        )
+
+
 def check_floating(what: str, tree: object) -> None:
     """ConfigError where ``tree`` is not a dictionary of floating-point tensors, which alone have
-    derivatives.
+    derivatives (those of ``torch.inference_mode`` have none).
     """
+    check_grad_mode()
     if not isinstance(tree, Mapping):
         raise ConfigError(
             "wrong-type",
@@ -154,4 +165,11 @@ def check_floating(what: str, tree: object) -> None:
                 "contain floating-point tensors",
                 place=(what, name),
                 hint="call .float(); for a module use trainable(module), not its state_dict",
+            )
+        if leaf.is_inference():
+            raise ConfigError(
+                "inference-mode",
+                f"{name!r} was created inside torch.inference_mode(), so it has no derivative",
+                place=(what, name),
+                hint="use .clone() outside inference_mode, or torch.no_grad() in its place",
             )

@@ -289,6 +289,27 @@ def recomputed_differently() -> None:
     checkpoint(function, torch.ones(2, requires_grad=True), use_reentrant=False).sum().backward()
 
 
+class Square(torch.autograd.Function):
+    """Without a forward-mode derivative."""
+
+    @staticmethod
+    def forward(x: Tensor) -> Tensor:
+        return x * x
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
+        ctx.save_for_backward(*inputs)
+
+    @staticmethod
+    def backward(ctx: Any, slope: Tensor) -> Tensor:
+        factor: Tensor = 2 * ctx.saved_tensors[0]
+        return factor * slope
+
+
+def distances(x: Tensor) -> Tensor:
+    return torch.cdist(x[0, 0], torch.ones(3, 8))
+
+
 def forward_mode() -> None:
     x = torch.ones(1, 1, 2, 8)
     torch.func.jvp(attention, (x,), (x,))
@@ -306,6 +327,8 @@ def forward_mode() -> None:
         ),
         recomputed_differently,
         forward_mode,
+        lambda: torch.func.jvp(Square.apply, (torch.ones(1),), (torch.ones(1),)),
+        lambda: twice(distances),
     ],
     ids=[
         "kernel",
@@ -315,6 +338,8 @@ def forward_mode() -> None:
         "checkpoint under torch.func",
         "recomputed differently",
         "forward mode",
+        "function without jvp",
+        "derivative of a derivative",
     ],
 )
 def test_a_missing_second_derivative(call: Callable[[], object]) -> None:
@@ -372,6 +397,12 @@ def unused_parameter() -> None:
         dist.destroy_process_group()
 
 
+def joined_after_vmap() -> None:
+    kept = []
+    torch.vmap(lambda x: kept.append(x) or x)(torch.ones(3, 2))
+    torch.cat([kept[0], torch.ones(1)])
+
+
 FULL = Path("/dev/full")
 CAUSES: dict[str, tuple[Callable[[BaseException], bool], Callable[[], object]]] = {
     "memory": (out_of_memory, lambda: torch.empty(2**60, dtype=torch.int8)),
@@ -380,6 +411,7 @@ CAUSES: dict[str, tuple[Callable[[BaseException], bool], Callable[[], object]]] 
         is_inside_functorch,
         lambda: torch.func.grad(lambda x: x.requires_grad_().sum())(torch.ones(3)),
     ),
+    "vmap that is over": (is_inside_functorch, joined_after_vmap),
     "freed graph": (is_freed_graph, freed_graph),
     "overflow": (is_overflow, lambda: torch.full((1,), 1e300, dtype=torch.float32)),
     "batch of one": (is_batch_of_one, lambda: nn.BatchNorm1d(2)(torch.ones(1, 2))),
@@ -444,6 +476,12 @@ def compiled_twice() -> None:
 COUNTS = torch.zeros(3)
 
 
+def with_an_inference_tensor() -> None:
+    with torch.inference_mode():
+        rows = torch.ones(3)
+    (rows * torch.ones(3, requires_grad=True)).sum()
+
+
 @pytest.mark.parametrize(
     ("code", "place", "call"),
     [
@@ -459,6 +497,7 @@ COUNTS = torch.zeros(3)
             ("generator", "mode"),
             lambda: torch.vmap(without_batching_rule)(torch.ones(2, 3, 4, 1)),
         ),
+        ("inference-mode", ("loss",), with_an_inference_tensor),
         pytest.param(
             "compiled-loss", ("hypergradient", "strategy"), compiled_twice, marks=pytest.mark.slow
         ),

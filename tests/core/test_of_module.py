@@ -751,13 +751,8 @@ def test_parametrised_layers_work_if_torch_differentiates_them_else_an_error() -
 
     loop = Branches(count=1, steps=3)
     normed = problem(network(parametrizations.weight_norm(nn.Linear(6, 6))))
-    exact, differences = (
-        hypergradient(
-            *at_rows(normed), normed.theta0, normed.x0, solver=CG(ridge=1.0), strategy=strategy
-        ).value
-        for strategy in ("vjp", "difference")
-    )
-    assert_same(exact, differences, rtol=1e-5, atol=1e-9)
+    with rejects("no-second-derivative", "hypergradient", "strategy", of=ConfigError):
+        hypergradient(*at_rows(normed), normed.theta0, normed.x0, solver=CG())
     stepped(
         normed,
         pipeline(

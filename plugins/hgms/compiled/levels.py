@@ -14,7 +14,17 @@ from torch.fx import GraphModule
 
 from hgms.compiled.programs import Programs, Runner
 from hgms.compiled.trace import Split, arrangement, flatten, split, unflatten, without_mutations
-from hgms_core import Batch, Linearization, LinearSystem, Loss, Ravel, Solution, Strategy, Tree
+from hgms_core import (
+    Batch,
+    Inexact,
+    Linearization,
+    LinearSystem,
+    Loss,
+    Ravel,
+    Solution,
+    Strategy,
+    Tree,
+)
 
 ITERATIONS = 10
 """Iterations of a program where a product is small; a large one is a program by itself, which
@@ -34,13 +44,14 @@ class CompiledProduct:
     graph serves them all.
 
     A solver may call it, or make a program of its own iterations with the product inside
-    (:meth:`loop`).
+    (:meth:`loop`). ``noise`` is its relative error, as of :class:`hgms_core.Inexact`.
     """
 
     programs: Programs
     key: tuple[Hashable, ...]
     graph: GraphModule
     residuals: Sequence[Tensor]
+    noise: float = 0.0
 
     def __call__(self, v: Tensor) -> Tensor:
         inputs = [*self.residuals, v]
@@ -79,7 +90,8 @@ class CompiledProduct:
         def solved(
             residuals: list[Tensor], b: Tensor, x0: Tensor | None, earlier: Tree | None
         ) -> Any:
-            return solve(lambda v: graph(*residuals, v)[0], b, x0, earlier, *settings, count)
+            product = Inexact(lambda v: graph(*residuals, v)[0], self.noise)
+            return solve(product, b, x0, earlier, *settings, count)
 
         program = self.programs((name, *self.key, *settings), solved)
         residuals = list(self.residuals)
@@ -112,7 +124,8 @@ class CompiledProduct:
         count = min(most, ITERATIONS) if self.small else 1
 
         def advance(residuals: list[Tensor], state: Tree) -> tuple[Tree, Tensor]:
-            system = LinearSystem.of(lambda v: graph(*residuals, v)[0], state["r"], ridge=ridge)
+            product = Inexact(lambda v: graph(*residuals, v)[0], self.noise)
+            system = LinearSystem.of(product, state["r"], ridge=ridge)
             needed = torch.zeros_like(state["steps"].sum())
             for _ in range(count):
                 needed = needed + state["active"].any()
@@ -136,6 +149,7 @@ class Linearized:
     mixed: Runner
     kept: tuple[tuple[int, ...], ...]
     passes: int
+    noise: float
 
     @classmethod
     def of(
@@ -199,6 +213,8 @@ class Linearized:
             return None
         passes = 2 if strategy == "difference" else 1
         product = pieces.after[0]
+        inexact = Inexact.difference(product, precision or along.dtype)
+        noise = inexact.noise if strategy == "difference" else 0.0
         return cls(
             programs,
             key,
@@ -209,6 +225,7 @@ class Linearized:
             mixed,
             pieces.kept,
             passes,
+            noise,
         )
 
     def at(self, leaves: Sequence[Tensor]) -> Linearization:
@@ -224,7 +241,7 @@ class Linearized:
             product: Tree = unflatten(by_name, self.mixed([*of_mixed, v]))
             return product
 
-        matvec = CompiledProduct(self.programs, self.key, self.product, of_product)
+        matvec = CompiledProduct(self.programs, self.key, self.product, of_product, self.noise)
         return Linearization(upper_loss, direct, rhs, slope, matvec, mixed, self.passes)
 
 

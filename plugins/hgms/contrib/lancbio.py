@@ -205,7 +205,7 @@ def extended(system: LinearSystem, epoch: Tree) -> tuple[Tree, Outcome]:
     if not bool(torch.isfinite(alpha) & torch.isfinite(size)):
         return longer, Outcome.NONFINITE
     values = torch.linalg.eigvalsh(tridiagonal(longer))
-    zero = 10 * eps * values.abs().amax()
+    zero = 10 * system.precision * values.abs().amax()
     if bool(values[0] < -zero):
         return longer, Outcome.NEGATIVE_CURVATURE
     return longer, Outcome.ITERATION_LIMIT if bool(values[0] > zero) else Outcome.STAGNATED

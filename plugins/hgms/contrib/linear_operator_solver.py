@@ -70,11 +70,12 @@ class LinearOperatorSolver:
             codes = torch.full_like(left, Outcome.CONVERGED.code)
             steps = torch.zeros_like(left)
             curvature = torch.full_like(tolerance, torch.inf)
+            largest = torch.zeros_like(tolerance)
             going = left > 0
             first = True
 
             def product(column: Tensor) -> Tensor:
-                nonlocal codes, steps, curvature, going, first
+                nonlocal codes, steps, curvature, largest, going, first
                 v = column.squeeze(-1)
                 if first or not going.any():  # the first is a product with its start, which is 0
                     first = False
@@ -83,13 +84,16 @@ class LinearOperatorSolver:
                 size = system.dot(v, v)
                 quotient = system.dot(v, image) / torch.where(size > 0, size, torch.ones_like(size))
                 finite = torch.isfinite(image).all(-1)
-                ended = going & (size > 0) & ~(finite & (quotient > 0))
-                codes = torch.where(
-                    ended & finite,
-                    Outcome.NEGATIVE_CURVATURE.code,
-                    torch.where(ended, Outcome.NONFINITE.code, codes),
-                )
                 met = going & finite & (size > 0)
+                largest = torch.where(met, torch.maximum(largest, quotient.abs()), largest)
+                zero = 10 * system.precision * largest
+                ended = going & (size > 0) & ~(finite & (quotient > zero))
+                for outcome, where in (
+                    (Outcome.NEGATIVE_CURVATURE, finite & (quotient < -zero)),
+                    (Outcome.STAGNATED, finite & (quotient >= -zero)),
+                    (Outcome.NONFINITE, ~finite),
+                ):
+                    codes = codes.masked_fill(ended & where, outcome.code)
                 curvature = torch.where(met, torch.minimum(curvature, quotient), curvature)
                 steps = steps + going
                 going = going & ~ended
@@ -107,7 +111,11 @@ class LinearOperatorSolver:
                 }
                 value = linear_cg(product, r.unsqueeze(-1), eps=TINY, max_tridiag_iter=0, **limits)
             return Correction(
-                value=value.squeeze(-1), steps=steps, codes=codes, curvature=curvature
+                value=value.squeeze(-1),
+                steps=steps,
+                codes=codes,
+                curvature=curvature,
+                largest=largest,
             )
 
         return in_rounds(system, x0, self.max_steps, correct)

@@ -34,7 +34,8 @@ class RecycledCG:
 
         B⁺ = B − BP (PᵀBP)⁻¹ PᵀB + Y (PᵀY)⁻¹ Yᵀ
 
-    B⁺P = Y holds until it is cut, B⁺ is positive definite, and what an old product said is kept
+    P and Y are projected onto span[U, P], so B⁺P = Y holds before the cut only where that span
+    contains Y, as in a Krylov space. B⁺ is positive definite, and what an old product said is kept
     where no new one was made. The start is s = B⁻¹b. Where sᵀ(H + γI)s > 2 sᵀBs (x was restarted),
     the model is forgotten, and the solve is ``cg``'s.
 
@@ -100,7 +101,8 @@ class RecycledCG:
                 pairs.append((v.detach(), image.detach()))
             return image
 
-        system = LinearSystem.of(watched, b, ridge=self.ridge, rtol=self.rtol, atol=self.atol)
+        system = LinearSystem.of(matvec, b, ridge=self.ridge, rtol=self.rtol, atol=self.atol)
+        system.matvec = watched
         if not memory:
             return pcg(system, x0, self.max_steps, self.clip), updated(
                 {}, pairs, self.ridge, self.rank

@@ -9,7 +9,7 @@ from torch import Tensor
 from torch.utils._pytree import tree_flatten, tree_map, tree_unflatten
 
 from hgms.gauss_newton.criterion import composite
-from hgms.gauss_newton.product import Product
+from hgms.gauss_newton.product import Product, second_derivative
 from hgms_core import Batch, Loss, Ravel, Tree, detach, difference_step
 
 
@@ -59,7 +59,7 @@ def by_difference(
             return criterion(theta, at, z, batch)
 
         at = tree_unflatten([leaf.detach() for leaf in z], form)
-        own, change = torch.func.jvp(torch.func.grad(level, argnums=(0, 1)), (x, at), (v, moved))[1]
+        own, change = second_derivative(level, (x, at), (v, moved))
         back = torch.autograd.grad(
             z, list(leaves.values()), tree_flatten(change)[0], materialize_grads=True
         )

@@ -7,9 +7,11 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.utils._pytree import tree_leaves, tree_map
 
 from hgms.gauss_newton.criterion import composite
 from hgms_core import Batch, Loss, Tree
+from hgms_core.torch_errors import with_forward_mode
 
 Product = Callable[[Tree, Tree, Batch, Tree], Tree]
 
@@ -51,9 +53,45 @@ def gauss_newton(loss: Loss, wanted_by: str = 'operator = "ggn"') -> Product:
         def network(at: Tree) -> Any:
             return outputs(at, batch)
 
-        z, moved = torch.func.jvp(network, (x,), (v,))[:2]
-        own, change = torch.func.jvp(torch.func.grad(level, argnums=(0, 1)), (x, z), (v, moved))[1]
+        z, moved = tangent(network, x, v)
+        own, change = second_derivative(level, (x, z), (v, moved))
         (back,) = torch.func.vjp(network, x)[1](change)
         return {name: own[name] + back[name] for name in x}
 
     return product
+
+
+def tangent(network: Callable[[Tree], Any], x: Tree, v: Tree) -> tuple[Any, Any]:
+    """z(x) and J v, in forward mode; without it, as the derivative of u ↦ Jᵀu along v."""
+
+    def backward() -> tuple[Any, Any]:
+        z, pull = torch.func.vjp(network, x)[:2]
+        (moved,) = torch.func.vjp(lambda u: pull(u)[0], tree_map(torch.zeros_like, z))[1](v)
+        return z, moved
+
+    def forward() -> tuple[Any, Any]:
+        z, moved = torch.func.jvp(network, (x,), (v,))[:2]
+        return z, moved
+
+    return with_forward_mode(forward, backward)
+
+
+def second_derivative(
+    level: Callable[[Tree, Any], Tensor], at: tuple[Tree, Any], along: tuple[Tree, Any]
+) -> tuple[Tree, Any]:
+    """∇²c · (v, w) at (x, z), in forward mode over reverse; without it, by two reverse passes."""
+    slopes = torch.func.grad(level, argnums=(0, 1))
+
+    def forward() -> tuple[Tree, Any]:
+        product: tuple[Tree, Any] = torch.func.jvp(slopes, at, along)[1]
+        return product
+
+    def backward() -> tuple[Tree, Any]:
+        def inner(x: Tree, z: Any) -> Tensor:
+            pairs = zip(tree_leaves(slopes(x, z)), tree_leaves(along), strict=True)
+            return torch.stack([(slope * part).sum() for slope, part in pairs]).sum()
+
+        product: tuple[Tree, Any] = torch.func.grad(inner, argnums=(0, 1))(*at)
+        return product
+
+    return with_forward_mode(forward, backward)

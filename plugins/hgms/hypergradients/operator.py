@@ -12,6 +12,7 @@ from hgms.gauss_newton import Product
 from hgms_core import (
     Batch,
     Estimate,
+    Inexact,
     Linearization,
     LinearSolver,
     Ravel,
@@ -48,6 +49,7 @@ def with_operator(
         with twice_differentiable_attention():
             return spec.ravel(product(theta, x, batch, spec.unravel(v)))
 
-    return evolve(
-        Linearization.of(f, g, theta, x, strategy, precision), matvec=matvec
-    ).hypergradient(solver, v0, rows)
+    here = Linearization.of(f, g, theta, x, strategy, precision)
+    by_difference = Inexact.difference(matvec, precision or here.rhs.dtype)
+    products = by_difference if strategy == "difference" else matvec
+    return evolve(here, matvec=products).hypergradient(solver, v0, rows)

@@ -23,6 +23,7 @@ from torch.func import grad, jvp
 
 from hgms.integrations.level import ONCE, Level, derived
 from hgms_core import Tree, cross_product, detach
+from hgms_core.torch_errors import with_forward_mode
 
 
 class Minimiser(Function):
@@ -58,7 +59,7 @@ class Minimiser(Function):
         else:
             with derived():
                 v = dict(zip(x, Solve.apply(level, level.v0, *slopes, *leaves), strict=True))
-                parts = grad(lambda some: -level.along({**theta, **some}, x, v))(some)
+                parts = turned(level, theta, some, x, v)
         return (
             None,
             *(parts.get(name) if name in some else None for name in theta),
@@ -89,6 +90,23 @@ class Minimiser(Function):
     @staticmethod
     def vmap(info: Any, in_dims: tuple[Any, ...], *inputs: Any) -> tuple[Any, Any]:
         return member_by_member(Minimiser, info.batch_size, in_dims, inputs)
+
+
+def turned(level: Level, theta: Tree, some: Tree, x: Tree, v: Tree) -> Tree:
+    """−∇²_θx g·v for ``some`` leaves of θ. Where torch has no forward-mode derivative, by two
+    backward passes, which no further derivative goes through."""
+
+    def forward() -> Tree:
+        parts: Tree = grad(lambda some: -level.along({**theta, **some}, x, v))(some)
+        return parts
+
+    def backward() -> Tree:
+        if torch.is_grad_enabled():
+            return forward()
+        mixed = cross_product(lambda a, b: level.loss({**theta, **a}, b), some, x, v)
+        return {name: -leaf for name, leaf in mixed.items()}
+
+    return with_forward_mode(forward, backward)
 
 
 class Solve(Function):

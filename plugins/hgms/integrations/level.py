@@ -20,10 +20,9 @@ from hgms_core import (
     Strategy,
     Tree,
     curvature,
-    differences_named,
     twice_differentiable_attention,
 )
-from hgms_core.torch_errors import is_inside_functorch
+from hgms_core.torch_errors import differences_named, is_inside_functorch
 
 ONCE = ConfigError(
     "no-second-derivative",
@@ -75,8 +74,10 @@ class Level:
         spec = Ravel.of(x)
         here = curvature(lambda at: self.check(theta, at), x, self.strategy)
         solution = self.solver.solve(here.matvec, spec.ravel_leaves(rhs), v0)
-        if self.report is not None:
-            self.report(solution, torch.linalg.vector_norm(here.gradient))
+        # with jvp the products do not show that g has no gradient in x
+        slope = here.gradient if self.report is not None or self.strategy == "jvp" else None
+        if self.report is not None and slope is not None:
+            self.report(solution, torch.linalg.vector_norm(slope))
         return spec.unravel_leaves(solution.value)
 
     def check(self, theta: Tree, x: Tree) -> Tensor:

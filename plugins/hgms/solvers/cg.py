@@ -36,8 +36,8 @@ class CG:
             rows; a configuration uses ``nystrom``. Tolerances stay those of the residual itself.
 
     Outcomes: CONVERGED; ITERATION_LIMIT (the current iterate; the best one where its residual
-    exceeds ‖b‖); NEGATIVE_CURVATURE (pᵀ(H + γI)p < 0: the iterate before that direction); STAGNATED
-    with the iterate of the smallest residual, where the numbers can do no better: pᵀ(H + γI)p is
+    exceeds ‖b‖); NEGATIVE_CURVATURE (pᵀ(H + γI)p < 0: the iterate before that direction, or with a
+    preconditioner the best one where its residual exceeds ‖b‖); STAGNATED with the iterate of the smallest residual, where the numbers can do no better: pᵀ(H + γI)p is
     zero beside the largest curvature met or the residual grew beyond what a positive definite
     system allows (both mean singular, with b not in the range), or the tolerance is too tight;
     NONFINITE.

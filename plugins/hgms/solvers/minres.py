@@ -144,7 +144,7 @@ class MINRES:
 
 def iteration(system: LinearSystem, state: Tree, max_steps: int) -> Tree:
     """One step, as a function of tensors alone."""
-    eps = torch.finfo(state["r"].dtype).eps
+    eps = system.precision
     x, v, v_1, w, w_1, beta = (state[name] for name in ("x", "v", "v_1", "w", "w_1", "beta"))
     c, s, c_1, s_1, phi, flat, flattest = (
         state[name] for name in ("c", "s", "c_1", "s_1", "phi", "flat", "flattest")

@@ -53,7 +53,7 @@ def pcg(
         else:
             while state["active"].any():
                 state = iteration(system, state, max_steps, precondition)
-        state = settled(system, state)
+        state = settled(system, state, precondition)
         if not claims(state).any():
             break
         fresh = system.rhs - system.apply(state["x"])
@@ -78,7 +78,7 @@ def begun(
     # Below the floor the recursion no longer says anything; above the ceiling A is numerically
     # singular, because ‖r_k‖ ≤ √cond(A)·‖r_0‖ for a positive definite A.
     floor = torch.maximum(system.target, eps * system.size)
-    ceiling = system.size / eps**0.5
+    ceiling = system.size / system.precision**0.5
     codes = torch.where(
         size <= system.target,
         system.codes(Outcome.CONVERGED),
@@ -103,13 +103,14 @@ def begun(
     }
 
 
-def settled(system: LinearSystem, state: Tree) -> Tree:
+def settled(system: LinearSystem, state: Tree, precondition: Precondition | None = None) -> Tree:
     """Where the iteration broke down, or is worse than v = 0 when it runs out of steps, the best
-    iterate is the answer.
+    iterate is the answer; behind a preconditioner, whose steps may be long where the curvature is
+    small, also where it met negative curvature.
     """
-    stuck = (state["codes"] == STAGNATED) | (
-        (state["codes"] == LIMIT) & (state["size"] > system.size)
-    )
+    codes = state["codes"]
+    ended = codes == LIMIT if precondition is None else (codes == LIMIT) | (codes == NEGATIVE)
+    stuck = (codes == STAGNATED) | (ended & (state["size"] > system.size))
     x = pick(stuck, state["best"], state["x"])
     size = torch.where(stuck, state["smallest"], state["size"])
     return {**state, "x": x, "size": size}
@@ -133,12 +134,15 @@ def checked(
     precondition: Precondition | None = None,
 ) -> Tree:
     """With the residual computed afresh: what claimed too much is STAGNATED, or goes on where that
-    residual is smaller than the one verified before."""
+    residual is smaller than the one verified before. An iterate that is worse than v = 0 after all
+    is dropped, but not one before negative curvature."""
     true = norm(fresh)
     known = torch.isfinite(true)
-    r = pick(known, fresh, state["r"])
-    size = torch.where(known, true, state["size"])
     codes = state["codes"]
+    lost = known & (true > system.size) & (codes != NEGATIVE)
+    x = pick(lost, torch.zeros_like(state["x"]), state["x"])
+    r = pick(lost, system.rhs, pick(known, fresh, state["r"]))
+    size = torch.where(lost, system.size, torch.where(known, true, state["size"]))
     steps = state["steps"]
     missed = (codes == CONVERGED) & (size > system.target)
     codes = codes.masked_fill(missed, STAGNATED).masked_fill(missed & (steps >= max_steps), LIMIT)
@@ -149,13 +153,14 @@ def checked(
     z = r if precondition is None else precondition(r)
     return {
         **state,
+        "x": x,
         "r": r,
         "p": z,
         "rz": dot(r, z),
         "size": size,
         "codes": codes.masked_fill(active, LIMIT),
         "active": active,
-        "best": state["x"],
+        "best": x,
         "smallest": size,
     }
 
@@ -164,7 +169,6 @@ def iteration(
     system: LinearSystem, state: Tree, max_steps: int, precondition: Precondition | None = None
 ) -> Tree:
     """One step of conjugate gradients, as a function of tensors alone."""
-    eps = torch.finfo(system.rhs.dtype).eps
     p, active, largest, curvature, codes = (
         state[name] for name in ("p", "active", "largest", "curvature", "codes")
     )
@@ -175,7 +179,7 @@ def iteration(
     finite = torch.isfinite(pap)
     largest = torch.where(active & finite, torch.maximum(largest, quotient), largest)
     curvature = torch.where(active & finite, torch.minimum(curvature, quotient), curvature)
-    zero = 10 * eps * largest
+    zero = 10 * system.precision * largest
     # zero to rounding: A is singular, and b not in its range
     negative = quotient < -zero
     flat = quotient.abs() <= zero

@@ -21,14 +21,15 @@ class Correction:
     """What a solver found for A d = r, per system.
 
     ``steps`` are the products it asked for, ``codes`` why it gave up (CONVERGED where it did not),
-    ``curvature`` the smallest Rayleigh quotient it met. ``value`` may be anything: a correction
-    that does not shrink the residual is not taken, but for the one before negative curvature.
+    ``curvature`` and ``largest`` the smallest and the largest Rayleigh quotient it met. ``value``
+    may be anything: :func:`in_rounds` decides whether to add it.
     """
 
     value: Tensor
     steps: Tensor
     codes: Tensor
     curvature: Tensor
+    largest: Tensor
 
 
 Corrector = Callable[[Tensor, Tensor, Tensor], Correction]
@@ -43,9 +44,14 @@ def in_rounds(
     target: iterative refinement.
 
     Solvers stop by residuals that they update instead of computing (and MINRES by another
-    criterion), so what they claim may not hold; a second round starts from what is left. Ends as
-    ITERATION_LIMIT where the products are used up, as STAGNATED where a round has not halved the
-    residual, with the solver's own reason where it gave one.
+    criterion), so what they claim may not hold; a second round starts from what is left, with a
+    smaller tolerance. Ends as ITERATION_LIMIT where the products are used up, as STAGNATED where a
+    round at the smallest tolerance has not halved the residual, with the solver's own reason where
+    it gave one.
+
+    A correction is dropped that does not shrink the residual (but not an iterate before negative
+    curvature), or is so long that the error of a product with it exceeds its gain: it lies along a
+    direction without curvature.
     """
     x, r = system.start(x0)
     size = system.norm(r)
@@ -57,10 +63,12 @@ def in_rounds(
     active = codes == LIMIT
     steps = torch.zeros_like(codes)
     curvature = torch.full_like(size, torch.inf)
-    ease = 0.9
+    largest = torch.zeros_like(size)
+    ease = torch.full_like(size, 0.9)
     while active.any():
         open_ = torch.where(system.rows(active), r, torch.zeros_like(r))
         tolerance = ease * system.target / torch.where(active, size, torch.ones_like(size))
+        tolerance = tolerance.clamp_min(system.precision)
         correction = correct(open_, tolerance, torch.where(active, max_steps - steps, 0))
         steps = steps + correction.steps * active
         curvature = torch.minimum(curvature, correction.curvature)
@@ -68,12 +76,14 @@ def in_rounds(
         fresh = system.rhs - system.apply(moved)
         true = system.norm(fresh)
         stuck = ~(true <= 0.5 * size)
+        largest = torch.maximum(largest, correction.largest)
         # Conjugate gradients that met negative curvature have gone down, whatever the residual says
         # of it.
-        better = active & (
-            (true < size)
-            | ((correction.codes == Outcome.NEGATIVE_CURVATURE.code) & torch.isfinite(true))
-        )
+        descent = correction.codes == Outcome.NEGATIVE_CURVATURE.code
+        gain = torch.where(descent, system.norm(fresh - r), size - true)
+        error = 10 * system.precision * largest * system.norm(correction.value)
+        better = active & torch.isfinite(true) & (gain > 0) & (error <= gain)
+        last = (tolerance <= system.precision) | (correction.steps == 0) | ~better
         x = torch.where(system.rows(better), moved, x)
         r = torch.where(system.rows(better), fresh, r)
         size = torch.where(better, true, size)
@@ -84,12 +94,14 @@ def in_rounds(
                 correction.codes != CONVERGED,
                 correction.codes,
                 torch.where(
-                    steps >= max_steps, LIMIT, torch.where(stuck, Outcome.STAGNATED.code, CONVERGED)
+                    steps >= max_steps,
+                    LIMIT,
+                    torch.where(stuck & last, Outcome.STAGNATED.code, CONVERGED),
                 ),
             ),
         )
         ended = (size <= system.target) | (why != CONVERGED)
         codes = torch.where(active & ended, why, codes)
         active = active & ~ended
-        ease *= 0.1
+        ease = ease * torch.where(stuck, 1e-3, 0.1)
     return system.solution(x, size, codes, steps, curvature)

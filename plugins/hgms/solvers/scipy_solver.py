@@ -73,6 +73,7 @@ class ScipySolver:
             steps = torch.zeros_like(left)
             codes = torch.full_like(left, Outcome.CONVERGED.code)
             curvature = torch.full_like(tolerance, torch.inf)
+            largest = torch.zeros_like(tolerance)
             for row in [()] if r.dim() == 1 else [(i,) for i in range(r.shape[0])]:
                 if left[row] > 0:
                     watched = _Watched(
@@ -80,9 +81,12 @@ class ScipySolver:
                     )
                     value[row] = watched.run(self.method, r[row], float(tolerance[row]))
                     steps[row], curvature[row] = watched.steps, watched.curvature
+                    largest[row] = watched.largest
                     if watched.why is not None:
                         codes[row] = watched.why.code
-            return Correction(value=value, steps=steps, codes=codes, curvature=curvature)
+            return Correction(
+                value=value, steps=steps, codes=codes, curvature=curvature, largest=largest
+            )
 
         return in_rounds(system, x0, self.max_steps, correct)
 
@@ -110,7 +114,9 @@ class _Watched:
         self.dtype = dtype
         self.limit = limit
         self.stop_at_negative = stop_at_negative
-        self.steps, self.curvature = 0, float("inf")
+        self.steps = 0
+        self.curvature = float("inf")
+        self.largest = 0.0
         self.why: Outcome | None = None
         self.latest: Array | None = None
 
@@ -160,8 +166,11 @@ class _Watched:
             raise _Stop
         quotient = float(v @ product) / size
         self.curvature = min(self.curvature, quotient)
-        if quotient <= 0 and self.stop_at_negative:
-            self.why = Outcome.NEGATIVE_CURVATURE
+        self.largest = max(self.largest, abs(quotient))
+        zero = 10 * self.system.precision * self.largest
+        if quotient <= zero and self.stop_at_negative:
+            negative = quotient < -zero
+            self.why = Outcome.NEGATIVE_CURVATURE if negative else Outcome.STAGNATED
             raise _Stop
         return product
 

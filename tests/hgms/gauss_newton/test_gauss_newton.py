@@ -287,3 +287,33 @@ class TestImplicit:
     def test_fresh_batches_are_rejected(self) -> None:
         with rejects("conflicting-options", "operator"):
             Implicit(solver=CG(), operator="ggn", batches="fresh")
+
+
+@pytest.mark.parametrize("strategy", ["vjp", "jvp", "difference"])
+@pytest.mark.parametrize("squares", ["written out", "mse_loss"])
+def test_ggn_takes_plain_tensors_and_mse_loss(strategy: Any, squares: str) -> None:
+    """A problem flattens θ and x, and its loss kept neither outputs nor criterion; the second
+    derivative of mse_loss has no forward mode. Outputs are linear in x, so G is the Hessian."""
+    rows = {"a": normal(30, 3, seed=1), "y": normal(30, seed=2)}
+
+    def criterion(theta: Tensor, x: Tensor, z: Tensor, batch: Tree) -> Tensor:
+        mean = torch.nn.functional.mse_loss(z, batch["y"])
+        written = (z - batch["y"]).square().mean()
+        fit = mean if squares == "mse_loss" else written
+        return theta.exp() * fit + 0.01 * x.square().sum()
+
+    problem = Problem(
+        theta0=torch.tensor(0.0, dtype=F64),
+        x0=normal(3, seed=3),
+        f=lambda theta, x, batch: (batch["a"] @ x - batch["y"]).square().mean(),
+        g=Composite(outputs=lambda x, batch: batch["a"] @ x, criterion=criterion),
+        lower_data=rows,
+        upper_data=rows,
+    )
+    values = [
+        Implicit(solver=CG(ridge=0.01), operator=operator, strategy=how)
+        .estimate(problem, problem.theta0, Branch(x=problem.x0), KEY, {"v": None})[0]
+        .value["theta"]
+        for operator, how in (("hessian", "vjp"), ("ggn", strategy))
+    ]
+    torch.testing.assert_close(values[1], values[0], rtol=1e-6, atol=0)

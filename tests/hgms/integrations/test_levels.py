@@ -392,3 +392,20 @@ def test_a_batch_of_each_candidate_is_handed_over() -> None:
         torch.func.vmap(by_closure)(ys, rows)
     assert 'mode = "loop"' in str(caught.value.hint)
     assert_same(torch.autograd.grad(torch.func.vmap(in_theta)(ys, rows).sum(), ys)[0], rows)
+
+
+def test_candidates_that_are_joined_with_a_constant_are_named() -> None:
+    """torch reported an internal assertion, and asked for a bug report."""
+
+    def solution(theta: Tensor, first: Tensor, last: Tensor) -> Tensor:
+        return lower_solution(
+            lambda theta, x: (theta * x * x / 2 - torch.cat([first, last]) * x).sum(),
+            theta,
+            lambda theta: torch.cat([first, last]) / theta,
+            solver=dense,
+        )
+
+    with rejects("hidden-tensor", "g"):
+        torch.func.vmap(solution, in_dims=(None, 0, None))(
+            torch.ones(3), torch.ones(4, 2), torch.ones(1)
+        )

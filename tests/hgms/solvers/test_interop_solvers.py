@@ -224,3 +224,44 @@ def test_bad_input_says_what_and_where(fields: str, code: str, field: str) -> No
     )
     with rejects(code, "config.toml", "method", "hypergradient", "solver", field):
         RunConfig.from_toml(text)
+
+
+@every_solver
+def test_a_singular_inconsistent_system_gets_no_vector_without_bound(solver: Any) -> None:
+    """H has no negative curvature. Numbers of 1e158 came back, and that outcome."""
+    h = torch.tensor([1.0, 2.0, 0.0], dtype=F64)
+    solution = solver.solve(lambda v: h * v, torch.ones(3, dtype=F64))
+    assert solution.outcome in (Outcome.STAGNATED, Outcome.ITERATION_LIMIT, Outcome.NONFINITE)
+    assert float(solution.residual) <= 1
+    assert float(solution.value.norm()) < 100
+
+
+def test_no_hypergradient_is_made_of_a_direction_without_curvature() -> None:
+    estimate = hypergradient(
+        lambda theta, x: x.sum(),
+        lambda theta, x: 0.5 * (x[0] - theta[0]) ** 2 + (x[1] - theta[1]) ** 2,
+        torch.ones(2, dtype=F64),
+        torch.tensor([1.0, 1.0, 0.0], dtype=F64),
+        solver=ScipySolver(method="cg"),
+    )
+    assert estimate.outcome is Outcome.STAGNATED
+    assert float(estimate.value.norm()) < 10
+
+
+@pytest.mark.parametrize("sign", [1, -1])
+@pytest.mark.parametrize("rtol", [0.1, 0.01, 1e-3])
+def test_a_method_that_stops_early_is_called_again(rtol: float, sign: int) -> None:
+    """SciPy's MINRES stops by ‖r‖/(‖A‖‖x‖), and its own first test problem was STAGNATED."""
+    side = torch.ones(39, dtype=F64)
+    matrix = 2 * torch.eye(40, dtype=F64) - torch.diag(side, 1) - torch.diag(side, -1)
+    b = torch.arange(40, dtype=F64)
+    solution = ScipySolver(rtol=rtol, max_steps=400).solve(lambda v: sign * matrix @ v, b)
+    assert solution.outcome is Outcome.CONVERGED
+    assert float((b - sign * matrix @ solution.value).norm() / b.norm()) <= rtol
+
+
+def test_a_short_correction_is_taken_as_far_as_the_range_goes() -> None:
+    h = torch.tensor([1.0, 2.0, 0.0], dtype=F64)
+    solution = ScipySolver(method="lgmres").solve(lambda v: h * v, torch.ones(3, dtype=F64))
+    torch.testing.assert_close(solution.value[:2], torch.tensor([1.0, 0.5], dtype=F64))
+    assert float(solution.residual) == pytest.approx(3**-0.5)

@@ -13,8 +13,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from hgms.solvers import CG, MINRES, FixedPoint, Identity, Neumann, NystromCG
-from hgms_core import LinearSolver, Outcome
+from hgms.contrib import LancBiO, RecycledCG, Roulette
+from hgms.solvers import CG, MINRES, FixedPoint, Identity, Neumann, NystromCG, ScipySolver
+from hgms_core import CallableSolver, Inexact, LinearSolver, LinearSystem, Outcome
 
 pytestmark = pytest.mark.plugins
 
@@ -750,3 +751,64 @@ class TestNystrom:
         assert not torch.equal(
             one.value, NystromCG(rank=5, seed=4).solve(Operator(matrix), b).value
         )
+
+
+class TestWhatIsNotCurvature:
+    """Products with an error of their own, and steps behind a preconditioner."""
+
+    H = vector(1.0, 0.5, 0.0)
+    B = vector(1.0, 1.0, 1.0)
+
+    @pytest.mark.parametrize("solver", [CG(), MINRES(), NystromCG(rank=2), RecycledCG(), LancBiO()])
+    @pytest.mark.parametrize("seed", range(5))
+    def test_the_error_of_the_products_is_not(self, solver: LinearSolver, seed: int) -> None:
+        """MINRES returned 2e10 along the direction that H does not see."""
+        noise = 1e-8 * normal(3, 3, seed=seed)
+        product = Inexact(lambda v: self.H * v + noise @ v, 1e-7)
+        solution = solver.solve(product, self.B)
+        assert solution.outcome is Outcome.STAGNATED
+        assert float(solution.residual) <= (2 if isinstance(solver, LancBiO) else 1)
+        assert float(solution.value.norm()) < 20
+        if isinstance(solver, MINRES):
+            assert float(solution.residual) == pytest.approx(3**-0.5, rel=1e-4)
+
+    def test_a_long_step_behind_a_preconditioner_is_not_kept(self) -> None:
+        """The residual was 435 times that of zero."""
+        h = vector(1.0, 0.01, -0.001)
+        solution = NystromCG(rank=2).solve(lambda v: h * v, self.B)
+        assert solution.outcome is Outcome.NEGATIVE_CURVATURE
+        assert float(solution.residual) <= 1
+
+    def test_an_exact_operator_has_the_precision_of_its_numbers(self) -> None:
+        for dtype in (torch.float32, torch.float64):
+            system = LinearSystem.of(lambda v: v, torch.ones(2, dtype=dtype))
+            assert system.precision == torch.finfo(dtype).eps
+
+
+EVERY = [
+    *SOLVERS,
+    RecycledCG(),
+    LancBiO(),
+    Roulette(),
+    ScipySolver(),
+    CallableSolver(lambda _, b: b),
+]
+
+
+@pytest.mark.parametrize("solver", EVERY, ids=lambda each: each.name)
+@pytest.mark.parametrize("dtype", [torch.complex128, torch.int64])
+def test_a_right_hand_side_must_be_real(solver: LinearSolver, dtype: torch.dtype) -> None:
+    with rejects("wrong-dtype", "b"):
+        solver.solve(lambda v: v, torch.ones(2, dtype=dtype))
+    with rejects("wrong-shape", "b"):
+        solver.solve(lambda v: v, torch.ones(0))
+
+
+@pytest.mark.parametrize(
+    ("component", "option"),
+    [(CG, "ridge"), (CG, "rtol"), (CG, "clip"), (Neumann, "lr"), (FixedPoint, "lr")],
+)
+def test_settings_are_finite(component: type, option: str) -> None:
+    for value in (float("inf"), -float("inf")):
+        with rejects("out-of-range", option):
+            component(**{option: value})
