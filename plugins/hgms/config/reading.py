@@ -115,6 +115,8 @@ def _number(value: Any) -> float:
             fail("out-of-range", f"{got(value)} is too large for a number")
     if math.isnan(value):
         fail("not-finite", "expected a number, got nan")
+    if math.isinf(value):
+        fail("out-of-range", f"expected a finite number, got {value}")
     return float(value)
 
 
@@ -186,7 +188,8 @@ def _union(hint: Any, members: tuple[Any, ...]) -> Reader:
                     isinstance(value, str) and typing.get_origin(member) is Literal
                 )
         # An error deep inside belongs to the member that the value resembles most.
-        inside = [error for error in failures if error.errors[0].place]
+        infinite = isinstance(value, float) and math.isinf(value)
+        inside = [error for error in failures if error.errors[0].place or infinite]
         words = [member for member, _ in readers if not origin_is(member, Callable)]
         if inside:
             raise inside[0]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import operator
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -14,22 +15,22 @@ Validator = Callable[[Any, Any, Any], None]
 
 
 def at_least(bound: float) -> Validator:
-    """Require a number of at least ``bound``."""
+    """Require a finite number of at least ``bound``."""
     return _Bound(">=", bound, "at least")
 
 
 def at_most(bound: float) -> Validator:
-    """Require a number of at most ``bound``."""
+    """Require a finite number of at most ``bound``."""
     return _Bound("<=", bound, "at most")
 
 
 def greater_than(bound: float) -> Validator:
-    """Require a number greater than ``bound``."""
+    """Require a finite number greater than ``bound``."""
     return _Bound(">", bound, "greater than")
 
 
 def less_than(bound: float) -> Validator:
-    """Require a number less than ``bound``."""
+    """Require a finite number less than ``bound``."""
     return _Bound("<", bound, "less than")
 
 
@@ -85,6 +86,8 @@ class _Bound:
     def __call__(self, instance: object, attribute: Any, value: Any) -> None:
         if not _HOLDS[self.compare_op](value, self.bound):
             reject("out-of-range", attribute, value, f"{self.requirement} {self.bound}")
+        if isinstance(value, float) and math.isinf(value):
+            reject("out-of-range", attribute, value, "finite")
 
 
 @frozen

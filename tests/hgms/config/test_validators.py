@@ -90,3 +90,26 @@ def test_a_validator_of_the_whole_object_has_its_place_and_another_gets_none() -
         Interval(low=-1.0)
     assert caught.value.place == ()
     assert caught.value.message == "'low' is negative"
+
+
+@pytest.mark.parametrize("validator", [at_least(0), greater_than(0), at_most(1), less_than(1)])
+def test_an_infinite_number_is_out_of_range(validator: Any) -> None:
+    for value in (float("inf"), -float("inf")):
+        with rejects("out-of-range"):
+            checked(validator, value)
+
+
+def test_a_setting_is_finite_without_a_validator_too() -> None:
+    @frozen(kw_only=True)
+    class Settings:
+        rate: float = 1.0
+        clip: float | None = None
+        shares: tuple[float, ...] = ()
+
+    for values, place in (
+        ({"rate": float("inf")}, ("rate",)),
+        ({"clip": -float("inf")}, ("clip",)),
+        ({"shares": (1.0, float("inf"))}, ("shares", 1)),
+    ):
+        with rejects("out-of-range", *place):
+            Settings(**values)
