@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
 from functools import partial
 from typing import ClassVar, Literal, final
@@ -26,6 +27,7 @@ from hgms_core import (
     gradient,
     groups,
     repeat,
+    twice_differentiable_attention,
 )
 
 NOISE_BLOCK = 4096
@@ -186,7 +188,10 @@ class Ula:
                 for leaf in point.values()
             ]
             batch = problem.lower_data.batch(None if drawn is None else drawn[0, step])
-            with torch.enable_grad():
+            with (
+                torch.enable_grad(),
+                twice_differentiable_attention() if within else contextlib.nullcontext(),
+            ):
                 value = problem.g(
                     theta if within else detach(theta), dict(zip(point, leaves, strict=True)), batch
                 )
