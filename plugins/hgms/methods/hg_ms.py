@@ -166,6 +166,9 @@ HG_BASELINE = Composition(
             "steps": 20,
             "optimizer": "adamw",
             "lr": 5e-3,
+            # the paper has 0, with which one start at a stationary point gives a hypergradient of
+            # any size
+            "eps_root": 1e-6,
             "batch_size": 256,
             "keep_graph": True,
         },

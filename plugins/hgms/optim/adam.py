@@ -1,11 +1,12 @@
 """Adam's bias-corrected update, once in place and once as a differentiable function; operation for
 operation the same::
 
-    m ← β₁m + (1 − β₁)g,  v ← β₂v + (1 − β₂)g²,  x ← x − η m̂ / (√v̂ + ε),  m̂ = m/(1 − β₁ᵗ),
+    m ← β₁m + (1 − β₁)g,  v ← β₂v + (1 − β₂)g²,  x ← x − η m̂ / (√(v̂ + ε₀) + ε),  m̂ = m/(1 − β₁ᵗ),
         v̂ = v/(1 − β₂ᵗ)
 
 Both corrections are moved into two scalars. Weight decay is the caller's: it is decoupled, so it
-only scales x.
+only scales x. With ε₀ = 0 (``eps_root``) a step near a stationary point has a derivative of order
+η/ε, which no hypergradient through such steps survives; with ε₀ > 0 it is at most η/√ε₀.
 """
 
 from __future__ import annotations
@@ -38,6 +39,7 @@ def adam_(
     correction: float | Tensor,
     betas: tuple[float, float],
     eps: float,
+    eps_root: float = 0.0,
 ) -> None:
     """One step in place: ``leaves``, m (``first``) and v (``second``) change, ``grads`` do not.
 
@@ -62,8 +64,13 @@ def adam_(
     torch._foreach_lerp_(first, grads, 1 - betas[0])
     torch._foreach_mul_(second, betas[1])
     torch._foreach_addcmul_(second, grads, grads, 1 - betas[1])
-    root = torch._foreach_sqrt(second)
-    torch._foreach_div_(root, correction)
+    if eps_root:
+        root = torch._foreach_div(second, correction * correction)
+        torch._foreach_add_(root, eps_root)
+        torch._foreach_sqrt_(root)
+    else:
+        root = torch._foreach_sqrt(second)
+        torch._foreach_div_(root, correction)
     torch._foreach_add_(root, eps)
     if isinstance(scale, Tensor):
         for leaf, direction in zip(leaves, torch._foreach_div(first, root), strict=True):
@@ -84,9 +91,10 @@ def adam(
     correction: float | Tensor,
     betas: tuple[float, float],
     eps: float,
+    eps_root: float = 0.0,
 ) -> tuple[Tree, Tree, Tree]:
-    """(x, m, v) after one step, as differentiable functions of all four trees; the derivative of √v
-    at v = 0 is taken as 0.
+    """(x, m, v) after one step, as differentiable functions of all four trees; with ``eps_root`` =
+    0 the derivative of √v at v = 0 is taken as 0.
 
     ``scale`` and ``correction`` are those of :func:`corrections`: numbers, or 0-dimensional
     tensors.
@@ -96,7 +104,12 @@ def adam(
         name: torch.addcmul(betas[1] * second[name], grads[name], grads[name], value=1 - betas[1])
         for name in x
     }
-    root = {name: _Root.apply(second[name]) / correction + eps for name in x}
+    root = {
+        name: (leaf / (correction * correction) + eps_root).sqrt() + eps
+        if eps_root
+        else _Root.apply(leaf) / correction + eps
+        for name, leaf in second.items()
+    }
     if isinstance(scale, Tensor):
         return {name: x[name] - scale * first[name] / root[name] for name in x}, first, second
     return (

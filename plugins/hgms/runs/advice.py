@@ -246,7 +246,7 @@ def outlier_note(records: Sequence[Record]) -> str:
             return (
                 f"the hypergradient of step {row['step']} is {length:.2g} long, that of the steps "
                 f"around it {usual:.2g}, and the upper loss rose from {losses[0]:.4g} to "
-                f"{losses[1]:.4g}; set clip of the outer optimiser, or look at the lower level"
+                f"{losses[1]:.4g}; set clip of the outer optimiser, or eps_root of unrolled AdamW"
             )
     return ""
 

@@ -71,6 +71,9 @@ class Branches:
             ``lambda params: torch.optim.RMSprop(params, lr=0.01)``. Each branch has one of its own.
             Its memory is carried as moments are, and a replay goes back through it where torch has
             a differentiable step.
+        eps_root: ε₀ in AdamW's √(v̂ + ε₀); 0 as in torch.optim. Set it, to 1e-6 say, for
+            ``unrolled`` through AdamW: near a stationary point the derivative of a step is of order
+            lr/eps without it, and at most lr/√ε₀ with it. The registered ``hg-baseline`` does.
         batch_size: examples a step; None uses all. ``batches``: shared by all branches or drawn
             independently.
         accumulate: batches that a step's examples come in, one after the other: the gradient of all
@@ -139,6 +142,7 @@ class Branches:
     momentum: float = field(default=0.0, validator=decay_rate)
     betas: tuple[float, float] = field(default=(0.9, 0.999), validator=decay_rates)
     eps: float = field(default=1e-8, validator=positive)
+    eps_root: float = field(default=0.0, validator=not_negative)
     weight_decay: float = field(default=0.0, validator=not_negative)
     batch_size: int | None = field(default=None, validator=optional_whole)
     accumulate: int = field(default=1, validator=whole)

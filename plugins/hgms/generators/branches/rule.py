@@ -23,6 +23,7 @@ class Rule:
     momentum: float
     betas: tuple[float, float]
     eps: float
+    eps_root: float
     clip: float | None
     done: int = 0
 
@@ -34,6 +35,7 @@ class Rule:
             generator.momentum,
             generator.betas,
             generator.eps,
+            generator.eps_root,
             generator.clip,
             done,
         )
@@ -91,6 +93,7 @@ class Rule:
                     correction=correction,
                     betas=self.betas,
                     eps=self.eps,
+                    eps_root=self.eps_root,
                 )
             ]
         if not self.momentum:
@@ -147,6 +150,7 @@ def move_(
             correction=correction,
             betas=rule.betas,
             eps=rule.eps,
+            eps_root=rule.eps_root,
         )
         return
     if rule.momentum:

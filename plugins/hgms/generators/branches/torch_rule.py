@@ -97,7 +97,7 @@ def check_settings(generator: Any, optimizer: object) -> None:
             place=("way_back",),
             hint='set optimizer = "sgd" or "adamw", or way_back = "graph"',
         )
-    for name in ("lr", "momentum", "betas", "eps", "weight_decay"):
+    for name in ("lr", "momentum", "betas", "eps", "eps_root", "weight_decay"):
         if getattr(generator, name) != getattr(fields(type(generator)), name).default:
             raise ConfigError(
                 "conflicting-options",

@@ -66,7 +66,8 @@ class Trajectory:
     Arguments:
         steps: K. ``every``: keep each ``every``-th iterate, and the last.
         optimizer, lr, momentum, betas, eps, weight_decay: as in ``branches``, from Python also a
-            function that makes an optimiser of torch. ``clip``: bound on ‖∇_y g‖.
+            function that makes an optimiser of torch. ``clip``: bound on ‖∇_y g‖. ``eps_root``: as
+            in ``branches``.
         batch_size: examples a step; None uses all.
         carry_rule: the next outer step starts from the ``selected`` iterate, from the ``last`` one,
             or from a newly drawn lower state (``restart``). Without effect on a learned start.
@@ -106,6 +107,7 @@ class Trajectory:
     momentum: float = field(default=0.0, validator=decay_rate)
     betas: tuple[float, float] = field(default=(0.9, 0.999), validator=decay_rates)
     eps: float = field(default=1e-8, validator=positive)
+    eps_root: float = field(default=0.0, validator=not_negative)
     weight_decay: float = field(default=0.0, validator=not_negative)
     clip: float | None = field(default=None, validator=optional_positive)
     batch_size: int | None = field(default=None, validator=optional_whole)
