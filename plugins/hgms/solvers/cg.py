@@ -37,10 +37,11 @@ class CG:
 
     Outcomes: CONVERGED; ITERATION_LIMIT (the current iterate; the best one where its residual
     exceeds ‖b‖); NEGATIVE_CURVATURE (pᵀ(H + γI)p < 0: the iterate before that direction, or with a
-    preconditioner the best one where its residual exceeds ‖b‖); STAGNATED with the iterate of the smallest residual, where the numbers can do no better: pᵀ(H + γI)p is
-    zero beside the largest curvature met or the residual grew beyond what a positive definite
-    system allows (both mean singular, with b not in the range), or the tolerance is too tight;
-    NONFINITE.
+    preconditioner the best one where its residual exceeds ‖b‖); STAGNATED with the iterate of the
+    smallest residual, where the numbers can do no better: pᵀ(H + γI)p is zero beside the largest
+    curvature met or the residual grew beyond what a positive definite system allows (both mean
+    singular, with b not in the range), or the tolerance is too tight; NONFINITE. Zero is judged by
+    the error of a product (:attr:`hgms_core.LinearSystem.precision`).
 
     Cost: one product an iteration, one to check a residual that is claimed (not for a solve cut
     short within 50 steps), one more for a warm start. A warm start that is worse than zero is
