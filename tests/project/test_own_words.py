@@ -50,7 +50,8 @@ ALLOWED = {
     "hgms_mix.exchange": {
         **dict.fromkeys(("fixed", "source-mixture"), "what the mix file of an import is made of"),
         "revision": "a field of other trainers' configurations",
-        "betas": "Adam's, in a rule of its own",
+        "skip": "a field of a source",
+        "trust_remote_code": "a key of axolotl's data sets",
         "starts": "where an epoch's rows begin",
     },
     "hgms.report": {"k": "a symbol on an axis", "skip": "plotly's word"},

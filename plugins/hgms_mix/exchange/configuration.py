@@ -12,7 +12,6 @@ from pathlib import Path
 from typing import Any, TypeGuard
 
 from hgms_core import ConfigError, Place
-from hgms_core.errors import dotted
 from hgms_core.torch_errors import first_line
 from hgms_mix.exchange.trainer import yaml
 
@@ -123,7 +122,8 @@ def unread_keys(
                 hint="write the rows that it selects to a file, and remove it",
             )
     unread = [str(key) for key in given if key not in read and key not in harmless]
-    return [f"not imported from {dotted(place)}: {', '.join(unread)}"] if unread else []
+    where = ".".join(map(str, place[1:])) or str(place[0])
+    return [f"not imported from {where}: {', '.join(unread)}"] if unread else []
 
 
 def in_columns(form: str, fields: Mapping[str, str]) -> dict[str, Any]:

@@ -193,7 +193,7 @@ def _columns(part: Mapping[str, Any], place: Place) -> tuple[dict[str, Any], lis
 
 def _turns(part: Mapping[str, Any], place: Place) -> None:
     """Raises ConfigError for names in turns that a source does not read."""
-    from hgms_mix.lm.formats import ROLES
+    from hgms_mix.lm import ROLES
 
     expect(part, "message_field_role", ("role", "from"), place)
     expect(part, "message_field_content", ("content", "value"), place)

@@ -187,7 +187,7 @@ def _source(name: str, info: Mapping[str, Any], folder: Path, place: Place) -> d
 
 def _columns(entry: Mapping[str, Any], place: Place) -> dict[str, Any]:
     """The format and the columns of a data set; by default those of alpaca."""
-    from hgms_mix.lm.formats import ROLES
+    from hgms_mix.lm import ROLES
 
     columns = entry.get("columns")
     names = dict(columns) if isinstance(columns, dict) else {}

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from hgms.config import cache_folder, file_digest
 from hgms_core import hookimpl
-from hgms_mix.lm.formats import Message
+from hgms_mix.lm.formats import ROLES, Message
 from hgms_mix.lm.halves import halves_of
 from hgms_mix.lm.language import LanguageModel
 from hgms_mix.lm.lora import Lora, interpolated
@@ -49,6 +49,7 @@ from hgms_mix.lm.templates import template_for
 from hgms_mix.lm.tokens import prompt_tokens, stop_tokens, token_table
 
 __all__ = [
+    "ROLES",
     "BaseModel",
     "Batches",
     "Example",

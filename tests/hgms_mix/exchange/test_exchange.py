@@ -1042,7 +1042,7 @@ class TestDataSetsOfOthers:
     def test_keys_that_are_not_imported_are_reported(self) -> None:
         two = "{path: c.jsonl, type: alpaca, colour: red, ds_type: json}, {path: b.jsonl}"
         brought = self.brought("axolotl", f"datasets: [{two}]")
-        assert brought.notes[0] == "not imported from c.yaml: datasets[0]: colour"
+        assert brought.notes[0] == "not imported from datasets.0: colour"
         assert "type=None" in brought.notes[1]
         assert "colour" in Path("mix.toml").read_text()
         two = "{path: json, data_files: a.jsonl, colour: red}, {path: json, data_files: b.jsonl}"
