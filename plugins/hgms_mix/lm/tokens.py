@@ -57,16 +57,15 @@ def token_table(
     source: Source,
     tokenizer: PreTrainedTokenizerBase,
     *,
-    template: str,
+    template: str | Template,
     max_length: int,
     too_long: TooLong = "drop",
     cache_dir: str | Path | None = None,
     pick: Tensor | None = None,
-    split: bool | None = None,
 ) -> TokenTable:
     """All rows of ``source`` that pass, as tokens; with ``pick``, of the rows with these numbers
-    alone, in that order. ``split``: each answer of a conversation is a row, with all that precedes
-    it; None: if the template requires it.
+    alone, in that order. ``template`` is a name, or a template of this tokenizer; if it is
+    ``last_only``, each answer of a conversation is a row, with all that precedes it.
 
     Rows whose every answer is empty are left out. A row of more than ``max_length`` tokens is left
     out too (``drop``) or loses its end (``truncate``), unless no token of an answer would be left.
@@ -99,8 +98,8 @@ def token_table(
             place=("tokenizer",),
             hint="use hgms_mix.lm.tokenizers.padded, which sets it to the end token",
         )
-    written = template_for(template, tokenizer)
-    split = written.last_only if split is None else split
+    written = template_for(template, tokenizer) if isinstance(template, str) else template
+    split = written.last_only
     about = {
         "version": VERSION,
         "content": content(name, source),
@@ -146,10 +145,9 @@ def drawn_table(
     (:func:`~hgms_mix.lm.rows.index_of`), one or two more passes over the file that leave most of it
     unparsed, and tokens of what is drawn.
     """
-    split = options.get("split")
-    if split is None:
-        split = template_for(options["template"], tokenizer).last_only
-    index = index_of(name, source, options.get("cache_dir"), split=split)
+    template = options["template"]
+    written = template_for(template, tokenizer) if isinstance(template, str) else template
+    index = index_of(name, source, options.get("cache_dir"), split=written.last_only)
     order = torch.randperm(index.size, generator=key.generator())
     tried = min(count, index.size)
     while True:

@@ -113,7 +113,7 @@ class Sampling(Stage):
     """
 
     name: ClassVar[str] = "sample"
-    version: ClassVar[str] = "2"
+    version: ClassVar[str] = "3"
 
     def inputs(self, mix: Mix) -> dict[str, Any]:
         settings = plain(mix.config.sample).items()
