@@ -121,9 +121,23 @@ def unread_keys(
                 place=(*place, key),
                 hint="write the rows that it selects to a file, and remove it",
             )
-    unread = [str(key) for key in given if key not in read and key not in harmless]
-    where = ".".join(map(str, place[1:])) or str(place[0])
+    # notes are comments of the mix file, so a name is one line
+    unread = [printable(key) for key in given if key not in read and key not in harmless]
+    where = ".".join(map(printable, place[1:] or place))
     return [f"not imported from {where}: {', '.join(unread)}"] if unread else []
+
+
+def printable(name: Any) -> str:
+    text = str(name)
+    return text if text.isprintable() else repr(text)
+
+
+def table_at(table: Mapping[str, Any], key: str, place: Place) -> dict[str, Any]:
+    """The table at a key, empty if there is none; ConfigError for another value."""
+    value = table.get(key)
+    if value is not None and not isinstance(value, dict):
+        raise ConfigError("wrong-type", f"{key}={value!r} must be a table", place=(*place, key))
+    return value or {}
 
 
 def in_columns(form: str, fields: Mapping[str, str]) -> dict[str, Any]:
@@ -150,7 +164,9 @@ def part_of(split: Any, name: str, source: Mapping[str, Any], file: Path, place:
     """
     if split in (None, "", "train"):
         return {}
-    match = re.fullmatch(r"train\[(?:(-?\d+)(%?))?:(?:(-?\d+)(%?))?\]", str(split).replace(" ", ""))
+    match = re.fullmatch(
+        r"train\[(?:(-?\d{1,12})(%?))?:(?:(-?\d{1,12})(%?))?\]", str(split).replace(" ", "")
+    )
     if match is None:
         raise ConfigError(
             "not-supported",

@@ -11,7 +11,7 @@ import attrs
 import tomlkit
 
 from hgms.runs import replace_file
-from hgms_core import ConfigError
+from hgms_core import ConfigError, HgmsError
 from hgms_mix.exchange.configuration import COMMIT
 from hgms_mix.exchange.trainer import Brought, Trainer
 
@@ -63,6 +63,8 @@ def bring(trainer: Trainer, origin: Path, out: Path, validation: str | None = No
 
     Errors: ConfigError for a configuration that cannot be read, or whose shares cannot be known.
     """
+    from hgms_mix.lm import Source
+
     if out.exists():
         raise ConfigError(
             "file-exists",
@@ -73,6 +75,12 @@ def bring(trainer: Trainer, origin: Path, out: Path, validation: str | None = No
     if not origin.is_file():
         raise ConfigError("missing-file", "the file does not exist", place=(str(origin),))
     brought = trainer.read(origin)
+    for name, table in brought.sources.items():
+        pinned = {"revision": "0" * 40} if table.get("revision") == COMMIT else {}
+        try:
+            Source(**{**table, **pinned})
+        except HgmsError as error:
+            raise error.at(str(origin), name) from None
     unknown = [name for name, table in brought.sources.items() if table.get("revision") == COMMIT]
     if unknown:
         note = (

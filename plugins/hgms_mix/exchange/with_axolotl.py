@@ -15,6 +15,7 @@ from hgms_mix.exchange.configuration import (
     of_load_dataset,
     read_mapping,
     several,
+    table_at,
     unread_keys,
 )
 from hgms_mix.exchange.messages import conversations
@@ -167,7 +168,7 @@ def _columns(part: Mapping[str, Any], place: Place) -> tuple[dict[str, Any], lis
     if isinstance(kind, dict):
         notes = unread_keys(kind, (*place, "type"), read=PROMPTER.values())
         names = {field: kind[key] for field, key in PROMPTER.items() if kind.get(key)}
-        if "{input}" in (kind.get("format") or "{input}"):
+        if "{input}" in str(kind.get("format") or "{input}"):
             return in_columns("alpaca", names), notes
         # a template without the input
         pair = {
@@ -188,7 +189,7 @@ def _columns(part: Mapping[str, Any], place: Place) -> tuple[dict[str, Any], lis
         _turns(part, place)
         column = part.get("field_messages") or "conversations"
         return in_columns("sharegpt", {"conversations": column}), []
-    return {}, [f"the format of {part['path']} is detected, because type={kind!r} is not known"]
+    return {}, [f"the format of {part['path']!r} is detected, because type={kind!r} is not known"]
 
 
 def _turns(part: Mapping[str, Any], place: Place) -> None:
@@ -198,16 +199,13 @@ def _turns(part: Mapping[str, Any], place: Place) -> None:
     expect(part, "message_field_role", ("role", "from"), place)
     expect(part, "message_field_content", ("content", "value"), place)
     expect(part, "message_field_training", ("train", "weight"), place)
-    mapping = part.get("message_property_mappings")
-    if isinstance(mapping, dict):
-        inner = (*place, "message_property_mappings")
-        expect(mapping, "role", ("role", "from"), inner)
-        expect(mapping, "content", ("content", "value"), inner)
-        unread_keys(
-            mapping, inner, read=("role", "content"), rejected=set(mapping) - {"role", "content"}
-        )
-    roles = part.get("roles")
-    for role, names in roles.items() if isinstance(roles, dict) else ():
+    mapping = table_at(part, "message_property_mappings", place)
+    inner = (*place, "message_property_mappings")
+    expect(mapping, "role", ("role", "from"), inner)
+    expect(mapping, "content", ("content", "value"), inner)
+    names = ("role", "content")
+    unread_keys(mapping, inner, read=names, rejected=[key for key in mapping if key not in names])
+    for role, names in table_at(part, "roles", place).items():
         for name in names if isinstance(names, list) else [names]:
             if ROLES.get(str(name).casefold()) != role:
                 raise ConfigError(
@@ -216,7 +214,8 @@ def _turns(part: Mapping[str, Any], place: Place) -> None:
                     place=(*place, "roles", role),
                     hint="rename the role in the rows",
                 )
-    for name in part.get("roles_to_train") or ():
+    learned = part.get("roles_to_train") or []
+    for name in learned if isinstance(learned, list) else [learned]:
         if ROLES.get(str(name).casefold()) != "assistant":
             raise ConfigError(
                 "not-supported",

@@ -20,6 +20,7 @@ from hgms_mix.exchange.configuration import (
     place_of,
     read_mapping,
     several,
+    table_at,
     unread_keys,
 )
 from hgms_mix.exchange.messages import conversations, only_last, texts
@@ -118,6 +119,13 @@ def read(path: Path) -> Brought:
             place=(str(path), "dataset"),
         )
     several(names, (str(path), "dataset"))
+    if twice := next((name for name in names if names.count(name) > 1), None):
+        raise ConfigError(
+            "duplicate-name",
+            f"the data set {twice!r} is listed twice",
+            place=(str(path), "dataset"),
+            hint="list it once; interleave_probs or num_samples set its share",
+        )
     if table.get("stage") not in (None, "sft", "pt"):
         raise ConfigError(
             "not-supported",
@@ -189,16 +197,14 @@ def _columns(entry: Mapping[str, Any], place: Place) -> dict[str, Any]:
     """The format and the columns of a data set; by default those of alpaca."""
     from hgms_mix.lm import ROLES
 
-    columns = entry.get("columns")
-    names = dict(columns) if isinstance(columns, dict) else {}
+    names = table_at(entry, "columns", place)
     inner = (*place, "columns")
     system = {"system": names["system"]} if names.get("system") else {}
     if entry.get("formatting") in ("sharegpt", "openai"):
         unread_keys(
             names, inner, read=("messages", "system"), rejected=set(names) - {"messages", "system"}
         )
-        tags = entry.get("tags")
-        tags = tags if isinstance(tags, dict) else {}
+        tags = table_at(entry, "tags", place)
         expect(tags, "role_tag", ("role", "from"), (*place, "tags"))
         expect(tags, "content_tag", ("content", "value"), (*place, "tags"))
         for role in ("user", "assistant", "system"):

@@ -130,7 +130,7 @@ def _columns(given: Any, file: Path) -> dict[str, Any]:
     try:
         mapping = json.loads(given) if isinstance(given, str) else given
         fields = {field: column for column, field in mapping.items()}
-    except (ValueError, AttributeError):
+    except (ValueError, TypeError, AttributeError):
         raise ConfigError(
             "wrong-type", f"columns={given!r} must be a table {{column: field}}", place=place
         ) from None

@@ -181,7 +181,7 @@ def _columns(columns: Any, place: Place) -> dict[str, Any]:
     """The format of a data set by its selected columns; without a selection it is detected."""
     if columns is None:
         return {}
-    names = tuple(sorted(columns)) if isinstance(columns, list) else columns
+    names = tuple(sorted(map(str, columns))) if isinstance(columns, list) else ()
     if names not in COLUMNS:
         raise ConfigError(
             "not-supported",

@@ -19,7 +19,7 @@ from click.testing import CliRunner, Result
 from helpers import rejects
 
 from hgms.cli import main
-from hgms_core import ConfigError
+from hgms_core import ConfigError, HgmsError
 from hgms_core.errors import dotted
 from hgms_mix.exchange.sample import sampled
 from hgms_mix.exchange.with_olmo import OLMO
@@ -1052,6 +1052,54 @@ class TestDataSetsOfOthers:
         info = {"a": {"file_name": "c.jsonl", "colour": 1}, "b": {"file_name": "c.jsonl"}}
         text = "dataset: a,b\ndataset_dir: .\n"
         assert "colour" in self.brought("llamafactory", text, info).notes[0]
+
+    @pytest.mark.parametrize(
+        ("trainer", "text"),
+        [
+            ("axolotl", "{path: a.jsonl, type: {field_instruction: [1]}}"),
+            ("axolotl", "{path: a.jsonl, type: {format: 3, field_output: 4}}"),
+            ("axolotl", "{path: a.jsonl, type: chat_template, roles_to_train: 5}"),
+            ("axolotl", "{path: a.jsonl, type: chat_template, roles: [1]}"),
+            ("axolotl", "{path: a.jsonl, type: chat_template, field_messages: {a: 1}}"),
+            ("axolotl", "{path: a.jsonl, type: chat_template, message_property_mappings: x}"),
+            ("axolotl", f"{{path: a.jsonl, split: 'train[:{'9' * 400}%]'}}"),
+            ("axolotl", "{path: a.jsonl, split: {a: 1}}"),
+            ("trl", "{path: a.jsonl, columns: {a: 1}}"),
+            ("trl", "{path: a.jsonl, columns: [1, null, {a: 1}]}"),
+            ("trl", "{path: own/er, fraction: 1, name: {a: 1}}"),
+            ("trl", "{path: a.jsonl, split: [1]}"),
+        ],
+    )
+    def test_values_of_wrong_types_are_errors(self, trainer: str, text: str) -> None:
+        more = ", fraction: 1" if "fraction" in text else ""
+        text = f"datasets: [{text}, {{path: b.jsonl{more}}}]"
+        with pytest.raises(HgmsError):
+            self.brought(trainer, text)
+        assert call("import", "c.yaml", "--from", trainer).exit_code == 2
+        assert not Path("mix.toml").exists()
+
+    def test_columns_of_wrong_types_are_errors(self) -> None:
+        file = {"file_name": "a.jsonl"}
+        for wrong in (
+            {"columns": 3},
+            {"formatting": "sharegpt", "tags": [1]},
+            {"columns": {"prompt": 3}},
+        ):
+            text = "dataset: a,b\ndataset_dir: .\n"
+            with pytest.raises(HgmsError):
+                self.brought("llamafactory", text, {"a": {**file, **wrong}, "b": file})
+        for columns in ("3", "'{'", "{frage: {a: 1}}", "[1]"):
+            text = f"dataset: ['a.jsonl#1', 'b.jsonl#1']\ncolumns: {columns}\n"
+            with pytest.raises(HgmsError):
+                self.brought("ms-swift", text)
+        with rejects("duplicate-name", "c.yaml", "dataset", of=ConfigError):
+            self.brought("llamafactory", "dataset: a,b,a\ndataset_dir: .\n", {"a": file, "b": file})
+
+    def test_names_in_notes_are_one_line_of_the_mix_file(self) -> None:
+        two = '{path: c.jsonl, type: alpaca, "x\\nbudget": 1}, {path: c.jsonl, type: alpaca}'
+        notes = self.brought("axolotl", f"datasets: [{two}]").notes
+        assert notes == ["not imported from datasets.0: 'x\\nbudget'"]
+        assert tomllib.loads(Path("mix.toml").read_text())["budget"] == "1 step"
 
     def test_files_of_a_data_set_of_the_hub_are_no_local_files(self) -> None:
         Path("data").mkdir()
