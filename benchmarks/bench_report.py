@@ -21,6 +21,9 @@ import time
 from pathlib import Path
 from typing import Any
 
+from hgms.runs import RunFolder
+from hgms.runs.files import stamped
+
 LIMITS = {"seconds": 20.0, "processor_seconds": 20.0, "peak_memory_bytes": 1e9, "html_bytes": 15e6}
 METHODS = (
     "hg-ms",
@@ -196,13 +199,16 @@ def make(
                         {**ENVIRONMENT, "task": {"version": "1", "metrics": METRICS}}
                     ),
                     "steps.jsonl": "\n".join(lines) + "\n",
-                    "timings.jsonl": "\n".join(clock) + "\n",
-                    "summary.json": json.dumps(summary),
+                    "timings.jsonl": "".join(
+                        stamped(line.encode()).decode() + "\n" for line in clock
+                    ),
                     "resources.json": json.dumps({"peak_memory_bytes": (300 + 7 * rank) * 2**20}),
                 }
                 for name, text in files.items():
                     (path / name).write_text(text)
                     written += len(text)
+                RunFolder(path).write_summary(summary)
+                written += (path / "summary.json").stat().st_size
     return written
 
 

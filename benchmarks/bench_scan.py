@@ -35,6 +35,7 @@ import subprocess
 import sys
 import tempfile
 import time
+import tomllib
 from pathlib import Path
 from typing import Any
 
@@ -70,6 +71,7 @@ def make(out: Path, runs: int) -> int:
     left as they are.
     """
     from hgms.comparison.run_grid import run_grid
+    from hgms.runs import config_key
     from hgms.runs.files import sealed
 
     seeds = max(1, runs // (TASKS * METHODS))
@@ -93,9 +95,11 @@ def make(out: Path, runs: int) -> int:
             metrics = {
                 name: value + noise.gauss(0, 0.1) for name, value in summary["metrics"].items()
             }
+            text = config.replace("\nseed = 0\n", f"\nseed = {seed}\n", 1)
+            ties = {"key": config_key(tomllib.loads(text)), "seed": seed, "metrics": metrics}
             own = {
-                "config.toml": config.replace("\nseed = 0\n", f"\nseed = {seed}\n", 1).encode(),
-                "summary.json": sealed({**summary, "seed": seed, "metrics": metrics}, indent=2),
+                "config.toml": text.encode(),
+                "summary.json": sealed({**summary, **ties}, indent=2),
             }
             for name, data in {**files, **own}.items():
                 with open(folder / name, "wb", buffering=0) as stream:

@@ -152,8 +152,7 @@ class BaseModel:
         configuration says it all (an architecture, a name on the Hub). A model that an installed
         package brings is not made for it.
 
-        Weights can be a hundred gigabytes: of files of 16 MiB or more the size and the first and
-        last MiB stand for the rest.
+        Files are read whole: a hundred gigabytes of weights take some minutes, once.
         """
         options = {"path": self.path, "tokenizer": self.tokenizer}
         contents = {

@@ -462,7 +462,7 @@ def test_failed_cells_are_kept_with_their_reason_and_retried_on_request(tmp_path
     [
         (lambda folder: (folder / "summary.json").write_text("{"), "summary.json"),
         (lambda folder: (folder / "summary.json").write_text("[]"), "summary.json"),
-        (lambda folder: (folder / "summary.json").write_text('{"status": "dnoe"}'), "'dnoe'"),
+        (lambda folder: (folder / "summary.json").write_text('{"status": "dnoe"}'), "no checksum"),
         (lambda folder: (folder / "config.toml").write_text("seed = 7"), "another configuration"),
         (
             lambda folder: (folder / "config.toml").write_bytes(b"\xff\x00["),

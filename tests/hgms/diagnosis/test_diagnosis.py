@@ -26,6 +26,7 @@ from hgms.outer import Sgd
 from hgms.report.markdown import markdown
 from hgms.report.page import html as page_of
 from hgms.runs import RunConfig, RunFolder, run, run_config
+from hgms.runs.files import stamped
 from hgms.selectors import BestOfN
 from hgms.solvers import CG
 from hgms.tasks.quadratic import Quadratic
@@ -627,11 +628,11 @@ def study(tmp_path: Path) -> Any:
         "gain_selection": 0.0,
         "gain_differentiation": 0.0,
     }
-    text = "".join(json.dumps(row) + "\n" for row in rows)
+    text = "".join(stamped(json.dumps(row).encode()).decode() + "\n" for row in rows)
     made(tmp_path, text, method="hg-ms", seed=0)
     made(tmp_path, None, method="hg-ms", seed=1)
     made(tmp_path, None, method="halve")
-    made(tmp_path, json.dumps(zero) + "\n", method="uniform")
+    made(tmp_path, stamped(json.dumps(zero).encode()).decode() + "\n", method="uniform")
     made(tmp_path, "{\n}\n", method="torn")
     return report.build([tmp_path])
 

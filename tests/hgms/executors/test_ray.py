@@ -64,6 +64,23 @@ def test_ray_writes_what_one_process_writes(tmp_path: Path, home: Path) -> None:
     assert not library.is_initialized(), "it ends with the grid"
 
 
+def test_a_ray_of_its_own_listens_on_the_loopback_address_only() -> None:
+    ray = Ray(jobs=1)
+    ray._start()
+    try:
+        own = psutil.Process()
+        listening = [
+            connection.laddr.ip
+            for process in [own, *own.children(recursive=True)]
+            for connection in process.net_connections(kind="inet")
+            if connection.status == psutil.CONN_LISTEN
+        ]
+    finally:
+        ray.close()
+    assert len(listening) >= 4, "the driver, the control store and the node"
+    assert {address.removeprefix("::ffff:") for address in listening} == {"127.0.0.1"}
+
+
 def test_a_killed_workers_run_is_taken_up_again(
     tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:

@@ -765,13 +765,13 @@ MUTANTS: list[tuple[str, str, Any, str]] = [
         "no finite numbers",
     ),
     (
-        "task",
+        "every",
         "inputs",
         task(evaluate=lambda p: lambda theta, x: p.evaluate(theta, {"x": x["x"].add_(1.0)})),
         "after the call its input x.x is [1, 1, 1] instead of [0, 0, 0]",
     ),
     (
-        "task",
+        "every",
         "inputs",
         task(evaluate=lambda p: lambda theta, x: {"test_error": float(theta["penalty"].exp_())}),
         "after the call its input theta.penalty is [1] instead of [0]",

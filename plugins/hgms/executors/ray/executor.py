@@ -32,10 +32,10 @@ class Ray:
     """Tasks of Ray, one for each job, with the CPUs, GPUs and memory that it needs.
 
     ``address`` is ``HOST:PORT`` of a cluster, ``auto`` for the one that runs on this machine; None
-    starts one here for as long as it is needed: without a dashboard, with Ray's token
-    authentication. ``jobs`` at a time; None: as many as the cluster has room for. Ray itself takes
-    nothing up again: whoever asked for a lost run asks once more, and it goes on from its folder,
-    which must be on a disk that all machines share.
+    starts one here for as long as it is needed: on the loopback address, without a dashboard, with
+    Ray's token authentication. ``jobs`` at a time; None: as many as the cluster has room for. Ray
+    itself takes nothing up again: whoever asked for a lost run asks once more, and it goes on from
+    its folder, which must be on a disk that all machines share.
 
     Errors: MissingExtra without ray; ConfigError where there is no such cluster, where its Ray or
     Python is of another version, and where a worker has another installation than this machine
@@ -94,6 +94,7 @@ class Ray:
         _ensure_answer(where)
         before = os.umask(0o077)  # the token that Ray writes is for nobody else to read
         try:
+            _listen_on_loopback(only=self.address is None)
             ray.init(
                 address=where,
                 log_to_driver=False,
@@ -169,6 +170,19 @@ def _nobody(where: str, error: Exception) -> ConfigError:
         place=("executor", "address"),
         hint=f"start it (ray start --head, {how}), or omit --address to start it automatically",
     )
+
+
+def _listen_on_loopback(*, only: bool) -> None:
+    """Let a Ray that starts here listen on the loopback address only, or on all addresses.
+
+    Ray has one switch for this, which it names after the systems where the loopback address is its
+    default. Ray reads the variable when it is imported, and its processes inherit it.
+    """
+    os.environ["RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER"] = str(int(not only))
+    with contextlib.suppress(ImportError):
+        from ray._private import ray_constants
+
+        ray_constants.ENABLE_RAY_CLUSTER = not only
 
 
 def _keep_quiet() -> None:
