@@ -99,7 +99,7 @@ def code_of(expected: str) -> int:
     that fail, else 0.
     """
     failed = re.search(
-        r"^(\d+|\.\.\.) of (\d+|\.\.\.) checks failed|^(=+ )?\d+ failed|^failed: ",
+        r"^(\d+|\.\.\.) passed, (\d+|\.\.\.) failed|^(=+ )?\d+ failed|^failed: ",
         expected,
         re.MULTILINE,
     )

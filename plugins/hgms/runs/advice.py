@@ -12,6 +12,7 @@ import statistics
 import traceback
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 import attrs
 
@@ -240,13 +241,14 @@ def outlier_note(records: Sequence[Record]) -> str:
             continue
         length = row["hypergradient_norm"]
         usual = statistics.median(other["hypergradient_norm"] for other in around)
-        losses = row.get("upper_loss"), following.get("upper_loss")
-        rose = None not in losses and losses[1] > losses[0]
+        before: Any = row.get("upper_loss")
+        after: Any = following.get("upper_loss")
+        rose = before is not None and after is not None and after > before
         if usual and length > OUTLIER * usual and rose:
             return (
                 f"the hypergradient of step {row['step']} is {length:.2g} long, that of the steps "
-                f"around it {usual:.2g}, and the upper loss rose from {losses[0]:.4g} to "
-                f"{losses[1]:.4g}; set clip of the outer optimiser, or eps_root of unrolled AdamW"
+                f"around it {usual:.2g}, and the upper loss rose from {before:.4g} to "
+                f"{after:.4g}; set clip of the outer optimiser, or eps_root of unrolled AdamW"
             )
     return ""
 

@@ -28,6 +28,7 @@ from hgms.runs.own_problem import OwnProblem
 from hgms.runs.provenance import digests, ensure_same_inputs, unannounced
 from hgms.runs.rank import follow_launched, objects_on_ranks, on_ranks
 from hgms.runs.result import RunResult, summarise
+from hgms.runs.signals import nothing_saved
 from hgms.runs.traits import ensure_fits
 from hgms.runs.watchers import Watcher
 from hgms_core import Budget, CheckpointError, ConfigError, HgmsError, Method, Problem, RunInfo
@@ -127,10 +128,10 @@ def run(
             raise error.at("settings") from None
     if settings.ranks > 1:
         raise objects_on_ranks(settings.ranks)
-    own = (
-        OwnProblem.of(problem) if folder is not None or isinstance(method, str | Mapping) else None
-    )
-    called, role, method = named_method(method, own, host)
+    with nothing_saved():
+        named = isinstance(method, str | Mapping)
+        own = OwnProblem.of(problem) if folder is not None or named else None
+        called, role, method = named_method(method, own, host)
     device = next(iter(problem.x0.values())).device
     info = info or RunInfo(task=OwnProblem.name, method=called, seed=seed, budget=budget)
     if folder is not None:

@@ -32,7 +32,7 @@ from hgms.runs.own_problem import OwnProblem
 from hgms.runs.parts import WrongPart, wrong_part
 from hgms.runs.provenance import about_task, digests, environment, goes_on
 from hgms.runs.result import RunResult, judged, summarise
-from hgms.runs.signals import Interrupted, Interrupts
+from hgms.runs.signals import Interrupted, Interrupts, counted_suspensions, nothing_saved
 from hgms.runs.watchers import StopRun, Watcher, watchers
 from hgms_core import (
     CheckpointError,
@@ -126,22 +126,31 @@ class Clock:
     def __init__(self, seconds: float, device: torch.device, kind: str = "wall") -> None:
         self.seconds = seconds
         self.apart: Callable[[], float] = lambda: 0.0
+        self.suspensions: Callable[[], int] = lambda: 0
         self._time = time.perf_counter if kind == "wall" else time.process_time
         self._wait: Callable[[], None] = lambda: (
             torch.cuda.synchronize(device) if device.type == "cuda" else None
         )
         self._started = 0.0
+        self._worked = 0.0
+        self._suspended = 0
 
     def now(self) -> float:
         self._wait()
         return self._time()
 
     def __enter__(self) -> Clock:
+        self._suspended = self.suspensions()
+        self._worked = time.process_time()
         self._started = self.now() - self.apart()
         return self
 
     def __exit__(self, *_: object) -> None:
-        self.seconds += self.now() - self.apart() - self._started
+        seconds = self.now() - self.apart() - self._started
+        if self.suspensions() > self._suspended:
+            seconds = min(seconds, time.process_time() - self._worked)
+            LOG.warning("the process was suspended during a step, which counts %.3g s", seconds)
+        self.seconds += seconds
 
 
 @define(eq=False, kw_only=True)
@@ -237,7 +246,8 @@ class Run:
 
     def _ended(self, text: str, in_force: contextlib.ExitStack) -> RunResult:
         try:
-            self.begin(text, in_force)
+            with nothing_saved():
+                self.begin(text, in_force)
         except (RuntimeError, MemoryError) as error:
             if out_of_memory(error) and (failure := self.explained(error)):
                 raise failure from error
@@ -435,7 +445,11 @@ class Run:
             self.stopped = self.stopped or f"{who}: {stop}".removesuffix(": ")
 
     def loop(self) -> None:
-        with Interrupts(lambda: self.compiler is not None and self.compiler.busy) as interrupts:
+        with (
+            Interrupts(lambda: self.compiler is not None and self.compiler.busy) as interrupts,
+            counted_suspensions() as count,
+        ):
+            self.clock.suspensions = count
             self.prepare(partial(self.stop_compiling, interrupts))
             if not self.records:
                 self.commit({"step": 0, **self.start(), **self.evaluation()})

@@ -19,6 +19,8 @@ STOPS = tuple(
 """Signals that ask a run to stop: Ctrl-C, a batch system whose time is up, a terminal that is
 closed.
 """
+CONTINUES = tuple(getattr(signal, name) for name in ("SIGCONT",) if hasattr(signal, name))
+"""The signal with which a stopped process continues."""
 
 
 class Interrupted(KeyboardInterrupt):
@@ -77,6 +79,30 @@ class Interrupts:
         # Standard error may be closed, or the signal came in the middle of another line of it.
         with contextlib.suppress(OSError, ValueError, RuntimeError):
             click.echo(COMPILING if self._compiling() else STOPPING, err=True)
+
+
+@contextlib.contextmanager
+def counted_suspensions() -> Iterator[Callable[[], int]]:
+    """Inside, count how often this process continued after a stop (SIGSTOP, Ctrl-Z)."""
+    numbers: list[int] = []
+
+    def continued(number: int, _frame: FrameType | None) -> None:
+        numbers.append(number)
+
+    with _handling(continued, CONTINUES):
+        yield lambda: len(numbers)
+
+
+@contextlib.contextmanager
+def nothing_saved() -> Iterator[None]:
+    """Inside, Ctrl-C ends a run that has no state yet, as while plugins are imported."""
+    try:
+        yield
+    except Interrupted:
+        raise
+    except KeyboardInterrupt:
+        message = "interrupted before the first step, so nothing is saved"
+        raise Interrupted(message) from None
 
 
 def stoppable() -> contextlib.AbstractContextManager[None]:

@@ -115,18 +115,18 @@ def check_component(component: Any) -> dict[str, str]:
     return {name: fault for name, fault in verdicts.items() if fault}
 
 
-def verdict(check: Check, component: Any, expected: Mapping[str, str]) -> tuple[str, str]:
-    """(fault, excuse) of one check: what came instead where it should have passed, or the reason
-    why it does not. A check that passes against expectation is a fault."""
-    fault = check.fault(component)
+def verdict(check: Check, component: Any, expected: Mapping[str, str]) -> tuple[str, str, str]:
+    """(fault, excuse, skipped) of one check: what came instead where it should have passed, the
+    reason why it does not, or why it does not apply. A check that passes against expectation is a
+    fault.
+    """
+    fault, skipped = check.answer(component)
     reason = expected.get(check.name, "")
-    if not reason:
-        return fault, ""
-    return (
-        ("", reason)
-        if fault
-        else (f"it passes after all; take it off testing_failures ({reason})", "")
-    )
+    if skipped or not reason:
+        return fault, "", skipped
+    if fault:
+        return "", reason, ""
+    return f"it passes after all; take it off testing_failures ({reason})", "", ""
 
 
 def parametrize_with_checks(

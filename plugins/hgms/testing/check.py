@@ -28,13 +28,14 @@ FORM = "use MODULE:CLASS, such as my_solver:MySolver or ./my_solver.py:MySolver"
 
 @frozen
 class Result:
-    """The answer to one question: ``fault`` is empty where all is well, or where ``excuse`` says
-    why it is not to be.
+    """The answer to one question: ``fault`` is empty where all is well, where ``excuse`` says why
+    it is not to be, or where ``skipped`` says why it was not asked.
     """
 
     check: str
     fault: str = ""
     excuse: str = ""
+    skipped: str = ""
 
 
 def check(
@@ -172,6 +173,7 @@ def import_class(spec: str) -> tuple[ModuleType, type | Composition]:
         raise PluginError(
             "wrong-plugin", f"the module cannot be imported: {describe(error)}", place=(where,)
         ) from error
+    getattr(module, name, None)  # loads a name of a lazy module
     own = {
         key: value for key, value in vars(module).items() if isinstance(value, type | Composition)
     }

@@ -56,19 +56,23 @@ def check(ctx: click.Context, spec: str, registry: Registry, as_json: bool) -> N
                 else result.check
             )
             fault = result.fault if first == result.check else f"the same as {first}"
-            what = fault or (f"not to be passed: {result.excuse}" if result.excuse else "")
-            label = "FAIL" if result.fault else ("but " if result.excuse else "ok  ")
+            what = fault
+            label = "FAIL" if result.fault else "ok  "
+            if result.excuse:
+                label = "but "
+                what = f"expected to fail: {result.excuse}"
+            if result.skipped:
+                label = "-   "
+                what = f"not asked: {result.skipped}"
             click.echo(f"  {label} {result.check}{': ' + what if what else ''}")
-        excused = sum(bool(result.excuse) for result in results)
-        but = f", but {excused} that the class says it is not to pass" if excused else ""
-        click.echo(
-            (
-                f"{failures} of {len(results)} checks failed"
-                if failures
-                else f"all {len(results)} checks passed"
-            )
-            + but
-        )
+        counts = {
+            "failed": failures,
+            "expected to fail": sum(bool(result.excuse) for result in results),
+            "not asked": sum(bool(result.skipped) for result in results),
+        }
+        passed = len(results) - sum(counts.values())
+        others = [f"{count} {how}" for how, count in counts.items() if count]
+        click.echo(", ".join([f"{passed} passed", *others]))
     ctx.exit(1 if failures else 0)
 
 

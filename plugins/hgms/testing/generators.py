@@ -337,8 +337,8 @@ def check_carry(generator: Any) -> None:
     name, leaf = next(iter(proposal.candidates.x.items()))
     candidates = leaf.reshape(len(leaf), -1)
     last = len(leaf) - 1
-    if has(generator, "carry_rule") or len(torch.unique(candidates, dim=0)) <= last:
-        return
+    kit.ask_if(not has(generator, "carry_rule"), "its field carry_rule says what is carried")
+    kit.ask_if(len(torch.unique(candidates, dim=0)) > last, "its candidates are not all different")
     rows = _tables(proposal.carry(last), candidates.shape[1])
     held = [
         i
@@ -354,8 +354,7 @@ def check_carry(generator: Any) -> None:
 
 def check_carry_rule(generator: Any) -> None:
     """A field `carry_rule` does what it is called: `selected`, `per-branch`, `restart`."""
-    if not has(generator, "carry_rule"):
-        return
+    kit.ask_of_field(generator, "carry_rule")
     proposal = proposed(generator, _usual(generator))
     rule = str(generator.carry_rule)
     last = proposal.candidates.count - 1
@@ -425,8 +424,8 @@ def check_chunks(generator: Any) -> None:
 def check_wells(generator: Any) -> None:
     """Of 8 candidates (`count`, `noise` 1) from the top between two wells, some go to each: they
     are independent views. These wells have no sources."""
-    if not has(generator, "count") or "sources" in needs(generator):
-        return
+    kit.ask_of_field(generator, "count")
+    kit.ask_if("sources" not in needs(generator), "it needs sources")
     problem = problems.wells()
     many = with_fields(
         generator,
@@ -452,8 +451,7 @@ def check_moments(generator: Any) -> None:
     """A field `temperature` λ samples exp(−g/λ): on g = ½‖x‖² the mean is 0 and the variance λ,
     up to the step's bias.
     """
-    if not has(generator, "temperature"):
-        return
+    kit.ask_of_field(generator, "temperature")
     sampler = with_fields(generator, temperature=0.25, count=2000, steps=80, lr=0.1, mode="stacked")
     x = proposed(sampler, problems.gaussian()).candidates.x["x"]
     mean = float(x.mean(0).abs().max())

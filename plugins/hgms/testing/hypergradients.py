@@ -15,6 +15,7 @@ from hgms.runs import needs
 from hgms.testing import oracle, problems
 from hgms.testing.kit import (
     F64,
+    ask_if,
     demand,
     demand_saved,
     differences,
@@ -128,15 +129,15 @@ def check_structure(estimator: Any) -> None:
 def check_closed_form_bowl(estimator: Any) -> None:
     """At the bottom of a round bowl (H = I), where one lower step of rate 1 is exact, h is ∇F.
     What needs named sources is asked `closed-form-sources` instead."""
-    if not _of_sources(estimator):
-        _close(estimator, problems.bowl())
+    ask_if(not _of_sources(estimator), "it needs sources")
+    _close(estimator, problems.bowl())
 
 
 def check_closed_form_ridge(estimator: Any) -> None:
     """At the solution of a ridge regression, h is ∇F as its normal equations give it: sign, ridge
     and mixed term. What needs named sources is asked `closed-form-sources` instead."""
-    if not _of_sources(estimator):
-        _close(estimator, problems.ridge())
+    ask_if(not _of_sources(estimator), "it needs sources")
+    _close(estimator, problems.ridge())
 
 
 def check_closed_form_sources(estimator: Any) -> None:
@@ -147,15 +148,14 @@ def check_closed_form_sources(estimator: Any) -> None:
 def check_closed_form_sphere(estimator: Any) -> None:
     """At the best point of a sphere of lower minimisers, where H is singular, h is ∇F of the
     optimistic problem. What needs named sources is asked `closed-form-sources` instead."""
-    if not _of_sources(estimator):
-        _close(estimator, problems.sphere())
+    ask_if(not _of_sources(estimator), "it needs sources")
+    _close(estimator, problems.sphere())
 
 
 def check_central_difference(estimator: Any) -> None:
     """On a lower level that is not quadratic, h is what central differences of F(θ) = f(θ, x*(θ))
     give in every direction. What needs named sources is asked `closed-form-sources` instead."""
-    if _of_sources(estimator):
-        return
+    ask_if(not _of_sources(estimator), "it needs sources")
     known = problems.curved()
     spec = Ravel.of(known.theta)
     h = spec.ravel(estimated(estimator, known).value)

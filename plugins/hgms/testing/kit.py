@@ -54,6 +54,10 @@ class Fault(AssertionError):
     """What came instead of what a check demands."""
 
 
+class NotAsked(Exception):
+    """A check does not apply to a component; the text is the reason."""
+
+
 class CheckFailed(AssertionError):
     """A component failed a check; the message says all there is to know."""
 
@@ -66,6 +70,17 @@ def demand(condition: object, came: str) -> None:
     """Fails with what came instead, unless the condition holds."""
     if not condition:
         raise Fault(came)
+
+
+def ask_if(condition: object, reason: str) -> None:
+    """Leave a check that does not apply to a component, unless the condition holds."""
+    if not condition:
+        raise NotAsked(reason)
+
+
+def ask_of_field(component: Any, name: str) -> None:
+    """Leave a check of a field that a component does not have."""
+    ask_if(has(component, name), f"it has no field {name}")
 
 
 Exercise = Callable[[Any, torch.dtype, int], tuple[Any, Callable[[], Any]]]
@@ -97,21 +112,29 @@ class Check:
         everyone = self.question.__module__.endswith(".every_kind")
         return "every-kind" if everyone else KINDS[self.kind].label.replace(" ", "-") + "s"
 
-    def fault(self, component: Any) -> str:
-        """What came instead of what is demanded; empty where the component passes."""
+    def answer(self, component: Any) -> tuple[str, str]:
+        """(fault, reason): the fault, empty if the component passes, and the reason if the check
+        does not apply to the component.
+        """
         try:
             self.question(component, *self.more)
+        except NotAsked as reason:
+            return "", str(reason)
         except Fault as fault:
-            return str(fault)
+            return str(fault), ""
         except SystemExit as error:
-            return (
-                f"it calls sys.exit({error}){_where(error)}; raise an error that says what is wrong"
-            )
+            advice = "raise an error that says what is wrong"
+            return f"it calls sys.exit({error}){_where(error)}; {advice}", ""
         except Exception as error:
             first, *remedies = error.lines() if isinstance(error, HgmsError) else [str(error)]
             where = line_of(error, [component]) or _where(error)
-            return "\n    ".join([f"it raised {type(error).__name__}: {first}{where}", *remedies])
-        return ""
+            came = f"it raised {type(error).__name__}: {first}{where}"
+            return "\n    ".join([came, *remedies]), ""
+        return "", ""
+
+    def fault(self, component: Any) -> str:
+        """What came instead of what is demanded; empty where the component passes."""
+        return self.answer(component)[0]
 
     def __call__(self, component: Any) -> None:
         """Raises :class:`CheckFailed` where the component does not do what is demanded."""
@@ -261,8 +284,7 @@ def demand_modes(
     """What ``use`` makes of a component is the same in a loop, stacked, and stacked one or
     ``chunk`` at a time.
     """
-    if not has(component, "mode"):
-        return
+    ask_of_field(component, "mode")
     loop = snapshot(use(with_fields(component, mode="loop")))
     for options in (
         {"mode": "stacked"},

@@ -11,6 +11,7 @@ import torch
 
 from hgms.testing.kit import (
     F64,
+    ask_if,
     demand,
     demand_saved,
     normal,
@@ -84,8 +85,8 @@ def check_quadratic(outer: Any) -> None:
     """
     theta = {"a": numbers([2.0, -1.0, 0.0]), "b": numbers([0.0, 0.0])}
     target = {"a": numbers([0.5, 0.3, -0.6]), "b": numbers([0.2, -0.4])}
-    if refused(lambda: outer.init(theta)):
-        return
+    error = refused(lambda: outer.init(theta))
+    ask_if(error is None, f"it rejects this θ: {error.message if error else ''}")
     end, _ = _run(outer, theta, target)
     demand(
         _distance(end, target) <= 0.1,

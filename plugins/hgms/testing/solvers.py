@@ -14,6 +14,8 @@ from torch import Tensor
 from hgms.testing import oracle
 from hgms.testing.kit import (
     F64,
+    ask_if,
+    ask_of_field,
     demand,
     demand_equal,
     fail,
@@ -172,8 +174,8 @@ def check_dense_solve(solver: Any) -> None:
 
 def check_ridge(solver: Any) -> None:
     """A field `ridge` is added to H: the answer is (H + ridge·I)⁻¹ b."""
-    if has(solver, "ridge"):
-        solved(with_fields(solver, ridge=0.4), matrix(0.5, 1.1, seed=5), normal(SIZE, seed=6))
+    ask_of_field(solver, "ridge")
+    solved(with_fields(solver, ridge=0.4), matrix(0.5, 1.1, seed=5), normal(SIZE, seed=6))
 
 
 def check_identity(solver: Any) -> None:
@@ -229,7 +231,7 @@ def check_indefinite(solver: Any) -> None:
 
 def check_nonfinite(solver: Any) -> None:
     """A product or a right-hand side that is not finite gives a finite value and the outcome
-    `nonfinite`, never an error.
+    `nonfinite`, never an error, alone and beside a sound system, which is solved all the same.
     """
     h = matrix(0.5, 1.5, seed=14)
     b = normal(SIZE, seed=15)
@@ -246,6 +248,21 @@ def check_nonfinite(solver: Any) -> None:
             answer.outcome is Outcome.NONFINITE,
             f"with {what} the outcome is {answer.outcome.label}",
         )
+    factors = torch.stack([torch.ones_like(b), torch.full_like(b, math.nan)])
+    second = torch.stack([b, b.index_fill(0, numbers([3], torch.int64), math.nan)])
+    alone: Solution = solver.solve(Operator(h), b, None)
+    for what, matvec, rhs in (
+        ("NaN products of the second system", lambda v: (v @ h) * factors, torch.stack([b, b])),
+        ("a NaN in the second b", lambda v: v @ h, second),
+    ):
+        beside: Solution = solver.solve(matvec, rhs, None)
+        labels = [outcome.label for outcome in beside.outcomes]
+        demand(
+            torch.isfinite(beside.value).all(),
+            f"in a batch with {what} the value is {shown(beside.value)}",
+        )
+        wanted = [alone.outcome.label, Outcome.NONFINITE.label]
+        demand(labels == wanted, f"in a batch with {what} the outcomes are {labels}, not {wanted}")
 
 
 def check_iteration_limit(solver: Any) -> None:
@@ -379,19 +396,16 @@ def check_curvature(solver: Any) -> None:
 
 def check_clip(solver: Any) -> None:
     """A field `clip` bounds the length of v."""
-    if has(solver, "clip"):
-        h = Operator(matrix(0.5, 1.5, seed=28))
-        size = float(
-            with_fields(solver, clip=0.1).solve(h, normal(SIZE, seed=29), None).value.norm()
-        )
-        demand(size <= 0.1 * (1 + 1e-9), f"with clip = 0.1 the value has the length {size:.3g}")
+    ask_of_field(solver, "clip")
+    h = Operator(matrix(0.5, 1.5, seed=28))
+    size = float(with_fields(solver, clip=0.1).solve(h, normal(SIZE, seed=29), None).value.norm())
+    demand(size <= 0.1 * (1 + 1e-9), f"with clip = 0.1 the value has the length {size:.3g}")
 
 
 def check_key(solver: Any) -> None:
     """A method `with_key(key)`, where there is one, gives a solver whose random numbers come from
     the key: the same answer for the same key, other numbers for another."""
-    if not hasattr(solver, "with_key"):
-        return
+    ask_if(hasattr(solver, "with_key"), "it has no method with_key")
     h = Operator(matrix(0.5, 1.5, seed=34))
     b = normal(SIZE, seed=35)
     key = Key(9)

@@ -26,6 +26,7 @@ from hgms.runs import meant
 from hgms.testing import oracle
 from hgms.testing.kit import (
     F64,
+    ask_if,
     demand,
     demand_equal,
     difference,
@@ -139,8 +140,7 @@ def check_files(task: Any) -> None:
     with opened_files() as files:
         built(task)
     own = sorted(path for path in files if not _belongs_to_python(path))
-    if not own:
-        return
+    ask_if(own, "it reads no file")
     made_of = getattr(task, "made_of", dict)
     hint = "return data_fingerprint(paths) of hgms.config"
     demand(made_of(), f"it reads {own[0]}, but made_of is missing or empty; {hint}")
@@ -292,8 +292,8 @@ def check_twice_differentiable(task: Any) -> None:
     """∇²_xx g·v is finite, symmetric and what differences of ∇_x g give, and ∇²_θx g·v exists;
     unless `traits` promise less.
     """
-    if "smooth-lower" not in getattr(task, "traits", {"smooth-lower"}):
-        return
+    smooth = "smooth-lower" in getattr(task, "traits", {"smooth-lower"})
+    ask_if(smooth, "its traits do not have smooth-lower")
     problem = built(task)
     rows = batch(problem.lower_data)
     x = near(problem.x0, 0.01, seed=90)

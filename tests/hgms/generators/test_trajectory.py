@@ -19,6 +19,7 @@ from hgms.hypergradients import Implicit, Unrolled
 from hgms.methods import LearnedStart
 from hgms.methods.learned_start import with_learned_start, without_start
 from hgms.outer import Adam, Schedule, Sgd, Split
+from hgms.runs import RunConfig
 from hgms.selectors import BestOfN, First, Worst
 from hgms.solvers import CG
 from hgms_core import Key, Problem, Tree
@@ -261,6 +262,9 @@ def test_one_step_of_iaptt_by_hand(keep_graph: bool) -> None:
 def test_a_learned_start_wants_a_generator_that_knows_it() -> None:
     with rejects("not-supported", "learn_start"):
         LearnedStart(method=pipeline(Branches(), First(), Unrolled(), Sgd()))
+    table = {"name": "iaptt-gm", "generator": {"name": "branches"}}
+    with rejects("not-supported", "method", "learn_start"):
+        RunConfig.from_dict({"budget": "1 steps", "task": {"name": "quadratic"}, "method": table})
 
 
 def test_references_and_names_of_a_learned_start() -> None:

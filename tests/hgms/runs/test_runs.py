@@ -33,6 +33,7 @@ from hgms.runs import (
 )
 from hgms.runs.loop import Clock
 from hgms.runs.provenance import _git
+from hgms.runs.signals import counted_suspensions
 from hgms_core import CheckpointError, NumericalError, Problem, RunInfo, State
 from hgms_core.budget import Budget
 from hgms_core.host import Host
@@ -175,6 +176,40 @@ def test_evaluations_are_spread_over_the_budget() -> None:
             Descent(), problem(), Budget(outer_steps=steps), settings=RunSettings(evaluations=4)
         )
         assert [row["step"] for row in result.records if "metric.size" in row] == expected
+
+
+@pytest.mark.skipif(not hasattr(signal, "SIGCONT"), reason="this system does not stop processes")
+@pytest.mark.parametrize("suspended", [False, True])
+def test_the_clock_does_not_count_suspended_time(
+    suspended: bool, caplog: pytest.LogCaptureFixture
+) -> None:
+    clock = Clock(0.0, torch.device("cpu"))
+    times = iter((0.0, 1000.0))
+    clock._time = lambda: next(times)
+    with counted_suspensions() as count:
+        clock.suspensions = count
+        with clock:
+            if suspended:
+                os.kill(os.getpid(), signal.SIGCONT)
+    assert (clock.seconds < 10) == suspended
+    assert ("suspended" in caplog.text) == suspended
+    assert signal.getsignal(signal.SIGCONT) is signal.SIG_DFL
+
+
+def test_ctrl_c_before_the_first_step_says_that_nothing_is_saved(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def interrupted(*_: Any) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("hgms.runs.launch.Registry.load", interrupted)
+    with pytest.raises(Interrupted) as caught:
+        run("uniform", problem(), "1 steps")
+    assert "nothing is saved" in caught.value.message
+    monkeypatch.setattr(Descent, "init", interrupted)
+    with pytest.raises(Interrupted) as caught:
+        run(Descent(), problem(), Budget(outer_steps=1))
+    assert "nothing is saved" in caught.value.message
 
 
 def test_the_cpu_clock_counts_work_and_not_waiting() -> None:

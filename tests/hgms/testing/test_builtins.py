@@ -215,7 +215,7 @@ def test_hgms_check_asks_the_same(
     """
     looked_at: dict[str, Any] = {}
     monkeypatch.setattr(
-        Check, "fault", lambda check, item: looked_at.update({check.name: item}) or ""
+        Check, "answer", lambda check, item: looked_at.update({check.name: item}) or ("", "")
     )
     assert isinstance(component.target, type)
     results = {result.check for result in hgms_check(component.target, component.kind, REGISTRY)}
@@ -370,13 +370,13 @@ def test_hgms_check_says_what_a_class_is_not_made_to_pass() -> None:
     result = CliRunner().invoke(main, ["check", "hgms.solvers:Identity"])
     assert result.exit_code == 0, result.output
     assert (
-        "  but  dense-solve: not to be passed: it solves nothing: v = scale·b is its definition\n"
+        "  but  dense-solve: expected to fail: it solves nothing: v = scale·b is its definition\n"
         in result.output
     )
-    assert result.output.endswith(
-        "all 31 checks passed, but 1 that the class says it is not to pass\n"
-    )
+    assert "  -    clip: not asked: it has no field clip\n" in result.output
+    assert result.output.endswith("28 passed, 1 expected to fail, 2 not asked\n")
     rows = json.loads(
         CliRunner().invoke(main, ["check", "hgms.solvers:Identity", "--json"]).stdout
     )["results"]
     assert {row["check"] for row in rows if row["excuse"]} == {"dense-solve"}
+    assert {row["check"] for row in rows if row["skipped"]} == {"clip", "key"}

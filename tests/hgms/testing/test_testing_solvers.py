@@ -169,6 +169,15 @@ class Nan(MinimalResidual):
         return evolve(answer, value=answer.value + 0 * matvec(b))
 
 
+class FiniteInBatches(MinimalResidual):
+    """Takes numbers that are not finite for 0, of several systems at once."""
+
+    def solve(self, matvec: MatVec, b: Tensor, x0: Tensor | None = None) -> Solution:
+        if b.dim() == 1:
+            return super().solve(matvec, b, x0)
+        return super().solve(lambda v: matvec(v).nan_to_num(), b.nan_to_num(), x0)
+
+
 class Endless(MinimalResidual):
     def solve(self, matvec: MatVec, b: Tensor, x0: Tensor | None = None) -> Solution:
         return (
@@ -312,6 +321,11 @@ MUTANTS: list[tuple[str, Any, str]] = [
         "it raised ValueError: H is not positive definite (test_testing_solvers.py:",
     ),
     ("nonfinite", Nan(), "with NaN products the value is [nan"),
+    (
+        "nonfinite",
+        FiniteInBatches(),
+        "in a batch with NaN products of the second system the outcomes are ['converged', ",
+    ),
     ("iteration-limit", Endless(), "with max_steps = 1 it took"),
     ("iteration-limit", Impatient(), "it raised RuntimeError: no convergence"),
     ("warm-start", AddsStart(), "it claims the residual"),

@@ -788,7 +788,7 @@ MUTANTS: list[tuple[str, str, Any, str]] = [
         "task",
         "stacked",
         task(g=lambda p: lambda t, x, b: p.g(t, x, b) * (1.0 + 0.0 * float(x["x"].sum()))),
-        "it raised RuntimeError",
+        "it raised ConfigError",
     ),
     (
         "task",

@@ -219,7 +219,7 @@ def descended(x: Tree, direction: Tree, rate: float | Tensor) -> Tree:
     A fixed rate is too large once θ has made g steep (a weight decay that grows, say). The bound
     keeps x from growing beyond all limits until θ follows.
     """
-    length = norm(direction) * abs(rate)
+    length = (norm(direction) * rate).abs()
     factor = norm(x).clamp_min(1) / torch.maximum(length, norm(x).clamp_min(1))
     direction = {name: direction[name] * factor for name in x}  # factor 1 changes no bit
     if isinstance(rate, Tensor):
