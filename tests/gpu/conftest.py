@@ -1,5 +1,5 @@
-"""The device all tests here run on: a GPU, or the CPU where ``HGMS_GPU_TESTS_DEVICE=cpu`` asks
-to try the tests themselves.
+"""The device of all tests here: a GPU; with ``HGMS_GPU_TESTS_DEVICE`` the CPU (``cpu``) or the
+simulated device of the conformance kit (``simulated``).
 """
 
 from __future__ import annotations
@@ -7,11 +7,13 @@ from __future__ import annotations
 import os
 import warnings
 from collections.abc import Iterator
+from functools import cache
 
 import pytest
 import torch
 from placed import Draws
 
+from hgms.testing import simulated_device
 from hgms_core import Key
 
 # Read when cuBLAS is first used: what deterministic algorithms need (docs/how-to/run-on-gpus.md).
@@ -20,14 +22,22 @@ os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
 SWITCH = "HGMS_GPU_TESTS_DEVICE"
 
 
-@pytest.fixture(scope="session")
-def device() -> torch.device:
-    asked = os.environ.get(SWITCH, "cuda")
-    if asked == "cpu":
-        return torch.device("cpu")
+@pytest.fixture(scope="module")
+def device() -> Iterator[torch.device]:
+    chosen = os.environ.get(SWITCH, "cuda")
+    if chosen == "simulated":
+        with simulated_device() as simulated:
+            yield simulated
+    else:
+        yield torch.device("cpu") if chosen == "cpu" else _gpu()
+
+
+@cache
+def _gpu() -> torch.device:
     if not torch.cuda.is_available():
         pytest.fail(
-            f"torch sees no CUDA device; {SWITCH}=cpu tries these tests on the CPU", pytrace=False
+            f"torch finds no CUDA device; {SWITCH}=simulated runs these tests without one",
+            pytrace=False,
         )
     found = torch.device("cuda")
     with warnings.catch_warnings():
@@ -41,6 +51,16 @@ def device() -> torch.device:
         torch.linalg.eigh(one.detach())
         torch.cuda.synchronize()
     return found
+
+
+@pytest.fixture
+def real(device: torch.device) -> torch.device:
+    """The device, for tests of what the simulated one lacks: compilers, library routes, a name in
+    configurations.
+    """
+    if device.type == "simulated":
+        pytest.skip("the simulated device has no compiler, no library routes and no name in files")
+    return device
 
 
 @pytest.fixture

@@ -12,6 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from hgms.testing import counted, no_waiting
 from hgms.testing.kit import snapshot, tensors
 
 
@@ -44,15 +45,20 @@ def brought(value: Any) -> Any:
 
 @contextmanager
 def never_waiting(device: torch.device) -> Iterator[None]:
-    """Inside, whatever waits for the GPU is an error (there is nothing to wait for on a CPU)."""
-    with _sync_mode("error", device):
+    """Inside, whatever waits for the device is an error (there is nothing to wait for on a CPU)."""
+    with no_waiting() if device.type == "simulated" else _sync_mode("error", device):
         yield
 
 
 @contextmanager
 def waits(device: torch.device) -> Iterator[Counter[str]]:
-    """How often was waited for the GPU inside, by ``file:line`` of the code that did."""
+    """How often the host waits for the device inside, by ``file:line`` of the code that waits."""
     found: Counter[str] = Counter()
+    if device.type == "simulated":
+        with counted() as counts:
+            yield found
+        found.update(counts.places)
+        return
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         with _sync_mode("warn", device):

@@ -37,6 +37,7 @@ def least_squares(device: torch.device) -> Problem:
     return Problem(theta0=theta0, x0={"w": w}, g=loss, f=loss, lower_data=rows, upper_data=roles)
 
 
+@pytest.mark.usefixtures("real")
 def test_what_is_measured_is_of_this_device(device: torch.device) -> None:
     choice = calibrated(least_squares(device))
     assert choice.products

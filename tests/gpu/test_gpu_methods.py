@@ -24,8 +24,11 @@ TASKS = sorted(Registry.load().components("task"), key=lambda each: each.name)
 SMALL: dict[str, dict[str, Any]] = {
     "hyper-cleaning": {"train_size": 60, "validation_size": 30, "test_size": 50, "hidden": 5},
     "quadratic": {},
+    "sphere": {},
 }
 """Tasks without files of their own; a method gets the first that has what it needs."""
+HOST_LEAVES = ("seed",)
+"""Leaves of batches that stay on the CPU, because they seed generators."""
 STEPS = 3
 
 
@@ -34,22 +37,23 @@ def _method_and_task(name: str) -> tuple[Any, Any]:
     mixture of two.
     """
     target = Registry.load().get("method", name).target
-    if not isinstance(target, Composition):
-        made = instance_of(target)
-        return made, None if "sources" in compat.needs(made) else RunConfig.from_dict(
-            _table("quadratic", "uniform")
-        ).task
-    refused: ConfigError | None = None
+    refused: Any = None
     for task in SMALL:
-        try:
-            config = RunConfig.from_dict(_table(task, name))
-        except ConfigError as error:
-            refused = error
-            continue
-        if not compat.missing_traits(config.method, config.task):
-            return config.method, config.task
-        if "sources" in compat.needs(config.method):
-            return config.method, None
+        if isinstance(target, Composition):
+            try:
+                config = RunConfig.from_dict(_table(task, name))
+            except ConfigError as error:
+                refused = error
+                continue
+            method = config.method
+        else:
+            config = RunConfig.from_dict(_table(task, "uniform"))
+            method = instance_of(target)
+        if "sources" in compat.needs(method):
+            return method, None
+        refused = compat.missing_traits(method, config.task)
+        if not refused:
+            return method, config.task
     raise AssertionError(f"no small task fits {name}: {refused}")
 
 
@@ -125,11 +129,17 @@ def _looked_at(task: Any, device: torch.device) -> dict[str, Any]:
     """All that a problem holds and computes at its start."""
     problem = task.problem(3, device, F64)
     data = {"lower": problem.lower_data, **problem.upper_data}
-    assert {each.device.type for each in data.values() if each.size} <= {device.type}
+    # tables of tokens stay in memory or on disk: only their batches go to the device
+    tables = "cpu" if problem.sources is not None else device.type
+    assert {each.device.type for each in data.values() if each.size} <= {tables}
     drawn = {role: each.draw(Key(1), 4, 2) for role, each in data.items()}
     batches = {
         role: each.batch(None if drawn[role] is None else drawn[role][0])
         for role, each in data.items()
+    }
+    shown = {
+        role: {name: leaf for name, leaf in batch.items() if name not in HOST_LEAVES}
+        for role, batch in batches.items()
     }
     start = problem.initial(Key(2))
     closed = getattr(task, "closed_form", None)
@@ -141,7 +151,7 @@ def _looked_at(task: Any, device: torch.device) -> dict[str, Any]:
             "x0": problem.x0,
             "fresh": start,
             "references": problem.references,
-            "batches": batches,
+            "batches": shown,
             "projected": problem.project(problem.theta0),
             "g": problem.g(problem.theta0, start, batches["lower"]),
             "f": {

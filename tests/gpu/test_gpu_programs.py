@@ -76,6 +76,7 @@ def method(branches: dict[str, Any], hypergradient: dict[str, Any]) -> Pipeline:
         ),
     ],
 )
+@pytest.mark.usefixtures("real")
 def test_a_compiled_run_is_the_same(
     device: torch.device,
     recordings: list[Recording],
@@ -99,6 +100,7 @@ def test_a_compiled_run_is_the_same(
     assert recordings
 
 
+@pytest.mark.usefixtures("real")
 def test_all_programs_of_a_step_are_recorded(
     device: torch.device, recordings: list[Recording], caplog: pytest.LogCaptureFixture
 ) -> None:

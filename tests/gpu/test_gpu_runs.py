@@ -97,6 +97,7 @@ def _same(one: dict[str, bytes], other: dict[str, bytes]) -> None:
 
 
 @pytest.mark.usefixtures("deterministic")
+@pytest.mark.usefixtures("real")
 def test_killed_and_resumed_equals_left_alone(tmp_path: Path, device: torch.device) -> None:
     """With noise and minibatches, under deterministic algorithms: bit for bit, also from one
     process to another.
@@ -137,6 +138,7 @@ def test_killed_and_resumed_equals_left_alone(tmp_path: Path, device: torch.devi
 
 
 @pytest.mark.usefixtures("deterministic")
+@pytest.mark.usefixtures("real")
 def test_env_json_names_the_device(tmp_path: Path, device: torch.device) -> None:
     run_config(_prepared(tmp_path / "one", device, steps=1))
     told = json.loads((_folder(tmp_path / "one") / "env.json").read_bytes())
@@ -144,6 +146,7 @@ def test_env_json_names_the_device(tmp_path: Path, device: torch.device) -> None
     assert told["deterministic"] is True
 
 
+@pytest.mark.usefixtures("real")
 def test_compare_writes_the_peak_of_gpu_memory(tmp_path: Path, device: torch.device) -> None:
     grid = f"""
     seeds = [0]

@@ -15,7 +15,8 @@ In a plugin's own tests::
 Each check is a test of its own, ``my-solver-zero-rhs``. An expected failure is strict: a check that
 passes after all has to be taken off the list. ``hgms check MODULE:CLASS`` asks the same checks.
 Everything is small, in float64 and with fixed seeds. The checks make their inputs on the CPU, and
-within ``with inputs_on("cuda"):`` on a GPU.
+within ``with inputs_on("cuda"):`` on a GPU. :func:`simulated_device` is a device for such tests on
+a machine without one.
 
 A class may say two things about its checks itself: a class method ``testing_instance()`` makes an
 instance that can do what is asked of problems of size 1, and ``testing_failures:
@@ -45,6 +46,7 @@ from hgms.testing import (
 )
 from hgms.testing.instances import failures_of, instance_of, kind_of
 from hgms.testing.kit import Check, CheckFailed, inputs_on
+from hgms.testing.simulated import Counts, counted, no_waiting, simulated_device
 from hgms_core import ConfigError, MissingExtra, hookimpl, unknown_name
 from hgms_core.registry import KINDS, Kind, Registry
 
@@ -208,16 +210,20 @@ def _labels(components: Sequence[Any]) -> list[str]:
 __all__ = [
     "Check",
     "CheckFailed",
+    "Counts",
     "all_checks",
     "check_component",
     "checks_of",
     "checks_of_every_kind",
     "checks_of_kind",
+    "counted",
     "failures_of",
     "inputs_on",
     "instance_of",
     "kind_of",
+    "no_waiting",
     "parametrize_with_checks",
+    "simulated_device",
     "verdict",
 ]
 

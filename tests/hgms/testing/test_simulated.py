@@ -1,0 +1,224 @@
+"""The simulated device: what a GPU rejects is rejected, what it transfers is counted, and the tests
+of tests/gpu pass there.
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+from helpers import F64, moved, network_problem
+from torch import Tensor, nn
+
+from hgms.generators.branches import Branches
+from hgms.hypergradients import Implicit
+from hgms.outer import Adam
+from hgms.runs import RunSettings, run
+from hgms.selectors import BestOfN
+from hgms.solvers import CG
+from hgms.testing import check_component, counted, inputs_on, no_waiting, simulated_device
+from hgms.testing.kit import demand_saved
+from hgms_core import Budget, Pipeline
+
+ROOT = Path(__file__).parents[3]
+
+
+def pipeline() -> Pipeline:
+    return Pipeline(
+        generator=Branches(count=3, steps=4, lr=0.05, batch_size=8),
+        selector=BestOfN(),
+        hypergradient=Implicit(solver=CG(ridge=0.5, rtol=1e-8, max_steps=8)),
+        outer=Adam(lr=0.1),
+    )
+
+
+def test_it_computes_the_numbers_of_the_cpu() -> None:
+    with simulated_device() as device:
+        x = torch.arange(3.0, device=device)
+        assert x.device == device
+        assert (x * x).sum().item() == 5.0
+        weight = x.clone().requires_grad_()
+        (weight**3).sum().backward()
+        assert weight.grad is not None
+        assert weight.grad.tolist() == [0.0, 3.0, 12.0]
+        slope = torch.func.grad(lambda y: (y**3).sum())
+        assert torch.func.jvp(slope, (x,), (torch.ones_like(x),))[1].tolist() == [0.0, 6.0, 12.0]
+        assert torch.func.vmap(lambda y: y.sum())(torch.stack([x, x])).tolist() == [3.0, 3.0]
+
+
+@pytest.mark.parametrize(
+    "call",
+    [
+        lambda x: x + torch.ones(3),
+        lambda x: torch.stack([x, torch.ones(3)]),
+        lambda x: torch.randn(3, generator=torch.Generator(), device=x.device),
+        lambda x: nn.functional.linear(x, torch.ones(2, 3)),
+    ],
+)
+def test_two_devices_are_not_mixed(call: Callable[[Tensor], Tensor]) -> None:
+    with simulated_device() as device, pytest.raises(RuntimeError, match="device"):
+        call(torch.ones(3, device=device))
+
+
+@pytest.mark.parametrize(
+    ("call", "transfers", "uploads"),
+    [
+        (lambda x: float(x.sum()), 1, 0),
+        (lambda x: x.cpu(), 1, 0),
+        (lambda x: x.tolist(), 1, 0),
+        (lambda x: x[x > 1], 1, 0),
+        (lambda x: x.nonzero(), 1, 0),
+        (lambda x: bool((x > 1).any()), 1, 0),
+        (lambda x: torch.ones(3).to(x.device), 0, 1),
+        (lambda x: torch.tensor([1.0, 2.0], device=x.device), 0, 1),
+        (lambda x: x[torch.tensor([0, 1])], 0, 1),
+        (lambda x: torch.ones(3).to(x.device, non_blocking=True), 0, 0),
+        (lambda x: (x * 2 + 1).sum(), 0, 0),
+    ],
+)
+def test_whatever_the_host_waits_for_is_counted(
+    call: Callable[[Tensor], object], transfers: int, uploads: int
+) -> None:
+    with simulated_device() as device:
+        x = torch.arange(3.0, device=device)
+        with counted() as counts:
+            call(x)
+        assert (counts.transfers, counts.uploads) == (transfers, uploads)
+        places = {place.partition(":")[0] for place in counts.places}
+        assert places <= {Path(__file__).name}
+        if counts.waits:
+            with no_waiting(), pytest.raises(RuntimeError, match="the host waits"):
+                call(x)
+
+
+def test_a_view_is_no_kernel() -> None:
+    with simulated_device() as device:
+        x = torch.ones(2, 3, device=device)
+        with counted() as counts:
+            x.t().reshape(6)[1:].unsqueeze(0)
+        assert counts.kernels == 1, "reshape copies the transposed tensor"
+
+
+def test_an_outer_step_transfers_its_solver_s_questions_only() -> None:
+    method = pipeline()
+    with simulated_device() as device:
+        problem = moved(network_problem(rows=64), device)
+        state, _ = method.step(problem, method.init(problem, 0))
+        with counted() as counts:
+            method.step(problem, state)
+    # at most two questions per iteration of CG, and a few around them (tests/gpu)
+    assert counts.transfers <= 2 * 8 + 6, counts.places
+    assert counts.uploads == 0, counts.places
+    assert counts.kernels < 5000
+
+
+def test_a_run_reads_one_record_per_step() -> None:
+    """Between two steps only the numbers of the record go to the host."""
+    with simulated_device() as device:
+        problem = moved(network_problem(rows=64), device)
+        method = Pipeline(
+            generator=Branches(count=3, steps=2, batch_size=8),
+            selector=BestOfN(),
+            hypergradient=Implicit(solver=CG(ridge=0.5, max_steps=1)),
+            outer=Adam(lr=0.1),
+        )
+        with counted() as one:
+            run(method, problem, Budget(outer_steps=1))
+        with counted() as five:
+            run(method, problem, Budget(outer_steps=5))
+    assert (five.waits - one.waits) % 4 == 0
+    per_step = (five.waits - one.waits) // 4
+    assert per_step <= 60, five.places
+
+
+def test_a_loaded_state_is_on_the_device_of_the_inputs() -> None:
+    with simulated_device() as device, inputs_on(device):
+        theta = torch.ones(3, device=device)
+        demand_saved({"m": theta}, lambda state: {"sum": state["m"] + theta})
+        faults = check_component(Adam())
+    assert "state" not in faults, faults
+
+
+def test_compile_true_falls_back_with_one_warning(caplog: pytest.LogCaptureFixture) -> None:
+    with simulated_device() as device:
+        problem = moved(network_problem(rows=64), device)
+        result = run(pipeline(), problem, Budget(outer_steps=2), settings=RunSettings(compile=True))
+        plain = run(pipeline(), problem, Budget(outer_steps=2), settings=RunSettings(compile=False))
+        for name, leaf in result.x.items():
+            torch.testing.assert_close(leaf.cpu(), plain.x[name].cpu(), rtol=1e-9, atol=1e-12)
+    warned = [record for record in caplog.records if record.name == "hgms.programs"]
+    assert len(warned) == 1
+    assert result.execution is not None
+    assert result.execution.compile is not None
+    assert result.execution.compile.compiled == []
+
+
+@pytest.mark.parametrize("kind", [nn.LSTM, nn.GRU, nn.LSTMCell, nn.GRUCell])
+def test_fused_cells_compute_the_numbers_of_the_plain_ones(kind: type[nn.Module]) -> None:
+    torch.manual_seed(0)
+    here = kind(2, 3, dtype=F64)  # type: ignore[call-arg]
+    x = torch.randn(4, 2, dtype=F64)
+    found = []
+    with simulated_device() as device:
+        for place in (torch.device("cpu"), device):
+            layer = kind(2, 3, dtype=F64)  # type: ignore[call-arg]
+            layer.load_state_dict(here.state_dict())
+            layer = layer.to(place)
+            out = layer(x.to(place))
+            leaf = out[0] if isinstance(out, tuple) else out
+            slopes = torch.autograd.grad((leaf**2).sum(), list(layer.parameters()))
+            found.append([leaf.detach().cpu(), *(slope.cpu() for slope in slopes)])
+    for one, other in zip(*found, strict=True):
+        torch.testing.assert_close(other, one, rtol=1e-12, atol=1e-14)
+
+
+def test_fused_cells_have_no_forward_mode() -> None:
+    with simulated_device() as device:
+        cell = nn.GRUCell(2, 3).to(device)
+        x = torch.ones(1, 2, device=device)
+        with pytest.raises(NotImplementedError):
+            torch.func.jvp(cell, (x,), (x,))
+
+
+def test_torch_is_as_before_outside() -> None:
+    names = ("Generator", "tensor", "as_tensor", "arange", "eye")
+    before = [getattr(torch, name) for name in names]
+    threads = torch._C._is_multithreading_enabled()
+    with simulated_device():
+        assert torch.tensor is not before[1]
+    assert [getattr(torch, name) for name in names] == before
+    assert torch._C._is_multithreading_enabled() == threads
+
+
+def gpu_tests(*arguments: str) -> None:
+    """Runs tests/gpu on the simulated device, in a process of its own."""
+    command = [sys.executable, "-m", "pytest", "-q", "-n", "0", "-m", "gpu", "--tb=short"]
+    environment = os.environ | {"HGMS_GPU_TESTS_DEVICE": "simulated"}
+    for name in [name for name in environment if name.startswith("PYTEST_")]:
+        del environment[name]
+    done = subprocess.run(
+        [*command, "-p", "no:cacheprovider", *arguments],
+        cwd=ROOT,
+        env=environment,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stdout[-6000:]
+
+
+@pytest.mark.plugins
+def test_a_part_of_the_gpu_tests_passes() -> None:
+    gpu_tests("tests/gpu/test_gpu_waiting.py", "tests/gpu/test_gpu_modules.py")
+
+
+@pytest.mark.extended
+@pytest.mark.plugins
+@pytest.mark.parametrize("part", ["components", "methods", "matmul", "page", "programs", "runs"])
+def test_all_gpu_tests_pass(part: str) -> None:
+    gpu_tests(f"tests/gpu/test_gpu_{part}.py")
