@@ -19,6 +19,7 @@ import torch
 from torch import Tensor, nn
 from torch.func import functional_call
 
+from hgms_core.adapters.recurrent import without_fused
 from hgms_core.data import Batch, Data
 from hgms_core.errors import ConfigError
 from hgms_core.seeding import Key
@@ -71,20 +72,6 @@ def replica(model: nn.Module, others: Mapping[Any, nn.Parameter]) -> nn.Module:
         ) from error
 
 
-@contextlib.contextmanager
-def without_fused() -> Iterator[None]:
-    """Inside, recurrent layers use no kernels that have no second derivative or no forward mode."""
-    libraries: list[Any] = [torch.backends.cudnn, torch.backends.mkldnn]
-    before = [library.enabled for library in libraries]
-    try:
-        for library in libraries:
-            library.enabled = False
-        yield
-    finally:
-        for library, enabled in zip(libraries, before, strict=True):
-            library.enabled = enabled
-
-
 class View(nn.Module):
     """``view.at(x, function, batch)`` is ``function(model, batch)`` of a model that computes with
     x.
@@ -117,7 +104,7 @@ class View(nn.Module):
         }
         parts: list[Any] = list(self.model.modules())
         self.size = size
-        self.recurrent = any(isinstance(part, nn.RNNBase) for part in parts)
+        self.recurrent = any(isinstance(part, nn.RNNBase | nn.RNNCellBase) for part in parts)
         self.norms: list[Any] = [
             part
             for part in parts
