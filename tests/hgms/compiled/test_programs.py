@@ -20,6 +20,7 @@ from torch.fx import GraphModule
 from hgms.compiled import CompiledProduct, Programs, levels, linearized, programs, programs_of
 from hgms.compiled import cuda_graphs as graphs
 from hgms.compiled.trace import flatten, split, trace, unflatten, without_mutations
+from hgms.compiled.verify import compared
 from hgms.gauss_newton import Composite
 from hgms.generators.branches import Branches
 from hgms.hypergradients import Implicit
@@ -729,3 +730,30 @@ def test_wrapped_problems_are_compiled_once(wrap: Any) -> None:
     for _ in range(3):
         state, _ = method.step(problem, state)
     assert len(problem.compiler._kept) == kept
+
+
+# --- rounding
+
+
+def test_the_tolerance_in_float64_is_what_the_strategy_rounds() -> None:
+    """A central difference divides rounding errors by its step: 1.2e-10 of 0.46 is no fault, and
+    an error above its noise is one.
+    """
+
+    def product(x: Tensor) -> list[Tensor]:
+        step = 2e-6
+        slopes = [torch.tanh(x + sign * step) * x.exp() for sign in (1.0, -1.0)]
+        return [(slopes[0] - slopes[1]) / (2 * step)]
+
+    x = torch.linspace(0.1, 2.0, 40, dtype=F64)
+    traced = trace(lambda x: product(x), (x,))
+    (want,) = traced.graph(x)
+    size = float(want.abs().max())
+    noise = torch.zeros_like(want)
+    noise[3] = 2e-10 * size
+    assert compared([want + noise], [want]) != ""
+    assert compared([want + noise], [want], traced.graph, [x]) == ""
+    assert compared([want + 100 * noise], [want], traced.graph, [x]) != ""
+    exact = trace(lambda x: [torch.tanh(x) * x.exp()], (x,))
+    (value,) = exact.graph(x)
+    assert compared([value + 2e-10 * value.max()], [value], exact.graph, [x]) != ""
