@@ -8,6 +8,7 @@ from a string below the field; else it stands in ``fields.toml`` beside this fil
 from __future__ import annotations
 
 import ast
+import enum
 import functools
 import inspect
 import itertools
@@ -217,8 +218,11 @@ class Member:
 
 
 def members(cls: type) -> list[Member]:
-    """The public methods and properties that a class has itself."""
+    """The members of an enumeration, and the public methods and properties that a class has."""
     shown = []
+    for value in cls if issubclass(cls, enum.Enum) else ():
+        full = f"{cls.__name__}.{value.name}"
+        shown.append(Member(value.name, "py:attribute", full, (), str(value.value)))
     for name, member in vars(cls).items():
         function = member.__func__ if isinstance(member, classmethod | staticmethod) else member
         full = f"{cls.__name__}.{name}"

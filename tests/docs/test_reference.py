@@ -179,6 +179,7 @@ def test_other_projects_can_link_to_every_public_name(inventory: dict[str, dict[
         inventory["py:method"]
     )
     assert "hgms.runs.RunResult.seconds" in inventory["py:property"]
+    assert "hgms_core.Outcome.DIVERGED" in inventory["py:attribute"]
     entry = inventory["py:class"]["hgms_core.Problem"]
     assert (entry.uri, entry.project_name) == (
         "https://example.org/functions.html#hgms_core.Problem",
