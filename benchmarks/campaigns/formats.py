@@ -223,6 +223,7 @@ def bomb(letter: bytes) -> bytes:
 
 # --- configurations of trainers
 
+PAIR = {"field_instruction": "prompt", "field_output": "completion", "format": "{instruction}"}
 TRAINERS: dict[str, tuple[str, Any]] = {
     "axolotl": (
         "c.yaml",
@@ -230,8 +231,8 @@ TRAINERS: dict[str, tuple[str, Any]] = {
             "base_model": "m",
             "sequence_len": 64,
             "datasets": [
-                {"path": "sums.jsonl", "ds_type": "json", "type": "alpaca"},
-                {"path": "dots.jsonl", "ds_type": "json", "type": "alpaca"},
+                {"path": "sums.jsonl", "ds_type": "json", "type": PAIR},
+                {"path": "dots.jsonl", "ds_type": "json", "type": PAIR},
             ],
         },
     ),
@@ -295,7 +296,8 @@ def of_trainer(folder: Path, chance: random.Random) -> Case:
     from campaigns.inputs import garble, mutate
 
     lay_mix(folder, chance)
-    listed = {name: {"file_name": f"{name}.jsonl"} for name in ("sums", "dots")}
+    columns = {"prompt": "prompt", "response": "completion"}
+    listed = {name: {"file_name": f"{name}.jsonl", "columns": columns} for name in ("sums", "dots")}
     (folder / "dataset_info.json").write_text(json.dumps(listed))
     trainer = chance.choice(sorted(TRAINERS))
     name, table = TRAINERS[trainer]

@@ -17,6 +17,8 @@ from hgms_mix.exchange.trainer import yaml
 
 BUILDERS = ("arrow", "csv", "json", "pandas", "parquet", "text")
 """Names of ``load_dataset`` for files of a kind, in place of a data set."""
+MOST_VALUES = 1_000_000
+"""Values of a configuration. A few lines of aliases can stand for more than memory can hold."""
 COMMIT = "COMMIT"
 """Where a data set of the Hub is named without its commit, which a source has to have."""
 
@@ -32,6 +34,7 @@ def read_mapping(path: Path, what: str) -> dict[str, Any]:
         ) from None
     try:
         table = json.loads(text) if path.suffix == ".json" else yaml().safe_load(text)
+        size = _size(table, {})
     except (ValueError, yaml().YAMLError, RecursionError) as error:
         kind = "JSON" if path.suffix == ".json" else "YAML"
         mark = getattr(error, "problem_mark", None)
@@ -47,7 +50,26 @@ def read_mapping(path: Path, what: str) -> dict[str, Any]:
             f"the file contains a {type(table).__name__}, but a {what} must be a table",
             place=(str(path),),
         )
+    if size > MOST_VALUES:
+        raise ConfigError(
+            "too-large",
+            f"the file has {size:.3g} values with its aliases, but at most {MOST_VALUES:,} are "
+            "possible",
+            place=(str(path),),
+            hint="remove aliases (*NAME)",
+        )
     return table
+
+
+def _size(node: Any, sizes: dict[int, float]) -> float:
+    """The number of values below a node, infinite if an alias is within its own anchor."""
+    if not isinstance(node, list | dict):
+        return 1
+    if id(node) not in sizes:
+        sizes[id(node)] = float("inf")
+        children = node.values() if isinstance(node, dict) else node
+        sizes[id(node)] = 1 + sum(_size(child, sizes) for child in children)
+    return sizes[id(node)]
 
 
 def numbers(value: Any, count: int, place: Place) -> list[float]:

@@ -35,6 +35,8 @@ CHAT = (
     "'assistant' %}<|eos|>{% endif %}"
     "{% endfor %}{% if add_generation_prompt %}<assistant>{% endif %}"
 )
+ALIASES = "a0: &a0 x\n" + "".join(f"a{i}: &a{i} [*a{i - 1}, *a{i - 1}]\n" for i in range(1, 40))
+"""A value of 2^39 texts."""
 TRAINERS = ("axolotl", "datasets", "llamafactory", "ms-swift", "olmo", "trl")
 
 
@@ -1239,6 +1241,8 @@ class TestWrongInput:
             ),
             ("trl", "- 1", "wrong-format", ("c.yaml",)),
             ("trl", "a: [", "wrong-format", ("c.yaml", 1)),
+            ("trl", f"{ALIASES}datasets: *a39\n", "too-large", ("c.yaml",)),
+            ("trl", "datasets: &a [*a]\n", "too-large", ("c.yaml",)),
             (
                 "trl",
                 "datasets:\n- {path: json, data_files: no.jsonl}\n- {path: own/er}",
