@@ -121,7 +121,9 @@ def ignore(*_: Any, **__: Any) -> None:
 
 class Clock:
     """Seconds spent inside ``with clock``: evaluation, writing and observers are outside. What
-    ``apart()`` grows by inside is taken off. A GPU is waited for at both edges."""
+    ``apart()`` grows by inside is taken off. A GPU is waited for at both edges. If
+    ``suspensions()`` grows inside, the process was stopped for an unknown time: at most its
+    processor time counts."""
 
     def __init__(self, seconds: float, device: torch.device, kind: str = "wall") -> None:
         self.seconds = seconds
@@ -642,14 +644,19 @@ class Run:
 
     # --- what is kept of it
 
+    @property
+    def compile_seconds(self) -> float:
+        """The seconds of compilation so far, which no budget contains."""
+        before = 0.0 if self.before is None else self.before.seconds
+        return before + (0.0 if self.compiler is None else self.compiler.waited)
+
     def commit(self, record: Record, **beside: float) -> None:
         """Keeps the row of a step; ``beside`` are further numbers of its time."""
         record = finite(record)
+        clock = {"seconds": self.clock.seconds, "compile_seconds": self.compile_seconds}
         if self.folder is not None:
-            self.folder.append(
-                record, {"step": record["step"], "seconds": self.clock.seconds, **beside}
-            )
-        self.records.append({**record, "seconds": self.clock.seconds})
+            self.folder.append(record, {"step": record["step"], **clock, **beside})
+        self.records.append({**record, **clock})
         with self.stopped_by("observer"):
             self.notify("hgms_step_finished", record=self.records[-1])
         for watch in self.watch:

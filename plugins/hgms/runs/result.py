@@ -100,6 +100,11 @@ class RunResult:
     def seconds(self) -> float:
         return float(self.records[-1]["seconds"]) if self.records else 0.0
 
+    @property
+    def compile_seconds(self) -> float:
+        """The seconds of compilation, which are part of no budget; 0 if nothing was compiled."""
+        return float(self.records[-1].get("compile_seconds", 0.0)) if self.records else 0.0
+
     def to_frame(self) -> pandas.DataFrame:
         """``records`` as a pandas data frame, a row a step. Errors: MissingExtra without pandas."""
         return frame(self.records)
