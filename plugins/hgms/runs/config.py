@@ -95,8 +95,8 @@ class RunSettings:
     ``matmul`` is the route of float32 matrix products: ``exact``, ``fast`` (what the device offers:
     oneDNN on a CPU, TF32 on a GPU), or ``auto``: ``fast`` where it is faster and its error within
     four times the exact route's, as measured at the start. ``compile`` makes programs of the
-    functions that steps spend their time in: ``true``, ``false``, or ``auto``: where the budget is
-    long enough to pay for it. The clock does not count what that takes. ``diagnose`` says after how
+    functions that steps spend their time in: ``true``, ``false``, or ``auto``: if that
+    is expected to save more time than it takes. The clock does not count what that takes. ``diagnose`` says after how
     many outer steps one is measured beside the run (None: never): how far its hypergradient and its
     choice can be trusted. The run's own numbers stay as they are, and the budget does not count it.
     ``ranks`` is the number of processes that take the steps together, each with ``threads``
