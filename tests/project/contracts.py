@@ -63,7 +63,7 @@ CORE = [
 """The core's own layers."""
 
 KNOWN = ["adapters", "trees", "errors", "torch_errors", "seeding", "data"]
-ADAPTERS = ["modules", "views : checks : columns", "arguments", "display", "shapes"]
+ADAPTERS = ["modules", "views : checks : columns", "arguments", "display", "shapes : recurrent"]
 """Those of its adapters, which know trees, errors, seeds and data."""
 
 

@@ -41,11 +41,12 @@ ALLOWED = {
         "last": "a value of keep",
         "floor": "a role of methods",
         "validation_split": "the place of an error",
+        "max_norm": "torch's, of an embedding",
     },
     "hgms.comparison": {
         "tpe": "a sampler of sweeps",
         "uniform": "the reference that theta0 is another name of",
-        "exact": "a route of matrix products",
+        **dict.fromkeys(("validation-only", "uniform-tilted"), "baselines of every comparison"),
     },
     "hgms_mix.exchange": {
         **dict.fromkeys(("fixed", "source-mixture"), "what the mix file of an import is made of"),
@@ -59,7 +60,6 @@ ALLOWED = {
         "uniform": "the default reference",
         **dict.fromkeys(("validation-only", "oracle-joint"), "the ends of the recovered share"),
         "recovery_error": "the metric of tasks with sources that is about θ alone",
-        "exact": "a route of matrix products",
     },
     "hgms.config": {
         **dict.fromkeys(

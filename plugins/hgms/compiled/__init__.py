@@ -5,10 +5,11 @@ from __future__ import annotations
 from hgms.compiled.forms import Numbers, form, launch
 from hgms.compiled.levels import CompiledProduct, linearized
 from hgms.compiled.matmul import Product, RouteChoice, calibrated, choose
-from hgms.compiled.programs import Programs, programs_of
+from hgms.compiled.programs import COMPILERS, Programs, programs_of
 from hgms.compiled.route import matrix_route
 
 __all__ = [
+    "COMPILERS",
     "CompiledProduct",
     "Numbers",
     "Product",

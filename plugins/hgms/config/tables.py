@@ -59,7 +59,7 @@ def parse_toml(text: str, name: str) -> dict[str, Any]:
 
 
 def has_deep_key(text: str) -> bool:
-    """Whether TOML has a dotted key of more than ``DEPTH`` parts, for which tomllib takes time in
+    r"""Whether TOML has a dotted key of more than ``DEPTH`` parts, for which tomllib takes time in
     the square of the parts. Takes time in proportion to the text.
 
     >>> has_deep_key(".".join([r'"a\"b"'] * 65) + " = 1")

@@ -5,7 +5,7 @@ operation the same::
         v̂ = v/(1 − β₂ᵗ)
 
 Both corrections are moved into two scalars. Weight decay is the caller's: it is decoupled, so it
-only scales x. With ε₀ = 0 (``eps_root``) a step near a stationary point has a derivative of order
+only scales x. With ε₀ = 0 (the default) a step near a stationary point has a derivative of order
 η/ε, which no hypergradient through such steps survives; with ε₀ > 0 it is at most η/√ε₀.
 """
 
@@ -38,13 +38,12 @@ def adam_(
     scale: float | Tensor,
     correction: float | Tensor,
     betas: tuple[float, float],
-    eps: float,
-    eps_root: float = 0.0,
+    eps: float | tuple[float, float],
 ) -> None:
     """One step in place: ``leaves``, m (``first``) and v (``second``) change, ``grads`` do not.
 
     ``scale`` and ``correction`` are those of :func:`corrections`: numbers, 0-dimensional tensors,
-    or a ``scale`` ``[N]`` for leaves that stack N members.
+    or a ``scale`` ``[N]`` for leaves that stack N members. ``eps`` is ε, or (ε, ε₀).
 
     >>> x, m, v = ([torch.zeros(2)] for _ in range(3))
     >>> scale, correction = corrections(0.5, 1, (0.9, 0.999))
@@ -61,6 +60,7 @@ def adam_(
     >>> x[0]
     tensor([-0.5000,  0.5000])
     """
+    eps, eps_root = _both(eps)
     torch._foreach_lerp_(first, grads, 1 - betas[0])
     torch._foreach_mul_(second, betas[1])
     torch._foreach_addcmul_(second, grads, grads, 1 - betas[1])
@@ -90,15 +90,15 @@ def adam(
     scale: float | Tensor,
     correction: float | Tensor,
     betas: tuple[float, float],
-    eps: float,
-    eps_root: float = 0.0,
+    eps: float | tuple[float, float],
 ) -> tuple[Tree, Tree, Tree]:
-    """(x, m, v) after one step, as differentiable functions of all four trees; with ``eps_root`` =
-    0 the derivative of √v at v = 0 is taken as 0.
+    """(x, m, v) after one step, as differentiable functions of all four trees; with ε₀ = 0 the
+    derivative of √v at v = 0 is taken as 0.
 
     ``scale`` and ``correction`` are those of :func:`corrections`: numbers, or 0-dimensional
-    tensors.
+    tensors. ``eps`` is ε, or (ε, ε₀).
     """
+    eps, eps_root = _both(eps)
     first = {name: torch.lerp(first[name], grads[name], 1 - betas[0]) for name in x}
     second = {
         name: torch.addcmul(betas[1] * second[name], grads[name], grads[name], value=1 - betas[1])
@@ -117,6 +117,11 @@ def adam(
         first,
         second,
     )
+
+
+def _both(eps: float | tuple[float, float]) -> tuple[float, float]:
+    """(ε, ε₀)."""
+    return eps if isinstance(eps, tuple) else (eps, 0.0)
 
 
 class _Root(torch.autograd.Function):

@@ -18,8 +18,7 @@ import cattrs
 import torch
 from attrs import Factory, evolve, frozen
 
-from hgms.compiled import Programs, RouteChoice, calibrated, matrix_route
-from hgms.compiled.programs import COMPILERS
+from hgms.compiled import COMPILERS, Programs, RouteChoice, calibrated, matrix_route
 from hgms.runs.config import RunSettings
 from hgms_core import Budget, Problem
 

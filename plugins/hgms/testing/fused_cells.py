@@ -5,6 +5,9 @@ They compute the numbers of the kernels; as there, they have no forward mode.
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping
+from typing import Any
+
 import torch
 from torch import Tensor
 
@@ -74,7 +77,7 @@ def _gru_backward(
     return of_x, of_h, of_hy * update, *biases
 
 
-FUSED = {
+FUSED: Mapping[str, Callable[..., Any]] = {
     "aten::_thnn_fused_lstm_cell": _lstm,
     "aten::_thnn_fused_lstm_cell_backward_impl": _lstm_backward,
     "aten::_thnn_fused_gru_cell": _gru,

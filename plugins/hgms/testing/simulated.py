@@ -151,7 +151,7 @@ class _Simulated(Tensor):
 
     @staticmethod
     def __new__(cls, raw: Tensor) -> _Simulated:
-        return torch.Tensor._make_wrapper_subclass(  # type: ignore[attr-defined,no-any-return]
+        return torch.Tensor._make_wrapper_subclass(
             cls,
             raw.size(),
             strides=raw.stride(),
@@ -174,13 +174,13 @@ class _Simulated(Tensor):
             raise TypeError(f"can't convert {TYPE}:0 device type tensor to numpy. Use Tensor.cpu()")
         return self.detach().cpu().numpy()
 
-    def new_tensor(self, data: Any, **options: Any) -> Tensor:
+    def new_tensor(self, data: Any, **options: Any) -> Tensor:  # type: ignore[override]
         return torch.tensor(data, **{"dtype": self.dtype, "device": self.device, **options})
 
     def __array__(self, dtype: Any = None) -> Any:
         return self.numpy()
 
-    def __repr__(self, **_: Any) -> str:
+    def __repr__(self, *, tensor_contents: Any = None) -> str:
         return f"{self.raw!r} on {TYPE}:0"
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Tensor:
@@ -196,7 +196,9 @@ class _Simulated(Tensor):
         return _Simulated(inner["raw"])
 
     @classmethod
-    def __torch_dispatch__(cls, op: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+    def __torch_dispatch__(  # type: ignore[override]
+        cls, op: Any, types: Any, args: Any = (), kwargs: Any = None
+    ) -> Any:
         return _run(op, args, kwargs or {})
 
 
@@ -205,23 +207,29 @@ class _Generator(torch.Generator):
 
     def __new__(cls, device: Any = "cpu") -> _Generator:
         simulated = _is_simulated(device)
-        made = super().__new__(cls, _HOST if simulated else device)
+        make: Any = super().__new__
+        made: Any = make(cls, _HOST if simulated else device)
         if simulated:
             # torch hands over other objects for the same generator
             _GENERATORS.add(made._cdata)
             weakref.finalize(made, _GENERATORS.discard, made._cdata)
-        return made
+        return made  # type: ignore[no-any-return]
 
     def __init__(self, device: Any = "cpu") -> None:
         pass
 
     @property
-    def device(self) -> torch.device:
-        return torch.device(TYPE, 0) if self._cdata in _GENERATORS else super().device
+    def device(self) -> torch.device:  # type: ignore[override]
+        return torch.device(TYPE, 0) if _is_drawing(self) else super().device
 
 
 _GENERATORS: set[int] = set()
 """The addresses of the generators of the device."""
+
+
+def _is_drawing(generator: Any) -> bool:
+    """Whether the generator is of the device."""
+    return generator._cdata in _GENERATORS
 
 
 def _is_simulated(device: Any) -> bool:
@@ -284,7 +292,7 @@ def _on_host(name: str, value: Any) -> Any:
     if isinstance(value, torch.device):
         return _HOST if value.type == TYPE else value
     if isinstance(value, torch._C.Generator):
-        if value._cdata in _GENERATORS:
+        if _is_drawing(value):
             return value
         raise RuntimeError(
             f"Expected a '{TYPE}' device type for generator but found '{value.device}'"

@@ -92,8 +92,7 @@ class Rule:
                     scale=scale,
                     correction=correction,
                     betas=self.betas,
-                    eps=self.eps,
-                    eps_root=self.eps_root,
+                    eps=(self.eps, self.eps_root),
                 )
             ]
         if not self.momentum:
@@ -149,8 +148,7 @@ def move_(
             scale=scale,
             correction=correction,
             betas=rule.betas,
-            eps=rule.eps,
-            eps_root=rule.eps_root,
+            eps=(rule.eps, rule.eps_root),
         )
         return
     if rule.momentum:
