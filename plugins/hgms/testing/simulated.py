@@ -180,7 +180,7 @@ class _Simulated(Tensor):
     def __array__(self, dtype: Any = None) -> Any:
         return self.numpy()
 
-    def __repr__(self, *, tensor_contents: Any = None) -> str:
+    def __repr__(self, *, tensor_contents: Any = None) -> str:  # type: ignore[override]
         return f"{self.raw!r} on {TYPE}:0"
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Tensor:
@@ -213,7 +213,7 @@ class _Generator(torch.Generator):
             # torch hands over other objects for the same generator
             _GENERATORS.add(made._cdata)
             weakref.finalize(made, _GENERATORS.discard, made._cdata)
-        return made  # type: ignore[no-any-return]
+        return made
 
     def __init__(self, device: Any = "cpu") -> None:
         pass
