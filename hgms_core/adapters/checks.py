@@ -6,6 +6,8 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import random
+import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -332,8 +334,9 @@ def numbers_by_name(measured: Any) -> dict[str, float]:
 
 
 def pure(loss: Bound, name: str = "a loss") -> Bound:
-    """The loss, rejected in its first call if it returns no number, changes its arguments, or has
-    another value the second time (:func:`check_repeats`)."""
+    """The loss, rejected in its first call if it returns no number, changes its arguments, or draws
+    from a global generator of torch, NumPy or Python so that it has another value the second time
+    (:func:`check_repeats`)."""
     called = False
 
     def watched(theta: Tree, x: Tree) -> Tensor:
@@ -342,12 +345,25 @@ def pure(loss: Bound, name: str = "a loss") -> Bound:
         if called or any(map(torch._C._functorch.is_functorch_wrapped_tensor, leaves)):
             return loss(theta, x)
         called = True
-        with _with_arguments(name, theta, x):
-            check_repeats(name, loss, theta, x)
-            with arguments_unchanged(name, theta, x):
-                return check_number(name, loss(theta, x))
+        device = next((leaf.device for leaf in x.values()), torch.device("cpu"))
+        before = _positions(device)
+        with _with_arguments(name, theta, x), arguments_unchanged(name, theta, x):
+            value = check_number(name, loss(theta, x))
+            if _positions(device) != before:
+                check_repeats(name, loss, theta, x)
+        return value
 
     return watched
+
+
+def _positions(device: torch.device) -> list[Any]:
+    """Where the global generators of torch, NumPy and Python stand."""
+    states: list[Any] = [state.numpy().tobytes() for state in global_states(device)]
+    states.append(random.getstate())
+    if "numpy" in sys.modules:
+        _, numbers, *others = sys.modules["numpy"].random.get_state()
+        states += [numbers.tobytes(), others]
+    return states
 
 
 def check_number(name: str, value: Any) -> Tensor:
