@@ -165,9 +165,12 @@ class Programs:
         try:
             with self.making():
                 return make()
-        except (torch.OutOfMemoryError, ConfigError):
+        except torch.OutOfMemoryError:
             raise
         except (Exception, SystemExit) as error:  # of a function under trace, or of a compiler
+            # a trace may lack a derivative that the eager loss has
+            if isinstance(error, ConfigError) and error.code != "no-second-derivative":
+                raise
             self.before(name)  # Ctrl-C ends a C++ compiler too, which is no reason to give up
             self.refuse(name, f"cannot be {what}: {first_line(error)}")
         return None

@@ -177,6 +177,12 @@ class _Simulated(Tensor):
     def new_tensor(self, data: Any, **options: Any) -> Tensor:  # type: ignore[override]
         return torch.tensor(data, **{"dtype": self.dtype, "device": self.device, **options})
 
+    def __getitem__(self, index: Any) -> Any:
+        return super().__getitem__(_index(index))
+
+    def __setitem__(self, index: Any, value: Any) -> None:
+        super().__setitem__(_index(index), value)
+
     def __array__(self, dtype: Any = None) -> Any:
         return self.numpy()
 
@@ -200,6 +206,13 @@ class _Simulated(Tensor):
         cls, op: Any, types: Any, args: Any = (), kwargs: Any = None
     ) -> Any:
         return _run(op, args, kwargs or {})
+
+
+def _index(index: Any) -> Any:
+    """An index with tensors of the CPU for lists, which torch would make on the device."""
+    if isinstance(index, tuple):
+        return tuple(_index(each) for each in index)
+    return torch.tensor(index) if isinstance(index, list) else index
 
 
 class _Generator(torch.Generator):

@@ -78,6 +78,7 @@ def test_two_devices_are_not_mixed(call: Callable[[Tensor], Tensor]) -> None:
         (lambda x: torch.ones(3).to(x.device), 0, 1),
         (lambda x: torch.tensor([1.0, 2.0], device=x.device), 0, 1),
         (lambda x: x[torch.tensor([0, 1])], 0, 1),
+        (lambda x: x[[0, 1]], 0, 1),
         (lambda x: torch.ones(3).to(x.device, non_blocking=True), 0, 0),
         (lambda x: (x * 2 + 1).sum(), 0, 0),
     ],
