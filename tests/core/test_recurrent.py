@@ -49,6 +49,7 @@ def test_plain_cells_compute_the_same_numbers(kind: Any, bias: bool) -> None:
 
 
 @pytest.mark.parametrize("kind", [nn.LSTM, nn.GRU])
+@pytest.mark.simulated
 def test_a_layer_on_an_accelerator_has_a_forward_mode(kind: Any) -> None:
     """The fused cells there have none."""
 

@@ -1,12 +1,11 @@
-"""The simulated device: what a GPU rejects is rejected, what it transfers is counted, and the tests
-of tests/gpu pass there.
+"""The simulated device: it rejects what a GPU rejects, and counts what a GPU transfers.
+
+torch cannot unregister a device, and other libraries then see an accelerator, so these tests run
+in a separate process (test_simulated_process.py).
 """
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -26,7 +25,7 @@ from hgms.testing import check_component, counted, inputs_on, no_waiting, simula
 from hgms.testing.kit import demand_saved
 from hgms_core import Budget, Pipeline
 
-ROOT = Path(__file__).parents[3]
+pytestmark = pytest.mark.simulated
 
 
 def pipeline() -> Pipeline:
@@ -195,32 +194,3 @@ def test_torch_is_as_before_outside() -> None:
         assert torch.tensor is not before[1]
     assert [getattr(torch, name) for name in names] == before
     assert torch._C._is_multithreading_enabled() == threads
-
-
-def gpu_tests(*arguments: str) -> None:
-    """Runs tests/gpu on the simulated device, in a process of its own."""
-    command = [sys.executable, "-m", "pytest", "-q", "-n", "0", "-m", "gpu", "--tb=short"]
-    environment = os.environ | {"HGMS_GPU_TESTS_DEVICE": "simulated"}
-    for name in [name for name in environment if name.startswith("PYTEST_")]:
-        del environment[name]
-    done = subprocess.run(
-        [*command, "-p", "no:cacheprovider", *arguments],
-        cwd=ROOT,
-        env=environment,
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    assert done.returncode == 0, done.stdout[-6000:]
-
-
-@pytest.mark.plugins
-def test_a_part_of_the_gpu_tests_passes() -> None:
-    gpu_tests("tests/gpu/test_gpu_waiting.py", "tests/gpu/test_gpu_modules.py")
-
-
-@pytest.mark.extended
-@pytest.mark.plugins
-@pytest.mark.parametrize("part", ["components", "methods", "matmul", "page", "programs", "runs"])
-def test_all_gpu_tests_pass(part: str) -> None:
-    gpu_tests(f"tests/gpu/test_gpu_{part}.py")
