@@ -24,6 +24,7 @@ from hgms.hypergradients import Implicit, Unrolled
 from hgms.integrations.lower_solution import lower_solution
 from hgms.outer import Adam, Sgd
 from hgms.runs import run
+from hgms.runs.held_out import hold_out
 from hgms.runs.own_problem import OwnProblem
 from hgms.selectors import BestOfN
 from hgms.solvers import CG
@@ -1032,7 +1033,8 @@ def test_the_loss_of_a_comparison_is_that_of_the_result() -> None:
         0, torch.device("cpu"), torch.float32
     )
     numbers = own.metrics(made.theta0, made.x0)
-    expected = f(made.theta0, made.x0, made.upper_data["stop"].batch(None))
+    (held,) = hold_out(made)[1]
+    expected = f(made.theta0, made.x0, held.batch(None))
     assert numbers == {"w": 2.0, "upper_loss": pytest.approx(float(expected))}
 
 

@@ -150,6 +150,7 @@ def test_env_json_names_the_device(tmp_path: Path, device: torch.device) -> None
 def test_compare_writes_the_peak_of_gpu_memory(tmp_path: Path, device: torch.device) -> None:
     grid = f"""
     seeds = [0]
+    baselines = false
     budget = "2 steps"
     task = [{{ name = "hyper-cleaning", train_size = 100, hidden = 8 }}]
     method = [{{ name = "uniform", generator.steps = 2 }}]

@@ -97,7 +97,7 @@ def test_the_script_ends_with_a_table_of_its_methods(name: str, script: Any) -> 
     comparison = script(name)["comparison"]
     assert comparison.complete
     (table,) = comparison.tables
-    assert [row.method for row in table.rows] == METHODS[name]
+    assert {*METHODS[name]} <= {row.method for row in table.rows}
     assert all(label in str(comparison) for label in METHODS[name])
 
 

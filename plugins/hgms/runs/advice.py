@@ -209,20 +209,6 @@ def still_note(since: Mapping[str, int]) -> str:
     )
 
 
-def check_gradients(records: Sequence[Record], leaves: Sequence[str]) -> None:
-    """Raise NumericalError if no step of a method that learns θ had a gradient."""
-    steps = [row for row in records if row["step"]]
-    since = still_leaves(steps, leaves, FEW)
-    if leaves and since == dict.fromkeys(leaves, 1):
-        raise NumericalError(
-            "no-gradient",
-            f"the hypergradient was exactly 0 in all {len(steps)} steps, so theta "
-            f"({', '.join(leaves[:8])}) did not change",
-            place=("theta0",),
-            hint="look for saturated weights, rounding, or units that are off at the start",
-        )
-
-
 def outlier_note(records: Sequence[Record]) -> str:
     """The warning about a hypergradient far longer than those of the steps around it, after which
     the upper loss rose; empty if there is none.

@@ -65,10 +65,10 @@ def _label(_settings: object, attribute: attrs.Attribute[Any], value: str) -> No
             "folder has this name",
             place=(attribute.name,),
         )
-    if len(value) > LONGEST_LABEL:
+    if len(str(value)) > LONGEST_LABEL:
         raise ConfigError(
             "too-large",
-            f"{attribute.name} has {len(value)} characters, but must have at most "
+            f"{attribute.name} has {len(str(value))} characters, but must have at most "
             f"{LONGEST_LABEL}, because a folder has this name",
             place=(attribute.name,),
         )
@@ -95,10 +95,11 @@ class RunSettings:
     ``matmul`` is the route of float32 matrix products: ``exact``, ``fast`` (what the device offers:
     oneDNN on a CPU, TF32 on a GPU), or ``auto``: ``fast`` where it is faster and its error within
     four times the exact route's, as measured at the start. ``compile`` makes programs of the
-    functions that steps spend their time in: ``true``, ``false``, or ``auto``: if that
-    is expected to save more time than it takes. The clock does not count what that takes. ``diagnose`` says after how
-    many outer steps one is measured beside the run (None: never): how far its hypergradient and its
-    choice can be trusted. The run's own numbers stay as they are, and the budget does not count it.
+    functions that steps spend their time in: ``true``, ``false``, or ``auto``: if that is expected
+    to save more time than it takes. The clock does not count what that takes. ``diagnose`` says
+    after how many outer steps one is measured beside the run (None: never): how far its
+    hypergradient and its choice can be trusted. The run's own numbers stay as they are, and the
+    budget does not count it.
     ``ranks`` is the number of processes that take the steps together, each with ``threads``
     threads, or with a GPU of its own: candidates and rows are parted among them. Sums are then in
     another order, so the last digits differ.

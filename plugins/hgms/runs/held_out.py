@@ -36,7 +36,10 @@ def hold_out(problem: Problem) -> tuple[Problem, list[Data]]:
     """
     parts = distinct(problem)
     split = {id(part): _split(part) for part in parts}
-    kept = {role: split[id(part)][0] for role, part in problem.upper_data.items()}
+    kept = {
+        role: split[id(part)][0] if part.size else part  # a loss without rows
+        for role, part in problem.upper_data.items()
+    }
     held = [split[id(part)][1] for part in parts]
     return attrs.evolve(problem, upper_data=kept), [part for part in held if part.size]
 

@@ -15,7 +15,7 @@ from attrs import Factory, frozen
 
 from hgms.config.json_values import finite
 from hgms.diagnosis import Diagnosis
-from hgms.runs.advice import broken, check_gradients, outlier_note, still_leaves, still_note
+from hgms.runs.advice import broken, outlier_note, still_leaves, still_note
 from hgms.runs.execution import Execution
 from hgms.runs.notebook import frame, reporter, write_run
 from hgms.runs.own_problem import validation_rows
@@ -188,8 +188,6 @@ def judged(
     if "untrained" not in summary:
         notes = remarks(problem, x, loss, learned=learned(records))
     if not summary.get("role"):  # a method that learns θ
-        if summary["status"] == "done":
-            check_gradients(records, leaves)
         since = still_leaves(records, leaves)
         notes += [still_note(since)] if since else []
     notes += filter(None, [outlier_note(records)])

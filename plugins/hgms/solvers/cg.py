@@ -41,7 +41,7 @@ class CG:
     smallest residual, where the numbers can do no better: pᵀ(H + γI)p is zero beside the largest
     curvature met or the residual grew beyond what a positive definite system allows (both mean
     singular, with b not in the range), or the tolerance is too tight; NONFINITE. Zero is judged by
-    the error of a product (:attr:`hgms_core.LinearSystem.precision`).
+    the error of a product (``LinearSystem.precision``).
 
     Cost: one product an iteration, one to check a residual that is claimed (not for a solve cut
     short within 50 steps), one more for a warm start. A warm start that is worse than zero is

@@ -16,6 +16,7 @@ from attrs import evolve
 from helpers import rejects
 from torch import Tensor
 from torch.fx import GraphModule
+from torch.fx.experimental.proxy_tensor import get_proxy_mode
 
 from hgms.compiled import CompiledProduct, Programs, levels, linearized, programs, programs_of
 from hgms.compiled import cuda_graphs as graphs
@@ -30,6 +31,7 @@ from hgms.selectors import BestOfN, Worst
 from hgms.solvers import CG, MINRES
 from hgms_core import (
     Branch,
+    ConfigError,
     Data,
     Key,
     Linearization,
@@ -238,6 +240,21 @@ def test_a_function_that_chooses_by_a_number_runs_as_it_is_written(
     assert message.startswith("chooses cannot be traced: ")
     assert "it runs as it is written" in message
     assert compiler.outcomes["chooses"].startswith("as written: it cannot be traced")
+
+
+def test_a_trace_without_a_derivative_runs_as_it_is_written() -> None:
+    """Other errors of a loss end the run."""
+
+    def lacks(x: Tensor) -> Tensor:
+        if get_proxy_mode() is not None:
+            raise ConfigError(code, "a derivative is missing in the trace")
+        return 2 * x
+
+    code = "no-second-derivative"
+    assert Programs()(("lacks",), lacks)(torch.ones(1)).tolist() == [2.0]
+    code = "random-loss"
+    with rejects(code):
+        Programs()(("lacks",), lacks)(torch.ones(1))
 
 
 def test_a_function_that_remembers_runs_as_it_is_written() -> None:

@@ -512,7 +512,7 @@ def test_an_integer_that_no_float_holds_is_told(registry: Registry) -> None:
 
 
 def test_an_endless_file_is_not_read_to_its_end(registry: Registry) -> None:
-    with rejects("too-large", "/dev/zero", of=ConfigError):
+    with rejects("unreadable-file", "/dev/zero", of=ConfigError):
         load("/dev/zero", registry=registry)
 
 

@@ -235,6 +235,7 @@ def test_a_folder_that_is_gone_is_no_longer_held(tmp_path: Path) -> None:
 GRID = """
 budget = "12 steps"
 seeds = 6
+baselines = false
 task = ["bowl"]
 
 [run]

@@ -33,6 +33,7 @@ for root.
 GRID = """
 budget = "12 steps"
 seeds = 4
+baselines = false
 task = ["bowl"]
 
 [run]

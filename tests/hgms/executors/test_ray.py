@@ -170,7 +170,8 @@ def test_what_kills_three_workers_has_failed_and_stops_no_other(tmp_path: Path) 
 
 def test_ctrl_c_saves_what_is_under_way(tmp_path: Path) -> None:
     (tmp_path / "grid.toml").write_text(
-        'budget = "400 steps"\nseeds = 2\ntask = ["bowl"]\n[run]\nout = "runs"\nthreads = 1\n'
+        'budget = "400 steps"\nseeds = 2\nbaselines = false\ntask = ["bowl"]\n'
+        '[run]\nout = "runs"\nthreads = 1\n'
         "checkpoint_seconds = 1000.0\n"
         '[[method]]\nname = "walk"\npause = 0.05\n'
     )

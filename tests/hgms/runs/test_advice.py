@@ -109,10 +109,8 @@ def test_a_run_that_grows_beyond_all_bounds_is_stopped(method: str, tmp_path: Pa
     assert abs(float(state["theta"]["theta"])) < 1e8
 
 
-def test_a_run_in_which_no_step_had_a_gradient_is_an_error(
-    caplog: pytest.LogCaptureFixture,
-) -> None:
-    with caplog.at_level(logging.WARNING), rejects("no-gradient", "theta0", of=NumericalError):
+def test_a_run_in_which_no_step_had_a_gradient_is_named(caplog: pytest.LogCaptureFixture) -> None:
+    with caplog.at_level(logging.WARNING):
         run("hg-ms", saturated(torch.full((20,), -200.0)), "5 steps")
     assert "theta (since step 1)" in caplog.text
     reference = run("uniform", saturated(torch.full((20,), -200.0)), "5 steps")

@@ -660,11 +660,22 @@ class TestComparison:
     ) -> None:
         decisions += [2.0, 1.5]
         registry = Registry.load([plugin])
-        done = compare("quadratic", "plain", "50 steps", 2, tmp_path, jobs=0, registry=registry)
+        done = compare(
+            "quadratic",
+            "plain",
+            "50 steps",
+            2,
+            tmp_path,
+            jobs=0,
+            registry=registry,
+            baselines=False,
+        )
         assert self.reasons(tmp_path) == {(True, Compilation.weighed(75.0, "cpu").reason)}
         assert "quadratic: steps: compiled in all runs" in str(done)
         more = ["plain", {"name": "plain", "label": "other"}]
-        compare("quadratic", more, "50 steps", 1, tmp_path, jobs=0, registry=registry)
+        compare(
+            "quadratic", more, "50 steps", 1, tmp_path, jobs=0, registry=registry, baselines=False
+        )
         assert len(list(tmp_path.rglob("env.json"))) == 3
         assert len(self.reasons(tmp_path)) == 1, "what finished runs recorded holds for others"
 
@@ -682,6 +693,7 @@ class TestComparison:
             run={"compile": True},
             jobs=0,
             registry=registry,
+            baselines=False,
         )
         line = next(line for line in str(done).splitlines() if "compiled: " in line)
         assert line.startswith("quadratic: compiled: branches")

@@ -296,6 +296,7 @@ class TestComparison:
             seeds,
             out,
             jobs=0,
+            baselines=False,
             **more,
         )
 
@@ -328,7 +329,9 @@ class TestComparison:
         self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         decide(monkeypatch, FAST, EXACT)
-        done = compare(["quadratic", "circle-kink"], "uniform", "1 steps", 2, tmp_path, jobs=0)
+        done = compare(
+            ["quadratic", "circle-kink"], "uniform", "1 steps", 2, tmp_path, jobs=0, baselines=False
+        )
         routes = {
             path.parents[2].name: environment(path.parent)["execution"]["matmul"]["route"]
             for path in tmp_path.rglob("env.json")

@@ -308,7 +308,7 @@ def test_a_loss_without_a_second_derivative_is_told_what_to_do(tmp_path: Path) -
         f=lambda t, x, _: x["x"].square().sum(),
     )
     generator = Branches(count=1, steps=1, lr=0.1)
-    estimator = Implicit(solver=CG())
+    estimator = Implicit(solver=CG(), strategy="jvp")
     method = Pipeline(generator=generator, selector=First(), hypergradient=estimator, outer=Adam())
     folder = RunFolder(tmp_path / "run")
     with rejects("no-second-derivative", "method", "hypergradient", of=ConfigError) as caught:

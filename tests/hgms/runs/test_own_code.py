@@ -63,7 +63,9 @@ def test_an_edited_file_is_run_again_and_the_older_result_is_kept_apart(
     tables = []
     for value in ("b", "-b", "-b"):
         written.write_text(SOLVER.format(value=value))
-        done = hgms("compare", "grid.toml", "--plugin", "./mine.py", "--jobs", "0", "--no-baselines")
+        done = hgms(
+            "compare", "grid.toml", "--plugin", "./mine.py", "--jobs", "0", "--no-baselines"
+        )
         assert done.returncode == 0, done.stderr
         tables.append((done.stdout, "seed 0: done" in done.stderr))
     assert [ran for _, ran in tables] == [True, True, False]  # the same code: its result is there
@@ -111,7 +113,9 @@ class TestObjects:
             "minres": {"name": "hg-ms", "hypergradient": {"solver": MINRES()}},
             "floor": "uniform",
         }
-        found = compare("quadratic", methods, "1 steps", seeds=1, out=tmp_path, jobs=0, baselines=False)
+        found = compare(
+            "quadratic", methods, "1 steps", seeds=1, out=tmp_path, jobs=0, baselines=False
+        )
         assert [row.method for row in found.tables[0].rows] == ["cg", "minres", "floor"]
         (path,) = (tmp_path / "quadratic").glob("cg-*/seed-0/config.toml")
         assert "max_steps = 3" in path.read_text()
@@ -142,7 +146,9 @@ class TestObjects:
             "spread": {"name": "hg-ms", "generator": {"noise": 1.0}},
             "one": "hg-implicit",
         }
-        found = compare("quadratic", methods, "2 steps", seeds=1, out=tmp_path, jobs=0, baselines=False)
+        found = compare(
+            "quadratic", methods, "2 steps", seeds=1, out=tmp_path, jobs=0, baselines=False
+        )
         notes = {row.method: row.notes for row in found.tables[0].rows}
         assert any("the generator's noise tells them apart" in line for line in found.remarks)
         assert notes == {"alike": ("equal candidates",), "spread": (), "one": ()}

@@ -48,6 +48,7 @@ class Ray:
     jobs: int | None = field(default=None, validator=optional(at_least(1)))
     _ray: Any = field(default=None, init=False)
     _task: Any = field(default=None, init=False)
+    _restore: contextlib.ExitStack = field(factory=contextlib.ExitStack, init=False)
 
     def carry_out(self, jobs: Iterable[Job], report: Report) -> Iterator[Ending]:
         self._start()
@@ -73,6 +74,7 @@ class Ray:
         if self._ray is not None:
             self._ray.shutdown()
             self._ray = None
+            self._restore.close()
 
     def _start(self) -> None:
         if self._ray is not None:
@@ -94,7 +96,8 @@ class Ray:
         _ensure_answer(where)
         before = os.umask(0o077)  # the token that Ray writes is for nobody else to read
         try:
-            _listen_on_loopback(only=self.address is None)
+            if self.address is None:
+                self._restore.enter_context(_on_loopback())
             ray.init(
                 address=where,
                 log_to_driver=False,
@@ -103,8 +106,10 @@ class Ray:
                 **local,
             )
         except (ConnectionError, ValueError) as error:
+            self._restore.close()
             raise _nobody(where, error) from error
         except RuntimeError as error:
+            self._restore.close()
             raise ConfigError(
                 "no-cluster",
                 f"Ray at {where} cannot be used from this machine: {first_line(error)[:200]}",
@@ -172,17 +177,29 @@ def _nobody(where: str, error: Exception) -> ConfigError:
     )
 
 
-def _listen_on_loopback(*, only: bool) -> None:
-    """Let a Ray that starts here listen on the loopback address only, or on all addresses.
+SWITCH = "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER"
+"""Ray's switch for the addresses that it listens on, named after the systems where the loopback
+address is its default. Ray reads the variable when it is imported, and its processes inherit it.
+"""
 
-    Ray has one switch for this, which it names after the systems where the loopback address is its
-    default. Ray reads the variable when it is imported, and its processes inherit it.
-    """
-    os.environ["RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER"] = str(int(not only))
-    with contextlib.suppress(ImportError):
-        from ray._private import ray_constants
 
-        ray_constants.ENABLE_RAY_CLUSTER = not only
+@contextlib.contextmanager
+def _on_loopback() -> Iterator[None]:
+    """A Ray that starts inside listens on the loopback address only."""
+    from ray._private import ray_constants
+
+    variable = os.environ.get(SWITCH)
+    constant = ray_constants.ENABLE_RAY_CLUSTER
+    os.environ[SWITCH] = "0"
+    ray_constants.ENABLE_RAY_CLUSTER = False
+    try:
+        yield
+    finally:
+        ray_constants.ENABLE_RAY_CLUSTER = constant
+        if variable is None:
+            os.environ.pop(SWITCH, None)
+        else:
+            os.environ[SWITCH] = variable
 
 
 def _keep_quiet() -> None:
