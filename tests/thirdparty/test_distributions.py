@@ -39,6 +39,7 @@ print(json.dumps(told))
 TOGETHER = """
 budget = "2 steps"
 seeds = 1
+baselines = false
 [run]
 out = "together"
 [[task]]

@@ -135,6 +135,21 @@ def test_no_method_sees_the_rows_that_it_is_ranked_on() -> None:
     assert rows(again)["memorise"] == loss, "the same rows in every run"
 
 
+def test_a_loss_without_rows_is_ranked_as_it_is() -> None:
+    """f is no estimate of anything: 0.25 at x = θ0 = 1, in every seed."""
+    one = torch.ones(1, dtype=torch.float64)
+    problem = Problem(
+        theta0=one,
+        x0={"x": one},
+        g=lambda theta, x, batch: (x["x"] - theta).square().sum(),
+        f=lambda theta, x, batch: (x["x"] - 1.5).square().sum(),
+    )
+    comparison = compare(problem, "uniform", "1 steps", seeds=2)
+    assert rows(comparison) == {"uniform": pytest.approx(0.25)}
+    assert comparison.tables[0].unjudged == ""
+    assert "held out" not in str(comparison)
+
+
 def test_with_too_few_rows_to_hold_some_out_nothing_is_ranked(tmp_path: Path) -> None:
     out = tmp_path / "runs"
     comparison = compare(of_rows(3), {"a": Memorise(), "b": "uniform"}, "1 steps", 10, out)
