@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import os
 import signal
 import subprocess
 import sys
@@ -79,6 +80,7 @@ def test_a_ray_of_its_own_listens_on_the_loopback_address_only() -> None:
         ray.close()
     assert len(listening) >= 4, "the driver, the control store and the node"
     assert {address.removeprefix("::ffff:") for address in listening} == {"127.0.0.1"}
+    assert module.SWITCH not in os.environ, "another Ray of this process is as it was"
 
 
 def test_a_killed_workers_run_is_taken_up_again(
