@@ -55,11 +55,11 @@ def _gpu() -> torch.device:
 
 @pytest.fixture
 def real(device: torch.device) -> torch.device:
-    """The device, for tests of what the simulated one lacks: compilers, library routes, a name in
-    configurations.
+    """The device, for tests of what the simulated one lacks: compilers, library routes, memory, a
+    name in configurations.
     """
     if device.type == "simulated":
-        pytest.skip("the simulated device has no compiler, no library routes and no name in files")
+        pytest.skip("the simulated device has no compilers, routes, memory or name in files")
     return device
 
 

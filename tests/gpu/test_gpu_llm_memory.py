@@ -50,6 +50,7 @@ def config(kind: str, width: int) -> dict[str, Any]:
 @pytest.mark.parametrize("kind", ["gpt2", "qwen2"])
 @pytest.mark.parametrize("checkpointing", [False, True])
 @pytest.mark.parametrize("chunk", [1, None])
+@pytest.mark.usefixtures("real")
 def test_the_peak_is_predicted(
     kind: str, checkpointing: bool, chunk: int | None, device: torch.device
 ) -> None:

@@ -77,11 +77,12 @@ _FORBIDDING: list[bool] = []
 def counted() -> Iterator[Counts]:
     """Count the transfers and the kernel calls of the simulated device inside.
 
-    >>> with simulated_device() as device, counted() as counts:
-    ...     x = torch.ones(3).to(device, non_blocking=True)
-    ...     total = float((x * x).sum())
-    >>> total, counts.transfers, counts.uploads, counts.kernels
-    (3.0, 1, 0, 2)
+    In a process where the simulated device may be registered (:func:`simulated_device`)::
+
+        with simulated_device() as device, counted() as counts:
+            x = torch.ones(3).to(device, non_blocking=True)
+            total = float((x * x).sum())
+        assert (counts.transfers, counts.uploads, counts.kernels) == (1, 0, 2)
     """
     counts = Counts()
     _COUNTING.append(counts)
@@ -111,10 +112,11 @@ def simulated_device() -> Iterator[torch.device]:
 
     Errors: ConfigError if this version of torch has no devices written in Python.
 
-    >>> with simulated_device() as device:
-    ...     torch.ones(2, device=device) + torch.ones(2)
-    Traceback (most recent call last):
-    RuntimeError: Expected all tensors to be on the same device, ...
+    The registration of the device stays until the process ends, and torch then takes it for the
+    accelerator of the machine. Use it in processes that do nothing else::
+
+        with simulated_device() as device:
+            torch.ones(2, device=device) + torch.ones(2)  # RuntimeError: ... two devices ...
     """
     _register()
     threads = torch._C._is_multithreading_enabled()

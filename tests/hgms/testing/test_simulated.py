@@ -97,6 +97,13 @@ def test_whatever_the_host_waits_for_is_counted(
                 call(x)
 
 
+def test_the_example_of_counted() -> None:
+    with simulated_device() as device, counted() as counts:
+        x = torch.ones(3).to(device, non_blocking=True)
+        assert float((x * x).sum()) == 3.0
+    assert (counts.transfers, counts.uploads, counts.kernels) == (1, 0, 2)
+
+
 def test_a_view_is_no_kernel() -> None:
     with simulated_device() as device:
         x = torch.ones(2, 3, device=device)

@@ -41,6 +41,8 @@ def test_a_part_of_the_gpu_tests_passes() -> None:
 
 @pytest.mark.extended
 @pytest.mark.plugins
-@pytest.mark.parametrize("part", ["components", "methods", "matmul", "page", "programs", "runs"])
+@pytest.mark.parametrize(
+    "part", ["components", "llm_hypergradients", "matmul", "methods", "page", "programs", "runs"]
+)
 def test_all_gpu_tests_pass(part: str) -> None:
     passes("gpu", f"tests/gpu/test_gpu_{part}.py")
