@@ -942,6 +942,9 @@ def test_failures_leave_with_1(hgms: Callable[..., Any]) -> None:
 
 def test_pictures_are_written_as_png_and_svg(tmp_path: Path) -> None:
     rows = {method: runs[0].records for method, runs in RESULTS.items()}
+    assert draw_weights(rows, tmp_path / "still") == [], "weights that never change say nothing"
+    name = "metric.weight_clean_q50"
+    rows["a"] = [{**row, name: row[name] + 0.01 * row["step"]} for row in rows["a"]]
     png, svg = draw_weights(rows, tmp_path / "new" / "folder" / "weights")
     assert (png.name, svg.name) == ("weights.png", "weights.svg")
     assert png.read_bytes().startswith(b"\x89PNG")
