@@ -46,6 +46,7 @@ MEANING = {
         "spent in steps, on the budget's clock (to the end of the run; in a row of a "
         "step, up to it)"
     ),
+    "compile_seconds": "spent on compilation, which is part of no budget",
     "metric.": (
         "what the task's `evaluate` returned: of the result, or at that step (null where "
         "it was not evaluated)"

@@ -1,8 +1,9 @@
 """Parquet: one row for each run, and on request one for each step of each run.
 
-Of runs: texts, whole numbers, ``seconds`` and ``metric.<name>``, then ``weight.<source>`` of what
-was returned and means over the steps where a run has them, and ``setting.<dotted key>`` for every
-value of config.toml but the seed and the folder, as TOML writes it. Of steps: every number of the
+Of runs: texts, whole numbers, ``seconds``, ``compile_seconds`` and ``metric.<name>``, then
+``weight.<source>`` of what was returned and means over the steps where a run has them, and
+``setting.<dotted key>`` for every value of config.toml but the seed and the folder, as TOML writes
+it. Of steps: every number of the
 records (lists by their largest) and every text. ``task`` and ``method`` are the names of the
 report; null stands for what a run lacks, NaN for a metric that was not finite.
 """
@@ -88,7 +89,7 @@ def runs(study: Study) -> pyarrow.Table:
     schema = pa.schema(
         [(name, pa.string()) for name in _TEXTS]
         + [(name, pa.int64()) for name in _COUNTS]
-        + [(name, pa.float64()) for name in ("seconds", *metrics)]
+        + [(name, pa.float64()) for name in ("seconds", "compile_seconds", *metrics)]
         + [(name, pa.string()) for name in settings]
     )
     return pa.Table.from_pylist(rows, schema=schema)
@@ -107,6 +108,7 @@ def _row(task: str, entry: Entry, run: StoredRun) -> dict[str, Any]:
         "task_version",
         "seed",
         "seconds",
+        "compile_seconds",
     )
     row = {
         "task": task,
