@@ -10,6 +10,7 @@ from __future__ import annotations
 import hashlib
 import importlib.metadata
 import json
+import os
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
@@ -75,7 +76,8 @@ def _label(_settings: object, attribute: attrs.Attribute[Any], value: str) -> No
 
 
 def _expanded(value: Any) -> Any:
-    return str(expand(value, ("out",))) if isinstance(value, str) and value else value
+    text = os.fspath(value) if isinstance(value, os.PathLike) else value
+    return str(expand(text, ("out",))) if isinstance(text, str) and text else text
 
 
 @frozen(kw_only=True)
