@@ -19,6 +19,7 @@ from typing import Any, Literal, get_args
 import torch
 from attrs import evolve, frozen
 from torch import Tensor
+from torch.autograd.function import once_differentiable
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from hgms_core.adapters.arguments import check_function
@@ -129,8 +130,11 @@ def curvature(
     one_of("strategy", strategy, get_args(Strategy))
     spec = Ravel.of(x, batch_dims=1 if stacked else 0)
 
+    # torch.func takes the second derivative of a function marked @once_differentiable for zero
+    check = _check_marked if strategy == "jvp" else None
+
     def slope() -> Tensor:
-        return spec.ravel_leaves(_gradient_at(g, x)[0])
+        return spec.ravel_leaves(_gradient_at(g, x, check=check)[0])
 
     def through_graph(grads: list[Tensor], leaves: list[Tensor], v: Tensor, keep: bool) -> Tensor:
         # A leaf in which g is linear has a constant gradient: it contributes nothing and has no
@@ -151,7 +155,7 @@ def curvature(
 
     if strategy == "vjp":
         with _second_derivative(slope):
-            grads, leaves = _gradient_at(g, x, create_graph=True)
+            grads, leaves = _gradient_at(g, x, create_graph=True, check=_check_graph)
         flat_gradient = spec.ravel_leaves([grad.detach() for grad in grads])
         return Curvature(
             lambda v: through_graph(grads, leaves, v, keep=True), lambda: flat_gradient, spec
@@ -169,7 +173,7 @@ def curvature(
 
         def backward(v: Tensor) -> Tensor:
             with _second_derivative(slope):
-                graph = _gradient_at(g, x, create_graph=True)
+                graph = _gradient_at(g, x, create_graph=True, check=_check_graph)
             return through_graph(*graph, v, keep=False)
 
         return Curvature(
@@ -190,10 +194,12 @@ def curvature(
 WRONG_TWICE = frozenset({"WeightNormInterfaceBackward0"})
 """Nodes of a graph with a wrong second derivative in torch: the fused weight_norm takes the norm of
 its direction for a constant."""
+_MARKED = once_differentiable(lambda *_: None).__code__
+"""The code of every backward pass with the mark of torch that it is differentiable once."""
 
 
-def _check_graph(value: Tensor) -> None:
-    """ConfigError where torch would compute a wrong second derivative."""
+def _nodes(value: Tensor) -> Iterator[Any]:
+    """All nodes of the graph of ``value``."""
     nodes: list[Any] = [value.grad_fn]
     seen = {None}
     while nodes:
@@ -201,21 +207,42 @@ def _check_graph(value: Tensor) -> None:
         if node in seen:
             continue
         seen.add(node)
-        if node.name() in WRONG_TWICE:
-            raise no_second_derivative(RuntimeError(f"that of {node.name()} is wrong in torch"))
+        yield node
         nodes.extend(before for before, _ in node.next_functions)
 
 
+def _check_marked(value: Tensor) -> None:
+    """ConfigError where the graph has a function that is marked as differentiable only once.
+
+    The mark raises no error if the incoming gradient is a constant, as that of a loss is: its
+    second derivative is then zero in silence.
+    """
+    for node in _nodes(value):
+        backward = getattr(getattr(node, "_forward_cls", None), "backward", None)
+        if getattr(backward, "__code__", None) is _MARKED:
+            raise no_second_derivative(
+                RuntimeError(f"{node.name()} is marked with @once_differentiable")
+            )
+
+
+def _check_graph(value: Tensor) -> None:
+    """ConfigError where torch would compute a wrong second derivative."""
+    _check_marked(value)
+    for node in _nodes(value):
+        if node.name() in WRONG_TWICE:
+            raise no_second_derivative(RuntimeError(f"that of {node.name()} is wrong in torch"))
+
+
 def _gradient_at(
-    g: Lower, point: Tree, create_graph: bool = False
+    g: Lower, point: Tree, create_graph: bool = False, check: Callable[[Tensor], None] | None = None
 ) -> tuple[list[Tensor], list[Tensor]]:
     """∇_x g, zeros in a leaf that it does not use, and the leaves; ConfigError if it uses none."""
     leaves = require_grad(point)
     grads: Sequence[Tensor | None] = [None]
     with torch.enable_grad(), twice_differentiable_attention():
         value = g(leaves).sum()
-        if create_graph:
-            _check_graph(value)
+        if check is not None:
+            check(value)
         if value.requires_grad:
             grads = torch.autograd.grad(
                 value, list(leaves.values()), create_graph=create_graph, allow_unused=True

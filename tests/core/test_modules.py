@@ -164,6 +164,44 @@ def test_a_kernel_with_a_wrong_second_derivative_is_told_the_strategy_that_works
     assert at(module, strategy="difference").outcome.label == "converged"
 
 
+class FirstOrderSquare(torch.autograd.Function):
+    """x², as a fused kernel has it: torch takes its second derivative for zero."""
+
+    @staticmethod
+    def forward(x: Tensor) -> Tensor:
+        return x.square().sum()
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Tensor], output: Tensor) -> None:
+        ctx.save_for_backward(*inputs)
+
+    @staticmethod
+    @torch.autograd.function.once_differentiable
+    def backward(ctx: Any, grad: Tensor) -> Tensor:
+        (x,) = ctx.saved_tensors
+        return 2 * grad * x
+
+
+@pytest.mark.parametrize("strategy", ["vjp", "jvp", "difference"])
+def test_a_function_that_is_differentiable_once_is_no_zero_hessian(strategy: Any) -> None:
+    t = torch.tensor([3.0, -1.0], dtype=F64)
+
+    def f(theta: Tensor, x: Tensor) -> Tensor:
+        return (x - 1).square().sum()
+
+    def g(theta: Tensor, x: Tensor) -> Tensor:
+        return FirstOrderSquare.apply(x - theta) + 0.5 * x.square().sum()
+
+    def solve() -> Tensor:
+        return hypergradient(f, g, t, 2 / 3 * t, solver=CG(), strategy=strategy).value
+
+    if strategy == "difference":
+        torch.testing.assert_close(solve(), 4 / 3 * (2 / 3 * t - 1), rtol=1e-6, atol=0)
+    else:
+        with rejects("no-second-derivative", "hypergradient", "strategy", of=ConfigError):
+            solve()
+
+
 def test_frozen_parameters_and_buffers_are_no_lower_variables_and_tied_weights_come_once() -> None:
     module = network(nn.BatchNorm1d(4))
     module[0].requires_grad_(False)

@@ -213,7 +213,7 @@ class TestTheTwoCommands:
         ]["addopts"]
         left_out = set(re.findall(r"not (\w+)", options))
         # what takes longer, or needs what CI has not
-        elsewhere = {"slow", "gpu", "peers", "browser", "ray", "slurm"}
+        elsewhere = {"slow", "gpu", "peers", "browser", "ray", "slurm", "simulated"}
         assert left_out - elsewhere == {"docs", "thirdparty", "extended", "ranks", "weights"}
 
     def test_they_install_the_tested_versions_and_the_right_extras(self) -> None:
