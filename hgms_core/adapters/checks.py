@@ -21,7 +21,16 @@ from hgms_core.adapters.shapes import Shape, check_grad_mode
 from hgms_core.data import Batch, Data
 from hgms_core.errors import ConfigError, HgmsError, NumericalError, closest
 from hgms_core.seeding import Key, global_states
-from hgms_core.torch_errors import NOT_REPEATABLE, RANDOM, explained, first_line, out_of_memory
+from hgms_core.torch_errors import (
+    NOT_REPEATABLE,
+    RANDOM,
+    explained,
+    first_line,
+    is_device_mismatch,
+    is_dtype_mismatch,
+    is_unpacked_dictionary,
+    out_of_memory,
+)
 from hgms_core.trees import Tree, clone, detach, require_grad
 
 if TYPE_CHECKING:
@@ -472,14 +481,14 @@ def _with_arguments(
             check_size()
         shapes += _remedies(error, batch)
         text = first_line(error)
-        if "dtype" in text or "type (" in text or "scalar type" in text:
+        if is_dtype_mismatch(error):
             shapes.append("convert a column in the loss: batch[name].float(), or .long()")
         if isinstance(error, TypeError):
             shapes.append(
                 "define losses of (theta, x, batch), those of a module of (model, batch) or "
                 "(theta, model, batch)"
             )
-        if "same device" in text:
+        if is_device_mismatch(error):
             shapes += [
                 f"{label} is on {next(iter(tree.values())).device}"
                 for label, tree in trees.items()
@@ -514,8 +523,7 @@ def _check_size(loss: Bound, theta: Tree, x: Tree, size: int) -> None:
 def _remedies(error: Exception, batch: Batch) -> Iterator[str]:
     """What else may be wrong where a loss fails on a batch."""
     names = [name for name in batch if name != "index"]
-    # a dictionary is unpacked into its keys
-    if any(sign in str(error) for sign in ("unpack", "not str", "'str'")):
+    if is_unpacked_dictionary(error):
         columns = ", ".join(f"batch[{name!r}]" for name in names)
         yield f"a batch is a dictionary, not a tuple: use {columns}"
     for name in names:

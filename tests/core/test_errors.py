@@ -46,11 +46,14 @@ from hgms_core.torch_errors import (
     explained,
     first_line,
     is_batch_of_one,
+    is_device_mismatch,
+    is_dtype_mismatch,
     is_failed_write,
     is_freed_graph,
     is_inside_functorch,
     is_lost_connection,
     is_overflow,
+    is_unpacked_dictionary,
     is_unused_parameter,
     once_differentiable,
     out_of_memory,
@@ -403,6 +406,10 @@ def joined_after_vmap() -> None:
     torch.cat([kept[0], torch.ones(1)])
 
 
+def two_of_three() -> None:
+    _first, _second = {"a": 1, "b": 2, "c": 3}
+
+
 FULL = Path("/dev/full")
 CAUSES: dict[str, tuple[Callable[[BaseException], bool], Callable[[], object]]] = {
     "memory": (out_of_memory, lambda: torch.empty(2**60, dtype=torch.int8)),
@@ -417,6 +424,8 @@ CAUSES: dict[str, tuple[Callable[[BaseException], bool], Callable[[], object]]] 
     "batch of one": (is_batch_of_one, lambda: nn.BatchNorm1d(2)(torch.ones(1, 2))),
     "connection": (is_lost_connection, without_connection),
     "unused parameter": (is_unused_parameter, unused_parameter),
+    "dtype": (is_dtype_mismatch, lambda: torch.ones(2, 2).mm(torch.ones(2, 2).double())),
+    "dictionary": (is_unpacked_dictionary, two_of_three),
     "write": (is_failed_write, lambda: torch.save({"a": torch.ones(100_000)}, FULL)),
 }
 
@@ -431,6 +440,12 @@ def test_a_cause_is_recognised_and_no_other(cause: str) -> None:
     assert predicate(error)
     assert not any(other(error) for other in others)
     assert not predicate(RuntimeError("shapes do not match"))
+
+
+def test_tensors_on_two_devices() -> None:
+    text = "Expected all tensors to be on the same device, but got mat2 is on cpu"
+    assert is_device_mismatch(RuntimeError(text))
+    assert not is_dtype_mismatch(RuntimeError(text))
 
 
 def test_memory_errors_of_other_allocators() -> None:
