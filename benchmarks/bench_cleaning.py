@@ -79,7 +79,7 @@ def main() -> None:
                     results.setdefault(variant, []).append(
                         run_config(config, resume=True, view=view, execution=first)
                     )
-        for row in table(results, "test_accuracy"):
+        for row in table(results, "test_accuracy").rows:
             kept = [
                 [seconds["stop_loss"] for seconds in run.records if seconds.get("stop_loss")]
                 for run in results[row.method]

@@ -126,7 +126,7 @@ def _methods(task: str) -> list[str]:
     for method in Registry.load().components("method"):
         try:
             config = RunConfig.from_dict({"task": task, "method": method.name, "budget": "1 step"})
-            compat.ensure(config.method, config.task)
+            compat.ensure_fits(config.method, config.task)
         except HgmsError:
             continue
         names.append(method.name)

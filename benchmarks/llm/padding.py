@@ -11,10 +11,10 @@ from pathlib import Path
 
 import torch
 
+from hgms.config import cache_folder
 from hgms_core import Key
 from hgms_mix.lm import Batches, Source
 from hgms_mix.lm.passes import needed, passes
-from hgms_mix.lm.table import cache_folder
 from hgms_mix.lm.tokenizers import load_tokenizer
 from hgms_mix.lm.tokens import drawn_table
 
