@@ -61,7 +61,7 @@ def _shown(value: Any) -> str:
 
 
 def _refused(value: Any) -> Any:
-    raise _NotPlain(
+    raise ConfigError(
         "not-supported",
         f"{got(value)} cannot be written to a configuration",
         hint="use it from Python only, or use a name, a number, a table or a component",
@@ -98,10 +98,6 @@ def plain(value: Any, hint: Any = None, otherwise: Callable[[Any], Any] = _refus
     return otherwise(value)
 
 
-class _NotPlain(ConfigError):
-    """A value that TOML cannot represent."""
-
-
 def _plain_fields(value: Any, otherwise: Callable[[Any], Any]) -> dict[str, Any]:
     cls = type(value)
     hints = type_hints(cls)
@@ -111,7 +107,7 @@ def _plain_fields(value: Any, otherwise: Callable[[Any], Any]) -> dict[str, Any]
     for key, field in init_fields(cls).items():
         try:
             items[key] = plain(getattr(value, field.name), hints[field.name], otherwise)
-        except _NotPlain as error:
+        except ConfigError as error:
             raise error.at(key) from None
     if isinstance(value, Budget):
         return {key: item for key, item in items.items() if item != "none"}
