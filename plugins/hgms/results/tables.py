@@ -99,7 +99,12 @@ class Point:
         sources = any(name.startswith("weight.") for name in fields)
         rows = run.metric_rows if isinstance(run, StoredRun) else {}
         later = run.scores.get("metrics", ()) if isinstance(run, StoredRun) else ()
-        used = {name: _of_rows(name, kind) for name, kind in rows.items() if kind in SEEN}
+        # with data sources metrics of other rows get no verdict either: UNJUDGED says what to do
+        used = {
+            name: _of_rows(name, kind)
+            for name, kind in rows.items()
+            if kind in SEEN and not sources
+        }
         return cls(
             seed=run.seed if isinstance(run, StoredRun) else run.info.seed,
             metrics={
