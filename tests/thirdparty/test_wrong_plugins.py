@@ -341,7 +341,7 @@ CHECKED = [
         "field that no TOML holds",
         "solver",
         "toml",
-        "can only be used from Python",
+        "ConfigError: the function relu cannot be written to a configuration (rule)",
         ("max_steps: int = 50", "max_steps: int = 50\n    rule: object = torch.relu"),
     ),
     row(
@@ -713,10 +713,8 @@ HOSTED = [
     hosted(
         "entry point to a missing attribute",
         solver("bad"),
-        (
-            "its entry point bad = 'hgms_third_bad:Plugin' names 'Plugin', which hgms_third_bad "
-            "does not have"
-        ),
+        "the entry point bad = 'hgms_third_bad:Plugin'",
+        "use the module: bad = 'hgms_third_bad'",
         attribute=":Plugin",
     ),
     hosted("syntax error", "x = 1\ndef f(:\n", "SyntaxError", "line 2"),
@@ -759,19 +757,22 @@ HOSTED = [
     hosted(
         "misspelt hook",
         solver("bad", ("register_linear_solvers", "register_linear_solver")),
-        "unknown hook 'hgms_register_linear_solver'; did you mean 'hgms_register_linear_solvers'?",
+        "unknown hook 'hgms_register_linear_solver'",
+        "did you mean 'hgms_register_linear_solvers'?",
     ),
     hosted(
         "misspelt observer",
         observer("hgms_step_finish(record)", "pass"),
-        "unknown hook 'hgms_step_finish'; did you mean 'hgms_step_finished'?",
+        "unknown hook 'hgms_step_finish'",
+        "did you mean 'hgms_step_finished'?",
     ),
     hosted(
         "unmarked hook",
         solver("bad", ("@hookimpl\n", "")),
-        "the function hgms_register_linear_solvers is not marked; put @hookimpl above it",
+        "(hgms_register_linear_solvers)",
+        "add @hookimpl",
     ),
-    hosted("no hook", "x = 1", "it implements no hook"),
+    hosted("no hook", "x = 1", "implements no hook"),
     hosted(
         "hook that asks too much",
         observer("hgms_step_finished(record, model)", "pass"),
@@ -793,7 +794,7 @@ HOSTED = [
     hosted(
         "a class in place of a list",
         solver("bad", (RETURN, "    return Mine")),
-        "hgms_register_linear_solvers returned the class Mine; return a list of classes",
+        "hgms_register_linear_solvers returns the class Mine, but must return a list of classes",
         status="incomplete",
     ),
     hosted(
@@ -825,8 +826,7 @@ HOSTED = [
         hosted(
             f"name of one of ours, {when}",
             solver("cg"),
-            "two plugins register the linear solver 'cg'; hgms ",
-            "'s is the one that is used",
+            "two plugins register the linear solver 'cg'; the one of hgms ",
             f"block one with HGMS_DISABLE_PLUGINS={entry}",
             status="incomplete",
             entry=entry,
@@ -846,20 +846,21 @@ HOSTED = [
     hosted(
         "entry point that differs from one of ours by case",
         solver("bad"),
-        "is already called 'ula' (case, - and _ do not tell names apart); rename one",
+        "the name 'ula' (case, - and _ are ignored)",
+        "rename one of the plugins",
         entry="ULA",
     ),
     hosted(
         "newer API",
         headed("hgms_plugin_api = 99"),
-        "it was written for plugin API 99, this hgms has",
+        "requires plugin API 99, but this hgms has 2",
         "upgrade hgms",
     ),
     hosted(
         "older API",
         headed("hgms_plugin_api = 1"),
-        "it was written for plugin API 1",
-        "its author writes hgms_plugin_api = 2 and follows the changelog",
+        "requires plugin API 1, but this hgms has 2",
+        "hgms_plugin_api = 2",
     ),
     hosted(
         "exception in an observer",
@@ -990,14 +991,8 @@ def test_the_host_names_the_fault_and_nothing_else_changes(
 # --------------------------------------------------------------------------------------------------
 
 FILES = [
-    ("missing file", "my_slover.py", None, "there is no file", "did you mean"),
-    (
-        "no Python file",
-        "my_solver.txt",
-        "hello",
-        "is not a Python file (a plugin file ends in .py)",
-        "",
-    ),
+    ("missing file", "my_slover.py", None, "my_slover.py)", "my_solver.py'?"),
+    ("no Python file", "my_solver.txt", "hello", "my_solver.txt)", "ends in .py"),
     ("syntax error", "syntax.py", "x = 1\ndef f(:\n", "SyntaxError", "line 2"),
     ("import error", "imports.py", "import nowhere_at_all", "No module named 'nowhere_at_all'", ""),
     ("exit", "exits.py", "raise SystemExit(3)", "SystemExit: it calls sys.exit(3)", ""),
@@ -1012,8 +1007,8 @@ FILES = [
         "unmarked hook",
         "mark.py",
         solver("bad", ("@hookimpl\n", "")),
-        "is not marked; put @hookimpl above it",
-        "",
+        "(hgms_register_linear_solvers)",
+        "add @hookimpl",
     ),
     (
         "name of one of ours",
@@ -1029,7 +1024,7 @@ FILES = [
         "it misses the method solve(",
         "not a linear",
     ),
-    ("folder", "folder/", "", "is a folder; name the file with the hooks", "pip install -e"),
+    ("folder", "folder/", "", "is a folder", "pip install -e"),
     ("Latin-1", "latin.py", 'x = "\udce9"', "SyntaxError", "utf-8"),
     ("newer API", "api.py", headed("hgms_plugin_api = 99"), "plugin API 99", "upgrade"),
 ]
@@ -1081,8 +1076,8 @@ def test_one_file_named_in_two_ways_is_one_plugin_and_two_of_one_name_are_two(
 
 
 CLASSES = [
-    ("def solve", "def slove", "Mine", 2, "its method slove: did you mean solve?"),
-    ('"mine"', '"mine"', "Mien", 2, "has no class 'Mien'; did you mean 'Mine'?"),
+    ("def solve", "def slove", "Mine", 2, "rename the method slove to solve"),
+    ('"mine"', '"mine"', "Mien", 2, "did you mean 'Mine'?"),
     ("return [Mine]", "return [Mine][0", "Mine", 2, "SyntaxError"),
     ("import attrs\n", "import attrs\nimport sys; sys.exit(3)\n", "Mine", 2, "sys.exit(3)"),
     (
@@ -1124,9 +1119,15 @@ PARTS = [
         1,
         "FAIL registration: unknown part of a pipeline 'selectors'; did you mean 'selector'?",
     ),
-    ('"cg"', '"cgg"', 1, "FAIL construction: unknown linear solver 'cgg'; did you mean 'cg'?"),
+    (
+        '"cg"',
+        '"cgg"',
+        1,
+        "FAIL construction: unknown linear solver 'cgg' "
+        "(the composition 'mine': hypergradient.solver.name)\n  did you mean 'cg'?",
+    ),
     ("One branch.", "", 1, "FAIL docstring: its summary is empty"),
-    ("MINE =", "MIEN =", 2, "has no class 'MINE'; did you mean 'mine'?"),
+    ("MINE =", "MIEN =", 2, "did you mean 'mine'?"),
     ('source=""', 'source="this test"', 0, "14 passed"),
 ]
 
@@ -1146,12 +1147,8 @@ def test_a_composition_is_checked(
 NAMED = [
     ("cg", 0, "cg: a linear solver"),
     ("method:soba", 0, "method:soba: a method"),
-    (
-        "soba",
-        2,
-        "'soba' is a candidate generator and a method; write generator:soba or method:soba",
-    ),
-    ("cgg", 2, "nothing is registered by the name 'cgg'; did you mean 'cg'?"),
+    ("soba", 2, "use generator:soba or method:soba"),
+    ("cgg", 2, "did you mean 'cg'?"),
     ("mine", 0, "mine: a linear solver"),
     (":Mine", 2, "':Mine' is not of the form MODULE:CLASS"),
 ]
@@ -1186,8 +1183,7 @@ def test_a_field_that_no_toml_holds(fresh: Path, tmp_path: Path) -> None:
         "run", tmp_path / "run.toml", "--plugin", fresh / "mine.py", "--out", tmp_path / "runs"
     )
     assert result.exit_code == 2, result.output
-    assert "rule" in result.stderr
-    assert "can only be used from Python" in result.stderr
+    assert "(method.hypergradient.solver.rule)" in result.stderr
 
 
 def test_a_type_that_cannot_be_evaluated_stops_only_who_uses_it(

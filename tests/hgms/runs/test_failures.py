@@ -198,7 +198,7 @@ def test_what_cannot_run_on_a_task_is_said_with_the_part_that_is_to_blame() -> N
 
 @pytest.mark.extended
 def test_demo_on_a_small_budget(folder: Path) -> None:
-    done = hgms("demo", "--out", "out", "--seeds", "2", "--seconds", "1.2", "--jobs", "0", "--json")
+    done = hgms("demo", "--out", "out", "--seeds", "2", "--calls", "400", "--jobs", "0", "--json")
     assert done.exit_code == 0, done.stderr
     table = json.loads(done.stdout)
     methods = {row["method"]: row for row in table["methods"]}
@@ -217,7 +217,7 @@ def test_demo_on_a_small_budget(folder: Path) -> None:
     }
     assert {Path(path).name for path in table["pictures"]} == pictures
     # over what is there
-    again = hgms("demo", "--out", "out", "--seeds", "1", "--seconds", "0.6", "--jobs", "0")
+    again = hgms("demo", "--out", "out", "--seeds", "1", "--calls", "200", "--jobs", "0")
     assert again.exit_code == 0, again.stderr
 
 

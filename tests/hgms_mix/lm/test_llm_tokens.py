@@ -499,11 +499,11 @@ from hgms_mix.lm.sources import Source
 from hgms_mix.lm.tokenizers import byte_tokenizer
 path, cache, log = sys.argv[1:]
 reading = hgms_mix.lm.tokens.index_of
-def slow(name, source, cache):
+def slow(*arguments, **options):
     with open(log, "a") as stream:
         stream.write("made\\n")
     time.sleep(1)
-    return reading(name, source, cache)
+    return reading(*arguments, **options)
 hgms_mix.lm.tokens.index_of = slow
 tokenizer = byte_tokenizer()
 print("ready", flush=True)

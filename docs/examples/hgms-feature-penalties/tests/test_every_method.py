@@ -17,13 +17,13 @@ import pytest
 import torch
 from hgms_feature_penalties import FeaturePenalties
 
-NO_SOURCES = "it needs named data sources with one weight each"
+NO_SOURCES = "it requires named data sources with one weight each"
 NO_LOOKS = (
-    "it needs a vector for each row that says what it is like (`representations` of "
+    "it requires a vector for each row that says what it is like (`representations` of "
     "`Problem.sources.examples`)"
 )
-NO_WEIGHTS = "it needs one weight for each lower row (`Problem.rows`)"
-NOT_DIRECT = "it needs an upper loss that depends on θ directly (∂_θ f ≠ 0)"
+NO_WEIGHTS = "it requires one weight for each lower row (`Problem.rows`)"
+NOT_DIRECT = "it requires an upper loss that depends on θ directly (∂_θ f ≠ 0)"
 
 
 def hgms(*arguments: str, code: int = 0) -> subprocess.CompletedProcess[str]:
@@ -70,7 +70,7 @@ def test_only_methods_that_need_what_this_task_has_not_are_refused(verdicts):
     }
     assert set(refused) >= mixing
     reasons = {
-        why.partition(" (its part")[0].removesuffix(NO_SOURCES.replace("it needs", " and"))
+        why.partition(" (its part")[0].removesuffix(NO_SOURCES.replace("it requires", " and"))
         for why in refused.values()
     }
     assert reasons == {NO_SOURCES, NO_LOOKS, NO_WEIGHTS, NOT_DIRECT}
