@@ -11,6 +11,7 @@ import functools
 import glob
 import gzip
 import io
+import itertools
 import json
 import os
 import zlib
@@ -170,6 +171,13 @@ def reading(file: str, place: Place) -> Iterator[None]:
             place=place,
             hint="check the path and its permissions",
         ) from None
+    except MemoryError:
+        raise DataError(
+            "too-large",
+            f"rows of {file} do not fit into memory",
+            place=place,
+            hint="remove rows with very long texts, or split the file",
+        ) from None
 
 
 def raw_rows(
@@ -257,9 +265,29 @@ def _head(name: str, at: Place, stream: BinaryIO) -> bytes:
     return head.removeprefix(BYTE_ORDER_MARK).lstrip()
 
 
-def _numbered(stream: BinaryIO) -> Iterator[tuple[int, bytes]]:
+LONGEST_LINE = 1 << 28
+"""Bytes that one line may have. A small compressed file can hold a line that fills any memory."""
+
+
+def _line(name: str, at: Place, stream: BinaryIO, number: int) -> bytes:
+    """The next line, empty at the end of the file."""
+    line = stream.readline(LONGEST_LINE + 1)
+    if len(line) > LONGEST_LINE:
+        raise DataError(
+            "too-large",
+            f"line {number} of {name} has more than {LONGEST_LINE:,} bytes",
+            place=at,
+            hint="use one row per line",
+        )
+    return line
+
+
+def _numbered(name: str, at: Place, stream: BinaryIO) -> Iterator[tuple[int, bytes]]:
     """The lines that are not blank, counted from 1 with those that are."""
-    for number, line in enumerate(stream, start=1):
+    for number in itertools.count(1):
+        line = _line(name, at, stream, number)
+        if not line:
+            return
         text = line.removeprefix(BYTE_ORDER_MARK) if number == 1 else line
         if text.strip():
             yield number, text
@@ -268,7 +296,7 @@ def _numbered(stream: BinaryIO) -> Iterator[tuple[int, bytes]]:
 def _lines(name: str, at: Place, stream: BinaryIO) -> Rows:
     """A text a line."""
     _head(name, at, stream)
-    for number, line in _numbered(stream):
+    for number, line in _numbered(name, at, stream):
         try:
             yield f"line {number}", {RAW: line.decode().rstrip("\r\n")}
         except UnicodeDecodeError as error:
@@ -318,17 +346,18 @@ def _json(name: str, at: Place, stream: BinaryIO, *, lines: bool) -> Raw:
     object a line.
     """
     start = _head(name, at, stream)[:1]
-    first = stream.readline()
-    rest = stream.readline()
+    numbers = itertools.count(1)
+    first = _line(name, at, stream, next(numbers))
+    rest = _line(name, at, stream, next(numbers))
     while rest and not rest.strip():
-        rest = stream.readline()
+        rest = _line(name, at, stream, next(numbers))
     stream.seek(0)
     if start == b"[" or (
         not lines and start == b"{" and (not rest or isinstance(_parsed(first), BadRow))
     ):
         yield from _array(name, at, stream.read())
         return
-    for number, line in _numbered(stream):
+    for number, line in _numbered(name, at, stream):
         yield f"line {number}", line
 
 

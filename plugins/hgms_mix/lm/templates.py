@@ -8,8 +8,11 @@ given which is to write the answer.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
-from typing import TYPE_CHECKING, Any, final
+import contextlib
+import signal
+import threading
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import TYPE_CHECKING, Any, NoReturn, final
 
 from attrs import evolve, field, frozen
 
@@ -259,6 +262,31 @@ def one_answer_each(messages: Sequence[Message]) -> list[tuple[Message, ...]]:
 
 
 PROBE = "an answer"
+RENDER_SECONDS = 2.0
+"""Processor time that a chat template may take for one conversation. Nested loops never end."""
+
+
+@contextlib.contextmanager
+def _time_limit(seconds: float) -> Iterator[None]:
+    """Raise TimeoutError inside after so many seconds of processor time.
+
+    Signals reach the main thread only; elsewhere there is no limit.
+    """
+    main = threading.current_thread() is threading.main_thread()
+    if not main or not hasattr(signal, "setitimer"):
+        yield
+        return
+
+    def stop(number: int, frame: object) -> NoReturn:
+        raise TimeoutError
+
+    before = signal.signal(signal.SIGVTALRM, stop)
+    signal.setitimer(signal.ITIMER_VIRTUAL, seconds)
+    try:
+        yield
+    finally:
+        signal.setitimer(signal.ITIMER_VIRTUAL, 0)
+        signal.signal(signal.SIGVTALRM, before)
 
 
 @frozen(eq=False)
@@ -297,11 +325,20 @@ class _Chat:
     def render(self, messages: Sequence[Message], generate: bool = False) -> str:
         turns = [{"role": message.role, "content": message.text} for message in messages]
         try:
-            return str(
-                self.tokenizer.apply_chat_template(
-                    turns, tokenize=False, add_generation_prompt=generate
+            with _time_limit(RENDER_SECONDS):
+                return str(
+                    self.tokenizer.apply_chat_template(
+                        turns, tokenize=False, add_generation_prompt=generate
+                    )
                 )
-            )
+        except TimeoutError:
+            raise ConfigError(
+                "too-slow",
+                "the model's chat template needs more than "
+                f"{RENDER_SECONDS:g} s of processor time for one conversation",
+                place=("template",),
+                hint='correct the template, or use a named one (template = "chatml")',
+            ) from None
         except Exception as error:  # templates raise what they like through Jinja
             roles = ", ".join(message.role for message in messages)
             raise DataError(

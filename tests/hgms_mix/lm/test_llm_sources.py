@@ -16,6 +16,7 @@ import torch
 from helpers import rejects
 
 from hgms_core import ConfigError, DataError, HgmsError, MissingExtra
+from hgms_mix.lm import files
 from hgms_mix.lm.formats import FORMATS, BadRow, Message, detect
 from hgms_mix.lm.models import BaseModel
 from hgms_mix.lm.sources import Example, Source, check_names, content, read, read_examples
@@ -637,6 +638,17 @@ def test_a_missing_file_names_the_nearest_one(tmp_path: Path) -> None:
         read_examples("s", Source(path=str(tmp_path / "a.docx")))
     assert "a.docx" in caught.value.message
     assert ": .json, .jsonl," in (caught.value.hint or "")
+
+
+@pytest.mark.parametrize("head", [b"", b'{"prompt": "'])
+def test_a_compressed_line_that_fills_the_memory_is_rejected(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, head: bytes
+) -> None:
+    monkeypatch.setattr(files, "LONGEST_LINE", 1 << 16)
+    path = tmp_path / "rows.jsonl.gz"
+    path.write_bytes(gzip.compress(head + b"x" * (1 << 20)))
+    with rejects("too-large", "s", "path", of=DataError):
+        read_examples("s", Source(path=str(path)))
 
 
 @pytest.mark.parametrize("keep", [4, 40, -6])

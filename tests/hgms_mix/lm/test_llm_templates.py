@@ -339,6 +339,12 @@ def test_what_a_chat_template_refuses_is_explained() -> None:
         forgetful.pieces(chat("Q", "hm</think>A", "R", "hm</think>B"))
 
 
+def test_a_chat_template_that_does_not_end_is_stopped() -> None:
+    loops = "{% for i in range(99999) %}{% for j in range(99999) %}x{% endfor %}{% endfor %}"
+    with rejects("too-slow", "template", of=ConfigError):
+        template_for("model", with_template(loops)).pieces(chat("Q", "A"))
+
+
 def test_a_tokenizer_without_chat_template_names_the_built_in_ones() -> None:
     with rejects("missing-template", "template", of=ConfigError) as caught:
         template_for("model", byte_tokenizer())
