@@ -45,7 +45,8 @@ html_math_renderer = (
 # tests/docs follows them.
 suppress_warnings = ["myst.xref_missing"]
 
-# `tox -e links` asks every outside address once. These answer no program, or only after a login.
+# `sphinx-build -b linkcheck docs FOLDER` checks every outside address. These reject programs, or
+# require a login.
 linkcheck_ignore = [
     r"https://(www\.)?(dl\.acm|jstor|sciencedirect|openreview)\.",
     r"https?://(localhost|127\.0\.0\.1)",

@@ -15,7 +15,12 @@ import torch
 from fakes import Site
 from processes import Server
 
-GPU = Path(__file__).parent / "gpu"
+HERE = Path(__file__).parent
+TIERS = {
+    "extended": [HERE / "ranks", HERE / "thirdparty"],
+    "nightly": [HERE / "gpu", HERE / "peers"],
+}
+"""Folders whose tests all belong to one tier."""
 
 
 @pytest.fixture(autouse=True, scope="session")
@@ -59,11 +64,9 @@ def site(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Site]:
 
 
 def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
-    """Of tests that are for a GPU alone, the modules are not even imported where `-m` leaves them
-    out in so many words, as the README's command does: each process would spend seconds on that.
-    `.ci/run` imports them in its second call.
-    """
-    return True if collection_path == GPU and "not gpu" in config.option.markexpr else None
+    """Do not import folders whose tests all belong to a tier that ``-m`` excludes."""
+    excluded = [tier for tier in TIERS if f"not {tier}" in config.option.markexpr]
+    return True if any(collection_path in TIERS[tier] for tier in excluded) else None
 
 
 @pytest.hookimpl(wrapper=True)

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 from torch.fx import GraphModule
 
-pytestmark = [pytest.mark.plugins, pytest.mark.extended]
+pytestmark = pytest.mark.extended
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -29,7 +29,7 @@ def _interpreted(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.syspath_prepend(ROOT / "benchmarks")
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_bench_gpu_runs_to_its_end(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     import bench_gpu
 

@@ -20,7 +20,6 @@ GRIDS = sorted(
 )
 
 
-@pytest.mark.plugins
 @pytest.mark.parametrize("path", GRIDS, ids=lambda path: path.stem)
 def test_a_grid_builds_at_every_scale(path: Path) -> None:
     table = tomllib.loads(path.read_text(encoding="utf-8"))
@@ -60,7 +59,6 @@ def methods(grid: Grid) -> dict[str, Any]:
 
 # The paper's tables of hyper-parameters: lower rate, noise and outer rate of hg-ms; lower and outer
 # rate of hg-baseline; lower rate, α and outer rate of scalebio; branches; budget in hours.
-@pytest.mark.plugins
 @pytest.mark.parametrize(
     ("name", "branched", "baseline", "scalebio", "count", "hours"),
     [
@@ -121,7 +119,6 @@ def test_language_models_have_the_paper_s_settings(
     assert task.adapter.targets == ("q_proj", "k_proj", "v_proj", "o_proj")
 
 
-@pytest.mark.plugins
 def test_the_ledger_and_the_branch_study_are_those_of_the_main_table() -> None:
     main = llm("math-qwen-2-7b", methods=["hg-ms", "hg-baseline", "scalebio"])
     for hours, scale in ((3, None), (9, "9h"), (15, "15h"), (21, "21h")):
@@ -138,7 +135,6 @@ def test_the_ledger_and_the_branch_study_are_those_of_the_main_table() -> None:
         assert branches.pairs[key].config_hash == main.pairs[key].config_hash
 
 
-@pytest.mark.plugins
 def test_gpt2_studies_know_their_best_mixture() -> None:
     for name, best in (
         ("gpt2-denoising", {"clean": 1.0, "corrupted": 0.0}),

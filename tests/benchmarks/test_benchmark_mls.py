@@ -12,8 +12,6 @@ import pytest
 from helpers import load_script
 from made_runs import write_run
 
-pytestmark = pytest.mark.plugins
-
 SCRIPT = Path(__file__).resolve().parents[2] / "benchmarks" / "mls" / "table.py"
 
 

@@ -11,8 +11,6 @@ from typing import Any
 
 import pytest
 
-pytestmark = pytest.mark.plugins
-
 ROOT = Path(__file__).resolve().parents[2]
 
 

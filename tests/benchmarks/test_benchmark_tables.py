@@ -15,8 +15,6 @@ from pyarrow import parquet
 
 from hgms.results.statistics import Interval
 
-pytestmark = pytest.mark.plugins
-
 ROOT = Path(__file__).resolve().parents[2]
 
 

@@ -14,8 +14,6 @@ import pytest
 ROOT = Path(__file__).parents[2]
 WEIGHTS = ROOT / "benchmarks" / "llm" / "weights"
 
-pytestmark = pytest.mark.plugins
-
 
 @pytest.mark.parametrize("name", ["denoising", "german", "mathematics", "ranking", "rate"])
 def test_a_grid_builds_and_each_method_has_the_tables_that_are_meant_for_it(name: str) -> None:

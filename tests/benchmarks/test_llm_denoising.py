@@ -16,7 +16,7 @@ from hgms.runs import RunConfig, RunSettings, run
 from hgms_core import Budget
 
 pytestmark = [
-    pytest.mark.slow,
+    pytest.mark.nightly,
     pytest.mark.skipif("HGMS_DATA" not in os.environ, reason="needs the Alpaca rows in HGMS_DATA"),
 ]
 GRID = Path(__file__).parents[2] / "benchmarks" / "llm" / "denoising-cpu.toml"

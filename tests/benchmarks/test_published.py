@@ -13,8 +13,6 @@ from test_benchmark_tables import tables
 from hgms.results.statistics import Interval
 from hgms_core.registry import Registry
 
-pytestmark = pytest.mark.plugins
-
 published = tables.published
 
 

@@ -12,8 +12,6 @@ import pytest
 from helpers import load_script
 from scipy import stats
 
-pytestmark = pytest.mark.plugins
-
 ROOT = Path(__file__).resolve().parents[2]
 
 

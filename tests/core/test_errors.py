@@ -514,7 +514,10 @@ def with_an_inference_tensor() -> None:
         ),
         ("inference-mode", ("loss",), with_an_inference_tensor),
         pytest.param(
-            "compiled-loss", ("hypergradient", "strategy"), compiled_twice, marks=pytest.mark.slow
+            "compiled-loss",
+            ("hypergradient", "strategy"),
+            compiled_twice,
+            marks=pytest.mark.nightly,
         ),
     ],
 )

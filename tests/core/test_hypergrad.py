@@ -542,7 +542,7 @@ def apart(theta: Tensor, x: Tensor) -> Tensor:
     return 0.5 * (x - theta).square().sum()
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 @every_strategy
 def test_a_compiled_loss_has_its_second_derivative(strategy: Any) -> None:
     """The gradient of compiled code has no graph: H was taken for 0, and h was 100."""

@@ -145,7 +145,7 @@ def test_batch_normalisation_is_refused_where_it_learns_its_statistics(strategy:
     )
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_a_compiled_module_has_the_second_derivatives_of_the_eager_one() -> None:
     compiled: Any = torch.compile(network(), backend="aot_eager")
     assert_same(at(compiled, strategy="vjp").value, at(network(), strategy="vjp").value)

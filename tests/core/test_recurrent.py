@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from typing import Any
 
 import pytest
@@ -49,7 +50,10 @@ def test_plain_cells_compute_the_same_numbers(kind: Any, bias: bool) -> None:
 
 
 @pytest.mark.parametrize("kind", [nn.LSTM, nn.GRU])
-@pytest.mark.simulated
+@pytest.mark.nightly
+@pytest.mark.skipif(
+    os.environ.get("HGMS_GPU_TESTS_DEVICE") != "simulated", reason="requires a process of its own"
+)
 def test_a_layer_on_an_accelerator_has_a_forward_mode(kind: Any) -> None:
     """The fused cells there have none."""
 

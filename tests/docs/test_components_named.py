@@ -13,8 +13,6 @@ from hgms_core import registry
 from hgms_core.host import FIRST_PARTY
 from hgms_core.registry import Registry
 
-pytestmark = pytest.mark.plugins
-
 DOCS = Path(__file__).resolve().parents[2] / "docs"
 
 

@@ -12,15 +12,13 @@ import pytest
 import torch
 from helpers import load_script
 
-pytestmark = pytest.mark.plugins
-
 DOCS = Path(__file__).resolve().parents[2] / "docs"
 
 
 figures = load_script("hgms_docs_figures", DOCS / "figures.py")
 
 
-@pytest.mark.docs
+@pytest.mark.extended
 @pytest.mark.parametrize("name", figures.FIGURES)
 def test_the_numbers_on_file_are_those_of_a_new_run(name: str) -> None:
     threads = torch.get_num_threads()

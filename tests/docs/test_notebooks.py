@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-pytestmark = [pytest.mark.plugins, pytest.mark.docs]
+pytestmark = pytest.mark.extended
 
 FOLDER = Path(__file__).resolve().parents[2] / "docs" / "notebooks"
 NOTEBOOKS = sorted(path for path in FOLDER.glob("*.md") if path.name != "index.md")
@@ -51,9 +51,7 @@ def outputs(notebook: Any) -> list[Any]:
 
 
 LONG = {"cleaning", "cnn-hyperparameters"}
-"""Each takes as long as the others together; `tox -e docs` runs them all, CI those that are not
-among them.
-"""
+"""Each takes as long as the others together, so they belong to the nightly tier."""
 
 
 @pytest.mark.filterwarnings(
@@ -62,7 +60,7 @@ among them.
 @pytest.mark.parametrize(
     "path",
     [
-        pytest.param(path, id=path.stem, marks=[pytest.mark.slow] if path.stem in LONG else [])
+        pytest.param(path, id=path.stem, marks=[pytest.mark.nightly] if path.stem in LONG else [])
         for path in NOTEBOOKS
     ],
 )

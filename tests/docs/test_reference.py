@@ -25,7 +25,7 @@ sys.path.append(str(Path(__file__).resolve().parents[2] / "docs"))
 import described
 import generate
 
-pytestmark = [pytest.mark.plugins, pytest.mark.docs]
+pytestmark = pytest.mark.extended
 
 DOCS = Path(__file__).resolve().parents[2] / "docs"
 MODULES = (hgms_core, *generate.PROGRAMS)

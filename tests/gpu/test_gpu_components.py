@@ -17,7 +17,7 @@ from hgms.testing.kit import difference, snapshot, tensors
 from hgms_core import Composition, registry
 from hgms_core.registry import Registry
 
-pytestmark = [pytest.mark.gpu, pytest.mark.plugins]
+pytestmark = pytest.mark.nightly
 
 CLASSES = [
     each for each in Registry.load().components() if not isinstance(each.target, Composition)

@@ -33,7 +33,7 @@ from hgms.selectors import BestOfN, First
 from hgms.solvers import CG
 from hgms_mix.lm import BaseModel, Lora, Source, SourceMixture
 
-pytestmark = pytest.mark.gpu
+pytestmark = pytest.mark.nightly
 
 # Two layers whose heads the flash kernels take (64 wide), two query heads to a key head.
 QWEN2 = {

@@ -19,7 +19,7 @@ from hgms_mix.lm import BaseModel, LanguageModel, Lora
 from hgms_mix.lm.losses import Rows, UpperLoss
 from hgms_mix.lm.memory import peak_bytes, step_memory
 
-pytestmark = pytest.mark.gpu
+pytestmark = pytest.mark.nightly
 
 CANDIDATES = 4
 # Of a GPU, and of a CPU on which these tests are only tried: vocabulary, rows, length, width.

@@ -16,7 +16,7 @@ from hgms.selectors import BestOfN
 from hgms.solvers import CG
 from hgms_core import Budget, Data, Pipeline, Problem, Tree
 
-pytestmark = pytest.mark.gpu
+pytestmark = pytest.mark.nightly
 
 
 def least_squares(device: torch.device) -> Problem:

@@ -16,7 +16,7 @@ from hgms_core import Composition, Key, Problem, registry
 from hgms_core.errors import ConfigError, DataError, MissingExtra
 from hgms_core.registry import Registry
 
-pytestmark = [pytest.mark.gpu, pytest.mark.plugins]
+pytestmark = pytest.mark.nightly
 
 F64 = torch.float64
 METHODS = sorted(each.name for each in Registry.load().components("method"))

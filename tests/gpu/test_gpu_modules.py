@@ -15,7 +15,7 @@ from torch.nn import functional
 
 from hgms_core import ROLES, Data, Key, Problem, Tree, curvature, fresh_parameters
 
-pytestmark = [pytest.mark.gpu, pytest.mark.plugins]
+pytestmark = pytest.mark.nightly
 
 
 def loss(model: Any, batch: Tree) -> Tensor:

@@ -24,7 +24,7 @@ from hgms.testing import inputs_on, problems
 from hgms.testing.kit import difference, snapshot
 from hgms_core import Budget, Key, Pipeline, Problem
 
-pytestmark = [pytest.mark.gpu, pytest.mark.plugins]
+pytestmark = pytest.mark.nightly
 
 KEY = Key(2)
 F64 = torch.float64

@@ -24,7 +24,7 @@ from hgms.selectors import BestOfN
 from hgms.solvers import CG, MINRES
 from hgms_core import Key, Pipeline, Problem
 
-pytestmark = [pytest.mark.gpu, pytest.mark.plugins]
+pytestmark = pytest.mark.nightly
 
 
 @pytest.fixture

@@ -25,7 +25,7 @@ from hgms.runs import RunConfig, RunSettings, run, run_config
 from hgms_core import Budget, Problem, State
 from hgms_core.errors import OutOfMemory
 
-pytestmark = [pytest.mark.gpu, pytest.mark.plugins]
+pytestmark = pytest.mark.nightly
 
 CONFIG = """
 seed = 3

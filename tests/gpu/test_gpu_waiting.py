@@ -21,7 +21,7 @@ from hgms.selectors import BestOfN, First, Worst
 from hgms.solvers import CG, MINRES, FixedPoint, Identity, Neumann, NystromCG
 from hgms_core import Branch, Data, Key, LastStep, Pipeline, Problem, Tree, norm
 
-pytestmark = [pytest.mark.gpu, pytest.mark.plugins]
+pytestmark = pytest.mark.nightly
 
 F64 = torch.float64
 KEY = Key(5)

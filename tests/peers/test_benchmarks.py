@@ -11,8 +11,7 @@ import pytest
 import torch
 
 pytestmark = [
-    pytest.mark.peers,
-    pytest.mark.plugins,
+    pytest.mark.nightly,
     pytest.mark.filterwarnings("ignore:We've integrated functorch:FutureWarning"),
     pytest.mark.filterwarnings("ignore:JAXopt is no longer:DeprecationWarning"),
 ]

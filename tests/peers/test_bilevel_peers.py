@@ -25,8 +25,7 @@ CPU = torch.device("cpu")
 DOUBLE = torch.float64
 
 pytestmark = [
-    pytest.mark.peers,
-    pytest.mark.plugins,
+    pytest.mark.nightly,
     pytest.mark.skipif(
         not CLONE, reason="BENCHMARK_BILEVEL names no clone of benchopt/benchmark_bilevel"
     ),

@@ -27,8 +27,7 @@ with warnings.catch_warnings():
     from jaxopt import implicit_diff, linear_solve
 
 pytestmark = [
-    pytest.mark.peers,
-    pytest.mark.plugins,
+    pytest.mark.nightly,
     # torchopt uses the old names
     pytest.mark.filterwarnings("ignore:We've integrated functorch:FutureWarning"),
 ]

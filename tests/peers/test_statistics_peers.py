@@ -13,7 +13,7 @@ from statsmodels.stats.multitest import multipletests
 from hgms.results import Ranks
 from hgms.results.statistics import compared
 
-pytestmark = pytest.mark.peers
+pytestmark = pytest.mark.nightly
 
 
 def test_a_pair_s_interval_excludes_zero_where_multipletests_rejects() -> None:

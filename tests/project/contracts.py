@@ -1,4 +1,4 @@
-"""Who may import whom: `python tests/project/contracts.py` (tox -e imports). import-linter checks
+"""Who may import whom: `python tests/project/contracts.py` (tox -e lint). import-linter checks
 the text of the modules.
 
 The packages are read from the folders, so that a new one is under the contracts at once. Imports

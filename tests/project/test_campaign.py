@@ -10,8 +10,6 @@ from pathlib import Path
 
 import pytest
 
-pytestmark = pytest.mark.plugins
-
 BENCHMARKS = Path(__file__).resolve().parents[2] / "benchmarks"
 
 
@@ -58,14 +56,14 @@ config.read_toml = lambda text, source: outside.write_text("x") and real(text, s
             LEAK,
             "left is new",
             id="outside",
-            marks=pytest.mark.slow,
+            marks=pytest.mark.nightly,
         ),
         pytest.param(
             ("kills", "--count", "40", "--kind", "run"),
             NO_REWIND,
             " differs",
             id="lost",
-            marks=pytest.mark.slow,
+            marks=pytest.mark.nightly,
         ),
     ],
 )
@@ -78,7 +76,7 @@ def test_a_planted_mistake_is_a_violation(
     assert "--seed 0 --only " in lines
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 @pytest.mark.parametrize(
     "arguments",
     [("kills", "--count", "150"), ("damage", "--count", "200"), ("inputs", "--count", "600")],

@@ -91,7 +91,7 @@ DEAR = ("cnn_with_batchnorm", "compiled_model", "tied_transformer")
 
 @pytest.mark.parametrize(
     "name",
-    [pytest.param(name, marks=pytest.mark.docs) if name in DEAR else name for name in METHODS],
+    [pytest.param(name, marks=pytest.mark.extended) if name in DEAR else name for name in METHODS],
 )
 def test_the_script_ends_with_a_table_of_its_methods(name: str, script: Any) -> None:
     comparison = script(name)["comparison"]
@@ -156,7 +156,7 @@ def test_mlp_with_dropout_has_the_hypergradient_of_its_run(script: Any) -> None:
     assert abs(float(noise.mean())) < 0.05
 
 
-@pytest.mark.docs
+@pytest.mark.extended
 def test_cnn_with_batchnorm_trains_and_is_evaluated_as_by_hand(script: Any) -> None:
     made = script("cnn_with_batchnorm")
     model = made["model"]
@@ -179,7 +179,7 @@ def test_cnn_with_batchnorm_trains_and_is_evaluated_as_by_hand(script: Any) -> N
     assert accuracy > 0.2  # of ten classes
 
 
-@pytest.mark.docs
+@pytest.mark.extended
 def test_tied_transformer_has_the_slope_of_a_run_by_hand(script: Any) -> None:
     made = script("tied_transformer")
     model = made["model"]
@@ -228,7 +228,7 @@ def test_frozen_backbone_has_the_hypergradient_in_closed_form(script: Any) -> No
     assert float(h.value["theta"]) == pytest.approx(float(want), rel=1e-9)
 
 
-@pytest.mark.docs
+@pytest.mark.extended
 def test_compiled_model_is_trained_as_by_hand_and_gets_its_weights_back(script: Any) -> None:
     made = script("compiled_model")
     model = made["model"]

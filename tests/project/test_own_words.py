@@ -20,8 +20,6 @@ from hgms.config.invalid import type_hints
 from hgms_core import Composition
 from hgms_core.registry import Registry
 
-pytestmark = pytest.mark.plugins
-
 ROOT = Path(__file__).parents[2]
 CORE = ROOT / "hgms_core"
 PLUGINS = ROOT / "plugins"

@@ -83,12 +83,15 @@ def test_every_package_has_a_readme(package: str) -> None:
     assert len(text.split()) > 40
 
 
-def test_every_test_for_a_gpu_says_so() -> None:
-    """The files of that folder are not imported where the marker is left out."""
-    for path in (ROOT / "tests" / "gpu").glob("test_*.py"):
-        assert re.search(
-            r"^pytestmark = \[?pytest\.mark\.gpu\b", path.read_text(encoding="utf-8"), re.MULTILINE
-        ), path.name
+@pytest.mark.parametrize(
+    ("folder", "tier"),
+    [("gpu", "nightly"), ("peers", "nightly"), ("ranks", "extended"), ("thirdparty", "extended")],
+)
+def test_a_folder_of_one_tier_contains_no_other_test(folder: str, tier: str) -> None:
+    """Where ``-m`` excludes the tier, the files are not imported (tests/conftest.py)."""
+    mark = re.compile(rf"^pytestmark = (\[\s*)?pytest\.mark\.{tier}\b", re.MULTILINE)
+    for path in (ROOT / "tests" / folder).glob("test_*.py"):
+        assert mark.search(path.read_text(encoding="utf-8")), path.name
 
 
 def test_the_version_is_one() -> None:
@@ -126,7 +129,7 @@ def test_every_dependency_is_pinned() -> None:
 
 
 def test_the_lowest_versions_are_those_of_the_requirements() -> None:
-    """The environment `tox -e lowest` installs exactly the lower bounds that are declared."""
+    """The environment `tox -e oldest` installs exactly the lower bounds that are declared."""
     project = PROJECT["project"]
     wanted = [*project["dependencies"], *project["optional-dependencies"]["sklearn"]]
     floors = {re.split("[>=]+", text)[0]: re.split("[>=]+", text)[1].strip() for text in wanted}

@@ -36,8 +36,7 @@ from hgms_mix.stages.finetune import Finetune, ensure_parts
 from hgms_mix.stages.rank_batches import Dealt
 
 pytestmark = [
-    pytest.mark.plugins,
-    pytest.mark.ranks,
+    pytest.mark.extended,
     # peft's own calls of names that transformers has renamed
     pytest.mark.filterwarnings(
         "ignore:.*checkpointing.* is deprecated and will be removed in v6:FutureWarning"
@@ -211,7 +210,7 @@ def others() -> list[psutil.Process]:
     ]
 
 
-@pytest.mark.slow  # CI sees a rank of a run die, and fine-tunings that go on
+@pytest.mark.nightly  # CI sees a rank of a run die, and fine-tunings that go on
 def test_a_rank_that_dies_in_finetuning_is_named_and_the_same_command_goes_on(
     made: Path, tmp_path: Path
 ) -> None:

@@ -25,7 +25,7 @@ from hgms.runs import Execution, RunConfig, RunResult, RunSettings, run, run_con
 from hgms_core import Budget, ConfigError
 from hgms_core.registry import Registry
 
-pytestmark = [pytest.mark.plugins, pytest.mark.ranks]
+pytestmark = pytest.mark.extended
 
 HERE = Path(__file__).parent
 PLUGIN = HERE / "own_plugin.py"
@@ -45,11 +45,11 @@ SMALL = {"steps": 3, "batch_size": 32}
 METHODS = [
     HG_MS,
     pytest.param(
-        {"name": "hg-ms-tilted", "generator": {"count": 3, **SMALL}}, marks=pytest.mark.slow
+        {"name": "hg-ms-tilted", "generator": {"count": 3, **SMALL}}, marks=pytest.mark.nightly
     ),
     {"name": "hg-baseline", "generator": SMALL},
     pytest.param(
-        {"name": "hg-ms-ula", "generator": {"count": 4, "steps": 3}}, marks=pytest.mark.slow
+        {"name": "hg-ms-ula", "generator": {"count": 4, "steps": 3}}, marks=pytest.mark.nightly
     ),
     {
         **HG_MS,
@@ -105,7 +105,7 @@ def assert_same(ours: RunResult, alone: RunResult) -> None:
     torch.testing.assert_close(ours.x, alone.x, rtol=1e-6, atol=1e-12)
 
 
-@pytest.mark.parametrize("ranks", [2, pytest.param(3, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("ranks", [2, pytest.param(3, marks=pytest.mark.nightly)])
 def test_derivatives_of_a_loss_by_parts_are_those_of_the_whole(ranks: int) -> None:
     """Gradients, Hessian products by both modes, mixed products, and stacked gradients, to
     rounding.
@@ -114,7 +114,7 @@ def test_derivatives_of_a_loss_by_parts_are_those_of_the_whole(ranks: int) -> No
 
 
 @pytest.mark.parametrize("method", METHODS, ids=lambda method: method["name"])
-@pytest.mark.parametrize("ranks", [2, pytest.param(4, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("ranks", [2, pytest.param(4, marks=pytest.mark.nightly)])
 def test_ranks_change_no_number(tmp_path: Path, ranks: int, method: dict[str, Any]) -> None:
     alone = run_config(config(tmp_path / "alone", method=method))
     assert (
@@ -196,7 +196,7 @@ def test_a_rank_that_dies_is_named_and_the_run_resumes(tmp_path: Path) -> None:
     ]
 
 
-@pytest.mark.slow  # CI sees torchrun start the ranks of a whole mix
+@pytest.mark.nightly  # CI sees torchrun start the ranks of a whole mix
 def test_torchrun_starts_the_ranks_as_well(tmp_path: Path) -> None:
     started = run_config(config(tmp_path / "started", 2))
     toml = tmp_path / "run.toml"

@@ -21,7 +21,7 @@ from hgms.distributed.mesh import shape_of
 from hgms.runs import RunConfig, RunResult, run_config
 from hgms_core import ConfigError
 
-pytestmark = [pytest.mark.plugins, pytest.mark.ranks]
+pytestmark = pytest.mark.extended
 
 HERE = Path(__file__).parent
 LLAMA = {
@@ -129,17 +129,17 @@ def test_a_base_in_parts_gives_the_losses_and_gradients_of_a_whole_one(tmp_path:
 @pytest.mark.parametrize(
     ("count", "hypergradient"),
     [
-        pytest.param(4, {"derivative": "difference"}, id="difference", marks=pytest.mark.slow),
+        pytest.param(4, {"derivative": "difference"}, id="difference", marks=pytest.mark.nightly),
         pytest.param(2, {"derivative": "per-source"}, id="per-source"),
         pytest.param(
-            1, {"derivative": "difference", "batch": "own"}, id="own", marks=pytest.mark.slow
+            1, {"derivative": "difference", "batch": "own"}, id="own", marks=pytest.mark.nightly
         ),
         pytest.param(3, {**VJP, "strategy": "difference"}, id="implicit"),
         pytest.param(
             2,
             {**VJP, "strategy": "difference", "operator": "ggn", "batch_size": 6},
             id="gauss-newton",
-            marks=pytest.mark.slow,
+            marks=pytest.mark.nightly,
         ),
     ],
 )

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import sys
 from pathlib import Path
 
 import pytest
@@ -13,12 +12,8 @@ from stranger import PROJECTS, Stranger, install
 
 @pytest.fixture(scope="session")
 def stranger(tmp_path_factory: pytest.TempPathFactory) -> Stranger:
-    """The environment, made once however many workers pytest has; in `tox -e thirdparty` the one
-    it runs in.
-    """
+    """The environment, made once however many workers pytest has."""
     home = tmp_path_factory.mktemp("home")
-    if "STRANGERS_WHEELS" in os.environ:
-        return Stranger(Path(sys.prefix), Path(os.environ["STRANGERS_WHEELS"]), home)
     folder = tmp_path_factory.getbasetemp()
     if "PYTEST_XDIST_WORKER" in os.environ:
         folder = folder.parent

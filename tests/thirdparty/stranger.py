@@ -3,9 +3,7 @@ environment with our wheel beside it.
 
 The tests make such an environment in seconds: nothing is downloaded, a ``.pth`` file shows it what
 this interpreter has installed, behind its own packages. The ``.pth`` files of those folders are not
-read, so an editable install of this working tree stays out of sight. `tox -e thirdparty` makes it
-from the package index instead: there this file is a program, ``python stranger.py WHEELS``, which
-installs the examples with all that they ask for into the environment it runs in.
+read, so an editable install of this working tree stays out of sight.
 """
 
 from __future__ import annotations
@@ -151,26 +149,3 @@ def plugin_of(project: Path) -> tuple[str, str]:
     """The name and the module of its one entry point."""
     ((name, module),) = metadata(project)["entry-points"]["hgms"].items()
     return name, module
-
-
-def main(wheels: Path) -> None:
-    """The examples' wheels, with their extras, installed into this environment; what they need
-    comes from the package index.
-    """
-    build(wheels, PROJECTS)
-    rows = {
-        project: Stranger(Path(sys.prefix), wheels, wheels).wheel(project) for project in PROJECTS
-    }
-    extras = {
-        project: ",".join(metadata(project).get("optional-dependencies", ()))
-        for project in PROJECTS
-    }
-    named = [
-        f"{wheel}[{extras[project]}]" if extras[project] else str(wheel)
-        for project, wheel in rows.items()
-    ]
-    subprocess.run([sys.executable, "-m", "pip", "install", *named], check=True)
-
-
-if __name__ == "__main__":
-    main(Path(sys.argv[1]))

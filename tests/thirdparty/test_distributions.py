@@ -1,8 +1,5 @@
 """The example distributions, as a stranger uses them: built into wheels, installed, listed,
 checked, run, compared, tested.
-
-`tox -e thirdparty` runs these very tests in an environment whose packages come from the package
-index.
 """
 
 from __future__ import annotations
@@ -18,7 +15,7 @@ from typing import Any
 import pytest
 from stranger import PROJECTS, ROOT, Stranger, metadata, plugin_of
 
-pytestmark = [pytest.mark.plugins, pytest.mark.thirdparty, pytest.mark.xdist_group("examples")]
+pytestmark = [pytest.mark.extended, pytest.mark.xdist_group("examples")]
 
 GRIDS = [project / "grid.toml" for project in PROJECTS if (project / "grid.toml").exists()]
 

@@ -23,7 +23,7 @@ from click.testing import CliRunner
 from hgms.cli import main
 from hgms_core.registry import KINDS
 
-pytestmark = [pytest.mark.plugins, pytest.mark.thirdparty, pytest.mark.xdist_group("new-plugin")]
+pytestmark = [pytest.mark.extended, pytest.mark.xdist_group("new-plugin")]
 
 ROOT = Path(__file__).resolve().parents[2]
 

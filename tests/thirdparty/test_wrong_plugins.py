@@ -28,7 +28,7 @@ from hgms_core.discovery import import_plugin
 from hgms_core.registry import KINDS, Registry
 from hgms_core.sandbox import watched
 
-pytestmark = [pytest.mark.plugins, pytest.mark.extended]
+pytestmark = pytest.mark.extended
 
 HERE = Path(__file__).parent
 SOUND = {

@@ -592,7 +592,6 @@ def test_nothing_to_resume_is_said_with_what_there_is(fake: Site, tmp_path: Path
     assert call(*arguments, "--resume").stderr == ""
 
 
-@pytest.mark.plugins
 @pytest.mark.parametrize(
     "how", [pytest.param("ascii", marks=pytest.mark.extended), "closed", "full pipe"]
 )

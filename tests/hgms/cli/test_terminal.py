@@ -22,7 +22,6 @@ from hgms.runs.docstrings import folded
 from hgms_core import choice
 from hgms_core.registry import KINDS, Registry
 
-pytestmark = pytest.mark.plugins
 REGISTRY = Registry.load()
 NAMES = {kind: [component.name for component in REGISTRY.components(kind)] for kind in KINDS}
 

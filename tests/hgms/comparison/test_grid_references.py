@@ -4,13 +4,10 @@ from __future__ import annotations
 
 from typing import Any
 
-import pytest
 from helpers import rejects
 
 from hgms.comparison import load
 from hgms.methods.inner import innermost
-
-pytestmark = pytest.mark.plugins
 
 REFERENCES = [
     "oracle-clean",

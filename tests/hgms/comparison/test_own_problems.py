@@ -159,7 +159,6 @@ def test_with_too_few_rows_to_hold_some_out_nothing_is_ranked(tmp_path: Path) ->
     assert build([out]).sections[0].unjudged == results.unjudged
 
 
-@pytest.mark.plugins
 def test_a_task_declares_the_rows_of_its_metrics() -> None:
     """`upper_loss` of the quadratic task is of its validation rows, `value` of θ alone."""
     methods = {"a": "hg-implicit", "b": "uniform"}

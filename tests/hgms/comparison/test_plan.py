@@ -188,8 +188,7 @@ def test_ranks_that_cannot_be_measured_here_are_one_message(
     assert "Traceback" not in done.stderr
 
 
-@pytest.mark.plugins
-@pytest.mark.ranks
+@pytest.mark.extended
 def test_a_step_on_two_ranks_is_measured(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("hgms.comparison.rank_times.cores", lambda: 2)
     sizes = {"dataset": "digits", "train_size": 256, "validation_size": 64, "test_size": 64}

@@ -53,7 +53,6 @@ def test_what_is_no_table_of_settings_is_told(wrong: Any) -> None:
             scaled({**GRID, "scale": {"x": {kind: wrong}}}, "x", "grid.toml")
 
 
-@pytest.mark.plugins
 def test_flags_have_the_last_word(tmp_path: Path) -> None:
     """The file says 60 s, its scale 9 s, the flag 3 steps."""
     file = tmp_path / "grid.toml"
@@ -77,7 +76,6 @@ def test_flags_have_the_last_word(tmp_path: Path) -> None:
     assert (summary["budget"], summary["outer_steps"]) == ("3 outer steps", 3)
 
 
-@pytest.mark.plugins
 @pytest.mark.parametrize(
     ("lines", "place"),
     [

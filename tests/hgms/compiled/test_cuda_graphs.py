@@ -34,7 +34,6 @@ def test_a_recording_reads_new_inputs_and_changes_none() -> None:
     assert first.tolist() == [10.5, 12.5], "results are copies"
 
 
-@pytest.mark.plugins
 def test_no_component_has_an_option_for_recordings() -> None:
     targets = [component.target for component in Registry.load().components()]
     assert targets

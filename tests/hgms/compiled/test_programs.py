@@ -705,7 +705,7 @@ def pipeline(steps: int = 5, products: int = 8) -> Pipeline:
     "compiler",
     [
         pytest.param("interpreted", marks=pytest.mark.extended),
-        pytest.param("compiled", marks=pytest.mark.slow),
+        pytest.param("compiled", marks=pytest.mark.nightly),
     ],
 )
 def test_a_compiled_run_is_the_run_and_resumes_to_the_same_numbers(

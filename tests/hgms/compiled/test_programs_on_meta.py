@@ -33,7 +33,7 @@ from hgms.compiled.trace import trace
 from hgms.tasks.cleaning import HyperCleaning
 from hgms_core import Key, Problem
 
-pytestmark = [pytest.mark.plugins, pytest.mark.extended]
+pytestmark = pytest.mark.extended
 
 MULTIPLICATIONS = {
     # two layers forward; backward one for each matrix and one for what is between them

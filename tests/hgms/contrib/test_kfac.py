@@ -33,8 +33,6 @@ from hgms_core import (
 )
 from hgms_core.registry import Registry
 
-pytestmark = pytest.mark.plugins
-
 ROWS = 9
 CLASSES = 3
 OMEGA = 1e-2

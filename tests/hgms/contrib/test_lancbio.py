@@ -20,8 +20,6 @@ from hgms.runs.checkpoint import load_state, save_state
 from hgms.solvers import CG, MINRES
 from hgms_core import Branch, Estimate, Outcome, Pipeline, Problem, Solution, State, Tree
 
-pytestmark = pytest.mark.plugins
-
 SIZE = 40
 RIDGE = 0.1
 M = 6

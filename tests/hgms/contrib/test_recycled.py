@@ -19,8 +19,6 @@ from hgms.runs.checkpoint import load_state, save_state
 from hgms.solvers import CG, NystromCG
 from hgms_core import Branch, Estimate, Outcome, Problem, State, Tree
 
-pytestmark = pytest.mark.plugins
-
 SIZE = 120
 RIDGE = 1e-3
 SPECTRUM = torch.logspace(-4, 0, SIZE, dtype=F64)

@@ -22,7 +22,6 @@ from hgms.testing import problems
 from hgms.testing.methods import check_resume
 from hgms_core import Branch, Key, LinearSystem, MatVec, Outcome, Pipeline, Solution
 
-pytestmark = pytest.mark.plugins
 SPECTRUM = torch.linspace(0.5, 1.5, 6, dtype=F64)
 B = normal(6, seed=2)
 

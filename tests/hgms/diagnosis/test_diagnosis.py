@@ -46,7 +46,6 @@ from hgms_core import (
     upper_gradients,
 )
 
-pytestmark = pytest.mark.plugins
 CPU = torch.device("cpu")
 DOUBLE = torch.float64
 

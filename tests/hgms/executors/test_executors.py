@@ -313,7 +313,7 @@ def test_two_coordinators_share_a_grid_and_print_the_same_table(
     assert all(row["processor_seconds"] is not None for row in resources), "each was begun once"
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_runs_of_a_coordinator_that_dies_are_taken_up_by_the_other(
     tmp_path: Path, alone: tuple[dict[str, bytes], Any]
 ) -> None:

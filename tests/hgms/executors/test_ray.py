@@ -1,5 +1,5 @@
 """The executor `ray`: the same files as from one process, lost workers, bad addresses, another
-installation. `tox -e ray`.
+installation. `pytest -m nightly` on this file.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from hgms.executors.ray import executor as module
 from hgms.executors.ray.executor import Ray
 from hgms_core import ConfigError, MissingExtra
 
-pytestmark = pytest.mark.ray
+pytestmark = pytest.mark.nightly
 
 
 @pytest.fixture(autouse=True, scope="module")

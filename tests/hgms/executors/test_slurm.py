@@ -1,5 +1,5 @@
 """The executor `slurm`, in processes of this machine: submitit's own stand-in for batch jobs.
-`tox -e slurm`.
+`pytest -m nightly` on this file.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from hgms.executors.slurm import executor as module
 from hgms.executors.slurm.executor import Slurm
 from hgms_core import ConfigError, MissingExtra
 
-pytestmark = pytest.mark.slurm
+pytestmark = pytest.mark.nightly
 
 
 @pytest.fixture(autouse=True)

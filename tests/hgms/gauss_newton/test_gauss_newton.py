@@ -19,8 +19,6 @@ from hgms.solvers import CG
 from hgms_core import Branch, Data, Outcome, Problem, Ravel, Tree, roles
 from hgms_core.registry import Registry
 
-pytestmark = pytest.mark.plugins
-
 ROWS = 7
 CLASSES = 3
 

@@ -24,8 +24,6 @@ from hgms.runs import run
 from hgms.selectors import First
 from hgms_core import Candidates, Cost, Key, Pipeline, Problem, State, Tree
 
-pytestmark = pytest.mark.plugins
-
 PROBLEM = network_problem()
 THETA = PROBLEM.theta0
 DATA = PROBLEM.lower_data

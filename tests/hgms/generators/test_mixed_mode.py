@@ -19,8 +19,6 @@ from hgms.runs import RunConfig
 from hgms.selectors import BestOfN, First
 from hgms_core import Pipeline, Problem, Tree
 
-pytestmark = pytest.mark.plugins
-
 PROBLEM = network_problem(rows=12)
 THETA = PROBLEM.theta0
 PATHS: dict[str, Any] = {

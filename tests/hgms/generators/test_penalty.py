@@ -35,7 +35,6 @@ from hgms.tasks.quadratic import Quadratic
 from hgms.tasks.sphere import Sphere
 from hgms_core import Data, Key, Pipeline, Problem, Tree
 
-pytestmark = pytest.mark.plugins
 CPU = torch.device("cpu")
 
 

@@ -26,8 +26,6 @@ from hgms.solvers import CG
 from hgms.tasks.sphere import Sphere
 from hgms_core import Budget, MissingExtra, Problem, State, Tree
 
-pytestmark = pytest.mark.plugins
-
 PROBLEM = network_problem()
 SAMPLERS = ["random", "tpe"]
 every_sampler = pytest.mark.parametrize("sampler", SAMPLERS)

@@ -23,8 +23,6 @@ from hgms.solvers import CG
 from hgms_core import Pipeline, Problem, Tree
 from hgms_core.trees import Ravel
 
-pytestmark = pytest.mark.plugins
-
 PROBLEM = network_problem()
 
 

@@ -24,8 +24,6 @@ from hgms.solvers import CG
 from hgms.testing import Check, parametrize_with_checks
 from hgms_core import Candidates, Data, Key, Pipeline, Problem, Tree
 
-pytestmark = pytest.mark.plugins
-
 PROBLEM = network_problem()
 THETA = PROBLEM.theta0
 DATA = PROBLEM.lower_data
@@ -72,7 +70,7 @@ def rmsprop(params: list[Tensor]) -> torch.optim.Optimizer:
     return torch.optim.RMSprop(params, lr=0.05)
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 @parametrize_with_checks(
     [Branches(optimizer=rmsprop)], {"toml": "a function cannot be written into a file"}
 )

@@ -24,8 +24,6 @@ from hgms.selectors import BestOfN, First, Worst
 from hgms.solvers import CG
 from hgms_core import Key, Problem, Tree
 
-pytestmark = pytest.mark.plugins
-
 PROBLEM = network_problem()
 OPTIMIZERS: dict[str, tuple[dict[str, Any], Any]] = {
     "sgd": ({"lr": 0.3}, lambda p: torch.optim.SGD(p, lr=0.3)),

@@ -20,8 +20,6 @@ from hgms.selectors import BestOfN
 from hgms.tasks.sphere import Sphere
 from hgms_core import Candidates, Data, Key, Problem, State, Tree, repeat
 
-pytestmark = pytest.mark.plugins
-
 PROBLEM = network_problem()
 THETA = PROBLEM.theta0
 
@@ -358,7 +356,7 @@ def chains(
     return ula.propose(problem, theta, {"x": {"x": start}}, Key(seed).fold("chains")).x
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 @pytest.mark.parametrize("k", [1, 2, 3])
 def test_the_distance_to_the_manifold_scales_with_the_root_of_the_temperature(
     k: int, capsys: Any
@@ -378,7 +376,7 @@ def test_the_distance_to_the_manifold_scales_with_the_root_of_the_temperature(
     assert found == pytest.approx(0.5, abs=0.03)
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 @pytest.mark.parametrize("k", [1, 2, 3])
 def test_best_of_n_falls_with_n_at_least_as_the_bound_says(k: int, capsys: Any) -> None:
     # The bound is E‖x̃ − x*‖² ≤ C₀ √(λ log(1 + N)) + C₁ N^(−1/k). λ is so small that its first term

@@ -20,8 +20,6 @@ from hgms.selectors import BestOfN, First, Worst
 from hgms.solvers import CG
 from hgms_core import Candidates, Key, Pipeline, Problem, Selection, Tree
 
-pytestmark = pytest.mark.plugins
-
 SMALL = network_problem(rows=12)
 PROBLEM = evolve(
     SMALL,

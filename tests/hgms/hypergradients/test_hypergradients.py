@@ -37,8 +37,6 @@ from hgms_core import (
     norm,
 )
 
-pytestmark = pytest.mark.plugins
-
 PROBLEM = network_problem(rows=12)
 SOURCES = network_sources()
 THETA = PROBLEM.theta0

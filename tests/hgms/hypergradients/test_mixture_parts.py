@@ -20,8 +20,6 @@ from hgms.rows import mixture_slope
 from hgms.runs import run
 from hgms_core import Branch, Data, Estimate, Key, Pipeline, Problem, Tree
 
-pytestmark = pytest.mark.plugins
-
 THETA = {"logits": torch.tensor([0.3, -0.2, 0.1], dtype=F64)}
 
 

@@ -14,8 +14,6 @@ from hgms.hypergradients import Sama
 from hgms.runs import RunConfig
 from hgms_core import Branch, Pipeline, Problem, Tree
 
-pytestmark = pytest.mark.plugins
-
 PROBLEM = network_problem(rows=12)
 THETA = PROBLEM.theta0
 BETAS = (0.8, 0.95)

@@ -19,8 +19,6 @@ from hgms.outer import Adam, Sgd
 from hgms.runs import load_state, save_state
 from hgms_core import ConfigError
 
-pytestmark = pytest.mark.plugins
-
 AIM = torch.tensor([1.0, -2.0], dtype=F64)
 
 

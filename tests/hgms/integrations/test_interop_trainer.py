@@ -17,8 +17,6 @@ from hgms.outer import Adam, Sgd
 from hgms.solvers import MINRES
 from hgms_core import CheckpointError, ConfigError, hypergradient
 
-pytestmark = pytest.mark.plugins
-
 
 class TestTrainer:
     """A small GPT-2 whose training loss weights its examples by θ."""

@@ -23,8 +23,6 @@ from hgms.selectors import BestOfN
 from hgms.solvers import CG
 from hgms_core import Branch, CallableSolver, Candidates, Data, Key, Problem, Rows, Tree
 
-pytestmark = pytest.mark.plugins
-
 CLOSE = {"rtol": 1e-10, "atol": 1e-12}
 SIZE = 24
 
@@ -308,7 +306,7 @@ def test_a_fixed_alpha_stays() -> None:
     "compiler",
     [
         pytest.param("traced", marks=pytest.mark.extended),
-        pytest.param("compiled", marks=pytest.mark.slow),
+        pytest.param("compiled", marks=pytest.mark.nightly),
     ],
 )
 def test_compiled_steps_are_the_same(compiler: str, monkeypatch: pytest.MonkeyPatch) -> None:

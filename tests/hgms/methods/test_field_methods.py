@@ -22,8 +22,6 @@ from hgms.tasks.quadratic import Quadratic
 from hgms_core import Key, Pipeline, Problem, Tree
 from hgms_core.trees import Ravel
 
-pytestmark = pytest.mark.plugins
-
 PROBLEM = network_problem()
 
 

@@ -19,7 +19,6 @@ from hgms.rows import joined
 from hgms.runs import RunConfig
 from hgms_core import Data, Method, Pipeline, Problem
 
-pytestmark = pytest.mark.plugins
 WRAPPERS = (Tilted, LearnedStart, StartingAt)
 CPU = torch.device("cpu")
 EXACT = {"steps": 200, "optimizer": "sgd", "lr": 0.2, "batch_size": "none", "schedule": "constant"}

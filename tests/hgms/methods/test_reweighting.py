@@ -24,8 +24,6 @@ from hgms.tasks.cleaning import HyperCleaning
 from hgms.tasks.quadratic import Quadratic
 from hgms_core import Data, Key, Problem, Rows, Tree
 
-pytestmark = pytest.mark.plugins
-
 CLOSE = {"rtol": 1e-10, "atol": 1e-12}
 SIZE = 30
 BATCH = 8

@@ -24,8 +24,6 @@ from hgms.solvers import CG
 from hgms.tasks.sphere import Sphere
 from hgms_core import Data, Key, Pipeline, Problem, Tree
 
-pytestmark = pytest.mark.plugins
-
 
 def test_a_tilted_batch_carries_validation_rows_and_the_loss_is_the_sum() -> None:
     problem = network_problem()

@@ -21,8 +21,6 @@ from hgms.runs import RunConfig, pack, run, unpack
 from hgms.testing import Check, parametrize_with_checks
 from hgms_core import Budget, Tree
 
-pytestmark = pytest.mark.plugins
-
 EVERY: dict[str, dict[str, Any]] = {
     "Adadelta": {"lr": 1.0},
     "Adafactor": {"lr": 0.1},

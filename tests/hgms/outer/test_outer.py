@@ -28,8 +28,6 @@ from hgms.outer import (
 )
 from hgms_core import OuterOptimizer, State, Tree, norm
 
-pytestmark = pytest.mark.plugins
-
 THETA = {"a": normal(3, 2), "b": normal(4, seed=1), "c": normal(seed=2)}
 STEPS = 12
 

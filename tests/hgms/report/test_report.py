@@ -1078,7 +1078,6 @@ def test_a_missing_extra_is_named(
     assert f"pip install 'hgms[{extra}]'" in done.stderr
 
 
-@pytest.mark.plugins
 def test_real_runs(tmp_path: Path) -> None:
     from hgms.runs import RunConfig, run_config
 

@@ -1,5 +1,4 @@
-"""The report's page in a real headless Chromium: `tox -e browser`, or `pytest -m browser
-tests/hgms/report/test_report_page.py`.
+"""The report's page in a real headless Chromium: `pytest -m nightly` on this file.
 
 HGMS_CHROMIUM names the executable where it is not on the PATH as chromium, chromium-browser or
 google-chrome.
@@ -20,7 +19,7 @@ from made_runs import write_comparison, write_mixtures
 
 import hgms.report as report
 
-pytestmark = pytest.mark.browser
+pytestmark = pytest.mark.nightly
 
 sync_api = pytest.importorskip(
     "playwright.sync_api", reason="playwright is not installed: pip install playwright"

@@ -192,7 +192,7 @@ def test_ctrl_c_ends_it_and_says_so(served: Served) -> None:
     assert lines[1:] == ["ended"]
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 @pytest.mark.skipif(os.name == "nt", reason="Ctrl-C is another matter there")
 def test_the_command_prints_where_it_serves_and_ends_with_ctrl_c(served: Served) -> None:
     command = [sys.executable, "-m", "hgms.cli", "report", str(served.folder), "--watch"]

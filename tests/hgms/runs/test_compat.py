@@ -24,8 +24,6 @@ from hgms_core import ConfigError, Problem, Ravel, Tree
 from hgms_core.hypergrad import curvature, upper_gradients
 from hgms_core.registry import Registry
 
-pytestmark = pytest.mark.plugins
-
 CPU = torch.device("cpu")
 TASKS = {item.name: item.target for item in Registry.load().components("task")}
 

@@ -30,8 +30,6 @@ from hgms.solvers import CG
 from hgms_core import Budget, Pipeline, Problem
 from hgms_core.errors import ConfigError
 
-pytestmark = pytest.mark.plugins
-
 CONFIG = """
 task = "quadratic"
 method = { name = "hg-implicit", generator = { lr = 0.05, steps = 3 } }

@@ -30,8 +30,6 @@ from hgms.tasks import HyperCleaning, ImbalancedLoss, LogisticCv, RidgeCv
 from hgms_core import Problem
 from hgms_core.errors import CheckpointError
 
-pytestmark = pytest.mark.plugins
-
 
 @pytest.fixture
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:

@@ -18,8 +18,6 @@ from hgms.runs.provenance import digests
 from hgms.solvers import CG, MINRES
 from hgms_core.errors import ConfigError
 
-pytestmark = pytest.mark.plugins
-
 SOLVER = """
 import attrs
 from hgms_core import CallableSolver, hookimpl

@@ -11,8 +11,6 @@ from pathlib import Path
 import pytest
 from processes import Server, rows_written, strike
 
-pytestmark = pytest.mark.plugins
-
 CONFIG = """
 seed = 3
 

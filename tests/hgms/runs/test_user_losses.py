@@ -14,8 +14,6 @@ from torch.nn.functional import cross_entropy
 from hgms.runs import run
 from hgms_core import Problem
 
-pytestmark = pytest.mark.plugins
-
 Rows = dict[str, Tensor]
 
 

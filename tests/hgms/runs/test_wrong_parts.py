@@ -19,8 +19,6 @@ from hgms.runs import run
 from hgms.selectors import First
 from hgms_core import Candidates, ConfigError, Pipeline, Problem
 
-pytestmark = pytest.mark.plugins
-
 
 def quadratic() -> Problem:
     start = torch.zeros(3, dtype=torch.float64)

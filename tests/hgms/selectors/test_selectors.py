@@ -15,8 +15,6 @@ from torch import Tensor
 from hgms.selectors import BestOfN, First, Worst
 from hgms_core import Candidates, Cost, Problem, Selection, Tree, stack
 
-pytestmark = pytest.mark.plugins
-
 SCORED = {"best-of-n": (BestOfN(), 1.0), "worst": (Worst(), -1.0)}
 both = pytest.mark.parametrize("name", SCORED)
 IDENTITY = Problem(

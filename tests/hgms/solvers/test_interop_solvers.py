@@ -21,8 +21,6 @@ from hgms.solvers.scipy_solver import Method
 from hgms.testing import Check, parametrize_with_checks
 from hgms_core import MissingExtra, Outcome, hypergradient
 
-pytestmark = pytest.mark.plugins
-
 METHODS = get_args(Method)
 EVERY = [
     *(ScipySolver(method=method, max_steps=200) for method in METHODS),

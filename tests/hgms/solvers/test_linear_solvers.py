@@ -17,8 +17,6 @@ from hgms.contrib import LancBiO, RecycledCG, Roulette
 from hgms.solvers import CG, MINRES, FixedPoint, Identity, Neumann, NystromCG, ScipySolver
 from hgms_core import CallableSolver, Inexact, LinearSolver, LinearSystem, Outcome
 
-pytestmark = pytest.mark.plugins
-
 EPS = torch.finfo(torch.float64).eps
 KRYLOV = (CG(max_steps=500), NystromCG(rank=4, max_steps=500), MINRES(max_steps=500))
 SOLVERS = (*KRYLOV, FixedPoint(lr=0.4, max_steps=150), Neumann(lr=0.4, steps=60), Identity())

@@ -115,7 +115,7 @@ def test_our_methods_take_the_steps_of_the_published_rule(toy: ModuleType) -> No
     assert float((tracked - plain).abs().max()) <= 1  # ω is near the minimiser, not at it
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 @pytest.mark.parametrize("name", ["v-pbgd", "g-pbgd"])
 def test_the_published_mean_of_a_thousand_starts_is_met(toy: ModuleType, name: str) -> None:
     problem = evolve(ToyPenalty().problem(0, CPU, DOUBLE), f=toy.published_upper)

@@ -27,8 +27,6 @@ from hgms_core import Composition, Key, registry
 from hgms_core.budget import Budget
 from hgms_core.registry import Registry
 
-pytestmark = pytest.mark.plugins
-
 REGISTRY = Registry.load()
 """Loaded once: that takes some 30 ms, which hundreds of tests would spend on finding what is
 installed.

@@ -6,6 +6,7 @@ in a separate process (test_simulated_process.py).
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -25,7 +26,13 @@ from hgms.testing import check_component, counted, inputs_on, no_waiting, simula
 from hgms.testing.kit import demand_saved
 from hgms_core import Budget, Pipeline
 
-pytestmark = pytest.mark.simulated
+pytestmark = [
+    pytest.mark.nightly,
+    pytest.mark.skipif(
+        os.environ.get("HGMS_GPU_TESTS_DEVICE") != "simulated",
+        reason="requires a process of its own",
+    ),
+]
 
 
 def pipeline() -> Pipeline:

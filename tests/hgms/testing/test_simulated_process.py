@@ -12,9 +12,9 @@ import pytest
 ROOT = Path(__file__).resolve().parents[3]
 
 
-def passes(marker: str, *arguments: str) -> None:
-    """Require that the tests with a marker pass on the simulated device, in another process."""
-    command = [sys.executable, "-m", "pytest", "-q", "-n", "0", "-m", marker, "--tb=short"]
+def passes(*arguments: str) -> None:
+    """Require that nightly tests pass on the simulated device, in another process."""
+    command = [sys.executable, "-m", "pytest", "-q", "-n", "0", "-m", "nightly", "--tb=short"]
     environment = os.environ | {"HGMS_GPU_TESTS_DEVICE": "simulated"}
     for name in [name for name in environment if name.startswith("PYTEST_")]:
         del environment[name]
@@ -29,20 +29,17 @@ def passes(marker: str, *arguments: str) -> None:
     assert done.returncode == 0, done.stdout[-6000:]
 
 
-@pytest.mark.plugins
 def test_the_simulated_device_is_as_strict_as_a_gpu() -> None:
-    passes("simulated", "tests/hgms/testing/test_simulated.py", "tests/core/test_recurrent.py")
+    passes("tests/hgms/testing/test_simulated.py", "tests/core/test_recurrent.py")
 
 
-@pytest.mark.plugins
 def test_a_part_of_the_gpu_tests_passes() -> None:
-    passes("gpu", "tests/gpu/test_gpu_waiting.py", "tests/gpu/test_gpu_modules.py")
+    passes("tests/gpu/test_gpu_waiting.py", "tests/gpu/test_gpu_modules.py")
 
 
 @pytest.mark.extended
-@pytest.mark.plugins
 @pytest.mark.parametrize(
     "part", ["components", "llm_hypergradients", "matmul", "methods", "page", "programs", "runs"]
 )
 def test_all_gpu_tests_pass(part: str) -> None:
-    passes("gpu", f"tests/gpu/test_gpu_{part}.py")
+    passes(f"tests/gpu/test_gpu_{part}.py")

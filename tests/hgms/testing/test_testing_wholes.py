@@ -913,7 +913,6 @@ def hgms_register_methods():
 '''
 
 
-@pytest.mark.plugins
 @pytest.mark.parametrize("name", ["MINE", "mine-by-signs"])
 def test_a_composition_of_a_file_has_that_files_parts(tmp_path: Path, name: str) -> None:
     """Whatever else is wrong in the file."""

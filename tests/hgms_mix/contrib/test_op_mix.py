@@ -27,8 +27,6 @@ from hgms_mix.contrib.op_mix import OpMix
 from hgms_mix.contrib.op_mix.law import Law, fit, propose
 from hgms_mix.lm import interpolated
 
-pytestmark = pytest.mark.plugins
-
 PROBLEM = network_sources()
 NAMES = ("near", "turned", "noise")
 

@@ -334,7 +334,7 @@ def test_solutions_of_the_test_sets_are_right_and_those_of_other_questions_wrong
 
 
 @data
-@pytest.mark.slow
+@pytest.mark.nightly
 @pytest.mark.parametrize("name", ["gsm8k", "math"])
 def test_all_solutions_of_the_test_sets(name: str, verifier: Verifier) -> None:
     check(name, list(range({"gsm8k": 1319, "math": 5000}[name])), verifier, 0.03)

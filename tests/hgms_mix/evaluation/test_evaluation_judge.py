@@ -687,7 +687,7 @@ def judge_prompt() -> Any:
 # --------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_a_real_server_with_a_small_model(
     folder: Path, tmp_path: Path, serve: Callable[..., Endpoint]
 ) -> None:

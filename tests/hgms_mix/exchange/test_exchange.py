@@ -28,8 +28,6 @@ from hgms_mix.exchange.with_trl import TRL
 pytest.importorskip("transformers", reason="transformers is not installed: pip install 'hgms[llm]'")
 yaml = pytest.importorskip("yaml", reason="pyyaml is not installed: pip install 'hgms[llm]'")
 
-pytestmark = pytest.mark.plugins
-
 CHAT = (
     "{% for turn in messages %}<{{ turn['role'] }}>{{ turn['content'] }}{% if turn['role'] == "
     "'assistant' %}<|eos|>{% endif %}"

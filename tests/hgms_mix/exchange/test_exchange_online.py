@@ -23,8 +23,6 @@ from hgms_mix.exchange.rules import Alignment, Losses
 transformers = pytest.importorskip(
     "transformers", reason="transformers is not installed: pip install 'hgms[llm]'"
 )
-pytestmark = pytest.mark.plugins
-
 SIZES = {"copy": 10, "noise": 14}
 LENGTH = 6
 WORDS = 11

@@ -155,7 +155,7 @@ def tokenizer() -> Any:
     return MODEL.load_tokenizer()
 
 
-@pytest.mark.weights
+@pytest.mark.nightly
 def test_the_folder_is_in_the_cache_with_its_licence() -> None:
     folder = model_folder("smollm2-135m", ("task", "model", "path"))
     assert folder.parent == cache_folder("models")
@@ -167,7 +167,7 @@ def test_the_folder_is_in_the_cache_with_its_licence() -> None:
     assert [path.name for path in folder.parent.iterdir() if path.name.startswith(".")] == []
 
 
-@pytest.mark.weights
+@pytest.mark.nightly
 def test_the_tokenizer_is_the_published_one(tokenizer: Any) -> None:
     """``tokenizer.json`` on the Hub: Digits(individual_digits), ByteLevel(add_prefix_space=False).
     Two line breaks are one token, before a digit too, and digits are single."""
@@ -192,7 +192,7 @@ def test_the_tokenizer_is_the_published_one(tokenizer: Any) -> None:
         assert all(token in DIGITS for token in tokens if any(digit in token for digit in DIGITS))
 
 
-@pytest.mark.weights
+@pytest.mark.nightly
 def test_marks_and_chat_template_are_the_published_ones(tokenizer: Any) -> None:
     assert (tokenizer.bos_token, tokenizer.bos_token_id) == ("<|im_start|>", 1)
     assert (tokenizer.eos_token, tokenizer.eos_token_id) == ("<|im_end|>", 2)
@@ -212,7 +212,7 @@ def test_marks_and_chat_template_are_the_published_ones(tokenizer: Any) -> None:
     )
 
 
-@pytest.mark.weights
+@pytest.mark.nightly
 def test_it_speaks_english(tokenizer: Any) -> None:
     """Perplexities of three texts; those of a wrongly read file (rotary halves not put back,
     say) are in the thousands.

@@ -23,8 +23,6 @@ from torch import Tensor
 from hgms_core import ConfigError, Data, NumericalError, Problem, State, Tree
 from hgms_mix.methods.fastmix import FastMix
 
-pytestmark = pytest.mark.plugins
-
 PROBLEM = network_sources()
 
 

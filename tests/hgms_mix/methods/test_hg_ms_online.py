@@ -24,8 +24,6 @@ from hgms_core import Candidates, ConfigError, Key, Pipeline, Problem, Selection
 from hgms_mix.methods.online import AlignedMeans, MixtureBranches
 from hgms_mix.methods.online.training import mixture_rows
 
-pytestmark = pytest.mark.plugins
-
 THETA = {"logits": torch.tensor([0.6, -0.4, 0.1], dtype=F64)}
 ADAMW: dict[str, Any] = {"lr": 0.02, "weight_decay": 0.1, "batch_size": 7}
 PROBLEM = network_sources()

@@ -23,8 +23,6 @@ from hgms_mix.methods.less import Less
 from hgms_mix.methods.less.features import Preconditioner
 from hgms_mix.methods.less.projection import Projector
 
-pytestmark = pytest.mark.plugins
-
 PROBLEM = network_sources()
 WIDE = network_sources(hidden=300)  # 2100 lower variables, projected to 1024
 

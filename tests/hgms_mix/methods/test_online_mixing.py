@@ -31,8 +31,6 @@ from hgms_mix.contrib.aioli import mixing_law
 from hgms_mix.methods.online import DoGE, DoReMi, gradients
 from hgms_mix.methods.online.training import mixture_rows
 
-pytestmark = pytest.mark.plugins
-
 PROBLEM = network_sources()
 assert PROBLEM.sources is not None
 SOURCES = PROBLEM.sources

@@ -16,8 +16,6 @@ from hgms_core import ConfigError, Key
 from hgms_mix.methods.random_rows import RandomRows
 from hgms_mix.methods.random_rows.random_rows import drawn, shares
 
-pytestmark = pytest.mark.plugins
-
 PROBLEM = network_sources()
 
 

@@ -18,8 +18,6 @@ from hgms_mix.lm import epoch_rows
 from hgms_mix.methods.rds import Rds
 from hgms_mix.methods.rds.rds import first_turns
 
-pytestmark = pytest.mark.plugins
-
 
 @define
 class Examples:

@@ -26,8 +26,6 @@ from hgms_core import ConfigError, Data, Key, MissingExtra, NumericalError, Tree
 from hgms_mix.methods.regmix import RegMix
 from hgms_mix.methods.regmix.regression import Mixtures, best, fit
 
-pytestmark = pytest.mark.plugins
-
 PROBLEM = network_sources()
 BEST = {"first": 0.6, "second": 0.3, "third": 0.1}
 CONVEX = convex_sources(BEST)

@@ -18,8 +18,6 @@ from hgms_core import ConfigError, Data, NumericalError, Problem, Tree
 from hgms_mix.lm import adamw_part
 from hgms_mix.methods.rho_loss import RhoLoss
 
-pytestmark = pytest.mark.plugins
-
 PROBLEM = network_sources()
 
 

@@ -26,11 +26,10 @@ from hgms_mix.lm.store import warn
 from hgms_mix.lm.tokenizers import byte_tokenizer
 
 pytestmark = [
-    pytest.mark.plugins,
     # peft's own calls of names that transformers has renamed
     pytest.mark.filterwarnings(
         "ignore:.*checkpointing.* is deprecated and will be removed in v6:FutureWarning"
-    ),
+    )
 ]
 
 MIX = f"""

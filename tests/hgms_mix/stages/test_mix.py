@@ -23,11 +23,10 @@ transformers = pytest.importorskip(
 pytest.importorskip("peft", reason="peft is not installed: pip install 'hgms[llm]'")
 
 pytestmark = [
-    pytest.mark.plugins,
     # peft's own calls of names that transformers has renamed
     pytest.mark.filterwarnings(
         "ignore:.*checkpointing.* is deprecated and will be removed in v6:FutureWarning"
-    ),
+    )
 ]
 
 MIX = f"""
@@ -625,7 +624,7 @@ def test_help_names_stages_and_options(here: Path) -> None:
     assert "--device NAME" in call("evaluate", "--help").stdout
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_the_demo_finds_the_source_that_matches(tmp_path: Path) -> None:
     """Three minutes on two cores: the mixture goes to the matching source and the test loss is
     below uniform's.

@@ -8,8 +8,6 @@ from fakes import Site
 
 from hgms.cli import main
 
-pytestmark = pytest.mark.plugins
-
 ADDED = """
 import click
 

@@ -27,8 +27,6 @@ from hgms_mix.stages.compare.mixes import Contest, carry_out
 from hgms_mix.stages.compare.outcome import Outcome
 from hgms_mix.stages.config import load
 
-pytestmark = pytest.mark.plugins
-
 GRID = """
 budget = "2 steps"
 seeds = [3, 5]

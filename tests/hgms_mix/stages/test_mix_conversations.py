@@ -20,10 +20,9 @@ pytest.importorskip("transformers", reason="transformers is not installed: pip i
 pytest.importorskip("peft", reason="peft is not installed: pip install 'hgms[llm]'")
 
 pytestmark = [
-    pytest.mark.plugins,
     pytest.mark.filterwarnings(
         "ignore:.*checkpointing.* is deprecated and will be removed in v6:FutureWarning"
-    ),
+    )
 ]
 
 QWEN = (

@@ -8,12 +8,9 @@ from types import SimpleNamespace
 from typing import Any
 
 import attrs
-import pytest
 
 from hgms_mix.stages.config import comparable, load
 from hgms_mix.stages.evaluate import against_uniform
-
-pytestmark = pytest.mark.plugins
 
 GRID = """
 budget = "20 steps"

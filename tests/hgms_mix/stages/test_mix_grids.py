@@ -47,8 +47,6 @@ method.hg-ms-8 = { generator = { count = 9 } }
 size = 10
 """
 
-pytestmark = pytest.mark.plugins
-
 
 @pytest.fixture
 def file(tmp_path: Path) -> Path:

@@ -25,8 +25,6 @@ from hgms_mix.stages.certainty import null_result
 pytest.importorskip("transformers", reason="transformers is not installed: pip install 'hgms[llm]'")
 pytest.importorskip("peft", reason="peft is not installed: pip install 'hgms[llm]'")
 
-pytestmark = pytest.mark.plugins
-
 MIX = """
 seed = 0
 budget = "BUDGET"

@@ -320,7 +320,6 @@ def test_the_trainer_is_a_part_chosen_by_its_name() -> None:
 
 
 @needs_trl
-@pytest.mark.plugins
 def test_a_mix_with_it_ends_where_the_mix_without_it_does(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -10,7 +10,7 @@ from click.testing import CliRunner
 
 from hgms.cli import main
 
-pytestmark = pytest.mark.weights
+pytestmark = pytest.mark.nightly
 
 
 def test_the_demo_on_real_weights_leaves_out_the_blank_answers(tmp_path: Path) -> None:

@@ -22,8 +22,6 @@ from hgms.runs import leased, loop
 pytest.importorskip("transformers", reason="transformers is not installed: pip install 'hgms[llm]'")
 pytest.importorskip("peft", reason="peft is not installed: pip install 'hgms[llm]'")
 
-pytestmark = pytest.mark.plugins
-
 GRID = f"""
 seeds = [1, 2]
 budget = "3 steps"

@@ -39,10 +39,9 @@ from hgms_mix.surface.recommend import Gap, gap
 from hgms_mix.surface.words import sentences
 
 pytestmark = [
-    pytest.mark.plugins,
     pytest.mark.filterwarnings(
         "ignore:.*checkpointing.* is deprecated and will be removed in v6:FutureWarning"
-    ),
+    )
 ]
 BEST = np.array([0.6, 0.3, 0.1])
 UNIFORM = np.full(3, 1 / 3)
@@ -209,7 +208,7 @@ def test_intervals_cover_and_a_flat_surface_is_not_told_apart(curvature: float) 
             assert not findings.apart
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_coverage_over_a_hundred_surfaces() -> None:
     covered = apart = 0
     for seed in range(100):
@@ -223,7 +222,7 @@ def test_coverage_over_a_hundred_surfaces() -> None:
     assert apart <= 5
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_coverage_over_a_hundred_surfaces_of_the_prior() -> None:
     """On functions drawn from the prior itself intervals cover as often as they promise: neither
     less, nor always.
@@ -646,7 +645,7 @@ def test_a_run_is_the_same_as_a_job_of_values_alone(here: Path) -> None:
     assert [path.stat().st_mtime_ns for path in piece.path.rglob("*.json")] == before
 
 
-@pytest.mark.slow  # the same executor as the runs of a null test, whose own test is quicker
+@pytest.mark.nightly  # the same executor as the runs of a null test, whose own test is quicker
 @pytest.mark.extended
 def test_processes_make_the_surface_of_one(here: Path) -> None:
     one = call("mix.toml", "--json", "--out", "one")
