@@ -4,7 +4,7 @@ through each executor.
     OMP_NUM_THREADS=1 python benchmarks/bench_executors.py [--runs 1000] [--every 10] [--executors
     local,ray] [--json FILE]
 
-The task and the method are those of tests/grid_plugin.py: 12 outer steps, a checkpoint
+The task and the method are those of tests/support/grid_plugin.py: 12 outer steps, a checkpoint
 after each. The overhead of a run is what the whole took, times two workers, less what the runs
 themselves took (their own wall seconds; of a killed one those after the kill). Starting a worker in
 place of a killed one is overhead. Processor time of this process, which hands the runs out and
@@ -27,7 +27,7 @@ from hgms.executors import executor_of
 from hgms_core.host import Host
 from hgms_core.registry import Registry
 
-PLUGIN = Path(__file__).resolve().parents[1] / "tests" / "grid_plugin.py"
+PLUGIN = Path(__file__).resolve().parents[1] / "tests" / "support" / "grid_plugin.py"
 WORKERS = 2
 
 

@@ -31,7 +31,7 @@ from typing import Any
 import torch
 from attrs import evolve
 from bench_pipeline import SIZES, cleaning, show, straight_down  # which puts tests/ on the path
-from helpers import moved
+from support.helpers import moved
 
 from hgms.compiled import Programs, linearized, matrix_route
 from hgms.generators.branches import Branches

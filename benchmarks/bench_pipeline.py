@@ -37,7 +37,7 @@ from hgms_core import Data, Key, Pipeline, Problem, Tree, repeat
 from hgms_core.stacking import STACK_BELOW, prefers_stack
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))
-from helpers import LiveMemory
+from support.helpers import LiveMemory
 
 COUNT = 4
 STEPS = 20

@@ -39,7 +39,7 @@ import tomllib
 from pathlib import Path
 from typing import Any
 
-PLUGIN = Path(__file__).resolve().parents[1] / "tests" / "grid_plugin.py"
+PLUGIN = Path(__file__).resolve().parents[1] / "tests" / "support" / "grid_plugin.py"
 TASKS = 4
 METHODS = 25
 LIMIT = 60.0

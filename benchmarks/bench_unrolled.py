@@ -29,7 +29,7 @@ from hgms.hypergradients import Unrolled
 from hgms_core import Estimate, Key, Problem
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))
-from helpers import LiveMemory
+from support.helpers import LiveMemory
 
 NETWORKS: dict[str, tuple[tuple[int, int, int], int]] = {
     "784-300-10, 256 rows": ((784, 300, 10), 256),

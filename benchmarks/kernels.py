@@ -29,7 +29,7 @@ from hgms.tasks.cleaning import HyperCleaning
 from hgms_core import Key, Linearization, LinearSystem, Loss, Problem, Tree, values
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))
-from step_graphs import RIDGE, branches, multiplications, operations, step_graphs
+from support.step_graphs import RIDGE, branches, multiplications, operations, step_graphs
 
 FREE = {
     "empty",

@@ -1,6 +1,4 @@
-"""Settings all tests share. Being here also makes ``tests/helpers.py`` importable as
-``helpers``.
-"""
+"""Settings that all tests share. This file also makes ``tests/support`` importable."""
 
 from __future__ import annotations
 
@@ -12,8 +10,8 @@ from pathlib import Path
 
 import pytest
 import torch
-from fakes import Site
-from processes import Server
+from support.fakes import Site
+from support.processes import Server
 
 HERE = Path(__file__).parent
 TIERS = {

@@ -9,8 +9,8 @@ import json
 from pathlib import Path
 
 import pytest
-from helpers import load_script
-from made_runs import write_run
+from support.helpers import load_script
+from support.made_runs import write_run
 
 SCRIPT = Path(__file__).resolve().parents[2] / "benchmarks" / "mls" / "table.py"
 

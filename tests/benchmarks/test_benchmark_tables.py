@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pyarrow
 import pytest
-from helpers import load_script
 from pyarrow import parquet
+from support.helpers import load_script
 
 from hgms.results.statistics import Interval
 

@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from helpers import load_script
 from scipy import stats
+from support.helpers import load_script
 
 ROOT = Path(__file__).resolve().parents[2]
 

@@ -10,7 +10,7 @@ import numpy as np
 import pandas as pd
 import pytest
 import torch
-from helpers import F64, assert_same, rejects
+from support.helpers import F64, assert_same, rejects
 from torch.utils.data import (
     BatchSampler,
     DataLoader,

@@ -14,8 +14,8 @@ from types import ModuleType
 import pluggy
 import pytest
 import torch
-from fakes import Site
-from helpers import rejects
+from support.fakes import Site
+from support.helpers import rejects
 
 from hgms.cli.inspect import plugin_row
 from hgms_core import PLUGIN_API, Budget, RunInfo, hookimpl, hookspecs, sandbox

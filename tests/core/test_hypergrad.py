@@ -12,7 +12,15 @@ import numpy as np
 import pytest
 import scipy.sparse.linalg
 import torch
-from helpers import F64, assert_same, finite_differences, network_problem, normal, rejects, spd
+from support.helpers import (
+    F64,
+    assert_same,
+    finite_differences,
+    network_problem,
+    normal,
+    rejects,
+    spd,
+)
 from torch import Tensor
 
 from hgms.integrations.lower_solution import lower_solution

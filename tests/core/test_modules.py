@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 import torch
-from helpers import F64, KEY, assert_same, counted, network_problem, normal, rejects
+from support.helpers import F64, KEY, assert_same, counted, network_problem, normal, rejects
 from torch import Tensor, nn
 from torch.func import functional_call
 

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 import torch
-from helpers import F64, assert_same, normal, rejects
+from support.helpers import F64, assert_same, normal, rejects
 from torch import Tensor, nn
 from torch.func import functional_call, replace_all_batch_norm_modules_
 from torch.nn import functional

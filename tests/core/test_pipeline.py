@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import torch
 from attrs import evolve
-from helpers import F64, assert_same, counted, network_problem, rejects
+from support.helpers import F64, assert_same, counted, network_problem, rejects
 
 from hgms.generators.branches import Branches
 from hgms.generators.ula import Ula

@@ -8,8 +8,8 @@ import sys
 from pathlib import Path
 
 import pytest
-from fakes import Site
-from helpers import rejects
+from support.fakes import Site
+from support.helpers import rejects
 
 from hgms.cli.inspect import plugin_row
 from hgms_core.errors import ConfigError, MissingExtra, PluginError

@@ -15,7 +15,7 @@ import numpy as np
 import pandas as pd
 import pytest
 import torch
-from helpers import F64, rejects
+from support.helpers import F64, rejects
 from torch import nn
 from torch.func import functional_call
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 import torch
-from helpers import F64
+from support.helpers import F64
 from torch import Tensor, nn
 
 from hgms.testing import simulated_device

@@ -10,8 +10,8 @@ from typing import ClassVar
 
 import attrs
 import pytest
-from fakes import Site
-from helpers import rejects
+from support.fakes import Site
+from support.helpers import rejects
 
 from hgms.cli.inspect import component_row, component_rows, kind_called
 from hgms.config.invalid import kinds_of

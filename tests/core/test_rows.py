@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 import torch
-from helpers import F64, normal, rejects
+from support.helpers import F64, normal, rejects
 
 from hgms.methods.learned_start import with_learned_start
 from hgms.methods.tilted import tilted

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 import pytest
 import torch
 from attrs import evolve
-from helpers import F64, assert_same, normal, rejects
+from support.helpers import F64, assert_same, normal, rejects
 from torch import Tensor, nn
 
 from hgms.generators.branches import Branches, Trajectory

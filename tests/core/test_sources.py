@@ -12,8 +12,8 @@ from typing import Any
 import pytest
 import torch
 from attrs import evolve, field, frozen
-from helpers import F64, assert_same, run_files
-from source_problems import convex_sources
+from support.helpers import F64, assert_same, run_files
+from support.source_problems import convex_sources
 
 from hgms.generators.branches import Branches
 from hgms.hypergradients import Fixed, Unrolled

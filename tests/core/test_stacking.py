@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from helpers import F64, KEY, assert_same, network_problem, normal, rejects
+from support.helpers import F64, KEY, assert_same, network_problem, normal, rejects
 from torch import Tensor
 
 from hgms_core import Tree, gradient, groups, stack, values

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 import torch
-from helpers import assert_same, normal
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from support.helpers import assert_same, normal
 
 from hgms_core import Ravel, Tree, clone, detach, norm, repeat, stack
 from hgms_core.trees import require_grad, take

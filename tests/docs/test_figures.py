@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from helpers import load_script
+from support.helpers import load_script
 
 DOCS = Path(__file__).resolve().parents[2] / "docs"
 

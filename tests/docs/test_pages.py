@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 from click.testing import CliRunner
-from processes import SCRIPTS, Server
+from support.processes import SCRIPTS, Server
 
 from hgms.cli import main
 

@@ -16,7 +16,7 @@ from typing import Any, ClassVar
 import pytest
 import torch
 from attrs import evolve
-from helpers import rejects
+from support.helpers import rejects
 
 from hgms.runs import run
 from hgms_core import Budget, Pipeline, Problem

@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 import torch
 from attrs import evolve
-from helpers import rejects
 from placed import elsewhere
+from support.helpers import rejects
 
 from hgms.contrib import LinearOperatorSolver
 from hgms.generators.branches import Branches

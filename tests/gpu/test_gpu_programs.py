@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 import torch
 from attrs import evolve
-from helpers import assert_same, moved, network_problem
 from placed import never_waiting
+from support.helpers import assert_same, moved, network_problem
 from torch import Tensor
 
 from hgms.compiled import Programs

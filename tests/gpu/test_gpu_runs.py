@@ -17,8 +17,8 @@ import pytest
 import torch
 from attrs import frozen
 from click.testing import CliRunner
-from helpers import rejects
-from processes import rows_written
+from support.helpers import rejects
+from support.processes import rows_written
 
 from hgms.cli import main
 from hgms.runs import RunConfig, RunSettings, run, run_config

@@ -6,7 +6,7 @@ import gc
 from pathlib import Path
 
 import pytest
-from fakes import Site
+from support.fakes import Site
 
 
 @pytest.fixture(scope="session", autouse=True)
@@ -20,5 +20,5 @@ def settled() -> None:
 @pytest.fixture
 def bowl(site: Site) -> Path:
     """The plugin of ``grid_plugin.py``, the only one that is installed; its path."""
-    site.install("hgms-bowl", {"bowl": "grid_plugin"})
-    return Path(__file__).parents[1] / "grid_plugin.py"
+    site.install("hgms-bowl", {"bowl": "support.grid_plugin"})
+    return Path(__file__).parents[1] / "support" / "grid_plugin.py"

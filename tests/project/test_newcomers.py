@@ -17,7 +17,7 @@ from typing import Any
 
 import pytest
 import torch
-from helpers import F64, normal
+from support.helpers import F64, normal
 from torch import Tensor, nn
 
 from hgms.config.fingerprinting import fingerprints

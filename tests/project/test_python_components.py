@@ -20,7 +20,7 @@ import numpy as np
 import pytest
 import torch
 from attrs import field
-from helpers import rejects
+from support.helpers import rejects
 
 import hgms.contrib
 import hgms.generators.branches

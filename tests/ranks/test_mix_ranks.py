@@ -23,9 +23,9 @@ import torch
 pytest.importorskip("transformers")
 pytest.importorskip("peft")
 
-from helpers import rejects
 from launched import free_address, on_ranks
 from safetensors.torch import load_file
+from support.helpers import rejects
 from tuned_model import UNEVEN, llama, table, tune
 
 from hgms.distributed import RankLost

@@ -16,8 +16,8 @@ import psutil
 import pytest
 import torch
 from click.testing import CliRunner
-from helpers import rejects
 from launched import free_address, on_ranks
+from support.helpers import rejects
 
 from hgms.cli import main
 from hgms.distributed import RankLost, start

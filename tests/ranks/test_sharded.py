@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from helpers import rejects
+from support.helpers import rejects
 
 pytest.importorskip("transformers")
 pytest.importorskip("peft")

@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 from attrs import evolve
 from click.testing import CliRunner, Result
-from fakes import Site
+from support.fakes import Site
 
 import hgms_core
 from hgms.cli import main

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 from click.testing import CliRunner, Result
-from fakes import Site
+from support.fakes import Site
 
 from hgms.cli import main
 from hgms.cli.new.command import TESTED_WITH, kebab

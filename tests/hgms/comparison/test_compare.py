@@ -21,9 +21,9 @@ import numpy as np
 import pytest
 import torch
 from click.testing import CliRunner
-from helpers import rejects
-from processes import Server, rows_written, strike
 from scipy import stats
+from support.helpers import rejects
+from support.processes import Server, rows_written, strike
 
 from hgms.cli import main
 from hgms.comparison import cell, coordinator
@@ -597,7 +597,7 @@ pause = 0.02
 """
 
 
-PLUGIN = Path(__file__).parents[2] / "grid_plugin.py"
+PLUGIN = Path(__file__).parents[2] / "support" / "grid_plugin.py"
 
 
 COMPARE = ("compare", "grid.toml", "--plugin", str(PLUGIN))

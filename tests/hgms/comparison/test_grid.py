@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 import torch
-from helpers import rejects
+from support.helpers import rejects
 
 from hgms.comparison.grid import Grid
 from hgms.comparison.grid_file import load

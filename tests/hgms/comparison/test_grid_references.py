@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from helpers import rejects
+from support.helpers import rejects
 
 from hgms.comparison import load
 from hgms.methods.inner import innermost

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 from click.testing import CliRunner
-from helpers import rejects
+from support.helpers import rejects
 
 from hgms.cli import main
 from hgms.comparison.from_python import compare

@@ -15,8 +15,8 @@ from typing import Any
 import attrs
 import pytest
 import torch
-from helpers import rejects
-from own_problems import Follow, bowl
+from support.helpers import rejects
+from support.own_problems import Follow, bowl
 
 from hgms.comparison import compare
 from hgms.config.fingerprinting import fingerprint

@@ -18,7 +18,7 @@ from hgms.comparison.rank_times import Parted
 from hgms.executors import Ending, Job, as_error, called
 from hgms_core import Budget, HgmsError
 
-PLUGIN = Path(__file__).parents[2] / "grid_plugin.py"
+PLUGIN = Path(__file__).parents[2] / "support" / "grid_plugin.py"
 
 GRID = """
 budget = "40 steps"

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 from click.testing import CliRunner
-from helpers import rejects
+from support.helpers import rejects
 
 from hgms.cli import main
 from hgms.comparison.scale import scaled

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from made_runs import seal
+from support.made_runs import seal
 
 from hgms.comparison.coordinator import Coordinator
 from hgms.comparison.grid import Cell, Grid
@@ -22,7 +22,7 @@ from hgms.results import StoredRun, folders, read_run, scan
 from hgms.runs import RunFolder, leased
 from hgms_core.registry import Registry
 
-PLUGIN = Path(__file__).parents[2] / "grid_plugin.py"
+PLUGIN = Path(__file__).parents[2] / "support" / "grid_plugin.py"
 
 
 def grid(out: Path, seeds: Any = 3) -> Grid:

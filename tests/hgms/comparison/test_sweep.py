@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 import torch
-from helpers import rejects
+from support.helpers import rejects
 
 from hgms.comparison import Comparison, compare
 from hgms.comparison.grid_file import load

@@ -9,9 +9,9 @@ from collections.abc import Callable
 
 import pytest
 import torch
-from helpers import F64
+from support.helpers import F64
+from support.waiting import NoWaiting, Waits
 from torch import Tensor
-from waiting import NoWaiting, Waits
 
 from hgms.compiled.cuda_graphs import Recording
 from hgms.solvers.pcg import iteration

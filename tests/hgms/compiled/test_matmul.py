@@ -11,7 +11,7 @@ import attrs
 import numpy as np
 import pytest
 import torch
-from helpers import rejects
+from support.helpers import rejects
 from torch import Tensor
 
 from hgms.compiled import Product, RouteChoice, calibrated, choose, matmul, matrix_route

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 import torch
 from attrs import evolve
-from helpers import rejects
+from support.helpers import rejects
 from torch import Tensor
 from torch.fx import GraphModule
 from torch.fx.experimental.proxy_tensor import get_proxy_mode

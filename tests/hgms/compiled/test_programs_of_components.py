@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import torch
 from attrs import evolve
-from helpers import assert_same, network_problem
+from support.helpers import assert_same, network_problem
 from torch import Tensor
 from torch.fx import GraphModule
 

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 import torch
 from attrs import evolve
-from step_graphs import (
+from support.step_graphs import (
     Tracing,
     branches,
     multiplications,

@@ -15,8 +15,8 @@ import attrs
 import hypothesis.strategies as st
 import pytest
 from attrs import evolve, field, frozen, validators
-from helpers import rejects
 from hypothesis import given, settings
+from support.helpers import rejects
 
 from hgms.config.as_table import plain
 from hgms.config.invalid import spell

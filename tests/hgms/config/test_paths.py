@@ -7,7 +7,7 @@ import os
 from pathlib import Path
 
 import pytest
-from helpers import rejects
+from support.helpers import rejects
 
 from hgms.config import cache_folder, data_fingerprint, expand, file_digest, paths
 from hgms_core.errors import ConfigError

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from helpers import rejects
+from support.helpers import rejects
 
 from hgms.config.tables import has_deep_key, lay, parse_toml, readings, tables_of
 from hgms.runs import RunConfig

@@ -7,7 +7,7 @@ from typing import Any
 import attrs
 import pytest
 from attrs import field
-from helpers import rejects
+from support.helpers import rejects
 
 from hgms.config import (
     all_of,

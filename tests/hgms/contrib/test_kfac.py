@@ -10,7 +10,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from attrs import evolve
-from helpers import F64, KEY, finite_differences, normal, rejects
+from support.helpers import F64, KEY, finite_differences, normal, rejects
 from torch import Tensor
 
 from hgms.contrib import KFAC

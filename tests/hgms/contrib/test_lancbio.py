@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 import torch
-from field_problems import run, tuned_penalty
-from helpers import F64, KEY, assert_same, finite_differences, normal
+from support.field_problems import run, tuned_penalty
+from support.helpers import F64, KEY, assert_same, finite_differences, normal
 from torch import Tensor
 
 from hgms.contrib import LancBiO

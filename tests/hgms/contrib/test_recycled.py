@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 import torch
-from helpers import F64, KEY, assert_same, finite_differences, normal
+from support.helpers import F64, KEY, assert_same, finite_differences, normal
 from torch import Tensor
 
 from hgms.contrib import RecycledCG

@@ -9,7 +9,7 @@ from typing import Any, ClassVar
 import pytest
 import torch
 from attrs import evolve, frozen
-from helpers import F64, normal
+from support.helpers import F64, normal
 
 from hgms.contrib import Roulette
 from hgms.contrib.roulette import summed, weights

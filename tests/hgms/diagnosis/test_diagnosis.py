@@ -14,7 +14,7 @@ import pytest
 import torch
 from attrs import evolve, field, frozen
 from click.testing import CliRunner
-from made_runs import write_run
+from support.made_runs import write_run
 
 import hgms.report as report
 from hgms.cli import main

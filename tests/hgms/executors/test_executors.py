@@ -21,8 +21,8 @@ from typing import Any
 import psutil
 import pytest
 from click.testing import CliRunner
-from helpers import rejects
-from processes import Server, rows_written
+from support.helpers import rejects
+from support.processes import Server, rows_written
 
 from hgms.cli import main
 from hgms.comparison import coordinator
@@ -48,7 +48,7 @@ from hgms.runs import FolderInUse, HeldFolders, RunFolder, lease, leased
 from hgms_core import CheckpointError, ConfigError, ErrorGroup, MissingExtra, PluginError
 from hgms_core.host import Host
 
-PLUGIN = Path(__file__).parents[2] / "grid_plugin.py"
+PLUGIN = Path(__file__).parents[2] / "support" / "grid_plugin.py"
 
 HOLD = """
 import pathlib, sys, time

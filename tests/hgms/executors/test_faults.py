@@ -15,8 +15,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from executor_grids import PLUGIN
-from processes import Server, rows_written
+from support.executor_grids import PLUGIN
+from support.processes import Server, rows_written
 
 CAPABILITIES = "+dac_override,+dac_read_search"
 POOR = (

@@ -19,8 +19,8 @@ import attrs
 import psutil
 import pytest
 from click.testing import CliRunner
-from executor_grids import PLUGIN, WALK, contents, grid, steps
-from helpers import rejects
+from support.executor_grids import PLUGIN, WALK, contents, grid, steps
+from support.helpers import rejects
 
 from hgms.cli import main
 from hgms.comparison.run_grid import run_grid

@@ -14,8 +14,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from executor_grids import PLUGIN, WALK, contents, grid, steps
-from helpers import rejects
+from support.executor_grids import PLUGIN, WALK, contents, grid, steps
+from support.helpers import rejects
 
 from hgms.comparison.run_grid import run_grid
 from hgms.executors.slurm import executor as module

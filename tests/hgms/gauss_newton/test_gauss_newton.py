@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 import torch
-from helpers import F64, KEY, normal, rejects
+from support.helpers import F64, KEY, normal, rejects
 from torch import Tensor
 from torch.fx.experimental.proxy_tensor import make_fx
 

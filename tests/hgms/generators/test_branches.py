@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 import torch
 from attrs import evolve
-from helpers import F64, KEY, assert_same, counted, network_problem, normal, rejects
+from support.helpers import F64, KEY, assert_same, counted, network_problem, normal, rejects
 from torch import Tensor
 
 from hgms.generators.branches import Branches

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 from attrs import evolve
-from helpers import F64, KEY, assert_same, counted, network_problem, normal, rejects
+from support.helpers import F64, KEY, assert_same, counted, network_problem, normal, rejects
 
 from hgms.generators.branches import Branches, Trajectory
 from hgms.generators.branches.mixed_mode import second_products

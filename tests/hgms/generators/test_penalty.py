@@ -12,8 +12,8 @@ from typing import Any
 import pytest
 import torch
 from attrs import evolve, field, frozen
-from helpers import F64, assert_same, counted, network_problem, normal, rejects
 from scipy.optimize import minimize_scalar
+from support.helpers import F64, assert_same, counted, network_problem, normal, rejects
 
 from hgms.generators.branches import Branches
 from hgms.generators.penalty import (

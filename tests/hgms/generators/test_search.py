@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 import torch
 from attrs import evolve
-from field_problems import pipeline, run, tuned_penalty
-from helpers import F64, assert_same, counted, network_problem, rejects
+from support.field_problems import pipeline, run, tuned_penalty
+from support.helpers import F64, assert_same, counted, network_problem, rejects
 
 import hgms.runs
 from hgms.generators.branches import Branches

@@ -8,8 +8,8 @@ from collections.abc import Callable
 import pytest
 import torch
 from attrs import evolve
-from field_problems import pipeline, run, sphere_gap, tuned_penalty
-from helpers import F64, KEY, assert_same, counted, network_problem, normal
+from support.field_problems import pipeline, run, sphere_gap, tuned_penalty
+from support.helpers import F64, KEY, assert_same, counted, network_problem, normal
 from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention
 

@@ -11,7 +11,15 @@ from typing import Any
 import pytest
 import torch
 from attrs import evolve
-from helpers import F64, KEY, assert_same, finite_differences, network_problem, normal, rejects
+from support.helpers import (
+    F64,
+    KEY,
+    assert_same,
+    finite_differences,
+    network_problem,
+    normal,
+    rejects,
+)
 from torch import Tensor
 from torch.optim import SGD, lr_scheduler
 

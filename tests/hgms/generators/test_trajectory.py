@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 import torch
 from attrs import evolve
-from field_problems import pipeline, run, sphere_gap, tuned_penalty
-from helpers import F64, KEY, assert_same, counted, network_problem, normal, rejects
+from support.field_problems import pipeline, run, sphere_gap, tuned_penalty
+from support.helpers import F64, KEY, assert_same, counted, network_problem, normal, rejects
 from torch import Tensor
 
 from hgms.generators.branches import Branches, Trajectory

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import torch
 from attrs import evolve
-from helpers import F64, KEY, LiveMemory, assert_same, network_problem, normal, rejects
+from support.helpers import F64, KEY, LiveMemory, assert_same, network_problem, normal, rejects
 from torch import Tensor
 
 from hgms.generators.ula import Ula

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import torch
 from attrs import evolve
-from helpers import F64, KEY, assert_same, finite_differences, network_problem, rejects
+from support.helpers import F64, KEY, assert_same, finite_differences, network_problem, rejects
 from torch import Tensor
 
 from hgms.generators.branches import Branches

@@ -9,8 +9,17 @@ from typing import Any
 import pytest
 import torch
 from attrs import evolve
-from helpers import F64, KEY, assert_same, finite_differences, network_problem, normal, rejects, spd
-from source_problems import convex_sources, network_sources
+from support.helpers import (
+    F64,
+    KEY,
+    assert_same,
+    finite_differences,
+    network_problem,
+    normal,
+    rejects,
+    spd,
+)
+from support.source_problems import convex_sources, network_sources
 from torch import Tensor
 
 from hgms.generators.branches import Branches

@@ -11,8 +11,8 @@ import pytest
 import scipy.optimize
 import torch
 from attrs import evolve
-from helpers import F64, assert_same, normal, rejects
-from source_problems import assert_goes_on, convex_sources, network_sources, weights
+from support.helpers import F64, assert_same, normal, rejects
+from support.source_problems import assert_goes_on, convex_sources, network_sources, weights
 
 from hgms.hypergradients import Aligned
 from hgms.outer import Adam, DualAveraging

@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import pytest
 import torch
-from helpers import F64, KEY, assert_same, network_problem, normal
+from support.helpers import F64, KEY, assert_same, network_problem, normal
 from torch import Tensor
 
 from hgms.generators.branches import Branches

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 import torch
-from helpers import F64, assert_same, rejects
+from support.helpers import F64, assert_same, rejects
 from torch import Tensor, nn
 
 from hgms.integrations import OuterSteps

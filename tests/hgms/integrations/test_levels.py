@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 import torch
-from helpers import F64, assert_same, finite_differences, normal, rejects, spd
+from support.helpers import F64, assert_same, finite_differences, normal, rejects, spd
 from torch import Tensor
 
 from hgms.integrations import lower_solution

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 import torch
-from helpers import F64, assert_same, finite_differences, network_problem, normal, spd
+from support.helpers import F64, assert_same, finite_differences, network_problem, normal, spd
 from torch import Tensor, nn
 
 from hgms.integrations.lower_solution import lower_solution

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 from click.testing import CliRunner
-from helpers import rejects
+from support.helpers import rejects
 
 from hgms.cli import main
 from hgms.comparison import compare

@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 import torch
-from field_problems import CPU, pipeline, run, sphere_gap, tuned_penalty
-from helpers import F64, assert_same, counted, network_problem
+from support.field_problems import CPU, pipeline, run, sphere_gap, tuned_penalty
+from support.helpers import F64, assert_same, counted, network_problem
 from torch import Tensor
 
 from hgms.generators.branches import Branches

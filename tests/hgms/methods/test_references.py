@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 from attrs import evolve, fields
-from helpers import F64, assert_same, network_problem, normal, rejects
+from support.helpers import F64, assert_same, network_problem, normal, rejects
 
 from hgms.config.as_table import AT_REST
 from hgms.methods import LearnedStart, StartingAt, Tilted, references

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import torch
 from attrs import evolve
-from helpers import F64, assert_same, finite_differences, normal, rejects
+from support.helpers import F64, assert_same, finite_differences, normal, rejects
 from torch import Tensor
 
 from hgms.compiled import Programs

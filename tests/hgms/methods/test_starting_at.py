@@ -6,8 +6,8 @@ from typing import Any
 
 import torch
 from attrs import evolve, frozen
-from helpers import F64, assert_same, network_problem, rejects
-from source_problems import convex_sources
+from support.helpers import F64, assert_same, network_problem, rejects
+from support.source_problems import convex_sources
 
 from hgms.methods import StartingAt
 from hgms_core import Pipeline, State

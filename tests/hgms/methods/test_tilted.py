@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 import torch
 from attrs import evolve
-from helpers import F64, assert_same, network_problem, rejects
-from source_problems import convex_sources
+from support.helpers import F64, assert_same, network_problem, rejects
+from support.source_problems import convex_sources
 
 from hgms.generators.branches import Branches
 from hgms.hypergradients import Implicit, Unrolled

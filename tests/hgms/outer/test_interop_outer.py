@@ -12,7 +12,7 @@ import attrs
 import pytest
 import torch
 from click.testing import CliRunner
-from helpers import F64, assert_same, normal, rejects
+from support.helpers import F64, assert_same, normal, rejects
 from torch import Tensor
 
 from hgms.cli import main

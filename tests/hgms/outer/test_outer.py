@@ -13,9 +13,9 @@ import pytest
 import scipy.optimize
 import torch
 from attrs import evolve
-from helpers import F64, assert_same, normal, rejects
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from support.helpers import F64, assert_same, normal, rejects
 
 from hgms.outer import (
     Adam,

@@ -20,10 +20,10 @@ from typing import Any
 import numpy as np
 import pytest
 from click.testing import CliRunner
-from helpers import rejects
 from hypothesis import given
 from hypothesis import strategies as st
-from made_runs import CONFIG, seal, write_comparison, write_mixtures, write_run
+from support.helpers import rejects
+from support.made_runs import CONFIG, seal, write_comparison, write_mixtures, write_run
 
 import hgms.report as report
 from hgms.cli import main

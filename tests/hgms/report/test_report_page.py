@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from made_runs import write_comparison, write_mixtures
+from support.made_runs import write_comparison, write_mixtures
 
 import hgms.report as report
 

@@ -16,8 +16,8 @@ from pathlib import Path
 
 import pytest
 from click.testing import CliRunner
-from helpers import rejects
-from made_runs import write_run
+from support.helpers import rejects
+from support.made_runs import write_run
 
 import hgms.report as report
 from hgms.cli import main

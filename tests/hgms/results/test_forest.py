@@ -7,7 +7,7 @@ import re
 from typing import Any
 
 import pytest
-from helpers import rejects
+from support.helpers import rejects
 
 import hgms.report as report
 from hgms.results import Forest, Interval, Point, table

@@ -11,8 +11,8 @@ from typing import Any
 
 import numpy as np
 import pytest
-from helpers import rejects
-from made_runs import CONFIG, seal, write_run
+from support.helpers import rejects
+from support.made_runs import CONFIG, seal, write_run
 
 from hgms.config.control_characters import printable
 from hgms.config.tables import difference

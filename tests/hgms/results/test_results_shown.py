@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 import torch
-from helpers import rejects
+from support.helpers import rejects
 
 from hgms.comparison import Comparison, compare
 from hgms.runs import RunResult, run

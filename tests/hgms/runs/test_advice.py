@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 import torch
-from helpers import F64, normal, rejects
+from support.helpers import F64, normal, rejects
 from torch import Tensor
 from torch.nn.functional import softplus
 

@@ -13,7 +13,7 @@ import attrs
 import pytest
 import torch
 from click.testing import CliRunner
-from helpers import F64, normal, rejects, spd
+from support.helpers import F64, normal, rejects, spd
 
 from hgms.cli import main
 from hgms.runs import RunConfig, run_config

@@ -15,8 +15,8 @@ import attrs
 import pytest
 import torch
 from click.testing import CliRunner
-from helpers import rejects
-from made_runs import write_run
+from support.helpers import rejects
+from support.made_runs import write_run
 from torch import Tensor
 from torch.fx import GraphModule
 
@@ -581,7 +581,7 @@ class TestTerminal:
         }
 
 
-PLUGIN = Path(__file__).parents[2] / "grid_plugin.py"
+PLUGIN = Path(__file__).parents[2] / "support" / "grid_plugin.py"
 
 CHOOSES = '''
 """A method without a program, and one whose function chooses by the value of a tensor."""

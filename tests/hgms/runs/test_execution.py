@@ -12,8 +12,8 @@ import attrs
 import pytest
 import torch
 from click.testing import CliRunner
-from helpers import rejects
-from made_runs import write_run
+from support.helpers import rejects
+from support.made_runs import write_run
 
 from hgms.cli import main
 from hgms.comparison import compare, load
@@ -264,7 +264,7 @@ class TestConfiguration:
         assert "matmul" not in shown["auto"]
 
 
-PLUGIN = Path(__file__).parents[2] / "grid_plugin.py"
+PLUGIN = Path(__file__).parents[2] / "support" / "grid_plugin.py"
 
 MEASURES = '''
 """Every process measures something else."""

@@ -15,7 +15,7 @@ import attrs
 import pytest
 import torch
 from click.testing import CliRunner, Result
-from helpers import rejects
+from support.helpers import rejects
 from torch.autograd.function import once_differentiable
 
 from hgms.cli import main

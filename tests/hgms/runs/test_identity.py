@@ -18,7 +18,7 @@ import numpy as np
 import pytest
 import torch
 from click.testing import CliRunner, Result
-from helpers import load_script, rejects
+from support.helpers import load_script, rejects
 
 from hgms.cli import main
 from hgms.config.fingerprinting import fingerprint, source_digests

@@ -9,8 +9,8 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from helpers import rejects
-from processes import Ended, Server
+from support.helpers import rejects
+from support.processes import Ended, Server
 
 from hgms.comparison import compare
 from hgms.runs import RunConfig

@@ -9,7 +9,7 @@ import signal
 from pathlib import Path
 
 import pytest
-from processes import Server, rows_written, strike
+from support.processes import Server, rows_written, strike
 
 CONFIG = """
 seed = 3

@@ -17,7 +17,7 @@ import attrs
 import pytest
 import torch
 from attrs import field, frozen
-from helpers import rejects, run_files
+from support.helpers import rejects, run_files
 
 from hgms.comparison.usage import cuda_for, measured
 from hgms.results import read_run, scan

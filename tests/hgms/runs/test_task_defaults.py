@@ -11,8 +11,8 @@ from typing import Any
 
 import pytest
 from click.testing import CliRunner
-from fakes import Site
-from helpers import rejects
+from support.fakes import Site
+from support.helpers import rejects
 
 from hgms.cli import main
 from hgms.comparison.grid import Grid

@@ -10,8 +10,8 @@ from typing import Any
 import attrs
 import pytest
 import torch
-from helpers import rejects
-from own_problems import Follow, bowl
+from support.helpers import rejects
+from support.own_problems import Follow, bowl
 
 from hgms.report import build
 from hgms.runs import Patience, RunFolder, RunSettings, StopRun, pruned, run

@@ -9,7 +9,7 @@ from typing import Any
 import attrs
 import pytest
 import torch
-from helpers import rejects
+from support.helpers import rejects
 
 from hgms.generators.branches import Branches
 from hgms.hypergradients import OneStep, Unrolled

@@ -7,9 +7,9 @@ from typing import Any
 import pytest
 import torch
 from attrs import evolve
-from helpers import F64, KEY, assert_same, network_problem, rejects
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from support.helpers import F64, KEY, assert_same, network_problem, rejects
 from torch import Tensor
 
 from hgms.selectors import BestOfN, First, Worst

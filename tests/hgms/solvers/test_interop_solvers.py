@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 import scipy.sparse.linalg
 import torch
-from helpers import F64, assert_same, normal, rejects, spd
+from support.helpers import F64, assert_same, normal, rejects, spd
 from torch import Tensor
 
 from hgms.contrib import LinearOperatorSolver

@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 import scipy.sparse.linalg
 import torch
-from helpers import rejects
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from support.helpers import rejects
 from torch import Tensor
 
 from hgms.contrib import LancBiO, RecycledCG, Roulette

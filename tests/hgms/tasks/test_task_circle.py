@@ -9,7 +9,7 @@ import math
 import pytest
 import scipy.integrate
 import torch
-from helpers import rejects
+from support.helpers import rejects
 
 import hgms_core
 from hgms.tasks.circle import CircleDegenerate, CircleKink

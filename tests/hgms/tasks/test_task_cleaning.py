@@ -19,7 +19,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from helpers import rejects
+from support.helpers import rejects
 
 import hgms_core
 from hgms.tasks.cleaning import HyperCleaning

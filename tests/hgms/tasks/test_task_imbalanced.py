@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from helpers import finite_differences, rejects
+from support.helpers import finite_differences, rejects
 from torch import Tensor, nn
 
 import hgms_core

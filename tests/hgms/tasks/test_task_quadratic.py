@@ -7,7 +7,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import torch
-from helpers import rejects
+from support.helpers import rejects
 
 import hgms_core
 from hgms.tasks.quadratic import Quadratic

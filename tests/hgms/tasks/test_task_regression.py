@@ -12,8 +12,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from helpers import finite_differences, rejects
 from sklearn.datasets import dump_svmlight_file, load_breast_cancer, load_diabetes, load_wine
+from support.helpers import finite_differences, rejects
 
 import hgms_core
 from hgms.tasks.regression import LogisticCv, RidgeCv, load_table

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
-from helpers import rejects
+from support.helpers import rejects
 
 import hgms_core
 from hgms.tasks.sphere import Sphere, SphereClosedForm

@@ -11,7 +11,7 @@ from types import ModuleType
 import pytest
 import torch
 from attrs import evolve
-from helpers import load_script
+from support.helpers import load_script
 
 from hgms.tasks.toy import ToyPenalty
 

@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 import torch
-from helpers import F64, moved, network_problem
+from support.helpers import F64, moved, network_problem
 from torch import Tensor, nn
 
 from hgms.generators.branches import Branches

@@ -16,7 +16,7 @@ import numpy as np
 import pytest
 import torch
 from attrs import define, evolve, field, frozen
-from helpers import rejects
+from support.helpers import rejects
 from torch import Tensor
 
 from hgms.testing import (

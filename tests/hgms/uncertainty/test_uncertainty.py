@@ -10,8 +10,8 @@ import math
 import numpy as np
 import pytest
 import torch
-from helpers import F64, rejects
-from source_problems import convex_sources, network_sources
+from support.helpers import F64, rejects
+from support.source_problems import convex_sources, network_sources
 
 from hgms.uncertainty import (
     LEAST,

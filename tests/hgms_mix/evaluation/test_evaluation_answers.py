@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from helpers import rejects
+from support.helpers import rejects
 
 from hgms_core import DataError, MissingExtra
 from hgms_mix.evaluation import Extracted, Verifier, boxed, extract

@@ -13,7 +13,7 @@ from typing import Any
 import attrs
 import pytest
 import torch
-from helpers import rejects
+from support.helpers import rejects
 
 from hgms.config.convert import converter_for
 from hgms_core import CheckpointError, ConfigError, DataError

@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 import torch
-from helpers import load_script, rejects
+from support.helpers import load_script, rejects
 
 import hgms_mix.evaluation
 from hgms.config.as_table import plain

@@ -14,7 +14,7 @@ from typing import Any
 
 import attrs
 import pytest
-from helpers import rejects
+from support.helpers import rejects
 
 from hgms.config.as_table import plain
 from hgms.config.convert import converter_for

@@ -8,9 +8,9 @@ import math
 import random
 
 import pytest
-from helpers import rejects
 from hypothesis import given
 from hypothesis import strategies as st
+from support.helpers import rejects
 
 from hgms_mix.evaluation import Range, bootstrap, half_widths, wilson
 

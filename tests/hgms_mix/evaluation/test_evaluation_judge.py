@@ -23,7 +23,7 @@ from typing import Any
 
 import attrs
 import pytest
-from helpers import rejects
+from support.helpers import rejects
 
 from hgms_core import CheckpointError, ConfigError
 from hgms_mix.evaluation import Evaluate, Judge, bootstrap, rating

@@ -22,7 +22,7 @@ from typing import Any
 import attrs
 import pytest
 import torch
-from helpers import rejects
+from support.helpers import rejects
 
 from hgms_core import ConfigError, MissingExtra
 from hgms_mix.evaluation import Evaluate, vllm_engine

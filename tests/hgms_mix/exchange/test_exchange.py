@@ -16,7 +16,7 @@ import pytest
 import torch
 from attrs import evolve
 from click.testing import CliRunner, Result
-from helpers import rejects
+from support.helpers import rejects
 
 from hgms.cli import main
 from hgms_core import ConfigError, HgmsError

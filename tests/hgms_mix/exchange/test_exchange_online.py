@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 import torch
-from helpers import rejects
+from support.helpers import rejects
 from torch import Tensor, nn
 
 from hgms.outer import Adam, DualAveraging, Sgd

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 import torch
-from helpers import rejects
+from support.helpers import rejects
 from torch.nn import functional
 
 from hgms_core import ConfigError, Key, Tree, stack, twice_differentiable_attention

@@ -6,8 +6,8 @@ import logging
 from pathlib import Path
 
 import pytest
-from fakes import Site
-from helpers import rejects
+from support.fakes import Site
+from support.helpers import rejects
 
 from hgms_core import ConfigError, MissingExtra
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 import random
 
 import pytest
-from helpers import rejects
+from support.helpers import rejects
 
 from hgms_core import ConfigError
 from hgms_mix.lm.formats import Message

@@ -13,8 +13,8 @@ import numpy as np
 import pytest
 import torch
 from attrs import evolve
-from fakes import Site
-from helpers import rejects
+from support.fakes import Site
+from support.helpers import rejects
 
 import hgms_mix.lm.parts
 import hgms_mix.lm.store

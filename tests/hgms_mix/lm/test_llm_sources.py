@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 import torch
-from helpers import rejects
+from support.helpers import rejects
 
 from hgms_core import ConfigError, DataError, HgmsError, MissingExtra
 from hgms_mix.lm import files

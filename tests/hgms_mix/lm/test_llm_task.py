@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import torch
 from attrs import evolve
-from helpers import rejects
+from support.helpers import rejects
 
 from hgms.testing import check_component
 from hgms_core import (

@@ -15,9 +15,9 @@ import numpy as np
 import pytest
 import torch
 from attrs import evolve
-from helpers import rejects
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from support.helpers import rejects
 
 from hgms_core import ConfigError, DataError, Key, MissingExtra
 from hgms_mix.lm.formats import Message

@@ -15,9 +15,9 @@ from typing import Any
 import pytest
 import torch
 from attrs import evolve
-from helpers import rejects
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from support.helpers import rejects
 from torch import Tensor
 
 import hgms_mix.lm.tokens

@@ -11,8 +11,8 @@ from typing import Any
 
 import pytest
 import torch
-from helpers import rejects
 from safetensors import SafetensorError
+from support.helpers import rejects
 
 from hgms_core import DataError, MissingExtra
 

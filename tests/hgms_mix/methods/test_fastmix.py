@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 import torch
 from attrs import evolve
-from helpers import F64, assert_same, counted, network_problem, rejects
-from source_problems import (
+from support.helpers import F64, assert_same, counted, network_problem, rejects
+from support.source_problems import (
     assert_goes_on,
     convex_sources,
     in_another_order,

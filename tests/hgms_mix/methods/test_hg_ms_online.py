@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 import torch
 from attrs import evolve
-from helpers import F64, assert_same, normal, rejects
-from source_problems import (
+from support.helpers import F64, assert_same, normal, rejects
+from support.source_problems import (
     assert_goes_on,
     convex_sources,
     language_sources,

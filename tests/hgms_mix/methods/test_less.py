@@ -12,9 +12,15 @@ import numpy as np
 import pytest
 import torch
 from attrs import evolve
-from helpers import F64, assert_same, counted, network_problem, rejects
 from scipy.stats import spearmanr
-from source_problems import assert_goes_on, language_sources, network_sources, through, token_losses
+from support.helpers import F64, assert_same, counted, network_problem, rejects
+from support.source_problems import (
+    assert_goes_on,
+    language_sources,
+    network_sources,
+    through,
+    token_losses,
+)
 from torch import Tensor
 
 from hgms_core import ConfigError, Key, NumericalError, Problem, Tree

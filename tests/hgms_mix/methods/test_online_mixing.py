@@ -12,8 +12,8 @@ import numpy as np
 import pytest
 import torch
 from attrs import evolve
-from helpers import F64, assert_same, network_problem, rejects
-from source_problems import (
+from support.helpers import F64, assert_same, network_problem, rejects
+from support.source_problems import (
     assert_goes_on,
     convex_sources,
     in_another_order,

@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 import torch
 from attrs import define, evolve
-from helpers import F64, assert_same, counted, network_problem, normal, rejects
-from source_problems import assert_goes_on, language_sources, network_sources, through
+from support.helpers import F64, assert_same, counted, network_problem, normal, rejects
+from support.source_problems import assert_goes_on, language_sources, network_sources, through
 from torch import Tensor
 
 from hgms_core import ConfigError, Data, Key, NumericalError, Problem, Tree

@@ -10,8 +10,14 @@ from typing import Any
 import pytest
 import torch
 from attrs import evolve
-from helpers import F64, assert_same, counted, network_problem, rejects
-from source_problems import assert_goes_on, convex_sources, network_sources, through, watched
+from support.helpers import F64, assert_same, counted, network_problem, rejects
+from support.source_problems import (
+    assert_goes_on,
+    convex_sources,
+    network_sources,
+    through,
+    watched,
+)
 from torch import Tensor
 
 from hgms_core import ConfigError, Data, NumericalError, Problem, Tree

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 import torch
 from click.testing import CliRunner, Result
-from helpers import rejects
+from support.helpers import rejects
 
 from hgms.cli import main
 

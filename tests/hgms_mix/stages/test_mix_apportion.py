@@ -6,9 +6,9 @@ import itertools
 from fractions import Fraction
 
 import pytest
-from helpers import rejects
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from support.helpers import rejects
 
 from hgms_core import ConfigError
 from hgms_mix.stages.apportion import apportion

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 from click.testing import CliRunner, Result
-from fakes import Site
+from support.fakes import Site
 
 from hgms.cli import main
 

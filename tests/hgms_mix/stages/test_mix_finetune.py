@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 import torch
-from helpers import rejects
+from support.helpers import rejects
 
 from hgms.runs import DiskError, Interrupted
 from hgms_core import CheckpointError, ConfigError, NumericalError, OutOfMemory

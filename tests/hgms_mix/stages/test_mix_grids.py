@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 from click.testing import CliRunner
-from helpers import rejects
+from support.helpers import rejects
 
 from hgms.cli import main
 from hgms.comparison.grid_file import load as load_grid

@@ -12,9 +12,9 @@ from pathlib import Path
 
 import pytest
 import torch
-from helpers import rejects
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from support.helpers import rejects
 
 from hgms_core import CheckpointError, ConfigError
 from hgms_mix.stages import plan

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 import torch
 from click.testing import CliRunner
-from helpers import rejects
+from support.helpers import rejects
 
 from hgms.cli import main
 from hgms.config.as_table import plain

@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 from click.testing import CliRunner, Result
-from processes import strike
+from support.processes import strike
 
 from hgms.cli import main
 from hgms.results import scan

@@ -14,7 +14,7 @@ import attrs
 import numpy as np
 import pytest
 from click.testing import CliRunner, Result
-from helpers import rejects
+from support.helpers import rejects
 
 from hgms.cli import main
 from hgms_core import ConfigError, DataError, Key, NumericalError

@@ -7,12 +7,12 @@ from __future__ import annotations
 from typing import Any
 
 import torch
-from helpers import F64
 from scipy.optimize import brentq
 
 from hgms.tasks.quadratic import Quadratic
 from hgms.tasks.sphere import Sphere
 from hgms_core import Method, Pipeline, Problem, Record, Tree
+from support.helpers import F64
 
 CPU = torch.device("cpu")
 

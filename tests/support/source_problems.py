@@ -11,10 +11,10 @@ from typing import Any
 import pytest
 import torch
 from attrs import evolve
-from helpers import F64, assert_same, normal
 from torch import Tensor
 
 from hgms_core import ConfigError, Data, Problem, Sources, State, Tree
+from support.helpers import F64, assert_same, normal
 
 
 def _examples(x: Tree, batch: Tree) -> Tensor:

@@ -1,0 +1,10 @@
+"""What several tests build: problems, networks, sources of rows, run folders, processes.
+
+- ``helpers``: seeded tensors, small problems, comparisons of trees, errors by code and place
+- ``field_problems``, ``source_problems``, ``own_problems``: lower levels for methods and tasks
+- ``grid_plugin``, ``executor_grids``: a plugin whose runs fail or wait on request, and its grids
+- ``made_runs``: run folders written without a run
+- ``fakes``: distributions and servers that exist only in a test
+- ``processes``: scripts and commands in separate processes
+- ``step_graphs``, ``waiting``: what a step retains, and when it waits for a device
+"""
