@@ -15,7 +15,7 @@ from support.processes import Server
 
 HERE = Path(__file__).parent
 TIERS = {
-    "extended": [HERE / "ranks", HERE / "thirdparty"],
+    "extended": [HERE / "benchmarks", HERE / "ranks", HERE / "thirdparty"],
     "nightly": [HERE / "gpu", HERE / "peers"],
 }
 """Folders whose tests all belong to one tier."""

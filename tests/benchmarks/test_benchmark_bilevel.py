@@ -16,6 +16,8 @@ from hgms.runs import RunConfig, run_config
 from hgms.tasks.cleaning import HyperCleaning
 from hgms.tasks.regression import LogisticCv
 
+pytestmark = pytest.mark.extended
+
 ROOT = Path(__file__).resolve().parents[2]
 CPU = torch.device("cpu")
 DOUBLE = torch.float64

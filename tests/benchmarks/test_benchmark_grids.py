@@ -14,6 +14,8 @@ import pytest
 from hgms.comparison.grid import Grid
 from hgms.comparison.grid_file import load
 
+pytestmark = pytest.mark.extended
+
 ROOT = Path(__file__).resolve().parents[2] / "benchmarks"
 GRIDS = sorted(
     path for path in ROOT.rglob("*.toml") if "[[method]]" in path.read_text(encoding="utf-8")

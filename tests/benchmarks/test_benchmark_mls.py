@@ -12,6 +12,8 @@ import pytest
 from support.helpers import load_script
 from support.made_runs import write_run
 
+pytestmark = pytest.mark.extended
+
 SCRIPT = Path(__file__).resolve().parents[2] / "benchmarks" / "mls" / "table.py"
 
 

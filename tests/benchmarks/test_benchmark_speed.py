@@ -11,6 +11,8 @@ from typing import Any
 
 import pytest
 
+pytestmark = pytest.mark.extended
+
 ROOT = Path(__file__).resolve().parents[2]
 
 
@@ -145,7 +147,7 @@ def test_every_row_has_a_part_that_is_run(speed: ModuleType) -> None:
     assert all((ROOT / "benchmarks" / command[0]).exists() for command in commands.values())
 
 
-@pytest.mark.extended
+@pytest.mark.nightly
 def test_a_worker_carries_out_runs_of_a_checkout(capfd: pytest.CaptureFixture[str]) -> None:
     import bench_today
 

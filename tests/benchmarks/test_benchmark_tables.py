@@ -15,6 +15,8 @@ from support.helpers import load_script
 
 from hgms.results.statistics import Interval
 
+pytestmark = pytest.mark.extended
+
 ROOT = Path(__file__).resolve().parents[2]
 
 

@@ -11,6 +11,8 @@ from pathlib import Path
 
 import pytest
 
+pytestmark = pytest.mark.extended
+
 ROOT = Path(__file__).parents[2]
 WEIGHTS = ROOT / "benchmarks" / "llm" / "weights"
 

@@ -13,6 +13,8 @@ from test_benchmark_tables import tables
 from hgms.results.statistics import Interval
 from hgms_core.registry import Registry
 
+pytestmark = pytest.mark.extended
+
 published = tables.published
 
 

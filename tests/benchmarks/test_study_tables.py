@@ -12,6 +12,8 @@ import pytest
 from scipy import stats
 from support.helpers import load_script
 
+pytestmark = pytest.mark.extended
+
 ROOT = Path(__file__).resolve().parents[2]
 
 

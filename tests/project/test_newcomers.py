@@ -85,13 +85,12 @@ def test_there_are_six_short_ones() -> None:
     assert max(counts.values()) <= STATEMENTS, counts
 
 
-DEAR = ("cnn_with_batchnorm", "compiled_model", "tied_transformer")
-"""Scripts that take seconds of processor time: run with the pages."""
+QUICK = "sklearn_pipeline"
 
 
 @pytest.mark.parametrize(
     "name",
-    [pytest.param(name, marks=pytest.mark.extended) if name in DEAR else name for name in METHODS],
+    [name if name == QUICK else pytest.param(name, marks=pytest.mark.extended) for name in METHODS],
 )
 def test_the_script_ends_with_a_table_of_its_methods(name: str, script: Any) -> None:
     comparison = script(name)["comparison"]
