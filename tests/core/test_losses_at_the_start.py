@@ -1,0 +1,167 @@
+"""Losses are tried before the first step, and a correct problem costs no budget for it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import pytest
+import torch
+from support.helpers import F64, rejects
+from support.weighted_rows import A, Y, f, g, h, pipeline, problem, started
+from torch import nn
+from torch.func import functional_call
+
+from hgms.runs import run
+from hgms.runs.held_out import hold_out
+from hgms.runs.own_problem import OwnProblem
+from hgms_core import Budget, Key, NumericalError, Problem, check_losses, trainable
+
+pytestmark = pytest.mark.plugins
+
+
+def squares(theta: Any, x: Any) -> Any:
+    return (x["w"] - theta["t"].sum()).square().sum()
+
+
+@pytest.mark.parametrize(
+    ("change", "place", "shown"),
+    [
+        ({"f": lambda t, x, b: x["w"].sum().log()}, ("f",), ("-inf", "log(0)")),
+        (
+            {
+                "g": lambda t, x, b: squares(t, x) * b["late"].sum(),
+                "lower_data": {"late": [1.0] * 499 + [float("nan")]},
+            },
+            ("lower_data", "late"),
+            ("nan", "1 of 500 training rows", "row 499"),
+        ),
+        ({"lower_data": {"a": A, "y": Y / 0}}, ("lower_data", "y"), ("nan", "6 of 6")),
+        (
+            {
+                "g": lambda t, x, b: squares(t, x) + ((x["w"] + 1) * b["far"].sum()).tanh().sum(),
+                "lower_data": {"far": [1.0] * 300 + [float("-inf")] * 2 + [1.0] * 10},
+            },
+            ("lower_data", "far"),
+            ("its gradient", "2 of 312 training rows", "row 300"),
+        ),
+        (
+            {
+                "f": lambda t, x, b: squares(t, x) * b["s"].mean(),
+                "upper_data": {
+                    "differentiate": {"s": [1.0] * 20},
+                    "select": {"s": [1.0] * 20},
+                    "stop": {"s": [1.0] * 19 + [float("inf")]},
+                },
+            },
+            ("upper_data", "stop", "s"),
+            ("1 of 20 validation rows", "row 19"),
+        ),
+        (
+            {"g": lambda t, x, b: squares(t, x) + x["w"].square().sum().sqrt()},
+            ("g",),
+            ("g is 0 ", "its gradient", "x: w", "sqrt"),
+        ),
+        (
+            {"f": lambda t, x, b: squares(t, x) + x["w"].square().sum().sqrt()},
+            ("f",),
+            ("its gradient", "x: w"),
+        ),
+    ],
+)
+def test_a_loss_that_is_no_number_at_the_start_ends_the_run_there(
+    change: Any, place: tuple[str, ...], shown: tuple[str, ...]
+) -> None:
+    with rejects("not-finite", *place, of=NumericalError) as caught:
+        started(**change)
+    assert all(part in str(caught.value) for part in shown)
+
+
+def test_a_single_validation_row_is_a_warning(caplog: pytest.LogCaptureFixture) -> None:
+    with caplog.at_level("WARNING", "hgms"):
+        started()
+        assert not caplog.records
+        started(upper_data={"a": A[:1], "y": Y[:1]})
+    assert "1 validation row" in caplog.text
+
+
+def test_another_exception_of_a_loss_says_what_it_was_called_with() -> None:
+    with pytest.raises(RuntimeError, match="must match the size") as caught:
+        h(theta=torch.ones(3))
+    assert caught.value.__notes__ == [
+        "g was called with\n  θ: theta [3], float32\n  x: x [2], float32"
+    ]
+
+
+def test_what_is_right_is_not_refused_and_costs_the_budget_nothing() -> None:
+    seen = []
+
+    def counted(theta: Any, x: Any, batch: Any) -> Any:
+        seen.append(len(batch["index"]))
+        return g(theta, x, batch)
+
+    made = problem(g=counted, evaluate=lambda t, x: {"w": x["w"].sum(), "n": np.float64(2)})
+    result = run(pipeline(), made, Budget(oracle_calls=1))
+    assert result.records[0]["metric.n"] == 2.0
+    assert seen[:2] == [6, 6]  # before the first step
+    cost = {
+        name.removeprefix("cost_"): value
+        for name, value in result.records[-1].items()
+        if name.startswith("cost_")
+    }
+    assert len(seen) - 2 <= cost["lower_gradients"] + cost["cross_products"]
+    check_losses(made, made.theta0, made.x0, Key(0))
+    assert h().outcome.label == "converged"
+
+
+def test_an_evaluate_that_works_in_place_changes_nothing() -> None:
+    def in_place(theta: Any, x: Any) -> Any:
+        x["w"].data.add_(1.0)
+        return {"mean": theta["t"].sigmoid_().mean()}
+
+    def plain(theta: Any, x: Any) -> Any:
+        return {"mean": theta["t"].sigmoid().mean()}
+
+    made = problem(evaluate=in_place)
+    ends = [run(pipeline(), own, Budget(outer_steps=3)) for own in (made, problem(evaluate=plain))]
+    for name in ("theta", "x"):
+        one, other = (getattr(end, name) for end in ends)
+        assert all(torch.equal(one[leaf], other[leaf]) for leaf in other), name
+    means = [[row["metric.mean"] for row in end.records] for end in ends]
+    assert means[0] == means[1]
+    assert not made.theta0["t"].any()
+    assert not made.x0["w"].any()
+
+
+def test_the_loss_of_a_comparison_is_that_of_the_result() -> None:
+    made = problem(evaluate=lambda t, x: {"w": x["w"].add_(1.0).sum()})
+    own = OwnProblem.of(made, measured=True, metric="upper_loss").problem(
+        0, torch.device("cpu"), torch.float32
+    )
+    numbers = own.metrics(made.theta0, made.x0)
+    (held,) = hold_out(made)[1]
+    expected = f(made.theta0, made.x0, held.batch(None))
+    assert numbers == {"w": 2.0, "upper_loss": pytest.approx(float(expected))}
+
+
+def test_a_module_s_losses_need_no_more() -> None:
+    module = nn.Linear(2, 1).to(F64)
+    rows = pd.DataFrame({"u": A[:, 0], "v": A[:, 1], "y": Y})
+
+    def loss(theta: Any, x: Any, batch: Any) -> Any:
+        inputs = torch.stack([batch["u"], batch["v"]], -1)
+        return (
+            theta[batch["index"]].sigmoid()
+            * (functional_call(module, x, (inputs,)).squeeze(1) - batch["y"]) ** 2
+        ).mean()
+
+    made = Problem(
+        theta0=torch.zeros(6),
+        x0=trainable(module),
+        g=loss,
+        f=loss,
+        lower_data=rows,
+        upper_data=rows,
+    )
+    assert run(pipeline(), made, Budget(outer_steps=1)).theta.shape == (6,)
