@@ -478,7 +478,7 @@ def hypergradient(
     for leaves that are not floating-point, and inside ``torch.inference_mode``.
 
     Cost: 1 upper gradient, 1 lower gradient, one Hessian product an iteration, 1 cross product; and
-    two values of a loss that draws from a global generator. The solver never raises for
+    up to five values of a loss that draws from a global generator. The solver never raises for
     non-convergence; read ``outcome``.
 
     >>> f = lambda theta, x: 0.5 * ((x - 1) ** 2).sum()

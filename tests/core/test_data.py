@@ -1,34 +1,21 @@
-"""Rows of every kind become the same columns; what cannot be one is refused with the way out."""
+"""Rows of every kind become the same columns."""
 
 from __future__ import annotations
 
-import itertools
-from collections.abc import Iterator
 from typing import Any, NamedTuple
 
 import numpy as np
 import pandas as pd
 import pytest
 import torch
-from support.helpers import F64, assert_same, rejects
-from torch.utils.data import (
-    BatchSampler,
-    DataLoader,
-    Dataset,
-    DistributedSampler,
-    IterableDataset,
-    RandomSampler,
-    SequentialSampler,
-    StackDataset,
-    Subset,
-    SubsetRandomSampler,
-    TensorDataset,
-    WeightedRandomSampler,
-)
+from support.helpers import F64, assert_same
+from torch.utils.data import DataLoader, Dataset, StackDataset, Subset, TensorDataset
 
-from hgms_core import ConfigError, Data, Key, Problem
+from hgms_core import Data, Key
 
 A = np.arange(12.0).reshape(6, 2) / 8
+
+
 Y = np.array([0, 1, 0, 1, 1, 0])
 
 
@@ -44,11 +31,6 @@ class Rows(Dataset[Any]):
 
     def __getitem__(self, index: int) -> Any:
         return self.item(index)
-
-
-class Stream(IterableDataset[Any]):
-    def __iter__(self) -> Iterator[Any]:
-        return iter(range(3))
 
 
 class Pair(NamedTuple):
@@ -67,10 +49,6 @@ def hub(**columns: Any) -> Any:
 def polars() -> Any:
     frame = pytest.importorskip("polars").DataFrame
     return frame({"b": A[:, 0], "c": A[:, 1], "y": Y})
-
-
-def padded(items: list[Any]) -> dict[str, torch.Tensor]:
-    return {"a": torch.nn.utils.rnn.pad_sequence([item["a"] for item in items], batch_first=True)}
 
 
 NAMED: dict[str, Any] = {
@@ -108,18 +86,6 @@ def _arrays(rows: dict[str, Any]) -> dict[str, Any]:
     return {name: [np.asarray(value) for value in values] for name, values in rows.items()}
 
 
-@pytest.mark.parametrize("kind", NAMED)
-def test_a_table_by_names(kind: str) -> None:
-    data = Data.of(NAMED[kind]())
-    assert_same(data.whole, {**tensors(), "index": torch.arange(6)})
-    assert data.whole["a"].dtype == torch.float32
-    assert data.whole["y"].dtype == torch.int64
-    assert_same(
-        data.sample(Key(0), 4)[0],
-        {name: leaf[data.sample(Key(0), 4)[0]["index"]] for name, leaf in data.whole.items()},
-    )
-
-
 NUMBERED: dict[str, Any] = {
     "a tuple": lambda: (A, Y),
     "TensorDataset": lambda: TensorDataset(*tensors().values()),
@@ -132,6 +98,18 @@ NUMBERED: dict[str, Any] = {
         TensorDataset(*(torch.cat([leaf[:1], leaf]) for leaf in tensors().values())), range(1, 7)
     ),
 }
+
+
+@pytest.mark.parametrize("kind", NAMED)
+def test_a_table_by_names(kind: str) -> None:
+    data = Data.of(NAMED[kind]())
+    assert_same(data.whole, {**tensors(), "index": torch.arange(6)})
+    assert data.whole["a"].dtype == torch.float32
+    assert data.whole["y"].dtype == torch.int64
+    assert_same(
+        data.sample(Key(0), 4)[0],
+        {name: leaf[data.sample(Key(0), 4)[0]["index"]] for name, leaf in data.whole.items()},
+    )
 
 
 @pytest.mark.parametrize("kind", NUMBERED)
@@ -193,238 +171,3 @@ def test_types() -> None:
     data = Data.of({"a": kept})
     kept[:] = 9
     assert_same(data.whole["a"], tensors()["a"])
-
-
-def test_a_loader_gives_the_rows_that_its_sampler_lets_through_as_it_puts_them_together() -> None:
-    ragged = Rows(lambda i: {"a": torch.arange(1.0, 2.0 + i)}, 3)
-    assert Data.of(DataLoader(ragged, collate_fn=padded)).whole["a"].tolist() == [
-        [1, 0, 0],
-        [1, 2, 0],
-        [1, 2, 3],
-    ]
-    part = DataLoader(TensorDataset(torch.arange(5.0)), sampler=SubsetRandomSampler([3, 1]))
-    assert Data.of(part).whole["0"].tolist() == [3, 1]
-
-
-TWENTY = TensorDataset(torch.arange(20.0))
-LOADERS: dict[str, tuple[dict[str, Any], list[int]]] = {
-    "subset by batches": (
-        {"batch_sampler": BatchSampler(SubsetRandomSampler(range(10)), 5, False)},
-        list(range(10)),
-    ),
-    "in order by batches": (
-        {"batch_sampler": BatchSampler(SequentialSampler(TWENTY), 5, False)},
-        list(range(20)),
-    ),
-    "a shorter source": ({"sampler": SequentialSampler(range(7))}, list(range(7))),
-    "a shorter source, shuffled": ({"sampler": RandomSampler(range(7))}, list(range(7))),
-    "in order without the rest": ({"batch_size": 8, "drop_last": True}, list(range(16))),
-    "shuffled without the rest": (
-        {"batch_size": 8, "drop_last": True, "shuffle": True},
-        list(range(20)),
-    ),
-    "some of each epoch": ({"sampler": RandomSampler(TWENTY, num_samples=3)}, list(range(20))),
-}
-
-
-@pytest.mark.parametrize("kind", LOADERS)
-def test_the_rows_of_a_loader_are_those_that_it_may_yield(kind: str) -> None:
-    options, expected = LOADERS[kind]
-    loader = DataLoader(TWENTY, **options)
-    assert Data.of(loader).whole["0"].tolist() == expected
-    seen = {float(row) for _ in range(60) for (rows,) in loader for row in rows}
-    assert seen == set(map(float, expected))
-
-
-class Backwards(DataLoader[Any]):
-    def __iter__(self) -> Any:
-        return reversed(list(super().__iter__()))
-
-
-class Odd(SequentialSampler):
-    def __iter__(self) -> Any:
-        return iter(range(1, len(self.data_source), 2))
-
-
-class Longest(BatchSampler):
-    pass
-
-
-def normalised(rows: Any) -> Any:
-    column = torch.stack([row for (row,) in rows])
-    return {"a": column - column.mean()}
-
-
-def packed(rows: Any) -> Any:
-    return {"a": torch.stack([row for (row,) in rows])[None]}
-
-
-DRAW = itertools.count()
-
-# the rows, then the code and the place of the error, and values that it shows
-REFUSED: dict[str, tuple[Any, ...]] = {
-    "nothing": (lambda: None, "wrong-type", (), "Data.none()"),
-    "no columns": (dict, "no-rows", (), "Data.none()"),
-    "no rows": (lambda: {"a": torch.zeros(0)}, "no-rows", ()),
-    "an empty dataset": (lambda: Rows(float, 0), "no-rows", ()),
-    "lengths": (lambda: {"a": A, "y": Y[:4]}, "wrong-length", (), "a 6, y 4"),
-    "a number": (lambda: {"a": 3.0}, "wrong-column", ("a",), "a float"),
-    "a tensor alone": (lambda: torch.zeros(3), "wrong-type", (), "a Tensor", "{'x': …}"),
-    "an array alone": (lambda: A, "wrong-type", (), "a ndarray"),
-    "a file": (lambda: "train.csv", "wrong-type", (), "pandas.read_csv('train.csv')"),
-    "a frame among arrays": (
-        lambda: (pd.DataFrame(A), Y),
-        "wrong-column",
-        ("0",),
-        "a DataFrame",
-        ".to_numpy()",
-    ),
-    "a list of arrays": (lambda: [A, Y], "wrong-type", (), "(X, y)", "{'x': X, 'y': y}"),
-    "an iterator": (lambda: iter([1]), "wrong-type", (), "itertools.islice(rows, 10_000)"),
-    "a stream": (Stream, "wrong-type", (), "a Stream"),
-    "a loader of a stream": (lambda: DataLoader(Stream()), "wrong-type", (), "a Stream"),
-    "a stream of datasets": (
-        lambda: hub(a=[1]).to_iterable_dataset(),
-        "wrong-type",
-        (),
-        "an IterableDataset",
-    ),
-    "several splits": (lambda: _splits(), "wrong-column", ("train",), "a Dataset", "rows['train']"),
-    "text": (
-        lambda: {"a": A, "t": ["x"] * 6},
-        "wrong-column",
-        ("t",),
-        "pandas.factorize(column)[0]",
-    ),
-    "text of pandas": (lambda: pd.DataFrame({"t": ["x", "y"]}), "wrong-column", ("t",), "strings"),
-    "text of datasets": (lambda: hub(t=["x", "y"]), "wrong-column", ("t",), "strings"),
-    "text of a dataset": (lambda: Rows(lambda i: ("x", i)), "wrong-column", ("0",), "strings"),
-    "a string": (lambda: {"a": A, "DESCR": "text"}, "wrong-column", ("DESCR",), "a str"),
-    "dates": (
-        lambda: pd.DataFrame({"d": pd.to_datetime(["2026-01-01"])}),
-        "wrong-column",
-        ("d",),
-        "dates",
-    ),
-    "missing": (
-        lambda: pd.DataFrame({"n": [1, None, object()]}),
-        "wrong-column",
-        ("n",),
-        "missing values",
-    ),
-    "ragged": (lambda: {"a": [[1.0], [1.0, 2.0]]}, "wrong-column", ("a",), "different sizes"),
-    "ragged tensors": (
-        lambda: {"a": [torch.ones(1), torch.ones(2)]},
-        "wrong-column",
-        ("a",),
-        "different sizes",
-    ),
-    "ragged items": (
-        lambda: Rows(lambda i: torch.ones(i + 1)),
-        "wrong-row",
-        (),
-        "stack expects",
-        "collate_fn",
-    ),
-    "objects": (lambda: Rows(lambda i: object()), "wrong-row", (), "<class 'object'>"),
-    "random": (lambda: Rows(lambda i: (i, float(next(DRAW)))), "random-transform", ("1",)),
-    "weights of rows": (
-        lambda: DataLoader(
-            TensorDataset(torch.ones(3)), sampler=WeightedRandomSampler([1.0, 2.0, 3.0], 3)
-        ),
-        "not-supported",
-        (),
-    ),
-    "a part for each process": (
-        lambda: DataLoader(TWENTY, sampler=DistributedSampler(TWENTY, 2, 0)),
-        "not-supported",
-        (),
-        "DistributedSampler",
-    ),
-    "an own sampler": (lambda: DataLoader(TWENTY, sampler=Odd(TWENTY)), "not-supported", (), "Odd"),
-    "an own sampler of batches": (
-        lambda: DataLoader(TWENTY, batch_sampler=Longest(SequentialSampler(TWENTY), 5, False)),
-        "not-supported",
-        (),
-        "Longest",
-    ),
-    "weights of rows by batches": (
-        lambda: DataLoader(
-            TWENTY, batch_sampler=BatchSampler(WeightedRandomSampler([1.0] * 20, 5), 5, False)
-        ),
-        "not-supported",
-        (),
-        "WeightedRandomSampler",
-    ),
-    "an own loader": (lambda: Backwards(TWENTY), "not-supported", (), "Backwards"),
-    "only the rest": (lambda: DataLoader(TWENTY, batch_size=32, drop_last=True), "no-rows", ()),
-    "rows made of batches": (
-        lambda: DataLoader(TWENTY, collate_fn=normalised),
-        "not-supported",
-        ("collate_fn",),
-    ),
-    "packed rows": (
-        lambda: DataLoader(TWENTY, collate_fn=packed),
-        "not-supported",
-        ("collate_fn",),
-    ),
-    "batches": (
-        lambda: DataLoader(TensorDataset(torch.ones(3)), batch_size=None),
-        "wrong-value",
-        (),
-    ),
-    "an own index": (lambda: {"a": A, "index": Y}, "reserved-name", ("index",)),
-    "a nested column": (lambda: {"a": {"b": A}}, "wrong-column", ("a",), "a dict"),
-    "sparse": (lambda: {"a": _sparse()}, "wrong-column", ("a",), "a csr_matrix", ".toarray()"),
-}
-
-
-def _splits() -> Any:
-    return pytest.importorskip("datasets").DatasetDict(train=hub(a=[1]), test=hub(a=[1]))
-
-
-def _sparse() -> Any:
-    return pytest.importorskip("scipy.sparse").csr_matrix(A)
-
-
-@pytest.mark.parametrize("kind", REFUSED)
-def test_what_is_no_table_is_refused(kind: str) -> None:
-    rows, code, place, *shown = REFUSED[kind]
-    with rejects(code, of=ConfigError) as caught:
-        Data.of(rows())
-    assert caught.value.place == place
-    assert all(part in str(caught.value) for part in shown)
-
-
-def problem(**data: Any) -> Problem:
-    return Problem(
-        theta0=torch.ones(1),
-        x0=torch.ones(2, dtype=F64),
-        g=lambda t, x, b: x.sum(),
-        f=lambda t, x, b: x.sum(),
-        **data,
-    )
-
-
-def test_a_problem_takes_rows_as_they_are_in_the_type_of_x() -> None:
-    made = problem(lower_data=(A, Y), upper_data=pd.DataFrame({"y": Y}))
-    assert made.lower_data.whole["0"].dtype == F64
-    assert {role: data.size for role, data in made.upper_data.items()} == {
-        "differentiate": 6,
-        "select": 6,
-        "stop": 6,
-    }
-    assert Data.of((A, Y), device=torch.device("meta")).device.type == "meta"
-    data = Data.of((A, Y))
-    assert problem(lower_data=data).lower_data is data
-    split = problem(upper_data={"select": (A, Y), "differentiate": data})
-    assert split.upper_data["differentiate"] is data
-    assert "stop" not in split.upper_data
-    with rejects("no-rows-for-role", "upper_data", "stop", of=ConfigError):
-        split.upper_data["stop"]
-    assert problem().upper_data["select"].size == 0
-    with rejects("unknown-choice", "upper_data", "diferentiate", of=ConfigError) as caught:
-        problem(upper_data={"diferentiate": data, "select": data})
-    assert caught.value.did_you_mean == ("differentiate",)
-    with rejects("unknown-choice", "upper_data", "test", of=ConfigError):
-        problem(upper_data={"test": {"a": A}})

@@ -1,29 +1,14 @@
-"""Errors have a code, a place and a remedy; torch's errors are recognised by texts that are pinned
-here to errors that torch raises.
-"""
+"""Errors: code, place, remedy, suggestions, groups, pickling."""
 
 from __future__ import annotations
 
 import pickle
-import threading
-from collections.abc import Callable, Iterator
-from datetime import timedelta
-from pathlib import Path
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
-import torch
-import torch.distributed as dist
 from support.helpers import rejects
-from torch import Tensor, nn
-from torch.func import functional_call
-from torch.nn.attention import SDPBackend, sdpa_kernel
-from torch.nn.functional import scaled_dot_product_attention
-from torch.utils.checkpoint import checkpoint
 
-import hgms.distributed.group
-import hgms.runs
-import hgms_mix.lm.tokens
 from hgms_core.discovery import canonical
 from hgms_core.errors import (
     LINE,
@@ -42,22 +27,6 @@ from hgms_core.errors import (
     shortened,
     unknown_name,
 )
-from hgms_core.torch_errors import (
-    explained,
-    first_line,
-    is_batch_of_one,
-    is_device_mismatch,
-    is_dtype_mismatch,
-    is_failed_write,
-    is_freed_graph,
-    is_inside_functorch,
-    is_lost_connection,
-    is_overflow,
-    is_unpacked_dictionary,
-    is_unused_parameter,
-    once_differentiable,
-    out_of_memory,
-)
 
 PARTS: dict[str, Any] = {
     "code": "out-of-range",
@@ -69,22 +38,16 @@ PARTS: dict[str, Any] = {
 }
 
 
-def raised(call: Callable[[], object]) -> BaseException:
-    with pytest.raises(BaseException) as caught:  # noqa: PT011
-        call()
-    return caught.value
-
-
-MODULES = (hgms.distributed.group, hgms.runs, hgms_mix.lm.tokens)
-"""Modules with subclasses."""
-
-
 def classes(of: type[HgmsError] = HgmsError) -> Iterator[type[HgmsError]]:
     """The class and its subclasses in the modules that are imported here."""
     yield of
     for each in of.__subclasses__():
         if each.__module__.startswith("hgms"):
             yield from classes(each)
+
+
+def raised_error(field: str = "lr") -> HgmsError:
+    return ConfigError("out-of-range", f"{field}=0 must be greater than 0", place=(field,))
 
 
 class TestHgmsError:
@@ -135,10 +98,6 @@ class TestHgmsError:
     def test_failed_runs_and_wrong_input_have_different_exit_codes(self) -> None:
         assert {cls.exit_code for cls in (HgmsError, ConfigError, DataError, MissingExtra)} == {2}
         assert {cls.exit_code for cls in (NumericalError, OutOfMemory)} == {1}
-
-
-def raised_error(field: str = "lr") -> HgmsError:
-    return ConfigError("out-of-range", f"{field}=0 must be greater than 0", place=(field,))
 
 
 class TestSeveralErrors:
@@ -238,299 +197,3 @@ def test_a_message_of_megabytes_can_be_read() -> None:
     long = str(HgmsError("a", "line\n" * 1000, hint="b" * 10_000_000))
     assert len(long.splitlines()) == LINES + 1
     assert max(map(len, str(HgmsError("a", "x" * 10**7, hint="b" * 10**7)).splitlines())) < LINE
-
-
-# --- the texts of torch
-
-
-class Once(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx: Any, x: Tensor) -> Tensor:
-        return x * 1
-
-    @staticmethod
-    @torch.autograd.function.once_differentiable
-    def backward(ctx: Any, slope: Tensor) -> Tensor:
-        return slope * 1
-
-
-@torch.library.custom_op("hgms_tests::square", mutates_args=())
-def square(x: Tensor) -> Tensor:
-    return x * x
-
-
-@torch.library.custom_op("hgms_tests::square_backward", mutates_args=())
-def square_backward(x: Tensor, slope: Tensor) -> Tensor:
-    return 2 * x * slope
-
-
-square.register_autograd(
-    lambda ctx, slope: square_backward(ctx.saved_tensors[0], slope),
-    setup_context=lambda ctx, inputs, output: ctx.save_for_backward(*inputs),
-)
-
-
-def twice(function: Callable[[Tensor], Tensor]) -> None:
-    """Compute a second derivative."""
-    x = torch.ones(1, 1, 2, 8, requires_grad=True)
-    (slope,) = torch.autograd.grad(function(x).square().sum(), x, create_graph=True)
-    slope.square().sum().backward()
-
-
-def attention(x: Tensor) -> Tensor:
-    with sdpa_kernel(SDPBackend.FLASH_ATTENTION):
-        return scaled_dot_product_attention(x, x, x)
-
-
-def recomputed_differently() -> None:
-    factors = iter([2.0, None])
-
-    def function(x: Tensor) -> Tensor:
-        factor = next(factors)
-        return x.exp() * x if factor else x * 1
-
-    checkpoint(function, torch.ones(2, requires_grad=True), use_reentrant=False).sum().backward()
-
-
-class Square(torch.autograd.Function):
-    """Without a forward-mode derivative."""
-
-    @staticmethod
-    def forward(x: Tensor) -> Tensor:
-        return x * x
-
-    @staticmethod
-    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
-        ctx.save_for_backward(*inputs)
-
-    @staticmethod
-    def backward(ctx: Any, slope: Tensor) -> Tensor:
-        factor: Tensor = 2 * ctx.saved_tensors[0]
-        return factor * slope
-
-
-def distances(x: Tensor) -> Tensor:
-    return torch.cdist(x[0, 0], torch.ones(3, 8))
-
-
-def forward_mode() -> None:
-    x = torch.ones(1, 1, 2, 8)
-    torch.func.jvp(attention, (x,), (x,))
-
-
-@pytest.mark.parametrize(
-    "call",
-    [
-        lambda: twice(attention),
-        lambda: twice(Once.apply),
-        lambda: twice(square),
-        lambda: torch.func.grad(lambda x: Once.apply(x).sum())(torch.ones(1)),
-        lambda: torch.func.grad(lambda x: checkpoint(torch.sum, x, use_reentrant=False))(
-            torch.ones(1)
-        ),
-        recomputed_differently,
-        forward_mode,
-        lambda: torch.func.jvp(Square.apply, (torch.ones(1),), (torch.ones(1),)),
-        lambda: twice(distances),
-    ],
-    ids=[
-        "kernel",
-        "once_differentiable",
-        "kernel of another library",
-        "function without setup_context",
-        "checkpoint under torch.func",
-        "recomputed differently",
-        "forward mode",
-        "function without jvp",
-        "derivative of a derivative",
-    ],
-)
-def test_a_missing_second_derivative(call: Callable[[], object]) -> None:
-    assert once_differentiable(raised(call))
-
-
-def freed_graph() -> None:
-    x = torch.ones(1, requires_grad=True)
-    loss = x.square().sum()
-    loss.backward()
-    loss.backward()
-
-
-def changed_under_vmap(x: Tensor) -> Tensor:
-    y = torch.zeros(2)
-    y[0] = x
-    return y
-
-
-def without_connection() -> None:
-    """Reduce with a process group whose other member is gone."""
-    store = dist.HashStore()
-    groups: dict[int, Any] = {}
-
-    def join(rank: int) -> None:
-        groups[rank] = dist.ProcessGroupGloo(store, rank, 2, timedelta(seconds=20))
-
-    members = [threading.Thread(target=join, args=(rank,)) for rank in range(2)]
-    for member in members:
-        member.start()
-    for member in members:
-        member.join()
-    del groups[1]
-    groups[0].allreduce([torch.ones(1)]).wait()
-
-
-class TwoLayers(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.used = nn.Linear(1, 1)
-        self.unused = nn.Linear(1, 1)
-
-    def forward(self, x: Tensor) -> Tensor:
-        outcome: Tensor = self.used(x)
-        return outcome
-
-
-def unused_parameter() -> None:
-    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
-    try:
-        model = nn.parallel.DistributedDataParallel(TwoLayers())
-        for _ in range(2):
-            model(torch.ones(1, 1)).sum().backward()
-    finally:
-        dist.destroy_process_group()
-
-
-def joined_after_vmap() -> None:
-    kept = []
-    torch.vmap(lambda x: kept.append(x) or x)(torch.ones(3, 2))
-    torch.cat([kept[0], torch.ones(1)])
-
-
-def two_of_three() -> None:
-    _first, _second = {"a": 1, "b": 2, "c": 3}
-
-
-FULL = Path("/dev/full")
-CAUSES: dict[str, tuple[Callable[[BaseException], bool], Callable[[], object]]] = {
-    "memory": (out_of_memory, lambda: torch.empty(2**60, dtype=torch.int8)),
-    "vmap": (is_inside_functorch, lambda: torch.vmap(changed_under_vmap)(torch.ones(3))),
-    "grad": (
-        is_inside_functorch,
-        lambda: torch.func.grad(lambda x: x.requires_grad_().sum())(torch.ones(3)),
-    ),
-    "vmap that is over": (is_inside_functorch, joined_after_vmap),
-    "freed graph": (is_freed_graph, freed_graph),
-    "overflow": (is_overflow, lambda: torch.full((1,), 1e300, dtype=torch.float32)),
-    "batch of one": (is_batch_of_one, lambda: nn.BatchNorm1d(2)(torch.ones(1, 2))),
-    "connection": (is_lost_connection, without_connection),
-    "unused parameter": (is_unused_parameter, unused_parameter),
-    "dtype": (is_dtype_mismatch, lambda: torch.ones(2, 2).mm(torch.ones(2, 2).double())),
-    "dictionary": (is_unpacked_dictionary, two_of_three),
-    "write": (is_failed_write, lambda: torch.save({"a": torch.ones(100_000)}, FULL)),
-}
-
-
-@pytest.mark.parametrize("cause", CAUSES)
-def test_a_cause_is_recognised_and_no_other(cause: str) -> None:
-    predicate, call = CAUSES[cause]
-    if cause == "write" and not FULL.exists():
-        pytest.skip("the platform has no full device")
-    error = raised(call)
-    others = {once_differentiable, *(other for other, _ in CAUSES.values())} - {predicate}
-    assert predicate(error)
-    assert not any(other(error) for other in others)
-    assert not predicate(RuntimeError("shapes do not match"))
-
-
-def test_tensors_on_two_devices() -> None:
-    text = "Expected all tensors to be on the same device, but got mat2 is on cpu"
-    assert is_device_mismatch(RuntimeError(text))
-    assert not is_dtype_mismatch(RuntimeError(text))
-
-
-def test_memory_errors_of_other_allocators() -> None:
-    assert out_of_memory(torch.OutOfMemoryError("CUDA out of memory"))
-    assert out_of_memory(MemoryError())
-    assert out_of_memory(RuntimeError("CUDA error: out of memory"))
-    assert out_of_memory(RuntimeError("CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling …"))
-    assert not out_of_memory(ValueError("can't allocate memory"))
-
-
-def test_errors_of_torch_s_store_are_lost_connections() -> None:
-    assert is_lost_connection(dist.DistNetworkError("connection reset by peer"))
-    assert is_lost_connection(dist.DistStoreError("wait timeout"))
-
-
-def test_the_first_line_of_another_error() -> None:
-    assert first_line(ValueError("\n bad\nmore")) == "bad"
-    assert first_line(ValueError()) == "ValueError"
-
-
-def with_running_statistics(x: Tensor) -> Tensor:
-    outcome: Tensor = functional_call(nn.BatchNorm1d(2), {}, (x,))
-    return outcome
-
-
-def changes_captured(x: Tensor) -> Tensor:
-    return torch.zeros(3).add_(x).sum() + COUNTS.add_(x).sum()
-
-
-RECURRENT = nn.LSTM(1, 2, batch_first=True)
-
-
-def without_batching_rule(x: Tensor) -> Tensor:
-    outcome: Tensor = RECURRENT(x)[0].sum()
-    return outcome
-
-
-def compiled_twice() -> None:
-    function = torch.compile(lambda x: x.sin().exp(), backend="aot_eager")
-    twice(function)
-
-
-COUNTS = torch.zeros(3)
-
-
-def with_an_inference_tensor() -> None:
-    with torch.inference_mode():
-        rows = torch.ones(3)
-    (rows * torch.ones(3, requires_grad=True)).sum()
-
-
-@pytest.mark.parametrize(
-    ("code", "place", "call"),
-    [
-        ("random-loss", ("loss",), lambda: torch.vmap(lambda x: x + torch.rand(()))(torch.ones(3))),
-        (
-            "loss-with-state",
-            ("loss",),
-            lambda: torch.vmap(with_running_statistics)(torch.ones(3, 4, 2)),
-        ),
-        ("loss-with-state", ("loss",), lambda: torch.func.grad(changes_captured)(torch.ones(3))),
-        (
-            "loss-not-stackable",
-            ("generator", "mode"),
-            lambda: torch.vmap(without_batching_rule)(torch.ones(2, 3, 4, 1)),
-        ),
-        ("inference-mode", ("loss",), with_an_inference_tensor),
-        pytest.param(
-            "compiled-loss",
-            ("hypergradient", "strategy"),
-            compiled_twice,
-            marks=pytest.mark.nightly,
-        ),
-    ],
-)
-def test_an_impure_loss_is_explained(
-    code: str, place: tuple[str, ...], call: Callable[[], object]
-) -> None:
-    with rejects(code, *place, of=ConfigError) as caught, explained():
-        call()
-    assert caught.value.hint
-    assert isinstance(caught.value.__cause__, RuntimeError)
-
-
-def test_other_errors_are_not_explained() -> None:
-    with pytest.raises(RuntimeError) as caught, explained():
-        raise RuntimeError("shapes do not match")
-    assert type(caught.value) is RuntimeError

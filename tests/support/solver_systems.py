@@ -1,4 +1,4 @@
-"""Shared by the tests of linear solvers."""
+"""Linear systems, and what every solver promises for them."""
 
 from __future__ import annotations
 

@@ -1,0 +1,257 @@
+"""`Problem.of_module`: masks of dropout, and random losses that no mask replaces."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from support.helpers import F64, assert_same, normal, rejects
+from support.module_problems import (
+    FEATURES,
+    LAYERS,
+    ROWS,
+    TRAIN,
+    UPPER,
+    Attention,
+    OddConfig,
+    assert_products,
+    loss,
+    masks,
+    network,
+    pipeline,
+    problem,
+    rows,
+    shape_of,
+    stepped,
+)
+from torch import Tensor, nn
+from torch.nn import functional
+
+from hgms.config.fingerprinting import fingerprints
+from hgms.generators.branches import Branches
+from hgms.hypergradients import Unrolled
+from hgms_core import ConfigError, Key, Tree, check_losses, groups, values
+
+
+def test_masks_of_dropout_are_a_function_of_the_rows_and_look_drawn() -> None:
+    shape = (100, 1000)
+    first, again = (masks(0.3, nn.Dropout, shape, range(6)) for _ in range(2))
+    assert torch.equal(first, again)
+    assert torch.equal(first.unique(), torch.tensor([0.0, 1 / 0.7], dtype=F64))
+    count = first.numel()
+    spread = (0.7 * 0.3 / count) ** 0.5
+    assert abs(float((first > 0).double().mean()) - 0.7) < 5 * spread
+    # no column is favoured
+    assert float(((first > 0).double().mean(0) - 0.7).abs().max()) < 5 * (0.7 * 0.3 / 100) ** 0.5
+    for other in (
+        masks(0.3, nn.Dropout, shape, range(1, 7)),
+        first.roll(1, 0),
+        first.roll(1, 1),
+        first.roll(8, 1),
+    ):
+        together = float(((first > 0) & (other > 0)).double().mean())
+        assert abs(together - 0.49) < 5 * (0.49 * 0.51 / count) ** 0.5
+
+
+def test_two_layers_of_dropout_and_two_calls_of_one_have_masks_of_their_own() -> None:
+    seen: list[Tensor] = []
+
+    def lower(theta: Any, model: Any, batch: Tree) -> Tensor:
+        seen.extend(model[i](torch.ones(10_000, dtype=F64)) > 0 for i in (0, 1, 1))
+        return model(batch["a"]).mean()
+
+    shared = nn.Dropout(0.5)
+    p = problem(
+        nn.Sequential(nn.Dropout(0.5), shared, nn.Linear(FEATURES, 1)).double(), lower=lower
+    )
+    p.g(p.theta0, p.x0, rows())
+    for a, b in ((0, 1), (0, 2), (1, 2)):
+        assert abs(float((seen[a] & seen[b]).double().mean()) - 0.25) < 0.025
+
+
+def test_dropout_of_channels_drops_whole_ones_and_all_where_the_rate_is_one() -> None:
+    for layer, shape in (
+        (nn.Dropout1d, (20, 30, 4)),
+        (nn.Dropout2d, (20, 30, 4, 5)),
+        (nn.Dropout3d, (20, 30, 2, 2, 2)),
+    ):
+        dropped = masks(0.5, layer, shape, range(6)).flatten(2)
+        assert torch.equal(dropped, dropped[..., :1].expand_as(dropped))
+        assert abs(float((dropped[..., 0] > 0).double().mean()) - 0.5) < 0.1
+    assert not masks(1.0, nn.Dropout, (4, 4), range(6)).any()
+
+
+def test_dropout_is_in_g_alone_and_its_products_are_those_of_the_masks() -> None:
+    model = network(nn.Dropout(0.4))
+    p = problem(model, evaluate=lambda theta, model: {"out": float(model(rows()["a"]).sum())})
+    plain = problem(network())
+    assert_same(
+        p.f(p.theta0, p.x0, rows()),
+        plain.f(p.theta0, {name.replace("3", "2"): leaf for name, leaf in p.x0.items()}, rows()),
+    )
+    batch = rows()
+    kept = masks(0.4, nn.Dropout, (6, 6), range(6))  # the first mask of that batch
+
+    def masked(x: Tree) -> Tensor:
+        hidden = functional.linear(batch["a"], x["0.weight"], x["0.bias"]) * kept
+        losses = loss(
+            lambda _: functional.linear(torch.tanh(hidden), x["3.weight"], x["3.bias"]), batch
+        )
+        return 0.5 * losses.mean()
+
+    assert_products(lambda x: p.g(p.theta0, x, batch), p.x0, masked)
+    assert p.evaluate(p.theta0, p.x0)["out"] == pytest.approx(
+        float(copy.deepcopy(model).eval()(batch["a"]).detach().sum())
+    )
+
+
+def test_dropout_by_a_function_of_torch_is_refused_in_the_first_step() -> None:
+    class Own(nn.Linear):
+        def forward(self, a: Tensor) -> Tensor:
+            return functional.dropout(super().forward(a), 0.5, self.training)
+
+    p = problem(Own(FEATURES, 1).double())
+    with rejects("random-loss", "loss", of=ConfigError):
+        stepped(p, pipeline())
+
+
+def test_dropout_that_no_mask_replaces_is_named_with_the_setting_of_its_config() -> None:
+    p = problem(nn.Sequential(Attention(0.2, OddConfig())).double())
+    with rejects("random-loss", "loss", of=ConfigError) as caught:
+        check_losses(p, p.theta0, p.x0, Key(0))
+    hint = str(caught.value.hint)
+    assert "0 (Attention): attention_dropout=0.2" in hint
+    assert "0.inner (Dropout): p=0.2" in hint
+    assert "0.outer" not in hint, "whose masks are those of the rows"
+    p = problem(Attention(0.2, OddConfig()).double())
+    with rejects("random-loss", "loss", of=ConfigError) as caught:
+        check_losses(p, p.theta0, p.x0, Key(0))
+    assert "OddConfig(attention_dropout=0.0)" in str(caught.value.hint)
+    p = problem(Attention(0.0).double())
+    check_losses(p, p.theta0, p.x0, Key(0))
+
+
+def test_a_random_loss_is_found_where_it_barely_matters() -> None:
+    class Tiny(nn.Linear):
+        def forward(self, a: Tensor) -> Tensor:
+            out: Tensor = super().forward(a)
+            return out + 1e-5 * functional.dropout(torch.ones_like(out), 0.5, self.training)
+
+    p = problem(Tiny(FEATURES, 1).double())
+    with rejects("random-loss", "loss", of=ConfigError):
+        check_losses(p, p.theta0, p.x0, Key(0))
+
+
+def test_dropout_on_all_rows_is_said_once(caplog: pytest.LogCaptureFixture) -> None:
+    p = problem(network(nn.Dropout(0.4)))
+    with caplog.at_level("WARNING", "hgms"):
+        p.g(p.theta0, p.x0, p.lower_data.batch(torch.arange(p.lower_data.size - 1)))
+        p.f(p.theta0, p.x0, p.upper_data["differentiate"].batch(None))
+        assert not caplog.records
+        for _ in range(2):
+            before = fingerprints(p)
+            p.g(p.theta0, p.x0, p.lower_data.batch(None))
+            assert fingerprints(p) == before
+    assert len(caplog.records) == 1
+    assert "batch_size" in caplog.text
+
+
+def test_dropout_without_numbers_of_rows_says_where_they_come_from() -> None:
+    p = problem(network(nn.Dropout()))
+    batch = {name: leaf for name, leaf in rows().items() if name != "index"}
+    with rejects("missing-column", "batch", "index", of=ConfigError):
+        problem(network(nn.Dropout()), lower=lambda t, m, b: m(b["a"]).mean()).g(
+            p.theta0, p.x0, batch
+        )
+
+
+@pytest.mark.parametrize(
+    "layer",
+    [
+        nn.MultiheadAttention(4, 2, dropout=0.1),
+        nn.LSTM(4, 4, num_layers=2, dropout=0.1),
+        nn.TransformerEncoderLayer(4, 2, 8),
+    ],
+    ids=lambda m: type(m).__name__,
+)
+def test_dropout_inside_a_kernel_is_refused_with_the_way_out(layer: Any) -> None:
+    model = nn.Sequential(nn.Linear(3, 4), layer)
+    with rejects("random-loss", "model", of=ConfigError) as caught:
+        problem(model)
+    assert "dropout=0.1" in caught.value.message
+    problem(model.eval())
+    (layer.self_attn if hasattr(layer, "self_attn") else layer).dropout = 0.0
+    problem(model.train())
+
+
+@pytest.mark.parametrize(
+    "layer", LAYERS, ids=["norm", "dropout", "all", "layer-norm", "orthogonal"]
+)
+def test_stacked_candidates_have_the_losses_that_each_has_alone(
+    layer: Callable[[], nn.Module],
+) -> None:
+    p = problem(network(layer()))
+    x = {
+        name: torch.stack([leaf, leaf + 0.1 * normal(*leaf.shape, seed=6)])
+        for name, leaf in p.x0.items()
+    }
+    for value in (p.g, p.f):
+        together, alone = (
+            values(value, p.theta0, x, rows(), mode=mode) for mode in ("stacked", "loop")
+        )
+        assert_same(together, alone, rtol=1e-12)
+    own = {name: torch.stack([leaf[:6], leaf[6:12]]) for name, leaf in TRAIN.whole.items()}
+    (group,) = groups(p.g, x, own_batch=True, mode="stacked")
+    want = [
+        p.g(
+            p.theta0, {n: leaf[i] for n, leaf in x.items()}, {n: leaf[i] for n, leaf in own.items()}
+        )
+        for i in range(2)
+    ]
+    assert_same(group.loss(p.theta0, group.x, own), torch.stack(want), rtol=1e-12)
+
+
+def test_steps_of_norms_and_dropout_are_traced_with_new_masks_for_each_batch() -> None:
+    from hgms.compiled.trace import flatten, trace
+
+    p = problem(network(nn.BatchNorm1d(6), nn.ReLU(inplace=True), nn.Dropout(0.4)))
+
+    def slope(x: Tree, batch: Tree) -> Tree:
+        return torch.func.grad(lambda x: p.g(p.theta0, x, batch))(x)
+
+    traced = trace(slope, (p.x0, rows()))
+    for batch in (rows(), rows(range(3, 9))):
+        flatten((p.x0, batch), leaves := [])
+        flatten(slope(p.x0, batch), want := [])
+        assert_same(list(traced.graph(*leaves, *traced.constants)), want)
+    # nothing of the trace is left
+    assert_same(p.g(p.theta0, p.x0, rows()), p.g(p.theta0, p.x0, rows()))
+
+
+def test_a_replay_gives_the_branch_and_unrolling_the_slope_of_the_whole_run() -> None:
+    """∇F of two steps with batch normalisation and dropout, against central differences of F
+    itself.
+    """
+    p = problem(network(nn.BatchNorm1d(6), nn.Dropout(0.3)))
+    branches = Branches(count=1, steps=3, lr=0.2, batch_size=5)
+    theta = shape_of(p)
+
+    def run(theta: Tree) -> Any:
+        return branches.propose(p, theta, branches.init(p, Key(0)), Key(1)).branch(torch.tensor(0))
+
+    branch = run(theta)
+    estimate, _ = Unrolled().estimate(p, theta, branch, Key(2), None)
+    batch = UPPER["differentiate"].batch(None)
+    direction = normal(ROWS, seed=11)
+    step = 1e-5
+    above, below = (
+        p.f(theta, run({"theta": theta["theta"] + sign * step * direction}).x, batch)
+        for sign in (1.0, -1.0)
+    )
+    assert float((estimate.value["theta"] * direction).sum()) == pytest.approx(
+        float(above - below) / (2 * step), rel=1e-6
+    )
+    assert float(estimate.value["theta"].norm()) > 1e-6

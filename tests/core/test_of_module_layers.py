@@ -1,0 +1,142 @@
+"""`Problem.of_module`: normalisation layers, frozen and tied parameters."""
+
+from __future__ import annotations
+
+import copy
+from typing import Any
+
+import pytest
+import torch
+from support.helpers import F64, assert_same, normal
+from support.module_problems import (
+    FEATURES,
+    TRAIN,
+    UPPER,
+    assert_products,
+    by_hand,
+    loss,
+    network,
+    problem,
+    rows,
+    shape_of,
+)
+from torch import Tensor, nn
+from torch.func import functional_call, replace_all_batch_norm_modules_
+
+from hgms_core import ROLES, Data, Problem
+
+
+def test_batch_normalisation_in_training_mode_has_the_statistics_of_its_batch() -> None:
+    model = network(nn.BatchNorm1d(6))
+    p = problem(model)
+    without = replace_all_batch_norm_modules_(copy.deepcopy(model))
+    theta = shape_of(p)
+    batch = rows()
+    x = {name: leaf + 0.1 for name, leaf in p.x0.items()}
+    assert_products(
+        lambda x: p.g(theta, x, batch), x, lambda x: by_hand(without, theta["theta"], x, batch)
+    )
+    upper = rows(range(8), UPPER["select"])
+    assert_same(
+        p.f(theta, x, upper), loss(lambda a: functional_call(without, x, (a,)), upper).mean()
+    )
+
+
+def test_batch_normalisation_in_evaluation_mode_uses_its_running_statistics() -> None:
+    model = network(nn.BatchNorm1d(6), nn.BatchNorm1d(6))
+    model(normal(20, FEATURES, seed=4))  # moves the running statistics
+    for layers in ((1, 2), (1,)):
+        for layer in layers:
+            model[layer].eval()
+        still = copy.deepcopy(model)
+        if layers == (1,):
+            model[2].train()
+            still[2] = replace_all_batch_norm_modules_(nn.Sequential(copy.deepcopy(model[2])))[0]
+        p = problem(model)
+        assert_products(
+            lambda x, p=p: p.g(p.theta0, x, rows()),
+            p.x0,
+            lambda x, p=p, still=still: by_hand(still, p.theta0["theta"], x, rows()),
+        )
+
+
+def test_batch_normalisation_is_evaluated_with_the_statistics_of_the_training_rows_at_x() -> None:
+    model = network(nn.BatchNorm1d(6), nn.Dropout(0.5))
+    points = normal(9, FEATURES, seed=5)
+    seen: list[Tensor] = []
+    p = problem(
+        model,
+        evaluate=lambda theta, model: (
+            seen.append(model(points)) or {"training": float(model.training)}
+        ),
+    )
+    x = {name: leaf + 0.1 * normal(*leaf.shape, seed=8) for name, leaf in p.x0.items()}
+    assert [p.evaluate(p.theta0, x) for _ in range(2)] == [{"training": 0.0}] * 2
+    assert torch.equal(seen[0], seen[1])
+    model.load_state_dict(x, strict=False)
+    torch.optim.swa_utils.update_bn([(TRAIN.whole["a"],)], model)
+    model.eval()
+    assert_same(seen[0], model(points).detach())
+    p.evaluate(p.theta0, p.x0)
+    assert not torch.allclose(seen[2], seen[0])
+
+
+def test_statistics_of_many_rows_are_the_mean_over_batches_in_drawn_order() -> None:
+    # sorted rows: consecutive batches have no spread
+    order = torch.cat([torch.zeros(300, 1), torch.ones(300, 1)]).double()
+    data = Data.of({"a": order + 0.01 * normal(600, 1), "y": normal(600)})
+    model = nn.Sequential(nn.Linear(1, 1), nn.BatchNorm1d(1)).double()
+    seen: list[Any] = []
+    p = Problem.of_module(
+        model,
+        loss,
+        data,
+        dict.fromkeys(ROLES, data),
+        evaluate=lambda theta, m: (
+            seen.append((float(m[1].running_mean), float(m[1].running_var))) or {}
+        ),
+    )
+    p.evaluate(
+        p.theta0,
+        {**p.x0, "0.weight": torch.ones(1, 1, dtype=F64), "0.bias": torch.zeros(1, dtype=F64)},
+    )
+    assert seen[0] == pytest.approx((0.5, 0.25), abs=0.02)
+
+
+@pytest.mark.parametrize(
+    "layer",
+    [
+        nn.GroupNorm(2, 6),
+        nn.LayerNorm(6),
+        nn.BatchNorm1d(6, track_running_stats=False),
+        nn.RMSNorm(6),
+    ],
+    ids=lambda m: type(m).__name__,
+)
+def test_normalisation_without_state_just_works(layer: nn.Module) -> None:
+    model = network(layer)
+    p = problem(model)
+    assert_products(
+        lambda x: p.g(p.theta0, x, rows()),
+        p.x0,
+        lambda x: by_hand(model, p.theta0["theta"], x, rows()),
+    )
+
+
+def test_a_normalisation_of_instances_that_tracks_statistics_has_none() -> None:
+    def model(**settings: Any) -> nn.Module:
+        torch.manual_seed(0)
+        return nn.Sequential(
+            nn.Conv1d(1, 2, 2),
+            nn.InstanceNorm1d(2, **settings),
+            nn.Flatten(),
+            nn.Tanh(),
+            nn.Linear(4, 1),
+        ).double()
+
+    tracking = model(track_running_stats=True)
+    p = Problem.of_module(tracking, lambda m, b: loss(lambda a: m(a[:, None]), b), TRAIN, UPPER)
+    without = model()
+    for value in (p.g, p.f):
+        want = loss(lambda a: functional_call(without, p.x0, (a[:, None],)), rows()).mean()
+        assert_same(value(p.theta0, p.x0, rows()), want * (0.5 if value is p.g else 1.0))

@@ -1,0 +1,308 @@
+"""Losses without second or forward-mode derivatives have the right product or an error."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from support.helpers import F64, assert_same, normal, rejects, spd
+from torch import Tensor
+
+from hgms.integrations.lower_solution import lower_solution
+from hgms.solvers import CG, MINRES
+from hgms_core import Key, Outcome, Problem, Tree, check_losses, curvature, hypergradient
+
+STRATEGIES = ("vjp", "jvp", "difference")
+
+
+every_strategy = pytest.mark.parametrize("strategy", STRATEGIES)
+
+
+A = spd(5)
+
+
+B = normal(5, 3, seed=1)
+
+
+C = normal(5, seed=2)
+
+
+def exact(theta: Tensor) -> tuple[Tensor, Tensor]:
+    x = torch.linalg.solve(A, B @ theta)
+    return x, 0.1 * theta + B.T @ torch.linalg.solve(A, x - C)
+
+
+def ones(_: Tensor, x: Tensor) -> Tensor:
+    return 0.5 * (x - 1).square().sum()
+
+
+def apart(theta: Tensor, x: Tensor) -> Tensor:
+    """x*(θ) = θ, so ∇F = θ − 1 with :func:`ones`."""
+    return 0.5 * (x - theta).square().sum()
+
+
+NOISE: dict[str, Callable[[], Any]] = {
+    "torch": lambda: torch.rand(50),
+    "numpy": lambda: torch.from_numpy(np.random.rand(50)),  # noqa: NPY002
+    "random": random.random,
+}
+
+
+class Square(torch.autograd.Function):
+    """x² without a forward-mode derivative."""
+
+    @staticmethod
+    def forward(x: Tensor) -> Tensor:
+        return x**2
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
+        ctx.save_for_backward(*inputs)
+
+    @staticmethod
+    def backward(ctx: Any, slope: Tensor) -> Tensor:
+        factor: Tensor = 2 * ctx.saved_tensors[0]
+        return factor * slope
+
+
+class OldSquare(torch.autograd.Function):
+    """x² in the older form, which torch.func rejects."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor) -> Tensor:
+        ctx.save_for_backward(x)
+        return x**2
+
+    backward = Square.backward
+
+
+@every_strategy
+def test_attention_can_be_differentiated_twice(strategy: Any) -> None:
+    q = normal(1, 2, 4, 8)
+
+    def fused(x: Tree) -> Tensor:
+        return torch.nn.functional.scaled_dot_product_attention(q * x["w"], q, q).square().sum()
+
+    def written_out(w: Tensor) -> Tensor:
+        return (torch.softmax(w * q @ q.mT / 8**0.5, dim=-1) @ q).square().sum()
+
+    w = torch.tensor(0.7, dtype=F64)
+    expected = torch.autograd.functional.hessian(written_out, w)
+    assert_same(
+        curvature(fused, {"w": w}, strategy).matvec(torch.ones(1, dtype=F64)),
+        expected.reshape(1),
+        rtol=1e-6,
+    )
+
+
+@pytest.mark.nightly
+@every_strategy
+def test_a_compiled_loss_has_its_second_derivative(strategy: Any) -> None:
+    """The gradient of compiled code has no graph: H was taken for 0, and h was 100."""
+    theta = torch.ones(3, dtype=F64)
+    bent = lambda theta, x: apart(theta, x) + 0.1 * torch.tanh(x - theta).square().sum()  # noqa: E731
+    for loss in (apart, bent):
+        compiled = torch.compile(loss, backend="aot_eager")
+        have, want = (
+            hypergradient(ones, g, theta, 2 * theta, solver=CG(ridge=1e-2), strategy=strategy).value
+            for g in (compiled, loss)
+        )
+        torch.testing.assert_close(have, want, rtol=1e-6, atol=1e-9)
+    assert float(have[0]) == pytest.approx(0.99, abs=0.01)
+
+
+@pytest.mark.parametrize("noise", NOISE)
+def test_a_random_loss_is_rejected_where_its_value_is_zero(noise: str) -> None:
+    """At x = θ the value and the gradient of g are 0, whatever is drawn; its Hessian is not."""
+    theta = torch.full((50,), 3.0, dtype=F64)
+
+    def g(theta: Tensor, x: Tensor) -> Tensor:
+        return 0.5 * ((x - theta).square() * (1 + NOISE[noise]())).sum()
+
+    with rejects("random-loss", "loss"):
+        hypergradient(ones, g, theta, theta.clone(), solver=CG())
+
+
+@every_strategy
+def test_odd_tensors_have_the_right_hypergradient_or_an_error(strategy: Any) -> None:
+    how: dict[str, Any] = {"solver": CG(), "strategy": strategy}
+    theta = torch.ones(3, dtype=F64)
+    expanded = torch.full((1,), 2.0, dtype=F64).expand(3)
+    value = hypergradient(ones, apart, theta, expanded, **how).value
+    torch.testing.assert_close(value, torch.ones(3, dtype=F64), rtol=1e-6, atol=1e-6)
+    with rejects("wrong-shape", "x"):
+        hypergradient(ones, apart, torch.ones(1), torch.zeros(0), **how)
+    with torch.inference_mode():
+        inside = torch.ones(3)
+        with rejects("inference-mode"):
+            hypergradient(ones, apart, theta, theta.clone(), **how)
+    with rejects("inference-mode", "theta", "theta"):
+        hypergradient(ones, apart, inside, torch.ones(3), **how)
+    with rejects("inference-mode", "loss"):
+        hypergradient(
+            ones, lambda t, x: (inside @ x - t).square().sum(), theta, torch.ones(3), **how
+        )
+
+
+@every_strategy
+@pytest.mark.parametrize(
+    "g",
+    [
+        lambda theta, x: torch.tensor(0.0),
+        lambda theta, x: (theta * theta).sum(),
+        lambda theta, x: (x.detach() - theta).square().sum(),
+        lambda theta, x: (torch.ones(3, requires_grad=True) - theta).square().sum(),
+    ],
+    ids=["constant", "of θ", "detached", "of another tensor"],
+)
+def test_a_lower_loss_without_a_gradient_in_x_is_named(g: Any, strategy: Any) -> None:
+    with rejects("no-gradient", "g"):
+        hypergradient(
+            lambda theta, x: x.sum(),
+            g,
+            torch.ones(3),
+            torch.ones(3),
+            solver=CG(),
+            strategy=strategy,
+        )
+    if g(torch.ones(3), torch.ones(3)).requires_grad:
+        return  # lower_solution names the other tensor
+    with rejects("no-gradient", "g"):
+        theta = torch.ones(3, requires_grad=True)
+        x = lower_solution(g, theta, torch.ones(3), solver=CG(), strategy=strategy)
+        x.sum().backward()
+
+
+@pytest.mark.parametrize("function", [Square, OldSquare])
+@every_strategy
+def test_backward_passes_alone_suffice(function: Any, strategy: Any) -> None:
+    theta = torch.full((3,), 3.0, dtype=F64)
+
+    def g(theta: Tensor, x: Tensor) -> Tensor:
+        value: Tensor = 0.5 * function.apply(x - theta).sum()
+        return value
+
+    value = hypergradient(ones, g, theta, theta.clone(), solver=CG(), strategy=strategy).value
+    torch.testing.assert_close(value, theta - 1, rtol=1e-6, atol=1e-6)
+    leaf = theta.clone().requires_grad_()
+    x = lower_solution(g, leaf, torch.clone, solver=CG(), strategy=strategy)
+    ones(leaf, x).backward()
+    torch.testing.assert_close(leaf.grad, theta - 1, rtol=1e-6, atol=1e-6)
+
+
+@every_strategy
+@pytest.mark.parametrize("mode", ["use_mm_for_euclid_dist", "use_mm_for_euclid_dist_if_necessary"])
+def test_distances_have_their_second_derivative_or_an_error(mode: str, strategy: Any) -> None:
+    z = normal(12, 4, seed=1)
+    x = normal(12, seed=2)
+    theta = torch.tensor(0.3, dtype=F64)
+
+    def with_cdist(theta: Tensor, x: Tensor) -> Tensor:
+        distance = torch.cdist(x.view(3, 4), z, compute_mode=mode)
+        return theta.exp() * distance.square().mean() + 5 * (x**2).sum()
+
+    def written_out(theta: Tensor, x: Tensor) -> Tensor:
+        squares = (x.view(3, 1, 4) - z).square().sum(-1)
+        return theta.exp() * squares.mean() + 5 * (x**2).sum()
+
+    if mode.endswith("necessary") and strategy != "difference":
+        with rejects("no-second-derivative", "hypergradient", "strategy"):
+            hypergradient(ones, with_cdist, theta, x, solver=CG(), strategy=strategy)
+        return
+    have = hypergradient(ones, with_cdist, theta, x, solver=CG(), strategy=strategy).value
+    want = hypergradient(ones, written_out, theta, x, solver=CG()).value
+    torch.testing.assert_close(have, want, rtol=1e-8, atol=0)
+
+
+def test_mse_loss_has_a_jvp() -> None:
+    """Its derivative along x is a tensor of zeros without memory (pytorch issue 123996)."""
+    a, y = normal(30, 3, seed=1), normal(30, seed=2)
+    mse = torch.nn.functional.mse_loss
+    values = [
+        hypergradient(
+            lambda t, x: mse(a @ x, y),
+            lambda t, x: t.exp() * mse(a @ x, y) + (x**2).sum(),
+            torch.zeros((), dtype=F64),
+            torch.zeros(3, dtype=F64),
+            solver=CG(),
+            strategy=strategy,
+        ).value
+        for strategy in ("vjp", "jvp")
+    ]
+    torch.testing.assert_close(*values, rtol=1e-12, atol=0)
+
+
+@every_strategy
+def test_a_loss_that_changes_x_or_has_sparse_gradients_is_rejected(strategy: Any) -> None:
+    rows = torch.arange(5)
+    for option, code in (
+        ({"max_norm": 1.0}, "loss-with-state"),
+        ({"sparse": True}, "sparse-gradient"),
+    ):
+        table = torch.nn.Embedding(5, 2, **option)  # type: ignore[arg-type]
+        x = {"weight": torch.full((5, 2), 2.0)}
+
+        def g(theta: Tensor, x: Tree) -> Tensor:
+            found: Tensor = torch.func.functional_call(table, x, (rows,))  # noqa: B023
+            return 0.5 * (found - theta).square().sum()
+
+        with rejects(code, "g"):
+            hypergradient(
+                lambda theta, x: x["weight"].sum(),
+                g,
+                torch.ones(2),
+                x,
+                solver=CG(),
+                strategy=strategy,
+            )
+
+
+@pytest.mark.parametrize("solver", [CG(), MINRES()], ids=["cg", "minres"])
+@every_strategy
+def test_a_free_direction_keeps_the_derivative_of_the_solution(solver: Any, strategy: Any) -> None:
+    """Softmax regression with an intercept: any constant may be added to it. By differences the
+    rounding of the products was taken for curvature, and h was −4.84."""
+    cross_entropy = torch.nn.functional.cross_entropy
+    for seed in range(4):
+        generator = torch.Generator().manual_seed(seed)
+        rows = torch.randn(10, 5, generator=generator, dtype=F64)
+        y = torch.randint(0, 3, (10,), generator=generator)
+
+        def g(decay: Tensor, x: Tensor) -> Tensor:
+            fit = cross_entropy(rows @ x[:15].view(5, 3) + x[15:], y)  # noqa: B023
+            return fit + decay / 2 * x[:15].square().sum()
+
+        decay = torch.tensor(100.0, dtype=F64)
+        x = torch.zeros(18, dtype=F64)
+        for _ in range(20):
+            slope = torch.func.grad(lambda x: g(decay, x))(x)  # noqa: B023
+            x = x - torch.linalg.pinv(torch.func.hessian(lambda x: g(decay, x))(x)) @ slope  # noqa: B023
+        f = lambda decay, x: x[15] + 0 * decay  # noqa: E731
+        estimate = hypergradient(f, g, decay, x, solver=solver, strategy=strategy)
+        assert estimate.outcome is Outcome.STAGNATED
+        assert estimate.solution is not None
+        assert float(estimate.solution.residual) <= 1
+        assert float(estimate.solution.value.norm()) < 20
+        assert abs(float(estimate.value)) < 1e-4
+        if isinstance(solver, MINRES):
+            assert float(estimate.solution.residual) == pytest.approx(3**-0.5, rel=1e-6)
+            exact = hypergradient(f, g, decay, x, solver=solver)
+            assert float(estimate.value) == pytest.approx(float(exact.value), rel=1e-3)
+
+
+def test_a_run_rejects_hidden_random_numbers_where_the_loss_is_zero() -> None:
+    """Neither the loss nor a global generator shows them at x = θ."""
+    hidden = np.random.default_rng(0)
+    theta = torch.full((50,), 3.0, dtype=F64)
+
+    def g(theta: Tensor, x: Tensor, _: Tree) -> Tensor:
+        noise = torch.from_numpy(hidden.random(50))
+        return 0.5 * ((x - theta).square() * (1 + noise)).sum()
+
+    made = Problem(theta0=theta, x0=theta.clone(), f=lambda theta, x, _: ones(theta, x), g=g)
+    with rejects("random-loss", "loss"):
+        check_losses(made, made.theta0, made.x0, Key(0))
