@@ -1,29 +1,28 @@
-"""Thirty deliberate mistakes, and whether the tests catch them.
+"""Deliberate mistakes in a copy of the project, and whether the tests catch them.
 
-Every mutation of ``mutations.toml`` is applied, one at a time, to a scratch copy of the working
-tree; the tests that it names are run there, and at least one has to fail. Before that the same
-tests have to pass on the unbroken copy. The working tree is only read.
+Each mutation of ``mutations/*.toml`` is applied alone to a copy of the working tree. Then the tests
+run that belong to the mutated package: the doctests of the module, the test file of the module, the
+tests of its package, and those of the packages that import it. A mutation is caught if one of them
+fails, provided that this test passes in the copy without the mutation::
 
-::
-
-    python benchmarks/mutations.py              # all of them, some minutes
-    python benchmarks/mutations.py --list
+    python benchmarks/mutations.py                   # by the default tier
+    python benchmarks/mutations.py --tier extended   # those that the default tier missed
     python benchmarks/mutations.py --only 7 12
+    python benchmarks/mutations.py --list
 
-A mutation says ``what`` is wrong, replaces the text ``old`` by ``new``, and names ``tests``. It
-knows no path, so it survives a move: ``old`` is searched in all modules of ``hgms_core`` and
-``plugins`` (line breaks and indentation do not matter) and has to stand in exactly one place; a
-test function is searched in all test files. What is not found, or found in several places, counts
-as not caught.
+A mutation has an ``area``, says ``what`` is wrong, and replaces the text ``old`` by ``new``. It
+names no path and no test, so it survives a move: ``old`` occurs exactly once in all modules of
+``hgms_core`` and ``plugins`` (line breaks and indentation do not count).
 
-Exit code: 0 if all are caught, else 1.
+The results are stored in ``results/mutations.json``; docs/benchmarks.md shows them. Exit code: 0 if
+all mutations are caught, else 1.
 """
 
 from __future__ import annotations
 
 import argparse
 import ast
-import contextlib
+import json
 import os
 import re
 import shutil
@@ -32,32 +31,38 @@ import sys
 import tempfile
 import time
 import tomllib
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from queue import SimpleQueue
+from typing import Literal
 
-from attrs import frozen
+from attrs import asdict, evolve, frozen
 
 HERE = Path(__file__).resolve().parent
-TREE = HERE.parent
-PATIENCE = 180
-"""Seconds that the tests of one mutation may take; a hang is not a test that fails."""
+ROOT = HERE.parent
+RECORD = HERE / "results" / "mutations.json"
+PACKAGES = ("hgms_core", "plugins")
+TIERS = {"default": [], "extended": ["-m", "extended and not nightly"]}
+"""The options of pytest that select a tier."""
+PATIENCE = 900
+"""Seconds that the tests of one mutation may take. A hang is not a test that fails."""
 
 RUN = """
 import importlib.util, pathlib, sys
-scratch, packages, arguments = pathlib.Path(sys.argv[1]), sys.argv[2].split(","), sys.argv[3:]
-for package in packages:
+copy = pathlib.Path(sys.argv[1])
+for package in ("hgms", "hgms_core", "hgms_mix"):
     spec = importlib.util.find_spec(package)
-    if spec is None or scratch not in pathlib.Path(spec.origin).resolve().parents:
-        found = spec and spec.origin
-        sys.exit(f"REFUSED: {package} would be imported from {found}, not from the scratch copy")
+    if spec is None or copy not in pathlib.Path(spec.origin).resolve().parents:
+        sys.exit(f"{package} would not be imported from the copy, but from {spec and spec.origin}")
 import pytest
-sys.exit(pytest.main(arguments))
+sys.exit(pytest.main(sys.argv[2:]))
 """
-"""Runs pytest in a process that imports the scratch copy, or nothing at all."""
+"""Runs pytest in a process that imports the copy, or nothing at all."""
 
 
-class Trouble(Exception):
-    """A mutation that cannot be tried."""
+class NotApplicable(Exception):
+    """A mutation whose text is not found, or found in several places."""
 
 
 @frozen(kw_only=True)
@@ -66,211 +71,213 @@ class Mutation:
     what: str
     old: str
     new: str
-    tests: tuple[str, ...]
 
-    def applied(self, modules: Sequence[Path]) -> tuple[Path, str]:
-        """The one module that holds ``old``, and its text with ``new`` instead."""
+    def applied(self, texts: Mapping[Path, str]) -> tuple[Path, str]:
+        """The one module that contains ``old``, and its text with ``new`` instead."""
         pattern = re.compile(r"\s+".join(map(re.escape, self.old.split())))
-        hits = [
-            (path, match)
-            for path in modules
-            for match in pattern.finditer(path.read_text(encoding="utf-8"))
-        ]
+        hits = [(path, match) for path, text in texts.items() for match in pattern.finditer(text)]
         if len(hits) != 1:
-            places = ", ".join(sorted({path.name for path, _ in hits}))
-            raise Trouble(
-                f"snippet found in {len(hits)} places ({places})" if hits else "snippet not found"
-            )
+            places = ", ".join(sorted({path.name for path, _ in hits})) or "no module"
+            raise NotApplicable(f"{self.old!r} occurs {len(hits)} times ({places})")
         path, match = hits[0]
         return path, match.string[: match.start()] + self.new + match.string[match.end() :]
 
 
+@frozen(kw_only=True)
+class Verdict:
+    area: str
+    what: str
+    tier: Literal["default", "extended", "none"]
+    reason: str
+    """The test that fails, or why none does."""
+
+
 def mutations() -> list[Mutation]:
-    with (HERE / "mutations.toml").open("rb") as stream:
-        rows = tomllib.load(stream)["mutation"]
-    return [Mutation(**{**row, "tests": tuple(row["tests"])}) for row in rows]
+    rows = []
+    for path in sorted((HERE / "mutations").glob("*.toml")):
+        rows += tomllib.loads(path.read_text(encoding="utf-8"))["mutation"]
+    return [Mutation(**row) for row in rows]
+
+
+def modules(root: Path) -> list[Path]:
+    return [path for package in PACKAGES for path in sorted((root / package).rglob("*.py"))]
+
+
+def texts(root: Path) -> dict[Path, str]:
+    return {path: path.read_text(encoding="utf-8") for path in modules(root)}
+
+
+def package_of(module: Path, root: Path) -> str:
+    """The dotted name of the package that the tests mirror: ``hgms.solvers``.
+
+    >>> package_of(Path("/copy/plugins/hgms/solvers/krylov/cg.py"), Path("/copy"))
+    'hgms.solvers'
+    >>> package_of(Path("/copy/hgms_core/trees.py"), Path("/copy"))
+    'hgms_core'
+    """
+    parts = module.relative_to(root).parts
+    if parts[0] == "hgms_core":
+        return "hgms_core"
+    return ".".join(parts[1 : 3 if len(parts) > 3 else 2])
+
+
+def folder_of(package: str, root: Path) -> Path:
+    """The folder with the tests of a package."""
+    names = ["core"] if package == "hgms_core" else package.split(".")
+    return root.joinpath("tests", *names)
+
+
+def users(package: str, root: Path) -> list[str]:
+    """The packages that import a package, those with the fewest modules first."""
+    sizes: dict[str, int] = {}
+    importing = set()
+    for module in modules(root):
+        user = package_of(module, root)
+        sizes[user] = sizes.get(user, 0) + 1
+        if any(name.startswith(package) for name in _imports(module)):
+            importing.add(user)
+    return sorted(importing - {package}, key=lambda name: (sizes[name], name))
+
+
+def _imports(module: Path) -> Iterator[str]:
+    for node in ast.walk(ast.parse(module.read_text(encoding="utf-8"))):
+        if isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom) and node.module:
+            yield from (f"{node.module}.{alias.name}" for alias in node.names)
+
+
+def tests_of(module: Path, root: Path) -> list[Path]:
+    """What is run for a mutated module, in the order in which it is likely to fail."""
+    package = package_of(module, root)
+    own = folder_of(package, root)
+    stem = module.parent.name if module.stem == "__init__" else module.stem
+    named = sorted(own.rglob(f"test_{stem}*.py")) if own.is_dir() else []
+    folders = [own, *(folder_of(user, root) for user in users(package, root))]
+    return list(dict.fromkeys([module, *named, *(path for path in folders if path.is_dir())]))
 
 
 def copy_tree(source: Path, target: Path) -> None:
-    """The files that git tracks, or would track."""
-    command = [
-        "git",
-        "-C",
-        str(source),
-        "ls-files",
-        "-z",
-        "--cached",
-        "--others",
-        "--exclude-standard",
-    ]
-    for name in subprocess.run(command, check=True, capture_output=True, text=True).stdout.split(
-        "\0"
-    ):
-        if name and (source / name).is_file():
+    """Copy the files that git tracks, or would track."""
+    listing = ["git", "-C", source, "ls-files", "-z", "--cached", "--others", "--exclude-standard"]
+    done = subprocess.run(listing, check=True, capture_output=True, text=True)
+    for name in filter(None, done.stdout.split("\0")):
+        if (source / name).is_file():
             (target / name).parent.mkdir(parents=True, exist_ok=True)
             shutil.copyfile(source / name, target / name)
 
 
-class Tree:
-    """A checkout: its packages and the folders to import them from, its modules, its test
-    functions.
-    """
-
-    def __init__(self, folder: Path) -> None:
-        self.folder = folder.resolve()
-        files = [
-            path
-            for place in ("hgms_core", "plugins", "tests")
-            for path in sorted((self.folder / place).rglob("*.py"))
-        ]
-        self.modules = [
-            path for path in files if "tests" not in path.relative_to(self.folder).parts
-        ]
-        self._functions = {
-            path: list(_functions(path)) for path in files if path.name.startswith("test_")
-        }
-        packages = [path.parent for path in self.modules if path.name == "__init__.py"]
-        top = [package for package in packages if package.parent not in packages]
-        self.packages = [package.name for package in top]
-        self.places = list(dict.fromkeys(package.parent for package in top))
-
-    def nodes(self, names: Sequence[str]) -> list[str]:
-        """The test functions of these names, as pytest spells them."""
-        nodes = []
-        for name in names:
-            places = [
-                f"{path.relative_to(self.folder)}::{node}"
-                for path, functions in self._functions.items()
-                for node in functions
-                if node.rpartition("::")[2] == name
-            ]
-            if not places:
-                raise Trouble(f"test not found: {name}")
-            nodes += places
-        return list(dict.fromkeys(nodes))
-
-    def run(
-        self, nodes: Sequence[str], patience: float = PATIENCE
-    ) -> subprocess.CompletedProcess[str]:
-        options = ["-x", "-q", "--tb=line", "-p", "no:cacheprovider", "-p", "no:randomly"]
-        environment = os.environ | {
-            "PYTHONPATH": os.pathsep.join(
-                [*map(str, self.places), *filter(None, [os.environ.get("PYTHONPATH")])]
-            ),
-            # else a change of one character within a second could go unnoticed
-            "PYTHONDONTWRITEBYTECODE": "1",
-            "OMP_NUM_THREADS": "1",
-        }
-        return subprocess.run(
-            [
-                sys.executable,
-                "-c",
-                RUN,
-                str(self.folder),
-                ",".join(self.packages),
-                *options,
-                *nodes,
-            ],
-            cwd=self.folder,
-            env=environment,
-            capture_output=True,
-            text=True,
-            timeout=patience,
-            check=False,
-        )
+def run(root: Path, nodes: Sequence[str], tier: str) -> subprocess.CompletedProcess[str]:
+    options = ["-x", "-q", "--tb=line", "-p", "no:cacheprovider", *TIERS[tier]]
+    environment = os.environ | {
+        "PYTHONPATH": os.pathsep.join([str(root), str(root / "plugins")]),
+        # otherwise a change of one character within a second could go unnoticed
+        "PYTHONDONTWRITEBYTECODE": "1",
+        "OMP_NUM_THREADS": "1",
+    }
+    return subprocess.run(
+        [sys.executable, "-c", RUN, root, *options, *nodes],
+        cwd=root,
+        env=environment,
+        capture_output=True,
+        text=True,
+        timeout=PATIENCE,
+        check=False,
+    )
 
 
-def _functions(path: Path) -> Iterator[str]:
-    """The test functions of a file, those of classes as ``Class::function``."""
-    for statement in ast.parse(path.read_text(encoding="utf-8")).body:
-        if isinstance(statement, ast.FunctionDef):
-            yield statement.name
-        elif isinstance(statement, ast.ClassDef):
-            yield from (
-                f"{statement.name}::{part.name}"
-                for part in statement.body
-                if isinstance(part, ast.FunctionDef)
-            )
-
-
-def tried(mutation: Mutation, scratch: Tree) -> tuple[bool, str]:
-    """Whether the mutation is caught, and by which test (or why not)."""
+def failing(root: Path, nodes: Sequence[str], tier: str) -> tuple[str | None, str]:
+    """The first test that fails, and why there is none."""
     try:
-        nodes = scratch.nodes(mutation.tests)
-        path, broken = mutation.applied(scratch.modules)
-    except Trouble as trouble:
-        return False, str(trouble)
+        done = run(root, nodes, tier)
+    except subprocess.TimeoutExpired:
+        return None, f"no end after {PATIENCE} s"
+    found = re.search(r"^(?:FAILED|ERROR) (\S+)", done.stdout, re.MULTILINE)
+    if found:
+        return found[1], ""
+    lines = (done.stdout + done.stderr).strip().splitlines()
+    return None, lines[-1] if lines else "pytest printed nothing"
+
+
+def tried(mutation: Mutation, root: Path, tier: Literal["default", "extended"]) -> Verdict:
+    """Whether the tests of a tier catch a mutation in the copy ``root``."""
+    verdict = Verdict(area=mutation.area, what=mutation.what, tier="none", reason="")
+    try:
+        path, broken = mutation.applied(texts(root))
+    except NotApplicable as error:
+        return evolve(verdict, reason=str(error))
+    nodes = [str(node.relative_to(root)) for node in tests_of(path, root)]
     whole = path.read_text(encoding="utf-8")
     path.write_text(broken, encoding="utf-8")
     try:
-        outcome = scratch.run(nodes)
-    except subprocess.TimeoutExpired:
-        return False, f"no end after {PATIENCE} s"
+        test, why = failing(root, nodes, tier)
     finally:
         path.write_text(whole, encoding="utf-8")
-    if outcome.returncode == 0:
-        return False, "all its tests pass"
-    failed = re.search(r"^(?:FAILED|ERROR) \S*?([^/\s]+\.py::\S+)", outcome.stdout, re.MULTILINE)
-    if outcome.returncode != 1 or failed is None:
-        return False, f"the tests did not run: {_last_lines(outcome)}"
-    return True, failed[1]
-
-
-def _last_lines(outcome: subprocess.CompletedProcess[str], count: int = 5) -> str:
-    return " | ".join((outcome.stdout + outcome.stderr).strip().splitlines()[-count:])
+    if test is None:
+        return evolve(verdict, reason=why)
+    unbroken, _ = failing(root, [test], tier)
+    if unbroken is not None:
+        return evolve(verdict, reason=f"{test} fails without the mutation as well")
+    return evolve(verdict, tier=tier, reason=test)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(description="Are deliberate mistakes caught by the tests?")
-    parser.add_argument("--list", action="store_true", help="what the mutations are")
-    parser.add_argument("--only", type=int, nargs="+", metavar="N", help="these alone")
+    parser = argparse.ArgumentParser(description="Do the tests catch deliberate mistakes?")
+    parser.add_argument("--list", action="store_true", help="print the mutations")
+    parser.add_argument("--only", type=int, nargs="+", metavar="N", help="try these")
+    parser.add_argument("--tier", choices=TIERS, default="default")
+    parser.add_argument("--jobs", type=int, default=os.cpu_count(), help="copies at a time")
     options = parser.parse_args(arguments)
     numbered = dict(enumerate(mutations(), start=1))
     if unknown := sorted(set(options.only or ()) - set(numbered)):
-        parser.error(f"--only takes numbers from 1 to {len(numbered)}: {unknown}")
+        parser.error(f"--only accepts numbers from 1 to {len(numbered)}: {unknown}")
+    record = json.loads(RECORD.read_text()) if RECORD.exists() else {}
     chosen = {
         number: mutation
         for number, mutation in numbered.items()
-        if options.only is None or number in options.only
+        if number in (options.only or numbered)
+        and (
+            options.tier == "default"
+            or record.get(mutation.what, {}).get("tier", "none") != "default"
+        )
     }
     if options.list:
         for number, mutation in chosen.items():
-            print(
-                f"{number:3} {mutation.area:14} {mutation.what}\n{'':19}{', '.join(mutation.tests)}"
-            )
+            print(f"{number:3} {mutation.area:14} {mutation.what}")
         return 0
 
     with tempfile.TemporaryDirectory(prefix="hgms-mutations-") as folder:
-        copy_tree(TREE, Path(folder))
-        scratch = Tree(Path(folder))
-        nodes: list[str] = []
-        for mutation in chosen.values():
-            with contextlib.suppress(Trouble):  # said when its turn comes
-                nodes += scratch.nodes(mutation.tests)
-        outcome = scratch.run(list(dict.fromkeys(nodes)), patience=PATIENCE * len(chosen))
-        if outcome.returncode != 0:
-            print(
-                "the unbroken copy does not pass:\n"
-                f"{outcome.stdout[-3000:]}{outcome.stderr[-3000:]}"
-            )
-            return 1
-        print(f"unbroken: {outcome.stdout.strip().splitlines()[-1]}\n", flush=True)
-        missed = 0
-        for number, mutation in chosen.items():
+        free: SimpleQueue[Path] = SimpleQueue()
+        for job in range(options.jobs):
+            copy = Path(folder).resolve() / str(job)
+            copy_tree(ROOT, copy)
+            free.put(copy)
+
+        def attempt(number: int) -> Verdict:
+            copy = free.get()
             began = time.monotonic()
-            caught, why = tried(mutation, scratch)
-            missed += not caught
-            verdict = "caught" if caught else "MISSED"
-            seconds = time.monotonic() - began
+            verdict = tried(numbered[number], copy, options.tier)
+            free.put(copy)
+            word = "MISSED" if verdict.tier == "none" else "caught"
             print(
-                (
-                    f"{number:3} {verdict} {seconds:5.1f} s  {mutation.area:14} {mutation.what}\n"
-                    f"{'':19}{why}"
-                ),
+                f"{number:3} {word} {time.monotonic() - began:5.0f} s  {verdict.area:14} "
+                f"{verdict.what}\n{'':19}{verdict.reason}",
                 flush=True,
             )
-    print(f"\n{len(chosen) - missed} of {len(chosen)} caught")
-    return int(missed > 0)
+            return verdict
+
+        with ThreadPoolExecutor(options.jobs) as pool:
+            verdicts = list(pool.map(attempt, chosen))
+    record |= {verdict.what: asdict(verdict) for verdict in verdicts}
+    kept = {
+        mutation.what: record[mutation.what]
+        for mutation in numbered.values()
+        if mutation.what in record
+    }
+    RECORD.write_text(json.dumps(kept, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
+    caught = sum(verdict.tier != "none" for verdict in verdicts)
+    print(f"\n{caught} of {len(verdicts)} caught by tier {options.tier}")
+    return int(caught < len(verdicts))
 
 
 if __name__ == "__main__":

@@ -1,45 +1,22 @@
-"""benchmarks/mutations.py: every break can still be made, and the tests that are to catch it are
-there. Whether they do, the script says, which takes minutes."""
+"""benchmarks/mutations.py: every mutation can still be planted. Whether the tests catch it, the
+script says, which takes an hour.
+"""
 
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
 
-import attrs
-import pytest
-from helpers import load_script
+from support.helpers import load_script
 
 ROOT = Path(__file__).resolve().parents[2]
 
 
-script = load_script("hgms_benchmark_mutations", ROOT / "benchmarks" / "mutations.py")
-TREE = script.Tree(ROOT)
-MUTATIONS = script.mutations()
-
-
-def test_there_are_thirty() -> None:
-    assert len({mutation.what for mutation in MUTATIONS}) == 30
-
-
-@pytest.mark.parametrize(
-    "mutation",
-    MUTATIONS,
-    ids=[f"{number}-{mutation.area}" for number, mutation in enumerate(MUTATIONS, 1)],
-)
-def test_a_break_stands_in_one_place_and_has_its_tests(mutation: Any) -> None:
-    path, broken = mutation.applied(TREE.modules)
-    compile(broken, str(path), "exec")
-    assert broken != path.read_text(encoding="utf-8")
-    assert TREE.nodes(mutation.tests)
-
-
-def test_what_is_not_there_or_not_once_is_no_break() -> None:
-    for changes, message in (
-        ({"old": "no such text anywhere", "new": "x"}, "snippet not found"),
-        ({"old": "import annotations", "new": "x"}, "snippet found in"),
-    ):
-        with pytest.raises(script.Trouble, match=message):
-            attrs.evolve(MUTATIONS[0], **changes).applied(TREE.modules)
-    with pytest.raises(script.Trouble, match="test not found: test_of_nothing"):
-        TREE.nodes(["test_of_nothing"])
+def test_a_hundred_mutations_can_be_planted() -> None:
+    script = load_script("hgms_benchmark_mutations", ROOT / "benchmarks" / "mutations.py")
+    planted = script.mutations()
+    assert len({mutation.what for mutation in planted}) == len(planted) >= 100
+    texts = script.texts(ROOT)
+    for mutation in planted:
+        path, broken = mutation.applied(texts)
+        compile(broken, str(path), "exec")
+        assert broken != texts[path]
