@@ -1,0 +1,126 @@
+"""The rows of a run by column: their values, and rows that no run wrote."""
+
+from __future__ import annotations
+
+import json
+import math
+from pathlib import Path
+
+import numpy as np
+import pytest
+from support.helpers import rejects
+from support.made_runs import write_run
+
+from hgms.results import read_run
+from hgms_core.errors import CheckpointError
+
+DEEP = "[" * 100_000
+
+
+def lines(name: str, *values: object) -> str:
+    rows = [json.dumps({"step": step, name: value}) for step, value in enumerate(values)]
+    return "\n".join(rows) + "\n"
+
+
+@pytest.mark.parametrize("fast", [True, False])
+def test_columns_with_and_without_the_fast_reader(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, fast: bool
+) -> None:
+    if fast:
+        pytest.importorskip("msgspec", reason="the extra report is not installed")
+    else:
+        monkeypatch.setattr("hgms.results.columns._decoder", lambda wanted: None)
+    rows = [{"step": 0, "metric.value": 1}]
+    for step in (1, 2, 3):
+        row = {"step": step, "gap": step / 8, "outcome": "converged", "residual": [0.1, 0.3]}
+        rows.append({**row, "metric.value": 0.5})
+    text = "".join(json.dumps(row) + "\n" for row in rows) + '{"step": 4, "gap": 0'  # killed
+    path = write_run(tmp_path, files={"steps.jsonl": text})
+    names = ["seconds", "gap", "outcome", "residual", "metric.value", "nobody"]
+    columns = read_run(path).columns(names)
+    assert list(columns) == ["step", *names]
+    for name, values in {
+        "step": [0, 1, 2, 3],
+        "seconds": [0, 0.25, 0.5, 0.75],
+        "gap": [np.nan, 1 / 8, 2 / 8, 3 / 8],
+        "residual": [np.nan, 0.3, 0.3, 0.3],
+        "nobody": [np.nan] * 4,
+    }.items():
+        np.testing.assert_array_equal(columns[name], values)
+    assert columns["outcome"].tolist() == [None, "converged", "converged", "converged"]
+
+
+def test_a_step_without_its_time_has_none(tmp_path: Path) -> None:
+    timings = '{"step": 0, "seconds": 0.0}\n{"step": 2, "seconds": 0.5}\n'
+    seconds = read_run(write_run(tmp_path, files={"timings.jsonl": timings})).columns(["seconds"])
+    np.testing.assert_array_equal(seconds["seconds"], [0, np.nan, 0.5, np.nan])
+
+
+@pytest.mark.parametrize("name", ['a"b', "a\\b", "a\nb", "a\x01b"])
+def test_a_source_of_any_name_is_read(tmp_path: Path, name: str) -> None:
+    """The fast reader takes no such names."""
+    text = lines(f"weight.{name}", 0, 0.25, 0.5, 0.75)
+    columns = read_run(write_run(tmp_path, files={"steps.jsonl": text})).columns([f"weight.{name}"])
+    np.testing.assert_array_equal(columns[f"weight.{name}"], [0, 0.25, 0.5, 0.75])
+
+
+@pytest.mark.parametrize(
+    ("value", "expected"),
+    [
+        ("1e999", math.nan),
+        ("9" * 400, math.nan),
+        ("9" * 4000, math.nan),
+        ("[[1, [2]], 3]", 3.0),
+        ("[1, 1e999]", 1.0),
+        ("[" * 200 + "5" + "]" * 200, 5.0),
+        ("{}", math.nan),
+        ("[]", math.nan),
+        ("1e308", 1e308),
+        ('["a", 2]', 2.0),
+    ],
+)
+@pytest.mark.parametrize("everywhere", [True, False])
+def test_odd_values_in_rows_are_numbers_or_not_finite(
+    tmp_path: Path, value: str, expected: float, everywhere: bool
+) -> None:
+    values = [value if everywhere or step == 1 else 0.5 for step in range(3)]
+    text = "".join(f'{{"step": {step}, "gap": {gap}}}\n' for step, gap in enumerate(values))
+    column = read_run(write_run(tmp_path, files={"steps.jsonl": text})).columns(["gap"])["gap"]
+    assert column.dtype == float
+    np.testing.assert_array_equal(column, [expected] * 3 if everywhere else [0.5, expected, 0.5])
+
+
+def test_words_that_look_like_numbers_are_words(tmp_path: Path) -> None:
+    run = read_run(write_run(tmp_path, files={"steps.jsonl": lines("outcome", "0", "1", "2")}))
+    assert run.columns(["outcome"])["outcome"].tolist() == ["0", "1", "2"]
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "code", "place"),
+    [
+        ("steps.jsonl", lines("gap", 1, 2, 3) * 2, "wrong-row", (4,)),
+        ("steps.jsonl", '{"step": 0}\n{"step": 0}\n', "wrong-row", (2,)),
+        ("steps.jsonl", '{"step": 0}\n{"gap": 0}\n', "wrong-row", (2,)),
+        ("steps.jsonl", '{"step": 0}\n{"step": 1.5}\n', "wrong-row", (2,)),
+        ("steps.jsonl", '{"step": -1}\n{"step": 1}\n', "wrong-row", (1,)),
+        ("steps.jsonl", '{"step": "0"}\n{"step": "1"}\n', "wrong-row", (1,)),
+        ("steps.jsonl", '{"step": 0}\n{"step": 1, "gap"\n{"step": 2}\n', "damaged-file", (2,)),
+        ("steps.jsonl", '{"step": 0}\n' + DEEP + "\n", "damaged-file", (2,)),
+        ("steps.jsonl", lines("oracle_calls", 0, 5, 4), "wrong-value", ("oracle_calls",)),
+        ("timings.jsonl", lines("seconds", 0, 5, 4, 6), "wrong-value", ("seconds",)),
+        ("timings.jsonl", lines("seconds", 0, 1, "2", 3), "wrong-type", ("seconds",)),
+        ("timings.jsonl", lines("seconds", 0, "1"), "wrong-type", ("seconds",)),
+    ],
+)
+def test_rows_that_no_run_wrote_are_refused(
+    tmp_path: Path, name: str, text: str, code: str, place: tuple[str | int, ...]
+) -> None:
+    run = read_run(write_run(tmp_path, files={name: text}))
+    with rejects(code, name, *place, of=CheckpointError):
+        run.columns(["seconds", "oracle_calls"])
+
+
+@pytest.mark.parametrize("last", ['"x"', "[]", "9" * 400, "null", "1e999"])
+def test_a_clock_that_is_no_number(tmp_path: Path, last: str) -> None:
+    path = write_run(tmp_path, files={"timings.jsonl": f'{{"step": 0, "seconds": {last}}}\n'})
+    assert math.isnan(read_run(path).seconds)

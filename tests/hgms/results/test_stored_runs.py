@@ -1,0 +1,288 @@
+"""Run folders read back: what is a run, what is left out and why; nothing of a stranger's folder
+is trusted.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from support.helpers import rejects
+from support.made_runs import CONFIG, write_run
+
+from hgms.config.control_characters import printable
+from hgms.config.tables import difference
+from hgms.results import read_run, scan, scan_sweeps, short_names
+from hgms.runs import RunFolder
+from hgms_core.errors import CheckpointError, ConfigError
+
+TEXT = CONFIG.format(seed=0, task="ring", rho=0.4, method="halve", lr=0.5, steps=3)
+
+
+def test_a_run_tells_what_it_was(tmp_path: Path) -> None:
+    summary = '{"status": "done", "outer_steps": 3, "metrics": {"value": 0.25, "bad": null}}'
+    files = {"resources.json": '{"peak_memory_bytes": 1024}', "summary.json": summary}
+    path = tmp_path / "ring" / "halve-0123abcd" / "seed-7"
+    write_run(tmp_path, seed=7, path=path, files=files)
+    [run], skipped = scan(tmp_path)
+    assert (run.path, skipped) == (path, [])
+    assert (run.task_name, run.task_label, run.task_version) == ("ring", "ring", "2")
+    assert (run.method_name, run.label, run.hash, run.seed) == ("halve", "halve", "0123abcd", 7)
+    assert (run.budget, run.status, run.error) == ("3 outer steps", "done", None)
+    assert run.metrics["value"] == 0.25
+    assert math.isnan(run.metrics["bad"])  # null in the file: it was not finite
+    assert (run.higher_is_better, run.seconds) == ({"value": False}, 0.75)
+    assert run.resources == {"peak_memory_bytes": 1024}
+    assert [row["seconds"] for row in run.records()] == [0.0, 0.25, 0.5, 0.75]
+
+
+def test_labels_of_the_author_come_before_names(tmp_path: Path) -> None:
+    text = TEXT.replace('label = "none"', 'label = "mine"\ntask_label = "ring at 0.4"')
+    write_run(tmp_path, files={"config.toml": text})
+    [run], _ = scan(tmp_path)
+    assert (run.label, run.task_label) == ("mine", "ring at 0.4")
+    assert (run.method_name, run.task_name) == ("halve", "ring")
+
+
+def test_a_failed_run_is_a_result(tmp_path: Path) -> None:
+    summary = '{"status": "failed", "error": "it grew", "metrics": {}}'
+    write_run(tmp_path, files={"summary.json": summary, "steps.jsonl": None})
+    [run], skipped = scan(tmp_path)
+    assert (run.status, run.error, skipped) == ("failed", "it grew", [])
+
+
+def test_copies_count_once(tmp_path: Path) -> None:
+    for name, rho in (("a", 0.4), ("b", 0.4), ("c", 0.6)):
+        write_run(tmp_path / name, rho=rho)
+    runs, [skipped] = scan([tmp_path / "a", tmp_path / "b", tmp_path / "c"])
+    assert ([run.task["rho"] for run in runs], skipped.code) == ([0.4, 0.6], "duplicate-run")
+    assert len(scan([tmp_path / "a", tmp_path / "a"])[0]) == 1
+
+
+def test_trials_of_a_sweep_are_kept_apart(tmp_path: Path) -> None:
+    sweeps = tmp_path / "sweeps"
+    write_run(tmp_path)
+    write_run(sweeps, seed=3)
+    for name, text in (("ring", '{"trials": [], "chosen": 0}'), ("broken", "{")):
+        (sweeps / name).mkdir(exist_ok=True)
+        (sweeps / name / "sweep.json").write_text(text)
+    runs, skipped = scan(tmp_path)
+    assert ([run.seed for run in runs], skipped) == ([0], [])
+    [found], [damaged] = scan_sweeps(tmp_path)
+    assert found.table == {"trials": [], "chosen": 0}
+    assert (damaged.code, damaged.place) == ("wrong-format", ("sweep.json",))
+    assert [run.seed for run in scan(sweeps)[0]] == [3]  # asked for by name
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        '{"trials": 3}',
+        '{"trials": [3]}',
+        '{"trials": [{"values": [1]}]}',
+        '{"trials": [{"loss": "x"}]}',
+        "[" * 10**5,
+    ],
+)
+def test_a_sweep_of_another_form_is_left_out(tmp_path: Path, text: str) -> None:
+    (tmp_path / "sweeps").mkdir()
+    (tmp_path / "sweeps" / "sweep.json").write_text(text)
+    stored, [skipped] = scan_sweeps(tmp_path)
+    assert (stored, skipped.place[0]) == ([], "sweep.json")
+
+
+def test_names_tell_equal_labels_apart() -> None:
+    tables: dict[str, dict[str, Any]] = {
+        "a": {"name": "hg", "solver": {"name": "cg", "rtol": 0.1}},
+        "b": {"name": "hg", "solver": {"name": "cg", "rtol": 0.2}},
+        "c": {"name": "hg", "solver": {"name": "neumann"}},
+        "d": {"name": "other"},
+    }
+    assert short_names(tables, {"a": "hg", "b": "hg", "c": "hg", "d": "other"}) == {
+        "a": "hg (solver.name = cg, solver.rtol = 0.1)",
+        "b": "hg (solver.name = cg, solver.rtol = 0.2)",
+        "c": "hg (solver.name = neumann, solver.rtol = none)",
+        "d": "other",
+    }
+    assert difference([{"a": 1}, {"a": 1}]) == []
+
+
+def test_stages_and_scores_of_a_mix_belong_to_its_run(tmp_path: Path) -> None:
+    scores = {
+        "metrics": {"gsm8k_accuracy": 0.7, "tuned_loss": None},
+        "higher_is_better": {"gsm8k_accuracy": True},
+    }
+    path = tmp_path / "source-mixture" / "halve-0a1b2c3d" / "seed-3"
+    write_run(tmp_path, path=path, seed=3, files={"scores.json": json.dumps(scores)})
+    for stage in ("sample", "finetune", "finetune-99aabbcc"):
+        (path / stage).mkdir()
+        (path / stage / "env.json").write_text("{}")
+    [run], skipped = scan(tmp_path)
+    assert (run.path, run.hash, skipped) == (path, "0a1b2c3d", [])
+    assert (run.metrics["gsm8k_accuracy"], run.metrics["value"]) == (0.7, 0.25)
+    assert math.isnan(run.metrics["tuned_loss"])
+    assert dict(run.higher_is_better) == {"value": False, "gsm8k_accuracy": True}
+
+
+@pytest.mark.parametrize("code", ["missing-file", "not-a-folder"])
+def test_a_path_that_is_no_folder(tmp_path: Path, code: str) -> None:
+    path = tmp_path / "runs"
+    if code == "not-a-folder":
+        path.write_text("")
+    with rejects(code, str(path), of=ConfigError):
+        scan(path)
+
+
+@pytest.mark.parametrize(
+    ("names", "code"),
+    [
+        ([".lease", ".mix.lease", ".lock"], "no-runs"),
+        (["mix.toml", ".mix.lease"], "unfinished-run"),
+        (["notes.txt"], "no-runs"),
+    ],
+)
+def test_a_folder_without_a_run_says_what_it_is(
+    tmp_path: Path, names: list[str], code: str
+) -> None:
+    for name in names:
+        (tmp_path / name).touch()
+    with rejects(code, str(tmp_path), of=CheckpointError):
+        read_run(tmp_path)
+
+
+# --- folders of strangers
+# --------------------------------------------------------------------------------------------------
+
+
+def large(file: Path) -> None:
+    with file.open("wb") as stream:
+        stream.truncate(2**40)  # of holes: it takes no room
+
+
+def link(file: Path) -> None:
+    secret = file.parents[2] / "secret.json"
+    secret.write_text('{"password": "hunter2"}')
+    file.symlink_to(secret)
+
+
+DEEP = "[" * 100_000
+C, S, E = "config.toml", "summary.json", "env.json"
+BAD: list[tuple[str, str | Callable[[Path], object] | None, str, tuple[str, ...]]] = [
+    (C, None, "missing-file", (C,)),
+    (C, lambda file: file.write_bytes(b"\xff\xfe\x00"), "wrong-format", (C,)),
+    (C, "seed = [", "wrong-format", (C,)),
+    (C, "seed = 0\n", "missing-option", (C, "task")),
+    (
+        C,
+        TEXT.replace("outer_steps = 3", "outer_steps = 0"),
+        "out-of-range",
+        (C, "budget", "outer_steps"),
+    ),
+    (C, TEXT + f"x = {DEEP}", "too-deep", (C,)),
+    (C, TEXT + "a" + ".a" * 100_000 + " = 1", "too-deep", (C,)),
+    (C, TEXT + "x = " + "9" * 5000, "wrong-format", (C,)),
+    (C, TEXT + "x = 0x" + "f" * 5000, "out-of-range", (C,)),
+    (C, TEXT + "x" * 2**20, "too-large", (C,)),
+    (C, TEXT.replace("seed = 0", "seed = 1.5"), "wrong-type", (C, "seed")),
+    (C, TEXT.replace('"none"', f'"{"x" * 1000}"'), "too-large", (C,)),
+    (S, None, "unfinished-run", (S,)),
+    (S, '{"status": "done', "wrong-format", (S,)),
+    (S, '{"status": "done", "metrics": [1]}', "wrong-type", (S, "metrics")),
+    (S, '{"status": "done", "metrics": {"a": "x"}}', "wrong-type", (S, "metrics", "a")),
+    (S, '{"status": "done", "outer_steps": true}', "wrong-type", (S, "outer_steps")),
+    (S, '{"status": "done", "outer_steps": 1.5}', "wrong-type", (S, "outer_steps")),
+    (S, '{"status": "done", "oracle_calls": -1}', "out-of-range", (S, "oracle_calls")),
+    (S, '{"status": "done", "cost": {"a": 1e999}}', "out-of-range", (S, "cost", "a")),
+    (S, '{"status": "failed", "error": {}}', "wrong-type", (S, "error")),
+    (S, "[1]", "wrong-type", (S,)),
+    (S, "{}", "wrong-value", (S, "status")),
+    (S, '{"status": "' + "x" * 10**6 + '"}', "wrong-value", (S, "status")),
+    (S, f'{{"status": {DEEP}', "too-deep", (S,)),
+    (E, '{"task": 3}', "wrong-type", (E, "task")),
+    (E, '{"task": {"metrics": {"value": "false"}}}', "wrong-type", (E, "task", "metrics", "value")),
+    (E, "{", "wrong-format", (E,)),
+    (E, f'{{"x": {DEEP}', "too-deep", (E,)),
+    (E, '{"x": ' + "[" * 100 + "]" * 100 + "}", "too-deep", (E,)),
+    (E, '{"x": ' + "9" * 400 + "}", "out-of-range", (E,)),
+    (E, '{"x": ' + "9" * 5000 + "}", "wrong-format", (E,)),
+    (E, '{"x": "\\ud800"}', "wrong-format", (E,)),
+    (E, link, "not-a-file", (E,)),
+    (E, lambda file: file.symlink_to("/dev/zero"), "not-a-file", (E,)),
+    (E, os.mkfifo, "not-a-file", (E,)),
+    (E, Path.mkdir, "unreadable-file", (E,)),
+    (E, large, "too-large", (E,)),
+    ("steps.jsonl", None, "missing-file", ("steps.jsonl",)),
+    ("scores.json", '{"metrics": 3}', "wrong-type", ("scores.json",)),
+    ("scores.json", '{"metrics": {"a": "b"}}', "wrong-type", ("scores.json", "metrics", "a")),
+    ("scores.json", "[]", "wrong-type", ("scores.json",)),
+    ("scores.json", "{", "wrong-format", ("scores.json",)),
+    (
+        "resources.json",
+        '{"peak_memory_bytes": "x"}',
+        "wrong-type",
+        ("resources.json", "peak_memory_bytes"),
+    ),
+]
+
+
+@pytest.mark.skipif(os.name == "nt", reason="Windows has no such files")
+@pytest.mark.parametrize(("name", "content", "code", "place"), BAD)
+def test_a_folder_that_is_no_run_is_left_out_with_a_short_reason(
+    tmp_path: Path,
+    name: str,
+    content: str | Callable[[Path], object] | None,
+    code: str,
+    place: tuple[str, ...],
+) -> None:
+    good = write_run(tmp_path / "good")
+    bad = tmp_path / "bad" / "seed-0"
+    write_run(tmp_path, path=bad, files={name: None if callable(content) else content})
+    if callable(content):
+        content(bad / name)
+    runs, [skipped] = scan(tmp_path)
+    assert [run.path for run in runs] == [good]
+    assert (skipped.path, skipped.code, skipped.place) == (bad, code, place)
+    assert len(skipped.reason) < 500
+
+
+def test_an_empty_folder_of_a_seed_is_named(tmp_path: Path) -> None:
+    (tmp_path / "bad" / "seed-0").mkdir(parents=True)
+    runs, [skipped] = scan(tmp_path)
+    assert (runs, skipped.code, skipped.place) == ([], "no-runs", ())
+
+
+@pytest.mark.skipif(os.name == "nt", reason="links need rights there")
+def test_a_link_out_of_the_folders_is_not_followed(tmp_path: Path) -> None:
+    private = write_run(tmp_path / "private")
+    (tmp_path / "stranger" / "mix").mkdir(parents=True)
+    for name in ("mix/seed-0", "seed-1"):
+        (tmp_path / "stranger" / name).symlink_to(private)
+    assert scan(tmp_path / "stranger")[0] == []
+
+
+def test_a_digit_that_flipped_in_a_summary_is_seen(tmp_path: Path) -> None:
+    path = write_run(tmp_path)
+    RunFolder(path).write_summary({"status": "done", "metrics": {"value": 0.25}})
+    assert read_run(path).metrics == {"value": 0.25}
+    (path / S).write_text((path / S).read_text().replace("0.25", "0.35"))
+    _, [skipped] = scan(tmp_path)
+    assert (skipped.code, skipped.place) == ("damaged-file", (S,))
+
+
+def test_metrics_that_no_double_holds_are_not_finite(tmp_path: Path) -> None:
+    metrics = '{"a": 1e999, "b": -Infinity, "c": NaN, "d": 1e308}'
+    text = f'{{"status": "done", "metrics": {metrics}}}'
+    stored = read_run(write_run(tmp_path, files={S: text})).metrics
+    assert stored.pop("d") == 1e308
+    assert all(map(math.isnan, stored.values()))
+
+
+def test_text_for_a_terminal_holds_nothing_that_it_obeys() -> None:
+    hostile = "a\x1b]0;owned\x07\x9b31mb\r\u202ec\udc80\n\td"
+    assert printable(hostile) == "a\\x1b]0;owned\\x07\\x9b31mb\\r\\u202ec\\udc80\n\td"
+    assert printable("±θ – é 重") == "±θ – é 重"

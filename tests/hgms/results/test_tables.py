@@ -1,0 +1,270 @@
+"""The table of a comparison: pairs by seed, who has won, who is behind a floor, lost seeds."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import numpy as np
+import pytest
+from attrs import evolve
+from scipy import stats
+
+from hgms.results.tables import UNJUDGED, Point, Row, Table, table
+
+A = [0.91, 0.88, 0.93, 0.90]
+B = [0.89, 0.87, 0.90, 0.88]
+C = [0.905, 0.882, 0.928, 0.897]
+
+
+def points(values: list[float], method: str = "m", role: str = "", **more: Any) -> list[Point]:
+    """One point a seed; `uniform` and `theta0` are floors."""
+    role = role or ("floor" if method in ("uniform", "theta0") else "")
+    given = {"oracle_calls": 40, "seconds": 2.0, "method": method, "role": role, **more}
+    return [
+        Point(seed=seed, metrics={"acc": value}, outer_steps=4 + seed, **given)
+        for seed, value in enumerate(values)
+    ]
+
+
+def by_label(results: Table) -> dict[str, Row]:
+    return {row.method: row for row in results.rows}
+
+
+def test_differences_are_paired_by_common_seeds_and_agree_with_scipy() -> None:
+    best, base = table({"a": points(A), "b": points(B)}, "acc", reference="b").rows
+    assert best.difference is not None
+    mean, half = best.difference.mean, best.difference.half_width
+    ends = stats.ttest_rel(A, B).confidence_interval(0.95)
+    assert (mean - half, mean + half) == pytest.approx(tuple(ends), rel=1e-9)
+    # seed by seed the two differ by far less than their own spread over seeds
+    assert half < 0.5 * best.metrics["acc"].half_width
+    assert (base.difference, best.outer_steps_range) == (None, (4, 7))
+    [_, row] = table({"a": points(A), "b": points(B)[1:]}, "acc", reference="a").rows
+    assert row.difference is not None
+    assert row.difference.count == 3
+    assert row.difference.mean == pytest.approx((0.87 - 0.88 + 0.90 - 0.93 + 0.88 - 0.90) / 3)
+
+
+def test_no_winner_unless_every_interval_excludes_zero_and_seeds_are_ten() -> None:
+    a, b, c = (points(3 * values) for values in (A, B, A[::-1]))
+    assert table({"a": a, "b": b}, "acc").winner == "a"
+    assert table({"a": a, "b": b}, "acc", higher_is_better=False).winner == "b"
+    few = table({"a": a[:9], "b": b[:9]}, "acc")
+    assert (few.winner, few.pairs["a", "b"].excludes_zero) == (None, True)
+    assert few.remarks == ["9 seeds: a claim needs 10"]
+    for runs in (
+        {"a": a, "b": b, "c": c},  # a and c are too close
+        {"a": points(A[:1]), "b": points(B[:1])},  # one seed has no interval
+        {"a": points(A)},  # nobody to beat
+        {"a": points(A), "b": points(A)},
+    ):
+        assert table(runs, "acc").winner is None
+
+
+def test_a_nan_counts_as_the_worst_value_and_is_never_averaged_away() -> None:
+    runs = {"a": points([0.91, math.nan, 0.93, 0.90]), "b": points(B)}
+    results = table(runs, "acc", reference="b")
+    row = results.rows[0]
+    assert (row.undefined, row.metrics["acc"].count) == (1, 3)
+    assert row.metrics["acc"].mean == pytest.approx((0.91 + 0.93 + 0.90) / 3)
+    assert row.difference is not None
+    assert row.difference.count == 4
+    assert row.difference.mean == pytest.approx((0.02 - 0.0 + 0.03 + 0.02) / 4)
+    assert results.winner is None, "what is undefined somewhere has not won"
+    assert "1 NaN" in results.columns[0]["note"]
+
+
+def test_a_failed_seed_counts_against_its_method() -> None:
+    """`a` is better in its sound seeds; each lost seed counts as the worst value, 0.2."""
+    runs = {
+        "a": points([0.9, 0.91, math.nan]),
+        "b": points([0.5, 0.51, 0.52, 0.53]),
+        "c": points([0.2, 0.3, 0.25, 0.28]),
+    }
+    result = table(runs, "acc", failed={"a": [3]})
+    pair = result.pairs["a", "b"]
+    assert (pair.count, pair.excludes_zero) == (4, False)
+    assert pair.mean == pytest.approx((0.4 + 0.4 - 0.32 - 0.33) / 4)
+    row = by_label(result)["a"]
+    assert (row.undefined, row.failed, row.metrics["acc"].count) == (1, 1, 2)
+    assert any("counts against its method" in line for line in result.remarks)
+    # b is better than c where both have values, and the failed seeds of c cannot hide it
+    runs["c"] = points([0.2, 0.21, 0.22, math.nan])
+    pair = table(runs, "acc").pairs["b", "c"]
+    assert (pair.count, pair.mean) == (3, pytest.approx(0.3))
+
+
+def test_a_method_without_results_is_shown_and_one_that_failed_has_not_won() -> None:
+    runs = {"a": points(3 * A), "b": points(3 * B), "c": []}
+    results = table(runs, "acc", "a", failed={"b": [12], "c": [0, 1, 2, 3]})
+    assert ([row.failed for row in results.rows], results.winner) == ([0, 1, 4], "a")
+    assert results.columns[2]["note"] == "4 failed"
+    assert results.as_dict()["methods"][2]["metrics"] == {}
+    del runs["c"]
+    assert table(runs, "acc", failed={"a": [12]}).winner is None
+
+
+def test_what_is_behind_a_floor_is_told_so() -> None:
+    low = points([value / 2 for value in B])
+    runs = {
+        "u": points(A, "uniform"),
+        "b": low,
+        "c": points(C),
+        "d": points([0.92, 0.89, 0.94, 0.91]),
+        "e": points([1.91, 1.78, 1.95, 1.9]),
+    }
+    assert {row.method: row.notes for row in table(runs, "acc").rows} == {
+        "b": ("worse than u",),
+        "c": ("not ahead of u",),
+        "d": ("better than u by the same in every seed",),
+        "e": (),
+        "u": (),
+    }
+    assert table({"t": points(A, "theta0"), "b": low}, "acc").rows[0].notes == ("worse than t",)
+    single = table({"u": points(A[:1], "uniform"), "b": points(B[:1])}, "acc", failed={"c": [0]})
+    assert [row.notes for row in single.rows] == [("not ahead of u: one seed",), ()]
+
+
+def test_references_are_set_apart_and_a_ceiling_is_nobody_to_beat() -> None:
+    draw = np.random.default_rng(0)
+
+    def around(mean: float, role: str = "", method: str = "m") -> list[Point]:
+        return points((mean + 0.002 * draw.normal(size=10)).tolist(), method, role)
+
+    runs = {
+        "truth": around(0.95, "ceiling", "oracle-joint"),
+        "floor": around(0.80, "floor", "uniform"),
+        "best": around(0.90),
+        "floor-last": around(0.85, "floor", "validation-only"),
+        "bad": around(0.70),
+    }
+    runs["same"] = points([point.metrics["acc"] for point in reversed(runs["floor-last"])])
+    results = table(runs, "acc", "floor")
+    rows = by_label(results)
+    assert list(rows) == ["best", "bad", "same", "floor", "floor-last", "truth"]
+    assert [row["role"] for row in results.columns] == ["", "", "", "floor", "floor", "ceiling"]
+    assert (results.groups, results.winner, results.floor) == ([3], "best", "floor-last")
+    assert rows["same"].notes == ("not ahead of floor-last",)
+    assert rows["bad"].notes == ("worse than floor-last",)
+    assert [row.ahead_of_floor for row in results.rows] == [True, False, False, None, None, None]
+    assert rows["best"].recovered is not None
+    assert rows["best"].recovered.value == pytest.approx(0.5, abs=0.02)
+    assert rows["floor-last"].recovered is None, "it is 0 by definition"
+    assert results.columns[0]["recovered share"].startswith("0.5")
+    two = table({label: runs[label] for label in ("same", "floor-last")}, "acc")
+    few = table({label: group[:3] for label, group in runs.items()}, "acc")
+    assert [len(shown.remarks) for shown in (results, two, few)] == [0, 1, 1]
+
+
+def test_an_x_that_never_trained_gets_no_verdict_and_none_is_made_on_it() -> None:
+    """`b` would be worse than uniform, and `a` the winner over it: its losses are shown, and
+    nothing is concluded.
+    """
+    runs = {"u": points(3 * A, "uniform"), "a": points(12 * [1.0])}
+    runs["b"] = points(3 * B, reason="x is the warm-up's")
+    rows = by_label(table(runs, "acc", "u"))
+    assert rows["b"].notes == ("no verdict: x is the warm-up's",)
+    assert rows["b"].metrics["acc"].mean == pytest.approx(sum(B) / len(B))
+    assert rows["b"].difference is None or rows["b"].difference.count == 0
+    assert (rows["b"].undefined, rows["b"].winner, rows["a"].winner) == (0, False, True)
+    # what was not trained is not what others have to beat
+    runs["b"] = points(12 * [2.0], reason="x is the warm-up's")
+    assert table(runs, "acc", "u").winner == "a"
+
+
+def test_losses_on_data_sources_get_no_verdict() -> None:
+    """They are those of the x that each method trained its weights with. How far θ is from a known
+    mixture is judged, and so is the loss of a model that was tuned on the result."""
+    judged = ("recovery_error", "tuned_test_loss")
+
+    def of(values: list[float], method: str = "m", reason: str = UNJUDGED) -> list[Point]:
+        more = {"reason": reason, "reasons": dict.fromkeys(judged, "")}
+        return [
+            evolve(point, metrics=dict.fromkeys(("test_loss", *judged), point.metrics["acc"]))
+            for point in points(3 * values, method, **more)
+        ]
+
+    runs = {"a": of(A), "b": of(B), "u": of([0.7, 0.71, 0.72, 0.7], "uniform")}
+    point = runs["a"][0]
+    names = ("recovery_error", "tuned_test_loss", "test_loss", "test_perplexity")
+    assert [point.unjudged(name) == "" for name in names] == [True, True, False, False]
+    assert points([1.0])[0].unjudged("test_perplexity") == ""
+    losses = table(runs, "test_loss", "u", higher_is_better=True)
+    assert losses.winner is losses.floor is losses.forest is None
+    assert {(row.notes, row.ahead_of_floor) for row in losses.rows} == {((), None)}
+    assert "− u" not in losses.columns[0]
+    assert losses.rows[0].metrics["test_loss"].mean == pytest.approx(sum(A) / len(A))
+    assert "--metric recovery_error" in losses.remarks[0]
+    for metric in judged:
+        told = table(runs, metric, "u", higher_is_better=True)
+        assert (told.winner, told.remarks) == ("a", [])
+    runs["a"] = of(A, reason="x is the warm-up's")  # θ is θ, however x was trained
+    assert table(runs, "recovery_error", "u", higher_is_better=True).winner == "a"
+
+
+@pytest.mark.parametrize(("gap", "note"), [(-0.241, "better"), (0.241, "worse"), (0.0, "equal")])
+def test_a_difference_without_a_spread_is_exact_and_not_called_chance(
+    gap: float, note: str
+) -> None:
+    """A deterministic method at 0.005 beside 0.246 of uniform, lower is better, in every seed."""
+    runs = {"mine": points([0.246 + gap] * 10), "uniform": points([0.246] * 10, "uniform")}
+    result = table(runs, "acc", "uniform", higher_is_better=False)
+    row = by_label(result)["mine"]
+    assert [text.split()[0] for text in row.notes] == [note]
+    assert row.ahead_of_floor is (note == "better")
+    assert result.winner == ("mine" if note == "better" else None)
+    assert result.columns[0]["− uniform"].endswith("(exact)")
+
+
+@pytest.mark.parametrize("kind", [np.float64, np.float32])
+@pytest.mark.parametrize("seeds", [2, 4])
+def test_differences_of_rounded_accuracies_give_no_star(
+    kind: type[np.floating], seeds: int
+) -> None:
+    """The difference is exact up to rounding, and the seeds are few."""
+    hits = (211, 187, 243, 199)[:seeds]
+    low, high = (points([float(kind((hit + more) / 300)) for hit in hits]) for more in (0, 6))
+    result = table({"low": low, "high": high}, "acc", "low")
+    pair = result.pairs["high", "low"]
+    assert (pair.half_width, pair.exact, pair.excludes_zero) == (0, True, False)
+    assert (result.winner, result.columns[1]["− low"]) == (None, "+0.02 (exact)")
+
+
+def test_spending_more_than_the_budget_is_noted_and_gets_no_star() -> None:
+    values = [0.5, 0.6, 0.55, 0.52, 0.58] * 2
+    low = points([value - 0.2 + 0.01 * (seed % 3) for seed, value in enumerate(values)])
+    for spent, winner in ((1.05, "mine"), (5.5, None)):
+        result = table({"mine": points(values, spent=spent), "low": low}, "acc")
+        assert result.winner == winner
+        assert ("spent 5.5 times the budget" in result.rows[0].notes) is (winner is None)
+
+
+@pytest.mark.parametrize(
+    ("name", "scale", "shown"),
+    [
+        ("test_accuracy", 1, "75.00"),
+        ("test_accuracy", 100, "75"),
+        ("accuracy_percent", 100, "75"),
+        ("test_acc", 100, "75"),
+    ],
+)
+def test_a_metric_is_shown_in_percent_only_if_it_is_a_share(
+    name: str, scale: float, shown: str
+) -> None:
+    [row] = table({"m": [evolve(points([0])[0], metrics={name: 0.75 * scale})]}, name).columns
+    [heading] = [text for text in row if text.startswith(name.replace("_", " "))]
+    assert (row[heading], heading.endswith("(%) ↑")) == (shown, scale == 1)
+
+
+def test_a_column_is_there_only_if_some_row_has_it() -> None:
+    usual = ["outer steps", "oracle calls", "seconds"]
+    runs = {"u": points(A[:1], "uniform"), "b": points(B[:1])}
+    columns = table(runs, "acc", "u", failed={"c": [0]}).columns
+    assert list(columns[0]) == ["method", "role", "acc ↑", "− u", *usual, "note"]
+    assert list(table({"u": points(A)}, "acc", "u").columns[0]) == ["method", "acc ↑", *usual]
+    runs["b"] = points(B, compile_seconds=27.5)
+    rows = table(runs, "acc").columns
+    assert [row["compile seconds"] for row in rows] == ["27.5", "0"]
+    one = table({"a": points(A[:1])}, "acc").rows[0].as_dict()
+    assert (one["metrics"]["acc"]["half_width"], one["peak_memory_bytes"]) == (None, None)
