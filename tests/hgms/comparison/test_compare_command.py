@@ -1,0 +1,117 @@
+"""`hgms compare`: a grid from flags or a file, what a dry run says, exit codes."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from click.testing import CliRunner
+
+from hgms.cli import main
+from hgms.runs import RunFolder
+
+SWEEP = "[sweep]\ntrials = 3\nbudget = '2s'\nspace.walk = { noise = [0.1, 0.2, 0.3] }\n"
+GRID = 'budget = "5s"\nseeds = 2\ntask = ["bowl"]\nmethod = ["walk"]\n' + SWEEP
+
+
+@pytest.fixture
+def hgms(bowl: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Any]:
+    monkeypatch.chdir(tmp_path)
+    return lambda *arguments: CliRunner().invoke(main, ["compare", *arguments])
+
+
+def test_flags_alone_make_a_grid(hgms: Callable[..., Any]) -> None:
+    what = ["--task", "bowl", "--set", "task.rows=7", "--methods", "walk"]
+    flags = [*what, "--budget", "3 steps", "--seeds", "5-6", "--out", "o"]
+
+    def listed() -> list[tuple[int, str]]:
+        rows = json.loads(hgms(*flags, "--dry-run", "--json").stdout)
+        return [(row["seed"], row["state"]) for row in rows]
+
+    assert listed() == [(5, "new"), (6, "new")]
+    done = hgms(*flags, "--jobs", "0")
+    assert done.exit_code == 0, done.stderr
+    assert "distance ↓" in done.stdout
+    assert "[2/2] bowl, walk, seed 6: done" in done.stderr
+    assert "rows = 7" in next(Path("o").rglob("config.toml")).read_text()
+    assert listed() == [(5, "done"), (6, "done")]
+    assert json.loads(hgms(*flags, "--jobs", "0", "--json").stdout)["seeds"] == [5, 6]
+
+
+BUDGET = ["--budget", "2 steps"]
+TASK = ["--task", "bowl"]
+WALK = [*TASK, "--methods", "walk"]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "stated"),
+    [
+        ([*WALK, "--budget", "0s"], "(budget.seconds)"),
+        ([*WALK, "--budget", "60"], "(budget)"),
+        (WALK, "(budget)"),
+        ([*WALK, "--budget", "1e999 steps"], "(budget)"),
+        ([*TASK, *BUDGET, "--methods", "wlak"], "(method.wlak.name)"),
+        ([*TASK, *BUDGET, "--methods", "needy"], "(method.needy)"),
+        ([*WALK, *BUDGET, "--seeds", "x"], "'--seeds'"),
+        ([*WALK, *BUDGET, "--seeds", "5-3"], "'--seeds'"),
+        ([*WALK, *BUDGET, "--seeds", "0-99999999999"], "'--seeds'"),
+        ([*WALK, *BUDGET, "--seeds", "99999999999"], "(seeds)"),
+        ([*WALK, *BUDGET, "--set", "run.device=mps"], "(run.device)"),
+        ([*WALK, *BUDGET, "--scale", "cpu"], "(--scale cpu)"),
+        ([*WALK, *BUDGET, "--out", "file"], "(file)"),
+        ([*WALK, *BUDGET, "--set", "rows=3"], "(--set rows=3)"),
+        (["--methods", "walk", *BUDGET], "(task)"),
+        ([*TASK, *BUDGET], "(method)"),
+        (["nowhere.toml"], "(nowhere.toml)"),
+    ],
+)
+def test_bad_input_leaves_with_2_before_anything_runs(
+    hgms: Callable[..., Any], arguments: list[str], stated: str
+) -> None:
+    Path("file").touch()
+    done = hgms(*arguments)
+    assert done.exit_code == 2
+    assert stated in done.stderr
+    assert "Traceback" not in done.stderr
+    assert not Path("runs").exists()
+
+
+def test_a_dry_run_lists_trials_too_and_says_how_long_it_takes(hgms: Callable[..., Any]) -> None:
+    Path("grid.toml").write_text(GRID)
+    listed = hgms("grid.toml", "--dry-run")
+    assert listed.exit_code == 0, listed.stderr
+    assert listed.stdout.splitlines()[-1].startswith("5 of 5 runs to do: 16 s of steps")
+    rows = json.loads(hgms("grid.toml", "--dry-run", "--json").stdout)
+    assert {row["state"] for row in rows} == {"new"}
+    trials = [(0, 100), (1, 100), (2, 100), (None, 0), (None, 1)]
+    assert [(row["trial"], row["seed"]) for row in rows] == trials
+    assert not Path("runs").exists()
+
+
+def test_a_dry_run_estimates_from_runs_that_have_ended(
+    hgms: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    flags = ["--task", "bowl", "--methods", "walk", "--budget", "3 steps", "--out", "o"]
+
+    def last(*more: str) -> str:
+        return str(hgms(*more, "--dry-run").stdout.splitlines()[-1])
+
+    assert last(*flags, "--seeds", "2").startswith("2 of 2 runs to do; how long they take is known")
+    assert hgms(*flags, "--seeds", "2", "--jobs", "0").exit_code == 0
+    assert last(*flags, "--seeds", "2") == "0 of 2 runs to do"
+    took = iter([30.0, 50.0] * 2)
+    monkeypatch.setattr(RunFolder, "records", lambda _: [{"seconds": 1.0}, {"seconds": next(took)}])
+    assert last(*flags, "--seeds", "5").startswith("3 of 5 runs to do: about 120 s of steps")
+    Path("grid.toml").write_text(GRID.replace("'2s'", "'2 steps'"))
+    assert last("grid.toml").startswith("5 of 5 runs to do: at least 10 s of steps")
+
+
+def test_failures_leave_with_1(hgms: Callable[..., Any]) -> None:
+    method = '[[method]]\nname = "walk"\nbreaks = "raise"'
+    Path("grid.toml").write_text(f'budget = "4 steps"\nseeds = 2\ntask = ["bowl"]\n{method}')
+    done = hgms("grid.toml", "--jobs", "0")
+    assert done.exit_code == 1
+    assert "failed: bowl, walk, seed 1: RuntimeError: CUDA out of memory, or so" in done.stdout
