@@ -5,11 +5,14 @@ began, or took one step along a hypergradient of another size.
 from __future__ import annotations
 
 import logging
+import math
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from attrs import evolve
+from support.descent import Descent, descend, problem
 from support.helpers import F64, normal, rejects
 from torch import Tensor
 from torch.nn.functional import softplus
@@ -79,12 +82,20 @@ def saturated(theta0: Any) -> Problem:
     )
 
 
+# --- divergence
+
+
+@pytest.mark.extended
 @pytest.mark.parametrize("method", PENALTIES)
-def test_penalty_methods_converge_at_their_defaults(method: str) -> None:
+def test_penalty_methods_find_the_solution_at_their_defaults(method: str) -> None:
     solved = run(method, scalar(), "100 steps")
     assert float(solved.theta) == pytest.approx(1.5, abs=0.2)
     assert float(solved.x) == pytest.approx(1.5, abs=0.2)
-    result = run(method, decays(), "150 steps")
+
+
+@pytest.mark.parametrize("method", PENALTIES)
+def test_penalty_methods_do_not_diverge_at_their_defaults(method: str) -> None:
+    result = run(method, decays(), "60 steps")
     theta = result.theta
     assert isinstance(theta, Tensor)
     assert theta[0] < -1
@@ -99,34 +110,75 @@ def test_a_run_that_grows_beyond_all_bounds_is_stopped(method: str, tmp_path: Pa
     table = {"name": method, "outer": {"name": "sgd", "lr": 1e4}}  # a rate for means over n rows
     with rejects("diverged", "method", of=NumericalError):
         run(table, scalar(), "20 steps", folder=folder, settings={"checkpoint_seconds": 0})
-    summary = folder.read_summary()
-    assert summary is not None
+    summary = folder.read_summary() or {}
     assert summary["status"] == "failed"
-    loaded = folder.load()
-    assert loaded is not None
-    state, step = loaded
+    state, step = folder.load() or ({}, -1)
     assert step == summary["outer_steps"] >= 1
     assert abs(float(state["theta"]["theta"])) < 1e8
 
 
-def test_a_run_in_which_no_step_had_a_gradient_is_named(caplog: pytest.LogCaptureFixture) -> None:
-    with caplog.at_level(logging.WARNING):
-        run("hg-ms", saturated(torch.full((20,), -200.0)), "5 steps")
-    assert "theta (since step 1)" in caplog.text
-    reference = run("uniform", saturated(torch.full((20,), -200.0)), "5 steps")
-    assert reference.summary["status"] == "done"
+@pytest.mark.parametrize("value", [math.nan, math.inf])
+@pytest.mark.parametrize(
+    ("named", "code", "place"),
+    [
+        ("upper_loss", "not-finite", ("upper_loss",)),
+        ("hypergradient_norm", "not-finite", ("method", "hypergradient")),
+        ("update_norm", "diverged", ("method", "outer")),
+        ("t", "diverged", ("method", "outer")),
+        ("x", "diverged", ("method", "outer")),
+    ],
+)
+def test_a_number_that_is_not_finite_ends_the_run_and_the_last_good_state_is_kept(
+    tmp_path: Path, named: str, code: str, place: tuple[str, ...], value: float
+) -> None:
+    bad = torch.tensor([0.0, value])
+    leaves = {"t": {"theta": {"t": bad.half()}}, "x": {"x": {"x": bad}}}
+    state = leaves.get(named, {})
+    record = {} if state else {named: torch.tensor(value)}
+    method = Descent(
+        state=lambda step: state if step == 3 else {},
+        record=lambda step: record if step == 3 else {},
+    )
+    folder = RunFolder(tmp_path / "run")
+    with rejects(code, *place, of=NumericalError) as caught:
+        descend(method, folder=folder)
+    assert not state or f" {named} " in caught.value.message
+    kept, step = folder.load() or ({}, -1)
+    assert step == 2
+    assert torch.isfinite(kept["x"]["x"]).all()
+    assert [row["step"] for row in folder.records()] == [0, 1, 2]
+    assert (folder.read_summary() or {})["status"] == "failed"
+
+
+def test_an_upper_loss_that_is_not_finite_at_the_end_is_no_result(tmp_path: Path) -> None:
+    """Whatever the method recorded: a mean over no rows is NaN."""
+    start = problem().x0["x"]
+    empty = evolve(
+        problem(), f=lambda t, x, b: x["x"][: len(start) * torch.equal(x["x"], start)].mean()
+    )
+    folder = RunFolder(tmp_path / "run")
+    with rejects("not-finite", "upper_loss", of=NumericalError):
+        descend(steps=3, problem=empty, folder=folder)
+    assert (folder.read_summary() or {})["status"] == "failed"
+    with rejects("not-finite", "upper_loss", of=NumericalError):
+        descend(Descent(record=lambda step: {"upper_loss": None}), problem=empty)
+
+
+# --- learning
 
 
 def test_a_leaf_without_a_gradient_is_named(caplog: pytest.LogCaptureFixture) -> None:
-    theta0 = {"good": torch.zeros(20), "off": torch.full((20,), -200.0)}
+    off = torch.full((20,), -200.0)
     with caplog.at_level(logging.WARNING):
-        result = run("hg-implicit", saturated(theta0), "6 steps")
+        run("hg-ms", saturated(off), "5 steps")
+    assert "theta (since step 1)" in caplog.text
+    assert run("uniform", saturated(off), "5 steps").summary["status"] == "done"
+    with caplog.at_level(logging.WARNING):
+        result = run("hg-implicit", saturated({"good": torch.zeros(20), "off": off}), "6 steps")
     assert [row.get("zero_gradient") for row in result.records] == [None, *["off"] * 6]
     (remark,) = result.summary["remarks"]
-    assert "off (since step 1)" in remark
     assert "good" not in remark
-    assert "off (since step 1)" in caplog.text
-    assert "off (since step 1)" in str(result)
+    assert all("off (since step 1)" in text for text in (remark, caplog.text, str(result)))
 
 
 def test_leaves_that_had_a_gradient_lately_are_not_still() -> None:
@@ -141,14 +193,14 @@ def test_leaves_that_had_a_gradient_lately_are_not_still() -> None:
 
 
 def test_a_run_that_ends_worse_than_it_began_says_so(caplog: pytest.LogCaptureFixture) -> None:
-    problem = Problem(
+    made = Problem(
         theta0=torch.tensor(1.0),
         x0=torch.tensor(1.4),
         f=lambda t, x, b: (x - 1.5) ** 2,
         g=lambda t, x, b: 0.5 * (x + 5 * t) ** 2,
     )
     with caplog.at_level(logging.WARNING):
-        result = run("uniform", problem, "3 steps")
+        result = run("uniform", made, "3 steps")
     (remark,) = result.summary["remarks"]
     assert "rose from 0.01 at the start to " in remark
     assert remark in caplog.text

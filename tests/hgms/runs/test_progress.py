@@ -1,65 +1,118 @@
-"""A run's numbers in a log, and what a person hears at the first Ctrl-C."""
+"""Progress of a run: lines in a log, and one output of a notebook that is replaced."""
 
 from __future__ import annotations
 
-import os
-import signal
+import sys
+from types import ModuleType, SimpleNamespace
 
 import pytest
 
-from hgms.runs import Interrupted, Interrupts, Progress, progress
+from hgms.runs import Progress, bars, progress
+from hgms.runs.bars import Bars
 from hgms_core import RunInfo
 from hgms_core.budget import Budget
 
 INFO = RunInfo(task="t", method="hg-ms", seed=3, budget=Budget(outer_steps=10))
 
 
-def test_a_log_has_a_line_now_and_then(
-    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    clock = [100.0]
-    monkeypatch.setattr(progress.time, "monotonic", lambda: clock[0])
-    with Progress() as view:
-        for step in range(100):
-            clock[0] += 1.0
-            view.watch(INFO, {"step": step, "upper_loss": 0.5}, step / 100)
+class Time:
+    now = 0.0
+
+    def monotonic(self) -> float:
+        return self.now
+
+
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> Time:
+    """A clock that goes on where a test says so."""
+    made = Time()
+    monkeypatch.setattr(progress, "time", made)
+    monkeypatch.setattr(bars, "time", made)
+    return made
+
+
+# --- a log
+
+
+def test_a_log_has_a_line_now_and_then(clock: Time, capsys: pytest.CaptureFixture[str]) -> None:
+    for enabled in (True, False):
+        with Progress(enabled=enabled) as view:
+            for step in range(100):
+                clock.now += 1.0
+                view.watch(INFO, {"step": step, "upper_loss": 0.5}, step / 100)
     lines = capsys.readouterr().err.splitlines()
     assert len(lines) == 3  # every thirty seconds of a hundred
     assert lines[0].startswith("hg-ms seed 3: 29 % · step 29 · f 0.5 · 1.0 steps/s")
 
 
 def test_the_remaining_time_excludes_the_start_up_of_the_first_step(
-    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    clock: Time, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Loading and compiling takes 110 s, each of the 12 steps 20 s."""
-    clock = [0.0]
-    monkeypatch.setattr(progress.time, "monotonic", lambda: clock[0])
     monkeypatch.setattr(progress, "LOG_SECONDS", 10.0)
     with Progress() as view:
-        view.watch(INFO, {"step": 0}, 0.0)
-        for step, seconds in enumerate((130.0, 150.0, 170.0), start=1):
-            clock[0] = seconds
+        for step, clock.now in enumerate((0.0, 130.0, 150.0, 170.0)):
             view.watch(INFO, {"step": step}, step / 12)
     first, second, third = capsys.readouterr().err.splitlines()
     assert " left" not in first
-    assert second.endswith("step 2 · 20 s a step · 200 s left")
-    assert third.endswith("step 3 · 20 s a step · 180 s left")
+    assert second.endswith("200 s left")
+    assert third.endswith("180 s left")
 
 
-def test_what_is_not_wanted_leaves_no_line(
-    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+# --- a notebook
+
+
+@pytest.fixture
+def outputs(monkeypatch: pytest.MonkeyPatch) -> list[list[str]]:
+    """What each output of a notebook's cell showed, in order."""
+    shown: list[list[str]] = []
+
+    def display(text: str, *, display_id: bool) -> SimpleNamespace:
+        assert display_id
+        shown.append([text])
+        return SimpleNamespace(update=shown[-1].append)
+
+    package, displays = ModuleType("IPython"), ModuleType("IPython.display")
+    package.__dict__["get_ipython"] = lambda: SimpleNamespace(kernel=object())
+    displays.__dict__.update(HTML=str, display=display)
+    monkeypatch.setitem(sys.modules, "IPython", package)
+    monkeypatch.setitem(sys.modules, "IPython.display", displays)
+    return shown
+
+
+def test_a_notebook_has_one_output_that_is_replaced_and_errors_stay_in_it(
+    clock: Time, outputs: list[list[str]]
 ) -> None:
-    monkeypatch.setattr(progress, "LOG_SECONDS", 0.0)
-    with Progress(enabled=False) as view:
-        view.watch(INFO, {"step": 1}, 0.1)
-    assert not capsys.readouterr().err
+    with Bars() as view:
+        for step in range(1000):
+            clock.now += 0.01
+            view.show("seed <0>", step, f"step {step}", total=1000)
+        view.show("ended", 0.5)
+        view.remove("ended")
+        view.show("beyond", 2.0)
+        view.print_error("a: failed & gone")
+    [output] = outputs
+    assert 30 < len(output) < 50  # four a second
+    shown = (
+        "seed &lt;0&gt;",
+        "step 999",
+        'value="0.9990"',
+        'value="1.0000"',
+        "a: failed &amp; gone",
+    )
+    assert [part for part in shown if part not in output[-1]] == []
+    assert output[-1].count("<progress") == 2
+    assert "ended" not in output[-1]
 
 
-def test_the_first_ctrl_c_says_that_it_was_heard(capsys: pytest.CaptureFixture[str]) -> None:
-    with Interrupts() as interrupts:
-        assert not capsys.readouterr().err
-        os.kill(os.getpid(), signal.SIGINT)
-        assert interrupts.number == signal.SIGINT
-        assert "a second Ctrl-C stops at once" in capsys.readouterr().err
-        with pytest.raises(Interrupted):
-            os.kill(os.getpid(), signal.SIGINT)
+@pytest.mark.parametrize("shell", [None, SimpleNamespace()], ids=["no IPython", "a terminal"])
+def test_without_a_notebook_or_if_it_is_not_wanted_there_is_no_output(
+    shell: object, outputs: list[list[str]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with Bars(enabled=False) as view:
+        view.show("a", 0.5)
+    monkeypatch.setattr(sys.modules["IPython"], "get_ipython", lambda: shell)
+    with Bars() as view:
+        assert not view.visible
+        view.show("a", 0.5)
+    assert not outputs

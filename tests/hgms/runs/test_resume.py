@@ -1,15 +1,94 @@
-"""A run killed with SIGKILL at random moments, resumed each time, equals the run that was left
-alone, bit for bit.
+"""A run that is stopped by a signal or killed, and resumed, equals the run that was left alone,
+bit for bit.
 """
 
 from __future__ import annotations
 
+import os
 import random
 import signal
+import threading
+import time
 from pathlib import Path
 
 import pytest
+from support.descent import Descent, descend, resumed, signals
+from support.helpers import run_files
 from support.processes import Server, rows_written, strike
+
+from hgms.runs import Interrupted, Interrupts, RunFolder
+
+# --- signals
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory: pytest.TempPathFactory) -> dict[str, bytes]:
+    path = tmp_path_factory.mktemp("whole")
+    descend(folder=path)
+    return run_files(path)
+
+
+@pytest.mark.parametrize(
+    ("number", "step"),
+    [(signal.SIGINT, 0), (signal.SIGINT, 7), (signal.SIGTERM, 4), (signal.SIGHUP, 2)],
+)
+def test_a_signal_saves_and_the_resumed_run_equals_an_uninterrupted_one(
+    tmp_path: Path, whole: dict[str, bytes], number: signal.Signals, step: int
+) -> None:
+    folder = RunFolder(tmp_path / "run")
+    before = signal.getsignal(number)
+    with pytest.raises(Interrupted) as caught:
+        descend(signals(number, step), folder=folder)
+    assert caught.value.number == number
+    assert "resume=True" in (caught.value.hint or "")
+    assert signal.getsignal(number) == before
+    assert (folder.load() or ({}, -1))[1] == step + 1, "the running step was finished"
+    assert folder.read_summary() is None
+    assert resumed(folder).info.resumed_from == step + 1
+    assert run_files(folder.path) == whole
+
+
+def test_a_second_signal_stops_at_once() -> None:
+    under_way = threading.Event()
+
+    def lasts(step: int) -> None:
+        under_way.set()
+        for _ in range(6000):  # a signal may reach the other thread, and wake no sleep
+            time.sleep(0.01)
+
+    def twice() -> None:
+        assert under_way.wait(60.0)
+        for number in (signal.SIGINT, signal.SIGTERM):  # two of one kind may be heard as one
+            os.kill(os.getpid(), number)
+
+    began = time.monotonic()
+    thread = threading.Thread(target=twice)
+    thread.start()
+    with pytest.raises(KeyboardInterrupt):
+        descend(Descent(before=lasts))
+    thread.join()
+    assert time.monotonic() - began < 50
+
+
+def test_the_first_ctrl_c_says_that_it_was_heard(capsys: pytest.CaptureFixture[str]) -> None:
+    with Interrupts() as interrupts:
+        assert not capsys.readouterr().err
+        os.kill(os.getpid(), signal.SIGINT)
+        assert interrupts.number == signal.SIGINT
+        assert "a second Ctrl-C stops at once" in capsys.readouterr().err
+        with pytest.raises(Interrupted):
+            os.kill(os.getpid(), signal.SIGINT)
+
+
+def test_what_nohup_ignores_stays_ignored() -> None:
+    before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    try:
+        assert descend(signals(signal.SIGHUP, 1)).summary["status"] == "done"
+    finally:
+        signal.signal(signal.SIGHUP, before)
+
+
+# --- the command, in a process of its own
 
 CONFIG = """
 seed = 3
@@ -42,19 +121,15 @@ def prepared(folder: Path, method: str, count: int) -> Path:
 
 def contents(folder: Path) -> dict[str, bytes]:
     [path] = folder.glob("runs/*/*/*")
-    kept = [
-        file
-        for file in path.iterdir()
-        if file.name.startswith(("checkpoint", "steps", "summary", "config"))
-    ]
+    kept = run_files(path) | {"config.toml": (path / "config.toml").read_bytes()}
     assert len(kept) == 5, sorted(path.iterdir())
-    return {file.name: file.read_bytes() for file in kept}
+    return kept
 
 
 @pytest.mark.parametrize("kills", [3, pytest.param(10, marks=pytest.mark.extended)])
 def test_killed_and_resumed_equals_left_alone(tmp_path: Path, server: Server, kills: int) -> None:
-    whole, killed = (prepared(tmp_path / name, "hg-ms", 3) for name in ("whole", "killed"))
-    assert server.run(whole, "run", "config.toml").returncode == 0
+    alone, killed = (prepared(tmp_path / name, "hg-ms", 3) for name in ("alone", "killed"))
+    assert server.run(alone, "run", "config.toml").returncode == 0
 
     chance = random.Random(0)
     for kill in range(kills):
@@ -65,7 +140,7 @@ def test_killed_and_resumed_equals_left_alone(tmp_path: Path, server: Server, ki
         strike(process, killed, rows, signal.SIGKILL, chance.uniform(0, 0.03))
         assert server.end() == -signal.SIGKILL, f"the run ended before kill {kill + 1}"
     assert server.run(killed, "run", "config.toml", "--resume").returncode == 0
-    assert contents(whole) == contents(killed)
+    assert contents(alone) == contents(killed)
 
 
 def test_ctrl_c_says_how_to_resume(tmp_path: Path, server: Server) -> None:

@@ -1,0 +1,149 @@
+"""Checkpoints: what they hold, when they are on the disk, and what a full disk does to them."""
+
+from __future__ import annotations
+
+import errno
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from support.descent import Descent, descend, files, fill, problem
+from support.helpers import rejects
+
+from hgms.runs import DiskError, RunFolder, RunSettings, pack, run, unpack
+from hgms_core import CheckpointError, NumericalError, Problem, State
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> RunFolder:
+    return fill(tmp_path / "run", {})
+
+
+def test_what_a_checkpoint_stands_on_is_on_the_disk_before_it(
+    folder: RunFolder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Rows, tensors and their name in the folder, then the file that points to them, then its
+    name, then the old ones go.
+    """
+    folder.append({"step": 0}, {"step": 0, "seconds": 0.0})
+    folder.save({"x": torch.ones(2)}, 0)
+    folder.append({"step": 1}, {"step": 1, "seconds": 0.0})
+    calls: list[str] = []
+    synced, renamed, removed = os.fsync, Path.replace, Path.unlink
+
+    def sync(handle: int) -> None:
+        calls.append(f"sync {Path(os.readlink(f'/proc/self/fd/{handle}')).name}")
+        synced(handle)
+
+    def replace(path: Path, to: Path) -> Path:
+        calls.append(f"name {to.name}")
+        return renamed(path, to)
+
+    def unlink(path: Path, **options: Any) -> None:
+        calls.extend([f"remove {path.name}"] * path.exists())
+        removed(path, **options)
+
+    monkeypatch.setattr(os, "fsync", sync)
+    monkeypatch.setattr(Path, "replace", replace)
+    monkeypatch.setattr(Path, "unlink", unlink)
+    folder.save({"x": torch.ones(2)}, 1)
+    assert calls == [
+        "sync steps.jsonl",
+        "sync timings.jsonl",
+        "sync checkpoint-1.safetensors.part",
+        "name checkpoint-1.safetensors",
+        "sync run",
+        "sync checkpoint.json.part",
+        "name checkpoint.json",
+        "sync run",
+        "remove checkpoint-0.safetensors",
+    ]
+
+
+def test_rows_are_not_read_again_for_a_checkpoint(
+    folder: RunFolder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    read: list[str] = []
+    original = Path.read_bytes
+    monkeypatch.setattr(
+        Path, "read_bytes", lambda path: (read.append(path.name), original(path))[1]
+    )
+    descend(steps=6, folder=folder, settings=RunSettings(checkpoint_seconds=0))
+    assert read.count("steps.jsonl") == 0
+
+
+def test_a_full_disk_keeps_the_last_checkpoint(
+    folder: RunFolder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder.save({"x": torch.ones(3)}, 1)
+    before = files(folder.path)
+
+    def full(_: int) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(os, "fsync", full)
+    with rejects("cannot-write", str(folder.path / "checkpoint-2.safetensors"), of=DiskError):
+        folder.save({"x": torch.zeros(3)}, 2)
+    monkeypatch.undo()
+    assert files(folder.path) == before
+    state, step = folder.load() or ({}, 0)
+    assert (step, state["x"].tolist()) == (1, [1.0, 1.0, 1.0])
+
+
+def test_a_failed_run_keeps_the_last_good_state(folder: RunFolder) -> None:
+    broken = Descent(record=lambda step: {"finite_candidates": 0} if step == 4 else {})
+    with rejects("no-finite-candidate", "method", "generator", of=NumericalError):
+        descend(broken, folder=folder)
+    state, step = folder.load() or ({}, -1)
+    assert step == 3
+    assert torch.isfinite(state["x"]["x"]).all()
+    summary = folder.read_summary() or {}
+    assert summary["status"] == "failed"
+    assert "step 4" in summary["error"]
+    assert len(folder.records()) == 4
+
+
+def test_a_state_is_copied_with_views_shared_tensors_and_plain_values() -> None:
+    base = torch.arange(6.0).reshape(2, 3)
+    nested = [{"n": None, "b": True, "i": 3, "f": 0.1}]
+    state = {"a": base, "same": base, "view": base.t(), "nested": nested, "empty": {}}
+    structure, tensors = pack(state)
+    again = unpack(json.loads(json.dumps(structure)), tensors)
+    assert (again["nested"], again["empty"]) == (nested, {})
+    assert torch.equal(again["view"], base.t())
+    base.zero_()
+    assert again["a"].sum() == 15, "the run goes on without changing what was packed"
+
+
+def test_a_state_that_no_file_holds_is_rejected_before_the_first_step(folder: RunFolder) -> None:
+    class Held(Descent):
+        def init(self, problem: Problem, seed: int) -> State:
+            return {**super().init(problem, seed), "optimizer": object()}
+
+    with rejects("wrong-type", "state", "bad"):
+        pack({"bad": {1, 2}})
+    with rejects("wrong-type", "method", "state", "optimizer"):
+        descend(Held(), folder=folder)
+    assert run(Held(), problem(), "3 steps").summary["status"] == "done", "in memory it need not"
+
+
+def test_a_state_that_is_read_back_is_aligned_as_torch_aligns_tensors(folder: RunFolder) -> None:
+    """Products with it then round as they did before it was written."""
+    descend(steps=2, folder=folder)
+    odd = {f"x{size}": torch.ones(size) for size in (1, 3, 5, 7)}
+    folder.save({"odd": odd}, 2)
+    loaded, _ = folder.load(torch.device("cpu")) or ({}, -1)
+    for name, leaf in loaded["odd"].items():
+        assert torch.equal(leaf, odd[name])
+        assert leaf.data_ptr() % 64 == 0
+
+
+def test_tensors_of_another_size_are_damaged_before_they_are_read(folder: RunFolder) -> None:
+    folder.save({"x": torch.ones(3)}, 1)
+    tensors = folder.path / "checkpoint-1.safetensors"
+    os.truncate(tensors, 1 << 43)  # 8 TiB, sparse
+    with rejects("damaged-file", str(tensors), of=CheckpointError):
+        folder.load()

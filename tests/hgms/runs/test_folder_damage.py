@@ -1,0 +1,228 @@
+"""A run folder that was cut off, changed or made by a stranger: a resumed run ends as if nothing
+had been, or an error names the file and nothing is changed.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+import torch
+from support.descent import STEPS, descend, files, fill, resumed, stopped
+from support.helpers import rejects, run_files
+
+from hgms.runs import RunFolder
+from hgms_core import CheckpointError, RunInfo
+from hgms_core.budget import Budget
+
+Contents = dict[str, bytes]
+Change = Callable[[RunFolder], object]
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A run that nothing disturbed."""
+    path = tmp_path_factory.mktemp("whole") / "run"
+    descend(folder=path)
+    return path
+
+
+@pytest.fixture(scope="module")
+def sound(tmp_path_factory: pytest.TempPathFactory) -> Contents:
+    """The files of a run that stopped after 6 of 9 steps."""
+    return files(stopped(tmp_path_factory.mktemp("stopped") / "run").path)
+
+
+@pytest.fixture
+def folder(tmp_path: Path, sound: Contents) -> Iterator[RunFolder]:
+    return fill(tmp_path / "run", sound)
+
+
+def assert_rejected(folder: RunFolder, code: str, name: str) -> None:
+    """Resuming raises an error with that code for that file, and no file changes."""
+    before = files(folder.path)
+    with rejects(code, of=CheckpointError) as caught:
+        resumed(folder)
+    assert caught.value.place[0] == str(folder.path / name)
+    assert files(folder.path) == before
+
+
+# --- what is no longer as it was written
+
+TENSORS = "checkpoint-6.safetensors"
+JSON = ("checkpoint.json", "steps.jsonl", "timings.jsonl")
+FILES = (*JSON, TENSORS, "config.toml")
+
+
+def cut(name: str, length: int) -> Change:
+    return lambda folder: os.truncate(folder.path / name, length)
+
+
+def without(name: str) -> Change:
+    return lambda folder: (folder.path / name).unlink()
+
+
+def pipe(name: str, *others: str) -> Change:
+    """The file is a pipe, which has no end; the others are gone."""
+
+    def change(folder: RunFolder) -> None:
+        for each in (name, *others):
+            (folder.path / each).unlink(missing_ok=True)
+        os.mkfifo(folder.path / name)
+
+    return change
+
+
+def breaks_a_row(folder: RunFolder) -> None:
+    lines = folder.steps.read_bytes().split(b"\n")
+    folder.steps.write_bytes(b"\n".join([lines[0], b"{broken", *lines[2:]]))
+
+
+def drops_a_row(folder: RunFolder) -> None:
+    data = folder.steps.read_bytes()
+    folder.steps.write_bytes(data[: data.rfind(b"\n", 0, -1) + 1])
+
+
+@pytest.mark.parametrize(
+    ("change", "code", "name"),
+    [
+        (cut(TENSORS, 300), "damaged-file", TENSORS),
+        (without(TENSORS), "unreadable-file", TENSORS),
+        (cut("checkpoint.json", 40), "damaged-file", "checkpoint.json"),
+        (breaks_a_row, "damaged-file", "steps.jsonl"),
+        (drops_a_row, "damaged-file", "steps.jsonl"),
+        (without("steps.jsonl"), "unreadable-file", "steps.jsonl"),
+        (without("config.toml"), "missing-file", "config.toml"),
+        *((pipe(name), "not-a-file", name) for name in (*FILES, "env.json", "summary.json")),
+        # also where there is no checkpoint yet
+        *(
+            (pipe(name, "checkpoint.json"), "not-a-file", name)
+            for name in ("steps.jsonl", "timings.jsonl", "env.json")
+        ),
+    ],
+)
+def test_a_damaged_folder_is_rejected_before_anything_is_changed(
+    folder: RunFolder, change: Change, code: str, name: str
+) -> None:
+    change(folder)
+    assert_rejected(folder, code, name)
+
+
+@pytest.mark.parametrize("name", FILES)
+def test_a_flipped_bit_is_rejected_or_harmless(
+    folder: RunFolder, sound: Contents, whole: Path, name: str
+) -> None:
+    chance = random.Random(name)
+    found = 0
+    seconds = [json.loads(line)["seconds"] for line in sound["timings.jsonl"].splitlines()]
+    for _ in range(12):
+        data = bytearray(sound[name])
+        data[chance.randrange(len(data))] ^= 1 << chance.randrange(8)
+        damaged = {**sound, name: bytes(data)}
+        fill(folder.path, damaged)
+        try:
+            result = resumed(folder)
+        except CheckpointError:
+            found += 1
+            assert files(folder.path) == damaged
+        else:
+            assert run_files(folder.path) == run_files(whole)
+            assert [row["seconds"] for row in result.records][:7] == seconds
+    assert found > 8
+
+
+@pytest.mark.parametrize("name", [*JSON, "summary.json"])
+@pytest.mark.parametrize(
+    "text", ["[]", "{}", "null", "[" * 100_000, '{"step": ' + "9" * 5000 + "}", '{"checksum": []}']
+)
+def test_json_of_the_wrong_shape_is_rejected(folder: RunFolder, name: str, text: str) -> None:
+    (folder.path / name).write_text(text + "\n")
+    assert_rejected(folder, "damaged-file", name)
+
+
+@pytest.mark.parametrize(
+    "state", [{}, {"x": 3}, {"x": {"x": torch.ones(7)}}, {"x": {"y": torch.ones(2)}}]
+)
+def test_an_intact_checkpoint_of_another_program_is_rejected(
+    tmp_path: Path, state: dict[str, object]
+) -> None:
+    folder = fill(tmp_path / "run", {})
+    folder.create("seed = 0\n", {})
+    folder.save(state, 0)
+    budget = Budget(outer_steps=STEPS)
+    info = RunInfo(task="problem", method="descent", seed=0, budget=budget, config={"seed": 0})
+    with rejects("other-settings", str(folder.checkpoint), of=CheckpointError):
+        resumed(folder, info=info)
+
+
+@pytest.mark.parametrize("linked", [".part", ""])
+def test_nothing_is_written_through_a_symbolic_link(
+    folder: RunFolder, tmp_path: Path, sound: Contents, linked: str
+) -> None:
+    """Of a stranger's run folder: what its files point to stays as it is. Links in place of its
+    own files are rejected.
+    """
+    other = fill(tmp_path / "other", sound).path
+    for name in sound:
+        if not linked:
+            (folder.path / name).unlink()
+        (folder.path / f"{name}{linked}").symlink_to(other / name)
+    (folder.path / ".lease").symlink_to(other / "steps.jsonl")
+    if linked:
+        assert resumed(folder).summary["status"] == "done"
+    else:
+        with rejects("not-a-file", of=CheckpointError):
+            resumed(folder)
+    assert files(other) == sound
+
+
+# --- what a kill leaves
+
+
+def append(name: str, text: bytes) -> Change:
+    def change(folder: RunFolder) -> None:
+        path = folder.path / name
+        path.write_bytes((path.read_bytes() if path.exists() else b"") + text)
+
+    return change
+
+
+def before_the_first_checkpoint(folder: RunFolder) -> None:
+    """Rows that no checkpoint speaks for go too."""
+    folder.checkpoint.unlink()
+    folder.steps.write_bytes(folder.steps.read_bytes().replace(b"0.", b"1."))
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        append("steps.jsonl", b'{"step": 7, "upper_lo'),
+        append("steps.jsonl", b'{"step": 7}\n{"st'),
+        append("steps.jsonl", b'{"step": 3}\n'),
+        append("timings.jsonl", b'{"step": 7, "seco'),
+        append("checkpoint-3.safetensors", b"half"),
+        append("checkpoint-11.safetensors.part", b"half"),
+        before_the_first_checkpoint,
+    ],
+)
+def test_what_a_kill_left_goes_when_the_run_is_resumed(
+    folder: RunFolder, whole: Path, change: Change
+) -> None:
+    change(folder)
+    resumed(folder)
+    assert run_files(folder.path) == run_files(whole)
+    assert [row["step"] for row in folder.records()] == list(range(STEPS + 1))
+
+
+def test_what_a_kill_left_goes_from_a_finished_run(tmp_path: Path, whole: Path) -> None:
+    folder = fill(tmp_path / "run", files(whole))
+    for path in (folder.steps, folder.timings):
+        path.write_bytes(path.read_bytes() + path.read_bytes().split(b"\n")[-2] + b"\n")
+    append("checkpoint-4.safetensors", b"half")(folder)
+    assert len(resumed(folder).records) == STEPS + 1
+    folder.save(*(folder.load() or ({}, -1)))
+    assert run_files(folder.path) == run_files(whole)
