@@ -1,0 +1,134 @@
+"""`run` from Python: methods by name, budgets as text, folders that reports read."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from support.descent import files
+from support.helpers import rejects
+from support.own_problems import Follow, bowl
+from torch import nn
+from torch.nn.functional import cross_entropy
+
+from hgms.report import build
+from hgms.results import read_run, scan
+from hgms.runs import RunFolder, run
+from hgms_core import Budget, CheckpointError, ConfigError, Problem
+from hgms_core.host import Host
+
+HALF: Any = Follow(0.25)
+
+
+def test_a_method_by_name_or_by_table_and_a_budget_as_text() -> None:
+    result = run("hg-implicit", bowl(), "2 steps", settings={"evaluate_every": 2})
+    info = (result.info.method, result.info.budget, result.summary["outer_steps"])
+    assert info == ("hg-implicit", Budget(outer_steps=2), 2)
+    assert len(result.records) == 3
+    slow, fast = (
+        run({"name": "hg-implicit", "keep": "last", "outer": {"lr": lr}}, bowl(), "2 steps")
+        for lr in (0.1, 0.5)
+    )
+    assert 0 < float(slow.theta["t"]) < float(fast.theta["t"])
+
+
+@pytest.mark.parametrize(
+    ("changes", "code", "place"),
+    [
+        ({"method": "hg-implict"}, "unknown-method", ("method",)),
+        (
+            {"method": {"name": "hg-implicit", "outer": {"lr": "x"}}},
+            "wrong-type",
+            ("method", "outer", "lr"),
+        ),
+        ({"method": Follow}, "wrong-type", ("method",)),
+        ({"method": 3}, "wrong-type", ("method",)),
+        ({"method": "oracle-clean"}, "not-supported", ("method",)),
+        ({"budget": 3}, "wrong-type", ("budget",)),
+        ({"problem": bowl}, "wrong-type", ("problem",)),
+        ({"seed": "a"}, "wrong-type", ("seed",)),
+        ({"seed": -1}, "out-of-range", ("seed",)),
+        ({"watch": 3}, "wrong-type", ("watch",)),
+    ],
+)
+def test_wrong_arguments_are_rejected(
+    changes: dict[str, Any], code: str, place: tuple[str, ...]
+) -> None:
+    arguments = {"method": HALF, "problem": bowl(), "budget": "3 steps"}
+    with rejects(code, *place, of=ConfigError):
+        run(**(arguments | changes))
+
+
+@pytest.mark.parametrize("kind", [str, Path, RunFolder])
+def test_a_run_in_a_folder_is_kept_like_any_other(tmp_path: Path, kind: Callable[..., Any]) -> None:
+    place = tmp_path / "new" / "mine"
+    seen: list[Path | None] = []
+
+    class Observers(Host):
+        def notify(self, hook: str, **arguments: Any) -> None:
+            seen.append(arguments["run"].folder)
+
+    result = run(HALF, bowl(), "3 steps", folder=kind(place), host=Observers())
+    assert result.info.folder == place
+    assert set(seen) == {place}, "observers see it"
+    stored = read_run(place)
+    told = (stored.task_name, stored.label, stored.seed, stored.status)
+    assert told == ("problem", "follow", 0, "done")
+    assert stored.environment["versions"]["torch"] == torch.__version__
+    metrics = {name: result.records[-1][f"metric.{name}"] for name in ("distance", "curious")}
+    assert scan(place)[0][0].metrics == stored.metrics == metrics
+    [section] = build([place]).sections
+    assert (section.metric, section.higher) == ("distance", False)
+
+    before = files(place)
+    with rejects("run-exists", str(place), of=CheckpointError):
+        run(HALF, bowl(), "3 steps", folder=kind(place))
+    again = run(HALF, bowl(), "3 steps", folder=kind(place), resume=True)
+    assert (again.summary, again.records) == (result.summary, result.records)
+    assert files(place) == before
+    (tmp_path / "file").touch()
+    with rejects("not-a-folder", str(tmp_path / "file"), of=CheckpointError):
+        run(HALF, bowl(), "3 steps", folder=tmp_path / "file")
+
+
+@pytest.mark.parametrize(
+    ("method", "made", "budget"),
+    [
+        (HALF, bowl(1), "3 steps"),
+        (HALF, bowl(scale=2.0), "3 steps"),
+        (Follow(0.3), bowl(), "3 steps"),
+        (HALF, bowl(), "4 steps"),
+    ],
+)
+def test_a_run_is_resumed_with_its_own_problem_method_and_budget_only(
+    tmp_path: Path, method: Any, made: Problem, budget: str
+) -> None:
+    run(HALF, bowl(), "3 steps", folder=tmp_path, host=Host())
+    with rejects("other-settings", str(tmp_path), of=CheckpointError):
+        run(method, made, budget, folder=tmp_path, resume=True, host=Host())
+
+
+@pytest.mark.parametrize("method", ["hg-ms", "hg-ms-tilted", "random-search"])
+def test_a_loss_that_cannot_be_stacked_gives_what_the_loop_gives(method: str) -> None:
+    """`.item()` in a loss: vmap cannot evaluate it."""
+
+    def loss(model: nn.Module, batch: Any) -> torch.Tensor:
+        scale = max(1.0, model(batch["a"]).abs().max().item())
+        return cross_entropy(model(batch["a"]), batch["y"], reduction="none") / scale
+
+    a = torch.randn(60, 5, generator=torch.Generator().manual_seed(0))
+    rows = {"a": a, "y": (a[:, 0] > 0).long()}
+    train, valid = (
+        {name: leaf[part] for name, leaf in rows.items()} for part in (slice(40), slice(40, None))
+    )
+    found = []
+    for options in ({}, {"generator": {"mode": "loop"}, "selector": {"mode": "loop"}}):
+        torch.manual_seed(0)
+        network = nn.Sequential(nn.Linear(5, 4), nn.Tanh(), nn.Linear(4, 2))
+        made = Problem.of_module(network, loss, train, valid)
+        found.append(run({"name": method, **options}, made, "1 steps"))
+    assert torch.equal(found[0].theta, found[1].theta)
+    assert found[0].summary["upper_loss"] == found[1].summary["upper_loss"]

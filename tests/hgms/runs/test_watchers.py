@@ -1,0 +1,129 @@
+"""Watchers, observers and `evaluate` that end a run; a run that no longer gains."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import attrs
+import pytest
+import torch
+from support.helpers import rejects
+from support.own_problems import Follow, bowl
+
+from hgms.runs import Patience, RunResult, RunSettings, StopRun, pruned, run
+from hgms_core import ConfigError, RunInfo, hookimpl
+from hgms_core.host import Host
+
+
+def half(budget: str = "9 steps", **options: Any) -> RunResult:
+    method: Any = Follow(0.25)
+    made = options.pop("problem", bowl())
+    return run(method, made, budget, **({"host": Host()} | options))
+
+
+def at(step: int, answer: Any = True) -> Any:
+    def watch(info: RunInfo, record: Mapping[str, Any], share: float) -> Any:
+        if record["step"] == step and isinstance(answer, BaseException):
+            raise answer
+        return record["step"] == step and answer
+
+    return watch
+
+
+@pytest.mark.parametrize(
+    ("answer", "says"),
+    [(True, "watch"), (StopRun("enough"), "watch: enough"), (StopIteration(), "watch")],
+)
+def test_a_watcher_ends_the_run(tmp_path: Path, answer: Any, says: str) -> None:
+    seen: list[int] = []
+    watch = [at(2, answer), lambda info, record, share: seen.append(record["step"])]
+    result = half(folder=tmp_path, watch=watch)
+    told = [result.summary[name] for name in ("status", "outer_steps", "stopped_by")]
+    assert told == ["done", 2, says]
+    assert seen == [0, 1, 2], "all watchers see every row"
+    again = half(folder=tmp_path, resume=True)
+    assert again.summary == result.summary, "a run that was ended is finished"
+    torch.testing.assert_close(result.theta, half("2 steps").theta, rtol=0, atol=0)
+
+
+def test_a_run_that_was_ended_has_the_metrics_of_its_result() -> None:
+    ended = half(settings=RunSettings(evaluate_every=2), watch=at(3))
+    assert "metric.distance" not in ended.records[-1]
+    assert ended.summary["metrics"] == half("3 steps").summary["metrics"]
+
+
+@pytest.mark.parametrize("answer", [1, "yes", [True], False, None])
+def test_other_answers_are_ignored(answer: Any) -> None:
+    assert half("3 steps", watch=at(1, answer)).summary["outer_steps"] == 3
+
+
+def test_evaluate_and_an_observer_may_end_the_run() -> None:
+    calls = []
+
+    def evaluate(theta: Any, x: Any) -> dict[str, float]:
+        calls.append(1)
+        if len(calls) == 3:
+            raise StopRun("seen enough")
+        return {"distance": 1.0}
+
+    def hgms_step_finished(record: dict[str, Any]) -> None:
+        if record["step"] == 2:
+            raise StopRun("no more")
+
+    module = ModuleType("ends_runs")
+    module.__dict__["hgms_step_finished"] = hookimpl(hgms_step_finished)
+    for options, says in (
+        ({"problem": attrs.evolve(bowl(), evaluate=evaluate)}, "evaluate: seen enough"),
+        ({"host": Host.load([module])}, "observer: no more"),
+    ):
+        summary = half(**options).summary
+        assert (summary["outer_steps"], summary["stopped_by"]) == (2, says)
+
+
+def test_patience_ends_a_run_that_no_longer_gains(tmp_path: Path) -> None:
+    """The distance halves with every step: it gains less than 0.1 from the step on where it is
+    below 0.2.
+    """
+    start = half("1 steps").records[0]["metric.distance"]
+    gains = [start / 2 ** (step + 1) for step in range(20)]  # of step 1, 2, …
+    last = next(step for step, gain in enumerate(gains) if gain <= 0.1)  # the last step that counts
+    patience = Patience(metric="distance", steps=2, least=0.1)
+    result, again = (half("40 steps", watch=patience) for _ in range(2))
+    assert (result.summary["outer_steps"], result.summary["stopped_by"]) == (last + 2, "watch")
+    assert again.summary == result.summary, "one object may watch several runs, one after another"
+
+    settings = RunSettings(checkpoint_seconds=0)
+    broken = at(last + 1, ZeroDivisionError())
+    with pytest.raises(ZeroDivisionError):  # broken off one step before the end
+        half("40 steps", folder=tmp_path, settings=settings, watch=broken)
+    fresh = Patience(metric="distance", steps=2, least=0.1)
+    resumed = half("40 steps", folder=tmp_path, resume=True, watch=fresh)
+    assert resumed.summary == result.summary, "a resumed run ends where an uninterrupted one does"
+
+
+def test_patience_rejects_what_it_cannot_wait_for() -> None:
+    with rejects("missing-option", "higher_is_better", of=ConfigError):
+        Patience(metric="curious", steps=2)
+    with rejects("unknown-metric", "watch", "metric", of=ConfigError) as caught:
+        half(watch=Patience(metric="distanc", steps=2, higher_is_better=False))
+    assert caught.value.did_you_mean == ("distance",)
+
+
+def test_a_study_of_optuna_prunes_in_one_line() -> None:
+    optuna = pytest.importorskip("optuna")
+    optuna.logging.set_verbosity(optuna.logging.WARNING)
+
+    def objective(trial: Any) -> float:
+        method: Any = Follow(trial.suggest_float("rate", 0.01, 0.25))
+        result = run(method, bowl(), "6 steps", watch=pruned(trial, "distance"))
+        return float(result.summary["metrics"]["distance"])
+
+    study = optuna.create_study(pruner=optuna.pruners.ThresholdPruner(upper=0.5, n_warmup_steps=5))
+    for rate in (0.25, 0.01):
+        study.enqueue_trial({"rate": rate})
+    study.optimize(objective, n_trials=2)
+    assert [trial.state.name for trial in study.trials] == ["COMPLETE", "PRUNED"]
+    assert list(study.trials[1].intermediate_values) == [0, 1, 2, 3, 4, 5]
