@@ -62,15 +62,8 @@ def test_flags_have_the_last_word(tmp_path: Path) -> None:
         '[scale.cpu.method.uniform]\nkeep = "last"\n',
         encoding="utf-8",
     )
-    done = CliRunner().invoke(
-        main,
-        [
-            "compare",
-            str(file),
-            *("--scale", "cpu", "--budget", "3 steps", "--jobs", "0", "--json"),
-            "--no-baselines",
-        ],
-    )
+    flags = ["--scale", "cpu", "--budget", "3 steps", "--jobs", "0", "--json", "--no-baselines"]
+    done = CliRunner().invoke(main, ["compare", str(file), *flags])
     assert done.exit_code == 0, done.output
     (summary,) = [json.loads(path.read_text()) for path in tmp_path.rglob("summary.json")]
     assert (summary["budget"], summary["outer_steps"]) == ("3 outer steps", 3)
