@@ -4,13 +4,14 @@ work on.
 
 from __future__ import annotations
 
+import functools
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import pytest
 import torch
-from attrs import evolve
+from attrs import define, evolve
 from torch import Tensor
 
 from hgms_core import ConfigError, Data, Problem, Sources, State, Tree
@@ -109,6 +110,7 @@ def network_sources(features: int = 5, hidden: int = 6, wrong: float = 0.0) -> P
     return _problem(_examples, x0, tables, upper, ("right", "left"))
 
 
+@functools.cache
 def language_sources(sets: int) -> Problem:
     """A tiny language model, two sources and ``sets`` validation sets, all of whose means are
     over tokens.
@@ -144,6 +146,26 @@ def token_losses(problem: Problem, x: Tree, data: Data, index: Tensor) -> Tensor
         ]
     )
     return problem.sources.examples(x, batch) * lengths / means[batch["source"]]
+
+
+@define
+class _Looks:
+    """Losses of rows, and their features as what they look like."""
+
+    losses: Any
+
+    def __call__(self, x: Tree, batch: Tree) -> Tensor:
+        return torch.as_tensor(self.losses(x, batch))
+
+    def representations(self, x: Tree, batch: Tree) -> Tensor:
+        return batch["a"] + x["b"].sum()
+
+
+def with_looks(problem: Problem) -> Problem:
+    """The same problem, whose rows can be compared by what they look like."""
+    assert problem.sources is not None
+    looks = _Looks(problem.sources.examples)
+    return evolve(problem, sources=evolve(problem.sources, examples=looks))
 
 
 def convex_sources(best: Mapping[str, float], rows: int = 40) -> Problem:
@@ -224,6 +246,57 @@ def weights(problem: Problem, theta: Tree) -> Tensor:
     """ω(θ) of the problem's sources."""
     assert problem.sources is not None
     return problem.sources.weights(theta)
+
+
+def assert_shares(
+    problem: Problem, method: Any, state: State, shares: Iterable[float], **within: float
+) -> None:
+    """The mixture that a state stands for, up to its sum."""
+    expected = torch.tensor([float(share) for share in shares], dtype=F64)
+    found = weights(problem, method.result(state)[0])
+    assert_same(found, expected / expected.sum(), **({"rtol": 1e-9, "atol": 1e-9} | within))
+
+
+def on_rows(
+    problem: Problem, batches: Iterable[Tensor], data: Data | None = None
+) -> list[Callable[[Tree], Tensor]]:
+    """The mean losses of batches of rows, by default of the pool, whatever their sources."""
+    table = problem.lower_data if data is None else data
+    return [lambda x, index=index: problem.f({}, x, table.rows(index)) for index in batches]
+
+
+def at_mixture(
+    problem: Problem, theta: Tree, batches: Iterable[Tensor]
+) -> list[Callable[[Tree], Tensor]]:
+    """The lower losses of batches of the pool at θ."""
+    pool = problem.lower_data
+    return [lambda x, index=index: problem.g(theta, x, pool.rows(index)) for index in batches]
+
+
+def by_torch(
+    x0: Tree,
+    losses: Iterable[Callable[[Tree], Tensor]],
+    lr: float = 0.02,
+    weight_decay: float = 0.0,
+    rates: Sequence[float] | None = None,
+    **options: float,
+) -> list[Tree]:
+    """x0, and x after each update of torch's AdamW; at learning rates of their own if given."""
+    x = {name: leaf.clone().requires_grad_() for name, leaf in x0.items()}
+    optimizer = torch.optim.AdamW(list(x.values()), lr=lr, weight_decay=weight_decay, **options)
+    states = [x0]
+    for number, loss in enumerate(losses):
+        optimizer.param_groups[0]["lr"] = lr if rates is None else rates[number]
+        optimizer.zero_grad()
+        loss(x).backward()
+        optimizer.step()
+        states.append({name: leaf.detach().clone() for name, leaf in x.items()})
+    return states
+
+
+def without_rows(problem: Problem, role: str) -> Problem:
+    """The same problem with no validation row in one role."""
+    return evolve(problem, upper_data={**problem.upper_data, role: Data.none()})
 
 
 def in_another_order(problem: Problem) -> Problem:

@@ -9,10 +9,10 @@ from typing import Any
 import pytest
 import torch
 from attrs import evolve
-from support.helpers import F64, assert_same, counted, network_problem, rejects
-from support.source_problems import assert_goes_on, network_sources
+from support.helpers import F64, assert_same, counted
+from support.source_problems import assert_shares, by_torch, network_sources, on_rows
 
-from hgms_core import ConfigError, Key
+from hgms_core import Key
 from hgms_mix.methods.random_rows import RandomRows
 from hgms_mix.methods.random_rows.random_rows import drawn, shares
 
@@ -50,12 +50,7 @@ def test_sizes_are_those_of_the_files_where_fewer_rows_are_kept(tmp_path: Path) 
     assert dict(problem.lower_data.strata or ()) == {"many": 5, "few": 5}
     method = random_rows(train_steps=2)
     state = method.init(problem, 0)
-    assert problem.sources is not None
-    assert_same(
-        problem.sources.weights(method.result(state)[0]),
-        torch.tensor([0.75, 0.25], dtype=F64),
-        atol=1e-12,
-    )
+    assert_shares(problem, method, state, [3, 1])
     counts = torch.bincount(drawn(problem, Key(1), 20_000), minlength=10)
     assert int((counts[:5] - 3000).abs().max()) < 300
     assert int((counts[5:] - 1000).abs().max()) < 200
@@ -73,48 +68,17 @@ def test_x_is_adamw_on_the_rows_drawn() -> None:
     for _ in range(3):
         state, row = method.step(problem, state)
     assert method.finished(state)
-    assert PROBLEM.sources is not None
-    x = {name: leaf.clone().requires_grad_() for name, leaf in PROBLEM.x0.items()}
-    optimizer = torch.optim.AdamW(list(x.values()), lr=0.02, weight_decay=0.1)
-    for update in range(5):
-        rows = PROBLEM.lower_data.rows(drawn(PROBLEM, Key(3).fold("rows", update), 6))
-        optimizer.zero_grad()
-        PROBLEM.sources.examples(x, rows).mean().backward()
-        optimizer.step()
-    assert_same(
-        method.result(state)[1],
-        {name: leaf.detach() for name, leaf in x.items()},
-        rtol=1e-9,
-        atol=1e-12,
-    )
-    assert_same(
-        PROBLEM.sources.weights(method.result(state)[0]),
-        torch.tensor([0.5, 0.3, 0.2], dtype=F64),
-        atol=1e-12,
-    )
+    rows = [drawn(PROBLEM, Key(3).fold("rows", update), 6) for update in range(5)]
+    x = by_torch(PROBLEM.x0, on_rows(PROBLEM, rows), weight_decay=0.1)[-1]
+    assert_same(method.result(state)[1], x, rtol=1e-9, atol=1e-12)
+    assert_shares(PROBLEM, method, state, [5, 3, 2])
     assert (
         (row["cost_lower_gradients"], row["cost_rows"])
         == (5, 30)
         == (calls["pooled"], calls["pooled_rows"])
     )
     assert (calls["f"], calls["g"]) == (0, 0)
-    assert_same(method.step(problem, state)[0]["train"], state["train"])  # it has finished
-
-
-def test_a_state_read_back_goes_on_bit_for_bit() -> None:
-    method = random_rows(updates=2)
-    assert not method.finished(assert_goes_on(method, PROBLEM, most=3))
-
-
-def test_x_that_stays_is_said() -> None:
-    method = random_rows(train_steps=0)
-    assert method.finished(method.init(PROBLEM, 0))
-    assert (method.untrained, random_rows().untrained) == (
-        "x is where it starts (train_steps = 0)",
-        "",
-    )
-
-
-def test_without_sources() -> None:
-    with rejects("not-supported", "problem", "sources", of=ConfigError):
-        random_rows().init(network_problem(), 0)
+    still = random_rows(train_steps=0)
+    assert still.finished(still.init(PROBLEM, 0))
+    assert still.untrained
+    assert not method.untrained

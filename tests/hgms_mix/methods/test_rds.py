@@ -8,38 +8,22 @@ from typing import Any
 
 import pytest
 import torch
-from attrs import define, evolve
-from support.helpers import F64, assert_same, counted, network_problem, normal, rejects
-from support.source_problems import assert_goes_on, language_sources, network_sources, through
-from torch import Tensor
+from attrs import evolve
+from support.helpers import F64, assert_same, counted, normal, rejects
+from support.source_problems import (
+    assert_shares,
+    by_torch,
+    language_sources,
+    network_sources,
+    on_rows,
+    through,
+    with_looks,
+)
 
-from hgms_core import ConfigError, Data, Key, NumericalError, Problem, Tree
+from hgms_core import ConfigError, Data, Key
 from hgms_mix.lm import epoch_rows
 from hgms_mix.methods.rds import Rds
 from hgms_mix.methods.rds.rds import first_turns
-
-
-@define
-class Examples:
-    """Losses of rows, and their features as what they look like; how many rows were looked at."""
-
-    losses: Any
-    seen: int = 0
-
-    def __call__(self, x: Tree, batch: Tree) -> Tensor:
-        return torch.as_tensor(self.losses(x, batch))
-
-    def representations(self, x: Tree, batch: Tree) -> Tensor:
-        self.seen += len(batch["a"])
-        return batch["a"] + x["b"].sum()
-
-
-def with_looks(problem: Problem) -> Problem:
-    assert problem.sources is not None
-    return evolve(
-        problem, sources=evolve(problem.sources, examples=Examples(problem.sources.examples))
-    )
-
 
 PROBLEM = with_looks(network_sources())
 
@@ -74,33 +58,24 @@ def test_turns_are_those_of_taking_one_by_one(shape: tuple[int, int]) -> None:
 @pytest.mark.parametrize("turns", ["rows", "sets"])
 def test_rows_are_ranked_by_turns_of_validation_rows_or_sets(turns: str) -> None:
     method = rds(turns=turns)
-    *_, (state, row) = through(method, PROBLEM)
+    states = [state for state, _ in through(method, PROBLEM)]
+    state = states[-1]
+    assert all(bool(method.ranking(PROBLEM, before).isnan().all()) for before in states[:-1])
     shift = PROBLEM.x0["b"].sum()
-    validation, pool = (
-        data.whole for data in (PROBLEM.upper_data["differentiate"], PROBLEM.lower_data)
+    validation = PROBLEM.upper_data["differentiate"].whole
+    pool = PROBLEM.lower_data.whole
+    cosines = torch.nn.functional.cosine_similarity(
+        validation["a"][:, None] + shift, pool["a"][None] + shift, dim=-1
     )
-    cosines = [
-        [
-            float(torch.nn.functional.cosine_similarity(own + shift, a + shift, dim=0))
-            for a in pool["a"]
-        ]
-        for own in validation["a"]
-    ]
     if turns == "sets":
-        of = [
-            [row for row, part in zip(cosines, validation["source"], strict=True) if part == number]
-            for number in (0, 1)
-        ]
-        cosines = [[max(column) for column in zip(*rows, strict=True)] for rows in of]
-    expected = taken(cosines)
+        cosines = torch.stack([cosines[validation["source"] == part].amax(0) for part in (0, 1)])
+    expected = taken(cosines.tolist())
     ranking = method.ranking(PROBLEM, state)
     assert ranking.argsort(descending=True).tolist() == expected
     assert state["kept"].tolist() == expected[:8]
-    assert PROBLEM.sources is not None
-    counts = torch.bincount(pool["source"][expected[:8]], minlength=3).to(F64)
-    assert_same(PROBLEM.sources.weights(method.result(state)[0]), counts / 8, atol=1e-9)
+    assert_shares(PROBLEM, method, state, torch.bincount(pool["source"][expected[:8]]))
     assert_same(method.result(state)[1], PROBLEM.x0)
-    assert (row["phase"], method.untrained) == ("pool", "x is where it starts (train_steps = 0)")
+    assert method.untrained
 
 
 @pytest.mark.parametrize("adapter", [False, True])
@@ -153,11 +128,10 @@ def test_places_are_counted_exactly_where_states_are_coarse() -> None:
 
 def test_rows_of_a_language_model_that_look_like_the_validation_rows() -> None:
     problem = language_sources(2)
-    *_, (state, row) = through(rds(size=6, turns="sets"), problem)
-    assert problem.sources is not None
-    counts = 6 * problem.sources.weights(state["theta"])
+    method = rds(size=6, turns="sets")
+    *_, (state, row) = through(method, problem)
     # the one set is like the one source, and the other
-    assert_same(counts, torch.tensor([3.0, 3.0], dtype=F64), atol=1e-9)
+    assert_shares(problem, method, state, [3, 3])
     assert row["cost_upper_values"] == 3 + 4  # 20 and 24 rows, 7 at a time
 
 
@@ -182,64 +156,16 @@ def test_training_on_the_kept_rows() -> None:
     problem, calls = counted(PROBLEM)
     method = rds(train_steps=5, size=7)
     steps = list(through(method, problem))
-    kept = steps[-1][0]["kept"]
-    x = {name: leaf.clone().requires_grad_() for name, leaf in PROBLEM.x0.items()}
-    optimizer = torch.optim.AdamW(list(x.values()), lr=0.02, weight_decay=0.0)
-    for update in range(5):
-        rows = kept[epoch_rows(Key(3).fold("train"), 7, update, 3)]
-        optimizer.zero_grad()
-        PROBLEM.f({}, x, PROBLEM.lower_data.rows(rows)).backward()
-        optimizer.step()
-    assert_same(
-        method.result(steps[-1][0])[1],
-        {name: leaf.detach() for name, leaf in x.items()},
-        rtol=1e-9,
-        atol=1e-11,
-    )
+    state, row = steps[-1]
+    rows = [state["kept"][epoch_rows(Key(3).fold("train"), 7, update, 3)] for update in range(5)]
+    x = by_torch(PROBLEM.x0, on_rows(PROBLEM, rows))[-1]
+    assert_same(method.result(state)[1], x, rtol=1e-9, atol=1e-11)
     assert (calls["pooled"], calls["f"], calls["g"]) == (5, 0, 0)
-    row = steps[-1][1]
     # 9 and 40 rows, 7 at a time
     assert (row["cost_lower_gradients"], row["cost_upper_values"]) == (5, 2 + 6)
     assert row["cost_rows"] == 9 + 40 + 3 + 3 + 1 + 3 + 3
 
 
-@pytest.mark.parametrize("options", [{"train_steps": 3}, {"turns": "sets", "chunk": 100}])
-def test_a_state_read_back_goes_on_bit_for_bit(options: dict[str, Any]) -> None:
-    method = rds(**options)
-    assert method.finished(assert_goes_on(method, PROBLEM))
-
-
-def test_before_all_rows_are_compared() -> None:
-    method = rds()
-    states = [method.init(PROBLEM, 3), *(state for state, _ in through(method, PROBLEM))]
-    assert PROBLEM.sources is not None
-    for state in states[:-1]:
-        assert bool(method.ranking(PROBLEM, state).isnan().all())
-        assert_same(
-            PROBLEM.sources.weights(state["theta"]), torch.full((3,), 1 / 3, dtype=F64), rtol=1e-12
-        )
-    assert not method.ranking(PROBLEM, states[-1]).isnan().any()
-
-
-def test_bad_settings() -> None:
-    with rejects("not-supported", "problem", "sources", of=ConfigError):
-        rds().init(network_problem(), 0)
-    with rejects("not-supported", "method", of=ConfigError):  # no representations
+def test_rows_without_representations_are_refused() -> None:
+    with rejects("not-supported", "method", of=ConfigError):
         rds().init(network_sources(), 0)
-    with rejects("no-rows-for-role", "problem", "upper_data", "differentiate", of=ConfigError):
-        rds().init(
-            evolve(PROBLEM, upper_data={**PROBLEM.upper_data, "differentiate": Data.none()}), 0
-        )
-    with rejects("out-of-range", "method", "size", of=ConfigError):
-        rds(size=41).init(PROBLEM, 0)
-    for code, options in (
-        ("unknown-choice", {"turns": "tasks"}),
-        ("out-of-range", {"keep": 0.0}),
-        ("out-of-range", {"chunk": 0}),
-    ):
-        with rejects(code, *options, of=ConfigError):
-            Rds(**options)
-    broken = evolve(PROBLEM, x0={**PROBLEM.x0, "b": PROBLEM.x0["b"] * torch.nan})
-    with rejects("not-finite", "representations", of=NumericalError) as caught:
-        list(through(rds(), broken))
-    assert "step 1" in caught.value.message

@@ -1,0 +1,200 @@
+"""What holds for every method that chooses rows or mixtures."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import pytest
+import torch
+from attrs import evolve
+from support.helpers import assert_same, network_problem, rejects
+from support.source_problems import (
+    assert_goes_on,
+    assert_shares,
+    in_another_order,
+    language_sources,
+    network_sources,
+    with_looks,
+    without_rows,
+)
+
+from hgms.outer import DualAveraging
+from hgms.selectors import First
+from hgms_core import ConfigError, Data, NumericalError, Pipeline
+from hgms_mix.methods.fastmix import FastMix
+from hgms_mix.methods.less import Less
+from hgms_mix.methods.online import AlignedMeans, DoGE, DoReMi, MixtureBranches
+from hgms_mix.methods.random_rows import RandomRows
+from hgms_mix.methods.rds import Rds
+from hgms_mix.methods.regmix import RegMix
+from hgms_mix.methods.rho_loss import RhoLoss
+
+PROBLEM = with_looks(network_sources())
+ADAMW: dict[str, Any] = {"lr": 0.02, "batch_size": 7}
+LESS = Less(**ADAMW, warmup_share=0.5, epochs=2, chunk=7, projection=None, keep=0.2)
+RHO = RhoLoss(**ADAMW, reference_epochs=2, reference_lr=0.02, chunk=9, keep=0.2)
+REGMIX = RegMix(**ADAMW, runs=4, steps=7, updates=3, simulated=200, top=10, chunk=5)
+RDS = Rds(**ADAMW, chunk=7, keep=0.2, train_steps=3)
+DOREMI = DoReMi(**ADAMW, steps=7, updates=3, eta=3.0, smoothing=0.05, prior="rows")
+DOGE = DoGE(**ADAMW, steps=7, updates=3, rate=0.7, validation_batch_size=4, max_norm=0.8)
+FASTMIX = FastMix(**ADAMW, updates=2, outer_lr=0.1, upper_batch_size=5)
+METHODS: dict[str, Any] = {
+    "less": LESS,
+    "less-projected": evolve(LESS, projection=16, train_steps=4),
+    "rho-loss": evolve(RHO, target_steps=3, train_steps=3),
+    "rho-loss-online": evolve(RHO, mode="online", train_steps=4, big_batch=9),
+    "regmix": REGMIX,
+    "regmix-boosting": evolve(REGMIX, regressor="boosting", train_steps=4),
+    "rds": RDS,
+    "rds-sets": evolve(RDS, turns="sets", chunk=100, train_steps=0),
+    "fastmix": FASTMIX,
+    "random-rows": RandomRows(**ADAMW, updates=2, train_steps=6),
+    "doremi": DOREMI,
+    "doremi-to-the-end": DoReMi(**ADAMW, steps=4, updates=3, train_steps=5),
+    "doge": DOGE,
+    "doge-sources": evolve(DOGE, target="sources", bounds=(-1.0, 0.4), train_steps=4),
+    "hg-ms-online": Pipeline(
+        generator=MixtureBranches(lr=0.05, batch_size=9, steps=2, tilt=0.5, upper_batch_size=4),
+        selector=First(),
+        hypergradient=AlignedMeans(),
+        outer=DualAveraging(strength=30.0, prior_steps=2.0, decay=0.7),
+    ),
+}
+every_method = pytest.mark.parametrize("name", METHODS)
+ONLINE = ["fastmix", "doremi", "doremi-to-the-end", "doge", "doge-sources"]
+
+
+@every_method
+def test_a_state_read_back_goes_on_bit_for_bit(name: str) -> None:
+    method = METHODS[name]
+    if not hasattr(method, "finished"):
+        assert_goes_on(method, PROBLEM, most=5)
+        return
+    state = assert_goes_on(method, PROBLEM)
+    assert method.finished(state)
+    after, _ = method.step(PROBLEM, state)
+    assert_same(after["theta"], state["theta"])  # nothing is left to do
+
+
+@every_method
+def test_it_begins_at_the_prior_and_needs_sources(name: str) -> None:
+    method = METHODS[name]
+    state = method.init(PROBLEM, 3)
+    if name != "hg-ms-online":
+        assert_shares(PROBLEM, method, state, [5, 3, 2] if name == "random-rows" else [1, 1, 1])
+        assert_same(method.result(state)[1], PROBLEM.x0)
+    with rejects("not-supported", "problem", "sources", of=ConfigError):
+        method.init(network_problem(), 0)
+
+
+@pytest.mark.parametrize("name", ONLINE)
+def test_where_sources_stand_in_the_table_does_not_matter(name: str) -> None:
+    method = METHODS[name]
+    rows = []
+    for problem in (PROBLEM, in_another_order(PROBLEM)):
+        state = method.init(problem, 3)
+        for _ in range(4):
+            state, row = method.step(problem, state)
+        shown = {key: torch.tensor(float(row[key])) for key in row if "." in key}
+        rows.append((method.result(state), shown))
+    assert_same(rows[1], rows[0], rtol=1e-8, atol=1e-10)
+
+
+@every_method
+def test_a_language_model(name: str) -> None:
+    method = METHODS[name]
+    problem = language_sources(2)
+    state = method.init(problem, 0)
+    for _ in range(3):
+        state, row = method.step(problem, state)
+    assert row.get("lower_loss") is None or math.isfinite(row["lower_loss"])
+    assert problem.sources is not None
+    assert float(problem.sources.weights(state["theta"]).sum()) == pytest.approx(1)
+
+
+@every_method
+def test_losses_that_are_not_finite_stop_the_first_step(name: str) -> None:
+    x0 = {leaf: value * torch.nan for leaf, value in PROBLEM.x0.items()}
+    problem = evolve(PROBLEM, x0=x0)
+    with rejects("not-finite", of=NumericalError):
+        METHODS[name].step(problem, METHODS[name].init(problem, 3))
+
+
+@pytest.mark.parametrize("name", ["rho-loss", "regmix", "fastmix", "doge"])
+def test_validation_rows_without_a_finite_loss_stop_the_run(name: str) -> None:
+    upper = {
+        role: Data.of(
+            {key: leaf for key, leaf in data.whole.items() if key != "index"}
+            | {"y": data.whole["y"] * torch.nan}
+        )
+        for role, data in PROBLEM.upper_data.items()
+    }
+    problem = evolve(PROBLEM, upper_data=upper)
+    method = evolve(RHO, reference="validation") if name == "rho-loss" else METHODS[name]
+    state = method.init(problem, 3)
+    with rejects("not-finite", of=NumericalError):
+        for _ in range(9):
+            state, _ = method.step(problem, state)
+
+
+@pytest.mark.parametrize(
+    ("name", "role"),
+    [
+        ("rho-loss", "stop"),
+        ("regmix", "select"),
+        ("rds", "differentiate"),
+        ("fastmix", "differentiate"),
+        ("doge", "differentiate"),
+    ],
+)
+def test_a_role_needs_rows(name: str, role: str) -> None:
+    with rejects("no-rows-for-role", "problem", "upper_data", role, of=ConfigError):
+        METHODS[name].init(without_rows(PROBLEM, role), 0)
+    for other in ("doremi", "doge-sources"):  # they do not look at them
+        METHODS[other].init(without_rows(PROBLEM, role), 0)
+
+
+@pytest.mark.parametrize(
+    ("name", "option", "value"),
+    [
+        ("less", "size", 41),
+        ("rho-loss", "size", 41),
+        ("rds", "size", 41),
+        ("doremi", "batch_size", 2),
+        ("doge", "batch_size", 2),
+    ],
+)
+def test_what_a_problem_is_too_small_for_is_refused(name: str, option: str, value: int) -> None:
+    with rejects("out-of-range", "method", option, of=ConfigError):
+        evolve(METHODS[name], **{option: value}).init(PROBLEM, 0)
+
+
+@pytest.mark.parametrize(
+    ("method", "code", "options"),
+    [
+        (Less, "out-of-range", {"keep": 0.0}),
+        (Less, "out-of-range", {"keep": 1.5}),
+        (Less, "out-of-range", {"betas": (0.9, 1.0)}),
+        (Less, "unknown-choice", {"projector": "hadamard"}),
+        (Less, "out-of-range", {"train_steps": -1}),
+        (RhoLoss, "conflicting-options", {"train_steps": 0, "mode": "online"}),
+        (RhoLoss, "out-of-range", {"top": 1.5}),
+        (RhoLoss, "unknown-choice", {"mode": "offline"}),
+        (RegMix, "out-of-range", {"runs": 2}),
+        (RegMix, "wrong-value", {"concentration": (2.0, 1.0)}),
+        (RegMix, "out-of-range", {"top": 201, "simulated": 200}),
+        (RegMix, "unknown-choice", {"regressor": "forest"}),
+        (Rds, "unknown-choice", {"turns": "tasks"}),
+        (Rds, "out-of-range", {"chunk": 0}),
+        (FastMix, "wrong-value", {"leaves": "("}),
+        (FastMix, "out-of-range", {"updates": 0}),
+        (FastMix, "out-of-range", {"outer_betas": (0.5, 1.0)}),
+        (FastMix, "out-of-range", {"outer_lr": 0.0}),
+        (DoGE, "wrong-value", {"bounds": (1.0, 1.0)}),
+        (DoReMi, "out-of-range", {"smoothing": 2.0}),
+    ],
+)
+def test_wrong_settings_are_refused(method: Any, code: str, options: dict[str, Any]) -> None:
+    with rejects(code, next(iter(options)), of=ConfigError):
+        method(**options)

@@ -1,0 +1,73 @@
+"""Features of LESS on disk: the same scores again without a gradient, and never those of something
+else.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from attrs import evolve
+from support.helpers import assert_same, counted, rejects
+from support.less_runs import PROBLEM, less, ranked
+from support.source_problems import through
+
+from hgms_core import ConfigError, Problem
+from hgms_mix.methods.less import Less
+
+
+def stored(folder: Path, **options: Any) -> Less:
+    return less(**({"epochs": 2, "store": str(folder / "store"), "projection": 16} | options))
+
+
+def test_scores_come_from_the_stored_features(tmp_path: Path) -> None:
+    problem, calls = counted(PROBLEM)
+    first = ranked(stored(tmp_path), problem)
+    spent = calls["pooled"]
+    plain = ranked(less(epochs=2, projection=16), PROBLEM)
+    assert_same(first, plain, atol=1e-3)  # half precision
+    assert_same(ranked(stored(tmp_path), problem), first)
+    assert calls["pooled"] - spent == spent - 2 * 6  # no pass over the pool
+    features = np.load(tmp_path / "store" / "features-2.npy", mmap_mode="r")
+    assert (features.shape, features.dtype) == ((40, 16), np.float16)
+    np.testing.assert_allclose(np.linalg.norm(features.astype(float), axis=1), 1, atol=1e-2)
+
+
+def test_an_interrupted_store_is_completed(tmp_path: Path) -> None:
+    expected = ranked(stored(tmp_path / "whole"), PROBLEM)
+    method = stored(tmp_path / "part")
+    for state, row in through(method, PROBLEM):
+        if row["phase"] == "pool" and state["at"] == 14:
+            break
+    again = [row for _, row in through(method, PROBLEM)]
+    read = [row["lower_loss"] is None for row in again if row["phase"] == "pool"]
+    assert read == [True] * 2 + [False] * 10
+    assert_same(ranked(method, PROBLEM), expected)
+
+
+def with_another_row(method: Less) -> Problem:
+    """A row that the warm-up does not see is another: only the rows themselves tell."""
+    warm = set(method.init(PROBLEM, 3)["warmup"].tolist())
+    y = PROBLEM.lower_data.whole["y"].clone()
+    y[next(row for row in range(40) if row not in warm)] += 1
+    rows = lambda index: {**PROBLEM.lower_data.rows(index), "y": y[index]}  # noqa: E731
+    return evolve(PROBLEM, lower_data=evolve(PROBLEM.lower_data, rows=rows))
+
+
+def test_a_store_of_something_else_or_a_damaged_one_is_refused(tmp_path: Path) -> None:
+    method = stored(tmp_path, epochs=1)
+    ranked(method, PROBLEM)
+    changes: list[tuple[dict[str, Any], Problem]] = [
+        ({"lr": 0.03}, PROBLEM),
+        ({"eps": 1e-3}, PROBLEM),
+        ({"projection_seed": 1}, PROBLEM),
+        ({"projector": "gaussian"}, PROBLEM),
+        ({}, with_another_row(method)),
+    ]
+    for change, problem in changes:
+        with rejects("other-settings", str(tmp_path / "store" / "store-1.json"), of=ConfigError):
+            ranked(evolve(method, **change), problem)
+    (tmp_path / "store" / "features-1.npy").write_bytes(b"")
+    with rejects("damaged-file", str(tmp_path / "store"), of=ConfigError):
+        ranked(method, PROBLEM)
