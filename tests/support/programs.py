@@ -1,0 +1,65 @@
+"""A method with one program, and time that goes on where a test says so."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, ClassVar
+
+import attrs
+import torch
+from torch import Tensor
+
+from hgms.compiled import programs_of
+from hgms_core import Problem, State
+
+MAKING = 100.0
+"""Seconds that an interpreted program takes to make."""
+
+
+class Time:
+    """What clocks show."""
+
+    now = 0.0
+
+
+@attrs.define
+class Walker:
+    """A method with a program; its steps take the seconds that are ``left``, the last of them
+    for good.
+    """
+
+    name: ClassVar[str] = "walker"
+    left: list[float] = attrs.field(factory=lambda: [1.0], metadata={"toml": False})
+    interrupts_at: int | None = attrs.field(default=None, metadata={"toml": False})
+    steps: int = attrs.field(default=0, metadata={"toml": False})
+
+    def init(self, problem: Problem, seed: int) -> State:
+        return {"x": dict(problem.x0), "step": 0}
+
+    def step(self, problem: Problem, state: State, progress: float) -> tuple[State, dict[str, Any]]:
+        if state["step"] == self.interrupts_at:
+            raise KeyboardInterrupt
+        self.steps += 1
+        Time.now += self.left[0] if len(self.left) == 1 else self.left.pop(0)
+        compiler = programs_of(problem)
+        step = halved if compiler is None else compiler(("halve",), halved)
+        calls = 100 * (state["step"] + 1)
+        record = {"oracle_calls": calls, "compiled": float(compiler is not None)}
+        return {"x": step(state["x"]), "step": state["step"] + 1}, record
+
+    def result(self, state: State) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
+        return {}, state["x"]
+
+
+def halved(x: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    return {name: leaf / 2 for name, leaf in x.items()}
+
+
+def problem(**changes: Any) -> Problem:
+    parts: dict[str, Any] = {
+        "theta0": {},
+        "x0": {"x": torch.ones(2)},
+        "g": lambda t, x, b: x["x"].sum(),
+        "f": lambda t, x, b: x["x"].sum(),
+    }
+    return Problem(**(parts | changes))
