@@ -1,0 +1,192 @@
+"""Which model a mix tunes: where tuning begins, another model than the one that learned, and how
+many are in memory.
+"""
+
+from __future__ import annotations
+
+import gc
+import json
+import weakref
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from support.small_mixes import TASK, fails, report_of, right, sampled, write_sums
+
+transformers = pytest.importorskip(
+    "transformers", reason="transformers is not installed: pip install 'hgms[llm]'"
+)
+pytest.importorskip("peft", reason="peft is not installed: pip install 'hgms[llm]'")
+
+pytestmark = [
+    # peft's own calls of names that transformers has renamed
+    pytest.mark.filterwarnings(
+        "ignore:.*checkpointing.* is deprecated and will be removed in v6:FutureWarning"
+    )
+]
+MIX = f"""
+seed = 1
+budget = "3 steps"
+method = "uniform"
+{TASK}
+[sample]
+size = 30
+[finetune]
+lr = 1e-2
+micro_batch = 3
+accumulation = 5
+"""
+TUNED = """
+[finetune.model]
+config = { model_type = "gpt2", n_layer = 2, n_embd = 16, n_head = 2, n_positions = 40 }
+tokenizer = "pairs"
+[finetune.adapter]
+rank = 3
+alpha = 6
+"""
+
+
+@pytest.fixture
+def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.chdir(tmp_path)
+    write_sums("sums", range(36, 76))  # prompts of six and seven bytes
+    write_sums("dots", range(100, 160), ".")
+    write_sums("validation", range(200, 220))
+    write_sums("test", range(300, 315))
+    Path("mix.toml").write_text(MIX)
+    return tmp_path
+
+
+@pytest.mark.parametrize(
+    "sets",
+    [["finetune.epochs=0"], ["task.adapter=none", "finetune.lr=1e-30"]],
+    ids=["adapter", "model"],
+)
+def test_what_fine_tuning_starts_from_is_what_reweighting_ended_with(
+    here: Path, sets: list[str]
+) -> None:
+    """With no pass over rows, or a learning rate too small to move anything, what is saved is the
+    run's lower state.
+    """
+    from safetensors.torch import load_file
+
+    learned = ["method=hg-ms-online", "method.generator.lr=0.5", "finetune.start=reweighted"]
+    report = report_of("mix", "mix.toml", sets=[*learned, *sets])
+    folder = Path(report["folder"])
+    state = next(load_file(path) for path in folder.glob("checkpoint-*.safetensors"))
+    kind = report["finetune"]["kind"]
+    assert kind == ("model" if "task.adapter=none" in sets else "adapter")
+    (file,) = (folder / "finetune" / kind).glob("*.safetensors")
+    saved = load_file(file)
+    assert saved
+    for name, leaf in saved.items():
+        own = name.removeprefix("base_model.model.")
+        same = torch.equal if kind == "adapter" else torch.allclose
+        assert any(
+            key.endswith(own) and value.shape == leaf.shape and same(value, leaf)
+            for key, value in state.items()
+        ), name
+    assert report["finetune"]["rows"] == (0 if kind == "adapter" else 30)
+    assert report["test"]["sums"]["token_loss"]["value"] > 0
+    tokenizer = transformers.AutoTokenizer.from_pretrained(file.parent)
+    assert tokenizer("Grüße")["input_ids"] == list("Grüße".encode())
+
+
+def test_one_base_is_in_memory_whenever_another_stage_loads_its_own(
+    here: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Without the collector, so that cycles do not go by luck; a stored ranking needs no base."""
+    from hgms_mix.lm import BaseModel
+
+    loaded: list[weakref.ref[Any]] = []
+    alive = []
+    load = BaseModel.load
+
+    def counting(self: Any, *arguments: Any, **options: Any) -> Any:
+        alive.append(sum(item() is not None for item in loaded))
+        model = load(self, *arguments, **options)
+        loaded.append(weakref.ref(model))
+        return model
+
+    less = "{ name = 'less', epochs = 1, projection = 'none', batch_size = 4, lr = 1e-3 }"
+    sets = [f"method={less}", "budget=60 steps", "sample.size=10", "task.cache=8"]
+    monkeypatch.setattr(BaseModel, "load", counting)
+    gc.collect()
+    gc.disable()
+    try:
+        right("mix", "mix.toml", sets=sets)
+    finally:
+        gc.enable()
+    # reweight, certainty, finetune, evaluate (before tuning and after)
+    assert alive == [0] * 5
+
+
+@pytest.fixture
+def pairs(here: Path) -> Any:
+    """A tokenizer with a token for each two digits beside those of the bytes, and a chat template:
+    other lengths than bytes.
+    """
+    from hgms_mix.lm.tokenizers import byte_tokenizer
+
+    tokenizer = byte_tokenizer()
+    tokenizer.add_tokens([f"{i:02d}" for i in range(100)])
+    tokenizer.chat_template = "{% for m in messages %}{{ m.content }}{% endfor %}"
+    tokenizer.save_pretrained("pairs")
+    return transformers.AutoTokenizer.from_pretrained("pairs")
+
+
+def test_a_small_model_learns_the_mixture_and_another_is_tuned(
+    here: Path, pairs: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The very rows that were drawn, in the tokens of the model that is tuned."""
+    from hgms_mix.stages import finetune
+
+    Path("target.toml").write_text(MIX + TUNED)
+    trained: list[Any] = []
+    train = finetune.train
+
+    def watched(settings: Any, model: Any, rows: Any, *rest: Any, **options: Any) -> Any:
+        trained.append((model.config.n_embd, [rows[i][0].tolist() for i in range(len(rows))]))
+        return train(settings, model, rows, *rest, **options)
+
+    monkeypatch.setattr(finetune, "train", watched)
+    report = report_of("mix", "target.toml")
+    [(width, rows)] = trained
+    assert width == 16
+    drawn = [[item["content"] for item in row["messages"]] for row in sampled(report)]
+    assert [pairs.decode(ids) for ids in rows] == [
+        f"{prompt}\n{answer}<eos>" for prompt, answer in drawn
+    ]
+    folder = Path(report["folder"]) / "finetune" / "adapter"
+    assert json.loads((folder / "adapter_config.json").read_bytes())["r"] == 3
+    saved = transformers.AutoTokenizer.from_pretrained(folder)
+    assert saved("12 + 3 =")["input_ids"] == pairs("12 + 3 =")["input_ids"]
+    assert saved.chat_template == pairs.chat_template
+    assert report["test"]["sums"]["tokens"] == sum(
+        len(pairs(json.loads(line)["completion"])["input_ids"]) + 1
+        for line in Path("test.jsonl").read_text().splitlines()
+    )
+    assert right("mix", "target.toml").stderr.count("done before") == 5
+    sets = ["finetune.start=reweighted"]
+    fails("mix", "sample", "target.toml", sets=sets, parts=["finetune.start)"])
+
+
+def test_rows_too_long_for_the_tuned_model_are_left_out_and_said(here: Path, pairs: Any) -> None:
+    """Two digits are one token for the proxy, and two for the model that is tuned."""
+    small = "{ model_type = 'gpt2', n_layer = 1, n_embd = 8, n_head = 2, n_positions = 40 }"
+    sets = [
+        *("task.model.tokenizer=pairs", "task.max_length=11", "task.test={}"),
+        *("finetune.model.tokenizer=bytes", f"finetune.model.config={small}"),
+    ]
+    done = right("mix", "finetune", "mix.toml", "--json", sets=sets)
+    report = json.loads(done.stdout)
+    texts = ("\n".join(turn["content"] for turn in row["messages"]) for row in sampled(report))
+    long = sum(len(text) + 1 > 11 for text in texts)
+    assert 0 < long < 30
+    said = f"  {long} of 30 rows have more than 11 tokens of finetune.model: left out"
+    assert said in done.stderr
+    assert report["finetune"]["rows"] == 30 - long
+    # a stage is made after those before it, and none after it
+    assert list(report["stages"]) == ["reweight", "certainty", "sample", "finetune"]
+    assert not (Path(report["folder"]) / "evaluate").exists()
