@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 import gc
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 from support.fakes import Site
 
+from hgms_core.registry import Registry
 
-@pytest.fixture(scope="session", autouse=True)
+
+@pytest.fixture(autouse=True)
 def settled() -> None:
-    """What is imported stays. Every run of a comparison collects garbage before its memory is
-    measured, and to look through all of torch each time takes longer than a test's runs."""
-    gc.collect()
+    """What is there before a test stays. Every run of a comparison collects garbage before its
+    memory is measured, and to look through torch and pytest each time takes longer than the run.
+    """
     gc.freeze()
 
 
@@ -22,3 +25,13 @@ def bowl(site: Site) -> Path:
     """The plugin of ``grid_plugin.py``, the only one that is installed; its path."""
     site.install("hgms-bowl", {"bowl": "support.grid_plugin"})
     return Path(__file__).parents[1] / "support" / "grid_plugin.py"
+
+
+@pytest.fixture(scope="module")
+def one_registry() -> Iterator[None]:
+    """All plugins are loaded once for a module whose tests change none: each call of `compare`
+    would load them again, which takes longer than its runs."""
+    registry = Registry.load()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Registry, "load", lambda *_: registry)
+        yield

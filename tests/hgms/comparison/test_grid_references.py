@@ -4,10 +4,13 @@ from __future__ import annotations
 
 from typing import Any
 
+import pytest
 from support.helpers import rejects
 
 from hgms.comparison import load
 from hgms.methods.inner import innermost
+
+pytestmark = pytest.mark.usefixtures("one_registry")
 
 REFERENCES = [
     "oracle-clean",

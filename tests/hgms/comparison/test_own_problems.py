@@ -18,6 +18,8 @@ from hgms.runs.loop import Run
 from hgms.solvers import CG
 from hgms_core import ConfigError, Data, Problem, State, Tree
 
+pytestmark = pytest.mark.usefixtures("one_registry")
+
 
 def alone(problem: Any, methods: Any = None, budget: str = "1 steps", seeds: Any = 1, **more: Any):
     """Without baselines."""

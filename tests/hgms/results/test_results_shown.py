@@ -14,6 +14,8 @@ from hgms.comparison import Comparison, compare
 from hgms.runs import RunResult, run
 from hgms_core import Budget, ConfigError, MissingExtra, Problem
 
+pytestmark = pytest.mark.usefixtures("one_registry")
+
 
 class Halve:
     """Halves x in each step."""
