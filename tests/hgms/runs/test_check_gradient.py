@@ -1,0 +1,181 @@
+"""`hgms check-gradient`: the formula for the hypergradient against differences of the re-solved
+lower level.
+"""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+import torch
+from click.testing import CliRunner
+from support.helpers import F64, normal, rejects, spd
+
+from hgms.cli import main
+from hgms.testing.gradient_check import check_problem
+from hgms_core import ConfigError, Problem, Tree
+
+A = spd(4, seed=1)
+B = normal(4, 3, seed=2)
+C = normal(4, seed=3)
+
+
+def quadratic(**fields: Any) -> Problem:
+    """g = ½xᵀAx − xᵀBθ, f = ½‖x − c‖² + sin θ₀: x* = A⁻¹Bθ."""
+    usual: dict[str, Any] = {
+        "theta0": {"t": normal(3, seed=4)},
+        "x0": {"x": torch.zeros(4, dtype=F64)},
+        "g": lambda t, x, _: 0.5 * x["x"] @ A @ x["x"] - x["x"] @ B @ t["t"],
+        "f": lambda t, x, _: 0.5 * (x["x"] - C).square().sum() + torch.sin(t["t"][0]),
+    }
+    return Problem(**(usual | fields))
+
+
+class Exact:
+    """The closed form of :func:`quadratic`; wrong by a factor in the hypergradient, or in the
+    solution, if asked.
+    """
+
+    def __init__(self, factor: float = 1.0, shift: float = 0.0) -> None:
+        self.factor = factor
+        self.shift = shift
+
+    def solution(self, theta: Tree) -> Tree:
+        return {"x": torch.linalg.solve(A, B @ theta["t"]) + self.shift}
+
+    def hypergradient(self, theta: Tree) -> Tree:
+        direct = torch.zeros(3, dtype=F64)
+        direct[0] = torch.cos(theta["t"][0])
+        return {
+            "t": self.factor * (direct + B.T @ torch.linalg.solve(A, self.solution(theta)["x"] - C))
+        }
+
+
+def test_the_formula_agrees_with_differences_of_the_re_solved_lower_level() -> None:
+    report = check_problem(quadratic(), points=2)
+    assert report.agrees
+    assert [(row.point, row.direction) for row in report.rows] == [
+        (p, f"θ[{i}]") for p in range(2) for i in range(3)
+    ]
+    assert max(row.error for row in report.rows) < 1e-8
+    expected = Exact().hypergradient(quadratic().theta0)["t"]
+    assert [row.hypergradient for row in report.rows[:3]] == pytest.approx(
+        expected.tolist(), rel=1e-9
+    )
+    with_closed_form = check_problem(quadratic(), Exact(), points=1)
+    assert with_closed_form.agrees
+    assert "closed form ok" in with_closed_form.notes[0]
+
+
+def test_a_wrong_hypergradient_is_a_mismatch() -> None:
+    report = check_problem(quadratic(), Exact(factor=1.001), points=1)
+    assert not report.agrees
+    assert "relative error 1.0e-03" in report.notes[0]
+
+    # of θ₀ as it is, with a derivative that is 10 % too large
+    wrong = quadratic(
+        f=lambda t, x, _: (
+            0.5 * (x["x"] - C).square().sum()
+            + torch.sin(1.1 * t["t"][0] - 0.1 * t["t"][0].detach())
+        )
+    )
+    report = check_problem(wrong, points=1)
+    assert [row.verdict for row in report.rows] == ["MISMATCH", "ok", "ok"]
+    assert not report.agrees
+
+
+def test_a_closed_form_that_does_not_solve_the_lower_level_is_found_out() -> None:
+    report = check_problem(quadratic(), Exact(shift=0.1), points=1)
+    assert report.verdict == "nothing could be checked"
+    assert "closed form" in report.notes[0]
+
+
+@pytest.mark.parametrize(
+    ("g", "reason"),
+    [
+        (lambda t, x, _: 0.5 * (x["x"][:2] - t["t"][:2]).square().sum(), "2 flat directions of 4"),
+        (
+            lambda t, x, _: (x["x"] - t["t"][0]).abs().sum() + 0.5 * x["x"].square().sum(),
+            "was not solved",
+        ),
+        (
+            lambda t, x, _: (
+                x["x"][0] ** 2 - x["x"][1] ** 2 + x["x"][1] ** 4 + x["x"][2:].square().sum()
+            ),
+            "saddle",
+        ),
+    ],
+)
+def test_what_cannot_be_compared_is_said(g: Any, reason: str) -> None:
+    assert reason in check_problem(quadratic(g=g, theta0={"t": 0.3 * A[0, :3]}), points=1).notes[0]
+
+
+def test_a_problem_too_large_for_a_dense_hessian_is_rejected() -> None:
+    with rejects("too-large", "task", of=ConfigError):
+        check_problem(quadratic(x0={"x": torch.zeros(3001, dtype=F64)}))
+
+
+def test_flat_directions_that_the_upper_loss_does_not_see_are_no_hindrance() -> None:
+    """A softmax whose bias no penalty holds: adding a number to all of it changes neither loss."""
+    a = normal(12, 3, seed=5)
+    label = torch.arange(12) % 3
+
+    def error(x: Tree, rows: slice) -> torch.Tensor:
+        return torch.nn.functional.cross_entropy(a[rows] @ x["w"] + x["b"], label[rows])
+
+    softmax = quadratic(
+        theta0={"t": torch.zeros(1, dtype=F64)},
+        x0={"w": torch.zeros(3, 3, dtype=F64), "b": torch.zeros(3, dtype=F64)},
+        g=lambda t, x, _: error(x, slice(0, 8)) + 0.1 * t["t"].exp().sum() * x["w"].square().sum(),
+        f=lambda t, x, _: error(x, slice(8, 12)),
+    )
+    report = check_problem(softmax, points=1)
+    assert report.agrees, report
+    assert "point 0: 1 flat direction of 12, along which f has no slope" in report.notes[0]
+
+
+def test_a_lower_level_with_many_minimisers_is_checked_where_the_best_one_is_known() -> None:
+    result = CliRunner().invoke(main, ["check-gradient", "sphere", "--points", "2", "--json"])
+    assert result.exit_code == 0, result.output
+    report = json.loads(result.output)
+    assert report["agrees"] is True
+    assert len(report["rows"]) == 6
+    assert max(row["error"] for row in report["rows"]) < 1e-6
+
+
+@pytest.mark.extended
+def test_the_command_prints_rows_and_compares_a_methods_estimator() -> None:
+    def check(*arguments: str, **sets: object) -> str:
+        words = [word for name, value in sets.items() for word in ("--set", f"{name}={value}")]
+        done = CliRunner().invoke(main, ["check-gradient", *arguments, "--points", "1", *words])
+        assert done.exit_code == 0, done.output
+        return done.output
+
+    small = {"task.train_size": 20, "task.hidden": 0, "task.omega": 0.05}
+    shown = check("hyper-cleaning", "--directions", "2", **small)
+    assert "agrees: 2 directions within 0.0001" in shown
+    solver = {"ridge": 0.0, "rtol": 1e-12, "max_steps": 500}
+    exact = {f"method.hypergradient.solver.{name}": value for name, value in solver.items()}
+    words = ("quadratic", "--method", "hg-implicit", "--directions", "1", "--json")
+    notes = json.loads(check(*words, **exact))["notes"]
+    [note] = [note for note in notes if "estimator 'implicit'" in note]
+    assert float(note.split("off by ")[1].split()[0]) < 1e-6
+    assert "estimator 'unrolled': it differentiates a path" in check(
+        "quadratic", "--method", "hg-baseline"
+    )
+
+
+@pytest.mark.parametrize(
+    ("arguments", "place"),
+    [
+        (["quadratik"], "task.name"),
+        (["quadratic", "--set", "task.rows=0"], "task.rows"),
+        (["quadratic", "--set", "method.keep=last"], "--set method.keep=last"),
+        (["hyper-cleaning", "--set", "task.hidden=100"], "task"),
+    ],
+)
+def test_what_was_typed_wrong_is_explained(arguments: list[str], place: str) -> None:
+    result = CliRunner().invoke(main, ["check-gradient", *arguments])
+    assert result.exit_code == 2
+    assert f"({place})" in result.output

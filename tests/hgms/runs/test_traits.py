@@ -1,0 +1,188 @@
+"""What fits what: every promise of a built-in task is checked on its problem, the needs of methods
+on tasks; `hgms compat`.
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from click.testing import CliRunner
+from support.helpers import F64, normal, rejects
+
+from hgms.cli import main
+from hgms.runs import RunConfig, built, run_config
+from hgms.runs import traits as compat
+from hgms.runs.traits import ensure_fits, similar_traits
+from hgms_core import ConfigError, Method, Problem, Ravel, Tree
+from hgms_core.hypergrad import curvature, upper_gradients
+from hgms_core.registry import Registry
+
+REGISTRY = Registry.load()
+TASKS = {item.name: item.target for item in REGISTRY.components("task")}
+
+
+def small_mixture(folder: Path) -> Any:
+    """The one task that has no defaults, on two small files of text and a small GPT-2."""
+    pytest.importorskip("transformers", reason="the extra llm is not installed")
+    pytest.importorskip("peft", reason="the extra llm is not installed")
+    from hgms_mix.lm import BaseModel, Lora, Source, SourceMixture
+
+    def source(name: str, answers: str) -> Any:
+        rows = (
+            {"prompt": f"{number} and {name}", "completion": answer}
+            for number, answer in enumerate(answers)
+        )
+        (folder / name).with_suffix(".jsonl").write_text("\n".join(map(json.dumps, rows)))
+        return Source(path=str((folder / name).with_suffix(".jsonl")))
+
+    size = {"n_layer": 1, "n_head": 2, "n_embd": 8, "n_positions": 64}
+    return SourceMixture(
+        sources={"letters": source("letters", "abcdefgh"), "dots": source("dots", "......")},
+        validation={"held": source("held", "ijklmnopqr")},
+        model=BaseModel(config={"model_type": "gpt2", **size}, tokenizer="bytes"),
+        adapter=Lora(rank=2, alpha=4.0, dropout=0.0),
+        template="plain",
+        max_length=48,
+        reference={"letters": 1.0, "dots": 0.0},
+    )
+
+
+def near(tree: Tree, seed: int) -> Tree:
+    return {
+        name: leaf + 0.1 * normal(*leaf.shape, seed=seed + i)
+        for i, (name, leaf) in enumerate(tree.items())
+    }
+
+
+# --- the promises of tasks
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        pytest.param(name, marks=pytest.mark.extended if name == "source-mixture" else ())
+        for name in sorted(TASKS)
+    ],
+)
+def test_a_task_promises_exactly_what_its_problem_has(name: str, tmp_path: Path) -> None:
+    task = small_mixture(tmp_path) if name == "source-mixture" else TASKS[name]()
+    problem = task.problem(0, torch.device("cpu"), F64)
+    traits = task.traits
+    assert traits <= set(compat.TRAITS) | {f"reference:{each}" for each in problem.references}
+    theta, x = near(problem.theta0, 10), near(problem.x0, 20)
+
+    above = problem.upper_data["differentiate"].batch(None)
+    _, direct, _ = upper_gradients(lambda t, y: problem.f(t, y, above), theta, x)
+    has = {
+        "direct-upper": float(Ravel.of(direct).ravel(direct).norm()) > 0,
+        "per-example-losses": problem.lower_data.size > 0,
+        "sources": problem.sources is not None,
+        "row-weights": problem.rows is not None,
+        "reference:clean": "clean" in problem.references,
+        "closed-form": hasattr(task, "closed_form"),
+        "stop-rows": "stop" in problem.upper_data,
+    }
+    assert {trait: trait in traits for trait in has} == has
+    assert "few-upper" not in traits or Ravel.of(problem.theta0).size <= 1000
+    assert torch.isfinite(problem.f(theta, x, problem.upper_data["stop"].batch(None)))
+    ensure_means(problem, theta, x)
+    if "smooth-lower" in traits:
+        ensure_second_derivative(problem, theta, x)
+
+
+def ensure_means(problem: Problem, theta: Tree, x: Tree) -> None:
+    """g on many rows is the mean of g on each; with sources, ℓ_s is the mean over the rows of
+    source s, and g their mix.
+    """
+    if problem.sources is not None:
+        whole = problem.lower_data.batch(None)
+        examples = problem.sources.examples(x, whole)
+        sources = range(len(problem.sources.names))
+        means = torch.stack([examples[whole["source"] == i].mean() for i in sources])
+        torch.testing.assert_close(problem.sources.losses(x, whole), means, rtol=1e-10, atol=0)
+        mix = problem.sources.weights(theta) @ means
+        torch.testing.assert_close(problem.g(theta, x, whole), mix, rtol=1e-10, atol=0)
+    elif problem.lower_data.size:
+        some = torch.arange(min(problem.lower_data.size, 7))
+        whole, *single = (
+            problem.g(theta, x, problem.lower_data.batch(rows)) for rows in (some, *some.split(1))
+        )
+        torch.testing.assert_close(whole, torch.stack(single).mean(), rtol=1e-10, atol=0)
+
+
+def ensure_second_derivative(problem: Problem, theta: Tree, x: Tree) -> None:
+    """A product with the Hessian of g is the difference of gradients."""
+    rows = problem.lower_data.size
+    batch = problem.lower_data.batch(None if rows == 0 else torch.arange(min(rows, 50)))
+    at = curvature(lambda y: problem.g(theta, y, batch), x)
+    v = normal(at.spec.size, seed=50)
+    # a step so small that no unit of a ReLU network switches
+    step = 1e-8
+    flat = at.spec.ravel(x)
+    plus, minus = (
+        curvature(lambda y: problem.g(theta, y, batch), at.spec.unravel(flat + s * v)).gradient
+        for s in (step, -step)
+    )
+    cells = (plus - minus) / (2 * step)
+    assert float((at.matvec(v) - cells).norm()) <= 1e-4 * float(cells.norm())
+
+
+# --- the needs of methods
+
+
+def build(name: str, **fields: Any) -> Any:
+    assignments = [f"method.{key}={value}" for key, value in fields.items()]
+    return built(name, Method, assignments, registry=REGISTRY)
+
+
+KINKED: Any = SimpleNamespace(name="kinked", traits=frozenset({"stop-rows"}))
+SILENT: Any = SimpleNamespace(name="silent")
+
+
+def test_what_a_method_needs_and_a_task_lacks_is_an_error() -> None:
+    for method, part in (("hg-implicit", "implicit"), ("hg-baseline", "unrolled"), ("darts", None)):
+        lacking = compat.missing_traits(build(method), KINKED)
+        assert lacking == ({"smooth-lower": part} if part else {})
+    with rejects("not-supported", "method", of=ConfigError) as caught:
+        ensure_fits(build("hg-ms"), KINKED, "my-method")
+    for shown in ("my-method", "kinked", "implicit", compat.TRAITS["smooth-lower"]):
+        assert shown in caught.value.message
+    assert compat.missing_traits(build("hg-ms"), SILENT) is None
+    ensure_fits(build("hg-ms"), SILENT)
+    assert compat.needs(build("hg-ms"))["stop-rows"] == "pipeline"
+    assert "stop-rows" not in compat.needs(build("hg-ms", keep="last"))
+    assert "reference:clean" in compat.needs(build("oracle-clean"))
+    assert similar_traits({"source": "", "my-own": ""}) == ["sources"]
+
+
+def test_a_run_is_checked_before_its_folder_is_made(tmp_path: Path) -> None:
+    table = {"budget": "1 step", "task": "hyper-cleaning", "method": "tpe"}
+    config = RunConfig.from_dict({**table, "run": {"out": str(tmp_path / "runs")}})
+    with rejects("not-supported", "method", of=ConfigError):
+        run_config(config)
+    assert not (tmp_path / "runs").exists()
+
+
+@pytest.mark.extended
+def test_compat_prints_every_method_against_every_task() -> None:
+    result = CliRunner().invoke(main, ["compat", "--json"])
+    assert result.exit_code == 0, result.output
+    rows = {(row["method"], row["task"]): row for row in json.loads(result.output)}
+    methods = {item.name for item in REGISTRY.components("method")}
+    assert set(rows) == {(method, task) for method in methods for task in TASKS}
+    assert rows["hg-ms", "sphere"] == {"method": "hg-ms", "task": "sphere", "fits": True, "why": ""}
+    assert rows["oracle-clean", "hyper-cleaning"]["fits"] is True
+    assert rows["oracle-clean", "quadratic"]["fits"] is False
+    assert compat.TRAITS["reference:clean"] in rows["oracle-clean", "quadratic"]["why"]
+    assert rows["pipeline", "quadratic"]["fits"] is None
+
+    shown = CliRunner().invoke(main, ["compat"]).output.splitlines()
+    cells = next(line for line in shown if line.strip().startswith("oracle-clean ")).split()
+    lacking = [task for task in TASKS.values() if "reference:clean" not in task.traits]
+    counts = (cells.count("no"), cells.count("ok"))
+    assert counts == (len(lacking), len(TASKS) - len(lacking))
