@@ -49,7 +49,6 @@ def checkpoints(method: Less, problem: Problem) -> list[Tree]:
 
 def _gradient(problem: Problem, x: Tree, data: Data, row: int) -> Tensor:
     """∇ of one row's loss as one vector: an ordinary backward pass."""
-    assert problem.sources is not None
     leaves = {name: leaf.clone().requires_grad_() for name, leaf in x.items()}
     index = torch.tensor([row])
     if "mask" in data.rows(index):

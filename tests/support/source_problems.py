@@ -134,7 +134,6 @@ def token_losses(problem: Problem, x: Tree, data: Data, index: Tensor) -> Tensor
     """What each row adds to its table's mean over tokens: its tokens' loss over the mean number
     of tokens in such a row.
     """
-    assert problem.sources is not None
     everything = data.batch(None)
     batch = data.rows(index)
     tokens = everything["mask"][:, 1:].sum(1)
@@ -163,7 +162,6 @@ class _Looks:
 
 def with_looks(problem: Problem) -> Problem:
     """The same problem, whose rows can be compared by what they look like."""
-    assert problem.sources is not None
     looks = _Looks(problem.sources.examples)
     return evolve(problem, sources=evolve(problem.sources, examples=looks))
 
@@ -244,7 +242,6 @@ def watched(problem: Problem) -> tuple[Problem, dict[str, list[Tensor]]]:
 
 def weights(problem: Problem, theta: Tree) -> Tensor:
     """ω(θ) of the problem's sources."""
-    assert problem.sources is not None
     return problem.sources.weights(theta)
 
 

@@ -109,7 +109,6 @@ def test_a_language_model(name: str) -> None:
     for _ in range(3):
         state, row = method.step(problem, state)
     assert row.get("lower_loss") is None or math.isfinite(row["lower_loss"])
-    assert problem.sources is not None
     assert float(problem.sources.weights(state["theta"]).sum()) == pytest.approx(1)
 
 

@@ -46,7 +46,6 @@ def test_three_steps_are_those_of_the_definition(leaves: str) -> None:
     counting, calls = counted(problem)
     method = fastmix(leaves=leaves)
     steps = stepped(method, counting, 3)
-    assert PROBLEM.sources is not None
     compared = {"": ["w", "b", "v"], "^v$": ["v"], "[wb]": ["w", "b"]}[leaves]
     logits = torch.zeros(3, dtype=F64, requires_grad=True)
     outer = torch.optim.Adam([logits], lr=0.1, betas=(0.5, 0.999))
@@ -98,13 +97,11 @@ def test_a_source_that_no_row_is_drawn_of_has_product_zero() -> None:
 
 def test_weight_goes_to_the_source_that_is_like_the_validation_rows() -> None:
     problem = convex_sources({"like": 1.0, "other": 0.0, "third": 0.0})
-    assert problem.sources is not None
     (*_, (state, _)) = stepped(fastmix(lr=0.01, weight_decay=0.0, batch_size=9), problem, 40)
     weights = problem.sources.weights(state["theta"])
     assert float(weights[0]) > 0.9
     # In a language model too: answers that are twice the number, of two kinds of rows.
     problem = language_sources(1)
-    assert problem.sources is not None
     method = fastmix(batch_size=8, upper_batch_size=None, leaves="wte")
     (*_, (state, row)) = stepped(method, problem, 8)
     assert float(problem.sources.weights(state["theta"])[0]) > 0.6
@@ -119,7 +116,6 @@ def test_seeds_decide() -> None:
 
 
 def test_a_source_whose_loss_is_not_finite_stops_the_run() -> None:
-    assert PROBLEM.sources is not None
     pooled = PROBLEM.sources.pooled
 
     def broken(theta: Tree, x: Tree, batch: Any) -> Tensor:

@@ -8,23 +8,25 @@ import numpy as np
 import pytest
 import torch
 from attrs import evolve
-from support.helpers import F64, assert_same, normal, rejects
+from support.helpers import F64, assert_same, normal
 from support.source_problems import (
-    assert_goes_on,
+    by_torch,
     convex_sources,
     language_sources,
     network_sources,
+    on_rows,
     weights,
 )
 
 from hgms.hypergradients import Fixed
 from hgms.outer import DualAveraging, Sgd
 from hgms.selectors import BestOfN, First
-from hgms_core import Candidates, ConfigError, Key, Pipeline, Problem, Selection, Tree
+from hgms_core import Candidates, Data, Key, Pipeline, Problem, Selection, Tree
 from hgms_mix.methods.online import AlignedMeans, MixtureBranches
 from hgms_mix.methods.online.training import mixture_rows
 
 THETA = {"logits": torch.tensor([0.6, -0.4, 0.1], dtype=F64)}
+EVEN = {"logits": torch.zeros(3, dtype=F64)}
 ADAMW: dict[str, Any] = {"lr": 0.02, "weight_decay": 0.1, "batch_size": 7}
 PROBLEM = network_sources()
 SELECTED = Selection.of(torch.zeros(1))
@@ -36,11 +38,11 @@ def proposed(
     return generator.propose(problem, theta, generator.init(problem, Key(0)), Key(3))
 
 
-def gradients(problem: Problem, x: Tree, numbers: torch.Tensor) -> Tree:
-    """Σ_i ∇ℓ_i over rows."""
-    assert problem.sources is not None
+def gradients(problem: Problem, x: Tree, numbers: torch.Tensor, data: Data | None = None) -> Tree:
+    """Σ_i ∇ℓ_i over rows, by default of the pool."""
     leaves = {name: leaf.detach().requires_grad_() for name, leaf in x.items()}
-    total = problem.sources.examples(leaves, problem.lower_data.rows(numbers)).sum()
+    table = problem.lower_data if data is None else data
+    total = problem.sources.examples(leaves, table.rows(numbers)).sum()
     return dict(zip(x, torch.autograd.grad(total, list(leaves.values())), strict=True))
 
 
@@ -49,61 +51,43 @@ def test_a_branch_is_adamw_on_rows_drawn_by_the_mixture_and_keeps_each_sources_g
     tilt: float,
 ) -> None:
     generator = MixtureBranches(**ADAMW, count=2, steps=3, tilt=tilt, upper_batch_size=4)
-    candidates = proposed(generator)
-    assert PROBLEM.sources is not None
+    found = proposed(generator)
+    above = PROBLEM.upper_data["differentiate"]
+    omega = THETA["logits"].softmax(0)
     for branch in range(2):
         key = Key(3).fold(branch)
-        index = mixture_rows(
-            PROBLEM.lower_data, PROBLEM.sources, THETA["logits"].softmax(0), key.fold("rows"), 7, 3
-        )
-        above = PROBLEM.upper_data["differentiate"]
+        index = mixture_rows(PROBLEM.lower_data, PROBLEM.sources, omega, key.fold("rows"), 7, 3)
         upper = above.draw(key.fold("validation"), 4, 3)
-        assert upper is not None
-        x = {name: leaf.clone().requires_grad_() for name, leaf in PROBLEM.x0.items()}
-        optimizer = torch.optim.AdamW(list(x.values()), lr=0.02, weight_decay=0.1)
-        u = {name: torch.zeros(3, *leaf.shape, dtype=F64) for name, leaf in x.items()}
-        f = {name: torch.zeros_like(leaf) for name, leaf in x.items()}
-        rows = torch.zeros(3, dtype=F64)
-        losses = []
-        loss = torch.empty(())
-        for update in range(3):
-            source = PROBLEM.lower_data.rows(index[update])["source"]
-            for number in range(3):
-                own = index[update][source == number]
-                rows[number] += len(own)
-                for name, leaf in gradients(PROBLEM, x, own).items() if len(own) else ():
-                    u[name][number] += leaf
-            loss = PROBLEM.sources.examples(x, PROBLEM.lower_data.rows(index[update])).mean()
-            if tilt:
-                value = PROBLEM.f({}, x, above.rows(upper[update]))
-                losses.append(value.detach())
-                for name, leaf in zip(
-                    x, torch.autograd.grad(value, list(x.values()), retain_graph=True), strict=True
-                ):
-                    f[name] += leaf
-                loss = loss + tilt * value
-            optimizer.zero_grad()
-            loss.backward()
-            optimizer.step()
-        assert_same(
-            candidates.at(branch),
-            {name: leaf.detach() for name, leaf in x.items()},
-            rtol=1e-9,
-            atol=1e-12,
-        )
-        for name in x:
-            assert_same(candidates.aux[f"u.{name}"][branch], u[name], rtol=1e-9, atol=1e-12)
-            if tilt:
-                assert_same(candidates.aux[f"f.{name}"][branch], f[name], rtol=1e-9, atol=1e-12)
-        assert_same(candidates.aux["rows"][branch], rows)
-        assert candidates.losses is not None
-        assert_same(candidates.losses[branch], loss.detach(), rtol=1e-9)
-        assert not tilt or torch.allclose(
-            candidates.aux["upper_loss"][branch], torch.stack(losses).mean()
-        )
-    assert ("f.w" in candidates.aux) == bool(tilt)
-    assert candidates.cost.upper_gradients == (6 if tilt else 0)
-    assert candidates.cost.rows == 2 * 3 * (7 + (4 if tilt else 0))
+        lower = on_rows(PROBLEM, index)
+        values = on_rows(PROBLEM, upper, above)
+        losses = [
+            lambda x, own=own, value=value: own(x) + (tilt * value(x) if tilt else 0)
+            for own, value in zip(lower, values, strict=True)
+        ]
+        states = by_torch(PROBLEM.x0, losses, weight_decay=0.1)
+        assert_same(found.at(branch), states[-1], rtol=1e-9, atol=1e-12)
+        assert_same(found.losses[branch], losses[-1](states[2]), rtol=1e-9)
+        sources = PROBLEM.lower_data.whole["source"][index]
+        counts = torch.nn.functional.one_hot(sources, 3).sum((0, 1)).double()
+        assert_same(found.aux["rows"][branch], counts)
+        own = [
+            gradients(PROBLEM, x, numbers[PROBLEM.lower_data.whole["source"][numbers] == number])
+            for x, numbers in zip(states, index, strict=False)
+            for number in range(3)
+        ]
+        for name in PROBLEM.x0:
+            u = torch.stack([tree[name] for tree in own]).unflatten(0, (3, 3)).sum(0)
+            assert_same(found.aux[f"u.{name}"][branch], u, rtol=1e-9, atol=1e-12)
+        if tilt:
+            f = [gradients(PROBLEM, x, rows, above) for x, rows in zip(states, upper, strict=False)]
+            for name in PROBLEM.x0:
+                slope = sum(tree[name] for tree in f) / 4
+                assert_same(found.aux[f"f.{name}"][branch], slope, rtol=1e-9, atol=1e-12)
+            mean = sum(value(x) for value, x in zip(values, states, strict=False)) / 3
+            assert_same(found.aux["upper_loss"][branch], mean, rtol=1e-9)
+    assert ("f.w" in found.aux) == bool(tilt)
+    assert found.cost.upper_gradients == (6 if tilt else 0)
+    assert found.cost.rows == 2 * 3 * (7 + (4 if tilt else 0))
 
 
 def test_the_rate_falls_to_nothing_over_the_budget() -> None:
@@ -130,19 +114,20 @@ def test_alignments_are_those_of_running_means() -> None:
     for step in range(4):
         candidates = generator.propose(PROBLEM, THETA, start, Key(step))
         selection = Selection.of(torch.tensor([1.0, 0.0]))
-        before = state
         estimate, state = estimator.estimate_all(
-            PROBLEM, THETA, candidates, selection, Key(9), before
+            PROBLEM, THETA, candidates, selection, Key(9), state
         )
         start = generator.carry(start, candidates, selection.index, Key(1), PROBLEM)
-        names = list(PROBLEM.x0)
-        own = np.concatenate(
-            [candidates.aux[f"u.{name}"].sum(0).reshape(3, -1).numpy() for name in names], 1
+        own, slope, v = (
+            np.concatenate(
+                [pick(candidates.aux[f"{part}.{name}"]).flatten(first) for name in PROBLEM.x0], -1
+            )
+            for part, pick, first in (
+                ("u", lambda leaf: leaf.sum(0), 1),
+                ("f", lambda leaf: leaf.sum(0), 0),
+                ("v", lambda leaf: leaf[1], 0),
+            )
         )
-        slope = np.concatenate(
-            [candidates.aux[f"f.{name}"].sum(0).reshape(-1).numpy() for name in names]
-        )
-        v = np.concatenate([candidates.aux[f"v.{name}"][1].reshape(-1).numpy() for name in names])
         metric = np.sqrt(v.mean()) / (np.sqrt(v) + 1e-3)
         u = 0.8 * u + own
         f = 0.8 * f + slope
@@ -157,43 +142,38 @@ def test_alignments_are_those_of_running_means() -> None:
         assert_same(estimate.upper_loss, candidates.aux["upper_loss"][1])
 
 
+def aux(u: torch.Tensor, counts: list[float], f: torch.Tensor) -> Candidates:
+    """One candidate with the sums of gradients of its sources, of so many rows each."""
+    return Candidates(
+        x={"x": torch.zeros(1, u.shape[1], dtype=F64)},
+        aux={
+            "u.x": u[None],
+            "rows": torch.tensor([counts], dtype=F64),
+            "f.x": f[None],
+            "upper_loss": torch.zeros(1, dtype=F64),
+        },
+    )
+
+
 def test_a_source_without_a_row_so_far_does_not_move() -> None:
     estimator = AlignedMeans(decay=0.5)
-    d = 4
-    problem = evolve(PROBLEM, x0={"x": torch.zeros(d, dtype=F64)})
-    rows = normal(4, d, seed=2)
+    problem = evolve(PROBLEM, x0={"x": torch.zeros(4, dtype=F64)})
+    *u, f = normal(4, 4, seed=2)
+    rows = torch.stack(u)
     state = estimator.init(problem)
     seen = []
-    for count in (
-        torch.tensor([3.0, 0.0, 5.0], dtype=F64),
-        torch.tensor([2.0, 4.0, 0.0], dtype=F64),
-    ):
-        u = rows[:3] * count.sign()[:, None]
-        aux = {
-            "u.x": u[None],
-            "rows": count[None],
-            "f.x": rows[3:],
-            "upper_loss": torch.zeros(1, dtype=F64),
-        }
-        candidates = Candidates(x={"x": torch.zeros(1, d, dtype=F64)}, aux=aux)
+    for counts in ([3.0, 0.0, 5.0], [2.0, 4.0, 0.0]):
+        candidates = aux(rows * torch.tensor(counts).sign()[:, None], counts, f)
         estimate, state = estimator.estimate_all(
             problem, THETA, candidates, SELECTED, Key(0), state
         )
         seen.append(estimate.value["logits"])
     omega = THETA["logits"].softmax(0)
-    a = (
-        rows[:3]
-        @ rows[3]
-        / (torch.tensor([3.0, 1.0, 5.0], dtype=F64).sqrt() * rows[:3].norm(dim=1) * rows[3].norm())
-    )
-    there = torch.tensor([0, 2])
-    mean = omega[there] @ a[there] / omega[there].sum()
-    assert_same(
-        seen[0],
-        -omega * torch.stack([a[0] - mean, torch.zeros((), dtype=F64), a[2] - mean]),
-        rtol=1e-9,
-        atol=1e-12,
-    )
+    lengths = torch.tensor([3.0, 1.0, 5.0], dtype=F64).sqrt() * rows.norm(dim=1) * f.norm()
+    a = rows @ f / lengths
+    mean = (omega[0] * a[0] + omega[2] * a[2]) / (omega[0] + omega[2])
+    expected = -omega * (a - mean) * torch.tensor([1.0, 0.0, 1.0])
+    assert_same(seen[0], expected, rtol=1e-9, atol=1e-12)
     assert (seen[1].abs() > 1e-3).all(), "what was seen once stays seen"
 
 
@@ -221,29 +201,20 @@ def test_a_source_gains_nothing_by_having_more_rows_drawn() -> None:
     which a cosine does not.
     """
     estimator = AlignedMeans(decay=0.0)
-    d = 60
     trials = 400
-    problem = evolve(PROBLEM, x0={"x": torch.zeros(d, dtype=F64)})
+    problem = evolve(PROBLEM, x0={"x": torch.zeros(60, dtype=F64)})
     differences = []
     cosines = []
     for trial in range(trials):
-        noise = normal(3 * 18 + 1, d, seed=trial).reshape(-1, d)
+        noise = normal(21, 60, seed=trial)
         rows = [0.3 + noise[:2], 0.3 + noise[2:18], 0.3 + noise[18:20]]
         u = torch.stack([own.sum(0) for own in rows])
-        aux = {
-            "u.x": u[None],
-            "rows": torch.tensor([[2.0, 16.0, 2.0]], dtype=F64),
-            "f.x": (0.3 + 0.5 * noise[-1])[None],
-            "upper_loss": torch.zeros(1, dtype=F64),
-        }
-        candidates = Candidates(x={"x": torch.zeros(1, d, dtype=F64)}, aux=aux)
-        theta = {"logits": torch.zeros(3, dtype=F64)}
+        candidates = aux(u, [2.0, 16.0, 2.0], 0.3 + 0.5 * noise[-1])
         h = estimator.estimate_all(
-            problem, theta, candidates, SELECTED, Key(0), estimator.init(problem)
+            problem, EVEN, candidates, SELECTED, Key(0), estimator.init(problem)
         )[0].value["logits"]
-        a = -3 * h
-        differences.append(float(a[1] - a[0]))
-        own = torch.nn.functional.cosine_similarity(u, aux["f.x"])
+        differences.append(3 * float(h[0] - h[1]))
+        own = torch.nn.functional.cosine_similarity(u, candidates.aux["f.x"])
         cosines.append(float(own[1] - own[0]))
     error = np.std(differences) / np.sqrt(trials)
     assert abs(np.mean(cosines)) > 0.15
@@ -291,10 +262,6 @@ def test_several_branches_and_best_of_n() -> None:
     assert near > turned
 
 
-def test_it_goes_on_where_it_was() -> None:
-    assert_goes_on(method(), PROBLEM, most=5)
-
-
 def test_a_language_model_in_tokens() -> None:
     problem = language_sources(1)
     state = after(
@@ -303,13 +270,6 @@ def test_a_language_model_in_tokens() -> None:
         8,
     )
     assert weights(problem, state["theta"])[0] > 0.5
-
-
-def test_a_problem_without_sources_is_refused() -> None:
-    with rejects("not-supported", "problem", "sources", of=ConfigError):
-        MixtureBranches().init(evolve(PROBLEM, sources=None), Key(0))
-    with rejects("not-supported", "problem", "sources", of=ConfigError):
-        AlignedMeans().init(evolve(PROBLEM, sources=None))
 
 
 def test_dual_averaging_forgets() -> None:

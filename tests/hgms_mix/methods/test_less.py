@@ -215,7 +215,6 @@ def test_losses_that_are_not_finite_stop_the_run(role: str) -> None:
         where = batch["index"] >= 0 if value is None else batch["y"] == value
         return PROBLEM.f(theta, x, batch) + torch.where(where, torch.nan, 0.0).sum()
 
-    assert PROBLEM.sources is not None
     problem = evolve(PROBLEM, f=f, sources=evolve(PROBLEM.sources, pooled=f))
     steps = 0
     place = () if role == "all" else ("method", "lr")

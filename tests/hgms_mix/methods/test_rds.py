@@ -90,7 +90,6 @@ def test_representations_are_weighted_means_of_hidden_states(adapter: bool) -> N
     problem = task.problem(0, torch.device("cpu"), F64)
     tokenizer = task.model.load_tokenizer()
     model = task.model.load(torch.device("cpu"), F64, len(tokenizer))
-    assert problem.sources is not None
     examples: Any = problem.sources.examples
     batch = problem.lower_data.rows(torch.arange(problem.lower_data.size))
     vectors = examples.representations(problem.x0, batch)

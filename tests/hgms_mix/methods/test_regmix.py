@@ -110,7 +110,6 @@ def test_mixtures_are_dirichlet_draws() -> None:
 def test_the_prior_is_of_sources_or_of_rows(
     prior: str, sizes: tuple[float, ...] | None, expected: list[float]
 ) -> None:
-    assert PROBLEM.sources is not None
     examples = lambda x, batch: PROBLEM.sources.examples(x, batch)  # noqa: E731
     if sizes:
         examples.sizes = dict(zip(PROBLEM.sources.names, sizes, strict=True))  # type: ignore[attr-defined]
@@ -129,7 +128,6 @@ def test_proxy_runs_are_adamw_at_their_mixtures() -> None:
     # 3 + 3 + 1 updates
     assert [row["run"] for _, row in steps[:12]] == [1, 1, 1, 2, 2, 2, 3, 3, 3, 4, 4, 4]
     assert all(len(index.unique()) == 6 for index in seen["pool"])
-    assert PROBLEM.sources is not None
     results = []
     for run, (_, row) in enumerate(ends[:4]):
         own = seen["pool"][7 * run : 7 * run + 7]

@@ -124,7 +124,6 @@ def test_the_reference_with_the_lowest_held_out_loss_is_kept(stop: float, expect
 
 
 def losses(x: Tree, data: Data = PROBLEM.lower_data) -> Tensor:
-    assert PROBLEM.sources is not None
     rows = [data.rows(torch.tensor([row])) for row in range(data.size)]
     return torch.stack([PROBLEM.sources.examples(x, row)[0] for row in rows])
 
@@ -217,7 +216,6 @@ def test_noisy_rows_are_not_chosen() -> None:
     *_, (state, _) = through(method, PROBLEM)
     ranking = method.ranking(PROBLEM, state)
     assert ranking[:20].mean() > ranking[20:32].mean() + 0.1
-    assert PROBLEM.sources is not None
     assert float(PROBLEM.sources.weights(method.result(state)[0])[0]) > 0.5
 
 
