@@ -6,18 +6,19 @@ from __future__ import annotations
 
 import errno
 import importlib
-import json
 import os
 import shutil
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import ModuleType
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
 from click.testing import CliRunner, Result
+from support.descent import files as contents
 from support.helpers import load_script, rejects
 
 from hgms.cli import main
@@ -29,6 +30,9 @@ from hgms.runs.provenance import data_of, digests
 from hgms.tasks import HyperCleaning, ImbalancedLoss, LogisticCv, RidgeCv
 from hgms_core import Problem
 from hgms_core.errors import CheckpointError
+from hgms_core.registry import Registry
+
+REGISTRY = Registry.load()
 
 
 @pytest.fixture
@@ -41,6 +45,13 @@ def hgms(*arguments: str) -> Result:
     return CliRunner().invoke(main, list(arguments))
 
 
+def config(text: str) -> RunConfig:
+    return RunConfig.from_toml(text, registry=REGISTRY)
+
+
+# --- data
+
+
 def write_libsvm(path: Path, factor: int = 1) -> None:
     rows = (f"{i * factor % 7 / 3} 1:{i % 5} 2:{i * i % 7} 3:{i % 11}" for i in range(60))
     path.write_text("\n".join(rows) + "\n")
@@ -48,8 +59,8 @@ def write_libsvm(path: Path, factor: int = 1) -> None:
 
 def write_npz(path: Path, seed: int = 0) -> None:
     draw = np.random.default_rng(seed)
-    labels = np.arange(120) % 10
-    np.savez(path, images=draw.integers(0, 255, (120, 4, 4), dtype=np.uint8), labels=labels)
+    images = draw.integers(0, 255, (120, 4, 4), dtype=np.uint8)
+    np.savez(path, images=images, labels=np.arange(120) % 10)
 
 
 RIDGE = """
@@ -61,35 +72,32 @@ run = { threads = 1 }
 
 
 def test_a_run_is_not_resumed_on_other_data(folder: Path) -> None:
-    (folder / "run.toml").write_text(RIDGE)
     write_libsvm(folder / "t.svm")
-    assert hgms("run", "run.toml").exit_code == 0
-    assert hgms("run", "run.toml", "--resume").exit_code == 0
-    write_libsvm(folder / "t.svm", factor=3)
-    config = RunConfig.from_toml(RIDGE)
+    ridge = config(RIDGE)
+    run_config(ridge)
     [path] = folder.glob("runs/ridge-cv/*/seed-0")
-    with rejects("data-changed", str(path.relative_to(folder)), of=CheckpointError):
-        run_config(config, resume=True)
-    with rejects("data-changed", str(path), of=CheckpointError):
-        run_config(config, resume=True, path=path)
+    write_libsvm(folder / "t.svm", factor=3)
+    for place in (path.relative_to(folder), path):
+        with rejects("data-changed", str(place), of=CheckpointError):
+            run_config(ridge, resume=True, **({"path": place} if place.is_absolute() else {}))
+    (folder / "run.toml").write_text(RIDGE)
     done = hgms("run", "run.toml", "--resume")
     assert done.exit_code == 2
     assert str(path.relative_to(folder)) in done.output
-    assert hgms("run", "run.toml").exit_code == 0, "it is a new run"
+    assert run_config(config(RIDGE)).info.resumed_from == 0, "it is a new run"
     assert len(list(folder.glob("runs/ridge-cv/*/seed-0"))) == 2
-    assert hgms("run", "run.toml", "--resume").exit_code == 0
     write_libsvm(folder / "t.svm")
-    assert run_config(config, resume=True, path=path).summary["outer_steps"] == 2
+    assert run_config(ridge, resume=True, path=path).summary["outer_steps"] == 2
 
 
 def test_every_task_that_reads_files_has_their_fingerprint(
     folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    write_libsvm(folder / "t.svm")
-    write_libsvm(folder / "v.svm")
+    for name in "tv":
+        write_libsvm(folder / f"{name}.svm")
     write_npz(folder / "i.npz")
+    (folder / "mnist").mkdir()
     for name in ("train-images-idx3-ubyte", "t10k-labels-idx1-ubyte.gz"):
-        (folder / "mnist").mkdir(exist_ok=True)
         (folder / "mnist" / name).write_text(name)
     monkeypatch.setenv("HGMS_DATA", str(folder))
     counts = {
@@ -110,9 +118,7 @@ def test_every_task_that_reads_files_has_their_fingerprint(
 
 
 # --- code
-# --------------------------------------------------------------------------------------------------
 
-HELPER = "def lower(t, x): return {factor} * ((x - t) ** 2).sum()\n"
 PLUGIN = """
 import attrs
 import far_helper
@@ -147,25 +153,29 @@ def imported(path: Path, source: str) -> ModuleType:
     return load_script(path.stem, path)
 
 
-def test_a_module_that_a_loss_calls_is_part_of_the_problem(modules: Path) -> None:
-    def problem(factor: float) -> Problem:
-        helper = imported(modules / "own_helper.py", HELPER.format(factor=factor))
+def test_a_run_is_not_resumed_with_another_loss_or_a_module_that_it_calls(modules: Path) -> None:
+    def problem(lower: float, scale: float = 0.5) -> Problem:
+        source = f"def lower(t, x): return {lower} * ((x - t) ** 2).sum()\n"
+        helper = imported(modules / "own_helper.py", source)
         return Problem(
             theta0=torch.tensor([3.0, 1.0]),
             x0=torch.zeros(2),
             g=lambda theta, x, b: helper.lower(theta, x),
-            f=lambda theta, x, b: 0.5 * ((x - 1) ** 2).sum(),
+            f=lambda theta, x, b: scale * ((x - 1) ** 2).sum(),
         )
 
     def stop(_info: object, record: dict[str, float], _share: float) -> None:
         if record["step"] == 1:
             raise KeyboardInterrupt
 
+    options: dict[str, Any] = {"folder": "mine", "resume": True}
     with pytest.raises(KeyboardInterrupt):
         run("hg-implicit", problem(0.5), "3 steps", folder="mine", watch=stop)
-    with rejects("other-settings", "mine", of=CheckpointError):
-        run("hg-implicit", problem(0.7), "3 steps", folder="mine", resume=True)
-    assert len(run("hg-implicit", problem(0.5), "3 steps", folder="mine", resume=True).records) == 4
+    for changes in ((0.7,), (0.5, 0.7)):
+        with rejects("other-settings", "mine", of=CheckpointError) as caught:
+            run("hg-implicit", problem(*changes), "3 steps", **options)
+    assert caught.value.message.endswith("in f")
+    assert len(run("hg-implicit", problem(0.5), "3 steps", **options).records) == 4
 
 
 def test_modules_that_a_plugin_imports_are_part_of_its_digest(modules: Path) -> None:
@@ -174,8 +184,7 @@ def test_modules_that_a_plugin_imports_are_part_of_its_digest(modules: Path) -> 
         "def near(b):\n    import near_helper as h\n    return h.near(b)\n"
     )
     plugin = imported(modules / "own_plugin.py", PLUGIN)
-    names = ["far_helper", "near_helper", "own_plugin"]
-    assert list(source_digests("own_plugin")) == names
+    assert list(source_digests("own_plugin")) == ["far_helper", "near_helper", "own_plugin"]
     before = digests(plugin.Mine())
     assert digests(plugin.Mine()) == before
     (modules / "near_helper.py").write_text("def near(b): return -b\n")
@@ -190,10 +199,10 @@ def test_a_run_is_not_resumed_with_another_plugin(modules: Path) -> None:
         'task = "quadratic"\nbudget = "2 steps"\nrun = { threads = 1 }\n'
         'method = { name = "hg-implicit", hypergradient.solver.name = "mine" }\n'
     )
-    assert hgms("run", "run.toml", "--plugin", "./plug.py").exit_code == 0
-    assert hgms("run", "run.toml", "--plugin", "./plug.py", "--resume").exit_code == 0
+    command = ("run", "run.toml", "--plugin", "./plug.py")
+    assert [hgms(*command, *more).exit_code for more in ((), ("--resume",))] == [0, 0]
     (modules / "far_helper.py").write_text("def near(b): return 0.9 * b\n")
-    done = hgms("run", "run.toml", "--plugin", "./plug.py", "--resume")
+    done = hgms(*command, "--resume")
     assert done.exit_code == 2
     assert "hgms_file_plug:Mine" in done.output
 
@@ -209,11 +218,9 @@ def test_relative_and_late_imports_are_found(modules: Path) -> None:
     }.items():
         (modules / "own_package" / f"{name}.py").write_text(text)
     importlib.import_module("own_package.first")
-    names = ["own_package", "own_package.first", "own_package.second", "own_package.third"]
+    names = ["own_package", *(f"own_package.{name}" for name in ("first", "second", "third"))]
     assert list(source_digests("own_package.first")) == names
 
-
-def test_an_import_inside_a_function_counts(modules: Path) -> None:
     def late() -> object:
         import late_helper  # type: ignore[import-not-found]
 
@@ -227,7 +234,6 @@ def test_an_import_inside_a_function_counts(modules: Path) -> None:
 
 
 # --- files of other runs, and changed files
-# --------------------------------------------------------------------------------------------------
 
 BOWL = """
 task = "quadratic"
@@ -237,37 +243,39 @@ run = { threads = 1, diagnose = 1 }
 """
 
 
-def path_of(seed: int) -> Path:
-    [path] = Path().glob(f"runs/quadratic/*/seed-{seed}")
-    return path
+@pytest.fixture(scope="module")
+def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The finished runs of two seeds."""
+    out = tmp_path_factory.mktemp("made") / "runs"
+    for seed in (0, 1):
+        path = out / "quadratic" / "hg-ms" / f"seed-{seed}"
+        run_config(config(f"seed = {seed}\n{BOWL}"), path=path)
+    return out
 
 
-def finished(*seeds: int) -> list[Path]:
-    for seed in seeds:
-        run_config(RunConfig.from_toml(f"seed = {seed}\n{BOWL}"))
-    return [path_of(seed) for seed in seeds]
+@pytest.fixture
+def path(folder: Path, made: Path) -> Path:
+    """The folder of the run of seed 0, beside that of seed 1."""
+    shutil.copytree(made, folder / "runs")
+    return folder / "runs" / "quadratic" / "hg-ms" / "seed-0"
 
 
-def test_the_files_of_another_seed_are_rejected(folder: Path) -> None:
-    first, second = finished(0, 1)
-    for file in second.iterdir():
+def resume(path: Path) -> Any:
+    return run_config(config(BOWL), resume=True, path=path)
+
+
+def test_the_files_of_another_seed_are_rejected(path: Path) -> None:
+    for file in (path.parent / "seed-1").iterdir():
         if file.name != "config.toml":
-            shutil.copy(file, first)
-    with rejects("other-settings", str(first / "summary.json"), of=CheckpointError):
-        run_config(RunConfig.from_toml(BOWL), resume=True)
+            shutil.copy(file, path)
+    with rejects("other-settings", str(path / "summary.json"), of=CheckpointError):
+        resume(path)
     runs, [skipped] = scan("runs")
     assert [run.seed for run in runs] == [1]
     assert (skipped.code, skipped.place) == ("other-settings", ("summary.json",))
-    (first / "summary.json").unlink()
-    with rejects("other-settings", str(first / "checkpoint.json"), of=CheckpointError):
-        run_config(RunConfig.from_toml(BOWL), resume=True)
-
-
-def edit(path: Path, line: int, old: bytes, new: bytes) -> None:
-    lines = path.read_bytes().splitlines(keepends=True)
-    assert old in lines[line]
-    lines[line] = lines[line].replace(old, new, 1)
-    path.write_bytes(b"".join(lines))
+    (path / "summary.json").unlink()
+    with rejects("other-settings", str(path / "checkpoint.json"), of=CheckpointError):
+        resume(path)
 
 
 @pytest.mark.parametrize(
@@ -278,90 +286,52 @@ def edit(path: Path, line: int, old: bytes, new: bytes) -> None:
         ("diagnosis.jsonl", ("diagnosis.jsonl", 2)),
     ],
 )
-def test_a_changed_number_is_found(folder: Path, name: str, place: tuple[str | int, ...]) -> None:
-    [path] = finished(0)
-    run = read_run(path)
-    before = RunFolder(path)
-    assert len(before.diagnoses()) == 3
-    assert len(run.columns(["seconds"])["seconds"]) == 4
-    edit(path / name, 1, b"0.", b"7.")
+def test_a_changed_number_is_found(path: Path, name: str, place: tuple[str | int, ...]) -> None:
+    assert len(RunFolder(path).diagnoses()) == 3
+    assert len(read_run(path).columns(["seconds"])["seconds"]) == 4
+    lines = (path / name).read_bytes().splitlines(keepends=True)
+    changed = lines[1].replace(b"0.", b"7.", 1)
+    (path / name).write_bytes(b"".join([lines[0], changed, *lines[2:]]))
     if name == "diagnosis.jsonl":
         with rejects("damaged-file", str(path / name), 2, of=CheckpointError):
-            before.diagnoses()
+            RunFolder(path).diagnoses()
     else:
-        with rejects("damaged-file", *place, of=CheckpointError):
-            read_run(path).columns(["upper_loss"])
-        with rejects("damaged-file", *place, of=CheckpointError):
-            read_run(path).records()
+        reads: list[Callable[[], object]] = [
+            lambda: read_run(path).columns(["upper_loss"]),
+            read_run(path).records,
+        ]
+        for read in reads:
+            with rejects("damaged-file", *place, of=CheckpointError):
+                read()
     done = hgms("report", "runs", "--out", "page.md")
-    assert name in done.output + (folder / "page.md").read_text()
-    (folder / "run.toml").write_text(BOWL)
-    resumed = hgms("run", "run.toml", "--resume")
-    assert resumed.exit_code == 2
-    assert name in resumed.output
-
-
-def test_a_summary_without_a_checksum_is_rejected(folder: Path) -> None:
-    [path] = finished(0)
-    table = json.loads((path / "summary.json").read_bytes())
-    del table["checksum"]
-    (path / "summary.json").write_text(json.dumps(table))
-    with rejects("damaged-file", str(path / "summary.json"), of=CheckpointError):
-        RunFolder(path).read_summary()
-    _, [skipped] = scan("runs")
-    assert (skipped.code, skipped.place) == ("damaged-file", ("summary.json",))
-
-
-def test_tensors_of_another_size_are_damaged_before_they_are_read(folder: Path) -> None:
-    [path] = finished(0)
-    [tensors] = path.glob("*.safetensors")
-    with tensors.open("r+b") as stream:
-        stream.truncate(1 << 43)  # 8 TiB, sparse
-    with rejects("damaged-file", str(tensors), of=CheckpointError):
-        RunFolder(path).load()
+    assert name in done.output + Path("page.md").read_text()
+    with rejects("damaged-file", of=CheckpointError) as caught:
+        resume(path)
+    assert caught.value.place[0] == str(path / name)
 
 
 def test_a_finished_run_that_cannot_be_written_to_is_read_back(
-    folder: Path, monkeypatch: pytest.MonkeyPatch
+    path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    [path] = finished(0)
-    before = {file.name: file.read_bytes() for file in path.iterdir()}
+    before = contents(path)
 
     def read_only(*_: object, **__: object) -> None:
         raise OSError(errno.EROFS, os.strerror(errno.EROFS))
 
     monkeypatch.setattr(Lease, "acquire", read_only)
     monkeypatch.setattr(files, "replace_file", read_only)
-    result = run_config(RunConfig.from_toml(BOWL), resume=True)
-    assert result.summary["outer_steps"] == 3
-    assert {file.name: file.read_bytes() for file in path.iterdir()} == before
+    assert resume(path).summary["outer_steps"] == 3
+    assert contents(path) == before
     with rejects("cannot-write", of=files.DiskError):
-        run_config(RunConfig.from_toml(f"seed = 1\n{BOWL}"))
+        run_config(config(f"seed = 2\n{BOWL}"))
 
 
 @pytest.mark.parametrize("make", [os.mkfifo, os.mkdir])
-def test_a_lease_that_is_no_file_is_rejected(folder: Path, make: Callable[[Path], None]) -> None:
-    [path] = finished(0)
+def test_a_lease_that_is_no_file_is_rejected(path: Path, make: Callable[[Path], None]) -> None:
     (path / "summary.json").unlink()
     (path / ".lease").unlink(missing_ok=True)
     make(path / ".lease")
     with rejects("not-a-file", str(path / ".lease"), of=CheckpointError):
-        run_config(RunConfig.from_toml(BOWL), resume=True)
+        resume(path)
     assert holder(path) == ""
     assert HeldFolders().free(path)
-
-
-def test_a_changed_loss_is_named_as_part_of_the_problem(folder: Path) -> None:
-    def problem(factor: float) -> Problem:
-        return Problem(
-            theta0=torch.zeros(2),
-            x0=torch.zeros(2),
-            g=lambda theta, x, b: factor * ((x - theta) ** 2).sum(),
-            f=lambda theta, x, b: ((x - 1) ** 2).sum(),
-        )
-
-    run("hg-implicit", problem(0.5), "1 step", folder="mine")
-    with rejects("other-settings", "mine", of=CheckpointError) as caught:
-        run("hg-implicit", problem(0.7), "1 step", folder="mine", resume=True)
-    lines = caught.value.message.splitlines()
-    assert lines[1:] == ["the problem has other values or code in g"]
