@@ -4,11 +4,12 @@ compat`, and read back the same.
 
 from __future__ import annotations
 
+import copy
 import json
 import tomllib
-from pathlib import Path
 from typing import Any
 
+import attrs
 import pytest
 from click.testing import CliRunner
 from support.fakes import Site
@@ -101,10 +102,9 @@ def hgms_register_methods():
 
 
 @pytest.fixture(autouse=True)
-def plugin(site: Site) -> Path:
-    path = site.module("strolling", PLUGIN)
+def plugin(site: Site) -> None:
+    site.module("strolling", PLUGIN)
     site.install("hgms-strolling", {"strolling": "strolling"})
-    return path
 
 
 def config_of(task: Any, method: Any = "saunter", **more: Any) -> RunConfig:
@@ -118,13 +118,13 @@ def fields(method: Any) -> tuple[float, float, int | None]:
 
 
 # --- the composition itself
-# --------------------------------------------------------------------------------------------------
 
+DRAWS = {"name": "draws", "count": 8, "lr": 0.1}
 RECIPE = Composition(
     name="recipe",
     summary="s",
     source="s",
-    parts={"generator": {"name": "draws", "count": 8, "lr": 0.1}, "keep": "best"},
+    parts={"generator": DRAWS, "keep": "best"},
     on={
         "b": {"generator": {"lr": 0.3}, "keep": "last"},
         "a": {"generator": {"lr": 0.2, "clip": 1.0}},
@@ -134,82 +134,78 @@ RECIPE = Composition(
 
 
 @pytest.mark.parametrize(
-    ("traits", "expected"),
+    ("traits", "generator", "keep"),
     [
-        ((), {"generator": {"name": "draws", "count": 8, "lr": 0.1}, "keep": "best"}),
-        (("z",), {"generator": {"name": "draws", "count": 8, "lr": 0.1}, "keep": "best"}),
-        (
-            ("a",),
-            {"generator": {"name": "draws", "count": 8, "lr": 0.2, "clip": 1.0}, "keep": "best"},
-        ),
+        ((), DRAWS, "best"),
+        (("z",), DRAWS, "best"),
+        (("a",), {**DRAWS, "lr": 0.2, "clip": 1.0}, "best"),
         # several are laid in the order of their names, whatever the order they come in
-        (
-            ("b", "a"),
-            {"generator": {"name": "draws", "count": 8, "lr": 0.3, "clip": 1.0}, "keep": "last"},
-        ),
-        (("b", "c"), {"generator": {"name": "other"}, "keep": "last"}),
+        (("b", "a"), {**DRAWS, "lr": 0.3, "clip": 1.0}, "last"),
+        (("b", "c"), {"name": "other"}, "last"),
     ],
 )
-def test_the_defaults_of_a_trait_are_laid_over_the_parts(
-    traits: tuple[str, ...], expected: dict[str, Any]
+def test_the_defaults_of_a_trait_are_laid_over_the_parts_and_change_nothing(
+    traits: tuple[str, ...], generator: dict[str, Any], keep: str
 ) -> None:
-    assert RECIPE.with_overrides({}, traits) == expected
-    assert RECIPE.with_overrides({"generator": {"lr": 9.0}}, traits)["generator"] == {
-        **expected["generator"],
-        "lr": 9.0,
-    }
-    assert RECIPE.parts["generator"] == {"name": "draws", "count": 8, "lr": 0.1}, (
-        "and change nothing"
-    )
+    before = copy.deepcopy(RECIPE.parts)
+    assert RECIPE.with_overrides({}, traits) == {"generator": generator, "keep": keep}
+    overridden = RECIPE.with_overrides({"generator": {"lr": 9.0}}, traits)
+    assert overridden["generator"] == {**generator, "lr": 9.0}
+    assert RECIPE.parts == before
 
 
 # --- runs
-# --------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("task", ["street", {"name": "street"}])
 def test_a_run_has_the_defaults_of_its_task(task: Any) -> None:
-    assert fields(config_of(task).method) == (0.4, 3.0, 5)
-    assert fields(config_of("field").method) == (0.2, 0.5, None)
-    assert fields(config_of(task, {"name": "saunter", "rows": 7}).method) == (0.4, 3.0, 7)
-    assert fields(config_of(task, "stroll").method) == (0.1, 0.5, None), (
-        "a class has no other defaults"
+    wanted: list[tuple[Any, Any, Any]] = [
+        (task, "saunter", (0.4, 3.0, 5)),
+        ("field", "saunter", (0.2, 0.5, None)),
+        (task, {"name": "saunter", "rows": 7}, (0.4, 3.0, 7)),
+        (task, "stroll", (0.1, 0.5, None)),  # a class has no other defaults
+    ]
+    for where, method, values in wanted:
+        assert fields(config_of(where, method).method) == values
+
+
+def test_a_resolved_configuration_reads_back_equal() -> None:
+    street, field = (
+        config_of(task, {"name": "saunter", "lr": 0.3}) for task in ("street", "field")
     )
-
-
-@pytest.mark.parametrize("task", ["street", "field"])
-def test_a_resolved_configuration_reads_back_equal(task: str) -> None:
-    config = config_of(task, {"name": "saunter", "lr": 0.3})
-    for again in (RunConfig.from_dict(config.resolved()), RunConfig.from_toml(config.to_toml())):
-        assert again.method == config.method
-        assert (again.task, again.budget, again.run) == (config.task, config.budget, config.run)
-        assert again.config_hash == config.config_hash
-        assert again.resolved() == config.resolved()
-    assert (
-        tomllib.loads(config.to_toml())["method"]["limit"] == {"street": 3.0, "field": 0.5}[task]
-    ), "nothing is left to defaults"
-    assert config_of("street").config_hash != config_of("field").config_hash
+    for config, limit in ((street, 3.0), (field, 0.5)):
+        read = (RunConfig.from_dict(config.resolved()), RunConfig.from_toml(config.to_toml()))
+        for again in read:
+            assert attrs.evolve(again, method_name=config.method_name) == config
+            assert again.config_hash == config.config_hash
+            assert again.resolved() == config.resolved()
+        table = tomllib.loads(config.to_toml())["method"]
+        assert table["limit"] == limit, "nothing is left to defaults"
+    assert street.config_hash != field.config_hash
 
 
 @pytest.mark.parametrize("task", ["stret", {"name": "stret"}, {"rows": 3}, 5])
-def test_a_task_that_is_wrong_is_what_is_complained_of(task: Any) -> None:
+def test_of_a_wrong_task_the_task_is_named(task: Any) -> None:
     with pytest.raises(ConfigError) as caught:
         config_of(task)
     assert caught.value.errors[0].place[:2] == ("run.toml", "task")
 
 
-def test_tables_of_later_stages_are_passed_over_and_others_are_not() -> None:
-    assert config_of(
-        "street", sample={"size": 3}, finetune={}, evaluate={"benchmarks": []}
-    ) == config_of("street")
+def test_tables_of_later_stages_are_ignored_and_others_are_not() -> None:
+    stages = {"sample": {"size": 3}, "finetune": {}, "evaluate": {"benchmarks": []}}
+    assert config_of("street", **stages) == config_of("street")
     with rejects("unknown-option", "run.toml", "sampel", of=ConfigError):
         config_of("street", sampel={"size": 3})
 
 
 # --- grids
-# --------------------------------------------------------------------------------------------------
 
-BOTH = {"budget": "3 steps", "seeds": 2, "task": ["street", "field"], "method": ["saunter"]}
+BOTH: dict[str, Any] = {
+    "budget": "3 steps",
+    "seeds": 2,
+    "task": ["street", "field"],
+    "method": ["saunter"],
+}
 
 
 def grid(**changes: Any) -> Grid:
@@ -217,47 +213,48 @@ def grid(**changes: Any) -> Grid:
 
 
 def test_a_grid_gives_a_method_the_defaults_of_each_task() -> None:
-    pairs = grid().pairs
-    assert fields(pairs["street", "saunter"].method) == (0.4, 3.0, 5)
-    assert fields(pairs["field", "saunter"].method) == (0.2, 0.5, None)
-    assert pairs["street", "saunter"] == config_of("street")
-    special = grid(method=[{"name": "saunter", "on": {"street": {"lr": 2.0}}}]).pairs
-    assert fields(special["street", "saunter"].method) == (2.0, 3.0, 5)
-    assert fields(special["field", "saunter"].method) == (0.2, 0.5, None)
+    plain = grid()
+    special = grid(method=[{"name": "saunter", "on": {"street": {"lr": 2.0}}}])
+    values = {
+        (place, task): fields(pairs[task, "saunter"].method)
+        for place, pairs in (("plain", plain.pairs), ("special", special.pairs))
+        for task in ("street", "field")
+    }
+    assert values == {
+        ("plain", "street"): (0.4, 3.0, 5),
+        ("plain", "field"): (0.2, 0.5, None),
+        ("special", "street"): (2.0, 3.0, 5),
+        ("special", "field"): (0.2, 0.5, None),
+    }
+    assert plain.pairs["street", "saunter"] == config_of("street")
+    varied = [fields(plain.varied(task, "saunter", {"rows": 7}).method) for task in BOTH["task"]]
+    assert varied == [(0.4, 3.0, 7), (0.2, 0.5, 7)]
 
 
-def test_what_fits_the_defaults_of_one_task_only_is_wrong_on_the_other() -> None:
-    assert (
-        fields(
-            grid(task=["street"], method=[{"name": "saunter", "lr": 2.0}])
-            .pairs["street", "saunter"]
-            .method
-        )[0]
-        == 2.0
-    )
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"method": [{"name": "saunter", "lr": 2.0}]},
+        {"sweep": {"trials": 3, "space": {"saunter": {"lr": {"low": 0.1, "high": 2.0}}}}},
+    ],
+)
+def test_what_fits_the_defaults_of_one_task_only_is_wrong_on_the_other(
+    changes: dict[str, Any],
+) -> None:
+    assert grid(task=["street"], **changes).pairs
     with rejects("above-limit", of=ConfigError):
-        grid(method=[{"name": "saunter", "lr": 2.0}])
-
-
-def test_varied_settings_and_the_ends_of_a_sweep_keep_the_tasks_defaults() -> None:
-    assert fields(grid().varied("street", "saunter", {"rows": 7}).method) == (0.4, 3.0, 7)
-    assert fields(grid().varied("field", "saunter", {"rows": 7}).method) == (0.2, 0.5, 7)
-    sweep = {"trials": 3, "space": {"saunter": {"lr": {"low": 0.1, "high": 2.0}}}}
-    assert grid(task=["street"], sweep=sweep).sweep is not None
-    with rejects("above-limit", of=ConfigError):
-        grid(sweep=sweep)
+        grid(**changes)
 
 
 # --- hgms compat
-# --------------------------------------------------------------------------------------------------
 
 
-def test_compat_asks_what_a_method_needs_as_it_is_on_each_task(plugin: Path) -> None:
+def test_compat_asks_what_a_method_needs_as_it_is_on_each_task() -> None:
     """Neither task has stop rows, which the keeper needs where it keeps the best: on a task
     without the trait.
     """
     result = CliRunner().invoke(main, ["compat", "--json"])
     assert result.exit_code == 0, result.output
     fits = {(row["method"], row["task"]): row["fits"] for row in json.loads(result.output)}
-    assert (fits["keeper", "street"], fits["keeper", "field"]) == (True, False)
-    assert (fits["stroll", "street"], fits["stroll", "field"]) == (True, True)
+    names = [(method, task) for method in ("keeper", "stroll") for task in BOTH["task"]]
+    assert [fits[name] for name in names] == [True, False, True, True]
