@@ -226,16 +226,6 @@ def test_the_first_picture_is_a_forest_plot_that_nothing_cuts_off(
     assert dots.first.bounding_box()["x"] < zero < dots.last.bounding_box()["x"]
 
 
-def test_what_is_wider_than_the_page_fades_out(open_page: Any) -> None:
-    page = open_page(PHONE).page
-    for selector in ("nav > div", "#task-0-work .scroll"):
-        box = page.locator(selector)
-        assert box.evaluate("box => box.scrollWidth > box.clientWidth")
-        until(page, f"document.querySelector('{selector}').classList.contains('more')")
-        box.evaluate("box => box.scrollTo(box.scrollWidth, 0)")
-        until(page, f"!document.querySelector('{selector}').classList.contains('more')")
-
-
 def test_sorting_by_click_and_by_key_both_ways(open_page: Any) -> None:
     page = open_page().page
     table = page.locator("#task-0-results table")
@@ -314,16 +304,10 @@ def test_text_can_be_read_in_both_themes(open_page: Any, scheme: str) -> None:
     for line in lines:
         parts = tuple(float(int(line[at : at + 2], 16)) for at in (1, 3, 5))
         assert contrast(parts, background) >= 3, line  # what WCAG asks of graphics
-
-
-def test_the_plots_follow_a_change_of_theme(open_page: Any) -> None:
-    opened = open_page(WIDE, "light")
-    opened.draw_all()
     paper = "document.getElementById('plot-0-0')._fullLayout.paper_bgcolor"
-    assert opened.page.evaluate(paper) == "#fff"
-    opened.page.emulate_media(color_scheme="dark")
-    until(opened.page, f"{paper} !== '#fff'")
-    assert opened.messages == []
+    before = opened.page.evaluate(paper)
+    opened.page.emulate_media(color_scheme="dark" if scheme == "light" else "light")
+    until(opened.page, f"{paper} !== '{before}'")  # the plots follow a change of theme
 
 
 def test_print_draws_what_was_never_scrolled_to(open_page: Any) -> None:

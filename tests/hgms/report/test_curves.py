@@ -1,0 +1,166 @@
+"""Curves, bands and axes of a report's figures."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from support.made_runs import write_run
+
+import hgms.report as report
+from hgms.report import Study, curves
+from hgms.report.curves import Curve
+from hgms.report.figures import figures, span, styles
+from hgms.results import DARK, LIGHT, Look
+from hgms.results.statistics import Interval
+
+
+@settings(max_examples=40, deadline=None)
+@given(
+    st.lists(st.floats(-1e6, 1e6) | st.just(math.nan), min_size=1, max_size=1000),
+    st.integers(4, 400),
+)
+def test_thinning_keeps_ends_and_extremes(values: list[float], points: int) -> None:
+    y = np.array(values)
+    kept = curves.thin(y, points)
+    assert len(kept) <= max(points, 4)
+    assert (np.diff(kept) > 0).all()
+    assert (kept[0], kept[-1]) == (0, len(y) - 1)
+    if not np.isnan(y).all():
+        assert np.nanmax(y[kept]) == np.nanmax(y)
+        assert np.nanmin(y[kept]) == np.nanmin(y)
+
+
+def test_thinning_keeps_the_shape() -> None:
+    x = np.linspace(0, 1, 20_000)
+    y = np.sin(40 * x) * np.exp(-2 * x)
+    y[12_345] = 3.0  # one step's peak
+    kept = curves.thin(y, 400)
+    assert len(kept) <= 400
+    assert 12_345 in kept
+    away = np.abs(np.interp(x, x[kept], y[kept]) - y)
+    assert away[(x < 0.61) | (x > 0.625)].max() < 0.04  # of an amplitude of 1
+
+
+def test_a_band_is_the_interval_over_runs_that_hold_their_last_value() -> None:
+    lines = []
+    for seed in range(5):
+        random = np.random.default_rng(seed)
+        x = np.concatenate([[0.0], np.cumsum(random.uniform(0.5, 1.5, size=30 + 5 * seed))])
+        lines.append((x, random.normal(size=x.size)))
+    curve = curves.band(lines, points=10_000)
+    assert curve is not None
+    assert curve.x[-1] == max(x[-1] for x, _ in lines)
+    held = [Interval.of([y[x <= at][-1] for x, y in lines]) for at in curve.x]
+    np.testing.assert_allclose(curve.y, [it.mean for it in held])
+    np.testing.assert_allclose(curve.low, [it.mean - it.half_width for it in held])
+    np.testing.assert_allclose(curve.high, [it.mean + it.half_width for it in held])
+
+
+def test_a_thinned_band_has_no_point_of_its_own() -> None:
+    x = np.arange(1000.0)
+    lines = [(x, np.random.default_rng(seed).normal(size=1000)) for seed in range(3)]
+    thinned, whole = (curves.band(lines, points=points) for points in (400, 10_000))
+    assert thinned is not None
+    assert len(thinned.x) <= 400
+    at = thinned.x.astype(int)
+    for name in ("y", "low", "high"):
+        np.testing.assert_array_equal(getattr(thinned, name), getattr(whole, name)[at])
+    assert (thinned.y.max(), thinned.low.min()) == (whole.y.max(), whole.low.min())  # type: ignore[union-attr]
+
+
+def test_what_was_not_reported_has_no_curve() -> None:
+    empty, x = np.empty(0), np.arange(3.0)
+    assert curves.band([]) is curves.band([(empty, empty)]) is None
+    assert curves.binned([(x, np.full(3, np.nan))]) is None
+    alone = curves.band([(x, x)])
+    assert alone is not None
+    assert alone.low is None
+
+
+def test_bins_hold_equal_stretches() -> None:
+    x = np.arange(1, 101, dtype=float)
+    curve = curves.binned([(x, x), (x, x + 1)], bins=10)
+    assert curve is not None
+    np.testing.assert_allclose(curve.x, np.arange(5.5, 100, 10))
+    np.testing.assert_allclose(curve.y, np.arange(6.0, 101, 10))
+
+
+def test_a_mean_mixture_holds_what_runs_last_reported() -> None:
+    first = np.array([1.0, 2.0, 4.0]), np.array([[0.5, 0.25, 0.0], [0.5, 0.75, 1.0]])
+    second = np.array([1.5, 3.0]), np.array([[0.5, 1.0], [0.5, 0.0]])
+    x, y = curves.together([first, second])
+    np.testing.assert_array_equal(x, [1.5, 2.0, 3.0, 4.0])
+    np.testing.assert_allclose(y, [[0.5, 0.375, 0.625, 0.5], [0.5, 0.625, 0.375, 0.5]])
+
+
+def test_a_figure_shows_the_curve_of_the_study(study: Study) -> None:
+    section = study.sections[0]
+    drawn = {item["title"]: item["spec"]["data"] for item in figures(section, styles(study), {})}
+    [line] = [
+        item
+        for item in drawn["Value against oracle calls"]
+        if item["name"] == "hg-ms" and "fill" not in item
+    ]
+    curve = section.curves("oracle_calls", "value")["hg-ms"]
+    np.testing.assert_allclose(line["x"], curve.x, rtol=1e-4)
+    np.testing.assert_allclose(line["y"], curve.y, rtol=1e-4)
+    assert (line["x"][0], line["y"][0], line["x"][-1]) == (0, 1.0, 120)
+
+
+def test_a_method_has_the_colour_of_its_name_in_every_report() -> None:
+    def looks(*labels: str) -> dict[str, Look]:
+        return styles(SimpleNamespace(labels=list(labels)))  # type: ignore[arg-type]
+
+    labels = [f"method-{number:02}" for number in range(40)]
+    beside = looks(*labels)
+    alone = {label: looks(label)[label].colour for label in labels}
+    assert {label: look.colour for label, look in beside.items()} == alone
+    assert len(LIGHT) == len(DARK)
+    # of one colour, as many as there are dashes have different ones
+    for colour in range(len(LIGHT)):
+        dashes = [look.dash for look in beside.values() if look.colour == colour]
+        assert len(set(dashes)) == min(len(dashes), 5)
+    known = "uniform hg-ms hg-baseline hg-implicit scalebio hg-ms-ula v-pbgd stocbio hg-ms-tilted"
+    assert len({looks(label)[label].colour for label in known.split()}) == 9
+
+
+def test_what_a_curve_does_at_first_does_not_set_the_axis() -> None:
+    x = np.linspace(0, 10, 101)
+    y = 2.0 - x / 20
+    y[1] = 400.0
+    low, high = span({"a": Curve(x, y)}) or (0, 0)
+    assert 1.4 < low < 1.5
+    assert 2.0 < high < 2.1
+    y[0] = 300.0  # so far off that it is no place to begin
+    assert span({"a": Curve(x, y)}) == pytest.approx((low, high), abs=0.1)
+    y[:2] = 4.0
+    assert span({"a": Curve(x, y)})[1] > 4.0  # type: ignore[index]
+
+
+def test_an_axis_begins_at_zero_where_that_is_near() -> None:
+    x = np.linspace(0, 10, 101)
+    low, high = span({"a": Curve(x, 10 + 8 * x)}, share=True) or []
+    assert -3 < low <= 0
+    assert 90 < high < 95
+    assert (span({"a": Curve(x, 90 + x / 2)}, share=True) or [0])[0] > 85
+    band = Curve(x, 2 + x, np.full(101, -40.0), 3 + x)
+    assert -0.5 < (span({"a": band}) or [-9])[0] <= 0  # a band alone does not lead below zero
+
+
+def test_bands_of_shares_end_where_shares_do(tmp_path: Path) -> None:
+    for seed, value in enumerate((0.1, 0.45)):
+        write_run(tmp_path, seed=seed, value=value, metric="test_accuracy")
+    study = report.build([tmp_path])
+    curve = study.sections[0].entries[0].curves["seconds", "test_accuracy"]
+    assert curve.high is not None
+    assert curve.high.max() > 1
+    drawn = figures(study.sections[0], styles(study), {})
+    specs = [item["spec"] for item in drawn if "accuracy" in item["title"]]
+    assert specs
+    assert all(0 <= y <= 100 for spec in specs for trace in spec["data"] for y in trace["y"])

@@ -1,0 +1,207 @@
+"""Every format of a report: whole, escaped, and sound with a stranger's rows and names."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+from support.made_runs import CONFIG, seal, write_run
+
+import hgms.report as report
+from hgms.report import Study
+from hgms.report.formats import WRITERS
+from hgms.report.latex import latex
+from hgms.report.markdown import markdown
+from hgms.report.paper import draw_curves
+
+HOSTILE = "x</script>| <b>a</b>\r# b\n\n# c\x1b[31m\u202e $\\frac{ $ [l](http://e) &lt; *k* ~s~"
+
+
+def rows_with(**fields: Any) -> str:
+    rows = [{"step": step, "metric.value": 0.5, **fields} for step in range(4)]
+    return "".join(json.dumps(row) + "\n" for row in rows)
+
+
+ODD = {"task": "ring", "rho": "1979-05-27", "method": "halve", "lr": "[inf, nan, [{a = 1}]]"}
+LARGE = '"metrics": {"value": 1e308, "other": -1e308}, "oracle_calls": 1e18'
+
+
+@pytest.mark.parametrize(
+    ("file", "text"),
+    [
+        ("steps.jsonl", rows_with(selected=300_000_000)),
+        ("steps.jsonl", rows_with(selected=-3)),
+        ("steps.jsonl", rows_with(selected=1e300)),
+        ("steps.jsonl", rows_with(selected=0.5)),
+        ("steps.jsonl", rows_with(gap="x", residual=["x"], iterations={}, outcome=3, selected="x")),
+        (
+            "steps.jsonl",
+            rows_with(gap=1e308, residual=1e308, iterations=10**400, upper_loss=-1e308),
+        ),
+        ("steps.jsonl", rows_with(outcome="\ud800", **{'weight.a"b': 0.5, "weight.\ud800": 0.5})),
+        ("steps.jsonl", rows_with(task="x", method=3, seed="y", seconds=[1], status={})),
+        ("steps.jsonl", ""),
+        ("summary.json", f'{{"status": "done", {LARGE}}}'),
+        ("resources.json", '{"peak_memory_bytes": 1e18}'),
+        ("config.toml", CONFIG.format(seed=1, steps=3, **ODD)),
+    ],
+)
+def test_odd_rows_are_reported_in_every_format(tmp_path: Path, file: str, text: str) -> None:
+    for seed in (0, 1):
+        write_run(tmp_path, method="uniform", seed=seed)
+    write_run(tmp_path, seed=1, value=1.2, files={file: text})
+    study = report.build([tmp_path])
+    for suffix in report.SUFFIXES:
+        report.write(study, tmp_path / f"r{suffix}", steps=suffix == ".parquet")
+    assert "halve" in (tmp_path / "r.md").read_text()
+
+
+def test_one_folder_with_two_runs_stops_no_report(tmp_path: Path) -> None:
+    write_run(tmp_path, method="a")
+    path = write_run(tmp_path, method="b") / "steps.jsonl"
+    path.write_text(path.read_text() * 2)
+    seal(path.parent)
+    study = report.build([tmp_path])
+    assert [entry.label for entry in study.sections[0].entries] == ["a"]
+    [skipped] = study.skipped
+    assert (skipped.code, skipped.place) == ("wrong-row", ("steps.jsonl", 5))
+
+
+def test_a_label_is_text_in_every_format(tmp_path: Path) -> None:
+    task = f"task_label = {json.dumps('[' + HOSTILE)}"
+    for method, label, value in (("halve", "none", 0.5), ("x", HOSTILE, 0.001)):
+        for seed in (0, 1):
+            path = write_run(tmp_path, method=method, seed=seed, value=value) / "config.toml"
+            labels = f"label = {json.dumps(label)}\n{task}"
+            path.write_text(path.read_text().replace('label = "none"', labels))
+            seal(path.parent)
+    study = report.build([tmp_path])
+    assert [entry.label for entry in study.sections[0].entries] == [HOSTILE, "halve"]
+    page, tex = markdown(study), latex(study)
+    headings = [line for line in page.splitlines() if line.startswith("#")]
+    assert [line for line in headings if "b" in line.split()] == []
+    assert not re.search(r"(?<!\\)(?:\\\\)*<(?!br>)|\[l\]\(", page)
+    assert not re.search(r"^ *[\[*]", tex, re.MULTILINE), r"after \\ it would be an argument"
+    draw_curves(study, tmp_path / "r.svg")
+    for text in (page, tex, (tmp_path / "r.svg").read_text()):
+        assert not set(text) & set("\x1b\r\u202e")
+        assert "halve" in text
+
+
+# --- the page
+# --------------------------------------------------------------------------------------------------
+
+
+def plots(page: str) -> dict[str, Any]:
+    pattern = r'<script type="application/json" id="plots">(.*?)</script>'
+    [text] = re.findall(pattern, page, re.DOTALL)
+    found: dict[str, Any] = json.loads(text)
+    return found
+
+
+def test_the_page_is_whole_and_asks_for_nothing(study: Study) -> None:
+    from plotly import graph_objects
+
+    page = WRITERS[".html"](study)
+    body = page.split("<script>", 1)[0]  # what comes before plotly.js
+    assert "default-src 'none'" in body
+    assert not re.search(r"""(?:src|href)\s*=\s*["'](?!#|data:)|@import|url\(""", body)
+    assert (page.count("plotly.js v"), len(page.encode()) < 6e6) == (1, True)
+    for heading in ("Pilot sweeps", "Failed runs", "Folders left out", "Environment"):
+        assert heading in body
+    assert "the hypergradient is not finite &amp; &lt;lost&gt;" in body
+    specs = plots(page)
+    assert len(specs) == len(re.findall(r'class="plot"', page)) == 2 * 8
+    for spec in specs.values():
+        assert len(graph_objects.Figure(spec).data) == len(spec["data"]) > 0
+        assert any(trace.get("y") for trace in spec["data"])
+
+
+def test_names_cannot_break_out_of_the_page(tmp_path: Path) -> None:
+    hostile = "</script><script>alert(1)</script>"
+    path = write_run(tmp_path, method="x") / "config.toml"
+    path.write_text(path.read_text().replace('name = "x"', f'name = "{hostile}"'))
+    seal(path.parent)
+    page = WRITERS[".html"](report.build([tmp_path], title="a < b & c"))
+    assert hostile not in page
+    assert "<title>a &lt; b &amp; c</title>" in page
+    names = {trace["name"] for spec in plots(page).values() for trace in spec["data"]}
+    assert hostile in names
+
+
+# --- Markdown, LaTeX, Parquet, pictures
+# --------------------------------------------------------------------------------------------------
+
+
+def test_markdown_has_every_table_with_even_rows(study: Study) -> None:
+    text = markdown(study)
+    blocks = re.findall(r"(?:^\|.*\n)+", text, re.MULTILINE)
+    # all tasks; each task's own; mean ranks; failed, left out, sweep
+    assert len(blocks) == 1 + 2 * 5 + 1 + 3
+    for block in blocks:
+        assert len({len(re.findall(r"(?<!\\)\|", line)) for line in block.splitlines()}) == 1
+    assert re.search(r"\| hg-ms \|  \| 0\.10000 ± 0\.00099 \| −0\.30\d* ± 0\.00\d+ \| 3 \|", text)
+    assert "| lost (worse than uniform) |" in text
+    assert "24 runs, 2 tasks, 4 methods; 1 failed; 3 folders left out." in text
+
+
+def test_latex_is_balanced_and_escaped(study: Study, tmp_path: Path) -> None:
+    write_run(tmp_path, method="a_b & c%", value=0.2, metric="test_accuracy")
+    for text in (latex(study), latex(report.build([tmp_path]))):
+        parts = (r"\begin{table}", r"\end{table}", r"\begin{tabular}", r"\toprule", r"\bottomrule")
+        counts = {text.count(part) for part in parts}
+        assert len(counts) == 1
+        assert text.isascii()
+        # one line before the references of each results table
+        assert text.count(r"\midrule") == counts.pop() + text.count("& floor &")
+        bare = re.sub(r"\\[\\{}&%_#$]", "", text)
+        assert (bare.count("{"), bare.count("$") % 2) == (bare.count("}"), 0)
+        tabular = r"\\begin\{tabular\}\{([lr]+)\}(.*?)\\end\{tabular\}"
+        for align, body in re.findall(tabular, text, re.DOTALL):
+            rows = [line for line in body.splitlines() if line.endswith(r"\\")]
+            assert {len(re.findall(r"(?<!\\)&", row)) for row in rows} == {len(align) - 1}
+    assert r"a\_b \& c\%" in text
+
+
+def test_parquet_holds_a_row_for_each_run_and_on_request_each_step(
+    study: Study, tmp_path: Path
+) -> None:
+    import pyarrow.parquet as parquet
+
+    run_file, step_file = report.write(study, tmp_path / "new" / "r.parquet", steps=True)
+    runs = parquet.read_table(run_file).to_pylist()
+    assert len(runs) == 24
+    key = {"method": "hg-ms", "setting.task.rho": "0.4", "seed": 1}
+    [run] = [row for row in runs if key.items() <= row.items()]
+    expected = {"metric.value": 0.10, "status": "done", "budget": "12 outer steps"}
+    expected |= {"task_version": "2", "oracle_calls": 120, "seconds": 3.0}
+    assert {**expected, "compile_seconds": 0.0, "setting.method.lr": "0.5"}.items() <= run.items()
+    [failed] = [row for row in runs if row["status"] == "failed"]
+    assert failed["metric.value"] is None
+    assert "not finite" in failed["error"]
+    steps = parquet.read_table(step_file).to_pylist()
+    assert len(steps) == 24 * 13
+    key = {"task": "ring (rho = 0.4)", "method": "hg-ms", "seed": 1, "step": 12}
+    [row] = [row for row in steps if key.items() <= row.items()]
+    assert (row["metric.value"], row["outcome"], row["seconds"]) == (0.10, "converged", 3.0)
+    assert {row["gap"] for row in steps if row["step"] == 0} == {None}
+
+
+@pytest.mark.parametrize(
+    ("suffix", "head"), [(".svg", b"<?xml"), (".png", b"\x89PNG"), (".pdf", b"%PDF")]
+)
+def test_pictures_for_papers(tmp_path: Path, suffix: str, head: bytes) -> None:
+    for method in ("halve", "uniform"):
+        write_run(tmp_path, method=method)
+    study = report.build([tmp_path])
+    path = tmp_path / "new" / f"curves{suffix}"
+    draw_curves(study, path)
+    written = path.read_bytes()
+    assert written.startswith(head)
+    if suffix == ".svg":
+        assert all(text in written for text in (b"halve", b"oracle calls"))
+        draw_curves(study, path)
+        assert path.read_bytes() == written  # no date, no random names

@@ -1,0 +1,118 @@
+"""`hgms report` and `hgms plot`: what they say, wrong input, missing extras, a full disk."""
+
+from __future__ import annotations
+
+import errno
+import json
+import os
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+from click.testing import CliRunner
+from support.made_runs import write_mixtures, write_run
+
+import hgms.report as report
+from hgms.cli import main
+
+
+def call(*arguments: str | Path) -> Any:
+    return CliRunner().invoke(main, [str(argument) for argument in arguments])
+
+
+def test_the_command_says_what_it_wrote_and_left_out(comparison: Path, tmp_path: Path) -> None:
+    done = call("report", comparison, "--out", tmp_path / "r.md", "--json")
+    assert done.exit_code == 0, done.output
+    printed = json.loads(done.stdout)
+    assert printed["written"] == [str(tmp_path / "r.md")]
+    assert (printed["runs"], len(printed["failed"]), len(printed["left_out"])) == (24, 1, 3)
+    task = printed["tasks"][0]
+    assert (task["winner"], "few seeds" in task["verdict"]) == (None, True)
+    assert task["methods"][0]["metrics"]["value"]["mean"] == pytest.approx(0.1)
+    plain = call("report", comparison, "--out", tmp_path / "r.tex", "--reference", "baseline")
+    assert (plain.exit_code, plain.stderr.count("left out: ")) == (0, 3)
+    assert "baseline" in (tmp_path / "r.tex").read_text()
+
+
+def test_pictures_of_curves_mixtures_and_ranks(comparison: Path, tmp_path: Path) -> None:
+    folder = write_mixtures(tmp_path / "runs", budgets=[3600.0])
+    out = tmp_path / "m.svg"
+    for words, parts in (
+        ([comparison], ["hg-ms", "oracle calls", "ring (rho = 0.4)"]),
+        ([folder, "--mixture"], ["hg-ms", "scalebio", "source-4", "weight"]),
+        ([comparison, "--ranks"], ["hg-ms", "baseline", "uniform", "lost"]),
+    ):
+        done = call("plot", *words, "--out", out)
+        assert done.exit_code == 0, done.output
+        shown = out.read_text()
+        assert all(part in shown for part in parts)
+        assert ("uniform" in shown) is ("--mixture" not in words)
+    one = write_run(tmp_path / "one")
+    for flag in ("--mixture", "--ranks"):
+        assert call("plot", one, flag, "--out", tmp_path / "no.svg").exit_code == 2
+
+
+@pytest.mark.parametrize(
+    ("flags", "place"),
+    [
+        (["--metric", "val"], "(metrics)\n  did you mean 'value'?"),
+        (["--reference", "halv"], "(reference)\n  did you mean 'halve'?"),
+        (["--out", "report.docx"], "(report.docx)"),
+        (["--out", "report"], "(report)"),
+        (["--out", "report.md", "--steps"], "(--steps)"),
+        (["damaged"], "(summary.json)"),
+        (["empty"], "0 folders skipped ("),
+        (["nowhere"], "(nowhere)"),
+    ],
+)
+def test_bad_input(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, flags: list[str], place: str
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("empty").mkdir()
+    write_run(Path("runs"))
+    write_run(Path("damaged"), files={"summary.json": "{"})
+    done = call("report", *flags) if len(flags) == 1 else call("report", "runs", *flags)
+    assert done.exit_code == 2, done.output
+    assert place in done.stderr
+    assert not list(tmp_path.glob("report*"))
+
+
+@pytest.mark.parametrize(
+    ("command", "out", "module", "extra"),
+    [
+        ("report", "r.html", "plotly", "report"),
+        ("report", "r.html", "jinja2", "report"),
+        ("report", "r.parquet", "pyarrow", "report"),
+        ("plot", "r.svg", "matplotlib", "plot"),
+    ],
+)
+def test_a_missing_extra_is_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, command: str, out: str, module: str, extra: str
+) -> None:
+    for name in [name for name in sys.modules if name.split(".")[0] == module]:
+        monkeypatch.delitem(sys.modules, name)
+    monkeypatch.setitem(sys.modules, module, None)
+    done = call(command, write_run(tmp_path), "--out", tmp_path / out)
+    assert done.exit_code == 2
+    assert f"pip install 'hgms[{extra}]'" in done.stderr
+
+
+@pytest.mark.parametrize("suffix", [*report.SUFFIXES, ".svg"])
+def test_a_full_disk_leaves_the_old_report(
+    tmp_path: Path, suffix: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = write_run(tmp_path / "runs")
+    out = tmp_path / "out" / f"r{suffix}"
+    out.parent.mkdir()
+    out.write_text("old")
+
+    def full(*_: object, **__: object) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(Path, "replace", full)
+    done = call("plot" if suffix == ".svg" else "report", run, "--out", out)
+    assert done.exit_code == 1
+    assert f"({out})" in done.stderr
+    assert (out.read_text(), list(out.parent.iterdir())) == ("old", [out])

@@ -1,0 +1,185 @@
+"""Reports of named sources: final mixtures, what seeds say of them, budgets and tokens."""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from click.testing import CliRunner
+from support.made_runs import seal, write_mixtures
+
+import hgms.report as report
+from hgms.cli import main
+from hgms.report import Study, tables
+from hgms.report.figures import figures, source_colours, styles
+from hgms.report.formats import WRITERS
+from hgms.report.latex import latex
+from hgms.report.markdown import markdown
+from hgms.results.statistics import Interval
+
+
+def of(study: Study, budget: str) -> report.Section:
+    [section] = [section for section in study.sections if section.budget == budget]
+    return section
+
+
+def cells(table: tables.Table) -> list[list[str]]:
+    return [
+        [cell.text + (f" [{cell.note}]" if cell.note else "") for cell in row] for row in table.rows
+    ]
+
+
+def by_title(section: report.Section, ident: str) -> tables.Table:
+    [table] = [table for table in tables.tables(section) if table.ident == ident]
+    return table
+
+
+def rows_of(section: report.Section, ident: str) -> dict[str, list[str]]:
+    return {row[0]: row[1:] for row in cells(by_title(section, ident))}
+
+
+def test_the_final_mixture_is_the_mean_of_what_the_seeds_returned(mixtures: Study) -> None:
+    section = of(mixtures, "3600 s")
+    first = section.mixtures["hg-ms"].weights["source-0"]
+    expected = Interval.of([0.89, 0.90, 0.91])
+    assert (first.mean, first.half_width) == pytest.approx((0.9, expected.half_width))
+    rows = rows_of(section, "mixture")
+    shown = "source-0 0.900 ± 0.025; source-1 0.050 ± 0.025; source-2 0.006 ± 0.000"
+    assert rows["hg-ms"] == [shown, "0.044", "3"]
+    assert rows["uniform"] == ["uniform, each 0.100", "0.000", "3"]
+    # means would hide that one seed went the other way
+    assert rows["scalebio"][0].endswith("[largest by seed: source-9 2×, source-0 1×]")
+    every = by_title(section, "weights")
+    assert every.columns == ["source", *(entry.label for entry in section.entries)]
+    assert [row[0].text for row in every.rows] == [f"source-{number}" for number in range(10)]
+    for column in range(1, len(every.columns)):
+        shares: list[Any] = [row[column].sort for row in every.rows]
+        assert math.fsum(shares) == pytest.approx(1)
+
+
+def test_no_verdict_is_passed_on_losses_of_x(mixtures: Study) -> None:
+    section = of(mixtures, "3600 s")
+    results = by_title(section, "results")
+    assert "recovery error ↓" in results.columns
+    assert not any("− uniform" in column for column in results.columns)
+    assert (section.winner, section.verdict.split(":")[0]) == (None, "No verdict")
+    judged = of(report.build(mixtures.sources, metrics=["recovery_error"], separate=True), "3600 s")
+    assert judged.verdict.startswith("hg-ms has the best mean of the methods")
+
+
+def test_what_seeds_say_of_weights_is_said_of_methods_that_learn_them(mixtures: Study) -> None:
+    section = of(mixtures, "3600 s")
+    rows = cells(by_title(section, "certainty"))
+    assert {row[0] for row in rows} == {"hg-ms", "scalebio"}  # uniform weights never move
+    # three seeds with 0.89, 0.90, 0.91: far from 0.1, and in log-ratios within 0.02 of each other
+    assert (rows[0][:3], rows[0][-1]) == (["hg-ms", "source-0", "0.100"], "more of it")
+    certain = section.mixtures["hg-ms"].certainty
+    assert certain.effects[0].low < 0.9 < certain.effects[0].high
+    turned = {row[1]: row[-1] for row in rows if row[0] == "scalebio"}
+    # one of its seeds went the other way
+    assert {turned[f"source-{number}"] for number in (0, 1, 8, 9)} == {"cannot be told"}
+
+
+def test_a_single_seed_and_a_method_that_failed_keep_their_rows(tmp_path: Path) -> None:
+    write_mixtures(tmp_path, budgets=[3600.0])
+    for path in tmp_path.glob("source-mixture/*/seed-[12]/summary.json"):
+        path.unlink()
+    failed = {"status": "failed", "error": "out of memory", "metrics": {}}
+    for path in tmp_path.glob("source-mixture/scalebio-*/seed-0/summary.json"):
+        path.write_text(json.dumps({**json.loads(path.read_text()), **failed}))
+        seal(path.parent)
+    study = report.build([tmp_path])
+    shown = rows_of(study.sections[0], "mixture")["hg-ms"][0]
+    assert shown == "source-0 0.890; source-1 0.060; source-2 0.017"
+    [ledger] = tables.ledgers(study)
+    assert cells(ledger)[1] == ["scalebio [1 failed]", "1 h", "–", "–", "–", "–"]
+
+
+def test_the_ledger_groups_methods_by_budget(mixtures: Study) -> None:
+    [ledger] = tables.ledgers(mixtures)
+    methods = ["hg-ms", "scalebio", "uniform"]
+    first = [tuple(cell.text for cell in row[:3]) for row in ledger.rows]
+    expected = [(name, *of) for of in (("1 h", "10"), ("9 h", "90")) for name in methods]
+    assert (first, ledger.groups) == (expected, [3])
+    assert ledger.rows[4][0].note == "1 failed"
+    assert ledger.columns[4:] == ["test loss ↓", "recovery error ↓"]
+    assert (ledger.rows[0][5].strong, ledger.rows[2][5].strong) == (True, False)
+    body = latex(mixtures).split("tab:sources-ledger-0", 1)[1].split(r"\bottomrule")[0]
+    assert [part.count(" h &") for part in body.split(r"\midrule")] == [0, 3, 3]
+    page = WRITERS[".html"](mixtures)
+    # before the references of each budget's results, too
+    assert page.count('<tr class="group">') == 3
+    assert 'href="#ledgers"' in page
+    assert "## Budget ledger: source-mixture" in markdown(mixtures)
+
+
+def test_tokens_and_seconds_of_a_step(mixtures: Study) -> None:
+    rows = rows_of(of(mixtures, "3600 s"), "passes")
+    assert rows["hg-ms"] == ["10", "60", "1,000", "500", "25"]
+    assert rows["scalebio"] == ["10", "30", "500", "250", "25"]
+
+
+def test_mixture_pictures_add_up_to_one_and_end_where_the_table_does(mixtures: Study) -> None:
+    from plotly import graph_objects
+
+    section = of(mixtures, "32400 s")
+    shown = figures(section, styles(mixtures), source_colours(mixtures))
+    drawn = {item["title"]: item["spec"] for item in shown if item["title"].startswith("Mixture")}
+    # the uniform one does not move
+    assert list(drawn) == ["Mixture over time: hg-ms", "Mixture over time: scalebio"]
+    colours = []
+    for title, spec in drawn.items():
+        graph_objects.Figure(spec)
+        areas = {trace["name"]: np.array(trace["y"]) for trace in spec["data"]}
+        assert (len(areas), "3 other sources" in areas) == (8, True)
+        np.testing.assert_allclose(sum(areas.values()), 1.0, atol=1e-3)
+        weights = section.mixtures[title.rpartition(" ")[2]].weights
+        for source in areas.keys() & weights:
+            assert areas[source][-1] == pytest.approx(weights[source].mean, rel=1e-4)
+        assert all(trace["x"] == spec["data"][0]["x"] for trace in spec["data"])
+        colours.append({trace["name"]: trace["meta"]["colour"] for trace in spec["data"]})
+    assert colours[0] == colours[1]
+    assert len(set(colours[0].values())) == 8
+
+
+def test_parquet_and_json_hold_the_mixture(mixtures: Study, tmp_path: Path) -> None:
+    import pyarrow.parquet as parquet
+
+    runs, steps = report.write(mixtures, tmp_path / "r.parquet", steps=True)
+    rows = parquet.read_table(runs).to_pylist()
+    key = {"method": "hg-ms", "seed": 2, "budget": "3600 s"}
+    [run] = [row for row in rows if key.items() <= row.items()]
+    assert run["weight.source-0"] == pytest.approx(0.91)
+    names = ("step_forward_tokens", "step_backward_tokens", "seconds_per_step")
+    assert [run[name] for name in names] == [1000.0, 500.0, 60.0]
+    assert run["metric.recovery_error"] == 0.0
+    [failed] = [row for row in rows if row["status"] == "failed"]
+    assert failed["weight.source-0"] is failed["step_forward_tokens"] is None
+    assert {"weight.source-9", "step_forward_tokens"} <= set(parquet.read_schema(steps).names)
+    folder = write_mixtures(tmp_path / "runs", budgets=[3600.0])
+    words = ["report", str(folder), "--out", str(tmp_path / "r.md"), "--json"]
+    printed = json.loads(CliRunner().invoke(main, words).stdout)
+    methods = {method["method"]: method for method in printed["tasks"][0]["methods"]}
+    assert methods["uniform"]["mixture"]["source-3"]["mean"] == pytest.approx(0.2)
+    assert methods["scalebio"]["step_backward_tokens"] == 250.0
+
+
+def test_reports_without_named_sources_have_none_of_it(study: Study) -> None:
+    entries = [entry for section in study.sections for entry in section.entries]
+    assert not any(entry.mixture or entry.tokens for entry in entries)
+    assert (tables.ledgers(study), "mixture" in markdown(study)) == ([], False)
+
+
+def test_a_weight_that_is_a_word_damages_the_run(tmp_path: Path) -> None:
+    write_mixtures(tmp_path, budgets=[3600.0])
+    path = next(tmp_path.glob("source-mixture/hg-ms-*/seed-0")) / "steps.jsonl"
+    word = '"weight.source-1": "much"'
+    path.write_text(re.sub(r'"weight.source-1": [0-9.]+', word, path.read_text()))
+    seal(path.parent)
+    [skipped] = report.build([tmp_path]).skipped
+    assert (skipped.code, skipped.place) == ("wrong-type", ("steps.jsonl",))

@@ -1,0 +1,238 @@
+"""What a report compares and what it refuses; its numbers against a second computation."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+from support.helpers import rejects
+from support.made_runs import CONFIG, seal, write_comparison, write_run
+
+import hgms.report as report
+from hgms.report import Study, tables
+from hgms.report.formats import WRITERS
+from hgms.report.ranks import draw_ranks
+from hgms.results import few_seeds
+from hgms.results.statistics import Interval
+from hgms_core.errors import ConfigError
+
+
+def config(seed: int, method: str = "halve") -> str:
+    return CONFIG.format(seed=seed, task="ring", rho=0.4, method=method, lr=0.5, steps=3)
+
+
+def seeds(section: report.Section) -> dict[str, list[int]]:
+    return {entry.label: entry.seeds for entry in section.entries}
+
+
+def test_sections_tell_tasks_apart_by_what_they_differ_in(study: Study) -> None:
+    assert [section.title for section in study.sections] == ["ring (rho = 0.4)", "ring (rho = 0.6)"]
+    assert study.labels == ["baseline", "hg-ms", "lost", "uniform"]
+    assert len(study.runs) == 24
+    assert {folder.path.name for folder in study.skipped} == {"seed-7", "seed-8", "seed-9"}
+    # the torn rows of a run with a sound summary
+    assert ("damaged-file", "steps.jsonl") in {(it.code, *it.place[:1]) for it in study.skipped}
+
+
+def test_means_and_differences_are_those_of_the_seeds(study: Study) -> None:
+    section = study.sections[0]
+    first = section.entries[0]
+    values = [0.10 + 0.0004 * offset for offset in (-1, 0, 1)]
+    floor = [0.40 + 0.0004 * offset for offset in (1, -1, 0)]
+    assert (first.label, first.metrics["value"]) == ("hg-ms", Interval.of(values))
+    expected = Interval.of([value - other for value, other in zip(values, floor, strict=True)])
+    assert first.difference == section.pairs["hg-ms", "uniform"]
+    assert first.difference.mean == pytest.approx(expected.mean)
+    # of six pairs
+    assert expected.half_width < first.difference.half_width < 3 * expected.half_width
+    assert section.pairs["uniform", "hg-ms"].mean == pytest.approx(-expected.mean)
+    # hg-ms is better without the failed seed of baseline, which could only add to its lead
+    assert section.pairs["hg-ms", "baseline"].count == 2
+
+
+def test_a_winner_needs_every_interval_to_exclude_zero_and_ten_seeds(
+    study: Study, tmp_path: Path
+) -> None:
+    few, unclear = study.sections
+    clear = report.build([write_comparison(tmp_path, seeds=11)]).sections[0]
+    assert [section.winner for section in (few, unclear, clear)] == [None, None, "hg-ms"]
+    assert "no winner is marked from so few seeds; the closest is baseline" in few.verdict
+    assert "is not ahead of uniform" in unclear.verdict
+
+
+def test_worse_than_uniform_is_marked_and_references_are_last(study: Study) -> None:
+    """baseline failed in one seed of three."""
+    assert [(entry.label, entry.mark, entry.role) for entry in study.sections[0].entries] == [
+        ("hg-ms", "", ""),
+        ("baseline", "not ahead of uniform", ""),
+        ("lost", "worse than uniform", ""),
+        ("uniform", "", "floor"),
+    ]
+
+
+def test_a_seed_of_one_configuration_under_two_labels_counts_once(tmp_path: Path) -> None:
+    for seed in range(3):
+        run = {"method": "uniform", "seed": seed, "value": 0.4 + seed}
+        write_run(tmp_path, **run)
+        text = config(seed, "uniform").replace('label = "none"', 'label = "uniform-last"')
+        path = tmp_path / "ring" / "uniform-last" / f"seed-{seed}"
+        write_run(tmp_path, **run, path=path, files={"config.toml": text})
+    study = report.build([tmp_path])
+    [entry] = study.sections[0].entries
+    assert entry.metrics["value"].count == len(study.runs) == 3
+    assert [folder.code for folder in study.skipped] == ["duplicate-run"] * 3
+
+
+def test_runs_that_were_carried_out_otherwise_are_other_methods(tmp_path: Path) -> None:
+    """float32 in seed 0 and float64 in seed 1 under one label, or other threads: nothing is
+    averaged, and no seed counts twice.
+    """
+    for seed, dtype in ((0, "float32"), (1, "float64")):
+        path = tmp_path / "a" / dtype / f"seed-{seed}"
+        text = config(seed) + f'dtype = "{dtype}"\n'
+        write_run(tmp_path, seed=seed, path=path, files={"config.toml": text})
+        write_run(tmp_path / "b", seed=seed)
+        again = write_run(tmp_path / "b" / "again", seed=seed) / "config.toml"
+        again.write_text(again.read_text().replace("threads = 1", "threads = 2"))
+        seal(again.parent)
+    kinds, threads = (report.build([tmp_path / name]).sections[0] for name in "ab")
+    names = {f"halve (run.dtype = float{bits})": [seed] for seed, bits in ((0, 32), (1, 64))}
+    assert seeds(kinds) == names
+    assert seeds(threads) == {f"halve (run.threads = {count})": [0, 1] for count in (1, 2)}
+
+
+def test_variants_of_a_method_are_told_apart(tmp_path: Path) -> None:
+    for lr, value in ((0.5, 0.2), (0.1, 0.3)):
+        write_run(tmp_path, lr=lr, value=value)
+    section = report.build([tmp_path]).sections[0]
+    assert list(seeds(section)) == ["halve (lr = 0.5)", "halve (lr = 0.1)"]
+    [settings] = [table for table in tables.tables(section) if table.ident == "settings"]
+    assert [[cell.text for cell in row] for row in settings.rows] == [["method.lr", "0.5", "0.1"]]
+
+
+@pytest.mark.parametrize(
+    ("first", "second", "parts"),
+    [
+        ({"steps": 3}, {"steps": 4}, ("budget 3 outer steps", "budget 4 outer steps")),
+        ({"version": "1"}, {"version": "2"}, ("version 1", "version 2")),
+        ({"version": None}, {"version": "2"}, ("version not recorded", "version 2")),
+    ],
+)
+def test_what_cannot_be_compared_is_refused_with_the_list_or_separated(
+    tmp_path: Path, first: dict[str, Any], second: dict[str, Any], parts: Sequence[str]
+) -> None:
+    write_run(tmp_path, method="a", **first)
+    write_run(tmp_path, method="b", **second)
+    with rejects("other-settings", "folders", of=ConfigError) as caught:
+        report.build([tmp_path])
+    assert all(f"ring: {part}: 1 runs (" in caught.value.message for part in parts)
+    titles = {section.title for section in report.build([tmp_path], separate=True).sections}
+    assert titles == {f"ring, {part}" for part in parts}
+
+
+def test_other_budgets_on_other_tasks_are_no_mixture(tmp_path: Path) -> None:
+    for task, steps in (("ring", 3), ("knot", 4)):
+        write_run(tmp_path, task=task, steps=steps)
+    budgets = {section.task: section.budget for section in report.build([tmp_path]).sections}
+    assert budgets == {"knot": "4 outer steps", "ring": "3 outer steps"}
+
+
+def test_environments_are_grouped_and_edited_code_is_no_other(study: Study, tmp_path: Path) -> None:
+    """A report over methods of several plugins holds other code of components in every run."""
+    assert [len(runs) for _, runs in study.sections[0].environments] == [9, 3]
+    assert "2 different environments (they differ in threads)" in WRITERS[".html"](study)
+    for method in ("a", "b", "c"):
+        code = {"code": {f"plugin.{method}": method * 8}}
+        before = [{"device": "cpu", "python": "3.11", **code}]
+        write_run(tmp_path, method=method, environment={**code, "before": before})
+    [(environment, _)] = report.build([tmp_path]).sections[0].environments
+    assert environment == {"device": "cpu", "python": "3.11"}
+
+
+def test_a_metric_that_is_not_finite_is_counted_and_shown(tmp_path: Path) -> None:
+    for seed in range(3):
+        write_run(tmp_path, method="grows", seed=seed, value=None)
+        write_run(tmp_path, method="shaky", seed=seed, value=None if seed == 1 else 0.5 + seed)
+    study = report.build([tmp_path])
+    section = study.sections[0]
+    found = [(entry.label, entry.nonfinite["value"]) for entry in section.entries]
+    assert found == [("shaky", 1), ("grows", 3)]
+    assert (section.entries[0].metrics["value"].mean, section.winner) == (1.5, None)
+    assert "nan (not finite in 3 of 3 seeds)" in WRITERS[".md"](study)
+
+
+def test_a_task_on_which_everything_failed_is_reported(tmp_path: Path) -> None:
+    for method in ("uniform", "halve"):
+        write_run(tmp_path, method=method, error="it grew")
+    study = report.build([tmp_path])
+    [section] = study.sections
+    assert (section.winner, section.verdict, len(study.failed)) == (None, "", 2)
+    for suffix in (".html", ".md", ".tex"):
+        assert "halve" in WRITERS[suffix](study)
+    [path] = report.write(study, tmp_path / "r.parquet")
+    assert path.exists()
+
+
+def test_many_metrics_take_time_in_proportion(tmp_path: Path) -> None:
+    """By a square law, 2,000 metrics would take 3.7 s, and 20,000 six minutes."""
+    metrics = {f"m{number}": 0.5 for number in range(10_000)}
+    summary = {"status": "done", "seed": 0, "outer_steps": 3, "metrics": metrics}
+    write_run(tmp_path, files={"summary.json": json.dumps(summary)})
+    began = time.process_time()
+    assert len(report.build([tmp_path]).sections[0].metrics) == 10_000
+    assert time.process_time() - began < 10
+
+
+def test_references_stand_apart_and_ranks_say_when_they_say_nothing(tmp_path: Path) -> None:
+    """Three methods and three references; over one task with four seeds, then over three tasks."""
+    learn = {"hg-ms": 0.1, "other": 0.2, "third": 0.25}
+    means = {**learn, "validation-only": 0.3, "uniform": 0.4, "oracle-joint": 0.05}
+    for rho, method, seed in itertools.product((0.4, 0.6, 0.8), means, range(4)):
+        value = means[method] + 0.001 * ((seed * (3 + len(method))) % 7)
+        write_run(tmp_path / str(rho), rho=rho, method=method, seed=seed, value=value)
+    few, enough = report.build([tmp_path / "0.4"]), report.build([tmp_path])
+    [section] = few.sections
+    roles = {entry.label: entry.role for entry in section.entries}
+    assert list(roles) == list(means)
+    assert list(roles.values()) == ["", "", "", "floor", "floor", "ceiling"]
+    assert (section.floor, section.few_seeds) == ("validation-only", few_seeds(4))
+    [results] = [table for table in tables.tables(section) if table.ident == "results"]
+    assert (results.columns[1], results.groups) == ("role", [3])
+    assert results.rows[0][results.columns.index("recovered share")].text.startswith("0.8")
+    for suffix in (".html", ".md", ".tex"):
+        assert "ceiling" in WRITERS[suffix](few)
+    assert few.ranks is not None
+    assert enough.ranks is not None
+    assert set(few.ranks.means) == set(means) - {"oracle-joint"}, "a ceiling is no rival"
+    assert (enough.ranks.blocks, enough.ranks.means["hg-ms"]) == (12, 1.0)
+    assert WRITERS[".html"](enough).count('id="ranks"') == 1
+    draw_ranks(enough, tmp_path / "ranks.svg")
+    picture = (tmp_path / "ranks.svg").read_text()
+    assert all(label in picture for label in set(means) - {"oracle-joint"})
+
+
+def test_real_runs(tmp_path: Path) -> None:
+    from hgms.comparison import compare
+
+    methods = [{"name": name, "generator": {"steps": 5}} for name in ("hg-ms", "uniform")]
+    tasks = ["quadratic", "sphere"]
+    compare(tasks, methods, "3 steps", 2, tmp_path / "runs", jobs=0, baselines=False)
+    study = report.build([tmp_path / "runs"])
+    metrics = {section.task: section.metric for section in study.sections}
+    assert (study.skipped, metrics) == ([], {"quadratic": "value", "sphere": "upper_gap"})
+    for section in study.sections:
+        assert (section.higher, section.version) == (False, "1")
+        assert seeds(section) == {"hg-ms": [0, 1], "uniform": [0, 1]}
+        [diagnosis] = [entry for entry in section.entries if entry.label == "hg-ms"]
+        assert sum(diagnosis.branches.values()) == sum(diagnosis.outcomes.values()) == 6
+        assert diagnosis.gap is not None
+        curve = section.curves("oracle_calls", section.metric)["hg-ms"]
+        assert all(run.records()[-1]["oracle_calls"] <= curve.x[-1] for run in diagnosis.runs)
+    for suffix in report.SUFFIXES:
+        for path in report.write(study, tmp_path / f"r{suffix}"):
+            assert path.stat().st_size > 1000
