@@ -30,45 +30,20 @@ def portfolios(draw: st.DrawFn) -> tuple[dict[str, float], dict[str, int], int]:
     return weights, capacity, draw(st.integers(0, room))
 
 
-@settings(max_examples=150, deadline=None)
-@given(portfolios())
-def test_totals_are_exact_and_capacity_is_kept(
-    portfolio: tuple[dict[str, float], dict[str, int], int],
-) -> None:
-    weights, capacity, size = portfolio
-    counts = apportion(weights, capacity, size)
-    assert sum(counts.values()) == size
-    assert list(counts) == list(weights)
-    assert all(0 <= counts[name] <= capacity[name] for name in counts)
-    assert all(counts[name] == 0 for name in counts if weights[name] == 0)
-
-
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=60, deadline=None)
 @given(portfolios(), st.randoms())
-def test_the_order_of_the_sources_does_not_matter(
+def test_totals_are_exact_and_sources_with_room_stay_in_proportion_in_any_order(
     portfolio: tuple[dict[str, float], dict[str, int], int], random
-) -> None:
-    weights, capacity, size = portfolio
-    names = list(weights)
-    random.shuffle(names)
-    turned = apportion(
-        {name: weights[name] for name in names},
-        {name: capacity[name] for name in sorted(names)},
-        size,
-    )
-    assert turned == apportion(weights, capacity, size)
-
-
-@settings(max_examples=150, deadline=None)
-@given(portfolios())
-def test_sources_with_room_stay_in_proportion(
-    portfolio: tuple[dict[str, float], dict[str, int], int],
 ) -> None:
     """What is not full is within one row of its quota of what the full ones leave; what is full
     was owed at least that much.
     """
     weights, capacity, size = portfolio
     counts = apportion(weights, capacity, size)
+    assert sum(counts.values()) == size
+    assert list(counts) == list(weights)
+    assert all(0 <= counts[name] <= capacity[name] for name in counts)
+    assert all(counts[name] == 0 for name in counts if weights[name] == 0)
     roomy = [name for name in weights if weights[name] > 0 and counts[name] < capacity[name]]
     left = sum(counts[name] for name in roomy)
     total = sum(Fraction(weights[name]) for name in roomy)
@@ -80,9 +55,13 @@ def test_sources_with_room_stay_in_proportion(
             # room
             owed = Fraction(weights[full]) * (counts[other] + 1) / Fraction(weights[other])
             assert counts[full] - 1 < owed
+    names = list(weights)
+    random.shuffle(names)
+    turned = {name: capacity[name] for name in sorted(names)}
+    assert apportion({name: weights[name] for name in names}, turned, size) == counts
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=40, deadline=None)
 @given(portfolios())
 def test_without_moving_rows_a_short_source_just_gives_what_it_has(
     portfolio: tuple[dict[str, float], dict[str, int], int],
@@ -109,7 +88,7 @@ def brute_force(weights: dict[str, Fraction], size: int) -> set[tuple[int, ...]]
     return {shares for shares in counts if distance[shares] == min(distance.values())}
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=50, deadline=None)
 @given(st.lists(st.integers(1, 30), min_size=1, max_size=6), st.integers(0, 50))
 def test_counts_are_the_nearest_to_the_quotas(parts: list[int], size: int) -> None:
     weights = {NAMES[i]: part / 64 for i, part in enumerate(parts)}  # exact in binary
@@ -119,27 +98,24 @@ def test_counts_are_the_nearest_to_the_quotas(parts: list[int], size: int) -> No
     )
 
 
-def test_too_few_rows_say_how_many_there_are_and_what_to_do() -> None:
+def test_too_few_rows_say_how_many_there_are() -> None:
+    weights = {"clean": 0.5, "noisy": 0.5, "other": 0.0}
     with rejects("too-few-rows", "sample", "size", of=ConfigError) as caught:
-        apportion(
-            {"clean": 0.5, "noisy": 0.5, "other": 0.0}, {"clean": 3, "noisy": 4, "other": 9}, 8
-        )
-    assert str(caught.value) == (
-        "size=8 exceeds the 7 rows of the sources (clean 3, noisy 4, and sources of weight 0 "
-        "another 9) (sample.size)\n"
-        "  decrease size to 7 or less, add rows, or set allow_fewer = true"
-    )
+        apportion(weights, {"clean": 3, "noisy": 4, "other": 9}, 8)
+    assert "the 7 rows" in caught.value.message
 
 
 @pytest.mark.parametrize(
-    "weights", [{"a": -0.1, "b": 1.0}, {"a": float("nan"), "b": 1.0}, {"a": float("inf")}]
+    ("weights", "place"),
+    [
+        ({"a": -0.1, "b": 1.0}, ("a",)),
+        ({"a": float("nan"), "b": 1.0}, ("a",)),
+        ({"a": float("inf")}, ("a",)),
+        ({"b": 0.0, "a": 0.0}, ()),
+    ],
 )
-def test_weights_that_are_none_are_refused(weights: dict[str, float]) -> None:
-    with rejects("wrong-value", "weights", "a", of=ConfigError):
+def test_weights_that_are_none_are_refused(
+    weights: dict[str, float], place: tuple[str, ...]
+) -> None:
+    with rejects("wrong-value", "weights", *place, of=ConfigError):
         apportion(weights, dict.fromkeys(weights, 9), 1)
-
-
-def test_all_zero_weights_are_refused() -> None:
-    with rejects("wrong-value", "weights", of=ConfigError) as caught:
-        apportion({"b": 0.0, "a": 0.0}, {"a": 1, "b": 1}, 1)
-    assert "(sources: a, b)" in caught.value.message

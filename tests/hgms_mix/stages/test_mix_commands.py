@@ -55,10 +55,9 @@ def test_a_command_of_another_plugin_is_carried_out_and_shown(added: Site) -> No
     shown = call("--help")
     assert shown.exit_code == 0
     assert "Weigh it." in shown.stdout
+    assert "(cannot be loaded)" in shown.stdout
     assert "did you mean 'weigh'?" in call("wiegh", "it").stderr
-
-
-def test_a_stage_of_ours_is_not_replaced(added: Site) -> None:
+    # a stage of ours is not replaced
     assert "Learn the weights of the sources" in call("reweight", "--help").stdout
 
 
@@ -68,7 +67,6 @@ def test_a_stage_of_ours_is_not_replaced(added: Site) -> None:
 def test_a_command_that_cannot_be_loaded_says_so_when_it_is_called(
     name: str, why: str, added: Site
 ) -> None:
-    assert "(cannot be loaded)" in call("--help").stdout
     done = call(name, "mix.toml", "--out", "x")
     assert done.exit_code == 2
     assert f"(hgms.mix: {name})" in done.stderr

@@ -13,10 +13,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from click.testing import CliRunner
 from support.helpers import rejects
+from support.small_mixes import fails, report_of, right, write_rows
 
-from hgms.cli import main
 from hgms.executors import BUSY, Ending, Job, Local
 from hgms.executors import shared_work as together
 from hgms.runs import DiskError, Interrupted
@@ -31,13 +30,18 @@ GRID = """
 budget = "2 steps"
 seeds = [3, 5]
 method = ["hg-ms", { name = "hg-ms", label = "other" }, "uniform"]
+run = { out = "mixes", threads = 1 }
 
 [task]
 name = "source-mixture"
-model = { config = { model_type = "gpt2", n_layer = 1 }, tokenizer = "bytes" }
+template = "plain"
+max_length = 40
 sources = { one = { path = "one.jsonl" }, two = { path = "two.jsonl" } }
 validation = { all = { path = "validation.jsonl" } }
 test = { all = { path = "test.jsonl" } }
+[task.model]
+config = { model_type = "gpt2", n_layer = 1, n_embd = 8, n_head = 2, n_positions = 40 }
+tokenizer = "bytes"
 
 [sample]
 size = 10
@@ -47,8 +51,6 @@ budget = "1 steps"
 sample.size = 24
 finetune.epochs = 2
 """
-
-
 MINE = """
 import attrs
 from hgms_core import hookimpl
@@ -67,10 +69,18 @@ def hgms_register_methods():
 
 
 @pytest.fixture
-def grid(tmp_path: Path) -> Path:
-    path = tmp_path / "grid.toml"
-    path.write_text(GRID)
-    return path
+def grid(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.chdir(tmp_path)
+    first = 0
+    for name, count in (("one", 30), ("two", 30), ("validation", 20), ("test", 10)):
+        rows = [
+            {"prompt": f"{n} twice", "completion": "." if name == "two" else str(2 * n)}
+            for n in range(first, first + count)
+        ]
+        write_rows(name, rows)
+        first += count
+    Path("grid.toml").write_text(GRID)
+    return Path("grid.toml")
 
 
 def test_values_for_one_method_are_laid_over_its_mix_alone(grid: Path) -> None:
@@ -78,6 +88,7 @@ def test_values_for_one_method_are_laid_over_its_mix_alone(grid: Path) -> None:
     assert (uniform.sample.size, uniform.finetune.epochs) == (24, 2)
     assert [str(config.budget) for config in (uniform, other)] == ["1 outer step", "2 outer steps"]
     assert (other.sample.size, other.finetune.epochs) == (10, 1)
+    right("compare", "grid.toml", "--dry-run")  # which passes over them
 
 
 def test_a_table_over_a_path_keeps_the_path(grid: Path) -> None:
@@ -85,13 +96,11 @@ def test_a_table_over_a_path_keeps_the_path(grid: Path) -> None:
     of its own needs none.
     """
     path = '{ path = "one.jsonl" }'
+    built = '{ config = { model_type = "gpt2" }, tokenizer = "bytes" }'
     grid.write_text(
         GRID.replace("[task]", '[finetune]\nmodel = "m"\n[task]').replace(path, '"one.jsonl"')
         + 'finetune.model = { dtype = "float32" }\n[for.hg-ms]\nfinetune.model = { path = "n" }\n'
-        + (
-            '[for.other]\nfinetune.model = { config = { model_type = "gpt2" }, tokenizer = "bytes" '
-            "}\n"
-        )
+        + f"[for.other]\nfinetune.model = {built}\n"
     )
     sets = ["task.sources.one.rows=10", "task.prior.one=0.3", "task.prior.two=0.7"]
     uniform, named, other = (
@@ -119,47 +128,31 @@ def test_a_table_over_a_path_keeps_the_path(grid: Path) -> None:
     ],
 )
 def test_values_for_nobody_or_of_another_table_are_refused(
-    tmp_path: Path, own: str, code: str, place: tuple[str, ...], near: tuple[str, ...]
+    grid: Path, own: str, code: str, place: tuple[str, ...], near: tuple[str, ...]
 ) -> None:
-    path = tmp_path / "grid.toml"
-    path.write_text(GRID.partition("[for.uniform]")[0] + own)
+    grid.write_text(GRID.partition("[for.uniform]")[0] + own)
     with rejects(code, "grid.toml", "for", *place, of=ConfigError) as caught:
-        load(path, method="uniform")
+        load(grid, method="uniform")
     assert caught.value.did_you_mean == near
 
 
-def test_compare_passes_over_values_for_one_method(grid: Path) -> None:
-    result = CliRunner().invoke(main, ["compare", str(grid), "--dry-run"])
-    assert result.exit_code == 0, result.output
-
-
-def test_a_contest_is_of_all_methods_and_seeds(grid: Path) -> None:
-    contest = Contest.of(grid)
+def test_a_contest_is_of_all_methods_and_seeds_with_their_plugins(grid: Path) -> None:
+    """But of no references that a grid only adds."""
+    Path("mine.py").write_text(MINE)
+    text = "references = true\n" + GRID.replace('"uniform"]', '"uniform", "mine"]')
+    grid.write_text(text)
+    contest = Contest.of(grid, registry=Registry(Host().complete([Path("mine.py")])))
     assert contest.reference == "uniform"
-    assert contest.roles == {"hg-ms": "", "other": "", "uniform": "floor"}
-    assert list(contest.mixes)[:4] == [("hg-ms", 3), ("other", 3), ("uniform", 3), ("hg-ms", 5)]
-    assert contest.mixes["uniform", 5] == load(grid, method="uniform", seed=5)
+    assert contest.roles == {"hg-ms": "", "other": "", "uniform": "floor", "mine": ""}
+    assert list(contest.mixes)[:5] == [
+        *(("hg-ms", 3), ("other", 3), ("uniform", 3), ("mine", 3), ("hg-ms", 5))
+    ]
+    assert contest.options["plugins"] == [str(Path("mine.py").absolute())]
+    grid.write_text(GRID)
     some = Contest.of(grid, ["other", "hg-ms"], [9], "hg-ms", out="x")
-    assert (set(some.mixes), some.reference, some.options["out"]) == (
-        {("other", 9), ("hg-ms", 9)},
-        "hg-ms",
-        "x",
-    )
-
-
-def test_references_that_a_grid_only_adds_take_no_part(grid: Path) -> None:
-    grid.write_text("references = true\n" + GRID)
-    assert set(Contest.of(grid).roles) == {"hg-ms", "other", "uniform"}
-    assert load(grid, method="uniform").method_name == "uniform"
-
-
-def test_a_plugin_file_reaches_every_mix(grid: Path, tmp_path: Path) -> None:
-    plugin = tmp_path / "mine.py"
-    plugin.write_text(MINE)
-    grid.write_text(GRID.replace('"uniform"]', '"uniform", "mine"]'))
-    contest = Contest.of(grid, registry=Registry(Host().complete([plugin])))
-    assert ("mine", 3) in contest.mixes
-    assert contest.options["plugins"] == [str(plugin)]
+    assert set(some.mixes) == {("other", 9), ("hg-ms", 9)}
+    assert some.mixes["other", 9] == load(grid, method="other", seed=9, out="x")
+    assert (some.reference, some.options["out"]) == ("hg-ms", "x")
 
 
 @pytest.mark.parametrize(
@@ -173,18 +166,12 @@ def test_a_plugin_file_reaches_every_mix(grid: Path, tmp_path: Path) -> None:
     ],
 )
 def test_bad_words_are_one_message_and_exit_code_2(grid: Path, words: list[str], part: str) -> None:
-    result = CliRunner().invoke(main, ["mix", "compare", str(grid), *words])
-    assert result.exit_code == 2
-    assert part in result.output
-    assert "Traceback" not in result.output
+    fails("mix", "compare", grid, *words, parts=[part])
 
 
-def test_a_file_of_one_method_has_nothing_to_compare(tmp_path: Path) -> None:
-    path = tmp_path / "mix.toml"
-    path.write_text('method = "uniform"\n')
-    result = CliRunner().invoke(main, ["mix", "compare", str(path)])
-    assert result.exit_code == 2
-    assert "(mix.toml: method)" in result.output
+def test_a_file_of_one_method_has_nothing_to_compare(grid: Path) -> None:
+    grid.write_text('method = "uniform"\n')
+    fails("mix", "compare", grid, parts=["(grid.toml: method)"])
 
 
 def report(loss: float, counts: dict[str, int], seconds: list[float | None]) -> dict[str, Any]:
@@ -206,8 +193,8 @@ LOSSES = {
 ROLES = {"ours": "", "theirs": "", "uniform": "floor", "oracle": "ceiling"}
 
 
-def outcome(failures: dict[tuple[str, int], str] | None = None) -> Outcome:
-    reports = {
+def outcome(failures: dict[tuple[str, int], Any] | None = None) -> Outcome:
+    reports: dict[tuple[str, int], Any] = {
         (label, seed): report(loss, {"a": 6, "b": 2 + 2 * seed}, [10.0, 1.0, 5.0 + seed])
         for label, values in LOSSES.items()
         for seed, loss in enumerate(values)
@@ -228,55 +215,40 @@ def test_differences_are_paired_by_seed_and_said_in_words() -> None:
     rows = table.rows("all")
     assert [row["method"] for row in rows] == ["ours", "theirs", "uniform", "oracle"]
     assert [row["− uniform"].endswith(" *") for row in rows] == [True, False, False, False]
-    assert rows[0]["processor s"] == "16–20"
-    assert rows[0]["rows"] == "8–16"
-
-
-def test_the_mixture_shown_is_that_of_the_rows_drawn() -> None:
+    assert (rows[0]["processor s"], rows[0]["rows"]) == ("16–20", "8–16")
+    # of the rows drawn
     shares = [6 / (8 + 2 * seed) for seed in range(5)]
-    assert outcome().mixture("ours") == f"a {sum(shares) / 5:.2f} b {1 - sum(shares) / 5:.2f}"
+    assert table.mixture("ours") == f"a {sum(shares) / 5:.2f} b {1 - sum(shares) / 5:.2f}"
 
 
-def test_seconds_that_were_not_counted_are_a_dash() -> None:
-    reports = {("ours", 0): report(1.0, {"a": 1}, [10.0, 1.0, None])}
-    table = Outcome(reports=reports, failures={}, roles={"ours": ""}, reference="ours")
-    assert table.rows("all")[0]["processor s"] == "–"
-
-
-def test_mixes_that_share_no_seed_have_no_difference() -> None:
-    reports = {
-        ("ours", 0): report(1.0, {"a": 1}, [1.0, 1.0, 1.0]),
+def test_mixes_that_share_no_seed_or_count_no_seconds_have_no_figure() -> None:
+    reports: dict[tuple[str, int], Any] = {
+        ("ours", 0): report(1.0, {"a": 1}, [1.0, 1.0, None]),
         ("uniform", 1): report(2.0, {"a": 1}, [1.0, 1.0, 1.0]),
     }
-    table = Outcome(
-        reports=reports, failures={}, roles={"ours": "", "uniform": "floor"}, reference="uniform"
-    )
+    roles = {"ours": "", "uniform": "floor"}
+    table = Outcome(reports=reports, failures={}, roles=roles, reference="uniform")
     assert [row["− uniform"] for row in table.rows("all")] == ["", ""]
+    assert table.rows("all")[0]["processor s"] == "–"
     assert table.verdicts("all") == ["all: ours is not ahead of uniform"]
 
 
-def test_what_is_printed_names_what_failed(capsys: pytest.CaptureFixture[str]) -> None:
-    error = OutOfMemory("out-of-memory", "no memory", hint="decrease task.micro_batch")
-    outcome({("theirs", 4): error}).print()
-    out = capsys.readouterr().out
-    assert "failed: theirs, seed 4: no memory" in out
-    assert "5 seeds: a claim needs 10" in out
-    json.dumps(outcome().as_dict())
-
-
-def test_warnings_of_the_mixtures_are_shown_once_with_their_seeds(
+def test_failures_and_warnings_are_printed_once_with_their_seeds(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    table = outcome()
-    for seed, lines in ((0, ["a has 0.97 of the weight"]), (3, ["a has 0.97 of the weight", "b"])):
-        mix = table.reports["ours", seed]
-        assert isinstance(mix, dict)
+    error = OutOfMemory("out-of-memory", "no memory", hint="decrease task.micro_batch")
+    table = outcome({("theirs", 4): error})
+    for seed, lines in ((0, ["a has 0.97"]), (3, ["a has 0.97", "b"])):
+        mix: Any = table.reports["ours", seed]
         mix["certainty"] = {"warnings": lines}
     table.print()
     out = capsys.readouterr().out
-    assert "  warning: ours, seeds 0, 3: a has 0.97 of the weight\n" in out
+    assert "failed: theirs, seed 4: no memory" in out
+    assert "5 seeds: a claim needs 10" in out
+    assert "  warning: ours, seeds 0, 3: a has 0.97\n" in out
     assert "  warning: ours, seed 3: b\n" in out
-    assert table.as_dict()["mixes"][3]["warnings"] == ["a has 0.97 of the weight", "b"]
+    said = json.loads(json.dumps(table.as_dict()))
+    assert said["mixes"][3]["warnings"] == ["a has 0.97", "b"]
 
 
 class Fake:
@@ -295,94 +267,56 @@ class Fake:
 
 
 def loss_of(label: str, seed: int) -> dict[str, Any]:
-    return {
-        "outcome": {
-            "report": {
-                "folder": label,
-                "test": {"all": {"token_loss": {"value": len(label) + seed}}},
-            }
-        }
-    }
+    test = {"all": {"token_loss": {"value": len(label) + seed}}}
+    return {"outcome": {"report": {"folder": label, "test": test}}}
 
 
-@pytest.fixture
-def files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)
-    for name in ("one", "two", "validation", "test"):
-        Path(f"{name}.jsonl").touch()
-
-
-@pytest.mark.usefixtures("files")
 def test_a_mix_that_fails_stops_no_other(grid: Path) -> None:
     full = {"error": DiskError("cannot-write", "the disk is full", hint="free disk space")}
     executor = Fake(
         lambda label, seed: full if (label, seed) == ("other", 5) else loss_of(label, seed)
     )
     lines: list[str] = []
-    result = carry_out(Contest.of(grid, out="there"), executor, lines.append)
-    assert set(result.reports) == {
-        ("hg-ms", 3),
-        ("hg-ms", 5),
-        ("other", 3),
-        ("uniform", 3),
-        ("uniform", 5),
-    }
+    contest = Contest.of(grid, out="there")
+    result = carry_out(contest, executor, lines.append)
+    assert set(result.reports) == set(contest.mixes) - {("other", 5)}
     assert result.failures == {("other", 5): full["error"]}
     assert result.losses("all")["uniform"] == {3: 10, 5: 12}
     assert {job.arguments["out"] for job in executor.jobs} == {"there"}
     assert (len(lines), executor.closed) == (6, True)
 
 
-@pytest.mark.usefixtures("files")
-def test_a_lost_mix_is_taken_up_again_and_three_losses_are_a_failure(grid: Path) -> None:
-    losses = Counter[tuple[str, int]]()
-
-    def answer(label: str, seed: int) -> Any:
-        losses[label, seed] += 1
-        lost = label == "other" and (seed == 5 or losses[label, seed] < 3)
-        return {"lost": "its process was killed"} if lost else loss_of(label, seed)
-
-    result = carry_out(Contest.of(grid), Fake(answer), lambda line: None)
-    assert losses == {(label, seed): 1 for label in ("hg-ms", "uniform") for seed in (3, 5)} | {
-        ("other", 3): 3,
-        ("other", 5): 3,
-    }
-    assert list(result.failures) == [("other", 5)]
-    assert result.failures["other", 5].code == "worker-lost"
-    assert "3rd" in result.failures["other", 5].message
-
-
-@pytest.mark.usefixtures("files")
-def test_a_mix_that_another_process_makes_is_waited_for(
+def test_a_lost_mix_is_taken_up_again_and_three_losses_are_a_failure(
     grid: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """A mix that another process makes is waited for."""
     monkeypatch.setattr(together, "POLL", 0.0)
     asked = Counter[tuple[str, int]]()
 
     def answer(label: str, seed: int) -> Any:
         asked[label, seed] += 1
-        return (
-            {"outcome": BUSY}
-            if (label, asked[label, seed]) == ("other", 1)
-            else loss_of(label, seed)
-        )
+        if label == "other" and (seed == 5 or asked[label, seed] < 3):
+            return {"lost": "its process was killed"}
+        busy = (label, asked[label, seed]) == ("hg-ms", 1)
+        return {"outcome": BUSY} if busy else loss_of(label, seed)
 
     lines: list[str] = []
     result = carry_out(Contest.of(grid), Fake(answer), lines.append)
-    assert not result.failures
-    assert len(result.reports) == 6
+    assert asked == {
+        (label, seed): count
+        for label, count in (("hg-ms", 2), ("uniform", 1), ("other", 3))
+        for seed in (3, 5)
+    }
+    assert len(result.reports) == 5
     assert "waiting for 2 mixes that another process makes" in lines
+    assert list(result.failures) == [("other", 5)]
+    assert result.failures["other", 5].code == "worker-lost"
 
 
 @pytest.mark.extended
-def test_a_batch_system_stops_every_mix(
-    grid: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_batch_system_stops_every_mix(grid: Path) -> None:
     """SIGTERM reaches the mixes as Ctrl-C does, and those that wait are not begun."""
-    monkeypatch.chdir(tmp_path)
-    write_rows(GRID)
-    grid = Path("grid.toml")
-    grid.write_text(grid.read_text().replace('budget = "2 steps"', 'budget = "100000 steps"'))
+    grid.write_text(GRID.replace('budget = "2 steps"', 'budget = "100000 steps"'))
 
     def press() -> None:
         while not any(
@@ -406,38 +340,9 @@ def test_a_batch_system_stops_every_mix(
     assert len(list(Path("mixes").rglob("checkpoint.json"))) == 1
 
 
-def write_rows(text: str) -> None:
-    """The files of the grid, and the grid with a model of a few thousand parameters."""
-    rows = {
-        "one": range(30),
-        "two": range(30, 60),
-        "validation": range(60, 80),
-        "test": range(80, 90),
-    }
-    for name, numbers in rows.items():
-        lines = [
-            json.dumps({"prompt": f"{n} twice", "completion": "." if name == "two" else str(2 * n)})
-            for n in numbers
-        ]
-        Path(f"{name}.jsonl").write_text("\n".join(lines))
-    text = text.replace("n_layer = 1", "n_layer = 1, n_embd = 8, n_head = 2, n_positions = 40")
-    text = text.replace(
-        'budget = "2 steps"', 'budget = "2 steps"\nrun = { out = "mixes", threads = 1 }'
-    )
-    text = text.replace(
-        'name = "source-mixture"', 'name = "source-mixture"\ntemplate = "plain"\nmax_length = 40'
-    )
-    Path("grid.toml").write_text(text)
-
-
-def test_a_finished_mix_takes_no_process(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)
-    write_rows(GRID)
-    alone = CliRunner().invoke(
-        main, ["mix", "grid.toml", "--method", "uniform", "--seed", "5", "--json"]
-    )
-    assert alone.exit_code == 0, alone.output
-    contest = Contest.of(Path("grid.toml"), ["uniform"], [5])
+def test_a_finished_mix_takes_no_process(grid: Path) -> None:
+    alone = report_of("mix", grid, "--method", "uniform", "--seed", "5")
+    contest = Contest.of(grid, ["uniform"], [5])
     lines = list[str]()
 
     class Begun(Exception):
@@ -448,14 +353,12 @@ def test_a_finished_mix_takes_no_process(tmp_path: Path, monkeypatch: pytest.Mon
 
     nobody = Fake(begin)
     result = carry_out(contest, nobody, lines.append)
-    assert json.loads(json.dumps(result.reports["uniform", 5])) == json.loads(alone.stdout)
+    assert json.loads(json.dumps(result.reports["uniform", 5])) == alone
     assert lines == ["1 of 1 mix done before"]
     # begun from other settings: a process does the rest
     for more in (["finetune.epochs=3"], ["budget=3 steps"]):
         with pytest.raises(Begun):
-            carry_out(
-                Contest.of(Path("grid.toml"), ["uniform"], [5], sets=more), nobody, lines.append
-            )
+            carry_out(Contest.of(grid, ["uniform"], [5], sets=more), nobody, lines.append)
     (losses,) = Path("mixes").rglob("losses-all.json")
     losses.write_text(losses.read_text().replace("2", "3"))
     with pytest.raises(Begun):  # and says what is damaged
@@ -467,19 +370,11 @@ def test_a_finished_mix_takes_no_process(tmp_path: Path, monkeypatch: pytest.Mon
 
 
 @pytest.mark.extended
-def test_the_mixes_are_those_of_hgms_mix(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)
-    write_rows(GRID)
-    words = ["mix", "compare", "grid.toml", "--methods", "hg-ms,uniform", "--json"]
-    result = CliRunner().invoke(main, words, env=dict(os.environ))
-    assert result.exit_code == 0, result.output
-    table = json.loads(result.stdout)
-    assert {mix["folder"] for mix in table["mixes"]} >= {
-        str(path.parent) for path in Path("mixes").rglob("report.json")
-    }
+def test_the_mixes_are_those_of_hgms_mix(grid: Path) -> None:
+    table = report_of("mix", "compare", grid, "--methods", "hg-ms,uniform")
+    made = {str(path.parent) for path in Path("mixes").rglob("report.json")}
+    assert {mix["folder"] for mix in table["mixes"]} >= made
     losses = table["tests"]["all"]["losses"]
-    alone = CliRunner().invoke(
-        main, ["mix", "grid.toml", "--method", "uniform", "--seed", "5", "--json"]
-    )
-    assert json.loads(alone.stdout)["test"]["all"]["token_loss"]["value"] == losses["uniform"]["5"]
-    assert json.loads(alone.stdout)["sample"]["size"] == 24
+    alone = report_of("mix", grid, "--method", "uniform", "--seed", "5")
+    assert alone["test"]["all"]["token_loss"]["value"] == losses["uniform"]["5"]
+    assert alone["sample"]["size"] == 24

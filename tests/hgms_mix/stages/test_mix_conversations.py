@@ -4,16 +4,14 @@ answers with weight 0, and what exporters make of both.
 
 from __future__ import annotations
 
-import gzip
 import json
 from pathlib import Path
 from typing import Any
 
 import pytest
-from click.testing import CliRunner
 from support.helpers import rejects
+from support.small_mixes import TASK, fails, report_of, right, sampled, write_rows
 
-from hgms.cli import main
 from hgms_core import ConfigError
 
 pytest.importorskip("transformers", reason="transformers is not installed: pip install 'hgms[llm]'")
@@ -34,7 +32,7 @@ MIX = f"""
 seed = 1
 budget = "1 step"
 method = {{ name = "fixed", mixture = {{ sums = 0.5, dots = 0.5 }} }}
-{(Path(__file__).resolve().parents[2] / "tiny_mix.toml").read_text()}
+{TASK}
 [sample]
 size = 24
 [finetune]
@@ -56,11 +54,10 @@ def turns(*texts: str, weight: int = 1) -> dict[str, Any]:
 
 
 def write(name: str, first: int, count: int, weight: int = 1) -> None:
-    rows = (
-        turns(f"{i}?", str(i), f"{i + 1}?", str(i + 1), weight=weight)
-        for i in range(first, first + count)
+    numbers = range(first, first + count)
+    write_rows(
+        name, [turns(f"{i}?", str(i), f"{i + 1}?", str(i + 1), weight=weight) for i in numbers]
     )
-    Path(f"{name}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
 
 
 @pytest.fixture
@@ -79,26 +76,24 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
-def report_of(*arguments: str) -> dict[str, Any]:
-    done = CliRunner().invoke(main, ["mix", *arguments, "--json"])
-    assert done.exit_code == 0, done.output
-    report: dict[str, Any] = json.loads(done.stdout)
-    return report
-
-
-def rows_of(report: dict[str, Any]) -> list[dict[str, Any]]:
-    with gzip.open(Path(report["folder"]) / "sample" / "rows.jsonl.gz", "rt") as stream:
-        return [json.loads(line) for line in stream]
+def exported(*arguments: object) -> list[Any]:
+    """The rows that ``hgms mix export`` writes."""
+    right("mix", "export", "mix.toml", *arguments, "--out", "out")
+    return [
+        json.loads(line)
+        for file in Path("out", "rows").glob("*.jsonl")
+        for line in file.read_text().splitlines()
+    ]
 
 
 def test_each_answer_is_a_row_where_the_template_writes_earlier_ones_differently(
     here: Path,
 ) -> None:
-    report = report_of("mix.toml")
+    report = report_of("mix", "mix.toml")
     assert [row["of"] for row in report["sources"]] == [16, 16]
     assert report["test"]["sums"]["rows"] == 16
     assert report["finetune"]["rows"] == 24
-    rows = rows_of(report)
+    rows = sampled(report)
     assert len({(row["source"], row["row"]) for row in rows}) == 24
     for row in rows:
         conversation, answer = divmod(row["row"], 1000)
@@ -107,21 +102,12 @@ def test_each_answer_is_a_row_where_the_template_writes_earlier_ones_differently
         weights = [turn.get("weight", 1) for turn in row["messages"]]
         assert weights == ([1, 0, 1, 1] if answer else [1, 1])
     # TRL takes the last answer; trainers that learn from all answers are refused
-    right = CliRunner().invoke(main, ["mix", "export", "mix.toml", "--to", "trl", "--out", "out"])
-    assert right.exit_code == 0, right.output
-    exported = [
-        json.loads(line)
-        for file in Path("out", "rows").glob("*.jsonl")
-        for line in file.read_text().splitlines()
-    ]
-    assert len(exported) == 24
-    assert {len(row["completion"]) for row in exported} == {1}
-    assert not any("weight" in turn for row in exported for turn in row["prompt"])
-    wrong = CliRunner().invoke(
-        main, ["mix", "export", "mix.toml", "--to", "axolotl", "--out", "other"]
-    )
-    assert wrong.exit_code == 2
-    assert "weight 0" in wrong.output
+    written = exported("--to", "trl")
+    assert len(written) == 24
+    assert {len(row["completion"]) for row in written} == {1}
+    assert not any("weight" in turn for row in written for turn in row["prompt"])
+    words = ("--to", "axolotl", "--out", "other")
+    fails("mix", "export", "mix.toml", *words, parts=["weight 0"])
     assert not Path("other", "axolotl.yaml").exists()
 
 
@@ -129,21 +115,17 @@ def test_an_answer_with_the_weight_0_is_context_in_every_stage(here: Path) -> No
     for number, name in enumerate(("sums", "dots"), start=1):
         write(name, 100 * number, 8, weight=0)
     sets = ("--set", 'task.template="plain"', "--set", "sample.size=8")
-    report = report_of("sample", "mix.toml", *sets)
+    report = report_of("mix", "sample", "mix.toml", *sets)
     assert [row["of"] for row in report["sources"]] == [8, 8]
-    rows = rows_of(report)
-    weights = [[turn.get("weight", 1) for turn in row["messages"]] for row in rows]
+    weights = [[turn.get("weight", 1) for turn in row["messages"]] for row in sampled(report)]
     assert weights == [[1, 0, 1, 1]] * 8
-    words = ["mix", "export", "mix.toml", *sets, "--to", "axolotl", "--out", "out"]
-    right = CliRunner().invoke(main, words)
-    assert right.exit_code == 0, right.output
-    for file in Path("out", "rows").glob("*.jsonl"):
-        for line in file.read_text().splitlines():
-            learned = [part["text"] for part in json.loads(line)["segments"] if part["label"]]
-            unlearned = [part["text"] for part in json.loads(line)["segments"] if not part["label"]]
-            assert len(learned) == 2, "the last answer and its end"
-            assert "".join(unlearned).count("?") == 2
-            assert int(learned[0]) - 1 == int("".join(unlearned).split("?")[0])
+    for row in exported(*sets, "--to", "axolotl"):
+        parts = row["segments"]
+        learned = [part["text"] for part in parts if part["label"]]
+        unlearned = "".join(part["text"] for part in parts if not part["label"])
+        assert len(learned) == 2, "the last answer and its end"
+        assert unlearned.count("?") == 2
+        assert int(learned[0]) - 1 == int(unlearned.split("?")[0])
 
 
 def test_conversations_whose_answers_have_weight_0_are_no_rows_for_other_trainers() -> None:

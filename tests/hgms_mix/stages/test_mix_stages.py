@@ -26,9 +26,13 @@ from hgms_mix.stages.stage import StageFolder
 NAN = float("nan")
 
 
+def stage_in(folder: Path, value: float = 1, name: str = "sample") -> StageFolder:
+    return StageFolder(name=name, path=folder / "sample", inputs={"value": value})
+
+
 def folder_of(folder: Path, value: int, text: str = "x") -> StageFolder:
     """A finished stage that wrote one file."""
-    stage = StageFolder(name="sample", path=folder / "sample", inputs={"value": value})
+    stage = stage_in(folder, value)
     assert stage.done() is None
     stage.begin()
     (stage.path / "rows").write_text(text)
@@ -37,28 +41,30 @@ def folder_of(folder: Path, value: int, text: str = "x") -> StageFolder:
 
 
 def test_a_finished_stage_is_found_by_its_inputs_only(tmp_path: Path) -> None:
-    folder_of(tmp_path, 1)
-    again = StageFolder(name="sample", path=tmp_path / "sample", inputs={"value": 1}).done()
+    stage = folder_of(tmp_path, 1)
+    again = stage_in(tmp_path).done()
     assert again is not None
     assert again.facts == {"value": 1}
-    assert StageFolder(name="sample", path=tmp_path / "sample", inputs={"value": 2}).done() is None
-    assert (
-        StageFolder(name="finetune", path=tmp_path / "sample", inputs={"value": 1}).done() is None
-    )
+    assert stage_in(tmp_path, 2).done() is None
+    assert stage_in(tmp_path, name="finetune").done() is None
+    # its digest follows its files
+    other = folder_of(tmp_path / "other", 1, "other").done()
+    assert other is not None
+    assert other.digest != again.digest == stage.done().digest
 
 
 def test_an_unfinished_stage_is_gone_on_with(tmp_path: Path) -> None:
-    stage = StageFolder(name="sample", path=tmp_path / "sample", inputs={"value": 1})
+    stage = stage_in(tmp_path)
     assert stage.begin() is False
     (stage.path / "half").write_text("half")
-    again = StageFolder(name="sample", path=tmp_path / "sample", inputs={"value": 1})
+    again = stage_in(tmp_path)
     assert again.done() is None
     assert again.begin() is True
     assert (again.path / "half").read_text() == "half"
 
 
 def test_a_stage_killed_while_it_wrote_its_first_file_begins_again(tmp_path: Path) -> None:
-    stage = StageFolder(name="sample", path=tmp_path / "sample", inputs={"value": 1})
+    stage = stage_in(tmp_path)
     stage.path.mkdir()
     (stage.path / "manifest.json.part").write_text('{"stage": "sam')
     assert stage.done() is None
@@ -71,7 +77,7 @@ def test_other_inputs_never_overwrite_and_come_back_when_they_come_back(tmp_path
     second = folder_of(tmp_path, 2, "two")
     assert (tmp_path / "sample" / "rows").read_text() == "two"
     assert (tmp_path / f"sample-{first.key[:8]}" / "rows").read_text() == "one"
-    done = StageFolder(name="sample", path=tmp_path / "sample", inputs={"value": 1}).done()
+    done = stage_in(tmp_path).done()
     assert done is not None
     assert (done.path / "rows").read_text() == "one"
     assert (tmp_path / f"sample-{second.key[:8]}" / "rows").read_text() == "two"
@@ -85,25 +91,7 @@ def test_other_inputs_never_overwrite_and_come_back_when_they_come_back(tmp_path
 def test_a_stage_whose_files_are_not_whole_is_made_again(harm: str, tmp_path: Path) -> None:
     stage = folder_of(tmp_path, 1, "whole")
     (stage.path / "rows").unlink() if harm == "missing" else (stage.path / "rows").write_text("wh")
-    assert StageFolder(name="sample", path=tmp_path / "sample", inputs={"value": 1}).done() is None
-
-
-def test_the_digest_follows_the_files(tmp_path: Path) -> None:
-    digests = set()
-    for text in ("one", "two"):
-        stage = folder_of(tmp_path / text, 1, text)
-        done = stage.done()
-        assert done is not None
-        digests.add(done.digest)
-    assert len(digests) == 2
-
-
-def test_a_damaged_manifest_is_named(tmp_path: Path) -> None:
-    stage = folder_of(tmp_path, 1)
-    (stage.path / "manifest.json").write_text("{")
-    with rejects("damaged-file", str(stage.path / "manifest.json"), of=CheckpointError) as caught:
-        stage.done()
-    assert str(stage.path) in (caught.value.hint or "")
+    assert stage_in(tmp_path).done() is None
 
 
 def test_a_flipped_bit_in_what_a_stage_wrote_is_named(tmp_path: Path) -> None:
@@ -112,10 +100,7 @@ def test_a_flipped_bit_in_what_a_stage_wrote_is_named(tmp_path: Path) -> None:
     before = {path.name: path.read_bytes() for path in stage.path.iterdir()}
     with rejects("damaged-file", str(stage.path / "rows"), of=CheckpointError) as caught:
         stage.done()
-    assert str(caught.value) == (
-        f"the file does not match its recorded checksum ({stage.path / 'rows'})\n"
-        f"  remove the folder {stage.path} to repeat the stage"
-    )
+    assert str(stage.path) in (caught.value.hint or "")
     assert {path.name: path.read_bytes() for path in stage.path.iterdir()} == before
 
 
@@ -126,12 +111,13 @@ def test_a_changed_digit_in_a_manifest_is_named(tmp_path: Path) -> None:
         path.read_text().replace('"facts": {\n    "value": 1', '"facts": {\n    "value": 7')
     )
     with rejects("damaged-file", str(path), of=CheckpointError):
-        StageFolder(name="sample", path=tmp_path / "sample", inputs={"value": 1}).done()
+        stage_in(tmp_path).done()
 
 
 @pytest.mark.parametrize(
     "text",
     [
+        "{",
         "[]",
         "null",
         "[[1, 2]]",
@@ -140,7 +126,7 @@ def test_a_changed_digit_in_a_manifest_is_named(tmp_path: Path) -> None:
         "[" * 100_000,
         '{"key": "KEY", "status": "done", "facts": {}, "outputs": {"rows": 3}}',
     ],
-    ids=["list", "null", "pairs", "number", "no-outputs", "nested", "output"],
+    ids=["half", "list", "null", "pairs", "number", "no-outputs", "nested", "output"],
 )
 def test_a_manifest_of_another_shape_is_named(text: str, tmp_path: Path) -> None:
     stage = folder_of(tmp_path, 1)
@@ -150,7 +136,7 @@ def test_a_manifest_of_another_shape_is_named(text: str, tmp_path: Path) -> None
 
 
 def test_an_infinite_setting_is_written_and_read_again(tmp_path: Path) -> None:
-    stage = StageFolder(name="sample", path=tmp_path / "sample", inputs={"value": float("inf")})
+    stage = stage_in(tmp_path, float("inf"))
     stage.begin()
     stage.finish([], {"value": NAN})
     assert stage.done() is not None
@@ -160,7 +146,7 @@ def test_a_folder_of_somebody_else_is_left_alone(tmp_path: Path) -> None:
     (tmp_path / "sample").mkdir()
     (tmp_path / "sample" / "thesis.tex").write_text("mine")
     with rejects("file-exists", str(tmp_path / "sample"), of=CheckpointError):
-        StageFolder(name="sample", path=tmp_path / "sample", inputs={}).begin()
+        stage_in(tmp_path).begin()
     assert (tmp_path / "sample" / "thesis.tex").read_text() == "mine"
 
 
@@ -184,15 +170,12 @@ def test_rows_are_drawn_without_duplicates_and_whatever_the_order_of_the_sources
     other = Sample(size=24).draw(WEIGHTS, CAPACITY, seed=4)
     assert other["a"].tolist() != chosen["a"].tolist()
     assert Sample(size=24, seed=3).draw(WEIGHTS, CAPACITY, seed=99)["a"].equal(chosen["a"])
-
-
-def test_a_larger_sample_of_a_source_contains_the_smaller() -> None:
-    small = Sample(size=10).draw({"a": 1.0}, {"a": 100}, seed=0)["a"]
-    large = Sample(size=30).draw({"a": 1.0}, {"a": 100}, seed=0)["a"]
+    # a larger sample of a source contains the smaller
+    small, large = (Sample(size=n).draw({"a": 1.0}, {"a": 100}, seed=0)["a"] for n in (10, 30))
     assert set(small.tolist()) < set(large.tolist())
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=40, deadline=None)
 @given(st.data())
 def test_the_top_rows_are_those_of_a_sort(data: st.DataObject) -> None:
     score = st.one_of(
@@ -218,12 +201,10 @@ def test_the_top_rows_are_those_of_a_sort(data: st.DataObject) -> None:
     assert list(done) == ["b", "a", "c"]
 
 
-def test_a_ranking_of_too_few_rows_says_what_to_raise() -> None:
+def test_a_ranking_of_too_few_rows_is_rejected_or_gives_fewer() -> None:
     scores = {"a": torch.tensor([1.0, NAN, 2.0]), "b": torch.tensor([3.0])}
-    with rejects("too-few-rows", "sample", "size", of=ConfigError) as caught:
+    with rejects("too-few-rows", "sample", "size", of=ConfigError):
         Sample(size=4).top(scores)
-    assert "3 rows" in caught.value.message
-    assert "(a 2, b 1)" in caught.value.message
     fewer = Sample(size=4, allow_fewer=True).top(scores)
     assert {name: rows.tolist() for name, rows in fewer.items()} == {"a": [0, 2], "b": [0]}
 

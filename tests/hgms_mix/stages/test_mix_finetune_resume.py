@@ -1,0 +1,191 @@
+"""Fine-tuning that was broken off: it ends as one that was not, bit for bit, or says what is
+damaged.
+"""
+
+from __future__ import annotations
+
+import logging
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+from support.finetuning import PowerCut, assert_ended_alike, cut_at, gpt, logged, lora, random_rows
+from support.helpers import rejects
+
+from hgms.runs import DiskError
+from hgms_core import CheckpointError
+from hgms_mix.stages.checkpoints import SEAL, newest_checkpoint
+from hgms_mix.stages.finetune import Finetune
+from hgms_mix.stages.training import tied_are_there, train
+
+pytest.importorskip("transformers", reason="transformers is not installed: pip install 'hgms[llm]'")
+pytest.importorskip("peft", reason="peft is not installed: pip install 'hgms[llm]'")
+
+# peft's own calls of names that transformers has renamed
+pytestmark = pytest.mark.filterwarnings(
+    "ignore:.*checkpointing.* is deprecated and will be removed in v6:FutureWarning"
+)
+
+
+def test_a_resumed_run_ends_with_the_very_bits_of_an_uninterrupted_one(tmp_path: Path) -> None:
+    settings = Finetune(
+        lr=1e-2, accumulation=2, save_every=3, schedule="cosine", warmup=2, clip=1.0, epochs=2
+    )
+    adapter = lora(dropout=0.2)
+    whole, broken = tmp_path / "whole", tmp_path / "broken"
+
+    def go(folder: Path, last: int) -> None:
+        folder.mkdir(exist_ok=True)
+        model, watch = gpt(dropout=0.1), cut_at(last)
+        train(settings, model, random_rows(9), folder, seed=5, adapter=adapter, watch=watch)
+
+    go(whole, 99)
+    with pytest.raises(PowerCut):
+        go(broken, 5)
+    assert [row["step"] for row in logged(broken)] == [1, 2, 3, 4, 5]
+    (broken / "checkpoints" / "checkpoint-5").mkdir()  # killed while it was being written
+    assert newest_checkpoint(broken / "checkpoints") == broken / "checkpoints" / "checkpoint-3"
+    go(broken, 99)
+    assert_ended_alike(whole, broken)
+    assert len(logged(whole)) == 10
+    assert not (broken / "checkpoints").exists()
+
+
+SETTINGS = Finetune(lr=1e-2, accumulation=1, save_every=3)
+
+
+def go_on(folder: Path) -> None:
+    train(SETTINGS, gpt(), random_rows(6), folder, seed=5)
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Six steps of full fine-tuning."""
+    folder = tmp_path_factory.mktemp("whole")
+    go_on(folder)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def cut(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The same, ended after its fourth step, with a checkpoint of the third."""
+    folder = tmp_path_factory.mktemp("cut")
+    with pytest.raises(PowerCut):
+        train(SETTINGS, gpt(), random_rows(6), folder, seed=5, watch=cut_at(4))
+    return folder
+
+
+@pytest.fixture
+def broken(cut: Path, tmp_path: Path) -> Path:
+    """A copy of it."""
+    return Path(shutil.copytree(cut, tmp_path / "broken"))
+
+
+def test_a_kill_while_the_last_checkpoint_is_removed_costs_no_result(
+    whole: Path, broken: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    real = shutil.rmtree
+
+    def half(path: Path, **named: Any) -> None:
+        held = [file for file in Path(path).rglob("*") if file.is_file() and file.name != SEAL]
+        if "checkpoints" not in path.parts or not (broken / "model").exists() or not held:
+            return real(path, **named)
+        held[0].unlink()
+        raise PowerCut
+
+    monkeypatch.setattr(shutil, "rmtree", half)
+    with pytest.raises(PowerCut):
+        go_on(broken)
+    monkeypatch.undo()
+    go_on(broken)
+    assert_ended_alike(whole, broken)
+
+
+@pytest.mark.parametrize("file", ["model.safetensors", "optimizer.pt", "sha256.json"])
+def test_a_flipped_bit_in_a_checkpoint_is_named_and_nothing_changes(
+    file: str, broken: Path
+) -> None:
+    path = broken / "checkpoints" / "checkpoint-3" / file
+    data = bytearray(path.read_bytes())
+    data[len(data) // 2] ^= 1
+    path.write_bytes(data)
+    before = (broken / "losses.jsonl").read_bytes()
+    with rejects("damaged-file", str(path.parent), of=CheckpointError):
+        go_on(broken)
+    assert (broken / "losses.jsonl").read_bytes() == before
+
+
+def test_a_checkpoint_killed_while_it_was_sealed_is_made_again(whole: Path, broken: Path) -> None:
+    seal = broken / "checkpoints" / "checkpoint-3" / "sha256.json"
+    seal.rename(seal.with_name("sha256.json.part"))
+    assert newest_checkpoint(broken / "checkpoints") is None
+    go_on(broken)
+    assert_ended_alike(whole, broken)
+
+
+@pytest.mark.parametrize("harm", ["shorter", "digit", "missing"])
+def test_losses_that_are_not_those_of_the_checkpoint_are_named(harm: str, broken: Path) -> None:
+    path = broken / "losses.jsonl"
+    first, second, *rest = path.read_text().splitlines(keepends=True)
+    kept = {"shorter": [first, *rest], "digit": [first, second.replace("2", "3", 1), *rest]}
+    path.write_text("".join(kept.get(harm, [])))
+    if harm == "missing":
+        path.unlink()
+    with rejects("damaged-file", str(path), of=CheckpointError):
+        go_on(broken)
+
+
+@pytest.mark.parametrize(
+    "line", ["[]", "3", '{"step": 2}', '{"step": "x", "loss": 1.0}', "{", "[" * 100_000]
+)
+def test_losses_of_another_shape_are_named(line: str, broken: Path) -> None:
+    path = broken / "losses.jsonl"
+    lines = path.read_text().splitlines()
+    path.write_text("\n".join([lines[0], line, *lines[2:]]) + "\n")
+    with rejects("damaged-file", of=CheckpointError) as caught:
+        go_on(broken)
+    assert caught.value.place[0] == str(path)
+    shutil.rmtree(broken / "checkpoints")
+    with rejects("damaged-file", str(path), 2, of=CheckpointError):
+        go_on(broken)
+
+
+@pytest.mark.parametrize("part", ["weights", "optimiser"])
+def test_a_disk_that_is_full_keeps_what_was_saved(part: str, whole: Path, broken: Path) -> None:
+    """A limit on the size of files, which the libraries meet as they meet a full disk: safetensors
+    in the first file of a checkpoint, torch in the optimiser's, which is twice as large."""
+    import resource
+
+    newest = broken / "checkpoints" / "checkpoint-3"
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    weights = (newest / "model.safetensors").stat().st_size
+    most = weights // 2 if part == "weights" else weights + 5_000
+    resource.setrlimit(resource.RLIMIT_FSIZE, (most, limits[1]))
+    try:
+        with rejects("cannot-write", str(broken), of=DiskError) as caught:
+            go_on(broken)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+    assert "--resume" not in (caught.value.hint or "")
+    assert newest_checkpoint(broken / "checkpoints") == newest
+    go_on(broken)
+    assert_ended_alike(whole, broken)
+
+
+def test_resuming_a_full_fine_tuning_says_nothing_of_missing_keys(
+    broken: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """GPT-2's head is its embedding under another name: one of the two is in the checkpoint."""
+    logger = logging.getLogger("transformers")
+    logger.addHandler(caplog.handler)
+    try:
+        go_on(broken)
+        assert "missing keys" not in caplog.text
+        with tied_are_there(gpt()):  # a key that is really missing is still said
+            logging.getLogger("transformers.trainer").warning(
+                "There were missing keys in it: ['transformer.ln_f.bias']."
+            )
+        assert "ln_f.bias" in caplog.text
+    finally:
+        logger.removeHandler(caplog.handler)
