@@ -57,14 +57,9 @@ def test_a_folder_here_goes_first_and_that_is_said(
     (tmp_path / "here" / "theirs").mkdir(parents=True)
     monkeypatch.chdir(tmp_path / "here")
     with caplog.at_level(logging.WARNING, logger="hgms"):
-        assert model_folder("./theirs", PLACE) == Path("theirs")
-        assert caplog.messages == []
-        assert model_folder("theirs", PLACE) == Path("theirs")
-    (message,) = caplog.messages
-    assert message.startswith(
-        "'theirs' is the folder of that name here, not the model that their_models"
-    )
-    assert "write './theirs'" in message
+        for messages, name in enumerate(("./theirs", "theirs")):
+            assert model_folder(name, PLACE) == Path("theirs")
+            assert len(caplog.messages) == messages
 
 
 def test_the_model_is_loaded_from_it_and_its_package_identifies_it(
@@ -83,9 +78,7 @@ def test_the_model_is_loaded_from_it_and_its_package_identifies_it(
     named = BaseModel(path="theirs")
     for name, leaf in named.load(torch.device("cpu")).named_parameters():
         assert torch.equal(leaf, weights.get_parameter(name)), name
-    assert len(named.load_tokenizer()) == 259
     before = named.digest()
-    assert before is not None
     assert built.digest() is None
     metadata = site.root / "their_models-1.0.dist-info" / "METADATA"
     metadata.write_text(metadata.read_text().replace("Version: 1.0", "Version: 1.1"))
@@ -104,7 +97,7 @@ def test_the_contents_of_a_folder_are_in_the_digest_and_read_once(
     before = model.digest()
     with monkeypatch.context() as patched:
         patched.delattr(hashlib, "file_digest")
-        assert model.digest() == before
+        assert model.digest() == before is not None
     with (tmp_path / "model.safetensors").open("rb+") as stream:
         stream.seek(2**24 - 1)
         stream.write(b"1")
@@ -123,25 +116,19 @@ def test_what_a_package_says_of_its_model_identifies_it_and_nothing_is_made(
         identities.append(BaseModel(path="theirs").digest())
     assert identities[0] == identities[1] != identities[2]
     (tmp_path / "version").unlink()
-    with rejects("cannot-load", *PLACE, of=ConfigError) as caught:
+    with rejects("cannot-load", *PLACE, of=ConfigError):
         BaseModel(path="theirs").digest()
-    assert "'theirs' of their_models " in caught.value.message
-    assert ": FileNotFoundError: " in caught.value.message
 
 
-def test_a_package_that_fails_is_named(site: Site, tmp_path: Path) -> None:
-    bring(site, tmp_path, theirs="broken", other="missing", gone="nothing")
-    with rejects("cannot-load", *PLACE, of=ConfigError) as caught:
-        model_folder("theirs", PLACE)
-    assert "'theirs' of their_models " in caught.value.message
-    assert caught.value.message.endswith(": ValueError: no such tensor")
-    with rejects("cannot-load", *PLACE, of=ConfigError) as caught:
-        model_folder("gone", PLACE)
-    assert "'gone' of their_models " in caught.value.message
-    assert ": AttributeError: " in caught.value.message
-    with rejects("missing-package", of=MissingExtra) as caught:
+def test_a_package_that_fails_or_names_no_folder_is_named(site: Site, tmp_path: Path) -> None:
+    bring(site, tmp_path / "nowhere", no="folder", theirs="broken", other="missing", gone="nothing")
+    for name in ("no", "theirs", "gone"):
+        with rejects("cannot-load", *PLACE, of=ConfigError) as caught:
+            model_folder(name, PLACE)
+        assert "their_models" in caught.value.message
+    with rejects("missing-package", of=MissingExtra) as missing:
         model_folder("other", PLACE)
-    assert caught.value.install == "pip install more"
+    assert missing.value.install == "pip install more"
 
 
 def test_two_packages_with_one_name_are_refused_where_it_is_asked_for(
@@ -149,21 +136,11 @@ def test_two_packages_with_one_name_are_refused_where_it_is_asked_for(
 ) -> None:
     bring(site, tmp_path, theirs="folder", other="folder")
     bring(site, tmp_path, name="more_models", theirs="folder")
-    with rejects("duplicate-name", *PLACE, of=ConfigError) as caught:
+    with rejects("duplicate-name", *PLACE, of=ConfigError):
         model_folder("theirs", PLACE)
-    for part in ("'theirs'", "their_models ", "more_models "):
-        assert part in caught.value.message
     assert model_folder(str(tmp_path), PLACE) == tmp_path  # as the message advises
     assert model_folder("other", PLACE) == tmp_path
     assert named_models().count("theirs") == 1
-
-
-def test_a_package_that_names_no_folder_is_named(site: Site, tmp_path: Path) -> None:
-    bring(site, tmp_path / "nowhere", theirs="folder")
-    with rejects("cannot-load", *PLACE, of=ConfigError) as caught:
-        model_folder("theirs", PLACE)
-    assert " their_models " in caught.value.message
-    assert caught.value.message.endswith("/nowhere")
 
 
 def test_a_misspelt_name_is_answered_with_the_nearest(
@@ -174,4 +151,3 @@ def test_a_misspelt_name_is_answered_with_the_nearest(
     with rejects("no-network", *PLACE, of=ConfigError) as caught:
         BaseModel(path="Tiny-LM").load_tokenizer()
     assert caught.value.did_you_mean == ("tiny-llm",)
-    assert "tiny-llm" in (caught.value.hint or "")

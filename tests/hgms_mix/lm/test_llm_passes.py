@@ -8,10 +8,14 @@ from typing import Any
 import pytest
 import torch
 
+from hgms_core import Key
 from hgms_mix.lm import BaseModel, LanguageModel, Lora
 from hgms_mix.lm.passes import needed, passes, start_tokens
 
 pytest.importorskip("transformers", reason="transformers is not installed")
+
+
+ADAPTER = Lora(rank=2, alpha=4, targets=["c_attn"])
 
 
 def language_model(adapter: Lora | None, rows: int | None = None) -> LanguageModel:
@@ -36,30 +40,21 @@ def batch(
     return tokens, (columns < last) & (columns >= lengths.unsqueeze(-1) // 2)
 
 
-@pytest.mark.parametrize("rows", [None, 3])
-@pytest.mark.parametrize("stacked", [False, True])
 @pytest.mark.parametrize(
-    "adapter", [Lora(rank=2, alpha=4, targets=["c_attn"]), None], ids=["adapter", "all parameters"]
+    ("adapter", "shape", "rows"),
+    [(ADAPTER, (7,), 3), (ADAPTER, (2, 7), None), (None, (7,), None)],
+    ids=["in parts", "stacked", "all parameters"],
 )
 def test_losses_and_gradients_are_those_of_the_full_width(
-    adapter: Any, stacked: bool, rows: int | None
+    adapter: Any, shape: tuple[int, ...], rows: int | None
 ) -> None:
-    if stacked and adapter is None:
-        return
-    from hgms_core import Key
-
     model = language_model(adapter, rows)
-    starts = [model.start(Key(seed), torch.float64) for seed in range(2 if stacked else 1)]
-    x = {
-        name: torch.stack([start[name] for start in starts]) if stacked else leaf
-        for name, leaf in starts[0].items()
-    }
     draw = torch.Generator().manual_seed(1)
     x = {
-        name: leaf + 0.1 * torch.randn(leaf.shape, generator=draw, dtype=leaf.dtype)
-        for name, leaf in x.items()
+        name: leaf + 0.1 * torch.randn(*shape[:-1], *leaf.shape, generator=draw, dtype=leaf.dtype)
+        for name, leaf in model.start(Key(0), torch.float64).items()
     }
-    tokens, mask = batch((2, 7) if stacked else (7,))
+    tokens, mask = batch(shape)
     results = []
     read = []
     for start in (0, 10**9):  # passes of few rows; and one of the full width
@@ -67,16 +62,12 @@ def test_losses_and_gradients_are_those_of_the_full_width(
         model.tokens.update(forward_tokens=0, backward_tokens=0)
         leaves = {name: leaf.clone().requires_grad_() for name, leaf in x.items()}
         losses, count = model.nll(leaves, tokens, mask)
-        gradient = torch.autograd.grad(
-            (losses * torch.arange(1.0, losses.numel() + 1).reshape(losses.shape)).sum(),
-            list(leaves.values()),
-        )
-        results.append((losses, count, *gradient))
+        weighted = losses.flatten() @ torch.arange(1.0, losses.numel() + 1, dtype=losses.dtype)
+        results.append((losses, count, *torch.autograd.grad(weighted, list(leaves.values()))))
         read.append(model.tokens["forward_tokens"])
     full = model._full_width(x, tokens, mask, None, None)
-    fully = mask[..., 1:].sum(-1)
     torch.testing.assert_close(results[0][0].detach(), full, rtol=1e-12, atol=1e-12)
-    assert results[0][1].equal(fully)
+    assert results[0][1].equal(mask[..., 1:].sum(-1))
     for left, right in zip(*results, strict=True):
         torch.testing.assert_close(left, right, rtol=1e-10, atol=1e-10)
     if rows is None:
@@ -122,5 +113,4 @@ def test_only_columns_up_to_the_last_scored_token_are_needed() -> None:
 
 
 def test_starting_a_pass_is_dear_for_small_models() -> None:
-    small = language_model(None).model
-    assert start_tokens(small) > 500
+    assert start_tokens(language_model(None).model) > 500

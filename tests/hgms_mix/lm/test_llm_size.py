@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import importlib
-import json
-import pickle
 import time
 from pathlib import Path
 from typing import Any
@@ -15,6 +13,7 @@ import torch
 from attrs import evolve
 from support.fakes import Site
 from support.helpers import rejects
+from support.source_files import source_of
 
 import hgms_mix.lm.parts
 import hgms_mix.lm.store
@@ -36,15 +35,27 @@ LEAVES = ("tokens", "mask", "offsets", "rows", "keys")
 def source(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Source:
     """95 rows, some too long, blank or bad, in parts of ten."""
     monkeypatch.setattr(hgms_mix.lm.parts, "ROWS", 10)
-    with (tmp_path / "rows.jsonl").open("w") as stream:
-        for row in range(95):
-            answer = " " if row % 20 == 3 else "long " * 20 if row % 11 == 5 else f"answer {row}"
-            stream.write(
-                "{oops\n"
-                if row == 42
-                else json.dumps({"prompt": f"Row {row}?", "completion": answer}) + "\n"
-            )
-    return Source(path=str(tmp_path / "rows.jsonl"), max_bad_rows=1)
+    answers = [
+        " " if row % 20 == 3 else "long " * 20 if row % 11 == 5 else f"answer {row}"
+        for row in range(95)
+    ]
+    rows: list[Any] = [(f"Row {row}?", answer) for row, answer in enumerate(answers)]
+    rows[42] = "{oops"
+    return source_of(tmp_path / "rows.jsonl", rows, max_bad_rows=1)
+
+
+@pytest.fixture
+def tokenised(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """The numbers of the rows that become tokens."""
+    seen: list[int] = []
+    original = Tokenising.__call__
+
+    def watching(self: Tokenising, rows: Any) -> Any:
+        seen.extend(row[0] for row in rows)
+        return original(self, rows)
+
+    monkeypatch.setattr(Tokenising, "__call__", watching)
+    return seen
 
 
 def table_of(source: Source, cache: Path | None = None, **options: Any) -> TokenTable:
@@ -61,24 +72,24 @@ def same(left: TokenTable, right: TokenTable) -> bool:
 
 
 @pytest.mark.parametrize(
-    "choice", [{}, {"skip": 7, "rows": 61}, {"shuffle_seed": 3}, {"shuffle_seed": 3, "rows": 40}]
+    "choice", [{"skip": 7, "rows": 61}, {"shuffle_seed": 3, "rows": 40}], ids=str
 )
 def test_parts_on_disk_make_the_table_that_memory_makes(
     source: Source, tmp_path: Path, choice: dict[str, int]
 ) -> None:
     source = evolve(source, **choice)
     expected = [example for example in read_examples("s", source) if not example.blank]
-    short = [row for row in expected if len(f"{row.messages[0].text}\n{row.messages[1].text}") < 40]
+    texts = {
+        example.row: "\n".join(message.text for message in example.messages)
+        for example in expected
+        if len("\n".join(message.text for message in example.messages)) < 40
+    }
     for cache in (None, tmp_path / "cache"):
         table = table_of(source, cache)
-        assert table.rows.tolist() == [example.row for example in short]
-        written = [
-            bytes(table.row(position)[0][:-1].tolist()).decode() for position in range(table.size)
-        ]
-        assert written == [
-            f"{example.messages[0].text}\n{example.messages[1].text}" for example in short
-        ]
-        assert table.report.too_long == len(expected) - len(short)
+        written = [bytes(table.row(row)[0][:-1].tolist()).decode() for row in range(table.size)]
+        assert dict(zip(table.rows.tolist(), written, strict=True)) == texts
+        assert table.rows.tolist() == list(texts)
+        assert table.report.too_long == len(expected) - len(texts)
         assert table.report.looked == len(expected)
     assert same(table_of(source), table)
     left = {path.suffix for path in (tmp_path / "cache").iterdir()}
@@ -88,11 +99,8 @@ def test_parts_on_disk_make_the_table_that_memory_makes(
 def test_the_index_names_the_rows_that_have_an_answer(source: Source, tmp_path: Path) -> None:
     source = evolve(source, shuffle_seed=5, rows=70)
     expected = [example for example in read_examples("s", source) if not example.blank]
-    for index in (
-        index_of("s", source),
-        index_of("s", source, tmp_path),
-        index_of("s", source, tmp_path),
-    ):
+    for cache in (None, tmp_path, tmp_path):
+        index = index_of("s", source, cache)
         assert index.rows.tolist() == [example.row for example in expected]
         assert (index.report.total, index.report.bad, index.report.examples) == (95, 1, 70)
         assert index.report.blank == 70 - len(expected)
@@ -100,24 +108,19 @@ def test_the_index_names_the_rows_that_have_an_answer(source: Source, tmp_path: 
     assert [example.row for example in examples_at("s", source, some)] == some.tolist()
 
 
-def test_a_pick_is_tokenised_alone(
-    source: Source, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("cached", [False, True])
+def test_a_pick_is_tokenised_alone_and_twice_where_it_is_picked_twice(
+    source: Source, tmp_path: Path, cached: bool, tokenised: list[int]
 ) -> None:
-    seen: list[int] = []
-    original = Tokenising.__call__
-    monkeypatch.setattr(
-        Tokenising,
-        "__call__",
-        lambda self, rows: (seen.extend(row[0] for row in rows), original(self, rows))[1],
-    )
-    numbers = index_of("s", source).rows[[30, 2, 55]]
-    pick = torch.from_numpy(numbers)
-    table = table_of(source, tmp_path / "cache", pick=pick)
-    assert table.rows.tolist() == numbers.tolist()
-    assert sorted(seen) == sorted(table.rows.tolist())
-    assert table.digest != table_of(source, tmp_path / "cache", pick=pick.flip(0)).digest
+    cache = tmp_path / "cache" if cached else None
+    pick = torch.from_numpy(index_of("s", source).rows[[30, 2, 2, 55]])
+    table = table_of(source, cache, pick=pick)
+    assert table.rows.tolist() == pick.tolist()
+    assert sorted(tokenised) == sorted(set(pick.tolist()))
+    assert table.report.looked == 3
+    assert table.digest != table_of(source, cache, pick=pick.flip(0)).digest
     whole = table_of(source)
-    for position, row in enumerate(table.rows.tolist()):
+    for position, row in enumerate(pick.tolist()):
         assert table.row(position)[0].equal(whole.row(whole.places[row])[0])
 
 
@@ -127,10 +130,12 @@ def test_what_was_done_before_a_kill_is_not_done_again(
     expected = table_of(source)
     cache = tmp_path / "cache"
     original = Tokenising.__call__
-    done = []
+    done: list[int] = []
+    kills: list[int] = []
 
     def dying(self: Tokenising, rows: Any) -> Any:
-        if len(done) == 4:
+        if len(done) == 4 and not kills:
+            kills.append(1)
             raise KeyboardInterrupt
         done.append(rows[0][0])
         return original(self, rows)
@@ -142,30 +147,9 @@ def test_what_was_done_before_a_kill_is_not_done_again(
     assert len(list(parts.iterdir())) == 4
     newest = max(parts.iterdir())
     newest.write_bytes(newest.read_bytes()[:-1] + b"?")  # and a disk that lost a byte
-    done.clear()
-    monkeypatch.setattr(
-        Tokenising,
-        "__call__",
-        lambda self, rows: (done.append(rows[0][0]), original(self, rows))[1],
-    )
     assert same(table_of(source, cache), expected)
-    assert len(done) == 9 - 3
+    assert len(done) == 4 + 9 - 3
     assert not parts.exists()
-
-
-@pytest.mark.parametrize("cached", [False, True])
-def test_a_row_that_is_picked_twice_is_there_twice(
-    source: Source, tmp_path: Path, cached: bool
-) -> None:
-    first, other, last = index_of("s", source).rows[[2, 30, 50]].tolist()
-    table = table_of(
-        source,
-        tmp_path / "cache" if cached else None,
-        pick=torch.tensor([last, first, first, other]),
-    )
-    assert table.rows.tolist() == [last, first, first, other]
-    assert bytes(table.row(2)[0][:-1].tolist()).decode() == f"Row {first}?\nanswer {first}"
-    assert table.report.looked == 3
 
 
 def test_a_cache_that_cannot_be_locked_is_named(source: Source, tmp_path: Path) -> None:
@@ -221,19 +205,18 @@ def work(site: Site, monkeypatch: pytest.MonkeyPatch) -> Any:
 
 
 def test_a_fault_in_another_process_comes_with_its_traceback(work: Any) -> None:
-    with pytest.raises(
-        RuntimeError,
-        match=r"(?s)in a process that reads rows:.*their_work.py.*Odd: a fault in their library",
-    ):
+    with pytest.raises(RuntimeError, match=r"(?s)their_work.py.*Odd: a fault in their library"):
         in_parts([0, 1], work("raises"), folder=None)
 
 
+@pytest.mark.extended
 def test_a_process_that_dies_is_reported_with_its_exit_code(work: Any) -> None:
     with rejects("process-lost", of=DataError) as caught:
         in_parts([0, 1], work("dies"), folder=None)
-    assert caught.value.message.endswith(" exit code 3")
+    assert "exit code 3" in caught.value.message
 
 
+@pytest.mark.extended
 def test_ctrl_c_does_not_wait_for_other_processes(
     work: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -269,44 +252,17 @@ def test_other_processes_make_the_same_parts(
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(hgms_mix.lm.parts, "ALONE", 1)
     monkeypatch.setattr(torch, "get_num_threads", lambda: 2)
-    mine: list[int] = []
-    original = hgms_mix.lm.parts._part
-    monkeypatch.setattr(
-        hgms_mix.lm.parts,
-        "_part",
-        lambda work, chunk, path: (mine.append(1), original(work, chunk, path))[1],
-    )
     index = index_of("s", source, tmp_path / "cache")
-    assert len(mine) == 1
     for leaf in ("rows", "keys", "whole"):
         assert getattr(index, leaf).tolist() == getattr(expected, leaf).tolist()
     assert index.report == expected.report
 
 
-def test_work_is_the_same_after_its_way_to_another_process() -> None:
-    work = Tokenising(
-        byte_tokenizer(), "plain", 40, False, "prompt-completion", None, "a.jsonl", ("s", "path")
-    )
-    rows = [
-        (0, "line 1", b'{"prompt": "Why?", "completion": "So."}'),
-        (1, "line 2", b'{"prompt": "How?", "completion": "So."}'),
-    ]
-    here = work(rows)
-    there = pickle.loads(pickle.dumps(work))(rows)
-    assert {name: array.tolist() for name, array in here[0].items()} == {
-        name: array.tolist() for name, array in there[0].items()
-    }
-    assert here[1] == there[1] == {"too_long": 0, "truncated": 0, "longest": 9, "shortest": 9}
-
-
-@pytest.mark.parametrize("count", [1, 9, 30, 60, 500])
-@pytest.mark.parametrize("choice", [{}, {"shuffle_seed": 3, "rows": 80}])
+@pytest.mark.parametrize(
+    ("count", "choice"), [(1, {}), (30, {"shuffle_seed": 3, "rows": 80}), (500, {})]
+)
 def test_rows_are_drawn_before_they_become_tokens(
-    source: Source,
-    tmp_path: Path,
-    count: int,
-    choice: dict[str, int],
-    monkeypatch: pytest.MonkeyPatch,
+    source: Source, tmp_path: Path, count: int, choice: dict[str, int], tokenised: list[int]
 ) -> None:
     """Those that pass, in the order of a permutation of the rows that have an answer."""
     source = evolve(source, **choice)
@@ -315,15 +271,8 @@ def test_rows_are_drawn_before_they_become_tokens(
     index = index_of("s", source)
     order = torch.randperm(index.size, generator=key.generator()).tolist()
     passing = [number for number in index.rows[order].tolist() if number in whole.places]
-    taken = set(passing[:count])
-    expected = [number for number in whole.rows.tolist() if number in taken]
-    seen: set[int] = set()
-    original = Tokenising.__call__
-    monkeypatch.setattr(
-        Tokenising,
-        "__call__",
-        lambda self, rows: (seen.update(row[0] for row in rows), original(self, rows))[1],
-    )
+    expected = [number for number in whole.rows.tolist() if number in passing[:count]]
+    tokenised.clear()
     options = {"template": "plain", "max_length": 40, "cache_dir": tmp_path / "cache"}
     table = drawn_table("s", source, byte_tokenizer(), count=count, key=key, **options)
     assert table.rows.tolist() == expected
@@ -331,20 +280,14 @@ def test_rows_are_drawn_before_they_become_tokens(
         table.row(place)[0].equal(whole.row(whole.places[row])[0])
         for place, row in enumerate(expected)
     )
-    assert len(seen) <= 1.3 * count + 16
+    assert len(set(tokenised)) <= 1.3 * count + 16
 
 
 def test_where_no_drawn_row_passes_more_are_drawn(tmp_path: Path) -> None:
-    rows = [{"prompt": "p", "completion": "long " * 20 if row else "a"} for row in range(60)]
-    (tmp_path / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-    source = Source(path=str(tmp_path / "rows.jsonl"))
-    options = {"template": "plain", "max_length": 40}
-    for seed in range(3):
-        assert drawn_table(
-            "s", source, byte_tokenizer(), count=2, key=Key(seed), **options
-        ).rows.tolist() == [0]
-    with rejects("no-rows", "s", "path", of=DataError) as caught:
-        drawn_table(
-            "s", source, byte_tokenizer(), count=2, key=Key(0), template="plain", max_length=3
-        )
-    assert caught.value.message.startswith("60 of 60 rows ")
+    rows = [("p", "long " * 20 if row else "a") for row in range(60)]
+    source = source_of(tmp_path / "rows.jsonl", rows)
+    options: dict[str, Any] = {"template": "plain", "count": 2, "key": Key(0)}
+    table = drawn_table("s", source, byte_tokenizer(), max_length=40, **options)
+    assert table.rows.tolist() == [0]
+    with rejects("no-rows", "s", "path", of=DataError):
+        drawn_table("s", source, byte_tokenizer(), max_length=3, **options)

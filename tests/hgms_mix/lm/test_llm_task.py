@@ -232,7 +232,6 @@ def test_differences_on_a_bfloat16_base_have_the_signs_of_the_exact_float32_dire
         results = []
         for number in range(4):
             index = problem.lower_data.draw(Key(number), 9, 1)
-            assert index is not None
             step = LastStep(x=x, batch=problem.lower_data.batch(index[0]), rows=9, rate=0.1)
             branch = Branch(
                 x=x,
@@ -293,7 +292,6 @@ def test_the_mixture_loss_has_no_bias(files: dict[str, Source]) -> None:
     data = problem.lower_data
     theta = problem.theta0
     x = problem.x0
-    assert problem.sources is not None
     whole = problem.g(theta, x, data.batch(None))
     rows = problem.sources.examples(x, data.batch(None))
     source = data.batch(None)["source"]
@@ -314,7 +312,6 @@ def test_the_token_mean_has_no_bias(files: dict[str, Source]) -> None:
     theta = problem.theta0
     x = problem.x0
     batch = data.batch(None)
-    assert problem.sources is not None
     rows = problem.sources.examples(x, batch)
     count = batch["mask"][:, 1:].sum(1)
     by_hand = sum(
@@ -334,7 +331,6 @@ def test_on_average_over_all_tokens_a_batch_is_the_mean_over_its_tokens(
     data = problem.lower_data
     x = problem.x0
     batch = data.batch(None)
-    assert problem.sources is not None
     summed = problem.sources.examples(x, batch) * (count := batch["mask"][:, 1:].sum(1))
     of = [batch["source"] == number for number in range(len(problem.sources.names))]
     means = torch.stack([count[own].double().mean() for own in of])
@@ -358,7 +354,6 @@ def test_batches_hold_every_source_equally() -> None:
     of = torch.tensor([0] * 40 + [1] * 15 + [2] * 5)
     for size, odd in ((6, 0), (8, 2), (2, 2)):
         drawn = data.draw(Key(0), size, 300)
-        assert drawn is not None
         assert drawn.shape == (300, size)
         held = torch.stack([torch.bincount(of[row], minlength=3) for row in drawn])
         assert set(held.unique().tolist()) <= {size // 3, size // 3 + 1}
@@ -375,7 +370,6 @@ def test_the_order_of_the_sources_changes_no_draw(files: dict[str, Source]) -> N
     for entry in (straight, turned):
         problem = entry.problem(0, CPU, F64)
         index = problem.lower_data.draw(Key(0), 7, 2)
-        assert index is not None
         texts = problem.lower_data.rows(index)["tokens"]
         drawn.append([sorted(str(row.tolist()) for row in step) for step in texts])
     assert drawn[0] == drawn[1]
@@ -383,7 +377,6 @@ def test_the_order_of_the_sources_changes_no_draw(files: dict[str, Source]) -> N
 
 def test_a_given_mixture_is_by_name(files: dict[str, Source]) -> None:
     sources = task(files).problem(0, CPU, F64).sources
-    assert sources is not None
     omega = sources.weights(sources.theta({"words": 3, "sums": 1}))
     assert dict(zip(sources.names, omega.tolist(), strict=True)) == pytest.approx(
         {"sums": 0.25, "dots": 0, "words": 0.75}
@@ -425,8 +418,6 @@ def test_a_prior_is_where_the_weights_begin(
 ) -> None:
     strata = task(files).problem(0, CPU, F64).lower_data.strata
     problem = task(files, prior=prior, cache=4).problem(0, CPU, F64)
-    assert problem.sources is not None
-    assert strata is not None
     expected = torch.tensor(shares([size for _, size in strata]), dtype=F64)
     omega = problem.sources.weights(problem.theta0)
     assert omega.tolist() == pytest.approx((expected / expected.sum()).tolist(), abs=1e-12)
@@ -441,7 +432,6 @@ def test_a_prior_of_another_source_is_refused(files: dict[str, Source]) -> None:
 def test_scalebio_moves_the_logits_by_its_formula(files: dict[str, Source]) -> None:
     """h_s = α ω_s [(ℓ_s(w) − ℓ_s(u)) − Σ_j ω_j (ℓ_j(w) − ℓ_j(u))] at the losses before the step."""
     problem = problem_of(files, adapter=Lora(rank=2))
-    assert problem.sources is not None
     generator = Minimax(alpha=10.0, lr=0.1)
     start = generator.init(problem, Key(0))
     start["aux"] = {f"u.{name}": leaf[None] for name, leaf in moved(problem.x0, 5).items()}

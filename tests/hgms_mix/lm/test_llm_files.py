@@ -1,0 +1,277 @@
+"""Files of every kind: one set of rows reads the same from each, and damage is named."""
+
+from __future__ import annotations
+
+import gzip
+import json
+import sys
+import types
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from support.helpers import rejects
+from support.source_files import array, delimited, lines, parquet, source_of, words, zstandard
+
+from hgms_core import DataError, HgmsError, MissingExtra
+from hgms_mix.evaluation.questions import place
+from hgms_mix.lm import files
+from hgms_mix.lm.models import BaseModel
+from hgms_mix.lm.sources import Source, content, read, read_examples
+from hgms_mix.lm.tokenizers import load_tokenizer
+
+REVISION = "77f3279092a1c1579b2250db8eafed0ad422088c"
+# commas, quotes and line breaks inside; numbers stay the text that they are
+ROWS = [
+    {"instruction": "a, b", "input": "", "output": 'say "x"'},
+    {"instruction": "two\nlines", "input": "1, 2", "output": "007"},
+    {"instruction": "ü", "input": "", "output": "1.50"},
+]
+PAIRS = [("a, b", 'say "x"'), ("two\nlines\n1, 2", "007"), ("ü", "1.50")]
+KINDS: list[tuple[str, Callable[..., Path], dict[str, Any]]] = [
+    *((name, lines, {}) for name in ("a.jsonl", "a.jsonl.gz", "a.json", "a.json.gz")),
+    *((name, array, {}) for name in ("a.jsonl", "a.json", "a.json.gz")),
+    *(("a.json", array, {"key": key}) for key in ("data", "items", "instances", "rows")),
+    ("a.json", array, {"key": "data", "indent": None}),
+    *((name, parquet, {}) for name in ("a.parquet", "a.parquet.gz")),
+    ("a.jsonl.zst", zstandard, {}),
+    *((name, delimited, {}) for name in ("a.csv", "a.tsv", "A.CSV")),
+    ("a.csv", delimited, {"encoding": "utf-8-sig"}),
+]
+
+
+@pytest.mark.parametrize(("name", "write", "options"), KINDS)
+def test_one_set_of_rows_reads_the_same_from_every_kind_of_file(
+    tmp_path: Path, name: str, write: Callable[..., Path], options: dict[str, Any]
+) -> None:
+    path = write(tmp_path / name, ROWS, **options)
+    examples, report = read("s", Source(path=str(path)))
+    assert [example.row for example in examples] == [0, 1, 2]
+    assert [tuple(text for _, text in words(example)) for example in examples] == PAIRS
+    assert (report.format, report.total, report.bad) == ("alpaca", 3, 0)
+
+
+def test_blank_lines_and_a_byte_order_mark_are_skipped_and_lines_still_counted(
+    tmp_path: Path,
+) -> None:
+    path = tmp_path / "a.jsonl"
+    rows = [json.dumps(row) for row in ROWS]
+    path.write_bytes(b"\xef\xbb\xbf" + f"{rows[0]}\n\n{rows[1]}\r\n  \n{{oops\n{rows[2]}".encode())
+    examples, _ = read("s", Source(path=str(path), max_bad_rows=1))
+    assert [example.row for example in examples] == [0, 1, 3]
+    with rejects("wrong-row", "s", "path", of=DataError) as caught:
+        read("s", Source(path=str(path)))
+    assert "\nline 5: " in caught.value.message
+
+
+@pytest.mark.parametrize(("name", "write"), [("a.json", array), ("a.parquet", parquet)])
+def test_a_bad_row_of_an_array_or_table_has_the_number_that_its_example_would_have(
+    tmp_path: Path, name: str, write: Callable[..., Path]
+) -> None:
+    rows = [*ROWS[:2], {"instruction": None, "input": "", "output": "A"}, ROWS[2]]
+    path = str(write(tmp_path / name, rows))
+    with rejects("wrong-row", "s", "path", of=DataError) as caught:
+        read_examples("s", Source(path=path))
+    assert "\nrow 2: " in caught.value.message
+    examples = read_examples("s", Source(path=path, max_bad_rows=1))
+    assert [example.row for example in examples] == [0, 1, 3]
+
+
+def test_raw_text_is_learned_from_its_beginning(tmp_path: Path) -> None:
+    (tmp_path / "poems.txt").write_text("Roses are red.\r\n\nViolets are blue.\n", encoding="utf-8")
+    examples = read_examples("s", Source(path=str(tmp_path / "poems.txt")))
+    expected = ["Roses are red.", "Violets are blue."]
+    assert [words(item) for item in examples] == [[("assistant", text)] for text in expected]
+    assert [item.key for item in examples] == [text.lower() for text in expected]
+    named = source_of(tmp_path / "rows.jsonl", [{"text": "Roses are red."}], format="text")
+    assert read_examples("s", named)[0].messages == examples[0].messages
+
+
+def test_folders_and_patterns_are_their_files_in_order(tmp_path: Path) -> None:
+    """Rows number on from file to file, and the digest is of the contents in that order, not of
+    names.
+    """
+    folder = tmp_path / "set"
+    folder.mkdir()
+    for name, first in {"b.jsonl": 10, "a.jsonl.gz": 0, "c.json": 20}.items():
+        source_of(folder / name, [(f"p{i}", str(i)) for i in range(first, first + 3)])
+    (folder / "README.md").write_text("notes")
+    whole = Source(path=str(folder))
+    expected = [str(tens + i) for tens in (0, 10, 20) for i in range(3)]
+    for pattern in (folder, tmp_path / "*" / "*.json*", tmp_path / "**" / "*.json*"):
+        examples = read_examples("s", item := Source(path=str(pattern)))
+        assert [example.messages[-1].text for example in examples] == expected
+        assert [example.row for example in examples] == list(range(9))
+        assert content("s", item) == content("s", whole)
+    some = Source(path=str(folder / "[bc].json*"))
+    assert len(read_examples("s", some)) == 6
+    assert content("s", some) != content("s", whole)
+    (folder / "b.jsonl").write_text('{"prompt": "p", "completion": "c"}\n{oops\n')
+    with rejects("wrong-row", "s", "path", of=DataError) as caught:
+        read_examples("s", whole)
+    assert "\nb.jsonl, line 2: " in caught.value.message
+
+
+def test_content_is_of_the_file_and_not_of_its_name(tmp_path: Path) -> None:
+    one, two, three = (
+        content("s", source_of(tmp_path / name, ROWS[:count]))
+        for name, count in (("a.jsonl", 3), ("b.jsonl", 3), ("c.jsonl", 2))
+    )
+    assert one == two != three
+    assert REVISION in content("s", Source(hub="a/b", revision=REVISION))
+
+
+def test_variables_and_the_home_folder_are_expanded(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    lines(tmp_path / "a.jsonl", ROWS)
+    monkeypatch.setenv("HGMS_TEST_ROOT", str(tmp_path))
+    monkeypatch.setenv("HOME", str(tmp_path))
+    for path in ("$HGMS_TEST_ROOT/a.jsonl", "${HGMS_TEST_ROOT}/a.jsonl", "~/a.jsonl"):
+        assert len(read_examples("s", Source(path=path))) == 3
+    with rejects("missing-variable", "s", "path") as caught:
+        read_examples("s", Source(path="$HGMS_TEST_ROT/a.jsonl"))
+    assert caught.value.did_you_mean == ("$HGMS_TEST_ROOT",)
+
+
+@pytest.mark.parametrize(
+    "path",
+    [
+        "$OPENAI_API_KEY/x",
+        "$OPENAI_API_KEY",
+        "${OPENAI_API_KEY}.jsonl",
+        "./$OPENAI_API_KEY/a.jsonl",
+    ],
+)
+def test_messages_show_a_path_as_it_is_written(path: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A variable's value may be nobody else's business: messages are printed, and kept in
+    summaries.
+    """
+    monkeypatch.setenv("OPENAI_API_KEY", "sk-secret")
+    for call in (
+        lambda: read_examples("s", Source(path=path)),
+        lambda: place("gsm8k", f"{path}/x"),
+        lambda: load_tokenizer(f"./{path}/x"),
+        lambda: BaseModel(path=f"./{path}/x", tokenizer="bytes").load(torch.device("cpu")),
+    ):
+        with pytest.raises(HgmsError) as caught:
+            call()
+        assert "sk-secret" not in repr(caught.value.as_dict())
+
+
+# -- damage
+# --------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "code"),
+    [
+        ("a.json", '[{"prompt": "Q",\n "completion": }]', "wrong-format"),
+        ("a.json", '[{"prompt": "Q"}', "wrong-format"),
+        ("a.json", '{"nothing": 1}', "wrong-format"),
+        ("a.jsonl", '{"promptt": "Q", "text": "A"}', "wrong-format"),
+        ("a.csv", 'prompt,completion\n"a,b\n', "wrong-format"),
+        ("a.csv", "prompt,completion\na,b\nc,d,e\n", "wrong-row"),
+        ("a.jsonl", "{\nnonsense", "wrong-row"),
+        ("a.docx", "x", "wrong-format"),
+        *(("a.json", text, "no-rows") for text in ("", "\n \n", "[]", '{"data": []}')),
+    ],
+)
+def test_text_that_is_no_table_of_rows_is_refused(
+    tmp_path: Path, name: str, text: str, code: str
+) -> None:
+    (tmp_path / name).write_text(text)
+    with rejects(code, "s", "path", of=DataError):
+        read_examples("s", Source(path=str(tmp_path / name)))
+
+
+@pytest.mark.parametrize(
+    ("name", "near"),
+    [("trian.jsonl.gz", ("train.jsonl.gz",)), ("empty", ()), ("none/a.jsonl", ()), ("*.md", ())],
+)
+def test_a_missing_file_is_answered_with_the_nearest(
+    tmp_path: Path, name: str, near: tuple[str, ...]
+) -> None:
+    lines(tmp_path / "train.jsonl.gz", ROWS)
+    (tmp_path / "empty").mkdir()
+    with rejects("missing-file", "s", "path", of=DataError) as caught:
+        read_examples("s", Source(path=str(tmp_path / name)))
+    assert caught.value.did_you_mean == near
+
+
+@pytest.mark.parametrize("head", [b"", b'{"prompt": "'])
+def test_a_compressed_line_that_fills_the_memory_is_rejected(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, head: bytes
+) -> None:
+    monkeypatch.setattr(files, "LONGEST_LINE", 1 << 16)
+    path = tmp_path / "rows.jsonl.gz"
+    path.write_bytes(gzip.compress(head + b"x" * (1 << 20)))
+    with rejects("too-large", "s", "path", of=DataError):
+        read_examples("s", Source(path=str(path)))
+
+
+@pytest.mark.parametrize(
+    ("write", "name", "keep", "code"),
+    [
+        *((lines, "a.jsonl.gz", keep, "damaged-file") for keep in (4, 40, -6)),
+        (parquet, "a.parquet", -20, "damaged-file"),
+        (zstandard, "a.jsonl.zst", -30, "unreadable-file"),
+    ],
+)
+def test_a_truncated_file_is_named(
+    tmp_path: Path, write: Callable[..., Path], name: str, keep: int, code: str
+) -> None:
+    path = write(tmp_path / name, ROWS)
+    path.write_bytes(path.read_bytes()[:keep])
+    with rejects(code, "s", "path", of=DataError) as caught:
+        read_examples("s", Source(path=str(path)))
+    assert name in caught.value.message
+
+
+@pytest.mark.parametrize(
+    ("name", "encoding"),
+    [("a.jsonl", "utf-16"), ("a.json", "utf-16-le"), ("a.csv", "utf-16-be"), ("a.txt", "utf-32")],
+)
+def test_utf_16_is_called_so(name: str, encoding: str, tmp_path: Path) -> None:
+    (tmp_path / name).write_text("\n".join(json.dumps(row) for row in ROWS), encoding=encoding)
+    with rejects("wrong-format", "s", "path", of=DataError) as caught:
+        read_examples("s", Source(path=str(tmp_path / name), max_bad_rows=99))
+    assert "UTF-16" in caught.value.message
+
+
+# -- the Hub
+# --------------------------------------------------------------------------------------------------
+
+
+def test_a_hub_set_is_read_at_its_pinned_revision(monkeypatch: pytest.MonkeyPatch) -> None:
+    datasets = pytest.importorskip("datasets", reason="datasets is not installed")
+    hub = types.SimpleNamespace(calls=[])
+    rows = datasets.Dataset.from_list(ROWS)
+
+    def load(name: str, subset: str | None, *, split: str, revision: str) -> Any:
+        hub.calls.append((name, subset, split, revision))
+        if name == "a/gone":
+            raise ConnectionError("no route to host")
+        return rows
+
+    monkeypatch.setattr(datasets, "load_dataset", load)
+    examples = read_examples("s", Source(hub="a/b", revision=REVISION))
+    assert [example.messages[-1].text for example in examples] == [answer for _, answer in PAIRS]
+    read_examples("s", Source(hub="a/b", revision=REVISION, subset="main", split="test", rows=1))
+    assert hub.calls == [("a/b", None, "train", REVISION), ("a/b", "main", "test", REVISION)]
+    with rejects("cannot-load", "s", "hub", of=DataError):
+        read_examples("s", Source(hub="a/gone", revision=REVISION))
+
+
+@pytest.mark.parametrize("package", ["pyarrow", "datasets"])
+def test_a_package_that_is_not_installed_is_named_with_its_extra(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, package: str
+) -> None:
+    own = Source(path=str(parquet(tmp_path / "a.parquet", ROWS)))
+    source = own if package == "pyarrow" else Source(hub="a/b", revision=REVISION)
+    monkeypatch.setitem(sys.modules, package, None)
+    with rejects("missing-package", of=MissingExtra) as caught:
+        read_examples("s", source)
+    assert caught.value.install == "pip install 'hgms[llm]'"

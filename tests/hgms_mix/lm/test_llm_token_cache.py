@@ -1,0 +1,199 @@
+"""The cache of token tables: what identifies a table, and what damage does."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from attrs import evolve
+from support.helpers import rejects
+from support.source_files import source_of
+
+import hgms_mix.lm.tokens
+from hgms_core import DataError
+from hgms_mix.lm.sources import Source
+from hgms_mix.lm.table import TokenTable
+from hgms_mix.lm.tokenizers import byte_tokenizer
+from hgms_mix.lm.tokens import fingerprint, token_table
+
+pytest.importorskip("transformers", reason="transformers is not installed")
+
+ROWS = [("Q", "A"), ("What is it?", "A long answer."), ("R", " ")]
+
+
+def table_of(source: Source, tokenizer: Any = None, name: str = "s", **options: Any) -> TokenTable:
+    settings = {"template": "plain", "max_length": 64} | options
+    return token_table(name, source, tokenizer or byte_tokenizer(), **settings)
+
+
+@pytest.fixture
+def built(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """The names of the sources that were read while tables were made."""
+    seen: list[str] = []
+    original: Callable[..., Any] = hgms_mix.lm.tokens.index_of
+
+    def reading(name: str, *arguments: Any, **options: Any) -> Any:
+        seen.append(name)
+        return original(name, *arguments, **options)
+
+    monkeypatch.setattr(hgms_mix.lm.tokens, "index_of", reading)
+    return seen
+
+
+def same(first: TokenTable, second: TokenTable) -> bool:
+    leaves = ("tokens", "mask", "offsets", "rows", "keys")
+    return (
+        all(torch.equal(getattr(first, leaf), getattr(second, leaf)) for leaf in leaves)
+        and first.report == second.report
+    )
+
+
+def test_a_table_is_made_once_and_then_mapped_from_its_file(
+    tmp_path: Path, built: list[str]
+) -> None:
+    """Whatever the name and place of its file are."""
+    source = source_of(tmp_path / "a.jsonl", ROWS)
+    cache = tmp_path / "cache"
+    plain, first, second = (table_of(source, cache_dir=folder) for folder in (None, cache, cache))
+    assert built == ["s", "s"]  # without the cache, and the first time with it
+    assert same(plain, first)
+    assert same(first, second)
+    (file,) = cache.glob("*.safetensors")
+    assert file.stem == first.digest == second.digest == plain.digest
+    if sys.platform == "linux":
+        assert str(file) in Path("/proc/self/maps").read_text()
+    moved = source_of(tmp_path / "moved.jsonl", ROWS)
+    assert table_of(moved, name="other", cache_dir=cache).name == "other"
+    assert built == ["s", "s"]
+
+
+def test_whatever_changes_the_tokens_makes_another_table(tmp_path: Path) -> None:
+    source = source_of(tmp_path / "a.jsonl", ROWS)
+    tokenizers = [byte_tokenizer() for _ in range(3)]
+    tokenizers[0].add_tokens(["<extra>"])
+    for tokenizer, end in zip(tokenizers[1:], ("<eos>", "|<eos>"), strict=True):
+        text = "{% for m in messages %}{{ m['content'] }}" + end + "{% endfor %}"
+        tokenizer.chat_template = text
+    digests = [
+        table_of(source).digest,
+        table_of(source_of(tmp_path / "b.jsonl", [*ROWS, ("Q2", "A2")])).digest,
+        *(
+            table_of(evolve(source, **change)).digest
+            for change in ({"rows": 2}, {"completion": "."}, {"shuffle_seed": 1})
+        ),
+        *(
+            table_of(source, **change).digest
+            for change in ({"max_length": 65}, {"too_long": "truncate"}, {"template": "chatml"})
+        ),
+        table_of(source, tokenizers[0]).digest,
+        *(table_of(source, tokenizer, template="model").digest for tokenizer in tokenizers[1:]),
+    ]
+    assert len(set(digests)) == len(digests)
+    used = byte_tokenizer()
+    used(["a", "bcd"], padding=True, truncation=True, max_length=2)
+    assert table_of(source, used).digest == digests[0]
+    assert fingerprint(used) == fingerprint(byte_tokenizer())
+
+
+@pytest.mark.parametrize(
+    "damage",
+    [
+        lambda data, other: data[:-9],
+        lambda data, other: data[:5],
+        lambda data, other: b"",
+        lambda data, other: data[:-3] + bytes([data[-3] ^ 1]) + data[-2:],
+        lambda data, other: other,
+    ],
+    ids=["shorter", "headless", "empty", "one bit", "another table"],
+)
+def test_a_damaged_entry_is_named_and_made_anew(
+    tmp_path: Path,
+    built: list[str],
+    damage: Callable[[bytes, bytes], bytes],
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    source = source_of(tmp_path / "a.jsonl", ROWS)
+    cache = tmp_path / "cache"
+    first = table_of(source)
+    tables = [table_of(item, cache_dir=cache) for item in (source, evolve(source, rows=1))]
+    file, other = (cache / f"{table.digest}.safetensors" for table in tables)
+    file.write_bytes(damage(file.read_bytes(), other.read_bytes()))
+    built.clear()
+    assert same(first, table_of(source, cache_dir=cache))
+    assert same(first, table_of(source, cache_dir=cache))
+    assert built == ["s"]
+    (warned,) = caplog.messages
+    assert str(file) in warned
+
+
+def test_an_entry_does_not_hide_bad_rows_from_a_stricter_source(tmp_path: Path) -> None:
+    source = source_of(tmp_path / "a.jsonl", [*ROWS, "{oops"], max_bad_rows=1)
+    assert table_of(source, cache_dir=tmp_path / "cache").report.bad == 1
+    with rejects("wrong-row", "s", "path", of=DataError):
+        table_of(evolve(source, max_bad_rows=0), cache_dir=tmp_path / "cache")
+
+
+def test_a_full_disk_or_a_folder_that_cannot_be_written_is_named(tmp_path: Path) -> None:
+    """A limit on the size of files, which safetensors meets as it meets a full disk."""
+    import resource
+
+    source = source_of(
+        tmp_path / "a.jsonl", [(f"What is {i}?", 4 * "A number. ") for i in range(400)]
+    )
+    cache = tmp_path / "cache"
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (30_000, limits[1]))
+    try:
+        with rejects("cannot-write", str(cache), of=DataError):
+            table_of(source, cache_dir=cache)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+    assert not list(cache.glob("*.part"))
+    assert table_of(source, cache_dir=cache).size == 400
+    with rejects("cannot-write", f"{source.path}/cache", of=DataError):
+        table_of(source, cache_dir=Path(f"{source.path}/cache"))
+
+
+SCRIPT = """
+import sys, time
+import hgms_mix.lm.tokens
+from hgms_mix.lm.sources import Source
+from hgms_mix.lm.tokenizers import byte_tokenizer
+path, cache, log = sys.argv[1:]
+reading = hgms_mix.lm.tokens.index_of
+def slow(*arguments, **options):
+    with open(log, "a") as stream:
+        stream.write("made\\n")
+    time.sleep(1)
+    return reading(*arguments, **options)
+hgms_mix.lm.tokens.index_of = slow
+tokenizer = byte_tokenizer()
+print("ready", flush=True)
+sys.stdin.readline()
+settings = {"template": "plain", "max_length": 64, "cache_dir": cache}
+table = hgms_mix.lm.tokens.token_table("s", Source(path=path), tokenizer, **settings)
+print(table.size, table.tokens.sum().item())
+"""
+
+
+@pytest.mark.extended
+def test_two_processes_that_want_one_table_make_it_once(tmp_path: Path) -> None:
+    source = source_of(tmp_path / "a.jsonl", ROWS)
+    arguments = [sys.executable, "-c", SCRIPT, source.path, tmp_path / "cache", tmp_path / "log"]
+    environment = os.environ | {"PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
+    pipes: dict[str, Any] = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}
+    running = [subprocess.Popen(arguments, env=environment, **pipes) for _ in range(2)]
+    assert [process.stdout.readline() for process in running] == ["ready\n"] * 2
+    for process in running:
+        process.stdin.write("go\n")
+        process.stdin.flush()
+    answers = [process.communicate(timeout=60)[0] for process in running]
+    table = table_of(source)
+    assert answers == 2 * [f"{table.size} {int(table.tokens.sum())}\n"]
+    assert (tmp_path / "log").read_text() == "made\n"
