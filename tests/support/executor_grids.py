@@ -29,3 +29,14 @@ def contents(folder: Path) -> dict[str, bytes]:
 def steps(folder: Path) -> dict[str, bytes]:
     """Of each seed, whatever the method's folder is called."""
     return {path.parent.name: path.read_bytes() for path in folder.rglob("steps.jsonl")}
+
+
+def on_another_machine(folder: Path, duration: float) -> Path:
+    """The lease of a process of another machine that is not there any more."""
+    folder.mkdir(exist_ok=True)
+    marker = folder / ".lease"
+    marker.write_text(
+        f"filelock/2\npid=1\nhost=another-machine\nmode=lease\ntoken={'0' * 32}\n"
+        f"duration={duration}\n"
+    )
+    return marker

@@ -1,0 +1,177 @@
+"""The executor `local`: jobs in processes of this machine, and what a killed one leaves."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import sys
+import time
+from collections.abc import Iterable, Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+from support.executor_grids import WALK, grid, steps
+from support.helpers import rejects
+
+from hgms.comparison.run_grid import run_grid
+from hgms.executors import (
+    Job,
+    Local,
+    Needs,
+    as_error,
+    called,
+    code_of,
+    ensure_same,
+    installation,
+    pack_error,
+    unpack_error,
+)
+from hgms_core import CheckpointError, ConfigError, ErrorGroup, MissingExtra
+
+
+@pytest.fixture(scope="module")
+def local() -> Iterator[Local]:
+    """One loaded process, which finds the functions of this file."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.syspath_prepend(str(Path(__file__).parent))
+        patch.setenv("OMP_NUM_THREADS", "1")
+        executor = Local(jobs=1)
+        yield executor
+        executor.close()
+
+
+def acts(arguments: Mapping[str, Any], tell: Any) -> Mapping[str, Any]:
+    """A job that does what its arguments say."""
+    if "kill" in arguments:
+        os.kill(os.getpid(), signal.SIGKILL)
+    if "raise" in arguments:
+        raise ConfigError("missing-file", "no such data", place=("train.jsonl", 3))
+    if "hang" in arguments:
+        Path(arguments["hang"]).write_text(f"{os.getpid()} {os.getppid()}")
+        time.sleep(600)
+    tell(event="step", share=0.5)
+    threads = os.environ["OMP_NUM_THREADS"]
+    return {"threads": threads, "process": os.getpid(), "loaded": os.getppid()}
+
+
+def jobs_of(*arguments: Mapping[str, Any]) -> Iterable[Job]:
+    """As a coordinator gives them: iterated again, those that are left."""
+    jobs = [
+        Job(title=f"job {number}", function="test_local:acts", arguments=each)
+        for number, each in enumerate(arguments)
+    ]
+
+    class Jobs:
+        def __iter__(self) -> Iterator[Job]:
+            while jobs:
+                yield jobs.pop(0)
+
+    return Jobs()
+
+
+def test_a_lost_job_stops_no_other_and_costs_a_fork_and_no_loading(local: Local) -> None:
+    told: list[tuple[str, Any]] = []
+    # longer than an argument of a command may be
+    jobs = jobs_of({"long": "a" * 200_000}, {"kill": True}, {}, {"raise": True}, {})
+    report = lambda job, event: told.append((job.title, event["event"]))  # noqa: E731
+    before, lost, after, failed, last = local.carry_out(jobs, report)
+    assert lost.lost.startswith("its process was killed by SIGKILL")
+    error = failed.error
+    assert isinstance(error, ConfigError)
+    assert (error.code, error.place) == ("missing-file", ("train.jsonl", 3))
+    outcomes = [ending.outcome or {} for ending in (before, after, last)]
+    assert [outcome["threads"] for outcome in outcomes] == ["1"] * 3
+    assert sorted(told) == [(f"job {number}", "step") for number in (0, 2, 4)]
+    if sys.platform == "linux":  # elsewhere a worker is one process
+        assert outcomes[0]["process"] != outcomes[1]["process"]
+        assert outcomes[0]["loaded"] == outcomes[1]["loaded"] != os.getpid()
+
+
+def test_a_run_whose_worker_is_killed_is_taken_up_again(
+    local: Local, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run_grid(grid(tmp_path / "alone"), jobs=0, progress=False)
+    (tmp_path / "marks").mkdir()
+    kills = {"breaks": "kill", "at": 5, "seed": 2, "every": True, "once": str(tmp_path / "marks")}
+    comparison = run_grid(grid(tmp_path / "local", {**WALK, **kills}), executor=local)
+    assert comparison.complete, comparison
+    assert sorted(path.name for path in (tmp_path / "marks").iterdir()) == ["0", "2"]
+    assert capsys.readouterr().err.count("it is taken up again") == 2
+    assert steps(tmp_path / "local") == steps(tmp_path / "alone")
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="elsewhere a worker is one process")
+@pytest.mark.parametrize("whole", [False, True], ids=["its parent is done", "that is killed"])
+def test_a_fork_ends_with_the_process_that_it_comes_from(
+    local: Local, tmp_path: Path, whole: bool
+) -> None:
+    mark = tmp_path / "at-work"
+    endings = iter(local.carry_out(jobs_of({"hang": str(mark)}), lambda job, event: None))
+    with ThreadPoolExecutor(1) as waiting:
+        ending = waiting.submit(next, endings)
+        until = time.monotonic() + 60
+        while not (mark.exists() and mark.read_text()):
+            assert time.monotonic() < until
+            time.sleep(0.01)
+        fork, loaded = map(int, mark.read_text().split())
+        os.kill(loaded if whole else fork, signal.SIGKILL)
+        assert "killed by SIGKILL" in ending.result(60).lost
+    gone = [fork, loaded] if whole else [fork]
+    psutil.wait_procs([psutil.Process(pid) for pid in gone if psutil.pid_exists(pid)], timeout=60)
+    assert not any(psutil.pid_exists(pid) for pid in gone)
+    assert whole or psutil.pid_exists(loaded), "it is there for the next job"
+
+
+# --- what goes to and comes from workers
+
+
+@pytest.mark.parametrize("wrong", [{"cpus": 0}, {"gpus": -1}, {"memory": 0}, {"hours": 0.0}])
+def test_needs_are_checked(wrong: dict[str, Any]) -> None:
+    with rejects("out-of-range", *wrong, of=ConfigError):
+        Needs(**wrong)
+
+
+def test_another_installation_is_rejected_by_name(tmp_path: Path) -> None:
+    plugin = tmp_path / "plugin.py"
+    plugin.write_text("a = 1\n")
+    own = installation(code_of(["hgms_core", str(plugin)]))
+    assert {"python", "torch", "hgms_core", "hgms", str(plugin)} <= own.keys()
+    ensure_same(own, "node-1")
+    others = {"torch": "2.4.0", "hgms_core": "0123456789ab", "hgms_gone": "0123456789ab"}
+    with rejects("other-installation", of=ConfigError) as caught:
+        ensure_same({**own, **others}, "node-1")
+    first, *lines = caught.value.message.splitlines()
+    assert "node-1" in first
+    assert [line.split(":")[0] for line in lines] == list(others)
+
+
+@pytest.mark.parametrize("name", ["hgms.executors.jobs:cale", "hgms_nowhere:work"])
+def test_a_function_that_is_not_there_is_named(name: str) -> None:
+    with rejects("other-installation", name, of=ConfigError):
+        called(name)
+
+
+class LostHere(CheckpointError):
+    """An error of a class that the other machine may lack."""
+
+
+def test_errors_come_back_from_workers_as_they_were_raised() -> None:
+    wrong = MissingExtra(
+        "missing-package",
+        "the sampler needs it",
+        place=("sweep", 0),
+        hint="or set another",
+        install="pip install it",
+        did_you_mean=("a", "b"),
+    )
+    several = ErrorGroup([wrong, LostHere("worker-lost", "it is gone")])
+    for error in (wrong, several):
+        back = unpack_error(json.loads(json.dumps(pack_error(error))))
+        assert (type(back), str(back)) == (type(error), str(error))
+        assert [each.as_dict() for each in back.errors] == [each.as_dict() for each in error.errors]
+    other = as_error(KeyError("a"))
+    assert (other.code, other.message) == ("unexpected-error", "KeyError: 'a'")

@@ -1,0 +1,152 @@
+"""Leases on run folders: one process writes to a folder, and who is gone holds none."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+
+import pytest
+from support.descent import files
+from support.executor_grids import on_another_machine
+from support.helpers import rejects
+
+from hgms.runs import FolderInUse, HeldFolders, RunFolder, lease, leased
+from hgms_core import CheckpointError
+
+HOLD = """
+import pathlib, sys, time
+from hgms.runs import leased
+with leased(pathlib.Path(sys.argv[1])):
+    print("held", flush=True)
+    time.sleep(600)
+"""
+JUMPS = [-6 * 3600.0, 6 * 3600.0]
+"""Seconds by which the clock of the other machine, or of the disk, is wrong."""
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    return tmp_path / "run"
+
+
+@pytest.fixture
+def short(monkeypatch: pytest.MonkeyPatch) -> float:
+    """A lease of three fifths of a second, here and in the marker of the other machine."""
+    monkeypatch.setattr(lease, "SECONDS", 0.6)
+    monkeypatch.setattr(lease, "GRACE", 0.3)
+    monkeypatch.setattr(lease, "LOOK", 0.05)
+    return 0.6
+
+
+def test_a_folder_is_held_by_one_process_and_free_once_that_is_gone(folder: Path) -> None:
+    command = [sys.executable, "-c", HOLD, str(folder)]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
+        try:
+            assert process.stdout is not None
+            assert process.stdout.readline() == "held\n"
+            with rejects("folder-in-use", str(folder), of=FolderInUse) as caught, leased(folder):
+                pass
+            assert f"process {process.pid}" in str(caught.value)
+        finally:
+            process.kill()
+    with leased(folder) as held:  # at once: it is seen to be gone
+        held.ensure()
+    assert list(folder.iterdir()) == []
+
+
+@pytest.mark.parametrize("jump", JUMPS)
+def test_a_clock_that_jumps_takes_no_run_from_a_holder_that_lives(
+    folder: Path, short: float, jump: float
+) -> None:
+    """It gives signs of life by a clock that is wrong by hours, and by another wrong one each
+    time.
+    """
+    marker = on_another_machine(folder, short)
+    stop = threading.Event()
+
+    def live() -> None:
+        turn = 0
+        while not stop.wait(short / 3):
+            turn += 1
+            os.utime(marker, times=(now := time.time() + turn * jump, now))
+
+    thread = threading.Thread(target=live)
+    watch = HeldFolders()
+    thread.start()
+    try:
+        with rejects("folder-in-use", str(folder), of=FolderInUse) as caught, leased(folder):
+            pass
+        assert "process 1 on another-machine" in " ".join(caught.value.lines())
+        until = time.monotonic() + 3 * short
+        while time.monotonic() < until:  # as a coordinator looks after it
+            assert not watch.free(folder)
+            time.sleep(0.05)
+    finally:
+        stop.set()
+        thread.join()
+
+
+@pytest.mark.parametrize("jump", [*JUMPS, -time.time()])
+@pytest.mark.parametrize("swaps", [True, False], ids=["", "NFS swaps no names"])
+def test_a_clock_that_jumps_keeps_no_run_for_a_holder_that_is_gone(
+    tmp_path: Path, short: float, jump: float, swaps: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Neither who waits for it loses it, nor who looks after it now and then; it lasts as long as
+    we have seen it unchanged, however old it is.
+    """
+    if not swaps:
+        monkeypatch.setattr("filelock._soft.exchange_names", lambda source, target: False)
+    waited, watched = (tmp_path / name for name in ("waited", "watched"))
+    for folder in (waited, watched):
+        os.utime(on_another_machine(folder, short), times=(time.time() + jump,) * 2)
+    began = time.monotonic()
+    with pytest.raises(FolderInUse), leased(waited, patience=0.1):
+        pass
+    with leased(waited) as held:
+        assert time.monotonic() - began >= short
+        held.ensure()
+    watch = HeldFolders()
+    looks = 0
+    while not watch.free(watched):
+        looks += 1
+        assert time.monotonic() - began < 60
+        time.sleep(0.05)
+    assert looks > 5
+    with leased(watched, patience=0.0) as held:
+        held.ensure()
+
+
+def test_who_has_lost_its_lease_writes_nothing_more(folder: Path) -> None:
+    kept = RunFolder(folder)
+    with kept.claimed("seed = 0"):
+        kept.create("seed = 0", {})
+        kept.append({"step": 0}, {"step": 0, "seconds": 0.0})
+        taken = folder / ".taken"
+        taken.write_text("filelock/2\n")
+        taken.replace(folder / ".lease")  # as another machine does, after a minute of silence
+        before = files(folder)
+        for name, *arguments in (
+            ("append", {"step": 1}, {"step": 1, "seconds": 0.0}),
+            ("save", {}, 0),
+            ("write_summary", {}),
+            ("note", "a", 1),
+            ("append_diagnosis", {}),
+            ("create", "seed = 1", {}),
+            ("reopen",),
+        ):
+            with rejects("folder-in-use", str(folder), of=FolderInUse):
+                getattr(kept, name)(*arguments)
+        assert files(folder) == before
+    assert (folder / ".lease").exists(), "it is the other's"
+
+
+def test_a_folder_that_is_gone_is_no_longer_held(folder: Path) -> None:
+    kept = RunFolder(folder)
+    with kept.claimed("seed = 0"):
+        (folder / ".lease").unlink()
+        with rejects("folder-in-use", str(folder), of=CheckpointError):
+            kept.ensure_held()
