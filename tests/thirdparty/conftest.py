@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 import os
+import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+import torch
 from filelock import FileLock
+from spoiling import ENVIRONMENT
 from stranger import PROJECTS, Stranger, install
 
 
@@ -31,3 +35,19 @@ def project(request: pytest.FixtureRequest) -> Path:
     """The folder of one example distribution."""
     spec: Path = request.param
     return spec
+
+
+@pytest.fixture
+def fresh(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """A host that has loaded nothing yet, and a folder on the path to write modules into."""
+    site = tmp_path / "site"
+    site.mkdir()
+    monkeypatch.syspath_prepend(site)
+    for variable in ENVIRONMENT:
+        monkeypatch.delenv(variable, raising=False)
+    before = set(sys.modules)
+    yield site
+    torch.set_grad_enabled(True)  # where the host lets a plugin change it
+    for name in set(sys.modules) - before:
+        if str(getattr(sys.modules[name], "__file__", "") or "").startswith(str(tmp_path)):
+            del sys.modules[name]

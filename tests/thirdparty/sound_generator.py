@@ -1,4 +1,4 @@
-"""A plugin file that is right in every way, for test_wrong_plugins.py to spoil: a candidate
+"""A plugin file that is right in every way, for test_wrong_classes.py to spoil: a candidate
 generator.
 """
 

@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 from stranger import ROOT, Stranger
 
-pytestmark = [pytest.mark.extended, pytest.mark.xdist_group("examples")]
+pytestmark = [pytest.mark.nightly, pytest.mark.xdist_group("examples")]
 
 EXAMPLE = ROOT / "docs" / "examples" / "hgms-cyclical"
 

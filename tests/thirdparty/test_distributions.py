@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from stranger import PROJECTS, ROOT, Stranger, metadata, plugin_of
+from stranger import PROJECTS, Stranger, metadata, plugin_of
 
 pytestmark = [pytest.mark.extended, pytest.mark.xdist_group("examples")]
 
@@ -64,6 +64,9 @@ for line in sys.argv[1:]:
 print(json.dumps(told))
 """
 
+SMALL = "hgms-example"
+"""Its tests take seconds; those of the others belong to the nightly tier."""
+
 Told = Callable[..., str]
 
 
@@ -104,21 +107,16 @@ def plugins(stranger: Stranger) -> dict[str, dict[str, Any]]:
     return {row["name"]: row for row in json.loads(stranger.says("hgms", "plugins", "--json"))}
 
 
-def test_they_are_found() -> None:
-    assert {project.name for project in PROJECTS} >= {"hgms-example", "hgms-feature-penalties"}
-
-
 def test_the_wheels_are_what_is_used_and_have_what_they_need(stranger: Stranger) -> None:
     pairs = {metadata(project)["name"]: plugin_of(project)[1] for project in PROJECTS} | {
         "hgms": "hgms_core"
     }
-    listing = json.loads(
-        stranger.says("python", "-c", WHERE, *[word for pair in pairs.items() for word in pair])
-    )
-    for distribution, (file, place, unmet) in listing.items():
-        assert Path(file).is_relative_to(stranger.site), distribution
-        assert Path(place) == stranger.site, distribution
-        assert unmet == [], distribution
+    assert {"hgms-example", "hgms-feature-penalties"} <= set(pairs)
+    words = [word for pair in pairs.items() for word in pair]
+    for name, found in json.loads(stranger.says("python", "-c", WHERE, *words)).items():
+        file, place, unmet = found
+        assert Path(file).is_relative_to(stranger.site), name
+        assert (Path(place), unmet) == (stranger.site, []), name
 
 
 def test_the_wheel_holds_its_package_and_entry_point_only(
@@ -138,72 +136,36 @@ def test_the_wheel_holds_its_package_and_entry_point_only(
     assert {wheel for wheel in names if ".dist-info/" not in wheel} == ours
 
 
-def test_the_folder_of_the_first_example_holds_what_the_tutorial_names() -> None:
-    example = ROOT / "docs" / "examples" / "hgms-example"
-    ignored = {"__pycache__", ".pytest_cache"}
-    files = {
-        path.relative_to(example)
-        for path in example.rglob("*")
-        if path.is_file() and not ignored & {*path.parts}
-    }
-    named = {
-        "README.md",
-        "pyproject.toml",
-        "run.toml",
-        "src/hgms_example.py",
-        "tests/test_hgms_example.py",
-    }
-    assert {path.as_posix() for path in files} == named
-
-
-def test_it_is_loaded(project: Path, plugins: dict[str, dict[str, Any]]) -> None:
+def test_it_is_loaded_and_its_components_are_listed(
+    project: Path, plugins: dict[str, dict[str, Any]], listing: Told
+) -> None:
     own = metadata(project)
     name, module = plugin_of(project)
     row = plugins[name]
-    assert (row["module"], row["distribution"], row["version"]) == (
-        module,
-        own["name"],
-        own["version"],
-    )
-    assert (row["status"], row["error"]) == ("loaded", None)
+    assert (row["module"], row["distribution"]) == (module, own["name"])
+    assert (row["version"], row["status"], row["error"]) == (own["version"], "loaded", None)
     # a busy machine may take a second to import it; anything else is a fault
     assert [note for note in row["notes"] if "its import took" not in note] == []
-
-
-def test_its_components_are_listed(project: Path, listing: Told) -> None:
-    rows = [
-        row
-        for row in json.loads(listing("list", "--json"))
-        if row["distribution"] == metadata(project)["name"]
-    ]
+    listed = json.loads(listing("list", "--json"))
+    rows = [row for row in listed if row["distribution"] == own["name"]]
     readme = (project / "README.md").read_text(encoding="utf-8")
     assert rows
     for row in rows:
-        assert (row["plugin"], row["status"]) == (plugin_of(project)[0], "available")
-        assert row["summary"]
+        assert (row["plugin"], row["status"], bool(row["summary"])) == (name, "available", True)
         assert f"`{row['name']}`" in readme, "its README names every component"
-    if project.name == "hgms-example":
-        assert [row["name"] for row in rows] == ["chebyshev"]
-        assert rows[0]["summary"].startswith("Chebyshev's iteration")
 
 
-def test_it_passes_the_checks_that_its_readme_names(project: Path, listing: Told) -> None:
+def test_it_passes_the_checks_that_its_readme_names_and_runs(
+    project: Path, stranger: Stranger, listing: Told
+) -> None:
     assert checks_of(project)
     for target in checks_of(project):
         assert re.search(r"^\d+ passed(, \d+ not asked)?$", listing("check", target), re.MULTILINE)
-
-
-def test_it_runs_by_name(project: Path, stranger: Stranger, listing: Told) -> None:
     summary = json.loads(listing(*run_of(project)))
-    assert summary["status"] == "done"
-    rows = [
-        json.loads(line)
-        for line in (stranger.home / summary["folder"] / "steps.jsonl").read_text().splitlines()[1:]
-    ]
-    assert len(rows) == summary["outer_steps"] > 0
-    if project.name == "hgms-example":
-        assert len(rows) == 20
-        assert {row["outcome"] for row in rows} == {"converged"}
+    steps = (stranger.home / summary["folder"] / "steps.jsonl").read_text().splitlines()[1:]
+    assert (summary["status"], len(steps)) == ("done", summary["outer_steps"])
+    if project.name == SMALL:
+        assert (len(steps), {json.loads(row)["outcome"] for row in steps}) == (20, {"converged"})
 
 
 @pytest.mark.parametrize("grid", GRIDS, ids=lambda path: path.parent.name)
@@ -226,6 +188,13 @@ def test_they_work_together(listing: Told) -> None:
     assert spent["all-three"] < 0.5 * spent["hg-ms"]
 
 
+@pytest.mark.parametrize(
+    "project",
+    [
+        pytest.param(path, id=path.name, marks=[] if path.name == SMALL else pytest.mark.nightly)
+        for path in PROJECTS
+    ],
+)
 def test_its_own_tests_pass(project: Path, stranger: Stranger) -> None:
     flags = ["-q", "-p", "no:cacheprovider", "-c", str(project / "pyproject.toml")]
     # by the installed package's name, too, for the examples in its docstrings

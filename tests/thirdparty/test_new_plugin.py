@@ -2,8 +2,7 @@
 to its own tests.
 
 Starting an interpreter with torch takes seconds, so plugins of all kinds share one site, one run of
-pytest and one process of commands. The solver goes the whole way besides, one command at a time as
-its README has them.
+pytest and one process of commands.
 """
 
 from __future__ import annotations
@@ -69,15 +68,10 @@ PAIRED = ("generator", "selector", "solver")
 def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder with eight distributions as the command writes them."""
     folder = tmp_path_factory.mktemp("new")
-    for kind in KINDS:
-        done = CliRunner().invoke(
-            main, ["new", "plugin", name_of(kind), "--kind", kind, "--into", str(folder)]
-        )
+    for name, kinds in (*((name_of(kind), kind) for kind in KINDS), (PAIR, ",".join(PAIRED))):
+        words = ["new", "plugin", name, "--kind", kinds, "--into", str(folder)]
+        done = CliRunner().invoke(main, words)
         assert done.exit_code == 0, done.output
-    done = CliRunner().invoke(
-        main, ["new", "plugin", PAIR, "--kind", ",".join(PAIRED), "--into", str(folder)]
-    )
-    assert done.exit_code == 0, done.output
     return folder
 
 
@@ -113,16 +107,10 @@ def shell(command: list[str], cwd: Path, site: Path | None = None) -> str:
 def listing(site: Path, place: Path) -> dict[str, tuple[int, str, str]]:
     """What ``hgms plugins``, ``hgms check`` and ``hgms run`` say, with all of them installed."""
     lines = ["plugins|--json"]
-    for kind in KINDS:
-        config = place / f"hgms-{name_of(kind)}" / "run.toml"
-        lines += [
-            f"check|{class_of(kind)}",
-            f"run|{config}|--json|--out|{place / 'runs'}|--set|budget='3 steps'",
-        ]
-    for kind in PAIRED:
-        config = place / f"hgms-{PAIR}" / f"run-{kind}.toml"
-        lines += [f"check|hgms_made_pair:MadePair{kind.capitalize()}"]
-        lines += [f"run|{config}|--json|--out|{place / 'runs'}|--set|budget='3 steps'"]
+    for name, _, cls, config in MADE:
+        file = place / f"hgms-{name}" / config
+        lines += [f"check|{cls}"]
+        lines += [f"run|{file}|--json|--out|{place / 'runs'}|--set|budget='3 steps'"]
     failed: dict[str, tuple[int, str, str]] = json.loads(
         shell([sys.executable, "-c", COMMANDS, *lines], place, site)
     )
@@ -135,59 +123,42 @@ def answer(listing: dict[str, tuple[int, str, str]], start: str) -> str:
     return out
 
 
-@pytest.mark.parametrize("kind", KINDS)
-def test_the_wheel_holds_the_module_and_its_entry_point(site: Path, kind: str) -> None:
-    name = f"hgms_made_{kind}"
-    assert (site / f"{name}.py").is_file()
-    points = (site / f"{name}-0.1.0.dist-info" / "entry_points.txt").read_text()
-    assert points.split() == ["[hgms]", name_of(kind), "=", name]
+MADE = [
+    *((name_of(kind), (kind,), class_of(kind), "run.toml") for kind in KINDS),
+    *((PAIR, PAIRED, f"hgms_made_pair:MadePair{k.capitalize()}", f"run-{k}.toml") for k in PAIRED),
+]
 
 
-@pytest.mark.parametrize("kind", KINDS)
-def test_it_is_listed_as_loaded(listing: dict[str, tuple[int, str, str]], kind: str) -> None:
-    rows: list[dict[str, Any]] = json.loads(answer(listing, "plugins"))
-    (row,) = [row for row in rows if row["name"] == name_of(kind)]
-    assert (row["status"], row["distribution"], row["version"], row["hooks"], row["error"]) == (
-        "loaded",
-        f"hgms-{name_of(kind)}",
-        "0.1.0",
-        [KINDS[kind].hook],
-        None,
-    )
-
-
-@pytest.mark.parametrize("kind", KINDS)
-def test_hgms_check_has_nothing_to_say(listing: dict[str, tuple[int, str, str]], kind: str) -> None:
-    shown = answer(listing, f"check|{class_of(kind)}")
-    assert shown.startswith(f"{class_of(kind)}: {KINDS[kind].with_article}\n")
-    assert re.search(r"\n\d\d passed(, \d+ not asked)?\n$", shown), shown
-
-
-@pytest.mark.parametrize("kind", KINDS)
-def test_its_run_uses_it(listing: dict[str, tuple[int, str, str]], place: Path, kind: str) -> None:
-    summary = json.loads(answer(listing, f"run|{place / f'hgms-{name_of(kind)}'}"))
-    assert (summary["status"], summary["outer_steps"]) == ("done", 3)
-    assert f'"{name_of(kind)}"' in (Path(summary["folder"]) / "config.toml").read_text()
-
-
-def test_several_components_in_one_distribution(
-    listing: dict[str, tuple[int, str, str]], site: Path, place: Path
+@pytest.mark.parametrize(("name", "kinds", "cls", "config"), MADE)
+def test_it_is_installed_listed_checked_and_run(
+    listing: dict[str, tuple[int, str, str]],
+    site: Path,
+    place: Path,
+    name: str,
+    kinds: tuple[str, ...],
+    cls: str,
+    config: str,
 ) -> None:
-    assert {path.name for path in (site / "hgms_made_pair").glob("*.py")} == {
-        "__init__.py",
-        *(f"{kind}.py" for kind in PAIRED),
-    }
+    module = cls.partition(":")[0]
+    points = (site / f"{module}-0.1.0.dist-info" / "entry_points.txt").read_text()
+    assert points.split() == ["[hgms]", name, "=", module]
     rows: list[dict[str, Any]] = json.loads(answer(listing, "plugins"))
-    (row,) = [row for row in rows if row["name"] == PAIR]
-    assert (row["status"], set(row["hooks"])) == ("loaded", {KINDS[kind].hook for kind in PAIRED})
-    for kind in PAIRED:
-        shown = answer(listing, f"check|hgms_made_pair:MadePair{kind.capitalize()}")
-        assert re.search(r"\n\d\d passed(, \d+ not asked)?\n$", shown), shown
-        summary = json.loads(answer(listing, f"run|{place / f'hgms-{PAIR}' / f'run-{kind}.toml'}"))
-        assert (summary["status"], summary["outer_steps"]) == ("done", 3)
-        assert f'"{PAIR}"' in (Path(summary["folder"]) / "config.toml").read_text()
+    (row,) = [row for row in rows if row["name"] == name]
+    assert (row["status"], row["distribution"], row["version"]) == (
+        "loaded",
+        f"hgms-{name}",
+        "0.1.0",
+    )
+    assert (set(row["hooks"]), row["error"]) == ({KINDS[kind].hook for kind in kinds}, None)
+    shown = answer(listing, f"check|{cls}")
+    assert shown.startswith(f"{cls}: ")
+    assert re.search(r"\n\d\d passed(, \d+ not asked)?\n$", shown), shown
+    summary = json.loads(answer(listing, f"run|{place / f'hgms-{name}' / config}"))
+    assert (summary["status"], summary["outer_steps"]) == ("done", 3)
+    assert f'"{name}"' in (Path(summary["folder"]) / "config.toml").read_text()
 
 
+@pytest.mark.nightly
 def test_their_own_tests_pass(site: Path, place: Path) -> None:
     """Those of all kinds in one process; each test is known by its component's name."""
     folders = [
@@ -216,19 +187,6 @@ def test_their_own_tests_pass(site: Path, place: Path) -> None:
     for kind in PAIRED:
         assert re.search(rf"PASSED \S*test_{kind}\[{PAIR}\([^)]*\)-repeatable\]", shown)
         assert f"hgms_made_pair.{kind}.MadePair{kind.capitalize()}" in shown
-
-
-def test_the_solver_goes_the_whole_way(site: Path, place: Path) -> None:
-    """Its own pytest configuration, and its run as it was written, from its own folder."""
-    project = place / "hgms-made-solver"
-    shown = shell([sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider"], project, site)
-    assert re.match(r"\d\d passed in ", shown.splitlines()[-1])
-    shown = shell([sys.executable, "-m", "hgms.cli", "run", "run.toml"], project, site)
-    assert shown.startswith("quadratic, hg-ms, seed 0: done\n")
-    folder = project / shown.splitlines()[-1].strip()
-    rows = [json.loads(line) for line in (folder / "steps.jsonl").read_text().splitlines()[1:]]
-    assert len(rows) == 10
-    assert {row["outcome"] for row in rows} == {"converged"}
 
 
 def test_our_wheel_holds_the_templates(tmp_path: Path) -> None:

@@ -1,0 +1,85 @@
+"""A plugin file that a person names: what is wrong with it is an error at once, by its place."""
+
+from __future__ import annotations
+
+import json
+import pickle
+from pathlib import Path
+
+import pytest
+from spoiling import SOUND, headed, hgms, solver, spoilt
+
+from hgms_core import HgmsError
+from hgms_core.registry import Registry
+
+pytestmark = pytest.mark.extended
+
+HOOK = "hgms_register_linear_solver"
+FILES: list[tuple[str, str | None, str, tuple[str, ...] | None]] = [
+    # the file, its text, the error's code and place; None is the file itself
+    ("my_slover.py", None, "missing-file", None),
+    ("my_solver.txt", "hello", "not-a-file", None),
+    ("folder/", "", "not-a-file", None),
+    ("syntax.py", "x = 1\ndef f(:\n", "plugin-failed", ()),
+    ("imports.py", "import nowhere_at_all", "plugin-failed", ()),
+    ("exits.py", "raise SystemExit(3)", "plugin-failed", ()),
+    ("latin.py", 'x = "\udce9"', "plugin-failed", ()),
+    ("hook.py", solver("bad", ("_solvers()", "_solver()")), "unknown-hook", (HOOK,)),
+    ("mark.py", solver("bad", ("@hookimpl\n", "")), "unmarked-hook", (HOOK + "s",)),
+    ("name.py", solver("cg"), "duplicate-name", ()),
+    ("method.py", solver("bad", ("def solve", "def slove")), "incomplete-component", ()),
+    ("api.py", headed("hgms_plugin_api = 99"), "wrong-plugin-api", ("hgms_plugin_api",)),
+]
+
+
+@pytest.mark.parametrize(("name", "source", "code", "place"), FILES)
+def test_a_named_file_is_an_error_by_code_and_place(
+    fresh: Path, name: str, source: str | None, code: str, place: tuple[str, ...] | None
+) -> None:
+    if name.endswith("/"):
+        (fresh / name).mkdir()
+    elif source is not None:
+        (fresh / name).write_text(source, errors="surrogateescape")
+    with pytest.raises(HgmsError) as caught:
+        Registry.load([fresh / name]).get("solver", "bad")
+    found = (caught.value.code, caught.value.place)
+    assert found == (code, (str(fresh / name),) if place is None else place)
+    result = hgms("list", "solver", "--plugin", fresh / name)
+    assert (result.exit_code, "Traceback" in result.output) == (2, False)
+    assert name.strip("/") in result.stderr
+
+
+def test_one_file_named_in_two_ways_is_one_plugin_and_two_of_one_name_are_two(
+    fresh: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (fresh / "other").mkdir()
+    (fresh / "mine.py").write_text(solver("one"))
+    (fresh / "other" / "mine.py").write_text(solver("two"))
+    monkeypatch.chdir(fresh)
+    monkeypatch.setenv("HOME", str(fresh))
+    files = ["mine.py", "./mine.py", fresh / "mine.py", "~/mine.py", "other/mine.py"]
+    words = [word for item in files for word in ("--plugin", item)]
+    rows = json.loads(hgms("list", "solver", "--json", *words).stdout)
+    plugins = [row["plugin"] for row in rows if row["distribution"] is None]
+    assert plugins == ["mine", "other/mine.py"]
+    registry = Registry.load(files)
+    for name in ("one", "two"):  # each under a module of its own
+        cls = registry.get("solver", name).target
+        assert pickle.loads(pickle.dumps(cls)) is cls
+
+
+def test_a_field_that_no_toml_holds_is_refused_where_a_configuration_is_written(
+    fresh: Path, tmp_path: Path
+) -> None:
+    """It works from Python."""
+    field = ("max_steps: int = 50", "max_steps: int = 50\n    rule: object = torch.relu")
+    (fresh / "mine.py").write_text(spoilt(SOUND["solver"], field))
+    result = hgms("describe", "solver", "mine", "--plugin", fresh / "mine.py")
+    assert (result.exit_code, "rule" in result.output) == (0, True), result.output
+    part = 'hypergradient = { name = "implicit", solver = "mine" }'
+    text = f'budget = "3 steps"\ntask = "quadratic"\nmethod = {{ name = "hg-ms", {part} }}\n'
+    (tmp_path / "run.toml").write_text(text)
+    words = ["--plugin", fresh / "mine.py", "--out", tmp_path / "runs"]
+    result = hgms("run", tmp_path / "run.toml", *words)
+    assert result.exit_code == 2, result.output
+    assert "(method.hypergradient.solver.rule)" in result.stderr
