@@ -1,0 +1,110 @@
+"""Keys of wrappers, which stand among those of the method inside, and keys that are no fields."""
+
+from __future__ import annotations
+
+from typing import Any, ClassVar
+
+from attrs import evolve, field, frozen
+from support.config_parts import HOOKS, RECIPE, Around, config_of, error_of, make_registry
+
+from hgms_core import Method, Pipeline
+from hgms_core.errors import ConfigError
+from hgms_core.registry import KINDS, Registry, faults_of
+
+
+def registry_with(*methods: Any, **options: Any) -> Registry:
+    return make_registry({**HOOKS, "hgms_register_methods": list(methods)}, **options)
+
+
+def test_a_wrappers_key_stands_among_those_of_the_pipeline() -> None:
+    plain = config_of(method={"name": "recipe"})
+    wrapped = config_of(method={"name": "recipe", "margin": 2, "generator": {"count": 3}})
+    assert isinstance(wrapped.method, Around)
+    assert wrapped.method.margin == 2.0
+    assert isinstance(wrapped.method.method, Pipeline)
+    assert wrapped.method.method.generator.count == 3  # type: ignore[attr-defined]
+    table = wrapped.resolved()["method"]
+    assert (table["name"], table["margin"], table["generator"]["count"]) == ("recipe", 2.0, 3)
+    assert "margin" not in plain.resolved()["method"]
+    assert wrapped.config_hash != plain.config_hash
+    assert config_of(text=wrapped.to_toml()) == wrapped
+
+
+def test_a_wrapper_may_be_named_with_the_method_inside_as_a_table_or_with_its_keys() -> None:
+    nested = config_of(method={"name": "around", "margin": 2.0, "method": "recipe"})
+    flat = config_of(method={**nested.resolved()["method"], "name": "around"})
+    assert nested == flat
+    twice = config_of(
+        method={"name": "around", "margin": 1.0, "method": {"name": "recipe", "margin": 2.0}}
+    )
+    assert config_of(text=twice.to_toml()) == twice
+    error = error_of(method={"name": "around", "method": "recipe"})
+    assert (error.code, error.place) == ("missing-option", ("run.toml", "method", "margin"))
+
+
+def is_unknown(error: ConfigError, option: str) -> bool:
+    """Return whether an error reports an unknown option of the method."""
+    return (error.code, error.place) == ("unknown-option", ("run.toml", "method", option))
+
+
+def test_a_key_belongs_to_the_first_wrapper_that_has_it() -> None:
+    @frozen(kw_only=True)
+    class Second:
+        name = "second"
+        method: Method = field(metadata={"flat": True})
+        margin: float = 0.0
+        patience: int = 3
+
+        init = Around.init
+        step = Around.step
+        result = Around.result
+
+    @frozen(kw_only=True)
+    class Broken:
+        name = "broken"
+        method: Method = field(metadata={"flat": True})
+        other: int = 3
+
+    registry = registry_with(RECIPE, Around, Second, Broken, tolerant=True)
+    assert registry.wrappers == [Around, Second]
+    assert isinstance(config_of(registry, method={"name": "recipe", "margin": 2.0}).method, Around)
+    both: Any = config_of(registry, method={"name": "recipe", "margin": 2.0, "patience": 5}).method
+    assert isinstance(both, Second)
+    assert (both.margin, both.patience, both.method.margin) == (0.0, 5, 2.0)
+    assert is_unknown(error_of(registry, method={"name": "recipe", "other": 4}), "other")
+
+
+def test_a_composition_may_hold_a_wrappers_key() -> None:
+    kind = KINDS["method"]
+    wide = evolve(RECIPE, name="wide", parts={**RECIPE.parts, "margin": 3.0})
+    assert faults_of(kind, wide, [Around]) == faults_of(kind, evolve(wide, of=Around)) == []
+    assert faults_of(kind, wide) != []
+    assert faults_of(kind, evolve(RECIPE, of=Around)) == ["it has no part 'margin'"]
+
+
+def test_the_hint_for_what_is_no_field_is_for_whom_it_concerns() -> None:
+    """An author may make a plain attribute a field; what no configuration may set is not told."""
+
+    @frozen(kw_only=True)
+    class Plain(Around):
+        name = "plain"  # type: ignore[misc]
+        method: Method = field(default=None)
+        margin: float = 0.0
+        rate = 0.5
+        role = "floor"
+        version: ClassVar[str] = "1"  # of every task, as a method's own
+        limit: ClassVar[int] = 3
+        limits: int = 3
+
+    registry = registry_with(Plain)
+    for key, suggestions in (("rate", ()), ("limit", ("limits",)), ("version", ())):
+        error = error_of(registry, method={"name": "plain", key: 1})
+        assert is_unknown(error, key)
+        assert error.did_you_mean == suggestions
+        assert ("rate: float = 0.5" in (error.hint or "")) == (key == "rate")
+
+
+def test_the_key_of_a_wrapper_that_is_not_installed_may_only_say_that_it_is_not_there() -> None:
+    assert config_of(method={"name": "recipe", "tilt": 0, "learn_start": False}) == config_of()
+    for key, value in (("tilt", 1.0), ("learn_start", 0)):
+        assert is_unknown(error_of(method={"name": "recipe", key: value}), key)
