@@ -1,0 +1,70 @@
+"""Exports of the samples in the working directory and what they hold; imports."""
+
+from __future__ import annotations
+
+import functools
+import json
+import tomllib
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from attrs import evolve
+
+from hgms_core.registry import Registry
+from hgms_mix.exchange.folder import TRAINERS, export
+from hgms_mix.exchange.import_mix import bring
+from hgms_mix.exchange.sample import Sampled, sampled
+from hgms_mix.exchange.trainer import Brought
+
+plugins = functools.cache(Registry.load)
+
+
+def sample_of(name: str | Path = "chat", sets: Sequence[str] = (), **more: Any) -> Sampled:
+    """That of ``name``.toml, or of a folder of `hgms mix`."""
+    place = name if isinstance(name, Path) else Path(f"{name}.toml")
+    return sampled(place, sets, registry=plugins(), **more)
+
+
+def lines(path: Path) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in path.read_text().splitlines()]
+
+
+def rows_in(folder: Path) -> list[dict[str, Any]]:
+    return [row for path in sorted((folder / "rows").glob("*.jsonl")) for row in lines(path)]
+
+
+def write(
+    out: Path, name: str = "chat", trainer: str = "trl", sets: Sequence[str] = (), **more: Any
+) -> Path:
+    """An export in a folder of its own."""
+    export(sample_of(name, sets, **more), TRAINERS[trainer], out)
+    return out
+
+
+def several_answers(marks: bool) -> Any:
+    """The sample of the chat template, with two answers in each row of the first source."""
+    sample = sample_of()
+    first, *others = sample.parts
+    rows = [{**row, "messages": [*row["messages"], *row["messages"]]} for row in first.rows]
+    sample = evolve(sample, parts=[evolve(first, rows=rows), *others])
+    if marks:
+        marked = "{% generation %}{% endgeneration %}"
+        sample.tokenizer.chat_template = marked + sample.tokenizer.chat_template
+    return sample
+
+
+def brought(trainer: str, text: str, info: Any = None, file: str = "c.yaml") -> Brought:
+    """What a configuration of a trainer becomes; beside it is the dataset_info.json ``info``."""
+    Path(file).write_text(text)
+    if info is None:
+        columns = {"prompt": "frage", "response": "antwort"}
+        info = {name: {"file_name": f"{name}.jsonl", "columns": columns} for name in "ab"}
+    Path("dataset_info.json").write_text(json.dumps(info))
+    Path("mix.toml").unlink(missing_ok=True)
+    return bring(TRAINERS[trainer], Path(file), Path("mix.toml"))
+
+
+def sources() -> Any:
+    """Those of the mix file."""
+    return tomllib.loads(Path("mix.toml").read_text())["task"]["sources"]
