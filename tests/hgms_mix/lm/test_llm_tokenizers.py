@@ -1,0 +1,156 @@
+"""Tokenizers: bytes, GPT-2's, those with habits of their own, and those that cannot be had."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from support.helpers import rejects
+
+from hgms_core import ConfigError, DataError, MissingExtra
+from hgms_mix.lm.formats import Message
+from hgms_mix.lm.models import BaseModel
+from hgms_mix.lm.templates import template_for
+from hgms_mix.lm.tokenizers import byte_tokenizer, gpt2_tokenizer, load_tokenizer, padded
+from hgms_mix.lm.tokens import encode
+
+pytest.importorskip("transformers", reason="transformers is not installed")
+from tokenizers import Tokenizer, decoders, models, normalizers
+from transformers import PreTrainedTokenizerFast
+
+BYTES = byte_tokenizer()
+PLACE = ("task", "model", "tokenizer")
+
+
+@given(st.text(max_size=60))
+@settings(max_examples=25, deadline=None)
+def test_bytes_are_their_own_tokens_and_come_back(text: str) -> None:
+    tokens = BYTES(text, split_special_tokens=True)["input_ids"]
+    assert tokens == list(text.encode())
+    assert BYTES.decode(tokens) == text
+
+
+def test_the_byte_tokenizer_survives_being_saved(tmp_path: Path) -> None:
+    byte_tokenizer().save_pretrained(tmp_path / "t")
+    for tokenizer in (load_tokenizer(str(tmp_path / "t")), load_tokenizer("bytes")):
+        assert tokenizer("Grüße")["input_ids"] == list("Grüße".encode())
+        special = (tokenizer.bos_token_id, tokenizer.eos_token_id, tokenizer.pad_token_id)
+        assert special == (256, 257, 258)
+
+
+@pytest.mark.skipif("HGMS_DATA" not in os.environ, reason="HGMS_DATA is not set: no vocabulary")
+def test_gpt2s_tokens_are_the_published_ones() -> None:
+    tokenizer = load_tokenizer("$HGMS_DATA/gpt2_bpe")
+    assert tokenizer("Hello world<|endoftext|>")["input_ids"] == [15496, 995, 50256]
+    assert tokenizer.pad_token_id == tokenizer.eos_token_id == len(tokenizer) - 1 == 50256
+    assert tokenizer.decode(tokenizer("naïve 自然\n\t x")["input_ids"]) == "naïve 自然\n\t x"
+
+
+def spaced() -> PreTrainedTokenizerFast:
+    """A tokenizer that puts a space before every text it is given, as SentencePiece does."""
+    letters = [*"▁abcdefghijklmnopqrstuvwxyzABQRS?<>|/_:.,#\n", "<0x0A>"]
+    core = Tokenizer(
+        models.BPE(
+            vocab={"<unk>": 0, **{letter: i for i, letter in enumerate(dict.fromkeys(letters), 1)}},
+            merges=[],
+            unk_token="<unk>",
+        )
+    )
+    core.normalizer = normalizers.Sequence(
+        [normalizers.Prepend("▁"), normalizers.Replace(" ", "▁")]
+    )
+    core.decoder = decoders.Sequence(
+        [decoders.Replace("▁", " "), decoders.Fuse(), decoders.Strip(" ", 1, 0)]
+    )
+    core.add_special_tokens(["</s>"])
+    return PreTrainedTokenizerFast(
+        tokenizer_object=core,
+        eos_token="</s>",
+        unk_token="<unk>",
+        clean_up_tokenization_spaces=False,
+    )
+
+
+def test_a_tokenizer_that_adds_spaces_gets_none_at_the_borders() -> None:
+    tokenizer = spaced()
+    template = template_for("plain", tokenizer)
+    texts = (("user", "is it so?"), ("assistant", "it is"), ("user", "sure?"), ("assistant", "yes"))
+    messages = [Message(role, text) for role, text in texts]
+    ((tokens, learned),) = encode([template.pieces(messages)], tokenizer, template)
+    words = tokenizer.convert_ids_to_tokens(tokens)
+    assert "".join(words) == "▁is▁it▁so?\nit▁is</s>▁sure?\nyes</s>"
+    answers = [word for word, learn in zip(words, learned, strict=True) if learn]
+    assert "".join(answers) == "it▁is</s>yes</s>"
+
+
+def test_a_tokenizer_without_padding_gets_its_end_token() -> None:
+    tokenizer = spaced()
+    assert tokenizer.pad_token_id is None
+    assert padded(tokenizer).pad_token_id == tokenizer.eos_token_id
+    bare = byte_tokenizer()
+    bare.pad_token = bare.eos_token = None
+    with rejects("missing-token", "tokenizer", of=ConfigError):
+        padded(bare)
+    with rejects("missing-token", "template", of=ConfigError):
+        template_for("plain", bare)
+
+
+def test_a_tokenizer_that_is_not_there_or_damaged_is_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    empty = tmp_path / "empty"
+    empty.mkdir()
+    for code, path in (
+        ("missing-file", tmp_path / "nowhere"),
+        ("missing-file", empty),
+        ("missing-variable", "$HGMS_NOT_SET/t"),
+    ):
+        with rejects(code, *PLACE, of=ConfigError):
+            load_tokenizer(str(path))
+    with rejects("missing-file", "folder", of=DataError):
+        gpt2_tokenizer(empty)
+    (empty / "encoder.json").write_text(json.dumps({"a": 0}))
+    (empty / "vocab.bpe").write_text("#version: 0.2\nx y\n")
+    with rejects("damaged-file", *PLACE, of=DataError):
+        load_tokenizer(str(empty))
+    monkeypatch.setitem(sys.modules, "transformers", None)
+    with rejects("missing-package", of=MissingExtra) as caught:
+        byte_tokenizer()
+    assert caught.value.install == "pip install 'hgms[llm]'"
+
+
+def own_code(folder: Path, code: str) -> None:
+    """A model whose folder has code of its own."""
+    config = {"model_type": "own", "auto_map": {"AutoConfig": "own.Config"}}
+    tokenizer = {"tokenizer_class": "Own", "auto_map": {"AutoTokenizer": ["own.Own", None]}}
+    (folder / "config.json").write_text(json.dumps(config))
+    (folder / "tokenizer_config.json").write_text(json.dumps(tokenizer))
+    (folder / "own.py").write_text(code)
+
+
+def test_code_of_its_own_is_refused_unless_allowed_by_the_file_and_the_command(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """`trust_remote_code = true` of a stranger's configuration: the command has to say so too,
+    and nothing was imported.
+    """
+    ran = tmp_path / "ran"
+    own_code(tmp_path, f"open({str(ran)!r}, 'w').close()\nraise ImportError('it was run')\n")
+    monkeypatch.delenv("HGMS_TRUST_REMOTE_CODE", raising=False)
+    with rejects("untrusted-code", *PLACE, of=ConfigError):
+        load_tokenizer(str(tmp_path))
+    model = BaseModel(path=str(tmp_path), tokenizer="bytes", trust_remote_code=True)
+    for load in (model.load_tokenizer, lambda: model.load(torch.device("cpu"))):
+        with rejects("untrusted-code", "task", "model", "trust_remote_code", of=ConfigError):
+            load()
+    assert not ran.exists()
+    monkeypatch.setenv("HGMS_TRUST_REMOTE_CODE", "1")
+    with rejects("cannot-load", "task", "model", "path", of=ConfigError):
+        model.load(torch.device("cpu"))
+    assert ran.exists()
