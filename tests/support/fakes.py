@@ -5,9 +5,13 @@ can tell.
 from __future__ import annotations
 
 import importlib.metadata
+import json
 import textwrap
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
+
+from click.testing import CliRunner, Result
 
 SOLVER = '''
 from __future__ import annotations
@@ -39,6 +43,95 @@ class {cls}:
 def hgms_register_linear_solvers():
     return [{cls}]
 '''
+
+TOY = '''
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, ClassVar, final
+
+import click
+import torch
+from attrs import field, frozen, validators
+from hgms_core import Problem, hookimpl
+
+
+@final
+@frozen(kw_only=True)
+class Halve:
+    """Halves x at every step.
+
+    >>> Halve().rate
+    0.5
+    """
+
+    name: ClassVar[str] = "halve"
+    rate: float = field(default=0.5, validator=validators.gt(0))
+
+    def init(self, problem, seed):
+        return {"x": dict(problem.x0)}
+
+    def step(self, problem, state, progress):
+        x = {"x": state["x"]["x"] * self.rate}
+        return {"x": x}, {"size": x["x"].sum(), "oracle_calls": 1}
+
+    def result(self, state):
+        return {}, state["x"]
+
+
+@final
+@frozen(kw_only=True)
+class One:
+    """One number."""
+
+    name: ClassVar[str] = "one"
+    version: ClassVar[str] = "1"
+    metrics: ClassVar[Mapping[str, bool]] = {"size": False}
+
+    def problem(self, seed, device, dtype):
+        return Problem(
+            theta0={}, x0={"x": torch.ones(1, device=device, dtype=dtype)},
+            g=lambda t, x, b: x["x"].sum(), f=lambda t, x, b: x["x"].sum(),
+            evaluate=lambda t, x: {"size": float(x["x"])},
+        )
+
+
+@hookimpl
+def hgms_register_methods():
+    return [Halve]
+
+
+@hookimpl
+def hgms_register_tasks():
+    return [One]
+
+
+@hookimpl
+def hgms_register_commands(cli: click.Group):
+    @cli.command("greet")
+    def greet():
+        """Says hello."""
+        click.echo("hello")
+
+    @cli.command("list")
+    def not_this_one():
+        click.echo("stolen")
+'''
+"""A plugin with the method `halve`, the task `one` and the command `greet`."""
+
+
+def call(*arguments: str | Path) -> Result:
+    """A command of ours, in this process."""
+    from hgms.cli import main
+
+    return CliRunner().invoke(main, [str(argument) for argument in arguments])
+
+
+def json_of(*arguments: str | Path) -> Any:
+    """What a command prints with --json."""
+    done = call(*arguments, "--json")
+    assert done.exit_code == 0, done.output
+    return json.loads(done.stdout)
 
 
 PROGRAMS, TABLES, MIX = (
