@@ -79,18 +79,6 @@ def test_the_notebook_runs(path: Path, tmp_path: Path) -> None:
     ] == []
 
 
-@pytest.mark.filterwarnings(
-    "ignore::DeprecationWarning", "ignore::PendingDeprecationWarning", "ignore::ResourceWarning"
-)
-def test_an_error_in_a_cell_is_noticed(tmp_path: Path) -> None:
-    from nbclient.exceptions import CellExecutionError
-
-    with pytest.raises(CellExecutionError, match="ZeroDivisionError"):
-        execute(
-            read("---\nkernelspec:\n  name: python3\n---\n\n```{code-cell}\n1 / 0\n```\n"), tmp_path
-        )
-
-
 def test_they_are_text_without_outputs_and_in_the_gallery() -> None:
     gallery = (FOLDER / "index.md").read_text(encoding="utf-8")
     assert len(NOTEBOOKS) == 5

@@ -4,7 +4,6 @@ projects can link to all of it.
 
 from __future__ import annotations
 
-import ast
 import inspect
 import subprocess
 import sys
@@ -17,7 +16,6 @@ import attrs
 import pytest
 
 import hgms_core
-from hgms.runs.describe import range_of
 from hgms_core.registry import Registry
 
 sys.path.append(str(Path(__file__).resolve().parents[2] / "docs"))
@@ -106,42 +104,9 @@ def test_an_argument_is_read_with_its_neighbours() -> None:
     }
 
 
-def test_signatures_and_ranges_are_those_of_the_code() -> None:
-    assert (
-        described.signature(hgms_core.LinearSystem.start)
-        == "(x0: Tensor | None) -> tuple[Tensor, Tensor]"
-    )
-    validators = attrs.validators
-    both = validators.optional([validators.instance_of(int), validators.ge(0), validators.lt(1)])
-    assert range_of(both) == "in [0, 1)"
-    assert range_of(validators.deep_iterable(validators.gt(0))) == "each > 0"
-    assert range_of(validators.in_(["a", "b"])) == "one of 'a', 'b'"
-
-
-def test_every_parameter_and_result_has_a_type() -> None:
-    texts = []
-    for module in MODULES:
-        for name in module.__all__:
-            thing = getattr(module, name)
-            if inspect.isfunction(thing) or (described.is_class(thing) and attrs.has(thing)):
-                texts.append(f"{name}{described.signature(thing)}")
-            texts += (
-                [member.text for member in described.members(thing)]
-                if described.is_class(thing)
-                else []
-            )
-    bare = []
-    for text in filter(lambda text: "(" in text, texts):
-        function = ast.parse(
-            f"def {text.replace('.', '_', 1) if '.' in text.partition('(')[0] else text}: ..."
-        ).body[0]
-        assert isinstance(function, ast.FunctionDef)
-        parameters = [*function.args.posonlyargs, *function.args.args, *function.args.kwonlyargs]
-        bare += [
-            f"{text}: {parameter.arg}" for parameter in parameters if parameter.annotation is None
-        ]
-    assert len(texts) > 200
-    assert bare == []
+def test_a_signature_is_that_of_the_code() -> None:
+    shown = described.signature(hgms_core.LinearSystem.start)
+    assert shown == "(x0: Tensor | None) -> tuple[Tensor, Tensor]"
 
 
 @pytest.fixture(scope="module")
@@ -152,18 +117,8 @@ def inventory(tmp_path_factory: pytest.TempPathFactory) -> dict[str, dict[str, A
     from sphinx.util.inventory import InventoryFile
 
     folder = tmp_path_factory.mktemp("reference")
-    command = [
-        sys.executable,
-        "-m",
-        "sphinx",
-        "-q",
-        "-b",
-        "html",
-        "-c",
-        str(DOCS),
-        str(DOCS / "reference"),
-        str(folder),
-    ]
+    command = [sys.executable, "-m", "sphinx", "-q", "-b", "html", "-c", str(DOCS)]
+    command += [str(DOCS / "reference"), str(folder)]
     subprocess.run(command, check=True, capture_output=True, timeout=300)
     read = InventoryFile.loads((folder / "objects.inv").read_bytes(), uri="https://example.org")
     return {domain: dict(names) for domain, names in read.data.items() if domain.startswith("py:")}
@@ -180,14 +135,9 @@ def test_other_projects_can_link_to_every_public_name(inventory: dict[str, dict[
     )
     assert "hgms.runs.RunResult.seconds" in inventory["py:property"]
     assert "hgms_core.Outcome.DIVERGED" in inventory["py:attribute"]
+    assert {"hgms.solvers.CG", "hgms.outer.Adam"} <= set(inventory["py:class"])
     entry = inventory["py:class"]["hgms_core.Problem"]
     assert (entry.uri, entry.project_name) == (
         "https://example.org/functions.html#hgms_core.Problem",
         "HGMS",
-    )
-
-
-def test_the_classes_of_components_are_there_too(inventory: dict[str, dict[str, Any]]) -> None:
-    assert {"hgms.solvers.CG", "hgms.generators.branches.Branches", "hgms.outer.Adam"} <= set(
-        inventory["py:class"]
     )

@@ -81,7 +81,7 @@ def test_the_project_is_a_plugin_with_one_component_of_the_kind(
     [reference] = re.findall(r"^    Source: ([^,]*?),", source, re.MULTILINE | re.DOTALL)
     commands = ["pip install -e '.[test]'", "pytest", "hgms check hgms_my_own:MyOwn"]
     assert all(part in readme for part in (reference, *commands, f"hgms describe {kind} my-own"))
-    assert commands == re.findall(r"- run: (.*)", texts[".github/workflows/tests.yml"])[:3]
+    assert set(commands) <= set(re.findall(r"- run: (.*)", texts[".github/workflows/tests.yml"]))
     seen = texts["tests/test_conformance.py"]
     assert f"assert MyOwn in plugin.{hook}()" in seen
     # a second instance with the defaults' values would ask the same questions again
