@@ -7,8 +7,6 @@ by test_distributions.py.
 from __future__ import annotations
 
 import json
-import zipfile
-from email.parser import Parser
 from pathlib import Path
 
 import pytest
@@ -33,16 +31,6 @@ def run(stranger: Stranger) -> Path:
     )
     assert summary["status"] == "done"
     return stranger.home / Path(summary["folder"])
-
-
-def test_the_wheel_says_what_it_needs_and_what_is_extra(stranger: Stranger) -> None:
-    with zipfile.ZipFile(stranger.wheel(EXAMPLE)) as archive:
-        (metadata,) = [name for name in archive.namelist() if name.endswith("/METADATA")]
-        answer = Parser().parsestr(archive.read(metadata).decode())
-    assert answer.get_all("Provides-Extra") == ["plot", "test"]
-    assert [line for line in answer.get_all("Requires-Dist", []) if "extra ==" not in line] == [
-        "hgms<0.10,>=0.9.0.dev0"
-    ]
 
 
 def test_its_observer_and_its_command_tell_of_a_run(stranger: Stranger, run: Path) -> None:

@@ -11,7 +11,7 @@ import attrs
 import pytest
 from support.helpers import rejects
 
-from hgms.comparison import cell, coordinator
+from hgms.comparison import coordinator
 from hgms.comparison.comparison import Comparison
 from hgms.comparison.from_python import compare
 from hgms.comparison.grid_file import load
@@ -180,15 +180,6 @@ def test_a_run_that_another_process_carries_out_is_waited_for(
     assert said[-1].startswith("waiting for 1 run")
     # they are of whoever carried it out
     assert (folder / "resources.json").read_bytes() == resources
-
-
-def test_an_error_names_the_last_line_of_somebody_elses_code_and_none_of_ours() -> None:
-    with pytest.raises(TypeError) as caught:
-        Budget(outer_steps=3).spent(0.0, "2", 0)  # type: ignore[arg-type]
-    assert "(test_compare.py:" in cell._place(caught.value)
-    inside = caught.value.__traceback__
-    assert inside is not None
-    assert cell._place(caught.value.with_traceback(inside.tb_next)) == ""
 
 
 def test_workers_know_the_plugins_of_python_and_import_nothing_from_the_working_directory(

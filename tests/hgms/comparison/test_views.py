@@ -95,16 +95,6 @@ def missing(parts: str, shown: str) -> list[str]:
     return [part for part in parts.split("|") if part not in shown]
 
 
-def test_a_view_shows_the_numbers_on_a_terminal(terminal: io.StringIO) -> None:
-    record = {"upper_loss": 0.25, "lower_loss": 1.5, "gap": 0.01, "hypergradient_norm": 2.0}
-    record |= {"outcome": "negative-curvature", "iterations": 7, "metric.test_accuracy": 0.875}
-    with Progress() as view:
-        for step, seconds in ((0, 0.0), (1, 0.2), (3, 0.5)):
-            view.watch(INFO, {**record, "step": step}, seconds)
-    parts = "a seed 0|50%|f 0.25|g 1.5|gap 0.01|negative-curvature in 7|test 87.5 %|steps/s|s left"
-    assert missing(parts, terminal.getvalue()) == []
-
-
 def test_a_board_shows_which_process_carries_out_what(
     terminal: io.StringIO, tmp_path: Path
 ) -> None:

@@ -36,17 +36,6 @@ def test_thinning_keeps_ends_and_extremes(values: list[float], points: int) -> N
         assert np.nanmin(y[kept]) == np.nanmin(y)
 
 
-def test_thinning_keeps_the_shape() -> None:
-    x = np.linspace(0, 1, 20_000)
-    y = np.sin(40 * x) * np.exp(-2 * x)
-    y[12_345] = 3.0  # one step's peak
-    kept = curves.thin(y, 400)
-    assert len(kept) <= 400
-    assert 12_345 in kept
-    away = np.abs(np.interp(x, x[kept], y[kept]) - y)
-    assert away[(x < 0.61) | (x > 0.625)].max() < 0.04  # of an amplitude of 1
-
-
 def test_a_band_is_the_interval_over_runs_that_hold_their_last_value() -> None:
     lines = []
     for seed in range(5):
@@ -141,16 +130,6 @@ def test_what_a_curve_does_at_first_does_not_set_the_axis() -> None:
     assert span({"a": Curve(x, y)}) == pytest.approx((low, high), abs=0.1)
     y[:2] = 4.0
     assert span({"a": Curve(x, y)})[1] > 4.0  # type: ignore[index]
-
-
-def test_an_axis_begins_at_zero_where_that_is_near() -> None:
-    x = np.linspace(0, 10, 101)
-    low, high = span({"a": Curve(x, 10 + 8 * x)}, share=True) or []
-    assert -3 < low <= 0
-    assert 90 < high < 95
-    assert (span({"a": Curve(x, 90 + x / 2)}, share=True) or [0])[0] > 85
-    band = Curve(x, 2 + x, np.full(101, -40.0), 3 + x)
-    assert -0.5 < (span({"a": band}) or [-9])[0] <= 0  # a band alone does not lead below zero
 
 
 def test_bands_of_shares_end_where_shares_do(tmp_path: Path) -> None:

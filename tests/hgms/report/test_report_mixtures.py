@@ -118,12 +118,6 @@ def test_the_ledger_groups_methods_by_budget(mixtures: Study) -> None:
     assert "## Budget ledger: source-mixture" in markdown(mixtures)
 
 
-def test_tokens_and_seconds_of_a_step(mixtures: Study) -> None:
-    rows = rows_of(of(mixtures, "3600 s"), "passes")
-    assert rows["hg-ms"] == ["10", "60", "1,000", "500", "25"]
-    assert rows["scalebio"] == ["10", "30", "500", "250", "25"]
-
-
 def test_mixture_pictures_add_up_to_one_and_end_where_the_table_does(mixtures: Study) -> None:
     from plotly import graph_objects
 

@@ -77,12 +77,6 @@ class Opened:
             plots.nth(number).scroll_into_view_if_needed()
             plots.nth(number).locator(".main-svg").first.wait_for(state="attached", timeout=20_000)
 
-    def color(self, selector: str, what: str) -> tuple[float, ...]:
-        text = self.page.locator(selector).first.evaluate(
-            f"element => getComputedStyle(element).{what}"
-        )
-        return tuple(float(part) for part in text[text.index("(") + 1 : -1].split(",")[:3])
-
 
 @pytest.fixture
 def open_page(browser: Any, page_file: Path) -> Iterator[Any]:
@@ -103,20 +97,6 @@ def until(page: Any, expression: str, argument: object = None) -> None:
     while not page.evaluate(expression, argument):
         assert time.monotonic() < ends, expression
         page.wait_for_timeout(50)
-
-
-def luminance(color: tuple[float, ...]) -> float:
-    parts = [value / 255 for value in color]
-    linear = [
-        value / 12.92 if value <= 0.03928 else ((value + 0.055) / 1.055) ** 2.4 for value in parts
-    ]
-    return 0.2126 * linear[0] + 0.7152 * linear[1] + 0.0722 * linear[2]
-
-
-def contrast(first: tuple[float, ...], second: tuple[float, ...]) -> float:
-    """WCAG 2's ratio: 4.5 is asked for text."""
-    low, high = sorted((luminance(first), luminance(second)))
-    return (high + 0.05) / (low + 0.05)
 
 
 def test_the_plots_are_drawn_without_a_complaint_or_a_request(
@@ -208,24 +188,6 @@ def test_zoom_to_the_end_shows_the_ends_of_the_curves_that_are_shown(open_page: 
     assert page.evaluate(axis) == whole
 
 
-@pytest.mark.parametrize("viewport", [WIDE, PHONE], ids=["laptop", "phone"])
-def test_the_first_picture_is_a_forest_plot_that_nothing_cuts_off(
-    open_page: Any, viewport: dict[str, int]
-) -> None:
-    page = open_page(viewport).page
-    forest = page.locator(".hgms-forest").first
-    assert forest.bounding_box()["y"] < page.locator("table.sortable").first.bounding_box()["y"]
-    assert forest.bounding_box()["y"] < 0.5 * viewport["height"]
-    for part in forest.locator("th, .n, .dot, .bar, .axis span").all():
-        if box := part.bounding_box():
-            assert box["x"] >= 0
-            assert box["x"] + box["width"] <= viewport["width"], part.text_content()
-    zero = forest.locator(".zero").first.bounding_box()["x"]
-    dots = forest.locator(".dot")
-    # lower is better: hg-ms, …, lost
-    assert dots.first.bounding_box()["x"] < zero < dots.last.bounding_box()["x"]
-
-
 def test_sorting_by_click_and_by_key_both_ways(open_page: Any) -> None:
     page = open_page().page
     table = page.locator("#task-0-results table")
@@ -274,46 +236,6 @@ def test_nothing_is_wider_than_a_phone(open_page: Any, scheme: str) -> None:
     for plot in page.locator(".plot .main-svg").all():
         assert plot.bounding_box()["width"] <= PHONE["width"]
     assert opened.messages == []
-
-
-@pytest.mark.parametrize("scheme", ["light", "dark"])
-def test_text_can_be_read_in_both_themes(open_page: Any, scheme: str) -> None:
-    opened = open_page(WIDE, scheme)
-    opened.draw_all()
-    background = opened.color("body", "backgroundColor")
-    assert (luminance(background) < 0.05) == (scheme == "dark")
-    on = {
-        "p.lead": "body",
-        ".sortable td": ".sortable td",
-        ".hgms-forest td.n": "body",
-        "thead th": "thead th",
-        ".note": ".note",
-        ".verdict": ".verdict",
-        "nav a": "nav",
-    }
-    for selector, behind in on.items():
-        ratio = contrast(opened.color(selector, "color"), opened.color(behind, "backgroundColor"))
-        assert ratio >= 4.5, (selector, ratio)
-    tick = opened.color("#plot-0-0 .xtick text", "fill")
-    assert contrast(tick, background) >= 4.5
-    lines = opened.page.evaluate(
-        "document.getElementById('plot-0-0')._fullData.filter(t => !t.meta.band).map(t => "
-        "t.line.color)"
-    )
-    assert len(set(lines)) == 4
-    for line in lines:
-        parts = tuple(float(int(line[at : at + 2], 16)) for at in (1, 3, 5))
-        assert contrast(parts, background) >= 3, line  # what WCAG asks of graphics
-    paper = "document.getElementById('plot-0-0')._fullLayout.paper_bgcolor"
-    before = opened.page.evaluate(paper)
-    opened.page.emulate_media(color_scheme="dark" if scheme == "light" else "light")
-    until(opened.page, f"{paper} !== '{before}'")  # the plots follow a change of theme
-
-
-def test_print_draws_what_was_never_scrolled_to(open_page: Any) -> None:
-    page = open_page().page
-    page.evaluate("dispatchEvent(new Event('beforeprint'))")
-    until(page, "document.querySelectorAll('.plot .main-svg').length >= 16")
 
 
 @pytest.mark.parametrize(("viewport", "scheme"), [(WIDE, "light"), (PHONE, "dark")])

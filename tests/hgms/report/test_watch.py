@@ -4,12 +4,8 @@ from __future__ import annotations
 
 import _thread
 import http.client
-import os
 import re
-import signal
 import socket
-import subprocess
-import sys
 import threading
 from collections.abc import Iterator
 from pathlib import Path
@@ -166,20 +162,3 @@ def test_ctrl_c_ends_it_and_says_so(served: Served) -> None:
     serve(served.pages, 0, say)
     assert re.fullmatch(r"http://127\.0\.0\.1:\d+/  \(Ctrl-C ends\)", lines[0])
     assert lines[1:] == ["ended"]
-
-
-@pytest.mark.nightly
-@pytest.mark.skipif(os.name == "nt", reason="Ctrl-C is another matter there")
-def test_the_command_prints_where_it_serves_and_ends_with_ctrl_c(served: Served) -> None:
-    command = [sys.executable, "-m", "hgms.cli", "report", str(served.folder), "--watch"]
-    with subprocess.Popen(
-        command, stderr=subprocess.PIPE, stdout=subprocess.PIPE, text=True
-    ) as process:
-        assert process.stderr is not None
-        line = process.stderr.readline()
-        found = re.fullmatch(r"http://127\.0\.0\.1:(\d+)/  \(Ctrl-C ends\)\n", line)
-        assert found, line
-        with socket.create_connection((LOOPBACK, int(found[1])), timeout=20):
-            process.send_signal(signal.SIGINT)  # while a browser holds a connection open
-            output, errors = process.communicate(timeout=20)
-    assert (process.returncode, output, errors) == (0, "", "ended\n")
