@@ -1,0 +1,285 @@
+"""`hgms mix surface` end to end, on models of a few thousand parameters."""
+
+from __future__ import annotations
+
+import json
+import shlex
+from pathlib import Path
+from typing import Any
+
+import attrs
+import numpy as np
+import pytest
+from support.helpers import rejects
+from support.small_mixes import TASK, fails, report_of, right, write_sums
+
+from hgms_core import NumericalError
+from hgms_core.registry import Registry
+
+pytest.importorskip("sklearn", reason="scikit-learn is not installed: pip install 'hgms[sklearn]'")
+pytest.importorskip("transformers", reason="transformers is not installed: pip install 'hgms[llm]'")
+pytest.importorskip("peft", reason="peft is not installed: pip install 'hgms[llm]'")
+
+from hgms_mix.stages.checkpoints import LossLog
+from hgms_mix.surface import Runs, SurfaceSettings, design, learn, read_runs
+from hgms_mix.surface.runs import DesignRuns
+from hgms_mix.surface.train import carried, following, load, points_of
+
+pytestmark = [
+    pytest.mark.filterwarnings(
+        "ignore:.*checkpointing.* is deprecated and will be removed in v6:FutureWarning"
+    )
+]
+MIX = f"""
+seed = 1
+{TASK}
+[sample]
+size = 12
+[finetune]
+lr = 3e-2
+micro_batch = 6
+accumulation = 1
+save_every = 1
+[surface]
+points = 8
+repeats = 2
+"""
+DESIGN = Path("runs/mix/surface")
+WIDE = '{model_type = "gpt2", n_layer = 1, n_embd = 16, n_head = 2, n_positions = 40}'
+
+
+@pytest.fixture
+def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.chdir(tmp_path)
+    write_sums("sums", range(40))
+    write_sums("dots", range(100, 140), ".")
+    write_sums("validation", range(300, 312))
+    write_sums("test", range(400, 412))
+    Path("mix.toml").write_text(MIX)
+    return tmp_path
+
+
+def losses() -> dict[str, Any]:
+    records = (json.loads(path.read_bytes()) for path in DESIGN.glob("runs/*/run.json"))
+    return {record["key"]: record["metrics"] for record in records}
+
+
+def test_a_design_is_run_once_and_goes_on_where_it_was_broken_off(
+    here: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    keep = DesignRuns.run
+    begun = []
+
+    def interrupted(self: DesignRuns, point: Any) -> Any:
+        begun.append(point)
+        if len(begun) == 3:
+            raise KeyboardInterrupt
+        return keep(self, point)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(DesignRuns, "run", interrupted)
+        broken = fails("mix", "surface", "mix.toml", code=130, parts=["run the same command"])
+    assert not list(here.rglob("steps.jsonl"))  # nothing is learned
+    assert "warning" not in broken.stderr
+    first = losses()
+    assert len(first) == 2
+    dry = right("mix", "surface", "mix.toml", "--dry-run").stdout
+    assert "8 runs, 2 of them finished; the others take" in dry
+    larger = f'finetune.model={{config = {WIDE}, tokenizer = "bytes"}}'
+    done = right("mix", "surface", "mix.toml", "--json", "--check", "4", sets=[larger])
+    assert "2 of 8 runs done before" in done.stderr
+    assert "[8/8]" in done.stderr
+    assert "[4/4]" in done.stderr
+    report = json.loads(done.stdout)
+    assert report["check"]["mixtures"] == 4
+    assert -1 <= report["check"]["rank_correlation"]["value"] <= 1
+    every = losses()
+    assert len(every) == 12
+    assert {key: every[key] for key in first} == first
+    assert report["targets"] == {"validation_sums": 1.0}
+    assert set(report["differences_by_metric"]) == {"validation_sums", "test_sums"}
+    assert not list(DESIGN.glob("runs/*/finetune/adapter"))
+    tables = read_runs(DESIGN / "ratios.csv", DESIGN / "metrics.csv")
+    found = tables.metrics["validation_sums"]
+    assert set(found) < {row["validation_sums"] for row in every.values()}
+    # a prior's run has half of its rows of each source; a repeat another seed, so another loss
+    prior = [number for number, row in enumerate(tables.mixtures) if np.allclose(row, 1 / 2)]
+    assert len(prior) == 2
+    assert found[prior[0]] != found[prior[1]]
+
+
+def test_a_run_broken_off_in_fine_tuning_ends_with_the_same_losses(
+    here: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    plan = load(Path("mix.toml"), ["finetune.micro_batch=3", "finetune.save_every=2"])
+    runs, broken = (DesignRuns(config=plan.config, folder=Path(x)) for x in ("whole", "broken"))
+    point = points_of(plan, runs)[-1]
+    whole = runs.run(point)
+    assert whole.seconds is not None
+    assert whole.tokens > 0
+    np.testing.assert_allclose(whole.mixture, point.weights, atol=1 / 12)
+    keep = LossLog.append
+
+    def interrupt(self: Any, row: Any, steps: int) -> None:
+        keep(self, row, steps)
+        if row["step"] == 1:
+            self.interrupts.number = 2
+
+    with monkeypatch.context() as patched:
+        patched.setattr(LossLog, "append", interrupt)
+        with pytest.raises(KeyboardInterrupt):
+            broken.run(point)
+    assert broken.finished(point) is None
+    again = broken.run(point)
+    assert again.metrics == whole.metrics
+    assert again.seconds is None  # nobody knows what went before
+    assert broken.finished(point) == again
+
+
+def test_a_run_is_the_same_as_a_job_of_values_alone(here: Path) -> None:
+    """As another machine carries it out, which has read nothing yet; what another process is at
+    is left to that.
+    """
+    from hgms.executors import BUSY
+    from hgms_mix.stages import claimed
+    from hgms_mix.surface import jobs
+
+    plan = load(Path("mix.toml"), ["task.validation.more.path=test.jsonl"])
+    alone, runs = (DesignRuns(config=plan.config, folder=Path(name)) for name in ("alone", "runs"))
+    point = points_of(plan, alone)[-1]
+    piece = jobs.piece(runs, point)
+    arguments = json.loads(json.dumps(piece.job().arguments))
+    jobs._KNOWN.clear()
+    with claimed(piece.path):
+        assert jobs.work(arguments, lambda **event: None) == BUSY
+    assert piece.finished() is None
+    heard: list[dict[str, Any]] = []
+    assert jobs.work(arguments, lambda **event: heard.append(event)) == {}
+    assert {event["event"] for event in heard} == {"stage", "step"}
+    own = alone.run(point)
+    assert attrs.evolve(piece.finished(), seconds=own.seconds) == own
+    before = [path.stat().st_mtime_ns for path in piece.path.rglob("*.json")]
+    assert jobs.work(arguments, heard.append) == {}  # another process asked at the same time
+    assert [path.stat().st_mtime_ns for path in piece.path.rglob("*.json")] == before
+
+
+@pytest.mark.nightly  # the same executor as the runs of a null test, whose own test is quicker
+def test_processes_make_the_surface_of_one(here: Path) -> None:
+    ours = report_of("mix", "surface", "mix.toml", "--out", "one")
+    both = right("mix", "surface", "mix.toml", "--json", "--out", "both", "--jobs", "2")
+    assert both.stderr.count(" after ") == 8
+    theirs = json.loads(both.stdout)
+    for report in (ours, theirs):
+        for key in ("folder", "next", "files"):
+            report.pop(key, None)
+    assert ours == theirs
+    for name in ("ratios.csv", "metrics.csv"):
+        one, two = (Path(out, "mix/surface", name).read_bytes() for out in ("one", "both"))
+        assert one == two
+
+
+def test_what_it_costs_is_measured_where_nothing_is_finished(here: Path) -> None:
+    cost = report_of("mix", "surface", "mix.toml", "--dry-run")["surface"]
+    assert (cost["runs"], cost["finished"], cost["basis"]) == (8, 0, "a short run")
+    assert cost["seconds"] == pytest.approx(8 * cost["seconds_each"])
+    assert 0 < cost["seconds_each"] < 60
+    assert cost["tokens"] > 8 * 12 * len("0 + 0 =0")
+    assert not Path("runs").exists()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "place"),
+    [
+        (["--check", "4"], "(finetune.model)"),
+        (["--points", "6"], "(surface.points)"),
+        (["--set", "sample.seed=1"], "(sample.seed)"),
+        (["--set", "surface=3"], "(mix.toml: surface)"),
+        (["--set", "surface={point=3}"], "surface.point)"),
+        (["--set", "task=quadratic"], "(task.name)"),
+        (["--target", "dots=1"], "(surface.targets.dots)"),
+        (["--ratios", "r.csv"], "CONFIG"),
+    ],
+)
+def test_bad_plans_leave_with_2_before_anything_runs(
+    arguments: list[str], place: str, here: Path
+) -> None:
+    fails("mix", "surface", "mix.toml", *arguments, parts=[place])
+    assert not Path("runs").exists()
+
+
+def test_a_run_that_diverges_is_recorded_and_too_many_are_refused(
+    here: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def diverge(self: Any, row: Any, steps: int) -> None:
+        raise NumericalError("not-finite", "the loss of fine-tuning step 1 is nan")
+
+    plan = load(Path("mix.toml"))
+    runs, other = (DesignRuns(config=plan.config, folder=Path(x)) for x in ("design", "other"))
+    points = points_of(plan, runs)[-2:]
+    with monkeypatch.context() as patched:
+        patched.setattr(LossLog, "append", diverge)
+        first = runs.run(points[0])
+        # though no run comes after it
+        with rejects("diverged", "finetune", "lr", of=NumericalError):
+            carried(other, points[:1], lambda line: None, diverging=0)
+    assert not first.is_finite
+    assert set(first.metrics) == {"validation_sums", "test_sums"}
+    assert str(runs.finished(points[0])) == str(first)  # as text: nan is not itself
+    outcomes = carried(runs, points, lambda line: None, diverging=1)
+    assert [outcome.is_finite for outcome in outcomes] == [False, True]
+    with rejects("diverged", "finetune", "lr", of=NumericalError):
+        carried(runs, points, lambda line: None, diverging=0)
+
+
+def test_only_rows_that_are_drawn_become_tokens(
+    here: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from hgms_mix.lm import tokens
+
+    looked: list[int] = []
+    keep = tokens.Tokenising.__call__
+
+    def count(self: Any, rows: Any) -> Any:
+        looked.append(len(rows))
+        return keep(self, rows)
+
+    monkeypatch.setattr(tokens.Tokenising, "__call__", count)
+    # another length than other tests have, so that nothing is in the cache
+    plan = load(Path("mix.toml"), ["sample.size=6", "finetune.micro_batch=2", "task.max_length=38"])
+    runs = DesignRuns(config=plan.config, folder=Path("design"))
+    point = points_of(plan, runs)[0]
+    assert not looked
+    assert runs.run(point).tokens > 0
+    assert max(looked) == 12  # of validation and test; a source of 40 rows gives 3
+
+
+def test_the_next_command_can_be_run_as_it_stands(here: Path) -> None:
+    method = 'method = [{name = "hg-ms", label = "ours"}, "uniform"]'
+    text = MIX.replace("[task.sources.dots]", '[task.sources."my dot\'s"]')
+    Path("mix.toml").write_text(method + text)
+    plan = load(Path("mix.toml"), ["finetune.lr=1e-2", "surface.repeats=2"], seed=3, out="there")
+    points = design(np.full(2, 0.5), points=12, repeats=2, shrink=0.1, seed=0)
+    mixtures = np.array([point.weights for point in points])
+    runs = Runs(
+        names=tuple(map(str, range(12))),
+        sources=("sums", "my dot's"),
+        mixtures=mixtures,
+        metrics={"loss": (mixtures[:, 0] - 0.8) ** 2},
+    )
+    words = shlex.split(following(plan, learn(runs, SurfaceSettings())))
+    assert words[:3] == ["hgms", "mix", "mix.toml"]
+    report = report_of(*words[1:])
+    assert report["seed"] == 3
+    assert Path(report["folder"]).parts[0] == "there"
+    assert {row["source"]: row["weight"] for row in report["sources"]}["sums"] > 0.5
+
+
+def test_the_next_command_has_the_plugins_and_the_consent_of_this_one(
+    here: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HGMS_TRUST_REMOTE_CODE", "1")
+    Path("mine.py").write_text(
+        "from hgms_core import hookimpl\n@hookimpl\ndef hgms_ready(): pass\n"
+    )
+    plan = load(Path("mix.toml"), registry=Registry.load(["mine.py"]))
+    assert plan.options[-3:] == ("--plugin", "mine.py", "--trust-remote-code")
