@@ -1,4 +1,4 @@
-"""One rank of `test_ranks.py`: derivatives of a loss by parts beside those of the whole.
+"""One rank of `test_sharded.py`: derivatives of a loss by parts beside those of the whole.
 Arguments: rank, ranks, address.
 """
 
@@ -41,8 +41,7 @@ def derivatives(g, theta, x, batch, v):
     }
 
 
-def main(rank: int, ranks: int, address: str) -> None:
-    join(rank, ranks, torch.device("cpu"), address)
+def check() -> None:
     draw = torch.Generator().manual_seed(0)
 
     def random(*shape):
@@ -66,4 +65,5 @@ def main(rank: int, ranks: int, address: str) -> None:
 
 
 if __name__ == "__main__":
-    main(int(sys.argv[1]), int(sys.argv[2]), sys.argv[3])
+    join(int(sys.argv[1]), int(sys.argv[2]), torch.device("cpu"), sys.argv[3])
+    check()

@@ -62,6 +62,7 @@ def assert_alike(ours: Path, alone: Path) -> None:
     torch.testing.assert_close(adapter(ours), adapter(alone), rtol=1e-5, atol=1e-6)
 
 
+@pytest.mark.nightly
 def test_ranks_train_as_one_process_does_and_go_on_from_one_another(tmp_path: Path) -> None:
     """Rows of all lengths in micro-batches, a last step that is not full, a schedule, clipping,
     gradient checkpointing.
@@ -273,9 +274,8 @@ def test_torchrun_starts_the_ranks_of_all_stages(made: Path, tmp_path: Path) -> 
     assert done.returncode == 0, done.stderr
     assert done.stdout.count("source-mixture: hg-ms, seed 1") == 1
     stages = ["reweight", "certainty", "sample", "finetune", "evaluate"]
-    assert [
-        word for line in done.stderr.splitlines() if (word := line.split(":")[0]) in stages
-    ] == stages
+    words = [line.split(":")[0] for line in done.stderr.splitlines()]
+    assert [word for word in words if word in stages] == stages
     (ours,), (alone,) = (folder.glob("*/*/seed-1") for folder in (tmp_path / "runs", made / "runs"))
     assert_made_alike(ours, alone)
 
@@ -287,6 +287,7 @@ LLAMA = (
 )
 
 
+@pytest.mark.nightly
 def test_a_base_in_parts_is_tuned_and_evaluated_as_a_whole_one(made: Path, tmp_path: Path) -> None:
     """What was learned with one model, in one process, is used to tune another one."""
     adapter_of_its_own = 'finetune.adapter={ rank = 2, alpha = 4.0, targets = ["q_proj"] }'

@@ -118,22 +118,27 @@ def assert_alike(ours: RunResult, alone: RunResult) -> None:
     assert any("metric.test_loss" in record for record in ours.records)
 
 
-def test_a_base_in_parts_gives_the_losses_and_gradients_of_a_whole_one(tmp_path: Path) -> None:
-    """Of a small Llama and of a model whose head is its embedding; each rank on rows of its own; in
-    micro-batches, and with layers computed again; as stacked candidates; with half of the
-    parameters on each of two ranks. Loaded by one.
+def test_losses_and_derivatives_on_ranks_are_those_of_one_process(tmp_path: Path) -> None:
+    """Of a loss by parts: gradients, Hessian products by both modes, mixed products and stacked
+    gradients, to rounding. Of a small Llama and of a model whose head is its embedding, half of the
+    parameters on each of two ranks: each rank on rows of its own; in micro-batches, and with layers
+    computed again; as stacked candidates. Loaded by one.
     """
     on_ranks("sharded_model.py", 2, tmp_path, seconds=600)
 
 
+@pytest.mark.nightly
+def test_derivatives_of_a_loss_by_three_parts_are_those_of_the_whole() -> None:
+    on_ranks("derivatives.py", 3, seconds=120)
+
+
+@pytest.mark.nightly
 @pytest.mark.parametrize(
     ("count", "hypergradient"),
     [
-        pytest.param(4, {"derivative": "difference"}, id="difference", marks=pytest.mark.nightly),
+        pytest.param(4, {"derivative": "difference"}, id="difference"),
         pytest.param(2, {"derivative": "per-source"}, id="per-source"),
-        pytest.param(
-            1, {"derivative": "difference", "batch": "own"}, id="own", marks=pytest.mark.nightly
-        ),
+        pytest.param(1, {"derivative": "difference", "batch": "own"}, id="own"),
         pytest.param(3, {**VJP, "strategy": "difference"}, id="implicit"),
         pytest.param(
             2,
@@ -152,6 +157,7 @@ def test_a_run_on_a_base_in_parts_is_that_on_a_whole_one(
     assert_alike(run_config(config(tmp_path / "parts", 2, how, shard=True)), alone)
 
 
+@pytest.mark.nightly
 def test_a_run_on_a_base_in_parts_resumes_on_another_number_of_ranks(tmp_path: Path) -> None:
     how = method(4)
     alone = run_config(config(tmp_path / "alone", 1, how, shard=False, steps=4))
@@ -163,6 +169,7 @@ def test_a_run_on_a_base_in_parts_resumes_on_another_number_of_ranks(tmp_path: P
     assert_alike(resumed, alone)
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize("hypergradient", [{"derivative": "exact"}, VJP], ids=["exact", "vjp"])
 def test_a_second_derivative_of_a_base_in_parts_is_refused(
     tmp_path: Path, hypergradient: dict[str, Any]
