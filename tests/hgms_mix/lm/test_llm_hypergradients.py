@@ -17,19 +17,7 @@ from hgms.hypergradients import Implicit, ThroughStep, Unrolled
 from hgms.outer import Adam
 from hgms.selectors import BestOfN
 from hgms.solvers import CG, Neumann
-from hgms_core import (
-    Branch,
-    ConfigError,
-    Cost,
-    Key,
-    LastStep,
-    Pipeline,
-    Problem,
-    Tree,
-    gradient,
-    groups,
-    repeat,
-)
+from hgms_core import Branch, ConfigError, Cost, Key, LastStep, Pipeline, Problem, Tree
 from hgms_mix.lm import Lora, Source
 
 pytest.importorskip("transformers")
@@ -242,16 +230,3 @@ def test_scalebio_moves_the_logits_by_its_formula(files: dict[str, Source]) -> N
     apart = problem.sources.losses(problem.x0, batch) - problem.sources.losses(u, batch)
     omega = problem.sources.weights(problem.theta0)
     assert_same(results, 10.0 * omega * (apart - omega @ apart), rtol=1e-7, atol=1e-7)
-
-
-def test_per_example_gradients_in_one_pass(files: dict[str, Source]) -> None:
-    problem = problem_of(files)
-    batch = problem.lower_data.rows(torch.tensor([0, 5, 20]))
-    rows = {name: leaf.unsqueeze(1) for name, leaf in batch.items() if name != "seed"}
-    (group,) = groups(problem.f, repeat(problem.x0, 3), own_batch=True, mode="stacked")
-    grads, losses = gradient(group.loss, problem.theta0, group.x, rows)
-    for i in range(3):
-        row = {name: leaf[i] for name, leaf in rows.items()}
-        alone = gradient(problem.f, problem.theta0, problem.x0, row)
-        together = ([leaf[i] for leaf in grads], losses[i])
-        assert_same(together, (list(alone[0]), alone[1]), rtol=1e-7, atol=1e-7)

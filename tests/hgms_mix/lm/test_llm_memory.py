@@ -70,26 +70,3 @@ def test_the_peak_is_predicted(kind: str, how: dict[str, Any]) -> None:
         step, CPU, [*base.parameters(), *base.buffers(), *x.values(), *stacked.values()]
     )
     assert text.peak == pytest.approx(measured, rel=0.15)
-
-
-def test_a_chunk_bounds_the_activations() -> None:
-    """Four branches one at a time hold the activations of one."""
-    base = BaseModel(config={"model_type": "gpt2", **KINDS["gpt2"]}, tokenizer="bytes").load(
-        CPU, torch.float32, 260
-    )
-    model = LanguageModel.of(base, Lora(rank=4), length=LENGTH)
-    x = model.start(Key(0), torch.float32)
-    loss = UpperLoss(Rows(model, "example", torch.ones(0)))
-    tokens = torch.randint(0, 256, (BATCH, LENGTH), generator=torch.Generator().manual_seed(0))
-    batch = {"tokens": tokens, "mask": torch.ones_like(tokens, dtype=torch.bool)}
-
-    def peak(count: int) -> int:
-        stacked = repeat(x, count)
-
-        def step() -> None:
-            for group in groups(loss, stacked, mode="stacked", chunk=1):
-                gradient(group.loss, {}, group.x, batch)
-
-        return peak_bytes(step, CPU)
-
-    assert peak(4) < 1.15 * peak(1)

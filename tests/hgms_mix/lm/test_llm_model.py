@@ -128,23 +128,6 @@ def test_saving_memory_changes_no_gradient(
         assert_same(saving.nll(x, *rows(5), seeds)[0], expected[0], **CLOSE)
 
 
-def test_checkpointing_stores_less() -> None:
-    def stored(**how: Any) -> int:
-        model = language("gpt2", **how)
-        x = {name: leaf.requires_grad_() for name, leaf in model.start(Key(0), F64).items()}
-        sizes: list[int] = []
-
-        def keep(tensor: torch.Tensor) -> torch.Tensor:
-            sizes.append(tensor.numel())
-            return tensor
-
-        with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
-            model.nll(x, *rows(16, 24))
-        return sum(sizes)
-
-    assert stored(checkpointing=True) < 0.5 * stored()
-
-
 def test_a_dropout_mask_depends_on_the_seed_and_not_on_the_padding() -> None:
     model = language("gpt2", Lora(rank=2, dropout=0.5))
     x = moved(model)

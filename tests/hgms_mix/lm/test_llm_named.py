@@ -42,14 +42,6 @@ def _warn_again() -> None:
     warn.cache_clear()
 
 
-def test_a_name_is_the_folder_that_a_package_has_for_it(site: Site, tmp_path: Path) -> None:
-    (tmp_path / "weights").mkdir()
-    bring(site, tmp_path / "weights", theirs="folder")
-    assert "theirs" in named_models()
-    assert model_folder("theirs", PLACE) == tmp_path / "weights"
-    assert model_folder("Owner/Other", PLACE) == Path("Owner/Other")
-
-
 def test_a_folder_here_goes_first_and_that_is_said(
     site: Site, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import random
 from pathlib import Path
 
@@ -15,7 +14,7 @@ from hgms_core import ConfigError
 from hgms_mix.lm.formats import Message
 from hgms_mix.lm.near_duplicates import near_copies, shingles
 from hgms_mix.lm.overlaps import Overlap, overlap_warning, overlaps
-from hgms_mix.lm.sources import Example, Source, read_examples
+from hgms_mix.lm.sources import Example, read_examples
 from hgms_mix.lm.tokenizers import byte_tokenizer
 from hgms_mix.lm.tokens import token_table
 
@@ -82,37 +81,6 @@ def test_only_what_the_user_said_counts_as_the_prompt() -> None:
     two = Example((*one.messages, Message("user", "Sure?"), Message("assistant", "Yes.")), 5)
     assert one.key == "is it?"
     assert overlaps({"t": examples("is  it?")}, {"v": [one, two]})[0].count == 1
-
-
-@pytest.mark.extended
-@pytest.mark.skipif("HGMS_DATA" not in os.environ, reason="HGMS_DATA is not set: no real rows")
-def test_overlaps_of_real_sets_are_those_their_notes_tell() -> None:
-    def load(file: str) -> list[Example]:
-        return read_examples(file, Source(path=f"$HGMS_DATA/{file}.jsonl.gz"))
-
-    clean, alpaca, val, test = (
-        load(file)
-        for file in (
-            "alpaca_gpt4_en/alpaca_gpt4_en_6000",
-            *(f"scalebio_data_tiny/{part}" for part in ("train_alpaca", "val", "test")),
-        )
-    )
-    result = overlaps({"clean": clean, "alpaca": alpaca}, {"val": val}, {"test": test})
-    assert [(item.name, item.other, item.count) for item in result[:4]] == [
-        ("val", "clean", 962),
-        ("val", "alpaca", 165),
-        ("test", "clean", 951),
-        ("test", "alpaca", 160),
-    ]
-    whole = load("math/test")
-    mathematics = {
-        file: load(f"{file}/{file}_2000")
-        for file in ("mathinstruct", "orca_math", "dart_math_uniform")
-    }
-    held_out = {"gsm8k": load("gsm8k/test"), "math": whole}
-    assert overlaps(mathematics, {"val": load("scalebio_math_valtest/val")}, held_out) == ()
-    (item,) = overlaps({"math": whole}, {}, {"math500": load("math/math500")})
-    assert (item.count, item.size) == (500, 500)
 
 
 # -- near copies

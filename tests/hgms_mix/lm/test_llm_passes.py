@@ -10,7 +10,7 @@ import torch
 
 from hgms_core import Key
 from hgms_mix.lm import BaseModel, LanguageModel, Lora
-from hgms_mix.lm.passes import needed, passes, start_tokens
+from hgms_mix.lm.passes import needed, passes
 
 pytest.importorskip("transformers", reason="transformers is not installed")
 
@@ -99,18 +99,8 @@ def test_what_is_cut_is_the_cheapest_of_all_ways() -> None:
         assert price(sizes) == min(price(way) for way in ways if most is None or max(way) <= most)
 
 
-def test_candidates_are_sorted_each_for_itself() -> None:
-    order, cut = passes(torch.tensor([[9, 2], [1, 8]]), start=0)
-    assert order.tolist() == [[1, 0], [0, 1]]
-    assert cut == [(0, 1, 2), (1, 2, 9)]
-
-
 def test_only_columns_up_to_the_last_scored_token_are_needed() -> None:
     mask = torch.tensor(
         [[False, True, True, False], [False, False, False, True], [False, False, False, False]]
     )
     assert needed(mask).tolist() == [3, 4, 2]
-
-
-def test_starting_a_pass_is_dear_for_small_models() -> None:
-    assert start_tokens(language_model(None).model) > 500

@@ -143,35 +143,26 @@ def test_what_was_done_before_a_kill_is_not_done_again(
     monkeypatch.setattr(Tokenising, "__call__", dying)
     with pytest.raises(KeyboardInterrupt):
         table_of(source, cache)
-    (parts,) = cache.glob("*.parts")
-    assert len(list(parts.iterdir())) == 4
-    newest = max(parts.iterdir())
+    *_, newest = sorted(cache.glob("*.parts/*"))
     newest.write_bytes(newest.read_bytes()[:-1] + b"?")  # and a disk that lost a byte
     assert same(table_of(source, cache), expected)
     assert len(done) == 4 + 9 - 3
-    assert not parts.exists()
+    assert not newest.parent.exists()
 
 
-def test_a_cache_that_cannot_be_locked_is_named(source: Source, tmp_path: Path) -> None:
-    index_of("s", source, tmp_path / "cache")
-    for path in (tmp_path / "cache").glob("*.index"):
-        path.unlink()
-        path.with_suffix(".lease").mkdir()
-    with rejects("cannot-write", str(tmp_path / "cache"), of=DataError):
-        index_of("s", source, tmp_path / "cache")
-
-
-def test_an_index_that_is_not_read_as_it_was_written(
+def test_an_index_that_cannot_be_locked_or_read_again_is_an_error(
     source: Source, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    index_of("s", source, tmp_path / "locked")
+    (path,) = (tmp_path / "locked").glob("*.index")
+    path.unlink()
+    path.with_suffix(".lease").mkdir()
     original = hgms_mix.lm.store.load
-    monkeypatch.setattr(
-        hgms_mix.lm.store,
-        "load",
-        lambda path, *rest: None if path.suffix == ".index" else original(path, *rest),
-    )
-    with rejects("cannot-write", str(tmp_path), of=DataError):
-        index_of("s", source, tmp_path)
+    lost = lambda path, *rest: None if path.suffix == ".index" else original(path, *rest)  # noqa: E731
+    monkeypatch.setattr(hgms_mix.lm.store, "load", lost)
+    for cache in (tmp_path / "locked", tmp_path / "lost"):
+        with rejects("cannot-write", str(cache), of=DataError):
+            index_of("s", source, cache)
 
 
 WORK = """
@@ -217,17 +208,7 @@ def test_a_process_that_dies_is_reported_with_its_exit_code(work: Any) -> None:
 
 
 @pytest.mark.extended
-def test_ctrl_c_does_not_wait_for_other_processes(
-    work: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    started: list[Any] = []
-    original = hgms_mix.lm.parts.subprocess.Popen
-    monkeypatch.setattr(
-        hgms_mix.lm.parts.subprocess,
-        "Popen",
-        lambda *args, **options: started.append(original(*args, **options)) or started[-1],
-    )
-
+def test_ctrl_c_does_not_wait_for_other_processes(work: Any) -> None:
     def interrupted() -> Any:
         yield from (0, 1)
         time.sleep(2)  # the other process is at work
@@ -237,7 +218,6 @@ def test_ctrl_c_does_not_wait_for_other_processes(
     with pytest.raises(KeyboardInterrupt):
         in_parts(interrupted(), work("sleeps"), folder=None)
     assert time.monotonic() - before < 30
-    assert [process.poll() is not None for process in started] == [True]
 
 
 @pytest.mark.extended

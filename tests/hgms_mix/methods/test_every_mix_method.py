@@ -12,9 +12,13 @@ from support.helpers import assert_same, network_problem, rejects
 from support.source_problems import (
     assert_goes_on,
     assert_shares,
+    by_torch,
     in_another_order,
     language_sources,
     network_sources,
+    on_rows,
+    through,
+    watched,
     with_looks,
     without_rows,
 )
@@ -86,6 +90,38 @@ def test_it_begins_at_the_prior_and_needs_sources(name: str) -> None:
         assert_same(method.result(state)[1], PROBLEM.x0)
     with rejects("not-supported", "problem", "sources", of=ConfigError):
         method.init(network_problem(), 0)
+
+
+@pytest.mark.parametrize("name", ["less", "rho-loss", "rds", "random-rows", "doremi", "doge"])
+def test_x_is_trained_on_the_rows_that_were_chosen_by_adamw(name: str) -> None:
+    """A fresh x: on the kept rows, epoch by epoch, or on rows drawn by the mixture."""
+    method = evolve(METHODS[name], train_steps=5, weight_decay=0.1)
+    problem, seen = watched(PROBLEM)
+    *_, (state, _) = through(method, problem)
+    batches = seen["pool"][-5:]
+    x = by_torch(PROBLEM.x0, on_rows(PROBLEM, batches), weight_decay=0.1)[-1]
+    assert_same(method.result(state)[1], x, rtol=1e-9, atol=1e-11)
+    assert method.finished(state)
+    assert not evolve(method, train_steps=None).finished(state)
+    assert not method.untrained
+    assert name == "random-rows" or evolve(METHODS[name], train_steps=0).untrained
+    if "kept" in state:
+        assert sorted(torch.cat(batches[:2]).tolist()) == sorted(state["kept"].tolist())
+
+
+@pytest.mark.parametrize("name", ["less", "rho-loss", "rds"])
+@pytest.mark.parametrize(
+    ("options", "count"), [({"keep": 0.2}, 8), ({"size": 11}, 11), ({"keep": 0.001}, 1)]
+)
+def test_the_highest_rows_are_kept_and_make_the_mixture(
+    name: str, options: dict[str, Any], count: int
+) -> None:
+    method = evolve(METHODS[name], train_steps=0, **options)
+    *_, (state, _) = through(method, PROBLEM)
+    order = method.ranking(PROBLEM, state).argsort(descending=True)
+    assert sorted(state["kept"].tolist()) == sorted(order[:count].tolist())
+    sources = PROBLEM.lower_data.whole["source"][state["kept"]]
+    assert_shares(PROBLEM, method, state, torch.bincount(sources, minlength=3))
 
 
 @pytest.mark.parametrize("name", ONLINE)

@@ -8,19 +8,11 @@ from typing import Any
 
 import pytest
 import torch
-from attrs import evolve
 from support.helpers import F64, assert_same, counted, rejects
-from support.source_problems import (
-    at_mixture,
-    by_torch,
-    convex_sources,
-    language_sources,
-    network_sources,
-    watched,
-)
+from support.source_problems import at_mixture, by_torch, convex_sources, network_sources, watched
 from torch import Tensor
 
-from hgms_core import ConfigError, Data, NumericalError, Problem, State, Tree
+from hgms_core import ConfigError, Data, Problem, State, Tree
 from hgms_mix.methods.fastmix import FastMix
 
 PROBLEM = network_sources()
@@ -98,31 +90,7 @@ def test_a_source_that_no_row_is_drawn_of_has_product_zero() -> None:
 def test_weight_goes_to_the_source_that_is_like_the_validation_rows() -> None:
     problem = convex_sources({"like": 1.0, "other": 0.0, "third": 0.0})
     (*_, (state, _)) = stepped(fastmix(lr=0.01, weight_decay=0.0, batch_size=9), problem, 40)
-    weights = problem.sources.weights(state["theta"])
-    assert float(weights[0]) > 0.9
-    # In a language model too: answers that are twice the number, of two kinds of rows.
-    problem = language_sources(1)
-    method = fastmix(batch_size=8, upper_batch_size=None, leaves="wte")
-    (*_, (state, row)) = stepped(method, problem, 8)
-    assert float(problem.sources.weights(state["theta"])[0]) > 0.6
-    assert float(row["product.doubles"]) > float(row["product.dots"])
-
-
-def test_seeds_decide() -> None:
-    method = fastmix()
-    first, same, other = (method.step(PROBLEM, method.init(PROBLEM, seed))[0] for seed in (0, 0, 1))
-    assert_same(first["train"], same["train"])
-    assert not torch.equal(first["train"]["x.w"], other["train"]["x.w"])
-
-
-def test_a_source_whose_loss_is_not_finite_stops_the_run() -> None:
-    pooled = PROBLEM.sources.pooled
-
-    def broken(theta: Tree, x: Tree, batch: Any) -> Tensor:
-        return pooled(theta, x, batch) / (batch["source"] != 2).all()  # inf for `noise`
-
-    with rejects("not-finite", "method", "lr", of=NumericalError):
-        stepped(fastmix(), evolve(PROBLEM, sources=evolve(PROBLEM.sources, pooled=broken)), 1)
+    assert float(problem.sources.weights(state["theta"])[0]) > 0.9
 
 
 def test_leaves_that_are_not_there_are_refused() -> None:

@@ -20,13 +20,12 @@ from support.source_problems import (
 
 from hgms.hypergradients import Fixed
 from hgms.outer import DualAveraging, Sgd
-from hgms.selectors import BestOfN, First
+from hgms.selectors import First
 from hgms_core import Candidates, Data, Key, Pipeline, Problem, Selection, Tree
 from hgms_mix.methods.online import AlignedMeans, MixtureBranches
 from hgms_mix.methods.online.training import mixture_rows
 
 THETA = {"logits": torch.tensor([0.6, -0.4, 0.1], dtype=F64)}
-EVEN = {"logits": torch.zeros(3, dtype=F64)}
 ADAMW: dict[str, Any] = {"lr": 0.02, "weight_decay": 0.1, "batch_size": 7}
 PROBLEM = network_sources()
 SELECTED = Selection.of(torch.zeros(1))
@@ -196,31 +195,6 @@ def test_another_generators_candidates_are_measured_on_fresh_rows() -> None:
     assert (estimate.cost.lower_gradients, estimate.cost.upper_gradients) == (3, 1)
 
 
-def test_a_source_gains_nothing_by_having_more_rows_drawn() -> None:
-    """Rows of one distribution as two sources, eight times as many of the second: a agrees,
-    which a cosine does not.
-    """
-    estimator = AlignedMeans(decay=0.0)
-    trials = 400
-    problem = evolve(PROBLEM, x0={"x": torch.zeros(60, dtype=F64)})
-    differences = []
-    cosines = []
-    for trial in range(trials):
-        noise = normal(21, 60, seed=trial)
-        rows = [0.3 + noise[:2], 0.3 + noise[2:18], 0.3 + noise[18:20]]
-        u = torch.stack([own.sum(0) for own in rows])
-        candidates = aux(u, [2.0, 16.0, 2.0], 0.3 + 0.5 * noise[-1])
-        h = estimator.estimate_all(
-            problem, EVEN, candidates, SELECTED, Key(0), estimator.init(problem)
-        )[0].value["logits"]
-        differences.append(3 * float(h[0] - h[1]))
-        own = torch.nn.functional.cosine_similarity(u, candidates.aux["f.x"])
-        cosines.append(float(own[1] - own[0]))
-    error = np.std(differences) / np.sqrt(trials)
-    assert abs(np.mean(cosines)) > 0.15
-    assert abs(np.mean(differences)) < 0.25 * abs(np.mean(cosines)) + 3 * error
-
-
 def method(**changes: Any) -> Pipeline:
     parts: dict[str, Any] = {
         "generator": MixtureBranches(lr=0.05, batch_size=9, steps=2, tilt=0.5, upper_batch_size=4),
@@ -250,16 +224,6 @@ def test_it_is_uniform_online_where_nothing_is_learned() -> None:
     assert_same(still["x"], fixed["x"], rtol=1e-6, atol=1e-9)
     learned = after(method(), PROBLEM, 4)
     assert any((learned["x"][name] - leaf).abs().max() > 1e-4 for name, leaf in fixed["x"].items())
-
-
-def test_several_branches_and_best_of_n() -> None:
-    state = after(
-        method(generator=MixtureBranches(count=3, batch_size=9, lr=0.05), selector=BestOfN()),
-        PROBLEM,
-        6,
-    )
-    near, turned, _ = weights(PROBLEM, state["theta"])
-    assert near > turned
 
 
 def test_a_language_model_in_tokens() -> None:

@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import pytest
 import torch
 from attrs import evolve
 from support.helpers import F64, assert_same, counted, rejects
 from support.less_runs import PROBLEM, checkpoints, less, ranked, scores_by_hand
 from support.source_problems import (
-    assert_shares,
     by_torch,
     language_sources,
     network_sources,
@@ -138,30 +135,6 @@ def test_neither_chunks_nor_a_projection_to_more_dimensions_matter() -> None:
     assert_same(ranked(less(epochs=1, chunk=100, projection=8192), PROBLEM), expected, rtol=1e-12)
 
 
-@pytest.mark.parametrize(
-    ("options", "number"), [({"keep": 0.2}, 8), ({"size": 11}, 11), ({"keep": 0.001}, 1)]
-)
-def test_the_highest_rows_are_kept_and_make_the_mixture(
-    options: dict[str, Any], number: int
-) -> None:
-    method = less(epochs=1, **options)
-    *_, (state, _) = through(method, PROBLEM)
-    kept = state["kept"]
-    ranking = method.ranking(PROBLEM, state)
-    assert len(kept) == number
-    rest = [row for row in range(40) if row not in set(kept.tolist())]
-    assert ranking[kept].min() >= ranking[rest].max()
-    counts = torch.bincount(PROBLEM.lower_data.whole["source"][kept], minlength=3)
-    assert_shares(PROBLEM, method, state, counts)
-
-
-def test_rows_that_help_come_first() -> None:
-    # β1 = 0: with Adam's momentum nine tenths of every row's step are those of all rows, and scores
-    # differ little.
-    near, turned, noise = ranked(less(betas=(0.0, 0.999)), PROBLEM).split([20, 12, 8])
-    assert near.mean() > max(turned.mean(), noise.mean()) + 0.05
-
-
 def test_a_ranking_is_that_of_the_last_whole_epoch() -> None:
     method = less(epochs=2)
     assert bool(method.ranking(PROBLEM, method.init(PROBLEM, 3)).isnan().all())
@@ -182,15 +155,6 @@ def test_a_validation_set_without_rows_is_left_out() -> None:
     problem = evolve(PROBLEM, upper_data={**PROBLEM.upper_data, "differentiate": data})
     method = less(epochs=1)
     assert_same(ranked(method, problem), scores_by_hand(method, problem), **CLOSE)
-
-
-def test_x_is_trained_on_the_kept_rows() -> None:
-    method = less(epochs=1, train_steps=5)
-    *_, (state, _) = through(method, PROBLEM)
-    assert len(state["kept"]) == 8  # one batch
-    x = by_torch(PROBLEM.x0, on_rows(PROBLEM, 5 * [state["kept"]]))[-1]
-    assert_same(method.result(state)[1], x, rtol=1e-9, atol=1e-12)
-    assert not less(epochs=1, train_steps=None).finished(state)
 
 
 def test_costs_are_what_was_called() -> None:

@@ -76,17 +76,6 @@ def test_doremi_is_its_loop() -> None:
         proxy.move(sum(share * loss.mean() for share, loss in zip(alpha, losses, strict=True)))
     assert_ends(DOREMI, state, np.mean(history, 0), proxy.x)
     assert [row[f"excess.{name}"] for name in SOURCES.names] == pytest.approx(excess, rel=1e-8)
-    assert DOREMI.untrained
-
-
-def test_a_prior_by_rows_is_that_of_the_files_where_the_task_keeps_fewer() -> None:
-    examples = lambda x, batch: SOURCES.examples(x, batch)  # noqa: E731
-    examples.sizes = {"near": 10.0, "turned": 890.0, "noise": 100.0}  # type: ignore[attr-defined]
-    problem, seen = watched(evolve(PROBLEM, sources=evolve(SOURCES, examples=examples)))
-    method = DoReMi(**(ADAMW | {"batch_size": 10}), steps=20, updates=20, prior="rows")
-    method.step(problem, method.init(problem, 3))
-    expected = torch.tensor([0.1, 8.9, 1.0], dtype=F64)
-    assert_same(counts_of(seen["pool"]).mean(0), expected, atol=0.3)
 
 
 @pytest.mark.parametrize("method", [DOGE, OF_SOURCES], ids=["validation", "sources"])
@@ -167,18 +156,3 @@ def test_doremi_follows_what_is_not_yet_learned() -> None:
     method = DoReMi(steps=40, updates=40, lr=0.02, batch_size=30, eta=2.0)
     *_, (state, _) = through(method, problem)
     assert float(weights(problem, method.result(state)[0])[2]) > 0.4
-
-
-@pytest.mark.parametrize("method", [DOREMI, OF_SOURCES], ids=["doremi", "doge"])
-def test_a_fresh_x_is_trained_at_the_mixture(method: Any) -> None:
-    method = evolve(method, train_steps=5)
-    problem, seen = watched(PROBLEM)
-    states = list(through(method, problem))
-    proxies = [state for state, row in states if row["phase"] != "train"]
-    assert_same(method.result(proxies[-1])[1], PROBLEM.x0)
-    own = Trainee()
-    for index in seen["pool"][-5:]:
-        own.on(index)
-    assert_ends(method, states[-1][0], weights(PROBLEM, method.result(proxies[-1])[0]), own.x)
-    assert method.untrained == ""
-    assert not evolve(method, train_steps=None).finished(states[-1][0])

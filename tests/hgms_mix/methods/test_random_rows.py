@@ -78,7 +78,4 @@ def test_x_is_adamw_on_the_rows_drawn() -> None:
         == (calls["pooled"], calls["pooled_rows"])
     )
     assert (calls["f"], calls["g"]) == (0, 0)
-    still = random_rows(train_steps=0)
-    assert still.finished(still.init(PROBLEM, 0))
-    assert still.untrained
-    assert not method.untrained
+    assert random_rows(train_steps=0).untrained

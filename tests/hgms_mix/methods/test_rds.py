@@ -10,18 +10,9 @@ import pytest
 import torch
 from attrs import evolve
 from support.helpers import F64, assert_same, counted, normal, rejects
-from support.source_problems import (
-    assert_shares,
-    by_torch,
-    language_sources,
-    network_sources,
-    on_rows,
-    through,
-    with_looks,
-)
+from support.source_problems import assert_shares, network_sources, through, with_looks
 
-from hgms_core import ConfigError, Data, Key
-from hgms_mix.lm import epoch_rows
+from hgms_core import ConfigError, Data
 from hgms_mix.methods.rds import Rds
 from hgms_mix.methods.rds.rds import first_turns
 
@@ -125,15 +116,6 @@ def test_places_are_counted_exactly_where_states_are_coarse() -> None:
         assert_same(vector.double(), weights @ row[:length] / weights.sum(), rtol=1e-4, atol=1e-6)
 
 
-def test_rows_of_a_language_model_that_look_like_the_validation_rows() -> None:
-    problem = language_sources(2)
-    method = rds(size=6, turns="sets")
-    *_, (state, row) = through(method, problem)
-    # the one set is like the one source, and the other
-    assert_shares(problem, method, state, [3, 3])
-    assert row["cost_upper_values"] == 3 + 4  # 20 and 24 rows, 7 at a time
-
-
 def test_copies_in_two_sources_are_taken_alike() -> None:
     whole = PROBLEM.lower_data.whole
     near = {
@@ -151,17 +133,11 @@ def test_copies_in_two_sources_are_taken_alike() -> None:
     assert sum(first) == pytest.approx(40 * 4.5, abs=3 * (40 * 9) ** 0.5 / 2)
 
 
-def test_training_on_the_kept_rows() -> None:
+def test_costs_are_what_was_called() -> None:
     problem, calls = counted(PROBLEM)
-    method = rds(train_steps=5, size=7)
-    steps = list(through(method, problem))
-    state, row = steps[-1]
-    rows = [state["kept"][epoch_rows(Key(3).fold("train"), 7, update, 3)] for update in range(5)]
-    x = by_torch(PROBLEM.x0, on_rows(PROBLEM, rows))[-1]
-    assert_same(method.result(state)[1], x, rtol=1e-9, atol=1e-11)
-    assert (calls["pooled"], calls["f"], calls["g"]) == (5, 0, 0)
-    # 9 and 40 rows, 7 at a time
-    assert (row["cost_lower_gradients"], row["cost_upper_values"]) == (5, 2 + 6)
+    *_, (_, row) = through(rds(train_steps=5, size=7), problem)
+    assert row["cost_lower_gradients"] == calls["pooled"] == 5
+    assert row["cost_upper_values"] == 2 + 6  # 9 and 40 rows, 7 at a time
     assert row["cost_rows"] == 9 + 40 + 3 + 3 + 1 + 3 + 3
 
 

@@ -6,14 +6,11 @@ from __future__ import annotations
 
 from typing import Any
 
-import pytest
 import torch
-from attrs import evolve
 from support.helpers import F64, assert_same, counted
 from support.source_problems import (
     assert_shares,
     by_torch,
-    convex_sources,
     network_sources,
     on_rows,
     through,
@@ -21,8 +18,7 @@ from support.source_problems import (
 )
 from torch import Tensor
 
-from hgms_core import Data, Problem, Tree
-from hgms_mix.lm import adamw_part
+from hgms_core import Data, Tree
 from hgms_mix.methods.rho_loss import RhoLoss
 
 PROBLEM = network_sources()
@@ -41,86 +37,6 @@ def rho(**options: Any) -> RhoLoss:
         "target_steps": 0,
     }
     return RhoLoss(**(settings | options))
-
-
-def column(values: list[float]) -> Tree:
-    return {
-        "a": torch.tensor(values, dtype=F64)[:, None],
-        "source": torch.zeros(len(values), dtype=torch.int64),
-    }
-
-
-def four_rows(stop: float = 1.0) -> Problem:
-    """Loss ½(x − a)², x0 = 0. Source near: a = 1, 1; source far: a = −1, 3. Validation rows at
-    1, held-out rows at ``stop``.
-    """
-    problem = convex_sources({"near": 0.5, "far": 0.5}, rows=2)
-    pool = {**column([1.0, 1.0, -1.0, 3.0]), "source": torch.tensor([0, 0, 1, 1])}
-    upper = {"differentiate": [1.0, 1.0], "select": [torch.nan], "stop": [stop]}
-    return evolve(
-        problem,
-        x0={"x": torch.zeros(1, dtype=F64)},
-        lower_data=evolve(Data.of(pool), strata=problem.lower_data.strata),
-        upper_data={role: Data.of(column(values)) for role, values in upper.items()},
-    )
-
-
-def by_hand(**options: Any) -> RhoLoss:
-    """Adam's first step is as long as its learning rate: the reference goes from 0 to 0.5."""
-    settings = {
-        "reference_epochs": 1,
-        "reference_lr": 0.5,
-        "lr": 0.5,
-        "batch_size": 2,
-        "weight_decay": 0.0,
-        "size": 2,
-        "reference": "validation",
-        "target_steps": 0,
-    }
-    return RhoLoss(**(settings | options))
-
-
-def test_static_scores_by_hand() -> None:
-    problem = four_rows()
-    method = by_hand()
-    *_, (state, row) = through(method, problem)
-    # At 0: ½, ½, ½, 4½. At ½: ⅛, ⅛, 1⅛, 3⅛.
-    expected = torch.tensor([0.375, 0.375, -0.625, 1.375], dtype=F64)
-    assert_same(method.ranking(problem, state), expected, atol=1e-7)
-    assert state["kept"].tolist() == [3, 0]
-    assert_shares(problem, method, state, [1, 1])
-    assert_same(method.result(state)[1], problem.x0)  # the one that was scored
-    # 1 update of the reference, 2 looks at the held-out row, and one pass each for both losses.
-    assert [row[f"cost_{what}"] for what in ("upper_gradients", "upper_values", "rows")] == [
-        1,
-        4,
-        2 + 2 * 1 + 2 * 4,
-    ]
-
-
-def test_online_by_hand() -> None:
-    problem = four_rows()
-    method = by_hand(mode="online", big_batch=4, top=0.5, train_steps=2)
-    *_, (state, first), (_, second) = through(method, problem)
-    # Rows 3 and one at 1 move x by +½, to the reference: nothing is reducible then.
-    assert_same(method.result(state)[1], {"x": torch.tensor([0.5], dtype=F64)}, atol=1e-7)
-    assert state["used"].tolist() == [1, 1]
-    assert_shares(problem, method, state, [1, 1])
-    assert float(first["reducible_loss"]) == pytest.approx(1.5 / 4, abs=1e-7)
-    assert float(second["reducible_loss"]) == pytest.approx(0.0, abs=1e-7)
-    assert second["cost_rows"] - first["cost_rows"] == 6
-
-
-@pytest.mark.parametrize(("stop", "expected"), [(-1.0, 0.0), (0.4, 0.5), (2.0, 1.0)])
-def test_the_reference_with_the_lowest_held_out_loss_is_kept(stop: float, expected: float) -> None:
-    # After 0, 1 and 2 epochs the reference is at 0, 0.5 and a little below 1.
-    method = by_hand(reference_epochs=2)
-    states = [
-        state for state, row in through(method, four_rows(stop)) if row["phase"] == "reference"
-    ]
-    x = float(adamw_part(states[-1]["train"], "x")["x"])
-    assert x == pytest.approx(expected, abs=0.06)
-    assert (x == 0.0) == (stop == -1.0)
 
 
 def losses(x: Tree, data: Data = PROBLEM.lower_data) -> Tensor:
@@ -189,7 +105,9 @@ def test_by_default_a_reference_of_one_half_scores_the_other_at_a_trained_x() ->
 def test_online_updates_are_those_of_the_definition() -> None:
     problem, seen = watched(PROBLEM)
     method = rho(mode="online", big_batch=10, top=0.3, train_steps=5)
-    online = [state for state, row in through(method, problem) if row["phase"] == "online"]
+    rows = [(state, row) for state, row in through(method, problem) if row["phase"] == "online"]
+    online = [state for state, _ in rows]
+    assert rows[1][1]["cost_rows"] - rows[0][1]["cost_rows"] == 10 + 3
     used = []
     drawn = []
     x = PROBLEM.x0
@@ -219,15 +137,9 @@ def test_noisy_rows_are_not_chosen() -> None:
     assert float(PROBLEM.sources.weights(method.result(state)[0])[0]) > 0.5
 
 
-def test_x_is_trained_on_the_kept_rows() -> None:
-    problem, seen = watched(PROBLEM)
-    counting, calls = counted(problem)
-    method = rho(train_steps=5, target_steps=2)
-    *_, (state, row) = through(method, counting)
-    batches = seen["pool"][-5:]
-    assert [len(batch) for batch in batches] == [4] * 5
-    assert sorted(torch.cat(batches[:2]).tolist()) == sorted(state["kept"].tolist())
-    assert_same(method.result(state)[1], trained(batches)[-1], **CLOSE)
+def test_costs_are_what_was_called() -> None:
+    problem, calls = counted(PROBLEM)
+    *_, (_, row) = through(rho(train_steps=5, target_steps=2), problem)
     assert row["cost_upper_gradients"] == calls["f"] == 9
     assert row["cost_lower_gradients"] == calls["pooled"] == 2 + 5
     assert row["cost_upper_values"] == 4 + 2 * 6  # held-out looks, and six chunks of the pool twice
