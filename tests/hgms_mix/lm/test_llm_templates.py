@@ -60,47 +60,100 @@ def shown(messages: list[Message], tokenizer: PreTrainedTokenizerFast, name: str
     return text
 
 
-# -- named templates
+# -- what is written, and what is learned
 # --------------------------------------------------------------------------------------------------
 
-
-def test_plain() -> None:
-    tokenizer = byte_tokenizer()
-    messages = chat("Q", "A", "R", "B", system="S")
-    assert shown(messages, tokenizer, "plain") == "S\n\nQ\n⟦A<eos>⟧R\n⟦B<eos>⟧"
-
-
-def test_alpaca_is_stanfords_prompt_with_and_without_an_input() -> None:
-    tokenizer = byte_tokenizer()
-    assert shown(chat("Q", "A"), tokenizer, "alpaca") == (
+TWO = chat("Q", "A", "R", "B")
+ASKED = chat("Q", "A", "R", "B", system="S")
+HEADED = "<|eot|><|head|>assistant<|/head|>\n\n"
+WRITTEN: list[tuple[str, str | None, list[Message], str]] = [
+    ("plain", None, ASKED, "S\n\nQ\n⟦A<eos>⟧R\n⟦B<eos>⟧"),
+    # Stanford's
+    (
+        "alpaca",
+        None,
+        chat("Q", "A"),
         "Below is an instruction that describes a task. Write a response that appropriately "
         "completes the request.\n\n"
-        "### Instruction:\nQ\n\n### Response:\n⟦A<eos>⟧"
-    )
-    assert shown(
-        [Message("user", "Q\nI", "I"), Message("assistant", "A")], tokenizer, "alpaca"
-    ) == (
+        "### Instruction:\nQ\n\n### Response:\n⟦A<eos>⟧",
+    ),
+    (
+        "alpaca",
+        None,
+        [Message("user", "Q\nI", "I"), Message("assistant", "A")],
         "Below is an instruction that describes a task, paired with an input that provides "
         "further context. Write a response that appropriately completes the request.\n\n"
-        "### Instruction:\nQ\n\n### Input:\nI\n\n### Response:\n⟦A<eos>⟧"
-    )
-    assert shown(chat("Q", "A", "R", "B", system="S"), tokenizer, "alpaca") == (
+        "### Instruction:\nQ\n\n### Input:\nI\n\n### Response:\n⟦A<eos>⟧",
+    ),
+    (
+        "alpaca",
+        None,
+        ASKED,
         "S\n\n### Instruction:\nQ\n\n### Response:\n⟦A<eos>⟧\n\n### Instruction:\nR\n\n"
-        "### Response:\n⟦B<eos>⟧"
-    )
+        "### Response:\n⟦B<eos>⟧",
+    ),
+    # with and without tokens for its marks
+    *(
+        (
+            "chatml",
+            marks,
+            ASKED,
+            "<|im_start|>system\nS<|im_end|>\n<|im_start|>user\nQ<|im_end|>\n<|im_start|>assistant"
+            f"\n⟦A{end}⟧\n<|im_start|>user\nR<|im_end|>\n<|im_start|>assistant\n⟦B{end}⟧",
+        )
+        for marks, end in ((None, "<eos>"), ("", "<|im_end|>"))
+    ),
+    (
+        "model",
+        CHATML,
+        ASKED,
+        "<|im_start|>system\nS<|im_end|>\n"
+        "<|im_start|>user\nQ<|im_end|>\n<|im_start|>assistant\n⟦A<|im_end|>⟧\n"
+        "<|im_start|>user\nR<|im_end|>\n<|im_start|>assistant\n⟦B<|im_end|>⟧",
+    ),
+    (
+        "model",
+        HEADERS,
+        TWO,
+        f"<bos><|head|>user<|/head|>\n\nQ{HEADED}⟦A<|eot|>⟧"
+        f"<|head|>user<|/head|>\n\nR{HEADED}⟦B<|eot|>⟧",
+    ),
+    (
+        "model",
+        TURNS,
+        TWO,
+        "<bos><turn>user\nQ</turn>\n<turn>model\n⟦A</turn>⟧\n<turn>user\nR</turn>\n"
+        "<turn>model\n⟦B</turn>⟧",
+    ),
+    ("model", INST, TWO, "<bos>[INST] Q [/INST]⟦ A <eos>⟧<bos>[INST] R [/INST]⟦ B <eos>⟧"),
+    (
+        "model",
+        LATE,
+        TWO,
+        "<|user|>\nQ<eos>\n<|assistant|>\n⟦A<eos>⟧\n<|user|>\nR<eos>\n<|assistant|>\n⟦B<eos>⟧",
+    ),
+    # white space that the template trims; an answer that is found inside its own prompt, and one
+    # that is a part of the template
+    *(
+        (
+            "model",
+            HEADERS,
+            chat(question, answer),
+            f"<bos><|head|>user<|/head|>\n\n{question.strip()}{HEADED}⟦{answer.strip()}<|eot|>⟧",
+        )
+        for question, answer in ((" Q ", "  A\n"), ("say A", "A"), ("Q", "assistant"))
+    ),
+]
 
 
-@pytest.mark.parametrize(
-    ("tokenizer", "end"), [(byte_tokenizer(), "<eos>"), (with_template(""), "<|im_end|>")]
-)
-def test_chatml_with_and_without_tokens_for_its_marks(
-    tokenizer: PreTrainedTokenizerFast, end: str
+@pytest.mark.parametrize(("name", "template", "messages", "expected"), WRITTEN)
+def test_every_answer_and_its_end_mark_are_learned_and_nothing_else(
+    name: str, template: str | None, messages: list[Message], expected: str
 ) -> None:
-    messages = chat("Q", "A", "R", "B", system="S")
-    assert shown(messages, tokenizer, "chatml") == (
-        "<|im_start|>system\nS<|im_end|>\n<|im_start|>user\nQ<|im_end|>\n<|im_start|>assistant\n"
-        f"⟦A{end}⟧\n<|im_start|>user\nR<|im_end|>\n<|im_start|>assistant\n⟦B{end}⟧"
-    )
+    tokenizer = byte_tokenizer() if template is None else with_template(template)
+    assert shown(messages, tokenizer, name) == expected
+    if len(messages) > 3:
+        assert expected.startswith(shown(messages[:-2], tokenizer, name))
 
 
 @pytest.mark.parametrize("name", ["plain", "alpaca", "chatml"])
@@ -127,47 +180,6 @@ def test_a_tokenizer_that_begins_with_bos_begins_a_named_template_with_it_once()
 # --------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
-    ("template", "expected"),
-    [
-        (
-            CHATML,
-            "<|im_start|>user\nQ<|im_end|>\n<|im_start|>assistant\n⟦A<|im_end|>⟧\n"
-            "<|im_start|>user\nR<|im_end|>\n"
-            "<|im_start|>assistant\n⟦B<|im_end|>⟧",
-        ),
-        (
-            HEADERS,
-            "<bos><|head|>user<|/head|>\n\nQ<|eot|><|head|>assistant<|/head|>\n\n⟦A<|eot|>⟧"
-            "<|head|>user<|/head|>\n\nR<|eot|><|head|>assistant<|/head|>\n\n⟦B<|eot|>⟧",
-        ),
-        (
-            TURNS,
-            (
-                "<bos><turn>user\nQ</turn>\n<turn>model\n⟦A</turn>⟧\n<turn>user\nR</turn>\n"
-                "<turn>model\n⟦B</turn>⟧"
-            ),
-        ),
-        (INST, "<bos>[INST] Q [/INST]⟦ A <eos>⟧<bos>[INST] R [/INST]⟦ B <eos>⟧"),
-        (
-            LATE,
-            "<|user|>\nQ<eos>\n<|assistant|>\n⟦A<eos>⟧\n<|user|>\nR<eos>\n<|assistant|>\n⟦B<eos>⟧",
-        ),
-    ],
-    ids=["chatml", "headers", "turns", "inst", "late"],
-)
-def test_the_answers_of_a_chat_template_and_their_end_marks_are_learned(
-    template: str, expected: str
-) -> None:
-    tokenizer = with_template(template)
-    assert shown(chat("Q", "A", "R", "B"), tokenizer, "model") == expected
-    single = shown(chat("Q", "A"), tokenizer, "model")
-    assert expected.startswith(single)
-    assert single.endswith("⟧")
-    if template not in (TURNS, INST):
-        assert "S" in shown(chat("Q", "A", system="S"), tokenizer, "model")
-
-
 @pytest.mark.parametrize("template", [CHATML, HEADERS, TURNS, INST, LATE, FORGETFUL, QWEN])
 @pytest.mark.parametrize("answer", ["A", "<think>\nhm\n</think>\n\nA"])
 def test_the_prompt_at_evaluation_is_the_prompt_in_training(template: str, answer: str) -> None:
@@ -190,18 +202,6 @@ def test_templates_that_write_earlier_answers_in_another_way_are_known() -> None
     }
     assert [template for template, last_only in known.items() if last_only] == [FORGETFUL, QWEN]
     assert not template_for("chatml", with_template(QWEN)).last_only
-
-
-def test_white_space_that_a_template_trims_does_not_hide_the_answer() -> None:
-    tokenizer = with_template(HEADERS)
-    assert shown(chat(" Q ", "  A\n"), tokenizer, "model").endswith("\n\n⟦A<|eot|>⟧")
-    # an answer that is found inside its own prompt, and one that is a part of the template
-    assert shown(chat("say A", "A"), tokenizer, "model").endswith(
-        "say A<|eot|><|head|>assistant<|/head|>\n\n⟦A<|eot|>⟧"
-    )
-    assert shown(chat("Q", "assistant"), tokenizer, "model").endswith(
-        "<|head|>assistant<|/head|>\n\n⟦assistant<|eot|>⟧"
-    )
 
 
 def test_what_a_chat_template_refuses_is_an_error() -> None:
@@ -284,17 +284,6 @@ def test_no_token_of_real_rows_lies_across_the_border(
             f"{text.rstrip()}<|im_end|>" if name == "model" else f"{text}<|endoftext|>"
         )
         assert all(learned[border:])
-
-
-def test_the_border_matters_for_byte_pairs(gpt2: PreTrainedTokenizerFast) -> None:
-    """The trap that pieces avoid: tokens of a prompt are no prefix of the tokens of prompt and
-    answer.
-    """
-    prompt, answer = "Q: 1+1?\nA:\n", "\n\n2"
-    alone, together = (gpt2(text)["input_ids"] for text in (prompt, prompt + answer))
-    assert together[: len(alone)] != alone
-    found = shown(chat("Q: 1+1?\nA:", answer), gpt2, "plain")
-    assert found == f"{prompt}⟦{answer}<|endoftext|>⟧"
 
 
 def test_stop_tokens_are_the_templates_mark_and_the_end_token() -> None:
