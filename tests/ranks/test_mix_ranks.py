@@ -243,28 +243,13 @@ def test_a_rank_that_dies_in_finetuning_is_named_and_the_same_command_goes_on(
     assert not others()
 
 
+@pytest.mark.nightly
 def test_torchrun_starts_the_ranks_of_all_stages(made: Path, tmp_path: Path) -> None:
-    command = [
-        sys.executable,
-        "-m",
-        "torch.distributed.run",
-        "--nproc-per-node",
-        "2",
-        "--master-port",
-        free_address()[10:],
-    ]
+    torchrun = ("-m", "torch.distributed.run", "--nproc-per-node", "2")
+    port = ("--master-port", free_address()[10:])
+    mix = ("-m", "hgms.cli", "mix", made / "mix.toml", "--set", "run.ranks=2")
     done = subprocess.run(
-        [
-            *command,
-            "-m",
-            "hgms.cli",
-            "mix",
-            made / "mix.toml",
-            "--set",
-            "run.ranks=2",
-            "--out",
-            tmp_path / "runs",
-        ],
+        [sys.executable, *torchrun, *port, *mix, "--out", tmp_path / "runs"],
         capture_output=True,
         text=True,
         env={**os.environ, "OMP_NUM_THREADS": "1"},
@@ -276,8 +261,14 @@ def test_torchrun_starts_the_ranks_of_all_stages(made: Path, tmp_path: Path) -> 
     stages = ["reweight", "certainty", "sample", "finetune", "evaluate"]
     words = [line.split(":")[0] for line in done.stderr.splitlines()]
     assert [word for word in words if word in stages] == stages
-    (ours,), (alone,) = (folder.glob("*/*/seed-1") for folder in (tmp_path / "runs", made / "runs"))
+    (ours,), (alone,) = (place.glob("runs/*/*/seed-1") for place in (tmp_path, made))
     assert_made_alike(ours, alone)
+
+
+def test_a_mix_on_ranks_is_that_of_one_process(made: Path, tmp_path: Path) -> None:
+    (alone,) = (made / "runs").glob("*/*/seed-1")
+    assert_made_alike(Path(carry_out(on_two(made, tmp_path / "runs"))["folder"]), alone)
+    assert not others()
 
 
 LLAMA = (
