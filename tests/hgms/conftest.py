@@ -7,8 +7,10 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from support.fakes import Site
+from support.fakes import TOY, Site
+from support.made_runs import write_comparison, write_mixtures
 
+from hgms import report
 from hgms_core.registry import Registry
 
 
@@ -35,3 +37,29 @@ def one_registry() -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(Registry, "load", lambda *_: registry)
         yield
+
+
+@pytest.fixture
+def fake(site: Site) -> Site:
+    """The toy plugin is installed."""
+    site.module("fake_plugin", TOY)
+    site.install("hgms-fake", {"fake": "fake_plugin"}, version="3.0")
+    return site
+
+
+@pytest.fixture(scope="session")
+def comparison(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folder of a made comparison, and its study."""
+    return write_comparison(tmp_path_factory.mktemp("comparison"))
+
+
+@pytest.fixture(scope="session")
+def study(comparison: Path) -> report.Study:
+    return report.build([comparison])
+
+
+@pytest.fixture(scope="session")
+def mixtures(tmp_path_factory: pytest.TempPathFactory) -> report.Study:
+    """Of a made comparison of mixtures."""
+    folder = write_mixtures(tmp_path_factory.mktemp("mixtures"), sources=10)
+    return report.build([folder], separate=True)
