@@ -265,7 +265,8 @@ def test_torchrun_starts_the_ranks_of_all_stages(made: Path, tmp_path: Path) -> 
     assert_made_alike(ours, alone)
 
 
-def test_a_mix_on_ranks_is_that_of_one_process(made: Path, tmp_path: Path) -> None:
+def test_a_mix_that_goes_on_with_ranks_is_that_of_one_process(made: Path, tmp_path: Path) -> None:
+    shutil.copytree(made / "begun", tmp_path / "runs")
     (alone,) = (made / "runs").glob("*/*/seed-1")
     assert_made_alike(Path(carry_out(on_two(made, tmp_path / "runs"))["folder"]), alone)
     assert not others()
