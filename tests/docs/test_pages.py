@@ -4,6 +4,7 @@ links lead somewhere.
 
 from __future__ import annotations
 
+import functools
 import json
 import re
 import subprocess
@@ -81,12 +82,14 @@ def test_generated_parts_are_fresh() -> None:
     )
 
 
+@functools.cache
 def prose(page: Path) -> str:
     return re.sub(
         r"^```.*?^```$", "", page.read_text(encoding="utf-8"), flags=re.MULTILINE | re.DOTALL
     )
 
 
+@functools.cache
 def anchors(page: Path) -> set[str]:
     """What a link can lead to on a page: its headings, spelt as GitHub and MyST spell them, the
     second of one name with -1.

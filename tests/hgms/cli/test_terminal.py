@@ -174,6 +174,7 @@ def test_describe_fits_80_columns(name: str) -> None:
 # --------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.extended
 def test_compat_fits_80_columns_and_names_every_task_and_method() -> None:
     lines = shown("compat")
     assert max(map(len, lines)) <= 80

@@ -100,6 +100,7 @@ def test_sigterm_saves_every_running_cell(
     assert went_on == left
 
 
+@pytest.mark.extended
 def test_with_workers_kills_and_ctrl_c_change_nothing(
     tmp_path: Path, server: Server, whole: dict[str, bytes]
 ) -> None:
@@ -128,6 +129,7 @@ def test_with_workers_kills_and_ctrl_c_change_nothing(
     assert [row["method"] for row in printed["tasks"][0]["methods"]] == ["walk", "quick"]
 
 
+@pytest.mark.extended
 def test_a_killed_worker_takes_no_other_cell_with_it(tmp_path: Path, server: Server) -> None:
     text = GRID.replace('label = "quick"', 'label = "quick"\nbreaks = "kill"\nseed = 0')
     folder = prepared(tmp_path, text.replace("20 steps", "4 steps").replace("0.02", "0.0"))

@@ -50,7 +50,8 @@ def summary(trial: int, seed: int, out: Path) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize(
-    ("sampler", "space"), [("grid", LISTS), ("random", RANGES), ("tpe", RANGES)]
+    ("sampler", "space"),
+    [("grid", LISTS), ("random", RANGES), pytest.param("tpe", RANGES, marks=pytest.mark.extended)],
 )
 def test_the_lowest_validation_loss_is_chosen_and_all_is_recorded(
     tmp_path: Path, sampler: str, space: dict[str, Any]
@@ -101,7 +102,7 @@ def test_every_method_with_a_space_gets_the_same_number_of_trials_and_the_others
     assert "sweep: bowl, quick: trial" in str(comparison)
 
 
-@pytest.mark.parametrize("sampler", ["random", "tpe"])
+@pytest.mark.parametrize("sampler", [pytest.param("random", marks=pytest.mark.extended), "tpe"])
 def test_a_broken_sweep_goes_on_to_the_same_end(tmp_path: Path, sampler: str) -> None:
     whole, broken = tmp_path / "whole", tmp_path / "broken"
     swept(whole, sampler=sampler, space=RANGES)
