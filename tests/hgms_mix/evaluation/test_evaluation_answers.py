@@ -9,8 +9,8 @@ import os
 import random
 import re
 import signal
-import threading
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -161,16 +161,8 @@ def test_numbers_that_lm_eval_finds_are_right(verifier: Verifier, text: str) -> 
 
 
 def test_numbers_are_read_as_written() -> None:
-    assert numbers("1,000,000 10-5 (-4) .5 12,34 v2 3.") == [
-        "1000000",
-        "10",
-        "5",
-        "-4",
-        ".5",
-        "12",
-        "34",
-        "3",
-    ]
+    expected = ["1000000", "10", "5", "-4", ".5", "12", "34", "3"]
+    assert numbers("1,000,000 10-5 (-4) .5 12,34 v2 3.") == expected
 
 
 def test_malformed_gold_answers_are_named() -> None:
@@ -251,15 +243,13 @@ def test_what_takes_too_long_is_undecided_and_the_next_is_not(verifier: Verifier
     assert verifier.verdict("1", "1") == "right"
 
 
-@pytest.mark.parametrize("name", ["SIGKILL", "SIGSTOP"])
-def test_a_worker_that_dies_or_hangs_is_replaced(
-    name: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_worker_that_hangs_is_replaced(monkeypatch: pytest.MonkeyPatch) -> None:
+    """One that dies is, too: what takes too long is killed."""
     with Verifier(seconds=4) as verifier:
         assert verifier.verdict("1", "1") == "right"
         process = verifier._process
         assert process is not None
-        process.send_signal(getattr(signal, name))
+        process.send_signal(signal.SIGSTOP)
         with monkeypatch.context() as patch:
             patch.setattr(verifying, "PATIENCE", 0.25)
             assert verifier.verdict("1", "1") == "undecided"
@@ -267,16 +257,9 @@ def test_a_worker_that_dies_or_hangs_is_replaced(
 
 
 def test_verdicts_come_from_any_thread(verifier: Verifier) -> None:
-    verdicts: list[str] = []
-    threads = [
-        threading.Thread(target=lambda k=k: verdicts.append(verifier.verdict(str(k), "3")))
-        for k in (2, 3, 4)
-    ]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert sorted(verdicts) == ["right", "wrong", "wrong"]
+    with ThreadPoolExecutor(3) as pool:
+        verdicts = list(pool.map(lambda k: verifier.verdict(str(k), "3"), (2, 3, 4)))
+    assert verdicts == ["wrong", "right", "wrong"]
 
 
 def test_without_math_verify_the_error_says_what_to_install(
@@ -330,7 +313,7 @@ def test_solutions_of_the_test_sets_are_right_and_those_of_other_questions_wrong
     name: str, verifier: Verifier
 ) -> None:
     total = {"gsm8k": 1319, "math": 5000}[name]
-    check(name, sorted(random.Random(1).sample(range(total), 300)), verifier, 0.04)
+    check(name, sorted(random.Random(1).sample(range(total), 150)), verifier, 0.04)
 
 
 @data
@@ -353,7 +336,7 @@ def test_boxes_that_are_never_closed_are_read_once() -> None:
             return super().__getitem__(place)
 
     counts = []
-    for boxes in (200, 400):
+    for boxes in (40, 80):
         Counted.looked = 0
         assert boxed(Counted(r"\boxed{7} " + r"\boxed{1 + " * boxes)) == "7"
         counts.append(Counted.looked)

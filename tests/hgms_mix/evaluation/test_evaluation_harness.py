@@ -166,7 +166,8 @@ def test_a_task_that_compares_choices_is_scored_as_the_harness_scores_it(
     task = own_task(
         tmp_path, CHOICE, [{"asked": f"Is {i} even?", "known": i % 2} for i in range(4)]
     )
-    results = LmEval(tasks=(task,)).run(*small, tmp_path / "out", print)
+    # it needs no room for answers
+    results = LmEval(tasks=(task,), max_new_tokens=1200).run(*small, tmp_path / "out", print)
     rows = read(tmp_path / "out" / "lm-eval.own.samples.jsonl")
     said = [int(no > yes) for (yes, _), (no, _) in (row["response"] for row in rows)]
     known = [0, 1, 0, 1]
@@ -182,22 +183,7 @@ def test_a_task_that_compares_choices_is_scored_as_the_harness_scores_it(
 
 
 @needs_harness
-def test_a_task_file_is_run_again_where_its_rows_have_changed(
-    small: tuple[Any, Any], tmp_path: Path
-) -> None:
-    rows = [{"asked": "Is 2 even?", "known": 0}]
-    stage = LmEval(tasks=(own_task(tmp_path, CHOICE, rows),))
-    said: list[str] = []
-    stage.run(*small, tmp_path / "out", said.append)
-    stage.run(*small, tmp_path / "out", said.append)
-    assert len(said) == 1
-    own_task(tmp_path, CHOICE, [*rows, *rows])
-    assert stage.run(*small, tmp_path / "out", said.append)["lm-eval own acc"]["n"] == 2
-    assert len(said) == 2
-
-
-@needs_harness
-def test_a_task_file_is_run_again_where_what_it_includes_or_its_code_changed(
+def test_a_task_file_is_run_again_where_its_rows_what_it_includes_or_its_code_changed(
     small: tuple[Any, Any], tmp_path: Path
 ) -> None:
     path = own_task(tmp_path, 'include: "base.yaml"\n', [{"asked": "Is 2 even?", "known": 0}])
@@ -220,16 +206,9 @@ def test_a_task_file_is_run_again_where_what_it_includes_or_its_code_changed(
     ) == (100 - first, 2)
     scores(base, base.read_text().replace('["yes", "no"]', '["no", "yes"]'))
     assert len(said) == 3
-
-
-@needs_harness
-def test_a_task_that_compares_choices_needs_no_room_for_answers(
-    small: tuple[Any, Any], tmp_path: Path
-) -> None:
-    task = own_task(tmp_path, CHOICE, [{"asked": "Is 2 even?", "known": 0}])
-    assert "lm-eval own acc" in LmEval(tasks=(task,), max_new_tokens=1200).run(
-        *small, tmp_path / "out", print
-    )
+    rows = tmp_path / "asked.jsonl"
+    scores(rows, 2 * rows.read_text())
+    assert len(said) == 4
 
 
 @needs_harness
@@ -351,12 +330,10 @@ def test_it_is_a_part_of_the_table_evaluate() -> None:
 @needs_harness
 def test_data_that_are_not_there(monkeypatch: pytest.MonkeyPatch, below: Path) -> None:
     (below / "math" / "train.jsonl.gz").unlink()
-    with rejects("missing-file", "evaluate", "lm_eval", "tasks", of=DataError) as caught:
+    with rejects("missing-file", "evaluate", "lm_eval", "tasks", of=DataError):
         LmEval(tasks=("hendrycks_math",)).check()
-    assert "math/train.jsonl.gz" in caught.value.message
-    with rejects("missing-file", "evaluate", "lm_eval", "tasks", of=ConfigError) as caught:
+    with rejects("missing-file", "evaluate", "lm_eval", "tasks", of=ConfigError):
         LmEval(tasks=("none.yaml",)).check()
-    assert "'none.yaml'" in caught.value.message
     monkeypatch.delenv("HGMS_DATA")
     with rejects("missing-variable", "evaluate", "lm_eval", "tasks", of=DataError):
         LmEval(tasks=("gsm8k",)).check()
@@ -393,10 +370,8 @@ def test_a_task_file_that_cannot_be_used_is_refused_before_a_model_is_trained(
         if "{{" in text
         else text
     )
-    with rejects("wrong-format", "evaluate", "lm_eval", "tasks", of=ConfigError) as caught:
+    with rejects("wrong-format", "evaluate", "lm_eval", "tasks", of=ConfigError):
         LmEval(tasks=(str(path),)).check()
-    assert str(path) in caught.value.message
-    assert cause in caught.value.message
 
 
 @needs_harness
@@ -419,9 +394,8 @@ def test_a_task_file_runs_no_code_unless_the_command_allows_it(
     (tmp_path / "asked.jsonl").write_text('{"asked": "2 + 2?", "known": "4"}\n')
     stage = LmEval(tasks=(str(path),))
     for refused in (stage.check, lambda: stage.run(*small, tmp_path / "out", print)):
-        with rejects("untrusted-code", "evaluate", "lm_eval", "tasks", of=ConfigError) as caught:
+        with rejects("untrusted-code", "evaluate", "lm_eval", "tasks", of=ConfigError):
             refused()
-        assert str(path) in caught.value.message
     assert not (tmp_path / "attacked").exists()
     monkeypatch.setenv("HGMS_TRUST_REMOTE_CODE", "1")
     stage.check()

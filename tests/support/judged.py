@@ -1,0 +1,129 @@
+"""A small MT-Bench with answers, and an endpoint that does what a test says."""
+
+from __future__ import annotations
+
+import http.server
+import json
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from hgms_mix.evaluation import Evaluate
+from hgms_mix.evaluation.judge_calls import ratings_path
+
+Reply = tuple[int, dict[str, str], str | bytes | None]
+"""Status, headers, and a judge's text, or a body as it is, or None for no answer at all."""
+
+
+def write_bench(folder: Path, count: int, category: str = "writing") -> Path:
+    """A benchmark of ``count`` questions of two turns in bench/, and answers in the folder out/."""
+    single, multi = "{question}|{answer}", "{question_1}|{answer_1}|{question_2}|{answer_2}"
+    kinds = {"single-v1": single, "single-math-v1": single}
+    kinds |= {f"{name}-multi-turn": multi for name in list(kinds)}
+    given = {"new_tokens": 3, "finished": True, "prompt_tokens": 5, "truncated": False}
+    numbers = range(81, 81 + count)
+    files: dict[str, list[dict[str, Any]]] = {
+        "bench/question": [
+            {"question_id": n, "category": category, "turns": [f"q{n - 81}", f"more {n - 81}"]}
+            for n in numbers
+        ],
+        "bench/reference_answer_gpt-4": [],
+        "bench/judge_prompts": [
+            {"name": name, "system_prompt": "S", "prompt_template": text}
+            for name, text in kinds.items()
+        ],
+        "out/mt-bench.answers": [
+            {"id": n, "turn": turn, "text": f"a{n}.{turn} {{x}}", **given}
+            for n in numbers
+            for turn in (1, 2)
+        ],
+    }
+    for name, rows in files.items():
+        path = folder / f"{name}.jsonl"
+        path.parent.mkdir(exist_ok=True)
+        path.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
+    return folder / "out"
+
+
+def evaluation_of(folder: Path, judge: Any) -> Evaluate:
+    bench = str(folder.parent / "bench")
+    return Evaluate(benchmarks=("mt-bench",), paths={"mt-bench": bench}, judge=judge)
+
+
+def records_of(evaluation: Evaluate, folder: Path) -> dict[tuple[int, int], dict[str, Any]]:
+    """The ratings on disk by question and turn, without the judge's name."""
+    assert evaluation.judge is not None
+    rows = map(json.loads, ratings_path(evaluation.judge, folder).read_text().splitlines())
+    return {(row["id"], row["turn"]): {**row, "judge": None} for row in rows}
+
+
+def completion(text: str) -> bytes:
+    message = {"role": "assistant", "content": text}
+    choice = {"index": 0, "finish_reason": "stop", "message": message}
+    head = {"id": "1", "object": "chat.completion", "created": 1, "model": "m"}
+    return json.dumps({**head, "choices": [choice]}).encode()
+
+
+class Endpoint:
+    """An OpenAI-compatible server that does what ``act`` says: given the number of the request
+    and its body.
+    """
+
+    def __init__(self, act: Callable[[int, dict[str, Any]], Reply]) -> None:
+        self.bodies: list[dict[str, Any]] = []
+        self.headers: list[dict[str, str]] = []
+        self.times: list[float] = []
+        self.most = self._now = 0
+        self._over = threading.Event()
+        endpoint = self
+        lock = threading.Lock()
+
+        class Handler(http.server.BaseHTTPRequestHandler):
+            protocol_version = "HTTP/1.1"
+
+            def do_POST(self) -> None:
+                body = json.loads(self.rfile.read(int(self.headers["content-length"])))
+                with lock:
+                    number = len(endpoint.bodies)
+                    endpoint.bodies.append({"path": self.path, **body})
+                    endpoint.headers.append({k.lower(): v for k, v in self.headers.items()})
+                    endpoint.times.append(time.monotonic())
+                    endpoint._now += 1
+                    endpoint.most = max(endpoint.most, endpoint._now)
+                try:
+                    status, headers, text = act(number, body)
+                    if text is None:
+                        endpoint._over.wait(30)
+                        self.close_connection = True
+                        return
+                    sent = text if isinstance(text, bytes) else completion(text)
+                    kind = {"content-type": "application/json", "content-length": str(len(sent))}
+                    self.send_response(status)
+                    for key, value in {**kind, **headers}.items():
+                        self.send_header(key, value)
+                    self.end_headers()
+                    self.wfile.write(sent)
+                except (BrokenPipeError, ConnectionResetError):
+                    self.close_connection = True
+                finally:
+                    with lock:
+                        endpoint._now -= 1
+
+            def log_message(self, *_: object) -> None:
+                pass
+
+        self._server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+        self._server.daemon_threads = True
+        self._thread = threading.Thread(
+            target=self._server.serve_forever, kwargs={"poll_interval": 0.02}
+        )
+        self._thread.start()
+        self.url = f"http://127.0.0.1:{self._server.server_port}/v1"
+
+    def close(self) -> None:
+        self._over.set()
+        self._server.shutdown()
+        self._thread.join()
+        self._server.server_close()
