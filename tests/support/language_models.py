@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+import pytest
 import torch
 from attrs import evolve
 from torch import Tensor
@@ -16,6 +17,7 @@ from hgms_mix.lm import BaseModel, Lora, Source, SourceMixture
 from support.helpers import F64
 from support.source_files import source_of
 
+EXTENDED = pytest.mark.extended
 CPU = torch.device("cpu")
 VOCABULARY = 60
 LAYERS = {
@@ -31,6 +33,9 @@ SMALL: dict[str, dict[str, Any]] = {
     "qwen2": LAYERS,
     "gemma2": {**LAYERS, "head_dim": 8},
 }
+
+KINDS = ["gpt2", "gemma2", *(pytest.param(kind, marks=EXTENDED) for kind in ("llama", "qwen2"))]
+"""For tests of every kind: that of weights in float64 throughout, and the one with most parts."""
 
 
 def spec(kind: str, dtype: Any = "auto", **config: Any) -> BaseModel:

@@ -26,6 +26,7 @@ KINDS: dict[str, dict[str, Any]] = {
     "qwen2": WIDE,
     "gemma2": {**WIDE, "head_dim": 32},
 }
+ALL = {"chunk": 2, "rows": 3, "checkpointing": True}
 CANDIDATES = 4
 BATCH = 6
 LENGTH = 96
@@ -34,12 +35,11 @@ LENGTH = 96
 @pytest.mark.parametrize(
     ("kind", "how"),
     [
-        ("gpt2", {}),
-        ("gemma2", {"chunk": 2, "rows": 3, "checkpointing": True}),
+        ("gpt2", ALL),
         *(
             pytest.param(kind, how, marks=pytest.mark.extended)
             for kind in KINDS
-            for how in ({"chunk": 1}, {"rows": 2}, {"checkpointing": True})
+            for how in ({}, {"chunk": 1}, {"rows": 2}, {"checkpointing": True}, ALL)
         ),
     ],
     ids=str,

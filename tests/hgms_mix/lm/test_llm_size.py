@@ -195,6 +195,7 @@ def work(site: Site, monkeypatch: pytest.MonkeyPatch) -> Any:
     return importlib.import_module("their_work").Work
 
 
+@pytest.mark.extended
 def test_a_fault_in_another_process_comes_with_its_traceback(work: Any) -> None:
     with pytest.raises(RuntimeError, match=r"(?s)their_work.py.*Odd: a fault in their library"):
         in_parts([0, 1], work("raises"), folder=None)

@@ -62,10 +62,10 @@ def test_the_mixture_loss_has_no_bias(
             draws = torch.stack(
                 [
                     problem.g(problem.theta0, problem.x0, data.batch(index))
-                    for index in data.draw(Key(size), size, 200)
+                    for index in data.draw(Key(size), size, 60)
                 ]
             )
-            assert abs(draws.mean() - whole) < 4 * draws.std() / 200**0.5
+            assert abs(draws.mean() - whole) < 4 * draws.std() / 60**0.5
 
 
 def test_on_average_over_all_tokens_a_batch_is_the_mean_over_its_tokens(
@@ -167,13 +167,18 @@ def test_metrics_are_of_the_test_set_and_the_reference_and_every_table_is_made_o
     ("method", "moves"),
     [
         ("hg-ms", True),
-        ("hg-baseline", True),
         ("hg-ms-mixture", True),
-        ("scalebio", True),
-        ("scalebio-best-of-n", True),
-        ("uniform", False),
-        ("uniform-tilted", False),
         ("validation-only", False),
+        *(
+            pytest.param(name, moves, marks=pytest.mark.extended)
+            for name, moves in (
+                ("hg-baseline", True),
+                ("scalebio", True),
+                ("scalebio-best-of-n", True),
+                ("uniform", False),
+                ("uniform-tilted", False),
+            )
+        ),
         ({"name": "fixed", "mixture": {"sums": 3.0, "words": 1.0}}, False),
     ],
 )
@@ -239,6 +244,7 @@ def test_files_are_looked_at_before_the_model_is_loaded(
         task.problem(0, CPU, torch.float32)
 
 
+@pytest.mark.extended
 def test_the_conformance_kit_finds_nothing(files: dict[str, Source]) -> None:
     # Declared are the metrics of a task with a test set and a reference; dropout masks of stacked
     # candidates differ.

@@ -26,7 +26,7 @@ from hgms_core import ConfigError, DataError
 from hgms_mix.lm.formats import Message
 from hgms_mix.lm.sources import Source, read_examples
 from hgms_mix.lm.templates import TEMPLATES, template_for
-from hgms_mix.lm.tokenizers import byte_tokenizer, gpt2_tokenizer
+from hgms_mix.lm.tokenizers import byte_tokenizer, load_tokenizer
 from hgms_mix.lm.tokens import encode, prompt_tokens, stop_tokens
 
 pytest.importorskip("transformers", reason="transformers is not installed")
@@ -261,7 +261,7 @@ def test_every_answer_and_its_end_are_learned_after_the_prompt_of_generation(
 def gpt2() -> PreTrainedTokenizerFast:
     if "HGMS_DATA" not in os.environ:
         pytest.skip("HGMS_DATA is not set: no real rows or GPT-2 vocabulary")
-    tokenizer = gpt2_tokenizer("$HGMS_DATA/gpt2_bpe")
+    tokenizer = load_tokenizer("$HGMS_DATA/gpt2_bpe")
     tokenizer.chat_template = CHATML
     return tokenizer
 
@@ -284,6 +284,12 @@ def test_no_token_of_real_rows_lies_across_the_border(
             f"{text.rstrip()}<|im_end|>" if name == "model" else f"{text}<|endoftext|>"
         )
         assert all(learned[border:])
+
+
+def test_gpt2s_tokens_are_the_published_ones(gpt2: PreTrainedTokenizerFast) -> None:
+    assert gpt2("Hello world<|endoftext|>")["input_ids"] == [15496, 995, 50256]
+    assert gpt2.pad_token_id == gpt2.eos_token_id == len(gpt2) - 1 == 50256
+    assert gpt2.decode(gpt2("naïve 自然\n\t x")["input_ids"]) == "naïve 自然\n\t x"
 
 
 def test_stop_tokens_are_the_templates_mark_and_the_end_token() -> None:
