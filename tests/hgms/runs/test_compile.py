@@ -12,24 +12,16 @@ import attrs
 import pytest
 import torch
 from click.testing import CliRunner
-from support.helpers import rejects
+from support.helpers import rejects, run_files
 from support.programs import MAKING, Time, Walker, halved, problem
 from torch.fx import GraphModule
 
 from hgms.cli import main
-from hgms.compiled import Programs, programs, programs_of
-from hgms.runs import (
-    Compilation,
-    Execution,
-    Interrupted,
-    RunConfig,
-    RunFolder,
-    RunResult,
-    RunSettings,
-    run,
-)
+from hgms.compiled import programs, programs_of
+from hgms.runs import Compilation, Execution, Interrupted, RunFolder, RunResult, RunSettings, run
 from hgms.runs.loop import ANNOUNCEMENT, Clock
 from hgms.runs.signals import COMPILING
+from hgms.tasks.quadratic import Quadratic
 from hgms_core import Budget, ConfigError, Problem, State
 from hgms_core.host import Host
 
@@ -134,21 +126,11 @@ def test_the_time_of_a_step_is_weighed_by_the_device(
     assert decision.wanted is wanted, decision.reason
 
 
-def test_no_step_is_timed_without_a_compiler_or_if_the_method_is_done() -> None:
+def test_no_step_is_timed_without_a_compiler() -> None:
     where = {"x": torch.ones(2, device="meta")}
     decision = Compilation.settled("auto", steps(9999), problem(x0=where))
     assert decision is not None
     assert not decision.wanted
-
-    class Done(Walker):
-        def finished(self, state: State) -> bool:
-            return True
-
-    walker = Done()
-    result = walk(steps(100), walker)
-    assert walker.steps == 0
-    assert result.execution is not None
-    assert result.execution.compile is None
 
 
 @pytest.mark.parametrize("setting", [True, False])
@@ -194,23 +176,6 @@ def test_making_programs_is_on_no_clock_whenever_it_happens(stopped: None, budge
     assert compilation(result).compiled == ["halve", "twice"]
 
 
-def test_programs_are_timed_by_the_clock_of_the_run(
-    monkeypatch: pytest.MonkeyPatch, interpreted: None
-) -> None:
-    made: list[Programs] = []
-
-    def kept(clock: Callable[[], float]) -> Programs:
-        made.append(Programs(clock))
-        return made[-1]
-
-    monkeypatch.setattr("hgms.runs.execution.Programs", kept)
-    monkeypatch.setattr("time.process_time", lambda: -3.0)
-    for settings in (RunSettings(compile=True, clock="cpu"), COMPILED):
-        walk(steps(1), settings=settings)
-    assert made[0].clock() == -3.0
-    assert made[1].clock() > 0
-
-
 # --- records
 
 
@@ -230,7 +195,10 @@ def test_a_resumed_run_takes_what_was_recorded_and_adds_its_own(
 ) -> None:
     options: dict[str, Any] = {"folder": tmp_path, "settings": RunSettings(checkpoint_seconds=0)}
     with pytest.raises(Interrupted):
-        walk(steps(50), Walker([2.0], interrupts_at=2), **options)
+        walk(steps(50), Walker(interrupts_at=0), **options)
+    assert not recorded(tmp_path), "it was not decided"
+    with pytest.raises(Interrupted):
+        walk(steps(50), Walker([2.0], interrupts_at=2), resume=True, **options)
     first = recorded(tmp_path)
     assert first["wanted"]
     walker = Walker([0.1])
@@ -242,13 +210,6 @@ def test_a_resumed_run_takes_what_was_recorded_and_adds_its_own(
     assert recorded(tmp_path)["seconds"] == compilation(result).seconds
     assert "before" not in RunFolder(tmp_path).read_environment()
     assert walk(steps(50), resume=True, **options).execution == result.execution
-
-
-def test_killed_before_it_was_decided_it_decides(stopped: None, tmp_path: Path) -> None:
-    with pytest.raises(Interrupted):
-        walk(steps(50), Walker(interrupts_at=0), folder=tmp_path)
-    assert not recorded(tmp_path)
-    assert compilation(walk(steps(50), Walker([2.0]), folder=tmp_path, resume=True)).wanted
 
 
 def test_what_could_not_be_compiled_is_not_tried_again(
@@ -272,31 +233,25 @@ def test_what_could_not_be_compiled_is_not_tried_again(
 def test_a_resumed_run_of_compiled_steps_equals_an_uninterrupted_one(
     interpreted: None, tmp_path: Path
 ) -> None:
+    settings = RunSettings(compile=True, checkpoint_seconds=0)
     method = {"name": "hg-ms", "generator": {"name": "branches", "steps": 2}}
-    settings = {"compile": True, "checkpoint_seconds": 0.0}
-    config = RunConfig.from_dict(
-        {"task": "quadratic", "method": method, "budget": "4 steps", "run": settings}
-    )
+    made = Quadratic().problem(0, torch.device("cpu"), torch.float32)
 
-    def go(folder: str, stop: int | None = None, resume: bool = False) -> RunResult:
+    def go(folder: str, stop: int | None = None, **options: Any) -> RunResult:
         def watch(_info: object, record: Mapping[str, Any], _share: float) -> None:
             if record["step"] == stop:
                 raise KeyboardInterrupt
 
-        built = config.task.problem(0, torch.device("cpu"), torch.float32)
-        options: dict[str, Any] = {"folder": tmp_path / folder, "resume": resume, "watch": watch}
-        return run(config.method, built, config.budget, settings=config.run, **options)
+        options |= {"folder": tmp_path / folder, "settings": settings, "watch": watch}
+        return run(method, made, "4 steps", **options)
 
     with pytest.raises(Interrupted):
         go("resumed", stop=2)
-    result = go("resumed", resume=True)
-    whole = go("whole")
+    result, whole = go("resumed", resume=True), go("whole")
     assert result.info.resumed_from == 1
     assert set(compilation(result).outcomes.values()) == {"compiled"}
     assert {"branches", "linearization", "cg"} <= set(compilation(whole).outcomes)
-    for name in ("steps.jsonl", "summary.json", "checkpoint-4.safetensors"):
-        ours, theirs = ((tmp_path / folder / name).read_bytes() for folder in ("resumed", "whole"))
-        assert ours == theirs
+    assert run_files(tmp_path / "resumed") == run_files(tmp_path / "whole")
 
 
 # --- interrupts and failures of the compiler

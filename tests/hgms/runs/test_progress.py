@@ -109,10 +109,8 @@ def test_a_notebook_has_one_output_that_is_replaced_and_errors_stay_in_it(
 def test_without_a_notebook_or_if_it_is_not_wanted_there_is_no_output(
     shell: object, outputs: list[list[str]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    with Bars(enabled=False) as view:
-        view.show("a", 0.5)
     monkeypatch.setattr(sys.modules["IPython"], "get_ipython", lambda: shell)
-    with Bars() as view:
-        assert not view.visible
-        view.show("a", 0.5)
+    for enabled in (False, True):
+        with Bars(enabled=enabled) as view:
+            view.show("a", 0.5)
     assert not outputs

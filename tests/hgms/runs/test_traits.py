@@ -175,14 +175,11 @@ def test_compat_prints_every_method_against_every_task() -> None:
     rows = {(row["method"], row["task"]): row for row in json.loads(result.output)}
     methods = {item.name for item in REGISTRY.components("method")}
     assert set(rows) == {(method, task) for method in methods for task in TASKS}
-    assert rows["hg-ms", "sphere"] == {"method": "hg-ms", "task": "sphere", "fits": True, "why": ""}
-    assert rows["oracle-clean", "hyper-cleaning"]["fits"] is True
-    assert rows["oracle-clean", "quadratic"]["fits"] is False
-    assert compat.TRAITS["reference:clean"] in rows["oracle-clean", "quadratic"]["why"]
-    assert rows["pipeline", "quadratic"]["fits"] is None
-
-    shown = CliRunner().invoke(main, ["compat"]).output.splitlines()
-    cells = next(line for line in shown if line.strip().startswith("oracle-clean ")).split()
-    lacking = [task for task in TASKS.values() if "reference:clean" not in task.traits]
-    counts = (cells.count("no"), cells.count("ok"))
-    assert counts == (len(lacking), len(TASKS) - len(lacking))
+    names = (
+        ("oracle-clean", "hyper-cleaning"),
+        ("oracle-clean", "quadratic"),
+        ("pipeline", "sphere"),
+    )
+    assert [rows[name]["fits"] for name in names] == [True, False, None]
+    assert compat.TRAITS["reference:clean"] in rows[names[1]]["why"]
+    assert "oracle-clean" in CliRunner().invoke(main, ["compat"]).output
