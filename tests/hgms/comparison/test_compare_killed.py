@@ -58,7 +58,7 @@ def whole(tmp_path_factory: pytest.TempPathFactory, server: Server) -> dict[str,
     return files
 
 
-@pytest.mark.parametrize("kills", [3, pytest.param(6, marks=pytest.mark.extended)])
+@pytest.mark.parametrize("kills", [2, pytest.param(6, marks=pytest.mark.extended)])
 def test_killed_again_and_again_it_equals_the_one_left_alone(
     tmp_path: Path, server: Server, whole: dict[str, bytes], kills: int
 ) -> None:
@@ -76,6 +76,7 @@ def test_killed_again_and_again_it_equals_the_one_left_alone(
     assert contents(folder / "runs") == whole
 
 
+@pytest.mark.extended
 def test_sigterm_saves_every_running_cell(
     tmp_path: Path, server: Server, whole: dict[str, bytes]
 ) -> None:
