@@ -244,7 +244,6 @@ def test_files_are_looked_at_before_the_model_is_loaded(
         task.problem(0, CPU, torch.float32)
 
 
-@pytest.mark.extended
 def test_the_conformance_kit_finds_nothing(files: dict[str, Source]) -> None:
     # Declared are the metrics of a task with a test set and a reference; dropout masks of stacked
     # candidates differ.

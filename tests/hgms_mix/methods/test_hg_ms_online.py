@@ -195,6 +195,30 @@ def test_another_generators_candidates_are_measured_on_fresh_rows() -> None:
     assert (estimate.cost.lower_gradients, estimate.cost.upper_gradients) == (3, 1)
 
 
+def test_a_source_gains_nothing_by_having_more_rows_drawn() -> None:
+    """Rows of one distribution as two sources, eight times as many of the second: a agrees,
+    which a cosine does not.
+    """
+    estimator = AlignedMeans(decay=0.0)
+    trials = 300
+    problem = evolve(PROBLEM, x0={"x": torch.zeros(60, dtype=F64)})
+    theta = {"logits": torch.zeros(3, dtype=F64)}
+    apart = np.zeros((trials, 2))
+    for trial in range(trials):
+        noise = 0.3 + normal(20, 60, seed=trial)
+        u = torch.stack([rows.sum(0) for rows in noise.split([2, 16, 2])])
+        f = 0.3 + 0.5 * normal(60, seed=1000 + trial)
+        estimate, _ = estimator.estimate_all(
+            problem, theta, aux(u, [2.0, 16.0, 2.0], f), SELECTED, Key(0), estimator.init(problem)
+        )
+        h = estimate.value["logits"]
+        cosines = torch.nn.functional.cosine_similarity(u, f[None])
+        apart[trial] = float(3 * (h[0] - h[1])), float(cosines[1] - cosines[0])
+    difference, cosine = np.abs(apart.mean(0))
+    assert cosine > 0.15
+    assert difference < 0.25 * cosine + 3 * apart[:, 0].std() / np.sqrt(trials)
+
+
 def method(**changes: Any) -> Pipeline:
     parts: dict[str, Any] = {
         "generator": MixtureBranches(lr=0.05, batch_size=9, steps=2, tilt=0.5, upper_batch_size=4),
