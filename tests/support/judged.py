@@ -10,11 +10,12 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from hgms_mix.evaluation import Evaluate
+from hgms_mix.evaluation import Evaluate, Judge
 from hgms_mix.evaluation.judge_calls import ratings_path
 
 Reply = tuple[int, dict[str, str], str | bytes | None]
 """Status, headers, and a judge's text, or a body as it is, or None for no answer at all."""
+Act = Callable[[int, dict[str, Any]], Reply]
 
 
 def write_bench(folder: Path, count: int, category: str = "writing") -> Path:
@@ -127,3 +128,27 @@ class Endpoint:
         self._server.shutdown()
         self._thread.join()
         self._server.server_close()
+
+
+def good(number: int, body: dict[str, Any]) -> Reply:
+    return 200, {}, f"Because. Rating: [[{mark(body)}]]"
+
+
+def mark(body: dict[str, Any]) -> int:
+    """A rating that depends on nothing but what is asked."""
+    return 1 + sum(map(ord, body["messages"][1]["content"])) % 10
+
+
+def error(status: int, message: str = "no", code: str | None = None) -> Act:
+    body = json.dumps({"error": {"message": message, "type": "t", "code": code}}).encode()
+    return lambda *_: (status, {}, body)
+
+
+def stage(folder: Path, url: str, **changes: Any) -> Evaluate:
+    usual = {"timeout": 5.0, "backoff": 0.01, "retries": 3, "concurrency": 2}
+    judge = Judge(**{"base_url": url, "model": "test/judge", **usual, **changes})
+    return evaluation_of(folder, judge)
+
+
+def rated(folder: Path, url: str, **changes: Any) -> Any:
+    return stage(folder, url, **changes).rate(folder)["mt-bench"]

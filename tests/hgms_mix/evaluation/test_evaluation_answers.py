@@ -9,7 +9,6 @@ import os
 import random
 import re
 import signal
-from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -27,16 +26,6 @@ from hgms_mix.evaluation.scores import score
 data = pytest.mark.skipif(
     "HGMS_DATA" not in os.environ, reason="HGMS_DATA is not set: no GSM8K and MATH to score"
 )
-
-
-@pytest.fixture(scope="module")
-def verifier() -> Iterator[Verifier]:
-    with Verifier(seconds=3) as process:
-        yield process
-
-
-# --- extraction
-# --------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -173,9 +162,6 @@ def test_malformed_gold_answers_are_named() -> None:
     assert gsm8k_gold("5 * 500 = <<5*500=2500>>2500\n#### 2,500", ("f.jsonl", 5)) == "2500"
 
 
-# --- what math-verify says
-# --------------------------------------------------------------------------------------------------
-
 HARD = [
     # known answer, given answer, equal?
     (r"\frac{1}{2}", "0.5", True),
@@ -233,27 +219,26 @@ HARD = [
 ]
 
 
-@pytest.mark.parametrize(("gold", "answer", "equal"), HARD)
-def test_hard_formats(verifier: Verifier, gold: str, answer: str, equal: bool) -> None:
-    assert verifier.verdict(gold, answer) == ("right" if equal else "wrong")
+def test_hard_formats(verifier: Verifier) -> None:
+    for gold, answer, equal in HARD:
+        assert verifier.verdict(gold, answer) == ("right" if equal else "wrong"), (gold, answer)
 
 
-def test_what_takes_too_long_is_undecided_and_the_next_is_not(verifier: Verifier) -> None:
+def test_what_takes_too_long_or_hangs_is_undecided_and_the_next_is_not(
+    verifier: Verifier, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(verifier, "_seconds", 1)
     assert verifier.verdict("1", "9^{9^{9^9}}") == "undecided"
     assert verifier.verdict("1", "1") == "right"
-
-
-def test_a_worker_that_hangs_is_replaced(monkeypatch: pytest.MonkeyPatch) -> None:
-    """One that dies is, too: what takes too long is killed."""
-    with Verifier(seconds=4) as verifier:
-        assert verifier.verdict("1", "1") == "right"
-        process = verifier._process
-        assert process is not None
-        process.send_signal(signal.SIGSTOP)
-        with monkeypatch.context() as patch:
-            patch.setattr(verifying, "PATIENCE", 0.25)
-            assert verifier.verdict("1", "1") == "undecided"
-        assert verifier.verdict("1", "1") == "right"
+    process = verifier._process
+    assert process is not None
+    process.send_signal(signal.SIGSTOP)
+    with monkeypatch.context() as patch:
+        patch.setattr(verifying, "PATIENCE", 0.25)
+        assert verifier.verdict("1", "1") == "undecided"
+    assert verifier._process is None  # killed, and a dead one is not asked
+    monkeypatch.undo()
+    assert verifier.verdict("1", "1") == "right"
 
 
 def test_verdicts_come_from_any_thread(verifier: Verifier) -> None:
@@ -269,10 +254,6 @@ def test_without_math_verify_the_error_says_what_to_install(
     with Verifier() as verifier, rejects("missing-package", of=MissingExtra) as caught:
         verifier.verdict("1", "1")
     assert caught.value.install == "pip install 'hgms[llm]'"
-
-
-# --- the test sets
-# --------------------------------------------------------------------------------------------------
 
 
 def solutions(name: str) -> tuple[list[Question], list[str]]:

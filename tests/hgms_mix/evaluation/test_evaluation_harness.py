@@ -289,16 +289,16 @@ def test_where_the_two_checkers_differ_on_the_same_texts() -> None:
                     "the answer alone",
                 ), text
                 pairs.setdefault((form, which), Counter())[ours, theirs] += 1
-    both = (True, True)
-    only_ours = (True, False)
-    only_theirs = (False, True)
-    assert set(pairs["the data set's own solution", "strict-match"]) == {both}
-    assert set(pairs["`The answer is 18.`", "strict-match"]) == {only_ours}
-    assert set(pairs["`The answer is 18.`", "flexible-extract"]) == {both}
-    assert set(pairs["`The answer is 18. That took 3 steps.`", "flexible-extract"]) == {only_ours}
-    assert pairs["`#### 18` and then another question", "strict-match"][only_theirs] == 3
-    assert set(pairs["the data set's own solution", "none"]) == {only_ours}
-    assert set(pairs["the answer alone in dollars", "none"]) == {both}
+    both, only_ours = {(True, True)}, {(True, False)}
+    number = "`The answer is 18.`"
+    longer = "`The answer is 18. That took 3 steps.`"
+    assert set(pairs["the data set's own solution", "strict-match"]) == both
+    assert set(pairs[number, "strict-match"]) == only_ours
+    assert set(pairs[number, "flexible-extract"]) == both
+    assert set(pairs[longer, "flexible-extract"]) == only_ours
+    assert pairs["`#### 18` and then another question", "strict-match"][False, True] == 3
+    assert set(pairs["the data set's own solution", "none"]) == only_ours
+    assert set(pairs["the answer alone in dollars", "none"]) == both
 
 
 @pytest.mark.parametrize(
@@ -341,27 +341,19 @@ def test_data_that_are_not_there(monkeypatch: pytest.MonkeyPatch, below: Path) -
 
 @needs_harness
 @pytest.mark.parametrize(
-    ("text", "cause"),
+    "text",
     [
-        ("task: [", "ParserError"),
-        ("", "Expected YAML dict"),
-        ("group: g\ntask: [a, b]", "TypeError"),
-        (
-            (
-                "task: t\ndataset_path: json\ndataset_kwargs: {data_files: {test: nowhere.jsonl}}\n"
-                "test_split: test"
-            ),
-            "nowhere.jsonl",
-        ),
-        (
-            DATA.replace("asked", "askd") + OWN.replace("{", "{{").replace("}", "}}"),
-            "'askd' is undefined",
-        ),
+        "task: [",
+        "",
+        "group: g\ntask: [a, b]",
+        "task: t\ndataset_path: json\ndataset_kwargs: {data_files: {test: nowhere.jsonl}}\n"
+        "test_split: test",
+        DATA.replace("asked", "askd") + OWN.replace("{", "{{").replace("}", "}}"),
     ],
     ids=["syntax", "empty", "group", "data", "field"],
 )
 def test_a_task_file_that_cannot_be_used_is_refused_before_a_model_is_trained(
-    text: str, cause: str, tmp_path: Path
+    text: str, tmp_path: Path
 ) -> None:
     path = tmp_path / "mine.yaml"
     (tmp_path / "asked.jsonl").write_text('{"asked": "2 + 2?", "known": "4"}\n')

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 import torch
 from support.helpers import rejects
-from support.small_mixes import TASK, fails, right, sampled, write_rows, write_sums
+from support.small_mixes import TASK, fails, report_of, right, sampled, write_rows, write_sums
 
 pytest.importorskip("transformers", reason="transformers is not installed: pip install 'hgms[llm]'")
 pytest.importorskip("peft", reason="peft is not installed: pip install 'hgms[llm]'")
@@ -278,3 +278,17 @@ def test_a_base_that_does_not_fit_says_so(monkeypatch: pytest.MonkeyPatch) -> No
     monkeypatch.setattr(torch.nn.Module, "to", full)
     part = 'task.model.quantize = "4bit"'
     fails("mix", "reweight", "mix.toml", parts=["CUDA out of memory.", part], code=1)
+
+
+def test_near_copies_between_sets_are_told_with_an_example() -> None:
+    pytest.importorskip("rensa", reason="rensa is not installed: pip install 'hgms[near]'")
+    answer = " ".join(f"word{number}" for number in range(40))
+    row = {"prompt": "Say the words from zero to forty.", "completion": answer}
+    write_rows("dots", [row, {"prompt": "How?", "completion": "So it is."}])
+    write_rows("test", [row | {"completion": answer + " more"}])
+    (pair,) = report_of("mix", "near", "mix.toml")
+    assert (pair["name"], pair["other"]) == ("test sums", "sources dots")
+    assert (pair["count"], pair["size"]) == (1, 1)
+    shown = right("mix", "near", "mix.toml").stdout
+    assert "test sums row 0 and sources dots row 0 agree by" in shown
+    assert row["prompt"] in shown

@@ -402,17 +402,3 @@ def test_a_dry_run_says_what_a_mix_takes_and_leaves_no_folder(here: Path) -> Non
             seconds + planned["reading_seconds"]
         )
     assert not Path("runs").exists()
-
-
-def test_near_copies_between_sets_are_told_with_an_example(here: Path) -> None:
-    pytest.importorskip("rensa", reason="rensa is not installed: pip install 'hgms[near]'")
-    answer = " ".join(f"word{number}" for number in range(40))
-    row = {"prompt": "Say the words from zero to forty.", "completion": answer}
-    write_rows("dots", [row, {"prompt": "How?", "completion": "So it is."}])
-    write_rows("test", [row | {"completion": answer + " more"}])
-    (pair,) = report_of("mix", "near", "mix.toml")
-    assert (pair["name"], pair["other"]) == ("test sums", "sources dots")
-    assert (pair["count"], pair["size"]) == (1, 1)
-    shown = right("mix", "near", "mix.toml").stdout
-    assert "test sums row 0 and sources dots row 0 agree by" in shown
-    assert row["prompt"] in shown
