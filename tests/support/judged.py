@@ -14,7 +14,9 @@ from hgms_mix.evaluation import Evaluate, Judge
 from hgms_mix.evaluation.judge_calls import ratings_path
 
 Reply = tuple[int, dict[str, str], str | bytes | None]
-"""Status, headers, and a judge's text, or a body as it is, or None for no answer at all."""
+"""Status, headers (with ``trickle``: a byte now and then), and a judge's text, or a body as it is,
+or None for no answer at all.
+"""
 Act = Callable[[int, dict[str, Any]], Reply]
 
 
@@ -105,7 +107,11 @@ class Endpoint:
                     for key, value in {**kind, **headers}.items():
                         self.send_header(key, value)
                     self.end_headers()
-                    self.wfile.write(sent)
+                    for byte in sent if "trickle" in headers else ():
+                        self.wfile.write(bytes([byte]))
+                        time.sleep(0.05)
+                    if "trickle" not in headers:
+                        self.wfile.write(sent)
                 except (BrokenPipeError, ConnectionResetError):
                     self.close_connection = True
                 finally:

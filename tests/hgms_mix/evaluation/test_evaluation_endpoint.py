@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-import contextlib
-import http.server
 import json
 import socket
 import statistics
-import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -190,35 +187,12 @@ def test_nobody_at_the_address(folder: Path) -> None:
     assert "(tries: 4): APIConnectionError" in caught.value.message
 
 
-def test_a_reply_that_trickles_is_given_up(folder: Path) -> None:
-    """A byte now and then: no single read takes longer than the timeout."""
-
-    class Slow(http.server.BaseHTTPRequestHandler):
-        def do_POST(self) -> None:
-            self.rfile.read(int(self.headers["content-length"]))
-            self.send_response(200)
-            self.send_header("content-length", "1000")
-            self.end_headers()
-            with contextlib.suppress(OSError):
-                for _ in range(100):
-                    self.wfile.write(b" ")
-                    time.sleep(0.05)
-
-        def log_message(self, *_: object) -> None:
-            pass
-
-    server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Slow)
-    server.daemon_threads = True
-    threading.Thread(
-        target=server.serve_forever, kwargs={"poll_interval": 0.02}, daemon=True
-    ).start()
-    try:
-        with rejects("judge-failed", "evaluate", "judge") as caught:
-            rated(folder, f"http://127.0.0.1:{server.server_port}/v1", timeout=0.3, retries=0)
-        assert "(tries: 1): APITimeoutError" in caught.value.message
-    finally:
-        server.shutdown()
-        server.server_close()
+def test_a_reply_that_trickles_is_given_up(folder: Path, serve: Callable[[Act], Endpoint]) -> None:
+    """No single read takes longer than the timeout."""
+    endpoint = serve(lambda *_: (200, {"trickle": "yes"}, b" " * 100))
+    with rejects("judge-failed", "evaluate", "judge") as caught:
+        rated(folder, endpoint.url, timeout=0.3, retries=0)
+    assert "(tries: 1): APITimeoutError" in caught.value.message
 
 
 def test_replies_of_another_shape_are_malformed(

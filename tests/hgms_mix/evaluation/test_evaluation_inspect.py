@@ -5,16 +5,15 @@ judge on recorded replies.
 from __future__ import annotations
 
 import importlib.util
-import threading
 from collections import Counter
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import attrs
 import pytest
 from support.helpers import rejects
-from support.judged import evaluation_of, records_of, write_bench
+from support.judged import Act, Endpoint, error, evaluation_of, records_of, write_bench
 
 from hgms.config.as_table import plain
 from hgms.config.convert import converter_for
@@ -98,6 +97,8 @@ def mocked(monkeypatch: pytest.MonkeyPatch) -> Recorded:
 def test_recorded_replies_give_the_records_and_the_score_of_our_judge(
     folder: Path, mocked: Recorded, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    from inspect_ai.log import list_eval_logs, read_eval_log
+
     own = evaluation_of(folder, Judge(base_url="http://localhost:1/v1", model="judge"))
     recorded = Recorded()
     # our session, with what comes through the endpoint replaced (test_evaluation_judge.py has a
@@ -115,28 +116,17 @@ def test_recorded_replies_give_the_records_and_the_score_of_our_judge(
     assert {**theirs, "judge": None} == {**ours, "judge": None}
     assert (theirs["rated"], theirs["failed"]) == (6, 2)
     assert theirs["score"] == pytest.approx((8 + 6.5 + 10 + 0 + 3.5 + 4) / 6)
+    # Inspect's own log has the same mean, and failed turns unscored
+    (info,) = list_eval_logs(str(folder / "inspect"))
+    (score,) = read_eval_log(info).results.scores
+    assert (score.scored_samples, score.unscored_samples) == (6, 2)
+    assert score.metrics["mean"].value == pytest.approx(theirs["score"])
 
 
 def _completion(text: str) -> Any:
     from types import SimpleNamespace
 
     return SimpleNamespace(choices=[SimpleNamespace(message=SimpleNamespace(content=text))])
-
-
-@needs_inspect
-def test_inspects_own_log_has_the_same_mean_and_failed_turns_unscored(
-    folder: Path, mocked: Recorded
-) -> None:
-    from inspect_ai.log import list_eval_logs, read_eval_log
-
-    result = evaluation_of(folder, InspectJudge(model="mockllm/model")).rate(folder)["mt-bench"]
-    (info,) = list_eval_logs(str(folder / "inspect"))
-    log = read_eval_log(info)
-    assert log.eval.task == "mt-bench-judge"
-    assert len(log.samples) == 8
-    (score,) = log.results.scores
-    assert (score.scored_samples, score.unscored_samples) == (6, 2)
-    assert score.metrics["mean"].value == pytest.approx(result["score"])
 
 
 @needs_inspect
@@ -192,32 +182,15 @@ def test_an_interrupted_pass_keeps_what_was_rated(
     assert len(records_of(evaluation, folder)) == 3
 
 
-class Busy(BaseHTTPRequestHandler):
-    """Turns every request away."""
-
-    def do_POST(self) -> None:
-        self.send_response(429)
-        self.send_header("Content-Length", "0")
-        self.end_headers()
-
-    def log_message(self, *_: Any) -> None:
-        pass
-
-
 @needs_inspect
 def test_an_endpoint_that_turns_all_away_is_not_asked_for_ever(
-    folder: Path, monkeypatch: pytest.MonkeyPatch
+    folder: Path, serve: Callable[[Act], Endpoint], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    with ThreadingHTTPServer(("127.0.0.1", 0), Busy) as server:
-        threading.Thread(target=server.serve_forever, daemon=True).start()
-        monkeypatch.setenv("OPENAI_API_KEY", "key")
-        monkeypatch.setenv("OPENAI_BASE_URL", f"http://127.0.0.1:{server.server_port}/v1")
-        try:
-            with rejects("judge-failed", "evaluate", "judge") as caught:
-                evaluation_of(folder, InspectJudge(retries=0, concurrency=8)).rate(folder)
-            assert "RateLimitError" in caught.value.message
-        finally:
-            server.shutdown()
+    monkeypatch.setenv("OPENAI_API_KEY", "key")
+    monkeypatch.setenv("OPENAI_BASE_URL", serve(error(429)).url)
+    with rejects("judge-failed", "evaluate", "judge") as caught:
+        evaluation_of(folder, InspectJudge(retries=0, concurrency=8)).rate(folder)
+    assert "RateLimitError" in caught.value.message
 
 
 @needs_inspect

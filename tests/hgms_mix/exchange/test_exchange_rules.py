@@ -84,14 +84,6 @@ class TestPlan:
             second.row(place) for place in range(2100)
         ][::-1]
 
-    def test_a_mixture_that_begins_again_takes_the_place_of_the_one_there(self) -> None:
-        plan = Plan(SIZES, Key(1))
-        plan.begin(0, shares(0.5, 0.5))
-        plan.begin(4, shares(1, 0))
-        plan.begin(4, shares(0, 1))
-        assert {plan.row(place)[0] for place in range(4, 40)} == {"noise"}
-        assert [start for start, _ in plan.history()] == [0, 4]
-
 
 class TestRules:
     """A linear model in float64, whose gradients are written down."""

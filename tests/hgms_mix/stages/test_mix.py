@@ -269,19 +269,6 @@ def test_benchmarks_are_answered_and_shown(here: Path) -> None:
     assert len(answers.read_text().splitlines()) == 3
 
 
-@pytest.mark.extended
-def test_hg_ms_beside_uniform_is_compared_row_by_row(here: Path) -> None:
-    report = report_of("mix", "mix.toml", sets=["method=hg-ms", "finetune.start=reweighted"])
-    # fine-tuned in another way: not comparable
-    assert report["test"]["sums"]["against_uniform"] is None
-    report = report_of("mix", "mix.toml", sets=["method=hg-ms", "method.outer.lr=3.0"])
-    gap = report["test"]["sums"]["against_uniform"]
-    assert gap["low"] <= gap["value"] <= gap["high"]
-    weights = {row["source"]: row["weight"] for row in report["sources"]}
-    assert sum(weights.values()) == pytest.approx(1.0, abs=1e-6)
-    assert weights["sums"] != weights["dots"]
-
-
 RANKED = '''
 from __future__ import annotations
 from typing import Any, ClassVar, final
@@ -341,26 +328,6 @@ def test_a_method_that_ranks_rows_gives_the_top_of_its_ranking(here: Path) -> No
     assert [row["row"] for row in ordered] == sorted(row["row"] for row in ordered)
     fails(*words, sets=[*sets, "sample.size=40"], parts=["(dots 20, sums 19) (sample.size)"])
     fails(*words, sets=[*sets, "budget=1 steps"], parts=["'by-number'", "1 outer step", "(budget)"])
-
-
-@pytest.mark.extended
-def test_a_ranking_that_compare_learned_is_sampled_from(here: Path) -> None:
-    less = "{ name = 'less', epochs = 1, projection = 'none', batch_size = 4, lr = 1e-3 }"
-    text = MIX.replace("seed = 1\n", "seeds = [1]\n").replace("3 steps", "60 steps")
-    text = text.replace('"uniform"', f"['uniform', 'rho-loss', {less}]")
-    Path("grid.toml").write_text(text.replace('[task.test.sums]\npath = "test.jsonl"', ""))
-    shown = right("compare", "grid.toml", "--methods", "uniform,less", "--jobs", "0").stdout
-    # without a test set the validation loss is compared; LESS's x is the warm-up's, so nothing is
-    # said of it
-    assert "validation loss" in shown
-    assert "NaN" not in shown
-    assert "worse than uniform" not in shown
-    assert "no verdict: x is the warm-up's (train_steps = 0)" in shown
-    sets = ["sample.size=10"]
-    done = right("mix", "sample", "grid.toml", "--method", "less", sets=sets)
-    assert "reweight: done before" in done.stderr
-    (run,) = here.glob("runs/source-mixture/less-*/seed-1")
-    assert json.loads((run / "report.json").read_bytes())["sample"]["by"] == "ranking"
 
 
 def test_only_rows_that_are_drawn_become_tokens(

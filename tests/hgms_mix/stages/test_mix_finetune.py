@@ -118,25 +118,6 @@ def test_gradient_checkpointing_trains_to_the_same_parameters(tmp_path: Path) ->
     assert all(torch.allclose(leaf, result[1][name], atol=1e-6) for name, leaf in result[0].items())
 
 
-def test_training_can_start_from_given_parameters(tmp_path: Path) -> None:
-    wrapped = peft.get_peft_model(gpt(), lora())
-    start = {
-        name: torch.full_like(p, 0.01) for name, p in wrapped.named_parameters() if p.requires_grad
-    }
-    train(
-        Finetune(lr=1e-12, weight_decay=0.0, accumulation=4),
-        gpt(),
-        random_rows(4),
-        tmp_path,
-        seed=0,
-        adapter=lora(),
-        start=start,
-    )
-    assert all(
-        torch.allclose(leaf, torch.full_like(leaf, 0.01)) for leaf in parameters(tmp_path).values()
-    )
-
-
 def test_the_global_generators_are_left_as_they_were(tmp_path: Path) -> None:
     import random
 

@@ -4,7 +4,6 @@ damaged.
 
 from __future__ import annotations
 
-import logging
 import shutil
 from pathlib import Path
 from typing import Any
@@ -17,7 +16,7 @@ from hgms.runs import DiskError
 from hgms_core import CheckpointError
 from hgms_mix.stages.checkpoints import SEAL, newest_checkpoint
 from hgms_mix.stages.finetune import Finetune
-from hgms_mix.stages.training import tied_are_there, train
+from hgms_mix.stages.training import train
 
 pytest.importorskip("transformers", reason="transformers is not installed: pip install 'hgms[llm]'")
 pytest.importorskip("peft", reason="peft is not installed: pip install 'hgms[llm]'")
@@ -171,21 +170,3 @@ def test_a_disk_that_is_full_keeps_what_was_saved(part: str, whole: Path, broken
     assert newest_checkpoint(broken / "checkpoints") == newest
     go_on(broken)
     assert_ended_alike(whole, broken)
-
-
-def test_resuming_a_full_fine_tuning_says_nothing_of_missing_keys(
-    broken: Path, caplog: pytest.LogCaptureFixture
-) -> None:
-    """GPT-2's head is its embedding under another name: one of the two is in the checkpoint."""
-    logger = logging.getLogger("transformers")
-    logger.addHandler(caplog.handler)
-    try:
-        go_on(broken)
-        assert "missing keys" not in caplog.text
-        with tied_are_there(gpt()):  # a key that is really missing is still said
-            logging.getLogger("transformers.trainer").warning(
-                "There were missing keys in it: ['transformer.ln_f.bias']."
-            )
-        assert "ln_f.bias" in caplog.text
-    finally:
-        logger.removeHandler(caplog.handler)

@@ -190,15 +190,6 @@ def test_an_interrupted_null_test_goes_on_to_the_same_weights(
     assert json.loads(again.stdout)["weights"] == whole["weights"]
 
 
-@pytest.mark.extended
-def test_processes_learn_the_weights_of_one(here: Path) -> None:
-    mix_of(budget="4 steps")
-    one = null("--seeds", "2", "--out", "one")
-    both = null("--seeds", "2", "--out", "both", "--executor", "local", "--jobs", "2")
-    assert both["weights"] == one["weights"]
-    assert both["sources"] == one["sources"]
-
-
 def test_runs_of_a_null_test_that_fail_are_named_and_uniform_is_no_evidence(
     here: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -111,23 +111,6 @@ def batches(part: Transformers | Trl, rows: Rows, tokenizer: Any, folder: Path) 
 
 
 @needs_trl
-@pytest.mark.parametrize("whole", [False, True])
-def test_batches_are_the_same_rows_in_the_same_order_with_the_same_masks(
-    whole: bool, tokenizer: Any, tmp_path: Path
-) -> None:
-    rows = rows_of_bytes(7, whole)
-    for ours, theirs in zip(
-        batches(Transformers(), rows, tokenizer, tmp_path),
-        batches(Trl(), rows, tokenizer, tmp_path),
-        strict=True,
-    ):
-        assert ours["labels"].equal(theirs["labels"])
-        assert ours["attention_mask"].equal(theirs["attention_mask"])
-        seen = ours["attention_mask"].bool()
-        assert ours["input_ids"][seen].equal(theirs["input_ids"][seen])
-
-
-@needs_trl
 def test_prompts_are_learned_too_where_that_is_asked_for(tokenizer: Any, tmp_path: Path) -> None:
     rows = rows_of_bytes(6)
     learned = [(tokens, torch.ones_like(mask)) for tokens, mask in rows]
@@ -187,21 +170,6 @@ def test_a_resumed_run_ends_with_the_very_bits_of_an_uninterrupted_one(
     losses(tmp_path / "broken", settings, rows, tokenizer, dropout=0.1)
     assert_ended_alike(tmp_path / "whole", tmp_path / "broken")
     assert len(whole) > 5
-
-
-@needs_trl
-def test_gradient_checkpointing_changes_no_loss(tokenizer: Any, tmp_path: Path) -> None:
-    rows = rows_of_bytes(4)
-    plainly, saving = (
-        losses(
-            tmp_path / str(on),
-            Finetune(lr=1e-2, accumulation=2, checkpointing=on, trainer=Trl()),
-            rows,
-            tokenizer,
-        )
-        for on in (False, True)
-    )
-    assert saving == pytest.approx(plainly, abs=1e-6)
 
 
 @needs_trl

@@ -115,8 +115,8 @@ def test_the_minimum_of_a_bowl_is_found_and_told_apart(found: Findings) -> None:
     weights = found.recommendation.weights
     assert np.abs(weights - BEST).sum() < 0.25
     assert bowl(weights, 1.0) - 2 < 0.02
-    gap = found.recommendation.against_prior
     assert found.apart
+    gap = found.recommendation.against_prior
     assert gap.low <= bowl(weights, 1.0) - bowl(UNIFORM, 1.0) <= gap.high
     assert found.recommendation.against_best.low < 0.02
     region = found.recommendation.region
@@ -126,14 +126,13 @@ def test_the_minimum_of_a_bowl_is_found_and_told_apart(found: Findings) -> None:
 
 
 def test_leave_one_out_errors_are_those_of_fits_without_the_mixture(found: Findings) -> None:
-    """The closed form, against processes of the same parameters that never saw it."""
+    """The closed form, against processes of the same parameters."""
     from sklearn.gaussian_process import GaussianProcessRegressor
 
     surface = found.surface
     left = 5
     keep = np.arange(len(surface.losses)) != left
-    errors = []
-    variances = []
+    errors, variances = [], []
     for member in surface.members:
         other = GaussianProcessRegressor(member.kernel_, alpha=member.alpha[keep], optimizer=None)
         other.fit(member.X_train_[keep], member.y_train_[keep])
@@ -282,8 +281,7 @@ def test_without_repeats_the_noise_is_a_parameter() -> None:
     assert findings.surface.noise is None
     found = findings.recommendation.against_prior
     assert found.high < 0
-    # a 95 % interval misses now and then, and this one just does: by no more than half its half
-    # width
+    # a 95 % interval misses now and then, and this one just does: by at most half its half width
     truth = bowl(findings.recommendation.weights, 1.0) - bowl(UNIFORM, 1.0)
     assert abs(truth - found.value) < 1.5 * (found.high - found.value)
 

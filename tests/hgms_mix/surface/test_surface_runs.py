@@ -163,21 +163,6 @@ def test_a_run_is_the_same_as_a_job_of_values_alone(here: Path) -> None:
     assert [path.stat().st_mtime_ns for path in piece.path.rglob("*.json")] == before
 
 
-@pytest.mark.nightly  # the same executor as the runs of a null test, whose own test is quicker
-def test_processes_make_the_surface_of_one(here: Path) -> None:
-    ours = report_of("mix", "surface", "mix.toml", "--out", "one")
-    both = right("mix", "surface", "mix.toml", "--json", "--out", "both", "--jobs", "2")
-    assert both.stderr.count(" after ") == 8
-    theirs = json.loads(both.stdout)
-    for report in (ours, theirs):
-        for key in ("folder", "next", "files"):
-            report.pop(key, None)
-    assert ours == theirs
-    for name in ("ratios.csv", "metrics.csv"):
-        one, two = (Path(out, "mix/surface", name).read_bytes() for out in ("one", "both"))
-        assert one == two
-
-
 def test_what_it_costs_is_measured_where_nothing_is_finished(here: Path) -> None:
     cost = report_of("mix", "surface", "mix.toml", "--dry-run")["surface"]
     assert (cost["runs"], cost["finished"], cost["basis"]) == (8, 0, "a short run")
@@ -229,28 +214,6 @@ def test_a_run_that_diverges_is_recorded_and_too_many_are_refused(
     assert [outcome.is_finite for outcome in outcomes] == [False, True]
     with rejects("diverged", "finetune", "lr", of=NumericalError):
         carried(runs, points, lambda line: None, diverging=0)
-
-
-def test_only_rows_that_are_drawn_become_tokens(
-    here: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    from hgms_mix.lm import tokens
-
-    looked: list[int] = []
-    keep = tokens.Tokenising.__call__
-
-    def count(self: Any, rows: Any) -> Any:
-        looked.append(len(rows))
-        return keep(self, rows)
-
-    monkeypatch.setattr(tokens.Tokenising, "__call__", count)
-    # another length than other tests have, so that nothing is in the cache
-    plan = load(Path("mix.toml"), ["sample.size=6", "finetune.micro_batch=2", "task.max_length=38"])
-    runs = DesignRuns(config=plan.config, folder=Path("design"))
-    point = points_of(plan, runs)[0]
-    assert not looked
-    assert runs.run(point).tokens > 0
-    assert max(looked) == 12  # of validation and test; a source of 40 rows gives 3
 
 
 def test_the_next_command_can_be_run_as_it_stands(here: Path) -> None:
