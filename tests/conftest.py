@@ -62,7 +62,11 @@ def site(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Site]:
 
 
 def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
-    """Do not import folders whose tests all belong to a tier that ``-m`` excludes."""
+    """Do not import folders whose tests all belong to a tier that ``-m`` excludes, and no
+    conftest.py for its docstrings: several have that name.
+    """
+    if collection_path.name == "conftest.py":
+        return True
     excluded = [tier for tier in TIERS if f"not {tier}" in config.option.markexpr]
     return True if any(collection_path in TIERS[tier] for tier in excluded) else None
 
