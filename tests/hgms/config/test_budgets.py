@@ -27,6 +27,7 @@ def test_budgets_are_read(text: str, budget: Budget) -> None:
 @pytest.mark.parametrize(
     ("text", "code", "place"),
     [
+        ("1 \u017ftep", "wrong-budget", ()),  # other letters
         ("1.2.3 s", "wrong-budget", ()),
         ("-3 s", "wrong-budget", ()),
         ("5 parsecs", "wrong-budget", ()),

@@ -166,6 +166,9 @@ def assert_wrong(
         ({"budget": {"seconds": 0}}, "out-of-range", ("budget", "seconds"), ""),
         ({"budget": {"outer_steps": 2.5}}, "wrong-type", ("budget", "outer_steps"), ""),
         ({"run": {"device": "gpu"}}, "wrong-value", ("run", "device"), ""),
+        ({"run": {"out": "a\0b"}}, "wrong-value", ("run", "out"), ""),
+        ({"run": {"out": "~nobody-has-this-name/x"}}, "missing-file", ("run", "out"), ""),
+        ({"run": {"out": "$NO_SUCH_VARIABLE"}}, "missing-variable", ("run", "out"), ""),
         ({"run": {"dtype": "float16"}}, "unknown-choice", ("run", "dtype"), "float64"),
     ],
 )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import pytest
@@ -19,7 +20,8 @@ def write(folder: Path, text: str = TEXT) -> Path:
 
 
 def test_files_that_cannot_be_read(tmp_path: Path) -> None:
-    for path in (str(tmp_path / "absent.toml"), "/dev/zero"):
+    os.mkfifo(tmp_path / "pipe.toml")
+    for path in (str(tmp_path / "absent.toml"), str(tmp_path / "pipe.toml"), "/dev/zero"):
         with rejects("unreadable-file", path, of=ConfigError):
             load(path, registry=REGISTRY)
     with rejects("wrong-format", "run.toml", of=ConfigError) as caught:

@@ -63,12 +63,6 @@ def test_a_validator_accepts_one_value_and_rejects_the_other(row: Any) -> None:
         checked(validator, rejected)
 
 
-def test_the_message_has_the_value_and_the_requirement() -> None:
-    with rejects("out-of-range", of=ConfigError) as caught:
-        checked(at_least(1), 0)
-    assert str(caught.value) == "rate=0 must be at least 1 (rate)"
-
-
 def test_a_validator_of_the_whole_object_has_its_place_and_another_gets_none() -> None:
     @frozen(kw_only=True)
     class Interval:

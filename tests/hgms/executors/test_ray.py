@@ -1,5 +1,5 @@
-"""The executor `ray`: the same files as from one process, lost workers, bad addresses, another
-installation. `pytest -m nightly` on this file.
+"""The executor `ray`: its addresses, nodes that are gone, workers that die again and again.
+`pytest -m nightly` on this file.
 """
 
 from __future__ import annotations
@@ -7,11 +7,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
-import signal
-import subprocess
-import sys
 import threading
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -19,50 +15,17 @@ import attrs
 import psutil
 import pytest
 from click.testing import CliRunner
-from support.executor_grids import PLUGIN, WALK, contents, grid, steps
-from support.helpers import rejects
+from support.executor_grids import PLUGIN, WALK, contents, grid
 
 from hgms.cli import main
 from hgms.comparison.run_grid import run_grid
 from hgms.executors import Needs
 from hgms.executors.ray import executor as module
 from hgms.executors.ray.executor import Ray
-from hgms_core import ConfigError, MissingExtra
 
-pytestmark = pytest.mark.nightly
+pytest.importorskip("ray")
 
-
-@pytest.fixture(autouse=True, scope="module")
-def home(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
-    """Ray keeps its token in the home folder, and reads it once in a process."""
-    pytest.importorskip("ray")
-    folder = tmp_path_factory.mktemp("home")
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("HOME", str(folder))
-        yield folder
-
-
-@pytest.fixture(autouse=True)
-def ended() -> Iterator[None]:
-    """No Ray outlives its test."""
-    import ray
-
-    yield
-    ray.shutdown()
-
-
-def test_ray_writes_what_one_process_writes(tmp_path: Path, home: Path) -> None:
-    alone = run_grid(grid(tmp_path / "alone"), jobs=0, progress=False)
-    through = run_grid(grid(tmp_path / "ray"), executor=Ray(jobs=2), progress=False)
-    assert contents(tmp_path / "ray") == contents(tmp_path / "alone")
-    assert [row.metrics for row in through.tables[0].rows] == [
-        row.metrics for row in alone.tables[0].rows
-    ]
-    token = home / ".ray" / "auth_token"
-    assert token.stat().st_mode & 0o077 == 0, "nobody else can read it"
-    import ray as library
-
-    assert not library.is_initialized(), "it ends with the grid"
+pytestmark = [pytest.mark.nightly, pytest.mark.usefixtures("home")]
 
 
 def test_a_ray_of_its_own_listens_on_the_loopback_address_only() -> None:
@@ -81,21 +44,6 @@ def test_a_ray_of_its_own_listens_on_the_loopback_address_only() -> None:
     assert len(listening) >= 4, "the driver, the control store and the node"
     assert {address.removeprefix("::ffff:") for address in listening} == {"127.0.0.1"}
     assert module.SWITCH not in os.environ, "another Ray of this process is as it was"
-
-
-def test_a_killed_workers_run_is_taken_up_again(
-    tmp_path: Path, capfd: pytest.CaptureFixture[str]
-) -> None:
-    run_grid(grid(tmp_path / "alone"), jobs=0, progress=False)
-    (tmp_path / "marks").mkdir()
-    kills = {"breaks": "kill", "at": 5, "seed": 2, "every": True, "once": str(tmp_path / "marks")}
-    comparison = run_grid(
-        grid(tmp_path / "ray", {**WALK, **kills}), executor=Ray(jobs=2), progress=False
-    )
-    assert comparison.complete, comparison
-    assert "raylet" not in capfd.readouterr().out, "a table or JSON is to be there"
-    assert sorted(path.name for path in (tmp_path / "marks").iterdir()) == ["0", "2"]
-    assert steps(tmp_path / "ray") == steps(tmp_path / "alone")
 
 
 def test_runs_of_a_node_that_is_gone_are_taken_up_by_another(
@@ -170,39 +118,6 @@ def test_what_kills_three_workers_has_failed_and_stops_no_other(tmp_path: Path) 
     assert len(comparison.runs) == 3
 
 
-def test_ctrl_c_saves_what_is_under_way(tmp_path: Path) -> None:
-    (tmp_path / "grid.toml").write_text(
-        'budget = "400 steps"\nseeds = 2\nbaselines = false\ntask = ["bowl"]\n'
-        '[run]\nout = "runs"\nthreads = 1\n'
-        "checkpoint_seconds = 1000.0\n"
-        '[[method]]\nname = "walk"\npause = 0.05\n'
-    )
-    words = [
-        "compare",
-        "grid.toml",
-        "--plugin",
-        str(PLUGIN),
-        "--executor",
-        "ray",
-        "--jobs",
-        "2",
-        "--json",
-    ]
-    command = [sys.executable, "-P", "-m", "hgms.cli", *words]
-    process = subprocess.Popen(
-        command, cwd=tmp_path, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
-    )
-    while sum(path.read_bytes().count(b"\n") >= 5 for path in tmp_path.rglob("steps.jsonl")) < 2:
-        assert process.poll() is None, process.communicate()
-    process.send_signal(signal.SIGINT)
-    out, err = process.communicate(timeout=90)
-    assert process.returncode == 130, err
-    assert "run the same command again to resume" in err
-    assert "Traceback" not in err
-    assert out == ""
-    assert len(list(tmp_path.rglob("checkpoint.json"))) == 2
-
-
 @pytest.mark.parametrize("address", ["127.0.0.1:1", "auto", "nowhere.invalid:6379", "6379:"])
 def test_a_bad_address_is_one_message(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, address: str
@@ -227,31 +142,6 @@ def test_a_bad_address_is_one_message(
     assert "(executor.address)" in done.stderr
     assert "Traceback" not in done.stderr
     assert not list(tmp_path.rglob("steps.jsonl"))
-
-
-def test_another_installation_on_a_worker_is_one_message(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    true = module.packed
-
-    def other(job: Any) -> Any:
-        message = true(job)
-        return message | {"installation": message["installation"] | {"hgms_core": "0123456789ab"}}
-
-    monkeypatch.setattr(module, "packed", other)
-    with rejects("other-installation", of=ConfigError) as caught:
-        run_grid(grid(tmp_path), executor=Ray(jobs=1), progress=False)
-    assert "there, 0123456789ab here" in caught.value.message
-    assert not list(tmp_path.rglob("steps.jsonl"))
-
-
-def test_without_ray_the_line_that_installs_it(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setitem(sys.modules, "ray", None)
-    with rejects("missing-package", "--executor", of=MissingExtra) as caught:
-        run_grid(grid(tmp_path), executor=Ray(), progress=False)
-    assert caught.value.install == "pip install 'hgms[ray]'"
 
 
 def test_a_job_that_needs_more_memory_than_there_is_waits_for_a_node_that_has_it() -> None:

@@ -11,16 +11,14 @@ import sys
 import threading
 import time
 from pathlib import Path
-from typing import Any
 
 import pytest
-from support.executor_grids import PLUGIN, WALK, contents, grid, steps
+from support.executor_grids import WALK, grid, steps
 from support.helpers import rejects
 
 from hgms.comparison.run_grid import run_grid
-from hgms.executors.slurm import executor as module
 from hgms.executors.slurm.executor import Slurm
-from hgms_core import ConfigError, MissingExtra
+from hgms_core import ConfigError
 
 pytestmark = pytest.mark.nightly
 
@@ -29,20 +27,6 @@ pytestmark = pytest.mark.nightly
 def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     pytest.importorskip("submitit")
     monkeypatch.chdir(tmp_path)
-
-
-def test_batch_jobs_write_what_one_process_writes(tmp_path: Path) -> None:
-    alone = run_grid(grid(tmp_path / "alone"), jobs=0, progress=False)
-    through = run_grid(
-        grid(tmp_path / "slurm"), executor=Slurm(cluster="local", jobs=2), progress=False
-    )
-    assert contents(tmp_path / "slurm") == contents(tmp_path / "alone")
-    assert [row.metrics for row in through.tables[0].rows] == [
-        row.metrics for row in alone.tables[0].rows
-    ]
-    pickles = list((tmp_path / ".hgms-slurm").rglob("*.pkl"))
-    assert pickles
-    assert all(path.stat().st_mode & 0o077 == 0 for path in [tmp_path / ".hgms-slurm", *pickles])
 
 
 def test_a_job_whose_time_is_up_goes_on_from_its_checkpoint(tmp_path: Path) -> None:
@@ -77,55 +61,6 @@ def test_a_job_whose_time_is_up_goes_on_from_its_checkpoint(tmp_path: Path) -> N
     assert "Requeued job" in logs
 
 
-def test_a_killed_jobs_run_is_taken_up_again(tmp_path: Path) -> None:
-    run_grid(grid(tmp_path / "alone"), jobs=0, progress=False)
-    (tmp_path / "marks").mkdir()
-    kills = {"breaks": "kill", "at": 5, "seed": 2, "every": True, "once": str(tmp_path / "marks")}
-    comparison = run_grid(
-        grid(tmp_path / "slurm", {**WALK, **kills}),
-        executor=Slurm(cluster="local", jobs=2),
-        progress=False,
-    )
-    assert comparison.complete, comparison
-    assert sorted(path.name for path in (tmp_path / "marks").iterdir()) == ["0", "2"]
-    assert steps(tmp_path / "slurm") == steps(tmp_path / "alone")
-
-
-@pytest.mark.parametrize("terminal", [True, False])
-def test_ctrl_c_saves_what_is_under_way(tmp_path: Path, terminal: bool) -> None:
-    """Of a terminal, where every process of the group hears it, or of a batch system, which
-    tells the first alone.
-    """
-    (tmp_path / "grid.toml").write_text(
-        'budget = "400 steps"\nseeds = 2\nbaselines = false\ntask = ["bowl"]\n'
-        '[run]\nout = "runs"\nthreads = 1\n'
-        "checkpoint_seconds = 1000.0\n"
-        '[[method]]\nname = "walk"\npause = 0.05\n'
-    )
-    words = [
-        "compare",
-        "grid.toml",
-        "--plugin",
-        str(PLUGIN),
-        "--executor",
-        "slurm",
-        "--set",
-        "executor.cluster=local",
-        "--json",
-    ]
-    command = [sys.executable, "-P", "-m", "hgms.cli", *words]
-    process = subprocess.Popen(
-        command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True
-    )
-    while sum(path.read_bytes().count(b"\n") >= 5 for path in tmp_path.rglob("steps.jsonl")) < 2:
-        assert process.poll() is None, process.communicate()
-    (os.killpg if terminal else os.kill)(process.pid, signal.SIGINT)
-    _, err = process.communicate(timeout=90)
-    assert process.returncode == 130, err
-    assert err.strip() == "interrupted\n  run the same command again to resume"
-    assert len(list(tmp_path.rglob("checkpoint.json"))) == 2
-
-
 def test_where_there_is_no_slurm_it_is_said(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -133,28 +68,3 @@ def test_where_there_is_no_slurm_it_is_said(
     with rejects("no-cluster", "executor", of=ConfigError):
         run_grid(grid(tmp_path / "slurm"), executor=Slurm(), progress=False)
     assert not list(tmp_path.rglob("steps.jsonl"))
-
-
-def test_another_installation_on_a_node_is_one_message(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    true = module.packed
-
-    def other(job: Any) -> Any:
-        message = true(job)
-        return message | {"installation": message["installation"] | {"hgms_core": "0123456789ab"}}
-
-    monkeypatch.setattr(module, "packed", other)
-    with rejects("other-installation", of=ConfigError) as caught:
-        run_grid(grid(tmp_path / "slurm"), executor=Slurm(cluster="local", jobs=1), progress=False)
-    assert "there, 0123456789ab here" in caught.value.message
-    assert not list(tmp_path.rglob("steps.jsonl"))
-
-
-def test_without_submitit_the_line_that_installs_it(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setitem(sys.modules, "submitit", None)
-    with rejects("missing-package", "--executor", of=MissingExtra) as caught:
-        run_grid(grid(tmp_path / "slurm"), executor=Slurm(), progress=False)
-    assert caught.value.install == "pip install 'hgms[slurm]'"

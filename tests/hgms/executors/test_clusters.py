@@ -1,0 +1,114 @@
+"""What the executors `ray` and `slurm` have in common, on this machine: the same files as from one
+process, lost workers, Ctrl-C, another installation. `pytest -m nightly` on this file.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from support.executor_grids import PLUGIN, WALK, contents, grid, steps
+from support.helpers import rejects
+
+from hgms.comparison.run_grid import run_grid
+from hgms.executors.ray import executor as of_ray
+from hgms.executors.slurm import executor as of_slurm
+from hgms_core import ConfigError
+
+pytestmark = [pytest.mark.nightly, pytest.mark.usefixtures("home")]
+
+MAKES: dict[str, Callable[[], Any]] = {
+    "ray": lambda: of_ray.Ray(jobs=2),
+    "slurm": lambda: of_slurm.Slurm(cluster="local", jobs=2),
+}
+
+
+@pytest.fixture(params=["ray", "slurm"])
+def name(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
+    pytest.importorskip({"ray": "ray", "slurm": "submitit"}[request.param])
+    monkeypatch.chdir(tmp_path)
+    return str(request.param)
+
+
+def test_workers_write_what_one_process_writes_and_nobody_else_reads_their_secrets(
+    name: str, tmp_path: Path, home: Path
+) -> None:
+    alone = run_grid(grid(tmp_path / "alone"), jobs=0, progress=False)
+    through = run_grid(grid(tmp_path / name), executor=MAKES[name](), progress=False)
+    assert contents(tmp_path / name) == contents(tmp_path / "alone")
+    rows = [[row.metrics for row in each.tables[0].rows] for each in (through, alone)]
+    assert rows[0] == rows[1]
+    secrets = [home / ".ray" / "auth_token"]
+    if name == "slurm":
+        pickles = list((tmp_path / ".hgms-slurm").rglob("*.pkl"))
+        secrets = [tmp_path / ".hgms-slurm", *pickles, pickles[0]]
+    assert all(path.stat().st_mode & 0o077 == 0 for path in secrets)
+    library = sys.modules.get("ray")
+    assert library is None or not library.is_initialized(), "it ends with the grid"
+
+
+def test_a_killed_workers_run_is_taken_up_again(
+    name: str, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    run_grid(grid(tmp_path / "alone"), jobs=0, progress=False)
+    (tmp_path / "marks").mkdir()
+    kills = {"breaks": "kill", "at": 5, "seed": 2, "every": True, "once": str(tmp_path / "marks")}
+    runs = grid(tmp_path / name, {**WALK, **kills})
+    assert run_grid(runs, executor=MAKES[name](), progress=False).complete
+    assert "raylet" not in capfd.readouterr().out, "a table or JSON is to be there"
+    assert sorted(path.name for path in (tmp_path / "marks").iterdir()) == ["0", "2"]
+    assert steps(tmp_path / name) == steps(tmp_path / "alone")
+
+
+@pytest.mark.parametrize("terminal", [False, True])
+def test_ctrl_c_saves_what_is_under_way(name: str, tmp_path: Path, terminal: bool) -> None:
+    """Of a terminal, where every process of the group hears it, or of a batch system, which
+    tells the first alone.
+    """
+    if terminal and name == "ray":
+        pytest.skip("Ray's workers are in a group of their own")
+    (tmp_path / "grid.toml").write_text(
+        'budget = "400 steps"\nseeds = 2\nbaselines = false\ntask = ["bowl"]\n'
+        '[run]\nout = "runs"\nthreads = 1\n'
+        "checkpoint_seconds = 1000.0\n"
+        '[[method]]\nname = "walk"\npause = 0.05\n'
+    )
+    words = ["compare", "grid.toml", "--plugin", str(PLUGIN), "--executor", name, "--json"]
+    own = {"ray": ["--jobs", "2"], "slurm": ["--set", "executor.cluster=local"]}[name]
+    process = subprocess.Popen(
+        [sys.executable, "-P", "-m", "hgms.cli", *words, *own],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+    )
+    while sum(path.read_bytes().count(b"\n") >= 5 for path in tmp_path.rglob("steps.jsonl")) < 2:
+        assert process.poll() is None, process.communicate()
+    (os.killpg if terminal else os.kill)(process.pid, signal.SIGINT)
+    out, err = process.communicate(timeout=90)
+    assert (process.returncode, out) == (130, ""), err
+    assert "run the same command again to resume" in err
+    assert "Traceback" not in err
+    assert len(list(tmp_path.rglob("checkpoint.json"))) == 2
+
+
+def test_another_installation_on_a_worker_is_one_message(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    module: Any = {"ray": of_ray, "slurm": of_slurm}[name]
+    true = module.packed
+
+    def other(job: Any) -> Any:
+        message = true(job)
+        return message | {"installation": message["installation"] | {"hgms_core": "0123456789ab"}}
+
+    monkeypatch.setattr(module, "packed", other)
+    with rejects("other-installation", of=ConfigError):
+        run_grid(grid(tmp_path / name), executor=MAKES[name](), progress=False)
+    assert not list(tmp_path.rglob("steps.jsonl"))
