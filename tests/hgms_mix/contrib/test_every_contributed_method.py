@@ -25,7 +25,7 @@ from hgms_mix.contrib import Aioli, OpMix, SkillIt
 
 PROBLEM = network_sources()
 ADAMW: dict[str, Any] = {"lr": 0.02, "batch_size": 7, "updates": 3, "chunk": 4}
-OP_MIX = OpMix(**ADAMW, steps=5, candidates=7)
+OP_MIX = OpMix(**ADAMW, steps=5, candidates=5)
 SKILL_IT = SkillIt(**ADAMW, graph_steps=5, round_steps=7, rounds=3, window=2, eta=0.8)
 AIOLI = Aioli(**ADAMW, rounds=2, round_steps=4, sweeps=2, sweep_steps=3, focus=0.6, eta=2.0)
 METHODS: dict[str, Any] = {

@@ -137,7 +137,7 @@ def test_where_sources_stand_in_the_table_does_not_matter(name: str) -> None:
     assert_same(rows[1], rows[0], rtol=1e-8, atol=1e-10)
 
 
-@every_method
+@pytest.mark.parametrize("name", ["rho-loss", "rds", "random-rows", "doremi", "doge"])
 def test_a_language_model(name: str) -> None:
     method = METHODS[name]
     problem = language_sources(2)
