@@ -23,9 +23,12 @@ from hgms.executors import Needs
 from hgms.executors.ray import executor as module
 from hgms.executors.ray.executor import Ray
 
-pytest.importorskip("ray")
+pytestmark = pytest.mark.nightly
 
-pytestmark = [pytest.mark.nightly, pytest.mark.usefixtures("home")]
+
+@pytest.fixture(autouse=True, scope="module")
+def installed(home: Path) -> None:
+    pytest.importorskip("ray")
 
 
 def test_a_ray_of_its_own_listens_on_the_loopback_address_only() -> None:

@@ -126,7 +126,7 @@ def contents(folder: Path) -> dict[str, bytes]:
     return kept
 
 
-@pytest.mark.parametrize("kills", [3, pytest.param(10, marks=pytest.mark.extended)])
+@pytest.mark.parametrize("kills", [2, pytest.param(10, marks=pytest.mark.extended)])
 def test_killed_and_resumed_equals_left_alone(tmp_path: Path, server: Server, kills: int) -> None:
     alone, killed = (prepared(tmp_path / name, "hg-ms", 3) for name in ("alone", "killed"))
     assert server.run(alone, "run", "config.toml").returncode == 0
