@@ -1,20 +1,48 @@
-"""What makes commands of mixes cheap: each reads the installed plugins several times, and draws."""
+"""What makes commands of mixes cheap: each reads the installed plugins several times, collects
+garbage, and draws.
+"""
 
 from __future__ import annotations
 
 import functools
+import gc
 import importlib.metadata
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
+COLLECT = gc.collect
 READ_ONCE = functools.cache(importlib.metadata.entry_points)
 READERS = (
     "importlib.metadata.entry_points",
     "hgms.config.parts.entry_points",
     "hgms_mix.lm.model_names.entry_points",
 )
+
+
+@pytest.fixture
+def all_garbage() -> None:
+    """For tests of what is in memory."""
+
+
+@pytest.fixture(autouse=True)
+def _settled(request: pytest.FixtureRequest) -> Iterator[None]:
+    """What was there at a collection of garbage stays: stages collect it between models, and to
+    look through torch and transformers each time takes longer than a stage.
+    """
+
+    def collect(generation: int = 2) -> int:
+        found = COLLECT(generation)
+        gc.freeze()
+        return found
+
+    gc.freeze()
+    with pytest.MonkeyPatch.context() as patch:
+        if "all_garbage" not in request.fixturenames:
+            patch.setattr(gc, "collect", collect)
+        yield
 
 
 @pytest.fixture(autouse=True)

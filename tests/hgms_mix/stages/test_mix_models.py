@@ -93,6 +93,7 @@ def test_what_fine_tuning_starts_from_is_what_reweighting_ended_with(
     assert tokenizer("Grüße")["input_ids"] == list("Grüße".encode())
 
 
+@pytest.mark.usefixtures("all_garbage")
 def test_one_base_is_in_memory_whenever_another_stage_loads_its_own(
     here: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
