@@ -10,7 +10,9 @@ import importlib.metadata
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
+import pluggy
 import pytest
 
 COLLECT = gc.collect
@@ -20,6 +22,13 @@ READERS = (
     "hgms.config.parts.entry_points",
     "hgms_mix.lm.model_names.entry_points",
 )
+PARSE = pluggy.PluginManager.parse_hookimpl_opts
+
+
+@functools.cache
+def parsed(project: str, plugin: object, name: str) -> Any:
+    """What pluggy says of a name in a plugin."""
+    return PARSE(pluggy.PluginManager(project), plugin, name)
 
 
 @pytest.fixture
@@ -53,6 +62,11 @@ def _installed_plugins_are_read_once(
     if "site" not in request.fixturenames:
         for reader in READERS:
             monkeypatch.setattr(reader, READ_ONCE)
+        monkeypatch.setattr(
+            pluggy.PluginManager,
+            "parse_hookimpl_opts",
+            lambda self, plugin, name: parsed(self.project_name, plugin, name),
+        )
 
 
 @pytest.fixture(autouse=True)

@@ -60,7 +60,10 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 @pytest.mark.parametrize(
     "sets",
-    [["finetune.epochs=0"], ["task.adapter=none", "finetune.lr=1e-30"]],
+    [
+        ["finetune.epochs=0"],
+        pytest.param(["task.adapter=none", "finetune.lr=1e-30"], marks=pytest.mark.extended),
+    ],
     ids=["adapter", "model"],
 )
 def test_what_fine_tuning_starts_from_is_what_reweighting_ended_with(

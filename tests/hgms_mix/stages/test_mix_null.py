@@ -233,6 +233,7 @@ def test_rows_and_seeds_say_which_source_helps(here: Path) -> None:
     assert certainty("--seed", "2")["seeds"] is None
 
 
+@pytest.mark.extended
 def test_later_stages_do_not_depend_on_it(here: Path) -> None:
     mix_of(budget="1 step")
     write("validation", range(200, 216))
@@ -257,6 +258,7 @@ def test_a_method_that_learns_nothing_has_no_certainty(
     assert "learned" not in done.stderr
 
 
+@pytest.mark.extended
 def test_an_x_that_the_weights_do_not_rest_on_is_no_warning(here: Path) -> None:
     """RDS compares rows; its x stays where it starts, and so does the validation loss."""
     mix_of(method='method = "rds"', budget="50 steps")

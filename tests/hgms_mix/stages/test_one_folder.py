@@ -124,6 +124,7 @@ def test_changed_data_is_another_run(here: Path) -> None:
     assert f"reweight: done before ({before})" in mix("reweight").stderr
 
 
+@pytest.mark.extended
 def test_a_sweep_on_other_data_is_another_sweep(here: Path) -> None:
     sweep = (
         '[sweep]\nseeds = [9]\ntrials = 2\nbudget = "1 step"\n'

@@ -64,6 +64,7 @@ def losses() -> dict[str, Any]:
     return {record["key"]: record["metrics"] for record in records}
 
 
+@pytest.mark.extended
 def test_a_design_is_run_once_and_goes_on_where_it_was_broken_off(
     here: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -163,6 +164,7 @@ def test_a_run_is_the_same_as_a_job_of_values_alone(here: Path) -> None:
     assert [path.stat().st_mtime_ns for path in piece.path.rglob("*.json")] == before
 
 
+@pytest.mark.extended
 def test_what_it_costs_is_measured_where_nothing_is_finished(here: Path) -> None:
     cost = report_of("mix", "surface", "mix.toml", "--dry-run")["surface"]
     assert (cost["runs"], cost["finished"], cost["basis"]) == (8, 0, "a short run")
@@ -216,6 +218,7 @@ def test_a_run_that_diverges_is_recorded_and_too_many_are_refused(
         carried(runs, points, lambda line: None, diverging=0)
 
 
+@pytest.mark.extended
 def test_the_next_command_can_be_run_as_it_stands(here: Path) -> None:
     method = 'method = [{name = "hg-ms", label = "ours"}, "uniform"]'
     text = MIX.replace("[task.sources.dots]", '[task.sources."my dot\'s"]')
