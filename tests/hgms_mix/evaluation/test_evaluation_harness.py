@@ -283,10 +283,7 @@ def test_where_the_two_checkers_differ_on_the_same_texts() -> None:
             ):
                 right = forms[form][0]
                 assert not (theirs and not right), text
-                assert ours == right or form in (
-                    "`#### 18` and then another question",
-                    "the answer alone",
-                ), text
+                assert ours == right or form == "the answer alone", text
                 pairs.setdefault((form, which), Counter())[ours, theirs] += 1
     both, only_ours = {(True, True)}, {(True, False)}
     number = "`The answer is 18.`"
@@ -295,7 +292,7 @@ def test_where_the_two_checkers_differ_on_the_same_texts() -> None:
     assert set(pairs[number, "strict-match"]) == only_ours
     assert set(pairs[number, "flexible-extract"]) == both
     assert set(pairs[longer, "flexible-extract"]) == only_ours
-    assert pairs["`#### 18` and then another question", "strict-match"][False, True] == 3
+    assert set(pairs["`#### 18` and then another question", "strict-match"]) == both
     assert set(pairs["the data set's own solution", "none"]) == only_ours
     assert set(pairs["the answer alone in dollars", "none"]) == both
 
