@@ -216,6 +216,8 @@ def test_what_a_kill_left_goes_when_the_run_is_resumed(
     resumed(folder)
     assert run_files(folder.path) == run_files(whole)
     assert [row["step"] for row in folder.records()] == list(range(STEPS + 1))
+    seconds = [row["seconds"] for row in folder.records()]
+    assert seconds == sorted(seconds), "the clock goes on"
 
 
 def test_what_a_kill_left_goes_from_a_finished_run(tmp_path: Path, whole: Path) -> None:

@@ -264,6 +264,11 @@ def resume(path: Path) -> Any:
     return run_config(config(BOWL), resume=True, path=path)
 
 
+def test_a_configuration_is_run_in_its_dtype(folder: Path) -> None:
+    text = BOWL.replace("diagnose = 1", 'dtype = "float64"')
+    assert {leaf.dtype for leaf in run_config(config(text)).x.values()} == {torch.float64}
+
+
 def test_the_files_of_another_seed_are_rejected(path: Path) -> None:
     for file in (path.parent / "seed-1").iterdir():
         if file.name != "config.toml":

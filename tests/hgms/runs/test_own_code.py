@@ -10,11 +10,9 @@ from typing import Any
 
 import attrs
 import pytest
-from click.testing import CliRunner
 from support.helpers import rejects
 from support.processes import Ended, Server
 
-from hgms.cli import main
 from hgms.comparison import compare
 from hgms.solvers import CG, MINRES
 from hgms_core import CallableSolver
@@ -91,10 +89,10 @@ def test_a_component_that_raises_is_found_again(
     assert "in solve" in kept.read_text()
 
 
-def test_a_file_without_its_suffix_is_recognised(folder: Path) -> None:
+def test_a_file_without_its_suffix_is_recognised(folder: Path, server: Server) -> None:
     (folder / "mine.py").write_text(SOLVER.format(value="b"))
-    done = CliRunner().invoke(main, ["list", "solver", "--plugin", "mine"])
-    assert done.exit_code == 2
+    done = server.run(folder, "list", "solver", "--plugin", "mine")
+    assert done.returncode == 2
     assert "(mine)" in done.stderr
     assert "'./mine.py'?" in done.stderr
 
