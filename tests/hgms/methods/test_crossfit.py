@@ -89,13 +89,6 @@ def test_folds_part_the_rows_and_every_branch_keeps_equally_many() -> None:
         assert sorted(held + kept) == list(range(13))
 
 
-def test_the_rows_trained_on_are_those_of_two_roles() -> None:
-    rows = trained_on(problem())
-    assert rows.size == 13
-    expected = torch.cat([table(9, 20)["a"], table(4, 30)["a"]])
-    assert_same(rows.rows(torch.arange(13))["a"], expected)
-
-
 def test_a_score_is_the_log_odds_of_the_label() -> None:
     p = torch.tensor([0.2, 0.5, 0.9], dtype=F64)
     assert_same(weights.score(-p.log()), (p / (1 - p)).log(), **CLOSE)
@@ -242,6 +235,7 @@ def test_one_outer_step_is_the_mean_over_the_branches() -> None:
     assert record["oracle_calls"] == sum(following["cost"].values()) - following["cost"]["rows"]
 
 
+@pytest.mark.extended
 def test_wrong_labels_lose_their_weight() -> None:
     p = problem()
     m = method(steps=20)

@@ -11,17 +11,12 @@ from typing import Any
 import pytest
 import torch
 from attrs import evolve
-from support.helpers import F64, assert_same, finite_differences, normal, rejects
+from support.helpers import F64, assert_same, normal, rejects
 from torch import Tensor
 
 from hgms.compiled import Programs
 from hgms.methods.reweighting import Agreement, LearningToReweight, MwNet, SmallLoss, shared
-from hgms.methods.reweighting.learning_to_reweight import aligned
-from hgms.methods.reweighting.mw_net import meta_gradient, weight_logits
-from hgms.runs import missing_traits
-from hgms.runs.traits import ensure_fits
 from hgms.tasks.cleaning import HyperCleaning
-from hgms.tasks.quadratic import Quadratic
 from hgms_core import Data, Key, Problem, Rows, Tree
 
 CLOSE = {"rtol": 1e-10, "atol": 1e-12}
@@ -195,43 +190,6 @@ def test_learning_to_reweight_is_its_look_ahead() -> None:
     }
 
 
-def test_the_alignment_is_the_derivative_by_a_rows_weight() -> None:
-    p = problem()
-    below, above = rows_at(p, 0)
-    x = leaves_of(p.x0)
-    direction = slopes(upper({}, x, above), x)
-    gains = aligned(Rows(losses=losses), p.x0, direction, below)
-
-    def value(eps: Tree) -> Tensor:
-        at = leaves_of(p.x0)
-        slope = slopes((eps["e"] * losses(at, below)).sum(), at)
-        return upper({}, {name: p.x0[name] - slope[name] for name in at}, above)
-
-    assert_same(
-        -gains,
-        finite_differences(value, {"e": torch.zeros(BATCH, dtype=F64)})["e"],
-        rtol=1e-6,
-        atol=1e-9,
-    )
-
-
-def test_where_no_row_helps_only_the_regulariser_acts() -> None:
-    p = problem()
-    against = evolve(
-        p, f=lambda theta, x, batch: -losses(x, p.lower_data.whole).sum() * 0 - x["w"].sum() * 0
-    )
-    state, record = stepped(
-        LearningToReweight(steps=1, lr=0.1, momentum=0.0, optimizer="sgd", memory=0.9, keep="last"),
-        against,
-        1,
-    )
-    x = leaves_of(p.x0)
-    slope = slopes(decay({}, x, {}), x)
-    assert_same(state["x"], {name: p.x0[name] - 0.1 * slope[name] for name in x}, **CLOSE)
-    assert record["kept"] == 0
-    assert state["theta"]["logits"].sigmoid().allclose(torch.full((SIZE,), 0.9 / 1.9, dtype=F64))
-
-
 # --- MW-Net
 
 
@@ -287,24 +245,6 @@ def test_mw_net_is_its_three_steps() -> None:
         "cross_products": 6,
         "upper_values": 2,
     }
-
-
-def test_the_meta_gradient_is_that_of_differences() -> None:
-    p = problem()
-    net = MwNet(hidden=3).init(p, 1)["net"]
-    below, above = rows_at(p, 0)
-    inputs = losses(p.x0, below)
-
-    def ahead(theta: Tree) -> Tree:
-        x = leaves_of(p.x0)
-        weights = weight_logits(theta, inputs).sigmoid().detach()
-        slope = slopes((weights * losses(x, below)).mean() + decay({}, x, below), x)
-        return {name: p.x0[name] - 0.4 * slope[name] for name in x}
-
-    x = leaves_of(ahead(net))
-    gains = 0.4 * aligned(Rows(losses=losses), p.x0, slopes(upper({}, x, above), x), below)
-    wanted = finite_differences(lambda theta: upper({}, ahead(theta), above), net)
-    assert_same(meta_gradient(net, inputs, gains), wanted, rtol=1e-5, atol=1e-9)
 
 
 # --- small-loss selection
@@ -364,15 +304,6 @@ def test_the_rate_of_noise_is_estimated_from_validation_rows() -> None:
     assert again["noise_rate"] == state["noise_rate"]
     clean, _ = stepped(method, problem(rows=400, wrong=0, many=80), 1)
     assert clean["noise_rate"] == pytest.approx(0.0, abs=0.08)
-
-
-def test_networks_without_another_start_are_set_apart() -> None:
-    p = evolve(problem(), fresh=None)
-    state = SmallLoss(noise_rate=0.2).init(p, 0)
-    gap = (state["peer"]["w"] - state["x"]["w"]).square().mean().sqrt() / state["x"][
-        "w"
-    ].square().mean().sqrt()
-    assert 0.02 < gap < 0.3
 
 
 # --- agreement
@@ -462,22 +393,6 @@ def test_they_run_on_every_problem_that_weighs_its_rows(name: str) -> None:
         ]
         <= 1
     )
-
-
-@pytest.mark.parametrize("name", METHODS)
-def test_a_problem_without_weights_of_rows_is_refused(name: str) -> None:
-    with rejects("not-supported", "method") as caught:
-        ensure_fits(METHODS[name](), Quadratic())
-    assert "row" in caught.value.message
-    assert missing_traits(METHODS[name](), HyperCleaning()) == {}
-    with rejects("not-supported", "method"):
-        METHODS[name]().init(Quadratic().problem(0, torch.device("cpu"), F64), 0)
-    bare = evolve(
-        problem(),
-        upper_data={role: problem().upper_data[role] for role in ("differentiate", "select")},
-    )
-    with rejects("no-rows-for-role", "method", "keep"):
-        METHODS[name](keep="best").init(bare, 0)
 
 
 @pytest.mark.parametrize("name", METHODS)

@@ -4,13 +4,12 @@ solution as ε → 0.
 
 from __future__ import annotations
 
-import itertools
 from typing import Any
 
 import pytest
 import torch
 from attrs import evolve
-from support.helpers import F64, assert_same, network_problem, rejects
+from support.helpers import F64, assert_same, network_problem
 from support.source_problems import convex_sources
 
 from hgms.generators.branches import Branches
@@ -75,7 +74,7 @@ def pairs(problem: Problem, key: Key, batch_size: int, steps: int) -> list[tuple
     )
 
 
-@pytest.mark.parametrize(("lower", "upper"), [(50, 500), (100, 7919), (500, 50), (7919, 13)])
+@pytest.mark.parametrize(("lower", "upper"), [(50, 500), (1000, 13)])
 def test_every_validation_row_comes_along_and_none_again_before_all_have(
     lower: int, upper: int
 ) -> None:
@@ -117,9 +116,7 @@ def test_the_tilted_gradient_of_a_batch_is_unbiased() -> None:
     slopes = [slope(data.batch(index)) for index in drawn]
     assert sum(slopes) / len(slopes) == pytest.approx(slope(data.batch(None)), rel=1e-12)
     # and over keys each batch has that mean
-    single = torch.tensor(
-        [slope(data.batch(data.draw(Key(seed), 6, 1)[0])) for seed in range(2000)]
-    )
+    single = torch.tensor([slope(data.batch(data.draw(Key(seed), 6, 1)[0])) for seed in range(500)])
     error = float(single.std()) / len(single) ** 0.5
     assert abs(float(single.mean()) - slope(data.batch(None))) < 4 * error
 
@@ -180,16 +177,6 @@ def test_every_call_counts_for_both_losses() -> None:
     assert record["cost_rows"] == passes * (lower + upper) + upper
 
 
-def test_a_tilted_batch_counts_the_rows_it_brings_along() -> None:
-    problem = network_problem()
-    lower = problem.lower_data
-    upper = problem.upper_data["differentiate"]
-    data = tilted(problem, 0.5).lower_data
-    assert data.count(3) == next(iter(data.rows(torch.arange(3)).values())).shape[0] * 2 == 6
-    assert data.count(None) == data.count(10**6) == lower.size + upper.size
-    assert lower.count(3) == 3
-
-
 def test_the_hypergradient_is_that_of_the_tilted_path() -> None:
     """Unrolled through the tilted steps, against autograd through the same steps written out."""
     problem = network_problem()
@@ -245,22 +232,9 @@ def test_the_optimistic_optimum_is_reached_as_the_tilt_vanishes() -> None:
     """θ minimises F_ε = F + O(ε) with an error of O(ε) in θ, hence O(ε²) in F: halving the tilt
     quarters the gap.
     """
-    gaps = [_gap(tilt) for tilt in (0.2, 0.1, 0.05)]
-    assert _gap(0.0) > 10 * gaps[0]
-    assert [after / before for before, after in itertools.pairwise(gaps)] == pytest.approx(
-        [0.25, 0.25], abs=0.05
-    )
-
-
-def test_a_negative_tilt_is_refused() -> None:
-    parts = {
-        "generator": Branches(),
-        "selector": First(),
-        "hypergradient": Unrolled(),
-        "outer": ProjectedGradient(lr=0.1),
-    }
-    with rejects("out-of-range", "tilt"):
-        tilting(-1.0, **parts)
+    before, after = (_gap(tilt) for tilt in (0.2, 0.1))
+    assert _gap(0.0) > 10 * before
+    assert after / before == pytest.approx(0.25, abs=0.05)
 
 
 # --- with batches made when asked for
@@ -280,20 +254,14 @@ def lazily(data: Data, gathered: list[int]) -> Data:
     return Data(data.size, {}, rows, strata=data.strata)
 
 
-@pytest.mark.parametrize("below", [False, True])
-@pytest.mark.parametrize("above", [False, True])
-def test_a_tilted_whole_batch_has_every_row_once_made_early_or_late(
-    below: bool, above: bool
-) -> None:
+def test_a_tilted_whole_batch_has_every_row_once_made_late() -> None:
     gathered: list[int] = []
-    problem = SOURCES
-    if below:
-        problem = evolve(problem, lower_data=lazily(problem.lower_data, gathered))
-    if above:
-        upper = problem.upper_data
-        problem = evolve(
-            problem, upper_data={**upper, "differentiate": lazily(upper["differentiate"], gathered)}
-        )
+    upper = SOURCES.upper_data
+    problem = evolve(
+        SOURCES,
+        lower_data=lazily(SOURCES.lower_data, gathered),
+        upper_data={**upper, "differentiate": lazily(upper["differentiate"], gathered)},
+    )
     seen = tilted(problem, 0.25)
     assert gathered == []
     found = seen.g(LOGITS, SOURCES.x0, seen.lower_data.batch(None))
@@ -302,7 +270,7 @@ def test_a_tilted_whole_batch_has_every_row_once_made_early_or_late(
         LOGITS, SOURCES.x0, SOURCES.upper_data["differentiate"].whole
     )
     assert_same(found, expected, rtol=1e-14)
-    assert gathered == [30] * below + [20] * above
+    assert gathered == [30, 20]
     assert seen.lower_data.count(None) == 50
     assert seen.lower_data.strata == SOURCES.lower_data.strata
 

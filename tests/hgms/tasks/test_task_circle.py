@@ -9,19 +9,17 @@ import math
 import pytest
 import scipy.integrate
 import torch
-from support.helpers import rejects
 
 import hgms_core
 from hgms.tasks.circle import CircleDegenerate, CircleKink
 from hgms.tasks.circle.functions import bump, bump_slope, wall, well
-from hgms_core import ConfigError
 
 CPU = torch.device("cpu")
 DOUBLE = torch.float64
 
 TASKS = [CircleKink(), CircleDegenerate(), CircleDegenerate(b=0.2)]
 
-THETAS = [0.3, 0.5, 0.9, 1.3, 1.7, 2.4, 3.0]
+THETAS = [0.3, 1.3, 2.4]
 
 
 def at(theta: float) -> dict[str, torch.Tensor]:
@@ -40,7 +38,7 @@ def test_no_point_of_the_circle_is_better_than_the_closed_form(
 ) -> None:
     problem = task.problem(0, CPU, DOUBLE)
     exact = task.closed_form(0, CPU, DOUBLE)
-    angle = torch.linspace(0, 2 * math.pi, 40001, dtype=DOUBLE)
+    angle = torch.linspace(0, 2 * math.pi, 20001, dtype=DOUBLE)
     circle = math.sqrt(1 + theta**2) * torch.stack([angle.cos(), angle.sin()], dim=1)
     lower = torch.func.vmap(problem.g, in_dims=(None, 0, None))(at(theta), {"x": circle}, {})
     upper = torch.func.vmap(problem.f, in_dims=(None, 0, None))(at(theta), {"x": circle}, {})
@@ -84,6 +82,7 @@ def test_the_kink_is_a_kink() -> None:
     assert abs(float(exact.solution(at(tie))["x"][0])) == pytest.approx(math.sqrt(1 + tie**2))
 
 
+@pytest.mark.extended
 def test_without_selection_the_iterates_run_through_the_kink_into_a_worse_minimum() -> None:
     task = CircleKink()
     problem = task.problem(0, CPU, DOUBLE)
@@ -129,18 +128,7 @@ def test_the_degenerate_gradient_is_continuous_but_has_no_hoelder_exponent() -> 
     assert changes[-1] == pytest.approx(predicted[-1], rel=0.05)
 
 
-def test_the_ambient_hessian_hides_the_degeneracy() -> None:
-    task = CircleDegenerate(b=0.7)
-    problem = task.problem(0, CPU, DOUBLE)
-    exact = task.closed_form(0, CPU, DOUBLE)
-    tie = at(10 / (2 * math.pi))
-    x = {"x": torch.stack([torch.sqrt(1 + tie["theta"][0] ** 2), torch.zeros((), dtype=DOUBLE)])}
-    assert torch.allclose(exact.solution(tie)["x"], x["x"], atol=0.2)  # t* falls only like 1/√log
-    hessian = torch.func.hessian(lambda point: problem.f(tie, {"x": point}, {}))(x["x"])
-    assert float(hessian[1, 1]) == pytest.approx(1.4, abs=1e-12)
-
-
-@pytest.mark.parametrize("t", [-1.7, -0.4, 0.05, 0.2, 0.6, 1.0, 2.5, 40.0])
+@pytest.mark.parametrize("t", [-1.7, 0.05, 0.6, 40.0])
 def test_the_flat_well_is_the_integral_and_its_derivatives_are_right(t: float) -> None:
     integral, _ = scipy.integrate.quad(
         lambda s: math.exp(-1 / s**2) if s else 0.0, 0, abs(t), epsabs=1e-15, epsrel=1e-13
@@ -176,12 +164,6 @@ def test_nothing_near_zero_is_nan_through_two_derivatives(
     assert (value[:8] == 0).all()
 
 
-def test_bump_slope_is_the_derivative_of_bump() -> None:
-    theta = torch.linspace(-3, 3, 301, dtype=DOUBLE, requires_grad=True)
-    (slope,) = torch.autograd.grad(bump(theta).sum(), theta)
-    assert torch.allclose(slope, bump_slope(theta.detach()), rtol=1e-11, atol=1e-14)
-
-
 @pytest.mark.parametrize("task", TASKS)
 def test_the_problem_starts_at_the_wrong_side_and_stays_in_its_box(
     task: CircleKink | CircleDegenerate,
@@ -201,16 +183,3 @@ def test_the_problem_starts_at_the_wrong_side_and_stays_in_its_box(
     assert (
         problem.evaluate(problem.theta0, exact.solution(problem.theta0))["solution_distance"] == 0
     )
-
-
-@pytest.mark.parametrize("kind", [CircleKink, CircleDegenerate])
-def test_a_field_out_of_range_is_named(kind: type) -> None:
-    with rejects("out-of-range", "high", of=ConfigError):
-        kind(low=2.0, high=1.0, start=2.0)
-    with rejects("out-of-range", "start", of=ConfigError):
-        kind(start=4.0)
-
-
-def test_the_weight_of_the_vanishing_term_must_be_positive() -> None:
-    with rejects("out-of-range", "b", of=ConfigError):
-        CircleDegenerate(b=0.0)

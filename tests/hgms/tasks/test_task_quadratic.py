@@ -4,14 +4,11 @@ differences.
 
 from __future__ import annotations
 
-import numpy as np
 import pytest
 import torch
-from support.helpers import rejects
 
 import hgms_core
 from hgms.tasks.quadratic import Quadratic
-from hgms_core import ConfigError
 
 CPU = torch.device("cpu")
 DOUBLE = torch.float64
@@ -73,29 +70,6 @@ def test_the_hypergradient_is_the_slope_of_the_re_solved_value(task: Quadratic) 
     )
 
 
-@pytest.mark.parametrize("task", TASKS)
-def test_the_implicit_formula_gives_the_closed_form(task: Quadratic) -> None:
-    problem = task.problem(2, CPU, DOUBLE)
-    exact = task.closed_form(2, CPU, DOUBLE)
-    theta = theta_of(problem)
-
-    def dense(matvec: hgms_core.MatVec, b: torch.Tensor) -> torch.Tensor:
-        hessian = torch.stack([matvec(column) for column in torch.eye(len(b), dtype=DOUBLE)], dim=1)
-        return torch.linalg.solve(hessian, b)
-
-    found = hgms_core.hypergradient(
-        lambda t, x: problem.f(t, x, problem.upper_data["select"].whole),
-        lambda t, x: problem.g(t, x, problem.lower_data.whole),
-        theta,
-        exact.solution(theta),
-        solver=dense,
-    )
-    assert torch.allclose(
-        found.value["log_penalty"], exact.hypergradient(theta)["log_penalty"], rtol=1e-9, atol=1e-13
-    )
-    assert found.lower_gradient_norm < 1e-12
-
-
 def test_the_condition_number_is_the_one_asked_for() -> None:
     exact = Quadratic(rows=50, features=8, condition=1e4).closed_form(0, CPU, DOUBLE)
     eigenvalues = torch.linalg.eigvalsh(exact.a.T @ exact.a / 50)
@@ -116,32 +90,6 @@ def test_a_minibatch_has_the_mean_of_its_rows_and_the_whole_penalty() -> None:
     )
 
 
-def test_one_seed_is_one_problem_and_the_global_generators_are_left_alone() -> None:
-    before = torch.random.get_rng_state()
-    numpy_before = np.random.get_state()[1].copy()  # noqa: NPY002
-    first, again, other = (Quadratic().problem(seed, CPU, DOUBLE) for seed in (5, 5, 6))
-    assert torch.equal(first.lower_data.whole["a"], again.lower_data.whole["a"])
-    assert torch.equal(first.upper_data["stop"].whole["b"], again.upper_data["stop"].whole["b"])
-    assert not torch.allclose(first.lower_data.whole["a"], other.lower_data.whole["a"])
-    assert torch.equal(before, torch.random.get_rng_state())
-    assert (numpy_before == np.random.get_state()[1]).all()  # noqa: NPY002
-    single = Quadratic().problem(5, CPU, torch.float32).lower_data.whole["a"]
-    assert single.dtype is torch.float32
-    assert torch.equal(single, first.lower_data.whole["a"].float())
-
-
-def test_stacked_states_are_scored_and_differentiated_like_single_ones() -> None:
-    problem = Quadratic(rows=40, features=4).problem(0, CPU, DOUBLE)
-    points = torch.randn(5, 4, generator=torch.Generator().manual_seed(0), dtype=DOUBLE)
-    batch = problem.lower_data.batch(problem.lower_data.draw(hgms_core.Key(0), 8, 5))
-    stacked = torch.func.vmap(problem.g, in_dims=(None, 0, 0))(problem.theta0, {"x": points}, batch)
-    single = [
-        problem.g(problem.theta0, {"x": points[i]}, {k: v[i] for k, v in batch.items()})
-        for i in range(5)
-    ]
-    assert torch.allclose(stacked, torch.stack(single), rtol=1e-13)
-
-
 def test_evaluate_returns_the_declared_metrics() -> None:
     task = Quadratic()
     problem = task.problem(0, CPU, DOUBLE)
@@ -153,17 +101,3 @@ def test_evaluate_returns_the_declared_metrics() -> None:
         float(exact.solution(problem.theta0)["x"].norm())
     )
     assert numbers["upper_loss"] > numbers["value"]
-
-
-@pytest.mark.parametrize(
-    ("fields", "code", "place"),
-    [
-        ({"rows": 5, "features": 6}, "out-of-range", "features"),
-        ({"noise": -1.0}, "out-of-range", "noise"),
-        ({"condition": 0.5}, "out-of-range", "condition"),
-        ({"penalty": "both"}, "unknown-choice", "penalty"),
-    ],
-)
-def test_a_field_out_of_range_is_named(fields: dict[str, object], code: str, place: str) -> None:
-    with rejects(code, place, of=ConfigError):
-        Quadratic(**fields)

@@ -12,7 +12,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from sklearn.datasets import dump_svmlight_file, load_breast_cancer, load_diabetes, load_wine
+from sklearn.datasets import dump_svmlight_file, load_diabetes, load_wine
 from support.helpers import finite_differences, rejects
 
 import hgms_core
@@ -60,21 +60,6 @@ def test_parts_are_disjoint_and_standardised_with_the_training_rows(tmp_path: Pa
     values = torch.cat([train["b"], problem.upper_data["stop"].whole["b"]])
     assert len(values.unique()) == 32
     assert torch.equal(exact.validation_a, problem.upper_data["differentiate"].whole["a"])
-
-
-@pytest.mark.parametrize("task", TASKS)
-def test_one_seed_is_one_problem_in_every_precision(task: RidgeCv | LogisticCv) -> None:
-    before = torch.random.get_rng_state()
-    numpy_before = np.random.get_state()[1].copy()  # noqa: NPY002
-    first, again, other = (task.problem(seed, CPU, DOUBLE) for seed in (5, 5, 6))
-    assert torch.equal(first.lower_data.whole["a"], again.lower_data.whole["a"])
-    assert not torch.allclose(first.lower_data.whole["a"], other.lower_data.whole["a"])
-    assert torch.equal(
-        task.problem(5, CPU, torch.float32).lower_data.whole["a"],
-        first.lower_data.whole["a"].float(),
-    )
-    assert torch.equal(before, torch.random.get_rng_state())
-    assert (numpy_before == np.random.get_state()[1]).all()  # noqa: NPY002
 
 
 # --- exact values
@@ -134,9 +119,7 @@ def test_the_solution_is_stationary_and_the_value_is_the_upper_loss_there(
 
 
 @pytest.mark.parametrize("task", TASKS)
-def test_the_hypergradient_is_the_slope_of_the_value_and_the_implicit_formula(
-    task: RidgeCv | LogisticCv,
-) -> None:
+def test_the_hypergradient_is_the_slope_of_the_value(task: RidgeCv | LogisticCv) -> None:
     problem = task.problem(3, CPU, DOUBLE)
     exact = task.closed_form(3, CPU, DOUBLE)
     theta = theta_of(problem)
@@ -145,51 +128,8 @@ def test_the_hypergradient_is_the_slope_of_the_value_and_the_implicit_formula(
     assert torch.allclose(found, slopes, rtol=1e-5, atol=1e-8)
     assert float(found.norm()) > 1e-3
 
-    def dense(matvec: hgms_core.MatVec, b: torch.Tensor) -> torch.Tensor:
-        return torch.linalg.solve(
-            torch.stack([matvec(column) for column in torch.eye(len(b), dtype=DOUBLE)], dim=1), b
-        )
 
-    implicit = hgms_core.hypergradient(
-        lambda t, x: problem.f(t, x, problem.upper_data["differentiate"].whole),
-        lambda t, x: problem.g(t, x, problem.lower_data.whole),
-        theta,
-        exact.solution(theta),
-        solver=dense,
-    )
-    assert torch.allclose(implicit.value["log_penalty"], found, rtol=1e-8, atol=1e-12)
-
-
-def test_newtons_hessian_is_that_of_the_loss() -> None:
-    task = LogisticCv(dataset="sklearn:iris")
-    problem = task.problem(0, CPU, DOUBLE)
-    exact = task.closed_form(0, CPU, DOUBLE)
-    theta = theta_of(problem)
-    x = torch.randn(3, 5, generator=torch.Generator().manual_seed(0), dtype=DOUBLE)
-    gradient, hessian = exact._derivatives(theta, {"x": x})
-
-    def loss(flat: torch.Tensor) -> torch.Tensor:
-        return problem.g(theta, {"x": flat.reshape(3, 5)}, problem.lower_data.whole)
-
-    assert torch.allclose(gradient, torch.func.grad(loss)(x.flatten()), rtol=1e-10, atol=1e-13)
-    assert torch.allclose(hessian, torch.func.hessian(loss)(x.flatten()), rtol=1e-10, atol=1e-13)
-
-
-def test_newton_reaches_its_tolerance_from_far_and_says_when_it_does_not() -> None:
-    exact = LogisticCv().closed_form(0, CPU, DOUBLE)
-    # the classes are all but separated
-    theta = {"log_penalty": torch.full((31,), -9.0, dtype=DOUBLE)}
-    x = exact.solution(theta)
-    assert float(exact._derivatives(theta, x)[0].norm()) <= 1e-8 * math.exp(-9)
-    hopeless = type(exact)(exact.train, exact.validation, exact.vectors, max_steps=2)
-    with rejects("not-converged", "max_steps", of=NumericalError) as caught:
-        hopeless.solution(theta)
-    assert "2 Newton steps" in caught.value.message
-    assert caught.value.message.endswith("1.23e-12")
-
-
-@pytest.mark.parametrize("task", TASKS)
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize(("task", "dtype"), [(TASKS[0], torch.float64), (TASKS[3], torch.float32)])
 def test_evaluate_returns_the_declared_metrics(
     task: RidgeCv | LogisticCv, dtype: torch.dtype
 ) -> None:
@@ -224,59 +164,12 @@ def test_test_figures_are_those_of_the_untouched_rows() -> None:
         r2_score(target[test], said), rel=1e-9
     )
 
-    other = LogisticCv(shares=(0.4, 0.2, 0.4))
-    logistic = other.problem(0, CPU, DOUBLE)
-    solved = other.closed_form(0, CPU, DOUBLE)
-    x = solved.solution(logistic.theta0)
-    raw, target = load_breast_cancer(return_X_y=True)
-    order = torch.randperm(569, generator=hgms_core.Key(0).fold("logistic-cv").generator()).numpy()
-    train = order[:228]
-    test = order[342:]
-    scaled = np.column_stack(
-        [(raw[test] - raw[train].mean(0)) / raw[train].std(0), np.ones(len(test))]
-    )
-    right = ((scaled @ x["x"][0].numpy() > 0) == (target[test] == 1)).mean()
-    figures = logistic.evaluate(logistic.theta0, x)
-    assert figures["test_accuracy"] == pytest.approx(right)
-    assert figures["test_accuracy"] > 0.9
-
-
-def test_descending_the_value_function_lowers_it_and_its_slope() -> None:
-    task = RidgeCv()
-    problem = task.problem(0, CPU, DOUBLE)
-    exact = task.closed_form(0, CPU, DOUBLE)
-    theta = dict(problem.theta0)
-    before = problem.evaluate(theta, exact.solution(theta))
-    for _ in range(200):
-        slope = exact.hypergradient(theta)["log_penalty"]
-        theta = problem.project({"log_penalty": theta["log_penalty"] - 5.0 * slope})
-    after = problem.evaluate(theta, exact.solution(theta))
-    assert after["value_function"] < 0.95 * before["value_function"]
-    assert after["stationarity"] < 0.3 * before["stationarity"]
-    assert problem.project({"log_penalty": torch.tensor([-99.0, 3.0, 99.0])})[
-        "log_penalty"
-    ].tolist() == [-10, 3, 10]
-
 
 def test_a_value_that_cannot_be_solved_for_is_nan_and_the_rest_is_not() -> None:
     problem = LogisticCv(bound=1000.0).problem(0, CPU, DOUBLE)
     figures = problem.evaluate({"log_penalty": torch.full((31,), -500.0, dtype=DOUBLE)}, problem.x0)
     missing = {name for name, value in figures.items() if math.isnan(value)}
     assert missing == {"value_function", "stationarity", "lower_distance"}
-
-
-@pytest.mark.parametrize("task", TASKS)
-def test_stacked_states_are_scored_like_single_ones(task: RidgeCv | LogisticCv) -> None:
-    problem = task.problem(0, CPU, DOUBLE)
-    shape = problem.x0["x"].shape
-    points = torch.randn(5, *shape, generator=torch.Generator().manual_seed(0), dtype=DOUBLE)
-    batch = problem.lower_data.batch(problem.lower_data.draw(hgms_core.Key(0), 8, 5))
-    stacked = torch.func.vmap(problem.g, in_dims=(None, 0, 0))(problem.theta0, {"x": points}, batch)
-    single = [
-        problem.g(problem.theta0, {"x": points[i]}, {k: v[i] for k, v in batch.items()})
-        for i in range(5)
-    ]
-    assert torch.allclose(stacked, torch.stack(single), rtol=1e-12)
 
 
 # --- the field's benchmark: a file that trains and one that validates
@@ -382,9 +275,8 @@ def test_files_are_looked_for_below_the_folder_of_data(
     monkeypatch.setenv("HGMS_DATA", str(folder))
     assert load_table("libsvm:small").features == pytest.approx(rows_of("small")[0])
     assert load_table("libsvm:small.t", 5).features.shape == (60, 5)
-    with rejects("unreadable-file", "libsvm:small", of=DataError) as caught:
+    with rejects("unreadable-file", "libsvm:small", of=DataError):
         load_table("libsvm:small", 4)
-    assert "n_features" in caught.value.message
     with rejects("wrong-shape", "sklearn:iris", of=DataError):
         benchmark_task(folder, validation="sklearn:iris").problem(0, CPU, DOUBLE)
 
@@ -392,156 +284,120 @@ def test_files_are_looked_for_below_the_folder_of_data(
 def test_validation_rows_of_an_unknown_class_are_refused(folder: Path) -> None:
     path = folder / "odd"
     path.write_text("1 1:1\n7 2:1\n")
-    with rejects("wrong-value", f"libsvm:{path}", of=DataError) as caught:
+    with rejects("wrong-value", f"libsvm:{path}", of=DataError):
         benchmark_task(folder, validation=f"libsvm:{path}").problem(0, CPU, DOUBLE)
-    assert caught.value.message.startswith("the classes 7")
 
 
 # --- the data
 # --------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("name", ["diabetes", "breast-cancer", "wine", "iris", "digits"])
-def test_every_embedded_table_is_a_problem(name: str) -> None:
-    task = (
-        RidgeCv(dataset="sklearn:diabetes")
-        if name == "diabetes"
-        else LogisticCv(dataset=f"sklearn:{name}")
-    )
-    problem = task.problem(0, CPU, torch.float32)
-    assert math.isfinite(
-        float(problem.f(problem.theta0, problem.x0, problem.upper_data["select"].whole))
-    )
-
-
-def test_a_libsvm_file_is_read_and_what_is_wrong_with_it_is_said(tmp_path: Path) -> None:
+def test_a_libsvm_file_is_read_like_the_table_it_holds(tmp_path: Path) -> None:
     features, target = load_wine(return_X_y=True)
     path = tmp_path / "wine.txt"
     dump_svmlight_file(features, target + 5, str(path))
     one, other = (
-        LogisticCv(dataset=name).problem(0, CPU, DOUBLE)
+        LogisticCv(dataset=name).problem(0, CPU, DOUBLE).lower_data.whole
         for name in (f"libsvm:{path}", "sklearn:wine")
     )
-    assert torch.allclose(one.lower_data.whole["a"], other.lower_data.whole["a"], atol=1e-9)
-    assert torch.equal(one.lower_data.whole["label"], other.lower_data.whole["label"])
-    with rejects("unreadable-file", f"libsvm:{tmp_path / 'absent'}", of=DataError):
-        load_table(f"libsvm:{tmp_path / 'absent'}")
-    path.write_text("1 1:2.0 2:\nno numbers\n")
-    with rejects("unreadable-file", f"libsvm:{path}", of=DataError):
-        load_table(f"libsvm:{path}")
-    path.write_text("1 1:2.0\n2 1:nan\n3 1:1\n")
-    with rejects("not-finite", f"libsvm:{path}", of=DataError) as caught:
-        load_table(f"libsvm:{path}")
-    assert caught.value.message.startswith("row 1 ")
-    path.write_text("1 99999999:1\n" * 55)  # 44 GB where every row is as long as the longest
-    with rejects("too-large", f"libsvm:{path}", of=ConfigError) as caught:
-        load_table(f"libsvm:{path}")
-    assert "rows × largest index = 55 × 99,999,999 requires 43 GB" in caught.value.message
-    # 88 MB, but 320 GB where a system in its columns is solved
-    path.write_text("1 199999:1\n" * 55)
-    with rejects("too-large", f"libsvm:{path}", of=ConfigError) as caught:
-        load_table(f"libsvm:{path}")
-    assert "largest index squared = 199,999 × 199,999 requires 319 GB" in caught.value.message
-    path.write_text("1 99999999999999999999:1\n2 1:1\n")
-    with rejects("unreadable-file", f"libsvm:{path}", of=DataError):
-        load_table(f"libsvm:{path}")
+    assert torch.allclose(one["a"], other["a"], atol=1e-9)
+    assert torch.equal(one["label"], other["label"])
+
+
+@pytest.mark.parametrize(
+    ("text", "code", "of"),
+    [
+        (None, "unreadable-file", DataError),
+        ("1 1:2.0 2:\nno numbers\n", "unreadable-file", DataError),
+        ("1 99999999999999999999:1\n2 1:1\n", "unreadable-file", DataError),
+        ("1 1:2.0\n2 1:nan\n3 1:1\n", "not-finite", DataError),
+        ("4 1:1\n4 1:2\n4 1:3\n4 1:0\n", "wrong-value", DataError),
+        ("4 1:1\n3 1:2\n", "too-few-rows", DataError),
+        # 44 GB where every row is as long as the longest
+        ("1 99999999:1\n" * 55, "too-large", ConfigError),
+        # 88 MB, but 320 GB where a system in its columns is solved
+        ("1 199999:1\n" * 55, "too-large", ConfigError),
+    ],
+)
+def test_what_is_wrong_with_a_libsvm_file_is_said(
+    tmp_path: Path, text: str | None, code: str, of: type
+) -> None:
+    path = tmp_path / "rows"
+    if text is not None:
+        path.write_text(text)
+    with rejects(code, f"libsvm:{path}", of=of):
+        RidgeCv(dataset=f"libsvm:{path}").problem(0, CPU, DOUBLE)
+
+
+def test_numbers_are_not_taken_for_classes(tmp_path: Path) -> None:
+    path = tmp_path / "rows"
     path.write_text("".join(f"{i} 1:{i}\n" for i in range(30)))
-    with rejects("wrong-value", f"libsvm:{path}", of=DataError) as caught:
+    with rejects("wrong-value", f"libsvm:{path}", of=DataError):
         LogisticCv(dataset=f"libsvm:{path}").problem(0, CPU, DOUBLE)
-    assert "30 different values in 30 rows" in caught.value.message
-    path.write_text("4 1:1\n4 1:2\n4 1:3\n4 1:0\n")
-    with rejects("wrong-value", f"libsvm:{path}", of=DataError) as caught:
-        RidgeCv(dataset=f"libsvm:{path}").problem(0, CPU, DOUBLE)
-    assert "target is 4 " in caught.value.message
-    path.write_text("4 1:1\n3 1:2\n")
-    with rejects("too-few-rows", f"libsvm:{path}", of=DataError):
-        RidgeCv(dataset=f"libsvm:{path}").problem(0, CPU, DOUBLE)
 
 
 def test_openml_is_asked_for_name_and_version(monkeypatch: pytest.MonkeyPatch) -> None:
     asked = []
+    tables = {"boston": np.arange(20.0).reshape(10, 2), "mixed": np.array([["a", 1.0]], object)}
 
-    def fetch(
-        name: str, *, version: int | str, as_frame: bool, parser: str
-    ) -> types.SimpleNamespace:
+    def fetch(name: str, *, version: int | str, as_frame: bool, parser: str) -> object:
         asked.append((name, version, as_frame))
-        if name == "gone":
+        if name not in tables:
             raise ConnectionError("no route")
-        data = (
-            np.array([["a", 1.0]], dtype=object)
-            if name == "mixed"
-            else np.arange(20.0).reshape(10, 2)
-        )
+        data = tables[name]
         return types.SimpleNamespace(data=data, target=np.array(["1", "2.5"] * 5)[: len(data)])
 
     monkeypatch.setattr("sklearn.datasets.fetch_openml", fetch)
     rows = RidgeCv(dataset="openml:boston@3").problem(0, CPU, DOUBLE).lower_data.whole
-    assert set(rows["b"].tolist()) <= {-1.0, 1.0} or len(rows["b"].unique()) == 2
+    assert len(rows["b"].unique()) == 2
     assert load_table("openml:boston").target.tolist() == ["1", "2.5"] * 5
     assert asked == [("boston", 3, False), ("boston", "active", False)]
-    with rejects("cannot-download", "openml:gone", of=DataError) as caught:
-        load_table("openml:gone")
-    assert "ConnectionError: no route" in caught.value.message
-    with rejects("wrong-type", "openml:mixed", of=DataError):
-        load_table("openml:mixed")
+    for name, code in (("gone", "cannot-download"), ("mixed", "wrong-type")):
+        with rejects(code, f"openml:{name}", of=DataError):
+            load_table(f"openml:{name}")
+
+
+class Rows(dict):
+    """Stands for datasets.Dataset."""
+
+    column_names = property(list)
 
 
 def test_a_table_of_the_hub_is_its_numeric_columns(monkeypatch: pytest.MonkeyPatch) -> None:
-    class Rows(dict):
-        @property
-        def column_names(self) -> list[str]:
-            return list(self)
-
-    module = types.ModuleType("datasets")
-    asked = []
+    label = [0, 1] * 10
     tables = {
-        "good": Rows(
-            note=["x"] * 20, label=[0, 1] * 10, size=list(range(20)), width=[0.5, 1.5] * 10
+        ("good", "v1"): Rows(
+            note=["x"] * 20, label=label, size=list(range(20)), width=[0.5, 1.5] * 10
         ),
-        "words": Rows(text=["x"] * 20, label=[0, 1] * 10),
+        ("words", None): Rows(text=["x"] * 20, label=label),
     }
-
-    def load_dataset(name: str, *, split: str, revision: str | None) -> Rows:
-        asked.append((name, split, revision))
-        if name not in tables:
-            raise FileNotFoundError(name)
-        return tables[name]
-
-    module.load_dataset = load_dataset
+    module = types.ModuleType("datasets")
+    module.load_dataset = lambda name, *, split, revision: tables[name, revision]
     monkeypatch.setitem(sys.modules, "datasets", module)
     table = load_table("hub:good@v1")
-    assert asked == [("good", "train", "v1")]
     assert table.features.tolist() == [[float(i), 0.5 + i % 2] for i in range(20)]
-    assert table.target.tolist() == [0, 1] * 10
-    assert LogisticCv(dataset="hub:good").problem(0, CPU, DOUBLE).x0["x"].shape == (1, 3)
-    with rejects("missing-column", "hub:words", of=DataError) as caught:
-        load_table("hub:words")
-    assert "text, label" in caught.value.message
-    with rejects("cannot-download", "hub:gone", of=DataError) as caught:
-        load_table("hub:gone")
-    assert "FileNotFoundError: gone" in caught.value.message
+    assert table.target.tolist() == label
+    for name, code in (("words", "missing-column"), ("gone", "cannot-download")):
+        with rejects(code, f"hub:{name}", of=DataError):
+            load_table(f"hub:{name}")
 
 
-def test_a_missing_extra_names_the_line_that_installs_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(sys.modules, "datasets", None)
-    monkeypatch.setitem(sys.modules, "sklearn", None)
-    for name, extra in (("hub:a/b", "hub"), ("sklearn:iris", "sklearn")):
-        with rejects("missing-package", "dataset", of=MissingExtra) as caught:
-            load_table(name)
-        assert caught.value.install == f"pip install 'hgms[{extra}]'"
-
-
-@pytest.mark.parametrize("task", [RidgeCv, LogisticCv])
 @pytest.mark.parametrize(
-    ("fields", "code"),
-    [
-        ({"dataset": "sklearn:boston"}, "wrong-value"),
-        ({"dataset": "libsvm:"}, "wrong-value"),
-        ({"shares": (0.5, 0.5, 0.5)}, "wrong-value"),
-        ({"shares": (1.0, 0.0, 0.0)}, "wrong-value"),
-        ({"bound": 0.0}, "out-of-range"),
-    ],
+    ("name", "package", "extra"),
+    [("hub:a/b", "datasets", "hub"), ("sklearn:iris", "sklearn", "sklearn")],
 )
-def test_a_field_out_of_range_is_named(task: type, fields: dict[str, object], code: str) -> None:
-    with rejects(code, *fields, of=ConfigError):
-        task(**fields)
+def test_a_missing_extra_names_the_line_that_installs_it(
+    monkeypatch: pytest.MonkeyPatch, name: str, package: str, extra: str
+) -> None:
+    monkeypatch.setitem(sys.modules, package, None)
+    with rejects("missing-package", "dataset", of=MissingExtra) as caught:
+        load_table(name)
+    assert caught.value.install == f"pip install 'hgms[{extra}]'"
+
+
+def test_newton_says_when_it_does_not_reach_its_tolerance() -> None:
+    exact = LogisticCv().closed_form(0, CPU, DOUBLE)
+    hopeless = type(exact)(exact.train, exact.validation, exact.vectors, max_steps=2)
+    with rejects("not-converged", "max_steps", of=NumericalError):
+        # the classes are all but separated
+        hopeless.solution({"log_penalty": torch.full((31,), -9.0, dtype=DOUBLE)})

@@ -4,18 +4,15 @@ from __future__ import annotations
 
 import pytest
 import torch
-from support.helpers import rejects
 
 import hgms_core
 from hgms.tasks.sphere import Sphere, SphereClosedForm
-from hgms_core import ConfigError
 
 CPU = torch.device("cpu")
 DOUBLE = torch.float64
 
 TASKS = [
     Sphere(k=1, d=2),
-    Sphere(k=1, d=5),
     Sphere(),
     Sphere(k=3, d=4, growth=0.0),
     Sphere(k=6, d=20, shift=0.0, radius=2.0),
@@ -104,9 +101,8 @@ def test_theta_star_is_stationary_and_nothing_nearby_or_far_is_better(task: Sphe
             assert float(exact.value(theta)) > exact.optimum
 
 
-@pytest.mark.parametrize("task", [Sphere(k=1, d=2), Sphere(k=2, d=5)])
-def test_only_a_method_that_selects_reaches_the_optimum(task: Sphere) -> None:
-    problem, exact = built(task)
+def test_only_a_method_that_selects_reaches_the_optimum() -> None:
+    problem, exact = built(Sphere(k=2, d=5))
     ends = {}
     for selects in (True, False):
         theta = problem.theta0
@@ -146,34 +142,3 @@ def test_theta_is_projected_onto_the_ball_in_which_the_radius_is_positive() -> N
     assert torch.isclose(far["theta"].norm(), reach)
     assert exact.radius(far) > 0
     assert torch.equal(problem.project(problem.theta0)["theta"], problem.theta0["theta"])
-
-
-def test_stacked_states_agree_with_single_ones_and_seeds_are_reproducible() -> None:
-    before = torch.random.get_rng_state()
-    problem, _ = built(Sphere(k=2, d=6), seed=8)
-    again, _ = built(Sphere(k=2, d=6), seed=8)
-    other, _ = built(Sphere(k=2, d=6), seed=9)
-    assert torch.equal(problem.x0["x"], again.x0["x"])
-    assert not torch.allclose(problem.x0["x"], other.x0["x"])
-    points = torch.randn(7, 6, generator=torch.Generator().manual_seed(0), dtype=DOUBLE)
-    for loss in (problem.g, problem.f):
-        stacked = torch.func.vmap(loss, in_dims=(None, 0, None))(problem.theta0, {"x": points}, {})
-        single = torch.stack([loss(problem.theta0, {"x": point}, {}) for point in points])
-        assert torch.allclose(stacked, single, rtol=1e-12)
-    assert torch.equal(before, torch.random.get_rng_state())
-    single_precision = Sphere(k=2, d=6).problem(8, CPU, torch.float32)
-    assert torch.allclose(single_precision.x0["x"], problem.x0["x"].float(), atol=1e-5)
-
-
-@pytest.mark.parametrize(
-    ("fields", "place"),
-    [
-        ({"k": 3, "d": 3}, "d"),
-        ({"k": 0}, "k"),
-        ({"growth": 1.6}, "alpha"),
-        ({"growth": 0.6, "shift": 0.0}, "growth"),
-    ],
-)
-def test_a_field_out_of_range_is_named(fields: dict[str, object], place: str) -> None:
-    with rejects("out-of-range", place, of=ConfigError):
-        Sphere(**fields)

@@ -105,7 +105,7 @@ def plain_steps(theta: float, x: float, gap: bool) -> int:
 
 
 def test_our_methods_take_the_steps_of_the_published_rule(toy: ModuleType) -> None:
-    problem = ToyPenalty(starts=12).problem(0, CPU, DOUBLE)
+    problem = ToyPenalty(starts=5).problem(0, CPU, DOUBLE)
     problem = evolve(problem, f=toy.published_upper)
     starts = list(zip(problem.theta0["theta"].tolist(), problem.x0["x"].tolist(), strict=True))
     steps = toy.steps_to_convergence(toy.GENERATORS["g-pbgd"], problem)

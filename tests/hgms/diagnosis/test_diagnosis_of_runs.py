@@ -1,0 +1,211 @@
+"""What is diagnosed beside a run: files, the command and the report."""
+
+from __future__ import annotations
+
+import json
+import re
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+from click.testing import CliRunner
+from support.made_runs import write_run
+
+import hgms.report as report
+from hgms.cli import main
+from hgms.diagnosis import Diagnosis, warnings
+from hgms.report.page import html as page_of
+from hgms.runs import RunConfig, RunFolder, run_config
+from hgms.runs.files import stamped
+from hgms_core import Record
+
+# --- beside a run
+# --------------------------------------------------------------------------------------------------
+
+CONFIG = """
+budget = "7 steps"
+task = { name = "quadratic", features = 4, rows = 20, validation_rows = 1 }
+method = { name = "hg-ms", generator.steps = 3, keep = "best" }
+run = { diagnose = 2, checkpoint_seconds = 0 }
+"""
+KEPT = ("steps.jsonl", "summary.json", "checkpoint.json", "diagnosis.jsonl")
+
+
+def bytes_of(folder: Path, names: tuple[str, ...] = KEPT) -> list[bytes]:
+    return [(folder / name).read_bytes() for name in names]
+
+
+@pytest.fixture(scope="module")
+def finished(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("runs") / "on"
+    run_config(RunConfig.from_toml(CONFIG), path=path)
+    return path
+
+
+def test_a_run_ends_with_the_same_bytes_and_hash_whether_it_is_diagnosed(
+    finished: Path, tmp_path: Path
+) -> None:
+    plain = RunConfig.from_toml(CONFIG.replace("diagnose = 2, ", ""))
+    run_config(plain, path=tmp_path / "off")
+    assert bytes_of(finished, KEPT[:3]) == bytes_of(tmp_path / "off", KEPT[:3])
+    assert not (tmp_path / "off" / "diagnosis.jsonl").exists()
+    assert plain.config_hash == RunConfig.from_toml(CONFIG).config_hash
+    assert "diagnose" not in plain.to_toml()
+
+
+def test_a_resumed_run_has_the_diagnosis_of_an_uninterrupted_one(
+    finished: Path, tmp_path: Path
+) -> None:
+    def stop(info: Any, record: Record, share: float) -> None:
+        if record["step"] == 5:
+            raise RuntimeError("enough")
+
+    config = RunConfig.from_toml(CONFIG)
+    path = tmp_path / "resumed"
+    with pytest.raises(RuntimeError, match="enough"):
+        run_config(config, path=path, watch=stop)
+    folder = RunFolder(path)
+    # of a step whose checkpoint was not written before the kill
+    folder.append_diagnosis({"step": 6})
+    result = run_config(config, path=path, resume=True)
+    assert bytes_of(path) == bytes_of(finished)
+    assert [row["step"] for row in result.diagnosis] == [2, 4, 6]
+    again = run_config(config, path=path, resume=True)  # read back
+    assert again.diagnosis.rows == RunFolder(path).diagnoses()
+    assert [row["oracle_calls"] for row in again.diagnosis] == [
+        row["oracle_calls"] for row in result.diagnosis
+    ]
+
+
+def test_the_command_says_the_warnings_and_what_they_took(finished: Path, tmp_path: Path) -> None:
+    runs = tmp_path / "runs"
+    file = tmp_path / "run.toml"
+    file.write_text(CONFIG)
+    shutil.copytree(finished, runs / RunConfig.from_toml(CONFIG).path.relative_to("runs"))
+    said = RunFolder(finished).diagnoses()
+    table = json.loads(
+        CliRunner()
+        .invoke(main, ["run", str(file), "--out", str(runs), "--resume", "--json"])
+        .output
+    )
+    assert table["warnings"] == warnings(said) != []
+
+
+def test_the_rows_are_a_frame() -> None:
+    frame = Diagnosis([{"step": 5, "residual": 3.0}]).to_frame()
+    assert frame.loc[0, "residual"] == 3.0
+
+
+def test_warnings_say_in_how_many_steps_and_by_how_much() -> None:
+    rows = [
+        {
+            "step": 1,
+            "bias": 0.1,
+            "residual": 2.0,
+            "curvature": -1.0,
+            "choice_ratio": 0.5,
+            "gain_differentiation": 0.1,
+        },
+        {
+            "step": 2,
+            "bias": 0.8,
+            "residual": 0.1,
+            "curvature": 1.0,
+            "choice_ratio": 5.0,
+            "gain_differentiation": -0.2,
+        },
+        {
+            "step": 3,
+            "bias": None,
+            "longer_cosine": 0.2,
+            "double_cosine": 0.9,
+            "log10_candidates_to_halve": 30.0,
+        },
+    ]
+    sentences = warnings(rows)
+    assert len(sentences) == 8
+    assert warnings([{"step": 1, "bias": 0.1, "residual": 0.5, "choice_ratio": -5.0}]) == []
+    assert len(warnings([{"step": 1, "bias": 2.0, "hypergradient_norm": 0.0}])) == 1
+
+
+# --- in a report
+# --------------------------------------------------------------------------------------------------
+
+
+def made(folder: Path, diagnosis: str | None, **about: Any) -> Path:
+    return write_run(folder, **about, files={"diagnosis.jsonl": diagnosis})
+
+
+@pytest.fixture
+def study(tmp_path: Path) -> Any:
+    """Two methods that were diagnosed, one of them in one of two seeds, one that was not, and
+    one with a damaged file.
+    """
+    rows = [
+        {
+            "step": 2,
+            "bias": 0.8,
+            "size": 50,
+            "flat_dimension": 3.0,
+            "gain_selection": 0.1,
+            "gain_differentiation": 0.3,
+            "log10_candidates_to_halve": 1.2,
+            "residual": 0.5,
+            "longer_cosine": 0.95,
+            "oracle_calls": 70,
+        },
+        {
+            "step": 4,
+            "bias": 0.2,
+            "size": 50,
+            "flat_dimension": 5.0,
+            "gain_selection": 0.3,
+            "gain_differentiation": 0.1,
+            "log10_candidates_to_halve": 1.2,
+            "residual": 2.0,
+            "longer_cosine": 0.85,
+            "oracle_calls": 30,
+            "left_out": {"choice": "the upper loss has no rows"},
+        },
+    ]
+    zero = {
+        "step": 2,
+        "hypergradient_norm": 0.0,
+        "bias": 9.0,
+        "gain_selection": 0.0,
+        "gain_differentiation": 0.0,
+    }
+    text = "".join(stamped(json.dumps(row).encode()).decode() + "\n" for row in rows)
+    made(tmp_path, text, method="hg-ms", seed=0)
+    made(tmp_path, None, method="hg-ms", seed=1)
+    made(tmp_path, None, method="halve")
+    made(tmp_path, stamped(json.dumps(zero).encode()).decode() + "\n", method="uniform")
+    made(tmp_path, "{\n}\n", method="torn")
+    return report.build([tmp_path])
+
+
+def test_a_report_shows_what_was_diagnosed(study: Any) -> None:
+    page = page_of(study)
+    assert "Trust in the hypergradients" in page
+    [specs] = re.findall(r'<script type="application/json" id="plots">(.*?)</script>', page)
+    figures = {name: spec for name, spec in json.loads(specs).items() if "-t" in name}
+    titles = re.findall(r'<div class="plot" id="plot-0-t\d+" role="img" aria-label="(.*?)">', page)
+    assert titles == [
+        "Bias of an unsolved lower level",
+        "Agreement with a longer lower run",
+        "Flat directions",
+        "Gain by selection and by differentiation",
+    ]
+    bias = figures["plot-0-t0"]
+    [line] = [trace for trace in bias["data"] if not trace["meta"].get("band")]
+    # not of `uniform`, which learns nothing
+    assert (line["name"], line["x"], line["y"]) == ("hg-ms", [2, 4], [0.8, 0.2])
+    assert bias["layout"]["shapes"][0]["y0"] == 0.5
+    gains = {trace["name"]: (trace["y"], trace["x"]) for trace in figures["plot-0-t3"]["data"]}
+    assert gains == {"selection": (["hg-ms"], [0.2]), "differentiation": (["hg-ms"], [0.2])}
+
+
+def test_a_report_of_runs_that_were_not_diagnosed_says_nothing_of_it(tmp_path: Path) -> None:
+    made(tmp_path, None, method="halve")
+    assert "Trust" not in page_of(report.build([tmp_path]))
