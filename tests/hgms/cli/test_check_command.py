@@ -62,7 +62,7 @@ def test_the_check_that_fails_is_named(site: Site, faulty: Path, number: int, ch
 
 
 def test_a_good_class_passes(fake: Site) -> None:
-    solver = f"{Path(__file__).parents[1] / 'testing' / 'test_testing_solvers.py'}:MinimalResidual"
+    solver = f"{Path(__file__).parents[2] / 'support' / 'kit_parts.py'}:MinimalResidual"
     done = call("check", solver)
     assert (done.exit_code, done.stdout.splitlines()[0]) == (0, f"{solver}: a linear solver")
     assert re.fullmatch(r"\d+ passed(, \d+ not asked)?", done.stdout.splitlines()[-1])

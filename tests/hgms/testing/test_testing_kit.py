@@ -1,25 +1,22 @@
-"""The kit's checks of components of every kind: a mutant for each (asked in
-test_testing_mutants.py); and the decorator.
-"""
+"""What importing a component's module does, and the decorator that makes tests of the checks."""
 
 from __future__ import annotations
 
 import os
-import random
 import subprocess
 import sys
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any, ClassVar
 
-import numpy as np
 import pytest
 import torch
-from attrs import define, evolve, field, frozen
+from attrs import evolve
 from support.helpers import rejects
-from torch import Tensor
+from support.kit_parts import DOC, Exact, MinimalResidual, changed
+from support.kit_wholes import Line, Runs
 
 from hgms.testing import (
+    CheckFailed,
     check_component,
     checks_of,
     imports,
@@ -28,188 +25,20 @@ from hgms.testing import (
     problems,
     selectors,
     solvers,
+    tasks,
 )
 from hgms.testing import every_kind as every
 from hgms.testing.check import check as hgms_check
+from hgms.testing.check import target_of
+from hgms.testing.instances import instance_of
 from hgms.testing.kit import Check, place, snapshot, tensors
-from hgms_core import CallableSolver, MatVec, MissingExtra, PluginError, Solution
-
-DOC = """An exact solver, through the matrix that its operator is.
-
-    >>> 1 + 1
-    2
-
-    Source: Gauss.
-    """
-
-
-def exact(matvec: MatVec, b: Tensor) -> Solution:
-    def dense(matvec: MatVec, b: Tensor) -> Tensor:
-        return torch.linalg.solve(
-            torch.stack([matvec(row) for row in torch.eye(len(b), dtype=b.dtype)], 1), b
-        )
-
-    return CallableSolver(dense).solve(matvec, b)
-
-
-@frozen(kw_only=True)
-class Exact:
-    __doc__ = DOC
-    name: ClassVar[str] = "exact"
-
-    def solve(self, matvec: MatVec, b: Tensor, x0: Tensor | None = None) -> Solution:
-        return exact(matvec, b)
-
-
-class BadName(Exact):
-    name: ClassVar[str] = "Exact_Solver"
+from hgms_core import MissingExtra, PluginError
+from hgms_core.registry import Registry
 
 
 class NoMethod:
     name: ClassVar[str] = "no-method"
 
-
-@frozen(kw_only=True)
-class WrongSignature:
-    __doc__ = DOC
-    name: ClassVar[str] = "wrong-signature"
-
-    def solve(self, operator: MatVec, b: Tensor) -> Solution:
-        return exact(operator, b)
-
-
-class NoDoc(Exact):
-    __doc__ = None
-
-
-class NoExample(Exact):
-    """An exact solver."""
-
-
-class NoSource(Exact):
-    """An exact solver.
-
-    >>> 1 + 1
-    2
-    """
-
-
-@frozen(kw_only=True)
-class UnknownType(Exact):
-    __doc__ = DOC
-    rtol: Nowhere = 1.0  # type: ignore[name-defined]  # noqa: F821
-
-
-@define(kw_only=True)
-class Changeable:
-    __doc__ = DOC
-    name: ClassVar[str] = "changeable"
-    rtol: float = 1.0
-
-    def solve(self, matvec: MatVec, b: Tensor, x0: Tensor | None = None) -> Solution:
-        return exact(matvec, b)
-
-
-@frozen(kw_only=True)
-class Unhashable(Exact):
-    __doc__ = DOC
-    rates: list[float] = field(factory=lambda: [1.0])
-
-
-@frozen(kw_only=True, eq=False)
-class Unequal:
-    __doc__ = DOC
-    name: ClassVar[str] = "unequal"
-
-    def solve(self, matvec: MatVec, b: Tensor, x0: Tensor | None = None) -> Solution:
-        return exact(matvec, b)
-
-
-@frozen(kw_only=True)
-class Local(Exact):
-    __doc__ = DOC
-    rule: Callable[[float], float] = lambda rate: rate
-
-
-@frozen(kw_only=True)
-class Forgetful(Exact):
-    __doc__ = DOC
-    rtol: float = field(default=1.0, converter=lambda value: value + 1.0)
-
-
-class InPlace(Exact):
-    __doc__ = DOC
-
-    def solve(self, matvec: MatVec, b: Tensor, x0: Tensor | None = None) -> Solution:
-        return exact(matvec, b.mul_(1.0 + 1e-12))
-
-
-class GlobalTorch(Exact):
-    __doc__ = DOC
-
-    def solve(self, matvec: MatVec, b: Tensor, x0: Tensor | None = None) -> Solution:
-        torch.randn(1)
-        return exact(matvec, b)
-
-
-class GlobalNumpy(Exact):
-    __doc__ = DOC
-
-    def solve(self, matvec: MatVec, b: Tensor, x0: Tensor | None = None) -> Solution:
-        np.random.rand()  # noqa: NPY002
-        return exact(matvec, b)
-
-
-class GlobalRandom(Exact):
-    __doc__ = DOC
-
-    def solve(self, matvec: MatVec, b: Tensor, x0: Tensor | None = None) -> Solution:
-        random.random()
-        return exact(matvec, b)
-
-
-class Stale(Exact):
-    __doc__ = DOC
-    last: ClassVar[dict[str, Tensor]] = {}
-
-    def solve(self, matvec: MatVec, b: Tensor, x0: Tensor | None = None) -> Solution:
-        answer = exact(matvec, b + 1e-9 * self.last.get("b", torch.zeros_like(b)).to(b.dtype))
-        self.last["b"] = b
-        return answer
-
-
-class Single(Exact):
-    __doc__ = DOC
-
-    def solve(self, matvec: MatVec, b: Tensor, x0: Tensor | None = None) -> Solution:
-        answer = exact(matvec, b)
-        return evolve(answer, value=answer.value.float())
-
-
-MUTANTS: list[tuple[str, Any, str]] = [
-    ("registration", BadName(), "its name 'Exact_Solver' is not in kebab-case"),
-    (
-        "registration",
-        WrongSignature(),
-        "its method solve(operator, b) should be solve(matvec, b, x0=None)",
-    ),
-    ("docstring", NoDoc(), "it has no docstring"),
-    ("docstring", NoExample(), "its docstring has no example"),
-    ("source", NoSource(), "no line that starts with Source:"),
-    ("types", UnknownType(), "name 'Nowhere' is not defined"),
-    ("frozen", Changeable(), "its attribute 'rtol' can be set"),
-    ("hashable", Unhashable(), "it cannot be hashed (unhashable type: 'list')"),
-    ("hashable", Unequal(), "two instances with equal fields are not equal"),
-    ("pickle", Local(), "pickle"),
-    ("toml", Local(), "(rule)"),
-    ("toml", Forgetful(), "it comes back as Forgetful("),
-    ("inputs", InPlace(), "after the call its input b is ["),
-    ("global-rng", GlobalTorch(), "it draws from the global generator of torch;"),
-    ("global-rng", GlobalNumpy(), "it draws from the global generator of numpy.random;"),
-    ("global-rng", GlobalRandom(), "it draws from the global generator of random;"),
-    ("repeatable", Stale(), "used again, cold.value is ["),
-    ("precision", Single(), "cold.value is torch.float32, the inputs are torch.float64"),
-]
 
 MODULE = """
 import sys
@@ -259,6 +88,7 @@ def test_what_importing_a_module_does_is_seen(
         assert came in named("import", component).fault(component)
 
 
+@pytest.mark.extended
 def test_what_one_module_does_is_not_seen_by_another(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -279,20 +109,6 @@ def test_what_one_module_does_is_not_seen_by_another(
     assert imports.observed("looks")["printed"] == "False\nis seen\n"
 
 
-@frozen(kw_only=True)
-class NoCarry:
-    __doc__ = DOC
-    name: ClassVar[str] = "no-carry"
-
-    def init(self, problem: Any, key: Any) -> Any: ...
-    def propose(self, problem: Any, theta: Any, start: Any, key: Any) -> Any: ...
-
-
-def test_a_missing_method_is_named() -> None:
-    came = named("registration", NoCarry()).fault(NoCarry())
-    assert came == "it misses the method carry(start, candidates, index, key, problem)"
-
-
 def test_a_class_without_any_method_is_told_what_there_is() -> None:
     with rejects("wrong-plugin", of=PluginError):
         list(checks_of(NoMethod()))
@@ -302,7 +118,7 @@ def test_a_class_without_any_method_is_told_what_there_is() -> None:
 # --------------------------------------------------------------------------------------------------
 
 SUITE = """
-from test_testing_every import Exact
+from support.kit_parts import Exact
 from hgms.testing import parametrize_with_checks
 
 @parametrize_with_checks([Exact()], expected_failures={failures})
@@ -331,6 +147,7 @@ def suite(folder: Path, failures: str) -> str:
     return subprocess.run(command, capture_output=True, text=True, env=path, cwd=folder).stdout
 
 
+@pytest.mark.extended
 def test_ids_and_strict_expected_failures(tmp_path: Path) -> None:
     output = suite(tmp_path, '{"batch": "one system at a time", "frozen": "no reason at all"}')
     assert "XFAIL test_mine.py::test_conformance[exact-batch] - one system at a time" in output
@@ -347,8 +164,6 @@ def test_the_names_of_expected_failures_are_checked() -> None:
 
 
 def test_instances_of_one_class_are_told_apart() -> None:
-    from test_testing_solvers import MinimalResidual
-
     mark = parametrize_with_checks([MinimalResidual(), MinimalResidual(rtol=1e-3), Exact()])
     ids = {
         row.id.removesuffix("-docstring") for row in mark.args[1] if row.id.endswith("-docstring")
@@ -363,6 +178,7 @@ def test_without_pytest_the_decorator_says_what_to_install(monkeypatch: pytest.M
     assert caught.value.install == "pip install pytest"
 
 
+@pytest.mark.extended
 def test_the_kit_is_imported_only_when_asked_for() -> None:
     code = """
 import sys, hgms_core
@@ -376,10 +192,6 @@ print("pytest" in sys.modules)
         ).stdout
         == "[]\nFalse\n"
     )
-
-
-def test_what_is_wrong_with_a_component_at_once() -> None:
-    assert "batch" in check_component(Exact())
 
 
 # --- what a class says of itself
@@ -428,26 +240,12 @@ def test_a_class_may_say_what_it_is_not_made_to_pass() -> None:
 )
 def test_what_it_says_is_checked(declared: Any, code: str, place: tuple[str, ...]) -> None:
     wrong = type("Wrong", (Exact,), {"testing_failures": declared, "__doc__": DOC})
-    with rejects(code, f"{__name__}:Wrong", *place) as caught:
+    with rejects(code, f"{__name__}:Wrong", *place):
         check_component(wrong())
-    *_, last = hgms_check(wrong)
-    assert caught.value.message in last.fault
+    assert list(hgms_check(wrong))[-1].fault
 
 
-def test_a_slip_in_a_method_s_name_is_named() -> None:
-    class Slip:
-        name: ClassVar[str] = "slip"
-
-        def slove(self, matvec: MatVec, b: Tensor) -> Tensor: ...
-
-    with rejects("wrong-plugin", of=PluginError) as caught:
-        list(checks_of(Slip()))
-    assert "rename the method slove to solve" in (caught.value.hint or "")
-
-
-@pytest.mark.parametrize(
-    "name", ["ridge", "bowl", "sphere", "curved", "wells", "tracking", "mixture"]
-)
+@pytest.mark.parametrize("name", ["ridge", "wells", "mixture"])
 def test_problems_are_made_where_asked(name: str) -> None:
     """The device ``meta`` computes shapes alone, and stops what is on two devices."""
     with inputs_on("meta"):
@@ -476,3 +274,79 @@ def test_a_result_elsewhere_than_the_inputs_is_a_fault(monkeypatch: pytest.Monke
     monkeypatch.setattr(every, "place", lambda: torch.device("cuda"))
     [check] = [item for item in checks_of(Exact()) if item.name == "precision"]
     assert "is on cpu, the inputs on cuda" in check.fault(Exact())
+
+
+def test_a_failure_says_which_check_what_was_expected_what_came_and_where_to_read_more() -> None:
+    wrong = changed(
+        MinimalResidual(), solve=lambda own, plain, m, b, x0=None: MinimalResidual().solve(m, b, x0)
+    )
+    with pytest.raises(CheckFailed) as caught:
+        named("ridge", wrong)(wrong)
+    first, expected, got, which, more = str(caught.value).splitlines()
+    assert first == "solver 'minimal-residual' fails the check ridge"
+    assert expected == f"  expected: {named('ridge', wrong).demands}"
+    assert got.startswith("  got: it claims the residual ")
+    assert which.startswith("  component: Changed(")
+    assert more == "  read more: docs/reference/kit.md#linear-solvers"
+    assert list(check_component(wrong)) == ["ridge"]
+
+
+def test_a_task_that_takes_too_long_is_told_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tasks, "SECONDS", 0.0)
+    assert named("smoke", Line()).fault(Line())
+
+
+def test_a_generator_that_cannot_be_replayed_may_say_so() -> None:
+    refuses = changed(
+        Runs(), propose=lambda own, plain, *inputs: evolve(plain(*inputs), replay=None)
+    )
+    for name in ("replay", "replay-gradient"):
+        named(name, refuses)(refuses)
+
+
+OWN_PARTS = '''
+import attrs
+from hgms_core import Composition, hookimpl
+
+@attrs.frozen(kw_only=True)
+class Signs:
+    """Steps of one length."""
+    name = "signs-of-mine"
+    lr: float = 0.1
+    def init(self, theta):
+        return {}
+    def step(self, theta, gradient, state, progress):
+        return {name: leaf - self.lr * gradient[name].sign() for name, leaf in theta.items()}, state
+
+class Unfinished:
+    name = "unfinished"
+
+MINE = Composition(name="mine-by-signs", summary="Mine.", source="mine", parts={
+    "generator": {"name": "branches"}, "selector": {"name": "first"},
+    "hypergradient": {"name": "unrolled"},
+    "outer": {"name": "signs-of-mine", "lr": 0.2}})
+
+@hookimpl
+def hgms_register_outer_optimizers():
+    return [Signs, Unfinished]
+
+@hookimpl
+def hgms_register_methods():
+    return [MINE]
+'''
+
+
+def test_a_composition_of_a_file_has_that_files_parts(tmp_path: Path) -> None:
+    """Whatever else is wrong in the file."""
+    file = tmp_path / "mine.py"
+    file.write_text(OWN_PARTS)
+    installed = Registry.load()
+    for name in ("MINE", "mine-by-signs"):
+        kind, target, registry = target_of(f"{file}:{name}", installed)
+        assert kind.name == "method"
+        assert instance_of(target, registry=registry).outer.lr == 0.2
+    assert installed.find("outer", "signs-of-mine") is None
+    whole = tmp_path / "whole.py"
+    whole.write_text(OWN_PARTS.replace("[Signs, Unfinished]", "[Signs]"))
+    named = Registry.load([str(whole)])
+    assert target_of(f"{whole}:MINE", named)[2] is named, "it is there already"

@@ -1,0 +1,249 @@
+"""Components of every kind and solvers that each fail one check of the kit."""
+
+from __future__ import annotations
+
+import itertools
+import random
+from collections.abc import Callable
+from typing import Any
+
+import attrs
+import numpy as np
+import torch
+from attrs import evolve, frozen
+from torch import Tensor
+
+from hgms_core import LinearSystem, Outcome
+from support.kit_parts import DOC, Exact, Keyed, MinimalResidual, changed, exact, like
+
+# --- components of every kind
+# --------------------------------------------------------------------------------------------------
+
+
+def exactly_but(before: Callable[[Tensor], object], **body: Any) -> Any:
+    """The exact solver, which does something with b first."""
+    return changed(Exact(), solve=lambda own, plain, m, b, x0=None: before(b) or plain(m, b))
+
+
+def named_otherwise(**body: Any) -> Any:
+    return type("Changed", (Exact,), {"__doc__": DOC, **body})()
+
+
+def with_field(name: str, kind: Any, **about: Any) -> Any:
+    """The exact solver with one more field."""
+    one = {name: attrs.field(type=kind, **about)}
+    body = {"__doc__": DOC}
+    return attrs.make_class("Changed", one, (Exact,), body, frozen=True, kw_only=True)()
+
+
+def other_signature(own: Any, operator: Any, b: Tensor) -> Any:
+    return exact(operator, b)
+
+
+@attrs.define(kw_only=True)
+class Changeable:
+    __doc__ = DOC
+    name = "changeable"
+    rtol: float = 1.0
+    solve = Exact.solve
+
+
+@frozen(kw_only=True, eq=False)
+class Unequal:
+    __doc__ = DOC
+    name = "unequal"
+    solve = Exact.solve
+
+
+@frozen(kw_only=True)
+class Local(Exact):
+    __doc__ = DOC
+    rule: Any = lambda rate: rate
+
+
+LAST: list[Tensor] = []
+UNSOUND: list[tuple[str, Any]] = [
+    ("registration", named_otherwise(name="Exact_Solver")),
+    ("registration", named_otherwise(solve=other_signature)),
+    ("docstring", named_otherwise(__doc__=None)),
+    ("docstring", named_otherwise(__doc__="An exact solver.")),
+    ("source", named_otherwise(__doc__="An exact solver.\n\n>>> 1 + 1\n2")),
+    ("types", with_field("rtol", "Nowhere", default=1.0)),
+    ("frozen", Changeable()),
+    ("hashable", with_field("rates", list[float], factory=lambda: [1.0])),
+    ("hashable", Unequal()),
+    ("pickle", Local()),
+    ("toml", with_field("rtol", float, default=1.0, converter=lambda value: value + 1.0)),
+    ("inputs", exactly_but(lambda b: b.mul_(1.0 + 1e-12) is None)),
+    ("global-rng", exactly_but(lambda b: torch.randn(1) is None)),
+    ("global-rng", exactly_but(lambda b: np.random.rand() is None)),  # noqa: NPY002
+    ("global-rng", exactly_but(lambda b: random.random() is None)),
+    (
+        "repeatable",
+        changed(
+            Exact(),
+            solve=lambda own, plain, m, b, x0=None: (
+                LAST.append(b) or plain(m, b + 1e-9 * len(LAST))
+            ),
+        ),
+    ),
+    (
+        "precision",
+        changed(
+            Exact(),
+            solve=lambda own, plain, m, b, x0=None: evolve(
+                plain(m, b), value=plain(m, b).value.float()
+            ),
+        ),
+    ),
+]
+
+
+# --- solvers
+# --------------------------------------------------------------------------------------------------
+
+
+def answers(change: Callable[..., Any]) -> Any:
+    """A solver whose answer is changed on its way out."""
+    return changed(
+        MinimalResidual(), solve=lambda own, plain, m, b, x0=None: change(plain(m, b, x0), b, x0, m)
+    )
+
+
+def asks(solve: Callable[..., Any]) -> Any:
+    """A solver that calls the sound one with something else: ``solve(own, plain, m, b, x0)``."""
+    return changed(
+        MinimalResidual(), solve=lambda own, plain, m, b, x0=None: solve(own, plain, m, b, x0)
+    )
+
+
+def other(own: Any, **more: Any) -> MinimalResidual:
+    return like(own, MinimalResidual, **more)
+
+
+def invented(**numbers: float) -> Any:
+    return answers(
+        lambda answer, *_: evolve(
+            answer,
+            **{
+                name: torch.full_like(getattr(answer, name), value)
+                for name, value in numbers.items()
+            },
+        )
+    )
+
+
+def rolled(answer: Any, b: Tensor, x0: Any, m: Any) -> Any:
+    """An answer across b, with its true residual."""
+    value = torch.roll(answer.value, 1, -1)
+    size = torch.linalg.vector_norm(b, dim=-1).clamp_min(1e-300)
+    residual = torch.linalg.vector_norm(b - m(value), dim=-1) / size
+    codes = torch.full_like(answer.codes, Outcome.NOT_SOLVED.code)
+    return evolve(answer, value=value, residual=residual, codes=codes)
+
+
+def along_ones(m: Any, b: Tensor) -> Tensor:
+    """The best along what a singular H does not see all of."""
+    image = m(torch.ones_like(b))
+    return (LinearSystem.dot(b, image) / LinearSystem.dot(image, image))[..., None].expand_as(b)
+
+
+def strict(own: Any, plain: Any, m: Any, b: Tensor, x0: Any) -> Any:
+    if (b * m(b)).sum() < 0 or (answer := plain(m, b, x0)).residual.max() > 0.05:
+        raise ValueError("H is not positive definite")
+    return answer
+
+
+def absolute(own: Any, plain: Any, m: Any, b: Tensor, x0: Any) -> Any:
+    """Takes small numbers for 0."""
+    if not b.any() or bool((b.abs().amax(-1) > 1e-12).any()):
+        return plain(m, b, x0)
+    stagnated = torch.full(b.shape[:-1], Outcome.STAGNATED.code)
+    residual = torch.ones(b.shape[:-1], dtype=b.dtype)
+    return evolve(plain(m, b, x0), value=torch.zeros_like(b), residual=residual, codes=stagnated)
+
+
+COUNT = itertools.count(1)
+SOLVERS: list[tuple[str, Any]] = [
+    ("key", changed(Keyed(), with_key=lambda own, plain, key: evolve(own, seed=1))),
+    (
+        "key",
+        changed(
+            Keyed(),
+            solve=lambda own, plain, m, b, x0=None: Keyed(seed=own.seed + next(COUNT)).solve(
+                m, b, x0
+            ),
+        ),
+    ),
+    ("key", changed(Keyed(), with_key=lambda own, plain, key: key)),
+    ("residual", answers(lambda answer, *_: evolve(answer, residual=0.1 * answer.residual))),
+    ("residual", invented(codes=Outcome.CONVERGED.code)),
+    ("residual", answers(lambda answer, *_: answer.value)),
+    ("dense-solve", answers(lambda answer, *_: evolve(answer, value=-answer.value))),
+    ("dense-solve", MinimalResidual(max_steps=2)),
+    ("ridge", asks(lambda own, plain, m, b, x0: other(own, ridge=0.0).solve(m, b, x0))),
+    ("identity", answers(rolled)),
+    (
+        "zero-rhs",
+        answers(lambda answer, b, *_: evolve(answer, value=answer.value / b.norm() * b.norm())),
+    ),
+    (
+        "singular",
+        asks(lambda own, plain, m, b, x0: plain(m, b, along_ones(m, b) if x0 is None else x0)),
+    ),
+    ("indefinite", asks(strict)),
+    ("nonfinite", answers(lambda answer, b, x0, m: evolve(answer, value=answer.value + 0 * m(b)))),
+    (
+        "nonfinite",  # in batches alone
+        asks(
+            lambda own, plain, m, b, x0: (
+                plain(m, b, x0)
+                if b.dim() == 1
+                else plain(lambda v: m(v).nan_to_num(), b.nan_to_num(), x0)
+            )
+        ),
+    ),
+    (
+        "iteration-limit",
+        asks(lambda own, plain, m, b, x0: other(own, max_steps=1000).solve(m, b, x0)),
+    ),
+    (
+        "warm-start",
+        answers(
+            lambda answer, b, x0, m: (
+                answer if x0 is None else evolve(answer, value=answer.value + x0)
+            )
+        ),
+    ),
+    (
+        "warm-start",  # a start makes it slower
+        asks(
+            lambda own, plain, m, b, x0: evolve(
+                plain(m, b), iterations=plain(m, b).iterations + (x0 is not None)
+            )
+        ),
+    ),
+    (
+        "batch",
+        answers(
+            lambda answer, b, *_: (
+                evolve(answer, residual=answer.residual.max()) if b.dim() == 2 else answer
+            )
+        ),
+    ),
+    (
+        "batch",
+        answers(
+            lambda answer, b, *_: (
+                evolve(answer, value=answer.value[-1].expand_as(b)) if b.dim() == 2 else answer
+            )
+        ),
+    ),
+    ("scaling", asks(absolute)),
+    ("products", answers(lambda answer, *_: evolve(answer, products=answer.products - 1))),
+    ("iterations", invented(iterations=1000)),
+    ("iterations", invented(iterations=0)),
+    ("curvature", invented(curvature=0.0)),
+    ("curvature", invented(curvature=1.0)),
+    ("clip", asks(lambda own, plain, m, b, x0: other(own, clip=None).solve(m, b, x0))),
+]

@@ -1,0 +1,189 @@
+"""Selectors, estimators and outer optimisers that each fail one check of the kit."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from attrs import evolve
+
+from hgms_core import Candidates, ConfigError, Cost, Key, Problem, State
+from support.kit_parts import DOC, Boxed, Exactly, Lowest, Step, changed
+
+# --- selectors, estimators, outer optimisers
+# --------------------------------------------------------------------------------------------------
+
+
+def selects(change: Callable[[Any, Candidates], Any], sound: Any = None) -> Any:
+    return changed(
+        sound or Lowest(),
+        select=lambda own, plain, p, theta, c, key: change(plain(p, theta, c, key), c),
+    )
+
+
+def scores(change: Callable[..., Any]) -> Any:
+    """A selector with other scores: ``change(own, plain, p, theta, c, key)``."""
+    return changed(Lowest(), scores=change)
+
+
+def by_rows_of_its_own(
+    own: Any, plain: Any, p: Problem, theta: Any, c: Candidates, key: Key
+) -> Any:
+    single = [
+        Candidates(x={name: leaf[i : i + 1] for name, leaf in c.x.items()}) for i in range(c.count)
+    ]
+    return torch.cat([plain(p, theta, one, key.fold(i)) for i, one in enumerate(single)])
+
+
+def on_rows_of(role: str) -> Callable[..., Any]:
+    return lambda own, plain, p, theta, c, key: plain(
+        evolve(p, upper_data={**p.upper_data, "select": p.upper_data[role]}), theta, c, key
+    )
+
+
+def nothing_to_choose(selection: Any, c: Candidates) -> Any:
+    if not selection.finite:
+        raise ValueError("nothing to choose from")
+    return selection
+
+
+def estimates(change: Callable[[Any], Any]) -> Any:
+    return changed(
+        Exactly(),
+        estimate=lambda own, plain, *inputs: (change((made := plain(*inputs))[0]), made[1]),
+    )
+
+
+def turned(value: Any) -> Any:
+    """Of the right length in another direction."""
+    return {name: leaf.flip(0) if leaf.dim() else leaf for name, leaf in value.items()}
+
+
+def halfway(own: Any, plain: Any, p: Problem, theta: Any, branch: Any, key: Key, state: Any) -> Any:
+    """Takes the curvature at another place."""
+    moved = evolve(branch, x={name: 0.5 * leaf for name, leaf in branch.x.items()})
+    loss = p.f(theta, branch.x, p.upper_data["differentiate"].batch(None))
+    return evolve(plain(p, theta, moved, key, state)[0], upper_loss=loss), state
+
+
+def steps(change: Callable[[Any, float], Any]) -> Any:
+    """An optimiser whose next θ is changed, leaf by leaf."""
+
+    def step(own: Any, plain: Any, theta: Any, gradient: Any, state: Any, progress: float) -> Any:
+        following, after = plain(theta, gradient, state, progress)
+        return {name: change(leaf, progress) for name, leaf in following.items()}, after
+
+    return changed(Step(), step=step)
+
+
+def no_start(own: Any, plain: Any, theta: Any) -> State:
+    raise ConfigError("wrong-value", "no start is good enough")
+
+
+class Momenta(dict):
+    """A state that a file turns into a plain dictionary."""
+
+
+def from_momenta(
+    own: Any, plain: Any, theta: Any, gradient: Any, state: Any, progress: float
+) -> Any:
+    before = state if isinstance(state, Momenta) else own.init(theta)
+    following, after = plain(theta, gradient, before, progress)
+    return following, Momenta(after)
+
+
+PARTS: list[tuple[str, str, Any]] = [
+    ("selector", "selection", selects(lambda s, c: evolve(s, index=s.index[None]))),
+    ("selector", "selection", selects(lambda s, c: evolve(s, gap=2 * s.gap))),
+    ("selector", "selection", selects(lambda s, c: evolve(s, scores=s.scores.mean()))),
+    ("selector", "permutation", selects(lambda s, c: evolve(s, index=torch.tensor(0)))),
+    (
+        "selector",
+        "nan",  # sorts NaN first
+        selects(
+            lambda s, c: (
+                s if s.finite == c.count else evolve(s, index=s.scores.isnan().int().argmax())
+            )
+        ),
+    ),
+    ("selector", "all-nan", selects(nothing_to_choose)),
+    (
+        "selector",
+        "ties",
+        selects(lambda s, c: evolve(s, index=(s.scores == s.scores[s.index]).nonzero().max())),
+    ),
+    ("selector", "ties", type("Changed", (Lowest,), {"__doc__": DOC, "draws": True})()),
+    ("selector", "single", selects(lambda s, c: evolve(s, gap=s.gap.nan_to_num(posinf=0.0)))),
+    ("selector", "same-rows", scores(by_rows_of_its_own)),
+    ("selector", "same-rows", scores(on_rows_of("differentiate"))),
+    ("selector", "same-rows", scores(on_rows_of("stop"))),
+    ("selector", "oracle-counts", selects(lambda s, c: evolve(s, cost=Cost()))),
+    (
+        "selector",
+        "chunks",
+        scores(
+            lambda own, plain, *inputs: (
+                plain(*inputs) + 0.1 * (own.mode == "stacked") * plain(*inputs).mean()
+            )
+        ),
+    ),
+    ("hypergradient", "structure", estimates(lambda h: evolve(h, upper_loss=2 * h.upper_loss + 1))),
+    (
+        "hypergradient",
+        "structure",
+        estimates(lambda h: evolve(h, value={k: v[None] for k, v in h.value.items()})),
+    ),
+    ("hypergradient", "closed-form-bowl", Exactly(sign=-1.0)),
+    ("hypergradient", "closed-form-bowl", estimates(lambda h: evolve(h, value=turned(h.value)))),
+    ("hypergradient", "closed-form-ridge", Exactly(ridge=0.1)),
+    ("hypergradient", "closed-form-sources", Exactly(sign=-1.0)),
+    ("hypergradient", "closed-form-sphere", Exactly(ridge=0.1)),
+    ("hypergradient", "central-difference", changed(Exactly(), estimate=halfway)),
+    ("hypergradient", "oracle-counts", estimates(lambda h: evolve(h, cost=Cost()))),
+    (
+        "hypergradient",
+        "oracle-counts",
+        estimates(lambda h: evolve(h, cost=evolve(h.cost, products=0))),
+    ),
+    (
+        "hypergradient",
+        "state",  # keeps what cannot be written to a file
+        changed(
+            Exactly(),
+            estimate=lambda own, plain, p, theta, branch, key, state: (
+                plain(p, theta, branch, key, {"calls": 0})[0],
+                {"calls": 0, "branch": branch},
+            ),
+        ),
+    ),
+    ("outer", "structure", steps(lambda leaf, progress: leaf[None])),
+    (
+        "outer",
+        "structure",  # its rate is that of a budget that never quite ends
+        steps(lambda leaf, progress: leaf + 0 * leaf / torch.tensor(1.0 - progress)),
+    ),
+    (
+        "outer",
+        "quadratic",
+        changed(
+            Step(),
+            step=lambda own, plain, theta, gradient, *more: plain(
+                theta, {name: -leaf for name, leaf in gradient.items()}, *more
+            ),
+        ),
+    ),
+    ("outer", "quadratic", steps(lambda leaf, progress: leaf.clamp_min(0))),
+    (
+        "outer",
+        "simplex",
+        steps(lambda leaf, progress: torch.where((leaf > 0).all(), 0.5 * leaf, leaf)),
+    ),
+    ("outer", "simplex", changed(Step(), init=no_start)),
+    ("outer", "feasible", Boxed()),
+    (
+        "outer",
+        "state",  # what is saved is another state than the one it goes on from
+        changed(Step(), init=lambda own, plain, theta: Momenta(plain(theta)), step=from_momenta),
+    ),
+]
