@@ -73,7 +73,7 @@ def test_importing_the_face_loads_no_library() -> None:
     assert not HEAVY & set(json.loads(shown.stdout))
 
 
-@pytest.mark.extended
+@pytest.mark.nightly
 def test_mypy_reports_a_misspelt_name_and_a_wrong_argument(tmp_path: Path) -> None:
     pytest.importorskip("mypy", reason="mypy is not installed: pip install 'hgms[lint]'")
     file = tmp_path / "use.py"

@@ -62,10 +62,6 @@ def diagnosed(
     )
 
 
-# --- a lower level with one minimiser
-# --------------------------------------------------------------------------------------------------
-
-
 @pytest.fixture(scope="module")
 def ridge() -> tuple[dict[str, Any], State, Any]:
     task = Quadratic(features=6, rows=30, validation_rows=20)
@@ -157,10 +153,6 @@ def test_rounding_is_measured_against_the_problem_in_float64(estimator: Any, tas
     assert "double" not in row["left_out"]
 
 
-# --- a manifold of lower minimisers
-# --------------------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize("k", [1, 3])
 def test_the_flat_directions_of_a_sphere_are_its_dimension(k: int) -> None:
     task = Sphere(k=k, d=8)
@@ -195,10 +187,6 @@ def test_the_spectrum_of_a_large_operator_is_estimated() -> None:
     assert of.inverses == pytest.approx(float((1 / values[305:]).sum()), rel=0.15)
     # the ridge decides everywhere
     assert spectrum(lambda v: values * v, values, 10.0, Key(0)).flat == pytest.approx(1000)
-
-
-# --- selection, differentiation and noise, by hand
-# --------------------------------------------------------------------------------------------------
 
 
 @frozen
@@ -303,10 +291,6 @@ def test_a_loss_that_is_no_mean_over_rows_is_taken_by_batches_or_left_out() -> N
     many = {"a": torch.linspace(0, 1, 100, dtype=DOUBLE)}
     row, _, _ = diagnosed(own, evolve(by_hand(), f=per_batch, upper_data=many))
     assert (row["choice_per"], row["choice_gap"]) == ("batch", pytest.approx(1.0))
-
-
-# --- any method
-# --------------------------------------------------------------------------------------------------
 
 
 @frozen(kw_only=True)

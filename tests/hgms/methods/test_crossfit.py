@@ -235,21 +235,6 @@ def test_one_outer_step_is_the_mean_over_the_branches() -> None:
     assert record["oracle_calls"] == sum(following["cost"].values()) - following["cost"]["rows"]
 
 
-@pytest.mark.extended
-def test_wrong_labels_lose_their_weight() -> None:
-    p = problem()
-    m = method(steps=20)
-    state = m.init(p, 0)
-    for step in range(15):
-        state, _ = m.step(p, state, step / 15)
-    theta, x = m.result(state)
-    weight = theta["logits"].sigmoid()
-    assert float(weight[:8].mean()) < 0.3 < 0.7 < float(weight[8:].mean())
-    test = table(200, 90)
-    uniform = solved(p, p.theta0)
-    assert float(upper(theta, x, test)) < 0.75 * float(upper(theta, uniform, test))
-
-
 def test_at_the_end_the_weights_stay_and_branches_see_all_rows() -> None:
     p = problem()
     m = method(finish=0.5, averaging=0.0)

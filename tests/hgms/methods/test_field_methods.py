@@ -8,16 +8,13 @@ from typing import Any
 
 import pytest
 import torch
-from support.field_problems import CPU, pipeline, run, sphere_gap, tuned_penalty
+from support.field_problems import CPU, run, tuned_penalty
 from support.helpers import F64, assert_same, counted, network_problem
 from torch import Tensor
 
-from hgms.generators.branches import Branches
 from hgms.hypergradients import Implicit
-from hgms.outer import Sgd
 from hgms.runs import RunConfig
-from hgms.selectors import BestOfN
-from hgms.solvers import CG, Neumann
+from hgms.solvers import Neumann
 from hgms.tasks.quadratic import Quadratic
 from hgms_core import Key, Pipeline, Problem, Tree
 from hgms_core.trees import Ravel
@@ -205,39 +202,3 @@ def test_darts_is_right_in_one_dimension_and_biased_in_more() -> None:
     assert abs(float(theta["log_penalty"]) - best) > 0.02
     # the lower level is solved; it is θ that is off
     assert_same(x, exact.solution(theta), rtol=0.05, atol=0.05)
-
-
-ON_THE_SPHERE: dict[str, dict[str, Any]] = {
-    "amigo": {"generator": {"lr": 0.1}, "hypergradient": {"solver": {"lr": 0.1}}, "outer": SGD},
-    "darts": {
-        "generator": {"lr": 0.1, "momentum": 0.0},
-        "hypergradient": {"lr": 0.1},
-        "outer": SGD,
-    },
-}
-
-
-@pytest.fixture(scope="module")
-def selected_gap() -> float:
-    branches = Branches(count=12, steps=20, lr=0.1, noise=0.3)
-    return sphere_gap(
-        pipeline(branches, BestOfN(), Implicit(solver=CG(ridge=1e-2)), Sgd(lr=0.2)), 60
-    )
-
-
-@pytest.mark.extended
-@pytest.mark.parametrize("name", ON_THE_SPHERE)
-def test_it_does_not_select_and_falls_short_on_the_sphere(name: str, selected_gap: float) -> None:
-    assert selected_gap < 0.01
-    assert sphere_gap(method(name, **ON_THE_SPHERE[name]), 30) > 0.05
-
-
-@pytest.mark.extended
-def test_iterates_of_one_run_are_too_alike_to_select_on_the_sphere(selected_gap: float) -> None:
-    parts = {
-        "generator": {"steps": 20, "every": 5, "optimizer": "sgd", "lr": 0.1},
-        "hypergradient": {"solver": {"ridge": 1e-2}},
-        "outer": {"name": "sgd", "lr": 0.2},
-        "keep": "last",
-    }
-    assert sphere_gap(method("hg-ms-trajectory", **parts), 60) > 0.05 > selected_gap

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 import torch
-from attrs import evolve, fields
+from attrs import evolve
 from support.helpers import F64, assert_same, network_problem, normal, rejects
 
 from hgms.config.as_table import AT_REST
@@ -28,18 +28,6 @@ def method(name: str, **parts: Any) -> Method:
     return RunConfig.from_dict(
         {"task": "quadratic", "method": {"name": name, **parts}, "budget": "1 steps"}
     ).method
-
-
-def test_every_key_at_rest_is_that_of_the_pipeline_or_of_a_wrapper_that_ships() -> None:
-    keys = {
-        one.name: one.default
-        for one in (*fields(Pipeline), *(one for cls in WRAPPERS for one in fields(cls)))
-    }
-    assert set(AT_REST) == set(keys) - {"method", "generator", "selector", "hypergradient", "outer"}
-    assert {key: rest for key, rest in AT_REST.items() if key in ("keep", "answer")} == {
-        "keep": keys["keep"],
-        "answer": keys["answer"],
-    }
 
 
 @pytest.mark.parametrize(

@@ -22,6 +22,7 @@ from hgms_core import Data, Key, Problem, Rows, Tree
 CLOSE = {"rtol": 1e-10, "atol": 1e-12}
 SIZE = 30
 BATCH = 8
+COSTS = ("lower_gradients", "upper_gradients", "cross_products", "rows")
 
 
 def losses(x: Tree, batch: Tree) -> Tensor:
@@ -133,12 +134,6 @@ def test_the_rows_of_a_step() -> None:
     above, count = shared.joint_batches(p, Key(0), 8)
     assert ([len(batch["y"]) for batch in above], count) == ([4, 4], 8)
     assert [share for share, _ in shared.joint_parts(p)] == [9 / 16, 7 / 16]
-    every = evolve(
-        p, upper_data=dict.fromkeys(("differentiate", "select", "stop"), p.upper_data["stop"])
-    )
-    assert [share for share, _ in shared.joint_parts(every)] == [1.0], (
-        "the same rows for both roles are there once"
-    )
 
 
 # --- learning to reweight
@@ -178,16 +173,7 @@ def test_learning_to_reweight_is_its_look_ahead() -> None:
     assert_same(theta["other"], p.theta0["other"])
     assert torch.isclose(record["lower_loss"], value)
     assert record["kept"] == (weights > 0).double().mean()
-    counts = {
-        name: record[f"cost_{name}"]
-        for name in ("lower_gradients", "upper_gradients", "cross_products", "rows")
-    }
-    assert counts == {
-        "lower_gradients": 6,
-        "upper_gradients": 6,
-        "cross_products": 6,
-        "rows": 6 * (2 * BATCH + 5),
-    }
+    assert [record[f"cost_{name}"] for name in COSTS] == [6, 6, 6, 6 * (2 * BATCH + 5)]
 
 
 # --- MW-Net
@@ -235,16 +221,8 @@ def test_mw_net_is_its_three_steps() -> None:
     assert_same(state["x"], {name: leaf.detach() for name, leaf in own.x.items()}, **close)
     every = weights(net.x, losses(own.x, p.lower_data.whole)).detach()
     assert_same(method.result(state)[0]["logits"].sigmoid(), every, **close)
-    counts = {
-        name: record[f"cost_{name}"]
-        for name in ("lower_gradients", "upper_gradients", "cross_products", "upper_values")
-    }
-    assert counts == {
-        "lower_gradients": 12,
-        "upper_gradients": 6,
-        "cross_products": 6,
-        "upper_values": 2,
-    }
+    assert [record[f"cost_{name}"] for name in COSTS[:3]] == [12, 6, 6]
+    assert record["cost_upper_values"] == 2
 
 
 # --- small-loss selection
@@ -386,13 +364,6 @@ def test_they_run_on_every_problem_that_weighs_its_rows(name: str) -> None:
         theta, x = METHODS[name]().result(stepped(METHODS[name](), p)[0])
         assert all(bool(leaf.isfinite().all()) for leaf in (*theta.values(), *x.values()))
         assert not any(torch.equal(leaf, p.x0[part]) for part, leaf in x.items() if leaf.dim() > 1)
-    assert (
-        0
-        <= cleaning.evaluate(*METHODS[name]().result(stepped(METHODS[name](), cleaning, 1)[0]))[
-            "cleaning_f1"
-        ]
-        <= 1
-    )
 
 
 @pytest.mark.parametrize("name", METHODS)

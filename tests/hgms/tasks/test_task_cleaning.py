@@ -305,24 +305,6 @@ def test_evaluate_counts_what_it_says(tmp_path: Path) -> None:
             )
 
 
-@pytest.mark.extended
-def test_clean_weights_train_a_better_classifier_than_uniform_ones() -> None:
-    problem = HyperCleaning(corruption=0.6).problem(0, CPU, torch.float32)
-    accuracy = {}
-    for name, theta in problem.references.items():
-        x = {key: leaf.clone().requires_grad_() for key, leaf in problem.x0.items()}
-        optimiser = torch.optim.Adam(x.values(), lr=0.05)
-        for _ in range(300):
-            optimiser.zero_grad()
-            problem.g(theta, x, problem.lower_data.whole).backward()
-            optimiser.step()
-        accuracy[name] = problem.evaluate(theta, {key: leaf.detach() for key, leaf in x.items()})[
-            "test_accuracy"
-        ]
-    assert accuracy["clean"] > 0.85
-    assert accuracy["clean"] > accuracy["uniform"] + 0.1
-
-
 def test_labels_redrawn_to_the_true_one_count_as_wrong_in_the_published_measure(
     tmp_path: Path,
 ) -> None:

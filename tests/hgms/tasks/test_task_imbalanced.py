@@ -13,7 +13,6 @@ import torch
 from support.helpers import rejects
 from torch import Tensor, nn
 
-import hgms_core
 from hgms.tasks.imbalanced import ImbalancedLoss
 from hgms.tasks.imbalanced.rows import views
 from hgms_core import DataError, Key
@@ -167,22 +166,6 @@ def test_views_are_shifts_without_wrapping_and_keep_their_labels() -> None:
     assert views(pixels, label, 0, 2, 0.0, Key(1))[0] is pixels
 
 
-def test_a_turn_keeps_the_centre_and_is_undone_by_its_opposite() -> None:
-    from hgms.tasks.imbalanced.rows import _turned
-
-    pixels = torch.zeros(2, 1, 9, 9, dtype=DOUBLE)
-    pixels[:, :, 3:6, 2:7] = 1.0
-    angle = torch.tensor([0.0, torch.pi / 2], dtype=DOUBLE)
-    turned = _turned(pixels, angle)
-    assert torch.allclose(turned[0], pixels[0], atol=1e-12)
-    assert torch.allclose(turned[1, 0], pixels[1, 0].T, atol=1e-12)
-    oblong = torch.zeros(1, 1, 9, 5, dtype=DOUBLE)
-    oblong[0, 0, 4, 2], oblong[0, 0, 4, 3] = 1.0, 0.5
-    quarter = _turned(oblong, angle[1:])
-    assert float(quarter[0, 0, 4, 2]) == pytest.approx(1.0)
-    assert float(quarter[0, 0, 3, 2] + quarter[0, 0, 5, 2]) == pytest.approx(0.5)
-
-
 def test_no_view_of_a_validation_image_is_drawn_and_epochs_cover_the_views() -> None:
     plain = ImbalancedLoss(views=0).problem(3, CPU, torch.float32)
     problem = ImbalancedLoss(views=3, rotation=10.0).problem(3, CPU, torch.float32)
@@ -251,23 +234,6 @@ def test_the_losses_are_those_of_a_module_written_down_plainly(smooth: bool) -> 
     assert float(problem.f(theta, problem.x0, above)) == pytest.approx(
         float(upper.detach()), rel=1e-12
     )
-
-
-@pytest.mark.extended
-def test_training_learns_the_tail_and_not_only_the_head() -> None:
-    problem = ImbalancedLoss().problem(0, CPU, torch.float32)
-    x = {name: leaf.clone().requires_grad_() for name, leaf in problem.x0.items()}
-    optimiser = torch.optim.Adam(x.values(), lr=5e-3)
-    index = problem.lower_data.draw(Key(0), 64, 300)
-    assert index is not None
-    for rows in index:
-        optimiser.zero_grad()
-        problem.g(problem.theta0, x, problem.lower_data.batch(rows)).backward()
-        optimiser.step()
-    figures = problem.evaluate(problem.theta0, hgms_core.detach(x))
-    assert figures["recall_0"] > 0.9
-    assert figures["test_balanced_accuracy"] > 0.5
-    assert figures["train_balanced_accuracy"] > 0.75
 
 
 @pytest.mark.extended

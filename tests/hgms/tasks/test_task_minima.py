@@ -80,6 +80,7 @@ def test_the_set_of_theta_is_a_box_or_its_diagonal() -> None:
     assert tied.tolist() == pytest.approx([-7.0] * 4)
 
 
+@pytest.mark.extended
 def test_minima_differ_in_upper_value_where_labels_are_ambiguous_and_hardly_elsewhere() -> None:
     spread = {}
     level = {}

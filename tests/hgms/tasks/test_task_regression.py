@@ -37,10 +37,6 @@ def theta_of(problem: hgms_core.Problem) -> dict[str, torch.Tensor]:
     }
 
 
-# --- the split
-# --------------------------------------------------------------------------------------------------
-
-
 def test_parts_are_disjoint_and_standardised_with_the_training_rows(tmp_path: Path) -> None:
     features = np.column_stack([np.arange(40.0), np.full(40, 0.1), np.arange(40.0) ** 2])
     dump_svmlight_file(features, np.arange(40.0), str(tmp_path / "numbered"))
@@ -60,10 +56,6 @@ def test_parts_are_disjoint_and_standardised_with_the_training_rows(tmp_path: Pa
     values = torch.cat([train["b"], problem.upper_data["stop"].whole["b"]])
     assert len(values.unique()) == 32
     assert torch.equal(exact.validation_a, problem.upper_data["differentiate"].whole["a"])
-
-
-# --- exact values
-# --------------------------------------------------------------------------------------------------
 
 
 def test_ridge_is_scikit_learns_on_rescaled_features() -> None:
@@ -170,10 +162,6 @@ def test_a_value_that_cannot_be_solved_for_is_nan_and_the_rest_is_not() -> None:
     figures = problem.evaluate({"log_penalty": torch.full((31,), -500.0, dtype=DOUBLE)}, problem.x0)
     missing = {name for name, value in figures.items() if math.isnan(value)}
     assert missing == {"value_function", "stationarity", "lower_distance"}
-
-
-# --- the field's benchmark: a file that trains and one that validates
-# --------------------------------------------------------------------------------------------------
 
 
 def rows_of(name: str) -> tuple[np.ndarray, np.ndarray]:
@@ -286,10 +274,6 @@ def test_validation_rows_of_an_unknown_class_are_refused(folder: Path) -> None:
     path.write_text("1 1:1\n7 2:1\n")
     with rejects("wrong-value", f"libsvm:{path}", of=DataError):
         benchmark_task(folder, validation=f"libsvm:{path}").problem(0, CPU, DOUBLE)
-
-
-# --- the data
-# --------------------------------------------------------------------------------------------------
 
 
 def test_a_libsvm_file_is_read_like_the_table_it_holds(tmp_path: Path) -> None:

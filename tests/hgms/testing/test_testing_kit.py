@@ -12,7 +12,7 @@ import pytest
 import torch
 from attrs import evolve
 from support.helpers import rejects
-from support.kit_parts import DOC, Exact, MinimalResidual, changed
+from support.kit_parts import DOC, Exact, MinimalResidual, changed, like
 from support.kit_wholes import Line, Runs
 
 from hgms.testing import (
@@ -278,7 +278,8 @@ def test_a_result_elsewhere_than_the_inputs_is_a_fault(monkeypatch: pytest.Monke
 
 def test_a_failure_says_which_check_what_was_expected_what_came_and_where_to_read_more() -> None:
     wrong = changed(
-        MinimalResidual(), solve=lambda own, plain, m, b, x0=None: MinimalResidual().solve(m, b, x0)
+        MinimalResidual(),
+        solve=lambda own, plain, *inputs: like(own, MinimalResidual, ridge=0.0).solve(*inputs),
     )
     with pytest.raises(CheckFailed) as caught:
         named("ridge", wrong)(wrong)

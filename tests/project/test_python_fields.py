@@ -1,0 +1,169 @@
+"""Every field of every registered class is given what it cannot take, numbers of other libraries,
+and misspelt names.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+import typing
+from collections.abc import Mapping
+from typing import Any
+
+import attrs
+import numpy as np
+import pytest
+import torch
+from support.helpers import rejects
+from support.python_names import written
+
+from hgms.testing import instance_of
+from hgms_core import ConfigError
+from hgms_core.registry import Registry
+
+
+def registered() -> dict[str, type]:
+    """The classes of components, and those of objects in their fields."""
+    components = Registry.load().components()
+    classes: list[Any] = [
+        getattr(component.target, "of", component.target) for component in components
+    ]
+    hints = [
+        typing.get_type_hints(cls)[part.name]
+        for cls in classes
+        for part in attrs.fields(cls)
+        if part.init
+    ]
+    inner = [part for hint in hints for part in (hint, *typing.get_args(hint))]
+    classes += [
+        part for part in inner if isinstance(part, type) and attrs.has(part) and part not in classes
+    ]
+    return {cls.__name__: cls for cls in classes if cls.__module__.partition(".")[0] != "hgms_core"}
+
+
+CLASSES = registered()
+BASES = {"Source": {"path": "rows.jsonl"}, "BaseModel": {"path": "gpt2"}}
+
+WRONG: dict[str, Any] = {
+    "object": object(),
+    "nan": math.nan,
+    "list": [object()],
+    "matrix": np.zeros((2, 2)),
+    "huge": 10**400,
+    "None": None,
+    "True": True,
+    "-1": -1,
+    "-1.5": -1.5,
+    "string": "nonsense",
+    "dictionary": {"nonsense": 1},
+    "class": dict,
+}
+FITS = {
+    "None": "None|Optional",
+    "True": "bool",
+    "string": "str",
+    "dictionary": "Mapping",
+    "class": "Callable",
+}
+"""What a type must name for the wrong value to be a right one."""
+SIGNED = {
+    "CircleKink.low",
+    "CircleDegenerate.low",
+    "Projection.low",
+    "Projection.high",
+    "Search.low",
+    "Search.high",
+    "NystromCG.seed",
+    "Roulette.seed",
+    "Less.projection_seed",
+    "Source.shuffle_seed",
+    "BaseModel.seed",
+    "HyperCleaning.theta0",
+    "LogisticCv.theta0",
+}
+"""Numbers that may be negative; `test_negative_numbers_work` uses them."""
+
+
+def arguments(cls: type) -> dict[str, Any]:
+    base = cls(**BASES[cls.__name__]) if cls.__name__ in BASES else instance_of(cls)
+    return {part.alias: getattr(base, part.name) for part in attrs.fields(cls) if part.init}
+
+
+def outcome(cls: type, values: Mapping[str, Any]) -> Any:
+    """The object with these arguments, or the error."""
+    try:
+        return cls(**values)
+    except ConfigError as error:
+        return error
+
+
+HERE = {"Branches", "BestOfN", "CG", "Implicit", "Adam", "HyperCleaning", "Pipeline", "Schedule"}
+"""One class of each kind, and one of objects in fields: the others are in ``extended``."""
+each_class = pytest.mark.parametrize(
+    "cls",
+    [
+        pytest.param(cls, id=name, marks=[] if name in HERE else pytest.mark.extended)
+        for name, cls in CLASSES.items()
+    ],
+)
+
+
+@each_class
+def test_every_field_refuses_what_it_cannot_take(cls: type) -> None:
+    known = arguments(cls)
+    hints = typing.get_type_hints(cls)
+    for part in attrs.fields(cls):
+        place = f"{cls.__name__}.{part.alias}"
+        for label, value in WRONG.items() if part.init else ():
+            built = outcome(cls, {**known, part.alias: value})
+            if isinstance(built, ConfigError):
+                named = {error.place[0] for error in built.errors if error.place}
+                # two fields that exclude each other have one place
+                exclude = built.code == "conflicting-options" and part.alias in built.message
+                assert part.alias in named or exclude, (place, label)
+            else:
+                fits = (
+                    place in SIGNED
+                    if label.startswith("-1")
+                    else re.search(FITS.get(label, "$^"), str(hints[part.name]))
+                )
+                assert fits, f"{place} takes {value!r}"
+                assert getattr(built, part.name) == value
+
+
+@each_class
+def test_every_number_may_be_numpy_s_or_torch_s(cls: type) -> None:
+    known = arguments(cls)
+    numbers = {name: value for name, value in known.items() if type(value) in (int, float, bool)}
+    base = cls(**known)
+    for library in (np.asarray, torch.tensor):
+        same = cls(**{**known, **{name: library(value) for name, value in numbers.items()}})
+        if library is np.asarray:
+            assert same == base
+        for name, value in numbers.items():
+            stored = getattr(same, name)
+            assert type(stored) is type(value)
+            assert stored == pytest.approx(value, rel=1e-6)  # a tensor is in float32
+
+
+@each_class
+def test_every_name_of_an_argument_is_suggested(cls: type) -> None:
+    known = arguments(cls)
+    for name in known:
+        others = {key: value for key, value in known.items() if key != name}
+        with rejects("unknown-option", f"{name}_", of=ConfigError) as caught:
+            cls(**others, **{f"{name}_": known[name]})
+        (suggestion,) = caught.value.did_you_mean
+        assert suggestion.startswith(name)
+    with rejects("positional-argument", of=ConfigError):
+        cls(object())
+
+
+def test_negative_numbers_work() -> None:
+    theta = {"theta": torch.tensor([-7.0])}
+    assert written("Projection(kind='box', low=-1.5, high=-1)").apply(theta)["theta"].item() == -1.5
+    for kind in ("CircleKink", "CircleDegenerate"):
+        problem = written(f"{kind}(low=-1.5)").problem(0, torch.device("cpu"), torch.float32)
+        assert problem.project(theta)["theta"].item() == -1.5
+    for solver in ("NystromCG(seed=-1)", "Roulette(seed=-1)"):
+        assert torch.isfinite(written(solver).solve(lambda v: v / 2, torch.ones(3)).value).all()
