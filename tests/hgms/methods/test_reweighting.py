@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import torch
 from attrs import evolve
-from support.helpers import F64, assert_same, normal, rejects
+from support.helpers import F64, assert_same, normal
 from torch import Tensor
 
 from hgms.compiled import Programs
@@ -319,14 +319,6 @@ def test_agreement_is_training_and_choosing_by_turns() -> None:
         record["cost_upper_gradients"],
         record["cost_upper_values"],
     ) == (16, 32, 4)
-
-
-def test_validation_rows_without_the_columns_of_lower_rows_are_named() -> None:
-    p = problem()
-    other = {role: Data.of({"b": data.whole["a"]}) for role, data in p.upper_data.items()}
-    p = evolve(p, upper_data=other, f=lambda theta, x, batch: (batch["b"] @ x["w"]).square().mean())
-    with rejects("missing-column", "upper_data", "stop", "a"):
-        stepped(Agreement(steps=1), p, 1)
 
 
 # --- all of them
