@@ -15,7 +15,7 @@ from torch import Tensor
 
 from hgms_core import Candidates, Cost, Key, Problem, State
 from support.kit_parts import DOC, changed, like
-from support.kit_wholes import Cold, FreshBatch, Line, NoRule, OwnBatch, Runs, Walk
+from support.kit_wholes import Cold, Line, NoRule, Runs, Walk
 
 # --- generators
 # --------------------------------------------------------------------------------------------------
@@ -262,14 +262,14 @@ CHANGES_INPUTS = [
 # --------------------------------------------------------------------------------------------------
 
 
-def steps(change: Callable[..., Any], sound: Any = None) -> Any:
+def steps(change: Callable[..., Any]) -> Any:
     """A method with other steps: ``change(own, plain, problem, state, progress)``."""
-    return changed(sound or Walk(), step=change)
+    return changed(Walk(), step=change)
 
 
-def records(change: Callable[[Any, Any], Any], sound: Any = None) -> Any:
+def records(change: Callable[[Any, Any], Any]) -> Any:
     """A method whose record and state are changed: ``change(state, record) -> (state, record)``."""
-    return steps(lambda own, plain, *inputs: change(*plain(*inputs)), sound)
+    return steps(lambda own, plain, *inputs: change(*plain(*inputs)))
 
 
 def counts(change: Callable[[int], int]) -> Any:
@@ -349,8 +349,7 @@ METHODS: list[tuple[str, Any]] = [
         "projection",
         steps(lambda own, plain, p, *more: plain(evolve(p, project=lambda theta: theta), *more)),
     ),
-    ("equal-sources", OwnBatch()),
-    ("equal-sources", steps(first_gains, FreshBatch())),
+    ("equal-sources", steps(first_gains)),
     (
         "equal-rows",  # pushes each weight away from the mean of all
         records(

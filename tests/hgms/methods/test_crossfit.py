@@ -175,7 +175,7 @@ def solved(p: Problem, alpha: Tree) -> Tree:
     def value(w: Tensor) -> Tensor:
         return p.g(alpha, {"w": w}, batch)
 
-    for _ in range(30):
+    for _ in range(10):
         w = w - torch.linalg.solve(torch.func.hessian(value)(w), torch.func.grad(value)(w))
     return {"w": w}
 

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from support import kit_mutants, kit_mutants_parts, kit_mutants_wholes
 from support.kit_parts import Exact, Exactly, Keyed, Lowest, MinimalResidual, Rarely, Step, Thompson
-from support.kit_wholes import Drawn, FreshBatch, Line, NoRule, Runs, Walk
+from support.kit_wholes import Drawn, FreshBatch, Line, NoRule, OwnBatch, Runs, Walk
 
 from hgms.testing import (
     Check,
@@ -104,9 +104,16 @@ def test_each_check_catches_its_mutant_and_passes_its_original(
         pytest.param(Runs(carry_rule="restart"), marks=pytest.mark.extended),
         NoRule(),
         Drawn(),
-        FreshBatch(),
     ],
     ids=str,
 )
 def test_a_sound_component_has_no_fault(sound: Any) -> None:
     assert check_component(sound) == {}
+
+
+@pytest.mark.extended
+def test_a_hypergradient_on_the_batch_that_chose_the_branch_is_told_from_one_on_a_fresh_batch() -> (
+    None
+):
+    assert named("equal-sources", OwnBatch()).fault(OwnBatch())
+    assert check_component(FreshBatch()) == {}
