@@ -13,7 +13,7 @@ from attrs import evolve, field, frozen
 from hgms.diagnosis import Diagnosing, spectrum
 from hgms.generators.branches import Branches
 from hgms.hypergradients import Implicit, Unrolled
-from hgms.methods import LearnedStart, Tilted
+from hgms.methods import Tilted
 from hgms.outer import Sgd
 from hgms.runs import run
 from hgms.selectors import BestOfN
@@ -323,17 +323,6 @@ def test_inside_wrappers_the_problem_is_the_one_that_the_pipeline_is_handed() ->
         + torch.eye(4, dtype=DOUBLE)
     )
     assert row["largest"] == pytest.approx(float(torch.linalg.eigvalsh(hessian)[-1]), rel=1e-5)
-    assert row["left_out"] == {}
-
-
-def test_a_learned_start_is_diagnosed_too() -> None:
-    from hgms.generators.branches import Trajectory
-
-    own = LearnedStart(
-        method=method(generator=Trajectory(steps=4, lr=0.1), hypergradient=Unrolled())
-    )
-    row, _, _ = diagnosed(own, Quadratic(features=4, rows=20).problem(0, CPU, torch.float32))
-    assert row["of"] == "pipeline"
     assert row["left_out"] == {}
 
 

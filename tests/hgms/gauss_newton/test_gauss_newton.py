@@ -10,7 +10,6 @@ import pytest
 import torch
 from support.helpers import F64, KEY, normal, rejects
 from torch import Tensor
-from torch.fx.experimental.proxy_tensor import make_fx
 
 from hgms.gauss_newton import Composite, by_difference, gauss_newton, says_outputs
 from hgms.hypergradients import Implicit
@@ -86,15 +85,6 @@ def test_linear_outputs_give_the_hessian_itself() -> None:
     torch.testing.assert_close(
         matrix(loss, {}, x, BATCH), hessian(loss, {}, x, BATCH), rtol=1e-12, atol=1e-12
     )
-
-
-def test_it_is_a_pure_function_that_can_be_traced() -> None:
-    product = gauss_newton(LOSS)
-    v = {name: normal(*leaf.shape, seed=8) for name, leaf in X.items()}
-    traced = make_fx(product)(THETA, X, BATCH, v)
-    at = {name: leaf + 0.1 for name, leaf in X.items()}
-    for name, leaf in traced(THETA, at, BATCH, v).items():
-        torch.testing.assert_close(leaf, product(THETA, at, BATCH, v)[name], rtol=1e-12, atol=1e-12)
 
 
 class TestTilted:

@@ -74,14 +74,6 @@ def test_amigo_goes_on_from_its_last_linear_solution() -> None:
     assert float(state["theta"]["t"]) == pytest.approx(theta - 0.1 * (1 + v))
 
 
-def test_stocbio_by_hand() -> None:
-    # Three terms at x = 2: v = ¼(b + ½b + ¼b) with b = −1.
-    solver = {"name": "neumann", "lr": 0.25, "steps": 3}
-    made = method("stocbio", generator=LOWER, hypergradient={"solver": solver}, outer=SGD)
-    state, _ = made.step(scalar(), made.init(scalar(), 0))
-    assert float(state["theta"]["t"]) == pytest.approx(2 - 0.1 * (1 - 7 / 16))
-
-
 def test_darts_by_hand() -> None:
     # w: 5 → 3; w' = 3 − ¼·4 = 2, ∇f(w') = −1; h = ∂_θf − ξ·(−1)·(−1) = 1 − ¼, exactly, as g is
     # quadratic.

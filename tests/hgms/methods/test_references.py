@@ -14,7 +14,6 @@ from support.helpers import F64, assert_same, network_problem, normal, rejects
 from hgms.config.as_table import AT_REST
 from hgms.methods import LearnedStart, StartingAt, Tilted, references
 from hgms.methods.random_theta import drawn
-from hgms.methods.validation_only import on_validation
 from hgms.rows import joined
 from hgms.runs import RunConfig
 from hgms_core import Data, Method, Pipeline, Problem
@@ -156,14 +155,6 @@ def test_rows_of_both_roles_are_joined_in_every_shape_of_batch() -> None:
     assert torch.equal(both.rows(index)["a"], everything[index])
     assert joined(Data.none(), both) is both
     assert joined(both, Data.none()) is both
-
-
-def test_shared_rows_are_taken_once_and_roles_keep_theirs() -> None:
-    shared = evolve(
-        PROBLEM, upper_data=dict.fromkeys(PROBLEM.upper_data, PROBLEM.upper_data["differentiate"])
-    )
-    assert on_validation(shared).lower_data.size == 9
-    assert on_validation(PROBLEM).upper_data == PROBLEM.upper_data
 
 
 def test_training_rows_and_stopping_rows_do_not_reach_what_validation_alone_trains() -> None:

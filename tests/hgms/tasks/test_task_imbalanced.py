@@ -4,7 +4,6 @@ hypergradient.
 
 from __future__ import annotations
 
-import os
 from pathlib import Path
 
 import numpy as np
@@ -19,10 +18,6 @@ from hgms_core import DataError, Key
 
 CPU = torch.device("cpu")
 DOUBLE = torch.float64
-
-mnist = pytest.mark.skipif(
-    "HGMS_DATA" not in os.environ, reason="HGMS_DATA is not set: no MNIST files to test with"
-)
 
 
 def tiny(tmp_path: Path) -> ImbalancedLoss:
@@ -234,44 +229,6 @@ def test_the_losses_are_those_of_a_module_written_down_plainly(smooth: bool) -> 
     assert float(problem.f(theta, problem.x0, above)) == pytest.approx(
         float(upper.detach()), rel=1e-12
     )
-
-
-@pytest.mark.extended
-@mnist
-def test_mnist_has_the_papers_sizes_and_its_own_test_split() -> None:
-    task = ImbalancedLoss(dataset="mnist", views=1, validation_split=(1, 1, 1))
-    problem = task.problem(0, CPU, torch.float32)
-    assert torch.bincount(problem.lower_data.whole["label"]).tolist() == [
-        5823,
-        1993,
-        527,
-        163,
-        50,
-        50,
-        50,
-        50,
-        50,
-        50,
-    ]
-    validation = problem.upper_data["select"].whole
-    assert torch.bincount(validation["label"]).tolist() == [100] * 10
-    assert validation["weight"].tolist() == [1.0] * 1000
-    shapes = {
-        name: tuple(leaf.shape) for name, leaf in problem.x0.items() if name.endswith("weight")
-    }
-    assert shapes == {
-        "conv1.weight": (32, 1, 5, 5),
-        "conv2.weight": (64, 32, 5, 5),
-        "hidden.weight": (256, 3136),
-        "output.weight": (10, 256),
-    }
-    small = ImbalancedLoss(dataset="mnist", views=0, channels=(1, 1), hidden=2).problem(
-        0, CPU, torch.float32
-    )
-    x = {name: torch.zeros_like(leaf) for name, leaf in small.x0.items()}
-    x["output.bias"][4] = 1.0
-    # 982 fours in MNIST's own test split
-    assert small.evaluate(small.theta0, x)["test_accuracy"] == pytest.approx(0.0982)
 
 
 def test_images_that_do_not_suffice_or_fit_are_explained(tmp_path: Path) -> None:

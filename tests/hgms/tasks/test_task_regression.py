@@ -218,26 +218,6 @@ def test_one_file_trains_and_the_other_validates_as_the_field_s_benchmark_has_it
         )
 
 
-def test_the_exact_values_of_the_benchmark_s_problem(folder: Path) -> None:
-    task = benchmark_task(folder)
-    exact = task.closed_form(0, CPU, DOUBLE)
-    theta = task.problem(0, CPU, DOUBLE).theta0
-    slopes = finite_differences(exact.value, theta, step=1e-4)["log_penalty"]
-    assert torch.allclose(exact.hypergradient(theta)["log_penalty"], slopes, rtol=1e-5, atol=1e-9)
-    figures = task.problem(0, CPU, DOUBLE).evaluate(theta, exact.solution(theta))
-    assert figures["value_function"] == pytest.approx(float(exact.value(theta)))
-    assert {name for name, value in figures.items() if math.isnan(value)} == {
-        "test_loss",
-        "test_accuracy",
-    }
-    rough = (
-        benchmark_task(folder, exact=False)
-        .problem(0, CPU, DOUBLE)
-        .evaluate(theta, exact.solution(theta))
-    )
-    assert [name for name, value in rough.items() if not math.isnan(value)] == ["upper_loss"]
-
-
 def test_a_random_start_is_normal_below_and_log_uniform_above(folder: Path) -> None:
     task = benchmark_task(folder, theta0=0.5)
     starts = [task.problem(seed, CPU, DOUBLE) for seed in range(100)]

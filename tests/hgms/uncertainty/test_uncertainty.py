@@ -335,18 +335,6 @@ def test_the_halves_test_is_wrong_at_its_level_whether_rows_or_runs_are_what_var
     assert np.median([test.ratio for test in tests]) == pytest.approx(1.0, abs=0.15)
 
 
-def test_corners_that_luck_decides_are_no_evidence() -> None:
-    """The heaviest half takes all, by the luck of its rows: each time in another split of the
-    same rows.
-    """
-    evidence = []
-    for seed in range(200):
-        logs = np.log(halves(4, [0.0] * 3, 0.4, 0.0, seed)) * 8
-        corners = np.exp(logs - logs.max((1, 2), keepdims=True))
-        evidence.append(halves_test(corners / corners.sum((1, 2), keepdims=True), "abc").evidence)
-    assert sum(evidence) / 200 < 0.08
-
-
 def test_sources_that_differ_are_told_from_their_halves() -> None:
     test = halves_test(halves(4, [1.5, 0.0, -1.5], 0.2, 0.1, 0), "abc")
     assert test.evidence
