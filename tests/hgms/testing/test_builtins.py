@@ -55,8 +55,23 @@ HERE = ("hg-ms", "soba", "v-pbgd", "uniform")
 """Compositions of the default tier; what the others are made of is asked anyway."""
 LONG = {"equal-sources", "equal-rows", "failure", "optimum", "wells"}
 """Checks of many outer steps."""
-WHOLE = {"method-crossfit", "method-tilted", "task-imbalanced-loss", "task-source-mixture"}
-"""Classes that take long, with tests of their own; ``extended`` asks them all checks."""
+WHOLE = {
+    "method-crossfit",
+    "method-tilted",
+    "method-mw-net",
+    "method-small-loss",
+    "method-learning-to-reweight",
+    "task-imbalanced-loss",
+    "solver-roulette",
+    "generator-dynamic-barrier",
+    "generator-fully-first-order",
+    "generator-gradient-norm",
+    "generator-minimax",
+    "generator-moreau-envelope",
+} | {name for name, item in CLASSES.items() if not item.target.__module__.startswith("hgms.")}
+"""Classes that are only looked at by default, and used in ``extended``: they have tests of their
+own in tests/hgms and tests/hgms_mix, and others of their kinds share most of what they are.
+"""
 FITS_LAWS = {"method-op-mix", "method-doge", "method-regmix"}
 """Methods whose equal weights over many seeds take 20 s: ``nightly`` asks them."""
 STAY = {
@@ -140,15 +155,12 @@ def faults(
     return {name: fault for name, fault in found.items() if fault}
 
 
-@pytest.mark.parametrize("name", sorted(CLASSES.keys() - WHOLE))
+@pytest.mark.parametrize("name", sorted(CLASSES))
 def test_a_class_passes_the_short_checks(name: str) -> None:
-    """Classes for language models (hgms_mix) are only looked at here: they are used in their own
-    tests, and in ``extended``.
-    """
     listed = CLASSES[name]
     component = settings(listed)[1]
     leave = LONG - {"optimum"} if name == "method-pipeline" else LONG
-    if not listed.target.__module__.startswith("hgms."):
+    if name in WHOLE:
         checks = [check.name for check in checks_of(component, listed.kind, REGISTRY)]
         leave = {"import", *checks[checks.index("import") :]}
     assert faults(listed, component, leave) == {}
@@ -157,8 +169,11 @@ def test_a_class_passes_the_short_checks(name: str) -> None:
 @pytest.mark.extended
 @pytest.mark.parametrize(
     "name",
-    [name for name, item in CLASSES.items() if item.kind.name in ("method", "generator")]
-    + sorted(name for name in WHOLE if not name.startswith("method")),
+    [
+        name
+        for name, item in CLASSES.items()
+        if name in WHOLE or item.kind.name in ("method", "generator")
+    ],
 )
 def test_a_class_passes_what_the_default_tier_leaves_out(name: str) -> None:
     listed = CLASSES[name]
@@ -167,7 +182,7 @@ def test_a_class_passes_what_the_default_tier_leaves_out(name: str) -> None:
     leave = asked - LONG | ({"equal-sources"} if name in FITS_LAWS else set())
     if asked - leave:
         assert faults(listed, own, leave) == {}
-    if name in WHOLE or not listed.target.__module__.startswith("hgms."):
+    if name in WHOLE:
         assert faults(listed, cheap, LONG) == {}
 
 
