@@ -1,0 +1,291 @@
+"""Penalty methods with several branches: what is evaluated, carried, saved and refused, and
+blocks of layers.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from attrs import evolve
+from support.field_problems import pipeline, run
+from support.helpers import F64, assert_same, counted, network_problem, normal, rejects
+
+from hgms.generators.branches import Branches
+from hgms.generators.penalty import (
+    DynamicBarrier,
+    FullyFirstOrder,
+    GradientNorm,
+    Minimax,
+    MoreauEnvelope,
+    ValueFree,
+    ValueGap,
+)
+from hgms.generators.penalty.minimax import SCALEBIO
+from hgms.hypergradients import Carried, Implicit, Unrolled
+from hgms.outer import AdamW, Sgd
+from hgms.runs import pack, unpack
+from hgms.selectors import BestOfN, First
+from hgms.solvers import Identity
+from hgms_core import Key, Pipeline, Problem
+
+PROBLEM = network_problem()
+SCALAR = Problem(
+    theta0={"t": torch.ones(1, dtype=F64)},
+    x0={"x": torch.zeros(1, dtype=F64)},
+    g=lambda t, x, _: ((x["x"] - t["t"]) ** 2).sum(),
+    f=lambda t, x, _: ((x["x"] - 3) ** 2).sum(),
+)
+BATCHES: dict[str, Any] = {"batch_size": 5, "upper_batch_size": 4}
+GENERATORS: dict[str, Any] = {
+    "value-gap": ValueGap(count=3, momentum=0.5, gamma_steps=0, **BATCHES),
+    "gradient-norm": GradientNorm(count=3, momentum=0.5, gamma_steps=0, **BATCHES),
+    "minimax": Minimax(count=3, optimizer="adamw", **BATCHES),
+    "dynamic-barrier": DynamicBarrier(count=3, eta=20.0, **BATCHES),
+    "fully-first-order": FullyFirstOrder(count=3, lr=0.1, **BATCHES),
+    "moreau-envelope": MoreauEnvelope(count=3, lr=0.1, **BATCHES),
+    "value-free": ValueFree(count=3, lr=0.1, **BATCHES),
+}
+every_generator = pytest.mark.parametrize("name", GENERATORS)
+
+
+def method(generator: Any, outer: Any = None, selector: Any = None, **parts: Any) -> Pipeline:
+    hypergradient = parts.get("hypergradient", Carried())
+    return pipeline(generator, selector or First(), hypergradient, outer or Sgd(lr=0.1))
+
+
+def advance(method: Pipeline, problem: Problem, steps: int, state: Any = None) -> Any:
+    state = state or method.init(problem, 0)
+    for _ in range(steps):
+        state, _ = method.step(problem, state)
+    return state
+
+
+COUNTS: dict[str, tuple[dict[str, int], int, dict[str, int]]] = {
+    # (steps, calls of g, what the cost counts besides)
+    "value-gap": ({"steps": 3}, 5, {"lower_gradients": 5}),
+    "gradient-norm": ({}, 2, {"lower_gradients": 2, "products": 2, "cross_products": 2}),
+    "minimax": ({}, 2, {"lower_gradients": 2}),
+    "dynamic-barrier": ({"steps": 3}, 4, {"lower_gradients": 4}),
+    "fully-first-order": ({"steps": 2}, 6, {"lower_gradients": 6, "upper_gradients": 3}),
+    "moreau-envelope": ({}, 3, {"lower_gradients": 3}),
+    "value-free": ({"steps": 2}, 2, {"lower_gradients": 2, "upper_gradients": 3}),
+}
+
+
+@every_generator
+def test_nothing_is_evaluated_twice_and_all_is_counted(name: str) -> None:
+    steps, calls_of_g, cost = COUNTS[name]
+    problem, calls = counted(PROBLEM)
+    *_, record = run(method(evolve(GENERATORS[name], **steps)), problem, 2)
+    cost = {"upper_gradients": 1, **cost}
+    above = cost["upper_gradients"]
+    assert calls["g"] == 6 * calls_of_g
+    assert (calls["f"], calls["g_rows"]) == (6 * above, 5 * calls["g"])
+    rows = 5 * (sum(cost.values()) - above) + 4 * above
+    found = {key.removeprefix("cost_"): n for key, n in record.items() if key.startswith("cost_")}
+    assert {key: n for key, n in found.items() if n} == {
+        key: 6 * n for key, n in {**cost, "rows": rows}.items()
+    }
+
+
+def test_one_whole_batch_is_passed_once_for_the_squared_gradient() -> None:
+    problem, calls = counted(PROBLEM)
+    *_, record = run(method(GradientNorm(batch_size=10**6)), problem, 1)
+    counts = ("lower_gradients", "products", "cross_products")
+    assert [calls["g"], *(record[f"cost_{name}"] for name in counts)] == [1] * 4
+
+
+@every_generator
+def test_branches_are_single_runs_of_their_own_and_bring_their_own_gradient(name: str) -> None:
+    generator = evolve(GENERATORS[name], noise=0.1, upper_batch_size=None)
+    start = generator.init(PROBLEM, Key(0))
+    found, again = (generator.propose(PROBLEM, PROBLEM.theta0, start, Key(3)) for _ in range(2))
+    assert_same(again.x, found.x)
+    one = evolve(generator, count=1, noise=0.0)
+    alone = one.propose(PROBLEM, PROBLEM.theta0, start, Key(3))
+    for tree, single in ((found.x, alone.x), (found.aux, alone.aux)):
+        assert_same({k: v[:1] for k, v in tree.items()}, single)  # branch 0 is free of noise
+    assert len(torch.unique(found.x["w"], dim=0)) == 3
+    gradients = len(torch.unique(found.aux["theta.weights"], dim=0))
+    assert gradients == (1 if name == "value-free" else 3)  # its h is ∇_θ f, without x in it here
+
+
+@every_generator
+def test_the_selected_branch_moves_theta_and_is_carried_with_all_it_kept(name: str) -> None:
+    for rule in ("selected", "per-branch"):
+        generator = evolve(GENERATORS[name], carry_rule=rule)
+        whole = method(generator, Sgd(lr=1.0), BestOfN())
+        before = whole.init(PROBLEM, 0)
+        state, record = whole.step(PROBLEM, before)
+        key = Key(0).fold("step", 0).fold("propose")
+        found = generator.propose(PROBLEM, PROBLEM.theta0, before["start"], key)
+        index = int(record["selected"])
+        assert_same(state["x"], {k: v[index] for k, v in found.x.items()})
+        moved = {k: PROBLEM.theta0[k] - state["theta"][k] for k in PROBLEM.theta0}
+        assert_same(moved, {k: found.aux[f"theta.{k}"][index] for k in moved}, atol=1e-14)
+        rows = slice(index, index + 1) if rule == "selected" else slice(None)
+        assert_same(state["start"]["x"], {k: v[rows] for k, v in found.x.items()})
+        kept = state["start"]["aux"]
+        assert not any(k.startswith("theta.") or "." not in k for k in kept)
+        assert_same(kept, {k: found.aux[k][rows] for k in kept})
+
+
+@every_generator
+def test_noise_sets_branches_apart_once_or_at_every_step(name: str) -> None:
+    noisy = evolve(GENERATORS[name], noise=0.1, batch_size=None, upper_batch_size=None)
+    own = evolve(noisy, carry_rule="per-branch")
+    apart, common = own.init(PROBLEM, Key(0)), noisy.init(PROBLEM, Key(0))
+    for start in (apart, common):
+        assert_same({k: v[0] for k, v in start["x"].items()}, PROBLEM.x0)
+    spread = torch.cat([(apart["x"][k][1:] - PROBLEM.x0[k]).reshape(-1) for k in PROBLEM.x0])
+    assert 0.06 < float(spread.std()) < 0.14
+    twins = [k for k in apart["aux"] if k.split(".")[0] in ("omega", "u", "z")]
+    for twin in twins:
+        assert_same(apart["aux"][twin], apart["x"][twin.split(".", 1)[1]])
+    ends = {}
+    for case, generator, start in (("own", own, apart), ("common", noisy, common)):
+        ends[case] = [
+            generator.propose(PROBLEM, PROBLEM.theta0, start, Key(seed)).x["w"] for seed in (1, 2)
+        ]
+    assert torch.equal(*ends["own"])  # nothing is added to branches of their own
+    one, other = ends["common"]
+    assert torch.equal(one[0], other[0])
+    assert not torch.equal(one[1], other[1])
+
+
+@every_generator
+def test_a_run_read_back_from_disk_goes_on_the_same(name: str) -> None:
+    blocks = {"blocks": 2, "block_every": 2} if name == "minimax" else {}
+    whole = method(evolve(GENERATORS[name], **blocks), AdamW(lr=0.1), BestOfN())
+    through = advance(whole, PROBLEM, 5)
+    resumed = advance(whole, PROBLEM, 2, unpack(*pack(advance(whole, PROBLEM, 3))))
+    assert_same(unpack(*pack(resumed)), unpack(*pack(through)))
+
+
+@every_generator
+def test_what_does_not_fit_is_refused(name: str) -> None:
+    generator = evolve(GENERATORS[name], batch_size=None, upper_batch_size=None)
+    with rejects("conflicting-options", "generator", "noise"):  # all candidates would be equal
+        method(generator).init(PROBLEM, 0)
+    for apart in ({"upper_batch_size": 4}, {"noise": 0.1}):
+        method(evolve(generator, **apart)).init(PROBLEM, 0)
+    own = evolve(GENERATORS[name], carry_rule="per-branch")
+    start = own.init(PROBLEM, Key(0))
+    with rejects("wrong-length", "generator", "count"):
+        evolve(own, count=2).propose(PROBLEM, PROBLEM.theta0, start, Key(0))
+    with rejects("not-supported", "hypergradient"):  # a penalty step is not replayed
+        run(method(GENERATORS[name], hypergradient=Unrolled()), PROBLEM, 1)
+    run(method(GENERATORS[name], hypergradient=Implicit(solver=Identity())), PROBLEM, 1)
+
+
+def test_carried_wants_a_generator_that_brings_the_gradient() -> None:
+    with rejects("not-supported", "hypergradient"):
+        run(method(Branches(count=1, steps=1)), PROBLEM, 1)
+
+
+@every_generator
+def test_a_loss_that_lacks_a_variable_gives_zeros(name: str) -> None:
+    flat = evolve(SCALAR, f=lambda t, x, _: 0 * t["t"].sum(), g=lambda t, x, _: x["x"].sum())
+    state = advance(method(evolve(GENERATORS[name], count=1)), flat, 1)
+    assert_same(state["theta"], flat.theta0)
+    assert bool(state["x"]["x"].isfinite().all())
+
+
+# --- minimax: blocks, schedule, registration
+
+
+def test_only_the_drawn_blocks_move_and_only_they_have_moments() -> None:
+    whole = method(Minimax(optimizer="adamw", blocks=1, block_every=2, lr=0.1, batch_size=5))
+    state = whole.init(PROBLEM, 0)
+    drawn = []
+    for _ in range(24):
+        before, (state, _) = state, whole.step(PROBLEM, state)
+        kept, old = (each["start"]["aux"] for each in (state, before))
+        [w] = [k for k in PROBLEM.x0 if not torch.equal(state["x"][k], before["x"][k])]
+        [u] = [k for k in PROBLEM.x0 if not torch.equal(kept[f"u.{k}"], old[f"u.{k}"])]
+        moments = sorted(k for k in kept if k.startswith(("mw.", "mu.")))
+        assert moments == [f"mu.{u}", f"mw.{w}"]
+        drawn.append((w, u))
+    assert drawn[::2] == drawn[1::2]
+    assert {w for w, _ in drawn} == set(PROBLEM.x0) == {u for _, u in drawn}
+    assert any(w != u for w, u in drawn)  # drawn for each model by itself
+
+
+def test_whole_layers_are_drawn_and_what_is_in_none_always_moves() -> None:
+    """LISA: two of four layers for a period of three steps, with both halves of an adapter;
+    embeddings and head each step.
+    """
+    layers = [f"model.layers.{i}" for i in range(4)]
+    parts = ("self_attn.q_proj.lora_A.weight", "self_attn.q_proj.lora_B.weight", "norm.weight")
+    always = {"model.embed_tokens.weight", "lm_head.weight"}
+    names = [*sorted(always), *(f"{layer}.{part}" for layer in layers for part in parts)]
+    target = {name: normal(2, seed=number) for number, name in enumerate(names)}
+    problem = Problem(
+        theta0={"t": torch.ones(1, dtype=F64)},
+        x0={name: torch.zeros(2, dtype=F64) for name in names},
+        g=lambda t, x, _: (
+            sum(0.5 * ((x[name] - target[name]) ** 2).sum() for name in names) + 0 * t["t"].sum()
+        ),
+        f=lambda t, x, _: sum(0.5 * (x[name] ** 2).sum() for name in names),
+    )
+    generator = Minimax(
+        optimizer="adamw", blocks=2, block_every=3, lr=0.1, alpha=2.0, weight_decay=0.1
+    )
+    whole = method(generator)
+    state = whole.init(problem, 0)
+    drawn = []
+    for _ in range(12):
+        before, (state, _) = state, whole.step(problem, state)
+        moved = {name for name in names if not torch.equal(state["x"][name], before["x"][name])}
+        active = {name for name in layers if f"{name}.norm.weight" in moved}
+        assert moved == always | {f"{layer}.{part}" for layer in active for part in parts}
+        assert len(active) == 2
+        drawn.append(active)
+    assert all(drawn[k] == drawn[k - k % 3] for k in range(12))
+    assert set().union(*drawn) == set(layers)
+    # The moments of what always moves go on over the draws, as in torch's optimiser on that leaf
+    # alone.
+    w = torch.zeros(2, dtype=F64, requires_grad=True)
+    optimizer = torch.optim.AdamW([w], lr=0.1, weight_decay=0.1)
+    for _ in range(12):
+        optimizer.zero_grad()
+        (0.5 * (w**2).sum() + 2.0 * 0.5 * ((w - target["lm_head.weight"]) ** 2).sum()).backward()
+        optimizer.step()
+    assert_same(state["x"]["lm_head.weight"], w.detach(), rtol=1e-10)
+
+
+def test_all_blocks_are_all_leaves_and_leaves_of_one_module_move_together() -> None:
+    blocks = Minimax(optimizer="sgd", blocks=3, batch_size=5)
+    ends = [
+        advance(method(each), PROBLEM, 3)["x"] for each in (blocks, evolve(blocks, blocks=None))
+    ]
+    assert_same(*ends)
+    with rejects("out-of-range", "generator", "blocks"):
+        method(evolve(blocks, blocks=4)).init(PROBLEM, 0)
+    leaves = [f"{layer}.{part}" for layer in "ab" for part in ("bias", "weight")]
+    layers = Problem(
+        theta0={"t": torch.ones(1, dtype=F64)},
+        x0={name: torch.zeros(2, dtype=F64) for name in leaves},
+        g=lambda t, x, _: sum(((leaf - t["t"]) ** 2).sum() for leaf in x.values()),
+        f=lambda t, x, _: sum(leaf.sum() for leaf in x.values()),
+    )
+    x = advance(method(evolve(blocks, blocks=1)), layers, 1)["x"]
+    assert sorted(name for name, leaf in x.items() if leaf.any()) in (leaves[:2], leaves[2:])
+
+
+def test_a_cosine_takes_both_rates_to_zero_over_the_budget() -> None:
+    whole = method(Minimax(optimizer="sgd", alpha=2.0, lr=0.05, schedule="cosine"))
+    for progress, factor in ((0.0, 1.0), (1 / 3, 0.75), (0.5, 0.5), (1.0, 0.0)):
+        state, _ = whole.step(SCALAR, whole.init(SCALAR, 0), progress)
+        assert float(state["x"]["x"]) == pytest.approx(0.5 * factor)  # ∇_w = −6 − 2·2
+        assert float(state["start"]["aux"]["u.x"]) == pytest.approx(0.2 * factor)  # ∇_u = −2·2
+
+
+def test_scalebio_on_sources_is_as_its_authors_run_it() -> None:
+    parts = SCALEBIO.with_overrides({}, ["sources"])
+    wanted = {"optimizer": "adamw", "weight_decay": 5e-4, "schedule": "cosine"}
+    assert parts["generator"].items() >= wanted.items()
+    outer = {"name": "adamw", "lr": 1e-2, "weight_decay": 1e-2}
+    assert parts["outer"] == {**outer, "schedule": {"kind": "cosine", "final": 0.0}}
