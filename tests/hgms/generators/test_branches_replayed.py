@@ -1,0 +1,232 @@
+"""Branches over outer steps: what is carried, and a branch run again as a function of θ."""
+
+from __future__ import annotations
+
+import copy
+import gc
+import weakref
+from typing import Any
+
+import pytest
+import torch
+from attrs import evolve
+from support.branch_steps import PROBLEM, THETA, ByHand, drawn, propose
+from support.helpers import KEY, assert_same, counted, rejects
+from torch.optim import SGD, AdamW
+
+from hgms.generators.branches import Branches
+from hgms.hypergradients import Unrolled
+from hgms.outer import Adam
+from hgms.selectors import First
+from hgms_core import Key, Pipeline, State, Tree
+
+CLOSE = {"rtol": 1e-10, "atol": 1e-13}
+RUN: dict[str, Any] = {"count": 3, "steps": 5, "lr": 0.3, "batch_size": 5}
+ADAMW: dict[str, Any] = {**RUN, "optimizer": "adamw", "lr": 0.05}
+CASES = {
+    "sgd": Branches(**RUN, noise=0.05),
+    "momentum-clip": Branches(**RUN, momentum=0.7, clip=0.05, lr_spread=(0.5, 2.0)),
+    "adamw": Branches(**ADAMW, weight_decay=0.1, decay_spread=(0.5, 2.0)),
+    "adamw root": Branches(**ADAMW, eps_root=1e-4, weight_decay=0.1),
+    "shared-cosine": Branches(**RUN, batches="shared", noise=0.1, schedule="cosine"),
+    "full-restarts": Branches(
+        **{**RUN, "batch_size": None},
+        noise=0.1,
+        schedule="cosine-restarts",
+        period=3,
+        carry_rule="restart",
+    ),
+    "per-branch": Branches(**ADAMW, carry_rule="per-branch"),
+}
+every_case = pytest.mark.parametrize("case", CASES)
+
+
+def second_start(branches: Branches) -> State:
+    """A start with history: what is carried after one outer step."""
+    state = branches.init(PROBLEM, KEY)
+    found = propose(branches, start=state, key=KEY.fold("before"))
+    return branches.carry(state, found, torch.tensor(1), KEY.fold("carry"), PROBLEM)
+
+
+@every_case
+def test_a_proposal_repeats_itself_and_stacked_looped_and_chunked_agree(case: str) -> None:
+    start = second_start(CASES[case])
+    before, random = copy.deepcopy(start), torch.get_rng_state()
+    one, two, loop, stacked, chunked = (
+        propose(evolve(CASES[case], **options), start=start)
+        for options in (
+            {},
+            {},
+            {"mode": "loop"},
+            {"mode": "stacked"},
+            {"mode": "stacked", "chunk": 2},
+        )
+    )
+    assert_same((one.x, one.aux, one.losses), (two.x, two.aux, two.losses))
+    for other in (stacked, chunked):
+        wanted = (loop.x, loop.aux, loop.losses)
+        assert_same((other.x, other.aux, other.losses), wanted, **CLOSE)
+        assert other.cost == loop.cost
+    assert_same((start, torch.get_rng_state()), (before, random))
+    other = propose(CASES[case], start=start, key=KEY.fold("other"))
+    assert not torch.equal(one.x["w"][1], other.x["w"][1])
+
+
+@every_case
+def test_a_replayed_branch_is_the_proposed_one(case: str) -> None:
+    problem, seen = counted(PROBLEM)
+    start = second_start(CASES[case])
+    proposed = propose(CASES[case], problem, start)
+    for member in (0, 2):
+        for last in (None, 2, 100):
+            theta = {name: leaf.clone().requires_grad_() for name, leaf in THETA.items()}
+            end, cost = proposed.replay(torch.tensor(member), theta, last)  # type: ignore[misc]
+            assert all(leaf.requires_grad for leaf in end.values())
+            detached = {name: leaf.detach() for name, leaf in end.items()}
+            assert_same(detached, proposed.at(member), **CLOSE)
+            assert (cost.lower_gradients, cost.products) == (5, 2 if last == 2 else 5)
+        seen.clear()
+        end, cost = proposed.replay(torch.tensor(member), THETA, None)  # type: ignore[misc]
+        assert_same(end, proposed.at(member), **CLOSE)  # a run forward, without a graph
+        assert not any(leaf.requires_grad for leaf in end.values())
+        assert cost.calls == cost.lower_gradients == seen["g"] == 5
+        assert cost.rows == seen["g_rows"]
+
+
+@pytest.mark.parametrize("last", [None, 2])
+@pytest.mark.parametrize(
+    "options",
+    [{"weight_decay": 0.1}, {"batches": "shared"}, {"moments": "fresh", "schedule": "cosine"}],
+)
+def test_a_kept_graph_saves_the_second_run_and_changes_nothing(
+    options: dict[str, Any], last: int | None
+) -> None:
+    ends = []
+    calls = []
+    for keep_graph in (False, True):
+        problem, seen = counted(PROBLEM)
+        generator = Branches(**{**ADAMW, "count": 1, "steps": 4}, keep_graph=keep_graph, **options)
+        hypergradient = Unrolled(last=last)
+        method = Pipeline(
+            generator=generator, selector=First(), hypergradient=hypergradient, outer=Adam(lr=0.1)
+        )
+        state = method.init(problem, 0)
+        for _ in range(3):
+            state, record = method.step(problem, state)
+        assert record["cost_lower_gradients"] == seen["g"]
+        ends.append({name: part for name, part in state.items() if name != "cost"})
+        calls.append(seen["g"])
+    # the gradient itself may round differently with a graph
+    assert_same(*ends, rtol=1e-12, atol=1e-15)
+    assert calls == [24, 12 if last is None else 24]
+
+
+@every_case
+def test_a_graph_is_kept_for_one_branch_only(case: str) -> None:
+    for count in (1, 3):
+        plain = evolve(CASES[case], count=count)
+        one, other = (propose(evolve(plain, keep_graph=keep)) for keep in (False, True))
+        assert_same((one.x, one.aux, one.losses), (other.x, other.aux, other.losses), **CLOSE)
+        costs = [each.replay(torch.tensor(0), THETA, None)[1] for each in (one, other)]  # type: ignore[misc]
+        assert [cost.lower_gradients for cost in costs] == [5, 5 if count > 1 else 0]
+
+
+def test_a_kept_graph_is_used_at_its_own_theta_only() -> None:
+    plain = Branches(**{**ADAMW, "count": 1, "steps": 4})
+    problem, seen = counted(PROBLEM)
+    index = torch.tensor(0)
+    held = propose(evolve(plain, keep_graph=True), problem)
+    again = propose(plain)
+    other = {name: leaf + 0.3 for name, leaf in THETA.items()}
+    # the same numbers elsewhere
+    own = {name: leaf.clone().requires_grad_() for name, leaf in THETA.items()}
+    moving = {name: leaf.clone().requires_grad_() for name, leaf in other.items()}
+    for theta, calls in ((own, 0), (other, 4), (moving, 4)):
+        before = seen["g"]
+        end, cost = held.replay(index, theta, None)  # type: ignore[misc]
+        assert seen["g"] - before == cost.lower_gradients == calls
+        expected, run_again = again.replay(index, theta, None)  # type: ignore[misc]
+        assert_same(end, expected, rtol=1e-12)
+        products = (run_again.products, run_again.cross_products)
+        assert (cost.products, cost.cross_products) == products
+    at = {name: leaf.clone() for name, leaf in THETA.items()}
+    held = evolve(plain, keep_graph=True).propose(PROBLEM, at, plain.init(PROBLEM, KEY), KEY)
+    at["scale"].add_(0.5)  # θ itself changed in place: its values are other ones now
+    expected, _ = again.replay(index, at, None)  # type: ignore[misc]
+    assert_same(held.replay(index, at, None)[0], expected)  # type: ignore[misc]
+
+
+def test_the_ways_back_keep_no_other_candidate_alive() -> None:
+    candidates = propose(Branches(count=3, steps=2, lr=0.1, batch_size=5))
+    others = weakref.ref(candidates.x["w"])
+    branch = candidates.branch(torch.tensor(1))
+    del candidates
+    gc.collect()
+    assert others() is None
+    assert_same(branch.replay(THETA, None)[0], branch.x, **CLOSE)  # type: ignore[misc]
+
+
+OPTIMIZERS: dict[str, tuple[dict[str, Any], Any]] = {
+    "sgd": ({"lr": 0.3}, lambda p: SGD(p, lr=0.3)),
+    "momentum": ({"lr": 0.2, "momentum": 0.8}, lambda p: SGD(p, lr=0.2, momentum=0.8)),
+    "adamw": (
+        {"optimizer": "adamw", "lr": 0.05, "weight_decay": 0.1},
+        lambda p: AdamW(p, lr=0.05, weight_decay=0.1),
+    ),
+}
+
+
+@pytest.mark.parametrize("name", OPTIMIZERS)
+@pytest.mark.parametrize("rule", ["selected", "base", "per-branch"])
+def test_continuing_with_carried_moments_is_one_long_run(name: str, rule: str) -> None:
+    options, build = OPTIMIZERS[name]
+    branches = Branches(count=3, steps=4, batch_size=5, carry_rule=rule, **options)
+    state = branches.init(PROBLEM, KEY)
+    histories: list[list[Tree]] = [[], [], []]
+    for outer, choice in enumerate([2, 1, 2]):
+        key = KEY.fold(outer)
+        histories = [past + drawn(branches, i, key) for i, past in enumerate(histories)]
+        found = propose(branches, start=state, key=key)
+        for i, history in enumerate(histories):
+            assert_same(found.at(i), ByHand(build).run(history), rtol=1e-9, atol=1e-12)
+        state = branches.carry(state, found, torch.tensor(choice), key, PROBLEM)
+        if rule != "per-branch":
+            histories = [list(histories[choice if rule == "selected" else 0])] * 3
+
+
+def test_fresh_moments_start_again() -> None:
+    branches = Branches(**{**ADAMW, "count": 2}, moments="fresh")
+    state = second_start(branches)
+    assert state["optimizer_steps"] == 0
+    assert not any(leaf.any() for leaf in state["moments"].values())
+    start = {name: leaf[0] for name, leaf in state["x"].items()}
+    hand = ByHand(lambda p: AdamW(p, lr=0.05, weight_decay=0.0), start=start)
+    assert_same(propose(branches, start=state).at(0), hand.run(drawn(branches, 0)), **CLOSE)
+
+
+def test_restarts_draw_a_new_lower_state_and_forget_the_moments() -> None:
+    """At each step, or each second one."""
+    momentum = {"count": 2, "steps": 3, "lr": 0.1, "momentum": 0.5}
+    for options, expected in (
+        ({"carry_rule": "restart"}, [True] * 4),
+        ({"carry_rule": "per-branch", "restart_every": 2}, [False, True, False, True]),
+    ):
+        branches = Branches(**momentum, **options)
+        start = branches.init(PROBLEM, Key(0))
+        for outer, restarts in enumerate(expected):
+            key = Key(0).fold(outer)
+            found = propose(branches, start=start, key=key)
+            start = branches.carry(start, found, torch.tensor(1), key, PROBLEM)
+            assert start["x"]["w"].shape[0] == (1 if restarts else 2)
+            fresh = PROBLEM.fresh(key)["w"]  # type: ignore[misc]
+            assert torch.equal(start["x"]["w"][0], fresh) is restarts
+            assert bool((start["moments"]["m.w"] == 0).all()) is restarts
+            assert start["optimizer_steps"] == (0 if restarts else 3)
+            # schedules over the whole run go on counting
+            assert start["lower_steps"] == 3 * (outer + 1)
+
+
+def test_a_state_of_another_count_is_refused() -> None:
+    start = Branches(count=3, carry_rule="per-branch").init(PROBLEM, KEY)
+    with rejects("wrong-length", "generator", "count"):
+        propose(Branches(count=2, carry_rule="per-branch"), start=start)
