@@ -5,50 +5,37 @@ by hand, and differences.
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
 from typing import Any
 
 import pytest
 import torch
 from attrs import evolve
-from support.helpers import (
-    F64,
-    KEY,
-    assert_same,
-    finite_differences,
-    network_problem,
-    normal,
-    rejects,
-)
+from support.branch_steps import PROBLEM, THETA, Build, ByHand, drawn, propose
+from support.helpers import F64, KEY, assert_same, finite_differences, normal, rejects
 from torch import Tensor
-from torch.optim import SGD, lr_scheduler
+from torch.optim import LBFGS, SGD, Adam, AdamW, NAdam, RMSprop, lr_scheduler
 
+from hgms.compiled import Programs
 from hgms.generators.branches import Branches, Trajectory
 from hgms.hypergradients import Implicit, Unrolled
-from hgms.outer import Adam
+from hgms.outer import Adam as OuterAdam
 from hgms.runs import pack, unpack
 from hgms.selectors import BestOfN
 from hgms.solvers import CG
 from hgms.testing import Check, parametrize_with_checks
-from hgms_core import Candidates, Data, Key, Pipeline, Problem, Tree
+from hgms_core import Pipeline, Problem, Tree
 
-PROBLEM = network_problem()
-THETA = PROBLEM.theta0
-DATA = PROBLEM.lower_data
-Build = Callable[[list[Tensor]], torch.optim.Optimizer]
-
+CLOSE = {"rtol": 1e-11, "atol": 1e-13}
 EVERY: dict[str, Build] = {
-    "RMSprop": lambda p: torch.optim.RMSprop(
-        p, lr=0.01, momentum=0.5, centered=True, weight_decay=0.1
-    ),
-    "NAdam": lambda p: torch.optim.NAdam(p, lr=0.05, weight_decay=0.1, decoupled_weight_decay=True),
+    "RMSprop": lambda p: RMSprop(p, lr=0.01, momentum=0.5, centered=True, weight_decay=0.1),
+    "NAdam": lambda p: NAdam(p, lr=0.05, weight_decay=0.1, decoupled_weight_decay=True),
     "Adagrad": lambda p: torch.optim.Adagrad(
         p, lr=0.1, lr_decay=0.1, initial_accumulator_value=0.01
     ),
     "SGD": lambda p: SGD(p, lr=0.2, momentum=0.9, nesterov=True, weight_decay=0.1),
     "damped": lambda p: SGD(p, lr=0.2, momentum=0.8, dampening=0.3, maximize=True),
-    "Adam": lambda p: torch.optim.Adam(p, lr=0.05, amsgrad=True),
-    "AdamW": lambda p: torch.optim.AdamW(p, lr=0.05, weight_decay=0.2),
+    "Adam": lambda p: Adam(p, lr=0.05, amsgrad=True),
+    "AdamW": lambda p: AdamW(p, lr=0.05, weight_decay=0.2),
     "RAdam": lambda p: torch.optim.RAdam(p, lr=0.05, betas=(0.5, 0.8)),
     "Adamax": lambda p: torch.optim.Adamax(p, lr=0.05),
     "Adadelta": lambda p: torch.optim.Adadelta(p, lr=1.0),
@@ -70,62 +57,29 @@ OTHERS: dict[str, Build] = {
     "groups": lambda p: SGD(
         [{"params": p[1:], "lr": 0.1}, {"params": p[:1]}], lr=0.3, momentum=0.5
     ),
-    "class": torch.optim.RMSprop,
+    "class": RMSprop,
 }
-
-
-def rmsprop(params: list[Tensor]) -> torch.optim.Optimizer:
-    return torch.optim.RMSprop(params, lr=0.05)
+SCHEDULES: dict[str, Any] = {
+    "StepLR": lambda o: lr_scheduler.StepLR(o, 2, gamma=0.5),
+    "OneCycleLR": lambda o: lr_scheduler.OneCycleLR(o, 0.1, total_steps=8),
+    "warm-up": lambda o: lr_scheduler.SequentialLR(
+        o, [lr_scheduler.LinearLR(o, 0.1, total_iters=2), lr_scheduler.MultiStepLR(o, [2, 3])], [2]
+    ),
+}
 
 
 @pytest.mark.nightly
 @parametrize_with_checks(
-    [Branches(optimizer=rmsprop)], {"toml": "a function cannot be written into a file"}
+    [Branches(optimizer=EVERY["RMSprop"])], {"toml": "a function cannot be written into a file"}
 )
 def test_conformance(component: Any, check: Check) -> None:
     check(component)
 
 
-def propose(
-    branches: Branches, problem: Problem = PROBLEM, start: Any = None, key: Key = KEY
-) -> Candidates:
-    return branches.propose(problem, THETA, start or branches.init(problem, KEY), key)
-
-
-def drawn(branches: Branches, member: int, key: Key = KEY) -> list[Tree]:
-    index = DATA.draw(key.fold("batches", member), branches.batch_size, branches.steps)
-    return [DATA.batch(None if index is None else index[step]) for step in range(branches.steps)]
-
-
-class ByHand:
-    """The branch as anybody would write it."""
-
-    def __init__(
-        self,
-        build: Build,
-        schedule: Any = None,
-        start: Tree = PROBLEM.x0,
-        clip: float | None = None,
-    ) -> None:
-        self.leaves = {name: leaf.clone().requires_grad_() for name, leaf in start.items()}
-        self.optimizer = build(list(self.leaves.values()))
-        self.clip = clip
-        self.schedule = schedule and schedule(self.optimizer)
-
-    def run(self, batches: list[Tree]) -> Tree:
-        for batch in batches:
-            self.optimizer.zero_grad()
-            PROBLEM.g(THETA, self.leaves, batch).backward()
-            if self.clip is not None:
-                grads = [leaf.grad for leaf in self.leaves.values() if leaf.grad is not None]
-                scale = self.clip / torch.cat(
-                    [grad.reshape(-1) for grad in grads]
-                ).norm().clamp_min(self.clip)
-                torch._foreach_mul_(grads, float(scale))
-            self.optimizer.step()
-            if self.schedule is not None:
-                self.schedule.step()
-        return {name: leaf.detach().clone() for name, leaf in self.leaves.items()}
+def written(state: Any) -> Any:
+    """A state as it comes back from disk."""
+    structure, tensors = pack(state)
+    return unpack(json.loads(json.dumps(structure)), tensors)
 
 
 @pytest.mark.parametrize("name", [*EVERY, *OTHERS])
@@ -136,29 +90,24 @@ def test_each_branch_is_the_optimiser_by_hand_over_outer_steps(name: str, mode: 
         count=2, steps=3, optimizer=build, batch_size=5, mode=mode, carry_rule="per-branch"
     )
     hands = [ByHand(build), ByHand(build)]
-    start = None
+    start = branches.init(PROBLEM, KEY)
     for step in range(2):
-        candidates = propose(branches, start=start, key=KEY.fold(step))
+        key = KEY.fold(step)
+        candidates = propose(branches, start=start, key=key)
         for i, hand in enumerate(hands):
-            assert_same(
-                candidates.at(i),
-                hand.run(drawn(branches, i, KEY.fold(step))),
-                rtol=1e-11,
-                atol=1e-13,
-            )
-        state = start or branches.init(PROBLEM, KEY)
-        start = branches.carry(state, candidates, torch.tensor(1), KEY, PROBLEM)
-        structure, tensors = pack(start)
-        start = unpack(json.loads(json.dumps(structure)), tensors)
+            assert_same(candidates.at(i), hand.run(drawn(branches, i, key)), **CLOSE)
+        start = written(branches.carry(start, candidates, torch.tensor(1), KEY, PROBLEM))
     assert candidates.cost.lower_gradients == 6
 
 
 def test_spreads_clipping_and_the_winners_memory() -> None:
-    build: Build = lambda p: torch.optim.RMSprop(p, lr=0.02, weight_decay=0.1)  # noqa: E731
+    def build(rate: float, decay: float) -> Build:
+        return lambda p: RMSprop(p, lr=0.02 * rate, weight_decay=0.1 * decay)
+
     branches = Branches(
         count=3,
         steps=3,
-        optimizer=build,
+        optimizer=build(1.0, 1.0),
         batch_size=5,
         lr_spread=(0.25, 4.0),
         decay_spread=(0.5, 2.0),
@@ -166,58 +115,36 @@ def test_spreads_clipping_and_the_winners_memory() -> None:
         moments="carry",
     )
     candidates = propose(branches)
-    hands = [
-        ByHand(
-            lambda p, r=rate, d=decay: torch.optim.RMSprop(p, lr=0.02 * r, weight_decay=0.1 * d),
-            clip=0.2,
-        )  # type: ignore[misc]
-        for rate, decay in ((0.25, 0.5), (1.0, 1.0), (4.0, 2.0))
-    ]
+    hands = [ByHand(build(*f), clip=0.2) for f in ((0.25, 0.5), (1.0, 1.0), (4.0, 2.0))]
     for i, hand in enumerate(hands):
-        assert_same(candidates.at(i), hand.run(drawn(branches, i)), rtol=1e-11, atol=1e-13)
-    start = branches.carry(branches.init(PROBLEM, KEY), candidates, torch.tensor(2), KEY, PROBLEM)
-    for name, memory in start["moments"].items():
+        assert_same(candidates.at(i), hand.run(drawn(branches, i)), **CLOSE)
+    carried, fresh = (
+        each.carry(each.init(PROBLEM, KEY), candidates, torch.tensor(2), KEY, PROBLEM)
+        for each in (branches, evolve(branches, moments="fresh"))
+    )
+    for name, memory in carried["moments"].items():
         leaf, entry, _ = name.split("|")
         expected = hands[2].optimizer.state[hands[2].leaves[leaf]][entry]
-        assert_same(memory[0], expected.to(F64), rtol=1e-11, atol=1e-13)
-    fresh = evolve(branches, moments="fresh").carry(
-        branches.init(PROBLEM, KEY), candidates, torch.tensor(2), KEY, PROBLEM
-    )
+        assert_same(memory[0], expected.to(F64), **CLOSE)
     assert (fresh["moments"], fresh["optimizer_steps"]) == ({}, 0)
 
 
-SCHEDULES: dict[str, Any] = {
-    "StepLR": lambda o: lr_scheduler.StepLR(o, 2, gamma=0.5),
-    "OneCycleLR": lambda o: lr_scheduler.OneCycleLR(o, 0.1, total_steps=8),
-    "warm-up": lambda o: lr_scheduler.SequentialLR(
-        o, [lr_scheduler.LinearLR(o, 0.1, total_iters=2), lr_scheduler.MultiStepLR(o, [2, 3])], [2]
-    ),
-}
-
-
-@pytest.mark.parametrize("name", SCHEDULES)
-def test_schedules_of_torch_go_on_over_outer_steps(name: str) -> None:
+@pytest.mark.parametrize(
+    ("name", "ours"), [*((name, False) for name in SCHEDULES), ("StepLR", True), ("warm-up", True)]
+)
+def test_schedules_of_torch_go_on_over_outer_steps(name: str, ours: bool) -> None:
+    """Of an optimiser of torch, and of our own rules."""
     build: Build = lambda p: SGD(p, lr=0.1, momentum=0.5)  # noqa: E731
-    branches = Branches(count=1, steps=3, optimizer=build, schedule=SCHEDULES[name], batch_size=5)
+    rule: dict[str, Any] = {"lr": 0.1, "momentum": 0.5} if ours else {"optimizer": build}
+    branches = Branches(count=1, steps=3, schedule=SCHEDULES[name], batch_size=5, **rule)
     hand = ByHand(build, SCHEDULES[name])
     start = branches.init(PROBLEM, KEY)
     for step in range(2):
-        candidates = branches.propose(PROBLEM, THETA, start, KEY.fold(step))
-        assert_same(
-            candidates.at(0), hand.run(drawn(branches, 0, KEY.fold(step))), rtol=1e-11, atol=1e-13
-        )
-        replayed, _ = (
-            candidates.replay(torch.tensor(0), THETA, None) if candidates.replay else ({}, None)
-        )
-        assert_same(replayed, candidates.at(0))
+        candidates = propose(branches, start=start, key=KEY.fold(step))
+        assert_same(candidates.at(0), hand.run(drawn(branches, 0, KEY.fold(step))), **CLOSE)
+        replayed, _ = candidates.replay(torch.tensor(0), THETA, None)  # type: ignore[misc]
+        assert_same(replayed, candidates.at(0), **CLOSE)
         start = branches.carry(start, candidates, torch.tensor(0), KEY, PROBLEM)
-
-
-def test_a_schedule_of_torch_for_our_own_rules() -> None:
-    schedule = SCHEDULES["StepLR"]
-    ours = Branches(count=1, steps=5, lr=0.3, momentum=0.5, batch_size=5, schedule=schedule)
-    hand = ByHand(lambda p: SGD(p, lr=0.3, momentum=0.5), schedule)
-    assert_same(propose(ours).at(0), hand.run(drawn(ours, 0)), rtol=1e-11, atol=1e-13)
 
 
 def bent(theta: Tree, x: Tree, batch: Tree) -> Tensor:
@@ -240,34 +167,24 @@ def test_the_way_back_against_differences(name: str, last: int | None) -> None:
     """Also where a coordinate never had a gradient, so that a root has no slope there; and through
     the last steps alone, whose start then stands still."""
     branches = Branches(count=1, steps=4, optimizer=EVERY[name])
-    candidates = branches.propose(BENT, BENT.theta0, branches.init(BENT, KEY), KEY)
-    assert candidates.replay is not None
+    candidates = propose(branches, BENT)
 
     def value(end: Tree) -> Tensor:
         return (end["x"] * torch.tensor([1.0, 2.0, 3.0], dtype=F64)).sum() + end["x"].pow(2).sum()
 
     theta = {"t": BENT.theta0["t"].clone().requires_grad_()}
-    end, cost = candidates.replay(torch.tensor(0), theta, last)
+    end, cost = candidates.replay(torch.tensor(0), theta, last)  # type: ignore[misc]
     assert_same({name: leaf.detach() for name, leaf in end.items()}, candidates.at(0))
-    gradient = torch.autograd.grad(value(end), theta["t"])[0]
-    assert (cost.lower_gradients, cost.products) == (4, 4 if last is None else 2)
-
-    def differences(begin: Any, steps: int) -> Tensor:
-        def run(at: Tree) -> Tensor:
-            tail = evolve(branches, steps=steps)
-            return value(tail.propose(BENT, at, begin, KEY).at(0))
-
-        return finite_differences(run, BENT.theta0)["t"]
-
-    start = branches.init(BENT, KEY)
+    assert (cost.lower_gradients, cost.products) == (4, last or 4)
+    tail, start = evolve(branches, steps=last or 4), branches.init(BENT, KEY)
     if last is not None:
         first = evolve(branches, steps=2)
-        start = first.carry(
-            start, first.propose(BENT, BENT.theta0, start, KEY), torch.tensor(0), KEY, BENT
-        )
-    torch.testing.assert_close(
-        gradient, differences(start, 4 if last is None else 2), rtol=2e-6, atol=1e-7
+        start = first.carry(start, propose(first, BENT), torch.tensor(0), KEY, BENT)
+    differences = finite_differences(
+        lambda at: value(tail.propose(BENT, at, start, KEY).at(0)), BENT.theta0
     )
+    gradient = torch.autograd.grad(value(end), theta["t"])[0]
+    torch.testing.assert_close(gradient, differences["t"], rtol=2e-6, atol=1e-7)
 
 
 @pytest.mark.parametrize("keep_graph", [False, True])
@@ -275,251 +192,161 @@ def test_the_iterates_of_a_trajectory(keep_graph: bool) -> None:
     trajectory = Trajectory(
         steps=5, every=2, optimizer=EVERY["NAdam"], batch_size=5, keep_graph=keep_graph
     )
-    start = trajectory.init(PROBLEM, KEY)
-    before = {name: leaf.clone() for name, leaf in start["x"].items()}
-    candidates = trajectory.propose(PROBLEM, THETA, start, KEY)
+    candidates = propose(trajectory)
+    rows: Any = PROBLEM.lower_data.draw(KEY.fold("batches"), 5, 5)
+    batches = [PROBLEM.lower_data.batch(row) for row in rows]
     hand = ByHand(EVERY["NAdam"])
-    rows = DATA.draw(KEY.fold("batches"), 5, 5)
-    assert rows is not None
-    assert candidates.replay is not None
-    for row, steps in enumerate(([0, 1], [2, 3], [4])):
-        assert_same(
-            candidates.at(row),
-            hand.run([DATA.batch(rows[step]) for step in steps]),
-            rtol=1e-11,
-            atol=1e-13,
-        )
-        assert_same(
-            candidates.replay(torch.tensor(row), THETA, None)[0],
-            candidates.at(row),
-            rtol=1e-11,
-            atol=1e-13,
-        )
-    assert (candidates.cost.lower_gradients, start["x"].keys()) == (5, before.keys())
-    assert_same(start["x"], before)
+    for row, part in enumerate((batches[:2], batches[2:4], batches[4:])):
+        assert_same(candidates.at(row), hand.run(part), **CLOSE)
+        replayed, _ = candidates.replay(torch.tensor(row), THETA, None)  # type: ignore[misc]
+        assert_same(replayed, candidates.at(row), **CLOSE)
+    assert candidates.cost.lower_gradients == 5
 
     def value(theta: Tree) -> Tensor:
-        assert candidates.replay is not None
-        return torch.stack(
-            [
-                leaf.pow(2).sum()
-                for leaf in candidates.replay(torch.tensor(1), theta, None)[0].values()
-            ]
-        ).sum()
+        end, _ = candidates.replay(torch.tensor(1), theta, None)  # type: ignore[misc]
+        return torch.stack([leaf.pow(2).sum() for leaf in end.values()]).sum()
 
     theta = {name: leaf.clone().requires_grad_() for name, leaf in THETA.items()}
-    gradient = dict(
-        zip(theta, torch.autograd.grad(value(theta), list(theta.values())), strict=True)
-    )
-    assert_same(
-        gradient, finite_differences(lambda at: value(at).detach(), THETA), rtol=1e-6, atol=1e-8
-    )
+    gradient = torch.autograd.grad(value(theta), list(theta.values()))
+    expected = finite_differences(lambda at: value(at).detach(), THETA)
+    assert_same(list(gradient), list(expected.values()), rtol=1e-6, atol=1e-8)
 
 
 def test_an_unrolled_pipeline_with_and_without_the_kept_graph_and_resumed() -> None:
-    def method(keep_graph: bool) -> Pipeline:
-        return Pipeline(
-            generator=Branches(
-                count=1,
-                steps=3,
-                optimizer=EVERY["RMSprop"],
-                schedule=SCHEDULES["StepLR"],
-                batch_size=5,
-                keep_graph=keep_graph,
-            ),
+    states = []
+    for keep_graph, resumed in ((False, False), (True, False), (False, True)):
+        generator = Branches(
+            count=1,
+            steps=3,
+            optimizer=EVERY["RMSprop"],
+            schedule=SCHEDULES["StepLR"],
+            batch_size=5,
+            keep_graph=keep_graph,
+        )
+        method = Pipeline(
+            generator=generator,
             selector=BestOfN(),
             hypergradient=Unrolled(),
-            outer=Adam(lr=0.1),
+            outer=OuterAdam(lr=0.1),
         )
-
-    states = []
-    for keep_graph in (False, True, False):
-        pipeline = method(keep_graph)
-        state = method(keep_graph).init(PROBLEM, seed=0)
+        state = method.init(PROBLEM, seed=0)
         for _ in range(3):
-            state, _ = pipeline.step(PROBLEM, state)
-            # the third one goes on from what was written, on a problem that is made again
-            if len(states) == 2:
-                structure, tensors = pack(state)
-                state = unpack(json.loads(json.dumps(structure)), tensors)
-                pipeline = method(keep_graph)
+            state, _ = method.step(PROBLEM, state)
+            state = written(state) if resumed else state
         states.append(state)
-    assert_same(states[0]["theta"], states[1]["theta"], rtol=1e-10, atol=1e-12)
-    assert_same(
-        [states[0][key] for key in ("theta", "x")], [states[2][key] for key in ("theta", "x")]
-    )
-    assert_same(states[0]["start"]["moments"], states[2]["start"]["moments"])
+    plain, kept, resumed_state = states
+    assert_same(plain["theta"], kept["theta"], rtol=1e-10, atol=1e-12)
+    for part in ("theta", "x"):
+        assert_same(plain[part], resumed_state[part])
+    assert_same(plain["start"]["moments"], resumed_state["start"]["moments"])
 
 
 def test_lbfgs_solves_each_branch_and_counts_its_gradients() -> None:
     def build(parameters: Any) -> torch.optim.Optimizer:
-        return torch.optim.LBFGS(parameters, max_iter=5, line_search_fn="strong_wolfe")
+        return LBFGS(parameters, max_iter=5, line_search_fn="strong_wolfe")
 
+    def closure() -> Tensor:
+        calls.append(1)
+        hand.optimizer.zero_grad()
+        loss = PROBLEM.g(THETA, hand.leaves, PROBLEM.lower_data.whole)
+        loss.backward()
+        return loss
+
+    def two_steps() -> Tree:
+        for _ in range(2):
+            hand.optimizer.step(closure)  # type: ignore[arg-type]
+        return {name: leaf.detach().clone() for name, leaf in hand.leaves.items()}
+
+    calls: list[int] = []
+    hand = ByHand(build)
     branches = Branches(
         count=2, steps=2, optimizer=build, moments="fresh", noise=0.1, noise_scale="absolute"
     )
     candidates = propose(branches)
-    calls = 0
-    hand = ByHand(build)
-    for _ in range(2):
-
-        def closure() -> Tensor:
-            nonlocal calls
-            calls += 1
-            hand.optimizer.zero_grad()
-            loss = PROBLEM.g(THETA, hand.leaves, DATA.whole)
-            loss.backward()
-            return loss
-
-        hand.optimizer.step(closure)  # type: ignore[arg-type]
-    assert_same(
-        candidates.at(0),
-        {name: leaf.detach() for name, leaf in hand.leaves.items()},
-        rtol=1e-11,
-        atol=1e-13,
-    )
-    single = propose(evolve(branches, count=1, moments="carry"))
-    assert single.cost.lower_gradients == calls
-    assert candidates.cost.lower_gradients > calls
-    state = evolve(branches, count=1).carry(
-        branches.init(PROBLEM, KEY), single, torch.tensor(0), KEY, PROBLEM
-    )
-    again = evolve(branches, count=1, moments="carry").propose(
-        PROBLEM, THETA, {**state, "moments": single.aux}, KEY
-    )
-    hand.optimizer.step(closure)  # type: ignore[arg-type]
-    hand.optimizer.step(closure)  # type: ignore[arg-type]
-    assert_same(
-        again.at(0),
-        {name: leaf.detach() for name, leaf in hand.leaves.items()},
-        rtol=1e-11,
-        atol=1e-13,
-    )
-    assert single.replay is not None
-    assert_same(single.replay(torch.tensor(0), THETA, None)[0], single.at(0))
+    assert_same(candidates.at(0), two_steps(), **CLOSE)
+    one = evolve(branches, count=1, moments="carry")
+    single = propose(one)
+    assert candidates.cost.lower_gradients > single.cost.lower_gradients == len(calls)
+    assert_same(single.replay(torch.tensor(0), THETA, None)[0], single.at(0))  # type: ignore[misc]
+    start = one.carry(one.init(PROBLEM, KEY), single, torch.tensor(0), KEY, PROBLEM)
+    assert_same(propose(one, start=start).at(0), two_steps(), **CLOSE)
 
 
 @pytest.mark.parametrize(
-    "options", [{}, {"momentum": 0.5}, {"optimizer": EVERY["RMSprop"]}, {"clip": 0.1}]
+    "options", [{"momentum": 0.5}, {"optimizer": EVERY["RMSprop"]}, {"clip": 0.1}]
 )
-@pytest.mark.parametrize("batch_size", [7, None])
-@pytest.mark.parametrize("mode", ["stacked", "loop"])
-def test_batches_in_parts_are_the_whole_batch(
-    options: Any, batch_size: int | None, mode: Any
-) -> None:
+@pytest.mark.parametrize(("batch_size", "mode"), [(7, "stacked"), (None, "loop")])
+def test_batches_in_parts_are_the_whole_batch(options: Any, batch_size: Any, mode: Any) -> None:
     whole = Branches(
         count=2, steps=3, batch_size=batch_size, mode=mode, whole_batch_noise=0.1, **options
     )
-    parts = evolve(whole, accumulate=3)
-    plain = propose(whole)
-    parted = propose(parts)
-    assert_same(parted.x, plain.x, rtol=1e-11, atol=1e-13)
-    assert_same(parted.losses, plain.losses, rtol=1e-11)
+    plain, parted = propose(whole), propose(evolve(whole, accumulate=3))
+    assert_same((parted.x, parted.losses), (plain.x, plain.losses), **CLOSE)
     assert parted.cost.lower_gradients == 3 * plain.cost.lower_gradients
     assert parted.cost.rows == plain.cost.rows
     gradients = []
     for candidates in (plain, parted):
         theta = {name: leaf.clone().requires_grad_() for name, leaf in THETA.items()}
-        assert candidates.replay is not None
-        end, cost = candidates.replay(torch.tensor(1), theta, None)
-        gradients.append(
-            torch.autograd.grad(
-                sum(leaf.pow(2).sum() for leaf in end.values()), list(theta.values())
-            )
-        )
+        end, cost = candidates.replay(torch.tensor(1), theta, None)  # type: ignore[misc]
+        value = torch.stack([leaf.pow(2).sum() for leaf in end.values()]).sum()
+        gradients.append(list(torch.autograd.grad(value, list(theta.values()))))
     assert cost.lower_gradients == 9
-    assert_same(list(gradients[1]), list(gradients[0]), rtol=1e-9, atol=1e-12)
+    assert_same(*gradients, rtol=1e-9, atol=1e-12)
 
 
-def test_a_loss_without_data_and_parts_that_are_more_than_the_rows() -> None:
+def test_there_are_no_more_parts_than_rows() -> None:
     branches = Branches(count=1, steps=2, lr=0.1, accumulate=4)
-    candidates = branches.propose(BENT, BENT.theta0, branches.init(BENT, KEY), KEY)
-    plain = evolve(branches, accumulate=1).propose(BENT, BENT.theta0, branches.init(BENT, KEY), KEY)
-    assert_same(candidates.x, plain.x)
-    assert candidates.cost.lower_gradients == 2
-    assert (
-        propose(Branches(count=1, steps=2, batch_size=3, accumulate=10)).cost.lower_gradients == 6
-    )
+    candidates = propose(branches, BENT)  # which has none
+    assert_same(candidates.x, propose(evolve(branches, accumulate=1), BENT).x)
+    few = propose(Branches(count=1, steps=2, batch_size=3, accumulate=10))
+    assert (candidates.cost.lower_gradients, few.cost.lower_gradients) == (2, 6)
 
 
-def test_what_is_not_compiled_has_the_numbers_of_a_plain_run() -> None:
-    from hgms.compiled import Programs
-
-    for options in ({"optimizer": EVERY["RMSprop"]}, {"accumulate": 2, "lr": 0.1}):
-        branches = Branches(count=2, steps=3, batch_size=5, **options)
-        assert_same(propose(branches, evolve(PROBLEM, compiler=Programs())).x, propose(branches).x)
+@pytest.mark.parametrize("options", [{"optimizer": EVERY["RMSprop"]}, {"accumulate": 2, "lr": 0.1}])
+def test_what_is_not_compiled_has_the_numbers_of_a_plain_run(options: Any) -> None:
+    branches = Branches(count=2, steps=3, batch_size=5, **options)
+    assert_same(propose(branches, evolve(PROBLEM, compiler=Programs())).x, propose(branches).x)
 
 
 @pytest.mark.parametrize(
-    ("options", "code", "field", "shown"),
+    ("options", "code", "field"),
     [
-        (
-            {"optimizer": lambda p: torch.optim.RMSprop(p), "lr": 0.5},
-            "conflicting-options",
-            "lr",
-            "(params, lr=…)",
-        ),
-        ({"optimizer": lambda p: None}, "wrong-result", "optimizer", "NoneType"),
-        (
-            {"optimizer": lambda p: SGD([torch.zeros(1)])},
-            "wrong-result",
-            "optimizer",
-            "other parameters",
-        ),
-        ({"optimizer": lambda p: SGD(p, rate=1)}, "wrong-value", "optimizer", "'rate'"),
-        ({"schedule": lambda o: 3}, "wrong-result", "schedule", "int"),
-        (
-            {"schedule": lambda o: lr_scheduler.ReduceLROnPlateau(o)},
-            "not-supported",
-            "schedule",
-            "StepLR",
-        ),
-        ({"schedule": lambda: 3}, "wrong-value", "schedule", "TypeError"),
-        (
-            {"optimizer": SGD([torch.zeros(1)], lr=0.1)},
-            "wrong-type",
-            "optimizer",
-            "lambda params: SGD(params",
-        ),
-        (
-            {"schedule": lr_scheduler.StepLR(SGD([torch.zeros(1)]), 3)},
-            "wrong-type",
-            "schedule",
-            "lambda optimizer: StepLR(optimizer, …)",
-        ),
-        ({"optimizer": "RMSprop"}, "unknown-choice", "optimizer", "adamw, sgd"),
+        ({"optimizer": lambda p: RMSprop(p), "lr": 0.5}, "conflicting-options", "lr"),
+        ({"optimizer": lambda p: None}, "wrong-result", "optimizer"),
+        ({"optimizer": lambda p: SGD([torch.zeros(1)])}, "wrong-result", "optimizer"),
+        ({"optimizer": lambda p: SGD(p, rate=1)}, "wrong-value", "optimizer"),
+        ({"schedule": lambda o: 3}, "wrong-result", "schedule"),
+        ({"schedule": lambda o: lr_scheduler.ReduceLROnPlateau(o)}, "not-supported", "schedule"),
+        ({"schedule": lambda: 3}, "wrong-value", "schedule"),
+        ({"optimizer": SGD([torch.zeros(1)], lr=0.1)}, "wrong-type", "optimizer"),
+        ({"schedule": lr_scheduler.StepLR(SGD([torch.zeros(1)]), 3)}, "wrong-type", "schedule"),
+        ({"optimizer": "RMSprop"}, "unknown-choice", "optimizer"),
     ],
 )
-def test_what_is_refused(options: Any, code: str, field: str, shown: str) -> None:
-    with rejects(code, field) as caught:
+def test_what_is_refused(options: Any, code: str, field: str) -> None:
+    with rejects(code, field):
         propose(Branches(count=1, steps=2, **options))
-    assert shown in f"{caught.value.message} {caught.value.hint}"
 
 
 @pytest.mark.parametrize("name", ["Adafactor", "LBFGS"])
 def test_the_way_back_is_refused_where_torch_has_none(name: str) -> None:
-    branches = Branches(count=1, steps=2, optimizer=getattr(torch.optim, name))
-    pipeline = Pipeline(
-        generator=branches, selector=BestOfN(), hypergradient=Unrolled(), outer=Adam()
+    method = Pipeline(
+        generator=Branches(count=1, steps=2, optimizer=getattr(torch.optim, name)),
+        selector=BestOfN(),
+        hypergradient=Unrolled(),
+        outer=OuterAdam(),
     )
-    with rejects("not-supported", "generator", "optimizer") as caught:
-        pipeline.step(PROBLEM, pipeline.init(PROBLEM, seed=0))
-    assert name in caught.value.message
-    other = evolve(pipeline, hypergradient=Implicit(solver=CG(ridge=1.0)))
+    with rejects("not-supported", "generator", "optimizer"):
+        method.step(PROBLEM, method.init(PROBLEM, seed=0))
+    other = evolve(method, hypergradient=Implicit(solver=CG(ridge=1.0)))
     other.step(PROBLEM, other.init(PROBLEM, seed=0))
 
 
 def test_memories_of_other_sizes_cannot_be_selected() -> None:
-    branches = Branches(
-        count=2, steps=1, optimizer=lambda p: torch.optim.LBFGS(p, max_iter=3), noise=0.5
-    )
-    data = Data.none()
-    problem = Problem(
-        theta0=BENT.theta0,
-        x0=BENT.x0,
-        f=BENT.f,
-        lower_data=data,
-        g=lambda theta, x, _: (x["x"] - normal(3)).abs().clamp_min(1e-3).sqrt().sum(),
+    rough = evolve(
+        BENT, g=lambda theta, x, _: (x["x"] - normal(3)).abs().clamp_min(1e-3).sqrt().sum()
     )
     with rejects("not-supported", "generator", "moments"):
-        branches.propose(problem, problem.theta0, branches.init(problem, KEY), KEY)
+        propose(
+            Branches(count=2, steps=1, optimizer=lambda p: LBFGS(p, max_iter=3), noise=0.5), rough
+        )
