@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 import torch
 from attrs import evolve
+from support.field_problems import pipeline
 from support.helpers import F64, KEY, assert_same, counted, network_problem, normal, rejects
 
 from hgms.generators.branches import Branches, Trajectory
@@ -17,31 +18,22 @@ from hgms.hypergradients import Unrolled
 from hgms.outer import Sgd
 from hgms.runs import RunConfig
 from hgms.selectors import BestOfN, First
-from hgms_core import Pipeline, Problem, Tree
+from hgms_core import Problem, Tree
 
 PROBLEM = network_problem(rows=12)
 THETA = PROBLEM.theta0
+SGD: dict[str, Any] = {"count": 2, "steps": 4, "lr": 0.4, "batch_size": 5}
+ADAMW: dict[str, Any] = {**SGD, "optimizer": "adamw", "lr": 0.05}
+ONE: dict[str, Any] = {"steps": 4, "lr": 0.4, "batch_size": 5}
 PATHS: dict[str, Any] = {
-    "sgd": Branches(count=2, steps=4, lr=0.5, batch_size=5, noise=0.1, weight_decay=0.05),
-    "momentum": Branches(
-        count=2, steps=4, lr=0.4, momentum=0.8, batch_size=5, schedule="cosine", floor=0.1
-    ),
-    "adamw": Branches(
-        count=2,
-        steps=4,
-        optimizer="adamw",
-        lr=0.05,
-        batch_size=5,
-        weight_decay=0.1,
-        lr_spread=(0.5, 2.0),
-    ),
+    "sgd": Branches(**SGD, noise=0.1, weight_decay=0.05),
+    "momentum": Branches(**SGD, momentum=0.8, schedule="cosine", floor=0.1),
+    "adamw": Branches(**ADAMW, weight_decay=0.1, lr_spread=(0.5, 2.0)),
     "clipped": Branches(count=2, steps=4, lr=2.0, clip=0.05, whole_batch_noise=0.3),
-    "in parts": Branches(
-        count=2, steps=4, optimizer="adamw", lr=0.05, batch_size=5, accumulate=2, clip=0.1
-    ),
-    "kept": Branches(count=1, steps=4, optimizer="adamw", lr=0.05, batch_size=5, keep_graph=True),
-    "trajectory": Trajectory(steps=4, optimizer="adamw", lr=0.05, batch_size=5),
-    "kept trajectory": Trajectory(steps=4, lr=0.4, momentum=0.8, batch_size=5, keep_graph=True),
+    "in parts": Branches(**ADAMW, accumulate=2, clip=0.1),
+    "kept": Branches(**{**ADAMW, "count": 1}, keep_graph=True),
+    "trajectory": Trajectory(**ONE | {"optimizer": "adamw", "lr": 0.05}),
+    "kept trajectory": Trajectory(**ONE, momentum=0.8, keep_graph=True),
 }
 
 
@@ -56,52 +48,28 @@ def ended(generator: Any, last: int | None, problem: Problem = PROBLEM) -> tuple
     return {**estimate.value, "loss": estimate.upper_loss}, estimate.cost
 
 
+LEARNED = evolve(
+    PROBLEM, start=lambda theta: {name: leaf * theta["scale"] for name, leaf in PROBLEM.x0.items()}
+)
+
+
 @pytest.mark.parametrize("last", [None, 1, 3])
-@pytest.mark.parametrize("path", PATHS)
+@pytest.mark.parametrize("path", [*PATHS, "learned start"])
 def test_it_is_the_derivative_of_the_graph(path: str, last: int | None) -> None:
-    generator = PATHS[path]
-    expected, cost = ended(generator, last)
-    value, mixed_cost = ended(evolve(generator, way_back="mixed"), last)
-    assert_same(value, expected, rtol=1e-11, atol=1e-15)
-    assert mixed_cost == cost
-
-
-def test_a_learned_start_has_its_derivative() -> None:
-    problem = evolve(
-        PROBLEM,
-        start=lambda theta: {name: leaf * theta["scale"] for name, leaf in PROBLEM.x0.items()},
+    generator = PATHS.get(path, PATHS["trajectory"])
+    problem = LEARNED if path == "learned start" else PROBLEM
+    expected, value = (
+        ended(evolve(generator, way_back=way), last, problem) for way in ("graph", "mixed")
     )
-    generator = Trajectory(steps=4, optimizer="adamw", lr=0.05)
-    for last in (None, 2):
-        expected, _ = ended(generator, last, problem)
-        assert_same(
-            ended(evolve(generator, way_back="mixed"), last, problem)[0],
-            expected,
-            rtol=1e-11,
-            atol=1e-15,
-        )
+    assert_same(value[0], expected[0], rtol=1e-11, atol=1e-15)
+    assert value[1] == expected[1]
 
 
-def test_it_calls_the_loss_once_a_step_on_each_way() -> None:
-    # The graph of a path calls it once a step; going back costs one more call, in which ∇g has its
-    # tangent.
+def test_it_calls_the_loss_once_a_step_on_each_way_and_holds_no_graph() -> None:
     problem, calls = counted(PROBLEM)
     generator = Branches(count=1, steps=6, optimizer="adamw", lr=0.05, way_back="mixed")
-    branch = generator.propose(problem, THETA, generator.init(problem, KEY), KEY).branch(
-        torch.tensor(0)
-    )
-    calls.clear()
-    estimate, _ = Unrolled().estimate(problem, THETA, branch, KEY, {})
-    assert calls["g"] == 12
-    counts = estimate.cost.numbers()
-    assert [counts[name] for name in ("lower_gradients", "products", "cross_products")] == [6, 6, 6]
-
-
-def test_no_graph_of_the_path_is_held() -> None:
-    generator = Branches(count=1, steps=5, lr=0.3, way_back="mixed")
-    branch = generator.propose(PROBLEM, THETA, generator.init(PROBLEM, KEY), KEY).branch(
-        torch.tensor(0)
-    )
+    candidates = generator.propose(problem, THETA, generator.init(problem, KEY), KEY)
+    branch: Any = candidates.branch(torch.tensor(0))
     leaves = {name: leaf.clone().requires_grad_() for name, leaf in THETA.items()}
     end, _ = branch.replay(leaves, None)
     nodes = set()
@@ -112,6 +80,16 @@ def test_no_graph_of_the_path_is_held() -> None:
             nodes.add(node)
             waiting += [following for following, _ in node.next_functions]
     assert len(nodes) == 1 + len(leaves)  # one node for the run, and the leaves
+    calls.clear()
+    # The graph of a path calls it once a step; going back costs one more call, in which ∇g has its
+    # tangent.
+    estimate, _ = Unrolled().estimate(problem, THETA, branch, KEY, {})
+    counts = estimate.cost.numbers()
+    found = [counts[name] for name in ("lower_gradients", "products", "cross_products")]
+    assert [calls["g"], *found] == [12, 6, 6, 6]
+    end, cost = branch.replay(THETA, None)  # where θ needs no gradient nothing is kept
+    assert_same(end, candidates.at(0), rtol=1e-12)
+    assert (cost.products, end["w"].dtype, end["w"].requires_grad) == (0, F64, False)
 
 
 def test_products_are_those_of_double_backward() -> None:
@@ -130,12 +108,8 @@ def test_products_are_those_of_double_backward() -> None:
 def test_several_candidates_are_selected_and_gone_back_through() -> None:
     ends = []
     for way_back in ("graph", "mixed"):
-        generator = Branches(
-            count=3, steps=4, optimizer="adamw", lr=0.05, noise=0.2, batch_size=5, way_back=way_back
-        )
-        method = Pipeline(
-            generator=generator, selector=BestOfN(), hypergradient=Unrolled(), outer=Sgd(lr=0.5)
-        )
+        generator = Branches(**{**ADAMW, "count": 3}, noise=0.2, way_back=way_back)
+        method = pipeline(generator, BestOfN(), Unrolled(), Sgd(lr=0.5))
         state = method.init(PROBLEM, seed=1)
         for _ in range(3):
             state, _ = method.step(PROBLEM, state)
@@ -144,13 +118,10 @@ def test_several_candidates_are_selected_and_gone_back_through() -> None:
 
 
 def test_the_method_is_hg_baseline_with_another_way_back() -> None:
-    def method(name: str) -> Any:
-        return RunConfig.from_dict(
-            {"task": "quadratic", "method": name, "budget": "1 steps"}
-        ).method
-
-    mixflow = method("mixflow")
-    baseline = method("hg-baseline")
+    mixflow, baseline = (
+        RunConfig.from_dict({"task": "quadratic", "method": name, "budget": "1 steps"}).method
+        for name in ("mixflow", "hg-baseline")
+    )
     assert mixflow == evolve(baseline, generator=evolve(baseline.generator, way_back="mixed"))
     assert isinstance(mixflow.selector, First)
 
@@ -158,12 +129,3 @@ def test_the_method_is_hg_baseline_with_another_way_back() -> None:
 def test_an_optimiser_of_torch_has_no_mixed_way_back() -> None:
     with rejects("conflicting-options", "way_back"):
         Branches(optimizer=lambda params: torch.optim.RMSprop(params, lr=0.01), way_back="mixed")
-
-
-def test_where_theta_needs_no_gradient_nothing_is_kept() -> None:
-    generator = Branches(count=1, steps=3, lr=0.3, way_back="mixed")
-    candidates = generator.propose(PROBLEM, THETA, generator.init(PROBLEM, KEY), KEY)
-    end, cost = candidates.branch(torch.tensor(0)).replay(THETA, None)
-    assert_same(end, candidates.at(0), rtol=1e-12)
-    assert cost.products == 0
-    assert next(iter(end.values())).dtype is F64
