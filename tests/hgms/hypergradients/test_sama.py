@@ -4,33 +4,40 @@ out by a loop of its own.
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 import torch
+from support.field_problems import run
 from support.helpers import F64, KEY, assert_same, network_problem, normal
 from torch import Tensor
 
 from hgms.generators.branches import Branches
 from hgms.hypergradients import Sama
 from hgms.runs import RunConfig
-from hgms_core import Branch, Pipeline, Problem, Tree
+from hgms_core import Branch, Problem, Tree
 
 PROBLEM = network_problem(rows=12)
 THETA = PROBLEM.theta0
 BETAS = (0.8, 0.95)
 RATE = 0.3
-BELOW = PROBLEM.lower_data.whole
-ABOVE = PROBLEM.upper_data["differentiate"].whole
+GENERATOR = Branches(count=2, steps=3, optimizer="adamw", lr=0.05, betas=BETAS)
+# three AdamW steps, with their moments
+BRANCH = GENERATOR.propose(PROBLEM, THETA, GENERATOR.init(PROBLEM, KEY), KEY).branch(
+    torch.tensor(1)
+)
 
 
-def branch() -> Branch:
-    """A branch of three AdamW steps, with its moments."""
-    generator = Branches(count=2, steps=3, optimizer="adamw", lr=0.05, betas=BETAS)
-    return generator.propose(PROBLEM, THETA, generator.init(PROBLEM, KEY), KEY).branch(
-        torch.tensor(1)
-    )
+def estimate(branch: Branch = BRANCH, **options: Any) -> Any:
+    sama = Sama(**{"lr": RATE, "betas": BETAS, **options})
+    return sama.estimate(PROBLEM, THETA, branch, KEY, {})[0]
 
 
-def next_iterate(x: Tensor, g: Tensor, m: Tensor, v: Tensor) -> Tensor:
+def descends(x: Tensor, g: Tensor, m: Tensor, v: Tensor) -> Tensor:
+    return x - RATE * g
+
+
+def adam(x: Tensor, g: Tensor, m: Tensor, v: Tensor) -> Tensor:
     """Adam's step, without bias corrections."""
     m = BETAS[0] * m + (1 - BETAS[0]) * g
     v = BETAS[1] * v + (1 - BETAS[1]) * g**2
@@ -38,41 +45,37 @@ def next_iterate(x: Tensor, g: Tensor, m: Tensor, v: Tensor) -> Tensor:
 
 
 @pytest.mark.parametrize(("derivative", "rtol"), [("exact", 1e-10), ("difference", 1e-6)])
-def test_it_is_double_backward_through_the_step_of_adam(derivative: str, rtol: float) -> None:
-    at = branch()
+@pytest.mark.parametrize("kept", ["moments", "momentum", "nothing"])
+def test_it_is_double_backward_through_the_step(kept: str, derivative: str, rtol: float) -> None:
+    """Of Adam, or without its moments of gradient descent."""
     leaves, x = (
         {name: leaf.clone().requires_grad_() for name, leaf in tree.items()}
-        for tree in (THETA, at.x)
+        for tree in (THETA, BRANCH.x)
     )
-    grads = torch.autograd.grad(PROBLEM.g(leaves, x, BELOW), list(x.values()), create_graph=True)
+    below, above = PROBLEM.lower_data.whole, PROBLEM.upper_data["differentiate"].whole
+    grads = torch.autograd.grad(PROBLEM.g(leaves, x, below), list(x.values()), create_graph=True)
+    step = adam if kept == "moments" else descends
     after = [
-        next_iterate(at.x[n], g, at.aux[f"m.{n}"], at.aux[f"v.{n}"])
+        step(BRANCH.x[n], g, BRANCH.aux[f"m.{n}"], BRANCH.aux[f"v.{n}"])
         for n, g in zip(x, grads, strict=True)
     ]
-    loss = PROBLEM.f(leaves, x, ABOVE)
+    loss = PROBLEM.f(leaves, x, above)
     slopes = torch.autograd.grad(loss, [*leaves.values(), *x.values()], retain_graph=True)
-    direct = slopes[: len(leaves)]
-    slope = slopes[len(leaves) :]
-    through = torch.autograd.grad(after, list(leaves.values()), slope)
-    expected = {name: a + b for name, a, b in zip(leaves, direct, through, strict=True)}
-    sama = Sama(lr=RATE, betas=BETAS, derivative=derivative)
-    estimate, _ = sama.estimate(PROBLEM, THETA, at, KEY, {})
-    assert_same(estimate.value, expected, rtol=rtol, atol=rtol * 1e-3)
-    assert_same(estimate.upper_loss, loss.detach(), rtol=1e-12)
-    assert_same(
-        estimate.lower_gradient_norm,
-        torch.cat([g.detach().reshape(-1) for g in grads]).norm(),
-        rtol=1e-12,
-    )
+    through = torch.autograd.grad(after, list(leaves.values()), slopes[len(leaves) :])
+    expected = {name: a + b for name, a, b in zip(leaves, slopes, through, strict=False)}
+    starts = {"moments": ("m.", "v."), "momentum": ("m.",), "nothing": ()}[kept]
+    aux = {name: leaf for name, leaf in BRANCH.aux.items() if name.startswith(starts)}
+    found = estimate(Branch(x=BRANCH.x, aux=aux), derivative=derivative)
+    assert_same(found.value, expected, rtol=rtol, atol=rtol * 1e-3)
+    assert_same(found.upper_loss, loss.detach(), rtol=1e-12)
+    length = torch.cat([g.detach().reshape(-1) for g in grads]).norm()
+    assert_same(found.lower_gradient_norm, length, rtol=1e-12)
 
 
 def test_its_diagonal_is_that_of_the_paper() -> None:
     # g = ½|x|² − θ·x and f = c·x, so ∇²_θx g = −I and h = D c, read off without a derivative of
     # ours.
-    c = normal(4, seed=1)
-    theta = normal(4, seed=2)
-    x = normal(4, seed=3)
-    m = normal(4, seed=4)
+    c, theta, x, m = (normal(4, seed=seed) for seed in range(1, 5))
     v = normal(4, seed=5).square()
     problem = Problem(
         theta0={"t": theta},
@@ -81,36 +84,13 @@ def test_its_diagonal_is_that_of_the_paper() -> None:
         f=lambda t, x, _: (c * x["x"]).sum(),
     )
     sama = Sama(lr=RATE, betas=BETAS, eps=1e-30, derivative="exact")
-    estimate, _ = sama.estimate(
-        problem, problem.theta0, Branch(x={"x": x}, aux={"m.x": m, "v.x": v}), KEY, {}
-    )
+    branch = Branch(x={"x": x}, aux={"m.x": m, "v.x": v})
+    found, _ = sama.estimate(problem, problem.theta0, branch, KEY, {})
     (b1, b2), g = BETAS, x - theta
     diagonal = (
         RATE * ((1 - b1) * b2 * v - b1 * (1 - b2) * m * g) / (b2 * v + (1 - b2) * g**2) ** 1.5
     )
-    assert_same(estimate.value["t"], diagonal * c, rtol=1e-10)
-
-
-def test_without_adams_moments_the_step_is_of_gradient_descent() -> None:
-    at = branch()
-    momentum = {name: leaf for name, leaf in at.aux.items() if name.startswith("m.")}
-    plain, with_momentum = (
-        Sama(lr=RATE, derivative="exact")
-        .estimate(PROBLEM, THETA, Branch(x=at.x, aux=aux), KEY, {})[0]
-        .value
-        for aux in ({}, momentum)
-    )
-    leaves, x = (
-        {name: leaf.clone().requires_grad_() for name, leaf in tree.items()}
-        for tree in (THETA, at.x)
-    )
-    grads = torch.autograd.grad(PROBLEM.g(leaves, x, BELOW), list(x.values()), create_graph=True)
-    above = PROBLEM.f(leaves, x, ABOVE)
-    slopes = torch.autograd.grad(above, [*leaves.values(), *x.values()], retain_graph=True)
-    through = torch.autograd.grad(grads, list(leaves.values()), slopes[len(leaves) :])
-    expected = {name: a - RATE * b for name, a, b in zip(leaves, slopes, through, strict=False)}
-    assert_same(plain, expected, rtol=1e-10, atol=1e-14)
-    assert_same(with_momentum, plain)
+    assert_same(found.value["t"], diagonal * c, rtol=1e-10)
 
 
 def test_the_method_by_hand() -> None:
@@ -128,53 +108,32 @@ def test_the_method_by_hand() -> None:
         "outer": {"name": "sgd", "lr": 0.5},
     }
     table = {"task": "quadratic", "method": {"name": "sama", **parts}, "budget": "1 steps"}
-    method = RunConfig.from_dict(table).method
-    assert isinstance(method, Pipeline)
-    x = 0.0
-    m = 0.0
-    v = 0.0
-    theta = 3.0
-    count = 0
-    state = method.init(problem, 0)
-    for _ in range(3):
-        state, _ = method.step(problem, state)
-        for _ in range(2):
-            count = count + 1
-            g = x - theta
-            m = 0.9 * m + 0.1 * g
-            v = 0.999 * v + 0.001 * g**2
-            x -= 0.1 * (m / (1 - 0.9**count)) / ((v / (1 - 0.999**count)) ** 0.5 + 1e-8)
+    found_theta, found_x, _ = run(RunConfig.from_dict(table).method, problem, 3)
+    theta, x, m, v = 3.0, 0.0, 0.0, 0.0
+    for count in range(1, 7):
         g = x - theta
-        d = 0.1 * (0.1 * 0.999 * v - 0.9 * 0.001 * m * g) / (0.999 * v + 0.001 * g**2) ** 1.5
-        theta -= 0.5 * d * (x - 1)
-        assert float(state["theta"]["t"]) == pytest.approx(theta, rel=1e-6)
-        assert float(state["x"]["x"]) == pytest.approx(x, rel=1e-6)
+        m, v = 0.9 * m + 0.1 * g, 0.999 * v + 0.001 * g**2
+        x -= 0.1 * (m / (1 - 0.9**count)) / ((v / (1 - 0.999**count)) ** 0.5 + 1e-8)
+        if count % 2 == 0:
+            g = x - theta
+            d = 0.1 * (0.1 * 0.999 * v - 0.9 * 0.001 * m * g) / (0.999 * v + 0.001 * g**2) ** 1.5
+            theta -= 0.5 * d * (x - 1)
+    found = (float(found_theta["t"]), float(found_x["x"]))
+    assert found == pytest.approx((theta, x), rel=1e-6)
 
 
-def test_its_cost_counts_what_goes_through_g() -> None:
-    def cost(sama: Sama) -> dict[str, int]:
-        return sama.estimate(PROBLEM, THETA, branch(), KEY, {})[0].cost.numbers()
-
-    counts = cost(Sama(batch_size=5, upper_batch_size=4))
-    assert counts == {
-        **dict.fromkeys(counts, 0),
-        "lower_gradients": 1,
-        "upper_gradients": 1,
-        "cross_products": 1,
-        "rows": 19,
-    }
-    assert cost(Sama(batch_size=5, upper_batch_size=4, derivative="exact"))["rows"] == 14
+@pytest.mark.parametrize(("derivative", "rows"), [("difference", 19), ("exact", 14)])
+def test_its_cost_counts_what_goes_through_g(derivative: Any, rows: int) -> None:
+    cost = estimate(batch_size=5, upper_batch_size=4, derivative=derivative).cost.numbers()
+    once = ("lower_gradients", "upper_gradients", "cross_products")
+    assert cost == {**dict.fromkeys(cost, 0), **dict.fromkeys(once, 1), "rows": rows}
 
 
 def test_the_displacement_reaches_the_difference() -> None:
-    def value(displacement: float | None) -> Tree:
-        return (
-            Sama(lr=RATE, displacement=displacement)
-            .estimate(PROBLEM, THETA, branch(), KEY, {})[0]
-            .value
-        )
+    def weights(found: Any) -> Tree:
+        return found.value["weights"]  # type: ignore[no-any-return]
 
-    exact = Sama(lr=RATE, derivative="exact").estimate(PROBLEM, THETA, branch(), KEY, {})[0].value
-    off = [float((value(length)["weights"] - exact["weights"]).norm()) for length in (0.2, 0.1)]
+    exact = weights(estimate(derivative="exact"))
+    off = [float((weights(estimate(displacement=d)) - exact).norm()) for d in (0.2, 0.1)]  # type: ignore[operator]
     # a central difference: the error falls with its square
     assert off[0] / off[1] == pytest.approx(4, rel=0.1)
