@@ -41,13 +41,19 @@ def settings() -> dict[str, Any]:
     return state
 
 
-@pytest.fixture(autouse=True)
-def as_before() -> Iterator[None]:
-    before = settings()
-    yield
+def reset() -> None:
+    """The settings of a fresh process."""
     torch.set_float32_matmul_precision("highest")
     for backend in (torch.backends.mkldnn.matmul, torch.backends.cuda.matmul, torch.backends):
         backend.fp32_precision = "none"
+
+
+@pytest.fixture(autouse=True)
+def as_before() -> Iterator[None]:
+    reset()  # an earlier test may have left other settings
+    before = settings()
+    yield
+    reset()
     assert settings() == before
 
 
