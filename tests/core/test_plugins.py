@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import subprocess
 import sys
 from pathlib import Path
 
@@ -45,37 +44,26 @@ def test_plugins_load_in_the_order_of_their_names(site: Site) -> None:
     }
 
 
-def test_a_broken_third_party_plugin_is_one_warning_and_a_row(
-    site: Site, caplog: pytest.LogCaptureFixture
-) -> None:
-    site.module("bad_plugin", BROKEN)
-    site.solver("good_plugin", "good")
-    site.install("hgms-bad", {"bad": "bad_plugin"})
-    site.install("hgms-good", {"good": "good_plugin"})
-    host = Host.load()
-    (warning,) = warnings_of(caplog)
-    assert "'bad' (hgms-bad 1.0)" in warning
-    assert "ModuleNotFoundError: No module named 'does_not_exist_anywhere'" in warning
-    assert warning.count("`hgms plugins -v`") == 1
-    assert host.infos["bad"].status == "failed"
-    assert "import does_not_exist_anywhere" in (host.infos["bad"].traceback or "")
-    assert Registry(host).find("solver", "good") is not None
-
-
 @pytest.mark.parametrize(
-    "source", ["def f(:\n", "raise RuntimeError\n", "import sys; sys.exit(3)\n", "1 / 0\n"]
+    "source", [BROKEN, "def f(:\n", "raise RuntimeError\n", "import sys; sys.exit(3)\n"]
 )
-def test_whatever_a_plugin_raises_the_others_load(
-    site: Site, source: str, caplog: pytest.LogCaptureFixture
+def test_a_broken_third_party_plugin_is_one_warning_and_under_strict_an_error(
+    site: Site, source: str, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     site.module("bad_plugin", source)
     site.solver("good_plugin", "good")
     site.install("hgms-bad", {"bad": "bad_plugin"})
     site.install("hgms-good", {"good": "good_plugin"})
     host = Host.load()
-    assert (host.infos["bad"].status, host.infos["good"].status) == ("failed", "loaded")
-    assert len(warnings_of(caplog)) == 1
-    assert "\n" not in warnings_of(caplog)[0]
+    (warning,) = warnings_of(caplog)
+    assert "'bad' (hgms-bad 1.0)" in warning
+    assert "\n" not in warning
+    assert host.infos["bad"].status == "failed"
+    assert "bad_plugin" in (host.infos["bad"].traceback or "")
+    assert Registry(host).find("solver", "good") is not None
+    monkeypatch.setenv("HGMS_STRICT_PLUGINS", "1")
+    with rejects("plugin-failed", of=PluginError):
+        Host.load()
 
 
 def test_a_broken_plugin_of_ours_is_an_error_that_names_it(site: Site) -> None:
@@ -83,55 +71,66 @@ def test_a_broken_plugin_of_ours_is_an_error_that_names_it(site: Site) -> None:
     site.install("hgms", {"bad": "bad_plugin"}, version="0.1.0")
     with rejects("plugin-failed", of=PluginError) as caught:
         Host.load()
-    assert str(caught.value) == (
-        "plugin 'bad' (hgms 0.1.0) failed to load: ModuleNotFoundError: No module named "
-        "'does_not_exist_anywhere'\n"
-        "  run `hgms plugins -v` for the traceback"
-    )
+    assert "'bad' (hgms 0.1.0)" in caught.value.message
     assert Host.load(tolerant=True).infos["bad"].status == "failed"
 
 
-def test_one_module_under_two_names_is_named_with_both(
-    site: Site, caplog: pytest.LogCaptureFixture
+@pytest.mark.parametrize(
+    ("entries", "name", "shown"),
+    [
+        ({"fast-cg": "two_plugin"}, "fast-cg (theirs)", "hgms 0.1.0"),
+        ({"Fast_CG": "two_plugin"}, "Fast_CG (theirs)", "'fast-cg'"),
+        ({"zebra": "one_plugin"}, "zebra", "'fast-cg' and 'zebra'"),
+    ],
+    ids=["one name", "a name but for case and separator", "one module"],
+)
+def test_of_two_entry_points_that_clash_ours_is_loaded(
+    site: Site, entries: dict[str, str], name: str, shown: str
 ) -> None:
     site.solver("one_plugin", "one")
-    site.install("hgms-one", {"a-one": "one_plugin", "b-one": "one_plugin"})
-    host = Host.load()
-    assert [info.status for info in host.infos.values()] == ["loaded", "failed"]
-    assert "'a-one' and 'b-one'" in str(host.infos["b-one"].error)
+    site.solver("two_plugin", "two")
+    site.install("hgms", {"fast-cg": "one_plugin"}, version="0.1.0")
+    site.install("theirs", entries)
+    infos = Host.load().infos
+    assert (infos["fast-cg"].distribution, infos["fast-cg"].status) == ("hgms", "loaded")
+    assert infos[name].status == "failed"
+    assert shown in str(infos[name].error)
 
 
-@pytest.mark.parametrize(("text", "strict"), [("1", True), ("true", True), ("0", False)])
-def test_strict_is_on_or_off(monkeypatch: pytest.MonkeyPatch, text: str, strict: bool) -> None:
-    monkeypatch.setenv("HGMS_STRICT_PLUGINS", text)
-    assert Host().strict is strict
+def test_strict_is_on_or_off(monkeypatch: pytest.MonkeyPatch) -> None:
+    for text, strict in (("1", True), ("true", True), ("0", False)):
+        monkeypatch.setenv("HGMS_STRICT_PLUGINS", text)
+        assert Host().strict is strict
     monkeypatch.setenv("HGMS_STRICT_PLUGINS", "maybe")
     with rejects("wrong-value", "HGMS_STRICT_PLUGINS", of=ConfigError):
         Host()
 
 
-def test_strict_makes_every_failure_an_error(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
-    site.module("bad_plugin", BROKEN)
-    site.install("hgms-bad", {"bad": "bad_plugin"})
-    monkeypatch.setenv("HGMS_STRICT_PLUGINS", "1")
-    with rejects("plugin-failed", of=PluginError) as caught:
-        Host.load()
-    assert "'bad' (hgms-bad 1.0)" in caught.value.message
+OWN = """
+from hgms_core import MissingExtra
+raise MissingExtra("missing-package", "x requires fast", install="pip install 'hgms[fast]'")
+"""
 
 
 @pytest.mark.parametrize(
-    ("entry", "missing"),
-    [("plug", "no_such_module"), ("plug", "sklearnish"), ("plug [sklearn]", "anything_at_all")],
-    ids=["by requirement", "by the extra's name", "by the entry point"],
+    ("entry", "source", "extra"),
+    [
+        ("plug", "import no_such_module\n", "sklearn"),
+        ("plug", "import sklearnish\n", "sklearnish"),
+        ("plug [sklearn]", "import anything_at_all\n", "sklearn"),
+        ("plug", OWN, "fast"),
+    ],
+    ids=["by requirement", "by the extra's name", "by the entry point", "by the plugin"],
 )
 def test_a_missing_extra_is_listed_with_the_line_that_installs_it(
     site: Site,
     entry: str,
-    missing: str,
+    source: str,
+    extra: str,
     caplog: pytest.LogCaptureFixture,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    site.module("plug", f"import {missing}\n")
+    site.module("plug", source)
     site.install(
         "hgms",
         {"cleaning": entry},
@@ -139,67 +138,37 @@ def test_a_missing_extra_is_listed_with_the_line_that_installs_it(
         extras=["sklearn", "sklearnish"],
         requires=['no-such-module>=1; extra == "sklearn"'],
     )
-    extra = "sklearnish" if missing == "sklearnish" else "sklearn"
     info = Host.load().infos["cleaning"]
     assert (info.status, info.install) == ("missing-extra", f"pip install 'hgms[{extra}]'")
     assert warnings_of(caplog) == []
     monkeypatch.setenv("HGMS_STRICT_PLUGINS", "1")
     with rejects("missing-package", of=MissingExtra) as caught:
         Host.load()
-    assert caught.value.install == f"pip install 'hgms[{extra}]'"
+    assert caught.value.install == info.install
 
 
-def test_a_plugin_may_name_its_missing_extra_itself(site: Site) -> None:
-    site.module(
-        "plug",
-        (
-            "from hgms_core import MissingExtra\n"
-            "raise MissingExtra('missing-package', 'x requires fast',\n"
-            "                   install=\"pip install 'hgms-x[fast]'\")\n"
-        ),
-    )
-    site.install("hgms-x", {"x": "plug"})
-    assert Host.load().infos["x"].install == "pip install 'hgms-x[fast]'"
-
-
-def test_an_unknown_hook_is_refused_with_a_suggestion(site: Site) -> None:
-    file = site.module(
-        "typo",
-        "from hgms_core import hookimpl\n@hookimpl\ndef hgms_register_linear_solvr(): return []\n",
-    )
-    with rejects("unknown-hook", "hgms_register_linear_solvr", of=PluginError) as caught:
-        Host.load([file])
-    assert f"'typo' (file {file})" in caught.value.message
-    assert caught.value.did_you_mean == ("hgms_register_linear_solvers",)
+TASKS = "hgms_register_tasks"
+ERRORS = "[ConfigError('a', 'first'), ConfigError('b', 'second', place=('x',))]"
 
 
 @pytest.mark.parametrize(
     ("body", "code", "place"),
     [
-        ("def hgms_register_tasks(): return []", "unmarked-hook", ("hgms_register_tasks",)),
+        (f"def {TASKS}(): return []", "unmarked-hook", (TASKS,)),
         ("x = 1", "no-hooks", ()),
-        ("@hookimpl\ndef hgms_register_tasks(wrong): return []", "wrong-signature", ("odd",)),
-        (
-            "@hookimpl(wrapper=True)\ndef hgms_register_tasks(): yield",
-            "not-supported",
-            ("hgms_register_tasks",),
-        ),
+        (f"@hookimpl\ndef {TASKS}(wrong): return []", "wrong-signature", ("odd",)),
+        (f"@hookimpl(wrapper=True)\ndef {TASKS}(): yield", "not-supported", (TASKS,)),
+        (f"@hookimpl\ndef {TASKS[:-1]}(): return []", "unknown-hook", (TASKS[:-1],)),
+        (f"raise_all({ERRORS})", "several-errors", ()),
     ],
 )
-def test_a_plugin_without_usable_hooks_says_why(
+def test_a_file_without_usable_hooks_is_an_error_that_says_why(
     site: Site, body: str, code: str, place: tuple[str, ...]
 ) -> None:
-    file = site.module("odd", f"from hgms_core import hookimpl\n{body}\n")
-    with rejects(code, *place, of=PluginError):
+    file = site.module("odd", f"from hgms_core import ConfigError, hookimpl, raise_all\n{body}\n")
+    with rejects(code, *place, of=PluginError) as caught:
         Host.load([file])
-
-
-def test_several_errors_of_one_plugin_are_listed(site: Site) -> None:
-    raises = "raise_all([ConfigError('a', 'first'), ConfigError('b', 'second', place=('x',))])\n"
-    file = site.module("odd", f"from hgms_core import ConfigError, raise_all\n{raises}")
-    with rejects("several-errors", of=PluginError) as caught:
-        Host.load([file])
-    assert caught.value.lines()[1:] == ["first", "second (x)"]
+    assert caught.value.did_you_mean == ((TASKS,) if code == "unknown-hook" else ())
 
 
 def test_the_environment_blocks_and_allows(
@@ -209,65 +178,41 @@ def test_the_environment_blocks_and_allows(
     site.solver("two_plugin", "two")
     site.install("hgms-two", {"one": "one_plugin", "two": "two_plugin"})
 
-    def loaded() -> list[str]:
+    def loaded(variable: str, value: str) -> list[str]:
+        monkeypatch.setenv(variable, value)
         return [name for name, info in Host.load().infos.items() if info.status == "loaded"]
 
-    monkeypatch.setenv("HGMS_DISABLE_PLUGINS", "one, tow")
-    assert loaded() == ["two"]
+    assert loaded("HGMS_DISABLE_PLUGINS", "one, tow") == ["two"]
     (warning,) = warnings_of(caplog)
     assert "'tow' (HGMS_DISABLE_PLUGINS)" in warning
     assert "did you mean 'two'?" in warning
-    assert "one, two" in warning
     monkeypatch.delenv("HGMS_DISABLE_PLUGINS")
-    monkeypatch.setenv("HGMS_PLUGINS", "one")
-    assert loaded() == ["one"]
-    monkeypatch.setenv("HGMS_PLUGINS", "")
-    assert loaded() == []
-    monkeypatch.setenv("HGMS_PLUGINS", "onee")
+    assert loaded("HGMS_PLUGINS", "one") == ["one"]
+    assert loaded("HGMS_PLUGINS", "") == []
     with rejects("unknown-plugin", "HGMS_PLUGINS", of=PluginError) as caught:
-        Host.load()
+        loaded("HGMS_PLUGINS", "onee")
     assert caught.value.did_you_mean == ("one",)
 
 
-def test_two_entry_points_of_one_name_ours_wins(
-    site: Site, caplog: pytest.LogCaptureFixture
+def test_a_single_file_is_a_plugin_and_its_failure_an_error_without_a_trace(
+    site: Site, tmp_path: Path
 ) -> None:
-    site.solver("ours_plugin", "ours")
-    site.solver("theirs_plugin", "theirs")
-    site.install("hgms", {"cg": "ours_plugin"}, version="0.1.0")
-    site.install("fastcg", {"cg": "theirs_plugin"})
-    host = Host.load()
-    assert host.infos["cg"].distribution == "hgms"
-    assert host.infos["cg (fastcg)"].status == "failed"
-    assert "hgms 0.1.0 has a plugin with the name 'cg'" in warnings_of(caplog)[0]
-
-
-def test_a_single_file_is_a_plugin_and_its_failure_an_error(site: Site, tmp_path: Path) -> None:
     good = tmp_path / "my_solver.py"
     good.write_text(site.solver("template", "mine").read_text())
     host = Host.load([good])
     assert host.infos["my_solver"].owner == f"file {good}"
     assert host.add(good) is host.infos["my_solver"], "a file is loaded once"
-    absent = str(tmp_path / "absent.py")
+    absent = str(tmp_path / "my_sovler.py")
     with rejects("missing-file", absent, of=PluginError) as caught:
         Host.load([absent])
-    assert str(caught.value).count(absent) == 1
+    assert caught.value.did_you_mean == (str(good),)
+    (tmp_path / "notes.txt").write_text("hello")
+    with rejects("not-a-file", str(tmp_path / "notes.txt"), of=PluginError):
+        Host.load([tmp_path / "notes.txt"])
     with rejects("plugin-failed", of=PluginError) as caught:
-        Host.load([site.module("bad", BROKEN)])
-    assert "does_not_exist_anywhere" in caught.value.message
-
-
-def test_what_a_plugin_prints_while_it_loads_does_not_reach_stdout(
-    site: Site, capsys: pytest.CaptureFixture[str]
-) -> None:
-    site.module(
-        "loud",
-        "print('hello')\n"
-        + site.solver("template", "loud").read_text().replace("from __future__", "#"),
-    )
-    site.install("hgms-loud", {"loud": "loud"})
-    assert Host.load().infos["loud"].status == "loaded"
-    assert capsys.readouterr().out == ""
+        Host.load([site.module("wrong", "x = 1\ndef f(:\n")])
+    assert "SyntaxError: invalid syntax (wrong.py, line 2)" in caught.value.message
+    assert "hgms_file_wrong" not in sys.modules
 
 
 OBSERVER = """
@@ -276,6 +221,7 @@ heard = []
 @hookimpl
 def hgms_step_finished(record):
     heard.append(record["step"])
+    record["scores"].clear()
     {body}
 @hookimpl
 def hgms_run_finished(run, summary, error):
@@ -283,52 +229,31 @@ def hgms_run_finished(run, summary, error):
 """
 
 
+@pytest.mark.parametrize("error", ["ValueError('disk on fire')", "SystemExit(3)"])
 def test_an_observer_that_raises_is_reported_once_and_the_others_go_on(
-    site: Site, caplog: pytest.LogCaptureFixture
+    site: Site, error: str, caplog: pytest.LogCaptureFixture
 ) -> None:
-    good = site.module("good_observer", OBSERVER.format(body=""))
-    bad = site.module("bad_observer", OBSERVER.format(body="raise ValueError('disk on fire')"))
+    good = site.module("good_observer", OBSERVER.format(body="record['step'] = 99"))
+    bad = site.module("bad_observer", OBSERVER.format(body=f"raise {error}"))
     host = Host.load([bad, good])
     for step in (1, 2):
-        host.notify("hgms_step_finished", run=None, record={"step": step})
+        host.notify("hgms_step_finished", run=None, record={"step": step, "scores": [0.5]})
     host.notify("hgms_run_finished", run=None, summary="the end", error=None)
-    assert warnings_of(caplog) == [
-        f"plugin 'bad_observer' (file {bad}): hgms_step_finished raised ValueError: disk on fire; "
-        "its observers are not called again, the run goes on"
-    ]
+    (warning,) = warnings_of(caplog)
+    assert f"'bad_observer' (file {bad}): hgms_step_finished raised {error[:9]}" in warning
     assert sys.modules["hgms_file_good_observer"].heard == [1, 2, "the end"]
     assert sys.modules["hgms_file_bad_observer"].heard == [1]
     assert host.infos["bad_observer"].status == "incomplete"
 
 
-def test_under_strict_an_observer_s_error_stops_the_run(
+def test_an_observer_cannot_change_a_record_and_under_strict_its_error_stops_the_run(
     site: Site, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("HGMS_STRICT_PLUGINS", "1")
-    host = Host.load(
-        [site.module("bad_observer", OBSERVER.format(body="raise ValueError('disk on fire')"))]
-    )
+    body = "record['step'] = 99; raise ValueError('disk on fire')"
+    host = Host.load([site.module("bad_observer", OBSERVER.format(body=body))])
+    record = {"step": 1, "scores": [0.5]}
     with pytest.raises(ValueError, match="disk on fire") as caught:
-        host.notify("hgms_step_finished", run=None, record={"step": 1})
+        host.notify("hgms_step_finished", run=None, record=record)
     assert "raised by hgms_step_finished of the plugin 'bad_observer'" in caught.value.__notes__[0]
-
-
-def test_the_core_needs_torch_attrs_pluggy_and_nothing_else() -> None:
-    code = """
-import importlib.metadata, sys
-
-NOT_OURS = set("click rich tomlkit cattrs scipy safetensors filelock matplotlib sklearn".split())
-NOT_OURS |= {"transformers", "datasets"}
-ENTRIES = importlib.metadata.distribution("hgms").entry_points
-PLUGINS = {entry.module.partition(".")[0] for entry in ENTRIES}
-assert PLUGINS
-
-class Blocked:
-    def find_spec(name, path=None, target=None):
-        if name.partition(".")[0] in NOT_OURS | PLUGINS:
-            raise AssertionError(f"the core imports {name}")
-
-sys.meta_path.insert(0, Blocked)
-import hgms_core, hgms_core.host, hgms_core.registry
-"""
-    subprocess.run([sys.executable, "-c", code], check=True, timeout=120)
+    assert record == {"step": 1, "scores": [0.5]}

@@ -61,7 +61,7 @@ def test_a_component_is_found_with_its_owner(site: Site) -> None:
 
 
 def test_the_pipeline_is_a_method_without_any_plugin(site: Site) -> None:
-    assert [item.name for item in registry_of().components()] == ["pipeline"]
+    assert [item.target for item in registry_of().components()] == [Pipeline]
     assert registry_of().get("method", "pipeline").target is Pipeline
 
 
@@ -74,32 +74,8 @@ def test_an_unknown_name_gets_a_suggestion_and_the_list(
     registry = registry_of(site.solver("one", "cg"), site.solver("two", "minres"))
     with rejects("unknown-linear-solver", of=ConfigError) as caught:
         registry.get("solver", typed)
-    error = caught.value
-    assert repr(typed) in error.message
-    assert error.did_you_mean == suggestions
-    assert error.hint is not None
-    assert error.hint.splitlines()[0] == "available: cg, minres"
-    assert "`hgms list solver`" in error.hint
-
-
-def test_an_unknown_name_tells_of_plugins_that_did_not_load(site: Site) -> None:
-    site.module("plug", "import no_such_module\n")
-    site.install(
-        "hgms-math",
-        {"math": "plug"},
-        extras=["math"],
-        requires=['no-such-module; extra == "math"', "hgms>=0.1"],
-    )
-    with rejects("unknown-task", of=ConfigError) as caught:
-        registry_of().get("task", "maths")
-    assert str(caught.value) == (
-        "unknown task 'maths'\n"
-        "  available: (none)\n"
-        "  note: plugin 'math' (hgms-math 1.0) did not load: ModuleNotFoundError: No module "
-        "named 'no_such_module'\n"
-        "  install it: pip install 'hgms-math[math]'\n"
-        "  run `hgms list task` for their descriptions"
-    )
+    assert caught.value.did_you_mean == suggestions
+    assert str(caught.value.hint).splitlines()[0] == "available: cg, minres"
 
 
 def test_a_plugin_without_its_extra_is_listed_and_an_unknown_name_says_what_to_install(
@@ -107,11 +83,10 @@ def test_a_plugin_without_its_extra_is_listed_and_an_unknown_name_says_what_to_i
 ) -> None:
     site.module("plug", "import no_such_module\n")
     site.install(
-        "hgms",
+        "hgms-math",
         {"fast": "plug"},
-        version="0.1.0",
-        extras=["sklearn"],
-        requires=['no-such-module; extra == "sklearn"'],
+        extras=["math"],
+        requires=['no-such-module; extra == "math"', "hgms>=0.1"],
     )
     registry = registry_of()
     assert component_rows(registry, "solver") == [
@@ -120,24 +95,23 @@ def test_a_plugin_without_its_extra_is_listed_and_an_unknown_name_says_what_to_i
             "name": "fast",
             "maturity": None,
             "plugin": "fast",
-            "distribution": "hgms",
-            "version": "0.1.0",
+            "distribution": "hgms-math",
+            "version": "1.0",
             "summary": "ModuleNotFoundError: No module named 'no_such_module'",
             "status": "missing-extra",
-            "install": "pip install 'hgms[sklearn]'",
+            "install": "pip install 'hgms-math[math]'",
         }
     ]
     with rejects("unknown-linear-solver", of=ConfigError) as caught:
         registry.get("solver", "faster")
-    assert caught.value.hint is not None
-    assert "'fast' (hgms 0.1.0)" in caught.value.hint
-    assert "pip install 'hgms[sklearn]'" in caught.value.hint
+    assert "'fast' (hgms-math 1.0)" in str(caught.value.hint)
+    assert "pip install 'hgms-math[math]'" in str(caught.value.hint)
 
 
 # before and after ours in the order of loading
 @pytest.mark.parametrize("name", ["afast", "zfast"])
 def test_a_third_party_cannot_take_the_name_of_one_of_ours(
-    site: Site, name: str, caplog: pytest.LogCaptureFixture
+    site: Site, name: str, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     site.solver("ours_plugin", "cg", cls="CG")
     site.solver("fastcg", "cg", cls="FastCG")
@@ -146,89 +120,57 @@ def test_a_third_party_cannot_take_the_name_of_one_of_ours(
     registry = registry_of()
     assert registry.get("solver", "cg").plugin.name == "cg"
     assert registry.host.infos[name].status == "incomplete"
-    error = registry.host.infos[name].error
-    assert error is not None
-    message, *owners, remedy = error.splitlines()
-    assert "'cg'" in message
-    assert "hgms 0.1.0 is used" in message
+    _, *owners, remedy = str(registry.host.infos[name].error).splitlines()
     assert owners == [
         "  ours_plugin:CG  (hgms 0.1.0, plugin 'cg')",
         f"  fastcg:FastCG   (hgms-fastcg 2.1, plugin '{name}')",
     ]
     assert f"HGMS_DISABLE_PLUGINS={name}" in remedy
     assert len(caplog.records) == 1
+    monkeypatch.setenv("HGMS_DISABLE_PLUGINS", name)  # as advised
+    assert registry_of().get("solver", "cg").where == "ours_plugin:CG"
+    assert len(caplog.records) == 1
 
 
 def test_of_two_third_parties_with_one_name_neither_is_guessed(site: Site) -> None:
-    for module in ("afast", "bfast"):
-        site.solver(module, "fast-cg", cls=module.capitalize())
+    for module, name in (("afast", "fast-cg"), ("bfast", "fast-cg"), ("other", "other")):
+        site.solver(module, name, cls=module.capitalize())
         site.install(f"hgms-{module}", {module: module})
-    site.solver("other", "other")
-    site.install("hgms-other", {"other": "other"})
     registry = registry_of()
     # what has nothing to do with it works
-    assert registry.get("solver", "other").plugin.name == "other"
     assert [target.name for target in registry.components("solver")] == ["other"]
     with rejects("duplicate-name", of=PluginError) as caught:
         registry.get("solver", "fast-cg")
-    assert caught.value.place == ()
-    assert caught.value.hint is not None
-    assert caught.value.hint.splitlines()[:2] == [
+    assert str(caught.value.hint).splitlines()[:2] == [
         "afast:Afast  (hgms-afast 1.0, plugin 'afast')",
         "bfast:Bfast  (hgms-bfast 1.0, plugin 'bfast')",
     ]
-    assert "HGMS_DISABLE_PLUGINS=bfast" in caught.value.hint
+    assert "HGMS_DISABLE_PLUGINS=bfast" in str(caught.value.hint)
 
 
 def test_a_file_of_one_s_own_that_takes_a_name_is_an_error_at_once(site: Site) -> None:
     site.solver("ours_plugin", "cg", cls="CG")
     site.install("hgms", {"cg": "ours_plugin"}, version="0.1.0")
-    file = site.solver("mine", "cg")
     with rejects("duplicate-name", of=PluginError) as caught:
-        registry_of(file)
-    remedy = caught.value.lines()[-1]
-    assert str(file) in remedy
-    assert "HGMS_DISABLE_PLUGINS=cg" in remedy
+        registry_of(site.solver("mine", "cg"))
+    assert "HGMS_DISABLE_PLUGINS=cg" in caught.value.lines()[-1]
 
 
-def test_blocking_as_advised_resolves_the_clash(
-    site: Site, monkeypatch: pytest.MonkeyPatch
+def test_an_incomplete_class_is_an_error_in_a_named_file_and_of_a_third_party_one_warning(
+    site: Site, caplog: pytest.LogCaptureFixture
 ) -> None:
-    site.solver("ours_plugin", "cg")
-    site.solver("fastcg", "cg")
-    site.install("hgms", {"cg": "ours_plugin"}, version="0.1.0")
-    site.install("hgms-fastcg", {"fast": "fastcg"})
-    monkeypatch.setenv("HGMS_DISABLE_PLUGINS", "fast")
-    assert registry_of().get("solver", "cg").where == "ours_plugin:Solver"
-
-
-def test_an_incomplete_class_in_a_named_file_is_an_error(site: Site) -> None:
     file = site.module("half", INCOMPLETE)
     with rejects("incomplete-component", of=PluginError) as caught:
         registry_of(file)
-    message, *faults = caught.value.lines()
+    message, name, method = caught.value.lines()
     assert f"plugin 'half' (file {file})" in message
-    assert "hgms_file_half:Half" in message
-    assert len(faults) == 2
-    assert "'Half_Solver'" in faults[0]
-    assert "solve(matvec, b, x0=None)" in faults[1]
-
-
-def test_an_incomplete_class_of_a_third_party_is_dropped_with_one_warning(
-    site: Site, caplog: pytest.LogCaptureFixture
-) -> None:
-    site.module("half", INCOMPLETE)
+    assert ("'Half_Solver'" in name, "solve(matvec, b, x0=None)" in method) == (True, True)
     site.install("hgms-half", {"half": "half"})
     registry = registry_of()
     assert [item.name for item in registry.components("solver")] == ["whole"]
     assert registry.host.infos["half"].status == "incomplete"
-    (warning,) = [
-        record.getMessage() for record in caplog.records if record.levelno >= logging.WARNING
-    ]
-    assert warning.startswith("plugin 'half' (hgms-half 1.0): half:Half ")
-    assert "'Half_Solver'" in warning
-    assert "solve(matvec, b, x0=None)" in warning
-    assert "\n" not in warning
+    (warning,) = [record for record in caplog.records if record.levelno >= logging.WARNING]
+    assert warning.getMessage().startswith("plugin 'half' (hgms-half 1.0): half:Half ")
 
 
 @pytest.mark.parametrize(
@@ -238,21 +180,14 @@ def test_an_incomplete_class_of_a_third_party_is_dropped_with_one_warning(
         ("'abc'", "wrong-hook-result", "str"),
         ("int", "wrong-hook-result", "the class int"),
         ("1 / 0", "plugin-failed", "ZeroDivisionError: division by zero"),
+        ("__import__('sys').exit(3)", "plugin-failed", "SystemExit"),
         ("[3]", "incomplete-component", "3 is not a task"),
     ],
 )
 def test_a_hook_that_returns_something_else(
     site: Site, returned: str, code: str, shown: str
 ) -> None:
-    file = site.module(
-        "odd",
-        (
-            "from hgms_core import hookimpl\n@hookimpl\n"
-            f"def hgms_register_tasks(): return {returned}\n"
-        ),
-    )
+    hook = f"@hookimpl\ndef hgms_register_tasks(): return {returned}\n"
     with rejects(code, of=PluginError) as caught:
-        registry_of(file)
+        registry_of(site.module("odd", f"from hgms_core import hookimpl\n{hook}"))
     assert shown in caught.value.message
-    if code != "incomplete-component":
-        assert "hgms_register_tasks" in caught.value.message
