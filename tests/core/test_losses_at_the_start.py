@@ -78,6 +78,12 @@ def test_a_loss_that_is_no_number_at_the_start_ends_the_run_there(
     assert all(part in str(caught.value) for part in shown)
 
 
+def test_inside_inference_mode_a_run_is_rejected_with_the_cause() -> None:
+    made = problem()
+    with torch.inference_mode(), rejects("inference-mode"):
+        run(pipeline(), made, Budget(outer_steps=1))
+
+
 def test_a_single_validation_row_is_a_warning(caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level("WARNING", "hgms"):
         started()

@@ -271,3 +271,9 @@ def test_wrong_losses(wrong: Any, code: str, place: tuple[Any, ...]) -> None:
     with rejects(code, of=ConfigError) as caught:
         wrong()
     assert caught.value.place == place
+
+
+def test_labels_with_an_axis_are_named_with_what_removes_it() -> None:
+    with rejects("loss-failed", "f", of=ConfigError) as caught:
+        LOSSES["labels with an axis"][0]()
+    assert "batch['c'].squeeze(1)" in str(caught.value)

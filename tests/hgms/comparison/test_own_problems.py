@@ -79,6 +79,14 @@ def test_trivial_baselines_that_fit_are_added() -> None:
     assert list(rows(named)) == ["mine", "floor"]
 
 
+def test_a_script_prints_a_line_for_each_run_that_ended(capsys: pytest.CaptureFixture[str]) -> None:
+    alone(bowl, seeds=2)
+    shown = capsys.readouterr()
+    titles = [line.partition(": ")[0] for line in shown.err.splitlines()]
+    assert titles == [f"[{n + 1}/2] bowl, follow, seed {n}" for n in range(2)]
+    assert shown.out == ""
+
+
 def test_one_problem_for_all_seeds_is_remarked() -> None:
     """Its intervals are over the methods' own chance alone."""
     shown = [str(alone(problem, seeds=n)) for problem, n in ((bowl(), 2), (bowl, 2), (bowl(), 1))]
