@@ -8,15 +8,13 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-import attrs
 import pytest
 import torch
-from click.testing import CliRunner
+from support.fakes import call
 from support.helpers import rejects, run_files
 from support.programs import MAKING, Time, Walker, halved, problem
 from torch.fx import GraphModule
 
-from hgms.cli import main
 from hgms.compiled import programs, programs_of
 from hgms.runs import Compilation, Execution, Interrupted, RunFolder, RunResult, RunSettings, run
 from hgms.runs.loop import ANNOUNCEMENT, Clock
@@ -25,28 +23,19 @@ from hgms.tasks.quadratic import Quadratic
 from hgms_core import Budget, ConfigError, Problem, State
 from hgms_core.host import Host
 
-COMPILED = RunSettings(compile=True)
+COMPILED = RunSettings(compile=True, checkpoint_seconds=0)
 
 
 @pytest.fixture
 def stopped(monkeypatch: pytest.MonkeyPatch, interpreted: None) -> None:
     """The clocks of runs show ``Time``; every program takes MAKING seconds to make."""
-
-    class Stopped(Clock):
-        def now(self) -> float:
-            return Time.now
-
     monkeypatch.setattr(Time, "now", 0.0)
-    monkeypatch.setattr("hgms.runs.loop.Clock", Stopped)
+    monkeypatch.setattr(Clock, "now", lambda clock: Time.now)
 
 
-def walk(budget: Budget, walker: Any = None, **options: Any) -> RunResult:
+def walk(budget: str, walker: Any = None, **options: Any) -> RunResult:
     made = options.pop("problem", problem())
     return run(walker or Walker(), made, budget, host=Host(), **options)
-
-
-def steps(count: int) -> Budget:
-    return Budget(outer_steps=count)
 
 
 def compilation(result: RunResult) -> Compilation:
@@ -60,12 +49,13 @@ def recorded(folder: Path) -> dict[str, Any]:
     return table
 
 
-def compiler_that(monkeypatch: pytest.MonkeyPatch, act: Callable[[], Any]) -> None:
-    """Puts another compiler in the place of torch's."""
+def compiler_that(
+    monkeypatch: pytest.MonkeyPatch, act: Callable[[Callable[..., Any]], Any]
+) -> None:
+    """Puts another compiler in the place of torch's: what ``act`` returns for a function."""
 
     def inductor(graph: GraphModule, leaves: Sequence[torch.Tensor]) -> Any:
-        act()
-        raise RuntimeError("no C++ compiler\nand a long story")
+        return act(lambda inputs: graph(*inputs))
 
     monkeypatch.setattr(programs, "_inductor", inductor)
 
@@ -73,78 +63,70 @@ def compiler_that(monkeypatch: pytest.MonkeyPatch, act: Callable[[], Any]) -> No
 # --- when it pays
 
 
-@pytest.mark.parametrize(("seconds", "wanted"), [(59.9, False), (60.0, True)])
-def test_a_budget_in_seconds_decides_alone(stopped: None, seconds: float, wanted: bool) -> None:
-    walker = Walker([30.0])
-    result = walk(Budget(seconds=seconds), walker)
-    assert compilation(result).wanted is wanted
-    assert walker.steps == 3, "the two that fit, and the one that warms up"
-    assert [row["compiled"] for row in result.records[1:]] == [float(wanted)] * 2
-
-
 @pytest.mark.parametrize(
-    ("budget", "times", "wanted", "discarded"),
+    ("budget", "times", "wanted", "steps"),
     [
-        (steps(49), [9.0], False, 0),
-        (steps(50), [2.0], True, 2),
-        (steps(50), [1.0], False, 1),
+        # in seconds it decides alone: the two steps that fit, and the one that warms up
+        ("59.9 s", [30.0], False, 3),
+        ("60 s", [30.0], True, 3),
+        # with other budgets the time of a step decides, which is discarded
+        ("49 steps", [9.0], False, 49),
+        ("50 steps", [2.0], True, 50 + 2),
+        ("50 steps", [1.0], False, 50 + 1),
         # the first step of a process loads modules
-        (steps(50), [9.0, 1.0], False, 2),
-        (Budget(oracle_calls=4999), [9.0], False, 0),
-        (Budget(oracle_calls=5000), [2.0], True, 2),
-        (Budget(oracle_calls=5000), [1.0], False, 1),
+        ("50 steps", [9.0, 1.0], False, 50 + 2),
+        ("4999 calls", [9.0], False, 50),
+        ("5000 calls", [2.0], True, 50 + 2),
     ],
 )
-def test_with_other_budgets_the_time_of_a_step_decides(
-    stopped: None, budget: Budget, times: list[float], wanted: bool, discarded: int
+def test_a_budget_in_seconds_or_the_time_of_a_step_decides(
+    stopped: None, budget: str, times: list[float], wanted: bool, steps: int
 ) -> None:
     walker = Walker(times)
     result = walk(budget, walker)
     last = result.records[-1]
     assert compilation(result).wanted is wanted, compilation(result).reason
-    assert walker.steps == 50 + discarded - (budget.outer_steps == 49)
-    assert last["compiled"] == float(wanted)
+    assert walker.steps == steps
+    assert {row["compiled"] for row in result.records[1:]} == {float(wanted)}
     assert result.x["x"].tolist() == [0.5 ** last["step"]] * 2, "a discarded step changes nothing"
     assert last["oracle_calls"] == 100 * last["step"]
 
 
-@pytest.mark.parametrize(
-    ("seconds", "count", "device", "wanted"),
-    [
-        (0.0959, 100, "cuda", True),
-        (0.12, 312, "cuda", True),
-        (0.0454, 300, "cuda", True),
-        (0.0454, 50, "cuda", False),
-        (0.0959, 100, "cpu", False),
-        (0.0959, 700, "cpu", True),
-    ],
-)
-def test_the_time_of_a_step_is_weighed_by_the_device(
-    seconds: float, count: int, device: str, wanted: bool
-) -> None:
-    decision = Compilation.timed(lambda: (seconds, 1 / count), device)
-    assert decision.wanted is wanted, decision.reason
-
-
-def test_no_step_is_timed_without_a_compiler() -> None:
+def test_the_time_of_a_step_is_weighed_by_the_device() -> None:
+    wanted = {
+        (0.0959, 100, "cuda"): True,
+        (0.12, 312, "cuda"): True,
+        (0.0454, 300, "cuda"): True,
+        (0.0454, 50, "cuda"): False,
+        (0.0959, 100, "cpu"): False,
+        (0.0959, 700, "cpu"): True,
+    }
+    found = {
+        (seconds, count, device): Compilation.timed(lambda: (seconds, 1 / count), device).wanted  # noqa: B023
+        for seconds, count, device in wanted
+    }
+    assert found == wanted
     where = {"x": torch.ones(2, device="meta")}
-    decision = Compilation.settled("auto", steps(9999), problem(x0=where))
-    assert decision is not None
+    decision = Compilation.settled("auto", Budget(outer_steps=9999), problem(x0=where))
+    assert decision is not None, "no step is timed without a compiler"
     assert not decision.wanted
 
 
-@pytest.mark.parametrize("setting", [True, False])
-@pytest.mark.parametrize("budget", [steps(2), Budget(seconds=100.0)])
-def test_the_settings_come_first(stopped: None, setting: bool, budget: Budget) -> None:
-    result = walk(budget, Walker([40.0]), settings=RunSettings(compile=setting))
-    assert compilation(result).wanted is setting
-    assert {row["compiled"] for row in result.records[1:]} == {float(setting)}
-
-
-def test_losses_that_count_their_calls_are_not_compiled(stopped: None) -> None:
-    result = walk(steps(2), problem=problem(counters=dict), settings=COMPILED)
-    assert [row["compiled"] for row in result.records[1:]] == [0.0, 0.0]
-    assert compilation(result).outcomes == {}
+@pytest.mark.parametrize(
+    ("setting", "budget", "counters", "compiled"),
+    [
+        (True, "2 steps", None, True),
+        (False, "100 s", None, False),
+        (True, "2 steps", dict, False),  # losses that count their calls
+    ],
+)
+def test_the_settings_come_first(
+    stopped: None, setting: bool, budget: str, counters: Any, compiled: bool
+) -> None:
+    options = {"settings": RunSettings(compile=setting), "problem": problem(counters=counters)}
+    result = walk(budget, Walker([40.0]), **options)
+    assert compilation(result).wanted is compiled
+    assert {row["compiled"] for row in result.records[1:]} == {float(compiled)}
 
 
 def test_a_timed_step_that_fails_has_its_own_error(stopped: None, tmp_path: Path) -> None:
@@ -153,15 +135,17 @@ def test_a_timed_step_that_fails_has_its_own_error(stopped: None, tmp_path: Path
             raise ConfigError("broken", "the step is broken")
 
     with rejects("broken", of=ConfigError):
-        walk(steps(100), Broken(), folder=tmp_path)
+        walk("100 steps", Broken(), folder=tmp_path)
     assert (RunFolder(tmp_path).read_summary() or {})["status"] == "failed"
 
 
-# --- time
+# --- time and records
 
 
-@pytest.mark.parametrize("budget", [steps(4), Budget(seconds=4.0)])
-def test_making_programs_is_on_no_clock_whenever_it_happens(stopped: None, budget: Budget) -> None:
+@pytest.mark.parametrize("budget", ["4 steps", "4 s"])
+def test_making_programs_is_on_no_clock_whenever_it_happens(
+    stopped: None, budget: str, tmp_path: Path
+) -> None:
     class Late(Walker):
         def step(self, problem: Problem, state: State, progress: float) -> Any:
             compiler = programs_of(problem)
@@ -169,24 +153,15 @@ def test_making_programs_is_on_no_clock_whenever_it_happens(stopped: None, budge
                 compiler(("twice",), halved)(state["x"])
             return super().step(problem, state, progress)
 
-    result = walk(budget, Late(), settings=COMPILED)
+    result = walk(budget, Late(), settings=COMPILED, folder=tmp_path)
     assert Time.now >= 2 * MAKING
     assert [row["seconds"] for row in result.records] == [0.0, 1.0, 2.0, 3.0, 4.0]
-    assert compilation(result).seconds > 0
     assert compilation(result).compiled == ["halve", "twice"]
-
-
-# --- records
-
-
-def test_what_was_compiled_is_recorded_apart_from_the_result(stopped: None, tmp_path: Path) -> None:
-    result = walk(steps(2), folder=tmp_path, settings=COMPILED)
+    # recorded apart from the result, which is the same for every run of one seed
     table = recorded(tmp_path)
     assert table["seconds"] == compilation(result).seconds > 0
-    assert (table["wanted"], table["outcomes"]) == (True, {"halve": "compiled"})
+    assert table["outcomes"] == {"halve": "compiled", "twice": "compiled"}
     assert Execution.recorded(RunFolder(tmp_path).read_environment()) == result.execution
-    assert "compile = true" in (tmp_path / "config.toml").read_text()
-    # which is the same for every run of one seed
     assert "compile" not in (tmp_path / "summary.json").read_text()
 
 
@@ -195,45 +170,24 @@ def test_a_resumed_run_takes_what_was_recorded_and_adds_its_own(
 ) -> None:
     options: dict[str, Any] = {"folder": tmp_path, "settings": RunSettings(checkpoint_seconds=0)}
     with pytest.raises(Interrupted):
-        walk(steps(50), Walker(interrupts_at=0), **options)
+        walk("50 steps", Walker(interrupts_at=0), **options)
     assert not recorded(tmp_path), "it was not decided"
     with pytest.raises(Interrupted):
-        walk(steps(50), Walker([2.0], interrupts_at=2), resume=True, **options)
+        walk("50 steps", Walker([2.0], interrupts_at=2), resume=True, **options)
     first = recorded(tmp_path)
-    assert first["wanted"]
     walker = Walker([0.1])
-    result = walk(steps(50), walker, resume=True, **options)
+    result = walk("50 steps", walker, resume=True, **options)
     assert walker.steps == 48, "it asks no step for the time"
     assert {row["compiled"] for row in result.records[1:]} == {1.0}
     assert compilation(result).reason == first["reason"]
-    assert compilation(result).seconds > first["seconds"] > 0
-    assert recorded(tmp_path)["seconds"] == compilation(result).seconds
-    assert "before" not in RunFolder(tmp_path).read_environment()
-    assert walk(steps(50), resume=True, **options).execution == result.execution
-
-
-def test_what_could_not_be_compiled_is_not_tried_again(
-    stopped: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    options: dict[str, Any] = {
-        "folder": tmp_path,
-        "settings": RunSettings(compile=True, checkpoint_seconds=0),
-    }
-    with monkeypatch.context() as patch:
-        compiler_that(patch, lambda: None)
-        with pytest.raises(Interrupted):
-            walk(steps(4), Walker(interrupts_at=2), **options)
-    result = walk(steps(4), resume=True, **options)
-    assert compilation(result).compiled == []
-    assert compilation(result).outcomes.keys() == {"halve"}
-    assert Time.now == 4 * 1.0
+    assert recorded(tmp_path)["seconds"] == compilation(result).seconds > first["seconds"] > 0
+    assert walk("50 steps", resume=True, **options).execution == result.execution
 
 
 @pytest.mark.extended
 def test_a_resumed_run_of_compiled_steps_equals_an_uninterrupted_one(
     interpreted: None, tmp_path: Path
 ) -> None:
-    settings = RunSettings(compile=True, checkpoint_seconds=0)
     method = {"name": "hg-ms", "generator": {"name": "branches", "steps": 2}}
     made = Quadratic().problem(0, torch.device("cpu"), torch.float32)
 
@@ -242,7 +196,7 @@ def test_a_resumed_run_of_compiled_steps_equals_an_uninterrupted_one(
             if record["step"] == stop:
                 raise KeyboardInterrupt
 
-        options |= {"folder": tmp_path / folder, "settings": settings, "watch": watch}
+        options |= {"folder": tmp_path / folder, "settings": COMPILED, "watch": watch}
         return run(method, made, "4 steps", **options)
 
     with pytest.raises(Interrupted):
@@ -257,95 +211,73 @@ def test_a_resumed_run_of_compiled_steps_equals_an_uninterrupted_one(
 # --- interrupts and failures of the compiler
 
 
-@attrs.define
-class Two(Walker):
-    """A step of two more programs; Ctrl-C while the first one is made in step ``at``."""
-
-    at: int = attrs.field(default=0, metadata={"toml": False})
-    made: list[str] = attrs.field(factory=list, metadata={"toml": False})
-
-    def step(self, problem: Problem, state: State, progress: float) -> Any:
-        compiler = programs_of(problem)
-        assert compiler is not None
-        for name in ("first", "second"):
-
-            def halved_here(x: Any, name: str = name, at: int = state["step"]) -> Any:
-                if not self.made and at == self.at:
-                    self.made.append(name)
-                    signal.raise_signal(signal.SIGINT)
-                return halved(x)
-
-            compiler((name, state["step"]), halved_here)(state["x"])
-        return super().step(problem, state, progress)
-
-
-@pytest.mark.parametrize("at", [0, 2])
-def test_ctrl_c_ends_the_run_between_two_programs(
-    interpreted: None, tmp_path: Path, capsys: pytest.CaptureFixture[str], at: int
+@pytest.mark.parametrize(("at", "step"), [(1, 0), (6, 2)])
+def test_ctrl_c_while_a_program_is_made_ends_the_run_before_the_next_one_and_excludes_none(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    at: int,
+    step: int,
 ) -> None:
-    method = Two(at=at)
+    """It ends a C++ compiler too, whose error is then no fault of the function."""
+    made = []
+
+    class Two(Walker):
+        def step(self, problem: Problem, state: State, progress: float) -> Any:
+            compiler: Any = programs_of(problem)
+            for name in ("first", "second"):
+                compiler((name, state["step"]), halved)(state["x"])
+            return super().step(problem, state, progress)
+
+    def act(program: Callable[..., Any]) -> Callable[..., Any]:
+        made.append(program)
+        if len(made) == at:
+            signal.raise_signal(signal.SIGINT)
+            raise RuntimeError("the compiler ended")
+        return program
+
+    compiler_that(monkeypatch, act)
     options: dict[str, Any] = {"folder": tmp_path, "settings": COMPILED}
     with pytest.raises(Interrupted):
-        walk(steps(4), method, **options)
-    assert method.made == ["first"]
+        walk("4 steps", Two(), **options)
+    assert len(made) == at
+    assert set(recorded(tmp_path)["outcomes"].values()) <= {"compiled"}
     assert capsys.readouterr().err.splitlines() == [ANNOUNCEMENT, COMPILING]
-    again = walk(steps(4), method, resume=True, **options)
-    assert again.info.resumed_from == at
+    again = walk("4 steps", Two(), resume=True, **options)
+    assert again.info.resumed_from == step
     assert again.x["x"].tolist() == [0.5**4] * 2
 
 
-def test_a_compiler_that_ctrl_c_ended_is_not_excluded(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+def test_a_compiler_that_exits_is_one_warning_and_is_not_tried_again(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, tmp_path: Path
 ) -> None:
-    compiler_that(monkeypatch, lambda: signal.raise_signal(signal.SIGINT))
-    with pytest.raises(Interrupted):
-        walk(steps(4), folder=tmp_path, settings=COMPILED)
-    assert recorded(tmp_path)["outcomes"] == {}
-
-
-def test_a_compiler_that_exits_does_not_end_the_interpreter(
-    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
-    def leave() -> None:
-        raise SystemExit(3)
-
-    compiler_that(monkeypatch, leave)
-    with caplog.at_level(logging.WARNING, "hgms.programs"):
-        result = walk(steps(2), settings=COMPILED)
-    assert result.x["x"].tolist() == [0.25] * 2
+    options: dict[str, Any] = {"folder": tmp_path, "settings": COMPILED}
+    with monkeypatch.context() as patch, caplog.at_level(logging.WARNING, "hgms.programs"):
+        compiler_that(patch, lambda _: exit(3))
+        with pytest.raises(Interrupted):
+            walk("4 steps", Walker(interrupts_at=2), **options)
     assert len(caplog.records) == 1
-    assert compilation(result).outcomes.keys() == {"halve"}
+    compiler_that(monkeypatch, lambda program: program)
+    result = walk("4 steps", resume=True, **options)
+    assert result.x["x"].tolist() == [0.5**4] * 2
+    assert (compilation(result).compiled, [*compilation(result).outcomes]) == ([], ["halve"])
 
 
-# --- the terminal
-
-
-def shown(folder: Path, *settings: str) -> Any:
-    text = 'task = "quadratic"\nmethod = "uniform"\nbudget = "1 steps"\n'
-    (folder / "run.toml").write_text(text)
-    command = ["run", str(folder / "run.toml"), "--out", str(folder / "out")]
-    done = CliRunner().invoke(main, command + [part for one in settings for part in ("--set", one)])
-    assert done.exit_code == 0, done.output
-    return done
-
-
-def test_the_terminal_says_what_was_compiled_and_how_products_are_computed(
-    interpreted: None, tmp_path: Path
+def test_the_terminal_says_what_was_compiled_or_why_not_and_how_products_are_computed(
+    interpreted: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    done = shown(tmp_path, "run.compile=true", 'run.matmul="fast"')
-    assert done.stderr.splitlines() == [ANNOUNCEMENT]
-    assert "\n  compiled: branches" in done.output
-    assert "\n  matmul: fast (" in done.output
-    plain = shown(tmp_path).output
-    assert "compile" not in plain
-    assert "matmul" not in plain
+    file = tmp_path / "run.toml"
+    file.write_text('task = "quadratic"\nmethod = "uniform"\nbudget = "1 steps"\n')
+    words = ("run", file, "--set", "run.compile=true", "--set", 'run.matmul="fast"', "--out")
+    done = call(*words, tmp_path / "out")
+    assert (done.exit_code, done.stderr.splitlines()) == (0, [ANNOUNCEMENT])
+    assert all(f"\n  {part}" in done.stdout for part in ("compiled: branches", "matmul: fast ("))
 
+    def fails(_: object) -> Any:
+        raise RuntimeError("no C++ compiler\nand a long story")
 
-def test_without_a_compiler_one_warning_says_so(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
-    compiler_that(monkeypatch, lambda: None)
-    done = shown(tmp_path, "run.compile=true")
-    assert done.stderr.count("warning: ") == 1
+    compiler_that(monkeypatch, fails)
+    done = call(*words, tmp_path / "other")
+    assert (done.exit_code, done.stderr.count("warning: ")) == (0, 1)
     assert "no C++ compiler\n" in done.stderr
     assert "compiled: " not in done.stdout

@@ -4,13 +4,15 @@ through TOML.
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
+from unittest.mock import Mock
 
-import attrs
 import hypothesis.strategies as st
 import pytest
+from attrs import evolve
 from hypothesis import given, settings
 from support.config_parts import (
     REGISTRY,
@@ -33,54 +35,66 @@ from hgms.runs import RunConfig, RunSettings, data_of, load
 from hgms_core import Budget, Pipeline
 from hgms_core.errors import ConfigError, DataError
 
-
-def test_a_composition_is_a_pipeline_with_its_own_defaults() -> None:
-    config = config_of()
-    assert config.method == Pipeline(
-        generator=Generator(count=8, batch_size=64),
-        selector=Choose(),
-        hypergradient=Estimate(solver=Direct(rtol=1e-3)),
-        outer=Move(schedule=Schedule(kind="cosine", final=0.1)),
-        keep="best",
-    )
-    assert (config.method_name, config.task, config.budget, config.seed) == (
-        "recipe",
-        Work(),
-        Budget(seconds=60.0),
-        0,
-    )
+PLAIN = Pipeline(
+    generator=Generator(),
+    selector=Choose(),
+    hypergradient=Estimate(solver=Direct(), fallback=Other()),
+    outer=Move(),
+)
 
 
-def test_overrides_change_fields_or_replace_parts() -> None:
-    method = {
-        "name": "recipe",
-        "generator": {"count": 2, "batch_size": "none"},
-        "hypergradient": {"solver": {"name": "other", "shift": 2}},
-        "outer": {"schedule": {"final": 0.5}},
-    }
-    pipeline = config_of(method=method).method
-    assert isinstance(pipeline, Pipeline)
-    assert pipeline.generator == Generator(count=2, batch_size=None)
-    assert pipeline.hypergradient == Estimate(solver=Other(shift=2.0))
-    assert pipeline.outer == Move(schedule=Schedule(kind="cosine", final=0.5))
-
-
-def test_a_pipeline_from_scratch() -> None:
-    method = {
-        "name": "pipeline",
-        "generator": "draws",
-        "selector": {"name": "choose"},
-        "hypergradient": {"name": "estimate", "solver": "direct", "fallback": {"name": "other"}},
-        "outer": "move",
-    }
+@pytest.mark.parametrize(
+    ("method", "pipeline"),
+    [
+        (
+            "recipe",
+            Pipeline(
+                generator=Generator(count=8, batch_size=64),
+                selector=Choose(),
+                hypergradient=Estimate(solver=Direct(rtol=1e-3)),
+                outer=Move(schedule=Schedule(kind="cosine", final=0.1)),
+                keep="best",
+            ),
+        ),
+        # overrides change fields or replace parts
+        (
+            {
+                "name": "recipe",
+                "generator": {"count": 2, "batch_size": "none"},
+                "hypergradient": {"solver": {"name": "other", "shift": 2}},
+                "outer": {"schedule": {"final": 0.5}},
+            },
+            Pipeline(
+                generator=Generator(count=2, batch_size=None),
+                selector=Choose(),
+                hypergradient=Estimate(solver=Other(shift=2.0)),
+                outer=Move(schedule=Schedule(kind="cosine", final=0.5)),
+                keep="best",
+            ),
+        ),
+        (
+            {
+                "name": "pipeline",
+                "generator": "draws",
+                "selector": {"name": "choose"},
+                "hypergradient": {
+                    "name": "estimate",
+                    "solver": "direct",
+                    "fallback": {"name": "other"},
+                },
+                "outer": "move",
+            },
+            PLAIN,
+        ),
+    ],
+    ids=["composition", "overrides", "from scratch"],
+)
+def test_a_table_or_a_name_is_a_pipeline(method: Any, pipeline: Pipeline) -> None:
     config = config_of(method=method)
-    assert config.method_name == "pipeline"
-    assert config.method == Pipeline(
-        generator=Generator(),
-        selector=Choose(),
-        hypergradient=Estimate(solver=Direct(), fallback=Other()),
-        outer=Move(),
-    )
+    name = method if isinstance(method, str) else method["name"]
+    wanted = (pipeline, name, Work(), Budget(seconds=60.0), 0)
+    found = (config.method, config.method_name, config.task, config.budget, config.seed)
+    assert found == wanted
 
 
 def at(*path: str, value: Any) -> dict[str, Any]:
@@ -137,45 +151,36 @@ WRONG: list[tuple[Any, ...]] = [
 ]
 
 
-@pytest.mark.parametrize(("method", "code", "place", "near"), WRONG)
-def test_a_wrong_value_of_a_method_has_a_code_a_place_and_what_is_near(
-    method: Any, code: str, place: tuple[str | int, ...], near: str
-) -> None:
-    assert_wrong({"method": method}, code, ("method", *place), near)
-
-
-def assert_wrong(
-    tables: dict[str, Any], code: str, place: tuple[str | int, ...], near: str
-) -> None:
-    error = error_of(**tables)
-    suggestions = (near,) if near else ()
-    assert (error.code, error.place) == (code, ("run.toml", *place))
-    assert error.did_you_mean == suggestions
+OUTSIDE: list[tuple[Any, ...]] = [
+    ({"task": "wrok"}, "unknown-task", ("task",), "work"),
+    ({"sed": 1}, "unknown-option", ("sed",), "seed"),
+    ({"method_name": "x"}, "unknown-option", ("method_name",), "method"),
+    ({"seed": -1}, "out-of-range", ("seed",), ""),
+    ({"schema": 2}, "not-supported", ("schema",), ""),
+    ({"budget": "60"}, "wrong-budget", ("budget",), ""),
+    ({"budget": {"seconds": 1, "outer_steps": 2}}, "wrong-budget", ("budget",), ""),
+    ({"budget": {"seconds": 0}}, "out-of-range", ("budget", "seconds"), ""),
+    ({"budget": {"outer_steps": 2.5}}, "wrong-type", ("budget", "outer_steps"), ""),
+    ({"run": {"device": "gpu"}}, "wrong-value", ("run", "device"), ""),
+    ({"run": {"out": "a\0b"}}, "wrong-value", ("run", "out"), ""),
+    ({"run": {"out": "~nobody-has-this-name/x"}}, "missing-file", ("run", "out"), ""),
+    ({"run": {"out": "$NO_SUCH_VARIABLE"}}, "missing-variable", ("run", "out"), ""),
+    ({"run": {"dtype": "float16"}}, "unknown-choice", ("run", "dtype"), "float64"),
+    # an integer that no float holds
+    ({"run": {"checkpoint_seconds": 10**400}}, "wrong-type", ("run", "checkpoint_seconds"), ""),
+]
 
 
 @pytest.mark.parametrize(
     ("tables", "code", "place", "near"),
-    [
-        ({"task": "wrok"}, "unknown-task", ("task",), "work"),
-        ({"sed": 1}, "unknown-option", ("sed",), "seed"),
-        ({"method_name": "x"}, "unknown-option", ("method_name",), "method"),
-        ({"seed": -1}, "out-of-range", ("seed",), ""),
-        ({"schema": 2}, "not-supported", ("schema",), ""),
-        ({"budget": "60"}, "wrong-budget", ("budget",), ""),
-        ({"budget": {"seconds": 1, "outer_steps": 2}}, "wrong-budget", ("budget",), ""),
-        ({"budget": {"seconds": 0}}, "out-of-range", ("budget", "seconds"), ""),
-        ({"budget": {"outer_steps": 2.5}}, "wrong-type", ("budget", "outer_steps"), ""),
-        ({"run": {"device": "gpu"}}, "wrong-value", ("run", "device"), ""),
-        ({"run": {"out": "a\0b"}}, "wrong-value", ("run", "out"), ""),
-        ({"run": {"out": "~nobody-has-this-name/x"}}, "missing-file", ("run", "out"), ""),
-        ({"run": {"out": "$NO_SUCH_VARIABLE"}}, "missing-variable", ("run", "out"), ""),
-        ({"run": {"dtype": "float16"}}, "unknown-choice", ("run", "dtype"), "float64"),
-    ],
+    [({"method": row[0]}, row[1], ("method", *row[2]), row[3]) for row in WRONG] + OUTSIDE,
 )
-def test_a_wrong_value_outside_the_method_has_a_code_and_a_place(
-    tables: dict[str, Any], code: str, place: tuple[str, ...], near: str
+def test_a_wrong_value_has_a_code_a_place_and_what_is_near(
+    tables: dict[str, Any], code: str, place: tuple[str | int, ...], near: str
 ) -> None:
-    assert_wrong(tables, code, place, near)
+    error = error_of(**tables)
+    assert (error.code, error.place) == (code, ("run.toml", *place))
+    assert error.did_you_mean == ((near,) if near else ())
 
 
 def test_all_errors_come_at_once() -> None:
@@ -244,41 +249,33 @@ def test_a_wrong_set_is_rejected(
         load(write(tmp_path), [assignment], registry=REGISTRY)
 
 
-def test_a_configuration_from_python_needs_no_registry_and_equals_toml() -> None:
-    method = Pipeline(
-        generator=Generator(lr=1),
-        selector=Choose(),
-        hypergradient=Estimate(solver=Direct(rtol=1)),
-        outer=Move(lr=1),
+def test_a_configuration_from_python_needs_no_registry() -> None:
+    """It equals one in TOML, but for what Python alone can hold, which cannot be written."""
+    config, held = (
+        RunConfig(
+            task=Work(), method=evolve(PLAIN, hypergradient=estimate), budget=Budget.parse("60 s")
+        )
+        for estimate in (
+            Estimate(solver=Direct(rtol=1)),
+            Estimate(solver=Direct(guess=lambda n: n)),
+        )
     )
-    config = RunConfig(task=Work(), method=method, budget=Budget(seconds=60))
     again = RunConfig.from_toml(config.to_toml(), registry=REGISTRY)
     assert again == config
     assert again.config_hash == config.config_hash, "an integer for a float is the same number"
-
-
-def test_what_python_alone_can_hold_cannot_be_written() -> None:
-    method = Pipeline(
-        generator=Generator(),
-        selector=Choose(),
-        hypergradient=Estimate(solver=Direct(guess=lambda n: n)),
-        outer=Move(),
-    )
     with rejects("not-supported", "method", *SOLVER, "guess", of=ConfigError):
-        RunConfig(task=Work(), method=method, budget=Budget(seconds=60)).to_toml()
+        held.to_toml()
 
 
 def test_the_hash_knows_what_matters(monkeypatch: pytest.MonkeyPatch) -> None:
     config = config_of()
-    assert len(config.config_hash) == 8
-    assert int(config.config_hash, 16) >= 0
-    assert attrs.evolve(config, seed=9, run=RunSettings(out="x")).config_hash == config.config_hash
+    assert evolve(config, seed=9, run=RunSettings(out="x")).config_hash == config.config_hash
     others = {
         config.config_hash,
-        attrs.evolve(config, budget=Budget(outer_steps=3)).config_hash,
-        attrs.evolve(config, task=Work(size=4)).config_hash,
+        evolve(config, budget=Budget(outer_steps=3)).config_hash,
+        evolve(config, task=Work(size=4)).config_hash,
         config_of(method=at("generator", "count", value=9)).config_hash,
-        attrs.evolve(config, run=RunSettings(dtype="float64")).config_hash,
+        evolve(config, run=RunSettings(dtype="float64")).config_hash,
     }
     monkeypatch.setattr(Work, "version", "2")
     assert len(others | {config.config_hash}) == 6
@@ -347,16 +344,53 @@ def test_a_configuration_survives_the_trip_through_toml(config: RunConfig) -> No
     assert again.config_hash == config.config_hash
 
 
-# --- the fingerprint of data
+def test_data_that_cannot_be_read_have_the_reason_for_their_contents() -> None:
+    for error in (FileNotFoundError(2, "No such file"), DataError("missing-file", "no such data")):
+        task = SimpleNamespace(made_of=Mock(side_effect=error))
+        assert data_of(task) == {"made_of": str(error)}
+    with rejects("wrong-result", of=ConfigError):
+        data_of(SimpleNamespace(made_of=lambda: {"rows": b"digest"}))
+
+
+# --- files that nobody vouches for
+
+
+def test_files_that_cannot_be_read(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "pipe.toml")
+    for path in (str(tmp_path / "absent.toml"), str(tmp_path / "pipe.toml"), "/dev/zero"):
+        with rejects("unreadable-file", path, of=ConfigError):
+            load(path, registry=REGISTRY)
+    with rejects("wrong-format", "run.toml", of=ConfigError) as caught:
+        load(write(tmp_path, "seed = \n"), registry=REGISTRY)
+    assert "(at line 1, column 8)" in caught.value.message
 
 
 @pytest.mark.parametrize(
-    "error", [FileNotFoundError(2, "No such file"), DataError("missing-file", "no such file")]
+    "line",
+    [
+        "a = " + "[" * 5000 + "]" * 5000,
+        "a" + ".a" * 5000 + " = 1",
+        '[run."' + "b" * 100_000 + '"]',
+        "seed = " + "9" * 5000,
+        "seed = " + "9" * 400,
+        "seed = 1979-05-27",
+        "run.label = [1979-05-27T07:32:00Z, 07:32:00]",
+        "run.threads = 1000000000",
+        "run.checkpoint_seconds = " + "9" * 400,
+        "run = 3",
+        'task = "' + "w" * 500_000 + '"',
+        "x" * 2_000_000 + " = 1",
+        "\n".join(f"key{number} = 1" for number in range(3000)),
+        'method.name = "\\u001b[31m"',
+    ],
+    ids=lambda line: line[:30],
 )
-def test_data_that_cannot_be_read_have_the_reason_for_their_contents(error: Exception) -> None:
-    def fail() -> None:
-        raise error
-
-    assert data_of(SimpleNamespace(made_of=fail)) == {"made_of": str(error)}
-    with rejects("wrong-result", of=ConfigError):
-        data_of(SimpleNamespace(made_of=lambda: {"rows": b"digest"}))
+def test_a_hostile_file_is_one_message(tmp_path: Path, line: str) -> None:
+    key = line.partition(" ")[0].partition(".")[0]
+    rest = [row for row in TEXT.splitlines() if not row.startswith((f"{key} ", f"[{key}"))]
+    with pytest.raises(ConfigError) as caught:
+        load(write(tmp_path, "\n".join([line, *rest])), registry=REGISTRY)
+    assert len(str(caught.value)) < 30_000
+    if "\n" not in line and len(line) < 6000:
+        with pytest.raises(ConfigError):
+            load(write(tmp_path), [line.replace(" = ", "=")], registry=REGISTRY)
