@@ -261,6 +261,7 @@ PIPELINE: dict[str, tuple[Any, ...]] = {
         "no-rows-for-role",
         ("method", "keep"),
     ),
+    "what to keep": (lambda: pipeline(keep="median"), "unknown-choice", ("keep",)),
     "no x": (lambda: pipeline().init(problem(x0={}), 0), "wrong-value", ("x0",)),
 }
 
