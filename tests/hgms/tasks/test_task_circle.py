@@ -1,85 +1,57 @@
-"""The paper's two circle examples against brute force over the circle, finite differences and
-the pseudoinverse formula.
+"""The paper's two circle examples: brute force over the circle, the kink, and the functions that
+they are made of. Derivatives: test_closed_forms.py.
 """
 
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
+from typing import Any
 
 import pytest
 import scipy.integrate
 import torch
+from support.helpers import F64, assert_same
+from torch import Tensor
 
 import hgms_core
 from hgms.tasks.circle import CircleDegenerate, CircleKink
-from hgms.tasks.circle.functions import bump, wall, well
+from hgms.tasks.circle.functions import bump, bump_slope, wall, well
+from hgms_core import Problem, Tree
 
 CPU = torch.device("cpu")
-DOUBLE = torch.float64
-
 TASKS = [CircleKink(), CircleDegenerate(), CircleDegenerate(b=0.2)]
-
-THETAS = [0.3, 1.3, 2.4]
-
-
-def at(theta: float) -> dict[str, torch.Tensor]:
-    return {"theta": torch.tensor([theta], dtype=DOUBLE)}
+TIE = 10 / (2 * math.pi)
 
 
-def pseudoinverse(matvec: hgms_core.MatVec, b: torch.Tensor) -> torch.Tensor:
-    hessian = torch.stack([matvec(column) for column in torch.eye(len(b), dtype=DOUBLE)], dim=1)
-    return torch.linalg.pinv(hessian, rtol=1e-8, hermitian=True) @ b
+def at(theta: float) -> Tree:
+    return {"theta": torch.tensor([theta], dtype=F64)}
+
+
+def built(task: Any, dtype: torch.dtype = F64) -> tuple[Problem, Any]:
+    return task.problem(0, CPU, dtype), task.closed_form(0, CPU, dtype)
 
 
 @pytest.mark.parametrize("task", TASKS)
-@pytest.mark.parametrize("theta", THETAS)
-def test_no_point_of_the_circle_is_better_than_the_closed_form(
-    task: CircleKink | CircleDegenerate, theta: float
-) -> None:
-    problem = task.problem(0, CPU, DOUBLE)
-    exact = task.closed_form(0, CPU, DOUBLE)
-    angle = torch.linspace(0, 2 * math.pi, 20001, dtype=DOUBLE)
+@pytest.mark.parametrize("theta", [0.3, 1.3, 2.4])
+def test_no_point_of_the_circle_is_better_than_the_closed_form(task: Any, theta: float) -> None:
+    problem, exact = built(task)
+    angle = torch.linspace(0, 2 * math.pi, 20001, dtype=F64)
     circle = math.sqrt(1 + theta**2) * torch.stack([angle.cos(), angle.sin()], dim=1)
-    lower = torch.func.vmap(problem.g, in_dims=(None, 0, None))(at(theta), {"x": circle}, {})
-    upper = torch.func.vmap(problem.f, in_dims=(None, 0, None))(at(theta), {"x": circle}, {})
-    assert lower.max() < 1e-25
+    lower, upper = (
+        torch.func.vmap(loss, in_dims=(None, 0, None))(at(theta), {"x": circle}, {})
+        for loss in (problem.g, problem.f)
+    )
+    assert max(lower.max(), problem.g(at(theta), exact.solution(at(theta)), {})) < 1e-25
     assert float(upper.min()) == pytest.approx(float(exact.value(at(theta))), abs=1e-7)
-    x = exact.solution(at(theta))
-    assert torch.isclose(problem.f(at(theta), x, {}), exact.value(at(theta)), atol=1e-14)
-    assert problem.g(at(theta), x, {}) < 1e-25
-
-
-@pytest.mark.parametrize("task", TASKS)
-@pytest.mark.parametrize("theta", THETAS)
-def test_the_derivative_is_the_slope_of_the_value_and_the_pseudoinverse_formula(
-    task: CircleKink | CircleDegenerate, theta: float
-) -> None:
-    problem = task.problem(0, CPU, DOUBLE)
-    exact = task.closed_form(0, CPU, DOUBLE)
-    slope = float(exact.hypergradient(at(theta))["theta"])
-    step = 1e-5
-    difference = float(exact.value(at(theta + step)) - exact.value(at(theta - step))) / (2 * step)
-    assert slope == pytest.approx(difference, rel=1e-5, abs=1e-9)
-    for strategy in ("vjp", "jvp"):
-        found = hgms_core.hypergradient(
-            lambda t, x: problem.f(t, x, {}),
-            lambda t, x: problem.g(t, x, {}),
-            at(theta),
-            exact.solution(at(theta)),
-            solver=pseudoinverse,
-            strategy=strategy,
-        )
-        assert float(found.value["theta"]) == pytest.approx(slope, rel=1e-9, abs=1e-12)
 
 
 def test_the_kink_is_a_kink() -> None:
-    exact = CircleKink().closed_form(0, CPU, DOUBLE)
-    tie = 10 / (2 * math.pi)
-    left, right = (float(exact.hypergradient(at(tie + side))["theta"]) for side in (-1e-6, 1e-6))
-    assert left > 0.1
-    assert right < -0.1
-    assert abs(float(exact.value(at(tie)))) < 1e-14
-    assert abs(float(exact.solution(at(tie))["x"][0])) == pytest.approx(math.sqrt(1 + tie**2))
+    _, exact = built(CircleKink())
+    left, right = (float(exact.hypergradient(at(TIE + side))["theta"]) for side in (-1e-6, 1e-6))
+    assert left > 0.1 > -0.1 > right
+    assert abs(float(exact.value(at(TIE)))) < 1e-14
+    assert abs(float(exact.solution(at(TIE))["x"][0])) == pytest.approx(math.sqrt(1 + TIE**2))
 
 
 @pytest.mark.parametrize("t", [-1.7, 0.05, 0.6, 40.0])
@@ -87,23 +59,18 @@ def test_the_flat_well_is_the_integral_and_its_derivatives_are_right(t: float) -
     integral, _ = scipy.integrate.quad(
         lambda s: math.exp(-1 / s**2) if s else 0.0, 0, abs(t), epsabs=1e-15, epsrel=1e-13
     )
-    point = torch.tensor(t, dtype=DOUBLE, requires_grad=True)
-    value = well(point)
-    (first,) = torch.autograd.grad(value, point, create_graph=True)
-    (second,) = torch.autograd.grad(first, point)
-    assert float(value.detach()) == pytest.approx(integral, rel=1e-10, abs=1e-15)
-    assert float(first.detach()) == pytest.approx(
-        math.copysign(math.exp(-1 / t**2), t), rel=1e-9, abs=1e-15
-    )
-    assert float(second) == pytest.approx(
-        2 / abs(t) ** 3 * math.exp(-1 / t**2), rel=1e-7, abs=1e-13
-    )
+    point = torch.tensor(t, dtype=F64)
+    first, second = torch.func.grad(well)(point), torch.func.grad(torch.func.grad(well))(point)
+    edge = math.exp(-1 / t**2)
+    assert float(well(point)) == pytest.approx(integral, rel=1e-10, abs=1e-15)
+    assert float(first) == pytest.approx(math.copysign(edge, t), rel=1e-9, abs=1e-15)
+    assert float(second) == pytest.approx(2 / abs(t) ** 3 * edge, rel=1e-7, abs=1e-13)
 
 
 @pytest.mark.parametrize("function", [bump, well, wall])
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize("dtype", [torch.float32, F64])
 def test_nothing_near_zero_is_nan_through_two_derivatives(
-    function: object, dtype: torch.dtype
+    function: Callable[[Tensor], Tensor], dtype: torch.dtype
 ) -> None:
     tiny = torch.finfo(dtype).tiny
     points = [0.0, -0.0, tiny, -tiny, tiny / 16, 1e-30, -1e-9, 1e-3, 0.0299, 0.0301, -0.031, 0.1]
@@ -112,28 +79,79 @@ def test_nothing_near_zero_is_nan_through_two_derivatives(
     (first,) = torch.autograd.grad(value.sum(), t, create_graph=True)
     (second,) = torch.autograd.grad(first.sum(), t)
     _, forward = torch.func.jvp(function, (t.detach(),), (torch.ones_like(t),))
-    for numbers in (value, first, second, forward):
-        assert torch.isfinite(numbers).all()
+    assert torch.isfinite(torch.stack([value, first, second, forward])).all()
     assert torch.allclose(first, forward)
     assert (value[:8] == 0).all()
 
 
+def test_bump_slope_is_the_derivative_of_bump() -> None:
+    theta = torch.linspace(-3, 3, 301, dtype=F64)
+    slope = torch.func.grad(lambda t: bump(t).sum())(theta)
+    assert_same(slope, bump_slope(theta), rtol=1e-11, atol=1e-14)
+
+
 @pytest.mark.parametrize("task", TASKS)
-def test_the_problem_starts_at_the_wrong_side_and_stays_in_its_box(
-    task: CircleKink | CircleDegenerate,
-) -> None:
-    problem = task.problem(0, CPU, torch.float32)
-    exact = task.closed_form(0, CPU, torch.float32)
+def test_the_problem_starts_at_the_wrong_side_and_stays_in_its_box(task: Any) -> None:
+    problem, exact = built(task, torch.float32)
     numbers = problem.evaluate(problem.theta0, problem.x0)
-    assert list(numbers) == list(task.metrics)
     assert numbers["upper_loss"] > 0.3 > numbers["value"]
     assert numbers["manifold_distance"] < 1e-6
     assert numbers["solution_distance"] == pytest.approx(2 * math.sqrt(1 + task.start**2), rel=1e-5)
-    assert problem.x0["x"].dtype is torch.float32
-    for far, edge in ((-5.0, task.low), (9.0, task.high), (1.0, 1.0)):
-        assert float(problem.project({"theta": torch.tensor([far])})["theta"]) == pytest.approx(
-            edge
-        )
-    assert (
-        problem.evaluate(problem.theta0, exact.solution(problem.theta0))["solution_distance"] == 0
-    )
+    best = exact.solution(problem.theta0)
+    assert problem.evaluate(problem.theta0, best)["solution_distance"] == 0
+    inside = [float(problem.project({"theta": torch.tensor([t])})["theta"]) for t in (-5, 9, 1.0)]
+    assert inside == pytest.approx([task.low, task.high, 1.0])
+
+
+@pytest.mark.extended
+def test_without_selection_the_iterates_run_through_the_kink_into_a_worse_minimum() -> None:
+    problem, exact = built(CircleKink())
+    ends = []
+    for selects in (True, False):
+        theta, x = problem.theta0, problem.x0
+        for _ in range(150):
+            # an exact lower solver: the best point of the circle, or the one nearest to the last
+            nearest = {"x": x["x"] / x["x"].norm() * (1 + theta["theta"] ** 2).sqrt()}
+            x = exact.solution(theta) if selects else nearest
+            found = hgms_core.hypergradient(
+                lambda t, y: problem.f(t, y, {}),
+                lambda t, y: problem.g(t, y, {}),
+                theta,
+                x,
+                solver=lambda matvec, b: (
+                    torch.linalg.pinv(
+                        torch.stack([matvec(column) for column in torch.eye(2, dtype=F64)]),
+                        rtol=1e-8,
+                        hermitian=True,
+                    )
+                    @ b
+                ),
+            )
+            theta = problem.project({"theta": theta["theta"] - 0.03 * found.value["theta"]})
+        ends.append((float(theta["theta"]), problem.evaluate(theta, x)["value"]))
+    assert ends == [
+        (pytest.approx(2.2511, abs=1e-3), pytest.approx(-1.94877, abs=1e-5)),
+        (pytest.approx(1.3119, abs=1e-3), pytest.approx(-0.89804, abs=1e-5)),
+    ]
+
+
+def test_the_degenerate_gradient_is_continuous_but_has_no_hoelder_exponent() -> None:
+    _, exact = built(CircleDegenerate())
+    distances = [1e-3, 1e-6, 1e-9, 1e-12]
+    changes = [abs(float(exact.hypergradient(at(TIE + s))["theta"])) for s in distances]
+    assert changes == sorted(changes, reverse=True)
+    # a Hölder exponent of 0.1 would shrink the change a thousandfold^0.1 = 2 each time; (log
+    # 1/s)^(-1/2) falls ever slower
+    ratios = [near / far for near, far in zip(changes[1:], changes, strict=False)]
+    assert ratios == sorted(ratios)
+    assert ratios[-1] > 0.8
+    slope = abs(float(bump_slope(at(TIE)["theta"]))) / 4
+    assert changes[-1] == pytest.approx(slope / math.sqrt(math.log(1e12)), rel=0.05)
+
+
+def test_the_ambient_hessian_hides_the_degeneracy() -> None:
+    problem, exact = built(CircleDegenerate(b=0.7))
+    x = torch.tensor([math.sqrt(1 + TIE**2), 0.0], dtype=F64)
+    assert_same(exact.solution(at(TIE))["x"], x, atol=0.2)  # t* falls only like 1/√log
+    hessian = torch.func.hessian(lambda point: problem.f(at(TIE), {"x": point}, {}))(x)
+    assert float(hessian[1, 1]) == pytest.approx(1.4, abs=1e-12)
