@@ -12,6 +12,7 @@ import os
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -122,6 +123,16 @@ class Server:
 
     def close(self) -> None:
         self._process.communicate(timeout=60)
+
+
+def forked(function: Callable[[], object]) -> int:
+    """The number of a process that calls the function, and ends with it."""
+    if process := os.fork():
+        return process
+    try:
+        function()
+    finally:
+        os._exit(1)
 
 
 def rows_written(folder: Path) -> int:
