@@ -64,19 +64,16 @@ def double_backward(theta: Tree, x: Tree, v: Tree) -> Tree:
     return dict(zip(upper, torch.autograd.grad(product, list(upper.values())), strict=True))
 
 
-def ones(_: Tensor, x: Tensor) -> Tensor:
-    return 0.5 * (x - 1).square().sum()
-
-
 @every_strategy
-def test_products_are_those_of_the_dense_hessian(strategy: Any) -> None:
+@pytest.mark.parametrize("scale", [0.0, 1e-30, 1.0, 1e30])
+def test_products_are_those_of_the_dense_hessian_over_sixty_orders_of_magnitude(
+    strategy: Any, scale: float
+) -> None:
     at = curvature(lower, X, strategy)
-    hessian = dense_hessian(lower, X)
-    for seed in range(3):
-        v = normal(SPEC.size, seed=seed)
-        torch.testing.assert_close(
-            at.matvec(v), hessian @ v, rtol=TOLERANCE[strategy], atol=TOLERANCE[strategy]
-        )
+    v = normal(SPEC.size)
+    expected = scale * (dense_hessian(lower, X) @ v)
+    within = TOLERANCE[strategy]
+    torch.testing.assert_close(at.matvec(scale * v), expected, rtol=within, atol=scale * within)
     flat = SPEC.ravel(X).requires_grad_()
     (slope,) = torch.autograd.grad(lower(SPEC.unravel(flat)), flat)
     torch.testing.assert_close(at.gradient, slope, rtol=1e-13, atol=1e-14)
@@ -84,46 +81,16 @@ def test_products_are_those_of_the_dense_hessian(strategy: Any) -> None:
 
 @every_strategy
 def test_stacked_products_are_those_of_each_row(strategy: Any) -> None:
-    states = [
-        PROBLEM.x0,
-        {name: leaf + 0.3 for name, leaf in X.items()},
-        {name: -leaf for name, leaf in X.items()},
-    ]
-    stacked = stack(states)
-    at = curvature(lambda x: torch.func.vmap(lower)(x), stacked, strategy, stacked=True)
-    v = normal(3, SPEC.size)
-    found = at.matvec(v)
-    for i, state in enumerate(states):
-        alone = curvature(lower, state, "vjp")
-        torch.testing.assert_close(
-            found[i], alone.matvec(v[i]), rtol=TOLERANCE[strategy], atol=TOLERANCE[strategy]
-        )
-        torch.testing.assert_close(at.gradient[i], alone.gradient, rtol=1e-13, atol=1e-14)
-
-
-@every_strategy
-@pytest.mark.parametrize("scale", [0.0, 1e-30, 1e30])
-def test_products_are_linear_over_sixty_orders_of_magnitude(strategy: Any, scale: float) -> None:
-    v = normal(SPEC.size)
-    found = curvature(lower, X, strategy).matvec(scale * v)
-    expected = scale * (dense_hessian(lower, X) @ v)
-    torch.testing.assert_close(found, expected, rtol=0, atol=scale * 1e-6)
-
-
-def test_a_zero_direction_is_safe_in_float32() -> None:
-    x = {"x": torch.full((4,), 1e4)}
-    at = curvature(lambda point: (point["x"] ** 2).sum(), x, "difference")
-    assert_same(at.matvec(torch.zeros(4)), torch.zeros(4))
-
-
-@every_strategy
-def test_a_linear_lower_loss_has_a_zero_hessian(strategy: Any) -> None:
-    slope = normal(3)
-    at = curvature(lambda x: slope @ x["x"], {"x": normal(3, seed=1)}, strategy)
+    states = [X, {name: leaf + 0.3 for name, leaf in X.items()}]
+    at = curvature(lambda x: torch.func.vmap(lower)(x), stack(states), strategy, stacked=True)
+    v = normal(2, SPEC.size)
+    alone = [curvature(lower, state, "vjp") for state in states]
+    expected = torch.stack([each.matvec(row) for each, row in zip(alone, v, strict=True)])
     torch.testing.assert_close(
-        at.matvec(normal(3, seed=2)), torch.zeros(3, dtype=F64), rtol=0, atol=1e-9
+        at.matvec(v), expected, rtol=TOLERANCE[strategy], atol=TOLERANCE[strategy]
     )
-    assert_same(at.gradient, slope)
+    gradients = torch.stack([each.gradient for each in alone])
+    torch.testing.assert_close(at.gradient, gradients, rtol=1e-13, atol=1e-14)
 
 
 @every_strategy
@@ -132,6 +99,13 @@ def test_leaves_that_are_linear_or_unused_contribute_nothing(strategy: Any) -> N
     at = curvature(lambda p: (p["curved"] ** 3).sum() + 2 * p["linear"].sum(), x, strategy)
     expected = torch.cat([6 * x["curved"], torch.zeros(4, dtype=F64)])
     torch.testing.assert_close(at.matvec(torch.ones(7, dtype=F64)), expected, rtol=1e-8, atol=1e-8)
+    slope = normal(3)
+    at = curvature(lambda x: slope @ x["x"], {"x": normal(3, seed=1)}, strategy)
+    assert_same(at.matvec(normal(3, seed=2)), torch.zeros(3, dtype=F64), atol=1e-9)
+    assert_same(at.gradient, slope)
+    single = {"x": torch.full((4,), 1e4)}
+    at = curvature(lambda point: (point["x"] ** 2).sum(), single, strategy)
+    assert_same(at.matvec(torch.zeros(4)), torch.zeros(4))
 
 
 @every_strategy
@@ -148,41 +122,30 @@ def test_the_cross_product_is_double_backward(strategy: Any) -> None:
 
 
 @every_strategy
-def test_the_cross_product_is_zero_where_theta_or_the_mix_is_missing(strategy: Any) -> None:
-    theta = {"t": normal(2)}
-    x = {"x": normal(3)}
+@pytest.mark.parametrize(
+    "g",
+    [lambda t, p: (p["x"] ** 2).sum(), lambda t, p: (p["x"] ** 2).sum() + (t["t"] ** 2).sum()],
+    ids=["without θ", "without the mix"],
+)
+def test_the_cross_product_is_zero_where_theta_or_the_mix_is_missing(g: Any, strategy: Any) -> None:
     v = {"x": normal(3, seed=1)}
-    for g in (
-        lambda t, p: (p["x"] ** 2).sum(),
-        lambda t, p: (p["x"] ** 2).sum() + (t["t"] ** 2).sum(),
-    ):
-        torch.testing.assert_close(
-            cross_product(g, theta, x, v, strategy)["t"],
-            torch.zeros(2, dtype=F64),
-            rtol=0,
-            atol=1e-9,
-        )
+    found = cross_product(g, {"t": normal(2)}, {"x": normal(3)}, v, strategy)
+    assert_same(found, {"t": torch.zeros(2, dtype=F64)}, atol=1e-9)
 
 
 @pytest.mark.parametrize("displacement", [0.25, 2.0])
-def test_a_displacement_is_how_far_the_two_ends_lie_apart(displacement: float) -> None:
+@pytest.mark.parametrize("size", [1.0, -40.0, 0.0])
+def test_a_displacement_is_how_far_the_two_ends_lie_apart(displacement: float, size: float) -> None:
     """g = θx³: the central difference of ∇_θ g over τ to each side of x along a unit vector is
     3x² + τ²; v scales it.
     """
     theta = {"t": torch.ones((), dtype=F64)}
     x = {"x": torch.tensor(3.0, dtype=F64)}
-    for size in (1.0, -40.0):
-        v = {"x": torch.tensor(size, dtype=F64)}
-        found = cross_product(
-            lambda t, p: t["t"] * p["x"] ** 3, theta, x, v, "difference", displacement
-        )
-        assert_same(
-            found, {"t": torch.tensor(size * (27 + displacement**2), dtype=F64)}, rtol=1e-13
-        )
-    nothing = cross_product(
-        lambda t, p: t["t"] * p["x"], theta, x, {"x": 0 * x["x"]}, "difference", displacement
+    v = {"x": torch.tensor(size, dtype=F64)}
+    found = cross_product(
+        lambda t, p: t["t"] * p["x"] ** 3, theta, x, v, "difference", displacement
     )
-    assert_same(nothing, {"t": torch.zeros((), dtype=F64)})
+    assert_same(found, {"t": torch.tensor(size * (27 + displacement**2), dtype=F64)}, rtol=1e-13)
 
 
 def test_differences_of_a_loss_in_bfloat16_reach_as_far_as_its_rounding_asks() -> None:
@@ -196,8 +159,10 @@ def test_differences_of_a_loss_in_bfloat16_reach_as_far_as_its_rounding_asks() -
     def g(t: Tree, p: Tree) -> Tensor:
         return (t["t"] * p["x"].bfloat16().float() ** 4).sum() / 12
 
+    def error(found: Tensor, right: Tensor) -> float:
+        return float((found - right).norm() / right.norm())
+
     def errors(precision: torch.dtype | None) -> tuple[float, float, float]:
-        hessian = theta["t"] * x["x"] ** 2
         right = x["x"] ** 3 * v / 3
         product = curvature(lambda p: g(theta, p), x, "difference", precision=precision).matvec(v)
         mixed = cross_product(g, theta, x, {"x": v}, "difference", precision=precision)["t"]
@@ -212,12 +177,8 @@ def test_differences_of_a_loss_in_bfloat16_reach_as_far_as_its_rounding_asks() -
             precision=precision,
         )
         assert_same(asked[0], product)
-        whole = float((found.value["t"] + right).norm() / right.norm())
-        return (
-            float((product - hessian * v).norm() / (hessian * v).norm()),
-            float((mixed - right).norm() / right.norm()),
-            whole,
-        )
+        hessian = theta["t"] * x["x"] ** 2
+        return error(product, hessian * v), error(mixed, right), error(-found.value["t"], right)
 
     assert max(errors(torch.bfloat16)) < 0.05
     assert min(errors(None)) > 0.1
@@ -229,32 +190,29 @@ def test_attention_has_a_second_derivative_inside_the_context_alone() -> None:
 
     leaf = normal(1, 1, 6, 4).requires_grad_()
 
-    def product() -> Tensor:
-        out = torch.nn.functional.scaled_dot_product_attention(leaf, leaf, leaf, is_causal=True)
-        (slope,) = torch.autograd.grad(out.pow(2).sum(), leaf, create_graph=True)
+    def product(attention: Callable[[Tensor], Tensor]) -> Tensor:
+        (slope,) = torch.autograd.grad(attention(leaf).pow(2).sum(), leaf, create_graph=True)
         return torch.autograd.grad(slope.pow(2).sum(), leaf)[0]
 
+    def fused(x: Tensor) -> Tensor:
+        return torch.nn.functional.scaled_dot_product_attention(x, x, x, is_causal=True)
+
+    def written_out(x: Tensor) -> Tensor:
+        above = ~torch.ones(6, 6).tril().bool()
+        return (x @ x.mT / 2).masked_fill(above, -torch.inf).softmax(-1) @ x
+
     with sdpa_kernel(SDPBackend.FLASH_ATTENTION), pytest.raises(RuntimeError, match="derivative"):
-        product()
+        product(fused)
     with sdpa_kernel(SDPBackend.FLASH_ATTENTION), twice_differentiable_attention():
-        found = product()
-    scores = (leaf @ leaf.transpose(-1, -2) / 2).masked_fill(
-        ~torch.ones(6, 6).tril().bool(), -torch.inf
-    )
-    (slope,) = torch.autograd.grad(
-        (scores.softmax(-1) @ leaf).pow(2).sum(), leaf, create_graph=True
-    )
-    torch.testing.assert_close(
-        found, torch.autograd.grad(slope.pow(2).sum(), leaf)[0], rtol=1e-9, atol=1e-9
-    )
+        found = product(fused)
+    torch.testing.assert_close(found, product(written_out), rtol=1e-9, atol=1e-9)
 
 
 def test_upper_gradients_are_zero_for_what_does_not_enter() -> None:
     theta = {"t": normal(2)}
     x = {"x": normal(3)}
     value, direct, slope = upper_gradients(lambda t, p: (p["x"] ** 2).sum(), theta, x)
-    assert_same(direct, {"t": torch.zeros(2, dtype=F64)})
-    assert_same(slope, {"x": 2 * x["x"]})
+    assert_same((direct, slope), ({"t": torch.zeros(2, dtype=F64)}, {"x": 2 * x["x"]}))
     assert not value.requires_grad
     _, direct, slope = upper_gradients(lambda t, p: torch.tensor(1.0, dtype=F64), theta, x)
     assert_same([direct["t"].sum(), slope["x"].sum()], [0.0, 0.0])

@@ -161,6 +161,7 @@ REFUSED: dict[str, tuple[Any, ...]] = {
     "an empty dataset": (lambda: Rows(float, 0), "no-rows", ()),
     "lengths": (lambda: {"a": A, "y": Y[:4]}, "wrong-length", (), "a 6, y 4"),
     "a number": (lambda: {"a": 3.0}, "wrong-column", ("a",), "a float"),
+    "a tensor without rows": (lambda: {"a": torch.zeros(())}, "wrong-column", ("a",)),
     "a tensor alone": (lambda: torch.zeros(3), "wrong-type", (), "a Tensor", "{'x': …}"),
     "an array alone": (lambda: A, "wrong-type", (), "a ndarray"),
     "a file": (lambda: "train.csv", "wrong-type", (), "pandas.read_csv('train.csv')"),

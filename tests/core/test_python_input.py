@@ -58,6 +58,11 @@ PROBLEM: dict[str, tuple[Any, ...]] = {
         ("theta0", "t"),
     ),
     "x as a module": (lambda: problem(x0=MODULE), "wrong-type", ("x0",)),
+    "x as a state_dict": (
+        lambda: problem(x0=nn.BatchNorm1d(2).state_dict()),
+        "wrong-dtype",
+        ("x0", "num_batches_tracked"),
+    ),
     "x as parameters": (lambda: problem(x0=MODULE.parameters()), "wrong-type", ("x0",)),
     "a frozen layer": (
         lambda: problem(x0={"a": nn.Parameter(Y), "b": nn.Parameter(Y, requires_grad=False)}),

@@ -78,6 +78,11 @@ HYPERGRADIENT: dict[str, tuple[Any, ...]] = {
         ("f",),
     ),
     "no θ": (lambda: h(g=lambda t, x: (x**2).sum()), "theta-unused", ("theta",)),
+    "θ detached": (
+        lambda: h(g=lambda t, x: (x * t.detach()).square().sum()),
+        "theta-unused",
+        ("theta",),
+    ),
     "a lower solution's solver": (
         lambda: (
             lower_solution(
@@ -255,6 +260,11 @@ LOSSES: dict[str, tuple[Any, ...]] = {
         ("f",),
     ),
     "by hand: no θ": (lambda: by_hand(g=f), "theta-unused", ("theta0",)),
+    "by hand: dropout": (
+        lambda: by_hand(g=lambda t, x, b: g(t, {"w": nn.functional.dropout(x["w"] + 1)}, b)),
+        "random-loss",
+        ("loss",),
+    ),
     "by hand: no_grad": (lambda: by_hand(g=no_gradient(g)), "theta-unused", ("theta0",)),
 }
 
