@@ -45,6 +45,20 @@ def role_of(method: str) -> dict[str, str]:
     return {"role": ROLES[method]} if method in ROLES else {}
 
 
+RESULTS = ("checkpoint", "steps", "summary")
+"""How the files begin that have to be the same for every run of one seed."""
+
+
+def contents(folder: Path, starts: str | tuple[str, ...] = RESULTS) -> dict[str, bytes]:
+    """The files below ``folder`` whose names begin so."""
+    files = (path for path in sorted(folder.rglob("*")) if path.is_file())
+    return {
+        str(path.relative_to(folder)): path.read_bytes()
+        for path in files
+        if path.name.startswith(starts)
+    }
+
+
 def write_run(
     folder: Path,
     *,

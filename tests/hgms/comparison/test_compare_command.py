@@ -15,6 +15,9 @@ from hgms.runs import RunFolder
 
 SWEEP = "[sweep]\ntrials = 3\nbudget = '2s'\nspace.walk = { noise = [0.1, 0.2, 0.3] }\n"
 GRID = 'budget = "5s"\nseeds = 2\ntask = ["bowl"]\nmethod = ["walk"]\n' + SWEEP
+BUDGET = ["--budget", "2 steps"]
+TASK = ["--task", "bowl"]
+WALK = [*TASK, "--methods", "walk"]
 
 
 @pytest.fixture
@@ -24,8 +27,7 @@ def hgms(bowl: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callabl
 
 
 def test_flags_alone_make_a_grid(hgms: Callable[..., Any]) -> None:
-    what = ["--task", "bowl", "--set", "task.rows=7", "--methods", "walk"]
-    flags = [*what, "--budget", "3 steps", "--seeds", "5-6", "--out", "o"]
+    flags = [*WALK, "--set", "task.rows=7", *BUDGET, "--seeds", "5-6", "--out", "o"]
 
     def listed() -> list[tuple[int, str]]:
         rows = json.loads(hgms(*flags, "--dry-run", "--json").stdout)
@@ -41,25 +43,16 @@ def test_flags_alone_make_a_grid(hgms: Callable[..., Any]) -> None:
     assert json.loads(hgms(*flags, "--jobs", "0", "--json").stdout)["seeds"] == [5, 6]
 
 
-BUDGET = ["--budget", "2 steps"]
-TASK = ["--task", "bowl"]
-WALK = [*TASK, "--methods", "walk"]
-
-
 @pytest.mark.parametrize(
     ("arguments", "stated"),
     [
         ([*WALK, "--budget", "0s"], "(budget.seconds)"),
-        ([*WALK, "--budget", "60"], "(budget)"),
         (WALK, "(budget)"),
         ([*WALK, "--budget", "1e999 steps"], "(budget)"),
         ([*TASK, *BUDGET, "--methods", "wlak"], "(method.wlak.name)"),
-        ([*TASK, *BUDGET, "--methods", "needy"], "(method.needy)"),
-        ([*WALK, *BUDGET, "--seeds", "x"], "'--seeds'"),
         ([*WALK, *BUDGET, "--seeds", "5-3"], "'--seeds'"),
         ([*WALK, *BUDGET, "--seeds", "0-99999999999"], "'--seeds'"),
         ([*WALK, *BUDGET, "--seeds", "99999999999"], "(seeds)"),
-        ([*WALK, *BUDGET, "--set", "run.device=mps"], "(run.device)"),
         ([*WALK, *BUDGET, "--scale", "cpu"], "(--scale cpu)"),
         ([*WALK, *BUDGET, "--out", "file"], "(file)"),
         ([*WALK, *BUDGET, "--set", "rows=3"], "(--set rows=3)"),
@@ -79,30 +72,24 @@ def test_bad_input_leaves_with_2_before_anything_runs(
     assert not Path("runs").exists()
 
 
-def test_a_dry_run_lists_trials_too_and_says_how_long_it_takes(hgms: Callable[..., Any]) -> None:
-    Path("grid.toml").write_text(GRID)
-    listed = hgms("grid.toml", "--dry-run")
-    assert listed.exit_code == 0, listed.stderr
-    assert listed.stdout.splitlines()[-1].startswith("5 of 5 runs to do: 16 s of steps")
-    rows = json.loads(hgms("grid.toml", "--dry-run", "--json").stdout)
-    assert {row["state"] for row in rows} == {"new"}
-    trials = [(0, 100), (1, 100), (2, 100), (None, 0), (None, 1)]
-    assert [(row["trial"], row["seed"]) for row in rows] == trials
-    assert not Path("runs").exists()
-
-
-def test_a_dry_run_estimates_from_runs_that_have_ended(
+def test_a_dry_run_lists_trials_and_estimates_from_runs_that_have_ended(
     hgms: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    flags = ["--task", "bowl", "--methods", "walk", "--budget", "3 steps", "--out", "o"]
+    flags = [*WALK, *BUDGET, "--out", "o"]
 
     def last(*more: str) -> str:
         return str(hgms(*more, "--dry-run").stdout.splitlines()[-1])
 
+    Path("grid.toml").write_text(GRID)
+    assert last("grid.toml").startswith("5 of 5 runs to do: 16 s of steps")
+    rows = json.loads(hgms("grid.toml", "--dry-run", "--json").stdout)
+    trials = [(0, 100), (1, 100), (2, 100), (None, 0), (None, 1)]
+    assert [(row["trial"], row["seed"]) for row in rows] == trials
     assert last(*flags, "--seeds", "2").startswith("2 of 2 runs to do; how long they take is known")
+    assert not [*Path().glob("runs"), *Path().glob("o")]
     assert hgms(*flags, "--seeds", "2", "--jobs", "0").exit_code == 0
     assert last(*flags, "--seeds", "2") == "0 of 2 runs to do"
-    took = iter([30.0, 50.0] * 2)
+    took = iter([30.0, 50.0])
     monkeypatch.setattr(RunFolder, "records", lambda _: [{"seconds": 1.0}, {"seconds": next(took)}])
     assert last(*flags, "--seeds", "5").startswith("3 of 5 runs to do: about 120 s of steps")
     Path("grid.toml").write_text(GRID.replace("'2s'", "'2 steps'"))

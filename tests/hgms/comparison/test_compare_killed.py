@@ -8,8 +8,10 @@ import signal
 from pathlib import Path
 
 import pytest
+from support.made_runs import contents
 from support.processes import Server, rows_written, strike
 
+pytestmark = pytest.mark.extended
 GRID = """
 budget = "20 steps"
 seeds = 2
@@ -40,43 +42,31 @@ def prepared(folder: Path, text: str = GRID) -> Path:
     return folder
 
 
-def contents(out: Path) -> dict[str, bytes]:
-    """Everything that has to be the same for every run of one seed."""
-    kept = ("checkpoint", "steps", "summary")
-    files = (path for path in sorted(out.rglob("*")) if path.name.startswith(kept))
-    return {str(path.relative_to(out)): path.read_bytes() for path in files}
-
-
 @pytest.fixture(scope="module")
 def whole(tmp_path_factory: pytest.TempPathFactory, server: Server) -> dict[str, bytes]:
     """What a comparison writes that is left alone."""
     folder = prepared(tmp_path_factory.mktemp("whole"))
-    server.start(folder, *COMPARE, "0")
-    assert server.end() == 0
-    files = contents(folder / "runs")
-    assert len(files) == 4 * 4
-    return files
+    assert server.run(folder, *COMPARE, "0").returncode == 0
+    return contents(folder / "runs")
 
 
-@pytest.mark.parametrize("kills", [2, pytest.param(6, marks=pytest.mark.extended)])
 def test_killed_again_and_again_it_equals_the_one_left_alone(
-    tmp_path: Path, server: Server, whole: dict[str, bytes], kills: int
+    tmp_path: Path, server: Server, whole: dict[str, bytes]
 ) -> None:
     folder = prepared(tmp_path / "killed")
     chance = random.Random(0)
     (folder / "hold-1-19").touch()  # nothing passes the 62nd of 84 rows while kills fall
-    for _ in range(kills):
-        goal = min(rows_written(folder) + chance.randint(2, 54 // kills), 62)
+    for _ in range(6):
+        goal = min(rows_written(folder) + chance.randint(2, 9), 62)
         process = server.start(folder, *COMPARE, "0")
         strike(process, folder, goal, signal.SIGKILL, chance.uniform(0, 0.05))
         assert server.end() == -signal.SIGKILL
     (folder / "hold-1-19").unlink()
-    server.start(folder, *COMPARE, "0")
-    assert server.end() == 0
+    assert server.run(folder, *COMPARE, "0").returncode == 0
     assert contents(folder / "runs") == whole
+    assert len(whole) == 4 * 4
 
 
-@pytest.mark.extended
 def test_sigterm_saves_every_running_cell(
     tmp_path: Path, server: Server, whole: dict[str, bytes]
 ) -> None:
@@ -86,22 +76,18 @@ def test_sigterm_saves_every_running_cell(
     text = GRID.replace("checkpoint_seconds = 0.0", "checkpoint_seconds = 1000.0")
     folder = prepared(tmp_path / "ended", text)
     (folder / "hold-0-12").touch()
-    process = server.start(folder, *COMPARE, "2")
-    strike(process, folder, 2 * 13, signal.SIGTERM, 0.03)
+    strike(server.start(folder, *COMPARE, "2"), folder, 2 * 13, signal.SIGTERM, 0.03)
     assert server.end() == 128 + signal.SIGTERM
-    assert len(list(folder.rglob("checkpoint.json"))) == 2
-    assert not list(folder.rglob("summary.json"))
+    left = (len(list(folder.rglob(name))) for name in ("checkpoint.json", "summary.json"))
+    assert tuple(left) == (2, 0)
     (folder / "hold-0-12").unlink()
-    server.start(folder, *COMPARE, "0")
-    assert server.end() == 0
-    left, went_on = (
-        sorted(data for name, data in files.items() if name.endswith("steps.jsonl"))
-        for files in (whole, contents(folder / "runs"))
+    assert server.run(folder, *COMPARE, "0").returncode == 0
+    rows = contents(folder / "runs", ("steps",)).values()  # in folders of another configuration
+    assert sorted(rows) == sorted(
+        data for name, data in whole.items() if name.endswith("steps.jsonl")
     )
-    assert went_on == left
 
 
-@pytest.mark.extended
 def test_with_workers_kills_and_ctrl_c_change_nothing(
     tmp_path: Path, server: Server, whole: dict[str, bytes]
 ) -> None:
@@ -111,32 +97,28 @@ def test_with_workers_kills_and_ctrl_c_change_nothing(
     folder = prepared(tmp_path / "killed")
     # the first run ends after the first blow, the third after the second
     (folder / "hold-0-19").touch()
-    process = server.start(folder, *COMPARE, "1")
-    strike(process, folder, 5, signal.SIGKILL, 0.03)
+    strike(server.start(folder, *COMPARE, "1"), folder, 5, signal.SIGKILL, 0.03)
     assert server.end() == -signal.SIGKILL
-    (folder / "hold-0-19").unlink()
-    (folder / "hold-1-19").touch()
+    (folder / "hold-0-19").rename(folder / "hold-1-19")
     process = server.start(folder, *COMPARE, "1")
     strike(process, folder, rows_written(folder) + 25, signal.SIGINT, 0.03)
     assert server.end() == 130
     (folder / "hold-1-19").unlink()
     errors = (folder / "err").read_text()
-    assert "run the same command again" in errors
-    assert "Traceback" not in errors
-    server.start(folder, *COMPARE, "2", "--json")
-    assert server.end() == 0, (folder / "err").read_text()
+    assert ("run the same command again" in errors, "Traceback" in errors) == (True, False)
+    done = server.run(folder, *COMPARE, "2", "--json")
+    assert done.returncode == 0, done.stderr
     assert contents(folder / "runs") == whole
-    printed = json.loads((folder / "out").read_text())
-    assert [row["method"] for row in printed["tasks"][0]["methods"]] == ["walk", "quick"]
+    methods = json.loads(done.stdout)["tasks"][0]["methods"]
+    assert [row["method"] for row in methods] == ["walk", "quick"]
 
 
-@pytest.mark.extended
 def test_a_killed_worker_takes_no_other_cell_with_it(tmp_path: Path, server: Server) -> None:
     text = GRID.replace('label = "quick"', 'label = "quick"\nbreaks = "kill"\nseed = 0')
     folder = prepared(tmp_path, text.replace("20 steps", "4 steps").replace("0.02", "0.0"))
-    server.start(folder, *COMPARE, "1", "--json")
-    assert server.end() == 1
-    printed = json.loads((folder / "out").read_text())
+    done = server.run(folder, *COMPARE, "1", "--json")
+    assert done.returncode == 1
+    printed = json.loads(done.stdout)
     [failure] = printed["failed"]
     assert (failure["method"], failure["seed"], failure["status"]) == ("quick", 0, "failed")
     assert "killed by SIGKILL" in failure["reason"]

@@ -23,57 +23,33 @@ def scaled(x: float) -> float:
     return SCALE * x
 
 
+def with_closure(power: int) -> Callable[[float], float]:
+    return lambda x: x**power
+
+
 def test_a_fingerprint_knows_values_code_closures_and_globals(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    def with_closure(power: int) -> Callable[[float], float]:
-        return lambda x: x**power
-
-    assert fingerprint(with_closure(2)) == fingerprint(with_closure(2))
     model = torch.nn.Linear(2, 1)
-    before = fingerprint(scaled)
+    before = [fingerprint(scaled), fingerprint(model)]
     monkeypatch.setitem(scaled.__globals__, "SCALE", 3.0)
-    distinct = [
-        before,
-        fingerprint(scaled),
-        fingerprint(with_closure(2)),
-        fingerprint(with_closure(3)),
-        fingerprint(model),
-        fingerprint(Follow()),
-        fingerprint(Follow(0.5)),
-        fingerprint(torch.zeros(2)),
-        fingerprint(torch.zeros(2).double()),
-        fingerprint(torch.zeros(1, 2)),
-        fingerprint({"a": 1}),
-        fingerprint({"a": 1.0}),
-        fingerprint(Follow),
-    ]
+    torch.nn.init.ones_(model.weight)
+    objects = [scaled, model, with_closure(2), with_closure(3), Follow, Follow(), Follow(0.5)]
+    tensors = [torch.zeros(2), torch.zeros(2).double(), torch.zeros(1, 2), {"a": 1}, {"a": 1.0}]
+    distinct = [*before, *map(fingerprint, [*objects, *tensors])]
     assert len(set(distinct)) == len(distinct)
-    with torch.no_grad():
-        model.weight.add_(1)
-    assert fingerprint(model) != distinct[4]
-    alike = [
-        re.compile("a"),
-        Decimal(1),
-        range(3),
-        deque([1]),
-        torch.nn.Dropout(0.1),
-        lambda: "x",
-        partial(scaled, 1),
+    assert fingerprint(with_closure(2)) == fingerprint(with_closure(2))
+    pairs: list[tuple[Any, Any]] = [
+        (re.compile("a"), re.compile("b")),
+        (Decimal(1), Decimal(2)),
+        (range(3), range(4)),
+        (deque([1]), deque([2])),
+        (torch.nn.Dropout(0.1), torch.nn.Dropout(0.2)),
+        (lambda: "x", lambda: "y"),
+        (partial(scaled, 1), partial(scaled, 2)),
     ]
-    other = [
-        re.compile("b"),
-        Decimal(2),
-        range(4),
-        deque([2]),
-        torch.nn.Dropout(0.2),
-        lambda: "y",
-        partial(scaled, 2),
-    ]
-    assert [fingerprint(value) for value in alike] == [
-        fingerprint(copy.deepcopy(value)) for value in alike
-    ]
-    assert all(fingerprint(a) != fingerprint(b) for a, b in zip(alike, other, strict=True))
+    assert all(fingerprint(one) == fingerprint(copy.deepcopy(one)) for one, _ in pairs)
+    assert all(fingerprint(one) != fingerprint(other) for one, other in pairs)
     loop: list[Any] = []
     loop.append(loop)
     assert fingerprint(loop) == fingerprint(loop)
