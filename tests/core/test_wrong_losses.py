@@ -283,7 +283,12 @@ def test_wrong_losses(wrong: Any, code: str, place: tuple[Any, ...]) -> None:
     assert caught.value.place == place
 
 
-def test_labels_with_an_axis_are_named_with_what_removes_it() -> None:
-    with rejects("loss-failed", "f", of=ConfigError) as caught:
-        LOSSES["labels with an axis"][0]()
-    assert "batch['c'].squeeze(1)" in str(caught.value)
+def test_a_column_is_shown_as_it_is_to_be_written() -> None:
+    for label, shown in (
+        ("labels with an axis", "batch['c'].squeeze(1)"),
+        ("a batch as a tuple", "batch['0'], batch['1']"),
+        ("θ shorter than the rows", "80"),
+    ):
+        with rejects(LOSSES[label][1], *LOSSES[label][2], of=ConfigError) as caught:
+            LOSSES[label][0]()
+        assert shown in str(caught.value.hint)
