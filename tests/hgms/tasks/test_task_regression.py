@@ -1,5 +1,5 @@
-"""Ridge and logistic regression on real tables: against scikit-learn, against finite
-differences, and the data.
+"""Ridge and logistic regression on real tables: against scikit-learn, and the data. Derivatives:
+test_closed_forms.py.
 """
 
 from __future__ import annotations
@@ -8,148 +8,90 @@ import math
 import sys
 import types
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
 from sklearn.datasets import dump_svmlight_file, load_diabetes, load_wine
-from support.helpers import finite_differences, rejects
+from sklearn.linear_model import LogisticRegression, Ridge
+from sklearn.metrics import r2_score
+from support.helpers import F64, normal, rejects
 
 import hgms_core
 from hgms.tasks.regression import LogisticCv, RidgeCv, load_table
-from hgms_core import ConfigError, DataError, MissingExtra, NumericalError
+from hgms_core import ConfigError, DataError, MissingExtra, NumericalError, Problem, Tree
 
 CPU = torch.device("cpu")
-DOUBLE = torch.float64
-
-TASKS = [
-    RidgeCv(),
-    LogisticCv(),
-    LogisticCv(dataset="sklearn:wine"),
-    LogisticCv(dataset="sklearn:iris", penalties="classes"),
-]
 
 
-def theta_of(problem: hgms_core.Problem) -> dict[str, torch.Tensor]:
-    theta0 = problem.theta0["log_penalty"]
-    return {
-        "log_penalty": torch.linspace(-4, 0.5, theta0.numel(), dtype=DOUBLE).reshape(theta0.shape)
-    }
+def built(task: RidgeCv | LogisticCv, seed: int = 0) -> tuple[Problem, Any, Tree]:
+    """Of the task: its problem, the closed form, and a θ to look at them at."""
+    problem = task.problem(seed, CPU, F64)
+    first = problem.theta0["log_penalty"]
+    theta = torch.linspace(-4, 0.5, first.numel(), dtype=F64).reshape(first.shape)
+    return problem, task.closed_form(seed, CPU, F64), {"log_penalty": theta}
 
 
 def test_parts_are_disjoint_and_standardised_with_the_training_rows(tmp_path: Path) -> None:
     features = np.column_stack([np.arange(40.0), np.full(40, 0.1), np.arange(40.0) ** 2])
     dump_svmlight_file(features, np.arange(40.0), str(tmp_path / "numbered"))
     task = RidgeCv(dataset=f"libsvm:{tmp_path / 'numbered'}", shares=(0.5, 0.3, 0.2))
-    problem = task.problem(0, CPU, DOUBLE)
-    exact = task.closed_form(0, CPU, DOUBLE)
-    train = problem.lower_data.whole
-    assert torch.allclose(train["a"].mean(0), torch.zeros(3, dtype=DOUBLE), atol=1e-12)
+    problem, exact, _ = built(task)
+    train, above = problem.lower_data.whole, problem.upper_data["select"].whole
+    table = torch.column_stack([train["a"], train["b"]])
+    assert torch.allclose(table.mean(0), torch.zeros(4, dtype=F64), atol=1e-12)
     # the second one is constant
-    assert train["a"].std(0, correction=0).tolist() == pytest.approx([1, 0, 1], abs=1e-12)
-    assert float(train["b"].mean()) == pytest.approx(0, abs=1e-12)
-    assert float(train["b"].std(correction=0)) == pytest.approx(1)
+    assert table.std(0, correction=0).tolist() == pytest.approx([1, 0, 1, 1], abs=1e-12)
     # feature 0 is the row's number, and so is the target: what standardises one standardises the
     # other
-    for rows in (train, problem.upper_data["select"].whole):
+    for rows in (train, above):
         assert torch.allclose(rows["a"][:, 0], rows["b"])
-    values = torch.cat([train["b"], problem.upper_data["stop"].whole["b"]])
-    assert len(values.unique()) == 32
-    assert torch.equal(exact.validation_a, problem.upper_data["differentiate"].whole["a"])
+    assert len(torch.cat([train["b"], above["b"]]).unique()) == 32
+    assert torch.equal(exact.validation_a, above["a"])
 
 
-def test_ridge_is_scikit_learns_on_rescaled_features() -> None:
-    from sklearn.linear_model import Ridge
-
-    task = RidgeCv()
-    problem = task.problem(1, CPU, DOUBLE)
-    exact = task.closed_form(1, CPU, DOUBLE)
-    theta = theta_of(problem)
-    rows = problem.lower_data.whole
+@pytest.mark.parametrize("dataset", ["diabetes", "breast-cancer", "wine"])
+def test_the_solution_is_scikit_learns_on_rescaled_features(dataset: str) -> None:
+    task = RidgeCv() if dataset == "diabetes" else LogisticCv(dataset=f"sklearn:{dataset}")
+    problem, exact, theta = built(task, seed=1)
+    rows = {name: leaf.numpy() for name, leaf in problem.lower_data.whole.items()}
     # with z_j = x_j e^{θ_j/2}: one penalty for all, and their α is n times ours
     scale = torch.exp(-theta["log_penalty"] / 2)
-    model = Ridge(alpha=len(rows["a"]), fit_intercept=False, tol=1e-14).fit(
-        (rows["a"] * scale).numpy(), rows["b"].numpy()
-    )
-    assert torch.allclose(
-        exact.solution(theta)["x"], torch.from_numpy(model.coef_) * scale, rtol=1e-9, atol=1e-12
-    )
-
-
-@pytest.mark.parametrize("dataset", ["sklearn:breast-cancer", "sklearn:wine"])
-def test_logistic_is_scikit_learns_on_rescaled_features(dataset: str) -> None:
-    from sklearn.linear_model import LogisticRegression
-
-    task = LogisticCv(dataset=dataset)
-    problem = task.problem(1, CPU, DOUBLE)
-    exact = task.closed_form(1, CPU, DOUBLE)
-    theta = theta_of(problem)
-    rows = problem.lower_data.whole
-    scale = torch.exp(-theta["log_penalty"] / 2)
+    n = len(rows["a"])
     model = LogisticRegression(
-        C=1 / len(rows["a"]), fit_intercept=False, tol=1e-10, max_iter=5000, solver="newton-cg"
+        C=1 / n, fit_intercept=False, tol=1e-10, max_iter=5000, solver="newton-cg"
     )
-    model.fit((rows["a"] * scale).numpy(), rows["label"].numpy())
-    assert torch.allclose(
-        exact.solution(theta)["x"], torch.from_numpy(model.coef_) * scale, rtol=1e-4, atol=1e-6
-    )
+    target, close = rows.get("label"), {"rtol": 1e-4, "atol": 1e-6}
+    if dataset == "diabetes":
+        model = Ridge(alpha=n, fit_intercept=False, tol=1e-14)
+        target, close = rows["b"], {"rtol": 1e-9, "atol": 1e-12}
+    found = torch.from_numpy(model.fit(rows["a"] * scale.numpy(), target).coef_) * scale
+    assert torch.allclose(exact.solution(theta)["x"], found, **close)
 
 
-@pytest.mark.parametrize("task", TASKS)
-def test_the_solution_is_stationary_and_the_value_is_the_upper_loss_there(
-    task: RidgeCv | LogisticCv,
-) -> None:
-    problem = task.problem(2, CPU, DOUBLE)
-    exact = task.closed_form(2, CPU, DOUBLE)
-    theta = theta_of(problem)
-    x = exact.solution(theta)
-    grads, _ = hgms_core.gradient(problem.g, theta, x, problem.lower_data.whole)
-    assert float(grads[0].norm()) < 1e-9
-    assert torch.isclose(
-        exact.value(theta), problem.f(theta, x, problem.upper_data["stop"].whole), rtol=1e-12
-    )
-
-
-@pytest.mark.parametrize("task", TASKS)
-def test_the_hypergradient_is_the_slope_of_the_value(task: RidgeCv | LogisticCv) -> None:
-    problem = task.problem(3, CPU, DOUBLE)
-    exact = task.closed_form(3, CPU, DOUBLE)
-    theta = theta_of(problem)
-    found = exact.hypergradient(theta)["log_penalty"]
-    slopes = finite_differences(exact.value, theta, step=1e-4)["log_penalty"]
-    assert torch.allclose(found, slopes, rtol=1e-5, atol=1e-8)
-    assert float(found.norm()) > 1e-3
-
-
-@pytest.mark.parametrize(("task", "dtype"), [(TASKS[0], torch.float64), (TASKS[3], torch.float32)])
-def test_evaluate_returns_the_declared_metrics(
-    task: RidgeCv | LogisticCv, dtype: torch.dtype
-) -> None:
-    problem = task.problem(0, CPU, dtype)
-    exact = task.closed_form(0, CPU, DOUBLE)
-    theta = theta_of(problem)
+@pytest.mark.parametrize(
+    ("task", "dtype"),
+    [(RidgeCv(), F64), (LogisticCv(dataset="sklearn:iris", penalties="classes"), torch.float32)],
+)
+def test_the_metrics_are_value_stationarity_and_distance(task: Any, dtype: torch.dtype) -> None:
+    _, exact, theta = built(task)
     x = {name: leaf + 0.1 for name, leaf in exact.solution(theta).items()}
-    rough = {name: leaf.to(dtype) for name, leaf in theta.items()}
-    figures = problem.evaluate(rough, {name: leaf.to(dtype) for name, leaf in x.items()})
-    assert list(figures) == list(task.metrics)
-    assert figures["value_function"] == pytest.approx(float(exact.value(theta)), rel=1e-5)
-    assert figures["stationarity"] == pytest.approx(
-        float(exact.hypergradient(theta)["log_penalty"].norm()), rel=1e-3
+    figures = task.problem(0, CPU, dtype).evaluate(
+        *({name: leaf.to(dtype) for name, leaf in tree.items()} for tree in (theta, x))
     )
+    assert figures["value_function"] == pytest.approx(float(exact.value(theta)), rel=1e-5)
+    slope = exact.hypergradient(theta)["log_penalty"]
+    assert figures["stationarity"] == pytest.approx(float(slope.norm()), rel=1e-3)
     assert figures["lower_distance"] == pytest.approx(0.1 * x["x"].numel() ** 0.5, rel=1e-4)
 
 
 def test_test_figures_are_those_of_the_untouched_rows() -> None:
-    from sklearn.metrics import r2_score
-
-    task = RidgeCv(shares=(0.4, 0.2, 0.4))
-    problem = task.problem(0, CPU, DOUBLE)
-    exact = task.closed_form(0, CPU, DOUBLE)
+    problem, exact, _ = built(RidgeCv(shares=(0.4, 0.2, 0.4)))
     x = exact.solution(problem.theta0)
     raw, target = load_diabetes(return_X_y=True)
     order = torch.randperm(442, generator=hgms_core.Key(0).fold("ridge-cv").generator()).numpy()
-    train = order[:177]
-    test = order[265:]
+    train, test = order[:177], order[265:]
     scaled = (raw[test] - raw[train].mean(0)) / raw[train].std(0)
     said = scaled @ x["x"].numpy() * target[train].std() + target[train].mean()
     assert problem.evaluate(problem.theta0, x)["test_r2"] == pytest.approx(
@@ -157,11 +99,32 @@ def test_test_figures_are_those_of_the_untouched_rows() -> None:
     )
 
 
-def test_a_value_that_cannot_be_solved_for_is_nan_and_the_rest_is_not() -> None:
-    problem = LogisticCv(bound=1000.0).problem(0, CPU, DOUBLE)
-    figures = problem.evaluate({"log_penalty": torch.full((31,), -500.0, dtype=DOUBLE)}, problem.x0)
+def test_newtons_derivatives_are_those_of_the_loss() -> None:
+    problem, exact, theta = built(LogisticCv(dataset="sklearn:iris"))
+    x = normal(3, 5)
+
+    def loss(flat: torch.Tensor) -> torch.Tensor:
+        return problem.g(theta, {"x": flat.reshape(3, 5)}, problem.lower_data.whole)
+
+    for found, of in zip(exact._derivatives(theta, {"x": x}), ("grad", "hessian"), strict=True):
+        expected = getattr(torch.func, of)(loss)(x.flatten())
+        assert torch.allclose(found, expected, rtol=1e-10, atol=1e-13)
+
+
+def test_a_system_that_cannot_be_solved_is_an_error_and_its_metrics_nan() -> None:
+    exact = LogisticCv().closed_form(0, CPU, F64)
+    hopeless = type(exact)(exact.train, exact.validation, exact.vectors, max_steps=2)
+    with rejects("not-converged", "max_steps", of=NumericalError):
+        # the classes are all but separated
+        hopeless.solution({"log_penalty": torch.full((31,), -9.0, dtype=F64)})
+    problem = LogisticCv(bound=1000.0).problem(0, CPU, F64)
+    figures = problem.evaluate({"log_penalty": torch.full((31,), -500.0, dtype=F64)}, problem.x0)
     missing = {name for name, value in figures.items() if math.isnan(value)}
     assert missing == {"value_function", "stationarity", "lower_distance"}
+
+
+# --- tables of files
+# --------------------------------------------------------------------------------------------------
 
 
 def rows_of(name: str) -> tuple[np.ndarray, np.ndarray]:
@@ -169,16 +132,10 @@ def rows_of(name: str) -> tuple[np.ndarray, np.ndarray]:
     last column.
     """
     rng = np.random.default_rng(len(name))
-    features = rng.normal(size=(120 if name == "small" else 60, 5)) * [
-        1,
-        0.2,
-        3,
-        1,
-        0.5 * (name == "small"),
-    ]
-    return features, np.where(
-        features @ [1.0, -2, 0.3, 0, 0] + rng.logistic(size=len(features)) > 1, 1, -1
-    )
+    size, last = (120, 0.5) if name == "small" else (60, 0)
+    features = rng.normal(size=(size, 5)) * [1, 0.2, 3, 1, last]
+    score = features @ [1.0, -2, 0.3, 0, 0] + rng.logistic(size=size)
+    return features, np.where(score > 1, 1, -1)
 
 
 @pytest.fixture(scope="module")
@@ -192,52 +149,42 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def benchmark_task(folder: Path, **fields: object) -> LogisticCv:
     names = {"dataset": f"libsvm:{folder}/small", "validation": f"libsvm:{folder}/small.t"}
-    return LogisticCv(
-        **{**names, "standardise": False, "intercept": False, "start": "random", **fields}
-    )
+    plain = {"standardise": False, "intercept": False, "start": "random"}
+    return LogisticCv(**(names | plain | fields))
 
 
 def test_one_file_trains_and_the_other_validates_as_the_field_s_benchmark_has_it(
     folder: Path,
 ) -> None:
-    problem = benchmark_task(folder).problem(3, CPU, DOUBLE)
-    theta = problem.theta0
-    x = problem.x0
-    (a, b), (other, c) = (map(torch.from_numpy, rows_of(name)) for name in ("small", "small.t"))
-
-    def loss(rows: torch.Tensor, sign: torch.Tensor) -> torch.Tensor:
-        return -torch.nn.functional.logsigmoid(sign * (rows @ x["x"][0])).mean()
-
-    regulariser = 0.5 * (theta["log_penalty"].exp() * x["x"][0] ** 2).sum()
-    assert torch.isclose(
-        problem.g(theta, x, problem.lower_data.whole), loss(a, b) + regulariser, rtol=1e-12
-    )
+    problem = benchmark_task(folder).problem(3, CPU, F64)
+    theta, x = problem.theta0, problem.x0
+    fits = [
+        -torch.nn.functional.logsigmoid(torch.from_numpy(b) * (torch.from_numpy(a) @ x["x"][0]))
+        for a, b in map(rows_of, ("small", "small.t"))
+    ]
+    below = fits[0].mean() + 0.5 * (theta["log_penalty"].exp() * x["x"][0] ** 2).sum()
+    assert torch.isclose(problem.g(theta, x, problem.lower_data.whole), below, rtol=1e-12)
     for role in hgms_core.ROLES:
-        assert torch.isclose(
-            problem.f(theta, x, problem.upper_data[role].whole), loss(other, c), rtol=1e-12
-        )
+        above = problem.f(theta, x, problem.upper_data[role].whole)
+        assert torch.isclose(above, fits[1].mean(), rtol=1e-12)
 
 
 def test_a_random_start_is_normal_below_and_log_uniform_above(folder: Path) -> None:
     task = benchmark_task(folder, theta0=0.5)
-    starts = [task.problem(seed, CPU, DOUBLE) for seed in range(100)]
+    starts = [task.problem(seed, CPU, F64) for seed in range(100)]
     theta = torch.stack([problem.theta0["log_penalty"] for problem in starts]) - 0.5
     x = torch.stack([problem.x0["x"] for problem in starts])
     assert theta.max() < 0
     assert float(theta.exp().mean()) == pytest.approx(0.5, abs=0.05)
-    assert (float(x.mean()), float(x.std())) == (
-        pytest.approx(0, abs=0.15),
-        pytest.approx(1, abs=0.1),
-    )
+    assert float(x.mean()) == pytest.approx(0, abs=0.15)
+    assert float(x.std()) == pytest.approx(1, abs=0.1)
     assert torch.equal(task.problem(7, CPU, torch.float32).x0["x"], starts[7].x0["x"].float())
-    constant = benchmark_task(folder, start="zeros", theta0=-2.0, penalties="classes").problem(
-        0, CPU, DOUBLE
-    )
-    assert constant.theta0["log_penalty"].tolist() == [[-2.0]]
-    assert not constant.x0["x"].any()
+    constant = benchmark_task(folder, start="zeros", theta0=-2.0, penalties="classes")
+    assert constant.problem(0, CPU, F64).theta0["log_penalty"].tolist() == [[-2.0]]
+    assert not constant.problem(0, CPU, F64).x0["x"].any()
 
 
-def test_files_are_looked_for_below_the_folder_of_data(
+def test_files_are_looked_for_below_the_folder_of_data_and_have_to_fit(
     folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("HGMS_DATA", str(folder))
@@ -245,24 +192,18 @@ def test_files_are_looked_for_below_the_folder_of_data(
     assert load_table("libsvm:small.t", 5).features.shape == (60, 5)
     with rejects("unreadable-file", "libsvm:small", of=DataError):
         load_table("libsvm:small", 4)
-    with rejects("wrong-shape", "sklearn:iris", of=DataError):
-        benchmark_task(folder, validation="sklearn:iris").problem(0, CPU, DOUBLE)
-
-
-def test_validation_rows_of_an_unknown_class_are_refused(folder: Path) -> None:
-    path = folder / "odd"
-    path.write_text("1 1:1\n7 2:1\n")
-    with rejects("wrong-value", f"libsvm:{path}", of=DataError):
-        benchmark_task(folder, validation=f"libsvm:{path}").problem(0, CPU, DOUBLE)
+    (folder / "odd").write_text("1 1:1\n7 2:1\n")
+    for name, code in (("sklearn:iris", "wrong-shape"), ("libsvm:odd", "wrong-value")):
+        with rejects(code, name, of=DataError):
+            benchmark_task(folder, validation=name).problem(0, CPU, F64)
 
 
 def test_a_libsvm_file_is_read_like_the_table_it_holds(tmp_path: Path) -> None:
     features, target = load_wine(return_X_y=True)
-    path = tmp_path / "wine.txt"
-    dump_svmlight_file(features, target + 5, str(path))
+    dump_svmlight_file(features, target + 5, str(tmp_path / "wine.txt"))
     one, other = (
-        LogisticCv(dataset=name).problem(0, CPU, DOUBLE).lower_data.whole
-        for name in (f"libsvm:{path}", "sklearn:wine")
+        LogisticCv(dataset=name).problem(0, CPU, F64).lower_data.whole
+        for name in (f"libsvm:{tmp_path}/wine.txt", "sklearn:wine")
     )
     assert torch.allclose(one["a"], other["a"], atol=1e-9)
     assert torch.equal(one["label"], other["label"])
@@ -281,6 +222,8 @@ def test_a_libsvm_file_is_read_like_the_table_it_holds(tmp_path: Path) -> None:
         ("1 99999999:1\n" * 55, "too-large", ConfigError),
         # 88 MB, but 320 GB where a system in its columns is solved
         ("1 199999:1\n" * 55, "too-large", ConfigError),
+        # numbers are no classes
+        ("".join(f"{i} 1:{i}\n" for i in range(30)), "wrong-value", DataError),
     ],
 )
 def test_what_is_wrong_with_a_libsvm_file_is_said(
@@ -289,15 +232,13 @@ def test_what_is_wrong_with_a_libsvm_file_is_said(
     path = tmp_path / "rows"
     if text is not None:
         path.write_text(text)
+    task = LogisticCv if "29 1:29" in str(text) else RidgeCv
     with rejects(code, f"libsvm:{path}", of=of):
-        RidgeCv(dataset=f"libsvm:{path}").problem(0, CPU, DOUBLE)
+        task(dataset=f"libsvm:{path}").problem(0, CPU, F64)
 
 
-def test_numbers_are_not_taken_for_classes(tmp_path: Path) -> None:
-    path = tmp_path / "rows"
-    path.write_text("".join(f"{i} 1:{i}\n" for i in range(30)))
-    with rejects("wrong-value", f"libsvm:{path}", of=DataError):
-        LogisticCv(dataset=f"libsvm:{path}").problem(0, CPU, DOUBLE)
+# --- tables of others
+# --------------------------------------------------------------------------------------------------
 
 
 def test_openml_is_asked_for_name_and_version(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -308,11 +249,11 @@ def test_openml_is_asked_for_name_and_version(monkeypatch: pytest.MonkeyPatch) -
         asked.append((name, version, as_frame))
         if name not in tables:
             raise ConnectionError("no route")
-        data = tables[name]
-        return types.SimpleNamespace(data=data, target=np.array(["1", "2.5"] * 5)[: len(data)])
+        target = np.array(["1", "2.5"] * 5)[: len(tables[name])]
+        return types.SimpleNamespace(data=tables[name], target=target)
 
     monkeypatch.setattr("sklearn.datasets.fetch_openml", fetch)
-    rows = RidgeCv(dataset="openml:boston@3").problem(0, CPU, DOUBLE).lower_data.whole
+    rows = RidgeCv(dataset="openml:boston@3").problem(0, CPU, F64).lower_data.whole
     assert len(rows["b"].unique()) == 2
     assert load_table("openml:boston").target.tolist() == ["1", "2.5"] * 5
     assert asked == [("boston", 3, False), ("boston", "active", False)]
@@ -329,14 +270,11 @@ class Rows(dict):
 
 def test_a_table_of_the_hub_is_its_numeric_columns(monkeypatch: pytest.MonkeyPatch) -> None:
     label = [0, 1] * 10
-    tables = {
-        ("good", "v1"): Rows(
-            note=["x"] * 20, label=label, size=list(range(20)), width=[0.5, 1.5] * 10
-        ),
-        ("words", None): Rows(text=["x"] * 20, label=label),
-    }
-    module = types.ModuleType("datasets")
-    module.load_dataset = lambda name, *, split, revision: tables[name, revision]
+    good = Rows(note=["x"] * 20, label=label, size=list(range(20)), width=[0.5, 1.5] * 10)
+    tables = {("good", "v1"): good, ("words", None): Rows(text=["x"] * 20, label=label)}
+    module = types.SimpleNamespace(
+        load_dataset=lambda name, *, split, revision: tables[name, revision]
+    )
     monkeypatch.setitem(sys.modules, "datasets", module)
     table = load_table("hub:good@v1")
     assert table.features.tolist() == [[float(i), 0.5 + i % 2] for i in range(20)]
@@ -357,11 +295,3 @@ def test_a_missing_extra_names_the_line_that_installs_it(
     with rejects("missing-package", "dataset", of=MissingExtra) as caught:
         load_table(name)
     assert caught.value.install == f"pip install 'hgms[{extra}]'"
-
-
-def test_newton_says_when_it_does_not_reach_its_tolerance() -> None:
-    exact = LogisticCv().closed_form(0, CPU, DOUBLE)
-    hopeless = type(exact)(exact.train, exact.validation, exact.vectors, max_steps=2)
-    with rejects("not-converged", "max_steps", of=NumericalError):
-        # the classes are all but separated
-        hopeless.solution({"log_penalty": torch.full((31,), -9.0, dtype=DOUBLE)})
