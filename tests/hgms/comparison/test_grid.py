@@ -51,10 +51,6 @@ def grid(text: str = TEXT, **changes: Any) -> Grid:
     return load({**tomllib.loads(text), **changes}, source="grid.toml", **names)
 
 
-def test_tables_of_later_stages_are_passed_over() -> None:
-    assert grid(sample={"size": 3}, finetune={}, evaluate={"benchmarks": ["gsm8k"]}) == grid()
-
-
 def test_cells_go_seed_by_seed_with_labels_in_their_folders() -> None:
     loaded = grid()
     cells = loaded.cells()
@@ -70,10 +66,12 @@ def test_cells_go_seed_by_seed_with_labels_in_their_folders() -> None:
     assert {cell.config.budget for cell in cells} == {Budget(outer_steps=4)}
 
 
-def test_labels_change_neither_hash_nor_result() -> None:
-    plain = grid(method=["walk"])
-    labelled = grid(method=[{"name": "walk", "label": "w"}])
-    assert plain.pairs["bowl", "walk"].config_hash == labelled.pairs["bowl", "w"].config_hash
+def test_labels_and_tables_of_later_stages_change_no_run_and_labels_narrow_the_grid() -> None:
+    assert grid(sample={"size": 3}, finetune={}, evaluate={"benchmarks": ["gsm8k"]}) == grid()
+    labelled = grid(method=[{"name": "walk", "label": "w"}]).pairs["bowl", "w"]
+    assert labelled.config_hash == grid().pairs["bowl", "walk"].config_hash
+    narrowed = grid(tasks=["wide"], methods=["quick"])
+    assert (list(narrowed.pairs), narrowed.reference) == ([("wide", "quick")], "quick")
 
 
 def test_settings_reach_all_of_a_kind_one_label_or_the_rest() -> None:
@@ -82,33 +80,24 @@ def test_settings_reach_all_of_a_kind_one_label_or_the_rest() -> None:
     assert rates == {("wide", "walk"): 0.1, ("wide", "quick"): 0.2}
     sets = ["task.rows=7", "quick.noise=0.0", "run.dtype=float64", "budget=9 calls"]
     loaded = grid(sets=[*sets, "method.pause=0.5"])
-    assert [config.task.rows for config in loaded.pairs.values()] == [7] * 4
-    assert [config.method.noise for config in loaded.pairs.values()] == [0.05, 0.0] * 2
-    assert {config.method.pause for config in loaded.pairs.values()} == {0.5}
+    configs = loaded.pairs.values()
+    assert [config.task.rows for config in configs] == [7] * 4
+    assert [(it.method.noise, it.method.pause) for it in configs] == [(0.05, 0.5), (0.0, 0.5)] * 2
     assert (loaded.run.dtype, loaded.budget) == ("float64", Budget(oracle_calls=9))
     dotted = TEXT.replace('"wide"', '"wide-0.5"').replace("on.wide.", 'on."wide-0.5".')
     loaded = grid(dotted, sets=["wide-0.5.rows=7"])
     assert [config.task.rows for config in loaded.pairs.values()] == [5, 5, 7, 7]
 
 
-def test_a_grid_can_be_narrowed_to_labels() -> None:
-    assert list(grid(tasks=["wide"], methods=["quick"]).pairs) == [("wide", "quick")]
-    assert grid(methods=["quick"]).reference == "quick"
-
-
 def test_all_methods_of_a_seed_see_the_same_problem() -> None:
-    problems = {
-        (cell.config.seed, cell.method): cell.config.task.problem(
-            cell.config.seed, torch.device("cpu"), torch.float64
-        )
-        for cell in grid(tasks=["bowl"]).cells()
-    }
-    for seed in range(3):
-        one, other = problems[seed, "walk"], problems[seed, "quick"]
-        assert_same((dict(one.x0), dict(one.theta0)), (dict(other.x0), dict(other.theta0)))
-        for role, part in one.upper_data.items():
-            assert torch.equal(part.whole["t"], other.upper_data[role].whole["t"])
-    assert not torch.equal(problems[0, "walk"].x0["x"], problems[1, "walk"].x0["x"])
+    seen = []
+    for cell in grid(tasks=["bowl"]).cells()[:3]:
+        task, seed = cell.config.task, cell.config.seed
+        made = task.problem(seed, torch.device("cpu"), torch.float64)
+        rows = {role: part.whole["t"] for role, part in made.upper_data.items()}
+        seen.append([dict(made.x0), dict(made.theta0), rows])
+    assert_same(seen[0], seen[1])
+    assert not torch.equal(seen[0][0]["x"], seen[2][0]["x"])
 
 
 SWEEP = {"trials": 3, "space": {"quick": {"move.lr": [0.1, 0.2, 0.4]}}}
@@ -128,17 +117,13 @@ def swept(**space: Any) -> dict[str, Any]:
         ({"budget": "0 s"}, "out-of-range", (FILE, "budget", "seconds")),
         ({"budget": 60}, "wrong-type", (FILE, "budget")),
         ({"budget": "60"}, "wrong-budget", (FILE, "budget")),
-        ({"budget": {"outer_steps": 0}}, "out-of-range", (FILE, "budget", "outer_steps")),
         ({"seeds": 0}, "out-of-range", (FILE, "seeds")),
         ({"seeds": [1, 2, 1]}, "wrong-value", (FILE, "seeds")),
         ({"seeds": []}, "missing-option", (FILE, "seeds")),
-        ({"seeds": [-1]}, "out-of-range", (FILE, "seeds")),
         ({"budgets": "4 steps"}, "unknown-option", (FILE, "budgets")),
         ({"task": ["bowll"]}, "unknown-task", (FILE, "task", "bowll", "name")),
         ({"method": ["wlak"]}, "unknown-method", (FILE, "method", "wlak", "name")),
         ({"method": ["walk", "walk"]}, "duplicate-label", (FILE, "method")),
-        ({"task": ["bowl", "bowl"]}, "duplicate-label", (FILE, "task")),
-        ({"method": []}, "missing-option", (FILE, "method")),
         ({"method": [{"label": "x"}]}, "missing-option", (FILE, "method", 0, "name")),
         ({"method": [3]}, "wrong-type", (FILE, "method", 0)),
         (
@@ -151,7 +136,6 @@ def swept(**space: Any) -> dict[str, Any]:
             "reserved-label",
             (FILE, "method", 0, "label"),
         ),
-        ({"method": [{"name": "walk", "label": 3}]}, "wrong-type", (FILE, "method", 0, "label")),
         (
             {"method": [{"name": "walk", "on": {"wied": {"noise": 0.1}}}]},
             "unknown-task",
@@ -180,7 +164,6 @@ def swept(**space: Any) -> dict[str, Any]:
         ({"run": {"label": "x"}}, "not-supported", (FILE, "run", "label")),
         ({"sets": ["wlak.noise=1"]}, "unknown-label", ("--set wlak.noise=1",)),
         ({"sets": ["noise"]}, "wrong-format", ("--set noise",)),
-        ({"sets": ["walk.noise"]}, "wrong-format", ("--set walk.noise",)),
         ({"sets": ["noise=0.1"]}, "ambiguous-setting", ("--set noise=0.1",)),
         ({"tasks": ["wied"]}, "unknown-task", (FILE, "task")),
         ({"sweep": {**SWEEP, "seeds": [2, 100]}}, "conflicting-options", (FILE, "sweep", "seeds")),
@@ -197,7 +180,6 @@ def swept(**space: Any) -> dict[str, Any]:
         (swept(**{"move.lr": [0.1, 0.2, -1.0]}), "wrong-value", (*SPACE, "move", "lr")),
         (swept(**{"move.lr": []}), "missing-option", (*SPACE, "move", "lr")),
         (swept(**{"move.lr": 3}), "wrong-type", (*SPACE, "move", "lr")),
-        (swept(move={"lr": 3}), "wrong-type", (*SPACE, "move", "lr")),
         ({"sweep": {**SWEEP, "space": {"quick": 3}}}, "wrong-type", SPACE),
         ({"sweep": {**SWEEP, "trials": 10**9}}, "out-of-range", (FILE, "sweep", "trials")),
         (swept(**{"move.lr": [0.1, 0.2, 0.1]}), "wrong-value", (*SPACE, "move", "lr")),
@@ -256,8 +238,9 @@ def test_what_is_wrong_is_said(
     assert (code, place) in [(error.code, error.place) for error in caught.value.errors]
 
 
-def test_a_misspelt_name_comes_with_the_nearest() -> None:
-    for changes, near in (
+@pytest.mark.parametrize(
+    ("changes", "near"),
+    [
         ({"metric": "distanc"}, "distance"),
         ({"reference": "wlk"}, "walk"),
         ({"method": ["wlak"]}, "walk"),
@@ -265,10 +248,12 @@ def test_a_misspelt_name_comes_with_the_nearest() -> None:
         ({"sets": ["wlak.noise=1"]}, "walk"),
         ({"sweep": {**SWEEP, "space": {"quikc": {}}}}, "quick"),
         (swept(**{"move.lr": {"low": 0.1, "hgih": 1.0}}), "high"),
-    ):
-        with pytest.raises(ConfigError) as caught:
-            grid(**changes)
-        assert caught.value.errors[0].did_you_mean == (near,)
+    ],
+)
+def test_a_misspelt_name_comes_with_the_nearest(changes: dict[str, Any], near: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        grid(**changes)
+    assert caught.value.errors[0].did_you_mean == (near,)
 
 
 def test_everything_wrong_is_said_at_once() -> None:
