@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import copy
 from collections.abc import Callable
 from typing import Any
@@ -34,6 +35,7 @@ from hgms.config.fingerprinting import fingerprints
 from hgms.generators.branches import Branches
 from hgms.hypergradients import Unrolled
 from hgms_core import ConfigError, Key, Tree, check_losses, groups, values
+from hgms_core.trees import take
 
 
 def test_masks_of_dropout_are_a_function_of_the_rows_and_look_drawn() -> None:
@@ -41,19 +43,15 @@ def test_masks_of_dropout_are_a_function_of_the_rows_and_look_drawn() -> None:
     first, again = (masks(0.3, nn.Dropout, shape, range(6)) for _ in range(2))
     assert torch.equal(first, again)
     assert torch.equal(first.unique(), torch.tensor([0.0, 1 / 0.7], dtype=F64))
+    kept = (first > 0).double()
     count = first.numel()
-    spread = (0.7 * 0.3 / count) ** 0.5
-    assert abs(float((first > 0).double().mean()) - 0.7) < 5 * spread
+    assert abs(float(kept.mean()) - 0.7) < 5 * (0.7 * 0.3 / count) ** 0.5
     # no column is favoured
-    assert float(((first > 0).double().mean(0) - 0.7).abs().max()) < 5 * (0.7 * 0.3 / 100) ** 0.5
-    for other in (
-        masks(0.3, nn.Dropout, shape, range(1, 7)),
-        first.roll(1, 0),
-        first.roll(1, 1),
-        first.roll(8, 1),
-    ):
-        together = float(((first > 0) & (other > 0)).double().mean())
-        assert abs(together - 0.49) < 5 * (0.49 * 0.51 / count) ** 0.5
+    assert float((kept.mean(0) - 0.7).abs().max()) < 5 * (0.7 * 0.3 / 100) ** 0.5
+    others = [masks(0.3, nn.Dropout, shape, range(1, 7)) > 0]
+    others += [kept.roll(*by) > 0 for by in ((1, 0), (1, 1), (8, 1))]
+    together = [float((kept * other).mean()) for other in others]
+    assert together == pytest.approx([0.49] * 4, abs=5 * (0.49 * 0.51 / count) ** 0.5)
 
 
 def test_two_layers_of_dropout_and_two_calls_of_one_have_masks_of_their_own() -> None:
@@ -63,25 +61,28 @@ def test_two_layers_of_dropout_and_two_calls_of_one_have_masks_of_their_own() ->
         seen.extend(model[i](torch.ones(10_000, dtype=F64)) > 0 for i in (0, 1, 1))
         return model(batch["a"]).mean()
 
-    shared = nn.Dropout(0.5)
-    p = problem(
-        nn.Sequential(nn.Dropout(0.5), shared, nn.Linear(FEATURES, 1)).double(), lower=lower
-    )
+    layers = nn.Dropout(0.5), nn.Dropout(0.5), nn.Linear(FEATURES, 1)
+    p = problem(nn.Sequential(*layers).double(), lower=lower)
     p.g(p.theta0, p.x0, rows())
-    for a, b in ((0, 1), (0, 2), (1, 2)):
-        assert abs(float((seen[a] & seen[b]).double().mean()) - 0.25) < 0.025
+    shared = [float((seen[a] & seen[b]).double().mean()) for a, b in ((0, 1), (0, 2), (1, 2))]
+    assert shared == pytest.approx([0.25] * 3, abs=0.025)
 
 
-def test_dropout_of_channels_drops_whole_ones_and_all_where_the_rate_is_one() -> None:
-    for layer, shape in (
+@pytest.mark.parametrize(
+    ("layer", "shape"),
+    [
         (nn.Dropout1d, (20, 30, 4)),
         (nn.Dropout2d, (20, 30, 4, 5)),
         (nn.Dropout3d, (20, 30, 2, 2, 2)),
-    ):
-        dropped = masks(0.5, layer, shape, range(6)).flatten(2)
-        assert torch.equal(dropped, dropped[..., :1].expand_as(dropped))
-        assert abs(float((dropped[..., 0] > 0).double().mean()) - 0.5) < 0.1
-    assert not masks(1.0, nn.Dropout, (4, 4), range(6)).any()
+    ],
+)
+def test_dropout_of_channels_drops_whole_ones_and_all_where_the_rate_is_one(
+    layer: Any, shape: tuple[int, ...]
+) -> None:
+    dropped = masks(0.5, layer, shape, range(6)).flatten(2)
+    assert torch.equal(dropped, dropped[..., :1].expand_as(dropped))
+    assert abs(float((dropped[..., 0] > 0).double().mean()) - 0.5) < 0.1
+    assert not masks(1.0, layer, shape, range(6)).any()
 
 
 def test_dropout_is_in_g_alone_and_its_products_are_those_of_the_masks() -> None:
@@ -108,41 +109,48 @@ def test_dropout_is_in_g_alone_and_its_products_are_those_of_the_masks() -> None
     )
 
 
-def test_dropout_by_a_function_of_torch_is_refused_in_the_first_step() -> None:
-    class Own(nn.Linear):
-        def forward(self, a: Tensor) -> Tensor:
-            return functional.dropout(super().forward(a), 0.5, self.training)
+class ByFunction(nn.Linear):
+    """Dropout by a function of torch, which matters as much as ``size`` says."""
 
-    p = problem(Own(FEATURES, 1).double())
+    size = 1.0
+
+    def forward(self, a: Tensor) -> Tensor:
+        out: Tensor = super().forward(a)
+        drawn = functional.dropout(torch.ones_like(out), 0.5, self.training)
+        return out + self.size * drawn
+
+
+class Barely(ByFunction):
+    size = 1e-5
+
+
+@pytest.mark.parametrize("kind", [ByFunction, Barely])
+def test_dropout_by_a_function_of_torch_is_refused_in_the_first_step(kind: Any) -> None:
     with rejects("random-loss", "loss", of=ConfigError):
-        stepped(p, pipeline())
+        stepped(problem(kind(FEATURES, 1).double()), pipeline())
 
 
-def test_dropout_that_no_mask_replaces_is_named_with_the_setting_of_its_config() -> None:
-    p = problem(nn.Sequential(Attention(0.2, OddConfig())).double())
-    with rejects("random-loss", "loss", of=ConfigError) as caught:
+@pytest.mark.parametrize(
+    ("model", "shown"),
+    [
+        (
+            lambda: nn.Sequential(Attention(0.2, OddConfig())),
+            ["0 (Attention): attention_dropout=0.2", "0.inner (Dropout): p=0.2"],
+        ),
+        (lambda: Attention(0.2, OddConfig()), ["OddConfig(attention_dropout=0.0)"]),
+        (lambda: Attention(0.0), []),
+    ],
+    ids=["inside", "alone", "no rate"],
+)
+def test_dropout_that_no_mask_replaces_is_named_with_the_setting_of_its_config(
+    model: Any, shown: list[str]
+) -> None:
+    p = problem(model().double())
+    with rejects("random-loss", "loss") if shown else contextlib.nullcontext() as caught:
         check_losses(p, p.theta0, p.x0, Key(0))
-    hint = str(caught.value.hint)
-    assert "0 (Attention): attention_dropout=0.2" in hint
-    assert "0.inner (Dropout): p=0.2" in hint
-    assert "0.outer" not in hint, "whose masks are those of the rows"
-    p = problem(Attention(0.2, OddConfig()).double())
-    with rejects("random-loss", "loss", of=ConfigError) as caught:
-        check_losses(p, p.theta0, p.x0, Key(0))
-    assert "OddConfig(attention_dropout=0.0)" in str(caught.value.hint)
-    p = problem(Attention(0.0).double())
-    check_losses(p, p.theta0, p.x0, Key(0))
-
-
-def test_a_random_loss_is_found_where_it_barely_matters() -> None:
-    class Tiny(nn.Linear):
-        def forward(self, a: Tensor) -> Tensor:
-            out: Tensor = super().forward(a)
-            return out + 1e-5 * functional.dropout(torch.ones_like(out), 0.5, self.training)
-
-    p = problem(Tiny(FEATURES, 1).double())
-    with rejects("random-loss", "loss", of=ConfigError):
-        check_losses(p, p.theta0, p.x0, Key(0))
+    hint = str(caught.value.hint) if caught else ""
+    assert all(part in hint for part in shown)
+    assert "outer" not in hint, "whose masks are those of the rows"
 
 
 def test_dropout_on_all_rows_is_said_once(caplog: pytest.LogCaptureFixture) -> None:
@@ -160,12 +168,9 @@ def test_dropout_on_all_rows_is_said_once(caplog: pytest.LogCaptureFixture) -> N
 
 
 def test_dropout_without_numbers_of_rows_says_where_they_come_from() -> None:
-    p = problem(network(nn.Dropout()))
-    batch = {name: leaf for name, leaf in rows().items() if name != "index"}
+    p = problem(network(nn.Dropout()), lower=lambda t, m, b: m(b["a"]).mean())
     with rejects("missing-column", "batch", "index", of=ConfigError):
-        problem(network(nn.Dropout()), lower=lambda t, m, b: m(b["a"]).mean()).g(
-            p.theta0, p.x0, batch
-        )
+        p.g(p.theta0, p.x0, {"a": rows()["a"]})
 
 
 @pytest.mark.parametrize(
@@ -198,19 +203,14 @@ def test_stacked_candidates_have_the_losses_that_each_has_alone(
         name: torch.stack([leaf, leaf + 0.1 * normal(*leaf.shape, seed=6)])
         for name, leaf in p.x0.items()
     }
-    for value in (p.g, p.f):
-        together, alone = (
-            values(value, p.theta0, x, rows(), mode=mode) for mode in ("stacked", "loop")
-        )
-        assert_same(together, alone, rtol=1e-12)
+    together, alone = (
+        [values(value, p.theta0, x, rows(), mode=mode) for value in (p.g, p.f)]
+        for mode in ("stacked", "loop")
+    )
+    assert_same(together, alone, rtol=1e-12)
     own = {name: torch.stack([leaf[:6], leaf[6:12]]) for name, leaf in TRAIN.whole.items()}
     (group,) = groups(p.g, x, own_batch=True, mode="stacked")
-    want = [
-        p.g(
-            p.theta0, {n: leaf[i] for n, leaf in x.items()}, {n: leaf[i] for n, leaf in own.items()}
-        )
-        for i in range(2)
-    ]
+    want = [p.g(p.theta0, take(x, i), take(own, i)) for i in range(2)]
     assert_same(group.loss(p.theta0, group.x, own), torch.stack(want), rtol=1e-12)
 
 

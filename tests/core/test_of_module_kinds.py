@@ -66,13 +66,11 @@ def test_recurrent_layers_have_products_and_are_evaluated_one_after_the_other(
     assert len(groups(p.g, x)) == len(groups(p.f, x)) == 2
     with rejects("loss-not-stackable", "generator", "mode", of=ConfigError):
         values(p.g, p.theta0, x, rows(), mode="stacked")
-    single = Recurrent(kind)  # float32, for which there are kernels without a forward mode
-    p = Problem.of_module(
-        single, loss, *[Data.of({"a": torch.randn(4, 3), "y": torch.ones(4)})] * 2
-    )
-    assert (
-        products(lambda x: p.g(p.theta0, x, p.lower_data.batch(None)), p.x0)["jvp"].isfinite().all()
-    )
+    # in float32 there are kernels without a forward mode
+    data = Data.of({"a": torch.randn(4, 3), "y": torch.ones(4)})
+    p = Problem.of_module(Recurrent(kind), loss, data, data)
+    found = products(lambda x: p.g(p.theta0, x, p.lower_data.batch(None)), p.x0)
+    assert found["jvp"].isfinite().all()
 
 
 def test_parametrised_layers_work_if_torch_differentiates_them_else_an_error() -> None:
@@ -84,27 +82,18 @@ def test_parametrised_layers_work_if_torch_differentiates_them_else_an_error() -
         p.x0,
         lambda x: by_hand(model, p.theta0["theta"], x, rows()),
     )
-
-    loop = Branches(count=1, steps=3)
     normed = problem(network(parametrizations.weight_norm(nn.Linear(6, 6))))
     with rejects("no-second-derivative", "hypergradient", "strategy", of=ConfigError):
         hypergradient(*at_rows(normed), normed.theta0, normed.x0, solver=CG())
-    stepped(
-        normed,
-        pipeline(
-            generator=loop, hypergradient=Implicit(solver=CG(ridge=1.0), strategy="difference")
-        ),
-    )
-
     with pytest.warns(FutureWarning, match="weight_norm"):
         older = network(nn.utils.weight_norm(nn.Linear(6, 6)))  # type: ignore[attr-defined]
     older(rows()["a"])  # has a weight that is no leaf
-    stepped(
-        problem(older),
-        pipeline(
-            generator=loop, hypergradient=Implicit(solver=CG(ridge=1.0), strategy="difference")
-        ),
+    method = pipeline(
+        generator=Branches(count=1, steps=3),
+        hypergradient=Implicit(solver=CG(ridge=1.0), strategy="difference"),
     )
+    for made in (normed, problem(older)):
+        stepped(made, method)
 
 
 def test_a_buffer_that_every_pass_changes_is_named() -> None:
@@ -122,43 +111,44 @@ def test_a_buffer_that_every_pass_changes_is_named() -> None:
     )
 
 
-def test_wrappers_are_taken_off_and_x_keeps_the_names_of_what_was_given() -> None:
-    plain = network()
-    want = problem(plain)
-    inside = network()
-    inside.compile(backend="aot_eager")
-    for model in (
-        torch.compile(network(), backend="aot_eager"),
-        nn.DataParallel(network()),
-        inside,
-    ):
-        p = problem(model)  # type: ignore[arg-type]
-        parameters = dict(model.named_parameters())  # type: ignore[attr-defined]
-        assert list(p.x0) == list(parameters)
-        x = dict(zip(p.x0, want.x0.values(), strict=True))
-        have = products(lambda x: p.g(p.theta0, x, rows()), x)["vjp"]  # noqa: B023
-        assert_same(have, products(lambda x: want.g(want.theta0, x, rows()), want.x0)["vjp"])
-        above = {name: leaf + 1 for name, leaf in x.items()}
-        keys = model.load_state_dict(above, strict=False)  # type: ignore[attr-defined]
-        assert not keys.unexpected_keys
-        assert not keys.missing_keys
-        x = fresh_parameters(model)(Key(0))  # type: ignore[arg-type]
-        assert_same(list(x.values()), list(fresh_parameters(plain)(Key(0)).values()))
-    torch.manual_seed(0)
-    half = Half().double()
-    p = problem(half)
+def compiled_inside() -> nn.Module:
+    model = network()
+    model.compile(backend="aot_eager")
+    return model
+
+
+@pytest.mark.parametrize(
+    "model",
+    [
+        lambda: torch.compile(network(), backend="aot_eager"),
+        lambda: nn.DataParallel(network()),
+        compiled_inside,
+    ],
+    ids=["compiled", "data-parallel", "compiled inside"],
+)
+def test_wrappers_are_taken_off_and_x_keeps_the_names_of_what_was_given(model: Any) -> None:
+    wrapped = model()
+    want, p = problem(network()), problem(wrapped)
+    assert list(p.x0) == [name for name, _ in wrapped.named_parameters()]
+    have = products(lambda x: p.g(p.theta0, x, rows()), p.x0)["vjp"]
+    assert_same(have, products(lambda x: want.g(want.theta0, x, rows()), want.x0)["vjp"])
+    keys = wrapped.load_state_dict(p.x0, strict=False)
+    assert (keys.unexpected_keys, keys.missing_keys) == ([], [])
+    drawn, plain = (fresh_parameters(each)(Key(0)) for each in (wrapped, network()))
+    assert_same(list(drawn.values()), list(plain.values()))
+
+
+def test_a_part_that_is_compiled_has_second_derivatives() -> None:
+    p = problem(Half().double())
     assert "enc._orig_mod.weight" in p.x0
-    products(lambda x: p.g(p.theta0, x, rows()), p.x0)  # compiled code has no second backward pass
+    products(lambda x: p.g(p.theta0, x, rows()), p.x0)
 
 
 def test_parameters_in_bfloat16_are_float32_in_x_and_their_solves_are_near_those_of_float32() -> (
     None
 ):
-    fine = network().float()
-    with torch.no_grad():
-        for leaf in fine.parameters():
-            leaf.copy_(leaf.bfloat16())
-    coarse = copy.deepcopy(fine).bfloat16()
+    coarse = network().bfloat16()
+    fine = copy.deepcopy(coarse).float()
     table = {name: leaf.float() for name, leaf in TRAIN.whole.items() if name != "index"}
     data = Data.of({**table, "a": table["a"].bfloat16().float()})
 
@@ -170,10 +160,8 @@ def test_parameters_in_bfloat16_are_float32_in_x_and_their_solves_are_near_those
         Problem.of_module(model, rounded, data, dict.fromkeys(ROLES, data))
         for model in (fine, coarse)
     )
-    assert {leaf.dtype for leaf in near.x0.values()} == {torch.float32}
-    assert near.precision == torch.bfloat16
-    assert near.theta0["theta"].dtype == torch.float32
-    assert exact.precision is None
+    assert {leaf.dtype for leaf in (*near.x0.values(), *near.theta0.values())} == {torch.float32}
+    assert (near.precision, exact.precision) == (torch.bfloat16, None)
     for strategy in ("vjp", "jvp", "difference"):
         method = Implicit(solver=CG(ridge=0.3, rtol=1e-2, max_steps=10), strategy=strategy)
         a, b = (slope(p, method) for p in (exact, near))
@@ -187,12 +175,22 @@ def test_the_precision_is_the_coarsest_that_the_module_computes_in() -> None:
         nn.Linear(3, 4, dtype=torch.bfloat16), nn.Linear(4, 1, dtype=torch.float32)
     )
     model[0].requires_grad_(False)
-    p = problem(model)
-    assert p.precision == torch.bfloat16
-    assert p.x0["1.weight"].dtype == torch.float32
     mixed = nn.Sequential(nn.Linear(3, 4), nn.Linear(4, 1, dtype=F64))
-    assert {leaf.dtype for leaf in problem(mixed).x0.values()} == {F64}
-    assert problem(mixed).precision == torch.float32
+    p, q = problem(model), problem(mixed)
+    assert (p.precision, p.x0["1.weight"].dtype) == (torch.bfloat16, torch.float32)
+    assert (q.precision, {leaf.dtype for leaf in q.x0.values()}) == (torch.float32, {F64})
+
+
+class Own(nn.Module):
+    """Its parameter has no way to be drawn."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.scale = nn.Parameter(torch.ones(1))
+
+
+def embedding(**option: Any) -> Any:
+    return lambda: nn.Sequential(nn.Embedding(5, 2, **option), nn.Linear(2, 1))
 
 
 @pytest.mark.filterwarnings("ignore:.*torch.jit:DeprecationWarning")
@@ -208,6 +206,8 @@ def test_the_precision_is_the_coarsest_that_the_module_computes_in() -> None:
         (scripted, "not-supported"),
         (lambda: Checkpointed(3, 1), "not-supported"),
         (lambda: Locked(3, 1), "not-supported"),
+        (embedding(max_norm=1.0), "loss-with-state"),
+        (embedding(sparse=True), "sparse-gradient"),
     ],
 )
 def test_modules_that_cannot_be_used_are_rejected(model: Any, code: str) -> None:
@@ -264,58 +264,25 @@ def test_fresh_parameters_are_those_of_the_layers_own_way_by_a_key() -> None:
     model = nn.Sequential(
         nn.Linear(3, 4), nn.MultiheadAttention(4, 2), nn.BatchNorm1d(4), nn.Linear(4, 1)
     ).double()
-    model[0].bias.requires_grad_(False)
     frozen = nn.Linear(4, 4)
     model.append(frozen.requires_grad_(False))
-    before = copy.deepcopy(dict(model.state_dict()))
-    generators = global_states(torch.device("cpu"))
+    before = copy.deepcopy([*global_states(torch.device("cpu")), dict(model.state_dict())])
     draw = fresh_parameters(model)
     first = draw(Key(0))
-    again = draw(Key(0))
-    other = draw(Key(0).fold("other"))
-    assert all(
-        torch.equal(a, b)
-        for a, b in zip(generators, global_states(torch.device("cpu")), strict=True)
-    )
-    assert_same(dict(model.state_dict()), before)
-    assert_same(first, again)
-    assert not torch.equal(first["0.weight"], other["0.weight"])
-    assert sorted(first) == sorted(
-        name for name, leaf in model.named_parameters() if leaf.requires_grad
-    )
+    assert_same(draw(Key(0)), first)
+    assert not torch.equal(first["0.weight"], draw(Key(0).fold("other"))["0.weight"])
+    assert_same([*global_states(torch.device("cpu")), dict(model.state_dict())], before)
+    assert list(first) == [name for name, leaf in model.named_parameters() if leaf.requires_grad]
     assert_same(first["2.weight"], torch.ones(4, dtype=F64))
     assert_same(first["1.out_proj.bias"], torch.zeros(4, dtype=F64))  # as attention itself has it
+    p = problem(model[0], fresh=fresh_parameters(model[0]))
+    assert_same(p.initial(Key(3)), fresh_parameters(model[0])(Key(3)))
     torch.manual_seed(Key(5).derive())
-    assert_same(
-        fresh_parameters(frozen.requires_grad_(True))(Key(5))["weight"],
-        nn.Linear(4, 4).weight.detach(),
-    )
+    again = nn.Linear(4, 4).weight.detach()
+    assert_same(fresh_parameters(frozen.requires_grad_(True))(Key(5))["weight"], again)
 
 
 def test_fresh_parameters_need_a_way_to_be_drawn() -> None:
-    class Own(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.scale = nn.Parameter(torch.ones(1))
-
     with rejects("not-supported", "model", of=ConfigError) as caught:
         fresh_parameters(nn.Sequential(Own(), nn.Linear(1, 1)))
     assert "0 (Own)" in caught.value.message
-
-
-def test_candidates_start_apart_with_fresh_parameters() -> None:
-    model = network()
-    p = problem(model, fresh=fresh_parameters(model))
-    assert_same(p.initial(Key(3)), fresh_parameters(model)(Key(3)))
-    assert_same(problem(model).initial(Key(3)), p.x0)
-
-
-@pytest.mark.parametrize(
-    ("option", "code"),
-    [({"max_norm": 1.0}, "loss-with-state"), ({"sparse": True}, "sparse-gradient")],
-)
-def test_embeddings_that_change_their_weight_or_have_sparse_gradients_are_rejected(
-    option: dict[str, Any], code: str
-) -> None:
-    with rejects(code, "model"):
-        problem(nn.Sequential(nn.Embedding(5, 2, **option), nn.Linear(2, 1)))

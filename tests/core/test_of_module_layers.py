@@ -42,22 +42,23 @@ def test_batch_normalisation_in_training_mode_has_the_statistics_of_its_batch() 
     )
 
 
-def test_batch_normalisation_in_evaluation_mode_uses_its_running_statistics() -> None:
+@pytest.mark.parametrize("at_rest", [(1, 2), (1,)])
+def test_batch_normalisation_in_evaluation_mode_uses_its_running_statistics(
+    at_rest: tuple[int, ...],
+) -> None:
     model = network(nn.BatchNorm1d(6), nn.BatchNorm1d(6))
     model(normal(20, FEATURES, seed=4))  # moves the running statistics
-    for layers in ((1, 2), (1,)):
-        for layer in layers:
-            model[layer].eval()
-        still = copy.deepcopy(model)
-        if layers == (1,):
-            model[2].train()
-            still[2] = replace_all_batch_norm_modules_(nn.Sequential(copy.deepcopy(model[2])))[0]
-        p = problem(model)
-        assert_products(
-            lambda x, p=p: p.g(p.theta0, x, rows()),
-            p.x0,
-            lambda x, p=p, still=still: by_hand(still, p.theta0["theta"], x, rows()),
-        )
+    for layer in at_rest:
+        model[layer].eval()
+    still = copy.deepcopy(model)
+    if at_rest == (1,):
+        still[2] = replace_all_batch_norm_modules_(nn.Sequential(still[2]))[0]
+    p = problem(model)
+    assert_products(
+        lambda x: p.g(p.theta0, x, rows()),
+        p.x0,
+        lambda x: by_hand(still, p.theta0["theta"], x, rows()),
+    )
 
 
 def test_batch_normalisation_is_evaluated_with_the_statistics_of_the_training_rows_at_x() -> None:
